@@ -1,5 +1,5 @@
 # make run     installs what is missing (Debian/Ubuntu), builds, and runs the main job on CPU ranks
-# make check   every test            make check-long   the long campaigns too
+# make check   every test            make check-quick  3 minutes of them    make check-long   the long campaigns too
 # make bench   speed side by side with a peer, and the plan against an even split
 # make help    all targets and variables
 .DEFAULT_GOAL := all
@@ -10,6 +10,7 @@ VARIANT ?= release
 BUILD := build/$(VARIANT)
 CC := mpicc
 CXX := c++
+CLANG_FORMAT ?= clang-format
 Q := $(if $(filter 1,$(V)),,@)
 comma := ,
 hash := \#
@@ -81,7 +82,7 @@ nccl_header := $(if $(filter 0,$(NCCL)),,$(wildcard $(CUDA_HOME)/include/nccl.h 
 cudnn_header := $(if $(filter 0,$(CUDNN)),,$(wildcard $(CUDA_HOME)/include/cudnn_graph.h $(foreach p,include include/$(shell uname -m)-linux-gnu local/include,/usr/$(p)/cudnn_graph.h)))
 cuda_sources := $(filter-out $(if $(nccl_header),,%/nccl.cu) $(if $(cudnn_header),,%/cudnn.cu),$(sort $(wildcard src/device/cuda/*.cu)))
 cuda_plugin := $(if $(NVCC),$(BUILD)/hapt-cuda.so)
-# The recipe for convolutions on the real cuDNN, which needs no GPU for it.
+# The plans for convolutions on the real cuDNN, which need no GPU.
 cuda_plans := $(if $(NVCC),$(if $(cudnn_header),$(BUILD)/tests/gpu/plans))
 # The same sources on this machine's cores (tests/gpu/host).
 cuda_host := $(BUILD)/tests/gpu/hapt-cuda-host.so $(BUILD)/tests/gpu/selftest
@@ -205,6 +206,14 @@ check: deps
 	$(Q)$(MAKE) --no-print-directory all
 	$(Q)tests/run $(BUILD) '$(TESTS)'
 
+check-quick: deps
+	$(Q)$(MAKE) --no-print-directory all
+	$(Q)HAPT_QUICK=1 tests/run $(BUILD) '$(TESTS)'
+
+# Are plans, programs, losses and weights what commit BASE makes of the same files, bit for bit? For changes of structure.
+check-hold: $(BUILD)/hapt
+	$(Q)tests/hold/run $(or $(BASE),$(error say BASE=COMMIT))
+
 check-long: deps
 	$(Q)$(MAKE) --no-print-directory all
 	$(Q)HAPT_LONG=1 HAPT_TEST_SECONDS=3600 tests/run $(BUILD) '$(TESTS)'
@@ -259,8 +268,15 @@ $(BUILD)/bundle/tests/%: tests/%.c $(BUILD)/libhapt.a
 tidy:
 	$(Q)clang-tidy --quiet $(plain_sources) src/main.c -- -std=c11 -D_GNU_SOURCE -Iinclude $(PACKAGE_CFLAGS) $(PETSC_CFLAGS) $(PETSC_NAMES) $(shell $(CC) --showme:compile)
 
+# Versions of clang-format differ: 14 is Debian 12's and Ubuntu 22.04's.
+formatted = $(shell find src include tests bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 format:
-	$(Q)clang-format -i $(sources) src/main.c $(shell find include tests bench -name '*.[ch]')
+	$(Q)$(CLANG_FORMAT) -i $(formatted)
+
+format-check:
+	$(Q)$(CLANG_FORMAT) --version | grep -q 'version 14\.' || { echo "format-check: error: $(CLANG_FORMAT) is not of version 14" >&2; echo "hint: CLANG_FORMAT=clang-format-14 (Debian: clang-format-14)" >&2; exit 2; }
+	$(Q)$(CLANG_FORMAT) --dry-run -Werror $(formatted)
+	@echo "the formatter agrees"
 
 check-layers:
 	$(Q)tests/check-layers
@@ -269,9 +285,9 @@ clean:
 	$(Q)rm -rf build
 
 help:
-	@echo "targets:   all run check check-long check-gpu gpu-bundle bench asan tsan lsan fuzz tidy format check-layers inputs deps clean help"
-	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system);"
+	@echo "targets:   all run check check-quick check-long check-hold check-gpu gpu-bundle bench asan tsan lsan fuzz tidy format format-check check-layers inputs deps clean help"
+	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system); BASE=COMMIT of check-hold;"
 	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan|tsan|lsan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; HARDEN=0 leaves the hardening of the build out; SUDO=sudo lets deps install as another user than root, DEPS='bench lab' more groups; CC, CFLAGS, LDFLAGS as usual"
 
-.PHONY: FORCE all run check check-long check-gpu gpu-bundle bundle-parts without_cuda bench asan asan-tests tsan lsan fuzz tidy format check-layers inputs deps clean help
+.PHONY: FORCE all run check check-quick check-long check-hold check-gpu gpu-bundle bundle-parts without_cuda bench asan asan-tests tsan lsan fuzz tidy format format-check check-layers inputs deps clean help
 .SECONDARY:

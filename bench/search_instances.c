@@ -37,6 +37,7 @@ enum { KINDS = 4, NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
 
 #define GIB (1024.0 * 1024 * 1024)
 #define GBIT (1e9 / 8)
+/* clang-format off: tables */
 #define A100_40                                                     \
     {                                                               \
         "a100-40", 4, 0.4 * 312e12, 40 * GIB, 300e9, 200 * GBIT / 8 \
@@ -78,7 +79,6 @@ enum { KINDS = 4, NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
             5 * GBIT, 200 * GBIT \
         }                        \
     }
-
 #define NEAR_LINKS                 \
     {                              \
         {200 * GBIT, 200 * GBIT},  \
@@ -86,6 +86,7 @@ enum { KINDS = 4, NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
             200 * GBIT, 200 * GBIT \
         }                          \
     }
+/* clang-format on */
 
 static const struct instance instances[] = {
     {"gpt39b", 48, 146, 8192, 128, 2, {A100_40, V100_32}, PAIR_LINKS, false, 0, 0},

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The case study of the HAPT paper (section 2.2.2, Table 1): what fine layers are worth on A100(2,2) + V100(1,2).
+"""The case study of the HAPT paper (section 2.2.2, Table 1): the gain of fine layers on A100(2,2) + V100(1,2).
 
-usage: jobs/case-study.py [FOLDER]      prints the table; with FOLDER the profiles and plans stay there
-It is also an example of a profile made by hand: equal layers whose cost is their share of the model's FLOPs over a submesh's peak,
-for any cluster file. The unit of time t is the paper's: a microbatch on the two A100 stages of its plan for 8 layers, that is 3/8 of
-the model on A100(1,2). Needs python3-h5py.
+usage: jobs/case-study.py [FOLDER]      prints the table; FOLDER keeps the profiles and plans
+It also shows how to write a profile by hand, for any cluster file: equal layers, each costing its share of the model's FLOPs over a
+submesh's peak. The unit of time t is the paper's: a microbatch on one of the two A100 stages of its plan for 8 layers, which is 3/8
+of the model on A100(1,2). Needs python3-h5py.
 """
 import json
 import os
@@ -22,7 +22,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HAPT = os.path.realpath(os.environ.get("HAPT", os.path.join(ROOT, "build", "hapt")))
 CLUSTER = os.path.join(ROOT, "inputs", "clusters", "case-study.json")
 MICROBATCHES = 128
-# (layers, name of the plan, its stages; None: the planner's own optimum)
+# (layers, name of the plan, its stages; None: the planner's optimum)
 PLANS = [(8, "paper", "0-2@v100:1x2,2-5@a100:1x2,5-8@a100:1x2"), (8, "hapt", None),
          (128, "paper", "0-22@v100:1x2,22-75@a100:1x2,75-128@a100:1x2"), (128, "hapt", None)]
 
@@ -35,19 +35,19 @@ def hapt(*arguments):
 
 
 def subclusters(path):
-    """(name, nodes, devices of a node, FLOP/s of a device in fp16), as `hapt topology` reads them."""
+    """(name, nodes, devices per node, fp16 FLOP/s per device) of each subcluster, from `hapt topology`."""
     return [(s["name"], s["nodes"], s["devices_per_node"], s["device"]["peak_flops"]["fp16"])
             for s in hapt("topology", "--cluster", path, "--json")["subclusters"]]
 
 
 def submeshes(nodes, devices):
-    """(1, m) for the powers of two that divide a node, then whole nodes."""
+    """(1, m) for the powers of two m that divide a node's devices, then whole nodes."""
     parts = [(1, 2 ** k) for k in range(devices.bit_length()) if 2 ** k < devices and devices % 2 ** k == 0]
     return parts + [(n, devices) for n in range(1, nodes + 1)]
 
 
 def write_profile(path, clusters, layers, model_flops, crossing_s=0.0):
-    """Equal layers at peak speed. A boundary takes crossing_s between subclusters and nothing inside one. Memory is no limit."""
+    """Equal layers at peak speed. A boundary takes crossing_s between subclusters and 0 s inside one. Memory is unlimited."""
     count = len(clusters)
     with h5py.File(path, "w") as file:
         file["boundary_bytes"] = np.append(np.ones(layers - 1), 0.0)
@@ -74,7 +74,7 @@ def model_flops(clusters):
 
 
 def study(folder, crossing_s=0.0):
-    """One row a plan: figures in units of t."""
+    """One row per plan, times in units of t."""
     clusters = subclusters(CLUSTER)
     rows = []
     for layers, name, stages in PLANS:
@@ -92,7 +92,7 @@ def study(folder, crossing_s=0.0):
 def show(clusters, rows):
     total = sum(n * m * peak for _, n, m, peak in clusters)
     print("share of the peak: " + ", ".join(f"{name}(1,{m}) {100 * m * peak / total:.1f} %" for name, _, m, peak in clusters))
-    print(f"{'layers':>6}  {'plan':5}  {'stages (layers on submesh: cost)':72}  {'pace':>7}  {'step':>8}  {'simulated':>9}  "
+    print(f"{'layers':>6}  {'plan':5}  {'stages (layers on submesh: cost)':72}  {'t_max':>7}  {'step':>8}  {'simulated':>9}  "
           f"{'gain':>7}  balance")
     for row in rows:
         stages = ", ".join(f"{s['layers'][1] - s['layers'][0]} on {s['subcluster']}({s['nodes']},{s['devices_per_node']}): "
@@ -109,7 +109,7 @@ def main():
             os.makedirs(folder, exist_ok=True)
         print(f"B = {MICROBATCHES}, communication fully overlapped; gain: throughput over the paper's plan of 8 layers, simulated")
         show(*study(folder or scratch))
-        print("\nthe same with a link between the subclusters that takes t/2 for a boundary")
+        print("\nthe same with a link between the subclusters on which a boundary takes t/2")
         show(*study(scratch, crossing_s=0.5))
 
 

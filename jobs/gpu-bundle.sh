@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Packs what a bare x86-64 machine with an NVIDIA driver and CUDA's libraries (a toolkit, or Python's packages) needs to run hapt and its GPU
-# checks (make gpu-bundle): executables, plug-in, MPI and HDF5 libraries, a model with its data, and a plan. At most 50 MiB.
+# Packs hapt and its GPU checks (make gpu-bundle) for an x86-64 machine with an NVIDIA driver and CUDA's libraries (a toolkit, or Python's
+# packages): executables, plug-in, MPI and HDF5 libraries, a model with its data, and a plan. At most 50 MiB.
 #   gpu-bundle.sh BUILD-FOLDER PLUG-IN OUTPUT.tar.gz
-# The executables in BUILD-FOLDER find their libraries beside them (RPATH), so that Python keeps the environment that its user has.
+# The executables in BUILD-FOLDER find their libraries by RPATH, so that the bundle does not change Python's environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1 plugin=$2 output=$3 most=$((50 << 20))
@@ -16,16 +16,16 @@ fail() {
     exit 2
 }
 
-[ -e "$plugin" ] || fail "no $plugin" "make it where a CUDA toolkit is"
+[ -e "$plugin" ] || fail "no $plugin" "build it on a machine with a CUDA toolkit"
 strip -o "$root/build/release/hapt-cuda.so" "$plugin"
 for file in hapt tests/unit/kernels_{attention,flat,images,layers,llama,moe,patches,replay,shards} tests/gpu/{operator,times,group}; do
-    [ -e "$build/$file" ] || fail "no $build/$file" "make gpu-bundle makes it"
-    objdump -p "$build/$file" | grep 'RPATH.*\$ORIGIN' >/dev/null || fail "$build/$file does not look for libraries beside it" "make gpu-bundle makes one that does"
+    [ -e "$build/$file" ] || fail "no $build/$file" "run make gpu-bundle, which builds it"
+    objdump -p "$build/$file" | grep 'RPATH.*\$ORIGIN' >/dev/null || fail "$build/$file does not look for libraries beside it" "run make gpu-bundle, which builds one that does"
     strip -o "$root/build/release/$file" "$build/$file"
 done
 ln -s release/hapt "$root/build/hapt"
 
-# The scripts that tests/gpu/run starts, and all that they import; a name that neither the tree nor the packages have is an error.
+# The scripts that tests/gpu/run starts, and all that they import. An import that is in neither the tree nor the known packages is an error.
 cp --parents tests/gpu/run tests/data/*-small.h5 "$root/"
 scripts=$(python3 - <<'PYTHON'
 import ast, os, re, sys
@@ -41,14 +41,14 @@ while wanted:
         for name in (name.split(".")[0] for name in names):
             paths = [file for file in (os.path.join(folder, name + ".py") for folder in FOLDERS) if os.path.exists(file)]
             if not paths and name not in PACKAGES and name not in sys.stdlib_module_names:
-                sys.exit(f"gpu-bundle: error: {path} imports {name}, which is nowhere\nhint: name its package in jobs/gpu-bundle.sh")
+                sys.exit(f"gpu-bundle: error: {path} imports {name}, which is not found\nhint: add its package to PACKAGES in jobs/gpu-bundle.sh")
             wanted += paths
 print(*sorted(found), sep="\n")
 PYTHON
 )
 xargs -d '\n' cp --parents -t "$root/" <<<"$scripts"
 
-# Libraries but for those of the system itself; MPI also loads its components by name, and starts ranks by its launcher.
+# Libraries except the C library's. MPI also loads its components by name, and needs its launcher to start ranks.
 libraries() {
     ldd "$@" 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | grep -Ev '/(libc|libm|libdl|librt|libpthread|libresolv|ld-linux[^/]*)\.so' | sort -u
 }
@@ -61,7 +61,7 @@ cp "$launcher" "$root/lib/mpirun"
 if command -v orted >/dev/null; then cp "$(readlink -f "$(command -v orted)")" "$root/lib/orted"; fi
 libraries "$build/hapt" "$launcher" "$components"/*.so | while read -r library; do cp -L "$library" "$root/lib/"; done
 chmod u+w "$root"/lib/*.so* "$root"/lib/openmpi/*.so
-# A library with a RUNPATH of its own would not look where the executable does: the loader passes over tags that it does not know.
+# A library with its own RUNPATH would ignore the executable's RPATH. So replace such tags by an unknown one, which the loader ignores.
 python3 - "$root"/lib/*.so* "$root"/lib/openmpi/*.so <<'PYTHON'
 import struct, sys
 PT_DYNAMIC, DT_RPATH, DT_RUNPATH, UNKNOWN = 2, 15, 29, 0x6000000d
@@ -78,7 +78,7 @@ for path in sys.argv[1:]:
                     file.seek(at)
                     file.write(struct.pack("<q", UNKNOWN))
 PYTHON
-# The launcher is the system's: it alone is told by the environment where they are.
+# The launcher is the system's, without RPATH: only it gets LD_LIBRARY_PATH.
 for program in mpirun orted; do
     [ -e "$root/lib/$program" ] || continue
     cat >"$root/bin/$program" <<'SCRIPT'
@@ -90,7 +90,7 @@ SCRIPT
     chmod +x "$root/bin/$program"
 done
 
-# The model that is trained, its tokens, and a plan for one GPU of any kind.
+# The model to train, with its tokens, and a plan for one GPU of any kind.
 printf '%s' '{"format": "hapt-cluster", "version": 1, "subclusters": [{"name": "gpu", "nodes": 1, "devices_per_node": 1, "device": "H100"}]}' \
     >"$root/inputs/one-gpu.json"
 [ -e inputs/gpt.h5 ] || jobs/make-inputs.sh >/dev/null
@@ -113,5 +113,5 @@ SCRIPT
 chmod +x "$root/run"
 tar -C "$stage" --owner=0 --group=0 -czf "$output" hapt-gpu
 bytes=$(stat -c %s "$output")
-[ "$bytes" -le $most ] || fail "$output has $bytes bytes, more than $most" "make the plug-in for fewer kinds of GPU (CUDA_ARCHS)"
+[ "$bytes" -le $most ] || fail "$output has $bytes bytes, more than $most" "build the plug-in for fewer kinds of GPU (CUDA_ARCHS)"
 echo "$output: $((bytes >> 20)) MiB; unpack it there, then hapt-gpu/run check"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# inputs/gpt.h5: a byte-level GPT of 12 layers with the King James text (Debian's bible-kjv) and its training options embedded.
+# Makes inputs/gpt.h5: a byte-level GPT of 12 layers, with the King James text (Debian's bible-kjv) as data and its training options.
 set -eu
 cd "$(dirname "$0")/.."
 hapt=build/hapt
@@ -16,11 +16,11 @@ command -v bible >/dev/null || {
 }
 text=$(mktemp)
 trap 'rm -f "$text"' EXIT
-# "Ge1:1 In the beginning ..." without the labels; one verse a line.
+# Remove labels such as "Ge1:1"; one verse per line.
 bible -f gen1:1-rev22:21 | sed 's/^[^ ]* //' >"$text"
 
 $hapt data "$text" --type bytes --output inputs/tokens.h5
-# 2.4 million parameters; 320 steps of 8 microbatches of 2 rows of 128 bytes.
+# 2.4 million parameters; 320 steps of 8 microbatches, each of 2 rows of 128 bytes.
 $hapt model gpt --layers 12 --hidden 128 --heads 4 --sequence 128 --vocab 256 --tied-embeddings yes --microbatch 2 \
     --dtype fp32 --seed 1 --data inputs/tokens.h5 \
     --microbatches 8 --steps 320 --optimizer adamw --learning-rate 3e-3 --lr-schedule cosine --warmup-steps 20 \

@@ -1,28 +1,30 @@
 #!/usr/bin/env bash
-# Installs what this machine lacks for building, testing and running hapt, from Debian's or Ubuntu's packages.
-#   jobs/setup-debian.sh           build, tests, and the text that the demonstration model learns
-#   jobs/setup-debian.sh bench     also PyTorch, the peer that `make bench` runs beside, and the digits that a test learns
-#   jobs/setup-debian.sh lab       also Slurm and what shapes links, for the tests on a cluster of network namespaces (tests/lab)
-# It asks for each thing whether it works here, whoever installed it, so it is quick and changes nothing when all is there.
-# Root installs. Any other user is shown the command; SUDO=sudo (also: make deps SUDO=sudo) runs it. Nothing else ever calls sudo.
-# Exit code 3: something is missing without which hapt cannot be built or run.
+# Installs the missing Debian or Ubuntu packages for building, testing and running hapt.
+#   jobs/setup-debian.sh           build, tests, and the text for the demonstration model
+#   jobs/setup-debian.sh bench     also PyTorch, which `make bench` compares with, and the digits for a test
+#   jobs/setup-debian.sh style   also the formatter, for `make format-check`
+#   jobs/setup-debian.sh lab       also Slurm and tc (link shaping), for the tests on a cluster of network namespaces (tests/lab)
+# It checks whether each item works, whatever installed it. If all are present, it is quick and changes nothing.
+# As root it installs. For other users it prints the command; SUDO=sudo (also: make deps SUDO=sudo) runs it. Nothing else calls sudo.
+# Exit code 3: a package that hapt needs to be built or run is missing.
 set -euo pipefail
 
-bench=no lab=no
+bench=no lab=no style=no
 for group in "$@"; do
     case $group in
     bench) bench=yes ;;
     lab) lab=yes ;;
+    style) style=yes ;;
     *)
         echo "setup-debian: error: unknown group $group" >&2
-        echo "hint: the groups are bench and lab" >&2
+        echo "hint: the groups are bench, lab and style" >&2
         exit 2
         ;;
     esac
 done
 
 missing=() essential=()
-want() { # PACKAGE COMMAND...: hapt can do without
+want() { # PACKAGE COMMAND...: optional; missing if COMMAND fails
     local package=$1
     shift
     "$@" >/dev/null 2>&1 </dev/null || missing+=("$package")
@@ -33,7 +35,7 @@ need() {
     [ ${#missing[@]} -eq "$before" ] || essential+=("$1")
 }
 program() { command -v "$1"; }
-library() { # any of the names pkg-config may know it by
+library() { # NAME...: any of the names that pkg-config may use
     local name
     for name in "$@"; do pkg-config --exists "$name" && return; done
     return 1
@@ -55,6 +57,9 @@ want libpetsc-real-dev library petsc PETSc
 want libglpk-dev header glpk.h
 want python3-h5py module h5py
 want bible-kjv program bible
+if [ $style = yes ]; then
+    want clang-format program clang-format
+fi
 if [ $bench = yes ]; then
     want python3-torch module torch
     want python3-sklearn module sklearn
@@ -66,7 +71,7 @@ if [ $lab = yes ]; then
 fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 
-# Without the right to install, all goes on as far as it can.
+# If packages cannot be installed, go on unless an essential one is missing.
 leave() {
     [ ${#essential[@]} -eq 0 ] && exit 0
     echo "setup-debian: error: hapt cannot be built without: ${essential[*]}" >&2
@@ -75,7 +80,7 @@ leave() {
 }
 if ! command -v apt-get >/dev/null; then
     echo "setup-debian: not a Debian or Ubuntu system; not found here: ${missing[*]} (Debian's names)" >&2
-    leave "load modules that bring them or install them; mpicc and pkg-config must find them"
+    leave "load modules that provide them, or install them; mpicc and pkg-config must find them"
 fi
 if [ "$(id -u)" -ne 0 ] && [ -z "${SUDO:-}" ]; then
     {

@@ -1,12 +1,12 @@
-/* hapt: the phases are the commands' (src/command/); this file starts, dispatches and leaves. */
+/* hapt: starts MPI and the services of all commands, calls one command (src/command/) and exits with its status. */
 #include <math.h>
 #include <stdio.h>
 
 #include "hapt/command.h"
 #include "hapt/deadline.h"
-#include "hapt/guard.h"
+#include "hapt/sandbox.h"
 #include "hapt/h5.h"
-#include "hapt/pulse.h"
+#include "hapt/heartbeat.h"
 #include "hapt/stop.h"
 #include "hapt/version.h"
 
@@ -26,16 +26,18 @@ static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_DATA] = {hapt_command_data, hapt_command_data_help},
 };
 
-/* A rank that is silent is named before the waits for it run out, and a crowded machine gets some seconds. */
-#define SILENCE_SHARE 0.8
-#define SILENCE_LEAST_S 4.0
+/* A silent rank must be reported before its peers' waits time out: a share of --timeout. An overloaded machine delays
+ * heartbeats: at least some seconds. */
+#define HEARTBEAT_TIMEOUT_SHARE 0.8
+#define HEARTBEAT_TIMEOUT_MIN_S 4.0
 
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, enum hapt_status parsed, bool bare)
 {
-    if (env->world_size > 1) hapt_deadline_set("the start of all ranks", env->timeout_s); /* until heartbeats watch */
-    hapt_guard_share(env);
+    if (env->world_size > 1) hapt_deadline_set("the start of all ranks", env->timeout_s); /* until heartbeats start */
+    hapt_sandbox_share(env);
     HAPT_TRY(hapt_env_agree(env->world, parsed));
-    HAPT_TRY(hapt_pulse_start(env, fmax(SILENCE_LEAST_S, SILENCE_SHARE * hapt_config_real(config, "timeout"))));
+    HAPT_TRY(hapt_heartbeat_start(
+        env, fmax(HEARTBEAT_TIMEOUT_MIN_S, HEARTBEAT_TIMEOUT_SHARE * hapt_config_real(config, "timeout"))));
     hapt_deadline_clear();
     const enum hapt_command command = hapt_config_command(config);
     if (hapt_config_wants_help(config) || bare) {
@@ -52,7 +54,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, en
     return entry[command].run(env, config);
 }
 
-/* Has the command something to save when it is asked to leave? Others end where they stand. */
+/* On a signal these commands save a checkpoint; other commands end at once. */
 static bool saves(enum hapt_command command)
 {
     return command == HAPT_COMMAND_JOB || command == HAPT_COMMAND_TRAIN;
@@ -64,7 +66,7 @@ int main(int argc, char **argv)
     struct hapt_arena arena;
     struct hapt_config *config = NULL;
     hapt_env_prepare(argv);
-    hapt_guard_start(argv, hapt_h5_rehearse);
+    hapt_sandbox_start(argv, hapt_h5_trial_read);
     hapt_arena_init(&arena);
     const enum hapt_status parsed = hapt_config_parse(argc, argv, &arena, &config);
     const bool listens = parsed == HAPT_OK && saves(hapt_config_command(config));
@@ -77,11 +79,12 @@ int main(int argc, char **argv)
     else
         fprintf(stderr, "hapt: error: %s\nhint: %s\n", hapt_fail_message(), hapt_fail_hint());
     if (status == HAPT_OK && (fflush(stdout) != 0 || ferror(stdout))) {
-        fprintf(stderr, "hapt: error: standard output cannot be written\nhint: check free space and the pipe's end\n");
+        fprintf(stderr,
+                "hapt: error: standard output cannot be written\nhint: check free space and the pipe's reader\n");
         status = HAPT_ERR_IO;
     }
     hapt_env_release(&env);
     hapt_arena_release(&arena);
-    hapt_guard_stop();
+    hapt_sandbox_stop();
     return (int)status;
 }

@@ -46,7 +46,7 @@ struct hapt_queue {
     int next_event;
 };
 
-struct hapt_group {
+struct hapt_device_comm {
     int peer, tag; /* of the world; of its own */
     int left;      /* questions until it settles */
 };
@@ -216,18 +216,18 @@ static void late_unpin(void *memory)
 
 /* ---- groups ---- */
 
-static const char *late_settled(struct hapt_group *group, bool *settled)
+static const char *late_poll(struct hapt_device_comm *group, bool *settled)
 {
     *settled = group->left == 0 || --group->left == 0;
     return NULL;
 }
 
-static void late_abort(struct hapt_group *group)
+static void late_abort(struct hapt_device_comm *group)
 {
     group->left = 0;
 }
 
-static const char *late_send(struct hapt_group *group, struct hapt_queue *queue, int count,
+static const char *late_send(struct hapt_device_comm *group, struct hapt_queue *queue, int count,
                              const struct hapt_block *block, int to)
 {
     CHECK(to == 1 && group->left == 0);
@@ -242,7 +242,7 @@ static const char *late_send(struct hapt_group *group, struct hapt_queue *queue,
     return NULL;
 }
 
-static const char *late_receive(struct hapt_group *group, struct hapt_queue *queue, int count,
+static const char *late_receive(struct hapt_device_comm *group, struct hapt_queue *queue, int count,
                                 const struct hapt_block *block, int from)
 {
     CHECK(from == 0 && group->left == 0);
@@ -273,14 +273,14 @@ static const char *late_unpack(struct hapt_queue *queue, const struct hapt_strid
     return NULL;
 }
 
-static const struct hapt_groups *late_groups(const char **reason)
+static const struct hapt_device_comm_ops *late_device_comms(const char **reason)
 {
-    static const struct hapt_groups groups = {.settled = late_settled,
-                                              .abort = late_abort,
-                                              .pack = late_pack,
-                                              .unpack = late_unpack,
-                                              .send = late_send,
-                                              .receive = late_receive};
+    static const struct hapt_device_comm_ops groups = {.poll = late_poll,
+                                                       .abort = late_abort,
+                                                       .pack = late_pack,
+                                                       .unpack = late_unpack,
+                                                       .send = late_send,
+                                                       .receive = late_receive};
     *reason = "";
     return &groups;
 }
@@ -313,6 +313,6 @@ static __attribute__((unused)) const struct hapt_backend late_backend = {.name =
                                                                          .unpin = late_unpin,
                                                                          .allocate = late_allocate,
                                                                          .free = late_free,
-                                                                         .groups = late_groups};
+                                                                         .device_comms = late_device_comms};
 
 #endif

@@ -62,7 +62,7 @@ static const struct hapt_cut **draw_forced(const struct hapt_sharding *sharding,
         one = hapt_arena_alloc(&arena, 1, sizeof *one);
         *one = (struct hapt_cut){.letter = cut.letter};
         forced[o] = one;
-        *count += cut.letter != HAPT_CUT_WHOLE;
+        *count += cut.letter != HAPT_CUT_REPLICATED;
     }
     hapt_fail_reset();
     return forced;

@@ -201,9 +201,9 @@ static bool brute_is_sum(const struct hapt_graph *graph, int tensor)
 
 static int brute_layout(struct hapt_property property)
 {
-    return property.kind == HAPT_PROPERTY_IDENTITY     ? 0
-           : property.kind == HAPT_PROPERTY_ALL_REDUCE ? 1
-                                                       : 2 + property.dim;
+    return property.kind == HAPT_PROPERTY_REPLICATED ? 0
+           : property.kind == HAPT_PROPERTY_PARTIAL  ? 1
+                                                     : 2 + property.dim;
 }
 
 static double brute_largest(const struct brute *brute, int tensor, int layout)
@@ -256,8 +256,8 @@ enum { BRUTE_INSTRUCTIONS = 256 };
 static struct hapt_property brute_property(int layout)
 {
     if (layout < 2)
-        return (struct hapt_property){.kind = layout == 0 ? HAPT_PROPERTY_IDENTITY : HAPT_PROPERTY_ALL_REDUCE};
-    return (struct hapt_property){.kind = HAPT_PROPERTY_ALL_GATHER, .dim = layout - 2};
+        return (struct hapt_property){.kind = layout == 0 ? HAPT_PROPERTY_REPLICATED : HAPT_PROPERTY_PARTIAL};
+    return (struct hapt_property){.kind = HAPT_PROPERTY_SHARDED, .dim = layout - 2};
 }
 
 static void brute_note(struct brute *brute, struct hapt_axis_instruction instruction)
@@ -343,7 +343,7 @@ static void brute_run(struct brute *brute, int index, const struct brute_cut *cu
     if (cut->rule.exchange) {
         const int last = op->output[op->output_count - 1]; /* exchanged in fp32 */
         const double bytes = brute_bytes(brute, last) * 4 / (double)hapt_dtype_bytes(brute->graph->tensor[last].dtype);
-        brute_synchronise(brute, hapt_op_type_at(op->type)->exchanges *
+        brute_synchronise(brute, hapt_op_type_at(op->type)->inner_all_reduces *
                                      brute_collective_s(brute, HAPT_COLLECTIVE_ALL_REDUCE, bytes, 1));
     }
     const bool ends = index >= brute->instance->whole->reduce_first;
@@ -552,7 +552,7 @@ static void brute_cuts(struct brute *brute, int index)
     static const char letters[] = "+abcdefghijklmnopqrstuvwxyz";
     for (size_t letter = 0; letter < sizeof letters; letter++) { /* the last one is no letter: whole */
         struct hapt_spmd_work work = {.graph = graph, .op = index, .cut = {.letter = letters[letter]}};
-        struct brute_cut cut = {.rule = {.once = 0}};
+        struct brute_cut cut = {.rule = {.first_rank_inputs = 0}};
         double share[RANDOM_DEVICES] = {1, 1, 1, 1};
         bool fits = hapt_rule_of_signature(graph, op, brute->instance->axis_index, work.cut, &cut.rule) == HAPT_OK;
         fits = fits && !(cut.rule.exchange && brute->instance->whole->exchange[index] >= 0);
@@ -564,9 +564,9 @@ static void brute_cuts(struct brute *brute, int index)
             const int tensor = input ? op->input[k] : op->output[k - op->input_count];
             const struct hapt_property property = input ? cut.rule.input[k] : cut.rule.output[k - op->input_count];
             if (tensor < 0) continue;
-            if (property.kind == HAPT_PROPERTY_ALL_GATHER && input) work.sharded_input |= 1u << k;
-            if (property.kind == HAPT_PROPERTY_ALL_GATHER && !input) work.sharded_output |= 1u << (k - op->input_count);
-            if (property.kind == HAPT_PROPERTY_ALL_GATHER)
+            if (property.kind == HAPT_PROPERTY_SHARDED && input) work.sharded_input |= 1u << k;
+            if (property.kind == HAPT_PROPERTY_SHARDED && !input) work.sharded_output |= 1u << (k - op->input_count);
+            if (property.kind == HAPT_PROPERTY_SHARDED)
                 fits = brute_split(brute->instance, tensor, property.dim, share);
             *(input ? &cut.input[k] : &cut.output[k - op->input_count]) = brute_layout(property);
         }

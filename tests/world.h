@@ -161,7 +161,7 @@ static void world_compute(struct world *world, const struct hapt_program_step *s
     for (int i = 0; i < op->input_count; i++) {
         bool here = op->input[i] >= 0;
         for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-            if (step->once[axis] >> i & 1u && world_place(world, rank, axis) > 0) here = false;
+            if (step->first_rank_inputs[axis] >> i & 1u && world_place(world, rank, axis) > 0) here = false;
         if (here) call.input[i] = world_view(world, rank, op->input[i]);
     }
     for (int o = 0; o < op->output_count; o++)
@@ -216,7 +216,7 @@ static void world_collective(struct world *world, const struct hapt_program_step
     const struct hapt_op *op = &world->graph->op[step->op];
     const int from = op->input[0], to = op->output[0];
     const int64_t count = hapt_tensor_elements(&world->graph->tensor[from]);
-    const bool partial = world->program->sharding->property[from][step->axis].kind == HAPT_PROPERTY_ALL_REDUCE;
+    const bool partial = world->program->sharding->property[from][step->axis].kind == HAPT_PROPERTY_PARTIAL;
     double *whole = malloc((size_t)count * sizeof *whole);
     CHECK(op->integer[0] == step->axis);
     for (int group = 0; group < world->size[1 - step->axis]; group++) {
@@ -261,8 +261,8 @@ static double world_gather(const struct world *world, int tensor, double *whole)
         const struct hapt_property *property = world->program->sharding->property[tensor];
         bool counts = true, adds = false; /* replicas of the first rank of an axis are compared, not counted */
         for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
-            counts = counts && (property[axis].kind != HAPT_PROPERTY_IDENTITY || world_place(world, r, axis) == 0);
-            adds = adds || property[axis].kind == HAPT_PROPERTY_ALL_REDUCE;
+            counts = counts && (property[axis].kind != HAPT_PROPERTY_REPLICATED || world_place(world, r, axis) == 0);
+            adds = adds || property[axis].kind == HAPT_PROPERTY_PARTIAL;
         }
         int64_t *index = world_indices(world, r, tensor);
         for (int64_t k = 0; k < world_elements(world, r, tensor); k++) {

@@ -1,8 +1,8 @@
 /*
- * Arenas: memory that is given back all at once.
+ * Arenas: memory that is freed all at once.
  *
- * A phase gets two: what it leaves in `result` outlives it, `scratch` is reset by its caller.
- * Every allocation is zeroed and aligned to 64 bytes.
+ * A phase gets two: data in `result` outlives the phase; its caller resets `scratch`. Every allocation is zeroed and
+ * aligned to 64 bytes.
  */
 #ifndef HAPT_ARENA_H
 #define HAPT_ARENA_H
@@ -19,17 +19,17 @@ struct hapt_arena {
 
 void hapt_arena_init(struct hapt_arena *arena);
 void hapt_arena_release(struct hapt_arena *arena);
-/* Empties the arena but keeps its largest block for what comes; pointers into it are void from here on. */
+/* Empties the arena but keeps its largest block for reuse. Pointers into the arena become invalid. */
 void hapt_arena_reset(struct hapt_arena *arena);
 
-/* NULL with a recorded HAPT_ERR_MEMORY when memory is exhausted (a large request that the host cannot back is refused,
- * not left to the kernel's killer) or count * size overflows. A zero size is served. */
+/* NULL with a recorded HAPT_ERR_MEMORY when memory is exhausted or count * size overflows. A large request that the
+ * host cannot back is refused, so that the kernel's OOM killer does not end the process. A zero size is allowed. */
 void *hapt_arena_alloc(struct hapt_arena *arena, size_t count, size_t size);
 char *hapt_arena_strdup(struct hapt_arena *arena, const char *text);
 char *hapt_arena_printf(struct hapt_arena *arena, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Bytes that this process may still take: the least of what the machine, its control group and its address space leave;
- * INFINITY where nothing tells. */
+/* Bytes that this process may still allocate: the minimum of what the machine, its cgroup and its address-space limit
+ * leave. INFINITY if no limit is known. */
 double hapt_memory_available(void);
 
 /* Assigns `count` zeroed elements to `pointer`, or returns HAPT_ERR_MEMORY from the calling function. */

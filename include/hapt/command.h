@@ -1,6 +1,6 @@
 /*
- * Commands: `hapt NAME ...` calls one of these on every rank. A command agrees on its status before it returns
- * (hapt_env_agree), so main only leaves with it. Text behind the options in `hapt NAME --help`: `explain`, may be NULL.
+ * Commands: `hapt NAME ...` calls one of these functions on every rank. All ranks agree on the status before a command
+ * returns (hapt_env_agree), so main exits with it. `hapt NAME --help` prints `explain` after the options; may be NULL.
  */
 #ifndef HAPT_COMMAND_H
 #define HAPT_COMMAND_H
@@ -27,7 +27,7 @@ enum hapt_status hapt_command_report(struct hapt_env *env, struct hapt_config *c
 enum hapt_status hapt_command_check(struct hapt_env *env, struct hapt_config *config);
 enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *config);
 
-/* Long help texts (file formats), each beside its command. */
+/* Long help texts (file formats), defined in the file of their command. */
 extern const char hapt_command_topology_help[], hapt_command_profile_help[], hapt_command_plan_help[],
     hapt_command_simulate_help[], hapt_command_model_help[], hapt_command_data_help[], hapt_command_train_help[],
     hapt_command_report_help[], hapt_command_spmd_help[], hapt_command_check_help[];

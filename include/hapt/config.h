@@ -1,6 +1,6 @@
 /*
- * The one option table: every command's options with type, default, units, limits and help text.
- * Help, checks and defaults derive from it (src/base/options.def).
+ * The option table: every command's options with type, default, units, limits and help text. Help, checks and defaults
+ * derive from it (src/base/options.def).
  */
 #ifndef HAPT_CONFIG_H
 #define HAPT_CONFIG_H
@@ -35,7 +35,7 @@ enum hapt_option_type {
     HAPT_OPTION_PATH,
     HAPT_OPTION_INT,
     HAPT_OPTION_REAL,
-    HAPT_OPTION_BOOL,      /* yes/no; the bare option means yes */
+    HAPT_OPTION_BOOL,      /* yes/no; the option without a value means yes */
     HAPT_OPTION_CHOICE,    /* one of `choices`, separated by '|' */
     HAPT_OPTION_BYTES,     /* "400 MB", "1.5GiB", 4096 */
     HAPT_OPTION_BANDWIDTH, /* byte/s: "200 Mbit/s", "25 GB/s" */
@@ -44,48 +44,47 @@ enum hapt_option_type {
 
 struct hapt_config;
 
-/* Parses the command line: a command word, then `--key value`, `--key=value` or a bare `--key` for yes/no options;
- * words without dashes are positional. Unknown options, options of other commands and bad values fail with
- * HAPT_ERR_USAGE and a hint that names the nearest spelling. */
+/* Parses the command line: a command word, then `--key value`, `--key=value` or, for yes/no options, `--key`. Words
+ * without dashes are positional. Unknown options, options of other commands and bad values fail with HAPT_ERR_USAGE;
+ * the hint names the nearest spelling. */
 enum hapt_status hapt_config_parse(int argc, char **argv, struct hapt_arena *arena, struct hapt_config **config);
 
 enum hapt_command hapt_config_command(const struct hapt_config *config);
-const char *hapt_config_command_name(enum hapt_command command);
 bool hapt_config_wants_help(const struct hapt_config *config);
 bool hapt_config_wants_version(const struct hapt_config *config);
-/* General help, or that of the command. */
+/* General help, or the help of the command. */
 void hapt_config_print_help(const struct hapt_config *config, FILE *stream);
 
 /* Positional words after the command, e.g. "gpt" in `hapt model gpt`. */
 int hapt_config_word_count(const struct hapt_config *config);
 const char *hapt_config_word(const struct hapt_config *config, int index);
 
-/* Values; asking for a name that is not in the table is a bug. TEXT, PATH and CHOICE without a default give NULL. */
+/* Values. Asking for a name that is not in the table is a bug. TEXT, PATH and CHOICE without a default give NULL. */
 const char *hapt_config_text(const struct hapt_config *config, const char *name);
 int64_t hapt_config_int(const struct hapt_config *config, const char *name);
 double hapt_config_real(const struct hapt_config *config, const char *name); /* also bytes, bandwidth, time */
 bool hapt_config_bool(const struct hapt_config *config, const char *name);
-/* True when the user gave it on the command line (not a default). */
+/* True if the user gave the option on the command line. */
 bool hapt_config_given(const struct hapt_config *config, const char *name);
-/* The first option given that is not in `allowed` (ends with NULL); NULL: none. */
+/* The first option given that is not in `allowed` (NULL-terminated); NULL: none. */
 const char *hapt_config_given_beside(const struct hapt_config *config, const char *const *allowed);
 
-/* Replaces a default (a model file's /training, a checkpoint's settings); a value given on the command line stays.
+/* Replaces a default (from a model file's /training or a checkpoint's settings); a value from the command line stays.
  * Fails with HAPT_ERR_INPUT for unknown names and bad values. */
 enum hapt_status hapt_config_default(struct hapt_config *config, const char *name, const char *value);
 
-/* The same for any option, by a name that the program knows (a named model's): the value counts as chosen. */
+/* The same for any option, from a preset inside the program (a named model); the value counts as chosen. */
 enum hapt_status hapt_config_preset(struct hapt_config *config, const char *name, const char *value);
-/* True for a value that was given or came with a preset. */
+/* True for a value from the command line or a preset. */
 bool hapt_config_chosen(const struct hapt_config *config, const char *name);
 
-/* Visits every option that belongs to training (saved in model files, run files and checkpoints). */
+/* Visits every training option (these are saved in model files, run files and checkpoints). */
 typedef void hapt_config_visitor(void *context, const char *name, const char *value);
 void hapt_config_visit_training(const struct hapt_config *config, hapt_config_visitor *visit, void *context);
-/* Visits every given option that no command but `hapt model` takes. */
+/* Visits every given option that only `hapt model` accepts. */
 void hapt_config_visit_model(const struct hapt_config *config, hapt_config_visitor *visit, void *context);
 
-/* Numbers with units; also used by the cluster file. Return false on bad text. */
+/* Numbers with units; also used by the cluster file. Return false for invalid text. */
 bool hapt_units_parse_bytes(const char *text, double *bytes);
 bool hapt_units_parse_bandwidth(const char *text, double *bytes_per_s);
 bool hapt_units_parse_time(const char *text, double *seconds);

@@ -1,9 +1,9 @@
 /*
- * Devices: a back end is one table of functions; a kernel is found by its operator's name.
+ * Devices. A back end is one table of functions; a kernel is found by its operator's name.
  *
- * Rank-local, no MPI. The engine binds every kernel once to planned memory, so a call carries final pointers.
- * `cpu` and `emulated` are always there; `cuda` is a plug-in, loaded when it is asked for. To add a back end: one
- * table, one line in src/device/device.c.
+ * Rank-local, no MPI. The engine binds each kernel once to planned memory, so a call carries final addresses. `cpu` and
+ * `emulated` are always built in; `cuda` is a plug-in, loaded on demand. To add a back end: write one table and add one
+ * line to src/device/device.c.
  */
 #ifndef HAPT_DEVICE_H
 #define HAPT_DEVICE_H
@@ -36,9 +36,8 @@ static inline int64_t hapt_view_elements(const struct hapt_view *view)
     return count;
 }
 
-/* Sums, or takes the largest, of data[i] over the shards of an operator that exchanges while it runs; fp32, on the
- * host. */
-typedef enum hapt_status hapt_exchange(void *context, float *data, size_t elements, bool largest);
+/* Sum, or maximum, of data[i] over the shards of an operator that communicates while it runs. fp32, in host memory. */
+typedef enum hapt_status hapt_shard_reduce(void *context, float *data, size_t elements, bool largest);
 
 /* One bound kernel call. An absent optional input has data NULL. */
 struct hapt_call {
@@ -51,28 +50,28 @@ struct hapt_call {
     void *workspace;     /* as many bytes as the kernel asked for, 64-byte aligned; garbage on entry */
     size_t workspace_bytes;
     int threads;
-    /* On a shard of an index that integer operands name (tables, logits): the first value that this shard serves; the
-     * local extent is how many. Others are another shard's: they add nothing. `value_count`: how many there are on all
-     * shards together; 0: as many as here. */
+    /* For a shard of an index that integer operands select from (tables, logits): `first_value` is the shard's first
+     * value; its local extent is their number. Values of other shards contribute nothing. `value_count`: values on all
+     * shards; 0: as many as here. */
     int64_t first_value, value_count;
-    hapt_exchange *exchange; /* operators that exchange among shards while they run; NULL: there is one shard */
-    void *exchange_context;
+    hapt_shard_reduce *shard_reduce; /* for operators that communicate while they run; NULL: there is one shard */
+    void *shard_reduce_context;
 };
 
-/* What a driver says of one of its devices. */
+/* Facts that the driver reports about a device. */
 struct hapt_device_facts {
     char name[64];
-    char bus[16]; /* PCI address, "0000:3b:00.0", lower case; "" unknown */
+    char pci_address[16]; /* "0000:3b:00.0", lower case; "" unknown */
     size_t memory_bytes;
     int processors;   /* streaming multiprocessors */
     int major, minor; /* compute capability */
     double clock_hz;  /* 0: unknown */
 };
 
-/* What a matrix product of so many results (elements, of all batches) wants as workspace on a GPU: room for the
- * library, and the fp32 results of each part of a sum that is split; `most`: enough for any on that kind of GPU. Back
- * end and plans on paper count alike. */
-#define HAPT_PRODUCT_WORKSPACE_BYTES ((size_t)32 << 20) /* on the newest ones, the largest */
+/* Workspace of a GPU matrix product with `results` elements (all batches): room for the library and the fp32 partial
+ * sums of a split k. `most`: enough for any product on that kind of GPU. The back end and plans without hardware use
+ * the same figure. */
+#define HAPT_PRODUCT_WORKSPACE_BYTES ((size_t)32 << 20) /* the newest GPUs need most */
 static inline size_t hapt_product_workspace(int64_t results, size_t most)
 {
     const int64_t least = 1 << 20, parts = 32 * (int64_t)sizeof(float);
@@ -84,8 +83,7 @@ struct hapt_queue;
 struct hapt_event;
 struct hapt_replay;
 
-/* Queues by what they are for. Each is filled by one thread: the first by the one that computes, the others by the one
- * that communicates. */
+/* Queues by purpose. The computing thread fills the first, the communication thread the others. */
 enum hapt_queue_use {
     HAPT_QUEUE_COMPUTE,
     HAPT_QUEUE_COPY_OUT,
@@ -96,24 +94,24 @@ enum hapt_queue_use {
 
 struct hapt_kernel {
     const char *op; /* name in the operator table */
-    /* Scratch the call needs; input and output views carry shapes, data may be NULL. NULL: none. */
+    /* Scratch bytes of the call. The views carry shapes; their data may be NULL. Slot absent: no scratch. */
     size_t (*workspace_bytes)(const struct hapt_call *call);
     /* Starts the work on `queue`. */
     enum hapt_status (*run)(const struct hapt_call *call, struct hapt_queue *queue);
 };
 
 /*
- * Groups: devices of several processes, one each, that trade what stands in their memory by a library of their own
- * (NCCL), the host left out.
+ * Device communicators: devices of several processes, one each, exchange device memory through a library of
+ * their own (NCCL), bypassing the host.
  *
- * A function that gives a text returns NULL, or what went wrong, good until the next call: the caller knows who was
- * about what. A group belongs to the thread that made it. Work is put into a queue that is the same in all calls, but
- * for such as was waited for; all ranks ask for the same in the same order. Nothing else may be queued before the group
- * has settled, nor anything be asked of it after a fault but its end. For given ranks, shapes and devices results are
- * the same bits in every run, and sums the same on all ranks.
+ * Functions that return a text return NULL on success, else the error, valid until the next call; the caller adds the
+ * context. A communicator belongs to the thread that created it. All ranks make the same calls in the same order. All
+ * calls use the same queue, unless earlier work was waited for. Queue nothing else until `poll` reports true. After
+ * an error, only abort or destroy it. For given ranks, shapes and devices, results are bitwise equal in every run, and
+ * sums are equal on all ranks.
  */
-struct hapt_group;
-#define HAPT_GROUP_ID_BYTES 128
+struct hapt_device_comm;
+#define HAPT_DEVICE_COMM_ID_BYTES 128
 
 /* Device memory. */
 struct hapt_block {
@@ -121,57 +119,57 @@ struct hapt_block {
     size_t bytes;
 };
 
-struct hapt_groups {
+struct hapt_device_comm_ops {
     const char *(*library)(void); /* "NCCL 2.28.9" */
-    /* Where this process's device is, "0000:3b:00.0": ranks of a group must not share one. */
-    const char *(*place)(char place[16]);
-    /* One process makes it for all of a group to be. */
-    const char *(*id)(unsigned char id[HAPT_GROUP_ID_BYTES]);
-    /* Joins as rank `rank` of `ranks`; it is made when it has settled. */
-    const char *(*create)(const unsigned char id[HAPT_GROUP_ID_BYTES], int rank, int ranks, struct hapt_group **group);
-    /* Settled: nothing that was asked of it is on its way into the queue. Tells also of faults of what is in the queue.
-     */
-    const char *(*settled)(struct hapt_group *group, bool *settled);
-    /* Ends all that is under way, peers or none; the group is then good for nothing but to be destroyed. */
-    void (*abort)(struct hapt_group *group);
-    void (*destroy)(struct hapt_group *group); /* NULL is allowed */
-    /* to[i] = sum over ranks of from[i], or the largest; may be the same place. */
-    const char *(*all_reduce)(struct hapt_group *group, struct hapt_queue *queue, bool largest, enum hapt_dtype dtype,
-                              const void *from, void *to, size_t elements);
-    /* Rank r gets the sums of elements [bound[r], bound[r + 1]) of `from`; `to` may be their place there. Slices may
+    /* PCI address of this process's device, "0000:3b:00.0". Ranks of a communicator must not share a device. */
+    const char *(*pci_address)(char address[16]);
+    /* One process makes the id for all ranks of the future communicator. */
+    const char *(*id)(unsigned char id[HAPT_DEVICE_COMM_ID_BYTES]);
+    /* Joins as rank `rank` of `ranks`. The communicator is ready when it has settled. */
+    const char *(*create)(const unsigned char id[HAPT_DEVICE_COMM_ID_BYTES], int rank, int ranks,
+                          struct hapt_device_comm **comm);
+    /* Poll. *settled: no requested operation is still on its way into the queue. Also reports errors of queued work. */
+    const char *(*poll)(struct hapt_device_comm *comm, bool *settled);
+    /* Stops all pending work without waiting for peers. The communicator can then only be destroyed. */
+    void (*abort)(struct hapt_device_comm *comm);
+    void (*destroy)(struct hapt_device_comm *comm); /* NULL is allowed */
+    /* to[i] = sum, or maximum, over ranks of from[i]; `to` may equal `from`. */
+    const char *(*all_reduce)(struct hapt_device_comm *comm, struct hapt_queue *queue, bool largest,
+                              enum hapt_dtype dtype, const void *from, void *to, size_t elements);
+    /* Rank r gets the sums of elements [bound[r], bound[r + 1]) of `from`. `to` may be that part of `from`. Slices may
      * differ in size. */
-    const char *(*reduce_scatter)(struct hapt_group *group, struct hapt_queue *queue, enum hapt_dtype dtype,
+    const char *(*reduce_scatter)(struct hapt_device_comm *comm, struct hapt_queue *queue, enum hapt_dtype dtype,
                                   const size_t *bound, const void *from, void *to);
-    /* Rank r's `mine` goes to bytes [bound[r], bound[r + 1]) of `whole`, where it may stand already. */
-    const char *(*all_gather)(struct hapt_group *group, struct hapt_queue *queue, const size_t *bound, const void *mine,
-                              void *whole);
-    /* Bytes [send[r], send[r + 1]) of `from` go to rank r, and what rank r sends here to bytes [receive[r], receive[r +
-     * 1]) of `to`. */
-    const char *(*trade)(struct hapt_group *group, struct hapt_queue *queue, const size_t *send, const void *from,
-                         const size_t *receive, void *to);
-    /* Runs of bytes from `base` to `dense`, one behind the other, or back. Needs no group. */
+    /* Rank r's `mine` goes to bytes [bound[r], bound[r + 1]) of `whole`; it may be there already. */
+    const char *(*all_gather)(struct hapt_device_comm *comm, struct hapt_queue *queue, const size_t *bound,
+                              const void *mine, void *whole);
+    /* All-to-all. Bytes [send[r], send[r + 1]) of `from` go to rank r; bytes from rank r arrive at [receive[r],
+     * receive[r + 1]) of `to`. */
+    const char *(*all_to_all)(struct hapt_device_comm *comm, struct hapt_queue *queue, const size_t *send,
+                              const void *from, const size_t *receive, void *to);
+    /* Copies runs of bytes from `base` to contiguous `dense`, or back. Needs no communicator. */
     const char *(*pack)(struct hapt_queue *queue, const struct hapt_strided_list *list, const void *base, void *dense);
     const char *(*unpack)(struct hapt_queue *queue, const struct hapt_strided_list *list, void *base,
                           const void *dense);
-    /* Optional. Parts of a group: of the ranks that give the same color, in order of their keys; a rank knows its rank
-     * there, and of how many. Of a negative color is no part, and *part becomes NULL. Made when the group has settled;
-     * all ranks of the group ask. */
-    const char *(*split)(struct hapt_group *group, int color, int key, int rank, int ranks, struct hapt_group **part);
-    /* Optional. Blocks to a rank, and from it: as many there as here, of the same sizes. The queue goes on when they
-     * have met. */
-    const char *(*send)(struct hapt_group *group, struct hapt_queue *queue, int count, const struct hapt_block *block,
-                        int to);
-    const char *(*receive)(struct hapt_group *group, struct hapt_queue *queue, int count,
+    /* Optional. Splits a communicator by color, with ranks ordered by key. The caller knows its `rank` in its part and
+     * the part's `ranks`. color < 0: *part = NULL. Ready when `comm` has settled (`poll`). All its ranks must call. */
+    const char *(*split)(struct hapt_device_comm *comm, int color, int key, int rank, int ranks,
+                         struct hapt_device_comm **part);
+    /* Optional. Sends blocks to a rank, or receives them; number and sizes must match. The queue continues when both
+     * sides have met. Another thread than the communicator's may call. */
+    const char *(*send)(struct hapt_device_comm *comm, struct hapt_queue *queue, int count,
+                        const struct hapt_block *block, int to);
+    const char *(*receive)(struct hapt_device_comm *comm, struct hapt_queue *queue, int count,
                            const struct hapt_block *block, int from);
 };
 
-/* A shared library that a back end opens while it runs. */
+/* A shared library that a back end opens at run time. */
 struct hapt_library {
-    const char *name;    /* "libcublasLt.so.13" */
-    const char *path;    /* of the file; NULL: it is missing */
-    const char *missing; /* why, and what happens without it */
-    const char *remedy;
-    bool needed; /* without it the back end has no device */
+    const char *name;           /* "libcublasLt.so.13" */
+    const char *path;           /* of the file; NULL: missing */
+    const char *missing_reason; /* and the consequence */
+    const char *hint;
+    bool needed; /* required: without it the back end has no device */
 };
 
 struct hapt_backend {
@@ -179,58 +177,57 @@ struct hapt_backend {
     const char *description;
     /* The libraries it computes with, e.g. "oneDNN 2.6.3"; NULL: none. */
     const char *(*libraries)(void);
-    /* Optional. The libraries that were opened or are missing; NULL past the end. It opens those that were not needed
-     * yet. */
+    /* Optional. Libraries that were opened or are missing; NULL past the end. Opens those that were not needed yet. */
     const struct hapt_library *(*library)(int index);
-    /* Number of devices this process can see; 0 with *reason saying what is missing. */
+    /* Number of devices that this process can see; 0: *reason says what is missing. */
     int (*device_count)(const char **reason);
     /* Optional. */
     enum hapt_status (*describe)(int index, struct hapt_device_facts *facts);
     /* `threads`: CPU threads of the device; memory_bytes: cap, 0 for none. */
     enum hapt_status (*open)(int index, int threads, size_t memory_bytes, struct hapt_device **device);
     void (*close)(struct hapt_device *device);
-    /* Memory, zeroed, 64-byte aligned; HAPT_ERR_MEMORY over the cap. `used` and `peak` count what is handed out. */
+    /* Zeroed memory, 64-byte aligned; HAPT_ERR_MEMORY over the cap. `used` and `peak` count allocated bytes. */
     enum hapt_status (*allocate)(struct hapt_device *device, size_t bytes, void **memory);
     void (*free)(struct hapt_device *device, void *memory);
     size_t (*memory_used)(const struct hapt_device *device);
     size_t (*memory_peak)(const struct hapt_device *device);
     /* NULL when the back end lacks the operator in that type. */
     const struct hapt_kernel *(*find_kernel)(const struct hapt_device *device, const char *op, enum hapt_dtype dtype);
-    /* Queues run their work in order; an event marks a point in a queue. The cpu back end runs at once. */
+    /* Queues run their work in order; an event marks a point in a queue. The cpu back end runs work immediately. */
     struct hapt_queue *(*queue)(struct hapt_device *device, int index);
     struct hapt_event *(*record)(struct hapt_queue *queue);
     bool (*done)(struct hapt_event *event);
     enum hapt_status (*wait)(struct hapt_event *event);
     /* Copies between host and device memory in queue order. */
     enum hapt_status (*copy)(struct hapt_queue *queue, void *to, const void *from, size_t bytes);
-    /* Page-locked host memory, for copies beside computation, once a device is open; NULL: there is none. Absent slots:
-     * the host reads and writes the device's memory itself. */
+    /* Page-locked host memory, so that copies overlap computation. Needs an open device; NULL: none left. Slots absent:
+     * the host accesses device memory directly. */
     void *(*pin)(size_t bytes);
     void (*unpin)(void *memory);
-    /* Optional. NULL: there are none, *reason says why. Loads their library. */
-    const struct hapt_groups *(*groups)(const char **reason);
-    /* The device's clock: marks of a queue, used in turn (the last HAPT_MARKS are good), and the seconds from one to a
-     * later one, which is waited for; negative: it was never reached. Absent slots: there is none, the host's clock
-     * tells. */
-    struct hapt_event *(*mark)(struct hapt_queue *queue);
-    double (*seconds)(struct hapt_event *from, struct hapt_event *to);
-    /* Optional. Keeps the queue busy for so long, some milliseconds at most: what is queued behind it does not wait for
-     * the host then. */
-    void (*hold)(struct hapt_queue *queue, double time_s);
-    /* Replays. What a thread queues between `capture` and `captured` is kept instead of run, with its addresses and
-     * arguments; it waits for nothing meanwhile, and other threads leave the queue alone. Each may fail without a word
-     * (false, NULL); then nothing has run and the queue is as before, even if something in between failed. Absent
-     * slots: work is queued each time. */
+    /* Optional. Loads the communication library; NULL: unavailable, *reason says why. */
+    const struct hapt_device_comm_ops *(*device_comms)(const char **reason);
+    /* Device clock. `timestamp` records an event in a queue; these events are reused, the last HAPT_TIMESTAMPS are
+     * valid. `elapsed_s`: from one to a later one, which it waits for; negative: never reached. Slots absent: use the
+     * host's clock. */
+    struct hapt_event *(*timestamp)(struct hapt_queue *queue);
+    double (*elapsed_s)(struct hapt_event *from, struct hapt_event *to);
+    /* Optional. Keeps the queue busy for `time_s`, some milliseconds at most, so that work behind it need not wait for
+     * the host. */
+    void (*delay)(struct hapt_queue *queue, double time_s);
+    /* Replays. Work that a thread queues between `capture` and `capture_end` is recorded, with its addresses and
+     * arguments, instead of run. Meanwhile the thread must not wait, and other threads must not use the queue. Each
+     * function may fail silently (false, NULL): then nothing has run and the queue is as before, even if a call in
+     * between failed. Slots absent: work is queued each time. */
     bool (*capture)(struct hapt_queue *queue);
-    struct hapt_replay *(*captured)(struct hapt_queue *queue);
+    struct hapt_replay *(*capture_end)(struct hapt_queue *queue);
     bool (*replay)(struct hapt_replay *replay, struct hapt_queue *queue);
-    void (*forget)(struct hapt_replay *replay);
-    /* Optional: fp32 matrix products of this process may round their operands to TF32 from here on, or no more. */
+    void (*replay_destroy)(struct hapt_replay *replay);
+    /* Optional. Allows or forbids TF32 rounding of operands in this process's fp32 matrix products from now on. */
     void (*use_tf32)(bool use);
 };
-#define HAPT_MARKS 256
+#define HAPT_TIMESTAMPS 256
 
-/* Page-locked memory of a back end that has `pin`; HAPT_ERR_MEMORY where there is none. */
+/* Page-locked memory of a back end that has `pin`; HAPT_ERR_MEMORY if none is left. */
 enum hapt_status hapt_backend_pin(const struct hapt_backend *backend, size_t bytes, void **memory);
 
 /* The back end of that name ("cpu", "emulated", "cuda"), or NULL. */

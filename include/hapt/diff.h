@@ -1,10 +1,10 @@
-/* Two plans side by side. */
+/* The differences between two plans. */
 #ifndef HAPT_DIFF_H
 #define HAPT_DIFF_H
 
 #include "hapt/plan.h"
 
-/* What differs between two stages. */
+/* Differences between two stages. */
 enum hapt_diff_field {
     HAPT_DIFF_LAYERS = 1,
     HAPT_DIFF_SUBCLUSTER = 2,
@@ -17,27 +17,28 @@ enum hapt_diff_field {
 };
 
 struct hapt_diff_row {
-    int a, b;         /* stages; -1: this one has no counterpart */
+    int a, b;         /* stages; -1: no counterpart in this plan */
     unsigned changed; /* hapt_diff_field; 0 without a counterpart */
 };
 
 /* Layers that run in another subcluster. */
-struct hapt_diff_move {
+struct hapt_diff_relocation {
     int first_layer, end_layer; /* [first, end) */
     const char *from, *to;      /* borrowed from the plans */
 };
 
 struct hapt_diff {
-    bool equal;       /* stages, settings and predictions; what the search took aside */
-    bool same_layers; /* as many layers: else stages are matched by their share of the layers, and moves are unknown */
+    bool equal;       /* stages, settings and predictions; search statistics are ignored */
+    bool same_layers; /* equal layer counts; otherwise stages are matched by their share of the layers, and
+                         relocations are unknown */
     int row_count;
     struct hapt_diff_row *row; /* in the order of both pipelines */
-    int move_count;
-    struct hapt_diff_move *move;
+    int relocation_count;
+    struct hapt_diff_relocation *relocation;
 };
 
-/* Stages are counterparts when each overlaps the other more than any other stage does; among equals the first counts.
- * Times and sizes within 1e-12 are the same. Rank-local. */
+/* Two stages are counterparts if each overlaps the other more than any other stage does; the first wins a tie. Times
+ * and sizes within 1e-12 are equal. Rank-local. */
 enum hapt_status hapt_plan_diff(const struct hapt_plan *a, const struct hapt_plan *b, struct hapt_arena *arena,
                                 struct hapt_diff **diff);
 

@@ -1,4 +1,4 @@
-/* Element types of tensors, and the conversions of the 16-bit ones. */
+/* Element types of tensors, and conversions of the 16-bit types. */
 #ifndef HAPT_DTYPE_H
 #define HAPT_DTYPE_H
 
@@ -14,8 +14,8 @@ size_t hapt_dtype_bytes(enum hapt_dtype dtype);
 const char *hapt_dtype_name(enum hapt_dtype dtype);
 bool hapt_dtype_parse(const char *name, enum hapt_dtype *dtype);
 
-/* What a model computes in: an element type, or fp32 whose matrix products round their operands to TF32 (GPUs). Sums,
- * weights and the optimizer's state are fp32 in all of them. */
+/* The precision that a model computes in: an element type, or fp32 with the operands of matrix products rounded to TF32
+ * (GPUs). Sums, weights and optimizer state are always fp32. */
 enum hapt_precision {
     HAPT_PRECISION_UNKNOWN,
     HAPT_PRECISION_FP32,
@@ -25,9 +25,9 @@ enum hapt_precision {
 };
 
 const char *hapt_precision_name(enum hapt_precision precision); /* "fp32", "tf32", "bf16", "fp16", "unknown" */
-/* HAPT_PRECISION_UNKNOWN: none is called so. */
+/* HAPT_PRECISION_UNKNOWN if no precision has that name. */
 enum hapt_precision hapt_precision_find(const char *name);
-/* Of activations and what crosses between stages. */
+/* The type of activations, and of tensors between stages. */
 enum hapt_dtype hapt_precision_dtype(enum hapt_precision precision);
 enum hapt_precision hapt_precision_of(enum hapt_dtype dtype);
 
@@ -61,7 +61,7 @@ static inline float hapt_f16_to_f32(uint16_t bits)
     return value;
 }
 
-/* Round to nearest even; beyond 65504 infinity; a NaN stays a NaN. */
+/* Round to nearest even; values beyond 65504 become infinity; a NaN stays a NaN. */
 static inline uint16_t hapt_f16_from_f32(float value)
 {
     uint32_t wide;
@@ -70,7 +70,7 @@ static inline uint16_t hapt_f16_from_f32(float value)
     wide &= 0x7fffffffu;
     if (wide > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (wide >= 0x47800000u) return (uint16_t)(sign | 0x7c00u);
-    if (wide < 0x38800000u) { /* below 2^-14: the sum's last bits are those of the subnormal number, rounded */
+    if (wide < 0x38800000u) { /* below 2^-14: the low bits of the sum are the rounded subnormal number */
         const float magic = 0.5f;
         float sum;
         uint32_t rounded;

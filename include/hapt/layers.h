@@ -1,4 +1,4 @@
-/* Fine-grained layers that keep the model's repeated structure (HAPT 5.1). */
+/* Fine-grained layers that preserve the model's repeated structure (HAPT 5.1). */
 #ifndef HAPT_LAYERS_H
 #define HAPT_LAYERS_H
 
@@ -8,34 +8,35 @@
 
 struct hapt_module {
     int first_op, end_op;
-    int kind; /* equal kinds have equal structure; -1: not repeated */
+    int kind; /* modules of one kind have the same structure; -1: not repeated */
 };
 
 struct hapt_layers {
     int count;   /* L */
-    int *end_op; /* [L] forward operators of layer l: [end_op[l-1], end_op[l]) */
+    int *end_op; /* [L] layer l has the forward operators [end_op[l-1], end_op[l]) */
     int module_count;
     struct hapt_module *module;
     int *module_of;         /* [L] */
-    double *flops;          /* [L] forward and backward, one microbatch */
-    double *boundary_bytes; /* [L] of every activation live across the cut after layer l; the last is 0 */
+    double *flops;          /* [L] of one microbatch, forward and backward */
+    double *boundary_bytes; /* [L] size of all activations live across the boundary after layer l; the last is 0 */
 };
 
 struct hapt_layers_options {
-    int granularity;   /* about how many layers; 0: as fine as balance allows */
-    int heavy_minimum; /* z: heavy operators a repeated module must hold */
+    int granularity;   /* approximate number of layers; 0: as fine as balance allows */
+    int heavy_minimum; /* z: minimum number of heavy operators in a repeated module */
 };
 
-/* Iterative module detection, then clustering inside modules into about balanced layers. Rank-local, deterministic. */
+/* Detects modules iteratively, then clusters the operators of each module into balanced layers. Rank-local,
+ * deterministic. */
 enum hapt_status hapt_layers_build(const struct hapt_graph *graph, const struct hapt_layers_options *options,
                                    struct hapt_arena *arena, struct hapt_layers **layers);
 enum hapt_status hapt_layers_check(const struct hapt_layers *layers, const struct hapt_graph *graph);
-/* A number that is equal for two layer ranges exactly when their forward and backward programs, shapes and boundaries
- * are equal, so that one measurement serves both. Ranges are [first, end). */
+/* Hash of the layer range [first, end). Two ranges have the same hash exactly when their forward and backward programs,
+ * shapes and boundaries are equal, so one measurement serves both. */
 uint64_t hapt_layers_structure(const struct hapt_layers *layers, const struct hapt_graph *graph, int first, int end);
-/* Such numbers (others than above) of all ranges at once: structure [L][L], entry [i][j] of layers [i, j + 1), j >= i.
- * mark [op_count] tells operators apart beyond what the graph says of them; NULL: none. Costs L times the graph, not L
- * squared times. */
+/* Such hashes (with other values than above) of all ranges at once: structure [L][L], entry [i][j] for layers [i, j +
+ * 1), j >= i. mark [op_count]: further distinguishes operators; NULL: none. Costs O(L) passes over the graph, not
+ * O(L^2). */
 enum hapt_status hapt_layers_structures(const struct hapt_layers *layers, const struct hapt_graph *graph,
                                         const uint64_t *mark, uint64_t *structure);
 static inline int hapt_layers_first_op(const struct hapt_layers *layers, int layer)

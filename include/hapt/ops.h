@@ -1,16 +1,19 @@
 /*
- * THE operator table: everything the system knows of an operator stands in its row (src/model/ops.c).
+ * THE operator table: each row (src/model/ops_*.c) holds everything the system knows about one operator.
  *
- * Index signature, one letter per dimension: "bti,io,o?->bto". A letter in the inputs but not in an output is
- * contracted (summed); '?' ends an optional input, a term that is added ('?' in the outputs: its gradient, absent when
- * the forward operator lacks that input; it is made of the last input alone); a scalar is an operand without letters.
- * Marks behind a letter: !     cannot be sharded in that operand ~     indexed by the values of an integer operand: a
- * shard serves the values in its range; the last shards may be padded
- *   ...   (before the letters of an operand) any number of leading dimensions, the same in every operand that has it:
- * they get the letters b, t, y, z, which such a signature then uses for nothing else /3h   three equal blocks, each of
- * which is sharded when letter h is (/h: one block): heads inside a width From it derive shapes, FLOPs, bytes and all
- * sharding rules (HAP Fig. 9): an operator whose operands are all sharded on letter x yields outputs sharded on x where
- * they have it, and partial sums (all-reduce) where not.
+ * The index signature has one letter per dimension: "bti,io,o?->bto". A letter that is in the inputs but not in an
+ * output is contracted (summed). An operand without letters is a scalar. A '?' ends an optional input, which is an
+ * added term. In the outputs, '?' marks its gradient: it is computed from the last input alone, and is absent if the
+ * forward operator lacks the optional input.
+ *
+ * Marks after a letter (and "..." before the letters):
+ * - "!"    this dimension cannot be sharded in that operand
+ * - "~"    indexed by an integer operand: a shard serves the values in its range; the last shards may be padded
+ * - "..."  any number of leading dimensions, equal in all operands that have it; they get letters b, t, y, z (reserved)
+ * - "/3h"  three equal blocks, each sharded when letter h is ("/h": one block): heads inside a width
+ *
+ * Shapes, FLOPs, bytes and all sharding rules are derived from the signature (HAP Fig. 9). If all operands that have
+ * letter x are sharded on x, outputs with x are sharded on x, and outputs without it are partial sums (all-reduce).
  */
 #ifndef HAPT_OPS_H
 #define HAPT_OPS_H
@@ -21,34 +24,33 @@
 struct hapt_op_type {
     const char *name;
     const char *signature;
-    /* Element type of each operand, in order, "icc->c": i int32, f always fp32, c the compute type (fp32 or bf16), the
-     * same for all operands c of one call. */
+    /* Element type of each operand, in order, "icc->c": i int32, f always fp32, c the compute type (fp32 or bf16, the
+     * same for all c operands of one call). */
     const char *dtypes;
-    bool heavy;   /* matrix product or convolution: counts for module detection (HAPT 5.1) and tensor cores */
-    bool product; /* heavy: one matrix product in other words (a convolution), though its letters do not tell its FLOPs
-                   */
+    bool heavy;     /* matrix product or convolution: counts for module detection (HAPT 5.1) and tensor cores */
+    bool product;   /* heavy: a matrix product in another form (convolution); its letters do not give its FLOPs */
     bool contracts; /* FLOPs are 2 x the product of all letters; else `flops_per_element` x the largest operand */
     double flops_per_element;
-    /* Extra FLOPs or NULL: attention and the like. */
+    /* Extra FLOPs (attention and the like), or NULL. */
     double (*flops)(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction);
-    /* Most bytes that any one operand moves, or NULL: of tables only the rows that are named are touched. */
+    /* Maximum bytes that one operand moves, or NULL. For tables: only the rows that are looked up. */
     double (*operand_bytes_limit)(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction);
-    /* Checks attributes and completes output shapes that letters alone do not give, or NULL. output[o] comes with dims,
-     * dtype and the known sizes filled in, 0 where the letter is unknown. */
+    /* Checks attributes and fills in output sizes that the letters alone do not give, or NULL. On entry output[o] has
+     * dims, dtype and the known sizes; 0 where the letter is unknown. */
     enum hapt_status (*infer)(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output);
-    /* Appends this forward operator's backward operators, or fails where it passes no gradient on. NULL: no forward
-     * operator, and no model has it. */
+    /* Appends this forward operator's backward operators, or fails if it passes no gradient. NULL: not a forward
+     * operator; no model contains it. */
     enum hapt_status (*gradient)(struct hapt_graph *graph, int op);
-    /* Letter k, if any: integer[k] is that letter's size, a shard's is its own (also of a letter that stands inside
-     * widths alone: the heads of "/h"); NULL: none. */
-    const char *sized;
-    /* Over an indexed letter that an output lacks the operator does not sum: it exchanges this many all-reduces of its
-     * last output in fp32 among the shards while it runs, and every shard gets whole outputs. 0: plain partial sums. */
-    int exchanges;
-    /* Linear in all inputs together: of partial sums it makes partial sums (HAP Fig. 9 names none; sums and copies
-     * are). */
+    /* The letters, in order, whose sizes are in integer[]: integer[k] is the size of letter k, or a shard's own size. A
+     * letter inside widths only (heads of "/h") may be listed. NULL: none. */
+    const char *sized_letters;
+    /* Number of fp32 all-reduces of its last output that the operator runs among the shards of an indexed letter that
+     * an output lacks. Every shard then gets the full output. 0: outputs are plain partial sums. */
+    int inner_all_reduces;
+    /* Linear in all inputs together, so partial sums in give partial sums out. (HAP Fig. 9 names none; sums and copies
+     * qualify.) */
     bool linear;
-    /* What it moves over a mesh axis; HAPT_COLLECTIVE_NONE: it computes. */
+    /* The collective it runs over a mesh axis; HAPT_COLLECTIVE_NONE: it computes. */
     enum hapt_collective_kind collective;
     const char *attributes; /* documentation of integer[] and real[] */
 };
@@ -57,31 +59,30 @@ int hapt_op_type_count(void);
 const struct hapt_op_type *hapt_op_type_at(int type);
 int hapt_op_type_find(const char *name); /* -1: unknown */
 
-/* The letter (lower case) of dimension `dim` of input/output operand `index`, whether it may be sharded, and with which
- * letter it then is (its own, but for "/3h") and in how many blocks. */
+/* Per dimension of an operand: its letter (lower case), whether it may be sharded, the letter it is sharded with (its
+ * own, except for "/3h") and in how many blocks. */
 struct hapt_signature_operand {
     int dims;
-    char letter[HAPT_MAX_DIMS], along[HAPT_MAX_DIMS];
+    char letter[HAPT_MAX_DIMS], sharded_with[HAPT_MAX_DIMS];
     int blocks[HAPT_MAX_DIMS];
     bool shardable[HAPT_MAX_DIMS], indexed[HAPT_MAX_DIMS];
     bool optional;
-    bool ellipsis; /* was written with "..." */
+    bool ellipsis; /* written with "..." */
 };
 struct hapt_signature {
     int input_count, output_count;
     struct hapt_signature_operand input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS];
 };
-/* The signature of an operator of a graph: "..." stands for as many dimensions as its first operand that has it shows.
- */
+/* Signature of an operator in a graph. "..." has as many dimensions as in the first operand that has it. */
 const struct hapt_signature *hapt_op_signature_of(const struct hapt_graph *graph, const struct hapt_op *op);
-/* The signature by type alone: counts of operands; "..." stands for two dimensions. */
+/* Signature by type alone, for operand counts; "..." stands for two dimensions. */
 const struct hapt_signature *hapt_op_signature(int type);
 
-/* Shapes and types of a forward operator's outputs, from its inputs: fills output[o].dims/shape/dtype of all outputs.
- * HAPT_ERR_INPUT names the operator and the tensor that does not fit. */
+/* Infers shapes and types of a forward operator's outputs from its inputs: fills output[o].dims/shape/dtype of all
+ * outputs. HAPT_ERR_INPUT names the operator and the tensor that does not fit. */
 enum hapt_status hapt_op_infer(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output);
 
-/* Cost of one whole microbatch, or of the share `fraction` of its rows (parameters count whole in bytes). */
+/* Cost of one full microbatch, or of the share `fraction` of its rows (bytes always count all of the parameters). */
 double hapt_op_flops(const struct hapt_graph *graph, const struct hapt_op *op, double fraction);
 double hapt_op_bytes(const struct hapt_graph *graph, const struct hapt_op *op, double fraction);
 

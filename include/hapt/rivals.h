@@ -1,74 +1,73 @@
 /*
- * Why this plan: what limits it, what the next best plans lose by, and whether joining the subclusters is worth it.
+ * Explains a plan: what limits it, how much worse the next best plans are, and whether joining the subclusters pays.
  *
- * Rivals are optima of restricted searches, so each is the best of its kind: none of those that fit beats the optimum.
+ * A rival is the optimum of a restricted search. So no rival that fits the memory beats the optimum.
  */
 #ifndef HAPT_RIVALS_H
 #define HAPT_RIVALS_H
 
 #include "hapt/plan.h"
 
-/* What a plan's pace comes from, and how close the other resources are. Stages count from 0; -1: none. */
+/* The cause of a plan's t_max, and the distance of the other resources from it. Stages count from 0; -1: none. */
 struct hapt_limit {
-    int compute_stage;     /* that computes longest */
+    int compute_stage;     /* the stage that computes longest */
     double compute_s;      /* its t_i */
-    int link_stage;        /* whose boundary behind it takes longest */
-    double link_s;         /* its c_i; where it exceeds compute_s the steady state is paced by the link */
+    int link_stage;        /* the stage with the slowest boundary behind it */
+    double link_s;         /* its c_i; if larger than compute_s, the link limits the steady state */
     double link_bytes;     /* per microbatch */
-    double link_bandwidth; /* byte/s that the link has */
-    double knee_bandwidth; /* byte/s at which c_i = compute_s: 0 when there is no boundary, INFINITY when latency alone
-                              is longer */
-    int memory_stage;      /* with the least share of its devices' memory left */
+    double link_bandwidth; /* byte/s of the link */
+    double knee_bandwidth; /* byte/s at which c_i = compute_s; 0: no boundary; INFINITY: the latency alone is longer */
+    int memory_stage;      /* the stage with the smallest share of free device memory */
     double memory_left_bytes;
-    int waiting_stage;    /* where memory sets the pace: would exceed its memory at the next faster pace */
-    double missing_bytes; /* by so much */
+    int memory_limiting_stage; /* if memory sets t_max: this stage has too little memory for the next smaller t_max */
+    double missing_bytes;      /* by this much */
     int devices, idle_devices;
 };
 
 void hapt_plan_limit(const struct hapt_profile *profile, const struct hapt_plan *plan, struct hapt_limit *limit);
 
 struct hapt_rival {
-    const char *what;   /* how it differs: "v100 before a100"; several restrictions that lead to one plan are joined */
-    const char *reason; /* what it loses by, in words and numbers; why there is none */
-    struct hapt_plan *plan; /* NULL: there is none */
-    bool fits;              /* no: exceeds the devices' memory (warm-up and memory are those of its own pace) */
+    const char *what;       /* the difference: "v100 before a100"; restrictions that lead to the same plan are joined */
+    const char *reason;     /* why it is worse, in words and numbers, or why there is no plan */
+    struct hapt_plan *plan; /* NULL: no plan */
+    bool fits;              /* false: exceeds the devices' memory (warm-up and memory at its own t_max) */
     double loss;            /* latency_s / plan->latency_s - 1 */
-    /* its latency_s less the plan's comes from: (B - 1) t_max, the sum of t_i, the sum of 2 c_i */
-    double pace_s, fill_s, transfer_s;
-    int short_stage;    /* where it does not fit: the stage with the largest excess */
-    double short_bytes; /* over its devices' memory */
+    /* parts of latency_s minus the plan's: (B - 1) t_max, sum of t_i, sum of 2 c_i */
+    double steady_s, fill_s, transfer_s;
+    int short_stage;    /* if it does not fit: the stage with the largest excess */
+    double short_bytes; /* excess over its devices' memory */
 };
 
 struct hapt_rivals {
     int count;
-    struct hapt_rival *rival; /* by rising latency; those that do not exist last */
+    struct hapt_rival *rival; /* by ascending latency; rivals without a plan last */
 };
 
-/* Is joining the subclusters worth it? Throughputs by simulated steps. */
-struct hapt_worth {
+/* Whether joining the subclusters pays. Throughputs are those of simulated steps. */
+struct hapt_join_benefit {
     int subclusters;
     struct hapt_plan **alone; /* [subclusters] best plan on each alone, same microbatches; NULL: none fits */
-    const char **obstacle;    /* [subclusters] why there is none */
+    const char **obstacle;    /* [subclusters] why there is no plan */
     int best;                 /* fastest alone; -1: none */
     double together_per_s;    /* microbatches per second */
-    double alone_per_s;       /* of the best alone; 0: none */
-    double apart_per_s;       /* of separate jobs side by side, a copy of the model on each subcluster that holds one */
-    int copies;               /* so many */
+    double alone_per_s;       /* of the best one alone; 0: none */
+    double apart_per_s;       /* of separate jobs, one model copy on each subcluster that holds it */
+    int copies;               /* number of these jobs */
 };
 
 /* Collective over env->world. */
-enum hapt_status hapt_plan_worth(const struct hapt_env *env, const struct hapt_profile *profile,
-                                 const struct hapt_search_options *options, const struct hapt_plan *plan,
-                                 struct hapt_arena *arena, struct hapt_worth **worth);
+enum hapt_status hapt_plan_join_benefit(const struct hapt_env *env, const struct hapt_profile *profile,
+                                        const struct hapt_search_options *options, const struct hapt_plan *plan,
+                                        struct hapt_arena *arena, struct hapt_join_benefit **benefit);
 
-/* The plan's rivals under the options that it was searched with: other orders of its subclusters, without each of them,
- * each alone (from `worth`), with each that it leaves out, the cuts between subclusters one layer earlier and later,
- * and where other bytes cross, with a stage split in two or two joined, with memory lifted, with idle devices used or
- * left. Plans that several of these lead to stand once. `given`: the plan was not searched but given; the best plan is
- * then a rival too. Collective over env->world, the same for every number of ranks. */
+/* The plan's rivals under the options of its search. They are: other orders of its subclusters; without one of them;
+ * each alone (from `benefit`); with one that it leaves out. Then: boundaries between subclusters one layer earlier or
+ * later, and where the bytes that cross differ; one stage split in two; two stages joined; memory unlimited; idle
+ * devices used or left. Equal plans are listed once. `given`: the plan was given, not searched; the best plan is then a
+ * rival too. Collective over env->world, the same for every number of ranks. */
 enum hapt_status hapt_plan_rivals(const struct hapt_env *env, const struct hapt_profile *profile,
                                   const struct hapt_search_options *options, const struct hapt_plan *plan,
-                                  const struct hapt_worth *worth, bool given, struct hapt_arena *arena,
+                                  const struct hapt_join_benefit *benefit, bool given, struct hapt_arena *arena,
                                   struct hapt_rivals **rivals);
 
 #endif

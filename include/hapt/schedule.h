@@ -1,5 +1,5 @@
 /*
- * Pipeline schedules as data: one instruction list per submesh, read alike by the simulator, the memory planner and the
+ * Pipeline schedules as data: one instruction list per submesh, used by the simulator, the memory planner and the
  * trainer.
  *
  * Pure functions. Papers: HAPT 2.1 (1F1B), 2.3 (eager 1F1B), 4.1 (H-1F1B); GPipe.
@@ -17,8 +17,7 @@ const char *hapt_schedule_kind_name(enum hapt_schedule_kind kind);
 bool hapt_schedule_kind_parse(const char *name, enum hapt_schedule_kind *kind);
 
 enum hapt_instruction_kind {
-    HAPT_INSTRUCTION_RECEIVE_FORWARD, /* wait until all incoming activations of the microbatch stand in transfer slots
-                                       */
+    HAPT_INSTRUCTION_RECEIVE_FORWARD, /* wait until all incoming activations of the microbatch are in transfer slots */
     HAPT_INSTRUCTION_FORWARD,
     HAPT_INSTRUCTION_SEND_FORWARD, /* hand outgoing activations to the communication thread */
     HAPT_INSTRUCTION_RECEIVE_BACKWARD,
@@ -32,15 +31,19 @@ enum hapt_instruction_kind {
 struct hapt_instruction {
     enum hapt_instruction_kind kind;
     int step;       /* relative to the list's first step */
-    int chunk;      /* part of the graph; chunk k holds stage k's operators */
+    int chunk;      /* part of the graph; chunks ascend along it, a submesh may run several */
     int microbatch; /* -1 for once-per-step instructions */
-    int slot;       /* activation slot of the microbatch; -1 for once-per-step instructions */
+    int slot;       /* activation slot of (chunk, microbatch); -1 for once-per-step instructions */
 };
+
+/* Microbatches for which a boundary has room in each direction, beside the slots. Without spare room a slow link stalls
+ * the pipeline: 361 instead of 264 ms a step were measured with 1. */
+#define HAPT_TRANSFER_SLOTS 3
 
 struct hapt_instruction_list {
     int count;
     struct hapt_instruction *instruction;
-    int slots; /* in flight at most */
+    int slots; /* activation slots of the submesh, each of one (chunk, microbatch) at a time */
 };
 
 struct hapt_schedule {
@@ -52,25 +55,36 @@ struct hapt_schedule {
     struct hapt_instruction_list *list; /* [submesh_count] */
 };
 
-/* The planner's and the schedules' "a <= b": rounding never decides. */
+/* Does the boundary behind a chunk join two submeshes? Inside one, nothing is sent. False behind the last chunk and for
+ * chunk -1. */
+static inline bool hapt_schedule_crosses(const struct hapt_schedule *schedule, int chunk)
+{
+    return chunk >= 0 && chunk + 1 < schedule->chunk_count &&
+           schedule->submesh_of[chunk] != schedule->submesh_of[chunk + 1];
+}
+
+/* a <= b for the planner and the schedules; the tolerance keeps rounding from deciding. */
 static inline bool hapt_at_most(double a, double b)
 {
     const double large = fabs(a) > fabs(b) ? fabs(a) : fabs(b);
     return a <= b || (isfinite(large) && a <= b + 1e-12 * large);
 }
 
-/* delta_i, the launches of a stage beyond its successor's, for c_i = comm_s: HAPT (2); 1F1B 1, eager 2, GPipe 0. */
+/* delta_i, the launches of a stage beyond its successor's, with c_i = comm_s. H-1F1B: HAPT (2); 1F1B: 1; eager: 2;
+ * GPipe: 0. */
 int hapt_schedule_delta(enum hapt_schedule_kind kind, double comm_s, double t_max_s, double hide_threshold);
-/* Launch counts N_i of each stage. comm_s[i] is c_i behind stage i (last: 0). GPipe: B. 1F1B: S - i. Eager: 2 (S - i) -
- * 1 with i from 0, HAPT 2.3.1. H-1F1B: HAPT (1), (2) with epsilon = hide_threshold. All at most B. With c_i <= t_max a
- * step under H-1F1B takes at most (B - 1 + N_0) t_max (1 + 2 epsilon), stages balanced or not, where a boundary has at
- * least two transfer slots; tests/unit/schedule_random.c gives the argument. */
+/* Launch counts N_i of the stages. comm_s[i] is c_i behind stage i (last: 0). GPipe: B. 1F1B: S - i. Eager: 2 (S - i) -
+ * 1 with i from 0, HAPT 2.3.1. H-1F1B: HAPT (1), (2) with epsilon = hide_threshold. All at most B. An H-1F1B step takes
+ * at most (B - 1 + N_0) t_max (1 + 2 epsilon), even with unbalanced stages. This needs c_i <= t_max and at least two
+ * transfer slots per boundary; argument: tests/unit/schedule_random.c. */
 void hapt_schedule_warmup(enum hapt_schedule_kind kind, int stages, int microbatches, const double *comm_s,
                           double t_max_s, double hide_threshold, int *warmup);
-/* One step of a plain pipeline, chunk i on submesh i. `tied`: an EXCHANGE before the update. */
+/* One step of a plain pipeline, with chunk i on submesh i. `tied`: an EXCHANGE before the update. HAPT_ERR_INPUT:
+ * launch counts outside [1, microbatches] or rising along the pipeline. */
 enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int stages, int microbatches, const int *warmup,
                                      bool tied, struct hapt_arena *arena, struct hapt_schedule **schedule);
-/* Order, completeness, slots: no deadlock, every microbatch once forward and once backward, launch counts respected. */
+/* Checks order, completeness and slots: no deadlock, each microbatch once forward and once backward, launch counts
+ * respected. HAPT_ERR_INTERNAL otherwise. */
 enum hapt_status hapt_schedule_check(const struct hapt_schedule *schedule);
 
 #endif

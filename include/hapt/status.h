@@ -19,19 +19,19 @@ enum hapt_status {
     HAPT_ERR_MEMORY = 5,     /* host or device memory is exhausted */
     HAPT_ERR_IO = 6,         /* a file cannot be written */
     HAPT_ERR_COMM = 7,       /* MPI or NCCL failed, or a peer did not answer in time */
-    HAPT_ERR_INTERNAL = 8,   /* a bug of ours, or what is in memory cannot be: copies of weights that differ */
+    HAPT_ERR_INTERNAL = 8,   /* a bug of ours, or an impossible state in memory: replicas of weights that differ */
     HAPT_STOPPED = 9         /* stopped early with a checkpoint: start again with --resume */
 };
 
-/* Records the first failure of this process and returns `status`; control characters become '?'. `hint` NULL: the
- * usual one of that status. Thread safe. */
+/* Records the first failure of this process and returns `status`. Control characters become '?'. `hint` NULL: the
+ * default hint of that status. Thread safe. */
 enum hapt_status hapt_fail(enum hapt_status status, const char *hint, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The recorded message and hint: "" where there is none. Borrowed. */
+/* The recorded message and hint; "" if there is none. Borrowed. */
 const char *hapt_fail_message(void);
 const char *hapt_fail_hint(void);
-/* Forgets the record, for callers that can go on after a failure. */
+/* Clears the record, for callers that can continue after a failure. */
 void hapt_fail_reset(void);
 
 const char *hapt_status_name(enum hapt_status status);

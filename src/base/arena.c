@@ -8,9 +8,9 @@
 
 enum {
     ALIGNMENT = 64,
-    LARGE_BYTES = 1 << 28, /* worth a look at what is left */
+    LARGE_BYTES = 1 << 28, /* from here on, check the available memory first */
 #ifdef __SANITIZE_ADDRESS__
-    BLOCK_BYTES = 0, /* each piece by itself, so that what lies behind it is seen to be used */
+    BLOCK_BYTES = 0, /* one block per allocation, so that AddressSanitizer detects overruns */
 #else
     BLOCK_BYTES = 1 << 18,
 #endif
@@ -18,7 +18,7 @@ enum {
 
 struct hapt_arena_block {
     struct hapt_arena_block *next;
-    size_t used, size; /* bytes behind the header */
+    size_t used, size; /* bytes after the header */
     char pad[ALIGNMENT - 3 * sizeof(size_t)];
 };
 
@@ -69,7 +69,7 @@ void *hapt_arena_alloc(struct hapt_arena *arena, size_t count, size_t size)
         block = aligned_alloc(ALIGNMENT, sizeof *block + size_bytes);
         if (!block) return fail(bytes);
         *block = (struct hapt_arena_block){.size = size_bytes};
-        /* A block of its own goes behind the head, whose rest is still of use. */
+        /* A block for a single large allocation goes after the head, because the head has free bytes. */
         if (bytes > BLOCK_BYTES && arena->head) {
             block->next = arena->head->next;
             arena->head->next = block;

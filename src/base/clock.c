@@ -1,4 +1,4 @@
-/* Clocks, and the deterministic hash and generator that seeds, names and structures share. */
+/* Clocks, and the deterministic hash and random generator for seeds, names and structures. */
 #include <errno.h>
 #include <time.h>
 

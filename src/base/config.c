@@ -1,4 +1,4 @@
-/* The command line against the option table. */
+/* Parses the command line by the option table. */
 #include "hapt/config.h"
 
 #include <ctype.h>
@@ -12,7 +12,7 @@ struct option {
     const char *value;
     double low, high;
     const char *choices;
-    const char *commands; /* letters of command_letter */
+    const char *commands; /* command letters */
     bool training;
     const char *help;
 };
@@ -29,18 +29,19 @@ static const struct {
     const char *name, *usage, *what;
 } command_table[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_JOB] = {'j', "", "--input model.h5", "plan and train: the whole job"},
-    [HAPT_COMMAND_TOPOLOGY] = {'t', "topology", "", "show the cluster that was found or described"},
+    [HAPT_COMMAND_TOPOLOGY] = {'t', "topology", "", "print the discovered or described cluster"},
     [HAPT_COMMAND_PROFILE] = {'f', "profile", "--input model.h5 --output P.h5", "measure a model on the cluster"},
-    [HAPT_COMMAND_PLAN] = {'p', "plan", "(--input model.h5 | --profile P.h5) --microbatches B", "search the best plan"},
+    [HAPT_COMMAND_PLAN] = {'p', "plan", "(--input model.h5 | --profile P.h5) --microbatches B",
+                           "search for the best plan"},
     [HAPT_COMMAND_SPMD] = {'h', "spmd", "--input model.h5 --cluster C.json",
-                           "synthesise one SPMD program of all devices (HAP)"},
-    [HAPT_COMMAND_SIMULATE] = {'s', "simulate", "--plan plan.h5", "price a plan by simulating its schedule"},
+                           "synthesise one SPMD program for all devices (HAP)"},
+    [HAPT_COMMAND_SIMULATE] = {'s', "simulate", "--plan plan.h5", "cost a plan by simulating its schedule"},
     [HAPT_COMMAND_TRAIN] = {'r', "train", "--input model.h5 --plan plan.h5", "train with a given plan"},
     [HAPT_COMMAND_MODEL] = {'m', "model", "(FAMILY | NAMED) --output model.h5", "write a model file"},
-    [HAPT_COMMAND_DATA] = {'d', "data", "FILE --output tokens.h5", "turn text or token files into a data file"},
+    [HAPT_COMMAND_DATA] = {'d', "data", "FILE --output tokens.h5", "convert text or token files to a data file"},
     [HAPT_COMMAND_EXPORT] = {'e', "export", "--checkpoint DIR --output w.h5", "write a checkpoint's weights"},
     [HAPT_COMMAND_REPORT] = {'o', "report", "--input outputs/NAME/run.h5", "summarise a run"},
-    [HAPT_COMMAND_CHECK] = {'c', "check", "FILE...", "verify files of any kind whole, and checkpoints"},
+    [HAPT_COMMAND_CHECK] = {'c', "check", "FILE...", "verify all content of files of any kind, and checkpoints"},
     [HAPT_COMMAND_DOCTOR] = {'D', "doctor", "", "check the installation and the machine"},
 };
 
@@ -53,7 +54,7 @@ struct hapt_config {
     const char *word[MAX_WORDS];
 };
 
-static bool belongs(const struct option *option, enum hapt_command command)
+static bool accepts_command(const struct option *option, enum hapt_command command)
 {
     return strchr(option->commands, command_table[command].letter) != NULL;
 }
@@ -67,10 +68,10 @@ static int find(const char *name, size_t length)
 
 static int edit_distance(const char *a, const char *b)
 {
-    enum { LONGEST = 40 };
-    int row[LONGEST + 1];
+    enum { MAX_LENGTH = 40 };
+    int row[MAX_LENGTH + 1];
     const int width = (int)strlen(b);
-    if (width > LONGEST) return LONGEST;
+    if (width > MAX_LENGTH) return MAX_LENGTH;
     for (int j = 0; j <= width; j++) row[j] = j;
     for (int i = 1; a[i - 1]; i++) {
         int corner = row[0];
@@ -91,7 +92,7 @@ static enum hapt_status unknown_option(const char *name, enum hapt_command comma
     int best = 4;
     for (int i = 0; i < OPTION_COUNT; i++) {
         const int distance = edit_distance(name, table[i].name);
-        if (belongs(&table[i], command) && distance < best) {
+        if (accepts_command(&table[i], command) && distance < best) {
             best = distance;
             nearest = table[i].name;
         }
@@ -135,18 +136,18 @@ static bool is_choice(const char *choices, const char *text)
     return false;
 }
 
-/* What a value must look like, or NULL when it does. */
-static const char *complaint(const struct option *option, const char *text, char buffer[200])
+/* Why the value is invalid, as a hint; NULL if it is valid. */
+static const char *value_error(const struct option *option, const char *text, char buffer[200])
 {
     double value;
     bool truth;
     switch (option->type) {
     case HAPT_OPTION_TEXT:
     case HAPT_OPTION_PATH: return *text ? NULL : "it must not be empty";
-    case HAPT_OPTION_BOOL: return parse_bool(text, &truth) ? NULL : "it is yes or no";
+    case HAPT_OPTION_BOOL: return parse_bool(text, &truth) ? NULL : "use yes or no";
     case HAPT_OPTION_CHOICE:
         if (is_choice(option->choices, text)) return NULL;
-        snprintf(buffer, 200, "it is one of %s", option->choices);
+        snprintf(buffer, 200, "use one of %s", option->choices);
         return buffer;
     case HAPT_OPTION_BYTES:
     case HAPT_OPTION_BANDWIDTH:
@@ -155,7 +156,7 @@ static const char *complaint(const struct option *option, const char *text, char
     case HAPT_OPTION_REAL: break;
     }
     if (!parse_number(option, text, &value)) {
-        snprintf(buffer, 200, "it is %s",
+        snprintf(buffer, 200, "use %s",
                  option->type == HAPT_OPTION_INT         ? "a whole number"
                  : option->type == HAPT_OPTION_BYTES     ? "a size such as 400 MB"
                  : option->type == HAPT_OPTION_BANDWIDTH ? "a rate such as 200 Mbit/s"
@@ -164,30 +165,30 @@ static const char *complaint(const struct option *option, const char *text, char
         return buffer;
     }
     if (value >= option->low && value <= option->high) return NULL;
-    snprintf(buffer, 200, "it lies between %g and %g", option->low, option->high);
+    snprintf(buffer, 200, "use a value between %g and %g", option->low, option->high);
     return buffer;
 }
 
 static enum hapt_status set_value(struct hapt_config *config, int index, const char *text)
 {
     char buffer[200];
-    const char *wrong = complaint(&table[index], text, buffer);
+    const char *wrong = value_error(&table[index], text, buffer);
     if (wrong) return hapt_fail(HAPT_ERR_USAGE, wrong, "bad value \"%s\" of --%s", text, table[index].name);
     if (config->given[index])
-        return hapt_fail(HAPT_ERR_USAGE, "give it once", "option --%s stands twice", table[index].name);
+        return hapt_fail(HAPT_ERR_USAGE, "give it once", "option --%s is given twice", table[index].name);
     config->value[index] = text;
     config->given[index] = true;
     return HAPT_OK;
 }
 
-/* Consumes one option at argv[*at]. */
+/* Parses the option at argv[*at]; advances *at past its value. */
 static enum hapt_status parse_option(struct hapt_config *config, int argc, char **argv, int *at)
 {
     const char *name = argv[*at] + 2;
     const char *equals = strchr(name, '=');
     const size_t length = equals ? (size_t)(equals - name) : strlen(name);
     const int index = find(name, length);
-    if (index < 0 || !belongs(&table[index], config->command)) {
+    if (index < 0 || !accepts_command(&table[index], config->command)) {
         const char *plain = hapt_arena_printf(config->arena, "%.*s", (int)length, name);
         return plain ? unknown_option(plain, config->command) : HAPT_ERR_MEMORY;
     }
@@ -196,7 +197,7 @@ static enum hapt_status parse_option(struct hapt_config *config, int argc, char 
     const bool has_next = *at + 1 < argc && strncmp(argv[*at + 1], "--", 2) != 0;
     if (table[index].type == HAPT_OPTION_BOOL && !(has_next && parse_bool(argv[*at + 1], &truth)))
         return set_value(config, index, "yes");
-    /* A choice that has a yes may stand alone, too. */
+    /* A choice with a "yes" can be used without a value. */
     if (table[index].type == HAPT_OPTION_CHOICE && !has_next && is_choice(table[index].choices, "yes"))
         return set_value(config, index, "yes");
     if (!has_next) return hapt_fail(HAPT_ERR_USAGE, table[index].help, "option --%s needs a value", table[index].name);
@@ -231,7 +232,7 @@ enum hapt_status hapt_config_parse(int argc, char **argv, struct hapt_arena *are
                                      config->command == HAPT_COMMAND_PLAN || config->command == HAPT_COMMAND_CHECK;
             if (!takes_words)
                 return hapt_fail(HAPT_ERR_USAGE, "options are --key value", "unexpected word \"%s\"", argv[at]);
-            if (config->word_count == MAX_WORDS) return hapt_fail(HAPT_ERR_USAGE, NULL, "too many words");
+            if (config->word_count == MAX_WORDS) return hapt_fail(HAPT_ERR_USAGE, NULL, "too many arguments");
             config->word[config->word_count++] = argv[at];
         }
     }
@@ -242,11 +243,6 @@ enum hapt_status hapt_config_parse(int argc, char **argv, struct hapt_arena *are
 enum hapt_command hapt_config_command(const struct hapt_config *config)
 {
     return config->command;
-}
-
-const char *hapt_config_command_name(enum hapt_command command)
-{
-    return command_table[command].name;
 }
 
 bool hapt_config_wants_help(const struct hapt_config *config)
@@ -263,7 +259,7 @@ static void print_options(enum hapt_command command, FILE *stream)
 {
     for (int i = 0; i < OPTION_COUNT; i++) {
         const struct option *option = &table[i];
-        if (!belongs(option, command)) continue;
+        if (!accepts_command(option, command)) continue;
         static const char *const kind[] = {"TEXT", "PATH", "N", "X", "yes|no", "", "BYTES", "RATE", "TIME"};
         char left[96];
         snprintf(left, sizeof left, "--%s %s", option->name,
@@ -363,7 +359,7 @@ enum hapt_status hapt_config_default(struct hapt_config *config, const char *nam
     if (index < 0 || !table[index].training)
         return hapt_fail(HAPT_ERR_INPUT, "the file was written by another version", "unknown training option \"%s\"",
                          name);
-    const char *wrong = complaint(&table[index], value, buffer);
+    const char *wrong = value_error(&table[index], value, buffer);
     if (wrong) return hapt_fail(HAPT_ERR_INPUT, wrong, "bad value \"%s\" of training option %s", value, name);
     if (config->given[index]) return HAPT_OK;
     config->value[index] = hapt_arena_strdup(config->arena, value);
@@ -374,7 +370,7 @@ enum hapt_status hapt_config_preset(struct hapt_config *config, const char *name
 {
     const int index = index_of(name);
     char buffer[200];
-    HAPT_ASSERT(!complaint(&table[index], value, buffer));
+    HAPT_ASSERT(!value_error(&table[index], value, buffer));
     if (config->given[index]) return HAPT_OK;
     config->value[index] = hapt_arena_strdup(config->arena, value);
     config->preset[index] = true;

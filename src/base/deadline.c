@@ -11,20 +11,20 @@
 #include "hapt/env.h"
 
 #define TICK_S 0.25
-#define FIRST_WORD_S 5.0 /* after which the phase is told of */
-#define LATER_WORD_S 15.0
-#define TURN_S 1.5 /* ranks speak one behind the other: the first one that does ends the job */
-enum { LAST_TURN = 20 };
+#define FIRST_REPORT_S 5.0 /* first progress message */
+#define LATER_REPORT_S 15.0
+#define RANK_DELAY_S 1.5 /* delay per rank before it reports: the first rank that reports ends the job */
+enum { MAX_DELAYED_RANK = 20 };
 
 static struct {
     pthread_mutex_t lock;
     bool running;
-    const char *what; /* NULL: none */
-    int code;         /* to end with in silence; 0: the phase is told of */
-    double limit_s, lasted_s, next_word_s;
+    const char *what; /* NULL: no phase is watched */
+    int code;         /* silent exit with this code; 0: report the phase */
+    double limit_s, lasted_s, next_report_s;
 } deadline = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* The launcher's word, since MPI may not be up. */
+/* From the launcher's environment, since MPI may not be initialized. */
 static int launched_rank(void)
 {
     static const char *const name[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
@@ -40,8 +40,8 @@ _Noreturn static void end_process(const char *what, double limit_s)
     char host[HAPT_HOSTNAME_CHARS] = "?";
     gethostname(host, sizeof host - 1);
     fprintf(stderr,
-            "hapt: error: %s lasted longer than %.3g s (rank %d on host %s): a rank is stopped, dead or out of reach\n"
-            "hint: look at the processes and the network of all hosts of the job; --timeout allows longer waits\n",
+            "hapt: error: %s lasted longer than %.3g s (rank %d on host %s): a rank is stopped, dead or unreachable\n"
+            "hint: check the processes and the network of all hosts of the job; --timeout allows longer waits\n",
             what, limit_s, launched_rank(), host);
     fflush(stderr);
     _exit(HAPT_ERR_COMM);
@@ -51,7 +51,7 @@ static void *watch(void *argument)
 {
     (void)argument;
     const int rank = launched_rank();
-    const double turn_s = TURN_S * (rank < LAST_TURN ? rank : LAST_TURN);
+    const double delay_s = RANK_DELAY_S * (rank < MAX_DELAYED_RANK ? rank : MAX_DELAYED_RANK);
     for (double looked_s = hapt_time_s();;) {
         hapt_time_sleep_until(looked_s + TICK_S);
         const double now_s = hapt_time_s();
@@ -59,17 +59,17 @@ static void *watch(void *argument)
         if (!deadline.what) break;
         deadline.lasted_s += fmin(now_s - looked_s, 4 * TICK_S);
         looked_s = now_s;
-        const bool quiet = deadline.code != 0, late = deadline.lasted_s > deadline.limit_s + (quiet ? 0 : turn_s);
+        const bool quiet = deadline.code != 0, late = deadline.lasted_s > deadline.limit_s + (quiet ? 0 : delay_s);
         if (late && quiet) _exit(deadline.code);
-        if (rank == 0 && !quiet && !late && deadline.lasted_s > deadline.next_word_s) {
+        if (rank == 0 && !quiet && !late && deadline.lasted_s > deadline.next_report_s) {
             fprintf(stderr, "hapt: %s: %.0f s so far, at most %.3g s\n", deadline.what, deadline.lasted_s,
                     deadline.limit_s);
-            deadline.next_word_s = deadline.lasted_s + LATER_WORD_S;
+            deadline.next_report_s = deadline.lasted_s + LATER_REPORT_S;
         }
         if (late) end_process(deadline.what, deadline.limit_s);
         pthread_mutex_unlock(&deadline.lock);
     }
-    deadline.running = false; /* the next phase starts another one */
+    deadline.running = false; /* the next phase starts a new thread */
     pthread_mutex_unlock(&deadline.lock);
     return NULL;
 }
@@ -78,11 +78,11 @@ static void start(void)
 {
     pthread_t thread;
     sigset_t every, before;
-    sigfillset(&every); /* signals belong to the compute thread */
+    sigfillset(&every); /* signals are handled by the compute thread */
     pthread_sigmask(SIG_SETMASK, &every, &before);
     deadline.running = pthread_create(&thread, NULL, watch, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!deadline.running) return; /* then nothing is watched; all else works */
+    if (!deadline.running) return; /* then no phase is watched; everything else works */
     pthread_setname_np(thread, "hapt-deadline");
     pthread_detach(thread);
 }
@@ -95,7 +95,7 @@ static void begin(const char *what, int code, double limit_s)
     deadline.code = code;
     deadline.limit_s = limit_s;
     deadline.lasted_s = 0;
-    deadline.next_word_s = FIRST_WORD_S;
+    deadline.next_report_s = FIRST_REPORT_S;
     pthread_mutex_unlock(&deadline.lock);
 }
 

@@ -1,4 +1,4 @@
-/* Ranks, logging and agreement: the process among its peers. */
+/* The process among its peers: ranks, logging and agreement. */
 #include "hapt/env.h"
 
 #include <errno.h>
@@ -17,8 +17,8 @@
 #include "hapt/stop.h"
 #include "launch.h"
 
-/* A standard stream that is closed: its number would go to the next file that is opened, and what is printed into that
- * file. */
+/* Opens /dev/null for closed standard streams. Otherwise the next opened file would get such a number, and messages
+ * would be written into that file. */
 static void open_standard_streams(void)
 {
     for (int descriptor = 0; descriptor <= 2; descriptor++)
@@ -28,16 +28,16 @@ static void open_standard_streams(void)
 void hapt_env_prepare(char **argv)
 {
     open_standard_streams();
-    prctl(PR_SET_NAME, program_invocation_short_name); /* after the execv below process lists would say "exe" */
+    prctl(PR_SET_NAME, program_invocation_short_name); /* after the execv below it is "exe" */
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     setenv("GOMP_SPINCOUNT", "4000", 1);
     execv("/proc/self/exe", argv);
-    /* Where that is not possible, the program runs on, only slower on a shared core. */
+    /* If execv fails, the program continues, only slower on a shared core. */
 }
 
 enum { MAX_CPUS = 4096 };
 
-/* The first hardware thread of the core that `cpu` belongs to; itself where the system does not tell. */
+/* The first hardware thread of the core of `cpu`; `cpu` itself if the system does not tell. */
 static int first_sibling(int cpu)
 {
     char path[96];
@@ -50,7 +50,7 @@ static int first_sibling(int cpu)
     return first;
 }
 
-/* Physical cores that the ranks of this node may use together. */
+/* Counts the physical cores that the ranks of this node may use together. */
 static enum hapt_status count_cores(struct hapt_env *env)
 {
     unsigned char mine[MAX_CPUS / 8] = {0}, all[MAX_CPUS / 8] = {0};
@@ -88,7 +88,7 @@ static enum hapt_status index_nodes(struct hapt_env *env)
     return HAPT_OK;
 }
 
-static char (*host)[HAPT_HOSTNAME_CHARS]; /* [host_count] of world ranks */
+static char (*host)[HAPT_HOSTNAME_CHARS]; /* [host_count] by world rank */
 static int host_count;
 
 const char *hapt_env_host(int world_rank)
@@ -100,17 +100,17 @@ static enum hapt_status name_hosts(const struct hapt_env *env)
 {
     char mine[HAPT_HOSTNAME_CHARS] = "?";
     if (!host) host = calloc((size_t)env->world_size, sizeof *host);
-    if (!host) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the names of the hosts"));
+    if (!host) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted: host names of all ranks"));
     gethostname(mine, sizeof mine - 1);
     HAPT_MPI(MPI_Allgather(mine, sizeof mine, MPI_CHAR, host, sizeof mine, MPI_CHAR, env->world));
     host_count = env->world_size;
     return HAPT_OK;
 }
 
-/* mpirun, where the job spans hosts: it waits for ever for a host that it cannot reach. */
+/* mpirun's process, if the job spans hosts: mpirun waits forever for a host that it cannot reach. */
 static struct {
     long process;
-    int rank; /* whose parent it is */
+    int rank; /* the rank whose parent it is */
 } launcher;
 
 static enum hapt_status find_launcher(const struct hapt_env *env)
@@ -130,9 +130,9 @@ static enum hapt_status find_launcher(const struct hapt_env *env)
     return HAPT_OK;
 }
 
-/* Large jobs take longer to start and to end. */
+/* Extra time per rank: large jobs take longer to start and to end. */
 #define TIMEOUT_A_RANK_S 0.05
-#define TIMEOUT_LEAST_S 5.0 /* a crowded machine takes seconds to start its ranks */
+#define MIN_TIMEOUT_S 5.0 /* an overloaded machine takes seconds to start its ranks */
 
 static enum hapt_status start_mpi(struct hapt_env *env, int *argc, char ***argv)
 {
@@ -147,7 +147,7 @@ static enum hapt_status start_mpi(struct hapt_env *env, int *argc, char ***argv)
     HAPT_TRY(launch_check_size(env->world_size));
     if (provided < MPI_THREAD_MULTIPLE)
         return hapt_fail(HAPT_ERR_COMM, "use an MPI library built with MPI_THREAD_MULTIPLE",
-                         "MPI offers thread level %d only", provided);
+                         "MPI provides only thread level %d", provided);
     HAPT_MPI(MPI_Comm_split_type(env->world, MPI_COMM_TYPE_SHARED, env->world_rank, MPI_INFO_NULL, &env->node));
     HAPT_MPI(MPI_Comm_set_errhandler(env->node, MPI_ERRORS_RETURN));
     HAPT_MPI(MPI_Comm_rank(env->node, &env->node_rank));
@@ -163,7 +163,7 @@ enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv, do
     *env = (struct hapt_env){.start_s = hapt_time_s(),
                              .world = MPI_COMM_NULL,
                              .node = MPI_COMM_NULL,
-                             .timeout_s = fmax(timeout_s, TIMEOUT_LEAST_S)};
+                             .timeout_s = fmax(timeout_s, MIN_TIMEOUT_S)};
     if (launch_is_launched())
         hapt_deadline_set("starting MPI on all ranks", env->timeout_s + TIMEOUT_A_RANK_S * (double)launch_size());
     const enum hapt_status status = start_mpi(env, argc, argv);
@@ -171,17 +171,17 @@ enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv, do
     return status;
 }
 
-enum { MAX_LEAVERS = 8 };
-static void (*leaver[MAX_LEAVERS])(void);
-static int leaver_count;
+enum { MAX_RELEASE_HOOKS = 8 };
+static void (*release_hook[MAX_RELEASE_HOOKS])(void);
+static int release_hook_count;
 
 void hapt_env_at_release(void (*function)(void))
 {
-    HAPT_ASSERT(leaver_count < MAX_LEAVERS);
-    leaver[leaver_count++] = function;
+    HAPT_ASSERT(release_hook_count < MAX_RELEASE_HOOKS);
+    release_hook[release_hook_count++] = function;
 }
 
-void hapt_env_meet(const struct hapt_env *env)
+void hapt_env_barrier(const struct hapt_env *env)
 {
     MPI_Request request;
     int done = 0;
@@ -198,14 +198,26 @@ void hapt_env_release(struct hapt_env *env)
     MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
     if (!initialized || finalized) return;
-    hapt_env_meet(env);
-    while (leaver_count > 0) leaver[--leaver_count]();
+    hapt_env_barrier(env);
+    while (release_hook_count > 0) release_hook[--release_hook_count]();
     if (env->world_size > 1)
         hapt_deadline_set("leaving MPI on all ranks", env->timeout_s + TIMEOUT_A_RANK_S * env->world_size);
     hapt_shared_release_newer(NULL);
     if (env->node != MPI_COMM_NULL) MPI_Comm_free(&env->node);
     if (env->world != MPI_COMM_NULL) MPI_Comm_free(&env->world);
     MPI_Finalize();
+}
+
+/* The failure that an agreement has reported, on this rank or another: hapt_die does not repeat it. */
+static struct {
+    _Atomic bool somewhere;
+    char message[256]; /* this rank's message */
+} reported;
+
+static bool was_reported(void)
+{
+    const char *message = hapt_fail_message();
+    return reported.somewhere && (!message[0] || !strncmp(message, reported.message, sizeof reported.message - 1));
 }
 
 static void print_failure(enum hapt_status status, int rank)
@@ -222,15 +234,15 @@ static void print_failure(enum hapt_status status, int rank)
     fflush(stderr);
 }
 
-static double patience_s;
+static double agree_timeout_s;
 
-void hapt_env_set_patience(double seconds)
+void hapt_env_set_agree_timeout(double seconds)
 {
-    patience_s = seconds;
+    agree_timeout_s = seconds;
 }
 
-/* A collective wait that sleeps instead of spinning, since whoever is late may need this core. */
-static int wait_patiently(MPI_Request *request)
+/* A collective wait that sleeps instead of spinning, because a late rank may need this core. */
+static int wait_sleeping(MPI_Request *request)
 {
     const double start_s = hapt_time_s();
     int done = 0;
@@ -238,9 +250,9 @@ static int wait_patiently(MPI_Request *request)
         const int error = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (error != MPI_SUCCESS || done) return error;
         const double now_s = hapt_time_s();
-        if (patience_s > 0 && now_s - start_s > patience_s) {
+        if (agree_timeout_s > 0 && now_s - start_s > agree_timeout_s) {
             hapt_fail(HAPT_ERR_COMM, "look for a stopped or overloaded host; --timeout allows longer waits",
-                      "a rank did not reach the end of the phase within %.0f s of this one", patience_s);
+                      "a rank did not reach the end of the phase within %.0f s of this one", agree_timeout_s);
             hapt_die(HAPT_ERR_COMM);
         }
         if (round < 20)
@@ -255,23 +267,26 @@ static enum hapt_status agree(MPI_Comm comm, enum hapt_status status, bool quiet
     int rank = 0, size = 1, world_size = 1;
     MPI_Comm_rank(comm, &rank);
     MPI_Comm_size(comm, &size);
-    /* Parts of the ranks must not leave without the others. */
+    /* A stop is granted only if all ranks take part, since some ranks must not leave alone. */
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
     if (status == HAPT_OK && size == world_size && hapt_stop_due()) status = HAPT_STOPPED;
-    /* Ranks that passed vote behind the last rank; a stop, which is no failure, stands between. */
+    /* The lowest key wins: failures, then stops (no failures), then success. */
     const int key = status == HAPT_OK ? 2 * size : status == HAPT_STOPPED ? size + rank : rank;
     const int vote[2] = {key, (int)status};
     int result[2] = {2 * size, HAPT_OK};
     MPI_Request request;
     int error = MPI_Iallreduce(vote, result, 1, MPI_2INT, MPI_MINLOC, comm, &request);
-    if (error == MPI_SUCCESS) error = wait_patiently(&request);
+    if (error == MPI_SUCCESS) error = wait_sleeping(&request);
     if (error != MPI_SUCCESS) {
         const enum hapt_status broken = hapt_env_mpi(error, "agreement of all ranks");
         print_failure(broken, rank);
         return broken;
     }
     const bool answer = quietly && (status == HAPT_ERR_INFEASIBLE || status == HAPT_ERR_INPUT);
-    if (status != HAPT_OK && result[0] == key && !answer) print_failure(status, rank);
+    const bool mine = status != HAPT_OK && result[0] == key && !answer;
+    if (mine) print_failure(status, rank);
+    if (mine) snprintf(reported.message, sizeof reported.message, "%s", hapt_fail_message());
+    reported.somewhere = result[1] != HAPT_OK && !quietly;
     return (enum hapt_status)result[1];
 }
 
@@ -283,15 +298,6 @@ enum hapt_status hapt_env_agree(MPI_Comm comm, enum hapt_status status)
 enum hapt_status hapt_env_agree_quietly(MPI_Comm comm, enum hapt_status status)
 {
     return agree(comm, status, true);
-}
-
-enum hapt_status hapt_env_mpi(int mpi_error, const char *what)
-{
-    if (mpi_error == MPI_SUCCESS) return HAPT_OK;
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    MPI_Error_string(mpi_error, text, &length);
-    return hapt_fail(HAPT_ERR_COMM, "look at the launcher's messages and at the network", "MPI: %s: %s", what, text);
 }
 
 static void print(const struct hapt_env *env, FILE *stream, const char *prefix, const char *format, va_list arguments)
@@ -334,17 +340,17 @@ void hapt_die(enum hapt_status status)
     int rank = 0;
     pthread_mutex_lock(&once); /* never unlocked: one thread ends the job */
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    /* A launcher that tears the job down has had its message from the rank that failed first. */
+    /* When a launcher ends the job, the rank that failed first has reported the error already. */
     if (status != HAPT_ERR_COMM || !hapt_stop_terminated()) {
-        print_failure(status, rank);
+        if (!was_reported()) print_failure(status, rank);
         if (status == HAPT_ERR_COMM && launcher.process > 0)
             fprintf(stderr,
-                    "hapt: if mpirun does not end now, it waits for a host that it cannot reach: kill -9 %ld on host "
-                    "%s ends it\n",
+                    "hapt: if mpirun does not end now, it is waiting for an unreachable host: end it with kill -9 %ld "
+                    "on host %s\n",
                     launcher.process, hapt_env_host(launcher.rank));
     }
     const int code = status == HAPT_OK ? HAPT_ERR_INTERNAL : (int)status;
-    hapt_deadline_exit(code, ABORT_S); /* MPI itself may wait for what is out of reach */
+    hapt_deadline_exit(code, ABORT_S); /* MPI_Abort itself may wait for unreachable hosts */
     MPI_Abort(MPI_COMM_WORLD, code);
     _exit(code);
 }

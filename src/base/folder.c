@@ -1,5 +1,5 @@
-/* Folders without links: include/hapt/folder.h. Every entry is reached from an open folder (openat, unlinkat), not by
- * its path. */
+/* Folder operations that follow no links: include/hapt/folder.h. Entries are reached from an open folder (openat,
+ * unlinkat), not by path. */
 #include "hapt/folder.h"
 
 #include <dirent.h>
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OPEN_FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, MOST_TRIES = 10000 };
+enum { OPEN_FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, MAX_TRIES = 10000 };
 
 enum hapt_status hapt_folder_sync(const char *path)
 {
@@ -19,7 +19,9 @@ enum hapt_status hapt_folder_sync(const char *path)
     const bool good = descriptor >= 0 && fsync(descriptor) == 0;
     const int error = errno;
     if (descriptor >= 0) close(descriptor);
-    return good ? HAPT_OK : hapt_fail(HAPT_ERR_IO, "is the disk full?", "folder %s: %s", path, strerror(error));
+    return good ? HAPT_OK
+                : hapt_fail(HAPT_ERR_IO, "check free space on the disk", "cannot sync folder %s: %s", path,
+                            strerror(error));
 }
 
 static enum hapt_status make_parts(char *partial)
@@ -29,8 +31,8 @@ static enum hapt_status make_parts(char *partial)
         const bool made = mkdir(partial, 0777) == 0;
         struct stat about;
         if (!made && (errno != EEXIST || stat(partial, &about) != 0 || !S_ISDIR(about.st_mode)))
-            return hapt_fail(HAPT_ERR_IO, "choose another --output, or check its rights",
-                             "folder %s cannot be made: %s", partial,
+            return hapt_fail(HAPT_ERR_IO, "choose another --output, or check its permissions",
+                             "cannot create folder %s: %s", partial,
                              errno == EEXIST ? "a file has that name" : strerror(errno));
         if (made) {
             if (above) *above = '\0';
@@ -58,7 +60,7 @@ static bool is_dots(const char *name)
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }
 
-/* readdir tells failures from the end by errno alone. */
+/* Only errno distinguishes a failure of readdir from the end of the folder. */
 static bool next_entry(DIR *listing, struct dirent **entry)
 {
     do {
@@ -77,16 +79,15 @@ enum hapt_status hapt_folder_list(const char *path, hapt_folder_visitor *visit, 
     if (!listing) {
         const int error = errno;
         if (descriptor >= 0) close(descriptor);
-        return hapt_fail(error == ENOMEM ? HAPT_ERR_MEMORY : HAPT_ERR_IO, "check what it is, and its rights",
-                         "folder %s cannot be read: %s", path,
-                         error == ELOOP || error == ENOTDIR ? "it is no folder of its own (a link or a file)"
-                                                            : strerror(error));
+        return hapt_fail(error == ENOMEM ? HAPT_ERR_MEMORY : HAPT_ERR_IO, "check its type and permissions",
+                         "cannot read folder %s: %s", path,
+                         error == ELOOP || error == ENOTDIR ? "it is a link or a file, not a folder" : strerror(error));
     }
     while (next_entry(listing, &entry) && visit(context, entry->d_name)) {
     }
     const int error = entry ? 0 : errno;
     closedir(listing);
-    return error ? hapt_fail(HAPT_ERR_IO, "check the disk", "folder %s cannot be read: %s", path, strerror(error))
+    return error ? hapt_fail(HAPT_ERR_IO, "check the disk", "cannot read folder %s: %s", path, strerror(error))
                  : HAPT_OK;
 }
 
@@ -108,7 +109,7 @@ static void remove_files(int folder, bool (*ours)(const char *name))
     while (next_entry(listing, &entry)) {
         struct stat about;
         if (!ours(entry->d_name) || fstatat(folder, entry->d_name, &about, AT_SYMLINK_NOFOLLOW)) continue;
-        if (!S_ISDIR(about.st_mode)) unlinkat(folder, entry->d_name, 0); /* of a link: the link */
+        if (!S_ISDIR(about.st_mode)) unlinkat(folder, entry->d_name, 0); /* removes a link itself, not its target */
     }
     closedir(listing);
 }
@@ -131,18 +132,18 @@ bool hapt_folder_remove(const char *parent, const char *name, bool (*ours)(const
     return gone;
 }
 
-bool hapt_folder_set_aside(const char *parent, const char *name, const char *why, char *now, size_t size)
+bool hapt_folder_rename_with_suffix(const char *parent, const char *name, const char *why, char *now, size_t size)
 {
     bool done = false;
     now[0] = '\0';
     const int above = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    for (int i = 1; above >= 0 && !done && i < MOST_TRIES; i++) {
+    for (int i = 1; above >= 0 && !done && i < MAX_TRIES; i++) {
         const int length =
             i == 1 ? snprintf(now, size, "%s.%s", name, why) : snprintf(now, size, "%s.%s-%d", name, why, i);
         if (length >= (int)size) break;
         struct stat about;
         if (fstatat(above, now, &about, AT_SYMLINK_NOFOLLOW) == 0) continue;
-        /* A file system without RENAME_NOREPLACE: the look before has to do. */
+        /* On a file system without RENAME_NOREPLACE the check above must suffice. */
         done = renameat2(above, name, above, now, RENAME_NOREPLACE) == 0 ||
                (errno == EINVAL && renameat(above, name, above, now) == 0);
         if (!done && errno != EEXIST) break;
@@ -156,7 +157,7 @@ enum hapt_status hapt_folder_try(const char *path)
 {
     char name[4096];
     int descriptor = -1, length = 0;
-    for (int i = 0; i < MOST_TRIES && descriptor < 0 && (i == 0 || errno == EEXIST); i++) {
+    for (int i = 0; i < MAX_TRIES && descriptor < 0 && (i == 0 || errno == EEXIST); i++) {
         length = snprintf(name, sizeof name, "%s/.try-%ld-%d", path, (long)getpid(), i);
         if (length >= (int)sizeof name)
             return hapt_fail(HAPT_ERR_IO, "use a shorter path", "path too long: %.60s...", path);
@@ -170,6 +171,6 @@ enum hapt_status hapt_folder_try(const char *path)
         unlink(name);
     }
     return good ? HAPT_OK
-                : hapt_fail(HAPT_ERR_IO, "choose another --output, or check rights and free space",
+                : hapt_fail(HAPT_ERR_IO, "choose another --output, or check permissions and free space",
                             "folder %s cannot be written: %s", path, strerror(error));
 }

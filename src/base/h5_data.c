@@ -1,11 +1,11 @@
-/* Datasets and attributes. Everything read is bounded before memory is reserved and converted by HDF5. */
+/* Datasets and attributes. Sizes are checked before memory is reserved; HDF5 converts the values. */
 #include "h5_private.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_TEXT = 1 << 20, CHUNK_ELEMENTS = 1 << 18, MOST_SPARE_BYTES = 1 << 26, MOST_FILLED_BYTES = 1 << 30 };
+enum { MAX_TEXT = 1 << 20, CHUNK_ELEMENTS = 1 << 18, MAX_SPARE_BYTES = 1 << 26, MAX_FILLED_BYTES = 1 << 30 };
 
 static hid_t native(enum hapt_h5_type type)
 {
@@ -34,8 +34,7 @@ static hid_t text_type(void)
     return type;
 }
 
-/* Creates a dataset with missing groups; fletcher32 needs chunks, so a scalar-less shape of one row is chunked as a
- * whole. */
+/* Creates a dataset and missing groups. fletcher32 needs chunked storage, so small datasets are one chunk. */
 static hid_t create(struct hapt_h5 *file, const char *name, hid_t type, int dims, const int64_t *shape, bool checksum)
 {
     hsize_t extent[HAPT_H5_MAX_DIMS] = {0}, chunk[HAPT_H5_MAX_DIMS] = {0};
@@ -82,7 +81,7 @@ enum hapt_status hapt_h5_write(struct hapt_h5 *file, const char *name, enum hapt
 enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, int64_t count, const char *const *text)
 {
     H5_HOLD_LOCK;
-    /* Fixed length: variable strings live outside the dataset, where no checksum covers them. */
+    /* Fixed-length strings: variable ones are stored outside the dataset, without a checksum. */
     size_t width = 1;
     for (int64_t i = 0; i < count; i++) width = strlen(text[i]) > width ? strlen(text[i]) : width;
     char *table = calloc((size_t)count + 1, width + 1);
@@ -116,8 +115,8 @@ static enum hapt_status extent_of(struct hapt_h5 *file, hid_t id, const char *na
     return HAPT_OK;
 }
 
-/* Compact data lie in the object's header, as many bytes as it says; the library reads what the shape takes, be it
- * there or not. */
+/* Compact data are stored in the object header, with a length of their own. HDF5 reads as many bytes as the shape
+ * needs, whether they exist or not. */
 static bool is_cut_short(hid_t id)
 {
     const hid_t layout = H5Dget_create_plist(id), space = H5Dget_space(id), type = H5Dget_type(id);
@@ -134,22 +133,22 @@ static bool is_cut_short(hid_t id)
 static enum hapt_status open_dataset(struct hapt_h5 *file, const char *name, hid_t *id)
 {
     if (!hapt_h5_exists(file, name))
-        return hapt_h5_refuse(file, "the file is incomplete or of another format", "dataset %s is missing in %s", name,
-                              file->path);
+        return hapt_h5_fail_content(file, "the file is incomplete or of another format", "dataset %s is missing in %s",
+                                    name, file->path);
     HAPT_TRY(hapt_h5_check_inside(file, name));
-    if (file->error && !file->writing) return hapt_h5_lack(file->path, file->error);
+    if (file->error && !file->writing) return hapt_h5_fail_system(file->path, file->error);
     *id = H5Dopen2(file->id, name, H5P_DEFAULT);
     if (*id < 0) return hapt_h5_fail(file, "dataset", name);
     const bool outside = hapt_h5_is_outside(*id);
     if (!outside && !is_cut_short(*id)) return HAPT_OK;
     H5Dclose(*id);
     if (outside)
-        return hapt_h5_refuse(
+        return hapt_h5_fail_content(
             file, "copy the data into the file (h5repack, h5copy)",
             "dataset %s of %s is stored in other files (external or virtual storage), which are not read", name,
             file->path);
-    return hapt_h5_refuse(file, "take another copy or make it again",
-                          "%s is damaged: %s has fewer bytes than its shape takes", file->path, name);
+    return hapt_h5_fail_content(file, "use another copy, or create the file again",
+                                "%s is damaged: %s has fewer bytes than its shape needs", file->path, name);
 }
 
 enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims, int64_t *shape)
@@ -162,8 +161,8 @@ enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims
     return status;
 }
 
-/* Types of numbers that are as IEEE and two's complement have them. A damaged header can describe any bit field, and
- * HDF5's conversions trust it: some crash. */
+/* True for IEEE and two's complement number types. A damaged header can describe any bit field; HDF5's conversions
+ * trust it, and some crash. */
 static bool is_integer(hid_t type)
 {
     const size_t size = H5Tget_size(type);
@@ -224,19 +223,20 @@ static bool is_number(hid_t id)
     return number;
 }
 
-/* Compares the found extent with the wanted one and counts the elements. */
+/* Compares the shape with the expected one and counts the elements. */
 static enum hapt_status match_shape(struct hapt_h5 *file, const char *name, int want_dims, int64_t *want, int dims,
                                     const int64_t *shape, int64_t limit, int64_t *elements)
 {
     if (dims != want_dims)
-        return hapt_h5_refuse(file, H5_HINT, "%s of %s has %d dimensions, not %d", name, file->path, dims, want_dims);
+        return hapt_h5_fail_content(file, H5_HINT, "%s of %s has %d dimensions, not %d", name, file->path, dims,
+                                    want_dims);
     int64_t count = 1;
     for (int i = 0; i < dims; i++) {
         if (want[i] >= 0 && shape[i] != want[i])
-            return hapt_h5_refuse(file, H5_HINT, "dimension %d of %s of %s is %lld, not %lld", i, name, file->path,
-                                  (long long)shape[i], (long long)want[i]);
+            return hapt_h5_fail_content(file, H5_HINT, "dimension %d of %s of %s is %lld, not %lld", i, name,
+                                        file->path, (long long)shape[i], (long long)want[i]);
         if (shape[i] > 0 && count > limit / shape[i])
-            return hapt_h5_refuse(file, H5_HINT, "%s of %s is absurdly large", name, file->path);
+            return hapt_h5_fail_content(file, H5_HINT, "%s of %s is unreasonably large", name, file->path);
         count *= shape[i];
     }
     for (int i = 0; i < dims; i++) want[i] = shape[i];
@@ -244,7 +244,7 @@ static enum hapt_status match_shape(struct hapt_h5 *file, const char *name, int 
     return HAPT_OK;
 }
 
-/* Chunks that an extent needs, and chunks that are there. */
+/* Compares the number of chunks that the shape needs with the number written. */
 static bool all_chunks_written(hid_t id, int dims, const hsize_t *chunk)
 {
 #if H5_VERSION_GE(1, 10, 5)
@@ -262,12 +262,12 @@ static bool all_chunks_written(hid_t id, int dims, const hsize_t *chunk)
 #endif
 }
 
-/* Chunks are read whole, so a file may ask for gigabytes to yield a small table; and storage that was never written
- * reads as the zeros that nobody meant, be they terabytes, unless the writer chose the value that stands for absence;
- * then of at most a gigabyte. */
+/* Refuses two kinds of storage. Chunks are read as a whole, so huge chunks could take gigabytes for a small table.
+ * Unwritten storage reads as zeros, possibly terabytes; it is allowed up to 1 GiB if the writer defined a fill
+ * value. */
 static enum hapt_status check_storage(struct hapt_h5 *file, hid_t id, const char *name, double bytes)
 {
-    const double most_chunk_bytes = bytes > MOST_SPARE_BYTES / 4 ? 4 * bytes : MOST_SPARE_BYTES;
+    const double max_chunk_bytes = bytes > MAX_SPARE_BYTES / 4 ? 4 * bytes : MAX_SPARE_BYTES;
     const hid_t layout = H5Dget_create_plist(id), type = H5Dget_type(id);
     hsize_t extent[H5S_MAX_RANK];
     H5D_fill_value_t fill = H5D_FILL_VALUE_UNDEFINED;
@@ -276,15 +276,16 @@ static enum hapt_status check_storage(struct hapt_h5 *file, hid_t id, const char
         layout < 0 || H5Pget_layout(layout) != H5D_CHUNKED ? 0 : H5Pget_chunk(layout, H5S_MAX_RANK, extent);
     for (int i = 0; i < dims; i++) chunk_bytes *= (double)extent[i];
     const bool filled = layout >= 0 && H5Pfill_value_defined(layout, &fill) >= 0 &&
-                        fill == H5D_FILL_VALUE_USER_DEFINED && bytes <= MOST_FILLED_BYTES;
+                        fill == H5D_FILL_VALUE_USER_DEFINED && bytes <= MAX_FILLED_BYTES;
     if (layout >= 0) H5Pclose(layout);
     if (type >= 0) H5Tclose(type);
-    if (dims > 0 && chunk_bytes > most_chunk_bytes)
-        return hapt_h5_refuse(file, "write it in chunks of at most 64 MB",
-                              "%s of %s has absurdly large chunks of %.3g bytes", name, file->path, chunk_bytes);
+    if (dims > 0 && chunk_bytes > max_chunk_bytes)
+        return hapt_h5_fail_content(file, "write it in chunks of at most 64 MB",
+                                    "%s of %s has unreasonably large chunks of %.3g bytes", name, file->path,
+                                    chunk_bytes);
     if (bytes > 0 && !filled && (dims > 0 ? !all_chunks_written(id, dims, extent) : H5Dget_storage_size(id) == 0))
-        return hapt_h5_refuse(file, "write the dataset, or give it a fill value", "%s of %s was never written", name,
-                              file->path);
+        return hapt_h5_fail_content(file, "write the dataset, or give it a fill value", "%s of %s was never written",
+                                    name, file->path);
     return HAPT_OK;
 }
 
@@ -317,12 +318,12 @@ static enum hapt_status read_open(struct hapt_h5 *file, hid_t id, const char *na
 {
     int found_dims = 0;
     int64_t found[HAPT_H5_MAX_DIMS] = {0}, elements = 0;
-    if (!is_number(id)) return hapt_h5_refuse(file, H5_HINT, "%s of %s does not hold numbers", name, file->path);
+    if (!is_number(id)) return hapt_h5_fail_content(file, H5_HINT, "%s of %s does not hold numbers", name, file->path);
     HAPT_TRY(extent_of(file, id, name, &found_dims, found));
     HAPT_TRY(match_shape(file, name, dims, shape, found_dims, found, limit, &elements));
     HAPT_TRY(check_storage(file, id, name, (double)elements * (double)type_bytes(type)));
     void *memory = hapt_arena_alloc(arena, (size_t)elements, type_bytes(type));
-    if (!memory) return hapt_h5_lack(file->path, ENOMEM);
+    if (!memory) return hapt_h5_fail_system(file->path, ENOMEM);
     if (elements > 0 && H5Dread(id, native(type), H5S_ALL, H5S_ALL, H5P_DEFAULT, memory) < 0)
         return hapt_h5_fail(file, "dataset", name);
     *data = memory;
@@ -345,11 +346,11 @@ static enum hapt_status read_rows_open(struct hapt_h5 *file, hid_t id, const cha
 {
     int dims;
     int64_t shape[HAPT_H5_MAX_DIMS];
-    if (!is_number(id)) return hapt_h5_refuse(file, H5_HINT, "%s of %s does not hold numbers", name, file->path);
+    if (!is_number(id)) return hapt_h5_fail_content(file, H5_HINT, "%s of %s does not hold numbers", name, file->path);
     HAPT_TRY(extent_of(file, id, name, &dims, shape));
     if (dims < 1 || first < 0 || count < 0 || first > shape[0] - count)
-        return hapt_h5_refuse(file, H5_HINT, "%s of %s has no rows %lld to %lld", name, file->path, (long long)first,
-                              (long long)(first + count));
+        return hapt_h5_fail_content(file, H5_HINT, "%s of %s has no rows %lld to %lld", name, file->path,
+                                    (long long)first, (long long)(first + count));
     hsize_t start[HAPT_H5_MAX_DIMS] = {(hsize_t)first}, extent[HAPT_H5_MAX_DIMS] = {(hsize_t)count};
     for (int i = 1; i < dims; i++) extent[i] = (hsize_t)shape[i];
     if (count == 0) return HAPT_OK;
@@ -373,7 +374,7 @@ enum hapt_status hapt_h5_read_rows(struct hapt_h5 *file, const char *name, enum 
     return status;
 }
 
-/* Strings of a dataset or attribute (`read` tells how), fixed or variable, into the arena. */
+/* Copies the strings of a dataset or attribute (`read` is the reader), of fixed or variable length, to the arena. */
 typedef herr_t text_reader(hid_t id, hid_t memory_type, void *buffer);
 
 static herr_t read_dataset_text(hid_t id, hid_t memory_type, void *buffer)
@@ -454,13 +455,11 @@ enum hapt_status hapt_h5_read_strings(struct hapt_h5 *file, const char *name, in
     if (space >= 0) H5Sclose(space);
     H5Dclose(id);
     if (status == HAPT_ERR_INPUT) return hapt_h5_fail(file, "strings", name);
-    if (status == HAPT_ERR_MEMORY) return hapt_h5_lack(file->path, ENOMEM);
+    if (status == HAPT_ERR_MEMORY) return hapt_h5_fail_system(file->path, ENOMEM);
     *count = elements;
     *text = table;
     return status;
 }
-
-/* Attributes. */
 
 /* `count` 0: a scalar. */
 static enum hapt_status write_attribute(struct hapt_h5 *file, const char *object, const char *name, hid_t type,
@@ -542,12 +541,12 @@ bool hapt_h5_has_attribute(struct hapt_h5 *file, const char *object, const char 
 static enum hapt_status find_attribute(struct hapt_h5 *file, const char *object, const char *name)
 {
     HAPT_TRY(hapt_h5_check_inside(file, object));
-    if (file->error && !file->writing) return hapt_h5_lack(file->path, file->error);
+    if (file->error && !file->writing) return hapt_h5_fail_system(file->path, file->error);
     if (hapt_h5_has_attribute(file, object, name)) return HAPT_OK;
-    return hapt_h5_refuse(file, H5_HINT, "attribute %s of %s is missing in %s", name, object, file->path);
+    return hapt_h5_fail_content(file, H5_HINT, "attribute %s of %s is missing in %s", name, object, file->path);
 }
 
-/* `count` numbers of up to `limit`. */
+/* Reads 1 to `limit` numbers; *count is how many. */
 static enum hapt_status read_attribute_numbers(struct hapt_h5 *file, const char *object, const char *name, hid_t type,
                                                int limit, int *count, void *value)
 {
@@ -610,23 +609,6 @@ enum hapt_status hapt_h5_read_attribute_text(struct hapt_h5 *file, const char *o
     if (type >= 0) H5Tclose(type);
     if (space >= 0) H5Sclose(space);
     if (id >= 0) H5Aclose(id);
-    if (status == HAPT_ERR_MEMORY) return hapt_h5_lack(file->path, ENOMEM);
+    if (status == HAPT_ERR_MEMORY) return hapt_h5_fail_system(file->path, ENOMEM);
     return status == HAPT_ERR_INPUT ? hapt_h5_fail(file, "attribute", name) : status;
-}
-
-enum hapt_status hapt_h5_peek_text(const char *path, const char *format, int version, bool foreign, const char *name,
-                                   char *text, size_t size)
-{
-    struct hapt_h5 *file;
-    struct hapt_arena arena;
-    const char *value = "";
-    text[0] = '\0';
-    HAPT_TRY(hapt_h5_open(path, format, version, foreign, &file));
-    hapt_arena_init(&arena);
-    enum hapt_status status = HAPT_OK;
-    if (hapt_h5_has_attribute(file, "/", name)) status = hapt_h5_read_attribute_text(file, "/", name, &arena, &value);
-    if (status == HAPT_OK) snprintf(text, size, "%s", value);
-    hapt_arena_release(&arena);
-    hapt_h5_close(file);
-    return status;
 }

@@ -1,9 +1,9 @@
 /*
- * The file driver behind what hapt writes and reads: on a descriptor that hapt opened; it opens no other file.
+ * HDF5 file driver of hapt: works on a descriptor that hapt opened and opens no other file.
  *
- * HDF5 cannot let go of a file that it fails to write: it keeps what it could not flush, refuses to close, and crashes
- * when the library ends. So it is never told: the first error is kept for hapt_h5_fail, and from there on everything
- * seems to succeed. The file is discarded anyway. A failure to read is told to HDF5 and noted (h5_fault.c).
+ * If writing fails, HDF5 keeps the data that it could not flush, refuses to close the file, and crashes when the
+ * library ends. So the driver reports success after a write error: it keeps the first error for hapt_h5_fail, and the
+ * file is discarded anyway. Read errors are reported to HDF5 and noted (h5_fault.c).
  */
 #include "h5_private.h"
 
@@ -13,23 +13,23 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "hapt/guard.h"
+#include "hapt/sandbox.h"
 
 #if H5_VERSION_GE(1, 13, 0)
 #include <H5FDdevelop.h>
 #endif
 
 struct disk {
-    H5FD_t base; /* HDF5's part: first */
+    H5FD_t base; /* HDF5's part: must be first */
     int descriptor;
     bool writing;
-    int *error; /* errno of the first call that failed, 0: none did */
+    int *error; /* errno of the first failed call; 0: none */
     haddr_t eoa, eof;
 };
 
-/* State for the next file that is opened; under the library's lock. HDF5 opens a new file twice. */
+/* State for the next file to open; guarded by the library lock. HDF5 opens a new file twice. */
 static struct {
-    int descriptor; /* -1: nothing may be opened */
+    int descriptor; /* -1: no file may be opened */
     bool writing, taken;
     int *error;
 } opening = {.descriptor = -1};
@@ -38,7 +38,8 @@ static void keep(struct disk *disk)
 {
     const int error = errno ? errno : EIO;
     if (*disk->error == 0) *disk->error = error;
-    if (!disk->writing) hapt_guard_refused(error); /* at once: the library may crash over it */
+    if (!disk->writing)
+        hapt_sandbox_note_system_error(error); /* at once, because the library may crash after this error */
 }
 
 static H5FD_t *disk_open(const char *name, unsigned flags, hid_t access, haddr_t most)
@@ -64,7 +65,7 @@ static H5FD_t *disk_open(const char *name, unsigned flags, hid_t access, haddr_t
 static herr_t disk_close(H5FD_t *base)
 {
     struct disk *disk = (struct disk *)base;
-    if (!disk->writing) close(disk->descriptor); /* else hapt does, behind fsync */
+    if (!disk->writing) close(disk->descriptor); /* else hapt closes it after fsync */
     free(disk);
     return 0;
 }
@@ -117,7 +118,7 @@ static herr_t disk_read(H5FD_t *base, H5FD_mem_t type, hid_t transfer, haddr_t a
         address += (haddr_t)got;
         bytes -= (size_t)got;
     }
-    memset(to, 0, bytes); /* behind the end */
+    memset(to, 0, bytes); /* after the end of the file */
     return 0;
 }
 
@@ -155,7 +156,7 @@ static herr_t disk_truncate(H5FD_t *base, hid_t transfer, hbool_t closing)
 static const H5FD_class_t driver = {
 #if H5_VERSION_GE(1, 13, 0)
     .version = H5FD_CLASS_VERSION,
-    .value = (H5FD_class_value_t)600, /* of those left to drivers outside the library */
+    .value = (H5FD_class_value_t)600, /* from the range for drivers outside the library */
 #endif
     .name = "hapt",
     .maxaddr = INT64_MAX,

@@ -1,11 +1,10 @@
 /*
- * Why reading a file failed: its content, or the system. HDF5 says both in one way, so system failures are noted where
- * they happen: by the file driver (h5_disk.c), which sees errno, and by a function that HDF5 calls on each failure,
+ * Finds out whether the content or the system caused a failed read. HDF5's return values do not show this. System
+ * failures are noted at their source: in the file driver (h5_disk.c), which sees errno, and in an HDF5 error callback,
  * which sees failed allocations.
  *
- * A damaged size can ask for more memory than there is. Files as hapt writes them carry checksums over every size, so
- * there a failed allocation is the system's. In files of older formats it is the system's only if a small allocation
- * fails as well.
+ * A damaged size can ask for more memory than exists. In files written by hapt, checksums cover every size, so a
+ * failed allocation is a system failure. In older formats it counts as one only if a small allocation fails as well.
  */
 #include "h5_private.h"
 
@@ -19,10 +18,9 @@
 enum { PROBE_BYTES = 1 << 26 };
 
 static pthread_mutex_t library = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
-static int depth;      /* of functions that hold the lock */
-static int noted;      /* errno of the first system failure within the outermost of them, 0: none */
-static bool was_short; /* an allocation failed in this process: HDF5 may have been left in disorder, and fails in other
-                          ways later */
+static int depth;              /* nesting of functions that hold the lock */
+static int noted;              /* errno of the first system failure inside the outermost of them; 0: none */
+static bool allocation_failed; /* in this process: HDF5's state may be inconsistent, so later calls may fail */
 static _Thread_local enum hapt_h5_fault last;
 
 enum hapt_h5_fault hapt_h5_last_fault(void)
@@ -40,7 +38,7 @@ int *hapt_h5_noted(void)
     return &noted;
 }
 
-/* Malloc leaves errno behind; HDF5's record can be too coarse to tell. */
+/* errno is still set by malloc; HDF5's own record can be too coarse. */
 static herr_t find_allocation(unsigned place, const H5E_error2_t *error, void *context)
 {
     (void)place;
@@ -55,13 +53,19 @@ static herr_t note_failure(hid_t stack, void *context)
     (void)context;
     bool memory = errno == ENOMEM;
     if (!memory) H5Ewalk2(stack, H5E_WALK_DOWNWARD, find_allocation, &memory);
-    was_short = was_short || memory;
+    allocation_failed = allocation_failed || memory;
     if (memory && noted == 0) noted = ENOMEM;
     return 0;
 }
 
-/* HDF5 prints its own error stack unless told otherwise. At its end it must find no function: it would print about its
- * own leaks. */
+bool hapt_h5_iterated(herr_t result)
+{
+    if (result < 0) note_failure(H5E_DEFAULT, NULL);
+    return result >= 0;
+}
+
+/* Installs the error callback; without one, HDF5 prints its error stack. At exit there must be no callback, or it would
+ * report HDF5's own leaks. */
 struct hapt_h5_held hapt_h5_lock(void)
 {
     pthread_mutex_lock(&library);
@@ -89,7 +93,7 @@ static bool memory_is_short(void)
 int hapt_h5_system_error(const struct hapt_h5 *file)
 {
     const int found = noted ? noted : file && !file->writing ? file->error : 0;
-    const int error = found ? found : was_short ? ENOMEM : 0;
+    const int error = found ? found : allocation_failed ? ENOMEM : 0;
     if (error == ENOMEM && !memory_is_short() && !(file && file->checked_sizes)) return 0;
     return error;
 }
@@ -100,7 +104,7 @@ bool hapt_h5_is_system_error(int error)
            error != ENAMETOOLONG && error != ENXIO;
 }
 
-enum hapt_status hapt_h5_lack(const char *path, int error)
+enum hapt_status hapt_h5_fail_system(const char *path, int error)
 {
     last = HAPT_H5_FAULT_SYSTEM;
     if (error == ENOMEM) return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory ran out while %s was read", path);
@@ -111,12 +115,12 @@ enum hapt_status hapt_h5_lack(const char *path, int error)
                      path, strerror(error));
 }
 
-enum hapt_status hapt_h5_refuse(const struct hapt_h5 *file, const char *hint, const char *format, ...)
+enum hapt_status hapt_h5_fail_content(const struct hapt_h5 *file, const char *hint, const char *format, ...)
 {
     char message[1024];
     va_list arguments;
     const int error = hapt_h5_system_error(file);
-    if (error) return hapt_h5_lack(file->path, error);
+    if (error) return hapt_h5_fail_system(file->path, error);
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);

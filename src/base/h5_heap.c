@@ -1,12 +1,12 @@
 /*
- * Strings of variable length lie in global heaps of the file, and what a dataset or an attribute holds of them are
- * references. The library (1.10) follows these without asking whether the heap has such an object: over a damaged one
- * it copies what lies behind its table, or more than it made room for, and whether that is noticed depends on the
- * memory around. So the guard's children follow them first, in the bytes of the file (HDF5 File Format
- * Specification 3.0: III.E global heap, IV.A object headers).
+ * Checks variable-length strings, which are stored in global heaps of the file and referenced from datasets and
+ * attributes. HDF5 1.10 follows these references without checking that the heap has such an object. In a damaged file
+ * it copies bytes beyond the heap's table, or more than it allocated, and a crash depends on the surrounding memory.
+ * So the sandbox's children first follow the references in the bytes of the file (HDF5 File Format Specification 3.0:
+ * III.E global heap, IV.A object headers).
  *
- * Left to the library: references under a filter, in virtual datasets, and in attributes that are shared or stored
- * outside of the object's header (only the newest file formats, beyond eight attributes).
+ * Not checked: references in filtered or virtual datasets and in shared attributes. Nor are attributes outside the
+ * object header (only in the newest file formats, with more than eight attributes).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,10 +17,10 @@
 #include "h5_private.h"
 
 enum {
-    MOST_BLOCKS = 256, /* of an object header */
+    MAX_BLOCKS = 256, /* limit per object header */
     HEAP_INDICES = 1 << 16,
-    REFERENCES = 1 << 12, /* read at once */
-    MOST_CHUNK_BYTES = 1 << 26,
+    REFERENCES = 1 << 12, /* limit per read */
+    MAX_CHUNK_BYTES = 1 << 26,
     MESSAGE_LAYOUT = 0x08,
     MESSAGE_ATTRIBUTE = 0x0c,
     MESSAGE_CONTINUATION = 0x10,
@@ -29,12 +29,12 @@ enum {
 static const int64_t nowhere = -1;
 
 struct hapt_h5_heap {
-    int disk;             /* the file, once more */
-    uint64_t bytes, base; /* its size; where its address 0 lies (behind a user block) */
+    int disk;             /* descriptor of the file, opened again */
+    uint64_t bytes, base; /* size of the file; offset of its address 0 (after a user block) */
     int address_bytes, length_bytes;
-    uint64_t collection; /* the one looked at last */
+    uint64_t collection; /* address of the collection read last */
     bool known;
-    int64_t size[HEAP_INDICES]; /* of its objects; `nowhere`: none */
+    int64_t size[HEAP_INDICES]; /* sizes of its objects; `nowhere`: no such object */
 };
 
 struct span {
@@ -100,8 +100,8 @@ void hapt_h5_heap_destroy(struct hapt_h5_heap *heap)
 
 /* ---- Collections ---- */
 
-/* "GCOL", version, 3 reserved, size; objects: index 2, users 2, 4 reserved, size, bytes padded to 8. Index 0: free
- * room, header included. */
+/* Lists a collection: "GCOL", version, 3 reserved, size; then objects: index 2, users 2, 4 reserved, size, data padded
+ * to 8. Index 0 is free space; its size includes the header. */
 static bool list_objects(struct hapt_h5_heap *heap, uint64_t address)
 {
     unsigned char head[16];
@@ -121,8 +121,8 @@ static bool list_objects(struct hapt_h5_heap *heap, uint64_t address)
     return true;
 }
 
-/* Length 4, address of the collection, index 4. Address 0: no string. */
-static bool leads(struct hapt_h5_heap *heap, const unsigned char *reference)
+/* Checks a reference: length 4, address of the collection, index 4. Address 0: no string. */
+static bool reference_is_valid(struct hapt_h5_heap *heap, const unsigned char *reference)
 {
     const uint64_t length = number(reference, 4), address = number(reference + 4, heap->address_bytes);
     const uint64_t index = number(reference + 4 + heap->address_bytes, 4);
@@ -134,17 +134,17 @@ static bool leads(struct hapt_h5_heap *heap, const unsigned char *reference)
     return heap->known && index < HEAP_INDICES && heap->size[index] == (int64_t)length;
 }
 
-static bool all_lead(struct hapt_h5_heap *heap, const unsigned char *references, int64_t count)
+static bool references_are_valid(struct hapt_h5_heap *heap, const unsigned char *references, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
-        if (!leads(heap, references + i * (8 + heap->address_bytes))) return false;
+        if (!reference_is_valid(heap, references + i * (8 + heap->address_bytes))) return false;
     return true;
 }
 
 /* ---- Object headers ---- */
 
-/* The attribute's value, if the message is that attribute: version, flags, sizes of name, type and shape, then these
- * (version 1 pads each). */
+/* True if the message is the attribute `name`; *value is its data. Layout: version, flags, sizes of name, type and
+ * shape, then these (padded in version 1). */
 static bool is_attribute(const struct hapt_h5_heap *heap, struct span message, const char *name, struct span *value)
 {
     unsigned char head[9];
@@ -163,7 +163,7 @@ static bool is_attribute(const struct hapt_h5_heap *heap, struct span message, c
     return memcmp(found, name, length) == 0;
 }
 
-/* The data of a compact dataset: version 3 or 4, class 0, size 2, data. */
+/* True if the message has the data of a compact dataset: version 3 or 4, class 0, size 2, data. */
 static bool is_compact(const struct hapt_h5_heap *heap, struct span message, struct span *value)
 {
     unsigned char head[4];
@@ -175,9 +175,9 @@ static bool is_compact(const struct hapt_h5_heap *heap, struct span message, str
 
 struct header {
     bool newer;        /* version 2 */
-    int message_bytes; /* before a message's data */
+    int message_bytes; /* bytes before a message's data */
     int blocks;
-    struct span block[MOST_BLOCKS];
+    struct span block[MAX_BLOCKS];
 };
 
 static bool open_header(const struct hapt_h5_heap *heap, uint64_t address, struct header *header)
@@ -204,15 +204,14 @@ static void add_block(const struct hapt_h5_heap *heap, struct span message, stru
 {
     unsigned char where[16];
     const int width = heap->address_bytes;
-    if (header->blocks == MOST_BLOCKS || !take(heap, message.first, (size_t)(width + heap->length_bytes), where))
-        return;
+    if (header->blocks == MAX_BLOCKS || !take(heap, message.first, (size_t)(width + heap->length_bytes), where)) return;
     const uint64_t first = number(where, width), bytes = number(where + width, heap->length_bytes);
-    const uint64_t around = header->newer ? 4 : 0; /* "OCHK", and a checksum */
+    const uint64_t around = header->newer ? 4 : 0; /* "OCHK" before, a checksum after */
     if (bytes > 2 * around && first < heap->bytes && bytes < heap->bytes)
         header->block[header->blocks++] = (struct span){first + around, first + bytes - around};
 }
 
-/* The value of an attribute, or (name NULL) the data of a compact dataset. False: none is found in the header. */
+/* Finds the value of an attribute, or (name NULL) the data of a compact dataset. False: not in the header. */
 static bool find_value(const struct hapt_h5_heap *heap, uint64_t address, const char *name, struct span *value)
 {
     struct header header;
@@ -251,29 +250,31 @@ static bool header_of(hid_t object, uint64_t *address)
     return true;
 }
 
-/* ---- Where references are stored ---- */
+/* ---- Storage of references ---- */
 
-static bool span_leads(struct hapt_h5_heap *heap, struct span span, int64_t count)
+static bool span_references_are_valid(struct hapt_h5_heap *heap, struct span span, int64_t count)
 {
     static unsigned char block[REFERENCES * 16];
     const uint64_t width = 8 + (uint64_t)heap->address_bytes;
     if (count < 0 || span.end < span.first || (uint64_t)count > (span.end - span.first) / width) return false;
     for (int64_t done = 0; done < count; done += REFERENCES) {
         const int64_t now = count - done < REFERENCES ? count - done : REFERENCES;
-        if (!take(heap, span.first + (uint64_t)done * width, (size_t)now * width, block) || !all_lead(heap, block, now))
+        if (!take(heap, span.first + (uint64_t)done * width, (size_t)now * width, block) ||
+            !references_are_valid(heap, block, now))
             return false;
     }
     return true;
 }
 
-static bool header_leads(struct hapt_h5_heap *heap, hid_t object, const char *name, int64_t count)
+static bool header_references_are_valid(struct hapt_h5_heap *heap, hid_t object, const char *name, int64_t count)
 {
     uint64_t address;
     struct span span;
-    return !header_of(object, &address) || !find_value(heap, address, name, &span) || span_leads(heap, span, count);
+    return !header_of(object, &address) || !find_value(heap, address, name, &span) ||
+           span_references_are_valid(heap, span, count);
 }
 
-static bool chunks_lead(struct hapt_h5_heap *heap, hid_t dataset)
+static bool chunk_references_are_valid(struct hapt_h5_heap *heap, hid_t dataset)
 {
     hsize_t chunks = 0;
     const hid_t space = H5Dget_space(dataset);
@@ -284,29 +285,30 @@ static bool chunks_lead(struct hapt_h5_heap *heap, hid_t dataset)
         unsigned filters = 0;
         uint32_t skipped = 0;
         good =
-            H5Dget_chunk_info(dataset, space, i, offset, &filters, &address, &bytes) >= 0 && bytes <= MOST_CHUNK_BYTES;
+            H5Dget_chunk_info(dataset, space, i, offset, &filters, &address, &bytes) >= 0 && bytes <= MAX_CHUNK_BYTES;
         unsigned char *chunk = good ? malloc((size_t)bytes + 1) : NULL;
         if (good && !chunk) *hapt_h5_noted() = ENOMEM;
         good = chunk && H5Dread_chunk(dataset, H5P_DEFAULT, offset, &skipped, chunk) >= 0 &&
-               all_lead(heap, chunk, (int64_t)bytes / (8 + heap->address_bytes));
+               references_are_valid(heap, chunk, (int64_t)bytes / (8 + heap->address_bytes));
         free(chunk);
     }
     if (space >= 0) H5Sclose(space);
     return good;
 }
 
-static bool stored_lead(struct hapt_h5_heap *heap, hid_t dataset, int64_t count)
+static bool stored_references_are_valid(struct hapt_h5_heap *heap, hid_t dataset, int64_t count)
 {
     const hid_t made = H5Dget_create_plist(dataset);
     const H5D_layout_t layout = made < 0 ? H5D_LAYOUT_ERROR : H5Pget_layout(made);
     const int filters = made < 0 ? 0 : H5Pget_nfilters(made), files = made < 0 ? 0 : H5Pget_external_count(made);
     if (made >= 0) H5Pclose(made);
-    if (layout == H5D_COMPACT) return header_leads(heap, dataset, NULL, count);
-    if (layout == H5D_CHUNKED) return filters > 0 || chunks_lead(heap, dataset);
+    if (layout == H5D_COMPACT) return header_references_are_valid(heap, dataset, NULL, count);
+    if (layout == H5D_CHUNKED) return filters > 0 || chunk_references_are_valid(heap, dataset);
     if (layout != H5D_CONTIGUOUS || files > 0) return true;
-    const haddr_t at = H5Dget_offset(dataset); /* in the file; nothing stored: undefined */
+    const haddr_t at = H5Dget_offset(dataset); /* offset in the file; undefined if nothing is stored */
     if (at == HADDR_UNDEF) return true;
-    return at >= heap->base && span_leads(heap, (struct span){at - heap->base, heap->bytes - heap->base}, count);
+    return at >= heap->base &&
+           span_references_are_valid(heap, (struct span){at - heap->base, heap->bytes - heap->base}, count);
 }
 
 static bool is_variable_text(hid_t type)
@@ -314,7 +316,7 @@ static bool is_variable_text(hid_t type)
     return type >= 0 && H5Tget_class(type) == H5T_STRING && H5Tis_variable_str(type) > 0;
 }
 
-bool hapt_h5_heap_leads(struct hapt_h5_heap *heap, hid_t object, const char *attribute)
+bool hapt_h5_heap_references_are_valid(struct hapt_h5_heap *heap, hid_t object, const char *attribute)
 {
     const hid_t id = attribute ? H5Aopen(object, attribute, H5P_DEFAULT) : object;
     const hid_t type = id < 0 ? -1 : attribute ? H5Aget_type(id) : H5Dget_type(id);
@@ -322,7 +324,8 @@ bool hapt_h5_heap_leads(struct hapt_h5_heap *heap, hid_t object, const char *att
     const hssize_t count = space < 0 ? -1 : H5Sget_simple_extent_npoints(space);
     bool good = true;
     if (is_variable_text(type) && count > 0)
-        good = attribute ? header_leads(heap, object, attribute, count) : stored_lead(heap, object, count);
+        good = attribute ? header_references_are_valid(heap, object, attribute, count)
+                         : stored_references_are_valid(heap, object, count);
     if (space >= 0) H5Sclose(space);
     if (type >= 0) H5Tclose(type);
     if (attribute && id >= 0) H5Aclose(id);

@@ -1,18 +1,18 @@
-/* A whole file read for nothing but to know that it can be: `hapt check`. */
+/* Reads a whole file to prove that it is readable: `hapt check`. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "h5_private.h"
 
-enum { MOST_MEMBERS = 1 << 20, MOST_DEPTH = 32, BLOCK_BYTES = 1 << 24, MOST_TEXT = 1 << 24 };
+enum { MAX_MEMBERS = 1 << 20, MAX_DEPTH = 32, BLOCK_BYTES = 1 << 24, MAX_TEXT = 1 << 24 };
 
 struct verification {
     struct hapt_h5 *file;
     struct hapt_h5_content *content;
-    enum hapt_status status; /* of the first attribute that failed */
+    enum hapt_status status; /* of the first failed attribute */
 };
 
-/* Text or numbers, as one value of memory. */
+/* Reads text or numbers as they are in memory. */
 static enum hapt_status read_values(struct hapt_h5 *file, hid_t id, const char *name)
 {
     const hid_t type = H5Aget_type(id), space = H5Aget_space(id);
@@ -48,14 +48,14 @@ static enum hapt_status verify_attributes(struct verification *verification, con
     hsize_t first = 0;
     verification->status = HAPT_OK;
     const hid_t id = H5Oopen(verification->file->id, path, H5P_DEFAULT);
-    const herr_t done =
-        id < 0 ? -1 : H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &first, read_attribute, verification);
+    const bool done = id >= 0 && hapt_h5_iterated(H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &first, read_attribute,
+                                                              verification));
     if (id >= 0) H5Oclose(id);
     HAPT_TRY(verification->status);
-    return done < 0 ? hapt_h5_fail(verification->file, "attributes of", path) : HAPT_OK;
+    return done ? HAPT_OK : hapt_h5_fail(verification->file, "attributes of", path);
 }
 
-/* Text is read as such; all else as it is stored. */
+/* Text is read as text; other data as stored numbers. */
 static bool is_text(struct hapt_h5 *file, const char *path, int64_t *row_bytes)
 {
     const hid_t id = H5Dopen2(file->id, path, H5P_DEFAULT), type = id < 0 ? -1 : H5Dget_type(id);
@@ -75,9 +75,9 @@ static enum hapt_status read_numbers(struct verification *verification, const ch
     HAPT_TRY(hapt_h5_check_written(file, path));
     if (dims == 0 || row_bytes == 0) return HAPT_OK;
     if (row_bytes > (int64_t)1 << 36)
-        return hapt_h5_refuse(file, H5_HINT, "%s of %s is absurdly large", path, file->path);
+        return hapt_h5_fail_content(file, H5_HINT, "%s of %s is unreasonably large", path, file->path);
     void *block = malloc((size_t)((rows < shape[0] ? rows : shape[0]) * row_bytes) + 1);
-    enum hapt_status status = block ? HAPT_OK : hapt_h5_lack(file->path, ENOMEM);
+    enum hapt_status status = block ? HAPT_OK : hapt_h5_fail_system(file->path, ENOMEM);
     for (int64_t first = 0; status == HAPT_OK && first < shape[0]; first += rows)
         status =
             hapt_h5_read_rows(file, path, HAPT_H5_F64, first, shape[0] - first < rows ? shape[0] - first : rows, block);
@@ -101,7 +101,7 @@ static enum hapt_status verify_dataset(struct verification *verification, const 
     } else {
         struct hapt_arena arena;
         hapt_arena_init(&arena);
-        const enum hapt_status status = hapt_h5_read_strings(file, path, MOST_TEXT, &arena, &count, &text);
+        const enum hapt_status status = hapt_h5_read_strings(file, path, MAX_TEXT, &arena, &count, &text);
         hapt_arena_release(&arena);
         HAPT_TRY(status);
     }
@@ -118,11 +118,11 @@ static enum hapt_status verify_group(struct verification *verification, const ch
     const char **name = NULL;
     hapt_arena_init(&arena);
     verification->content->groups++;
-    enum hapt_status status = hapt_h5_list(verification->file, path, MOST_MEMBERS, &arena, &count, &name);
+    enum hapt_status status = hapt_h5_list(verification->file, path, MAX_MEMBERS, &arena, &count, &name);
     for (int64_t i = 0; i < count && status == HAPT_OK; i++) {
         const char *member = hapt_arena_printf(&arena, "%s/%s", depth == 0 ? "" : path, name[i]);
-        status =
-            member ? verify_object(verification, member, depth + 1) : hapt_h5_lack(verification->file->path, ENOMEM);
+        status = member ? verify_object(verification, member, depth + 1)
+                        : hapt_h5_fail_system(verification->file->path, ENOMEM);
     }
     hapt_arena_release(&arena);
     return status;
@@ -132,15 +132,16 @@ static enum hapt_status verify_object(struct verification *verification, const c
 {
     struct hapt_h5 *file = verification->file;
     HAPT_TRY(hapt_h5_check_inside(file, path));
-    if (!hapt_h5_exists(file, path)) return hapt_h5_refuse(file, H5_HINT, "%s of %s leads nowhere", path, file->path);
+    if (!hapt_h5_exists(file, path))
+        return hapt_h5_fail_content(file, H5_HINT, "%s of %s is a dangling link", path, file->path);
     const hid_t id = H5Oopen(file->id, path, H5P_DEFAULT);
     const H5I_type_t type = id < 0 ? H5I_BADID : H5Iget_type(id);
     if (id >= 0) H5Oclose(id);
     if (id < 0) return hapt_h5_fail(file, "object", path);
     HAPT_TRY(verify_attributes(verification, path));
     if (type == H5I_DATASET) return verify_dataset(verification, path);
-    if (type == H5I_GROUP && depth > MOST_DEPTH)
-        return hapt_h5_refuse(file, H5_HINT, "%s has groups in more than %d levels", file->path, MOST_DEPTH);
+    if (type == H5I_GROUP && depth > MAX_DEPTH)
+        return hapt_h5_fail_content(file, H5_HINT, "%s has groups in more than %d levels", file->path, MAX_DEPTH);
     return type == H5I_GROUP ? verify_group(verification, path, depth) : HAPT_OK;
 }
 

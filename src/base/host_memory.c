@@ -1,4 +1,4 @@
-/* How much memory this process may still take: of the machine, of its control group, of its address space. */
+/* Memory that this process may still allocate: limits of the machine, its cgroup and its address space. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 
 #include "hapt/arena.h"
 
-/* The number behind `key` at the start of a line; NaN where the file or the line is not there. */
+/* The number after `key` at the start of a line; NaN if the file or the line is missing. */
 static double value_of(const char *path, const char *key)
 {
     FILE *file = fopen(path, "r");
@@ -20,7 +20,7 @@ static double value_of(const char *path, const char *key)
     return value;
 }
 
-/* Page cache counts as used but is given back. NaN without a limit. */
+/* The page cache counts as used but can be reclaimed, so it is added. NaN without a limit. */
 static double control_group(void)
 {
     const double limit = value_of("/sys/fs/cgroup/memory.max", ""),
@@ -45,6 +45,6 @@ double hapt_memory_available(void)
                              control_group(), address_space()};
     double least = INFINITY;
     for (int i = 0; i < 3; i++)
-        if (bounds[i] < least) least = bounds[i]; /* NaN is no bound */
+        if (bounds[i] < least) least = bounds[i]; /* NaN: no limit */
     return least > 0 ? least : 0;
 }

@@ -1,4 +1,4 @@
-/* Before MPI starts: the environment that its library reads, and the launcher's view of the job. */
+/* Before MPI starts: the environment that its library reads, and the launcher's description of the job. */
 #include "launch.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-/* OpenMPI's shared-memory segments, a rank: 4 MB for messages, and windows. */
+/* OpenMPI's shared-memory segments per rank: 4 MB for messages, and windows. */
 #define SEGMENT_BYTES 6e6
 #define SEGMENTS_BESIDE 16e6
 
@@ -44,8 +44,9 @@ static double free_bytes(const char *folder)
                                                                      : 0;
 }
 
-/* Containers often have 64 MB in /dev/shm, or none: then MPI's segments go where there is room. Without any, ranks of
- * one host speak TCP: MPI_Init would end the job, without a word of hapt's, where vader cannot make its segment. */
+/* Containers often have 64 MB in /dev/shm, or none; then MPI's segments go to a folder with room. If no folder has
+ * room, ranks of one host use TCP: MPI_Init would end the job without a message of hapt if vader cannot create its
+ * segment. */
 static void choose_segment_folder(long ranks)
 {
     static const char *const setting[] = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_osc_sm_backing_directory",
@@ -61,7 +62,7 @@ static void choose_segment_folder(long ranks)
     if (ranks > 1) setenv("OMPI_MCA_btl", "^vader,sm", 0);
 }
 
-static long launched_rank; /* as PMIx called this process: MPI_Init writes over it */
+static long launched_rank; /* PMIx's rank of this process: MPI_Init overwrites it */
 
 void launch_set_environment(void)
 {
@@ -70,15 +71,17 @@ void launch_set_environment(void)
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     const char *ranks = local ? local : getenv("SLURM_NTASKS_PER_NODE");
     if (!launch_is_launched()) {
-        /* A lone process needs no network transport and no daemon: 0.3 s less. */
+        /* A single process needs no network transport and no daemon; this saves 0.3 s. */
         setenv("OMPI_MCA_pml", "ob1", 0);
         setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
-        /* All lone processes of a user would share one session folder, and each removes it when it ends: 1 start in 100
+        /* Single processes of one user would share a session folder, which each removes at its end: 1 of 100 starts
          * failed beside three others. */
         setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
     }
+    /* No stack trace of Open MPI in a signal handler: it allocates, and waits forever if the heap was locked. */
+    setenv("OMPI_MCA_opal_signal", "", 0);
     choose_segment_folder(ranks && atol(ranks) > 0 ? atol(ranks) : 1);
-    /* Ranks that spin on a shared core starve each other. */
+    /* Spinning ranks that share a core slow each other down. */
     if (ranks && atol(ranks) > sysconf(_SC_NPROCESSORS_ONLN)) setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
 }
 
@@ -86,7 +89,7 @@ enum hapt_status launch_check_size(int world_size)
 {
     static const struct {
         const char *size, *launcher, *hint;
-        const char *with; /* counts only where this is set, too */
+        const char *with; /* counts only if this is set as well */
     } said[] = {{"SLURM_STEP_NUM_TASKS", "Slurm", "start the step with srun --mpi=pmix", "SLURM_STEP_ID"},
                 {"SLURM_NTASKS", "Slurm", "start the step with srun --mpi=pmix", "SLURM_STEP_ID"},
                 {"OMPI_COMM_WORLD_SIZE", "OpenMPI's mpirun",
@@ -102,14 +105,14 @@ enum hapt_status launch_check_size(int world_size)
     for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
         const char *size = getenv(said[i].size);
         if (!size || atol(size) <= 1 || (said[i].with && !getenv(said[i].with))) continue;
-        /* The step's own number of tasks rules over the job's. */
+        /* The step's number of tasks has priority over the job's. */
         if (i == 1 && getenv(said[0].size)) continue;
         return hapt_fail(HAPT_ERR_COMM, said[i].hint,
-                         "this process is alone although %s started %s tasks: the launcher and MPI do not speak",
+                         "this process is alone although %s started %s tasks: the launcher and MPI do not cooperate",
                          said[i].launcher, size);
     }
     if (launched_rank > 0)
-        return hapt_fail(HAPT_ERR_COMM, "start with a launcher that speaks the PMIx of the MPI library",
-                         "this process is alone although PMIx calls it rank %ld", launched_rank);
+        return hapt_fail(HAPT_ERR_COMM, "start with a launcher that supports the PMIx of the MPI library",
+                         "this process is alone although PMIx says that it is rank %ld", launched_rank);
     return HAPT_OK;
 }

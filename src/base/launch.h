@@ -1,4 +1,4 @@
-/* Before MPI starts: the environment that its library reads, and the launcher's view of the job. */
+/* Before MPI starts: the environment that its library reads, and the launcher's description of the job. */
 #ifndef HAPT_BASE_LAUNCH_H
 #define HAPT_BASE_LAUNCH_H
 
@@ -6,15 +6,15 @@
 
 #include "hapt/status.h"
 
-/* Did a launcher start this process? */
+/* True if a launcher started this process. */
 bool launch_is_launched(void);
-/* Ranks that the launcher says there are; 1: it does not say. */
+/* Number of ranks according to the launcher; 1: unknown. */
 long launch_size(void);
-/* What OpenMPI reads at start-up. Nothing the user set is overwritten. */
+/* Sets what OpenMPI reads at start-up. Does not overwrite settings of the user. */
 void launch_set_environment(void);
-/* Process number of OpenMPI's launcher when it is this process's parent; 0: it is not. */
+/* Process number of OpenMPI's launcher if it is the parent of this process; otherwise 0. */
 long launch_parent(void);
-/* HAPT_ERR_COMM where MPI knows this process alone and the launcher says that there are more. */
+/* HAPT_ERR_COMM if MPI has one process but the launcher started more. */
 enum hapt_status launch_check_size(int world_size);
 
 #endif

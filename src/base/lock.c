@@ -1,4 +1,4 @@
-/* One owner of a folder: include/hapt/lock.h. */
+/* The lock of a folder, for one owner: include/hapt/lock.h. */
 #include "hapt/lock.h"
 
 #include <errno.h>
@@ -17,30 +17,30 @@
 #include "hapt/env.h"
 
 #define LOCK_NAME ".hapt-lock"
-#define SETTLE_S 1.0 /* between writing a lock and reading it back */
-enum { MOST_PATH = 4096, MOST_TEXT = 2048, VISIBLE_TRIES = 50 };
+#define READ_BACK_DELAY_S 1.0 /* between writing a lock and reading it back */
+enum { MAX_PATH = 4096, MAX_TEXT = 2048, VISIBLE_TRIES = 50 };
 
-/* Contents of the lock file. */
+/* Content of the lock file. */
 struct owner {
-    char host[65], job[65], since[33], boot[41], space[33], token[HAPT_LOCK_TOKEN_CHARS + 1];
+    char host[65], job[65], since[33], boot[41], pid_namespace[33], token[HAPT_LOCK_TOKEN_CHARS + 1];
     long process;
-    unsigned long long started; /* of the process, in ticks since boot */
+    unsigned long long started; /* start time of the process, in ticks since boot */
 };
 
 static struct {
     bool held;
-    char path[MOST_PATH], folder[MOST_PATH];
+    char path[MAX_PATH], folder[MAX_PATH];
     char token[HAPT_LOCK_TOKEN_CHARS + 1];
     pthread_t thread;
     bool running, leaving;
-    bool advisory; /* the file system keeps advisory locks */
+    bool advisory; /* the file system supports advisory locks */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* by the monotonic clock */
+    pthread_cond_t changed; /* on the monotonic clock */
 } own = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* ---- Who this process is ---- */
+/* ---- Identity of this process ---- */
 
-#define DEAD_START 1ULL /* no process of a user starts in the first tick */
+#define DEAD_START 1ULL /* no user process starts in the first tick */
 
 static void first_line(const char *path, char *text, int size)
 {
@@ -50,17 +50,17 @@ static void first_line(const char *path, char *text, int size)
     if (file) fclose(file);
 }
 
-/* Start time of a process, field 22 of its stat: it tells a process from a later one of the same number. 0: not known.
- */
+/* Start time of a process, field 22 of its stat file: distinguishes it from a later process of the same number. 0:
+ * unknown. */
 static unsigned long long start_of(long process)
 {
     char path[64], text[1024];
     unsigned long long ticks = 0;
     snprintf(path, sizeof path, "/proc/%ld/stat", process);
     first_line(path, text, sizeof text);
-    const char *at = strrchr(text, ')'); /* the name may hold anything */
+    const char *at = strrchr(text, ')'); /* the name may contain anything */
     if (at && (strncmp(at, ") Z", 3) == 0 || strncmp(at, ") X", 3) == 0))
-        return DEAD_START; /* only nobody has asked how it ended */
+        return DEAD_START; /* a zombie: its parent has not waited for it yet */
     for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
     return at && sscanf(at, "%llu", &ticks) == 1 ? ticks : 0;
 }
@@ -75,7 +75,7 @@ static const char *job_of_environment(void)
     return "-";
 }
 
-/* Words without spaces, so that the file can be read back. */
+/* Replaces spaces, so that the file can be parsed. */
 static void plain(char *to, size_t size, const char *from)
 {
     snprintf(to, size, "%s", from[0] ? from : "-");
@@ -97,19 +97,19 @@ static enum hapt_status describe_self(struct owner *self)
     plain(self->boot, sizeof self->boot, text);
     const ssize_t length = readlink("/proc/self/ns/pid", text, sizeof text - 1);
     text[length > 0 ? length : 0] = '\0';
-    plain(self->space, sizeof self->space, text);
+    plain(self->pid_namespace, sizeof self->pid_namespace, text);
     strftime(self->since, sizeof self->since, "%Y-%m-%dT%H:%M:%S", localtime_r(&now, &local));
     if (getrandom(random, sizeof random, 0) != sizeof random)
-        return hapt_fail(HAPT_ERR_IO, NULL, "no random numbers: %s", strerror(errno));
+        return hapt_fail(HAPT_ERR_IO, NULL, "cannot draw random numbers: %s", strerror(errno));
     for (size_t i = 0; i < sizeof random; i++) snprintf(self->token + 2 * i, 3, "%02x", random[i]);
     return HAPT_OK;
 }
 
 /* ---- The file ---- */
 
-static enum hapt_status path_of(const char *folder, char path[MOST_PATH])
+static enum hapt_status path_of(const char *folder, char path[MAX_PATH])
 {
-    if (snprintf(path, MOST_PATH, "%s/" LOCK_NAME, folder) < MOST_PATH) return HAPT_OK;
+    if (snprintf(path, MAX_PATH, "%s/" LOCK_NAME, folder) < MAX_PATH) return HAPT_OK;
     return hapt_fail(HAPT_ERR_IO, "use a shorter path", "path too long: %.60s...", folder);
 }
 
@@ -119,14 +119,14 @@ static bool parse(const char *text, struct owner *owner)
     *owner = (struct owner){0};
     return sscanf(text,
                   "hapt-lock %d host %64s process %ld started %llu boot %40s space %32s job %64s since %32s token %40s",
-                  &version, owner->host, &owner->process, &owner->started, owner->boot, owner->space, owner->job,
-                  owner->since, owner->token) == 9 &&
+                  &version, owner->host, &owner->process, &owner->started, owner->boot, owner->pid_namespace,
+                  owner->job, owner->since, owner->token) == 9 &&
            version == 1;
 }
 
 static bool read_owner(int descriptor, struct owner *owner)
 {
-    char text[MOST_TEXT];
+    char text[MAX_TEXT];
     const ssize_t bytes = pread(descriptor, text, sizeof text - 1, 0);
     text[bytes > 0 ? bytes : 0] = '\0';
     return parse(text, owner);
@@ -134,11 +134,11 @@ static bool read_owner(int descriptor, struct owner *owner)
 
 static bool write_owner(int descriptor, const struct owner *owner)
 {
-    char text[MOST_TEXT];
+    char text[MAX_TEXT];
     const int length = snprintf(
         text, sizeof text,
         "hapt-lock 1\nhost %s\nprocess %ld\nstarted %llu\nboot %s\nspace %s\njob %s\nsince %s\ntoken %s\n", owner->host,
-        owner->process, owner->started, owner->boot, owner->space, owner->job, owner->since, owner->token);
+        owner->process, owner->started, owner->boot, owner->pid_namespace, owner->job, owner->since, owner->token);
     return ftruncate(descriptor, 0) == 0 && pwrite(descriptor, text, (size_t)length, 0) == length &&
            fsync(descriptor) == 0;
 }
@@ -153,13 +153,14 @@ static void describe(const struct owner *owner, char *text, int size)
              owner->job[0] != '-' ? ", job " : "", owner->job[0] != '-' ? owner->job : "", owner->since);
 }
 
-/* Seconds since the file last changed, by the clock of the file server: a new file beside it tells the time there. */
+/* Seconds since the file last changed, on the file server's clock: a new file beside it gives the current time
+ * there. */
 static double age_of(const char *folder, int descriptor)
 {
-    char path[MOST_PATH];
+    char path[MAX_PATH];
     struct stat then, now;
     if (fstat(descriptor, &then) ||
-        snprintf(path, sizeof path, "%s/.hapt-time-%ld", folder, (long)getpid()) >= MOST_PATH)
+        snprintf(path, sizeof path, "%s/.hapt-time-%ld", folder, (long)getpid()) >= MAX_PATH)
         return 0;
     unlink(path);
     const int clock = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
@@ -175,8 +176,9 @@ enum life { ALIVE, DEAD, UNCERTAIN };
 
 static enum life judge(const struct owner *owner, const struct owner *self)
 {
-    if (!owner->process || strcmp(owner->host, self->host) || strcmp(owner->space, self->space)) return UNCERTAIN;
-    if (strcmp(owner->boot, self->boot)) return UNCERTAIN; /* booted since, or another host of the same name */
+    if (!owner->process || strcmp(owner->host, self->host) || strcmp(owner->pid_namespace, self->pid_namespace))
+        return UNCERTAIN;
+    if (strcmp(owner->boot, self->boot)) return UNCERTAIN; /* rebooted since, or another host of the same name */
     if (kill((pid_t)owner->process, 0) != 0 && errno == ESRCH) return DEAD;
     const unsigned long long started = start_of(owner->process);
     return started == 0 ? UNCERTAIN : started == owner->started ? ALIVE : DEAD;
@@ -192,7 +194,7 @@ static enum hapt_lock_state state_of(const char *folder, int descriptor, const s
 
 enum hapt_lock_state hapt_lock_look(const char *folder, char *text, int size)
 {
-    char path[MOST_PATH];
+    char path[MAX_PATH];
     struct owner owner, self;
     text[0] = '\0';
     if (path_of(folder, path) != HAPT_OK || describe_self(&self) != HAPT_OK) {
@@ -208,7 +210,8 @@ enum hapt_lock_state hapt_lock_look(const char *folder, char *text, int size)
     return state;
 }
 
-/* Waits while another process decides about the lock. Without advisory locks on the file system the token has to do. */
+/* Waits while another process decides about the lock. If the file system has no advisory locks, the token must
+ * suffice. */
 static bool lock_advisory(int descriptor, double until_s)
 {
     own.advisory = true;
@@ -221,7 +224,7 @@ static bool lock_advisory(int descriptor, double until_s)
     return true;
 }
 
-/* The file, open, and the only one of its name while this process holds the advisory lock on it. */
+/* Opens the lock file. While this process holds the advisory lock, no other file has this name. */
 static int open_alone(const char *path)
 {
     const double until_s = hapt_time_s() + HAPT_LOCK_STALE_S + HAPT_LOCK_BEAT_S;
@@ -237,7 +240,7 @@ static int open_alone(const char *path)
         if (lock_advisory(descriptor, until_s) && fstat(descriptor, &mine) == 0 && lstat(path, &named) == 0 &&
             mine.st_ino == named.st_ino && mine.st_dev == named.st_dev)
             return descriptor;
-        close(descriptor); /* its owner removed it meanwhile */
+        close(descriptor); /* its owner has removed it meanwhile */
         errno = EBUSY;
     } while (hapt_time_s() < until_s);
     return -1;
@@ -251,8 +254,8 @@ static enum hapt_status refuse(const char *folder, const struct owner *owner)
                      folder, text);
 }
 
-/* Time of the last beat; a file server is asked anew by each open. False: the lock is gone. */
-static bool beat_of(const char *path, struct timespec *beat)
+/* Time of the last heartbeat; each open makes a file server refresh it. False: the lock is gone. */
+static bool heartbeat_time(const char *path, struct timespec *beat)
 {
     struct stat about = {0};
     const int descriptor = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
@@ -263,24 +266,25 @@ static bool beat_of(const char *path, struct timespec *beat)
     return true;
 }
 
-enum sign { SIGN_NONE, SIGN_BEAT, SIGN_GONE };
+enum owner_state { OWNER_SILENT, OWNER_ALIVE, OWNER_GONE };
 
-/* Only an owner elsewhere is waited for. */
-static enum sign wait_for_sign(const char *folder, const char *path)
+/* Only for an owner that cannot be checked on this host. */
+static enum owner_state wait_for_heartbeat(const char *folder, const char *path)
 {
     struct timespec first, now;
-    if (!beat_of(path, &first)) return SIGN_GONE;
-    fprintf(stderr, "hapt: %s may have an owner that cannot be seen from here; waiting up to %d s for a sign of life\n",
+    if (!heartbeat_time(path, &first)) return OWNER_GONE;
+    fprintf(stderr,
+            "hapt: %s may have an owner that cannot be checked from here; waiting up to %d s for its heartbeat\n",
             folder, HAPT_LOCK_STALE_S);
     for (const double start_s = hapt_time_s(); hapt_time_s() < start_s + HAPT_LOCK_STALE_S;) {
         hapt_time_sleep_until(hapt_time_s() + 0.5);
-        if (!beat_of(path, &now)) return SIGN_GONE;
-        if (now.tv_sec != first.tv_sec || now.tv_nsec != first.tv_nsec) return SIGN_BEAT;
+        if (!heartbeat_time(path, &now)) return OWNER_GONE;
+        if (now.tv_sec != first.tv_sec || now.tv_nsec != first.tv_nsec) return OWNER_ALIVE;
     }
-    return SIGN_NONE;
+    return OWNER_SILENT;
 }
 
-/* *again: the file was removed meanwhile, its successor decides. */
+/* *again: the file was removed meanwhile, so the lock file that replaced it decides. */
 static enum hapt_status take(const char *folder, const char *path, int descriptor, const struct owner *self,
                              bool *again)
 {
@@ -291,19 +295,20 @@ static enum hapt_status take(const char *folder, const char *path, int descripto
     *again = false;
     if (fstat(descriptor, &about) == 0 && about.st_size > 0) {
         if (state_of(folder, descriptor, &owner, self) == HAPT_LOCK_HELD) {
-            const enum sign sign = judge(&owner, self) == ALIVE ? SIGN_BEAT : wait_for_sign(folder, path);
-            *again = sign == SIGN_GONE;
-            if (sign != SIGN_NONE) return *again ? HAPT_OK : refuse(folder, &owner);
+            const enum owner_state state =
+                judge(&owner, self) == ALIVE ? OWNER_ALIVE : wait_for_heartbeat(folder, path);
+            *again = state == OWNER_GONE;
+            if (state != OWNER_SILENT) return *again ? HAPT_OK : refuse(folder, &owner);
         }
         describe(&owner, text, sizeof text);
         if (known) fprintf(stderr, "hapt: the last owner of %s is gone (%s)\n", folder, text);
     }
     if (!write_owner(descriptor, self))
-        return hapt_fail(HAPT_ERR_IO, "choose another --output, or check rights and free space",
-                         "%s cannot be written: %s", path, strerror(errno));
+        return hapt_fail(HAPT_ERR_IO, "choose another --output, or check permissions and free space",
+                         "cannot write %s: %s", path, strerror(errno));
     if (own.advisory) return HAPT_OK;
-    /* Another job may have written at the same time: the last one has it. */
-    hapt_time_sleep_until(hapt_time_s() + SETTLE_S);
+    /* Another job may have written at the same time: the last writer owns the lock. */
+    hapt_time_sleep_until(hapt_time_s() + READ_BACK_DELAY_S);
     return read_owner(descriptor, &owner) && strcmp(owner.token, self->token) == 0 ? HAPT_OK : refuse(folder, &owner);
 }
 
@@ -325,7 +330,7 @@ enum hapt_status hapt_lock_check(void)
     char text[256];
     if (!own.held || still_ours()) return HAPT_OK;
     hapt_lock_look(own.folder, text, sizeof text);
-    return hapt_fail(HAPT_ERR_IO, "this job stood still too long, or the folder was removed; nothing more is written",
+    return hapt_fail(HAPT_ERR_IO, "this job was suspended too long, or the folder was removed; it writes nothing more",
                      "%s does not belong to this job any more%s%s", own.folder, text[0] ? ": now " : "", text);
 }
 
@@ -352,7 +357,7 @@ static void *keep_beating(void *argument)
 static enum hapt_status start_beating(void)
 {
     sigset_t every, before;
-    sigfillset(&every); /* signals belong to the compute thread */
+    sigfillset(&every); /* signals are handled by the compute thread */
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -363,13 +368,14 @@ static enum hapt_status start_beating(void)
     const int error = pthread_create(&own.thread, NULL, keep_beating, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error)
-        return hapt_fail(HAPT_ERR_MEMORY, NULL, "no thread for the lock of the output folder: %s", strerror(error));
+        return hapt_fail(HAPT_ERR_MEMORY, NULL, "cannot start the thread for the lock of the output folder: %s",
+                         strerror(error));
     pthread_setname_np(own.thread, "hapt-lock");
     own.running = true;
     return HAPT_OK;
 }
 
-/* ---- Taking and giving back ---- */
+/* ---- Take and release ---- */
 
 enum hapt_status hapt_lock_take(const char *folder)
 {
@@ -386,11 +392,11 @@ enum hapt_status hapt_lock_take(const char *folder)
             return hapt_fail(HAPT_ERR_USAGE, "give another --output, or wait until that job has ended",
                              "%s is in use by %s", folder, text);
         if (descriptor < 0)
-            return hapt_fail(HAPT_ERR_IO, "choose another --output, or check its rights",
-                             "the lock %s cannot be made: %s", own.path,
+            return hapt_fail(HAPT_ERR_IO, "choose another --output, or check its permissions",
+                             "the lock %s cannot be created: %s", own.path,
                              error == ELOOP ? "it is a symbolic link" : strerror(error));
         status = take(folder, own.path, descriptor, &self, &again);
-        close(descriptor); /* and its advisory lock */
+        close(descriptor); /* also releases its advisory lock */
     } while (again);
     if (status != HAPT_OK) return status;
     snprintf(own.folder, sizeof own.folder, "%s", folder);
@@ -408,7 +414,7 @@ const char *hapt_lock_token(void)
 
 bool hapt_lock_visible(const char *folder, const char *token)
 {
-    char path[MOST_PATH];
+    char path[MAX_PATH];
     if (path_of(folder, path) != HAPT_OK) return false;
     for (int i = 0; i < VISIBLE_TRIES; i++) {
         struct owner owner;
@@ -433,7 +439,7 @@ void hapt_lock_release(void)
         own.running = false;
     }
     if (!own.held) return;
-    /* Under the advisory lock nobody takes it over between the look and the removal. */
+    /* Under the advisory lock no other process takes it over between the check and the removal. */
     struct owner owner;
     const int descriptor = open(own.path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (descriptor >= 0) {

@@ -1,4 +1,4 @@
-/* Progress of long work: a stack of phases, and the thread that prints it. */
+/* Progress of long work: a stack of phases, and the thread that prints them. */
 #include "hapt/progress.h"
 
 #include <math.h>
@@ -10,34 +10,34 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_PHASES = 8, BAR_CHARS = 24 };
-#define QUIET_S 2.0     /* nothing is printed of shorter work */
+enum { MAX_PHASES = 8, BAR_CHARS = 24 };
+#define QUIET_S 2.0     /* shorter work prints nothing */
 #define EVERY_S 5.0     /* between lines */
-#define REDRAW_S 0.2    /* between bars on a terminal */
-#define UNCHANGED_S 5.0 /* between lines without progress at first; it doubles from line to line */
-#define UNCHANGED_MOST_S 60.0
-#define WAKE_S 0.25 /* between looks of the thread */
+#define REDRAW_S 0.2    /* between redraws of the bar on a terminal */
+#define UNCHANGED_S 5.0 /* between lines without progress, at first; doubles with each line */
+#define MAX_UNCHANGED_S 60.0
+#define WAKE_S 0.25 /* polling interval of the thread */
 
 struct phase {
     char what[64], detail[128];
     long first, done, total;
-    long parts, parts_done; /* of the current unit, while an inner phase runs; else the atomic ones below count */
+    long parts, parts_done; /* of the current unit, saved while an inner phase runs; else see below */
     double start_s, every_s;
 };
 
-/* Everything but the parts of the innermost phase is guarded by the lock. */
+/* The lock guards everything except the parts of the innermost phase. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
-static struct phase phase[MOST_PHASES];
+static struct phase phase[MAX_PHASES];
 static int depth;
-static atomic_int active; /* depth, for those that hold no lock */
+static atomic_int active; /* copy of depth, readable without the lock */
 static atomic_long parts, parts_done;
 static pthread_t printer;
 static bool printing, drawn, terminal;
-static long printed_done, printed_parts; /* as the last line had them */
+static long printed_done, printed_parts; /* at the last line */
 static double printed_s, unchanged_s;
 
-/* ---- what there is to print; the lock is held ---- */
+/* ---- printing; call with the lock held ---- */
 
 static void parts_of(int level, long *done, long *total)
 {
@@ -47,7 +47,7 @@ static void parts_of(int level, long *done, long *total)
     if (*done > *total) *done = *total;
 }
 
-/* Share of the work of a phase that is done. */
+/* Completed fraction of a phase. */
 static double fraction(int level)
 {
     const struct phase *at = &phase[level];
@@ -106,7 +106,7 @@ static void print_line(double now_s)
     drawn = true;
 }
 
-/* A line is due when something was done and the last one is old enough; without progress later and later. */
+/* A line is due if there was progress and the last line is old enough. Without progress the interval grows. */
 static bool is_due(double now_s)
 {
     const struct phase *outer = &phase[0];
@@ -120,7 +120,7 @@ static bool is_due(double now_s)
         return true;
     }
     if (now_s - printed_s < fmax(unchanged_s, every_s)) return false;
-    unchanged_s = fmin(2 * unchanged_s, UNCHANGED_MOST_S);
+    unchanged_s = fmin(2 * unchanged_s, MAX_UNCHANGED_S);
     return true;
 }
 
@@ -155,7 +155,7 @@ static void *print_lines(void *unused)
 
 /* ---- phases ---- */
 
-/* Without a thread the work goes on in silence. Signals are for the other threads. */
+/* Without a thread the work continues without progress lines. Other threads handle signals. */
 static void start_printer(void)
 {
     sigset_t all, before;
@@ -189,7 +189,7 @@ void hapt_progress_init(struct hapt_progress *progress, const struct hapt_env *e
 {
     *progress = (struct hapt_progress){.env = env, .what = what, .total = total, .every_s = EVERY_S, .slot = -1};
     const bool shown = env ? env->world_rank == 0 : depth > 0;
-    if (!shown || depth == MOST_PHASES) return;
+    if (!shown || depth == MAX_PHASES) return;
     pthread_mutex_lock(&lock);
     if (depth > 0) {
         phase[depth - 1].parts = atomic_load(&parts);
@@ -220,7 +220,7 @@ void hapt_progress_update(struct hapt_progress *progress, long done, const char 
     at->total = progress->total;
     at->every_s = progress->every_s;
     snprintf(at->detail, sizeof at->detail, "%s", detail ? detail : "");
-    print_if_due(); /* every_s 0: a line for each update */
+    print_if_due(); /* every_s 0: one line per update */
     pthread_mutex_unlock(&lock);
 }
 

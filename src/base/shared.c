@@ -1,6 +1,6 @@
 /*
- * Memory held once per host: an anonymous file (memfd) of the first rank, which the others open through /proc. It
- * counts as memory and not against /dev/shm, which is 64 MB in many containers. Without it every rank has a private
+ * Memory stored once per host: an anonymous file (memfd) of rank 0, which the others open through /proc. It counts
+ * as memory, not against /dev/shm, which has only 64 MB in many containers. If that fails, every rank has a private
  * copy.
  */
 #include <fcntl.h>
@@ -20,30 +20,30 @@ struct hapt_shared {
     MPI_Comm comm; /* the ranks of one host; borrowed */
     void *memory;
     size_t bytes;
-    bool common; /* mapped by all ranks; else a private copy */
+    bool common; /* mapped by all ranks; otherwise a private copy */
     struct hapt_shared *next;
 };
 
-/* The newest first. Ranks of a node create in the same order, so they release in the same order. */
+/* Newest first. The ranks of a node create in the same order, so they release in the same order. */
 static struct hapt_shared *all;
 
-/* Stands behind the caller's bytes: proof that the process number meant the same process on both sides. */
-struct seal {
+/* After the caller's bytes: proves that both sides mean the same process by the process number. */
+struct check_token {
     uint64_t token;
 };
 
 static size_t mapped_bytes(size_t bytes)
 {
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + sizeof(struct seal);
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + sizeof(struct check_token);
 }
 
-static struct seal *seal_of(void *memory, size_t bytes)
+static struct check_token *check_token_of(void *memory, size_t bytes)
 {
-    return (struct seal *)((char *)memory + mapped_bytes(bytes) - sizeof(struct seal));
+    return (struct check_token *)((char *)memory + mapped_bytes(bytes) - sizeof(struct check_token));
 }
 
-/* The first rank sends this to the others. */
-struct invitation {
+/* Sent by rank 0 to the others. */
+struct mapping_offer {
     int64_t process, descriptor; /* descriptor -1: there is no file */
     uint64_t token;
 };
@@ -55,11 +55,11 @@ static void *map(int descriptor, size_t bytes)
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-/* On the first rank. The file stays open until all have mapped it. */
-static void *invite(size_t bytes, struct invitation *invitation)
+/* On rank 0. The file stays open until all ranks have mapped it. */
+static void *create_mapping(size_t bytes, struct mapping_offer *offer)
 {
-    *invitation = (struct invitation){.process = getpid(), .descriptor = -1};
-    if (getrandom(&invitation->token, sizeof invitation->token, 0) != sizeof invitation->token) return NULL;
+    *offer = (struct mapping_offer){.process = getpid(), .descriptor = -1};
+    if (getrandom(&offer->token, sizeof offer->token, 0) != sizeof offer->token) return NULL;
     const int descriptor = memfd_create("hapt-shared", MFD_CLOEXEC);
     if (descriptor < 0) return NULL;
     void *memory = (double)bytes < hapt_memory_available() && ftruncate(descriptor, (off_t)mapped_bytes(bytes)) == 0
@@ -69,42 +69,41 @@ static void *invite(size_t bytes, struct invitation *invitation)
         close(descriptor);
         return NULL;
     }
-    seal_of(memory, bytes)->token = invitation->token;
-    invitation->descriptor = descriptor;
+    check_token_of(memory, bytes)->token = offer->token;
+    offer->descriptor = descriptor;
     return memory;
 }
 
-static void *join(size_t bytes, const struct invitation *invitation)
+static void *open_mapping(size_t bytes, const struct mapping_offer *offer)
 {
     char path[64];
     struct stat about;
-    if (invitation->descriptor < 0) return NULL;
-    snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)invitation->process,
-             (long long)invitation->descriptor);
+    if (offer->descriptor < 0) return NULL;
+    snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)offer->process, (long long)offer->descriptor);
     const int descriptor = open(path, O_RDWR | O_CLOEXEC);
     if (descriptor < 0) return NULL;
     void *memory =
         fstat(descriptor, &about) == 0 && about.st_size == (off_t)mapped_bytes(bytes) ? map(descriptor, bytes) : NULL;
     close(descriptor);
-    if (memory && seal_of(memory, bytes)->token != invitation->token) {
+    if (memory && check_token_of(memory, bytes)->token != offer->token) {
         munmap(memory, mapped_bytes(bytes));
         memory = NULL;
     }
     return memory;
 }
 
-/* One mapping for all ranks of the communicator; else shared->memory stays NULL everywhere. */
+/* Maps one file on all ranks of the communicator, or leaves shared->memory NULL on all of them. */
 static enum hapt_status map_together(struct hapt_shared *shared)
 {
-    struct invitation invitation = {0};
+    struct mapping_offer offer = {0};
     int rank, failed;
     HAPT_MPI(MPI_Comm_rank(shared->comm, &rank));
-    if (rank == 0) shared->memory = invite(shared->bytes, &invitation);
-    HAPT_MPI(MPI_Bcast(&invitation, (int)sizeof invitation, MPI_BYTE, 0, shared->comm));
-    if (rank != 0) shared->memory = join(shared->bytes, &invitation);
+    if (rank == 0) shared->memory = create_mapping(shared->bytes, &offer);
+    HAPT_MPI(MPI_Bcast(&offer, (int)sizeof offer, MPI_BYTE, 0, shared->comm));
+    if (rank != 0) shared->memory = open_mapping(shared->bytes, &offer);
     failed = shared->memory == NULL;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, shared->comm));
-    if (rank == 0 && invitation.descriptor >= 0) close((int)invitation.descriptor);
+    if (rank == 0 && offer.descriptor >= 0) close((int)offer.descriptor);
     shared->common = !failed;
     if (failed && shared->memory) {
         munmap(shared->memory, mapped_bytes(shared->bytes));

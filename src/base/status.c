@@ -12,18 +12,18 @@ static struct {
     char hint[512];
 } record = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* What to do where the failing function knows no better. */
+/* Default hints, for failures without a hint of their own. */
 static const char *usual_hint(enum hapt_status status)
 {
     switch (status) {
-    case HAPT_ERR_INPUT: return "it is damaged or says what cannot be: make it again";
+    case HAPT_ERR_INPUT: return "it is damaged or inconsistent: create it again";
     case HAPT_ERR_MEMORY: return "give the job more host memory";
     case HAPT_ERR_IO: return "check free space and permissions";
     default: return "";
     }
 }
 
-/* Names out of hostile files must neither end the line nor speak to the terminal. */
+/* Names from hostile files must not end the line or control the terminal. */
 static void make_printable(char *text)
 {
     for (; *text; text++)

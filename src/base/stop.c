@@ -1,5 +1,4 @@
-/* Signals that ask the process to leave. The handler does nothing but note the time, write a line, or end the process.
- */
+/* Signals that request a stop. The handler only stores the time, writes a line, or ends the process. */
 #include "hapt/stop.h"
 
 #include <signal.h>
@@ -11,8 +10,8 @@
 
 static struct {
     bool listening;
-    volatile sig_atomic_t asked, terminated, deferred, silent; /* silent: another rank speaks */
-    double asked_s;                                            /* written by the handler alone */
+    volatile sig_atomic_t asked, terminated, deferred, silent; /* silent: another rank prints */
+    double asked_s;                                            /* written by the handler only */
 } state;
 
 static const struct {
@@ -25,9 +24,9 @@ enum { HEARD = sizeof heard / sizeof *heard };
 static void note_signal(int number)
 {
     static const char first[] =
-        "\nhapt: asked to stop: a step under way ends and is saved; Ctrl-C again leaves at once\n";
+        "\nhapt: asked to stop: the current step ends and is saved; press Ctrl-C again to stop at once\n";
     static const char early[] = "hapt: stopped by a signal before training began; start again\n";
-    static const char again[] = "hapt: asked again: leaving at once; the newest whole checkpoint stands\n";
+    static const char again[] = "hapt: asked again: stopping at once; the newest complete checkpoint remains\n";
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     const double now_s = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
@@ -49,8 +48,8 @@ static void note_signal(int number)
     _exit(128 + number);
 }
 
-/* The handler runs on a stack of its own: oneDNN's matrix product points the stack register into the heap while it
- * works, and a signal's frame would be written over whatever lies below. */
+/* The handler needs its own stack: oneDNN's matrix product points the stack register into the heap, and a signal frame
+ * would overwrite the data below. */
 void hapt_stop_listen(void)
 {
     static _Alignas(64) char stack[65536];
@@ -59,14 +58,14 @@ void hapt_stop_listen(void)
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
     if (!rank) rank = getenv("PMIX_RANK");
     state.silent = rank && atoi(rank) != 0;
-    /* One at a time: two different signals must not run through each other. */
+    /* Block the other signals: two handlers must not run at once. */
     sigemptyset(&action.sa_mask);
     for (int i = 0; i < HEARD; i++) sigaddset(&action.sa_mask, heard[i].number);
     sigaddset(&action.sa_mask, SIGALRM);
     sigaltstack(&alternate, NULL);
     sigaction(SIGALRM, &action, NULL);
     for (int i = 0; i < HEARD; i++) {
-        /* As nohup and background shells left it. */
+        /* Ignored by nohup or a background shell: stay ignored. */
         const bool may_be_ignored = heard[i].number == SIGINT || heard[i].number == SIGHUP;
         if (may_be_ignored && sigaction(heard[i].number, NULL, &before) == 0 && before.sa_handler == SIG_IGN) continue;
         sigaction(heard[i].number, &action, NULL);

@@ -1,4 +1,4 @@
-/* Numbers with units, read and written. */
+/* Parses and prints numbers with units. */
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
@@ -32,13 +32,12 @@ bool hapt_units_parse_bytes(const char *text, double *bytes)
     static const struct unit units[] = {{"", 1},         {"B", 1},        {"byte", 1},     {"kB", 1e3},
                                         {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},    {"KiB", 1024},
                                         {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}, {NULL, 0}};
-    /* "Mb" is read as megabit by half of the world, so that it is refused. */
+    /* "Mb" often means megabit, so it is refused. */
     const size_t length = strlen(text);
     return (length == 0 || text[length - 1] != 'b') && parse(text, units, bytes);
 }
 
-/* Bits and bytes differ by the word "bit" or "B", so case matters only in the last letter: Gb/s is refused as
- * ambiguous. */
+/* Case is ignored, but "Gb/s" is refused as ambiguous: write Gbit/s or GB/s. */
 bool hapt_units_parse_bandwidth(const char *text, double *bytes_per_s)
 {
     static const struct unit units[] = {{"", 1},           {"B/s", 1},        {"byte/s", 1},     {"kB/s", 1e3},

@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "group.h"
+#include "subclusters.h"
 #include "hapt/device.h"
 
-/* Equal, or equal up to the domain where one of them has none. */
+/* Are the names equal? A missing domain matches any domain. */
 static bool same_host(const char *a, const char *b)
 {
     const size_t short_a = strcspn(a, "."), short_b = strcspn(b, ".");
@@ -27,7 +27,7 @@ struct binding {
     int world_size;
     const struct hapt_cluster *cluster;
     const struct hapt_host_gpu *
-        *gpu; /* [world_size] that each rank drives; NULL where there is one kind of GPU, or none: any rank will do */
+        *gpu; /* [world_size] GPU of each rank; NULL: at most one kind of GPU, so any rank fits */
     int *subcluster_of_rank;
 };
 
@@ -38,8 +38,8 @@ static bool is_kind(const struct hapt_device_spec *device, const struct hapt_hos
     return strcmp(device->backend, "cuda") == 0 && strcmp(device->name, kind) == 0;
 }
 
-/* How well a rank suits a subcluster: it drives such a GPU (2), one that no subcluster names (1), or another one's (0).
- */
+/* How well a rank fits a subcluster: 2 if it drives the subcluster's GPU, 1 if no subcluster names its GPU, 0 if
+ * another one does. */
 static int fitness(const struct binding *binding, int rank, int subcluster)
 {
     const struct hapt_cluster *cluster = binding->cluster;
@@ -50,7 +50,7 @@ static int fitness(const struct binding *binding, int rank, int subcluster)
     return 1;
 }
 
-/* The lowest free rank that suits best, on host `h` or anywhere (h < 0); -1 when there is none. */
+/* Takes the lowest free rank with the best fitness, on host `h` or on any host (h < 0); -1: none. */
 static int take_rank(const struct binding *binding, int h, int subcluster)
 {
     int best = -1;
@@ -62,7 +62,7 @@ static int take_rank(const struct binding *binding, int h, int subcluster)
     return best;
 }
 
-/* Lists the ranks' GPUs, if the hosts have several kinds. */
+/* Lists the ranks' GPUs if the hosts have several kinds. */
 static enum hapt_status find_gpus(struct binding *binding, struct hapt_arena *arena)
 {
     const struct hapt_hosts *hosts = binding->hosts;
@@ -104,8 +104,8 @@ static enum hapt_status fill_by_host(const struct binding *binding, int index, i
     return HAPT_OK;
 }
 
-/* Those that name hosts choose first, the others take what is left; where GPUs differ, those on GPUs before those on
- * CPUs. */
+/* Subclusters with host names choose first; the others take the remaining ranks. If GPUs differ, GPU subclusters choose
+ * before CPU subclusters. */
 static enum hapt_status fill_all(const struct binding *binding, int **ranks)
 {
     const struct hapt_cluster *cluster = binding->cluster;
@@ -121,7 +121,7 @@ static enum hapt_status fill_all(const struct binding *binding, int **ranks)
     return HAPT_OK;
 }
 
-/* The ranks' hosts must have what the file says: a back end, and as many of its devices as ranks use them. */
+/* Checks that the hosts have the file's back end, and at least as many devices of it as ranks that use them. */
 static enum hapt_status check_devices(const struct hapt_hosts *hosts, const struct hapt_subcluster *own)
 {
     if (own->device.emulated || strcmp(own->device.backend, "cpu") == 0) return HAPT_OK;
@@ -131,7 +131,7 @@ static enum hapt_status check_devices(const struct hapt_hosts *hosts, const stru
         const char *reason = "";
         const struct hapt_backend *backend = hapt_backend_find(own->device.backend);
         if (backend && backend->device_count(&reason) > 0) reason = "";
-        return hapt_fail(HAPT_ERR_INPUT, "hapt plan works without the devices; hapt doctor says what is missing here",
+        return hapt_fail(HAPT_ERR_INPUT, "hapt plan needs no devices; hapt doctor lists what is missing here",
                          "subcluster %s needs %d %s device%s (%s) on host %s, which offers %d%s%s", own->name,
                          own->devices_per_node, own->device.backend, own->devices_per_node == 1 ? "" : "s",
                          own->device.name, host->name, host->gpus_usable,
@@ -143,13 +143,13 @@ static enum hapt_status check_devices(const struct hapt_hosts *hosts, const stru
     return HAPT_OK;
 }
 
-/* `"device": "cpu"` stands for whatever its hosts have. */
+/* Replaces the figures of `"device": "cpu"` by the lowest ones of its hosts. */
 static void fit_cpu(const struct hapt_hosts *hosts, struct hapt_subcluster *own)
 {
-    const struct hapt_device_spec *paper = hapt_device_spec_find("cpu");
+    const struct hapt_device_spec *database_spec = hapt_device_spec_find("cpu");
     struct hapt_device_spec *device = &own->device;
-    if (device->emulated || strcmp(device->name, paper->name) != 0 ||
-        memcmp(device->peak_flops, paper->peak_flops, sizeof paper->peak_flops) != 0)
+    if (device->emulated || strcmp(device->name, database_spec->name) != 0 ||
+        memcmp(device->peak_flops, database_spec->peak_flops, sizeof database_spec->peak_flops) != 0)
         return;
     for (int i = 0; i < own->nodes * own->devices_per_node; i++) {
         struct hapt_device_spec found;
@@ -190,8 +190,9 @@ enum hapt_status hapt_cluster_assign(const struct hapt_hosts *hosts, int world_s
     return HAPT_OK;
 }
 
-/* A file may name other GPUs than the drivers do. */
-static void doubt_names(const struct hapt_env *env, const struct hapt_hosts *hosts, const struct hapt_cluster *cluster)
+/* Warns if a file names other GPUs than the drivers do. */
+static void warn_gpu_names(const struct hapt_env *env, const struct hapt_hosts *hosts,
+                           const struct hapt_cluster *cluster)
 {
     int wrong = 0, first = -1;
     const struct hapt_host_gpu *its = NULL;
@@ -210,19 +211,19 @@ static void doubt_names(const struct hapt_env *env, const struct hapt_hosts *hos
         }
     }
     if (wrong > 0)
-        hapt_warn(
-            env,
-            "%d rank%s of the cluster file's GPUs drive%s another kind: rank %d of subcluster %s (%s) drives a %s\n",
-            wrong, wrong > 1 ? "s" : "", wrong > 1 ? "" : "s", first,
-            cluster->subcluster[cluster->subcluster_of_rank[first]].name,
-            cluster->subcluster[cluster->subcluster_of_rank[first]].device.name, its->spec);
+        hapt_warn(env,
+                  "%d rank%s drive%s a GPU of another kind than in the cluster file: rank %d of subcluster %s (%s) "
+                  "drives a %s\n",
+                  wrong, wrong > 1 ? "s" : "", wrong > 1 ? "" : "s", first,
+                  cluster->subcluster[cluster->subcluster_of_rank[first]].name,
+                  cluster->subcluster[cluster->subcluster_of_rank[first]].device.name, its->spec);
 }
 
 enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena *arena, struct hapt_cluster *cluster)
 {
-    struct hapt_hosts none = {0}, *hosts = &none; /* modelled devices ask nothing of their hosts */
+    struct hapt_hosts none = {0}, *hosts = &none; /* emulated devices need nothing from their hosts */
     enum hapt_status status = cluster->subcluster[0].device.emulated ? HAPT_OK : hapt_hosts_gather(env, arena, &hosts);
     if (status == HAPT_OK) status = hapt_cluster_assign(hosts, env->world_size, arena, cluster);
-    if (status == HAPT_OK) doubt_names(env, hosts, cluster);
+    if (status == HAPT_OK) warn_gpu_names(env, hosts, cluster);
     return hapt_env_agree(env->world, status);
 }

@@ -1,4 +1,4 @@
-/* The cluster as a structure: its invariants, and what is assumed where nothing was given or measured. */
+/* The cluster structure: its invariants, and the values assumed for what is neither given nor measured. */
 #include "hapt/cluster.h"
 
 #include <math.h>
@@ -35,16 +35,17 @@ static enum hapt_status check_subcluster(const struct hapt_subcluster *subcluste
     else if (!within(subcluster->intra_node_latency, -1, 1e3) || !within(subcluster->inter_node_latency, -1, 1e3))
         wrong = "an impossible latency";
     else if (subcluster->host_count != 0 && subcluster->host_count != subcluster->nodes)
-        wrong = "another number of hosts than of nodes";
+        wrong = "a different number of hosts than nodes";
     if (!wrong) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "hapt topology prints what was understood of the cluster",
-                     "subcluster \"%.63s\" has %s", subcluster->name, wrong);
+    return hapt_fail(HAPT_ERR_INPUT, "hapt topology prints the cluster as it was read", "subcluster \"%.63s\" has %s",
+                     subcluster->name, wrong);
 }
 
 static enum hapt_status check_collectives(const struct hapt_cluster *cluster)
 {
     if (cluster->collective_count < 0 || cluster->collective_count > HAPT_MAX_COLLECTIVE_MODELS)
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "the cluster has %d tables of collectives", cluster->collective_count);
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "the cluster has %d tables of collectives (0 to 64 are allowed)",
+                         cluster->collective_count);
     for (int i = 0; i < cluster->collective_count; i++) {
         const struct hapt_collective_model *model = &cluster->collective[i];
         bool sound = model->ranks >= 1;
@@ -56,7 +57,7 @@ static enum hapt_status check_collectives(const struct hapt_cluster *cluster)
         for (int j = 0; j < i; j++) sound = sound && cluster->collective[j].ranks != model->ranks;
         if (!sound)
             return hapt_fail(HAPT_ERR_INPUT, "measure them again: hapt topology --collectives",
-                             "the collectives of the cluster over %d ranks are impossible or stand twice",
+                             "the collectives of the cluster over %d ranks are impossible or listed twice",
                              model->ranks);
     }
     return HAPT_OK;
@@ -77,7 +78,7 @@ enum hapt_status hapt_cluster_check(const struct hapt_cluster *cluster)
                                  "two subclusters are called \"%s\"", cluster->subcluster[i].name);
     }
     if (devices != cluster->rank_count)
-        return hapt_fail(HAPT_ERR_INPUT, "the file was damaged or written by another program",
+        return hapt_fail(HAPT_ERR_INPUT, "the file is damaged or written by another program",
                          "the cluster counts %d devices, its subclusters have %ld", cluster->rank_count, devices);
     for (int i = 0; i < cluster->count; i++)
         for (int j = 0; j < cluster->count; j++) {
@@ -94,12 +95,12 @@ enum hapt_status hapt_cluster_check(const struct hapt_cluster *cluster)
     return check_collectives(cluster);
 }
 
-/* Figures of usual hardware for what neither a file nor a measurement gives. */
+/* Values of typical hardware, for links that are neither given nor measured. */
 #define ASSUMED_PEER_BANDWIDTH 10e9 /* PCI Express, shared memory */
 #define ASSUMED_PEER_LATENCY 5e-6
 #define ASSUMED_NETWORK_BANDWIDTH 12.5e9 /* 100 Gbit/s inside a subcluster */
 #define ASSUMED_NETWORK_LATENCY 5e-6
-#define ASSUMED_CROSS_BANDWIDTH 1.25e9 /* 10 Gbit/s between subclusters: what labs have */
+#define ASSUMED_CROSS_BANDWIDTH 1.25e9 /* 10 Gbit/s between subclusters: common in labs */
 #define ASSUMED_CROSS_LATENCY 50e-6
 
 void hapt_cluster_assume(struct hapt_cluster *cluster)
@@ -128,7 +129,7 @@ void hapt_cluster_emulate(struct hapt_cluster *cluster)
     for (int i = 0; i < cluster->count; i++) {
         struct hapt_subcluster *own = &cluster->subcluster[i];
         own->device.emulated = own->device.memory_capped = true;
-        own->host_count = 0; /* of machines that need not be here */
+        own->host_count = 0; /* the file's hosts need not exist here */
     }
     hapt_cluster_assume(cluster);
     for (int i = 0; i < cluster->count * cluster->count; i++) cluster->link[i].paced = true;
@@ -146,5 +147,5 @@ void hapt_cluster_pace(const struct hapt_cluster *cluster, int count, const int 
             if (from == to || !link->paced || !(link->bandwidth > 0)) continue;
             if (!slowest || link->bandwidth < slowest->bandwidth) slowest = link;
         }
-    if (slowest) hapt_collective_pace(collective, slowest->bandwidth, fmax(slowest->latency, 0));
+    if (slowest) hapt_collective_emulate_link(collective, slowest->bandwidth, fmax(slowest->latency, 0));
 }

@@ -1,4 +1,4 @@
-/* The cluster inside an HDF5 file: attributes and small tables, one group for each subcluster. */
+/* The cluster in an HDF5 file: attributes and small tables, one HDF5 group per subcluster. */
 #include <stdio.h>
 #include <string.h>
 
@@ -82,42 +82,43 @@ static enum hapt_status read_collectives(struct hapt_h5 *file, const char *group
     return HAPT_OK;
 }
 
-/* "", "mpi", or "tcp eth0 eth1": one text for each link, row by row. */
-static enum hapt_status write_ways(struct hapt_h5 *file, const char *group, const struct hapt_cluster *cluster)
+/* One text per link, row by row: "", "mpi", or "tcp eth0 eth1". */
+static enum hapt_status write_routes(struct hapt_h5 *file, const char *group, const struct hapt_cluster *cluster)
 {
     char text[HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS][48], name[256];
-    const char *way[HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS];
+    const char *route_text[HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS];
     bool any = false;
     for (int i = 0; i < cluster->count * cluster->count; i++) {
         const struct hapt_link *link = &cluster->link[i];
         const bool named = link->interface[0][0] != '\0';
         snprintf(text[i], sizeof text[i], "%s%s%s%s%s", link->transport, named ? " " : "", link->interface[0],
                  named ? " " : "", link->interface[1]);
-        way[i] = text[i];
+        route_text[i] = text[i];
         any = any || link->transport[0];
     }
     if (!any) return HAPT_OK;
     snprintf(name, sizeof name, "%s/link_transport", group);
-    return hapt_h5_write_strings(file, name, cluster->count * cluster->count, way);
+    return hapt_h5_write_strings(file, name, cluster->count * cluster->count, route_text);
 }
 
-static enum hapt_status read_ways(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
-                                  struct hapt_cluster *cluster)
+static enum hapt_status read_routes(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                    struct hapt_cluster *cluster)
 {
     int64_t count;
-    const char **way;
+    const char **route_text;
     char name[256];
     snprintf(name, sizeof name, "%s/link_transport", group);
     if (!hapt_h5_exists(file, name)) return HAPT_OK;
-    HAPT_TRY(hapt_h5_read_strings(file, name, cluster->count * cluster->count, arena, &count, &way));
+    HAPT_TRY(hapt_h5_read_strings(file, name, cluster->count * cluster->count, arena, &count, &route_text));
     for (int64_t i = 0; i < count; i++) {
         struct hapt_link *link = &cluster->link[i];
-        const int fields = sscanf(way[i], "%7s %15s %15s", link->transport, link->interface[0], link->interface[1]);
+        const int fields =
+            sscanf(route_text[i], "%7s %15s %15s", link->transport, link->interface[0], link->interface[1]);
         if (fields <= 0 || (fields == 1 && strcmp(link->transport, "mpi") == 0) ||
             (fields == 3 && strcmp(link->transport, "tcp") == 0))
             continue;
-        return hapt_fail(HAPT_ERR_INPUT, "the file was damaged or written by another program",
-                         "%s: no transport of a link is \"%.60s\"", hapt_h5_path(file), way[i]);
+        return hapt_fail(HAPT_ERR_INPUT, "the file is damaged or written by another program",
+                         "%s: no transport of a link is \"%.60s\"", hapt_h5_path(file), route_text[i]);
     }
     return HAPT_OK;
 }
@@ -139,7 +140,7 @@ enum hapt_status hapt_cluster_write(struct hapt_h5 *file, const char *group, con
     HAPT_TRY(hapt_h5_write(file, name, HAPT_H5_F64, 2, shape, latency, "s"));
     snprintf(name, sizeof name, "%s/link_paced", group);
     HAPT_TRY(hapt_h5_write(file, name, HAPT_H5_I32, 2, shape, paced, ""));
-    HAPT_TRY(write_ways(file, group, cluster));
+    HAPT_TRY(write_routes(file, group, cluster));
     for (int i = 0; i < cluster->count; i++) {
         snprintf(name, sizeof name, "%s/subcluster_%d", group, i);
         HAPT_TRY(write_subcluster(file, name, &cluster->subcluster[i]));
@@ -156,7 +157,7 @@ static enum hapt_status read_text(struct hapt_h5 *file, const char *group, const
     const char *text;
     HAPT_TRY(hapt_h5_read_attribute_text(file, group, key, arena, &text));
     if (strlen(text) >= size)
-        return hapt_fail(HAPT_ERR_INPUT, "the file was damaged or written by another program",
+        return hapt_fail(HAPT_ERR_INPUT, "the file is damaged or written by another program",
                          "%s: attribute %s of %s is too long", hapt_h5_path(file), key, group);
     snprintf(buffer, size, "%s", text);
     return HAPT_OK;
@@ -168,7 +169,7 @@ static enum hapt_status read_int(struct hapt_h5 *file, const char *group, const 
     int64_t number;
     HAPT_TRY(hapt_h5_read_attribute_int(file, group, key, &number));
     if (number < low || number > high)
-        return hapt_fail(HAPT_ERR_INPUT, "the file was damaged or written by another program",
+        return hapt_fail(HAPT_ERR_INPUT, "the file is damaged or written by another program",
                          "%s: attribute %s of %s is %lld, outside of %lld to %lld", hapt_h5_path(file), key, group,
                          (long long)number, (long long)low, (long long)high);
     *value = (int)number;
@@ -225,7 +226,7 @@ static enum hapt_status read_links(struct hapt_h5 *file, const char *group, stru
         cluster->link[i] = (struct hapt_link){.bandwidth = ((const double *)bandwidth)[i],
                                               .latency = ((const double *)latency)[i],
                                               .paced = ((const int32_t *)paced)[i] != 0};
-    return read_ways(file, group, arena, cluster);
+    return read_routes(file, group, arena, cluster);
 }
 
 enum hapt_status hapt_cluster_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
@@ -245,7 +246,7 @@ enum hapt_status hapt_cluster_read(struct hapt_h5 *file, const char *group, stru
         snprintf(name, sizeof name, "%s/subcluster_%d", group, i);
         HAPT_TRY(read_subcluster(file, name, arena, own));
         if ((int64_t)own->nodes * own->devices_per_node > (1 << 20) - loaded->rank_count)
-            return hapt_fail(HAPT_ERR_INPUT, "the file was damaged or written by another program",
+            return hapt_fail(HAPT_ERR_INPUT, "the file is damaged or written by another program",
                              "%s: the cluster has more than a million devices", hapt_h5_path(file));
         loaded->rank_count += own->nodes * own->devices_per_node;
     }

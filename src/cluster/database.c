@@ -1,8 +1,8 @@
 /*
- * The device database: dense peak rates, memory and memory bandwidth from the makers' specification sheets.
+ * The device database: dense peak rates, memory and memory bandwidth from the makers' data sheets.
  *
- * Rates of fp16 and bf16 are those of the matrix units with fp32 accumulation, without sparsity; fp32 is the plain
- * vector rate (no TF32), since that is what fp32 training computes in. Boost clocks, as the sheets do.
+ * fp16 and bf16 rates are those of the matrix units with fp32 accumulation, without sparsity. The fp32 rate is the
+ * vector rate (no TF32), because fp32 training uses that. Clocks are boost clocks, as in the data sheets.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -14,12 +14,14 @@
 #define GB 1e9
 #define TFLOPS 1e12
 
+/* clang-format off: tables */
 #define GPU(device_name, back_end, fp32, bf16, fp16, memory, bandwidth)                                      \
     {                                                                                                        \
         .name = device_name, .backend = back_end, .memory_bytes = (memory)*GB,                               \
         .peak_flops = {[HAPT_F32] = (fp32)*TFLOPS, [HAPT_BF16] = (bf16)*TFLOPS, [HAPT_F16] = (fp16)*TFLOPS}, \
         .memory_bandwidth = (bandwidth)*GB, .slowdown = 1                                                    \
     }
+/* clang-format on */
 
 static const struct {
     struct hapt_device_spec spec;
@@ -35,13 +37,12 @@ static const struct {
     {GPU("P100", "cuda", 10.6, 0, 21.2, 16, 732), 80 * GB},
     /* NVIDIA T4 Tensor Core GPU data sheet (March 2019); PCI Express 3.0 x16. */
     {GPU("T4", "cuda", 8.1, 0, 65, 16, 320), 12 * GB},
-    /* NVIDIA H100 Tensor Core GPU data sheet (2023), SXM5, halves of the sparse figures; NVLink 4: 900 GB/s both ways.
-     */
+    /* NVIDIA H100 Tensor Core GPU data sheet (2023), SXM5, half of the sparse figures; NVLink 4: 900 GB/s both ways. */
     {GPU("H100", "cuda", 67, 989.5, 989.5, 80, 3350), 450 * GB},
-    /* NVIDIA H200 Tensor Core GPU data sheet (2024), SXM, halves of the sparse figures. */
+    /* NVIDIA H200 Tensor Core GPU data sheet (2024), SXM, half of the sparse figures. */
     {GPU("H200", "cuda", 67, 989.5, 989.5, 141, 4800), 450 * GB},
-    /* NVIDIA A30 Tensor Core GPU data sheet (2022); A40 data sheet (2022); L40S data sheet (2023, the dense column of
-     * its table). PCI Express 4.0 x16: bridges join them in pairs only. */
+    /* NVIDIA A30 Tensor Core GPU data sheet (2022); A40 data sheet (2022); L40S data sheet (2023, dense column of its
+       table). PCI Express 4.0 x16: NVLink bridges join only pairs. */
     {GPU("A30", "cuda", 10.3, 165, 165, 24, 933), 25 * GB},
     {GPU("A40", "cuda", 37.4, 149.7, 149.7, 48, 696), 25 * GB},
     {GPU("L40S", "cuda", 91.6, 362.05, 362.05, 48, 864), 25 * GB},
@@ -49,17 +50,16 @@ static const struct {
     {GPU("RTX-3090", "cuda", 35.6, 71, 71, 24, 936), 25 * GB},
     /* NVIDIA Ada GPU architecture white paper, appendix A (fp32 accumulation); PCI Express 4.0 x16. */
     {GPU("RTX-4090", "cuda", 82.6, 165.2, 165.2, 24, 1008), 25 * GB},
-    /* AMD Instinct MI250X data sheet (2021): the module, fp32 vector rate; it shows as two devices of half of this
-       each. */
+    /* AMD Instinct MI250X data sheet (2021): the module, fp32 vector rate. It appears as two devices, each half of
+       this. */
     {GPU("MI250X", "hip", 47.9, 383, 383, 128, 3276.8), 50 * GB},
-    /* One core with AVX2 at 3 GHz: two fused multiply-adds of 8 lanes a cycle (Intel 64 and IA-32 optimization manual).
-     * Its bf16 runs at the fp32 rate. Stands for itself on paper only: binding puts the host's own figures here. */
+    /* One core with AVX2 at 3 GHz: two fused multiply-adds of 8 lanes per cycle (Intel 64 and IA-32 optimization
+       manual). Its bf16 runs at the fp32 rate. Used for planning only: binding replaces it by the host's figures. */
     {GPU("cpu", "cpu", 0.096, 0.096, 0, 4, 10), 10 * GB},
 };
 enum { DATABASE_COUNT = sizeof database / sizeof *database };
 
-/* From the PCI ID repository (pci-ids.ucw.cz). Cards that fall far short of the module of that name are left out (H100
- * PCIe). */
+/* From the PCI ID repository (pci-ids.ucw.cz), without cards much slower than the module of that name (H100 PCIe). */
 static const struct {
     unsigned vendor, device;
     const char *name;
@@ -99,13 +99,13 @@ const struct hapt_device_spec *hapt_device_spec_of_pci(unsigned vendor, unsigned
     return NULL;
 }
 
-/* "RTX-4090" in "NVIDIA GeForce RTX 4090": letters and digits count. A longer number is another model (A30 is not
- * A3000). */
+/* Finds "RTX-4090" in "NVIDIA GeForce RTX 4090": only letters and digits are compared. A longer number is another model
+ * (A30 is not A3000). */
 static bool names_model(const char *name, const char *model)
 {
     for (const char *start = name; *start; start++) {
         const char *n = start, *m = model;
-        if (start > name && isalnum((unsigned char)start[-1])) continue; /* GH200 is no H200 */
+        if (start > name && isalnum((unsigned char)start[-1])) continue; /* GH200 is not H200 */
         while (*m && *n) {
             if (!isalnum((unsigned char)*m))
                 m++;
@@ -121,8 +121,7 @@ static bool names_model(const char *name, const char *model)
     return false;
 }
 
-/* The part of a name that tells the memory is compared with the memory. Drivers keep up to a tenth of it to themselves.
- */
+/* A memory size in the model name is checked against memory_bytes. Drivers reserve up to a tenth of the memory. */
 const struct hapt_device_spec *hapt_device_spec_of_name(const char *name, double memory_bytes)
 {
     const struct hapt_device_spec *found = NULL;

@@ -1,4 +1,4 @@
-/* What the device database knows beyond the specification: links between devices of one node, and PCI ids. */
+/* Other contents of the device database: bandwidth between devices of one node, and PCI ids. */
 #ifndef HAPT_CLUSTER_DATABASE_H
 #define HAPT_CLUSTER_DATABASE_H
 
@@ -8,7 +8,7 @@
 double hapt_device_peer_bandwidth(const char *name);
 /* Entry of the database for a PCI id, or NULL. */
 const struct hapt_device_spec *hapt_device_spec_of_pci(unsigned vendor, unsigned device);
-/* By what its driver says: "NVIDIA A100-SXM4-40GB" and its memory. NULL: no entry, or several. */
+/* Entry for the driver's name ("NVIDIA A100-SXM4-40GB") and memory. NULL: no entry, or several. */
 const struct hapt_device_spec *hapt_device_spec_of_name(const char *name, double memory_bytes);
 
 #endif

@@ -1,4 +1,4 @@
-/* One host as hwloc and the system show it. */
+/* Describes this process's host from hwloc and the system. */
 #include "host.h"
 
 #include <math.h>
@@ -10,17 +10,17 @@
 #include "database.h"
 #include "hapt/config.h"
 #include "hapt/device.h"
-#include "near_hwloc.h"
+#include "affinity_hwloc.h"
 
-#define DOUBTED \
-    0.15 /* what the driver tells of a GPU and the database of its kind differ by more: one of them is wrong */
+#define MISMATCH_SHARE \
+    0.15 /* a larger difference between the driver's and the database's figures means that one of them is wrong */
 
 const char *hapt_host_library_version(void)
 {
     return HWLOC_VERSION;
 }
 
-/* First line of a small system file, without its end of line; false when there is none. */
+/* Reads the first line of a small system file, without the newline. False: none. */
 static bool read_line(const char *path, char *text, size_t size)
 {
     FILE *file = fopen(path, "r");
@@ -31,7 +31,7 @@ static bool read_line(const char *path, char *text, size_t size)
     return found;
 }
 
-/* Value of the first line of /proc/cpuinfo that starts with `key`. */
+/* Reads the value of the first line of /proc/cpuinfo that starts with `key`. */
 static bool read_cpuinfo(const char *key, char *value, size_t size)
 {
     FILE *file = fopen("/proc/cpuinfo", "r");
@@ -57,12 +57,12 @@ void hapt_host_cpu_flags(char *flags, size_t size)
     if (!text) return;
     if (read_cpuinfo("flags", text, size) || read_cpuinfo("Features", text, size)) snprintf(flags, size, " %s", text);
     free(text);
-    /* A blank behind the last flag too, so that " name " finds whole words. */
+    /* Add a blank after the last flag, so that a search for " name " finds complete words. */
     const size_t length = strlen(flags);
     if (length + 1 < size) strcpy(flags + length, " ");
 }
 
-/* The clock that peak rates are reckoned with: the nominal one where the system tells it. */
+/* The clock for peak rates: the nominal clock if the system reports it. */
 static double clock_of_host(void)
 {
     char text[64];
@@ -74,9 +74,8 @@ static double clock_of_host(void)
     return 2.5e9;
 }
 
-/* Estimated, not measured: clock x floating-point operations a cycle of two fused multiply-add units of the widest
- * vectors that the processor has (one multiply and one add unit without fused multiply-add). fp16 is left out: the cpu
- * back end lacks it. */
+/* Estimates FLOP/s of a core: clock x FLOPs per cycle of two fused multiply-add units with the processor's widest
+ * vectors (one multiply and one add unit without fused multiply-add). fp16 stays 0: the cpu back end lacks it. */
 static void estimate_core(struct hapt_host *host)
 {
     char flags[8192];
@@ -125,8 +124,8 @@ static int lanes_of(int major, int minor)
     return major == 7 || (major == 6 && minor == 0) || (major == 8 && minor == 0) ? 64 : 128;
 }
 
-/* The GPUs that a driver offers, in its order, whether hwloc has seen them or not; with what hwloc knows of them. */
-static void ask_driver(struct hapt_host *host, const struct hapt_backend *cuda)
+/* Lists the driver's GPUs, in the driver's order, even if hwloc has not seen them. hwloc's database entry is kept. */
+static void query_driver(struct hapt_host *host, const struct hapt_backend *cuda)
 {
     struct hapt_host_gpu seen[HAPT_HOST_GPUS];
     const int seen_count = host->gpu_count;
@@ -143,24 +142,24 @@ static void ask_driver(struct hapt_host *host, const struct hapt_backend *cuda)
         }
         const struct hapt_device_spec *spec = hapt_device_spec_of_name(facts.name, (double)facts.memory_bytes);
         for (int k = 0; k < seen_count; k++)
-            if (strcmp(seen[k].bus, facts.bus) == 0) memcpy(gpu->spec, seen[k].spec, sizeof gpu->spec);
+            if (strcmp(seen[k].bus, facts.pci_address) == 0) memcpy(gpu->spec, seen[k].spec, sizeof gpu->spec);
         if (spec) snprintf(gpu->spec, sizeof gpu->spec, "%.23s", spec->name);
         copy_info(gpu->name, sizeof gpu->name, facts.name, "GPU");
-        memcpy(gpu->bus, facts.bus, sizeof gpu->bus);
+        memcpy(gpu->bus, facts.pci_address, sizeof gpu->bus);
         gpu->memory_bytes = (double)facts.memory_bytes;
         gpu->processors = facts.processors;
-        gpu->lanes = lanes_of(facts.major, facts.minor);
-        gpu->half_only = facts.major < 8;
+        gpu->lanes_per_processor = lanes_of(facts.major, facts.minor);
+        gpu->no_bf16 = facts.major < 8;
         gpu->clock_hz = facts.clock_hz;
     }
 }
 
-static void ask_drivers(struct hapt_host *host)
+static void query_drivers(struct hapt_host *host)
 {
     const struct hapt_backend *cuda = hapt_backend_find("cuda");
     const char *reason = "";
     host->gpus_usable = cuda ? cuda->device_count(&reason) : 0;
-    if (cuda) ask_driver(host, cuda);
+    if (cuda) query_driver(host, cuda);
 }
 
 static void add_nic(struct hapt_host *host, hwloc_obj_t object)
@@ -172,7 +171,7 @@ static void add_nic(struct hapt_host *host, hwloc_obj_t object)
     struct hapt_host_nic *nic = &host->nic[host->nic_count++];
     copy_info(nic->name, sizeof nic->name, object->name, "?");
     char path[160], text[64];
-    if (host->faked) return; /* the rates of this machine's interfaces say nothing about it */
+    if (host->faked) return; /* this machine's interface rates do not apply to a fake */
     if (ethernet) {
         snprintf(path, sizeof path, "/sys/class/net/%s/speed", nic->name);
         if (read_line(path, text, sizeof text) && atof(text) > 0) nic->bandwidth = atof(text) * 125e3; /* Mbit/s */
@@ -190,7 +189,7 @@ static void read_topology(struct hapt_host *host, hwloc_topology_t topology)
     host->numa_nodes = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE);
     if (host->cores < 1) host->cores = host->threads;
     host->threads_unbound = host->threads;
-    /* The real machine's comes from the kernel: hwloc misses memory that was plugged in while it ran. */
+    /* The real machine's memory comes from the kernel: hwloc misses memory that was hot-plugged. */
     if (host->faked && root->total_memory > 0) host->memory_bytes = (double)root->total_memory;
     const hwloc_obj_t package = hwloc_get_obj_by_type(topology, HWLOC_OBJ_PACKAGE, 0);
     const char *model = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
@@ -205,7 +204,7 @@ static void read_topology(struct hapt_host *host, hwloc_topology_t topology)
     for (hwloc_obj_t object = NULL; (object = hwloc_get_next_osdev(topology, object));) add_nic(host, object);
 }
 
-/* Memory of the control group that this process lives in, where it is limited. */
+/* Applies the memory limit of this process's cgroup, if any. */
 static void apply_memory_limit(struct hapt_host *host)
 {
     static const char *const files[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
@@ -222,11 +221,11 @@ void hapt_host_fake_key(char *key, size_t size)
     const char *xml = getenv("HWLOC_XMLFILE"), *synthetic = getenv("HWLOC_SYNTHETIC"),
                *own = getenv("HWLOC_THISSYSTEM");
     key[0] = '\0';
-    if (own && strcmp(own, "1") == 0) return; /* this machine, as a file describes it */
+    if (own && strcmp(own, "1") == 0) return; /* it is this machine, described by a file */
     snprintf(key, size, "%s%s", xml ? xml : "", synthetic ? synthetic : "");
 }
 
-void hapt_host_look(const struct hapt_env *env, struct hapt_host *host)
+void hapt_host_describe(const struct hapt_env *env, struct hapt_host *host)
 {
     char fake[1024];
     *host = (struct hapt_host){.ranks = 1, .cores = 1, .threads = 1, .threads_unbound = 1, .numa_nodes = 1};
@@ -242,45 +241,41 @@ void hapt_host_look(const struct hapt_env *env, struct hapt_host *host)
     estimate_core(host);
 
     hwloc_topology_t topology;
-    if (hwloc_topology_init(&topology) == 0) {
-        hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
-        const bool loaded = hwloc_topology_load(topology) == 0;
-        /* A fake that cannot be read is passed over by hwloc without a word. */
-        if (host->faked && (!loaded || hwloc_topology_is_thissystem(topology))) {
-            host->faked = false;
-            host->fake_failed = true;
-        }
-        if (loaded) read_topology(host, topology);
-        ask_drivers(host);
-        for (int g = 0; loaded && g < host->gpu_count; g++) {
-            struct hapt_host_gpu *gpu = &host->gpu[g];
-            near_describe(topology, gpu->bus, gpu->cores, sizeof gpu->cores, gpu->nics, sizeof gpu->nics);
-        }
-        hwloc_topology_destroy(topology);
-    } else {
-        ask_drivers(host);
+    const bool loaded = affinity_load(true, &topology);
+    /* hwloc silently ignores a fake topology that it cannot read. */
+    if (host->faked && (!loaded || hwloc_topology_is_thissystem(topology))) {
+        host->faked = false;
+        host->fake_failed = true;
     }
+    if (loaded) read_topology(host, topology);
+    query_drivers(host);
+    for (int g = 0; loaded && g < host->gpu_count; g++) {
+        struct hapt_host_gpu *gpu = &host->gpu[g];
+        affinity_describe(topology, gpu->bus, gpu->local_cores, sizeof gpu->local_cores, gpu->local_nics,
+                          sizeof gpu->local_nics);
+    }
+    if (loaded) hwloc_topology_destroy(topology);
     if (!host->faked) {
-        /* Affinity may leave the ranks less than the machine has. */
+        /* CPU affinity may allow the ranks less than the machine has. */
         if (env->cores < host->threads) host->threads = env->cores;
         if (host->cores > host->threads) host->cores = host->threads;
         apply_memory_limit(host);
     }
 }
 
-const char *hapt_host_gpu_doubt(const struct hapt_host_gpu *gpu, char text[192])
+const char *hapt_host_gpu_mismatch(const struct hapt_host_gpu *gpu, char text[192])
 {
     const struct hapt_device_spec *spec = hapt_device_spec_find(gpu->spec);
-    const double flops = 2.0 * gpu->lanes * gpu->processors * gpu->clock_hz;
+    const double flops = 2.0 * gpu->lanes_per_processor * gpu->processors * gpu->clock_hz;
     char told[32], known[32];
     if (!spec) return NULL;
-    if (gpu->memory_bytes > 0 && fabs(gpu->memory_bytes / spec->memory_bytes - 1) > DOUBTED) {
-        snprintf(text, 192, "its driver tells of %s memory, a %s has %s", hapt_units_bytes(gpu->memory_bytes, told),
+    if (gpu->memory_bytes > 0 && fabs(gpu->memory_bytes / spec->memory_bytes - 1) > MISMATCH_SHARE) {
+        snprintf(text, 192, "its driver reports %s of memory, a %s has %s", hapt_units_bytes(gpu->memory_bytes, told),
                  spec->name, hapt_units_bytes(spec->memory_bytes, known));
         return text;
     }
-    if (flops > 0 && fabs(flops / spec->peak_flops[HAPT_F32] - 1) > DOUBTED) {
-        snprintf(text, 192, "its driver tells of %d multiprocessors at %.2f GHz, so %s in fp32, a %s has %s",
+    if (flops > 0 && fabs(flops / spec->peak_flops[HAPT_F32] - 1) > MISMATCH_SHARE) {
+        snprintf(text, 192, "its driver reports %d multiprocessors at %.2f GHz, so %s in fp32, a %s has %s",
                  gpu->processors, 1e-9 * gpu->clock_hz, hapt_units_flops(flops, told), spec->name,
                  hapt_units_flops(spec->peak_flops[HAPT_F32], known));
         return text;

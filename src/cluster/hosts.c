@@ -1,10 +1,10 @@
-/* The hosts of all ranks, gathered so that every rank knows all of them. */
+/* Gathers the hosts of all ranks on every rank. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "host.h"
 
-/* What one rank copies per second while all ranks of its host copy: reads plus writes, best of three. */
+/* Bytes per second (reads plus writes) that one rank copies while all ranks of its host copy; best of three. */
 static double measure_bandwidth(void)
 {
     enum { BYTES = 16 << 20, ROUNDS = 3 };
@@ -26,15 +26,15 @@ static double measure_bandwidth(void)
     return best > 0 ? best : 1e9;
 }
 
-/* Every rank's host record. Loading a topology takes many ranks of a big node a while, so that its first rank does it
+/* Describes the host on every rank. Loading a topology in many ranks of a big node is slow, so the first rank does it
  * for all, unless some rank's topology is faked. */
-static enum hapt_status look_everywhere(const struct hapt_env *env, struct hapt_host *mine)
+static enum hapt_status describe_all(const struct hapt_env *env, struct hapt_host *mine)
 {
     char fake[1024];
     hapt_host_fake_key(fake, sizeof fake);
     int faked = fake[0] != '\0';
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &faked, 1, MPI_INT, MPI_MAX, env->node));
-    if (faked || env->node_rank == 0) hapt_host_look(env, mine);
+    if (faked || env->node_rank == 0) hapt_host_describe(env, mine);
     if (!faked) HAPT_MPI(MPI_Bcast(mine, (int)sizeof *mine, MPI_BYTE, 0, env->node));
     HAPT_MPI(MPI_Barrier(env->node));
     mine->rank_bandwidth = measure_bandwidth();
@@ -48,10 +48,10 @@ enum hapt_status hapt_hosts_gather(const struct hapt_env *env, struct hapt_arena
     hosts = hapt_arena_alloc(arena, 1, sizeof *hosts);
     if (hosts) hosts->host = hapt_arena_alloc(arena, (size_t)env->world_size, sizeof *hosts->host);
     if (hosts) hosts->host_of_rank = hapt_arena_alloc(arena, (size_t)env->world_size, sizeof *hosts->host_of_rank);
-    /* A rank that left here would leave the others waiting in the collectives below. */
+    /* Abort here: an early return would leave other ranks waiting in the collectives below. */
     if (!all || !hosts || !hosts->host || !hosts->host_of_rank)
         hapt_die(hapt_fail(HAPT_ERR_MEMORY, "give the job more memory", "no memory for the list of hosts"));
-    enum hapt_status status = look_everywhere(env, &mine);
+    enum hapt_status status = describe_all(env, &mine);
     if (status == HAPT_OK)
         status =
             hapt_env_mpi(MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, env->world),

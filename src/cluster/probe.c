@@ -1,9 +1,9 @@
 /*
- * Latency and bandwidth of links, measured where the cluster does not give them.
+ * Measures latency and bandwidth of links whose values are unknown.
  *
- * Each link is measured by one pair of ranks that sends messages to and fro, one pair after the other while all other
- * ranks sleep. Messages double up to 4 MiB, the whole probe is held to a few seconds, medians are kept, and no wait is
- * without a deadline.
+ * For each link, one pair of ranks exchanges messages while all other ranks sleep; links are measured one after
+ * another. Message sizes double up to 4 MiB and medians are kept. The probe takes a few seconds, and every wait has a
+ * deadline.
  */
 #include <sched.h>
 #include <stdlib.h>
@@ -15,19 +15,19 @@
 #define PROBE_BYTES (4 << 20)  /* largest message */
 #define PROBE_SECONDS 2.0      /* for all links together */
 #define PROBE_LINK_SECONDS 0.3 /* for one link */
-#define PROBE_DEADLINE 20.0    /* a peer that is silent for longer is lost */
+#define PROBE_DEADLINE 20.0    /* s: a peer that is silent for longer counts as lost */
 enum { PROBE_TAG = 4711, LATENCY_ROUNDS = 41, BANDWIDTH_ROUNDS = 9 };
 
-/* One link to measure and the places its values go. */
+/* A link to measure, and where to store its values. */
 struct probe {
     int rank[2];
-    double bandwidth, latency; /* results; 0 and 0 on ranks that did not lead the pair */
+    double bandwidth, latency; /* results; 0 on ranks that did not lead the pair */
     double *to_bandwidth, *to_latency;
 };
 
 enum { MAX_PROBES = 2 * HAPT_MAX_SUBCLUSTERS + HAPT_MAX_SUBCLUSTERS * (HAPT_MAX_SUBCLUSTERS - 1) / 2 };
 
-/* Peers wait for this one, so that a failure here ends the job. */
+/* A failure here ends the job, because peers wait for this rank. */
 static void must(int mpi_error)
 {
     if (mpi_error != MPI_SUCCESS) hapt_die(hapt_env_mpi(mpi_error, "link probe"));
@@ -78,7 +78,7 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Median time one way; fewer rounds (at least 3) when `seconds` run out. */
+/* Median one-way time. Fewer rounds (at least 3) if `seconds` is exceeded. */
 static double median_time(const struct hapt_env *env, int peer, char *buffer, int bytes, int rounds, double seconds)
 {
     double sample[LATENCY_ROUNDS];
@@ -90,7 +90,7 @@ static double median_time(const struct hapt_env *env, int peer, char *buffer, in
     return sample[count / 2];
 }
 
-/* The leader of the pair decides on sizes and rounds; an empty message ends the follower. */
+/* The leader chooses sizes and rounds. An empty message ends the follower. */
 static void lead(const struct hapt_env *env, struct probe *probe, char *buffer, double seconds)
 {
     const int peer = probe->rank[1];
@@ -103,7 +103,7 @@ static void lead(const struct hapt_env *env, struct probe *probe, char *buffer, 
         time = half_round_trip(env, peer, buffer, bytes);
     }
     time = median_time(env, peer, buffer, bytes, BANDWIDTH_ROUNDS, seconds / 2);
-    /* The latency is paid apart from the bytes, but noise must not make it the whole. */
+    /* Subtract the latency to get the time of the bytes, but at most half of the time: latency is noisy. */
     probe->bandwidth = bytes / (time - probe->latency > time / 2 ? time - probe->latency : time / 2);
     send(env, peer, buffer, 0);
 }
@@ -113,7 +113,7 @@ static void follow(const struct hapt_env *env, const struct probe *probe, char *
     for (int bytes; (bytes = receive(env, probe->rank[0], buffer)) > 0;) send(env, probe->rank[0], buffer, bytes);
 }
 
-void probe_meet(const struct hapt_env *env, double deadline_s)
+void probe_barrier(const struct hapt_env *env, double deadline_s)
 {
     MPI_Request request;
     must(MPI_Ibarrier(env->world, &request));
@@ -135,8 +135,7 @@ static void add(struct probe *list, int *count, int from, int to, double *bandwi
     list[(*count)++] = (struct probe){{from, to}, 0, 0, bandwidth, latency};
 }
 
-/* Two ranks that stand for the link between two subclusters: on different hosts where there are such, since a host may
- * be part of both. */
+/* Two ranks for the link between two subclusters, on different hosts if possible: a host may be part of both. */
 static void find_ends(const struct hapt_subcluster *a, const struct hapt_subcluster *b, int end[2])
 {
     end[0] = a->ranks[0];
@@ -184,7 +183,7 @@ enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_clus
         hapt_progress_init(&progress, env, "probing links", count);
         const double seconds = PROBE_SECONDS / count < PROBE_LINK_SECONDS ? PROBE_SECONDS / count : PROBE_LINK_SECONDS;
         for (int p = 0; p < count; p++) {
-            probe_meet(env, 2 * PROBE_DEADLINE);
+            probe_barrier(env, 2 * PROBE_DEADLINE);
             if (env->world_rank == list[p].rank[0]) lead(env, &list[p], buffer, seconds);
             if (env->world_rank == list[p].rank[1]) follow(env, &list[p], buffer);
             result[2 * p] = list[p].bandwidth;
@@ -193,7 +192,7 @@ enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_clus
         }
         hapt_progress_release(&progress);
         free(buffer);
-        probe_meet(env, 2 * PROBE_DEADLINE);
+        probe_barrier(env, 2 * PROBE_DEADLINE);
         must(MPI_Allreduce(MPI_IN_PLACE, result, 2 * count, MPI_DOUBLE, MPI_MAX, env->world));
     }
     for (int p = 0; p < count; p++) {
@@ -202,7 +201,7 @@ enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_clus
     }
     for (int i = 0; i < cluster->count; i++)
         for (int j = 0; j < i; j++) cluster->link[i * cluster->count + j] = cluster->link[j * cluster->count + i];
-    /* Links that no pair of ranks has (one device in a node, one node) only need a value that stands for "own". */
+    /* Links without a pair of ranks (one device per node, one node) only need some value. */
     hapt_cluster_assume(cluster);
     return hapt_env_agree(env->world, hapt_cluster_check(cluster));
 }

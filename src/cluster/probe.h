@@ -1,10 +1,10 @@
-/* Inside the measuring of links: what probe.c (values of links) and ways.c (which network) share. */
+/* Shared by probe.c (link values) and routes.c (choice of network). */
 #ifndef HAPT_CLUSTER_PROBE_H
 #define HAPT_CLUSTER_PROBE_H
 
 #include "hapt/cluster.h"
 
-/* All ranks meet; those that wait sleep, so that they leave the cores to the pair that measures. */
-void probe_meet(const struct hapt_env *env, double deadline_s);
+/* Barrier of all ranks. Waiting ranks sleep, so that the measuring pair has the cores. */
+void probe_barrier(const struct hapt_env *env, double deadline_s);
 
 #endif

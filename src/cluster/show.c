@@ -1,4 +1,4 @@
-/* The cluster for readers: a table for people, a cluster file for programs. */
+/* Prints the cluster: as a table for people, as a cluster file for programs. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include "hapt/cluster.h"
 #include "hapt/config.h"
 
-/* World ranks as "0-3,6": runs of neighbours in the order they stand in. */
+/* World ranks as "0-3,6": consecutive ranks are joined, in the given order. */
 static void ranks_text(const int *ranks, int count, char *text, size_t size)
 {
     size_t used = 0;
@@ -37,18 +37,18 @@ static void print_subcluster(const struct hapt_env *env, const struct hapt_subcl
                own->devices_per_node, device->name, fp32, bf16, memory, device->slowdown, ranks);
 }
 
-/* `link` NULL: neither paced nor with a way of its own. */
+/* `link` NULL: neither paced nor with a route of its own. */
 static void print_link(const struct hapt_env *env, const char *from, const char *to, double bandwidth, double latency,
                        const struct hapt_link *link)
 {
-    char way[64] = "";
+    char route_text[64] = "";
     char label[160], rate[32] = "unknown", delay[32] = "unknown";
     snprintf(label, sizeof label, "%s %s", from, to);
     if (bandwidth > 0) hapt_units_bandwidth(bandwidth, rate);
     if (latency >= 0) hapt_units_time(latency, delay);
     if (link && strcmp(link->transport, "tcp") == 0)
-        snprintf(way, sizeof way, "  (tcp, %s - %s)", link->interface[0], link->interface[1]);
-    hapt_print(env, "  %-34s %-14s %s%s%s\n", label, rate, delay, link && link->paced ? "  (paced)" : "", way);
+        snprintf(route_text, sizeof route_text, "  (tcp, %s - %s)", link->interface[0], link->interface[1]);
+    hapt_print(env, "  %-34s %-14s %s%s%s\n", label, rate, delay, link && link->paced ? "  (paced)" : "", route_text);
 }
 
 static void print_collectives(const struct hapt_env *env, const struct hapt_collective_model *model)
@@ -57,7 +57,7 @@ static void print_collectives(const struct hapt_env *env, const struct hapt_coll
     hapt_print(env, "  %-34s %-14s %s\n", "collective, measured", "of the tensor", "latency");
     for (int kind = 0; kind < HAPT_COLLECTIVE_COUNT; kind++) {
         char label[64];
-        if (!hapt_collective_moves((enum hapt_collective_kind)kind) || !(model->term[kind].byte_s > 0)) continue;
+        if (!hapt_collective_communicates((enum hapt_collective_kind)kind) || !(model->term[kind].byte_s > 0)) continue;
         snprintf(label, sizeof label, "%s over %d ranks", hapt_collective_key((enum hapt_collective_kind)kind),
                  model->ranks);
         hapt_print(env, "  %-34s %-14s %s\n", label, hapt_units_bandwidth(1 / model->term[kind].byte_s, rate),
@@ -155,7 +155,7 @@ static json_t *collectives_json(const struct hapt_cluster *cluster)
         json_t *entry = json_pack("{s:i}", "ranks", model->ranks);
         for (int kind = 0; kind < HAPT_COLLECTIVE_COUNT; kind++) {
             const struct hapt_collective_term *term = &model->term[kind];
-            if (!hapt_collective_moves((enum hapt_collective_kind)kind) || !(term->byte_s > 0)) continue;
+            if (!hapt_collective_communicates((enum hapt_collective_kind)kind) || !(term->byte_s > 0)) continue;
             json_object_set_new(entry, hapt_collective_key((enum hapt_collective_kind)kind),
                                 json_pack("{s:f, s:f, s:f}", "latency", term->latency_s, "bandwidth", 1 / term->byte_s,
                                           "padding", term->skew_s / term->byte_s));

@@ -1,6 +1,4 @@
-/*
- * The JSON cluster file. Strict: what is not understood is refused with file, line and what would be right.
- */
+/* Parses the JSON cluster file. The parser is strict: an error names file, line and the correct form. */
 #include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,7 +9,7 @@
 #include "database.h"
 #include "hapt/cluster.h"
 #include "hapt/config.h"
-#include "place.h"
+#include "json_offset.h"
 
 enum {
     MAX_FILE_BYTES = 1 << 20,
@@ -28,7 +26,7 @@ struct reader {
     struct hapt_arena *arena;
 };
 
-/* A JSON object, where it stands in the text, and what to call it in messages. */
+/* A JSON object, its offset in the text, and its name in messages. */
 struct object {
     const struct reader *reader;
     json_t *json;
@@ -36,7 +34,7 @@ struct object {
     const char *what;
 };
 
-/* What a number means: its unit, how it may be written, and its limits. */
+/* A kind of number: its unit, how it may be written, and its limits. */
 struct quantity {
     bool (*parse)(const char *text, double *value); /* NULL: a plain number */
     double low, high;
@@ -52,11 +50,11 @@ static const struct quantity time_quantity = {hapt_units_parse_time, 0, 10, "a l
 static const struct quantity flops_quantity = {hapt_units_parse_flops, 1, 1e21, "a compute rate",
                                                "write a number in FLOP/s or a string such as \"312 TFLOP/s\""};
 static const struct quantity padding_quantity = {
-    NULL, 0, 1e4, "a factor", "write what a padded byte costs, as a multiple of a byte of the tensor"};
+    NULL, 0, 1e4, "a factor", "write the cost of a padded byte as a multiple of the cost of a tensor byte"};
 static const struct quantity slowdown_quantity = {NULL, 1, 1e4, "a slowdown",
-                                                  "write a number from 1 (as fast as the device is) to 10000"};
+                                                  "write a number from 1 (full speed of the device) to 10000"};
 
-/* Text of a hostile file made fit for one line of a message. */
+/* Makes text of an untrusted file printable on one line of a message. */
 static const char *printable(const char *text, char buffer[64])
 {
     size_t length = 0;
@@ -80,7 +78,8 @@ static enum hapt_status refuse(const struct reader *reader, const char *at, cons
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    return hapt_fail(HAPT_ERR_INPUT, hint, "%s: line %d: %s", reader->path, hapt_place_line(reader->text, at), message);
+    return hapt_fail(HAPT_ERR_INPUT, hint, "%s: line %d: %s", reader->path, hapt_json_offset_line(reader->text, at),
+                     message);
 }
 
 static const char *type_name(const json_t *json)
@@ -97,7 +96,7 @@ static const char *type_name(const json_t *json)
     }
 }
 
-/* Refuses keys that are not among `known` (NULL-terminated). */
+/* Rejects keys that are not in `known` (NULL-terminated). */
 static enum hapt_status check_keys(const struct object *object, const char *const *known)
 {
     const char *key;
@@ -113,7 +112,7 @@ static enum hapt_status check_keys(const struct object *object, const char *cons
             strncat(hint, *name, sizeof hint - strlen(hint) - 1);
         }
         char shown[64];
-        return refuse(object->reader, hapt_place_key(object->at, key), hint, "unknown key \"%s\" in %s",
+        return refuse(object->reader, hapt_json_offset_key(object->at, key), hint, "unknown key \"%s\" in %s",
                       printable(key, shown), object->what);
     }
     return HAPT_OK;
@@ -150,21 +149,21 @@ static enum hapt_status convert(const struct reader *reader, const char *at, con
     return HAPT_OK;
 }
 
-/* Leaves *value alone when the key is absent. */
+/* Leaves *value unchanged if the key is absent. */
 static enum hapt_status read_quantity(const struct object *object, const char *key, bool required,
                                       const struct quantity *quantity, double *value)
 {
     json_t *json;
     HAPT_TRY(find(object, key, required, &json));
     if (!json) return HAPT_OK;
-    return convert(object->reader, hapt_place_key(object->at, key), key, json, quantity, value);
+    return convert(object->reader, hapt_json_offset_key(object->at, key), key, json, quantity, value);
 }
 
 static enum hapt_status read_count(const struct object *object, const char *key, int limit, int *value)
 {
     json_t *json;
     HAPT_TRY(find(object, key, true, &json));
-    const char *at = hapt_place_key(object->at, key);
+    const char *at = hapt_json_offset_key(object->at, key);
     char hint[64];
     snprintf(hint, sizeof hint, "write a whole number from 1 to %d", limit);
     if (!json_is_integer(json))
@@ -203,12 +202,12 @@ static enum hapt_status read_name(const struct object *object, const char *key, 
     json_t *json;
     HAPT_TRY(find(object, key, required, &json));
     if (!json) return HAPT_OK;
-    HAPT_TRY(check_name(object->reader, hapt_place_key(object->at, key), key, json, size));
+    HAPT_TRY(check_name(object->reader, hapt_json_offset_key(object->at, key), key, json, size));
     snprintf(buffer, size, "%s", json_string_value(json));
     return HAPT_OK;
 }
 
-/* One rate for every floating type, or an object with a rate by type. */
+/* Reads one rate for all floating types, or an object with a rate per type. */
 static enum hapt_status read_peak_flops(const struct object *object, double peak_flops[HAPT_DTYPE_COUNT])
 {
     static const enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16, HAPT_F16};
@@ -221,7 +220,8 @@ static enum hapt_status read_peak_flops(const struct object *object, double peak
         return HAPT_OK;
     }
     static const char *const known[] = {"fp32", "bf16", "fp16", NULL};
-    const struct object rates = {object->reader, json, hapt_place_member(object->at, "peak_flops"), "\"peak_flops\""};
+    const struct object rates = {object->reader, json, hapt_json_offset_member(object->at, "peak_flops"),
+                                 "\"peak_flops\""};
     HAPT_TRY(check_keys(&rates, known));
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         HAPT_TRY(read_quantity(&rates, hapt_dtype_name(types[i]), types[i] == HAPT_F32, &flops_quantity,
@@ -234,7 +234,7 @@ static enum hapt_status read_device(const struct object *subcluster, struct hapt
     const struct reader *reader = subcluster->reader;
     json_t *json;
     HAPT_TRY(find(subcluster, "device", true, &json));
-    const char *key_at = hapt_place_key(subcluster->at, "device");
+    const char *key_at = hapt_json_offset_key(subcluster->at, "device");
     if (json_is_string(json)) {
         const struct hapt_device_spec *known = hapt_device_spec_find(json_string_value(json));
         if (known) {
@@ -254,7 +254,7 @@ static enum hapt_status read_device(const struct object *subcluster, struct hapt
         return refuse(reader, key_at, "name a device such as \"A100-40GB\" or \"cpu\", or describe it in an object",
                       "\"device\" must be text or an object, not %s", type_name(json));
     static const char *const known[] = {"name", "backend", "peak_flops", "memory", "memory_bandwidth", NULL};
-    const struct object object = {reader, json, hapt_place_member(subcluster->at, "device"), "\"device\""};
+    const struct object object = {reader, json, hapt_json_offset_member(subcluster->at, "device"), "\"device\""};
     HAPT_TRY(check_keys(&object, known));
     HAPT_TRY(read_name(&object, "name", true, device->name, sizeof device->name));
     snprintf(device->backend, sizeof device->backend, "%s", strcmp(device->name, "cpu") == 0 ? "cpu" : "cuda");
@@ -264,7 +264,7 @@ static enum hapt_status read_device(const struct object *subcluster, struct hapt
     return read_quantity(&object, "memory_bandwidth", true, &bandwidth_quantity, &device->memory_bandwidth);
 }
 
-/* Lists may be long: where an element stands is looked for when there is something to say about it. */
+/* Lists may be long, so an element's offset is searched only for an error message. */
 static enum hapt_status take_hosts(const struct reader *reader, const char *list_at, json_t *json, json_t *seen,
                                    const char *hint, struct hapt_subcluster *subcluster)
 {
@@ -273,9 +273,9 @@ static enum hapt_status take_hosts(const struct reader *reader, const char *list
         const char *name = json_string_value(host);
         char shown[64];
         if (!is_name(host, HOST_CHARS))
-            return check_name(reader, hapt_place_element(list_at, i), "hosts", host, HOST_CHARS);
+            return check_name(reader, hapt_json_offset_element(list_at, i), "hosts", host, HOST_CHARS);
         if (json_object_get(seen, name))
-            return refuse(reader, hapt_place_element(list_at, i), hint, "host \"%s\" is named twice",
+            return refuse(reader, hapt_json_offset_element(list_at, i), hint, "host \"%s\" is named twice",
                           printable(name, shown));
         subcluster->hosts[i] = hapt_arena_strdup(reader->arena, name);
         if (!subcluster->hosts[i]) return HAPT_ERR_MEMORY;
@@ -291,7 +291,8 @@ static enum hapt_status read_hosts(const struct object *object, struct hapt_subc
     json_t *json;
     HAPT_TRY(find(object, "hosts", false, &json));
     if (!json) return HAPT_OK;
-    const char *key_at = hapt_place_key(object->at, "hosts"), *list_at = hapt_place_member(object->at, "hosts");
+    const char *key_at = hapt_json_offset_key(object->at, "hosts"),
+               *list_at = hapt_json_offset_member(object->at, "hosts");
     static const char hint[] = "list one host name for each of the subcluster's nodes";
     if (!json_is_array(json)) return refuse(reader, key_at, hint, "\"hosts\" must be a list, not %s", type_name(json));
     if (json_array_size(json) != (size_t)subcluster->nodes)
@@ -344,7 +345,8 @@ static enum hapt_status read_subclusters(const struct object *root, struct hapt_
     const struct reader *reader = root->reader;
     json_t *json;
     HAPT_TRY(find(root, "subclusters", true, &json));
-    const char *key_at = hapt_place_key(root->at, "subclusters"), *list_at = hapt_place_member(root->at, "subclusters");
+    const char *key_at = hapt_json_offset_key(root->at, "subclusters"),
+               *list_at = hapt_json_offset_member(root->at, "subclusters");
     const size_t count = json_is_array(json) ? json_array_size(json) : 0;
     if (count < 1 || count > HAPT_MAX_SUBCLUSTERS)
         return refuse(reader, key_at,
@@ -354,7 +356,7 @@ static enum hapt_status read_subclusters(const struct object *root, struct hapt_
     HAPT_NEW(cluster->subcluster, reader->arena, count);
     cluster->count = (int)count;
     for (int i = 0; i < cluster->count; i++) {
-        const struct object object = {reader, json_array_get(json, (size_t)i), hapt_place_element(list_at, i),
+        const struct object object = {reader, json_array_get(json, (size_t)i), hapt_json_offset_element(list_at, i),
                                       "a subcluster"};
         if (!json_is_object(object.json))
             return refuse(reader, object.at, "each subcluster is an object with name, nodes, devices_per_node, device",
@@ -362,11 +364,11 @@ static enum hapt_status read_subclusters(const struct object *root, struct hapt_
         HAPT_TRY(read_subcluster(&object, &cluster->subcluster[i]));
         for (int j = 0; j < i; j++)
             if (strcmp(cluster->subcluster[i].name, cluster->subcluster[j].name) == 0)
-                return refuse(reader, hapt_place_key(object.at, "name"), "give every subcluster its own name",
+                return refuse(reader, hapt_json_offset_key(object.at, "name"), "give every subcluster its own name",
                               "two subclusters are called \"%s\"", cluster->subcluster[i].name);
         const long devices = (long)cluster->subcluster[i].nodes * cluster->subcluster[i].devices_per_node;
         if (cluster->rank_count + devices > MAX_DEVICES)
-            return refuse(reader, hapt_place_key(object.at, "nodes"), "check nodes and devices_per_node",
+            return refuse(reader, hapt_json_offset_key(object.at, "nodes"), "check nodes and devices_per_node",
                           "the cluster has more than %d devices", MAX_DEVICES);
         cluster->rank_count += (int)devices;
     }
@@ -377,10 +379,10 @@ static enum hapt_status read_link_ends(const struct object *object, const struct
 {
     json_t *json;
     HAPT_TRY(find(object, "between", true, &json));
-    const char *list_at = hapt_place_member(object->at, "between");
+    const char *list_at = hapt_json_offset_member(object->at, "between");
     if (!json_is_array(json) || json_array_size(json) != 2)
-        return refuse(object->reader, hapt_place_key(object->at, "between"), "write \"between\": [\"one\", \"other\"]",
-                      "\"between\" must name two subclusters");
+        return refuse(object->reader, hapt_json_offset_key(object->at, "between"),
+                      "write \"between\": [\"one\", \"other\"]", "\"between\" must name two subclusters");
     for (int e = 0; e < 2; e++) {
         const json_t *name = json_array_get(json, (size_t)e);
         const char *text = json_is_string(name) ? json_string_value(name) : "";
@@ -392,8 +394,8 @@ static enum hapt_status read_link_ends(const struct object *object, const struct
             if (i) strncat(hint, ", ", sizeof hint - strlen(hint) - 1);
             strncat(hint, cluster->subcluster[i].name, sizeof hint - strlen(hint) - 1);
         }
-        return refuse(object->reader, hapt_place_element(list_at, e), hint, "a link names an unknown subcluster \"%s\"",
-                      printable(text, shown));
+        return refuse(object->reader, hapt_json_offset_element(list_at, e), hint,
+                      "a link names an unknown subcluster \"%s\"", printable(text, shown));
     }
     return HAPT_OK;
 }
@@ -406,20 +408,20 @@ static enum hapt_status read_transport(const struct object *object, struct hapt_
     HAPT_TRY(find(object, "interfaces", false, &interfaces));
     const char *text = json_is_string(transport) ? json_string_value(transport) : "";
     if (transport && strcmp(text, "mpi") != 0 && strcmp(text, "tcp") != 0)
-        return refuse(object->reader, hapt_place_key(object->at, "transport"),
-                      "leave it out to have the faster one chosen", "\"transport\" must be \"mpi\" or \"tcp\"");
+        return refuse(object->reader, hapt_json_offset_key(object->at, "transport"),
+                      "leave it out to let hapt choose the faster one", "\"transport\" must be \"mpi\" or \"tcp\"");
     const bool tcp = strcmp(text, "tcp") == 0;
     if (tcp != (interfaces != NULL))
-        return refuse(object->reader, hapt_place_key(object->at, tcp ? "transport" : "interfaces"),
+        return refuse(object->reader, hapt_json_offset_key(object->at, tcp ? "transport" : "interfaces"),
                       "write \"transport\": \"tcp\", \"interfaces\": [\"eth0\", \"eth0\"]",
-                      "\"tcp\" and \"interfaces\" come together");
+                      "\"tcp\" and \"interfaces\" must be given together");
     snprintf(link->transport, sizeof link->transport, "%s", text);
     for (size_t e = 0; tcp && e < 2; e++) {
         const json_t *name =
             json_is_array(interfaces) && json_array_size(interfaces) == 2 ? json_array_get(interfaces, e) : NULL;
         if (!json_is_string(name) || json_string_length(name) == 0 ||
             json_string_length(name) >= sizeof link->interface[e])
-            return refuse(object->reader, hapt_place_key(object->at, "interfaces"), "ip link lists them",
+            return refuse(object->reader, hapt_json_offset_key(object->at, "interfaces"), "ip link lists them",
                           "\"interfaces\" must be the names of two network interfaces");
         snprintf(link->interface[e], sizeof link->interface[e], "%s", json_string_value(name));
     }
@@ -449,12 +451,12 @@ static enum hapt_status read_link(const struct object *object, struct hapt_clust
     json_t *paced;
     HAPT_TRY(find(object, "paced", false, &paced));
     if (paced && !json_is_boolean(paced))
-        return refuse(object->reader, hapt_place_key(object->at, "paced"), "write true or false",
+        return refuse(object->reader, hapt_json_offset_key(object->at, "paced"), "write true or false",
                       "\"paced\" must be true or false, not %s", type_name(paced));
     link.paced = json_is_true(paced);
     if (link.paced && link.bandwidth == 0)
-        return refuse(object->reader, hapt_place_key(object->at, "paced"), "add \"bandwidth\"",
-                      "a paced link needs the bandwidth to pace to");
+        return refuse(object->reader, hapt_json_offset_key(object->at, "paced"), "add \"bandwidth\"",
+                      "a paced link needs a bandwidth");
     const int forth = end[0] * cluster->count + end[1], back = end[1] * cluster->count + end[0];
     if (seen[forth])
         return refuse(object->reader, object->at, "keep one of them: a link holds for both directions",
@@ -476,17 +478,19 @@ static enum hapt_status read_links(const struct object *root, struct hapt_cluste
     json_t *json;
     HAPT_TRY(find(root, "links", false, &json));
     if (json && !json_is_array(json))
-        return refuse(reader, hapt_place_key(root->at, "links"), "write a list of objects with between and bandwidth",
-                      "\"links\" must be a list, not %s", type_name(json));
+        return refuse(reader, hapt_json_offset_key(root->at, "links"),
+                      "write a list of objects with between and bandwidth", "\"links\" must be a list, not %s",
+                      type_name(json));
     for (size_t i = 0; json && i < json_array_size(json); i++) {
         const struct object object = {reader, json_array_get(json, i),
-                                      hapt_place_element(hapt_place_member(root->at, "links"), (int)i), "a link"};
+                                      hapt_json_offset_element(hapt_json_offset_member(root->at, "links"), (int)i),
+                                      "a link"};
         if (!json_is_object(object.json))
             return refuse(reader, object.at, "each link is an object with between and bandwidth",
                           "a link must be an object, not %s", type_name(object.json));
         HAPT_TRY(read_link(&object, cluster, seen));
     }
-    /* Stages inside one subcluster are neighbours over its nodes, unless a link with itself says otherwise. */
+    /* Stages of one subcluster are on neighbouring nodes, unless the file has a link of the subcluster with itself. */
     for (int i = 0; i < cluster->count; i++) {
         const struct hapt_subcluster *own = &cluster->subcluster[i];
         const bool wide = own->nodes > 1;
@@ -497,7 +501,7 @@ static enum hapt_status read_links(const struct object *root, struct hapt_cluste
     return HAPT_OK;
 }
 
-/* One collective of one number of ranks. */
+/* Reads one collective for one number of ranks. */
 static enum hapt_status read_collective(const struct object *entry, enum hapt_collective_kind kind,
                                         struct hapt_collective_term *term)
 {
@@ -506,10 +510,11 @@ static enum hapt_status read_collective(const struct object *entry, enum hapt_co
     json_t *json;
     double bandwidth = 0, padding = hapt_collective_pads(kind) ? 1 : 0;
     HAPT_TRY(find(entry, key, true, &json));
-    const struct object object = {entry->reader, json, hapt_place_member(entry->at, key), key};
+    const struct object object = {entry->reader, json, hapt_json_offset_member(entry->at, key), key};
     if (!json_is_object(json))
-        return refuse(entry->reader, hapt_place_key(entry->at, key), "write { \"latency\": ..., \"bandwidth\": ... }",
-                      "\"%s\" must be an object, not %s", key, type_name(json));
+        return refuse(entry->reader, hapt_json_offset_key(entry->at, key),
+                      "write { \"latency\": ..., \"bandwidth\": ... }", "\"%s\" must be an object, not %s", key,
+                      type_name(json));
     HAPT_TRY(check_keys(&object, known));
     HAPT_TRY(read_quantity(&object, "latency", false, &time_quantity, &term->latency_s));
     HAPT_TRY(read_quantity(&object, "bandwidth", true, &bandwidth_quantity, &bandwidth));
@@ -530,14 +535,14 @@ static enum hapt_status read_collectives(const struct object *root, struct hapt_
     HAPT_TRY(find(root, "collectives", false, &json));
     if (!json) return HAPT_OK;
     if (!json_is_array(json) || json_array_size(json) > HAPT_MAX_COLLECTIVE_MODELS)
-        return refuse(reader, hapt_place_key(root->at, "collectives"), hint, "\"collectives\" %s",
+        return refuse(reader, hapt_json_offset_key(root->at, "collectives"), hint, "\"collectives\" %s",
                       json_is_array(json) ? "has too many entries" : "must be a list");
     cluster->collective_count = (int)json_array_size(json);
     HAPT_NEW(cluster->collective, reader->arena, cluster->collective_count);
     for (int i = 0; i < cluster->collective_count; i++) {
         struct hapt_collective_model *model = &cluster->collective[i];
         const struct object object = {reader, json_array_get(json, (size_t)i),
-                                      hapt_place_element(hapt_place_member(root->at, "collectives"), i),
+                                      hapt_json_offset_element(hapt_json_offset_member(root->at, "collectives"), i),
                                       "measured collectives"};
         if (!json_is_object(object.json))
             return refuse(reader, object.at, hint, "measured collectives must be an object");
@@ -545,12 +550,12 @@ static enum hapt_status read_collectives(const struct object *root, struct hapt_
         HAPT_TRY(read_count(&object, "ranks", MAX_DEVICES, &model->ranks));
         model->measured = true;
         for (int kind = 0; kind < HAPT_COLLECTIVE_COUNT; kind++)
-            if (hapt_collective_moves((enum hapt_collective_kind)kind))
+            if (hapt_collective_communicates((enum hapt_collective_kind)kind))
                 HAPT_TRY(read_collective(&object, (enum hapt_collective_kind)kind, &model->term[kind]));
         for (int j = 0; j < i; j++)
             if (cluster->collective[j].ranks == model->ranks)
-                return refuse(reader, hapt_place_key(object.at, "ranks"), hint, "collectives over %d ranks stand twice",
-                              model->ranks);
+                return refuse(reader, hapt_json_offset_key(object.at, "ranks"), hint,
+                              "collectives over %d ranks are listed twice", model->ranks);
     }
     return HAPT_OK;
 }
@@ -558,20 +563,20 @@ static enum hapt_status read_collectives(const struct object *root, struct hapt_
 static enum hapt_status read_root(const struct reader *reader, json_t *json, struct hapt_cluster *cluster)
 {
     static const char *const known[] = {"format", "version", "subclusters", "links", "collectives", NULL};
-    const struct object root = {reader, json, hapt_place_value(reader->text), "the cluster file"};
+    const struct object root = {reader, json, hapt_json_offset_value(reader->text), "the cluster file"};
     static const char hint[] = "a cluster file starts with { \"format\": \"hapt-cluster\", \"version\": 1, ...";
     if (!json_is_object(json))
         return refuse(reader, root.at, hint, "the file must hold an object, not %s", type_name(json));
     json_t *format, *version;
     HAPT_TRY(find(&root, "format", true, &format));
     if (!json_is_string(format) || strcmp(json_string_value(format), "hapt-cluster") != 0)
-        return refuse(reader, hapt_place_key(root.at, "format"), hint, "\"format\" is not \"hapt-cluster\"");
+        return refuse(reader, hapt_json_offset_key(root.at, "format"), hint, "\"format\" is not \"hapt-cluster\"");
     HAPT_TRY(find(&root, "version", true, &version));
     if (json_is_integer(version) && json_integer_value(version) > 1)
-        return refuse(reader, hapt_place_key(root.at, "version"), "use a newer hapt",
-                      "the cluster file is of a later version than 1");
+        return refuse(reader, hapt_json_offset_key(root.at, "version"), "use a newer hapt",
+                      "the cluster file has a later version than 1");
     if (!json_is_integer(version) || json_integer_value(version) != 1)
-        return refuse(reader, hapt_place_key(root.at, "version"), "this hapt reads version 1",
+        return refuse(reader, hapt_json_offset_key(root.at, "version"), "this hapt reads version 1",
                       "\"version\" of the cluster file is not 1");
     HAPT_TRY(check_keys(&root, known));
     HAPT_TRY(read_subclusters(&root, cluster));
@@ -585,7 +590,7 @@ static enum hapt_status read_text(const char *path, struct hapt_arena *arena, ch
 {
     FILE *file = fopen(path, "rb");
     if (!file) return hapt_fail(HAPT_ERR_INPUT, "check the path given to --cluster", "cannot read %s: %m", path);
-    char *buffer = malloc(MAX_FILE_BYTES + 1); /* it may be a pipe: its size shows at its end */
+    char *buffer = malloc(MAX_FILE_BYTES + 1); /* a pipe's size is unknown until its end */
     *size = buffer ? fread(buffer, 1, MAX_FILE_BYTES + 1, file) : 0;
     const bool broken = ferror(file);
     fclose(file);
@@ -594,7 +599,7 @@ static enum hapt_status read_text(const char *path, struct hapt_arena *arena, ch
         status = hapt_fail(HAPT_ERR_INPUT, "check the path given to --cluster",
                            "cannot read %s: it is not a plain file", path);
     else if (*size > MAX_FILE_BYTES)
-        status = hapt_fail(HAPT_ERR_INPUT, "a cluster file is a page of JSON", "%s is larger than 1 MiB", path);
+        status = hapt_fail(HAPT_ERR_INPUT, "a cluster file has at most 1 MiB", "%s is larger than 1 MiB", path);
     else if (!buffer)
         status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to read %s", path);
     else if (!(*text = hapt_arena_alloc(arena, *size + 1, 1)))

@@ -1,4 +1,4 @@
-/* `hapt check FILE...`: is each file whole, and what is it? One line a file. */
+/* `hapt check FILE...`: verifies each file and prints its state, kind and content, one line per file. */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -13,43 +13,41 @@
 #include "hapt/report.h"
 
 const char hapt_command_check_help[] =
-    "Reads each file whole: the structure, every dataset against its checksum, every attribute, the format and its "
-    "version; then the\n"
-    "reader that the other commands use checks what it holds. Files of every kind that hapt writes: models, data, "
-    "weights, profiles,\n"
-    "efficiency tables, plans, topologies, run files, cluster files (JSON), and checkpoints: a folder with "
-    "manifest.h5, whose shards\n"
-    "are compared with the manifest's checksums. The folder of a run stands for its run file and all its checkpoints.\n"
-    "HDF5 files of other makers are checked by the names that they hold (/cluster_0, /parameters, /tokens, /batches, "
+    "Checks each file completely: its structure, the checksum of every dataset, every attribute, its format and\n"
+    "version. The reader that the other commands use then checks the content. All kinds of files that hapt writes\n"
+    "are known: models, data, weights, profiles, efficiency tables, plans, topologies, run files, timelines and\n"
+    "cluster files (JSON), and checkpoints. A checkpoint is a folder with manifest.h5; its shards are compared with\n"
+    "the manifest's checksums. For the folder of a run, the run file and all checkpoints are checked. HDF5 files of\n"
+    "other programs are recognised by the names that they hold (/cluster_0, /parameters, /tokens, /batches,\n"
     "/images).\n"
     "\n"
-    "Prints a line a file: good, damaged (take another copy), newer (a later version: use a newer hapt), foreign (no "
-    "file of hapt),\n"
-    "missing, or unreadable (memory, open files, permissions or the disk; nothing is known about the file).\n"
-    "Exit code 0: all are good; 3: some are not; 5 or 6: the system failed over one.\n"
-    "--json: "
-    "{\"format\":\"hapt-check\",\"version\":1,\"good\":..,\"files\":[{\"path\",\"state\",\"kind\",\"version\","
-    "\"holds\",\"message\"}, ...]}\n";
+    "Prints one line per file: good, damaged (use another copy), newer (a later version: use a newer hapt), foreign\n"
+    "(not a file of hapt), missing, or unreadable (memory, open files, permissions or the disk; the file itself may\n"
+    "be good).\n"
+    "Exit code 0: all files are good; 3: some are not; 5 or 6: a file could not be read for lack of memory or I/O.\n"
+    "--json:\n"
+    "  {\"format\":\"hapt-check\",\"version\":1,\"good\":..,\n"
+    "   \"files\":[{\"path\",\"state\",\"kind\",\"version\",\"holds\",\"message\"}, ...]}\n";
 
 enum { TEXT_BYTES = 400 };
 
 struct finding {
-    const char *state; /* "good", or why not */
+    const char *state; /* "good", or what is wrong */
     char kind[64], holds[TEXT_BYTES], message[TEXT_BYTES];
     int64_t version;
     enum hapt_status status;
 };
 
-struct tally {
+struct totals {
     struct hapt_env *env;
     json_t *files; /* NULL: lines are printed */
     int checked, bad;
-    enum hapt_status system; /* the first failure that is not a file's */
+    enum hapt_status system; /* the first failure of memory or I/O, which says nothing about a file */
 };
 
-static void hold(struct finding *finding, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void describe(struct finding *finding, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-static void hold(struct finding *finding, const char *format, ...)
+static void describe(struct finding *finding, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -57,14 +55,14 @@ static void hold(struct finding *finding, const char *format, ...)
     va_end(arguments);
 }
 
-/* ---- Kinds: each loads the file as other commands do and says what it holds ---- */
+/* ---- Kinds: each function loads a file as the other commands do and describes its content ---- */
 
 static enum hapt_status check_model(const char *path, struct hapt_arena *arena, struct finding *finding)
 {
     struct hapt_model *model;
     HAPT_TRY(hapt_model_load(path, arena, &model));
-    hold(finding, "%s, %" PRId64 " parameters, %d operators", model->family, hapt_model_parameter_count(model),
-         model->graph->forward_count);
+    describe(finding, "%s, %" PRId64 " parameters, %d operators", model->family, hapt_model_parameter_count(model),
+             model->graph->forward_count);
     return HAPT_OK;
 }
 
@@ -72,7 +70,7 @@ static enum hapt_status check_profile(const char *path, struct hapt_arena *arena
 {
     struct hapt_profile *profile;
     HAPT_TRY(hapt_profile_load(path, arena, &profile));
-    hold(finding, "%d layers, %d subclusters", profile->layer_count, profile->cluster_count);
+    describe(finding, "%d layers, %d subclusters", profile->layer_count, profile->cluster_count);
     return HAPT_OK;
 }
 
@@ -80,7 +78,7 @@ static enum hapt_status check_efficiency(const char *path, struct hapt_arena *ar
 {
     struct hapt_efficiency *efficiency;
     HAPT_TRY(hapt_efficiency_load(path, arena, &efficiency));
-    hold(finding, "%d rows", hapt_efficiency_row_count(efficiency));
+    describe(finding, "%d rows", hapt_efficiency_row_count(efficiency));
     return HAPT_OK;
 }
 
@@ -88,7 +86,7 @@ static enum hapt_status check_plan(const char *path, struct hapt_arena *arena, s
 {
     struct hapt_plan *plan;
     HAPT_TRY(hapt_plan_load(path, arena, &plan));
-    hold(finding, "%d stages, %d microbatches", plan->stage_count, plan->microbatches);
+    describe(finding, "%d stages, %d microbatches", plan->stage_count, plan->microbatches);
     return HAPT_OK;
 }
 
@@ -96,7 +94,7 @@ static enum hapt_status check_run(const char *path, struct hapt_arena *arena, st
 {
     struct hapt_report *report;
     HAPT_TRY(hapt_report_load(path, arena, &report));
-    hold(finding, "%" PRId64 " steps on %d stages", report->steps, report->plan->stage_count);
+    describe(finding, "%" PRId64 " steps on %d stages", report->steps, report->plan->stage_count);
     return HAPT_OK;
 }
 
@@ -108,7 +106,7 @@ static enum hapt_status check_topology(const char *path, struct hapt_arena *aren
     const enum hapt_status status = hapt_cluster_read(file, "/topology", arena, &cluster);
     hapt_h5_close(file);
     HAPT_TRY(status);
-    hold(finding, "%d subclusters, %d devices", cluster->count, cluster->rank_count);
+    describe(finding, "%d subclusters, %d devices", cluster->count, cluster->rank_count);
     return HAPT_OK;
 }
 
@@ -116,11 +114,11 @@ static enum hapt_status check_cluster(const char *path, struct hapt_arena *arena
 {
     struct hapt_cluster *cluster;
     HAPT_TRY(hapt_cluster_load(path, arena, &cluster));
-    hold(finding, "%d subclusters, %d devices", cluster->count, cluster->rank_count);
+    describe(finding, "%d subclusters, %d devices", cluster->count, cluster->rank_count);
     return HAPT_OK;
 }
 
-/* Tokens below the vocabulary that the file tells; all else about data is for the model that they are given to. */
+/* Checks that tokens are below the file's vocabulary. Other checks of data need the model: training does them. */
 static enum hapt_status check_tokens(struct hapt_h5 *file, struct hapt_arena *arena, struct finding *finding)
 {
     enum { BLOCK = 1 << 20 };
@@ -137,11 +135,11 @@ static enum hapt_status check_tokens(struct hapt_h5 *file, struct hapt_arena *ar
         HAPT_TRY(hapt_h5_read_rows(file, "/tokens", HAPT_H5_I32, first, count, token));
         for (int64_t i = 0; i < count; i++)
             if (token[i] < 0 || (vocab > 0 && token[i] >= vocab))
-                return hapt_fail(HAPT_ERR_INPUT, "make the file again",
-                                 "%s: token %d at %" PRId64 " is outside of the vocabulary of %" PRId64,
+                return hapt_fail(HAPT_ERR_INPUT, "create the file again",
+                                 "%s: token %d at %" PRId64 " is outside the vocabulary of %" PRId64,
                                  hapt_h5_path(file), token[i], first + i, vocab);
     }
-    hold(finding, "%" PRId64 " tokens%s", shape[0], vocab > 0 ? "" : ", no vocabulary told");
+    describe(finding, "%" PRId64 " tokens%s", shape[0], vocab > 0 ? "" : ", vocabulary unknown");
     return HAPT_OK;
 }
 
@@ -152,8 +150,8 @@ static enum hapt_status check_open_data(struct hapt_h5 *file, struct hapt_arena 
     if (hapt_h5_exists(file, "/tokens")) return check_tokens(file, arena, finding);
     const char *name = hapt_h5_exists(file, "/images") ? "/images" : "/batches";
     HAPT_TRY(hapt_h5_shape(file, name, &dims, shape));
-    hold(finding, "%s of %" PRId64 " %s", name, dims > 0 ? shape[0] : 1,
-         strcmp(name, "/images") == 0 && dims == 4 ? "images" : "steps");
+    describe(finding, "%s of %" PRId64 " %s", name, dims > 0 ? shape[0] : 1,
+             strcmp(name, "/images") == 0 && dims == 4 ? "images" : "steps");
     return HAPT_OK;
 }
 
@@ -174,26 +172,26 @@ static enum hapt_status check_weights(const char *path, struct hapt_arena *arena
     HAPT_TRY(hapt_h5_open(path, NULL, 1, true, &file));
     const enum hapt_status status = hapt_h5_list(file, "/parameters", INT32_MAX, arena, &count, &name);
     hapt_h5_close(file);
-    hold(finding, "%" PRId64 " names in /parameters", count);
+    describe(finding, "%" PRId64 " names in /parameters", count);
     return status;
 }
 
 static enum hapt_status check_shard(const char *path, struct hapt_arena *arena, struct finding *finding)
 {
     HAPT_TRY(check_weights(path, arena, finding));
-    hold(finding, "a part of a checkpoint: give its folder to compare it with the manifest");
+    describe(finding, "part of a checkpoint: give its folder to compare it with the manifest");
     return HAPT_OK;
 }
 
 static enum hapt_status check_manifest(const char *path, struct hapt_arena *arena, struct finding *finding)
 {
     (void)path, (void)arena;
-    hold(finding, "a part of a checkpoint: give its folder to check the shards");
+    describe(finding, "part of a checkpoint: give its folder to check the shards");
     return HAPT_OK;
 }
 
-/* All are of version 1 up to now. `member`: what a file of another maker, without a format, is known by; NULL: nothing.
- */
+/* The current version of every kind is 1. `member`: identifies a file without a format, written by another program;
+ * NULL: no such files. */
 static const struct kind {
     const char *format, *member;
     enum hapt_status (*check)(const char *path, struct hapt_arena *arena, struct finding *finding);
@@ -266,7 +264,7 @@ static enum hapt_status check_hdf5(const char *path, struct hapt_arena *arena, s
     return HAPT_OK;
 }
 
-/* JSON: a cluster file or a timeline. */
+/* A JSON file is a cluster file or a timeline. */
 static enum hapt_status check_json(const char *path, struct hapt_arena *arena, struct finding *finding)
 {
     json_error_t error;
@@ -278,7 +276,7 @@ static enum hapt_status check_json(const char *path, struct hapt_arena *arena, s
     if (is_cluster) finding->version = json_integer_value(version);
     json_decref(root);
     if (!root)
-        return hapt_fail(HAPT_ERR_INPUT, "take another copy or make it again", "%s: line %d: %s", path,
+        return hapt_fail(HAPT_ERR_INPUT, "use another copy or create it again", "%s: line %d: %s", path,
                          error.line > 0 ? error.line : 1, error.text);
     if (is_cluster) {
         snprintf(finding->kind, sizeof finding->kind, "hapt-cluster");
@@ -287,11 +285,11 @@ static enum hapt_status check_json(const char *path, struct hapt_arena *arena, s
     }
     if (!is_timeline) return refuse_foreign(finding, path, "a JSON file of another maker");
     snprintf(finding->kind, sizeof finding->kind, "timeline");
-    hold(finding, "%zu events", count);
+    describe(finding, "%zu events", count);
     return HAPT_OK;
 }
 
-/* HDF5, JSON or neither, by the first bytes. */
+/* The first bytes tell HDF5 and JSON files from others. */
 static enum hapt_status check_file(const char *path, struct hapt_arena *arena, struct finding *finding)
 {
     unsigned char head[64] = {0};
@@ -311,7 +309,7 @@ static enum hapt_status check_file(const char *path, struct hapt_arena *arena, s
     while (at < bytes && strchr(" \t\r\n", head[at]) && head[at]) at++;
     if (at < bytes && head[at] == '{') return check_json(path, arena, finding);
     const char *name = strrchr(path, '.');
-    /* A file that is called HDF5 and is none was one. */
+    /* A file named .h5 without the HDF5 signature is damaged, not foreign. */
     if (memcmp(head, "\211HDF\r\n\032\n", 8) == 0 || (name && !strcmp(name, ".h5")))
         return check_hdf5(path, arena, finding);
     return refuse_foreign(finding, path, bytes == 0 ? "empty" : "neither HDF5 nor JSON");
@@ -324,13 +322,14 @@ static enum hapt_status check_checkpoint(const char *path, struct finding *findi
     snprintf(finding->kind, sizeof finding->kind, "hapt-checkpoint");
     finding->version = 1;
     HAPT_TRY(hapt_checkpoint_verify(path, &content));
-    hold(finding, "step %" PRId64 ", %" PRId64 " parameters and %" PRId64 " states of each in %" PRId64 " shards, %s",
-         content.step, content.parameters, content.states, content.shards,
-         hapt_units_bytes((double)content.bytes, size));
+    describe(finding,
+             "step %" PRId64 ", %" PRId64 " parameters and %" PRId64 " states of each in %" PRId64 " shards, %s",
+             content.step, content.parameters, content.states, content.shards,
+             hapt_units_bytes((double)content.bytes, size));
     return HAPT_OK;
 }
 
-/* ---- Lines ---- */
+/* ---- Output ---- */
 
 static const char *state_of(const struct finding *finding)
 {
@@ -346,26 +345,26 @@ static const char *state_of(const struct finding *finding)
     }
 }
 
-static void tell(struct tally *tally, const char *path, const struct finding *finding)
+static void print_finding(struct totals *totals, const char *path, const struct finding *finding)
 {
     char version[32] = "";
     const bool good = finding->status == HAPT_OK;
-    tally->checked++;
-    if (!good) tally->bad++;
-    if (!good && finding->status != HAPT_ERR_INPUT && tally->system == HAPT_OK) tally->system = finding->status;
-    if (tally->files) {
-        json_array_append_new(tally->files,
+    totals->checked++;
+    if (!good) totals->bad++;
+    if (!good && finding->status != HAPT_ERR_INPUT && totals->system == HAPT_OK) totals->system = finding->status;
+    if (totals->files) {
+        json_array_append_new(totals->files,
                               json_pack("{s:s, s:s, s:s, s:I, s:s, s:s}", "path", path, "state", finding->state, "kind",
                                         finding->kind, "version", (json_int_t)finding->version, "holds", finding->holds,
                                         "message", finding->message));
         return;
     }
     if (finding->version > 0) snprintf(version, sizeof version, " version %" PRId64, finding->version);
-    hapt_print(tally->env, "%s: %s: %s%s%s%s\n", path, finding->state, finding->kind, version,
+    hapt_print(totals->env, "%s: %s: %s%s%s%s\n", path, finding->state, finding->kind, version,
                finding->kind[0] ? ": " : "", good ? finding->holds : finding->message);
 }
 
-static void check_one(struct tally *tally, const char *path, bool is_checkpoint)
+static void check_one(struct totals *totals, const char *path, bool is_checkpoint)
 {
     struct hapt_arena arena;
     struct finding finding = {0};
@@ -374,7 +373,7 @@ static void check_one(struct tally *tally, const char *path, bool is_checkpoint)
     finding.state = state_of(&finding);
     snprintf(finding.message, sizeof finding.message, "%s", hapt_fail_message());
     hapt_fail_reset();
-    tell(tally, path, &finding);
+    print_finding(totals, path, &finding);
     hapt_arena_release(&arena);
 }
 
@@ -391,70 +390,70 @@ static int is_step(const struct dirent *entry)
            strspn(entry->d_name + 5, "0123456789") == strlen(entry->d_name + 5);
 }
 
-/* The run file and the checkpoints of a run; what else lies in its folder is not hapt's. */
-static void check_run_folder(struct tally *tally, const char *path, struct hapt_arena *arena)
+/* Checks the run file and the checkpoints of a run; other files in the folder are not hapt's. */
+static void check_run_folder(struct totals *totals, const char *path, struct hapt_arena *arena)
 {
     struct dirent **entry = NULL;
     const char *inner = hapt_arena_printf(arena, "%s/checkpoints", path);
     const bool run = has_file(path, "run.h5", arena);
-    if (run) check_one(tally, hapt_arena_printf(arena, "%s/run.h5", path), false);
+    if (run) check_one(totals, hapt_arena_printf(arena, "%s/run.h5", path), false);
     int count = inner ? scandir(inner, &entry, is_step, alphasort) : 0;
     if (count < 0 && errno == ENOENT) inner = path, count = scandir(path, &entry, is_step, alphasort);
     if (count < 0) {
         struct finding finding = {.state = "unreadable", .status = errno == ENOMEM ? HAPT_ERR_MEMORY : HAPT_ERR_IO};
         snprintf(finding.message, sizeof finding.message, "%s cannot be listed: %s", inner ? inner : path,
                  strerror(errno));
-        tell(tally, inner ? inner : path, &finding);
+        print_finding(totals, inner ? inner : path, &finding);
         return;
     }
     for (int i = 0; i < count; i++) {
         const char *checkpoint = hapt_arena_printf(arena, "%s/%s", inner, entry[i]->d_name);
-        if (checkpoint) check_one(tally, checkpoint, true);
+        if (checkpoint) check_one(totals, checkpoint, true);
         free(entry[i]);
     }
     free(entry);
     if (run || count > 0) return;
     struct finding finding = {.state = "foreign", .status = HAPT_ERR_INPUT};
     snprintf(finding.message, sizeof finding.message, "%s is a folder that holds neither a run nor a checkpoint", path);
-    tell(tally, path, &finding);
+    print_finding(totals, path, &finding);
 }
 
-static void check_path(struct tally *tally, const char *path, struct hapt_arena *arena)
+static void check_path(struct totals *totals, const char *path, struct hapt_arena *arena)
 {
     struct stat about;
     if (stat(path, &about) != 0 || !S_ISDIR(about.st_mode))
-        check_one(tally, path, false);
+        check_one(totals, path, false);
     else if (has_file(path, "manifest.h5", arena))
-        check_one(tally, path, true);
+        check_one(totals, path, true);
     else
-        check_run_folder(tally, path, arena);
+        check_run_folder(totals, path, arena);
 }
 
-static enum hapt_status conclude(const struct tally *tally)
+static enum hapt_status conclude(const struct totals *totals)
 {
-    if (tally->files) {
-        json_t *root = json_pack("{s:s, s:i, s:b, s:O}", "format", "hapt-check", "version", 1, "good", tally->bad == 0,
-                                 "files", tally->files);
+    if (totals->files) {
+        json_t *root = json_pack("{s:s, s:i, s:b, s:O}", "format", "hapt-check", "version", 1, "good", totals->bad == 0,
+                                 "files", totals->files);
         const int failed = !root || json_dumpf(root, stdout, JSON_INDENT(2)) || printf("\n") < 0;
         json_decref(root);
         if (failed) return hapt_fail(HAPT_ERR_IO, NULL, "cannot write to standard output");
     }
-    if (tally->bad == 0) return HAPT_OK;
-    if (tally->system != HAPT_OK)
-        return hapt_fail(tally->system, "try again where memory, open files and the disk suffice",
-                         "some of %d files cannot be read", tally->checked);
-    return hapt_fail(HAPT_ERR_INPUT, "the lines above say why: take another copy, or make it again",
-                     "%d of %d files %s not good", tally->bad, tally->checked, tally->bad == 1 ? "is" : "are");
+    if (totals->bad == 0) return HAPT_OK;
+    if (totals->system != HAPT_OK)
+        return hapt_fail(totals->system, "try again with enough memory, open files and disk space",
+                         "some of %d files cannot be read", totals->checked);
+    return hapt_fail(HAPT_ERR_INPUT, "see the lines above for the reason; use another copy, or create it again",
+                     "%d of %d files %s not good", totals->bad, totals->checked, totals->bad == 1 ? "is" : "are");
 }
 
 static enum hapt_status check_words(struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena)
 {
-    struct tally tally = {.env = env, .files = env->quiet ? json_array() : NULL};
+    struct totals totals = {.env = env, .files = env->quiet ? json_array() : NULL};
     if (hapt_config_word_count(config) == 0)
-        return hapt_fail(HAPT_ERR_USAGE, "hapt check model.h5 outputs/gpt", "hapt check wants files to check");
-    for (int w = 0; w < hapt_config_word_count(config); w++) check_path(&tally, hapt_config_word(config, w), arena);
-    const enum hapt_status status = conclude(&tally);
-    json_decref(tally.files);
+        return hapt_fail(HAPT_ERR_USAGE, "hapt check model.h5 outputs/gpt", "hapt check needs files to check");
+    for (int w = 0; w < hapt_config_word_count(config); w++) check_path(&totals, hapt_config_word(config, w), arena);
+    const enum hapt_status status = conclude(&totals);
+    json_decref(totals.files);
     return status;
 }
 

@@ -1,12 +1,9 @@
-/* `hapt data FILE`: text or token files become a data file; images are data_images.c's. */
-#include <errno.h>
+/* `hapt data FILE`: converts text or token files to a data file. data_images.c converts images. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "data_files.h"
 #include "hapt/h5.h"
@@ -14,34 +11,26 @@
 #include "outputs.h"
 
 const char hapt_command_data_help[] =
-    "Input types: bytes (any file; a token is a byte, vocabulary 256), uint16 and uint32 (little-endian tokens and "
-    "nothing\n"
-    "else, such as nanoGPT's .bin), llmc (llm.c's .bin: 256 32-bit numbers of header, then tokens of 16 bits: magic\n"
-    "20240520, version 1; or of 32 bits: version 7). cifar10 (one file or several: data_batch_1.bin and so on of "
-    "CIFAR-10's\n"
-    "binary version) makes /images [n][3][32][32] and /labels [n], with /mean and /std of the channels.\n"
+    "Input types: bytes (any file; a token is a byte, vocabulary 256); uint16 and uint32 (little-endian tokens and\n"
+    "nothing else, such as nanoGPT's .bin); llmc (llm.c's .bin: a header of 256 32-bit numbers, magic 20240520,\n"
+    "version 1, then tokens of 16 bits; version 7: of 32 bits); cifar10 (one or more files of CIFAR-10's binary\n"
+    "version, data_batch_1.bin and so on; written as /images [n][3][32][32] and /labels [n], with /mean and /std of\n"
+    "the channels).\n"
     "\n"
-    "auto recognises plain text (ASCII or UTF-8, as bytes), llm.c's header and CIFAR-10's records. All else needs "
-    "--type:\n"
-    "nanoGPT's .bin looks like any binary file, and so do other encodings of text. HDF5 files are not read: one with "
-    "/tokens,\n"
-    "/batches or /images is a data file already.\n"
+    "auto recognises plain text (ASCII or UTF-8, taken as bytes), llm.c's header and CIFAR-10's records. Other\n"
+    "inputs need --type: nanoGPT's .bin and other text encodings look like any other binary file. HDF5 files\n"
+    "are not converted: a file with /tokens, /batches or /images is a data file already.\n"
     "\n"
-    "The data file (HDF5, format \"hapt-data\", version 1) holds /tokens [n], stored as narrow as they fit, and the "
-    "root\n"
-    "attributes vocab, unigram_entropy and bigram_entropy (nats per token: what a model that knows only the "
-    "frequencies\n"
-    "of tokens, or of pairs of neighbours, loses at best). Training also reads exact batches, in order: /batches\n"
-    "[step][row][T+1], or /batches [step][row][T] and /targets of that shape (-100: no loss is taken there). Models "
-    "of\n"
-    "images read /images [n][C][H][W] and /labels [n], sampled by seed, or exact batches /images [step][row][C][H][W] "
-    "and\n"
-    "/labels [step][row]; pixels are bytes or floats: with /mean [C] and /std [C] their value is (stored - mean) / "
-    "std,\n"
-    "without them a byte is divided by 255.\n";
+    "The data file (HDF5, format \"hapt-data\", version 1) holds /tokens [n], in the narrowest type that fits, and\n"
+    "the root attributes vocab, unigram_entropy and bigram_entropy (nats per token: the least loss of a model that\n"
+    "knows only the frequencies of tokens, or of pairs of neighbours). Training also reads exact batches, in order:\n"
+    "/batches [step][row][T+1], or /batches [step][row][T] and /targets of the same shape (-100: no loss at this\n"
+    "position). Models of images read /images [n][C][H][W] and /labels [n], sampled by seed, or exact batches\n"
+    "/images [step][row][C][H][W] and /labels [step][row]. Pixels are bytes or floats. With /mean [C] and /std [C]\n"
+    "their value is (stored - mean) / std; without them a byte is divided by 255.\n";
 
-/* Progress is counted in pieces of this size: bytes that are read, tokens that are counted. */
-enum { PIECE = 1 << 22, COUNTS = 6 }; /* loops over all tokens, and as long for writing them */
+/* PIECE: tokens counted per unit of progress. COUNTS: passes over all tokens, and the time of writing, in passes. */
+enum { PIECE = 1 << 22, COUNTS = 6 };
 
 struct tokens {
     int64_t count;
@@ -49,31 +38,7 @@ struct tokens {
     uint32_t *token; /* [count] */
 };
 
-enum hapt_status hapt_data_read_file(const char *path, struct hapt_arena *arena, unsigned char **bytes, size_t *size)
-{
-    struct stat about;
-    FILE *stream = fopen(path, "rb");
-    if (!stream) return hapt_fail(HAPT_ERR_INPUT, "check the path", "cannot open %s: %s", path, strerror(errno));
-    if (fstat(fileno(stream), &about) != 0 || !S_ISREG(about.st_mode)) {
-        fclose(stream);
-        return hapt_fail(HAPT_ERR_INPUT, "give a file", "%s is not a file", path);
-    }
-    *size = (size_t)about.st_size;
-    *bytes = hapt_arena_alloc(arena, *size, 1);
-    size_t done = 0;
-    hapt_progress_expect((long)((*size + PIECE - 1) / PIECE));
-    for (size_t piece = 1; *bytes && done < *size && piece > 0; hapt_progress_advance(1)) {
-        piece = fread(*bytes + done, 1, *size - done < PIECE ? *size - done : PIECE, stream);
-        done += piece;
-    }
-    const bool complete = *bytes && done == *size;
-    fclose(stream);
-    if (!*bytes) return HAPT_ERR_MEMORY;
-    if (!complete) return hapt_fail(HAPT_ERR_INPUT, NULL, "cannot read all of %s", path);
-    return HAPT_OK;
-}
-
-static enum hapt_status take_bytes(const unsigned char *bytes, size_t size, struct hapt_arena *arena,
+static enum hapt_status read_bytes(const unsigned char *bytes, size_t size, struct hapt_arena *arena,
                                    struct tokens *tokens)
 {
     HAPT_NEW(tokens->token, arena, size);
@@ -84,12 +49,12 @@ static enum hapt_status take_bytes(const unsigned char *bytes, size_t size, stru
 }
 
 /* Little-endian tokens of `width` bytes. */
-static enum hapt_status take_words(const unsigned char *bytes, size_t size, size_t width, const char *path,
+static enum hapt_status read_words(const unsigned char *bytes, size_t size, size_t width, const char *path,
                                    struct hapt_arena *arena, struct tokens *tokens)
 {
     if (size % width != 0) {
-        return hapt_fail(HAPT_ERR_INPUT, "choose another --type", "%s holds no whole number of %zu-bit tokens", path,
-                         8 * width);
+        return hapt_fail(HAPT_ERR_INPUT, "choose another --type", "the size of %s is not a multiple of %zu-bit tokens",
+                         path, 8 * width);
     }
     HAPT_NEW(tokens->token, arena, size / width);
     tokens->count = (int64_t)(size / width);
@@ -99,8 +64,8 @@ static enum hapt_status take_words(const unsigned char *bytes, size_t size, size
             at[0] | (uint32_t)at[1] << 8 | (width == 4 ? (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24 : 0);
         if (token >= MOST_VOCAB) {
             return hapt_fail(HAPT_ERR_INPUT, "choose another --type",
-                             "%s: token %u at %" PRId64 " is above all vocabularies (%d)", path, (unsigned)token, i,
-                             MOST_VOCAB);
+                             "%s: token %u at %" PRId64 " exceeds the largest vocabulary (%d)", path, (unsigned)token,
+                             i, MOST_VOCAB);
         }
         if (token >= (uint32_t)tokens->vocab) tokens->vocab = (int)token + 1;
         tokens->token[i] = token;
@@ -108,7 +73,7 @@ static enum hapt_status take_words(const unsigned char *bytes, size_t size, size
     return HAPT_OK;
 }
 
-static enum hapt_status take_llmc(const unsigned char *bytes, size_t size, const char *path, struct hapt_arena *arena,
+static enum hapt_status read_llmc(const unsigned char *bytes, size_t size, const char *path, struct hapt_arena *arena,
                                   struct tokens *tokens)
 {
     int version;
@@ -119,14 +84,15 @@ static enum hapt_status take_llmc(const unsigned char *bytes, size_t size, const
     }
     if (version != LLMC_NARROW && version != LLMC_WIDE) {
         return hapt_fail(HAPT_ERR_INPUT, "write tokens of 16 bits (version 1) or of 32 bits (version 7)",
-                         "%s has llm.c's version %d, which is not known here", path, version);
+                         "%s has llm.c's version %d, which hapt does not know", path, version);
     }
     const size_t width = version == LLMC_WIDE ? 4 : 2, header = LLMC_HEADER_BYTES;
     if (count < 0 || (size - header) / width != (size_t)count || (size - header) % width != 0) {
-        return hapt_fail(HAPT_ERR_INPUT, "it is truncated or was appended to: make it again",
-                         "%s promises %" PRId64 " tokens and holds %zu", path, count, (size - header) / width);
+        return hapt_fail(HAPT_ERR_INPUT, "the file is truncated or has extra bytes: create it again",
+                         "the header of %s says %" PRId64 " tokens, the file holds %zu", path, count,
+                         (size - header) / width);
     }
-    return take_words(bytes + header, size - header, width, path, arena, tokens);
+    return read_words(bytes + header, size - header, width, path, arena, tokens);
 }
 
 static enum hapt_status read_tokens(const char *path, const char *type, struct hapt_arena *arena, struct tokens *tokens)
@@ -135,17 +101,17 @@ static enum hapt_status read_tokens(const char *path, const char *type, struct h
     size_t size = 0;
     HAPT_TRY(hapt_data_read_file(path, arena, &bytes, &size));
     if (strcmp(type, "llmc") == 0) {
-        HAPT_TRY(take_llmc(bytes, size, path, arena, tokens));
+        HAPT_TRY(read_llmc(bytes, size, path, arena, tokens));
     } else if (strcmp(type, "uint16") == 0 || strcmp(type, "uint32") == 0) {
-        HAPT_TRY(take_words(bytes, size, strcmp(type, "uint16") == 0 ? 2 : 4, path, arena, tokens));
+        HAPT_TRY(read_words(bytes, size, strcmp(type, "uint16") == 0 ? 2 : 4, path, arena, tokens));
     } else {
-        HAPT_TRY(take_bytes(bytes, size, arena, tokens));
+        HAPT_TRY(read_bytes(bytes, size, arena, tokens));
     }
     if (tokens->count < 2) return hapt_fail(HAPT_ERR_INPUT, "give more text", "%s holds fewer than two tokens", path);
     return HAPT_OK;
 }
 
-/* -sum p ln p of counts that sum to `total`, times `total`. */
+/* total x (-sum p ln p), p = count / total. */
 static double entropy_sum(const int64_t *count, int64_t length, double total)
 {
     double sum = 0;
@@ -160,13 +126,13 @@ static void count_piece(int64_t i)
     if (i % PIECE == 0) hapt_progress_advance(1);
 }
 
-/* Entropy of a token, and of a token given the one before it, in nats: frequencies of the text itself. */
+/* Entropy of a token, and of a token given the previous one, from the frequencies of this text; nats. */
 static enum hapt_status entropies(const struct tokens *tokens, struct hapt_arena *arena, double *unigram,
                                   double *bigram)
 {
     const int64_t pairs = tokens->count - 1, vocab = tokens->vocab;
     int64_t *start, *after, *fill;
-    uint32_t *follower; /* [pairs] the tokens that follow, grouped by the token before */
+    uint32_t *follower; /* [pairs] next tokens, grouped by the previous token */
     HAPT_NEW(start, arena, vocab + 1);
     HAPT_NEW(after, arena, vocab);
     HAPT_NEW(fill, arena, vocab);
@@ -183,7 +149,7 @@ static enum hapt_status entropies(const struct tokens *tokens, struct hapt_arena
     for (int64_t v = 0; v < vocab; v++) {
         const double total = (double)(start[v + 1] - start[v]);
         for (int64_t i = start[v]; i < start[v + 1]; i++, count_piece(i)) after[follower[i]]++;
-        /* Each count is taken once, where its token is met first, and cleared: rare predecessors stay cheap. */
+        /* Use each count at its token's first occurrence and clear it, so that rare previous tokens cost little. */
         for (int64_t i = start[v]; i < start[v + 1]; i++) {
             sum += entropy_sum(&after[follower[i]], 1, total);
             after[follower[i]] = 0;
@@ -200,7 +166,7 @@ static enum hapt_status write_tokens(const char *path, const struct tokens *toke
     const enum hapt_h5_type type = tokens->vocab <= 256     ? HAPT_H5_U8
                                    : tokens->vocab <= 65536 ? HAPT_H5_U16
                                                             : HAPT_H5_I32;
-    const void *stored = tokens->token; /* below 2^31: the same as I32 */
+    const void *stored = tokens->token; /* tokens are below 2^31, so u32 equals I32 */
     uint8_t *byte;
     uint16_t *narrow;
     if (type == HAPT_H5_U8) {
@@ -242,12 +208,12 @@ static enum hapt_status make_data(const struct hapt_env *env, const struct hapt_
     const char *path = hapt_config_text(config, "output");
     const char *type = hapt_config_text(config, "type");
     if (hapt_config_word_count(config) < 1)
-        return hapt_fail(HAPT_ERR_USAGE, "hapt data text.txt --output tokens.h5", "hapt data wants one file to read");
+        return hapt_fail(HAPT_ERR_USAGE, "hapt data text.txt --output tokens.h5", "hapt data needs one file to read");
     if (!path) return hapt_fail(HAPT_ERR_USAGE, "add --output tokens.h5", "hapt data has no file to write");
     if (strcmp(type, "auto") == 0) HAPT_TRY(hapt_data_recognise(hapt_config_word(config, 0), &type));
     if (strcmp(type, "cifar10") == 0) return hapt_data_make_images(env, config, path, arena);
     if (hapt_config_word_count(config) != 1)
-        return hapt_fail(HAPT_ERR_USAGE, "hapt data text.txt --output tokens.h5", "hapt data wants one file to read");
+        return hapt_fail(HAPT_ERR_USAGE, "hapt data text.txt --output tokens.h5", "hapt data needs one file to read");
     HAPT_TRY(read_tokens(hapt_config_word(config, 0), type, arena, &tokens));
     HAPT_TRY(entropies(&tokens, arena, &unigram, &bigram));
     HAPT_TRY(write_tokens(path, &tokens, unigram, bigram, arena));
@@ -269,7 +235,7 @@ enum hapt_status hapt_command_data(struct hapt_env *env, struct hapt_config *con
     }
     struct hapt_progress progress;
     hapt_progress_init(&progress, env, "converting data", 0);
-    if (env->world_rank == 0) status = make_data(env, config, &arena); /* a file has one writer */
+    if (env->world_rank == 0) status = make_data(env, config, &arena); /* one rank writes the file */
     hapt_progress_release(&progress);
     status = hapt_env_agree(env->world, status);
     hapt_arena_release(&arena);

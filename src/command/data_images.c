@@ -1,4 +1,4 @@
-/* `hapt data` for images: files of CIFAR-10's binary format become a data file. */
+/* `hapt data` for images: converts files of CIFAR-10's binary format to a data file. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -25,12 +25,13 @@ struct images {
 };
 
 /* Appends the records of one file: a label, then the red, green and blue values row by row. */
-static enum hapt_status take_records(const char *path, const unsigned char *bytes, size_t size, struct images *images)
+static enum hapt_status append_records(const char *path, const unsigned char *bytes, size_t size, struct images *images)
 {
     for (size_t at = 0; at < size; at += RECORD, images->count++) {
         if (bytes[at] >= CLASSES) {
             return hapt_fail(HAPT_ERR_INPUT, "give CIFAR-10's binary version (data_batch_1.bin and so on)",
-                             "%s: label %d of image %zu is none of %d classes", path, bytes[at], at / RECORD, CLASSES);
+                             "%s: label %d of image %zu is not one of %d classes", path, bytes[at], at / RECORD,
+                             CLASSES);
         }
         images->label[images->count] = bytes[at];
         memcpy(images->pixel + images->count * IMAGE, bytes + at + 1, IMAGE);
@@ -38,7 +39,7 @@ static enum hapt_status take_records(const char *path, const unsigned char *byte
     return HAPT_OK;
 }
 
-static void measure(struct images *images)
+static void compute_channel_statistics(struct images *images)
 {
     for (int c = 0; c < CHANNELS; c++) {
         double sum = 0, squares = 0;
@@ -52,7 +53,7 @@ static void measure(struct images *images)
         }
         images->mean[c] = sum / total;
         const double variance = squares / total - images->mean[c] * images->mean[c];
-        images->std[c] = variance > 1e-6 ? sqrt(variance) : 1; /* a channel of one value stays 0 */
+        images->std[c] = variance > 1e-6 ? sqrt(variance) : 1; /* a constant channel: (x - mean) / 1 = 0 */
     }
 }
 
@@ -68,14 +69,14 @@ static enum hapt_status read_images(const struct hapt_config *config, struct hap
         HAPT_TRY(hapt_data_read_file(path, arena, &bytes[f], &size[f]));
         if (size[f] == 0 || size[f] % RECORD != 0) {
             return hapt_fail(HAPT_ERR_INPUT, "give CIFAR-10's binary version (data_batch_1.bin and so on)",
-                             "%s holds no whole number of images of %d bytes", path, RECORD);
+                             "the size of %s is not a multiple of %d bytes, the size of an image", path, RECORD);
         }
         total += size[f] / RECORD;
     }
     HAPT_NEW(images->pixel, arena, total * IMAGE);
     HAPT_NEW(images->label, arena, total);
-    for (int f = 0; f < files; f++) HAPT_TRY(take_records(hapt_config_word(config, f), bytes[f], size[f], images));
-    measure(images);
+    for (int f = 0; f < files; f++) HAPT_TRY(append_records(hapt_config_word(config, f), bytes[f], size[f], images));
+    compute_channel_statistics(images);
     return HAPT_OK;
 }
 

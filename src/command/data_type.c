@@ -1,4 +1,4 @@
-/* Recognises the type of a data input by its content; never guesses. */
+/* Recognises the type of a data input from its content; an ambiguous file is an error. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,14 +9,14 @@
 enum { BLOCK_BYTES = 1 << 16 };
 enum { LLMC_MAGIC = 20240520, LLMC_WIDE_MAGIC = 20240801 };
 
-/* Files that are often given by mistake: what they are, and what to do. */
+/* Files that are often given by mistake, with a hint for each. */
 static const struct {
     const char *signature;
     size_t bytes;
     const char *name, *hint;
 } known[] = {
     {"\211HDF\r\n\032\n", 8, "an HDF5 file",
-     "a data file is given to --data as it is; others: `hapt data --help` says what data files hold"},
+     "give a data file to --data directly; see `hapt data --help` for what a data file holds"},
     {"\037\213", 2, "compressed by gzip", "unpack it first"},
     {"\375"
      "7zXZ",
@@ -45,10 +45,10 @@ bool hapt_data_is_llmc(const unsigned char *bytes, size_t size, int *version, in
     return true;
 }
 
-/* UTF-8 over the borders of blocks. */
+/* State of the UTF-8 check, kept between blocks. */
 struct text {
     bool plain;
-    int missing;        /* bytes of the character that has begun */
+    int missing;        /* bytes that the current character still needs */
     unsigned low, high; /* bounds of its next byte */
 };
 
@@ -62,10 +62,10 @@ static void begin_character(struct text *text, unsigned char byte)
     }
     text->missing = byte >= 0xf0 ? 3 : byte >= 0xe0 ? 2 : 1;
     text->plain = byte >= 0xc2 && byte <= 0xf4;
-    if (byte == 0xe0) text->low = 0xa0; /* else it has a shorter form */
+    if (byte == 0xe0) text->low = 0xa0; /* lower bytes: an overlong form */
     if (byte == 0xf0) text->low = 0x90;
-    if (byte == 0xed) text->high = 0x9f; /* surrogates */
-    if (byte == 0xf4) text->high = 0x8f; /* behind the last character */
+    if (byte == 0xed) text->high = 0x9f; /* higher bytes: surrogates */
+    if (byte == 0xf4) text->high = 0x8f; /* higher bytes: above U+10FFFF */
 }
 
 static void read_text(struct text *text, const unsigned char *bytes, size_t size)
@@ -136,9 +136,8 @@ enum hapt_status hapt_data_recognise(const char *path, const char **type)
             if (content.head_bytes >= known[k].bytes && memcmp(content.head, known[k].signature, known[k].bytes) == 0)
                 return hapt_fail(HAPT_ERR_INPUT, known[k].hint, "%s is %s, neither text nor tokens", path,
                                  known[k].name);
-        return hapt_fail(HAPT_ERR_USAGE,
-                         "say what it is: --type uint16 (nanoGPT's .bin), uint32, or bytes (each byte a token)",
-                         "%s is not recognised: it is no plain text (ASCII, UTF-8) and has no known header", path);
+        return hapt_fail(HAPT_ERR_USAGE, "give --type uint16 (nanoGPT's .bin), uint32, or bytes (each byte a token)",
+                         "%s is not recognised: it is not plain text (ASCII, UTF-8) and has no known header", path);
     }
     return HAPT_OK;
 }

@@ -1,4 +1,4 @@
-/* hapt doctor: what this build and these ranks have, what is wrong with them, and what to do about it. */
+/* hapt doctor: reports the build, the ranks and their hosts; lists problems and what to do about each. */
 #include <jansson.h>
 #include <math.h>
 #include <sched.h>
@@ -16,9 +16,9 @@
 #include "hapt/version.h"
 #include "phases.h"
 
-/* What only the rank itself can see. */
+/* Facts that only the rank itself can query. */
 struct rank_facts {
-    int cpus;                  /* that it may run on */
+    int cpus;                  /* hardware threads that it may use */
     double locked_limit;       /* byte; infinite: no limit */
     double memory_available;   /* byte, of its host */
     double shared_memory_free; /* byte, of its host's /dev/shm; negative: none */
@@ -30,15 +30,15 @@ struct doctor {
     const struct hapt_hosts *hosts;
     const struct rank_facts *facts;     /* [world_size] */
     const struct hapt_cluster *cluster; /* NULL without --cluster */
-    int threads;                        /* of each rank */
-    json_t *sections;                   /* object of objects: text and numbers */
+    int threads;                        /* compute threads per rank */
+    json_t *sections;                   /* object of objects of text */
     json_t *problems;                   /* list of {"what", "do", "prevents"} */
     enum hapt_status status;            /* of the first problem that prevents work */
 };
 
-static void tell(struct doctor *doctor, const char *section, const char *name, const char *format, ...)
+static void add_fact(struct doctor *doctor, const char *section, const char *name, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-static void tell(struct doctor *doctor, const char *section, const char *name, const char *format, ...)
+static void add_fact(struct doctor *doctor, const char *section, const char *name, const char *format, ...)
 {
     char text[1024];
     va_list arguments;
@@ -49,10 +49,10 @@ static void tell(struct doctor *doctor, const char *section, const char *name, c
     json_object_set_new(json_object_get(doctor->sections, section), name, json_string(text));
 }
 
-/* `prevents`: what a run would end with because of it; HAPT_OK: it would go, though not well. */
-static void complain(struct doctor *doctor, enum hapt_status prevents, const char *remedy, const char *format, ...)
+/* `prevents`: the status that a run would end with; HAPT_OK: it would run, with drawbacks. */
+static void add_problem(struct doctor *doctor, enum hapt_status prevents, const char *remedy, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-static void complain(struct doctor *doctor, enum hapt_status prevents, const char *remedy, const char *format, ...)
+static void add_problem(struct doctor *doctor, enum hapt_status prevents, const char *remedy, const char *format, ...)
 {
     char text[512];
     va_list arguments;
@@ -71,7 +71,7 @@ static double free_space(const char *path)
     return (double)file_system.f_bavail * (double)file_system.f_frsize;
 }
 
-static struct rank_facts look(void)
+static struct rank_facts collect_facts(void)
 {
     struct rank_facts facts = {.cpus = 1};
     cpu_set_t mask;
@@ -84,28 +84,28 @@ static struct rank_facts look(void)
     return facts;
 }
 
-static void tell_versions(struct doctor *doctor)
+static void examine_versions(struct doctor *doctor)
 {
     char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length, level = 0;
     MPI_Get_library_version(mpi, &length);
     mpi[strcspn(mpi, "\n")] = '\0';
     MPI_Query_thread(&level);
-    tell(doctor, "versions", "hapt", "%s", HAPT_VERSION);
-    tell(doctor, "versions", "compiler", "%s", __VERSION__);
-    tell(doctor, "versions", "MPI", "%.200s", mpi);
-    tell(doctor, "versions", "MPI threads", "%s", level >= MPI_THREAD_MULTIPLE ? "multiple" : "less than multiple");
-    const char *hdf5 = strrchr(hapt_h5_library_version(), ' '); /* behind "HDF5 library version:" */
-    tell(doctor, "versions", "HDF5", "%s, %s", hdf5 ? hdf5 + 1 : hapt_h5_library_version(),
-         hapt_h5_library_is_parallel() ? "parallel" : "serial (enough: one rank writes a file)");
-    tell(doctor, "versions", "hwloc", "%s", hapt_host_library_version());
-    tell(doctor, "versions", "jansson", "%s", jansson_version_str());
+    add_fact(doctor, "versions", "hapt", "%s", HAPT_VERSION);
+    add_fact(doctor, "versions", "compiler", "%s", __VERSION__);
+    add_fact(doctor, "versions", "MPI", "%.200s", mpi);
+    add_fact(doctor, "versions", "MPI threads", "%s", level >= MPI_THREAD_MULTIPLE ? "multiple" : "less than multiple");
+    const char *hdf5 = strrchr(hapt_h5_library_version(), ' '); /* text: "HDF5 library version: ..." */
+    add_fact(doctor, "versions", "HDF5", "%s, %s", hdf5 ? hdf5 + 1 : hapt_h5_library_version(),
+             hapt_h5_library_is_parallel() ? "parallel" : "serial (enough: one rank writes a file)");
+    add_fact(doctor, "versions", "hwloc", "%s", hapt_host_library_version());
+    add_fact(doctor, "versions", "jansson", "%s", jansson_version_str());
     if (level < MPI_THREAD_MULTIPLE)
-        complain(doctor, HAPT_OK, "use an MPI library built with MPI_THREAD_MULTIPLE",
-                 "MPI does not allow several threads, so that communication cannot overlap computation");
+        add_problem(doctor, HAPT_OK, "use an MPI library built with MPI_THREAD_MULTIPLE",
+                    "MPI does not support several threads, so communication cannot overlap computation");
 }
 
-static void tell_processor(struct doctor *doctor)
+static void examine_processor(struct doctor *doctor)
 {
     static const char *const known[] = {"sse4_2",      "avx",      "avx2",  "fma", "avx512f",
                                         "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16"};
@@ -118,49 +118,50 @@ static void tell_processor(struct doctor *doctor)
         if (strstr(flags, word)) strncat(found, word + (found[0] ? 0 : 1), sizeof found - strlen(found) - 1);
         if (found[0] && found[strlen(found) - 1] == ' ') found[strlen(found) - 1] = '\0';
     }
-    tell(doctor, "processor", "model", "%s", host->cpu_model[0] ? host->cpu_model : "unknown");
-    tell(doctor, "processor", "features", "%s", found[0] ? found : "none of those that matter");
-    tell(doctor, "processor", "peak of a core", "%s fp32, %s bf16 (estimated: clock x vector units)",
-         hapt_units_flops(host->core_flops[HAPT_F32], rate[0]), hapt_units_flops(host->core_flops[HAPT_BF16], rate[1]));
+    add_fact(doctor, "processor", "model", "%s", host->cpu_model[0] ? host->cpu_model : "unknown");
+    add_fact(doctor, "processor", "features", "%s", found[0] ? found : "none of those that hapt uses");
+    add_fact(doctor, "processor", "peak of a core", "%s fp32, %s bf16 (estimated: clock x vector units)",
+             hapt_units_flops(host->core_flops[HAPT_F32], rate[0]),
+             hapt_units_flops(host->core_flops[HAPT_BF16], rate[1]));
     if (strstr(flags, " sse4_2 ") && !strstr(flags, " avx2 "))
-        complain(doctor, HAPT_OK,
-                 "use a newer processor, or start the virtual machine with the host's processor (-cpu host)",
-                 "the processor has no AVX2: computing takes several times as long");
+        add_problem(doctor, HAPT_OK,
+                    "use a newer processor, or start the virtual machine with the host's processor (-cpu host)",
+                    "the processor has no AVX2: computation takes several times as long");
 }
 
-/* Stretched compute leaves room for several ranks on a core; examine_cluster sees whether it is enough. */
-static bool rehearses(const struct doctor *doctor)
+/* With a slowdown, several ranks can share a core; examine_cluster checks whether the cores are enough. */
+static bool has_slowdown(const struct doctor *doctor)
 {
     for (int i = 0; doctor->cluster && i < doctor->cluster->count; i++)
         if (doctor->cluster->subcluster[i].device.slowdown > 1) return true;
     return false;
 }
 
-/* Ranks of a host, its cores, and what the launcher made of them. */
+/* Checks the ranks and cores of a host, and the binding by the launcher. */
 static void examine_binding(struct doctor *doctor, int h)
 {
     const struct hapt_host *host = &doctor->hosts->host[h];
     int narrow = -1, narrow_count = 0;
     for (int rank = 0; rank < doctor->env->world_size; rank++) {
         if (doctor->hosts->host_of_rank[rank] != h || host->faked) continue;
-        /* A rank computes with its threads and communicates with one more, which is mostly asleep. */
+        /* A rank has compute threads and one communication thread, which mostly sleeps. */
         const int cpus = doctor->facts[rank].cpus;
         if (cpus >= host->threads_unbound || cpus > doctor->threads) continue;
         if (narrow_count++ == 0) narrow = rank;
     }
     char section[96];
     snprintf(section, sizeof section, "host %s", host->name);
-    tell(doctor, section, "cores", "%d for %d rank%s, %.3g each%s", host->cores, host->ranks,
-         host->ranks > 1 ? "s" : "", hapt_host_cores_per_rank(host), narrow_count ? "; bound by the launcher" : "");
-    if (host->ranks > host->cores && !rehearses(doctor))
-        complain(doctor, HAPT_OK, "start at most one rank for each core; for rehearsals with slowdown it is fine",
-                 "host %s: %d ranks share %d core%s", host->name, host->ranks, host->cores, host->cores > 1 ? "s" : "");
+    add_fact(doctor, section, "cores", "%d for %d rank%s, %.3g each%s", host->cores, host->ranks,
+             host->ranks > 1 ? "s" : "", hapt_host_cores_per_rank(host), narrow_count ? "; bound by the launcher" : "");
+    if (host->ranks > host->cores && !has_slowdown(doctor))
+        add_problem(doctor, HAPT_OK, "start at most one rank per core (more are fine for rehearsals with slowdown)",
+                    "host %s: %d ranks share %d core%s", host->name, host->ranks, host->cores,
+                    host->cores > 1 ? "s" : "");
     if (narrow_count && host->threads_unbound > 1)
-        complain(
-            doctor, HAPT_OK, "start with mpirun --bind-to none (or --map-by slot:PE=2), srun --cpu-bind=none",
-            "host %s: %d rank%s bound (rank %d to %d core%s), so that compute and communication threads share cores",
-            host->name, narrow_count, narrow_count > 1 ? "s are" : " is", narrow, doctor->facts[narrow].cpus,
-            doctor->facts[narrow].cpus > 1 ? "s" : "");
+        add_problem(doctor, HAPT_OK, "start with mpirun --bind-to none (or --map-by slot:PE=2), srun --cpu-bind=none",
+                    "host %s: %d rank%s bound (rank %d to %d core%s), so compute and communication threads share cores",
+                    host->name, narrow_count, narrow_count > 1 ? "s are" : " is", narrow, doctor->facts[narrow].cpus,
+                    doctor->facts[narrow].cpus > 1 ? "s" : "");
 }
 
 static void examine_memory(struct doctor *doctor, int h, const struct rank_facts *facts)
@@ -168,58 +169,62 @@ static void examine_memory(struct doctor *doctor, int h, const struct rank_facts
     const struct hapt_host *host = &doctor->hosts->host[h];
     char section[96], total[32], available[32], space[32], locked[32];
     snprintf(section, sizeof section, "host %s", host->name);
-    tell(doctor, section, "memory", "%s, %s available", hapt_units_bytes(host->memory_bytes, total),
-         hapt_units_bytes(fmin(facts->memory_available, host->memory_bytes), available));
-    tell(doctor, section, "shared memory", "%s",
-         facts->shared_memory_free < 0 ? "no /dev/shm" : hapt_units_bytes(facts->shared_memory_free, space));
+    add_fact(doctor, section, "memory", "%s, %s available", hapt_units_bytes(host->memory_bytes, total),
+             hapt_units_bytes(fmin(facts->memory_available, host->memory_bytes), available));
+    add_fact(doctor, section, "shared memory", "%s",
+             facts->shared_memory_free < 0 ? "no /dev/shm" : hapt_units_bytes(facts->shared_memory_free, space));
     const bool unlimited = facts->locked_limit > 1e18;
-    tell(doctor, section, "locked memory", "%s",
-         unlimited ? "unlimited" : hapt_units_bytes(facts->locked_limit, locked));
+    add_fact(doctor, section, "locked memory", "%s",
+             unlimited ? "unlimited" : hapt_units_bytes(facts->locked_limit, locked));
     if (host->ranks > 1 && facts->shared_memory_free < 16e6 * host->ranks)
-        complain(doctor, HAPT_OK, "enlarge it: mount -o remount,size=1G /dev/shm (containers: --shm-size=1g)",
-                 "host %s: /dev/shm is too small for messages between its %d ranks", host->name, host->ranks);
+        add_problem(
+            doctor, HAPT_OK, "enlarge it: mount -o remount,size=1G /dev/shm (containers: --shm-size=1g)",
+            "host %s: /dev/shm has less than 16 MB for each of its %d ranks, too little for messages between them",
+            host->name, host->ranks);
     bool fabric = host->gpu_count > 0;
     for (int n = 0; n < host->nic_count; n++) fabric = fabric || strncmp(host->nic[n].name, "e", 1) != 0;
     if (fabric && !unlimited && facts->locked_limit < 1e9)
-        complain(doctor, HAPT_OK, "raise it: ulimit -l unlimited (limits.conf, or LimitMEMLOCK of slurmd)",
-                 "host %s: only %s of memory may be locked, too little for InfiniBand and GPUs", host->name, locked);
+        add_problem(doctor, HAPT_OK, "raise it: ulimit -l unlimited (limits.conf, or LimitMEMLOCK of slurmd)",
+                    "host %s: only %s of memory may be locked, too little for InfiniBand and GPUs", host->name, locked);
 }
 
 static void examine_devices(struct doctor *doctor, int h)
 {
     const struct hapt_host *host = &doctor->hosts->host[h];
     const struct hapt_backend *cuda = hapt_backend_find("cuda");
-    const bool loaded = cuda && cuda->libraries && cuda->libraries(); /* then whoever made this build wants them */
+    const bool loaded = cuda && cuda->libraries && cuda->libraries(); /* this build is for GPUs */
     char section[96], rate[32], doubt[192];
     snprintf(section, sizeof section, "host %s", host->name);
     for (int g = 0; g < host->gpu_count; g++) {
         char name[24];
         snprintf(name, sizeof name, "GPU %d", g);
         const struct hapt_host_gpu *gpu = &host->gpu[g];
-        tell(doctor, section, name, "%s%s%s%s%s%s%s", gpu->name, gpu->spec[0] ? ", planned as " : "", gpu->spec,
-             gpu->cores[0] ? ", near threads " : "", gpu->cores, gpu->nics[0] ? ", NIC " : "", gpu->nics);
-        if (hapt_host_gpu_doubt(gpu, doubt))
-            complain(doctor, HAPT_OK,
-                     "look for slices (MIG) and lowered clocks (nvidia-smi), or describe the device in a cluster file "
-                     "(hapt topology --help)",
-                     "host %s, GPU %d: %s", host->name, g, doubt);
+        add_fact(doctor, section, name, "%s%s%s%s%s%s%s", gpu->name, gpu->spec[0] ? ", planned as " : "", gpu->spec,
+                 gpu->local_cores[0] ? ", near threads " : "", gpu->local_cores, gpu->local_nics[0] ? ", NIC " : "",
+                 gpu->local_nics);
+        if (hapt_host_gpu_mismatch(gpu, doubt))
+            add_problem(
+                doctor, HAPT_OK,
+                "check for MIG slices and lowered clocks (nvidia-smi), or describe the device in a cluster file "
+                "(hapt topology --help)",
+                "host %s, GPU %d: %s", host->name, g, doubt);
     }
     for (int n = 0; n < host->nic_count; n++) {
         char name[40];
         snprintf(name, sizeof name, "NIC %s", host->nic[n].name);
-        tell(doctor, section, name, "%s",
-             host->nic[n].bandwidth > 0 ? hapt_units_bandwidth(host->nic[n].bandwidth, rate) : "speed unknown");
+        add_fact(doctor, section, name, "%s",
+                 host->nic[n].bandwidth > 0 ? hapt_units_bandwidth(host->nic[n].bandwidth, rate) : "speed unknown");
     }
     if (host->gpu_count > host->gpus_usable)
-        complain(doctor, loaded && !host->faked ? HAPT_ERR_INPUT : HAPT_OK,
-                 hapt_backend_find("cuda") ? "see the back ends above for what is missing"
-                                           : "this build computes on CPUs; plan for GPUs with a cluster file",
-                 "host %s: %d of its %d GPUs cannot be used", host->name, host->gpu_count - host->gpus_usable,
-                 host->gpu_count);
+        add_problem(doctor, loaded && !host->faked ? HAPT_ERR_INPUT : HAPT_OK,
+                    hapt_backend_find("cuda") ? "see the back ends above for what is missing"
+                                              : "this build computes on CPUs only; plan for GPUs with a cluster file",
+                    "host %s: %d of its %d GPUs cannot be used", host->name, host->gpu_count - host->gpus_usable,
+                    host->gpu_count);
     for (int other = 0; other < h; other++)
         if (strcmp(doctor->hosts->host[other].name, host->name) == 0)
-            complain(doctor, HAPT_ERR_COMM, "give every machine or container its own host name",
-                     "two hosts are called %s: MPI may take them for one machine and crash", host->name);
+            add_problem(doctor, HAPT_ERR_COMM, "give every machine or container its own host name",
+                        "two hosts are called %s: MPI may take them for one machine and crash", host->name);
 }
 
 static void examine_hosts(struct doctor *doctor)
@@ -228,9 +233,9 @@ static void examine_hosts(struct doctor *doctor)
         int first = 0;
         while (doctor->hosts->host_of_rank[first] != h) first++;
         if (doctor->hosts->host[h].fake_failed)
-            complain(doctor, HAPT_OK, "correct or unset these variables",
-                     "host %s: hwloc cannot use HWLOC_XMLFILE or HWLOC_SYNTHETIC; this is the real machine",
-                     doctor->hosts->host[h].name);
+            add_problem(doctor, HAPT_OK, "correct or unset these variables",
+                        "host %s: hwloc cannot use HWLOC_XMLFILE or HWLOC_SYNTHETIC; this is the real machine",
+                        doctor->hosts->host[h].name);
         examine_binding(doctor, h);
         examine_memory(doctor, h, &doctor->facts[first]);
         examine_devices(doctor, h);
@@ -244,19 +249,19 @@ static void examine_backends(struct doctor *doctor)
         const char *reason = "";
         const int count = backend->device_count(&reason);
         const char *libraries = backend->libraries ? backend->libraries() : NULL;
-        tell(doctor, "back ends", backend->name, "%d device%s%s%s (%s)", count, count == 1 ? "" : "s",
-             count == 0 && reason && *reason ? ": "
-             : libraries                     ? ", "
-                                             : "",
-             count == 0 && reason && *reason ? reason
-             : libraries                     ? libraries
-                                             : "",
-             backend->description);
+        add_fact(doctor, "back ends", backend->name, "%d device%s%s%s (%s)", count, count == 1 ? "" : "s",
+                 count == 0 && reason && *reason ? ": "
+                 : libraries                     ? ", "
+                                                 : "",
+                 count == 0 && reason && *reason ? reason
+                 : libraries                     ? libraries
+                                                 : "",
+                 backend->description);
     }
-    if (!hapt_backend_find("cuda")) tell(doctor, "back ends", "cuda", "not in this build");
+    if (!hapt_backend_find("cuda")) add_fact(doctor, "back ends", "cuda", "not in this build");
 }
 
-/* The files that back ends opened while they ran. Without a driver there are none. */
+/* Lists the library files that back ends load. Without a driver none are loaded. */
 static void examine_libraries(struct doctor *doctor)
 {
     const struct hapt_backend *backend;
@@ -266,15 +271,16 @@ static void examine_libraries(struct doctor *doctor)
         const char *reason;
         snprintf(section, sizeof section, "libraries of %s", backend->name);
         for (int l = 0; backend->library && (library = backend->library(l)); l++) {
-            tell(doctor, section, library->name, "%s%s",
-                 library->path ? "" : "missing: ", library->path ? library->path : library->missing);
+            add_fact(doctor, section, library->name, "%s%s",
+                     library->path ? "" : "missing: ", library->path ? library->path : library->missing_reason);
             if (!library->path && (library->needed || backend->device_count(&reason) > 0))
-                complain(doctor, library->needed ? HAPT_ERR_INPUT : HAPT_OK, library->remedy, "%s", library->missing);
+                add_problem(doctor, library->needed ? HAPT_ERR_INPUT : HAPT_OK, library->hint, "%s",
+                            library->missing_reason);
         }
     }
 }
 
-/* Linear programs of sharding ratios: one of the libraries is enough, and without any it still works, only slower. */
+/* Solvers of the linear programs of sharding ratios. One library is enough; without any, solving is slower. */
 static void examine_solvers(struct doctor *doctor)
 {
     static const struct {
@@ -283,33 +289,33 @@ static void examine_solvers(struct doctor *doctor)
     } library[] = {{HAPT_LP_TAO, "tao"}, {HAPT_LP_GLPK, "glpk"}};
     for (int i = 0; i < 2; i++) {
         const char *missing = "", *version = hapt_lp_solver_version(library[i].solver, &missing);
-        tell(doctor, "solvers", library[i].name, "%s", version ? version : missing);
+        add_fact(doctor, "solvers", library[i].name, "%s", version ? version : missing);
     }
 }
 
-/* Where runs leave their files: the folder itself or the nearest one above that exists. */
+/* Checks the folder that runs write to: outputs, or the current folder if that does not exist. */
 static void examine_disk(struct doctor *doctor)
 {
     const char *folder = access("outputs", F_OK) == 0 ? "outputs" : ".";
     const double space = free_space(folder);
     char text[32];
-    tell(doctor, "disk", folder, "%s free", space < 0 ? "unknown" : hapt_units_bytes(space, text));
+    add_fact(doctor, "disk", folder, "%s free", space < 0 ? "unknown" : hapt_units_bytes(space, text));
     if (access(folder, W_OK) != 0)
-        complain(doctor, HAPT_ERR_IO, "run in a folder of your own, or give --output elsewhere",
-                 "%s cannot be written: %m", folder);
+        add_problem(doctor, HAPT_ERR_IO, "run in a folder that you can write to, or give another --output",
+                    "%s cannot be written: %m", folder);
     else if (space >= 0 && space < 1e9)
-        complain(doctor, HAPT_OK, "free some space, or give --output elsewhere",
-                 "only %s are free for runs and checkpoints", text);
+        add_problem(doctor, HAPT_OK, "free some space, or give an --output on another disk",
+                    "only %s are free for runs and checkpoints", text);
 }
 
-/* Rehearsal on CPUs: stretched compute must fit the cores, and the caps the memory. */
+/* For a rehearsal on CPUs: the computation with slowdown must fit the cores, and the memory limits the host. */
 static void examine_cluster(struct doctor *doctor)
 {
     const struct hapt_cluster *cluster = doctor->cluster;
     if (!cluster) return;
-    tell(doctor, "cluster", "file", "%s", hapt_config_text(doctor->config, "cluster"));
-    tell(doctor, "cluster", "devices", "%d in %d subclusters, %d ranks", cluster->rank_count, cluster->count,
-         doctor->env->world_size);
+    add_fact(doctor, "cluster", "file", "%s", hapt_config_text(doctor->config, "cluster"));
+    add_fact(doctor, "cluster", "devices", "%d in %d subclusters, %d ranks", cluster->rank_count, cluster->count,
+             doctor->env->world_size);
     const bool bound = cluster->subcluster_of_rank != NULL;
     for (int h = 0; h < (bound ? doctor->hosts->count : 1); h++) {
         const struct hapt_host *host = &doctor->hosts->host[h];
@@ -325,19 +331,19 @@ static void examine_cluster(struct doctor *doctor)
                 rehearsal = rehearsal || own->device.slowdown > 1;
             }
         }
-        if (busy > 0) tell(doctor, "cluster", host->name, "needs %.3g of %d cores", busy, host->cores);
+        if (busy > 0) add_fact(doctor, "cluster", host->name, "needs %.3g of %d cores", busy, host->cores);
         if (rehearsal && busy > 0.7 * host->cores)
-            complain(doctor, HAPT_OK, "raise the slowdowns in the cluster file, or spread its ranks over more cores",
-                     "host %s: the rehearsed devices need %.2f cores, more than 70 %% of %d", host->name, busy,
-                     host->cores);
+            add_problem(doctor, HAPT_OK, "raise the slowdowns in the cluster file, or spread its ranks over more cores",
+                        "host %s: the rehearsed devices need %.2f cores, more than 70 %% of %d", host->name, busy,
+                        host->cores);
         if (memory > host->memory_bytes)
-            complain(doctor, HAPT_OK, "lower \"memory\" in the cluster file, or use fewer ranks on a host",
-                     "host %s: the memory caps of its ranks add up to more than it has", host->name);
+            add_problem(doctor, HAPT_OK, "lower \"memory\" in the cluster file, or use fewer ranks on a host",
+                        "host %s: the memory limits of its ranks add up to more than its memory", host->name);
     }
     if (!bound)
-        complain(doctor, HAPT_OK, "start one rank for each device, or go on planning on paper",
-                 "the cluster file has %d devices, but there are %d ranks", cluster->rank_count,
-                 doctor->env->world_size);
+        add_problem(doctor, HAPT_OK, "start one rank for each device, or plan on paper",
+                    "the cluster file has %d devices, but there are %d ranks", cluster->rank_count,
+                    doctor->env->world_size);
 }
 
 static void print_text(const struct doctor *doctor)
@@ -374,16 +380,17 @@ static enum hapt_status print_json(const struct doctor *doctor)
     return HAPT_OK;
 }
 
-/* Rank 0 alone: everything has been gathered. */
+/* Rank 0 only: all facts have been gathered. */
 static enum hapt_status report(struct doctor *doctor)
 {
     doctor->sections = json_object();
     doctor->problems = json_array();
     if (!doctor->sections || !doctor->problems) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the report");
-    tell_versions(doctor);
-    tell_processor(doctor);
-    tell(doctor, "job", "ranks", "%d on %d host%s, %d compute thread%s each", doctor->env->world_size,
-         doctor->hosts->count, doctor->hosts->count > 1 ? "s" : "", doctor->threads, doctor->threads > 1 ? "s" : "");
+    examine_versions(doctor);
+    examine_processor(doctor);
+    add_fact(doctor, "job", "ranks", "%d on %d host%s, %d compute thread%s each", doctor->env->world_size,
+             doctor->hosts->count, doctor->hosts->count > 1 ? "s" : "", doctor->threads,
+             doctor->threads > 1 ? "s" : "");
     examine_hosts(doctor);
     examine_backends(doctor);
     examine_libraries(doctor);
@@ -396,7 +403,7 @@ static enum hapt_status report(struct doctor *doctor)
     json_decref(doctor->problems);
     if (status == HAPT_OK && doctor->status != HAPT_OK)
         status =
-            hapt_fail(doctor->status, "what to do stands below each of them", "there are problems that prevent work");
+            hapt_fail(doctor->status, "see the line below each problem above", "there are problems that prevent work");
     return status;
 }
 
@@ -404,13 +411,13 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
 {
     struct hapt_hosts *hosts;
     struct hapt_cluster *cluster = NULL;
-    struct rank_facts mine = look(), *facts;
+    struct rank_facts mine = collect_facts(), *facts;
     HAPT_TRY(hapt_env_agree(env->world, hapt_hosts_gather(env, arena, &hosts)));
     facts = hapt_arena_alloc(arena, (size_t)env->world_size, sizeof *facts);
     HAPT_TRY(hapt_env_agree(env->world, facts ? HAPT_OK : HAPT_ERR_MEMORY));
     HAPT_TRY(hapt_env_agree(env->world, hapt_env_mpi(MPI_Gather(&mine, (int)sizeof mine, MPI_BYTE, facts,
                                                                 (int)sizeof mine, MPI_BYTE, 0, env->world),
-                                                     "gathering what the ranks see")));
+                                                     "gathering the facts of the ranks")));
     const char *path = hapt_config_text(config, "cluster");
     if (path) {
         HAPT_TRY(hapt_env_agree(env->world, hapt_cluster_load(path, arena, &cluster)));

@@ -1,7 +1,7 @@
-/* The whole job: discover, cut, profile, plan, train, report. */
+/* The whole job: discovers the cluster, clusters layers, profiles, plans, trains, reports. */
 #include <string.h>
 
-#include "hapt/pulse.h"
+#include "hapt/heartbeat.h"
 #include "hapt/run_folder.h"
 #include "phases.h"
 
@@ -20,7 +20,7 @@ static bool keeps_plan(const struct hapt_config *config, const struct job *job)
     return job->checkpoint && !hapt_config_bool(config, "replan");
 }
 
-/* A plan file, the checkpoint's plan, or profile and search. */
+/* Takes the checkpoint's plan or --plan; else profiles and searches. */
 static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *config, struct job *job,
                                   struct hapt_arena *arena)
 {
@@ -28,9 +28,9 @@ static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *conf
     if (keep) hapt_note(env, "keeping the checkpoint's plan (--replan searches a new one)\n");
     if (keep || hapt_config_text(config, "plan"))
         return hapt_phase_plan_given(env, config, job->model, keep ? job->checkpoint : NULL, arena, &job->plan);
-    hapt_pulse_note((struct hapt_activity){"profiling", -1, -1, -1, -1});
+    hapt_heartbeat_note((struct hapt_activity){"profiling", -1, -1, -1, -1});
     HAPT_TRY(hapt_phase_profile(env, config, job->cluster, job->model, job->layers, arena, &job->profile));
-    hapt_pulse_note((struct hapt_activity){"planning", -1, -1, -1, -1});
+    hapt_heartbeat_note((struct hapt_activity){"planning", -1, -1, -1, -1});
     return hapt_phase_plan(env, config, job->profile, job->layers, arena, &job->plan);
 }
 
@@ -43,16 +43,17 @@ static enum hapt_status check_options(const struct hapt_config *config)
     const char *const measuring[] = {"imbalance", "profile-seconds", "predict",  "efficiency", "tensor-parallel",
                                      "mixed",     "mixed-rows",      "segments", NULL};
     const char *const replanning[] = {"replan", NULL};
-    if (hapt_config_text(config, "plan")) HAPT_TRY(hapt_phase_unused(config, "--plan is not searched", searching));
+    if (hapt_config_text(config, "plan"))
+        HAPT_TRY(hapt_phase_refuse_unused(config, "with --plan there is no search", searching));
     if (hapt_config_text(config, "profile"))
-        HAPT_TRY(hapt_phase_unused(config, "--profile is not measured again", measuring));
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--profile is not measured again", measuring));
     HAPT_TRY(hapt_phase_plan_options(config));
     if (!strcmp(hapt_config_text(config, "resume"), "no"))
-        return hapt_phase_unused(config, "there is no checkpoint to leave without --resume", replanning);
+        return hapt_phase_refuse_unused(config, "it needs --resume", replanning);
     return HAPT_OK;
 }
 
-/* What would be a pity to find only after the model was profiled. */
+/* Checks before profiling, which takes long. */
 static enum hapt_status check_before_profile(struct hapt_env *env, const struct hapt_config *config,
                                              const struct job *job)
 {

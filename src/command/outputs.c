@@ -1,4 +1,4 @@
-/* Checks a command's outputs: not its own input, not a file of another kind, and in a place that can be written. */
+/* Checks that an output is not an input, not a file of another kind, and in a writable folder. */
 #include "outputs.h"
 
 #include <errno.h>
@@ -9,12 +9,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "hapt/aside.h"
+#include "hapt/atomic_file.h"
 #include "hapt/h5.h"
 
 enum { MOST_PATH = 4096 };
 
-/* Options that name something to read, of any command. */
+/* Options of any command that name an input. */
 static const char *const inputs[] = {"input", "cluster",    "data",       "weights", "profile",
                                      "plan",  "checkpoint", "efficiency", "run"};
 
@@ -24,7 +24,7 @@ static bool is_same(const char *path, const struct stat *about)
     return path && stat(path, &other) == 0 && other.st_dev == about->st_dev && other.st_ino == about->st_ino;
 }
 
-/* The input that the file is, or NULL. */
+/* Path of the input that is the same file, or NULL. */
 static const char *input_of(const struct hapt_config *config, const struct stat *about)
 {
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
@@ -43,7 +43,7 @@ static bool is_json_with(const char *path, const char *key)
     return found;
 }
 
-/* Damaged files and files without a format are of no kind. */
+/* False for damaged files and files without a format. */
 static bool is_kind(const char *path, const struct hapt_output *output)
 {
     char format[64] = "";
@@ -59,15 +59,14 @@ static enum hapt_status check_existing(const struct hapt_config *config, const c
     struct stat about;
     const bool overwrite = hapt_config_bool(config, "overwrite");
     const char *option = output->option;
-    if (lstat(path, &about) != 0) return HAPT_OK; /* nothing is there, or check_place says why */
+    if (lstat(path, &about) != 0) return HAPT_OK; /* no such file, or check_folder_writable reports the error */
     if (S_ISLNK(about.st_mode) && !overwrite)
-        return hapt_fail(HAPT_ERR_USAGE,
-                         "give the file that it leads to, or --overwrite yes to replace the link itself",
+        return hapt_fail(HAPT_ERR_USAGE, "give the target of the link, or --overwrite yes to replace the link itself",
                          "--%s %s is a symbolic link", option, path);
     if (stat(path, &about) != 0) return HAPT_OK;
     if (!S_ISREG(about.st_mode))
-        return hapt_fail(HAPT_ERR_USAGE, "give the path of a file", "--%s %s is %s and is not replaced", option, path,
-                         S_ISDIR(about.st_mode) ? "a folder" : "no regular file");
+        return hapt_fail(HAPT_ERR_USAGE, "give the path of a file", "--%s %s is %s; hapt replaces only files", option,
+                         path, S_ISDIR(about.st_mode) ? "a folder" : "not a regular file");
     const char *input = input_of(config, &about);
     if (input && !overwrite)
         return hapt_fail(HAPT_ERR_USAGE, "give another name, or --overwrite yes to replace the input",
@@ -77,14 +76,14 @@ static enum hapt_status check_existing(const struct hapt_config *config, const c
                      "--%s %s exists and is not %s", option, path, output->format ? output->format : "a timeline");
 }
 
-/* Makes a file where the output will be written and removes it; missing folders are made later. */
-static enum hapt_status check_place(const char *option, const char *path)
+/* Creates and removes a test file in the output's folder, or its first existing parent; the folder is created later. */
+static enum hapt_status check_folder_writable(const char *option, const char *path)
 {
-    char folder[MOST_PATH], probe[MOST_PATH + HAPT_ASIDE_BYTES];
+    char folder[MOST_PATH], probe[MOST_PATH + HAPT_TEMPORARY_SUFFIX_BYTES];
     struct stat about;
     if (snprintf(folder, sizeof folder, "%s", path) >= (int)sizeof folder)
         return hapt_fail(HAPT_ERR_IO, "use a shorter path", "path too long: %.60s...", path);
-    for (;;) { /* up to the first folder that is there */
+    for (;;) { /* up to the first folder that exists */
         char *slash = strrchr(folder, '/');
         if (!slash) snprintf(folder, sizeof folder, ".");
         if (slash) slash[slash == folder ? 1 : 0] = '\0';
@@ -94,11 +93,11 @@ static enum hapt_status check_place(const char *option, const char *path)
                              folder, strerror(errno));
     }
     if (!S_ISDIR(about.st_mode))
-        return hapt_fail(HAPT_ERR_IO, "give a path inside of a folder", "--%s %s cannot be written: %s is no folder",
+        return hapt_fail(HAPT_ERR_IO, "give a path inside a folder", "--%s %s cannot be written: %s is not a folder",
                          option, path, folder);
     char name[MOST_PATH];
     snprintf(name, sizeof name, "%.*s/.hapt-probe", MOST_PATH - 20, folder);
-    const int descriptor = hapt_aside_open(name, probe, sizeof probe);
+    const int descriptor = hapt_atomic_file_open(name, probe, sizeof probe);
     if (descriptor < 0)
         return hapt_fail(HAPT_ERR_IO, "check permissions and free space, or give another folder",
                          "--%s %s cannot be written: %s: %s", option, path, folder, strerror(errno));
@@ -107,14 +106,15 @@ static enum hapt_status check_place(const char *option, const char *path)
     return HAPT_OK;
 }
 
-/* Two outputs of one name, which need not exist yet. */
+/* Refuses two outputs with the same path; they need not exist yet. */
 static enum hapt_status check_pair(const struct hapt_config *config, const char *first, const char *second)
 {
     char a[PATH_MAX], b[PATH_MAX];
     const char *one = hapt_config_text(config, first), *other = hapt_config_text(config, second);
     const bool same = !strcmp(one, other) || (realpath(one, a) && realpath(other, b) && !strcmp(a, b));
     if (!same) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_USAGE, "give two names", "--%s and --%s are the same file %s", first, second, one);
+    return hapt_fail(HAPT_ERR_USAGE, "give two different names", "--%s and --%s are the same file %s", first, second,
+                     one);
 }
 
 static enum hapt_status check_all(const struct hapt_config *config, int count, const struct hapt_output *output)
@@ -123,7 +123,7 @@ static enum hapt_status check_all(const struct hapt_config *config, int count, c
         const char *path = hapt_config_text(config, output[i].option);
         if (!path) continue;
         HAPT_TRY(check_existing(config, path, &output[i]));
-        HAPT_TRY(check_place(output[i].option, path));
+        HAPT_TRY(check_folder_writable(output[i].option, path));
         for (int j = 0; j < i; j++)
             if (hapt_config_text(config, output[j].option))
                 HAPT_TRY(check_pair(config, output[j].option, output[i].option));

@@ -1,14 +1,13 @@
-/* The cluster and the threads of a command: apart from the other phases, since topology and doctor need nothing else.
- */
+/* Loads or discovers the cluster, chooses devices and checks links: hapt_phase_cluster. */
 #include <stdio.h>
 #include <string.h>
 
 #include "hapt/device.h"
 #include "phases.h"
 
-/* Devices of a back end that has none here can be planned for, but never run on. Collective: the same answer on every
- * rank. */
-static bool runs_here(const struct hapt_env *env, const struct hapt_cluster *cluster)
+/* True if every back end of the cluster has devices here; otherwise the cluster can only be planned for. Collective:
+ * same result on every rank. */
+static bool has_devices_here(const struct hapt_env *env, const struct hapt_cluster *cluster)
 {
     enum hapt_status status = HAPT_OK;
     for (int c = 0; c < cluster->count; c++) {
@@ -19,18 +18,18 @@ static bool runs_here(const struct hapt_env *env, const struct hapt_cluster *clu
     return hapt_env_agree_quietly(env->world, status) == HAPT_OK;
 }
 
-/* Absent values of links, and the network that each one takes. */
-static enum hapt_status look_at_links(struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena,
+/* Measures missing link values and chooses the network of each link. */
+static enum hapt_status measure_links(struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena,
                                       struct hapt_cluster *cluster)
 {
     int count;
-    struct hapt_cluster_way *way;
-    HAPT_TRY(hapt_cluster_settle(env, hapt_config_bool(config, "bind"), arena, cluster)); /* where the ranks will run */
-    HAPT_TRY(hapt_cluster_choose_ways(env, false, arena, cluster, &count, &way));
+    struct hapt_cluster_route *route;
+    HAPT_TRY(hapt_cluster_bind_cores(env, hapt_config_bool(config, "bind"), arena, cluster)); /* final CPU binding */
+    HAPT_TRY(hapt_cluster_choose_routes(env, false, arena, cluster, &count, &route));
     return hapt_cluster_probe(env, cluster);
 }
 
-static enum hapt_status demand_gpus(const struct hapt_cluster *cluster)
+static enum hapt_status require_gpus(const struct hapt_cluster *cluster)
 {
     for (int c = 0; c < cluster->count; c++) {
         const struct hapt_subcluster *own = &cluster->subcluster[c];
@@ -46,17 +45,17 @@ static enum hapt_status demand_gpus(const struct hapt_cluster *cluster)
                              "--device cuda: the devices of subcluster %s are %s", own->name, own->device.name);
         return hapt_fail(
             HAPT_ERR_INPUT,
-            "hapt doctor says what is missing; --device cpu computes on cores, --device emulated rehearses",
+            "run hapt doctor to see what is missing, or use --device cpu (cores) or --device emulated (rehearsal)",
             "--device cuda: no GPU can be used here: %s", reason);
     }
     return HAPT_OK;
 }
 
-/* --device. */
+/* Applies --device. */
 static enum hapt_status choose_devices(const struct hapt_config *config, struct hapt_cluster *cluster)
 {
     const char *choice = hapt_config_text(config, "device");
-    if (strcmp(choice, "cuda") == 0) return demand_gpus(cluster);
+    if (strcmp(choice, "cuda") == 0) return require_gpus(cluster);
     if (strcmp(choice, "emulated") == 0) hapt_cluster_emulate(cluster);
     for (int c = 0; strcmp(choice, "cpu") == 0 && c < cluster->count; c++)
         snprintf(cluster->subcluster[c].device.backend, sizeof cluster->subcluster[c].device.backend, "%s", choice);
@@ -70,17 +69,17 @@ enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *co
     if (!path) {
         HAPT_TRY(hapt_cluster_discover(env, arena, cluster));
         HAPT_TRY(hapt_env_agree(env->world, choose_devices(config, *cluster)));
-        return (*cluster)->subcluster[0].device.emulated ? HAPT_OK : look_at_links(env, config, arena, *cluster);
+        return (*cluster)->subcluster[0].device.emulated ? HAPT_OK : measure_links(env, config, arena, *cluster);
     }
     HAPT_TRY(hapt_env_agree(env->world, hapt_cluster_load(path, arena, cluster)));
     HAPT_TRY(hapt_env_agree(env->world, choose_devices(config, *cluster)));
     const bool emulated = (*cluster)->subcluster[0].device.emulated;
-    const bool paper =
-        env->world_size < (*cluster)->rank_count || !runs_here(env, *cluster) || hapt_config_bool(config, "predict");
+    const bool paper = env->world_size < (*cluster)->rank_count || !has_devices_here(env, *cluster) ||
+                       hapt_config_bool(config, "predict");
     if (!bind && paper) {
         hapt_cluster_assume(*cluster);
         return HAPT_OK;
     }
     HAPT_TRY(hapt_cluster_bind(env, arena, *cluster));
-    return emulated ? HAPT_OK : look_at_links(env, config, arena, *cluster);
+    return emulated ? HAPT_OK : measure_links(env, config, arena, *cluster);
 }

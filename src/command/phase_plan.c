@@ -6,7 +6,7 @@
 enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_layers *layers)
 {
     if (plan->layer_count != layers->count)
-        return hapt_fail(HAPT_ERR_INPUT, "plan with the granularity of the model at hand",
+        return hapt_fail(HAPT_ERR_INPUT, "plan again for this model and granularity (--layers-per-model)",
                          "the plan has %d layers, the model %d", plan->layer_count, layers->count);
     for (int i = 0; i < plan->stage_count; i++) {
         struct hapt_plan_stage *stage = &plan->stage[i];
@@ -40,29 +40,30 @@ enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
     const char *const searching[] = {"strategy", "granularity", "ignore-communication", "gap", NULL};
     const char *const ablations[] = {"granularity", "ignore-communication", NULL};
     if (hapt_config_text(config, "stages"))
-        HAPT_TRY(hapt_phase_unused(config, "--stages leaves nothing to choose", searching));
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--stages leaves nothing to choose", searching));
     const char *const idling[] = {"use-all-devices", NULL};
-    /* the rivals of an explanation are searched */
+    /* --explain searches rivals, also with --stages */
     const bool searched = hapt_config_command(config) == HAPT_COMMAND_PLAN && hapt_config_bool(config, "explain");
     if (hapt_config_text(config, "stages") && !searched)
-        HAPT_TRY(hapt_phase_unused(config, "--stages says which devices work", idling));
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--stages determines which devices work", idling));
     if (strategy != HAPT_STRATEGY_HAPT)
-        HAPT_TRY(hapt_phase_unused(config, "it is for --strategy hapt; the others have their own layers", ablations));
+        HAPT_TRY(hapt_phase_refuse_unused(config, "it is for --strategy hapt; other strategies choose their own layers",
+                                          ablations));
     if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN && hapt_config_given(config, "gap"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out --gap",
-                         "--gap bounds the search of --strategy hapt; %s searches in its own way", name);
+                         "--gap applies to the search of --strategy hapt; %s has another search", name);
     if (hapt_config_given(config, "schedule") && runs != asked)
         return hapt_fail(HAPT_ERR_USAGE, "leave out --schedule", "--strategy %s runs %s, not %s", name,
                          hapt_schedule_kind_name(runs), hapt_schedule_kind_name(asked));
-    /* even takes its submeshes from a plan under H-1F1B, whatever prices it */
+    /* even takes its submeshes from an H-1F1B plan, which uses the threshold, under any schedule */
     if (hapt_config_given(config, "hide-threshold") && runs != HAPT_SCHEDULE_H1F1B && strategy != HAPT_STRATEGY_EVEN)
         return hapt_fail(HAPT_ERR_USAGE, "leave out --hide-threshold",
-                         "--hide-threshold has no effect: %s launches by a rule without it",
+                         "--hide-threshold has no effect: the launch counts of %s do not use it",
                          hapt_schedule_kind_name(runs));
     if (strategy == HAPT_STRATEGY_HEXISCALE && hapt_config_command(config) == HAPT_COMMAND_JOB)
         return hapt_fail(HAPT_ERR_USAGE,
                          "compare with `hapt plan --strategy hexiscale`, or train with another strategy",
-                         "--strategy hexiscale is planned for a system without overlap, and this one always overlaps");
+                         "--strategy hexiscale plans for a system without overlap, but hapt always overlaps");
     return HAPT_OK;
 }
 
@@ -88,7 +89,7 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
     const char *stages = hapt_config_text(config, "stages"), *note = NULL;
     const enum hapt_strategy strategy = strategy_of(config);
     HAPT_TRY(hapt_env_agree(env->world,
-                            hapt_phase_plan_options(config))); /* a model file may have brought another schedule */
+                            hapt_phase_plan_options(config))); /* again: the model file may have set the schedule */
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &options)));
     enum hapt_status status;
     struct hapt_progress progress;
@@ -107,8 +108,8 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
     return hapt_env_agree(env->world, hapt_phase_plan_bind(*plan, layers));
 }
 
-/* Operator ranges of a plan that was made from a profile alone: the model's layers at the granularity asked for (the
- * profile's own, unless told otherwise), else at one that gives as many layers as the plan has. */
+/* Sets the operator ranges of a plan that was made from a profile alone: from the model's layers at the given
+ * granularity, or, if their number differs, at the plan's number of layers. */
 static enum hapt_status give_operators(const struct hapt_model *model, const struct hapt_config *config,
                                        struct hapt_arena *arena, struct hapt_plan *plan)
 {
@@ -124,7 +125,7 @@ static enum hapt_status give_operators(const struct hapt_model *model, const str
     return hapt_phase_plan_bind(plan, layers);
 }
 
-/* Another schedule or number of microbatches for the same stages: launch counts, memory and predictions follow. */
+/* Applies --schedule and --microbatches to the same stages; launch counts, memory and predictions follow. */
 static enum hapt_status override_plan(const struct hapt_config *config, struct hapt_plan *plan)
 {
     enum hapt_schedule_kind kind = plan->schedule;
@@ -138,7 +139,7 @@ static enum hapt_status override_plan(const struct hapt_config *config, struct h
     return hapt_plan_change(plan, kind, microbatches, plan->hide_threshold);
 }
 
-/* A checkpoint's plan is kept as it is: another schedule asked for would be silently left out. */
+/* A checkpoint's plan is kept unchanged, so another --schedule would be ignored: an error. */
 static enum hapt_status check_kept(const struct hapt_config *config, const struct hapt_plan *plan)
 {
     enum hapt_schedule_kind kind = plan->schedule;
@@ -168,7 +169,7 @@ enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config 
                                        const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
                                        struct hapt_plan **plan)
 {
-    /* A job that is submitted again (--resume auto) always brings the plan it started with. */
+    /* No warning for --resume auto: a job that is submitted again always gives its first plan. */
     if (checkpoint && hapt_config_given(config, "plan") && strcmp(hapt_config_text(config, "resume"), "auto") != 0)
         hapt_warn(env, "--resume keeps the plan of %s; --plan is not read\n", checkpoint->path);
     return hapt_env_agree(env->world, load_given(config, model, checkpoint, arena, plan));

@@ -1,12 +1,11 @@
-/* What the model computes in: as --precision says, as a checkpoint, plan or profile was made, or as suits the devices.
- */
+/* Chooses the precision: --precision, else that of the checkpoint, plan or profile, else one that suits the devices. */
 #include <string.h>
 
 #include "hapt/device.h"
 #include "phases.h"
 
-/* What files were made in. */
-struct made_in {
+/* Precisions of the input files. */
+struct file_precisions {
     enum hapt_precision checkpoint, plan, profile;
 };
 
@@ -15,7 +14,7 @@ static bool is_cpu(const struct hapt_device_spec *device)
     return strcmp(device->backend, "cpu") == 0;
 }
 
-/* TF32 came with bf16, and fp16 before both. */
+/* GPUs with bf16 also have TF32 and fp16; older ones may have fp16 only. */
 static bool computes(const struct hapt_device_spec *device, enum hapt_precision precision)
 {
     if (precision == HAPT_PRECISION_FP32) return true;
@@ -23,8 +22,9 @@ static bool computes(const struct hapt_device_spec *device, enum hapt_precision 
     return device->peak_flops[HAPT_BF16] > 0 || (precision == HAPT_PRECISION_FP16 && device->peak_flops[HAPT_F16] > 0);
 }
 
-/* The first device that lacks it, or NULL. */
-static const struct hapt_device_spec *lacking(const struct hapt_cluster *cluster, enum hapt_precision precision)
+/* The first device without that precision, or NULL. */
+static const struct hapt_device_spec *first_device_without(const struct hapt_cluster *cluster,
+                                                           enum hapt_precision precision)
 {
     for (int c = 0; cluster && c < cluster->count; c++)
         if (!computes(&cluster->subcluster[c].device, precision)) return &cluster->subcluster[c].device;
@@ -38,34 +38,32 @@ static bool has_gpus(const struct hapt_cluster *cluster)
     return any;
 }
 
-/* CPUs compute in the model's own type. GPUs, here or on paper, in 16 bits: bf16, or fp16 where one of them has no
- * bf16. */
-static enum hapt_precision suitable(const struct hapt_env *env, const struct hapt_cluster *cluster,
-                                    enum hapt_precision own)
+/* Default precision. CPUs: the model's own. GPUs, also on paper: bf16, or fp16 if one of them has no bf16. */
+static enum hapt_precision default_precision(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                             enum hapt_precision own)
 {
     if (!has_gpus(cluster) || own == HAPT_PRECISION_FP16) return own;
-    const struct hapt_device_spec *without = lacking(cluster, HAPT_PRECISION_BF16);
+    const struct hapt_device_spec *without = first_device_without(cluster, HAPT_PRECISION_BF16);
     if (!without) {
         if (own != HAPT_PRECISION_BF16)
-            hapt_note(env, "on GPUs the model computes in bf16, sums in fp32 (--precision fp32: all in fp32)\n");
+            hapt_note(env, "on GPUs the model computes in bf16, with sums in fp32 (--precision fp32: all in fp32)\n");
         return HAPT_PRECISION_BF16;
     }
-    if (!lacking(cluster, HAPT_PRECISION_FP16)) {
+    if (!first_device_without(cluster, HAPT_PRECISION_FP16)) {
         hapt_note(env, "%s has no bf16: the model computes in fp16, with a loss scale (--precision fp32: in fp32)\n",
                   without->name);
         return HAPT_PRECISION_FP16;
     }
     if (own != HAPT_PRECISION_FP32)
-        hapt_note(env, "no type of 16 bits is common to all devices: the model computes in fp32\n");
+        hapt_note(env, "the devices have no common 16-bit type: the model computes in fp32\n");
     return HAPT_PRECISION_FP32;
 }
 
-/* What was asked for, or what a run goes on in, must be there; TF32 at least somewhere, other GPUs then compute in
- * fp32. */
+/* HAPT_ERR_INPUT if a device lacks the precision. TF32 needs one GPU with it; other GPUs then compute in fp32. */
 static enum hapt_status check_devices(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                       enum hapt_precision precision, const char *who)
 {
-    const struct hapt_device_spec *without = lacking(cluster, precision);
+    const struct hapt_device_spec *without = first_device_without(cluster, precision);
     bool any = false, all_gpus = true;
     if (!without) return HAPT_OK;
     for (int c = 0; c < cluster->count; c++) {
@@ -85,56 +83,54 @@ static enum hapt_status check_devices(const struct hapt_env *env, const struct h
 }
 
 static enum hapt_status read_files(const struct hapt_env *env, const struct hapt_config *config,
-                                   const struct hapt_checkpoint *checkpoint, struct made_in *made)
+                                   const struct hapt_checkpoint *checkpoint, struct file_precisions *files)
 {
     const char *plan = hapt_config_text(config, "plan"), *profile = hapt_config_text(config, "profile");
     const bool keeps = checkpoint && !hapt_config_bool(config, "replan");
     int found[2] = {HAPT_PRECISION_UNKNOWN, HAPT_PRECISION_UNKNOWN};
     enum hapt_status status = HAPT_OK;
-    *made = (struct made_in){.checkpoint = checkpoint ? checkpoint->plan->precision : HAPT_PRECISION_UNKNOWN};
+    *files = (struct file_precisions){.checkpoint = checkpoint ? checkpoint->plan->precision : HAPT_PRECISION_UNKNOWN};
     if (env->world_rank == 0) {
-        if (plan && !keeps) status = hapt_plan_precision(plan, &made->plan);
-        if (profile && !plan && !keeps && status == HAPT_OK) status = hapt_profile_precision(profile, &made->profile);
-        found[0] = (int)made->plan;
-        found[1] = (int)made->profile;
+        if (plan && !keeps) status = hapt_plan_precision(plan, &files->plan);
+        if (profile && !plan && !keeps && status == HAPT_OK) status = hapt_profile_precision(profile, &files->profile);
+        found[0] = (int)files->plan;
+        found[1] = (int)files->profile;
     }
     HAPT_TRY(hapt_env_agree(env->world, status));
     HAPT_MPI(MPI_Bcast(found, 2, MPI_INT, 0, env->world));
-    made->plan = keeps ? made->checkpoint : (enum hapt_precision)found[0];
-    made->profile = (enum hapt_precision)found[1];
+    files->plan = keeps ? files->checkpoint : (enum hapt_precision)found[0];
+    files->profile = (enum hapt_precision)found[1];
     return HAPT_OK;
 }
 
-/* A checkpoint of a version that did not tell was of a model in its own type. */
+/* Old checkpoints have no precision; their models were trained in their own type. */
 static enum hapt_status choose(const struct hapt_env *env, const struct hapt_config *config,
                                const struct hapt_cluster *cluster, const struct hapt_model *model, bool resumed,
-                               const struct made_in *made, enum hapt_precision *chosen)
+                               const struct file_precisions *files, enum hapt_precision *chosen)
 {
     const enum hapt_precision asked = hapt_precision_find(hapt_config_text(config, "precision"));
     if (asked != HAPT_PRECISION_UNKNOWN) {
         *chosen = asked;
         HAPT_TRY(check_devices(env, cluster, *chosen, "--precision asks for"));
     } else if (resumed) {
-        *chosen = made->checkpoint != HAPT_PRECISION_UNKNOWN ? made->checkpoint : model->precision;
+        *chosen = files->checkpoint != HAPT_PRECISION_UNKNOWN ? files->checkpoint : model->precision;
         HAPT_TRY(check_devices(env, cluster, *chosen, "the checkpoint was trained in"));
-    } else if (made->plan != HAPT_PRECISION_UNKNOWN) {
-        *chosen = made->plan;
+    } else if (files->plan != HAPT_PRECISION_UNKNOWN) {
+        *chosen = files->plan;
         HAPT_TRY(check_devices(env, cluster, *chosen, "the plan was made for"));
-    } else if (made->profile != HAPT_PRECISION_UNKNOWN) {
-        *chosen = made->profile;
+    } else if (files->profile != HAPT_PRECISION_UNKNOWN) {
+        *chosen = files->profile;
         HAPT_TRY(check_devices(env, cluster, *chosen, "the profile was made in"));
     } else {
-        *chosen = suitable(env, cluster, model->precision);
+        *chosen = default_precision(env, cluster, model->precision);
     }
-    if (made->profile != HAPT_PRECISION_UNKNOWN && made->profile != *chosen)
-        return hapt_fail(HAPT_ERR_USAGE, "profile the model again with that --precision",
-                         "%s is a profile in %s, and the model is to compute in %s",
-                         hapt_config_text(config, "profile"), hapt_precision_name(made->profile),
-                         hapt_precision_name(*chosen));
-    if (made->plan != HAPT_PRECISION_UNKNOWN && made->plan != *chosen)
-        hapt_warn(env,
-                  "the plan was made for %s, the model computes in %s: its times and memory are another precision's\n",
-                  hapt_precision_name(made->plan), hapt_precision_name(*chosen));
+    if (files->profile != HAPT_PRECISION_UNKNOWN && files->profile != *chosen)
+        return hapt_fail(HAPT_ERR_USAGE, "profile the model again with --precision",
+                         "%s is a profile in %s, but the model computes in %s", hapt_config_text(config, "profile"),
+                         hapt_precision_name(files->profile), hapt_precision_name(*chosen));
+    if (files->plan != HAPT_PRECISION_UNKNOWN && files->plan != *chosen)
+        hapt_warn(env, "the plan was made for %s, the model computes in %s: the plan's times and memory do not apply\n",
+                  hapt_precision_name(files->plan), hapt_precision_name(*chosen));
     return HAPT_OK;
 }
 
@@ -142,10 +138,10 @@ enum hapt_status hapt_phase_precision(struct hapt_env *env, const struct hapt_co
                                       struct hapt_cluster *cluster, const struct hapt_checkpoint *checkpoint,
                                       struct hapt_model *model)
 {
-    struct made_in made;
+    struct file_precisions files;
     enum hapt_precision chosen = model->precision;
-    HAPT_TRY(read_files(env, config, checkpoint, &made));
-    enum hapt_status status = choose(env, config, cluster, model, checkpoint != NULL, &made, &chosen);
+    HAPT_TRY(read_files(env, config, checkpoint, &files));
+    enum hapt_status status = choose(env, config, cluster, model, checkpoint != NULL, &files, &chosen);
     if (status == HAPT_OK) status = hapt_model_compute_in(model, chosen);
     for (int c = 0; cluster && c < cluster->count; c++) {
         struct hapt_device_spec *device = &cluster->subcluster[c].device;

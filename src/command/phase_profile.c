@@ -5,7 +5,7 @@
 
 #include "hapt/progress.h"
 
-/* --efficiency, or NULL; says which devices it does not hold. */
+/* Loads --efficiency (else NULL) and notes devices that it does not cover. */
 static enum hapt_status load_efficiency(struct hapt_env *env, struct hapt_config *config,
                                         const struct hapt_cluster *cluster, const struct hapt_model *model,
                                         struct hapt_arena *arena, struct hapt_efficiency **efficiency)
@@ -26,7 +26,7 @@ static enum hapt_status load_efficiency(struct hapt_env *env, struct hapt_config
     return HAPT_OK;
 }
 
-/* Measured stages of one subcluster are data-parallel; mixed ones may have programs. */
+/* Measured stages of one subcluster are data-parallel; mixed stages may have synthesised programs. */
 static enum hapt_status check_programs(const struct hapt_config *config, bool measured)
 {
     const char *program = hapt_config_text(config, "program");
@@ -38,28 +38,28 @@ static enum hapt_status check_programs(const struct hapt_config *config, bool me
     if (strcmp(program, "auto") == 0 || strcmp(program, "data") == 0) return HAPT_OK;
     if (strcmp(program, "tensor") != 0 && strcmp(hapt_config_text(config, "mixed"), "no") != 0) return HAPT_OK;
     return hapt_fail(HAPT_ERR_USAGE, "leave it out, or add --predict yes",
-                     "--program %s: measured profiles are data-parallel, but for mixed stages (--mixed)", program);
+                     "--program %s: measured profiles are data-parallel, except for mixed stages (--mixed)", program);
 }
-/* What was read keeps the programs that --program allows, in a copy. */
+/* Restricts a loaded profile to the programs of --program, in a copy. */
 static enum hapt_status keep_programs(const struct hapt_config *config, struct hapt_arena *arena,
                                       struct hapt_profile **profile)
 {
     const char *program = hapt_config_text(config, "program");
     struct hapt_profile *copy;
-    if (strcmp(program, "auto") == 0 || strcmp(program, "all") == 0) return HAPT_OK; /* whatever it holds */
+    if (strcmp(program, "auto") == 0 || strcmp(program, "all") == 0) return HAPT_OK; /* keep all */
     HAPT_TRY(hapt_profile_copy(*profile, arena, &copy));
     hapt_profile_keep_programs(copy, program);
     *profile = copy;
     return HAPT_OK;
 }
 
-/* By the first rank of every node, for all ranks there. */
+/* The first rank of every node predicts and shares the profile with its node. */
 static enum hapt_status predict_shared(struct hapt_env *env, const struct hapt_config *config,
                                        const struct hapt_cluster *cluster, const struct hapt_model *model,
                                        const struct hapt_layers *layers, const struct hapt_efficiency *efficiency,
                                        struct hapt_arena *arena, struct hapt_profile **profile)
 {
-    struct hapt_arena own; /* of the first rank's copy, where others need one */
+    struct hapt_arena own; /* the first rank's own copy, if it shares the profile */
     struct hapt_profile *made = NULL;
     enum hapt_status status = HAPT_OK;
     hapt_arena_init(&own);
@@ -82,14 +82,13 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
     const char *const predicting[] = {"efficiency", NULL};
     const bool measured = is_measured(config, cluster);
     HAPT_TRY(check_programs(config, measured));
-    const char *const sharing[] = {"sharded-optimizer", NULL}; /* of the job it is training's, too */
+    const char *const sharing[] = {"sharded-optimizer", NULL}; /* used by training in the whole job */
     if (!measured) return HAPT_OK;
     if (hapt_config_command(config) != HAPT_COMMAND_JOB)
-        HAPT_TRY(hapt_phase_unused(
-            config, "measured profiles hold the optimizer's whole state, only --predict yes counts on slices",
-            sharing));
-    return hapt_phase_unused(
-        config, "the profile is measured here, only --predict yes and clusters on paper are predicted", predicting);
+        HAPT_TRY(hapt_phase_refuse_unused(
+            config, "measured profiles hold the optimizer's whole state; only --predict yes shards it", sharing));
+    return hapt_phase_refuse_unused(
+        config, "the profile is measured here; only --predict yes and clusters on paper are predicted", predicting);
 }
 
 enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config,

@@ -2,7 +2,7 @@
 
 #include "hapt/progress.h"
 
-enum hapt_status hapt_phase_unused(const struct hapt_config *config, const char *why, const char *const *names)
+enum hapt_status hapt_phase_refuse_unused(const struct hapt_config *config, const char *why, const char *const *names)
 {
     for (; *names; names++)
         if (hapt_config_given(config, *names))

@@ -1,6 +1,6 @@
 /*
- * The phases that several commands share, each ending in agreement: model, cluster, layers, profile, plan.
- * Collective over env->world; results live in the caller's arena.
+ * Phases that several commands share: model, cluster, layers, profile, plan. Each ends with an agreement of all ranks.
+ * Collective over env->world unless marked rank-local. The caller's arena owns the results.
  */
 #ifndef HAPT_COMMAND_PHASES_H
 #define HAPT_COMMAND_PHASES_H
@@ -11,52 +11,52 @@
 #include "hapt/report.h"
 #include "hapt/train.h"
 
-/* HAPT_ERR_USAGE when one of `names` (ends with NULL) was given: `why` says what leaves it without effect. */
-enum hapt_status hapt_phase_unused(const struct hapt_config *config, const char *why, const char *const *names);
-/* Loads --input and takes over its training defaults. */
+/* HAPT_ERR_USAGE if one of the options `names` (ends with NULL) was given; `why` names the cause. Rank-local. */
+enum hapt_status hapt_phase_refuse_unused(const struct hapt_config *config, const char *why, const char *const *names);
+/* Loads --input; its training options become defaults of `config`. */
 enum hapt_status hapt_phase_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model);
-/* --cluster or discovery. `bind`: the ranks must be there, links are probed; else absent values are assumed when
- * ranks are fewer than devices, this build has no back end for them, or --predict asks for nothing but the file. */
+/* Loads --cluster or discovers the cluster. `bind`: requires a rank for each device and probes the links. Otherwise, a
+ * cluster file is used on paper, with assumed link values, if ranks are fewer than devices, this build has no back end
+ * for them, or --predict is given. */
 enum hapt_status hapt_phase_cluster(struct hapt_env *env, struct hapt_config *config, bool bind,
                                     struct hapt_arena *arena, struct hapt_cluster **cluster);
 enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
                                    struct hapt_arena *arena, struct hapt_layers **layers);
-/* What the model computes in, by --precision, the checkpoint (may be NULL), --plan, --profile and the devices of the
- * cluster (NULL: not known); the model's graph is made anew where that is not what it was made in, so before anything
- * refers to its operators. */
+/* Chooses the precision from --precision, the checkpoint (may be NULL), --plan, --profile and the cluster's devices
+ * (NULL: unknown). Rebuilds the graph if its precision changes: call before anything refers to its operators. */
 enum hapt_status hapt_phase_precision(struct hapt_env *env, const struct hapt_config *config,
                                       struct hapt_cluster *cluster, const struct hapt_checkpoint *checkpoint,
                                       struct hapt_model *model);
-/* Do the options about measuring and predicting fit that cluster? Rank-local. */
+/* HAPT_ERR_USAGE if the options for measuring and predicting do not fit the cluster. Rank-local. */
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster);
-/* --profile, else measured on a bound cluster, else predicted. */
+/* Loads --profile; else measures on a bound cluster; else predicts. */
 enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config,
                                     const struct hapt_cluster *cluster, const struct hapt_model *model,
                                     const struct hapt_layers *layers, struct hapt_arena *arena,
                                     struct hapt_profile **profile);
-/* What --strategy, --stages, --schedule and the ablations ask for fits together and can be done by this command; else
- * HAPT_ERR_USAGE. Rank-local. */
+/* HAPT_ERR_USAGE if --strategy, --stages, --schedule and the ablations contradict each other or do not fit this
+ * command. Rank-local. */
 enum hapt_status hapt_phase_plan_options(const struct hapt_config *config);
-/* The options of planning, with the model's blocks where `layers` (may be NULL) tell. Rank-local. */
+/* Fills the planning options; `layers` (may be NULL) gives the model's blocks. Rank-local. */
 enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const struct hapt_profile *profile,
                                      const struct hapt_layers *layers, struct hapt_arena *arena,
                                      struct hapt_strategy_options *options);
-/* --stages, --strategy or the search; `layers` (may be NULL) gives the stages their operators. */
+/* Plans by --stages, --strategy or the search; `layers` (may be NULL) gives the stages their operators. */
 enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
                                  const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan);
-/* Operator ranges of a plan's stages from the layers. HAPT_ERR_INPUT when the layer counts differ. */
+/* Sets the operator ranges of a plan's stages. HAPT_ERR_INPUT if the layer counts differ. Rank-local. */
 enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_layers *layers);
-/* The plan of --plan, with --schedule and --microbatches put into it when they are given; or the checkpoint's, as it
- * is. Stages get operator ranges where they have none. */
+/* Loads --plan, with --schedule and --microbatches applied if given; or takes the checkpoint's plan (may be NULL)
+ * unchanged. Stages without operator ranges get them from the model. */
 enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
                                        const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
                                        struct hapt_plan **plan);
-/* hapt plan --compare: the table of strategies and ablations. */
+/* hapt plan --compare: prints the table of strategies and ablations. */
 enum hapt_status hapt_plan_compare_print(struct hapt_env *env, struct hapt_config *config,
                                          const struct hapt_profile *profile, const struct hapt_layers *layers,
                                          struct hapt_arena *arena);
-/* Run file and summary of a training; HAPT_STOPPED after a signal. */
+/* Writes the run file and prints the summary. HAPT_STOPPED after a signal or the time limit. */
 enum hapt_status hapt_phase_report(struct hapt_env *env, const struct hapt_run *run, struct hapt_arena *arena);
 
 #endif

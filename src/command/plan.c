@@ -1,126 +1,101 @@
-/* hapt plan: the best plan of a profile, or of a model on a cluster. */
+/* hapt plan: finds the best plan of a profile, or of a model on a cluster. */
 #include "outputs.h"
-#include "plan_why.h"
+#include "plan_explain.h"
 
 const char hapt_command_plan_help[] =
-    "Searches stages, submeshes and order of subclusters for the least time of a step: the sum of t_i + 2 c_i over "
-    "the\n"
-    "stages and (B - 1) t_max, where the pace t_max is no less than every t_i (compute of a microbatch) and c_i "
-    "(transfer\n"
-    "behind the stage), and every device holds its parameters and the activations of all microbatches in flight. The "
-    "plan\n"
-    "is the exact optimum, or within --gap of it: then the plan says how close it is proven to be. Under --schedule\n"
-    "other than h1f1b the launch counts of that schedule rule the memory.\n"
-    "Where the profile has stages on devices of several subclusters, such a stage may stand between the stages of two "
-    "of\n"
-    "them, or first or last; its boundaries take as long as the slowest of the nearest links of its subclusters. "
-    "JSON:\n"
-    "\"devices\" and \"ratios\" instead of \"subcluster\".\n"
-    "--run outputs/NAME/run.h5 corrects the profile by what an earlier run measured: candidates of each subcluster "
-    "take longer or shorter\n"
-    "in the proportion in which its stages did. What a profile cannot see is in there: other work on the hosts, what "
-    "the network costs\n"
-    "the cores, clocks that fall under load. JSON: \"corrected\", the factor of each subcluster.\n"
-    "--stages prices given stages instead; --strategy even splits the layers evenly over the submeshes of the "
-    "optimum.\n"
+    "Searches stages, submeshes and the order of subclusters for the least step time: the sum of t_i + 2 c_i over\n"
+    "the stages plus (B - 1) t_max. t_i is a stage's compute time per microbatch, c_i the transfer time at its end,\n"
+    "B the number of microbatches. t_max is at least every t_i and c_i. Every device must hold its parameters and\n"
+    "the activations of all microbatches in flight. The plan is the exact optimum, or within --gap of it; then its\n"
+    "proven distance is printed. With a --schedule other than h1f1b, that schedule's launch counts determine the\n"
+    "memory.\n"
+    "A mixed stage runs on devices of several subclusters (if the profile has such stages). It may be first, last,\n"
+    "or between the stages of two of its subclusters. A transfer at its boundary takes as long as on the slowest of\n"
+    "its subclusters' fastest links. JSON: \"devices\" and \"ratios\" instead of \"subcluster\".\n"
+    "--run outputs/NAME/run.h5 corrects the profile by an earlier run: each subcluster's times are scaled by\n"
+    "measured over profiled stage time. This includes effects that a profile cannot see: other work on the hosts,\n"
+    "the CPU cost of the network, lower clocks under load. JSON: \"corrected\", the factor of each subcluster.\n"
+    "--stages prices the given stages instead. --strategy even splits the layers evenly over the optimum's\n"
+    "submeshes.\n"
     "Other systems in the same simulator (HAPT 6.1), each at its best settings:\n"
     "  megatron    even blocks, one submesh and tensor-parallel degree everywhere, every device used; 1f1b\n"
-    "  alpa        8 or 16 layers, takes devices for identical and links for free; eager1f1b\n"
-    "  hexiscale   48 layers, knows the devices' speeds, stands still while it sends and receives; 1f1b\n"
-    "--granularity N and --ignore-communication are ablations of hapt (HAPT 6.4, 6.5). --compare prints one table of "
-    "all "
-    "of\n"
-    "them: simulated step, its ratio to hapt's, pace, the slowest link between subclusters and how much of it is "
-    "hidden,\n"
-    "balance, model FLOPs utilisation; a system that has no plan gives its reason. (Hidden is below zero where a "
-    "transfer\n"
-    "stops both ends, and so costs more than it takes.)\n"
+    "  alpa        8 or 16 layers; assumes identical devices and free links; eager1f1b\n"
+    "  hexiscale   48 layers; knows the devices' speeds; a stage does not compute while it sends or receives; 1f1b\n"
+    "--granularity N and --ignore-communication are ablations of hapt (HAPT 6.4, 6.5). --compare prints one table\n"
+    "of all of them: simulated step, its ratio to hapt's, t_max, the slowest transfer between subclusters and the\n"
+    "share of it that is hidden, balance, model FLOPs utilisation. A system without a plan shows the reason. (The\n"
+    "hidden share is negative if a transfer blocks both ends and so costs more than its own time.)\n"
     "\n"
-    "--explain says what limits the plan (compute of a stage, the link between two subclusters and the bandwidth at "
-    "which\n"
-    "it takes as long as the slowest stage, memory), then its rivals: the best plans with the subclusters in another "
-    "order,\n"
-    "on fewer or more of them, with the cut between two of them a layer earlier or later or where other bytes cross, "
-    "with a\n"
-    "stage split in two or two of a subcluster joined (the other submeshes stay, all cuts are free), with idle devices "
-    "used\n"
-    "or left, and those that are faster but do not fit. Each is the exact optimum of its kind; its reason\n"
-    "names what makes it slower (the pace of its slowest stage, link or launches; filling and draining its stages; "
-    "its\n"
-    "transfers) or how many bytes which stage lacks. Candidates that the profile left out for want of memory are not "
-    "seen.\n"
-    "Last comes whether it is worth it: against each subcluster alone with as many microbatches, and against separate "
-    "jobs\n"
-    "side by side. With --stages the best plan is among the rivals. With --input the program of every stage follows: "
-    "the index by\n"
-    "which each axis of its devices cuts an operator, the collectives between them and what they take, each kind of "
-    "layer once\n"
-    "(--full: every layer). JSON: \"explain\" with limit, rivals, worth, programs.\n"
+    "--explain first prints what limits the plan: compute of a stage, memory, or the link between two subclusters\n"
+    "with the bandwidth at which it takes as long as the slowest stage. Then it prints the plan's rivals, each the\n"
+    "exact optimum of its kind: subclusters in another order; fewer or more of them; the boundary between two of\n"
+    "them one layer earlier or later, or where other bytes cross; a stage split in two, or two stages of a\n"
+    "subcluster joined (same other submeshes, free boundaries); idle devices used or used ones idle; faster plans\n"
+    "that do not fit. Each rival's reason names what makes it slower (t_max set by its slowest stage, link or\n"
+    "launches; pipeline fill and drain; transfers), or the missing bytes and their stage. Candidates that the\n"
+    "profile left out for lack of memory are not considered. Last, the plan is compared with each subcluster alone,\n"
+    "with as many microbatches, and with separate jobs side by side. With --stages the best plan is one of the\n"
+    "rivals. With --input the program of every stage follows: the index by which each axis of the devices shards an\n"
+    "operator, the collectives between operators and their cost. Equal layers are printed once (--full: every\n"
+    "layer). JSON: \"explain\" with limit, rivals, worth, programs.\n"
     "\n"
-    "--what-if sweeps and searches the best plan at every point (with --stages: prices the given ones); commas "
-    "separate sweeps:\n"
+    "--what-if sweeps a value and searches the best plan at every point (with --stages: prices the given stages).\n"
+    "Commas separate sweeps:\n"
     "  link=1..25Gbit/s             every link between subclusters; link=a100-v100:1..25Gbit/s one of them\n"
-    "  nodes.v100=1..8              nodes of a subcluster; with --profile alone at most the profile's own\n"
-    "  memory.v100=16..80GB         of a device; a profile that was read knows no candidates beyond its own memory\n"
+    "  nodes.v100=1..8              nodes of a subcluster; with --profile alone at most the profile's number\n"
+    "  memory.v100=16..80GB         memory of a device; a loaded profile has no candidates beyond its own memory\n"
     "  microbatches=32..512         B\n"
-    "RANGE:N takes N points. On a cluster on paper nodes and memory are predicted anew at each. The knee is the least\n"
-    "bandwidth or memory from which the step stays within 1 % of that at the largest, the nodes from which no further "
-    "one\n"
-    "gains 2 %, the microbatches from which one costs at most 2 % more than at the most. A link's sweep also names "
-    "the\n"
-    "bandwidth at which its transfer takes as long as the slowest stage. JSON: \"what_if\", one entry a sweep.\n"
+    "RANGE:N takes N points. For a cluster on paper, nodes and memory are predicted again at each point. The knee\n"
+    "is: the least bandwidth or memory from which the step stays within 1 % of that at the largest value; the\n"
+    "number of nodes from which a further node gains less than 2 %; the number of microbatches from which one costs\n"
+    "at most 2 % more than at the largest number. A link's sweep also prints the bandwidth at which its transfer\n"
+    "takes as long as the slowest stage. JSON: \"what_if\", one entry per sweep.\n"
     "\n"
-    "hapt plan --diff a.h5 b.h5 shows two plan files side by side: how their steps compare (x: second to first), which "
-    "stages\n"
-    "are counterparts (each overlaps the other's layers most) and what changed in them (= nothing, ~ something, - "
-    "gone,\n"
-    "+ new), and which layers run in another subcluster. JSON: format hapt-plan-diff with stages, moved, a and b.\n"
+    "hapt plan --diff a.h5 b.h5 compares two plan files: step times (x: second over first), matching stages (each\n"
+    "shares most layers with the other) and their changes (= none, ~ some, - removed, + new), and the layers that\n"
+    "run in another subcluster. JSON: format hapt-plan-diff with stages, moved, a and b.\n"
     "\n"
-    "A plan file (--output) holds one row a stage in each table:\n"
+    "A plan file (--output) holds one row per stage in each table:\n"
     "  /stage_layers [S][2]            layers [first, end), counted from 0\n"
-    "  /stage_ops [S][2]               forward operators [first, end); -1 when planned from a profile alone\n"
+    "  /stage_ops [S][2]               forward operators [first, end); -1 if planned from a profile alone\n"
     "  /stage_subcluster, _name [S]    where it runs\n"
     "  /stage_submesh [S][2]           nodes, devices per node\n"
-    "  /stage_tensor_parallel [S]      of the devices of a node; the other factor of the submesh is data-parallel\n"
-    "  /stage_program [S], /program_k  where stages run synthesised programs: k of each (0: none); per axis of the "
-    "devices its\n"
-    "                                  instructions and ratios\n"
+    "  /stage_tensor_parallel [S]      tensor-parallel degree; the rest of the submesh is data-parallel\n"
+    "  /stage_program [S], /program_k  if stages run synthesised programs: k of each (0: none); per axis of the\n"
+    "                                  devices its instructions and ratios\n"
     "  /stage_warmup [S]               microbatches in flight at most\n"
     "  /stage_compute, _forward, _step, _comm [S]          seconds: t_i, its forward part, once per step, c_i\n"
     "  /stage_parameter_bytes, _activation_bytes, _memory_bytes, _device_memory_bytes [S]     per device\n"
-    "  /mixed_stage, _subcluster, _subcluster_name, _devices, _*_bytes [R]    where stages run on several subclusters: "
-    "a row\n"
-    "                                  for each of theirs\n"
-    "  /mixed_ratio                    share of the work of each of their devices, row by row; NaN: not told\n"
-    "and as attributes: microbatches, schedule, hide_threshold, latency and simulated (s), t_max (s), limit (what "
-    "sets\n"
-    "the pace: compute, link or memory), balance_eta (HAPT 25), blocking (1: priced without overlap),\n"
-    "flops_per_microbatch, peak_flops, search figures; optional: precision (fp32, tf32, bf16, fp16) of its times and "
-    "bytes, which\n"
-    "training keeps to unless --precision says otherwise, boundary_dtype (of what crosses between stages), profile "
-    "(measured,\n"
-    "predicted). Times and bytes are those of --precision: on GPUs, also on paper, what would run there.\n";
+    "  /mixed_stage, _subcluster, _subcluster_name, _devices, _*_bytes [R]    if there are mixed stages: a row for\n"
+    "                                  each of their subclusters\n"
+    "  /mixed_ratio                    share of the work of each of their devices, row by row; NaN: unknown\n"
+    "and as attributes: microbatches, schedule, hide_threshold, latency and simulated (s), t_max (s), limit (what\n"
+    "sets t_max: compute, link or memory), balance_eta (HAPT 25), blocking (1: priced without overlap),\n"
+    "flops_per_microbatch, peak_flops, search figures. Optional: precision of times and bytes (fp32, tf32, bf16,\n"
+    "fp16; training uses it unless --precision is given), boundary_dtype (type of the tensors between stages),\n"
+    "profile (measured, predicted). Times and bytes are those of --precision: for GPUs, also on paper, those of the\n"
+    "precision that would run there.\n";
 
-/* From --profile, or from --input: measured where the ranks are, predicted on paper. `layers` stays NULL with --profile
- * alone. */
+/* Loads --profile, or profiles --input: measured if the ranks are there, predicted on paper. With --profile alone,
+ * `layers` stays NULL. *inputs: those known; *what_if_inputs: the same if the profile was predicted, else NULL. */
 static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
-                                    struct hapt_layers **layers, struct hapt_plan_paper *from,
-                                    struct hapt_plan_paper *paper, struct hapt_profile **profile)
+                                    struct hapt_layers **layers, struct hapt_prediction_inputs *inputs,
+                                    struct hapt_prediction_inputs *what_if_inputs, struct hapt_profile **profile)
 {
     const char *path = hapt_config_text(config, "profile");
     struct hapt_model *model = NULL;
     struct hapt_cluster *cluster = NULL;
     *layers = NULL;
-    *paper = *from = (struct hapt_plan_paper){0};
+    *what_if_inputs = *inputs = (struct hapt_prediction_inputs){0};
     if (hapt_config_text(config, "input")) {
         HAPT_TRY(hapt_phase_model(env, config, arena, &model));
         if (!path) HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
         HAPT_TRY(hapt_phase_precision(env, config, cluster, NULL, model));
         HAPT_TRY(hapt_phase_layers(env, config, model, arena, layers));
-        *from = (struct hapt_plan_paper){cluster, model, *layers};
+        *inputs = (struct hapt_prediction_inputs){cluster, model, *layers};
     }
-    if (path) return hapt_phase_profile(env, config, NULL, NULL, NULL, arena, profile); /* from there */
-    if (!cluster->subcluster_of_rank || hapt_config_bool(config, "predict")) *paper = *from;
+    if (path) return hapt_phase_profile(env, config, NULL, NULL, NULL, arena, profile); /* from the file */
+    if (!cluster->subcluster_of_rank || hapt_config_bool(config, "predict")) *what_if_inputs = *inputs;
     return hapt_phase_profile(env, config, cluster, model, *layers, arena, profile);
 }
 
@@ -134,27 +109,27 @@ static enum hapt_status check_options(const struct hapt_config *config, struct h
                          "nothing to plan");
     if (path && hapt_config_text(config, "cluster"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
-                         "--profile already holds its cluster: --cluster says it twice");
+                         "--profile already holds its cluster, so --cluster has no effect");
     const char *const measuring[] = {"imbalance",         "profile-seconds", "predict", "efficiency", "tensor-parallel",
                                      "optimizer",         "momentum",        "mixed",   "mixed-rows", "segments",
                                      "sharded-optimizer", "device",          NULL};
     const char *const choosing[] = {"strategy", "schedule", "stages",  "granularity", "ignore-communication",
                                     "output",   "explain",  "what-if", NULL};
     const char *const cutting[] = {"layers-per-model", "heavy-minimum", "threads", "precision", NULL};
-    if (path) HAPT_TRY(hapt_phase_unused(config, "--profile is not measured again", measuring));
+    if (path) HAPT_TRY(hapt_phase_refuse_unused(config, "--profile is not measured again", measuring));
     if (path && !hapt_config_text(config, "input"))
-        HAPT_TRY(hapt_phase_unused(config, "--profile without --input holds layers, not operators", cutting));
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--profile without --input holds layers, not operators", cutting));
     if (hapt_config_bool(config, "compare"))
-        return hapt_phase_unused(config, "--compare goes through all strategies and schedules, and writes no plan",
-                                 choosing);
+        return hapt_phase_refuse_unused(config, "--compare covers all strategies and schedules, and writes no plan",
+                                        choosing);
     if (!path && hapt_config_text(config, "run") && hapt_config_text(config, "what-if"))
         return hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5 instead of --input, or leave out one of them",
-                         "--what-if predicts profiles anew, --run would correct the first one only");
+                         "--what-if predicts new profiles, but --run corrects only the first one");
     HAPT_TRY(hapt_phase_plan_options(config));
-    return hapt_plan_why_options(config, arena);
+    return hapt_plan_explain_options(config, arena);
 }
 
-/* --run: the profile corrected by what a run measured, in a copy; `extra` says by how much. */
+/* --run: corrects a copy of the profile by measured stage times; the factors go to `extra`. */
 static enum hapt_status correct(struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena,
                                 json_t *extra, struct hapt_profile **profile)
 {
@@ -177,17 +152,18 @@ static enum hapt_status correct(struct hapt_env *env, const struct hapt_config *
     return HAPT_OK;
 }
 
-/* The questions about the plan, and everything as JSON. */
+/* Runs --explain and --what-if; prints the JSON. */
 static enum hapt_status answer(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
-                               const struct hapt_plan_paper *from, const struct hapt_plan_paper *paper,
-                               const struct hapt_plan *plan, struct hapt_arena *arena, json_t *extra)
+                               const struct hapt_prediction_inputs *inputs,
+                               const struct hapt_prediction_inputs *what_if_inputs, const struct hapt_plan *plan,
+                               struct hapt_arena *arena, json_t *extra)
 {
     enum hapt_status status = HAPT_OK;
-    if (hapt_config_bool(config, "explain")) status = hapt_plan_why(env, config, profile, plan, arena, extra);
+    if (hapt_config_bool(config, "explain")) status = hapt_plan_explain(env, config, profile, plan, arena, extra);
     if (status == HAPT_OK && hapt_config_bool(config, "explain"))
-        status = hapt_plan_programs(env, config, from, plan, arena, extra);
+        status = hapt_plan_programs(env, config, inputs, plan, arena, extra);
     if (status == HAPT_OK && hapt_config_text(config, "what-if"))
-        status = hapt_plan_what_if(env, config, profile, paper, arena, extra);
+        status = hapt_plan_what_if(env, config, profile, what_if_inputs, arena, extra);
     if (status == HAPT_OK) {
         if (env->world_rank == 0 && env->quiet) status = hapt_plan_print_json(plan, extra);
         status = hapt_env_agree(env->world, status);
@@ -200,22 +176,22 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_layers *layers;
     struct hapt_profile *profile;
     struct hapt_plan *plan;
-    struct hapt_plan_paper from, paper;
+    struct hapt_prediction_inputs inputs, what_if_inputs;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config, arena)));
     HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-plan"}));
     if (hapt_config_bool(config, "diff")) return hapt_plan_diff_print(env, config, arena);
-    HAPT_TRY(get_profile(env, config, arena, &layers, &from, &paper, &profile));
+    HAPT_TRY(get_profile(env, config, arena, &layers, &inputs, &what_if_inputs, &profile));
     HAPT_TRY(correct(env, config, arena, extra, &profile));
-    HAPT_TRY(hapt_plan_what_if_check(env, config, profile, &paper, arena));
+    HAPT_TRY(hapt_plan_what_if_check(env, config, profile, &what_if_inputs, arena));
     if (hapt_config_bool(config, "compare")) return hapt_plan_compare_print(env, config, profile, layers, arena);
     HAPT_TRY(hapt_phase_plan(env, config, profile, layers, arena, &plan));
     hapt_plan_print(env, plan);
-    hapt_plan_print_link(env, profile, plan);
+    hapt_plan_print_link_limit(env, profile, plan);
     enum hapt_status status = HAPT_OK;
     if (env->world_rank == 0 && hapt_config_text(config, "output"))
         status = hapt_plan_save(hapt_config_text(config, "output"), plan);
     HAPT_TRY(hapt_env_agree(env->world, status));
-    return answer(env, config, profile, &from, &paper, plan, arena, extra);
+    return answer(env, config, profile, &inputs, &what_if_inputs, plan, arena, extra);
 }
 
 enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config)

@@ -1,10 +1,10 @@
-/* hapt plan --compare: other systems and ablations in the same simulator. */
+/* hapt plan --compare: prices other systems' plans and ablations in the same simulator. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 
 #include "hapt/progress.h"
-#include "plan_why.h"
+#include "plan_explain.h"
 
 static const char *percent(double share, char text[16])
 {
@@ -36,10 +36,10 @@ static void print_row(const struct hapt_env *env, const struct hapt_compare_row 
 
 static void print_rows(const struct hapt_env *env, const struct hapt_compare_row *row, int count, int microbatches)
 {
-    hapt_print(env, "one step of %d microbatches, simulated; transfer: the slowest one between subclusters\n",
+    hapt_print(env, "one simulated step of %d microbatches; transfer: the slowest one between subclusters\n",
                microbatches);
-    hapt_print(env, "  %-20s  %-18s  %9s  %6s  %9s  %9s  %8s  %7s  %7s  %6s\n", "", "schedule", "step", "ratio", "pace",
-               "transfer", "hidden", "balance", "MFU", "stages");
+    hapt_print(env, "  %-20s  %-18s  %9s  %6s  %9s  %9s  %8s  %7s  %7s  %6s\n", "", "schedule", "step", "ratio",
+               "t_max", "transfer", "hidden", "balance", "MFU", "stages");
     for (int r = 0; r < count; r++) print_row(env, &row[r]);
 }
 

@@ -1,10 +1,10 @@
-/* hapt plan --diff a.h5 b.h5: two plan files side by side. */
+/* hapt plan --diff a.h5 b.h5: compares two plan files. */
 #include <stdio.h>
 
 #include "hapt/diff.h"
-#include "plan_why.h"
+#include "plan_explain.h"
 
-enum { FIELD_CHARS = 64 /* names of subclusters are no longer */, CHANGE_CHARS = 2 * FIELD_CHARS + 8 };
+enum { FIELD_CHARS = 64 /* limit of subcluster names */, CHANGE_CHARS = 2 * FIELD_CHARS + 8 };
 
 struct pair {
     const char *path[2];
@@ -25,12 +25,12 @@ enum hapt_status hapt_plan_diff_options(const struct hapt_config *config)
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s has no effect: --diff compares two plan files",
                          other);
     if (hapt_config_word_count(config) != 2)
-        return hapt_fail(HAPT_ERR_USAGE, "write hapt plan --diff a.h5 b.h5", "--diff compares two plan files, not %d",
+        return hapt_fail(HAPT_ERR_USAGE, "write hapt plan --diff a.h5 b.h5", "--diff needs two plan files, not %d",
                          hapt_config_word_count(config));
     return HAPT_OK;
 }
 
-/* "x" where both are the same, else "x -> y". */
+/* "x" if unchanged, else "x -> y". */
 static const char *change(bool changed, const char *x, const char *y, char text[CHANGE_CHARS])
 {
     snprintf(text, CHANGE_CHARS, changed ? "%s -> %s" : "%s", x, y);
@@ -79,7 +79,7 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
         double x, y;
     } times[] = {{"predicted step", a->latency_s, b->latency_s},
                  {"simulated step", a->simulated_s, b->simulated_s},
-                 {"pace", a->t_max_s, b->t_max_s}};
+                 {"t_max", a->t_max_s, b->t_max_s}};
     char time[2][32];
     hapt_print(env, "%s -> %s\n", pair->path[0], pair->path[1]);
     hapt_print(env, "  %d stages, %d microbatches, %s%s, set by %s -> %d stages, %d microbatches, %s%s, set by %s\n",
@@ -90,12 +90,12 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
         hapt_print(env, "  %-14s  %10s -> %10s  x %.4f\n", times[k].name, hapt_units_time(times[k].x, time[0]),
                    hapt_units_time(times[k].y, time[1]), hapt_plan_ratio(times[k].y, times[k].x));
     if (!diff->same_layers)
-        hapt_print(env, "  %d and %d layers: stages are matched by their share of them\n", a->layer_count,
+        hapt_print(env, "  %d and %d layers: stages are matched by their share of the layers\n", a->layer_count,
                    b->layer_count);
     for (int r = 0; r < diff->row_count; r++) print_row(env, pair, &diff->row[r]);
-    for (int m = 0; m < diff->move_count; m++)
-        hapt_print(env, "  layers %d-%d move from %s to %s\n", diff->move[m].first_layer, diff->move[m].end_layer,
-                   diff->move[m].from, diff->move[m].to);
+    for (int m = 0; m < diff->relocation_count; m++)
+        hapt_print(env, "  layers %d-%d move from %s to %s\n", diff->relocation[m].first_layer,
+                   diff->relocation[m].end_layer, diff->relocation[m].from, diff->relocation[m].to);
     if (diff->equal) hapt_print(env, "  the plans are equal\n");
 }
 
@@ -110,7 +110,7 @@ static json_t *row_object(const struct hapt_diff_row *row)
                      row->b < 0 ? json_null() : json_integer(row->b), "changed", changed);
 }
 
-/* Of b to a. */
+/* b / a */
 static json_t *ratio_of(double a, double b)
 {
     return hapt_plan_number(hapt_plan_ratio(b, a));
@@ -120,17 +120,17 @@ static enum hapt_status print_json(const struct pair *pair)
 {
     const struct hapt_plan *a = pair->plan[0], *b = pair->plan[1];
     const struct hapt_diff *diff = pair->diff;
-    json_t *rows = json_array(), *moves = json_array();
+    json_t *rows = json_array(), *relocations = json_array();
     for (int r = 0; rows && r < diff->row_count; r++) json_array_append_new(rows, row_object(&diff->row[r]));
-    for (int m = 0; moves && m < diff->move_count; m++)
-        json_array_append_new(moves,
-                              json_pack("{s:[ii], s:s, s:s}", "layers", diff->move[m].first_layer,
-                                        diff->move[m].end_layer, "from", diff->move[m].from, "to", diff->move[m].to));
+    for (int m = 0; relocations && m < diff->relocation_count; m++)
+        json_array_append_new(relocations, json_pack("{s:[ii], s:s, s:s}", "layers", diff->relocation[m].first_layer,
+                                                     diff->relocation[m].end_layer, "from", diff->relocation[m].from,
+                                                     "to", diff->relocation[m].to));
     json_t *object =
         json_pack("{s:s, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "format", "hapt-plan-diff", "version", 1,
                   "equal", diff->equal, "latency_ratio", ratio_of(a->latency_s, b->latency_s), "simulated_ratio",
                   ratio_of(a->simulated_s, b->simulated_s), "t_max_ratio", ratio_of(a->t_max_s, b->t_max_s), "stages",
-                  rows, "moved", moves, "a", hapt_plan_json(a), "b", hapt_plan_json(b));
+                  rows, "moved", relocations, "a", hapt_plan_json(a), "b", hapt_plan_json(b));
     if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the difference's JSON could not be built");
     const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(object);
@@ -144,7 +144,7 @@ enum hapt_status hapt_plan_diff_print(const struct hapt_env *env, const struct h
 {
     struct pair pair = {.diff = NULL};
     enum hapt_status status = HAPT_OK;
-    if (env->world_rank == 0) { /* small files: one rank reads them */
+    if (env->world_rank == 0) { /* small files: one rank reads both */
         for (int k = 0; k < 2 && status == HAPT_OK; k++) {
             pair.path[k] = hapt_config_word(config, k);
             status = hapt_plan_load(pair.path[k], arena, &pair.plan[k]);

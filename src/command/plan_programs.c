@@ -1,15 +1,15 @@
-/* hapt plan --explain: the program of every stage, each kind of layer once. */
+/* hapt plan --explain: prints the program of every stage, each kind of layer once. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan_why.h"
+#include "plan_explain.h"
 #include "program_print.h"
 
-/* What the costs of a stage's steps are asked of. */
+/* Inputs of the cost of a stage's program steps. */
 struct stage_costs {
-    const struct hapt_plan_paper *from;
+    const struct hapt_prediction_inputs *inputs;
     const struct hapt_efficiency *efficiency;
     const struct hapt_plan_stage *stage;
 };
@@ -26,17 +26,17 @@ static double step_s(const void *context, const struct hapt_program *program, co
         step->kind == HAPT_COLLECTIVE_ALL_TO_ALL ? program->sharding->axis[step->axis].size * in : fmax(in, out);
     int times = 1;
     if (step->kind == HAPT_COLLECTIVE_SLICE) return 0;
-    if (step->kind == HAPT_COLLECTIVE_NONE) { /* exchanges while it runs */
-        times = hapt_op_type_at(op->type)->exchanges;
+    if (step->kind == HAPT_COLLECTIVE_NONE) { /* the operator communicates while it runs */
+        times = hapt_op_type_at(op->type)->inner_all_reduces;
         bytes = hapt_sharding_exchange_bytes(program->shard, step->op) / times;
     }
-    return times * hapt_profile_collective_s(costs->from->cluster, stage->subcluster, submesh,
-                                             costs->from->model->dtype, costs->efficiency, step->axis,
+    return times * hapt_profile_collective_s(costs->inputs->cluster, stage->subcluster, submesh,
+                                             costs->inputs->model->dtype, costs->efficiency, step->axis,
                                              step->kind ? step->kind : HAPT_COLLECTIVE_ALL_REDUCE, bytes);
 }
 
-/* Stages that run one program on equal submeshes of one subcluster are told of together. */
-struct told {
+/* Stages with the same program on equal submeshes of one subcluster share one listing. */
+struct shared_listing {
     const struct hapt_plan_stage *stage;
     struct hapt_sharding *sharding;
     struct program_printed printed;
@@ -48,14 +48,14 @@ static bool same_program(const struct hapt_plan_stage *a, const struct hapt_plan
            a->tensor_parallel == b->tensor_parallel && a->program == b->program && !a->mixed && !b->mixed;
 }
 
-static enum hapt_status tell_stage(const struct hapt_plan_paper *from, const struct hapt_plan *plan, int index,
-                                   const struct hapt_efficiency *efficiency, bool full, struct told *all,
-                                   struct hapt_arena *arena, FILE *stream)
+static enum hapt_status print_stage(const struct hapt_prediction_inputs *inputs, const struct hapt_plan *plan,
+                                    int index, const struct hapt_efficiency *efficiency, bool full,
+                                    struct shared_listing *all, struct hapt_arena *arena, FILE *stream)
 {
     const struct hapt_plan_stage *stage = &plan->stage[index];
-    const struct hapt_graph *graph = from->model->graph;
+    const struct hapt_graph *graph = inputs->model->graph;
     const int dp = stage->nodes * stage->devices_per_node / stage->tensor_parallel;
-    struct told *told = &all[index];
+    struct shared_listing *shared = &all[index];
     fprintf(stream, "\nStage %d: layers [%d, %d) on %s, %d x %d devices, ", index, stage->first_layer, stage->end_layer,
             stage->subcluster_name, stage->nodes, stage->devices_per_node);
     if (stage->layout)
@@ -65,27 +65,27 @@ static enum hapt_status tell_stage(const struct hapt_plan_paper *from, const str
     else
         fprintf(stream, "%d data-parallel group%s of %d\n", dp, dp > 1 ? "s" : "", stage->tensor_parallel);
     if (!stage->layout && (stage->mixed || stage->nodes * stage->devices_per_node == 1))
-        return HAPT_OK; /* nothing more to say */
-    for (int s = 0; s < index && !told->stage; s++)
-        if (all[s].stage == &plan->stage[s] && same_program(stage, all[s].stage)) told = &all[s];
-    if (!told->stage) {
-        told->stage = stage;
+        return HAPT_OK; /* no program to print */
+    for (int s = 0; s < index && !shared->stage; s++)
+        if (all[s].stage == &plan->stage[s] && same_program(stage, all[s].stage)) shared = &all[s];
+    if (!shared->stage) {
+        shared->stage = stage;
         if (stage->layout)
-            HAPT_TRY(hapt_stage_layout_apply(stage->layout, graph, arena, &told->sharding));
+            HAPT_TRY(hapt_stage_layout_apply(stage->layout, graph, arena, &shared->sharding));
         else
-            HAPT_TRY(hapt_sharding_tensor_parallel(graph, dp, stage->tensor_parallel, arena, &told->sharding));
+            HAPT_TRY(hapt_sharding_tensor_parallel(graph, dp, stage->tensor_parallel, arena, &shared->sharding));
     }
-    const struct stage_costs asked = {from, efficiency, stage};
+    const struct stage_costs asked = {inputs, efficiency, stage};
     const struct hapt_program_costs costs = {.context = &asked, .step_s = step_s};
     const struct program_listing listing = {.graph = graph,
-                                            .layers = from->layers,
-                                            .sharding = told->sharding,
+                                            .layers = inputs->layers,
+                                            .sharding = shared->sharding,
                                             .first = stage->first_layer,
                                             .end = stage->end_layer,
                                             .full = full,
                                             .stage = index,
-                                            .costs = from->cluster && !stage->mixed ? &costs : NULL};
-    return program_print_layers(&listing, &told->printed, arena, stream);
+                                            .costs = inputs->cluster && !stage->mixed ? &costs : NULL};
+    return program_print_layers(&listing, &shared->printed, arena, stream);
 }
 
 static enum hapt_status add_object(const struct hapt_plan *plan, int index, const char *text, json_t *extra)
@@ -103,22 +103,22 @@ static enum hapt_status add_object(const struct hapt_plan *plan, int index, cons
                : hapt_fail(HAPT_ERR_MEMORY, NULL, "the programs' JSON could not be built");
 }
 
-static enum hapt_status tell(const struct hapt_env *env, const struct hapt_config *config,
-                             const struct hapt_plan_paper *from, const struct hapt_plan *plan, struct hapt_arena *arena,
-                             json_t *extra)
+static enum hapt_status print_programs(const struct hapt_env *env, const struct hapt_config *config,
+                                       const struct hapt_prediction_inputs *inputs, const struct hapt_plan *plan,
+                                       struct hapt_arena *arena, json_t *extra)
 {
     const char *path = hapt_config_text(config, "efficiency");
     struct hapt_efficiency *efficiency = NULL;
-    struct told *all;
+    struct shared_listing *all;
     HAPT_NEW(all, arena, plan->stage_count);
-    if (path && from->cluster) HAPT_TRY(hapt_efficiency_load(path, arena, &efficiency));
+    if (path && inputs->cluster) HAPT_TRY(hapt_efficiency_load(path, arena, &efficiency));
     for (int s = 0; s < plan->stage_count; s++) {
         char *text = NULL;
         size_t length;
         FILE *stream = open_memstream(&text, &length);
         if (!stream) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the text of a stage's program");
         enum hapt_status status =
-            tell_stage(from, plan, s, efficiency, hapt_config_bool(config, "full"), all, arena, stream);
+            print_stage(inputs, plan, s, efficiency, hapt_config_bool(config, "full"), all, arena, stream);
         fclose(stream);
         if (status == HAPT_OK && env->quiet) status = add_object(plan, s, text, extra);
         if (status == HAPT_OK) hapt_print(env, "%s", text);
@@ -129,14 +129,14 @@ static enum hapt_status tell(const struct hapt_env *env, const struct hapt_confi
 }
 
 enum hapt_status hapt_plan_programs(const struct hapt_env *env, const struct hapt_config *config,
-                                    const struct hapt_plan_paper *from, const struct hapt_plan *plan,
+                                    const struct hapt_prediction_inputs *inputs, const struct hapt_plan *plan,
                                     struct hapt_arena *arena, json_t *extra)
 {
     enum hapt_status status = HAPT_OK;
-    if (!from->model || !from->layers || plan->stage_count == 0) {
-        hapt_print(env, "\nPrograms of the stages need the model: give --input\n");
+    if (!inputs->model || !inputs->layers || plan->stage_count == 0) {
+        hapt_print(env, "\nThe programs of the stages are not shown: they need the model (--input)\n");
         return HAPT_OK;
     }
-    if (env->world_rank == 0) status = tell(env, config, from, plan, arena, extra);
+    if (env->world_rank == 0) status = print_programs(env, config, inputs, plan, arena, extra);
     return hapt_env_agree(env->world, status);
 }

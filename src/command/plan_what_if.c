@@ -1,18 +1,18 @@
-/* hapt plan --what-if: sweeps as tables. */
+/* hapt plan --what-if: runs sweeps and prints them as tables. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "hapt/sweep.h"
-#include "plan_why.h"
+#include "plan_explain.h"
 
-/* What a new prediction needs. */
+/* Inputs of the prediction at a sweep point. */
 struct prediction {
     const struct hapt_env *env;
     const struct hapt_config *config;
-    const struct hapt_plan_paper *paper;
-    struct hapt_efficiency *efficiency; /* NULL: the built-in one */
-    struct hapt_shared *mark;           /* the newest block before the sweeps: later ones belong to a point */
+    const struct hapt_prediction_inputs *inputs;
+    struct hapt_efficiency *efficiency; /* NULL: built-in tables */
+    struct hapt_shared *newest_shared;  /* before the sweeps; later blocks belong to a point */
 };
 
 static enum hapt_status change_cluster(const struct hapt_cluster *cluster, enum hapt_sweep_kind kind, int subcluster,
@@ -33,23 +33,23 @@ static enum hapt_status change_cluster(const struct hapt_cluster *cluster, enum 
     return HAPT_OK;
 }
 
-/* A point's profile, once per node; it lives until the next point. */
+/* Predicts a point's profile, once per node; valid until the next point. */
 static enum hapt_status predict(void *context, enum hapt_sweep_kind kind, int subcluster, double value,
                                 struct hapt_arena *arena, struct hapt_profile **profile)
 {
     const struct prediction *prediction = context;
     const struct hapt_env *env = prediction->env;
-    const struct hapt_plan_paper *paper = prediction->paper;
+    const struct hapt_prediction_inputs *inputs = prediction->inputs;
     struct hapt_cluster *cluster;
     struct hapt_profile *made = NULL;
-    struct hapt_arena own; /* of the first rank's copy, where others need one */
-    hapt_shared_release_newer(prediction->mark);
+    struct hapt_arena own; /* the first rank's own copy, if it shares the profile */
+    hapt_shared_release_newer(prediction->newest_shared);
     hapt_arena_init(&own);
-    enum hapt_status status = change_cluster(paper->cluster, kind, subcluster, value, arena, &cluster);
+    enum hapt_status status = change_cluster(inputs->cluster, kind, subcluster, value, arena, &cluster);
     if (status == HAPT_OK && env->node_rank == 0)
-        status = hapt_profile_predict_with(cluster, paper->model, paper->layers, prediction->config,
+        status = hapt_profile_predict_with(cluster, inputs->model, inputs->layers, prediction->config,
                                            prediction->efficiency, env->node_size > 1 ? &own : arena, &made);
-    /* A size at which nothing fits is an answer of the sweep; any other failure ends it, with its message. */
+    /* If nothing fits at a point, the sweep goes on; any other failure ends it, with its message. */
     const enum hapt_status agreed = hapt_env_agree_quietly(env->world, status);
     status = agreed == HAPT_OK || agreed == HAPT_ERR_INFEASIBLE ? agreed : hapt_env_agree(env->world, status);
     if (status == HAPT_OK) status = hapt_profile_share(env, HAPT_OK, made, arena, profile);
@@ -65,7 +65,7 @@ static const char *print_value(enum hapt_sweep_kind kind, double value, char tex
     return text;
 }
 
-/* The subclusters in the order in which the plan visits them. */
+/* Subclusters in pipeline order. */
 static const char *print_order(const struct hapt_plan *plan, char text[200])
 {
     size_t length = 0;
@@ -83,7 +83,7 @@ static void print_points(const struct hapt_env *env, const struct hapt_sweep *sw
     static const char *const heads[] = {"bandwidth", "nodes", "memory", "microbatches"};
     hapt_print(env, "what if %s\n", sweep->range->text);
     hapt_print(env, "  %12s  %10s  %10s  %12s  %10s  %-8s  %8s  %6s  %s\n", heads[kind], "step", "simulated",
-               "microbatch/s", "pace", "set by", "link", "stages", "order");
+               "microbatch/s", "t_max", "set by", "link", "stages", "order");
     for (int i = 0; i < sweep->count; i++) {
         const struct hapt_sweep_point *point = &sweep->point[i];
         const struct hapt_plan *plan = point->plan;
@@ -109,7 +109,7 @@ static void print_knee(const struct hapt_env *env, const struct hapt_sweep *swee
                                        "no further node gains 2 %",
                                        "the step stays within 1 % of that with the most memory",
                                        "a microbatch costs at most 2 % more than with the most"};
-    static const char *const none[] = {"the link still sets the pace at the largest bandwidth",
+    static const char *const none[] = {"the link still sets t_max at the largest bandwidth",
                                        "nodes still gain more than 2 % each at the largest number", "", ""};
     char value[32];
     if (sweep->count > 1 && !last->plan)
@@ -119,12 +119,12 @@ static void print_knee(const struct hapt_env *env, const struct hapt_sweep *swee
     else if (sweep->count > 1)
         hapt_print(env, "  knee: from %s on %s%s\n", print_value(kind, sweep->knee, value), flat[kind],
                    sweep->knee > sweep->range->low ? "" : " (the whole range)");
-    if (!isnan(sweep->meeting))
-        hapt_print(env, "  at %s the transfer takes as long as the slowest stage: just below, the link sets the pace\n",
-                   print_value(kind, sweep->meeting, value));
+    if (!isnan(sweep->balance_bandwidth))
+        hapt_print(env, "  at %s the transfer takes as long as the slowest stage; below it the link sets t_max\n",
+                   print_value(kind, sweep->balance_bandwidth, value));
 }
 
-/* As --stages takes them. */
+/* In the syntax of --stages. */
 static json_t *stages_text(const struct hapt_plan *plan)
 {
     json_t *pieces = json_array();
@@ -158,7 +158,7 @@ static json_t *sweep_object(const struct hapt_sweep *sweep)
                                isnan(sweep->knee) ? json_null() : json_real(sweep->knee));
     if (object && kind == HAPT_SWEEP_LINK)
         json_object_set_new(object, "link_sets_pace_below",
-                            isnan(sweep->meeting) ? json_null() : json_real(sweep->meeting));
+                            isnan(sweep->balance_bandwidth) ? json_null() : json_real(sweep->balance_bandwidth));
     return object;
 }
 
@@ -173,9 +173,9 @@ static enum hapt_status add_object(const struct hapt_env *env, const struct hapt
 }
 
 static enum hapt_status check(const struct hapt_config *config, const struct hapt_profile *profile,
-                              const struct hapt_plan_paper *paper, struct hapt_arena *arena)
+                              const struct hapt_prediction_inputs *inputs, struct hapt_arena *arena)
 {
-    const struct hapt_sweep_question question = {.profile = profile, .source = paper->cluster ? predict : NULL};
+    const struct hapt_sweep_question question = {.profile = profile, .source = inputs->cluster ? predict : NULL};
     struct hapt_sweep_range *range;
     int count;
     if (!hapt_config_text(config, "what-if")) return HAPT_OK;
@@ -185,29 +185,31 @@ static enum hapt_status check(const struct hapt_config *config, const struct hap
 }
 
 enum hapt_status hapt_plan_what_if_check(const struct hapt_env *env, const struct hapt_config *config,
-                                         const struct hapt_profile *profile, const struct hapt_plan_paper *paper,
-                                         struct hapt_arena *arena)
+                                         const struct hapt_profile *profile,
+                                         const struct hapt_prediction_inputs *inputs, struct hapt_arena *arena)
 {
-    return hapt_env_agree(env->world, check(config, profile, paper, arena));
+    return hapt_env_agree(env->world, check(config, profile, inputs, arena));
 }
 
 enum hapt_status hapt_plan_what_if(const struct hapt_env *env, const struct hapt_config *config,
-                                   const struct hapt_profile *profile, const struct hapt_plan_paper *paper,
+                                   const struct hapt_profile *profile, const struct hapt_prediction_inputs *inputs,
                                    struct hapt_arena *arena, json_t *extra)
 {
     struct hapt_strategy_options options;
     struct hapt_sweep_range *range;
-    struct prediction prediction = {.env = env, .config = config, .paper = paper, .mark = hapt_shared_newest()};
+    struct prediction prediction = {
+        .env = env, .config = config, .inputs = inputs, .newest_shared = hapt_shared_newest()};
     int count = 0;
     const char *path = hapt_config_text(config, "efficiency");
     enum hapt_status status = hapt_sweep_parse(hapt_config_text(config, "what-if"), arena, &range, &count);
     if (status == HAPT_OK) status = hapt_phase_strategy(config, profile, NULL, arena, &options);
-    if (status == HAPT_OK && paper->cluster && path) status = hapt_efficiency_load(path, arena, &prediction.efficiency);
+    if (status == HAPT_OK && inputs->cluster && path)
+        status = hapt_efficiency_load(path, arena, &prediction.efficiency);
     HAPT_TRY(hapt_env_agree(env->world, status));
     const struct hapt_sweep_question question = {.profile = profile,
                                                  .options = &options.search,
                                                  .stages = hapt_config_text(config, "stages"),
-                                                 .source = paper->cluster ? predict : NULL,
+                                                 .source = inputs->cluster ? predict : NULL,
                                                  .context = &prediction};
     for (int i = 0; i < count; i++) {
         struct hapt_sweep *sweep;
@@ -216,6 +218,6 @@ enum hapt_status hapt_plan_what_if(const struct hapt_env *env, const struct hapt
         print_knee(env, sweep);
         HAPT_TRY(hapt_env_agree(env->world, add_object(env, sweep, extra)));
     }
-    hapt_shared_release_newer(prediction.mark);
+    hapt_shared_release_newer(prediction.newest_shared);
     return HAPT_OK;
 }

@@ -1,4 +1,4 @@
-/* hapt profile: times and memory of every candidate stage, measured or predicted. */
+/* hapt profile: measures or predicts time and memory of every candidate stage; --calibrate measures operators. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -7,106 +7,91 @@
 #include "phases.h"
 
 const char hapt_command_profile_help[] =
-    "Measures the model on the ranks of the cluster, each layer range once per structure and device count, and writes "
-    "a\n"
-    "profile that `hapt plan --profile` reads. With --predict yes, times come from the devices' description instead; "
-    "so\n"
-    "they do when the cluster file has more devices than there are ranks.\n"
+    "Measures the model on the ranks of the cluster and writes a profile for `hapt plan --profile`. Each layer\n"
+    "range is measured once per structure and device count. With --predict yes, or if the cluster file has more\n"
+    "devices than there are ranks, times are predicted from the device descriptions instead.\n"
     "\n"
-    "Thread CPU time is measured and multiplied by the device's slowdown, so a rehearsal on few cores is priced as if\n"
-    "every rank had its own; on GPUs it is the time between events on the device, one rank of a device at a time.\n"
-    "Nothing is measured twice: ranges of equal structure share one time, and of the unique ones only the short and a\n"
-    "ladder of long ones are run, which the others are composed of; where a few witnesses show that composing is not "
-    "as\n"
-    "exact as measuring, all are run. So the cost grows with what is unique in a model, not with its depth. When\n"
-    "--profile-seconds do not allow three rounds, a sample is timed. The times of overlapping ranges support each "
-    "other, so\n"
-    "that noise does not mislead the search. Rounds are spread over --profile-seconds, a quarter of them where the "
-    "rounds\n"
-    "agree. The noise is what the times may be off by: of single ranges, of the rounds (95 %), and the drift between "
-    "the\n"
-    "first and the last rounds, whichever is largest. Above 10 % a warning says so.\n"
-    "Measuring is refused (exit code 2) where it would take over 60 s (or a longer --profile-seconds), or over half of "
-    "the\n"
-    "free memory of a host.\n"
+    "On CPUs, thread CPU time is measured and multiplied by the device's slowdown, so a rehearsal on few cores\n"
+    "costs as if every rank had its own cores. On GPUs it is the time between events on the device, one rank per\n"
+    "device at a time.\n"
     "\n"
-    "--calibrate E.h5 times every operator of the model by the engine that trains, forward and backward, at every "
-    "number of\n"
-    "devices that the rows divide over, and fits what share of the device's rates each class of operators reaches by "
-    "its\n"
-    "size: robust means of the medians of at most 15 runs. --efficiency E.h5 then makes predictions, of this model and "
-    "of\n"
-    "others, take the table of each device's name and type. With --output a profile is made as well.\n"
+    "Ranges of equal structure share one time. Only the short unique ranges and some long ones (of doubling\n"
+    "lengths) are measured; the others are composed of these. A few further ranges are measured as a\n"
+    "check: if composing is less exact than measuring, all unique ranges are measured. So the cost grows with the\n"
+    "unique parts of a model, not with its depth. If --profile-seconds does not allow three rounds, only a sample\n"
+    "is measured. Times of overlapping ranges are fitted together, so noise does not mislead the search. Rounds are\n"
+    "spread over --profile-seconds, and end after a quarter of it if they agree. The reported noise is the largest\n"
+    "of: the error of single ranges, of the rounds (95 %), and the drift between the first and the last rounds.\n"
+    "Above 10 % there is a warning.\n"
+    "Measuring is refused (exit code 2) if it would take over 60 s (or a longer --profile-seconds), or over half of\n"
+    "the free memory of a host.\n"
     "\n"
-    "An efficiency file (HDF5; one group a kind of device and type; an operator takes launch + max(FLOPs / (rate x\n"
-    "efficiency), bytes / (memory_bandwidth x efficiency)); efficiency between sizes by interpolation of logarithms):\n"
+    "--calibrate E.h5 measures every operator of the model with the training engine, forward and backward, at every\n"
+    "number of devices that divides the rows. It fits the efficiency of each operator class by size, as a share of\n"
+    "the device's rates: robust means of the medians of at most 15 runs. --efficiency E.h5 then predicts this model\n"
+    "and others with the table of each device's name and type. With --output a profile is made as well.\n"
+    "\n"
+    "An efficiency file (HDF5; one group per kind of device and type). An operator takes launch + max(FLOPs / (rate\n"
+    "x efficiency), bytes / (memory_bandwidth x efficiency)); between sizes, logarithms of efficiency are\n"
+    "interpolated.\n"
     "  /device_k/                                attributes name, backend, dtype; peak_flops, vector_flops FLOP/s,\n"
     "                                            memory_bandwidth byte/s, launch s, median_residual\n"
-    "  /device_k/class [K]                       product, attention (of peak_flops), vector (of vector_flops), memory\n"
+    "  /device_k/class [K]                       product, attention (of peak_flops), vector (of vector_flops),\n"
+    "                                            memory\n"
     "  /device_k/size, efficiency [K]            FLOP (memory: byte), share of the rate\n"
-    "  /device_k/samples, worst_residual [K]     operators near that size, worst |predicted / measured - 1| among "
-    "them\n"
+    "  /device_k/samples, worst_residual [K]     operators near that size, largest |predicted / measured - 1| of\n"
+    "                                            them\n"
     "  /device_k/operator, _flops, _bytes, _time, _predicted [R]    the operators themselves; optional\n"
-    "  /device_k/all_reduce [Q][4]               devices, byte, s measured, s predicted from the links; optional: "
-    "predicted\n"
-    "                                            sums are scaled by measured / predicted of the nearest size\n"
+    "  /device_k/all_reduce [Q][4]               devices, byte, s measured, s predicted from the links; optional:\n"
+    "                                            predicted sums are scaled by measured / predicted of the nearest\n"
+    "                                            size\n"
     "\n"
     "A profile (HDF5; c: subcluster, L layers, S submeshes; entry [s][i][j] covers layers i to j, both included):\n"
-    "  /boundary_bytes [L]                       byte, across the cut after each layer; the last is 0\n"
-    "  /tied_bytes [L]                           byte of parameters that layers before a layer and layers from it on "
-    "both\n"
-    "                                            read: exchanged every step when a stage begins there; optional\n"
+    "  /boundary_bytes [L]                       byte across the boundary after each layer; the last is 0\n"
+    "  /tied_bytes [L]                           byte of parameters that are read both before a layer and from it\n"
+    "                                            on: exchanged every step if a stage begins there; optional\n"
     "  /link_bandwidth [C][C], /link_latency     byte/s, s; the diagonal is between stages inside one subcluster\n"
-    "  /                                         optional attributes precision (fp32, tf32, bf16, fp16) that it was "
-    "made in, and\n"
-    "                                            origin (measured, predicted); training keeps to that precision; noise "
-    "and\n"
-    "                                            drift (shares, of measured times)\n"
-    "  /cluster_c/                               attributes name, nodes, devices_per_node, device_memory_bytes, "
-    "peak_flops\n"
+    "  /                                         optional attributes: precision of the profile (fp32, tf32, bf16,\n"
+    "                                            fp16), which training keeps; origin (measured, predicted); noise\n"
+    "                                            and drift (shares, of measured times)\n"
+    "  /cluster_c/                               attributes name, nodes, devices_per_node, device_memory_bytes,\n"
+    "                                            peak_flops\n"
     "  /cluster_c/submesh [S][2]                 nodes and devices of each\n"
-    "  /cluster_c/tensor_parallel [S]            optional, 1: devices that share each operator; with it a submesh may "
-    "stand\n"
-    "                                            in several rows, one a program\n"
-    "  /cluster_c/program [S], /program_k        optional, 0: the row's program is the k-th of the file: attributes "
-    "name and\n"
-    "                                            axes, tables axis_a_instructions and axis_a_ratio\n"
+    "  /cluster_c/tensor_parallel [S]            optional, 1: devices that share each operator; with it, a submesh\n"
+    "                                            may have several rows, one per program\n"
+    "  /cluster_c/program [S], /program_k        optional, 0: the row's program is the k-th of the file: attributes\n"
+    "                                            name and axes, tables axis_a_instructions and axis_a_ratio\n"
     "  /cluster_c/stage_time [S][L][L]           s per microbatch, forward and backward; NaN: no candidate\n"
     "  /cluster_c/stage_forward_time             s per microbatch, forward\n"
     "  /cluster_c/parameter_bytes                byte per device, resident\n"
     "  /cluster_c/activation_bytes               byte per device and microbatch in flight\n"
-    "  /cluster_c/step_time                      s per step outside the pipeline: gradient reduction, update, exchange "
-    "of\n"
-    "                                            tied weights; optional\n"
-    "  /mixed_k/                                 optional: stages on devices of several subclusters; attributes "
-    "clusters\n"
-    "                                            (rising indices, two or more), counts (devices of each), ratios "
-    "(optional:\n"
-    "                                            share of the work of each subcluster, or of each device, subcluster "
-    "by\n"
-    "                                            subcluster; sum 1), program (optional, 0: rows by the ratios; k: the "
-    "file's k-th,\n"
-    "                                            all devices along its axis 0, with ratios of its own)\n"
-    "  /mixed_k/stage_time [L][L] ...            the same tables for that one submesh ([1][L][L] is taken too); the "
-    "bytes\n"
-    "                                            [L][L] for every device (the tightest relative to its memory decides) "
-    "or\n"
-    "                                            [K][L][L], one table for the devices of each of its K subclusters\n"
+    "  /cluster_c/step_time                      s per step outside the pipeline: gradient reduction, update,\n"
+    "                                            exchange of tied weights; optional\n"
+    "  /mixed_k/                                 optional: stages on devices of several subclusters; attributes\n"
+    "                                            clusters (rising indices, two or more), counts (devices of each),\n"
+    "                                            ratios (optional: share of the work of each subcluster, or of each\n"
+    "                                            device, subcluster by subcluster; sum 1), program (optional, 0:\n"
+    "                                            rows by the ratios; k: the file's k-th program, all devices along\n"
+    "                                            its axis 0, with ratios of its own)\n"
+    "  /mixed_k/stage_time [L][L] ...            the same tables for that one submesh ([1][L][L] is accepted); the\n"
+    "                                            bytes [L][L] for every device (the one with the least relative\n"
+    "                                            memory left decides), or [K][L][L], one table for the devices of\n"
+    "                                            each subcluster\n"
     "\n"
-    "Predicted submeshes stand once for each tensor-parallel degree up to --tensor-parallel that has candidates and is "
-    "not\n"
-    "worse than another on every range; data-parallel groups of that many neighbours share the rows.\n"
+    "A predicted submesh has one row per tensor-parallel degree up to --tensor-parallel, if that degree has\n"
+    "candidates and is not worse than another on every range. Data-parallel groups of that many neighbours share\n"
+    "the rows.\n"
     "\n"
-    "No candidates (NaN): a microbatch has fewer rows than there are devices to share them; one in flight exceeds the\n"
-    "device's memory; the range's share of the work exceeds the submesh's share of the cluster's speed --imbalance "
-    "times.\n";
+    "No candidate (NaN): a microbatch has fewer rows than there are devices to share them; one in flight exceeds\n"
+    "the device's memory; or the range's share of the work exceeds the submesh's share of the cluster's speed\n"
+    "--imbalance times.\n";
 
 struct summary {
     int candidates, longest;
-    double layer_low_s, layer_high_s, whole_s;
+    double layer_low_s, layer_high_s, all_layers_s;
 };
 
-/* Of one table [L][L]. */
+/* Summary of one table [L][L]. */
 static struct summary summarize_table(int L, const double *stage_time)
 {
     struct summary summary = {.layer_low_s = INFINITY, .layer_high_s = 0};
@@ -122,7 +107,7 @@ static struct summary summarize_table(int L, const double *stage_time)
             }
         }
     }
-    summary.whole_s = stage_time[L - 1];
+    summary.all_layers_s = stage_time[L - 1];
     return summary;
 }
 
@@ -131,9 +116,9 @@ static struct summary summarize(const struct hapt_profile *profile, const struct
     return summarize_table(profile->layer_count, cluster->stage_time + hapt_profile_index(profile, s, 0, 0));
 }
 
-static struct summary summarize_mixed(const struct hapt_profile *profile, int group)
+static struct summary summarize_mixed(const struct hapt_profile *profile, int mixed_index)
 {
-    return summarize_table(profile->layer_count, profile->mixed[group].stage_time);
+    return summarize_table(profile->layer_count, profile->mixed[mixed_index].stage_time);
 }
 
 static long candidates_of(const struct hapt_profile *profile)
@@ -157,21 +142,21 @@ static void print_effort(const struct hapt_env *env, const struct hapt_profile *
                    effort->programs == 1 ? "" : "s");
     hapt_print(env, ", %s\n", hapt_units_time(effort->seconds, seconds));
     if (profile->noise > 0)
-        hapt_print(env, "times may be off by %.1f %%, the devices became %.1f %% %s meanwhile\n", 100 * profile->noise,
-                   100 * fabs(profile->drift), profile->drift < 0 ? "faster" : "slower");
+        hapt_print(env, "times may be off by %.1f %%; the devices became %.1f %% %s while measuring\n",
+                   100 * profile->noise, 100 * fabs(profile->drift), profile->drift < 0 ? "faster" : "slower");
 }
 
 static void print_row(const struct hapt_env *env, const char *name, const char *shape, const struct summary *summary)
 {
-    char low[32], high[32], whole[32], layer[80] = "-";
+    char low[32], high[32], all_layers[32], layer[80] = "-";
     if (isfinite(summary->layer_low_s))
         snprintf(layer, sizeof layer, "%s to %s", hapt_units_time(summary->layer_low_s, low),
                  hapt_units_time(summary->layer_high_s, high));
     hapt_print(env, "  %-16s %11s %10d %8d  %-23s %s\n", name, shape, summary->candidates, summary->longest, layer,
-               isfinite(summary->whole_s) ? hapt_units_time(summary->whole_s, whole) : "-");
+               isfinite(summary->all_layers_s) ? hapt_units_time(summary->all_layers_s, all_layers) : "-");
 }
 
-/* Stages on devices of several subclusters, as --stages names them. */
+/* Mixed stages, named in the syntax of --stages. */
 static void print_mixed(const struct hapt_env *env, const struct hapt_profile *profile)
 {
     for (int k = 0; k < profile->mixed_count; k++) {
@@ -188,9 +173,9 @@ static void print_mixed(const struct hapt_env *env, const struct hapt_profile *p
 
 static void print_table(const struct hapt_env *env, const struct hapt_profile *profile)
 {
-    hapt_print(env, "Profile of %d layers in %s, %s; seconds are per microbatch, forward and backward\n",
+    hapt_print(env, "Profile of %d layers in %s, %s; times are per microbatch, forward and backward\n",
                profile->layer_count, hapt_precision_name(profile->precision),
-               profile->origin == HAPT_PROFILE_PREDICTED ? "predicted from what the devices are, not measured"
+               profile->origin == HAPT_PROFILE_PREDICTED ? "predicted from the device descriptions, not measured"
                                                          : "measured");
     hapt_print(env, "  %-16s %11s %10s %8s  %-23s %s\n", "subcluster", "submesh", "candidates", "longest", "one layer",
                "all layers");
@@ -215,30 +200,32 @@ static json_t *submeshes_json(const struct hapt_profile *profile, const struct h
     json_t *submeshes = json_array();
     for (int s = 0; submeshes && s < cluster->submesh_count; s++) {
         const struct summary summary = summarize(profile, cluster, s);
-        json_t *whole = isfinite(summary.whole_s) ? json_real(summary.whole_s) : json_null();
+        json_t *all_layers = isfinite(summary.all_layers_s) ? json_real(summary.all_layers_s) : json_null();
         json_array_append_new(submeshes,
                               json_pack("{s:i, s:i, s:i, s:i, s:o}", "nodes", cluster->submesh[s].n, "devices_per_node",
                                         cluster->submesh[s].m, "tensor_parallel", cluster->submesh[s].tp, "candidates",
-                                        summary.candidates, "all_layers_s", whole));
+                                        summary.candidates, "all_layers_s", all_layers));
     }
     return submeshes;
 }
 
 static json_t *mixed_json(const struct hapt_profile *profile)
 {
-    json_t *groups = json_array();
-    for (int k = 0; groups && k < profile->mixed_count; k++) {
+    json_t *mixed_stages = json_array();
+    for (int k = 0; mixed_stages && k < profile->mixed_count; k++) {
         const struct hapt_profile_mixed *mixed = &profile->mixed[k];
         const struct summary summary = summarize_mixed(profile, k);
-        json_t *whole = isfinite(summary.whole_s) ? json_real(summary.whole_s) : json_null(), *devices = json_array();
+        json_t *all_layers = isfinite(summary.all_layers_s) ? json_real(summary.all_layers_s) : json_null(),
+               *devices = json_array();
         for (int i = 0; i < mixed->count; i++)
             json_array_append_new(devices,
                                   json_pack("{s:s, s:i}", "subcluster", profile->cluster[mixed->cluster[i]].name,
                                             "count", mixed->devices[i]));
-        json_array_append_new(groups, json_pack("{s:o, s:i, s:i, s:o}", "devices", devices, "program", mixed->program,
-                                                "candidates", summary.candidates, "all_layers_s", whole));
+        json_array_append_new(mixed_stages,
+                              json_pack("{s:o, s:i, s:i, s:o}", "devices", devices, "program", mixed->program,
+                                        "candidates", summary.candidates, "all_layers_s", all_layers));
     }
-    return groups;
+    return mixed_stages;
 }
 
 static json_t *profile_json(const struct hapt_profile *profile, const char *path)
@@ -296,7 +283,7 @@ static void print_efficiency(const struct hapt_env *env, const struct hapt_effic
     }
 }
 
-/* What the command makes: a profile, efficiency tables, or both. */
+/* Outputs of the command: a profile, efficiency tables, or both. */
 struct products {
     const char *profile_path, *efficiency_path;
     struct hapt_profile *profile;
@@ -324,12 +311,12 @@ static enum hapt_status check_options(const struct hapt_config *config)
     const char *const profiling[] = {"imbalance", "efficiency", "tensor-parallel", NULL};
     if (hapt_config_text(config, "calibrate")) {
         if (hapt_precision_find(hapt_config_text(config, "precision")) == HAPT_PRECISION_TF32)
-            return hapt_fail(HAPT_ERR_USAGE, "calibrate in fp32 or bf16", "--calibrate has no tables of TF32");
+            return hapt_fail(HAPT_ERR_USAGE, "calibrate in fp32 or bf16", "--calibrate has no tables for TF32");
         if (hapt_config_bool(config, "predict"))
             return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
-                             "--calibrate measures the devices, --predict yes does without them");
+                             "--calibrate measures the devices, --predict yes works without them");
         if (!hapt_config_text(config, "output"))
-            return hapt_phase_unused(config, "without --output no profile is made", profiling);
+            return hapt_phase_refuse_unused(config, "without --output no profile is made", profiling);
         return HAPT_OK;
     }
     if (hapt_config_text(config, "output")) return HAPT_OK;
@@ -342,11 +329,12 @@ static enum hapt_status calibrate(struct hapt_env *env, struct hapt_config *conf
 {
     enum hapt_status status = HAPT_OK;
     if (!cluster->subcluster_of_rank || cluster->subcluster[0].device.emulated)
-        status = hapt_fail(HAPT_ERR_INPUT, "start one rank for each device, where the devices are",
-                           "--calibrate has no devices to measure: the cluster is on paper or modelled");
+        status = hapt_fail(HAPT_ERR_INPUT, "start one rank for each device, on the hosts of the devices",
+                           "--calibrate has no devices to measure: the cluster is on paper or emulated");
     HAPT_TRY(hapt_env_agree(env->world, status));
     HAPT_TRY(hapt_profile_calibrate(env, cluster, model, layers, config, arena, efficiency));
-    hapt_print(env, "Efficiency of the operators: shares of the devices' rates, predicted against measured\n");
+    hapt_print(env,
+               "Efficiency of the operators, as shares of the devices' rates; residual: predicted against measured\n");
     print_efficiency(env, *efficiency);
     return HAPT_OK;
 }

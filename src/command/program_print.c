@@ -1,4 +1,4 @@
-/* Programs in readable form, one for every kind of layer. */
+/* Prints programs, one for each kind of layer. */
 #include "program_print.h"
 
 #include <math.h>
@@ -9,8 +9,8 @@ struct printing {
     struct program_printed *printed;
     struct hapt_arena *arena;
     FILE *stream;
-    int ranges, *end;    /* [ranges] layers, of which one or more stand together */
-    uint64_t *structure; /* [L][L] */
+    int ranges, *end;    /* [ranges] end layer of each range of layers that are printed together */
+    uint64_t *structure; /* [L][L] hash of a layer range's structure and shardings */
 };
 
 static int first_of(const struct printing *printing, int range)
@@ -46,7 +46,7 @@ static enum hapt_status print_range(const struct printing *printing, int range, 
     HAPT_TRY(hapt_program_build(listing->sharding, hapt_layers_first_op(listing->layers, first),
                                 listing->layers->end_op[end - 1], printing->arena, &program));
     fprintf(printing->stream, "\nLayers [%d, %d)", first, end);
-    if (times > 1) fprintf(printing->stream, ", and %d more of the kind", times - 1);
+    if (times > 1) fprintf(printing->stream, ", and %d more of this kind", times - 1);
     fputs(": ", printing->stream);
     if (listing->costs)
         fprintf(printing->stream, "communication %s a microbatch, %s a step; ",
@@ -58,7 +58,7 @@ static enum hapt_status print_range(const struct printing *printing, int range, 
     return HAPT_OK;
 }
 
-/* Was that kind printed for another stage? Notes it where not. */
+/* *before: the earlier listing of an equal range, or NULL; then the range is added to `printed`. */
 static enum hapt_status was_printed(const struct printing *printing, int range, const struct program_kind **before)
 {
     struct program_printed *printed = printing->printed;
@@ -86,14 +86,14 @@ static enum hapt_status print_kind(const struct printing *printing, int range)
     int times = 1;
     for (int r = 0; r < printing->ranges && !printing->listing->full; r++) {
         if (r == range || structure_of(printing, r) != structure_of(printing, range)) continue;
-        if (r < range) return HAPT_OK; /* printed with that */
+        if (r < range) return HAPT_OK; /* printed with range r */
         times++;
     }
     HAPT_TRY(was_printed(printing, range, &before));
     if (!before) return print_range(printing, range, times);
     fprintf(printing->stream, "\nLayers [%d, %d)", first_of(printing, range), printing->end[range]);
-    if (times > 1) fprintf(printing->stream, ", and %d more of the kind", times - 1);
-    fprintf(printing->stream, ": as layers [%d, %d) of stage %d\n", before->first, before->end, before->stage);
+    if (times > 1) fprintf(printing->stream, ", and %d more of this kind", times - 1);
+    fprintf(printing->stream, ": same as layers [%d, %d) of stage %d\n", before->first, before->end, before->stage);
     return HAPT_OK;
 }
 
@@ -102,12 +102,12 @@ enum hapt_status program_print_layers(const struct program_listing *listing, str
 {
     const struct hapt_layers *layers = listing->layers;
     struct printing printing = {.listing = listing, .printed = printed, .arena = arena, .stream = stream};
-    uint64_t *mark;
-    HAPT_NEW(mark, arena, listing->graph->op_count);
+    uint64_t *sharding_hash;
+    HAPT_NEW(sharding_hash, arena, listing->graph->op_count);
     HAPT_NEW(printing.structure, arena, (size_t)layers->count * (size_t)layers->count);
     HAPT_NEW(printing.end, arena, layers->count + 1);
-    hapt_sharding_mark(listing->sharding, mark);
-    HAPT_TRY(hapt_layers_structures(layers, listing->graph, mark, printing.structure));
+    hapt_sharding_hash(listing->sharding, sharding_hash);
+    HAPT_TRY(hapt_layers_structures(layers, listing->graph, sharding_hash, printing.structure));
     for (int first = listing->first, l = listing->first; l < listing->end; l++) {
         if (!hapt_sharding_allows(listing->sharding, hapt_layers_first_op(layers, first), layers->end_op[l])) continue;
         printing.end[printing.ranges++] = l + 1;

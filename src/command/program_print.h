@@ -1,4 +1,4 @@
-/* Programs of a range of layers in readable form: hapt spmd and hapt plan --explain. Private to the room. */
+/* Prints the programs of a range of layers, for hapt spmd and hapt plan --explain. Private to src/command. */
 #ifndef HAPT_COMMAND_PROGRAM_PRINT_H
 #define HAPT_COMMAND_PROGRAM_PRINT_H
 
@@ -11,13 +11,12 @@ struct program_listing {
     const struct hapt_layers *layers;
     const struct hapt_sharding *sharding;
     int first, end;                         /* layers */
-    bool full;                              /* all of them, not unlike ones once */
-    const struct hapt_program_costs *costs; /* NULL: not told */
-    int stage;                              /* named where layers of other stages are alike */
+    bool full;                              /* print every layer, not one of each kind */
+    const struct hapt_program_costs *costs; /* NULL: no costs are printed */
+    int stage;                              /* named when layers of a later stage are equal */
 };
 
-/* What was printed: layers of other listings that are laid out alike are named instead of printed again. Starts as
- * zeros. */
+/* Kinds of layers already printed; an equal layer of a later listing is named, not printed again. Starts as zeros. */
 struct program_printed {
     int count, capacity;
     struct program_kind {
@@ -26,8 +25,8 @@ struct program_printed {
     } * kind;
 };
 
-/* `printed` NULL: every kind of layer is printed. Layers between which partial sums cross stand together. Rank-local.
- */
+/* `printed` NULL: every kind of layer is printed. Layers with partial sums across their boundary are printed together.
+ * Rank-local. */
 enum hapt_status program_print_layers(const struct program_listing *listing, struct program_printed *printed,
                                       struct hapt_arena *arena, FILE *stream);
 

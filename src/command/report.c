@@ -1,17 +1,16 @@
-/* `hapt report`: the summary of a run file. */
+/* `hapt report`: prints the summary of a run file; --timeline writes its trace. */
 #include "hapt/command.h"
 #include "hapt/report.h"
 #include "outputs.h"
 
 const char hapt_command_report_help[] =
-    "Reads outputs/NAME/run.h5 and prints the plan, what was predicted and what was measured.\n"
-    "The run file holds /topology, /layers, /profile, /plan, /settings, /environment (of each rank: host, pid,\n"
-    "kernel, cpus, interfaces, device, threads, versions) and /train (loss, gradient_norm, learning_rate,\n"
-    "step_time per step; per-stage busy, idle and communication time; memory; warnings: ranks and links that were "
-    "slower than planned), each with its units.\n"
-    "--timeline t.json writes its /trace (hapt train --trace N) for Perfetto and about:tracing. Of a rehearsal "
-    "(--device emulated)\n"
-    "all times are modelled ones, and there is no loss.\n";
+    "Reads outputs/NAME/run.h5 and prints the plan with predicted and measured values. The run file holds\n"
+    "/topology, /layers, /profile, /plan, /settings, /environment (of each rank: host, pid, kernel, cpus,\n"
+    "interfaces, device, threads, versions) and /train (loss, gradient_norm, learning_rate, step_time per step;\n"
+    "per-stage busy, idle and communication time; memory; warnings: ranks and links that were slower than planned).\n"
+    "Each has its units.\n"
+    "--timeline t.json writes its /trace (hapt train --trace N) for Perfetto and about:tracing. For a rehearsal\n"
+    "(--device emulated), all times are modelled, and there is no loss.\n";
 
 static enum hapt_status report(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {

@@ -1,4 +1,4 @@
-/* hapt simulate: one step of a plan by the simulator. */
+/* hapt simulate: simulates one step of a plan and prints busy, idle and transfer times. */
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,19 +6,18 @@
 #include "phases.h"
 
 const char hapt_command_simulate_help[] =
-    "Plays one step of a plan file (--plan) on its instruction lists: computation in order, transfers beside it, at "
-    "most\n"
-    "three received microbatches waiting at a boundary. --schedule plays another schedule on the same stages at the\n"
-    "plan's pace (launch counts and memory follow), --microbatches another step, --profile takes costs from that "
-    "profile.\n";
+    "Simulates one step of a plan file (--plan) from its instruction lists: computation in order, transfers in\n"
+    "parallel to it, at most three received microbatches waiting at a boundary. --schedule simulates another\n"
+    "schedule on the same stages with the plan's t_max (launch counts and memory follow), --microbatches a step of\n"
+    "another size. --profile takes the costs from that profile.\n";
 
 struct outcome {
-    const struct hapt_plan *plan; /* with the launch counts that were played */
+    const struct hapt_plan *plan; /* with the launch counts of the simulated schedule */
     struct hapt_simulation *simulation;
-    double period_s; /* steady, per microbatch */
-    double *overlap; /* [stage] of the boundary behind it */
-    bool hidden;     /* the steady period is at most t_max (1 + 2 epsilon) */
-    bool fits;       /* every device's memory */
+    double period_s; /* time per microbatch in the steady state */
+    double *overlap; /* [stage] hidden share of the transfer at its end */
+    bool hidden;     /* period_s <= t_max (1 + 2 epsilon) */
+    bool fits;       /* in every device's memory */
 };
 
 static enum hapt_status prepare(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_plan **plan)
@@ -46,7 +45,7 @@ static enum hapt_status prepare(const struct hapt_config *config, struct hapt_ar
     return hapt_plan_change(*plan, schedule, microbatches, hide_threshold);
 }
 
-static enum hapt_status play(const struct hapt_plan *plan, struct hapt_arena *arena, struct outcome *outcome)
+static enum hapt_status simulate_step(const struct hapt_plan *plan, struct hapt_arena *arena, struct outcome *outcome)
 {
     *outcome = (struct outcome){.plan = plan, .fits = true};
     HAPT_TRY(hapt_plan_simulate(plan, plan->schedule, arena, &outcome->simulation));
@@ -60,8 +59,8 @@ static enum hapt_status play(const struct hapt_plan *plan, struct hapt_arena *ar
     return HAPT_OK;
 }
 
-/* Where the link paces the plan: what the slowest stage computes; 0 elsewhere. */
-static double slowest_beside_link(const struct hapt_plan *plan)
+/* If a link sets t_max: compute time of the slowest stage; else 0. */
+static double slowest_compute_s(const struct hapt_plan *plan)
 {
     double slowest_s = 0;
     if (strcmp(plan->limit, "link") != 0) return 0;
@@ -75,15 +74,15 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
     const struct hapt_plan *plan = outcome->plan;
     const struct hapt_simulation *simulation = outcome->simulation;
     char time[4][32], bytes[2][32];
-    hapt_print(env, "simulated step %s: %s, %d stages, %d microbatches, steady period %s, pace %s, communication %s\n",
+    hapt_print(env, "simulated step %s: %s, %d stages, %d microbatches, steady period %s, t_max %s, communication %s\n",
                hapt_units_time(simulation->total_s, time[0]), hapt_schedule_kind_name(plan->schedule),
                plan->stage_count, plan->microbatches, hapt_units_time(outcome->period_s, time[1]),
                hapt_units_time(plan->t_max_s, time[2]), outcome->hidden ? "hidden" : "not hidden");
-    const double beside_s = slowest_beside_link(plan);
-    if (beside_s > 0)
+    const double compute_s = slowest_compute_s(plan);
+    if (compute_s > 0)
         hapt_print(env,
                    "  the link is the limit: its slowest transfer takes %.3g times as long as the slowest stage, %s\n",
-                   plan->t_max_s / beside_s, hapt_units_time(beside_s, time[0]));
+                   plan->t_max_s / compute_s, hapt_units_time(compute_s, time[0]));
     hapt_print(env, "  %5s  %-9s  %-12s  %8s  %8s  %10s  %8s  %8s  %s\n", "stage", "layers", "subcluster", "busy",
                "idle", "transfer", "hidden", "launches", "memory of device");
     for (int i = 0; i < plan->stage_count; i++) {
@@ -130,7 +129,7 @@ static enum hapt_status run(struct hapt_env *env, const struct hapt_config *conf
     struct hapt_plan *plan;
     struct outcome outcome;
     enum hapt_status status = prepare(config, arena, &plan);
-    if (status == HAPT_OK) status = play(plan, arena, &outcome);
+    if (status == HAPT_OK) status = simulate_step(plan, arena, &outcome);
     HAPT_TRY(hapt_env_agree(env->world, status));
     print_outcome(env, &outcome);
     if (env->world_rank == 0 && env->quiet) status = print_json(&outcome);

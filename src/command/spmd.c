@@ -1,4 +1,4 @@
-/* hapt spmd: HAP alone, one SPMD program over all devices of a cluster. */
+/* hapt spmd: HAP alone; finds one SPMD program for all devices of a cluster, its ratios and cost. */
 #include "spmd.h"
 
 #include "hapt/progress.h"
@@ -9,33 +9,26 @@
 #include "outputs.h"
 
 const char hapt_command_spmd_help[] =
-    "Takes all devices of the cluster for one mesh axis and finds by turns the program (how every operator is sharded "
-    "and\n"
-    "which collectives stand between them) that is best for the sharding ratios, and the ratios that are best for the\n"
-    "program, first in proportion to the devices' speed, then evenly, then with ratios of their own for up to "
-    "--segments\n"
-    "runs of layers; the best pair is kept (HAP, EuroSys 2024, sections 3 to 5). A step is --microbatches times the "
-    "model's\n"
-    "microbatch (1 unless given: the microbatch is the global batch). Costs are predicted: operators by the roofline "
-    "of\n"
-    "their share on each device (--efficiency for measured tables), collectives as measured over as many ranks where "
-    "the\n"
-    "cluster file tells (hapt topology --collectives), else by rings over the slowest link. Gradients are exchanged "
-    "behind\n"
-    "the backward pass, overlapped with nothing (HAP 3.2); sums of all of them are one call and share its latency.\n"
-    "--mesh machines takes every machine for one virtual device that shares its rows evenly among its own; "
-    "collectives\n"
-    "then have three steps, inside, between the machines, inside (HAP 6).\n"
+    "Treats all devices of the cluster as one mesh axis and alternates two searches (HAP, EuroSys 2024, sections 3\n"
+    "to 5): the best program for given sharding ratios (how every operator is sharded, and the collectives between\n"
+    "operators), and the best ratios for that program. It starts with ratios in proportion to device speed, then\n"
+    "even ones, then separate ratios for up to --segments segments of layers. The best pair is kept. A step is\n"
+    "--microbatches times the model's microbatch (default 1: the microbatch is the global batch).\n"
+    "Costs are predicted: operators by the roofline of their share on each device (--efficiency: measured tables);\n"
+    "collectives as measured over as many ranks, if the cluster file has that (hapt topology --collectives), else\n"
+    "by rings over the slowest link. Gradients are exchanged after the backward pass, without overlap (HAP 3.2);\n"
+    "all their sums are one call with one latency.\n"
+    "--mesh machines treats every machine as one virtual device that splits its rows evenly over its devices. A\n"
+    "collective then has three steps: inside the machines, between them, inside (HAP 6).\n"
     "\n"
-    "--output P.h5 writes a plan of one stage on all these devices, which `hapt train --plan P.h5` runs: on devices of "
-    "several\n"
-    "subclusters a mixed stage with uneven shards; one subcluster must be one node or nodes of one device.\n"
+    "--output P.h5 writes a plan of one stage on all these devices, for `hapt train --plan P.h5`. On several\n"
+    "subclusters it is a mixed stage with uneven shards. A single subcluster must be one node, or nodes of one\n"
+    "device.\n"
     "\n"
-    "Prints the cost of a step and its parts, every turn, the ratios of each segment, memory of a device, data "
-    "parallelism\n"
-    "at even (DP-EV) and proportional ratios (DP-CP) by the same costs, and the program: `whole`, `sharded(d)` on "
-    "dimension\n"
-    "d and `partial` sums are what ranks hold of a tensor. Equal layers are printed once; --full prints all.\n";
+    "Prints the cost of a step and its parts, every iteration, the ratios of each segment, and the memory per\n"
+    "device; then, by the same costs, data parallelism with even (DP-EV) and proportional ratios (DP-CP); then the\n"
+    "program. It names what ranks hold of a tensor: `replicated`, `sharded(d)` on dimension d, or `partial` sums.\n"
+    "Equal layers are printed once; --full prints all.\n";
 
 static enum hapt_status check_options(const struct hapt_config *config)
 {
@@ -47,7 +40,7 @@ static enum hapt_status check_options(const struct hapt_config *config)
     return HAPT_OK;
 }
 
-/* What the optimizer remembers of a parameter. */
+/* Optimizer states per parameter. */
 static int state_count(const struct hapt_config *config)
 {
     if (strcmp(hapt_config_text(config, "optimizer"), "adamw") == 0) return 2;
@@ -57,14 +50,14 @@ static int state_count(const struct hapt_config *config)
 static double state_bytes(const struct hapt_config *config)
 {
     const int states = state_count(config);
-    return states > 0 ? 4.0 * states : -1; /* none */
+    return states > 0 ? 4.0 * states : -1; /* -1: no states */
 }
 
-/* The most that one device needs, by tensors as it holds them. */
-static enum hapt_status weigh_memory(const struct hapt_alternation *alternation, const struct spmd_outcome *outcome,
+/* Memory per device, its maximum, and whether every device fits, from the tensor shards that it holds. */
+static enum hapt_status check_memory(const struct hapt_alternation *alternation, const struct spmd_outcome *outcome,
                                      const struct hapt_axis *axis, const int *ratio_of,
                                      const struct hapt_axis_program *program, struct hapt_arena *arena,
-                                     double **memory_bytes, double *most, bool *fits)
+                                     double **memory_bytes, double *largest_bytes, bool *fits)
 {
     const struct hapt_synthesis_options options = {.microbatches = alternation->microbatches,
                                                    .optimizer_bytes_per_element =
@@ -73,10 +66,10 @@ static enum hapt_status weigh_memory(const struct hapt_alternation *alternation,
     struct hapt_program_price price;
     HAPT_TRY(hapt_axis_program_price(alternation->sharding, 0, axis, &outcome->mesh->memory_costs, &options, program,
                                      arena, &price));
-    *most = 0;
+    *largest_bytes = 0;
     *fits = true;
     for (int j = 0; j < axis->size; j++) {
-        *most = fmax(*most, price.memory_bytes[j]);
+        *largest_bytes = fmax(*largest_bytes, price.memory_bytes[j]);
         *fits = *fits && hapt_at_most(price.memory_bytes[j], outcome->mesh->memory_bytes[j]);
     }
     if (memory_bytes) *memory_bytes = price.memory_bytes;
@@ -104,7 +97,7 @@ static enum hapt_status find_baselines(const struct hapt_alternation *alternatio
         baseline->cost_s = price.cost_s * outcome->microbatches;
         baseline->compute_s = price.compute_s * outcome->microbatches;
         baseline->end_s = price.end_s * outcome->microbatches;
-        HAPT_TRY(weigh_memory(alternation, outcome, &axis, NULL, &program, arena, NULL, &baseline->memory_bytes,
+        HAPT_TRY(check_memory(alternation, outcome, &axis, NULL, &program, arena, NULL, &baseline->memory_bytes,
                               &baseline->fits));
     }
     return HAPT_OK;
@@ -118,7 +111,7 @@ static enum hapt_status find(const struct hapt_config *config, const struct hapt
     const struct hapt_graph *graph = outcome->model->graph;
     struct hapt_sharding *trivial, *applied;
     struct hapt_spmd_mesh *mesh;
-    double most;
+    double largest_bytes;
     bool fits;
     HAPT_TRY(hapt_spmd_mesh_build(outcome->cluster, graph, outcome->model->dtype,
                                   machines ? HAPT_SPMD_MACHINES : HAPT_SPMD_DEVICES, efficiency, outcome->microbatches,
@@ -130,7 +123,7 @@ static enum hapt_status find(const struct hapt_config *config, const struct hapt
         .devices = mesh->size,
         .costs = &mesh->costs,
         .power = mesh->power,
-        /* A machine's devices hold less than the machine: its limit is checked below. */
+        /* With --mesh machines the limit is per device, not per machine: see check_memory below. */
         .memory_bytes = limited && !machines ? mesh->memory_bytes : NULL,
         .microbatches = outcome->microbatches,
         .optimizer_bytes_per_element = state_bytes(config),
@@ -138,11 +131,11 @@ static enum hapt_status find(const struct hapt_config *config, const struct hapt
         .end_op = outcome->layers->end_op,
         .segments = (int)hapt_config_int(config, "segments")};
     HAPT_TRY(hapt_alternate(&alternation, arena, &outcome->result));
-    HAPT_TRY(weigh_memory(&alternation, outcome, &outcome->result.axis, outcome->result.ratio_of,
-                          &outcome->result.program, arena, &outcome->memory_bytes, &most, &fits));
+    HAPT_TRY(check_memory(&alternation, outcome, &outcome->result.axis, outcome->result.ratio_of,
+                          &outcome->result.program, arena, &outcome->memory_bytes, &largest_bytes, &fits));
     if (limited && !fits)
         return hapt_fail(HAPT_ERR_INFEASIBLE, "try --mesh devices, a smaller microbatch or more machines",
-                         "the best program needs %.1f GB on a device, more than there are", most / 1e9);
+                         "the best program needs %.1f GB on a device, more than the device has", largest_bytes / 1e9);
     HAPT_TRY(hapt_sharding_apply(trivial, 0, &outcome->result.axis, &outcome->result.program, arena, &applied));
     outcome->sharding = applied;
     return find_baselines(&alternation, arena, outcome);
@@ -166,7 +159,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     outcome.layers = layers;
     outcome.cluster = cluster;
     enum hapt_status status = HAPT_OK;
-    if (env->world_rank == 0) { /* one rank's work */
+    if (env->world_rank == 0) { /* the synthesis is not parallel */
         const char *path = hapt_config_text(config, "efficiency");
         if (path) status = hapt_efficiency_load(path, arena, &efficiency);
         struct hapt_progress progress;

@@ -1,4 +1,4 @@
-/* What hapt spmd found as a plan of one stage, which hapt train runs. */
+/* Saves the result of hapt spmd as a plan of one stage, for hapt train. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,72 +6,73 @@
 #include "hapt/memory.h"
 #include "spmd.h"
 
-struct need { /* of a device, bytes */
+struct device_bytes {
     double parameter, activation;
 };
 
-/* The devices' subclusters in order; a plan has its program on devices, along one axis of the stage's mesh. */
+/* Refuses what a plan cannot hold: its program runs on devices, along one axis of the stage's mesh. */
 static enum hapt_status check_shape(const struct spmd_outcome *outcome)
 {
     const struct hapt_cluster *cluster = outcome->cluster;
     if (outcome->mesh->kind == HAPT_SPMD_MACHINES)
         return hapt_fail(HAPT_ERR_USAGE, "leave out --mesh machines",
-                         "--output holds a program of devices, not of machines");
+                         "--output holds a program for devices, not for machines");
     if (cluster->count == 1 && cluster->subcluster[0].nodes > 1 && cluster->subcluster[0].devices_per_node > 1)
         return hapt_fail(HAPT_ERR_USAGE, "use `hapt plan --program synthesised`, whose programs have two axes",
-                         "--output: one axis over %d nodes of %d devices is no stage of a plan",
+                         "--output: one axis over %d nodes of %d devices cannot be a stage of a plan",
                          cluster->subcluster[0].nodes, cluster->subcluster[0].devices_per_node);
     return HAPT_OK;
 }
 
-static enum hapt_status lay_out(const struct spmd_outcome *outcome, int axis, struct hapt_arena *arena,
-                                struct hapt_stage_layout **layout)
+static enum hapt_status make_layout(const struct spmd_outcome *outcome, int axis_index, struct hapt_arena *arena,
+                                    struct hapt_stage_layout **layout)
 {
     struct hapt_stage_layout *made;
     HAPT_NEW(made, arena, 1);
-    made->axis[1 - axis].size = 1;
-    made->axis[axis] = outcome->result.axis;
-    made->program[axis] = &outcome->result.program;
+    made->axis[1 - axis_index].size = 1;
+    made->axis[axis_index] = outcome->result.axis;
+    made->program[axis_index] = &outcome->result.program;
     snprintf(made->name, sizeof made->name, "synthesised");
     *layout = made;
     return HAPT_OK;
 }
 
-enum { LOOKED_AT = 64 }; /* axes with more devices: one of each run of equal ratios stands for it */
+enum { EXACT_AXIS_SIZE = 64 }; /* on longer axes, neighbours with equal ratios are computed once */
 
-/* Of the device at each place of the axis. */
-static enum hapt_status find_needs(const struct spmd_outcome *outcome, const struct hapt_stage_layout *layout, int axis,
-                                   int states, struct hapt_arena *arena, struct need *need)
+/* Memory need of the device at each coordinate of the axis. */
+static enum hapt_status compute_memory(const struct spmd_outcome *outcome, const struct hapt_stage_layout *layout,
+                                       int axis_index, int states, struct hapt_arena *arena, struct device_bytes *bytes)
 {
-    const struct hapt_axis *its = &layout->axis[axis];
+    const struct hapt_axis *axis = &layout->axis[axis_index];
     const struct hapt_memory_options options = {.slots = 1, .state_count = states};
     struct hapt_sharding *first;
     HAPT_TRY(hapt_stage_layout_apply(layout, outcome->model->graph, arena, &first));
-    for (int j = 0; j < its->size; j++) {
+    for (int j = 0; j < axis->size; j++) {
         struct hapt_sharding *here;
         struct hapt_memory_ranges *ranges;
         struct hapt_memory_work *work;
-        struct hapt_memory_figures figures;
-        int place[HAPT_MESH_AXES] = {0, 0}, like = j - 1;
-        for (int k = 0; like >= 0 && its->ratio && k < its->ratio_count; k++)
-            if (its->ratio[k * its->size + like] != its->ratio[k * its->size + j]) like = -1;
-        if (like >= 0 && its->size > LOOKED_AT) {
-            need[j] = need[like];
+        struct hapt_memory_bytes figures;
+        int mesh_coordinate[HAPT_MESH_AXES] = {0, 0}, like = j - 1;
+        for (int k = 0; like >= 0 && axis->ratio && k < axis->ratio_count; k++)
+            if (axis->ratio[k * axis->size + like] != axis->ratio[k * axis->size + j]) like = -1;
+        if (like >= 0 && axis->size > EXACT_AXIS_SIZE) {
+            bytes[j] = bytes[like];
             continue;
         }
-        place[axis] = j;
-        HAPT_TRY(hapt_sharding_at(first, place, arena, &here));
+        mesh_coordinate[axis_index] = j;
+        HAPT_TRY(hapt_sharding_at(first, mesh_coordinate, arena, &here));
         HAPT_TRY(hapt_memory_ranges_create(here, &options, arena, &ranges));
         HAPT_TRY(hapt_memory_work_create(ranges, arena, &work));
         HAPT_TRY(hapt_memory_ranges_of(ranges, 0, outcome->model->graph->forward_count, work, &figures));
-        need[j] = (struct need){(double)figures.parameter_bytes, (double)figures.activation_bytes};
+        bytes[j] = (struct device_bytes){(double)figures.parameter_bytes, (double)figures.activation_bytes};
     }
     return HAPT_OK;
 }
 
-/* A row for each subcluster, by the device of it that needs most; the stage's own figures are those of the tightest. */
-static enum hapt_status mix(const struct spmd_outcome *outcome, const struct need *need, struct hapt_arena *arena,
-                            struct hapt_plan_stage *stage)
+/* Fills a mixed stage: a row for each subcluster, from its device with the largest need. The stage's own figures are
+ * those of the subcluster with the least relative memory left. */
+static enum hapt_status fill_mixed_stage(const struct spmd_outcome *outcome, const struct device_bytes *bytes,
+                                         struct hapt_arena *arena, struct hapt_plan_stage *stage)
 {
     const struct hapt_cluster *cluster = outcome->cluster;
     struct hapt_plan_mixed *mixed;
@@ -89,9 +90,9 @@ static enum hapt_status mix(const struct spmd_outcome *outcome, const struct nee
         const int c = outcome->mesh->subcluster[j];
         mixed->devices[c]++;
         mixed->ratio[j] = outcome->result.axis.ratio[j];
-        if (need[j].parameter + need[j].activation < mixed->parameter_bytes[c] + mixed->activation_bytes[c]) continue;
-        mixed->parameter_bytes[c] = need[j].parameter;
-        mixed->activation_bytes[c] = need[j].activation;
+        if (bytes[j].parameter + bytes[j].activation < mixed->parameter_bytes[c] + mixed->activation_bytes[c]) continue;
+        mixed->parameter_bytes[c] = bytes[j].parameter;
+        mixed->activation_bytes[c] = bytes[j].activation;
     }
     double tightest = 0;
     for (int c = 0; c < cluster->count; c++) {
@@ -115,7 +116,8 @@ static enum hapt_status mix(const struct spmd_outcome *outcome, const struct nee
     return HAPT_OK;
 }
 
-static void place_alone(const struct spmd_outcome *outcome, const struct need *need, struct hapt_plan_stage *stage)
+static void fill_single_subcluster(const struct spmd_outcome *outcome, const struct device_bytes *bytes,
+                                   struct hapt_plan_stage *stage)
 {
     const struct hapt_subcluster *own = &outcome->cluster->subcluster[0];
     snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "%s", own->name);
@@ -123,17 +125,17 @@ static void place_alone(const struct spmd_outcome *outcome, const struct need *n
     stage->devices_per_node = own->devices_per_node;
     stage->device_memory_bytes = own->device.memory_bytes;
     for (int j = 0; j < outcome->mesh->size; j++) {
-        if (need[j].parameter + need[j].activation < stage->parameter_bytes + stage->activation_bytes) continue;
-        stage->parameter_bytes = need[j].parameter;
-        stage->activation_bytes = need[j].activation;
+        if (bytes[j].parameter + bytes[j].activation < stage->parameter_bytes + stage->activation_bytes) continue;
+        stage->parameter_bytes = bytes[j].parameter;
+        stage->activation_bytes = bytes[j].activation;
     }
 }
 
-/* Seconds per microbatch; what runs once a step counts by its part. The forward part goes by FLOPs. */
-static void price(const struct spmd_outcome *outcome, struct hapt_plan *plan, struct hapt_plan_stage *stage)
+/* Costs in seconds per microbatch, with a share of the work done once per step. Forward time: by its share of FLOPs. */
+static void set_costs(const struct spmd_outcome *outcome, struct hapt_plan *plan, struct hapt_plan_stage *stage)
 {
     const struct hapt_graph *graph = outcome->model->graph;
-    const struct hapt_program_price *its = &outcome->result.price;
+    const struct hapt_program_price *price = &outcome->result.price;
     double forward = 0;
     for (int o = 0; o < graph->op_count; o++) {
         const double flops = hapt_op_flops(graph, &graph->op[o], 1);
@@ -143,9 +145,9 @@ static void price(const struct spmd_outcome *outcome, struct hapt_plan *plan, st
     for (int j = 0; j < outcome->mesh->size; j++)
         plan->peak_flops +=
             outcome->cluster->subcluster[outcome->mesh->subcluster[j]].device.peak_flops[outcome->model->dtype];
-    stage->compute_s = its->cost_s;
-    stage->step_s = its->end_s * outcome->microbatches;
-    stage->forward_s = (its->compute_s + its->communicate_s) * (plan->flops > 0 ? forward / plan->flops : 0);
+    stage->compute_s = price->cost_s;
+    stage->step_s = price->end_s * outcome->microbatches;
+    stage->forward_s = (price->compute_s + price->communicate_s) * (plan->flops > 0 ? forward / plan->flops : 0);
     plan->t_max_s = stage->compute_s;
 }
 
@@ -154,11 +156,10 @@ enum hapt_status spmd_save_plan(const struct spmd_outcome *outcome, int optimize
 {
     const struct hapt_cluster *cluster = outcome->cluster;
     HAPT_TRY(check_shape(outcome));
-    /* A mixed stage has all devices along axis 0, a subcluster its nodes along axis 0 and the devices of a node along
-     * axis 1. */
-    const int axis = cluster->count > 1 || cluster->subcluster[0].nodes > 1 ? 0 : 1;
+    /* A mixed stage has all devices along axis 0. On one subcluster, axis 0 has the nodes, axis 1 a node's devices. */
+    const int axis_index = cluster->count > 1 || cluster->subcluster[0].nodes > 1 ? 0 : 1;
     struct hapt_stage_layout *layout;
-    struct need *need;
+    struct device_bytes *bytes;
     struct hapt_plan_stage stage = {.end_layer = outcome->layers->count,
                                     .end_op = outcome->model->graph->forward_count,
                                     .tensor_parallel = 1,
@@ -171,15 +172,15 @@ enum hapt_status spmd_save_plan(const struct spmd_outcome *outcome, int optimize
                              .stage_count = 1,
                              .stage = &stage,
                              .balance_eta = 1};
-    HAPT_NEW(need, arena, outcome->mesh->size);
-    HAPT_TRY(lay_out(outcome, axis, arena, &layout));
-    HAPT_TRY(find_needs(outcome, layout, axis, optimizer_states, arena, need));
+    HAPT_NEW(bytes, arena, outcome->mesh->size);
+    HAPT_TRY(make_layout(outcome, axis_index, arena, &layout));
+    HAPT_TRY(compute_memory(outcome, layout, axis_index, optimizer_states, arena, bytes));
     stage.layout = layout;
-    price(outcome, &plan, &stage);
+    set_costs(outcome, &plan, &stage);
     if (cluster->count > 1)
-        HAPT_TRY(mix(outcome, need, arena, &stage));
+        HAPT_TRY(fill_mixed_stage(outcome, bytes, arena, &stage));
     else
-        place_alone(outcome, need, &stage);
+        fill_single_subcluster(outcome, bytes, &stage);
     stage.memory_bytes = stage.parameter_bytes + stage.activation_bytes;
     if (!hapt_at_most(stage.memory_bytes, stage.device_memory_bytes))
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller microbatch or more devices",

@@ -1,4 +1,4 @@
-/* The printers of hapt spmd. */
+/* Prints the result of hapt spmd, as text or JSON. */
 #include <jansson.h>
 #include <math.h>
 #include <string.h>
@@ -6,8 +6,8 @@
 #include "program_print.h"
 #include "spmd.h"
 
-/* The first device behind `from` that differs from it in subcluster or in any ratio. */
-static int end_of_alike(const struct spmd_outcome *outcome, int from)
+/* The first device after `from` with another subcluster or ratio (by more than 5e-5: printed digits). */
+static int end_of_equal_ratios(const struct spmd_outcome *outcome, int from)
 {
     const struct hapt_axis *axis = &outcome->result.axis;
     int j = from + 1;
@@ -34,12 +34,13 @@ static void print_ratios(const struct hapt_env *env, const struct spmd_outcome *
     for (int j = 0; j < result->axis.size; j++) total += outcome->mesh->power[j];
     for (int j = 0, end; j < result->axis.size; j = end) {
         char label[96];
-        double most = 0;
-        end = end_of_alike(outcome, j);
-        for (int i = j; i < end; i++) most = fmax(most, outcome->memory_bytes[i]);
+        double largest_bytes = 0;
+        end = end_of_equal_ratios(outcome, j);
+        for (int i = j; i < end; i++) largest_bytes = fmax(largest_bytes, outcome->memory_bytes[i]);
         snprintf(label, sizeof label, "%.40s %d-%d", outcome->cluster->subcluster[outcome->mesh->subcluster[j]].name, j,
                  end - 1);
-        hapt_print(env, "%-24s %-8.4f %-10s", label, outcome->mesh->power[j] / total, hapt_units_bytes(most, size));
+        hapt_print(env, "%-24s %-8.4f %-10s", label, outcome->mesh->power[j] / total,
+                   hapt_units_bytes(largest_bytes, size));
         for (int k = 0; k < result->segment_count; k++)
             hapt_print(env, "  %.4f  ", result->axis.ratio[k * result->axis.size + j]);
         hapt_print(env, "\n");
@@ -53,12 +54,12 @@ static void print_baselines(const struct hapt_env *env, const struct spmd_outcom
     for (int b = 0; b < SPMD_BASELINES; b++) {
         const struct spmd_baseline *baseline = &outcome->baseline[b];
         if (!baseline->exists) {
-            hapt_print(env, "%s: the rows cannot be shared out so\n", baseline->name);
+            hapt_print(env, "%s: not possible: the rows cannot be split this way\n", baseline->name);
             continue;
         }
-        hapt_print(env, "%s: %s a step, %.2f times as long; %s a device%s\n", baseline->name,
+        hapt_print(env, "%s: %s per step, %.2f times as long; %s per device%s\n", baseline->name,
                    hapt_units_time(baseline->cost_s, time), baseline->cost_s / cost_s,
-                   hapt_units_bytes(baseline->memory_bytes, size), baseline->fits ? "" : ", more than there is");
+                   hapt_units_bytes(baseline->memory_bytes, size), baseline->fits ? "" : ", more than it has");
     }
 }
 
@@ -72,11 +73,11 @@ void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome)
                B > 1 ? "es" : "", outcome->model->microbatch);
     hapt_print(env, "Collectives cost %s\n",
                outcome->mesh->collectives.measured
-                   ? "what was measured over as many ranks (\"collectives\" of the cluster file)"
-                   : "what rings over the slowest link take");
+                   ? "as measured over as many ranks (\"collectives\" of the cluster file)"
+                   : "as rings over the slowest link");
     hapt_print(
         env,
-        "Step %s: computation %s, communication %s, gradients once a step %s; %d stages between synchronisations\n",
+        "Step %s: computation %s, communication %s, gradients once per step %s; %d stages between synchronisations\n",
         hapt_units_time(result->price.cost_s * B, text[0]), hapt_units_time(result->price.compute_s * B, text[1]),
         hapt_units_time(result->price.communicate_s * B, text[2]), hapt_units_time(result->price.end_s * B, text[3]),
         result->price.stages);
@@ -85,20 +86,20 @@ void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome)
                result->report.optimal ? "; proven optimal at these ratios" : "", result->report.because[0] ? "; " : "",
                result->report.because);
     print_baselines(env, outcome);
-    hapt_print(env, "\nTurns: best program for the ratios, best ratios for the program\n");
+    hapt_print(env, "\nIterations: best program for the ratios, then best ratios for the program\n");
     for (int t = 0; t < result->turn_count; t++) {
         const struct hapt_alternation_turn *turn = &result->turn[t];
         hapt_print(env, "  %-12s %d segment%s  program %s (found in %s)  ratios %s (%s)\n", turn->start, turn->segments,
                    turn->segments > 1 ? "s" : "", hapt_units_time(turn->program_s * B, text[0]),
                    hapt_units_time(turn->synthesis_seconds, text[1]),
-                   isfinite(turn->ratios_s) ? hapt_units_time(turn->ratios_s * B, text[2]) : "cannot be had",
+                   isfinite(turn->ratios_s) ? hapt_units_time(turn->ratios_s * B, text[2]) : "infeasible",
                    hapt_units_time(turn->solve_seconds, text[3]));
     }
     hapt_print(env, "\n");
     print_ratios(env, outcome);
 }
 
-/* ---- the program ---- */
+/* ---- Program ---- */
 
 enum hapt_status spmd_print_program(const struct spmd_outcome *outcome, bool full, struct hapt_arena *arena)
 {
@@ -140,7 +141,7 @@ static json_t *segments_json(const struct spmd_outcome *outcome)
     return segments;
 }
 
-/* How many collectives of each kind a step has. */
+/* Number of collectives of each kind per step. */
 static json_t *collectives_json(const struct spmd_outcome *outcome)
 {
     int count[HAPT_COLLECTIVE_COUNT] = {0};
@@ -158,12 +159,13 @@ enum hapt_status spmd_print_json(const struct spmd_outcome *outcome)
     const double B = outcome->microbatches;
     json_t *baselines = json_object(), *memory = json_array(), *power = json_array();
     for (int b = 0; b < SPMD_BASELINES; b++) {
-        const struct spmd_baseline *its = &outcome->baseline[b];
-        json_object_set_new(baselines, its->name,
-                            !its->exists ? json_null()
-                                         : json_pack("{s:f, s:f, s:f, s:f, s:b}", "step_s", its->cost_s, "compute_s",
-                                                     its->compute_s, "gradients_s", its->end_s, "memory_bytes",
-                                                     its->memory_bytes, "fits", its->fits));
+        const struct spmd_baseline *baseline = &outcome->baseline[b];
+        json_object_set_new(baselines, baseline->name,
+                            !baseline->exists
+                                ? json_null()
+                                : json_pack("{s:f, s:f, s:f, s:f, s:b}", "step_s", baseline->cost_s, "compute_s",
+                                            baseline->compute_s, "gradients_s", baseline->end_s, "memory_bytes",
+                                            baseline->memory_bytes, "fits", baseline->fits));
     }
     for (int j = 0; j < result->axis.size; j++) {
         json_array_append_new(memory, json_real(outcome->memory_bytes[j]));
@@ -186,5 +188,5 @@ enum hapt_status spmd_print_json(const struct spmd_outcome *outcome)
     putchar('\n');
     return written == 0
                ? HAPT_OK
-               : hapt_fail(HAPT_ERR_IO, "check free space and the pipe's end", "standard output cannot be written");
+               : hapt_fail(HAPT_ERR_IO, "check free space and the pipe's reader", "standard output cannot be written");
 }

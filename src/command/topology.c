@@ -1,4 +1,4 @@
-/* hapt topology: the cluster that was found or described. */
+/* hapt topology: prints the cluster that was discovered or described; measures links and collectives on request. */
 #include <stdio.h>
 
 #include "hapt/collective_cost.h"
@@ -10,18 +10,14 @@
 #include "phases.h"
 
 const char hapt_command_topology_help[] =
-    "Without --cluster every rank's host is looked at and hosts with equal devices, memory and rank count form one\n"
-    "subcluster, or one for each kind of GPU that their ranks drive (rank r of a host drives GPU r). With it the file "
-    "is shown:\n"
-    "bound to the ranks and with absent link values measured when there are enough ranks, else as a plan on paper "
-    "with\n"
-    "assumed ones. --json prints a cluster file, --output writes HDF5.\n"
-    "Of a GPU it tells the hardware threads near it, on which its rank runs (--bind), and the network interfaces "
-    "nearest to it.\n"
-    "Ranks on CPUs share the NUMA nodes of their host (--bind) where they divide them evenly.\n"
-    "HWLOC_XMLFILE and HWLOC_SYNTHETIC fake the topology that is discovered (with HWLOC_THISSYSTEM=1 they describe "
-    "it). Devices that are not here are rehearsed by\n"
-    "--device emulated of hapt and hapt train.\n"
+    "Without --cluster the hosts of all ranks are discovered. Hosts with equal devices, memory and rank count form\n"
+    "one subcluster, or one for each kind of GPU that their ranks drive (rank r of a host drives GPU r). With\n"
+    "--cluster the file is shown: if there are enough ranks, bound to them and with missing link values measured;\n"
+    "else as a plan on paper with assumed values. --json prints a cluster file, --output writes HDF5.\n"
+    "For a GPU it shows the hardware threads near it, on which its rank runs (--bind), and the nearest network\n"
+    "interfaces. Ranks on CPUs share the NUMA nodes of their host (--bind) if the ranks divide evenly over them.\n"
+    "HWLOC_XMLFILE and HWLOC_SYNTHETIC fake the discovered topology (HWLOC_THISSYSTEM=1: this machine has it).\n"
+    "--device emulated of hapt and hapt train rehearses devices that are not present.\n"
     "\n"
     "A cluster file (JSON) holds:\n"
     "  \"format\"       \"hapt-cluster\"\n"
@@ -30,37 +26,33 @@ const char hapt_command_topology_help[] =
     "      \"name\"              of the subcluster\n"
     "      \"nodes\"             number of nodes\n"
     "      \"devices_per_node\"  devices of each node; one rank drives one device\n"
-    "      \"device\"            name in the device database (listed below), or an object with \"name\", \"backend\"\n"
-    "                          (\"cuda\", the default, or \"cpu\"), \"peak_flops\" (a rate, or an object with "
-    "\"fp32\",\n"
-    "                          \"bf16\", \"fp16\"), \"memory\", \"memory_bandwidth\"\n"
-    "      \"slowdown\"          optional, >= 1: compute is stretched by it\n"
-    "      \"memory\"            optional: cap of the memory of each device\n"
-    "      \"hosts\"             optional: one host name for each node; else ranks fill subclusters in order, where "
-    "GPUs differ\n"
-    "                          those that drive GPUs of the device's name first\n"
+    "      \"device\"            name in the device database (listed below), or an object with \"name\",\n"
+    "                          \"backend\" (\"cuda\", the default, or \"cpu\"), \"peak_flops\" (a rate, or an\n"
+    "                          object with \"fp32\", \"bf16\", \"fp16\"), \"memory\", \"memory_bandwidth\"\n"
+    "      \"slowdown\"          optional, >= 1: computation takes this many times as long\n"
+    "      \"memory\"            optional: limit of the memory of each device\n"
+    "      \"hosts\"             optional: one host name for each node; else ranks fill subclusters in order, and\n"
+    "                          if GPUs differ, ranks that drive GPUs of the device's name come first\n"
     "      \"intra_node_bandwidth\", \"inter_node_bandwidth\", \"intra_node_latency\", \"inter_node_latency\"\n"
     "                          optional: per direction, between two devices of a node, of two nodes\n"
     "  \"links\"        optional list of objects:\n"
     "      \"between\"           two names of subclusters; twice the same: between stages inside it\n"
     "      \"bandwidth\", \"latency\"   optional: per direction\n"
     "      \"paced\"             optional, true: transfers are slowed to this bandwidth (rehearsal)\n"
-    "      \"transport\", \"interfaces\"   optional: how stage boundaries cross it between hosts: \"mpi\", or \"tcp\" "
-    "over the\n"
-    "                          network interfaces of these names at its two ends; where the file does not say, both "
-    "are\n"
-    "                          measured on every network that the hosts share, and the fastest is taken\n"
-    "  \"collectives\"  optional list of objects, one for each number of ranks measured (--collectives measures and "
-    "adds them):\n"
-    "      \"ranks\", and \"all_reduce\", \"reduce_scatter\", \"all_gather\", \"grouped_broadcast\", \"all_to_all\": "
-    "objects with\n"
+    "      \"transport\", \"interfaces\"   optional: how stage boundaries cross it between hosts: \"mpi\", or\n"
+    "                          \"tcp\" over the network interfaces of these names at its two ends. If not given,\n"
+    "                          both are measured on every network that the hosts share, and the fastest is used\n"
+    "  \"collectives\"  optional list of objects, one for each number of ranks (--collectives measures and adds\n"
+    "                 them):\n"
+    "      \"ranks\", and \"all_reduce\", \"reduce_scatter\", \"all_gather\", \"grouped_broadcast\",\n"
+    "      \"all_to_all\": objects with\n"
     "      \"bandwidth\"         of the whole tensor, all shards together\n"
     "      \"latency\"           optional, 0\n"
-    "      \"padding\"           optional: what a byte costs that is missing to the largest shard, as a multiple of "
-    "one that is there;\n"
-    "                          1 unless given, 0 for all_reduce and grouped_broadcast\n"
-    "Link values that are absent are measured. Sizes and rates are numbers in base units (byte, byte/s, s, FLOP/s) or\n"
-    "text with a unit: \"400 MB\", \"40 GiB\", \"200 Mbit/s\", \"25 GB/s\", \"50 us\", \"312 TFLOP/s\".\n"
+    "      \"padding\"           optional: cost of a byte by which a shard is smaller than the largest shard,\n"
+    "                          relative to the cost of a data byte; default 1, and 0 for all_reduce and\n"
+    "                          grouped_broadcast\n"
+    "Missing link values are measured. Sizes and rates are numbers in base units (byte, byte/s, s, FLOP/s) or text\n"
+    "with a unit: \"400 MB\", \"40 GiB\", \"200 Mbit/s\", \"25 GB/s\", \"50 us\", \"312 TFLOP/s\".\n"
     "\n"
     "Devices: A100-40GB A100-80GB V100-16GB V100-32GB P100 T4 H100 H200 A30 A40 L40S RTX-3090 RTX-4090 MI250X cpu\n";
 
@@ -83,15 +75,17 @@ static void print_hosts(const struct hapt_env *env, const struct hapt_hosts *hos
                 hapt_print(env, ", %s, %d multiprocessors at %.2f GHz", hapt_units_bytes(gpu->memory_bytes, size),
                            gpu->processors, 1e-9 * gpu->clock_hz);
             hapt_print(env, "%s%s%s%s%s%s\n", gpu->bus[0] ? ", PCI " : "", gpu->bus,
-                       gpu->cores[0] ? ", near threads " : "", gpu->cores, gpu->nics[0] ? ", NIC " : "", gpu->nics);
+                       gpu->local_cores[0] ? ", near threads " : "", gpu->local_cores,
+                       gpu->local_nics[0] ? ", NIC " : "", gpu->local_nics);
             char doubt[192];
-            if (hapt_host_gpu_doubt(gpu, doubt))
-                hapt_warn(env,
-                          "host %s, GPU %d: %s; is it a slice of one, or slowed down? A cluster file can describe it\n",
-                          host->name, g, doubt);
+            if (hapt_host_gpu_mismatch(gpu, doubt))
+                hapt_warn(
+                    env,
+                    "host %s, GPU %d: %s; check for MIG slices and lowered clocks, or describe it in a cluster file\n",
+                    host->name, g, doubt);
         }
         if (host->gpu_count > host->gpus_usable)
-            hapt_print(env, "  %d of them usable: hapt doctor says why\n", host->gpus_usable);
+            hapt_print(env, "  %d of them usable: see hapt doctor\n", host->gpus_usable);
         for (int n = 0; n < host->nic_count; n++)
             hapt_print(env, "  NIC %-40s %s\n", host->nic[n].name,
                        host->nic[n].bandwidth > 0 ? hapt_units_bandwidth(host->nic[n].bandwidth, rate) : "");
@@ -123,14 +117,14 @@ static enum hapt_status write_file(const char *path, const struct hapt_cluster *
 #define COLLECTIVES_SECONDS 5.0
 #define COLLECTIVES_TIMEOUT_S 60.0
 
-/* The ranks that stand for devices, in order of the devices, time their collectives; over a rehearsed slow link they
- * are slowed down. */
+/* Measures collectives over the ranks with devices, in device order; paced links slow them down. Collective over
+ * `devices`. */
 static enum hapt_status time_collectives(MPI_Comm devices, const struct hapt_cluster *cluster, struct hapt_arena *arena,
                                          struct hapt_collective_model *model)
 {
     struct hapt_collective *collective;
     int at = 0, *rank = hapt_arena_alloc(arena, (size_t)cluster->rank_count, sizeof *rank);
-    HAPT_TRY(hapt_link_all_or_none(devices, "the collectives' measuring",
+    HAPT_TRY(hapt_link_all_or_none(devices, "the measurement of collectives",
                                    rank ? HAPT_OK
                                         : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the ranks of the cluster")));
     for (int c = 0; c < cluster->count; c++)
@@ -143,20 +137,20 @@ static enum hapt_status time_collectives(MPI_Comm devices, const struct hapt_clu
     return status;
 }
 
-/* Measures, and puts the model in the place of what the file told of as many ranks. */
+/* Measures; the result replaces the cluster's entry for the same number of ranks. Collective over env->world. */
 static enum hapt_status measure_collectives(const struct hapt_env *env, struct hapt_arena *arena,
                                             struct hapt_cluster *cluster)
 {
     struct hapt_collective_model model = {.ranks = 0}, *all;
-    int place = -1, count = 0;
+    int device_index = -1, count = 0;
     MPI_Comm devices;
     if (!cluster->subcluster_of_rank)
         return hapt_fail(HAPT_ERR_USAGE, "start as many ranks as the cluster has devices",
-                         "--collectives measures nothing on paper");
+                         "--collectives cannot measure: the cluster is on paper");
     for (int c = 0, at = 0; c < cluster->count; c++)
         for (int j = 0; j < cluster->subcluster[c].nodes * cluster->subcluster[c].devices_per_node; j++, at++)
-            if (cluster->subcluster[c].ranks[j] == env->world_rank) place = at;
-    HAPT_MPI(MPI_Comm_split(env->world, place < 0 ? MPI_UNDEFINED : 0, place, &devices));
+            if (cluster->subcluster[c].ranks[j] == env->world_rank) device_index = at;
+    HAPT_MPI(MPI_Comm_split(env->world, device_index < 0 ? MPI_UNDEFINED : 0, device_index, &devices));
     enum hapt_status status = HAPT_OK;
     struct hapt_progress progress;
     hapt_progress_init(&progress, env, "measuring collectives", 0);
@@ -167,7 +161,7 @@ static enum hapt_status measure_collectives(const struct hapt_env *env, struct h
     hapt_progress_release(&progress);
     HAPT_TRY(hapt_env_agree(env->world, status));
     HAPT_MPI(MPI_Bcast(&model, (int)sizeof model, MPI_BYTE, cluster->subcluster[0].ranks[0],
-                       env->world)); /* to idle ranks, too */
+                       env->world)); /* also to idle ranks */
     if (model.ranks < 2) return HAPT_OK;
     HAPT_NEW(all, arena, cluster->collective_count + 1);
     for (int i = 0; i < cluster->collective_count; i++)
@@ -178,31 +172,32 @@ static enum hapt_status measure_collectives(const struct hapt_env *env, struct h
     return hapt_cluster_check(cluster);
 }
 
-static void print_ways(const struct hapt_env *env, const struct hapt_cluster *cluster, int count,
-                       const struct hapt_cluster_way *way)
+static void print_routes(const struct hapt_env *env, const struct hapt_cluster *cluster, int count,
+                         const struct hapt_cluster_route *route)
 {
-    if (count > 0) hapt_print(env, "Ways between hosts for stage boundaries\n");
+    if (count > 0) hapt_print(env, "Routes between hosts for stage boundaries\n");
     for (int w = 0; w < count; w++) {
-        char link[160], by[48] = "mpi", rate[32] = "leads nowhere", delay[32] = "";
-        snprintf(link, sizeof link, "%s - %s", cluster->subcluster[way[w].from].name,
-                 cluster->subcluster[way[w].to].name);
-        if (way[w].interface[0][0]) snprintf(by, sizeof by, "tcp, %s - %s", way[w].interface[0], way[w].interface[1]);
-        if (way[w].bandwidth > 0) {
-            hapt_units_bandwidth(way[w].bandwidth, rate);
-            hapt_units_time(way[w].latency, delay);
+        char link[160], by[48] = "mpi", rate[32] = "no connection", delay[32] = "";
+        snprintf(link, sizeof link, "%s - %s", cluster->subcluster[route[w].from].name,
+                 cluster->subcluster[route[w].to].name);
+        if (route[w].interface[0][0])
+            snprintf(by, sizeof by, "tcp, %s - %s", route[w].interface[0], route[w].interface[1]);
+        if (route[w].bandwidth > 0) {
+            hapt_units_bandwidth(route[w].bandwidth, rate);
+            hapt_units_time(route[w].latency, delay);
         }
-        hapt_print(env, "  %-24s %-24s %-14s %-10s %s\n", link, by, rate, delay, way[w].chosen ? "chosen" : "");
+        hapt_print(env, "  %-24s %-24s %-14s %-10s %s\n", link, by, rate, delay, route[w].chosen ? "chosen" : "");
     }
 }
 
-/* Every link anew. What the file says of paced links stays: that is no measurement. */
+/* Measures every link again. Paced links keep the file's values, which are targets, not measurements. */
 static enum hapt_status probe_links(struct hapt_env *env, struct hapt_arena *arena, struct hapt_cluster *cluster)
 {
     int count;
-    struct hapt_cluster_way *way;
+    struct hapt_cluster_route *route;
     if (!cluster->subcluster_of_rank)
         return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE, "start as many ranks as the cluster has devices",
-                                                    "--probe measures nothing on paper"));
+                                                    "--probe cannot measure: the cluster is on paper"));
     for (int c = 0; c < cluster->count; c++) {
         struct hapt_subcluster *own = &cluster->subcluster[c];
         own->intra_node_bandwidth = own->inter_node_bandwidth = 0;
@@ -214,8 +209,8 @@ static enum hapt_status probe_links(struct hapt_env *env, struct hapt_arena *are
         cluster->link[l].latency = -1;
     }
     HAPT_TRY(hapt_cluster_probe(env, cluster));
-    HAPT_TRY(hapt_cluster_choose_ways(env, true, arena, cluster, &count, &way));
-    print_ways(env, cluster, count, way);
+    HAPT_TRY(hapt_cluster_choose_routes(env, true, arena, cluster, &count, &route));
+    print_routes(env, cluster, count, route);
     return HAPT_OK;
 }
 
@@ -235,10 +230,9 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
         HAPT_TRY(hapt_env_agree(env->world, measure_collectives(env, arena, cluster)));
     hapt_cluster_print(env, cluster);
     if (!cluster->subcluster_of_rank)
-        hapt_note(
-            env,
-            "on paper: %d device%s that %d rank%s here cannot stand for; link values that the file lacks are assumed\n",
-            cluster->rank_count, cluster->rank_count > 1 ? "s" : "", env->world_size, env->world_size > 1 ? "s" : "");
+        hapt_note(env, "on paper: %d device%s, but %d rank%s cannot drive them; missing link values are assumed\n",
+                  cluster->rank_count, cluster->rank_count > 1 ? "s" : "", env->world_size,
+                  env->world_size > 1 ? "s" : "");
     else if (env->world_size > cluster->rank_count)
         hapt_note(env, "%d of %d ranks stay idle\n", env->world_size - cluster->rank_count, env->world_size);
     enum hapt_status status = HAPT_OK;

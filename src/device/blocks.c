@@ -1,4 +1,4 @@
-/* Blocks of memory and their account, and queues that hold nothing: work runs at once, so events are born complete. */
+/* Memory blocks with accounting, and queues that hold no work: it runs immediately, so every event is complete. */
 #include "blocks.h"
 
 #include <stdlib.h>
@@ -12,9 +12,11 @@ int device_one(const char **reason)
 enum hapt_status device_open(const char *name, const struct device_memory *memory, int index, size_t cap_bytes,
                              struct hapt_device **device)
 {
-    if (index != 0) return hapt_fail(HAPT_ERR_INTERNAL, NULL, "%s device %d: each process has one", name, index);
+    if (index != 0)
+        return hapt_fail(HAPT_ERR_INTERNAL, NULL, "%s device %d does not exist: each process has one device", name,
+                         index);
     struct hapt_device *made = calloc(1, sizeof *made);
-    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a device");
+    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for a device");
     made->name = name;
     made->memory = memory;
     made->cap_bytes = cap_bytes;
@@ -37,7 +39,7 @@ void device_close(struct hapt_device *device)
     free(device);
 }
 
-/* Room for so much is set aside first: reserving may take long, and others may ask meanwhile. */
+/* Counts the bytes before they are reserved: reserving may take long, and other threads may allocate meanwhile. */
 static enum hapt_status count_in(struct hapt_device *device, size_t bytes)
 {
     pthread_mutex_lock(&device->lock);
@@ -54,7 +56,7 @@ static enum hapt_status count_in(struct hapt_device *device, size_t bytes)
 enum hapt_status device_allocate(struct hapt_device *device, size_t bytes, void **memory)
 {
     struct device_block *block = malloc(sizeof *block);
-    if (!block) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a block's account");
+    if (!block) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for a block's record");
     const enum hapt_status status = count_in(device, bytes);
     if (status != HAPT_OK) {
         free(block);
@@ -66,7 +68,7 @@ enum hapt_status device_allocate(struct hapt_device *device, size_t bytes, void 
         device->used_bytes -= bytes;
         pthread_mutex_unlock(&device->lock);
         free(block);
-        return hapt_fail(HAPT_ERR_MEMORY, device->memory->hint, device->memory->lack, bytes);
+        return hapt_fail(HAPT_ERR_MEMORY, device->memory->hint, device->memory->error_format, bytes);
     }
     if (device->used_bytes > device->peak_bytes) device->peak_bytes = device->used_bytes;
     block->next = device->block;

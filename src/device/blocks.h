@@ -1,5 +1,4 @@
-/* What back ends share whose devices are this process's: blocks of memory and their account, queues whose work is done
- * at once. */
+/* Shared by back ends whose devices belong to this process: memory blocks with accounting, queues without work. */
 #ifndef HAPT_DEVICE_BLOCKS_H
 #define HAPT_DEVICE_BLOCKS_H
 
@@ -17,19 +16,18 @@ struct hapt_event {
     char unused;
 };
 
-/* What is handed out: a list, since a device holds few blocks. */
+/* An allocated block; in a list, since a device holds few blocks. */
 struct device_block {
     struct device_block *next;
     char *memory;
     size_t bytes;
 };
 
-/* Where memory comes from, and what to say when there is none: a format with the bytes as its only argument, and a
- * hint. */
+/* A source of memory, and its error: a format with the bytes as its only argument, and a hint. */
 struct device_memory {
-    void *(*reserve)(size_t bytes); /* aligned, zeroed; NULL: there is none */
+    void *(*reserve)(size_t bytes); /* aligned, zeroed; NULL: none left */
     void (*release)(void *memory, size_t bytes);
-    const char *lack, *hint;
+    const char *error_format, *hint;
 };
 
 struct hapt_device {
@@ -38,10 +36,10 @@ struct hapt_device {
     size_t cap_bytes, used_bytes, peak_bytes;
     struct device_block *block;
     struct hapt_queue queue[DEVICE_QUEUES];
-    pthread_mutex_t lock; /* of the account */
+    pthread_mutex_t lock; /* of blocks and byte counts */
 };
 
-/* Slots of struct hapt_backend, or what fills them. */
+/* Slots of struct hapt_backend, or functions for them. */
 enum hapt_status device_open(const char *name, const struct device_memory *memory, int index, size_t cap_bytes,
                              struct hapt_device **device);
 void device_close(struct hapt_device *device);

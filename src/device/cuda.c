@@ -1,6 +1,7 @@
 /*
- * The cuda back end: hapt-cuda.so, loaded when somebody asks for it, so that one executable runs everywhere. It lies
- * beside the executable, or where HAPT_CUDA_PLUGIN says. What is missing is said as the reason why there is no device.
+ * The cuda back end: hapt-cuda.so, loaded on demand, so that one executable runs everywhere. It lies beside the
+ * executable, or at the path in HAPT_CUDA_PLUGIN. If something is missing, that is the reason reported for having no
+ * device.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -16,7 +17,7 @@ enum { PATH_CHARS = 4096, REASON_CHARS = 512 };
 
 static struct {
     pthread_once_t once;
-    const struct cuda_plugin *plugin; /* NULL: see the reason */
+    const struct cuda_plugin *plugin; /* NULL: see `reason` */
     char path[PATH_CHARS], reason[REASON_CHARS];
 } cuda = {.once = PTHREAD_ONCE_INIT};
 
@@ -34,14 +35,13 @@ static void plugin_path(char path[PATH_CHARS])
     strcpy(slash ? slash + 1 : path, name);
 }
 
-/* A driver makes these device files; dxg is WSL's. */
+/* The driver creates these device files; dxg: WSL. */
 static bool has_driver(void)
 {
     return access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
 }
 
-/* Loading CUDA's libraries takes longer than many a command: not where there is no driver, unless the plug-in is asked
- * for. */
+/* Loading CUDA's libraries takes longer than many commands, so only with a driver or if HAPT_CUDA_PLUGIN is set. */
 static bool is_wanted(void)
 {
     return getenv("HAPT_CUDA_PLUGIN") || has_driver();
@@ -51,13 +51,13 @@ static void load(void)
 {
     static const struct cuda_host host = {.fail = hapt_fail, .open_library = cuda_library_open};
     char *const path = cuda.path;
-    const char *said;
+    const char *error;
     plugin_path(path);
     const bool asked = getenv("HAPT_CUDA_PLUGIN") != NULL;
     if (access(path, R_OK)) {
         snprintf(cuda.reason, sizeof cuda.reason,
                  asked ? "HAPT_CUDA_PLUGIN names %.200s, which cannot be read"
-                       : "this build has no CUDA back end (%.200s): make it where a CUDA toolkit is",
+                       : "this build has no CUDA back end (%.200s): build it where a CUDA toolkit is installed",
                  path);
         return;
     }
@@ -65,27 +65,27 @@ static void load(void)
         snprintf(cuda.reason, sizeof cuda.reason, "no NVIDIA driver on this machine");
         return;
     }
-    if (!cuda_library_is_whole(path)) {
-        snprintf(cuda.reason, sizeof cuda.reason, "%.200s is no whole library: make or copy it again", path);
+    if (!cuda_library_is_complete(path)) {
+        snprintf(cuda.reason, sizeof cuda.reason, "%.200s is no whole library: build or copy it again", path);
         return;
     }
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32",
-           0); /* or queues share the way to the device, and one waits for another */
-    void *library = cuda_libraries_open_plugin(path, &said);
+           0); /* with fewer connections, queues share one and wait for each other */
+    void *library = cuda_libraries_open_plugin(path, &error);
     if (!library) {
-        snprintf(cuda.reason, sizeof cuda.reason, "%s", said);
+        snprintf(cuda.reason, sizeof cuda.reason, "%s", error);
         return;
     }
     if (has_driver())
         cuda_library_open("libcuda.so.1",
-                          &said); /* the runtime in the plug-in opens it by this name, and finds it then */
+                          &error); /* so that the plug-in's runtime, which opens it by this name, finds it */
     cuda_plugin_getter *get;
     void *symbol = dlsym(library, "hapt_cuda_plugin");
     memcpy(&get, &symbol, sizeof get);
     cuda.plugin = symbol ? get(&host, CUDA_PLUGIN_ABI) : NULL;
     if (cuda.plugin && cuda.plugin->call_bytes == sizeof(struct hapt_call)) return;
     cuda.plugin = NULL;
-    snprintf(cuda.reason, sizeof cuda.reason, "%.200s is of another build: make both anew", path);
+    snprintf(cuda.reason, sizeof cuda.reason, "%.200s is of another build: rebuild it and hapt together", path);
 }
 
 static const struct cuda_plugin *plugin(void)
@@ -108,13 +108,13 @@ static const struct hapt_library *cuda_library(int index)
     if (index > 0) return cuda_library_at(index - 1);
     if (plugin()) {
         plugin()->libraries();
-        plugin()->groups(&reason);
+        plugin()->device_comms(&reason);
     }
     file = (struct hapt_library){.name = "hapt-cuda.so", .path = cuda.path};
     if (!plugin() && !cuda_library_at(0))
         file = (struct hapt_library){.name = "hapt-cuda.so",
-                                     .missing = cuda.reason,
-                                     .remedy = "make it where a CUDA toolkit is (nvcc)",
+                                     .missing_reason = cuda.reason,
+                                     .hint = "build it where a CUDA toolkit (nvcc) is installed",
                                      .needed = getenv("HAPT_CUDA_PLUGIN") != NULL};
     return &file;
 }
@@ -146,7 +146,7 @@ static enum hapt_status cuda_open(int index, int threads, size_t memory_bytes, s
     static const struct device_memory memory = {
         .reserve = reserve,
         .release = release,
-        .lack = "the CUDA device has no %zu bytes of memory left",
+        .error_format = "the CUDA device has less than %zu bytes of memory left",
         .hint = "use more devices, a smaller microbatch or devices with more memory"};
     (void)threads;
     if (!plugin()) return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor", "no cuda device: %s", cuda.reason);
@@ -197,26 +197,26 @@ static void cuda_unpin(void *memory)
     plugin()->unpin(memory);
 }
 
-static const struct hapt_groups *cuda_groups(const char **reason)
+static const struct hapt_device_comm_ops *cuda_device_comms(const char **reason)
 {
-    if (plugin()) return plugin()->groups(reason);
+    if (plugin()) return plugin()->device_comms(reason);
     *reason = cuda.reason;
     return NULL;
 }
 
-static struct hapt_event *cuda_mark(struct hapt_queue *queue)
+static struct hapt_event *cuda_timestamp(struct hapt_queue *queue)
 {
-    return plugin()->mark(queue);
+    return plugin()->timestamp(queue);
 }
 
-static double cuda_seconds(struct hapt_event *from, struct hapt_event *to)
+static double cuda_elapsed_s(struct hapt_event *from, struct hapt_event *to)
 {
-    return plugin()->seconds(from, to);
+    return plugin()->elapsed_s(from, to);
 }
 
-static void cuda_hold(struct hapt_queue *queue, double time_s)
+static void cuda_delay(struct hapt_queue *queue, double time_s)
 {
-    plugin()->hold(queue, time_s);
+    plugin()->delay(queue, time_s);
 }
 
 static bool cuda_capture(struct hapt_queue *queue)
@@ -224,9 +224,9 @@ static bool cuda_capture(struct hapt_queue *queue)
     return plugin()->capture(queue);
 }
 
-static struct hapt_replay *cuda_captured(struct hapt_queue *queue)
+static struct hapt_replay *cuda_capture_end(struct hapt_queue *queue)
 {
-    return plugin()->captured(queue);
+    return plugin()->capture_end(queue);
 }
 
 static bool cuda_replay(struct hapt_replay *replay, struct hapt_queue *queue)
@@ -234,9 +234,9 @@ static bool cuda_replay(struct hapt_replay *replay, struct hapt_queue *queue)
     return plugin()->replay(replay, queue);
 }
 
-static void cuda_forget(struct hapt_replay *replay)
+static void cuda_replay_destroy(struct hapt_replay *replay)
 {
-    plugin()->forget(replay);
+    plugin()->replay_destroy(replay);
 }
 
 static void cuda_use_tf32(bool use)
@@ -266,13 +266,13 @@ const struct hapt_backend hapt_cuda_backend = {
     .copy = cuda_copy,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
-    .groups = cuda_groups,
-    .mark = cuda_mark,
-    .seconds = cuda_seconds,
-    .hold = cuda_hold,
+    .device_comms = cuda_device_comms,
+    .timestamp = cuda_timestamp,
+    .elapsed_s = cuda_elapsed_s,
+    .delay = cuda_delay,
     .capture = cuda_capture,
-    .captured = cuda_captured,
+    .capture_end = cuda_capture_end,
     .replay = cuda_replay,
-    .forget = cuda_forget,
+    .replay_destroy = cuda_replay_destroy,
     .use_tf32 = cuda_use_tf32,
 };

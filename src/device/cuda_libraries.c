@@ -1,4 +1,4 @@
-/* Finds CUDA's shared libraries: the loader is asked first, then folders that it does not know. */
+/* Finds CUDA's shared libraries: through the loader first, then in folders that it does not know. */
 #include "cuda_libraries.h"
 
 #include <dlfcn.h>
@@ -13,21 +13,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LIBRARIES = 8, NAME_CHARS = 64, SAID_CHARS = 512, LINKS = 8 };
+enum { LIBRARIES = 8, NAME_CHARS = 64, ERROR_CHARS = 512, LINKS = 8 };
 
 struct found {
-    char soname[NAME_CHARS], path[PATH_MAX], said[SAID_CHARS], remedy[SAID_CHARS];
+    char soname[NAME_CHARS], path[PATH_MAX], error[ERROR_CHARS], hint[ERROR_CHARS];
     void *handle;
-    struct hapt_library tell;
+    struct hapt_library library;
 };
 
 static struct {
     pthread_mutex_t lock;
-    int count, toolkit; /* toolkit: the major version that the plug-in was linked with */
+    int count, toolkit; /* toolkit: major version that the plug-in was linked with */
     struct found found[LIBRARIES];
 } libraries = {.lock = PTHREAD_MUTEX_INITIALIZER, .toolkit = 13};
 
-bool cuda_library_is_whole(const char *path)
+bool cuda_library_is_complete(const char *path)
 {
     Elf64_Ehdr header;
     struct stat about;
@@ -41,7 +41,7 @@ bool cuda_library_is_whole(const char *path)
 
 /* ---- folders ---- */
 
-/* The first whole library of that name in the folders that match; path [PATH_MAX]. */
+/* The first complete library of that name in the folders that match; path [PATH_MAX]. */
 static bool in_folders(const char *folders, const char *soname, char *path)
 {
     char pattern[PATH_MAX];
@@ -51,14 +51,14 @@ static bool in_folders(const char *folders, const char *soname, char *path)
         glob(pattern, 0, NULL, &all) != 0)
         return false;
     for (size_t i = 0; i < all.gl_pathc && !found; i++) {
-        found = strlen(all.gl_pathv[i]) < PATH_MAX && cuda_library_is_whole(all.gl_pathv[i]);
+        found = strlen(all.gl_pathv[i]) < PATH_MAX && cuda_library_is_complete(all.gl_pathv[i]);
         if (found) strcpy(path, all.gl_pathv[i]);
     }
     globfree(&all);
     return found;
 }
 
-/* A list of folders separated by colons, each followed by `below`. */
+/* Searches a colon-separated list of folders, each followed by `below`. */
 static bool in_list(const char *list, const char *below, const char *soname, char *path)
 {
     for (const char *at = list; at && *at;) {
@@ -78,7 +78,7 @@ static bool in_toolkit(const char *home, const char *soname, char *path)
            in_list(home, "/targets/*/lib", soname, path);
 }
 
-/* The packages of a Python that is installed in `prefix`; pyenv keeps several below one. */
+/* Searches the packages of a Python installed in `prefix`; pyenv keeps several below one. */
 static bool in_prefix(const char *prefix, const char *soname, char *path)
 {
     static const char *const packages[] = {
@@ -90,9 +90,9 @@ static bool in_prefix(const char *prefix, const char *soname, char *path)
     return false;
 }
 
-/* Folders of an interpreter, PREFIX/bin/python3. A virtual environment's is a link, and so may be the one on the PATH:
- * each step is looked at. */
-static bool near_python(const char *program, const char *soname, char *path)
+/* Searches the folders of an interpreter, PREFIX/bin/python3. In virtual environments, and maybe on the PATH, it is a
+ * link: every link on the way is followed. */
+static bool in_python(const char *program, const char *soname, char *path)
 {
     char at[PATH_MAX], prefix[PATH_MAX], to[PATH_MAX];
     if (snprintf(at, sizeof at, "%s", program) >= (int)sizeof at) return false;
@@ -113,20 +113,20 @@ static bool near_python(const char *program, const char *soname, char *path)
     return false;
 }
 
-static bool near_path(const char *soname, char *path)
+static bool in_path(const char *soname, char *path)
 {
     for (const char *at = getenv("PATH"); at && *at;) {
         const char *end = strchrnul(at, ':');
         char program[PATH_MAX];
         if (end > at && snprintf(program, sizeof program, "%.*s/python3", (int)(end - at), at) < (int)sizeof program &&
-            access(program, X_OK) == 0 && near_python(program, soname, path))
+            access(program, X_OK) == 0 && in_python(program, soname, path))
             return true;
         at = *end ? end + 1 : end;
     }
     return false;
 }
 
-static bool look(const char *soname, char *path)
+static bool search_folders(const char *soname, char *path)
 {
     const char *home = getenv("HOME"), *python = getenv("HAPT_PYTHON");
     char own[PATH_MAX];
@@ -136,22 +136,22 @@ static bool look(const char *soname, char *path)
     if (strncmp(soname, "libcuda.", 8) == 0 &&
         in_list("/usr/local/nvidia/lib64:/usr/lib/wsl/lib:/run/opengl-driver/lib", "", soname, path))
         return true;
-    if (python && near_python(python, soname, path)) return true;
+    if (python && in_python(python, soname, path)) return true;
     if (in_prefix(getenv("VIRTUAL_ENV"), soname, path) || in_prefix(getenv("CONDA_PREFIX"), soname, path)) return true;
     if (in_list(getenv("CONDA_PREFIX"), "/lib", soname, path)) return true;
-    if (near_path(soname, path) || in_list(getenv("PYTHONPATH"), "/nvidia/*/lib", soname, path)) return true;
+    if (in_path(soname, path) || in_list(getenv("PYTHONPATH"), "/nvidia/*/lib", soname, path)) return true;
     return home && snprintf(own, sizeof own, "%s/.local", home) < (int)sizeof own && in_prefix(own, soname, path);
 }
 
 /* ---- libraries ---- */
 
 static const struct kind {
-    const char *begin, *package, *without; /* package: of Python; NULL: none */
+    const char *begin, *package, *without; /* package: Python package; NULL: none */
     bool needed;
 } kinds[] = {{"libcublas", "nvidia-cublas", "without it there is no device", true},
              {"libcudnn", "nvidia-cudnn", "convolutions become matrix products", false},
              {"libnccl", "nvidia-nccl", "ranks exchange through the host", false},
-             {"libcuda.", NULL, "it is the driver's, and without it there is no device", true},
+             {"libcuda.", NULL, "it belongs to the driver; without it there is no device", true},
              {"", NULL, "the plug-in needs it", true}};
 
 static const struct kind *kind_of(const char *soname)
@@ -166,32 +166,32 @@ static void missing(struct found *found, const char *why)
     const struct kind *kind = kind_of(found->soname);
     char version[16] = "";
     if (why)
-        snprintf(found->said, sizeof found->said, "%s (%s)", why, kind->without);
+        snprintf(found->error, sizeof found->error, "%s (%s)", why, kind->without);
     else
-        snprintf(found->said, sizeof found->said,
+        snprintf(found->error, sizeof found->error,
                  "%s is found neither by the loader nor in a CUDA toolkit or Python's nvidia/*/lib (%s)", found->soname,
                  kind->without);
-    /* Packages of cuBLAS for CUDA 13 have no version behind their name. */
+    /* Python packages of cuBLAS for CUDA 13 have no version suffix. */
     if (kind != kinds || libraries.toolkit < 13) snprintf(version, sizeof version, "-cu%d", libraries.toolkit);
     if (kind->package)
-        snprintf(found->remedy, sizeof found->remedy,
+        snprintf(found->hint, sizeof found->hint,
                  "python3 -m pip install %s%s, or name the folder that has it in HAPT_CUDA_LIBRARIES", kind->package,
                  version);
     else
-        snprintf(
-            found->remedy, sizeof found->remedy, "install it, or name the folder that has it in HAPT_CUDA_LIBRARIES%s",
-            strcmp(kind->begin, "libcuda.") == 0 ? "; in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility" : "");
-    found->tell = (struct hapt_library){
-        .name = found->soname, .missing = found->said, .remedy = found->remedy, .needed = kind->needed};
+        snprintf(found->hint, sizeof found->hint, "install it, or name the folder that has it in HAPT_CUDA_LIBRARIES%s",
+                 strcmp(kind->begin, "libcuda.") == 0 ? "; in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+                                                      : "");
+    found->library = (struct hapt_library){
+        .name = found->soname, .missing_reason = found->error, .hint = found->hint, .needed = kind->needed};
 }
 
 static void came_from(struct found *found, const char *path)
 {
     if (path != found->path) snprintf(found->path, sizeof found->path, "%s", path);
-    found->tell = (struct hapt_library){.name = found->soname, .path = found->path};
+    found->library = (struct hapt_library){.name = found->soname, .path = found->path};
 }
 
-/* The lock is held. NULL: the table is full. */
+/* Call with the lock held. NULL: the table is full. */
 static struct found *entry(const char *soname)
 {
     for (int i = 0; i < libraries.count; i++)
@@ -203,10 +203,10 @@ static struct found *entry(const char *soname)
     return made;
 }
 
-/* Looks into the folders. The loader did not find it. */
+/* Searches the folders for a library that the loader did not find. */
 static void open_in_folders(struct found *found)
 {
-    if (!look(found->soname, found->path)) {
+    if (!search_folders(found->soname, found->path)) {
         missing(found, NULL);
         return;
     }
@@ -217,7 +217,7 @@ static void open_in_folders(struct found *found)
         missing(found, dlerror());
 }
 
-void *cuda_library_open(const char *soname, const char **said)
+void *cuda_library_open(const char *soname, const char **error)
 {
     pthread_mutex_lock(&libraries.lock);
     struct found *found = entry(soname);
@@ -231,11 +231,11 @@ void *cuda_library_open(const char *soname, const char **said)
             came_from(found, dlinfo(found->handle, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : soname);
     }
     pthread_mutex_unlock(&libraries.lock);
-    *said = !found ? "there are too many libraries" : found->handle ? NULL : found->said;
+    *error = !found ? "there are too many libraries" : found->handle ? NULL : found->error;
     return found ? found->handle : NULL;
 }
 
-/* "libcublasLt.so.13: cannot open ...": the loader's words for a library that it did not find begin with its name. */
+/* The loader's error for a library that it did not find begins with its name: "libcublasLt.so.13: cannot open ...". */
 static bool names_missing(const char *error, const char *plugin, char soname[NAME_CHARS])
 {
     const size_t length = strcspn(error, ":");
@@ -266,25 +266,26 @@ static int note_loaded(struct dl_phdr_info *info, size_t size, void *context)
     return 0;
 }
 
-void *cuda_libraries_open_plugin(const char *path, const char **said)
+void *cuda_libraries_open_plugin(const char *path, const char **error)
 {
     char soname[NAME_CHARS];
     void *plugin = NULL;
-    *said = NULL;
+    *error = NULL;
     pthread_mutex_lock(&libraries.lock);
-    for (int tries = 0; !plugin && !*said && tries <= LIBRARIES; tries++) {
+    for (int tries = 0; !plugin && !*error && tries <= LIBRARIES; tries++) {
         plugin = dlopen(path, RTLD_NOW | RTLD_LOCAL);
         if (plugin) break;
-        static char error[SAID_CHARS];
+        static char text[ERROR_CHARS];
         const char *words = dlerror();
-        snprintf(error, sizeof error, "%s", words ? words : "it cannot be loaded");
-        *said = error;
-        struct found *found = names_missing(error, path, soname) ? entry(soname) : NULL;
-        if (!found || found != &libraries.found[libraries.count]) break; /* the loader refuses it for another reason */
+        snprintf(text, sizeof text, "%s", words ? words : "it cannot be loaded");
+        *error = text;
+        struct found *found = names_missing(text, path, soname) ? entry(soname) : NULL;
+        if (!found || found != &libraries.found[libraries.count])
+            break; /* the loader refuses the plug-in for another reason */
         libraries.count++;
         note_toolkit(soname);
-        open_in_folders(found); /* the loader takes a library that is there already for the one of its name */
-        *said = found->handle ? NULL : found->said;
+        open_in_folders(found); /* then the loader takes the library that is already loaded under this name */
+        *error = found->handle ? NULL : found->error;
     }
     if (plugin) dl_iterate_phdr(note_loaded, NULL);
     pthread_mutex_unlock(&libraries.lock);
@@ -293,5 +294,5 @@ void *cuda_libraries_open_plugin(const char *path, const char **said)
 
 const struct hapt_library *cuda_library_at(int index)
 {
-    return index >= 0 && index < libraries.count ? &libraries.found[index].tell : NULL;
+    return index >= 0 && index < libraries.count ? &libraries.found[index].library : NULL;
 }

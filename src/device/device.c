@@ -29,7 +29,7 @@ enum hapt_status hapt_backend_pin(const struct hapt_backend *backend, size_t byt
     if (!made)
         return hapt_fail(HAPT_ERR_MEMORY,
                          "raise the limit of locked memory (ulimit -l) or use fewer ranks on this host",
-                         "this host has no %zu bytes of memory left that can be page-locked", bytes);
+                         "this host has less than %zu bytes left that can be page-locked", bytes);
     *memory = made;
     return HAPT_OK;
 }

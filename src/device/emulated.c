@@ -1,20 +1,20 @@
 /*
- * The emulated back end: a device that is counted but not there. Memory is address space without pages behind it, so
- * that a laptop holds the account of 64 GPUs; every operator has a kernel that does nothing. How long its work lasts is
- * its owner's to model (src/train).
+ * The emulated back end: a device whose memory is counted but not used. Memory is address space without pages, so that
+ * a laptop can account for 64 GPUs. Every operator has a kernel that does nothing; the owner models how long it takes
+ * (src/train).
  */
 #include <string.h>
 #include <sys/mman.h>
 
 #include "blocks.h"
 
-/* Blocks of no bytes have an address, too. */
+/* A block of 0 bytes also has an address. */
 static size_t reserved_bytes(size_t bytes)
 {
     return bytes ? bytes : 1;
 }
 
-/* Whoever touches it is killed: nothing may compute with memory that is not there. */
+/* PROT_NONE: access kills the process, since nothing may compute with memory that does not exist. */
 static void *reserve(size_t bytes)
 {
     void *memory = mmap(NULL, reserved_bytes(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -30,7 +30,8 @@ static enum hapt_status emulated_open(int index, int threads, size_t memory_byte
 {
     static const struct device_memory addresses = {.reserve = reserve,
                                                    .release = release,
-                                                   .lack = "this process has no %zu bytes of addresses left",
+                                                   .error_format =
+                                                       "this process has less than %zu bytes of address space left",
                                                    .hint = "raise the limit of address space (ulimit -v)"};
     (void)threads;
     return device_open("emulated", &addresses, index, memory_bytes, device);
@@ -53,7 +54,7 @@ static const struct hapt_kernel *emulated_find_kernel(const struct hapt_device *
     return &any;
 }
 
-static bool is_here(struct hapt_device *device, const void *address)
+static bool owns_address(struct hapt_device *device, const void *address)
 {
     bool found = false;
     pthread_mutex_lock(&device->lock);
@@ -64,11 +65,11 @@ static bool is_here(struct hapt_device *device, const void *address)
     return found;
 }
 
-/* What is written is forgotten; what is read is zero, as memory is when it is handed out. */
+/* Writes are dropped; reads give zeros, like newly allocated memory. */
 static enum hapt_status emulated_copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
 {
-    if (is_here(queue->device, to)) return HAPT_OK;
-    if (is_here(queue->device, from))
+    if (owns_address(queue->device, to)) return HAPT_OK;
+    if (owns_address(queue->device, from))
         memset(to, 0, bytes);
     else
         memmove(to, from, bytes);
@@ -78,7 +79,7 @@ static enum hapt_status emulated_copy(struct hapt_queue *queue, void *to, const 
 extern const struct hapt_backend hapt_emulated_backend;
 const struct hapt_backend hapt_emulated_backend = {
     .name = "emulated",
-    .description = "a modelled device: memory counted, time kept, nothing computed (--device emulated)",
+    .description = "a modelled device: memory is counted, times are modelled, nothing is computed (--device emulated)",
     .device_count = device_one,
     .open = emulated_open,
     .close = device_close,

@@ -1,4 +1,4 @@
-/* The engine: life, addresses, and the sections of a step. */
+/* The engine: creation, tensor addresses, and the sections of a step. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,14 +26,14 @@ static enum hapt_status set_up(struct hapt_engine *engine)
     engine->memory = memory;
     engine->queue = backend->queue(engine->options.device, 0);
     HAPT_TRY(hapt_engine_bind(engine));
-    return hapt_engine_find_chains(engine);
+    return hapt_engine_find_replay_ranges(engine);
 }
 
 enum hapt_status hapt_engine_create(const struct hapt_program *program, const struct hapt_engine_options *options,
                                     struct hapt_engine **engine)
 {
     struct hapt_engine *made = calloc(1, sizeof *made);
-    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for an engine");
+    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for an engine");
     hapt_arena_init(&made->arena);
     made->program = program;
     made->options = *options;
@@ -48,7 +48,7 @@ enum hapt_status hapt_engine_create(const struct hapt_program *program, const st
 void hapt_engine_destroy(struct hapt_engine *engine)
 {
     if (!engine) return;
-    hapt_engine_forget_chains(engine);
+    hapt_engine_disable_replays(engine);
     hapt_engine_release_host(engine);
     if (engine->memory) engine->options.backend->free(engine->options.device, engine->memory);
     hapt_arena_release(&engine->arena);
@@ -117,22 +117,22 @@ enum hapt_status hapt_engine_finish(struct hapt_engine *engine)
 enum hapt_status hapt_engine_run(struct hapt_engine *engine, const struct bound_step *bound)
 {
     const struct hapt_engine_links *links = &engine->options.links;
-    if (bound->kernel && !bound->call.exchange) return bound->kernel->run(&bound->call, engine->queue);
+    if (bound->kernel && !bound->call.shard_reduce) return bound->kernel->run(&bound->call, engine->queue);
     if (!bound->kernel && !links->collective) return HAPT_OK;
-    HAPT_TRY(hapt_engine_finish(engine)); /* ranks trade what stands in memory */
+    HAPT_TRY(hapt_engine_finish(engine)); /* collectives read device memory */
     if (bound->kernel) return bound->kernel->run(&bound->call, engine->queue);
-    return hapt_engine_move(engine, bound);
+    return hapt_engine_run_collective(engine, bound);
 }
 
-/* Moves a boundary between its transfer slot and the places its operators use. */
-static enum hapt_status move(struct hapt_engine *engine, const struct hapt_boundary *boundary,
-                             enum hapt_staging_kind kind, int slot, int staged)
+/* Copies a boundary between its transfer slot and the memory that its operators use. */
+static enum hapt_status copy_boundary(struct hapt_engine *engine, const struct hapt_boundary *boundary,
+                                      enum hapt_staging_kind kind, int slot, int staged)
 {
     for (int b = 0; b < boundary->count; b++) {
-        void *place = hapt_engine_tensor(engine, boundary->tensor[b], slot);
+        void *address = hapt_engine_tensor(engine, boundary->tensor[b], slot);
         void *transfer = hapt_engine_staging(engine, kind, staged, b);
         const bool out = kind == HAPT_STAGING_BACKWARD_OUT;
-        HAPT_TRY(engine->options.backend->copy(engine->queue, out ? transfer : place, out ? place : transfer,
+        HAPT_TRY(engine->options.backend->copy(engine->queue, out ? transfer : address, out ? address : transfer,
                                                hapt_engine_tensor_bytes(engine, boundary->tensor[b])));
     }
     return HAPT_OK;
@@ -155,9 +155,9 @@ static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_sectio
     HAPT_ASSERT(slot >= 0 && slot < engine->options.slots);
     const struct bound_step *step = &binding->step[slot * binding->step_count];
     for (int s = 0, c = 0; s < binding->step_count;) {
-        if (c < binding->chain_count && s == binding->chain[c].first) {
-            HAPT_TRY(hapt_engine_run_chain(engine, &binding->chain[c], step, slot));
-            s = binding->chain[c++].end;
+        if (c < binding->range_count && s == binding->range[c].first) {
+            HAPT_TRY(hapt_engine_run_range(engine, &binding->range[c], step, slot));
+            s = binding->range[c++].end;
         } else {
             HAPT_TRY(hapt_engine_run(engine, &step[s++]));
         }
@@ -168,7 +168,7 @@ static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_sectio
 enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int staged)
 {
     const struct hapt_program *program = engine->program;
-    if (staged >= 0) HAPT_TRY(move(engine, &program->forward_in, HAPT_STAGING_FORWARD_IN, slot, staged));
+    if (staged >= 0) HAPT_TRY(copy_boundary(engine, &program->forward_in, HAPT_STAGING_FORWARD_IN, slot, staged));
     HAPT_TRY(run_section(engine, HAPT_SECTION_FORWARD, slot));
     return hapt_engine_finish(engine);
 }
@@ -176,9 +176,10 @@ enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int s
 enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int staged, int staged_out)
 {
     const struct hapt_program *program = engine->program;
-    if (staged >= 0) HAPT_TRY(move(engine, &program->backward_in, HAPT_STAGING_BACKWARD_IN, slot, staged));
+    if (staged >= 0) HAPT_TRY(copy_boundary(engine, &program->backward_in, HAPT_STAGING_BACKWARD_IN, slot, staged));
     HAPT_TRY(run_section(engine, HAPT_SECTION_BACKWARD, slot));
-    if (staged_out >= 0) HAPT_TRY(move(engine, &program->backward_out, HAPT_STAGING_BACKWARD_OUT, slot, staged_out));
+    if (staged_out >= 0)
+        HAPT_TRY(copy_boundary(engine, &program->backward_out, HAPT_STAGING_BACKWARD_OUT, slot, staged_out));
     return hapt_engine_finish(engine);
 }
 
@@ -195,44 +196,46 @@ enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine)
     return hapt_engine_finish(engine);
 }
 
-/* Where the slices of a group's ranks begin, counted from the group's first element; in engine->bound. */
-static const size_t *bounds_of(struct hapt_engine *engine, const struct hapt_memory_group *group)
+/* Element bounds of the slices of a group's ranks, relative to the group's first element; in engine->bound. */
+static const size_t *bounds_of(struct hapt_engine *engine, const struct hapt_parameter_group *group)
 {
     const struct hapt_sharding *sharding = engine->program->sharding;
     int own;
-    const int ranks = hapt_memory_group_ranks(sharding, group->axes, &own);
+    const int ranks = hapt_parameter_group_ranks(sharding, group->axes, &own);
     for (int r = 0; r < ranks; r++) {
         size_t first, end;
-        hapt_memory_group_slice(sharding, group, r, &first, &end);
+        hapt_parameter_group_slice(sharding, group, r, &first, &end);
         engine->bound[r] = first - group->first;
         engine->bound[r + 1] = end - group->first;
     }
     return engine->bound;
 }
 
-static enum hapt_status reduce_group(struct hapt_engine *engine, const struct hapt_memory_group *group)
+static enum hapt_status reduce_group(struct hapt_engine *engine, const struct hapt_parameter_group *group)
 {
     const struct hapt_engine_links *links = &engine->options.links;
     float *gradients = (float *)(engine->memory + engine->plan->gradient_offset) + group->first, *block = gradients;
     const size_t elements = group->end - group->first;
     HAPT_TRY(hapt_engine_finish(engine));
     HAPT_TRY(hapt_engine_to_host(engine, &block, elements));
-    if (engine->plan->sharded_state && !engine->options.whole_gradients)
+    if (engine->plan->sharded_state && !engine->options.all_reduce_gradients)
         HAPT_TRY(links->reduce_scatter(links->context, group->axes, block, bounds_of(engine, group)));
     else
         HAPT_TRY(links->all_reduce(links->context, group->axes, block, elements));
     return hapt_engine_from_host(engine, gradients, block, elements);
 }
 
-/* Sums in place by groups, one call each; what changes its layout step by step, from the sums beside the block. */
+/* Sums in place: one collective per parameter group. Sums that change their layout: step by step, from their memory
+ * outside the gradient block. */
 enum hapt_status hapt_engine_reduce(struct hapt_engine *engine)
 {
     const struct section_binding *binding = &engine->section[HAPT_SECTION_REDUCE];
     if (!engine->options.links.collective) return HAPT_OK;
     for (int s = 0; s <= binding->step_count; s++) {
-        for (int g = 0; g < HAPT_MEMORY_GROUPS; g++)
+        for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++)
             if (engine->group_before[g] == s) HAPT_TRY(reduce_group(engine, &engine->plan->group[g]));
-        if (s < binding->step_count && binding->step[s].group < 0) HAPT_TRY(hapt_engine_run(engine, &binding->step[s]));
+        if (s < binding->step_count && binding->step[s].parameter_group < 0)
+            HAPT_TRY(hapt_engine_run(engine, &binding->step[s]));
     }
     return hapt_engine_finish(engine);
 }
@@ -244,7 +247,7 @@ enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double
         return HAPT_OK;
     }
     if (engine->norm.end > 0)
-        HAPT_TRY(hapt_engine_run_chain(engine, &engine->norm, engine->square_sum, 0));
+        HAPT_TRY(hapt_engine_run_range(engine, &engine->norm, engine->square_sum, 0));
     else
         for (int p = 0; p < engine->parameter_count; p++) HAPT_TRY(hapt_engine_run(engine, &engine->square_sum[p]));
     HAPT_TRY(engine->options.backend->copy(engine->queue, engine->square, engine->square_sum[0].call.output[0].data,
@@ -262,9 +265,9 @@ static struct hapt_view resident(struct hapt_engine *engine, size_t offset, size
     return hapt_engine_flat_view((float *)(engine->memory + offset) + first, HAPT_F32, count);
 }
 
-/* One call for the elements [first, end) of a group's slice, which all decay or all do not. */
+/* One call for elements [first, end) of a group's slice. Either all of them have weight decay or none. */
 static enum hapt_status update_block(struct hapt_engine *engine, const struct hapt_update *update,
-                                     const struct hapt_memory_group *group, size_t first, size_t end, double decay)
+                                     const struct hapt_parameter_group *group, size_t first, size_t end, double decay)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     if (first < group->slice_first) first = group->slice_first;
@@ -306,8 +309,8 @@ static enum hapt_status convert(struct hapt_engine *engine, const float *from, v
     return engine->convert->run(&call, engine->queue);
 }
 
-/* The compute copies of a group's weights. */
-static enum hapt_status convert_group(struct hapt_engine *engine, const struct hapt_memory_group *group)
+/* Updates the compute copies of a group's weights. */
+static enum hapt_status convert_group(struct hapt_engine *engine, const struct hapt_parameter_group *group)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     if (plan->copy_offset == (size_t)-1 || group->end == group->first) return HAPT_OK;
@@ -316,8 +319,8 @@ static enum hapt_status convert_group(struct hapt_engine *engine, const struct h
                    group->end - group->first);
 }
 
-/* The weights of a group from the ranks that updated them, and their compute copies. */
-static enum hapt_status gather_weights(struct hapt_engine *engine, const struct hapt_memory_group *group)
+/* All-gathers a group's weights from the ranks that updated them, and updates their compute copies. */
+static enum hapt_status gather_weights(struct hapt_engine *engine, const struct hapt_parameter_group *group)
 {
     const struct hapt_engine_links *links = &engine->options.links;
     const struct hapt_memory_plan *plan = engine->plan;
@@ -335,8 +338,8 @@ enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hap
 {
     const struct hapt_memory_plan *plan = engine->plan;
     HAPT_ASSERT((update->optimizer == HAPT_OPTIMIZER_ADAMW) == (plan->state_count == 2));
-    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
-        const struct hapt_memory_group *group = &plan->group[g];
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group *group = &plan->group[g];
         HAPT_TRY(update_block(engine, update, group, group->first, group->decayed_end, update->weight_decay));
         HAPT_TRY(update_block(engine, update, group, group->decayed_end, group->end, 0));
         HAPT_TRY(gather_weights(engine, group));
@@ -344,8 +347,8 @@ enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hap
     return hapt_engine_finish(engine);
 }
 
-/* Where a parameter's weight or state stands: elements [*first, *first + *count) of it are here, none of the state of a
- * frozen one. */
+/* Address of a parameter's weight or state. Elements [*first, *first + *count) of it are on this rank; a frozen
+ * parameter has no state. */
 static float *parameter_address(struct hapt_engine *engine, int tensor, int state, size_t *first, size_t *count)
 {
     const struct hapt_memory_plan *plan = engine->plan;
@@ -358,8 +361,8 @@ static float *parameter_address(struct hapt_engine *engine, int tensor, int stat
         *count = end - element;
         return (float *)(engine->memory + plan->master_offset) + element;
     }
-    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
-        const struct hapt_memory_group *group = &plan->group[g];
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group *group = &plan->group[g];
         const size_t from = element > group->slice_first ? element : group->slice_first;
         const size_t to = end < group->slice_end ? end : group->slice_end;
         if (element < group->first || element >= group->end || from >= to) continue;
@@ -370,22 +373,22 @@ static float *parameter_address(struct hapt_engine *engine, int tensor, int stat
     return NULL;
 }
 
-/* Its compute copy, where it has one. */
+/* Updates its compute copy, if it has one. */
 static enum hapt_status convert_parameter(struct hapt_engine *engine, int tensor)
 {
     size_t first, count;
-    float *place = parameter_address(engine, tensor, -1, &first, &count);
+    float *address = parameter_address(engine, tensor, -1, &first, &count);
     const enum hapt_dtype dtype = engine->program->graph->tensor[tensor].dtype;
     if (count == 0 || dtype == HAPT_F32) return HAPT_OK;
-    return convert(engine, place, hapt_engine_operand(engine, tensor, 0), dtype, count);
+    return convert(engine, address, hapt_engine_operand(engine, tensor, 0), dtype, count);
 }
 
 enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value)
 {
     size_t first, count;
-    float *place = parameter_address(engine, tensor, state, &first, &count);
+    float *address = parameter_address(engine, tensor, state, &first, &count);
     if (count == 0) return HAPT_OK;
-    HAPT_TRY(engine->options.backend->copy(engine->queue, place, value + first, count * sizeof *value));
+    HAPT_TRY(engine->options.backend->copy(engine->queue, address, value + first, count * sizeof *value));
     if (state < 0) HAPT_TRY(convert_parameter(engine, tensor));
     return hapt_engine_finish(engine);
 }
@@ -393,20 +396,20 @@ enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int sta
 enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value)
 {
     size_t first, count;
-    const float *place = parameter_address(engine, tensor, state, &first, &count);
+    const float *address = parameter_address(engine, tensor, state, &first, &count);
     memset(value, 0, local_elements(engine, tensor) * sizeof *value);
     if (count == 0) return HAPT_OK;
-    HAPT_TRY(engine->options.backend->copy(engine->queue, value + first, place, count * sizeof *value));
+    HAPT_TRY(engine->options.backend->copy(engine->queue, value + first, address, count * sizeof *value));
     return hapt_engine_finish(engine);
 }
 
-static enum hapt_status exchange_nothing(void *context, float *data, size_t elements, bool largest)
+static enum hapt_status reduce_nothing(void *context, float *data, size_t elements, bool largest)
 {
     (void)context, (void)data, (void)elements, (void)largest;
     return HAPT_OK;
 }
 
-/* Every kernel as it will be called, but alone: no rank exchanges anything. */
+/* Runs every kernel once with its final arguments, without communication. */
 static enum hapt_status run_kernels(struct hapt_engine *engine)
 {
     const struct hapt_update nothing = {.optimizer =
@@ -417,12 +420,12 @@ static enum hapt_status run_kernels(struct hapt_engine *engine)
         for (int s = 0; s < engine->section[section].step_count; s++) {
             const struct bound_step *step = &engine->section[section].step[s];
             struct hapt_call call = step->call;
-            if (call.exchange) call.exchange = exchange_nothing;
+            if (call.shard_reduce) call.shard_reduce = reduce_nothing;
             if (step->kernel) HAPT_TRY(step->kernel->run(&call, engine->queue));
         }
     for (int p = 0; p < engine->parameter_count; p++) HAPT_TRY(hapt_engine_run(engine, &engine->square_sum[p]));
-    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
-        const struct hapt_memory_group *group = &engine->plan->group[g];
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group *group = &engine->plan->group[g];
         HAPT_TRY(update_block(engine, &nothing, group, group->first, group->end, 0));
         HAPT_TRY(convert_group(engine, group));
     }

@@ -43,7 +43,7 @@ enum hapt_status hapt_engine_check_kernels(const struct hapt_program *program,
     for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
         for (int s = 0; s < program->step_count[section]; s++) {
             const struct hapt_program_step *step = &program->step[section][s];
-            if (step->kind != HAPT_COLLECTIVE_NONE) continue; /* no kernel's work */
+            if (step->kind != HAPT_COLLECTIVE_NONE) continue; /* not a kernel */
             HAPT_TRY(need_kernel(options, hapt_op_type_at(program->graph->op[step->op].type)->name,
                                  compute_type(program, step->op),
                                  hapt_engine_find_kernel(program, options, step->op) != NULL));
@@ -69,7 +69,7 @@ static struct hapt_view describe(const struct hapt_program *program, int tensor)
     return view;
 }
 
-/* How many values an index has that integer operands name, on all shards together; 0: the operator has none. */
+/* Extent, on all shards, of the index that integer operands select from; 0: the operator has none. */
 static int64_t values_of(const struct hapt_program *program, int op)
 {
     const struct hapt_op *whole = &program->graph->op[op];
@@ -85,11 +85,13 @@ static int64_t values_of(const struct hapt_program *program, int op)
     return 0;
 }
 
-/* Terms of partial sums come from the first rank of an axis alone. */
-static bool is_elsewhere(const struct hapt_program *program, int op, int input)
+/* True if only the first rank of an axis contributes this input (a term of a partial sum), and this is another rank. */
+static bool is_other_ranks_term(const struct hapt_program *program, int op, int input)
 {
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-        if (program->sharding->once[op][axis] >> input & 1u && program->sharding->place[axis] > 0) return true;
+        if (program->sharding->first_rank_inputs[op][axis] >> input & 1u &&
+            program->sharding->mesh_coordinate[axis] > 0)
+            return true;
     return false;
 }
 
@@ -107,12 +109,13 @@ void hapt_engine_describe_call(const struct hapt_program *program, const struct 
     memcpy(call->integer, what->integer, sizeof call->integer);
     memcpy(call->real, what->real, sizeof call->real);
     for (int i = 0; i < what->input_count; i++)
-        if (what->input[i] >= 0 && !is_elsewhere(program, op, i)) call->input[i] = describe(program, what->input[i]);
+        if (what->input[i] >= 0 && !is_other_ranks_term(program, op, i))
+            call->input[i] = describe(program, what->input[i]);
     for (int o = 0; o < what->output_count; o++)
         if (what->output[o] >= 0) call->output[o] = describe(program, what->output[o]);
     if (exchange_axis < 0) return;
-    call->exchange = options->links.exchange;
-    call->exchange_context = options->links.exchange_context[exchange_axis];
+    call->shard_reduce = options->links.shard_reduce;
+    call->shard_reduce_context = options->links.shard_reduce_context[exchange_axis];
 }
 
 static int trained_parameters(const struct hapt_program *program, size_t *elements)
@@ -128,8 +131,7 @@ static int trained_parameters(const struct hapt_program *program, size_t *elemen
     return count;
 }
 
-/* Scratch of the kernels that run over the resident blocks: the square sums, one double each, and what the kernels ask
- * for. */
+/* Scratch of the kernels that run over the resident blocks: the square sums, one double each, then the kernels' own. */
 static size_t flat_scratch(const struct hapt_engine_options *options, const struct hapt_program *program)
 {
     size_t elements, most = 0;
@@ -158,7 +160,7 @@ size_t hapt_engine_scratch(void *context, const struct hapt_program *program, in
     return kernel->workspace_bytes(&call);
 }
 
-size_t hapt_engine_scratch_on_paper(void *context, const struct hapt_program *program, int op)
+size_t hapt_engine_scratch_predicted(void *context, const struct hapt_program *program, int op)
 {
     if (op < 0) return 0;
     const struct hapt_op_type *type = hapt_op_type_at(program->graph->op[op].type);
@@ -188,7 +190,7 @@ static void bind_step(struct hapt_engine *engine, const struct hapt_program_step
     bound->forward_op = op->forward_op;
     hapt_engine_describe_call(engine->program, &engine->options, step->op, &bound->call);
     for (int i = 0; i < op->input_count; i++)
-        if (op->input[i] >= 0 && !is_elsewhere(engine->program, step->op, i))
+        if (op->input[i] >= 0 && !is_other_ranks_term(engine->program, step->op, i))
             bound->call.input[i].data = hapt_engine_operand(engine, op->input[i], slot);
     for (int o = 0; o < op->output_count; o++)
         if (op->output[o] >= 0) bound->call.output[o].data = hapt_engine_tensor(engine, op->output[o], slot);
@@ -196,48 +198,48 @@ static void bind_step(struct hapt_engine *engine, const struct hapt_program_step
     bound->call.workspace_bytes = engine->plan->scratch_bytes;
 }
 
-/* The group whose call does a sum in place inside the gradient block, or -1. */
-static int group_of(const struct hapt_engine *engine, const struct hapt_program_step *step,
-                    const struct bound_step *bound)
+/* The parameter group whose collective does this sum in place inside the gradient block, or -1. */
+static int parameter_group_of(const struct hapt_engine *engine, const struct hapt_program_step *step,
+                              const struct bound_step *bound)
 {
     const char *block = engine->memory + engine->plan->gradient_offset, *at = bound->call.output[0].data;
     if (step->kind != HAPT_COLLECTIVE_ALL_REDUCE || bound->call.input[0].data != at) return -1;
-    for (int g = 1; g < HAPT_MEMORY_GROUPS; g++) {
-        const struct hapt_memory_group *group = &engine->plan->group[g];
+    for (int g = 1; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group *group = &engine->plan->group[g];
         if (at >= block + group->first * sizeof(float) && at < block + group->end * sizeof(float)) return g;
     }
     return -1;
 }
 
-static bool touches(const struct bound_step *step, const void *place)
+static bool touches(const struct bound_step *step, const void *address)
 {
-    return step->call.input[0].data == place || step->call.output[0].data == place;
+    return step->call.input[0].data == address || step->call.output[0].data == address;
 }
 
-/* When a group's one call may come: behind all other steps that touch its tensors before their sums, and before those
- * that do behind. Where these cross, its sums are done one by one. */
-static void place_groups(struct hapt_engine *engine)
+/* Finds when a group's one collective may run: after the steps that touch its tensors before their sums, and before
+ * those that touch them afterwards. If these overlap, its sums are done one by one. */
+static void schedule_groups(struct hapt_engine *engine)
 {
     const struct section_binding *binding = &engine->section[HAPT_SECTION_REDUCE];
-    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
         int after = 0, before = binding->step_count, sums = 0;
         for (int s = 0; s < binding->step_count; s++) {
-            if (binding->step[s].group != g) continue;
+            if (binding->step[s].parameter_group != g) continue;
             sums++;
             for (int other = 0; other < binding->step_count; other++) {
                 const struct bound_step *step = &binding->step[other];
-                if (step->group == g || !touches(step, binding->step[s].call.output[0].data)) continue;
+                if (step->parameter_group == g || !touches(step, binding->step[s].call.output[0].data)) continue;
                 if (other < s && other + 1 > after) after = other + 1;
                 if (other > s && other < before) before = other;
             }
         }
         engine->group_before[g] = sums > 0 && after <= before ? after : -1;
         for (int s = 0; s < binding->step_count && engine->group_before[g] < 0; s++)
-            if (binding->step[s].group == g) binding->step[s].group = -1;
+            if (binding->step[s].parameter_group == g) binding->step[s].parameter_group = -1;
     }
 }
 
-/* The elements of a parameter in the blocks that this rank updates. */
+/* The elements of a parameter in the resident blocks that this rank updates. */
 static void updated_here(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor,
                          size_t *first, size_t *count)
 {
@@ -247,8 +249,8 @@ static void updated_here(const struct hapt_memory_plan *plan, const struct hapt_
         elements *= (size_t)program->tensor[tensor].shape[d];
     *first = end;
     end += elements;
-    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
-        const struct hapt_memory_group *group = &plan->group[g];
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group *group = &plan->group[g];
         if (plan->parameter_element[tensor] < group->first || plan->parameter_element[tensor] >= group->end) continue;
         if (*first < group->slice_first) *first = group->slice_first;
         if (end > group->slice_end) end = group->slice_end;
@@ -310,10 +312,10 @@ enum hapt_status hapt_engine_bind(struct hapt_engine *engine)
             for (int s = 0; s < binding->step_count; s++) {
                 struct bound_step *bound = &binding->step[slot * binding->step_count + s];
                 bind_step(engine, &program->step[section][s], slot, bound);
-                bound->group =
-                    section == HAPT_SECTION_REDUCE ? group_of(engine, &program->step[section][s], bound) : -1;
+                bound->parameter_group =
+                    section == HAPT_SECTION_REDUCE ? parameter_group_of(engine, &program->step[section][s], bound) : -1;
             }
     }
-    place_groups(engine);
+    schedule_groups(engine);
     return bind_flat(engine);
 }

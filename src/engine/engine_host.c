@@ -1,5 +1,5 @@
-/* Devices whose memory the host cannot read (a back end with `pin`): what links move passes through a block of
- * page-locked memory. */
+/* For devices whose memory the host cannot read (a back end with `pin`): collectives pass through a page-locked bounce
+ * buffer. */
 #include <string.h>
 
 #include "engine_private.h"
@@ -14,12 +14,12 @@ static size_t aligned(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-static size_t group_bytes(const struct hapt_memory_group *group)
+static size_t group_bytes(const struct hapt_parameter_group *group)
 {
     return (group->end - group->first) * sizeof(float);
 }
 
-/* The most that one call of a link moves: on one rank nothing. */
+/* Bytes of the largest transfer of one collective; 0 on a single rank. */
 static size_t bounce_bytes(const struct hapt_engine *engine)
 {
     size_t most = 0;
@@ -29,7 +29,7 @@ static size_t bounce_bytes(const struct hapt_engine *engine)
             const size_t bytes = aligned(view_bytes(&step->call.input[0])) + view_bytes(&step->call.output[0]);
             if (!step->kernel && bytes > most) most = bytes;
         }
-    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++)
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++)
         if (engine->plan->group[g].axes != 0 && group_bytes(&engine->plan->group[g]) > most)
             most = group_bytes(&engine->plan->group[g]);
     return most;
@@ -40,7 +40,7 @@ static enum hapt_status reserve(const struct hapt_engine *engine, size_t bytes, 
     void *made;
     if (bytes == 0) return HAPT_OK;
     HAPT_TRY(hapt_backend_pin(engine->options.backend, bytes, &made));
-    *memory = memset(made, 0, bytes); /* as device memory is */
+    *memory = memset(made, 0, bytes); /* zeroed, as device memory is */
     return HAPT_OK;
 }
 
@@ -62,7 +62,7 @@ static enum hapt_status copy(struct hapt_engine *engine, void *to, const void *f
     return engine->options.backend->copy(engine->queue, to, from, bytes);
 }
 
-enum hapt_status hapt_engine_move(struct hapt_engine *engine, const struct bound_step *step)
+enum hapt_status hapt_engine_run_collective(struct hapt_engine *engine, const struct bound_step *step)
 {
     const struct hapt_engine_links *links = &engine->options.links;
     const struct hapt_view *in = &step->call.input[0], *out = &step->call.output[0];

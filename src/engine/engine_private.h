@@ -1,4 +1,4 @@
-/* The engine's own structure, shared by its files. */
+/* The engine's structure, shared by its source files. */
 #ifndef HAPT_ENGINE_PRIVATE_H
 #define HAPT_ENGINE_PRIVATE_H
 
@@ -9,16 +9,16 @@ struct bound_step {
     const struct hapt_kernel *kernel;
     struct hapt_call call;
     int op, forward_op;
-    int group; /* REDUCE: group whose one call serves this sum; -1: none */
+    int parameter_group; /* REDUCE: parameter group whose collective does this sum; -1: none */
 };
 
-/* Kernel steps that follow each other without the host (engine_replay.c). */
-struct chain {
+/* Consecutive kernel steps without host work between them (engine_replay.c). */
+struct replay_range {
     int first, end; /* steps of its section */
-    enum chain_choice { CHAIN_TRIES_STEPS, CHAIN_TRIES_REPLAYS, CHAIN_STEPS, CHAIN_REPLAYS } choice;
-    int trials;               /* of what is being tried */
-    double steps_s, replay_s; /* the shortest of its trials; 0: none */
-    struct chain_slot {
+    enum range_choice { RANGE_TRIES_STEPS, RANGE_TRIES_REPLAYS, RANGE_STEPS, RANGE_REPLAYS } choice;
+    int trials;               /* of the current choice */
+    double steps_s, replay_s; /* shortest trial; 0: none */
+    struct range_slot {
         int runs, replays; /* so far */
         struct hapt_replay *replay;
     } * slot; /* [slots] */
@@ -27,8 +27,8 @@ struct chain {
 struct section_binding {
     int step_count;
     struct bound_step *step; /* [slots][step_count] */
-    int chain_count;
-    struct chain *chain; /* in order; none where nothing can be replayed */
+    int range_count;
+    struct replay_range *range; /* in order; none if nothing can be replayed */
 };
 
 struct hapt_engine {
@@ -38,63 +38,63 @@ struct hapt_engine {
     struct hapt_memory_plan *plan;
     struct hapt_queue *queue;
     char *memory; /* device memory, plan->total_bytes */
-    char *bounce; /* host memory where the host cannot read the device's (engine_host.c); else NULL */
+    char *bounce; /* bounce buffer on the host if it cannot read device memory (engine_host.c); else NULL */
     struct section_binding section[HAPT_SECTION_COUNT];
-    int parameter_count;                  /* trained ones; square sums in their order */
-    int *parameter;                       /* [parameter_count] program tensors */
-    struct bound_step *square_sum;        /* [parameter_count] */
-    double *square;                       /* [parameter_count] host copy of the sums */
-    size_t *bound;                        /* [ranks of the mesh + 1] */
-    int group_before[HAPT_MEMORY_GROUPS]; /* REDUCE: the step before which the group's call comes; -1: there is none */
-    struct bound_step zero;               /* of the gradient block */
-    struct chain norm;                    /* the square sums; end 0: they are not replayed */
+    int parameter_count;                     /* trained parameters; square sums are in their order */
+    int *parameter;                          /* [parameter_count] program tensors */
+    struct bound_step *square_sum;           /* [parameter_count] */
+    double *square;                          /* [parameter_count] host copy of the sums */
+    size_t *bound;                           /* [ranks of the mesh + 1] */
+    int group_before[HAPT_PARAMETER_GROUPS]; /* REDUCE: the group's collective runs before this step; -1: it has none */
+    struct bound_step zero;                  /* zeroes the gradient block */
+    struct replay_range norm;                /* the square sums; end 0: not replayed */
     struct {
-        struct chain *chain; /* NULL: none is under way */
+        struct replay_range *range; /* NULL: no trial is running */
         struct hapt_event *from, *to;
         bool replayed;
     } trial;
     const struct hapt_kernel *convert, *update;
-    enum hapt_dtype copy_dtype; /* of the weights' compute copy, where there is one */
+    enum hapt_dtype copy_dtype; /* of the weights' compute copy, if any */
 };
 
-/* Engine of a plan to be: everything that is known before memory is. */
+/* Usable before memory is planned. */
 enum hapt_status hapt_engine_check_kernels(const struct hapt_program *program,
                                            const struct hapt_engine_options *options);
 const struct hapt_kernel *hapt_engine_find_kernel(const struct hapt_program *program,
                                                   const struct hapt_engine_options *options, int op);
-/* The call of an operator without addresses: shapes, types, attributes. */
+/* Fills an operator's call except for addresses: shapes, types, attributes. */
 void hapt_engine_describe_call(const struct hapt_program *program, const struct hapt_engine_options *options, int op,
                                struct hapt_call *call);
-/* A flat array of `elements`. */
+/* View of a flat array. */
 struct hapt_view hapt_engine_flat_view(void *data, enum hapt_dtype dtype, size_t elements);
-/* Where the compute type of a parameter stands: its copy, or the master weight itself. */
+/* Address that kernels read: a parameter's compute copy if it has one, else the tensor itself. */
 void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot);
 enum hapt_status hapt_engine_bind(struct hapt_engine *engine);
-/* One step: starts its kernel, or moves what it moves. */
+/* Runs one step: starts its kernel, or runs its collective. */
 enum hapt_status hapt_engine_run(struct hapt_engine *engine, const struct bound_step *bound);
-/* hapt_engine_run_part without its end. */
+/* hapt_engine_run_part without the wait at its end. */
 enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
                                         int end_op);
-/* Waits for what is queued. */
+/* Waits for queued work, then judges the trial that was running. */
 enum hapt_status hapt_engine_finish(struct hapt_engine *engine);
 
-/* engine_replay.c. Behind hapt_engine_bind: what can be replayed. */
-enum hapt_status hapt_engine_find_chains(struct hapt_engine *engine);
-void hapt_engine_forget_chains(struct hapt_engine *engine);
-/* Queues a chain of the steps of a slot, in the way that is the faster or has to be tried; the trial under way is
- * judged when it has ended. */
-enum hapt_status hapt_engine_run_chain(struct hapt_engine *engine, struct chain *chain, const struct bound_step *step,
-                                       int slot);
+/* engine_replay.c. Call after hapt_engine_bind: finds what can be replayed. */
+enum hapt_status hapt_engine_find_replay_ranges(struct hapt_engine *engine);
+void hapt_engine_disable_replays(struct hapt_engine *engine);
+/* Queues a range of the steps of a slot, step by step or as a replay: whichever is faster or being tried. A running
+ * trial is judged when it has ended. */
+enum hapt_status hapt_engine_run_range(struct hapt_engine *engine, struct replay_range *range,
+                                       const struct bound_step *step, int slot);
 void hapt_engine_judge_trial(struct hapt_engine *engine);
-/* Of a part that has taken *time_s, `queued_s` of it until all was queued: what a replay takes, where that is less. */
+/* A part has taken *time_s, of which queueing took `queued_s`. If a replay is faster, *time_s becomes its time. */
 void hapt_engine_time_replay(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op, int end_op,
                              double queued_s, double *time_s);
 
 /* engine_host.c */
 void hapt_engine_release_host(struct hapt_engine *engine);
-/* A collective step, by the owner's link; nothing is queued before. */
-enum hapt_status hapt_engine_move(struct hapt_engine *engine, const struct bound_step *step);
-/* *block becomes its copy on the host where the host cannot read it; and back. */
+/* Runs a collective step through the owner's links; nothing may be queued before. */
+enum hapt_status hapt_engine_run_collective(struct hapt_engine *engine, const struct bound_step *step);
+/* to_host: *block becomes its copy on the host, if the host cannot read it. from_host: copies it back. */
 enum hapt_status hapt_engine_to_host(struct hapt_engine *engine, float **block, size_t elements);
 enum hapt_status hapt_engine_from_host(struct hapt_engine *engine, float *block, const float *host, size_t elements);
 

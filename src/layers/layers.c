@@ -1,8 +1,8 @@
 /*
- * Layers: modules first (modules.c), then each module's operators are clustered on their own, so that equal modules
- * give equal layers (HAPT 5.1). Inside a module: contiguous parts whose largest FLOPs are about minimal, cut where
- * little data crosses. Where nothing repeats and one operator outweighs the rest no parts are balanced: a few are made
- * all the same, since stages are cut between layers only.
+ * Builds layers: finds modules (modules.c), then clusters each module's operators separately, so that equal modules
+ * give equal layers (HAPT 5.1). A module is split into contiguous parts with nearly minimal largest FLOPs, at
+ * boundaries that few bytes cross. If nothing repeats and one operator outweighs the rest, balanced parts do not exist.
+ * A few parts are made even then, because stages can be split between layers only.
  */
 #include "hapt/layers.h"
 
@@ -14,54 +14,55 @@
 #include "modules.h"
 #include "structure.h"
 
-/* Parts may exceed the smallest possible largest part by this share when cheaper cuts ask for it. */
+/* Parts may exceed the smallest possible largest part by this share, to allow cheaper boundaries. */
 #define BALANCE_SLACK 0.10
 /* "As fine as balance allows": the largest part is at most this multiple of the mean part. */
 #define BALANCE_LIMIT 1.2
-/* What the dearest cuts everywhere would add to parts of equal FLOPs, as a share, where balance is out of reach. */
-#define CUT_WEIGHT 0.10
+/* Without balance: weight of boundary bytes. If all boundaries were the most expensive one, they would add this share
+ * to the cost of parts with equal FLOPs. */
+#define BOUNDARY_WEIGHT 0.10
 enum { MAX_PARTS = 1024, FEWEST_PARTS = 8 /* of a model in which nothing repeats, if it has as many operators */ };
 
 struct builder {
     const struct hapt_graph *graph;
     struct hapt_arena *arena;
-    double *flops;     /* [forward_count + 1] prefix sums: forward and backward */
-    double *cut_bytes; /* [forward_count + 1] */
-    int atoms;         /* runs of operators that no layer may be cut in, mostly single ones */
-    int *atom;         /* [atoms + 1] first operators */
-    int *atom_of;      /* [forward_count + 1] */
+    double *flops;          /* [forward_count + 1] prefix sums: forward and backward */
+    double *boundary_bytes; /* [forward_count + 1] bytes that cross the boundary before each operator */
+    int atoms;              /* runs of operators without a layer boundary inside, mostly single operators */
+    int *atom;              /* [atoms + 1] first operators */
+    int *atom_of;           /* [forward_count + 1] */
 };
 
-/* A stretch of items that are not cut inside: item i is operators [position[i], position[i + 1]). */
-struct stretch {
+/* A run of items to split into parts: item i is operators [position[i], position[i + 1]). */
+struct op_run {
     const int *position;
     int items;
 };
 
-static double stretch_flops(const struct builder *builder, const struct stretch *stretch, int first, int end)
+static double run_flops(const struct builder *builder, const struct op_run *run, int first, int end)
 {
-    return builder->flops[stretch->position[end]] - builder->flops[stretch->position[first]];
+    return builder->flops[run->position[end]] - builder->flops[run->position[first]];
 }
 
-/* Can the stretch be cut into at most `parts` parts of at most `limit` FLOPs? */
-static bool fits(const struct builder *builder, const struct stretch *stretch, int parts, double limit)
+/* Can the run be split into at most `parts` parts of at most `limit` FLOPs? */
+static bool fits(const struct builder *builder, const struct op_run *run, int parts, double limit)
 {
     int used = 1;
-    for (int first = 0, item = 0; item < stretch->items; item++) {
-        if (stretch_flops(builder, stretch, first, item + 1) <= limit) continue;
+    for (int first = 0, item = 0; item < run->items; item++) {
+        if (run_flops(builder, run, first, item + 1) <= limit) continue;
         if (first == item || ++used > parts) return false;
         first = item--;
     }
     return true;
 }
 
-/* The smallest possible largest part, a few roundings too large. */
-static double smallest_maximum(const struct builder *builder, const struct stretch *stretch, int parts)
+/* FLOPs of the smallest possible largest part, too large only by rounding. */
+static double smallest_maximum(const struct builder *builder, const struct op_run *run, int parts)
 {
-    double low = 0, high = stretch_flops(builder, stretch, 0, stretch->items);
+    double low = 0, high = run_flops(builder, run, 0, run->items);
     for (int round = 0; round < 60; round++) {
         const double middle = low + 0.5 * (high - low);
-        if (fits(builder, stretch, parts, middle))
+        if (fits(builder, run, parts, middle))
             high = middle;
         else
             low = middle;
@@ -69,28 +70,28 @@ static double smallest_maximum(const struct builder *builder, const struct stret
     return high;
 }
 
-/* Where parts cannot be balanced a cut's bytes are weighed against the parts' squared FLOPs: a byte in those. */
-static double squares_of_byte(const struct builder *builder, const struct stretch *stretch, int parts)
+/* Without balance, boundary bytes and the parts' squared FLOPs are added up: weight of one byte in this sum. */
+static double boundary_byte_weight(const struct builder *builder, const struct op_run *run, int parts)
 {
-    const double total = stretch_flops(builder, stretch, 0, stretch->items);
+    const double total = run_flops(builder, run, 0, run->items);
     double most = 0;
-    for (int item = 1; item < stretch->items; item++) most = fmax(most, builder->cut_bytes[stretch->position[item]]);
-    return parts < 2 || most == 0 ? 0 : CUT_WEIGHT * total * total / parts / (most * (parts - 1));
+    for (int item = 1; item < run->items; item++) most = fmax(most, builder->boundary_bytes[run->position[item]]);
+    return parts < 2 || most == 0 ? 0 : BOUNDARY_WEIGHT * total * total / parts / (most * (parts - 1));
 }
 
-/* Cuts into exactly `parts` (at most `items`) parts. Balanced: none beyond the slack, the least sum of bytes over the
- * cuts, then the least sum of squared FLOPs. Else: the least of both sums together. Then the first cuts. end[p] is the
- * end item of part p. */
-static enum hapt_status cut_stretch(const struct builder *builder, const struct stretch *stretch, int parts,
-                                    bool balanced, int *end)
+/* Splits into exactly `parts` (at most `items`) parts; end[p] is the end item of part p. Balanced: no part exceeds the
+ * slack; minimises the sum of boundary bytes, then the sum of squared FLOPs. Else: minimises the weighted sum of both.
+ * On a tie the first boundaries win. */
+static enum hapt_status split_run(const struct builder *builder, const struct op_run *run, int parts, bool balanced,
+                                  int *end)
 {
     struct cost {
         double sum, squares;
         int from;
     } * table;
-    const int items = stretch->items;
-    const double limit = balanced ? (1 + BALANCE_SLACK) * smallest_maximum(builder, stretch, parts) : INFINITY;
-    const double byte = balanced ? 1 : squares_of_byte(builder, stretch, parts);
+    const int items = run->items;
+    const double limit = balanced ? (1 + BALANCE_SLACK) * smallest_maximum(builder, run, parts) : INFINITY;
+    const double byte = balanced ? 1 : boundary_byte_weight(builder, run, parts);
     HAPT_NEW(table, builder->arena, (size_t)(parts + 1) * (size_t)(items + 1));
 #define AT(part, item) table[(size_t)(part) * (size_t)(items + 1) + (size_t)(item)]
     for (int item = 0; item <= items; item++) AT(0, item).sum = item == 0 ? 0 : INFINITY;
@@ -98,9 +99,9 @@ static enum hapt_status cut_stretch(const struct builder *builder, const struct 
         AT(part, 0).sum = INFINITY;
         for (int item = 1; item <= items; item++) {
             struct cost best = {INFINITY, INFINITY, -1};
-            const double here = item == items ? 0 : byte * builder->cut_bytes[stretch->position[item]];
+            const double here = item == items ? 0 : byte * builder->boundary_bytes[run->position[item]];
             for (int first = item - 1; first >= part - 1; first--) {
-                const double flops = stretch_flops(builder, stretch, first, item);
+                const double flops = run_flops(builder, run, first, item);
                 if (flops > limit) break;
                 const struct cost *before = &AT(part - 1, first);
                 const struct cost cost = {before->sum + here + (balanced ? 0 : flops * flops),
@@ -120,19 +121,18 @@ static enum hapt_status cut_stretch(const struct builder *builder, const struct 
     return HAPT_OK;
 }
 
-static bool balances(const struct builder *builder, const struct stretch *stretch, int parts)
+static bool balances(const struct builder *builder, const struct op_run *run, int parts)
 {
-    return smallest_maximum(builder, stretch, parts) <=
-           BALANCE_LIMIT * stretch_flops(builder, stretch, 0, stretch->items) / parts;
+    return smallest_maximum(builder, run, parts) <= BALANCE_LIMIT * run_flops(builder, run, 0, run->items) / parts;
 }
 
-/* The largest number of parts up to `wanted` that balance allows. */
-static int balanced_parts(const struct builder *builder, const struct stretch *stretch, int wanted)
+/* Largest number of parts, up to `wanted`, that balance allows. */
+static int balanced_parts(const struct builder *builder, const struct op_run *run, int wanted)
 {
     int best = 1;
-    if (wanted > stretch->items) wanted = stretch->items;
+    if (wanted > run->items) wanted = run->items;
     for (int parts = 2; parts <= wanted && parts <= MAX_PARTS; parts++)
-        if (balances(builder, stretch, parts)) best = parts;
+        if (balances(builder, run, parts)) best = parts;
     return best;
 }
 
@@ -148,13 +148,13 @@ static double largest_op(const struct builder *builder)
 static enum hapt_status find_atoms(struct builder *builder)
 {
     const int count = builder->graph->forward_count;
-    bool *whole;
-    HAPT_NEW(whole, builder->arena, count + 1);
+    bool *unsplittable;
+    HAPT_NEW(unsplittable, builder->arena, count + 1);
     HAPT_NEW(builder->atom, builder->arena, count + 1);
     HAPT_NEW(builder->atom_of, builder->arena, count + 1);
-    HAPT_TRY(hapt_structure_whole(builder->graph, builder->arena, whole));
+    HAPT_TRY(hapt_structure_unsplittable(builder->graph, builder->arena, unsplittable));
     for (int op = 0; op < count; op++) {
-        if (!whole[op]) builder->atom[builder->atoms++] = op;
+        if (!unsplittable[op]) builder->atom[builder->atoms++] = op;
         builder->atom_of[op] = builder->atoms - 1;
     }
     builder->atom[builder->atoms] = count;
@@ -162,7 +162,7 @@ static enum hapt_status find_atoms(struct builder *builder)
     return HAPT_OK;
 }
 
-/* Equal keys for atoms of equal structure: ranks of their hashes in order of first appearance. */
+/* Equal keys for atoms of equal structure: the index of the first atom with the same hash. */
 static enum hapt_status structure_keys(const struct builder *builder, int *key, bool *heavy)
 {
     uint64_t *hash;
@@ -183,66 +183,65 @@ static enum hapt_status structure_keys(const struct builder *builder, int *key, 
     return HAPT_OK;
 }
 
-static void module_stretch(const struct builder *builder, const struct hapt_module *module, struct stretch *stretch)
+static void module_run(const struct builder *builder, const struct hapt_module *module, struct op_run *run)
 {
-    stretch->position = builder->atom + builder->atom_of[module->first_op];
-    stretch->items = builder->atom_of[module->end_op] - builder->atom_of[module->first_op];
+    run->position = builder->atom + builder->atom_of[module->first_op];
+    run->items = builder->atom_of[module->end_op] - builder->atom_of[module->first_op];
 }
 
-/* A model in which nothing repeats: as many layers as asked for; without a wish as many as balance allows, but a few at
- * least. */
-static int parts_of_whole(const struct builder *builder, const struct stretch *stretch, int granularity)
+/* Number of layers of a model in which nothing repeats: `granularity`. If it is 0, as many as balance allows, but at
+ * least FEWEST_PARTS. */
+static int parts_of_unrepeated(const struct builder *builder, const struct op_run *run, int granularity)
 {
     int parts = granularity;
     if (granularity == 0) {
-        const double share = stretch_flops(builder, stretch, 0, stretch->items) / largest_op(builder);
-        parts = share < MAX_PARTS ? balanced_parts(builder, stretch, (int)lround(share)) : MAX_PARTS;
+        const double share = run_flops(builder, run, 0, run->items) / largest_op(builder);
+        parts = share < MAX_PARTS ? balanced_parts(builder, run, (int)lround(share)) : MAX_PARTS;
         if (parts < FEWEST_PARTS) parts = FEWEST_PARTS;
     }
     if (parts > MAX_PARTS) parts = MAX_PARTS;
-    return parts < stretch->items ? parts : stretch->items;
+    return parts < run->items ? parts : run->items;
 }
 
-/* How many layers each module gets. Without a wish: repeated modules as fine as balance allows, the others in layers of
- * about the same size. With one: in proportion to FLOPs. */
+/* Chooses the number of layers of each module. granularity 0: repeated modules as fine as balance allows, the others in
+ * layers of about the same FLOPs. Else: in proportion to FLOPs. */
 static void choose_parts(const struct builder *builder, const struct hapt_layers *layers, int granularity, int *parts)
 {
     double unit = 0;
     const double total = builder->flops[builder->graph->forward_count];
-    struct stretch stretch;
+    struct op_run run;
     for (int m = 0; m < layers->module_count; m++) {
-        module_stretch(builder, &layers->module[m], &stretch);
-        parts[m] = layers->module[m].kind >= 0 ? balanced_parts(builder, &stretch, stretch.items) : 1;
-        if (layers->module[m].kind >= 0) unit = fmax(unit, smallest_maximum(builder, &stretch, parts[m]));
+        module_run(builder, &layers->module[m], &run);
+        parts[m] = layers->module[m].kind >= 0 ? balanced_parts(builder, &run, run.items) : 1;
+        if (layers->module[m].kind >= 0) unit = fmax(unit, smallest_maximum(builder, &run, parts[m]));
     }
     if (layers->module_count == 1) {
-        parts[0] = parts_of_whole(builder, &stretch, granularity);
+        parts[0] = parts_of_unrepeated(builder, &run, granularity);
         return;
     }
     for (int m = 0; m < layers->module_count; m++) {
-        module_stretch(builder, &layers->module[m], &stretch);
-        const double flops = stretch_flops(builder, &stretch, 0, stretch.items);
+        module_run(builder, &layers->module[m], &run);
+        const double flops = run_flops(builder, &run, 0, run.items);
         const bool repeated = layers->module[m].kind >= 0;
         if (granularity == 0 && repeated) continue;
         const double share = granularity == 0 ? flops / unit : total > 0 ? flops * granularity / total : 1;
         const int wanted = share < 1.5 ? 1 : share > MAX_PARTS ? MAX_PARTS : (int)lround(share);
-        parts[m] =
-            repeated ? (wanted < stretch.items ? wanted : stretch.items) : balanced_parts(builder, &stretch, wanted);
+        parts[m] = repeated ? (wanted < run.items ? wanted : run.items) : balanced_parts(builder, &run, wanted);
     }
 }
 
-static enum hapt_status add_layers(const struct builder *builder, struct hapt_layers *layers,
-                                   const struct stretch *stretch, int parts)
+static enum hapt_status add_layers(const struct builder *builder, struct hapt_layers *layers, const struct op_run *run,
+                                   int parts)
 {
     int *end;
     HAPT_NEW(end, builder->arena, parts);
-    const bool balanced = layers->module_count > 1 || balances(builder, stretch, parts);
-    HAPT_TRY(cut_stretch(builder, stretch, parts, balanced, end));
-    for (int part = 0; part < parts; part++) layers->end_op[layers->count++] = stretch->position[end[part]];
+    const bool balanced = layers->module_count > 1 || balances(builder, run, parts);
+    HAPT_TRY(split_run(builder, run, parts, balanced, end));
+    for (int part = 0; part < parts; part++) layers->end_op[layers->count++] = run->position[end[part]];
     return HAPT_OK;
 }
 
-/* Layers inside modules, or, when fewer layers than modules are wanted, of whole modules. */
+/* Makes layers inside modules; if fewer layers than modules are wanted, layers of complete modules. */
 static enum hapt_status cluster(const struct builder *builder, int granularity, struct hapt_layers *layers)
 {
     const int count = builder->graph->forward_count;
@@ -252,13 +251,13 @@ static enum hapt_status cluster(const struct builder *builder, int granularity, 
     if (granularity > 0 && granularity < layers->module_count) {
         for (int m = 0; m < layers->module_count; m++) start[m] = layers->module[m].first_op;
         start[layers->module_count] = count;
-        return add_layers(builder, layers, &(struct stretch){start, layers->module_count}, granularity);
+        return add_layers(builder, layers, &(struct op_run){start, layers->module_count}, granularity);
     }
     choose_parts(builder, layers, granularity, parts);
     for (int m = 0; m < layers->module_count; m++) {
-        struct stretch stretch;
-        module_stretch(builder, &layers->module[m], &stretch);
-        HAPT_TRY(add_layers(builder, layers, &stretch, parts[m]));
+        struct op_run run;
+        module_run(builder, &layers->module[m], &run);
+        HAPT_TRY(add_layers(builder, layers, &run, parts[m]));
     }
     return HAPT_OK;
 }
@@ -273,10 +272,10 @@ static enum hapt_status build(struct builder *builder, const struct hapt_layers_
     HAPT_NEW(key, builder->arena, count);
     HAPT_NEW(heavy, builder->arena, count);
     HAPT_NEW(builder->flops, builder->arena, count + 1);
-    HAPT_NEW(builder->cut_bytes, builder->arena, count + 1);
+    HAPT_NEW(builder->boundary_bytes, builder->arena, count + 1);
     hapt_structure_flops(builder->graph, builder->flops + 1);
     for (int op = 0; op < count; op++) builder->flops[op + 1] += builder->flops[op];
-    HAPT_TRY(hapt_structure_cut_bytes(builder->graph, builder->arena, builder->cut_bytes));
+    HAPT_TRY(hapt_structure_boundary_bytes(builder->graph, builder->arena, builder->boundary_bytes));
     HAPT_TRY(find_atoms(builder));
     HAPT_TRY(structure_keys(builder, key, heavy));
     HAPT_TRY(hapt_modules_find(key, heavy, builder->atoms, options->heavy_minimum, builder->arena, &module,
@@ -297,7 +296,7 @@ static enum hapt_status build(struct builder *builder, const struct hapt_layers_
         while (layers->module[m].end_op <= first_op) m++;
         layers->module_of[l] = m;
         layers->flops[l] = builder->flops[layers->end_op[l]] - builder->flops[first_op];
-        layers->boundary_bytes[l] = builder->cut_bytes[layers->end_op[l]];
+        layers->boundary_bytes[l] = builder->boundary_bytes[layers->end_op[l]];
     }
     return HAPT_OK;
 }
@@ -320,7 +319,8 @@ enum hapt_status hapt_layers_build(const struct hapt_graph *graph, const struct 
 enum hapt_status hapt_layers_check(const struct hapt_layers *layers, const struct hapt_graph *graph)
 {
     const char *hint = "the layers belong to another model";
-    if (layers->count < 1 || layers->module_count < 1) return hapt_fail(HAPT_ERR_INPUT, hint, "there are no layers");
+    if (layers->count < 1 || layers->module_count < 1)
+        return hapt_fail(HAPT_ERR_INPUT, hint, "the model has no layers");
     for (int l = 0, end = 0; l < layers->count; end = layers->end_op[l++]) {
         if (layers->end_op[l] <= end || layers->end_op[l] > graph->forward_count || !(layers->flops[l] >= 0) ||
             !(layers->boundary_bytes[l] >= 0) || layers->module_of[l] < 0 ||
@@ -330,7 +330,7 @@ enum hapt_status hapt_layers_check(const struct hapt_layers *layers, const struc
     }
     for (int m = 0, end = 0; m < layers->module_count; end = layers->module[m++].end_op) {
         if (layers->module[m].first_op == end && layers->module[m].end_op > end) continue;
-        return hapt_fail(HAPT_ERR_INPUT, hint, "module %d does not begin where the one before ends", m);
+        return hapt_fail(HAPT_ERR_INPUT, hint, "module %d does not begin where the previous one ends", m);
     }
     if (layers->end_op[layers->count - 1] != graph->forward_count ||
         layers->module[layers->module_count - 1].end_op != graph->forward_count ||

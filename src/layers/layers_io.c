@@ -1,4 +1,4 @@
-/* Layers as a table for people and as a group of a run file. */
+/* Layers as a table for people and as an HDF5 group of a run file. */
 #include <stdio.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ static int module_layers(const struct hapt_layers *layers, int module)
     return count;
 }
 
-/* Modules behind `first` that repeat it, layer by layer: shown once. */
+/* Number of consecutive modules, from `first` on, that are equal layer by layer; the table shows them once. */
 static int repetitions(const struct hapt_layers *layers, int first)
 {
     int count = 1;
@@ -25,7 +25,7 @@ static int repetitions(const struct hapt_layers *layers, int first)
     return count;
 }
 
-/* "layer_norm linear attention ..." of a layer, cut to the width of the table. */
+/* Operator names of a layer, "layer_norm linear attention ...", truncated to the width of the table. */
 static void layer_operators(const struct hapt_layers *layers, const struct hapt_graph *graph, int layer, char *text,
                             size_t size)
 {

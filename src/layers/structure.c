@@ -45,7 +45,7 @@ uint64_t hapt_structure_of_op(const struct hapt_graph *graph, int op)
     return hash;
 }
 
-/* last[tensor]: the last forward operator that reads it, itself or in its backward operators. */
+/* last[tensor]: last forward operator that reads it, directly or through its backward operators. */
 static enum hapt_status last_readers(const struct hapt_graph *graph, struct hapt_arena *arena, int **last)
 {
     HAPT_NEW(*last, arena, graph->tensor_count);
@@ -58,9 +58,10 @@ static enum hapt_status last_readers(const struct hapt_graph *graph, struct hapt
     return HAPT_OK;
 }
 
-enum hapt_status hapt_structure_whole(const struct hapt_graph *graph, struct hapt_arena *arena, bool *whole)
+enum hapt_status hapt_structure_unsplittable(const struct hapt_graph *graph, struct hapt_arena *arena,
+                                             bool *unsplittable)
 {
-    int *last, *opened; /* [cut] how many begin to cross, less how many end */
+    int *last, *opened; /* [boundary] tensors that start to cross it, minus those that end */
     HAPT_TRY(last_readers(graph, arena, &last));
     HAPT_NEW(opened, arena, graph->forward_count + 2);
     for (int t = 0; t < graph->tensor_count; t++) {
@@ -70,25 +71,27 @@ enum hapt_status hapt_structure_whole(const struct hapt_graph *graph, struct hap
         opened[tensor->producer + 1]++;
         opened[last[t] + 1]--;
     }
-    for (int cut = 0, crossing = 0; cut <= graph->forward_count; cut++) {
-        crossing += opened[cut];
-        whole[cut] = crossing > 0;
+    for (int boundary = 0, crossing = 0; boundary <= graph->forward_count; boundary++) {
+        crossing += opened[boundary];
+        unsplittable[boundary] = crossing > 0;
     }
     return HAPT_OK;
 }
 
-enum hapt_status hapt_structure_cut_bytes(const struct hapt_graph *graph, struct hapt_arena *arena, double *cut_bytes)
+enum hapt_status hapt_structure_boundary_bytes(const struct hapt_graph *graph, struct hapt_arena *arena,
+                                               double *boundary_bytes)
 {
     int *last;
     HAPT_TRY(last_readers(graph, arena, &last));
-    memset(cut_bytes, 0, (size_t)(graph->forward_count + 1) * sizeof *cut_bytes);
+    memset(boundary_bytes, 0, (size_t)(graph->forward_count + 1) * sizeof *boundary_bytes);
     for (int t = 0; t < graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &graph->tensor[t];
         if (tensor->kind != HAPT_TENSOR_ACTIVATION || last[t] <= tensor->producer) continue;
-        cut_bytes[tensor->producer + 1] += (double)hapt_tensor_bytes(tensor);
-        cut_bytes[last[t] + 1] -= (double)hapt_tensor_bytes(tensor); /* whole numbers below 2^53: exact */
+        boundary_bytes[tensor->producer + 1] += (double)hapt_tensor_bytes(tensor);
+        boundary_bytes[last[t] + 1] -= (double)hapt_tensor_bytes(tensor); /* integers below 2^53: exact */
     }
-    for (int cut = 1; cut <= graph->forward_count; cut++) cut_bytes[cut] += cut_bytes[cut - 1];
+    for (int boundary = 1; boundary <= graph->forward_count; boundary++)
+        boundary_bytes[boundary] += boundary_bytes[boundary - 1];
     return HAPT_OK;
 }
 
@@ -100,8 +103,9 @@ void hapt_structure_flops(const struct hapt_graph *graph, double *flops)
     }
 }
 
-/* Does a tensor cross the boundaries of a range of forward operators? Activations enter when written before and leave
- * when read behind; gradients enter when written behind and leave when read or added to before. */
+/* Flags: how a tensor crosses the boundaries of a range of forward operators. An activation enters if written before
+ * the range, and leaves if read after it. A gradient enters if written after the range, and leaves if read or added to
+ * before it. */
 enum { ENTERS = 1, LEAVES = 2 };
 
 static void note_crossings(const struct hapt_graph *graph, int first_op, int end_op, unsigned char *crossing)
@@ -122,8 +126,8 @@ static void note_crossings(const struct hapt_graph *graph, int first_op, int end
     }
 }
 
-/* A tensor by its number in order of first appearance in the range; at that first time with all that matters of it. Use
- * of a parameter elsewhere does not change the program here. */
+/* Mixes in a tensor's number in order of first appearance in the range, and at the first appearance its relevant
+ * properties. Uses of a parameter elsewhere do not change the program of this range. */
 static uint64_t mix_operand(uint64_t hash, const struct hapt_graph *graph, int tensor, const unsigned char *crossing,
                             int *number, int *numbers)
 {
@@ -146,7 +150,7 @@ uint64_t hapt_layers_structure(const struct hapt_layers *layers, const struct ha
     const int64_t range[] = {first, end};
     uint64_t hash = 2;
     if (!crossing || !number) {
-        hash = hapt_hash(3, range, sizeof range); /* without memory no two ranges are taken as equal */
+        hash = hapt_hash(3, range, sizeof range); /* out of memory: treat no two ranges as equal */
     } else {
         note_crossings(graph, first_op, end_op, crossing);
         for (int index = 0; index < graph->op_count; index++) {
@@ -167,19 +171,19 @@ uint64_t hapt_layers_structure(const struct hapt_layers *layers, const struct ha
 }
 
 /*
- * The same for all ranges, by their common beginnings. A range's operators are mixed place by place: a forward operator
- * and, at once, its backward operators, which adds nothing and leaves nothing out since backward operators run in
- * reverse order of places. So from one first layer on, the hash grows with the last one; only what crosses the range's
- * end is mixed apart.
+ * The same for all ranges at once; ranges with the same first layer share their prefix. Operators are mixed by
+ * position: each forward operator is followed at once by its backward operators. This order is equivalent, because
+ * backward operators run in reverse order of positions. So for one first layer, the hash is extended layer by layer;
+ * only the tensors that cross the range's end are mixed separately.
  */
 struct all_ranges {
     const struct hapt_graph *graph;
-    int *backward_start, *backward; /* [forward_count + 1] backward operators of each place, in their order */
-    int *lowest;                    /* [tensor] first place that touches it */
-    int *highest_read;              /* [tensor] last place that reads it, */
-    int *highest_write;             /* ... that writes it */
-    uint64_t *kind, *facts;         /* [op], [tensor] what does not depend on the range */
-    int *number, *stamp;            /* [tensor] its number in the ranges from layer stamp - 1 on */
+    int *backward_start, *backward; /* [forward_count + 1] backward operators of each position, in order */
+    int *first_use;                 /* [tensor] first position that uses it */
+    int *last_read;                 /* [tensor] last position that reads it */
+    int *last_write;                /* [tensor] last position that writes it */
+    uint64_t *kind, *facts;         /* [op], [tensor] hash of the properties that do not depend on the range */
+    int *number, *stamp;            /* [tensor] its number in the ranges that start at layer stamp - 1 */
     int numbers, first_op, mark;
 };
 
@@ -195,30 +199,30 @@ static enum hapt_status all_ranges_init(const struct hapt_graph *graph, const ui
     *all = (struct all_ranges){.graph = graph};
     HAPT_NEW(all->backward_start, scratch, graph->forward_count + 2);
     HAPT_NEW(all->backward, scratch, graph->op_count);
-    HAPT_NEW(all->lowest, scratch, graph->tensor_count);
-    HAPT_NEW(all->highest_read, scratch, graph->tensor_count);
-    HAPT_NEW(all->highest_write, scratch, graph->tensor_count);
+    HAPT_NEW(all->first_use, scratch, graph->tensor_count);
+    HAPT_NEW(all->last_read, scratch, graph->tensor_count);
+    HAPT_NEW(all->last_write, scratch, graph->tensor_count);
     HAPT_NEW(all->kind, scratch, graph->op_count);
     HAPT_NEW(all->facts, scratch, graph->tensor_count);
     HAPT_NEW(all->number, scratch, graph->tensor_count);
     HAPT_NEW(all->stamp, scratch, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++) {
-        all->lowest[t] = graph->forward_count;
-        all->highest_read[t] = all->highest_write[t] = -1;
+        all->first_use[t] = graph->forward_count;
+        all->last_read[t] = all->last_write[t] = -1;
         all->facts[t] = mix_tensor((uint64_t)primal_of(graph, t)->kind, &graph->tensor[t]);
     }
     for (int o = 0; o < graph->op_count; o++) {
         const struct hapt_op *op = &graph->op[o];
-        const int place = op->forward_op;
+        const int position = op->forward_op;
         all->kind[o] = mix_kind(mark ? mark[o] : 1, op);
-        if (o >= graph->forward_count) all->backward_start[place + 2]++;
+        if (o >= graph->forward_count) all->backward_start[position + 2]++;
         for (int k = 0; k < op->input_count + op->output_count; k++) {
             const bool reads = k < op->input_count;
             const int tensor = reads ? op->input[k] : op->output[k - op->input_count];
-            int *highest = reads ? all->highest_read : all->highest_write;
+            int *last = reads ? all->last_read : all->last_write;
             if (tensor < 0) continue;
-            if (place < all->lowest[tensor]) all->lowest[tensor] = place;
-            if (place > highest[tensor]) highest[tensor] = place;
+            if (position < all->first_use[tensor]) all->first_use[tensor] = position;
+            if (position > last[tensor]) last[tensor] = position;
         }
     }
     for (int p = 0; p <= graph->forward_count; p++) all->backward_start[p + 1] += all->backward_start[p];
@@ -234,31 +238,32 @@ static uint64_t mix_numbered(uint64_t hash, struct all_ranges *all, int tensor)
         all->stamp[tensor] = all->mark;
         all->number[tensor] = ++all->numbers;
         hash = mix(hash, (int64_t)all->facts[tensor]);
-        /* From before: an activation made there comes in, a gradient that is touched there goes out. */
+        /* Used before the range: an activation made there enters, a gradient used there leaves. */
         if (primal_of(all->graph, tensor)->kind == HAPT_TENSOR_ACTIVATION)
-            hash = mix(hash, all->lowest[tensor] < all->first_op);
+            hash = mix(hash, all->first_use[tensor] < all->first_op);
     }
     return mix(hash, all->number[tensor]);
 }
 
-static uint64_t mix_place(uint64_t hash, struct all_ranges *all, int place)
+static uint64_t mix_position(uint64_t hash, struct all_ranges *all, int position)
 {
-    for (int k = all->backward_start[place] - 1; k < all->backward_start[place + 1]; k++) {
-        const int index = k < all->backward_start[place] ? place : all->backward[k];
+    for (int k = all->backward_start[position] - 1; k < all->backward_start[position + 1]; k++) {
+        const int index = k < all->backward_start[position] ? position : all->backward[k];
         const struct hapt_op *op = &all->graph->op[index];
-        hash = mix(mix(hash, (int64_t)all->kind[index]), place - all->first_op);
+        hash = mix(mix(hash, (int64_t)all->kind[index]), position - all->first_op);
         for (int i = 0; i < op->input_count; i++) hash = mix_numbered(hash, all, op->input[i]);
         for (int o = 0; o < op->output_count; o++) hash = mix_numbered(hash, all, op->output[o]);
     }
     return hash;
 }
 
-/* Is a tensor needed from behind a cut: an activation read there, a gradient written there? */
-static bool crosses(const struct all_ranges *all, int tensor, int cut)
+/* Is a tensor used on both sides of a boundary: an activation read after it, or a gradient written after it? */
+static bool crosses(const struct all_ranges *all, int tensor, int boundary)
 {
-    if (primal_of(all->graph, tensor)->kind != HAPT_TENSOR_ACTIVATION || all->lowest[tensor] >= cut) return false;
+    if (primal_of(all->graph, tensor)->kind != HAPT_TENSOR_ACTIVATION || all->first_use[tensor] >= boundary)
+        return false;
     const bool gradient = all->graph->tensor[tensor].kind == HAPT_TENSOR_GRADIENT;
-    return (gradient ? all->highest_write : all->highest_read)[tensor] >= cut;
+    return (gradient ? all->last_write : all->last_read)[tensor] >= boundary;
 }
 
 static enum hapt_status list_crossings(const struct hapt_layers *layers, const struct all_ranges *all,
@@ -297,9 +302,9 @@ static enum hapt_status hash_ranges(const struct hapt_layers *layers, const stru
         all.mark = i + 1;
         all.numbers = 0;
         for (int j = i; j < L; j++) {
-            uint64_t ends = 0; /* a sum: the order of the list is not that of the numbers */
-            for (int place = hapt_layers_first_op(layers, j); place < layers->end_op[j]; place++)
-                hash = mix_place(hash, &all, place);
+            uint64_t ends = 0; /* a sum, because the list's order differs from that of the numbers */
+            for (int position = hapt_layers_first_op(layers, j); position < layers->end_op[j]; position++)
+                hash = mix_position(hash, &all, position);
             for (int c = start[j]; c < start[j + 1]; c++)
                 if (all.stamp[crossing[c]] == all.mark) ends += mix(3, all.number[crossing[c]]);
             structure[(size_t)i * (size_t)L + (size_t)j] = hapt_hash(hash, &ends, sizeof ends);

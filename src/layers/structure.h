@@ -1,19 +1,22 @@
-/* Structure, cost and traffic of operators. Private to the layers room. */
+/* Structure, FLOPs and boundary bytes of operators. Private to the layers room. */
 #ifndef HAPT_LAYERS_STRUCTURE_H
 #define HAPT_LAYERS_STRUCTURE_H
 
 #include "hapt/graph.h"
 
-/* Equal for forward operators of equal type, attributes, shapes, and relative positions of their inputs' producers. */
+/* Hash of a forward operator: equal for equal type, attributes, shapes, and relative positions of the inputs'
+ * producers. */
 uint64_t hapt_structure_of_op(const struct hapt_graph *graph, int op);
 
-/* cut_bytes[e], e in 0..forward_count: bytes of the activations made before forward operator e and read by a forward or
- * backward operator of e or behind. */
-enum hapt_status hapt_structure_cut_bytes(const struct hapt_graph *graph, struct hapt_arena *arena, double *cut_bytes);
+/* boundary_bytes[e], e in 0..forward_count: bytes of the activations that are written before forward operator e, and
+ * read by operator e, a later forward operator, or a backward operator of these. */
+enum hapt_status hapt_structure_boundary_bytes(const struct hapt_graph *graph, struct hapt_arena *arena,
+                                               double *boundary_bytes);
 
-/* whole[e]: an integer activation (the experts of the tokens) crosses that cut. What it names stands around it: data in
- * another order, whose amount depends on it. No layer ends there. */
-enum hapt_status hapt_structure_whole(const struct hapt_graph *graph, struct hapt_arena *arena, bool *whole);
+/* unsplittable[e]: an integer activation (the tokens' expert numbers) crosses the boundary before operator e, so no
+ * layer may end there. Tensors near it are laid out by its values, and their amount of data depends on them. */
+enum hapt_status hapt_structure_unsplittable(const struct hapt_graph *graph, struct hapt_arena *arena,
+                                             bool *unsplittable);
 
 /* flops[op] of each forward operator and its backward operators, one microbatch. */
 void hapt_structure_flops(const struct hapt_graph *graph, double *flops);

@@ -1,4 +1,4 @@
-/* Agreements between any ranks, with a deadline: amid training a peer may have died. */
+/* Agreements with a deadline between the ranks of any communicator: during training a peer may have died. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,13 +7,13 @@
 #include "collective.h"
 #include "hapt/stop.h"
 
-#define NAMED 4          /* absent ranks in a message */
-#define AWAIT_SHARE 0.25 /* of the time-out */
-#define AWAIT_MOST_S 5.0
+#define NAMED 4         /* limit of absent ranks that a message names */
+#define WAIT_SHARE 0.25 /* share of the time-out */
+#define MAX_WAIT_S 5.0
 
-void hapt_link_await_end(double timeout_s)
+void hapt_link_wait_for_job_end(double timeout_s)
 {
-    const double until_s = hapt_time_s() + fmin(AWAIT_SHARE * timeout_s, AWAIT_MOST_S);
+    const double until_s = hapt_time_s() + fmin(WAIT_SHARE * timeout_s, MAX_WAIT_S);
     while (hapt_time_s() < until_s && !hapt_stop_terminated()) hapt_time_sleep_until(hapt_time_s() + 10e-3);
 }
 
@@ -29,7 +29,7 @@ enum hapt_status link_wait(int count, MPI_Request *request, double deadline_s, b
     }
 }
 
-/* The rank of the world; the same where the library does not tell. */
+/* Rank of MPI_COMM_WORLD; `rank` itself if the library cannot translate it. */
 static int in_world(MPI_Comm comm, int rank)
 {
     MPI_Group group, world;
@@ -45,7 +45,7 @@ static int in_world(MPI_Comm comm, int rank)
 
 enum hapt_status link_late(MPI_Comm comm, const bool *absent, const char *who, double timeout_s, const char *what)
 {
-    hapt_link_await_end(timeout_s);
+    hapt_link_wait_for_job_end(timeout_s);
     int size = 0, count = 0;
     char names[400] = "its peers";
     size_t length = 0;
@@ -62,11 +62,11 @@ enum hapt_status link_late(MPI_Comm comm, const bool *absent, const char *who, d
 }
 
 #define GATHER_TAG 28673 /* on the caller's communicator */
-/* Who waits for one rank alone knows who is missing; who waits in a later round knows that it is one of some, and
- * speaks so much later. */
+/* A rank that waits in a later round knows only that one of several ranks is missing. So each round times out a share
+ * later: the rank that waits for a single rank reports first. */
 #define LATER_SHARE 0.1
 
-/* Posts the blocks of ranks [first, first + count), wrapping round, as one or two messages. */
+/* Posts the blocks of ranks [first, first + count), with wrap-around, as one or two messages. */
 static enum hapt_status post_blocks(MPI_Comm comm, bool sends, int peer, int first, int count, size_t bytes, char *all,
                                     MPI_Request *request, int *posted)
 {
@@ -86,20 +86,20 @@ static enum hapt_status post_blocks(MPI_Comm comm, bool sends, int peer, int fir
     return HAPT_OK;
 }
 
-/* Rank `from` did not send the words of `count` ranks from itself on: it is missing, or waits for one of them. */
-static enum hapt_status word_late(MPI_Comm comm, int rank, int from, int count, double timeout_s, const char *what)
+/* Rank `from` did not send the blocks of `count` ranks, its own first: it is missing, or it waits for one of them. */
+static enum hapt_status gather_late(MPI_Comm comm, int rank, int from, int count, double timeout_s, const char *what)
 {
-    hapt_link_await_end(timeout_s);
+    hapt_link_wait_for_job_end(timeout_s);
     char who[40], whose[64] = "";
     const int first = in_world(comm, from);
     snprintf(who, sizeof who, "rank %d", in_world(comm, rank));
     if (count > 1) snprintf(whose, sizeof whose, ", or of one of the %d ranks after it", count - 1);
     return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; --timeout sets the limit",
-                     "%s waited %.3g s for word of rank %d on host %s%s in: %s", who, timeout_s, first,
+                     "%s waited %.3g s for a message from rank %d on host %s%s in: %s", who, timeout_s, first,
                      hapt_env_host(first), whose, what);
 }
 
-/* Bruck's algorithm: after round k a rank has the blocks of 2^k ranks from itself on. */
+/* Bruck's algorithm: after round k a rank has the blocks of 2^k ranks, its own first. */
 enum hapt_status hapt_link_all_gather(MPI_Comm comm, const char *what, double timeout_s, const void *mine, size_t bytes,
                                       void *all)
 {
@@ -117,7 +117,7 @@ enum hapt_status hapt_link_all_gather(MPI_Comm comm, const char *what, double ti
         HAPT_TRY(post_blocks(comm, false, from, from, count, bytes, all, request, &posted));
         HAPT_TRY(post_blocks(comm, true, to, rank, count, bytes, all, request, &posted));
         HAPT_TRY(link_wait(posted, request, deadline_s, &late));
-        if (late) return word_late(comm, rank, from, count, timeout_s, what);
+        if (late) return gather_late(comm, rank, from, count, timeout_s, what);
     }
     return HAPT_OK;
 }
@@ -128,12 +128,12 @@ enum hapt_status hapt_link_agree(MPI_Comm comm, const char *what, double timeout
     MPI_Comm_size(comm, &size);
     int *votes = calloc((size_t)size, sizeof *votes);
     const int mine = (int)status;
-    if (!votes) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for an agreement"));
-    const enum hapt_status heard = hapt_link_all_gather(comm, what, timeout_s, &mine, sizeof mine, votes);
-    if (heard != HAPT_OK) hapt_die(heard);
+    if (!votes) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted: an agreement of all ranks"));
+    const enum hapt_status gathered = hapt_link_all_gather(comm, what, timeout_s, &mine, sizeof mine, votes);
+    if (gathered != HAPT_OK) hapt_die(gathered);
     for (int r = 0; r < size; r++) all_good = all_good && votes[r] == HAPT_OK;
     free(votes);
-    return all_good ? HAPT_OK : hapt_env_agree(comm, status); /* everyone is there: it will not wait */
+    return all_good ? HAPT_OK : hapt_env_agree(comm, status); /* all ranks are present: this does not wait */
 }
 
 enum hapt_status hapt_link_all_or_none(MPI_Comm comm, const char *what, enum hapt_status status)
@@ -141,5 +141,5 @@ enum hapt_status hapt_link_all_or_none(MPI_Comm comm, const char *what, enum hap
     int worst = (int)status;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_INT, MPI_MAX, comm));
     if (status != HAPT_OK || worst == HAPT_OK) return status;
-    return hapt_fail((enum hapt_status)worst, NULL, "a peer failed before it could join in: %s", what);
+    return hapt_fail((enum hapt_status)worst, NULL, "a peer failed before it reached: %s", what);
 }

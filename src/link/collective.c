@@ -1,7 +1,7 @@
 /*
- * Where ranks meet: the two ways that collectives take. On one node: slabs in shared memory, two
- * of each, so that filling one needs no barrier. Over several nodes: messages of a segment a peer. Waiting never spins
- * for long: other ranks may share the core.
+ * Data exchange and waiting for collectives, in two variants. One node: slabs in shared memory, two per rank, so that
+ * filling one needs no barrier. Several nodes: messages, one segment per peer and block. Waits never spin for long,
+ * because other ranks may share the core.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -13,25 +13,9 @@
 #include "collective.h"
 
 struct shared_head {
-    _Alignas(64) atomic_ullong arrived; /* rank 0's: over all barriers and ranks */
-    atomic_ullong reached;              /* the barriers that this rank came to: for messages */
+    _Alignas(64) atomic_ullong arrived; /* on rank 0 only: arrivals, summed over all barriers and ranks */
+    atomic_ullong reached;              /* barriers that this rank has reached: to name late ranks */
 };
-
-void hapt_link_sharpen_timers(void)
-{
-    prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0); /* ns; the default adds 50 us to every sleep */
-}
-
-void hapt_link_pause(unsigned *spins)
-{
-    const unsigned count = (*spins)++;
-    if (count < 64) {
-        sched_yield();
-    } else {
-        /* Longer and longer, up to 0.3 ms. */
-        hapt_time_sleep_until(hapt_time_s() + (count < 104 ? 20e-6 : count < 134 ? 100e-6 : 300e-6));
-    }
-}
 
 /* ---- one node ---- */
 
@@ -40,7 +24,8 @@ static struct shared_head *head_of(const struct hapt_collective *collective, int
     return (struct shared_head *)(collective->slab[rank] - sizeof(struct shared_head));
 }
 
-/* The slabs of all ranks in one block. NULL in collective->shared: the host offers none. */
+/* Allocates the slabs of all ranks as one block. collective->shared stays NULL if the host cannot provide shared
+ * memory. */
 static enum hapt_status open_slabs(struct hapt_collective *collective)
 {
     const size_t each = sizeof(struct shared_head) + 2 * SLAB_BYTES;
@@ -52,7 +37,7 @@ static enum hapt_status open_slabs(struct hapt_collective *collective)
         collective->slab[collective->size + r] = collective->slab[r] + SLAB_BYTES;
     }
     collective->head = head_of(collective, 0);
-    /* Pages are touched first by the rank that fills them. */
+    /* First touch: each rank zeroes the pages that it will fill. */
     memset(base + (size_t)collective->rank * each, 0, each);
     if (collective->rank == 0) atomic_init(&collective->head->arrived, 0);
     atomic_init(&head_of(collective, collective->rank)->reached, 0);
@@ -84,8 +69,8 @@ enum hapt_status collective_barrier(struct hapt_collective *collective, const ch
 
 char *const *collective_next_slabs(struct hapt_collective *collective)
 {
-    collective->turn ^= 1;
-    return collective->slab + collective->turn * collective->size;
+    collective->slab_set ^= 1;
+    return collective->slab + collective->slab_set * collective->size;
 }
 
 /* ---- messages ---- */
@@ -121,8 +106,8 @@ enum hapt_status collective_wait(struct hapt_collective *collective, int count, 
     return link_late(collective->comm, collective->absent, collective->who, collective->timeout_s, what);
 }
 
-#define ROLL_TAG 4
-#define ROLL_S 1.0 /* ranks begin to wait nearly together, and so they give up */
+#define PRESENCE_TAG 4
+#define PRESENCE_S 1.0 /* ranks start to wait at nearly the same time, so they also time out together */
 
 enum hapt_status hapt_collective_late(struct hapt_collective *collective, const char *what)
 {
@@ -132,17 +117,18 @@ enum hapt_status hapt_collective_late(struct hapt_collective *collective, const 
     for (int r = 0; r < collective->size; r++) {
         collective->absent[r] = r != collective->rank;
         if (!collective->absent[r]) continue;
-        HAPT_TRY(collective_receive(collective, &collective->absent[r], sizeof absent, MPI_BYTE, r, ROLL_TAG, &count));
-        HAPT_TRY(collective_send(collective, &absent, sizeof absent, MPI_BYTE, r, ROLL_TAG, &count));
+        HAPT_TRY(
+            collective_receive(collective, &collective->absent[r], sizeof absent, MPI_BYTE, r, PRESENCE_TAG, &count));
+        HAPT_TRY(collective_send(collective, &absent, sizeof absent, MPI_BYTE, r, PRESENCE_TAG, &count));
     }
-    HAPT_TRY(link_wait(count, collective->request, hapt_time_s() + ROLL_S, &late));
+    HAPT_TRY(link_wait(count, collective->request, hapt_time_s() + PRESENCE_S, &late));
     return link_late(collective->comm, collective->absent, collective->who, collective->timeout_s, what);
 }
 
 enum hapt_status hapt_collective_broken(const struct hapt_collective *collective, const char *what, const char *fault)
 {
-    hapt_link_await_end(collective->timeout_s);
-    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; NCCL_DEBUG=INFO says more of devices",
+    hapt_link_wait_for_job_end(collective->timeout_s);
+    return hapt_fail(HAPT_ERR_COMM, "look for a rank that died or hangs; NCCL_DEBUG=INFO shows what the devices do",
                      "%s: %s in: %s", collective->who, fault, what);
 }
 
@@ -151,55 +137,56 @@ double hapt_collective_timeout_s(const struct hapt_collective *collective)
     return collective->timeout_s;
 }
 
-#define TRADE_TAG 2
+#define ALL_TO_ALL_TAG 2
 
-static enum hapt_status trade_messages(struct hapt_collective *collective, const char *what)
+static enum hapt_status exchange_messages(struct hapt_collective *collective, const char *what)
 {
     const int me = collective->rank;
     int count = 0;
     for (int r = 0; r < collective->size; r++) {
         if (r == me) continue;
-        const size_t place = (size_t)r * SEGMENT_BYTES;
+        const size_t offset = (size_t)r * SEGMENT_BYTES;
         const int in = (int)collective->in_bytes[r], out = (int)collective->out_bytes[r];
         if (in > 0)
-            HAPT_TRY(collective_receive(collective, collective->received + place, in, MPI_BYTE, r, TRADE_TAG, &count));
+            HAPT_TRY(
+                collective_receive(collective, collective->received + offset, in, MPI_BYTE, r, ALL_TO_ALL_TAG, &count));
         if (out > 0)
-            HAPT_TRY(collective_send(collective, collective->sent + place, out, MPI_BYTE, r, TRADE_TAG, &count));
+            HAPT_TRY(collective_send(collective, collective->sent + offset, out, MPI_BYTE, r, ALL_TO_ALL_TAG, &count));
     }
     return collective_wait(collective, count, what);
 }
 
-/* ---- either ---- */
+/* ---- either variant ---- */
 
-/* What a rank gives itself stands where it put it, so it is never sent. */
-size_t collective_trade_bytes(const struct hapt_collective *collective)
+/* A rank's block for itself is never sent: it is read from the send buffer. */
+size_t collective_all_to_all_bytes(const struct hapt_collective *collective)
 {
     return collective->head ? SLAB_BYTES / (size_t)collective->size / 64 * 64 : SEGMENT_BYTES;
 }
 
-void collective_trade_begin(struct hapt_collective *collective)
+void collective_all_to_all_begin(struct hapt_collective *collective)
 {
     if (collective->head) collective_next_slabs(collective);
 }
 
-char *collective_trade_out(const struct hapt_collective *collective, int rank)
+char *collective_all_to_all_out(const struct hapt_collective *collective, int rank)
 {
     if (!collective->head) return collective->sent + (size_t)rank * SEGMENT_BYTES;
-    return collective->slab[collective->turn * collective->size + collective->rank] +
-           (size_t)rank * collective_trade_bytes(collective);
+    return collective->slab[collective->slab_set * collective->size + collective->rank] +
+           (size_t)rank * collective_all_to_all_bytes(collective);
 }
 
-const char *collective_trade_in(const struct hapt_collective *collective, int rank)
+const char *collective_all_to_all_in(const struct hapt_collective *collective, int rank)
 {
     if (!collective->head)
         return (rank == collective->rank ? collective->sent : collective->received) + (size_t)rank * SEGMENT_BYTES;
-    return collective->slab[collective->turn * collective->size + rank] +
-           (size_t)collective->rank * collective_trade_bytes(collective);
+    return collective->slab[collective->slab_set * collective->size + rank] +
+           (size_t)collective->rank * collective_all_to_all_bytes(collective);
 }
 
-enum hapt_status collective_trade(struct hapt_collective *collective, const char *what)
+enum hapt_status collective_all_to_all(struct hapt_collective *collective, const char *what)
 {
-    return collective->head ? collective_barrier(collective, what) : trade_messages(collective, what);
+    return collective->head ? collective_barrier(collective, what) : exchange_messages(collective, what);
 }
 
 int hapt_collective_ranks(const struct hapt_collective *collective)
@@ -236,8 +223,8 @@ static enum hapt_status open_collective(struct hapt_collective *collective, MPI_
     collective->sent = calloc((size_t)collective->size, SEGMENT_BYTES);
     enum hapt_status status = HAPT_OK;
     if (!collective->received || !collective->sent)
-        status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
-    return hapt_link_all_or_none(collective->comm, "the buffers of a collective", status);
+        status = hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted: buffers of a collective");
+    return hapt_link_all_or_none(collective->comm, "reserving the buffers of a collective", status);
 }
 
 static struct hapt_collective *reserve(int size)
@@ -266,8 +253,8 @@ enum hapt_status hapt_collective_create(MPI_Comm comm, const char *who, double t
     HAPT_MPI(MPI_Comm_size(comm, &size));
     struct hapt_collective *made = reserve(size);
     enum hapt_status status = HAPT_OK;
-    if (!made) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a collective");
-    status = hapt_link_all_or_none(comm, "a collective's making", status);
+    if (!made) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted: a collective");
+    status = hapt_link_all_or_none(comm, "creating a collective", status);
     if (status == HAPT_OK) {
         made->who = who;
         made->timeout_s = timeout_s;

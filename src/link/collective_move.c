@@ -1,4 +1,4 @@
-/* What moves: bytes from where one rank has them to where others want them, in blocks. */
+/* Collectives that move data without arithmetic, in blocks: all-gather, grouped broadcast, all-to-all, broadcast. */
 #include <string.h>
 
 #include "collective.h"
@@ -12,15 +12,15 @@ size_t hapt_strided_bytes(const struct hapt_strided_list *list)
     return bytes;
 }
 
-/* Bytes [first, first + bytes) of one strided part. */
+/* Copies bytes [first, first + bytes) of one strided part. */
 static void copy_part(const struct hapt_strided *part, char *base, size_t first, size_t bytes, char *dense, bool packs)
 {
     if (bytes == 0) return;
     size_t run = first / part->run, at = first % part->run;
     for (; bytes > 0; run++, at = 0) {
         const size_t count = part->run - at < bytes ? part->run - at : bytes;
-        char *place = base + part->offset + run * part->stride + at;
-        memcpy(packs ? dense : place, packs ? place : dense, count);
+        char *address = base + part->offset + run * part->stride + at;
+        memcpy(packs ? dense : address, packs ? address : dense, count);
         dense += count;
         bytes -= count;
     }
@@ -63,7 +63,7 @@ struct gather {
     struct hapt_strided own_part;
     struct hapt_strided_list own; /* this rank's shard in `mine` */
     const char *mine;
-    char *whole;
+    char *replicated;
 };
 
 static size_t part_bytes(const struct gather *gather, int rank)
@@ -74,10 +74,11 @@ static size_t part_bytes(const struct gather *gather, int rank)
 static void take(const struct gather *gather, int rank, size_t first, size_t most, const char *block)
 {
     const struct hapt_strided_list list = {1, &gather->part[rank]};
-    hapt_strided_unpack(&list, gather->whole, first, collective_part(part_bytes(gather, rank), first, most), block);
+    hapt_strided_unpack(&list, gather->replicated, first, collective_part(part_bytes(gather, rank), first, most),
+                        block);
 }
 
-/* Each rank puts a block of its shard into its slab, from where the others take it. */
+/* Each rank writes a block of its shard to its slab; the others read it there. */
 static enum hapt_status gather_shared(struct hapt_collective *collective, const char *what, const struct gather *gather)
 {
     const int me = collective->rank;
@@ -102,20 +103,22 @@ static enum hapt_status gather_messages(struct hapt_collective *collective, cons
         for (int r = 0; r < collective->size; r++) {
             collective->in_bytes[r] = padded ? most : collective_part(part_bytes(gather, r), first, SEGMENT_BYTES);
             collective->out_bytes[r] = padded ? most : own;
-            if (r != me) hapt_strided_pack(&gather->own, gather->mine, first, own, collective_trade_out(collective, r));
+            if (r != me)
+                hapt_strided_pack(&gather->own, gather->mine, first, own, collective_all_to_all_out(collective, r));
         }
-        HAPT_TRY(collective_trade(collective, what));
+        HAPT_TRY(collective_all_to_all(collective, what));
         for (int r = 0; r < collective->size; r++)
-            if (r != me) take(gather, r, first, SEGMENT_BYTES, collective_trade_in(collective, r));
+            if (r != me) take(gather, r, first, SEGMENT_BYTES, collective_all_to_all_in(collective, r));
     }
     return HAPT_OK;
 }
 
 enum hapt_status hapt_collective_gather_shards(struct hapt_collective *collective, const char *what, bool padded,
-                                               const struct hapt_strided *part, const void *mine, void *whole)
+                                               const struct hapt_strided *part, const void *mine, void *replicated)
 {
     const int me = collective->rank;
-    struct gather gather = {.part = part, .own_part = part[me], .mine = mine ? mine : whole, .whole = whole};
+    struct gather gather = {
+        .part = part, .own_part = part[me], .mine = mine ? mine : replicated, .replicated = replicated};
     if (mine) {
         gather.own_part = (struct hapt_strided){0, 1, part_bytes(&gather, me), 0};
         take(&gather, me, 0, SIZE_MAX, mine);
@@ -129,8 +132,8 @@ enum hapt_status hapt_collective_gather_shards(struct hapt_collective *collectiv
     if (collective->size == 1 || bytes == 0) return HAPT_OK;
     HAPT_TRY(collective->head ? gather_shared(collective, what, &gather)
                               : gather_messages(collective, what, padded, &gather));
-    collective_pace(collective, padded ? HAPT_COLLECTIVE_ALL_GATHER : HAPT_COLLECTIVE_GROUPED_BROADCAST, (double)bytes,
-                    (double)gather.longest / (double)bytes);
+    collective_wait_ring(collective, padded ? HAPT_COLLECTIVE_ALL_GATHER : HAPT_COLLECTIVE_GROUPED_BROADCAST,
+                         (double)bytes, (double)gather.longest / (double)bytes);
     return HAPT_OK;
 }
 
@@ -155,7 +158,7 @@ static enum hapt_status gather_slices_shared(struct hapt_collective *collective,
 
 #define SLICE_TAG 1
 
-/* Nothing to pack: messages go from and to their places. */
+/* Slices are contiguous, so messages are sent and received in place. */
 static enum hapt_status gather_slices_messages(struct hapt_collective *collective, const char *what, float *data,
                                                size_t elements)
 {
@@ -179,7 +182,7 @@ enum hapt_status hapt_collective_all_gather(struct hapt_collective *collective, 
     if (collective->size == 1) return HAPT_OK;
     HAPT_TRY(collective->head ? gather_slices_shared(collective, what, data, elements)
                               : gather_slices_messages(collective, what, data, elements));
-    collective_pace(collective, HAPT_COLLECTIVE_ALL_GATHER, (double)(elements * sizeof *data), 0);
+    collective_wait_ring(collective, HAPT_COLLECTIVE_ALL_GATHER, (double)(elements * sizeof *data), 0);
     return HAPT_OK;
 }
 
@@ -189,20 +192,22 @@ enum hapt_status hapt_collective_all_to_all(struct hapt_collective *collective, 
                                             const struct hapt_strided_list *send, const void *from,
                                             const struct hapt_strided_list *receive, void *to)
 {
-    const size_t block = collective_trade_bytes(collective), size = (size_t)collective->size;
+    const size_t block = collective_all_to_all_bytes(collective), size = (size_t)collective->size;
     for (size_t first = 0; first < longest; first += block) {
-        collective_trade_begin(collective);
+        collective_all_to_all_begin(collective);
         for (int r = 0; r < collective->size; r++) {
             collective->out_bytes[r] = collective_part(hapt_strided_bytes(&send[r]), first, block);
             collective->in_bytes[r] = collective_part(hapt_strided_bytes(&receive[r]), first, block);
-            hapt_strided_pack(&send[r], from, first, collective->out_bytes[r], collective_trade_out(collective, r));
+            hapt_strided_pack(&send[r], from, first, collective->out_bytes[r],
+                              collective_all_to_all_out(collective, r));
         }
-        if (collective->size > 1) HAPT_TRY(collective_trade(collective, what));
+        if (collective->size > 1) HAPT_TRY(collective_all_to_all(collective, what));
         for (int r = 0; r < collective->size; r++)
-            hapt_strided_unpack(&receive[r], to, first, collective->in_bytes[r], collective_trade_in(collective, r));
+            hapt_strided_unpack(&receive[r], to, first, collective->in_bytes[r],
+                                collective_all_to_all_in(collective, r));
     }
-    collective_pace(collective, HAPT_COLLECTIVE_ALL_TO_ALL, (double)(longest * size * size),
-                    0); /* as if all were as long */
+    collective_wait_ring(collective, HAPT_COLLECTIVE_ALL_TO_ALL, (double)(longest * size * size),
+                         0); /* priced as if all messages were as long */
     return HAPT_OK;
 }
 
@@ -221,25 +226,26 @@ static enum hapt_status broadcast_shared(struct hapt_collective *collective, con
 
 #define BROADCAST_TAG 3
 
-/* A binomial tree, a block after the other: rank `root` counts as 0, each takes from the one without its lowest bit. */
+/* A binomial tree, block by block, on ranks relative to `root`: each rank receives from the one without its lowest set
+ * bit. */
 static enum hapt_status broadcast_messages(struct hapt_collective *collective, const char *what, int root, char *data,
                                            size_t bytes)
 {
-    const int size = collective->size, place = (collective->rank - root + size) % size;
+    const int size = collective->size, relative_rank = (collective->rank - root + size) % size;
     for (size_t first = 0; first < bytes; first += SEGMENT_BYTES) {
         const int length = (int)collective_part(bytes, first, SEGMENT_BYTES);
         int bit = 1, count = 0;
-        while (bit < size && !(place & bit)) bit *= 2;
-        if (place > 0) {
-            HAPT_TRY(collective_receive(collective, data + first, length, MPI_BYTE, (place - bit + root) % size,
+        while (bit < size && !(relative_rank & bit)) bit *= 2;
+        if (relative_rank > 0) {
+            HAPT_TRY(collective_receive(collective, data + first, length, MPI_BYTE, (relative_rank - bit + root) % size,
                                         BROADCAST_TAG, &count));
             HAPT_TRY(collective_wait(collective, count, what));
         }
         count = 0;
         for (bit /= 2; bit > 0; bit /= 2)
-            if (place + bit < size)
-                HAPT_TRY(collective_send(collective, data + first, length, MPI_BYTE, (place + bit + root) % size,
-                                         BROADCAST_TAG, &count));
+            if (relative_rank + bit < size)
+                HAPT_TRY(collective_send(collective, data + first, length, MPI_BYTE,
+                                         (relative_rank + bit + root) % size, BROADCAST_TAG, &count));
         HAPT_TRY(collective_wait(collective, count, what));
     }
     return HAPT_OK;
@@ -251,6 +257,6 @@ enum hapt_status hapt_collective_broadcast(struct hapt_collective *collective, c
     if (collective->size == 1) return HAPT_OK;
     HAPT_TRY(collective->head ? broadcast_shared(collective, what, root, data, bytes)
                               : broadcast_messages(collective, what, root, data, bytes));
-    collective_pace(collective, HAPT_COLLECTIVE_GROUPED_BROADCAST, (double)bytes, 1);
+    collective_wait_ring(collective, HAPT_COLLECTIVE_GROUPED_BROADCAST, (double)bytes, 1);
     return HAPT_OK;
 }

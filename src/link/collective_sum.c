@@ -1,12 +1,12 @@
 /*
- * What sums: each element by one rank, in order of rank, so every rank gets the same bits and the sum depends neither
- * on which way carried it nor on how the blocks fall.
+ * Reductions. One rank combines each element, in rank order. So all ranks get the same bits, and the result depends
+ * neither on the transport nor on the division into blocks.
  */
 #include <string.h>
 
 #include "collective.h"
 
-/* sum = sum o term, element by element. */
+/* sum = sum o term, elementwise. */
 static void combine_f32(enum hapt_combine combine, float *restrict sum, const float *restrict term, size_t count)
 {
     if (combine == HAPT_COMBINE_SUM) {
@@ -18,7 +18,7 @@ static void combine_f32(enum hapt_combine combine, float *restrict sum, const fl
     }
 }
 
-/* The terms of all ranks at once: 16-bit numbers are rounded behind the last one. */
+/* Combines the terms of all ranks at once, so that 16-bit numbers are rounded only once, at the end. */
 static void combine_half(enum hapt_combine combine, enum hapt_dtype dtype, uint16_t *sum, const char *const *term,
                          int ranks, size_t first, size_t count)
 {
@@ -59,7 +59,7 @@ static void combine_all(enum hapt_combine combine, enum hapt_dtype dtype, void *
 
 /* ---- all-reduce ---- */
 
-/* A block in the slabs: each rank combines its slice into the first slab, from which all take the whole. */
+/* One block in the slabs: each rank combines its slice into the first slab; then all ranks copy that slab. */
 static enum hapt_status reduce_shared(struct hapt_collective *collective, const char *what, enum hapt_combine combine,
                                       enum hapt_dtype dtype, char *data, size_t elements)
 {
@@ -80,7 +80,7 @@ static enum hapt_status reduce_shared(struct hapt_collective *collective, const 
     return HAPT_OK;
 }
 
-/* A block by messages: slices go to their owner, are combined there and sent back. */
+/* One block by messages: slices go to their owner, are combined there and sent back. */
 static enum hapt_status reduce_messages(struct hapt_collective *collective, const char *what, enum hapt_combine combine,
                                         enum hapt_dtype dtype, char *data, size_t elements)
 {
@@ -89,25 +89,25 @@ static enum hapt_status reduce_messages(struct hapt_collective *collective, cons
     const size_t mine = hapt_collective_slice(elements, size, me);
     const size_t own = (hapt_collective_slice(elements, size, me + 1) - mine) * width;
     const char **term = collective->term;
-    collective_trade_begin(collective);
+    collective_all_to_all_begin(collective);
     for (int r = 0; r < size; r++) {
         const size_t first = hapt_collective_slice(elements, size, r);
         collective->in_bytes[r] = own;
         collective->out_bytes[r] = (hapt_collective_slice(elements, size, r + 1) - first) * width;
-        memcpy(collective_trade_out(collective, r), data + first * width, collective->out_bytes[r]);
+        memcpy(collective_all_to_all_out(collective, r), data + first * width, collective->out_bytes[r]);
     }
-    HAPT_TRY(collective_trade(collective, what));
-    for (int r = 0; r < size; r++) term[r] = collective_trade_in(collective, r);
+    HAPT_TRY(collective_all_to_all(collective, what));
+    for (int r = 0; r < size; r++) term[r] = collective_all_to_all_in(collective, r);
     combine_all(combine, dtype, data + mine * width, term, size, own / width);
     for (int r = 0; r < size; r++) {
         const size_t first = hapt_collective_slice(elements, size, r);
         collective->out_bytes[r] = own;
         collective->in_bytes[r] = (hapt_collective_slice(elements, size, r + 1) - first) * width;
-        memcpy(collective_trade_out(collective, r), data + mine * width, own);
+        memcpy(collective_all_to_all_out(collective, r), data + mine * width, own);
     }
-    HAPT_TRY(collective_trade(collective, what));
+    HAPT_TRY(collective_all_to_all(collective, what));
     for (int r = 0; r < size; r++)
-        memcpy(data + hapt_collective_slice(elements, size, r) * width, collective_trade_in(collective, r),
+        memcpy(data + hapt_collective_slice(elements, size, r) * width, collective_all_to_all_in(collective, r),
                collective->in_bytes[r]);
     return HAPT_OK;
 }
@@ -121,7 +121,7 @@ enum hapt_status hapt_collective_combine(struct hapt_collective *collective, con
     for (size_t first = 0; !collective->head && first < elements; first += block)
         HAPT_TRY(reduce_messages(collective, what, combine, dtype, (char *)data + first * width,
                                  elements - first < block ? elements - first : block));
-    collective_pace(collective, HAPT_COLLECTIVE_ALL_REDUCE, (double)(elements * width), 0);
+    collective_wait_ring(collective, HAPT_COLLECTIVE_ALL_REDUCE, (double)(elements * width), 0);
     return HAPT_OK;
 }
 
@@ -149,21 +149,22 @@ enum hapt_status hapt_collective_reduce_scatter(struct hapt_collective *collecti
         whole += part[r].count * part[r].run;
         if (part[r].count * part[r].run > longest) longest = part[r].count * part[r].run;
     }
-    const size_t block = collective_trade_bytes(collective);
+    const size_t block = collective_all_to_all_bytes(collective);
     const char **term = collective->term;
     for (size_t first = 0; first < longest; first += block) {
-        collective_trade_begin(collective);
+        collective_all_to_all_begin(collective);
         for (int r = 0; r < size; r++) {
             const struct hapt_strided_list list = {1, &part[r]};
             collective->in_bytes[r] = collective_part(own, first, block);
             collective->out_bytes[r] = collective_part(part[r].count * part[r].run, first, block);
-            hapt_strided_pack(&list, partial, first, collective->out_bytes[r], collective_trade_out(collective, r));
+            hapt_strided_pack(&list, partial, first, collective->out_bytes[r],
+                              collective_all_to_all_out(collective, r));
         }
-        HAPT_TRY(collective_trade(collective, what));
-        for (int r = 0; r < size; r++) term[r] = collective_trade_in(collective, r);
+        HAPT_TRY(collective_all_to_all(collective, what));
+        for (int r = 0; r < size; r++) term[r] = collective_all_to_all_in(collective, r);
         if (collective->in_bytes[me] > 0)
             combine_all(HAPT_COMBINE_SUM, dtype, (char *)mine + first, term, size, collective->in_bytes[me] / width);
     }
-    collective_pace(collective, HAPT_COLLECTIVE_REDUCE_SCATTER, (double)whole, (double)longest / (double)whole);
+    collective_wait_ring(collective, HAPT_COLLECTIVE_REDUCE_SCATTER, (double)whole, (double)longest / (double)whole);
     return HAPT_OK;
 }

@@ -1,4 +1,4 @@
-/* Making groups of devices and waiting for them. */
+/* Creating process groups of devices and waiting for them. */
 #include "hapt/device_groups.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 
 /* ---- waiting ---- */
 
-/* Short things are waited for awake; long ones are seen late by a small share. */
+/* Spins on short waits, and sleeps on longer ones, which adds a small share to them. */
 static void pause_since(double start_s, double now_s)
 {
     if (now_s - start_s < 100e-6)
@@ -20,15 +20,16 @@ static void pause_since(double start_s, double now_s)
         hapt_time_sleep_until(now_s + fmin(0.05 * (now_s - start_s), 300e-6));
 }
 
-/* Until the group has settled and the event, where there is one, has come; *late instead when the time has passed. */
-static const char *poll(const struct hapt_device_group *with, struct hapt_group *group, struct hapt_event *event,
+/* Polls until no call of the group is pending and the event, if any, is complete. Sets *late if the time-out passes
+ * first. */
+static const char *poll(const struct hapt_device_group *with, struct hapt_device_comm *group, struct hapt_event *event,
                         double timeout_s, bool *late)
 {
     const double start_s = hapt_time_s();
     *late = false;
     for (;;) {
         bool settled;
-        const char *fault = with->groups->settled(group, &settled);
+        const char *fault = with->groups->poll(group, &settled);
         if (fault || (settled && (!event || with->backend->done(event)))) return fault;
         const double now_s = hapt_time_s();
         if ((*late = now_s > start_s + timeout_s)) return NULL;
@@ -67,17 +68,17 @@ enum hapt_status hapt_device_group_finish(const struct hapt_device_group *group,
     return group->backend->wait(event);
 }
 
-/* ---- words of all ranks ---- */
+/* ---- agreements ---- */
 
-static const char among_devices[] = "groups of devices";
+static const char among_devices[] = "agreement on device groups";
 
 /* all [ranks]. */
 static enum hapt_status gather(struct hapt_collective *over, const void *mine, size_t bytes, void *all)
 {
     const int ranks = hapt_collective_ranks(over);
     struct hapt_strided *part = calloc((size_t)ranks, sizeof *part);
-    /* Its peers are on their way to meet it. */
-    if (!part) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the words of %d ranks", ranks));
+    /* Returning here would block the peers in this collective. */
+    if (!part) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted: an agreement of %d ranks", ranks));
     for (int r = 0; r < ranks; r++) part[r] = (struct hapt_strided){(size_t)r * bytes, 1, bytes, 0};
     const enum hapt_status status = hapt_collective_gather_shards(over, among_devices, false, part, mine, all);
     free(part);
@@ -88,23 +89,25 @@ static void *reserve(struct hapt_collective *over, size_t bytes)
 {
     void *all = calloc((size_t)hapt_collective_ranks(over), bytes);
     if (!all)
-        hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the words of %d ranks", hapt_collective_ranks(over)));
+        hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted: an agreement of %d ranks",
+                           hapt_collective_ranks(over)));
     return all;
 }
 
-/* What ranks say that wait for one that says better. */
-static const char waited_in_vain[] = "its ranks did not find each other in time";
+/* The reason of ranks that waited for a rank with a better reason. */
+static const char timed_out_reason[] = "its ranks did not find each other in time";
 
-/* Of several reasons the first that is more than that. */
+/* Keeps the first reason other than timed_out_reason. */
 static void take_reason(char kept[HAPT_GROUPS_TEXT_CHARS], const char *said)
 {
-    if (said[0] && (!kept[0] || strcmp(kept, waited_in_vain) == 0)) snprintf(kept, HAPT_GROUPS_TEXT_CHARS, "%s", said);
+    if (said[0] && (!kept[0] || strcmp(kept, timed_out_reason) == 0))
+        snprintf(kept, HAPT_GROUPS_TEXT_CHARS, "%s", said);
 }
 
 enum hapt_status hapt_device_groups_agree(struct hapt_collective *over, char reason[HAPT_GROUPS_TEXT_CHARS])
 {
     char(*all)[HAPT_GROUPS_TEXT_CHARS] = reserve(over, sizeof *all), mine[HAPT_GROUPS_TEXT_CHARS] = "";
-    snprintf(mine, sizeof mine, "%s", reason); /* what is behind its end is sent, too */
+    snprintf(mine, sizeof mine, "%s", reason); /* clears the bytes after the end: they are sent, too */
     const enum hapt_status status = gather(over, mine, sizeof mine, all);
     reason[0] = '\0';
     for (int r = 0; r < hapt_collective_ranks(over) && status == HAPT_OK; r++) take_reason(reason, all[r]);
@@ -112,83 +115,84 @@ enum hapt_status hapt_device_groups_agree(struct hapt_collective *over, char rea
     return status;
 }
 
-/* What a rank says of itself; one without a reason is ready. */
-struct seat {
+/* A rank's description; "" as reason: it is ready. */
+struct rank_info {
     char host[HAPT_HOSTNAME_CHARS], place[16], reason[HAPT_GROUPS_TEXT_CHARS];
 };
 
-static const struct hapt_groups *look(const struct hapt_collective *over, const struct hapt_backend *backend,
-                                      struct seat *seat)
+static const struct hapt_device_comm_ops *look(const struct hapt_collective *over, const struct hapt_backend *backend,
+                                               struct rank_info *info)
 {
     const char *choice = getenv("HAPT_COLLECTIVES"), *reason = NULL;
-    const struct hapt_groups *groups = NULL;
+    const struct hapt_device_comm_ops *groups = NULL;
     int rank = 0;
-    memset(seat, 0, sizeof *seat); /* it is sent as bytes */
+    memset(info, 0, sizeof *info); /* it is sent as bytes */
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    snprintf(seat->host, sizeof seat->host, "%s", hapt_env_host(rank));
+    snprintf(info->host, sizeof info->host, "%s", hapt_env_host(rank));
     if (choice && *choice)
-        snprintf(seat->reason, sizeof seat->reason, "HAPT_COLLECTIVES=%.20s%s", choice,
-                 strcmp(choice, "host") == 0 ? "" : " (host is all that it can be)");
-    else if (!backend->groups)
-        snprintf(seat->reason, sizeof seat->reason, "the back end %s has no collectives of its own", backend->name);
-    else if (hapt_collective_is_paced(over))
-        snprintf(seat->reason, sizeof seat->reason, "the cluster file has a link rehearsed");
-    else if (!(groups = backend->groups(&reason)) || (reason = groups->place(seat->place)))
-        snprintf(seat->reason, sizeof seat->reason, "%s", reason);
+        snprintf(info->reason, sizeof info->reason, "HAPT_COLLECTIVES=%.20s%s", choice,
+                 strcmp(choice, "host") == 0 ? "" : " (the only valid value is host)");
+    else if (!backend->device_comms)
+        snprintf(info->reason, sizeof info->reason, "the back end %s has no device collectives", backend->name);
+    else if (hapt_collective_emulates_link(over))
+        snprintf(info->reason, sizeof info->reason, "the cluster file emulates a slow link");
+    else if (!(groups = backend->device_comms(&reason)) || (reason = groups->pci_address(info->place)))
+        snprintf(info->reason, sizeof info->reason, "%s", reason);
     return groups;
 }
 
 enum hapt_status hapt_device_groups_find(struct hapt_collective *over, const struct hapt_backend *backend,
-                                         const struct hapt_groups **groups, char reason[HAPT_GROUPS_TEXT_CHARS])
+                                         const struct hapt_device_comm_ops **groups,
+                                         char reason[HAPT_GROUPS_TEXT_CHARS])
 {
     const int ranks = hapt_collective_ranks(over);
-    struct seat mine, *seat = reserve(over, sizeof *seat);
+    struct rank_info mine, *info = reserve(over, sizeof *info);
     *groups = look(over, backend, &mine);
-    const enum hapt_status status = gather(over, &mine, sizeof mine, seat);
+    const enum hapt_status status = gather(over, &mine, sizeof mine, info);
     reason[0] = '\0';
-    for (int r = 0; r < ranks && status == HAPT_OK; r++) take_reason(reason, seat[r].reason);
+    for (int r = 0; r < ranks && status == HAPT_OK; r++) take_reason(reason, info[r].reason);
     for (int r = 0; r < ranks && status == HAPT_OK && !reason[0]; r++)
         for (int s = 0; s < r && !reason[0]; s++)
-            if (strcmp(seat[r].host, seat[s].host) == 0 && strcmp(seat[r].place, seat[s].place) == 0)
-                snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "ranks share the device %s of host %.64s", seat[r].place,
-                         seat[r].host);
-    free(seat);
-    hapt_link_sharpen_timers(); /* who waits for devices sleeps shortly */
+            if (strcmp(info[r].host, info[s].host) == 0 && strcmp(info[r].place, info[s].place) == 0)
+                snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "ranks share the device %s of host %.64s", info[r].place,
+                         info[r].host);
+    free(info);
+    hapt_link_sharpen_timers(); /* waits for devices use short sleeps */
     return status;
 }
 
-/* ---- making ---- */
+/* ---- creating ---- */
 
-/* What a rank wants of a split, and whether it can. */
-struct wish {
+/* A rank's request to a split, and its failure if any. */
+struct split_request {
     int color, key;
     char fault[HAPT_GROUPS_TEXT_CHARS];
 };
 
 struct part {
-    int color, first, rank, ranks; /* first: which rank of the whole has its rank 0 */
+    int color, first, rank, ranks; /* first: rank 0 of the part, as a rank of the parent */
 };
 
-static struct part part_of(const struct wish *wish, int ranks, int me)
+static struct part part_of(const struct split_request *request, int ranks, int me)
 {
-    struct part part = {.color = wish[me].color, .first = me};
+    struct part part = {.color = request[me].color, .first = me};
     for (int r = 0; r < ranks && part.color >= 0; r++) {
-        if (wish[r].color != part.color) continue;
-        const bool before = wish[r].key < wish[me].key || (wish[r].key == wish[me].key && r < me);
+        if (request[r].color != part.color) continue;
+        const bool before = request[r].key < request[me].key || (request[r].key == request[me].key && r < me);
         const int first = part.first;
-        if (wish[r].key < wish[first].key || (wish[r].key == wish[first].key && r < first)) part.first = r;
+        if (request[r].key < request[first].key || (request[r].key == request[first].key && r < first)) part.first = r;
         part.rank += before;
         part.ranks++;
     }
     return part;
 }
 
-/* Rank 0 of each part makes an id, which all hear. */
-static enum hapt_status join(const struct hapt_device_group *with, const struct part *part, struct hapt_group **made,
-                             char fault[HAPT_GROUPS_TEXT_CHARS])
+/* Rank 0 of each part creates an id and sends it to all. */
+static enum hapt_status join(const struct hapt_device_group *with, const struct part *part,
+                             struct hapt_device_comm **made, char fault[HAPT_GROUPS_TEXT_CHARS])
 {
     struct {
-        unsigned char id[HAPT_GROUP_ID_BYTES];
+        unsigned char id[HAPT_DEVICE_COMM_ID_BYTES];
         char fault[HAPT_GROUPS_TEXT_CHARS];
     } mine = {0}, *all = reserve(with->over, sizeof *all);
     const char *said = part->color >= 0 && part->rank == 0 ? with->groups->id(mine.id) : NULL;
@@ -203,31 +207,31 @@ static enum hapt_status join(const struct hapt_device_group *with, const struct 
     return status;
 }
 
-/* `whole` NULL: there is no group yet that could be split. */
-static enum hapt_status make(const struct hapt_device_group *with, struct hapt_group *whole, int color, int key,
-                             struct hapt_group **made, char fault[HAPT_GROUPS_TEXT_CHARS])
+/* `parent` NULL: no group exists yet that could be split. */
+static enum hapt_status make(const struct hapt_device_group *with, struct hapt_device_comm *parent, int color, int key,
+                             struct hapt_device_comm **made, char fault[HAPT_GROUPS_TEXT_CHARS])
 {
     const int ranks = hapt_collective_ranks(with->over);
-    const bool split = whole && with->groups->split;
-    struct wish mine = {.color = color, .key = key}, *wish = reserve(with->over, sizeof *wish);
+    const bool split = parent && with->groups->split;
+    struct split_request mine = {.color = color, .key = key}, *request = reserve(with->over, sizeof *request);
     *made = NULL;
     snprintf(mine.fault, sizeof mine.fault, "%s", fault);
-    enum hapt_status status = gather(with->over, &mine, sizeof mine, wish);
-    for (int r = 0; r < ranks && status == HAPT_OK; r++) take_reason(fault, wish[r].fault);
-    const struct part part = part_of(wish, ranks, hapt_collective_rank(with->over));
-    free(wish);
+    enum hapt_status status = gather(with->over, &mine, sizeof mine, request);
+    for (int r = 0; r < ranks && status == HAPT_OK; r++) take_reason(fault, request[r].fault);
+    const struct part part = part_of(request, ranks, hapt_collective_rank(with->over));
+    free(request);
     if (status != HAPT_OK || fault[0]) return status;
     const char *said = NULL;
     if (split)
-        said = with->groups->split(whole, color, key, part.rank, part.ranks, made);
+        said = with->groups->split(parent, color, key, part.rank, part.ranks, made);
     else
         HAPT_TRY(join(with, &part, made, fault));
     if (fault[0]) said = fault;
-    struct hapt_group *waits = split ? whole : *made; /* a part is there when the whole has settled */
+    struct hapt_device_comm *waits = split ? parent : *made; /* a split is polled on its parent */
     bool late = false;
-    /* Who has failed waits for the others behind it: they must have given up by then. */
+    /* A failed rank waits for the others in the next agreement, so they must time out earlier: half the time-out. */
     if (!said && waits) said = poll(with, waits, NULL, 0.5 * hapt_collective_timeout_s(with->over), &late);
-    if (late) said = waited_in_vain;
+    if (late) said = timed_out_reason;
     if (!said) return HAPT_OK;
     if (said != fault) snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "%s", said);
     if (waits) with->groups->abort(waits);
@@ -240,58 +244,59 @@ enum hapt_status hapt_device_group_create(struct hapt_device_group *group, char 
 }
 
 enum hapt_status hapt_device_group_split(const struct hapt_device_group *parent, int color, int key,
-                                         struct hapt_group **part, char fault[HAPT_GROUPS_TEXT_CHARS])
+                                         struct hapt_device_comm **part, char fault[HAPT_GROUPS_TEXT_CHARS])
 {
     return make(parent, parent->group, color, key, part, fault);
 }
 
-/* The queue has what was asked of the group, with that answer: nothing may be queued behind it before. */
-static const char *settle_until(const struct hapt_device_group *with, struct hapt_group *group, const char *answer,
-                                struct hapt_event *event, double until_s)
+/* Waits until the queue holds the operation whose return value is `answer`. Nothing may be queued after it before. */
+static const char *settle_until(const struct hapt_device_group *with, struct hapt_device_comm *group,
+                                const char *answer, struct hapt_event *event, double until_s)
 {
     bool late = false;
     const char *fault = answer ? answer : poll(with, group, event, until_s - hapt_time_s(), &late);
-    return late ? waited_in_vain : fault;
+    return late ? timed_out_reason : fault;
 }
 
-/* A sum and a gathering of a word of each rank; or a word from one to the other. */
-static const char *use(const struct hapt_device_group *with, struct hapt_group *group, bool trades, int rank, int ranks,
-                       float *word, double until_s)
+/* An all-reduce and an all-gather of one value per rank; or one value from rank 0 to rank 1. */
+static const char *use(const struct hapt_device_group *with, struct hapt_device_comm *group, bool pairwise, int rank,
+                       int ranks, float *value, double until_s)
 {
-    const struct hapt_block block = {word, sizeof *word};
-    if (trades && rank == 0) return with->groups->send(group, with->queue, 1, &block, 1);
-    if (trades) return with->groups->receive(group, with->queue, 1, &block, 0);
+    const struct hapt_block block = {value, sizeof *value};
+    if (pairwise && rank == 0) return with->groups->send(group, with->queue, 1, &block, 1);
+    if (pairwise) return with->groups->receive(group, with->queue, 1, &block, 0);
     size_t *bound = calloc((size_t)ranks + 1, sizeof *bound);
     if (!bound) return "a host has no memory left";
-    for (int r = 0; r <= ranks; r++) bound[r] = (size_t)r * sizeof *word;
-    const char *fault = with->groups->all_reduce(group, with->queue, false, HAPT_F32, word, word, 1);
+    for (int r = 0; r <= ranks; r++) bound[r] = (size_t)r * sizeof *value;
+    const char *fault = with->groups->all_reduce(group, with->queue, false, HAPT_F32, value, value, 1);
     fault = settle_until(with, group, fault, NULL, until_s);
-    if (!fault) fault = with->groups->all_gather(group, with->queue, bound, word + rank, word);
+    if (!fault) fault = with->groups->all_gather(group, with->queue, bound, value + rank, value);
     free(bound);
     return fault;
 }
 
-void hapt_device_group_connect(const struct hapt_device_group *with, struct hapt_group *group, bool trades, int rank,
-                               int ranks, char fault[HAPT_GROUPS_TEXT_CHARS])
+void hapt_device_group_connect(const struct hapt_device_group *with, struct hapt_device_comm *group, bool pairwise,
+                               int rank, int ranks, char fault[HAPT_GROUPS_TEXT_CHARS])
 {
-    void *word;
+    void *value;
     if (!group || fault[0]) return;
-    if (with->backend->allocate(with->device, (size_t)ranks * sizeof(float), &word) != HAPT_OK) {
-        hapt_fail_reset(); /* there is another way */
-        snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "a device has no memory left to connect with others");
+    if (with->backend->allocate(with->device, (size_t)ranks * sizeof(float), &value) != HAPT_OK) {
+        hapt_fail_reset(); /* the caller can fall back to the host */
+        snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "device memory exhausted: connecting the devices");
         return;
     }
-    /* Who has failed waits for the others behind it: they must have given up by then. */
+    /* See make(): half the time-out. */
     const double until_s = hapt_time_s() + 0.5 * hapt_collective_timeout_s(with->over);
-    const char *said = settle_until(with, group, use(with, group, trades, rank, ranks, word, until_s), NULL, until_s);
+    const char *said =
+        settle_until(with, group, use(with, group, pairwise, rank, ranks, value, until_s), NULL, until_s);
     struct hapt_event *event = said ? NULL : with->backend->record(with->queue);
     said = settle_until(with, group, said, event, until_s);
     if (said) {
         snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "%s", said);
-        with->groups->abort(group); /* what is in the queue writes to the word no more */
+        with->groups->abort(group); /* so that queued operations no longer write to `value` */
     } else if (with->backend->wait(event) != HAPT_OK) {
         snprintf(fault, HAPT_GROUPS_TEXT_CHARS, "%s", hapt_fail_message());
         hapt_fail_reset();
     }
-    with->backend->free(with->device, word);
+    with->backend->free(with->device, value);
 }

@@ -1,4 +1,4 @@
-/* Which network interfaces this host has, and which two of them share a network. */
+/* Lists this host's network interfaces and finds pairs on one network. */
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -14,7 +14,7 @@ static int bits_of(const unsigned char *mask, int bytes)
     return bits;
 }
 
-/* Mbit/s as the driver tells it; virtual interfaces tell nothing or -1. */
+/* The driver's speed in Mbit/s, returned in byte/s; virtual interfaces have none, or -1. */
 static double claimed_bandwidth(const char *name)
 {
     char path[64];
@@ -38,10 +38,10 @@ static bool read_address(const struct ifaddrs *from, struct hapt_interface *to)
     }
     if (from->ifa_addr->sa_family != AF_INET6) return false;
     const struct sockaddr_in6 *address = (const void *)from->ifa_addr, *mask = (const void *)from->ifa_netmask;
-    if (IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) return false; /* means something on its own wire alone */
+    if (IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) return false; /* link-local: valid only on its own wire */
     memcpy(to->address, &address->sin6_addr, 16);
     to->prefix = bits_of((const void *)&mask->sin6_addr, 16);
-    to->wide = true;
+    to->is_ipv6 = true;
     return true;
 }
 
@@ -62,9 +62,9 @@ void hapt_interfaces_list(bool loopback, struct hapt_interfaces *list)
     freeifaddrs(all);
 }
 
-bool hapt_interfaces_meet(const struct hapt_interface *a, const struct hapt_interface *b)
+bool hapt_interfaces_share_network(const struct hapt_interface *a, const struct hapt_interface *b)
 {
-    if (a->wide != b->wide || a->prefix != b->prefix) return false;
+    if (a->is_ipv6 != b->is_ipv6 || a->prefix != b->prefix) return false;
     for (int bit = 0; bit < a->prefix; bit++)
         if ((a->address[bit / 8] ^ b->address[bit / 8]) >> (7 - bit % 8) & 1) return false;
     return true;

@@ -1,24 +1,25 @@
-/* What a transfer achieves between two ranks: the same chunks, window and tests that stage boundaries move by. */
+/* Measures the throughput of a transfer between two ranks, with the chunk size, chunks in flight and polling of stage
+ * boundary transfers. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "hapt/network.h"
 
 enum {
-    WINDOW = 16,
+    MAX_CHUNKS_IN_FLIGHT = 16,
     ROUND_TRIPS = 21,
-    LONGEST_BURST = 64 /* chunks between two answers */,
+    MAX_BURST = 64 /* chunks between two replies */,
     PING = 1,
     DATA = 2,
     ANSWER = 3
 };
-#define DEADLINE_S 2.0 /* a way on which nothing moves for so long leads nowhere */
+#define DEADLINE_S 2.0 /* without progress for so long, the route does not work */
 
 struct measuring {
     const struct hapt_transfer *transfer;
     void *context;
     int peer;
-    char *buffer; /* [WINDOW] chunks: what they hold matters to nobody */
+    char *buffer; /* [MAX_CHUNKS_IN_FLIGHT] chunks; their content does not matter */
 };
 
 static enum hapt_status finish(const struct measuring *measuring, struct hapt_transfer_request *request)
@@ -29,24 +30,25 @@ static enum hapt_status finish(const struct measuring *measuring, struct hapt_tr
         HAPT_TRY(measuring->transfer->test(measuring->context, request, &done));
         if (done) return HAPT_OK;
         if (hapt_time_s() > deadline)
-            return hapt_fail(HAPT_ERR_COMM, NULL, "nothing came to or from rank %d by %s in %.0f s", measuring->peer,
+            return hapt_fail(HAPT_ERR_COMM, NULL, "no message to or from rank %d by %s in %.0f s", measuring->peer,
                              measuring->transfer->name, DEADLINE_S);
         hapt_link_pause(&spins);
     }
 }
 
-/* `count` messages one way, as many under way at once as a courier has. */
+/* Sends or receives `count` messages, with as many in flight as a communication thread has. */
 static enum hapt_status stream(const struct measuring *measuring, bool sends, int tag, int count, size_t bytes)
 {
-    struct hapt_transfer_request request[WINDOW];
-    for (int i = 0; i < count + WINDOW; i++) {
-        if (i >= WINDOW && i - WINDOW < count) HAPT_TRY(finish(measuring, &request[i % WINDOW]));
+    struct hapt_transfer_request request[MAX_CHUNKS_IN_FLIGHT];
+    for (int i = 0; i < count + MAX_CHUNKS_IN_FLIGHT; i++) {
+        if (i >= MAX_CHUNKS_IN_FLIGHT && i - MAX_CHUNKS_IN_FLIGHT < count)
+            HAPT_TRY(finish(measuring, &request[i % MAX_CHUNKS_IN_FLIGHT]));
         if (i >= count) continue;
-        char *place = measuring->buffer + (size_t)(i % WINDOW) * HAPT_LINK_CHUNK_BYTES;
-        HAPT_TRY(sends ? measuring->transfer->send(measuring->context, place, bytes, measuring->peer, tag,
-                                                   &request[i % WINDOW])
-                       : measuring->transfer->receive(measuring->context, place, bytes, measuring->peer, tag,
-                                                      &request[i % WINDOW]));
+        char *address = measuring->buffer + (size_t)(i % MAX_CHUNKS_IN_FLIGHT) * HAPT_LINK_CHUNK_BYTES;
+        HAPT_TRY(sends ? measuring->transfer->send(measuring->context, address, bytes, measuring->peer, tag,
+                                                   &request[i % MAX_CHUNKS_IN_FLIGHT])
+                       : measuring->transfer->receive(measuring->context, address, bytes, measuring->peer, tag,
+                                                      &request[i % MAX_CHUNKS_IN_FLIGHT]));
     }
     return HAPT_OK;
 }
@@ -60,7 +62,7 @@ static int ascending(const void *a, const void *b)
 static enum hapt_status ping(const struct measuring *measuring, bool leads, double *latency_s)
 {
     double sample[ROUND_TRIPS];
-    for (int i = -1; i < ROUND_TRIPS; i++) { /* the first opens the connection */
+    for (int i = -1; i < ROUND_TRIPS; i++) { /* the first round trip opens the connection */
         const double start_s = hapt_time_s();
         HAPT_TRY(stream(measuring, leads, PING, 1, 1));
         HAPT_TRY(stream(measuring, !leads, PING, 1, 1));
@@ -71,8 +73,9 @@ static enum hapt_status ping(const struct measuring *measuring, bool leads, doub
     return HAPT_OK;
 }
 
-/* Bursts from rank 0, each answered by a byte when it is all there; what follows tells how large the next one is. Links
- * let the first bytes pass faster (buffers of switches and shapers), so only the second half of the time counts. */
+/* Sends bursts from rank 0. After each, the receiver replies with one byte, and the sender announces the size of the
+ * next. Only the second half of the time counts, because buffers in switches and shapers let the first bytes pass
+ * faster. */
 static enum hapt_status flood(const struct measuring *measuring, bool leads, double seconds, double *bandwidth)
 {
     const double start_s = hapt_time_s();
@@ -86,7 +89,7 @@ static enum hapt_status flood(const struct measuring *measuring, bool leads, dou
         if (half_s == 0 && end_s - start_s >= seconds / 2) half_s = end_s;
         if (bytes > 0 && end_s - start_s >= seconds)
             burst = 0;
-        else if (end_s - burst_s < seconds / 8 && burst < LONGEST_BURST)
+        else if (end_s - burst_s < seconds / 8 && burst < MAX_BURST)
             burst *= 2;
         measuring->buffer[0] = (char)burst;
         HAPT_TRY(stream(measuring, leads, ANSWER, 1, 1));
@@ -119,14 +122,14 @@ enum hapt_status hapt_transfer_measure(const struct hapt_transfer *transfer, MPI
                                        const struct hapt_path *path, double seconds, double *latency_s,
                                        double *bandwidth)
 {
-    struct measuring measuring = {.transfer = transfer, .buffer = calloc(WINDOW, HAPT_LINK_CHUNK_BYTES)};
+    struct measuring measuring = {.transfer = transfer, .buffer = calloc(MAX_CHUNKS_IN_FLIGHT, HAPT_LINK_CHUNK_BYTES)};
     double result[2] = {0, 0};
     int rank;
     MPI_Comm_rank(pair, &rank);
     measuring.peer = 1 - rank;
     enum hapt_status status = hapt_link_all_or_none(
         pair, "measuring a link",
-        measuring.buffer ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to measure a link"));
+        measuring.buffer ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted: measuring a link"));
     if (status == HAPT_OK) status = transfer->open(pair, path, &measuring.context);
     if (status == HAPT_OK) {
         status = connect_pair(&measuring, pair, rank == 0);
@@ -135,8 +138,7 @@ enum hapt_status hapt_transfer_measure(const struct hapt_transfer *transfer, MPI
         status = hapt_link_all_or_none(pair, "measuring a link", status);
         transfer->close(measuring.context);
     }
-    /* After a failure messages may still be under way in the library, which will write where they were to go: that
-     * place is never reused. */
+    /* After a failure the library may still write to the buffer, so it is never freed. */
     HAPT_TRY(status);
     free(measuring.buffer);
     HAPT_MPI(MPI_Bcast(result, 2, MPI_DOUBLE, 0, pair));

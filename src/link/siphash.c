@@ -11,7 +11,7 @@ static uint64_t rotate(uint64_t value, int bits)
     return value << bits | value >> (64 - bits);
 }
 
-/* Little-endian on every machine. */
+/* Little-endian on every host. */
 static uint64_t read_word(const unsigned char *bytes, size_t count)
 {
     uint64_t word = 0;

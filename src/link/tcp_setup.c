@@ -15,26 +15,26 @@
 #include <unistd.h>
 
 #define BACKLOG 1024
-#define SOCKET_BYTES (4 << 20) /* asked of the system for each direction of a connection: a long fat link needs them \
-                                */
-#define PENDING_LEAST 16       /* room for connections of other programs beside the awaited ones */
-#define PENDING_EACH 2         /* per awaited connection: a peer may try again before its first try is given up */
-#define REDIAL_S 20e-3         /* pause before a sender tries again */
-#define SHORTAGE_S 1.0         /* the system may lack descriptors for a moment */
-#define POLL_MOST_S 50e-3      /* time limits and pauses are looked at this often */
+#define SOCKET_BYTES \
+    (4 << 20) /* socket buffer requested per direction of a connection: needed if bandwidth times latency is large */
+#define MIN_PENDING 16   /* room for connections from other programs, besides the expected ones */
+#define PENDING_EACH 2   /* per expected connection: a peer may retry before its first attempt is dropped */
+#define RETRY_S 20e-3    /* pause before a sender retries */
+#define SHORTAGE_S 1.0   /* the system may be out of descriptors for a moment */
+#define MAX_POLL_S 50e-3 /* interval for checking time limits and pauses */
 
 static const char magic[8] = {'h', 'a', 'p', 't', 'T', 'C', 'P', '1'};
 enum {
     NONCE_BYTES = 16,
     HELLO_BYTES = sizeof magic + 8 + NONCE_BYTES,
     ANSWER_BYTES = NONCE_BYTES + SIPHASH_BYTES,
-    LONGEST = 48
+    MAX_MESSAGE_BYTES = 48
 };
 
-/* The messages that one end has to send and to receive next. */
+/* The next messages that one end has to send and to receive. */
 struct exchange {
     int socket; /* -1: none */
-    unsigned char out[LONGEST], in[LONGEST];
+    unsigned char out[MAX_MESSAGE_BYTES], in[MAX_MESSAGE_BYTES];
     int out_bytes, out_done, in_bytes, in_done;
     unsigned char sender_nonce[NONCE_BYTES], receiver_nonce[NONCE_BYTES];
     double since_s;
@@ -46,11 +46,11 @@ struct dialled {
     bool connected, answered;
 };
 
-/* A connection that was accepted, and has not authenticated yet. */
+/* An accepted connection that has not authenticated yet. */
 struct pending {
     struct exchange exchange;
-    bool answered; /* the hello was good: its proof is awaited */
-    int rank, tag; /* ... as it says */
+    bool answered; /* the hello was valid; its proof is expected */
+    int rank, tag; /* as claimed in the hello */
 };
 
 struct listener {
@@ -62,16 +62,16 @@ struct listener {
 struct tcp_setup {
     int rank, count;
     struct tcp_wanted *wanted; /* [count] */
-    struct dialled *dialled;   /* [count] of those that this rank opens */
+    struct dialled *dialled;   /* [count] for the connections that this rank opens */
     struct listener *listener; /* [listener_count] */
     int listener_count;
-    struct pending *pending; /* [pending_most], in order of arrival */
-    int pending_count, pending_most;
+    struct pending *pending; /* [max_pending], in order of arrival */
+    int pending_count, max_pending;
     double pending_s;
-    double short_since_s; /* no descriptors since then; 0: there are some */
+    double short_since_s; /* out of descriptors since then; 0: not */
     unsigned char key[SIPHASH_BYTES];
-    struct pollfd *ready; /* [ready_most] */
-    int ready_most;
+    struct pollfd *ready; /* [max_ready] */
+    int max_ready;
 };
 
 /* ---- messages ---- */
@@ -89,8 +89,8 @@ static int get_number(const unsigned char *bytes)
     return (int)ntohl(word);
 }
 
-/* Binds the proof to the role, to both ranks, the tag and both nonces, so that none can be sent back or used elsewhere.
- */
+/* Computes a proof over the role, both ranks, the tag and both nonces, so that it cannot be replayed or used
+ * elsewhere. */
 static void prove(const struct tcp_setup *setup, const char *role, int sender, int receiver, int tag,
                   const struct exchange *exchange, unsigned char proof[SIPHASH_BYTES])
 {
@@ -109,44 +109,44 @@ static void prove(const struct tcp_setup *setup, const char *role, int sender, i
 static enum hapt_status draw_nonce(unsigned char nonce[NONCE_BYTES])
 {
     if (getrandom(nonce, NONCE_BYTES, 0) == NONCE_BYTES) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_COMM, "the system's random number generator is needed", "no random numbers: %s",
+    return hapt_fail(HAPT_ERR_COMM, "the system's random number generator is needed", "cannot draw random numbers: %s",
                      strerror(errno));
 }
 
-enum moved { SOME, WHOLE, CLOSED };
+enum io_result { INCOMPLETE, COMPLETE, CLOSED };
 
-/* Sends what is left; WHOLE when nothing is. */
-static enum moved send_rest(struct exchange *exchange)
+/* Sends the rest of the message; COMPLETE if nothing is left. */
+static enum io_result send_rest(struct exchange *exchange)
 {
     while (exchange->out_done < exchange->out_bytes) {
         const ssize_t put = send(exchange->socket, exchange->out + exchange->out_done,
                                  (size_t)(exchange->out_bytes - exchange->out_done), MSG_NOSIGNAL);
-        if (put < 0) return errno == EAGAIN || errno == EINTR ? SOME : CLOSED;
+        if (put < 0) return errno == EAGAIN || errno == EINTR ? INCOMPLETE : CLOSED;
         exchange->out_done += (int)put;
     }
-    return WHOLE;
+    return COMPLETE;
 }
 
-/* Hears the next message, and not a byte of what follows it. */
-static enum moved hear_rest(struct exchange *exchange)
+/* Receives the next message, and no byte after it. */
+static enum io_result receive_rest(struct exchange *exchange)
 {
     while (exchange->in_done < exchange->in_bytes) {
         const ssize_t got = recv(exchange->socket, exchange->in + exchange->in_done,
                                  (size_t)(exchange->in_bytes - exchange->in_done), 0);
-        if (got < 0 && (errno == EAGAIN || errno == EINTR)) return SOME;
+        if (got < 0 && (errno == EAGAIN || errno == EINTR)) return INCOMPLETE;
         if (got <= 0) return CLOSED;
         exchange->in_done += (int)got;
     }
-    return WHOLE;
+    return COMPLETE;
 }
 
-static void expect(struct exchange *exchange, int bytes)
+static void prepare_receive(struct exchange *exchange, int bytes)
 {
     exchange->in_bytes = bytes;
     exchange->in_done = 0;
 }
 
-static void say(struct exchange *exchange, int bytes)
+static void prepare_send(struct exchange *exchange, int bytes)
 {
     exchange->out_bytes = bytes;
     exchange->out_done = 0;
@@ -157,18 +157,18 @@ static void say(struct exchange *exchange, int bytes)
 static socklen_t address_of(const struct hapt_interface *interface, uint16_t port, struct sockaddr_storage *address)
 {
     memset(address, 0, sizeof *address);
-    if (!interface->wide) {
-        struct sockaddr_in *narrow = (void *)address;
-        narrow->sin_family = AF_INET;
-        narrow->sin_port = port;
-        memcpy(&narrow->sin_addr, interface->address, 4);
-        return sizeof *narrow;
+    if (!interface->is_ipv6) {
+        struct sockaddr_in *ipv4 = (void *)address;
+        ipv4->sin_family = AF_INET;
+        ipv4->sin_port = port;
+        memcpy(&ipv4->sin_addr, interface->address, 4);
+        return sizeof *ipv4;
     }
-    struct sockaddr_in6 *wide = (void *)address;
-    wide->sin6_family = AF_INET6;
-    wide->sin6_port = port;
-    memcpy(&wide->sin6_addr, interface->address, 16);
-    return sizeof *wide;
+    struct sockaddr_in6 *ipv6 = (void *)address;
+    ipv6->sin6_family = AF_INET6;
+    ipv6->sin6_port = port;
+    memcpy(&ipv6->sin6_addr, interface->address, 16);
+    return sizeof *ipv6;
 }
 
 static void prepare_socket(int socket)
@@ -206,7 +206,7 @@ static enum hapt_status unreachable(const struct tcp_setup *setup, const struct 
 
 static bool same_address(const struct hapt_interface *a, const struct hapt_interface *b)
 {
-    return a->wide == b->wide && memcmp(a->address, b->address, a->wide ? 16 : 4) == 0;
+    return a->is_ipv6 == b->is_ipv6 && memcmp(a->address, b->address, a->is_ipv6 ? 16 : 4) == 0;
 }
 
 static struct listener *find_listener(const struct tcp_setup *setup, const struct hapt_interface *interface)
@@ -216,7 +216,7 @@ static struct listener *find_listener(const struct tcp_setup *setup, const struc
     return NULL;
 }
 
-/* Listens at the interface's address alone. */
+/* Listens only at the address of the interface. */
 static enum hapt_status listen_at(struct tcp_setup *setup, const struct hapt_interface *interface)
 {
     const int on = 1;
@@ -227,14 +227,14 @@ static enum hapt_status listen_at(struct tcp_setup *setup, const struct hapt_int
     if (made->socket >= 0) {
         setup->listener_count++;
         prepare_socket(made->socket);
-        if (interface->wide) setsockopt(made->socket, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+        if (interface->is_ipv6) setsockopt(made->socket, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
     }
     if (made->socket < 0 || bind(made->socket, (void *)&address, length) || listen(made->socket, BACKLOG) ||
         getsockname(made->socket, (void *)&address, &length))
         return hapt_fail(HAPT_ERR_COMM, "\"transport\": \"mpi\" in the cluster file avoids own connections",
                          "rank %d cannot listen on interface %s: %s", setup->rank, interface->name, strerror(errno));
     made->port =
-        interface->wide ? ((struct sockaddr_in6 *)&address)->sin6_port : ((struct sockaddr_in *)&address)->sin_port;
+        interface->is_ipv6 ? ((struct sockaddr_in6 *)&address)->sin6_port : ((struct sockaddr_in *)&address)->sin_port;
     return HAPT_OK;
 }
 
@@ -253,20 +253,20 @@ enum hapt_status tcp_setup_create(int rank, int count, struct tcp_wanted *wanted
     struct tcp_setup *made = calloc(1, sizeof *made);
     int awaited = 0;
     *setup = made;
-    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for connections");
+    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted: TCP connections");
     for (int i = 0; i < count; i++) {
         wanted[i].socket = -1;
         awaited += !wanted[i].sends;
     }
     *made = (struct tcp_setup){.rank = rank, .count = count, .wanted = wanted, .pending_s = pending_s};
-    made->pending_most = PENDING_LEAST + PENDING_EACH * awaited;
-    made->ready_most = 2 * count + made->pending_most;
+    made->max_pending = MIN_PENDING + PENDING_EACH * awaited;
+    made->max_ready = 2 * count + made->max_pending;
     made->dialled = calloc((size_t)count + 1, sizeof *made->dialled);
     made->listener = calloc((size_t)count + 1, sizeof *made->listener);
-    made->pending = calloc((size_t)made->pending_most, sizeof *made->pending);
-    made->ready = calloc((size_t)made->ready_most, sizeof *made->ready);
+    made->pending = calloc((size_t)made->max_pending, sizeof *made->pending);
+    made->ready = calloc((size_t)made->max_ready, sizeof *made->ready);
     if (!made->dialled || !made->listener || !made->pending || !made->ready)
-        return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %d connections", count);
+        return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted: %d TCP connections", count);
     for (int i = 0; i < count; i++) made->dialled[i].exchange.socket = -1;
     return listen_for_peers(made);
 }
@@ -284,7 +284,7 @@ void tcp_setup_key(struct tcp_setup *setup, const unsigned char key[SIPHASH_BYTE
 
 int tcp_setup_pending(const struct tcp_setup *setup, int *most)
 {
-    *most = setup->pending_most;
+    *most = setup->max_pending;
     return setup->pending_count;
 }
 
@@ -313,7 +313,7 @@ void tcp_setup_destroy(struct tcp_setup *setup)
 
 static enum hapt_status drop_one(struct tcp_setup *setup, int error);
 
-static void hang_up(struct dialled *dialled)
+static void close_dialled(struct dialled *dialled)
 {
     close(dialled->exchange.socket);
     dialled->exchange.socket = -1;
@@ -321,14 +321,14 @@ static void hang_up(struct dialled *dialled)
     dialled->exchange.since_s = hapt_time_s();
 }
 
-static enum hapt_status dial(struct tcp_setup *setup, const struct tcp_wanted *wanted, struct dialled *dialled)
+static enum hapt_status connect_peer(struct tcp_setup *setup, const struct tcp_wanted *wanted, struct dialled *dialled)
 {
     struct exchange *exchange = &dialled->exchange;
     struct sockaddr_storage own, peer;
     const socklen_t own_length = address_of(&wanted->path.own, 0, &own);
     const socklen_t peer_length = address_of(&wanted->path.peer, wanted->port, &peer);
-    if (exchange->since_s > 0 && hapt_time_s() < exchange->since_s + REDIAL_S) return HAPT_OK;
-    if (wanted->port == 0) return unreachable(setup, wanted, "it awaits none");
+    if (exchange->since_s > 0 && hapt_time_s() < exchange->since_s + RETRY_S) return HAPT_OK;
+    if (wanted->port == 0) return unreachable(setup, wanted, "it expects no connection");
     exchange->socket = socket(own.ss_family, SOCK_STREAM, 0);
     if (exchange->socket < 0) {
         if (!lacks_descriptors(errno)) return unreachable(setup, wanted, strerror(errno));
@@ -343,8 +343,9 @@ static enum hapt_status dial(struct tcp_setup *setup, const struct tcp_wanted *w
     return HAPT_OK;
 }
 
-/* Once it is connected: the hello. */
-static enum hapt_status greet(const struct tcp_setup *setup, const struct tcp_wanted *wanted, struct dialled *dialled)
+/* Sends the hello once it is connected. */
+static enum hapt_status send_hello(const struct tcp_setup *setup, const struct tcp_wanted *wanted,
+                                   struct dialled *dialled)
 {
     struct exchange *exchange = &dialled->exchange;
     struct pollfd ready = {.fd = exchange->socket, .events = POLLOUT};
@@ -352,20 +353,20 @@ static enum hapt_status greet(const struct tcp_setup *setup, const struct tcp_wa
     socklen_t length = sizeof error;
     if (poll(&ready, 1, 0) <= 0) return HAPT_OK;
     getsockopt(exchange->socket, SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error == ECONNRESET) hang_up(dialled);
+    if (error == ECONNRESET) close_dialled(dialled);
     if (error) return error == ECONNRESET ? HAPT_OK : unreachable(setup, wanted, strerror(error));
     HAPT_TRY(draw_nonce(exchange->sender_nonce));
     memcpy(exchange->out, magic, sizeof magic);
     put_number(setup->rank, exchange->out + 8);
     put_number(wanted->tag, exchange->out + 12);
     memcpy(exchange->out + 16, exchange->sender_nonce, NONCE_BYTES);
-    say(exchange, HELLO_BYTES);
-    expect(exchange, ANSWER_BYTES);
+    prepare_send(exchange, HELLO_BYTES);
+    prepare_receive(exchange, ANSWER_BYTES);
     dialled->connected = true;
     return HAPT_OK;
 }
 
-/* The answer proves that the peer knows the key; the sender then proves the same. */
+/* The answer must prove that the peer knows the key. The sender then sends its own proof. */
 static enum hapt_status reply_to_answer(const struct tcp_setup *setup, const struct tcp_wanted *wanted,
                                         struct dialled *dialled)
 {
@@ -374,9 +375,9 @@ static enum hapt_status reply_to_answer(const struct tcp_setup *setup, const str
     memcpy(exchange->receiver_nonce, exchange->in, NONCE_BYTES);
     prove(setup, "receiver", setup->rank, wanted->peer, wanted->tag, exchange, proof);
     if (!siphash_equal(proof, exchange->in + NONCE_BYTES))
-        return unreachable(setup, wanted, "what answers there does not belong to this job");
+        return unreachable(setup, wanted, "the program that answers there does not belong to this job");
     prove(setup, "sender", setup->rank, wanted->peer, wanted->tag, exchange, exchange->out);
-    say(exchange, SIPHASH_BYTES);
+    prepare_send(exchange, SIPHASH_BYTES);
     dialled->answered = true;
     return HAPT_OK;
 }
@@ -384,19 +385,19 @@ static enum hapt_status reply_to_answer(const struct tcp_setup *setup, const str
 static enum hapt_status advance_dialled(struct tcp_setup *setup, struct tcp_wanted *wanted, struct dialled *dialled)
 {
     struct exchange *exchange = &dialled->exchange;
-    if (exchange->socket < 0) HAPT_TRY(dial(setup, wanted, dialled));
-    if (exchange->socket >= 0 && !dialled->connected) HAPT_TRY(greet(setup, wanted, dialled));
+    if (exchange->socket < 0) HAPT_TRY(connect_peer(setup, wanted, dialled));
+    if (exchange->socket >= 0 && !dialled->connected) HAPT_TRY(send_hello(setup, wanted, dialled));
     if (!dialled->connected) return HAPT_OK;
-    enum moved moved = send_rest(exchange);
-    if (moved == WHOLE && !dialled->answered) {
-        moved = hear_rest(exchange);
-        if (moved == WHOLE) {
+    enum io_result result = send_rest(exchange);
+    if (result == COMPLETE && !dialled->answered) {
+        result = receive_rest(exchange);
+        if (result == COMPLETE) {
             HAPT_TRY(reply_to_answer(setup, wanted, dialled));
-            moved = send_rest(exchange);
+            result = send_rest(exchange);
         }
     }
-    if (moved == CLOSED) hang_up(dialled);
-    if (moved != WHOLE) return HAPT_OK;
+    if (result == CLOSED) close_dialled(dialled);
+    if (result != COMPLETE) return HAPT_OK;
     wanted->socket = exchange->socket;
     exchange->socket = -1;
     return HAPT_OK;
@@ -412,7 +413,7 @@ static void drop_pending(struct tcp_setup *setup, int index, bool shut)
             (size_t)(setup->pending_count - index) * sizeof *setup->pending);
 }
 
-/* The oldest that has said nothing, or else the oldest. */
+/* The oldest one that has sent nothing, otherwise the oldest. */
 static int worst_pending(const struct tcp_setup *setup)
 {
     for (int i = 0; i < setup->pending_count; i++)
@@ -420,7 +421,7 @@ static int worst_pending(const struct tcp_setup *setup)
     return 0;
 }
 
-/* Makes room where the system has no more descriptors: pending connections must not take those that the job needs. */
+/* Closes a pending connection if the system is out of descriptors: they must not take those that the job needs. */
 static enum hapt_status drop_one(struct tcp_setup *setup, int error)
 {
     const double now_s = hapt_time_s();
@@ -434,7 +435,7 @@ static enum hapt_status drop_one(struct tcp_setup *setup, int error)
 
 static enum hapt_status accept_peers(struct tcp_setup *setup, const struct listener *listener)
 {
-    for (int turn = 0; turn < setup->pending_most; turn++) {
+    for (int attempt = 0; attempt < setup->max_pending; attempt++) {
         const int socket = accept(listener->socket, NULL, NULL);
         if (socket < 0 && lacks_descriptors(errno)) {
             const bool room = setup->pending_count > 0;
@@ -443,19 +444,19 @@ static enum hapt_status accept_peers(struct tcp_setup *setup, const struct liste
             continue;
         }
         if (socket < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return HAPT_OK;
-        if (socket < 0) continue; /* that one is gone already */
+        if (socket < 0) continue; /* that connection is closed already */
         setup->short_since_s = 0;
-        if (setup->pending_count == setup->pending_most) drop_pending(setup, worst_pending(setup), true);
+        if (setup->pending_count == setup->max_pending) drop_pending(setup, worst_pending(setup), true);
         prepare_socket(socket);
         struct pending *made = &setup->pending[setup->pending_count++];
         *made = (struct pending){.exchange = {.socket = socket, .since_s = hapt_time_s()}};
-        expect(&made->exchange, HELLO_BYTES);
-        hear_rest(&made->exchange); /* so that it has said something before the next one needs its place */
+        prepare_receive(&made->exchange, HELLO_BYTES);
+        receive_rest(&made->exchange); /* so that it is not among those that have sent nothing when a slot is needed */
     }
     return HAPT_OK;
 }
 
-/* The connection that a peer announces and that is not there yet; NULL: none. */
+/* The expected connection of that rank and tag, if it is not made yet; else NULL. */
 static struct tcp_wanted *find_awaited(const struct tcp_setup *setup, int rank, int tag)
 {
     for (int i = 0; i < setup->count; i++) {
@@ -465,7 +466,7 @@ static struct tcp_wanted *find_awaited(const struct tcp_setup *setup, int rank, 
     return NULL;
 }
 
-/* False: it is none of ours. */
+/* False: the connection does not belong to this job. */
 static bool answer_hello(const struct tcp_setup *setup, struct pending *pending, enum hapt_status *status)
 {
     struct exchange *exchange = &pending->exchange;
@@ -477,8 +478,8 @@ static bool answer_hello(const struct tcp_setup *setup, struct pending *pending,
     *status = draw_nonce(exchange->receiver_nonce);
     memcpy(exchange->out, exchange->receiver_nonce, NONCE_BYTES);
     prove(setup, "receiver", pending->rank, setup->rank, pending->tag, exchange, exchange->out + NONCE_BYTES);
-    say(exchange, ANSWER_BYTES);
-    expect(exchange, SIPHASH_BYTES);
+    prepare_send(exchange, ANSWER_BYTES);
+    prepare_receive(exchange, SIPHASH_BYTES);
     pending->answered = true;
     return true;
 }
@@ -490,18 +491,18 @@ static bool check_proof(const struct tcp_setup *setup, const struct pending *pen
     return siphash_equal(proof, pending->exchange.in);
 }
 
-/* True: it is pending no longer. */
+/* True: it is no longer pending. */
 static bool advance_pending(const struct tcp_setup *setup, struct pending *pending, bool *shut,
                             enum hapt_status *status)
 {
     struct exchange *exchange = &pending->exchange;
     *shut = true;
     if (hapt_time_s() > exchange->since_s + setup->pending_s) return true;
-    enum moved moved = pending->answered ? WHOLE : hear_rest(exchange);
-    if (moved == WHOLE && !pending->answered && !answer_hello(setup, pending, status)) return true;
-    if (moved == WHOLE) moved = send_rest(exchange);
-    if (moved == WHOLE) moved = hear_rest(exchange);
-    if (moved != WHOLE) return moved == CLOSED;
+    enum io_result result = pending->answered ? COMPLETE : receive_rest(exchange);
+    if (result == COMPLETE && !pending->answered && !answer_hello(setup, pending, status)) return true;
+    if (result == COMPLETE) result = send_rest(exchange);
+    if (result == COMPLETE) result = receive_rest(exchange);
+    if (result != COMPLETE) return result == CLOSED;
     struct tcp_wanted *wanted = find_awaited(setup, pending->rank, pending->tag);
     if (!wanted || !check_proof(setup, pending)) return true;
     wanted->socket = exchange->socket;
@@ -539,11 +540,11 @@ static void sleep_on_sockets(const struct tcp_setup *setup, double until_s)
     for (int i = 0; i < setup->count; i++) {
         const struct exchange *exchange = &setup->dialled[i].exchange;
         if (exchange->socket < 0) continue;
-        const bool hears = setup->dialled[i].connected && exchange->out_done == exchange->out_bytes;
-        setup->ready[count++] = (struct pollfd){.fd = exchange->socket, .events = hears ? POLLIN : POLLOUT};
+        const bool receives = setup->dialled[i].connected && exchange->out_done == exchange->out_bytes;
+        setup->ready[count++] = (struct pollfd){.fd = exchange->socket, .events = receives ? POLLIN : POLLOUT};
     }
-    HAPT_ASSERT(count <= setup->ready_most);
-    const double left_s = fmin(until_s - hapt_time_s(), POLL_MOST_S);
+    HAPT_ASSERT(count <= setup->max_ready);
+    const double left_s = fmin(until_s - hapt_time_s(), MAX_POLL_S);
     const struct timespec left = {.tv_nsec = (long)(1e9 * fmax(left_s, 0))};
     ppoll(setup->ready, (nfds_t)count, &left, NULL);
 }

@@ -1,8 +1,7 @@
 /*
  * The transfer table over MPI: a duplicated communicator, non-blocking sends and receives, tests.
  *
- * Libraries that were built for it take a GPU's memory, and say so; HAPT_CUDA_MPI=yes or no in the environment is
- * believed before them.
+ * MPI libraries with CUDA support report it; HAPT_CUDA_MPI=yes or no in the environment overrides their report.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -33,69 +32,69 @@ static bool takes_device(void *context, int peer)
 }
 
 _Static_assert(sizeof(MPI_Request) < sizeof(struct hapt_transfer_request),
-               "a request holds an MPI_Request, and a byte is free");
+               "a request holds an MPI_Request and one spare byte");
 
-static enum hapt_status open_space(MPI_Comm world, const struct hapt_path *path, void **context)
+static enum hapt_status open_context(MPI_Comm world, const struct hapt_path *path, void **context)
 {
     (void)path;
-    struct mpi_context *space = calloc(1, sizeof *space);
+    struct mpi_context *mpi = calloc(1, sizeof *mpi);
     enum hapt_status status = HAPT_OK;
-    if (!space) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a communicator");
-    status = hapt_link_all_or_none(world, "a communicator's making", status);
-    if (status == HAPT_OK) status = hapt_env_mpi(MPI_Comm_dup(world, &space->comm), "MPI_Comm_dup");
+    if (!mpi) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted: a communicator");
+    status = hapt_link_all_or_none(world, "creating a communicator", status);
+    if (status == HAPT_OK) status = hapt_env_mpi(MPI_Comm_dup(world, &mpi->comm), "MPI_Comm_dup");
     if (status != HAPT_OK) {
-        free(space);
+        free(mpi);
         return status;
     }
-    MPI_Comm_set_errhandler(space->comm, MPI_ERRORS_RETURN);
-    *context = space;
+    MPI_Comm_set_errhandler(mpi->comm, MPI_ERRORS_RETURN);
+    *context = mpi;
     return HAPT_OK;
 }
 
-static void close_space(void *context)
+static void close_context(void *context)
 {
-    struct mpi_context *space = context;
-    MPI_Comm_free(&space->comm);
-    free(space);
+    struct mpi_context *mpi = context;
+    MPI_Comm_free(&mpi->comm);
+    free(mpi);
 }
 
 static enum hapt_status send_chunk(void *context, const void *data, size_t bytes, int peer, int tag,
                                    struct hapt_transfer_request *request)
 {
-    const struct mpi_context *space = context;
-    MPI_Request mpi;
-    HAPT_MPI(MPI_Isend(data, (int)bytes, MPI_BYTE, peer, tag, space->comm, &mpi));
-    memcpy(request->opaque, &mpi, sizeof mpi);
+    const struct mpi_context *mpi = context;
+    MPI_Request pending;
+    HAPT_MPI(MPI_Isend(data, (int)bytes, MPI_BYTE, peer, tag, mpi->comm, &pending));
+    memcpy(request->opaque, &pending, sizeof pending);
     return HAPT_OK;
 }
 
 static enum hapt_status receive_chunk(void *context, void *data, size_t bytes, int peer, int tag,
                                       struct hapt_transfer_request *request)
 {
-    const struct mpi_context *space = context;
-    MPI_Request mpi;
-    HAPT_MPI(MPI_Irecv(data, (int)bytes, MPI_BYTE, peer, tag, space->comm, &mpi));
-    memcpy(request->opaque, &mpi, sizeof mpi);
+    const struct mpi_context *mpi = context;
+    MPI_Request pending;
+    HAPT_MPI(MPI_Irecv(data, (int)bytes, MPI_BYTE, peer, tag, mpi->comm, &pending));
+    memcpy(request->opaque, &pending, sizeof pending);
     return HAPT_OK;
 }
 
 static enum hapt_status test_chunk(void *context, struct hapt_transfer_request *request, bool *done)
 {
     (void)context;
-    MPI_Request mpi;
+    MPI_Request pending;
     int flag = 0;
-    memcpy(&mpi, request->opaque, sizeof mpi);
-    HAPT_MPI(MPI_Test(&mpi, &flag, MPI_STATUS_IGNORE));
-    memcpy(request->opaque, &mpi, sizeof mpi);
+    memcpy(&pending, request->opaque, sizeof pending);
+    HAPT_MPI(MPI_Test(&pending, &flag, MPI_STATUS_IGNORE));
+    memcpy(request->opaque, &pending, sizeof pending);
     *done = flag != 0;
     return HAPT_OK;
 }
 
 const struct hapt_transfer hapt_transfer_mpi = {
     .name = "mpi",
-    .description = "messages of the MPI library, over whatever network it finds",
-    .open = open_space,
-    .close = close_space,
+    .description = "messages of the MPI library, over the network that it chooses",
+    .open = open_context,
+    .close = close_context,
     .send = send_chunk,
     .receive = receive_chunk,
     .test = test_chunk,

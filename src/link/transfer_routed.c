@@ -1,16 +1,16 @@
-/* The transfer table that takes another one for each peer, as its path says. */
+/* The transfer table that uses MPI or TCP for each peer, as its path says. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "hapt/network.h"
 
 struct routed {
-    void *mpi, *tcp; /* their contexts; tcp NULL: nobody is reached that way */
+    void *mpi, *tcp; /* contexts of the two; tcp NULL: no rank has a peer by TCP */
     bool *by_tcp;    /* [ranks of world] */
 };
 
-/* The last byte of a request tells whose it is; the two tables need fewer than all. */
-enum { WHOSE = sizeof(struct hapt_transfer_request) - 1 };
+/* The last byte of a request says which table owns it; both tables leave it unused. */
+enum { OWNER_BYTE = sizeof(struct hapt_transfer_request) - 1 };
 
 static void release(struct routed *routed)
 {
@@ -27,7 +27,7 @@ static enum hapt_status reserve(MPI_Comm world, const struct hapt_path *path, st
     *routed = calloc(1, sizeof **routed);
     if (*routed) (*routed)->by_tcp = calloc((size_t)ranks, sizeof(bool));
     if (!*routed || !(*routed)->by_tcp)
-        return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the ways to %d ranks", ranks);
+        return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted: routes to %d ranks", ranks);
     for (int r = 0; path && r < ranks; r++) *any |= (*routed)->by_tcp[r] = path[r].tcp;
     return HAPT_OK;
 }
@@ -37,7 +37,7 @@ static enum hapt_status open_both(MPI_Comm world, const struct hapt_path *path, 
     struct routed *routed = NULL;
     int any = 0;
     enum hapt_status status =
-        hapt_link_all_or_none(world, "the ways to other ranks", reserve(world, path, &routed, &any));
+        hapt_link_all_or_none(world, "the routes to other ranks", reserve(world, path, &routed, &any));
     if (status == HAPT_OK)
         status = hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, &any, 1, MPI_INT, MPI_LOR, world), "MPI_Allreduce");
     if (status == HAPT_OK) status = hapt_transfer_mpi.open(world, path, &routed->mpi);
@@ -79,7 +79,7 @@ static enum hapt_status send_chunk(void *context, const void *data, size_t bytes
     struct routed *routed = context;
     void *its;
     const struct hapt_transfer *by = table(routed, routed->by_tcp[peer], &its);
-    request->opaque[WHOSE] = routed->by_tcp[peer];
+    request->opaque[OWNER_BYTE] = routed->by_tcp[peer];
     return by->send(its, data, bytes, peer, tag, request);
 }
 
@@ -89,14 +89,14 @@ static enum hapt_status receive_chunk(void *context, void *data, size_t bytes, i
     struct routed *routed = context;
     void *its;
     const struct hapt_transfer *by = table(routed, routed->by_tcp[peer], &its);
-    request->opaque[WHOSE] = routed->by_tcp[peer];
+    request->opaque[OWNER_BYTE] = routed->by_tcp[peer];
     return by->receive(its, data, bytes, peer, tag, request);
 }
 
 static enum hapt_status test_chunk(void *context, struct hapt_transfer_request *request, bool *done)
 {
     void *its;
-    const struct hapt_transfer *by = table(context, request->opaque[WHOSE], &its);
+    const struct hapt_transfer *by = table(context, request->opaque[OWNER_BYTE], &its);
     return by->test(its, request, done);
 }
 
@@ -120,15 +120,15 @@ static bool wakes(void *context, int peer)
     return routed->by_tcp[peer];
 }
 
-static void wait_for_news(void *context, int kick, double until_s)
+static void wait_for_event(void *context, int event_fd, double until_s)
 {
     const struct routed *routed = context;
-    hapt_transfer_tcp.wait(routed->tcp, kick, until_s);
+    hapt_transfer_tcp.wait(routed->tcp, event_fd, until_s);
 }
 
 const struct hapt_transfer hapt_transfer_routed = {
     .name = "routed",
-    .description = "to each rank by MPI or by own connections, whichever measured faster",
+    .description = "MPI or own TCP connections for each rank, whichever was measured faster",
     .open = open_both,
     .close = close_both,
     .announce = announce,
@@ -139,5 +139,5 @@ const struct hapt_transfer hapt_transfer_routed = {
     .takes_device = takes_device,
     .rate = tell_rate,
     .wakes = wakes,
-    .wait = wait_for_news,
+    .wait = wait_for_event,
 };

@@ -1,4 +1,4 @@
-/* Free gaps of a workspace, by offset; everything behind `end` is free. */
+/* Free gaps of a workspace, ordered by offset. Everything from `end` on is free. */
 #ifndef HAPT_MEMORY_GAPS_H
 #define HAPT_MEMORY_GAPS_H
 
@@ -9,11 +9,11 @@ struct hapt_gap {
 };
 struct hapt_gaps {
     int count;
-    struct hapt_gap *gap; /* room for one more than there are pieces */
+    struct hapt_gap *gap; /* capacity: number of pieces + 1 */
     size_t end;           /* the peak so far */
 };
 
-/* Best fit: the smallest gap that holds the piece, else the end (extending a gap that touches it). */
+/* Best fit: the offset of the smallest gap that holds the piece; else the end, or a gap that touches it, extended. */
 size_t hapt_gaps_take(struct hapt_gaps *gaps, size_t bytes);
 void hapt_gaps_give(struct hapt_gaps *gaps, size_t offset, size_t bytes);
 

@@ -1,4 +1,4 @@
-/* Regions and lifetimes. */
+/* Regions and lifetimes of a program's tensors. */
 #include "lifetime.h"
 
 size_t hapt_lifetime_bytes(const struct hapt_program *program, int tensor)
@@ -57,7 +57,7 @@ static enum hapt_region region_of(const struct hapt_program *program, int tensor
                                                                                                 : HAPT_REGION_WORKSPACE;
     case HAPT_TENSOR_ACTIVATION: break;
     }
-    /* The loss is read by the trainer after the forward. What the backward makes for itself lives there alone. */
+    /* The trainer reads the loss after the forward. Tensors that the backward creates for itself live only there. */
     const int loss = program->local[program->graph->loss];
     const bool kept = alive(backward) || (loss >= 0 && program->tensor[loss].root == tensor);
     return kept && whole->producer < program->graph->forward_count ? HAPT_REGION_SLOT : HAPT_REGION_WORKSPACE;

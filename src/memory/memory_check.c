@@ -1,9 +1,9 @@
-/* Brute-force check of a memory plan: every pair of things that are alive together. */
+/* Brute-force check of a memory plan: compares all pairs of pieces that are alive together. */
 #include "lifetime.h"
 
 struct piece {
     const char *name;
-    size_t begin, end; /* in the allocation; one slot's pieces are those of slot 0 */
+    size_t begin, end; /* offsets in the allocation; of a slot's pieces: in slot 0 */
     enum hapt_region region;
     struct hapt_lifetime lifetime[HAPT_SECTION_REDUCE]; /* workspace tensors */
 };
@@ -32,7 +32,7 @@ static size_t parameter_bytes(const struct hapt_program *program, int tensor)
     return hapt_lifetime_bytes(program, tensor) / hapt_dtype_bytes(whole->dtype) * sizeof(float);
 }
 
-/* What a tensor occupies besides its own place: compute copy and optimizer state of parameters. */
+/* Adds what a parameter occupies besides its own memory: compute copy and optimizer state. */
 static void add_parameter(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor,
                           struct pieces *pieces)
 {
@@ -41,8 +41,8 @@ static void add_parameter(const struct hapt_memory_plan *plan, const struct hapt
     if (plan->copy_offset != (size_t)-1)
         add(pieces, whole->name, plan->copy_offset + element * sizeof(uint16_t), bytes / 2, HAPT_REGION_RESIDENT);
     if (!whole->trainable) return;
-    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
-        const struct hapt_memory_group *group = &plan->group[g];
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group *group = &plan->group[g];
         const size_t from = element > group->slice_first ? element : group->slice_first,
                      last = element + bytes / sizeof(float);
         const size_t end = last < group->slice_end ? last : group->slice_end;
@@ -116,8 +116,8 @@ static enum hapt_status check(const struct hapt_memory_plan *plan, const struct 
         if (plan->region[t] != region[t])
             return broken(program, "wrong region", program->graph->tensor[program->tensor[t].tensor].name, "");
         if (plan->offset[t] != plan->offset[program->tensor[t].root])
-            return broken(program, "not in the place it shares", program->graph->tensor[program->tensor[t].tensor].name,
-                          "");
+            return broken(program, "its offset differs from its root's",
+                          program->graph->tensor[program->tensor[t].tensor].name, "");
         if (program->tensor[t].root == t) add_tensor(plan, program, t, lifetime, &pieces);
     }
     add_staging(plan, program, &program->forward_in, &plan->forward_in, &pieces);
@@ -132,7 +132,7 @@ static enum hapt_status check(const struct hapt_memory_plan *plan, const struct 
                 return broken(program, "overlap", pieces.piece[a].name, pieces.piece[b].name);
     }
     if (plan->total_bytes != plan->parameter_bytes + (size_t)plan->slots * plan->activation_bytes)
-        return broken(program, "the total is not what its parts make", "", "");
+        return broken(program, "the total differs from the sum of its parts", "", "");
     return HAPT_OK;
 }
 

@@ -1,4 +1,4 @@
-/* What the memory of ranges needs of a sharding: touches, cuts, sums over prefixes. */
+/* Gathers, once per sharding, what the memory of ranges needs: touches, boundaries, prefix sums. */
 #include "memory_ranges.h"
 
 #include <stdlib.h>
@@ -6,10 +6,11 @@
 static int compare_touches(const void *a, const void *b)
 {
     const struct touch *x = a, *y = b;
-    return x->place - y->place;
+    return x->position - y->position;
 }
 
-static enum hapt_status note_written(struct hapt_memory_ranges *made, int tensor, int place, struct hapt_arena *arena)
+static enum hapt_status note_written(struct hapt_memory_ranges *made, int tensor, int position,
+                                     struct hapt_arena *arena)
 {
     if (made->written_count == made->written_room) {
         struct written *wider;
@@ -18,12 +19,12 @@ static enum hapt_status note_written(struct hapt_memory_ranges *made, int tensor
         for (int w = 0; w < made->written_count; w++) wider[w] = made->written[w];
         made->written = wider;
     }
-    made->written[made->written_count] = (struct written){place, made->first_written[tensor]};
+    made->written[made->written_count] = (struct written){position, made->first_written[tensor]};
     made->first_written[tensor] = made->written_count++;
     return HAPT_OK;
 }
 
-/* Sums of gradients belong to every range that writes into them: a tied parameter has several. */
+/* A gradient sum belongs to every range that writes into it: a tied parameter has several. */
 static enum hapt_status gather_written(struct hapt_memory_ranges *made, struct hapt_arena *arena)
 {
     const struct hapt_graph *graph = made->graph;
@@ -38,7 +39,7 @@ static enum hapt_status gather_written(struct hapt_memory_ranges *made, struct h
                 continue;
             }
             for (int w = made->first_written[op->input[0]]; w >= 0; w = made->written[w].next)
-                HAPT_TRY(note_written(made, op->output[k], made->written[w].place, arena));
+                HAPT_TRY(note_written(made, op->output[k], made->written[w].position, arena));
         }
     }
     return HAPT_OK;
@@ -72,11 +73,11 @@ static void note_touches(struct touching *touching, int o)
             continue;
         }
         for (int w = made->first_written[op->input[0]]; w >= 0; w = made->written[w].next)
-            note_touch(touching, tensor, (struct touch){made->written[w].place, true, -1});
+            note_touch(touching, tensor, (struct touch){made->written[w].position, true, -1});
     }
 }
 
-/* Each place once; the lists close up. */
+/* Merges touches at the same position and closes the gaps between the lists. */
 static void close_touches(struct hapt_memory_ranges *made)
 {
     const struct hapt_graph *graph = made->graph;
@@ -87,7 +88,7 @@ static void close_touches(struct hapt_memory_ranges *made)
         made->touch_start[t] = kept;
         for (int k = begin; k < end; k++) {
             struct touch *last = kept > made->touch_start[t] ? &made->touch[kept - 1] : NULL;
-            if (last && last->place == made->touch[k].place) {
+            if (last && last->position == made->touch[k].position) {
                 last->writes = last->writes || made->touch[k].writes;
                 if (made->touch[k].last_forward > last->last_forward) last->last_forward = made->touch[k].last_forward;
             } else {
@@ -119,45 +120,45 @@ static enum hapt_status gather_touches(struct hapt_memory_ranges *made, struct h
     return HAPT_OK;
 }
 
-static enum hapt_status gather_cuts(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+static enum hapt_status gather_boundaries(struct hapt_memory_ranges *made, struct hapt_arena *arena)
 {
     const struct hapt_graph *graph = made->graph;
     int *fill;
-    HAPT_NEW(made->cut_start, arena, made->places + 2);
-    HAPT_NEW(fill, arena, made->places + 1);
+    HAPT_NEW(made->boundary_start, arena, made->positions + 2);
+    HAPT_NEW(fill, arena, made->positions + 1);
     for (int pass = 0; pass < 2; pass++) {
         for (int t = 0; t < graph->tensor_count; t++) {
             const int begin = made->touch_start[t], end = made->touch_start[t + 1];
             if (begin == end || !(ranges_is_forward_activation(made, t) || ranges_is_backward_tensor(made, t)))
                 continue;
-            for (int c = made->touch[begin].place + 1; c <= made->touch[end - 1].place; c++) {
-                if (pass == 1) made->cut[made->cut_start[c] + fill[c]] = t;
+            for (int c = made->touch[begin].position + 1; c <= made->touch[end - 1].position; c++) {
+                if (pass == 1) made->boundary_tensor[made->boundary_start[c] + fill[c]] = t;
                 fill[c]++;
             }
         }
         if (pass == 1) break;
-        for (int c = 0; c <= made->places; c++) {
-            made->cut_start[c + 1] = made->cut_start[c] + fill[c];
+        for (int c = 0; c <= made->positions; c++) {
+            made->boundary_start[c + 1] = made->boundary_start[c] + fill[c];
             fill[c] = 0;
         }
-        HAPT_NEW(made->cut, arena, made->cut_start[made->places + 1]);
+        HAPT_NEW(made->boundary_tensor, arena, made->boundary_start[made->positions + 1]);
     }
     return HAPT_OK;
 }
 
-/* Activations of the source by the cuts between their maker and their last reader. */
+/* Lists activations of the source by the boundaries between their producer and their last reader. */
 static enum hapt_status gather_leaving(struct hapt_memory_ranges *made, struct hapt_arena *arena)
 {
     const struct hapt_graph *graph = made->graph, *source = made->sharding->source;
     int *fill, *last;
-    HAPT_NEW(made->leaving_start, arena, made->places + 2);
-    HAPT_NEW(fill, arena, made->places + 1);
+    HAPT_NEW(made->leaving_start, arena, made->positions + 2);
+    HAPT_NEW(fill, arena, made->positions + 1);
     HAPT_NEW(last, arena, source->tensor_count);
     for (int o = 0; o < made->sharding->reduce_first; o++)
         for (int i = 0; i < graph->op[o].input_count; i++) {
             if (graph->op[o].input[i] < 0) continue;
             int *its = &last[made->sharding->origin[graph->op[o].input[i]]];
-            if (ranges_place_of(made, o) > *its) *its = ranges_place_of(made, o);
+            if (ranges_position_of(made, o) > *its) *its = ranges_position_of(made, o);
         }
     for (int pass = 0; pass < 2; pass++) {
         for (int t = 0; t < source->tensor_count; t++) {
@@ -168,11 +169,11 @@ static enum hapt_status gather_leaving(struct hapt_memory_ranges *made, struct h
             }
         }
         if (pass == 1) break;
-        for (int c = 0; c <= made->places; c++) {
+        for (int c = 0; c <= made->positions; c++) {
             made->leaving_start[c + 1] = made->leaving_start[c] + fill[c];
             fill[c] = 0;
         }
-        HAPT_NEW(made->leaving, arena, made->leaving_start[made->places + 1]);
+        HAPT_NEW(made->leaving, arena, made->leaving_start[made->positions + 1]);
     }
     return HAPT_OK;
 }
@@ -180,7 +181,7 @@ static enum hapt_status gather_leaving(struct hapt_memory_ranges *made, struct h
 static bool is_partial(const struct hapt_sharding *sharding, int tensor)
 {
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-        if (sharding->property[tensor][axis].kind == HAPT_PROPERTY_ALL_REDUCE) return true;
+        if (sharding->property[tensor][axis].kind == HAPT_PROPERTY_PARTIAL) return true;
     return false;
 }
 
@@ -248,29 +249,30 @@ static enum hapt_status gather_sums(struct hapt_memory_ranges *made, struct hapt
 {
     const struct hapt_graph *graph = made->graph;
     HAPT_TRY(gather_axes(made, arena));
-    HAPT_NEW(made->prefix, arena, made->places + 1);
-    HAPT_NEW(made->kept_before, arena, made->places + 1);
+    HAPT_NEW(made->prefix, arena, made->positions + 1);
+    HAPT_NEW(made->kept_before, arena, made->positions + 1);
     HAPT_NEW(made->repeat, arena, made->touch_start[graph->tensor_count]);
     for (int t = 0; t < graph->tensor_count; t++) {
         const struct amounts amounts = amounts_of(made, t);
         const bool counts = amounts.elements + amounts.slot + amounts.resident > 0;
-        if (ranges_is_forward_activation(made, t) && made->kept_from[t] < made->places)
+        if (ranges_is_forward_activation(made, t) && made->kept_from[t] < made->positions)
             made->kept_before[made->kept_from[t] + 1] += made->bytes[t];
         for (int k = made->touch_start[t]; counts && k < made->touch_start[t + 1]; k++) {
-            amounts_add(&made->prefix[made->touch[k].place + 1], &amounts);
+            amounts_add(&made->prefix[made->touch[k].position + 1], &amounts);
             if (k > made->touch_start[t])
                 made->repeat[made->repeat_count++] =
-                    (struct repeat){made->touch[k - 1].place, made->touch[k].place, amounts};
+                    (struct repeat){made->touch[k - 1].position, made->touch[k].position, amounts};
         }
     }
-    for (int p = 0; p < made->places; p++) {
+    for (int p = 0; p < made->positions; p++) {
         amounts_add(&made->prefix[p + 1], &made->prefix[p]);
         made->kept_before[p + 1] += made->kept_before[p];
     }
     return HAPT_OK;
 }
 
-/* The first place behind whose end an activation must be kept: backward operators read it, or the trainer. */
+/* Finds the first position whose backward operators, or the trainer, read an activation. Ranges that end behind it must
+ * keep the activation. */
 static enum hapt_status gather_kept(struct hapt_memory_ranges *made, struct hapt_arena *arena)
 {
     const struct hapt_graph *graph = made->graph;
@@ -283,7 +285,7 @@ static enum hapt_status gather_kept(struct hapt_memory_ranges *made, struct hapt
             if (op->input[i] >= 0 && op->forward_op < made->kept_from[storage[op->input[i]]])
                 made->kept_from[storage[op->input[i]]] = op->forward_op;
     }
-    const int made_at = ranges_place_of(made, graph->tensor[loss].producer);
+    const int made_at = ranges_position_of(made, graph->tensor[loss].producer);
     if (made_at < made->kept_from[loss]) made->kept_from[loss] = made_at;
     return HAPT_OK;
 }
@@ -293,16 +295,16 @@ static enum hapt_status gather_forward(struct hapt_memory_ranges *made, struct h
     const struct hapt_graph *graph = made->graph;
     const int *storage = made->sharding->storage;
     int *fill;
-    HAPT_NEW(made->forward_start, arena, made->places + 1);
+    HAPT_NEW(made->forward_start, arena, made->positions + 1);
     HAPT_NEW(made->first_forward, arena, graph->tensor_count);
     HAPT_NEW(made->last_forward, arena, graph->tensor_count);
     HAPT_NEW(made->death_start, arena, graph->forward_count + 1);
     HAPT_NEW(made->death, arena, graph->tensor_count);
     HAPT_NEW(fill, arena, graph->forward_count + 1);
-    for (int o = graph->forward_count - 1, place = made->places; o >= -1; o--) {
-        const int its = o >= 0 ? ranges_place_of(made, o) : -1;
-        HAPT_ASSERT(o < 0 || o == graph->forward_count - 1 || its <= ranges_place_of(made, o + 1));
-        for (; place > its; place--) made->forward_start[place] = o + 1;
+    for (int o = graph->forward_count - 1, position = made->positions; o >= -1; o--) {
+        const int its = o >= 0 ? ranges_position_of(made, o) : -1;
+        HAPT_ASSERT(o < 0 || o == graph->forward_count - 1 || its <= ranges_position_of(made, o + 1));
+        for (; position > its; position--) made->forward_start[position] = o + 1;
     }
     for (int o = 0; o < graph->forward_count; o++) {
         for (int i = 0; i < graph->op[o].input_count; i++)
@@ -337,15 +339,15 @@ static enum hapt_status gather_backward(struct hapt_memory_ranges *made, struct 
 {
     const struct hapt_graph *graph = made->graph;
     const int end = made->sharding->reduce_first;
-    int *previous, count = 0; /* [tensor] its operand at the operator that touched it last, + 1 */
+    int *previous, count = 0; /* [tensor] 1 + its operand at the last operator that touched it */
     HAPT_NEW(previous, arena, graph->tensor_count);
-    HAPT_NEW(made->backward_start, arena, made->places + 1);
+    HAPT_NEW(made->backward_start, arena, made->positions + 1);
     HAPT_NEW(made->operand_start, arena, graph->op_count + 1);
     HAPT_NEW(made->operand, arena, (end - graph->forward_count) * (HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS));
-    for (int o = graph->forward_count, place = made->places; o <= end; o++) {
-        const int its = o < end ? ranges_place_of(made, o) : -1;
-        HAPT_ASSERT(o == graph->forward_count || its <= ranges_place_of(made, o - 1));
-        for (; place > its; place--) made->backward_start[place] = o;
+    for (int o = graph->forward_count, position = made->positions; o <= end; o++) {
+        const int its = o < end ? ranges_position_of(made, o) : -1;
+        HAPT_ASSERT(o == graph->forward_count || its <= ranges_position_of(made, o - 1));
+        for (; position > its; position--) made->backward_start[position] = o;
     }
     for (int o = graph->forward_count; o < end; o++) {
         const struct hapt_op *op = &graph->op[o];
@@ -364,7 +366,7 @@ static enum hapt_status gather_backward(struct hapt_memory_ranges *made, struct 
     return HAPT_OK;
 }
 
-/* By tensor, as the planner orders births; the links to next operators are those of the operands and move with them. */
+/* Sorts by tensor, as the planner orders births. Every operand keeps its link to the next operator. */
 static void sort_operands(struct hapt_memory_ranges *made)
 {
     for (int o = made->graph->forward_count; o < made->sharding->reduce_first; o++)
@@ -376,7 +378,7 @@ static enum hapt_status gather_scratch(struct hapt_memory_ranges *made, struct h
 {
     struct hapt_program *program;
     if (!made->options.scratch) return HAPT_OK;
-    HAPT_TRY(hapt_program_build(made->sharding, 0, made->places, arena, &program));
+    HAPT_TRY(hapt_program_build(made->sharding, 0, made->positions, arena, &program));
     HAPT_NEW(made->op_scratch, arena, made->graph->op_count);
     for (int o = 0; o < made->graph->op_count; o++)
         if (!hapt_op_type_at(made->graph->op[o].type)->collective)
@@ -392,14 +394,14 @@ enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding,
     struct hapt_memory_ranges *made;
     HAPT_NEW(made, arena, 1);
     *made = (struct hapt_memory_ranges){
-        .sharding = sharding, .graph = graph, .options = *options, .places = sharding->source->forward_count};
+        .sharding = sharding, .graph = graph, .options = *options, .positions = sharding->source->forward_count};
     HAPT_NEW(made->bytes, arena, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++)
         made->bytes[t] = hapt_lifetime_align(hapt_tensor_bytes(&sharding->shard->tensor[t]));
     HAPT_TRY(gather_kept(made, arena));
     HAPT_TRY(gather_written(made, arena));
     HAPT_TRY(gather_touches(made, arena));
-    HAPT_TRY(gather_cuts(made, arena));
+    HAPT_TRY(gather_boundaries(made, arena));
     HAPT_TRY(gather_leaving(made, arena));
     HAPT_TRY(gather_versions(made, arena));
     HAPT_TRY(gather_sums(made, arena));

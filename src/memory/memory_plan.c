@@ -9,7 +9,7 @@ struct planner {
     const struct hapt_memory_options *options;
     struct hapt_memory_plan *plan;
     struct hapt_lifetime *lifetime[HAPT_SECTION_COUNT];
-    size_t end; /* of what is placed so far in the allocation */
+    size_t end; /* first free byte of the allocation so far */
 };
 
 static const struct hapt_tensor *whole_tensor(const struct hapt_program *program, int tensor)
@@ -17,7 +17,7 @@ static const struct hapt_tensor *whole_tensor(const struct hapt_program *program
     return &program->graph->tensor[program->tensor[tensor].tensor];
 }
 
-static size_t place(struct planner *planner, size_t bytes)
+static size_t reserve(struct planner *planner, size_t bytes)
 {
     const size_t offset = planner->end;
     planner->end += hapt_lifetime_align(bytes);
@@ -40,14 +40,14 @@ static unsigned axes_of(const struct hapt_program *program, int gradient)
     return axes;
 }
 
-/* The group of every parameter; HAPT_MEMORY_GROUPS: frozen. */
+/* The parameter group of every parameter; HAPT_PARAMETER_GROUPS: frozen. */
 static void sort_parameters(const struct hapt_program *program, unsigned *group)
 {
     for (int t = 0; t < program->tensor_count; t++) {
         const struct hapt_tensor *tensor = whole_tensor(program, t);
         if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
         const int gradient = tensor->gradient >= 0 ? program->local[tensor->gradient] : -1;
-        group[t] = tensor->trainable ? axes_of(program, gradient) : HAPT_MEMORY_GROUPS;
+        group[t] = tensor->trainable ? axes_of(program, gradient) : HAPT_PARAMETER_GROUPS;
     }
 }
 
@@ -55,7 +55,7 @@ static void number_parameters(const struct hapt_program *program, const unsigned
                               bool *copies)
 {
     size_t elements = 0;
-    for (unsigned g = 0; g <= HAPT_MEMORY_GROUPS; g++) {
+    for (unsigned g = 0; g <= HAPT_PARAMETER_GROUPS; g++) {
         size_t decayed_end = elements;
         const size_t first = elements;
         for (int class = 0; class < 3; class ++) {
@@ -69,15 +69,15 @@ static void number_parameters(const struct hapt_program *program, const unsigned
             }
             if (class == 0) decayed_end = elements;
         }
-        if (g < HAPT_MEMORY_GROUPS)
+        if (g < HAPT_PARAMETER_GROUPS)
             plan->group[g] =
-                (struct hapt_memory_group){.axes = g, .first = first, .decayed_end = decayed_end, .end = elements};
+                (struct hapt_parameter_group){.axes = g, .first = first, .decayed_end = decayed_end, .end = elements};
     }
-    plan->trained_elements = plan->group[HAPT_MEMORY_GROUPS - 1].end;
+    plan->trained_elements = plan->group[HAPT_PARAMETER_GROUPS - 1].end;
     plan->elements = elements;
 }
 
-/* A sum over microbatches that is no trained parameter's gradient yet. */
+/* True for a sum over microbatches that is not yet a trained parameter's gradient. */
 static bool is_sum(const struct hapt_program *program, int tensor)
 {
     const int of = program->tensor[tensor].tensor;
@@ -86,26 +86,27 @@ static bool is_sum(const struct hapt_program *program, int tensor)
            !hapt_lifetime_updates(program->graph, of);
 }
 
-/* What this rank updates of every group, and where its state stands. */
+/* Sets what this rank updates of every group, and the offset of its state. */
 static void share_state(const struct planner *planner)
 {
     struct hapt_memory_plan *plan = planner->plan;
     plan->sharded_state = planner->options->sharded_state;
-    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) {
-        struct hapt_memory_group *group = &plan->group[g];
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        struct hapt_parameter_group *group = &plan->group[g];
         int index;
         group->slice_first = group->first;
         group->slice_end = group->end;
         if (plan->sharded_state && group->axes != 0) {
-            hapt_memory_group_ranks(planner->program->sharding, group->axes, &index);
-            hapt_memory_group_slice(planner->program->sharding, group, index, &group->slice_first, &group->slice_end);
+            hapt_parameter_group_ranks(planner->program->sharding, group->axes, &index);
+            hapt_parameter_group_slice(planner->program->sharding, group, index, &group->slice_first,
+                                       &group->slice_end);
         }
         group->state_first = plan->state_elements;
         plan->state_elements += group->slice_end - group->slice_first;
     }
 }
 
-static enum hapt_status place_parameters(struct planner *planner, struct hapt_arena *scratch)
+static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_arena *scratch)
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
@@ -114,23 +115,23 @@ static enum hapt_status place_parameters(struct planner *planner, struct hapt_ar
     HAPT_NEW(group, scratch, program->tensor_count);
     sort_parameters(program, group);
     number_parameters(program, group, plan, &copies);
-    plan->master_offset = place(planner, plan->elements * sizeof(float));
-    plan->copy_offset = copies ? place(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;
-    plan->gradient_offset = place(planner, plan->trained_elements * sizeof(float));
+    plan->master_offset = reserve(planner, plan->elements * sizeof(float));
+    plan->copy_offset = copies ? reserve(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;
+    plan->gradient_offset = reserve(planner, plan->trained_elements * sizeof(float));
     for (int t = 0; t < program->tensor_count; t++)
-        if (is_sum(program, t)) plan->offset[t] = place(planner, hapt_lifetime_bytes(program, t));
+        if (is_sum(program, t)) plan->offset[t] = reserve(planner, hapt_lifetime_bytes(program, t));
     plan->zeroed_elements = (planner->end - plan->gradient_offset) / sizeof(float);
     share_state(planner);
     for (int s = 0; s < plan->state_count; s++)
-        plan->state_offset[s] = place(planner, plan->state_elements * sizeof(float));
+        plan->state_offset[s] = reserve(planner, plan->state_elements * sizeof(float));
     return HAPT_OK;
 }
 
-static enum hapt_status place_resident(struct planner *planner, struct hapt_arena *scratch)
+static enum hapt_status reserve_resident(struct planner *planner, struct hapt_arena *scratch)
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
-    HAPT_TRY(place_parameters(planner, scratch));
+    HAPT_TRY(reserve_parameters(planner, scratch));
     for (int t = 0; t < program->tensor_count; t++) {
         if (plan->region[t] != HAPT_REGION_RESIDENT || program->tensor[t].root != t || is_sum(program, t)) continue;
         const struct hapt_tensor *tensor = whole_tensor(program, t);
@@ -139,14 +140,14 @@ static enum hapt_status place_resident(struct planner *planner, struct hapt_aren
         } else if (hapt_lifetime_updates(program->graph, program->tensor[t].tensor)) {
             const int primal = program->local[tensor->primal];
             plan->offset[t] = plan->gradient_offset + plan->parameter_element[primal] * sizeof(float);
-        } else { /* the loss scale; a frozen weight's gradient, which a kernel makes together with its bias' */
-            plan->offset[t] = place(planner, hapt_lifetime_bytes(program, t));
+        } else { /* the loss scale; a frozen weight's gradient, made by the same kernel as its bias's */
+            plan->offset[t] = reserve(planner, hapt_lifetime_bytes(program, t));
         }
     }
     return HAPT_OK;
 }
 
-static void place_slots(struct planner *planner)
+static void reserve_slots(struct planner *planner)
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
@@ -161,7 +162,7 @@ static void place_slots(struct planner *planner)
 
 struct event {
     int step;
-    int key; /* hapt_sharding.storage: orders a range's tensors as any other range would */
+    int key; /* hapt_sharding.storage: gives tensors the same order in every range */
     int tensor;
 };
 
@@ -172,9 +173,9 @@ static int compare_events(const void *a, const void *b)
     return x->key < y->key ? -1 : x->key > y->key;
 }
 
-/* Offsets of the workspace tensors of one instruction, in order of birth; the peak in *bytes. */
-static enum hapt_status place_instruction(struct planner *planner, enum hapt_section section,
-                                          struct hapt_arena *scratch, size_t *bytes)
+/* Sets the offsets of one instruction's workspace tensors, in order of birth; *bytes: the peak. */
+static enum hapt_status plan_section(struct planner *planner, enum hapt_section section, struct hapt_arena *scratch,
+                                     size_t *bytes)
 {
     const struct hapt_program *program = planner->program;
     const struct hapt_lifetime *lifetime = planner->lifetime[section];
@@ -221,24 +222,24 @@ static size_t scratch_bytes(const struct planner *planner)
     return hapt_lifetime_align(bytes);
 }
 
-static enum hapt_status place_workspace(struct planner *planner, struct hapt_arena *scratch)
+static enum hapt_status reserve_workspace(struct planner *planner, struct hapt_arena *scratch)
 {
     struct hapt_memory_plan *plan = planner->plan;
     size_t tensors = 0;
     for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
         size_t bytes;
-        HAPT_TRY(place_instruction(planner, section, scratch, &bytes));
+        HAPT_TRY(plan_section(planner, section, scratch, &bytes));
         if (bytes > tensors) tensors = bytes;
     }
     plan->scratch_bytes = scratch_bytes(planner);
     plan->workspace_bytes = tensors + plan->scratch_bytes;
-    plan->workspace_offset = place(planner, plan->workspace_bytes);
+    plan->workspace_offset = reserve(planner, plan->workspace_bytes);
     plan->scratch_offset = plan->workspace_offset + tensors;
     return HAPT_OK;
 }
 
-static enum hapt_status place_staging(struct planner *planner, const struct hapt_boundary *boundary,
-                                      struct hapt_arena *arena, struct hapt_staging *staging)
+static enum hapt_status reserve_staging(struct planner *planner, const struct hapt_boundary *boundary,
+                                        struct hapt_arena *arena, struct hapt_staging *staging)
 {
     HAPT_NEW(staging->tensor_offset, arena, boundary->count);
     for (int b = 0; b < boundary->count; b++) {
@@ -246,7 +247,7 @@ static enum hapt_status place_staging(struct planner *planner, const struct hapt
         staging->tensor_offset[b] = staging->stride;
         staging->stride += hapt_lifetime_align(hapt_lifetime_bytes(planner->program, tensor));
     }
-    staging->offset = place(planner, HAPT_TRANSFER_SLOTS * staging->stride);
+    staging->offset = reserve(planner, HAPT_TRANSFER_SLOTS * staging->stride);
     return HAPT_OK;
 }
 
@@ -259,13 +260,13 @@ static enum hapt_status plan_all(struct planner *planner, struct hapt_arena *are
     HAPT_NEW(plan->parameter_element, arena, program->tensor_count);
     for (int t = 0; t < program->tensor_count; t++) plan->parameter_element[t] = (size_t)-1;
     HAPT_TRY(hapt_lifetime_derive(program, scratch, plan->region, planner->lifetime));
-    HAPT_TRY(place_resident(planner, scratch));
-    place_slots(planner);
-    HAPT_TRY(place_workspace(planner, scratch));
+    HAPT_TRY(reserve_resident(planner, scratch));
+    reserve_slots(planner);
+    HAPT_TRY(reserve_workspace(planner, scratch));
     for (int t = 0; t < program->tensor_count; t++) plan->offset[t] = plan->offset[program->tensor[t].root];
-    HAPT_TRY(place_staging(planner, &program->forward_in, arena, &plan->forward_in));
-    HAPT_TRY(place_staging(planner, &program->backward_in, arena, &plan->backward_in));
-    HAPT_TRY(place_staging(planner, &program->backward_out, arena, &plan->backward_out));
+    HAPT_TRY(reserve_staging(planner, &program->forward_in, arena, &plan->forward_in));
+    HAPT_TRY(reserve_staging(planner, &program->backward_in, arena, &plan->backward_in));
+    HAPT_TRY(reserve_staging(planner, &program->backward_out, arena, &plan->backward_out));
     plan->total_bytes = planner->end;
     plan->parameter_bytes = planner->end - (size_t)plan->slots * plan->activation_bytes;
     return HAPT_OK;

@@ -1,17 +1,17 @@
 /*
- * Memory of many ranges of one sharding: the figures of memory_plan.c from sums over prefixes, from lists of what
- * crosses a cut, and from a walk over the range's own steps with the same allocator.
+ * Memory of many ranges of one sharding. The figures of memory_plan.c come from prefix sums and from lists of what
+ * crosses a boundary. Peaks come from running the same allocator over the range's own steps.
  */
 #include "memory_ranges.h"
 
 struct hapt_memory_work {
     struct hapt_gap *gap;
     size_t *offset; /* [tensor] */
-    int *dead;      /* tensors that the operator at hand touches last */
-    /* Of the range at hand (stamp): what leaves it, by tensor, and origins that are settled. */
-    int stamp, *leaves, *settled;
-    int late_count, *late,
-        *late_op; /* activations of the workspace that are touched behind: their last operator here */
+    int *dead;      /* tensors that the current operator touches last */
+    /* State of the current range, marked by `stamp`: tensors that leave it, and origins already handled. */
+    int stamp, *leaving_stamp, *handled_stamp;
+    /* Workspace activations that are also touched behind the range, and their last operator in it. */
+    int outliving_count, *outliving, *outliving_op;
 };
 
 enum hapt_status hapt_memory_work_create(const struct hapt_memory_ranges *ranges, struct hapt_arena *arena,
@@ -22,10 +22,10 @@ enum hapt_status hapt_memory_work_create(const struct hapt_memory_ranges *ranges
     HAPT_NEW(made->gap, arena, ranges->graph->tensor_count + 1);
     HAPT_NEW(made->offset, arena, ranges->graph->tensor_count);
     HAPT_NEW(made->dead, arena, HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS);
-    HAPT_NEW(made->leaves, arena, ranges->graph->tensor_count);
-    HAPT_NEW(made->settled, arena, ranges->graph->tensor_count);
-    HAPT_NEW(made->late, arena, ranges->graph->tensor_count);
-    HAPT_NEW(made->late_op, arena, ranges->graph->tensor_count);
+    HAPT_NEW(made->leaving_stamp, arena, ranges->graph->tensor_count);
+    HAPT_NEW(made->handled_stamp, arena, ranges->graph->tensor_count);
+    HAPT_NEW(made->outliving, arena, ranges->graph->tensor_count);
+    HAPT_NEW(made->outliving_op, arena, ranges->graph->tensor_count);
     *work = made;
     return HAPT_OK;
 }
@@ -37,31 +37,31 @@ static void subtract(struct amounts *sum, const struct amounts *less)
     sum->copies -= less->copies;
     sum->slot -= less->slot;
     sum->resident -= less->resident;
-    for (int g = 0; g < HAPT_MEMORY_GROUPS; g++) sum->summed[g] -= less->summed[g];
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) sum->summed[g] -= less->summed[g];
 }
 
-/* Is the tensor touched at a place of [first, end), or `written` there? */
+/* True if the tensor is touched (`written`: written) at a position in [first, end). */
 static bool touched(const struct hapt_memory_ranges *ranges, int tensor, int first, int end, bool written)
 {
     int low = ranges->touch_start[tensor], high = ranges->touch_start[tensor + 1];
-    while (low < high) { /* the first touch at or behind `first` */
+    while (low < high) { /* find the first touch at `first` or behind */
         const int middle = low + (high - low) / 2;
-        if (ranges->touch[middle].place < first)
+        if (ranges->touch[middle].position < first)
             low = middle + 1;
         else
             high = middle;
     }
-    for (; low < ranges->touch_start[tensor + 1] && ranges->touch[low].place < end; low++)
+    for (; low < ranges->touch_start[tensor + 1] && ranges->touch[low].position < end; low++)
         if (!written || ranges->touch[low].writes) return true;
     return false;
 }
 
-/* The place whose backward operators write a gradient first. */
+/* The position whose backward operators write a gradient first. */
 static int first_writer(const struct hapt_memory_ranges *ranges, int tensor)
 {
     int k = ranges->touch_start[tensor + 1] - 1;
     while (k > ranges->touch_start[tensor] && !ranges->touch[k].writes) k--;
-    return ranges->touch[k].place;
+    return ranges->touch[k].position;
 }
 
 static bool comes_in(const struct hapt_memory_ranges *ranges, int tensor, int first, int end)
@@ -72,10 +72,10 @@ static bool comes_in(const struct hapt_memory_ranges *ranges, int tensor, int fi
 
 static int made_at(const struct hapt_memory_ranges *ranges, int tensor)
 {
-    return ranges_place_of(ranges, ranges->graph->tensor[tensor].producer);
+    return ranges_position_of(ranges, ranges->graph->tensor[tensor].producer);
 }
 
-/* The version of an activation that leaves a range that ends before `end`. */
+/* The version of an activation that leaves a range ending at `end`, or -1. */
 static int leaving_version(const struct hapt_memory_ranges *ranges, int origin, int end)
 {
     for (int v = ranges->version_start[origin]; v < ranges->version_start[origin + 1]; v++)
@@ -83,36 +83,37 @@ static int leaving_version(const struct hapt_memory_ranges *ranges, int origin, 
     return -1;
 }
 
-/* What leaves the range: one version of each origin. */
+/* Marks what leaves the range: one version of each origin. */
 static void mark_leaving(const struct hapt_memory_ranges *ranges, int first, int end, struct hapt_memory_work *work)
 {
     work->stamp++;
-    for (int k = ranges->leaving_start[end]; end < ranges->places && k < ranges->leaving_start[end + 1]; k++) {
+    for (int k = ranges->leaving_start[end]; end < ranges->positions && k < ranges->leaving_start[end + 1]; k++) {
         const int origin = ranges->leaving[k];
         if (ranges->sharding->source->tensor[origin].producer < first) continue;
         const int tensor = leaving_version(ranges, origin, end);
-        if (tensor >= 0) work->leaves[tensor] = work->stamp;
+        if (tensor >= 0) work->leaving_stamp[tensor] = work->stamp;
     }
-    for (int c = ranges->cut_start[first]; c < ranges->cut_start[first + 1]; c++) {
-        const int tensor = ranges->cut[c], origin = ranges->sharding->origin[tensor];
-        if (!ranges_is_backward_tensor(ranges, tensor) || work->settled[origin] == work->stamp) continue;
+    for (int c = ranges->boundary_start[first]; c < ranges->boundary_start[first + 1]; c++) {
+        const int tensor = ranges->boundary_tensor[c], origin = ranges->sharding->origin[tensor];
+        if (!ranges_is_backward_tensor(ranges, tensor) || work->handled_stamp[origin] == work->stamp) continue;
         if (!touched(ranges, tensor, first, end, true)) continue;
-        work->leaves[tensor] = work->settled[origin] = work->stamp;
+        work->leaving_stamp[tensor] = work->handled_stamp[origin] = work->stamp;
     }
-    /* Versions in the workspace that are touched behind, too, die by their last operator here. */
-    work->late_count = 0;
-    for (int c = ranges->cut_start[end]; end < ranges->places && c < ranges->cut_start[end + 1]; c++) {
-        const int tensor = ranges->cut[c];
+    /* Workspace versions that are also touched behind the range are freed after their last operator in it. */
+    work->outliving_count = 0;
+    for (int c = ranges->boundary_start[end]; end < ranges->positions && c < ranges->boundary_start[end + 1]; c++) {
+        const int tensor = ranges->boundary_tensor[c];
         if (!ranges_is_forward_activation(ranges, tensor) || ranges->last_forward[tensor] < ranges->forward_start[end])
             continue;
-        if (made_at(ranges, tensor) < first || ranges->kept_from[tensor] < end || work->leaves[tensor] == work->stamp)
+        if (made_at(ranges, tensor) < first || ranges->kept_from[tensor] < end ||
+            work->leaving_stamp[tensor] == work->stamp)
             continue;
         int last = -1;
-        for (int k = ranges->touch_start[tensor]; k < ranges->touch_start[tensor + 1] && ranges->touch[k].place < end;
-             k++)
+        for (int k = ranges->touch_start[tensor];
+             k < ranges->touch_start[tensor + 1] && ranges->touch[k].position < end; k++)
             if (ranges->touch[k].last_forward > last) last = ranges->touch[k].last_forward;
-        work->late[work->late_count] = tensor;
-        work->late_op[work->late_count++] = last;
+        work->outliving[work->outliving_count] = tensor;
+        work->outliving_op[work->outliving_count++] = last;
     }
 }
 
@@ -120,7 +121,7 @@ static bool in_workspace(const struct hapt_memory_ranges *ranges, int tensor, in
                          const struct hapt_memory_work *work)
 {
     return ranges_is_forward_activation(ranges, tensor) && ranges->kept_from[tensor] >= end &&
-           work->leaves[tensor] != work->stamp;
+           work->leaving_stamp[tensor] != work->stamp;
 }
 
 static size_t forward_peak(const struct hapt_memory_ranges *ranges, int first, int end, struct hapt_memory_work *work)
@@ -144,8 +145,9 @@ static size_t forward_peak(const struct hapt_memory_ranges *ranges, int first, i
             if (made_at(ranges, tensor) >= first && in_workspace(ranges, tensor, end, work))
                 hapt_gaps_give(&gaps, work->offset[tensor], ranges->bytes[tensor]);
         }
-        for (int l = 0; l < work->late_count; l++)
-            if (work->late_op[l] == o) hapt_gaps_give(&gaps, work->offset[work->late[l]], ranges->bytes[work->late[l]]);
+        for (int l = 0; l < work->outliving_count; l++)
+            if (work->outliving_op[l] == o)
+                hapt_gaps_give(&gaps, work->offset[work->outliving[l]], ranges->bytes[work->outliving[l]]);
     }
     return gaps.end;
 }
@@ -154,8 +156,8 @@ static size_t backward_peak(const struct hapt_memory_ranges *ranges, int first, 
 {
     struct hapt_gaps gaps = {.gap = work->gap};
     const int behind = ranges->backward_start[first];
-    for (int c = ranges->cut_start[end]; end < ranges->places && c < ranges->cut_start[end + 1]; c++) {
-        const int tensor = ranges->cut[c];
+    for (int c = ranges->boundary_start[end]; end < ranges->positions && c < ranges->boundary_start[end + 1]; c++) {
+        const int tensor = ranges->boundary_tensor[c];
         if (comes_in(ranges, tensor, first, end)) work->offset[tensor] = hapt_gaps_take(&gaps, ranges->bytes[tensor]);
     }
     for (int o = ranges->backward_start[end]; o < behind; o++) {
@@ -163,8 +165,9 @@ static size_t backward_peak(const struct hapt_memory_ranges *ranges, int first, 
         for (int k = ranges->operand_start[o]; k < ranges->operand_start[o + 1]; k++) {
             const struct operand *operand = &ranges->operand[k];
             if (operand->born) work->offset[operand->tensor] = hapt_gaps_take(&gaps, ranges->bytes[operand->tensor]);
-            /* What is sent on to the stages before stays. */
-            if (operand->next == INT_MAX || (operand->next >= behind && work->leaves[operand->tensor] != work->stamp))
+            /* Gradients that are sent to earlier stages stay. */
+            if (operand->next == INT_MAX ||
+                (operand->next >= behind && work->leaving_stamp[operand->tensor] != work->stamp))
                 work->dead[dead++] = operand->tensor;
         }
         for (int d = 0; d < dead; d++) hapt_gaps_give(&gaps, work->offset[work->dead[d]], ranges->bytes[work->dead[d]]);
@@ -172,26 +175,27 @@ static size_t backward_peak(const struct hapt_memory_ranges *ranges, int first, 
     return gaps.end;
 }
 
-/* Bytes of slots, and of one set of transfer slots: what the backward part reads, and what crosses the range's ends. */
+/* Bytes of one slot and of one set of transfer slots: what the backward reads, and what crosses the range's ends. */
 static void add_crossings(const struct hapt_memory_ranges *ranges, int first, int end,
                           const struct hapt_memory_work *work, size_t *slot, size_t *transfer)
 {
     *slot = ranges->kept_before[end] - ranges->kept_before[first];
-    for (int c = ranges->cut_start[first]; c < ranges->cut_start[first + 1]; c++) {
-        const int tensor = ranges->cut[c];
+    for (int c = ranges->boundary_start[first]; c < ranges->boundary_start[first + 1]; c++) {
+        const int tensor = ranges->boundary_tensor[c];
         if (!ranges_is_forward_activation(ranges, tensor)) {
-            if (work->leaves[tensor] == work->stamp) *transfer += ranges->bytes[tensor];
+            if (work->leaving_stamp[tensor] == work->stamp) *transfer += ranges->bytes[tensor];
             continue;
         }
-        /* Kept, but not made here. */
+        /* Kept, but produced elsewhere. */
         if (ranges->kept_from[tensor] >= first && ranges->kept_from[tensor] < end) *slot -= ranges->bytes[tensor];
         if (!touched(ranges, tensor, first, end, false)) continue;
         *transfer += ranges->bytes[tensor];
         *slot += ranges->bytes[tensor];
     }
-    for (int c = ranges->cut_start[end]; end < ranges->places && c < ranges->cut_start[end + 1]; c++)
-        if (comes_in(ranges, ranges->cut[c], first, end)) *transfer += ranges->bytes[ranges->cut[c]];
-    for (int k = ranges->leaving_start[end]; end < ranges->places && k < ranges->leaving_start[end + 1]; k++) {
+    for (int c = ranges->boundary_start[end]; end < ranges->positions && c < ranges->boundary_start[end + 1]; c++)
+        if (comes_in(ranges, ranges->boundary_tensor[c], first, end))
+            *transfer += ranges->bytes[ranges->boundary_tensor[c]];
+    for (int k = ranges->leaving_start[end]; end < ranges->positions && k < ranges->leaving_start[end + 1]; k++) {
         if (ranges->sharding->source->tensor[ranges->leaving[k]].producer < first) continue;
         const int tensor = leaving_version(ranges, ranges->leaving[k], end);
         if (tensor >= 0 && ranges->kept_from[tensor] >= end) *slot += ranges->bytes[tensor];
@@ -220,30 +224,30 @@ static enum hapt_status scratch_bytes(const struct hapt_memory_ranges *ranges, i
     return status;
 }
 
-/* Elements of the optimizer's state that this place holds where it is sharded (hapt_memory_group_slice). */
+/* Elements of sharded optimizer state on this rank (hapt_parameter_group_slice). */
 static size_t sharded_elements(const struct hapt_memory_ranges *ranges, const struct amounts *sum)
 {
     size_t elements = sum->summed[0];
-    for (unsigned g = 1; g < HAPT_MEMORY_GROUPS; g++) {
-        const struct hapt_memory_group group = {.axes = g, .end = sum->summed[g]};
+    for (unsigned g = 1; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group group = {.axes = g, .end = sum->summed[g]};
         int index;
         size_t first, end;
-        hapt_memory_group_ranks(ranges->sharding, g, &index);
-        hapt_memory_group_slice(ranges->sharding, &group, index, &first, &end);
+        hapt_parameter_group_ranks(ranges->sharding, g, &index);
+        hapt_parameter_group_slice(ranges->sharding, &group, index, &first, &end);
         elements += end - first;
     }
     return elements;
 }
 
 enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
-                                       struct hapt_memory_work *work, struct hapt_memory_figures *figures)
+                                       struct hapt_memory_work *work, struct hapt_memory_bytes *figures)
 {
-    HAPT_ASSERT(first_op >= 0 && first_op < end_op && end_op <= ranges->places);
+    HAPT_ASSERT(first_op >= 0 && first_op < end_op && end_op <= ranges->positions);
     struct amounts sum = ranges->prefix[end_op];
     size_t slot, transfer = 0, scratch;
     subtract(&sum, &ranges->prefix[first_op]);
     for (int r = 0; r < ranges->repeat_count; r++)
-        if (ranges->repeat[r].before >= first_op && ranges->repeat[r].place < end_op)
+        if (ranges->repeat[r].before >= first_op && ranges->repeat[r].position < end_op)
             subtract(&sum, &ranges->repeat[r].amounts);
     mark_leaving(ranges, first_op, end_op, work);
     add_crossings(ranges, first_op, end_op, work, &slot, &transfer);
@@ -258,10 +262,10 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
     const size_t sharded = states * hapt_lifetime_align(sharded_elements(ranges, &sum) * sizeof(float));
     const size_t workspace = (forward > backward ? forward : backward) + scratch;
     const size_t rest = blocks + sum.resident + workspace + HAPT_TRANSFER_SLOTS * transfer;
-    *figures = (struct hapt_memory_figures){.parameter_bytes = rest + (ranges->options.sharded_state ? sharded : whole),
-                                            .sharded_bytes = rest + sharded,
-                                            .activation_bytes = slot + sum.slot,
-                                            .trained_elements = sum.trained,
-                                            .copies = sum.copies > 0};
+    *figures = (struct hapt_memory_bytes){.parameter_bytes = rest + (ranges->options.sharded_state ? sharded : whole),
+                                          .sharded_bytes = rest + sharded,
+                                          .activation_bytes = slot + sum.slot,
+                                          .trained_elements = sum.trained,
+                                          .copies = sum.copies > 0};
     return HAPT_OK;
 }

@@ -1,25 +1,25 @@
 /*
  * Reverse-mode differentiation on the graph.
  *
- * Forward operators are visited last to first; each appends its backward operators (rules in ops.c). So backward
- * operators stand in reverse forward order, and the backward lists of stages n-1, ..., 0 one after the other are that
- * same order, wherever the cuts are. When a forward operator is visited, all readers of its outputs have been: their
- * gradients are complete.
+ * Forward operators are visited last to first; each appends its backward operators (rules in ops_*.c). So backward
+ * operators are in reverse forward order. For any boundaries between stages, the backward lists of stages n-1, ..., 0
+ * one after the other have this same order. When a forward operator is visited, all readers of its outputs have been
+ * visited: their gradients are complete.
  *
- * Sharing. For y = a + b the gradients of a and b both start as G, the gradient of y; sharing the tensor G saves a copy
- * and keeps one gradient for a whole residual stream. Later, readers of a that stand before the addition add their part
- * of a's gradient to G, and the operator that made b reads G as b's gradient. This is safe when each such addition
- * comes after every read of G as somebody else's gradient. Gradients of v are read by the backward operators of v's
- * producer only, and written by those of v's readers; backward order is reversed forward order. So the condition is,
+ * Sharing. For y = a + b the gradients of a and b both start as G, the gradient of y. Sharing the tensor G saves a
+ * copy, and one gradient serves an entire residual stream. Readers of a before the addition then add their part of a's
+ * gradient to G, and the operator that produced b reads G as b's gradient. This is safe if each such addition comes
+ * after every read of G as another activation's gradient. A gradient of v is read only by the backward operators of v's
+ * producer, and written only by those of v's readers. Backward order is reversed forward order. So the condition is,
  * for every two different activations u, v that share G and whose producers are not visited yet:
  *
  *     every reader of u that is not visited yet stands strictly before the producer of v.
  *
- * Strictly: a producer of v that also reads u would add to the tensor it is reading. Activations whose producers are
- * visited do not matter any more, their gradient has been read (an addition reads its gradient by sharing it, at its
- * own place). The condition speaks of positions in the order alone, so it holds for every cut of the graph into stages:
- * operators run in the same order, each stage works on its own copy of G and sends it on to the next stage that touches
- * it.
+ * Strictly: a producer of v that also reads u would add to the tensor that it is reading. Activations whose producers
+ * are visited no longer matter, because their gradient has been read (an addition reads its gradient by sharing it,
+ * when it is visited). The condition depends only on the operator order, so it holds for every split of the graph into
+ * stages: operators run in the same order, and each stage works on its own copy of G and sends it to the next stage
+ * that uses it.
  */
 #include "autodiff.h"
 
@@ -27,7 +27,7 @@
 
 #include "graph_parts.h"
 
-bool hapt_gradient_wanted(const struct hapt_graph *graph, int tensor)
+bool hapt_gradient_needed(const struct hapt_graph *graph, int tensor)
 {
     return tensor >= 0 && graph->tensor[tensor].gradient != -1;
 }
@@ -81,7 +81,7 @@ enum hapt_status hapt_gradient_append(struct hapt_graph *graph, int op, const ch
     return hapt_graph_append_op(graph, &backward);
 }
 
-/* Does an operator of [first, end) read `tensor`? */
+/* Does an operator in [first, end) read `tensor`? */
 static bool read_between(const struct hapt_graph *graph, int tensor, int first, int end)
 {
     for (int op = first < 0 ? 0 : first; op < end; op++) {
@@ -92,7 +92,7 @@ static bool read_between(const struct hapt_graph *graph, int tensor, int first, 
     return false;
 }
 
-/* May `tensor` join the activations that share gradient `shared`? The condition stands at the top of this file. */
+/* May `tensor` join the activations that share the gradient `shared`? See the condition at the top of this file. */
 static bool share_is_safe(const struct hapt_graph *graph, int op, int shared, int tensor)
 {
     const struct hapt_tensor *u = &graph->tensor[tensor];
@@ -112,8 +112,8 @@ static bool share_is_safe(const struct hapt_graph *graph, int op, int shared, in
 enum hapt_status hapt_gradient_share(struct hapt_graph *graph, int op, int tensor)
 {
     const int incoming = hapt_gradient_incoming(graph, op);
-    if (!hapt_gradient_wanted(graph, tensor)) return HAPT_OK;
-    if (graph->tensor[tensor].gradient == HAPT_GRADIENT_WANTED && share_is_safe(graph, op, incoming, tensor)) {
+    if (!hapt_gradient_needed(graph, tensor)) return HAPT_OK;
+    if (graph->tensor[tensor].gradient == HAPT_GRADIENT_NEEDED && share_is_safe(graph, op, incoming, tensor)) {
         graph->tensor[tensor].gradient = incoming;
         return HAPT_OK;
     }
@@ -121,24 +121,24 @@ enum hapt_status hapt_gradient_share(struct hapt_graph *graph, int op, int tenso
 }
 
 /* Marks every tensor that depends on a trainable parameter. */
-static void mark_wanted(struct hapt_graph *graph)
+static void mark_needed(struct hapt_graph *graph)
 {
     for (int t = 0; t < graph->tensor_count; t++) {
         struct hapt_tensor *tensor = &graph->tensor[t];
-        tensor->gradient = tensor->kind == HAPT_TENSOR_PARAMETER && tensor->trainable ? HAPT_GRADIENT_WANTED : -1;
+        tensor->gradient = tensor->kind == HAPT_TENSOR_PARAMETER && tensor->trainable ? HAPT_GRADIENT_NEEDED : -1;
     }
     for (int op = 0; op < graph->forward_count; op++) {
         bool depends = false;
         for (int i = 0; i < graph->op[op].input_count; i++) {
-            depends = depends || hapt_gradient_wanted(graph, graph->op[op].input[i]);
+            depends = depends || hapt_gradient_needed(graph, graph->op[op].input[i]);
         }
         for (int o = 0; depends && o < graph->op[op].output_count; o++) {
-            graph->tensor[graph->op[op].output[o]].gradient = HAPT_GRADIENT_WANTED;
+            graph->tensor[graph->op[op].output[o]].gradient = HAPT_GRADIENT_NEEDED;
         }
     }
 }
 
-/* The seed of the backward pass: 1 / number of targets of the step, so that gradients are those of the mean loss. */
+/* Creates the backward pass's seed, 1 / number of targets of the step: gradients are then those of the mean loss. */
 static enum hapt_status seed_create(struct hapt_graph *graph, int *index)
 {
     for (*index = 0; *index < graph->tensor_count; (*index)++) {
@@ -160,16 +160,16 @@ static enum hapt_status differentiate_op(struct hapt_graph *graph, int op)
 {
     const struct hapt_op *forward = &graph->op[op];
     const struct hapt_op_type *type = hapt_op_type_at(forward->type);
-    bool wanted = false;
-    for (int i = 0; i < forward->input_count; i++) wanted = wanted || hapt_gradient_wanted(graph, forward->input[i]);
-    for (int o = 1; wanted && o < forward->output_count; o++) {
+    bool needed = false;
+    for (int i = 0; i < forward->input_count; i++) needed = needed || hapt_gradient_needed(graph, forward->input[i]);
+    for (int o = 1; needed && o < forward->output_count; o++) {
         if (graph->tensor[forward->output[o]].gradient < 0) continue;
         return hapt_fail(HAPT_ERR_INPUT, "only the first output of an operator passes gradients on",
                          "operator %s (%s): no gradient through output %d", forward->name, type->name, o);
     }
-    if (!wanted || hapt_gradient_incoming(graph, op) < 0) return HAPT_OK;
+    if (!needed || hapt_gradient_incoming(graph, op) < 0) return HAPT_OK;
     if (!type->gradient) {
-        return hapt_fail(HAPT_ERR_INPUT, "write the forward part alone: hapt derives the rest",
+        return hapt_fail(HAPT_ERR_INPUT, "write only the forward part: hapt derives the backward part",
                          "operator %s: %s has no gradient", forward->name, type->name);
     }
     return type->gradient(graph, op);
@@ -180,15 +180,15 @@ enum hapt_status hapt_graph_differentiate(struct hapt_graph *graph)
     if (graph->op_count > graph->forward_count) return HAPT_OK;
     if (graph->loss < 0) return hapt_fail(HAPT_ERR_INPUT, NULL, "the graph has no loss to differentiate");
     int seed;
-    mark_wanted(graph);
+    mark_needed(graph);
     HAPT_TRY(seed_create(graph, &seed));
-    if (!hapt_gradient_wanted(graph, graph->loss)) {
+    if (!hapt_gradient_needed(graph, graph->loss)) {
         return hapt_fail(HAPT_ERR_INPUT, "mark a parameter as trainable", "the loss depends on no trainable parameter");
     }
     graph->tensor[graph->loss].gradient = seed;
     for (int op = graph->forward_count - 1; op >= 0; op--) HAPT_TRY(differentiate_op(graph, op));
     for (int t = 0; t < graph->tensor_count; t++) {
-        if (graph->tensor[t].gradient == HAPT_GRADIENT_WANTED) graph->tensor[t].gradient = -1;
+        if (graph->tensor[t].gradient == HAPT_GRADIENT_NEEDED) graph->tensor[t].gradient = -1;
     }
     return HAPT_OK;
 }

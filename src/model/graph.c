@@ -16,7 +16,7 @@ enum hapt_status hapt_graph_create(struct hapt_arena *arena, struct hapt_graph *
     return HAPT_OK;
 }
 
-/* Doubles an array of the graph; the old one stays in the arena. */
+/* Doubles the capacity of an array of the graph. The old array stays in the arena. */
 static enum hapt_status grow(struct hapt_arena *arena, void **array, int *capacity, size_t size)
 {
     const int wider = *capacity == 0 ? 64 : 2 * *capacity;
@@ -62,7 +62,7 @@ enum hapt_status hapt_graph_add_tensor(struct hapt_graph *graph, const struct ha
 {
     if (!tensor->name || tensor->name[0] == '\0') return hapt_fail(HAPT_ERR_INPUT, NULL, "a tensor has no name");
     if (hapt_graph_find_tensor(graph, tensor->name) >= 0) {
-        return hapt_fail(HAPT_ERR_INPUT, "names of tensors are unique", "tensor %s is there twice", tensor->name);
+        return hapt_fail(HAPT_ERR_INPUT, "names of tensors are unique", "tensor %s is defined twice", tensor->name);
     }
     struct hapt_tensor copy = *tensor;
     copy.name = hapt_arena_strdup(graph->arena, tensor->name);
@@ -76,7 +76,8 @@ enum hapt_status hapt_graph_add_op(struct hapt_graph *graph, const char *type, c
 {
     struct hapt_op op = {.type = hapt_op_type_find(type), .forward_op = graph->op_count};
     if (op.type < 0) {
-        return hapt_fail(HAPT_ERR_INPUT, "see the operator table", "operator %s: unknown type %s", name, type);
+        return hapt_fail(HAPT_ERR_INPUT, "use a type of the operator table", "operator %s: unknown type %s", name,
+                         type);
     }
     if (graph->op_count == HAPT_MAX_OPS) {
         return hapt_fail(HAPT_ERR_INPUT, "choose fewer layers or stages", "the graph has more than %d operators",
@@ -90,7 +91,7 @@ enum hapt_status hapt_graph_add_op(struct hapt_graph *graph, const char *type, c
     }
     for (int i = 0; i < input_count; i++) {
         if (input[i] >= -1 && input[i] < graph->tensor_count) continue;
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: input %d is no tensor (index %d)", name, i, input[i]);
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: input %d is not a tensor (index %d)", name, i, input[i]);
     }
     op.name = hapt_arena_strdup(graph->arena, name);
     if (!op.name) return HAPT_ERR_MEMORY;

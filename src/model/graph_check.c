@@ -1,4 +1,4 @@
-/* Every invariant of a graph. Graphs come from files, so nothing is assumed but valid name pointers. */
+/* Checks every invariant of a graph. Graphs come from files, so only the name pointers are assumed to be valid. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +41,7 @@ static enum hapt_status check_tensor(const struct hapt_tensor *tensor)
         return hapt_fail(HAPT_ERR_INPUT, NULL, "tensor %s: unknown kind or element type", tensor->name);
     }
     if (tensor->dims < 1 || tensor->dims > HAPT_MAX_DIMS) {
-        return hapt_fail(HAPT_ERR_INPUT, "1 to 5 are possible", "tensor %s has %d dimensions", tensor->name,
+        return hapt_fail(HAPT_ERR_INPUT, "a tensor has 1 to 5 dimensions", "tensor %s has %d dimensions", tensor->name,
                          tensor->dims);
     }
     int64_t elements = 1;
@@ -78,7 +78,7 @@ static enum hapt_status check_names(const struct hapt_graph *graph)
     enum hapt_status status = HAPT_OK;
     for (int t = 1; t < graph->tensor_count && status == HAPT_OK; t++) {
         if (strcmp(name[t - 1], name[t]) != 0) continue;
-        status = hapt_fail(HAPT_ERR_INPUT, "names of tensors are unique", "tensor %s is there twice", name[t]);
+        status = hapt_fail(HAPT_ERR_INPUT, "names of tensors are unique", "tensor %s is defined twice", name[t]);
     }
     free(name);
     return status;
@@ -97,12 +97,12 @@ static enum hapt_status check_indices(const struct hapt_graph *graph, const stru
     }
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] >= (signature->input[i].optional ? -1 : 0) && op->input[i] < graph->tensor_count) continue;
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: input %d is no tensor (index %d)", op->name, i,
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: input %d is not a tensor (index %d)", op->name, i,
                          op->input[i]);
     }
     for (int o = 0; o < op->output_count; o++) {
         if (op->output[o] >= 0 && op->output[o] < graph->tensor_count) continue;
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: output %d is no tensor (index %d)", op->name, o,
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: output %d is not a tensor (index %d)", op->name, o,
                          op->output[o]);
     }
     for (int a = 0; a < HAPT_MAX_ATTRIBUTES; a++) {
@@ -113,14 +113,14 @@ static enum hapt_status check_indices(const struct hapt_graph *graph, const stru
     return HAPT_OK;
 }
 
-/* Do the forward operators contain a cycle? Removes, again and again, operators all of whose inputs are made. */
+/* Do the forward operators contain a cycle? Repeatedly removes operators whose inputs are all produced. */
 static bool has_cycle(const struct hapt_graph *graph)
 {
     bool *made = calloc((size_t)graph->tensor_count, 1);
     bool *done = calloc((size_t)graph->forward_count, 1);
     int left = graph->forward_count;
-    for (bool moved = made && done; moved && left > 0;) {
-        moved = false;
+    for (bool progress = made && done; progress && left > 0;) {
+        progress = false;
         for (int op = 0; op < graph->forward_count; op++) {
             bool ready = !done[op];
             for (int i = 0; ready && i < graph->op[op].input_count; i++) {
@@ -129,7 +129,7 @@ static bool has_cycle(const struct hapt_graph *graph)
             }
             if (!ready) continue;
             for (int o = 0; o < graph->op[op].output_count; o++) made[graph->op[op].output[o]] = true;
-            done[op] = moved = true;
+            done[op] = progress = true;
             left--;
         }
     }
@@ -138,7 +138,7 @@ static bool has_cycle(const struct hapt_graph *graph)
     return left > 0;
 }
 
-/* One producer an activation, and `producer` says so. */
+/* Checks that each activation has one producer, and that `producer` names it. */
 static enum hapt_status check_producers(const struct hapt_graph *graph)
 {
     for (int index = 0; index < graph->forward_count; index++) {
@@ -150,7 +150,7 @@ static enum hapt_status check_producers(const struct hapt_graph *graph)
             if (tensor->kind == HAPT_TENSOR_ACTIVATION && tensor->producer == index && !twice) continue;
             return hapt_fail(HAPT_ERR_INPUT, "an activation has one producer, inputs and parameters have none",
                              "operator %s writes tensor %s, which %s", op->name, tensor->name,
-                             tensor->kind == HAPT_TENSOR_ACTIVATION ? "has another producer" : "is no activation");
+                             tensor->kind == HAPT_TENSOR_ACTIVATION ? "has another producer" : "is not an activation");
         }
     }
     for (int t = 0; t < graph->tensor_count; t++) {
@@ -162,7 +162,9 @@ static enum hapt_status check_producers(const struct hapt_graph *graph)
             const struct hapt_op *op = &graph->op[tensor->producer];
             for (int o = 0; o < op->output_count; o++) found = found || op->output[o] == t;
         }
-        if (!found) return hapt_fail(HAPT_ERR_INPUT, "dangling tensor", "tensor %s has no producer", tensor->name);
+        if (!found)
+            return hapt_fail(HAPT_ERR_INPUT, "each activation and gradient is the output of one operator",
+                             "tensor %s has no producer", tensor->name);
     }
     return HAPT_OK;
 }
@@ -179,8 +181,8 @@ static enum hapt_status check_order(const struct hapt_graph *graph)
             }
             if (tensor->producer < index) continue;
             return hapt_fail(HAPT_ERR_INPUT,
-                             has_cycle(graph) ? "operators depend on each other in a circle"
-                                              : "write the operators in an order in which inputs come first",
+                             has_cycle(graph) ? "break the cycle: operators depend on each other"
+                                              : "list each operator after the operators that make its inputs",
                              "operator %s reads tensor %s before it is made: the graph has %s", op->name, tensor->name,
                              has_cycle(graph) ? "a cycle" : "no topological order");
         }
@@ -207,7 +209,7 @@ static enum hapt_status check_forward_shapes(const struct hapt_graph *graph)
     return HAPT_OK;
 }
 
-/* Everything is read by somebody: inputs, parameters, and the first output of each operator but the loss. */
+/* Checks that each input, each parameter, and the first output of each operator except the loss has a reader. */
 static enum hapt_status check_readers(const struct hapt_graph *graph)
 {
     bool *read = calloc((size_t)graph->tensor_count, 1);
@@ -227,22 +229,23 @@ static enum hapt_status check_readers(const struct hapt_graph *graph)
                       (tensor->kind == HAPT_TENSOR_INPUT && tensor->role != HAPT_ROLE_LOSS_SCALE);
         if (tensor->kind == HAPT_TENSOR_ACTIVATION) needed = graph->op[tensor->producer].output[0] == t;
         if (!needed || read[t]) continue;
-        status = hapt_fail(HAPT_ERR_INPUT, "dangling tensor", "tensor %s is read by no operator", tensor->name);
+        status = hapt_fail(HAPT_ERR_INPUT, "remove the tensor, or let an operator read it",
+                           "tensor %s is read by no operator", tensor->name);
     }
     free(read);
     return status;
 }
 
-/* The backward part: reversed order, first writers overwrite, later ones add, nothing is read before it is written. */
+/* Checks the backward part: reverse order; first writers overwrite, later ones add; no read before the first write. */
 static enum hapt_status check_backward(const struct hapt_graph *graph)
 {
-    int position = graph->forward_count - 1;
+    int last_forward_op = graph->forward_count - 1;
     for (int index = graph->forward_count; index < graph->op_count; index++) {
         const struct hapt_op *op = &graph->op[index];
-        if (op->forward_op > position || op->forward_op < 0) {
+        if (op->forward_op > last_forward_op || op->forward_op < 0) {
             return hapt_fail(HAPT_ERR_INPUT, NULL, "backward operator %s is out of order", op->name);
         }
-        position = op->forward_op;
+        last_forward_op = op->forward_op;
         for (int i = 0; i < op->input_count; i++) {
             if (op->input[i] < 0 || graph->tensor[op->input[i]].producer < index) continue;
             return hapt_fail(HAPT_ERR_INPUT, NULL, "backward operator %s reads %s before it is made", op->name,
@@ -257,7 +260,9 @@ static enum hapt_status check_backward(const struct hapt_graph *graph)
                 fits = adds == (parameter || tensor->producer != index);
             }
             if (fits) continue;
-            return hapt_fail(HAPT_ERR_INPUT, NULL, "backward operator %s writes %s wrongly", op->name, tensor->name);
+            return hapt_fail(HAPT_ERR_INPUT, NULL,
+                             "backward operator %s: output %s has a wrong kind, position or accumulate bit", op->name,
+                             tensor->name);
         }
     }
     return HAPT_OK;
@@ -284,7 +289,7 @@ enum hapt_status hapt_graph_check(const struct hapt_graph *graph)
     const struct hapt_tensor *loss = &graph->tensor[graph->loss];
     if (loss->kind != HAPT_TENSOR_ACTIVATION || loss->dtype != HAPT_F32 || hapt_tensor_elements(loss) != 1 ||
         graph->op[loss->producer].output[0] != graph->loss) {
-        return hapt_fail(HAPT_ERR_INPUT, "the loss is one fp32 number that an operator makes",
+        return hapt_fail(HAPT_ERR_INPUT, "the loss is one fp32 number, the first output of an operator",
                          "tensor %s cannot be the loss", loss->name);
     }
     HAPT_TRY(check_readers(graph));

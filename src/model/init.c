@@ -5,11 +5,11 @@
 
 #include "hapt/env.h"
 
-/* The golden-ratio increment of splitmix64: state key + k * STRIDE is the generator after k draws, so any draw can be
- * reached directly. */
+/* Golden-ratio increment of splitmix64: state key + k * STRIDE is the generator after k draws, so any draw can be
+ * computed directly. */
 #define STRIDE UINT64_C(0x9e3779b97f4a7c15)
 
-/* The two normal numbers of pair `pair` (Box-Muller). */
+/* Computes the two normal numbers of pair `pair` (Box-Muller). */
 static void normal_pair(uint64_t key, uint64_t pair, double normal[2])
 {
     uint64_t state = key + 2 * pair * STRIDE;

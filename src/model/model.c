@@ -30,7 +30,7 @@ enum hapt_status hapt_model_set(struct hapt_model *model, struct hapt_arena *are
     return HAPT_OK;
 }
 
-/* Training options given on the command line, or by a named model, become the model's defaults. */
+/* Stores training options from the command line or a named model as the model's defaults. */
 struct training_visit {
     const struct hapt_config *config;
     struct hapt_arena *arena;
@@ -50,7 +50,8 @@ static void visit_training(void *context, const char *name, const char *value)
     visit->model->training_count++;
 }
 
-/* A family notes every option that it takes as a setting: one that is given and not noted would do nothing. */
+/* Finds a given option that the family does not use. A family records each option it uses as a setting; any other would
+ * silently do nothing. */
 struct unused_visit {
     const struct hapt_model *model;
     const char *unused;
@@ -110,7 +111,7 @@ enum hapt_status hapt_model_build(const char *family, const struct hapt_config *
     return unknown_family(family);
 }
 
-/* Tables and logits hold the whole vocabulary, or every class: a token or label below it can index them. */
+/* Checks that tables and logits cover the full vocabulary, or all classes: tokens and labels index them. */
 static enum hapt_status check_vocabulary(const struct hapt_model *model)
 {
     const struct hapt_graph *graph = model->graph;
@@ -122,22 +123,23 @@ static enum hapt_status check_vocabulary(const struct hapt_model *model)
         if (op->type == embedding) size = graph->tensor[op->input[1]].shape[0];
         if (op->type == loss) size = graph->tensor[op->input[0]].shape[graph->tensor[op->input[0]].dims - 1];
         if (size >= known) continue;
-        return hapt_fail(HAPT_ERR_INPUT, "give the model the vocabulary of its tables",
-                         "operator %s knows %lld values, the model has %d", op->name, (long long)size, known);
+        return hapt_fail(HAPT_ERR_INPUT, "set the model's vocabulary or classes to at most the size of its tables",
+                         "operator %s takes only %lld values, the model has %d", op->name, (long long)size, known);
     }
     return HAPT_OK;
 }
 
-/* Operators of the backward pass trust the forward one that they belong to, and movements the mesh. */
+/* Checks that the forward part has forward operators only. Backward operators rely on their forward operator,
+ * collectives on the mesh. */
 static enum hapt_status check_forward(const struct hapt_graph *graph)
 {
     for (int index = 0; index < graph->forward_count; index++) {
         const struct hapt_op *op = &graph->op[index];
         const struct hapt_op_type *type = hapt_op_type_at(op->type);
         if (type->gradient) continue;
-        return hapt_fail(HAPT_ERR_INPUT, "write the forward part alone: hapt derives the rest", "operator %s: %s %s",
-                         op->name, type->name,
-                         type->collective ? "stands in sharded graphs only" : "belongs to the backward part");
+        return hapt_fail(HAPT_ERR_INPUT, "write only the forward part: hapt derives the backward part",
+                         "operator %s: %s %s", op->name, type->name,
+                         type->collective ? "belongs in sharded graphs only" : "belongs to the backward part");
     }
     return HAPT_OK;
 }
@@ -147,7 +149,8 @@ static enum hapt_status check_inputs(const struct hapt_model *model)
     const bool images = model->classes > 0;
     if (model->microbatch < 1 ||
         (images ? model->sequence != 0 || model->vocab != 0 : model->sequence < 1 || model->vocab < 1)) {
-        return hapt_fail(HAPT_ERR_INPUT, "a model has rows, and a sequence and a vocabulary or classes of images",
+        return hapt_fail(HAPT_ERR_INPUT,
+                         "a model needs rows, and either a sequence and a vocabulary, or classes of images",
                          "microbatch %d, sequence %d, vocabulary %d or %d classes are impossible", model->microbatch,
                          model->sequence, model->vocab, model->classes);
     }
@@ -158,13 +161,13 @@ static enum hapt_status check_inputs(const struct hapt_model *model)
         const bool first = hapt_model_input(model, tensor->role) == t;
         const bool long_enough = images || tensor->shape[1] == model->sequence;
         if (of_images == images && first && tensor->shape[0] == model->microbatch && long_enough) continue;
-        return hapt_fail(HAPT_ERR_INPUT,
-                         "one input of a role: tokens and targets are [microbatch][sequence], images and labels "
-                         "have microbatch rows",
-                         "input %s does not fit the model", tensor->name);
+        return hapt_fail(
+            HAPT_ERR_INPUT,
+            "one input per role: tokens and targets are [microbatch][sequence], images and labels have microbatch rows",
+            "input %s does not fit the model", tensor->name);
     }
     if (images && hapt_model_input(model, HAPT_ROLE_IMAGES) < 0) {
-        return hapt_fail(HAPT_ERR_INPUT, "give it an input of the role images", "a model of %d classes reads no images",
+        return hapt_fail(HAPT_ERR_INPUT, "add an input with the role images", "a model of %d classes reads no images",
                          model->classes);
     }
     return HAPT_OK;

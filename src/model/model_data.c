@@ -1,4 +1,4 @@
-/* Data that a model file carries along: copied from a data file, as narrow as it fits, when it fits the model. */
+/* Copies data from a data file into a model file, if they fit the model, in the smallest integer type that fits. */
 #include <string.h>
 
 #include "hapt/model.h"
@@ -6,14 +6,15 @@
 
 #define MAX_TOKENS ((int64_t)1 << 40)
 #define MAX_CHANNELS 1024
-#define IGNORED (-100) /* a target that no loss is taken of */
+#define IGNORED (-100) /* a target that the loss ignores */
 
-/* Elements below this are stored as bytes, below that as 16 bits; negative ones need 32. */
+/* Writes elements as bytes if `limit` is at most 256, as 16 bits if at most 65536, else as 32 bits. Negative elements
+ * need 32 bits. */
 static enum hapt_status write_narrow(struct hapt_h5 *file, const char *dataset, int dims, const int64_t *shape,
                                      int64_t count, int limit, int32_t *wide, const char *units)
 {
     if (limit > 65536) return hapt_h5_write(file, dataset, HAPT_H5_I32, dims, shape, wide, units);
-    void *data = wide; /* in place: element i of the narrow array ends before element i of the wide one */
+    void *data = wide; /* in place: element i of the narrow array ends no later than element i of the wide one */
     uint16_t *narrow = data;
     uint8_t *byte = data;
     if (limit > 256) {
@@ -27,7 +28,7 @@ static enum hapt_status write_narrow(struct hapt_h5 *file, const char *dataset, 
     return hapt_h5_write(file, dataset, HAPT_H5_U8, dims, shape, data, units);
 }
 
-/* Integers of [0, limit), with -100 among them where `ignored`. */
+/* Copies integers in [0, limit); with `ignored`, also -100. */
 static enum hapt_status copy_integers(struct hapt_h5 *file, struct hapt_h5 *source, const char *dataset, int limit,
                                       bool ignored, struct hapt_arena *arena)
 {
@@ -39,7 +40,7 @@ static enum hapt_status copy_integers(struct hapt_h5 *file, struct hapt_h5 *sour
         return hapt_fail(HAPT_ERR_INPUT, "see `hapt data --help`", "%s of %s is a single number", dataset,
                          hapt_h5_path(source));
     if (!hapt_h5_is_integer(source, dataset))
-        return hapt_fail(HAPT_ERR_INPUT, "store it as integers", "%s of %s does not hold whole numbers", dataset,
+        return hapt_fail(HAPT_ERR_INPUT, "store it as integers", "%s of %s does not hold integers", dataset,
                          hapt_h5_path(source));
     HAPT_TRY(hapt_h5_read(source, dataset, HAPT_H5_I32, dims, shape, MAX_TOKENS, arena, &data));
     for (int d = 0; d < dims; d++) count *= shape[d];
@@ -71,7 +72,7 @@ static enum hapt_status copy_images(struct hapt_h5 *file, struct hapt_h5 *source
     const int64_t *size = model->graph->tensor[hapt_model_input(model, HAPT_ROLE_IMAGES)].shape;
     if (!hapt_h5_exists(source, "/images")) {
         return hapt_fail(HAPT_ERR_INPUT, "make one with `hapt data data_batch_1.bin --type cifar10 --output images.h5`",
-                         "%s holds no /images, which this model learns from", hapt_h5_path(source));
+                         "%s has no /images, which this model needs", hapt_h5_path(source));
     }
     HAPT_TRY(hapt_h5_shape(source, "/images", &dims, found));
     if (dims != 4 && dims != 5) {

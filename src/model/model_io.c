@@ -1,20 +1,22 @@
 /*
- * The model file (format "hapt-model", version 1). Only the forward graph is stored; readers check it and differentiate
+ * The model file (format "hapt-model", version 1). It stores only the forward graph; readers check and differentiate
  * it.
  *
- *   /                    attributes family, loss (name of the loss tensor), microbatch, dtype, seed; sequence and
- * vocab, or classes (models of images) /settings/name, value         [n] text: hyper-parameters /training/option, value
- * [n] text: defaults of training options /tensors/name, kind, role, dtype, init   [t] text; kinds input, parameter,
- * activation; inits zero, one, normal /tensors/shape       [t][5]   sizes, 0 behind the last dimension
- *   /tensors/init_std    [t]      standard deviation of normal initial values
- *   /tensors/trainable   [t]      1: the optimizer updates this parameter
- *   /operators/name, type [n] text, in topological order; types of the operator table
- *   /operators/input     [n][10]  rows of /tensors, -1 where absent
- *   /operators/output    [n][4]   rows of /tensors, -1 behind the last
- *   /operators/integer, real [n][6]  attributes, as the operator table says
- *   /parameters/NAME     initial values, fp32 (optional; without them seed and name give them); stacks (graph.h)
- * element by element /tokens, /batches, /targets, /images, /labels, /mean, /std   data (optional), as `hapt data
- * --help` says
+ *   /                          attributes family, loss (name of the loss tensor), microbatch, dtype, seed;
+ *                              sequence and vocab, or classes (image models)
+ *   /settings/name, value      [n] text: hyper-parameters
+ *   /training/option, value    [n] text: defaults of training options
+ *   /tensors/name, kind, role, dtype, init  [t] text; kinds input, parameter, activation; inits zero, one, normal
+ *   /tensors/shape             [t][5] sizes, 0 after the last dimension
+ *   /tensors/init_std          [t] standard deviation of normal initial values
+ *   /tensors/trainable         [t] 1: the optimizer updates this parameter
+ *   /operators/name, type      [n] text, in topological order; types of the operator table
+ *   /operators/input           [n][10] rows of /tensors, -1 where absent
+ *   /operators/output          [n][4] rows of /tensors, -1 after the last
+ *   /operators/integer, real   [n][6] attributes, see the operator table
+ *   /parameters/NAME           initial values, fp32 (optional; computed from seed and name if absent);
+ *                              stacks (graph.h) element by element
+ *   /tokens, /batches, /targets, /images, /labels, /mean, /std  data (optional), see `hapt data --help`
  */
 #include <string.h>
 
@@ -55,7 +57,7 @@ static enum hapt_status write_pairs(struct hapt_h5 *file, const char *names, con
     return hapt_h5_write_strings(file, values, count, value);
 }
 
-/* Tensors of the forward graph come first; what differentiation appended stays out of the file. */
+/* Number of tensors of the forward graph, which come first. Those added by differentiation are not stored. */
 static int stored_tensors(const struct hapt_graph *graph)
 {
     int count = 0;
@@ -149,7 +151,7 @@ static enum hapt_status write_parameters(struct hapt_h5 *file, const struct hapt
         hapt_progress_advance(1);
         const struct hapt_tensor *tensor = &graph->tensor[t];
         if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
-        struct hapt_arena arena; /* one tensor at a time: a model's weights need not fit twice */
+        struct hapt_arena arena; /* one tensor at a time: the weights need not fit into memory twice */
         hapt_arena_init(&arena);
         float *value = hapt_arena_alloc(&arena, (size_t)hapt_tensor_elements(tensor), sizeof *value);
         status = value ? hapt_weights_read(source, tensor, value) : HAPT_ERR_MEMORY;
@@ -197,7 +199,7 @@ enum hapt_status hapt_model_save(const struct hapt_model *model, const char *wei
     return status;
 }
 
-/* Reading. Everything is hostile until hapt_graph_check has seen it. */
+/* Reading. The file is untrusted until hapt_graph_check has accepted the graph. */
 
 static enum hapt_status read_pairs(struct hapt_h5 *file, const char *names, const char *values,
                                    struct hapt_arena *arena, int *count, struct hapt_model_setting **setting)
@@ -218,14 +220,14 @@ static enum hapt_status read_pairs(struct hapt_h5 *file, const char *names, cons
     return HAPT_OK;
 }
 
-/* A text column of a table of `count` rows. */
+/* Reads a text column of a table of `count` rows. */
 static enum hapt_status read_column(struct hapt_h5 *file, const char *dataset, int64_t count, struct hapt_arena *arena,
                                     const char ***text)
 {
     int64_t found;
     HAPT_TRY(hapt_h5_read_strings(file, dataset, count, arena, &found, text));
     if (found == count) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "the columns of a table are equally long", "%s of %s has %lld rows, not %lld",
+    return hapt_fail(HAPT_ERR_INPUT, "all columns of a table have the same length", "%s of %s has %lld rows, not %lld",
                      dataset, hapt_h5_path(file), (long long)found, (long long)count);
 }
 
@@ -294,8 +296,8 @@ static enum hapt_status read_operators(struct hapt_h5 *file, struct hapt_arena *
     for (int64_t index = 0; index < count; index++) {
         struct hapt_op op = {.name = name[index], .type = hapt_op_type_find(type[index]), .forward_op = (int)index};
         if (op.type < 0 || strlen(name[index]) > MAX_NAME) {
-            return hapt_fail(HAPT_ERR_INPUT, "see the operator table", "operator %.200s of %s: unknown type %.40s",
-                             name[index], hapt_h5_path(file), type[index]);
+            return hapt_fail(HAPT_ERR_INPUT, "use a type of the operator table",
+                             "operator %.200s of %s: unknown type %.40s", name[index], hapt_h5_path(file), type[index]);
         }
         hapt_graph_set_inputs(&op, (const int32_t *)input + index * HAPT_MAX_INPUTS,
                               hapt_op_signature(op.type)->input_count);
@@ -304,7 +306,7 @@ static enum hapt_status read_operators(struct hapt_h5 *file, struct hapt_arena *
         memcpy(op.integer, (const int64_t *)integer + index * HAPT_MAX_ATTRIBUTES, sizeof op.integer);
         memcpy(op.real, (const double *)real + index * HAPT_MAX_ATTRIBUTES, sizeof op.real);
         for (int o = 0; o < op.output_count; o++) {
-            if (op.output[o] < 0 || op.output[o] >= graph->tensor_count) continue; /* hapt_graph_check names it */
+            if (op.output[o] < 0 || op.output[o] >= graph->tensor_count) continue; /* hapt_graph_check reports it */
             struct hapt_tensor *made = &graph->tensor[op.output[o]];
             if (made->producer < 0 && made->kind == HAPT_TENSOR_ACTIVATION) made->producer = (int)index;
         }

@@ -1,23 +1,23 @@
 /*
- * THE operator table: its groups of rows (ops_*.c), joined, and what holds for all of them.
- * To add an operator: a row in the group it belongs to, kernels of its name in the back ends.
+ * THE operator table: joins its row groups (ops_*.c), and computes FLOPs and bytes of any operator. To add an operator:
+ * add a row to the right group, and kernels of its name to the back ends.
  */
 #include <pthread.h>
 
-#include "ops_groups.h"
+#include "ops_rows.h"
 
-/* Every group of rows; types count through them in this order. */
-static const struct hapt_op_type *const groups[] = {hapt_ops_transformer, hapt_ops_llama, hapt_ops_patches,
-                                                    hapt_ops_moe,         hapt_ops_image, hapt_ops_collective};
+/* All row groups; type numbers count through them in this order. */
+static const struct hapt_op_type *const row_groups[] = {hapt_ops_transformer, hapt_ops_llama, hapt_ops_patches,
+                                                        hapt_ops_moe,         hapt_ops_image, hapt_ops_collective};
 enum { MAX_TYPES = 256 };
 static const struct hapt_op_type *table[MAX_TYPES];
 static int table_count;
 static pthread_once_t table_once = PTHREAD_ONCE_INIT;
 
-static void join_groups(void)
+static void join_row_groups(void)
 {
-    for (size_t g = 0; g < sizeof groups / sizeof groups[0]; g++) {
-        for (const struct hapt_op_type *row = groups[g]; row->name; row++) {
+    for (size_t g = 0; g < sizeof row_groups / sizeof row_groups[0]; g++) {
+        for (const struct hapt_op_type *row = row_groups[g]; row->name; row++) {
             HAPT_ASSERT(table_count < MAX_TYPES);
             table[table_count++] = row;
         }
@@ -26,7 +26,7 @@ static void join_groups(void)
 
 int hapt_op_type_count(void)
 {
-    pthread_once(&table_once, join_groups);
+    pthread_once(&table_once, join_row_groups);
     return table_count;
 }
 
@@ -73,13 +73,13 @@ double hapt_op_flops(const struct hapt_graph *graph, const struct hapt_op *op, d
     return flops + fraction * type->flops_per_element * largest;
 }
 
-/* Bytes one operand moves: all of a parameter or its gradient, the share of everything else. */
+/* Bytes that one operand moves: all of a parameter or its gradient; `fraction` of any other tensor. */
 static double operand_bytes(const struct hapt_graph *graph, int tensor, double fraction)
 {
     const struct hapt_tensor *operand = &graph->tensor[tensor];
     const struct hapt_tensor *of = operand->primal >= 0 ? &graph->tensor[operand->primal] : operand;
-    const bool whole = of->kind == HAPT_TENSOR_PARAMETER;
-    return (double)hapt_tensor_bytes(operand) * (whole ? 1.0 : fraction);
+    const bool counts_fully = of->kind == HAPT_TENSOR_PARAMETER;
+    return (double)hapt_tensor_bytes(operand) * (counts_fully ? 1.0 : fraction);
 }
 
 double hapt_op_bytes(const struct hapt_graph *graph, const struct hapt_op *op, double fraction)

@@ -1,12 +1,13 @@
-/* Rows of the operator table: movements over a mesh axis. Only sharded graphs have them (sharding.h); their kernels are
- * the link's. */
-#include "ops_groups.h"
+/* Rows of the operator table: collectives over a mesh axis. Only sharded graphs have them (sharding.h); the link room
+ * executes them. */
+#include "ops_rows.h"
 
-#define MOVES "x -> x; integer[0] mesh axis, [1] dimension that was sharded, [2] dimension that is sharded (-1: none)"
+#define COLLECTIVE_ATTRIBUTES \
+    "x -> x; integer[0] mesh axis, [1] old sharded dimension, [2] new sharded dimension (-1: none)"
 #define ROW(text, what)                                                                              \
     {                                                                                                \
         .name = text, .signature = "...->...", .dtypes = "c->c", .linear = true, .collective = what, \
-        .attributes = MOVES                                                                          \
+        .attributes = COLLECTIVE_ATTRIBUTES                                                          \
     }
 
 const struct hapt_op_type hapt_ops_collective[] = {

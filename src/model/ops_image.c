@@ -1,32 +1,31 @@
 /*
- * Rows of the operator table: images. Letters: b rows, c and o channels, x and y height and width, k and l those of the
- * kernel, p and q those of the result.
+ * Rows of the operator table: images. Letters: b rows, c and o channels, x and y height and width, k and l height and
+ * width of the kernel, p and q those of the result.
  *
- * Batch norm by the statistics of the whole batch is three operators: the mean, the variance around it, and the
- * normalisation by both. The first two sum x / N over their rows, N the count of the whole batch: over shards of a
- * batch that are partial sums, and so are the gradients with respect to both that batch_norm_sums makes.
+ * Batch norm with statistics of the full batch is three operators: the mean, the variance around it, and the
+ * normalisation by both. The first two sum x / N over their rows, where N counts the full batch. So shards of a batch
+ * produce partial sums. The gradients of mean and variance, computed by batch_norm_sums, are partial sums, too.
  */
-#include "ops_groups.h"
+#include "ops_rows.h"
 
-enum { KERNEL_MOST = 1 << 15 }; /* of kernels, strides and paddings: sizes stay far from overflow */
+enum { MAX_KERNEL = 1 << 15 }; /* limit of kernels, strides and paddings: sizes cannot overflow */
 
-/* Extent of the windows' places along a dimension; 0: there is none. */
-static int64_t places(int64_t extent, int64_t kernel, int64_t stride, int64_t padding)
+/* Number of window positions along a dimension; 0: none. */
+static int64_t window_positions(int64_t extent, int64_t kernel, int64_t stride, int64_t padding)
 {
     const int64_t room = extent + 2 * padding - kernel;
     return room < 0 ? 0 : room / stride + 1;
 }
 
-static enum hapt_status infer_windows(const struct hapt_op *op, const int64_t *image, const int64_t *kernel,
-                                      int64_t stride, int64_t padding, struct hapt_tensor *output)
+static enum hapt_status infer_sliding_window(const struct hapt_op *op, const int64_t *image, const int64_t *kernel,
+                                             int64_t stride, int64_t padding, struct hapt_tensor *output)
 {
-    if (stride < 1 || stride > KERNEL_MOST) return hapt_op_bad_attribute(op, "its stride is not between 1 and 32768");
-    if (padding < 0 || padding > KERNEL_MOST)
-        return hapt_op_bad_attribute(op, "its padding is not between 0 and 32768");
+    if (stride < 1 || stride > MAX_KERNEL) return hapt_op_bad_attribute(op, "its stride is not between 1 and 32768");
+    if (padding < 0 || padding > MAX_KERNEL) return hapt_op_bad_attribute(op, "its padding is not between 0 and 32768");
     for (int d = 0; d < 2; d++) {
-        if (kernel[d] < 1 || kernel[d] > KERNEL_MOST)
+        if (kernel[d] < 1 || kernel[d] > MAX_KERNEL)
             return hapt_op_bad_attribute(op, "its kernel is not between 1 and 32768 wide");
-        output->shape[2 + d] = places(image[d], kernel[d], stride, padding);
+        output->shape[2 + d] = window_positions(image[d], kernel[d], stride, padding);
         if (output->shape[2 + d] < 1) return hapt_op_bad_attribute(op, "its kernel is larger than the image");
     }
     return HAPT_OK;
@@ -36,7 +35,7 @@ static enum hapt_status infer_conv2d(const struct hapt_graph *graph, const struc
                                      struct hapt_tensor *output)
 {
     const int64_t *x = graph->tensor[op->input[0]].shape, *w = graph->tensor[op->input[1]].shape;
-    return infer_windows(op, x + 2, w + 2, op->integer[0], op->integer[1], &output[0]);
+    return infer_sliding_window(op, x + 2, w + 2, op->integer[0], op->integer[1], &output[0]);
 }
 
 static enum hapt_status infer_max_pool(const struct hapt_graph *graph, const struct hapt_op *op,
@@ -44,14 +43,15 @@ static enum hapt_status infer_max_pool(const struct hapt_graph *graph, const str
 {
     const int64_t kernel[2] = {op->integer[0], op->integer[0]};
     if (op->integer[2] > kernel[0] / 2) return hapt_op_bad_attribute(op, "its padding exceeds half its kernel");
-    return infer_windows(op, graph->tensor[op->input[0]].shape + 2, kernel, op->integer[1], op->integer[2], &output[0]);
+    return infer_sliding_window(op, graph->tensor[op->input[0]].shape + 2, kernel, op->integer[1], op->integer[2],
+                                &output[0]);
 }
 
 static enum hapt_status infer_adaptive_pool(const struct hapt_graph *graph, const struct hapt_op *op,
                                             struct hapt_tensor *output)
 {
     (void)graph;
-    if (op->integer[0] < 1 || op->integer[0] > KERNEL_MOST)
+    if (op->integer[0] < 1 || op->integer[0] > MAX_KERNEL)
         return hapt_op_bad_attribute(op, "its result is not between 1 and 32768 wide");
     output[0].shape[2] = output[0].shape[3] = op->integer[0];
     return HAPT_OK;
@@ -65,7 +65,7 @@ static enum hapt_status infer_flatten(const struct hapt_graph *graph, const stru
     return HAPT_OK;
 }
 
-/* N counts at least the rows that are here. */
+/* N must be at least the number of rows and pixels in this tensor. */
 static enum hapt_status infer_statistics(const struct hapt_graph *graph, const struct hapt_op *op,
                                          struct hapt_tensor *output)
 {
@@ -86,14 +86,14 @@ static enum hapt_status infer_cast(const struct hapt_graph *graph, const struct 
     return HAPT_OK;
 }
 
-/* Pixels are data. */
+/* Pixels are data and need no gradient. */
 static enum hapt_status gradient_cast(struct hapt_graph *graph, int op)
 {
-    return hapt_fail(HAPT_ERR_INPUT, "cast the model's images", "operator %s passes no gradient on",
+    return hapt_fail(HAPT_ERR_INPUT, "cast only the model's images", "operator %s passes no gradient on",
                      graph->op[op].name);
 }
 
-/* One multiplication and addition for each element of the result, kernel element and channel read. */
+/* One multiplication and one addition per element of the result, per kernel element and per channel read. */
 static double flops_products(const struct hapt_tensor *y, const struct hapt_tensor *w, double rows_fraction)
 {
     return 2 * rows_fraction * (double)hapt_tensor_elements(y) * (double)(w->shape[1] * w->shape[2] * w->shape[3]);
@@ -119,7 +119,7 @@ static enum hapt_status gradient_conv2d(struct hapt_graph *graph, int op)
     return hapt_gradient_product(graph, op, "conv2d_dx", "conv2d_dw");
 }
 
-/* By the output: it is positive where the input was, and lets the input go. */
+/* Uses the output, which is positive exactly where the input is. So the input need not be kept. */
 static enum hapt_status gradient_relu(struct hapt_graph *graph, int op)
 {
     const int primal = graph->op[op].input[0];
@@ -127,7 +127,7 @@ static enum hapt_status gradient_relu(struct hapt_graph *graph, int op)
     return hapt_gradient_append(graph, op, "relu_dx", input, 2, &primal, 1);
 }
 
-/* The place of each maximum is found again: to keep it would cost more memory than the time is worth. */
+/* Finds the position of each maximum again: storing it would cost more memory than the time is worth. */
 static enum hapt_status gradient_max_pool(struct hapt_graph *graph, int op)
 {
     const int primal = graph->op[op].input[0];
@@ -156,7 +156,7 @@ static enum hapt_status gradient_flatten(struct hapt_graph *graph, int op)
     return gradient_unary(graph, op, "flatten_dx");
 }
 
-/* Is `tensor` the statistic `type` of x (around `mean`), over as many rows and pixels as operator `norm` says? */
+/* Is `tensor` the statistic `type` of x (around `mean`), over as many rows and pixels as operator `norm` has? */
 static bool made_of(const struct hapt_graph *graph, int norm, int tensor, const char *type, int x, int mean)
 {
     const int producer = graph->tensor[tensor].producer;
@@ -175,9 +175,9 @@ static int forward_readers(const struct hapt_graph *graph, int tensor)
     return count;
 }
 
-/* batch_norm_dx gives x all of its gradient, through mean and variance, too. (The variance does not change with the
- * mean that it is taken around: the deviations from it sum to 0.) So batch_mean and batch_variance add nothing, and
- * have no readers but the variance and this. */
+/* batch_norm_dx computes the complete gradient of x, including the parts through mean and variance. (The variance does
+ * not depend on the mean it is taken around: the deviations from it sum to 0.) So batch_mean and batch_variance add
+ * nothing. They must not have other readers than the variance and this operator. */
 static enum hapt_status gradient_batch_norm(struct hapt_graph *graph, int op)
 {
     const int *in = graph->op[op].input;
@@ -185,7 +185,7 @@ static enum hapt_status gradient_batch_norm(struct hapt_graph *graph, int op)
     const int incoming = hapt_gradient_incoming(graph, op);
     if (!made_of(graph, op, mean, "batch_mean", x, -1) || !made_of(graph, op, variance, "batch_variance", x, mean)) {
         return hapt_fail(HAPT_ERR_INPUT, "give each its own batch_mean and batch_variance of its input",
-                         "operator %s normalises by statistics of something else", graph->op[op].name);
+                         "operator %s does not normalise by the statistics of its own input", graph->op[op].name);
     }
     if (forward_readers(graph, mean) != 2 || forward_readers(graph, variance) != 1) {
         return hapt_fail(HAPT_ERR_INPUT, "give each its own batch_mean and batch_variance of its input",
@@ -193,7 +193,7 @@ static enum hapt_status gradient_batch_norm(struct hapt_graph *graph, int op)
                          graph->op[op].name);
     }
     const int sums[] = {x, mean, variance, gamma, incoming}, parts[] = {mean, variance, gamma, beta};
-    if (!hapt_gradient_wanted(graph, x)) {
+    if (!hapt_gradient_needed(graph, x)) {
         return hapt_fail(HAPT_ERR_INPUT, "put a layer with parameters before it",
                          "operator %s normalises an input of the model", graph->op[op].name);
     }
@@ -226,26 +226,26 @@ const struct hapt_op_type hapt_ops_image[] = {
     {.name = "max_pool", .signature = "bcx!y!->bcp!q!", .dtypes = "c->c", .flops_per_element = 2, .infer = infer_max_pool,
      .gradient = gradient_max_pool, .attributes = "x -> y; integer[0] kernel, integer[1] stride, integer[2] padding"},
     {.name = "max_pool_dx", .signature = "bcx!y!,bcp!q!->bcx!y!", .dtypes = "cc->c", .flops_per_element = 3,
-     .attributes = "x, dy -> dx; the first of equal maxima takes it; as max_pool"},
+     .attributes = "x, dy -> dx; of equal maxima the first gets the gradient; as max_pool"},
     {.name = "mean_pool", .signature = "bcx!y!->bc", .dtypes = "c->c", .flops_per_element = 1, .gradient = gradient_mean_pool,
      .attributes = "x -> mean over the image"},
     {.name = "mean_pool_dx", .signature = "bc->bcx!y!", .dtypes = "c->c", .flops_per_element = 1, .attributes = "dy -> dx"},
     {.name = "adaptive_pool", .signature = "bcx!y!->bcp!q!", .dtypes = "c->c", .flops_per_element = 1, .infer = infer_adaptive_pool,
      .gradient = gradient_adaptive_pool,
-     .attributes = "x -> means over integer[0] x integer[0] windows that cover the image; they overlap where it does not divide"},
+     .attributes = "x -> means over integer[0] x integer[0] windows that cover the image; they overlap if its size is no multiple"},
     {.name = "adaptive_pool_dx", .signature = "bcp!q!->bcx!y!", .dtypes = "c->c", .flops_per_element = 1,
      .attributes = "dy -> dx; as adaptive_pool"},
     {.name = "flatten", .signature = "bcx!y!->bf/c", .dtypes = "c->c", .infer = infer_flatten, .gradient = gradient_flatten,
-     .attributes = "x -> rows of all channels' pixels"},
+     .attributes = "x -> rows with the pixels of all channels"},
     {.name = "flatten_dx", .signature = "bf/c->bcx!y!", .dtypes = "c->c", .attributes = "dy -> dx"},
     {.name = "batch_mean", .signature = "bcx!y!->c", .dtypes = "c->f", .flops_per_element = 1, .infer = infer_statistics,
-     .gradient = gradient_statistics, .attributes = "x -> sum of x / N; integer[0] N, of the whole batch"},
+     .gradient = gradient_statistics, .attributes = "x -> sum of x / N; integer[0] N, of the full batch"},
     {.name = "batch_variance", .signature = "bcx!y!,c->c", .dtypes = "cf->f", .flops_per_element = 3,
      .infer = infer_statistics, .gradient = gradient_statistics,
-     .attributes = "x, mean -> sum of (x - mean)^2 / N; integer[0] N, of the whole batch"},
+     .attributes = "x, mean -> sum of (x - mean)^2 / N; integer[0] N, of the full batch"},
     {.name = "batch_norm", .signature = "bcx!y!,c,c,c,c->bcx!y!", .dtypes = "cffcc->c", .flops_per_element = 2,
      .infer = infer_statistics, .gradient = gradient_batch_norm,
-     .attributes = "x, mean, variance, gamma, beta -> y; integer[0] N, of the whole batch, real[0] epsilon"},
+     .attributes = "x, mean, variance, gamma, beta -> y; integer[0] N, of the full batch, real[0] epsilon"},
     {.name = "batch_norm_sums", .signature = "bcx!y!,c,c,c,bcx!y!->c,c,c,c", .dtypes = "cffcc->ffff", .flops_per_element = 5,
      .attributes = "x, mean, variance, gamma, dy -> dmean, dvariance, dgamma, dbeta; as batch_norm"},
     {.name = "batch_norm_dx", .signature = "bcx!y!,c,c,c,c,c,bcx!y!->bcx!y!", .dtypes = "cffcffc->c", .flops_per_element = 6,

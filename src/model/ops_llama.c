@@ -1,5 +1,5 @@
-/* Rows of the operator table: what llama adds to the transformer's. */
-#include "ops_groups.h"
+/* Rows of the operator table: llama's additions to those of transformers. */
+#include "ops_rows.h"
 
 static enum hapt_status infer_rms_norm(const struct hapt_graph *graph, const struct hapt_op *op,
                                        struct hapt_tensor *output)
@@ -44,10 +44,10 @@ const struct hapt_op_type hapt_ops_llama[] = {
      .infer = infer_rms_norm, .gradient = gradient_rms_norm, .attributes = "x, gamma -> y, rstd; real[0] epsilon"},
     {.name = "rms_norm_backward", .signature = "...d!,d!,...,...d!->...d!,d!", .dtypes = "ccfc->cf",
      .flops_per_element = 11, .attributes = "x, gamma, rstd, dy -> dx, dgamma"},
-    {.name = "rope", .signature = "bt!e/h->bt!e/h", .dtypes = "c->c", .flops_per_element = 3, .sized = "h",
+    {.name = "rope", .signature = "bt!e/h->bt!e/h", .dtypes = "c->c", .flops_per_element = 3, .sized_letters = "h",
      .infer = infer_rope, .gradient = gradient_rope,
-     .attributes = "x -> y: columns i and i + half of each head turned by t base^(-i / half); integer[0] heads, real[0] base"},
-    {.name = "rope_dx", .signature = "bt!e/h->bt!e/h", .dtypes = "c->c", .flops_per_element = 3, .sized = "h",
+     .attributes = "x -> y: columns i and i + half of each head rotated by t base^(-i / half); integer[0] heads, real[0] base"},
+    {.name = "rope_dx", .signature = "bt!e/h->bt!e/h", .dtypes = "c->c", .flops_per_element = 3, .sized_letters = "h",
      .attributes = "dy -> dx; integer[0] heads, real[0] base"},
     {.name = "swiglu", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 6, .gradient = gradient_swiglu,
      .attributes = "gate, up -> silu(gate) up"},

@@ -2,19 +2,19 @@
  * Rows of the operator table: mixtures of experts, laid out as in GShard (Lepikhin et al. 2021) so that expert
  * parallelism is an all-to-all between operators.
  *
- * The gate names the experts of every token and weighs them. Tokens then stand in slots [b][e][c][d]: row b has c slots
- * at expert e, filled from the front in the order of the tokens; behind the filled ones slots are 0, and products pass
- * over them. A slot's place follows from the row's expert numbers alone, so every operator that needs it finds it by
- * itself and a rank that holds some experts builds their slots only (index e is one that integer operands name). Counts
- * of filled slots are fp32, so that every movement over a mesh axis can move them.
+ * The gate chooses experts and weights for every token. Tokens are then copied into slots [b][e][c][d]: row b has c
+ * slots at expert e, filled from the front in token order. Slots after the filled ones are 0, and products skip them. A
+ * slot's position depends only on the row's expert numbers. So every operator computes it itself, and a rank that holds
+ * some of the experts builds only their slots (index e is indexed by integer operands). Counts of filled slots are
+ * fp32, so that every collective can move them.
  */
-#include "ops_groups.h"
+#include "ops_rows.h"
 
 static enum hapt_status infer_gate(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
 {
     const int64_t chosen = op->integer[0];
     if (chosen < 1 || chosen > graph->tensor[op->input[0]].shape[2]) {
-        return hapt_op_bad_attribute(op, "a token's experts are at least 1 and at most all of them");
+        return hapt_op_bad_attribute(op, "the number of experts per token is not between 1 and all of them");
     }
     output[0].shape[2] = output[1].shape[2] = chosen;
     return HAPT_OK;
@@ -48,7 +48,7 @@ static enum hapt_status infer_expert(const struct hapt_graph *graph, const struc
                                                : hapt_op_bad_attribute(op, "the filled share is not in (0, 1]");
 }
 
-/* The letters' product counts every slot; empty ones are passed over. */
+/* The product of the letters counts every slot: subtract the empty ones, which are skipped. */
 static double flops_expert(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
 {
     const bool dw = graph->tensor[op->output[0]].dims == 3;
@@ -59,7 +59,7 @@ static double flops_expert(const struct hapt_graph *graph, const struct hapt_op 
     return -rows_fraction * (1 - op->real[0]) * all;
 }
 
-/* The k slots of a token are read, not all of them: traffic goes by tokens. */
+/* Only the k slots of each token are read, so the cost depends on the number of tokens. */
 static double flops_by_choice(const struct hapt_graph *graph, int tokens, int choices, double rows_fraction)
 {
     const struct hapt_tensor *x = &graph->tensor[tokens]; /* [b][t][d] */
@@ -87,7 +87,7 @@ static enum hapt_status gradient_dispatch(struct hapt_graph *graph, int op)
 {
     const int *in = graph->op[op].input;
     const int input[] = {hapt_gradient_incoming(graph, op), in[1]};
-    if (!hapt_gradient_wanted(graph, in[0])) return HAPT_OK;
+    if (!hapt_gradient_needed(graph, in[0])) return HAPT_OK;
     return hapt_gradient_append(graph, op, "moe_dispatch_dx", input, 2, in, 1);
 }
 
@@ -103,8 +103,8 @@ static enum hapt_status gradient_expert(struct hapt_graph *graph, int op)
     const int incoming = hapt_gradient_incoming(graph, op);
     const int for_x[] = {incoming, in[1], in[2]}, for_w[] = {in[0], in[2], incoming}, x = in[0];
     const int weights[] = {in[1], in[3]};
-    if (hapt_gradient_wanted(graph, x)) HAPT_TRY(hapt_gradient_append(graph, op, "expert_linear_dx", for_x, 3, &x, 1));
-    if (!hapt_gradient_wanted(graph, weights[0]) && !hapt_gradient_wanted(graph, weights[1])) return HAPT_OK;
+    if (hapt_gradient_needed(graph, x)) HAPT_TRY(hapt_gradient_append(graph, op, "expert_linear_dx", for_x, 3, &x, 1));
+    if (!hapt_gradient_needed(graph, weights[0]) && !hapt_gradient_needed(graph, weights[1])) return HAPT_OK;
     return hapt_gradient_append(graph, op, "expert_linear_dw", for_w, 3, weights, weights[1] < 0 ? 1 : 2);
 }
 
@@ -113,29 +113,29 @@ static enum hapt_status gradient_combine(struct hapt_graph *graph, int op)
     const int *in = graph->op[op].input; /* slots, weights, experts */
     const int incoming = hapt_gradient_incoming(graph, op), slots = in[0], weights = in[1];
     const int for_slots[] = {incoming, in[1], in[2]}, for_weights[] = {incoming, in[0], in[2]};
-    if (hapt_gradient_wanted(graph, slots)) {
+    if (hapt_gradient_needed(graph, slots)) {
         HAPT_TRY(hapt_gradient_append(graph, op, "moe_combine_dslots", for_slots, 3, &slots, 1));
     }
-    if (!hapt_gradient_wanted(graph, weights)) return HAPT_OK;
+    if (!hapt_gradient_needed(graph, weights)) return HAPT_OK;
     return hapt_gradient_append(graph, op, "moe_combine_dweights", for_weights, 3, &weights, 1);
 }
 
-#define SLOTS "integer[0] experts, [1] capacity: slots a row has at each"
-#define FILLED "real[0] share of the slots that is filled on average, for costs"
+#define SLOTS "integer[0] experts, [1] capacity: slots per row and expert"
+#define FILLED "real[0] average filled share of the slots, for cost estimates"
 
 /* clang-format off */
 const struct hapt_op_type hapt_ops_moe[] = {
     {.name = "moe_gate", .signature = "bte!->btk!,btk!", .dtypes = "c->fi", .flops_per_element = 4, .infer = infer_gate,
      .gradient = gradient_gate,
-     .attributes = "logits -> weights (softmax over the chosen), experts (the largest first); integer[0] experts a token gets"},
+     .attributes = "logits -> weights (softmax over the chosen), experts (the largest first); integer[0] experts per token"},
     {.name = "moe_gate_dx", .signature = "btk!,btk!,btk!->bte~", .dtypes = "fif->c", .flops_per_element = 4,
      .attributes = "weights, experts, dweights -> dlogits"},
-    {.name = "moe_dispatch", .signature = "bt!d,bt!k!->be~c!d", .dtypes = "ci->c", .flops_per_element = 0, .sized = "e",
-     .infer = infer_dispatch, .gradient = gradient_dispatch, .attributes = "x, experts -> slots; " SLOTS},
+    {.name = "moe_dispatch", .signature = "bt!d,bt!k!->be~c!d", .dtypes = "ci->c", .flops_per_element = 0,
+     .sized_letters = "e", .infer = infer_dispatch, .gradient = gradient_dispatch, .attributes = "x, experts -> slots; " SLOTS},
     {.name = "moe_dispatch_dx", .signature = "be~c!d,bt!k!->bt!d", .dtypes = "ci->c", .flops_per_element = 1,
      .attributes = "dslots, experts -> dx"},
-    {.name = "moe_count", .signature = "bt!k!->be~", .dtypes = "i->f", .flops_per_element = 1, .sized = "e",
-     .infer = infer_count, .gradient = gradient_count, .attributes = "experts -> how many slots are filled; integer[0] experts"},
+    {.name = "moe_count", .signature = "bt!k!->be~", .dtypes = "i->f", .flops_per_element = 1, .sized_letters = "e",
+     .infer = infer_count, .gradient = gradient_count, .attributes = "experts -> number of filled slots; integer[0] experts"},
     {.name = "expert_linear", .signature = "bec!i,eoi,be,eo?->bec!o", .dtypes = "ccfc->c", .heavy = true, .contracts = true,
      .flops = flops_expert, .infer = infer_expert, .gradient = gradient_expert,
      .attributes = "x, w, counts, bias -> y; " FILLED},

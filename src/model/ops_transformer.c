@@ -1,5 +1,5 @@
-/* Rows of the operator table: transformers. Attribute checks, extra FLOPs and gradient rules of theirs. */
-#include "ops_groups.h"
+/* Rows of the operator table: transformers, with their attribute checks, extra FLOPs and gradient rules. */
+#include "ops_rows.h"
 
 static enum hapt_status infer_layer_norm(const struct hapt_graph *graph, const struct hapt_op *op,
                                          struct hapt_tensor *output)
@@ -28,8 +28,8 @@ static enum hapt_status infer_attention(const struct hapt_graph *graph, const st
     return HAPT_OK;
 }
 
-/* Two products of [T][head size] x [head size][T] kind per head and about 5 operations of softmax per score; half of it
- * when causal. */
+/* Per head, two products of [T][head size] and [head size][T] size, and about 5 softmax operations per score; half of
+ * it if causal. */
 static double flops_attention(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
 {
     const int64_t *shape = graph->tensor[op->input[0]].shape; /* [b][t][3d] */
@@ -37,21 +37,21 @@ static double flops_attention(const struct hapt_graph *graph, const struct hapt_
     return (4.0 * (double)shape[2] / 3.0 + 5.0 * (double)op->integer[0]) * scores * (op->integer[1] ? 0.5 : 1.0);
 }
 
-/* Five products: the scores again, and the gradients of q, k, v and of the scores. */
+/* Five products: the scores again, and the gradients of q, k, v and the scores. */
 static double flops_attention_backward(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
 {
     return 2.5 * flops_attention(graph, op, rows_fraction);
 }
 
-/* The width of k and v is kv heads x a head size, that of q a multiple of it: so many query heads share a head of k and
- * v. */
+/* The width of k and v is kv heads x head size. The width of q is a multiple of it: that many query heads share one
+ * head of k and v. */
 static enum hapt_status infer_grouped_attention(const struct hapt_graph *graph, const struct hapt_op *op,
                                                 struct hapt_tensor *output)
 {
     const int64_t heads = op->integer[0], q = graph->tensor[op->input[0]].shape[2],
                   k = graph->tensor[op->input[1]].shape[2];
     if (heads < 1 || k % heads != 0) return hapt_op_bad_attribute(op, "the width of k is not its heads x a head size");
-    if (q % k != 0) return hapt_op_bad_attribute(op, "the width of q is no multiple of that of k");
+    if (q % k != 0) return hapt_op_bad_attribute(op, "the width of q is not a multiple of that of k");
     if (op->integer[1] != 0 && op->integer[1] != 1) return hapt_op_bad_attribute(op, "causal is neither 0 nor 1");
     output[1].shape[1] = q / (k / heads);
     return HAPT_OK;
@@ -71,7 +71,7 @@ static double flops_grouped_attention_backward(const struct hapt_graph *graph, c
     return 2.5 * flops_grouped_attention(graph, op, rows_fraction);
 }
 
-/* One addition an element of the rows, not of the table. */
+/* One addition per element of the looked-up rows, not of the table. */
 static double flops_embedding(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
 {
     return rows_fraction * (double)hapt_tensor_elements(&graph->tensor[op->output[0]]);
@@ -113,8 +113,8 @@ enum hapt_status hapt_gradient_product(struct hapt_graph *graph, int op, const c
     const int incoming = hapt_gradient_incoming(graph, op);
     const int for_x[] = {incoming, in[1]}, for_w[] = {in[0], incoming};
     const int weights[] = {in[1], in[2]};
-    if (hapt_gradient_wanted(graph, in[0])) HAPT_TRY(hapt_gradient_append(graph, op, dx, for_x, 2, &for_w[0], 1));
-    if (!hapt_gradient_wanted(graph, weights[0]) && !hapt_gradient_wanted(graph, weights[1])) return HAPT_OK;
+    if (hapt_gradient_needed(graph, in[0])) HAPT_TRY(hapt_gradient_append(graph, op, dx, for_x, 2, &for_w[0], 1));
+    if (!hapt_gradient_needed(graph, weights[0]) && !hapt_gradient_needed(graph, weights[1])) return HAPT_OK;
     return hapt_gradient_append(graph, op, dw, for_w, 2, weights, weights[1] < 0 ? 1 : 2);
 }
 
@@ -192,20 +192,21 @@ const struct hapt_op_type hapt_ops_transformer[] = {
      .attributes = "dy, w -> dx"},
     {.name = "linear_t_dw", .signature = "...i,...o->oi,o?", .dtypes = "cc->ff", .heavy = true, .contracts = true,
      .attributes = "x, dy -> dw, dbias"},
-    {.name = "attention", .signature = "bt!e/3h->bt!d/h,bht!", .dtypes = "c->cf", .heavy = true, .sized = "h",
+    {.name = "attention", .signature = "bt!e/3h->bt!d/h,bht!", .dtypes = "c->cf", .heavy = true, .sized_letters = "h",
      .flops = flops_attention, .infer = infer_attention, .gradient = gradient_attention,
      .attributes = "qkv (q, k, v in order, heads inside each) -> out, logsumexp of the scaled scores; "
                    "integer[0] heads, integer[1] causal"},
     {.name = "attention_backward", .signature = "bt!e/3h,bt!d/h,bht!,bt!d/h->bt!e/3h", .dtypes = "ccfc->c",
-     .heavy = true, .sized = "h", .flops = flops_attention_backward, .attributes = "qkv, out, logsumexp, dout -> dqkv"},
+     .heavy = true, .sized_letters = "h", .flops = flops_attention_backward,
+     .attributes = "qkv, out, logsumexp, dout -> dqkv"},
     {.name = "grouped_attention", .signature = "bt!q/g,bt!k/g,bt!k/g->bt!q/g,bn/gt!", .dtypes = "ccc->cf", .heavy = true,
-     .sized = "g", .flops = flops_grouped_attention, .infer = infer_grouped_attention,
+     .sized_letters = "g", .flops = flops_grouped_attention, .infer = infer_grouped_attention,
      .gradient = gradient_grouped_attention,
-     .attributes = "q, k, v -> out, logsumexp of the scaled scores of all query heads; a head of k and v serves as many "
-                   "neighbouring heads of q as q is wider; integer[0] heads of k and v, integer[1] causal"},
+     .attributes = "q, k, v -> out, logsumexp of the scaled scores of all query heads; a head of k and v serves "
+                   "(width of q / width of k) consecutive heads of q; integer[0] heads of k and v, integer[1] causal"},
     {.name = "grouped_attention_backward",
      .signature = "bt!q/g,bt!k/g,bt!k/g,bt!q/g,bn/gt!,bt!q/g->bt!q/g,bt!k/g,bt!k/g", .dtypes = "ccccfc->ccc",
-     .heavy = true, .sized = "g", .flops = flops_grouped_attention_backward,
+     .heavy = true, .sized_letters = "g", .flops = flops_grouped_attention_backward,
      .attributes = "q, k, v, out, logsumexp, dout -> dq, dk, dv"},
     {.name = "gelu", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 10, .infer = infer_gelu,
      .gradient = gradient_gelu, .attributes = "x -> y; integer[0] 0 tanh, 1 erf"},
@@ -216,8 +217,8 @@ const struct hapt_op_type hapt_ops_transformer[] = {
     {.name = "copy", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 0, .linear = true,
      .gradient = gradient_copy, .attributes = "x -> y"},
     {.name = "cross_entropy", .signature = "...v~,...->,...", .dtypes = "ci->ff", .flops_per_element = 4,
-     .exchanges = 3 /* maximum, sum of exponentials, the target's logit */, .gradient = gradient_cross_entropy,
-     .attributes = "logits, targets (-100: no loss taken) -> loss (SUM over targets), logsumexp"},
+     .inner_all_reduces = 3 /* maximum, sum of exponentials, the target's logit */, .gradient = gradient_cross_entropy,
+     .attributes = "logits, targets (-100: ignored) -> loss (SUM over targets), logsumexp"},
     {.name = "cross_entropy_dx", .signature = "...v~,...,...,->...v~", .dtypes = "ciff->c", .flops_per_element = 4,
      .attributes = "logits, targets, logsumexp, scale -> dlogits"},
     {.name = NULL},

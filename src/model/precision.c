@@ -1,8 +1,7 @@
 /*
- * A model in another type than it was made in. The operator table says of each operand whether it has the compute type
- * ("c") or always fp32 ("f"), so the forward graph is built anew, operator by operator, and differentiated again.
- * Pixels are fp32 data: where an operator takes them for its compute type a cast stands between, as the zoo puts it
- * there.
+ * Converts a model to another compute type. The operator table tells for each operand whether it has the compute type
+ * ("c") or always fp32 ("f"). The forward graph is rebuilt operator by operator and differentiated again. Pixels are
+ * fp32 data: if an operator takes them as its compute type, a cast is inserted, as in the zoo's models.
  */
 #include <string.h>
 
@@ -14,10 +13,10 @@ struct rebuilding {
     const struct hapt_graph *from;
     struct hapt_graph *to;
     enum hapt_dtype dtype;
-    int *place;     /* [tensors of from] where it stands in `to`; -1: nowhere yet */
-    int *narrow;    /* [tensors of from] its cast, of data; -1: none */
-    bool *computes; /* [tensors of from] some operator takes it in its compute type */
-    int next;       /* operators before it have been taken */
+    int *index_in_to; /* [tensors of from] index in `to`; -1: not there yet */
+    int *cast_of;     /* [tensors of from] index of its cast (data only); -1: none */
+    bool *computes;   /* [tensors of from] an operator takes it in its compute type */
+    int next;         /* operators before this one are done */
 };
 
 static char code_of(const struct hapt_op *op, int input)
@@ -35,10 +34,10 @@ static enum hapt_status begin(struct rebuilding *work)
     const struct hapt_graph *from = work->from;
     struct hapt_arena *arena = from->arena;
     HAPT_TRY(hapt_graph_create(arena, &work->to));
-    HAPT_NEW(work->place, arena, from->tensor_count);
-    HAPT_NEW(work->narrow, arena, from->tensor_count);
+    HAPT_NEW(work->index_in_to, arena, from->tensor_count);
+    HAPT_NEW(work->cast_of, arena, from->tensor_count);
     HAPT_NEW(work->computes, arena, from->tensor_count);
-    for (int t = 0; t < from->tensor_count; t++) work->place[t] = work->narrow[t] = -1;
+    for (int t = 0; t < from->tensor_count; t++) work->index_in_to[t] = work->cast_of[t] = -1;
     for (int o = 0; o < from->forward_count; o++)
         for (int i = 0; i < from->op[o].input_count; i++)
             if (from->op[o].input[i] >= 0 && code_of(&from->op[o], i) == 'c')
@@ -46,17 +45,17 @@ static enum hapt_status begin(struct rebuilding *work)
     return HAPT_OK;
 }
 
-/* Parameters follow the operators that take them, data stay as they come. */
-static enum hapt_status take_tensor(struct rebuilding *work, int t)
+/* Copies a tensor. Parameters get the type that their operators need; data keep theirs. */
+static enum hapt_status copy_tensor(struct rebuilding *work, int t)
 {
     struct hapt_tensor tensor = work->from->tensor[t];
-    if (work->place[t] >= 0) return HAPT_OK;
+    if (work->index_in_to[t] >= 0) return HAPT_OK;
     if (tensor.kind == HAPT_TENSOR_PARAMETER && work->computes[t]) tensor.dtype = work->dtype;
     tensor.producer = tensor.gradient = tensor.primal = -1;
-    return hapt_graph_append_tensor(work->to, &tensor, &work->place[t]);
+    return hapt_graph_append_tensor(work->to, &tensor, &work->index_in_to[t]);
 }
 
-/* Its outputs, of the types that follow from its inputs, under the names they had. */
+/* Appends an operator and its outputs. The outputs keep their names; their types follow from the inputs. */
 static enum hapt_status append(struct rebuilding *work, struct hapt_op *op, const char *const *name, int *output)
 {
     struct hapt_graph *to = work->to;
@@ -94,11 +93,11 @@ static enum hapt_status cast(struct rebuilding *work, int data)
     if (hapt_graph_find_tensor(work->from, op.name) >= 0)
         op.name = hapt_arena_printf(work->from->arena, "%s.cast", work->from->tensor[data].name);
     if (!op.name) return HAPT_ERR_MEMORY;
-    hapt_graph_set_inputs(&op, &work->place[data], 1);
-    return append(work, &op, &op.name, &work->narrow[data]);
+    hapt_graph_set_inputs(&op, &work->index_in_to[data], 1);
+    return append(work, &op, &op.name, &work->cast_of[data]);
 }
 
-static enum hapt_status take_op(struct rebuilding *work, int index)
+static enum hapt_status copy_op(struct rebuilding *work, int index)
 {
     const struct hapt_op *was = &work->from->op[index];
     struct hapt_op op = *was;
@@ -108,31 +107,31 @@ static enum hapt_status take_op(struct rebuilding *work, int index)
     for (int i = 0; i < op.input_count; i++) {
         const int t = was->input[i];
         if (t < 0) continue;
-        HAPT_TRY(take_tensor(work, t));
-        const bool narrow = is_wide_data(work, t) && code_of(was, i) == 'c';
-        if (narrow && work->narrow[t] < 0) HAPT_TRY(cast(work, t));
-        op.input[i] = narrow ? work->narrow[t] : work->place[t];
+        HAPT_TRY(copy_tensor(work, t));
+        const bool needs_cast = is_wide_data(work, t) && code_of(was, i) == 'c';
+        if (needs_cast && work->cast_of[t] < 0) HAPT_TRY(cast(work, t));
+        op.input[i] = needs_cast ? work->cast_of[t] : work->index_in_to[t];
     }
-    if (casts && work->dtype == HAPT_F32) { /* there is nothing to narrow */
-        work->place[was->output[0]] = op.input[0];
+    if (casts && work->dtype == HAPT_F32) { /* fp32 needs no cast */
+        work->index_in_to[was->output[0]] = op.input[0];
         return HAPT_OK;
     }
     if (casts) op.integer[0] = cast_code(work->dtype);
     for (int o = 0; o < op.output_count; o++) name[o] = work->from->tensor[was->output[o]].name;
     HAPT_TRY(append(work, &op, name, output));
-    for (int o = 0; o < op.output_count; o++) work->place[was->output[o]] = output[o];
+    for (int o = 0; o < op.output_count; o++) work->index_in_to[was->output[o]] = output[o];
     return HAPT_OK;
 }
 
-/* Behind the inputs, which stand first. */
+/* Adds the casts after the inputs, which come first. */
 static enum hapt_status cast_data(struct rebuilding *work)
 {
     for (int t = 0; t < work->from->tensor_count; t++)
-        if (work->place[t] >= 0 && work->computes[t] && is_wide_data(work, t)) HAPT_TRY(cast(work, t));
+        if (work->index_in_to[t] >= 0 && work->computes[t] && is_wide_data(work, t)) HAPT_TRY(cast(work, t));
     return HAPT_OK;
 }
 
-/* In the order in which tensors stand: parameters among the activations, as they were. */
+/* Keeps the tensor order, with parameters among the activations. */
 static enum hapt_status rebuild(struct rebuilding *work)
 {
     const struct hapt_graph *from = work->from;
@@ -145,13 +144,13 @@ static enum hapt_status rebuild(struct rebuilding *work)
             HAPT_TRY(cast_data(work));
         }
         if (from->tensor[t].kind != HAPT_TENSOR_ACTIVATION)
-            HAPT_TRY(take_tensor(work, t));
+            HAPT_TRY(copy_tensor(work, t));
         else
             while (work->next <= from->tensor[t].producer)
-                HAPT_TRY(take_op(work, work->next++)); /* which stand in topological order */
+                HAPT_TRY(copy_op(work, work->next++)); /* operators are in topological order */
     }
-    while (work->next < from->forward_count) HAPT_TRY(take_op(work, work->next++));
-    work->to->loss = work->place[from->loss];
+    while (work->next < from->forward_count) HAPT_TRY(copy_op(work, work->next++));
+    work->to->loss = work->index_in_to[from->loss];
     HAPT_TRY(hapt_graph_check(work->to));
     return hapt_graph_differentiate(work->to);
 }

@@ -1,13 +1,13 @@
 /*
- * Named models: a family and what its options become unless they are given. `hapt model --help` lists them.
+ * Named models: a family, and defaults of its options. `hapt model --help` lists them.
  *
- * HAP table 1: BERT-Base, and BERT-MoE, its every second feed-forward replaced by experts (the paper has one a device:
- * --experts). HAPT section 6, "Models": GPT of 48 layers at three widths, sequence 1024, a global batch of 1024 rows;
- * heads of 128 columns and GPT-2's vocabulary. bf16 and 128 microbatches of 8 rows are this project's choice: they fit
- * 32 + 32 GPUs of 40 and 32 GB.
+ * HAP table 1: BERT-Base, and BERT-MoE, where experts replace every second feed-forward (one expert per device in the
+ * paper: --experts). HAPT section 6, "Models": GPT with 48 layers at three widths, sequence 1024, global batch of 1024
+ * rows; heads of 128 columns and GPT-2's vocabulary. bf16 and 128 microbatches of 8 rows are this project's choice:
+ * they fit 32 + 32 GPUs with 40 and 32 GB.
  *
- * HAP Table 1 gives VGG19 133 million parameters: 2^20 of them each, and CIFAR-10's classes; its images have 32 pixels,
- * of which five pools leave one that the pool to 7x7 repeats.
+ * HAP table 1 gives VGG19 133 million parameters. This number is reached with 2^20 per million and CIFAR-10's 10
+ * classes. CIFAR-10 images have 32 x 32 pixels; five pools leave one, which the pool to 7x7 repeats.
  */
 #include <string.h>
 
@@ -15,9 +15,10 @@
 
 struct preset {
     const char *name, *family;
-    struct hapt_model_setting option[10]; /* the rest are the option table's defaults */
+    struct hapt_model_setting option[10]; /* other options keep the option table's defaults */
 };
 
+/* clang-format off: tables */
 #define GPT_OF_THE_PAPER(hidden, heads)                                                                   \
     {                                                                                                     \
         {"layers", "48"}, {"hidden", hidden}, {"heads", heads}, {"sequence", "1024"}, {"vocab", "50257"}, \
@@ -32,6 +33,7 @@ struct preset {
     {                                                                          \
         "vocab", "30522"                                                       \
     }
+/* clang-format on */
 
 static const struct preset presets[] = {
     {"bert-base", "bert", {BERT_BASE}},

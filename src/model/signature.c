@@ -15,7 +15,7 @@ static bool operand_parse(const char **cursor, struct hapt_signature_operand *op
     while (*at >= 'a' && *at <= 'z') {
         if (operand->dims == HAPT_MAX_DIMS) return false;
         const int d = operand->dims++;
-        operand->letter[d] = operand->along[d] = *at++;
+        operand->letter[d] = operand->sharded_with[d] = *at++;
         operand->blocks[d] = 1;
         operand->shardable[d] = *at != '!';
         operand->indexed[d] = *at == '~';
@@ -24,7 +24,7 @@ static bool operand_parse(const char **cursor, struct hapt_signature_operand *op
         } else if (*at == '/') {
             if (*++at >= '1' && *at <= '9') operand->blocks[d] = *at++ - '0';
             if (*at < 'a' || *at > 'z') return false;
-            operand->along[d] = *at++;
+            operand->sharded_with[d] = *at++;
         }
     }
     if (*at == '?') {
@@ -54,22 +54,22 @@ bool hapt_signature_parse(const char *text, struct hapt_signature *signature)
     return side_parse(&text, HAPT_MAX_OUTPUTS, signature->output, &signature->output_count) && *text == '\0';
 }
 
-/* "..." becomes the first `leading` of these letters. */
+/* "..." is replaced by the first `leading` of these letters. */
 static const char leading_letter[] = "btyz";
 enum { MAX_LEADING = 4, USUAL_LEADING = 2 };
 
 static void operand_expand(struct hapt_signature_operand *operand, int leading)
 {
-    if (!operand->ellipsis || operand->dims + leading > HAPT_MAX_DIMS) return; /* no tensor has so many */
+    if (!operand->ellipsis || operand->dims + leading > HAPT_MAX_DIMS) return; /* no tensor has so many dimensions */
     for (int d = operand->dims - 1; d >= 0; d--) {
         operand->letter[d + leading] = operand->letter[d];
-        operand->along[d + leading] = operand->along[d];
+        operand->sharded_with[d + leading] = operand->sharded_with[d];
         operand->blocks[d + leading] = operand->blocks[d];
         operand->shardable[d + leading] = operand->shardable[d];
         operand->indexed[d + leading] = operand->indexed[d];
     }
     for (int d = 0; d < leading; d++) {
-        operand->letter[d] = operand->along[d] = leading_letter[d];
+        operand->letter[d] = operand->sharded_with[d] = leading_letter[d];
         operand->blocks[d] = 1;
         operand->shardable[d] = true;
         operand->indexed[d] = false;
@@ -115,7 +115,7 @@ const struct hapt_signature *hapt_op_signature_of(const struct hapt_graph *graph
 static enum hapt_status bind_dtype(const struct hapt_op *op, const struct hapt_tensor *tensor, char code,
                                    enum hapt_dtype *compute)
 {
-    const char *hint = "the operator table says which element types an operator takes";
+    const char *hint = "the operator table lists the element types of each operator";
     bool fits = false;
     if (code == 'i') fits = tensor->dtype == HAPT_I32;
     if (code == 'f') fits = tensor->dtype == HAPT_F32;
@@ -136,14 +136,14 @@ static enum hapt_status bind_operand(const struct hapt_op *op, const struct hapt
     const int dims = operand->dims == 0 ? 1 : operand->dims;
     if (tensor->dims != dims || (operand->dims == 0 && tensor->shape[0] != 1)) {
         return hapt_fail(HAPT_ERR_INPUT, "compare its dimensions with the signature",
-                         "operator %s (%s, %s): tensor %s has %d dimensions where %d belong", op->name,
+                         "operator %s (%s, %s): tensor %s has %d dimensions instead of %d", op->name,
                          hapt_op_type_at(op->type)->name, signature, tensor->name, tensor->dims, operand->dims);
     }
     for (int d = 0; d < operand->dims; d++) {
         int64_t *size = &sizes->size[operand->letter[d] - 'a'];
         if (*size == 0) *size = tensor->shape[d];
         if (*size != tensor->shape[d]) {
-            return hapt_fail(HAPT_ERR_INPUT, "one letter of the signature stands for one size",
+            return hapt_fail(HAPT_ERR_INPUT, "one letter of the signature has one size",
                              "operator %s (%s, %s): dimension %c of tensor %s is %lld, elsewhere %lld", op->name,
                              hapt_op_type_at(op->type)->name, signature, operand->letter[d], tensor->name,
                              (long long)tensor->shape[d], (long long)*size);
@@ -163,7 +163,7 @@ enum hapt_status hapt_signature_bind(const struct hapt_graph *graph, const struc
         const int index = i < op->input_count ? op->input[i] : -1;
         if (index < 0) {
             if (signature->input[i].optional) continue;
-            return hapt_fail(HAPT_ERR_INPUT, "only operands marked '?' in the signature may be left out",
+            return hapt_fail(HAPT_ERR_INPUT, "only operands with '?' in the signature are optional",
                              "operator %s (%s, %s) lacks input %d", op->name, hapt_op_type_at(op->type)->name,
                              hapt_op_type_at(op->type)->signature, i);
         }

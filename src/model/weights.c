@@ -1,4 +1,4 @@
-/* /parameters of weights and model files, under the names that a family publishes. */
+/* Reads and writes /parameters of weights and model files, under the names that a family publishes. */
 #include "weights.h"
 
 #include <inttypes.h>
@@ -8,7 +8,7 @@
 
 enum { MAX_NAME = 200, MAX_PATH = MAX_NAME + 40 };
 
-/* "/parameters/NAME"; of a stack with the number of the element. */
+/* "/parameters/NAME"; for a stack, with the number of the element. */
 static void element_path(const char *name, bool stack, int64_t element, char path[MAX_PATH])
 {
     const char *mark = stack ? strstr(name, ".*.") : NULL;
@@ -21,7 +21,8 @@ static void element_path(const char *name, bool stack, int64_t element, char pat
 static enum hapt_status check_name(const char *name)
 {
     if (strlen(name) <= MAX_NAME) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "200 characters are possible", "the name of parameter %.40s... is too long", name);
+    return hapt_fail(HAPT_ERR_INPUT, "a name has at most 200 characters", "the name of parameter %.40s... is too long",
+                     name);
 }
 
 static enum hapt_status read_element(struct hapt_h5 *file, const char *path, int dims, const int64_t *shape,
@@ -60,7 +61,7 @@ enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tenso
     element_path(parameter->name, stack, count, path);
     if (!stack || !hapt_h5_exists(file, path)) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape",
-                     "%s holds %s, the model has only %lld of these", hapt_h5_path(file), path, (long long)count);
+                     "%s contains %s, the model has only %lld of these", hapt_h5_path(file), path, (long long)count);
 }
 
 enum hapt_status hapt_weights_write(struct hapt_h5 *file, const char *name, int dims, const int64_t *shape,

@@ -5,11 +5,11 @@
 #include "hapt/model.h"
 #include "hapt/h5.h"
 
-/* Reads /parameters/NAME of a model or weights file into value [elements], a stack (graph.h) element by element;
- * HAPT_ERR_INPUT when it is missing, of another shape, or not finite. */
+/* Reads /parameters/NAME of a model or weights file into value [elements]; a stack (graph.h) element by element.
+ * HAPT_ERR_INPUT: missing, another shape, or not finite. */
 enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tensor *parameter, float *value);
 
-/* Copies the data of `path` that the model learns from into its file, checked. */
+/* Checks the data of `path` that the model learns from, and copies them into the model's file. */
 enum hapt_status hapt_model_copy_data(struct hapt_h5 *file, const struct hapt_model *model, const char *path,
                                       struct hapt_arena *arena);
 

@@ -1,4 +1,4 @@
-/* What the zoo's families share: inputs, parameters and the usual layers. */
+/* Shared by the zoo's families: inputs, parameters and common layers. */
 #include "zoo.h"
 
 #include <inttypes.h>
@@ -21,7 +21,7 @@ enum hapt_status zoo_check_blocks(int64_t layers, int64_t hidden, int64_t heads)
                          "hidden size %" PRId64 " does not divide into %" PRId64 " heads", hidden, heads);
     }
     if (layers > 1024) {
-        return hapt_fail(HAPT_ERR_USAGE, "at most 1024 are possible", "%" PRId64 " layers are too many", layers);
+        return hapt_fail(HAPT_ERR_USAGE, "at most 1024 layers are possible", "%" PRId64 " layers are too many", layers);
     }
     return HAPT_OK;
 }

@@ -1,14 +1,14 @@
-/* Builders of the zoo's families, and what they share. Private to the model room. */
+/* Builders of the zoo's families, and their shared functions. Private to the model room. */
 #ifndef HAPT_MODEL_ZOO_H
 #define HAPT_MODEL_ZOO_H
 
 #include "hapt/model.h"
 
-/* Notes a hyper-parameter of the model; `value` is copied. */
+/* Records a hyper-parameter of the model; `value` is copied. */
 enum hapt_status hapt_model_set(struct hapt_model *model, struct hapt_arena *arena, const char *name,
                                 const char *value);
 
-/* Each fills settings, shape fields and the forward graph. */
+/* Each builder fills settings, shape fields and the forward graph. */
 enum hapt_status hapt_zoo_bert(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt_arena *arena,
                                    struct hapt_model *model);
@@ -24,21 +24,21 @@ struct zoo {
     enum hapt_dtype dtype;
 };
 
-/* Takes --dtype and --microbatch and notes them with the options named in `numbers` (ended by NULL) as the model's
+/* Reads --dtype and --microbatch, and records them and the options in `numbers` (ended by NULL) as the model's
  * settings. */
 enum hapt_status zoo_begin(struct zoo *zoo, const struct hapt_config *config, const char *const *numbers,
                            struct hapt_arena *arena, struct hapt_model *model);
-/* Notes a number that is not an option's own value: a default that depends on others. */
+/* Records a number that is not the option's own value: a default that depends on other options. */
 enum hapt_status zoo_set_number(struct hapt_model *model, struct hapt_arena *arena, const char *name, int64_t value);
-/* HAPT_ERR_USAGE when the hidden size does not divide into heads, or there are more blocks than a graph takes. */
+/* HAPT_ERR_USAGE: the hidden size is not a multiple of the heads, or there are too many blocks for a graph. */
 enum hapt_status zoo_check_blocks(int64_t layers, int64_t hidden, int64_t heads);
 enum hapt_status zoo_input(struct zoo *zoo, const char *name, enum hapt_tensor_role role, enum hapt_dtype dtype,
                            int dims, const int64_t *shape, int *index);
-/* Inputs tokens and targets [rows][sequence]. */
+/* Adds inputs tokens and targets [rows][sequence]. */
 enum hapt_status zoo_tokens(struct zoo *zoo, int64_t rows, int64_t sequence, int *tokens, int *targets);
-/* The loss of logits [...][classes] with a label each: the graph's end. */
+/* Adds the cross-entropy loss of logits [...][classes] and their labels, the graph's last operator. */
 enum hapt_status zoo_classify(struct zoo *zoo, int logits, int labels);
-/* A trainable parameter under its published name; `std` counts for HAPT_INIT_NORMAL. */
+/* Adds a trainable parameter under its published name; `std` is used for HAPT_INIT_NORMAL only. */
 enum hapt_status zoo_parameter(struct zoo *zoo, const char *name, int dims, const int64_t *shape, enum hapt_init init,
                                double std, int *index);
 enum hapt_status zoo_normal(struct zoo *zoo, const char *name, int dims, const int64_t *shape, double std, int *index);
@@ -49,7 +49,7 @@ enum hapt_status zoo_rms_norm(struct zoo *zoo, const char *prefix, int64_t width
 /* y = x w + bias, PREFIX.weight [in][out] (GPT-2's layout), PREFIX.bias [out]. */
 enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, int x,
                                    int *y);
-/* y = x w' + bias, PREFIX.weight [out][in] (the usual layout); without `bias` only the product. */
+/* y = x w' + bias, PREFIX.weight [out][in] (the usual layout), PREFIX.bias [out] if `bias`. */
 enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x,
                             int *y);
 enum hapt_status zoo_add(struct zoo *zoo, const char *name, int a, int b, int *y);
@@ -65,17 +65,18 @@ struct zoo_convolution {
     bool bias;
 };
 
-/* --stages: their number, each of `usual_depth` blocks, or a list of their depths; 2 when it is not given. */
-enum hapt_status zoo_take_stages(const struct hapt_config *config, int usual_depth, struct hapt_arena *arena,
+/* Reads --stages: one number is the number of stages, each with `default_depth` blocks; a list gives the depth of each.
+ * Default: 2 stages. */
+enum hapt_status zoo_take_stages(const struct hapt_config *config, int default_depth, struct hapt_arena *arena,
                                  struct hapt_model *model, struct zoo_stages *stages);
-/* Inputs images [rows][channels][image][image], in the model's type, and labels [rows]; takes --image, --channels,
+/* Adds inputs images [rows][channels][image][image], in the model's type, and labels [rows]. Reads --image, --channels,
  * --classes. */
 enum hapt_status zoo_images(struct zoo *zoo, const struct hapt_config *config, struct hapt_model *model, int *images,
                             int *labels);
 /* y = convolution of x [rows][in][h][w]; PREFIX.weight [out][in][kernel][kernel], PREFIX.bias [out]. */
 enum hapt_status zoo_convolution(struct zoo *zoo, const char *prefix, const struct zoo_convolution *convolution, int x,
                                  int *y);
-/* y = batch norm of x by the statistics of the microbatch; PREFIX.weight, PREFIX.bias [channels]. */
+/* y = batch norm of x with the statistics of the microbatch; PREFIX.weight, PREFIX.bias [channels]. */
 enum hapt_status zoo_batch_norm(struct zoo *zoo, const char *prefix, int x, int *y);
 enum hapt_status zoo_relu(struct zoo *zoo, const char *name, int x, int *y);
 enum hapt_status zoo_max_pool(struct zoo *zoo, const char *name, int64_t kernel, int64_t stride, int64_t padding, int x,

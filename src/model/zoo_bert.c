@@ -1,10 +1,12 @@
 /*
  * BERT (Devlin et al. 2018) for masked language modelling: learned positions, post-LN encoder with attention in both
- * directions and an erf-GELU feed-forward of width 4 d, a transform and the word embeddings as output layer (or,
- * --tied-embeddings no, one of its own). No token types, no dropout. bert-moe (HAP, table 1): every second feed-forward
- * is a mixture of experts as in GShard, each a feed-forward of width 4 d; a gate without bias, the top k of a softmax
- * over all experts, scaled to sum 1; no auxiliary loss, no token dropped. Names and layouts
- * ([out][in]) are Hugging Face's.
+ * directions, and an erf-GELU feed-forward of width 4 d. The output layer is a transform and the word embeddings (with
+ * --tied-embeddings no, a separate matrix). No token types, no dropout.
+ *
+ * bert-moe (HAP table 1): every second feed-forward is a mixture of experts as in GShard. Each expert is a feed-forward
+ * of width 4 d. The gate has no bias: the top k of a softmax over all experts, scaled to sum 1. No auxiliary loss. No
+ * token is dropped: more tokens than --capacity-factor allows are an error. Names and layouts ([out][in]) are Hugging
+ * Face's.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -20,11 +22,11 @@ struct bert {
     struct zoo zoo;
     int64_t layers, hidden, heads, sequence, vocab, rows;
     bool tied;
-    int64_t experts, top_k, capacity; /* experts 0: no layer has any */
-    char layer[48], name[160];        /* "bert.encoder.layer.3", and what path() made last */
+    int64_t experts, top_k, capacity; /* experts 0: no layer has experts */
+    char layer[48], name[160];        /* "bert.encoder.layer.3"; last result of path() */
 };
 
-/* A name inside the layer at hand. */
+/* Name inside the current layer. */
 static const char *path(struct bert *bert, const char *suffix)
 {
     snprintf(bert->name, sizeof bert->name, "%s.%s", bert->layer, suffix);
@@ -69,7 +71,7 @@ static enum hapt_status feed_forward(struct bert *bert, int x, int *y)
     return linear(bert, "output.dense", 4 * d, d, *y, y);
 }
 
-/* One layer of all experts: parameters are stacks over the experts (graph.h). */
+/* One linear layer of all experts: parameters are stacks over the experts (graph.h). */
 static enum hapt_status expert_linear(struct bert *bert, const char *part, int64_t in, int64_t out, int x, int counts,
                                       int *y)
 {
@@ -116,7 +118,7 @@ static enum hapt_status layer(struct bert *bert, int64_t index, int *x)
     return add_and_norm(bert, "output.residual", "output.LayerNorm", y, x);
 }
 
-/* Word and position embeddings; *words is the table, which the output layer shares. */
+/* Word and position embeddings. *words is the table; the output layer shares it. */
 static enum hapt_status embeddings(struct bert *bert, int *words, int *targets, int *x)
 {
     struct zoo *zoo = &bert->zoo;
@@ -207,7 +209,7 @@ enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt
     HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", bert.tied ? "yes" : "no"));
     snprintf(text, sizeof text, "%.9g", factor);
     HAPT_TRY(hapt_model_set(model, arena, "capacity-factor", text));
-    bert.capacity = bert.sequence; /* a token names an expert at most once: all of a row's fit */
+    bert.capacity = bert.sequence; /* enough for all tokens of a row: a token uses an expert at most once */
     if (factor > 0) {
         const double even = (double)(bert.sequence * bert.top_k) / (double)bert.experts;
         bert.capacity = (int64_t)fmax(1, fmin((double)bert.sequence, ceil(factor * even)));

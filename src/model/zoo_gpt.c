@@ -1,7 +1,7 @@
 /*
  * GPT-2: learned positions, pre-LN blocks of causal attention and a tanh-GELU feed-forward of width 4 d, final layer
- * norm, output layer tied to the token embedding or not. No dropout. Parameter names and layouts are GPT-2's own
- * ([in][out]).
+ * norm, output layer optionally tied to the token embedding. No dropout. Parameter names and layouts ([in][out]) are
+ * GPT-2's.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -17,7 +17,7 @@ struct gpt {
     struct zoo zoo;
     int64_t layers, hidden, heads, sequence, vocab, rows;
     bool tied;
-    double residual_std; /* projections back into the residual stream: 0.02 / sqrt(2 layers) */
+    double residual_std; /* projections into the residual stream: 0.02 / sqrt(2 layers) */
 };
 
 /* One block; *x [rows][T][d] is the residual stream. */

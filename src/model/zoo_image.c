@@ -1,4 +1,4 @@
-/* What the zoo's families of images share. */
+/* Shared by the zoo's image families. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 enum { MAX_NAME = 160, MAX_DEPTH = 1000 };
 
-enum hapt_status zoo_take_stages(const struct hapt_config *config, int usual_depth, struct hapt_arena *arena,
+enum hapt_status zoo_take_stages(const struct hapt_config *config, int default_depth, struct hapt_arena *arena,
                                  struct hapt_model *model, struct zoo_stages *stages)
 {
     const char *text = hapt_config_text(config, "stages");
@@ -20,18 +20,19 @@ enum hapt_status zoo_take_stages(const struct hapt_config *config, int usual_dep
         if (stages->count == ZOO_MAX_STAGES || end == at || depth < 1 || depth > MAX_DEPTH ||
             (*end != ',' && *end != '\0')) {
             return hapt_fail(HAPT_ERR_USAGE, "give a number of stages, or the depth of each: --stages 3,4,6,3",
-                             "\"%s\" is no list of up to %d stages of 1 to %d blocks", text, ZOO_MAX_STAGES, MAX_DEPTH);
+                             "\"%s\" is not a list of up to %d stages of 1 to %d blocks", text, ZOO_MAX_STAGES,
+                             MAX_DEPTH);
         }
         stages->depth[stages->count++] = (int)depth;
         if (*end == '\0') break;
     }
-    if (stages->count == 1) { /* their number alone */
+    if (stages->count == 1) { /* only the number of stages */
         stages->count = stages->depth[0];
         if (stages->count > ZOO_MAX_STAGES) {
             return hapt_fail(HAPT_ERR_USAGE, "give --stages 3,4,6,3 for the depth of each", "%d stages are too many",
                              stages->count);
         }
-        for (int s = 0; s < stages->count; s++) stages->depth[s] = usual_depth;
+        for (int s = 0; s < stages->count; s++) stages->depth[s] = default_depth;
     }
     return hapt_model_set(model, arena, "stages", text);
 }
@@ -56,7 +57,7 @@ enum hapt_status zoo_convolution(struct zoo *zoo, const char *prefix, const stru
     const int64_t attributes[HAPT_MAX_ATTRIBUTES] = {convolution->stride, convolution->padding};
     const int64_t kernel = convolution->kernel;
     const int64_t shape[] = {convolution->out, zoo->graph->tensor[x].shape[1], kernel, kernel};
-    const double std = sqrt(2.0 / (double)(convolution->out * kernel * kernel)); /* He's, of the outputs */
+    const double std = sqrt(2.0 / (double)(convolution->out * kernel * kernel)); /* He initialisation, fan-out mode */
     int input[3] = {x, 0, -1};
     snprintf(name, sizeof name, "%s.weight", prefix);
     HAPT_TRY(zoo_normal(zoo, name, 4, shape, std, &input[1]));

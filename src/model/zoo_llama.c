@@ -1,7 +1,7 @@
 /*
- * Llama (Touvron et al. 2023): RMS norm before each half of a block, rotary positions, attention whose query heads may
- * share heads of keys and values, a SwiGLU feed-forward, no biases. Parameter names and layouts are Hugging Face's
- * ([out][in]).
+ * Llama (Touvron et al. 2023): RMS norm before each half of a block, rotary positions, attention where several query
+ * heads may share a head of keys and values, SwiGLU feed-forward, no biases. Parameter names and layouts ([out][in])
+ * are Hugging Face's.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -19,7 +19,7 @@ struct llama {
     bool tied;
 };
 
-/* One of q, k, v; q and k are turned by their positions. */
+/* One of q, k, v; q and k are rotated by their positions. */
 static enum hapt_status project(struct llama *llama, const char *prefix, int64_t heads, bool turned, int x, int *y)
 {
     struct zoo *zoo = &llama->zoo;
@@ -72,8 +72,8 @@ static enum hapt_status build(struct llama *llama)
     return zoo_classify(zoo, x, targets);
 }
 
-/* Two thirds of 4 d, up to a multiple of 256: the published sizes' rule. */
-static int64_t usual_ffn(int64_t hidden)
+/* Two thirds of 4 d, rounded up to a multiple of 256, as in the published models. */
+static int64_t default_ffn(int64_t hidden)
 {
     return (8 * hidden / 3 + 255) / 256 * 256;
 }
@@ -82,8 +82,8 @@ static enum hapt_status check_shape(const struct llama *llama)
 {
     HAPT_TRY(zoo_check_blocks(llama->layers, llama->hidden, llama->heads));
     if (llama->hidden / llama->heads % 2 != 0) {
-        return hapt_fail(HAPT_ERR_USAGE, "rotary positions turn pairs of columns: choose --hidden and --heads so",
-                         "heads of %" PRId64 " columns have no two halves", llama->hidden / llama->heads);
+        return hapt_fail(HAPT_ERR_USAGE, "rotary positions rotate pairs of columns: choose --hidden / --heads even",
+                         "heads of %" PRId64 " columns cannot be split into two halves", llama->hidden / llama->heads);
     }
     if (llama->heads % llama->kv_heads != 0) {
         return hapt_fail(HAPT_ERR_USAGE, "choose --kv-heads as a divisor of --heads",
@@ -105,12 +105,12 @@ enum hapt_status hapt_zoo_llama(const struct hapt_config *config, struct hapt_ar
                           .vocab = hapt_config_int(config, "vocab"),
                           .rows = hapt_config_int(config, "microbatch"),
                           .rope_base = hapt_config_real(config, "rope-base"),
-                          /* The option's default is GPT-2's. */
+                          /* The option's default (yes) is GPT-2's; llama's is no. */
                           .tied = hapt_config_chosen(config, "tied-embeddings") &&
                                   hapt_config_bool(config, "tied-embeddings")};
     char text[32];
     if (llama.kv_heads == 0) llama.kv_heads = llama.heads;
-    if (llama.ffn == 0) llama.ffn = usual_ffn(llama.hidden);
+    if (llama.ffn == 0) llama.ffn = default_ffn(llama.hidden);
     HAPT_TRY(check_shape(&llama));
     HAPT_TRY(zoo_begin(&llama.zoo, config, numbers, arena, model));
     HAPT_TRY(zoo_set_number(model, arena, "kv-heads", llama.kv_heads));

@@ -1,7 +1,7 @@
 /*
  * ResNet of bottleneck blocks (1x1, 3x3, 1x1 convolutions around a shortcut; a stage's first block strides in its 3x3),
- * behind a 7x7/2 convolution and a 3x3/2 max pool. Names and layouts are torchvision's. Batch norm uses the statistics
- * of a microbatch, whole also where it is sharded; running averages, which only inference needs, are not kept.
+ * after a 7x7/2 convolution and a 3x3/2 max pool. Names and layouts are torchvision's. Batch norm uses the statistics
+ * of the full microbatch, even if it is sharded. Running averages are not kept: only inference needs them.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -9,11 +9,11 @@
 
 #include "zoo.h"
 
-enum { EXPANSION = 4 /* of a block's width at its end */, MAX_NAME = 96 };
+enum { EXPANSION = 4 /* output channels of a block / its width */, MAX_NAME = 96 };
 
-/* Convolution `name` and batch norm `norm`. */
-static enum hapt_status normed(struct zoo *zoo, const char *name, const char *norm, struct zoo_convolution convolution,
-                               int x, int *y)
+/* Convolution `name`, then batch norm `norm`. */
+static enum hapt_status convolution_and_norm(struct zoo *zoo, const char *name, const char *norm,
+                                             struct zoo_convolution convolution, int x, int *y)
 {
     HAPT_TRY(zoo_convolution(zoo, name, &convolution, x, y));
     return zoo_batch_norm(zoo, norm, *y, y);
@@ -28,14 +28,15 @@ static enum hapt_status block(struct zoo *zoo, int stage, int index, int64_t wid
     const struct zoo_convolution in = {.out = width, .kernel = 1, .stride = 1},
                                  middle = {.out = width, .kernel = 3, .stride = stride, .padding = 1},
                                  out = {.out = EXPANSION * width, .kernel = 1, .stride = 1},
-                                 beside = {.out = EXPANSION * width, .kernel = 1, .stride = stride};
-    HAPT_TRY(normed(zoo, NAME(name, "conv1"), NAME(norm, "bn1"), in, *x, &y));
+                                 projection = {.out = EXPANSION * width, .kernel = 1, .stride = stride};
+    HAPT_TRY(convolution_and_norm(zoo, NAME(name, "conv1"), NAME(norm, "bn1"), in, *x, &y));
     HAPT_TRY(zoo_relu(zoo, NAME(name, "relu1"), y, &y));
-    HAPT_TRY(normed(zoo, NAME(name, "conv2"), NAME(norm, "bn2"), middle, y, &y));
+    HAPT_TRY(convolution_and_norm(zoo, NAME(name, "conv2"), NAME(norm, "bn2"), middle, y, &y));
     HAPT_TRY(zoo_relu(zoo, NAME(name, "relu2"), y, &y));
-    HAPT_TRY(normed(zoo, NAME(name, "conv3"), NAME(norm, "bn3"), out, y, &y));
+    HAPT_TRY(convolution_and_norm(zoo, NAME(name, "conv3"), NAME(norm, "bn3"), out, y, &y));
     if (index == 0)
-        HAPT_TRY(normed(zoo, NAME(name, "downsample.0"), NAME(norm, "downsample.1"), beside, *x, &shortcut));
+        HAPT_TRY(convolution_and_norm(zoo, NAME(name, "downsample.0"), NAME(norm, "downsample.1"), projection, *x,
+                                      &shortcut));
     HAPT_TRY(zoo_add(zoo, NAME(name, "add"), shortcut, y, &y));
     return zoo_relu(zoo, NAME(name, "relu3"), y, x);
 #undef NAME
@@ -52,7 +53,7 @@ enum hapt_status hapt_zoo_resnet(const struct hapt_config *config, struct hapt_a
     HAPT_TRY(zoo_begin(&zoo, config, numbers, arena, model));
     HAPT_TRY(zoo_take_stages(config, 1, arena, model, &stages));
     HAPT_TRY(zoo_images(&zoo, config, model, &x, &labels));
-    HAPT_TRY(normed(&zoo, "conv1", "bn1", stem, x, &x));
+    HAPT_TRY(convolution_and_norm(&zoo, "conv1", "bn1", stem, x, &x));
     HAPT_TRY(zoo_relu(&zoo, "relu", x, &x));
     HAPT_TRY(zoo_max_pool(&zoo, "maxpool", 3, 2, 1, x, &x));
     for (int stage = 0; stage < stages.count; stage++) {

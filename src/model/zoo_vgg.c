@@ -1,7 +1,7 @@
 /*
  * VGG: stages of 3x3 convolutions with ReLU, each ended by a 2x2 max pool, widths doubling up to eight times the first;
- * three dense layers. No batch norm, no dropout. Names and layouts are torchvision's; its pool to 7x7 in front of the
- * dense layers, which at 224 pixels changes nothing, is there with --pool 7 alone.
+ * three dense layers. No batch norm, no dropout. Names and layouts are torchvision's. Torchvision's pool to 7x7 before
+ * the dense layers changes nothing at 224 pixels; only --pool 7 adds it.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -10,7 +10,7 @@
 #include "zoo.h"
 
 #define DENSE_STD 0.01
-enum { CONVOLUTIONS = 2 /* of a stage where --stages gives a number alone */ };
+enum { CONVOLUTIONS = 2 /* per stage, if --stages gives only their number */ };
 
 /* Numbers count convolutions, ReLUs and pools, as torchvision's nn.Sequential does. */
 static enum hapt_status features(struct zoo *zoo, const struct zoo_stages *stages, int64_t width, int *x)

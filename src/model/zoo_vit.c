@@ -1,7 +1,7 @@
 /*
- * Vision transformer (Dosovitskiy et al. 2021): patches of an image as tokens, a class token in front, learned
- * positions, pre-LN blocks of full attention and an erf-GELU feed-forward, a classifier on the class token. No dropout.
- * Parameter names and layouts are Hugging Face's ([out][in], the patch kernel [out][in][height][width]).
+ * Vision transformer (Dosovitskiy et al. 2021): image patches as tokens after a class token, learned positions, pre-LN
+ * blocks of full attention and an erf-GELU feed-forward, a classifier on the class token. No dropout. Parameter names
+ * and layouts are Hugging Face's ([out][in], patch kernel [out][in][height][width]).
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -40,7 +40,7 @@ static enum hapt_status block(struct vit *vit, int64_t index, int *x)
 #undef NAME
 }
 
-/* Class token and patches, positions added. */
+/* Class token and patches, with positions added. */
 static enum hapt_status embed(struct vit *vit, int *x)
 {
     struct zoo *zoo = &vit->zoo;

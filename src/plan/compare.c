@@ -1,4 +1,4 @@
-/* Every strategy and ablation side by side. */
+/* Runs every strategy and ablation, for hapt_plan_compare. */
 #include "baselines.h"
 #include "hapt/progress.h"
 #include "search.h"
@@ -21,7 +21,7 @@ static const struct hapt_compare_row table[] = {
 };
 enum { ROWS = sizeof table / sizeof table[0] };
 
-/* The slowest boundary between two subclusters. */
+/* Finds the slowest boundary between two subclusters. */
 static enum hapt_status look_at_link(struct hapt_compare_row *row)
 {
     const struct hapt_plan *plan = row->plan;
@@ -54,7 +54,7 @@ static enum hapt_status fill_row(MPI_Comm comm, const struct hapt_profile *profi
         status = row->reason ? HAPT_OK : HAPT_ERR_MEMORY;
         if (row->reason) hapt_fail_reset();
     } else {
-        HAPT_TRY(status); /* agreed upon, and printed */
+        HAPT_TRY(status); /* agreed and printed already */
         row->plan = plan;
         status = look_at_link(row);
     }

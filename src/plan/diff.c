@@ -1,4 +1,4 @@
-/* Which stages of two plans are counterparts, and what moved. */
+/* Matches the stages of two plans and finds the layers that changed their subcluster. */
 #include "hapt/diff.h"
 
 #include <math.h>
@@ -9,7 +9,8 @@ static bool same(double x, double y)
     return hapt_at_most(x, y) && hapt_at_most(y, x);
 }
 
-/* Layers that two stages share, in units of 1 / (layers of a * layers of b): exact also where the counts differ. */
+/* Layers that two stages share, in units of 1 / (layers of a * layers of b). These units stay exact if the counts
+ * differ. */
 static int64_t overlap(const struct hapt_plan *a, int i, const struct hapt_plan *b, int j)
 {
     const int64_t La = a->layer_count, Lb = b->layer_count;
@@ -19,7 +20,7 @@ static int64_t overlap(const struct hapt_plan *a, int i, const struct hapt_plan 
     return high > low ? high - low : 0;
 }
 
-/* best[i]: the stage of b that overlaps stage i of a most; both pipelines run through the layers once. */
+/* best[i]: the stage of b with the largest overlap with stage i of a. Both pipelines cover the layers in order. */
 static enum hapt_status find_best(const struct hapt_plan *a, const struct hapt_plan *b, struct hapt_arena *arena,
                                   int **best)
 {
@@ -33,7 +34,7 @@ static enum hapt_status find_best(const struct hapt_plan *a, const struct hapt_p
     return HAPT_OK;
 }
 
-/* The same subclusters by name, and other numbers of their devices. */
+/* True if the device counts differ. The caller compares the subcluster names. */
 static bool other_mix(const struct hapt_plan_stage *x, const struct hapt_plan_stage *y)
 {
     if (!x->mixed || !y->mixed || x->mixed->count != y->mixed->count) return false;
@@ -87,18 +88,19 @@ static enum hapt_status match_rows(const struct hapt_plan *a, const struct hapt_
 static enum hapt_status find_moves(const struct hapt_plan *a, const struct hapt_plan *b, struct hapt_arena *arena,
                                    struct hapt_diff *diff)
 {
-    HAPT_NEW(diff->move, arena, (size_t)a->stage_count + (size_t)b->stage_count);
+    HAPT_NEW(diff->relocation, arena, (size_t)a->stage_count + (size_t)b->stage_count);
     for (int i = 0, j = 0, layer = 0; layer < a->layer_count;) {
         const struct hapt_plan_stage *x = &a->stage[i], *y = &b->stage[j];
         const int end = x->end_layer < y->end_layer ? x->end_layer : y->end_layer;
-        struct hapt_diff_move *last = diff->move_count ? &diff->move[diff->move_count - 1] : NULL;
+        struct hapt_diff_relocation *last =
+            diff->relocation_count ? &diff->relocation[diff->relocation_count - 1] : NULL;
         if (strcmp(x->subcluster_name, y->subcluster_name) != 0) {
             if (last && last->end_layer == layer && strcmp(last->from, x->subcluster_name) == 0 &&
                 strcmp(last->to, y->subcluster_name) == 0)
                 last->end_layer = end;
             else
-                diff->move[diff->move_count++] =
-                    (struct hapt_diff_move){layer, end, x->subcluster_name, y->subcluster_name};
+                diff->relocation[diff->relocation_count++] =
+                    (struct hapt_diff_relocation){layer, end, x->subcluster_name, y->subcluster_name};
         }
         i += x->end_layer == end;
         j += y->end_layer == end;

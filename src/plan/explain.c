@@ -1,10 +1,10 @@
-/* Why no plan exists: the search again under one relaxation after another, the nearest obstacle named. Failure path
- * only. */
+/* Explains why no plan exists: repeats the search with relaxed constraints and reports the nearest obstacle. Runs on
+ * failure only. */
 #include "search.h"
 
 #include <math.h>
 
-#define HINT "more or larger devices, fewer microbatches, a smaller model or microbatch"
+#define HINT "add devices or memory, or use fewer microbatches, a smaller model or a smaller microbatch"
 
 static enum hapt_status search_relaxed(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                        double memory_factor, struct hapt_arena *scratch, struct hapt_arena *arena,
@@ -23,11 +23,11 @@ static enum hapt_status search_relaxed(const struct hapt_profile *profile, const
     return status;
 }
 
-/* The plan at the largest t_max, where everything that fits at all fits; stage_count 0 when nothing does. */
+/* The plan at the largest t_max, which admits every feasible plan. stage_count 0: no plan. */
 static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                      double memory_factor, struct hapt_arena *arena, struct hapt_plan *plan)
 {
-    struct hapt_arena scratch; /* dozens of searches follow each other: only their plans stay */
+    struct hapt_arena scratch; /* freed after each of dozens of searches; only the plans stay */
     *plan = (struct hapt_plan){.microbatches = options->microbatches,
                                .schedule = options->schedule,
                                .hide_threshold = options->hide_threshold};
@@ -37,11 +37,12 @@ static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const s
     return status;
 }
 
-/* What a stage needs of a device of its k-th subcluster. */
+/* Bytes that a stage needs on a device of its k-th subcluster. */
 static double stage_bytes(const struct hapt_profile *profile, const struct hapt_plan_stage *stage, int k, int warmup)
 {
     const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
-    const struct hapt_profile_mixed *mixed = stage->mixed ? &profile->mixed[plan_stage_group(profile, stage)] : NULL;
+    const struct hapt_profile_mixed *mixed =
+        stage->mixed ? &profile->mixed[plan_stage_mixed_group(profile, stage)] : NULL;
     int s = 0;
     while (!mixed &&
            (cluster->submesh[s].n != stage->nodes || cluster->submesh[s].m != stage->devices_per_node ||
@@ -84,15 +85,14 @@ static enum hapt_status explain_memory(const struct hapt_profile *profile, const
         }
     }
     char need[32], have[32], submesh[64];
-    return hapt_fail(
-        HAPT_ERR_INFEASIBLE, HINT,
-        "no plan fits into memory: the nearest one needs %s of the %s of a device of %s for layers %d-%d on %s "
-        "with %d microbatches in flight",
-        hapt_units_bytes(at_bytes, need), hapt_units_bytes(cluster->device_memory_bytes, have), cluster->name,
-        at->first_layer, at->end_layer, plan_stage_short(at, submesh), worst_launches);
+    return hapt_fail(HAPT_ERR_INFEASIBLE, HINT,
+                     "no plan fits into memory: the nearest one needs %s of the %s of a device of %s for layers %d-%d "
+                     "on %s with %d microbatches in flight",
+                     hapt_units_bytes(at_bytes, need), hapt_units_bytes(cluster->device_memory_bytes, have),
+                     cluster->name, at->first_layer, at->end_layer, plan_stage_short(at, submesh), worst_launches);
 }
 
-/* The least factor on every device's memory that admits a plan, and that plan. */
+/* Finds the least factor on every device's memory that admits a plan, and that plan. */
 static enum hapt_status nearest_memory(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                        struct hapt_arena *arena)
 {
@@ -107,7 +107,7 @@ static enum hapt_status nearest_memory(const struct hapt_profile *profile, const
     }
     if (found.stage_count == 0)
         return hapt_fail(HAPT_ERR_INFEASIBLE, HINT,
-                         "no plan fits into memory: some stage needs memory its devices lack");
+                         "no plan fits into memory: some stage needs far more memory than its devices have");
     high /= 2;
     for (int i = 0; i < 12; i++) {
         const double middle = 0.5 * (low + high);
@@ -122,7 +122,7 @@ static enum hapt_status nearest_memory(const struct hapt_profile *profile, const
     return explain_memory(profile, &found);
 }
 
-/* How far from the first layer stages reach at all, memory and devices aside. */
+/* The layer up to which stages can reach from the first one, ignoring memory and device counts. */
 static int covered_layers(const struct hapt_profile *profile, bool *reached)
 {
     const int L = profile->layer_count;
@@ -158,8 +158,7 @@ static enum hapt_status explain(const struct hapt_profile *profile, const struct
     if (covered < profile->layer_count)
         return hapt_fail(
             HAPT_ERR_INFEASIBLE, "profile more candidates (--imbalance, --layers-per-model)",
-            "the profile has no candidates that cover the layers: nothing starts at layer %d and reaches the end",
-            covered);
+            "the profile's candidates do not cover the layers: none starts at layer %d and reaches the end", covered);
     if (options->use_all_devices) {
         HAPT_TRY(relaxed_plan(profile, &idle, 1, arena, &plan));
         if (plan.stage_count > 0)
@@ -167,10 +166,10 @@ static enum hapt_status explain(const struct hapt_profile *profile, const struct
     }
     HAPT_TRY(relaxed_plan(profile, options, INFINITY, arena, &plan));
     if (plan.stage_count > 0) return nearest_memory(profile, options, arena);
-    return hapt_fail(HAPT_ERR_INFEASIBLE,
-                     "more or larger devices (profiles leave out what exceeds their memory), or candidates for longer "
-                     "ranges of layers",
-                     "the candidates that cover the layers take more devices than there are");
+    return hapt_fail(
+        HAPT_ERR_INFEASIBLE,
+        "add devices or larger ones (profiles omit stages that exceed device memory), or profile longer layer ranges",
+        "the candidates that cover the layers need more devices than the cluster has");
 }
 
 enum hapt_status search_explain(const struct hapt_profile *profile, const struct hapt_search_options *options)

@@ -1,4 +1,4 @@
-/* Plans that are not searched: forced stages, and the even split. */
+/* Plans without a search: given stages (--stages), and the even split. */
 #include "search.h"
 
 #include <ctype.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Reads a number in [0, 1e6] at *text and moves on. */
+/* Reads a number in [0, 1e6] at *text and advances *text. */
 static bool read_number(const char **text, int *number)
 {
     if (!isdigit((unsigned char)**text)) return false;
@@ -54,7 +54,7 @@ static bool read_submesh(const char **text, struct hapt_plan_stage *stage)
            (read_char(text, 't') && read_number(text, &stage->tensor_parallel) && stage->tensor_parallel > 0);
 }
 
-/* What ends a part of a mixed stage: the next one, or the stage's end, perhaps with a program. */
+/* True at the end of a part of a mixed stage: the next part, the stage's end, or its program. */
 static bool ends_part(const char *behind, const char *end)
 {
     int program;
@@ -62,8 +62,8 @@ static bool ends_part(const char *behind, const char *end)
     return read_char(&behind, 'p') && read_number(&behind, &program) && behind == end;
 }
 
-/* The next part NAME:COUNT of a mixed stage. Names may hold '+' and ':', so it ends at the first count behind the name
- * of a subcluster. False: it cannot be read; *c -1: no name in it is known. */
+/* Reads the next part NAME:COUNT of a mixed stage. Names may contain '+' and ':'. So a part ends at the first count
+ * that follows a subcluster's name. False: unreadable; *c -1: no known name. */
 static bool read_part(const struct hapt_profile *profile, const char **text, const char *end, int *c, int *count)
 {
     bool readable = false;
@@ -90,7 +90,8 @@ static bool takes(const struct hapt_profile *profile, const struct hapt_profile_
     return same == wanted && same == mixed->count && (program < 0 || mixed->program == program);
 }
 
-/* Seconds of the stage's layers a microbatch, its share of a step's end included; INFINITY where one does not fit. */
+/* Seconds per microbatch of the stage's layers, including step_time / B. INFINITY: no candidate, or a device has too
+ * little memory. */
 static double mixed_s(const struct hapt_profile *profile, const struct hapt_profile_mixed *mixed, int microbatches,
                       const struct hapt_plan_stage *stage)
 {
@@ -107,8 +108,8 @@ static double mixed_s(const struct hapt_profile *profile, const struct hapt_prof
     return mixed->stage_time[cell] + (mixed->step_time ? mixed->step_time[cell] / microbatches : 0);
 }
 
-/* NAME:COUNT+NAME:COUNT..., with pK for program K of the profile (p0: rows alone), else the fastest that fits; the
- * group of the profile that takes these devices. */
+/* Reads NAME:COUNT+NAME:COUNT..., with pK for program K of the profile (p0: data-parallel rows), else the fastest that
+ * fits. Finds the profile's group with these devices. */
 static enum hapt_status read_mixed(const struct hapt_profile *profile, const char **text, const char *start,
                                    int microbatches, struct hapt_arena *arena, struct hapt_plan_stage *stage)
 {
@@ -120,14 +121,14 @@ static enum hapt_status read_mixed(const struct hapt_profile *profile, const cha
         if (!read_part(profile, text, end, &c, &count) || count < 1) return cannot_read(start);
         if (c < 0)
             return hapt_fail(HAPT_ERR_INPUT, "name subclusters of the profile",
-                             "--stages: no subcluster is called as in '%.*s'", (int)strcspn(start, ","), start);
+                             "--stages: unknown subcluster in '%.*s'", (int)strcspn(start, ","), start);
         if (taken[c] > 0) return cannot_read(start);
         taken[c] = count;
         if (**text == 'p') {
             ++*text;
             if (!read_number(text, &program)) return cannot_read(start);
         } else if (*text != end) {
-            ++*text; /* + */
+            ++*text; /* skips '+' */
             if (*text == end) return cannot_read(start);
         }
     }
@@ -139,13 +140,13 @@ static enum hapt_status read_mixed(const struct hapt_profile *profile, const cha
         least_s = seconds;
     }
     if (found >= 0) return plan_stage_mix(profile, found, arena, stage);
-    return hapt_fail(HAPT_ERR_INPUT, "`h5dump -a /mixed_0/counts P.h5` shows what it knows",
+    return hapt_fail(HAPT_ERR_INPUT, "`h5dump -a /mixed_0/counts P.h5` shows the devices of its first mixed group",
                      "--stages: the profile has no mixed stages on the devices of '%.*s'%s", (int)strcspn(start, ","),
                      start, program > 0 ? " with that program" : "");
 }
 
-/* FIRST-END@NAME:NxM, FIRST-END@NAME:NxMtT, FIRST-END@NAME:NxMpK, FIRST-END@NAME:COUNT+NAME:COUNT or the same with pK
- */
+/* Reads FIRST-END@NAME:NxM, FIRST-END@NAME:NxMtT, FIRST-END@NAME:NxMpK, FIRST-END@NAME:COUNT+NAME:COUNT, or the latter
+ * with pK. */
 static enum hapt_status read_stage(const struct hapt_profile *profile, const char **text, int microbatches,
                                    struct hapt_arena *arena, struct hapt_plan_stage *stage)
 {
@@ -160,8 +161,8 @@ static enum hapt_status read_stage(const struct hapt_profile *profile, const cha
         stage->subcluster = find_subcluster(profile, *text, (size_t)(colon - *text));
         *text = behind;
         if (stage->subcluster >= 0) return HAPT_OK;
-        return hapt_fail(HAPT_ERR_INPUT, "name a subcluster of the profile",
-                         "--stages: no subcluster is called as in '%.*s'", (int)strcspn(start, ","), start);
+        return hapt_fail(HAPT_ERR_INPUT, "name a subcluster of the profile", "--stages: unknown subcluster in '%.*s'",
+                         (int)strcspn(start, ","), start);
     }
     *stage = (struct hapt_plan_stage){
         .first_layer = stage->first_layer, .end_layer = stage->end_layer, .first_op = -1, .end_op = -1};
@@ -189,7 +190,7 @@ static enum hapt_status start_plan(const struct hapt_profile *profile, const str
 {
     HAPT_NEW(*plan, arena, 1);
     if (options->microbatches < 1)
-        return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches a step",
+        return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches per step",
                          options->microbatches);
     **plan = (struct hapt_plan){.microbatches = options->microbatches,
                                 .schedule = options->schedule,
@@ -242,11 +243,12 @@ static enum hapt_status split_evenly(const struct hapt_profile *profile, const s
                                                   .program = optimum->stage[i].program,
                                                   .layout = optimum->stage[i].layout};
         if (optimum->stage[i].mixed)
-            HAPT_TRY(plan_stage_mix(profile, plan_stage_group(profile, &optimum->stage[i]), result, &made->stage[i]));
+            HAPT_TRY(
+                plan_stage_mix(profile, plan_stage_mixed_group(profile, &optimum->stage[i]), result, &made->stage[i]));
     }
     HAPT_TRY(price_plan(profile, made));
     made->search = optimum->search;
-    made->search.gap = 0; /* of the optimum, not of this plan */
+    made->search.gap = 0; /* it is the optimum's gap, not this plan's */
     *plan = made;
     return HAPT_OK;
 }

@@ -1,13 +1,13 @@
-/* Coarse layers over a profile's own: how far systems that plan on fewer layers can see. */
+/* Coarse layers over those of a profile, for systems that plan on fewer layers. */
 #include "baselines.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { FINEST_WINDOW = 48 }; /* cuts move by at most half a layer of so many */
+enum { FINEST_LAYERS = 48 }; /* a boundary moves by at most half a layer of this many */
 
-/* What a layer adds to a stage, on average over the stages of one table that differ by it alone; NaN: no two such
- * stages. */
+/* Time that a layer adds to a stage: mean over pairs of stages in one table that differ by it alone. NaN: no such pair
+ * and no time of the layer alone. */
 static double added_s(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster, int submesh,
                       int layer)
 {
@@ -32,7 +32,7 @@ static double added_s(const struct hapt_profile *profile, const struct hapt_prof
     return isfinite(alone_s) ? alone_s : NAN;
 }
 
-/* The table with the most candidates tells the most about single layers. */
+/* Finds the table with the most candidates, because it tells the most about single layers. */
 static void fullest_table(const struct hapt_profile *profile, int *cluster, int *submesh)
 {
     size_t most = 0;
@@ -51,7 +51,7 @@ static void fullest_table(const struct hapt_profile *profile, int *cluster, int 
     }
 }
 
-/* work[l] of layers [0, l + 1); layers that no stage tells about count as the mean of the others. */
+/* work[l]: work of layers [0, l + 1). Layers without any time count as the mean of the others. */
 static void sum_work(const struct hapt_profile *profile, double *work)
 {
     int c, s, known = 0;
@@ -79,15 +79,15 @@ static int greatest_divisor(int a, int b)
     return a;
 }
 
-/* The narrowest boundary within `window` of the target, the nearest of equals; without one there, the nearest of all.
- */
-static int place_cut(const struct hapt_profile *profile, const double *work, double target, double window)
+/* The narrowest boundary within `max_shift` of the target; the nearest one on a tie. If there is none, the nearest
+ * boundary of all. */
+static int nearest_boundary(const struct hapt_profile *profile, const double *work, double target, double max_shift)
 {
     int best = -1, nearest = 0;
     for (int l = 0; l < profile->layer_count - 1; l++) {
         const double distance = fabs(work[l] - target);
         if (distance < fabs(work[nearest] - target)) nearest = l;
-        if (distance > window) continue;
+        if (distance > max_shift) continue;
         if (best >= 0 && profile->boundary_bytes[l] > profile->boundary_bytes[best]) continue;
         if (best >= 0 && profile->boundary_bytes[l] == profile->boundary_bytes[best] &&
             distance >= fabs(work[best] - target))
@@ -98,7 +98,7 @@ static int place_cut(const struct hapt_profile *profile, const double *work, dou
 }
 
 enum hapt_status hapt_plan_grid(const struct hapt_profile *profile, int coarse, const bool *block_end,
-                                struct hapt_arena *arena, bool **cut)
+                                struct hapt_arena *arena, bool **boundary)
 {
     const int L = profile->layer_count;
     bool *made;
@@ -113,15 +113,15 @@ enum hapt_status hapt_plan_grid(const struct hapt_profile *profile, int coarse, 
         for (int l = 0; l < L - 1; l++) made[l] = true;
     } else {
         sum_work(profile, work);
-        const double window = 0.5 * work[L - 1] / (coarse > FINEST_WINDOW ? coarse : FINEST_WINDOW);
+        const double max_shift = 0.5 * work[L - 1] / (coarse > FINEST_LAYERS ? coarse : FINEST_LAYERS);
         for (int k = 1; k < coarse; k++) {
-            /* the fraction in lowest terms: the same target, to the last bit, for every grid that has it */
+            /* lowest terms: every grid with this fraction gets the same target, to the last bit */
             const int divisor = greatest_divisor(k, coarse);
             const double target = work[L - 1] * (k / divisor) / (coarse / divisor);
-            made[place_cut(profile, work, target, window)] = true;
+            made[nearest_boundary(profile, work, target, max_shift)] = true;
         }
     }
-    *cut = made;
+    *boundary = made;
     return HAPT_OK;
 }
 
@@ -172,7 +172,7 @@ static enum hapt_status coarsen_mixed(const struct hapt_profile *fine, int k, co
     const struct hapt_profile *profile = coarse->profile;
     struct hapt_profile_mixed *to = &profile->mixed[k];
     const size_t cells = hapt_profile_index(profile, 1, 0, 0);
-    *to = *from; /* what it runs on is shared */
+    *to = *from; /* shares the device tables */
     HAPT_NEW(to->stage_time, arena, cells);
     HAPT_NEW(to->stage_forward_time, arena, cells);
     if (from->step_time) HAPT_NEW(to->step_time, arena, cells);
@@ -197,14 +197,14 @@ static enum hapt_status coarsen_mixed(const struct hapt_profile *fine, int k, co
     return HAPT_OK;
 }
 
-enum hapt_status coarse_make(const struct hapt_profile *fine, const bool *cut, struct hapt_arena *arena,
+enum hapt_status coarse_make(const struct hapt_profile *fine, const bool *boundary, struct hapt_arena *arena,
                              struct coarse *coarse)
 {
     const size_t links = (size_t)fine->cluster_count * (size_t)fine->cluster_count;
     int count = 0;
     HAPT_NEW(coarse->end_layer, arena, fine->layer_count);
     for (int l = 0; l < fine->layer_count; l++)
-        if (cut[l] || l == fine->layer_count - 1) coarse->end_layer[count++] = l + 1;
+        if (boundary[l] || l == fine->layer_count - 1) coarse->end_layer[count++] = l + 1;
     HAPT_TRY(hapt_profile_create(count, fine->cluster_count, arena, &coarse->profile));
     for (int k = 0; k < count; k++) coarse->profile->boundary_bytes[k] = fine->boundary_bytes[coarse->end_layer[k] - 1];
     if (fine->tied_bytes) {

@@ -1,13 +1,12 @@
 /*
  * HexiScale: 48 coarse layers, uneven stages by the devices' true speeds, 1F1B without overlap: sender and receiver
- * stand still while a tensor crosses. (Its shards over mixed devices are not modelled: stages stay inside subclusters,
- * as ours.)
+ * wait during a transfer. Its shards over mixed devices are not modelled; stages stay inside one subcluster, as ours
+ * do.
  *
- * It plans by its own cost. Every stage pays for its transfers in and out, each twice a microbatch, so they are added
- * to stage times; what crosses between subclusters is known once the order of subclusters and the layers where they
- * meet are given. For given ones the exact search then minimises HexiScale's own cost; the meeting points are moved one
- * at a time, over all of the grid, as long as that helps. With two subclusters that is every order and every meeting
- * point.
+ * It plans with its own cost. Every stage pays for its transfers in and out, twice per microbatch each, so they are
+ * added to the stage times. Transfers between subclusters are known only for a given order of subclusters and given
+ * boundary layers. For these, the exact search minimises HexiScale's cost. Then one boundary at a time is moved over
+ * the whole grid, as long as that helps. For two subclusters this tries every order and every boundary.
  */
 #include "baselines.h"
 #include "search.h"
@@ -17,8 +16,8 @@
 
 enum { COARSE = 48, MOST_ORDERED = 3, MOST_ROUNDS = 8 };
 
-/* Subclusters in the order of the pipeline, each up to its meeting point; the last ends at L. */
-struct tour {
+/* Subclusters in pipeline order, each up to its end layer; the last ends at L. */
+struct subcluster_order {
     int count;
     int subcluster[HAPT_MAX_SUBCLUSTERS];
     int end[HAPT_MAX_SUBCLUSTERS];
@@ -26,14 +25,14 @@ struct tour {
 
 struct hexi {
     MPI_Comm comm;
-    struct contest contest;
+    struct selection selection;
     struct hapt_search_options options;
-    struct coarse truth;         /* true links; layers are its own from here on */
-    struct hapt_profile *folded; /* transfers inside a subcluster in the stage times, those links free */
-    struct hapt_profile *work;   /* the same for one tour */
+    struct coarse truth;         /* true links; its coarse layers are used from here on */
+    struct hapt_profile *folded; /* stage times include transfers inside a subcluster; those links are free */
+    struct hapt_profile *work;   /* the same for one order of subclusters */
 };
 
-/* A microbatch's activations and gradients behind layer `last`. */
+/* Time of a microbatch's activations and gradients across the boundary behind layer `last`. */
 static double both_ways_s(const struct hapt_profile *profile, int last, int from, int to)
 {
     return last < 0 ? 0 : 2 * hapt_profile_comm_s(profile, last, from, to);
@@ -42,9 +41,9 @@ static double both_ways_s(const struct hapt_profile *profile, int last, int from
 static enum hapt_status make_coarse(struct hexi *hexi, const struct hapt_strategy_options *options,
                                     struct hapt_arena *scratch)
 {
-    bool *cut;
-    HAPT_TRY(hapt_plan_grid(hexi->contest.profile, COARSE, options->block_end, scratch, &cut));
-    HAPT_TRY(coarse_make(hexi->contest.profile, cut, scratch, &hexi->truth));
+    bool *boundary;
+    HAPT_TRY(hapt_plan_grid(hexi->selection.profile, COARSE, options->block_end, scratch, &boundary));
+    HAPT_TRY(coarse_make(hexi->selection.profile, boundary, scratch, &hexi->truth));
     hexi->truth.profile->mixed_count = 0;
     const struct hapt_profile *truth = hexi->truth.profile;
     HAPT_TRY(hapt_profile_copy(truth, scratch, &hexi->folded));
@@ -61,17 +60,17 @@ static enum hapt_status make_coarse(struct hexi *hexi, const struct hapt_strateg
     return hapt_profile_copy(hexi->folded, scratch, &hexi->work);
 }
 
-/* The stages of subcluster c lie in [first, end) and pay for the links at its ends. */
-static void fence(struct hexi *hexi, const struct tour *tour, int at)
+/* Restricts the stages of subcluster c to [first, end) and adds the transfers at its ends. */
+static void restrict_layers(struct hexi *hexi, const struct subcluster_order *order, int at)
 {
     const struct hapt_profile *profile = hexi->truth.profile;
-    const int c = tour->subcluster[at], first = at > 0 ? tour->end[at - 1] : 0, end = tour->end[at];
+    const int c = order->subcluster[at], first = at > 0 ? order->end[at - 1] : 0, end = order->end[at];
     const double in_s =
-        at > 0 ? both_ways_s(profile, first - 1, tour->subcluster[at - 1], c) - both_ways_s(profile, first - 1, c, c)
+        at > 0 ? both_ways_s(profile, first - 1, order->subcluster[at - 1], c) - both_ways_s(profile, first - 1, c, c)
                : 0;
-    const double out_s = at < tour->count - 1 ? both_ways_s(profile, end - 1, c, tour->subcluster[at + 1]) -
-                                                    both_ways_s(profile, end - 1, c, c)
-                                              : 0;
+    const double out_s = at < order->count - 1 ? both_ways_s(profile, end - 1, c, order->subcluster[at + 1]) -
+                                                     both_ways_s(profile, end - 1, c, c)
+                                               : 0;
     const struct hapt_profile_cluster *from = &hexi->folded->cluster[c];
     struct hapt_profile_cluster *to = &hexi->work->cluster[c];
     for (int s = 0; s < from->submesh_count; s++) {
@@ -84,55 +83,55 @@ static void fence(struct hexi *hexi, const struct tour *tour, int at)
     }
 }
 
-/* The best plan of a tour by HexiScale's cost, and its simulated step; infinite when there is none. */
-static enum hapt_status try_tour(struct hexi *hexi, const struct tour *tour, double *step_s)
+/* The best plan of an order by HexiScale's cost, and its simulated step; infinite if there is none. */
+static enum hapt_status try_order(struct hexi *hexi, const struct subcluster_order *order, double *step_s)
 {
     struct hapt_plan *plan;
     bool fits;
     *step_s = INFINITY;
     hapt_profile_keep_subclusters(hexi->work, 0);
     free_links(hexi->work);
-    for (int k = 0; k < tour->count; k++) fence(hexi, tour, k);
+    for (int k = 0; k < order->count; k++) restrict_layers(hexi, order, k);
     const enum hapt_status status =
-        hapt_plan_search(hexi->comm, hexi->work, &hexi->options, hexi->contest.result, &plan);
-    if (status != HAPT_OK) return contest_miss(&hexi->contest, status);
+        hapt_plan_search(hexi->comm, hexi->work, &hexi->options, hexi->selection.result, &plan);
+    if (status != HAPT_OK) return selection_miss(&hexi->selection, status);
     plan->blocking = true;
-    coarse_restore(&hexi->truth, hexi->contest.profile, plan);
-    HAPT_TRY(hapt_env_agree(hexi->comm, contest_enter(&hexi->contest, plan, &fits)));
+    coarse_restore(&hexi->truth, hexi->selection.profile, plan);
+    HAPT_TRY(hapt_env_agree(hexi->comm, selection_enter(&hexi->selection, plan, &fits)));
     if (fits) *step_s = plan->simulated_s;
     return HAPT_OK;
 }
 
-/* Moves meeting point k over all the places that its neighbours leave. */
-static enum hapt_status move_end(struct hexi *hexi, struct tour *tour, int k, double *best_s, bool *moved)
+/* Tries every layer between its neighbours as end k. */
+static enum hapt_status move_end(struct hexi *hexi, struct subcluster_order *order, int k, double *best_s, bool *moved)
 {
-    struct tour next = *tour;
-    const int before = tour->end[k], low = k > 0 ? tour->end[k - 1] : 0;
-    for (int end = low + 1; end < tour->end[k + 1]; end++) {
+    struct subcluster_order next = *order;
+    const int before = order->end[k], low = k > 0 ? order->end[k - 1] : 0;
+    for (int end = low + 1; end < order->end[k + 1]; end++) {
         double step_s;
         if (end == before) continue;
         next.end[k] = end;
-        HAPT_TRY(try_tour(hexi, &next, &step_s));
+        HAPT_TRY(try_order(hexi, &next, &step_s));
         if (step_s >= *best_s) continue;
         *best_s = step_s;
-        tour->end[k] = end;
+        order->end[k] = end;
         *moved = true;
     }
     return HAPT_OK;
 }
 
-static struct tour tour_of(const struct hapt_plan *plan)
+static struct subcluster_order order_of(const struct hapt_plan *plan)
 {
-    struct tour tour = {0};
+    struct subcluster_order order = {0};
     for (int i = 0; i < plan->stage_count; i++) {
         if (i == 0 || plan->stage[i].subcluster != plan->stage[i - 1].subcluster)
-            tour.subcluster[tour.count++] = plan->stage[i].subcluster;
-        tour.end[tour.count - 1] = plan->stage[i].end_layer;
+            order.subcluster[order.count++] = plan->stage[i].subcluster;
+        order.end[order.count - 1] = plan->stage[i].end_layer;
     }
-    return tour;
+    return order;
 }
 
-/* From the plan that overlap would suggest for this order of subclusters (NULL: any). */
+/* Starts from the plan that overlap would give for this order of subclusters (NULL: any). */
 static enum hapt_status descend(struct hexi *hexi, const int *order)
 {
     const struct hapt_profile *profile = hexi->truth.profile;
@@ -147,14 +146,14 @@ static enum hapt_status descend(struct hexi *hexi, const int *order)
     memcpy(hexi->work->link_latency, hexi->folded->link_latency, links * sizeof(double));
     if (order) order_links(hexi->work, order);
     const enum hapt_status status =
-        hapt_plan_search(hexi->comm, hexi->work, &hexi->options, hexi->contest.result, &start);
-    if (status != HAPT_OK) return contest_miss(&hexi->contest, status);
-    struct tour tour = tour_of(start);
-    HAPT_TRY(try_tour(hexi, &tour, &best_s));
+        hapt_plan_search(hexi->comm, hexi->work, &hexi->options, hexi->selection.result, &start);
+    if (status != HAPT_OK) return selection_miss(&hexi->selection, status);
+    struct subcluster_order current = order_of(start);
+    HAPT_TRY(try_order(hexi, &current, &best_s));
     for (int round = 0; moved && round < MOST_ROUNDS; round++) {
         moved = false;
-        for (int k = 0; k < tour.count - 1; k++) HAPT_TRY(move_end(hexi, &tour, k, &best_s, &moved));
-        if (tour.count == 2) break;
+        for (int k = 0; k < current.count - 1; k++) HAPT_TRY(move_end(hexi, &current, k, &best_s, &moved));
+        if (current.count == 2) break;
     }
     return HAPT_OK;
 }
@@ -162,13 +161,14 @@ static enum hapt_status descend(struct hexi *hexi, const int *order)
 static enum hapt_status enter_all(struct hexi *hexi, const struct hapt_strategy_options *options,
                                   struct hapt_arena *scratch)
 {
-    const int C = hexi->contest.profile->cluster_count;
+    const int C = hexi->selection.profile->cluster_count;
     int order[HAPT_MAX_SUBCLUSTERS];
     double step_s;
     HAPT_TRY(hapt_env_agree(hexi->comm, make_coarse(hexi, options, scratch)));
     for (int c = 0; c < C && !options->search.use_all_devices; c++) {
-        const struct tour alone = {.count = 1, .subcluster = {c}, .end = {hexi->truth.profile->layer_count}};
-        HAPT_TRY(try_tour(hexi, &alone, &step_s));
+        const struct subcluster_order alone = {
+            .count = 1, .subcluster = {c}, .end = {hexi->truth.profile->layer_count}};
+        HAPT_TRY(try_order(hexi, &alone, &step_s));
     }
     if (C == 1 && !options->search.use_all_devices) return HAPT_OK;
     if (C > MOST_ORDERED) return descend(hexi, NULL);
@@ -182,12 +182,12 @@ enum hapt_status plan_hexiscale(MPI_Comm comm, const struct hapt_profile *profil
                                 const struct hapt_strategy_options *options, struct hapt_arena *result,
                                 struct hapt_plan **plan)
 {
-    struct hexi hexi = {.comm = comm, .contest = contest_open(profile, result), .options = options->search};
+    struct hexi hexi = {.comm = comm, .selection = selection_open(profile, result), .options = options->search};
     struct hapt_arena scratch;
     hexi.options.may_fail = true;
     hapt_arena_init(&scratch);
     const enum hapt_status status = enter_all(&hexi, options, &scratch);
     hapt_arena_release(&scratch);
     HAPT_TRY(status);
-    return search_agree(comm, &options->search, contest_close(&hexi.contest, HAPT_STRATEGY_HEXISCALE, plan));
+    return search_agree(comm, &options->search, selection_close(&hexi.selection, HAPT_STRATEGY_HEXISCALE, plan));
 }

@@ -1,4 +1,4 @@
-/* Stages on several subclusters: what they run on, and where they may stand. */
+/* Mixed stages: their devices, and their allowed positions in the pipeline. */
 #include "search.h"
 
 #include <stdio.h>
@@ -120,7 +120,7 @@ enum hapt_status plan_stage_mix(const struct hapt_profile *profile, int group, s
     return HAPT_OK;
 }
 
-int plan_stage_group(const struct hapt_profile *profile, const struct hapt_plan_stage *stage)
+int plan_stage_mixed_group(const struct hapt_profile *profile, const struct hapt_plan_stage *stage)
 {
     const struct hapt_plan_mixed *mixed = stage->mixed;
     for (int k = 0; k < profile->mixed_count; k++) {
@@ -137,11 +137,10 @@ int plan_stage_group(const struct hapt_profile *profile, const struct hapt_plan_
     hapt_fail(HAPT_ERR_INPUT, "a mixed stage stands between the stages of two of its subclusters, or at an end", \
               __VA_ARGS__)
 
-/* One of the subclusters of the mixed stage at `index`: whether stages in front and behind use it, and stand next to
- * each other. */
+/* For one subcluster of the mixed stage at `index`: do stages in front and behind use it, and are they neighbours? */
 static enum hapt_status check_use(const struct hapt_plan *plan, int index, int c, bool used[2])
 {
-    int nearest[2] = {index, index}; /* the last stage of an unbroken row that uses it, on either side */
+    int nearest[2] = {index, index}; /* first and last stage of the unbroken run that uses it */
     while (nearest[0] > 0 && hapt_plan_stage_devices(&plan->stage[nearest[0] - 1], c) > 0) nearest[0]--;
     while (nearest[1] < plan->stage_count - 1 && hapt_plan_stage_devices(&plan->stage[nearest[1] + 1], c) > 0)
         nearest[1]++;
@@ -149,10 +148,10 @@ static enum hapt_status check_use(const struct hapt_plan *plan, int index, int c
     used[1] = nearest[1] > index;
     for (int i = 0; i < plan->stage_count; i++)
         if (hapt_plan_stage_devices(&plan->stage[i], c) > 0 && (i < nearest[0] || i > nearest[1]))
-            return MISPLACED("stage %d uses a subcluster of the mixed stage %d (%s), and stages between them do not", i,
+            return MISPLACED("stage %d uses a subcluster of the mixed stage %d (%s), but stages between them do not", i,
                              index, plan->stage[index].subcluster_name);
     if (used[0] && used[1])
-        return MISPLACED("the mixed stage %d (%s) has stages of one of its subclusters in front and behind", index,
+        return MISPLACED("the mixed stage %d (%s) has stages of one of its subclusters both in front and behind", index,
                          plan->stage[index].subcluster_name);
     return HAPT_OK;
 }

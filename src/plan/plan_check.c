@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#define BAD(...) hapt_fail(HAPT_ERR_INPUT, "make the plan again with `hapt plan`", "plan: " __VA_ARGS__)
+#define BAD(...) hapt_fail(HAPT_ERR_INPUT, "create the plan again with `hapt plan`", "plan: " __VA_ARGS__)
 
 static bool is_amount(double value)
 {
@@ -21,7 +21,7 @@ static enum hapt_status check_mixed(const struct hapt_plan *plan, int i)
         const double need = mixed->parameter_bytes[k] + stage->warmup * mixed->activation_bytes[k];
         if (mixed->cluster[k] < 0 || mixed->cluster[k] >= HAPT_MAX_SUBCLUSTERS ||
             (k > 0 && mixed->cluster[k] <= mixed->cluster[k - 1]))
-            return BAD("stage %d mixes subcluster %d", i, mixed->cluster[k]);
+            return BAD("stage %d mixes subcluster %d, out of range or order", i, mixed->cluster[k]);
         if (mixed->devices[k] < 1 || mixed->devices[k] > 65536)
             return BAD("stage %d takes %d devices of subcluster %s", i, mixed->devices[k], mixed->name[k]);
         if (!is_amount(mixed->parameter_bytes[k]) || !is_amount(mixed->activation_bytes[k]) ||
@@ -32,7 +32,7 @@ static enum hapt_status check_mixed(const struct hapt_plan *plan, int i)
     }
     if (stage->nodes != 1 || stage->devices_per_node != devices || stage->tensor_parallel != 1 ||
         stage->subcluster != mixed->cluster[0])
-        return BAD("stage %d runs on %d x %d devices of subcluster %d, and mixes %d", i, stage->nodes,
+        return BAD("stage %d runs on %d x %d devices of subcluster %d, but mixes %d devices", i, stage->nodes,
                    stage->devices_per_node, stage->subcluster, devices);
     for (int d = 0; mixed->ratio && d < devices; d++) {
         if (!(mixed->ratio[d] > 0)) return BAD("stage %d has a ratio of %g", i, mixed->ratio[d]);
@@ -50,40 +50,41 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
     const int before = i == 0 ? 0 : plan->stage[i - 1].end_layer;
     const bool last = i == plan->stage_count - 1;
     if (stage->first_layer != before || stage->end_layer <= before || stage->end_layer > plan->layer_count)
-        return BAD("stage %d holds layers %d-%d where layer %d of %d comes next", i, stage->first_layer,
-                   stage->end_layer, before, plan->layer_count);
+        return BAD("stage %d has layers %d-%d, but layer %d of %d comes next", i, stage->first_layer, stage->end_layer,
+                   before, plan->layer_count);
     const bool bound = stage->first_op >= 0 && stage->end_op > stage->first_op;
     if (!bound && (stage->first_op != -1 || stage->end_op != -1))
-        return BAD("stage %d holds operators %d-%d", i, stage->first_op, stage->end_op);
+        return BAD("stage %d has invalid operators %d-%d", i, stage->first_op, stage->end_op);
     if (bound && stage->first_op != (i == 0 ? 0 : stage[-1].end_op))
-        return BAD("stage %d starts at operator %d, not where the stage before it ends", i, stage->first_op);
+        return BAD("stage %d starts at operator %d, not at the end of the stage before it", i, stage->first_op);
     if (stage->subcluster < 0 || stage->subcluster >= HAPT_MAX_SUBCLUSTERS)
-        return BAD("stage %d lies in subcluster %d", i, stage->subcluster);
+        return BAD("stage %d has invalid subcluster %d", i, stage->subcluster);
     if (stage->nodes < 1 || stage->devices_per_node < 1 || stage->nodes > 65536 / stage->devices_per_node)
-        return BAD("stage %d runs on %d x %d devices", i, stage->nodes, stage->devices_per_node);
+        return BAD("stage %d has an invalid submesh of %d x %d devices", i, stage->nodes, stage->devices_per_node);
     if (stage->tensor_parallel < 1 || stage->devices_per_node % stage->tensor_parallel != 0)
-        return BAD("stage %d is tensor-parallel over %d of %d devices a node", i, stage->tensor_parallel,
+        return BAD("stage %d is tensor-parallel over %d of %d devices per node", i, stage->tensor_parallel,
                    stage->devices_per_node);
     if (stage->program < 0 || !stage->layout != (stage->program == 0))
-        return BAD("stage %d runs program %d, which is not there", i, stage->program);
-    /* A mixed stage's program has all its devices along one axis. */
+        return BAD("stage %d runs program %d, which is missing", i, stage->program);
+    /* The program of a mixed stage has all devices along axis 0. */
     const int outer = stage->mixed ? stage->devices_per_node : stage->nodes,
               inner = stage->mixed ? 1 : stage->devices_per_node;
     if (stage->layout &&
         (stage->layout->axis[0].size != outer || stage->layout->axis[1].size != inner || stage->tensor_parallel != 1))
-        return BAD("stage %d runs program %d of %d x %d devices on %d x %d", i, stage->program,
+        return BAD("stage %d runs program %d for %d x %d devices on %d x %d", i, stage->program,
                    stage->layout->axis[0].size, stage->layout->axis[1].size, stage->nodes, stage->devices_per_node);
     if (stage->warmup < 1 || stage->warmup > plan->microbatches || (!last && stage->warmup < stage[1].warmup))
-        return BAD("stage %d launches %d of %d microbatches", i, stage->warmup, plan->microbatches);
+        return BAD("stage %d launches %d of %d microbatches, which no schedule does", i, stage->warmup,
+                   plan->microbatches);
     for (int k = 0; k < (int)(sizeof amounts / sizeof amounts[0]); k++)
-        if (!is_amount(amounts[k])) return BAD("stage %d has a time or size of %g", i, amounts[k]);
+        if (!is_amount(amounts[k])) return BAD("stage %d has an invalid time or size of %g", i, amounts[k]);
     if (stage->tied_s > stage->step_s)
-        return BAD("stage %d exchanges tied parameters for longer than it works at a step's end", i);
+        return BAD("stage %d: the exchange of tied parameters is longer than the work at the end of its step", i);
     if (stage->mixed) HAPT_TRY(check_mixed(plan, i));
     if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes))
         return BAD("stage %d needs %g of %g bytes", i, stage->memory_bytes, stage->device_memory_bytes);
     if (!hapt_at_most(stage->compute_s, plan->t_max_s) || !hapt_at_most(stage->comm_s, plan->t_max_s))
-        return BAD("stage %d is slower than the pace of %g s", i, plan->t_max_s);
+        return BAD("stage %d is slower than t_max, %g s", i, plan->t_max_s);
     return HAPT_OK;
 }
 
@@ -91,11 +92,11 @@ enum hapt_status hapt_plan_check(const struct hapt_plan *plan)
 {
     if (plan->microbatches < 1) return BAD("%d microbatches", plan->microbatches);
     if (plan->stage_count < 1 || plan->layer_count < plan->stage_count)
-        return BAD("%d stages of %d layers", plan->stage_count, plan->layer_count);
+        return BAD("%d stages for %d layers", plan->stage_count, plan->layer_count);
     if (!is_amount(plan->latency_s) || !is_amount(plan->simulated_s) || !is_amount(plan->t_max_s) ||
         !is_amount(plan->hide_threshold) || !is_amount(plan->balance_eta) || !is_amount(plan->flops) ||
         !is_amount(plan->peak_flops) || !is_amount(plan->exchange_s) || !is_amount(plan->search.gap))
-        return BAD("it predicts %g s a step, simulated %g s, at a pace of %g s", plan->latency_s, plan->simulated_s,
+        return BAD("invalid times: predicted step %g s, simulated %g s, t_max %g s", plan->latency_s, plan->simulated_s,
                    plan->t_max_s);
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(check_stage(plan, i));
     if (plan->stage[plan->stage_count - 1].end_layer != plan->layer_count)

@@ -1,13 +1,12 @@
 /*
- * Plan files (format hapt-plan): scalars are attributes of the group, one row a stage in each table.
- *   stage_layers [S][2] half-open, stage_ops [S][2] (-1: planned from a profile), stage_submesh [S][2] (n, m),
- *   stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S], stage_tensor_parallel [S] (absent: 1), and
- * seconds and bytes per stage; stage_program [S] where some stage has a layout, and the layouts that are used
- * (layout.h). Mixed stages, where there are any, have a row for each of their subclusters, in the order of stages, in
- * mixed_stage [R], mixed_subcluster [R], mixed_subcluster_name [R], mixed_devices [R] and mixed_*_bytes [R] (of a
- * device there), and in mixed_ratio a number for each of their devices, row by row (NaN: not told). Optional
- * attributes: precision (fp32, tf32, bf16, fp16) of the model it was made for, boundary_dtype (of what crosses between
- * stages; follows from it, for readers), profile (measured, predicted).
+ * Plan files (format hapt-plan). Scalars are attributes of the group; each table has one row per stage:
+ * stage_layers [S][2] half-open, stage_ops [S][2] (-1: planned from a profile), stage_submesh [S][2] (n, m),
+ * stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S], stage_tensor_parallel [S] (absent: 1), seconds and
+ * bytes per stage. stage_program [S] and the layouts used (layout.h) exist if a stage has a layout. Mixed stages have
+ * one row per subcluster, in the order of stages: mixed_stage [R], mixed_subcluster [R], mixed_subcluster_name [R],
+ * mixed_devices [R] and mixed_*_bytes [R] (per device). mixed_ratio has one number per device, row by row (NaN:
+ * unknown). Optional attributes: precision (fp32, tf32, bf16, fp16) of the model, boundary_dtype (of tensors between
+ * stages; follows from precision, for readers), profile (measured, predicted).
  */
 #include <math.h>
 #include <stddef.h>
@@ -33,7 +32,7 @@ static const struct {
     {"stage_activation_bytes", "byte", offsetof(struct hapt_plan_stage, activation_bytes)},
     {"stage_memory_bytes", "byte", offsetof(struct hapt_plan_stage, memory_bytes)},
     {"stage_device_memory_bytes", "byte", offsetof(struct hapt_plan_stage, device_memory_bytes)},
-    {"stage_tied", "s", offsetof(struct hapt_plan_stage, tied_s)}, /* only where parameters are exchanged */
+    {"stage_tied", "s", offsetof(struct hapt_plan_stage, tied_s)}, /* present only if tied parameters are exchanged */
 };
 #define COLUMNS ((int)(sizeof columns / sizeof columns[0]))
 
@@ -129,7 +128,7 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
     return HAPT_OK;
 }
 
-/* Each layout that is used, once. */
+/* Writes each used layout once. */
 static enum hapt_status write_layouts(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan)
 {
     for (int i = 0; i < plan->stage_count; i++) {
@@ -163,7 +162,7 @@ enum hapt_status hapt_plan_save(const char *path, const struct hapt_plan *plan)
 
 static enum hapt_status damaged(struct hapt_h5 *file, const char *what)
 {
-    return hapt_fail(HAPT_ERR_INPUT, "write the plan again with `hapt plan --output`", "%s: %s", hapt_h5_path(file),
+    return hapt_fail(HAPT_ERR_INPUT, "create the plan again with `hapt plan --output`", "%s: %s", hapt_h5_path(file),
                      what);
 }
 
@@ -172,7 +171,7 @@ static enum hapt_status read_int(struct hapt_h5 *file, const char *at, const cha
 {
     HAPT_TRY(hapt_h5_read_attribute_int(file, at, name, value));
     if (*value < low || *value > high)
-        return hapt_fail(HAPT_ERR_INPUT, "write the plan again with `hapt plan --output`", "%s: %s is %lld",
+        return hapt_fail(HAPT_ERR_INPUT, "create the plan again with `hapt plan --output`", "%s: %s is %lld",
                          hapt_h5_path(file), name, (long long)*value);
     return HAPT_OK;
 }
@@ -184,7 +183,7 @@ static enum hapt_status read_making(struct hapt_h5 *file, const char *at, struct
     if (hapt_h5_has_attribute(file, at, "precision")) {
         HAPT_TRY(hapt_h5_read_attribute_text(file, at, "precision", arena, &text));
         plan->precision = hapt_precision_find(text);
-        if (plan->precision == HAPT_PRECISION_UNKNOWN) return damaged(file, "an unknown precision");
+        if (plan->precision == HAPT_PRECISION_UNKNOWN) return damaged(file, "unknown precision");
     }
     if (hapt_h5_has_attribute(file, at, "profile")) {
         HAPT_TRY(hapt_h5_read_attribute_text(file, at, "profile", arena, &text));
@@ -193,7 +192,7 @@ static enum hapt_status read_making(struct hapt_h5 *file, const char *at, struct
     return HAPT_OK;
 }
 
-/* What files of the first release lack. */
+/* Reads attributes that files of the first release do not have. */
 static enum hapt_status read_newer_attributes(struct hapt_h5 *file, const char *at, struct hapt_plan *plan)
 {
     const struct {
@@ -229,11 +228,11 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
     plan->layer_count = (int)layers;
     plan->threads = (int)threads;
     HAPT_TRY(hapt_h5_read_attribute_text(file, at, "schedule", arena, &schedule));
-    if (!hapt_schedule_kind_parse(schedule, &plan->schedule)) return damaged(file, "an unknown schedule");
+    if (!hapt_schedule_kind_parse(schedule, &plan->schedule)) return damaged(file, "unknown schedule");
     HAPT_TRY(hapt_h5_read_attribute_text(file, at, "limit", arena, &limit));
     for (int k = 0; k < 3; k++)
         if (strcmp(limit, limits[k]) == 0) plan->limit = limits[k];
-    if (!plan->limit) return damaged(file, "an unknown limit");
+    if (!plan->limit) return damaged(file, "unknown limit");
     const struct {
         const char *name;
         double *value;
@@ -257,7 +256,7 @@ static enum hapt_status read_ints(struct hapt_h5 *file, const char *group, const
     return HAPT_OK;
 }
 
-/* The layouts that stages name; equal numbers are one. */
+/* Reads the layouts of the stages; stages with the same number share one. */
 static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                      struct hapt_plan *plan)
 {
@@ -270,7 +269,8 @@ static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, st
         struct hapt_plan_stage *stage = &plan->stage[i];
         struct hapt_stage_layout *read = NULL;
         if (program[i] == 0) continue;
-        if (program[i] < 0 || program[i] > HAPT_MAX_LAYOUTS) return damaged(file, "stage_program names no program");
+        if (program[i] < 0 || program[i] > HAPT_MAX_LAYOUTS)
+            return damaged(file, "stage_program has an invalid program number");
         stage->program = program[i];
         for (int before = 0; before < i && !stage->layout; before++)
             if (program[before] == program[i]) stage->layout = plan->stage[before].layout;
@@ -297,7 +297,7 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, str
     if (hapt_h5_exists(file, join(path, group, "stage_tensor_parallel")))
         HAPT_TRY(read_ints(file, group, "stage_tensor_parallel", 1, &S, arena, &tp));
     HAPT_TRY(hapt_h5_read_strings(file, join(path, group, "stage_subcluster_name"), MAX_STAGES, arena, &names, &name));
-    if (names != S) return damaged(file, "stage_subcluster_name has another length than stage_layers");
+    if (names != S) return damaged(file, "stage_subcluster_name and stage_layers differ in length");
     plan->stage_count = (int)S;
     HAPT_NEW(plan->stage, arena, S);
     for (int i = 0; i < S; i++) {
@@ -349,6 +349,6 @@ enum hapt_status hapt_plan_precision(const char *path, enum hapt_precision *prec
 {
     char name[16];
     HAPT_TRY(hapt_h5_peek_text(path, FORMAT, VERSION, false, "precision", name, sizeof name));
-    *precision = hapt_precision_find(name); /* another name: told when the file is read */
+    *precision = hapt_precision_find(name); /* an unknown name is reported when the whole file is read */
     return HAPT_OK;
 }

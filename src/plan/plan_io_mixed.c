@@ -1,4 +1,4 @@
-/* Mixed stages in plan files: a row for each subcluster of each (plan_io.c). */
+/* Mixed stages in plan files: one row per subcluster of each stage (plan_io.c). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -72,7 +72,7 @@ enum hapt_status plan_write_mixed(struct hapt_h5 *file, const char *group, const
 
 static enum hapt_status damaged(struct hapt_h5 *file, const char *what)
 {
-    return hapt_fail(HAPT_ERR_INPUT, "write the plan again with `hapt plan --output`", "%s: %s", hapt_h5_path(file),
+    return hapt_fail(HAPT_ERR_INPUT, "create the plan again with `hapt plan --output`", "%s: %s", hapt_h5_path(file),
                      what);
 }
 
@@ -95,7 +95,7 @@ static enum hapt_status read_rows(struct hapt_h5 *file, const char *group, struc
     HAPT_TRY(read_ints(file, group, "subcluster", &R, arena, &rows->subcluster));
     HAPT_TRY(read_ints(file, group, "devices", &R, arena, &rows->devices));
     HAPT_TRY(hapt_h5_read_strings(file, join(path, group, "subcluster_name"), MAX_ROWS, arena, &names, &rows->name));
-    if (names != R) return damaged(file, "mixed_subcluster_name has another length than mixed_stage");
+    if (names != R) return damaged(file, "mixed_subcluster_name and mixed_stage differ in length");
     for (int b = 0; b < 3; b++) {
         HAPT_TRY(hapt_h5_read(file, join(path, group, bytes_name[b]), HAPT_H5_F64, 1, &R, MAX_ROWS, arena, &data));
         rows->bytes[b] = data;
@@ -109,10 +109,10 @@ static enum hapt_status read_rows(struct hapt_h5 *file, const char *group, struc
             return damaged(file, "a mixed stage without devices");
         devices += rows->devices[r];
     }
-    return devices == D ? HAPT_OK : damaged(file, "mixed_ratio has another length than there are devices");
+    return devices == D ? HAPT_OK : damaged(file, "mixed_ratio does not have one value per device");
 }
 
-/* Rows [first, end) and the ratios from `device` on are those of one stage. */
+/* Rows [first, end), and the ratios from `device` on, form one stage. */
 static enum hapt_status take_rows(const struct rows *rows, int first, int end, int device, struct hapt_arena *arena,
                                   struct hapt_plan_stage *stage)
 {
@@ -140,10 +140,10 @@ enum hapt_status plan_read_mixed(struct hapt_h5 *file, const char *group, struct
     for (int first = 0, end, device = 0, last = -1; first < rows.count; first = end) {
         const int i = rows.stage[first];
         int devices = 0;
-        if (i <= last || i >= plan->stage_count) return damaged(file, "mixed_stage names no stage, or one twice");
+        if (i <= last || i >= plan->stage_count) return damaged(file, "mixed_stage has an invalid or repeated stage");
         for (end = first; end < rows.count && rows.stage[end] == i; end++) devices += rows.devices[end];
         if (devices != plan->stage[i].devices_per_node)
-            return damaged(file, "a mixed stage has other devices in stage_submesh than in mixed_devices");
+            return damaged(file, "stage_submesh and mixed_devices of a mixed stage differ");
         HAPT_TRY(take_rows(&rows, first, end, device, arena, &plan->stage[i]));
         device += devices;
         last = i;

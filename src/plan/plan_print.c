@@ -1,4 +1,4 @@
-/* The plan for people, and for programs (DESIGN "Plan JSON"). */
+/* Prints a plan as text and as JSON. */
 #include <jansson.h>
 #include <stdio.h>
 
@@ -12,8 +12,7 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
                hapt_schedule_kind_name(plan->schedule), plan->blocking ? " without overlap" : "",
                plan->precision != HAPT_PRECISION_UNKNOWN ? ", " : "",
                plan->precision != HAPT_PRECISION_UNKNOWN ? hapt_precision_name(plan->precision) : "",
-               plan->profile == HAPT_PROFILE_PREDICTED ? "; times are predicted from what devices are, not measured"
-                                                       : "");
+               plan->profile == HAPT_PROFILE_PREDICTED ? "; times are predicted, not measured" : "");
     hapt_print(env, "  %5s  %-9s  %-12s  %9s  %10s  %10s  %8s  %-21s\n", "stage", "layers", "subcluster", "submesh",
                "compute", "transfer", "launches", "memory of device");
     for (int i = 0; i < plan->stage_count; i++) {
@@ -26,20 +25,21 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
                    hapt_plan_stage_submesh(stage, submesh), hapt_units_time(stage->compute_s, time[0]),
                    i == plan->stage_count - 1 ? "-" : hapt_units_time(stage->comm_s, time[1]), stage->warmup, memory);
     }
-    hapt_print(env, "  predicted step %s (simulated %s), pace %s a microbatch set by %s, balance %.1f %%\n",
+    hapt_print(env, "  predicted step %s (simulated %s), t_max %s per microbatch set by %s, balance %.1f %%\n",
                hapt_units_time(plan->latency_s, time[2]), hapt_units_time(plan->simulated_s, time[3]),
                hapt_units_time(plan->t_max_s, time[4]), plan->limit, 100 * plan->balance_eta);
     if (mfu > 0) hapt_print(env, "  model FLOPs utilisation %.1f %%\n", 100 * mfu);
     if (plan->search.candidates > 0)
-        hapt_print(env, "  searched in %s: %lld of %lld paces priced", hapt_units_time(plan->search.seconds, time[5]),
-                   (long long)plan->search.evaluated, (long long)plan->search.candidates);
+        hapt_print(env, "  searched in %s: %lld of %lld t_max values priced",
+                   hapt_units_time(plan->search.seconds, time[5]), (long long)plan->search.evaluated,
+                   (long long)plan->search.candidates);
     if (plan->search.candidates > 0 && plan->search.gap > 0)
         hapt_print(env, "; no plan takes less than %s: proven within %.3g %% of the optimum",
                    hapt_units_time(plan->latency_s / (1 + plan->search.gap), time[0]), 100 * plan->search.gap);
     if (plan->search.candidates > 0) hapt_print(env, "\n");
 }
 
-/* Instead of a subcluster: how many devices of which, and the share of the work of each device (null: not told). */
+/* Replaces the subcluster: device counts per subcluster, and each device's share of the work (null: unknown). */
 static json_t *mixed_object(const struct hapt_plan_mixed *mixed)
 {
     json_t *devices = json_array(), *ratios = mixed->ratio ? json_array() : json_null();

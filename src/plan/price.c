@@ -1,4 +1,4 @@
-/* What given stages cost: DESIGN "Objective" read forwards, without any search. */
+/* Prices given stages with the objective, HAPT (13), without a search. */
 #include "search.h"
 
 #include "hapt/memory.h"
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The submesh of a stage in the profile's list; among several programs the fastest that holds a microbatch, else the
- * fastest. -1: there is no such submesh. */
+/* Index of a stage's submesh in the profile. Among several programs: the fastest that holds one microbatch, else the
+ * fastest. -1: no such submesh. */
 static int find_submesh(const struct hapt_profile *profile, const struct hapt_plan_stage *stage)
 {
     const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
@@ -37,15 +37,15 @@ static enum hapt_status no_candidate(const struct hapt_plan_stage *stage, const 
 {
     char submesh[64];
     return hapt_fail(HAPT_ERR_INPUT, "stages must be candidates of the profile: `h5dump -d /cluster_0/stage_time P.h5`",
-                     "no stage of layers %d-%d runs on %s:%s: %s", stage->first_layer, stage->end_layer,
+                     "layers %d-%d cannot be a stage on %s:%s: %s", stage->first_layer, stage->end_layer,
                      stage->subcluster_name, plan_stage_short(stage, submesh), why);
 }
 
-/* Fills what does not depend on t_max. */
+/* Fills all values that do not depend on t_max. */
 static enum hapt_status price_mixed(const struct hapt_profile *profile, const struct hapt_plan *plan,
                                     struct hapt_plan_stage *stage)
 {
-    const int group = plan_stage_group(profile, stage);
+    const int group = plan_stage_mixed_group(profile, stage);
     if (group < 0) return no_candidate(stage, "the profile has no mixed stages on these devices");
     const struct hapt_profile_mixed *mixed = &profile->mixed[group];
     const size_t cell = hapt_profile_index(profile, 0, stage->first_layer, stage->end_layer - 1);
@@ -69,7 +69,7 @@ static enum hapt_status price_alone(const struct hapt_profile *profile, const st
     const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
     memcpy(stage->subcluster_name, cluster->name, sizeof stage->subcluster_name);
     const int s = find_submesh(profile, stage);
-    if (s < 0) return no_candidate(stage, "there is no such submesh");
+    if (s < 0) return no_candidate(stage, "the profile has no such submesh");
     plan_stage_run(profile, &cluster->submesh[s], stage);
     const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
     if (!isfinite(cluster->stage_time[cell])) return no_candidate(stage, "the profile has no time for it");
@@ -104,14 +104,14 @@ static enum hapt_status check_devices(const struct hapt_profile *profile, const 
             used[c] += hapt_plan_stage_devices(&plan->stage[i], c);
             if (used[c] > cluster->nodes * cluster->devices_per_node)
                 return hapt_fail(HAPT_ERR_INPUT, "use smaller submeshes or fewer stages",
-                                 "the stages take more than the %d x %d devices of subcluster %s", cluster->nodes,
+                                 "the stages need more than the %d x %d devices of subcluster %s", cluster->nodes,
                                  cluster->devices_per_node, cluster->name);
         }
     }
     return plan_check_mixed_order(plan);
 }
 
-/* Tied parameters: their exchange, and the shares of it in what a step costs the two stages. */
+/* The exchange of tied parameters, and its part in the step-end time of the two stages. */
 static void price_exchange(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
     const int S = plan->stage_count;
@@ -137,16 +137,16 @@ static enum hapt_status price_stages(const struct hapt_profile *profile, struct 
     for (int i = 0; i < plan->stage_count; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         if (stage->first_layer != layer || stage->end_layer <= layer || stage->end_layer > profile->layer_count)
-            return hapt_fail(HAPT_ERR_INPUT, "stages are half-open layer ranges, one behind the other",
-                             "stage %d holds layers %d-%d where layer %d of %d comes next", i, stage->first_layer,
+            return hapt_fail(HAPT_ERR_INPUT, "stages are half-open layer ranges that follow each other without gaps",
+                             "stage %d has layers %d-%d, but layer %d of %d comes next", i, stage->first_layer,
                              stage->end_layer, layer, profile->layer_count);
         layer = stage->end_layer;
         if (stage->subcluster < 0 || stage->subcluster >= profile->cluster_count)
-            return hapt_fail(HAPT_ERR_INPUT, NULL, "stage %d lies in subcluster %d of %d", i, stage->subcluster,
+            return hapt_fail(HAPT_ERR_INPUT, NULL, "stage %d has subcluster %d of %d", i, stage->subcluster,
                              profile->cluster_count);
     }
     if (layer != profile->layer_count)
-        return hapt_fail(HAPT_ERR_INPUT, "stages are half-open layer ranges, one behind the other",
+        return hapt_fail(HAPT_ERR_INPUT, "stages are half-open layer ranges that follow each other without gaps",
                          "the stages end at layer %d of %d", layer, profile->layer_count);
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(price_stage(profile, plan, i));
     price_exchange(profile, plan);
@@ -169,7 +169,7 @@ void plan_stage_tighten(struct hapt_plan_stage *stage)
     stage->memory_bytes = stage->parameter_bytes + stage->warmup * stage->activation_bytes;
 }
 
-/* Launch counts and memory at a pace; the first stage that does not fit, or -1. */
+/* Computes launch counts and memory for t_max. Returns the first stage that does not fit, or -1. */
 static int launch(struct hapt_plan *plan, double t_max_s)
 {
     const int S = plan->stage_count;
@@ -217,7 +217,7 @@ static const char *limit_of(const struct hapt_plan *plan)
     return "memory";
 }
 
-/* The plan as the simulator takes it. */
+/* Converts the plan to the simulator's input. */
 static enum hapt_status lay_out(const struct hapt_plan *plan, enum hapt_schedule_kind kind, struct hapt_arena *arena,
                                 struct hapt_schedule **schedule, struct hapt_costs *costs)
 {
@@ -280,10 +280,11 @@ enum hapt_status hapt_plan_period(const struct hapt_plan *plan, enum hapt_schedu
     return status;
 }
 
-/* A plan's microbatches beyond which a step is not played whole. */
+/* more microbatches than this are not simulated in full */
 enum { LONG_STEP = 1 << 16 };
 
-/* The simulated step. A very long one is periodic: two shorter ones, whole rounds of launches long, give the rest. */
+/* The simulated step. A very long step is periodic, so it is extrapolated from two shorter ones. Their lengths are
+ * multiples of a launch round. */
 static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt_arena *scratch, double *total_s)
 {
     struct hapt_simulation *simulation;
@@ -312,7 +313,7 @@ static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt
     return HAPT_OK;
 }
 
-/* What follows from the stages and t_max alone. */
+/* Computes all values that follow from stages and t_max alone. */
 static enum hapt_status finish_times(struct hapt_plan *plan, struct hapt_arena *scratch)
 {
     double latency_s = 0;
@@ -329,7 +330,7 @@ double hapt_plan_mfu(const struct hapt_plan *plan)
     return plan->microbatches * plan->flops / (plan->simulated_s * plan->peak_flops);
 }
 
-/* Everything behind the choice of t_max. */
+/* Computes all values that follow from the chosen t_max. */
 static enum hapt_status finish(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)
 {
     plan->balance_eta = balance(profile, plan);
@@ -383,34 +384,34 @@ static int compare_times(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* The smallest pace at which everything fits: some t, c, 2c or c / epsilon of these stages. */
-static enum hapt_status choose_pace(struct hapt_plan *plan, struct hapt_arena *scratch)
+/* Finds the smallest t_max at which everything fits: a t, c, 2c or c / epsilon of these stages. */
+static enum hapt_status choose_t_max(struct hapt_plan *plan, struct hapt_arena *scratch)
 {
-    double *pace, least_s = 0;
+    double *t_max, least_s = 0;
     int count = 0, misfit = -1;
     char need[32], have[32], submesh[64];
-    HAPT_NEW(pace, scratch, 4 * (size_t)plan->stage_count);
+    HAPT_NEW(t_max, scratch, 4 * (size_t)plan->stage_count);
     for (int i = 0; i < plan->stage_count; i++) {
         const double comm_s = plan->stage[i].comm_s, lone_s = comm_s / plan->hide_threshold;
         least_s = fmax(least_s, fmax(plan->stage[i].compute_s, comm_s));
-        pace[count++] = plan->stage[i].compute_s;
-        pace[count++] = comm_s;
-        pace[count++] = 2 * comm_s;
-        if (isfinite(lone_s)) pace[count++] = lone_s;
+        t_max[count++] = plan->stage[i].compute_s;
+        t_max[count++] = comm_s;
+        t_max[count++] = 2 * comm_s;
+        if (isfinite(lone_s)) t_max[count++] = lone_s;
     }
-    qsort(pace, (size_t)count, sizeof *pace, compare_times);
+    qsort(t_max, (size_t)count, sizeof *t_max, compare_times);
     for (int k = 0; k < count; k++) {
-        if (!hapt_at_most(least_s, pace[k])) continue;
-        plan->t_max_s = pace[k];
-        misfit = launch(plan, pace[k]);
+        if (!hapt_at_most(least_s, t_max[k])) continue;
+        plan->t_max_s = t_max[k];
+        misfit = launch(plan, t_max[k]);
         if (misfit < 0) return HAPT_OK;
     }
     if (misfit < 0)
         return hapt_fail(HAPT_ERR_INFEASIBLE, "check link_bandwidth and boundary_bytes",
-                         "a boundary never gets across");
+                         "a boundary between stages never finishes its transfer");
     const struct hapt_plan_stage *stage = &plan->stage[misfit];
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use a larger submesh, fewer layers or fewer microbatches in flight",
-                     "stage %d (layers %d-%d on %s:%s) needs %s of %s a device for %d microbatches in flight", misfit,
+                     "stage %d (layers %d-%d on %s:%s) needs %s of %s per device for %d microbatches in flight", misfit,
                      stage->first_layer, stage->end_layer, stage->subcluster_name, plan_stage_short(stage, submesh),
                      hapt_units_bytes(stage->memory_bytes, need), hapt_units_bytes(stage->device_memory_bytes, have),
                      stage->warmup);
@@ -419,6 +420,6 @@ static enum hapt_status choose_pace(struct hapt_plan *plan, struct hapt_arena *s
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)
 {
     HAPT_TRY(price_stages(profile, plan));
-    HAPT_TRY(choose_pace(plan, scratch));
+    HAPT_TRY(choose_t_max(plan, scratch));
     return finish(profile, plan, scratch);
 }

@@ -1,6 +1,6 @@
 /*
- * The best cuts for a given row of submeshes. With the submeshes fixed a suffix of the pipeline is told by its first
- * slot and layer; of each the least latency for every launch count of its first stage is kept.
+ * The best boundaries for a given row of submeshes. With fixed submeshes, slot and first layer identify a suffix of the
+ * pipeline. For each suffix the least latency is kept, per launch count of its first stage.
  */
 #include "recut.h"
 
@@ -9,11 +9,11 @@
 
 #include "search.h"
 
-#define SLOWEST_S 1e300 /* a pace that nothing reaches; finite, since its products with epsilon 0 must be 0 */
+#define SLOWEST_S 1e300 /* a t_max that nothing reaches; finite, so that its product with epsilon 0 is 0 */
 
 struct suffix {
-    double latency_s;         /* INFINITY: there is none */
-    int end, submesh, behind; /* its first stage; the launch index of the suffix behind that */
+    double latency_s;         /* INFINITY: none */
+    int end, submesh, behind; /* its first stage; the launch index of the suffix behind it */
 };
 
 struct recut {
@@ -21,12 +21,12 @@ struct recut {
     const struct hapt_search_options *options;
     const struct recut_slot *slot;
     int count, L, B;
-    int launches;          /* launch counts are below; under GPipe there is but one, index 0 */
+    int launches;          /* number of launch counts; 1 (index 0) under GPipe */
     struct suffix *suffix; /* [slot][layer][launches] */
     int *low, *high;       /* [slot] layers at which a suffix starts; low > high: none */
-    double *pace;
-    int64_t pace_count;
-    double best_s, best_pace_s;
+    double *t_max;
+    int64_t t_max_count;
+    double best_s, best_t_max_s;
 };
 
 static struct suffix *suffix_at(const struct recut *recut, int slot, int layer)
@@ -53,21 +53,21 @@ static double comm_behind(const struct recut *recut, int slot, int end)
     return hapt_profile_comm_s(recut->profile, end - 1, recut->slot[slot].subcluster, recut->slot[slot + 1].subcluster);
 }
 
-/* A stage of slot `slot` over layers [layer, end) before every suffix that starts at `end`. */
-static void put_stage(struct recut *recut, int slot, int layer, int end, int submesh, double pace_s)
+/* Puts a stage of slot `slot` over layers [layer, end) in front of every suffix that starts at `end`. */
+static void put_stage(struct recut *recut, int slot, int layer, int end, int submesh, double t_max_s)
 {
     const struct hapt_profile_cluster *cluster = &recut->profile->cluster[recut->slot[slot].subcluster];
     const size_t cell = hapt_profile_index(recut->profile, submesh, layer, end - 1);
     const double time_s = time_of(recut, slot, cell), comm_s = comm_behind(recut, slot, end);
     const bool last = slot == recut->count - 1, all = recut->options->schedule == HAPT_SCHEDULE_GPIPE;
-    if (!isfinite(time_s) || !hapt_at_most(time_s, pace_s) || !hapt_at_most(comm_s, pace_s) || !isfinite(comm_s))
+    if (!isfinite(time_s) || !hapt_at_most(time_s, t_max_s) || !hapt_at_most(comm_s, t_max_s) || !isfinite(comm_s))
         return;
-    const int delta = hapt_schedule_delta(recut->options->schedule, comm_s, pace_s, recut->options->hide_threshold);
+    const int delta = hapt_schedule_delta(recut->options->schedule, comm_s, t_max_s, recut->options->hide_threshold);
     const struct suffix *behind = last ? NULL : suffix_at(recut, slot + 1, end);
     struct suffix *here = suffix_at(recut, slot, layer);
     for (int k = 0; k < (last ? 1 : recut->launches); k++) {
         const double rest_s = last ? 0 : behind[k].latency_s;
-        const int more = last ? 1 : k + 1 + delta; /* index k stands for k + 1 launches */
+        const int more = last ? 1 : k + 1 + delta; /* index k means k + 1 launches */
         const int launches = all || more > recut->B ? recut->B : more;
         if (!isfinite(rest_s)) continue;
         if (!hapt_at_most(cluster->parameter_bytes[cell] + launches * cluster->activation_bytes[cell],
@@ -79,8 +79,8 @@ static void put_stage(struct recut *recut, int slot, int layer, int end, int sub
     }
 }
 
-/* The least latency sum at a pace. */
-static double fill(struct recut *recut, double pace_s)
+/* The least latency sum at a t_max. */
+static double fill(struct recut *recut, double t_max_s)
 {
     const size_t all = (size_t)recut->count * (size_t)recut->L * (size_t)recut->launches;
     double best_s = INFINITY;
@@ -96,7 +96,7 @@ static double fill(struct recut *recut, double pace_s)
             if (end <= layer) end = layer + 1;
             for (; end <= furthest; end++)
                 for (int s = 0; s < cluster->submesh_count; s++)
-                    if (serves(recut, slot, s)) put_stage(recut, slot, layer, end, s, pace_s);
+                    if (serves(recut, slot, s)) put_stage(recut, slot, layer, end, s, t_max_s);
             const struct suffix *here = suffix_at(recut, slot, layer);
             bool some = false;
             for (int k = 0; k < recut->launches; k++) some |= isfinite(here[k].latency_s);
@@ -110,9 +110,9 @@ static double fill(struct recut *recut, double pace_s)
     return best_s;
 }
 
-static double objective(const struct recut *recut, double pace_s, double latency_s)
+static double objective(const struct recut *recut, double t_max_s, double latency_s)
 {
-    return latency_s + (recut->B - 1) * pace_s;
+    return latency_s + (recut->B - 1) * t_max_s;
 }
 
 static int compare_times(const void *left, const void *right)
@@ -121,8 +121,9 @@ static int compare_times(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* The paces in (low_s, high_s] at which something changes; their number. `pace` NULL: only that. */
-static int64_t collect(const struct recut *recut, double low_s, double high_s, double *pace)
+/* Collects the t_max values in (low_s, high_s] at which something changes; returns their number. `t_max` NULL: only
+ * counts. */
+static int64_t collect(const struct recut *recut, double low_s, double high_s, double *t_max)
 {
     int64_t count = 0;
     for (int slot = 0; slot < recut->count; slot++) {
@@ -132,7 +133,7 @@ static int64_t collect(const struct recut *recut, double low_s, double high_s, d
                 for (int j = i; j < recut->L; j++) {
                     const double time_s = time_of(recut, slot, hapt_profile_index(recut->profile, s, i, j));
                     if (!(time_s > low_s && time_s <= high_s)) continue;
-                    if (pace) pace[count] = time_s;
+                    if (t_max) t_max[count] = time_s;
                     count++;
                 }
             }
@@ -141,7 +142,7 @@ static int64_t collect(const struct recut *recut, double low_s, double high_s, d
             const double c = comm_behind(recut, slot, end), each[3] = {c, 2 * c, c / recut->options->hide_threshold};
             for (int k = 0; k < 3; k++) {
                 if (!(each[k] > low_s && each[k] <= high_s && isfinite(each[k]))) continue;
-                if (pace) pace[count] = each[k];
+                if (t_max) t_max[count] = each[k];
                 count++;
             }
         }
@@ -149,19 +150,19 @@ static int64_t collect(const struct recut *recut, double low_s, double high_s, d
     return count;
 }
 
-/* Paces [first, end): no sum there is below `least_s`, the sum at the next slower pace. */
+/* Searches the t_max values [first, end). No sum there is below `least_s`, the sum at the next larger t_max. */
 static void explore(struct recut *recut, int64_t first, int64_t end, double least_s)
 {
     while (first < end) {
-        if (!(objective(recut, recut->pace[first], least_s) < recut->best_s)) return;
+        if (!(objective(recut, recut->t_max[first], least_s) < recut->best_s)) return;
         const int64_t middle = first + (end - first) / 2;
-        const double pace_s = recut->pace[middle], latency_s = fill(recut, pace_s);
-        if (objective(recut, pace_s, latency_s) < recut->best_s) {
-            recut->best_s = objective(recut, pace_s, latency_s);
-            recut->best_pace_s = pace_s;
+        const double t_max_s = recut->t_max[middle], latency_s = fill(recut, t_max_s);
+        if (objective(recut, t_max_s, latency_s) < recut->best_s) {
+            recut->best_s = objective(recut, t_max_s, latency_s);
+            recut->best_t_max_s = t_max_s;
         }
         if (isfinite(latency_s)) explore(recut, first, middle, latency_s);
-        if (!(latency_s > least_s)) return; /* a slower pace gains nothing */
+        if (!(latency_s > least_s)) return; /* a larger t_max gains nothing */
         first = middle + 1;
     }
 }
@@ -169,7 +170,7 @@ static void explore(struct recut *recut, int64_t first, int64_t end, double leas
 static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena, struct hapt_plan **plan)
 {
     struct hapt_plan *made;
-    fill(recut, recut->best_pace_s);
+    fill(recut, recut->best_t_max_s);
     HAPT_NEW(made, arena, 1);
     *made = (struct hapt_plan){.microbatches = recut->B,
                                .schedule = recut->options->schedule,
@@ -198,11 +199,11 @@ static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena,
         best = at->behind;
     }
     *plan = made;
-    return plan_price_at(recut->profile, recut->best_pace_s, made);
+    return plan_price_at(recut->profile, recut->best_t_max_s, made);
 }
 
-/* Narrows the paces: below *low_s nothing runs; above *high_s nothing beats a plan just above *low_s. `least_s`: no sum
- * is below. */
+/* Narrows the range of t_max. At or below *low_s no plan exists. Above *high_s none beats a plan just above *low_s.
+ * `least_s`: lower bound of all sums. */
 static void bracket(struct recut *recut, double least_s, double *low_s, double *high_s)
 {
     double feasible_s = isfinite(*high_s) ? *high_s : 1;
@@ -218,11 +219,12 @@ static void bracket(struct recut *recut, double least_s, double *low_s, double *
 
 static enum hapt_status search(struct recut *recut, double bound_s, struct hapt_arena *scratch)
 {
-    /* no pace above this can stay below the bound */
+    /* a larger t_max exceeds the bound */
     double low_s, high_s = recut->B > 1 ? bound_s / (recut->B - 1) : INFINITY;
     double least_s = fill(recut, fmin(high_s, SLOWEST_S));
     if (!isfinite(least_s) || least_s >= bound_s) return HAPT_OK;
-    /* nor one whose sum is no less than the least at a slower pace: most rows of submeshes end here */
+    /* A t_max is also excluded if it exceeds the bound with the least sum at a larger t_max. This ends the search for
+     * most rows of submeshes. */
     for (double slower_s = INFINITY; recut->B > 1 && high_s < 0.999 * slower_s;) {
         slower_s = high_s;
         high_s = fmin(high_s, (bound_s - least_s) / (recut->B - 1) * (1 + 1e-9));
@@ -231,13 +233,13 @@ static enum hapt_status search(struct recut *recut, double bound_s, struct hapt_
     }
     bracket(recut, least_s, &low_s, &high_s);
     const int64_t count = collect(recut, low_s, high_s, NULL);
-    HAPT_NEW(recut->pace, scratch, count);
-    collect(recut, low_s, high_s, recut->pace);
-    qsort(recut->pace, (size_t)count, sizeof *recut->pace, compare_times);
+    HAPT_NEW(recut->t_max, scratch, count);
+    collect(recut, low_s, high_s, recut->t_max);
+    qsort(recut->t_max, (size_t)count, sizeof *recut->t_max, compare_times);
     for (int64_t i = 0; i < count; i++)
-        if (i == 0 || recut->pace[i] != recut->pace[recut->pace_count - 1])
-            recut->pace[recut->pace_count++] = recut->pace[i];
-    explore(recut, 0, recut->pace_count, least_s);
+        if (i == 0 || recut->t_max[i] != recut->t_max[recut->t_max_count - 1])
+            recut->t_max[recut->t_max_count++] = recut->t_max[i];
+    explore(recut, 0, recut->t_max_count, least_s);
     return HAPT_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Which rivals a plan has: restricted searches, each plan that they find once. */
+/* Finds the rivals of a plan by restricted searches. Each plan is listed once. */
 #include "rivals.h"
 
 #include "hapt/progress.h"
@@ -11,19 +11,19 @@
 
 enum {
     MOST_PERMUTED = 3
-}; /* subclusters of which every order is tried; of more: neighbours swapped, and the reverse */
+}; /* subclusters for which all orders are tried; with more: swapped neighbours, and the reverse */
 
-enum { MOST_UNWANTED = 16 }; /* cuts of few bytes around which plans that send more are searched */
+enum { MOST_UNWANTED = 16 }; /* limit of excluded boundaries with few bytes, because each may cost a search */
 
 struct finder {
     const struct hapt_env *env;
     const struct hapt_profile *profile;
     const struct hapt_search_options *options;
     const struct hapt_plan *plan;
-    const struct hapt_worth *worth;
-    struct view_order order;       /* the plan's */
-    bool in_order;                 /* it visits each subcluster once; given plans may not */
-    int cut[HAPT_MAX_SUBCLUSTERS]; /* behind the k-th subcluster */
+    const struct hapt_join_benefit *benefit;
+    struct view_order order;            /* of the plan */
+    bool in_order;                      /* the plan visits each subcluster once; given plans may not */
+    int boundary[HAPT_MAX_SUBCLUSTERS]; /* layer of the boundary behind the k-th subcluster */
     struct hapt_arena *arena;
     struct hapt_rivals *rivals;
     int room;
@@ -36,7 +36,7 @@ static const char *name_of(const struct finder *finder, int c)
     return finder->profile->cluster[c].name;
 }
 
-/* How many searches there will be is an estimate. */
+/* Counts a search for the progress display, whose total is an estimate. */
 static void count_search(struct finder *finder)
 {
     if (++finder->searches > finder->progress.total) finder->progress.total = finder->searches;
@@ -79,7 +79,7 @@ static enum hapt_status note_rival(struct finder *finder, const char *what, stru
     return rival->reason ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 
-/* `found` NULL: there is none, and the error record says why. Collective. */
+/* `found` NULL: no plan; the error record gives the reason. Collective. */
 static enum hapt_status add_rival(struct finder *finder, const char *what, struct hapt_plan *found, bool fits)
 {
     const enum hapt_status status = note_rival(finder, what, found, fits);
@@ -94,7 +94,7 @@ static enum hapt_status prepare_order(const struct finder *finder, const struct 
     return view_keep_order(*view, order, scratch);
 }
 
-/* The best plan of an order; NULL when there is none. Where subclusters are left out devices may stay idle. */
+/* The best plan of an order; NULL: none. If subclusters are left out, devices may stay idle. */
 static enum hapt_status search_order(struct finder *finder, const struct view_order *order, struct hapt_plan **found)
 {
     struct hapt_search_options options = *finder->options;
@@ -185,8 +185,8 @@ static enum hapt_status other_subclusters(struct finder *finder)
     unsigned used = 0;
     for (int k = 0; k < finder->order.count; k++) used |= 1u << finder->order.subcluster[k];
     for (int c = 0; C > 1 && c < C; c++) {
-        found = finder->worth->alone[c];
-        if (!found) hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "%s", finder->worth->obstacle[c]);
+        found = finder->benefit->alone[c];
+        if (!found) hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "%s", finder->benefit->obstacle[c]);
         HAPT_TRY(add_rival(finder, hapt_arena_printf(finder->arena, "%s alone", name_of(finder, c)), found, true));
     }
     for (int c = 0; C > 2 && c < C; c++) {
@@ -194,13 +194,13 @@ static enum hapt_status other_subclusters(struct finder *finder)
         HAPT_TRY(search_without(finder, c, &found));
         HAPT_TRY(add_rival(finder, hapt_arena_printf(finder->arena, "without %s", name_of(finder, c)), found, true));
     }
-    for (int c = 0; c < C; c++) { /* left out: brought in between any two */
+    for (int c = 0; c < C; c++) { /* unused ones: inserted at each position */
         struct hapt_plan *best = NULL;
         if (used >> c & 1u) continue;
-        for (int place = 0; place <= finder->order.count; place++) {
+        for (int position = 0; position <= finder->order.count; position++) {
             struct view_order order = {.count = finder->order.count + 1};
             for (int k = 0; k < order.count; k++)
-                order.subcluster[k] = k == place ? c : finder->order.subcluster[k - (k > place)];
+                order.subcluster[k] = k == position ? c : finder->order.subcluster[k - (k > position)];
             view_order_free(&order, finder->profile->layer_count);
             HAPT_TRY(search_order(finder, &order, &found));
             if (found && (!best || found->latency_s < best->latency_s)) best = found;
@@ -210,18 +210,18 @@ static enum hapt_status other_subclusters(struct finder *finder)
     return HAPT_OK;
 }
 
-static enum hapt_status moved_cuts(struct finder *finder)
+static enum hapt_status shifted_boundaries(struct finder *finder)
 {
     for (int k = 0; k + 1 < finder->order.count; k++) {
         for (int step = -1; step <= 1; step += 2) {
             struct view_order order = finder->order;
             struct hapt_plan *found;
-            order.cut_low[k] = order.cut_high[k] = finder->cut[k] + step;
-            if (order.cut_low[k] < 1 || order.cut_low[k] >= finder->profile->layer_count) continue;
+            order.boundary_low[k] = order.boundary_high[k] = finder->boundary[k] + step;
+            if (order.boundary_low[k] < 1 || order.boundary_low[k] >= finder->profile->layer_count) continue;
             HAPT_TRY(search_order(finder, &order, &found));
             HAPT_TRY(
                 add_rival(finder,
-                          hapt_arena_printf(finder->arena, "the cut between %s and %s a layer %s",
+                          hapt_arena_printf(finder->arena, "the boundary between %s and %s a layer %s",
                                             name_of(finder, order.subcluster[k]),
                                             name_of(finder, order.subcluster[k + 1]), step < 0 ? "earlier" : "later"),
                           found, true));
@@ -230,7 +230,7 @@ static enum hapt_status moved_cuts(struct finder *finder)
     return HAPT_OK;
 }
 
-/* A range of cuts between two subclusters, and the best plan there: a bound for those cuts that are wanted. */
+/* A range of boundary layers between two subclusters, and its best plan: a lower bound for the wanted boundaries. */
 struct span {
     int low, high;
     struct hapt_plan *plan;
@@ -239,11 +239,11 @@ struct span {
 struct spans {
     struct span *span;
     int count;
-    int k;              /* the cut in question */
+    int k;              /* index of the boundary */
     const bool *wanted; /* [layer] */
 };
 
-/* Narrows the range to wanted cuts at both ends and searches it. */
+/* Shrinks the range until both ends are wanted, and searches it. */
 static enum hapt_status add_span(struct finder *finder, struct spans *spans, int low, int high)
 {
     struct view_order order = finder->order;
@@ -251,23 +251,23 @@ static enum hapt_status add_span(struct finder *finder, struct spans *spans, int
     while (low <= high && !spans->wanted[low]) low++;
     while (high >= low && !spans->wanted[high]) high--;
     if (low > high) return HAPT_OK;
-    order.cut_low[spans->k] = low;
-    order.cut_high[spans->k] = high;
+    order.boundary_low[spans->k] = low;
+    order.boundary_high[spans->k] = high;
     *span = (struct span){.low = low, .high = high};
     HAPT_TRY(search_order(finder, &order, &span->plan));
     if (span->plan) spans->count++;
     return HAPT_OK;
 }
 
-static int cut_of(const struct hapt_plan *plan, int k)
+static int boundary_of(const struct hapt_plan *plan, int k)
 {
     for (int i = 0; i + 1 < plan->stage_count; i++)
         if (plan->stage[i].subcluster != plan->stage[i + 1].subcluster && k-- == 0) return plan->stage[i].end_layer;
     return plan->layer_count;
 }
 
-/* The best plan of the order whose k-th cut is a wanted one: ranges of cuts by rising bound, split where the best plan
- * of a range cuts elsewhere. */
+/* The best plan of the order whose k-th boundary is wanted. Ranges are taken by ascending bound. A range is split where
+ * its best plan has an unwanted boundary. */
 static enum hapt_status search_wanted(struct finder *finder, int k, const bool *wanted, struct hapt_arena *scratch,
                                       struct hapt_plan **found)
 {
@@ -282,34 +282,34 @@ static enum hapt_status search_wanted(struct finder *finder, int k, const bool *
         for (int i = 1; i < spans.count; i++)
             if (spans.span[i].plan->latency_s < spans.span[best].plan->latency_s) best = i;
         const struct span span = spans.span[best];
-        const int cut = cut_of(span.plan, k);
-        if (wanted[cut]) {
+        const int boundary = boundary_of(span.plan, k);
+        if (wanted[boundary]) {
             *found = span.plan;
             return HAPT_OK;
         }
         spans.span[best] = spans.span[--spans.count];
-        HAPT_TRY(add_span(finder, &spans, span.low, cut - 1));
-        HAPT_TRY(add_span(finder, &spans, cut + 1, span.high));
+        HAPT_TRY(add_span(finder, &spans, span.low, boundary - 1));
+        HAPT_TRY(add_span(finder, &spans, boundary + 1, span.high));
     }
     return HAPT_OK;
 }
 
-/* Where fewer bytes cross, and where more do. The latter is rarely of use, and takes a search for every cut of as few
- * bytes where those lie among the others: it is left out then. */
+/* Rivals with fewer and with more bytes at a boundary. "More" is rarely useful and may need a search for every boundary
+ * with fewer bytes. So it is skipped if there are many of these. */
 static enum hapt_status other_bytes(struct finder *finder, struct hapt_arena *scratch)
 {
     const int L = finder->profile->layer_count;
     bool *wanted = hapt_arena_alloc(scratch, (size_t)L + 1, sizeof *wanted);
     HAPT_TRY(hapt_env_agree(finder->env->world, wanted ? HAPT_OK : HAPT_ERR_MEMORY));
     for (int k = 0; k + 1 < finder->order.count; k++) {
-        const double bytes = finder->profile->boundary_bytes[finder->cut[k] - 1];
+        const double bytes = finder->profile->boundary_bytes[finder->boundary[k] - 1];
         for (int fewer = 1; fewer >= 0; fewer--) {
             struct hapt_plan *found;
             int count = 0;
-            for (int cut = 1; cut < L; cut++) {
-                const double other = finder->profile->boundary_bytes[cut - 1];
-                wanted[cut] = fewer ? !hapt_at_most(bytes, other) : !hapt_at_most(other, bytes);
-                count += wanted[cut];
+            for (int boundary = 1; boundary < L; boundary++) {
+                const double other = finder->profile->boundary_bytes[boundary - 1];
+                wanted[boundary] = fewer ? !hapt_at_most(bytes, other) : !hapt_at_most(other, bytes);
+                count += wanted[boundary];
             }
             if (count == 0 || (!fewer && L - 1 - count > MOST_UNWANTED)) continue;
             HAPT_TRY(search_wanted(finder, k, wanted, scratch, &found));
@@ -325,8 +325,8 @@ static enum hapt_status other_bytes(struct finder *finder, struct hapt_arena *sc
     return HAPT_OK;
 }
 
-/* What memory would buy: faster plans that the devices cannot hold. */
-static enum hapt_status lifted_memory(struct finder *finder, struct hapt_arena *scratch)
+/* Finds faster plans that exceed the devices' memory: the gain of more memory. */
+static enum hapt_status unlimited_memory(struct finder *finder, struct hapt_arena *scratch)
 {
     struct hapt_profile *view;
     struct hapt_plan *found;
@@ -348,7 +348,7 @@ static enum hapt_status lifted_memory(struct finder *finder, struct hapt_arena *
     return add_rival(finder, "more memory", found, fits);
 }
 
-/* What mixed stages gain. */
+/* Searches without mixed stages, to show their gain. */
 static enum hapt_status without_mixed(struct finder *finder, struct hapt_arena *scratch)
 {
     struct hapt_profile *view;
@@ -406,12 +406,12 @@ static enum hapt_status find_rivals(struct finder *finder, bool given, struct ha
     HAPT_TRY(other_subclusters(finder));
     if (finder->in_order) {
         HAPT_TRY(other_orders(finder));
-        HAPT_TRY(moved_cuts(finder));
+        HAPT_TRY(shifted_boundaries(finder));
         HAPT_TRY(other_bytes(finder, scratch));
     }
     HAPT_TRY(other_stages(finder));
     HAPT_TRY(without_mixed(finder, scratch));
-    HAPT_TRY(lifted_memory(finder, scratch));
+    HAPT_TRY(unlimited_memory(finder, scratch));
     HAPT_TRY(idle_devices(finder));
     if (finder->rivals->count > 0)
         qsort(finder->rivals->rival, (size_t)finder->rivals->count, sizeof *finder->rivals->rival, compare_rivals);
@@ -420,16 +420,16 @@ static enum hapt_status find_rivals(struct finder *finder, bool given, struct ha
 
 enum hapt_status hapt_plan_rivals(const struct hapt_env *env, const struct hapt_profile *profile,
                                   const struct hapt_search_options *options, const struct hapt_plan *plan,
-                                  const struct hapt_worth *worth, bool given, struct hapt_arena *arena,
+                                  const struct hapt_join_benefit *benefit, bool given, struct hapt_arena *arena,
                                   struct hapt_rivals **rivals)
 {
     struct finder finder = {
-        .env = env, .profile = profile, .options = options, .plan = plan, .worth = worth, .arena = arena};
+        .env = env, .profile = profile, .options = options, .plan = plan, .benefit = benefit, .arena = arena};
     struct hapt_arena scratch;
     finder.rivals = hapt_arena_alloc(arena, 1, sizeof *finder.rivals);
     HAPT_TRY(hapt_env_agree(env->world, finder.rivals ? HAPT_OK : HAPT_ERR_MEMORY));
     finder.in_order = view_order_of(plan, &finder.order);
-    for (int k = 0; k + 1 < finder.order.count; k++) finder.cut[k] = cut_of(plan, k);
+    for (int k = 0; k + 1 < finder.order.count; k++) finder.boundary[k] = boundary_of(plan, k);
     hapt_arena_init(&scratch);
     hapt_progress_init(&finder.progress, env, "searching",
                        6 + 6 * (long)(finder.order.count - 1) + profile->cluster_count);

@@ -1,4 +1,4 @@
-/* What limits a plan, and what a rival loses by. */
+/* Finds what limits a plan, and explains why a rival is worse. */
 #include "rivals.h"
 
 #include <math.h>
@@ -6,11 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Memory sets the pace: at the next faster one some transfer counts for a launch more. The stage that cannot hold it.
- */
-static void find_waiting(const struct hapt_plan *plan, struct hapt_limit *limit)
+/* Memory sets t_max: at the next smaller value some transfer needs one more launch. Finds the stage that cannot hold
+ * it. */
+static void find_memory_limit(const struct hapt_plan *plan, struct hapt_limit *limit)
 {
-    double next_s = 0; /* the largest threshold (2 c, c / epsilon) up to this pace: below it launch counts differ */
+    double next_s = 0; /* the largest threshold (2 c, c / epsilon) up to this t_max; launch counts differ below it */
     for (int i = 0; i + 1 < plan->stage_count; i++) {
         const double comm_s = plan->stage[i].comm_s;
         const double threshold[2] = {2 * comm_s, comm_s / plan->hide_threshold};
@@ -26,7 +26,7 @@ static void find_waiting(const struct hapt_plan *plan, struct hapt_limit *limit)
         if (warmup > plan->microbatches) warmup = plan->microbatches;
         const double missing = stage->parameter_bytes + warmup * stage->activation_bytes - stage->device_memory_bytes;
         if (missing <= limit->missing_bytes) continue;
-        limit->waiting_stage = i;
+        limit->memory_limiting_stage = i;
         limit->missing_bytes = missing;
     }
 }
@@ -47,7 +47,7 @@ static void find_link(const struct hapt_profile *profile, const struct hapt_plan
 void hapt_plan_limit(const struct hapt_profile *profile, const struct hapt_plan *plan, struct hapt_limit *limit)
 {
     double least_left = INFINITY;
-    *limit = (struct hapt_limit){.link_stage = -1, .waiting_stage = -1};
+    *limit = (struct hapt_limit){.link_stage = -1, .memory_limiting_stage = -1};
     for (int c = 0; c < profile->cluster_count; c++)
         limit->devices += profile->cluster[c].nodes * profile->cluster[c].devices_per_node;
     limit->idle_devices = limit->devices;
@@ -70,7 +70,7 @@ void hapt_plan_limit(const struct hapt_profile *profile, const struct hapt_plan 
         limit->memory_left_bytes = room - stage->memory_bytes;
     }
     if (limit->link_stage >= 0) find_link(profile, plan, limit);
-    if (strcmp(plan->limit, "memory") == 0) find_waiting(plan, limit);
+    if (strcmp(plan->limit, "memory") == 0) find_memory_limit(plan, limit);
 }
 
 static const char *describe_stage(const struct hapt_plan *plan, int i, char text[160])
@@ -103,26 +103,27 @@ static void say(struct sentence *sentence, const char *format, ...)
     if (sentence->length >= sizeof sentence->text) sentence->length = sizeof sentence->text - 1;
 }
 
-static void say_pace(struct sentence *sentence, const struct hapt_profile *profile, const struct hapt_plan *plan,
-                     const struct hapt_plan *rival)
+static void say_t_max(struct sentence *sentence, const struct hapt_profile *profile, const struct hapt_plan *plan,
+                      const struct hapt_plan *rival)
 {
     struct hapt_limit limit;
     char stage[160], size[32], time[2][32];
     hapt_plan_limit(profile, rival, &limit);
     hapt_units_time(plan->t_max_s, time[1]);
     if (strcmp(rival->limit, "compute") == 0)
-        say(sentence, "%s computes %s a microbatch against a pace of %s",
+        say(sentence, "%s computes %s per microbatch against a t_max of %s",
             describe_stage(rival, limit.compute_stage, stage), hapt_units_time(limit.compute_s, time[0]), time[1]);
     else if (strcmp(rival->limit, "link") == 0)
-        say(sentence, "%s takes %s to send %s a microbatch against a pace of %s",
+        say(sentence, "%s takes %s to send %s per microbatch against a t_max of %s",
             describe_stage(rival, limit.link_stage, stage), hapt_units_time(limit.link_s, time[0]),
             hapt_units_bytes(limit.link_bytes, size), time[1]);
-    else if (limit.waiting_stage >= 0)
-        say(sentence, "waits for memory: faster than %s against %s, %s would lack %s",
-            hapt_units_time(rival->t_max_s, time[0]), time[1], describe_stage(rival, limit.waiting_stage, stage),
-            hapt_units_bytes(limit.missing_bytes, size));
+    else if (limit.memory_limiting_stage >= 0)
+        say(sentence, "limited by memory: its t_max is %s against %s; with less, %s would exceed its memory by %s",
+            hapt_units_time(rival->t_max_s, time[0]), time[1],
+            describe_stage(rival, limit.memory_limiting_stage, stage), hapt_units_bytes(limit.missing_bytes, size));
     else
-        say(sentence, "paced by memory at %s against %s", hapt_units_time(rival->t_max_s, time[0]), time[1]);
+        say(sentence, "limited by memory to a t_max of %s against %s", hapt_units_time(rival->t_max_s, time[0]),
+            time[1]);
 }
 
 /* Bytes over all boundaries between different subclusters, and over all others. */
@@ -146,7 +147,7 @@ static void say_transfer(struct sentence *sentence, const struct hapt_profile *p
     count_bytes(profile, plan, here);
     count_bytes(profile, rival, there);
     const int kind = there[0] > here[0] ? 0 : 1;
-    say(sentence, "sends %s longer (", hapt_units_time(more_s, time));
+    say(sentence, "transfers take %s longer (", hapt_units_time(more_s, time));
     if (there[kind] > here[kind])
         say(sentence, "%s %s subclusters against %s)", hapt_units_bytes(there[kind], size[0]),
             kind == 0 ? "between" : "inside", hapt_units_bytes(here[kind], size[1]));
@@ -165,16 +166,16 @@ static void say_short(struct sentence *sentence, struct hapt_rival *rival)
         rival->short_bytes = excess;
     }
     const struct hapt_plan_stage *at = &rival->plan->stage[rival->short_stage];
-    say(sentence, "out of memory: %s needs %s of %s a device, %s too much, with %d microbatches in flight",
+    say(sentence, "out of memory: %s needs %s of %s per device, %s too much, with %d microbatches in flight",
         describe_stage(rival->plan, rival->short_stage, stage), hapt_units_bytes(at->memory_bytes, need),
         hapt_units_bytes(at->device_memory_bytes, have), hapt_units_bytes(rival->short_bytes, over), at->warmup);
 }
 
-/* Every part that makes up a tenth or more of what is lost, the largest first. */
+/* Names each part that is a tenth or more of the loss, the largest first. */
 static void say_parts(struct sentence *sentence, const struct hapt_profile *profile, const struct hapt_plan *plan,
                       const struct hapt_rival *rival)
 {
-    double part[3] = {rival->pace_s, rival->fill_s, rival->transfer_s}, left_s = part[0] + part[1] + part[2];
+    double part[3] = {rival->steady_s, rival->fill_s, rival->transfer_s}, left_s = part[0] + part[1] + part[2];
     char time[32];
     if (hapt_at_most(rival->plan->latency_s, plan->latency_s)) {
         say(sentence, "%s",
@@ -188,15 +189,15 @@ static void say_parts(struct sentence *sentence, const struct hapt_profile *prof
             if (part[other] > part[k]) k = other;
         if (said > 0 && part[k] < enough_s) break;
         if (said > 0) say(sentence, "; ");
-        if (k == 0) say_pace(sentence, profile, plan, rival->plan);
+        if (k == 0) say_t_max(sentence, profile, plan, rival->plan);
         if (k == 1)
             say(sentence, "its %d stages take %s longer to fill and drain", rival->plan->stage_count,
                 hapt_units_time(part[1], time));
         if (k == 2) say_transfer(sentence, profile, plan, rival->plan, part[2]);
         part[k] = -INFINITY;
     }
-    if (rival->pace_s < 0 && !hapt_at_most(plan->t_max_s, rival->plan->t_max_s))
-        say(sentence, "; its pace is %s faster", hapt_units_time(plan->t_max_s - rival->plan->t_max_s, time));
+    if (rival->steady_s < 0 && !hapt_at_most(plan->t_max_s, rival->plan->t_max_s))
+        say(sentence, "; its t_max is %s smaller", hapt_units_time(plan->t_max_s - rival->plan->t_max_s, time));
 }
 
 enum hapt_status rivals_judge(const struct hapt_profile *profile, const struct hapt_plan *plan,
@@ -205,7 +206,7 @@ enum hapt_status rivals_judge(const struct hapt_profile *profile, const struct h
     struct sentence sentence = {.length = 0};
     const struct hapt_plan *other = rival->plan;
     rival->loss = plan->latency_s > 0 ? other->latency_s / plan->latency_s - 1 : 0;
-    rival->pace_s = (plan->microbatches - 1) * (other->t_max_s - plan->t_max_s);
+    rival->steady_s = (plan->microbatches - 1) * (other->t_max_s - plan->t_max_s);
     for (int i = 0; i < other->stage_count; i++) {
         rival->fill_s += other->stage[i].compute_s;
         rival->transfer_s += 2 * other->stage[i].comm_s;

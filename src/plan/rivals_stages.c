@@ -1,4 +1,4 @@
-/* Rivals with a stage more or less: every way to share one stage's devices between two, or to join two stages of a
+/* Rivals with one stage more or less: all ways to split a stage's devices in two, or to join two stages of a
  * subcluster. */
 #include "rivals.h"
 
@@ -33,7 +33,7 @@ static enum hapt_status try_shape(struct shapes *shapes, int count)
     return HAPT_OK;
 }
 
-/* The s-th submesh is listed before with another program. */
+/* True if the same submesh is listed before, with another program. */
 static bool repeats(const struct hapt_profile_cluster *cluster, int s)
 {
     for (int other = 0; other < s; other++)
@@ -42,7 +42,7 @@ static bool repeats(const struct hapt_profile_cluster *cluster, int s)
     return false;
 }
 
-/* `devices` of subcluster c are at hand for slot `at` and, where `two`, the one behind it. */
+/* Divides `devices` of subcluster c over slot `at` and, if `two`, the next slot. */
 static enum hapt_status share(struct shapes *shapes, int c, int devices, int at, bool two, int count)
 {
     const struct hapt_profile_cluster *cluster = &shapes->profile->cluster[c];

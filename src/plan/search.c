@@ -1,14 +1,14 @@
 /*
  * One pass of the DP (HAPT 5.2.1) for a given t_max, from the last layer to the first.
  *
- * Both the latency and the launch count of a suffix matter to what stands before it, so a state keeps every point that
- * no other beats in both. Points are extended as the paper's (14), (18) do; more than two subclusters and every order
- * of them come from the group. Rounding is monotone, so a larger t_max never yields a larger latency: search_mpi.c
- * relies on it.
+ * Both latency and launch count of a suffix matter to the stages in front of it. So a state keeps every point that no
+ * other beats in both. Points are extended by the paper's (14) and (18); the suffix state generalises them to more than
+ * two subclusters in any order. Rounding is monotone, so a larger t_max never gives a larger latency; search_mpi.c
+ * relies on this.
  *
- * A point is made only where it and the least prefix in front of it stay within a budget. The pass starts with the
- * budget that suffices when memory does not bind and widens it until a plan is found, so its work grows with what
- * memory costs.
+ * A point is made only if it and the least prefix in front of it stay within a budget. The pass starts with the budget
+ * that suffices if memory does not limit, and widens it until a plan is found. So its work grows with the cost of
+ * limited memory.
  */
 #include "search.h"
 
@@ -16,15 +16,15 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Sums from the front and from the back round differently: far below what separates plans. */
+/* 1e-12: sums from the front and from the back round differently; far below the difference between plans. */
 #define ROUNDING (1 + 1e-12)
-/* More than rounding, as a share of the budget, for tests that only save time. */
+/* Share of the budget, more than rounding, for tests that only save time. */
 #define SLACK 1e-9
 
 static int longest_list(const struct search_problem *problem)
 {
     int longest = 0;
-    for (int list = 0; list < problem->P * problem->L; list++)
+    for (int list = 0; list < problem->device_set_count * problem->L; list++)
         if (problem->candidate_count[list] > longest) longest = problem->candidate_count[list];
     return longest;
 }
@@ -33,24 +33,25 @@ enum hapt_status search_table_init(const struct search_problem *problem, struct 
                                    struct search_table *table)
 {
     *table = (struct search_table){.problem = problem, .ceiling_s = INFINITY};
-    const size_t P = (size_t)problem->P, L = (size_t)problem->L, groups = (size_t)problem->group_count;
+    const size_t sets = (size_t)problem->device_set_count, L = (size_t)problem->L,
+                 states = (size_t)problem->suffix_state_count;
     const size_t devices = (size_t)problem->most_devices + 1, launches = (size_t)problem->most_launches + 1;
-    HAPT_NEW(table->delta, arena, P * P * L);
-    HAPT_NEW(table->active_first, arena, P * L);
-    HAPT_NEW(table->active_end, arena, P * L);
-    HAPT_NEW(table->ceiling_first, arena, P * L);
-    HAPT_NEW(table->ceiling_end, arena, P * L);
+    HAPT_NEW(table->delta, arena, sets * sets * L);
+    HAPT_NEW(table->active_first, arena, sets * L);
+    HAPT_NEW(table->active_end, arena, sets * L);
+    HAPT_NEW(table->ceiling_first, arena, sets * L);
+    HAPT_NEW(table->ceiling_end, arena, sets * L);
     HAPT_NEW(table->least_behind_s, arena, L + 1);
     HAPT_NEW(table->close, arena, longest_list(problem));
-    HAPT_NEW(table->least_launches, arena, P * L);
-    HAPT_NEW(table->behind, arena, P * (L + 1));
+    HAPT_NEW(table->least_launches, arena, sets * L);
+    HAPT_NEW(table->behind, arena, sets * (L + 1));
     HAPT_NEW(table->furthest, arena, (size_t)problem->class_count * (L + 1));
     HAPT_NEW(table->nearest, arena, (size_t)problem->class_count * (L + 1));
-    HAPT_NEW(table->prefix_reach, arena, groups * devices);
-    HAPT_NEW(table->suffix_reach, arena, groups * devices);
-    HAPT_NEW(table->group_low, arena, groups);
-    HAPT_NEW(table->group_high, arena, groups);
-    HAPT_NEW(table->group_row, arena, groups);
+    HAPT_NEW(table->prefix_reach, arena, states * devices);
+    HAPT_NEW(table->suffix_reach, arena, states * devices);
+    HAPT_NEW(table->suffix_state_low, arena, states);
+    HAPT_NEW(table->suffix_state_high, arena, states);
+    HAPT_NEW(table->suffix_state_row, arena, states);
     HAPT_NEW(table->work, arena, devices * launches);
     HAPT_NEW(table->carry, arena, launches);
     HAPT_NEW(table->low, arena, devices);
@@ -61,7 +62,7 @@ enum hapt_status search_table_init(const struct search_problem *problem, struct 
         table->low[d] = problem->most_launches + 1;
         table->high[d] = -1;
     }
-    /* not from the arena, which would touch all of it: few candidates are active at once */
+    /* not from the arena, which would touch all pages: few candidates are active at once */
     const size_t bytes = ((size_t)problem->all_candidates + 1) * sizeof *table->active;
     table->active = malloc(bytes);
     table->ceiling = malloc(bytes);
@@ -77,13 +78,13 @@ void search_table_release(struct search_table *table)
     free(table->ceiling);
     free(table->pool);
     free(table->row);
-    free(table->handover_s);
+    free(table->untouched_prefix_s);
     free(table->prefix_s);
     free(table->starts);
     *table = (struct search_table){.problem = table->problem};
 }
 
-/* A point of the row that is being made, if a plan within the budget can hold it. */
+/* Adds a point to the current row, if a plan within the budget can contain it. */
 static inline void put(const struct search_table *table, const struct search_row *row, int devices, int launches,
                        double latency_s)
 {
@@ -94,7 +95,7 @@ static inline void put(const struct search_table *table, const struct search_row
     if (launches > table->high[devices]) table->high[devices] = launches;
 }
 
-/* Stages before a suffix of the same subcluster. */
+/* Puts a stage in front of a suffix of the same subcluster. */
 static void extend_same(const struct search_table *table, const struct search_candidate *at,
                         const struct search_row *row, const struct search_row *after, double cost_s, int delta)
 {
@@ -109,7 +110,7 @@ static void extend_same(const struct search_table *table, const struct search_ca
     }
 }
 
-/* The last stage of its subcluster, before a suffix that does not use it. */
+/* Puts the last stage of its subcluster in front of a suffix that does not use it. */
 static void extend_other(const struct search_table *table, const struct search_candidate *at,
                          const struct search_row *row, const struct search_row *after, double cost_s, int delta)
 {
@@ -119,10 +120,10 @@ static void extend_other(const struct search_table *table, const struct search_c
     }
 }
 
-/* A mixed stage before a suffix that may use `left` devices of the subcluster that both share. */
-static void extend_joint(const struct search_table *table, const struct search_candidate *at,
-                         const struct search_row *row, const struct search_row *after, int left, double cost_s,
-                         int delta)
+/* Puts a mixed stage in front of a suffix that may use `left` devices of the subcluster that they share. */
+static void extend_shared(const struct search_table *table, const struct search_candidate *at,
+                          const struct search_row *row, const struct search_row *after, int left, double cost_s,
+                          int delta)
 {
     const int *start = &table->starts[after->start];
     const int high = after->last_d < left ? after->last_d : left;
@@ -134,25 +135,26 @@ static void extend_joint(const struct search_table *table, const struct search_c
     }
 }
 
-/* A stage before the suffixes whose first stage is at `next`. */
+/* Puts a stage in front of the suffixes whose first stage is on device set `next`. */
 static void extend_to(const struct search_table *table, const struct search_candidate *at, const struct search_row *row,
                       unsigned mask, int next, bool within)
 {
     const struct search_problem *problem = table->problem;
-    const int current = row->current, joint = search_joint(problem, current, next);
-    if (joint == SEARCH_NEVER) return;
-    const unsigned rest = search_rest(problem, mask, current, joint);
+    const int current = row->current, shared_subcluster = search_shared_subcluster(problem, current, next);
+    if (shared_subcluster == SEARCH_NOT_ALLOWED) return;
+    const unsigned rest = search_rest(problem, mask, current, shared_subcluster);
     const size_t link = search_link(problem, current, next, at->end - 1);
-    const struct search_row *after = search_row(table, at->end, search_group(problem, rest, next));
-    const double left_s = table->budget_s - at->time_s - row->least_prefix_s; /* for what is behind */
+    const struct search_row *after = search_row(table, at->end, search_suffix_state(problem, rest, next));
+    const double left_s = table->budget_s - at->time_s - row->least_prefix_s; /* for the stages behind */
     if (table->delta[link] == UCHAR_MAX || !after || after->start < 0 ||
         after->least_s > left_s + SLACK * table->budget_s)
         return;
     const double cost_s = at->time_s + 2 * problem->comm_s[link];
-    if (joint >= 0 && problem->place[current].group < 0)
+    if (shared_subcluster >= 0 && problem->device_set[current].mixed_group < 0)
         extend_same(table, at, row, after, cost_s, table->delta[link]);
-    else if (joint >= 0)
-        extend_joint(table, at, row, after, search_left(problem, current, joint), cost_s, table->delta[link]);
+    else if (shared_subcluster >= 0)
+        extend_shared(table, at, row, after, search_left(problem, current, shared_subcluster), cost_s,
+                      table->delta[link]);
     else if (within)
         extend_other(table, at, row, after, cost_s, table->delta[link]);
 }
@@ -162,18 +164,18 @@ static void extend(const struct search_table *table, const struct search_candida
 {
     const struct search_problem *problem = table->problem;
     const int current = row->current;
-    const struct search_place *place = &problem->place[current];
-    const unsigned rest = mask & ~place->clusters;
+    const struct search_device_set *device_set = &problem->device_set[current];
+    const unsigned rest = mask & ~device_set->clusters;
     const bool within = at->devices >= row->low && at->devices <= row->high;
     if (at->end == problem->L) {
-        if (rest == 0 && within && place->ends) put(table, row, at->devices, 1, at->time_s);
+        if (rest == 0 && within && device_set->ends) put(table, row, at->devices, 1, at->time_s);
         return;
     }
-    if (place->group < 0) extend_to(table, at, row, mask, current, within);
+    if (device_set->mixed_group < 0) extend_to(table, at, row, mask, current, within);
     for (int next = 0; within && next < problem->C; next++)
-        if (rest >> next & 1u || (place->group >= 0 && place->clusters >> next & 1u))
+        if (rest >> next & 1u || (device_set->mixed_group >= 0 && device_set->clusters >> next & 1u))
             extend_to(table, at, row, mask, next, within);
-    for (int next = problem->C; next < problem->P; next++) extend_to(table, at, row, mask, next, within);
+    for (int next = problem->C; next < problem->device_set_count; next++) extend_to(table, at, row, mask, next, within);
 }
 
 static enum hapt_status reserve(struct search_table *table, int64_t more)
@@ -183,13 +185,14 @@ static enum hapt_status reserve(struct search_table *table, int64_t more)
     struct search_point *pool = room > INT32_MAX ? NULL : realloc(table->pool, (size_t)room * sizeof *pool);
     if (!pool)
         return hapt_fail(HAPT_ERR_MEMORY, "plan with fewer layers (--layers-per-model), or with --gap",
-                         "the search needs %lld states", (long long)room);
+                         "the search needs memory for %lld states", (long long)room);
     table->pool = pool;
     table->pool_room = room;
     return HAPT_OK;
 }
 
-/* The points of d devices that no point with as few devices and launches beats; empties its part of the work table. */
+/* Stores the Pareto points with d devices: no point with as few devices and launches is faster. Clears its part of the
+ * work table. */
 static void store_devices(struct search_table *table, int d, bool exact)
 {
     double *work = &table->work[(size_t)d * (size_t)(table->problem->most_launches + 1)];
@@ -206,12 +209,12 @@ static void store_devices(struct search_table *table, int d, bool exact)
     table->high[d] = -1;
 }
 
-/* Keeps the points that no point with as few devices and launches beats, and empties the work table. */
+/* Stores the Pareto points of a row, and clears the work table. */
 static enum hapt_status store(struct search_table *table, struct search_row *row)
 {
     const bool exact = table->problem->options->use_all_devices;
     int *start = &table->starts[row->cell];
-    int least = INT_MAX, most = -1; /* launches of the row */
+    int least = INT_MAX, most = -1; /* range of launches in the row */
     const int64_t first = table->pool_count;
     row->start = -1;
     row->any_first = row->any_end = (int)table->pool_count;
@@ -241,7 +244,7 @@ static enum hapt_status store(struct search_table *table, struct search_row *row
         if (table->pool[i].latency_s < row->least_s) row->least_s = table->pool[i].latency_s;
     const int D = search_front_devices(table->problem, row->current);
     row->any_first = row->any_end = (int)table->pool_count;
-    if (exact && row->start >= 0) { /* what hands over must have used everything */
+    if (exact && row->start >= 0) { /* the subcluster before must be used up */
         row->any_first = start[(D <= row->high ? D : row->high + 1) - row->low];
         row->any_end = start[row->high + 1 - row->low];
     }
@@ -263,20 +266,20 @@ static double best_latency(const struct search_table *table)
     const unsigned every = (1u << problem->C) - 1;
     double best = INFINITY;
     for (int g = 0; g < problem->valid_count; g++) {
-        const struct search_group *group = &problem->group[g];
-        if (problem->options->use_all_devices && group->mask != every) continue;
-        const struct search_row *row = search_row(table, 0, search_group(problem, group->mask, group->current));
+        const struct search_suffix_state *state = &problem->suffix_state[g];
+        if (problem->options->use_all_devices && state->mask != every) continue;
+        const struct search_row *row = search_row(table, 0, search_suffix_state(problem, state->mask, state->current));
         for (int i = row ? row->any_first : 0; row && i < row->any_end; i++)
             if (table->pool[i].latency_s < best) best = table->pool[i].latency_s;
     }
     return best;
 }
 
-/* The candidates of a layer and place that the least prefix and the least suffix at their ends leave within the
- * budget. */
+/* Collects the candidates of a layer and device set that stay within the budget with the least prefix and suffix at
+ * their ends. */
 static int find_close(const struct search_table *table, int k, int current, double least_prefix_s)
 {
-    const int list = k * table->problem->P + current;
+    const int list = k * table->problem->device_set_count + current;
     const double left_s = table->budget_s * (1 + SLACK) - least_prefix_s;
     int count = 0;
     for (int64_t i = table->active_first[list]; i < table->active_end[list]; i++) {
@@ -291,15 +294,16 @@ static enum hapt_status fill_layer(struct search_table *table, int k, int curren
     const struct search_problem *problem = table->problem;
     double least_prefix_s = INFINITY;
     for (int g = 0; g < problem->valid_count; g++) {
-        if (problem->group[g].current != current) continue;
-        const struct search_row *row = search_row(table, k, search_group(problem, problem->group[g].mask, current));
+        if (problem->suffix_state[g].current != current) continue;
+        const struct search_row *row =
+            search_row(table, k, search_suffix_state(problem, problem->suffix_state[g].mask, current));
         if (row && row->least_prefix_s < least_prefix_s) least_prefix_s = row->least_prefix_s;
     }
     const int count = isfinite(least_prefix_s) ? find_close(table, k, current, least_prefix_s) : 0;
     for (int g = 0; g < problem->valid_count; g++) {
-        const unsigned mask = problem->group[g].mask;
-        if (problem->group[g].current != current) continue;
-        struct search_row *row = search_row(table, k, search_group(problem, mask, current));
+        const unsigned mask = problem->suffix_state[g].mask;
+        if (problem->suffix_state[g].current != current) continue;
+        struct search_row *row = search_row(table, k, search_suffix_state(problem, mask, current));
         if (!row) continue;
         row->current = current;
         if (isfinite(row->least_prefix_s))
@@ -310,7 +314,7 @@ static enum hapt_status fill_layer(struct search_table *table, int k, int curren
     return HAPT_OK;
 }
 
-/* Makes every point that a plan within the budget can hold. */
+/* Makes every point that a plan within the budget can contain. */
 static enum hapt_status fill(struct search_table *table, double budget_s, double *latency_s)
 {
     const struct search_problem *problem = table->problem;
@@ -320,7 +324,7 @@ static enum hapt_status fill(struct search_table *table, double budget_s, double
     table->least_behind_s[problem->L] = 0;
     for (int k = problem->L - 1; k >= 0; k--) {
         if (table->poll) table->poll(table->poll_context);
-        for (int current = 0; current < problem->P; current++) HAPT_TRY(fill_layer(table, k, current));
+        for (int current = 0; current < problem->device_set_count; current++) HAPT_TRY(fill_layer(table, k, current));
     }
     table->effort.points += table->pool_count;
     *latency_s = best_latency(table);
@@ -335,7 +339,7 @@ enum hapt_status search_table_reaches(struct search_table *table, double t_max_s
     return status;
 }
 
-/* The first pass is as narrow as rounding allows, the last as wide as the caller's budget. */
+/* Widens the budget from the least sum (only rounding) up to the caller's budget. */
 static enum hapt_status widen(struct search_table *table, double least_s, double budget_s, bool whole,
                               double *latency_s)
 {

@@ -1,106 +1,107 @@
 /*
- * Inside src/plan: the search problem in the form that one pass of the DP wants, and the pass itself.
+ * Inside src/plan: the search problem in the form that one pass of the DP needs, and the pass itself.
  *
- * A suffix of the pipeline covers layers [k, L). Its group is (subclusters it uses, place of its first stage), its
- * points are Pareto-optimal (latency, launch count of its first stage) by devices d used in the front subcluster of
- * that place. A prefix covers [0, k) and leaves the rest to a suffix: it may use the subclusters outside the suffix's
- * group, and all but d devices of the group's front subcluster.
+ * A suffix of the pipeline covers layers [k, L). Its state is (subclusters it uses, device set of its first stage). Its
+ * points are Pareto-optimal (latency, launch count of its first stage), for each number d of devices used in the front
+ * subcluster of that device set. A prefix covers [0, k). It may use the subclusters outside the suffix's state, and all
+ * but d devices of the state's front subcluster.
  *
- * A place is what a stage runs on, submesh aside: a subcluster, which is its own front; or a group of mixed stages with
- * one of its subclusters as front. By the rule of mixed stages (hapt/plan.h) the stages in front of a mixed one use at
- * most one of its subclusters, its front, and those behind at most one other, which is the front of the next stage: all
- * stages between would use it too, and it can be shared on one side only. So
- *   - d of one subcluster, the front, is all that stages in front of a suffix must know; a suffix that starts with a
- *     mixed stage has d = what that stage takes of its front, as no other stage of it uses the front;
- *   - whether a stage may stand before a suffix is known from both places, the mask and d: what it takes of the shared
- *     subcluster must be left there (`joint`), its others must be new to the suffix. Behind it nothing of that matters.
- * The points and their dominance are as without mixed stages: fewer devices of the front, fewer launches and less
- * latency allow every prefix that more of them allow. (With use_all_devices only equal devices compare, and every
- * subcluster of a stage that no neighbour shares must be used up.) Hence the optimum stays exact. A mixed stage at
- * which the pipeline begins stands for each choice of its front; these ways to one plan tie.
+ * A device set (struct search_device_set) is what a stage runs on, without the submesh: a subcluster, which is its own
+ * front; or a mixed group of the profile with one of its subclusters as front. By the rules of mixed stages
+ * (hapt/plan.h) the stages in front of a mixed stage use at most one of its subclusters, its front. The stages behind
+ * it use at most one other, which is the front of the next stage: all stages between would use it too, and only one
+ * side can share it. So
+ *   - The stages in front of a suffix need only d of the front subcluster. If the suffix starts with a mixed stage,
+ *     d is what that stage takes of its front, because no other stage of the suffix uses the front.
+ *   - Both device sets, the mask and d decide whether a stage may precede a suffix. The devices that it takes of the
+ *     shared subcluster (`shared_subcluster`) must be free there, and its other subclusters must be new to the suffix.
+ * Dominance of points is the same as without mixed stages: fewer devices of the front, fewer launches and less latency
+ * allow at least the same prefixes. With use_all_devices only equal device counts compare, and every subcluster of a
+ * stage that no neighbour shares must be used up. So the optimum stays exact. A mixed first stage is tried with each of
+ * its fronts; these variants of one plan tie.
  */
 #ifndef HAPT_PLAN_SEARCH_H
 #define HAPT_PLAN_SEARCH_H
 
 #include "hapt/plan.h"
 
-/* The state of a suffix names its set of subclusters by bits. */
+/* limit of the bit set of subclusters in the state of a suffix */
 #define HAPT_SEARCH_MAX_SUBCLUSTERS 12
 
 struct search_candidate {
     double time_s; /* t_i, step_time / B included */
-    int end;       /* layers [k, end), k by the list it stands in */
+    int end;       /* layers [k, end); k is that of its list */
     int submesh;   /* index in the profile; mixed: 0 */
     int devices;   /* n * m; mixed: of the front subcluster */
     int launches;  /* most microbatches in flight that fit its memory, at most the problem's cap */
 };
 
-struct search_place {
+struct search_device_set {
     int front;         /* subcluster */
-    unsigned clusters; /* all that it uses, as bits */
-    int group;         /* of mixed stages; -1: a subcluster alone */
-    bool ends;         /* may stand last, as far as its devices go */
+    unsigned clusters; /* all subclusters that it uses, as bits */
+    int mixed_group;   /* mixed group of the profile; -1: a single subcluster */
+    bool ends;         /* may be last, as far as its devices allow */
 };
 
-/* What a stage and the one behind it share: a subcluster, or nothing; or they may not follow each other. */
-enum { SEARCH_APART = -1, SEARCH_NEVER = -2 };
+/* Values of `shared_subcluster` if there is none: the device sets are disjoint, or must not follow each other. */
+enum { SEARCH_NOTHING_SHARED = -1, SEARCH_NOT_ALLOWED = -2 };
 
 struct search_problem {
     const struct hapt_profile *profile;
     const struct hapt_search_options *options;
     int L, C, B;
-    int P;                      /* places: those of the subclusters come first, by their index */
-    struct search_place *place; /* [P] */
-    int *taken;                 /* [P][C] devices that a mixed stage takes of each subcluster */
-    int *joint;                 /* [in front][behind] a subcluster, SEARCH_APART or SEARCH_NEVER */
-    int group_count;            /* groups by index mask * P + current */
-    /* Subclusters with equal tables and links are interchangeable: suffixes take them from the highest index down, so
-     * only such groups count. `group` lists them by rising mask, of one mask those that start with a mixed stage first;
-     * `valid` [group_count]. */
-    struct search_group {
+    int device_set_count;
+    struct search_device_set *device_set; /* those of the subclusters come first, by index */
+    int *taken;                           /* [device set][C] devices that a mixed one takes of each subcluster */
+    int *shared_subcluster;               /* [in front][behind]: a subcluster, or a value of the enum above */
+    int suffix_state_count;               /* index: mask * device_set_count + current */
+    /* Subclusters with equal tables and links are interchangeable. Suffixes take them from the highest index down, so
+     * only such states are valid. `suffix_state` lists these by ascending mask; of one mask, those that start with a
+     * mixed stage first. `valid` [suffix_state_count]. */
+    struct search_suffix_state {
         unsigned mask;
-        int current; /* place */
-    } * group;
+        int current; /* device set */
+    } * suffix_state;
     int valid_count;
     bool *valid;
-    unsigned
-        kind[HAPT_SEARCH_MAX_SUBCLUSTERS]; /* [c] the subclusters interchangeable with c, itself included, as bits */
-    int cap;           /* of every launch count: B; 1 under GPipe, whose stages all launch B and stand here for one */
-    int most_launches; /* bound of every N_i */
-    int most_devices;  /* of a subcluster */
+    unsigned kind[HAPT_SEARCH_MAX_SUBCLUSTERS]; /* [c] subclusters interchangeable with c, including c, as bits */
+    int cap;           /* limit of every launch count: B; 1 under GPipe, because all its stages launch B */
+    int most_launches; /* upper bound of every N_i */
+    int most_devices;  /* largest device count of a subcluster */
     int devices[HAPT_MAX_SUBCLUSTERS];
-    /* submeshes with the same number of devices are one class: those of place p are [first_class[p], first_class[p +
-     * 1]) by rising class_devices; class_of[p][submesh] */
+    /* Submeshes with the same number of devices form a class. Device set p has those in
+     * [first_class[p], first_class[p + 1]), by ascending class_devices; class_of[p][submesh]. */
     int class_count, *first_class, *class_devices, **class_of;
-    double *comm_s;   /* [from][to][L] behind layer l, by places; infinite where they may not follow */
-    double longest_s; /* the largest pace that can matter */
-    struct search_candidate **candidate; /* [P * L], by place and first layer */
+    double *comm_s;                      /* [from][to][L] behind layer l, by device sets; infinite: not allowed */
+    double longest_s;                    /* the largest t_max that can matter */
+    struct search_candidate **candidate; /* by device set and first layer */
     int *candidate_count;
     int64_t all_candidates;
-    bool thinned; /* slower programs for the same layers were left out */
+    bool thinned; /* slower programs for the same layers were omitted */
 };
 
 /*
- * `memory_factor` scales every device's memory (1; other values only to explain infeasibility). A candidate is left out
- * when another one for the same layers with at most as many devices is at least as fast and fits as many launches: no
- * pass finds a smaller latency with it. It stays when it is slower by no more than `tie_s` and precedes the other in
- * the order of ties; negative: never.
+ * Builds the problem. `memory_factor` scales every device's memory (1; other values only explain infeasibility). A
+ * candidate is omitted if another one for the same layers dominates it: at most as many devices, at least as fast, at
+ * least as many launches fit. No pass finds a smaller latency with it. A candidate stays if it is slower by at most
+ * `tie_s` and precedes the other in the order of ties. `tie_s` < 0: it never stays.
  */
 enum hapt_status search_problem_create(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                        double memory_factor, double tie_s, struct hapt_arena *arena,
                                        struct search_problem **problem);
-/* The paces in [least_s, most_s] that can be optimal, rising and distinct: some t, c, 2c or c / epsilon. Frees with the
- * arena. */
-enum hapt_status search_paces(const struct search_problem *problem, double least_s, double most_s,
-                              struct hapt_arena *arena, double **pace, int64_t *count);
-/* Places, and what they share; then interchangeable subclusters and the groups: parts of search_problem_create. */
-enum hapt_status search_problem_places(struct search_problem *problem, struct hapt_arena *arena);
-struct hapt_subclusters search_place_subclusters(const struct search_problem *problem, int p);
-enum hapt_status search_problem_group(struct search_problem *problem, struct hapt_arena *arena);
-/* The subcluster that a plan names for the place `current` (mixed: C + its group), the latest of those in `used`:
- * interchangeable ones stand in a plan by rising index, whatever a pass took them for. */
+/* The t_max values in [least_s, most_s] that can be optimal, ascending and distinct: some t, c, 2c or c / epsilon.
+ * *t_max is in `arena`. */
+enum hapt_status search_t_max_candidates(const struct search_problem *problem, double least_s, double most_s,
+                                         struct hapt_arena *arena, double **t_max, int64_t *count);
+/* Parts of search_problem_create: first device sets and their shared subclusters, then interchangeable subclusters and
+ * suffix states. */
+enum hapt_status search_problem_device_sets(struct search_problem *problem, struct hapt_arena *arena);
+struct hapt_subclusters search_device_set_subclusters(const struct search_problem *problem, int p);
+enum hapt_status search_problem_suffix_states(struct search_problem *problem, struct hapt_arena *arena);
+/* The subcluster that a plan names for device set `current` (mixed: C + its mixed group), the latest of those in
+ * `used`. A plan names interchangeable subclusters by ascending index, independent of the pass. */
 int search_name(const struct search_problem *problem, unsigned used, int current);
-/* A lower bound of the sum of t_i + 2 c_i at any pace: stages over unlimited devices. */
+/* A lower bound of the sum of t_i + 2 c_i at any t_max: unlimited devices. */
 enum hapt_status search_least_sum(const struct search_problem *problem, struct hapt_arena *scratch, double *least_s);
 
 struct search_point {
@@ -108,51 +109,52 @@ struct search_point {
     int launches;
 };
 
-/* Suffixes of one (layer, group) that any pipeline can hold at this pace: d in [low, high]. */
+/* Suffixes of one (layer, suffix state) that a pipeline can contain at this t_max: d in [low, high]. */
 struct search_row {
     int low, high; /* empty: low > high */
-    int current;   /* the group's place */
-    int64_t cell;  /* of d = low in `prefix_s`; its points are [start[d - low], start[d - low + 1]) of the pool */
-    int64_t start; /* in `starts`; -1: no points */
-    int any_first, any_end; /* Pareto points over all d, for stages in front that do not share the front subcluster */
-    double least_prefix_s;  /* over d */
-    double least_s;         /* of its points */
-    int first_d, last_d;    /* the devices that have some */
+    int current;   /* the state's device set */
+    int64_t cell;  /* index of d = low in `prefix_s`; its points are [start[d - low], start[d - low + 1]) of the pool */
+    int64_t start; /* index in `starts`; -1: no points */
+    int any_first, any_end; /* Pareto points over all d, for preceding stages that do not share the front subcluster */
+    double least_prefix_s;  /* least over d */
+    double least_s;         /* least latency of its points */
+    int first_d, last_d;    /* device counts d that have points */
 };
 
-/* One pass for one pace. */
+/* One pass for one t_max. */
 struct search_table {
     const struct search_problem *problem;
     double t_max_s;
-    unsigned char *delta;               /* as comm_s: extra launches; UCHAR_MAX: the transfer is slower than t_max */
-    struct search_candidate *active;    /* those of the pace */
-    int64_t *active_first, *active_end; /* [L][P] those of layer and place */
-    /* those of a pace that no later one exceeds, where that is known; ceiling_s infinite: the problem's own lists */
+    unsigned char *delta;            /* index as comm_s: extra launches; UCHAR_MAX: the transfer is slower than t_max */
+    struct search_candidate *active; /* candidates fast enough for t_max */
+    int64_t *active_first, *active_end; /* [L][device set] */
+    /* Candidates of a t_max that no later one exceeds. ceiling_s infinite: unknown, use the problem's lists. */
     struct search_candidate *ceiling;
     int64_t *ceiling_first, *ceiling_end;
     double ceiling_s;
-    int *least_launches;     /* [L][P] of a stage that starts there; INT_MAX: none can */
-    int *behind;             /* [L + 1][P] of a stage of the place that ends there */
-    int *furthest, *nearest; /* [class][L + 1] furthest end of a stage that starts up to there; nearest start */
+    int *least_launches;     /* [L][device set] of a stage that starts there; INT_MAX: none can */
+    int *behind;             /* [L + 1][device set] of a stage that ends there */
+    int *furthest, *nearest; /* [class][L + 1] furthest end of a stage that starts at or before; nearest start of one
+                                that ends at or behind */
     int *prefix_reach,
-        *suffix_reach;           /* [group][devices + 1]: the last layer a prefix, the first a suffix can come to */
-    int *group_low, *group_high; /* [group] layers with rows; low > high: none */
-    int64_t *group_row;          /* [group] row of layer group_low */
+        *suffix_reach; /* [suffix state][devices + 1]: last layer that a prefix can reach, first that a suffix can */
+    int *suffix_state_low, *suffix_state_high; /* [suffix state] layers with rows; low > high: none */
+    int64_t *suffix_state_row;                 /* [suffix state] row of layer suffix_state_low */
     struct search_row *row;
     int64_t row_room, row_count;
-    double *prefix_s;   /* least sum of a prefix, launch counts aside */
-    double *handover_s; /* [row] least sum of a prefix that leaves the front subcluster untouched */
+    double *prefix_s;           /* least sum of a prefix, without launch counts */
+    double *untouched_prefix_s; /* [row] least sum of a prefix that uses no device of the front subcluster */
     int *starts;
     int64_t cell_room, cell_count;
     struct search_point *pool;
     int64_t pool_count, pool_room;
     double *work;    /* [devices + 1][most_launches + 1] */
     double *carry;   /* [most_launches + 1] */
-    int *low, *high; /* [devices + 1] launches present in work */
+    int *low, *high; /* [devices + 1] range of launches present in work */
     double budget_s;
-    double *least_behind_s;                /* [L + 1] least latency of the points made at a layer */
-    const struct search_candidate **close; /* of a layer and place: those that may stay within the budget */
-    void (*poll)(void *context);           /* called now and then; NULL: not */
+    double *least_behind_s;                /* [L + 1] least latency of the points at a layer */
+    const struct search_candidate **close; /* candidates of a layer and device set that may stay within the budget */
+    void (*poll)(void *context);           /* called at intervals; may be NULL */
     void *poll_context;
     struct hapt_search_effort effort;
 };
@@ -160,100 +162,101 @@ struct search_table {
 enum hapt_status search_table_init(const struct search_problem *problem, struct hapt_arena *arena,
                                    struct search_table *table);
 void search_table_release(struct search_table *table);
-/* Whether stages reach over all layers at this pace, memory beyond one launch and most links aside. */
+/* True if stages can cover all layers at this t_max. Memory beyond one launch and most links are ignored. */
 enum hapt_status search_table_reaches(struct search_table *table, double t_max_s, bool *reaches);
-/* No pace above that of the last call will be asked for: later calls start from its candidates. search_table_forget:
- * any may. */
+/* search_table_keep: no later t_max exceeds the last one, so later calls start from its candidates.
+ * search_table_forget: any t_max may follow. */
 void search_table_keep(struct search_table *table);
 void search_table_forget(struct search_table *table);
-/* Fills the table for one t_max. `latency_s`: the least sum of t_i + 2 c_i, infinite when nothing is within `budget_s`.
- * The sum does not depend on the budget. Afterwards the table holds every suffix of a plan within *latency_s; of worse
- * plans within the budget only where `whole` is set. */
+/* Fills the table for one t_max. `latency_s`: the least sum of t_i + 2 c_i; infinite: none within `budget_s`. It does
+ * not depend on the budget. Afterwards the table holds every suffix of a plan within *latency_s. It holds those of
+ * worse plans within the budget only if `whole` is set. */
 enum hapt_status search_table_fill(struct search_table *table, double t_max_s, double budget_s, bool whole,
                                    double *latency_s);
 
-/* Bounds of search_bound.c: active candidates, reach and rows of a pace; then the relaxed prefixes. */
+/* Bounds of search_bound.c: active candidates, reach and rows for a t_max; then the relaxed prefixes. */
 enum hapt_status search_bound_reach(struct search_table *table, double t_max_s, bool *reaches);
 enum hapt_status search_bound_prefixes(struct search_table *table, double *least_s);
 
-/* Among the plans whose latency sum is at most `budget_s` (tolerance included) under the filled table: fewest stages,
- * then the lexicographically first (layers, subcluster, n, m); mixed stages count as subclusters behind all others, in
- * the order of their groups. Stages get their layers, subcluster and submesh. */
+/* Selects one plan of those whose latency sum is at most `budget_s` (tolerance included) in the filled table: fewest
+ * stages, then the lexicographically first (layers, subcluster, n, m). Mixed stages count as subclusters after all
+ * others, in the order of their groups. Fills layers, subcluster and submesh of the stages. */
 enum hapt_status search_trace(const struct search_table *table, double budget_s, struct hapt_arena *arena,
                               struct hapt_plan *plan);
 
-/* The end of a phase of planning: where options->may_fail, a missing plan is not printed. */
+/* Agrees at the end of a planning phase; with options->may_fail a missing plan is not printed. */
 static inline enum hapt_status search_agree(MPI_Comm comm, const struct hapt_search_options *options,
                                             enum hapt_status status)
 {
     return options->may_fail ? hapt_env_agree_quietly(comm, status) : hapt_env_agree(comm, status);
 }
 
-/* Says why nothing is feasible; returns HAPT_ERR_INFEASIBLE. */
+/* Explains why nothing is feasible; returns HAPT_ERR_INFEASIBLE. */
 enum hapt_status search_explain(const struct hapt_profile *profile, const struct hapt_search_options *options);
 
-/* Makes `stage` one of the profile's mixed group, its prices left at 0 (mixed.c). */
-/* The program of a row of the profile is the stage's. */
+/* plan_stage_run sets the stage's program from a row of the profile. plan_stage_mix makes it a stage of the profile's
+ * mixed group; times and bytes are left unset (mixed.c). */
 void plan_stage_run(const struct hapt_profile *profile, const struct hapt_submesh *submesh,
                     struct hapt_plan_stage *stage);
 enum hapt_status plan_stage_mix(const struct hapt_profile *profile, int group, struct hapt_arena *arena,
                                 struct hapt_plan_stage *stage);
-/* Its memory becomes that of the device which its launches fill most. */
+/* Sets its bytes to those of the device that its launches fill most, relative to its memory. */
 void plan_stage_tighten(struct hapt_plan_stage *stage);
-/* "2x4", or "2+1" devices of a mixed stage. */
+/* "2x4"; for a mixed stage "2+1" devices. */
 const char *plan_stage_short(const struct hapt_plan_stage *stage, char text[64]);
-/* The group of a mixed stage; -1: the profile has none on these devices. */
-int plan_stage_group(const struct hapt_profile *profile, const struct hapt_plan_stage *stage);
-/* Their tables in plan files (plan_io.c). */
+/* The mixed group of a stage; -1: the profile has none on these devices. */
+int plan_stage_mixed_group(const struct hapt_profile *profile, const struct hapt_plan_stage *stage);
+/* Tables of mixed stages in plan files (plan_io.c). */
 enum hapt_status plan_write_mixed(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
                                   struct hapt_arena *scratch);
 enum hapt_status plan_read_mixed(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                  struct hapt_plan *plan);
-/* HAPT_ERR_INPUT unless every mixed stage stands where it may (hapt/plan.h). */
+/* HAPT_ERR_INPUT: a mixed stage is at a wrong position (hapt/plan.h). */
 enum hapt_status plan_check_mixed_order(const struct hapt_plan *plan);
 
-/* Stage tables from the profile, launch counts, latency, eta and simulated time for a given t_max. */
+/* Computes stage tables from the profile, launch counts, latency, eta and simulated time for a given t_max. */
 enum hapt_status plan_price_at(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan);
 
-static inline size_t search_group(const struct search_problem *problem, unsigned mask, int current)
+static inline size_t search_suffix_state(const struct search_problem *problem, unsigned mask, int current)
 {
-    return (size_t)mask * (size_t)problem->P + (size_t)current;
+    return (size_t)mask * (size_t)problem->device_set_count + (size_t)current;
 }
 
-/* What is left of a suffix's mask behind a first stage at place p that shares `joint` with the next. */
-static inline unsigned search_rest(const struct search_problem *problem, unsigned mask, int p, int joint)
+/* The subclusters left for a suffix behind a first stage on device set p that shares `shared_subcluster` with the next
+ * stage. */
+static inline unsigned search_rest(const struct search_problem *problem, unsigned mask, int p, int shared_subcluster)
 {
-    return mask & ~(problem->place[p].clusters & ~(joint >= 0 ? 1u << joint : 0));
+    return mask & ~(problem->device_set[p].clusters & ~(shared_subcluster >= 0 ? 1u << shared_subcluster : 0));
 }
 
-/* Devices of the front subcluster of place p. */
+/* Devices of the front subcluster of device set p. */
 static inline int search_front_devices(const struct search_problem *problem, int p)
 {
-    return problem->devices[problem->place[p].front];
+    return problem->devices[problem->device_set[p].front];
 }
 
-static inline int search_joint(const struct search_problem *problem, int p, int q)
+static inline int search_shared_subcluster(const struct search_problem *problem, int p, int q)
 {
-    return problem->joint[p * problem->P + q];
+    return problem->shared_subcluster[p * problem->device_set_count + q];
 }
 
-/* Devices of `joint` that the stages behind one at the mixed place p may use. */
-static inline int search_left(const struct search_problem *problem, int p, int joint)
+/* Devices of `shared_subcluster` left to the stages behind one on the mixed device set p. */
+static inline int search_left(const struct search_problem *problem, int p, int shared_subcluster)
 {
-    return problem->devices[joint] - problem->taken[p * problem->C + joint];
+    return problem->devices[shared_subcluster] - problem->taken[p * problem->C + shared_subcluster];
 }
 
-/* NULL: no suffix of this group starts there. */
-static inline struct search_row *search_row(const struct search_table *table, int layer, size_t group)
+/* NULL: no suffix of this state starts there. */
+static inline struct search_row *search_row(const struct search_table *table, int layer, size_t state)
 {
-    if (layer < table->group_low[group] || layer > table->group_high[group]) return NULL;
-    struct search_row *row = &table->row[table->group_row[group] + (layer - table->group_low[group])];
+    if (layer < table->suffix_state_low[state] || layer > table->suffix_state_high[state]) return NULL;
+    struct search_row *row = &table->row[table->suffix_state_row[state] + (layer - table->suffix_state_low[state])];
     return row->low <= row->high ? row : NULL;
 }
 
 static inline size_t search_link(const struct search_problem *problem, int from, int to, int layer)
 {
-    return ((size_t)from * (size_t)problem->P + (size_t)to) * (size_t)problem->L + (size_t)layer;
+    return ((size_t)from * (size_t)problem->device_set_count + (size_t)to) * (size_t)problem->L + (size_t)layer;
 }
 
 static inline int search_launches(const struct search_problem *problem, int after, int delta)

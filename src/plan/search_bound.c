@@ -1,11 +1,12 @@
 /*
- * What bounds a pass before it makes any point: which candidates and which states can lie on a plan of this pace at
- * all, and how little the prefix in front of a state costs.
+ * Bounds computed before a pass makes any point: the candidates and states that can be part of a plan at this t_max,
+ * and the least cost of the prefix in front of a state.
  *
- * All bounds are relaxations: dropping what they exclude changes no result.
- *   launches: no stage launches less than the cheapest way to the last layer asks for, devices aside (HAPT 5.2.1's
- * eta); reach: a prefix and a suffix must meet, so devices not yet used must suffice for the layers in front; prefixes:
- * the least sum over plans of the prefix without launch counts.
+ * All bounds are relaxations, so excluding candidates and states by them changes no result.
+ *   - launches: no stage launches less than the cheapest path to the last layer needs (HAPT 5.2.1's eta). Devices are
+ *     ignored.
+ *   - reach: a prefix and a suffix must meet, so the unused devices must suffice for the layers in front.
+ *   - prefixes: the least sum over all prefixes, without launch counts.
  */
 #include "search.h"
 
@@ -13,7 +14,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Clones are chosen by functions that run before ThreadSanitizer is ready for them. */
+/* Not under ThreadSanitizer: the resolvers of target_clones run before it is initialised. */
 #if defined __x86_64__ && !defined __SANITIZE_THREAD__
 #define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -24,7 +25,7 @@ static void find_deltas(struct search_table *table)
 {
     const struct search_problem *problem = table->problem;
     const struct hapt_search_options *options = problem->options;
-    const size_t count = (size_t)problem->P * (size_t)problem->P * (size_t)problem->L;
+    const size_t count = (size_t)problem->device_set_count * (size_t)problem->device_set_count * (size_t)problem->L;
     for (size_t i = 0; i < count; i++) {
         const double comm_s = problem->comm_s[i];
         table->delta[i] =
@@ -34,14 +35,14 @@ static void find_deltas(struct search_table *table)
     }
 }
 
-/* The fewest launches of a stage at place p that ends at `end`. */
+/* The fewest launches of a stage on device set p that ends at `end`. */
 static int least_behind(const struct search_table *table, int p, int end)
 {
     const struct search_problem *problem = table->problem;
     int least = INT_MAX;
     if (end == problem->L) return 1;
-    for (int next = 0; next < problem->P; next++) {
-        const int after = table->least_launches[end * problem->P + next];
+    for (int next = 0; next < problem->device_set_count; next++) {
+        const int after = table->least_launches[end * problem->device_set_count + next];
         const int delta = table->delta[search_link(problem, p, next, end - 1)];
         if (after == INT_MAX || delta == UCHAR_MAX) continue;
         const int launches = search_launches(problem, after, delta);
@@ -50,11 +51,11 @@ static int least_behind(const struct search_table *table, int p, int end)
     return least;
 }
 
-/* Candidates of layer k and place p to start from. */
+/* Candidates of layer k and device set p before narrowing. */
 static const struct search_candidate *source(const struct search_table *table, int k, int p, int64_t *count)
 {
     const struct search_problem *problem = table->problem;
-    const int list = k * problem->P + p;
+    const int list = k * problem->device_set_count + p;
     if (table->t_max_s <= table->ceiling_s && !isinf(table->ceiling_s)) {
         *count = table->ceiling_end[list] - table->ceiling_first[list];
         return table->ceiling + table->ceiling_first[list];
@@ -63,25 +64,25 @@ static const struct search_candidate *source(const struct search_table *table, i
     return problem->candidate[p * problem->L + k];
 }
 
-/* The candidates that are fast enough and fit the launches that the layers behind them ask for. */
+/* Keeps the candidates that are fast enough and whose memory fits the launches that the layers behind them need. */
 static void narrow(struct search_table *table)
 {
     const struct search_problem *problem = table->problem;
-    const int P = problem->P, L = problem->L;
-    const double fast_s = table->t_max_s * (1 - 1e-9); /* certainly at most t_max */
+    const int sets = problem->device_set_count, L = problem->L;
+    const double fast_s = table->t_max_s * (1 - 1e-9); /* at most t_max beyond doubt */
     int64_t last = problem->all_candidates;            /* filled from the back: the last layers first */
     for (int k = L - 1; k >= 0; k--) {
-        /* what a stage that ends at k + 1 needs, by its place; all stages behind are known */
-        for (int p = 0; p < P; p++) table->behind[(k + 1) * P + p] = least_behind(table, p, k + 1);
-        for (int p = P - 1; p >= 0; p--) {
-            const int list = k * P + p;
+        /* needs of a stage that ends at k + 1, by device set; all stages behind are known */
+        for (int p = 0; p < sets; p++) table->behind[(k + 1) * sets + p] = least_behind(table, p, k + 1);
+        for (int p = sets - 1; p >= 0; p--) {
+            const int list = k * sets + p;
             int64_t count;
             const struct search_candidate *all = source(table, k, p, &count);
             int least = INT_MAX;
             table->active_end[list] = last;
             for (int64_t i = count - 1; i >= 0; i--) {
                 if (all[i].time_s > fast_s && !hapt_at_most(all[i].time_s, table->t_max_s)) continue;
-                const int behind = table->behind[all[i].end * P + p];
+                const int behind = table->behind[all[i].end * sets + p];
                 if (behind > all[i].launches) continue;
                 table->active[--last] = all[i];
                 if (behind < least) least = behind;
@@ -114,19 +115,19 @@ void search_table_forget(struct search_table *table)
     table->ceiling_s = INFINITY;
 }
 
-/* Furthest ends by start and nearest starts by end, for each place and class of device counts. */
+/* Furthest ends by start and nearest starts by end, for each device set and class of device counts. */
 static void find_spans(struct search_table *table)
 {
     const struct search_problem *problem = table->problem;
-    const int P = problem->P, L = problem->L, K = problem->class_count;
+    const int sets = problem->device_set_count, L = problem->L, K = problem->class_count;
     int *furthest = table->furthest, *nearest = table->nearest;
     for (int64_t i = 0; i < (int64_t)K * (L + 1); i++) {
         furthest[i] = -1;
         nearest[i] = L + 1;
     }
     for (int k = 0; k < L; k++) {
-        for (int p = 0; p < P; p++) {
-            for (int64_t i = table->active_first[k * P + p]; i < table->active_end[k * P + p]; i++) {
+        for (int p = 0; p < sets; p++) {
+            for (int64_t i = table->active_first[k * sets + p]; i < table->active_end[k * sets + p]; i++) {
                 const struct search_candidate *at = &table->active[i];
                 const int class = problem->class_of[p][at->submesh], end = at->end;
                 if (end > furthest[class * (L + 1) + k]) furthest[class * (L + 1) + k] = end;
@@ -134,7 +135,7 @@ static void find_spans(struct search_table *table)
             }
         }
     }
-    /* no state is worse off for standing nearer to its goal: prefixes end at or behind, suffixes start at or before */
+    /* a state nearer to its goal is never worse: prefixes may end at or behind k, suffixes start at or before k */
     for (int class = 0; class < K; class ++) {
         int *far = &furthest[class * (L + 1)], *near = &nearest[class * (L + 1)];
         for (int k = 1; k <= L; k++)
@@ -144,55 +145,60 @@ static void find_spans(struct search_table *table)
     }
 }
 
-static int *reach_of(const struct search_table *table, int *reach, unsigned mask, int place)
+static int *reach_of(const struct search_table *table, int *reach, unsigned mask, int device_set)
 {
-    return &reach[search_group(table->problem, mask, place) * (size_t)(table->problem->most_devices + 1)];
+    return &reach[search_suffix_state(table->problem, mask, device_set) * (size_t)(table->problem->most_devices + 1)];
 }
 
-/* Where the stages of the group's first place may end: a suffix that shares nothing, or only the subcluster of which a
- * mixed stage takes its part, starts there. L + 1: nowhere. */
+/* First layer at which the stages on the state's device set may end, so that a suffix can start there. The suffix
+ * shares nothing, or only the subcluster of which a mixed stage takes its part. L + 1: none. */
 static int nearest_behind(const struct search_table *table, unsigned mask, int current)
 {
     const struct search_problem *problem = table->problem;
-    const bool mixed = problem->place[current].group >= 0;
-    int behind = mask == problem->place[current].clusters && problem->place[current].ends ? problem->L : problem->L + 1;
-    for (int next = 0; next < problem->P; next++) {
-        const int joint = search_joint(problem, current, next);
-        const unsigned rest = search_rest(problem, mask, current, joint);
-        if (joint == SEARCH_NEVER || (joint >= 0 && !mixed) || !problem->valid[search_group(problem, rest, next)])
+    const bool mixed = problem->device_set[current].mixed_group >= 0;
+    int behind = mask == problem->device_set[current].clusters && problem->device_set[current].ends ? problem->L
+                                                                                                    : problem->L + 1;
+    for (int next = 0; next < problem->device_set_count; next++) {
+        const int shared_subcluster = search_shared_subcluster(problem, current, next);
+        const unsigned rest = search_rest(problem, mask, current, shared_subcluster);
+        if (shared_subcluster == SEARCH_NOT_ALLOWED || (shared_subcluster >= 0 && !mixed) ||
+            !problem->valid[search_suffix_state(problem, rest, next)])
             continue;
-        const int left = joint >= 0 ? search_left(problem, current, joint) : search_front_devices(problem, next);
+        const int left = shared_subcluster >= 0 ? search_left(problem, current, shared_subcluster)
+                                                : search_front_devices(problem, next);
         const int at = reach_of(table, table->suffix_reach, rest, next)[left];
         if (at < behind) behind = at;
     }
     return behind;
 }
 
-/* The first layer that a suffix can start at with `left` devices of subcluster `front`, of which stages in front have
- * more. */
+/* The first layer at which a suffix can start with `left` devices of subcluster `front`, if the stage in front also
+ * uses it. */
 static int nearest_same(const struct search_table *table, unsigned mask, int front, int left)
 {
     const struct search_problem *problem = table->problem;
     int nearest = reach_of(table, table->suffix_reach, mask, front)[left];
-    for (int next = problem->C; next < problem->P; next++) {
-        if (search_joint(problem, front, next) != front || !problem->valid[search_group(problem, mask, next)]) continue;
+    for (int next = problem->C; next < problem->device_set_count; next++) {
+        if (search_shared_subcluster(problem, front, next) != front ||
+            !problem->valid[search_suffix_state(problem, mask, next)])
+            continue;
         const int at = reach_of(table, table->suffix_reach, mask, next)[left];
         if (at < nearest) nearest = at;
     }
     return nearest;
 }
 
-/* [group][d]: the first layer that a suffix of the group can start at with at most d devices of its front subcluster.
- */
+/* [suffix state][d]: the first layer at which a suffix of the state can start, with at most d devices of its front
+ * subcluster. Sets *reaches. */
 static void reach_backwards(struct search_table *table, bool *reaches)
 {
     const struct search_problem *problem = table->problem;
     const int L = problem->L;
     *reaches = false;
     for (int g = 0; g < problem->valid_count; g++) {
-        const unsigned mask = problem->group[g].mask;
-        const int current = problem->group[g].current, devices = search_front_devices(problem, current);
-        const bool mixed = problem->place[current].group >= 0;
+        const unsigned mask = problem->suffix_state[g].mask;
+        const int current = problem->suffix_state[g].current, devices = search_front_devices(problem, current);
+        const bool mixed = problem->device_set[current].mixed_group >= 0;
         int *reach = reach_of(table, table->suffix_reach, mask, current);
         const int behind = nearest_behind(table, mask, current);
         for (int d = 0; d <= devices; d++) {
@@ -210,18 +216,19 @@ static void reach_backwards(struct search_table *table, bool *reaches)
     }
 }
 
-/* Where a prefix can end at most whose last stage is a mixed one in front of the group, and shares `wanted` with it. */
+/* The last layer at which a prefix can end whose last stage is mixed, precedes the state and shares `wanted`. */
 static int furthest_mixed(const struct search_table *table, unsigned mask, int current, int wanted, int devices)
 {
     const struct search_problem *problem = table->problem;
     const int L = problem->L;
     int furthest = 0;
-    for (int last = problem->C; last < problem->P; last++) {
-        const int joint = search_joint(problem, last, current);
-        const unsigned more = mask | problem->place[last].clusters, shared = joint >= 0 ? 1u << joint : 0;
-        if (joint != wanted || (problem->place[last].clusters & mask) != shared) continue;
-        if (!problem->valid[search_group(problem, more, last)]) continue;
-        if (joint >= 0 && problem->taken[last * problem->C + joint] > devices) continue;
+    for (int last = problem->C; last < problem->device_set_count; last++) {
+        const int shared_subcluster = search_shared_subcluster(problem, last, current);
+        const unsigned more = mask | problem->device_set[last].clusters,
+                       shared = shared_subcluster >= 0 ? 1u << shared_subcluster : 0;
+        if (shared_subcluster != wanted || (problem->device_set[last].clusters & mask) != shared) continue;
+        if (!problem->valid[search_suffix_state(problem, more, last)]) continue;
+        if (shared_subcluster >= 0 && problem->taken[last * problem->C + shared_subcluster] > devices) continue;
         const int class = problem->first_class[last];
         const int left = search_front_devices(problem, last) - problem->class_devices[class];
         const int far = table->furthest[class * (L + 1) + reach_of(table, table->prefix_reach, more, last)[left]];
@@ -230,15 +237,15 @@ static int furthest_mixed(const struct search_table *table, unsigned mask, int c
     return furthest;
 }
 
-/* The same for the last stage of another subcluster. */
+/* The same for a last stage of another single subcluster. */
 static int furthest_other(const struct search_table *table, unsigned mask, int current)
 {
     const struct search_problem *problem = table->problem;
     const int L = problem->L;
     int furthest = 0;
     for (int last = 0; last < problem->C; last++) {
-        if (mask >> last & 1u || !problem->valid[search_group(problem, mask | 1u << last, last)]) continue;
-        if (search_joint(problem, last, current) != SEARCH_APART) continue;
+        if (mask >> last & 1u || !problem->valid[search_suffix_state(problem, mask | 1u << last, last)]) continue;
+        if (search_shared_subcluster(problem, last, current) != SEARCH_NOTHING_SHARED) continue;
         const int *there = reach_of(table, table->prefix_reach, mask | 1u << last, last);
         for (int class = problem->first_class[last]; class < problem->first_class[last + 1]; class ++) {
             const int left = problem->devices[last] - problem->class_devices[class];
@@ -250,20 +257,20 @@ static int furthest_other(const struct search_table *table, unsigned mask, int c
     return furthest;
 }
 
-/* [group][r]: the last layer that a prefix can end at, in front of a suffix of the group, with r devices of its front
- * subcluster still free. */
+/* [suffix state][r]: the last layer at which a prefix can end in front of a suffix of the state, with r devices of its
+ * front subcluster still free. */
 static void reach_forwards(struct search_table *table)
 {
     const struct search_problem *problem = table->problem;
     const int L = problem->L;
     for (int g = problem->valid_count - 1; g >= 0; g--) {
-        const unsigned mask = problem->group[g].mask;
-        const int current = problem->group[g].current, front = problem->place[current].front;
+        const unsigned mask = problem->suffix_state[g].mask;
+        const int current = problem->suffix_state[g].current, front = problem->device_set[current].front;
         int *reach = reach_of(table, table->prefix_reach, mask, current);
-        /* with stages of the front subcluster in front; of one mask those groups come first here */
+        /* for stages of the front subcluster in front; the reverse order visits these states of a mask first */
         const int *same = reach_of(table, table->prefix_reach, mask, front);
         int before = furthest_other(table, mask, current);
-        const int apart = furthest_mixed(table, mask, current, SEARCH_APART, 0);
+        const int apart = furthest_mixed(table, mask, current, SEARCH_NOTHING_SHARED, 0);
         if (apart > before) before = apart;
         for (int r = 0; r <= problem->devices[front]; r++) {
             reach[r] = r > 0 ? reach[r - 1] : before;
@@ -273,7 +280,8 @@ static void reach_forwards(struct search_table *table)
                 const int far = table->furthest[class * (L + 1) + same[left]];
                 if (far > reach[r]) reach[r] = far;
             }
-            const int joined = problem->P > problem->C ? furthest_mixed(table, mask, current, front, r) : 0;
+            const int joined =
+                problem->device_set_count > problem->C ? furthest_mixed(table, mask, current, front, r) : 0;
             if (joined > reach[r]) reach[r] = joined;
         }
     }
@@ -289,24 +297,24 @@ enum hapt_status search_bound_reach(struct search_table *table, double t_max_s, 
     return HAPT_OK;
 }
 
-/* The devices [*low, *high] of its front subcluster that a suffix of the group may use. */
-static void front_range(const struct search_problem *problem, size_t group, int *low, int *high)
+/* The range [*low, *high] of devices that a suffix of the state may use in its front subcluster. */
+static void front_range(const struct search_problem *problem, size_t state, int *low, int *high)
 {
-    const int current = (int)(group % (size_t)problem->P), class = problem->first_class[current];
-    const bool mixed = problem->place[current].group >= 0;
+    const int current = (int)(state % (size_t)problem->device_set_count), class = problem->first_class[current];
+    const bool mixed = problem->device_set[current].mixed_group >= 0;
     *low = mixed ? problem->class_devices[class] : 1;
     *high = mixed ? problem->class_devices[class] : problem->devices[current];
 }
 
-/* Layers [*low, *high] at which a suffix of the group and a prefix in front of it can meet. */
-static void meeting_layers(const struct search_table *table, size_t group, int *low, int *high)
+/* Layers [*low, *high] at which a suffix of the state and a prefix in front of it can meet. */
+static void meeting_layers(const struct search_table *table, size_t state, int *low, int *high)
 {
-    const int devices = search_front_devices(table->problem, (int)(group % (size_t)table->problem->P));
+    const int devices = search_front_devices(table->problem, (int)(state % (size_t)table->problem->device_set_count));
     const int width = table->problem->most_devices + 1;
-    const int *suffix = &table->suffix_reach[group * (size_t)width],
-              *prefix = &table->prefix_reach[group * (size_t)width];
+    const int *suffix = &table->suffix_reach[state * (size_t)width],
+              *prefix = &table->prefix_reach[state * (size_t)width];
     int least, most;
-    front_range(table->problem, group, &least, &most);
+    front_range(table->problem, state, &least, &most);
     *low = INT_MAX;
     *high = -1;
     for (int d = least; d <= most; d++) {
@@ -322,18 +330,18 @@ static void meeting_layers(const struct search_table *table, size_t group, int *
 static enum hapt_status no_memory(int64_t count)
 {
     return hapt_fail(HAPT_ERR_MEMORY, "plan with fewer layers (--layers-per-model), or with --gap",
-                     "the search needs %lld states", (long long)count);
+                     "the search needs memory for %lld states", (long long)count);
 }
 
 static enum hapt_status reserve_rows(struct search_table *table, int64_t count)
 {
     if (count <= table->row_room) return HAPT_OK;
     free(table->row);
-    free(table->handover_s);
+    free(table->untouched_prefix_s);
     table->row_room = 0;
     table->row = malloc((size_t)count * sizeof *table->row);
-    table->handover_s = malloc((size_t)count * sizeof *table->handover_s);
-    if (!table->row || !table->handover_s) return no_memory(count);
+    table->untouched_prefix_s = malloc((size_t)count * sizeof *table->untouched_prefix_s);
+    if (!table->row || !table->untouched_prefix_s) return no_memory(count);
     table->row_room = count;
     return HAPT_OK;
 }
@@ -352,15 +360,15 @@ static enum hapt_status reserve_cells(struct search_table *table, int64_t count)
     return HAPT_OK;
 }
 
-/* The devices d with which a suffix from layer k and a prefix up to it can meet. */
-static void fill_row(const struct search_table *table, size_t group, int k, struct search_row *row)
+/* The range of devices d with which a suffix from layer k and a prefix up to it can meet. */
+static void fill_row(const struct search_table *table, size_t state, int k, struct search_row *row)
 {
-    const int devices = search_front_devices(table->problem, (int)(group % (size_t)table->problem->P));
+    const int devices = search_front_devices(table->problem, (int)(state % (size_t)table->problem->device_set_count));
     const int width = table->problem->most_devices + 1;
-    const int *suffix = &table->suffix_reach[group * (size_t)width],
-              *prefix = &table->prefix_reach[group * (size_t)width];
+    const int *suffix = &table->suffix_reach[state * (size_t)width],
+              *prefix = &table->prefix_reach[state * (size_t)width];
     int low, high;
-    front_range(table->problem, group, &low, &high);
+    front_range(table->problem, state, &low, &high);
     while (low <= high && suffix[low] > k) low++;
     while (high >= low && prefix[devices - high] < k) high--;
     *row = (struct search_row){.low = low, .high = high, .start = -1};
@@ -370,23 +378,23 @@ static enum hapt_status lay_rows(struct search_table *table)
 {
     const struct search_problem *problem = table->problem;
     int64_t rows = 0, cells = 0;
-    for (int group = 0; group < problem->group_count; group++) {
-        table->group_low[group] = 0;
-        table->group_high[group] = -1;
-        if (!problem->valid[group]) continue;
-        meeting_layers(table, (size_t)group, &table->group_low[group], &table->group_high[group]);
-        table->group_row[group] = rows;
-        if (table->group_low[group] <= table->group_high[group])
-            rows += table->group_high[group] - table->group_low[group] + 1;
+    for (int state = 0; state < problem->suffix_state_count; state++) {
+        table->suffix_state_low[state] = 0;
+        table->suffix_state_high[state] = -1;
+        if (!problem->valid[state]) continue;
+        meeting_layers(table, (size_t)state, &table->suffix_state_low[state], &table->suffix_state_high[state]);
+        table->suffix_state_row[state] = rows;
+        if (table->suffix_state_low[state] <= table->suffix_state_high[state])
+            rows += table->suffix_state_high[state] - table->suffix_state_low[state] + 1;
     }
     HAPT_TRY(reserve_rows(table, rows));
     table->row_count = rows;
-    for (int group = 0; group < problem->group_count; group++) {
-        for (int k = table->group_low[group]; k <= table->group_high[group]; k++) {
-            struct search_row *row = &table->row[table->group_row[group] + (k - table->group_low[group])];
-            fill_row(table, (size_t)group, k, row);
+    for (int state = 0; state < problem->suffix_state_count; state++) {
+        for (int k = table->suffix_state_low[state]; k <= table->suffix_state_high[state]; k++) {
+            struct search_row *row = &table->row[table->suffix_state_row[state] + (k - table->suffix_state_low[state])];
+            fill_row(table, (size_t)state, k, row);
             row->cell = cells;
-            if (row->low <= row->high) cells += row->high - row->low + 2; /* starts have one more */
+            if (row->low <= row->high) cells += row->high - row->low + 2; /* `starts` needs one more */
         }
     }
     HAPT_TRY(reserve_cells(table, cells));
@@ -403,13 +411,13 @@ WIDE static void lower(double *restrict to, const double *restrict from, double 
     }
 }
 
-/* A stage of layers [k, end) behind the prefixes of a row, the next stage at `next` using the same subcluster. */
+/* Adds a stage of layers [k, end) behind the prefixes of a row; the next stage, at `next`, uses the same subcluster. */
 static void extend_same(const struct search_table *table, const struct search_candidate *at,
                         const struct search_row *row, unsigned mask, int next)
 {
     const struct search_problem *problem = table->problem;
     const size_t link = search_link(problem, row->current, next, at->end - 1);
-    const struct search_row *to = search_row(table, at->end, search_group(problem, mask, next));
+    const struct search_row *to = search_row(table, at->end, search_suffix_state(problem, mask, next));
     if (!to || table->delta[link] == UCHAR_MAX) return;
     const double cost_s = at->time_s + 2 * problem->comm_s[link];
     const int low = row->low > to->low + at->devices ? row->low : to->low + at->devices;
@@ -419,25 +427,25 @@ static void extend_same(const struct search_table *table, const struct search_ca
           cost_s, high - low + 1);
 }
 
-/* The last stage to use the front subcluster, or a mixed one that leaves `left` devices of the next one's: `before_s`
- * is the sum of all in front of it. */
+/* Adds the last stage of the front subcluster, or a mixed stage that leaves some devices of the next stage's front.
+ * `before_s`: sum of all stages in front of it. */
 static void extend_other(const struct search_table *table, const struct search_candidate *at,
                          const struct search_row *row, unsigned mask, int next, double before_s)
 {
     const struct search_problem *problem = table->problem;
-    const int joint = search_joint(problem, row->current, next);
+    const int shared_subcluster = search_shared_subcluster(problem, row->current, next);
     const size_t link = search_link(problem, row->current, next, at->end - 1);
-    if (joint == SEARCH_NEVER || table->delta[link] == UCHAR_MAX) return;
-    const unsigned rest = search_rest(problem, mask, row->current, joint);
-    const struct search_row *to = search_row(table, at->end, search_group(problem, rest, next));
+    if (shared_subcluster == SEARCH_NOT_ALLOWED || table->delta[link] == UCHAR_MAX) return;
+    const unsigned rest = search_rest(problem, mask, row->current, shared_subcluster);
+    const struct search_row *to = search_row(table, at->end, search_suffix_state(problem, rest, next));
     if (!to) return;
     const double sum_s = before_s + (at->time_s + 2 * problem->comm_s[link]);
-    if (joint < 0) {
-        double *least = &table->handover_s[to - table->row];
+    if (shared_subcluster < 0) {
+        double *least = &table->untouched_prefix_s[to - table->row];
         *least = fmin(*least, sum_s);
         return;
     }
-    const int left = search_left(problem, row->current, joint), high = to->high < left ? to->high : left;
+    const int left = search_left(problem, row->current, shared_subcluster), high = to->high < left ? to->high : left;
     for (int d = to->low; d <= high; d++) {
         double *least = &table->prefix_s[to->cell + (d - to->low)];
         if (!problem->options->use_all_devices || d == left) *least = fmin(*least, sum_s);
@@ -447,41 +455,41 @@ static void extend_other(const struct search_table *table, const struct search_c
 static void extend_prefixes(const struct search_table *table, int k, unsigned mask, int current, double *least_s)
 {
     const struct search_problem *problem = table->problem;
-    const struct search_row *row = search_row(table, k, search_group(problem, mask, current));
-    const struct search_place *place = &problem->place[current];
-    const bool mixed = place->group >= 0;
-    const unsigned rest = mask & ~place->clusters;
-    const int list = k * problem->P + current;
+    const struct search_row *row = search_row(table, k, search_suffix_state(problem, mask, current));
+    const struct search_device_set *device_set = &problem->device_set[current];
+    const bool mixed = device_set->mixed_group >= 0;
+    const unsigned rest = mask & ~device_set->clusters;
+    const int list = k * problem->device_set_count + current;
     for (int64_t i = table->active_first[list]; i < table->active_end[list]; i++) {
         const struct search_candidate *at = &table->active[i];
-        /* the sum of all that stands before the last stage of `current`, which uses its devices alone */
+        /* sum of all stages in front of the last stage of `current`, if that one uses its devices alone */
         const bool within = at->devices >= row->low && at->devices <= row->high;
         const double before_s = within ? table->prefix_s[row->cell + (at->devices - row->low)] : INFINITY;
         if (at->end == problem->L) {
-            if (rest == 0 && place->ends && before_s + at->time_s < *least_s) *least_s = before_s + at->time_s;
+            if (rest == 0 && device_set->ends && before_s + at->time_s < *least_s) *least_s = before_s + at->time_s;
             continue;
         }
         if (!mixed) extend_same(table, at, row, mask, current);
-        for (int next = problem->C; !mixed && next < problem->P; next++)
-            if (search_joint(problem, current, next) == current) extend_same(table, at, row, mask, next);
+        for (int next = problem->C; !mixed && next < problem->device_set_count; next++)
+            if (search_shared_subcluster(problem, current, next) == current) extend_same(table, at, row, mask, next);
         if (!isfinite(before_s)) continue;
         for (int next = 0; next < problem->C; next++)
             if (mixed || rest >> next & 1u) extend_other(table, at, row, mask, next, before_s);
-        for (int next = problem->C; next < problem->P; next++)
-            if (mixed || search_joint(problem, current, next) == SEARCH_APART)
+        for (int next = problem->C; next < problem->device_set_count; next++)
+            if (mixed || search_shared_subcluster(problem, current, next) == SEARCH_NOTHING_SHARED)
                 extend_other(table, at, row, mask, next, before_s);
     }
 }
 
-/* Prefixes that do not use the front subcluster leave it untouched. */
-static void take_handover(const struct search_table *table, struct search_row *row, int devices)
+/* Prefixes that do not use the front subcluster leave all its devices free. */
+static void take_untouched_prefix(const struct search_table *table, struct search_row *row, int devices)
 {
-    const double handover_s = table->handover_s[row - table->row];
+    const double untouched_prefix_s = table->untouched_prefix_s[row - table->row];
     double least_s = INFINITY;
     for (int d = row->low; d <= row->high; d++) {
         double *cell = &table->prefix_s[row->cell + (d - row->low)];
         const bool whole = !table->problem->options->use_all_devices || d == devices;
-        if (whole && handover_s < *cell) *cell = handover_s;
+        if (whole && untouched_prefix_s < *cell) *cell = untouched_prefix_s;
         if (*cell < least_s) least_s = *cell;
     }
     row->least_prefix_s = least_s;
@@ -495,19 +503,19 @@ enum hapt_status search_bound_prefixes(struct search_table *table, double *least
     reach_forwards(table);
     HAPT_TRY(lay_rows(table));
     for (int64_t i = 0; i < table->cell_count; i++) table->prefix_s[i] = INFINITY;
-    for (int64_t i = 0; i < table->row_count; i++) table->handover_s[i] = INFINITY;
+    for (int64_t i = 0; i < table->row_count; i++) table->untouched_prefix_s[i] = INFINITY;
     for (int k = 0; k < problem->L; k++) {
         if (table->poll) table->poll(table->poll_context);
         for (int g = problem->valid_count - 1; g >= 0; g--) {
-            const unsigned mask = problem->group[g].mask;
-            const int current = problem->group[g].current;
-            struct search_row *row = search_row(table, k, search_group(problem, mask, current));
+            const unsigned mask = problem->suffix_state[g].mask;
+            const int current = problem->suffix_state[g].current;
+            struct search_row *row = search_row(table, k, search_suffix_state(problem, mask, current));
             if (!row) continue;
-            /* the empty prefix; where every device must be used, what it leaves is everything */
+            /* the empty prefix; if every device must be used, it leaves all of them */
             if (k == 0 && (!problem->options->use_all_devices || mask == every))
-                table->handover_s[row - table->row] = 0;
+                table->untouched_prefix_s[row - table->row] = 0;
             row->current = current;
-            take_handover(table, row, search_front_devices(problem, current));
+            take_untouched_prefix(table, row, search_front_devices(problem, current));
             if (isfinite(row->least_prefix_s)) extend_prefixes(table, k, mask, current, least_s);
         }
     }

@@ -1,4 +1,4 @@
-/* Which subclusters are interchangeable, and the groups of suffixes that are left when their order does not count. */
+/* Finds interchangeable subclusters, and the suffix states that remain when their order does not matter. */
 #include "search.h"
 
 #include <string.h>
@@ -23,11 +23,11 @@ static bool same_links(const struct hapt_profile *profile, int a, int b)
     return true;
 }
 
-/* Mixed stages use them: which one matters then. */
+/* True if mixed stages use the subcluster; it is then not interchangeable. */
 static bool is_mixed(const struct search_problem *problem, int c)
 {
-    for (int p = problem->C; p < problem->P; p++)
-        if (problem->place[p].clusters >> c & 1u) return true;
+    for (int p = problem->C; p < problem->device_set_count; p++)
+        if (problem->device_set[p].clusters >> c & 1u) return true;
     return false;
 }
 
@@ -45,11 +45,12 @@ static bool interchangeable(const struct search_problem *problem, int a, int b)
            same_table(x->activation_bytes, y->activation_bytes, cells);
 }
 
-/* The highest of each kind are taken first, and the front of `current`, the latest, is the lowest of its own. */
+/* True for valid suffix states: of each kind the highest indices are used, and the front of `current` has the lowest of
+ * its kind. */
 static bool is_valid(const struct search_problem *problem, unsigned mask, int current)
 {
-    const int front = problem->place[current].front;
-    if (problem->place[current].clusters & ~mask) return false;
+    const int front = problem->device_set[current].front;
+    if (problem->device_set[current].clusters & ~mask) return false;
     for (int c = 0; c < problem->C; c++) {
         const unsigned above = problem->kind[c] & ~((2u << c) - 1);
         if ((mask >> c & 1u) && (mask & above) != above) return false;
@@ -57,7 +58,7 @@ static bool is_valid(const struct search_problem *problem, unsigned mask, int cu
     return (mask & problem->kind[front] & ((1u << front) - 1)) == 0;
 }
 
-enum hapt_status search_problem_group(struct search_problem *problem, struct hapt_arena *arena)
+enum hapt_status search_problem_suffix_states(struct search_problem *problem, struct hapt_arena *arena)
 {
     const int C = problem->C;
     for (int c = 0; c < C; c++) {
@@ -68,15 +69,15 @@ enum hapt_status search_problem_group(struct search_problem *problem, struct hap
             problem->kind[c] = problem->kind[other];
         }
     }
-    problem->group_count = problem->P << C;
-    HAPT_NEW(problem->valid, arena, problem->group_count);
-    HAPT_NEW(problem->group, arena, problem->group_count);
+    problem->suffix_state_count = problem->device_set_count << C;
+    HAPT_NEW(problem->valid, arena, problem->suffix_state_count);
+    HAPT_NEW(problem->suffix_state, arena, problem->suffix_state_count);
     for (unsigned mask = 1; mask < 1u << C; mask++) {
-        for (int i = 0; i < problem->P; i++) {
-            const int current = (i + C) % problem->P; /* mixed ones first */
+        for (int i = 0; i < problem->device_set_count; i++) {
+            const int current = (i + C) % problem->device_set_count; /* mixed device sets first */
             const bool valid = is_valid(problem, mask, current);
-            problem->valid[search_group(problem, mask, current)] = valid;
-            if (valid) problem->group[problem->valid_count++] = (struct search_group){mask, current};
+            problem->valid[search_suffix_state(problem, mask, current)] = valid;
+            if (valid) problem->suffix_state[problem->valid_count++] = (struct search_suffix_state){mask, current};
         }
     }
     return HAPT_OK;
@@ -84,8 +85,8 @@ enum hapt_status search_problem_group(struct search_problem *problem, struct hap
 
 int search_name(const struct search_problem *problem, unsigned used, int current)
 {
-    int earlier = -1; /* of its kind */
-    if (problem->place[current].group >= 0) return problem->C + problem->place[current].group;
+    int earlier = -1; /* used subclusters of its kind, minus 1 */
+    if (problem->device_set[current].mixed_group >= 0) return problem->C + problem->device_set[current].mixed_group;
     for (int c = 0; c < problem->C; c++) earlier += (used & problem->kind[current]) >> c & 1u;
     for (int c = 0; c < problem->C; c++)
         if ((problem->kind[current] >> c & 1u) && earlier-- == 0) return c;

@@ -1,14 +1,15 @@
 /*
  * The search over t_max, shared by the ranks of a communicator.
  *
- * For a t_max in (a, b] the objective is at least F(b) + (B - 1) a, F falling: intervals of candidates are split and
- * dropped from both ends (HAPT 5.2.2, taken further). The window of paces comes first: below it no stages reach over
- * the layers with the devices there are, above it the pace alone costs more than a plan that is known.
+ * F(t) is the least sum of t_i + 2 c_i at t_max = t; F decreases. For t_max in (a, b] the objective is at least
+ * F(b) + (B - 1) a. So intervals of candidates are split, and dropped from both ends (HAPT 5.2.2, extended). The range
+ * of t_max is narrowed first. Below it the available devices cannot cover the layers. Above it (B - 1) t_max alone
+ * exceeds a known plan.
  *
- * Intervals are priced in rounds. Within a round the ranks take the next pace from a counter, so none waits for another
- * but at the end, and pass on better objectives by one-sided MPI. A better objective only lets a pass end early that
- * the end of the round would have made void, so which paces are priced, and all else, is the same for every number of
- * ranks. With a gap to the optimum allowed, what may be dropped depends on the objective itself: then passes take the
+ * Intervals are priced in rounds. Within a round each rank takes the next t_max from a shared counter, so ranks wait
+ * only at the end. They share better objectives by one-sided MPI. A better objective only ends passes early whose
+ * result the end of the round would discard. So the priced t_max values, and all results, are the same for every number
+ * of ranks. If a gap to the optimum is allowed, the dropped part depends on the objective. Then all passes use the
  * objective of the round's start.
  */
 #include "search.h"
@@ -19,14 +20,14 @@
 
 #include "hapt/progress.h"
 
-/* Objectives this close tie (DESIGN "Objective"); bounds leave a few times as much. */
+/* TIE: objectives this close are equal. SAFE: bounds leave a few times as much. */
 #define TIE 1e-12
 #define SAFE 4e-12
-enum { BRACKET_STEPS = 10 }; /* halvings to a thousandth */
+enum { BRACKET_STEPS = 10 }; /* halvings to 1e-3 of the range, as shown by the progress display */
 
 struct interval {
-    int64_t first, last; /* candidates whose F is not known yet, both inclusive */
-    double least_s;      /* F of the nearest larger candidate or another bound: F of these is no smaller */
+    int64_t first, last; /* candidates with unknown F, both inclusive */
+    double least_s;      /* lower bound of their F: F of the next larger candidate, or another bound */
 };
 
 struct priced {
@@ -34,35 +35,36 @@ struct priced {
     double latency_s; /* F */
 };
 
-/* A pace to be priced: the upper end of what lies between its neighbours. */
+/* A t_max to price: the upper end of a part of an interval. */
 struct probe {
-    int64_t index, below; /* `below`: first candidate of the part that ends with it */
+    int64_t index, below; /* `below`: first candidate of that part */
 };
 
-struct board {    /* on rank 0 */
-    int64_t next; /* probes handed out */
+struct shared_state { /* of all ranks; on rank 0 */
+    int64_t next;     /* number of probes taken */
     double best_s;
 };
 
 struct search {
     MPI_Comm comm;
     int rank, size;
-    MPI_Win window; /* of the board; MPI_WIN_NULL: alone, or without one-sided MPI: probes are dealt in turn */
-    struct board alone, *board;
+    /* one-sided MPI on `shared_state`; MPI_WIN_NULL (one rank, or no one-sided MPI): probes are dealt cyclically */
+    MPI_Win mpi_window;
+    struct shared_state alone, *shared_state;
     int64_t handed; /* counter at the start of the round */
     const struct search_problem *problem;
     struct search_table table;
-    double *pace;
-    int64_t pace_count;
+    double *t_max;
+    int64_t t_max_count;
     struct priced *priced;
     int64_t priced_count;
-    double best_s;  /* objective */
-    double lower_s; /* no dropped candidate has a smaller objective; kept where a gap is allowed */
+    double best_s;  /* best objective so far */
+    double lower_s; /* no dropped candidate has a smaller objective; needed if a gap is allowed */
 };
 
 static double objective(const struct search *search, int64_t index, double latency_s)
 {
-    return latency_s + (search->problem->B - 1) * search->pace[index];
+    return latency_s + (search->problem->B - 1) * search->t_max[index];
 }
 
 static double gap(const struct search *search)
@@ -70,10 +72,10 @@ static double gap(const struct search *search)
     return search->problem->options->gap;
 }
 
-/* What a sum at this pace may be for the objective to matter. */
-static double budget(const struct search *search, double best_s, double pace_s)
+/* The largest sum at this t_max with which the objective still matters. */
+static double budget(const struct search *search, double best_s, double t_max_s)
 {
-    return best_s / (1 + gap(search)) + SAFE * best_s - (search->problem->B - 1) * pace_s;
+    return best_s / (1 + gap(search)) + SAFE * best_s - (search->problem->B - 1) * t_max_s;
 }
 
 static void note_price(struct search *search, int64_t index, double latency_s)
@@ -82,18 +84,18 @@ static void note_price(struct search *search, int64_t index, double latency_s)
     if (objective(search, index, latency_s) < search->best_s) search->best_s = objective(search, index, latency_s);
 }
 
-/* The board's ranks: the next number of a probe, and the least objective that any rank knows. */
+/* Takes the number of the next probe. share_best: exchanges the least known objective. */
 static enum hapt_status take_next(struct search *search, int64_t *next)
 {
     const int64_t one = 1;
-    if (search->window == MPI_WIN_NULL) {
-        *next = search->board->next;
-        search->board->next += search->size;
+    if (search->mpi_window == MPI_WIN_NULL) {
+        *next = search->shared_state->next;
+        search->shared_state->next += search->size;
         return HAPT_OK;
     }
-    HAPT_MPI(
-        MPI_Fetch_and_op(&one, next, MPI_INT64_T, 0, (MPI_Aint)offsetof(struct board, next), MPI_SUM, search->window));
-    HAPT_MPI(MPI_Win_flush(0, search->window));
+    HAPT_MPI(MPI_Fetch_and_op(&one, next, MPI_INT64_T, 0, (MPI_Aint)offsetof(struct shared_state, next), MPI_SUM,
+                              search->mpi_window));
+    HAPT_MPI(MPI_Win_flush(0, search->mpi_window));
     return HAPT_OK;
 }
 
@@ -101,15 +103,15 @@ static enum hapt_status share_best(struct search *search, double *best_s)
 {
     const double mine_s = *best_s;
     double known_s = mine_s;
-    if (search->window == MPI_WIN_NULL) return HAPT_OK;
-    HAPT_MPI(MPI_Fetch_and_op(&mine_s, &known_s, MPI_DOUBLE, 0, (MPI_Aint)offsetof(struct board, best_s), MPI_MIN,
-                              search->window));
-    HAPT_MPI(MPI_Win_flush(0, search->window));
+    if (search->mpi_window == MPI_WIN_NULL) return HAPT_OK;
+    HAPT_MPI(MPI_Fetch_and_op(&mine_s, &known_s, MPI_DOUBLE, 0, (MPI_Aint)offsetof(struct shared_state, best_s),
+                              MPI_MIN, search->mpi_window));
+    HAPT_MPI(MPI_Win_flush(0, search->mpi_window));
     if (known_s < *best_s) *best_s = known_s;
     return HAPT_OK;
 }
 
-/* Requests of other ranks may need this rank inside MPI to be served. */
+/* Enters MPI, because requests of other ranks may need this rank's progress. */
 static void serve(void *context)
 {
     const struct search *search = context;
@@ -117,39 +119,40 @@ static void serve(void *context)
     MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, search->comm, &flag, MPI_STATUS_IGNORE);
 }
 
-static enum hapt_status open_board(struct search *search)
+static enum hapt_status open_shared_state(struct search *search)
 {
-    search->board = &search->alone;
-    search->alone = (struct board){.next = search->rank, .best_s = INFINITY};
+    search->shared_state = &search->alone;
+    search->alone = (struct shared_state){.next = search->rank, .best_s = INFINITY};
     if (search->size == 1) return HAPT_OK;
-    struct board *board;
-    const MPI_Aint bytes = search->rank == 0 ? (MPI_Aint)sizeof *board : 0;
-    int failed = MPI_Win_allocate(bytes, 1, MPI_INFO_NULL, search->comm, &board, &search->window) != MPI_SUCCESS;
+    struct shared_state *shared_state;
+    const MPI_Aint bytes = search->rank == 0 ? (MPI_Aint)sizeof *shared_state : 0;
+    int failed =
+        MPI_Win_allocate(bytes, 1, MPI_INFO_NULL, search->comm, &shared_state, &search->mpi_window) != MPI_SUCCESS;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, search->comm));
-    if (failed) { /* a window that only some ranks have cannot be freed together either */
-        search->window = MPI_WIN_NULL;
+    if (failed) { /* a window that only some ranks have cannot be freed collectively */
+        search->mpi_window = MPI_WIN_NULL;
         return HAPT_OK;
     }
-    search->board = board;
+    search->shared_state = shared_state;
     if (search->rank == 0) {
-        HAPT_MPI(MPI_Win_lock(MPI_LOCK_EXCLUSIVE, 0, 0, search->window));
-        *board = (struct board){.best_s = INFINITY};
-        HAPT_MPI(MPI_Win_unlock(0, search->window));
+        HAPT_MPI(MPI_Win_lock(MPI_LOCK_EXCLUSIVE, 0, 0, search->mpi_window));
+        *shared_state = (struct shared_state){.best_s = INFINITY};
+        HAPT_MPI(MPI_Win_unlock(0, search->mpi_window));
         search->table.poll = serve;
         search->table.poll_context = search;
     }
     HAPT_MPI(MPI_Barrier(search->comm));
-    return hapt_env_mpi(MPI_Win_lock_all(0, search->window), "MPI_Win_lock_all");
+    return hapt_env_mpi(MPI_Win_lock_all(0, search->mpi_window), "MPI_Win_lock_all");
 }
 
-static void close_board(struct search *search)
+static void close_shared_state(struct search *search)
 {
-    if (search->window == MPI_WIN_NULL) return;
-    MPI_Win_unlock_all(search->window);
-    MPI_Win_free(&search->window);
+    if (search->mpi_window == MPI_WIN_NULL) return;
+    MPI_Win_unlock_all(search->mpi_window);
+    MPI_Win_free(&search->mpi_window);
 }
 
-/* Takes probes until none is left. */
+/* Takes and prices probes until none is left. */
 static enum hapt_status price_some(struct search *search, const struct probe *probe, int count, double *latency_s)
 {
     double best_s = search->best_s;
@@ -160,16 +163,16 @@ static enum hapt_status price_some(struct search *search, const struct probe *pr
         if (next >= count) return HAPT_OK;
         if (gap(search) <= 0) HAPT_TRY(share_best(search, &best_s));
         const struct probe *at = &probe[next];
-        HAPT_TRY(search_table_fill(&search->table, search->pace[at->index],
-                                   budget(search, best_s, search->pace[at->below]), false, &latency_s[next]));
+        HAPT_TRY(search_table_fill(&search->table, search->t_max[at->index],
+                                   budget(search, best_s, search->t_max[at->below]), false, &latency_s[next]));
         if (gap(search) > 0) continue;
         best_s = fmin(best_s, objective(search, at->index, latency_s[next]));
         HAPT_TRY(share_best(search, &best_s));
     }
 }
 
-/* Prices candidates; every rank learns every price. A price beyond what can matter counts as infinite. `status`: of
- * this rank so far; all leave when one has failed. */
+/* Prices candidates; every rank gets all prices. A price too large to matter is infinite. `status`: of this rank so
+ * far; all ranks return if one has failed. */
 static enum hapt_status price(struct search *search, enum hapt_status status, const struct probe *probe, int count,
                               double *latency_s)
 {
@@ -180,12 +183,12 @@ static enum hapt_status price(struct search *search, enum hapt_status status, co
     if (search->size > 1) HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, latency_s, count, MPI_DOUBLE, MPI_MIN, search->comm));
     search->table.effort.wait_s += hapt_time_s() - done_s;
     search->handed += count + search->size;
-    if (search->window == MPI_WIN_NULL) search->board->next = search->handed + search->rank;
+    if (search->mpi_window == MPI_WIN_NULL) search->shared_state->next = search->handed + search->rank;
     for (int i = 0; i < count; i++) note_price(search, probe[i].index, latency_s[i]);
     return HAPT_OK;
 }
 
-/* The objective below which an interval must come to be looked at. */
+/* True if an interval with this lower bound may hold a plan as good as the best, within the gap. */
 static bool matters(const struct search *search, double bound_s)
 {
     return gap(search) > 0 ? bound_s * (1 + gap(search)) < search->best_s : hapt_at_most(bound_s, search->best_s);
@@ -196,7 +199,7 @@ static void drop(struct search *search, double bound_s)
     if (bound_s < search->lower_s) search->lower_s = bound_s;
 }
 
-/* Drops the upper end that cannot be as good as the best so far; false when nothing is left. */
+/* Drops the upper end that cannot be as good as the best so far; false: nothing is left. */
 static bool trim(struct search *search, struct interval *interval)
 {
     int64_t low = interval->first - 1, high = interval->last + 1;
@@ -212,31 +215,33 @@ static bool trim(struct search *search, struct interval *interval)
     return interval->first <= interval->last;
 }
 
-/* Where few intervals are left they are cut into more parts, so that several ranks have work. */
-static int64_t cuts(const struct interval *interval, int count)
+/* Number of probes per interval: more if there are few intervals, so that all ranks have work. */
+static int64_t probes_per_interval(const struct interval *interval, int count)
 {
     enum { ENOUGH = 4 };
-    const int64_t cut = count >= ENOUGH ? 1 : (ENOUGH + count - 1) / count, room = interval->last - interval->first + 1;
-    return cut < room ? cut : room;
+    const int64_t probes = count >= ENOUGH ? 1 : (ENOUGH + count - 1) / count,
+                  room = interval->last - interval->first + 1;
+    return probes < room ? probes : room;
 }
 
-static int place_probes(const struct interval *interval, int count, struct probe *probe)
+static int choose_probes(const struct interval *interval, int count, struct probe *probe)
 {
-    int placed = 0;
+    int chosen = 0;
     for (int i = 0; i < count; i++) {
-        const int64_t parts = cuts(&interval[i], count) + 1, room = interval[i].last - interval[i].first + 1;
+        const int64_t parts = probes_per_interval(&interval[i], count) + 1,
+                      room = interval[i].last - interval[i].first + 1;
         int64_t below = interval[i].first;
         for (int64_t k = 1; k < parts; k++) {
             const int64_t at = interval[i].first + (room * k - 1) / parts;
             if (at < below) continue;
-            probe[placed++] = (struct probe){at, below};
+            probe[chosen++] = (struct probe){at, below};
             below = at + 1;
         }
     }
-    return placed;
+    return chosen;
 }
 
-/* What is left of an interval behind its probes; returns how many of them were its own. */
+/* Appends the remaining parts of an interval after its probes were priced; returns the number of its probes. */
 static int split(struct search *search, const struct interval *interval, const struct probe *probe,
                  const double *latency_s, int count, struct interval *next, int *next_count)
 {
@@ -246,10 +251,10 @@ static int split(struct search *search, const struct interval *interval, const s
         const struct interval part = {k > 0 ? probe[k - 1].index + 1 : interval->first,
                                       k < own ? probe[k].index - 1 : interval->last,
                                       k < own ? latency_s[k] : interval->least_s};
-        /* an infinite price: beyond the budget of the part, its lower end included */
+        /* an infinite price: beyond the budget of the whole part */
         if (isinf(part.least_s)) drop(search, search->best_s / (1 + gap(search)));
         if (part.first > part.last || isinf(part.least_s)) continue;
-        /* where F has already fallen to its least, a slower pace gains nothing */
+        /* F is already at its least, so a larger t_max gains nothing */
         if (k > 0 && latency_s[k - 1] <= part.least_s) continue;
         next[(*next_count)++] = part;
     }
@@ -274,10 +279,10 @@ static enum hapt_status refine_intervals(struct search *search, double least_s, 
 {
     const struct priced *known = &search->priced[0];
     struct interval start[2] = {{0, known->index - 1, known->latency_s},
-                                {known->index + 1, search->pace_count - 1, least_s}};
+                                {known->index + 1, search->t_max_count - 1, least_s}};
     struct round round = {.now = start};
-    /* Each round halves what is left. */
-    long left = (long)ceil(log2((double)search->pace_count + 1)) + 1;
+    /* each round halves the rest */
+    long left = (long)ceil(log2((double)search->t_max_count + 1)) + 1;
     hapt_progress_expect(left);
     for (int count = 2;;) {
         int kept = 0, probes = 0, next_count = 0;
@@ -286,7 +291,7 @@ static enum hapt_status refine_intervals(struct search *search, double least_s, 
             if (trim(search, &round.now[i])) round.now[kept++] = round.now[i];
         if (kept == 0) return HAPT_OK;
         const enum hapt_status status = make_room(&round, kept, scratch);
-        if (status == HAPT_OK) probes = place_probes(round.now, kept, round.probe);
+        if (status == HAPT_OK) probes = choose_probes(round.now, kept, round.probe);
         HAPT_TRY(price(search, status, round.probe, probes, round.latency_s));
         for (int i = 0, at = 0; i < kept; i++)
             at += split(search, &round.now[i], &round.probe[at], &round.latency_s[at], probes - at, round.next,
@@ -296,8 +301,9 @@ static enum hapt_status refine_intervals(struct search *search, double least_s, 
     }
 }
 
-/* No stages reach over the layers at *low_s and below; they do at *high_s, or nowhere. */
-static enum hapt_status bracket_pace(struct search *search, double *low_s, double *high_s, bool *reaches)
+/* Brackets the least feasible t_max: at *low_s and below, stages cannot cover the layers; at *high_s they can, or
+ * nowhere. */
+static enum hapt_status bracket_t_max(struct search *search, double *low_s, double *high_s, bool *reaches)
 {
     *low_s = 0;
     *high_s = search->problem->longest_s;
@@ -316,40 +322,41 @@ static enum hapt_status bracket_pace(struct search *search, double *low_s, doubl
     return HAPT_OK;
 }
 
-/* The smallest of a few paces with a plan, and its F; every rank does the same work. Infinite F: there is none. */
-static enum hapt_status find_known(struct search *search, double *low_s, double high_s, double *pace_s,
+/* Finds the smallest of a few t_max values that has a plan, and its F. Every rank does the same work. Infinite F: no
+ * plan. */
+static enum hapt_status find_known(struct search *search, double *low_s, double high_s, double *t_max_s,
                                    double *latency_s)
 {
     const double longest_s = search->problem->longest_s;
     double step = 0.002;
-    for (*pace_s = high_s;; step *= 2) {
-        HAPT_TRY(search_table_fill(&search->table, *pace_s, INFINITY, false, latency_s));
+    for (*t_max_s = high_s;; step *= 2) {
+        HAPT_TRY(search_table_fill(&search->table, *t_max_s, INFINITY, false, latency_s));
         if (isfinite(*latency_s)) return HAPT_OK;
-        *low_s = *pace_s;
-        if (*pace_s >= longest_s) return HAPT_OK;
-        *pace_s = fmin(longest_s, *pace_s * (1 + step));
+        *low_s = *t_max_s;
+        if (*t_max_s >= longest_s) return HAPT_OK;
+        *t_max_s = fmin(longest_s, *t_max_s * (1 + step));
     }
 }
 
-/* The candidates that are left, and the price of the one that the known plan belongs to. */
-static enum hapt_status list_paces(struct search *search, double low_s, double pace_s, double latency_s, double least_s,
-                                   struct hapt_arena *scratch)
+/* Lists the remaining candidates, and prices the one of the known plan. */
+static enum hapt_status list_t_max(struct search *search, double low_s, double t_max_s, double latency_s,
+                                   double least_s, struct hapt_arena *scratch)
 {
     const int B = search->problem->B;
-    const double known_s = latency_s + (B - 1) * pace_s;
+    const double known_s = latency_s + (B - 1) * t_max_s;
     const double most_s = B > 1 ? (known_s * (1 + SAFE) - least_s) / (B - 1) * (1 + SAFE) : search->problem->longest_s;
     int64_t low = -1, high;
-    HAPT_TRY(search_paces(search->problem, low_s, most_s, scratch, &search->pace, &search->pace_count));
-    HAPT_NEW(search->priced, scratch, search->pace_count);
-    for (high = search->pace_count; high - low > 1;) { /* the last that is no larger */
+    HAPT_TRY(search_t_max_candidates(search->problem, low_s, most_s, scratch, &search->t_max, &search->t_max_count));
+    HAPT_NEW(search->priced, scratch, search->t_max_count);
+    for (high = search->t_max_count; high - low > 1;) { /* the last one that is not larger */
         const int64_t middle = low + (high - low) / 2;
-        *(search->pace[middle] <= pace_s * (1 + SAFE) ? &low : &high) = middle;
+        *(search->t_max[middle] <= t_max_s * (1 + SAFE) ? &low : &high) = middle;
     }
     HAPT_ASSERT(low >= 0);
-    bool reaches; /* at the largest pace that is left: the others are narrowed down from it */
-    HAPT_TRY(search_table_reaches(&search->table, search->pace[search->pace_count - 1], &reaches));
+    bool reaches; /* at the largest remaining t_max: all others start from its candidates */
+    HAPT_TRY(search_table_reaches(&search->table, search->t_max[search->t_max_count - 1], &reaches));
     search_table_keep(&search->table);
-    HAPT_TRY(search_table_fill(&search->table, search->pace[low], INFINITY, false, &latency_s));
+    HAPT_TRY(search_table_fill(&search->table, search->t_max[low], INFINITY, false, &latency_s));
     HAPT_ASSERT(isfinite(latency_s));
     note_price(search, low, latency_s);
     return HAPT_OK;
@@ -357,16 +364,16 @@ static enum hapt_status list_paces(struct search *search, double low_s, double p
 
 static enum hapt_status start(struct search *search, struct hapt_arena *scratch, double *least_s, bool *found)
 {
-    double low_s, high_s, pace_s, latency_s;
+    double low_s, high_s, t_max_s, latency_s;
     *found = false;
     if (search->problem->all_candidates == 0) return HAPT_OK;
-    HAPT_TRY(bracket_pace(search, &low_s, &high_s, found));
+    HAPT_TRY(bracket_t_max(search, &low_s, &high_s, found));
     if (!*found) return HAPT_OK;
-    HAPT_TRY(find_known(search, &low_s, high_s, &pace_s, &latency_s));
+    HAPT_TRY(find_known(search, &low_s, high_s, &t_max_s, &latency_s));
     *found = isfinite(latency_s);
     if (!*found) return HAPT_OK;
     HAPT_TRY(search_least_sum(search->problem, scratch, least_s));
-    return list_paces(search, low_s, pace_s, latency_s, *least_s, scratch);
+    return list_t_max(search, low_s, t_max_s, latency_s, *least_s, scratch);
 }
 
 static enum hapt_status search_all(struct search *search, struct hapt_arena *scratch, bool *found)
@@ -376,7 +383,7 @@ static enum hapt_status search_all(struct search *search, struct hapt_arena *scr
     HAPT_TRY(hapt_env_agree(search->comm, start(search, scratch, &least_s, found)));
     search->table.effort.start_s = hapt_time_s() - start_s;
     if (!*found) return HAPT_OK;
-    HAPT_TRY(hapt_env_agree(search->comm, open_board(search)));
+    HAPT_TRY(hapt_env_agree(search->comm, open_shared_state(search)));
     return refine_intervals(search, least_s, scratch);
 }
 
@@ -393,14 +400,14 @@ static struct priced choose(const struct search *search)
     return chosen;
 }
 
-/* The plan at the chosen pace, from a table that holds every program that ties. */
-static enum hapt_status trace_plan(const struct search_problem *problem, double pace_s, double budget_s,
+/* Traces the plan at the chosen t_max, from a table that holds all programs that tie. */
+static enum hapt_status trace_plan(const struct search_problem *problem, double t_max_s, double budget_s,
                                    struct hapt_arena *scratch, struct hapt_arena *result, struct hapt_plan *plan)
 {
     struct search_table table;
     double latency_s;
     HAPT_TRY(search_table_init(problem, scratch, &table));
-    enum hapt_status status = search_table_fill(&table, pace_s, budget_s, true, &latency_s);
+    enum hapt_status status = search_table_fill(&table, t_max_s, budget_s, true, &latency_s);
     if (status == HAPT_OK) status = search_trace(&table, budget_s, result, plan);
     search_table_release(&table);
     return status;
@@ -412,17 +419,17 @@ static enum hapt_status make_plan(struct search *search, struct hapt_arena *scra
     const struct search_problem *problem = search->problem;
     struct search_problem *whole;
     const struct priced chosen = choose(search);
-    const double pace_s = search->pace[chosen.index];
-    /* what the best objective leaves for the sum at this pace, rounding included */
+    const double t_max_s = search->t_max[chosen.index];
+    /* the sum that the best objective allows at this t_max, including rounding */
     const double left_s =
         fmax(0, search->best_s - objective(search, chosen.index, chosen.latency_s)) + TIE * search->best_s;
     if (problem->thinned) {
         HAPT_TRY(search_problem_create(problem->profile, problem->options, 1, SAFE * search->best_s, scratch, &whole));
         problem = whole;
     }
-    HAPT_TRY(trace_plan(problem, pace_s, chosen.latency_s + left_s, scratch, result, plan));
-    HAPT_TRY(plan_price_at(problem->profile, pace_s, plan));
-    plan->search.candidates = search->pace_count;
+    HAPT_TRY(trace_plan(problem, t_max_s, chosen.latency_s + left_s, scratch, result, plan));
+    HAPT_TRY(plan_price_at(problem->profile, t_max_s, plan));
+    plan->search.candidates = search->t_max_count;
     plan->search.evaluated = search->priced_count;
     plan->search.gap = gap(search) > 0 && search->lower_s < search->best_s ? search->best_s / search->lower_s - 1 : 0;
     return HAPT_OK;
@@ -433,7 +440,7 @@ static enum hapt_status set_up(struct search *search, const struct hapt_profile 
 {
     struct search_problem *problem;
     if (options->microbatches < 1)
-        return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches a step",
+        return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches per step",
                          options->microbatches);
     HAPT_TRY(search_problem_create(profile, options, 1, -1, scratch, &problem));
     search->problem = problem;
@@ -469,7 +476,7 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan)
 {
-    struct search search = {.comm = comm, .window = MPI_WIN_NULL, .best_s = INFINITY, .lower_s = INFINITY};
+    struct search search = {.comm = comm, .mpi_window = MPI_WIN_NULL, .best_s = INFINITY, .lower_s = INFINITY};
     struct hapt_arena scratch;
     struct hapt_plan found;
     HAPT_MPI(MPI_Comm_rank(comm, &search.rank));
@@ -479,7 +486,7 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
     hapt_progress_init(&progress, NULL, "searching", 0);
     enum hapt_status status = run_search(&search, profile, options, result, &scratch, &found);
     hapt_progress_release(&progress);
-    close_board(&search);
+    close_shared_state(&search);
     search_table_release(&search.table);
     hapt_arena_release(&scratch);
     if (status != HAPT_OK) return status;

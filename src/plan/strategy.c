@@ -1,4 +1,4 @@
-/* Strategies by name: ours with its ablations, and what the other systems share. */
+/* Strategies by name: HAPT with its ablations, and the code that the other systems share. */
 #include "baselines.h"
 #include "search.h"
 
@@ -34,19 +34,19 @@ enum hapt_schedule_kind hapt_strategy_schedule(enum hapt_strategy strategy, enum
     }
 }
 
-struct contest contest_open(const struct hapt_profile *profile, struct hapt_arena *result)
+struct selection selection_open(const struct hapt_profile *profile, struct hapt_arena *result)
 {
-    return (struct contest){.profile = profile, .result = result, .winner = -1, .excess = INFINITY};
+    return (struct selection){.profile = profile, .result = result, .winner = -1, .excess = INFINITY};
 }
 
-/* Takes the recorded failure along when it is nearer to a plan than those before. It reserves nothing: a rank that
- * failed here alone would miss the next search. */
-static void note_miss(struct contest *contest, double excess)
+/* Keeps the recorded failure if it is the nearest miss so far. Allocates nothing: a rank that failed here alone would
+ * miss the next collective search. */
+static void note_miss(struct selection *selection, double excess)
 {
-    if (!contest->reason[0] || excess < contest->excess) {
-        contest->excess = excess;
-        snprintf(contest->reason, sizeof contest->reason, "%s", hapt_fail_message());
-        snprintf(contest->hint, sizeof contest->hint, "%s", hapt_fail_hint());
+    if (!selection->reason[0] || excess < selection->excess) {
+        selection->excess = excess;
+        snprintf(selection->reason, sizeof selection->reason, "%s", hapt_fail_message());
+        snprintf(selection->hint, sizeof selection->hint, "%s", hapt_fail_hint());
     }
     hapt_fail_reset();
 }
@@ -56,47 +56,48 @@ static bool is_answer(enum hapt_status status)
     return status == HAPT_ERR_INFEASIBLE || status == HAPT_ERR_INPUT;
 }
 
-enum hapt_status contest_miss(struct contest *contest, enum hapt_status status)
+enum hapt_status selection_miss(struct selection *selection, enum hapt_status status)
 {
     if (!is_answer(status)) return status;
-    note_miss(contest, INFINITY);
+    note_miss(selection, INFINITY);
     return HAPT_OK;
 }
 
-enum hapt_status contest_enter(struct contest *contest, struct hapt_plan *candidate, bool *fits)
+enum hapt_status selection_enter(struct selection *selection, struct hapt_plan *candidate, bool *fits)
 {
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_plan_price(contest->profile, candidate, &scratch);
+    enum hapt_status status = hapt_plan_price(selection->profile, candidate, &scratch);
     hapt_arena_release(&scratch);
-    const int64_t number = contest->entered++;
-    contest->seconds += candidate->search.seconds;
-    contest->candidates += candidate->search.candidates;
-    contest->evaluated += candidate->search.evaluated;
+    const int64_t number = selection->entered++;
+    selection->seconds += candidate->search.seconds;
+    selection->candidates += candidate->search.candidates;
+    selection->evaluated += candidate->search.evaluated;
     if (fits) *fits = status == HAPT_OK;
     if (is_answer(status)) {
         double excess = status == HAPT_ERR_INFEASIBLE ? 0 : INFINITY;
         for (int i = 0; i < candidate->stage_count && status == HAPT_ERR_INFEASIBLE; i++)
             excess = fmax(excess, candidate->stage[i].memory_bytes / candidate->stage[i].device_memory_bytes);
-        note_miss(contest, excess);
+        note_miss(selection, excess);
         return HAPT_OK;
     }
     HAPT_TRY(status);
-    if (contest->best && contest->best->simulated_s <= candidate->simulated_s) return HAPT_OK;
-    contest->best = candidate;
-    contest->winner = number;
+    if (selection->best && selection->best->simulated_s <= candidate->simulated_s) return HAPT_OK;
+    selection->best = candidate;
+    selection->winner = number;
     return HAPT_OK;
 }
 
-enum hapt_status contest_close(const struct contest *contest, enum hapt_strategy strategy, struct hapt_plan **plan)
+enum hapt_status selection_close(const struct selection *selection, enum hapt_strategy strategy,
+                                 struct hapt_plan **plan)
 {
-    if (!contest->best)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, contest->hint, "%s has no plan here: %s", names[strategy],
-                         contest->reason[0] ? contest->reason : "it finds no way to use these devices");
-    contest->best->search.seconds = contest->seconds;
-    contest->best->search.candidates = contest->candidates;
-    contest->best->search.evaluated = contest->evaluated;
-    *plan = contest->best;
+    if (!selection->best)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, selection->hint, "%s has no plan here: %s", names[strategy],
+                         selection->reason[0] ? selection->reason : "none of its settings can use these devices");
+    selection->best->search.seconds = selection->seconds;
+    selection->best->search.candidates = selection->candidates;
+    selection->best->search.evaluated = selection->evaluated;
+    *plan = selection->best;
     return HAPT_OK;
 }
 
@@ -154,23 +155,23 @@ enum hapt_status need_equal_nodes(const struct hapt_profile *profile, enum hapt_
     for (int c = 1; c < profile->cluster_count; c++) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[c], *first = &profile->cluster[0];
         if (cluster->devices_per_node != first->devices_per_node)
-            return hapt_fail(HAPT_ERR_INFEASIBLE,
-                             "give it subclusters with equally many devices a node, or leave some out",
-                             "%s wants equal nodes: %s has %d devices a node, %s has %d (HAPT 6.1.1)", names[strategy],
-                             first->name, first->devices_per_node, cluster->name, cluster->devices_per_node);
+            return hapt_fail(
+                HAPT_ERR_INFEASIBLE, "give it subclusters with equally many devices per node, or leave some out",
+                "%s needs equal nodes: %s has %d devices per node, %s has %d (HAPT 6.1.1)", names[strategy],
+                first->name, first->devices_per_node, cluster->name, cluster->devices_per_node);
     }
     return HAPT_OK;
 }
 
-/* What the search sees: coarse layers, links that cost nothing, or both. */
+/* The profile that the search sees: coarse layers, free links, or both. */
 static enum hapt_status alter(const struct hapt_profile *profile, const struct hapt_strategy_options *options,
                               struct hapt_arena *scratch, struct coarse *coarse, struct hapt_profile *seen)
 {
-    bool *cut;
+    bool *boundary;
     const struct hapt_profile *from = profile;
     if (options->granularity > 0) {
-        HAPT_TRY(hapt_plan_grid(profile, options->granularity, options->block_end, scratch, &cut));
-        HAPT_TRY(coarse_make(profile, cut, scratch, coarse));
+        HAPT_TRY(hapt_plan_grid(profile, options->granularity, options->block_end, scratch, &boundary));
+        HAPT_TRY(coarse_make(profile, boundary, scratch, coarse));
         from = coarse->profile;
     }
     HAPT_TRY(own_links(from, scratch, seen));
@@ -178,7 +179,7 @@ static enum hapt_status alter(const struct hapt_profile *profile, const struct h
     return HAPT_OK;
 }
 
-/* The exact search on what is seen, paid for in the true world. */
+/* Searches with the altered profile, prices the plan with the true one. */
 static enum hapt_status search_altered(MPI_Comm comm, const struct hapt_profile *profile,
                                        const struct hapt_strategy_options *options, struct hapt_arena *scratch,
                                        struct hapt_arena *result, struct hapt_plan **plan)
@@ -188,7 +189,7 @@ static enum hapt_status search_altered(MPI_Comm comm, const struct hapt_profile 
     HAPT_TRY(hapt_env_agree(comm, alter(profile, options, scratch, &coarse, &seen)));
     HAPT_TRY(hapt_plan_search(comm, &seen, &options->search, result, plan));
     if (options->granularity > 0) coarse_restore(&coarse, profile, *plan);
-    if (options->ignore_communication) (*plan)->search.gap = 0; /* of another objective */
+    if (options->ignore_communication) (*plan)->search.gap = 0; /* it belongs to another objective */
     return search_agree(comm, &options->search, hapt_plan_price(profile, *plan, scratch));
 }
 
@@ -214,7 +215,7 @@ enum hapt_status hapt_plan_by_strategy(MPI_Comm comm, const struct hapt_profile 
     if (!note) note = &unread;
     *note = NULL;
     own.search.schedule = hapt_strategy_schedule(strategy, options->search.schedule);
-    if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN) own.search.gap = 0; /* theirs are small */
+    if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN) own.search.gap = 0; /* small searches */
     switch (strategy) {
     case HAPT_STRATEGY_EVEN: return hapt_plan_even(comm, profile, &own.search, result, plan);
     case HAPT_STRATEGY_MEGATRON: return search_agree(comm, &own.search, plan_megatron(profile, &own, result, plan));

@@ -1,4 +1,4 @@
-/* Sweeps: a search for every point, and the knee by bisection between them. */
+/* Sweeps: one search per point, then the knee by bisection between points. */
 #include "hapt/sweep.h"
 
 #include "hapt/progress.h"
@@ -8,17 +8,17 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FLAT 0.01        /* a step within this of that at the largest value is flat */
-#define NODE_GAIN 0.02   /* what another node must gain */
-#define WORK_EXCESS 0.02 /* a microbatch's cost above that at the most microbatches */
-#define PRECISION 1e-3   /* of a bisected knee */
+#define FLAT 0.01        /* a step within this share of that at the largest value counts as flat */
+#define NODE_GAIN 0.02   /* least gain of one more node */
+#define WORK_EXCESS 0.02 /* allowed cost of a microbatch above that at the most microbatches */
+#define PRECISION 1e-3   /* relative precision of a bisected knee */
 enum { CHOSEN_POINTS = 9, MOST_NODE_POINTS = 16 };
 
 struct sweeper {
     const struct hapt_env *env;
     const struct hapt_sweep_question *question;
     const struct hapt_sweep_range *range;
-    int from, to; /* of a link; -1: all links */
+    int from, to; /* ends of the link (from: also the subcluster); -1: all links */
     struct hapt_arena *arena;
     struct hapt_progress progress;
     long searches;
@@ -36,7 +36,7 @@ static enum hapt_status list_names(const struct sweeper *sweeper, const char *wh
                      sweeper->range->subject);
 }
 
-/* Which subcluster or link the sweep is about, and whether the profile can tell. */
+/* Finds the subcluster or link of the sweep, and checks that the profile covers it. */
 static enum hapt_status resolve(struct sweeper *sweeper)
 {
     const struct hapt_profile *profile = sweeper->question->profile;
@@ -66,13 +66,13 @@ static enum hapt_status resolve(struct sweeper *sweeper)
     if (sweeper->from < 0) return list_names(sweeper, "subcluster");
     const int nodes = profile->cluster[sweeper->from].nodes;
     if (range->kind == HAPT_SWEEP_NODES && !sweeper->question->source && range->high > nodes)
-        return hapt_fail(HAPT_ERR_USAGE, "ask for no more, or predict: --input m.h5 --cluster C.json --predict",
-                         "--what-if %s: the profile holds %d node%s of %s", range->text, nodes, nodes > 1 ? "s" : "",
-                         range->subject);
+        return hapt_fail(HAPT_ERR_USAGE, "use fewer nodes, or predict: --input m.h5 --cluster C.json --predict",
+                         "--what-if %s: the profile holds only %d node%s of %s", range->text, nodes,
+                         nodes > 1 ? "s" : "", range->subject);
     return HAPT_OK;
 }
 
-/* Links in question; those of all subclusters where it is no link that changes. */
+/* True for the swept links; if no link is swept, for all links between subclusters. */
 static bool swept(const struct sweeper *sweeper, int a, int b)
 {
     if (a == b) return false;
@@ -109,7 +109,7 @@ static bool crosses(const struct sweeper *sweeper, const struct hapt_plan_stage 
     return false;
 }
 
-/* The longest transfer over the links in question; mixed stages may have other links between them too. */
+/* The longest transfer over the swept links. Between mixed stages, other links may also count. */
 static void find_transfer(const struct sweeper *sweeper, struct hapt_sweep_point *point)
 {
     const struct hapt_plan *plan = point->plan;
@@ -159,7 +159,7 @@ static enum hapt_status solve(struct sweeper *sweeper, double value, struct hapt
     return status;
 }
 
-/* Links and microbatches by factors, nodes and memory by steps; the ends exactly. */
+/* Geometric steps for links and microbatches, equal steps for nodes and memory; the ends are exact. */
 static double value_at(const struct hapt_sweep_range *range, int i, int count)
 {
     const double share = count > 1 ? (double)i / (count - 1) : 0;
@@ -184,14 +184,14 @@ static enum hapt_status solve_points(struct sweeper *sweeper, int count, struct 
 {
     for (int i = 0; i < count; i++) {
         const double value = value_at(sweeper->range, i, count);
-        if (sweep->count > 0 && value <= sweep->point[sweep->count - 1].value) continue; /* rounded to the same */
+        if (sweep->count > 0 && value <= sweep->point[sweep->count - 1].value) continue; /* rounded to the same value */
         HAPT_TRY(solve(sweeper, value, &sweep->point[sweep->count]));
         sweep->count++;
     }
     return HAPT_OK;
 }
 
-/* What the knee looks at: the step, for microbatches its share of one. */
+/* The cost that the knee compares: the step; for microbatches, the step per microbatch. */
 static double cost(const struct hapt_sweep *sweep, const struct hapt_sweep_point *point)
 {
     if (!point->plan) return INFINITY;
@@ -204,7 +204,7 @@ static bool is_flat(const struct hapt_sweep *sweep, const struct hapt_sweep_poin
     return hapt_at_most(cost(sweep, point), (1 + bound) * cost(sweep, &sweep->point[sweep->count - 1]));
 }
 
-/* Below the link sets the pace, above it does not. */
+/* False while the link sets t_max, true above. */
 static bool is_free(const struct hapt_sweep *sweep, const struct hapt_sweep_point *point)
 {
     HAPT_ASSERT(sweep->range->kind == HAPT_SWEEP_LINK);
@@ -214,7 +214,7 @@ static bool is_free(const struct hapt_sweep *sweep, const struct hapt_sweep_poin
 
 typedef bool holds(const struct hapt_sweep *sweep, const struct hapt_sweep_point *point);
 
-/* Narrows low (does not hold) and high (holds) to a share of the value; whole numbers to neighbours. */
+/* Narrows low (condition false) and high (true) to a relative precision; whole numbers to neighbours. */
 static enum hapt_status bisect(struct sweeper *sweeper, const struct hapt_sweep *sweep, holds *condition,
                                double precision, struct hapt_sweep_point *low, struct hapt_sweep_point *high)
 {
@@ -228,7 +228,7 @@ static enum hapt_status bisect(struct sweeper *sweeper, const struct hapt_sweep 
     return HAPT_OK;
 }
 
-/* The first point from which on the condition holds; sweep->count when it does not hold at the last. */
+/* The first point from which the condition holds to the end; sweep->count: not even at the last. */
 static int holds_from(const struct hapt_sweep *sweep, holds *condition)
 {
     int from = sweep->count;
@@ -251,7 +251,7 @@ static enum hapt_status find_flat(struct sweeper *sweeper, struct hapt_sweep *sw
     return HAPT_OK;
 }
 
-/* Where a transfer takes t_max exactly: from the plan just above it, in closed form. */
+/* The bandwidth at which a transfer takes exactly t_max, in closed form from the plan just above it. */
 static enum hapt_status find_meeting(struct sweeper *sweeper, struct hapt_sweep *sweep)
 {
     const int from = holds_from(sweep, is_free);
@@ -260,12 +260,13 @@ static enum hapt_status find_meeting(struct sweeper *sweeper, struct hapt_sweep 
     HAPT_TRY(bisect(sweeper, sweep, is_free, PRECISION, &low, &high));
     if (!low.plan) return HAPT_OK;
     const double latency_s = high.link_s - high.link_bytes / high.value;
-    const double meeting = high.link_bytes / (high.plan->t_max_s - latency_s);
-    sweep->meeting = meeting >= low.value && meeting <= high.value ? meeting : high.value;
+    const double balance_bandwidth = high.link_bytes / (high.plan->t_max_s - latency_s);
+    sweep->balance_bandwidth =
+        balance_bandwidth >= low.value && balance_bandwidth <= high.value ? balance_bandwidth : high.value;
     return HAPT_OK;
 }
 
-/* The first point from which no node more gains enough; the last one has nothing behind it. */
+/* The first point from which one more node never gains enough; the last point has no successor. */
 static void find_enough_nodes(struct hapt_sweep *sweep)
 {
     for (int i = sweep->count - 1; i > 0; i--) {
@@ -310,7 +311,7 @@ enum hapt_status hapt_sweep_run(const struct hapt_env *env, const struct hapt_sw
     struct hapt_sweep *made = hapt_arena_alloc(arena, 1, sizeof *made);
     enum hapt_status status = made ? resolve(&sweeper) : HAPT_ERR_MEMORY;
     HAPT_TRY(hapt_env_agree(env->world, status));
-    *made = (struct hapt_sweep){.range = range, .knee = NAN, .meeting = NAN};
+    *made = (struct hapt_sweep){.range = range, .knee = NAN, .balance_bandwidth = NAN};
     HAPT_TRY(run(&sweeper, made));
     *sweep = made;
     return HAPT_OK;

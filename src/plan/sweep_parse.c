@@ -1,4 +1,4 @@
-/* What a sweep asks for, from words. */
+/* Parses the text of --what-if. */
 #include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static bool parse_whole(const char *text, double *value)
     return end != text && !*end && *value == floor(*value) && *value >= 1 && *value <= 1e6;
 }
 
-/* A bare number may mean anything: rates and sizes want their unit. */
+/* Rates and sizes need a unit, because a bare number is ambiguous. */
 static bool has_unit(const char *text)
 {
     char *end;
@@ -49,7 +49,7 @@ static bool parse_low(enum hapt_sweep_kind kind, const char *text, const char *h
     return whole && parse_value(kind, whole, value);
 }
 
-/* LOW..HIGH, LOW..HIGH:POINTS or one value. `text` may be changed. */
+/* Parses LOW..HIGH, LOW..HIGH:POINTS or one value. `text` may be changed. */
 static bool parse_range(char *text, struct hapt_arena *arena, struct hapt_sweep_range *range)
 {
     char *dots = strstr(text, "..");
@@ -71,7 +71,7 @@ static bool parse_range(char *text, struct hapt_arena *arena, struct hapt_sweep_
            range->low <= range->high;
 }
 
-/* One sweep; `text` may be changed. */
+/* Parses one sweep; `text` may be changed. */
 static bool parse_one(char *text, struct hapt_arena *arena, struct hapt_sweep_range *range)
 {
     char *equals = strchr(text, '=');

@@ -1,9 +1,9 @@
 /*
- * From the filled table to the one plan that the tie rules name.
+ * Selects the one plan of a filled table that the tie rules determine.
  *
- * Prefixes are grown stage by stage; the table tells exactly which of them can still be completed within the budget, so
- * only prefixes of tied optima are ever kept. The first level that reaches the last layer has the fewest stages; the
- * way through the levels then takes the lexicographically first step each time.
+ * Prefixes grow stage by stage. The table tells exactly which prefixes can be completed within the budget, so only
+ * those of tied optima are kept. The first level that reaches the last layer has the fewest stages. The path through
+ * the levels then takes the lexicographically first stage each time.
  */
 #include "search.h"
 
@@ -14,15 +14,15 @@
 
 #define NOWHERE (-1)
 
-/* A prefix: layers [0, layer). The boundary behind it is priced, so it names the place that comes next. */
+/* A prefix: layers [0, layer). It names the next device set, because it includes the boundary behind it. */
 struct prefix {
     int layer;
-    int used;     /* subclusters, those of `current` included, as bits */
-    int current;  /* place of the last stage; NOWHERE before the first */
-    int next;     /* of the stage that follows; NOWHERE behind the last layer */
-    int devices;  /* used in `current`; of a mixed stage what it takes of the subcluster that it shares with the next */
-    int launches; /* limit for the stage that follows; the cap: none */
-    bool finishes; /* lies on a way to the last layer in the fewest stages */
+    int used;      /* subclusters as bits, including those of `current` */
+    int current;   /* device set of the last stage; NOWHERE before the first */
+    int next;      /* device set of the next stage; NOWHERE behind the last layer */
+    int devices;   /* used in `current`; mixed: what it takes of the subcluster that it shares with the next */
+    int launches;  /* limit for the next stage; the cap: none */
+    bool finishes; /* is part of a path to the last layer with the fewest stages */
     double latency_s;
 };
 
@@ -38,7 +38,7 @@ struct trace {
     struct hapt_arena *arena;
 };
 
-/* A stage more: called for every way that can be completed. */
+/* Called for every next stage with which the prefix can be completed. */
 typedef enum hapt_status visit_step(void *context, const struct search_candidate *stage, const struct prefix *to);
 
 static int compare_prefixes(const void *left, const void *right)
@@ -54,24 +54,26 @@ static int compare_prefixes(const void *left, const void *right)
 /* The subcluster that the next stage shares with the last one. */
 static int shared(const struct search_problem *problem, const struct prefix *prefix)
 {
-    return prefix->current == NOWHERE ? SEARCH_APART : search_joint(problem, prefix->current, prefix->next);
+    return prefix->current == NOWHERE ? SEARCH_NOTHING_SHARED
+                                      : search_shared_subcluster(problem, prefix->current, prefix->next);
 }
 
-/* Whether a suffix that starts in to->next completes the prefix within the budget. */
+/* True if a suffix that starts in to->next completes the prefix within the budget. */
 static bool completes(const struct trace *trace, const struct prefix *to)
 {
     const struct search_table *table = trace->table;
     const struct search_problem *problem = trace->problem;
-    const int joint = shared(problem, to);
+    const int shared_subcluster = shared(problem, to);
     const bool exact = problem->options->use_all_devices;
-    const int room = search_front_devices(problem, to->next) - (joint >= 0 ? to->devices : 0);
+    const int room = search_front_devices(problem, to->next) - (shared_subcluster >= 0 ? to->devices : 0);
     const int every = (1 << problem->C) - 1;
-    const int taken = joint >= 0 ? to->used & ~(1 << joint) : to->used;
+    const int taken = shared_subcluster >= 0 ? to->used & ~(1 << shared_subcluster) : to->used;
     for (int g = 0; g < problem->valid_count; g++) {
-        const int mask = (int)problem->group[g].mask;
-        if (problem->group[g].current != to->next || (mask & taken)) continue;
+        const int mask = (int)problem->suffix_state[g].mask;
+        if (problem->suffix_state[g].current != to->next || (mask & taken)) continue;
         if (exact && (mask | to->used) != every) continue;
-        const struct search_row *row = search_row(table, to->layer, search_group(problem, (unsigned)mask, to->next));
+        const struct search_row *row =
+            search_row(table, to->layer, search_suffix_state(problem, (unsigned)mask, to->next));
         if (!row || row->start < 0 || room < row->low) continue;
         if (!exact && to->latency_s + table->pool[row->any_end - 1].latency_s > trace->budget_s) continue;
         if (exact && room > row->high) continue;
@@ -85,21 +87,22 @@ static bool completes(const struct trace *trace, const struct prefix *to)
     return false;
 }
 
-/* Behind the last layer: is everything in order? `devices`: used of the last stage's front subcluster. */
+/* True if a prefix that ends at the last layer is a valid plan. `devices`: of the last stage's front subcluster. */
 static bool ends_well(const struct trace *trace, const struct prefix *to, int devices, int launches)
 {
     const struct search_problem *problem = trace->problem;
     const bool all = to->used == (1 << problem->C) - 1 && devices == search_front_devices(problem, to->current) &&
-                     problem->place[to->current].ends;
+                     problem->device_set[to->current].ends;
     return launches >= 1 && to->latency_s <= trace->budget_s && (all || !problem->options->use_all_devices);
 }
 
 static bool may_go_on(const struct trace *trace, const struct prefix *to, int devices)
 {
     const struct search_problem *problem = trace->problem;
-    const int joint = shared(problem, to), both = to->used & (int)problem->place[to->next].clusters;
-    if (joint == SEARCH_NEVER || both != (joint >= 0 ? 1 << joint : 0)) return false;
-    if (joint == problem->place[to->current].front) return true; /* goes on in the same subcluster */
+    const int shared_subcluster = shared(problem, to), both = to->used & (int)problem->device_set[to->next].clusters;
+    if (shared_subcluster == SEARCH_NOT_ALLOWED || both != (shared_subcluster >= 0 ? 1 << shared_subcluster : 0))
+        return false;
+    if (shared_subcluster == problem->device_set[to->current].front) return true; /* continues in the same subcluster */
     return !problem->options->use_all_devices || devices == search_front_devices(problem, to->current);
 }
 
@@ -107,10 +110,10 @@ static enum hapt_status visit_stage(const struct trace *trace, const struct pref
                                     const struct search_candidate *stage, visit_step *visit, void *context)
 {
     const struct search_problem *problem = trace->problem;
-    const bool mixed = problem->place[from->next].group >= 0;
+    const bool mixed = problem->device_set[from->next].mixed_group >= 0;
     const int devices = stage->devices + (shared(problem, from) >= 0 ? from->devices : 0);
     struct prefix to = {.layer = stage->end,
-                        .used = from->used | (int)problem->place[from->next].clusters,
+                        .used = from->used | (int)problem->device_set[from->next].clusters,
                         .current = from->next,
                         .devices = mixed ? 0 : devices};
     if (devices > search_front_devices(problem, to.current)) return HAPT_OK;
@@ -120,12 +123,13 @@ static enum hapt_status visit_stage(const struct trace *trace, const struct pref
         to.latency_s = from->latency_s + stage->time_s;
         return ends_well(trace, &to, devices, launches) ? visit(context, stage, &to) : HAPT_OK;
     }
-    for (to.next = 0; to.next < problem->P; to.next++) {
+    for (to.next = 0; to.next < problem->device_set_count; to.next++) {
         const size_t link = search_link(problem, to.current, to.next, stage->end - 1);
         const int delta = trace->table->delta[link];
         if (delta == UCHAR_MAX || !may_go_on(trace, &to, devices)) continue;
-        const int joint = shared(problem, &to);
-        if (mixed) to.devices = joint >= 0 ? problem->taken[to.current * problem->C + joint] : 0;
+        const int shared_subcluster = shared(problem, &to);
+        if (mixed)
+            to.devices = shared_subcluster >= 0 ? problem->taken[to.current * problem->C + shared_subcluster] : 0;
         to.latency_s = from->latency_s + (stage->time_s + 2 * problem->comm_s[link]);
         to.launches = launches >= problem->cap ? problem->cap : launches - delta;
         if (completes(trace, &to)) HAPT_TRY(visit(context, stage, &to));
@@ -138,7 +142,7 @@ static enum hapt_status visit_steps(const struct trace *trace, const struct pref
 {
     const struct search_problem *problem = trace->problem;
     if (from->next == NOWHERE) return HAPT_OK;
-    const int list = from->layer * problem->P + from->next;
+    const int list = from->layer * problem->device_set_count + from->next;
     for (int64_t i = trace->table->active_first[list]; i < trace->table->active_end[list]; i++)
         HAPT_TRY(visit_stage(trace, from, &trace->table->active[i], visit, context));
     return HAPT_OK;
@@ -170,7 +174,7 @@ static enum hapt_status grow(void *context, const struct search_candidate *stage
     return append(growing->level, to, growing->arena);
 }
 
-/* One entry a state, with the least latency. */
+/* Keeps one prefix per state, with the least latency. */
 static void merge(struct level *level)
 {
     if (level->count == 0) return;
@@ -215,12 +219,12 @@ static enum hapt_status mark(void *context, const struct search_candidate *stage
 struct choosing {
     const struct trace *trace;
     const struct level *behind;
-    const struct search_candidate *best; /* of the stages seen */
-    int best_subcluster;                 /* as search_name tells */
-    struct level reached;                /* by it */
+    const struct search_candidate *best; /* stage so far */
+    int best_subcluster;                 /* its name by search_name */
+    struct level reached;                /* prefixes that end with it */
 };
 
-/* Below 0 when stage a in subcluster x comes before stage b in subcluster y. */
+/* Negative if stage a in subcluster x precedes stage b in subcluster y. */
 static int compare_stages(const struct search_problem *problem, const struct search_candidate *a, int x,
                           const struct search_candidate *b, int y)
 {
@@ -251,10 +255,10 @@ static enum hapt_status choose(void *context, const struct search_candidate *sta
     return append(&choosing->reached, to, choosing->trace->arena);
 }
 
-/* Grows levels until one holds a whole pipeline; then marks, from the back, what leads there. */
+/* Grows levels until one holds a complete pipeline. Then marks, from the back, the prefixes that lead to it. */
 static enum hapt_status build_levels(const struct trace *trace, struct level *level, int *stages)
 {
-    for (int p = 0; p < trace->problem->P; p++) {
+    for (int p = 0; p < trace->problem->device_set_count; p++) {
         const struct prefix start = {.current = NOWHERE, .next = p, .launches = trace->problem->cap};
         HAPT_TRY(append(&level[0], &start, trace->arena));
     }
@@ -278,7 +282,7 @@ static enum hapt_status build_levels(const struct trace *trace, struct level *le
     return HAPT_OK;
 }
 
-/* The stage of layers [first, at->end) in subcluster, or with mixed group, `name` (search_name). */
+/* Fills the stage of layers [first, at->end) in the subcluster or mixed group `name` (search_name). */
 static enum hapt_status fill_stage(const struct search_problem *problem, int first, const struct search_candidate *at,
                                    int name, struct hapt_arena *result, struct hapt_plan_stage *stage)
 {
@@ -325,7 +329,7 @@ enum hapt_status search_trace(const struct search_table *table, double budget_s,
 {
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    /* sums from the front and from the back round differently: far below what separates plans */
+    /* sums from the front and from the back round differently; far below the difference between plans */
     const struct trace trace = {
         .table = table, .problem = table->problem, .budget_s = budget_s * (1 + 1e-14), .arena = &scratch};
     const enum hapt_status status = trace_plan(&trace, arena, plan);

@@ -1,4 +1,4 @@
-/* Restricted searches: the planner's own search on a profile that has fewer candidates or links. */
+/* Restricted searches: the planner's own search on a profile with fewer candidates or links. */
 #include "view.h"
 
 #include <math.h>
@@ -36,7 +36,7 @@ void view_keep_subclusters(struct hapt_profile *view, unsigned subclusters)
     view->mixed_count = kept;
 }
 
-/* Stages of the subcluster lie within layers [first, end), the outermost of a pipeline only where they are its ends. */
+/* Restricts the stages of subcluster c to layers [first, end). */
 static enum hapt_status keep_range(struct hapt_profile *view, int c, int first, int end, struct hapt_arena *arena)
 {
     struct hapt_profile_cluster *cluster = &view->cluster[c];
@@ -55,9 +55,9 @@ static enum hapt_status keep_range(struct hapt_profile *view, int c, int first, 
 }
 
 /*
- * Links go one way, from each subcluster to the next, so that a pipeline can only follow the order; only the first
- * holds layer 0 and only the last holds the last layer, so that it visits all of them. Mixed stages, which belong to
- * two places of an order at once, are left out.
+ * Links exist only from each subcluster to the next, so a pipeline must follow the order. Only the first subcluster
+ * holds layer 0 and only the last holds the last layer, so the pipeline visits all of them. Mixed stages are left out,
+ * because they belong to two positions of an order.
  */
 enum hapt_status view_keep_order(struct hapt_profile *view, const struct view_order *order, struct hapt_arena *arena)
 {
@@ -65,8 +65,8 @@ enum hapt_status view_keep_order(struct hapt_profile *view, const struct view_or
     unsigned kept = 0;
     view->mixed_count = 0;
     for (int k = 0; k <= last; k++) {
-        const int first = k == 0 ? 0 : order->cut_low[k - 1];
-        const int end = k == last ? view->layer_count : order->cut_high[k];
+        const int first = k == 0 ? 0 : order->boundary_low[k - 1];
+        const int end = k == last ? view->layer_count : order->boundary_high[k];
         kept |= 1u << order->subcluster[k];
         if (last > 0) HAPT_TRY(keep_range(view, order->subcluster[k], first, end, arena));
     }
@@ -103,8 +103,8 @@ bool view_order_of(const struct hapt_plan *plan, struct view_order *order)
 void view_order_free(struct view_order *order, int layer_count)
 {
     for (int k = 0; k < order->count; k++) {
-        order->cut_low[k] = 1;
-        order->cut_high[k] = layer_count - 1;
+        order->boundary_low[k] = 1;
+        order->boundary_high[k] = layer_count - 1;
     }
 }
 

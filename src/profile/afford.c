@@ -1,4 +1,4 @@
-/* Is measuring affordable here? */
+/* Is measuring affordable on this machine? */
 #include "afford.h"
 
 #include <math.h>
@@ -7,26 +7,26 @@
 
 #include "efficiency.h"
 
-enum { LAYER_ROUNDS = 3, PASS_ROUNDS = 2, PASS_ITEMS = 8 }; /* that measure_rounds.c runs at least */
-#define MEMORY_SHARE 0.5                                    /* of the free memory of a host */
-#define TOLERANCE 1.05     /* free memory changes a little since the windows were chosen by it */
-#define TOUCH_RATE 5e8     /* byte/s of host memory that is touched for the first time */
-#define DRAW_RATE 8e8      /* byte/s of weights that are drawn */
+enum { LAYER_ROUNDS = 3, PASS_ROUNDS = 2, PASS_ITEMS = 8 }; /* minimum run by measure_rounds.c */
+#define MEMORY_SHARE 0.5                                    /* of a host's free memory */
+#define TOLERANCE 1.05     /* free memory changes a little after the benchmark engines were chosen by it */
+#define TOUCH_RATE 5e8     /* byte/s of host memory touched for the first time */
+#define DRAW_RATE 8e8      /* byte/s of weights drawn at random */
 #define WARM_SECONDS 0.005 /* shorter items run twice */
-/* A core computes no faster than this, whatever the cluster file says: two fused multiply-adds of 16 lanes a cycle at 3
+/* Upper limit of a core's speed, whatever the cluster file says: two fused multiply-adds of 16 lanes per cycle at 3
  * GHz. */
 #define CORE_FLOPS 2e11
 #define CORE_BANDWIDTH 1e11
-/* Estimates in this range of the limit are corrected by a trial: a layer of at most TRIAL_SECONDS, TRIAL_SHARE of the
- * room. */
+/* Estimates in this range, relative to the limit, are corrected by a trial: a layer of at most TRIAL_SECONDS and
+ * TRIAL_SHARE of the memory limit. */
 #define TRIAL_LOW 0.125
 #define TRIAL_HIGH 8.0
 #define TRIAL_SECONDS 0.5
 #define TRIAL_SHARE 0.25
 
 struct estimate {
-    double *layer_s; /* [degree][L + 1] forward and backward of the layers before, prefix sums */
-    double time_s;   /* that --profile-seconds cannot shorten */
+    double *layer_s; /* [mesh][L + 1] forward and backward of the layers before, prefix sums */
+    double time_s;   /* which --profile-seconds cannot shorten */
     double bytes;
 };
 
@@ -42,9 +42,9 @@ static struct roofline describe(const struct afford_question *question)
     const int mine = candidates->cluster->subcluster_of_rank[question->env->world_rank];
     const struct hapt_device_spec *device = &candidates->cluster->subcluster[mine].device;
     struct roofline roofline = roofline_describe(device, candidates->model->dtype, NULL);
-    roofline.slowdown = 1; /* measuring does not sleep */
+    roofline.slowdown = 1; /* measuring does not emulate slow devices */
     if (strcmp(device->backend, "cpu") != 0) return roofline;
-    const double cores = question->windows->options.threads;
+    const double cores = question->bench_engines->options.threads;
     roofline.peak_flops = fmin(roofline.peak_flops, cores * CORE_FLOPS);
     roofline.vector_flops = fmin(roofline.vector_flops, cores * CORE_FLOPS);
     roofline.bandwidth = fmin(roofline.bandwidth, cores * CORE_BANDWIDTH);
@@ -60,7 +60,7 @@ static enum hapt_status time_layers(const struct afford_question *question, stru
     HAPT_NEW(layer_of, scratch, candidates->model->graph->forward_count);
     for (int l = 0, op = 0; l < L; l++)
         for (; op < candidates->layers->end_op[l]; op++) layer_of[op] = l;
-    for (int d = 0; d < candidates->degree_count; d++) {
+    for (int d = 0; d < candidates->mesh_count; d++) {
         const struct hapt_sharding *sharding = candidates->sharding[d];
         double *sum = &layer_s[d * (L + 1)];
         for (int o = 0; o < sharding->reduce_first; o++) {
@@ -76,49 +76,49 @@ static enum hapt_status time_layers(const struct afford_question *question, stru
     return HAPT_OK;
 }
 
-static double range_s(const struct afford_question *question, const struct estimate *estimate, int degree, int first,
-                      int last)
+static double range_s(const struct afford_question *question, const struct estimate *estimate, int mesh_index,
+                      int first, int last)
 {
-    const double *sum = &estimate->layer_s[degree * (question->candidates->layer_count + 1)];
+    const double *sum = &estimate->layer_s[mesh_index * (question->candidates->layer_count + 1)];
     return sum[last + 1] - sum[first];
 }
 
 static double item_s(const struct afford_question *question, const struct estimate *estimate, int item)
 {
     const struct candidates *candidates = question->candidates;
-    const int structure = item / candidates->degree_count;
-    return range_s(question, estimate, item % candidates->degree_count, candidates->first[structure],
+    const int structure = item / candidates->mesh_count;
+    return range_s(question, estimate, item % candidates->mesh_count, candidates->first[structure],
                    candidates->last[structure]);
 }
 
 static bool is_layer(const struct candidates *candidates, int item)
 {
-    const int structure = item / candidates->degree_count;
+    const int structure = item / candidates->mesh_count;
     return candidates->first[structure] == candidates->last[structure];
 }
 
-/* Windows are made once where they fit together, else in every round. */
-static void add_windows(const struct afford_question *question, struct estimate *estimate)
+/* Benchmark engines are created once if all fit the memory together, else in every round. */
+static void add_bench_engines(const struct afford_question *question, struct estimate *estimate)
 {
-    const struct windows *windows = question->windows;
-    const bool on_host = !windows->options.backend || !windows->options.backend->pin;
+    const struct bench_engines *bench_engines = question->bench_engines;
+    const bool on_host = !bench_engines->options.backend || !bench_engines->options.backend->pin;
     double sum = 0, largest = 0, fill_s = 0, run_s = 0;
-    for (int w = 0; w < windows->count; w++) {
-        const struct window *window = &windows->window[w];
-        sum += window->bytes;
-        largest = fmax(largest, window->bytes);
-        const struct item_memory *memory =
-            &question->memory[candidates_item(question->candidates, window->degree, window->first, window->last)];
-        fill_s += 4 * memory->trained_elements / DRAW_RATE + (on_host ? window->bytes / TOUCH_RATE : 0);
-        run_s += range_s(question, estimate, window->degree, window->first, window->last);
+    for (int w = 0; w < bench_engines->count; w++) {
+        const struct bench_engine *bench_engine = &bench_engines->bench_engine[w];
+        sum += bench_engine->bytes;
+        largest = fmax(largest, bench_engine->bytes);
+        const struct item_memory *memory = &question->memory[candidates_item(
+            question->candidates, bench_engine->mesh_index, bench_engine->first, bench_engine->last)];
+        fill_s += 4 * memory->trained_elements / DRAW_RATE + (on_host ? bench_engine->bytes / TOUCH_RATE : 0);
+        run_s += range_s(question, estimate, bench_engine->mesh_index, bench_engine->first, bench_engine->last);
     }
-    const bool together = sum <= windows->limit_bytes;
+    const bool together = sum <= bench_engines->limit_bytes;
     const int rounds = question->whole_rounds > 0 ? question->whole_rounds : LAYER_ROUNDS + PASS_ROUNDS;
-    estimate->bytes = together ? sum : fmax(largest, windows->limit_bytes);
+    estimate->bytes = together ? sum : fmax(largest, bench_engines->limit_bytes);
     estimate->time_s += (together ? 1 : rounds) * (fill_s + run_s) + question->whole_rounds * run_s;
 }
 
-/* The least of the rounds over items: every layer, then a few of the others. */
+/* Minimum of the rounds over items: every layer, then a few of the others. */
 static void add_items(const struct afford_question *question, struct estimate *estimate)
 {
     const struct candidates *candidates = question->candidates;
@@ -138,7 +138,7 @@ static void add_items(const struct afford_question *question, struct estimate *e
     estimate->time_s += (LAYER_ROUNDS * layers_s + PASS_ROUNDS * few * others_s) / question->classes->actives;
 }
 
-/* The quickest layer; -1: none is quick and small. */
+/* The quickest layer; -1: none is quick and small enough. */
 static int find_trial(const struct afford_question *question, const struct estimate *estimate)
 {
     double least_s = TRIAL_SECONDS;
@@ -148,29 +148,31 @@ static int find_trial(const struct afford_question *question, const struct estim
         const struct item_memory *memory = &question->memory[item];
         const double once_s = item_s(question, estimate, item);
         if (once_s <= 0 || once_s >= least_s) continue;
-        if (memory->parameter_bytes + memory->activation_bytes > TRIAL_SHARE * question->windows->limit_bytes) continue;
+        if (memory->parameter_bytes + memory->activation_bytes > TRIAL_SHARE * question->bench_engines->limit_bytes)
+            continue;
         least_s = once_s;
         found = item;
     }
     return found;
 }
 
-/* How many times as long as described the device takes for a layer. */
+/* Measured over described time of a layer. */
 static enum hapt_status try_layer(const struct afford_question *question, const struct estimate *estimate,
                                   struct hapt_arena *scratch, double *factor)
 {
     const int item = find_trial(question, estimate);
     double forward_s = 0, backward_s = 0;
-    struct windows trial;
+    struct bench_engines trial;
     bool *needed;
     if (item < 0) return HAPT_OK;
     HAPT_NEW(needed, scratch, question->candidates->item_count);
     needed[item] = true;
-    HAPT_TRY(windows_choose(question->candidates, &question->windows->options, 1, question->memory, needed, scratch,
-                            &trial));
+    HAPT_TRY(bench_engines_choose(question->candidates, &question->bench_engines->options, 1, question->memory, needed,
+                                  scratch, &trial));
     enum hapt_status status = HAPT_OK;
-    for (int run = 0; run < 2 && status == HAPT_OK; run++) status = windows_time(&trial, item, &forward_s, &backward_s);
-    windows_close(&trial);
+    for (int run = 0; run < 2 && status == HAPT_OK; run++)
+        status = bench_engines_time(&trial, item, &forward_s, &backward_s);
+    bench_engines_close(&trial);
     *factor = (forward_s + backward_s) / item_s(question, estimate, item);
     return status;
 }
@@ -181,23 +183,23 @@ static double limit_s(const struct afford_question *question)
     return given ? fmax(AFFORD_SECONDS, hapt_config_real(question->config, "profile-seconds")) : AFFORD_SECONDS;
 }
 
-/* This rank's own estimate. */
+/* This rank's estimate. */
 static enum hapt_status estimate_own(const struct afford_question *question, struct hapt_arena *scratch,
                                      struct estimate *estimate)
 {
     const struct candidates *candidates = question->candidates;
-    const bool own_memory = question->windows->options.backend && question->windows->options.backend->pin;
+    const bool own_memory = question->bench_engines->options.backend && question->bench_engines->options.backend->pin;
     double stage_bytes = 0, factor = 1;
     *estimate = (struct estimate){0};
-    if (question->classes->mine < 0) return HAPT_OK;
+    if (question->classes->own_class < 0) return HAPT_OK;
     for (int item = 0; item < candidates->item_count && question->teams; item++)
         if (question->needed[item])
             stage_bytes =
                 fmax(stage_bytes, question->memory[item].parameter_bytes + question->memory[item].activation_bytes);
     if (question->classes->active >= 0) {
-        HAPT_NEW(estimate->layer_s, scratch, (size_t)candidates->degree_count * (size_t)(candidates->layer_count + 1));
+        HAPT_NEW(estimate->layer_s, scratch, (size_t)candidates->mesh_count * (size_t)(candidates->layer_count + 1));
         HAPT_TRY(time_layers(question, scratch, estimate->layer_s));
-        add_windows(question, estimate);
+        add_bench_engines(question, estimate);
         if (question->whole_rounds == 0) add_items(question, estimate);
     }
     if (estimate->time_s > TRIAL_LOW * limit_s(question) && estimate->time_s < TRIAL_HIGH * limit_s(question))
@@ -207,25 +209,26 @@ static enum hapt_status estimate_own(const struct afford_question *question, str
     return HAPT_OK;
 }
 
-static const char *instead(const struct hapt_config *config)
+static const char *alternative_hint(const struct hapt_config *config)
 {
     if (hapt_config_command(config) == HAPT_COMMAND_JOB)
         return "predict the profile (--predict yes), or give one (--profile) or a plan (--plan)";
     if (hapt_config_command(config) == HAPT_COMMAND_PROFILE && hapt_config_text(config, "calibrate"))
-        return "calibrate with a smaller model of the same kind of layers";
+        return "calibrate with a smaller model that has the same kinds of layers";
     return "plan for the machines that will train (--cluster C.json), or predict (--predict yes)";
 }
 
-static enum hapt_status judge(const struct afford_question *question, double time_s, double bytes, double available)
+static enum hapt_status check_limits(const struct afford_question *question, double time_s, double bytes,
+                                     double available)
 {
     char hint[240], text[2][32];
     if (bytes > TOLERANCE * MEMORY_SHARE * available)
-        return hapt_fail(HAPT_ERR_USAGE, instead(question->config),
+        return hapt_fail(HAPT_ERR_USAGE, alternative_hint(question->config),
                          "measuring this model would take %s of host %s, more than half of its free memory (%s)",
                          hapt_units_bytes(bytes, text[0]), hapt_env_host(question->env->world_rank),
                          hapt_units_bytes(available, text[1]));
     if (time_s <= limit_s(question)) return HAPT_OK;
-    snprintf(hint, sizeof hint, "%s; --profile-seconds %.0f measures all the same", instead(question->config),
+    snprintf(hint, sizeof hint, "%s; --profile-seconds %.0f measures anyway", alternative_hint(question->config),
              ceil(1.2 * time_s));
     return hapt_fail(HAPT_ERR_USAGE, hint, "measuring this model here would take about %s, more than %s",
                      hapt_units_time(time_s, text[0]), hapt_units_time(limit_s(question), text[1]));
@@ -240,5 +243,5 @@ enum hapt_status afford_check(const struct afford_question *question, struct hap
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &own.time_s, 1, MPI_DOUBLE, MPI_MAX, env->world));
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &own.bytes, 1, MPI_DOUBLE, MPI_SUM, env->node));
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &available, 1, MPI_DOUBLE, MPI_MIN, env->node));
-    return hapt_env_agree(env->world, judge(question, own.time_s, own.bytes, available));
+    return hapt_env_agree(env->world, check_limits(question, own.time_s, own.bytes, available));
 }

@@ -1,7 +1,7 @@
 /*
- * Calibration on the ranks of a cluster: every operator of the model, forward and backward, in whole runs of windows,
- * step by step, by the engine (window.h). Operators of equal type and local shapes are one; its median over places,
- * rounds and ranks counts. Gradient sums come from reduce.h.
+ * Calibration on the ranks of a cluster: the engine times every operator of the model, forward and backward, step by
+ * step in complete benchmark engines (bench_engine.h). Operators of equal type and local shapes are one; the median
+ * over positions, rounds and ranks counts. Gradient sums come from reduce.h.
  */
 #include "calibrate.h"
 
@@ -14,17 +14,17 @@
 #include "classes.h"
 #include "hapt/progress.h"
 #include "reduce.h"
-#include "window.h"
+#include "bench_engine.h"
 
 enum { MIN_ROUNDS = 3, MAX_ROUNDS = 15, MAX_SHARES = 8, TICKS = 64 };
 
-/* An operator of local shapes. */
+/* An operator with local shapes. */
 struct unique {
     uint64_t key;
-    int op, share; /* the first of the graph that is alike; index of the device count */
+    int op, share; /* the first equal one of the graph; index of the device count */
     int count, capacity;
-    double *time_s;  /* [count] of this rank */
-    double median_s; /* of this rank; 0: not run here */
+    double *time_s;  /* [count] on this rank */
+    double median_s; /* on this rank; 0: not run here */
 };
 
 struct calibration {
@@ -37,14 +37,14 @@ struct calibration {
     struct hapt_arena *scratch;
     struct classes classes;
     struct hapt_engine_options options;
-    struct windows windows;
-    struct item_memory *memory; /* [item] of those that measure */
+    struct bench_engines bench_engines;
+    struct item_memory *memory; /* [item] for ranks that measure */
     bool *needed;               /* [item] */
     int *unique_of;             /* [share][op] */
     int unique_count;
     struct unique *unique;
-    double tick_s;                 /* what looking at the clock adds to a step */
-    double update_s, update_bytes; /* of all parameters of the longest window */
+    double tick_s;                 /* time that reading the clock adds to a step */
+    double update_s, update_bytes; /* of all parameters in the longest benchmark engine */
     double *all;                   /* [rank][unique_count + 2] medians, then the update's time and bytes */
     struct reduce_table reduce;
 };
@@ -61,24 +61,24 @@ static double median(double *value, int count)
     return count % 2 ? value[count / 2] : 0.5 * (value[count / 2 - 1] + value[count / 2]);
 }
 
-/* ---- what there is to time ---- */
+/* ---- what to time ---- */
 
-/* Not only the device counts of this cluster: every power of two that divides the rows gives shapes of another size. */
+/* Not only this cluster's device counts: every power of two that divides the rows gives other shapes. */
 static enum hapt_status share_rows(struct calibration *calibration)
 {
     struct candidates *candidates = &calibration->candidates;
-    HAPT_NEW(candidates->degree, calibration->scratch, MAX_SHARES);
+    HAPT_NEW(candidates->mesh, calibration->scratch, MAX_SHARES);
     HAPT_NEW(candidates->sharding, calibration->scratch, MAX_SHARES);
-    candidates->degree_count = 0;
-    for (int devices = 1; devices <= calibration->model->microbatch && candidates->degree_count < MAX_SHARES;
+    candidates->mesh_count = 0;
+    for (int devices = 1; devices <= calibration->model->microbatch && candidates->mesh_count < MAX_SHARES;
          devices *= 2) {
         if (calibration->model->microbatch % devices != 0) continue;
-        const int d = candidates->degree_count++;
-        candidates->degree[d] = (struct mesh){.dp = devices, .tp = 1};
+        const int d = candidates->mesh_count++;
+        candidates->mesh[d] = (struct mesh){.dp = devices, .tp = 1};
         HAPT_TRY(hapt_sharding_tensor_parallel(calibration->model->graph, devices, 1, calibration->scratch,
                                                &candidates->sharding[d]));
     }
-    candidates->item_count = candidates->structure_count * candidates->degree_count;
+    candidates->item_count = candidates->structure_count * candidates->mesh_count;
     return HAPT_OK;
 }
 
@@ -122,11 +122,11 @@ static enum hapt_status list_share(struct calibration *calibration, int share, s
 
 static enum hapt_status list_operators(struct calibration *calibration)
 {
-    const size_t places = (size_t)calibration->model->graph->op_count * (size_t)calibration->candidates.degree_count;
+    const size_t places = (size_t)calibration->model->graph->op_count * (size_t)calibration->candidates.mesh_count;
     HAPT_NEW(calibration->unique_of, calibration->scratch, places);
     HAPT_NEW(calibration->unique, calibration->scratch, places);
     enum hapt_status status = HAPT_OK;
-    for (int share = 0; share < calibration->candidates.degree_count && status == HAPT_OK; share++) {
+    for (int share = 0; share < calibration->candidates.mesh_count && status == HAPT_OK; share++) {
         struct hapt_arena scratch;
         hapt_arena_init(&scratch);
         status = list_share(calibration, share, &scratch);
@@ -141,7 +141,7 @@ static double class_memory(const struct calibration *calibration)
 {
     double most = 0;
     for (int c = 0; c < calibration->cluster->count; c++)
-        if (calibration->classes.of_subcluster[c] == calibration->classes.mine)
+        if (calibration->classes.of_subcluster[c] == calibration->classes.own_class)
             most = fmax(most, calibration->cluster->subcluster[c].device.memory_bytes);
     return most;
 }
@@ -156,13 +156,13 @@ static enum hapt_status open_device(struct calibration *calibration, int threads
                                                         .slots = 1};
     const int devices = calibration->options.backend ? calibration->options.backend->device_count(&reason) : 0;
     if (devices < 1)
-        return hapt_fail(HAPT_ERR_INPUT, "calibrate where the devices are; see hapt doctor",
+        return hapt_fail(HAPT_ERR_INPUT, "calibrate on hosts that have the devices; see hapt doctor",
                          "rank %d has no %s device to calibrate (%s)", calibration->env->world_rank, name, reason);
     return calibration->options.backend->open(hapt_env_device(calibration->env, devices), threads, 0,
                                               &calibration->options.device);
 }
 
-/* Windows that hold every layer that fits the device, at every share of the rows. */
+/* Benchmark engines with every layer that fits the device, at every share of the rows. */
 static enum hapt_status choose_windows(struct calibration *calibration)
 {
     const struct candidates *candidates = &calibration->candidates;
@@ -174,28 +174,29 @@ static enum hapt_status choose_windows(struct calibration *calibration)
     calibration->memory = memory;
     calibration->needed = needed;
     for (int item = 0; item < candidates->item_count; item++) {
-        const int structure = item / candidates->degree_count;
+        const int structure = item / candidates->mesh_count;
         HAPT_TRY(candidates_plan_memory(candidates, item, &calibration->options, &memory[item]));
         needed[item] = candidates->first[structure] == candidates->last[structure] &&
                        memory[item].parameter_bytes + memory[item].activation_bytes <= limit;
         some = some || needed[item];
     }
     if (!some) return hapt_fail(HAPT_ERR_MEMORY, "use a smaller model", "no layer of the model fits the device");
-    return windows_choose(candidates, &calibration->options, limit, memory, needed, calibration->scratch,
-                          &calibration->windows);
+    return bench_engines_choose(candidates, &calibration->options, limit, memory, needed, calibration->scratch,
+                                &calibration->bench_engines);
 }
 
-/* What looking at the clock adds to a step. */
+/* Time that reading the clock adds to a step. */
 static double tick(const struct hapt_engine_options *options)
 {
     const struct hapt_backend *backend = options->backend;
     hapt_engine_clock *clock = strcmp(backend->name, "cpu") == 0 ? hapt_time_thread_cpu_s : hapt_time_s;
     struct hapt_event *mark[TICKS + 1];
     double between[TICKS];
-    for (int k = 0; backend->mark && k <= TICKS; k++) mark[k] = backend->mark(backend->queue(options->device, 0));
+    for (int k = 0; backend->timestamp && k <= TICKS; k++)
+        mark[k] = backend->timestamp(backend->queue(options->device, 0));
     for (int k = 0; k < TICKS; k++) {
         const double start = clock();
-        between[k] = backend->mark ? fmax(backend->seconds(mark[k], mark[k + 1]), 0) : clock() - start;
+        between[k] = backend->timestamp ? fmax(backend->elapsed_s(mark[k], mark[k + 1]), 0) : clock() - start;
     }
     return median(between, TICKS);
 }
@@ -215,22 +216,22 @@ static enum hapt_status keep_time(struct unique *unique, double time_s)
 
 static enum hapt_status time_window(struct calibration *calibration, int w)
 {
-    HAPT_TRY(windows_open(&calibration->windows, w));
-    const struct window *window = &calibration->windows.window[w];
-    const struct hapt_program *program = window->program;
+    HAPT_TRY(bench_engines_open(&calibration->bench_engines, w));
+    const struct bench_engine *bench_engine = &calibration->bench_engines.bench_engine[w];
+    const struct hapt_program *program = bench_engine->program;
     double *step_s[2] = {calloc((size_t)program->step_count[0] + 1, sizeof(double)),
                          calloc((size_t)program->step_count[1] + 1, sizeof(double))};
     enum hapt_status status = step_s[0] && step_s[1] ? HAPT_OK : HAPT_ERR_MEMORY;
     if (status != HAPT_OK)
-        hapt_fail(status, NULL, "no memory for the times of a window");
+        hapt_fail(status, NULL, "no memory for the times of a benchmark engine");
     else
-        status = windows_time_steps(&calibration->windows, w, step_s[0], step_s[1]);
+        status = bench_engines_time_steps(&calibration->bench_engines, w, step_s[0], step_s[1]);
     for (int section = 0; section < 2 && status == HAPT_OK; section++) {
         for (int s = 0; s < program->step_count[section] && status == HAPT_OK; s++) {
             const struct hapt_program_step *step = &program->step[section][s];
             if (step->kind != HAPT_COLLECTIVE_NONE) continue;
             const int place =
-                window->degree * calibration->model->graph->op_count + program->sharding->source_op[step->op];
+                bench_engine->mesh_index * calibration->model->graph->op_count + program->sharding->source_op[step->op];
             status = keep_time(&calibration->unique[calibration->unique_of[place]],
                                fmax(step_s[section][s] - calibration->tick_s, 1e-9));
         }
@@ -243,17 +244,18 @@ static enum hapt_status time_window(struct calibration *calibration, int w)
 static enum hapt_status time_update(struct calibration *calibration)
 {
     const struct candidates *candidates = &calibration->candidates;
-    const struct window *longest = NULL;
+    const struct bench_engine *longest = NULL;
     int item = 0;
     double s_per_element[2];
-    for (int w = 0; w < calibration->windows.count; w++)
-        if (!longest || calibration->windows.window[w].bytes > longest->bytes)
-            longest = &calibration->windows.window[w];
-    while (calibration->windows.window_of[item] != (int)(longest - calibration->windows.window)) item++;
-    HAPT_TRY(windows_time_update(&calibration->windows, item, s_per_element));
+    for (int w = 0; w < calibration->bench_engines.count; w++)
+        if (!longest || calibration->bench_engines.bench_engine[w].bytes > longest->bytes)
+            longest = &calibration->bench_engines.bench_engine[w];
+    while (calibration->bench_engines.bench_engine_of[item] != (int)(longest - calibration->bench_engines.bench_engine))
+        item++;
+    HAPT_TRY(bench_engines_time_update(&calibration->bench_engines, item, s_per_element));
     struct item_memory memory;
     HAPT_TRY(candidates_plan_memory(candidates,
-                                    candidates_item(candidates, longest->degree, longest->first, longest->last),
+                                    candidates_item(candidates, longest->mesh_index, longest->first, longest->last),
                                     &calibration->options, &memory));
     calibration->update_s = (s_per_element[0] + s_per_element[1]) * memory.trained_elements;
     calibration->update_bytes = memory.update_bytes;
@@ -267,10 +269,11 @@ static enum hapt_status time_operators(struct calibration *calibration)
     enum hapt_status status = HAPT_OK;
     double elapsed = 0;
     calibration->tick_s = tick(&calibration->options);
-    hapt_progress_init(&progress, calibration->env, "timing operators", (long)MAX_ROUNDS * calibration->windows.count);
+    hapt_progress_init(&progress, calibration->env, "timing operators",
+                       (long)MAX_ROUNDS * calibration->bench_engines.count);
     for (int round = 0; round < MAX_ROUNDS && status == HAPT_OK; round++) {
-        for (int w = 0; w < calibration->windows.count && status == HAPT_OK; w++) {
-            hapt_progress_update(&progress, (long)round * calibration->windows.count + w, NULL);
+        for (int w = 0; w < calibration->bench_engines.count && status == HAPT_OK; w++) {
+            hapt_progress_update(&progress, (long)round * calibration->bench_engines.count + w, NULL);
             status = time_window(calibration, w);
         }
         elapsed = hapt_time_s() - start;
@@ -285,7 +288,7 @@ static enum hapt_status time_operators(struct calibration *calibration)
 
 static enum hapt_status prepare_here(struct calibration *calibration, int threads)
 {
-    if (calibration->classes.mine < 0) return HAPT_OK;
+    if (calibration->classes.own_class < 0) return HAPT_OK;
     HAPT_TRY(open_device(calibration, threads));
     return calibration->classes.active < 0 ? HAPT_OK : choose_windows(calibration);
 }
@@ -297,14 +300,14 @@ static enum hapt_status check_cost(const struct calibration *calibration)
                                              .config = calibration->config,
                                              .candidates = &calibration->candidates,
                                              .classes = &calibration->classes,
-                                             .windows = &calibration->windows,
+                                             .bench_engines = &calibration->bench_engines,
                                              .needed = calibration->needed,
                                              .memory = calibration->memory,
                                              .whole_rounds = MIN_ROUNDS};
     return afford_check(&question, calibration->scratch);
 }
 
-/* ---- tables out of what all ranks measured ---- */
+/* ---- tables from the measurements of all ranks ---- */
 
 static enum hapt_status gather(struct calibration *calibration)
 {
@@ -321,7 +324,7 @@ static enum hapt_status gather(struct calibration *calibration)
     return HAPT_OK;
 }
 
-/* Median over the ranks that drive devices of that name. */
+/* Median over the ranks with devices of that name. */
 static double over_ranks(const struct calibration *calibration, const char *name, int column, double *buffer)
 {
     int count = 0;
@@ -344,7 +347,7 @@ static enum hapt_status list_samples(const struct calibration *calibration, stru
     for (int u = 0; u < calibration->unique_count; u++) {
         const struct unique *unique = &calibration->unique[u];
         const double time_s = over_ranks(calibration, device->name, u, buffer);
-        const double share = 1.0 / calibration->candidates.degree[unique->share].dp;
+        const double share = 1.0 / calibration->candidates.mesh[unique->share].dp;
         const struct hapt_op_type *type = hapt_op_type_at(graph->op[unique->op].type);
         if (time_s <= 0) continue;
         struct calibrate_sample *sample = &device->sample[device->sample_count++];
@@ -433,7 +436,7 @@ static enum hapt_status calibrate(struct calibration *calibration, const struct 
     HAPT_TRY(hapt_env_agree(env->world, prepare_here(calibration, threads)));
     HAPT_TRY(check_cost(calibration));
     const enum hapt_status status = calibration->classes.active < 0 ? HAPT_OK : time_operators(calibration);
-    HAPT_TRY(reduce_meet(env->world));
+    HAPT_TRY(reduce_barrier(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
     HAPT_TRY(reduce_measure(env, calibration->cluster, &calibration->options,
                             hapt_config_real(calibration->config, "timeout"), calibration->scratch,
@@ -453,7 +456,7 @@ enum hapt_status calibrate_within(const struct hapt_env *env, const struct hapt_
     hapt_arena_init(&scratch);
     const enum hapt_status status = calibrate(&calibration, layers, result, efficiency);
     for (int u = 0; u < calibration.unique_count; u++) free(calibration.unique[u].time_s);
-    windows_close(&calibration.windows);
+    bench_engines_close(&calibration.bench_engines);
     if (calibration.options.device) calibration.options.backend->close(calibration.options.device);
     hapt_arena_release(&scratch);
     return status;

@@ -1,9 +1,9 @@
 /*
- * Calibration: efficiency tables fitted to measured operators, one for each kind of device and element type, and the
- * file that keeps them.
+ * Calibration: efficiency tables fitted to measured operators, one for each kind of device and element type, and their
+ * file.
  *
- * The shares of a table are of the rates that stand beside it; prediction takes both, so that a table means the same
- * wherever the cluster's description comes from.
+ * A table's efficiencies are fractions of the rates stored with it. Prediction uses both, so a table does not depend on
+ * the source of the cluster's description.
  */
 #ifndef HAPT_PROFILE_CALIBRATE_H
 #define HAPT_PROFILE_CALIBRATE_H
@@ -11,19 +11,19 @@
 #include "efficiency.h"
 #include "hapt/profile.h"
 
-/* One operator of one shape on one device: the median of its runs. */
+/* One operator of one shape on one device; the time is the median of its runs. */
 struct calibrate_sample {
     char op[32];
-    enum efficiency_class class; /* whose curve it tells of */
+    enum efficiency_class class; /* the curve that it measures */
     double flops, bytes, time_s; /* without slowdown */
 };
 
 struct calibrate_curve {
-    int samples[EFFICIENCY_KNOTS];     /* of each knot */
-    double residual[EFFICIENCY_KNOTS]; /* worst |predicted / measured - 1| among them */
+    int samples[EFFICIENCY_KNOTS];     /* number per knot */
+    double residual[EFFICIENCY_KNOTS]; /* worst |predicted / measured - 1| per knot */
 };
 
-/* Sums over the devices of a submesh, as measured and as the links' figures predict them. */
+/* All-reduces over the devices of a submesh, as measured and as predicted from the links. */
 struct calibrate_sum {
     int ranks;
     double bytes, time_s, predicted_s;
@@ -32,7 +32,7 @@ struct calibrate_sum {
 struct calibrate_device {
     char name[64], backend[16];
     enum hapt_dtype dtype;
-    double peak_flops, vector_flops, bandwidth; /* what shares are of: FLOP/s, FLOP/s, byte/s */
+    double peak_flops, vector_flops, bandwidth; /* the rates that efficiencies refer to: FLOP/s, FLOP/s, byte/s */
     struct efficiency_table table;
     struct calibrate_curve curve[EFFICIENCY_CLASS_COUNT];
     double median_residual; /* over all samples */
@@ -47,30 +47,28 @@ struct hapt_efficiency {
     struct calibrate_device *device;
 };
 
-/* The class that an operator of that type, FLOPs and bytes tells of: one that does little with what it moves tells of
- * memory. */
+/* The class that an operator of that type measures: memory if it computes little per byte moved. */
 enum efficiency_class calibrate_class(const struct hapt_op_type *type, double flops, double bytes);
 
 /*
- * Fits the table, the curves' statistics and the median residual of a device whose rates and samples are given. Each
- * curve has one knot an octave of size at most: the mean seconds per FLOP or byte of the samples within a factor of 2
- * of their median, so that up to half of them may be wild. Times rise with size (isotonic). A class without samples
- * keeps the built-in curve.
+ * Fits the table, the curves' statistics and the median residual of a device; its rates and samples are inputs. Each
+ * curve has at most one knot per octave of size. A knot is the mean seconds per FLOP or byte, over the samples within a
+ * factor of 2 of their median. So up to half of them may be outliers. Times rise with size (isotonic). A class without
+ * samples keeps the built-in curve.
  */
 enum hapt_status calibrate_fit(struct calibrate_device *device);
-/* hapt_profile_calibrate within about `budget_s`. */
+/* hapt_profile_calibrate in about `budget_s`. */
 enum hapt_status calibrate_within(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                   const struct hapt_model *model, const struct hapt_layers *layers,
                                   const struct hapt_config *config, double budget_s, struct hapt_arena *result,
                                   struct hapt_efficiency **efficiency);
-/* Seconds a fitted device is predicted to need. */
+/* Predicted seconds on a fitted device. */
 double calibrate_predicted_s(const struct calibrate_device *device, const struct calibrate_sample *sample);
 
-/* The rates and the table to predict a device with: calibrated where `efficiency` (may be NULL) holds it, else built
- * in. */
+/* The rates and table for predicting a device: calibrated if `efficiency` (may be NULL) has it, else built in. */
 struct roofline calibrate_roofline(const struct hapt_efficiency *efficiency, const struct hapt_device_spec *device,
                                    enum hapt_dtype dtype);
-/* Measured over predicted seconds of an all-reduce of that many bytes; 1 where nothing was measured. */
+/* Measured over predicted seconds of an all-reduce of that many bytes; 1 if nothing was measured. */
 double calibrate_sum_factor(const struct hapt_efficiency *efficiency, const struct hapt_device_spec *device,
                             enum hapt_dtype dtype, double bytes);
 

@@ -6,8 +6,8 @@
 
 #include "calibrate.h"
 
-#define MOVER_FLOPS_PER_BYTE 0.25 /* an operator that computes less than this only moves */
-#define INLIER_OCTAVES 1.0        /* a sample this far from the median of its knot does not count */
+#define MOVER_FLOPS_PER_BYTE 0.25 /* an operator with fewer FLOPs per byte measures memory */
+#define INLIER_OCTAVES 1.0        /* a sample further from the median of its knot is ignored */
 
 enum efficiency_class calibrate_class(const struct hapt_op_type *type, double flops, double bytes)
 {
@@ -38,7 +38,7 @@ static double median(double *value, int count)
     return count % 2 ? value[count / 2] : 0.5 * (value[count / 2 - 1] + value[count / 2]);
 }
 
-/* log2 of the size, and of the seconds per FLOP or byte beyond a launch. */
+/* log2 of the size, and of the seconds per FLOP or byte without the launch. */
 struct spot {
     double size, cost;
 };
@@ -72,7 +72,7 @@ static int list_spots(const struct calibrate_device *device, enum efficiency_cla
     return count;
 }
 
-/* One knot of the spots [first, end): robust means. */
+/* One knot from the spots [first, end): robust means. */
 static struct spot knot_of(const struct spot *spot, int first, int end, double *buffer)
 {
     struct spot sum = {0, 0};
@@ -89,7 +89,7 @@ static struct spot knot_of(const struct spot *spot, int first, int end, double *
                    : (struct spot){spot[first].size, centre};
 }
 
-/* Pools neighbours until seconds rise with size: size + cost is log2 of them. */
+/* Pools neighbours until seconds rise with size; size + cost is log2 of the seconds. */
 static void make_isotonic(struct spot *knot, int count)
 {
     struct pool {
@@ -132,7 +132,7 @@ static void fit_curve(struct calibrate_device *device, enum efficiency_class cla
     }
 }
 
-/* A launch is no longer than half the shortest operator. */
+/* A launch takes at most half the time of the shortest operator. */
 static double launch_of(const struct calibrate_device *device)
 {
     double launch_s = efficiency_default(device->backend)->launch_s;
@@ -148,7 +148,7 @@ static int nearest_knot(const struct efficiency_curve *curve, double size)
     return best;
 }
 
-static void judge(struct calibrate_device *device, double *buffer)
+static void find_residuals(struct calibrate_device *device, double *buffer)
 {
     int count = 0;
     memset(device->curve, 0, sizeof device->curve);
@@ -175,7 +175,7 @@ enum hapt_status calibrate_fit(struct calibrate_device *device)
         device->table = *efficiency_default(device->backend);
         device->table.launch_s = launch_of(device);
         for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class ++) fit_curve(device, class, spot, buffer);
-        judge(device, buffer);
+        find_residuals(device, buffer);
         status = efficiency_check(&device->table);
     } else {
         status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to fit %d samples", device->sample_count);
@@ -217,7 +217,7 @@ double calibrate_sum_factor(const struct hapt_efficiency *efficiency, const stru
     const struct calibrate_device *held = find(efficiency, device->name, dtype);
     double product = 0, nearest = INFINITY;
     int count = 0;
-    /* Of the sizes that were measured the nearest one; over submeshes the geometric mean. */
+    /* The nearest measured size; over submeshes the geometric mean. */
     for (int s = 0; held && bytes > 0 && s < held->sum_count; s++)
         nearest = fmin(nearest, fabs(log2(bytes / held->sum[s].bytes)));
     for (int s = 0; held && bytes > 0 && s < held->sum_count; s++) {

@@ -1,4 +1,4 @@
-/* Efficiency files: one group a device, flat tables. The format: `hapt profile --help`. */
+/* Efficiency files: one group per device, flat tables. Format: `hapt profile --help`. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *folde
     return hapt_h5_write_attribute_real(file, folder, "median_residual", device->median_residual, "");
 }
 
-/* The curves, a knot a row. */
+/* The curves, one row per knot. */
 static enum hapt_status write_curves(struct hapt_h5 *file, int index, const struct calibrate_device *device)
 {
     const char *class_name[MAX_KNOTS];
@@ -227,7 +227,7 @@ static enum hapt_status read_all(struct hapt_h5 *file, struct hapt_arena *arena,
     int64_t count;
     char folder[128];
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "devices", &count));
-    if (count < 1 || count > MAX_DEVICES) return bad(file, "/", "the number of devices is absurd");
+    if (count < 1 || count > MAX_DEVICES) return bad(file, "/", "the number of devices is out of range");
     read->count = (int)count;
     HAPT_NEW(read->device, arena, count);
     for (int d = 0; d < read->count; d++) {
@@ -253,7 +253,7 @@ enum hapt_status hapt_efficiency_load(const char *path, struct hapt_arena *arena
     return HAPT_OK;
 }
 
-/* ---- rows for those who print ---- */
+/* ---- rows for printing ---- */
 
 int hapt_efficiency_row_count(const struct hapt_efficiency *efficiency)
 {

@@ -19,11 +19,6 @@ unsigned candidates_programs(const struct hapt_config *config)
     return PROGRAM_DATA | PROGRAM_TENSOR | (strcmp(name, "all") == 0 ? PROGRAM_SYNTHESISED : 0);
 }
 
-int candidates_submeshes(const struct hapt_subcluster *subcluster, struct hapt_submesh *submesh)
-{
-    return hapt_profile_submeshes(subcluster->nodes, subcluster->devices_per_node, submesh);
-}
-
 static int most_tensor_parallel(const struct candidates *candidates, struct hapt_submesh submesh)
 {
     const int most = candidates->tensor_parallel;
@@ -45,8 +40,8 @@ enum hapt_status candidates_variants(const struct candidates *candidates, int su
         for (int tp = 1; tp <= most_tensor_parallel(candidates, submesh[s]) && submesh[s].m % tp == 0; tp *= 2)
             if ((candidates->programs & (tp > 1 ? PROGRAM_TENSOR : PROGRAM_DATA)) || submesh[s].n * submesh[s].m == 1)
                 made[all++] = (struct hapt_submesh){submesh[s].n, submesh[s].m, tp, 0};
-    for (int d = 0; d < candidates->degree_count; d++) {
-        const struct mesh *mesh = &candidates->degree[d];
+    for (int d = 0; d < candidates->mesh_count; d++) {
+        const struct mesh *mesh = &candidates->mesh[d];
         if (mesh->program > 0 && (mesh->subclusters >> subcluster & 1u))
             made[all++] = (struct hapt_submesh){mesh->n, mesh->m, 1, mesh->program};
     }
@@ -70,7 +65,7 @@ static int compare_meshes(const void *a, const void *b)
     return x->dp != y->dp ? (x->dp > y->dp) - (x->dp < y->dp) : (x->tp > y->tp) - (x->tp < y->tp);
 }
 
-/* Meshes of all variants of all submeshes, each once, over which the whole model can be sharded; and the shardings. */
+/* The meshes of all submeshes' variants over which the full model can be sharded, each once, and their shardings. */
 static enum hapt_status find_meshes(struct candidates *candidates, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
@@ -84,7 +79,7 @@ static enum hapt_status find_meshes(struct candidates *candidates, struct hapt_a
     }
     HAPT_NEW(mesh, arena, count + room);
     HAPT_NEW(candidates->sharding, arena, count + room);
-    candidates->degree = mesh;
+    candidates->mesh = mesh;
     count = 0;
     for (int c = 0; c < cluster->count; c++) {
         for (int v = 0; v < variants[c]; v++) {
@@ -95,20 +90,20 @@ static enum hapt_status find_meshes(struct candidates *candidates, struct hapt_a
     }
     qsort(mesh, (size_t)count, sizeof *mesh, compare_meshes);
     for (int k = 0; k < count; k++) {
-        const int d = candidates->degree_count;
+        const int d = candidates->mesh_count;
         if (d > 0 && compare_meshes(&mesh[d - 1], &mesh[k]) == 0) continue;
         const enum hapt_status status = hapt_sharding_tensor_parallel(candidates->model->graph, mesh[k].dp, mesh[k].tp,
                                                                       arena, &candidates->sharding[d]);
         if (status == HAPT_OK)
-            mesh[candidates->degree_count++] = mesh[k];
+            mesh[candidates->mesh_count++] = mesh[k];
         else if (status == HAPT_ERR_INFEASIBLE)
             hapt_fail_reset();
         else
             return status;
     }
     if (candidates->programs & PROGRAM_SYNTHESISED) HAPT_TRY(synthesised_add(candidates, room, arena));
-    if (candidates->degree_count > 0) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a --microbatch with a row for every device",
+    if (candidates->mesh_count > 0) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a --microbatch with at least one row per device",
                      "no submesh can share %d rows", candidates->model->microbatch);
 }
 
@@ -129,16 +124,16 @@ static enum hapt_status find_structures(struct candidates *candidates, struct ha
 {
     const int L = candidates->layer_count;
     struct range *range;
-    uint64_t *structure, *mark;
+    uint64_t *structure, *hash;
     int count = 0;
     if ((int64_t)L * L > INT_MAX)
         return hapt_fail(HAPT_ERR_MEMORY, "plan over fewer layers (--layers-per-model)",
-                         "%d layers have too many ranges", L);
+                         "a model of %d layers has too many ranges", L);
     HAPT_NEW(structure, scratch, (size_t)L * (size_t)L);
-    HAPT_NEW(mark, scratch, candidates->model->graph->op_count);
-    /* Equal operators may be cut otherwise where other operators read them. */
-    for (int d = 0; d < candidates->degree_count; d++) hapt_sharding_mark(candidates->sharding[d], mark);
-    HAPT_TRY(hapt_layers_structures(candidates->layers, candidates->model->graph, mark, structure));
+    HAPT_NEW(hash, scratch, candidates->model->graph->op_count);
+    /* Equal operators may be cut differently, because of other operators that read their outputs. */
+    for (int d = 0; d < candidates->mesh_count; d++) hapt_sharding_hash(candidates->sharding[d], hash);
+    HAPT_TRY(hapt_layers_structures(candidates->layers, candidates->model->graph, hash, structure));
     HAPT_NEW(range, scratch, (size_t)L * (size_t)(L + 1) / 2);
     HAPT_NEW(candidates->structure, arena, (size_t)L * (size_t)L);
     HAPT_NEW(candidates->first, arena, (size_t)L * (size_t)(L + 1) / 2);
@@ -165,12 +160,12 @@ enum hapt_status candidates_find_structures(struct candidates *candidates, struc
     const enum hapt_status status = find_structures(candidates, arena, &scratch);
     hapt_arena_release(&scratch);
     HAPT_TRY(status);
-    if ((int64_t)candidates->structure_count * candidates->degree_count > INT_MAX)
+    if ((int64_t)candidates->structure_count * candidates->mesh_count > INT_MAX)
         return hapt_fail(HAPT_ERR_MEMORY,
                          "plan over fewer layers (--layers-per-model), or with a smaller --tensor-parallel",
-                         "%d unlike ranges of layers on %d meshes are too many candidates", candidates->structure_count,
-                         candidates->degree_count);
-    candidates->item_count = candidates->structure_count * candidates->degree_count;
+                         "there are too many candidates: %d different ranges of layers on %d meshes",
+                         candidates->structure_count, candidates->mesh_count);
+    candidates->item_count = candidates->structure_count * candidates->mesh_count;
     return HAPT_OK;
 }
 
@@ -178,13 +173,6 @@ static int optimizer_states(const struct hapt_config *config)
 {
     if (strcmp(hapt_config_text(config, "optimizer"), "adamw") == 0) return 2;
     return hapt_config_real(config, "momentum") > 0 ? 1 : 0;
-}
-
-double candidates_device_speed(const struct candidates *candidates, int subcluster)
-{
-    const struct hapt_device_spec *device = &candidates->cluster->subcluster[subcluster].device;
-    const double flops = roofline_peak_flops(device, candidates->model->dtype);
-    return flops / (device->slowdown >= 1 ? device->slowdown : 1);
 }
 
 enum hapt_status candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
@@ -216,26 +204,25 @@ enum hapt_status candidates_build(const struct hapt_cluster *cluster, const stru
     return HAPT_OK;
 }
 
-int candidates_degree(const struct candidates *candidates, int dp, int tp)
+int candidates_mesh_index(const struct candidates *candidates, int dp, int tp)
 {
-    for (int d = 0; d < candidates->degree_count; d++)
-        if (candidates->degree[d].program == 0 && candidates->degree[d].dp == dp && candidates->degree[d].tp == tp)
-            return d;
+    for (int d = 0; d < candidates->mesh_count; d++)
+        if (candidates->mesh[d].program == 0 && candidates->mesh[d].dp == dp && candidates->mesh[d].tp == tp) return d;
     return -1;
 }
 
-int candidates_degree_of_program(const struct candidates *candidates, int program)
+int candidates_mesh_index_of_program(const struct candidates *candidates, int program)
 {
-    for (int d = 0; d < candidates->degree_count; d++)
-        if (candidates->degree[d].program == program) return d;
+    for (int d = 0; d < candidates->mesh_count; d++)
+        if (candidates->mesh[d].program == program) return d;
     return -1;
 }
 
-enum hapt_status candidates_program(const struct candidates *candidates, int first, int last, int degree_index,
+enum hapt_status candidates_program(const struct candidates *candidates, int first, int last, int mesh_index,
                                     struct hapt_arena *arena, struct hapt_program **program)
 {
     const struct hapt_layers *layers = candidates->layers;
-    return hapt_program_build(candidates->sharding[degree_index], hapt_layers_first_op(layers, first),
+    return hapt_program_build(candidates->sharding[mesh_index], hapt_layers_first_op(layers, first),
                               layers->end_op[last], arena, program);
 }
 
@@ -251,10 +238,11 @@ static enum hapt_status plan_program(const struct candidates *candidates, const 
     return hapt_engine_plan_memory(program, &one, arena, plan);
 }
 
-struct item_memory candidates_memory(const struct candidates *candidates, const struct hapt_memory_figures *figures)
+struct item_memory candidates_memory(const struct candidates *candidates, const struct hapt_memory_bytes *figures)
 {
     const double trained = (double)figures->trained_elements;
-    /* An update reads the gradient twice (norm, update), writes it once (zero), and reads and writes all the rest. */
+    /* An update reads the gradient twice (norm, update), writes it once (zero), and reads and writes everything
+     * else. */
     const double touched = 3 * 4.0 + 2 * 4.0 * (1 + candidates->state_count) + (figures->copies ? 2 : 0);
     return (struct item_memory){.parameter_bytes = (double)figures->parameter_bytes,
                                 .activation_bytes = (double)figures->activation_bytes,
@@ -274,34 +262,34 @@ double candidates_resident_bytes(const struct candidates *candidates, const stru
 enum hapt_status candidates_plan_memory(const struct candidates *candidates, int item,
                                         const struct hapt_engine_options *engine, struct item_memory *memory)
 {
-    const int structure = item / candidates->degree_count, first = candidates->first[structure],
+    const int structure = item / candidates->mesh_count, first = candidates->first[structure],
               last = candidates->last[structure];
     struct hapt_arena scratch;
     struct hapt_program *program;
     struct hapt_memory_plan *plan;
-    if (!hapt_sharding_allows(candidates->sharding[item % candidates->degree_count],
+    if (!hapt_sharding_allows(candidates->sharding[item % candidates->mesh_count],
                               hapt_layers_first_op(candidates->layers, first), candidates->layers->end_op[last])) {
         *memory = FITS_NOWHERE;
         return HAPT_OK;
     }
     hapt_arena_init(&scratch);
     enum hapt_status status =
-        candidates_program(candidates, first, last, item % candidates->degree_count, &scratch, &program);
+        candidates_program(candidates, first, last, item % candidates->mesh_count, &scratch, &program);
     if (status == HAPT_OK) status = plan_program(candidates, program, engine, &scratch, &plan);
     if (status == HAPT_OK) {
-        const struct hapt_memory_figures figures = {.parameter_bytes = plan->parameter_bytes,
-                                                    .sharded_bytes = plan->parameter_bytes,
-                                                    .activation_bytes = plan->activation_bytes,
-                                                    .trained_elements = plan->trained_elements,
-                                                    .copies = plan->copy_offset != (size_t)-1};
+        const struct hapt_memory_bytes figures = {.parameter_bytes = plan->parameter_bytes,
+                                                  .sharded_bytes = plan->parameter_bytes,
+                                                  .activation_bytes = plan->activation_bytes,
+                                                  .trained_elements = plan->trained_elements,
+                                                  .copies = plan->copy_offset != (size_t)-1};
         *memory = candidates_memory(candidates, &figures);
     }
     hapt_arena_release(&scratch);
     return status;
 }
 
-/* Is a range no more of the work than `imbalance` times its devices' share of the speed? A single layer cannot be cut
- * further. */
+/* True if a range's part of the work is at most `imbalance` times its devices' part of the speed, or if it is one
+ * layer. */
 static bool is_balanced(const struct candidates *candidates, double speed, int first, int last)
 {
     const double all = candidates->work[candidates->layer_count];
@@ -309,11 +297,10 @@ static bool is_balanced(const struct candidates *candidates, double speed, int f
     return first == last || candidates->speed <= 0 || share <= candidates->imbalance * speed / candidates->speed;
 }
 
-bool candidates_may_be_wanted(const struct candidates *candidates, int degree_index, int first, int last)
+bool candidates_may_be_wanted(const struct candidates *candidates, int mesh_index, int first, int last)
 {
-    const struct mesh *mesh = &candidates->degree[degree_index];
-    if (mesh->program == 0 || mesh->subclusters == 0)
-        return true; /* of mixed stages the group is asked (candidates_wanted_mixed) */
+    const struct mesh *mesh = &candidates->mesh[mesh_index];
+    if (mesh->program == 0 || mesh->subclusters == 0) return true; /* for mixed stages: see candidates_wanted_mixed */
     for (int c = 0; c < candidates->cluster->count; c++)
         if ((mesh->subclusters >> c & 1u) &&
             is_balanced(candidates, candidates_device_speed(candidates, c) * mesh->n * mesh->m, first, last))

@@ -1,4 +1,4 @@
-/* Efficiency curves and the roofline made of them. */
+/* Efficiency curves and the roofline that uses them. */
 #include "efficiency.h"
 
 #include <math.h>
@@ -6,8 +6,9 @@
 
 /*
  * Well-tuned libraries reach three quarters of the data sheet's rate on large matrix products, less than half in fused
- * attention, and four fifths of the memory bandwidth. An accelerator must be filled: a product of 2^30 FLOPs runs at
- * half of that (6 us of an A100 at its peak), shares below follow s / (s + 2^30). A core is filled by 2^16.
+ * attention, and four fifths of the memory bandwidth. Small products cannot fill an accelerator: a product of 2^30
+ * FLOPs (6 us of an A100 at its peak) runs at half of that rate. In general the efficiency follows s / (s + 2^30). A
+ * core needs 2^16 instead.
  */
 static const struct efficiency_table accelerator = {
     .curve = {[EFFICIENCY_PRODUCT] = {7,
@@ -66,7 +67,8 @@ enum efficiency_class efficiency_class_of(const struct hapt_op_type *type)
 enum hapt_status efficiency_check(const struct efficiency_table *table)
 {
     if (!(table->launch_s >= 0 && isfinite(table->launch_s)))
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "an operator's launch takes %g s", table->launch_s);
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "an operator's launch takes %g s; it must be finite and not negative",
+                         table->launch_s);
     for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class ++) {
         const struct efficiency_curve *curve = &table->curve[class];
         const char *name = efficiency_class_name(class);
@@ -82,7 +84,7 @@ enum hapt_status efficiency_check(const struct efficiency_table *table)
                 return hapt_fail(HAPT_ERR_INPUT, NULL, "the sizes of class %s do not ascend at 2^%g", name,
                                  curve->size[k]);
             if (log2(curve->share[k] / curve->share[k - 1]) > rise + 1e-9)
-                return hapt_fail(HAPT_ERR_INPUT, "an efficiency may rise with the size, not faster than it",
+                return hapt_fail(HAPT_ERR_INPUT, "an efficiency may rise with the size, but not faster than the size",
                                  "class %s would take less time at size 2^%g than at 2^%g", name, curve->size[k],
                                  curve->size[k - 1]);
         }

@@ -1,4 +1,4 @@
-/* The profile made of items: which variants of a submesh are worth a row, and its cells. */
+/* Makes the profile from items: the variants of a submesh that are worth a row, and the cells. */
 #include <math.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ struct filling {
     const void *context;
 };
 
-/* What a candidate costs outside the pipeline. */
+/* Cost of a candidate outside the pipeline. */
 static double step_s(const struct filling *filling, int subcluster, struct hapt_submesh submesh, int item)
 {
     double seconds = filling->time[subcluster][item].update_s;
@@ -31,24 +31,24 @@ static double stage_s(const struct item_time *time)
 static bool has_candidates(const struct filling *filling, int subcluster, struct hapt_submesh variant)
 {
     const struct candidates *candidates = filling->candidates;
-    const int degree = candidates_degree_of(candidates, variant);
-    for (int k = 0; degree >= 0 && k < candidates->structure_count; k++) {
-        const struct item_memory *memory = &filling->memory[subcluster][k * candidates->degree_count + degree];
+    const int mesh_index = candidates_mesh_index_of(candidates, variant);
+    for (int k = 0; mesh_index >= 0 && k < candidates->structure_count; k++) {
+        const struct item_memory *memory = &filling->memory[subcluster][k * candidates->mesh_count + mesh_index];
         if (candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], memory))
             return true;
     }
     return false;
 }
 
-/* Is `variant` never better than `other` of the same submesh, in time, step time or memory, on any range? */
+/* True if `variant` is never better than `other` of the same submesh, in time, step time or memory, on any range. */
 static bool is_dominated(const struct filling *filling, int subcluster, struct hapt_submesh variant,
                          struct hapt_submesh other)
 {
     const struct candidates *candidates = filling->candidates;
-    const int mine = candidates_degree_of(candidates, variant), its = candidates_degree_of(candidates, other);
+    const int mine = candidates_mesh_index_of(candidates, variant), its = candidates_mesh_index_of(candidates, other);
     const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
     for (int k = 0; k < candidates->structure_count; k++) {
-        const int a = k * candidates->degree_count + mine, b = k * candidates->degree_count + its;
+        const int a = k * candidates->mesh_count + mine, b = k * candidates->mesh_count + its;
         const struct item_memory *x = &filling->memory[subcluster][a], *y = &filling->memory[subcluster][b];
         if (!candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], x)) continue;
         if (y->parameter_bytes > x->parameter_bytes || y->activation_bytes > x->activation_bytes) return false;
@@ -60,7 +60,7 @@ static bool is_dominated(const struct filling *filling, int subcluster, struct h
     return true;
 }
 
-/* The rows of a subcluster's tables. Of two variants that dominate each other the one with the smaller degree stays. */
+/* The rows of a subcluster's tables. If two variants dominate each other, the earlier one stays. */
 static enum hapt_status choose_rows(const struct filling *filling, int subcluster, struct hapt_arena *scratch,
                                     struct hapt_submesh **row, int *rows)
 {
@@ -79,14 +79,14 @@ static enum hapt_status choose_rows(const struct filling *filling, int subcluste
         for (int w = 0; w < count && !drop[v]; w++) {
             if (w == v || drop[w] || its[w].n != its[v].n || its[w].m != its[v].m) continue;
             if (its[v].program == 0 && its[w].program > 0)
-                continue; /* --program may take programs out of the profile again */
+                continue; /* --program may remove programs from the profile later */
             drop[v] = is_dominated(filling, subcluster, its[v], its[w]) &&
                       (w < v || !is_dominated(filling, subcluster, its[w], its[v]));
         }
     }
     for (int v = 0; v < count; v++)
         if (!drop[v]) its[kept++] = its[v];
-    if (kept == 0) its[kept++] = none; /* a table has a row, if only of NaN */
+    if (kept == 0) its[kept++] = none; /* a table needs a row, even if all NaN */
     *rows = kept;
     return HAPT_OK;
 }
@@ -121,10 +121,10 @@ static void fill_row(const struct filling *filling, int subcluster, int s, bool 
     const struct candidates *candidates = filling->candidates;
     struct hapt_profile_cluster *table = &profile->cluster[subcluster];
     const struct hapt_submesh submesh = table->submesh[s];
-    const int degree = candidates_degree_of(candidates, submesh), L = candidates->layer_count;
-    for (int i = 0; degree >= 0 && i < L; i++) {
+    const int mesh_index = candidates_mesh_index_of(candidates, submesh), L = candidates->layer_count;
+    for (int i = 0; mesh_index >= 0 && i < L; i++) {
         for (int j = i; j < L; j++) {
-            const int item = candidates_item(candidates, degree, i, j);
+            const int item = candidates_item(candidates, mesh_index, i, j);
             const size_t cell = hapt_profile_index(profile, s, i, j);
             const struct item_memory *memory = &filling->memory[subcluster][item];
             const struct item_time *time = &filling->time[subcluster][item];
@@ -141,8 +141,8 @@ static void fill_row(const struct filling *filling, int subcluster, int s, bool 
     }
 }
 
-/* Seconds of layers [i, j + 1) of a group without times of its own: the slowest device decides, then all sum their
- * gradients. */
+/* Seconds of layers [i, j + 1) of a mixed group without its own times: the slowest device decides, then all sum
+ * their gradients. */
 static void compose_mixed(const struct filling *filling, const struct mixed_group *group, int i, int j,
                           double *stage_time, double *forward_time, double *step_time)
 {
@@ -151,7 +151,7 @@ static void compose_mixed(const struct filling *filling, const struct mixed_grou
     *stage_time = 0;
     for (int k = 0; k < 2; k++) {
         const struct item_time *time =
-            &filling->time[group->cluster[k]][candidates_item(candidates, group->degree[k], i, j)];
+            &filling->time[group->cluster[k]][candidates_item(candidates, group->mesh_index[k], i, j)];
         /* An update follows the last microbatch without waiting for slower devices. */
         longest_s = fmax(longest_s, stage_s(time) * candidates->microbatches + time->update_s);
         if (stage_s(time) < *stage_time) continue;
@@ -159,7 +159,7 @@ static void compose_mixed(const struct filling *filling, const struct mixed_grou
         *forward_time = time->forward_s;
     }
     const struct item_memory *memory =
-        &filling->memory[group->cluster[0]][candidates_item(candidates, group->degree[0], i, j)];
+        &filling->memory[group->cluster[0]][candidates_item(candidates, group->mesh_index[0], i, j)];
     *step_time = fmax(longest_s - *stage_time * candidates->microbatches, 0) +
                  hapt_collective_cost_s(&group->sums, HAPT_COLLECTIVE_ALL_REDUCE, 4 * memory->trained_elements, 0);
 }
@@ -172,7 +172,7 @@ static void fill_mixed_cell(const struct filling *filling, const struct mixed_gr
     const struct item_memory *memory[2];
     double owed_s = 0;
     for (int k = 0; k < 2; k++)
-        memory[k] = &filling->memory[group->cluster[k]][candidates_item(candidates, group->degree[k], i, j)];
+        memory[k] = &filling->memory[group->cluster[k]][candidates_item(candidates, group->mesh_index[k], i, j)];
     if (!candidates_wanted_mixed(candidates, group, i, j, memory)) return;
     if (group->times && !isfinite(group->times->stage_s[cell])) return;
     for (int k = 0; k < 2; k++) {
@@ -214,7 +214,7 @@ static enum hapt_status fill_mixed(const struct filling *filling, const struct m
     return HAPT_OK;
 }
 
-/* Every layer must fit some device by itself: memory grows with the range, so otherwise no plan can hold it. */
+/* Every layer must fit some device alone. Memory grows with the range, so otherwise no plan is possible. */
 static enum hapt_status check_single_layers(const struct candidates *candidates, struct item_memory *const *memory,
                                             const struct hapt_profile *profile)
 {
@@ -224,14 +224,14 @@ static enum hapt_status check_single_layers(const struct candidates *candidates,
         for (int c = 0; c < profile->cluster_count; c++) {
             const struct hapt_profile_cluster *table = &profile->cluster[c];
             most = fmax(most, table->device_memory_bytes);
-            for (int d = 0; d < candidates->degree_count; d++) {
+            for (int d = 0; d < candidates->mesh_count; d++) {
                 const struct item_memory *need = &memory[c][candidates_item(candidates, d, l, l)];
                 least = fmin(least, candidates_resident_bytes(candidates, need, table->device_memory_bytes) +
                                         need->activation_bytes);
             }
             for (int s = 0; s < table->submesh_count; s++) {
-                const int degree = candidates_degree_of(candidates, table->submesh[s]);
-                if (degree < 0) continue;
+                const int mesh_index = candidates_mesh_index_of(candidates, table->submesh[s]);
+                if (mesh_index < 0) continue;
                 fits = fits || isfinite(table->stage_time[hapt_profile_index(profile, s, l, l)]);
             }
         }
@@ -239,7 +239,7 @@ static enum hapt_status check_single_layers(const struct candidates *candidates,
         if (!fits)
             return hapt_fail(
                 HAPT_ERR_INFEASIBLE, "use a smaller --microbatch, finer layers or devices with more memory",
-                "layer %d needs %s of device memory with one microbatch in flight, the largest device has %s", l,
+                "layer %d needs %s of device memory with one microbatch in flight, but the largest device has %s", l,
                 hapt_units_bytes(least, needed), hapt_units_bytes(most, there));
     }
     return HAPT_OK;
@@ -248,7 +248,7 @@ static enum hapt_status check_single_layers(const struct candidates *candidates,
 struct numbering {
     const struct candidates *candidates;
     struct hapt_arena *result;
-    int *number; /* [program of the candidates] in the profile; 0: none yet */
+    int *number; /* [program of the candidates] number in the profile; 0: none yet */
     const struct hapt_stage_layout **layout;
 };
 
@@ -264,7 +264,7 @@ static enum hapt_status take_layout(struct numbering *numbering, struct hapt_pro
     return HAPT_OK;
 }
 
-/* The layouts that rows and mixed stages use, copied and numbered anew. */
+/* Copies and renumbers the layouts that rows and mixed stages use. */
 static enum hapt_status take_layouts(const struct candidates *candidates, struct hapt_arena *result,
                                      struct hapt_arena *scratch, struct hapt_profile *profile)
 {

@@ -1,4 +1,4 @@
-/* Layouts: applied to a model, compared. */
+/* Layouts: applying, comparing and copying. */
 #include "hapt/layout.h"
 
 #include <string.h>

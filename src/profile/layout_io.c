@@ -26,14 +26,14 @@ static void flatten(const struct hapt_axis_instruction *from, int32_t *row)
 {
     const struct hapt_property property[2] = {from->from, from->to};
     const bool computes = from->op >= 0;
-    const struct hapt_cut cut = computes ? from->cut : (struct hapt_cut){.letter = HAPT_CUT_WHOLE};
+    const struct hapt_cut cut = computes ? from->cut : (struct hapt_cut){.letter = HAPT_CUT_REPLICATED};
     int at = 0;
     row[at++] = computes ? from->op : -1;
     row[at++] = cut.letter, row[at++] = cut.blocks, row[at++] = (int32_t)cut.unit, row[at++] = cut.ratio;
     row[at++] = computes ? -1 : from->tensor, row[at++] = computes ? HAPT_COLLECTIVE_NONE : (int)from->kind;
     for (int p = 0; p < 2; p++) {
         const struct hapt_property its =
-            computes ? (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY} : property[p];
+            computes ? (struct hapt_property){.kind = HAPT_PROPERTY_REPLICATED} : property[p];
         row[at++] = (int)its.kind, row[at++] = its.dim, row[at++] = its.blocks, row[at++] = (int32_t)its.unit,
         row[at++] = its.ratio;
     }
@@ -80,16 +80,16 @@ bool hapt_stage_layout_exists(struct hapt_h5 *file, const char *group, int k)
 
 static bool read_property(const int32_t *row, int ratios, struct hapt_property *property)
 {
-    if (row[0] < 0 || row[0] > HAPT_PROPERTY_ALL_REDUCE || row[1] < 0 || row[1] >= HAPT_MAX_DIMS) return false;
+    if (row[0] < 0 || row[0] > HAPT_PROPERTY_PARTIAL || row[1] < 0 || row[1] >= HAPT_MAX_DIMS) return false;
     if (row[2] < 0 || row[2] > MAX_BLOCKS || row[3] < 0 || row[4] < 0 || row[4] >= ratios) return false;
     *property = (struct hapt_property){(enum hapt_property_kind)row[0], row[1], row[2], row[3], row[4]};
     return true;
 }
 
-/* Whether a row can be an instruction of some graph. */
+/* True if a row can be an instruction of some graph. */
 static bool read_row(const int32_t *row, int ratios, struct hapt_axis_instruction *instruction)
 {
-    const bool letter = row[1] == HAPT_CUT_WHOLE || row[1] == HAPT_CUT_PARTIAL || (row[1] > ' ' && row[1] < 127);
+    const bool letter = row[1] == HAPT_CUT_REPLICATED || row[1] == HAPT_CUT_PARTIAL || (row[1] > ' ' && row[1] < 127);
     if (row[0] < -1 || !letter || row[2] < 0 || row[2] > MAX_BLOCKS || row[3] < 0 || row[4] < 0 || row[4] >= ratios)
         return false;
     const bool computes = row[0] >= 0;
@@ -114,17 +114,17 @@ static enum hapt_status read_ratios(struct hapt_h5 *file, const char *path, int 
     void *data;
     if (!hapt_h5_exists(file, path)) return HAPT_OK;
     HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_F64, 2, shape, (int64_t)MAX_RATIOS * 64, arena, &data));
-    if (shape[0] < 1 || shape[0] > MAX_RATIOS) return damaged(file, k, "an axis without ratios, or with too many");
+    if (shape[0] < 1 || shape[0] > MAX_RATIOS) return damaged(file, k, "an axis has no ratios, or too many");
     axis->ratio = data;
     axis->ratio_count = (int)shape[0];
     for (int row = 0; row < axis->ratio_count; row++) {
         double sum = 0;
         for (int rank = 0; rank < axis->size; rank++) {
             const double ratio = axis->ratio[row * axis->size + rank];
-            if (!(ratio >= 0 && ratio <= 1 + 1e-9)) return damaged(file, k, "a ratio outside 0 to 1");
+            if (!(ratio >= 0 && ratio <= 1 + 1e-9)) return damaged(file, k, "a ratio is outside 0 to 1");
             sum += ratio;
         }
-        if (!(fabs(sum - 1) <= 1e-6)) return damaged(file, k, "ratios that do not add up to 1");
+        if (!(fabs(sum - 1) <= 1e-6)) return damaged(file, k, "ratios do not add up to 1");
     }
     return HAPT_OK;
 }
@@ -147,7 +147,7 @@ static enum hapt_status read_axis(struct hapt_h5 *file, const char *group, int k
     HAPT_NEW(program->instruction, arena, program->count);
     for (int i = 0; i < program->count; i++)
         if (!read_row(&table[(size_t)i * COLUMNS], ratios, &program->instruction[i]))
-            return hapt_fail(HAPT_ERR_INPUT, DAMAGED, "%s: row %d of %s is no instruction", hapt_h5_path(file), i,
+            return hapt_fail(HAPT_ERR_INPUT, DAMAGED, "%s: row %d of %s is not an instruction", hapt_h5_path(file), i,
                              path);
     layout->program[axis] = program;
     return HAPT_OK;

@@ -1,11 +1,11 @@
 /*
- * Rounds over the items of a class. Single layers are timed first; they tell how many rounds the budget allows. Then
- * those items are timed of which all others can be composed (select.h); where the witnesses among them do not bear out
- * what smooth.h composes, the others are timed too. When the budget allows fewer than MIN_ROUNDS of the items, a sample
- * of them is timed. What noise the rounds show is taken out by smooth.h.
+ * Rounds over the items of a class. Single layers are timed first; they give the number of rounds that the budget
+ * allows. Then the items are timed from which all others are composed (select.h). If the witnesses among them disagree
+ * with what smooth.h composes, the others are timed too. If the budget allows fewer than MIN_ROUNDS of the items, only
+ * a sample is timed. smooth.h removes the noise that the rounds show.
  *
- * Rounds are far apart in time, since other work on a machine comes and goes in seconds: the first FIRST_ROUNDS take a
- * part of the budget also where they need less; unless they agree, the others are spread over all of it.
+ * Rounds are spread over time, since other work on a machine comes and goes within seconds. The first FIRST_ROUNDS take
+ * a part of the budget even if they need less. Unless they agree, the others are spread over all of it.
  */
 #include "measure.h"
 
@@ -18,14 +18,14 @@
 #include "smooth.h"
 
 enum { MIN_ROUNDS = 3, LAYER_ROUNDS = 3, FIRST_ROUNDS = 7 };
-#define WARM_SECONDS 0.005 /* shorter items run once untimed before: in a stage they find their weights in the cache \
-                            */
+#define WARM_SECONDS \
+    0.005 /* shorter items run once untimed before they are timed: in a stage, too, their weights are in the cache */
 #define COMPOSED_TOLERANCE \
-    0.01                  /* witnesses apart from what is composed by this, or by twice their noise, prove it wrong */
+    0.01 /* witnesses that differ from the composed time by more than this, and than 2 x their noise, disprove it */
 #define BUDGET_SHARE 0.7  /* of --profile-seconds, for the rounds: reserving, layers and links take the rest */
-#define FIRST_SHARE 0.25  /* of that, for the first rounds at least */
-#define STEADY 0.05       /* rounds that differ by less than this need no others */
-#define WAKE_SECONDS 0.01 /* of work before a round that follows a pause: clocks fall while a core idles */
+#define FIRST_SHARE 0.25  /* of that, the minimum for the first rounds */
+#define STEADY 0.05       /* rounds that differ by less need no further ones */
+#define WAKE_SECONDS 0.01 /* work before a round after a pause: an idle core lowers its clock */
 
 static int compare_doubles(const void *a, const void *b)
 {
@@ -46,10 +46,10 @@ static double *sample_of(const struct measure *measure, int item, int round)
 static double sum_of_layers(const struct measure *measure, int item)
 {
     const struct candidates *candidates = measure->candidates;
-    const int structure = item / candidates->degree_count, degree = item % candidates->degree_count;
+    const int structure = item / candidates->mesh_count, mesh_index = item % candidates->mesh_count;
     double sum = 0;
     for (int l = candidates->first[structure]; l <= candidates->last[structure]; l++)
-        sum += measure->layer_s[degree * candidates->layer_count + l];
+        sum += measure->layer_s[mesh_index * candidates->layer_count + l];
     return sum;
 }
 
@@ -63,14 +63,14 @@ static enum hapt_status run_round(struct measure *measure, const int *order, int
         if ((k + round) % measure->classes.actives != measure->classes.active) continue;
         double *sample = sample_of(measure, order[k], round), unused[2];
         if (sum_of_layers(measure, order[k]) < WARM_SECONDS)
-            status = windows_time(&measure->windows, order[k], &unused[0], &unused[1]);
-        if (status == HAPT_OK) status = windows_time(&measure->windows, order[k], &sample[0], &sample[1]);
+            status = bench_engines_time(&measure->bench_engines, order[k], &unused[0], &unused[1]);
+        if (status == HAPT_OK) status = bench_engines_time(&measure->bench_engines, order[k], &sample[0], &sample[1]);
         measure->effort.runs++;
     }
     return status;
 }
 
-/* Time of a round of this rank over the time that its items' layers predict; 0: it timed nothing. */
+/* This rank's time of a round, relative to the prediction from the items' layers; 0: it timed nothing. */
 static double own_factor(const struct measure *measure, const int *order, int count, int round)
 {
     double taken_s = 0, expected_s = 0;
@@ -98,66 +98,66 @@ static enum hapt_status look_at_rounds(const struct measure *measure, const int 
     return HAPT_OK;
 }
 
-/* Sleeps until `until_s`, then works a little on an item that is not timed: devices with a clock of their own all the
- * while. */
+/* Sleeps until shortly before `until_s`, then runs an untimed item to wake up. Devices with a clock of their own
+ * run it during the entire pause. */
 static enum hapt_status pause_until(struct measure *measure, double until_s, const int *order, int count)
 {
-    const bool own_clock = measure->windows.options.backend && measure->windows.options.backend->mark;
+    const bool own_clock = measure->bench_engines.options.backend && measure->bench_engines.options.backend->timestamp;
     const double end_s = fmax(until_s, hapt_time_s()), wake_s = own_clock ? INFINITY : WAKE_SECONDS;
     double unused[2];
     if (until_s <= hapt_time_s()) return HAPT_OK;
     if (isfinite(wake_s)) hapt_time_sleep_until(end_s - wake_s);
     while (measure->classes.active >= 0 && count > 0 && hapt_time_s() < end_s)
-        HAPT_TRY(windows_time(&measure->windows, order[count - 1], &unused[0], &unused[1]));
+        HAPT_TRY(bench_engines_time(&measure->bench_engines, order[count - 1], &unused[0], &unused[1]));
     hapt_time_sleep_until(end_s);
     return HAPT_OK;
 }
 
-/* When rounds begin: seconds from the start of the pass. */
-struct pacing {
-    double start_s, budget_s; /* INFINITY: one behind the other */
+/* Start times of rounds: seconds from the start of the pass. */
+struct schedule {
+    double start_s, budget_s; /* INFINITY: rounds follow each other without pauses */
     double from_s, every_s;
     int from;
 };
 
-/* From round `from` on, so many rounds are spread over the time until `end_s`. */
-static void spread_rounds(struct pacing *pacing, int from, int rounds, double end_s)
+/* Spreads `rounds` rounds, from round `from` on, over the time until `end_s`. */
+static void spread_rounds(struct schedule *schedule, int from, int rounds, double end_s)
 {
-    const double now_s = hapt_time_s() - pacing->start_s;
-    pacing->from = from;
-    pacing->from_s = now_s;
-    pacing->every_s = isfinite(end_s) && rounds > 0 ? fmax(end_s - now_s, 0) / rounds : 0;
+    const double now_s = hapt_time_s() - schedule->start_s;
+    schedule->from = from;
+    schedule->from_s = now_s;
+    schedule->every_s = isfinite(end_s) && rounds > 0 ? fmax(end_s - now_s, 0) / rounds : 0;
 }
 
-static double round_begins_s(const struct pacing *pacing, int round)
+static double round_begins_s(const struct schedule *schedule, int round)
 {
-    return pacing->start_s + pacing->from_s + (round - pacing->from) * pacing->every_s;
+    return schedule->start_s + schedule->from_s + (round - schedule->from) * schedule->every_s;
 }
 
-/* After a round: is there another one? Collective over env->world. */
-static enum hapt_status pace_rounds(const struct measure *measure, struct pacing *pacing, const int *order, int count,
-                                    int done, int most, struct hapt_progress *progress, bool *more)
+/* After a round: *more is true if another one follows. Collective over env->world. */
+static enum hapt_status schedule_next_round(const struct measure *measure, struct schedule *schedule, const int *order,
+                                            int count, int done, int most, struct hapt_progress *progress, bool *more)
 {
-    /* Other work on the machine stretches the rounds; the estimate knew nothing of it. */
-    double elapsed_s = hapt_time_s() - pacing->start_s;
+    /* Use measured time, since other work on the machine stretches the rounds beyond the estimate. */
+    double elapsed_s = hapt_time_s() - schedule->start_s;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &elapsed_s, 1, MPI_DOUBLE, MPI_MAX, measure->env->world));
-    *more = done < most && (done < 2 || elapsed_s * (done + 1) / done <= pacing->budget_s);
-    progress->total = count * (long)fmax(done + 1, fmin(most, floor(pacing->budget_s * done / elapsed_s)));
-    if (!*more || done != FIRST_ROUNDS || !isfinite(pacing->budget_s)) return HAPT_OK;
+    *more = done < most && (done < 2 || elapsed_s * (done + 1) / done <= schedule->budget_s);
+    progress->total = count * (long)fmax(done + 1, fmin(most, floor(schedule->budget_s * done / elapsed_s)));
+    if (!*more || done != FIRST_ROUNDS || !isfinite(schedule->budget_s)) return HAPT_OK;
     double figure;
     HAPT_TRY(look_at_rounds(measure, order, count, done, &figure));
     *more = figure > STEADY;
-    spread_rounds(pacing, done, most - done, BUDGET_SHARE * pacing->budget_s);
+    spread_rounds(schedule, done, most - done, BUDGET_SHARE * schedule->budget_s);
     return HAPT_OK;
 }
 
-/* Rounds until they are done or, from the second on, the budget would be exceeded; then every rank of a class has all
- * its samples. Collective; *rounds in and out. */
+/* Runs rounds until all are done or, after two, the next would exceed the budget. Then every rank of a class has
+ * all its samples. Collective; *rounds is input and output. */
 static enum hapt_status run_rounds(struct measure *measure, MPI_Comm class_comm, const int *order, int count,
                                    double budget_s, const char *what, int *rounds)
 {
     struct hapt_progress progress;
-    struct pacing pacing = {.start_s = hapt_time_s(), .budget_s = budget_s};
+    struct schedule schedule = {.start_s = hapt_time_s(), .budget_s = budget_s};
     enum hapt_status status = HAPT_OK;
     int most = *rounds, done = 0;
     bool more = true;
@@ -165,19 +165,20 @@ static enum hapt_status run_rounds(struct measure *measure, MPI_Comm class_comm,
     memset(measure->sample, 0,
            (size_t)measure->candidates->item_count * MEASURE_MOST_ROUNDS * 2 * sizeof *measure->sample);
     hapt_progress_init(&progress, measure->env, what, (long)most * count);
-    spread_rounds(&pacing, 0, most < FIRST_ROUNDS ? most : FIRST_ROUNDS, FIRST_SHARE * BUDGET_SHARE * budget_s);
+    spread_rounds(&schedule, 0, most < FIRST_ROUNDS ? most : FIRST_ROUNDS, FIRST_SHARE * BUDGET_SHARE * budget_s);
     while (more && status == HAPT_OK) {
-        status = pause_until(measure, round_begins_s(&pacing, done), order, count);
+        status = pause_until(measure, round_begins_s(&schedule, done), order, count);
         if (status == HAPT_OK && done < *rounds) status = run_round(measure, order, count, done, &progress);
-        const enum hapt_status met = reduce_meet(measure->env->world);
-        status = hapt_env_agree(measure->env->world, status == HAPT_OK ? met : status);
+        const enum hapt_status waited = reduce_barrier(measure->env->world);
+        status = hapt_env_agree(measure->env->world, status == HAPT_OK ? waited : status);
         done++;
-        if (status == HAPT_OK) status = pace_rounds(measure, &pacing, order, count, done, most, &progress, &more);
+        if (status == HAPT_OK)
+            status = schedule_next_round(measure, &schedule, order, count, done, most, &progress, &more);
     }
     hapt_progress_release(&progress);
     HAPT_TRY(status);
     if (*rounds > done) *rounds = done;
-    if (measure->classes.mine < 0) return HAPT_OK;
+    if (measure->classes.own_class < 0) return HAPT_OK;
     const int samples = measure->candidates->item_count * MEASURE_MOST_ROUNDS * 2;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, measure->sample, samples, MPI_DOUBLE, MPI_SUM, class_comm));
     return HAPT_OK;
@@ -196,20 +197,20 @@ static struct item_time median_of_rounds(const struct measure *measure, int item
 enum hapt_status measure_time_layers(struct measure *measure, MPI_Comm class_comm)
 {
     const struct candidates *candidates = measure->candidates;
-    const int L = candidates->layer_count, D = candidates->degree_count;
+    const int L = candidates->layer_count, D = candidates->mesh_count;
     int *order, count = 0, rounds = LAYER_ROUNDS;
     order = hapt_arena_alloc(measure->scratch, (size_t)candidates->item_count, sizeof *order);
     HAPT_TRY(hapt_env_agree(measure->env->world, order ? HAPT_OK : HAPT_ERR_MEMORY));
     for (int item = 0; item < candidates->item_count; item++)
         if (measure->needed[item] && candidates->first[item / D] == candidates->last[item / D]) order[count++] = item;
     HAPT_TRY(run_rounds(measure, class_comm, order, count, HUGE_VAL, "timing layers", &rounds));
-    for (int d = 0; d < D && measure->classes.mine >= 0; d++)
+    for (int d = 0; d < D && measure->classes.own_class >= 0; d++)
         for (int l = 0; l < L; l++) {
             const int item = candidates_item(candidates, d, l, l);
             if (!measure->needed[item]) continue;
             const struct item_time time = median_of_rounds(measure, item, LAYER_ROUNDS);
             measure->layer_s[d * L + l] = time.forward_s + time.backward_s;
-            *measure_time(measure, measure->classes.mine, item) = time;
+            *measure_time(measure, measure->classes.own_class, item) = time;
             measure->timed[item] = true;
         }
     return HAPT_OK;
@@ -217,14 +218,14 @@ enum hapt_status measure_time_layers(struct measure *measure, MPI_Comm class_com
 
 struct priced {
     double cost;
-    uint64_t lot;
+    uint64_t key;
     int item;
 };
 
-static int by_lot(const void *a, const void *b)
+static int by_random_key(const void *a, const void *b)
 {
     const struct priced *x = a, *y = b;
-    return (x->lot > y->lot) - (x->lot < y->lot);
+    return (x->key > y->key) - (x->key < y->key);
 }
 
 static int by_cost(const void *a, const void *b)
@@ -234,8 +235,8 @@ static int by_cost(const void *a, const void *b)
     return x->item - y->item;
 }
 
-/* A pass over the items of the roles [low, high]: all of them when MIN_ROUNDS of all fit the budget, else a drawn
- * sample. */
+/* Chooses a pass over the items of the roles [low, high]: all of them if MIN_ROUNDS of all fit the budget, else a
+ * random sample. */
 static enum hapt_status choose_pass(struct measure *measure, enum select_role low, enum select_role high,
                                     double budget_s)
 {
@@ -249,10 +250,10 @@ static enum hapt_status choose_pass(struct measure *measure, enum select_role lo
         const double once = sum_of_layers(measure, item);
         priced[all++] = (struct priced){once < WARM_SECONDS ? 2 * once : once, hapt_hash(3, &item, sizeof item), item};
     }
-    /* In each round every active rank does its part at the same time; thread CPU time is wall time when cores suffice.
-     */
+    /* In each round all active ranks work at the same time. Thread CPU time equals wall time if there are enough
+     * cores. */
     const double budget = BUDGET_SHARE * budget_s * measure->classes.actives;
-    qsort(priced, (size_t)all, sizeof *priced, by_lot);
+    qsort(priced, (size_t)all, sizeof *priced, by_random_key);
     measure->count = 0;
     while (measure->count < all && (measure->count < 8 || (kept + priced[measure->count].cost) * MIN_ROUNDS <= budget))
         kept += priced[measure->count++].cost;
@@ -275,7 +276,7 @@ static double noise_of(const struct measure *measure, int part, double *buffer)
         }
     }
     if (count == 0) return 0;
-    /* Median difference to standard deviation of one run, to that of a median. */
+    /* Converts the median difference to the standard deviation of one run, then to that of a median. */
     return 1.4826 * median(buffer, count) / sqrt(2.0) * sqrt(1.4 / measure->rounds);
 }
 
@@ -303,7 +304,7 @@ static void note_steadiness(struct measure *measure, double *buffer)
     if (steadiness_figure(pass) > steadiness_figure(measure->steadiness)) measure->steadiness = pass;
 }
 
-/* Layers of equal structure take equal time. */
+/* Layers of equal structure share a number, since they take equal time. */
 static enum hapt_status number_layers(const struct measure *measure, int *variable, int *variable_count)
 {
     const int L = measure->candidates->layer_count;
@@ -325,18 +326,18 @@ struct estimate {
     double *buffer;             /* [item][MEASURE_MOST_ROUNDS] */
 };
 
-/* Times of all items of one device count from those that were timed, witnesses left out on request; part 0 is forward,
- * 1 backward. Returns the number of points. */
-static enum hapt_status estimate(struct measure *measure, struct estimate *with, int degree, int part, bool witnesses,
-                                 int *count)
+/* Estimates the times of all items of one device count from the timed ones, on request without the witnesses. part
+ * 0 is forward, 1 backward. Returns the number of points. */
+static enum hapt_status estimate(struct measure *measure, struct estimate *with, int mesh_index, int part,
+                                 bool witnesses, int *count)
 {
     const struct candidates *candidates = measure->candidates;
-    const int D = candidates->degree_count;
+    const int D = candidates->mesh_count;
     *count = 0;
-    for (int item = degree; item < candidates->item_count; item += D) {
+    for (int item = mesh_index; item < candidates->item_count; item += D) {
         if (!measure->needed[item]) continue;
         const bool known = measure->timed[item] && (witnesses || measure->role[item] != SELECT_WITNESS);
-        const struct item_time *time = measure_time(measure, measure->classes.mine, item);
+        const struct item_time *time = measure_time(measure, measure->classes.own_class, item);
         with->item_of[*count] = item;
         with->point[(*count)++] = (struct smooth_point){candidates->first[item / D], candidates->last[item / D],
                                                         known ? (part ? time->backward_s : time->forward_s) : -1, 0};
@@ -355,10 +356,10 @@ static enum hapt_status prepare_estimate(const struct measure *measure, struct e
     return number_layers(measure, with->variable, &with->variable_count);
 }
 
-/* A device count that only other classes have was not timed here. */
-static bool degree_is_timed(const struct measure *measure, int degree)
+/* False for a device count that only other classes have. */
+static bool mesh_is_timed(const struct measure *measure, int mesh_index)
 {
-    return measure->layer_s[degree * measure->candidates->layer_count] > 0;
+    return measure->layer_s[mesh_index * measure->candidates->layer_count] > 0;
 }
 
 static void keep_medians(struct measure *measure)
@@ -366,11 +367,11 @@ static void keep_medians(struct measure *measure)
     for (int k = 0; k < measure->count; k++) {
         const int item = measure->order[k];
         measure->timed[item] = true;
-        *measure_time(measure, measure->classes.mine, item) = median_of_rounds(measure, item, measure->rounds);
+        *measure_time(measure, measure->classes.own_class, item) = median_of_rounds(measure, item, measure->rounds);
     }
 }
 
-/* After the first pass: do the witnesses take the times that are composed for them? */
+/* After the first pass: *holds is true if the witnesses' measured times match the composed ones. */
 static enum hapt_status judge_composition(struct measure *measure, struct estimate *with, bool *holds)
 {
     double *apart;
@@ -380,12 +381,12 @@ static enum hapt_status judge_composition(struct measure *measure, struct estima
     note_steadiness(measure, with->buffer);
     for (int part = 0; part < 2; part++) {
         measure->noise[part] = noise_of(measure, part, with->buffer);
-        for (int degree = 0; degree < measure->candidates->degree_count; degree++) {
-            if (!degree_is_timed(measure, degree)) continue;
-            HAPT_TRY(estimate(measure, with, degree, part, false, &count));
+        for (int mesh_index = 0; mesh_index < measure->candidates->mesh_count; mesh_index++) {
+            if (!mesh_is_timed(measure, mesh_index)) continue;
+            HAPT_TRY(estimate(measure, with, mesh_index, part, false, &count));
             for (int p = 0; p < count; p++) {
                 const int item = with->item_of[p];
-                const struct item_time *time = measure_time(measure, measure->classes.mine, item);
+                const struct item_time *time = measure_time(measure, measure->classes.own_class, item);
                 const double taken = part ? time->backward_s : time->forward_s;
                 if (measure->role[item] == SELECT_WITNESS && measure->timed[item])
                     apart[judged++] = fabs(with->point[p].estimate_s / taken - 1);
@@ -397,15 +398,15 @@ static enum hapt_status judge_composition(struct measure *measure, struct estima
     return HAPT_OK;
 }
 
-static enum hapt_status settle_times(struct measure *measure, struct estimate *with)
+static enum hapt_status set_times(struct measure *measure, struct estimate *with)
 {
     int count;
     for (int part = 0; part < 2; part++) {
-        for (int degree = 0; degree < measure->candidates->degree_count; degree++) {
-            if (!degree_is_timed(measure, degree)) continue;
-            HAPT_TRY(estimate(measure, with, degree, part, true, &count));
+        for (int mesh_index = 0; mesh_index < measure->candidates->mesh_count; mesh_index++) {
+            if (!mesh_is_timed(measure, mesh_index)) continue;
+            HAPT_TRY(estimate(measure, with, mesh_index, part, true, &count));
             for (int p = 0; p < count; p++) {
-                struct item_time *time = measure_time(measure, measure->classes.mine, with->item_of[p]);
+                struct item_time *time = measure_time(measure, measure->classes.own_class, with->item_of[p]);
                 *(part ? &time->backward_s : &time->forward_s) = with->point[p].estimate_s;
             }
         }
@@ -417,27 +418,28 @@ enum hapt_status measure_time_updates(struct measure *measure, MPI_Comm class_co
 {
     enum hapt_status status = HAPT_OK;
     s_per_element[0] = s_per_element[1] = 0;
-    for (int other = 0; item < 0 && measure->classes.mine >= 0 && other < measure->candidates->item_count; other++)
-        if (measure->windows.window_of[other] >= 0) item = other;
-    if (measure->classes.active >= 0 && item >= 0) status = windows_time_update(&measure->windows, item, s_per_element);
-    HAPT_TRY(reduce_meet(measure->env->world));
+    for (int other = 0; item < 0 && measure->classes.own_class >= 0 && other < measure->candidates->item_count; other++)
+        if (measure->bench_engines.bench_engine_of[other] >= 0) item = other;
+    if (measure->classes.active >= 0 && item >= 0)
+        status = bench_engines_time_update(&measure->bench_engines, item, s_per_element);
+    HAPT_TRY(reduce_barrier(measure->env->world));
     HAPT_TRY(hapt_env_agree(measure->env->world, status));
-    if (measure->classes.mine < 0) return HAPT_OK;
+    if (measure->classes.own_class < 0) return HAPT_OK;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, s_per_element, 2, MPI_DOUBLE, MPI_SUM, class_comm));
     for (int part = 0; part < 2; part++) s_per_element[part] /= measure->classes.actives;
     return HAPT_OK;
 }
 
-/* What the ranks of a class know, to everybody. */
+/* Gives the results of a class to all ranks. */
 static enum hapt_status publish(struct measure *measure, const double s_per_element[2])
 {
     const struct candidates *candidates = measure->candidates;
-    for (int item = 0; item < candidates->item_count && measure->classes.mine >= 0; item++) {
-        struct item_time *time = measure_time(measure, measure->classes.mine, item);
-        const double elements = measure_memory(measure, measure->classes.mine, item)->trained_elements;
+    for (int item = 0; item < candidates->item_count && measure->classes.own_class >= 0; item++) {
+        struct item_time *time = measure_time(measure, measure->classes.own_class, item);
+        const double elements = measure_memory(measure, measure->classes.own_class, item)->trained_elements;
         time->update_s = s_per_element[0] * elements;
         time->end_s = s_per_element[1] * elements;
-        if (!measure->classes.leads) *time = (struct item_time){0};
+        if (!measure->classes.is_lead) *time = (struct item_time){0};
     }
     return measure_sum_over_ranks(measure, (double *)measure->time,
                                   (size_t)measure->classes.count * (size_t)candidates->item_count *
@@ -446,13 +448,13 @@ static enum hapt_status publish(struct measure *measure, const double s_per_elem
 
 static enum hapt_status first_pass(struct measure *measure, struct estimate *with)
 {
-    if (measure->classes.mine < 0) return HAPT_OK;
+    if (measure->classes.own_class < 0) return HAPT_OK;
     HAPT_TRY(prepare_estimate(measure, with));
     HAPT_TRY(select_items(measure->candidates, measure->needed, measure->scratch, measure->role));
     return choose_pass(measure, SELECT_BASE, SELECT_WITNESS, measure->budget_s);
 }
 
-/* What the first pass left out, where its witnesses do not hold; nothing where they do. */
+/* Times the items that the first pass left out, if its witnesses disagree with the composed times. */
 static enum hapt_status second_pass(struct measure *measure, struct estimate *with, double budget_s)
 {
     bool holds;
@@ -466,7 +468,7 @@ enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm)
 {
     double s_per_element[2], budget_s;
     struct estimate with = {0};
-    const bool mine = measure->classes.mine >= 0;
+    const bool mine = measure->classes.own_class >= 0;
     const MPI_Comm world = measure->env->world;
     HAPT_TRY(measure_time_layers(measure, class_comm));
     HAPT_TRY(hapt_env_agree(world, first_pass(measure, &with)));
@@ -484,7 +486,7 @@ enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm)
         if (mine) keep_medians(measure);
         if (mine) note_steadiness(measure, with.buffer);
     }
-    HAPT_TRY(hapt_env_agree(world, mine ? settle_times(measure, &with) : HAPT_OK));
+    HAPT_TRY(hapt_env_agree(world, mine ? set_times(measure, &with) : HAPT_OK));
     HAPT_TRY(measure_time_updates(measure, class_comm, update_item, s_per_element));
     return publish(measure, s_per_element);
 }

@@ -1,8 +1,8 @@
 /*
- * Stages of slowed devices as they train. Thread CPU time back to back says too little of a device that is slowed down:
- * it sleeps between computations, other ranks run meanwhile and its caches grow cold. So where a class has such
- * devices, its subclusters run stages as training does, all at once, as many teams as each has room for; what they take
- * over what the items say are factors of the class's CPU time, forward, backward and at the end of a step.
+ * Runs stages of slowed devices as in training. Their thread CPU time in consecutive runs is not enough: such a device
+ * sleeps between computations, other ranks run meanwhile, and its caches grow cold. So the subclusters of a class with
+ * such devices run stages as training does, all at once, with as many teams as each has room for. The measured time
+ * over the items' time gives factors on the class's CPU time: forward, backward and end of a step.
  */
 #include "measure.h"
 
@@ -15,9 +15,9 @@
 struct submesh_runs {
     struct measure *measure;
     struct hapt_arena *scratch;
-    int subcluster; /* mine */
+    int subcluster; /* this rank's */
     struct hapt_submesh submesh;
-    int degree;
+    int mesh_index;
 };
 
 static bool is_slowed(const struct measure *measure, int subcluster)
@@ -29,7 +29,7 @@ static bool is_slowed(const struct measure *measure, int subcluster)
     return false;
 }
 
-/* Seconds of an item on a subcluster's devices by CPU time: stage, forward, end of the step without the sum of
+/* Seconds of an item on a subcluster's devices from CPU time: stage, forward, end of the step without the sum of
  * gradients. */
 static void list_item(const struct measure *measure, int subcluster, int item, double seconds[3])
 {
@@ -46,7 +46,7 @@ static bool is_wanted(const void *context, int first, int last)
     const struct candidates *candidates = runs->measure->candidates;
     const struct item_memory *memory =
         measure_memory(runs->measure, runs->measure->classes.of_subcluster[runs->subcluster],
-                       candidates_item(candidates, runs->degree, first, last));
+                       candidates_item(candidates, runs->mesh_index, first, last));
     return candidates_wanted(candidates, runs->subcluster, runs->submesh, first, last, memory);
 }
 
@@ -59,13 +59,13 @@ static enum hapt_status list_base(const struct submesh_runs *runs, double *base[
     for (int i = 0; i < L; i++)
         for (int j = i; j < L; j++) {
             double seconds[3];
-            list_item(measure, runs->subcluster, candidates_item(candidates, runs->degree, i, j), seconds);
+            list_item(measure, runs->subcluster, candidates_item(candidates, runs->mesh_index, i, j), seconds);
             for (int t = 0; t < 3; t++) base[t][i * L + j] = seconds[t];
         }
     return HAPT_OK;
 }
 
-/* [FACTORS][L * L]: what was run or composed over what the items say; and 1 where there is something. */
+/* [FACTORS][L * L]: run or composed time over the items' time; FACTOR_THERE is 1 if there is one. */
 enum { FACTOR_FORWARD, FACTOR_BACKWARD, FACTOR_END, FACTOR_THERE, FACTORS };
 
 static double over(double seconds, double base_s)
@@ -81,7 +81,7 @@ static void list_factors(const struct submesh_runs *runs, const struct range_tim
     const int L = candidates->layer_count, cells = L * L, class = measure->classes.of_subcluster[runs->subcluster];
     for (int cell = 0; cell < cells; cell++) {
         if (!isfinite(times->stage_s[cell])) continue;
-        const int item = candidates_item(candidates, runs->degree, cell / L, cell % L);
+        const int item = candidates_item(candidates, runs->mesh_index, cell / L, cell % L);
         const double sum_s = measure_sum_s(measure, runs->subcluster, runs->submesh,
                                            4 * measure_memory(measure, class, item)->trained_elements);
         factor[FACTOR_FORWARD * cells + cell] = over(times->forward_s[cell], base[1][cell]);
@@ -107,7 +107,7 @@ static enum hapt_status run_team(const struct submesh_runs *runs, const struct h
     if (status == HAPT_OK) status = team_ranges_list(candidates, is_wanted, runs, times, runs->scratch, &ranges);
     if (status == HAPT_OK) status = list_base(runs, base);
     if (status == HAPT_OK)
-        status = hapt_sharding_at(candidates->sharding[runs->degree], place, runs->scratch, &sharding);
+        status = hapt_sharding_at(candidates->sharding[runs->mesh_index], place, runs->scratch, &sharding);
     HAPT_TRY(hapt_link_all_or_none(comm, "a submesh's stages", status));
     if (ranges.count == 0) return HAPT_OK;
     struct team_stage stage = {.candidates = candidates,
@@ -129,12 +129,13 @@ static enum hapt_status run_team(const struct submesh_runs *runs, const struct h
     return HAPT_OK;
 }
 
-/* The mean over the teams of a class, to all ranks; its times follow. `mine`: of a team that this rank leads, NULL
- * elsewhere. */
-static enum hapt_status take_factors(struct measure *measure, int class, int degree, const double *mine, double *factor)
+/* Applies the mean over the teams of a class to its times, on all ranks. `mine`: of a team led by this rank, else
+ * NULL. */
+static enum hapt_status take_factors(struct measure *measure, int class, int mesh_index, const double *mine,
+                                     double *factor)
 {
     const struct candidates *candidates = measure->candidates;
-    const int L = candidates->layer_count, D = candidates->degree_count;
+    const int L = candidates->layer_count, D = candidates->mesh_count;
     const size_t cells = (size_t)L * (size_t)L;
     memset(factor, 0, FACTORS * cells * sizeof *factor);
     if (mine) memcpy(factor, mine, FACTORS * cells * sizeof *factor);
@@ -142,7 +143,7 @@ static enum hapt_status take_factors(struct measure *measure, int class, int deg
     for (int structure = 0; structure < candidates->structure_count; structure++) {
         const size_t cell = (size_t)candidates->first[structure] * (size_t)L + (size_t)candidates->last[structure];
         const double teams = factor[FACTOR_THERE * cells + cell];
-        struct item_time *time = measure_time(measure, class, structure * D + degree);
+        struct item_time *time = measure_time(measure, class, structure * D + mesh_index);
         if (teams == 0) continue;
         time->forward_s *= factor[FACTOR_FORWARD * cells + cell] / teams;
         time->backward_s *= factor[FACTOR_BACKWARD * cells + cell] / teams;
@@ -153,13 +154,13 @@ static enum hapt_status take_factors(struct measure *measure, int class, int deg
 }
 
 struct rounds {
-    struct hapt_submesh *submesh[HAPT_MAX_SUBCLUSTERS]; /* that are to be run */
+    struct hapt_submesh *submesh[HAPT_MAX_SUBCLUSTERS]; /* submeshes to run */
     int count[HAPT_MAX_SUBCLUSTERS], most;
-    bool *done;            /* [class][degree] */
+    bool *done;            /* [class][mesh] */
     double *factor, *mean; /* [FACTORS][L * L] */
 };
 
-/* One submesh of every subcluster, now[c] of c (n 0: none). */
+/* Runs one submesh of every subcluster: now[c] of subcluster c (n 0: none). */
 static enum hapt_status run_round(struct measure *measure, const struct hapt_engine_options *options,
                                   const struct hapt_submesh *now, double budget_s, const struct rounds *rounds,
                                   struct hapt_arena *scratch)
@@ -167,7 +168,7 @@ static enum hapt_status run_round(struct measure *measure, const struct hapt_eng
     const struct hapt_env *env = measure->env;
     const struct candidates *candidates = measure->candidates;
     const int c = measure->cluster->subcluster_of_rank[env->world_rank], L = candidates->layer_count,
-              D = candidates->degree_count;
+              D = candidates->mesh_count;
     struct submesh_runs runs = {.measure = measure, .scratch = scratch, .subcluster = c};
     int team = MPI_UNDEFINED, rank = 0;
     enum hapt_status status = HAPT_OK;
@@ -178,7 +179,7 @@ static enum hapt_status run_round(struct measure *measure, const struct hapt_eng
         int index = 0;
         while (own->ranks[index] != env->world_rank) index++;
         runs.submesh = now[c];
-        runs.degree = candidates_degree_of(candidates, now[c]);
+        runs.mesh_index = candidates_mesh_index_of(candidates, now[c]);
         if ((index / size + 1) * size <= all) team = own->ranks[index / size * size];
         rank = index % size;
     }
@@ -188,15 +189,17 @@ static enum hapt_status run_round(struct measure *measure, const struct hapt_eng
         status = run_team(&runs, options, comm, rank, budget_s, &measure->effort.runs, rounds->factor);
         MPI_Comm_free(&comm);
     }
-    HAPT_TRY(reduce_meet(env->world));
+    HAPT_TRY(reduce_barrier(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
     for (int other = 0; other < measure->cluster->count; other++) {
         if (now[other].n == 0) continue;
-        const int degree = candidates_degree_of(candidates, now[other]), class = measure->classes.of_subcluster[other];
-        if (rounds->done[class * D + degree]) continue;
-        rounds->done[class * D + degree] = true;
-        const bool mine = c >= 0 && now[c].n > 0 && runs.degree == degree && measure->classes.of_subcluster[c] == class;
-        HAPT_TRY(take_factors(measure, class, degree, mine ? rounds->factor : NULL, rounds->mean));
+        const int mesh_index = candidates_mesh_index_of(candidates, now[other]),
+                  class = measure->classes.of_subcluster[other];
+        if (rounds->done[class * D + mesh_index]) continue;
+        rounds->done[class * D + mesh_index] = true;
+        const bool mine =
+            c >= 0 && now[c].n > 0 && runs.mesh_index == mesh_index && measure->classes.of_subcluster[c] == class;
+        HAPT_TRY(take_factors(measure, class, mesh_index, mine ? rounds->factor : NULL, rounds->mean));
     }
     return HAPT_OK;
 }
@@ -205,7 +208,7 @@ static enum hapt_status plan_rounds(const struct measure *measure, struct hapt_a
 {
     const struct hapt_cluster *cluster = measure->cluster;
     const int L = measure->candidates->layer_count;
-    HAPT_NEW(rounds->done, scratch, measure->classes.count * measure->candidates->degree_count);
+    HAPT_NEW(rounds->done, scratch, measure->classes.count * measure->candidates->mesh_count);
     HAPT_NEW(rounds->factor, scratch, FACTORS * L * L);
     HAPT_NEW(rounds->mean, scratch, FACTORS * L * L);
     for (int c = 0; c < cluster->count; c++) {
@@ -232,9 +235,9 @@ static enum hapt_status run_rounds(struct measure *measure, const struct hapt_en
         bool any = false;
         for (int c = 0; c < measure->cluster->count; c++) {
             if (s >= rounds.count[c]) continue;
-            const int degree = candidates_degree_of(measure->candidates, rounds.submesh[c][s]);
-            if (degree < 0 ||
-                rounds.done[measure->classes.of_subcluster[c] * measure->candidates->degree_count + degree])
+            const int mesh_index = candidates_mesh_index_of(measure->candidates, rounds.submesh[c][s]);
+            if (mesh_index < 0 ||
+                rounds.done[measure->classes.of_subcluster[c] * measure->candidates->mesh_count + mesh_index])
                 continue;
             now[c] = rounds.submesh[c][s];
             any = true;
@@ -247,13 +250,6 @@ static enum hapt_status run_rounds(struct measure *measure, const struct hapt_en
     }
     hapt_progress_release(&progress);
     return status;
-}
-
-bool measure_any_slowed(const struct hapt_cluster *cluster)
-{
-    for (int c = 0; c < cluster->count; c++)
-        if (cluster->subcluster[c].device.slowdown > 1) return true;
-    return false;
 }
 
 enum hapt_status measure_run_submeshes(struct measure *measure, const struct hapt_engine_options *options,

@@ -1,11 +1,11 @@
-/* Groups of mixed stages: made, checked, copied. */
+/* Groups of mixed stages: creating, checking, copying. */
 #include <math.h>
 #include <string.h>
 
 #include "profile_private.h"
 
 #define BAD(...) hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables", "profile: " __VA_ARGS__)
-#define RATIO_SUM 1e-5 /* what the sum of ratios may be off by: files may hold them in single precision */
+#define RATIO_SUM 1e-5 /* tolerance for the sum of ratios: files may hold them in single precision */
 
 static int device_count(const struct hapt_profile_mixed *mixed)
 {
@@ -14,7 +14,7 @@ static int device_count(const struct hapt_profile_mixed *mixed)
     return devices;
 }
 
-/* The caller sets what is optional. */
+/* The caller sets the optional members. */
 static enum hapt_status make(const struct hapt_profile *profile, int count, const int *cluster, const int *devices,
                              int memory_rows, struct hapt_arena *arena, struct hapt_profile_mixed *made)
 {
@@ -88,12 +88,12 @@ static bool is_amount(double value)
 static enum hapt_status check_devices(const struct hapt_profile *profile, int k)
 {
     const struct hapt_profile_mixed *mixed = &profile->mixed[k];
-    if (mixed->count < 2) return BAD("mixed_%d names %d subcluster; two or more make a mixed stage", k, mixed->count);
+    if (mixed->count < 2) return BAD("mixed_%d names %d subcluster; a mixed stage needs two or more", k, mixed->count);
     for (int i = 0; i < mixed->count; i++) {
         const int c = mixed->cluster[i];
         if (c < 0 || c >= profile->cluster_count)
-            return BAD("mixed_%d: clusters[%d] is %d of %d", k, i, c, profile->cluster_count);
-        if (i > 0 && c <= mixed->cluster[i - 1]) return BAD("mixed_%d: clusters do not rise", k);
+            return BAD("mixed_%d: clusters[%d] is %d, but there are %d subclusters", k, i, c, profile->cluster_count);
+        if (i > 0 && c <= mixed->cluster[i - 1]) return BAD("mixed_%d: clusters do not ascend", k);
         const int all = profile->cluster[c].nodes * profile->cluster[c].devices_per_node;
         if (mixed->devices[i] < 1 || mixed->devices[i] > all)
             return BAD("mixed_%d takes %d of the %d devices of subcluster %s", k, mixed->devices[i], all,
@@ -104,23 +104,23 @@ static enum hapt_status check_devices(const struct hapt_profile *profile, int k)
         if (twin->count == mixed->count && twin->program == mixed->program &&
             memcmp(twin->cluster, mixed->cluster, (size_t)twin->count * sizeof *twin->cluster) == 0 &&
             memcmp(twin->devices, mixed->devices, (size_t)twin->count * sizeof *twin->devices) == 0)
-            return BAD("mixed_%d and mixed_%d take the same devices for the same program", other, k);
+            return BAD("mixed_%d and mixed_%d have the same devices and the same program", other, k);
     }
     return HAPT_OK;
 }
 
-/* A program is one of all devices of the group, along one axis. */
+/* A program must be over all devices of the mixed group, along one axis. */
 static enum hapt_status check_program(const struct hapt_profile *profile, int k)
 {
     const struct hapt_profile_mixed *mixed = &profile->mixed[k];
     const int devices = device_count(mixed);
     if (mixed->program < 0 || mixed->program > profile->layout_count)
-        return BAD("mixed_%d runs program %d of %d", k, mixed->program, profile->layout_count);
+        return BAD("mixed_%d runs program %d, but there are %d programs", k, mixed->program, profile->layout_count);
     if (mixed->program == 0) return HAPT_OK;
     const struct hapt_axis *axis = profile->layout[mixed->program - 1]->axis;
     if (axis[0].size != devices || axis[1].size != 1)
-        return BAD("mixed_%d has %d devices and runs program %d, which is one of %d x %d", k, devices, mixed->program,
-                   axis[0].size, axis[1].size);
+        return BAD("mixed_%d has %d devices but runs program %d, which is for %d x %d devices", k, devices,
+                   mixed->program, axis[0].size, axis[1].size);
     return HAPT_OK;
 }
 
@@ -131,7 +131,7 @@ static enum hapt_status check_ratios(const struct hapt_profile_mixed *mixed, int
     if (!mixed->ratio) return HAPT_OK;
     for (int i = 0; i < devices; i++) {
         if (!(mixed->ratio[i] > 0 && mixed->ratio[i] <= 1))
-            return BAD("mixed_%d: ratios[%d] is %g", k, i, mixed->ratio[i]);
+            return BAD("mixed_%d: ratios[%d] is %g; it must be above 0 and at most 1", k, i, mixed->ratio[i]);
         sum += mixed->ratio[i];
     }
     return fabs(sum - 1) <= RATIO_SUM ? HAPT_OK : BAD("mixed_%d: ratios add up to %g, not to 1", k, sum);
@@ -143,9 +143,11 @@ static enum hapt_status check_memory(const struct hapt_profile *profile, int k, 
     for (int row = 0; row < mixed->memory_rows; row++) {
         const size_t cell = hapt_profile_index(profile, row, i, j);
         if (!is_amount(mixed->parameter_bytes[cell]))
-            return BAD("mixed_%d: parameter_bytes[%d][%d][%d] is %g", k, row, i, j, mixed->parameter_bytes[cell]);
+            return BAD("mixed_%d: parameter_bytes[%d][%d][%d] is %g; it must be between 0 and 1e30", k, row, i, j,
+                       mixed->parameter_bytes[cell]);
         if (!is_amount(mixed->activation_bytes[cell]))
-            return BAD("mixed_%d: activation_bytes[%d][%d][%d] is %g", k, row, i, j, mixed->activation_bytes[cell]);
+            return BAD("mixed_%d: activation_bytes[%d][%d][%d] is %g; it must be between 0 and 1e30", k, row, i, j,
+                       mixed->activation_bytes[cell]);
     }
     return HAPT_OK;
 }
@@ -159,12 +161,15 @@ static enum hapt_status check_candidates(const struct hapt_profile *profile, int
             const double time = mixed->stage_time[cell], forward = mixed->stage_forward_time[cell];
             if (!isfinite(time)) continue;
             ++*candidates;
-            if (!is_amount(time)) return BAD("mixed_%d: stage_time[%d][%d] is %g", k, i, j, time);
+            if (!is_amount(time))
+                return BAD("mixed_%d: stage_time[%d][%d] is %g s; it must be between 0 and 1e30 s", k, i, j, time);
             /* single-precision tables may round the forward part up */
             if (!is_amount(forward) || forward > time * (1 + 1e-6))
-                return BAD("mixed_%d: stage_forward_time[%d][%d] is %g of %g s", k, i, j, forward, time);
+                return BAD("mixed_%d: stage_forward_time[%d][%d] is %g s, but stage_time is %g s", k, i, j, forward,
+                           time);
             if (mixed->step_time && !is_amount(mixed->step_time[cell]))
-                return BAD("mixed_%d: step_time[%d][%d] is %g", k, i, j, mixed->step_time[cell]);
+                return BAD("mixed_%d: step_time[%d][%d] is %g s; it must be between 0 and 1e30 s", k, i, j,
+                           mixed->step_time[cell]);
             HAPT_TRY(check_memory(profile, k, i, j));
         }
     }
@@ -174,13 +179,14 @@ static enum hapt_status check_candidates(const struct hapt_profile *profile, int
 enum hapt_status hapt_profile_check_mixed(const struct hapt_profile *profile, int64_t *candidates)
 {
     if (profile->mixed_count > HAPT_PROFILE_MAX_MIXED)
-        return BAD("%d groups of mixed stages; at most %d are possible", profile->mixed_count, HAPT_PROFILE_MAX_MIXED);
+        return BAD("there are %d groups of mixed stages; at most %d are possible", profile->mixed_count,
+                   HAPT_PROFILE_MAX_MIXED);
     for (int k = 0; k < profile->mixed_count; k++) {
         const struct hapt_profile_mixed *mixed = &profile->mixed[k];
         HAPT_TRY(check_devices(profile, k));
         HAPT_TRY(check_program(profile, k));
         if (mixed->memory_rows != 1 && mixed->memory_rows != mixed->count)
-            return BAD("mixed_%d: memory for %d subclusters of %d", k, mixed->memory_rows, mixed->count);
+            return BAD("mixed_%d: memory for %d subclusters, but it has %d", k, mixed->memory_rows, mixed->count);
         HAPT_TRY(check_ratios(mixed, k));
         HAPT_TRY(check_candidates(profile, k, candidates));
     }

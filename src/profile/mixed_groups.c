@@ -1,4 +1,5 @@
-/* Which devices of two subclusters may run a stage together, and how many rows of a microbatch each of them gets. */
+/* Finds the devices of two subclusters that may run a stage together, and the rows of a microbatch that each of
+ * them gets. */
 #include <math.h>
 #include <string.h>
 
@@ -6,14 +7,14 @@
 #include "candidates.h"
 #include "mixed_programs.h"
 
-/* --mixed auto: groups that sum the gradients of the whole model within this share of the time in which they compute
- * it. A stage has a part of both, so the rule does not depend on the cut. */
+/* --mixed auto: accepts groups that sum the full model's gradients within this fraction of the time to compute it.
+ * A stage has a part of both, so the rule does not depend on the stage boundaries. */
 #define SUM_SHARE 0.5
 enum { MOST_GROUPS = 32, SMALL_SUBCLUSTER = 8, MOST_COUNTS = 64 };
 
-/* What the options ask for. */
+/* The options' requests. */
 struct mixing {
-    bool all; /* groups that the rule of --mixed auto leaves out, too */
+    bool all; /* include groups that the rule of --mixed auto leaves out */
     const char *rows;
     unsigned programs;
 };
@@ -33,7 +34,7 @@ static double compute_s(const struct candidates *candidates, int subcluster, con
     return seconds;
 }
 
-/* As the one of two ranks that has that many rows sees it. */
+/* The sharding seen by the one of two ranks that has `rows` rows. */
 static enum hapt_status shard_rows(const struct candidates *candidates, int rows, struct hapt_arena *arena,
                                    struct hapt_sharding **sharding)
 {
@@ -55,57 +56,58 @@ static double trained_elements(const struct hapt_graph *graph)
     return elements;
 }
 
-struct device_pace candidates_pace(const struct candidates *candidates, double all_s, double few_s, double update_s)
+struct device_times candidates_device_times(const struct candidates *candidates, double all_s, double few_s,
+                                            double update_s)
 {
     const int rows = candidates->model->microbatch, few = candidates_few_rows(candidates);
     const double row_s = fmax(all_s - few_s, 0) / (rows - few);
-    return (struct device_pace){.fixed_s = fmax(all_s - rows * row_s, 0), .row_s = row_s, .update_s = update_s};
+    return (struct device_times){.fixed_s = fmax(all_s - rows * row_s, 0), .row_s = row_s, .update_s = update_s};
 }
 
-static enum hapt_status predict_paces(const struct candidates *candidates, struct hapt_arena *scratch,
-                                      struct device_pace *pace)
+static enum hapt_status predict_device_times(const struct candidates *candidates, struct hapt_arena *scratch,
+                                             struct device_times *times)
 {
     struct hapt_sharding *all, *some;
     HAPT_TRY(hapt_sharding_trivial(candidates->model->graph, scratch, &all));
     HAPT_TRY(shard_rows(candidates, candidates_few_rows(candidates), scratch, &some));
-    const struct hapt_memory_figures figures = {.trained_elements = (size_t)trained_elements(candidates->model->graph),
-                                                .copies = candidates->model->dtype != HAPT_F32};
+    const struct hapt_memory_bytes figures = {.trained_elements = (size_t)trained_elements(candidates->model->graph),
+                                              .copies = candidates->model->dtype != HAPT_F32};
     const struct item_memory whole = candidates_memory(candidates, &figures);
     for (int c = 0; c < candidates->cluster->count; c++) {
         const struct roofline roofline = calibrate_roofline(
             candidates->efficiency, &candidates->cluster->subcluster[c].device, candidates->model->dtype);
-        pace[c] = candidates_pace(candidates, compute_s(candidates, c, all), compute_s(candidates, c, some),
-                                  roofline_stream_s(&roofline, whole.update_bytes));
+        times[c] = candidates_device_times(candidates, compute_s(candidates, c, all), compute_s(candidates, c, some),
+                                           roofline_stream_s(&roofline, whole.update_bytes));
     }
     return HAPT_OK;
 }
 
-/* Seconds a microbatch on the slower kind of device; the update follows the last one without waiting (HAP 3.2), so it
- * counts as part of it. */
-static double group_s(const struct candidates *candidates, const struct device_pace *pace,
+/* Seconds per microbatch on the slower kind of device. An update follows the last microbatch without waiting (HAP
+ * 3.2), so its part of a microbatch is included. */
+static double group_s(const struct candidates *candidates, const struct device_times *times,
                       const struct mixed_group *group)
 {
     double longest = 0;
     for (int k = 0; k < 2; k++) {
-        const struct device_pace *its = &pace[group->cluster[k]];
+        const struct device_times *its = &times[group->cluster[k]];
         longest = fmax(longest, its->fixed_s + group->rows[k] * its->row_s + its->update_s / candidates->microbatches);
     }
     return longest;
 }
 
-/* How far rows are from what `rule` (--mixed-rows) wants: the time they take, or the distance from a share. */
-static double badness(const struct candidates *candidates, const struct device_pace *pace, const char *rule,
-                      const struct mixed_group *group)
+/* Distance of rows from the optimum of `rule` (--mixed-rows): the time they take, or the difference from a share. */
+static double row_cost(const struct candidates *candidates, const struct device_times *times, const char *rule,
+                       const struct mixed_group *group)
 {
     double power[2] = {1, 1};
-    if (strcmp(rule, "solved") == 0) return group_s(candidates, pace, group);
+    if (strcmp(rule, "solved") == 0) return group_s(candidates, times, group);
     for (int k = 0; k < 2 && strcmp(rule, "proportional") == 0; k++)
         power[k] = candidates_device_speed(candidates, group->cluster[k]);
     return fabs(group->rows[0] * power[1] - group->rows[1] * power[0]);
 }
 
-/* Whole rows, as many for each device of a kind: every split is tried. */
-static bool choose_rows(const struct candidates *candidates, const struct device_pace *pace, const char *rule,
+/* Chooses whole rows, equal for all devices of a kind, by trying every split. */
+static bool choose_rows(const struct candidates *candidates, const struct device_times *times, const char *rule,
                         struct mixed_group *group)
 {
     const int rows = candidates->model->microbatch;
@@ -116,7 +118,7 @@ static bool choose_rows(const struct candidates *candidates, const struct device
         if (rest % group->devices[1] != 0) continue;
         tried.rows[0] = first;
         tried.rows[1] = rest / group->devices[1];
-        const double its = badness(candidates, pace, rule, &tried);
+        const double its = row_cost(candidates, times, rule, &tried);
         if (its >= least) continue;
         least = its;
         *group = tried;
@@ -124,7 +126,7 @@ static bool choose_rows(const struct candidates *candidates, const struct device
     return isfinite(least);
 }
 
-/* Numbers of devices, falling: all, powers of two, and in a small subcluster what submeshes leave over. */
+/* Numbers of devices, descending: all, powers of two, and in a small subcluster what such submeshes leave over. */
 static int device_counts(const struct hapt_subcluster *subcluster, int *count)
 {
     const int all = subcluster->nodes * subcluster->devices_per_node;
@@ -138,28 +140,28 @@ static int device_counts(const struct hapt_subcluster *subcluster, int *count)
     return counts;
 }
 
-/* The degree of devices with that many rows; the program of one is that of an even share of as many. */
-static enum hapt_status row_degree(struct candidates *candidates, int rows, struct hapt_arena *arena, int *degree)
+/* The mesh of devices with that many rows: that of an even share of as many rows, if there is one. */
+static enum hapt_status row_mesh(struct candidates *candidates, int rows, struct hapt_arena *arena, int *mesh_index)
 {
-    for (int d = 0; d < candidates->degree_count; d++) {
-        const struct mesh *mesh = &candidates->degree[d];
+    for (int d = 0; d < candidates->mesh_count; d++) {
+        const struct mesh *mesh = &candidates->mesh[d];
         const int its = mesh->dp > 1 && mesh->tp == 1 ? candidates->model->microbatch / mesh->dp : mesh->rows;
-        *degree = d;
+        *mesh_index = d;
         if (its == rows) return HAPT_OK;
     }
-    *degree = candidates->degree_count;
-    candidates->degree[*degree] = (struct mesh){.dp = 0, .tp = 1, .rows = rows};
-    HAPT_TRY(shard_rows(candidates, rows, arena, &candidates->sharding[*degree]));
-    candidates->degree_count++;
+    *mesh_index = candidates->mesh_count;
+    candidates->mesh[*mesh_index] = (struct mesh){.dp = 0, .tp = 1, .rows = rows};
+    HAPT_TRY(shard_rows(candidates, rows, arena, &candidates->sharding[*mesh_index]));
+    candidates->mesh_count++;
     return HAPT_OK;
 }
 
-/* The devices of a side that hold most see the program as its memory is planned. */
+/* Adds the mesh of a side: the program as seen by the device that holds most, for memory planning. */
 static enum hapt_status add_side(struct candidates *candidates, const struct hapt_sharding *sharding,
                                  struct mixed_group *group, int side, struct hapt_arena *arena,
                                  struct hapt_arena *scratch)
 {
-    const int first = side == 0 ? 0 : group->devices[0], d = candidates->degree_count;
+    const int first = side == 0 ? 0 : group->devices[0], d = candidates->mesh_count;
     double most = -1;
     int chosen[HAPT_MESH_AXES] = {first, 0};
     for (int j = first; j < first + group->devices[side]; j++) {
@@ -173,10 +175,10 @@ static enum hapt_status add_side(struct candidates *candidates, const struct hap
         most = fmax(most, bytes);
     }
     HAPT_TRY(hapt_sharding_at(sharding, chosen, arena, &candidates->sharding[d]));
-    candidates->degree[d] =
+    candidates->mesh[d] =
         (struct mesh){.tp = 1, .n = group->devices[0] + group->devices[1], .m = 1, .program = group->program};
-    group->degree[side] = d;
-    candidates->degree_count++;
+    group->mesh_index[side] = d;
+    candidates->mesh_count++;
     return HAPT_OK;
 }
 
@@ -204,27 +206,27 @@ enum hapt_status candidates_mix_program(struct candidates *candidates, const str
     return HAPT_OK;
 }
 
-static enum hapt_status add_group(struct candidates *candidates, const struct device_pace *pace,
+static enum hapt_status add_group(struct candidates *candidates, const struct device_times *times,
                                   const struct mixing *mixing, struct mixed_group group, struct hapt_arena *arena)
 {
     struct hapt_collective_links links;
     int devices[HAPT_MAX_SUBCLUSTERS] = {0};
-    const bool shares = choose_rows(candidates, pace, mixing->rows, &group);
+    const bool shares = choose_rows(candidates, times, mixing->rows, &group);
     for (int k = 0; k < 2; k++) devices[group.cluster[k]] = group.devices[k];
     HAPT_TRY(hapt_collective_links_slowest(candidates->cluster, devices, &links));
     hapt_collective_model_links(&links, &group.sums);
     const double sum_s = hapt_collective_cost_s(&group.sums, HAPT_COLLECTIVE_ALL_REDUCE,
                                                 4 * trained_elements(candidates->model->graph), 0);
-    if (!mixing->all && (!shares || sum_s > SUM_SHARE * candidates->microbatches * group_s(candidates, pace, &group)))
+    if (!mixing->all && (!shares || sum_s > SUM_SHARE * candidates->microbatches * group_s(candidates, times, &group)))
         return HAPT_OK;
     if (mixing->programs & PROGRAM_SYNTHESISED) candidates->mixable[candidates->mixable_count++] = group;
     if (!shares || !(mixing->programs & PROGRAM_DATA)) return HAPT_OK;
-    for (int k = 0; k < 2; k++) HAPT_TRY(row_degree(candidates, group.rows[k], arena, &group.degree[k]));
+    for (int k = 0; k < 2; k++) HAPT_TRY(row_mesh(candidates, group.rows[k], arena, &group.mesh_index[k]));
     candidates->mixed[candidates->mixed_count++] = group;
     return HAPT_OK;
 }
 
-static enum hapt_status add_pair(struct candidates *candidates, const struct device_pace *pace,
+static enum hapt_status add_pair(struct candidates *candidates, const struct device_times *times,
                                  const struct mixing *mixing, int a, int b, struct hapt_arena *arena)
 {
     int first[MOST_COUNTS], second[MOST_COUNTS];
@@ -232,26 +234,26 @@ static enum hapt_status add_pair(struct candidates *candidates, const struct dev
     const int seconds = device_counts(&candidates->cluster->subcluster[b], second);
     for (int i = 0; i < firsts; i++)
         for (int j = 0; j < seconds && candidates->mixed_count + candidates->mixable_count < MOST_GROUPS; j++)
-            HAPT_TRY(add_group(candidates, pace, mixing,
+            HAPT_TRY(add_group(candidates, times, mixing,
                                (struct mixed_group){.cluster = {a, b}, .devices = {first[i], second[j]}}, arena));
     return HAPT_OK;
 }
 
-/* Room for a degree of every number of rows, and for both sides of every program. */
+/* Makes room for a mesh per number of rows, and for both sides of every program. */
 static enum hapt_status make_room(struct candidates *candidates, struct hapt_arena *arena)
 {
     if (candidates->mixed) return HAPT_OK;
-    const size_t before = (size_t)candidates->degree_count,
+    const size_t before = (size_t)candidates->mesh_count,
                  after = before + (size_t)candidates->model->microbatch + 1 + 2 * MIXED_PROGRAMS * MOST_GROUPS;
-    struct mesh *degree;
+    struct mesh *mesh;
     struct hapt_sharding **sharding;
     HAPT_NEW(candidates->mixed, arena, (1 + MIXED_PROGRAMS) * MOST_GROUPS);
     HAPT_NEW(candidates->mixable, arena, MOST_GROUPS);
-    HAPT_NEW(degree, arena, after);
+    HAPT_NEW(mesh, arena, after);
     HAPT_NEW(sharding, arena, after);
-    memcpy(degree, candidates->degree, before * sizeof *degree);
+    memcpy(mesh, candidates->mesh, before * sizeof *mesh);
     memcpy(sharding, candidates->sharding, before * sizeof *sharding);
-    candidates->degree = degree;
+    candidates->mesh = mesh;
     candidates->sharding = sharding;
     return HAPT_OK;
 }
@@ -264,13 +266,13 @@ bool candidates_may_mix(const struct candidates *candidates, const struct hapt_c
 
 static void count_items(struct candidates *candidates)
 {
-    candidates->item_count = candidates->structure_count * candidates->degree_count;
+    candidates->item_count = candidates->structure_count * candidates->mesh_count;
 }
 
-enum hapt_status candidates_few_degree(struct candidates *candidates, struct hapt_arena *arena, int *degree)
+enum hapt_status candidates_few_rows_mesh(struct candidates *candidates, struct hapt_arena *arena, int *mesh_index)
 {
     HAPT_TRY(make_room(candidates, arena));
-    HAPT_TRY(row_degree(candidates, candidates_few_rows(candidates), arena, degree));
+    HAPT_TRY(row_mesh(candidates, candidates_few_rows(candidates), arena, mesh_index));
     count_items(candidates);
     return HAPT_OK;
 }
@@ -289,17 +291,17 @@ enum hapt_status range_times_create(int layer_count, struct hapt_arena *arena, s
 }
 
 enum hapt_status candidates_mix(struct candidates *candidates, const struct hapt_config *config, unsigned programs,
-                                const struct device_pace *measured, struct hapt_arena *arena,
+                                const struct device_times *measured, struct hapt_arena *arena,
                                 struct hapt_arena *scratch)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
     const struct mixing mixing = {.all = strcmp(hapt_config_text(config, "mixed"), "yes") == 0,
                                   .rows = hapt_config_text(config, "mixed-rows"),
                                   .programs = programs};
-    struct device_pace *predicted;
+    struct device_times *predicted;
     if (!candidates_may_mix(candidates, config)) return HAPT_OK;
     HAPT_NEW(predicted, scratch, cluster->count);
-    if (!measured) HAPT_TRY(predict_paces(candidates, scratch, predicted));
+    if (!measured) HAPT_TRY(predict_device_times(candidates, scratch, predicted));
     HAPT_TRY(make_room(candidates, arena));
     for (int a = 0; a < cluster->count; a++)
         for (int b = a + 1; b < cluster->count; b++)

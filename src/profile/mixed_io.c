@@ -67,14 +67,14 @@ enum hapt_status hapt_profile_count_mixed(struct hapt_h5 *file, const char *grou
                              k < HAPT_PROFILE_MAX_MIXED ? k : HAPT_PROFILE_MAX_MIXED);
         ++*count;
         HAPT_TRY(hapt_h5_shape(file, join(path, folder, "parameter_bytes"), &dims, shape));
-        /* more are refused when they are read */
+        /* larger counts are refused when they are read */
         const double rows = dims != 3 ? 1 : shape[0] < HAPT_MAX_SUBCLUSTERS ? (double)shape[0] : HAPT_MAX_SUBCLUSTERS;
         *bytes += (3 + 2 * rows) * (double)L * L * sizeof(double);
     }
     return HAPT_OK;
 }
 
-/* [L][L] or [rows][L][L], at most `most` rows; *rows says how many. */
+/* Reads [L][L] or [rows][L][L], at most `most` rows; *rows: their number. */
 static enum hapt_status read_table(struct hapt_h5 *file, const char *folder, const char *name, int L, int most,
                                    struct hapt_arena *arena, int *rows, double **table)
 {
@@ -93,7 +93,7 @@ static enum hapt_status read_table(struct hapt_h5 *file, const char *folder, con
     return HAPT_OK;
 }
 
-/* Of each device; of each subcluster they are spread evenly over its devices. */
+/* Reads ratios of each device; ratios of each subcluster are spread evenly over its devices. */
 static enum hapt_status read_ratios(struct hapt_h5 *file, const char *folder, struct hapt_arena *arena,
                                     struct hapt_profile_mixed *mixed)
 {
@@ -123,24 +123,25 @@ static enum hapt_status read_devices(struct hapt_h5 *file, const char *folder, c
         hapt_h5_read_attribute_ints(file, folder, "clusters", HAPT_MAX_SUBCLUSTERS, &mixed->count, mixed->cluster));
     HAPT_TRY(hapt_h5_read_attribute_ints(file, folder, "counts", HAPT_MAX_SUBCLUSTERS, &counts, mixed->devices));
     if (counts != mixed->count || mixed->count < 2 || mixed->count > profile->cluster_count)
-        return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s has %d clusters and %d counts", hapt_h5_path(file), folder,
-                         mixed->count, counts);
+        return hapt_fail(HAPT_ERR_INPUT, HINT,
+                         "%s: %s has %d clusters and %d counts; both must be equal, and at least 2", hapt_h5_path(file),
+                         folder, mixed->count, counts);
     for (int i = 0; i < counts; i++)
         if (mixed->devices[i] < 1 || mixed->devices[i] > HAPT_PROFILE_MAX_DEVICES)
-            return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s takes %d devices", hapt_h5_path(file), folder,
-                             mixed->devices[i]);
+            return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s takes %d devices of a subcluster; 1 to 65536 are possible",
+                             hapt_h5_path(file), folder, mixed->devices[i]);
     return HAPT_OK;
 }
 
-/* Absent: data-parallel. Whether there is such a program is known when all have been read. */
+/* Absent: data-parallel. Whether the program exists is checked after all have been read. */
 static enum hapt_status read_program(struct hapt_h5 *file, const char *folder, struct hapt_profile_mixed *mixed)
 {
     int64_t program;
     if (!hapt_h5_has_attribute(file, folder, "program")) return HAPT_OK;
     HAPT_TRY(hapt_h5_read_attribute_int(file, folder, "program", &program));
     if (program < 0 || program > HAPT_MAX_LAYOUTS)
-        return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s runs program %lld", hapt_h5_path(file), folder,
-                         (long long)program);
+        return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s runs program %lld, which is out of range", hapt_h5_path(file),
+                         folder, (long long)program);
     mixed->program = (int)program;
     return HAPT_OK;
 }
@@ -164,7 +165,7 @@ static enum hapt_status read_one(struct hapt_h5 *file, const char *group, struct
                         &mixed->parameter_bytes));
     HAPT_TRY(read_table(file, folder, "activation_bytes", L, mixed->count, arena, &rows, &mixed->activation_bytes));
     if (rows != mixed->memory_rows)
-        return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s holds %d tables of parameter_bytes and %d of activation_bytes",
+        return hapt_fail(HAPT_ERR_INPUT, HINT, "%s: %s holds %d tables of parameter_bytes but %d of activation_bytes",
                          hapt_h5_path(file), folder, mixed->memory_rows, rows);
     return HAPT_OK;
 }

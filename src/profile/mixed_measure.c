@@ -1,4 +1,4 @@
-/* Mixed stages on the ranks that would train them. */
+/* Measures mixed stages on the ranks that would train them. */
 #include "mixed_measure.h"
 
 #include <math.h>
@@ -9,23 +9,23 @@
 #include "reduce.h"
 #include "team_ranges.h"
 
-#define COLLECTIVE_SECONDS 0.5 /* for the collectives of a group */
+#define COLLECTIVE_SECONDS 0.5 /* for the collectives of a mixed group */
 
-/* ---- the ranks of a group ---- */
+/* ---- the ranks of a mixed group ---- */
 
 static int device_count(const struct mixed_group *group)
 {
     return group->devices[0] + group->devices[1];
 }
 
-/* Subcluster by subcluster, as a plan places them. */
+/* Devices are numbered subcluster by subcluster, as in a plan. */
 static int rank_of(const struct candidates *candidates, const struct mixed_group *group, int device)
 {
     const int side = device >= group->devices[0];
     return candidates->cluster->subcluster[group->cluster[side]].ranks[device - (side ? group->devices[0] : 0)];
 }
 
-/* My device of the group; -1: none. */
+/* My device in the mixed group; -1: none. */
 static int my_device(const struct mixed_measuring *measuring, const struct mixed_group *group)
 {
     for (int d = 0; d < device_count(group); d++)
@@ -33,7 +33,8 @@ static int my_device(const struct mixed_measuring *measuring, const struct mixed
     return -1;
 }
 
-/* The ranks of the group, in order of its devices; MPI_COMM_NULL elsewhere. Collective over env->world. */
+/* Communicator of the mixed group's ranks, in the order of its devices; MPI_COMM_NULL elsewhere. Collective over
+ * env->world. */
 static enum hapt_status split(const struct mixed_measuring *measuring, const struct mixed_group *group, MPI_Comm *comm)
 {
     const int device = my_device(measuring, group);
@@ -41,9 +42,9 @@ static enum hapt_status split(const struct mixed_measuring *measuring, const str
     return HAPT_OK;
 }
 
-/* As in training: the slowest rehearsed link between any of them. */
-static enum hapt_status pace(const struct mixed_measuring *measuring, const struct mixed_group *group,
-                             struct hapt_collective *collective)
+/* Throttles links as in training: to the slowest emulated link between any of them. */
+static enum hapt_status throttle_links(const struct mixed_measuring *measuring, const struct mixed_group *group,
+                                       struct hapt_collective *collective)
 {
     const struct candidates *candidates = measuring->candidates;
     int *ranks = malloc((size_t)device_count(group) * sizeof *ranks);
@@ -54,7 +55,7 @@ static enum hapt_status pace(const struct mixed_measuring *measuring, const stru
     return HAPT_OK;
 }
 
-/* From the group's first rank to all. */
+/* Broadcasts from the group's first rank to all. */
 static enum hapt_status publish(const struct mixed_measuring *measuring, const struct mixed_group *group, void *data,
                                 size_t bytes)
 {
@@ -71,7 +72,7 @@ static enum hapt_status time_collectives(const struct mixed_measuring *measuring
     HAPT_TRY(
         hapt_collective_create(comm, "profile", hapt_config_real(measuring->config, "timeout"), true, &collective));
     enum hapt_status status =
-        hapt_link_all_or_none(comm, "the collectives' measuring", pace(measuring, group, collective));
+        hapt_link_all_or_none(comm, "the collectives' measuring", throttle_links(measuring, group, collective));
     if (status == HAPT_OK) status = hapt_collective_measure(collective, COLLECTIVE_SECONDS, model, NULL, NULL);
     hapt_collective_destroy(collective);
     return status;
@@ -87,12 +88,12 @@ static enum hapt_status measure_collectives(const struct mixed_measuring *measur
         status = time_collectives(measuring, group, comm, model);
         MPI_Comm_free(&comm);
     }
-    HAPT_TRY(reduce_meet(measuring->env->world));
+    HAPT_TRY(reduce_barrier(measuring->env->world));
     HAPT_TRY(hapt_env_agree(measuring->env->world, status));
     return publish(measuring, group, model, sizeof *model);
 }
 
-/* A layout of one axis, from rank 0 to all. */
+/* Broadcasts a layout of one axis from rank 0. */
 static enum hapt_status share_layout(const struct hapt_env *env, struct hapt_stage_layout *own,
                                      struct hapt_arena *arena, struct hapt_stage_layout **layout)
 {
@@ -150,9 +151,9 @@ enum hapt_status mixed_measure_programs(const struct mixed_measuring *measuring,
                                                 .efficiency = measuring->efficiency,
                                                 .collectives = &group->sums,
                                                 .segments = (int)hapt_config_int(measuring->config, "segments")};
-        /* One rank's work: equal figures might round to unlike programs elsewhere. */
+        /* Only rank 0 searches: elsewhere, rounding might give different programs from equal figures. */
         if (env->world_rank == 0) status = mixed_programs_find(&question, arena, found, &count);
-        HAPT_TRY(reduce_meet(env->world));
+        HAPT_TRY(reduce_barrier(env->world));
         HAPT_TRY(hapt_env_agree(env->world, status));
         HAPT_MPI(MPI_Bcast(&count, 1, MPI_INT, 0, env->world));
         for (int p = 0; p < count; p++) {
@@ -199,8 +200,8 @@ static bool is_wanted(const void *context, int first, int last)
     return timing->wanted(timing->context, timing->group, first, last);
 }
 
-/* What ranges that are not run are proportional to: the sum of their layers, by their work where not all were run by
- * themselves. */
+/* Base times for ranges that are not run: the sum of their layers' times. If not all layers were run alone, the sum
+ * of their work. */
 static enum hapt_status sum_layers(const struct timing *timing, struct hapt_arena *scratch, double *base[3])
 {
     const struct candidates *candidates = timing->measuring->candidates;
@@ -240,7 +241,8 @@ static enum hapt_status open_stage(const struct timing *timing, const struct hap
                                  .timeout_s = hapt_config_real(measuring->config, "timeout"),
                                  .memory_bytes = candidates->cluster->subcluster[mine].device.memory_bytes};
     HAPT_TRY(team_stage_open(stage));
-    HAPT_TRY(hapt_link_all_or_none(comm, "a mixed stage", pace(measuring, timing->group, stage->team.whole)));
+    HAPT_TRY(
+        hapt_link_all_or_none(comm, "a mixed stage", throttle_links(measuring, timing->group, stage->team.all_ranks)));
     return team_stage_use_devices(stage);
 }
 
@@ -275,7 +277,7 @@ static enum hapt_status time_group(struct timing *timing, const struct hapt_engi
         status = run_group(timing, options, comm, budget_s, scratch);
         MPI_Comm_free(&comm);
     }
-    HAPT_TRY(reduce_meet(env->world));
+    HAPT_TRY(reduce_barrier(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
     double *const table[3] = {times->stage_s, times->forward_s, times->step_s};
     for (int t = 0; t < 3; t++) HAPT_TRY(publish(measuring, timing->group, table[t], L * L * sizeof(double)));

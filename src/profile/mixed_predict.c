@@ -1,8 +1,7 @@
 /*
- * Predicted seconds of a mixed stage's program. Between two communications every device computes on its own, so what a
- * range takes is known from a summary of it: what each device does before the first communication, what passes between
- * the first and the last, and what each device does behind the last (HAP 3.2). Summaries of neighbouring ranges join
- * into that of both.
+ * Predicted seconds of a mixed stage's program (HAP 3.2). Every device computes independently between two
+ * communications. So a summary of a range is enough: each device's time before the first communication, the time from
+ * the first to the last, and each device's time after the last. Summaries of neighbouring ranges combine into one.
  */
 #include <math.h>
 #include <string.h>
@@ -10,10 +9,10 @@
 #include "calibrate.h"
 #include "mixed_programs.h"
 
-struct stretch { /* of operators, as all devices see them */
-    bool met;    /* they communicate */
+struct stretch {       /* of operators, as seen by all devices */
+    bool communicates; /* they communicate */
     double middle_s;
-    double *head, *tail; /* [devices]; all of it is head where they do not */
+    double *head, *tail; /* [devices]; without communication everything is in head */
 };
 
 struct predicting {
@@ -38,28 +37,28 @@ static double longest(const double *seconds, int devices)
 
 static void communicate(struct stretch *stretch, double seconds, int devices)
 {
-    if (stretch->met) stretch->middle_s += longest(stretch->tail, devices);
-    stretch->met = true;
+    if (stretch->communicates) stretch->middle_s += longest(stretch->tail, devices);
+    stretch->communicates = true;
     stretch->middle_s += seconds;
     memset(stretch->tail, 0, (size_t)devices * sizeof *stretch->tail);
 }
 
 static void join(struct stretch *into, const struct stretch *next, int devices)
 {
-    double *open = into->met ? into->tail : into->head;
+    double *open = into->communicates ? into->tail : into->head;
     for (int j = 0; j < devices; j++) open[j] += next->head[j];
-    if (!next->met) return;
-    if (into->met) into->middle_s += longest(into->tail, devices);
+    if (!next->communicates) return;
+    if (into->communicates) into->middle_s += longest(into->tail, devices);
     into->middle_s += next->middle_s;
-    into->met = true;
+    into->communicates = true;
     memcpy(into->tail, next->tail, (size_t)devices * sizeof *into->tail);
 }
 
-/* Again and again: what is behind the last communication meets what is before the first one. */
+/* Time per repetition: the tail of one is joined to the head of the next. */
 static double round_s(const struct stretch *stretch, int devices)
 {
     double most = 0;
-    if (!stretch->met) return longest(stretch->head, devices);
+    if (!stretch->communicates) return longest(stretch->head, devices);
     for (int j = 0; j < devices; j++) most = fmax(most, stretch->head[j] + stretch->tail[j]);
     return stretch->middle_s + most;
 }
@@ -76,7 +75,7 @@ static enum hapt_status new_stretches(int count, int devices, struct hapt_arena 
 
 static void clear(struct stretch *stretch, int devices)
 {
-    stretch->met = false;
+    stretch->communicates = false;
     stretch->middle_s = 0;
     memset(stretch->head, 0, (size_t)devices * sizeof *stretch->head);
     memset(stretch->tail, 0, (size_t)devices * sizeof *stretch->tail);
@@ -95,14 +94,14 @@ static double collective_s(const struct predicting *with, int o)
             most = fmax(most, its);
             sum += its;
         }
-        if (with->sharding->property[ends[k]][0].kind == HAPT_PROPERTY_ALL_GATHER) largest = fmax(largest, most / sum);
+        if (with->sharding->property[ends[k]][0].kind == HAPT_PROPERTY_SHARDED) largest = fmax(largest, most / sum);
     }
     return hapt_collective_cost_s(&with->group->sums, hapt_op_type_at(op->type)->collective, bytes, largest);
 }
 
 static double exchange_s(const struct predicting *with, int o)
 {
-    const int times = hapt_op_type_at(with->sharding->graph->op[o].type)->exchanges;
+    const int times = hapt_op_type_at(with->sharding->graph->op[o].type)->inner_all_reduces;
     double bytes = 0;
     for (int j = 0; j < with->devices; j++) bytes = fmax(bytes, hapt_sharding_exchange_bytes(with->shard[j], o));
     return times * hapt_collective_cost_s(&with->group->sums, HAPT_COLLECTIVE_ALL_REDUCE, bytes / times, 0);
@@ -122,11 +121,11 @@ static void add_operator(const struct predicting *with, int o, struct stretch *s
         const double seconds =
             roofline_operator_s(&with->roofline[j], efficiency_class_of(type), hapt_op_flops(with->shard[j], op, 1),
                                 hapt_op_bytes(with->shard[j], op, 1));
-        (stretch->met ? stretch->tail : stretch->head)[j] += seconds;
+        (stretch->communicates ? stretch->tail : stretch->head)[j] += seconds;
     }
 }
 
-/* A parameter is updated where its first reader stands. */
+/* A parameter is updated by the layer of its first reader. */
 static void add_updates(struct predicting *with, bool *seen)
 {
     const struct hapt_graph *graph = with->sharding->graph;
@@ -137,9 +136,9 @@ static void add_updates(struct predicting *with, bool *seen)
                 continue;
             seen[t] = true;
             for (int j = 0; j < with->devices; j++) {
-                const struct hapt_memory_figures figures = {
-                    .trained_elements = (size_t)hapt_tensor_elements(&with->shard[j]->tensor[t]),
-                    .copies = with->candidates->model->dtype != HAPT_F32};
+                const struct hapt_memory_bytes figures = {.trained_elements =
+                                                              (size_t)hapt_tensor_elements(&with->shard[j]->tensor[t]),
+                                                          .copies = with->candidates->model->dtype != HAPT_F32};
                 with->update_s[with->layer_of[graph->op[o].forward_op] * with->devices + j] +=
                     roofline_stream_s(&with->roofline[j], candidates_memory(with->candidates, &figures).update_bytes);
             }
@@ -187,7 +186,7 @@ static enum hapt_status prepare(struct predicting *with, struct hapt_arena *scra
     return HAPT_OK;
 }
 
-/* Layers [i, j]: forward in order, backward the other way round. */
+/* Layers [i, j]: forward in order, backward in reverse. */
 static void price_range(const struct predicting *with, int i, int j, struct stretch *both, double *longest_s)
 {
     const int L = with->candidates->layer_count, B = with->candidates->microbatches, n = with->devices;
@@ -204,9 +203,9 @@ static void price_range(const struct predicting *with, int i, int j, struct stre
         reduce_s += with->reduce_s[l];
         for (int d = 0; d < n; d++) longest_s[d] += with->update_s[l * n + d];
     }
-    /* Where nothing is exchanged between microbatches an update follows the last one without waiting. */
+    /* Without communication between microbatches, an update follows the last one without waiting. */
     for (int d = 0; d < n; d++)
-        most = fmax(most, longest_s[d] + (both->met ? B * times->stage_s[cell] : B * both->head[d]));
+        most = fmax(most, longest_s[d] + (both->communicates ? B * times->stage_s[cell] : B * both->head[d]));
     times->step_s[cell] = fmax(most - B * times->stage_s[cell], 0) + reduce_s;
 }
 

@@ -1,4 +1,4 @@
-/* Programs of mixed stages: what synthesis is asked, and what of its answers is kept. */
+/* Programs of mixed stages: asks synthesis and filters its answers. */
 #include "mixed_programs.h"
 
 #include <math.h>
@@ -9,10 +9,10 @@
 #include "hapt/alternate.h"
 #include "hapt/spmd_mesh.h"
 
-enum { MOST_STATES = 1000 }; /* of a search: more than in synthesised.c, groups are few */
+enum { MOST_STATES = 1000 }; /* per search; more than in synthesised.c, since there are few groups */
 #define WORTH 0.99           /* of the seconds of data parallelism: programs that gain less are not tried */
 
-/* A cluster of the group's devices alone. */
+/* A cluster of only the group's devices. */
 struct part_cluster {
     struct hapt_cluster cluster;
     struct hapt_subcluster subcluster[2];
@@ -35,11 +35,11 @@ static void take_part(const struct hapt_cluster *cluster, const struct mixed_gro
     }
 }
 
-/* Seconds a step spends on the update of one element on each device. */
+/* Seconds per step to update one element, on each device. */
 static enum hapt_status price_updates(const struct candidates *candidates, const struct mixed_question *question,
                                       struct hapt_arena *arena, struct hapt_spmd_mesh *mesh)
 {
-    const struct hapt_memory_figures one = {.trained_elements = 1, .copies = candidates->model->dtype != HAPT_F32};
+    const struct hapt_memory_bytes one = {.trained_elements = 1, .copies = candidates->model->dtype != HAPT_F32};
     const double bytes = candidates_memory(candidates, &one).update_bytes;
     double *update_s;
     HAPT_NEW(update_s, arena, mesh->size);
@@ -47,7 +47,7 @@ static enum hapt_status price_updates(const struct candidates *candidates, const
         const struct hapt_device_spec *device =
             &candidates->cluster->subcluster[question->group->cluster[j >= question->group->devices[0]]].device;
         const struct roofline roofline = calibrate_roofline(question->efficiency, device, candidates->model->dtype);
-        /* The launch is one for all elements. */
+        /* One launch serves all elements. */
         update_s[j] = (roofline_stream_s(&roofline, 1e6 * bytes) - roofline_stream_s(&roofline, 0)) / 1e6;
     }
     mesh->update_s = update_s;
@@ -90,7 +90,7 @@ static double least_data_parallel_s(const struct hapt_alternation *alternation, 
             HAPT_OK)
             least_s = fmin(least_s, price.cost_s);
         else
-            hapt_fail_reset(); /* fewer rows than devices, say */
+            hapt_fail_reset(); /* e.g. fewer rows than devices */
     }
     return least_s;
 }
@@ -110,7 +110,7 @@ static enum hapt_status find(const struct mixed_question *question, struct hapt_
     if (question->collectives) mesh->collectives = *question->collectives;
     HAPT_TRY(price_updates(candidates, question, scratch, mesh));
     HAPT_TRY(hapt_sharding_trivial(candidates->model->graph, scratch, &trivial));
-    /* A part of the cluster is for a part of the model: it may hold as much more of the whole. */
+    /* These devices hold only a part of the model, so each may hold proportionally more of the full one. */
     for (int k = 0; k < 2; k++) speed += candidates_device_speed(candidates, group->cluster[k]) * group->devices[k];
     const double share = candidates->speed > 0 && speed < candidates->speed ? speed / candidates->speed : 1;
     HAPT_NEW(limit, scratch, mesh->size);
@@ -139,7 +139,7 @@ static enum hapt_status find(const struct mixed_question *question, struct hapt_
         }
         HAPT_TRY(status);
         if (result.price.cost_s < WORTH * data_s) HAPT_TRY(keep(&result, candidates, group, arena, layout, count));
-        if (result.axis.ratio_count == 1) break; /* the same again */
+        if (result.axis.ratio_count == 1) break; /* same result as before */
     }
     return HAPT_OK;
 }

@@ -1,8 +1,8 @@
 /*
- * Predicted profiles. Every mesh (dp, tp) has one sharding of the whole graph; an operator's time is a roofline over
- * its local FLOPs and bytes (efficiency.h), a tensor-parallel sum's a latency-bandwidth model of the node's links
- * (reduce.h), a range's the sum over its layers. Memory is the planner's to the byte, with kernel scratch where the
- * back end is at hand and its estimate where not.
+ * Predicted profiles. Every mesh (dp, tp) has one sharding of the full graph. An operator's time is a roofline over its
+ * local FLOPs and bytes (efficiency.h). A tensor-parallel sum's time is a latency-bandwidth model of the node's links
+ * (reduce.h). A range takes the sum over its layers. Memory is exactly the planner's, with kernel scratch from the back
+ * end if it is available, otherwise from its estimate.
  */
 #include <math.h>
 #include <string.h>
@@ -19,23 +19,23 @@ static struct roofline describe(const struct candidates *candidates, int subclus
                               candidates->model->dtype);
 }
 
-/* What one rank of a mesh does for one operator of the expanded graph. */
+/* Work of one rank of a mesh for one operator of the expanded graph. */
 struct work {
     enum efficiency_class class;
-    double flops, bytes; /* by local shapes */
-    double moved_bytes;  /* of collectives over the tensor-parallel axis, as bytes of all-reduces of the same cost */
-    int moves;           /* ... that many */
-    double collective_s; /* of a mesh with a program, instead of both */
+    double flops, bytes; /* from local shapes */
+    double moved_bytes;  /* of collectives over the tensor-parallel axis, as bytes of all-reduces of equal cost */
+    int moves;           /* number of such collectives */
+    double collective_s; /* replaces both for a mesh with a program */
 };
 
-/* Of the bytes of an all-reduce: it is a reduce-scatter and an all-gather, one behind the other. */
+/* Fraction of an all-reduce's bytes: an all-reduce is a reduce-scatter followed by an all-gather. */
 static double share_of_all_reduce(enum hapt_collective_kind kind)
 {
     if (kind == HAPT_COLLECTIVE_SLICE) return 0;
     return kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : 0.5;
 }
 
-/* Of a mesh with a program: over which links, and which part of the axis' tensor is at hand. */
+/* Collective of a mesh with a program: its links and the local part of the axis' tensor. */
 static double collective_s(const struct candidates *candidates, int subcluster, const struct mesh *mesh,
                            const struct hapt_sharding *sharding, int o)
 {
@@ -44,7 +44,7 @@ static double collective_s(const struct candidates *candidates, int subcluster, 
     const int axis = kind ? (int)op->integer[0] : sharding->exchange[o], ranks = axis == 0 ? mesh->n : mesh->m;
     const double beside = axis == 0 ? mesh->m : 1; /* the devices of a node share its link to others */
     if (!kind) {
-        const int times = hapt_op_type_at(op->type)->exchanges;
+        const int times = hapt_op_type_at(op->type)->inner_all_reduces;
         return times * synthesised_collective_s(candidates, subcluster, mesh, axis, HAPT_COLLECTIVE_ALL_REDUCE,
                                                 beside * hapt_sharding_exchange_bytes(sharding->shard, o) / times, 0);
     }
@@ -54,12 +54,12 @@ static double collective_s(const struct candidates *candidates, int subcluster, 
     return synthesised_collective_s(candidates, subcluster, mesh, axis, kind, beside * whole, 0);
 }
 
-/* work[reduce_first] of a sharding. Costs are those of the local shapes: nothing here knows how it is sharded. */
-static enum hapt_status list_work(const struct candidates *candidates, int subcluster, int degree,
+/* Fills work[reduce_first] of a sharding from local shapes only. */
+static enum hapt_status list_work(const struct candidates *candidates, int subcluster, int mesh_index,
                                   struct hapt_arena *scratch, struct work **work)
 {
-    const struct mesh *mesh = &candidates->degree[degree];
-    const struct hapt_sharding *sharding = candidates->sharding[degree];
+    const struct mesh *mesh = &candidates->mesh[mesh_index];
+    const struct hapt_sharding *sharding = candidates->sharding[mesh_index];
     const struct hapt_graph *shard = sharding->shard;
     struct work *made;
     HAPT_NEW(made, scratch, shard->op_count);
@@ -85,7 +85,7 @@ static enum hapt_status list_work(const struct candidates *candidates, int subcl
                                 .collective_s = seconds};
         if (sharding->exchange[o] < 0 || mesh->program > 0) continue;
         made[o].moved_bytes = hapt_sharding_exchange_bytes(shard, o);
-        made[o].moves = type->exchanges;
+        made[o].moves = type->inner_all_reduces;
     }
     *work = made;
     return HAPT_OK;
@@ -103,15 +103,15 @@ static double work_s(const struct candidates *candidates, const struct roofline 
 }
 
 /* Seconds of every layer on one device of a subcluster: forward [L], backward [L]. */
-static enum hapt_status time_layers(const struct candidates *candidates, int subcluster, int degree,
+static enum hapt_status time_layers(const struct candidates *candidates, int subcluster, int mesh_index,
                                     struct hapt_arena *scratch, double *forward_s, double *backward_s)
 {
-    const struct hapt_sharding *sharding = candidates->sharding[degree];
+    const struct hapt_sharding *sharding = candidates->sharding[mesh_index];
     const struct hapt_graph *graph = sharding->graph;
     const struct roofline roofline = describe(candidates, subcluster);
     struct work *work;
     int *layer_of;
-    HAPT_TRY(list_work(candidates, subcluster, degree, scratch, &work));
+    HAPT_TRY(list_work(candidates, subcluster, mesh_index, scratch, &work));
     HAPT_NEW(layer_of, scratch, sharding->source->forward_count);
     for (int l = 0, op = 0; l < candidates->layer_count; l++) {
         forward_s[l] = backward_s[l] = 0;
@@ -119,7 +119,7 @@ static enum hapt_status time_layers(const struct candidates *candidates, int sub
     }
     for (int o = 0; o < sharding->reduce_first; o++)
         (o < graph->forward_count ? forward_s : backward_s)[layer_of[graph->op[o].forward_op]] +=
-            work_s(candidates, &roofline, subcluster, candidates->degree[degree].tp, &work[o],
+            work_s(candidates, &roofline, subcluster, candidates->mesh[mesh_index].tp, &work[o],
                    !hapt_op_type_at(graph->op[o].type)->collective);
     return HAPT_OK;
 }
@@ -132,14 +132,14 @@ static enum hapt_status time_items(const struct candidates *candidates, int subc
     double *forward_s, *backward_s;
     HAPT_NEW(forward_s, scratch, L);
     HAPT_NEW(backward_s, scratch, L);
-    for (int d = 0; d < candidates->degree_count; d++) {
+    for (int d = 0; d < candidates->mesh_count; d++) {
         struct synthesised_reduce *reduce = NULL;
-        const struct mesh *mesh = &candidates->degree[d];
+        const struct mesh *mesh = &candidates->mesh[d];
         if (mesh->program > 0 && !(mesh->subclusters >> subcluster & 1u)) continue;
         if (mesh->program > 0) HAPT_TRY(synthesised_reduce_create(candidates, subcluster, d, scratch, &reduce));
         HAPT_TRY(time_layers(candidates, subcluster, d, scratch, forward_s, backward_s));
         for (int k = 0; k < candidates->structure_count; k++) {
-            const int item = k * candidates->degree_count + d;
+            const int item = k * candidates->mesh_count + d;
             struct item_time mine = {0};
             for (int l = candidates->first[k]; l <= candidates->last[k]; l++) {
                 mine.forward_s += forward_s[l];
@@ -162,34 +162,34 @@ static double all_reduce(const void *context, int subcluster, struct hapt_submes
 }
 
 /* Memory of every item of one mesh. */
-static enum hapt_status plan_mesh(const struct candidates *candidates, int degree, hapt_kernel_scratch *kernel_scratch,
-                                  struct hapt_engine_options *engine, struct hapt_arena *scratch,
-                                  struct item_memory *memory)
+static enum hapt_status plan_mesh(const struct candidates *candidates, int mesh_index,
+                                  hapt_kernel_scratch *kernel_scratch, struct hapt_engine_options *engine,
+                                  struct hapt_arena *scratch, struct item_memory *memory)
 {
     const struct hapt_layers *layers = candidates->layers;
     const struct hapt_memory_options options = {
         .slots = 1, .state_count = candidates->state_count, .scratch = kernel_scratch, .scratch_context = engine};
     struct hapt_memory_ranges *ranges;
     struct hapt_memory_work *work;
-    HAPT_TRY(hapt_memory_ranges_create(candidates->sharding[degree], &options, scratch, &ranges));
+    HAPT_TRY(hapt_memory_ranges_create(candidates->sharding[mesh_index], &options, scratch, &ranges));
     HAPT_TRY(hapt_memory_work_create(ranges, scratch, &work));
     for (int k = 0; k < candidates->structure_count; k++) {
         hapt_progress_advance(1);
-        struct item_memory *mine = &memory[k * candidates->degree_count + degree];
-        struct hapt_memory_figures figures;
+        struct item_memory *mine = &memory[k * candidates->mesh_count + mesh_index];
+        struct hapt_memory_bytes figures;
         const int first_op = hapt_layers_first_op(layers, candidates->first[k]),
                   end_op = layers->end_op[candidates->last[k]];
         *mine = FITS_NOWHERE;
-        if (!hapt_sharding_allows(candidates->sharding[degree], first_op, end_op)) continue;
-        if (!candidates_may_be_wanted(candidates, degree, candidates->first[k], candidates->last[k])) continue;
+        if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
+        if (!candidates_may_be_wanted(candidates, mesh_index, candidates->first[k], candidates->last[k])) continue;
         HAPT_TRY(hapt_memory_ranges_of(ranges, first_op, end_op, work, &figures));
         *mine = candidates_memory(candidates, &figures);
     }
     return HAPT_OK;
 }
 
-/* Memory of every item as the engine would plan it, kernel scratch included where the back end is at hand, and on paper
- * that of GPUs' matrix products. Subclusters of one back end share the figures. */
+/* Memory of every item as the engine plans it. Kernel scratch is included if the back end is available, and for
+ * predicted GPUs that of matrix products. Subclusters with the same back end share the figures. */
 static enum hapt_status plan_memory(const struct candidates *candidates, int subcluster, struct item_memory **memory,
                                     struct hapt_arena *scratch)
 {
@@ -209,10 +209,10 @@ static enum hapt_status plan_memory(const struct candidates *candidates, int sub
         HAPT_TRY(engine.backend->open(0, engine.threads, 0, &engine.device));
     enum hapt_status status = HAPT_OK;
     hapt_kernel_scratch *on_paper =
-        strcmp(all[subcluster].device.backend, "cpu") != 0 ? hapt_engine_scratch_on_paper : NULL;
+        strcmp(all[subcluster].device.backend, "cpu") != 0 ? hapt_engine_scratch_predicted : NULL;
     hapt_progress_expect(candidates->item_count);
     hapt_kernel_scratch *kernel_scratch = engine.device ? hapt_engine_scratch : on_paper;
-    for (int d = 0; status == HAPT_OK && d < candidates->degree_count; d++)
+    for (int d = 0; status == HAPT_OK && d < candidates->mesh_count; d++)
         status = plan_mesh(candidates, d, kernel_scratch, &engine, scratch, memory[subcluster]);
     if (engine.device) engine.backend->close(engine.device);
     return status;
@@ -234,7 +234,7 @@ static enum hapt_status predict(const struct candidates *candidates, struct hapt
     return candidates_fill(candidates, memory, time, all_reduce, candidates, result, profile);
 }
 
-/* Mixed stages by rows, and with the programs that are found for their devices. */
+/* Mixed stages by rows, and with the programs found for their devices. */
 static enum hapt_status mix(struct candidates *candidates, const struct hapt_config *config, struct hapt_arena *scratch)
 {
     HAPT_TRY(candidates_mix(candidates, config, candidates->programs, NULL, scratch, scratch));
@@ -264,7 +264,7 @@ static enum hapt_status mix(struct candidates *candidates, const struct hapt_con
 
 static enum state_sharing state_sharing_of(const char *choice)
 {
-    return strcmp(choice, "yes") == 0 ? STATE_SHARDED : strcmp(choice, "no") == 0 ? STATE_WHOLE : STATE_AS_NEEDED;
+    return strcmp(choice, "yes") == 0 ? STATE_SHARDED : strcmp(choice, "no") == 0 ? STATE_REPLICATED : STATE_AS_NEEDED;
 }
 
 enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, const struct hapt_model *model,

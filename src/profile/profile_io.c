@@ -1,4 +1,4 @@
-/* Profile files. The tables and their meaning: DESIGN "Profile", `hapt profile --help`. */
+/* Profile files. `hapt profile --help` describes the tables and their meaning. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static const char *join(char path[PATH_MAX_CHARS], const char *group, const char
     return path;
 }
 
-/* submesh [S][2] of (n, m); tensor_parallel [S] and program [S] where some are. */
+/* Writes submesh [S][2] of (n, m); tensor_parallel [S] and program [S] only if some are not the default. */
 static enum hapt_status write_submeshes(struct hapt_h5 *file, const char *folder,
                                         const struct hapt_profile_cluster *cluster)
 {
@@ -155,8 +155,9 @@ static enum hapt_status read_count(struct hapt_h5 *file, const char *folder, con
     int64_t value;
     HAPT_TRY(hapt_h5_read_attribute_int(file, folder, name, &value));
     if (value < 1 || value > HAPT_PROFILE_MAX_DEVICES)
-        return hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables", "%s: %s/%s is %lld",
-                         hapt_h5_path(file), folder, name, (long long)value);
+        return hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables",
+                         "%s: %s/%s is %lld; 1 to 65536 are possible", hapt_h5_path(file), folder, name,
+                         (long long)value);
     *count = (int)value;
     return HAPT_OK;
 }
@@ -172,8 +173,8 @@ static enum hapt_status read_table(struct hapt_h5 *file, const char *folder, con
     return HAPT_OK;
 }
 
-/* All tables together, before the first is read: each may be within its limit and all of them beyond the host. They
- * move into the memory that a node's ranks share one by one, so the largest stands twice for a while. */
+/* Checks the memory of all tables before reading the first: each may be within its limit while all together exceed
+ * the host's memory. Tables move one by one into the node's shared memory, so the largest temporarily exists twice. */
 static enum hapt_status check_memory(struct hapt_h5 *file, const char *group, int L, int C, int *mixed_count)
 {
     char path[PATH_MAX_CHARS];
@@ -193,7 +194,7 @@ static enum hapt_status check_memory(struct hapt_h5 *file, const char *group, in
     if (bytes <= HAPT_PROFILE_SMALL_BYTES || bytes <= available) return HAPT_OK;
     return hapt_fail(HAPT_ERR_MEMORY,
                      "plan on a host with more memory, or over fewer layers (hapt profile --layers-per-model)",
-                     "%s: its tables need %s, this host has %s left", hapt_h5_path(file),
+                     "%s: its tables need %s, but this host has only %s left", hapt_h5_path(file),
                      hapt_units_bytes(bytes, needed), hapt_units_bytes(available, left));
 }
 
@@ -214,7 +215,7 @@ static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, st
     return HAPT_OK;
 }
 
-/* What only files of this program tell. */
+/* Reads what only files of this program contain. */
 static enum hapt_status read_making(struct hapt_h5 *file, const char *root, struct hapt_arena *arena,
                                     struct hapt_profile *profile)
 {
@@ -260,7 +261,7 @@ static enum hapt_status read_cluster(struct hapt_h5 *file, const char *group, st
     return HAPT_OK;
 }
 
-/* How certain its times are; nothing is computed of it. */
+/* Reads the uncertainty of the times, which is not used in computations. */
 static enum hapt_status read_noise(struct hapt_h5 *file, const char *root, struct hapt_profile *profile)
 {
     double noise = 0, drift = 0;
@@ -291,9 +292,10 @@ enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, stru
                           HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS, arena, &data));
     read->link_bandwidth = data;
     if (square[0] != square[1] || square[0] < 1 || L < 1)
-        return hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables",
-                         "%s: link_bandwidth is %lld x %lld for %lld layers", hapt_h5_path(file), (long long)square[0],
-                         (long long)square[1], (long long)L);
+        return hapt_fail(
+            HAPT_ERR_INPUT, "`hapt profile --help` describes the tables",
+            "%s: link_bandwidth is %lld x %lld and there are %lld layers; it must be square, with at least one layer",
+            hapt_h5_path(file), (long long)square[0], (long long)square[1], (long long)L);
     HAPT_TRY(hapt_h5_read(file, join(path, group, "link_latency"), HAPT_H5_F64, 2, square,
                           HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS, arena, &data));
     read->link_latency = data;
@@ -326,6 +328,6 @@ enum hapt_status hapt_profile_precision(const char *path, enum hapt_precision *p
 {
     char name[16];
     HAPT_TRY(hapt_h5_peek_text(path, FORMAT, VERSION, true, "precision", name, sizeof name));
-    *precision = hapt_precision_find(name); /* another name: told when the file is read */
+    *precision = hapt_precision_find(name); /* an unknown name fails when the file is read */
     return HAPT_OK;
 }

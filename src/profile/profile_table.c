@@ -83,30 +83,35 @@ static bool is_amount(double value)
 static enum hapt_status check_links(const struct hapt_profile *profile)
 {
     const int C = profile->cluster_count;
-    if (!is_amount(profile->flops)) return BAD("flops_per_microbatch is %g", profile->flops);
+    if (!is_amount(profile->flops))
+        return BAD("flops_per_microbatch is %g; it must be between 0 and 1e30", profile->flops);
     for (int layer = 0; layer < profile->layer_count; layer++)
         if (!is_amount(profile->boundary_bytes[layer]))
-            return BAD("boundary_bytes[%d] is %g", layer, profile->boundary_bytes[layer]);
+            return BAD("boundary_bytes[%d] is %g; it must be between 0 and 1e30", layer,
+                       profile->boundary_bytes[layer]);
     for (int layer = 0; profile->tied_bytes && layer < profile->layer_count; layer++)
         if (!is_amount(profile->tied_bytes[layer]))
-            return BAD("tied_bytes[%d] is %g", layer, profile->tied_bytes[layer]);
+            return BAD("tied_bytes[%d] is %g; it must be between 0 and 1e30", layer, profile->tied_bytes[layer]);
     for (int a = 0; a < C; a++) {
         for (int b = 0; b < C; b++) {
             const double bandwidth = profile->link_bandwidth[a * C + b], back = profile->link_bandwidth[b * C + a];
             const double latency = profile->link_latency[a * C + b], latency_back = profile->link_latency[b * C + a];
-            if (!(bandwidth >= 1e-9)) return BAD("link_bandwidth[%d][%d] is %g", a, b, bandwidth);
-            if (!is_amount(latency)) return BAD("link_latency[%d][%d] is %g", a, b, latency);
+            if (!(bandwidth >= 1e-9))
+                return BAD("link_bandwidth[%d][%d] is %g byte/s; it must be positive", a, b, bandwidth);
+            if (!is_amount(latency))
+                return BAD("link_latency[%d][%d] is %g s; it must be between 0 and 1e30", a, b, latency);
             if (bandwidth != back && !(fabs(bandwidth - back) <= 1e-6 * bandwidth))
-                return BAD("link_bandwidth is not symmetric: [%d][%d] is %g, [%d][%d] %g", a, b, bandwidth, b, a, back);
+                return BAD("link_bandwidth is not symmetric: [%d][%d] is %g byte/s, [%d][%d] is %g byte/s", a, b,
+                           bandwidth, b, a, back);
             if (!(fabs(latency - latency_back) <= 1e-6 * latency))
-                return BAD("link_latency is not symmetric: [%d][%d] is %g, [%d][%d] %g", a, b, latency, b, a,
+                return BAD("link_latency is not symmetric: [%d][%d] is %g s, [%d][%d] is %g s", a, b, latency, b, a,
                            latency_back);
         }
     }
     return HAPT_OK;
 }
 
-/* Submeshes that the packing rule covers: parts of a node by powers of two, or whole nodes. */
+/* Checks that submeshes obey the packing rule: a power of two that divides a node, or entire nodes. */
 static enum hapt_status check_submeshes(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster)
 {
     const int N = cluster->nodes, M = cluster->devices_per_node;
@@ -116,19 +121,20 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
         const bool part = n == 1 && m >= 1 && m < M && M % m == 0 && (m & (m - 1)) == 0;
         const bool whole = m == M && n >= 1 && n <= N;
         if (!part && !whole)
-            return BAD("subcluster %s (%d x %d devices) cannot be cut into submeshes of %d x %d", cluster->name, N, M,
-                       n, m);
+            return BAD("subcluster %s (%d x %d devices) cannot be divided into submeshes of %d x %d", cluster->name, N,
+                       M, n, m);
         if (submesh.tp < 1 || m % submesh.tp != 0)
             return BAD("subcluster %s: %d x %d devices cannot form tensor-parallel groups of %d", cluster->name, n, m,
                        submesh.tp);
         if (submesh.program < 0 || submesh.program > profile->layout_count || (submesh.program > 0 && submesh.tp != 1))
-            return BAD("subcluster %s: %d x %d devices run program %d of %d", cluster->name, n, m, submesh.program,
-                       profile->layout_count);
+            return BAD("subcluster %s: %d x %d devices run program %d of %d, which does not exist or is not for "
+                       "tensor-parallel degree 1",
+                       cluster->name, n, m, submesh.program, profile->layout_count);
         if (submesh.program > 0) {
             const struct hapt_axis *axis = profile->layout[submesh.program - 1]->axis;
             if (axis[0].size != n || axis[1].size != m)
-                return BAD("subcluster %s: %d x %d devices run program %d, which is one of %d x %d", cluster->name, n,
-                           m, submesh.program, axis[0].size, axis[1].size);
+                return BAD("subcluster %s: %d x %d devices run program %d, which is for %d x %d devices", cluster->name,
+                           n, m, submesh.program, axis[0].size, axis[1].size);
         }
         for (int other = 0; other < s; other++)
             if (cluster->submesh[other].n == n && cluster->submesh[other].m == m &&
@@ -148,19 +154,22 @@ static enum hapt_status check_candidates(const struct hapt_profile *profile, con
                 const double time = cluster->stage_time[cell], forward = cluster->stage_forward_time[cell];
                 if (!isfinite(time)) continue;
                 ++*candidates;
-                if (!is_amount(time)) return BAD("%s: stage_time[%d][%d][%d] is %g", cluster->name, s, i, j, time);
+                if (!is_amount(time))
+                    return BAD("%s: stage_time[%d][%d][%d] is %g s; it must be between 0 and 1e30 s", cluster->name, s,
+                               i, j, time);
                 /* single-precision tables may round the forward part up */
                 if (!is_amount(forward) || forward > time * (1 + 1e-6))
-                    return BAD("%s: stage_forward_time[%d][%d][%d] is %g of %g s", cluster->name, s, i, j, forward,
-                               time);
+                    return BAD("%s: stage_forward_time[%d][%d][%d] is %g s, but stage_time is %g s", cluster->name, s,
+                               i, j, forward, time);
                 if (!is_amount(cluster->parameter_bytes[cell]))
-                    return BAD("%s: parameter_bytes[%d][%d][%d] is %g", cluster->name, s, i, j,
-                               cluster->parameter_bytes[cell]);
+                    return BAD("%s: parameter_bytes[%d][%d][%d] is %g; it must be between 0 and 1e30", cluster->name, s,
+                               i, j, cluster->parameter_bytes[cell]);
                 if (!is_amount(cluster->activation_bytes[cell]))
-                    return BAD("%s: activation_bytes[%d][%d][%d] is %g", cluster->name, s, i, j,
-                               cluster->activation_bytes[cell]);
+                    return BAD("%s: activation_bytes[%d][%d][%d] is %g; it must be between 0 and 1e30", cluster->name,
+                               s, i, j, cluster->activation_bytes[cell]);
                 if (cluster->step_time && !is_amount(cluster->step_time[cell]))
-                    return BAD("%s: step_time[%d][%d][%d] is %g", cluster->name, s, i, j, cluster->step_time[cell]);
+                    return BAD("%s: step_time[%d][%d][%d] is %g s; it must be between 0 and 1e30 s", cluster->name, s,
+                               i, j, cluster->step_time[cell]);
             }
         }
     }
@@ -171,32 +180,34 @@ enum hapt_status hapt_profile_check(const struct hapt_profile *profile)
 {
     if (profile->layer_count < 1) return BAD("it has no layers");
     if (profile->cluster_count < 1 || profile->cluster_count > HAPT_MAX_SUBCLUSTERS)
-        return BAD("%d subclusters; between 1 and %d are possible", profile->cluster_count, HAPT_MAX_SUBCLUSTERS);
+        return BAD("it has %d subclusters; between 1 and %d are possible", profile->cluster_count,
+                   HAPT_MAX_SUBCLUSTERS);
     HAPT_TRY(check_links(profile));
     int64_t candidates = 0;
     for (int c = 0; c < profile->cluster_count; c++) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[c];
         if (cluster->nodes < 1 || cluster->devices_per_node < 1 || cluster->nodes > HAPT_PROFILE_MAX_DEVICES ||
             cluster->devices_per_node > HAPT_PROFILE_MAX_DEVICES / cluster->nodes)
-            return BAD("subcluster %s has %d nodes of %d devices", cluster->name, cluster->nodes,
-                       cluster->devices_per_node);
+            return BAD("subcluster %s has %d nodes of %d devices; at most 65536 devices are possible", cluster->name,
+                       cluster->nodes, cluster->devices_per_node);
         if (!is_amount(cluster->device_memory_bytes))
-            return BAD("subcluster %s: device_memory_bytes is %g", cluster->name, cluster->device_memory_bytes);
+            return BAD("subcluster %s: device_memory_bytes is %g; it must be between 0 and 1e30", cluster->name,
+                       cluster->device_memory_bytes);
         if (!is_amount(cluster->peak_flops))
-            return BAD("subcluster %s: peak_flops is %g", cluster->name, cluster->peak_flops);
+            return BAD("subcluster %s: peak_flops is %g FLOP/s; it must be between 0 and 1e30", cluster->name,
+                       cluster->peak_flops);
         for (int other = 0; other < c; other++)
             if (strcmp(profile->cluster[other].name, cluster->name) == 0)
-                return BAD("two subclusters are called %s", cluster->name);
+                return BAD("two subclusters have the name %s", cluster->name);
         HAPT_TRY(check_submeshes(profile, cluster));
         HAPT_TRY(check_candidates(profile, cluster, &candidates));
     }
     HAPT_TRY(hapt_profile_check_mixed(profile, &candidates));
-    if (candidates == 0) return BAD("no stage_time is finite: there is no candidate at all");
+    if (candidates == 0) return BAD("no stage_time is finite, so there are no candidates");
     return HAPT_OK;
 }
 
-/* The nearest of `others` to subcluster c, by the seconds across a link; `outward`: from c. Keeps the slower of it and
- * `slowest_s`. */
+/* Seconds from subcluster c to the nearest of `others` (`outward`: from c, else to c), if slower than `slowest_s`. */
 static double keep_slower(const struct hapt_profile *profile, int last, int c, struct hapt_subclusters others,
                           bool outward, double slowest_s, int deciding[2])
 {

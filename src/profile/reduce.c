@@ -15,10 +15,10 @@ enum { ROUNDS = 7 };
 #define SMALLEST 4096.0
 #define LARGEST (8.0 * 1024 * 1024)
 
-enum hapt_status reduce_meet(MPI_Comm comm)
+enum hapt_status reduce_barrier(MPI_Comm comm)
 {
     MPI_Request request;
-    unsigned spins = 64; /* straight to sleeping: peers need the core */
+    unsigned spins = 64; /* then sleep: peers need the core */
     HAPT_MPI(MPI_Ibarrier(comm, &request));
     for (int done = 0;;) {
         HAPT_MPI(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
@@ -32,14 +32,14 @@ static int compare_doubles(const void *a, const void *b)
     return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
 
-/* The ranks of a submesh, as they sum gradients in training. */
+/* The ranks of a submesh, with the axes over which training sums gradients. */
 struct sums {
-    struct hapt_sharding sharding; /* its axes alone */
+    struct hapt_sharding sharding; /* only its axes are used */
     struct hapt_team team;
     struct hapt_engine_links links;
     struct hapt_queue *queue;
     float *host;
-    void *data; /* of devices whose memory the host cannot read; NULL: `host` is all there is */
+    void *data; /* device memory that the host cannot read; NULL: `host` alone is used */
 };
 
 static enum hapt_status reserve_sums(const struct hapt_engine_options *options, size_t bytes, struct sums *sums)
@@ -69,22 +69,22 @@ static void release_sums(const struct hapt_engine_options *options, struct sums 
 static enum hapt_status connect_sums(const struct hapt_engine_options *options, MPI_Comm comm, double timeout_s,
                                      struct sums *sums)
 {
-    char carrier[HAPT_TEAM_CARRIER_CHARS];
+    char carrier[HAPT_TEAM_TRANSPORT_CHARS];
     int rank, ranks;
     MPI_Comm_rank(comm, &rank);
     MPI_Comm_size(comm, &ranks);
     sums->sharding.axis[0].size = ranks;
     sums->sharding.axis[1].size = 1;
     sums->team = (struct hapt_team){.sharding = &sums->sharding, .rank = rank, .size = ranks, .microbatch = -1};
-    hapt_team_place(&sums->sharding, rank, sums->team.place);
+    hapt_team_mesh_coordinate(&sums->sharding, rank, sums->team.mesh_coordinate);
     HAPT_TRY(hapt_team_connect(&sums->team, comm, "profile", timeout_s));
     if (sums->data) HAPT_TRY(hapt_team_use_devices(&sums->team, options->backend, options->device, NULL, carrier));
     hapt_team_links(&sums->team, &sums->links);
     return HAPT_OK;
 }
 
-static enum hapt_status move(const struct hapt_backend *backend, struct sums *sums, void *to, const void *from,
-                             size_t bytes)
+static enum hapt_status copy_staged(const struct hapt_backend *backend, struct sums *sums, void *to, const void *from,
+                                    size_t bytes)
 {
     HAPT_TRY(backend->copy(sums->queue, to, from, bytes));
     return backend->wait(backend->record(sums->queue));
@@ -94,10 +94,10 @@ static enum hapt_status sum(const struct hapt_backend *backend, struct sums *sum
 {
     const bool through_host = sums->data && !sums->links.on_device;
     const size_t bytes = elements * sizeof *sums->host;
-    if (through_host) HAPT_TRY(move(backend, sums, sums->host, sums->data, bytes));
+    if (through_host) HAPT_TRY(copy_staged(backend, sums, sums->host, sums->data, bytes));
     HAPT_TRY(
         sums->links.all_reduce(sums->links.context, 1u, sums->links.on_device ? sums->data : sums->host, elements));
-    return through_host ? move(backend, sums, sums->data, sums->host, bytes) : HAPT_OK;
+    return through_host ? copy_staged(backend, sums, sums->data, sums->host, bytes) : HAPT_OK;
 }
 
 /* Median over rounds, on the ranks of one submesh. */
@@ -134,7 +134,7 @@ static enum hapt_status time_submesh(MPI_Comm comm, const struct hapt_engine_opt
     return status;
 }
 
-/* The first n nodes and m devices of each: a submesh's place does not matter in a homogeneous subcluster. */
+/* Uses the first n nodes and the first m devices of each: in a homogeneous subcluster any others are equivalent. */
 static bool takes_part(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh, int world_rank)
 {
     for (int node = 0; node < submesh.n; node++)
@@ -182,7 +182,7 @@ enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cl
                 status = time_submesh(comm, options, table->bytes, timeout_s, time_s);
                 MPI_Comm_free(&comm);
             }
-            HAPT_TRY(reduce_meet(env->world));
+            HAPT_TRY(reduce_barrier(env->world));
             status = hapt_env_agree(env->world, status);
         }
     }
@@ -203,7 +203,7 @@ double reduce_measured_s(const struct reduce_table *table, int subcluster, int s
     return fmax(time_s[k - 1] + fmax(slope, 0) * (bytes - table->bytes[k - 1]), time_s[0]);
 }
 
-/* Of a link's bandwidth: what all-reduces of well-tuned libraries keep of it. */
+/* fraction of a link's bandwidth that all-reduces of well-tuned libraries reach */
 #define LINK_SHARE 0.8
 
 double reduce_all_reduce_s(int ranks, double bytes, double bandwidth, double latency)
@@ -251,7 +251,7 @@ double hapt_profile_collective_s(const struct hapt_cluster *cluster, int subclus
 
 double reduce_predicted_s(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh, double bytes)
 {
-    /* Every tensor-parallel rank of a node has gradients of its own to send. */
+    /* Every tensor-parallel rank of a node sends its own gradients. */
     return reduce_all_reduce_s(submesh.m / submesh.tp, bytes, subcluster->intra_node_bandwidth,
                                subcluster->intra_node_latency) +
            reduce_all_reduce_s(submesh.n, bytes * submesh.tp, subcluster->inter_node_bandwidth,

@@ -1,4 +1,4 @@
-/* Copies of profiles with fewer candidates. */
+/* Copies of profiles, and removing candidates from them. */
 #include <math.h>
 #include <string.h>
 
@@ -42,7 +42,7 @@ enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct ha
     made->origin = profile->origin;
     made->noise = profile->noise;
     made->drift = profile->drift;
-    made->layout_count = profile->layout_count; /* layouts never change: shared */
+    made->layout_count = profile->layout_count; /* layouts never change, so they are shared */
     made->layout = profile->layout;
     for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(copy_cluster(profile, c, arena, made));
     HAPT_TRY(hapt_profile_copy_mixed(profile, arena, made));

@@ -1,4 +1,4 @@
-/* Numbers to time with. */
+/* Sample values for timing. */
 #include "samples.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "hapt/env.h"
 #include "hapt/progress.h"
 
-/* Plausible weights: their values do not change the time, infinities and denormals might. */
+/* Plausible weights: values do not change the time, except infinities and denormals. */
 static enum hapt_status fill_parameter(struct hapt_engine *engine, const struct hapt_graph *graph, int tensor,
                                        float *value)
 {

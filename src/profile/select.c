@@ -1,11 +1,11 @@
-/* The base, the ladder and the witnesses. */
+/* Chooses base and witness items. */
 #include "select.h"
 
 #include <stdlib.h>
 
 enum { LONGEST_PERIOD = 8, WITNESSES = 6 };
 
-/* Layers of the longest repeated module: interactions of neighbours repeat with it. */
+/* Number of layers in the longest repeated module: interactions of neighbours repeat with it. */
 static int period_of(const struct hapt_layers *layers)
 {
     int period = 1;
@@ -18,7 +18,7 @@ static int period_of(const struct hapt_layers *layers)
 
 static int length_of(const struct candidates *candidates, int item)
 {
-    const int structure = item / candidates->degree_count;
+    const int structure = item / candidates->mesh_count;
     return candidates->last[structure] - candidates->first[structure] + 1;
 }
 
@@ -30,21 +30,21 @@ static bool on_ladder(int length, int shortest)
 }
 
 struct drawn {
-    uint64_t lot;
+    uint64_t key;
     int item;
 };
 
-static int by_lot(const void *a, const void *b)
+static int by_random_key(const void *a, const void *b)
 {
     const struct drawn *x = a, *y = b;
-    if (x->lot != y->lot) return x->lot < y->lot ? -1 : 1;
+    if (x->key != y->key) return x->key < y->key ? -1 : 1;
     return x->item - y->item;
 }
 
 enum hapt_status select_items(const struct candidates *candidates, const bool *needed, struct hapt_arena *scratch,
                               unsigned char *role)
 {
-    const int D = candidates->degree_count, shortest = 2 * period_of(candidates->layers);
+    const int D = candidates->mesh_count, shortest = 2 * period_of(candidates->layers);
     struct drawn *rest;
     int *longest;
     HAPT_NEW(rest, scratch, candidates->item_count);
@@ -52,20 +52,20 @@ enum hapt_status select_items(const struct candidates *candidates, const bool *n
     for (int item = 0; item < candidates->item_count; item++)
         if (needed[item] && length_of(candidates, item) > longest[item % D])
             longest[item % D] = length_of(candidates, item);
-    for (int degree = 0; degree < D; degree++) {
+    for (int mesh_index = 0; mesh_index < D; mesh_index++) {
         int count = 0;
-        for (int item = degree; item < candidates->item_count; item += D) {
+        for (int item = mesh_index; item < candidates->item_count; item += D) {
             const int length = length_of(candidates, item);
             role[item] = SELECT_NONE;
             if (!needed[item]) continue;
             role[item] = SELECT_BASE;
-            if (length <= shortest || length == longest[degree] || on_ladder(length, shortest)) continue;
+            if (length <= shortest || length == longest[mesh_index] || on_ladder(length, shortest)) continue;
             role[item] = SELECT_REST;
             rest[count++] = (struct drawn){hapt_hash(3, &item, sizeof item), item};
         }
-        /* Composing a handful is not worth its check. */
+        /* For a handful of items, checking costs more than composing saves. */
         const bool few = count <= 2 * WITNESSES;
-        qsort(rest, (size_t)count, sizeof *rest, by_lot);
+        qsort(rest, (size_t)count, sizeof *rest, by_random_key);
         for (int k = 0; k < count && (few || k < WITNESSES); k++)
             role[rest[k].item] = few ? SELECT_BASE : SELECT_WITNESS;
     }

@@ -1,4 +1,5 @@
-/* A profile held once per node: one block of shared memory, laid out the same way by who writes and by who reads it. */
+/* A profile held once per node, in one block of shared memory. The writer and the readers use the same code for its
+ * layout. */
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -7,12 +8,12 @@
 #include "hapt/profile.h"
 
 struct layout {
-    char *base; /* NULL: only the size is asked for */
+    char *base; /* NULL: only computes the size */
     size_t used;
 };
 
-/* The next piece of the block; `from` is copied there when it is given. */
-static void *place(struct layout *layout, const void *from, size_t bytes)
+/* Returns the next piece of the block; copies `from` into it if given. */
+static void *next_piece(struct layout *layout, const void *from, size_t bytes)
 {
     void *piece = layout->base ? layout->base + layout->used : NULL;
     layout->used += (bytes + 63) / 64 * 64;
@@ -20,108 +21,110 @@ static void *place(struct layout *layout, const void *from, size_t bytes)
     return piece;
 }
 
-/* A table that moves: what was copied gives its pages back at once, so that big tables never exist twice. */
-static void *move(struct layout *layout, double *from, size_t bytes)
+/* The same for a table that moves: its pages are freed as soon as they are copied, so large tables never exist
+ * twice. */
+static void *copy_and_free(struct layout *layout, double *from, size_t bytes)
 {
-    void *piece = place(layout, from, bytes);
+    void *piece = next_piece(layout, from, bytes);
     if (!piece || !from) return piece;
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)from + page - 1) / page * page,
                     end = ((uintptr_t)from + bytes) / page * page;
-    if (first < end) madvise((void *)first, end - first, MADV_DONTNEED); /* where it fails they stay a little longer */
+    if (first < end) madvise((void *)first, end - first, MADV_DONTNEED); /* if it fails, the pages stay longer */
     return piece;
 }
 
-/* Places what `to`, which has its counts, points to; from `from` where this rank holds the original. */
-static void place_cluster(struct layout *layout, int L, const struct hapt_profile_cluster *from,
-                          struct hapt_profile_cluster *to)
+/* Places the arrays of `to`, whose counts are set; copies them from `from` if this rank holds the original. */
+static void pack_cluster(struct layout *layout, int L, const struct hapt_profile_cluster *from,
+                         struct hapt_profile_cluster *to)
 {
     const size_t S = (size_t)to->submesh_count, bytes = S * (size_t)L * (size_t)L * sizeof(double);
-    const bool steps = to->step_time != NULL; /* a writer's pointer in a reader's copy: only whether there is one */
-    to->submesh = place(layout, from ? from->submesh : NULL, S * sizeof *to->submesh);
-    to->stage_time = move(layout, from ? from->stage_time : NULL, bytes);
-    to->stage_forward_time = move(layout, from ? from->stage_forward_time : NULL, bytes);
-    to->parameter_bytes = move(layout, from ? from->parameter_bytes : NULL, bytes);
-    to->activation_bytes = move(layout, from ? from->activation_bytes : NULL, bytes);
-    to->step_time = steps ? move(layout, from ? from->step_time : NULL, bytes) : NULL;
+    const bool steps = to->step_time != NULL; /* a reader's copy has the writer's pointer: compare with NULL only */
+    to->submesh = next_piece(layout, from ? from->submesh : NULL, S * sizeof *to->submesh);
+    to->stage_time = copy_and_free(layout, from ? from->stage_time : NULL, bytes);
+    to->stage_forward_time = copy_and_free(layout, from ? from->stage_forward_time : NULL, bytes);
+    to->parameter_bytes = copy_and_free(layout, from ? from->parameter_bytes : NULL, bytes);
+    to->activation_bytes = copy_and_free(layout, from ? from->activation_bytes : NULL, bytes);
+    to->step_time = steps ? copy_and_free(layout, from ? from->step_time : NULL, bytes) : NULL;
 }
 
-/* The same for a group of mixed stages. */
-static void place_mixed(struct layout *layout, int L, const struct hapt_profile_mixed *from,
-                        struct hapt_profile_mixed *to)
+/* The same for a mixed group. */
+static void pack_mixed(struct layout *layout, int L, const struct hapt_profile_mixed *from,
+                       struct hapt_profile_mixed *to)
 {
     const size_t K = (size_t)to->count, bytes = (size_t)L * (size_t)L * sizeof(double);
     const size_t memory_bytes = (size_t)to->memory_rows * bytes;
     const bool steps = to->step_time != NULL, ratios = to->ratio != NULL;
     size_t devices = 0;
-    to->cluster = place(layout, from ? from->cluster : NULL, K * sizeof *to->cluster);
-    /* where only the size is asked for nothing was placed */
-    to->devices = place(layout, from ? from->devices : NULL, K * sizeof *to->devices);
+    to->cluster = next_piece(layout, from ? from->cluster : NULL, K * sizeof *to->cluster);
+    /* without a block (size only) `next_piece` returns NULL */
+    to->devices = next_piece(layout, from ? from->devices : NULL, K * sizeof *to->devices);
     const int *counts = to->devices ? to->devices : from->devices;
     for (size_t i = 0; i < K; i++) devices += (size_t)counts[i];
-    to->ratio = ratios ? place(layout, from ? from->ratio : NULL, devices * sizeof *to->ratio) : NULL;
-    to->stage_time = move(layout, from ? from->stage_time : NULL, bytes);
-    to->stage_forward_time = move(layout, from ? from->stage_forward_time : NULL, bytes);
-    to->parameter_bytes = move(layout, from ? from->parameter_bytes : NULL, memory_bytes);
-    to->activation_bytes = move(layout, from ? from->activation_bytes : NULL, memory_bytes);
-    to->step_time = steps ? move(layout, from ? from->step_time : NULL, bytes) : NULL;
+    to->ratio = ratios ? next_piece(layout, from ? from->ratio : NULL, devices * sizeof *to->ratio) : NULL;
+    to->stage_time = copy_and_free(layout, from ? from->stage_time : NULL, bytes);
+    to->stage_forward_time = copy_and_free(layout, from ? from->stage_forward_time : NULL, bytes);
+    to->parameter_bytes = copy_and_free(layout, from ? from->parameter_bytes : NULL, memory_bytes);
+    to->activation_bytes = copy_and_free(layout, from ? from->activation_bytes : NULL, memory_bytes);
+    to->step_time = steps ? copy_and_free(layout, from ? from->step_time : NULL, bytes) : NULL;
 }
 
-/* A layout, all of it: programs are counts and rows without pointers. */
-static enum hapt_status place_layout(struct layout *layout, const struct hapt_stage_layout *from,
-                                     struct hapt_arena *arena, const struct hapt_stage_layout **to)
+/* Places a complete layout: a program is a count and rows without pointers. */
+static enum hapt_status pack_layout(struct layout *layout, const struct hapt_stage_layout *from,
+                                    struct hapt_arena *arena, const struct hapt_stage_layout **to)
 {
-    const struct hapt_stage_layout *frame = place(layout, from, sizeof *from);
+    const struct hapt_stage_layout *frame = next_piece(layout, from, sizeof *from);
     struct hapt_stage_layout *made;
     HAPT_NEW(made, arena, 1);
     *made = from ? *from : *frame;
     for (int a = 0; a < HAPT_MESH_AXES; a++) {
         struct hapt_axis *axis = &made->axis[a];
         const size_t ratio_bytes = (size_t)axis->ratio_count * (size_t)axis->size * sizeof *axis->ratio;
-        if (axis->ratio) axis->ratio = place(layout, from ? from->axis[a].ratio : NULL, ratio_bytes);
+        if (axis->ratio) axis->ratio = next_piece(layout, from ? from->axis[a].ratio : NULL, ratio_bytes);
         if (!made->program[a]) continue;
         struct hapt_axis_program *program;
-        const struct hapt_axis_program *its = from ? from->program[a] : NULL, *there = place(layout, its, sizeof *its);
+        const struct hapt_axis_program *its = from ? from->program[a] : NULL,
+                                       *there = next_piece(layout, its, sizeof *its);
         HAPT_NEW(program, arena, 1);
         program->count = its ? its->count : there->count;
         program->instruction =
-            place(layout, its ? its->instruction : NULL, (size_t)program->count * sizeof *program->instruction);
+            next_piece(layout, its ? its->instruction : NULL, (size_t)program->count * sizeof *program->instruction);
         made->program[a] = program;
     }
     *to = made;
     return HAPT_OK;
 }
 
-static enum hapt_status place_profile(struct layout *layout, const struct hapt_profile *from, struct hapt_arena *arena,
-                                      struct hapt_profile *to)
+static enum hapt_status pack_profile(struct layout *layout, const struct hapt_profile *from, struct hapt_arena *arena,
+                                     struct hapt_profile *to)
 {
-    const struct hapt_profile *frame = place(layout, from, sizeof *from);
+    const struct hapt_profile *frame = next_piece(layout, from, sizeof *from);
     *to = from ? *from : *frame;
     const size_t C = (size_t)to->cluster_count;
-    const struct hapt_profile_cluster *cluster = place(layout, from ? from->cluster : NULL, C * sizeof *cluster);
+    const struct hapt_profile_cluster *cluster = next_piece(layout, from ? from->cluster : NULL, C * sizeof *cluster);
     if (from) cluster = from->cluster;
     HAPT_NEW(to->cluster, arena, C);
     memcpy(to->cluster, cluster, C * sizeof *cluster);
     to->boundary_bytes =
-        place(layout, from ? from->boundary_bytes : NULL, (size_t)to->layer_count * sizeof *to->boundary_bytes);
+        next_piece(layout, from ? from->boundary_bytes : NULL, (size_t)to->layer_count * sizeof *to->boundary_bytes);
     if (to->tied_bytes)
         to->tied_bytes =
-            place(layout, from ? from->tied_bytes : NULL, (size_t)to->layer_count * sizeof *to->tied_bytes);
-    to->link_bandwidth = place(layout, from ? from->link_bandwidth : NULL, C * C * sizeof *to->link_bandwidth);
-    to->link_latency = place(layout, from ? from->link_latency : NULL, C * C * sizeof *to->link_latency);
+            next_piece(layout, from ? from->tied_bytes : NULL, (size_t)to->layer_count * sizeof *to->tied_bytes);
+    to->link_bandwidth = next_piece(layout, from ? from->link_bandwidth : NULL, C * C * sizeof *to->link_bandwidth);
+    to->link_latency = next_piece(layout, from ? from->link_latency : NULL, C * C * sizeof *to->link_latency);
     for (size_t c = 0; c < C; c++)
-        place_cluster(layout, to->layer_count, from ? &from->cluster[c] : NULL, &to->cluster[c]);
+        pack_cluster(layout, to->layer_count, from ? &from->cluster[c] : NULL, &to->cluster[c]);
     const size_t groups = (size_t)to->mixed_count;
-    const struct hapt_profile_mixed *mixed = place(layout, from ? from->mixed : NULL, groups * sizeof *mixed);
+    const struct hapt_profile_mixed *mixed = next_piece(layout, from ? from->mixed : NULL, groups * sizeof *mixed);
     if (from) mixed = from->mixed;
     HAPT_NEW(to->mixed, arena, groups);
     for (size_t k = 0; k < groups; k++) {
         to->mixed[k] = mixed[k];
-        place_mixed(layout, to->layer_count, from ? &from->mixed[k] : NULL, &to->mixed[k]);
+        pack_mixed(layout, to->layer_count, from ? &from->mixed[k] : NULL, &to->mixed[k]);
     }
     const struct hapt_stage_layout **programs;
     HAPT_NEW(programs, arena, to->layout_count);
     for (int k = 0; k < to->layout_count; k++)
-        HAPT_TRY(place_layout(layout, from ? from->layout[k] : NULL, arena, &programs[k]));
+        HAPT_TRY(pack_layout(layout, from ? from->layout[k] : NULL, arena, &programs[k]));
     to->layout = programs;
     return HAPT_OK;
 }
@@ -132,7 +135,7 @@ static enum hapt_status block_bytes(const struct hapt_profile *made, size_t *byt
     struct layout layout = {0};
     struct hapt_profile sized;
     hapt_arena_init(&scratch);
-    const enum hapt_status status = place_profile(&layout, made, &scratch, &sized);
+    const enum hapt_status status = pack_profile(&layout, made, &scratch, &sized);
     hapt_arena_release(&scratch);
     *bytes = layout.used;
     return status;
@@ -145,7 +148,7 @@ static enum hapt_status write_block(const struct hapt_env *env, struct hapt_shar
 {
     struct layout layout = {.base = hapt_shared_memory(block)};
     enum hapt_status status = common ? HAPT_OK : HAPT_ERR_MEMORY;
-    if (status == HAPT_OK && env->node_rank == 0) status = place_profile(&layout, made, result, common);
+    if (status == HAPT_OK && env->node_rank == 0) status = pack_profile(&layout, made, result, common);
     const enum hapt_status published = hapt_shared_publish(block);
     return status == HAPT_OK ? published : status;
 }
@@ -169,7 +172,7 @@ enum hapt_status hapt_profile_share(const struct hapt_env *env, enum hapt_status
     HAPT_TRY(hapt_env_agree(env->world, status));
     if (several && !first) {
         struct layout layout = {.base = hapt_shared_memory(block)};
-        status = place_profile(&layout, NULL, result, common);
+        status = pack_profile(&layout, NULL, result, common);
     }
     HAPT_TRY(hapt_env_agree(env->world, status));
     *profile = common;
@@ -179,7 +182,7 @@ enum hapt_status hapt_profile_share(const struct hapt_env *env, enum hapt_status
 enum hapt_status hapt_profile_load_shared(const struct hapt_env *env, const char *path, struct hapt_arena *result,
                                           struct hapt_profile **profile)
 {
-    struct hapt_arena scratch; /* of the first rank's own copy */
+    struct hapt_arena scratch; /* for the first rank's own copy */
     struct hapt_profile *made = NULL;
     enum hapt_status status = HAPT_OK;
     hapt_arena_init(&scratch);

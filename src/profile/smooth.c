@@ -6,20 +6,21 @@
 #include <string.h>
 
 enum { ITERATIONS = 6, BENDS = 24, BEND_POINTS = 3 };
-#define HUBER 0.05 /* relative residuals beyond this count linearly at most */
+#define HUBER 0.05 /* relative residuals beyond this count linearly */
 
-/* Measured over summed as a function of the sum: straight between the bends on a logarithmic scale, level outside. */
+/* Measured over summed time, as a function of the sum: linear between bends on a logarithmic scale, constant
+ * outside. */
 struct bend {
     double octave, factor;
 };
 
 struct fit {
     const int *variable;
-    int count;      /* of variables */
+    int count;      /* number of variables */
     double *part_s; /* [count] */
     double *matrix; /* [count][count] normal equations */
     double *right;  /* [count] */
-    double *uses;   /* [count] of one range */
+    double *uses;   /* [count] occurrences in one range */
     int bend_count;
     struct bend bend[BENDS];
 };
@@ -56,7 +57,7 @@ static double predict(const struct fit *fit, const struct smooth_point *point)
     return sum * factor_at(fit, sum);
 }
 
-/* Adds weight * (uses . part = time) in relative terms. */
+/* Adds the equation uses . part = time, in relative terms and with a weight. */
 static void add_equation(struct fit *fit, const struct smooth_point *point, double weight)
 {
     memset(fit->uses, 0, (size_t)fit->count * sizeof *fit->uses);
@@ -68,7 +69,7 @@ static void add_equation(struct fit *fit, const struct smooth_point *point, doub
     }
 }
 
-/* Cholesky in place; the matrix is positive definite because every variable is measured on its own. */
+/* Cholesky in place. The matrix is positive definite, because every variable is measured alone. */
 static bool solve(struct fit *fit)
 {
     const int n = fit->count;
@@ -135,7 +136,7 @@ static void bend_sums(struct fit *fit, const struct smooth_point *point, int cou
     for (int first = 0, end; first < used && fit->bend_count < BENDS; first = end) {
         end = first;
         while (end < used && (ratio[end].octave < ratio[first].octave + 1 || end - first < BEND_POINTS)) end++;
-        if (used - end < BEND_POINTS) end = used; /* too few behind for a median of their own */
+        if (used - end < BEND_POINTS) end = used; /* too few left for a median of their own */
         for (int k = first; k < end; k++) buffer[k - first] = ratio[k].factor;
         qsort(buffer, (size_t)(end - first), sizeof *buffer, compare_doubles);
         fit->bend[fit->bend_count++] =
@@ -143,7 +144,7 @@ static void bend_sums(struct fit *fit, const struct smooth_point *point, int cou
     }
 }
 
-/* What the fit cannot explain: the spread of the residuals, robustly, less what is noise. Relative variance. */
+/* Relative variance that the fit cannot explain: the robust spread of the residuals minus the noise. */
 static double misfit(const struct fit *fit, const struct smooth_point *point, int count, double noise, double *buffer)
 {
     int used = 0;
@@ -151,7 +152,7 @@ static double misfit(const struct fit *fit, const struct smooth_point *point, in
         if (point[p].time_s > 0) buffer[used++] = fabs(point[p].time_s / fmax(predict(fit, &point[p]), 1e-12) - 1);
     if (used == 0) return 0;
     qsort(buffer, (size_t)used, sizeof *buffer, compare_doubles);
-    const double spread = 1.4826 * buffer[used / 2]; /* of a normal distribution from its median */
+    const double spread = 1.4826 * buffer[used / 2]; /* standard deviation of a normal distribution from its median */
     return fmax(spread * spread - noise * noise, 0);
 }
 

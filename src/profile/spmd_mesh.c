@@ -1,4 +1,4 @@
-/* What synthesis asks of a cluster: rooflines for operators, rings for collectives. */
+/* Costs of a cluster for synthesis: rooflines for operators, rings for collectives. */
 #include "hapt/spmd_mesh.h"
 
 #include <math.h>
@@ -38,14 +38,14 @@ static double compute_s(const void *context, const struct hapt_spmd_work *work, 
         const bool sharded = work->sharded_output >> o & 1u;
         if (primal < 0 || work->graph->tensor[primal].kind != HAPT_TENSOR_PARAMETER) continue;
         const bool trained = work->graph->tensor[primal].trainable;
-        /* Once a step, on as much of the parameter as the gradient shows: what is partial will mostly be summed whole.
-         */
+        /* Once a step, on the part of the parameter that the gradient covers. Partial sums are mostly all-reduced,
+         * so they count in full. */
         if (mesh->shown.update_s && trained)
             seconds += mesh->shown.update_s[device] * (double)hapt_tensor_elements(&work->graph->tensor[primal]) *
                        (sharded ? work->share : 1) / mesh->microbatches;
-        /* Gradients of parameters that no collective between machines will sum (those that are partial will be:
-         * HAP 3.2). */
-        if (m == 1 || (!sharded && work->cut.letter != HAPT_CUT_WHOLE)) continue;
+        /* Inner sums of parameter gradients that no collective between machines sums. Partial gradients do have one
+         * (HAP 3.2). */
+        if (m == 1 || (!sharded && work->cut.letter != HAPT_CUT_REPLICATED)) continue;
         const double bytes =
             (double)hapt_tensor_bytes(&work->graph->tensor[op->output[o]]) * (sharded ? work->share : 1);
         seconds += inner_rounds_s(mesh, device, 2, bytes) / mesh->microbatches;
@@ -59,7 +59,7 @@ static double between_s(const struct mesh *mesh, enum hapt_collective_kind kind,
 }
 
 /* Three steps (HAP 6): gather or reduce to the first device, the collective between machines, scatter or broadcast.
- * Each inner step passes what moves through the first device's link once. */
+ * In each inner step all its data pass the first device's link once. */
 static double collective_s(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share)
 {
     const struct mesh *mesh = context;
@@ -76,7 +76,7 @@ static double collective_s(const void *context, enum hapt_collective_kind kind, 
     return outer_s + inner_s;
 }
 
-/* Sums of gradients go in one call (engine): its latency is not that of each. */
+/* The engine sums gradients in one call, so a single sum does not pay its latency. */
 static double gradient_s(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share)
 {
     const double seconds = collective_s(context, kind, bytes, largest_share);
@@ -124,8 +124,8 @@ static enum hapt_status list_devices(const struct hapt_cluster *cluster, enum ha
             mesh->inner_bandwidth[at] = own->intra_node_bandwidth;
             mesh->inner_latency_s[at] = own->intra_node_latency;
             if (shown->devices[at] > 1 && (!(own->intra_node_bandwidth > 0) || !(own->intra_node_latency >= 0)))
-                return hapt_fail(HAPT_ERR_INPUT, "give it in the cluster file", "the links inside %s are not known",
-                                 own->name);
+                return hapt_fail(HAPT_ERR_INPUT, "give it in the cluster file",
+                                 "the bandwidth or latency of the links inside %s is unknown", own->name);
         }
     }
     shown->costs.kind = kind;
@@ -133,8 +133,8 @@ static enum hapt_status list_devices(const struct hapt_cluster *cluster, enum ha
 }
 
 /*
- * A ring passes the network card of a machine once each way, so its devices share nothing. In an all-to-all all m
- * devices of a machine send to all devices outside through one card.
+ * A ring passes a machine's network card once in each direction, so its devices need not share it. In an all-to-all,
+ * all m devices of a machine send through one card to all outside devices.
  */
 static void share_cards(const struct hapt_cluster *cluster, struct mesh *mesh)
 {
@@ -163,7 +163,7 @@ static enum hapt_status join_devices(const struct hapt_cluster *cluster, struct 
         devices[c] = machine[c].nodes * machine[c].devices_per_node;
     }
     const struct hapt_collective_model *measured = hapt_collective_model_measured(cluster, mesh->shown.size);
-    if (measured && mesh->shown.kind == HAPT_SPMD_DEVICES) { /* of devices, not of machines */
+    if (measured && mesh->shown.kind == HAPT_SPMD_DEVICES) { /* measured between devices, not machines */
         mesh->shown.collectives = *measured;
         return HAPT_OK;
     }
@@ -173,7 +173,7 @@ static enum hapt_status join_devices(const struct hapt_cluster *cluster, struct 
     return HAPT_OK;
 }
 
-/* Speed on the whole model: one device does all of it. */
+/* Speed on the full model, computed on one device of the axis. */
 static void find_power(const struct hapt_graph *graph, struct mesh *mesh)
 {
     for (int j = 0; j < mesh->shown.size; j++) {
@@ -183,7 +183,8 @@ static void find_power(const struct hapt_graph *graph, struct mesh *mesh)
         }
         double seconds = 0;
         for (int o = 0; o < graph->op_count; o++) {
-            const struct hapt_spmd_work work = {.graph = graph, .op = o, .cut = {.letter = HAPT_CUT_WHOLE}, .share = 1};
+            const struct hapt_spmd_work work = {
+                .graph = graph, .op = o, .cut = {.letter = HAPT_CUT_REPLICATED}, .share = 1};
             const struct hapt_op *op = &graph->op[o];
             seconds += roofline_operator_s(&mesh->roofline[j], efficiency_class_of(hapt_op_type_at(op->type)),
                                            hapt_op_flops(graph, op, 1) / mesh->shown.devices[j],

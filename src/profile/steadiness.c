@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OUTSIDE 0.05 /* chance that the true median is outside of the interval */
+#define OUTSIDE 0.05 /* probability that the true median is outside the interval */
 
 static int ascending(const void *a, const void *b)
 {
@@ -20,8 +20,8 @@ static double median_of(const double *value, int count)
     return 0.5 * (sorted[(count - 1) / 2] + sorted[count / 2]);
 }
 
-/* Largest k for which the k-th least and the k-th largest of n values hold the median between them with 95 %: fewer
- * than k of n fair coins show heads with at most half of OUTSIDE. At least 1. */
+/* Largest k (at least 1) such that the k-th least and the k-th largest of n values enclose the median with 95 %:
+ * the probability of fewer than k heads in n fair coin tosses is at most OUTSIDE / 2. */
 static int interval_end(int n)
 {
     double chance = pow(0.5, n), sum = chance;

@@ -1,10 +1,9 @@
 /*
- * How steady a device was while it was measured: what its rounds differ by, and whether later ones are slower than
- * earlier ones.
+ * Steadiness of a device while it was measured: the spread of its rounds, and the drift from earlier to later ones.
  *
- * A round's factor is the median over the items that it timed of time / the item's median time. Noise of single items
- * cancels out in it; what all items share stays: other work on the machine, clocks, caches. More items do not average
- * that away, so it counts as a whole.
+ * A round's factor is the median, over the items that it timed, of time / the item's median time. The noise of single
+ * items cancels out. The influences that all items share remain: other work on the machine, clocks, caches. More items
+ * do not average that out, so it counts in full.
  */
 #ifndef HAPT_PROFILE_STEADINESS_H
 #define HAPT_PROFILE_STEADINESS_H
@@ -14,13 +13,13 @@ enum { STEADINESS_ROUNDS = 64 };
 struct steadiness {
     double spread; /* relative: from the median of the rounds to the farther end of its 95 % confidence interval (order
                       statistics, any distribution) */
-    double drift;  /* relative: median of the last third of the rounds over that of the first third, less 1 */
+    double drift;  /* relative: median of the last third of the rounds over that of the first third, minus 1 */
 };
 
-/* factor[rounds] in order of time; rounds <= STEADINESS_ROUNDS. Fewer than 2: zeros. Fewer than 6: the interval is
- * their whole range. */
+/* factor[rounds] in order of time; rounds <= STEADINESS_ROUNDS. Fewer than 2 rounds give zeros. With fewer than 6,
+ * the interval is their full range. */
 struct steadiness steadiness_of(const double *factor, int rounds);
-/* Uncertainty of the median of the rounds: the larger of both. */
+/* Uncertainty of the median of the rounds: the larger of spread and drift. */
 double steadiness_figure(struct steadiness steadiness);
 
 #endif

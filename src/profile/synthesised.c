@@ -1,4 +1,4 @@
-/* Programs that synthesis finds for the meshes of a cluster, and what their collectives cost. */
+/* Programs that synthesis finds for the meshes of a cluster, and the costs of their collectives. */
 #include "synthesised.h"
 
 #include <math.h>
@@ -12,12 +12,12 @@
 #include "reduce.h"
 
 enum {
-    MOST_STATES = 300, /* more gain under 1 % and cost seconds on models of thousands of operators */
+    MOST_STATES = 300, /* more would gain under 1 % and take seconds on models of thousands of operators */
     MOST_PRICES = 3,
-    MOST_PROGRAMS = 6 /* of one mesh, from the fastest to the one that needs least memory */
+    MOST_PROGRAMS = 6 /* per mesh, from the fastest to the one that needs least memory */
 };
 
-/* What the costs of a mesh are asked of. */
+/* Context of a mesh's costs. */
 struct asked {
     const struct candidates *candidates;
     int subcluster;
@@ -38,7 +38,7 @@ double synthesised_collective_s(const struct candidates *candidates, int subclus
            calibrate_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
 }
 
-/* The devices of a node share its link to others, and all of them use it at once. */
+/* The devices of a node share its link to others, and all use it at once. */
 static double collective_s(const void *context, int axis, enum hapt_collective_kind kind, double bytes,
                            double largest_share)
 {
@@ -58,7 +58,7 @@ static double compute_s(const void *context, const struct hapt_spmd_work *work, 
 
 /* ---- programs of a mesh ---- */
 
-/* What synthesis found, as far as no other is faster and needs no more memory. */
+/* Programs found, except those that another one beats in both time and memory. */
 struct kept {
     double cost_s, memory_bytes;
     struct hapt_axis_program program[HAPT_MESH_AXES];
@@ -103,7 +103,7 @@ static void found(void *context, const struct hapt_axis_program *const program[H
     if (keeping->status == HAPT_OK) keeping->status = keep(keeping, program, cost_s, memory_bytes);
 }
 
-/* Programs from the fastest to one that fits `memory_bytes` a device, were the whole model on the mesh. */
+/* Programs from the fastest to one that needs at most `memory_bytes` per device with the full model on the mesh. */
 static enum hapt_status synthesise(const struct candidates *candidates, int subcluster, struct mesh mesh,
                                    double memory_bytes, double in_flight, struct hapt_arena *scratch,
                                    struct keeping *keeping)
@@ -122,7 +122,7 @@ static enum hapt_status synthesise(const struct candidates *candidates, int subc
                                               .most_prices = MOST_PRICES,
                                               .optimizer_bytes_per_element =
                                                   candidates->state_count > 0 ? 4.0 * candidates->state_count : -1,
-                                              .ways = HAPT_MESH_OUTER_FIRST,
+                                              .methods = HAPT_MESH_METHOD_OUTER_FIRST,
                                               .found = found,
                                               .found_context = keeping};
     const struct hapt_axis axis[HAPT_MESH_AXES] = {{.size = mesh.n}, {.size = mesh.m}};
@@ -132,13 +132,13 @@ static enum hapt_status synthesise(const struct candidates *candidates, int subc
     const enum hapt_status status =
         hapt_synthesise_mesh(candidates->model->graph, axis, &costs, &options, scratch, program, &sharding, NULL);
     if (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE) return status;
-    if (status == HAPT_ERR_INFEASIBLE) hapt_fail_reset(); /* such a mesh has no program, or none that is so small */
+    if (status == HAPT_ERR_INFEASIBLE) hapt_fail_reset(); /* this mesh has no program, or none that small */
     return keeping->status;
 }
 
 /* ---- which meshes ---- */
 
-/* Subclusters whose devices and links take equal seconds. */
+/* True for subclusters whose devices and links take equal times. */
 static bool alike(const struct candidates *candidates, int a, int b)
 {
     const struct hapt_subcluster *x = &candidates->cluster->subcluster[a], *y = &candidates->cluster->subcluster[b];
@@ -149,7 +149,7 @@ static bool alike(const struct candidates *candidates, int a, int b)
            x->inter_node_bandwidth == y->inter_node_bandwidth && x->inter_node_latency == y->inter_node_latency;
 }
 
-/* Of many nodes powers of two are enough: a program is made for each. */
+/* Only powers of two and all nodes are tried on many nodes, since a program is synthesised for each. */
 static bool is_tried(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh)
 {
     const bool nodes = (submesh.n & (submesh.n - 1)) == 0 || submesh.n == subcluster->nodes;
@@ -164,7 +164,7 @@ int synthesised_room(const struct candidates *candidates)
     return MOST_PROGRAMS * count;
 }
 
-/* Shardings that lay out every operator alike. */
+/* Finds a mesh whose sharding lays out every operator alike; *equal -1: none. */
 static enum hapt_status find_equal(const struct candidates *candidates, const struct mesh *mesh,
                                    const struct hapt_sharding *sharding, struct hapt_arena *scratch, int *equal)
 {
@@ -172,19 +172,19 @@ static enum hapt_status find_equal(const struct candidates *candidates, const st
     uint64_t *mine, *its;
     HAPT_NEW(mine, scratch, ops);
     HAPT_NEW(its, scratch, ops);
-    hapt_sharding_mark(sharding, mine);
+    hapt_sharding_hash(sharding, mine);
     *equal = -1;
-    for (int d = 0; d < candidates->degree_count && *equal < 0; d++) {
-        const struct mesh *other = &candidates->degree[d];
+    for (int d = 0; d < candidates->mesh_count && *equal < 0; d++) {
+        const struct mesh *other = &candidates->mesh[d];
         if (other->program > 0 ? other->n != mesh->n || other->m != mesh->m : other->dp * other->tp != ranks) continue;
         memset(its, 0, (size_t)ops * sizeof *its);
-        hapt_sharding_mark(candidates->sharding[d], its);
+        hapt_sharding_hash(candidates->sharding[d], its);
         if (memcmp(mine, its, (size_t)ops * sizeof *its) == 0) *equal = d;
     }
     return HAPT_OK;
 }
 
-/* A program may serve other devices, too: subclusters (bits) that have such a submesh. */
+/* Subclusters (bits) that have such a submesh: a program may also run on other devices. */
 static unsigned with_submesh(const struct candidates *candidates, struct hapt_submesh submesh)
 {
     unsigned bits = 0;
@@ -203,10 +203,10 @@ static enum hapt_status add(struct candidates *candidates, int subcluster, struc
     int equal;
     HAPT_TRY(find_equal(candidates, &mesh, sharding, scratch, &equal));
     /* Plain programs are not listed twice. */
-    const unsigned plain = equal < 0 || candidates->degree[equal].tp == 1 ? PROGRAM_DATA : PROGRAM_TENSOR;
-    if (equal >= 0 && candidates->degree[equal].program == 0 && (candidates->programs & plain)) return HAPT_OK;
-    if (equal >= 0 && candidates->degree[equal].program > 0) {
-        candidates->degree[equal].subclusters |= 1u << subcluster;
+    const unsigned plain = equal < 0 || candidates->mesh[equal].tp == 1 ? PROGRAM_DATA : PROGRAM_TENSOR;
+    if (equal >= 0 && candidates->mesh[equal].program == 0 && (candidates->programs & plain)) return HAPT_OK;
+    if (equal >= 0 && candidates->mesh[equal].program > 0) {
+        candidates->mesh[equal].subclusters |= 1u << subcluster;
         return HAPT_OK;
     }
     snprintf(layout->name, sizeof layout->name, "synthesised %dx%d %.40s", mesh.n, mesh.m,
@@ -218,8 +218,8 @@ static enum hapt_status add(struct candidates *candidates, int subcluster, struc
     candidates->layout = list;
     mesh.program = candidates->layout_count;
     mesh.subclusters = with_submesh(candidates, (struct hapt_submesh){.n = mesh.n, .m = mesh.m});
-    candidates->degree[candidates->degree_count] = mesh;
-    candidates->sharding[candidates->degree_count++] = sharding;
+    candidates->mesh[candidates->mesh_count] = mesh;
+    candidates->sharding[candidates->mesh_count++] = sharding;
     return HAPT_OK;
 }
 
@@ -248,8 +248,9 @@ static enum hapt_status add_kept(struct candidates *candidates, int subcluster, 
     return add(candidates, subcluster, mesh, layout, sharding, arena, scratch);
 }
 
-/* The fastest program; where a stage of this mesh's share of the cluster would not fit with it, those that need less
- * memory, the least first. Whole nodes alone are asked for those: it takes seconds. */
+/* Adds the fastest program. If a stage of this mesh's share of the model would not fit with it, adds slower
+ * programs that need less memory, until one fits. Only meshes of entire nodes get those, since the search takes
+ * seconds. */
 static enum hapt_status add_mesh(struct candidates *candidates, int subcluster, struct mesh mesh,
                                  struct hapt_arena *arena, struct hapt_arena *scratch)
 {
@@ -262,7 +263,7 @@ static enum hapt_status add_mesh(struct candidates *candidates, int subcluster, 
     HAPT_TRY(synthesise(candidates, subcluster, mesh, limit, in_flight, scratch, &keeping));
     qsort(keeping.kept, (size_t)keeping.count, sizeof *keeping.kept, compare_kept);
     for (int k = 0; k < keeping.count; k++) {
-        if (k >= MOST_PROGRAMS - 1 && k < keeping.count - 1) continue; /* the smallest is among them */
+        if (k >= MOST_PROGRAMS - 1 && k < keeping.count - 1) continue; /* always add the last one */
         HAPT_TRY(add_kept(candidates, subcluster, mesh, &keeping.kept[k], arena, scratch));
         if (limit <= 0 || keeping.kept[k].memory_bytes <= limit) break;
     }
@@ -272,7 +273,7 @@ static enum hapt_status add_mesh(struct candidates *candidates, int subcluster, 
 enum hapt_status synthesised_add(struct candidates *candidates, int room, struct hapt_arena *arena)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
-    const int most = candidates->degree_count + room;
+    const int most = candidates->mesh_count + room;
     struct hapt_progress progress;
     enum hapt_status status = HAPT_OK;
     long looked = 0;
@@ -291,14 +292,14 @@ enum hapt_status synthesised_add(struct candidates *candidates, int room, struct
             int like = -1;
             hapt_progress_update(&progress, looked++, NULL);
             if (!is_tried(own, submesh[s])) continue;
-            for (int d = 0; d < candidates->degree_count; d++) {
-                struct mesh *other = &candidates->degree[d];
+            for (int d = 0; d < candidates->mesh_count; d++) {
+                struct mesh *other = &candidates->mesh[d];
                 if (other->program == 0 || other->n != mesh.n || other->m != mesh.m) continue;
                 for (int before = 0; before < c; before++)
                     if ((other->subclusters >> before & 1u) && alike(candidates, before, c))
                         other->subclusters |= 1u << c, like = d;
             }
-            HAPT_ASSERT(candidates->degree_count + MOST_PROGRAMS <= most);
+            HAPT_ASSERT(candidates->mesh_count + MOST_PROGRAMS <= most);
             if (like < 0) status = add_mesh(candidates, c, mesh, arena, &scratch);
         }
         hapt_arena_release(&scratch);
@@ -309,23 +310,23 @@ enum hapt_status synthesised_add(struct candidates *candidates, int room, struct
 
 /* ---- once a step ---- */
 
-/* Sums of gradients are one call for every set of axes. */
+/* Sums of gradients are one call per set of axes. */
 struct synthesised_reduce {
     const struct candidates *candidates;
     int subcluster;
     struct mesh mesh;
     double *bytes[3]; /* [L] summed over axis 0, axis 1, both */
-    double *other_s;  /* [L] of all other collectives */
+    double *other_s;  /* [L] all other collectives */
 };
 
-enum hapt_status synthesised_reduce_create(const struct candidates *candidates, int subcluster, int degree,
+enum hapt_status synthesised_reduce_create(const struct candidates *candidates, int subcluster, int mesh_index,
                                            struct hapt_arena *arena, struct synthesised_reduce **reduce)
 {
-    const struct hapt_sharding *sharding = candidates->sharding[degree];
+    const struct hapt_sharding *sharding = candidates->sharding[mesh_index];
     const struct hapt_graph *shard = sharding->shard;
-    const struct mesh *mesh = &candidates->degree[degree];
+    const struct mesh *mesh = &candidates->mesh[mesh_index];
     struct synthesised_reduce *made;
-    int *layer_of, *outer; /* [tensor] bytes of a place that axis 0 sums were noted for this layer + 1 */
+    int *layer_of, *outer; /* outer [tensor]: layer + 1 whose axis-0 sum of this storage is included in `bytes` */
     HAPT_NEW(made, arena, 1);
     *made = (struct synthesised_reduce){.candidates = candidates, .subcluster = subcluster, .mesh = *mesh};
     for (int k = 0; k < 3; k++) HAPT_NEW(made->bytes[k], arena, candidates->layer_count);
@@ -345,7 +346,7 @@ enum hapt_status synthesised_reduce_create(const struct candidates *candidates, 
         if (kind != HAPT_COLLECTIVE_ALL_REDUCE) {
             made->other_s[layer] += synthesised_collective_s(candidates, subcluster, mesh, axis, kind,
                                                              bytes * (axis == 0 ? mesh->m : 1), 0);
-        } else if (axis == 1 && outer[place] == layer + 1) { /* both axes: inside the nodes first */
+        } else if (axis == 1 && outer[place] == layer + 1) { /* both axes: first inside the nodes */
             made->bytes[0][layer] -= bytes;
             made->bytes[2][layer] += bytes;
         } else {

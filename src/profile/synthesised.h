@@ -1,26 +1,25 @@
 /*
- * Synthesised candidates: for every kind of device and mesh (n, m) of a cluster the programs that synthesis finds
- * (synthesis.h) for both axes, nodes and the devices inside them, with the seconds of that device and of these links.
- * Where a stage of the size that falls to a mesh would not fit, slower programs that need less memory beside the
- * fastest.
+ * Synthesised candidates: for every kind of device and mesh (n, m) of a cluster, the programs that synthesis finds
+ * (synthesis.h) for both axes, i.e. nodes and their devices, at the costs of that device and these links. If a stage of
+ * a mesh's share of the model would not fit, slower programs that need less memory are added.
  */
 #ifndef HAPT_PROFILE_SYNTHESISED_H
 #define HAPT_PROFILE_SYNTHESISED_H
 
 #include "candidates.h"
 
-/* Adds meshes with programs to candidates->degree and ->sharding, which have room for `room` more; those that shard the
- * graph as a mesh that is there already are left out, as is what has no program at all. */
+/* Adds meshes with programs to candidates->mesh and ->sharding, which have room for `room` more. Leaves out
+ * programs that shard the graph like an existing mesh, and meshes without a program. */
 enum hapt_status synthesised_add(struct candidates *candidates, int room, struct hapt_arena *arena);
-/* At most so many meshes (n, m) of all subclusters, each with several programs. */
+/* Upper limit of the meshes added: all (n, m) of all subclusters, with several programs each. */
 int synthesised_room(const struct candidates *candidates);
 
-/* Seconds of a collective on `bytes` (the whole of what one axis shares) of a mesh with programs. */
+/* Seconds of a collective of a mesh with a program, on `bytes` (the full tensor along the axis). */
 double synthesised_collective_s(const struct candidates *candidates, int subcluster, const struct mesh *mesh, int axis,
                                 enum hapt_collective_kind kind, double bytes, double largest_share);
-/* Seconds of all collectives that a step ends with, of layers [first, last]. */
+/* Seconds of all end-of-step collectives of layers [first, last]. */
 struct synthesised_reduce;
-enum hapt_status synthesised_reduce_create(const struct candidates *candidates, int subcluster, int degree,
+enum hapt_status synthesised_reduce_create(const struct candidates *candidates, int subcluster, int mesh_index,
                                            struct hapt_arena *arena, struct synthesised_reduce **reduce);
 double synthesised_reduce_s(const struct synthesised_reduce *reduce, int first, int last);
 

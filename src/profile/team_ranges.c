@@ -1,4 +1,4 @@
-/* Ranges of a team: their order, their runs, the rest by proportion. */
+/* Ranges of a team: their order, running them, composing the rest. */
 #include "team_ranges.h"
 
 #include <math.h>
@@ -6,9 +6,9 @@
 
 #include "hapt/progress.h"
 
-#define LONGEST_SHARE 0.3 /* of the time: for the longest range of each kind */
+#define LONGEST_SHARE 0.3 /* of the time, for the longest range of each kind */
 
-/* 0, or 1 where the last stage is timed. */
+/* 0, or 1 if the range is timed as the last stage. */
 static int kind_of(const struct team_ranges *ranges, int cell)
 {
     return team_ends_model(ranges->candidates, cell % ranges->candidates->layer_count);
@@ -62,7 +62,7 @@ enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *
     for (int k = 0; k < ranges->count; k++) {
         struct team_seconds seconds;
         hapt_progress_advance(1);
-        double spent_s = hapt_time_s() - start_s; /* by the clock of one rank, so that all stop at the same range */
+        double spent_s = hapt_time_s() - start_s; /* one rank's clock, so that all stop at the same range */
         HAPT_MPI(MPI_Bcast(&spent_s, 1, MPI_DOUBLE, 0, stage->comm));
         const double left_s = budget_s - spent_s;
         if (k > 0 && left_s <= 0) break;
@@ -76,8 +76,9 @@ enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *
     return HAPT_OK;
 }
 
-/* Of those of its kind that were run the shortest around [i, j], or else the longest; of any kind where none was. */
-static int around(const struct team_ranges *ranges, int i, int j)
+/* The shortest range run of that kind that contains [i, j], or else the longest one. If none of that kind was run,
+ * any kind. */
+static int enclosing_range(const struct team_ranges *ranges, int i, int j)
 {
     const int L = ranges->candidates->layer_count, kind = kind_of(ranges, i * L + j);
     const bool own = ranges->longest[kind] >= 0 && ranges->run[ranges->longest[kind]];
@@ -101,7 +102,7 @@ void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, 
         for (int j = i; j < L; j++) {
             const int cell = i * L + j;
             if (ranges->run[cell] || !wanted(context, i, j)) continue;
-            const int whole = around(ranges, i, j);
+            const int whole = enclosing_range(ranges, i, j);
             for (int t = 0; t < 3; t++)
                 table[t][cell] = base[t][whole] > 0 ? table[t][whole] * base[t][cell] / base[t][whole] : 0;
         }

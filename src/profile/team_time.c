@@ -1,4 +1,4 @@
-/* A range on its team: built, run in steps, its parts put together. */
+/* Times a range on its team: builds it, runs it in steps, combines its parts. */
 #include "team_time.h"
 
 #include <math.h>
@@ -8,38 +8,38 @@
 #include "samples.h"
 
 enum { LEAST_ROUNDS = 3, MOST_ROUNDS = 9, MOST_SLOTS = 4, MOST_MICROBATCHES = MOST_SLOTS + 2 };
-#define ROUND_S 0.1 /* of microbatches a step has at least, as far as MOST_MICROBATCHES allows */
+#define ROUND_S 0.1 /* minimum duration of a step's microbatches, if MOST_MICROBATCHES allows */
 
 /* One rank's seconds. */
 struct part {
-    double forward_s, backward_s; /* of a microbatch */
-    double reduce_s, norm_s;      /* once a step: gradients summed, their norm */
-    double update_s;              /* update, and gradients back to zero */
+    double forward_s, backward_s; /* per microbatch */
+    double reduce_s, norm_s;      /* once a step: summing gradients, their norm */
+    double update_s;              /* update, and setting gradients to zero */
 };
 enum { PARTS = sizeof(struct part) / sizeof(double) };
 
 struct range {
     struct team_stage *stage;
-    struct hapt_engine_options options; /* slots: as many as microbatches are in flight */
+    struct hapt_engine_options options; /* slots: number of microbatches in flight */
     int begun;                          /* microbatches before this step */
     struct hapt_arena arena;
     struct hapt_program *program;
     struct hapt_engine *engine;
     char *input;       /* host copy of the inputs */
     struct part *part; /* [ranks] */
-    char *met;         /* [ranks] */
+    char *gathered;    /* [ranks] */
     struct part sample[MOST_ROUNDS];
 };
 
 static enum hapt_status all_ready(const struct range *range, const char *what)
 {
     const char mine = 0;
-    return hapt_link_all_gather(range->stage->comm, what, range->stage->timeout_s, &mine, sizeof mine, range->met);
+    return hapt_link_all_gather(range->stage->comm, what, range->stage->timeout_s, &mine, sizeof mine, range->gathered);
 }
 
 /*
- * The last stage runs a microbatch backward right behind its forward; others have several in flight, so that a slot has
- * left the caches when its turn comes again: as many as there is room for.
+ * The last stage runs a microbatch backward right after its forward. Other stages keep several in flight, so that a
+ * slot has left the caches before it is used again: as many as memory allows.
  */
 static enum hapt_status prepare(struct range *range, int first, int last)
 {
@@ -48,13 +48,13 @@ static enum hapt_status prepare(struct range *range, int first, int last)
     const struct hapt_team connected = stage->team;
     struct hapt_memory_plan *plan;
     HAPT_NEW(range->part, &range->arena, connected.size);
-    HAPT_NEW(range->met, &range->arena, connected.size);
+    HAPT_NEW(range->gathered, &range->arena, connected.size);
     HAPT_TRY(hapt_program_build(stage->sharding, hapt_layers_first_op(candidates->layers, first),
                                 candidates->layers->end_op[last], &range->arena, &range->program));
     HAPT_TRY(
         hapt_team_prepare(&stage->team, stage->sharding, range->program, stage->rank, stage->slowdown, &range->arena));
-    stage->team.whole = connected.whole;
-    memcpy(stage->team.along, connected.along, sizeof connected.along);
+    stage->team.all_ranks = connected.all_ranks;
+    memcpy(stage->team.axis_comm, connected.axis_comm, sizeof connected.axis_comm);
     stage->team.devices = connected.devices;
     hapt_team_clock(&stage->team, stage->options.backend, stage->options.device);
     HAPT_TRY(hapt_team_reserve(&stage->team));
@@ -71,14 +71,14 @@ static enum hapt_status prepare(struct range *range, int first, int last)
     return HAPT_OK;
 }
 
-/* The fewest of the ranks': they run microbatches together. */
+/* The minimum over ranks, since they run microbatches together. */
 static enum hapt_status agree_on_slots(struct range *range)
 {
     const char mine = (char)range->options.slots;
     HAPT_TRY(hapt_link_all_gather(range->stage->comm, "a range's microbatches in flight", range->stage->timeout_s,
-                                  &mine, sizeof mine, range->met));
+                                  &mine, sizeof mine, range->gathered));
     for (int r = 0; r < range->stage->team.size; r++)
-        if (range->met[r] < range->options.slots) range->options.slots = range->met[r];
+        if (range->gathered[r] < range->options.slots) range->options.slots = range->gathered[r];
     return HAPT_OK;
 }
 
@@ -104,7 +104,7 @@ static enum hapt_status build(struct range *range)
     return hapt_engine_begin_step(range->engine);
 }
 
-/* A slot's inputs come from the host every time; `back` fetches them first. */
+/* Copies a slot's inputs from the host, as before every microbatch; `back`: copies them to the host. */
 static enum hapt_status move_inputs(struct range *range, int slot, bool back)
 {
     const struct hapt_backend *backend = range->stage->options.backend;
@@ -122,7 +122,7 @@ static enum hapt_status move_inputs(struct range *range, int slot, bool back)
     return HAPT_OK;
 }
 
-/* Passes as the trainer runs them (train/stage.c). */
+/* Runs passes like the trainer (train/stage.c). */
 static enum hapt_status forward(struct range *range, int microbatch, struct part *part)
 {
     struct hapt_team *team = &range->stage->team;
@@ -158,7 +158,7 @@ static enum hapt_status run_step(struct range *range, int microbatches, int step
     struct hapt_team *team = &range->stage->team;
     const bool adamw = range->stage->options.state_count == 2;
     const struct hapt_update update = {.optimizer = adamw ? HAPT_OPTIMIZER_ADAMW : HAPT_OPTIMIZER_SGD,
-                                       .learning_rate = 1e-6, /* the weights stay what they are */
+                                       .learning_rate = 1e-6, /* small: the weights hardly change */
                                        .beta1 = 0.9,
                                        .beta2 = 0.95,
                                        .epsilon = 1e-8,
@@ -212,11 +212,11 @@ static struct part median_part(const struct range *range, int rounds)
 }
 
 /*
- * A rank computes B microbatches and its update without waiting for anyone (or waits inside the microbatches, where all
- * ranks then take as long); the last one to arrive finds all others ready to sum gradients. An update follows when all
- * have agreed on the norm.
+ * A rank computes B microbatches and its update without waiting for others. (If it waits inside microbatches, all ranks
+ * take equally long.) The last rank to arrive finds all others ready to sum gradients. The update follows when all have
+ * agreed on the norm.
  */
-static void put_together(const struct part *part, int ranks, int microbatches, struct team_seconds *seconds)
+static void combine_parts(const struct part *part, int ranks, int microbatches, struct team_seconds *seconds)
 {
     double longest_s = 0, reduce_s = INFINITY, norm_s = 0;
     *seconds = (struct team_seconds){0};
@@ -232,15 +232,15 @@ static void put_together(const struct part *part, int ranks, int microbatches, s
     seconds->step_s = longest_s - microbatches * seconds->stage_s + reduce_s + norm_s;
 }
 
-/* Of any of the ranks: they run microbatches together. */
-static enum hapt_status settling_runs(struct range *range, int *runs)
+/* The maximum over ranks, since they run microbatches together. */
+static enum hapt_status trial_runs(struct range *range, int *runs)
 {
     const char mine = (char)hapt_engine_trial_runs(range->engine);
     HAPT_TRY(hapt_link_all_gather(range->stage->comm, "a range's trials", range->stage->timeout_s, &mine, sizeof mine,
-                                  range->met));
+                                  range->gathered));
     *runs = 1;
     for (int r = 0; r < range->stage->team.size; r++)
-        if (range->met[r] > *runs) *runs = range->met[r];
+        if (range->gathered[r] > *runs) *runs = range->gathered[r];
     return HAPT_OK;
 }
 
@@ -249,15 +249,15 @@ static enum hapt_status time_range(struct range *range, double budget_s, struct 
     struct team_stage *stage = range->stage;
     const int ranks = stage->team.size, all = stage->candidates->microbatches;
     struct part first, mine, *part = range->part;
-    int settling;
+    int trials;
     const int slots = range->options.slots;
-    /* Once through, so that every page is there, and until each engine runs as it will; the second step tells how many
-     * there is time for. */
-    HAPT_TRY(settling_runs(range, &settling));
-    for (int step = 0; step < 2; step++) HAPT_TRY(run_step(range, step == 0 ? settling * slots : 1, step, &first));
+    /* First run once to touch every page, and until each engine has finished its trials. The second step gives the
+     * number of steps that fit the time. */
+    HAPT_TRY(trial_runs(range, &trials));
+    for (int step = 0; step < 2; step++) HAPT_TRY(run_step(range, step == 0 ? trials * slots : 1, step, &first));
     HAPT_TRY(hapt_link_all_gather(stage->comm, "a range's first step", stage->timeout_s, &first, sizeof first, part));
     struct team_seconds rough;
-    put_together(part, ranks, 1, &rough);
+    combine_parts(part, ranks, 1, &rough);
     const double stage_s = fmax(rough.stage_s, 1e-6), wanted = fmax(ceil(ROUND_S / stage_s), slots + 2);
     int microbatches = (int)fmax(fmin(wanted, fmin(MOST_MICROBATCHES, budget_s / (LEAST_ROUNDS * stage_s))), 1);
     if (microbatches > all) microbatches = all;
@@ -267,7 +267,7 @@ static enum hapt_status time_range(struct range *range, double budget_s, struct 
         HAPT_TRY(run_step(range, microbatches, 2 + round, &range->sample[round]));
     mine = median_part(range, rounds);
     HAPT_TRY(hapt_link_all_gather(stage->comm, "a range's seconds", stage->timeout_s, &mine, sizeof mine, part));
-    put_together(part, ranks, all, seconds);
+    combine_parts(part, ranks, all, seconds);
     return HAPT_OK;
 }
 
@@ -302,13 +302,13 @@ enum hapt_status team_stage_open(struct team_stage *stage)
 {
     stage->team = (struct hapt_team){.sharding = stage->sharding, .rank = stage->rank};
     stage->team.size = stage->sharding->axis[0].size * stage->sharding->axis[1].size;
-    hapt_team_place(stage->sharding, stage->rank, stage->team.place);
+    hapt_team_mesh_coordinate(stage->sharding, stage->rank, stage->team.mesh_coordinate);
     return hapt_team_connect(&stage->team, stage->comm, "profile", stage->timeout_s);
 }
 
 enum hapt_status team_stage_use_devices(struct team_stage *stage)
 {
-    char carrier[HAPT_TEAM_CARRIER_CHARS];
+    char carrier[HAPT_TEAM_TRANSPORT_CHARS];
     return hapt_team_use_devices(&stage->team, stage->options.backend, stage->options.device, NULL, carrier);
 }
 

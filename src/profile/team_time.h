@@ -1,7 +1,6 @@
 /*
- * Ranges as they train: a stage's program is run by the ranks that would train it, all at once, with its collectives,
- * each slowed down as its device is, on the threads it will have; then what ends a step, the update included. What is
- * timed is wall time.
+ * Times ranges as in training. The ranks that would train a stage run its program all at once, with its collectives,
+ * device slowdowns and threads. They also run the end of a step, including the update. The result is wall time.
  */
 #ifndef HAPT_PROFILE_TEAM_TIME_H
 #define HAPT_PROFILE_TEAM_TIME_H
@@ -11,30 +10,31 @@
 
 struct team_stage {
     const struct candidates *candidates;
-    const struct hapt_sharding *sharding; /* as this rank sees it */
+    const struct hapt_sharding *sharding; /* as seen by this rank */
     struct hapt_engine_options options;   /* back end, device, threads, state_count */
     MPI_Comm comm;                        /* its ranks are the team's, in order */
     int rank;
     double slowdown, timeout_s;
-    double memory_bytes;   /* of this rank's device: so many microbatches are in flight as it has room for */
-    struct hapt_team team; /* its communicators serve all ranges */
+    double memory_bytes;   /* of this rank's device; determines the number of microbatches in flight */
+    struct hapt_team team; /* its communicators are used for all ranges */
 };
 
 struct team_seconds {
-    double stage_s, forward_s; /* per microbatch, of the slowest rank */
-    double step_s;             /* what a step of candidates->microbatches takes beyond that */
+    double stage_s, forward_s; /* per microbatch, on the slowest rank */
+    double step_s;             /* time of a step of candidates->microbatches beyond stage_s */
 };
 
-/* Such a range is the last stage, which has one microbatch in flight; others are timed with more. */
+/* True for the last stage, which has one microbatch in flight; others are timed with more. */
 static inline bool team_ends_model(const struct candidates *candidates, int last)
 {
     return last == candidates->layer_count - 1;
 }
 
-/* Opens the communicators; then layers [first, last] for about `budget_s`, *seconds the same on all ranks. Collective
- * over stage->comm; fails on all ranks alike. */
+/* team_stage_open opens the communicators; team_stage_time times layers [first, last] for about `budget_s`,
+ * *seconds the same on all ranks. Collective over stage->comm; both fail on all ranks alike. */
 enum hapt_status team_stage_open(struct team_stage *stage);
-/* Behind it, and behind what paces the collectives: hapt_team_use_devices. Collective over stage->comm. */
+/* Calls hapt_team_use_devices. Call it after team_stage_open and after throttling the collectives. Collective over
+ * stage->comm. */
 enum hapt_status team_stage_use_devices(struct team_stage *stage);
 enum hapt_status team_stage_time(struct team_stage *stage, int first, int last, double budget_s,
                                  struct team_seconds *seconds);

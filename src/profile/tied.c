@@ -1,5 +1,5 @@
-/* Parameters that two stages hold: what the exchange of their gradients costs, and how much of it a candidate's
- * step_time carries. */
+/* Parameters that two stages hold: the cost of exchanging their gradients, and the part of it in a candidate's
+ * step_time. */
 #include <math.h>
 
 #include "hapt/profile.h"
@@ -8,8 +8,8 @@
 enum hapt_status profile_tied_bytes(const struct hapt_graph *graph, const struct hapt_layers *layers,
                                     struct hapt_arena *result, struct hapt_arena *scratch, double **tied)
 {
-    int *first, *last; /* [tensor] forward operators that read it; first counts from 1, 0: none */
-    double *bytes;     /* [forward operator] across the cut before it */
+    int *first, *last; /* [tensor] first and last forward operator that reads it; first counts from 1, 0: none */
+    double *bytes;     /* [forward operator] across the boundary before it */
     bool any = false;
     HAPT_NEW(first, scratch, graph->tensor_count);
     HAPT_NEW(last, scratch, graph->tensor_count);
@@ -26,7 +26,7 @@ enum hapt_status profile_tied_bytes(const struct hapt_graph *graph, const struct
         const struct hapt_tensor *tensor = &graph->tensor[t];
         if (tensor->kind != HAPT_TENSOR_PARAMETER || !tensor->trainable || !first[t]) continue;
         bytes[first[t]] += 4.0 * (double)hapt_tensor_elements(tensor);    /* fp32, whatever the element type */
-        bytes[last[t] + 1] -= 4.0 * (double)hapt_tensor_elements(tensor); /* whole numbers: exact */
+        bytes[last[t] + 1] -= 4.0 * (double)hapt_tensor_elements(tensor); /* integers, so exact */
     }
     for (int cut = 1; cut <= graph->forward_count; cut++) bytes[cut] += bytes[cut - 1];
     HAPT_NEW(*tied, result, layers->count);
@@ -38,7 +38,7 @@ enum hapt_status profile_tied_bytes(const struct hapt_graph *graph, const struct
     return HAPT_OK;
 }
 
-/* Seconds in which both ends of a link send their gradients to each other. */
+/* Seconds for both ends of a link to send their gradients to each other. */
 static double link_s(const struct hapt_profile *profile, int a, int b, double bytes)
 {
     const int link = a * profile->cluster_count + b;
@@ -74,13 +74,14 @@ double hapt_profile_tied_share_s(const struct hapt_profile *profile, int subclus
     return 0;
 }
 
-double hapt_profile_tied_s(const struct hapt_profile *profile, int cut, struct hapt_subclusters first,
+double hapt_profile_tied_s(const struct hapt_profile *profile, int first_layer, struct hapt_subclusters first,
                            struct hapt_subclusters last)
 {
     double slowest_s = 0;
-    if (!profile->tied_bytes || cut == 0 || profile->tied_bytes[cut] <= 0) return 0;
+    if (!profile->tied_bytes || first_layer == 0 || profile->tied_bytes[first_layer] <= 0) return 0;
     for (int a = 0; a < first.count; a++)
         for (int b = 0; b < last.count; b++)
-            slowest_s = fmax(slowest_s, link_s(profile, first.index[a], last.index[b], profile->tied_bytes[cut]));
+            slowest_s =
+                fmax(slowest_s, link_s(profile, first.index[a], last.index[b], profile->tied_bytes[first_layer]));
     return slowest_s;
 }

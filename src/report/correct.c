@@ -1,23 +1,23 @@
-/* What a run measured of its stages, in the profile that the next plan is made from. */
+/* Corrects a profile by the stage times that a run measured, for the next plan. */
 #include <math.h>
 #include <string.h>
 
 #include "hapt/report.h"
 
-#define HINT "give the run file of a run of this model on this cluster (outputs/NAME/run.h5), and a profile of both"
+#define HINT "give the run file of a run (outputs/NAME/run.h5) and a profile, both of this model on this cluster"
 
-#define MOST_RATIO 1e6 /* nothing that runs is so far off */
+#define MAX_RATIO 1e6 /* no real run differs by more */
 
-/* The candidate that a stage is; -1: the profile has none. */
-static long find_cell(const struct hapt_profile *profile, int c, const struct hapt_plan_stage *stage)
+/* The profile's candidate for a stage; -1: none. */
+static long find_candidate(const struct hapt_profile *profile, int c, const struct hapt_plan_stage *stage)
 {
     const struct hapt_profile_cluster *cluster = &profile->cluster[c];
     for (int s = 0; s < cluster->submesh_count; s++) {
         const struct hapt_submesh *submesh = &cluster->submesh[s];
         if (submesh->n != stage->nodes || submesh->m != stage->devices_per_node) continue;
         if (submesh->tp != stage->tensor_parallel || submesh->program != stage->program) continue;
-        const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
-        return isfinite(cluster->stage_time[cell]) ? (long)cell : -1;
+        const size_t candidate = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
+        return isfinite(cluster->stage_time[candidate]) ? (long)candidate : -1;
     }
     return -1;
 }
@@ -36,20 +36,20 @@ static enum hapt_status add_stage(const struct hapt_report *report, const struct
     char text[HAPT_PLAN_STAGE_CHARS];
     if (stage->mixed) return HAPT_OK;
     const int c = find_cluster(profile, stage->subcluster_name);
-    const long cell = c >= 0 ? find_cell(profile, c, stage) : -1;
-    if (cell < 0)
-        return hapt_fail(HAPT_ERR_INPUT, HINT, "stage %d of the run, %s, is no candidate of the profile", i,
+    const long candidate = c >= 0 ? find_candidate(profile, c, stage) : -1;
+    if (candidate < 0)
+        return hapt_fail(HAPT_ERR_INPUT, HINT, "stage %d of the run, %s, is not a candidate of the profile", i,
                          hapt_plan_stage_text(stage, text));
     if (!(report->stage[i].microbatch_s > 0) || !isfinite(report->stage[i].microbatch_s))
-        return hapt_fail(HAPT_ERR_INPUT, HINT, "the run does not tell how long a microbatch of stage %d took", i);
+        return hapt_fail(HAPT_ERR_INPUT, HINT, "the run has no measured microbatch time of stage %d", i);
     measured_s[c] += report->stage[i].microbatch_s;
-    profiled_s[c] += profile->cluster[c].stage_time[cell];
+    profiled_s[c] += profile->cluster[c].stage_time[candidate];
     return HAPT_OK;
 }
 
-static void scale(double *time_s, size_t cells, double ratio)
+static void scale(double *time_s, size_t candidates, double ratio)
 {
-    for (size_t cell = 0; cell < cells; cell++) time_s[cell] *= ratio;
+    for (size_t candidate = 0; candidate < candidates; candidate++) time_s[candidate] *= ratio;
 }
 
 enum hapt_status hapt_report_correct(const struct hapt_report *report, struct hapt_profile *profile, double *ratio)
@@ -61,21 +61,21 @@ enum hapt_status hapt_report_correct(const struct hapt_report *report, struct ha
     for (int i = 0; i < report->plan->stage_count; i++) HAPT_TRY(add_stage(report, profile, i, measured_s, profiled_s));
     for (int c = 0; c < profile->cluster_count; c++) {
         struct hapt_profile_cluster *cluster = &profile->cluster[c];
-        const size_t cells = hapt_profile_index(profile, cluster->submesh_count, 0, 0);
+        const size_t candidates = hapt_profile_index(profile, cluster->submesh_count, 0, 0);
         ratio[c] = profiled_s[c] > 0 ? measured_s[c] / profiled_s[c] : 1;
-        if (!(ratio[c] > 1 / MOST_RATIO && ratio[c] < MOST_RATIO))
+        if (!(ratio[c] > 1 / MAX_RATIO && ratio[c] < MAX_RATIO))
             return hapt_fail(HAPT_ERR_INPUT, HINT, "stages of %s took %g times as long as the profile says",
                              cluster->name, ratio[c]);
-        scale(cluster->stage_time, cells, ratio[c]);
-        scale(cluster->stage_forward_time, cells, ratio[c]);
+        scale(cluster->stage_time, candidates, ratio[c]);
+        scale(cluster->stage_forward_time, candidates, ratio[c]);
     }
     for (int k = 0; k < profile->mixed_count; k++) {
         struct hapt_profile_mixed *mixed = &profile->mixed[k];
-        const size_t cells = hapt_profile_index(profile, 1, 0, 0);
+        const size_t candidates = hapt_profile_index(profile, 1, 0, 0);
         double mean = 0;
         for (int i = 0; i < mixed->count; i++) mean += ratio[mixed->cluster[i]] / mixed->count;
-        scale(mixed->stage_time, cells, mean);
-        scale(mixed->stage_forward_time, cells, mean);
+        scale(mixed->stage_time, candidates, mean);
+        scale(mixed->stage_forward_time, candidates, mean);
     }
     return HAPT_OK;
 }

@@ -1,4 +1,4 @@
-/* The environment of a run for people: what all ranks have in common, then host by host. */
+/* Prints the environment of a run: versions common to all ranks, then host by host. */
 #include <stdio.h>
 #include <string.h>
 
@@ -30,7 +30,7 @@ static void print_rank(const struct hapt_env *env, const struct hapt_report *rep
 void hapt_report_print_environment(const struct hapt_env *env, const struct hapt_report *report)
 {
     bool alike = true;
-    if (report->rank_count == 0) return; /* a run file of an older version */
+    if (report->rank_count == 0) return; /* an older run file without an environment */
     for (int64_t r = 1; r < report->rank_count; r++) alike = alike && same(report, 0, r);
     hapt_print(env, "\nEnvironment\n");
     if (alike) print_versions(env, report, 0);

@@ -1,4 +1,4 @@
-/* The run file, written and read back. */
+/* Writes and reads the run file. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static void collect(void *context, const char *name, const char *value)
     settings->count++;
 }
 
-/* The training options in force, as two columns of text. */
+/* Writes the training options in use, as two text columns. */
 static enum hapt_status write_settings(struct hapt_h5 *file, const struct hapt_config *config)
 {
     const char *name[64], *value[64];
@@ -80,7 +80,7 @@ struct tables {
     int64_t steps; /* of this run */
     const double *loss;
     const double *busy_s, *idle_s, *comm_s, *reduce_s; /* [steps][stages] */
-    const double *microbatch_s;                        /* likewise; NULL: a file that does not tell */
+    const double *microbatch_s;                        /* [steps][stages]; NULL: an older file without it */
     const double *planned_bytes, *measured_bytes;      /* [stages] */
 };
 
@@ -124,7 +124,7 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
                                    .items_per_s = train->items_per_s,
                                    .flops_per_item = flops_per_item(run->model),
                                    .time_scale = train->time_scale,
-                                   .late_s = train->late_s,
+                                   .max_lateness_s = train->late_s,
                                    .checkpoint = train->checkpoint,
                                    .checkpoint_s = train->checkpoint_s,
                                    .stopped = train->stopped_by != NULL};
@@ -148,7 +148,7 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
     return HAPT_OK;
 }
 
-/* A curve of one value per step, or a table per step and stage: absent when no step was taken. */
+/* Reads one value per step, or a table per step and stage. Absent if no step was taken. */
 static enum hapt_status read_table(struct hapt_h5 *file, const char *name, int dims, int64_t rows, int64_t columns,
                                    struct hapt_arena *arena, const double **table)
 {
@@ -169,7 +169,7 @@ static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *rep
     if (hapt_h5_exists(file, "/train/step_time")) HAPT_TRY(hapt_h5_shape(file, "/train/step_time", &dims, shape));
     if (hapt_h5_has_attribute(file, "/train", "time_scale")) {
         HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "time_scale", &report->time_scale));
-        HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "latest", &report->late_s));
+        HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "latest", &report->max_lateness_s));
     }
     report->steps = dims == 1 ? shape[0] : 0;
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/train", "first_step", &report->first_step));
@@ -196,7 +196,7 @@ static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *rep
     return fill(report, &tables, arena);
 }
 
-enum { MOST_WARNINGS = 1 << 20 };
+enum { MAX_WARNINGS = 1 << 20 };
 
 static enum hapt_status read_warnings(struct hapt_h5 *file, struct hapt_report *report, struct hapt_arena *arena)
 {
@@ -204,9 +204,9 @@ static enum hapt_status read_warnings(struct hapt_h5 *file, struct hapt_report *
     const char **text = NULL;
     void *step = NULL;
     if (!hapt_h5_exists(file, "/train/warnings/text")) return HAPT_OK;
-    HAPT_TRY(hapt_h5_read_strings(file, "/train/warnings/text", MOST_WARNINGS, arena, &count, &text));
+    HAPT_TRY(hapt_h5_read_strings(file, "/train/warnings/text", MAX_WARNINGS, arena, &count, &text));
     rows = count;
-    HAPT_TRY(hapt_h5_read(file, "/train/warnings/step", HAPT_H5_I64, 1, &rows, MOST_WARNINGS, arena, &step));
+    HAPT_TRY(hapt_h5_read(file, "/train/warnings/step", HAPT_H5_I64, 1, &rows, MAX_WARNINGS, arena, &step));
     HAPT_NEW(report->warning, arena, count > 0 ? count : 1);
     for (int64_t w = 0; w < count; w++)
         report->warning[w] = (struct hapt_report_warning){((const int64_t *)step)[w], text[w]};

@@ -6,7 +6,7 @@
 
 #include "hapt/report.h"
 
-#define LATE_SHARE 0.05 /* of a step: lateness that may be seen in its time */
+#define LATENESS_SHARE 0.05 /* share of a step: more lateness may be visible in the step time */
 
 static double ratio_percent(double measured, double predicted)
 {
@@ -37,22 +37,22 @@ void hapt_report_print(const struct hapt_env *env, const struct hapt_report *rep
         hapt_print(env, "\nloss         %.4f first, %.4f last, %.4f mean of the last %d\n", report->first_loss,
                    report->last_loss, report->mean_loss, report->loss_window);
     else
-        hapt_print(env,
-                   "\nrehearsal    devices were modelled: nothing was computed, there is no loss; times are modelled "
-                   "ones, of which a second "
-                   "lasted %.4g s\n",
-                   report->time_scale);
-    if (report->step_s > 0 && report->late_s > LATE_SHARE * report->step_s)
+        hapt_print(
+            env,
+            "\nrehearsal    devices were modelled: nothing was computed, so there is no loss; one modelled second "
+            "lasted %.4g s\n",
+            report->time_scale);
+    if (report->step_s > 0 && report->max_lateness_s > LATENESS_SHARE * report->step_s)
         hapt_warn(env,
-                  "this host woke modelled devices up to %s late, in modelled time: it is too busy for --time-scale "
+                  "this host woke modelled devices up to %s late (modelled time): it is too busy for --time-scale "
                   "%.4g; raise it\n",
-                  hapt_units_time(report->late_s, measured), report->time_scale);
+                  hapt_units_time(report->max_lateness_s, measured), report->time_scale);
     if (report->step_s > 0) {
         hapt_print(env, "step time    %s measured, %s predicted (%+.1f %%)\n",
                    hapt_units_time(report->step_s, measured), hapt_units_time(report->predicted_step_s, predicted),
                    ratio_percent(report->step_s, report->predicted_step_s));
         if (report->plan->profile == HAPT_PROFILE_PREDICTED)
-            hapt_print(env, "             (planned with times predicted from what the devices are, not measured)\n");
+            hapt_print(env, "             (planned with predicted times of the devices, not measured ones)\n");
         hapt_print(env, "speed        %.0f %ss/s, %s\n", report->items_per_s, report->item,
                    hapt_units_flops(report->items_per_s * report->flops_per_item, flops));
     }
@@ -94,13 +94,14 @@ enum hapt_status hapt_report_print_json(const struct hapt_report *report)
         report->items_per_s, flops_name, report->flops_per_item, "checkpoint_time_s", report->checkpoint_s,
         "checkpoint", report->checkpoint ? report->checkpoint : "", "stages", stages);
     if (train && report->time_scale > 0)
-        json_object_set_new(train, "rehearsal",
-                            json_pack("{s:f, s:f}", "time_scale", report->time_scale, "latest_s", report->late_s));
+        json_object_set_new(
+            train, "rehearsal",
+            json_pack("{s:f, s:f}", "time_scale", report->time_scale, "latest_s", report->max_lateness_s));
     json_t *root = json_pack("{s:s, s:i, s:o*}", "format", "hapt-run", "version", 1, "train", train);
     char *text = train && root ? json_dumps(root, JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);
     if (!text) return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted");
-    /* One object with the plan's own JSON inside it. */
+    /* Put the plan's JSON into the same object. */
     const size_t length = strlen(text);
     printf("%.*s, \"plan\": ", (int)length - 1, text);
     free(text);

@@ -1,4 +1,4 @@
-/* The timeline of a run as a file that trace viewers open. */
+/* Writes the timeline of a run as a trace viewer's file. */
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
@@ -6,12 +6,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "hapt/aside.h"
+#include "hapt/atomic_file.h"
 #include "hapt/h5.h"
 #include "hapt/report.h"
 
-#define MOST ((int64_t)1 << 28)
-#define MOST_S 1e12
+#define MAX_EVENTS ((int64_t)1 << 28)
+#define MAX_TIME_S 1e12
 
 struct columns {
     int64_t count;
@@ -20,7 +20,7 @@ struct columns {
     const char **kind;
 };
 
-/* Trace viewers want UTF-8; the kinds of events need less. */
+/* Trace viewers require UTF-8; kinds of events are printable ASCII. */
 static bool is_plain(const char *text)
 {
     while (*text >= 0x20 && *text < 0x7f) text++;
@@ -41,22 +41,23 @@ static enum hapt_status read_columns(struct hapt_h5 *file, struct hapt_arena *ar
                 {"/trace/begin", HAPT_H5_F64, (void **)&columns->begin_s},
                 {"/trace/end", HAPT_H5_F64, (void **)&columns->end_s}};
     if (!hapt_h5_exists(file, "/trace/begin"))
-        return hapt_fail(HAPT_ERR_INPUT, "run it with --trace 1, which keeps the last step's", "%s holds no timeline",
-                         hapt_h5_path(file));
+        return hapt_fail(HAPT_ERR_INPUT, "run it with --trace 1, which keeps the timeline of the last step",
+                         "%s holds no timeline", hapt_h5_path(file));
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)
-        HAPT_TRY(hapt_h5_read(file, part[i].name, part[i].type, 1, shape, MOST, arena, part[i].to));
-    HAPT_TRY(hapt_h5_read_strings(file, "/trace/kind", MOST, arena, &columns->count, &columns->kind));
+        HAPT_TRY(hapt_h5_read(file, part[i].name, part[i].type, 1, shape, MAX_EVENTS, arena, part[i].to));
+    HAPT_TRY(hapt_h5_read_strings(file, "/trace/kind", MAX_EVENTS, arena, &columns->count, &columns->kind));
     if (columns->count != shape[0])
         return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: the columns of /trace differ in length",
                          hapt_h5_path(file));
     for (int64_t i = 0; i < columns->count; i++)
-        if (!(fabs(columns->begin_s[i]) < MOST_S && fabs(columns->end_s[i]) < MOST_S) || !is_plain(columns->kind[i]))
-            return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: row %lld of /trace is no event",
+        if (!(fabs(columns->begin_s[i]) < MAX_TIME_S && fabs(columns->end_s[i]) < MAX_TIME_S) ||
+            !is_plain(columns->kind[i]))
+            return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: row %lld of /trace is not an event",
                              hapt_h5_path(file), (long long)i);
     return HAPT_OK;
 }
 
-/* Messages are marks, instructions have a length. */
+/* Messages become instant events; instructions become events with a duration. */
 static json_t *event_of(const struct columns *columns, int64_t i)
 {
     char text[80];
@@ -102,16 +103,16 @@ static json_t *all_events(const struct columns *columns)
 
 static enum hapt_status write_events(const json_t *root, const char *path, struct hapt_arena *arena)
 {
-    const size_t size = strlen(path) + HAPT_ASIDE_BYTES;
+    const size_t size = strlen(path) + HAPT_TEMPORARY_SUFFIX_BYTES;
     char *aside;
     HAPT_NEW(aside, arena, size);
-    const int descriptor = hapt_aside_open(path, aside, size);
+    const int descriptor = hapt_atomic_file_open(path, aside, size);
     int error = descriptor < 0 ? errno : 0;
     if (error == 0 && json_dumpfd(root, descriptor, JSON_COMPACT | JSON_REAL_PRECISION(12)) != 0) {
         error = errno ? errno : EIO;
         close(descriptor);
     } else if (error == 0) {
-        error = hapt_aside_commit(descriptor, aside, path);
+        error = hapt_atomic_file_commit(descriptor, aside, path);
     }
     if (error == 0) return HAPT_OK;
     if (aside[0]) unlink(aside);

@@ -1,4 +1,4 @@
-/* What a schedule must fulfil before anything runs by it. */
+/* Checks that a schedule must pass before anything runs by it. */
 #include "hapt/schedule.h"
 
 #include <stdlib.h>
@@ -6,11 +6,23 @@
 /* Progress of one (chunk, microbatch). */
 enum { RECEIVED_FORWARD = 1, FORWARD = 2, SENT_FORWARD = 4, RECEIVED_BACKWARD = 8, BACKWARD = 16, SENT_BACKWARD = 32 };
 
+/* One direction of the boundary behind a chunk. Microbatches cross it in order. */
+struct transfer_queue {
+    int sent, consumed; /* microbatches handed over; computed with by the receiver */
+};
+
 struct state {
     const struct hapt_schedule *schedule;
-    unsigned char *done; /* [chunk][microbatch] */
-    int *owner;          /* [slot] microbatch of the list at hand, -1: free */
+    unsigned char *done;          /* [chunk][microbatch] */
+    int *owner;                   /* [slot] (chunk, microbatch) of the list at hand, -1: free */
+    int *closed;                  /* [chunk] its latest once-per-step instruction, -1: none yet */
+    struct transfer_queue *queue; /* [chunk][2] forward, backward */
 };
+
+static size_t cell_of(const struct hapt_schedule *schedule, int chunk, int microbatch)
+{
+    return (size_t)chunk * (size_t)schedule->microbatches + (size_t)microbatch;
+}
 
 static enum hapt_status wrong(const struct hapt_instruction *at, const char *what)
 {
@@ -30,28 +42,33 @@ static unsigned char bit_of(enum hapt_instruction_kind kind)
     }
 }
 
-/* What must be done before, inside the chunk. */
-static unsigned char needs(const struct hapt_schedule *schedule, const struct hapt_instruction *at)
+/* Has everything been done that the instruction needs, in its chunk and in a neighbour on the same submesh? */
+static bool is_ready(const struct state *state, const struct hapt_instruction *at)
 {
+    const struct hapt_schedule *schedule = state->schedule;
+    const unsigned char *done = &state->done[cell_of(schedule, at->chunk, at->microbatch)];
     const bool first = at->chunk == 0, last = at->chunk == schedule->chunk_count - 1;
+    const bool from_before = hapt_schedule_crosses(schedule, at->chunk - 1),
+               behind = hapt_schedule_crosses(schedule, at->chunk);
     switch (at->kind) {
-    case HAPT_INSTRUCTION_FORWARD: return first ? 0 : RECEIVED_FORWARD;
-    case HAPT_INSTRUCTION_SEND_FORWARD: return FORWARD;
-    case HAPT_INSTRUCTION_BACKWARD: return (unsigned char)(FORWARD | (last ? 0 : SENT_FORWARD | RECEIVED_BACKWARD));
-    case HAPT_INSTRUCTION_SEND_BACKWARD: return BACKWARD;
-    default: return 0;
+    case HAPT_INSTRUCTION_FORWARD:
+        return first || (from_before ? *done & RECEIVED_FORWARD : *(done - schedule->microbatches) & FORWARD);
+    case HAPT_INSTRUCTION_BACKWARD:
+        if (!(*done & FORWARD)) return false;
+        if (behind) return (*done & SENT_FORWARD) && (*done & RECEIVED_BACKWARD);
+        return last || (*(done + schedule->microbatches) & BACKWARD);
+    case HAPT_INSTRUCTION_SEND_FORWARD: return *done & FORWARD;
+    case HAPT_INSTRUCTION_SEND_BACKWARD: return *done & BACKWARD;
+    default: return true;
     }
 }
 
-/* True when the peer's message is there, or no message is needed. */
-static bool arrived(const struct state *state, const struct hapt_instruction *at)
+/* The instructions of each microbatch of a chunk. */
+static unsigned char bits_of_chunk(const struct hapt_schedule *schedule, int chunk)
 {
-    const int peer = at->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD    ? at->chunk - 1
-                     : at->kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD ? at->chunk + 1
-                                                                     : -1;
-    if (peer < 0) return true;
-    const unsigned char sent = at->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD ? SENT_FORWARD : SENT_BACKWARD;
-    return (state->done[(size_t)peer * (size_t)state->schedule->microbatches + (size_t)at->microbatch] & sent) != 0;
+    return (unsigned char)(FORWARD | BACKWARD |
+                           (hapt_schedule_crosses(schedule, chunk - 1) ? RECEIVED_FORWARD | SENT_BACKWARD : 0) |
+                           (hapt_schedule_crosses(schedule, chunk) ? SENT_FORWARD | RECEIVED_BACKWARD : 0));
 }
 
 static enum hapt_status check_list(const struct state *state, int submesh)
@@ -59,52 +76,53 @@ static enum hapt_status check_list(const struct state *state, int submesh)
     const struct hapt_schedule *schedule = state->schedule;
     const struct hapt_instruction_list *list = &schedule->list[submesh];
     const int B = schedule->microbatches, last = schedule->chunk_count - 1;
-    int closing = -1;
     for (int slot = 0; slot < list->slots; slot++) state->owner[slot] = -1;
     for (int i = 0; i < list->count; i++) {
         const struct hapt_instruction *at = &list->instruction[i];
         if (at->chunk < 0 || at->chunk > last || schedule->submesh_of[at->chunk] != submesh)
-            return wrong(at, "it belongs to another submesh");
+            return wrong(at, "its chunk belongs to another submesh");
         if (bit_of(at->kind) == 0) {
             if (at->microbatch != -1 || at->slot != -1)
                 return wrong(at, "a once-per-step instruction names a microbatch");
-            if ((int)at->kind <= closing) return wrong(at, "reduce, exchange and update are out of order");
-            closing = (int)at->kind;
+            if ((int)at->kind <= state->closed[at->chunk])
+                return wrong(at, "reduce, exchange and update are out of order");
+            state->closed[at->chunk] = (int)at->kind;
             continue;
         }
-        if (closing >= 0) return wrong(at, "work after the gradients were reduced");
+        if (state->closed[at->chunk] >= 0) return wrong(at, "work after the gradients were reduced");
         if (at->microbatch < 0 || at->microbatch >= B) return wrong(at, "no such microbatch");
         if (at->slot < 0 || at->slot >= list->slots) return wrong(at, "no such slot");
-        unsigned char *done = &state->done[(size_t)at->chunk * (size_t)B + (size_t)at->microbatch];
-        if (*done & bit_of(at->kind)) return wrong(at, "an instruction stands twice");
-        if ((*done & needs(schedule, at)) != needs(schedule, at)) return wrong(at, "an instruction comes too early");
+        const int key = (int)cell_of(schedule, at->chunk, at->microbatch);
+        unsigned char *done = &state->done[key];
+        if (*done & bit_of(at->kind)) return wrong(at, "an instruction appears twice");
+        if (!(bit_of(at->kind) & bits_of_chunk(schedule, at->chunk))) return wrong(at, "nothing crosses there");
+        if (!is_ready(state, at)) return wrong(at, "an instruction comes too early");
         const bool computes = at->kind == HAPT_INSTRUCTION_FORWARD || at->kind == HAPT_INSTRUCTION_BACKWARD;
         if (computes && at->microbatch > 0 && !(done[-1] & bit_of(at->kind)))
             return wrong(at, "passes are out of microbatch order");
         *done |= bit_of(at->kind);
-        const bool opens = at->kind == HAPT_INSTRUCTION_FORWARD && at->chunk == 0;
+        const bool opens = at->kind == HAPT_INSTRUCTION_FORWARD && !hapt_schedule_crosses(schedule, at->chunk - 1);
         if (opens || at->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD) {
             if (state->owner[at->slot] != -1) return wrong(at, "its slot is in use: the launch count is exceeded");
-            state->owner[at->slot] = at->microbatch;
+            state->owner[at->slot] = key;
         }
-        if (state->owner[at->slot] != at->microbatch && at->kind != HAPT_INSTRUCTION_SEND_BACKWARD)
-            return wrong(at, "it works in another microbatch's slot");
+        if (state->owner[at->slot] != key && at->kind != HAPT_INSTRUCTION_SEND_BACKWARD)
+            return wrong(at, "it uses the slot of another microbatch or chunk");
         if (at->kind == HAPT_INSTRUCTION_BACKWARD) state->owner[at->slot] = -1;
     }
-    if (closing != HAPT_INSTRUCTION_UPDATE) return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: no update at the end");
+    for (int chunk = 0; chunk <= last; chunk++)
+        if (schedule->submesh_of[chunk] == submesh && state->closed[chunk] != HAPT_INSTRUCTION_UPDATE)
+            return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: no update of chunk %d at the end", chunk);
     return HAPT_OK;
 }
 
 static enum hapt_status check_complete(const struct state *state)
 {
     const struct hapt_schedule *schedule = state->schedule;
-    const int last = schedule->chunk_count - 1;
-    for (int chunk = 0; chunk <= last; chunk++) {
-        const unsigned char all =
-            (unsigned char)(FORWARD | BACKWARD | (chunk > 0 ? RECEIVED_FORWARD | SENT_BACKWARD : 0) |
-                            (chunk < last ? SENT_FORWARD | RECEIVED_BACKWARD : 0));
+    for (int chunk = 0; chunk < schedule->chunk_count; chunk++) {
+        const unsigned char all = bits_of_chunk(schedule, chunk);
         for (int microbatch = 0; microbatch < schedule->microbatches; microbatch++) {
-            if (state->done[(size_t)chunk * (size_t)schedule->microbatches + (size_t)microbatch] != all)
+            if (state->done[cell_of(schedule, chunk, microbatch)] != all)
                 return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: chunk %d does not treat microbatch %d completely",
                                  chunk, microbatch);
         }
@@ -112,8 +130,39 @@ static enum hapt_status check_complete(const struct state *state)
     return HAPT_OK;
 }
 
-/* Plays the lists against each other without time: every list advances while its messages are there. */
-static enum hapt_status check_progress(const struct state *state, int *at)
+/* Has the microbatch arrived? Not before it was sent, nor while as many wait as there are transfer slots. */
+static bool has_arrived(const struct transfer_queue *queue, int microbatch)
+{
+    return microbatch < queue->sent && microbatch < queue->consumed + HAPT_TRANSFER_SLOTS;
+}
+
+/* Runs one instruction, as the simulator does; false: it waits. */
+static bool run(struct state *state, const struct hapt_instruction *at)
+{
+    const bool from_before = hapt_schedule_crosses(state->schedule, at->chunk - 1),
+               behind = hapt_schedule_crosses(state->schedule, at->chunk);
+    struct transfer_queue *queue = &state->queue[2 * at->chunk];       /* behind the chunk */
+    struct transfer_queue *before = at->chunk > 0 ? queue - 2 : queue; /* in front of it */
+    switch (at->kind) {
+    case HAPT_INSTRUCTION_RECEIVE_FORWARD: return has_arrived(&before[0], at->microbatch);
+    case HAPT_INSTRUCTION_RECEIVE_BACKWARD: return has_arrived(&queue[1], at->microbatch);
+    case HAPT_INSTRUCTION_FORWARD: before[0].consumed += from_before; break;
+    case HAPT_INSTRUCTION_SEND_FORWARD: queue[0].sent++; break;
+    case HAPT_INSTRUCTION_BACKWARD:
+        /* its gradient needs a transfer slot */
+        if (from_before && at->microbatch >= HAPT_TRANSFER_SLOTS &&
+            !has_arrived(&before[1], at->microbatch - HAPT_TRANSFER_SLOTS))
+            return false;
+        queue[1].consumed += behind;
+        break;
+    case HAPT_INSTRUCTION_SEND_BACKWARD: before[1].sent++; break;
+    default: break;
+    }
+    return true;
+}
+
+/* Runs the lists against each other without time: every list advances while its messages are there. */
+static enum hapt_status check_progress(struct state *state, int *at)
 {
     const struct hapt_schedule *schedule = state->schedule;
     bool moved = true, all = false;
@@ -122,26 +171,22 @@ static enum hapt_status check_progress(const struct state *state, int *at)
         all = true;
         for (int submesh = 0; submesh < schedule->submesh_count; submesh++) {
             const struct hapt_instruction_list *list = &schedule->list[submesh];
-            while (at[submesh] < list->count && arrived(state, &list->instruction[at[submesh]])) {
-                const struct hapt_instruction *next = &list->instruction[at[submesh]++];
-                if (next->microbatch >= 0)
-                    state->done[(size_t)next->chunk * (size_t)schedule->microbatches + (size_t)next->microbatch] |=
-                        bit_of(next->kind);
+            while (at[submesh] < list->count && run(state, &list->instruction[at[submesh]])) {
+                at[submesh]++;
                 moved = true;
             }
             all = all && at[submesh] == list->count;
         }
     }
-    return all ? HAPT_OK : hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: the instruction lists wait for each other");
+    return all ? HAPT_OK : hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: the instruction lists deadlock");
 }
 
 static enum hapt_status check_all(struct state *state, int *at)
 {
     const struct hapt_schedule *schedule = state->schedule;
-    const size_t cells = (size_t)schedule->chunk_count * (size_t)schedule->microbatches;
+    for (int chunk = 0; chunk < schedule->chunk_count; chunk++) state->closed[chunk] = -1;
     for (int submesh = 0; submesh < schedule->submesh_count; submesh++) HAPT_TRY(check_list(state, submesh));
     HAPT_TRY(check_complete(state));
-    for (size_t cell = 0; cell < cells; cell++) state->done[cell] = 0;
     return check_progress(state, at);
 }
 
@@ -149,9 +194,10 @@ enum hapt_status hapt_schedule_check(const struct hapt_schedule *schedule)
 {
     int slots = 1;
     for (int submesh = 0; submesh < schedule->submesh_count; submesh++) {
-        if (schedule->list[submesh].slots < 1 || schedule->list[submesh].slots > schedule->microbatches)
-            return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: submesh %d has %d slots for %d microbatches", submesh,
-                             schedule->list[submesh].slots, schedule->microbatches);
+        const int most = schedule->microbatches * schedule->chunk_count;
+        if (schedule->list[submesh].slots < 1 || schedule->list[submesh].slots > most)
+            return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: submesh %d has %d slots, at most %d are of use",
+                             submesh, schedule->list[submesh].slots, most);
         if (schedule->list[submesh].slots > slots) slots = schedule->list[submesh].slots;
     }
     struct hapt_arena scratch;
@@ -160,9 +206,12 @@ enum hapt_status hapt_schedule_check(const struct hapt_schedule *schedule)
         .schedule = schedule,
         .done = hapt_arena_alloc(&scratch, (size_t)schedule->chunk_count * (size_t)schedule->microbatches, 1),
         .owner = hapt_arena_alloc(&scratch, (size_t)slots, sizeof(int)),
+        .closed = hapt_arena_alloc(&scratch, (size_t)schedule->chunk_count, sizeof(int)),
+        .queue = hapt_arena_alloc(&scratch, 2 * (size_t)schedule->chunk_count, sizeof(struct transfer_queue)),
     };
     int *at = hapt_arena_alloc(&scratch, (size_t)schedule->submesh_count, sizeof *at);
-    const enum hapt_status status = state.done && state.owner && at ? check_all(&state, at) : HAPT_ERR_MEMORY;
+    const enum hapt_status status =
+        state.done && state.owner && state.closed && state.queue && at ? check_all(&state, at) : HAPT_ERR_MEMORY;
     hapt_arena_release(&scratch);
     return status;
 }

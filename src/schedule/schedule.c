@@ -1,3 +1,4 @@
+/* Pipeline schedules as instruction lists: launch counts (HAPT (1), (2)), then the order of a step. */
 #include "hapt/schedule.h"
 
 #include <string.h>
@@ -67,7 +68,7 @@ static void append_backward(struct hapt_instruction_list *list, int chunk, int s
     if (chunk > 0) append(list, HAPT_INSTRUCTION_SEND_BACKWARD, chunk, microbatch);
 }
 
-/* All four schedules are one: `slots` forwards ahead, then a backward and a forward in turn; GPipe is ahead by B. */
+/* One rule makes all four schedules: `ahead` forwards, then a backward and a forward in turn. GPipe: ahead = B. */
 static enum hapt_status build_list(int chunk, int stages, int microbatches, int ahead, bool tied,
                                    struct hapt_arena *arena, struct hapt_instruction_list *list)
 {
@@ -97,7 +98,8 @@ enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int stages, i
     for (int stage = 0; stage < stages; stage++) {
         const bool falls = stage == stages - 1 || warmup[stage] >= warmup[stage + 1];
         if (warmup[stage] < 1 || warmup[stage] > microbatches || !falls)
-            return hapt_fail(HAPT_ERR_INPUT, "launch counts lie in [1, microbatches] and never rise along the pipeline",
+            return hapt_fail(HAPT_ERR_INPUT,
+                             "launch counts must lie in [1, microbatches] and must not rise along the pipeline",
                              "stage %d cannot launch %d of %d microbatches", stage, warmup[stage], microbatches);
         built->submesh_of[stage] = stage;
         HAPT_TRY(

@@ -44,9 +44,9 @@ static void state(const struct hapt_lp *lp, int *index, double *value, glp_prob 
 
 static enum hapt_lp_result result_of(int code, glp_prob *problem)
 {
-    /* The presolver proves, the simplex method concludes. */
+    /* The presolver reports by return code, the simplex method by status. */
     if (code == GLP_ENOPFS) return HAPT_LP_INFEASIBLE;
-    if (code == GLP_ENODFS) return HAPT_LP_UNBOUNDED; /* if feasible at all, which the caller settles */
+    if (code == GLP_ENODFS) return HAPT_LP_UNBOUNDED; /* if feasible; the caller checks that */
     if (code != 0) return HAPT_LP_FAILED;
     switch (glp_get_status(problem)) {
     case GLP_OPT: return HAPT_LP_OPTIMAL;
@@ -72,7 +72,7 @@ static enum hapt_lp_result optimise(glp_prob *problem)
     return result_of(code, problem);
 }
 
-static jmp_buf escape; /* a library that gives up by abort(); behind the caller's lock */
+static jmp_buf escape; /* used when GLPK aborts; protected by the caller's lock */
 
 static void give_up(void *problem)
 {

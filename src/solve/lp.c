@@ -1,4 +1,4 @@
-/* Linear programs: building, checking, and what a solution is worth. */
+/* Linear programs: construction, violation, objective and dual bound of a solution. */
 #include <math.h>
 #include <string.h>
 
@@ -91,8 +91,7 @@ double lp_dual_bound(const struct hapt_lp *lp, const double *x, const double *y,
     }
     for (int i = 0; i < lp->row_count; i++) {
         const double side = y[i] > 0 ? lp->row_lower[i] : lp->row_upper[i];
-        if (y[i] == 0 || !isfinite(y[i]) || !isfinite(side))
-            continue; /* such a multiplier proves nothing: leave it out */
+        if (y[i] == 0 || !isfinite(y[i]) || !isfinite(side)) continue; /* such a multiplier proves nothing */
         bound += y[i] * side;
         for (int k = lp->start[i]; k < lp->start[i + 1]; k++) {
             reduced[lp->column[k]] -= lp->value[k] * y[i];

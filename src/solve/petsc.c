@@ -1,4 +1,4 @@
-/* Loading and unloading PETSc. */
+/* Loads, initialises and finalises PETSc. */
 #include "petsc.h"
 
 #include <dlfcn.h>
@@ -8,9 +8,9 @@
 #include "hapt/env.h"
 
 static struct petsc table;
-static enum { UNTRIED, OPEN, CLOSED } state;
+static enum { UNTRIED, OPEN, CLOSED } load_state;
 static const char *reason;
-static MPI_Comm alone;
+static MPI_Comm petsc_comm;
 
 static PetscErrorCode print_nothing(FILE *stream, const char *format, va_list arguments)
 {
@@ -21,7 +21,7 @@ static PetscErrorCode print_nothing(FILE *stream, const char *format, va_list ar
 static bool load(void)
 {
     static char text[512];
-    /* As it was linked here, else wherever the loader finds it. */
+    /* The path it was linked with, else the loader's search path. */
     void *library = dlopen(HAPT_PETSC_FOLDER "/" HAPT_PETSC_LIBRARY, RTLD_LAZY | RTLD_LOCAL);
     if (!library) library = dlopen(HAPT_PETSC_LIBRARY, RTLD_LAZY | RTLD_LOCAL);
     if (!library) {
@@ -43,12 +43,12 @@ static bool load(void)
         reason = HAPT_PETSC_LIBRARY " lacks PETSC_COMM_WORLD or PetscVFPrintf";
         return false;
     }
-    /* One process of its own; a copy, since PETSc gives it another error handler. */
-    if (MPI_Comm_dup(MPI_COMM_SELF, &alone) != MPI_SUCCESS) {
-        reason = "no communicator for PETSc";
+    /* A communicator of this process alone; a duplicate, because PETSc sets another error handler on it. */
+    if (MPI_Comm_dup(MPI_COMM_SELF, &petsc_comm) != MPI_SUCCESS) {
+        reason = "MPI cannot create a communicator for PETSc";
         return false;
     }
-    *world = alone;
+    *world = petsc_comm;
     *print = print_nothing;
     return true;
 }
@@ -57,14 +57,14 @@ static void close_petsc(void)
 {
     table.PetscPopErrorHandler();
     table.PetscFinalize();
-    MPI_Comm_free(&alone);
-    state = CLOSED;
-    reason = "the process is about to leave";
+    MPI_Comm_free(&petsc_comm);
+    load_state = CLOSED;
+    reason = "the process is finalizing MPI";
 }
 
 static bool initialise(void)
 {
-    /* Signals, options and messages are the program's own matter. */
+    /* Signals, options and messages are handled by the program, not by PETSc. */
     static char *argument[] = {"hapt", "-skip_petscrc", "-no_signal_handler", "-options_left", "no", NULL};
     int count = 5;
     char **arguments = argument;
@@ -79,16 +79,16 @@ static bool initialise(void)
 
 const struct petsc *petsc_open(const char **missing)
 {
-    if (state == UNTRIED) {
+    if (load_state == UNTRIED) {
         int ready = 0, over = 0;
         MPI_Initialized(&ready);
         MPI_Finalized(&over);
         if (!ready || over) {
-            *missing = "PETSc works between MPI_Init and MPI_Finalize only";
+            *missing = "PETSc can be used only between MPI_Init and MPI_Finalize";
             return NULL;
         }
-        state = load() && initialise() ? OPEN : CLOSED;
+        load_state = load() && initialise() ? OPEN : CLOSED;
     }
     *missing = reason;
-    return state == OPEN ? &table : NULL;
+    return load_state == OPEN ? &table : NULL;
 }

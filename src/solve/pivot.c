@@ -1,13 +1,14 @@
 /*
- * Pivots between vertices.
+ * Pivots between vertices of a linear program.
  *
- * A vertex is where as many constraints as there are columns hold with equality: its working set, with the dense
- * inverse of their gradients. Column bounds and rows are constraints alike; where too few are at hand, a column is
- * pinned to its value, and a pin leaves as soon as that pays. From any working set: costs are shifted until no
- * multiplier has a wrong sign, dual pivots make the point feasible (or prove that none is), the true costs return, and
- * primal pivots make it optimal (or find a ray). All values are computed anew from the inverse in each round, and the
- * inverse every now and then from the gradients, so that errors do not add up; a round that fails leaves it to another
- * solver.
+ * At a vertex, as many constraints as there are columns hold with equality: the working set, stored with the dense
+ * inverse of its gradients. Column bounds and rows are treated alike. If there are too few constraints, a column is
+ * pinned to its value; a pin leaves the working set as soon as that improves the cost. The steps from any working set:
+ * - shift the costs until no multiplier has a wrong sign;
+ * - make the point feasible by dual pivots (or prove that this is impossible);
+ * - restore the true costs, and make the point optimal by primal pivots (or find a ray).
+ * Each round recomputes all values from the inverse, and every REFRESH rounds the inverse from the gradients, so that
+ * errors do not accumulate. If a round fails, another solver must be tried.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -17,23 +18,23 @@
 #include "solver.h"
 
 enum { REFRESH = 50 };
-#define PRIMAL_TOLERANCE 1e-9 /* of a constraint, relative to the terms that meet in it */
+#define PRIMAL_TOLERANCE 1e-9 /* of a constraint, relative to the magnitudes of its terms */
 #define DUAL_TOLERANCE 1e-10
-#define INFEASIBLE_BEYOND 1e-7 /* less may be rounding of the instance's own numbers */
-#define RATIO_SLACK 1e-10      /* what a ratio test may overstep for a better pivot */
+#define INFEASIBLE_BEYOND 1e-7 /* smaller violations may come from rounding of the instance's numbers */
+#define RATIO_SLACK 1e-10      /* amount by which a ratio test may overstep, to get a better pivot */
 #define PIVOT_TOLERANCE 1e-8
-#define NEAR 1e-4 /* a constraint met within this may be active at the vertex nearby */
+#define ACTIVE_TOLERANCE 1e-4 /* a constraint this close to equality may be active at the nearby vertex */
 
 enum side { UPPER = -1, EQUAL = 0, LOWER = 1, PIN = 2 };
 
-struct work {
+struct working_set {
     const struct hapt_lp *lp;
-    int n, all;                                /* columns; constraints: the bounds of column k < n, row k - n behind */
-    int *member;                               /* [n] constraint of a slot; of a pin: its column */
-    enum side *side;                           /* [n] */
-    double *target;                            /* [n] value that the slot's constraint is held at */
-    int *slot;                                 /* [all] or -1; a pin has none */
-    double *inverse;                           /* [n][n] change of column j by slot s */
+    int n, all;      /* columns; constraints: k < n are the bounds of column k, the others are row k - n */
+    int *member;     /* [n] constraint of a slot; for a pin: its column */
+    enum side *side; /* [n] */
+    double *target;  /* [n] value at which the slot's constraint is held */
+    int *slot;       /* [all] slot of a constraint, or -1; pins are not listed */
+    double *inverse; /* [n][n] change of column j by slot s */
     double *x, *multiplier, *cost, *direction; /* [n] */
     double *activity, *scale, *rate;           /* [all] */
     double *matrix;                            /* [n][2 n] */
@@ -42,17 +43,17 @@ struct work {
     int stalled;
 };
 
-static double lower_of(const struct work *w, int k)
+static double lower_of(const struct working_set *w, int k)
 {
     return k < w->n ? w->lp->lower[k] : w->lp->row_lower[k - w->n];
 }
 
-static double upper_of(const struct work *w, int k)
+static double upper_of(const struct working_set *w, int k)
 {
     return k < w->n ? w->lp->upper[k] : w->lp->row_upper[k - w->n];
 }
 
-static double dot(const struct work *w, int k, const double *vector)
+static double dot(const struct working_set *w, int k, const double *vector)
 {
     double sum = 0;
     if (k < w->n) return vector[k];
@@ -61,7 +62,7 @@ static double dot(const struct work *w, int k, const double *vector)
     return sum;
 }
 
-static void spread(const struct work *w, int k, double factor, double *vector)
+static void add_gradient(const struct working_set *w, int k, double factor, double *vector)
 {
     const struct hapt_lp *lp = w->lp;
     if (k < w->n) {
@@ -71,13 +72,13 @@ static void spread(const struct work *w, int k, double factor, double *vector)
     for (int e = lp->start[k - w->n]; e < lp->start[k - w->n + 1]; e++) vector[lp->column[e]] += factor * lp->value[e];
 }
 
-/* Gauss-Jordan with the largest pivot of each column. */
-static bool invert(struct work *w)
+/* Gauss-Jordan elimination with the largest pivot of each column. */
+static bool invert(struct working_set *w)
 {
     const int n = w->n, width = 2 * n;
     memset(w->matrix, 0, (size_t)n * (size_t)width * sizeof *w->matrix);
     for (int s = 0; s < n; s++) {
-        spread(w, w->member[s], 1, w->matrix + (size_t)s * width);
+        add_gradient(w, w->member[s], 1, w->matrix + (size_t)s * width);
         w->matrix[(size_t)s * width + n + s] = 1;
     }
     for (int j = 0; j < n; j++) {
@@ -105,8 +106,8 @@ static bool invert(struct work *w)
     return true;
 }
 
-/* Constraint k takes slot s; `rate` [n] is its gradient times the inverse. */
-static void exchange(struct work *w, int s, int k, enum side side, double target, const double *rate)
+/* Constraint k replaces that of slot s; `rate` [n] is k's gradient times the inverse. */
+static void exchange(struct working_set *w, int s, int k, enum side side, double target, const double *rate)
 {
     const int n = w->n;
     const double pivot = 1 / rate[s];
@@ -124,7 +125,7 @@ static void exchange(struct work *w, int s, int k, enum side side, double target
     w->slot[k] = s;
 }
 
-static void evaluate(struct work *w)
+static void evaluate(struct working_set *w)
 {
     const int n = w->n;
     const struct hapt_lp *lp = w->lp;
@@ -153,8 +154,8 @@ static void evaluate(struct work *w)
     }
 }
 
-/* How far a multiplier is on the wrong side. */
-static double wrong(const struct work *w, int s)
+/* Amount by which a multiplier has the wrong sign. */
+static double wrong(const struct working_set *w, int s)
 {
     const double y = w->multiplier[s];
     switch (w->side[s]) {
@@ -165,8 +166,9 @@ static double wrong(const struct work *w, int s)
     }
 }
 
-/* After many pivots without progress any wrong slot may be taken: a random walk does not cycle. */
-static int find_wrong(struct work *w)
+/* Finds the slot with the worst multiplier. After many pivots without progress, a random wrong one: a random walk does
+ * not cycle. */
+static int find_wrong(struct working_set *w)
 {
     int best = -1, count = 0;
     double most = DUAL_TOLERANCE;
@@ -182,13 +184,13 @@ static int find_wrong(struct work *w)
     return best;
 }
 
-/* How far a constraint is violated. */
-static double excess(const struct work *w, int k)
+/* Relative violation of a constraint. */
+static double excess(const struct working_set *w, int k)
 {
     return fmax(lower_of(w, k) - w->activity[k], w->activity[k] - upper_of(w, k)) / w->scale[k];
 }
 
-static int find_violated(const struct work *w)
+static int find_violated(const struct working_set *w)
 {
     int worst = -1;
     for (int k = 0; k < w->all; k++)
@@ -196,18 +198,18 @@ static int find_violated(const struct work *w)
     return worst;
 }
 
-static void shift_costs(struct work *w)
+static void shift_costs(struct working_set *w)
 {
     for (int s = 0; s < w->n; s++) {
         if (wrong(w, s) <= 0) continue;
-        spread(w, w->member[s], -w->multiplier[s], w->cost);
+        add_gradient(w, w->member[s], -w->multiplier[s], w->cost);
         w->multiplier[s] = 0;
         w->shifted = true;
     }
 }
 
-/* The violated constraint k enters. False: the working set proves that nothing satisfies it. */
-static bool pivot_dual(struct work *w, int k)
+/* The violated constraint k enters the working set. False: the working set proves that the instance is infeasible. */
+static bool pivot_dual(struct working_set *w, int k)
 {
     const int n = w->n;
     const bool low = w->activity[k] < lower_of(w, k);
@@ -216,7 +218,7 @@ static bool pivot_dual(struct work *w, int k)
     int best = -1;
     memset(rate, 0, (size_t)n * sizeof *rate);
     for (int j = 0; j < n; j++) w->direction[j] = 0;
-    spread(w, k, 1, w->direction);
+    add_gradient(w, k, 1, w->direction);
     for (int j = 0; j < n; j++) {
         if (w->direction[j] == 0) continue;
         for (int s = 0; s < n; s++) rate[s] += w->direction[j] * w->inverse[(size_t)j * n + s];
@@ -247,8 +249,8 @@ static bool pivot_dual(struct work *w, int k)
     return true;
 }
 
-/* Slot s moves off its constraint to the next one. False: nothing stops it. */
-static bool pivot_primal(struct work *w, int s)
+/* Slot s leaves its constraint and moves to the next one. False: nothing stops it (a ray). */
+static bool pivot_primal(struct working_set *w, int s)
 {
     const int n = w->n;
     const double sign = w->side[s] == PIN ? (w->multiplier[s] > 0 ? -1 : 1) : w->side[s];
@@ -278,13 +280,13 @@ static bool pivot_primal(struct work *w, int s)
     w->stalled = limit * fabs(w->multiplier[s]) > 1e-9 ? 0 : w->stalled + 1;
     const enum side side = lower_of(w, best) == upper_of(w, best) ? EQUAL : w->rate[best] < 0 ? LOWER : UPPER;
     const double target = w->rate[best] < 0 ? lower_of(w, best) : upper_of(w, best);
-    if (w->slot[best] == s) { /* from one bound to the other */
+    if (w->slot[best] == s) { /* the same constraint: from one bound to the other */
         w->side[s] = side;
         w->target[s] = target;
         return true;
     }
     for (int j = 0; j < n; j++) w->direction[j] = 0;
-    spread(w, best, 1, w->direction);
+    add_gradient(w, best, 1, w->direction);
     double *rate = w->rate;
     memset(rate, 0, (size_t)n * sizeof *rate);
     for (int j = 0; j < n; j++) {
@@ -295,7 +297,7 @@ static bool pivot_primal(struct work *w, int s)
     return true;
 }
 
-static void hold(struct work *w, int s, int k, bool low)
+static void hold_constraint(struct working_set *w, int s, int k, bool low)
 {
     w->member[s] = k;
     w->side[s] = lower_of(w, k) == upper_of(w, k) ? EQUAL : low ? LOWER : UPPER;
@@ -303,20 +305,20 @@ static void hold(struct work *w, int s, int k, bool low)
     w->slot[k] = s;
 }
 
-static void pin(struct work *w, int s, int column)
+static void pin(struct working_set *w, int s, int column)
 {
     w->member[s] = column;
     w->side[s] = PIN;
     w->target[s] = w->x[column];
 }
 
-/* Each column at the bound that its cost pushes to. */
-static void start_at_bounds(struct work *w)
+/* Puts each column at the bound that its cost pushes it to. */
+static void start_at_bounds(struct working_set *w)
 {
     for (int j = 0; j < w->n; j++) {
         const bool low = isfinite(w->lp->lower[j]), high = isfinite(w->lp->upper[j]);
         if (low || high)
-            hold(w, j, j, low && (!high || w->lp->cost[j] >= 0));
+            hold_constraint(w, j, j, low && (!high || w->lp->cost[j] >= 0));
         else
             pin(w, j, j);
     }
@@ -334,8 +336,8 @@ static int by_distance(const void *a, const void *b)
     return x->constraint - y->constraint;
 }
 
-/* The constraints nearest to x that are independent of each other; pins for the rest. */
-static bool start_nearby(struct work *w, struct hapt_arena *arena)
+/* Holds the independent constraints that are nearest to x, and pins the remaining columns. */
+static bool start_at_active(struct working_set *w, struct hapt_arena *arena)
 {
     const int n = w->n;
     struct candidate *candidate = hapt_arena_alloc(arena, (size_t)w->all, sizeof *candidate);
@@ -346,15 +348,15 @@ static bool start_nearby(struct work *w, struct hapt_arena *arena)
         const double activity = dot(w, k, w->x);
         const double room = fmin(activity - lower_of(w, k), upper_of(w, k) - activity) / (1 + fabs(activity));
         const bool equal = lower_of(w, k) == upper_of(w, k);
-        if (equal || room < NEAR) candidate[count++] = (struct candidate){equal ? -1 : fabs(room), k};
+        if (equal || room < ACTIVE_TOLERANCE) candidate[count++] = (struct candidate){equal ? -1 : fabs(room), k};
     }
     qsort(candidate, (size_t)count, sizeof *candidate, by_distance);
-    /* Row echelon form of those accepted, each scaled to a pivot of one. */
+    /* Row echelon form of the accepted constraints, each scaled to a pivot of one. */
     for (int c = 0; c < count && held < n; c++) {
         const int k = candidate[c].constraint;
         double *row = w->matrix + (size_t)held * n, size = 0, left = 0;
         memset(row, 0, (size_t)n * sizeof *row);
-        spread(w, k, 1, row);
+        add_gradient(w, k, 1, row);
         for (int j = 0; j < n; j++) size = fmax(size, fabs(row[j]));
         for (int h = 0; h < held; h++) {
             const double factor = row[pivot[h]];
@@ -372,14 +374,14 @@ static bool start_nearby(struct work *w, struct hapt_arena *arena)
         for (int j = 0; j < n; j++) row[j] *= inverse;
         taken[pivot[held]] = true;
         const double activity = dot(w, k, w->x);
-        hold(w, held++, k, activity - lower_of(w, k) <= upper_of(w, k) - activity);
+        hold_constraint(w, held++, k, activity - lower_of(w, k) <= upper_of(w, k) - activity);
     }
     for (int j = 0; j < n; j++)
         if (!taken[j]) pin(w, held++, j);
     return true;
 }
 
-static bool reserve(struct work *w, struct hapt_arena *arena)
+static bool reserve(struct working_set *w, struct hapt_arena *arena)
 {
     const size_t n = (size_t)w->n, all = (size_t)w->all;
     w->member = hapt_arena_alloc(arena, n, sizeof *w->member);
@@ -396,15 +398,15 @@ static bool reserve(struct work *w, struct hapt_arena *arena)
     return there;
 }
 
-/* One round of pivots; *settled: the result stands. */
-static enum hapt_lp_result step(struct work *w, bool *settled)
+/* One round of pivots. *finished: the result is final. */
+static enum hapt_lp_result step(struct working_set *w, bool *finished)
 {
     evaluate(w);
     const int violated = find_violated(w);
-    *settled = false;
+    *finished = false;
     if (violated >= 0) {
         if (find_wrong(w) >= 0) shift_costs(w);
-        *settled = !pivot_dual(w, violated);
+        *finished = !pivot_dual(w, violated);
         return excess(w, violated) > INFEASIBLE_BEYOND ? HAPT_LP_INFEASIBLE : HAPT_LP_FAILED;
     }
     if (w->shifted) {
@@ -413,32 +415,32 @@ static enum hapt_lp_result step(struct work *w, bool *settled)
         return HAPT_LP_FAILED;
     }
     const int slot = find_wrong(w);
-    *settled = slot < 0 || !pivot_primal(w, slot);
+    *finished = slot < 0 || !pivot_primal(w, slot);
     return slot < 0 ? HAPT_LP_OPTIMAL : HAPT_LP_UNBOUNDED;
 }
 
-enum hapt_lp_result lp_pivot(const struct hapt_lp *lp, bool near, struct hapt_arena *arena, double *x, double *y,
+enum hapt_lp_result lp_pivot(const struct hapt_lp *lp, bool warm_start, struct hapt_arena *arena, double *x, double *y,
                              int *pivots)
 {
-    struct work w = {.lp = lp, .n = lp->column_count, .all = lp->column_count + lp->row_count, .random = 1};
+    struct working_set w = {.lp = lp, .n = lp->column_count, .all = lp->column_count + lp->row_count, .random = 1};
     if (!reserve(&w, arena)) return HAPT_LP_FAILED;
     memcpy(w.cost, lp->cost, (size_t)w.n * sizeof *w.cost);
     for (int j = 0; j < w.n; j++) w.x[j] = fmin(fmax(x[j], lp->lower[j]), lp->upper[j]);
-    if (!near)
+    if (!warm_start)
         start_at_bounds(&w);
-    else if (!start_nearby(&w, arena))
+    else if (!start_at_active(&w, arena))
         return HAPT_LP_FAILED;
     const int limit = 200 + 20 * w.all;
     for (int round = 0, fresh = -1; round < limit; round++) {
-        bool settled;
+        bool finished;
         if (fresh < 0 || round - fresh >= REFRESH) {
             if (!invert(&w)) return HAPT_LP_FAILED;
             fresh = round;
         }
-        const enum hapt_lp_result result = step(&w, &settled);
+        const enum hapt_lp_result result = step(&w, &finished);
         *pivots = round;
-        if (!settled) continue;
-        if (fresh < round) { /* conclusions are drawn from a fresh inverse alone */
+        if (!finished) continue;
+        if (fresh < round) { /* a final result needs a fresh inverse */
             fresh = -1;
             continue;
         }

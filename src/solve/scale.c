@@ -1,11 +1,11 @@
-/* What is trivial goes, and what is left is brought to magnitudes around one. */
+/* Presolve: removes trivial rows, and scales the rest to magnitudes near one. */
 #include <math.h>
 
 #include "solver.h"
 
 enum { ROUNDS = 8 };
 
-/* A row of one entry is a bound of its column. */
+/* Turns a row of one entry into a bound of its column. */
 static void tighten(struct hapt_lp *to, int column, double value, double row_lower, double row_upper)
 {
     const double a = row_lower / value, b = row_upper / value;
@@ -36,7 +36,7 @@ static double power_of_two(double value)
     return value > 0 && isfinite(value) ? ldexp(1, ilogb(value * M_SQRT2)) : 1;
 }
 
-/* Geometric means of the extremes of rows and columns, in turn. */
+/* Scales rows and columns in turn by the geometric mean of their smallest and largest entries. */
 static void equilibrate(const struct hapt_lp *lp, double *row, double *column, double *least, double *most)
 {
     for (int round = 0; round < ROUNDS; round++) {
@@ -60,7 +60,7 @@ static void equilibrate(const struct hapt_lp *lp, double *row, double *column, d
     }
 }
 
-/* Geometric mean of what is neither zero nor infinite. */
+/* Geometric mean of finite nonzero values. */
 struct mean {
     double octaves;
     int count;
@@ -78,12 +78,12 @@ static double factor_of(struct mean mean)
     return mean.count > 0 ? exp2(round(mean.octaves / mean.count)) : 1;
 }
 
-/* One factor for all bounds and right-hand sides, and one for the cost. */
+/* Applies one factor to all bounds and right-hand sides, and one to the cost. */
 static void normalise(struct hapt_lp *lp, double *column_scale)
 {
-    struct mean sides = {0}, prices = {0};
+    struct mean sides = {0}, costs = {0};
     for (int j = 0; j < lp->column_count; j++) {
-        include(&prices, lp->cost[j]);
+        include(&costs, lp->cost[j]);
         include(&sides, lp->lower[j]);
         include(&sides, lp->upper[j]);
     }
@@ -91,16 +91,16 @@ static void normalise(struct hapt_lp *lp, double *column_scale)
         include(&sides, lp->row_lower[i]);
         include(&sides, lp->row_upper[i]);
     }
-    const double side = factor_of(sides), price = factor_of(prices);
+    const double side_factor = factor_of(sides), cost_factor = factor_of(costs);
     for (int j = 0; j < lp->column_count; j++) {
-        lp->cost[j] /= price;
-        lp->lower[j] /= side;
-        lp->upper[j] /= side;
-        column_scale[j] *= side;
+        lp->cost[j] /= cost_factor;
+        lp->lower[j] /= side_factor;
+        lp->upper[j] /= side_factor;
+        column_scale[j] *= side_factor;
     }
     for (int i = 0; i < lp->row_count; i++) {
-        lp->row_lower[i] /= side;
-        lp->row_upper[i] /= side;
+        lp->row_lower[i] /= side_factor;
+        lp->row_upper[i] /= side_factor;
     }
 }
 
@@ -122,7 +122,7 @@ enum hapt_status lp_scale(const struct hapt_lp *lp, struct hapt_arena *arena, st
     }
     scaled->infeasible = !copy_rows(lp, to);
     for (int j = 0; j < n; j++) {
-        /* Bounds that cross by rounding errors alone meet. */
+        /* Bounds that cross only by rounding errors become equal. */
         if (to->lower[j] <= to->upper[j]) continue;
         if (to->lower[j] - to->upper[j] > 1e-11 * (fabs(to->lower[j]) + fabs(to->upper[j]))) scaled->infeasible = true;
         to->lower[j] = to->upper[j];

@@ -1,14 +1,14 @@
-/* One instance through the solvers at hand, and what may be believed of their answers. */
+/* Solves an instance with the available solvers, and checks their answers. */
 #include <math.h>
 #include <pthread.h>
 #include <string.h>
 
 #include "solver.h"
 
-/* Beyond these sizes the interior point method is slow or fails, and a dense inverse is no bargain. */
+/* Above these sizes the interior point method is slow or fails, and a dense inverse is too expensive. */
 enum { TAO_CONSTRAINTS = 1500, TAO_ENTRIES = 20000, PIVOT_COLUMNS = 1000 };
-#define EXACT 1e-9 /* asked of a vertex */
-#define CLOSE 1e-7 /* asked of what GLPK says where no vertex could be pivoted to */
+#define VERTEX_TOLERANCE 1e-9 /* tolerance for a vertex */
+#define GLPK_TOLERANCE 1e-7   /* tolerance for GLPK's answer if the pivots found no vertex */
 
 static enum hapt_status check(const struct hapt_lp *lp)
 {
@@ -20,10 +20,10 @@ static enum hapt_status check(const struct hapt_lp *lp)
     for (int k = 0; k < lp->start[lp->row_count]; k++) sound = sound && isfinite(lp->value[k]);
     return sound ? HAPT_OK
                  : hapt_fail(HAPT_ERR_INPUT, "look for undefined costs or times in the profile",
-                             "a linear program has numbers that are undefined or infinite");
+                             "a linear program contains undefined or infinite numbers");
 }
 
-/* One instance on its way: scaled, with a point and multipliers of rows. */
+/* State of one attempt: the scaled instance, a point and row multipliers. */
 struct attempt {
     struct hapt_arena *arena;
     const struct hapt_lp *lp;
@@ -31,7 +31,7 @@ struct attempt {
     int pivots;
 };
 
-static bool believable(const struct attempt *attempt, double tolerance)
+static bool is_verified(const struct attempt *attempt, double tolerance)
 {
     const double scale = lp_objective_scale(attempt->lp, attempt->x);
     const double gap =
@@ -39,18 +39,18 @@ static bool believable(const struct attempt *attempt, double tolerance)
     return lp_violation(attempt->lp, attempt->x) <= 2 * tolerance && gap <= tolerance * (scale + 1e-3);
 }
 
-/* To a vertex, from nearby or from the bounds. */
-static enum hapt_lp_result pivot(struct attempt *attempt, bool near)
+/* Pivots to a vertex: from the current point (warm_start), or from the bounds. */
+static enum hapt_lp_result pivot(struct attempt *attempt, bool warm_start)
 {
     if (attempt->lp->column_count > PIVOT_COLUMNS) return HAPT_LP_FAILED;
     const enum hapt_lp_result result =
-        lp_pivot(attempt->lp, near, attempt->arena, attempt->x, attempt->y, &attempt->pivots);
-    if (result == HAPT_LP_OPTIMAL && !believable(attempt, EXACT)) return HAPT_LP_FAILED;
+        lp_pivot(attempt->lp, warm_start, attempt->arena, attempt->x, attempt->y, &attempt->pivots);
+    if (result == HAPT_LP_OPTIMAL && !is_verified(attempt, VERTEX_TOLERANCE)) return HAPT_LP_FAILED;
     return result;
 }
 
-/* The same constraints without a cost: feasible, or not. */
-static enum hapt_lp_result settle_feasibility(const struct attempt *attempt)
+/* Solves the same constraints without a cost: is the instance feasible? */
+static enum hapt_lp_result check_feasibility(const struct attempt *attempt)
 {
     struct hapt_lp free_of_cost = *attempt->lp;
     free_of_cost.cost = hapt_arena_alloc(attempt->arena, (size_t)attempt->lp->column_count, sizeof(double));
@@ -65,7 +65,7 @@ static enum hapt_lp_result try_glpk(struct attempt *attempt, bool polish)
 {
     if (!lp_glpk.solve) return HAPT_LP_FAILED;
     const enum hapt_lp_result result = lp_glpk.solve(attempt->lp, attempt->arena, attempt->x, attempt->y);
-    if (result == HAPT_LP_UNBOUNDED) return settle_feasibility(attempt);
+    if (result == HAPT_LP_UNBOUNDED) return check_feasibility(attempt);
     if (result != HAPT_LP_OPTIMAL || !polish) return result;
     const size_t columns = (size_t)attempt->lp->column_count, rows = (size_t)attempt->lp->row_count;
     double *x = hapt_arena_alloc(attempt->arena, columns, sizeof *x),
@@ -76,7 +76,7 @@ static enum hapt_lp_result try_glpk(struct attempt *attempt, bool polish)
     if (pivot(attempt, true) == HAPT_LP_OPTIMAL) return HAPT_LP_OPTIMAL;
     attempt->x = x;
     attempt->y = y;
-    return believable(attempt, CLOSE) ? HAPT_LP_OPTIMAL : HAPT_LP_FAILED;
+    return is_verified(attempt, GLPK_TOLERANCE) ? HAPT_LP_OPTIMAL : HAPT_LP_FAILED;
 }
 
 static enum hapt_lp_result try_tao(struct attempt *attempt)
@@ -86,7 +86,7 @@ static enum hapt_lp_result try_tao(struct attempt *attempt)
     return result == HAPT_LP_OPTIMAL ? pivot(attempt, true) : result;
 }
 
-static enum hapt_lp_result try_all(struct attempt *attempt, enum hapt_lp_solver solver, const char **who)
+static enum hapt_lp_result try_all(struct attempt *attempt, enum hapt_lp_solver solver, const char **solver_name)
 {
     const struct hapt_lp *lp = attempt->lp;
     const int constraints = lp->row_count + lp->column_count, entries = lp->start[lp->row_count];
@@ -94,15 +94,15 @@ static enum hapt_lp_result try_all(struct attempt *attempt, enum hapt_lp_solver 
     enum hapt_lp_result result = HAPT_LP_FAILED;
     if (lp->column_count == 0) solver = HAPT_LP_PIVOT; /* nothing to optimise */
     if (solver == HAPT_LP_TAO || (solver == HAPT_LP_AUTO && small)) {
-        *who = "tao";
+        *solver_name = "tao";
         result = try_tao(attempt);
     }
     if (result == HAPT_LP_FAILED && solver == HAPT_LP_AUTO) {
-        *who = "glpk";
+        *solver_name = "glpk";
         result = try_glpk(attempt, true);
     }
     if (result == HAPT_LP_FAILED && solver != HAPT_LP_TAO) {
-        *who = "pivot";
+        *solver_name = "pivot";
         memset(attempt->x, 0, (size_t)lp->column_count * sizeof *attempt->x);
         result = pivot(attempt, false);
     }
@@ -144,7 +144,7 @@ static enum hapt_status solve(const struct hapt_lp *lp, enum hapt_lp_solver solv
 enum hapt_status hapt_lp_solve(const struct hapt_lp *lp, enum hapt_lp_solver solver, struct hapt_arena *arena,
                                struct hapt_lp_solution *solution)
 {
-    /* Neither library may be used by two threads at once. */
+    /* Neither library is thread-safe. */
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     struct hapt_arena scratch;
     struct hapt_lp_solution found = {.result = HAPT_LP_FAILED, .objective = NAN};

@@ -1,7 +1,7 @@
 /*
- * TAO's interior point method. Its Newton systems are solved by a sparse LU that pivots: KLU takes a tenth of UMFPACK's
- * or SuperLU's time on such small systems; MUMPS fails on degenerate instances, and SuperLU crashes on singular ones.
- * Infeasible and unbounded instances end as errors here, never as proofs.
+ * TAO's interior point method. Its Newton systems are solved by a sparse LU with pivoting. KLU takes a tenth of the
+ * time of UMFPACK or SuperLU on such small systems. MUMPS fails on degenerate instances, and SuperLU crashes on
+ * singular ones. Infeasible and unbounded instances end as errors here, never as proofs.
  */
 #include <math.h>
 #include <string.h>
@@ -57,7 +57,7 @@ static PetscErrorCode inequality(Tao tao, Vec x, Vec value, void *context)
     return residual(form, form->greater, form->greater_side, x, value);
 }
 
-/* What fails inside PETSc ends this attempt. */
+/* An error in PETSc ends this attempt. */
 #define TRY(call)                      \
     do {                               \
         if ((call) != 0) return false; \
@@ -187,7 +187,7 @@ static bool configure(struct form *form, MatSolverType factorisation, Tao tao)
     return true;
 }
 
-/* Between the bounds, and not at one of them. */
+/* A point strictly between the bounds. */
 static double inside(double lower, double upper)
 {
     if (isfinite(lower)) return isfinite(upper) ? lower + 0.5 * (upper - lower) : lower + 1;
@@ -204,7 +204,7 @@ static bool run(const struct hapt_lp *lp, struct form *form, MatSolverType facto
     if (!fill(p, form->x, x, lp->column_count)) return false;
     bool done = p->TaoCreate(MPI_COMM_SELF, &tao) == 0 && configure(form, factorisation, tao) &&
                 p->TaoSolve(tao) == 0 && p->TaoGetConvergedReason(tao, &reason) == 0;
-    /* An attempt that ran out of iterations may still have come near enough for the pivots behind. */
+    /* After the last iteration x may still be close enough for the pivots that follow. */
     if (done) done = (reason > 0 || reason == TAO_DIVERGED_MAXITS) && p->VecGetArrayRead(form->x, &array) == 0;
     if (done) {
         memcpy(x, array, (size_t)lp->column_count * sizeof *x);
@@ -220,7 +220,7 @@ static enum hapt_lp_result solve(const struct hapt_lp *lp, struct hapt_arena *ar
     const char *missing;
     struct form form = {.petsc = petsc_open(&missing)};
     if (!form.petsc) return HAPT_LP_FAILED;
-    memset(y, 0, (size_t)lp->row_count * sizeof *y); /* the pivots behind find them */
+    memset(y, 0, (size_t)lp->row_count * sizeof *y); /* the pivots that follow compute them */
     const bool done =
         make_form(lp, arena, &form) && (run(lp, &form, MATSOLVERKLU, x) || run(lp, &form, MATSOLVERUMFPACK, x));
     drop_form(&form);

@@ -9,7 +9,7 @@
 
 #define SAME_RATIO 1e-4 /* ratios this close are the same */
 
-/* A pair of program and ratios, as a turn leaves it. */
+/* A program and its ratios after a turn. */
 struct pair {
     struct hapt_axis axis;
     struct hapt_axis_program program;
@@ -18,15 +18,6 @@ struct pair {
     const char *origin, *solver;
     bool fits;
 };
-
-enum hapt_status alternating_price(const struct alternating *alternating, const struct hapt_axis *axis,
-                                   const struct hapt_axis_program *program, struct hapt_arena *arena,
-                                   struct hapt_program_price *price)
-{
-    const struct hapt_alternation *asked = alternating->asked;
-    return hapt_axis_program_price(asked->sharding, asked->axis_index, axis, asked->costs, &alternating->options,
-                                   program, arena, price);
-}
 
 static bool fits(const struct hapt_alternation *asked, const struct hapt_program_price *price)
 {
@@ -57,10 +48,10 @@ static double distance(const struct hapt_axis *a, const struct hapt_axis *b)
     return most;
 }
 
-/* Programs of equal marks do the same. */
-static uint64_t mark_of(const struct hapt_axis_program *program)
+/* Programs with equal hashes are taken as equal. */
+static uint64_t program_hash(const struct hapt_axis_program *program)
 {
-    uint64_t mark = (uint64_t)program->count;
+    uint64_t hash = (uint64_t)program->count;
     for (int i = 0; i < program->count; i++) {
         const struct hapt_axis_instruction *its = &program->instruction[i];
         const int64_t words[] = {its->op,
@@ -72,12 +63,13 @@ static uint64_t mark_of(const struct hapt_axis_program *program)
                                  its->kind,
                                  its->op < 0 ? (int64_t)its->to.kind : 0,
                                  its->op < 0 ? its->to.dim : 0};
-        mark = hapt_hash(mark, words, sizeof words);
+        hash = hapt_hash(hash, words, sizeof words);
     }
-    return mark;
+    return hash;
 }
 
-/* Layouts that only exist at the ratios before (all shares equal, say) are made anew from the program's cuts. */
+/* Some layouts exist only at the previous ratios (e.g. if all shares were equal). Then make the program anew from
+ * its cuts. */
 static enum hapt_status carry_over(const struct alternating *alternating, const struct hapt_axis *axis,
                                    struct hapt_arena *arena, struct pair *pair)
 {
@@ -103,8 +95,8 @@ static void keep_better(const struct alternating *alternating, const struct pair
     *found = true;
 }
 
-/* The program at these ratios where it is cheaper so than `second` is. Whole units may undo what the linear program
- * gained. */
+/* Uses the program at these ratios if that is cheaper than `second`: whole units may undo the gain of the linear
+ * program. */
 static enum hapt_status try_ratios(const struct alternating *alternating, const struct pair *first, const double *ratio,
                                    struct hapt_arena *arena, struct pair *second)
 {
@@ -121,8 +113,8 @@ static enum hapt_status try_ratios(const struct alternating *alternating, const 
     return HAPT_OK;
 }
 
-/* HAP (1) at the axis' ratios, then (2); *next is the axis at the new ratios. HAPT_ERR_INFEASIBLE: no program at these
- * ratios. */
+/* HAP (1) at the axis' ratios, then (2). *next: the axis at the new ratios. HAPT_ERR_INFEASIBLE: no program at
+ * these ratios. */
 static enum hapt_status take_turn(const struct alternating *alternating, const char *start,
                                   const struct hapt_axis *axis, struct hapt_arena *arena,
                                   struct hapt_alternation_turn *turn, struct pair *first, struct pair *second)
@@ -151,12 +143,12 @@ static enum hapt_status take_turn(const struct alternating *alternating, const c
     return HAPT_OK;
 }
 
-/* Turns from one start on; *why the last one ended. */
+/* Turns from one start; *why: the reason for ending. */
 static enum hapt_status alternate_from(const struct alternating *alternating, const char *start, struct hapt_axis axis,
                                        struct hapt_arena *arena, struct hapt_alternation_result *result,
                                        struct pair *best, bool *found, const char **why)
 {
-    uint64_t mark[HAPT_ALTERNATION_TURNS];
+    uint64_t hash[HAPT_ALTERNATION_TURNS];
     struct hapt_axis seen[HAPT_ALTERNATION_TURNS];
     *why = "turns";
     for (int t = 0; t < HAPT_ALTERNATION_TURNS; t++) {
@@ -164,7 +156,7 @@ static enum hapt_status alternate_from(const struct alternating *alternating, co
         struct pair first, second;
         if (alternating->progress) hapt_progress_update(alternating->progress, result->turn_count, NULL);
         const enum hapt_status status = take_turn(alternating, start, &axis, arena, turn, &first, &second);
-        if (status == HAPT_ERR_INFEASIBLE) { /* at these ratios, nothing fits: other starts may know better ones */
+        if (status == HAPT_ERR_INFEASIBLE) { /* nothing fits at these ratios; other starts may fit */
             *why = "infeasible";
             if (isfinite(turn->program_s) && turn->program_s > 0) keep_better(alternating, &first, best, found);
             return HAPT_OK;
@@ -173,14 +165,14 @@ static enum hapt_status alternate_from(const struct alternating *alternating, co
         result->turn_count++;
         keep_better(alternating, &first, best, found);
         if (isfinite(second.price.cost_s)) keep_better(alternating, &second, best, found);
-        mark[t] = mark_of(&first.program);
+        hash[t] = program_hash(&first.program);
         seen[t] = second.axis;
         if (distance(&second.axis, &axis) < SAME_RATIO) {
             *why = "converged";
             return HAPT_OK;
         }
         for (int s = 0; s < t; s++) {
-            if (mark[s] != mark[t] || distance(&seen[s], &seen[t]) >= SAME_RATIO) continue;
+            if (hash[s] != hash[t] || distance(&seen[s], &seen[t]) >= SAME_RATIO) continue;
             *why = s == t - 1 ? "converged" : "oscillated";
             return HAPT_OK;
         }
@@ -224,7 +216,7 @@ enum hapt_status hapt_alternation_ratios(const struct hapt_alternation *asked, c
     }
     if (!isfinite(best.price.cost_s))
         return hapt_fail(HAPT_ERR_INFEASIBLE, NULL,
-                         "the program cannot be had at even or proportional ratios, or does not fit");
+                         "the program is impossible at even or proportional ratios, or exceeds the memory");
     made.best_s = best.price.cost_s;
     made.ratio = best.axis.ratio;
     *regimes = made;
@@ -247,9 +239,9 @@ enum hapt_status hapt_alternation_data_parallel(const struct hapt_alternation *a
     return alternating_price(&alternating, axis, program, arena, price);
 }
 
-/* Data-parallel programs are programs, too: synthesis by segments may miss them. */
-static enum hapt_status weigh_data_parallel(const struct alternating *alternating, const double *ratio,
-                                            struct hapt_arena *arena, struct pair *best, bool *found)
+/* Data-parallel programs are candidates too, since synthesis by segments may miss them. */
+static enum hapt_status try_data_parallel(const struct alternating *alternating, const double *ratio,
+                                          struct hapt_arena *arena, struct pair *best, bool *found)
 {
     struct pair pair = {
         .origin = "data parallel", .solver = "", .report = {.because = "no synthesised program is cheaper"}};
@@ -265,11 +257,11 @@ static enum hapt_status weigh_data_parallel(const struct alternating *alternatin
     return HAPT_OK;
 }
 
-/* Proportional ratios for segments that data parallelism computes in for longest, even ones where it communicates for
- * longest (HAP Fig. 2): programs that need both are the best at no ratios that all segments share. False: it is as good
- * as one vector for all. */
-static enum hapt_status lean_apart(const struct alternating *alternating, const int *end, int count,
-                                   struct hapt_arena *arena, struct hapt_axis *axis, bool *differ)
+/* Proportional ratios for segments in which data parallelism computes longer than it communicates, even ones for
+ * the others (HAP Fig. 2). A program that needs both is not the best at any ratios shared by all segments. False: one
+ * vector for all is as good. */
+static enum hapt_status mixed_regime_start(const struct alternating *alternating, const int *end, int count,
+                                           struct hapt_arena *arena, struct hapt_axis *axis, bool *differ)
 {
     const struct hapt_alternation *asked = alternating->asked;
     struct hapt_axis rows;
@@ -283,7 +275,7 @@ static enum hapt_status lean_apart(const struct alternating *alternating, const 
         hapt_fail_reset();
         return HAPT_OK;
     }
-    HAPT_TRY(alternating_lean(alternating, &rows, &program, end, count, arena, computes));
+    HAPT_TRY(alternating_computes(alternating, &rows, &program, end, count, arena, computes));
     HAPT_NEW(ratio, arena, (size_t)count * asked->devices);
     for (int k = 0; k < count; k++) {
         *differ = *differ || computes[k] != computes[0];
@@ -292,13 +284,13 @@ static enum hapt_status lean_apart(const struct alternating *alternating, const 
     return make_axis(asked->devices, count, ratio, false, arena, axis);
 }
 
-/* Ratios of their own for runs of layers: from the best ratios so far, and from what suits each. */
+/* Separate ratios for runs of layers: from the best ratios so far, and from those that suit each run. */
 static enum hapt_status add_segments(struct alternating *alternating, struct hapt_arena *arena,
                                      struct hapt_alternation_result *result, struct pair *best, const char **why,
                                      int *end, int *segments)
 {
     const struct hapt_alternation *asked = alternating->asked;
-    struct pair parted = *best;
+    struct pair separate = *best;
     struct hapt_axis axis;
     bool found = true, differ;
     const char *ended;
@@ -307,18 +299,18 @@ static enum hapt_status add_segments(struct alternating *alternating, struct hap
     HAPT_TRY(alternating_segments(alternating, &best->axis, &best->program, arena, alternating->ratio_of, end, &count));
     alternating->options.ratio_of = alternating->ratio_of;
     for (int start = 0; start < 2; start++) {
-        const double before_s = parted.price.cost_s;
+        const double before_s = separate.price.cost_s;
         if (start == 0)
             HAPT_TRY(make_axis(asked->devices, count, best->axis.ratio, true, arena, &axis));
         else
-            HAPT_TRY(lean_apart(alternating, end, count, arena, &axis, &differ));
+            HAPT_TRY(mixed_regime_start(alternating, end, count, arena, &axis, &differ));
         if (start > 0 && !differ) break;
-        HAPT_TRY(alternate_from(alternating, start == 0 ? "segments" : "fig. 2", axis, arena, result, &parted, &found,
+        HAPT_TRY(alternate_from(alternating, start == 0 ? "segments" : "fig. 2", axis, arena, result, &separate, &found,
                                 &ended));
-        if (parted.price.cost_s < before_s) *why = ended;
+        if (separate.price.cost_s < before_s) *why = ended;
     }
-    if (parted.price.cost_s < best->price.cost_s) {
-        *best = parted;
+    if (separate.price.cost_s < best->price.cost_s) {
+        *best = separate;
         *segments = count;
     }
     return HAPT_OK;
@@ -344,11 +336,11 @@ static enum hapt_status alternate(struct alternating *alternating, struct hapt_a
         }
         HAPT_TRY(alternate_from(alternating, start[s], axis, arena, result, &best, &found, &ended));
         if (found && best.price.cost_s < before_s) result->ended = ended;
-        HAPT_TRY(weigh_data_parallel(alternating, s == 0 ? asked->power : NULL, arena, &best, &found));
+        HAPT_TRY(try_data_parallel(alternating, s == 0 ? asked->power : NULL, arena, &best, &found));
     }
     if (!found)
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use more devices or a smaller microbatch",
-                         "no program of these %d devices fits their memory or can be shared out among them",
+                         "no program for these %d devices fits their memory and can be shared among them",
                          asked->devices);
     hapt_fail_reset();
     result->segment_count = 1;
@@ -378,8 +370,9 @@ enum hapt_status hapt_alternate(const struct hapt_alternation *asked, struct hap
                                       .microbatches = asked->microbatches > 0 ? asked->microbatches : 1};
     const double start_s = hapt_time_s();
     if (asked->devices > HAPT_ALTERNATION_DEVICES || asked->segments > MOST_SEGMENTS)
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "an axis of %d devices, %d segments: at most %d and %d", asked->devices,
-                         asked->segments, HAPT_ALTERNATION_DEVICES, MOST_SEGMENTS);
+        return hapt_fail(HAPT_ERR_INPUT, NULL,
+                         "an axis of %d devices and %d segments exceeds the limits of %d devices and %d segments",
+                         asked->devices, asked->segments, HAPT_ALTERNATION_DEVICES, MOST_SEGMENTS);
     alternating.options =
         (struct hapt_synthesis_options){.microbatches = asked->microbatches,
                                         .most_states = asked->most_states > 0 ? asked->most_states : 2000,

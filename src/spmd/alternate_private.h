@@ -1,4 +1,4 @@
-/* What the files of the alternation share. */
+/* Declarations shared by the files of the alternation. */
 #ifndef HAPT_SPMD_ALTERNATE_PRIVATE_H
 #define HAPT_SPMD_ALTERNATE_PRIVATE_H
 
@@ -12,9 +12,9 @@ enum { HAPT_ALTERNATION_DEVICES = 1024, MOST_SEGMENTS = 16 };
 struct alternating {
     const struct hapt_alternation *asked;
     double microbatches;
-    struct hapt_synthesis_options options; /* ratio_of as the segments are now */
+    struct hapt_synthesis_options options; /* ratio_of as for the current segments */
     int *ratio_of;                         /* [forward_count] */
-    struct hapt_progress *progress;        /* by turns; NULL: not shown */
+    struct hapt_progress *progress;        /* in turns; NULL: not shown */
 };
 
 static inline double share_of_axis(const struct hapt_axis *axis, int ratio, int device)
@@ -26,24 +26,23 @@ static inline double share_of_axis(const struct hapt_axis *axis, int ratio, int 
 enum hapt_status alternating_price(const struct alternating *alternating, const struct hapt_axis *axis,
                                    const struct hapt_axis_program *program, struct hapt_arena *arena,
                                    struct hapt_program_price *price);
-/* The ratios' problem of a program that was made at `axis`, by tangents there; `here` is its price. Segment k of the
- * axis belongs to run run_of[k]; runs rise from 0 and are the problem's segments. */
+/* The ratio problem of a program that was made at `axis`, with tangents there; `here` is its price. Segment k of
+ * the axis belongs to run run_of[k]. Runs ascend from 0 and are the problem's segments. */
 enum hapt_status alternating_ratio_problem(const struct alternating *alternating, const struct hapt_axis *axis,
                                            const int *run_of, const struct hapt_axis_program *program,
                                            const struct hapt_program_price *here, struct hapt_arena *arena,
                                            struct hapt_ratio_problem *problem);
-/* The least ratios of a program: which neighbouring segments share theirs (what crosses between two that do not is
- * shared out anew), and the ratios of each run. ratio [axis->ratio_count][axis->size]. HAPT_ERR_INFEASIBLE where none
- * fit the memory. */
+/* The best ratios for a program, and the neighbouring segments that share them. Tensors between segments with
+ * different ratios are resharded. ratio [axis->ratio_count][axis->size]. HAPT_ERR_INFEASIBLE if none fit the memory. */
 enum hapt_status alternating_solve(const struct alternating *alternating, const struct hapt_axis *axis,
                                    const struct hapt_axis_program *program, const struct hapt_program_price *here,
                                    struct hapt_arena *arena, double **ratio, const char **solver);
-/* Whether a program computes for longer than it communicates in each of the segments that end at end [count]. */
-enum hapt_status alternating_lean(const struct alternating *alternating, const struct hapt_axis *axis,
-                                  const struct hapt_axis_program *program, const int *end, int count,
-                                  struct hapt_arena *arena, bool *computes);
-/* Parts the layers into at most asked->segments runs by computation over communication of a program; returns their
- * number, with ratio_of and end [segments] (forward operators) filled. */
+/* computes [count]: true if a program computes longer than it communicates in the segment that ends at end[k]. */
+enum hapt_status alternating_computes(const struct alternating *alternating, const struct hapt_axis *axis,
+                                      const struct hapt_axis_program *program, const int *end, int count,
+                                      struct hapt_arena *arena, bool *computes);
+/* Splits the layers into at most asked->segments runs by a program's computation over communication. *count: their
+ * number. Fills ratio_of and end [*count] (forward operators). */
 enum hapt_status alternating_segments(const struct alternating *alternating, const struct hapt_axis *axis,
                                       const struct hapt_axis_program *program, struct hapt_arena *arena, int *ratio_of,
                                       int *end, int *count);

@@ -1,12 +1,21 @@
-/* From a program to the linear program of its ratios (HAP 3.2, 5.1): stages between synchronisations, each of one
- * segment. */
+/* Input: a program. Output: the linear program of its ratios (HAP 3.2, 5.1): stages between synchronisations, each
+ * of one segment. */
 #include <math.h>
 #include <string.h>
 
 #include "alternate_private.h"
 
+enum hapt_status alternating_price(const struct alternating *alternating, const struct hapt_axis *axis,
+                                   const struct hapt_axis_program *program, struct hapt_arena *arena,
+                                   struct hapt_program_price *price)
+{
+    const struct hapt_alternation *asked = alternating->asked;
+    return hapt_axis_program_price(asked->sharding, asked->axis_index, axis, asked->costs, &alternating->options,
+                                   program, arena, price);
+}
+
 enum { MOST_RATIOS = 16 };
-#define STEP 0.05 /* of a share, to either side: tangents */
+#define STEP 0.05 /* of a share, to either side, for tangents */
 
 struct stages { /* of one segment */
     int count, room;
@@ -16,16 +25,16 @@ struct building {
     const struct alternating *alternating;
     const struct hapt_axis *axis;
     struct hapt_arena *arena;
-    const int *run_of; /* [segments]; what is built has runs of segments for its own */
+    const int *run_of; /* [segments] run of each segment; the problem has runs as its segments */
     struct stages *of; /* [runs] */
-    int segment;       /* run of the open stage; -1: none has been needed yet */
-    int last;          /* run of the last operator that was shared out */
-    int *maker;        /* [tensor] run that made the sharded version; -1: none, or a collective, which makes any */
-    unsigned *readers; /* [tensor] bit k: run k has read it across */
+    int segment;       /* run of the open stage; -1: not known yet */
+    int last;          /* run of the last sharded operator */
+    int *maker;        /* [tensor] run that made the sharded version; -1: none, or a collective, which can make any */
+    unsigned *readers; /* [tensor] bit k: run k has read it from another run */
     double *replicated, *sharded; /* [devices] of the open stage */
-    double fixed_s;               /* waiting for a segment */
-    double *waiting;              /* [devices] computed whole before a segment is known */
-    int (*like)[MOST_RATIOS];     /* [devices] a device of the same kind and share, itself at the latest */
+    double fixed_s;               /* for the stage whose run is not known yet */
+    double *waiting;              /* [devices] replicated computation before the stage's run is known */
+    int (*like)[MOST_RATIOS];     /* [devices] the first device of the same kind and share, possibly itself */
 };
 
 static double share_of(const struct building *building, int ratio, int device)
@@ -62,7 +71,7 @@ static enum hapt_status open_stage(struct building *building, int segment, doubl
     return HAPT_OK;
 }
 
-/* Stages that no sharded operator follows belong to the first segment: nothing in them depends on ratios. */
+/* A stage without a sharded operator does not depend on ratios; it belongs to the first segment. */
 static enum hapt_status close_stage(struct building *building)
 {
     double held = building->fixed_s;
@@ -72,15 +81,15 @@ static enum hapt_status close_stage(struct building *building)
     return HAPT_OK;
 }
 
-/* A tensor passes from run to run: it is shared out anew, by the larger shares of the two. Half of what depends on them
- * is laid to each, so that runs stay problems of their own. */
-static enum hapt_status cross(struct building *building, int tensor, int run)
+/* A tensor that passes from run to run is resharded; the larger shares of both decide the time. Half of it is
+ * charged to each run, so that runs remain separate problems. */
+static enum hapt_status reshard_between_runs(struct building *building, int tensor, int run)
 {
     const struct hapt_alternation *asked = building->alternating->asked;
     const int from = building->maker[tensor];
     if (from < 0 || from == run || building->readers[tensor] >> run & 1u) return HAPT_OK;
     building->readers[tensor] |= 1u << run;
-    const double bytes = hapt_whole_bytes(asked->costs, asked->sharding->graph, tensor), n = asked->devices;
+    const double bytes = hapt_full_bytes(asked->costs, asked->sharding->graph, tensor), n = asked->devices;
     const double even_s = asked->costs->collective_s(asked->costs->context, HAPT_COLLECTIVE_ALL_TO_ALL, bytes, 1 / n);
     const double all_s = asked->costs->collective_s(asked->costs->context, HAPT_COLLECTIVE_ALL_TO_ALL, bytes, 1);
     const double largest_s = n > 1 ? fmax(0, (all_s - even_s) / (1 - 1 / n)) : 0;
@@ -92,15 +101,15 @@ static enum hapt_status cross(struct building *building, int tensor, int run)
     return open_stage(building, run, largest_s / 2, 1);
 }
 
-/* Which run's ratios a communication depends on: of what it starts from, or of the operator it stands behind; of a
- * gradient, what its parameter is shared out by. (Properties do not tell: where runs have equal ratios they have one
- * name.) */
+/* The run whose ratios a communication depends on. It is the run of its source version, or else of the last
+ * operator. For a gradient it is the run that shards its parameter. Properties cannot tell: runs of equal ratios have
+ * the same one. */
 static int run_of_communication(const struct building *building, const struct hapt_axis_instruction *instruction,
                                 bool sum)
 {
     const struct hapt_alternation *asked = building->alternating->asked;
     const struct hapt_graph *graph = asked->sharding->graph;
-    if (building->maker[instruction->tensor] >= 0 && instruction->from.kind == HAPT_PROPERTY_ALL_GATHER)
+    if (building->maker[instruction->tensor] >= 0 && instruction->from.kind == HAPT_PROPERTY_SHARDED)
         return building->maker[instruction->tensor];
     if (!sum) return building->last;
     const int primal = graph->tensor[instruction->tensor].primal, *ratio_of = building->alternating->options.ratio_of;
@@ -114,14 +123,14 @@ static enum hapt_status communicate(struct building *building, const struct hapt
 {
     const struct hapt_alternation *asked = building->alternating->asked;
     const struct hapt_graph *graph = asked->sharding->graph;
-    const bool sum = hapt_is_parameter_gradient(graph, instruction->tensor);
-    const double bytes = hapt_whole_bytes(asked->costs, graph, instruction->tensor), n = asked->devices;
+    const bool sum = hapt_graph_is_parameter_gradient(graph, instruction->tensor);
+    const double bytes = hapt_full_bytes(asked->costs, graph, instruction->tensor), n = asked->devices;
     const struct hapt_spmd_costs costs = hapt_costs_of_tensor(asked->costs, sum);
     if (instruction->kind == HAPT_COLLECTIVE_SLICE) return HAPT_OK;
     HAPT_TRY(close_stage(building));
     const struct hapt_property sharded =
-        instruction->to.kind == HAPT_PROPERTY_ALL_GATHER ? instruction->to : instruction->from;
-    if (sharded.kind != HAPT_PROPERTY_ALL_GATHER) { /* an all-reduce: the same at all ratios */
+        instruction->to.kind == HAPT_PROPERTY_SHARDED ? instruction->to : instruction->from;
+    if (sharded.kind != HAPT_PROPERTY_SHARDED) { /* an all-reduce: the same at all ratios */
         const double seconds = costs.collective_s(costs.context, instruction->kind, bytes, 1);
         building->fixed_s = sum ? seconds / building->alternating->microbatches : seconds;
         return sum ? close_stage(building) : HAPT_OK;
@@ -133,7 +142,7 @@ static enum hapt_status communicate(struct building *building, const struct hapt
     HAPT_TRY(open_stage(building, run_of_communication(building, instruction, sum), largest_s,
                         sum ? 1 / building->alternating->microbatches : 1));
     building->maker[instruction->tensor] = -1;
-    if (sum) building->segment = -1; /* nothing is computed behind it */
+    if (sum) building->segment = -1; /* no computation follows it */
     return HAPT_OK;
 }
 
@@ -162,17 +171,17 @@ static enum hapt_status compute(struct building *building, const struct hapt_axi
                                 &rule));
     const struct hapt_op *op = &graph->op[instruction->op];
     for (int i = 0; i < op->input_count; i++)
-        if (op->input[i] >= 0 && rule.rule.input[i].kind == HAPT_PROPERTY_ALL_GATHER) work.sharded_input |= 1u << i;
+        if (op->input[i] >= 0 && rule.rule.input[i].kind == HAPT_PROPERTY_SHARDED) work.sharded_input |= 1u << i;
     for (int o = 0; o < op->output_count; o++)
-        if (op->output[o] >= 0 && rule.rule.output[o].kind == HAPT_PROPERTY_ALL_GATHER) work.sharded_output |= 1u << o;
+        if (op->output[o] >= 0 && rule.rule.output[o].kind == HAPT_PROPERTY_SHARDED) work.sharded_output |= 1u << o;
     const int run = building->run_of[instruction->cut.ratio];
     for (int i = 0; i < op->input_count; i++)
-        if (work.sharded_input >> i & 1u) HAPT_TRY(cross(building, op->input[i], run));
+        if (work.sharded_input >> i & 1u) HAPT_TRY(reshard_between_runs(building, op->input[i], run));
     for (int o = 0; o < op->output_count; o++) {
         if (op->output[o] < 0) continue;
         const bool shared = work.sharded_output >> o & 1u;
         if (shared && op->accumulate >> o & 1u)
-            HAPT_TRY(cross(building, op->output[o], run));
+            HAPT_TRY(reshard_between_runs(building, op->output[o], run));
         else
             building->readers[op->output[o]] = 0;
         building->maker[op->output[o]] = shared ? run : -1;
@@ -181,7 +190,7 @@ static enum hapt_status compute(struct building *building, const struct hapt_axi
         HAPT_TRY(close_stage(building));
         building->fixed_s = hapt_exchange_seconds(asked->costs, graph, instruction->op);
     }
-    if (!rule.units) { /* whole or on partial sums: every device does all of it, in whatever stage is open */
+    if (!rule.units) { /* replicated or on partial sums: every device does all of it, in any open stage */
         for (int j = 0; j < building->axis->size; j++)
             (building->segment < 0 ? building->waiting : building->replicated)[j] +=
                 asked->costs->compute_s(asked->costs->context, &work, j);
@@ -217,8 +226,8 @@ static void find_alike(struct building *building, int segments)
 }
 
 /*
- * Memory is linear in the shares but for whole units. How much a device needs for each unit of share follows from the
- * exact memory at two vectors that differ on every device; what is left is there at all shares.
+ * Memory is linear in the shares except for whole units. The bytes per unit of share follow from the exact memory at
+ * two vectors that differ on every device. The remainder does not depend on the shares.
  */
 static enum hapt_status find_memory(const struct alternating *alternating, const struct hapt_axis *axis,
                                     const int *run_of, const struct hapt_axis_program *program,
@@ -247,7 +256,7 @@ static enum hapt_status find_memory(const struct alternating *alternating, const
                 if (run_of[r] == k) memcpy(share[side], mine, (size_t)devices * sizeof *mine);
             }
             if (alternating_price(alternating, &other, program, arena, &price[side]) != HAPT_OK) {
-                hapt_fail_reset(); /* the layouts exist at these ratios alone: the program keeps what it holds */
+                hapt_fail_reset(); /* the layouts exist at these ratios only: the program's memory counts as constant */
                 return HAPT_OK;
             }
         }

@@ -1,19 +1,19 @@
-/* Model segments with ratios of their own (HAP 5.2): runs of layers of about equal computation over communication. */
+/* Model segments with ratios of their own (HAP 5.2): runs of layers with similar computation over communication. */
 #include <math.h>
 #include <string.h>
 
 #include "alternate_private.h"
 
-/* Seconds of computation (of the mean device) and of communication that belong to each layer. */
-static enum hapt_status weigh_layers(const struct alternating *alternating, const struct hapt_axis *axis,
-                                     const struct hapt_axis_program *program, struct hapt_arena *arena,
-                                     double *compute_s, double *communicate_s)
+/* Seconds of computation (of the mean device) and of communication of each layer. */
+static enum hapt_status layer_times(const struct alternating *alternating, const struct hapt_axis *axis,
+                                    const struct hapt_axis_program *program, struct hapt_arena *arena,
+                                    double *compute_s, double *communicate_s)
 {
     const struct hapt_alternation *asked = alternating->asked;
     const struct hapt_graph *graph = asked->sharding->graph;
     int *layer_of, *reader, next = 0;
     HAPT_NEW(layer_of, arena, graph->forward_count);
-    HAPT_NEW(reader, arena, graph->tensor_count); /* forward operator that reads a parameter first */
+    HAPT_NEW(reader, arena, graph->tensor_count); /* first forward operator that reads a parameter */
     for (int o = 0, l = 0; o < graph->forward_count; o++) {
         while (l + 1 < asked->layer_count && o >= asked->end_op[l]) l++;
         layer_of[o] = l;
@@ -26,7 +26,7 @@ static enum hapt_status weigh_layers(const struct alternating *alternating, cons
         if (instruction->op >= 0) {
             struct hapt_spmd_work work = {.graph = graph, .op = instruction->op, .cut = instruction->cut};
             next = graph->op[instruction->op].forward_op;
-            work.share = instruction->cut.letter == HAPT_CUT_WHOLE || instruction->cut.letter == HAPT_CUT_PARTIAL
+            work.share = instruction->cut.letter == HAPT_CUT_REPLICATED || instruction->cut.letter == HAPT_CUT_PARTIAL
                              ? 1
                              : 1.0 / axis->size;
             double sum = 0;
@@ -34,11 +34,11 @@ static enum hapt_status weigh_layers(const struct alternating *alternating, cons
             compute_s[layer_of[next]] += sum / axis->size;
             continue;
         }
-        const bool gradient = hapt_is_parameter_gradient(graph, instruction->tensor);
+        const bool gradient = hapt_graph_is_parameter_gradient(graph, instruction->tensor);
         const struct hapt_spmd_costs costs = hapt_costs_of_tensor(asked->costs, gradient);
         const double seconds =
             costs.collective_s(costs.context, instruction->kind,
-                               hapt_whole_bytes(asked->costs, graph, instruction->tensor), 1.0 / axis->size);
+                               hapt_full_bytes(asked->costs, graph, instruction->tensor), 1.0 / axis->size);
         const int op = gradient ? reader[graph->tensor[instruction->tensor].primal] : next;
         if (instruction->kind != HAPT_COLLECTIVE_SLICE)
             communicate_s[layer_of[op]] += gradient ? seconds / alternating->microbatches : seconds;
@@ -46,8 +46,8 @@ static enum hapt_status weigh_layers(const struct alternating *alternating, cons
     return HAPT_OK;
 }
 
-/* Least weighted squared deviation of the logarithms over at most `most` runs, by dynamic programming; end[k] layers.
- */
+/* Least weighted squared deviation of the logarithms over at most `most` runs, by dynamic programming; end[k] in
+ * layers. */
 static enum hapt_status part(int layers, const double *value, const double *weight, int most, struct hapt_arena *arena,
                              int *end)
 {
@@ -78,15 +78,15 @@ static enum hapt_status part(int layers, const double *value, const double *weig
     return HAPT_OK;
 }
 
-enum hapt_status alternating_lean(const struct alternating *alternating, const struct hapt_axis *axis,
-                                  const struct hapt_axis_program *program, const int *end, int count,
-                                  struct hapt_arena *arena, bool *computes)
+enum hapt_status alternating_computes(const struct alternating *alternating, const struct hapt_axis *axis,
+                                      const struct hapt_axis_program *program, const int *end, int count,
+                                      struct hapt_arena *arena, bool *computes)
 {
     const struct hapt_alternation *asked = alternating->asked;
     double *compute_s, *communicate_s;
     HAPT_NEW(compute_s, arena, asked->layer_count);
     HAPT_NEW(communicate_s, arena, asked->layer_count);
-    HAPT_TRY(weigh_layers(alternating, axis, program, arena, compute_s, communicate_s));
+    HAPT_TRY(layer_times(alternating, axis, program, arena, compute_s, communicate_s));
     for (int k = 0, l = 0; k < count; k++) {
         double balance = 0;
         for (; l < asked->layer_count && asked->end_op[l] <= end[k]; l++) balance += compute_s[l] - communicate_s[l];
@@ -108,10 +108,9 @@ enum hapt_status alternating_segments(const struct alternating *alternating, con
     HAPT_NEW(communicate_s, arena, layers);
     HAPT_NEW(value, arena, layers);
     HAPT_NEW(weight, arena, layers);
-    HAPT_TRY(weigh_layers(alternating, axis, program, arena, compute_s, communicate_s));
+    HAPT_TRY(layer_times(alternating, axis, program, arena, compute_s, communicate_s));
     for (int l = 0; l < layers; l++) all += weight[l] = compute_s[l] + communicate_s[l];
-    const double least =
-        1e-3 * all / layers; /* a layer without communication is far from one with some, not infinitely far */
+    const double least = 1e-3 * all / layers; /* keeps layers without communication at a finite distance */
     for (int l = 0; l < layers; l++) value[l] = log((compute_s[l] + least) / (communicate_s[l] + least));
     HAPT_TRY(part(layers, value, weight, most, arena, end));
     for (int k = 0, o = 0; k < most; k++) {

@@ -1,4 +1,4 @@
-/* Costs of collectives: evaluation, rings over links, and the fit to measurements. */
+/* Costs of collectives: evaluation, rings over links, the fit to measurements. */
 #include "hapt/collective_cost.h"
 
 #include <math.h>
@@ -6,7 +6,7 @@
 
 enum { PARTS = 3, ROUNDS = 8 };
 #define OUTLIER 0.1 /* relative errors beyond this count linearly */
-#define SKEWED 0.05 /* n * largest - 1 of a sample that says something about skew */
+#define SKEWED 0.05 /* least n * largest - 1 of a sample that counts as skewed */
 
 static const char *name_of(enum hapt_collective_kind kind)
 {
@@ -27,7 +27,7 @@ void hapt_collective_cost_line(const struct hapt_collective_model *model, enum h
 {
     const struct hapt_collective_term *term = &model->term[kind];
     *fixed_s = *largest_s = 0;
-    if (model->ranks < 2 || !hapt_collective_moves(kind)) return;
+    if (model->ranks < 2 || !hapt_collective_communicates(kind)) return;
     *fixed_s = term->latency_s + bytes * (term->byte_s - term->skew_s);
     *largest_s = bytes * term->skew_s * model->ranks;
 }
@@ -36,7 +36,7 @@ double hapt_collective_cost_s(const struct hapt_collective_model *model, enum ha
                               double largest_share)
 {
     const struct hapt_collective_term *term = &model->term[kind];
-    if (model->ranks < 2 || !hapt_collective_moves(kind)) return 0;
+    if (model->ranks < 2 || !hapt_collective_communicates(kind)) return 0;
     return term->latency_s + bytes * (term->byte_s + term->skew_s * fmax(0, model->ranks * largest_share - 1));
 }
 
@@ -89,15 +89,15 @@ enum hapt_status hapt_collective_links_slowest(const struct hapt_cluster *cluste
         }
     }
     if (!known)
-        return hapt_fail(HAPT_ERR_INPUT, "give bandwidth and latency of every link in the cluster file",
-                         "the cost of collectives needs links whose bandwidth or latency is not known");
+        return hapt_fail(HAPT_ERR_INPUT, "give the bandwidth and latency of every link in the cluster file",
+                         "the cost of collectives needs the bandwidth and latency of every link, and some are unknown");
     *links = found;
     return HAPT_OK;
 }
 
 /* ---- fit ---- */
 
-/* What a sample's time is made of: one for latency, bytes, padding; in parts of its time. */
+/* The terms of a sample's time: 1 for latency, bytes, padding; each relative to its time. */
 static void parts_of(const struct hapt_collective_sample *sample, int ranks, double *part)
 {
     const double skew = fmax(0, ranks * sample->largest_share - 1);
@@ -106,7 +106,7 @@ static void parts_of(const struct hapt_collective_sample *sample, int ranks, dou
     part[2] = sample->bytes * skew / sample->time_s;
 }
 
-/* Normal equations of the chosen parts, by elimination. */
+/* Solves the normal equations of the chosen parts by elimination. */
 static bool solve_parts(int chosen, const double (*matrix)[PARTS], const double *right, double *value)
 {
     double m[PARTS][PARTS + 1];
@@ -134,8 +134,8 @@ static bool solve_parts(int chosen, const double (*matrix)[PARTS], const double 
     return true;
 }
 
-/* The best non-negative parts under the present weights, bytes never being free: of few parts, every subset is tried.
- */
+/* The best non-negative parts at the current weights; bytes always cost time. There are few parts, so every subset
+ * is tried. */
 static void fit_weighted(int most, int ranks, int count, const struct hapt_collective_sample *sample,
                          const double *weight, double *best)
 {
@@ -182,7 +182,7 @@ bool hapt_collective_fit(enum hapt_collective_kind kind, int ranks, int count,
     if (!(largest > smallest)) return false;
     const bool find_skew = skewed && kind != HAPT_COLLECTIVE_ALL_REDUCE;
     for (int round = 0; round < ROUNDS; round++) {
-        /* The best rate seen, where no line rises. */
+        /* No line with a positive slope fits: the best measured rate. */
         memcpy(value, (const double[PARTS]){0, least_byte_s, 0}, sizeof value);
         fit_weighted(find_skew ? 7 : 3, ranks, count, sample, weight, value);
         for (int i = 0; i < count; i++) {
@@ -206,7 +206,7 @@ void hapt_collective_model_print(const struct hapt_collective_model *model, FILE
     fprintf(stream, "collectives over %d ranks, %s\n", model->ranks, model->measured ? "measured" : "from links");
     for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) {
         const struct hapt_collective_term *term = &model->term[k];
-        if (!hapt_collective_moves((enum hapt_collective_kind)k) || model->ranks < 2) continue;
+        if (!hapt_collective_communicates((enum hapt_collective_kind)k) || model->ranks < 2) continue;
         fprintf(stream, "  %-18s %8.2f us  %8.3f ms/MB", name_of((enum hapt_collective_kind)k), 1e6 * term->latency_s,
                 1e9 * term->byte_s);
         if (term->skew_s > 0) fprintf(stream, "  %8.3f ms/MB of padding", 1e9 * term->skew_s);

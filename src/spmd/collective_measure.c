@@ -1,7 +1,7 @@
 /*
- * Collectives measured over the ranks that will use them (HAP 3.2): every kind in sizes that grow by four, with even
- * shards and with one rank holding most. The slowest rank's time counts, and the quickest of several calls; times are
- * agreed upon before they decide on anything, so that all ranks go the same way.
+ * Measures collectives over the ranks that will use them (HAP 3.2): every kind at sizes that grow by a factor of four,
+ * with even shards and with one rank holding most. A call counts by its slowest rank; of several calls, the quickest
+ * counts. Ranks agree on times before any decision that depends on them, so that all take the same branch.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -13,28 +13,28 @@
 #include "hapt/ratios.h"
 
 enum {
-    FEWEST_UNITS = 64, /* the smallest tensor has 16 KiB, */
+    FEWEST_UNITS = 64, /* smallest tensor: 16 KiB */
     GROWTH = 4,
-    SIZES = 6, /* the largest 16 MiB */
+    SIZES = 6, /* largest tensor: 16 MiB */
     MOST_ROUNDS = 25,
     FEW_ROUNDS = 3
 };
 
-/* A tensor [units][units] of cells, sharded by rows or by columns with the same shares. */
+/* A tensor [units][units] of cells, sharded by rows or by columns with equal shares. */
 struct bench {
     struct hapt_collective *collective;
     int ranks, rank;
-    size_t units; /* at least one a rank */
+    size_t units; /* at least one per rank */
     size_t cell;  /* bytes */
     int64_t *first;
-    struct hapt_strided *row;         /* [ranks] rows of a rank, in the whole */
-    struct hapt_strided *give, *take; /* [ranks] all-to-all: of this rank's rows, of its columns */
+    struct hapt_strided *row;         /* [ranks] rows of a rank, in the full tensor */
+    struct hapt_strided *give, *take; /* [ranks] all-to-all: parts of this rank's rows and of its columns */
     struct hapt_strided_list *give_list, *take_list;
     double *ratio;
     char *whole, *mine, *other;
 };
 
-static size_t whole_bytes(const struct bench *bench)
+static size_t full_bytes(const struct bench *bench)
 {
     return bench->units * bench->units * bench->cell;
 }
@@ -72,7 +72,7 @@ static enum hapt_status call(struct bench *bench, enum hapt_collective_kind kind
     switch (kind) {
     case HAPT_COLLECTIVE_ALL_REDUCE:
         return hapt_collective_all_reduce(bench->collective, what, (float *)bench->whole,
-                                          whole_bytes(bench) / sizeof(float));
+                                          full_bytes(bench) / sizeof(float));
     case HAPT_COLLECTIVE_REDUCE_SCATTER:
         return hapt_collective_reduce_scatter(bench->collective, what, HAPT_F32, bench->row, bench->whole, bench->mine);
     case HAPT_COLLECTIVE_ALL_GATHER:
@@ -86,7 +86,7 @@ static enum hapt_status call(struct bench *bench, enum hapt_collective_kind kind
     }
 }
 
-/* The largest of all ranks' values, on all of them. */
+/* The maximum over all ranks, on all ranks. */
 static enum hapt_status agree_on(struct bench *bench, double *value)
 {
     float most = (float)*value;
@@ -106,8 +106,8 @@ static enum hapt_status time_call(struct bench *bench, enum hapt_collective_kind
     return agree_on(bench, time_s);
 }
 
-/* The quickest of several calls: whatever disturbs one makes it slower. The first sets up what is set up once. *spent_s
- * counts all. */
+/* The quickest of several calls, since disturbances only slow a call down. The first call also pays one-time setup.
+ * *spent_s includes all calls. */
 static enum hapt_status quickest_call(struct bench *bench, enum hapt_collective_kind kind, double seconds,
                                       double *time_s, double *spent_s)
 {
@@ -137,11 +137,11 @@ static enum hapt_status measure_kind(struct bench *bench, enum hapt_collective_k
             struct hapt_collective_sample *next = &sample[(*count)++];
             lay_out(bench, skewed);
             *next =
-                (struct hapt_collective_sample){.bytes = (double)whole_bytes(bench),
+                (struct hapt_collective_sample){.bytes = (double)full_bytes(bench),
                                                 .largest_share = (double)largest_shard(bench) / (double)bench->units};
             HAPT_TRY(quickest_call(bench, kind, seconds / (2 * SIZES), &next->time_s, &spent_s));
         }
-        /* Larger ones would take the rest of the time and more; a line needs three sizes. */
+        /* Larger sizes would exceed the time; a line needs three sizes. */
         if (size >= 2 && spent_s + 2 * GROWTH * FEW_ROUNDS * sample[*count - 1].time_s > seconds) break;
     }
     return HAPT_OK;
@@ -169,13 +169,14 @@ static enum hapt_status measure(struct bench *bench, struct hapt_arena *arena, d
                                 struct hapt_collective_model *model,
                                 struct hapt_collective_sample (*all)[HAPT_COLLECTIVE_SAMPLES], int *counts)
 {
-    /* Every rank has its memory, or none goes on. */
+    /* Continue only if every rank has its memory. */
     const enum hapt_status status = reserve(bench, arena);
     double failed = status != HAPT_OK;
     HAPT_TRY(agree_on(bench, &failed));
     if (failed > 0)
-        return status != HAPT_OK ? status
-                                 : hapt_fail(HAPT_ERR_MEMORY, NULL, "a peer has no memory to measure collectives");
+        return status != HAPT_OK
+                   ? status
+                   : hapt_fail(HAPT_ERR_MEMORY, NULL, "another rank has no memory to measure collectives");
     hapt_progress_expect((HAPT_COLLECTIVE_ALL_TO_ALL - HAPT_COLLECTIVE_ALL_REDUCE + 1) * SIZES);
     for (int k = HAPT_COLLECTIVE_ALL_REDUCE; k <= HAPT_COLLECTIVE_ALL_TO_ALL; k++) {
         struct hapt_collective_sample sample[HAPT_COLLECTIVE_SAMPLES];

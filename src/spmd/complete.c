@@ -1,4 +1,4 @@
-/* From cuts to programs: the communications that chosen cuts need. */
+/* Input: a cut for every operator. Output: a program with the communications that the cuts need. */
 #include "expansion.h"
 
 struct completing {
@@ -7,7 +7,7 @@ struct completing {
     struct hapt_rule *rule; /* [op_count] */
     struct hapt_axis_program *program;
     int room;
-    struct hapt_property *layout; /* [tensor_count] of parameters */
+    struct hapt_property *layout; /* [tensor_count] layouts of parameters */
 };
 
 static enum hapt_status note(struct completing *completing, struct hapt_axis_instruction instruction)
@@ -24,7 +24,7 @@ static enum hapt_status note(struct completing *completing, struct hapt_axis_ins
     return HAPT_OK;
 }
 
-/* What a collective moves, about: shares of a tensor that cross the links. */
+/* Rough cost of a collective: shares of a tensor that cross the links. */
 static int price(struct hapt_property from, struct hapt_property to)
 {
     switch (hapt_rule_collective(from, to)) {
@@ -46,7 +46,7 @@ static enum hapt_status communicate(struct completing *completing, int tensor, s
     return note(completing, instruction);
 }
 
-/* Makes a version that operator `op` can read (or add to); *found is false where nothing can be made into it. */
+/* Makes a version that operator `op` can read (or add to). *found: false if nothing can be converted into it. */
 static enum hapt_status make_version(struct completing *completing, int op, int tensor, struct hapt_property wanted,
                                      bool *found)
 {
@@ -56,7 +56,7 @@ static enum hapt_status make_version(struct completing *completing, int op, int 
     for (int v = state->newest[tensor]; v != NONE && !*found; v = state->version[v].next) {
         const int its = price(state->version[v].property, wanted);
         if (its < 0 || !expansion_sees(state, v, op) || (best != NONE && its > least)) continue;
-        best = v, least = its; /* the oldest of those alike */
+        best = v, least = its; /* the oldest of equally cheap ones */
     }
     if (*found || best == NONE) return HAPT_OK;
     *found = true;
@@ -77,18 +77,18 @@ static enum hapt_status prepare_input(struct completing *completing, int op, int
     HAPT_TRY(make_version(completing, op, tensor, wanted, &found));
     return found ? HAPT_OK
                  : hapt_fail(HAPT_ERR_INFEASIBLE, "choose another cut for it",
-                             "operator %s: nothing that is there of %s can be made %s", graph->op[op].name,
+                             "operator %s: no version of %s can be converted into %s", graph->op[op].name,
                              graph->tensor[tensor].name,
-                             wanted.kind == HAPT_PROPERTY_ALL_REDUCE ? "partial sums" : "what it reads");
+                             wanted.kind == HAPT_PROPERTY_PARTIAL ? "partial sums" : "the layout that it reads");
 }
 
-/* What an operator adds to the gradient of an activation goes to a version of its layout, which is made where that can
- * be done and is no dearer than bringing what is added to a version that there is. */
+/* An operator adds to a version of the activation's gradient that has the layout of the addend. Such a version is
+ * made if that is possible and no dearer than converting the addend to an existing version. */
 static enum hapt_status prepare_output(struct completing *completing, int op, int tensor, struct hapt_property written)
 {
     const struct expansion *state = &completing->state;
     bool found;
-    int there = NONE, back = NONE; /* prices */
+    int there = NONE, back = NONE; /* costs */
     for (int v = state->newest[tensor]; v != NONE; v = state->version[v].next) {
         if (!expansion_sees(state, v, op)) continue;
         const int forth_price = price(state->version[v].property, written),
@@ -101,21 +101,23 @@ static enum hapt_status prepare_output(struct completing *completing, int op, in
     return make_version(completing, op, tensor, written, &found);
 }
 
-/* What stands alone behind an operator joins the version that is nearest. */
+/* A separate addend joins the cheapest version after the operator. */
 static enum hapt_status join(struct completing *completing, int tensor)
 {
     const struct expansion *state = &completing->state;
-    if (state->alone[tensor] == NONE) return HAPT_OK;
-    const struct hapt_property from = state->version[state->alone[tensor]].property;
+    if (state->separate_addend[tensor] == NONE) return HAPT_OK;
+    const struct hapt_property from = state->version[state->separate_addend[tensor]].property;
     int best = NONE, least = 0;
     for (int v = state->newest[tensor]; v != NONE; v = state->version[v].next) {
         const int its = price(from, state->version[v].property);
-        if (its < 0 || !state->version[v].valid || state->version[v].alone || (best != NONE && its > least)) continue;
+        if (its < 0 || !state->version[v].valid || state->version[v].separate_addend || (best != NONE && its > least))
+            continue;
         best = v, least = its;
     }
     if (best == NONE)
         return hapt_fail(HAPT_ERR_INFEASIBLE, "choose another cut for it",
-                         "what is added to %s cannot be brought to its layout", state->graph->tensor[tensor].name);
+                         "the addend to %s cannot be converted to any of its layouts",
+                         state->graph->tensor[tensor].name);
     return communicate(completing, tensor, from, state->version[best].property);
 }
 
@@ -128,7 +130,7 @@ static enum hapt_status complete_op(struct completing *completing, int op)
         if (what->input[i] >= 0) HAPT_TRY(prepare_input(completing, op, what->input[i], rule->input[i]));
     for (int o = 0; o < what->output_count; o++)
         if (what->output[o] >= 0 && what->accumulate >> o & 1u &&
-            !expansion_is_parameter_gradient(graph, what->output[o]))
+            !hapt_graph_is_parameter_gradient(graph, what->output[o]))
             HAPT_TRY(prepare_output(completing, op, what->output[o], rule->output[o]));
     HAPT_TRY(expansion_compute(&completing->state, op, rule));
     HAPT_TRY(note(completing, (struct hapt_axis_instruction){.op = op, .cut = completing->cut[op], .tensor = -1}));
@@ -137,27 +139,27 @@ static enum hapt_status complete_op(struct completing *completing, int op)
     return HAPT_OK;
 }
 
-/* Of what an outer axis' collective reads there must be one version, however many parts were written. */
+/* An outer axis' collective reads one version only, so all parts of its input are joined. */
 static enum hapt_status gather_parts(struct completing *completing, int op)
 {
     const struct expansion *state = &completing->state;
     const int tensor = state->graph->op[op].input[0];
     const struct hapt_property wanted = completing->rule[op].input[0];
-    if (!expansion_is_parameter_gradient(state->graph, tensor)) return HAPT_OK;
+    if (!hapt_graph_is_parameter_gradient(state->graph, tensor)) return HAPT_OK;
     for (int v = state->newest[tensor]; v != NONE; v = state->version[v].next)
         if (state->version[v].valid && !hapt_property_same(state->version[v].property, wanted))
             HAPT_TRY(communicate(completing, tensor, state->version[v].property, wanted));
     return HAPT_OK;
 }
 
-/* Every part of a parameter's gradient, to the parameter's layout. */
+/* Brings every part of a parameter's gradient to the parameter's layout. */
 static enum hapt_status finish_gradients(struct completing *completing)
 {
     const struct expansion *state = &completing->state;
     for (int t = 0; t < state->graph->tensor_count; t++) {
         if (!expansion_is_trained_gradient(state->graph, t)) continue;
         const struct hapt_property layout = completing->layout[state->graph->tensor[t].primal];
-        const int last = state->newest[t]; /* what follows are versions that this makes */
+        const int last = state->newest[t]; /* the loop adds newer versions */
         for (int v = last; v != NONE; v = state->version[v].next)
             if (state->version[v].valid && !hapt_property_same(state->version[v].property, layout))
                 HAPT_TRY(communicate(completing, t, state->version[v].property, layout));
@@ -165,7 +167,7 @@ static enum hapt_status finish_gradients(struct completing *completing)
     return HAPT_OK;
 }
 
-/* One layout for all readers of a parameter, or whole. */
+/* One layout for all readers of a parameter, or replicated. */
 static enum hapt_status lay_out_parameters(struct completing *completing)
 {
     const struct hapt_graph *graph = completing->state.graph;
@@ -180,7 +182,7 @@ static enum hapt_status lay_out_parameters(struct completing *completing)
             if (!known[tensor])
                 completing->layout[tensor] = wanted;
             else if (!hapt_property_same(completing->layout[tensor], wanted))
-                completing->layout[tensor] = (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
+                completing->layout[tensor] = (struct hapt_property){.kind = HAPT_PROPERTY_REPLICATED};
             known[tensor] = true;
         }
     }

@@ -1,41 +1,42 @@
-/* Expanded graphs: the operators and versions of an expansion in order, numbered, and what follows from them. */
+/* Writes the expanded graph: the operators and versions of an expansion in order and numbered, and what follows
+ * from them. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "expansion.h"
 #include "localise.h"
 
-struct place {
+struct node_order {
     int anchor, side, node;
 };
 
 struct expanding {
     struct expansion state;
     struct hapt_sharding *made;
-    struct hapt_graph *graph; /* made->graph while it is written */
+    struct hapt_graph *graph; /* made->graph, writable */
     struct hapt_arena *arena;
-    struct place *order; /* nodes as they stand in the expanded graph */
+    struct node_order *order; /* nodes in the order of the expanded graph */
     int order_count;
 };
 
 /* ---- operators in order ---- */
 
-static int compare_places(const void *a, const void *b)
+static int compare_order(const void *a, const void *b)
 {
-    const struct place *x = a, *y = b;
+    const struct node_order *x = a, *y = b;
     if (x->anchor != y->anchor) return x->anchor < y->anchor ? -1 : 1;
     if (x->side != y->side) return x->side < y->side ? -1 : 1;
     return x->node < y->node ? -1 : x->node > y->node;
 }
 
-/* Communications that nobody reads are left out, but for those that make final gradients. */
+/* Leaves out communications without readers, except those that make final gradients. */
 static enum hapt_status find_order(struct expanding *expanding)
 {
     struct expansion *state = &expanding->state;
-    for (int n = state->node_count - 1; n >= 0; n--) { /* readers before what they read */
+    for (int n = state->node_count - 1; n >= 0; n--) { /* readers before their inputs */
         struct node *node = &state->node[n];
         const int tensor = node->op == NONE ? state->version[node->output[0]].tensor : NONE;
-        if (node->anchor == NONE && expansion_is_parameter_gradient(state->graph, tensor) &&
+        if (node->anchor == NONE && hapt_graph_is_parameter_gradient(state->graph, tensor) &&
             state->version[node->output[0]].valid)
             node->anchor = state->graph->op_count;
         const int maker = node->op == NONE && node->anchor != NONE ? state->version[node->input[0]].maker : NONE;
@@ -44,8 +45,9 @@ static enum hapt_status find_order(struct expanding *expanding)
     HAPT_NEW(expanding->order, state->scratch, state->node_count);
     for (int n = 0; n < state->node_count; n++)
         if (state->node[n].anchor != NONE)
-            expanding->order[expanding->order_count++] = (struct place){state->node[n].anchor, state->node[n].side, n};
-    qsort(expanding->order, (size_t)expanding->order_count, sizeof *expanding->order, compare_places);
+            expanding->order[expanding->order_count++] =
+                (struct node_order){state->node[n].anchor, state->node[n].side, n};
+    qsort(expanding->order, (size_t)expanding->order_count, sizeof *expanding->order, compare_order);
     return HAPT_OK;
 }
 
@@ -105,7 +107,7 @@ static enum hapt_status number_tensors(struct expanding *expanding)
     HAPT_NEW(expanding->graph->tensor, expanding->arena, count);
     HAPT_NEW(made->property, expanding->arena, count);
     HAPT_NEW(made->origin, expanding->arena, count);
-    for (int t = 0; t < kept; t++) { /* for tensors that nobody touches */
+    for (int t = 0; t < kept; t++) { /* tensors that no operator touches */
         expanding->graph->tensor[t] = state->graph->tensor[t];
         made->property[t][0] = state->sharding->property[t][0];
         made->property[t][1] = state->sharding->property[t][1];
@@ -115,15 +117,14 @@ static enum hapt_status number_tensors(struct expanding *expanding)
         if (state->version[v].index != NONE) HAPT_TRY(describe_version(expanding, v, state->version[v].index));
     /* The loss may have been summed. */
     for (int v = state->newest[state->graph->loss]; v != NONE; v = state->version[v].next)
-        if (state->version[v].index != NONE && state->version[v].property.kind == HAPT_PROPERTY_IDENTITY)
+        if (state->version[v].index != NONE && state->version[v].property.kind == HAPT_PROPERTY_REPLICATED)
             expanding->graph->loss = state->version[v].index;
     return HAPT_OK;
 }
 
 /* ---- operators ---- */
 
-/* The operator of the source beside which a node stands; of the sum of a parameter's gradient, the one that wrote it.
- */
+/* The operator of the source next to a node; for the sum of a parameter's gradient, the one that wrote it. */
 static int source_op_of(const struct expansion *state, int node)
 {
     const struct node *its = &state->node[node];
@@ -152,10 +153,10 @@ static enum hapt_status write_op(struct expanding *expanding, int index)
     if (node->op != NONE) {
         *op = state->graph->op[node->op];
         made->cut[index][1 - axis] = state->sharding->cut[node->op][1 - axis];
-        made->once[index][1 - axis] = state->sharding->once[node->op][1 - axis];
+        made->first_rank_inputs[index][1 - axis] = state->sharding->first_rank_inputs[node->op][1 - axis];
         if (state->sharding->exchange[node->op] >= 0) made->exchange[index] = state->sharding->exchange[node->op];
     } else {
-        const bool in_reduce = expansion_is_parameter_gradient(state->graph, state->version[node->output[0]].tensor);
+        const bool in_reduce = hapt_graph_is_parameter_gradient(state->graph, state->version[node->output[0]].tensor);
         *op = (struct hapt_op){.type = node->type, .input_count = 1, .output_count = 1};
         op->forward_op = in_reduce ? node->forward_op : state->graph->op[node->anchor].forward_op;
         if (hapt_op_type_at(node->type)->collective)
@@ -168,17 +169,17 @@ static enum hapt_status write_op(struct expanding *expanding, int index)
         op->output[o] = node->output[o] == NONE ? -1 : state->version[node->output[o]].index;
     op->accumulate = node->accumulate;
     made->cut[index][axis] = node->cut;
-    made->once[index][axis] = node->once;
+    made->first_rank_inputs[index][axis] = node->first_rank_inputs;
     made->source_op[index] = source_op_of(state, expanding->order[index].node);
     return HAPT_OK;
 }
 
-/* How an operator that this axis brought runs on an axis where its tensor has a property. */
+/* The cut of an operator that this axis added, on an axis where its tensor has a property. */
 static struct hapt_cut cut_through(const struct hapt_graph *graph, const struct hapt_op *op,
                                    struct hapt_property property)
 {
-    if (property.kind == HAPT_PROPERTY_IDENTITY) return (struct hapt_cut){.letter = HAPT_CUT_WHOLE};
-    if (property.kind == HAPT_PROPERTY_ALL_REDUCE) return (struct hapt_cut){.letter = HAPT_CUT_PARTIAL};
+    if (property.kind == HAPT_PROPERTY_REPLICATED) return (struct hapt_cut){.letter = HAPT_CUT_REPLICATED};
+    if (property.kind == HAPT_PROPERTY_PARTIAL) return (struct hapt_cut){.letter = HAPT_CUT_PARTIAL};
     return (struct hapt_cut){hapt_op_signature_of(graph, op)->input[0].letter[property.dim], property.blocks,
                              property.unit, property.ratio};
 }
@@ -191,7 +192,7 @@ static enum hapt_status write_operators(struct expanding *expanding)
     graph->op_count = graph->op_capacity = expanding->order_count;
     HAPT_NEW(graph->op, expanding->arena, graph->op_count);
     HAPT_NEW(made->cut, expanding->arena, graph->op_count);
-    HAPT_NEW(made->once, expanding->arena, graph->op_count);
+    HAPT_NEW(made->first_rank_inputs, expanding->arena, graph->op_count);
     HAPT_NEW(made->exchange, expanding->arena, graph->op_count);
     HAPT_NEW(made->source_op, expanding->arena, graph->op_count);
     graph->forward_count = made->reduce_first = 0;
@@ -222,15 +223,15 @@ static void find_producers(struct hapt_graph *graph)
             if (graph->op[o].output[k] >= 0) graph->tensor[graph->op[o].output[k]].producer = o;
 }
 
-/* Every tensor leads to a lower one of its place, the lowest to itself. */
+/* Every tensor leads to a lower one of the same storage; the lowest leads to itself. */
 static int lowest(const int *storage, int tensor)
 {
     while (storage[tensor] != tensor) tensor = storage[tensor];
     return tensor;
 }
 
-/* An all-reduce works in place where nothing else reads the partial sums. The sums of parameters' gradients are brought
- * forward to be one collective of many, so nothing else may write them either. */
+/* An all-reduce works in place if nothing else reads the partial sums. Sums of parameter gradients are moved
+ * forward to form one collective of many, so nothing else may write them either. */
 static enum hapt_status share_storage(struct hapt_sharding *made, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_graph *graph = made->graph;
@@ -259,7 +260,7 @@ static enum hapt_status share_storage(struct hapt_sharding *made, struct hapt_ar
 static bool is_partial(const struct hapt_sharding *sharding, int tensor)
 {
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-        if (sharding->property[tensor][axis].kind == HAPT_PROPERTY_ALL_REDUCE) return true;
+        if (sharding->property[tensor][axis].kind == HAPT_PROPERTY_PARTIAL) return true;
     return false;
 }
 
@@ -269,21 +270,21 @@ static enum hapt_status find_parted(struct hapt_sharding *made, struct hapt_aren
     const struct hapt_graph *graph = made->graph;
     struct span {
         int first, last;
-    } * span; /* forward operators, + 1; 0: not touched */
+    } * span; /* first and last forward operator + 1; 0: not touched */
     HAPT_NEW(span, scratch, graph->tensor_count);
-    HAPT_NEW(made->parted, arena, made->source->forward_count + 1);
+    HAPT_NEW(made->not_a_boundary, arena, made->source->forward_count + 1);
     for (int o = 0; o < made->reduce_first; o++) {
         const struct hapt_op *op = &graph->op[o];
         for (int k = 0; k < op->input_count + op->output_count; k++) {
             const int tensor = k < op->input_count ? op->input[k] : op->output[k - op->input_count];
-            if (tensor < 0 || !is_partial(made, tensor) || expansion_is_parameter_gradient(graph, tensor)) continue;
+            if (tensor < 0 || !is_partial(made, tensor) || hapt_graph_is_parameter_gradient(graph, tensor)) continue;
             if (span[tensor].first == 0 || op->forward_op + 1 < span[tensor].first)
                 span[tensor].first = op->forward_op + 1;
             if (op->forward_op + 1 > span[tensor].last) span[tensor].last = op->forward_op + 1;
         }
     }
     for (int t = 0; t < graph->tensor_count; t++)
-        for (int cut = span[t].first; cut < span[t].last; cut++) made->parted[cut] = true;
+        for (int cut = span[t].first; cut < span[t].last; cut++) made->not_a_boundary[cut] = true;
     return HAPT_OK;
 }
 
@@ -297,9 +298,9 @@ static enum hapt_status run_instructions(struct expansion *state, const struct h
             continue;
         }
         if (instruction->op != state->next_op || instruction->op >= state->graph->op_count)
-            return hapt_fail(HAPT_ERR_INFEASIBLE, "every operator stands once, in the graph's order",
-                             "axis %d: instruction %d computes operator %d where %d belongs", state->axis_index, i,
-                             instruction->op, state->next_op);
+            return hapt_fail(HAPT_ERR_INFEASIBLE, "every operator appears once, in the graph's order",
+                             "axis %d: instruction %d computes operator %d, but operator %d comes next",
+                             state->axis_index, i, instruction->op, state->next_op);
         HAPT_TRY(hapt_rule_of_cut(state->sharding, state->axis_index, &state->axis, instruction->op, instruction->cut,
                                   &rule));
         HAPT_TRY(expansion_compute(state, instruction->op, &rule));
@@ -341,7 +342,7 @@ enum hapt_status hapt_sharding_apply(const struct hapt_sharding *sharding, int a
     struct hapt_arena scratch;
     HAPT_NEW(expanding.made, arena, 1);
     *expanding.made = *sharding;
-    expanding.made->place[0] = expanding.made->place[1] = 0;
+    expanding.made->mesh_coordinate[0] = expanding.made->mesh_coordinate[1] = 0;
     HAPT_TRY(copy_axis(axis, arena, &expanding.made->axis[axis_index]));
     if (axis->size == 1) {
         *expanded = expanding.made;

@@ -1,7 +1,7 @@
 /*
- * The state of a graph that is being expanded by the instructions of one axis: which versions of every tensor there
- * are. Applying a program and completing one both walk over the operators with it, so both mean the same by a version.
- * Private to the room.
+ * The state of a graph while the instructions of one axis expand it: the versions that exist of every tensor. Both
+ * applying and completing a program walk over the operators with it, so a version means the same in both. Private to
+ * the room.
  */
 #ifndef HAPT_SPMD_EXPANSION_H
 #define HAPT_SPMD_EXPANSION_H
@@ -14,22 +14,22 @@
 struct version {
     int tensor;
     struct hapt_property property;
-    int next;   /* older version of the same tensor, or NONE */
-    int maker;  /* node that writes it first; NONE: inputs of the model and layouts of parameters */
-    int writer; /* ... and last */
-    bool valid; /* may be read; of a parameter's gradient: holds a part of the sum */
-    bool alone; /* what was added to a gradient in a layout that no version has */
-    int index;  /* in the expanded graph, once numbered */
+    int next;             /* older version of the same tensor, or NONE */
+    int maker;            /* node that writes it first; NONE: model inputs and layouts of parameters */
+    int writer;           /* node that writes it last */
+    bool valid;           /* may be read; for a parameter's gradient: holds a part of the sum */
+    bool separate_addend; /* a gradient's summand in a layout that no version has */
+    int index;            /* in the expanded graph, once numbered */
 };
 
 /* An operator of the expanded graph. */
 struct node {
-    int op;     /* of sharding->graph, or NONE: a communication or the addition behind it */
+    int op;     /* of sharding->graph; NONE: a communication or the addition after it */
     int type;   /* row of the operator table */
-    int anchor; /* operator of sharding->graph beside which it stands, op_count: the end; NONE: nobody reads it yet */
-    int side;   /* -1 before the anchor, 0 is the anchor, 1 behind */
+    int anchor; /* operator of sharding->graph next to it; op_count: the end; NONE: no reader yet */
+    int side;   /* -1 before the anchor, 0 is the anchor, 1 after */
     struct hapt_cut cut;
-    unsigned once, accumulate;
+    unsigned first_rank_inputs, accumulate;
     bool exchange;
     int from_dim, to_dim;
     int input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS]; /* versions, or NONE */
@@ -42,39 +42,33 @@ struct expansion {
     int axis_index;
     struct hapt_axis axis;
     struct hapt_arena *scratch;
-    int next_op; /* operators before are done */
+    int next_op; /* operators before it are done */
     int version_count, version_room, node_count, node_room;
     struct version *version;
     struct node *node;
-    int *newest; /* [graph->tensor_count] newest version, or NONE */
-    int *alone;  /* [graph->tensor_count] the version that stands alone, or NONE */
-    int *layout; /* [graph->tensor_count] version that is a parameter's layout, or NONE */
+    int *newest;          /* [graph->tensor_count] newest version, or NONE */
+    int *separate_addend; /* [graph->tensor_count] the separate addend, or NONE */
+    int *layout;          /* [graph->tensor_count] version that is a parameter's layout, or NONE */
 };
 
 enum hapt_status expansion_begin(struct expansion *expansion, const struct hapt_sharding *sharding, int axis_index,
                                  const struct hapt_axis *axis, struct hapt_arena *scratch);
-/* The next operator, by a rule of it. */
+/* Runs the next operator, by one of its rules. */
 enum hapt_status expansion_compute(struct expansion *expansion, int op, const struct hapt_rule *rule);
 enum hapt_status expansion_communicate(struct expansion *expansion, const struct hapt_axis_instruction *instruction);
-/* The version of `tensor` with that property that operator `op` can read, or NONE. Makes none. */
+/* The version of `tensor` with that property that operator `op` can read, or NONE. Makes no version. */
 int expansion_find(const struct expansion *expansion, int tensor, struct hapt_property property, int op);
-/* Can operator `op` read the version? */
+/* True if operator `op` can read the version. */
 bool expansion_sees(const struct expansion *expansion, int version, int op);
-/* All operators are done: the gradient of every trained parameter is in its layout, once. */
+/* Call after all operators: checks that the gradient of every trained parameter is in its layout, once. */
 enum hapt_status expansion_check_end(const struct expansion *expansion);
-/* The version that update reads of a parameter's gradient, or NONE. */
+/* The version of a parameter's gradient that its update reads, or NONE. */
 int expansion_final(const struct expansion *expansion, int gradient);
 
-static inline bool expansion_is_parameter_gradient(const struct hapt_graph *graph, int tensor)
-{
-    const struct hapt_tensor *gradient = &graph->tensor[tensor];
-    return gradient->kind == HAPT_TENSOR_GRADIENT && gradient->primal >= 0 &&
-           graph->tensor[gradient->primal].kind == HAPT_TENSOR_PARAMETER;
-}
-/* The gradient that a parameter's update reads (not a version that an outer axis sums). */
+/* True for the gradient that a parameter's update reads (not for a version that an outer axis sums). */
 static inline bool expansion_is_trained_gradient(const struct hapt_graph *graph, int tensor)
 {
-    if (!expansion_is_parameter_gradient(graph, tensor)) return false;
+    if (!hapt_graph_is_parameter_gradient(graph, tensor)) return false;
     const struct hapt_tensor *primal = &graph->tensor[graph->tensor[tensor].primal];
     return primal->trainable && primal->gradient == tensor;
 }

@@ -1,8 +1,8 @@
 /*
- * Megatron's cuts and data parallelism: properties flow from the inputs through all operators by their rules. On a
- * tensor-parallel axis the flow starts where a parameter is cut (cut_parameters); a parameter whose cut leads to a step
- * that no rule allows stays whole, and the flow starts anew. What comes out is a cut for every operator; the
- * communications follow (complete.c).
+ * Cuts of Megatron-LM and of data parallelism: properties flow from the inputs through all operators by their rules. On
+ * a tensor-parallel axis the flow starts where a parameter is cut (cut_parameters). If a parameter's cut leads to a
+ * step that no rule allows, it stays replicated and the flow restarts. Output: a cut for every operator; complete.c
+ * adds the communications.
  */
 #include "expansion.h"
 #include "property.h"
@@ -14,14 +14,14 @@ struct flow {
     struct hapt_axis axis;
     bool tensor_parallel;
     struct hapt_property *property; /* [tensor] */
-    struct hapt_cut *cut;           /* [op] what is found */
+    struct hapt_cut *cut;           /* [op] result */
     bool *whole;                    /* [tensor] parameters that a failed attempt excluded from cutting */
     bool *written;                  /* [tensor] */
-    bool *decided;                  /* [tensor] parameters that an operator reads already */
-    bool *uneven;                   /* [tensor] parameters whose cut may leave shards of unlike sizes */
+    bool *decided;                  /* [tensor] parameters that an operator has read already */
+    bool *uneven;                   /* [tensor] parameters whose cut may leave unequal shards */
     int *cause;                     /* [tensor] the parameter whose cut shards it, or NONE */
-    int *reader; /* [tensor] its first reader among the forward operators as op * HAPT_MAX_INPUTS + input, or NONE, */
-    int *next_reader; /* [op * HAPT_MAX_INPUTS + input] ... and the next one */
+    int *reader; /* [tensor] its first reader among the forward operators as op * HAPT_MAX_INPUTS + input, or NONE */
+    int *next_reader; /* [op * HAPT_MAX_INPUTS + input] the reader after it */
     int blame;        /* the parameter whose cut made the last step fail, or NONE */
 };
 
@@ -37,15 +37,15 @@ static enum hapt_status rule_of(const struct flow *flow, const struct hapt_op *o
                             (struct hapt_cut){.letter = letter, .blocks = blocks, .unit = 1}, rule);
 }
 
-/* The loss scale is one number for all; every other input has a row per sample. */
+/* The loss scale is one scalar for all; every other input has a row per sample. */
 static struct hapt_property input_property(const struct flow *flow, const struct hapt_tensor *tensor)
 {
     if (tensor->kind != HAPT_TENSOR_INPUT || tensor->role == HAPT_ROLE_LOSS_SCALE || flow->tensor_parallel)
-        return (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
-    return (struct hapt_property){.kind = HAPT_PROPERTY_ALL_GATHER, .blocks = 1, .unit = 1};
+        return (struct hapt_property){.kind = HAPT_PROPERTY_REPLICATED};
+    return (struct hapt_property){.kind = HAPT_PROPERTY_SHARDED, .blocks = 1, .unit = 1};
 }
 
-/* ---- where a cut may begin: can the readers of a tensor work on shards of it? ---- */
+/* ---- where a cut may begin: can all readers of a tensor work on its shards? ---- */
 
 static bool can_read_shards(const struct flow *flow, int tensor, int dim, int depth, int *blocks, bool *uneven);
 
@@ -55,8 +55,8 @@ static bool parameter_can(const struct flow *flow, int tensor, struct hapt_prope
     return !flow->decided[tensor] || hapt_property_same(*property_of(flow, tensor), property);
 }
 
-/* An activation beside the one that is to be sharded (keys beside queries, a gate's product): it is sharded alike
- * already, or will be, since its maker can be cut so. */
+/* For an activation beside the one to be sharded (keys beside queries, a gate's product): true if it is sharded
+ * alike, or if its maker can be cut so. */
 static bool can_make_shards(const struct flow *flow, int tensor, struct hapt_property property, int depth)
 {
     const struct hapt_tensor *its = &flow->graph->tensor[tensor];
@@ -67,13 +67,13 @@ static bool can_make_shards(const struct flow *flow, int tensor, struct hapt_pro
     const struct hapt_signature *signature = hapt_op_signature_of(flow->graph, maker);
     int output = 0;
     while (maker->output[output] != tensor) output++;
-    if (rule_of(flow, maker, signature->output[output].along[property.dim], property.blocks, &rule) != HAPT_OK) {
+    if (rule_of(flow, maker, signature->output[output].sharded_with[property.dim], property.blocks, &rule) != HAPT_OK) {
         hapt_fail_reset();
         return false;
     }
     if (!hapt_property_same(rule.output[output], property)) return false;
     for (int i = 0; i < maker->input_count; i++) {
-        if (maker->input[i] < 0 || rule.input[i].kind == HAPT_PROPERTY_IDENTITY) continue;
+        if (maker->input[i] < 0 || rule.input[i].kind == HAPT_PROPERTY_REPLICATED) continue;
         if (!parameter_can(flow, maker->input[i], rule.input[i]) &&
             !can_make_shards(flow, maker->input[i], rule.input[i], depth + 1))
             return false;
@@ -81,38 +81,37 @@ static bool can_make_shards(const struct flow *flow, int tensor, struct hapt_pro
     return true;
 }
 
-/* One reader: its other operands with that index must be parameters that are not laid out otherwise, or be sharded
- * alike, and its outputs with it must find readers in turn. */
+/* For one reader: true if its other operands with that index are sharded alike or are parameters without another
+ * layout, and its outputs with the index find readers in turn. */
 static bool reader_can(const struct flow *flow, const struct hapt_op *op, int input, int dim, int depth, int *blocks,
                        bool *uneven)
 {
     const struct hapt_graph *graph = flow->graph;
     const struct hapt_signature_operand *operand = &hapt_op_signature_of(graph, op)->input[input];
     struct hapt_rule rule;
-    if (rule_of(flow, op, operand->along[dim], 1, &rule) != HAPT_OK) {
+    if (rule_of(flow, op, operand->sharded_with[dim], 1, &rule) != HAPT_OK) {
         hapt_fail_reset();
         return false;
     }
-    const bool composite = operand->along[dim] != operand->letter[dim];
+    const bool composite = operand->sharded_with[dim] != operand->letter[dim];
     if (rule.input[input].dim != dim || (composite && *blocks > 0 && *blocks != operand->blocks[dim])) return false;
     if (composite) *blocks = operand->blocks[dim];
     *uneven = *uneven && operand->indexed[dim];
     for (int i = 0; i < op->input_count; i++) {
-        if (op->input[i] < 0 || i == input || rule.input[i].kind == HAPT_PROPERTY_IDENTITY) continue;
+        if (op->input[i] < 0 || i == input || rule.input[i].kind == HAPT_PROPERTY_REPLICATED) continue;
         if (!parameter_can(flow, op->input[i], rule.input[i]) &&
             !can_make_shards(flow, op->input[i], rule.input[i], depth))
             return false;
     }
     for (int o = 0; o < op->output_count; o++) {
-        if (rule.output[o].kind != HAPT_PROPERTY_ALL_GATHER) continue;
+        if (rule.output[o].kind != HAPT_PROPERTY_SHARDED) continue;
         int own = rule.output[o].blocks, *its = composite ? &own : blocks;
         if (!can_read_shards(flow, op->output[o], rule.output[o].dim, depth + 1, its, uneven)) return false;
     }
     return true;
 }
 
-/* *blocks: as the readers want them, in and out (0: no wish yet); *uneven stays true when all readers bear shards of
- * unlike sizes. */
+/* *blocks: wanted by the readers, in and out (0: none yet); *uneven stays true if all readers accept unequal shards. */
 static bool can_read_shards(const struct flow *flow, int tensor, int dim, int depth, int *blocks, bool *uneven)
 {
     if (depth > 32) return false; /* chains of operators without a parameter are short */
@@ -122,7 +121,8 @@ static bool can_read_shards(const struct flow *flow, int tensor, int dim, int de
     return true;
 }
 
-/* An operator whose inputs are whole, but for parameters: may it run on shards of `letter`? Then *rule is how. */
+/* For an operator whose inputs are replicated, except parameters: true if it may run on shards of `letter`, by
+ * *rule. */
 static bool may_cut(const struct flow *flow, const struct hapt_op *op, char letter, struct hapt_rule *rule,
                     bool *uneven)
 {
@@ -130,32 +130,32 @@ static bool may_cut(const struct flow *flow, const struct hapt_op *op, char lett
     *uneven = true;
     enum hapt_status status = rule_of(flow, op, letter, 1, rule);
     for (int o = 0; status == HAPT_OK && o < op->output_count; o++) {
-        if (rule->output[o].kind != HAPT_PROPERTY_ALL_GATHER) continue;
+        if (rule->output[o].kind != HAPT_PROPERTY_SHARDED) continue;
         if (!can_read_shards(flow, op->output[o], rule->output[o].dim, 0, &blocks, uneven)) return false;
     }
     if (status == HAPT_OK && blocks > 1) status = rule_of(flow, op, letter, blocks, rule);
     hapt_fail_reset();
     for (int i = 0; status == HAPT_OK && i < op->input_count; i++) {
         const int tensor = op->input[i];
-        if (tensor < 0 || rule->input[i].kind == HAPT_PROPERTY_IDENTITY) continue;
+        if (tensor < 0 || rule->input[i].kind == HAPT_PROPERTY_REPLICATED) continue;
         if (!parameter_can(flow, tensor, rule->input[i])) return false;
     }
     return status == HAPT_OK;
 }
 
-/* Lays out the parameters of an operator by a rule; those that an earlier operator reads keep theirs. */
+/* Sets the layouts of an operator's parameters by a rule; parameters that an earlier operator reads keep theirs. */
 static void lay_out_by(struct flow *flow, const struct hapt_op *op, const struct hapt_rule *rule, int cause)
 {
     for (int i = 0; i < op->input_count; i++) {
         const int tensor = op->input[i];
         if (tensor < 0 || flow->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER || flow->decided[tensor]) continue;
         *property_of(flow, tensor) = rule->input[i];
-        flow->cause[tensor] = rule->input[i].kind == HAPT_PROPERTY_IDENTITY ? NONE : cause;
+        flow->cause[tensor] = rule->input[i].kind == HAPT_PROPERTY_REPLICATED ? NONE : cause;
     }
 }
 
-/* Chooses the cut of an operator that only has whole inputs: by an index that its outputs keep (columns) or that a
- * table is indexed by. */
+/* Chooses the cut of an operator whose inputs are all replicated: an index that its outputs keep (columns), or one
+ * that indexes a table. */
 static void cut_parameters(struct flow *flow, const struct hapt_op *op)
 {
     const struct hapt_signature *signature = hapt_op_signature_of(flow->graph, op);
@@ -165,11 +165,10 @@ static void cut_parameters(struct flow *flow, const struct hapt_op *op)
         for (int d = 0; d < signature->input[i].dims; d++) {
             struct hapt_rule rule;
             bool uneven, useful = signature->input[i].indexed[d];
-            if (!may_cut(flow, op, signature->input[i].along[d], &rule, &uneven)) continue;
-            for (int o = 0; o < op->output_count; o++)
-                useful = useful || rule.output[o].kind == HAPT_PROPERTY_ALL_GATHER;
+            if (!may_cut(flow, op, signature->input[i].sharded_with[d], &rule, &uneven)) continue;
+            for (int o = 0; o < op->output_count; o++) useful = useful || rule.output[o].kind == HAPT_PROPERTY_SHARDED;
             if (!useful) continue;
-            /* A tied table has one layout; unlike sizes must suit all its readers. */
+            /* A tied table has one layout, so all its readers must accept unequal shards. */
             flow->uneven[tensor] = uneven && (!flow->decided[tensor] || flow->uneven[tensor]);
             lay_out_by(flow, op, &rule, tensor);
             return;
@@ -177,7 +176,7 @@ static void cut_parameters(struct flow *flow, const struct hapt_op *op)
     }
 }
 
-/* Parameters follow the activations that meet them. */
+/* Parameters follow the activations of the same operator. */
 static void lay_out_parameters(struct flow *flow, const struct hapt_op *op)
 {
     const struct hapt_signature *signature = hapt_op_signature_of(flow->graph, op);
@@ -187,8 +186,8 @@ static void lay_out_parameters(struct flow *flow, const struct hapt_op *op)
     for (int i = 0; i < op->input_count; i++) {
         const int tensor = op->input[i];
         if (tensor < 0 || flow->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER) continue;
-        if (property_of(flow, tensor)->kind != HAPT_PROPERTY_ALL_GATHER) continue;
-        letter = signature->input[i].along[property_of(flow, tensor)->dim];
+        if (property_of(flow, tensor)->kind != HAPT_PROPERTY_SHARDED) continue;
+        letter = signature->input[i].sharded_with[property_of(flow, tensor)->dim];
         cause = flow->cause[tensor];
     }
     if (!letter)
@@ -203,23 +202,23 @@ static void lay_out_parameters(struct flow *flow, const struct hapt_op *op)
 
 /* ---- the flow ---- */
 
-/* Partial sums of these are kept as such: the loss and the gradients of parameters, which the end of a step sums. */
+/* These partial sums are kept: the loss and the gradients of parameters, which are summed at the end of a step. */
 static bool stays_partial(const struct flow *flow, int tensor)
 {
-    return tensor == flow->graph->loss || expansion_is_parameter_gradient(flow->graph, tensor);
+    return tensor == flow->graph->loss || hapt_graph_is_parameter_gradient(flow->graph, tensor);
 }
 
-/* Other partial sums are summed before anybody reads them. */
+/* Other partial sums are summed before any operator reads them. */
 static void reduce(struct flow *flow, int tensor)
 {
-    if (property_of(flow, tensor)->kind == HAPT_PROPERTY_ALL_REDUCE && !stays_partial(flow, tensor))
-        *property_of(flow, tensor) = (struct hapt_property){.kind = HAPT_PROPERTY_IDENTITY};
+    if (property_of(flow, tensor)->kind == HAPT_PROPERTY_PARTIAL && !stays_partial(flow, tensor))
+        *property_of(flow, tensor) = (struct hapt_property){.kind = HAPT_PROPERTY_REPLICATED};
 }
 
-/* On a tensor-parallel axis shards are equal, but for tables whose readers all name their rows by value. */
+/* On a tensor-parallel axis shards are equal, except for tables whose readers all index their rows by value. */
 static enum hapt_status check_even(struct flow *flow, int tensor, struct hapt_property property)
 {
-    if (property.kind != HAPT_PROPERTY_ALL_GATHER || !flow->tensor_parallel) return HAPT_OK;
+    if (property.kind != HAPT_PROPERTY_SHARDED || !flow->tensor_parallel) return HAPT_OK;
     const struct hapt_tensor *whole = &flow->graph->tensor[tensor];
     const int cause = flow->cause[tensor], blocks = property.blocks > 1 ? property.blocks : 1;
     if (whole->shape[property.dim] % (blocks * flow->axis.size) == 0) return HAPT_OK;
@@ -232,15 +231,15 @@ static enum hapt_status write(struct flow *flow, const struct hapt_op *op, int o
                               int cause)
 {
     const int tensor = op->output[output];
-    const bool partial = property.kind == HAPT_PROPERTY_ALL_REDUCE;
+    const bool partial = property.kind == HAPT_PROPERTY_PARTIAL;
     struct hapt_property *known = property_of(flow, tensor);
     if (!partial) reduce(flow, tensor);
-    /* A partial sum that is added to a whole gradient is summed on the way (complete.c). */
-    if (partial && flow->written[tensor] && known->kind == HAPT_PROPERTY_IDENTITY && flow->tensor_parallel)
+    /* complete.c sums a partial sum that is added to a replicated gradient. */
+    if (partial && flow->written[tensor] && known->kind == HAPT_PROPERTY_REPLICATED && flow->tensor_parallel)
         return HAPT_OK;
     if (flow->written[tensor] && !hapt_property_same(*known, property))
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use a submesh of one device for this stage",
-                         "operator %s adds to %s, which is laid out otherwise", op->name,
+                         "operator %s adds to %s, which has another layout", op->name,
                          flow->graph->tensor[tensor].name);
     *known = property;
     if (cause != NONE) flow->cause[tensor] = cause;
@@ -264,9 +263,9 @@ static enum hapt_status flow_through(struct flow *flow, int index)
         if (flow->cause[op->input[i]] != NONE) cause = flow->cause[op->input[i]];
     }
     for (int o = 0; o < op->output_count; o++) {
-        if (op->output[o] < 0 || !expansion_is_parameter_gradient(graph, op->output[o])) continue;
+        if (op->output[o] < 0 || !hapt_graph_is_parameter_gradient(graph, op->output[o])) continue;
         wanted[o] = *property_of(flow, graph->tensor[op->output[o]].primal);
-        if (wanted[o].kind == HAPT_PROPERTY_ALL_GATHER) cause = flow->cause[graph->tensor[op->output[o]].primal];
+        if (wanted[o].kind == HAPT_PROPERTY_SHARDED) cause = flow->cause[graph->tensor[op->output[o]].primal];
     }
     flow->blame = cause;
     HAPT_TRY(hapt_rule_derive(flow->sharding, flow->axis_index, &flow->axis, index, input, wanted, &rule));
@@ -291,7 +290,7 @@ static enum hapt_status flow_once(struct flow *flow)
     return HAPT_OK;
 }
 
-/* Every failure takes the cut that caused it out of the next attempt. */
+/* After each failure, the cut that caused it is excluded from the next attempt. */
 static enum hapt_status flow_axis(struct flow *flow)
 {
     enum hapt_status status = flow_once(flow);
@@ -325,7 +324,7 @@ static enum hapt_status check_rows(const struct flow *flow)
     for (int t = 0; t < flow->graph->tensor_count; t++) {
         const struct hapt_tensor *whole = &flow->graph->tensor[t];
         if (property_fits(flow->sharding, flow->axis_index, &flow->axis, t, input_property(flow, whole))) continue;
-        return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a microbatch that has a row for every device",
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a microbatch with at least one row per device",
                          "%d devices cannot share the %lld rows of %s", flow->axis.size * flow->sharding->axis[0].size,
                          (long long)whole->shape[0], whole->name);
     }

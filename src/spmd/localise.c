@@ -1,5 +1,4 @@
-/* What one rank sees of a sharding: local shapes, attributes that are sizes, where its shards of indexed dimensions
- * begin. */
+/* One rank's view of a sharding: local shapes, local size attributes, first values of indexed dimensions. */
 #include "localise.h"
 
 #include <string.h>
@@ -9,30 +8,29 @@ static void localise_tensor(const struct hapt_sharding *sharding, int index, str
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         const struct hapt_property property = sharding->property[index][axis];
         int64_t first, count, *extent = &tensor->shape[property.dim];
-        if (property.kind != HAPT_PROPERTY_ALL_GATHER) continue;
-        HAPT_ASSERT(
-            hapt_property_share(property, &sharding->axis[axis], *extent, sharding->place[axis], &first, &count));
+        if (property.kind != HAPT_PROPERTY_SHARDED) continue;
+        HAPT_ASSERT(hapt_property_share(property, &sharding->axis[axis], *extent, sharding->mesh_coordinate[axis],
+                                        &first, &count));
         *extent = (property.blocks > 1 ? property.blocks : 1) * count;
     }
 }
 
-/* The local size of a letter by one dimension of an operand: its own, or the share of a width that it indexes; 0: it
- * says nothing. */
+/* The local size of a letter from one dimension of an operand: that dimension, or its share of a width; 0: unknown. */
 static int64_t size_in(const struct hapt_signature_operand *operand, int dim, char letter, int64_t attribute,
                        const struct hapt_tensor *whole, const struct hapt_tensor *local)
 {
     if (operand->letter[dim] == letter) return local->shape[dim];
-    return operand->along[dim] == letter ? attribute * local->shape[dim] / whole->shape[dim] : 0;
+    return operand->sharded_with[dim] == letter ? attribute * local->shape[dim] / whole->shape[dim] : 0;
 }
 
-/* Attributes that are sizes of a letter. */
+/* Sets the attributes that are sizes of a letter. */
 static void localise_op(const struct hapt_graph *graph, const struct hapt_graph *shard, struct hapt_op *op)
 {
     const struct hapt_signature *signature = hapt_op_signature_of(graph, op);
-    const char *sized = hapt_op_type_at(op->type)->sized;
+    const char *sized = hapt_op_type_at(op->type)->sized_letters;
     for (int k = 0; sized && sized[k]; k++) {
         const int64_t attribute = op->integer[k];
-        bool found = false; /* a dimension of its own says it best */
+        bool found = false; /* prefer a dimension that is the letter alone */
         for (int j = 0; j < op->input_count + op->output_count; j++) {
             const bool input = j < op->input_count;
             const int tensor = input ? op->input[j] : op->output[j - op->input_count];
@@ -48,7 +46,7 @@ static void localise_op(const struct hapt_graph *graph, const struct hapt_graph 
     }
 }
 
-/* Where an operator's shard of an index that values point to begins. */
+/* First value of an operator's shard of an index that is indexed by values. */
 static int64_t first_value(const struct hapt_sharding *sharding, const struct hapt_op *op)
 {
     const struct hapt_signature *signature = hapt_op_signature_of(sharding->graph, op);
@@ -60,7 +58,7 @@ static int64_t first_value(const struct hapt_sharding *sharding, const struct ha
         for (int d = 0; tensor >= 0 && d < operand->dims; d++) {
             if (!operand->indexed[d]) continue;
             struct hapt_box box;
-            hapt_sharding_box(sharding, tensor, sharding->place, &box);
+            hapt_sharding_box(sharding, tensor, sharding->mesh_coordinate, &box);
             return box.run[d][0].start;
         }
     }

@@ -10,13 +10,13 @@ static bool in_range(const struct hapt_op *op, int first_op, int end_op)
     return op->forward_op >= first_op && op->forward_op < end_op;
 }
 
-/* Where a tensor is touched, seen from the range. */
+/* Uses of a tensor, relative to the range. */
 enum { READ_HERE = 1, WRITTEN_HERE = 2, READ_BEHIND = 4, WRITTEN_BEHIND = 8, TOUCHED_BEFORE = 16, FIRST_BEHIND = 32 };
 
 struct uses {
     unsigned *of;     /* [graph->tensor_count] versions */
-    unsigned *origin; /* [graph->tensor_count] by tensors of the source: all versions together */
-    bool *here;       /* [graph->op_count] belongs to the range */
+    unsigned *origin; /* [graph->tensor_count] by source tensor: all versions together */
+    bool *here;       /* [graph->op_count] operators of the range */
 };
 
 static void mark_op(const struct hapt_op *op, const struct hapt_program *program, unsigned *use)
@@ -33,8 +33,8 @@ static void mark_op(const struct hapt_op *op, const struct hapt_program *program
     }
 }
 
-/* Sums of parameters' gradients belong wherever something is written into them: tied parameters have a copy in every
- * such range. */
+/* Sums of parameter gradients belong to every range that writes into them: each range has its copy of a tied
+ * parameter. */
 static void mark_uses(const struct hapt_program *program, const struct hapt_sharding *sharding, struct uses *uses)
 {
     const struct hapt_graph *graph = program->graph;
@@ -55,11 +55,11 @@ static void mark_uses(const struct hapt_program *program, const struct hapt_shar
 static bool is_partial(const struct hapt_sharding *sharding, int tensor)
 {
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-        if (sharding->property[tensor][axis].kind == HAPT_PROPERTY_ALL_REDUCE) return true;
+        if (sharding->property[tensor][axis].kind == HAPT_PROPERTY_PARTIAL) return true;
     return false;
 }
 
-/* May the tensor stand for its origin at that end of the range? */
+/* True if the tensor may represent its origin at that end of the range. */
 static bool belongs(const struct hapt_program *program, int tensor, const struct uses *uses,
                     const struct hapt_boundary *boundary)
 {
@@ -68,7 +68,7 @@ static bool belongs(const struct hapt_program *program, int tensor, const struct
     const struct hapt_tensor *origin = &program->sharding->source->tensor[program->origin[tensor]];
     const bool activation = origin->kind == HAPT_TENSOR_ACTIVATION;
     const bool gradient =
-        graph->tensor[tensor].kind == HAPT_TENSOR_GRADIENT && !expansion_is_parameter_gradient(graph, tensor);
+        graph->tensor[tensor].kind == HAPT_TENSOR_GRADIENT && !hapt_graph_is_parameter_gradient(graph, tensor);
     if (boundary == &program->forward_in) return activation && (use & READ_HERE) && !(use & WRITTEN_HERE);
     if (boundary == &program->forward_out)
         return activation && (use & WRITTEN_HERE) && (all & READ_BEHIND) && origin->producer >= program->first_op &&
@@ -78,7 +78,8 @@ static bool belongs(const struct hapt_program *program, int tensor, const struct
     return gradient && (use & WRITTEN_HERE) && (use & TOUCHED_BEFORE);
 }
 
-/* One version of each origin leaves a range: that of the lowest storage, the one its operator makes if it can. */
+/* One version of each origin leaves a range: the one with the lowest storage, if possible the one that its operator
+ * makes. */
 static enum hapt_status fill_boundary(struct hapt_program *program, const struct uses *uses, bool leaves,
                                       struct hapt_boundary *boundary, struct hapt_arena *arena,
                                       struct hapt_arena *scratch)
@@ -101,13 +102,13 @@ static enum hapt_status fill_boundary(struct hapt_program *program, const struct
     return HAPT_OK;
 }
 
-/* The program's own tensors: whatever its operators touch, ascending, with local shapes. */
+/* The program's tensors: all that its operators touch, ascending, with local shapes. */
 static enum hapt_status fill_tensors(struct hapt_program *program, const struct uses *uses, struct hapt_arena *arena,
                                      struct hapt_arena *scratch)
 {
     const struct hapt_sharding *sharding = program->sharding;
     const struct hapt_graph *graph = program->graph;
-    int *root; /* [tensor] the first program tensor of a storage, + 1 */
+    int *root; /* [tensor] first program tensor of a storage, + 1 */
     HAPT_NEW(root, scratch, graph->tensor_count);
     HAPT_NEW(program->local, arena, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++)
@@ -132,7 +133,7 @@ static struct hapt_program_step step_of(const struct hapt_sharding *sharding, in
     struct hapt_program_step step = {
         .op = o, .kind = hapt_op_type_at(op->type)->collective, .axis = sharding->exchange[o]};
     if (step.kind != HAPT_COLLECTIVE_NONE) step.axis = (int)op->integer[0];
-    memcpy(step.once, sharding->once[o], sizeof step.once);
+    memcpy(step.first_rank_inputs, sharding->first_rank_inputs[o], sizeof step.first_rank_inputs);
     return step;
 }
 
@@ -162,8 +163,9 @@ static enum hapt_status fill(struct hapt_program *program, struct hapt_arena *ar
     const struct hapt_sharding *sharding = program->sharding;
     struct uses uses;
     if (!hapt_sharding_allows(sharding, program->first_op, program->end_op))
-        return hapt_fail(HAPT_ERR_INFEASIBLE, "cut the model elsewhere, or choose data parallelism for this stage",
-                         "partial sums would cross a cut of operators [%d, %d)", program->first_op, program->end_op);
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "move the stage boundary, or choose data parallelism for this stage",
+                         "partial sums would cross a boundary of operators [%d, %d)", program->first_op,
+                         program->end_op);
     HAPT_NEW(uses.of, scratch, program->graph->tensor_count);
     HAPT_NEW(uses.origin, scratch, program->graph->tensor_count);
     HAPT_NEW(uses.here, scratch, program->graph->op_count);

@@ -1,4 +1,4 @@
-/* Programs check and print themselves. */
+/* Checks and prints programs. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static const char *name_of(const struct hapt_program *program, int tensor)
     return program->graph->tensor[tensor].name;
 }
 
-/* Shards of all ranks of an axis, put together, are the tensor; this rank's is among them. */
+/* Checks that the shards of all ranks of an axis make up the tensor, and that the local shapes are this rank's. */
 static enum hapt_status check_tensors(const struct hapt_program *program)
 {
     const struct hapt_graph *graph = program->graph;
@@ -28,31 +28,30 @@ static enum hapt_status check_tensors(const struct hapt_program *program)
     for (int t = 0; t < program->tensor_count; t++) {
         const struct hapt_program_tensor *mine = &program->tensor[t];
         const struct hapt_tensor *tensor = &graph->tensor[mine->tensor];
-        if (program->local[mine->tensor] != t)
-            return broken(program, "index of a tensor does not lead back", tensor->name);
+        if (program->local[mine->tensor] != t) return broken(program, "a tensor's local index is wrong", tensor->name);
         if (t > 0 && program->tensor[t - 1].tensor >= mine->tensor)
             return broken(program, "tensors out of order", tensor->name);
         int64_t expected[HAPT_MAX_DIMS];
         memcpy(expected, tensor->shape, sizeof expected);
         for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
             const struct hapt_property property = mine->property[axis];
-            if (property.kind != HAPT_PROPERTY_ALL_GATHER) continue;
+            if (property.kind != HAPT_PROPERTY_SHARDED) continue;
             const int64_t extent = expected[property.dim], blocks = property.blocks > 1 ? property.blocks : 1;
             int64_t first = 0, count = 0, sum = 0;
             for (int rank = 0; rank < sharding->axis[axis].size; rank++) {
                 if (!hapt_property_share(property, &sharding->axis[axis], extent, rank, &first, &count) || count < 1 ||
                     first != sum)
-                    return broken(program, "shards do not make the tensor", tensor->name);
+                    return broken(program, "shards do not make up the tensor", tensor->name);
                 sum += count;
-                if (rank == sharding->place[axis]) expected[property.dim] = blocks * count;
+                if (rank == sharding->mesh_coordinate[axis]) expected[property.dim] = blocks * count;
             }
-            if (blocks * sum != extent) return broken(program, "shards do not make the tensor", tensor->name);
+            if (blocks * sum != extent) return broken(program, "shards do not make up the tensor", tensor->name);
         }
         for (int d = 0; d < tensor->dims; d++)
             if (mine->shape[d] != expected[d] || program->shard->tensor[mine->tensor].shape[d] != expected[d])
-                return broken(program, "shards do not make the tensor", tensor->name);
+                return broken(program, "shards do not make up the tensor", tensor->name);
         if (mine->root > t || program->tensor[mine->root].root != mine->root)
-            return broken(program, "the place it shares is nobody's", tensor->name);
+            return broken(program, "the tensor whose storage it shares is invalid", tensor->name);
     }
     return HAPT_OK;
 }
@@ -62,7 +61,7 @@ static struct hapt_property property_of(const struct hapt_program *program, int 
     return program->tensor[program->local[tensor]].property[axis];
 }
 
-/* One computation on one axis: its inputs are as the rule of its cut wants them, its outputs as the rule makes them. */
+/* Checks one computation on one axis: its inputs and outputs have the properties that the rule of its cut requires. */
 static enum hapt_status check_compute(const struct hapt_program *program, const struct hapt_program_step *step,
                                       int axis)
 {
@@ -73,13 +72,13 @@ static enum hapt_status check_compute(const struct hapt_program *program, const 
     HAPT_TRY(hapt_rule_of_cut(sharding, axis, &sharding->axis[axis], step->op, sharding->cut[step->op][axis], &rule));
     for (int i = 0; i < op->input_count; i++)
         if (op->input[i] >= 0 && !hapt_property_same(property_of(program, op->input[i], axis), rule.input[i]))
-            return broken(program, "reads what is laid out otherwise", op->name);
+            return broken(program, "an input's layout contradicts the cut", op->name);
     for (int o = 0; o < op->output_count; o++)
         if (op->output[o] >= 0 && !hapt_property_same(property_of(program, op->output[o], axis), rule.output[o]))
-            return broken(program, "writes what is laid out otherwise", op->name);
+            return broken(program, "an output's layout contradicts the cut", op->name);
     const bool computes = step->kind == HAPT_COLLECTIVE_NONE;
-    if (rule.once != step->once[axis] || (computes && rule.exchange != (step->axis == axis)))
-        return broken(program, "terms or exchanges contradict the rules", op->name);
+    if (rule.first_rank_inputs != step->first_rank_inputs[axis] || (computes && rule.exchange != (step->axis == axis)))
+        return broken(program, "terms added once, or the axis of an exchange, contradict the rules", op->name);
     return HAPT_OK;
 }
 
@@ -88,12 +87,13 @@ static enum hapt_status check_collective(const struct hapt_program *program, con
     const struct hapt_op *op = &program->graph->op[step->op];
     const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;
     if (step->kind != kind || step->axis != op->integer[0])
-        return broken(program, "a step is not its operator's", op->name);
+        return broken(program, "a step differs from its operator's collective", op->name);
     const struct hapt_property from = property_of(program, op->input[0], step->axis),
                                to = property_of(program, op->output[0], step->axis);
-    if (!hapt_rule_moves(kind, from, to)) return broken(program, "a collective does not make this of that", op->name);
+    if (!hapt_rule_moves(kind, from, to))
+        return broken(program, "a collective does not convert between these layouts", op->name);
     if (program->origin[op->input[0]] != program->origin[op->output[0]])
-        return broken(program, "a collective makes one tensor of another", op->name);
+        return broken(program, "a collective turns one tensor into another", op->name);
     return check_compute(program, step, 1 - step->axis);
 }
 
@@ -107,7 +107,7 @@ static enum hapt_status check_section(const struct hapt_program *program, enum h
         for (int k = 0; k < op->input_count + op->output_count; k++) {
             const int tensor = k < op->input_count ? op->input[k] : op->output[k - op->input_count];
             if (tensor >= 0 && program->local[tensor] < 0)
-                return broken(program, "operator touches a tensor that is not here", op->name);
+                return broken(program, "an operator uses a tensor outside the program", op->name);
         }
         if (step->kind != HAPT_COLLECTIVE_NONE) {
             HAPT_TRY(check_collective(program, step));
@@ -118,7 +118,7 @@ static enum hapt_status check_section(const struct hapt_program *program, enum h
     return HAPT_OK;
 }
 
-/* Every version that is read here is written before, here or by another range. */
+/* Checks that every version is written before it is read, here or by another range. */
 static enum hapt_status check_written(const struct hapt_program *program, bool *written)
 {
     const struct hapt_graph *graph = program->graph;
@@ -133,7 +133,7 @@ static enum hapt_status check_written(const struct hapt_program *program, bool *
             const struct hapt_op *op = &graph->op[program->step[section][s].op];
             for (int i = 0; i < op->input_count; i++)
                 if (op->input[i] >= 0 && !written[program->local[op->input[i]]])
-                    return broken(program, "operator reads what nobody made", op->name);
+                    return broken(program, "an operator reads a tensor that is not written before", op->name);
             for (int o = 0; o < op->output_count; o++)
                 if (op->output[o] >= 0) written[program->local[op->output[o]]] = true;
         }
@@ -147,12 +147,12 @@ static enum hapt_status check_boundary(const struct hapt_program *program, const
     for (int b = 0; b < boundary->count; b++) {
         const int tensor = boundary->tensor[b];
         const char *name = name_of(program, tensor);
-        if (program->local[tensor] < 0) return broken(program, "boundary tensor is not here", name);
+        if (program->local[tensor] < 0) return broken(program, "a boundary tensor is outside the program", name);
         if (program->graph->tensor[tensor].kind != kind)
-            return broken(program, "boundary tensor of the wrong kind", name);
-        if (b > 0 && boundary->tensor[b - 1] >= tensor) return broken(program, "boundary out of order", name);
+            return broken(program, "a boundary tensor has the wrong kind", name);
+        if (b > 0 && boundary->tensor[b - 1] >= tensor) return broken(program, "boundary tensors out of order", name);
         for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-            if (property_of(program, tensor, axis).kind == HAPT_PROPERTY_ALL_REDUCE)
+            if (property_of(program, tensor, axis).kind == HAPT_PROPERTY_PARTIAL)
                 return broken(program, "partial sums cross a boundary", name);
     }
     return HAPT_OK;
@@ -169,8 +169,8 @@ enum hapt_status hapt_program_check(const struct hapt_program *program)
     HAPT_TRY(status);
     for (int s = 0; s < program->step_count[HAPT_SECTION_REDUCE]; s++) {
         const struct hapt_op *op = &program->graph->op[program->step[HAPT_SECTION_REDUCE][s].op];
-        if (!expansion_is_parameter_gradient(program->graph, op->output[0]))
-            return broken(program, "reduces what is no parameter's gradient", op->name);
+        if (!hapt_graph_is_parameter_gradient(program->graph, op->output[0]))
+            return broken(program, "reduces a tensor that is not a parameter's gradient", op->name);
     }
     HAPT_TRY(check_boundary(program, &program->forward_in, HAPT_TENSOR_ACTIVATION));
     HAPT_TRY(check_boundary(program, &program->forward_out, HAPT_TENSOR_ACTIVATION));
@@ -178,7 +178,7 @@ enum hapt_status hapt_program_check(const struct hapt_program *program)
     return check_boundary(program, &program->backward_out, HAPT_TENSOR_GRADIENT);
 }
 
-/* NAME[local shape] and, where the mesh has ranks, its property per axis that has: {whole, partial}. */
+/* Prints NAME[local shape] and, for every axis of several ranks, its property: {replicated, partial}. */
 static void print_tensor(const struct hapt_program *program, int tensor, FILE *stream)
 {
     const struct hapt_tensor *whole = &program->graph->tensor[tensor];
@@ -205,14 +205,14 @@ static void print_boundary(const struct hapt_program *program, const char *title
     fputc('\n', stream);
 }
 
-/* "by b, -": the index of each axis that has ranks. */
+/* Prints "by b, -": the index of each axis of several ranks. */
 static void print_cuts(const struct hapt_program *program, const struct hapt_program_step *step, FILE *stream)
 {
     const char *before = " by ";
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         const char letter = program->sharding->cut[step->op][axis].letter;
         if (program->sharding->axis[axis].size == 1) continue;
-        fprintf(stream, "%s%c", before, letter == HAPT_CUT_WHOLE ? '-' : letter);
+        fprintf(stream, "%s%c", before, letter == HAPT_CUT_REPLICATED ? '-' : letter);
         before = ", ";
     }
 }
@@ -241,7 +241,7 @@ static void print_step(const struct hapt_program *program, const struct hapt_pro
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] < 0) continue;
         print_tensor(program, op->input[i], stream);
-        if ((step->once[0] | step->once[1]) >> i & 1u) fputs(" once", stream);
+        if ((step->first_rank_inputs[0] | step->first_rank_inputs[1]) >> i & 1u) fputs(" once", stream);
     }
     fputs(" ->", stream);
     for (int o = 0; o < op->output_count; o++) {
@@ -259,7 +259,8 @@ void hapt_program_print(const struct hapt_program *program, const struct hapt_pr
     static const char *const title[HAPT_SECTION_COUNT] = {"forward", "backward", "reduce, once a step"};
     const struct hapt_sharding *sharding = program->sharding;
     fprintf(stream, "operators [%d, %d) on %d x %d devices, as device (%d, %d) runs them\n", program->first_op,
-            program->end_op, program->nodes, program->devices, sharding->place[0], sharding->place[1]);
+            program->end_op, program->nodes, program->devices, sharding->mesh_coordinate[0],
+            sharding->mesh_coordinate[1]);
     print_boundary(program, "forward in", &program->forward_in, stream);
     print_boundary(program, "forward out", &program->forward_out, stream);
     print_boundary(program, "backward in", &program->backward_in, stream);

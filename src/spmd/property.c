@@ -1,11 +1,11 @@
-/* Properties: which elements a rank holds, and the canonical form in which equal shares are equal. */
+/* Properties: the elements that a rank holds, and the canonical form, in which equal shares have equal properties. */
 #include "property.h"
 
 #include <stdio.h>
 
 #include "hapt/ratios.h"
 
-enum { MOST_UNEVEN = 1024 }; /* ranks of an axis with ratios */
+enum { MOST_UNEVEN = 1024 }; /* largest axis with ratios, ranks */
 
 static int64_t blocks_of(struct hapt_property property)
 {
@@ -20,14 +20,14 @@ static int64_t grain_of(struct hapt_property property)
 bool hapt_property_same(struct hapt_property a, struct hapt_property b)
 {
     if (a.kind != b.kind) return false;
-    if (a.kind != HAPT_PROPERTY_ALL_GATHER) return true;
+    if (a.kind != HAPT_PROPERTY_SHARDED) return true;
     return a.dim == b.dim && a.ratio == b.ratio && blocks_of(a) == blocks_of(b) && grain_of(a) == grain_of(b);
 }
 
 const char *hapt_property_text(struct hapt_property property, char buffer[HAPT_PROPERTY_TEXT])
 {
-    if (property.kind != HAPT_PROPERTY_ALL_GATHER) {
-        snprintf(buffer, HAPT_PROPERTY_TEXT, property.kind == HAPT_PROPERTY_IDENTITY ? "whole" : "partial");
+    if (property.kind != HAPT_PROPERTY_SHARDED) {
+        snprintf(buffer, HAPT_PROPERTY_TEXT, property.kind == HAPT_PROPERTY_REPLICATED ? "replicated" : "partial");
         return buffer;
     }
     int length = snprintf(buffer, HAPT_PROPERTY_TEXT, "sharded(%d)", property.dim);
@@ -45,7 +45,7 @@ static const double *ratio_of(struct hapt_property property, const struct hapt_a
     return axis->ratio ? axis->ratio + (size_t)property.ratio * (size_t)axis->size : NULL;
 }
 
-/* In units: first[rank] of all ranks, one more at the end. */
+/* Shares in units: first[rank] of all ranks, and the end. */
 static bool split(struct hapt_property property, const struct hapt_axis *axis, int64_t extent,
                   int64_t first[MOST_UNEVEN + 1])
 {
@@ -60,7 +60,7 @@ bool hapt_property_share(struct hapt_property property, const struct hapt_axis *
                          int64_t *first, int64_t *count)
 {
     const int64_t grain = grain_of(property), unit = grain / blocks_of(property);
-    if (!axis->ratio) { /* without walking over the ranks */
+    if (!axis->ratio) { /* no loop over the ranks */
         const int64_t units = extent / grain, share = units / axis->size, more = units % axis->size;
         if (extent % grain != 0 || share < 1) return false;
         *first = unit * (rank * share + (rank < more ? rank : more));
@@ -74,7 +74,7 @@ bool hapt_property_share(struct hapt_property property, const struct hapt_axis *
     return true;
 }
 
-/* Do two properties of one dimension give every rank the same elements? */
+/* True if two properties of one dimension give every rank the same elements. */
 static bool same_split(struct hapt_property a, struct hapt_property b, const struct hapt_axis *axis, int64_t extent)
 {
     int64_t first[2][MOST_UNEVEN + 1];
@@ -85,37 +85,37 @@ static bool same_split(struct hapt_property a, struct hapt_property b, const str
     return true;
 }
 
-/* Elements of a dimension that are left to `axis_index` where the outer axis' rank is `place`. */
-static int64_t extent_inside(const struct hapt_sharding *sharding, int axis_index, int tensor, int dim, int place)
+/* Elements of a dimension that the outer axis leaves to `axis_index`, at outer mesh coordinate `coordinate`. */
+static int64_t extent_inside(const struct hapt_sharding *sharding, int axis_index, int tensor, int dim, int coordinate)
 {
     const int64_t extent = sharding->graph->tensor[tensor].shape[dim];
     if (axis_index == 0) return extent;
     const struct hapt_property outer = sharding->property[tensor][0];
     int64_t first, count;
-    if (outer.kind != HAPT_PROPERTY_ALL_GATHER || outer.dim != dim) return extent;
-    HAPT_ASSERT(hapt_property_share(outer, &sharding->axis[0], extent, place, &first, &count));
+    if (outer.kind != HAPT_PROPERTY_SHARDED || outer.dim != dim) return extent;
+    HAPT_ASSERT(hapt_property_share(outer, &sharding->axis[0], extent, coordinate, &first, &count));
     return blocks_of(outer) * count;
 }
 
-static int outer_places(const struct hapt_sharding *sharding, int axis_index, int tensor, int dim)
+static int outer_coordinates(const struct hapt_sharding *sharding, int axis_index, int tensor, int dim)
 {
     if (axis_index == 0) return 1;
     const struct hapt_property outer = sharding->property[tensor][0];
-    return outer.kind == HAPT_PROPERTY_ALL_GATHER && outer.dim == dim ? sharding->axis[0].size : 1;
+    return outer.kind == HAPT_PROPERTY_SHARDED && outer.dim == dim ? sharding->axis[0].size : 1;
 }
 
 bool property_fits(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis, int tensor,
                    struct hapt_property property)
 {
-    if (property.kind != HAPT_PROPERTY_ALL_GATHER) return true;
+    if (property.kind != HAPT_PROPERTY_SHARDED) return true;
     const struct hapt_tensor *of = &sharding->graph->tensor[tensor];
     if (property.dim < 0 || property.dim >= of->dims || property.ratio < 0) return false;
     if (property.ratio > 0 && property.ratio >= axis->ratio_count) return false;
     if (axis->ratio && axis->size > MOST_UNEVEN) return false;
     const int64_t grain = grain_of(property);
     int64_t before = -1;
-    for (int place = 0; place < outer_places(sharding, axis_index, tensor, property.dim); place++) {
-        const int64_t extent = extent_inside(sharding, axis_index, tensor, property.dim, place);
+    for (int coordinate = 0; coordinate < outer_coordinates(sharding, axis_index, tensor, property.dim); coordinate++) {
+        const int64_t extent = extent_inside(sharding, axis_index, tensor, property.dim, coordinate);
         if (extent % grain != 0) return false;
         if (extent != before && !hapt_split_exists(ratio_of(property, axis), axis->size, extent / grain)) return false;
         before = extent;
@@ -127,8 +127,8 @@ static bool same_everywhere(const struct hapt_sharding *sharding, int axis_index
                             int tensor, struct hapt_property a, struct hapt_property b)
 {
     int64_t before = -1;
-    for (int place = 0; place < outer_places(sharding, axis_index, tensor, a.dim); place++) {
-        const int64_t extent = extent_inside(sharding, axis_index, tensor, a.dim, place);
+    for (int coordinate = 0; coordinate < outer_coordinates(sharding, axis_index, tensor, a.dim); coordinate++) {
+        const int64_t extent = extent_inside(sharding, axis_index, tensor, a.dim, coordinate);
         if (extent != before && !same_split(a, b, axis, extent)) return false;
         before = extent;
     }
@@ -138,7 +138,7 @@ static bool same_everywhere(const struct hapt_sharding *sharding, int axis_index
 struct hapt_property property_canonical(const struct hapt_sharding *sharding, int axis_index,
                                         const struct hapt_axis *axis, int tensor, struct hapt_property property)
 {
-    if (property.kind != HAPT_PROPERTY_ALL_GATHER) return (struct hapt_property){.kind = property.kind};
+    if (property.kind != HAPT_PROPERTY_SHARDED) return (struct hapt_property){.kind = property.kind};
     if (property.blocks < 1) property.blocks = 1;
     if (property.unit < 1) property.unit = 1;
     if (!axis->ratio) property.ratio = 0;
@@ -155,11 +155,11 @@ struct hapt_property property_canonical(const struct hapt_sharding *sharding, in
     return property;
 }
 
-/* The part [begin, begin + count) of a dimension of which `run` lists what there is; appended to `made`. */
-static int cut_runs(const struct hapt_box_run *run, int runs, int64_t begin, int64_t count, struct hapt_box_run *made,
-                    int made_count)
+/* Appends to `made` the local elements [begin, begin + count) of a dimension whose global elements `run` lists. */
+static int clip_runs(const struct hapt_box_run *run, int runs, int64_t begin, int64_t count, struct hapt_box_run *made,
+                     int made_count)
 {
-    int64_t at = 0; /* local place of the run */
+    int64_t at = 0; /* local offset of the run */
     for (int r = 0; r < runs; at += run[r++].count) {
         const int64_t from = begin > at ? begin : at;
         const int64_t end = begin + count < at + run[r].count ? begin + count : at + run[r].count;
@@ -181,7 +181,7 @@ void hapt_sharding_box(const struct hapt_sharding *sharding, int tensor, const i
     }
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         const struct hapt_property property = sharding->property[tensor][axis];
-        if (property.kind != HAPT_PROPERTY_ALL_GATHER) continue;
+        if (property.kind != HAPT_PROPERTY_SHARDED) continue;
         const int d = property.dim, blocks = (int)blocks_of(property);
         const int64_t block = box->extent[d] / blocks;
         struct hapt_box_run made[HAPT_MAX_RUNS];
@@ -189,8 +189,8 @@ void hapt_sharding_box(const struct hapt_sharding *sharding, int tensor, const i
         int runs = 0;
         HAPT_ASSERT(hapt_property_share(property, &sharding->axis[axis], box->extent[d], place[axis], &first, &count));
         for (int b = 0; b < blocks; b++)
-            runs = cut_runs(box->run[d], box->runs[d], b * block + first, count, made, runs);
-        /* Neighbours that touch are one. */
+            runs = clip_runs(box->run[d], box->runs[d], b * block + first, count, made, runs);
+        /* Merge adjacent runs. */
         box->runs[d] = 0;
         for (int r = 0; r < runs; r++) {
             struct hapt_box_run *last = box->runs[d] > 0 ? &box->run[d][box->runs[d] - 1] : NULL;

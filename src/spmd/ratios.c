@@ -1,8 +1,8 @@
 /*
- * HAP (3) in epigraph form: minimise sum_i times_i (fixed_i + largest_i M + t_i) over ratios B, M >= B_j and t_i >=
- * replicated_ij + sharded_ij B_j. Devices of equal numbers have equal ratios at some optimum (the average of an optimum
- * over their exchange is one, too), so a kind of device is one column; stages whose computation differs by a factor
- * alone are one stage.
+ * Input: stages of a program. Output: the best ratios. HAP (3) in epigraph form: minimise sum_i times_i (fixed_i +
+ * largest_i M + t_i) over ratios B, with M >= B_j and t_i >= replicated_ij + sharded_ij B_j. Devices with equal
+ * coefficients have equal ratios at some optimum (averaging an optimum over their permutations is an optimum, too). So
+ * each kind of device is one column. Stages whose computation differs only by a factor are one stage.
  */
 #include <math.h>
 #include <string.h>
@@ -10,10 +10,10 @@
 #include "hapt/ratios.h"
 #include "hapt/solve.h"
 
-#define EVENNESS 1e-7      /* share of the cost that M costs extra: among equals the most even ratios win */
+#define EVENNESS 1e-7      /* extra cost of M, relative to the cost: the most even ratios win among equals */
 #define FIT_TOLERANCE 1e-8 /* of a linear program's solution; whole units differ by far more */
 
-/* A program's stages as far as they depend on the ratios, over kinds of devices. */
+/* A program's stages, as far as they depend on ratios, by kind of device. */
 struct reduced {
     const struct hapt_ratio_problem *problem;
     int kinds;
@@ -24,7 +24,7 @@ struct reduced {
     double *largest_s;    /* [segments] cost of M */
 };
 
-/* times * max_k (replicated_k + sharded_k B_k), scaled so that the largest number is one. */
+/* times * max_k (replicated_k + sharded_k B_k), scaled so that the largest coefficient is 1. */
 struct curve {
     struct curve *next;
     double times;
@@ -185,13 +185,13 @@ static int count_curves(const struct reduced *reduced, int segment)
     return count;
 }
 
-/* Columns of a segment: a ratio of each kind, their largest, a time of each curve. */
+/* Columns of a segment: a ratio per kind, the largest ratio, a time per curve. */
 static void add_segment(const struct reduced *reduced, int segment, double evenness, int column, struct hapt_lp *lp)
 {
     const int kinds = reduced->kinds, largest = column + kinds;
     int time = largest + 1;
     int index[2];
-    /* All ratios add up to one. */
+    /* All ratios add up to 1. */
     for (int k = 0; k < kinds; k++) {
         lp->value[lp->start[lp->row_count] + k] = reduced->count[k];
         lp->column[lp->start[lp->row_count] + k] = column + k;
@@ -215,7 +215,7 @@ static void add_segment(const struct reduced *reduced, int segment, double evenn
     }
 }
 
-/* A kind's memory, in parts of its limit. */
+/* Memory of each kind, relative to its limit. */
 static void add_memory(const struct reduced *reduced, int first, int end, const int *column, struct hapt_lp *lp)
 {
     const struct hapt_ratio_problem *problem = reduced->problem;
@@ -244,10 +244,10 @@ static enum hapt_status out_of_memory(const struct hapt_ratio_problem *problem)
         limit += problem->limit_bytes[j];
         resident += problem->resident_bytes[j];
     }
-    return hapt_fail(
-        HAPT_ERR_INFEASIBLE, "use more or larger devices, a smaller model, or a program that shards more",
-        "no sharding ratios fit into the memory of %d devices: %.3g GB together, of which %.3g GB are not sharded",
-        problem->devices, 1e-9 * limit, 1e-9 * resident);
+    return hapt_fail(HAPT_ERR_INFEASIBLE, "use more or larger devices, a smaller model, or a program that shards more",
+                     "no sharding ratios fit the memory of %d devices: %.3g GB in total, but %.3g GB are needed for "
+                     "tensors that are not sharded",
+                     problem->devices, 1e-9 * limit, 1e-9 * resident);
 }
 
 static enum hapt_status solve_segments(const struct reduced *reduced, int first, int end, double evenness,
@@ -273,7 +273,8 @@ static enum hapt_status solve_segments(const struct reduced *reduced, int first,
     if (solution.result == HAPT_LP_INFEASIBLE && problem->limit_bytes) return out_of_memory(problem);
     if (solution.result != HAPT_LP_OPTIMAL)
         return hapt_fail(HAPT_ERR_INTERNAL, "report this with the model and the cluster file",
-                         "the linear program of sharding ratios ended as %s", hapt_lp_result_name(solution.result));
+                         "the linear program of the sharding ratios ended with status %s",
+                         hapt_lp_result_name(solution.result));
     *solver = solution.solver;
     for (int s = first; s < end; s++) {
         double *share = ratio + (size_t)s * problem->devices, sum = 0;
@@ -284,7 +285,7 @@ static enum hapt_status solve_segments(const struct reduced *reduced, int first,
     return HAPT_OK;
 }
 
-/* ---- rivals ---- */
+/* ---- ratios to compare with ---- */
 
 static void fill_rows(const struct hapt_ratio_problem *problem, const double *share, double *ratio)
 {
@@ -292,8 +293,8 @@ static void fill_rows(const struct hapt_ratio_problem *problem, const double *sh
         memcpy(ratio + (size_t)k * problem->devices, share, (size_t)problem->devices * sizeof *share);
 }
 
-/* In proportion to computational power; even where nothing is sharded. */
-static void be_proportional(const struct hapt_ratio_problem *problem, double *share)
+/* Proportional to computational power; even if nothing is sharded. */
+static void proportional_ratios(const struct hapt_ratio_problem *problem, double *share)
 {
     double sum = 0;
     for (int j = 0; j < problem->devices; j++) {
@@ -325,7 +326,7 @@ static enum hapt_status solve(const struct hapt_ratio_problem *problem, struct h
     result->even_s = cost_if_fits(problem, rival);
     double scale = hapt_ratios_cost(problem, rival);
     fill_rows(problem, share, result->ratio);
-    be_proportional(problem, share);
+    proportional_ratios(problem, share);
     fill_rows(problem, share, rival);
     result->proportional_s = cost_if_fits(problem, rival);
     scale = fmin(scale, hapt_ratios_cost(problem, rival));

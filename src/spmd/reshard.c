@@ -1,8 +1,7 @@
-/* Layout changes: two boxes are products of runs, so what they share is a set of small blocks, each a product of runs.
- */
+/* Layout changes: a box is a product of runs, so two boxes share a set of small blocks, each a product of runs. */
 #include "hapt/reshard.h"
 
-/* What both have of one dimension: places in either's local copy. */
+/* Common elements in one dimension, as offsets in either's local copy. */
 struct overlap {
     int64_t in_a, in_b, count;
 };
@@ -25,7 +24,7 @@ static int overlap_runs(const struct hapt_box *a, const struct hapt_box *b, int 
         const struct hapt_box_run x = a->run[d][i], y = b->run[d][j];
         int64_t from = x.start > y.start ? x.start : y.start;
         int64_t end = x.start + x.count < y.start + y.count ? x.start + x.count : y.start + y.count;
-        /* Local places [low, high) of b alone. */
+        /* Only local offsets [low, high) of b. */
         if (from < y.start + low - at_b) from = y.start + low - at_b;
         if (end > y.start + high - at_b) end = y.start + high - at_b;
         if (from < end) {
@@ -46,11 +45,11 @@ struct block {
     int64_t extent[HAPT_MAX_DIMS], start[HAPT_MAX_DIMS], count[HAPT_MAX_DIMS];
 };
 
-/* Its runs, in row-major order; *made NULL: only counts them. */
+/* Its runs, in row-major order; made NULL: only counts them. */
 static int list_block(const struct block *block, size_t element_bytes, struct hapt_strided *made)
 {
     struct hapt_strided runs = {.count = 1, .run = element_bytes};
-    size_t pitch = element_bytes; /* of a place of dimension d */
+    size_t pitch = element_bytes; /* bytes between neighbours in dimension d */
     int d = block->dims - 1;
     for (; d >= 0 && block->count[d] == block->extent[d]; d--) pitch *= (size_t)block->extent[d];
     runs.run = pitch;
@@ -83,7 +82,7 @@ static int list_block(const struct block *block, size_t element_bytes, struct ha
     return total;
 }
 
-/* Block number k of the product of overlaps, as it lies in a or in b. */
+/* Block number k of the product of overlaps, at its offset in a or in b. */
 static struct block block_at(const struct overlaps *overlaps, int k, const int64_t *extent, const int64_t *shift,
                              bool in_a)
 {
@@ -137,7 +136,7 @@ enum hapt_status hapt_reshard_common(const struct hapt_box *a, const struct hapt
     return list_side(&overlaps, extent_b, shift, false, element_bytes, arena, in_b);
 }
 
-void hapt_reshard_whole(const struct hapt_tensor *tensor, struct hapt_box *box)
+void hapt_reshard_full_box(const struct hapt_tensor *tensor, struct hapt_box *box)
 {
     box->dims = tensor->dims;
     for (int d = 0; d < tensor->dims; d++) {

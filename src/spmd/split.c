@@ -1,4 +1,4 @@
-/* Rounding of ratios to shards that add up exactly (HAP 5.1). */
+/* Rounds ratios to shards that add up exactly (HAP 5.1). */
 #include <math.h>
 
 #include "hapt/ratios.h"
@@ -9,8 +9,8 @@ static void split_evenly(int ranks, int64_t units, int64_t *first)
     for (int j = 0; j <= ranks; j++) first[j] = j * share + (j < more ? j : more);
 }
 
-/* The shard that is nearest to its ratio after a change by `step`. Among equals the first one grows and the last one
- * shrinks, so that equal ratios leave the larger shards in front. */
+/* The shard that is nearest to its ratio after a change by `step`. Ties: the first one grows, the last one shrinks,
+ * so that equal ratios put the larger shards first. */
 static int pick(const double *ratio, double scale, int ranks, const int64_t *size, int step)
 {
     int best = -1;

@@ -1,4 +1,4 @@
-/* Synthesis from end to end: the problem, the search under the price of memory, the program, its proof. */
+/* Synthesis from end to end: the problem, the search at several prices of memory, the program and its proof. */
 #include <math.h>
 #include <string.h>
 
@@ -8,12 +8,12 @@
 struct attempt {
     struct hapt_axis_program program;
     struct hapt_program_price price;
-    double worst; /* part of its limit that the fullest device needs */
-    int device;   /* that one */
+    double worst; /* memory of the fullest device, relative to its limit */
+    int device;   /* the fullest device */
 };
 
-/* With limits the fullest device by its limit, else by bytes. */
-static void judge_memory(const struct hapt_axis *axis, const struct hapt_synthesis_options *options,
+/* The fullest device: relative to its limit, without limits by bytes. */
+static void find_fullest(const struct hapt_axis *axis, const struct hapt_synthesis_options *options,
                          struct attempt *attempt)
 {
     attempt->worst = -1;
@@ -26,14 +26,14 @@ static void judge_memory(const struct hapt_axis *axis, const struct hapt_synthes
     }
 }
 
-/* What was chosen as a program, checked and priced device by device. */
-static enum hapt_status prove(const struct problem *problem, const struct chosen *chosen, struct hapt_arena *arena,
-                              struct attempt *attempt)
+/* Turns decisions into a program, checks it and prices it device by device. */
+static enum hapt_status check_and_price(const struct problem *problem, const struct chosen *chosen,
+                                        struct hapt_arena *arena, struct attempt *attempt)
 {
     HAPT_TRY(hapt_program_emit(problem, chosen, arena, &attempt->program));
     HAPT_TRY(hapt_axis_program_price(problem->sharding, problem->axis_index, problem->axis, problem->costs,
                                      problem->options, &attempt->program, arena, &attempt->price));
-    judge_memory(problem->axis, problem->options, attempt);
+    find_fullest(problem->axis, problem->options, attempt);
     return HAPT_OK;
 }
 
@@ -43,10 +43,10 @@ static enum hapt_status try_prices(struct problem *problem, struct hapt_arena *a
     struct chosen chosen = {0};
     double cost_s;
     HAPT_TRY(hapt_path_search(problem, problem->arena, chain, &chosen, &cost_s, report));
-    HAPT_TRY(prove(problem, &chosen, arena, attempt));
+    HAPT_TRY(check_and_price(problem, &chosen, arena, attempt));
     bool priced = false;
     for (int j = 0; j < problem->classes; j++) priced = priced || problem->multiplier[j] > 0;
-    /* Segments synchronise more often than the program does, memory has a price: the search may only be dearer. */
+    /* The search may only overestimate: segments synchronise more often than the program, and memory has a price. */
     HAPT_ASSERT(priced || attempt->price.cost_s <= cost_s * (1 + 1e-9) + 1e-12);
     return HAPT_OK;
 }
@@ -57,11 +57,11 @@ static bool is_within(const struct problem *problem, const struct attempt *attem
 }
 
 /*
- * Memory by a Lagrange multiplier: bytes of the kinds of devices that lack memory cost seconds. The price is raised
- * until the program fits. Between the dearest price that does not and the cheapest that does, the next one is that at
- * which both programs cost the same: it finds one that is cheaper there than both, or there is none. The ways through
- * every segment that these searches find are then joined to the cheapest program that fits. Every program is checked
- * exactly.
+ * Lagrange multiplier for memory: on kinds of devices short of memory, bytes cost seconds. The price is raised until
+ * the program fits. Then prices between the highest that does not fit and the lowest that fits are tried: the next one
+ * makes both programs cost the same. Either a program is found that is cheaper there than both, or there is none.
+ * Finally, the paths through every segment from all searches are joined into the cheapest program that fits. Every
+ * program is checked exactly.
  */
 struct prices {
     struct problem *problem;
@@ -74,7 +74,7 @@ struct prices {
     bool found;
 };
 
-static void tell(const struct problem *problem, const struct attempt *attempt)
+static void report_program(const struct problem *problem, const struct attempt *attempt)
 {
     const struct hapt_synthesis_options *options = problem->options;
     if (options->found)
@@ -87,7 +87,7 @@ static enum hapt_status try_price(struct prices *prices, double price, struct at
     struct problem *problem = prices->problem;
     for (int j = 0; j < problem->classes; j++) problem->multiplier[j] = prices->scarce[j] ? price : 0;
     HAPT_TRY(try_prices(problem, prices->arena, prices->chain, prices->report, attempt));
-    tell(problem, attempt);
+    report_program(problem, attempt);
     if (is_within(problem, attempt)) {
         if (!prices->found || attempt->price.cost_s < prices->high.price.cost_s) prices->high = *attempt;
         prices->found = true;
@@ -107,7 +107,7 @@ static double scarce_bytes(const struct prices *prices, const struct attempt *at
     return bytes;
 }
 
-/* Until a program fits, or prices save nothing more. */
+/* Raises the price until a program fits or the memory no longer shrinks. */
 static enum hapt_status raise_price(struct prices *prices, double first)
 {
     enum { RAISES = 16, IDLE = 3 };
@@ -117,7 +117,7 @@ static enum hapt_status raise_price(struct prices *prices, double first)
         HAPT_TRY(try_price(prices, round == 0 ? first : 8 * prices->low_price, &attempt));
         if (prices->found) break;
         const int class = prices->problem->class_of[attempt.device];
-        /* A price that is many times what all else costs has saved what it can. */
+        /* A price many times all other costs has saved all it can. */
         const bool saves =
             attempt.worst < least * (1 - 1e-9) || !prices->scarce[class] || prices->low_price < 16 * first;
         idle = saves ? 0 : idle + 1;
@@ -132,9 +132,9 @@ static bool same_attempt(const struct attempt *a, const struct attempt *b)
     return fabs(a->price.cost_s - b->price.cost_s) <= 1e-12 * b->price.cost_s && a->worst == b->worst;
 }
 
-/* What a search counts differs from what a program takes where segments share what is kept: the limit is moved by that
- * and the ways are joined again. */
-static enum hapt_status join_ways(struct prices *prices)
+/* The search's memory differs from the program's if segments share kept tensors. Shift the limit by the difference
+ * and join the paths again. */
+static enum hapt_status join_paths(struct prices *prices)
 {
     enum { TRIES = 4 };
     const struct problem *problem = prices->problem;
@@ -149,8 +149,8 @@ static enum hapt_status join_ways(struct prices *prices)
             return HAPT_OK;
         }
         HAPT_TRY(status);
-        HAPT_TRY(prove(problem, &chosen, prices->arena, &attempt));
-        tell(problem, &attempt);
+        HAPT_TRY(check_and_price(problem, &chosen, prices->arena, &attempt));
+        report_program(problem, &attempt);
         const bool within = is_within(problem, &attempt);
         if (within && (!prices->found || attempt.price.cost_s < prices->high.price.cost_s)) prices->high = attempt;
         prices->found = prices->found || within;
@@ -166,8 +166,8 @@ static enum hapt_status join_ways(struct prices *prices)
     return HAPT_OK;
 }
 
-/* For who hears of them: programs between the fastest and the one that fits, at limits between what the two need. */
-static enum hapt_status tell_between(struct prices *prices, const struct attempt *fastest)
+/* Reports programs between the fastest and the one that fits, at limits between the memory of both. */
+static enum hapt_status report_between(struct prices *prices, const struct attempt *fastest)
 {
     enum { STEPS = 5 };
     const struct problem *problem = prices->problem;
@@ -184,8 +184,8 @@ static enum hapt_status tell_between(struct prices *prices, const struct attempt
             continue;
         }
         HAPT_TRY(status);
-        HAPT_TRY(prove(problem, &chosen, prices->arena, &attempt));
-        tell(problem, &attempt);
+        HAPT_TRY(check_and_price(problem, &chosen, prices->arena, &attempt));
+        report_program(problem, &attempt);
     }
     return HAPT_OK;
 }
@@ -207,7 +207,7 @@ static enum hapt_status search_prices(struct problem *problem, struct hapt_arena
         const double more = scarce_bytes(&prices, &low) - scarce_bytes(&prices, &high);
         double price = more > 0 ? (high.price.cost_s - low.price.cost_s) / more : -1;
         struct attempt attempt;
-        /* Prices differ by device and searches are cut short: the two need not be neighbours. */
+        /* Prices differ by device and searches are truncated, so the computed price may lie outside the interval. */
         if (!(price > prices.low_price && price < prices.high_price))
             price = (prices.low_price + prices.high_price) / 2;
         HAPT_TRY(try_price(&prices, price, &attempt));
@@ -215,8 +215,8 @@ static enum hapt_status search_prices(struct problem *problem, struct hapt_arena
             prices.scarce[problem->class_of[attempt.device]] || !is_within(problem, &attempt);
         if (same_attempt(&attempt, &low) || same_attempt(&attempt, &high)) break;
     }
-    HAPT_TRY(join_ways(&prices));
-    if (problem->options->found) HAPT_TRY(tell_between(&prices, best));
+    HAPT_TRY(join_paths(&prices));
+    if (problem->options->found) HAPT_TRY(report_between(&prices, best));
     *best = prices.high;
     if (prices.found) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use more devices, a smaller microbatch or more stages",
@@ -228,7 +228,7 @@ static enum hapt_status check_arguments(const struct hapt_axis *axis, const stru
 {
     if (axis->size < 1 || (axis->ratio && axis->ratio_count < 1))
         return hapt_fail(HAPT_ERR_INPUT, NULL,
-                         "an axis has at least one device and, with ratios, at least one vector of them");
+                         "an axis needs at least one device and, with ratios, at least one ratio vector");
     for (int j = 0; options->memory_bytes && j < axis->size; j++)
         if (!(options->memory_bytes[j] > 0))
             return hapt_fail(HAPT_ERR_INPUT, NULL, "the memory limit of device %d is not positive", j);
@@ -248,19 +248,19 @@ static void fill_report(const struct problem *problem, const struct attempt *att
     report->memory_bytes = attempt->price.memory_bytes[attempt->device];
     if (report->because[0] != '\0') return;
     if (problem->merged)
-        report->because = "devices of too many kinds count as alike";
+        report->because = "there are too many kinds of devices, so different ones were treated as equal";
     else if (problem->crowded)
-        report->because = "a tensor has more layouts than are told apart";
+        report->because = "a tensor has more layouts than the search distinguishes";
     else if (priced)
-        report->because = "memory is kept by a price on it";
+        report->because = "the memory limit was enforced by a price on memory";
     else if (report->segments > 1)
-        report->because = "tensors cross from segment to segment in one layout";
+        report->because = "a tensor crosses between segments in one layout only";
     else if (problem->joins_parts)
-        report->because = "parts of one gradient are brought to their parameter one by one";
+        report->because = "parts of one gradient are brought to their parameter's layout one by one";
     else if (problem->memory_resource && problem->reduce_count > 0)
-        report->because = "sums of gradients over the outer axis end as fast as can be, whatever memory that takes";
+        report->because = "sums of gradients over the outer axis end as fast as possible, whatever memory that takes";
     else if (!problem->options->exact)
-        report->because = "versions of gradients are made behind their writers";
+        report->because = "versions of gradients are made right after their writers";
     else
         report->optimal = true;
 }
@@ -274,7 +274,7 @@ static enum hapt_status synthesise(const struct hapt_sharding *sharding, int axi
     HAPT_TRY(check_arguments(axis, options));
     HAPT_TRY(hapt_problem_build(sharding, axis_index, axis, costs, options, scratch, &problem));
     HAPT_TRY(try_prices(&problem, arena, NULL, report, best));
-    tell(&problem, best);
+    report_program(&problem, best);
     if (!is_within(&problem, best)) HAPT_TRY(search_prices(&problem, arena, report, best));
     fill_report(&problem, best, report);
     return HAPT_OK;

@@ -1,4 +1,4 @@
-/* Where segments meet: every crossing tensor in one layout. */
+/* Borders between segments: every crossing tensor has one layout. */
 #include <math.h>
 
 #include "synthesis_private.h"
@@ -8,39 +8,42 @@ bool hapt_border_allows(const struct problem *problem, const struct layouts *lay
     const unsigned allowed = problem->options->boundary_layouts;
     if (layout == PARTIAL) return false;
     if (!allowed) return true;
-    return allowed >> (layout == WHOLE ? 0 : 1 + layouts->property[layout].dim) & 1u;
+    return allowed >> (layout == REPLICATED ? 0 : 1 + layouts->property[layout].dim) & 1u;
 }
 
-double hapt_border_cost(const struct object *object, uint32_t word, int layout, struct border_move *move, int *moves)
+double hapt_border_cost(const struct object *object, uint32_t word, int layout, struct border_conversion *conversion,
+                        int *conversion_count)
 {
     const struct layouts *layouts = object->layouts;
     const layout_set there = (layout_set)(closure_of(layouts, made_of(word)) & ~(1u << PARTIAL)),
                      awaited = awaited_of(word);
     double seconds = 0;
-    *moves = 0;
+    *conversion_count = 0;
     if (object->kind == OBJECT_FORWARD) {
         if (awaited & ~closure_of(layouts, (layout_set)(made_of(word) | 1u << layout))) return INFINITY;
         if (there >> layout & 1u) return 0;
-        int best = WHOLE;
+        int best = REPLICATED;
         for (int l = 0; l < layouts->count; l++)
             if (there >> l & 1u &&
                 layouts->convert_s[l][layout] < (there >> best & 1u ? layouts->convert_s[best][layout] : INFINITY))
                 best = l;
         if (!(there >> best & 1u)) return INFINITY;
-        move[(*moves)++] = (struct border_move){.from = (unsigned char)best, .to = (unsigned char)layout};
+        conversion[(*conversion_count)++] =
+            (struct border_conversion){.from = (unsigned char)best, .to = (unsigned char)layout};
         return layouts->convert_s[best][layout];
     }
     const layout_set have = closure_of(layouts, (layout_set)(1u << layout));
     for (int l = 0; l < layouts->count; l++) {
         if (!(awaited >> l & 1u) || have >> l & 1u) continue;
         seconds += layouts->convert_s[layout][l];
-        if (*moves == MOST_LAYOUTS) return INFINITY;
-        move[(*moves)++] = (struct border_move){.from = (unsigned char)layout, .to = (unsigned char)l};
+        if (*conversion_count == MOST_LAYOUTS) return INFINITY;
+        conversion[(*conversion_count)++] =
+            (struct border_conversion){.from = (unsigned char)layout, .to = (unsigned char)l};
     }
-    if (*moves > 1 && layouts->convert_s[layout][WHOLE] < seconds) {
-        *moves = 1;
-        move[0] = (struct border_move){.from = (unsigned char)layout, .to = WHOLE};
-        seconds = layouts->convert_s[layout][WHOLE];
+    if (*conversion_count > 1 && layouts->convert_s[layout][REPLICATED] < seconds) {
+        *conversion_count = 1;
+        conversion[0] = (struct border_conversion){.from = (unsigned char)layout, .to = REPLICATED};
+        seconds = layouts->convert_s[layout][REPLICATED];
     }
     return seconds;
 }
@@ -62,7 +65,7 @@ double hapt_border_spread(const struct problem *problem, const struct segment *s
     return sum;
 }
 
-/* ---- the limit that known outcomes set ---- */
+/* ---- the limit set by known outcomes ---- */
 
 static bool is_layout(const struct object *object)
 {
@@ -82,7 +85,7 @@ struct limit {
     const struct segment *segment;
     const struct outcome *outcome;
     int count;
-    const uint32_t *decided; /* words of parameters, as one outcome has them */
+    const uint32_t *decided; /* words of parameters in one outcome */
 };
 
 static const struct object *crossing(const struct limit *limit, int k)
@@ -97,7 +100,7 @@ static bool same_decided(const struct limit *limit, const uint32_t *word)
     return true;
 }
 
-/* What the cheapest outcome costs that is converted to the layouts given. */
+/* Cost of the cheapest outcome, converted to the given layouts. */
 static double reached(const struct limit *limit, const unsigned char *layout)
 {
     double least = INFINITY;
@@ -117,7 +120,7 @@ static double reached(const struct limit *limit, const unsigned char *layout)
     return least;
 }
 
-/* The dearest of all layouts. */
+/* The highest such cost over all layouts. */
 static double dearest(const struct limit *limit, int k, unsigned char *layout)
 {
     double most = 0;
@@ -145,7 +148,7 @@ double hapt_border_limit(const struct problem *problem, const struct segment *se
     for (int o = 0; o < count; o++) least = fmin(least, outcome[o].cost_s);
     if (ends * count > MOST_LOOKED_AT) return least + hapt_border_spread(problem, segment);
     for (int o = 0; o < count; o++) {
-        bool known = false; /* these layouts of parameters */
+        bool known = false; /* true: these parameter layouts were tried already */
         limit.decided = outcome[o].word;
         for (int other = 0; !known && other < o; other++) known = same_decided(&limit, outcome[other].word);
         if (!known) most = fmax(most, dearest(&limit, 0, layout));

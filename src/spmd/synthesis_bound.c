@@ -1,7 +1,7 @@
 /*
- * What a state cannot avoid any more: the cheapest cut of every step behind, with the sums that such a cut leaves to be
- * done; where steps share a parameter, the cheapest cuts that agree on its layout, with the end of its gradient; and
- * the conversions between what lives and the steps that meet it next.
+ * Lower bound of a state's remaining cost. It adds the cheapest cut of every remaining step, with the sums that the cut
+ * leaves. If steps share a parameter, it takes the cheapest cuts that agree on the parameter's layout, with the end of
+ * its gradient. It adds the conversions between live tensors and the next steps that use them.
  */
 #include <math.h>
 #include <string.h>
@@ -17,11 +17,11 @@ struct bounding {
     int steps, classes;
     struct bound_at *bound;
     int *number;       /* [object] local number, of the segment's objects */
-    double *removal_s; /* [local] the least that partial sums of it cost until they are none any more */
-    bool *may_stay;    /* [local] gradients: partial sums may stay what they are */
-    double **sums_s;   /* [step] by choice: the least that its partial sums and exchanges cost */
+    double *removal_s; /* [local] least cost to remove partial sums of it */
+    bool *may_stay;    /* [local] gradients: partial sums may remain */
+    double **sums_s;   /* [step] by choice: least cost of its partial sums and exchanges */
     double *least_s;   /* [step][classes] */
-    int *head, *next;  /* [local], [step] steps that touch a parameter, first to last */
+    int *head, *next;  /* [local], [step] steps that touch a parameter, in order */
 };
 
 /* ---- partial sums ---- */
@@ -39,8 +39,8 @@ static const struct object *local_object(const struct bounding *bounding, int lo
     return &bounding->problem->object[bounding->segment->local[local]];
 }
 
-/* What the partial sums of a choice cost until they are none any more. What is added to another gradient shares that
- * with it. */
+/* Least cost of removing a choice's partial sums. A gradient's intermediate value that is only added to has
+ * removal_s 0; the removal of its final value covers it. */
 static double removal_of_outputs(const struct bounding *bounding, const struct step *step, const struct choice *choice)
 {
     double sum = 0;
@@ -59,14 +59,15 @@ static int partial_inputs(const struct step *step, const struct choice *choice)
 }
 
 /*
- * Of a gradient that no reader takes as partial sums its writer removes them. Sums of an activation are removed behind
- * its writer or behind a reader that passes them on, which shares that among its operands; never behind the segment.
+ * The writer of a gradient removes its partial sums unless a reader takes them. Sums of an activation are removed after
+ * its writer, or after a reader that passes them on; that cost is shared among the reader's operands. Nothing is
+ * removed after the segment.
  */
 static void find_removals(struct bounding *bounding)
 {
     const struct segment *segment = bounding->segment;
-    for (int s = segment->first; s < segment->end;
-         s++) { /* what a gradient is added to is written before it, and comes behind it here */
+    for (int s = segment->first; s < segment->end; s++) { /* in ascending order: the previous value of a gradient is
+                                                             written earlier but appears later in the folded steps */
         const struct step *step = &bounding->problem->step[s];
         for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
             if (step->output[o] < 0 || step->previous[o] < 0) continue;
@@ -118,7 +119,7 @@ static enum hapt_status price_steps(struct bounding *bounding)
     return HAPT_OK;
 }
 
-/* The largest parameter that a step reads or writes the gradient of, a local object, or NONE. */
+/* The largest parameter that a step reads, or whose gradient it writes, as a local object; or NONE. */
 static int parameter_of(const struct bounding *bounding, const struct step *step)
 {
     const struct problem *problem = bounding->problem;
@@ -134,7 +135,7 @@ static int parameter_of(const struct bounding *bounding, const struct step *step
     return best == NONE ? NONE : bounding->number[best];
 }
 
-/* Does this step alone write the gradient, and does it end in the segment? */
+/* True if only this step writes the gradient and the gradient ends in the segment. */
 static bool ends_gradient(const struct bounding *bounding, int gradient, int step)
 {
     const struct problem *problem = bounding->problem;
@@ -147,7 +148,7 @@ static bool ends_gradient(const struct bounding *bounding, int gradient, int ste
     return true;
 }
 
-/* What the end of a gradient costs a microbatch, memory by its price. */
+/* Cost of ending a gradient, per microbatch, plus its memory at the current price. */
 static double end_s(const struct problem *problem, const struct ending *ending, int written, int layout)
 {
     double seconds = ending->seconds[written][layout] / problem->microbatches;
@@ -156,10 +157,10 @@ static double end_s(const struct problem *problem, const struct ending *ending, 
     return seconds;
 }
 
-/* The cheapest way of a step when a parameter has a layout, with the end of its gradient where the step alone writes
- * it. */
+/* The cheapest choice of a step for each layout of a parameter, with the end of its gradient if only this step
+ * writes it. */
 static void step_with_layouts(const struct bounding *bounding, int s, int parameter,
-                              double *seconds /* [MOST_LAYOUTS][classes], added to */)
+                              double *seconds /* [MOST_LAYOUTS][classes], incremented */)
 {
     const struct problem *problem = bounding->problem;
     const struct step *step = &problem->step[bounding->segment->first + s];
@@ -175,7 +176,8 @@ static void step_with_layouts(const struct bounding *bounding, int s, int parame
             const struct choice *choice = &step->choice[c];
             double its = bounding->sums_s[s][c];
             for (int i = 0; i < HAPT_MAX_INPUTS; i++)
-                if (step->input[i] == object && choice->input[i] != l && (l != WHOLE || choice->input[i] == PARTIAL))
+                if (step->input[i] == object && choice->input[i] != l &&
+                    (l != REPLICATED || choice->input[i] == PARTIAL))
                     its = INFINITY;
             for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
                 if (ends[o]) its += end_s(problem, problem->object[step->output[o]].ending, choice->output[o], l);
@@ -185,7 +187,7 @@ static void step_with_layouts(const struct bounding *bounding, int s, int parame
     }
 }
 
-/* By place, what the steps behind take more when a parameter has a layout. */
+/* By position: the extra cost of the remaining steps for each layout of a parameter. */
 static enum hapt_status price_parameter(struct bounding *bounding, int parameter, double *extra /* [steps][classes] */)
 {
     const int classes = bounding->classes, first = bounding->head[parameter];
@@ -214,7 +216,7 @@ static enum hapt_status price_parameter(struct bounding *bounding, int parameter
         memcpy(before, more, MOST_LAYOUTS * (size_t)classes * sizeof *more);
         more = before;
     }
-    if (object->first < bounding->segment->first) return HAPT_OK; /* decided */
+    if (object->first < bounding->segment->first) return HAPT_OK; /* decided before the segment */
     for (int j = 0; count && j < classes; j++) {
         double least = INFINITY;
         for (int l = 0; l < object->layouts->count; l++)
@@ -259,23 +261,23 @@ static enum hapt_status add_up(struct bounding *bounding, const double *extra)
     return HAPT_OK;
 }
 
-/* ---- what meets ---- */
+/* ---- conversions to the next use ---- */
 
 static int unit_of(const struct problem *problem, int step)
 {
     return problem->graph->op[problem->step[step].op].forward_op;
 }
 
-/* The step that object meets at a place: of an activation the next forward one that reads it or, behind those, the next
- * backward one; of a gradient its writer, or the end. NONE: nothing. */
-static int step_met(const struct bounding *bounding, int place, int index)
+/* The step that next uses an object at a position. For an activation, the next forward step that reads it, or,
+ * after those, the next backward one. For a gradient, its writer, or the end. NONE: nothing. */
+static int step_of_next_use(const struct bounding *bounding, int position, int index)
 {
     const struct segment *segment = bounding->segment;
     const struct object *object = &bounding->problem->object[index];
     int backward = NONE;
     if (object->kind == OBJECT_GRADIENT && object->last >= segment->end) return segment->end;
     if (object->kind != OBJECT_FORWARD && object->kind != OBJECT_GRADIENT) return NONE;
-    for (int s = segment->first + place; s < segment->end; s++) {
+    for (int s = segment->first + position; s < segment->end; s++) {
         const struct step *step = &bounding->problem->step[s];
         if (object->kind == OBJECT_GRADIENT) {
             for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
@@ -291,9 +293,9 @@ static int step_met(const struct bounding *bounding, int place, int index)
     return backward;
 }
 
-/* The same meeting may stand at the place before. */
-static bool same_meeting(const struct bound_at *a, const struct meeting *x, const struct bound_at *b,
-                         const struct meeting *y)
+/* A next use may equal one at the previous position. */
+static bool same_next_use(const struct bound_at *a, const struct next_use *x, const struct bound_at *b,
+                          const struct next_use *y)
 {
     bool same = x->step == y->step && x->count == y->count;
     for (int k = 0; same && k < x->count; k++)
@@ -301,83 +303,86 @@ static bool same_meeting(const struct bound_at *a, const struct meeting *x, cons
     return same;
 }
 
-static enum hapt_status remember(const struct bounding *bounding, const struct bound_at *bound, struct meeting *meeting)
+static enum hapt_status find_cache(const struct bounding *bounding, const struct bound_at *bound,
+                                   struct next_use *next_use)
 {
     const struct bound_at *before = bound > bounding->bound ? bound - 1 : NULL;
-    for (int m = 0; before && m < before->meeting_count; m++) {
-        if (!same_meeting(before, &before->meeting[m], bound, meeting)) continue;
-        meeting->remembered = before->meeting[m].remembered;
+    for (int m = 0; before && m < before->next_use_count; m++) {
+        if (!same_next_use(before, &before->next_use[m], bound, next_use)) continue;
+        next_use->use_cache = before->next_use[m].use_cache;
         return HAPT_OK;
     }
-    HAPT_NEW(meeting->remembered, bounding->arena, 1);
-    HAPT_NEW(meeting->remembered->word, bounding->arena, REMEMBERED * meeting->count);
+    HAPT_NEW(next_use->use_cache, bounding->arena, 1);
+    HAPT_NEW(next_use->use_cache->word, bounding->arena, USE_CACHE_SIZE * next_use->count);
     return HAPT_OK;
 }
 
-/* What of a place's objects meets a step, `met` [slot_count]. */
-static enum hapt_status add_meeting(const struct bounding *bounding, struct bound_at *bound, int s, const int *met)
+/* Adds the objects of a position that step s uses, `next_step` [slot_count]. */
+static enum hapt_status add_next_use(const struct bounding *bounding, struct bound_at *bound, int s,
+                                     const int *next_step)
 {
     const struct problem *problem = bounding->problem;
-    struct meeting *meeting = &bound->meeting[bound->meeting_count];
-    *meeting = (struct meeting){.step = s};
-    HAPT_NEW(meeting->object, bounding->arena, bound->slot_count + HAPT_MAX_INPUTS);
+    struct next_use *next_use = &bound->next_use[bound->next_use_count];
+    *next_use = (struct next_use){.step = s};
+    HAPT_NEW(next_use->object, bounding->arena, bound->slot_count + HAPT_MAX_INPUTS);
     for (int slot = 0; slot < bound->slot_count && slot < 256; slot++) {
         const int index = bounding->segment->local[bound->slot[slot]];
         const double removed_s = bounding->removal_s[bound->slot[slot]];
-        if (met[slot] == NONE) continue;
+        if (next_step[slot] == NONE) continue;
         if (s == bounding->segment->end) {
-            if (met[slot] == s)
-                meeting->object[meeting->count++] =
-                    (struct meeting_object){(unsigned char)slot, HAPT_MAX_INPUTS, false, removed_s};
+            if (next_step[slot] == s)
+                next_use->object[next_use->count++] =
+                    (struct next_use_object){(unsigned char)slot, HAPT_MAX_INPUTS, false, removed_s};
             continue;
         }
         const struct step *step = &problem->step[s];
         if (problem->object[index].kind == OBJECT_GRADIENT) {
             for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
-                if (met[slot] == s && step->output[o] == index)
-                    meeting->object[meeting->count++] = (struct meeting_object){
+                if (next_step[slot] == s && step->output[o] == index)
+                    next_use->object[next_use->count++] = (struct next_use_object){
                         (unsigned char)slot, (unsigned char)(HAPT_MAX_INPUTS + o), false, removed_s};
             continue;
         }
-        if (met[slot] == bounding->segment->end || unit_of(problem, met[slot]) != unit_of(problem, s)) continue;
+        if (next_step[slot] == bounding->segment->end || unit_of(problem, next_step[slot]) != unit_of(problem, s))
+            continue;
         for (int i = 0; i < HAPT_MAX_INPUTS; i++)
             if (step->input[i] == index)
-                meeting->object[meeting->count++] =
-                    (struct meeting_object){(unsigned char)slot, (unsigned char)i, step->backward, 0};
+                next_use->object[next_use->count++] =
+                    (struct next_use_object){(unsigned char)slot, (unsigned char)i, step->backward, 0};
     }
-    if (meeting->count == 0) return HAPT_OK;
-    bound->meeting_count++;
-    return remember(bounding, bound, meeting);
+    if (next_use->count == 0) return HAPT_OK;
+    bound->next_use_count++;
+    return find_cache(bounding, bound, next_use);
 }
 
-static enum hapt_status list_meetings(const struct bounding *bounding, int place)
+static enum hapt_status list_next_uses(const struct bounding *bounding, int position)
 {
     const struct segment *segment = bounding->segment;
     const struct problem *problem = bounding->problem;
-    struct bound_at *bound = &bounding->bound[place];
-    int *met, *unit; /* [steps] those of them that are met, by unit */
-    HAPT_NEW(met, bounding->arena, bound->slot_count);
-    HAPT_NEW(unit, bounding->arena, bounding->steps);
-    HAPT_NEW(bound->meeting, bounding->arena, bounding->steps - place + 1);
+    struct bound_at *bound = &bounding->bound[position];
+    int *next_step; /* [slot_count] the step that next uses the object */
+    HAPT_NEW(next_step, bounding->arena, bound->slot_count);
+    HAPT_NEW(bound->next_use, bounding->arena, bounding->steps - position + 1);
     HAPT_NEW(bound->pending, bounding->arena, bound->slot_count);
     for (int slot = 0; slot < bound->slot_count; slot++)
-        met[slot] = step_met(bounding, place, segment->local[bound->slot[slot]]);
-    for (int first = place; first < bounding->steps; first++) {
+        next_step[slot] = step_of_next_use(bounding, position, segment->local[bound->slot[slot]]);
+    for (int first = position; first < bounding->steps; first++) {
         const int its = unit_of(problem, segment->first + first);
         bool known = false;
-        for (int s = place; s < first && !known; s++) known = unit_of(problem, segment->first + s) == its;
-        const int before = bound->meeting_count;
+        for (int s = position; s < first && !known; s++) known = unit_of(problem, segment->first + s) == its;
+        const int before = bound->next_use_count;
         for (int s = first; s < bounding->steps && !known; s++) {
             if (unit_of(problem, segment->first + s) != its) continue;
-            const int count = bound->meeting_count;
-            HAPT_TRY(add_meeting(bounding, bound, segment->first + s, met));
-            if (bound->meeting_count > count) bound->meeting[count].follows = count > before;
+            const int count = bound->next_use_count;
+            HAPT_TRY(add_next_use(bounding, bound, segment->first + s, next_step));
+            if (bound->next_use_count > count) bound->next_use[count].follows = count > before;
         }
     }
-    return add_meeting(bounding, bound, segment->end, met);
+    return add_next_use(bounding, bound, segment->end, next_step);
 }
 
-/* From a layout that a writer brings about to all that wait for the gradient. */
+/* Cost from a layout that a writer produces to all layouts that wait for the gradient: one conversion each, or all
+ * from the replicated one. */
 static double lacking_s(const struct layouts *layouts, int from, layout_set awaited)
 {
     const layout_set lacking = (layout_set)(awaited & ~closure_of(layouts, (layout_set)(1u << from)));
@@ -385,11 +390,11 @@ static double lacking_s(const struct layouts *layouts, int from, layout_set awai
     if (lacking & 1u << PARTIAL || (lacking && from == PARTIAL)) return INFINITY;
     for (int l = 0; l < layouts->count; l++)
         if (lacking >> l & 1u) apart += layouts->convert_s[from][l];
-    return lacking ? fmin(apart, layouts->convert_s[from][WHOLE]) : 0;
+    return lacking ? fmin(apart, layouts->convert_s[from][REPLICATED]) : 0;
 }
 
-/* From what a writer makes to all that wait: the dearest of them at least; in long models all of them are made behind
- * the writer. */
+/* Cost from a writer's layout to all layouts that wait. If exact, at least the dearest of them. Otherwise (long
+ * models) all of them, since they are made right after the writer. */
 static double deliver_s(const struct layouts *layouts, int made, layout_set awaited, bool exact)
 {
     double seconds = exact ? 0 : lacking_s(layouts, made, awaited);
@@ -401,7 +406,7 @@ static double deliver_s(const struct layouts *layouts, int made, layout_set awai
     return seconds;
 }
 
-/* From the versions that there are to what an operand needs. */
+/* From the existing versions to the one that an operand needs. */
 static double reach_s(const struct layouts *layouts, layout_set made, int need)
 {
     double seconds = INFINITY;
@@ -410,7 +415,7 @@ static double reach_s(const struct layouts *layouts, layout_set made, int need)
     return seconds;
 }
 
-/* At the segment's end from the layout that a gradient crosses in. */
+/* At the segment's end: from the layout in which a gradient crosses. */
 static double cross_s(const struct problem *problem, const struct layouts *layouts, layout_set awaited)
 {
     double seconds = INFINITY;
@@ -419,28 +424,28 @@ static double cross_s(const struct problem *problem, const struct layouts *layou
     return seconds;
 }
 
-static double meet_operand(const struct problem *problem, const struct layouts *layouts, uint32_t word,
-                           const struct choice *choice, const struct meeting_object *object)
+static double operand_cost(const struct problem *problem, const struct layouts *layouts, uint32_t word,
+                           const struct choice *choice, const struct next_use_object *object)
 {
     if (object->operand < HAPT_MAX_INPUTS) return reach_s(layouts, made_of(word), choice->input[object->operand]);
     const int made = choice->output[object->operand - HAPT_MAX_INPUTS];
     const double seconds = deliver_s(layouts, made, awaited_of(word), problem->options->exact);
-    return made == PARTIAL ? fmax(seconds - object->removed_s, 0)
-                           : seconds; /* the removal of sums is in what is left */
+    return made == PARTIAL ? fmax(seconds - object->removed_s, 0) : seconds; /* the removal of sums is in left_s */
 }
 
-/* The least that all operands of a step cost, and those that the forward step does not count. */
-static void meet_step(const struct problem *problem, const struct segment *segment, const struct bound_at *bound,
-                      const struct meeting *meeting, const uint32_t *word, double *all_s, double *own_s)
+/* Least costs of converting a step's operands: *all_s of all, *own_s of those that the unit's forward step does not
+ * count. */
+static void use_cost(const struct problem *problem, const struct segment *segment, const struct bound_at *bound,
+                     const struct next_use *next_use, const uint32_t *word, double *all_s, double *own_s)
 {
-    const struct step *step = &problem->step[meeting->step];
+    const struct step *step = &problem->step[next_use->step];
     *all_s = *own_s = INFINITY;
     for (int c = 0; c<step->choice_count && * all_s> 0; c++) {
         double all = 0, own = 0;
-        for (int k = 0; k < meeting->count && (own < *own_s || all < *all_s); k++) {
-            const struct meeting_object *object = &meeting->object[k];
+        for (int k = 0; k < next_use->count && (own < *own_s || all < *all_s); k++) {
+            const struct next_use_object *object = &next_use->object[k];
             const struct layouts *layouts = problem->object[segment->local[bound->slot[object->slot]]].layouts;
-            const double seconds = meet_operand(problem, layouts, word[object->slot], &step->choice[c], object);
+            const double seconds = operand_cost(problem, layouts, word[object->slot], &step->choice[c], object);
             all += seconds;
             if (!object->again) own += seconds;
         }
@@ -449,47 +454,47 @@ static void meet_step(const struct problem *problem, const struct segment *segme
     }
 }
 
-/* The same for words that were met before. */
-static void meet_again(const struct problem *problem, const struct segment *segment, const struct bound_at *bound,
-                       const struct meeting *meeting, const uint32_t *word, double *all_s, double *own_s)
+/* The same, cached by the objects' words. */
+static void use_cost_cached(const struct problem *problem, const struct segment *segment, const struct bound_at *bound,
+                            const struct next_use *next_use, const uint32_t *word, double *all_s, double *own_s)
 {
-    struct remembered *remembered = meeting->remembered;
+    struct use_cache *use_cache = next_use->use_cache;
     uint64_t hash = 0;
-    for (int k = 0; k < meeting->count; k++) hash = (hash ^ word[meeting->object[k].slot]) * 0xbf58476d1ce4e5b9u;
-    const int at = (int)(hash >> 59); /* of REMEMBERED */
-    uint32_t *known = &remembered->word[at * meeting->count];
-    bool same = remembered->known[at];
-    for (int k = 0; same && k < meeting->count; k++) same = known[k] == word[meeting->object[k].slot];
+    for (int k = 0; k < next_use->count; k++) hash = (hash ^ word[next_use->object[k].slot]) * 0xbf58476d1ce4e5b9u;
+    const int at = (int)(hash >> 59); /* of USE_CACHE_SIZE */
+    uint32_t *known = &use_cache->word[at * next_use->count];
+    bool same = use_cache->known[at];
+    for (int k = 0; same && k < next_use->count; k++) same = known[k] == word[next_use->object[k].slot];
     if (!same) {
-        meet_step(problem, segment, bound, meeting, word, &remembered->all_s[at], &remembered->own_s[at]);
-        for (int k = 0; k < meeting->count; k++) known[k] = word[meeting->object[k].slot];
-        remembered->known[at] = true;
+        use_cost(problem, segment, bound, next_use, word, &use_cache->all_s[at], &use_cache->own_s[at]);
+        for (int k = 0; k < next_use->count; k++) known[k] = word[next_use->object[k].slot];
+        use_cache->known[at] = true;
     }
-    *all_s = remembered->all_s[at];
-    *own_s = remembered->own_s[at];
+    *all_s = use_cache->all_s[at];
+    *own_s = use_cache->own_s[at];
 }
 
-double hapt_bound_meetings(const struct problem *problem, const struct segment *segment, const struct bound_at *bound,
-                           const uint32_t *word)
+double hapt_bound_conversions(const struct problem *problem, const struct segment *segment,
+                              const struct bound_at *bound, const uint32_t *word)
 {
     double sum = 0, most = 0;
-    for (int m = 0; m < bound->meeting_count; m++) {
-        const struct meeting *meeting = &bound->meeting[m];
+    for (int m = 0; m < bound->next_use_count; m++) {
+        const struct next_use *next_use = &bound->next_use[m];
         double all_s, own_s;
-        if (!meeting->follows) {
+        if (!next_use->follows) {
             sum += most;
             most = 0;
         }
-        if (meeting->step == segment->end) {
-            for (int k = 0; !problem->options->exact && k < meeting->count; k++) {
-                const int slot = meeting->object[k].slot;
+        if (next_use->step == segment->end) {
+            for (int k = 0; !problem->options->exact && k < next_use->count; k++) {
+                const int slot = next_use->object[k].slot;
                 sum += cross_s(problem, problem->object[segment->local[bound->slot[slot]]].layouts,
                                awaited_of(word[slot]));
             }
             continue;
         }
-        meet_again(problem, segment, bound, meeting, word, &all_s, &own_s);
-        if (problem->step[meeting->step].backward) {
+        use_cost_cached(problem, segment, bound, next_use, word, &all_s, &own_s);
+        if (problem->step[next_use->step].backward) {
             sum += own_s;
             most = fmax(most, all_s - own_s);
         } else {
@@ -536,7 +541,7 @@ enum hapt_status hapt_bounds_prepare(const struct problem *problem, const struct
     for (int k = 0; k < segment->local_count; k++) bounding.number[segment->local[k]] = k;
     find_removals(&bounding);
     HAPT_TRY(price_steps(&bounding));
-    for (int at = 0; at <= steps; at++) HAPT_TRY(list_meetings(&bounding, at));
+    for (int at = 0; at <= steps; at++) HAPT_TRY(list_next_uses(&bounding, at));
     HAPT_TRY(price_parameters(&bounding, extra));
     return add_up(&bounding, extra);
 }

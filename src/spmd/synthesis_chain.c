@@ -1,12 +1,12 @@
-/* A shortest path with resources: labels of cost and memory, bounded by the prices of memory that the segments were
- * searched with. */
+/* A shortest path with resources: labels of cost and memory. The bounds come from the prices of memory at which the
+ * segments were searched. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "synthesis_chain.h"
 
-/* Labels of a border that go on: first few, for a good way to measure others by; then as many as there may be. */
+/* Labels that go on per border: few first, for a good path as the bound; then as many as allowed. */
 enum { FEW_LABELS = 300, MOST_LABELS = 5000, HALVINGS = 16 };
 #define ROUNDING 1e-12
 #define NONE (-1)
@@ -26,12 +26,12 @@ struct walk {
     struct hapt_arena arena;
     const double *limit;
     double tolerance;
-    double **ahead_s;      /* [border] by node and price: cost and priced memory to the end at least */
-    double **ahead_bytes;  /* [border] by node and class: memory to the end at least */
-    struct labels *labels; /* [border] */
+    double **remaining_s;     /* [border] by node and price: least cost and priced memory to the end */
+    double **remaining_bytes; /* [border] by node and class: least memory to the end */
+    struct labels *labels;    /* [border] */
     int price_count;
-    double (*price)[MOST_CLASSES]; /* the chain's and one that is nearly the best */
-    double known_s;                /* of the best way so far */
+    double (*price)[MOST_CLASSES]; /* the chain's, and one that is nearly the best */
+    double known_s;                /* cost of the best path so far */
     int most_labels;
     bool exact;
 };
@@ -75,7 +75,7 @@ enum hapt_status hapt_chain_add_arc(struct chain *chain, int segment, struct cha
     return HAPT_OK;
 }
 
-/* ---- what is ahead ---- */
+/* ---- lower bounds to the end ---- */
 
 static double priced_s(const struct chain_arc *arc, const double *price, int classes)
 {
@@ -84,45 +84,47 @@ static double priced_s(const struct chain_arc *arc, const double *price, int cla
     return seconds;
 }
 
-static enum hapt_status look_ahead(struct walk *walk)
+static enum hapt_status bound_remaining(struct walk *walk)
 {
     const struct chain *chain = walk->chain;
     const int prices = walk->price_count, classes = chain->classes;
-    HAPT_NEW(walk->ahead_s, &walk->arena, chain->segment_count + 1);
-    HAPT_NEW(walk->ahead_bytes, &walk->arena, chain->segment_count + 1);
+    HAPT_NEW(walk->remaining_s, &walk->arena, chain->segment_count + 1);
+    HAPT_NEW(walk->remaining_bytes, &walk->arena, chain->segment_count + 1);
     for (int s = chain->segment_count; s >= 0; s--) {
         const struct chain_layer *layer = &chain->layer[s];
-        HAPT_NEW(walk->ahead_s[s], &walk->arena, layer->node_count * prices);
-        HAPT_NEW(walk->ahead_bytes[s], &walk->arena, layer->node_count * classes);
-        for (int n = 0; s < chain->segment_count && n < layer->node_count * prices; n++) walk->ahead_s[s][n] = INFINITY;
+        HAPT_NEW(walk->remaining_s[s], &walk->arena, layer->node_count * prices);
+        HAPT_NEW(walk->remaining_bytes[s], &walk->arena, layer->node_count * classes);
+        for (int n = 0; s < chain->segment_count && n < layer->node_count * prices; n++)
+            walk->remaining_s[s][n] = INFINITY;
         for (int n = 0; s < chain->segment_count && n < layer->node_count * classes; n++)
-            walk->ahead_bytes[s][n] = INFINITY;
+            walk->remaining_bytes[s][n] = INFINITY;
         for (int a = 0; a < layer->arc_count; a++) {
             const struct chain_arc *arc = &layer->arc[a];
             for (int p = 0; p < prices; p++) {
-                double *its = &walk->ahead_s[s][arc->from * prices + p];
-                *its = fmin(*its, priced_s(arc, walk->price[p], classes) + walk->ahead_s[s + 1][arc->to * prices + p]);
+                double *its = &walk->remaining_s[s][arc->from * prices + p];
+                *its =
+                    fmin(*its, priced_s(arc, walk->price[p], classes) + walk->remaining_s[s + 1][arc->to * prices + p]);
             }
             for (int j = 0; j < classes; j++) {
-                double *its = &walk->ahead_bytes[s][arc->from * classes + j];
-                *its = fmin(*its, arc->bytes[j] + walk->ahead_bytes[s + 1][arc->to * classes + j]);
+                double *its = &walk->remaining_bytes[s][arc->from * classes + j];
+                *its = fmin(*its, arc->bytes[j] + walk->remaining_bytes[s + 1][arc->to * classes + j]);
             }
         }
     }
     return HAPT_OK;
 }
 
-/* By every price a whole way costs no less than its priced cost less the price of all memory that there is. */
+/* For every price, a full path costs at least its priced cost minus the price of the entire memory limit. */
 static bool bound_label(const struct walk *walk, int border, struct label *label)
 {
     const struct chain *chain = walk->chain;
     label->bound = 0;
     for (int j = 0; j < chain->classes; j++)
-        if (label->bytes[j] + walk->ahead_bytes[border][label->node * chain->classes + j] >
+        if (label->bytes[j] + walk->remaining_bytes[border][label->node * chain->classes + j] >
             walk->limit[j] * (1 + ROUNDING))
             return false;
     for (int p = 0; p < walk->price_count; p++) {
-        double bound = label->cost_s + walk->ahead_s[border][label->node * walk->price_count + p];
+        double bound = label->cost_s + walk->remaining_s[border][label->node * walk->price_count + p];
         for (int j = 0; j < chain->classes; j++) bound -= walk->price[p][j] * (walk->limit[j] - label->bytes[j]);
         label->bound = fmax(label->bound, bound);
     }
@@ -167,7 +169,7 @@ static bool needs_no_more(const struct walk *walk, const struct label *a, const 
     return true;
 }
 
-/* Cheaper labels of a node come first: one falls behind any of them that needs no more memory. */
+/* Labels of a node are sorted by cost: one is dominated by any earlier one that needs no more memory. */
 static void drop_dominated(struct walk *walk, struct labels *labels)
 {
     int kept = 0, first = 0;
@@ -188,7 +190,7 @@ static void drop_dominated(struct walk *walk, struct labels *labels)
     walk->exact = false;
 }
 
-/* ---- ways ---- */
+/* ---- paths ---- */
 
 static bool is_within(const struct walk *walk, const struct label *label)
 {
@@ -205,8 +207,8 @@ static void go_along(const struct chain *chain, const struct chain_arc *arc, str
     for (int j = 0; j < chain->classes; j++) label->bytes[j] += arc->bytes[j];
 }
 
-/* The best way by one price: the memory of it comes back; it is noted when it fits and is the best so far. */
-static enum hapt_status try_price(struct walk *walk, const double *price, const struct chain_arc **way, double *bytes)
+/* The best path at one price; returns its memory. Records it if it fits and is the best so far. */
+static enum hapt_status try_price(struct walk *walk, const double *price, const struct chain_arc **path, double *bytes)
 {
     const struct chain *chain = walk->chain;
     double *ahead, *behind;
@@ -236,13 +238,13 @@ static enum hapt_status try_price(struct walk *walk, const double *price, const 
     memcpy(bytes, label.bytes, sizeof label.bytes);
     if (!is_within(walk, &label) || label.cost_s >= walk->known_s) return HAPT_OK;
     walk->known_s = label.cost_s;
-    memcpy(way, its, (size_t)chain->segment_count * sizeof *way);
+    memcpy(path, its, (size_t)chain->segment_count * sizeof *path);
     return HAPT_OK;
 }
 
-/* The chain's prices and, between the one that takes too much memory and the one that does not, nearly the best bound
- * of all. */
-static enum hapt_status find_prices(struct walk *walk, const struct chain_arc **way)
+/* Finds good prices for bounds: the chain's and, by bisection between one that exceeds the memory and one that
+ * fits, nearly the best. */
+static enum hapt_status find_prices(struct walk *walk, const struct chain_arc **path)
 {
     const struct chain *chain = walk->chain;
     const double *last = chain->price[chain->price_count - 1];
@@ -250,12 +252,12 @@ static enum hapt_status find_prices(struct walk *walk, const struct chain_arc **
     HAPT_NEW(walk->price, &walk->arena, chain->price_count + 2);
     for (int p = 0; p < chain->price_count; p++) {
         memcpy(walk->price[walk->price_count++], chain->price[p], sizeof *walk->price);
-        HAPT_TRY(try_price(walk, chain->price[p], way, bytes));
+        HAPT_TRY(try_price(walk, chain->price[p], path, bytes));
     }
     for (int k = 0; k < HALVINGS; k++) { /* of the last price */
         const double part = (low + high) / 2;
         for (int j = 0; j < chain->classes; j++) price[j] = part * last[j];
-        HAPT_TRY(try_price(walk, price, way, bytes));
+        HAPT_TRY(try_price(walk, price, path, bytes));
         bool within = true;
         for (int j = 0; j < chain->classes; j++) within = within && bytes[j] <= walk->limit[j];
         if (within)
@@ -290,8 +292,8 @@ static enum hapt_status walk_on(struct walk *walk, int s)
     return HAPT_OK;
 }
 
-/* Labels of all borders from the first to the last; the best way when it beats what is known. */
-static enum hapt_status walk_chain(struct walk *walk, int most_labels, const struct chain_arc **way)
+/* Labels from the first border to the last; returns the best path if it beats the known one. */
+static enum hapt_status walk_chain(struct walk *walk, int most_labels, const struct chain_arc **path)
 {
     const struct chain *chain = walk->chain;
     struct label label = {.node = 0, .parent = NONE};
@@ -305,29 +307,29 @@ static enum hapt_status walk_chain(struct walk *walk, int most_labels, const str
     for (int k = 0; k < end->count; k++)
         if (end->label[k].cost_s < walk->known_s) walk->known_s = end->label[last = k].cost_s;
     for (int s = chain->segment_count, k = last; k != NONE && s > 0; s--) {
-        way[s - 1] = walk->labels[s].label[k].arc;
+        path[s - 1] = walk->labels[s].label[k].arc;
         k = walk->labels[s].label[k].parent;
     }
     return HAPT_OK;
 }
 
-static enum hapt_status walk_twice(struct walk *walk, const struct chain_arc **way)
+static enum hapt_status walk_twice(struct walk *walk, const struct chain_arc **path)
 {
     if (walk->chain->layer[0].node_count == 0) return HAPT_OK;
     HAPT_NEW(walk->labels, &walk->arena, walk->chain->segment_count + 1);
-    HAPT_TRY(find_prices(walk, way));
-    HAPT_TRY(look_ahead(walk));
-    HAPT_TRY(walk_chain(walk, FEW_LABELS, way));
-    return walk->exact ? HAPT_OK : walk_chain(walk, MOST_LABELS, way);
+    HAPT_TRY(find_prices(walk, path));
+    HAPT_TRY(bound_remaining(walk));
+    HAPT_TRY(walk_chain(walk, FEW_LABELS, path));
+    return walk->exact ? HAPT_OK : walk_chain(walk, MOST_LABELS, path);
 }
 
 enum hapt_status hapt_chain_search(const struct chain *chain, const double *limit, double tolerance,
-                                   const struct chain_arc **way, double *cost_s, bool *exact)
+                                   const struct chain_arc **path, double *cost_s, bool *exact)
 {
     struct walk walk = {
         .chain = chain, .limit = limit, .tolerance = fmax(tolerance, ROUNDING), .known_s = INFINITY, .exact = true};
     hapt_arena_init(&walk.arena);
-    const enum hapt_status status = walk_twice(&walk, way);
+    const enum hapt_status status = walk_twice(&walk, path);
     for (int s = 0; walk.labels && s <= chain->segment_count; s++) free(walk.labels[s].label);
     hapt_arena_release(&walk.arena);
     *cost_s = walk.known_s;

@@ -1,4 +1,4 @@
-/* The cuts of every operator that an axis can share out. The only place of synthesis that asks the sharding rules. */
+/* The cuts of every operator that an axis can share out. Only this file of synthesis uses the sharding rules. */
 #include <string.h>
 
 #include "hapt/ratios.h"
@@ -11,7 +11,7 @@ bool hapt_axis_split(const struct hapt_axis *axis, int ratio, int64_t units, int
     return hapt_split(axis->ratio ? axis->ratio + (size_t)ratio * (size_t)axis->size : NULL, axis->size, units, first);
 }
 
-/* Elements of the cut index; 0: nobody says. */
+/* Elements of the cut index; 0: unknown. */
 static int64_t letter_size(const struct hapt_graph *graph, const struct hapt_op *op, char letter)
 {
     const struct hapt_signature *signature = hapt_op_signature_of(graph, op);
@@ -23,7 +23,7 @@ static int64_t letter_size(const struct hapt_graph *graph, const struct hapt_op 
         for (int d = 0; tensor >= 0 && d < operand->dims; d++)
             if (operand->letter[d] == letter) return graph->tensor[tensor].shape[d];
     }
-    const char *sized = hapt_op_type_at(op->type)->sized;
+    const char *sized = hapt_op_type_at(op->type)->sized_letters;
     const char *at = sized ? strchr(sized, letter) : NULL;
     return at ? op->integer[at - sized] : 0;
 }
@@ -36,9 +36,9 @@ enum hapt_status hapt_cut_rule_make(const struct hapt_sharding *sharding, int ax
     if (rule.cut.unit < 1) rule.cut.unit = 1;
     HAPT_TRY(hapt_rule_of_cut(sharding, axis_index, axis, op, rule.cut, &rule.rule));
     if (rule.rule.exchange && sharding->exchange[op] >= 0)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s would exchange over both axes",
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s would communicate over both axes while it runs",
                          sharding->graph->op[op].name);
-    if (cut.letter != HAPT_CUT_WHOLE && cut.letter != HAPT_CUT_PARTIAL) {
+    if (cut.letter != HAPT_CUT_REPLICATED && cut.letter != HAPT_CUT_PARTIAL) {
         const struct hapt_op *what = &sharding->shard->op[op];
         rule.units = letter_size(sharding->shard, what, cut.letter) / (rule.cut.blocks * rule.cut.unit);
         if (rule.units < axis->size)
@@ -72,13 +72,14 @@ enum hapt_status hapt_cuts_enumerate(const struct hapt_sharding *sharding, int a
         struct hapt_cut_rule rule[MOST_CUTS];
         int count = 0;
         for (int c = 0; c < listed && c < MOST_CUTS; c++) {
-            if (cut[c].letter != HAPT_CUT_WHOLE && cut[c].letter != HAPT_CUT_PARTIAL && cut[c].ratio != ratio) continue;
+            if (cut[c].letter != HAPT_CUT_REPLICATED && cut[c].letter != HAPT_CUT_PARTIAL && cut[c].ratio != ratio)
+                continue;
             if (hapt_cut_rule_make(sharding, axis_index, axis, o, cut[c], &rule[count]) != HAPT_OK) continue;
-            bool known = false; /* other units may share out the same */
+            bool known = false; /* several units may give the same shares */
             for (int k = 0; k < count; k++) known = known || same_rule(&graph->op[o], &rule[k], &rule[count]);
             count += !known;
         }
-        hapt_fail_reset(); /* of the indices that cannot be cut */
+        hapt_fail_reset(); /* from indices that cannot be cut */
         cuts[o].count = count;
         HAPT_NEW(cuts[o].rule, arena, count);
         memcpy(cuts[o].rule, rule, (size_t)count * sizeof *rule);

@@ -1,19 +1,19 @@
-/* From decisions to instructions, in the order of execution; slices of whole tensors are put in where they are first
- * read. */
+/* Turns decisions into instructions, in the order of execution; slices of replicated tensors are inserted at their
+ * first read. */
 #include <string.h>
 
 #include "synthesis_private.h"
 
-/* Versions there are of a tensor, and who sees them: what the forward part made, the operators of its maker and of
- * those behind; what the backward part made of an activation, and slices of parameters, the operators of one forward
- * operator. Behind a border that converts it the forward part goes on from what the border made alone, as the search
- * did: a version that is read there stands in front of its first reader, where the backward operators of that one see
- * it too. */
+/* The versions of a tensor and their visibility. Versions of the forward part are visible to the operators of their
+ * maker and of later forward operators. Backward versions of an activation, and slices of parameters, are visible to
+ * the operators of one forward operator. After a border that converts the tensor, the forward part continues from the
+ * version made at the border, as in the search. A version read there is made before its first reader, where that
+ * reader's backward operators see it too. */
 struct versions {
     layout_set made, local;
-    int maker[MOST_LAYOUTS], local_unit; /* the first that makes it */
+    int maker[MOST_LAYOUTS], local_unit; /* first forward operator that makes it */
     bool converted;                      /* at a border */
-    layout_set since, waiting;           /* made behind the last such border; at it, not read so far */
+    layout_set since, waiting;           /* made after the last such border; made at it and not read so far */
 };
 
 struct emission {
@@ -22,10 +22,10 @@ struct emission {
     struct hapt_axis_program *program;
     int capacity;
     struct versions *made; /* [tensor] */
-    int unit;              /* forward operator of the step at hand */
+    int unit;              /* forward operator of the current step */
     bool backward;
-    int *written;   /* [object] layout of a parameter's gradient + 1 */
-    int *border_of; /* [step] first border communication behind it, */
+    int *written;   /* [object] layout in which a parameter's gradient was written + 1 */
+    int *border_of; /* [step] first border communication after it */
     struct hapt_arena *arena;
 };
 
@@ -98,36 +98,37 @@ static void read_version(struct emission *emission, int tensor, int layout)
     note_version(emission, tensor, layout);
 }
 
-/* Makes sure that a version is there where the whole tensor is. */
+/* Ensures that a version exists if the replicated tensor does. */
 static enum hapt_status put_slice(struct emission *emission, int tensor, int layout)
 {
     const layout_set set = seen(emission, tensor);
     read_version(emission, tensor, layout);
     if (set >> layout & 1u) return HAPT_OK;
-    if (!(set >> WHOLE & 1u))
+    if (!(set >> REPLICATED & 1u))
         return hapt_fail(HAPT_ERR_INTERNAL, NULL, "synthesis lost a version of %s",
                          emission->problem->graph->tensor[tensor].name);
-    read_version(emission, tensor, WHOLE);
-    return put_conversion(emission, tensor, WHOLE, layout);
+    read_version(emission, tensor, REPLICATED);
+    return put_conversion(emission, tensor, REPLICATED, layout);
 }
 
-static enum hapt_status put_move(struct emission *emission, int tensor, int from, int to)
+static enum hapt_status put_converted(struct emission *emission, int tensor, int from, int to)
 {
-    const bool there = seen(emission, tensor) >> to & 1u; /* a segment's end may have made it for another reason */
+    const bool there = seen(emission, tensor) >> to & 1u; /* a segment's end may have made it already */
     HAPT_TRY(put_slice(emission, tensor, there ? to : from));
     return there ? HAPT_OK : put_conversion(emission, tensor, from, to);
 }
 
-/* What stands behind the operator: an output in the layout it is made in comes to where it is wanted. */
+/* Communications after the operator: an output is converted from the layout it is made in to the wanted one. */
 static enum hapt_status put_after(struct emission *emission, const struct step *step, const struct decision *decision)
 {
-    for (int m = 0; m < decision->move_count; m++) {
-        const struct move *move = &decision->move[m];
-        const int o = move->operand - HAPT_MAX_INPUTS - HAPT_MAX_OUTPUTS;
+    for (int m = 0; m < decision->conversion_count; m++) {
+        const struct conversion *conversion = &decision->conversion[m];
+        const int o = conversion->operand - HAPT_MAX_INPUTS - HAPT_MAX_OUTPUTS;
         if (o < 0) continue;
         const int tensor = emission->problem->object[step->output[o % HAPT_MAX_OUTPUTS]].tensor;
-        HAPT_TRY(put_conversion(emission, tensor, move->from, move->to));
-        if (o < HAPT_MAX_OUTPUTS) set_version(emission, tensor, move->to); /* the sums are not read again */
+        HAPT_TRY(put_conversion(emission, tensor, conversion->from, conversion->to));
+        if (o < HAPT_MAX_OUTPUTS)
+            set_version(emission, tensor, conversion->to); /* the partial sums are not read again */
     }
     return HAPT_OK;
 }
@@ -138,20 +139,21 @@ static enum hapt_status put_step(struct emission *emission, int index)
     const struct step *step = &problem->step[index];
     const struct decision *decision = &emission->chosen->decision[index];
     const struct choice *choice = &step->choice[decision->choice];
-    int landed[HAPT_MAX_OUTPUTS];
+    int output_layout[HAPT_MAX_OUTPUTS];
     emission->unit = problem->graph->op[step->op].forward_op;
     emission->backward = step->backward;
-    for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) landed[o] = choice->output[o];
-    for (int m = 0; m < decision->move_count; m++) {
-        const struct move *move = &decision->move[m];
-        if (move->operand >= HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS) {
-            if (move->operand < HAPT_MAX_INPUTS + 2 * HAPT_MAX_OUTPUTS)
-                landed[move->operand - HAPT_MAX_INPUTS - HAPT_MAX_OUTPUTS] = move->to;
+    for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) output_layout[o] = choice->output[o];
+    for (int m = 0; m < decision->conversion_count; m++) {
+        const struct conversion *conversion = &decision->conversion[m];
+        if (conversion->operand >= HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS) {
+            if (conversion->operand < HAPT_MAX_INPUTS + 2 * HAPT_MAX_OUTPUTS)
+                output_layout[conversion->operand - HAPT_MAX_INPUTS - HAPT_MAX_OUTPUTS] = conversion->to;
             continue;
         }
-        const int object = move->operand < HAPT_MAX_INPUTS ? step->input[move->operand]
-                                                           : step->previous[move->operand - HAPT_MAX_INPUTS];
-        HAPT_TRY(put_move(emission, problem->object[object].tensor, move->from, move->to));
+        const int object = conversion->operand < HAPT_MAX_INPUTS
+                               ? step->input[conversion->operand]
+                               : step->previous[conversion->operand - HAPT_MAX_INPUTS];
+        HAPT_TRY(put_converted(emission, problem->object[object].tensor, conversion->from, conversion->to));
     }
     for (int i = 0; i < HAPT_MAX_INPUTS; i++) {
         if (step->input[i] < 0) continue;
@@ -163,7 +165,7 @@ static enum hapt_status put_step(struct emission *emission, int index)
     for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
         if (step->output[o] < 0) continue;
         const struct object *object = &problem->object[step->output[o]];
-        if (step->previous[o] >= 0) HAPT_TRY(put_slice(emission, object->tensor, landed[o]));
+        if (step->previous[o] >= 0) HAPT_TRY(put_slice(emission, object->tensor, output_layout[o]));
         if (object->kind == OBJECT_PARAMETER_GRADIENT) emission->written[step->output[o]] = choice->output[o] + 1;
         set_version(emission, object->tensor, choice->output[o]);
     }
@@ -171,7 +173,7 @@ static enum hapt_status put_step(struct emission *emission, int index)
     return put_after(emission, step, decision);
 }
 
-/* Border communications behind a step: of activations with the forward part, of gradients with the backward part. */
+/* Border communications after a step: of activations in the forward part, of gradients in the backward part. */
 static enum hapt_status put_borders(struct emission *emission, int step, bool backward)
 {
     const struct chosen *chosen = emission->chosen;
@@ -181,7 +183,7 @@ static enum hapt_status put_borders(struct emission *emission, int step, bool ba
         struct versions *versions = &emission->made[object->tensor];
         const struct layouts *layouts = emission->problem->layouts[object->tensor];
         const int from = chosen->border[b].from, to = chosen->border[b].to;
-        if (backward) HAPT_TRY(put_move(emission, object->tensor, from, to));
+        if (backward) HAPT_TRY(put_converted(emission, object->tensor, from, to));
         if (backward || seen(emission, object->tensor) >> to & 1u) continue;
         if (!(versions->waiting >> from & 1u)) HAPT_TRY(put_slice(emission, object->tensor, from));
         HAPT_TRY(put(emission, (struct hapt_axis_instruction){.op = -1,
@@ -207,40 +209,39 @@ static int layout_of_parameter(const struct emission *emission, int gradient)
     return layout;
 }
 
-/* An operator that an outer axis ends a step with, with what brings its input to where it reads it. */
+/* An operator of an outer axis at the end of a step, with the conversions of its input. */
 struct reduction {
-    int object, place;
+    int object, position;
 };
 
 static enum hapt_status put_reduction(struct emission *emission, int index, const struct reduction *reduction)
 {
     const struct problem *problem = emission->problem;
     const struct step *step = &problem->reduce[index];
-    const int written = emission->written[reduction->object] - 1, k = reduction->place;
-    struct ending_way way;
-    hapt_ending_trace(problem, reduction->object, written, layout_of_parameter(emission, reduction->object), &way);
-    if (way.arrive[k] != way.need[k])
-        HAPT_TRY(put_conversion(emission, hapt_ending_tensor(problem, reduction->object, &way, k), way.arrive[k],
-                                way.need[k]));
+    const int written = emission->written[reduction->object] - 1, k = reduction->position;
+    struct ending_sequence sequence;
+    hapt_ending_trace(problem, reduction->object, written, layout_of_parameter(emission, reduction->object), &sequence);
+    if (sequence.arrive[k] != sequence.need[k])
+        HAPT_TRY(put_conversion(emission, hapt_ending_tensor(problem, reduction->object, &sequence, k),
+                                sequence.arrive[k], sequence.need[k]));
     return put(emission, (struct hapt_axis_instruction){
-                             .op = step->op, .cut = step->choice[way.choice[k]].rule->cut, .tensor = -1});
+                             .op = step->op, .cut = step->choice[sequence.choice[k]].rule->cut, .tensor = -1});
 }
 
-/* All of them in order; then every gradient to the layout of its parameter, once for all parts that come in one layout.
- */
+/* All of them in order; then every gradient to its parameter's layout, once for all parts in one layout. */
 static enum hapt_status put_end(struct emission *emission)
 {
     const struct problem *problem = emission->problem;
     struct reduction *reduction;
     layout_set *ended; /* [tensor] */
-    struct ending_way way;
+    struct ending_sequence sequence;
     HAPT_NEW(reduction, problem->arena, problem->reduce_count);
     HAPT_NEW(ended, problem->arena, problem->graph->tensor_count);
     for (int r = 0; r < problem->reduce_count; r++) reduction[r].object = -1;
     for (int k = 0; k < problem->object_count; k++) {
         if (problem->object[k].kind != OBJECT_PARAMETER_GRADIENT || !emission->written[k]) continue;
-        hapt_ending_trace(problem, k, emission->written[k] - 1, layout_of_parameter(emission, k), &way);
-        for (int c = 0; c < way.length; c++) reduction[way.chain[c]] = (struct reduction){k, c};
+        hapt_ending_trace(problem, k, emission->written[k] - 1, layout_of_parameter(emission, k), &sequence);
+        for (int c = 0; c < sequence.length; c++) reduction[sequence.chain[c]] = (struct reduction){k, c};
     }
     for (int r = 0; r < problem->reduce_count; r++) {
         HAPT_ASSERT(reduction[r].object >= 0);
@@ -249,8 +250,9 @@ static enum hapt_status put_end(struct emission *emission)
     for (int k = 0; k < problem->object_count; k++) {
         if (problem->object[k].kind != OBJECT_PARAMETER_GRADIENT || !emission->written[k]) continue;
         const int layout = layout_of_parameter(emission, k);
-        hapt_ending_trace(problem, k, emission->written[k] - 1, layout, &way);
-        const int tensor = hapt_ending_tensor(problem, k, &way, way.length), from = way.arrive[way.length];
+        hapt_ending_trace(problem, k, emission->written[k] - 1, layout, &sequence);
+        const int tensor = hapt_ending_tensor(problem, k, &sequence, sequence.length),
+                  from = sequence.arrive[sequence.length];
         if (from != layout && !(ended[tensor] >> from & 1u)) HAPT_TRY(put_conversion(emission, tensor, from, layout));
         ended[tensor] |= (layout_set)(1u << from);
     }

@@ -1,4 +1,4 @@
-/* How gradients of parameters end: what an outer axis does with them once a step, seen from the inner one. */
+/* How gradients of parameters end: the collectives of an outer axis once a step, seen from the inner axis. */
 #include <math.h>
 #include <string.h>
 
@@ -6,11 +6,11 @@
 
 #define NONE (-1)
 
-struct walk { /* from one written layout */
+struct walk { /* the cheapest sequences from one written layout */
     int length, chain[MOST_REDUCES];
     double arrive_s[MOST_REDUCES + 1][MOST_LAYOUTS], need_s[MOST_REDUCES + 1][MOST_LAYOUTS];
-    int source[MOST_REDUCES + 1][MOST_LAYOUTS]; /* of need: where it arrived */
-    int choice[MOST_REDUCES][MOST_LAYOUTS];     /* by what it arrives next */
+    int source[MOST_REDUCES + 1][MOST_LAYOUTS]; /* by need: the layout that it arrived in */
+    int choice[MOST_REDUCES][MOST_LAYOUTS];     /* by the next arrival */
 };
 
 static int tensor_at(const struct problem *problem, int tensor, const int *chain, int k)
@@ -18,12 +18,12 @@ static int tensor_at(const struct problem *problem, int tensor, const int *chain
     return k == 0 ? tensor : problem->graph->op[problem->reduce[chain[k - 1]].op].output[0];
 }
 
-int hapt_ending_tensor(const struct problem *problem, int object, const struct ending_way *way, int k)
+int hapt_ending_tensor(const struct problem *problem, int object, const struct ending_sequence *sequence, int k)
 {
-    return tensor_at(problem, problem->object[object].tensor, way->chain, k);
+    return tensor_at(problem, problem->object[object].tensor, sequence->chain, k);
 }
 
-/* The operators between, from a gradient on. */
+/* Lists the operators that follow a gradient. */
 static int list_chain(const struct problem *problem, int tensor, int *chain)
 {
     int length = 0;
@@ -35,7 +35,7 @@ static int list_chain(const struct problem *problem, int tensor, int *chain)
     return length;
 }
 
-/* The slowest kind of device paces a collective. */
+/* The slowest kind of device determines a collective's time. */
 static double seconds_of(const struct problem *problem, const struct choice *choice)
 {
     double most = 0;
@@ -77,24 +77,25 @@ static void walk_from(const struct problem *problem, int tensor, int written, st
     }
 }
 
-static void trace(const struct problem *problem, const struct walk *walk, int wanted, struct ending_way *way)
+static void trace(const struct problem *problem, const struct walk *walk, int wanted, struct ending_sequence *sequence)
 {
-    way->length = walk->length;
+    sequence->length = walk->length;
     int layout = walk->source[walk->length][wanted];
-    way->arrive[walk->length] = layout;
+    sequence->arrive[walk->length] = layout;
     for (int k = walk->length - 1; k >= 0; k--) {
-        way->chain[k] = walk->chain[k];
-        way->choice[k] = walk->choice[k][layout];
-        way->need[k] = problem->reduce[walk->chain[k]].choice[way->choice[k]].input[0];
-        way->arrive[k] = layout = walk->source[k][way->need[k]];
+        sequence->chain[k] = walk->chain[k];
+        sequence->choice[k] = walk->choice[k][layout];
+        sequence->need[k] = problem->reduce[walk->chain[k]].choice[sequence->choice[k]].input[0];
+        sequence->arrive[k] = layout = walk->source[k][sequence->need[k]];
     }
 }
 
-void hapt_ending_trace(const struct problem *problem, int object, int written, int wanted, struct ending_way *way)
+void hapt_ending_trace(const struct problem *problem, int object, int written, int wanted,
+                       struct ending_sequence *sequence)
 {
     struct walk walk;
     walk_from(problem, problem->object[object].tensor, written, &walk);
-    trace(problem, &walk, wanted, way);
+    trace(problem, &walk, wanted, sequence);
 }
 
 static void add_bytes(const struct problem *problem, int tensor, int layout, double *bytes)
@@ -102,20 +103,21 @@ static void add_bytes(const struct problem *problem, int tensor, int layout, dou
     for (int j = 0; j < problem->classes; j++) bytes[j] += layout_bytes(problem->layouts[tensor], layout, j);
 }
 
-/* All-reduces, of this axis and of the outer one, work in place. */
+/* All-reduces of this axis and of the outer one work in place. */
 static void count_bytes(const struct problem *problem, int tensor, int written, int wanted,
-                        const struct ending_way *way, double *bytes)
+                        const struct ending_sequence *sequence, double *bytes)
 {
     add_bytes(problem, tensor, written, bytes);
-    for (int k = 0; k <= way->length; k++) {
-        const int at = tensor_at(problem, tensor, way->chain, k), need = k < way->length ? way->need[k] : wanted;
-        if (need != way->arrive[k] && !(way->arrive[k] == PARTIAL && need == WHOLE))
+    for (int k = 0; k <= sequence->length; k++) {
+        const int at = tensor_at(problem, tensor, sequence->chain, k),
+                  need = k < sequence->length ? sequence->need[k] : wanted;
+        if (need != sequence->arrive[k] && !(sequence->arrive[k] == PARTIAL && need == REPLICATED))
             add_bytes(problem, at, need, bytes);
-        if (k == way->length) break;
-        const struct hapt_op *op = &problem->graph->op[problem->reduce[way->chain[k]].op];
+        if (k == sequence->length) break;
+        const struct hapt_op *op = &problem->graph->op[problem->reduce[sequence->chain[k]].op];
         const bool sums = hapt_op_type_at(op->type)->collective == HAPT_COLLECTIVE_ALL_REDUCE;
         if (!sums || problem->written_by[op->output[0]] > 1)
-            add_bytes(problem, op->output[0], way->arrive[k + 1], bytes);
+            add_bytes(problem, op->output[0], sequence->arrive[k + 1], bytes);
     }
 }
 
@@ -133,11 +135,11 @@ static void fill(struct problem *problem, int tensor, struct ending *ending)
                 hapt_op_type_at(problem->graph->op[problem->reduce[walk.chain[k]].op].type)->collective ==
                     HAPT_COLLECTIVE_NONE;
         for (int to = 0; to < count; to++) {
-            struct ending_way way;
+            struct ending_sequence sequence;
             ending->seconds[from][to] = walk.need_s[walk.length][to];
             if (!isfinite(ending->seconds[from][to])) continue;
-            trace(problem, &walk, to, &way);
-            count_bytes(problem, tensor, from, to, &way, ending->bytes[from][to]);
+            trace(problem, &walk, to, &sequence);
+            count_bytes(problem, tensor, from, to, &sequence, ending->bytes[from][to]);
         }
     }
 }

@@ -1,15 +1,16 @@
-/* Where a segment ends: from the states of its last place to outcomes, the cheapest for each layout of what crosses. */
+/* The end of a segment. Input: the states of its last position. Output: outcomes, the cheapest for each layout of
+ * the crossing objects. */
 #include <string.h>
 
 #include "synthesis_states.h"
 
-struct border { /* being filled in */
+struct border { /* state while filling in layouts */
     int state;
     double cost;
     double bytes[MOST_CLASSES];
     uint32_t word[MOST_CROSSING_OBJECTS];
-    int moves;
-    struct border_move move[128];
+    int conversion_count;
+    struct border_conversion conversion[128];
 };
 
 static enum hapt_status note_outcome(struct search *search, const struct border *border)
@@ -41,17 +42,18 @@ static enum hapt_status note_outcome(struct search *search, const struct border 
     search->outcome_state[at] = border->state;
     search->outcome[at].cost_s = border->cost;
     memcpy(search->outcome[at].bytes, border->bytes, (size_t)search->classes * sizeof(double));
-    search->outcome[at].border_count = border->moves;
-    HAPT_NEW(search->outcome[at].border, search->result, border->moves);
-    memcpy(search->outcome[at].border, border->move, (size_t)border->moves * sizeof border->move[0]);
+    search->outcome[at].border_count = border->conversion_count;
+    HAPT_NEW(search->outcome[at].border, search->result, border->conversion_count);
+    memcpy(search->outcome[at].border, border->conversion,
+           (size_t)border->conversion_count * sizeof border->conversion[0]);
     if (border->cost + search->spread < search->limit) search->limit = border->cost + search->spread;
     return HAPT_OK;
 }
 
-/* What is kept of an activation for backward steps in front of the end is paid there, but for the layout that it
- * crosses in: steps behind may want that, too, and it is kept once. */
-static layout_set cross_kept(const struct search *search, struct border *border, const struct object *object,
-                             uint32_t word, int layout)
+/* Charges the activation versions kept for backward steps before the segment's end. The crossing layout is
+ * excluded: later steps may need it, and it is kept once. */
+static layout_set charge_kept(const struct search *search, struct border *border, const struct object *object,
+                              uint32_t word, int layout)
 {
     const layout_set set = (layout_set)(1u << layout);
     if (!search->problem->counts_memory) return 0;
@@ -65,8 +67,8 @@ static layout_set cross_kept(const struct search *search, struct border *border,
     return kept & set;
 }
 
-/* Every layout of crossing object k and those behind it. */
-static enum hapt_status cross(struct search *search, struct border *border, int k)
+/* Every layout of crossing object k and of those after it. */
+static enum hapt_status enumerate_border(struct search *search, struct border *border, int k)
 {
     const struct segment *segment = search->segment;
     if (!at_most(border->cost, search->limit)) return HAPT_OK;
@@ -76,28 +78,28 @@ static enum hapt_status cross(struct search *search, struct border *border, int 
     const uint32_t word = search->word[index];
     if (object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) {
         border->word[k] = word;
-        return cross(search, border, k + 1);
+        return enumerate_border(search, border, k + 1);
     }
     for (int l = 0; l < object->layouts->count; l++) {
-        const int moves = border->moves;
+        const int conversion_count = border->conversion_count;
         const double cost = border->cost;
         double bytes[MOST_CLASSES];
         int more;
         memcpy(bytes, border->bytes, sizeof bytes);
-        if (!hapt_border_allows(search->problem, object->layouts, l) || moves + MOST_LAYOUTS > 128) continue;
-        const double seconds = hapt_border_cost(object, word, l, &border->move[moves], &more);
+        if (!hapt_border_allows(search->problem, object->layouts, l) || conversion_count + MOST_LAYOUTS > 128) continue;
+        const double seconds = hapt_border_cost(object, word, l, &border->conversion[conversion_count], &more);
         if (!isfinite(seconds)) continue;
-        for (int m = 0; m < more; m++) border->move[moves + m].object = segment->at_end[k];
-        border->moves += more;
+        for (int m = 0; m < more; m++) border->conversion[conversion_count + m].object = segment->at_end[k];
+        border->conversion_count += more;
         const layout_set set = (layout_set)(1u << l);
         border->cost += seconds;
         if (object->kind == OBJECT_FORWARD) {
-            border->word[k] = word_of(set, cross_kept(search, border, object, word, l));
+            border->word[k] = word_of(set, charge_kept(search, border, object, word, l));
         } else {
             border->word[k] = word_of(0, set);
         }
-        HAPT_TRY(cross(search, border, k + 1));
-        border->moves = moves;
+        HAPT_TRY(enumerate_border(search, border, k + 1));
+        border->conversion_count = conversion_count;
         border->cost = cost;
         memcpy(border->bytes, bytes, sizeof bytes);
     }
@@ -113,11 +115,11 @@ enum hapt_status hapt_end_reach(struct search *search, int index)
         border.bytes[j] = state->vector[2 * search->classes + j];
     for (int j = 0; search->vectors && j < search->classes; j++)
         together = fmax(together, state->vector[j] + state->vector[search->classes + j]);
-    if (search->vectors && !search->meets)
+    if (search->vectors && !search->stages_join)
         together = slowest(state->vector, search->classes) + slowest(state->vector + search->classes, search->classes);
     border.cost += together;
     hapt_state_load(search, state);
-    return cross(search, &border, 0);
+    return enumerate_border(search, &border, 0);
 }
 
 enum hapt_status hapt_end_hand_over(struct search *search, struct outcome **outcome, int *count)
@@ -129,7 +131,7 @@ enum hapt_status hapt_end_hand_over(struct search *search, struct outcome **outc
         if (!at_most(made->cost_s, search->limit)) continue;
         HAPT_NEW(made->decision, search->result, search->steps);
         for (int s = search->outcome_state[k]; search->state[s].parent != NO_STATE; s = search->state[s].parent)
-            made->decision[search->state[s].place - 1] = search->state[s].decision;
+            made->decision[search->state[s].position - 1] = search->state[s].decision;
         (*outcome)[(*count)++] = *made;
     }
     return HAPT_OK;

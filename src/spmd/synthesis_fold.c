@@ -1,7 +1,7 @@
 /*
- * Folding: forward operators in their order, and behind each one the backward operators that belong to it or to earlier
- * ones, taken from the list's end. At any place the steps so far are a prefix of the forward part and a suffix of the
- * backward part.
+ * Folding: forward operators in their order, each followed by the backward operators that belong to it or to earlier
+ * ones, taken from the end of the list. So at any position the steps before it are a prefix of the forward part and a
+ * suffix of the backward part.
  */
 #include <math.h>
 #include <string.h>
@@ -13,9 +13,9 @@
 struct fold {
     struct problem *problem;
     const struct layouts *const *layouts;
-    int *value; /* [tensor] object of its value as it stands, of parameters and their gradients the one object */
+    int *value; /* [tensor] object of its current value; a parameter and its gradient have one object each */
     int (*input)[HAPT_MAX_INPUTS], (*output)[HAPT_MAX_OUTPUTS], (*previous)[HAPT_MAX_OUTPUTS]; /* [op] objects */
-    bool *produced; /* [object] by a step already, or decided by its first reader */
+    bool *produced; /* [object] by an earlier step, or decided by its first reader */
 };
 
 static int object_add(struct fold *fold, enum object_kind kind, int tensor)
@@ -38,7 +38,7 @@ static int object_of_input(struct fold *fold, int tensor)
     return fold->value[tensor];
 }
 
-/* Values in the order of execution: every write of a gradient makes a new one. */
+/* Names values in the order of execution: every write of a gradient makes a new one. */
 static void name_values(struct fold *fold)
 {
     const struct hapt_graph *graph = fold->problem->graph;
@@ -50,7 +50,7 @@ static void name_values(struct fold *fold)
             const int tensor = i < op->output_count ? op->output[i] : NONE;
             fold->output[o][i] = fold->previous[o][i] = NONE;
             if (tensor < 0) continue;
-            if (hapt_is_parameter_gradient(graph, tensor)) {
+            if (hapt_graph_is_parameter_gradient(graph, tensor)) {
                 if (fold->value[tensor] == NONE) {
                     const int parameter = object_of_input(fold, graph->tensor[tensor].primal);
                     fold->value[tensor] = object_add(fold, OBJECT_PARAMETER_GRADIENT, tensor);
@@ -79,7 +79,7 @@ static void append(struct fold *fold, int op, bool backward)
         if (step->output[o] >= 0) fold->produced[step->output[o]] = true;
 }
 
-/* A backward operator comes when the activations and parameters it reads are known. */
+/* A backward operator is ready if the activations and parameters it reads are known. */
 static bool is_ready(const struct fold *fold, int op, int unit)
 {
     const struct problem *problem = fold->problem;
@@ -112,8 +112,8 @@ static void touch(struct problem *problem, int object, int step)
     problem->object[object].last = step;
 }
 
-/* Marks, from the last step on, who is the last to read a value: of a gradient in all, of an activation among the
- * backward operators of one forward operator. */
+/* From the last step backward, marks the last reader of each value: for a gradient among all steps, for an
+ * activation among the backward operators of one forward operator. */
 static void note_last_readers(struct problem *problem, int *read)
 {
     for (int s = problem->step_count - 1; s >= 0; s--) {
@@ -147,7 +147,7 @@ static enum hapt_status note_lives(struct problem *problem)
             touch(problem, step->previous[o], s);
         }
     }
-    for (int k = 0; k < problem->object_count; k++) { /* a parameter's layout is asked for when its gradient is done */
+    for (int k = 0; k < problem->object_count; k++) { /* a parameter's layout is needed when its gradient ends */
         const struct object *gradient = &problem->object[k];
         if (gradient->kind == OBJECT_PARAMETER_GRADIENT && problem->object[gradient->parameter].last < gradient->last)
             problem->object[gradient->parameter].last = gradient->last;
@@ -168,7 +168,7 @@ static enum hapt_status note_lives(struct problem *problem)
     return HAPT_OK;
 }
 
-/* What ends a step is done behind all steps. */
+/* Lists the end-of-step operators, which run after all steps. */
 static enum hapt_status list_reduces(struct problem *problem)
 {
     const struct hapt_graph *graph = problem->graph;

@@ -1,4 +1,4 @@
-/* What memory the search counts, and what it costs where memory has a price. */
+/* The memory that the search counts, and its cost at the current price. */
 #include "synthesis_private.h"
 
 double hapt_priced_seconds(const struct problem *problem, const struct layouts *layouts, int layout, double times)
@@ -13,14 +13,14 @@ double hapt_parameter_copies(const struct problem *problem, const struct object 
 {
     const struct hapt_tensor *tensor = &problem->graph->tensor[object->tensor];
     const double element = (double)hapt_dtype_bytes(tensor->dtype);
-    const double state = problem->state_bytes + (tensor->dtype == HAPT_F32 ? 0 : 4); /* master weights */
+    const double state = problem->state_bytes + (tensor->dtype == HAPT_F32 ? 0 : 4); /* fp32 master weights */
     return 1 + (tensor->trainable ? state / element : 0);
 }
 
 layout_set hapt_kept_versions(uint32_t word)
 {
     const layout_set made = made_of(word), awaited = awaited_of(word);
-    return (layout_set)((awaited & made) | (awaited & ~made ? 1u << WHOLE : 0));
+    return (layout_set)((awaited & made) | (awaited & ~made ? 1u << REPLICATED : 0));
 }
 
 double hapt_kept_seconds(const struct problem *problem, const struct object *object, uint32_t word)

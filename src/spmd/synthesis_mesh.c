@@ -1,75 +1,77 @@
-/* Synthesis of both axes of a mesh: what one axis costs beside the other, and the ways to come to a program of both. */
+/* Synthesis of both axes of a mesh: the costs of one axis given the other, and the methods to find a program of
+ * both. */
 #include <math.h>
 #include <string.h>
 
 #include "hapt/env.h"
 #include "synthesis_private.h"
 
-/* ---- what one axis costs ---- */
+/* ---- costs of one axis ---- */
 
-/* Costs of axis `axis` where the other one has shared out `sharding` already, or is expected to. */
-struct beside {
+/* Context of the costs of axis `axis`; `sharding` is made, or expected, by the other axis. */
+struct axis_context {
     const struct hapt_mesh_costs *costs;
     int axis, outer_size;
     const struct hapt_sharding *sharding;  /* so far */
-    const double *op_share, *tensor_share; /* [of its graph] what the other axis is expected to leave; NULL: all */
+    const double *op_share, *tensor_share; /* [of its graph] part that the other axis is expected to leave; NULL: all */
 };
 
-static double bytes_on(const struct beside *beside, int tensor)
+static double bytes_on(const struct axis_context *axis_context, int tensor)
 {
-    return (double)hapt_tensor_bytes(&beside->sharding->shard->tensor[tensor]);
+    return (double)hapt_tensor_bytes(&axis_context->sharding->shard->tensor[tensor]);
 }
 
-/* A collective of the outer axis, on the part that an inner rank has. */
-static double outer_s(const struct beside *beside, const struct hapt_op *op, enum hapt_collective_kind kind,
+/* A collective of the outer axis on the part that an inner rank holds. */
+static double outer_s(const struct axis_context *axis_context, const struct hapt_op *op, enum hapt_collective_kind kind,
                       double part)
 {
-    const double in = bytes_on(beside, op->input[0]), out = bytes_on(beside, op->output[0]);
-    const double bytes = kind == HAPT_COLLECTIVE_ALL_TO_ALL ? beside->outer_size * in : fmax(in, out);
+    const double in = bytes_on(axis_context, op->input[0]), out = bytes_on(axis_context, op->output[0]);
+    const double bytes = kind == HAPT_COLLECTIVE_ALL_TO_ALL ? axis_context->outer_size * in : fmax(in, out);
     if (kind == HAPT_COLLECTIVE_SLICE) return 0;
-    return beside->costs->collective_s(beside->costs->context, 0, kind, part * bytes, 0);
+    return axis_context->costs->collective_s(axis_context->costs->context, 0, kind, part * bytes, 0);
 }
 
 static double compute_s(const void *context, const struct hapt_spmd_work *work, int device)
 {
-    const struct beside *beside = context;
-    const struct hapt_sharding *sharding = beside->sharding;
+    const struct axis_context *axis_context = context;
+    const struct hapt_sharding *sharding = axis_context->sharding;
     const struct hapt_op_type *type = hapt_op_type_at(sharding->graph->op[work->op].type);
     const double part = work->sharded_output ? work->share : 1;
     struct hapt_spmd_work its = *work;
     (void)device;
     its.graph = sharding->shard;
-    if (type->collective) return outer_s(beside, &sharding->graph->op[work->op], type->collective, part);
-    double seconds =
-        beside->costs->compute_s(beside->costs->context, &its, beside->op_share ? beside->op_share[work->op] : 1);
+    if (type->collective) return outer_s(axis_context, &sharding->graph->op[work->op], type->collective, part);
+    double seconds = axis_context->costs->compute_s(axis_context->costs->context, &its,
+                                                    axis_context->op_share ? axis_context->op_share[work->op] : 1);
     if (sharding->exchange[work->op] >= 0)
-        seconds +=
-            type->exchanges * beside->costs->collective_s(
-                                  beside->costs->context, sharding->exchange[work->op], HAPT_COLLECTIVE_ALL_REDUCE,
-                                  part * hapt_sharding_exchange_bytes(sharding->shard, work->op) / type->exchanges, 0);
+        seconds += type->inner_all_reduces *
+                   axis_context->costs->collective_s(
+                       axis_context->costs->context, sharding->exchange[work->op], HAPT_COLLECTIVE_ALL_REDUCE,
+                       part * hapt_sharding_exchange_bytes(sharding->shard, work->op) / type->inner_all_reduces, 0);
     return seconds;
 }
 
 static double collective_s(const void *context, enum hapt_collective_kind kind, double bytes, double largest_share)
 {
-    const struct beside *beside = context;
-    return beside->costs->collective_s(beside->costs->context, beside->axis, kind, bytes, largest_share);
+    const struct axis_context *axis_context = context;
+    return axis_context->costs->collective_s(axis_context->costs->context, axis_context->axis, kind, bytes,
+                                             largest_share);
 }
 
 static double tensor_bytes(const void *context, const struct hapt_graph *graph, int tensor)
 {
-    const struct beside *beside = context;
+    const struct axis_context *axis_context = context;
     (void)graph;
-    return bytes_on(beside, tensor) * (beside->tensor_share ? beside->tensor_share[tensor] : 1);
+    return bytes_on(axis_context, tensor) * (axis_context->tensor_share ? axis_context->tensor_share[tensor] : 1);
 }
 
-static struct hapt_spmd_costs costs_of(const struct beside *beside)
+static struct hapt_spmd_costs costs_of(const struct axis_context *axis_context)
 {
     return (struct hapt_spmd_costs){
-        .context = beside, .compute_s = compute_s, .collective_s = collective_s, .tensor_bytes = tensor_bytes};
+        .context = axis_context, .compute_s = compute_s, .collective_s = collective_s, .tensor_bytes = tensor_bytes};
 }
 
-/* ---- ways ---- */
+/* ---- methods ---- */
 
 struct mesh_search {
     const struct hapt_axis *axis;
@@ -77,11 +79,11 @@ struct mesh_search {
     const struct hapt_mesh_options *options;
     const struct hapt_sharding *trivial;
     struct hapt_arena *arena;   /* of the result */
-    struct hapt_arena *scratch; /* as long as the search */
+    struct hapt_arena *scratch; /* lives as long as the search */
     struct hapt_axis_program best[HAPT_MESH_AXES];
     bool found;
     struct hapt_mesh_report report;
-    int known_count; /* outer programs that were looked at */
+    int known_count; /* outer programs tried already */
     struct hapt_axis_program known[8];
 };
 
@@ -104,7 +106,7 @@ static enum hapt_status options_of(const struct mesh_search *search, int size, b
     return HAPT_OK;
 }
 
-/* Infeasible ways are no error: *made says. */
+/* An infeasible method is no error; *made: it succeeded. */
 static enum hapt_status passed(enum hapt_status status, bool *made)
 {
     *made = status == HAPT_OK;
@@ -113,80 +115,82 @@ static enum hapt_status passed(enum hapt_status status, bool *made)
     return HAPT_OK;
 }
 
-struct way {
+struct mesh_programs {
     const struct hapt_axis_program *outer, *inner;
     const char *outer_by, *inner_by;
 };
 
-static void tell(const struct mesh_search *search, const struct way *way, double cost_s, double memory_bytes)
+static void report_program(const struct mesh_search *search, const struct mesh_programs *programs, double cost_s,
+                           double memory_bytes)
 {
-    const struct hapt_axis_program *const both[HAPT_MESH_AXES] = {way->outer, way->inner};
+    const struct hapt_axis_program *const both[HAPT_MESH_AXES] = {programs->outer, programs->inner};
     if (search->options->found) search->options->found(search->options->found_context, both, cost_s, memory_bytes);
 }
 
-/* Hears what a search of the last axis finds. */
-struct hearing {
+/* Receives the programs found by a search of the last axis. */
+struct found_context {
     const struct mesh_search *search;
-    struct way way;
+    struct mesh_programs programs;
     int axis;
 };
 
-static void hear(void *context, const struct hapt_axis_program *program, double cost_s, double memory_bytes)
+static void on_found(void *context, const struct hapt_axis_program *program, double cost_s, double memory_bytes)
 {
-    struct hearing *hearing = context;
-    *(hearing->axis == 0 ? &hearing->way.outer : &hearing->way.inner) = program;
-    tell(hearing->search, &hearing->way, cost_s, memory_bytes);
+    struct found_context *found = context;
+    *(found->axis == 0 ? &found->programs.outer : &found->programs.inner) = program;
+    report_program(found->search, &found->programs, cost_s, memory_bytes);
 }
 
-/* `last`: the axis that comes first is there already, or NULL. `limited`: within the memory. */
-static enum hapt_status synthesise_axis(struct mesh_search *search, const struct beside *beside, const struct way *last,
-                                        bool limited, struct hapt_axis_program *program,
-                                        struct hapt_synthesis_report *report, bool *made)
+/* `last`: the other axis' program, or NULL if this axis comes first. `limited`: within the memory. */
+static enum hapt_status synthesise_axis(struct mesh_search *search, const struct axis_context *axis_context,
+                                        const struct mesh_programs *last, bool limited,
+                                        struct hapt_axis_program *program, struct hapt_synthesis_report *report,
+                                        bool *made)
 {
-    const struct hapt_axis *axis = &search->axis[beside->axis];
-    const struct hapt_spmd_costs costs = costs_of(beside);
+    const struct hapt_axis *axis = &search->axis[axis_context->axis];
+    const struct hapt_spmd_costs costs = costs_of(axis_context);
     struct hapt_synthesis_options options;
-    struct hearing hearing = {.search = search, .axis = beside->axis};
+    struct found_context found = {.search = search, .axis = axis_context->axis};
     HAPT_TRY(options_of(search, axis->size, limited, &options));
     if (last && search->options->found) {
-        hearing.way = *last;
-        options.found = hear;
-        options.found_context = &hearing;
+        found.programs = *last;
+        options.found = on_found;
+        options.found_context = &found;
     }
-    HAPT_TRY(passed(
-        hapt_synthesise(beside->sharding, beside->axis, axis, &costs, &options, search->scratch, program, report),
-        made));
+    HAPT_TRY(passed(hapt_synthesise(axis_context->sharding, axis_context->axis, axis, &costs, &options, search->scratch,
+                                    program, report),
+                    made));
     if (*made) search->report.expanded += report->expanded;
     return HAPT_OK;
 }
 
-/* A program of both: kept when it fits and costs least. */
-static void consider(struct mesh_search *search, const struct way *way, const struct hapt_synthesis_report *report,
-                     bool plain)
+/* Keeps a program of both axes if it fits and costs least. */
+static void consider(struct mesh_search *search, const struct mesh_programs *programs,
+                     const struct hapt_synthesis_report *report, bool plain)
 {
     const double limit = search->options->memory_bytes;
-    search->report.tried++;
+    search->report.priced_count++;
     if (limit > 0 && report->memory_bytes > limit * (1 + 1e-12)) return;
     if (plain) search->report.plain_s = fmin(search->report.plain_s, report->cost_s);
     if (search->found && report->cost_s >= search->report.inner.cost_s) return;
     search->found = true;
-    search->best[0] = way->outer ? *way->outer : (struct hapt_axis_program){0};
-    search->best[1] = way->inner ? *way->inner : (struct hapt_axis_program){0};
+    search->best[0] = programs->outer ? *programs->outer : (struct hapt_axis_program){0};
+    search->best[1] = programs->inner ? *programs->inner : (struct hapt_axis_program){0};
     search->report.inner = *report;
-    search->report.outer_by = way->outer_by;
-    search->report.inner_by = way->inner_by;
+    search->report.outer_by = programs->outer_by;
+    search->report.inner_by = programs->inner_by;
 }
 
-static enum hapt_status price_plain(struct mesh_search *search, const struct beside *beside,
+static enum hapt_status price_plain(struct mesh_search *search, const struct axis_context *axis_context,
                                     const struct hapt_axis_program *program, struct hapt_synthesis_report *report,
                                     bool *made)
 {
-    const struct hapt_spmd_costs costs = costs_of(beside);
-    const struct hapt_axis *axis = &search->axis[beside->axis];
+    const struct hapt_spmd_costs costs = costs_of(axis_context);
+    const struct hapt_axis *axis = &search->axis[axis_context->axis];
     struct hapt_synthesis_options options;
     struct hapt_program_price price;
     HAPT_TRY(options_of(search, axis->size, true, &options));
-    HAPT_TRY(passed(hapt_axis_program_price(beside->sharding, beside->axis, axis, &costs, &options, program,
+    HAPT_TRY(passed(hapt_axis_program_price(axis_context->sharding, axis_context->axis, axis, &costs, &options, program,
                                             search->scratch, &price),
                     made));
     if (!*made) return HAPT_OK;
@@ -209,40 +213,41 @@ static enum hapt_status plain_program(struct mesh_search *search, const struct h
                   made);
 }
 
-/* ---- the last axis, over what is there ---- */
+/* ---- the second axis, given the first ---- */
 
 static const char *const plain_name[] = {"rows", "tensor parallel"};
 static const char by_synthesis[] = "synthesised";
 
-static enum hapt_status finish_plain(struct mesh_search *search, const struct beside *beside, struct way way,
-                                     bool plain_outer)
+static enum hapt_status finish_plain(struct mesh_search *search, const struct axis_context *axis_context,
+                                     struct mesh_programs programs, bool plain_outer)
 {
     for (int tensor = 0; tensor < 2; tensor++) {
         struct hapt_synthesis_report report;
         struct hapt_axis_program *program = NULL;
         bool made;
-        HAPT_TRY(plain_program(search, beside->sharding, beside->axis, tensor, &program, &made));
-        if (made) HAPT_TRY(price_plain(search, beside, program, &report, &made));
+        HAPT_TRY(plain_program(search, axis_context->sharding, axis_context->axis, tensor, &program, &made));
+        if (made) HAPT_TRY(price_plain(search, axis_context, program, &report, &made));
         if (!made) continue;
-        *(beside->axis == 0 ? &way.outer : &way.inner) = program;
-        *(beside->axis == 0 ? &way.outer_by : &way.inner_by) = plain_name[tensor];
-        tell(search, &way, report.cost_s, report.memory_bytes);
-        consider(search, &way, &report, plain_outer);
+        *(axis_context->axis == 0 ? &programs.outer : &programs.inner) = program;
+        *(axis_context->axis == 0 ? &programs.outer_by : &programs.inner_by) = plain_name[tensor];
+        report_program(search, &programs, report.cost_s, report.memory_bytes);
+        consider(search, &programs, &report, plain_outer);
     }
     return HAPT_OK;
 }
 
-static enum hapt_status finish_synthesised(struct mesh_search *search, const struct beside *beside, struct way way)
+static enum hapt_status finish_synthesised(struct mesh_search *search, const struct axis_context *axis_context,
+                                           struct mesh_programs programs)
 {
     struct hapt_axis_program *program;
     struct hapt_synthesis_report report;
     bool made;
     HAPT_NEW(program, search->scratch, 1);
-    HAPT_TRY(synthesise_axis(search, beside, &way, true, program, &report, &made));
+    HAPT_TRY(synthesise_axis(search, axis_context, &programs, true, program, &report, &made));
     if (!made) return HAPT_OK;
-    *(beside->axis == 0 ? &way.outer : &way.inner) = program;
-    *(beside->axis == 0 ? &way.outer_by : &way.inner_by) = by_synthesis;
-    consider(search, &way, &report, false);
+    *(axis_context->axis == 0 ? &programs.outer : &programs.inner) = program;
+    *(axis_context->axis == 0 ? &programs.outer_by : &programs.inner_by) = by_synthesis;
+    consider(search, &programs, &report, false);
     return HAPT_OK;
 }
 
@@ -261,11 +266,11 @@ static bool same_program(const struct hapt_axis_program *a, const struct hapt_ax
     return true;
 }
 
-/* The inner axis in every way that is asked for, over an outer program that was not looked at yet. */
+/* The inner axis by every requested method, for an outer program not tried yet. */
 static enum hapt_status go_inside(struct mesh_search *search, const struct hapt_axis_program *outer,
                                   const char *outer_by, bool plain_outer)
 {
-    const unsigned ways = search->options->ways ? search->options->ways : HAPT_MESH_ALL;
+    const unsigned methods = search->options->methods ? search->options->methods : HAPT_MESH_METHOD_ALL;
     struct hapt_sharding *sharding;
     bool made;
     for (int k = 0; k < search->known_count; k++)
@@ -275,21 +280,22 @@ static enum hapt_status go_inside(struct mesh_search *search, const struct hapt_
     HAPT_TRY(
         passed(hapt_sharding_apply(search->trivial, 0, &search->axis[0], outer, search->scratch, &sharding), &made));
     if (!made) return HAPT_OK;
-    const struct beside beside = {
+    const struct axis_context axis_context = {
         .costs = search->costs, .axis = 1, .outer_size = search->axis[0].size, .sharding = sharding};
-    const struct way way = {.outer = outer, .outer_by = outer_by};
-    if (plain_outer || (ways & HAPT_MESH_PLAIN_INNER)) HAPT_TRY(finish_plain(search, &beside, way, plain_outer));
-    if (plain_outer && !(ways & HAPT_MESH_PLAIN_OUTER)) return HAPT_OK;
-    return finish_synthesised(search, &beside, way);
+    const struct mesh_programs programs = {.outer = outer, .outer_by = outer_by};
+    if (plain_outer || (methods & HAPT_MESH_METHOD_PLAIN_INNER))
+        HAPT_TRY(finish_plain(search, &axis_context, programs, plain_outer));
+    if (plain_outer && !(methods & HAPT_MESH_METHOD_PLAIN_OUTER)) return HAPT_OK;
+    return finish_synthesised(search, &axis_context, programs);
 }
 
-/* ---- the first axis, for what is expected of the other ---- */
+/* ---- the first axis, with assumptions on the other ---- */
 
 struct expected {
     double *op_share, *tensor_share;
 };
 
-/* An even share of everything; of the outer axis: of everything but parameters. */
+/* Assumes an even share of everything; of the outer axis: of everything except parameters. */
 static enum hapt_status expect_even(struct mesh_search *search, int other, struct expected *expected)
 {
     const struct hapt_graph *graph = search->trivial->graph;
@@ -313,7 +319,7 @@ static double largest_share(const struct hapt_axis *axis, int ratio, int64_t uni
     return most;
 }
 
-/* What a program of the inner axis alone leaves. */
+/* Assumes what a program of the inner axis alone leaves. */
 static enum hapt_status expect_program(struct mesh_search *search, const struct hapt_axis_program *inner,
                                        struct expected *expected)
 {
@@ -332,7 +338,7 @@ static enum hapt_status expect_program(struct mesh_search *search, const struct 
         HAPT_TRY(hapt_cut_rule_make(trivial, 1, axis, instruction->op, instruction->cut, &rule));
         expected->op_share[instruction->op] = rule.units ? largest_share(axis, rule.cut.ratio, rule.units, first) : 1;
     }
-    for (int t = 0; t < trivial->graph->tensor_count; t++) /* versions stand behind the tensors of the source */
+    for (int t = 0; t < trivial->graph->tensor_count; t++) /* further versions come after the tensors of the source */
         expected->tensor_share[t] = (double)hapt_tensor_elements(&sharding->shard->tensor[t]) /
                                     (double)hapt_tensor_elements(&trivial->graph->tensor[t]);
     return HAPT_OK;
@@ -341,15 +347,15 @@ static enum hapt_status expect_program(struct mesh_search *search, const struct 
 static enum hapt_status first_axis(struct mesh_search *search, int axis, const struct expected *expected, bool limited,
                                    struct hapt_axis_program **program, bool *made)
 {
-    const struct beside beside = {.costs = search->costs,
-                                  .axis = axis,
-                                  .outer_size = search->axis[0].size,
-                                  .sharding = search->trivial,
-                                  .op_share = expected->op_share,
-                                  .tensor_share = expected->tensor_share};
+    const struct axis_context axis_context = {.costs = search->costs,
+                                              .axis = axis,
+                                              .outer_size = search->axis[0].size,
+                                              .sharding = search->trivial,
+                                              .op_share = expected->op_share,
+                                              .tensor_share = expected->tensor_share};
     struct hapt_synthesis_report report;
     HAPT_NEW(*program, search->scratch, 1);
-    return synthesise_axis(search, &beside, NULL, limited, *program, &report, made);
+    return synthesise_axis(search, &axis_context, NULL, limited, *program, &report, made);
 }
 
 static enum hapt_status outer_first(struct mesh_search *search, bool limited)
@@ -377,29 +383,29 @@ static enum hapt_status inner_first(struct mesh_search *search, bool limited)
 
 static enum hapt_status search_both(struct mesh_search *search)
 {
-    const unsigned ways = search->options->ways ? search->options->ways : HAPT_MESH_ALL;
-    for (int tensor = 0; tensor < 2; tensor++) { /* plain ones first: equal programs are not looked at again */
+    const unsigned methods = search->options->methods ? search->options->methods : HAPT_MESH_METHOD_ALL;
+    for (int tensor = 0; tensor < 2; tensor++) { /* plain programs first, since equal programs are not tried again */
         struct hapt_axis_program *outer;
         bool made;
         HAPT_TRY(plain_program(search, search->trivial, 0, tensor, &outer, &made));
         if (made) HAPT_TRY(go_inside(search, outer, plain_name[tensor], true));
     }
-    /* What the first axis needs of memory is an estimate: it is looked at where nothing else fits. */
-    const int rounds = search->options->memory_bytes > 0 && (ways & HAPT_MESH_LEAN_FIRST) ? 2 : 1;
+    /* The first axis' memory is an estimate, so it is limited only if nothing else fits. */
+    const int rounds = search->options->memory_bytes > 0 && (methods & HAPT_MESH_METHOD_LEAN_FIRST) ? 2 : 1;
     for (int limited = 0; limited < rounds && !(limited && search->found); limited++) {
-        if (ways & HAPT_MESH_OUTER_FIRST) HAPT_TRY(outer_first(search, limited));
-        if (ways & HAPT_MESH_INNER_FIRST) HAPT_TRY(inner_first(search, limited));
+        if (methods & HAPT_MESH_METHOD_OUTER_FIRST) HAPT_TRY(outer_first(search, limited));
+        if (methods & HAPT_MESH_METHOD_INNER_FIRST) HAPT_TRY(inner_first(search, limited));
     }
     return HAPT_OK;
 }
 
 static enum hapt_status search_one(struct mesh_search *search, int axis)
 {
-    const struct beside beside = {
+    const struct axis_context axis_context = {
         .costs = search->costs, .axis = axis, .outer_size = search->axis[0].size, .sharding = search->trivial};
-    const struct way way = {.outer_by = "one device", .inner_by = "one device"};
-    HAPT_TRY(finish_plain(search, &beside, way, true));
-    return finish_synthesised(search, &beside, way);
+    const struct mesh_programs programs = {.outer_by = "one device", .inner_by = "one device"};
+    HAPT_TRY(finish_plain(search, &axis_context, programs, true));
+    return finish_synthesised(search, &axis_context, programs);
 }
 
 static enum hapt_status apply_best(struct mesh_search *search, const struct hapt_axis_program *program[HAPT_MESH_AXES],
@@ -434,7 +440,7 @@ static enum hapt_status synthesise_mesh(struct mesh_search *search, const struct
         HAPT_TRY(search_one(search, search->axis[0].size > 1 ? 0 : 1));
     if (search->found) return apply_best(search, program, sharding);
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use more devices, a smaller microbatch or more stages",
-                     "no program of %d x %d devices was found that fits their memory", search->axis[0].size,
+                     "no program was found that fits the memory of %d x %d devices", search->axis[0].size,
                      search->axis[1].size);
 }
 

@@ -1,6 +1,6 @@
 /*
- * Segments and the shortest path through them. A segment is searched once for its structure and what its start looks
- * like; a node of the path is the layouts of the tensors that cross a cut.
+ * Segments and the shortest path through them. A segment is searched once per structure and start words. A node of the
+ * path is the layouts of the tensors that cross a border.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -11,14 +11,14 @@
 
 #define NONE (-1)
 
-/* ---- where to cut ---- */
+/* ---- borders ---- */
 
 enum { SEGMENT_MINIMUM = 4, SEGMENT_MOST = 24, MOST_CROSSING = 8, MOST_NODES = 512 };
 
 struct cutting {
     const struct problem *problem;
-    int *crossing;       /* [step] activations and gradients that cross in front of it; -1: no place for a cut */
-    int *forward_before; /* [step + 1] forward steps in front of it */
+    int *crossing;       /* [step] activations and gradients that cross before it; -1: no border possible */
+    int *forward_before; /* [step + 1] forward steps before it */
     bool *cut;           /* [step] */
 };
 
@@ -141,7 +141,7 @@ static uint64_t mix_objects(uint64_t hash, const int *object, int count, const i
     return hash;
 }
 
-/* Equal for segments that are the same search: choices, costs, objects and how they meet. */
+/* Hash of a segment; equal for segments whose searches are the same: choices, costs, objects and their connections. */
 static uint64_t segment_structure(const struct problem *problem, const struct segment *segment, int *number)
 {
     uint64_t hash = mix_int(1, segment->local_count);
@@ -181,7 +181,7 @@ static uint64_t segment_structure(const struct problem *problem, const struct se
 
 /* ---- the path ---- */
 
-struct searched { /* a segment's structure from one start */
+struct searched { /* a segment's structure with its start words */
     uint64_t structure;
     int start_count;
     const uint32_t *start;
@@ -192,15 +192,15 @@ struct node {
     uint64_t hash;
     uint32_t *word; /* [crossing objects] */
     double cost_s;
-    int parent, order; /* of making */
+    int parent, order; /* parent node, creation order */
     const struct outcome *outcome;
 };
-struct border {                /* in front of a segment */
+struct border {                /* before a segment */
     int object_count, *object; /* crossing ones, ascending */
     int node_count, node_capacity;
     struct node *node;
 };
-/* Nodes of the borders by their words, over all searches, and the ways between them. */
+/* Nodes of the borders by their words, over all searches, and the arcs between them. */
 struct hapt_path_chain {
     const struct problem *problem;
     struct segment *segment;
@@ -221,7 +221,7 @@ struct path {
     int searched_count, searched_capacity;
     struct searched *searched;
     struct search_tally tally;
-    int *place; /* [object] its place among the crossing ones of a border, while that is at hand */
+    int *crossing_index; /* [object] its index among the crossing objects of the current border */
 };
 
 static enum hapt_status list_crossing(struct path *path, int at, int step)
@@ -312,7 +312,7 @@ static int single_layout(const struct object *object, uint32_t word)
     return layout;
 }
 
-/* Node b is of no use when a, with its tensors converted, costs no more. */
+/* True if node b is useless: a costs no more after converting its tensors. */
 static bool beats(const struct problem *problem, const struct border *border, const struct node *a,
                   const struct node *b)
 {
@@ -322,7 +322,7 @@ static bool beats(const struct problem *problem, const struct border *border, co
         const struct object *object = &problem->object[border->object[k]];
         const int from = single_layout(object, a->word[k]), to = single_layout(object, b->word[k]);
         if (from == NONE) return false;
-        /* An activation is converted behind the cut, a gradient in front of it. */
+        /* An activation is converted after the border, a gradient before it. */
         cost += object->kind == OBJECT_FORWARD ? object->layouts->convert_s[from][to]
                                                : object->layouts->convert_s[to][from];
     }
@@ -351,7 +351,7 @@ static int compare_nodes(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
-/* The cheapest ones come first, and of many alone. */
+/* Sorts nodes by cost; keeps only the cheapest if there are too many. */
 static void sort_nodes(struct path *path, struct border *border)
 {
     if (border->node_count == 0) return;
@@ -361,7 +361,7 @@ static void sort_nodes(struct path *path, struct border *border)
     path->tally.capped = true;
 }
 
-/* The number of a node of border `at` in all searches. */
+/* The number of a node of border `at`, common to all searches. */
 static enum hapt_status name_node(struct hapt_path_chain *chain, int at, const uint32_t *word, int count, int *number)
 {
     struct named *named = &chain->named[at];
@@ -384,7 +384,7 @@ static enum hapt_status name_node(struct hapt_path_chain *chain, int at, const u
     return HAPT_OK;
 }
 
-static enum hapt_status note_way(struct path *path, int s, const uint32_t *from, const uint32_t *to,
+static enum hapt_status note_arc(struct path *path, int s, const uint32_t *from, const uint32_t *to,
                                  const struct outcome *outcome)
 {
     struct chain_arc arc = {.cost_s = outcome->cost_s, .bytes = outcome->bytes, .outcome = outcome};
@@ -404,58 +404,60 @@ static enum hapt_status cross_segment(struct path *path, int s, int from)
     const struct searched *found;
     HAPT_NEW(start, path->arena, segment->start_count);
     HAPT_NEW(then, path->arena, behind->object_count);
-    for (int k = 0; k < before->object_count; k++) path->place[before->object[k]] = k;
-    for (int k = 0; k < segment->start_count; k++) start[k] = word[path->place[segment->local[segment->start[k]]]];
-    /* Every end is the same one: what is known already is the least to beat. Each start comes once. */
-    const double more = path->chain ? 1.05 : 1; /* what costs more may take less memory */
+    for (int k = 0; k < before->object_count; k++) path->crossing_index[before->object[k]] = k;
+    for (int k = 0; k < segment->start_count; k++)
+        start[k] = word[path->crossing_index[segment->local[segment->start[k]]]];
+    /* If nothing crosses the next border, all paths end in one node: its best known cost is the limit. Each start
+     * is searched once. */
+    const double more = path->chain ? 1.05 : 1; /* a dearer path may need less memory */
     const double limit = behind->object_count == 0 && behind->node_count > 0
                              ? more * behind->node[0].cost_s - before->node[from].cost_s
                              : INFINITY;
     HAPT_TRY(outcomes_of(path, s, start, limit, &found));
-    for (int k = 0; k < behind->object_count; k++) { /* what the segment does not touch passes it as it is */
+    for (int k = 0; k < behind->object_count; k++) { /* objects that the segment does not touch cross unchanged */
         const int object = behind->object[k];
-        if (path->problem->object[object].first < segment->first) then[k] = word[path->place[object]];
+        if (path->problem->object[object].first < segment->first) then[k] = word[path->crossing_index[object]];
     }
-    for (int k = 0; k < behind->object_count; k++) path->place[behind->object[k]] = k;
+    for (int k = 0; k < behind->object_count; k++) path->crossing_index[behind->object[k]] = k;
     for (int c = 0; c < found->outcome_count; c++) {
         const struct outcome *outcome = &found->outcome[c];
         for (int k = 0; k < segment->end_count; k++)
-            then[path->place[segment->local[segment->at_end[k]]]] = outcome->word[k];
+            then[path->crossing_index[segment->local[segment->at_end[k]]]] = outcome->word[k];
         HAPT_TRY(add_node(path, s + 1, then, before->node[from].cost_s + outcome->cost_s, from, outcome));
-        HAPT_TRY(note_way(path, s, word, then, outcome));
+        HAPT_TRY(note_arc(path, s, word, then, outcome));
     }
     return HAPT_OK;
 }
 
-/* Decisions and moves of ways through all segments. */
-static enum hapt_status put_together(const struct segment *segment, int segment_count, const struct outcome *const *way,
-                                     int step_count, struct hapt_arena *arena, struct chosen *chosen)
+/* Joins the decisions and conversions of the path's segments. */
+static enum hapt_status join_path(const struct segment *segment, int segment_count, const struct outcome *const *taken,
+                                  int step_count, struct hapt_arena *arena, struct chosen *chosen)
 {
     HAPT_NEW(chosen->decision, arena, step_count);
     chosen->border_count = 0;
-    for (int s = 0; s < segment_count; s++) chosen->border_count += way[s]->border_count;
+    for (int s = 0; s < segment_count; s++) chosen->border_count += taken[s]->border_count;
     HAPT_NEW(chosen->border, arena, chosen->border_count);
     for (int s = 0, borders = 0; s < segment_count; s++) {
-        memcpy(&chosen->decision[segment[s].first], way[s]->decision,
-               (size_t)(segment[s].end - segment[s].first) * sizeof *way[s]->decision);
-        for (int b = 0; b < way[s]->border_count; b++)
+        memcpy(&chosen->decision[segment[s].first], taken[s]->decision,
+               (size_t)(segment[s].end - segment[s].first) * sizeof *taken[s]->decision);
+        for (int b = 0; b < taken[s]->border_count; b++)
             chosen->border[borders++] =
-                (struct chosen_border){segment[s].end - 1, segment[s].local[way[s]->border[b].object],
-                                       way[s]->border[b].from, way[s]->border[b].to};
+                (struct chosen_border){segment[s].end - 1, segment[s].local[taken[s]->border[b].object],
+                                       taken[s]->border[b].from, taken[s]->border[b].to};
     }
     return HAPT_OK;
 }
 
 static enum hapt_status trace(struct path *path, struct hapt_arena *arena, struct chosen *chosen)
 {
-    const struct outcome **way;
-    HAPT_NEW(way, arena, path->segment_count);
+    const struct outcome **taken;
+    HAPT_NEW(taken, arena, path->segment_count);
     for (int s = path->segment_count, node = 0; s > 0; node = path->border[s].node[node].parent, s--)
-        way[s - 1] = path->border[s].node[node].outcome;
-    return put_together(path->segment, path->segment_count, way, path->problem->step_count, arena, chosen);
+        taken[s - 1] = path->border[s].node[node].outcome;
+    return join_path(path->segment, path->segment_count, taken, path->problem->step_count, arena, chosen);
 }
 
-/* ---- ways of several searches ---- */
+/* ---- paths from several searches ---- */
 
 enum hapt_status hapt_path_chain_create(struct problem *problem, struct hapt_arena *arena,
                                         struct hapt_path_chain **chain)
@@ -471,26 +473,26 @@ enum hapt_status hapt_path_chain_create(struct problem *problem, struct hapt_are
     return HAPT_OK;
 }
 
-#define WAY_TOLERANCE 1e-3 /* what is left out of the segments is more */
+#define PATH_TOLERANCE 1e-3 /* larger errors come from what the segments' searches leave out */
 
 enum hapt_status hapt_path_chain_search(const struct hapt_path_chain *chain, const double *limit,
                                         struct hapt_arena *arena, struct chosen *chosen, double *bytes)
 {
     const int segments = chain->chain.segment_count;
     const struct chain_arc **arc;
-    const struct outcome **way;
+    const struct outcome **taken;
     double cost_s;
-    bool exact; /* or nearly: it is no proof in any case */
+    bool exact; /* or nearly: with memory prices there is no proof in any case */
     HAPT_NEW(arc, arena, segments);
-    HAPT_NEW(way, arena, segments);
-    HAPT_TRY(hapt_chain_search(&chain->chain, limit, WAY_TOLERANCE, arc, &cost_s, &exact));
-    if (!isfinite(cost_s)) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "no way through the segments fits");
+    HAPT_NEW(taken, arena, segments);
+    HAPT_TRY(hapt_chain_search(&chain->chain, limit, PATH_TOLERANCE, arc, &cost_s, &exact));
+    if (!isfinite(cost_s)) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "no path through the segments fits the memory");
     for (int j = 0; j < chain->problem->classes; j++) bytes[j] = 0;
     for (int s = 0; s < segments; s++) {
-        way[s] = arc[s]->outcome;
+        taken[s] = arc[s]->outcome;
         for (int j = 0; j < chain->problem->classes; j++) bytes[j] += arc[s]->bytes[j];
     }
-    return put_together(chain->segment, segments, way, chain->problem->step_count, arena, chosen);
+    return join_path(chain->segment, segments, taken, chain->problem->step_count, arena, chosen);
 }
 
 enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *arena, struct hapt_path_chain *chain,
@@ -501,7 +503,7 @@ enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *ar
     HAPT_TRY(find_segments(problem, arena, &path.segment, &path.segment_count));
     HAPT_NEW(path.border, arena, path.segment_count + 1);
     HAPT_NEW(path.structure, arena, path.segment_count);
-    HAPT_NEW(path.place, arena, problem->object_count);
+    HAPT_NEW(path.crossing_index, arena, problem->object_count);
     HAPT_NEW(number, arena, problem->object_count);
     report->unique_segments = 0;
     for (int s = 0; s <= path.segment_count; s++)
@@ -525,7 +527,7 @@ enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *ar
     if (path.tally.capped) report->because = "a segment had more states than allowed";
     if (path.border[path.segment_count].node_count == 0)
         return hapt_fail(HAPT_ERR_INFEASIBLE, "loosen forced cuts, layouts between segments or memory",
-                         "no program of %d devices computes this graph", problem->axis->size);
+                         "no program for %d devices computes this graph", problem->axis->size);
     *cost_s = path.border[path.segment_count].node[0].cost_s;
     return trace(&path, arena, chosen);
 }

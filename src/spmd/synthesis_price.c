@@ -1,6 +1,5 @@
 /*
- * Proof and price of a program, instruction by instruction and device by device. It knows nothing of how the program
- * was found.
+ * Checks and prices a program, instruction by instruction and device by device. Independent of the search.
  */
 #include <math.h>
 #include <string.h>
@@ -9,8 +8,8 @@
 
 enum { MOST_VERSIONS = 16 };
 
-/* `kept`: for the backward part; of a parameter's gradient: takes a place of its own. `past`: nobody can read it any
- * more. */
+/* `kept`: for the backward part; for a parameter's gradient: has storage of its own. `past`: no operator can read
+ * it any more. */
 struct version {
     struct hapt_property property;
     bool forward, kept, past;
@@ -18,7 +17,7 @@ struct version {
 struct versions {
     int count;
     struct version version[MOST_VERSIONS];
-    bool alone; /* what was added last is in a layout of its own, `added`, and not part of the others yet */
+    bool separate_addend; /* the last addend has a separate layout, `added`, and is not part of the others yet */
     struct hapt_property added;
 };
 
@@ -32,9 +31,9 @@ struct pricing {
     struct hapt_arena *arena;
     int64_t *first;      /* [size + 1] */
     struct versions *of; /* [tensor] of an activation, a gradient, or the one layout of a parameter */
-    int *writers;        /* [tensor] operators that write it */
+    int *writers;        /* [tensor] number of operators that write it */
     double *since;       /* [device] s since the last synchronisation */
-    int done;            /* operators so far */
+    int done;            /* number of operators done */
     double microbatches, in_flight, state_bytes;
     struct hapt_program_price *price;
 };
@@ -44,7 +43,7 @@ static enum hapt_status refuse(const struct pricing *pricing, int tensor, const 
     return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "tensor %s: %s", pricing->graph->tensor[tensor].name, what);
 }
 
-static const struct hapt_property whole = {.kind = HAPT_PROPERTY_IDENTITY};
+static const struct hapt_property whole = {.kind = HAPT_PROPERTY_REPLICATED};
 
 static struct version *version_of(const struct pricing *pricing, int tensor, struct hapt_property property)
 {
@@ -62,7 +61,7 @@ static void add_version(const struct pricing *pricing, int tensor, struct hapt_p
     of->version[of->count++] = (struct version){.property = property, .forward = forward};
 }
 
-/* A version of a parameter's gradient: of several each is a part of the sum. */
+/* Adds a version of a parameter's gradient: each of several is a part of the sum. */
 static void add_part(const struct pricing *pricing, int tensor, struct hapt_property property, bool own_place)
 {
     struct versions *of = &pricing->of[tensor];
@@ -78,20 +77,20 @@ static int parts_of(const struct pricing *pricing, int tensor)
     return parts;
 }
 
-/* The part of a tensor that every device holds, into `share` (NULL: none wanted); the largest comes back. */
+/* The part of a tensor that every device holds, into `share` (may be NULL); *largest: the largest. */
 static enum hapt_status shares(const struct pricing *pricing, int tensor, struct hapt_property property, double *share,
                                double *largest)
 {
     const int size = pricing->axis->size;
     *largest = 1;
     for (int j = 0; share && j < size; j++) share[j] = 1;
-    if (property.kind != HAPT_PROPERTY_ALL_GATHER) return HAPT_OK;
+    if (property.kind != HAPT_PROPERTY_SHARDED) return HAPT_OK;
     if (property.dim < 0 || property.dim >= pricing->graph->tensor[tensor].dims)
         return refuse(pricing, tensor, "has no such dimension");
     const int64_t step = (property.blocks > 1 ? property.blocks : 1) * (property.unit > 1 ? property.unit : 1);
     const int64_t extent = pricing->sharding->shard->tensor[tensor].shape[property.dim];
     if (extent % step || !hapt_axis_split(pricing->axis, property.ratio, extent / step, pricing->first))
-        return refuse(pricing, tensor, "cannot be shared out so");
+        return refuse(pricing, tensor, "cannot be shared out in this layout");
     *largest = 0;
     for (int j = 0; j < size; j++) {
         const double part = (double)(pricing->first[j + 1] - pricing->first[j]) / (double)(extent / step);
@@ -118,19 +117,20 @@ static enum hapt_status communicate(struct pricing *pricing, const struct hapt_a
 {
     const int tensor = instruction->tensor;
     const struct hapt_tensor *of = &pricing->graph->tensor[tensor];
-    const bool sum = hapt_is_parameter_gradient(pricing->graph, tensor),
+    const bool sum = hapt_graph_is_parameter_gradient(pricing->graph, tensor),
                forward = pricing->done < pricing->graph->forward_count;
     const enum hapt_collective_kind kind = hapt_rule_collective(instruction->from, instruction->to);
     const bool grouped = instruction->kind == HAPT_COLLECTIVE_GROUPED_BROADCAST && kind == HAPT_COLLECTIVE_ALL_GATHER;
     double from_share, to_share;
     if (kind == HAPT_COLLECTIVE_NONE || (instruction->kind != kind && !grouped))
-        return refuse(pricing, tensor, "no collective of that kind leads from the one layout to the other");
+        return refuse(pricing, tensor, "no collective of that kind converts between these layouts");
     if (of->kind == HAPT_TENSOR_INPUT || (of->kind == HAPT_TENSOR_PARAMETER && kind != HAPT_COLLECTIVE_SLICE))
         return refuse(pricing, tensor, "inputs and parameters are not communicated");
-    const bool joins = pricing->of[tensor].alone && hapt_property_same(pricing->of[tensor].added, instruction->from);
+    const bool joins =
+        pricing->of[tensor].separate_addend && hapt_property_same(pricing->of[tensor].added, instruction->from);
     struct version *source =
         joins ? version_of(pricing, tensor, instruction->to) : version_of(pricing, tensor, instruction->from);
-    if (!source) return refuse(pricing, tensor, "is not there in the layout that a communication starts from");
+    if (!source) return refuse(pricing, tensor, "has no version in the source layout of a communication");
     HAPT_TRY(shares(pricing, tensor, instruction->from, NULL, &from_share));
     HAPT_TRY(shares(pricing, tensor, instruction->to, NULL, &to_share));
     if (!forward && source->forward) source->kept = true;
@@ -143,7 +143,7 @@ static enum hapt_status communicate(struct pricing *pricing, const struct hapt_a
                                                                         : from_share;
         const struct hapt_spmd_costs costs = hapt_costs_of_tensor(pricing->costs, sum);
         const double seconds = costs.collective_s(costs.context, instruction->kind,
-                                                  hapt_whole_bytes(pricing->costs, pricing->graph, tensor), largest);
+                                                  hapt_full_bytes(pricing->costs, pricing->graph, tensor), largest);
         if (sum) {
             pricing->price->end_s += seconds / pricing->microbatches;
         } else {
@@ -151,7 +151,7 @@ static enum hapt_status communicate(struct pricing *pricing, const struct hapt_a
             pricing->price->communicate_s += seconds;
         }
     }
-    if (joins) pricing->of[tensor].alone = false, pricing->of[tensor].count = 0;
+    if (joins) pricing->of[tensor].separate_addend = false, pricing->of[tensor].count = 0;
     if (sum) {
         source->past = true;
         add_part(pricing, tensor, instruction->to, kind != HAPT_COLLECTIVE_ALL_REDUCE);
@@ -169,10 +169,10 @@ static enum hapt_status read_input(struct pricing *pricing, int tensor, struct h
     if (kind == HAPT_TENSOR_INPUT) return HAPT_OK;
     if (kind == HAPT_TENSOR_PARAMETER && pricing->of[tensor].count == 0) add_version(pricing, tensor, need, true);
     struct version *version = version_of(pricing, tensor, need);
-    if (pricing->of[tensor].alone) return refuse(pricing, tensor, "what was added last is not part of it yet");
-    if (hapt_is_parameter_gradient(pricing->graph, tensor) && parts_of(pricing, tensor) != 1)
+    if (pricing->of[tensor].separate_addend) return refuse(pricing, tensor, "the last addend is not part of it yet");
+    if (hapt_graph_is_parameter_gradient(pricing->graph, tensor) && parts_of(pricing, tensor) != 1)
         return refuse(pricing, tensor, "is summed over the outer axis in several parts");
-    if (!version) return refuse(pricing, tensor, "is not there in the layout that an operator needs");
+    if (!version) return refuse(pricing, tensor, "has no version in the layout that an operator needs");
     if (version->forward && pricing->done >= pricing->graph->forward_count) version->kept = true;
     return HAPT_OK;
 }
@@ -190,13 +190,13 @@ static enum hapt_status write_output(struct pricing *pricing, const struct hapt_
 {
     const int tensor = op->output[o];
     struct versions *of = &pricing->of[tensor];
-    if (hapt_is_parameter_gradient(pricing->graph, tensor)) {
+    if (hapt_graph_is_parameter_gradient(pricing->graph, tensor)) {
         write_part(pricing, op, tensor, made);
         return HAPT_OK;
     }
-    if (of->alone) return refuse(pricing, tensor, "what was added last is not part of it yet");
+    if (of->separate_addend) return refuse(pricing, tensor, "the last addend is not part of it yet");
     if (op->accumulate >> o & 1u && of->count > 0 && !version_of(pricing, tensor, made)) {
-        of->alone = true;
+        of->separate_addend = true;
         of->added = made;
         return HAPT_OK;
     }
@@ -216,12 +216,12 @@ static enum hapt_status compute(struct pricing *pricing, const struct hapt_axis_
                                 instruction->cut, &rule));
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] < 0) continue;
-        if (rule.rule.input[i].kind == HAPT_PROPERTY_ALL_GATHER) work.sharded_input |= 1u << i;
+        if (rule.rule.input[i].kind == HAPT_PROPERTY_SHARDED) work.sharded_input |= 1u << i;
         HAPT_TRY(read_input(pricing, op->input[i], rule.rule.input[i]));
     }
     for (int o = 0; o < op->output_count; o++) {
         if (op->output[o] < 0) continue;
-        if (rule.rule.output[o].kind == HAPT_PROPERTY_ALL_GATHER) work.sharded_output |= 1u << o;
+        if (rule.rule.output[o].kind == HAPT_PROPERTY_SHARDED) work.sharded_output |= 1u << o;
         HAPT_TRY(write_output(pricing, op, o, rule.rule.output[o]));
     }
     if (rule.rule.exchange) {
@@ -253,12 +253,12 @@ static enum hapt_status check_end(const struct pricing *pricing)
         return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "the program ends before its last operator");
     for (int t = 0; t < graph->tensor_count; t++) {
         const int primal = graph->tensor[t].primal;
-        if (pricing->of[t].alone) return refuse(pricing, t, "what was added last never became part of it");
-        if (!hapt_is_parameter_gradient(graph, t) || pricing->of[t].count == 0) continue;
+        if (pricing->of[t].separate_addend) return refuse(pricing, t, "the last addend never became part of it");
+        if (!hapt_graph_is_parameter_gradient(graph, t) || pricing->of[t].count == 0) continue;
         if (parts_of(pricing, t) != 1) return refuse(pricing, t, "ends in several parts");
         const struct hapt_property layout = pricing->of[primal].count ? pricing->of[primal].version[0].property : whole;
         if (graph->tensor[primal].gradient == t && !version_of(pricing, t, layout))
-            return refuse(pricing, t, "does not get to the layout of its parameter");
+            return refuse(pricing, t, "is not brought to the layout of its parameter");
     }
     return HAPT_OK;
 }
@@ -268,7 +268,7 @@ static enum hapt_status add_bytes(struct pricing *pricing, int tensor, struct ha
 {
     double largest;
     HAPT_TRY(shares(pricing, tensor, property, scratch, &largest));
-    const double bytes = hapt_whole_bytes(pricing->costs, pricing->graph, tensor);
+    const double bytes = hapt_full_bytes(pricing->costs, pricing->graph, tensor);
     for (int j = 0; j < pricing->axis->size; j++) pricing->price->memory_bytes[j] += bytes * scratch[j] * times;
     return HAPT_OK;
 }
@@ -287,7 +287,7 @@ static enum hapt_status add_memory(struct pricing *pricing)
             const double times = 1 + (tensor->trainable ? state / (double)hapt_dtype_bytes(tensor->dtype) : 0);
             HAPT_TRY(add_bytes(pricing, t, of->version[0].property, times, scratch));
         } else {
-            const double times = hapt_is_parameter_gradient(graph, t) ? 1 : pricing->in_flight;
+            const double times = hapt_graph_is_parameter_gradient(graph, t) ? 1 : pricing->in_flight;
             for (int v = 0; v < of->count; v++)
                 if (of->version[v].kept) HAPT_TRY(add_bytes(pricing, t, of->version[v].property, times, scratch));
         }
@@ -328,7 +328,7 @@ enum hapt_status hapt_axis_program_price(const struct hapt_sharding *sharding, i
         const struct hapt_axis_instruction *instruction = &program->instruction[i];
         if (instruction->op >= graph->op_count ||
             (instruction->op < 0 && (instruction->tensor < 0 || instruction->tensor >= graph->tensor_count)))
-            return hapt_fail(HAPT_ERR_INPUT, NULL, "instruction %d names nothing of the graph", i);
+            return hapt_fail(HAPT_ERR_INPUT, NULL, "instruction %d names no operator or tensor of the graph", i);
         HAPT_TRY(instruction->op >= 0 ? compute(&pricing, instruction) : communicate(&pricing, instruction));
     }
     synchronise(&pricing); /* the last stage */

@@ -1,5 +1,4 @@
-/* From a graph and its costs to the problem that is searched: layouts of tensors, choices of operators, and the least
- * that is left. */
+/* Turns a graph and its costs into the search problem: layouts of tensors and choices of operators. */
 #include <math.h>
 #include <string.h>
 
@@ -21,12 +20,12 @@ enum hapt_collective_kind hapt_conversion(const struct hapt_spmd_costs *costs, b
 {
     enum hapt_collective_kind kind = HAPT_COLLECTIVE_NONE;
     *seconds = INFINITY;
-    if (to.kind == HAPT_PROPERTY_ALL_REDUCE || hapt_property_same(from, to)) return kind;
-    const bool whole = to.kind == HAPT_PROPERTY_IDENTITY;
-    if (from.kind == HAPT_PROPERTY_IDENTITY) {
+    if (to.kind == HAPT_PROPERTY_PARTIAL || hapt_property_same(from, to)) return kind;
+    const bool whole = to.kind == HAPT_PROPERTY_REPLICATED;
+    if (from.kind == HAPT_PROPERTY_REPLICATED) {
         kind = HAPT_COLLECTIVE_SLICE;
         *seconds = 0;
-    } else if (from.kind == HAPT_PROPERTY_ALL_REDUCE) {
+    } else if (from.kind == HAPT_PROPERTY_PARTIAL) {
         kind = whole ? HAPT_COLLECTIVE_ALL_REDUCE : HAPT_COLLECTIVE_REDUCE_SCATTER;
         *seconds = collective(costs, kind, bytes, whole ? 1 : to_share);
     } else if (!whole) {
@@ -50,8 +49,9 @@ double hapt_exchange_seconds(const struct hapt_spmd_costs *costs, const struct h
     const struct hapt_op *op = &graph->op[index];
     const int last = op->output[op->output_count - 1];
     const double elements = (double)hapt_tensor_elements(&graph->tensor[last]);
-    const double part = hapt_whole_bytes(costs, graph, last) / (double)hapt_tensor_bytes(&graph->tensor[last]);
-    return hapt_op_type_at(op->type)->exchanges * collective(costs, HAPT_COLLECTIVE_ALL_REDUCE, 4 * elements * part, 1);
+    const double part = hapt_full_bytes(costs, graph, last) / (double)hapt_tensor_bytes(&graph->tensor[last]);
+    return hapt_op_type_at(op->type)->inner_all_reduces *
+           collective(costs, HAPT_COLLECTIVE_ALL_REDUCE, 4 * elements * part, 1);
 }
 
 /* ---- kinds of devices ---- */
@@ -116,8 +116,8 @@ static enum hapt_status shares_of(struct problem *problem, struct share_cache *c
     struct shares *made = &cache->entry[cache->count];
     *made = (struct shares){.ratio = ratio, .units = units};
     if (!hapt_axis_split(problem->axis, ratio, units, cache->first))
-        return hapt_fail(HAPT_ERR_INPUT, "ratios are finite and not negative, one of them positive",
-                         "ratio vector %d cannot be used", ratio);
+        return hapt_fail(HAPT_ERR_INPUT, "ratios must be finite and not negative, and one must be positive",
+                         "ratio vector %d is invalid", ratio);
     for (int j = 0; j < problem->axis->size; j++) {
         const double share = (double)(cache->first[j + 1] - cache->first[j]) / (double)units;
         double *its = &made->share[problem->class_of[j]];
@@ -140,7 +140,7 @@ struct builder {
     struct problem *problem;
     struct share_cache shares;
     struct hapt_op_cuts *cuts;
-    struct tensor_layouts *of;      /* by root: a parameter and its gradients share their numbers */
+    struct tensor_layouts *of;      /* by root: a parameter and its gradients share layout numbers */
     const struct layouts **layouts; /* [tensor] */
     int unique_count;
     struct layouts **unique;
@@ -148,14 +148,7 @@ struct builder {
 
 static int root_of(const struct hapt_graph *graph, int tensor)
 {
-    return hapt_is_parameter_gradient(graph, tensor) ? graph->tensor[tensor].primal : tensor;
-}
-
-bool hapt_is_parameter_gradient(const struct hapt_graph *graph, int tensor)
-{
-    const struct hapt_tensor *of = &graph->tensor[tensor];
-    return of->kind == HAPT_TENSOR_GRADIENT && of->primal >= 0 &&
-           graph->tensor[of->primal].kind == HAPT_TENSOR_PARAMETER;
+    return hapt_graph_is_parameter_gradient(graph, tensor) ? graph->tensor[tensor].primal : tensor;
 }
 
 static int layout_number(const struct builder *builder, int tensor, struct hapt_property property)
@@ -175,14 +168,14 @@ static bool note_layout(struct builder *builder, int tensor, struct hapt_propert
     return true;
 }
 
-/* Collects the layouts that any cut asks for; a cut that asks for one too many is left out. */
+/* Collects the layouts that cuts need; drops cuts that need more layouts than possible. */
 static void note_layouts(struct builder *builder)
 {
     const struct hapt_graph *graph = builder->problem->graph;
     for (int t = 0; t < graph->tensor_count; t++) {
         builder->of[t].count = SHARDED;
-        builder->of[t].property[WHOLE].kind = HAPT_PROPERTY_IDENTITY;
-        builder->of[t].property[PARTIAL].kind = HAPT_PROPERTY_ALL_REDUCE;
+        builder->of[t].property[REPLICATED].kind = HAPT_PROPERTY_REPLICATED;
+        builder->of[t].property[PARTIAL].kind = HAPT_PROPERTY_PARTIAL;
     }
     for (int o = 0; o < graph->op_count; o++) {
         const struct hapt_op *op = &graph->op[o];
@@ -203,8 +196,8 @@ static void note_layouts(struct builder *builder)
     }
 }
 
-/* Of what an outer axis leaves its first rank. NULL: a tensor that the outer axis shares out otherwise than its
- * parameter has too little for a layout of that. */
+/* Shares of what an outer axis leaves to its first rank. NULL: the outer axis shards the tensor differently from
+ * its parameter, and the rest is too small for this layout. */
 static enum hapt_status shares_of_layout(struct builder *builder, int tensor, struct hapt_property property,
                                          const struct shares **found)
 {
@@ -216,18 +209,18 @@ static enum hapt_status shares_of_layout(struct builder *builder, int tensor, st
                      problem->sharding->shard->tensor[tensor].shape[property.dim] / grain, found);
 }
 
-/* ---- layouts to stop over in ---- */
+/* ---- intermediate layouts ---- */
 
 /*
- * Partial sums may become shards that no operator reads, and the whole be gathered from those; so may what is added to
- * a gradient. Where the answer is to be exact there are plain layouts of all dimensions and ratios for that, too, but
- * for those that another shard replaces at no more cost wherever communications come from and lead to: such programs
- * have an equal without them.
+ * Intermediate layouts: partial sums, and addends to a gradient, may become shards that no operator reads, from which
+ * the replicated tensor is gathered. An exact search adds the plain layouts of all dimensions and ratios. It leaves out
+ * those that another shard replaces at no more cost for all conversions from and to it, since an equal program without
+ * them exists.
  */
 enum { MOST_STOPS = 2 * MOST_LAYOUTS };
 struct stop {
     struct hapt_property property;
-    const struct shares *shares; /* NULL: it is whole, or partial sums */
+    const struct shares *shares; /* NULL: replicated, or partial sums */
     bool left_out;
 };
 struct stops {
@@ -262,14 +255,14 @@ static bool replaces(const struct problem *problem, const struct stops *stops, c
     return true;
 }
 
-/* Adds a layout that fits, once. */
+/* Adds a layout if it fits and is new. */
 static enum hapt_status add_stop(struct builder *builder, int tensor, struct hapt_property property,
                                  struct stops *stops)
 {
     struct stop made = {.property = property};
     for (int k = 0; k < stops->count; k++)
         if (hapt_property_same(stops->stop[k].property, property)) return HAPT_OK;
-    if (property.kind == HAPT_PROPERTY_ALL_GATHER) {
+    if (property.kind == HAPT_PROPERTY_SHARDED) {
         HAPT_TRY(shares_of_layout(builder, tensor, property, &made.shares));
         if (!made.shares) return HAPT_OK;
     }
@@ -285,13 +278,13 @@ static enum hapt_status note_stops_of(struct builder *builder, int tensor)
     struct problem *problem = builder->problem;
     const struct tensor_layouts *of = &builder->of[tensor];
     const int ratios = problem->axis->ratio ? problem->axis->ratio_count : 1;
-    struct stops stops = {.bytes = hapt_whole_bytes(problem->costs, problem->graph, tensor)};
+    struct stops stops = {.bytes = hapt_full_bytes(problem->costs, problem->graph, tensor)};
     for (int l = 0; l < of->count; l++) HAPT_TRY(add_stop(builder, tensor, of->property[l], &stops));
     const int asked = stops.count;
     for (int dim = 0; dim < problem->graph->tensor[tensor].dims; dim++)
         for (int ratio = 0; ratio < ratios; ratio++) {
             struct hapt_property property = {
-                .kind = HAPT_PROPERTY_ALL_GATHER, .dim = dim, .blocks = 1, .unit = 1, .ratio = ratio};
+                .kind = HAPT_PROPERTY_SHARDED, .dim = dim, .blocks = 1, .unit = 1, .ratio = ratio};
             if (!property_fits(problem->sharding, problem->axis_index, problem->axis, tensor, property)) continue;
             property = property_canonical(problem->sharding, problem->axis_index, problem->axis, tensor, property);
             HAPT_TRY(add_stop(builder, tensor, property, &stops));
@@ -305,8 +298,8 @@ static enum hapt_status note_stops_of(struct builder *builder, int tensor)
     return HAPT_OK;
 }
 
-/* Of what some operator makes as partial sums or adds to. Gradients of parameters go straight to the layout of their
- * parameter. */
+/* For tensors that some operator makes as partial sums or adds to. Parameter gradients go straight to their
+ * parameter's layout. */
 static enum hapt_status note_stops(struct builder *builder)
 {
     const struct hapt_graph *graph = builder->problem->graph;
@@ -315,10 +308,10 @@ static enum hapt_status note_stops(struct builder *builder)
     for (int o = 0; o < graph->op_count; o++)
         for (int k = 0; k < graph->op[o].output_count; k++) {
             const int tensor = graph->op[o].output[k];
-            if (tensor < 0 || hapt_is_parameter_gradient(graph, tensor)) continue;
+            if (tensor < 0 || hapt_graph_is_parameter_gradient(graph, tensor)) continue;
             bool stops = graph->op[o].accumulate >> k & 1u;
             for (int c = 0; c < builder->cuts[o].count; c++)
-                stops = stops || builder->cuts[o].rule[c].rule.output[k].kind == HAPT_PROPERTY_ALL_REDUCE;
+                stops = stops || builder->cuts[o].rule[c].rule.output[k].kind == HAPT_PROPERTY_PARTIAL;
             stops_over[tensor] = stops_over[tensor] || stops;
         }
     for (int t = 0; t < graph->tensor_count; t++)
@@ -334,7 +327,7 @@ static enum hapt_status fill_layouts(struct builder *builder, int tensor, struct
         const struct hapt_property property = made->property[l];
         made->largest[l] = 1;
         for (int j = 0; j < problem->classes; j++) made->share[l][j] = 1;
-        if (property.kind != HAPT_PROPERTY_ALL_GATHER) continue;
+        if (property.kind != HAPT_PROPERTY_SHARDED) continue;
         const struct shares *shares;
         HAPT_TRY(shares_of_layout(builder, tensor, property, &shares));
         made->missing |= shares ? 0 : (layout_set)(1u << l);
@@ -368,15 +361,15 @@ static enum hapt_status make_layouts(struct builder *builder)
     for (int t = 0; t < graph->tensor_count; t++) {
         if (graph->tensor[t].kind == HAPT_TENSOR_INPUT) continue;
         const struct tensor_layouts *of = &builder->of[root_of(graph, t)];
-        const double bytes = hapt_whole_bytes(problem->costs, graph, t);
-        const bool gradient = hapt_is_parameter_gradient(graph, t);
+        const double bytes = hapt_full_bytes(problem->costs, graph, t);
+        const bool gradient = hapt_graph_is_parameter_gradient(graph, t);
         int64_t shape_same = 0;
         for (int u = 0; u < builder->unique_count && !builder->layouts[t]; u++) {
             const struct layouts *other = builder->unique[u];
             shape_same = other->count == of->count && other->bytes == bytes && other->parameter_gradient == gradient &&
                          !memcmp(other->property, of->property, (size_t)of->count * sizeof of->property[0]);
             if (!shape_same) continue;
-            bool same = true; /* equal bytes may hide different sizes of the dimensions */
+            bool same = true; /* equal bytes may hide different dimension sizes */
             for (int l = SHARDED; same && l < of->count; l++) {
                 const struct shares *shares;
                 const struct hapt_property p = of->property[l];
@@ -464,9 +457,9 @@ static bool is_allowed(const struct builder *builder, int index, const struct ha
         return forced->letter == rule->cut.letter && (forced->blocks < 1 || forced->blocks == rule->cut.blocks) &&
                (forced->unit < 1 || forced->unit == rule->cut.unit);
     if (!options->no_replicated_gradients || rule->cut.letter || builder->cuts[index].count == 1) return true;
-    if (index >= builder->problem->sharding->reduce_first) return true; /* sums what there is */
+    if (index >= builder->problem->sharding->reduce_first) return true; /* takes any number of parts */
     for (int o = 0; o < graph->op[index].output_count; o++)
-        if (hapt_is_parameter_gradient(graph, graph->op[index].output[o])) return false;
+        if (hapt_graph_is_parameter_gradient(graph, graph->op[index].output[o])) return false;
     return true;
 }
 
@@ -482,13 +475,13 @@ static enum hapt_status make_choices(struct builder *builder, struct step *steps
                 HAPT_TRY(make_choice(builder, step->op, &cuts->rule[c], &step->choice[step->choice_count++]));
         if (step->choice_count == 0)
             return hapt_fail(HAPT_ERR_INFEASIBLE, "force another cut, or none",
-                             "operator %s cannot be cut as it is forced to be on %d devices",
+                             "the forced cut of operator %s is impossible on %d devices",
                              problem->graph->op[step->op].name, problem->axis->size);
     }
     return HAPT_OK;
 }
 
-/* What the writer of a gradient value can make of it, and who reads partial sums. */
+/* Notes the layouts that the writer of a gradient value can make, and the readers of partial sums. */
 static void note_makeable(struct problem *problem)
 {
     for (int s = 0; s < problem->step_count; s++) {
@@ -503,7 +496,7 @@ static void note_makeable(struct problem *problem)
                 struct object *object = &problem->object[step->output[o]];
                 object->makeable |= closure_of(object->layouts, (layout_set)(1u << choice->output[o]));
                 if (choice->output[o] == PARTIAL || step->previous[o] >= 0)
-                    object->makeable |= (layout_set)(object->layouts->sharded | 1u << WHOLE);
+                    object->makeable |= (layout_set)(object->layouts->sharded | 1u << REPLICATED);
             }
         }
     }

@@ -1,4 +1,4 @@
-/* The simple cost structure: an operator takes as long as its FLOPs or its bytes, a collective as a ring does. */
+/* The simple cost model: an operator takes the time of its FLOPs or of its bytes, a collective that of a ring. */
 #include <math.h>
 #include <string.h>
 

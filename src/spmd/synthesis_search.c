@@ -1,7 +1,7 @@
 /*
- * The search of one segment: A* (HAP Fig. 10) where the answer is to be exact, else step by step, of every place the
- * cheapest states alone, so that no model takes longer than so many states a step. That search runs first with few
- * states, then with more of them where some were left out, now below the limit that the first one found.
+ * The search of one segment. If exact: A* (HAP Fig. 10). Otherwise a beam search, which keeps only the cheapest states
+ * of every position, so its time is bounded by that number of states per step. It runs with few states first. If some
+ * were left out, it runs again with more, below the limit that the first run found.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +16,9 @@ enum { FIRST_WIDTH = 8, MOST_STATES = 1000, EXACT_STATES = 200000, MOST_QUOTAS =
 static bool comes_before(const struct search *search, int a, int b)
 {
     const struct state *x = &search->state[a], *y = &search->state[b];
-    if (search->depth_first && x->place != y->place) return x->place > y->place;
+    if (search->depth_first && x->position != y->position) return x->position > y->position;
     if (x->bound != y->bound) return x->bound < y->bound;
-    if (x->place != y->place) return x->place > y->place;
+    if (x->position != y->position) return x->position > y->position;
     return a < b;
 }
 
@@ -72,8 +72,8 @@ static bool fits_memory(const struct search *search, const double *bytes)
     return true;
 }
 
-/* Adds the operator to the open stage of its side; what is behind a communication, seen from the other side, is closed:
- * its seconds come back. A suffix grows at its front. */
+/* Adds the operator to its side's open stage. A communication closes the stage on its far side; returns that
+ * stage's seconds. A suffix grows at its front. */
 static double close_stages(const struct search *search, const struct advance *advance, double *open)
 {
     const bool first = advance->step->backward ? advance->synchronises_after : advance->synchronises;
@@ -98,20 +98,20 @@ static enum hapt_status add(struct search *search, struct state *made)
     return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the states of a synthesis");
 }
 
-/* A way to go on was found: the state behind it. */
+/* Stores the state after a transition. */
 static void found(struct advance *advance, void *context)
 {
     struct search *search = context;
     const struct state *parent = &search->state[search->parent];
-    const int classes = search->classes, at = parent->place + 1;
-    const struct bound_at *place = &search->bound[at];
+    const int classes = search->classes, at = parent->position + 1;
+    const struct bound_at *bound = &search->bound[at];
     uint32_t word[MOST_SLOTS];
     double vector[3 * MOST_CLASSES] = {0};
     if (search->status != HAPT_OK) return;
     struct state made = {.base = parent->base + advance->moved_s + advance->after_s + advance->later_s,
                          .vector = vector,
                          .word = word,
-                         .place = at,
+                         .position = at,
                          .parent = search->parent,
                          .decision = advance->decision};
     if (search->vectors) {
@@ -125,26 +125,26 @@ static void found(struct advance *advance, void *context)
             vector[2 * classes + j] = parent->vector[2 * classes + j] + advance->memory[j];
         if (!fits_memory(search, vector + 2 * classes)) return;
     }
-    for (int k = 0; k < place->slot_count; k++) word[k] = advance->word[search->segment->local[place->slot[k]]];
+    for (int k = 0; k < bound->slot_count; k++) word[k] = advance->word[search->segment->local[bound->slot[k]]];
     search->status = add(search, &made);
 }
 
 static enum hapt_status expand(struct search *search, int index)
 {
-    const int place = search->state[index].place;
+    const int position = search->state[index].position;
     struct advance advance = {.problem = search->problem,
-                              .step = &search->problem->step[search->segment->first + place],
+                              .step = &search->problem->step[search->segment->first + position],
                               .word = search->word,
                               .found = found,
                               .context = search};
     hapt_state_load(search, &search->state[index]);
-    for (int k = 0; k < HAPT_MAX_OUTPUTS; k++) /* what appears here has no history */
+    for (int k = 0; k < HAPT_MAX_OUTPUTS; k++) /* objects that appear here have no history */
         if (advance.step->output[k] >= 0 &&
-            search->problem->object[advance.step->output[k]].first == search->segment->first + place)
+            search->problem->object[advance.step->output[k]].first == search->segment->first + position)
             search->word[advance.step->output[k]] = 0;
     for (int k = 0; k < HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS; k++) {
         const int object = k < HAPT_MAX_INPUTS ? advance.step->input[k] : advance.step->previous[k - HAPT_MAX_INPUTS];
-        if (object >= 0 && search->problem->object[object].first == search->segment->first + place)
+        if (object >= 0 && search->problem->object[object].first == search->segment->first + position)
             search->word[object] = 0;
     }
     search->parent = index;
@@ -153,7 +153,7 @@ static enum hapt_status expand(struct search *search, int index)
     return search->status;
 }
 
-/* ---- the whole ---- */
+/* ---- entry points ---- */
 
 static enum hapt_status keep_first(struct search *search, const uint32_t *start)
 {
@@ -174,7 +174,8 @@ static int compare_ranked(const void *a, const void *b)
     return (x->state > y->state) - (x->state < y->state);
 }
 
-/* States that go on, by the layouts of what the segments share: what those cost shows in later segments alone. */
+/* Limits the states kept per layout of what segments share, since those layouts cost something only in later
+ * segments. */
 struct quota {
     uint64_t shared;
     int count;
@@ -188,8 +189,8 @@ static struct quota *quota_of(struct quota *quota, int *count, uint64_t shared)
     return &quota[k < MOST_QUOTAS ? k : MOST_QUOTAS - 1];
 }
 
-/* The cheapest states of a place, `first` to the last one, that none of those before them dominates: at most the
- * search's width. */
+/* The cheapest states of a position, from `first` on, that no earlier one dominates: at most the search's width for
+ * each layout of what segments share. */
 static int choose(struct search *search, int first, struct ranked *ranked)
 {
     struct quota quota[MOST_QUOTAS];
@@ -215,7 +216,7 @@ static int choose(struct search *search, int first, struct ranked *ranked)
     return chosen;
 }
 
-/* All states of a place are known before the first of them goes on. */
+/* All states of a position are known before the first one is expanded. */
 static enum hapt_status run_in_steps(struct search *search, const uint32_t *start)
 {
     HAPT_TRY(keep_first(search, start));
@@ -244,7 +245,7 @@ static enum hapt_status run_astar(struct search *search, const uint32_t *start)
         struct state *state = &search->state[index];
         if (state->dead || state->expanded || !at_most(state->bound, search->limit)) continue;
         state->expanded = true;
-        if (state->place == search->steps) {
+        if (state->position == search->steps) {
             HAPT_TRY(hapt_end_reach(search, index));
             if (search->depth_first && search->outcome_count > 0) break;
             continue;
@@ -265,7 +266,7 @@ struct result {
     bool trimmed;
 };
 
-/* One search of the segment: by A* (width 0), or step by step below a limit. */
+/* One search of the segment: A* (width 0), or beam search below a limit. */
 static enum hapt_status search_once(const struct problem *problem, const struct segment *segment, const uint32_t *start,
                                     int width, double limit, struct hapt_arena *arena, struct search_tally *tally,
                                     struct result *result)
@@ -282,7 +283,7 @@ static enum hapt_status search_once(const struct problem *problem, const struct 
                             .width = width,
                             .limit = limit,
                             .vectors = problem->classes > 1 || problem->memory_resource,
-                            .meets = segment->end == problem->step_count};
+                            .stages_join = segment->end == problem->step_count};
     enum hapt_status status = hapt_states_prepare(&search);
     search.spread = hapt_border_spread(problem, segment);
     if (status == HAPT_OK) status = width > 0 ? run_in_steps(&search, start) : run_astar(&search, start);

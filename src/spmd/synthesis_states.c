@@ -1,6 +1,6 @@
 /*
- * The states of one segment. Those at the same place with equal words are found by hash; A* also compares the others of
- * a place with the cheapest ones, as they come.
+ * The states of one segment. States of a position with equal words are found by hash. A* also compares the other states
+ * of a position with its cheapest ones as they are made.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static double conversion_from(const struct layouts *layouts, layout_set from, in
     return least;
 }
 
-/* What state a would pay to have made what b has, and to wait for no more; up to `limit`. */
+/* Cost for state a to make what b has made and to wait for no more; capped at `limit`. */
 static double shortfall(const struct object *object, uint32_t a, uint32_t b, double limit, bool exact)
 {
     if (a == b) return 0;
@@ -30,8 +30,8 @@ static double shortfall(const struct object *object, uint32_t a, uint32_t b, dou
     const layout_set lacking = (layout_set)(made_of(b) & ~made),
                      waiting = (layout_set)(awaited_of(a) & ~promised & ~made);
     double sum = 0;
-    if (waiting) { /* its readers are decided: only its writer can still make it, from the one version promised */
-        const bool one = promised & 1u << WHOLE || (promised & (promised - 1)) == 0;
+    if (waiting) { /* its readers are decided: only its writer can still make it, from the one promised version */
+        const bool one = promised & 1u << REPLICATED || (promised & (promised - 1)) == 0;
         if (exact || object->kind != OBJECT_GRADIENT || waiting & 1u << PARTIAL || promised & 1u << PARTIAL || !one ||
             !promised)
             return INFINITY;
@@ -43,7 +43,7 @@ static double shortfall(const struct object *object, uint32_t a, uint32_t b, dou
     return sum;
 }
 
-/* The most that a may cost above b's and still be no worse on any kind of device, stages included. */
+/* The most that a may cost above b and still be no worse on any kind of device, open stages included. */
 static double advantage(const struct search *search, const struct state *a, const struct state *b)
 {
     double since = INFINITY, until = INFINITY;
@@ -63,7 +63,7 @@ static double slack_of(const struct state *a, const struct state *b)
 static bool same_words(const struct search *search, const struct state *a, const struct state *b)
 {
     return a->hash == b->hash &&
-           memcmp(a->word, b->word, (size_t)search->bound[a->place].slot_count * sizeof *a->word) == 0;
+           memcmp(a->word, b->word, (size_t)search->bound[a->position].slot_count * sizeof *a->word) == 0;
 }
 
 static bool needs_no_more_memory(const struct search *search, const struct state *a, const struct state *b)
@@ -76,16 +76,16 @@ static bool needs_no_more_memory(const struct search *search, const struct state
 
 bool hapt_state_dominates(const struct search *search, const struct state *a, const struct state *b)
 {
-    const struct bound_at *place = &search->bound[a->place];
+    const struct bound_at *bound = &search->bound[a->position];
     if (a->decided != b->decided) return false;
     double left = advantage(search, a, b) + slack_of(a, b);
     if (left < 0 || !needs_no_more_memory(search, a, b)) return false;
-    /* Which versions are kept decides memory; what is bought later opens another stage. */
+    /* Kept versions determine memory, and a version bought later opens another stage. */
     if (search->problem->memory_resource) return same_words(search, a, b);
     const bool buys = !search->vectors || !search->problem->options->exact;
-    for (int k = 0; k < place->slot_count; k++) {
+    for (int k = 0; k < bound->slot_count; k++) {
         if (a->word[k] == b->word[k]) continue;
-        const struct object *object = &search->problem->object[search->segment->local[place->slot[k]]];
+        const struct object *object = &search->problem->object[search->segment->local[bound->slot[k]]];
         const double price = shortfall(object, a->word[k], b->word[k], left, search->problem->options->exact);
         if (price > left || (price > 0 && !buys)) return false;
         left -= price;
@@ -93,83 +93,83 @@ bool hapt_state_dominates(const struct search *search, const struct state *a, co
     return true;
 }
 
-/* ---- those of equal words ---- */
+/* ---- states of equal words ---- */
 
-static int *bucket_of(const struct place *place, const struct state *state)
+static int *bucket_of(const struct position *position, const struct state *state)
 {
-    return &place->bucket[state->hash & (uint64_t)(place->bucket_count - 1)];
+    return &position->bucket[state->hash & (uint64_t)(position->bucket_count - 1)];
 }
 
 static bool is_repeated(const struct search *search, const struct state *made)
 {
-    for (int s = *bucket_of(&search->place[made->place], made); s != NO_STATE; s = search->state[s].next) {
+    for (int s = *bucket_of(&search->position[made->position], made); s != NO_STATE; s = search->state[s].next) {
         const struct state *other = &search->state[s];
         if (!other->dead && same_words(search, other, made) && hapt_state_dominates(search, other, made)) return true;
     }
     return false;
 }
 
-static void bury_repeated(struct search *search, int index)
+static void drop_repeated(struct search *search, int index)
 {
     const struct state *made = &search->state[index];
-    for (int s = *bucket_of(&search->place[made->place], made); s != NO_STATE; s = search->state[s].next) {
+    for (int s = *bucket_of(&search->position[made->position], made); s != NO_STATE; s = search->state[s].next) {
         struct state *other = &search->state[s];
         if (s != index && !other->dead && same_words(search, other, made) && hapt_state_dominates(search, made, other))
             other->dead = true;
     }
 }
 
-/* ---- the cheapest of a place ---- */
+/* ---- the cheapest states of a position ---- */
 
 static bool is_dominated(const struct search *search, const struct state *made)
 {
-    const struct place *place = &search->place[made->place];
-    for (int k = 0; k < place->compared_count; k++) {
-        const struct state *other = &search->state[place->compared[k]];
+    const struct position *position = &search->position[made->position];
+    for (int k = 0; k < position->compared_count; k++) {
+        const struct state *other = &search->state[position->compared[k]];
         if (!other->dead && hapt_state_dominates(search, other, made)) return true;
     }
     return false;
 }
 
-static void bury_dominated(struct search *search, int index)
+static void drop_dominated(struct search *search, int index)
 {
     const struct state *made = &search->state[index];
-    struct place *place = &search->place[made->place];
+    struct position *position = &search->position[made->position];
     int kept = 0;
-    for (int k = 0; k < place->compared_count; k++) {
-        struct state *other = &search->state[place->compared[k]];
+    for (int k = 0; k < position->compared_count; k++) {
+        struct state *other = &search->state[position->compared[k]];
         if (!other->dead && hapt_state_dominates(search, made, other)) other->dead = true;
-        if (!other->dead) place->compared[kept++] = place->compared[k];
+        if (!other->dead) position->compared[kept++] = position->compared[k];
     }
-    place->compared_count = kept;
+    position->compared_count = kept;
     if (kept < MOST_COMPARED) {
-        place->compared[place->compared_count++] = index;
+        position->compared[position->compared_count++] = index;
         return;
     }
-    int worst = 0; /* cheap states fell others */
+    int worst = 0; /* replace the one that cost most: cheap states dominate others */
     for (int k = 1; k < kept; k++)
-        if (search->state[place->compared[k]].bound > search->state[place->compared[worst]].bound) worst = k;
-    if (made->bound < search->state[place->compared[worst]].bound) place->compared[worst] = index;
+        if (search->state[position->compared[k]].bound > search->state[position->compared[worst]].bound) worst = k;
+    if (made->bound < search->state[position->compared[worst]].bound) position->compared[worst] = index;
 }
 
-/* ---- keeping ---- */
+/* ---- storage ---- */
 
-static enum hapt_status rehash(struct search *search, struct place *place)
+static enum hapt_status rehash(struct search *search, struct position *position)
 {
-    const int count = place->bucket_count ? 4 * place->bucket_count : 64, before = place->bucket_count;
+    const int count = position->bucket_count ? 4 * position->bucket_count : 64, before = position->bucket_count;
     int *bucket;
     HAPT_NEW(bucket, search->arena, count);
     for (int b = 0; b < count; b++) bucket[b] = NO_STATE;
     for (int b = 0; b < before; b++) {
-        for (int s = place->bucket[b], next; s != NO_STATE; s = next) {
+        for (int s = position->bucket[b], next; s != NO_STATE; s = next) {
             int *to = &bucket[search->state[s].hash & (uint64_t)(count - 1)];
             next = search->state[s].next;
             search->state[s].next = *to;
             *to = s;
         }
     }
-    place->bucket = bucket;
-    place->bucket_count = count;
+    position->bucket = bucket;
+    position->bucket_count = count;
     return HAPT_OK;
 }
 
@@ -181,15 +181,15 @@ static uint64_t mix_word(uint64_t hash, uint32_t word)
 
 static void hash_words(const struct search *search, struct state *state)
 {
-    const struct place *place = &search->place[state->place];
+    const struct position *position = &search->position[state->position];
     state->decided = 0x9e3779b97f4a7c15u;
-    for (int k = 0; k < place->decided_count; k++) {
-        if (k == place->shared_count) state->shared = state->decided;
-        state->decided = mix_word(state->decided, state->word[place->decided[k]]);
+    for (int k = 0; k < position->decided_count; k++) {
+        if (k == position->shared_count) state->shared = state->decided;
+        state->decided = mix_word(state->decided, state->word[position->decided[k]]);
     }
-    if (place->shared_count == place->decided_count) state->shared = state->decided;
+    if (position->shared_count == position->decided_count) state->shared = state->decided;
     state->hash = state->decided;
-    for (int k = 0; k < search->bound[state->place].slot_count; k++)
+    for (int k = 0; k < search->bound[state->position].slot_count; k++)
         state->hash = mix_word(state->hash, state->word[k]);
 }
 
@@ -211,14 +211,14 @@ static enum hapt_status grow(struct search *search)
 
 enum hapt_status hapt_state_keep(struct search *search, struct state *made, int *index)
 {
-    struct place *place = &search->place[made->place];
-    const int slots = search->bound[made->place].slot_count;
+    struct position *position = &search->position[made->position];
+    const int slots = search->bound[made->position].slot_count;
     const bool compares = search->width == 0 && !search->problem->memory_resource;
     *index = NO_STATE;
     search->tally->generated++;
     if (!isfinite(made->bound) || !at_most(made->bound, search->limit)) return HAPT_OK;
     hash_words(search, made);
-    if (place->bucket_count == 0) HAPT_TRY(rehash(search, place));
+    if (position->bucket_count == 0) HAPT_TRY(rehash(search, position));
     if (is_repeated(search, made) || (compares && is_dominated(search, made))) return HAPT_OK;
     HAPT_TRY(grow(search));
     struct state *kept = &search->state[search->state_count];
@@ -227,18 +227,18 @@ enum hapt_status hapt_state_keep(struct search *search, struct state *made, int 
     HAPT_NEW(kept->vector, search->arena, vector_length(search));
     memcpy(kept->word, made->word, (size_t)slots * sizeof *kept->word);
     if (vector_length(search)) memcpy(kept->vector, made->vector, (size_t)vector_length(search) * sizeof *kept->vector);
-    if (place->used++ > 2 * place->bucket_count) HAPT_TRY(rehash(search, place));
-    kept->next = *bucket_of(place, kept);
-    *bucket_of(place, kept) = search->state_count;
+    if (position->used++ > 2 * position->bucket_count) HAPT_TRY(rehash(search, position));
+    kept->next = *bucket_of(position, kept);
+    *bucket_of(position, kept) = search->state_count;
     *index = search->state_count++;
-    bury_repeated(search, *index);
-    if (compares) bury_dominated(search, *index);
+    drop_repeated(search, *index);
+    if (compares) drop_dominated(search, *index);
     return HAPT_OK;
 }
 
 void hapt_state_set_bound(const struct search *search, struct state *state)
 {
-    const struct bound_at *bound = &search->bound[state->place];
+    const struct bound_at *bound = &search->bound[state->position];
     double since = 0, until = 0, together = 0;
     if (search->vectors) {
         for (int j = 0; j < search->classes; j++) {
@@ -250,15 +250,15 @@ void hapt_state_set_bound(const struct search *search, struct state *state)
     } else {
         together = hapt_bound_left(search->problem, search->segment, bound, state->word, 0);
     }
-    state->bound = state->base + (search->meets ? together : fmax(since + until, together));
+    state->bound = state->base + (search->stages_join ? together : fmax(since + until, together));
     if (state->bound <= search->limit)
-        state->bound += hapt_bound_meetings(search->problem, search->segment, bound, state->word);
+        state->bound += hapt_bound_conversions(search->problem, search->segment, bound, state->word);
 }
 
 void hapt_state_load(struct search *search, const struct state *state)
 {
-    const struct bound_at *place = &search->bound[state->place];
-    for (int k = 0; k < place->slot_count; k++) search->word[search->segment->local[place->slot[k]]] = state->word[k];
+    const struct bound_at *bound = &search->bound[state->position];
+    for (int k = 0; k < bound->slot_count; k++) search->word[search->segment->local[bound->slot[k]]] = state->word[k];
 }
 
 static enum hapt_status list_slots(const struct search *search, int at)
@@ -272,35 +272,35 @@ static enum hapt_status list_slots(const struct search *search, int at)
     }
     search->bound[at].slot = slot;
     search->bound[at].slot_count = count;
-    return count <= MOST_SLOTS ? HAPT_OK : hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors live at once");
+    return count <= MOST_SLOTS ? HAPT_OK : hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors are alive at once");
 }
 
 static void list_decided(const struct search *search, int at)
 {
     const struct bound_at *bound = &search->bound[at];
-    struct place *place = &search->place[at];
+    struct position *position = &search->position[at];
     for (int crosses = 1; crosses >= 0; crosses--) {
         for (int slot = 0; slot < bound->slot_count; slot++) {
             const struct object *object = &search->problem->object[search->segment->local[bound->slot[slot]]];
             if (object->kind != OBJECT_PARAMETER && object->kind != OBJECT_PARAMETER_GRADIENT) continue;
-            if ((object->last >= search->segment->end) == crosses) place->decided[place->decided_count++] = slot;
+            if ((object->last >= search->segment->end) == crosses) position->decided[position->decided_count++] = slot;
         }
-        if (crosses) place->shared_count = place->decided_count;
+        if (crosses) position->shared_count = position->decided_count;
     }
 }
 
 enum hapt_status hapt_states_prepare(struct search *search)
 {
-    HAPT_NEW(search->place, search->arena, search->steps + 1);
+    HAPT_NEW(search->position, search->arena, search->steps + 1);
     HAPT_NEW(search->bound, search->arena, search->steps + 1);
     HAPT_NEW(search->word, search->arena, search->problem->object_count);
     if (search->segment->end_count > MOST_CROSSING_OBJECTS)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors cross a cut");
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "too many tensors cross a border");
     for (int at = 0; at <= search->steps; at++) {
         HAPT_TRY(list_slots(search, at));
-        HAPT_NEW(search->place[at].decided, search->arena, search->bound[at].slot_count);
+        HAPT_NEW(search->position[at].decided, search->arena, search->bound[at].slot_count);
         list_decided(search, at);
-        if (search->width == 0) HAPT_NEW(search->place[at].compared, search->arena, MOST_COMPARED);
+        if (search->width == 0) HAPT_NEW(search->position[at].compared, search->arena, MOST_COMPARED);
     }
     return hapt_bounds_prepare(search->problem, search->segment, search->arena, search->bound);
 }

@@ -1,30 +1,30 @@
-/* States of one segment's search, what they are worth and what falls behind another. Private to synthesis*.c. */
+/* States of one segment's search, their bounds and dominance. Private to synthesis*.c. */
 #ifndef HAPT_SPMD_SYNTHESIS_STATES_H
 #define HAPT_SPMD_SYNTHESIS_STATES_H
 
 #include <math.h>
 
 #include "synthesis_bound.h"
-#include "synthesis_moves.h"
+#include "synthesis_transitions.h"
 
 enum { NO_STATE = -1, MOST_SLOTS = 512 };
 
 struct state {
-    double base;    /* s: closed stages, communications, gradients that are done */
-    double bound;   /* with the least that is left */
-    double *vector; /* [classes] since the last synchronisation, [classes] until the next, [classes] bytes settled */
-    uint32_t *word; /* by slot of its place */
+    double base;    /* s: closed stages, communications, ended gradients */
+    double bound;   /* base plus the lower bound of the rest */
+    double *vector; /* [classes] since the last synchronisation, [classes] until the next, [classes] bytes charged */
+    uint32_t *word; /* by slot of its position */
     uint64_t hash, decided,
         shared; /* of all words; of those of parameters and their gradients; of those that cross the segment's end */
-    int place, parent, next; /* next in the hash chain */
+    int position, parent, next; /* next in the hash chain */
     bool dead, expanded;
     struct decision decision;
 };
 
-struct place { /* between two steps */
+struct position { /* a position between two steps */
     int decided_count, shared_count,
-        *decided; /* slots of parameters and their gradients, those that cross the segment's end first */
-    int compared_count, *compared; /* the cheapest states there, of A* */
+        *decided; /* slots of parameters and their gradients; those that cross the segment's end come first */
+    int compared_count, *compared; /* A*: the cheapest states of this position */
     int bucket_count, used, *bucket;
 };
 
@@ -33,20 +33,20 @@ struct search {
     const struct segment *segment;
     struct hapt_arena *arena; /* scratch */
     int steps, classes;
-    bool vectors;           /* false: one class, stages do not matter */
-    bool meets;             /* behind the last step the prefix and the suffix are one stage */
-    struct place *place;    /* [steps + 1] */
-    struct bound_at *bound; /* [steps + 1] */
+    bool vectors;              /* false: one class, stages do not matter */
+    bool stages_join;          /* after the last step, prefix and suffix form one stage */
+    struct position *position; /* [steps + 1] */
+    struct bound_at *bound;    /* [steps + 1] */
     struct state *state;
     int state_count, state_capacity;
     int *heap, heap_count, heap_capacity;
     uint32_t *word;   /* [object] */
-    double limit;     /* states above it are no use */
-    double spread;    /* what conversions at the segment's end cost at most */
-    bool depth_first; /* too many states */
-    int width;        /* of the search step by step: states of a place that go on; 0: A* */
-    bool trimmed;     /* there were more */
-    int parent;       /* being expanded */
+    double limit;     /* states above it are useless */
+    double spread;    /* largest possible cost of conversions at the segment's end */
+    bool depth_first; /* set if there are too many states */
+    int width;        /* of the beam search: states that go on per position; 0: A* */
+    bool trimmed;     /* states were dropped */
+    int parent;       /* the state being expanded */
     enum hapt_status status;
     struct search_tally *tally;
     struct outcome *outcome;
@@ -55,7 +55,7 @@ struct search {
     struct hapt_arena *result;
 };
 
-/* Costs that differ by rounding alone count as equal, so that the order of sums never decides. */
+/* Costs that differ only by rounding count as equal, so that the order of summation never decides. */
 #define ROUNDING 1e-12
 static inline bool at_most(double a, double b)
 {
@@ -69,22 +69,22 @@ static inline double slowest(const double *seconds, int count)
     return most;
 }
 
-/* Places, their slots and bounds. */
+/* Creates positions, their slots and bounds. */
 enum hapt_status hapt_states_prepare(struct search *search);
-/* Whatever b may become, a becomes something no worse. */
+/* True if a can always reach a state no worse than any that b reaches. */
 bool hapt_state_dominates(const struct search *search, const struct state *a, const struct state *b);
-/* Keeps a state that is worth it: `word` and `vector` are copied. *index NO_STATE: it was not. Of equal words the best
- * are kept; with A* the cheapest states of a place are compared with one another, too. */
+/* Stores a state if it is useful, copying `word` and `vector`; *index NO_STATE: not stored. The best states of
+ * equal words are kept; A* also compares the cheapest states of a position with each other. */
 enum hapt_status hapt_state_keep(struct search *search, struct state *made, int *index);
-/* With the least that is left. */
+/* Sets bound: base plus the lower bound of the rest. */
 void hapt_state_set_bound(const struct search *search, struct state *state);
-/* The words of a state by object. */
+/* Expands a state's words into search->word, by object. */
 void hapt_state_load(struct search *search, const struct state *state);
 
-/* The segment's end: every layout that its crossing objects may have there, from a state of the last place
- * (synthesis_ends.c). */
+/* At the segment's end: makes an outcome for every layout of the crossing objects, from a state of the last
+ * position (synthesis_ends.c). */
 enum hapt_status hapt_end_reach(struct search *search, int state);
-/* The outcomes that are within the limit, with their decisions. */
+/* Returns the outcomes within the limit, with their decisions. */
 enum hapt_status hapt_end_hand_over(struct search *search, struct outcome **outcome, int *count);
 
 #endif

@@ -1,4 +1,4 @@
-/* What an operator run with a cut moves. */
+/* Bytes that an operator with a cut reads and writes. */
 #include <math.h>
 
 #include "hapt/ops.h"
@@ -25,7 +25,7 @@ double hapt_spmd_work_bytes(const struct hapt_spmd_work *work, int sharers)
 {
     const struct hapt_op *op = &work->graph->op[work->op];
     const struct hapt_op_type *type = hapt_op_type_at(op->type);
-    /* Of tables only the named rows are touched. */
+    /* Only the indexed rows of a table are touched. */
     const double limit =
         type->operand_bytes_limit ? type->operand_bytes_limit(work->graph, op, work->share / sharers) : INFINITY;
     double bytes = 0;

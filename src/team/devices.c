@@ -1,4 +1,4 @@
-/* What a team's devices trade among themselves: their groups, and the moves of a program on device memory. */
+/* Collectives that a team's devices run: their communicators, and a program's collectives on device memory. */
 #include "devices.h"
 
 #include <stdio.h>
@@ -9,51 +9,51 @@ enum { ALIGNMENT = 256 };
 
 struct team_devices {
     const struct hapt_backend *backend;
-    const struct hapt_groups *groups;
+    const struct hapt_device_comm_ops *ops;
     struct hapt_device *device;
     struct hapt_queue *queue; /* the engine's */
-    struct hapt_device_group whole, along[HAPT_MESH_AXES];
+    struct hapt_device_group all_ranks, axis_comm[HAPT_MESH_AXES];
     size_t *bound, *receive; /* [ranks of the team + 1] */
-    char *scratch;           /* device memory for parts that do not stand in one piece */
+    char *scratch;           /* device memory for parts that are not contiguous */
     size_t scratch_bytes;
 };
 
-/* One thing that ranks do together. */
-struct errand {
+/* A collective to run. */
+struct device_collective {
     struct team_devices *devices;
     const struct hapt_device_group *among;
-    struct hapt_group *group;
+    struct hapt_device_comm *comm;
     struct hapt_collective *over; /* the same ranks */
     const char *what;
 };
 
-/* What was asked, with that answer, comes into the queue. */
-static enum hapt_status settle(const struct errand *errand, const char *answer)
+/* Waits until the work of the call that returned `answer` is in the queue. */
+static enum hapt_status wait_queued(const struct device_collective *running, const char *answer)
 {
-    return hapt_device_group_settle(errand->among, errand->what, answer);
+    return hapt_device_group_settle(running->among, running->what, answer);
 }
 
-/* ... and is done. */
-static enum hapt_status finish(const struct errand *errand, const char *answer)
+/* Waits until that work is done. */
+static enum hapt_status wait_done(const struct device_collective *running, const char *answer)
 {
-    return hapt_device_group_finish(errand->among, errand->what, answer);
+    return hapt_device_group_finish(running->among, running->what, answer);
 }
 
-static struct errand errand_over(const struct hapt_team *team, unsigned axes, const char *what)
+static struct device_collective device_collective_on(const struct hapt_team *team, unsigned axes, const char *what)
 {
     struct team_devices *devices = team->devices;
-    const struct hapt_device_group *among = axes == 3u ? &devices->whole : &devices->along[axes >> 1];
-    return (struct errand){devices, among, among->group, among->over, what};
+    const struct hapt_device_group *among = axes == 3u ? &devices->all_ranks : &devices->axis_comm[axes >> 1];
+    return (struct device_collective){devices, among, among->group, among->over, what};
 }
 
-/* ---- moves ---- */
+/* ---- collectives ---- */
 
 static size_t part_bytes(const struct hapt_strided *part)
 {
     return part->count * part->run;
 }
 
-/* Do the parts stand one behind the other, each in one piece? */
+/* True if the parts are contiguous and follow each other without gaps. */
 static bool are_dense(int ranks, const struct hapt_strided *part)
 {
     size_t at = 0;
@@ -84,18 +84,18 @@ static size_t aligned(size_t bytes)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-static size_t scratch_of(const struct hapt_team *team, const struct hapt_team_move *move)
+static size_t scratch_of(const struct hapt_team *team, const struct hapt_team_collective *planned)
 {
-    const int ranks = team->sharding->axis[move->axis].size;
+    const int ranks = team->sharding->axis[planned->axis].size;
     struct team_devices *devices = team->devices;
-    switch (move->kind) {
+    switch (planned->kind) {
     case HAPT_COLLECTIVE_REDUCE_SCATTER:
     case HAPT_COLLECTIVE_ALL_GATHER:
     case HAPT_COLLECTIVE_GROUPED_BROADCAST:
-        return are_dense(ranks, move->part) ? 0 : bound_parts(ranks, move->part, 1, devices->bound);
+        return are_dense(ranks, planned->part) ? 0 : bound_parts(ranks, planned->part, 1, devices->bound);
     case HAPT_COLLECTIVE_ALL_TO_ALL:
-        return aligned(bound_lists(ranks, move->send, devices->bound)) +
-               bound_lists(ranks, move->receive, devices->receive);
+        return aligned(bound_lists(ranks, planned->send, devices->bound)) +
+               bound_lists(ranks, planned->receive, devices->receive);
     case HAPT_COLLECTIVE_ALL_REDUCE:
     case HAPT_COLLECTIVE_SLICE:
     case HAPT_COLLECTIVE_NONE:
@@ -104,72 +104,74 @@ static size_t scratch_of(const struct hapt_team *team, const struct hapt_team_mo
     return 0;
 }
 
-/* `mine` NULL: it stands in its place. */
-static enum hapt_status gather(const struct errand *errand, int ranks, const struct hapt_strided *part,
+/* All-gather. `mine` NULL: this rank's part is in `whole` already. */
+static enum hapt_status gather(const struct device_collective *running, int ranks, const struct hapt_strided *part,
                                const void *mine, void *whole)
 {
-    const struct team_devices *devices = errand->devices;
-    const struct hapt_groups *groups = devices->groups;
-    const int rank = hapt_collective_rank(errand->over);
+    const struct team_devices *devices = running->devices;
+    const struct hapt_device_comm_ops *ops = devices->ops;
+    const int rank = hapt_collective_rank(running->over);
     const struct hapt_strided_list all = {ranks, part}, own = {1, &part[rank]};
     if (bound_parts(ranks, part, 1, devices->bound) == 0) return HAPT_OK;
     if (are_dense(ranks, part))
-        return finish(errand, groups->all_gather(errand->group, devices->queue, devices->bound,
-                                                 mine ? mine : (char *)whole + devices->bound[rank], whole));
+        return wait_done(running, ops->all_gather(running->comm, devices->queue, devices->bound,
+                                                  mine ? mine : (char *)whole + devices->bound[rank], whole));
     if (!mine) {
         mine = devices->scratch + devices->bound[rank];
-        HAPT_TRY(settle(errand, groups->pack(devices->queue, &own, whole, devices->scratch + devices->bound[rank])));
+        HAPT_TRY(wait_queued(running, ops->pack(devices->queue, &own, whole, devices->scratch + devices->bound[rank])));
     }
-    HAPT_TRY(settle(errand, groups->all_gather(errand->group, devices->queue, devices->bound, mine, devices->scratch)));
-    return finish(errand, groups->unpack(devices->queue, &all, whole, devices->scratch));
+    HAPT_TRY(
+        wait_queued(running, ops->all_gather(running->comm, devices->queue, devices->bound, mine, devices->scratch)));
+    return wait_done(running, ops->unpack(devices->queue, &all, whole, devices->scratch));
 }
 
-static enum hapt_status reduce_scatter(const struct errand *errand, int ranks, enum hapt_dtype dtype,
+static enum hapt_status reduce_scatter(const struct device_collective *running, int ranks, enum hapt_dtype dtype,
                                        const struct hapt_strided *part, const void *partial, void *mine)
 {
-    const struct team_devices *devices = errand->devices;
-    const struct hapt_groups *groups = devices->groups;
+    const struct team_devices *devices = running->devices;
+    const struct hapt_device_comm_ops *ops = devices->ops;
     const struct hapt_strided_list all = {ranks, part};
     if (bound_parts(ranks, part, hapt_dtype_bytes(dtype), devices->bound) == 0) return HAPT_OK;
     if (!are_dense(ranks, part)) {
-        HAPT_TRY(settle(errand, groups->pack(devices->queue, &all, partial, devices->scratch)));
+        HAPT_TRY(wait_queued(running, ops->pack(devices->queue, &all, partial, devices->scratch)));
         partial = devices->scratch;
     }
-    return finish(errand, groups->reduce_scatter(errand->group, devices->queue, dtype, devices->bound, partial, mine));
+    return wait_done(running, ops->reduce_scatter(running->comm, devices->queue, dtype, devices->bound, partial, mine));
 }
 
-static enum hapt_status trade(const struct errand *errand, int ranks, const struct hapt_team_move *move,
-                              const void *from, void *to)
+static enum hapt_status all_to_all(const struct device_collective *running, int ranks,
+                                   const struct hapt_team_collective *planned, const void *from, void *to)
 {
-    const struct team_devices *devices = errand->devices;
-    const struct hapt_groups *groups = devices->groups;
-    char *sent = devices->scratch, *received = sent + aligned(bound_lists(ranks, move->send, devices->bound));
+    const struct team_devices *devices = running->devices;
+    const struct hapt_device_comm_ops *ops = devices->ops;
+    char *sent = devices->scratch, *received = sent + aligned(bound_lists(ranks, planned->send, devices->bound));
     const char *fault = NULL;
-    bound_lists(ranks, move->receive, devices->receive);
+    bound_lists(ranks, planned->receive, devices->receive);
     for (int r = 0; r < ranks && !fault; r++)
-        fault = groups->pack(devices->queue, &move->send[r], from, sent + devices->bound[r]);
-    HAPT_TRY(settle(errand, fault));
-    HAPT_TRY(
-        settle(errand, groups->trade(errand->group, devices->queue, devices->bound, sent, devices->receive, received)));
+        fault = ops->pack(devices->queue, &planned->send[r], from, sent + devices->bound[r]);
+    HAPT_TRY(wait_queued(running, fault));
+    HAPT_TRY(wait_queued(
+        running, ops->all_to_all(running->comm, devices->queue, devices->bound, sent, devices->receive, received)));
     for (int r = 0; r < ranks && !fault; r++)
-        fault = groups->unpack(devices->queue, &move->receive[r], to, received + devices->receive[r]);
-    return finish(errand, fault);
+        fault = ops->unpack(devices->queue, &planned->receive[r], to, received + devices->receive[r]);
+    return wait_done(running, fault);
 }
 
-enum hapt_status team_devices_move(struct hapt_team *team, const struct hapt_team_move *move, const char *what,
-                                   const void *from, void *to)
+enum hapt_status team_devices_collective(struct hapt_team *team, const struct hapt_team_collective *planned,
+                                         const char *what, const void *from, void *to)
 {
-    const struct errand errand = errand_over(team, 1u << move->axis, what);
-    const int ranks = hapt_collective_ranks(errand.over);
-    switch (move->kind) {
+    const struct device_collective running = device_collective_on(team, 1u << planned->axis, what);
+    const int ranks = hapt_collective_ranks(running.over);
+    switch (planned->kind) {
     case HAPT_COLLECTIVE_ALL_REDUCE:
-        if (move->elements == 0) return HAPT_OK;
-        return finish(&errand, team->devices->groups->all_reduce(errand.group, team->devices->queue, false, move->dtype,
-                                                                 from, to, move->elements));
-    case HAPT_COLLECTIVE_REDUCE_SCATTER: return reduce_scatter(&errand, ranks, move->dtype, move->part, from, to);
+        if (planned->elements == 0) return HAPT_OK;
+        return wait_done(&running, team->devices->ops->all_reduce(running.comm, team->devices->queue, false,
+                                                                  planned->dtype, from, to, planned->elements));
+    case HAPT_COLLECTIVE_REDUCE_SCATTER:
+        return reduce_scatter(&running, ranks, planned->dtype, planned->part, from, to);
     case HAPT_COLLECTIVE_ALL_GATHER:
-    case HAPT_COLLECTIVE_GROUPED_BROADCAST: return gather(&errand, ranks, move->part, from, to);
-    case HAPT_COLLECTIVE_ALL_TO_ALL: return trade(&errand, ranks, move, from, to);
+    case HAPT_COLLECTIVE_GROUPED_BROADCAST: return gather(&running, ranks, planned->part, from, to);
+    case HAPT_COLLECTIVE_ALL_TO_ALL: return all_to_all(&running, ranks, planned, from, to);
     case HAPT_COLLECTIVE_SLICE:
     case HAPT_COLLECTIVE_NONE:
     case HAPT_COLLECTIVE_COUNT: break;
@@ -180,82 +182,82 @@ enum hapt_status team_devices_move(struct hapt_team *team, const struct hapt_tea
 enum hapt_status team_devices_slice(struct hapt_team *team, const struct hapt_strided_list *own, const void *from,
                                     void *to)
 {
-    const char *fault = team->devices->groups->pack(team->devices->queue, own, from, to);
+    const char *fault = team->devices->ops->pack(team->devices->queue, own, from, to);
     return fault ? hapt_fail(HAPT_ERR_INTERNAL, "see hapt doctor", "a slice of a tensor: %s", fault) : HAPT_OK;
 }
 
 enum hapt_status team_devices_rebuild(struct hapt_team *team, unsigned axes, const char *what,
                                       const struct hapt_strided *part, void *whole)
 {
-    const struct errand errand = errand_over(team, axes, what);
-    return gather(&errand, hapt_collective_ranks(errand.over), part, NULL, whole);
+    const struct device_collective running = device_collective_on(team, axes, what);
+    return gather(&running, hapt_collective_ranks(running.over), part, NULL, whole);
 }
 
 enum hapt_status team_devices_all_reduce(struct hapt_team *team, unsigned axes, const char *what, float *data,
                                          size_t elements)
 {
-    const struct errand errand = errand_over(team, axes, what);
+    const struct device_collective running = device_collective_on(team, axes, what);
     if (elements == 0) return HAPT_OK;
-    return finish(&errand, team->devices->groups->all_reduce(errand.group, team->devices->queue, false, HAPT_F32, data,
-                                                             data, elements));
+    return wait_done(&running, team->devices->ops->all_reduce(running.comm, team->devices->queue, false, HAPT_F32, data,
+                                                              data, elements));
 }
 
 enum hapt_status team_devices_reduce_scatter(struct hapt_team *team, unsigned axes, const char *what, float *data,
                                              const size_t *bound)
 {
-    const struct errand errand = errand_over(team, axes, what);
-    const int ranks = hapt_collective_ranks(errand.over), rank = hapt_collective_rank(errand.over);
+    const struct device_collective running = device_collective_on(team, axes, what);
+    const int ranks = hapt_collective_ranks(running.over), rank = hapt_collective_rank(running.over);
     if (bound[0] == bound[ranks]) return HAPT_OK;
-    return finish(&errand, team->devices->groups->reduce_scatter(errand.group, team->devices->queue, HAPT_F32, bound,
-                                                                 data, data + bound[rank]));
+    return wait_done(&running, team->devices->ops->reduce_scatter(running.comm, team->devices->queue, HAPT_F32, bound,
+                                                                  data, data + bound[rank]));
 }
 
 enum hapt_status team_devices_all_gather(struct hapt_team *team, unsigned axes, const char *what, float *data,
                                          const size_t *bound)
 {
-    const struct errand errand = errand_over(team, axes, what);
-    const int ranks = hapt_collective_ranks(errand.over), rank = hapt_collective_rank(errand.over);
+    const struct device_collective running = device_collective_on(team, axes, what);
+    const int ranks = hapt_collective_ranks(running.over), rank = hapt_collective_rank(running.over);
     for (int r = 0; r <= ranks; r++) team->devices->bound[r] = bound[r] * sizeof *data;
     if (bound[0] == bound[ranks]) return HAPT_OK;
-    return finish(&errand, team->devices->groups->all_gather(errand.group, team->devices->queue, team->devices->bound,
-                                                             data + bound[rank], data));
+    return wait_done(&running, team->devices->ops->all_gather(running.comm, team->devices->queue, team->devices->bound,
+                                                              data + bound[rank], data));
 }
 
-/* ---- making and ending ---- */
+/* ---- creation and release ---- */
 
-/* Groups of all ranks, where there is none yet, and of each axis. */
-static enum hapt_status make_groups(struct hapt_team *team, char fault[HAPT_GROUPS_TEXT_CHARS])
+/* Creates communicators of all ranks, if there is none yet, and of each axis. */
+static enum hapt_status make_comms(struct hapt_team *team, char fault[HAPT_GROUPS_TEXT_CHARS])
 {
     struct team_devices *devices = team->devices;
-    if (!devices->whole.group) {
-        HAPT_TRY(hapt_device_group_create(&devices->whole, fault));
-        hapt_device_group_connect(&devices->whole, devices->whole.group, false, hapt_collective_rank(team->whole),
-                                  team->size, fault);
+    if (!devices->all_ranks.group) {
+        HAPT_TRY(hapt_device_group_create(&devices->all_ranks, fault));
+        hapt_device_group_connect(&devices->all_ranks, devices->all_ranks.group, false,
+                                  hapt_collective_rank(team->all_ranks), team->size, fault);
     }
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
-        if (!team->along[axis]) continue;
-        devices->along[axis] = devices->whole;
-        if (team->along[axis] == team->whole) continue;
-        devices->along[axis].over = team->along[axis];
-        devices->along[axis].group = NULL;
-        HAPT_TRY(hapt_device_group_split(&devices->whole, team->place[1 - axis], team->place[axis],
-                                         &devices->along[axis].group, fault));
-        hapt_device_group_connect(&devices->whole, devices->along[axis].group, false,
-                                  hapt_collective_rank(team->along[axis]), hapt_collective_ranks(team->along[axis]),
-                                  fault);
+        if (!team->axis_comm[axis]) continue;
+        devices->axis_comm[axis] = devices->all_ranks;
+        if (team->axis_comm[axis] == team->all_ranks) continue;
+        devices->axis_comm[axis].over = team->axis_comm[axis];
+        devices->axis_comm[axis].group = NULL;
+        HAPT_TRY(hapt_device_group_split(&devices->all_ranks, team->mesh_coordinate[1 - axis],
+                                         team->mesh_coordinate[axis], &devices->axis_comm[axis].group, fault));
+        hapt_device_group_connect(&devices->all_ranks, devices->axis_comm[axis].group, false,
+                                  hapt_collective_rank(team->axis_comm[axis]),
+                                  hapt_collective_ranks(team->axis_comm[axis]), fault);
     }
     return HAPT_OK;
 }
 
 static struct team_devices *create(const struct hapt_team *team, const struct hapt_backend *backend,
-                                   const struct hapt_groups *groups, struct hapt_device *device)
+                                   const struct hapt_device_comm_ops *ops, struct hapt_device *device)
 {
     struct team_devices *devices = calloc(1, sizeof *devices);
     if (!devices) return NULL;
     *devices = (struct team_devices){
-        .backend = backend, .groups = groups, .device = device, .queue = backend->queue(device, HAPT_QUEUE_COMPUTE)};
-    devices->whole = (struct hapt_device_group){
-        .backend = backend, .groups = groups, .device = device, .queue = devices->queue, .over = team->whole};
+        .backend = backend, .ops = ops, .device = device, .queue = backend->queue(device, HAPT_QUEUE_COMPUTE)};
+    devices->all_ranks = (struct hapt_device_group){
+        .backend = backend, .groups = ops, .device = device, .queue = devices->queue, .over = team->all_ranks};
     devices->bound = calloc((size_t)team->size + 1, sizeof *devices->bound);
     devices->receive = calloc((size_t)team->size + 1, sizeof *devices->receive);
     if (devices->bound && devices->receive) return devices;
@@ -267,8 +269,9 @@ void team_devices_destroy(struct team_devices *devices)
 {
     if (!devices) return;
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-        if (devices->along[axis].group != devices->whole.group) devices->groups->destroy(devices->along[axis].group);
-    devices->groups->destroy(devices->whole.group);
+        if (devices->axis_comm[axis].group != devices->all_ranks.group)
+            devices->ops->destroy(devices->axis_comm[axis].group);
+    devices->ops->destroy(devices->all_ranks.group);
     if (devices->scratch) devices->backend->free(devices->device, devices->scratch);
     free(devices->bound);
     free(devices->receive);
@@ -291,8 +294,8 @@ static enum hapt_status grow_scratch(struct team_devices *devices, size_t bytes)
 enum hapt_status hapt_team_reserve(struct hapt_team *team)
 {
     size_t most = 0;
-    for (int op = 0; team->devices && team->move && op < team->program->graph->op_count; op++) {
-        const size_t bytes = scratch_of(team, &team->move[op]);
+    for (int op = 0; team->devices && team->collective && op < team->program->graph->op_count; op++) {
+        const size_t bytes = scratch_of(team, &team->collective[op]);
         if (bytes > most) most = bytes;
     }
     return team->devices ? grow_scratch(team->devices, most) : HAPT_OK;
@@ -301,43 +304,45 @@ enum hapt_status hapt_team_reserve(struct hapt_team *team)
 enum hapt_status hapt_team_reserve_parts(struct hapt_team *team, unsigned axes, const struct hapt_strided *part)
 {
     if (!team->devices) return HAPT_OK;
-    const int ranks = hapt_collective_ranks(hapt_team_over(team, axes));
+    const int ranks = hapt_collective_ranks(hapt_team_comm(team, axes));
     if (are_dense(ranks, part)) return HAPT_OK;
     return grow_scratch(team->devices, bound_parts(ranks, part, 1, team->devices->bound));
 }
 
-/* Groups and memory, once it is known that all ranks can: on all of them or, with the reason, on none. */
-static enum hapt_status set_up(struct hapt_team *team, struct hapt_group *whole, char reason[HAPT_GROUPS_TEXT_CHARS])
+/* Communicators and memory, once all ranks are known to be able: on all ranks or, with the reason, on none. */
+static enum hapt_status set_up(struct hapt_team *team, struct hapt_device_comm *existing,
+                               char reason[HAPT_GROUPS_TEXT_CHARS])
 {
     if (!team->devices)
         snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "a host has no memory left");
     else if (hapt_team_reserve(team) != HAPT_OK) {
-        hapt_fail_reset(); /* there is another way */
-        snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "a device has no memory left for parts of tensors on their way");
+        hapt_fail_reset(); /* the host carries the collectives instead */
+        snprintf(reason, HAPT_GROUPS_TEXT_CHARS, "a device has no memory left for communication buffers");
     }
-    if (team->devices) team->devices->whole.group = whole;
-    HAPT_TRY(hapt_device_groups_agree(team->whole, reason));
+    if (team->devices) team->devices->all_ranks.group = existing;
+    HAPT_TRY(hapt_device_groups_agree(team->all_ranks, reason));
     if (reason[0]) return HAPT_OK;
-    HAPT_TRY(make_groups(team, reason));
-    return hapt_device_groups_agree(team->whole, reason);
+    HAPT_TRY(make_comms(team, reason));
+    return hapt_device_groups_agree(team->all_ranks, reason);
 }
 
 enum hapt_status hapt_team_use_devices(struct hapt_team *team, const struct hapt_backend *backend,
-                                       struct hapt_device *device, struct hapt_group *whole, char *text)
+                                       struct hapt_device *device, struct hapt_device_comm *existing, char *text)
 {
     char reason[HAPT_GROUPS_TEXT_CHARS];
     const char *ignored;
-    const struct hapt_groups *groups;
+    const struct hapt_device_comm_ops *ops;
     text[0] = '\0';
     if (team->size == 1) return HAPT_OK;
-    HAPT_TRY(hapt_device_groups_find(team->whole, backend, &groups, reason));
+    HAPT_TRY(hapt_device_groups_find(team->all_ranks, backend, &ops, reason));
     if (!reason[0]) {
-        team->devices = create(team, backend, groups, device);
-        HAPT_TRY(set_up(team, whole, reason));
+        team->devices = create(team, backend, ops, device);
+        HAPT_TRY(set_up(team, existing, reason));
     }
-    snprintf(text, HAPT_TEAM_CARRIER_CHARS, "%s%s", reason[0] ? "the host: " : groups->library(), reason);
+    snprintf(text, HAPT_TEAM_TRANSPORT_CHARS, "%s%s", reason[0] ? "the host: " : ops->library(), reason);
     if (!reason[0]) return HAPT_OK;
-    if (whole && !(team->devices && team->devices->whole.group)) backend->groups(&ignored)->destroy(whole);
+    if (existing && !(team->devices && team->devices->all_ranks.group))
+        backend->device_comms(&ignored)->destroy(existing);
     team_devices_destroy(team->devices);
     team->devices = NULL;
     return HAPT_OK;

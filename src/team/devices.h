@@ -1,5 +1,4 @@
-/* Inside the team: what its devices trade among themselves (struct hapt_groups of device.h). Addresses are the
- * device's. */
+/* Inside the team: collectives that its devices run (struct hapt_device_comm_ops of device.h), on device addresses. */
 #ifndef HAPT_TEAM_DEVICES_H
 #define HAPT_TEAM_DEVICES_H
 
@@ -7,9 +6,9 @@
 #include "hapt/team.h"
 
 void team_devices_destroy(struct team_devices *devices); /* NULL is allowed */
-/* As the functions of the same names in link.h; nothing is queued before, and all is done behind. */
-enum hapt_status team_devices_move(struct hapt_team *team, const struct hapt_team_move *move, const char *what,
-                                   const void *from, void *to);
+/* Like the collectives of link.h. Nothing may be queued before; on return all work is done (a slice is only queued). */
+enum hapt_status team_devices_collective(struct hapt_team *team, const struct hapt_team_collective *planned,
+                                         const char *what, const void *from, void *to);
 enum hapt_status team_devices_slice(struct hapt_team *team, const struct hapt_strided_list *own, const void *from,
                                     void *to);
 enum hapt_status team_devices_rebuild(struct hapt_team *team, unsigned axes, const char *what,

@@ -1,4 +1,4 @@
-/* Reading a checkpoint: the newest one whose every byte is as it was written. */
+/* Reads checkpoints: finds the newest one whose checksums are all correct. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -60,7 +60,7 @@ static enum hapt_status read_tables(struct hapt_h5 *file, struct hapt_arena *are
     bool good = values == checkpoint->option_count && states >= 0 && states <= 2;
     for (int64_t p = 0; p < checkpoint->parameter_count; p++)
         good = good && checkpoint->parameter_shard[p] >= 0 && checkpoint->parameter_shard[p] < checkpoint->shard_count;
-    if (!good) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s contradicts itself", hapt_h5_path(file));
+    if (!good) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s is inconsistent", hapt_h5_path(file));
     checkpoint->state_count = (int)states;
     return HAPT_OK;
 }
@@ -76,7 +76,7 @@ static enum hapt_status read_manifest(const char *path, struct hapt_arena *arena
     HAPT_TRY(hapt_h5_open(manifest, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, false, &file));
     enum hapt_status status = hapt_h5_read_attribute_int(file, "/", "step", &made->step);
     if (status == HAPT_OK && made->step < 0)
-        status = hapt_fail(HAPT_ERR_INPUT, NULL, "%s contradicts itself", hapt_h5_path(file));
+        status = hapt_fail(HAPT_ERR_INPUT, NULL, "%s is inconsistent", hapt_h5_path(file));
     if (status == HAPT_OK) status = read_tables(file, arena, made);
     if (status == HAPT_OK) status = read_history(file, made->step, arena, &made->history);
     if (status == HAPT_OK) status = read_data(file, arena, &made->data);
@@ -100,8 +100,8 @@ static enum hapt_status verify_shard(const struct hapt_checkpoint *checkpoint, i
     return HAPT_OK;
 }
 
-/* One rank's finding. Only the bytes on the disk can be damage: a failing system, or a newer version, must not lead to
- * older weights. */
+/* One rank's finding. Only wrong bytes on the disk count as damage. A failing system or a newer version must not lead
+ * to older weights. */
 enum finding { FOUND_GOOD, FOUND_DAMAGED, FOUND_UNREADABLE };
 
 static enum finding finding_of(enum hapt_status status)
@@ -112,7 +112,7 @@ static enum finding finding_of(enum hapt_status status)
                                                                                                      : FOUND_UNREADABLE;
 }
 
-/* The finding of all ranks together; rank 0 names damage. HAPT_OK with *good false: the next one is to be tried. */
+/* Agrees on the worst finding; rank 0 reports damage. HAPT_OK with *good false: try the next checkpoint. */
 static enum hapt_status agree_on_finding(const struct hapt_env *env, enum hapt_status status, const char *path,
                                          bool *good)
 {
@@ -129,7 +129,7 @@ static enum hapt_status agree_on_finding(const struct hapt_env *env, enum hapt_s
     HAPT_MPI(MPI_Allreduce(&vote, &lowest, 1, MPI_INT, MPI_MIN, env->world));
     if (lowest == env->world_rank) snprintf(message, sizeof message, "%s", hapt_fail_message());
     HAPT_MPI(MPI_Bcast(message, (int)sizeof message, MPI_CHAR, lowest, env->world));
-    hapt_warn(env, "checkpoint %s is damaged and passed over: %s\n", path, message);
+    hapt_warn(env, "checkpoint %s is damaged and skipped: %s\n", path, message);
     hapt_fail_reset();
     return HAPT_OK;
 }
@@ -146,20 +146,20 @@ static bool is_file(const char *path)
     return stat(path, &about) == 0 && !S_ISDIR(about.st_mode);
 }
 
-/* Folders to try, newest first; rank 0 looks, all learn. */
+/* Folders to try, newest first; rank 0 lists and broadcasts them. */
 static enum hapt_status list_candidates(const struct hapt_env *env, const char *path, struct hapt_arena *arena,
                                         int *count, const char ***candidate)
 {
-    int found[2] = {0, 0}; /* how many; 1: inside path/checkpoints */
+    int found[2] = {0, 0}; /* count; 1: inside path/checkpoints */
     int64_t *step = NULL;
     enum hapt_status status = HAPT_OK;
     const char *inner = hapt_arena_printf(arena, "%s/checkpoints", path);
     if (env->world_rank == 0 && !exists(hapt_arena_printf(arena, "%s/manifest.h5", path))) {
         const char *hint =
-            "give the folder of a run that has checkpoints, or of one of them; training starts anew without --resume";
+            "give the folder of a run with checkpoints, or of one checkpoint; to start anew, leave out --resume";
         found[1] = exists(inner);
         checkpoint_recover(found[1] ? inner : path, arena);
-        /* Reading may follow a link. */
+        /* "/." because reading may follow a link */
         const char *listed = hapt_arena_printf(arena, "%s/.", found[1] ? inner : path);
         status = is_file(path) ? hapt_fail(HAPT_ERR_INPUT, hint, "%s is a file; a checkpoint is a folder", path)
                  : listed      ? checkpoint_list(listed, arena, &found[0], &step)
@@ -215,7 +215,7 @@ enum hapt_status checkpoint_any(const struct hapt_env *env, const char *run, str
     return HAPT_OK;
 }
 
-/* This rank's share of the candidate. */
+/* Verifies this rank's share of the candidate. */
 static enum hapt_status verify(const struct hapt_env *env, const char *candidate, struct hapt_arena *arena,
                                struct hapt_checkpoint **read)
 {
@@ -243,14 +243,14 @@ enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *pa
         hapt_progress_release(&progress);
         HAPT_TRY(found);
         if (!good) continue;
-        read->passed_count = i;
-        read->passed = candidate;
+        read->skipped_count = i;
+        read->skipped = candidate;
         *checkpoint = read;
         return HAPT_OK;
     }
-    return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT,
-                                                "give the folder of another run; training starts anew without --resume",
-                                                "no checkpoint in %s is whole", path));
+    return hapt_env_agree(env->world,
+                          hapt_fail(HAPT_ERR_INPUT, "give the folder of another run; to start anew, leave out --resume",
+                                    "no checkpoint in %s is intact", path));
 }
 
 enum hapt_status hapt_checkpoint_defaults(const struct hapt_checkpoint *checkpoint, struct hapt_config *config)
@@ -313,7 +313,7 @@ static enum hapt_status fits_tensor(const struct hapt_checkpoint *checkpoint, co
     int dims = 0;
     int64_t shape[HAPT_H5_MAX_DIMS], count = 1;
     if (shard < 0)
-        return hapt_fail(HAPT_ERR_INPUT, hint, "checkpoint %s is of another model: it has no parameter %s",
+        return hapt_fail(HAPT_ERR_INPUT, hint, "checkpoint %s belongs to another model: it has no parameter %s",
                          checkpoint->path, tensor->name);
     const char *path = checkpoint_shard_path(arena, checkpoint->path, shard),
                *dataset = checkpoint_dataset(arena, tensor->name, -1);
@@ -325,7 +325,7 @@ static enum hapt_status fits_tensor(const struct hapt_checkpoint *checkpoint, co
     for (int d = 0; d < dims; d++) count *= shape[d];
     const int64_t elements = checkpoint->sampled ? emulation_sample(tensor) : hapt_tensor_elements(tensor);
     if (count == elements) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, hint, "checkpoint %s is of another model: its %s has %lld elements, not %lld",
+    return hapt_fail(HAPT_ERR_INPUT, hint, "checkpoint %s belongs to another model: its %s has %lld elements, not %lld",
                      checkpoint->path, tensor->name, (long long)count, (long long)elements);
 }
 
@@ -346,7 +346,7 @@ enum hapt_status hapt_checkpoint_fits(const struct hapt_checkpoint *checkpoint, 
     if (count == checkpoint->parameter_count) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INPUT,
                      "give the model that the run was started with (--input), or start anew without --resume",
-                     "checkpoint %s is of another model: it has %lld parameters, not %lld", checkpoint->path,
+                     "checkpoint %s belongs to another model: it has %lld parameters, not %lld", checkpoint->path,
                      (long long)checkpoint->parameter_count, (long long)count);
 }
 
@@ -376,8 +376,8 @@ enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint
     struct hapt_h5 *file = NULL;
     struct hapt_arena arena;
     if (checkpoint->sampled)
-        return hapt_fail(HAPT_ERR_INPUT, "train on real devices to have weights",
-                         "checkpoint %s is of a rehearsal (--device emulated): it holds samples, no weights",
+        return hapt_fail(HAPT_ERR_INPUT, "train on real devices to get weights",
+                         "checkpoint %s was written with --device emulated: it holds samples, not weights",
                          checkpoint->path);
     hapt_arena_init(&arena);
     HAPT_TRY(hapt_h5_create(path, "hapt-weights", 1, &file));

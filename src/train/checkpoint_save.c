@@ -1,8 +1,8 @@
 /*
- * Writing a checkpoint: every stage its shard, aside; all agree; rank 0 writes the manifest and renames the folder. The
- * one before is removed only when the new one stands. What has a name step-N is whole: folders are made under names
- * that begin with a dot, and take such a name again before they are emptied. Anything that this run did not write is
- * renamed at most.
+ * Writes a checkpoint. Every stage writes its shard to a folder under a temporary name; all ranks agree; rank 0 writes
+ * the manifest and renames the folder. The previous checkpoint is removed only after that. A folder named step-N is
+ * always complete: folders are created under names that begin with a dot, and get such a name again before their files
+ * are removed. Files that this run did not write are renamed at most.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -34,15 +34,15 @@ char *checkpoint_folder(struct hapt_arena *arena, const char *folder, int64_t st
     return hapt_arena_printf(arena, "%s/step-%08lld", folder, (long long)step);
 }
 
-/* A file that is missing is damage; a system that cannot read it is not. */
+/* A missing file is damage; a system that cannot read it is not. */
 static enum hapt_status fail_to_read(const char *path, int error)
 {
     const enum hapt_status status = error == ENOENT || error == EISDIR ? HAPT_ERR_INPUT
                                     : error == ENOMEM                  ? HAPT_ERR_MEMORY
                                                                        : HAPT_ERR_IO;
-    return hapt_fail(status,
-                     status == HAPT_ERR_IO ? "check the disk, rights, and the limit of open files (ulimit -n)" : NULL,
-                     "%s cannot be read: %s", path, strerror(error));
+    return hapt_fail(
+        status, status == HAPT_ERR_IO ? "check the disk, the rights, and the limit of open files (ulimit -n)" : NULL,
+        "%s cannot be read: %s", path, strerror(error));
 }
 
 enum hapt_status checkpoint_measure(const char *path, int64_t *size, int64_t *checksum)
@@ -113,7 +113,7 @@ enum hapt_status checkpoint_list(const char *folder, struct hapt_arena *arena, i
     return HAPT_OK;
 }
 
-/* A file that hapt writes into a checkpoint, whole or (with more behind the name) not: shard-0003.h5, manifest.h5. */
+/* True for files that hapt writes into a checkpoint, also unfinished ones (longer name): shard-0003.h5, manifest.h5. */
 static bool is_ours(const char *name)
 {
     const char *rest = name;
@@ -146,18 +146,18 @@ static const char *name_of(const char *path)
     return strrchr(path, '/') + 1;
 }
 
-static char *aside_of(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena)
+static char *temporary_path(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena)
 {
     return hapt_arena_printf(arena, "%s/.partial-%08lld", writer->folder, (long long)step);
 }
 
-/* An empty folder to write in; what a run that died left there goes. */
-static enum hapt_status open_aside(const char *folder, const char *aside)
+/* Creates an empty folder to write in; removes what a killed run left there. */
+static enum hapt_status open_temporary(const char *folder, const char *temporary)
 {
     HAPT_TRY(hapt_folder_make(folder));
-    if (!hapt_folder_remove(folder, name_of(aside), is_ours) || mkdir(aside, 0777) != 0)
-        return hapt_fail(HAPT_ERR_IO, "is the disk full? does anything else write there?",
-                         "folder %s cannot be made: %s", aside, strerror(errno));
+    if (!hapt_folder_remove(folder, name_of(temporary), is_ours) || mkdir(temporary, 0777) != 0)
+        return hapt_fail(HAPT_ERR_IO, "check the free disk space, and that nothing else writes there",
+                         "folder %s cannot be created: %s", temporary, strerror(errno));
     return hapt_folder_sync(folder);
 }
 
@@ -181,7 +181,7 @@ struct recovery {
     struct hapt_arena *arena;
 };
 
-/* A checkpoint that was moved aside takes its name again, or goes when its successor stands. */
+/* Restores the name of a checkpoint that was renamed, or removes it if its successor is complete. */
 static bool recover(void *context, const char *name)
 {
     const struct recovery *recovery = context;
@@ -192,7 +192,7 @@ static bool recover(void *context, const char *name)
     const char *manifest = to ? hapt_arena_printf(recovery->arena, "%s/manifest.h5", to) : NULL;
     if (!from || !manifest) return false;
     if (lstat(to, &about) != 0 && errno == ENOENT) {
-        rename(from, to); /* fails on a read-only disk: then it is not needed either */
+        rename(from, to); /* fails on a read-only disk, where it is not needed */
     } else if (stat(manifest, &about) == 0) {
         hapt_folder_remove(recovery->folder, name, is_ours);
     }
@@ -208,7 +208,7 @@ void checkpoint_recover(const char *folder, struct hapt_arena *arena)
 void checkpoint_set_aside(const char *folder, const char *name, const char *why)
 {
     char now[256];
-    if (hapt_folder_set_aside(folder, name, why, now, sizeof now))
+    if (hapt_folder_rename_with_suffix(folder, name, why, now, sizeof now))
         fprintf(stderr, "hapt: warning: %s/%s is kept as %s\n", folder, name, now);
     else
         fprintf(stderr, "hapt: warning: %s/%s cannot be renamed: %s\n", folder, name, strerror(errno));
@@ -219,7 +219,7 @@ static enum hapt_status fill_shard(const struct hapt_checkpoint_writer *writer, 
     struct hapt_h5 *file = NULL;
     enum hapt_status status = path ? hapt_h5_create(path, SHARD_FORMAT, CHECKPOINT_VERSION, &file) : HAPT_ERR_MEMORY;
     if (status == HAPT_OK) status = hapt_h5_write_attribute_int(file, "/", "step", step);
-    /* The other ranks of a shard wait for this one, whatever happened. */
+    /* call it even after a failure, because the other ranks of the shard wait for this one */
     const enum hapt_status written = status == HAPT_OK || writer->shared
                                          ? writer->write_shard(writer->context, status == HAPT_OK ? file : NULL)
                                          : HAPT_OK;
@@ -234,8 +234,8 @@ enum hapt_status checkpoint_write_shard(const struct hapt_checkpoint_writer *wri
 {
     *written = (struct checkpoint_shard){.shard = writer->shard};
     if (writer->shard < 0) return writer->shared ? writer->write_shard(writer->context, NULL) : HAPT_OK;
-    const char *aside = aside_of(writer, step, arena);
-    const char *path = aside ? checkpoint_shard_path(arena, aside, writer->shard) : NULL;
+    const char *temporary = temporary_path(writer, step, arena);
+    const char *path = temporary ? checkpoint_shard_path(arena, temporary, writer->shard) : NULL;
     HAPT_TRY(fill_shard(writer, path, step));
     return checkpoint_measure(path, &written->size, &written->checksum);
 }
@@ -265,8 +265,7 @@ static enum hapt_status write_history(struct hapt_h5 *file, const struct hapt_hi
     return hapt_h5_write(file, "/history/step_time", HAPT_H5_F64, 1, shape, history->time_s, "s");
 }
 
-/* Which data, and where in them the run stands: rows are functions of seed and step, so these are the whole state of
- * what is random. */
+/* The data, and the position in them. Rows are functions of seed and step, so this is the complete random state. */
 static enum hapt_status write_data(struct hapt_h5 *file, const struct hapt_data_identity *data, int64_t step)
 {
     HAPT_TRY(hapt_h5_write_attribute_text(file, "/data", "kind", data->kind));
@@ -299,7 +298,7 @@ static enum hapt_status fill_manifest(struct hapt_h5 *file, const struct hapt_ch
     return hapt_plan_write(file, "/plan", writer->plan);
 }
 
-static enum hapt_status write_manifest(const struct hapt_checkpoint_writer *writer, const char *aside, int64_t step,
+static enum hapt_status write_manifest(const struct hapt_checkpoint_writer *writer, const char *temporary, int64_t step,
                                        const struct hapt_history *history, const struct checkpoint_shard *record,
                                        int ranks, struct hapt_arena *arena)
 {
@@ -311,7 +310,7 @@ static enum hapt_status write_manifest(const struct hapt_checkpoint_writer *writ
         size[record[r].shard] = record[r].size;
         checksum[record[r].shard] = record[r].checksum;
     }
-    const char *path = hapt_arena_printf(arena, "%s/manifest.h5", aside);
+    const char *path = hapt_arena_printf(arena, "%s/manifest.h5", temporary);
     if (!path) return HAPT_ERR_MEMORY;
     struct hapt_h5 *file = NULL;
     HAPT_TRY(hapt_h5_create(path, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, &file));
@@ -321,47 +320,46 @@ static enum hapt_status write_manifest(const struct hapt_checkpoint_writer *writ
         return status;
     }
     HAPT_TRY(hapt_h5_commit(file));
-    return hapt_folder_sync(aside);
+    return hapt_folder_sync(temporary);
 }
 
-/* The finished folder takes its name; what stood there changes places with it in one step, so that at every moment one
- * of them is whole. File systems that cannot exchange see the old one moved aside first. */
-static enum hapt_status take_place(const char *aside, const char *path, const char *old)
+/* Renames the finished folder to `path`. If that name exists, both are exchanged atomically, so that one of them is
+ * always complete. File systems without exchange: the old one is renamed first. */
+static enum hapt_status rename_into_place(const char *temporary, const char *path, const char *old)
 {
-    if (renameat2(AT_FDCWD, aside, AT_FDCWD, path, RENAME_NOREPLACE) == 0) return HAPT_OK;
-    if (renameat2(AT_FDCWD, aside, AT_FDCWD, path, RENAME_EXCHANGE) == 0) return HAPT_OK;
+    if (renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_NOREPLACE) == 0) return HAPT_OK;
+    if (renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_EXCHANGE) == 0) return HAPT_OK;
     const bool replaces = rename(path, old) == 0;
-    if (rename(aside, path) == 0) return HAPT_OK;
+    if (rename(temporary, path) == 0) return HAPT_OK;
     const int error = errno;
     if (replaces) rename(old, path);
-    return hapt_fail(HAPT_ERR_IO, "check the rights in the output folder", "%s cannot be put in place: %s", path,
+    return hapt_fail(HAPT_ERR_IO, "check the rights in the output folder", "%s cannot be renamed into place: %s", path,
                      strerror(error));
 }
 
-/* A checkpoint loses its name at once and its files behind that: what a name stands for is whole. */
+/* Renames a checkpoint before it removes its files, so that a folder named step-N is always complete. */
 static void remove_checkpoint(const char *folder, int64_t step, struct hapt_arena *arena)
 {
     const char *path = checkpoint_folder(arena, folder, step);
     const char *gone = hapt_arena_printf(arena, "%s/.removed-%08lld", folder, (long long)step);
-    if (!path || !gone || !hapt_folder_is(path)) return; /* a link is somebody else's */
+    if (!path || !gone || !hapt_folder_is(path)) return; /* a link belongs to somebody else */
     hapt_folder_remove(folder, name_of(gone), is_ours);
     if (rename(path, gone) == 0) hapt_folder_remove(folder, name_of(gone), is_ours);
 }
 
-/* Mean of the newest ten losses up to that of the checkpoint's own weights, which the step after it computed: NaN for
- * the newest checkpoint. */
+/* Mean of ten losses, up to the one computed with the checkpoint's own weights. The step after the checkpoint computes
+ * that, so the newest checkpoint has none: NaN. */
 static double recent_loss(const struct hapt_history *history, int64_t step)
 {
-    enum { WINDOW = 10 };
-    const int64_t from = step >= WINDOW ? step + 1 - WINDOW : 0;
+    enum { LOSS_STEPS = 10 };
+    const int64_t from = step >= LOSS_STEPS ? step + 1 - LOSS_STEPS : 0;
     double sum = 0;
     if (!history->loss || step < 0 || step >= history->count) return NAN;
     for (int64_t i = from; i <= step; i++) sum += history->loss[i];
     return sum / (double)(step + 1 - from);
 }
 
-/* Which of the steps (newest first, all at most the newest) stay: the newest `keep`, the one of lowest loss, and the
- * first at or after each multiple of `every`. */
+/* Steps are at most the newest; the rest is in checkpoint.h. */
 void checkpoint_choose(int count, const int64_t *step, int64_t keep, int64_t every, const struct hapt_history *history,
                        bool *stays)
 {
@@ -370,13 +368,14 @@ void checkpoint_choose(int count, const int64_t *step, int64_t keep, int64_t eve
         const double loss = recent_loss(history, step[i]);
         if (isfinite(loss) && (best < 0 || loss < recent_loss(history, step[best]))) best = i;
         stays[i] = i < keep;
-        /* The next one is older: is this the first of its interval? */
+        /* true for the first of its interval: the next one in the list is older */
         if (every > 0 && step[i] >= every && (i + 1 == count || step[i + 1] / every < step[i] / every)) stays[i] = true;
     }
     if (best >= 0) stays[best] = true;
 }
 
-/* A newer checkpoint is not this run's, since the lock keeps others out. It keeps its files under another name. */
+/* Removes older checkpoints. A newer one is not this run's, because the lock excludes other jobs; it is renamed and
+ * kept. */
 static enum hapt_status remove_older(const struct hapt_checkpoint_writer *writer, int64_t newest,
                                      const struct hapt_history *history, struct hapt_arena *arena)
 {
@@ -396,24 +395,24 @@ static enum hapt_status remove_older(const struct hapt_checkpoint_writer *writer
     return HAPT_OK;
 }
 
-/* The new one in place first; then older ones go. */
-static enum hapt_status put_in_place(const struct hapt_checkpoint_writer *writer, const char *aside, int64_t step,
-                                     const struct hapt_history *history, struct hapt_arena *arena)
+/* Moves the new checkpoint into place, then removes older ones. */
+static enum hapt_status install_checkpoint(const struct hapt_checkpoint_writer *writer, const char *temporary,
+                                           int64_t step, const struct hapt_history *history, struct hapt_arena *arena)
 {
     const char *path = checkpoint_folder(arena, writer->folder, step);
     const char *old = hapt_arena_printf(arena, "%s/.replaced-%08lld", writer->folder, (long long)step);
     struct stat about;
     if (!path || !old) return HAPT_ERR_MEMORY;
-    HAPT_TRY(hapt_lock_check()); /* another job's folder is left as it is */
-    /* Only the checkpoint that this run began from may be written again. */
+    HAPT_TRY(hapt_lock_check()); /* the folder may belong to another job by now */
+    /* Only the checkpoint that this run resumed from may be rewritten. */
     if (lstat(path, &about) == 0 && (step != writer->resumed_step || !S_ISDIR(about.st_mode)))
         checkpoint_set_aside(writer->folder, name_of(path), "foreign");
     hapt_folder_remove(writer->folder, name_of(old), is_ours);
-    const enum hapt_status placed = take_place(aside, path, old);
-    if (placed != HAPT_OK) hapt_folder_remove(writer->folder, name_of(aside), is_ours);
-    HAPT_TRY(placed);
+    const enum hapt_status renamed = rename_into_place(temporary, path, old);
+    if (renamed != HAPT_OK) hapt_folder_remove(writer->folder, name_of(temporary), is_ours);
+    HAPT_TRY(renamed);
     HAPT_TRY(hapt_folder_sync(writer->folder));
-    hapt_folder_remove(writer->folder, name_of(aside), is_ours);
+    hapt_folder_remove(writer->folder, name_of(temporary), is_ours);
     hapt_folder_remove(writer->folder, name_of(old), is_ours);
     return remove_older(writer, step, history, arena);
 }
@@ -422,33 +421,33 @@ enum hapt_status checkpoint_publish(const struct hapt_checkpoint_writer *writer,
                                     const struct hapt_history *history, const struct checkpoint_shard *shard, int ranks,
                                     struct hapt_arena *arena)
 {
-    const char *aside = aside_of(writer, step, arena);
-    if (!aside) return HAPT_ERR_MEMORY;
-    const enum hapt_status status = write_manifest(writer, aside, step, history, shard, ranks, arena);
-    if (status != HAPT_OK) hapt_folder_remove(writer->folder, name_of(aside), is_ours);
-    return status == HAPT_OK ? put_in_place(writer, aside, step, history, arena) : status;
+    const char *temporary = temporary_path(writer, step, arena);
+    if (!temporary) return HAPT_ERR_MEMORY;
+    const enum hapt_status status = write_manifest(writer, temporary, step, history, shard, ranks, arena);
+    if (status != HAPT_OK) hapt_folder_remove(writer->folder, name_of(temporary), is_ours);
+    return status == HAPT_OK ? install_checkpoint(writer, temporary, step, history, arena) : status;
 }
 
 void checkpoint_discard(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena)
 {
-    const char *aside = aside_of(writer, step, arena);
-    if (aside) hapt_folder_remove(writer->folder, name_of(aside), is_ours);
+    const char *temporary = temporary_path(writer, step, arena);
+    if (temporary) hapt_folder_remove(writer->folder, name_of(temporary), is_ours);
 }
 
 static enum hapt_status save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer, int64_t step,
                              const struct hapt_history *history, struct hapt_arena *scratch)
 {
-    const char *aside = aside_of(writer, step, scratch);
+    const char *temporary = temporary_path(writer, step, scratch);
     struct checkpoint_shard mine, *all = hapt_arena_alloc(scratch, (size_t)env->world_size, sizeof *all);
     char what[64];
     snprintf(what, sizeof what, "checkpoint of step %lld", (long long)step);
-    enum hapt_status status = aside && all ? HAPT_OK : HAPT_ERR_MEMORY;
-    if (status == HAPT_OK && env->world_rank == 0) status = open_aside(writer->folder, aside);
+    enum hapt_status status = temporary && all ? HAPT_OK : HAPT_ERR_MEMORY;
+    if (status == HAPT_OK && env->world_rank == 0) status = open_temporary(writer->folder, temporary);
     HAPT_TRY(hapt_link_agree(env->world, what, writer->patience_s, status));
     status =
         hapt_link_agree(env->world, what, writer->patience_s, checkpoint_write_shard(writer, step, scratch, &mine));
     if (status != HAPT_OK && env->world_rank == 0)
-        checkpoint_discard(writer, step, scratch); /* a full disk has its room again */
+        checkpoint_discard(writer, step, scratch); /* frees the space of a full disk */
     HAPT_TRY(status);
     status = hapt_link_all_gather(env->world, what, writer->patience_s, &mine, sizeof mine, all);
     if (status != HAPT_OK) hapt_die(status);

@@ -1,5 +1,5 @@
-/* A checkpoint verified whole, in one process: the manifest, each shard's size and checksum, and what each of them must
- * hold. */
+/* Verifies a complete checkpoint in one process: the manifest, size and checksum of each shard, and the required
+ * contents. */
 #include "checkpoint.h"
 
 #include "hapt/h5.h"
@@ -8,7 +8,7 @@ struct manifest {
     int64_t shards, parameters, states;
     const int64_t *size, *checksum; /* [shards] */
     const char **parameter;         /* [parameters] */
-    const int32_t *shard;           /* [parameters] that holds it */
+    const int32_t *shard;           /* [parameters] shard that holds it */
 };
 
 static enum hapt_status read_manifest(struct hapt_h5 *file, struct hapt_arena *arena, int64_t *step,
@@ -35,10 +35,10 @@ static enum hapt_status read_manifest(struct hapt_h5 *file, struct hapt_arena *a
     bool good = *step >= 0 && manifest->states >= 0 && manifest->states <= 16 && checksums == manifest->shards;
     for (int64_t p = 0; p < parameters; p++)
         good = good && manifest->shard[p] >= 0 && manifest->shard[p] < manifest->shards;
-    return good ? HAPT_OK : hapt_fail(HAPT_ERR_INPUT, NULL, "%s contradicts itself", hapt_h5_path(file));
+    return good ? HAPT_OK : hapt_fail(HAPT_ERR_INPUT, NULL, "%s is inconsistent", hapt_h5_path(file));
 }
 
-/* The parameters of the shard and their optimizer states are there. */
+/* Checks that the shard has its parameters and their optimizer states. */
 static enum hapt_status check_datasets(struct hapt_h5 *file, const struct manifest *manifest, int shard)
 {
     struct hapt_arena arena;

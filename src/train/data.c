@@ -1,6 +1,6 @@
 /*
- * Rows of every step. A stream is sampled by hashing (seed, step, row), so any rank can give any row of any step and a
- * continued run needs no position but the step.
+ * Rows of every step. A stream is sampled by hashing (seed, step, row). So any rank can compute any row, and a resumed
+ * run needs only the step number.
  */
 #include "data.h"
 
@@ -13,13 +13,13 @@
 struct hapt_data {
     struct data_layout layout;
     struct data_memory memory;
-    int rows; /* of a step */
+    int rows; /* per step */
     uint64_t seed;
     struct hapt_shared *shared; /* NULL: not reserved */
     struct {
         int64_t steps;
         uint64_t hash;
-    } known; /* of exact batches: identified so far */
+    } known; /* exact batches: identified so far */
 };
 
 static size_t rounded(int64_t elements, size_t size)
@@ -33,7 +33,7 @@ static size_t input_bytes(const struct data_layout *layout)
     return bytes[layout->type];
 }
 
-/* One block a node, cut into the parts of `memory`. */
+/* Reserves one block per node and divides it into the parts of `memory`. */
 static enum hapt_status reserve(const struct hapt_env *env, struct hapt_data *data)
 {
     const struct data_layout *layout = &data->layout;
@@ -109,7 +109,7 @@ void hapt_data_close(struct hapt_data *data)
     free(data);
 }
 
-/* Where a row starts among the inputs. A row of targets that are not the inputs one on lies at start / stride rows. */
+/* Offset of a row in the inputs. Targets that are not shifted inputs start at (offset / stride) * target_width. */
 static int64_t row_start(const struct hapt_data *data, int64_t step, int row)
 {
     const struct data_layout *layout = &data->layout;
@@ -180,7 +180,7 @@ int64_t hapt_data_targets(const struct hapt_data *data, int64_t step)
 
 enum { SAMPLE_BLOCK = 1 << 16, SAMPLE_BLOCKS = 1 << 10 };
 
-/* All bytes, or evenly spaced blocks of very many. */
+/* Hashes all bytes, or evenly spaced blocks of large data. */
 static uint64_t hash_sample(uint64_t seed, const void *memory, size_t bytes)
 {
     const char *at = memory;
@@ -190,7 +190,7 @@ static uint64_t hash_sample(uint64_t seed, const void *memory, size_t bytes)
     return seed;
 }
 
-/* Step after step, so that what comes later (--steps) changes nothing. */
+/* Hashes step by step, so that later steps (--steps) do not change the result. */
 static uint64_t hash_batches(struct hapt_data *data, int64_t steps)
 {
     const struct data_layout *layout = &data->layout;
@@ -219,7 +219,7 @@ void hapt_data_identify(struct hapt_data *data, int64_t steps, struct hapt_data_
     uint64_t hash = data->known.hash;
     if (layout->exact) {
         hash = hash_batches(data, steps);
-    } else if (data->known.steps == 0) { /* once */
+    } else if (data->known.steps == 0) { /* only once */
         hash = hash_sample(0, data->memory.inputs, (size_t)(layout->units * layout->unit_inputs) * input_bytes(layout));
         if (!layout->shifted)
             hash = hash_sample(hash, data->memory.targets,

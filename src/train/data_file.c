@@ -1,4 +1,4 @@
-/* What data files hold, and whether it fits the model: tokens or images, exact batches or a stream. */
+/* Reads data files and checks that they fit the model: tokens or images, exact batches or a stream. */
 #include "data.h"
 
 #include <math.h>
@@ -8,15 +8,15 @@
 #include "hapt/progress.h"
 
 #define MAX_ELEMENTS ((int64_t)1 << 36)
-#define READ_ELEMENTS ((int64_t)1 << 20) /* of one read */
-#define IGNORED (-100)                   /* a target that no loss is taken of */
+#define READ_ELEMENTS ((int64_t)1 << 20) /* per read */
+#define IGNORED (-100)                   /* target excluded from the loss */
 
 static enum hapt_status check_steps(const char *path, const char *dataset, const int64_t *shape,
                                     const struct hapt_model *model, int rows, int64_t steps)
 {
     if (shape[1] != rows)
-        return hapt_fail(HAPT_ERR_INPUT, "rows of a step are --microbatches times the model's --microbatch",
-                         "%s: a batch of %s has %lld rows, a step takes %d (%d microbatches of %d)", path, dataset,
+        return hapt_fail(HAPT_ERR_INPUT, "a step has --microbatches times the model's --microbatch rows",
+                         "%s: a batch of %s has %lld rows, a step needs %d (%d microbatches of %d)", path, dataset,
                          (long long)shape[1], rows, rows / model->microbatch, model->microbatch);
     if (shape[0] < steps)
         return hapt_fail(HAPT_ERR_INPUT, "give fewer --steps or more data", "%s holds %lld batches for %lld steps",
@@ -24,7 +24,7 @@ static enum hapt_status check_steps(const char *path, const char *dataset, const
     return HAPT_OK;
 }
 
-/* `second` has the extents of `first`, as far as it has dimensions. */
+/* Checks that `second` has the first `dims` extents of `first`. */
 static enum hapt_status check_alike(struct hapt_h5 *file, const char *first, const int64_t *extent, const char *second,
                                     int dims)
 {
@@ -34,7 +34,7 @@ static enum hapt_status check_alike(struct hapt_h5 *file, const char *first, con
     bool alike = found_dims == dims;
     for (int d = 0; d < dims; d++) alike = alike && found[d] == extent[d];
     if (alike) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "see `hapt data --help`", "%s: %s does not have the shape that %s asks for",
+    return hapt_fail(HAPT_ERR_INPUT, "see `hapt data --help`", "%s: the shape of %s does not match %s",
                      hapt_h5_path(file), second, first);
 }
 
@@ -77,7 +77,7 @@ static enum hapt_status find_tokens(struct hapt_h5 *file, const struct hapt_mode
     if (dims != 1) return hapt_fail(HAPT_ERR_INPUT, "store it as [n]", "%s: /tokens has %d dimensions", path, dims);
     if (shape[0] <= model->sequence)
         return hapt_fail(HAPT_ERR_INPUT, "give more text or a shorter --sequence",
-                         "%s holds %lld tokens, a row takes %d", path, (long long)shape[0], model->sequence + 1);
+                         "%s holds %lld tokens, a row needs %d", path, (long long)shape[0], model->sequence + 1);
     *layout = (struct data_layout){.shifted = true, .units = shape[0], .unit_inputs = 1, .stride = 1};
     return HAPT_OK;
 }
@@ -91,7 +91,7 @@ static enum hapt_status find_images(struct hapt_h5 *file, const struct hapt_mode
     const char *path = hapt_h5_path(file);
     if (!hapt_h5_exists(file, "/images"))
         return hapt_fail(HAPT_ERR_INPUT, "make one with `hapt data data_batch_1.bin --type cifar10 --output images.h5`",
-                         "%s holds no /images, which this model learns from", path);
+                         "%s holds no /images, but this model needs images", path);
     HAPT_TRY(hapt_h5_shape(file, "/images", &dims, shape));
     if (dims != 4 && dims != 5)
         return hapt_fail(HAPT_ERR_INPUT, "store it as [n][C][H][W], or as [step][row][C][H][W]",
@@ -99,7 +99,7 @@ static enum hapt_status find_images(struct hapt_h5 *file, const struct hapt_mode
     const int64_t *image = shape + dims - 3, *wanted = input->shape + 1;
     if (image[0] != wanted[0] || image[1] != wanted[1] || image[2] != wanted[2])
         return hapt_fail(HAPT_ERR_INPUT, "make the model with the --image size and --channels of the data",
-                         "%s: images are [%lld][%lld][%lld], the model takes [%lld][%lld][%lld]", path,
+                         "%s: images are [%lld][%lld][%lld], the model needs [%lld][%lld][%lld]", path,
                          (long long)image[0], (long long)image[1], (long long)image[2], (long long)wanted[0],
                          (long long)wanted[1], (long long)wanted[2]);
     HAPT_TRY(check_alike(file, "/images", shape, "/labels", dims - 3));
@@ -137,29 +137,29 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
     if (layout->images || !layout->shifted)
         HAPT_TRY(hapt_h5_check_written(file, layout->images ? "/labels" : "/targets"));
     if (layout->units > 0 && layout->unit_inputs > MAX_ELEMENTS / layout->units)
-        return hapt_fail(HAPT_ERR_INPUT, "split it", "%s holds more than %lld elements", hapt_h5_path(file),
+        return hapt_fail(HAPT_ERR_INPUT, "split the data file", "%s holds more than %lld elements", hapt_h5_path(file),
                          (long long)MAX_ELEMENTS);
     return HAPT_OK;
 }
 
 /* ---- Reading ---- */
 
-/* Checks values; with `memory` NULL that is all. */
+/* Checks values; stores them unless `memory` is NULL. */
 typedef enum hapt_status store(const struct data_layout *layout, const struct data_memory *memory, const void *read,
                                int64_t first, int64_t count, const char *path);
 
-/* Whole numbers that were stored as reals, in place. */
+/* Converts integers that were stored as reals, in place. */
 static enum hapt_status take_whole(void *buffer, int64_t count, int64_t first, const char *dataset, const char *path)
 {
     const double *real = buffer;
     for (int64_t i = 0; i < count; i++) {
         const double value = real[i];
         if (!(value >= INT32_MIN && value <= INT32_MAX) || value != floor(value))
-            return hapt_fail(HAPT_ERR_INPUT, "tokens, targets and labels are whole numbers: store them as integers",
-                             "%s: %g at %lld of %s is no whole number of 32 bits", path, value, (long long)(first + i),
+            return hapt_fail(HAPT_ERR_INPUT, "tokens, targets and labels are integers: store them as such",
+                             "%s: %g at %lld of %s is not a 32-bit integer", path, value, (long long)(first + i),
                              dataset);
         const int32_t whole = (int32_t)value;
-        memcpy((char *)buffer + (size_t)i * sizeof whole, &whole, sizeof whole); /* behind what is still to be read */
+        memcpy((char *)buffer + (size_t)i * sizeof whole, &whole, sizeof whole); /* only over bytes already read */
     }
     return HAPT_OK;
 }
@@ -213,7 +213,8 @@ static enum hapt_status store_targets(const struct data_layout *layout, const st
     for (int64_t i = 0; i < count; i++) {
         if (target[i] == IGNORED) continue;
         if (target[i] < 0 || target[i] >= layout->limit)
-            return hapt_fail(HAPT_ERR_INPUT, "targets are below the model's vocabulary, or -100 where no loss is taken",
+            return hapt_fail(HAPT_ERR_INPUT,
+                             "targets must be below the model's vocabulary, or -100 (excluded from the loss)",
                              "%s: target %d at %lld is outside the model's vocabulary of %lld", path, target[i],
                              (long long)(first + i), (long long)layout->limit);
         if (memory) memory->target_count[(first + i) / layout->unit_targets]++;
@@ -255,7 +256,7 @@ static enum hapt_status store_pixels(const struct data_layout *layout, const str
     return HAPT_OK;
 }
 
-/* Without a normalisation of the file bytes become 0 to 1, and numbers stay as they are. */
+/* Without a normalisation in the file, bytes are divided by 255 and floats stay unchanged. */
 static enum hapt_status read_normalisation(struct hapt_h5 *file, const struct data_layout *layout,
                                            const struct data_memory *memory)
 {
@@ -273,7 +274,7 @@ static enum hapt_status read_normalisation(struct hapt_h5 *file, const struct da
     for (int64_t c = 0; c < layout->channels; c++) {
         if (isfinite(memory->mean[c]) && isfinite(memory->std[c]) && memory->std[c] > 0) continue;
         return hapt_fail(HAPT_ERR_INPUT, "a pixel's value is (stored - mean) / std, by channel",
-                         "%s: impossible normalisation of channel %lld", hapt_h5_path(file), (long long)c);
+                         "%s: invalid normalisation of channel %lld", hapt_h5_path(file), (long long)c);
     }
     return HAPT_OK;
 }

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What a message says of itself; behind it stand bytes that follow from it. */
+/* Header of a message; bytes computed from its seed follow. */
 struct message {
-    double arrival_s; /* written by the courier */
+    double arrival_s; /* written by the communication thread */
     int64_t step, microbatch, sequence, modelled_bytes;
     int32_t tag, from_stage, from_rank, to_rank;
     uint64_t seed;
@@ -18,7 +18,7 @@ _Static_assert(sizeof(struct message) < 1024 && 1024 <= HAPT_LINK_SHORT_BYTES, "
 
 struct emulated_flow {
     struct hapt_flow_options options;
-    int64_t next; /* message to be sent */
+    int64_t next; /* sequence number of the next message */
     int peers;
     int *peer;        /* [peers] world ranks */
     size_t *modelled; /* [peers] bytes */
@@ -26,14 +26,14 @@ struct emulated_flow {
 };
 
 struct emulation {
-    struct emulated_flow *flow; /* [flow_count] by the courier's numbers */
+    struct emulated_flow *flow; /* [flow_count] indexed as in the communication thread */
     int flow_count, flow_capacity;
-    char *meeting; /* [ranks of the stage] */
-    /* Of all parameters here, those that decay first: weights and states, one array each. */
+    char *barrier_buffer; /* [ranks of the stage] */
+    /* Sample of all parameters of this rank, those with weight decay first: weights and states, one array each. */
     const struct hapt_kernel *optimizer;
     int state_count;
     int64_t elements, decayed;
-    int64_t *first; /* [tensors of the graph] place of its sample; -1: not here */
+    int64_t *first; /* [tensors of the graph] offset of its sample; -1: not here */
     float *value[3], *gradient;
 };
 
@@ -57,7 +57,7 @@ int64_t emulation_sample(const struct hapt_tensor *parameter)
     return elements < EMULATED_SAMPLE ? elements : EMULATED_SAMPLE;
 }
 
-/* A number in [-1, 1) that only depends on what it is for. */
+/* A number in [-1, 1), a function of the arguments. */
 static float by_rule(uint64_t seed, const char *name, int64_t step, int64_t element)
 {
     const int64_t key[2] = {step, element};
@@ -101,10 +101,10 @@ enum hapt_status emulation_create(struct stage *stage, int state_count)
     struct emulation *made;
     HAPT_NEW(made, stage->arena, 1);
     made->state_count = state_count;
-    /* The optimizer is the one that trains: the sample is on the host. */
+    /* the real optimizer on the CPU, because the sample is in host memory */
     made->optimizer = hapt_backend_find("cpu")->find_kernel(NULL, state_count == 2 ? "adamw" : "sgd", HAPT_F32);
     HAPT_ASSERT(made->optimizer && state_count <= 2);
-    HAPT_NEW(made->meeting, stage->arena, stage->size);
+    HAPT_NEW(made->barrier_buffer, stage->arena, stage->size);
     HAPT_TRY(create_sample(stage, made));
     stage->emulation = made;
     return HAPT_OK;
@@ -210,10 +210,10 @@ enum hapt_status emulation_add_flow(struct stage *stage, const struct hapt_flow_
     made.options.piece = piece;
     made.options.stamped = true;
     for (int p = 0; p < made.peers; p++)
-        made.options.stamped = made.options.stamped && hapt_courier_rings(stage->courier, made.peer[p]);
+        made.options.stamped = made.options.stamped && hapt_comm_thread_has_wakeup(stage->comm_thread, made.peer[p]);
     made.options.bandwidth = paced ? options->bandwidth / stage->time_scale : 0;
     made.options.latency_s = paced ? options->latency_s * stage->time_scale : 0;
-    HAPT_TRY(hapt_courier_add(stage->courier, &made.options, flow));
+    HAPT_TRY(hapt_comm_thread_add(stage->comm_thread, &made.options, flow));
     return keep_flow(stage, &made, *flow);
 }
 
@@ -234,7 +234,7 @@ static struct message message_of(const struct stage *stage, const struct emulate
     return message;
 }
 
-static char *place_of(const struct emulated_flow *flow, int slot, int peer)
+static char *message_address(const struct emulated_flow *flow, int slot, int peer)
 {
     return flow->memory + ((size_t)slot * (size_t)flow->peers + (size_t)peer) * MESSAGE_BYTES;
 }
@@ -255,50 +255,49 @@ void emulation_send(struct stage *stage, int number, int slot)
     const int64_t sequence = flow->next++;
     for (int p = 0; p < flow->peers; p++) {
         const struct message message = message_of(stage, flow, p, sequence);
-        memcpy(place_of(flow, slot, p), &message, sizeof message);
-        fill_sample(message.seed, place_of(flow, slot, p) + sizeof message);
+        memcpy(message_address(flow, slot, p), &message, sizeof message);
+        fill_sample(message.seed, message_address(flow, slot, p) + sizeof message);
     }
-    hapt_courier_send_at(stage->courier, number, slot, stage->team.free_s);
+    hapt_comm_thread_send_at(stage->comm_thread, number, slot, stage->team.free_s);
 }
 
-/* One part of message `sequence`: is it what it should be? */
+/* Checks the part of message `sequence` that came from `peer`. */
 static enum hapt_status check(const struct stage *stage, const struct emulated_flow *flow, int64_t sequence, int peer,
                               double *arrival_s)
 {
-    const char *place = place_of(flow, (int)(sequence % flow->options.slot_count), peer);
+    const char *received = message_address(flow, (int)(sequence % flow->options.slot_count), peer);
     struct message wanted = message_of(stage, flow, peer, sequence), found;
     char sample[MESSAGE_BYTES - sizeof(struct message)];
-    memcpy(&found, place, sizeof found);
+    memcpy(&found, received, sizeof found);
     fill_sample(wanted.seed, sample);
     wanted.arrival_s = *arrival_s = found.arrival_s;
-    if (memcmp(&found, &wanted, sizeof found) == 0 && memcmp(place + sizeof found, sample, sizeof sample) == 0)
+    if (memcmp(&found, &wanted, sizeof found) == 0 && memcmp(received + sizeof found, sample, sizeof sample) == 0)
         return HAPT_OK;
     return hapt_fail(HAPT_ERR_INTERNAL, NULL,
-                     "stage %d expected %s of step %lld, microbatch %lld from rank %d and got a message of step %lld, "
-                     "microbatch %lld from "
-                     "rank %d to rank %d (flow %d, %lld modelled bytes)",
+                     "stage %d expected %s of step %lld, microbatch %lld from rank %d but got a message of step %lld, "
+                     "microbatch %lld from rank %d to rank %d (flow %d, %lld modelled bytes)",
                      stage->chunk, flow->options.what, (long long)wanted.step, (long long)wanted.microbatch,
                      wanted.from_rank, (long long)found.step, (long long)found.microbatch, found.from_rank,
                      found.to_rank, found.tag, (long long)found.modelled_bytes);
 }
 
-/* From another host, whose clock is not ours, there is only the time of waking. */
+/* For messages from another host, whose clock differs, only the wakeup time is known. */
 static void wait_until_now(struct stage *stage, double start_s)
 {
     const double looking_s = 100e-6;
-    if (hapt_time_s() - start_s > looking_s) hapt_team_waited(&stage->team, hapt_time_s());
+    if (hapt_time_s() - start_s > looking_s) hapt_team_inputs_ready(&stage->team, hapt_time_s());
 }
 
 enum hapt_status emulation_wait_received(struct stage *stage, int number, int64_t sequence)
 {
     const struct emulated_flow *flow = &stage->emulation->flow[number];
     const double start_s = hapt_time_s();
-    HAPT_TRY(hapt_courier_wait_received(stage->courier, number, sequence));
+    HAPT_TRY(hapt_comm_thread_wait_received(stage->comm_thread, number, sequence));
     if (!flow->options.stamped) wait_until_now(stage, start_s);
     for (int p = 0; p < flow->peers; p++) {
         double arrival_s;
         HAPT_TRY(check(stage, flow, sequence, p, &arrival_s));
-        if (flow->options.stamped) hapt_team_waited(&stage->team, arrival_s);
+        if (flow->options.stamped) hapt_team_inputs_ready(&stage->team, arrival_s);
     }
     return HAPT_OK;
 }
@@ -307,9 +306,9 @@ enum hapt_status emulation_wait_sent(struct stage *stage, int number, int slot)
 {
     const struct emulated_flow *flow = &stage->emulation->flow[number];
     const double start_s = hapt_time_s();
-    HAPT_TRY(hapt_courier_wait_sent(stage->courier, number, slot));
+    HAPT_TRY(hapt_comm_thread_wait_sent(stage->comm_thread, number, slot));
     if (flow->options.stamped)
-        hapt_team_waited(&stage->team, hapt_courier_due_s(stage->courier, number, slot));
+        hapt_team_inputs_ready(&stage->team, hapt_comm_thread_due_s(stage->comm_thread, number, slot));
     else
         wait_until_now(stage, start_s);
     return HAPT_OK;
@@ -317,12 +316,12 @@ enum hapt_status emulation_wait_sent(struct stage *stage, int number, int slot)
 
 void emulation_free(struct stage *stage, int number)
 {
-    hapt_courier_free_at(stage->courier, number, stage->team.free_s);
+    hapt_comm_thread_free_at(stage->comm_thread, number, stage->team.free_s);
 }
 
-enum hapt_status emulation_meet(const struct stage *stage)
+enum hapt_status emulation_barrier(const struct stage *stage)
 {
-    char what[64], mine = 0, *all = stage->emulation->meeting;
+    char what[64], mine = 0, *all = stage->emulation->barrier_buffer;
     hapt_team_describe(&stage->team, "sum of the gradients", what, sizeof what);
     return hapt_link_all_gather(stage->comm, what, stage->timeout_s, &mine, sizeof mine, all);
 }

@@ -1,4 +1,4 @@
-/* The environment of every rank, looked at, gathered, written and read back. */
+/* Collects the environment of every rank, writes it and reads it back. */
 #include "hapt/environment.h"
 
 #include <arpa/inet.h>
@@ -18,26 +18,30 @@
 
 enum { MAX_CPUS = 4096, MOST_RANKS = 1 << 20 };
 
+/* clang-format off: tables */
 #define TEXT(name)                                                                                                    \
     {                                                                                                                 \
         "/environment/" #name, offsetof(struct hapt_environment, name), sizeof((struct hapt_environment *)NULL)->name \
     }
+/* clang-format on */
 static const struct {
     const char *path;
     size_t offset, size;
 } text_column[] = {TEXT(host),     TEXT(kernel),    TEXT(cpus), TEXT(interfaces), TEXT(subcluster), TEXT(device),
                    TEXT(back_end), TEXT(libraries), TEXT(hapt), TEXT(mpi),        TEXT(hdf5),       TEXT(hwloc)};
+/* clang-format off: tables */
 #define NUMBER(name)                                                   \
     {                                                                  \
         "/environment/" #name, offsetof(struct hapt_environment, name) \
     }
+/* clang-format on */
 static const struct {
     const char *path;
     size_t offset;
 } number_column[] = {NUMBER(pid), NUMBER(stage), NUMBER(threads)};
 enum { TEXTS = sizeof text_column / sizeof *text_column, NUMBERS = sizeof number_column / sizeof *number_column };
 
-/* Adds to a list as long as it fits whole. */
+/* Appends an item to a list if it fits completely. */
 static void append(char *list, size_t size, const char *item)
 {
     const size_t length = strlen(list), more = strlen(item) + (length > 0 ? 2 : 0);
@@ -63,7 +67,7 @@ static void look_at_cpus(char *list, size_t size)
     CPU_FREE(set);
 }
 
-/* "10000 Mbit/s", "" where the system does not say. */
+/* "10000 Mbit/s"; "": unknown. */
 static void read_rate(const char *path, const char *unit, char *rate, size_t size)
 {
     char line[64] = "";
@@ -102,7 +106,7 @@ static void look_at_interfaces(char *list, size_t size)
     if (listing) closedir(listing);
 }
 
-void hapt_environment_look(struct hapt_environment *environment)
+void hapt_environment_collect(struct hapt_environment *environment)
 {
     struct utsname system;
     char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "";
@@ -171,8 +175,8 @@ enum hapt_status hapt_environment_read(struct hapt_h5 *file, struct hapt_arena *
     int64_t shape[HAPT_H5_MAX_DIMS] = {0};
     HAPT_TRY(hapt_h5_shape(file, number_column[0].path, &dims, shape));
     if (dims != 1 || shape[0] < 1 || shape[0] > MOST_RANKS)
-        return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: %s is no column of ranks", hapt_h5_path(file),
-                         number_column[0].path);
+        return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: %s is not a table with one row per rank",
+                         hapt_h5_path(file), number_column[0].path);
     count = shape[0];
     HAPT_NEW(all, arena, count);
     for (int c = 0; c < NUMBERS; c++) {

@@ -1,8 +1,8 @@
 /*
- * The loss scale of training in fp16: the backward pass starts from so many times the loss, so that small gradients do
- * not vanish; where one overflows the step is left out on all ranks and the scale halved, and after many good steps it
- * is doubled (Micikevicius et al., Mixed Precision Training, 2018). It is a function of the norms of all gradients so
- * far, so checkpoints keep nothing more.
+ * The loss scale of fp16 training (Micikevicius et al., Mixed Precision Training, 2018). The backward pass starts from
+ * the scaled loss, so that small gradients do not vanish. If a gradient overflows, all ranks skip the step and halve
+ * the scale. After many good steps the scale is doubled. The scale is a function of all gradient norms so far, so
+ * checkpoints store nothing else for it.
  */
 #ifndef HAPT_TRAIN_LOSS_SCALE_H
 #define HAPT_TRAIN_LOSS_SCALE_H
@@ -15,16 +15,15 @@
 struct loss_scale {
     bool dynamic; /* fp16; else the scale is 1 */
     double value;
-    int64_t good;    /* steps since it changed */
-    int64_t skipped; /* steps in all that updated nothing */
+    int64_t good;    /* since the last change */
+    int64_t skipped; /* total number of skipped steps */
 };
 
-/* As it stands behind `steps` steps, from `first` on, whose gradients had those norms (infinite: the step was left
- * out). */
+/* Sets the scale after `steps` steps with these gradient norms, starting at `first`. Infinite norm: skipped step. */
 void loss_scale_begin(struct loss_scale *scale, enum hapt_dtype dtype, double first, const double *norm, int64_t steps);
-/* Whether such gradients are an overflow that a smaller scale may cure, so that the step is left out. */
+/* True if such gradients are an overflow that a smaller scale may avoid; the step is then skipped. */
 bool loss_scale_overflows(const struct loss_scale *scale, double loss, double norm);
-/* Behind a step. */
+/* Updates the scale after a step. */
 void loss_scale_note(struct loss_scale *scale, double norm);
 
 #endif

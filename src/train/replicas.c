@@ -1,22 +1,22 @@
-/* Hashes of the weights that several ranks hold alike, and which rank is the odd one. */
+/* Hashes the weights that several ranks hold, and finds the rank that differs. */
 #include "replicas.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "hapt/pulse.h"
+#include "hapt/heartbeat.h"
 
-enum { BLOCK = 64 }; /* parameters a message: a few kB from each rank */
+enum { BLOCK = 64 }; /* parameters per message: a few kB from each rank */
 
-/* A rank's copy of one parameter. part 0: it holds none. Equal parts must have equal hashes. */
+/* A rank's copy of one parameter. part 0: none. Equal parts must have equal hashes. */
 struct replica_mark {
     uint64_t part, hash;
 };
 
-/* The rank that disagrees, or two that contradict each other. */
-struct odd {
-    int rank, other, copies, ranks; /* rank -1: none; other -1: outvoted by the others; ranks: number that disagree */
-    int parameter, parameters;      /* the first one, and how many */
+/* The rank that differs, or two that differ from each other. */
+struct mismatch {
+    int rank, other, copies, ranks; /* rank -1: none; other -1: `rank` is outvoted; ranks: that differ */
+    int parameter, parameters;      /* the first parameter, and their number */
 };
 
 enum hapt_status replicas_prepare(struct replicas *replicas, struct stage *stage, int64_t every)
@@ -39,7 +39,8 @@ enum hapt_status replicas_prepare(struct replicas *replicas, struct stage *stage
     return HAPT_OK;
 }
 
-/* Updates round alike on devices of one kind, and on processors that all fuse products with sums or all do not. */
+/* Hash of the arithmetic: updates round alike on devices of one kind, and on CPUs that all have fused multiply-add or
+ * all lack it. */
 static uint64_t arithmetic(const struct stage *stage)
 {
     const int subcluster = stage->cluster->subcluster_of_rank[stage->env->world_rank];
@@ -83,7 +84,7 @@ static const struct replica_mark *mark_of(const struct replicas *replicas, int r
     return &replicas->all[(size_t)rank * BLOCK + (size_t)i];
 }
 
-/* Is this the first rank with that part? Ranks with equal parts mostly stand side by side. */
+/* True for the first rank with that part. Ranks with equal parts are mostly neighbours. */
 static bool leads(const struct replicas *replicas, int rank, int i)
 {
     const uint64_t part = mark_of(replicas, rank, i)->part;
@@ -92,7 +93,7 @@ static bool leads(const struct replicas *replicas, int rank, int i)
     return part != 0;
 }
 
-/* Counts the ranks with the part of `first`, and those of them with the majority's hash if there is a majority (Boyer
+/* Counts the ranks with the part of `first`, and those of them with the majority's hash, if there is a majority (Boyer
  * and Moore 1991). */
 static int count_copies(const struct replicas *replicas, int first, int i, uint64_t *hash, int *alike)
 {
@@ -112,7 +113,7 @@ static int count_copies(const struct replicas *replicas, int first, int i, uint6
     return copies;
 }
 
-/* The first rank from `first` on that has its part and another hash. */
+/* The first rank at or after `first` with its part and another hash. */
 static int first_unlike(const struct replicas *replicas, int first, int i, uint64_t hash)
 {
     const uint64_t part = mark_of(replicas, first, i)->part;
@@ -121,11 +122,11 @@ static int first_unlike(const struct replicas *replicas, int first, int i, uint6
     return r;
 }
 
-/* Judges parameter i of the block over all ranks; returns the largest number of copies of a part. A rank outvoted by
- * others takes precedence over two that contradict each other. */
-static int judge(const struct replicas *replicas, int parameter, int i, struct odd *odd)
+/* Judges parameter i of the block over all ranks; returns the largest number of copies of a part. A rank against a
+ * majority takes precedence over two that differ. */
+static int judge(const struct replicas *replicas, int parameter, int i, struct mismatch *mismatch)
 {
-    struct odd found = {.rank = -1};
+    struct mismatch found = {.rank = -1};
     int most = 0;
     for (int r = 0; r < replicas->stage->env->world_size; r++) {
         uint64_t hash;
@@ -136,18 +137,19 @@ static int judge(const struct replicas *replicas, int parameter, int i, struct o
         if (copies > most) most = copies;
         if (alike == copies || (found.rank >= 0 && (found.other < 0 || !majority))) continue;
         const int unlike = first_unlike(replicas, r, i, majority ? hash : mark_of(replicas, r, i)->hash);
-        found = majority
-                    ? (struct odd){.rank = unlike,
-                                   .other = -1,
-                                   .copies = copies,
-                                   .ranks = copies - alike,
-                                   .parameter = parameter}
-                    : (struct odd){.rank = r, .other = unlike, .copies = copies, .ranks = 2, .parameter = parameter};
+        found =
+            majority
+                ? (struct mismatch){.rank = unlike,
+                                    .other = -1,
+                                    .copies = copies,
+                                    .ranks = copies - alike,
+                                    .parameter = parameter}
+                : (struct mismatch){.rank = r, .other = unlike, .copies = copies, .ranks = 2, .parameter = parameter};
     }
     if (found.rank < 0) return most;
-    const int parameters = odd->parameters + 1;
-    if (odd->rank < 0 || (odd->other >= 0 && found.other < 0)) *odd = found;
-    odd->parameters = parameters;
+    const int parameters = mismatch->parameters + 1;
+    if (mismatch->rank < 0 || (mismatch->other >= 0 && found.other < 0)) *mismatch = found;
+    mismatch->parameters = parameters;
     return most;
 }
 
@@ -159,30 +161,31 @@ static int stage_of(const struct stage *stage, int world_rank)
     return -1;
 }
 
-static enum hapt_status name_odd(const struct replicas *replicas, int64_t done, const struct odd *odd)
+static enum hapt_status report_mismatch(const struct replicas *replicas, int64_t done, const struct mismatch *mismatch)
 {
     const struct stage *stage = replicas->stage;
-    const char *name = stage->graph->tensor[odd->parameter].name;
-    static const char *const hint = "a host's memory or processor may be faulty: take %s out and start again with "
-                                    "--resume yes; no checkpoint holds these weights";
+    const char *name = stage->graph->tensor[mismatch->parameter].name;
+    static const char *const hint = "a host's memory or processor may be faulty: remove %s from the job and start "
+                                    "again with --resume yes; no checkpoint holds these weights";
     char more[32] = "", ranks[64] = "", do_this[192];
-    snprintf(do_this, sizeof do_this, hint, odd->other >= 0 ? "the two in turn" : "that one");
-    if (odd->parameters > 1) snprintf(more, sizeof more, " (and %d more)", odd->parameters - 1);
-    if (odd->other >= 0)
+    snprintf(do_this, sizeof do_this, hint, mismatch->other >= 0 ? "each of the two in turn" : "that host");
+    if (mismatch->parameters > 1) snprintf(more, sizeof more, " (and %d more)", mismatch->parameters - 1);
+    if (mismatch->other >= 0)
         return hapt_fail(HAPT_ERR_INTERNAL, do_this,
                          "after step %lld rank %d of stage %d on host %s and rank %d of stage %d on host %s differ in "
                          "their copies of parameter %s%s",
-                         (long long)done, odd->rank, stage_of(stage, odd->rank), hapt_env_host(odd->rank), odd->other,
-                         stage_of(stage, odd->other), hapt_env_host(odd->other), name, more);
-    if (odd->ranks > 1) snprintf(ranks, sizeof ranks, "; %d ranks differ in all", odd->ranks);
+                         (long long)done, mismatch->rank, stage_of(stage, mismatch->rank),
+                         hapt_env_host(mismatch->rank), mismatch->other, stage_of(stage, mismatch->other),
+                         hapt_env_host(mismatch->other), name, more);
+    if (mismatch->ranks > 1) snprintf(ranks, sizeof ranks, "; %d ranks differ in all", mismatch->ranks);
     return hapt_fail(HAPT_ERR_INTERNAL, do_this,
                      "after step %lld rank %d of stage %d on host %s differs from most of the %d ranks that hold "
                      "copies of parameter %s%s%s",
-                     (long long)done, odd->rank, stage_of(stage, odd->rank), hapt_env_host(odd->rank), odd->copies,
-                     name, more, ranks);
+                     (long long)done, mismatch->rank, stage_of(stage, mismatch->rank), hapt_env_host(mismatch->rank),
+                     mismatch->copies, name, more, ranks);
 }
 
-static void tell_once(const struct replicas *replicas)
+static void report_once(const struct replicas *replicas)
 {
     if (replicas->checked >= 0) return;
     if (replicas->shared == 0)
@@ -199,10 +202,10 @@ static void tell_once(const struct replicas *replicas)
 enum hapt_status replicas_check(struct replicas *replicas, int64_t done, bool now, bool *compared)
 {
     const struct stage *stage = replicas->stage;
-    struct odd odd = {.rank = -1};
+    struct mismatch mismatch = {.rank = -1};
     *compared = false;
     if (replicas->every == 0 || replicas->checked == done || (!now && done % replicas->every != 0)) return HAPT_OK;
-    hapt_pulse_note((struct hapt_activity){"comparison of replicas", stage->chunk, -1, done - 1, -1});
+    hapt_heartbeat_note((struct hapt_activity){"comparison of replicas", stage->chunk, -1, done - 1, -1});
     for (int first = 0; first < replicas->count; first += BLOCK) {
         const int count = replicas->count - first < BLOCK ? replicas->count - first : BLOCK;
         enum hapt_status status = mark(replicas, first, count);
@@ -211,13 +214,13 @@ enum hapt_status replicas_check(struct replicas *replicas, int64_t done, bool no
                                           replicas->mine, BLOCK * sizeof *replicas->mine, replicas->all);
         if (status != HAPT_OK) hapt_die(status); /* peers may wait */
         for (int i = 0; i < count; i++) {
-            const int copies = judge(replicas, replicas->parameter[first + i], i, &odd);
+            const int copies = judge(replicas, replicas->parameter[first + i], i, &mismatch);
             if (copies > replicas->most) replicas->most = copies;
             if (replicas->checked < 0) replicas->shared += copies > 1;
         }
     }
-    tell_once(replicas);
+    report_once(replicas);
     replicas->checked = done;
     *compared = true;
-    return odd.rank < 0 ? HAPT_OK : hapt_env_agree(stage->env->world, name_odd(replicas, done, &odd));
+    return mismatch.rank < 0 ? HAPT_OK : hapt_env_agree(stage->env->world, report_mismatch(replicas, done, &mismatch));
 }

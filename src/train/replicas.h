@@ -1,12 +1,11 @@
 /*
- * Copies of weights, compared (--replica-check N).
+ * Comparison of weight copies between ranks (--replica-check N).
  *
  * Ranks that hold the same part of a parameter hold the same bits: data-parallel replicas of a stage, and stages that
- * share a tied parameter. A rank whose memory or processor corrupts them trains on unnoticed, and its weights may be
- * those that a checkpoint holds. So every N steps, and before each checkpoint, the ranks compare hashes of what they
- * hold.
+ * share a tied parameter. A rank whose memory or processor corrupts them trains on unnoticed, and checkpoints may store
+ * its weights. So the ranks compare hashes of their weights every N steps and before each checkpoint.
  *
- * Not compared: parts that differ (sharded axes), and ranks on unlike devices, whose updates may round differently.
+ * Not compared: different parts (sharded axes), and ranks on unlike devices, whose updates may round differently.
  */
 #ifndef HAPT_TRAIN_REPLICAS_H
 #define HAPT_TRAIN_REPLICAS_H
@@ -16,18 +15,19 @@
 struct replicas {
     struct stage *stage;
     int64_t every;                   /* steps; 0: never */
-    int64_t checked;                 /* after so many steps, -1: not yet */
+    int64_t checked;                 /* after this many steps; -1: never */
     int count;                       /* parameters of the model */
     int *parameter;                  /* [count] tensors of the model's graph */
-    float *value;                    /* the largest parameter of this rank */
+    float *value;                    /* buffer for the largest parameter of this rank */
     struct replica_mark *mine, *all; /* [block], [world_size][block] */
-    int shared, most;                /* parameters with copies, and on how many ranks at most */
+    int shared, most;                /* number of parameters with copies; largest number of copies */
 };
 
-/* After stage_build. `every` 0: nothing is reserved. Rank-local. */
+/* Call after stage_build. `every` 0: reserves nothing. Rank-local. */
 enum hapt_status replicas_prepare(struct replicas *replicas, struct stage *stage, int64_t every);
-/* After `done` steps: when it is time, or (`now`) before a checkpoint; *compared: it was. HAPT_ERR_INTERNAL, which is
- * agreed on, names the rank that differs from the others, or both of two. Collective over env->world. */
+/* Call after `done` steps; compares if it is due, or if `now` (before a checkpoint). *compared: it did.
+ * HAPT_ERR_INTERNAL, agreed on, names the rank that differs from the others, or both of two. Collective over
+ * env->world. */
 enum hapt_status replicas_check(struct replicas *replicas, int64_t done, bool now, bool *compared);
 
 #endif

@@ -1,4 +1,4 @@
-/* What a run leaves: the curves, and where the time went. */
+/* Writes a run's results to the run file: the curves, and the times of the stages. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,7 +59,7 @@ static enum hapt_status write_stages(struct hapt_h5 *file, const struct hapt_tra
     return hapt_h5_write(file, "/train/stage_communication", HAPT_H5_F64, 2, shape, result->comm_s, "s");
 }
 
-/* A warning is a row of flat tables. */
+/* Each warning is one row of flat tables. */
 static enum hapt_status write_warnings(struct hapt_h5 *file, const struct hapt_train_result *result)
 {
     const int64_t count = result->warning_count;

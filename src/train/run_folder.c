@@ -1,4 +1,4 @@
-/* Which folder a run writes into, and that nobody else does: include/hapt/run_folder.h. */
+/* Chooses the output folder of a run and keeps other jobs out of it: include/hapt/run_folder.h. */
 #include "hapt/run_folder.h"
 
 #include <errno.h>
@@ -15,10 +15,10 @@
 #include "hapt/lock.h"
 
 #define OVERWRITTEN "overwritten"
-#define INPUT_NOTE ".hapt-input" /* in a folder with a default name: the input whose name it has */
+#define INPUT_NOTE ".hapt-input" /* in a folder with a default name: the input that it was named after */
 enum { MOST_RUNS = 10000, MOST_PATH = 4096, MOST_NAME = 256 };
 
-/* Made by the claim; removed again if no run comes of it. On rank 0. */
+/* Created by the claim; removed again if no run uses it. On rank 0. */
 static struct {
     char folder[MOST_PATH];
     bool made_folder, made_checkpoints, noted;
@@ -58,7 +58,7 @@ static bool note_checkpoint(void *context, const char *name)
     return !*(bool *)context;
 }
 
-/* A run file, or a checkpoint in any state. A folder that cannot be read is an error, not an empty one. */
+/* True for a run file, or a checkpoint in any state. An unreadable folder is an error, not an empty one. */
 static enum hapt_status holds_run(const char *folder, bool *holds)
 {
     char path[MOST_PATH];
@@ -70,12 +70,12 @@ static enum hapt_status holds_run(const char *folder, bool *holds)
         return hapt_fail(HAPT_ERR_IO, "give the path of a folder", "%s is a file, not a folder", folder);
     if (lstat(path, &about) == 0 && !S_ISDIR(about.st_mode))
         return hapt_fail(HAPT_ERR_IO, "remove it, or choose another --output",
-                         "%s is %s: checkpoints are only written into a folder of the run's own", path,
-                         S_ISLNK(about.st_mode) ? "a symbolic link" : "no folder");
+                         "%s is %s: checkpoints are written only into a folder that belongs to the run", path,
+                         S_ISLNK(about.st_mode) ? "a symbolic link" : "not a folder");
     return *holds ? HAPT_OK : hapt_folder_list(path, note_checkpoint, holds);
 }
 
-/* Was the folder numbered for this input? outputs/gpt-2 may as well be the folder of another input, gpt-2.h5. */
+/* True if the folder was numbered for this input. outputs/gpt-2 may also belong to another input, gpt-2.h5. */
 static bool is_numbered_for(const char *folder, const char *input)
 {
     char path[MOST_PATH], text[MOST_NAME] = "";
@@ -92,7 +92,7 @@ static void note_input(const char *folder, const char *input)
     char path[MOST_PATH];
     snprintf(path, sizeof path, "%s/" INPUT_NOTE, folder);
     const int descriptor = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (descriptor < 0) return; /* it is there, or --resume will want --output */
+    if (descriptor < 0) return; /* it exists, or --resume will need --output */
     claimed.noted = write(descriptor, input, strnlen(input, MOST_NAME - 1)) > 0;
     close(descriptor);
 }
@@ -122,7 +122,7 @@ static bool note_number(void *context, const char *name)
     return true;
 }
 
-/* The run that --resume means: the last one of this input. */
+/* The run that --resume continues: the last one of this input. */
 static enum hapt_status last_numbered(const char *base, const char *input, struct hapt_arena *arena,
                                       const char **folder)
 {
@@ -135,9 +135,9 @@ static enum hapt_status last_numbered(const char *base, const char *input, struc
     return *folder ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 
-/* ---- Taking it ---- */
+/* ---- Claiming the folder ---- */
 
-/* Folder, lock and checkpoints/, all tried. */
+/* Creates the folder, takes its lock, creates checkpoints/, and tests writing. */
 static enum hapt_status take(const char *folder, struct hapt_arena *arena)
 {
     const char *checkpoints = hapt_arena_printf(arena, "%s/checkpoints", folder);
@@ -146,7 +146,7 @@ static enum hapt_status take(const char *folder, struct hapt_arena *arena)
     const bool new_folder = stat(folder, &about) != 0;
     HAPT_TRY(hapt_folder_make(folder));
     const enum hapt_status taken = hapt_lock_take(folder);
-    if (taken != HAPT_OK && new_folder) rmdir(folder); /* stays where another job is in it */
+    if (taken != HAPT_OK && new_folder) rmdir(folder); /* fails if another job uses it */
     HAPT_TRY(taken);
     snprintf(claimed.folder, sizeof claimed.folder, "%s", folder);
     claimed.made_folder = new_folder;
@@ -159,10 +159,10 @@ static enum hapt_status refuse_run(const char *folder)
 {
     return hapt_fail(HAPT_ERR_USAGE,
                      "--resume yes continues it, another --output keeps it, --overwrite yes replaces it",
-                     "%s holds a run already", folder);
+                     "%s already holds a run", folder);
 }
 
-/* The first name that is neither in use nor holds a run. */
+/* Takes the first name that is neither in use nor holds a run. */
 static enum hapt_status take_numbered(const char *base, const char *input, struct hapt_arena *arena,
                                       const char **folder)
 {
@@ -172,17 +172,17 @@ static enum hapt_status take_numbered(const char *base, const char *input, struc
         const char *next = numbered(base, number, arena);
         struct stat about;
         if (!next) return HAPT_ERR_MEMORY;
-        if (stat(next, &about) == 0 && !S_ISDIR(about.st_mode)) continue; /* a file of that name */
+        if (stat(next, &about) == 0 && !S_ISDIR(about.st_mode)) continue; /* a file has that name */
         HAPT_TRY(holds_run(next, &holds));
         if (holds || hapt_lock_look(next, owner, sizeof owner) == HAPT_LOCK_HELD) continue;
         const enum hapt_status status = take(next, arena);
-        if (status == HAPT_ERR_USAGE) { /* another job was quicker */
+        if (status == HAPT_ERR_USAGE) { /* another job was faster */
             hapt_fail_reset();
             continue;
         }
         HAPT_TRY(status);
         HAPT_TRY(holds_run(next, &holds));
-        if (holds) { /* and has ended meanwhile */
+        if (holds) { /* another job ran here and has ended */
             hapt_lock_release();
             continue;
         }
@@ -214,8 +214,7 @@ static enum hapt_status choose_and_take(const struct hapt_config *config, struct
     return holds && !overwrites && !resumes ? refuse_run(*folder) : HAPT_OK;
 }
 
-/* A lock that is not to be seen from another host, or a folder that cannot be written there, would be found at the
- * first checkpoint only. */
+/* Checks that this host sees the lock and can write to the folder. Otherwise the first checkpoint would fail. */
 static enum hapt_status try_from_here(const struct hapt_env *env, const char *folder, const char *token,
                                       struct hapt_arena *arena)
 {
@@ -224,14 +223,14 @@ static enum hapt_status try_from_here(const struct hapt_env *env, const char *fo
     if (env->node_rank != 0 || env->world_rank == 0) return HAPT_OK;
     if (!hapt_lock_visible(folder, token))
         return hapt_fail(HAPT_ERR_IO, "give an --output on a file system that all hosts share",
-                         "folder %s of rank 0 is not seen from host %s", folder, hapt_env_host(env->world_rank));
+                         "folder %s of rank 0 is not visible from host %s", folder, hapt_env_host(env->world_rank));
     return hapt_folder_try(checkpoints);
 }
 
 void hapt_run_folder_leave(const struct hapt_env *env)
 {
     char path[MOST_PATH + 16];
-    hapt_env_meet(env); /* a rank may still write a shard */
+    hapt_env_barrier(env); /* a rank may still be writing a shard */
     if (claimed.made_checkpoints) {
         snprintf(path, sizeof path, "%s/checkpoints", claimed.folder);
         rmdir(path);
@@ -276,7 +275,7 @@ enum hapt_status hapt_run_folder_begin(const struct hapt_config *config, const c
     HAPT_TRY(holds_run(folder, &holds));
     for (int i = 0; holds && i < 2; i++) {
         if (!is_there(folder, name[i])) continue;
-        if (!hapt_folder_set_aside(folder, name[i], OVERWRITTEN, now, sizeof now))
+        if (!hapt_folder_rename_with_suffix(folder, name[i], OVERWRITTEN, now, sizeof now))
             return hapt_fail(HAPT_ERR_IO, "check the rights in the output folder", "%s/%s cannot be renamed: %s",
                              folder, name[i], strerror(errno));
     }
@@ -296,7 +295,7 @@ static bool remove_overwritten(void *context, const char *name)
 
 void hapt_run_folder_first_checkpoint(const char *folder)
 {
-    char path[MOST_PATH]; /* the folder itself may be reached by a link: the user's */
+    char path[MOST_PATH]; /* "/." because the user may have made the folder itself a link */
     if (snprintf(path, sizeof path, "%s/.", folder) < MOST_PATH &&
         hapt_folder_list(path, remove_overwritten, path) != HAPT_OK)
         hapt_fail_reset();

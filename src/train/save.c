@@ -1,4 +1,4 @@
-/* Weights and optimizer state between a stage and checkpoints. */
+/* Transfers weights and optimizer state between a stage and checkpoints. */
 #include "save.h"
 
 #include <math.h>
@@ -35,7 +35,7 @@ enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *c
 {
     struct hapt_progress progress;
     if (saver->stage->chunk < 0) return HAPT_OK;
-    hapt_progress_init(&progress, saver->env, checkpoint ? "loading weights" : "drawing weights", 0);
+    hapt_progress_init(&progress, saver->env, checkpoint ? "loading weights" : "initialising weights", 0);
     const enum hapt_status status = fill(saver, checkpoint);
     hapt_progress_release(&progress);
     return status;
@@ -43,7 +43,7 @@ enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *c
 
 typedef enum hapt_status take_tensor(struct saver *saver, int tensor, int state, void *context);
 
-/* Calls `take` for each tensor that the stage saves, in one order everywhere. */
+/* Calls `take` for each tensor that the stage saves, in the same order on all its ranks. */
 static enum hapt_status each_tensor(struct saver *saver, take_tensor *take, void *context)
 {
     const struct stage *stage = saver->stage;
@@ -70,7 +70,7 @@ static enum hapt_status write_tensor(const struct saver *saver, struct hapt_h5 *
     return status;
 }
 
-/* ---- At once: whole tensors, gathered one by one from the ranks of the stage ---- */
+/* ---- Synchronous: full tensors, gathered one by one from the ranks of the stage ---- */
 
 struct shard_file {
     struct hapt_h5 *file;
@@ -87,7 +87,7 @@ static long tensors_of(const struct saver *saver)
     return count;
 }
 
-/* When the first rank cannot write, the others are still served. */
+/* If the first rank cannot write, it still takes part in all gathers. */
 static enum hapt_status gather_and_write(struct saver *saver, int tensor, int state, void *context)
 {
     struct shard_file *shard = context;
@@ -107,7 +107,7 @@ static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
     return shard.status;
 }
 
-/* ---- From a copy ---- */
+/* ---- Asynchronous, from a copy ---- */
 
 struct copied {
     struct hapt_h5 *file;
@@ -145,7 +145,7 @@ static enum hapt_status count_tensor(struct saver *saver, int tensor, int state,
     return HAPT_OK;
 }
 
-/* On the thread that writes. */
+/* Runs on the writer thread. */
 static enum hapt_status write_copy(void *context, struct hapt_h5 *file)
 {
     struct saver *saver = context;
@@ -153,9 +153,9 @@ static enum hapt_status write_copy(void *context, struct hapt_h5 *file)
     return each_tensor(saver, write_copied, &copied);
 }
 
-/* ---- Setting up ---- */
+/* ---- Setup ---- */
 
-#define SLOWEST_DISK 10e6 /* byte/s: a shard may take that long before its peers give up */
+#define SLOWEST_DISK_BYTES_PER_S 10e6 /* peers wait for a shard as long as this disk takes */
 
 enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const struct hapt_config *config,
                                int state_count, const char *folder)
@@ -166,7 +166,7 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
     const char **name;
     int32_t *shard;
     int64_t count = 0, largest = 1;
-    double *bytes, most = 0; /* of a stage's shard */
+    double *bytes, most = 0; /* bytes per stage; of the largest shard */
     *saver = (struct saver){.env = stage->env,
                             .stage = stage,
                             .state_count = state_count,
@@ -181,7 +181,7 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
         const int64_t elements = stage_kept(stage, &graph->tensor[t], NULL, NULL);
         if (elements > largest) largest = elements;
         shard[count] = stage_owner(stage, t);
-        HAPT_ASSERT(shard[count] >= 0); /* the graph has no dangling tensors */
+        HAPT_ASSERT(shard[count] >= 0); /* every parameter belongs to a stage */
         bytes[shard[count]] += 4.0 * (double)elements * (1 + state_count);
         most = fmax(most, bytes[shard[count]]);
         name[count++] = graph->tensor[t].name;
@@ -194,7 +194,7 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
         .keep = hapt_config_int(config, "keep"),
         .keep_every = hapt_config_int(config, "keep-every"),
         .resumed_step = -1,
-        .patience_s = stage_agreement_timeout_s(stage) + most / SLOWEST_DISK,
+        .patience_s = stage_agreement_timeout_s(stage) + most / SLOWEST_DISK_BYTES_PER_S,
         .shard_count = plan->stage_count,
         .shard = stage->chunk >= 0 && stage->rank == 0 ? stage->chunk : -1,
         .shared = stage->chunk >= 0,
@@ -212,7 +212,7 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
     return saver->writer.folder ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 
-/* Found early: the first checkpoint may be hours away. */
+/* Checked early, because the first checkpoint may be hours away. */
 enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct hapt_config *config,
                                        const struct hapt_model *model)
 {
@@ -231,14 +231,14 @@ enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct 
     if (bytes <= available) return hapt_env_agree(env->world, HAPT_OK);
     return hapt_env_agree(env->world,
                           hapt_fail(HAPT_ERR_IO, "free some space, or give --output on another disk",
-                                    "a checkpoint takes %s, the disk of %s has %s left",
+                                    "a checkpoint needs %s, the disk of %s has %s left",
                                     hapt_units_bytes(bytes, needed), folder, hapt_units_bytes(available, left)));
 }
 
-/* Of what is left on the node, so much may go to copies. */
+/* share of the node's available memory that the copies may use */
 #define MOST_OF_MEMORY 0.8
 
-/* Is there room for the copies of all ranks of each node? The same answer on every rank. */
+/* *room: the copies of all ranks fit on every node. The same answer on every rank. */
 static enum hapt_status find_room(struct saver *saver, bool *room)
 {
     const struct hapt_env *env = saver->env;
@@ -260,15 +260,13 @@ static enum hapt_status find_room(struct saver *saver, bool *room)
         }
         *room = bytes <= MOST_OF_MEMORY * available;
         if (!*room)
-            hapt_note(env,
-                      "checkpoints are written while training waits: copies of them would take %s of the %s that are "
-                      "left on a node\n",
+            hapt_note(env, "checkpoints are synchronous: copies would need %s of the %s that are free on a node\n",
                       hapt_units_bytes(bytes, most), hapt_units_bytes(available, left));
     }
     return HAPT_OK;
 }
 
-/* Its pages are touched here, not in the first copy. */
+/* Populates the pages now, so that the first copy is not slowed down. */
 static bool reserve_copy(struct saver *saver)
 {
     if (saver->copy_bytes == 0) return true;
@@ -295,15 +293,14 @@ static enum hapt_status open_background(struct saver *saver)
     if (all_reserved != HAPT_OK) {
         hapt_fail_reset();
         saver_release(saver);
-        hapt_note(env, "checkpoints are written while training waits: a rank cannot reserve a copy of its own\n");
+        hapt_note(env, "checkpoints are synchronous: a rank cannot reserve memory for its copy\n");
         return HAPT_OK;
     }
     saver->background = true;
     return snapshot_open(&saver->snapshot, env, &writer, saver->stage->arena);
 }
 
-/* An earlier run makes room (--overwrite), and damaged checkpoints that were passed over take names that nobody resumes
- * from. */
+/* Renames an earlier run (--overwrite), and damaged checkpoints that were skipped, so that nobody resumes from them. */
 static enum hapt_status clear_folder(const struct saver *saver, const struct hapt_config *config,
                                      const struct hapt_checkpoint *checkpoint)
 {
@@ -311,8 +308,8 @@ static enum hapt_status clear_folder(const struct saver *saver, const struct hap
     hapt_arena_init(&scratch);
     enum hapt_status status = hapt_run_folder_begin(config, saver->folder);
     if (status == HAPT_OK) status = checkpoint_clean(saver->writer.folder, &scratch);
-    for (int i = 0; checkpoint && status == HAPT_OK && i < checkpoint->passed_count; i++)
-        checkpoint_set_aside(saver->writer.folder, strrchr(checkpoint->passed[i], '/') + 1, "damaged");
+    for (int i = 0; checkpoint && status == HAPT_OK && i < checkpoint->skipped_count; i++)
+        checkpoint_set_aside(saver->writer.folder, strrchr(checkpoint->skipped[i], '/') + 1, "damaged");
     hapt_arena_release(&scratch);
     return status;
 }
@@ -333,22 +330,22 @@ void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint 
 {
     struct hapt_data_identity now;
     const struct hapt_data_identity *then = &checkpoint->data;
-    if (saver->env->world_rank != 0 || !then->kind[0] || !saver->data) return; /* rehearsals need no data */
+    if (saver->env->world_rank != 0 || !then->kind[0] || !saver->data) return; /* emulated runs need no data */
     hapt_data_identify(saver->data, checkpoint->step, &now);
     if (strcmp(then->kind, now.kind) != 0 || then->count != now.count || then->checksum != now.checksum)
-        hapt_warn(
-            saver->env,
-            "the data are not those of checkpoint %s (%lld %s there, %lld %s here%s): training goes on with others\n",
-            checkpoint->path, (long long)then->count, then->kind, (long long)now.count, now.kind,
-            then->count == now.count && !strcmp(then->kind, now.kind) ? " of other content" : "");
+        hapt_warn(saver->env,
+                  "the data differ from those of checkpoint %s (%lld %s there, %lld %s here%s); training continues "
+                  "with the new data\n",
+                  checkpoint->path, (long long)then->count, then->kind, (long long)now.count, now.kind,
+                  then->count == now.count && !strcmp(then->kind, now.kind) ? ", other content" : "");
     else if (then->seed != now.seed)
-        hapt_warn(saver->env, "--data-seed is %lld, not %lld as in checkpoint %s: the data come in another order\n",
+        hapt_warn(saver->env, "--data-seed is %lld, not %lld as in checkpoint %s: the order of the data differs\n",
                   (long long)now.seed, (long long)then->seed, checkpoint->path);
 }
 
 /* ---- Saving ---- */
 
-static enum hapt_status stands(struct saver *saver, int64_t step)
+static enum hapt_status mark_complete(struct saver *saver, int64_t step)
 {
     saver->saved = step;
     if (saver->count++ == 0 && saver->overwrites && saver->env->world_rank == 0)
@@ -368,10 +365,10 @@ enum hapt_status saver_advance(struct saver *saver)
 {
     bool done = false;
     if (saver->background) HAPT_TRY(snapshot_advance(&saver->snapshot, &done));
-    return done ? stands(saver, saver->snapshot.step) : HAPT_OK;
+    return done ? mark_complete(saver, saver->snapshot.step) : HAPT_OK;
 }
 
-/* The one before is still being written: its disk is waited for. */
+/* Waits for the checkpoint in progress. */
 static enum hapt_status finish(struct saver *saver, bool last)
 {
     bool done;
@@ -384,12 +381,11 @@ static enum hapt_status finish(struct saver *saver, bool last)
     HAPT_TRY(status);
     if (!last && !saver->slow) {
         hapt_note(saver->env,
-                  "checkpoints take longer to write than --checkpoint-every leaves time for: training waited %.2g s "
-                  "for one\n",
+                  "checkpoints take longer to write than --checkpoint-every allows: training waited %.2g s for one\n",
                   hapt_time_s() - start_s);
         saver->slow = true;
     }
-    return done ? stands(saver, saver->snapshot.step) : HAPT_OK;
+    return done ? mark_complete(saver, saver->snapshot.step) : HAPT_OK;
 }
 
 enum hapt_status saver_save(struct saver *saver, const struct hapt_history *history, bool last)
@@ -405,7 +401,7 @@ enum hapt_status saver_save(struct saver *saver, const struct hapt_history *hist
         const enum hapt_status status =
             hapt_checkpoint_save(saver->env, &saver->writer, history->count, history, saver->stage->arena, &path);
         hapt_progress_release(&progress);
-        return status == HAPT_OK ? stands(saver, history->count) : status;
+        return status == HAPT_OK ? mark_complete(saver, history->count) : status;
     }
     struct copied copied = {.at = saver->copy};
     if (saver->stage->chunk >= 0) HAPT_TRY(each_tensor(saver, copy_tensor, &copied));

@@ -11,7 +11,7 @@
 
 #include "hapt/link.h"
 
-#define POLITENESS 5 /* nice: where cores are scarce training goes first */
+#define WRITER_NICE 5 /* nice increment: training goes first if cores are scarce */
 
 static enum hapt_status work(struct snapshot *snapshot, enum snapshot_phase phase, struct checkpoint_shard *shard)
 {
@@ -37,7 +37,7 @@ static void *run(void *context)
     struct snapshot *snapshot = context;
     pthread_setname_np(pthread_self(), "hapt-save");
     const int self = (int)syscall(SYS_gettid);
-    setpriority(PRIO_PROCESS, (id_t)self, getpriority(PRIO_PROCESS, (id_t)self) + POLITENESS);
+    setpriority(PRIO_PROCESS, (id_t)self, getpriority(PRIO_PROCESS, (id_t)self) + WRITER_NICE);
     pthread_mutex_lock(&snapshot->lock);
     for (;;) {
         while (!snapshot->quit && !busy(snapshot->phase)) pthread_cond_wait(&snapshot->changed, &snapshot->lock);
@@ -117,7 +117,7 @@ static void describe(const struct snapshot *snapshot, char what[64])
     snprintf(what, 64, "checkpoint of step %lld", (long long)snapshot->step);
 }
 
-/* Until this rank's thread has nothing to do; what came of it. Its disk may hang for ever. */
+/* Waits until this rank's thread is idle; returns its status. Has a deadline, because the disk may hang. */
 static enum hapt_status wait_for_thread(struct snapshot *snapshot)
 {
     struct timespec until;
@@ -132,13 +132,14 @@ static enum hapt_status wait_for_thread(struct snapshot *snapshot)
     const enum hapt_status status = snapshot->status;
     pthread_mutex_unlock(&snapshot->lock);
     if (late)
-        hapt_die(hapt_fail(HAPT_ERR_IO, "is its file system there? older checkpoints stand; start again with --resume",
+        hapt_die(hapt_fail(HAPT_ERR_IO,
+                           "check the file system; older checkpoints are intact: start again with --resume",
                            "the disk of %s took more than %.0f s for the checkpoint of step %lld",
                            snapshot->writer.folder, snapshot->writer.patience_s, (long long)snapshot->step));
     return status;
 }
 
-/* One rank failed, or more: each lets its thread end, the lowest speaks. */
+/* Handles a failure on any rank: each waits for its thread; the lowest failing rank prints. */
 static enum hapt_status fail(struct snapshot *snapshot)
 {
     char what[64];

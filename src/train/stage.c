@@ -1,22 +1,12 @@
-/* One stage on one rank: it interprets the instruction list that the simulator read. */
+/* One stage on one rank: executes the same instruction list that the simulator reads. */
 #include "emulate.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "hapt/pulse.h"
+#include "hapt/heartbeat.h"
 #include "trace.h"
 #include "watch.h"
-
-int stage_size(const struct stage *stage, int chunk)
-{
-    return stage->plan->stage[chunk].nodes * stage->plan->stage[chunk].devices_per_node;
-}
-
-int stage_world_rank(const struct stage *stage, int chunk, int index)
-{
-    return stage->ranks[chunk][index];
-}
 
 int stage_owner(const struct stage *stage, int tensor)
 {
@@ -25,7 +15,7 @@ int stage_owner(const struct stage *stage, int tensor)
     return -1;
 }
 
-static enum hapt_status find_place(struct stage *stage)
+static enum hapt_status find_own_stage(struct stage *stage)
 {
     stage->chunk = -1;
     HAPT_NEW(stage->ranks, stage->arena, stage->plan->stage_count);
@@ -43,7 +33,7 @@ static enum hapt_status find_place(struct stage *stage)
     return HAPT_OK;
 }
 
-/* Data parallelism over devices of several subclusters, each with its share of the rows. */
+/* Data parallelism over devices of several subclusters; each device has its ratio of the rows. */
 static enum hapt_status shard_rows(const struct stage *stage, int chunk, struct hapt_sharding **sharding)
 {
     const struct hapt_plan_mixed *mixed = stage->plan->stage[chunk].mixed;
@@ -52,8 +42,8 @@ static enum hapt_status shard_rows(const struct stage *stage, int chunk, struct 
     for (int r = 0; mixed->ratio && r < ranks; r++)
         if (mixed->ratio[r] * rows < 0.5)
             return hapt_fail(HAPT_ERR_INPUT, "plan with a larger --microbatch, or other ratios",
-                             "stage %d gives device %d of its %d a share of %g, less than half of one of %d rows",
-                             chunk, r, ranks, mixed->ratio[r], rows);
+                             "stage %d gives device %d of %d a share of %g, less than half of one of %d rows", chunk, r,
+                             ranks, mixed->ratio[r], rows);
     return hapt_sharding_rows(stage->graph, &axis, stage->arena, sharding);
 }
 
@@ -77,26 +67,26 @@ static enum hapt_status build_programs(struct stage *stage)
     for (int c = 0; c < plan->stage_count; c++) {
         const struct hapt_plan_stage *part = &plan->stage[c];
         if (part->first_op != end || part->end_op <= end || part->end_op > stage->graph->forward_count)
-            return hapt_fail(HAPT_ERR_INPUT, "make the plan from this model",
+            return hapt_fail(HAPT_ERR_INPUT, "create the plan from this model",
                              "the plan's stages do not cover the model");
         end = part->end_op;
         HAPT_TRY(shard(stage, c, &stage->sharding[c]));
         const struct hapt_sharding *made = stage->sharding[c];
         if (made->axis[0].size * made->axis[1].size != stage_size(stage, c))
-            return hapt_fail(HAPT_ERR_INPUT, "make the plan again",
+            return hapt_fail(HAPT_ERR_INPUT, "create the plan again",
                              "stage %d of the plan has %d devices, its program is for %d", c, stage_size(stage, c),
                              made->axis[0].size * made->axis[1].size);
         if (c == stage->chunk) {
-            int place[HAPT_MESH_AXES];
-            stage_place(stage, c, stage->rank, place);
-            HAPT_TRY(hapt_sharding_at(made, place, stage->arena, &stage->sharding[c]));
+            int mesh_coordinate[HAPT_MESH_AXES];
+            stage_mesh_coordinate(stage, c, stage->rank, mesh_coordinate);
+            HAPT_TRY(hapt_sharding_at(made, mesh_coordinate, stage->arena, &stage->sharding[c]));
         }
         HAPT_TRY(
             hapt_program_build(stage->sharding[c], part->first_op, part->end_op, stage->arena, &stage->program[c]));
     }
     if (end != stage->graph->forward_count)
-        return hapt_fail(HAPT_ERR_INPUT, "make the plan from this model", "the plan's stages do not cover the model");
-    HAPT_TRY(hapt_routes_build(stage->program, plan->stage_count, stage->arena, &stage->routes));
+        return hapt_fail(HAPT_ERR_INPUT, "create the plan from this model", "the plan's stages do not cover the model");
+    HAPT_TRY(hapt_edges_build(stage->program, plan->stage_count, stage->arena, &stage->edges));
     return hapt_ties_find(stage->program, plan->stage_count, stage->arena, &stage->ties);
 }
 
@@ -118,14 +108,14 @@ static const struct hapt_device_spec *device_of(const struct stage *stage, int w
     return &stage->cluster->subcluster[stage->cluster->subcluster_of_rank[world_rank]].device;
 }
 
-/* Bytes of its memory that a rank may take; 0: any number. */
+/* Limit of the device memory of a rank in bytes; 0: none. */
 static size_t memory_cap(const struct stage *stage, int world_rank)
 {
-    const struct hapt_device_spec *spec = device_of(stage, world_rank); /* of emulated ones capped */
+    const struct hapt_device_spec *spec = device_of(stage, world_rank); /* emulated devices are capped */
     return spec->memory_capped ? (size_t)spec->memory_bytes : 0;
 }
 
-/* Should the ranks of the stage share the optimizer's state? Each looks at all of them, so that they answer alike. */
+/* Decides whether the ranks of the stage shard the optimizer state. Each rank checks all ranks, so all decide alike. */
 static enum hapt_status choose_state(const struct stage *stage, const struct hapt_config *config,
                                      struct hapt_engine_options *options)
 {
@@ -137,14 +127,14 @@ static enum hapt_status choose_state(const struct stage *stage, const struct hap
     enum hapt_status status = HAPT_OK;
     hapt_arena_init(&scratch);
     for (int r = 0; r < stage->size && status == HAPT_OK && !options->sharded_state; r++) {
-        int place[HAPT_MESH_AXES];
+        int mesh_coordinate[HAPT_MESH_AXES];
         struct hapt_sharding *sharding;
         struct hapt_program *its;
         struct hapt_memory_plan *plan;
         const size_t cap = (size_t)device_of(stage, stage_world_rank(stage, stage->chunk, r))->memory_bytes;
         if (cap == 0) continue;
-        stage_place(stage, stage->chunk, r, place);
-        status = hapt_sharding_at(stage->sharding[stage->chunk], place, &scratch, &sharding);
+        stage_mesh_coordinate(stage, stage->chunk, r, mesh_coordinate);
+        status = hapt_sharding_at(stage->sharding[stage->chunk], mesh_coordinate, &scratch, &sharding);
         if (status == HAPT_OK)
             status = hapt_program_build(sharding, program->first_op, program->end_op, &scratch, &its);
         if (status == HAPT_OK) status = hapt_engine_plan_memory(its, options, &scratch, &plan);
@@ -180,12 +170,12 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
     HAPT_TRY(choose_state(stage, config, &options));
     for (int t = 0; t < stage->ties->count; t++)
         for (int c = 0; c < stage->ties->tie[t].chunk_count; c++)
-            if (stage->ties->tie[t].chunk[c] == stage->chunk) options.whole_gradients = true;
+            if (stage->ties->tie[t].chunk[c] == stage->chunk) options.all_reduce_gradients = true;
     HAPT_TRY(hapt_engine_create(stage->program[stage->chunk], &options, &stage->engine));
     return hapt_engine_warm_up(stage->engine);
 }
 
-/* Which rows of a microbatch are fetched for an input, and what of them is read here. */
+/* Finds the rows of a microbatch to fetch for an input, and the part of them that this rank reads. */
 static enum hapt_status find_input(struct stage *stage, int tensor, size_t *largest_bytes)
 {
     const struct hapt_sharding *sharding = stage->sharding[stage->chunk];
@@ -195,13 +185,12 @@ static enum hapt_status find_input(struct stage *stage, int tensor, size_t *larg
     struct hapt_strided_list local;
     *input = (struct stage_input){.tensor = tensor, .role = whole->role};
     if (whole->role == HAPT_ROLE_LOSS_SCALE) return HAPT_OK;
-    hapt_sharding_box(sharding, tensor, stage->team.place, &box);
+    hapt_sharding_box(sharding, tensor, stage->team.mesh_coordinate, &box);
     const struct hapt_box_run *last = &box.run[0][box.runs[0] - 1];
-    const int64_t per_row =
-        whole->shape[0] / stage->model->microbatch; /* places of the first dimension in a row of data */
+    const int64_t per_row = whole->shape[0] / stage->model->microbatch; /* entries of dimension 0 per row of data */
     input->first_row = (int)(box.run[0][0].start / per_row);
     input->rows = (int)((last->start + last->count + per_row - 1) / per_row) - input->first_row;
-    hapt_reshard_whole(whole, &rows);
+    hapt_reshard_full_box(whole, &rows);
     rows.extent[0] = rows.run[0][0].count = input->rows * per_row;
     rows.run[0][0].start = input->first_row * per_row;
     input->bytes = hapt_tensor_bytes(whole) / (size_t)stage->model->microbatch * (size_t)input->rows;
@@ -209,22 +198,22 @@ static enum hapt_status find_input(struct stage *stage, int tensor, size_t *larg
     if (hapt_reshard_same(&rows, &box)) return HAPT_OK;
     HAPT_TRY(
         hapt_reshard_common(&rows, &box, NULL, hapt_dtype_bytes(whole->dtype), stage->arena, &input->runs, &local));
-    HAPT_ASSERT(local.count == 1); /* read in the order in which they stand here */
+    HAPT_ASSERT(local.count == 1); /* the rows are read in local order */
     return HAPT_OK;
 }
 
-/* Axes over which the ranks that hold a parameter update a slice each. */
+/* Axes over which the holders of a parameter update one slice each. */
 unsigned stage_sliced_axes(const struct stage *stage, int parameter)
 {
     const struct hapt_memory_plan *plan = hapt_engine_memory(stage->engine);
-    for (int g = 0; g < HAPT_MEMORY_GROUPS && plan->sharded_state; g++)
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS && plan->sharded_state; g++)
         if (plan->parameter_element[parameter] >= plan->group[g].first &&
             plan->parameter_element[parameter] < plan->group[g].end)
             return plan->group[g].axes;
     return 0;
 }
 
-/* Parameters count in the global norm where their gradient is, once: by the lowest stage that holds them. */
+/* Each parameter counts once in the global norm, at the lowest stage that holds it, where its gradient is. */
 static enum hapt_status find_inputs(struct stage *stage)
 {
     const struct hapt_program *program = stage->program[stage->chunk];
@@ -252,7 +241,7 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
     stage->chunk = -1;
     stage->emulated = emulation_of(stage->cluster, config, &stage->time_scale);
     stage->timeout_s = fmax(1, stage->time_scale) * watch_timeout_s(config, stage->plan);
-    HAPT_TRY(find_place(stage));
+    HAPT_TRY(find_own_stage(stage));
     HAPT_TRY(build_programs(stage));
     HAPT_TRY(build_schedule(stage));
     if (stage->chunk < 0) return HAPT_OK;
@@ -264,20 +253,14 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
     return find_inputs(stage);
 }
 
-double stage_agreement_timeout_s(const struct stage *stage)
-{
-    /* Whoever waits for a message knows more of what is missing: it speaks first. */
-    return stage->timeout_s * (stage->chunk >= 0 ? 3 : 4);
-}
-
-/* Stages on several subclusters rehearse the slow link between them in their collectives, too. A mixed stage has one
+/* Throttles the collectives of a stage on several subclusters to the slow link between them. A mixed stage has one
  * axis. */
-static enum hapt_status pace_stage(struct stage *stage)
+static enum hapt_status throttle_stage(struct stage *stage)
 {
     int *world_rank;
     HAPT_NEW(world_rank, stage->arena, stage->size);
     for (int r = 0; r < stage->size; r++) world_rank[r] = stage_world_rank(stage, stage->chunk, r);
-    hapt_cluster_pace(stage->cluster, stage->size, world_rank, stage->team.whole);
+    hapt_cluster_pace(stage->cluster, stage->size, world_rank, stage->team.all_ranks);
     return HAPT_OK;
 }
 
@@ -288,40 +271,41 @@ enum hapt_status stage_connect(struct stage *stage)
     enum hapt_status status = HAPT_OK;
     const bool computes = stage->chunk >= 0 && !stage->emulated;
     if (computes) status = hapt_team_connect(&stage->team, stage->comm, stage->name, stage->timeout_s);
-    if (computes && status == HAPT_OK) status = pace_stage(stage);
+    if (computes && status == HAPT_OK) status = throttle_stage(stage);
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' communicators", status));
-    struct hapt_group *whole = NULL;
-    status = stage_meet(stage, &whole);
+    struct hapt_device_comm *stage_group = NULL;
+    status = stage_create_device_groups(stage, &stage_group);
     if (computes && status == HAPT_OK)
-        status = hapt_team_use_devices(&stage->team, stage->backend, stage->device, whole, stage->carrier);
+        status = hapt_team_use_devices(&stage->team, stage->backend, stage->device, stage_group, stage->carrier);
     if (computes && status == HAPT_OK) status = hapt_engine_connect(stage->engine, stage->team.devices != NULL);
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' collectives", status));
-    struct hapt_path *path = NULL; /* modelled messages are short: as MPI takes them */
+    struct hapt_path *path = NULL; /* NULL: modelled messages are short, so MPI carries them */
     if (!stage->emulated) status = hapt_cluster_paths(stage->env, stage->cluster, stage->arena, &path);
-    HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the ways between hosts", status));
-    HAPT_TRY(hapt_courier_create(stage->emulated ? &hapt_transfer_mpi : &hapt_transfer_routed, stage->env->world, path,
-                                 stage->timeout_s, &stage->courier));
-    if (stage->emulated) HAPT_TRY(hapt_courier_use_bells(stage->courier, stage->env->world, stage->env->node));
+    HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the routes between hosts", status));
+    HAPT_TRY(hapt_comm_thread_create(stage->emulated ? &hapt_transfer_mpi : &hapt_transfer_routed, stage->env->world,
+                                     path, stage->timeout_s, &stage->comm_thread));
+    if (stage->emulated)
+        HAPT_TRY(hapt_comm_thread_use_wakeups(stage->comm_thread, stage->env->world, stage->env->node));
     if (stage->chunk >= 0 && stage->backend->pin)
-        hapt_courier_use_device(stage->courier, stage->backend, stage->device);
+        hapt_comm_thread_use_device(stage->comm_thread, stage->backend, stage->device);
     return stage->chunk >= 0 ? stage_add_flows(stage) : HAPT_OK; /* the caller agrees */
 }
 
 enum hapt_status stage_start(struct stage *stage)
 {
-    return hapt_courier_start(stage->courier);
+    return hapt_comm_thread_start(stage->comm_thread);
 }
 
 enum hapt_status stage_drain(struct stage *stage)
 {
-    return stage->courier ? hapt_courier_drain(stage->courier) : HAPT_OK;
+    return stage->comm_thread ? hapt_comm_thread_drain(stage->comm_thread) : HAPT_OK;
 }
 
 void stage_release(struct stage *stage)
 {
-    hapt_courier_destroy(stage->courier);
+    hapt_comm_thread_destroy(stage->comm_thread);
     stage_release_flows(stage);
-    stage_part(stage);
+    stage_destroy_device_groups(stage);
     hapt_team_release(&stage->team);
     if (stage->comm != MPI_COMM_NULL) MPI_Comm_free(&stage->comm);
     hapt_engine_destroy(stage->engine);
@@ -351,7 +335,7 @@ static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot
             value = stage->shard_buffer;
         }
         HAPT_TRY(put(stage, input->tensor, slot, value));
-        /* The buffer is filled again at once. */
+        /* the buffer is reused at once */
         struct hapt_queue *queue = stage->backend->queue(stage->device, 0);
         HAPT_TRY(stage->backend->wait(stage->backend->record(queue)));
     }
@@ -363,15 +347,15 @@ static enum hapt_status begin_step(struct stage *stage)
     const float scale =
         stage->data ? (float)(stage->loss_scale / (double)hapt_data_targets(stage->data, stage->step)) : 0;
     HAPT_TRY(hapt_engine_begin_step(stage->engine));
-    stage->team.free_s = hapt_time_s(); /* all stages have agreed on the step before */
+    stage->team.free_s = hapt_time_s(); /* all stages have agreed on the previous step */
     for (int i = 0; i < stage->input_count; i++)
         if (stage->input[i].role == HAPT_ROLE_LOSS_SCALE) HAPT_TRY(put(stage, stage->input[i].tensor, 0, &scale));
     HAPT_TRY(stage->backend->wait(
-        stage->backend->record(stage->backend->queue(stage->device, 0)))); /* `scale` is not there for longer */
+        stage->backend->record(stage->backend->queue(stage->device, 0)))); /* `scale` is a local variable */
     const struct stage_flows *incoming[] = {&stage->forward_in, &stage->backward_in};
     for (int k = 0; k < 2; k++)
         for (int f = 0; f < incoming[k]->count; f++)
-            hapt_courier_expect(stage->courier, incoming[k]->flow[f], stage->plan->microbatches);
+            hapt_comm_thread_expect(stage->comm_thread, incoming[k]->flow[f], stage->plan->microbatches);
     return HAPT_OK;
 }
 
@@ -380,7 +364,7 @@ static enum hapt_status wait_received(struct stage *stage, const struct stage_fl
     for (int f = 0; f < flows->count; f++) {
         const int64_t sequence = stage->sequence + microbatch;
         HAPT_TRY(stage->emulation ? emulation_wait_received(stage, flows->flow[f], sequence)
-                                  : hapt_courier_wait_received(stage->courier, flows->flow[f], sequence));
+                                  : hapt_comm_thread_wait_received(stage->comm_thread, flows->flow[f], sequence));
     }
     return HAPT_OK;
 }
@@ -389,7 +373,7 @@ static enum hapt_status wait_sent(struct stage *stage, const struct stage_flows 
 {
     for (int f = 0; f < flows->count; f++)
         HAPT_TRY(stage->emulation ? emulation_wait_sent(stage, flows->flow[f], slot)
-                                  : hapt_courier_wait_sent(stage->courier, flows->flow[f], slot));
+                                  : hapt_comm_thread_wait_sent(stage->comm_thread, flows->flow[f], slot));
     return HAPT_OK;
 }
 
@@ -399,7 +383,7 @@ static void send(struct stage *stage, const struct stage_flows *flows, int slot)
         if (stage->emulation)
             emulation_send(stage, flows->flow[f], slot);
         else
-            hapt_courier_send(stage->courier, flows->flow[f], slot);
+            hapt_comm_thread_send(stage->comm_thread, flows->flow[f], slot);
     }
 }
 
@@ -409,7 +393,7 @@ static void free_received(struct stage *stage, const struct stage_flows *flows)
         if (stage->emulation)
             emulation_free(stage, flows->flow[f]);
         else
-            hapt_courier_free(stage->courier, flows->flow[f]);
+            hapt_comm_thread_free(stage->comm_thread, flows->flow[f]);
     }
 }
 
@@ -418,7 +402,7 @@ static int transfer_slot(const struct stage *stage, int microbatch)
     return (int)((stage->sequence + microbatch) % HAPT_TRANSFER_SLOTS);
 }
 
-/* The whole of incoming tensors from the parts that this rank and its like received. */
+/* Assembles incoming tensors from the parts that this rank and its replicas received. */
 static enum hapt_status rebuild(struct stage *stage, const struct hapt_boundary *boundary, enum hapt_staging_kind kind,
                                 const struct stage_replicas *replicas, int transfer)
 {
@@ -433,7 +417,7 @@ static const struct hapt_plan_stage *own_plan(const struct stage *stage)
     return &stage->plan->stage[stage->chunk];
 }
 
-/* As the simulator reads the plan. */
+/* The backward time of the plan, as the simulator computes it. */
 static double backward_s(const struct stage *stage)
 {
     const struct hapt_plan_stage *own = own_plan(stage);
@@ -449,7 +433,7 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     HAPT_TRY(wait_sent(stage, &stage->forward_out, slot));
     stage->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->forward_in, HAPT_STAGING_FORWARD_IN, stage->forward_replicas, transfer));
-    if (stage->emulation) hapt_team_model(&stage->team, stage->time_scale * own_plan(stage)->forward_s);
+    if (stage->emulation) hapt_team_set_length(&stage->team, stage->time_scale * own_plan(stage)->forward_s);
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(put_inputs(stage, microbatch, slot));
     HAPT_TRY(hapt_engine_forward(stage->engine, slot, transfer));
@@ -474,7 +458,7 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
     HAPT_TRY(wait_sent(stage, &stage->backward_out, transfer));
     stage->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->backward_in, HAPT_STAGING_BACKWARD_IN, stage->backward_replicas, transfer));
-    if (stage->emulation) hapt_team_model(&stage->team, stage->time_scale * backward_s(stage));
+    if (stage->emulation) hapt_team_set_length(&stage->team, stage->time_scale * backward_s(stage));
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(hapt_engine_backward(stage->engine, instruction->slot, stage->backward_in.count ? transfer : -1,
                                   stage->backward_out.count ? transfer : -1));
@@ -487,14 +471,13 @@ static enum hapt_status reduce(struct stage *stage)
 {
     stage->team.microbatch = -1;
     if (stage->size == 1) return HAPT_OK;
-    return stage->emulation ? emulation_meet(stage) : hapt_engine_reduce(stage->engine);
+    return stage->emulation ? emulation_barrier(stage) : hapt_engine_reduce(stage->engine);
 }
 
-/* What the plan says of the end of a step, sums of gradients included, in one piece: where the simulator has it, too.
- */
+/* Models the end of a step in one piece, including the sum of gradients, at the same position as the simulator. */
 static void model_end_of_step(struct stage *stage)
 {
-    hapt_team_model(&stage->team, stage->time_scale * (own_plan(stage)->step_s - own_plan(stage)->tied_s));
+    hapt_team_set_length(&stage->team, stage->time_scale * (own_plan(stage)->step_s - own_plan(stage)->tied_s));
     hapt_team_stretch_begin(&stage->team);
     hapt_team_stretch_end(&stage->team);
 }
@@ -514,13 +497,13 @@ static enum hapt_status execute(struct stage *stage, const struct hapt_instructi
     case HAPT_INSTRUCTION_EXCHANGE: stage->team.microbatch = -1; return stage_exchange(stage);
     case HAPT_INSTRUCTION_UPDATE:
         if (stage->emulation) model_end_of_step(stage);
-        break; /* after the agreement of all stages: stage_update */
+        break; /* stage_update, after the agreement of all stages */
     }
     return HAPT_OK;
 }
 
-/* For a peer that misses this rank. */
-static void tell_activity(const struct stage *stage, const struct hapt_instruction *instruction)
+/* Reports the current operation, for peers that wait for this rank. */
+static void report_activity(const struct stage *stage, const struct hapt_instruction *instruction)
 {
     static const char *const what[] = {[HAPT_INSTRUCTION_RECEIVE_FORWARD] = "waiting for activations",
                                        [HAPT_INSTRUCTION_FORWARD] = "forward",
@@ -536,9 +519,9 @@ static void tell_activity(const struct stage *stage, const struct hapt_instructi
     const bool ahead =
         instruction->kind == HAPT_INSTRUCTION_SEND_FORWARD || instruction->kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD;
     const int peer = back ? stage->chunk - 1 : ahead ? stage->chunk + 1 : -1;
-    hapt_pulse_note((struct hapt_activity){what[instruction->kind], stage->chunk,
-                                           peer < stage->plan->stage_count ? peer : -1, stage->step,
-                                           instruction->microbatch});
+    hapt_heartbeat_note((struct hapt_activity){what[instruction->kind], stage->chunk,
+                                               peer < stage->plan->stage_count ? peer : -1, stage->step,
+                                               instruction->microbatch});
 }
 
 enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *data, int64_t step, int64_t sequence)
@@ -551,7 +534,7 @@ enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *dat
     HAPT_TRY(begin_step(stage));
     for (int i = 0; i < stage->list->count; i++) {
         stage->begun_s = hapt_time_s();
-        tell_activity(stage, &stage->list->instruction[i]);
+        report_activity(stage, &stage->list->instruction[i]);
         HAPT_TRY(execute(stage, &stage->list->instruction[i]));
         trace_note(stage, sequence / stage->plan->microbatches, i, stage->begun_s, hapt_time_s());
     }
@@ -581,7 +564,7 @@ static struct stage_link_time longest_link(const struct stage *stage, const stru
     struct stage_link_time longest = {0, false};
     for (int f = 0; f < flows->count; f++) {
         bool counted;
-        const double time_s = hapt_courier_message_s(stage->courier, flows->flow[f], &counted);
+        const double time_s = hapt_comm_thread_message_s(stage->comm_thread, flows->flow[f], &counted);
         if (flows->peer[f] != peer) continue;
         longest.time_s = fmax(longest.time_s, time_s);
         longest.counted = longest.counted || counted;
@@ -603,7 +586,7 @@ double stage_comm_s(const struct stage *stage)
 {
     double longest = 0;
     for (int f = 0; f < stage->forward_out.count; f++) {
-        const double active_s = hapt_courier_active_s(stage->courier, stage->forward_out.flow[f]);
+        const double active_s = hapt_comm_thread_active_s(stage->comm_thread, stage->forward_out.flow[f]);
         if (active_s > longest) longest = active_s;
     }
     return longest;

@@ -1,6 +1,6 @@
 /*
- * What a stage sends and receives: boundary tensors and the gradients of tied parameters, between any two layouts.
- * Ranks that hold a tensor alike fetch a part of it each, so every element crosses once; then they gather the parts
+ * The messages of a stage: boundary tensors and the gradients of tied parameters, between any two layouts. If several
+ * ranks hold the same tensor, each receives a part, so every element is sent once. Then they all-gather the parts
  * (stage_rebuild).
  */
 #include <math.h>
@@ -26,12 +26,12 @@ void stage_release_flows(struct stage *stage)
     stage->tie_count = 0;
 }
 
-/* A tensor's place here: a transfer slot, or, for activations sent, the slot they were computed in. */
-static void *tensor_address(struct stage *stage, const struct hapt_route *route, bool sends, int index, int slot)
+/* Address of a tensor: in a transfer slot or, for activations to send, in the slot where they were computed. */
+static void *tensor_address(struct stage *stage, const struct hapt_edge *edge, bool sends, int index, int slot)
 {
     const struct hapt_program *program = stage->program[stage->chunk];
-    const int tensor = sends ? route->source[index] : route->tensor[index];
-    if (!route->backward) {
+    const int tensor = sends ? edge->source[index] : edge->tensor[index];
+    if (!edge->backward) {
         if (sends) return hapt_engine_tensor(stage->engine, tensor, slot);
         return hapt_engine_staging(stage->engine, HAPT_STAGING_FORWARD_IN, slot,
                                    boundary_index(&program->forward_in, tensor));
@@ -42,15 +42,15 @@ static void *tensor_address(struct stage *stage, const struct hapt_route *route,
                                        boundary_index(&program->backward_in, tensor));
 }
 
-/* One transfer of a tensor between two chunks that lay it out each in its way. */
+/* One transfer of a tensor between two chunks with different layouts. */
 struct crossing {
     int from, to;       /* chunks */
-    int source, tensor; /* versions of it there and here */
-    bool compact;       /* the receiver's part is a dense copy of its own */
+    int source, tensor; /* the sender's and the receiver's version of it */
+    bool compact;       /* the receiver has a dense copy of its part */
 };
 
-/* What rank `sender` of the one chunk has to send rank `receiver` of the other: nothing when another one that holds the
- * same does. */
+/* The elements that rank `sender` of one chunk sends to rank `receiver` of the other. None if a replica of `sender`
+ * sends them. */
 static enum hapt_status cross(const struct stage *stage, const struct crossing *crossing, int sender, int receiver,
                               struct hapt_arena *arena, struct hapt_strided_list *sent,
                               struct hapt_strided_list *received)
@@ -74,13 +74,13 @@ static struct hapt_piece make_piece(int peer, int buffer, const struct hapt_stri
     struct hapt_piece piece = {.peer = peer, .buffer = buffer, .bytes = hapt_strided_bytes(runs), .runs = *runs};
     if (runs->count == 1 && (runs->part->count == 1 || runs->part->run == runs->part->stride)) {
         piece.offset = runs->part->offset;
-        piece.runs.count = 0; /* one run of bytes */
+        piece.runs.count = 0; /* one contiguous run */
     }
     return piece;
 }
 
-/* The pieces that this rank sends or receives; in order of the peers. */
-static enum hapt_status cut_tensor(const struct stage *stage, const struct crossing *crossing, bool sends, int buffer,
+/* Adds the pieces that this rank sends or receives, in the order of the peers. */
+static enum hapt_status add_pieces(const struct stage *stage, const struct crossing *crossing, bool sends, int buffer,
                                    struct hapt_piece *piece, int *count)
 {
     const int other = sends ? crossing->to : crossing->from;
@@ -95,27 +95,27 @@ static enum hapt_status cut_tensor(const struct stage *stage, const struct cross
     return HAPT_OK;
 }
 
-enum hapt_status stage_route_bytes(const struct stage *stage, const struct hapt_route *route, int from, int to,
-                                   struct hapt_arena *scratch, size_t *bytes, size_t *in_runs)
+enum hapt_status stage_edge_bytes(const struct stage *stage, const struct hapt_edge *edge, int from, int to,
+                                  struct hapt_arena *scratch, size_t *bytes, size_t *in_runs)
 {
     *bytes = *in_runs = 0;
-    for (int i = 0; i < route->count; i++) {
-        const struct crossing crossing = {route->from, route->to, route->source[i], route->tensor[i], false};
+    for (int i = 0; i < edge->count; i++) {
+        const struct crossing crossing = {edge->from, edge->to, edge->source[i], edge->tensor[i], false};
         struct hapt_strided_list sent, received;
         HAPT_TRY(cross(stage, &crossing, from, to, scratch, &sent, &received));
-        const struct hapt_piece piece = make_piece(0, i, route->from == stage->chunk ? &sent : &received);
+        const struct hapt_piece piece = make_piece(0, i, edge->from == stage->chunk ? &sent : &received);
         *bytes += piece.bytes;
         *in_runs += piece.runs.count > 0 ? piece.bytes : 0;
     }
     return HAPT_OK;
 }
 
-static double pace_of(const struct hapt_link *link)
+static double throttle_of(const struct hapt_link *link)
 {
     return link->paced && link->bandwidth > 0 ? link->bandwidth : INFINITY;
 }
 
-/* The slowest link over which a rank of the sending chunk sends anything of these tensors; NULL: it sends nothing. */
+/* The slowest link over which rank `sender` of the sending chunk sends any of these tensors; NULL: it sends none. */
 static enum hapt_status find_link(const struct stage *stage, const struct crossing *crossing, int tensors, int sender,
                                   const struct hapt_link **slowest)
 {
@@ -127,21 +127,21 @@ static enum hapt_status find_link(const struct stage *stage, const struct crossi
                 hapt_cluster_link(stage->cluster, subcluster[stage_world_rank(stage, crossing->from, sender)],
                                   subcluster[stage_world_rank(stage, crossing->to, r)]);
             struct hapt_strided_list sent, received;
-            if (*slowest && pace_of(link) >= pace_of(*slowest)) continue;
+            if (*slowest && throttle_of(link) >= throttle_of(*slowest)) continue;
             HAPT_TRY(cross(stage, &crossing[t], sender, r, stage->arena, &sent, &received));
             if (hapt_strided_bytes(&sent) > 0) *slowest = link;
         }
     return HAPT_OK;
 }
 
-/* A paced link is shared by the ranks that send over it at the same time. */
-static enum hapt_status set_pace(const struct stage *stage, const struct crossing *crossing, int tensors,
-                                 struct hapt_flow_options *options)
+/* Sets the bandwidth of a throttled link, shared by the ranks that send over it at the same time. */
+static enum hapt_status set_throttle(const struct stage *stage, const struct crossing *crossing, int tensors,
+                                     struct hapt_flow_options *options)
 {
     const struct hapt_link *mine, *link;
     int senders = 0;
     HAPT_TRY(find_link(stage, crossing, tensors, stage->rank, &mine));
-    if (!mine || isinf(pace_of(mine))) return HAPT_OK;
+    if (!mine || isinf(throttle_of(mine))) return HAPT_OK;
     for (int s = 0; s < stage_size(stage, crossing->from); s++) {
         HAPT_TRY(find_link(stage, crossing, tensors, s, &link));
         senders += link == mine;
@@ -151,8 +151,8 @@ static enum hapt_status set_pace(const struct stage *stage, const struct crossin
     return HAPT_OK;
 }
 
-/* How its devices trade each piece; NULL where they do not. */
-static enum hapt_status find_pairs(const struct stage *stage, int route, bool sends, int count,
+/* The device pairs of all pieces; NULL if a piece has none. */
+static enum hapt_status find_pairs(const struct stage *stage, int edge, bool sends, int count,
                                    const struct hapt_piece *piece, const struct hapt_pair **pair)
 {
     const int me = stage->env->world_rank;
@@ -161,7 +161,7 @@ static enum hapt_status find_pairs(const struct stage *stage, int route, bool se
     HAPT_NEW(made, stage->arena, count);
     for (int p = 0; p < count; p++) {
         const struct hapt_pair *found =
-            sends ? stage_find_pair(stage, route, me, piece[p].peer) : stage_find_pair(stage, route, piece[p].peer, me);
+            sends ? stage_find_pair(stage, edge, me, piece[p].peer) : stage_find_pair(stage, edge, piece[p].peer, me);
         if (!found) return HAPT_OK;
         made[p] = *found;
     }
@@ -169,34 +169,34 @@ static enum hapt_status find_pairs(const struct stage *stage, int route, bool se
     return HAPT_OK;
 }
 
-/* Several ways are named one behind the other, each once. */
-static void note_way(struct stage *stage, const char *way, const char *why)
+/* Appends to the list of routes, each once. */
+static void note_route(struct stage *stage, const char *route, const char *why)
 {
-    const size_t length = strlen(stage->way);
-    if (!stage->backend->pin || strstr(stage->way, way)) return;
-    snprintf(stage->way + length, sizeof stage->way - length, "%s%s%s%s", length > 0 ? ", " : "", way,
-             why[0] ? ": " : "", why);
+    const size_t length = strlen(stage->boundary_route);
+    if (!stage->backend->pin || strstr(stage->boundary_route, route)) return;
+    snprintf(stage->boundary_route + length, sizeof stage->boundary_route - length, "%s%s%s%s", length > 0 ? ", " : "",
+             route, why[0] ? ": " : "", why);
 }
 
-static enum hapt_status add_route(struct stage *stage, const struct hapt_route *route, int tag, bool sends,
-                                  struct stage_flows *flows)
+static enum hapt_status add_edge(struct stage *stage, const struct hapt_edge *edge, int tag, bool sends,
+                                 struct stage_flows *flows)
 {
-    const int other = sends ? route->to : route->from;
-    const int slots = sends && !route->backward ? stage->list->slots : HAPT_TRANSFER_SLOTS;
+    const int other = sends ? edge->to : edge->from;
+    const int slots = sends && !edge->backward ? stage->list->slots : HAPT_TRANSFER_SLOTS;
     struct hapt_piece *piece;
     struct crossing *crossing;
     void **base;
-    HAPT_NEW(piece, stage->arena, route->count * stage_size(stage, other));
-    HAPT_NEW(crossing, stage->arena, route->count);
-    HAPT_NEW(base, stage->arena, slots * route->count);
+    HAPT_NEW(piece, stage->arena, edge->count * stage_size(stage, other));
+    HAPT_NEW(crossing, stage->arena, edge->count);
+    HAPT_NEW(base, stage->arena, slots * edge->count);
     int pieces = 0;
-    for (int i = 0; i < route->count; i++) {
-        crossing[i] = (struct crossing){route->from, route->to, route->source[i], route->tensor[i], false};
-        HAPT_TRY(cut_tensor(stage, &crossing[i], sends, i, piece, &pieces));
-        for (int s = 0; s < slots; s++) base[s * route->count + i] = tensor_address(stage, route, sends, i, s);
+    for (int i = 0; i < edge->count; i++) {
+        crossing[i] = (struct crossing){edge->from, edge->to, edge->source[i], edge->tensor[i], false};
+        HAPT_TRY(add_pieces(stage, &crossing[i], sends, i, piece, &pieces));
+        for (int s = 0; s < slots; s++) base[s * edge->count + i] = tensor_address(stage, edge, sends, i, s);
     }
     if (pieces == 0) return HAPT_OK;
-    struct hapt_flow_options options = {.what = route->backward ? "gradients" : "activations",
+    struct hapt_flow_options options = {.what = edge->backward ? "gradients" : "activations",
                                         .stage = stage->chunk,
                                         .peer_stage = other,
                                         .sends = sends,
@@ -205,33 +205,33 @@ static enum hapt_status add_route(struct stage *stage, const struct hapt_route *
                                         .first_step = stage->first_step,
                                         .peer_slots = HAPT_TRANSFER_SLOTS,
                                         .slot_count = slots,
-                                        .buffer_count = route->count,
+                                        .buffer_count = edge->count,
                                         .base = base,
                                         .on_device = stage->backend->pin != NULL,
                                         .piece_count = pieces,
                                         .piece = piece};
     const char *reason;
     HAPT_TRY(find_pairs(stage, tag, sends, pieces, piece, &options.pair));
-    if (sends) HAPT_TRY(set_pace(stage, crossing, route->count, &options));
-    HAPT_TRY(trace_add_flow(stage, other, route->backward, sends, &options.time_count, &options.time_s));
+    if (sends) HAPT_TRY(set_throttle(stage, crossing, edge->count, &options));
+    HAPT_TRY(trace_add_flow(stage, other, edge->backward, sends, &options.time_count, &options.time_s));
     if (flows->count == MAX_STAGE_FLOWS)
-        return hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer stages", "stage %d trades with more than %d stages",
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer stages", "stage %d exchanges tensors with more than %d stages",
                          stage->chunk, MAX_STAGE_FLOWS);
     flows->peer[flows->count] = other;
     if (stage->emulation) return emulation_add_flow(stage, &options, true, &flows->flow[flows->count++]);
-    HAPT_TRY(hapt_courier_add(stage->courier, &options, &flows->flow[flows->count]));
-    const bool copies = hapt_courier_copies(stage->courier, flows->flow[flows->count++]);
+    HAPT_TRY(hapt_comm_thread_add(stage->comm_thread, &options, &flows->flow[flows->count]));
+    const bool copies = hapt_comm_thread_copies(stage->comm_thread, flows->flow[flows->count++]);
     if (sends && options.pair)
-        note_way(stage, stage->backend->groups(&reason)->library(), "");
+        note_route(stage, stage->backend->device_comms(&reason)->library(), "");
     else if (sends)
-        note_way(stage, copies ? "page-locked host memory" : "MPI, which takes a GPU's memory", stage->apart);
+        note_route(stage, copies ? "page-locked host memory" : "GPU-aware MPI", stage->no_direct_reason);
     return HAPT_OK;
 }
 
 static int tie_tag(const struct stage *stage, int tie, int from, int to)
 {
     const int chunks = stage->plan->stage_count;
-    return stage->routes->count + (tie * chunks + from) * chunks + to;
+    return stage->edges->count + (tie * chunks + from) * chunks + to;
 }
 
 static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct crossing *crossing, bool sends,
@@ -243,7 +243,7 @@ static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct 
     void *base[1] = {address};
     *flow = -1;
     HAPT_NEW(piece, stage->arena, stage_size(stage, other));
-    HAPT_TRY(cut_tensor(stage, crossing, sends, 0, piece, &pieces));
+    HAPT_TRY(add_pieces(stage, crossing, sends, 0, piece, &pieces));
     if (pieces == 0) return HAPT_OK;
     struct hapt_flow_options options = {.what = "gradients of tied parameters",
                                         .stage = stage->chunk,
@@ -259,13 +259,13 @@ static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct 
                                         .base = base,
                                         .piece_count = pieces,
                                         .piece = piece};
-    /* Of a modelled stage the plan has its time (stage_exchange). */
+    /* emulated: the plan includes its time (stage_exchange) */
     if (stage->emulation) return emulation_add_flow(stage, &options, false, flow);
-    if (sends) HAPT_TRY(set_pace(stage, crossing, 1, &options));
-    return hapt_courier_add(stage->courier, &options, flow);
+    if (sends) HAPT_TRY(set_throttle(stage, crossing, 1, &options));
+    return hapt_comm_thread_add(stage->comm_thread, &options, flow);
 }
 
-/* A parameter's gradient as a chunk's update reads it. */
+/* The gradient of a parameter that a chunk's update reads. */
 static int gradient_in(const struct stage *stage, int chunk, int parameter)
 {
     return stage->program[chunk]->graph->tensor[parameter].gradient;
@@ -317,7 +317,7 @@ static enum hapt_status prepare_boundary(struct stage *stage, const struct hapt_
     return HAPT_OK;
 }
 
-/* Incoming tensors that the host puts together pass through here. */
+/* Reserves the buffer in which the host assembles incoming tensors. */
 static enum hapt_status reserve_bounce(struct stage *stage)
 {
     const struct hapt_program *program = stage->program[stage->chunk];
@@ -338,12 +338,12 @@ static enum hapt_status reserve_bounce(struct stage *stage)
 
 enum hapt_status stage_add_flows(struct stage *stage)
 {
-    for (int r = 0; r < stage->routes->count; r++) {
-        const struct hapt_route *route = &stage->routes->route[r];
-        if (route->from == stage->chunk)
-            HAPT_TRY(add_route(stage, route, r, true, route->backward ? &stage->backward_out : &stage->forward_out));
-        if (route->to == stage->chunk)
-            HAPT_TRY(add_route(stage, route, r, false, route->backward ? &stage->backward_in : &stage->forward_in));
+    for (int r = 0; r < stage->edges->count; r++) {
+        const struct hapt_edge *edge = &stage->edges->edge[r];
+        if (edge->from == stage->chunk)
+            HAPT_TRY(add_edge(stage, edge, r, true, edge->backward ? &stage->backward_out : &stage->forward_out));
+        if (edge->to == stage->chunk)
+            HAPT_TRY(add_edge(stage, edge, r, false, edge->backward ? &stage->backward_in : &stage->forward_in));
     }
     const struct hapt_program *program = stage->program[stage->chunk];
     HAPT_TRY(prepare_boundary(stage, &program->forward_in, &stage->forward_replicas));
@@ -358,7 +358,7 @@ enum hapt_status stage_add_flows(struct stage *stage)
     return HAPT_OK;
 }
 
-/* The sum of this rank's part in order of the chunks: every chunk gets the same bits. */
+/* Sums this rank's part in the order of the chunks, so every chunk gets the same bits. */
 static void sum_part(const struct stage *stage, const struct stage_tie *tie)
 {
     const size_t row = tie->mine.run / sizeof(float), stride = tie->mine.stride / sizeof(float);
@@ -388,25 +388,26 @@ enum hapt_status stage_exchange(struct stage *stage)
             if (stage->emulation)
                 emulation_send(stage, tie->send.flow[f], 0);
             else
-                hapt_courier_send(stage->courier, tie->send.flow[f], 0);
+                hapt_comm_thread_send(stage->comm_thread, tie->send.flow[f], 0);
         }
         for (int c = 0; c < tie->tie->chunk_count; c++)
-            if (tie->receive_flow[c] >= 0) hapt_courier_expect(stage->courier, tie->receive_flow[c], 1);
+            if (tie->receive_flow[c] >= 0) hapt_comm_thread_expect(stage->comm_thread, tie->receive_flow[c], 1);
     }
     for (int t = 0; t < stage->tie_count; t++) {
         struct stage_tie *tie = &stage->tie[t];
         for (int f = 0; f < tie->send.count; f++)
-            HAPT_TRY(hapt_courier_wait_sent(stage->courier, tie->send.flow[f], 0));
-        /* One exchange a step: as many as there were whole steps before. */
+            HAPT_TRY(hapt_comm_thread_wait_sent(stage->comm_thread, tie->send.flow[f], 0));
+        /* one exchange per step: sequence number = steps before */
         const int64_t exchanges = stage->sequence / stage->plan->microbatches;
         for (int c = 0; c < tie->tie->chunk_count; c++) {
             if (tie->receive_flow[c] < 0) continue;
-            HAPT_TRY(stage->emulation ? emulation_wait_received(stage, tie->receive_flow[c], exchanges)
-                                      : hapt_courier_wait_received(stage->courier, tie->receive_flow[c], exchanges));
+            HAPT_TRY(stage->emulation
+                         ? emulation_wait_received(stage, tie->receive_flow[c], exchanges)
+                         : hapt_comm_thread_wait_received(stage->comm_thread, tie->receive_flow[c], exchanges));
         }
         if (!stage->emulation) sum_part(stage, tie);
         for (int c = 0; c < tie->tie->chunk_count; c++)
-            if (tie->receive_flow[c] >= 0) hapt_courier_free(stage->courier, tie->receive_flow[c]);
+            if (tie->receive_flow[c] >= 0) hapt_comm_thread_free(stage->comm_thread, tie->receive_flow[c]);
         const int gradient = gradient_in(stage, stage->chunk, tie->tie->tensor);
         HAPT_TRY(stage_rebuild(stage, &tie->replicas, gradient, tie->gradient));
         if (tie->on_device)
@@ -415,7 +416,7 @@ enum hapt_status stage_exchange(struct stage *stage)
     }
     if (!stage->emulation)
         stage->team.reduce_s += hapt_time_s() - start_s;
-    else if (stage->tie_count > 0) /* all that hold them have met */
-        hapt_team_waited(&stage->team, stage->team.free_s + stage->time_scale * stage->plan->exchange_s);
+    else if (stage->tie_count > 0) /* all stages that hold tied parameters have exchanged */
+        hapt_team_inputs_ready(&stage->team, stage->team.free_s + stage->time_scale * stage->plan->exchange_s);
     return HAPT_OK;
 }

@@ -1,31 +1,31 @@
-/* What the ranks of a stage hold of its tensors, and how copies that several of them hold alike are put together. */
+/* The parts that the ranks of a stage hold of its tensors, and the assembly of replicated tensors from parts. */
 #include "stage.h"
 
-/* ---- places and boxes ---- */
+/* ---- mesh coordinates and boxes ---- */
 
-void stage_place(const struct stage *stage, int chunk, int index, int place[HAPT_MESH_AXES])
+void stage_mesh_coordinate(const struct stage *stage, int chunk, int index, int mesh_coordinate[HAPT_MESH_AXES])
 {
-    hapt_team_place(stage->sharding[chunk], index, place);
+    hapt_team_mesh_coordinate(stage->sharding[chunk], index, mesh_coordinate);
 }
 
 void stage_box(const struct stage *stage, int chunk, int index, int tensor, struct hapt_box *box)
 {
-    int place[HAPT_MESH_AXES];
-    stage_place(stage, chunk, index, place);
-    hapt_sharding_box(stage->sharding[chunk], tensor, place, box);
+    int mesh_coordinate[HAPT_MESH_AXES];
+    stage_mesh_coordinate(stage, chunk, index, mesh_coordinate);
+    hapt_sharding_box(stage->sharding[chunk], tensor, mesh_coordinate, box);
 }
 
 void stage_replica(const struct stage *stage, int chunk, int index, int tensor, int *count, int *replica)
 {
     const struct hapt_sharding *sharding = stage->sharding[chunk];
-    int place[HAPT_MESH_AXES];
-    stage_place(stage, chunk, index, place);
+    int mesh_coordinate[HAPT_MESH_AXES];
+    stage_mesh_coordinate(stage, chunk, index, mesh_coordinate);
     *count = 1;
     *replica = 0;
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
-        if (sharding->property[tensor][axis].kind != HAPT_PROPERTY_IDENTITY) continue;
+        if (sharding->property[tensor][axis].kind != HAPT_PROPERTY_REPLICATED) continue;
         *count *= sharding->axis[axis].size;
-        *replica = *replica * sharding->axis[axis].size + place[axis];
+        *replica = *replica * sharding->axis[axis].size + mesh_coordinate[axis];
     }
 }
 
@@ -33,8 +33,8 @@ bool stage_counts(const struct stage *stage, int tensor, unsigned sliced)
 {
     const struct hapt_sharding *sharding = stage->sharding[stage->chunk];
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-        if (!(sliced >> axis & 1u) && sharding->property[tensor][axis].kind == HAPT_PROPERTY_IDENTITY &&
-            stage->team.place[axis] > 0)
+        if (!(sliced >> axis & 1u) && sharding->property[tensor][axis].kind == HAPT_PROPERTY_REPLICATED &&
+            stage->team.mesh_coordinate[axis] > 0)
             return false;
     return true;
 }
@@ -56,7 +56,8 @@ enum hapt_status stage_prepare_replicas(struct stage *stage, int tensor, struct 
     *replicas = (struct stage_replicas){.count = 1};
     stage_replica(stage, stage->chunk, stage->rank, tensor, &replicas->count, &replicas->index);
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
-        if (sharding->property[tensor][axis].kind != HAPT_PROPERTY_IDENTITY || sharding->axis[axis].size == 1) continue;
+        if (sharding->property[tensor][axis].kind != HAPT_PROPERTY_REPLICATED || sharding->axis[axis].size == 1)
+            continue;
         if (!stage->emulated) replicas->axes |= 1u << axis;
     }
     stage_box(stage, stage->chunk, stage->rank, tensor, &box);
@@ -69,8 +70,8 @@ enum hapt_status stage_prepare_replicas(struct stage *stage, int tensor, struct 
     return HAPT_OK;
 }
 
-/* Over the host, or, of `on_device`, among the devices. */
-static enum hapt_status put_together(struct stage *stage, const struct stage_replicas *replicas, int tensor,
+/* All-gathers the parts: on the devices if `on_device`, else on the host. */
+static enum hapt_status gather_parts(struct stage *stage, const struct stage_replicas *replicas, int tensor,
                                      bool on_device, void *data)
 {
     char what[160];
@@ -78,7 +79,7 @@ static enum hapt_status put_together(struct stage *stage, const struct stage_rep
     hapt_team_describe(&stage->team, stage->sharding[stage->chunk]->graph->tensor[tensor].name, what, sizeof what);
     const enum hapt_status status = on_device
                                         ? hapt_team_rebuild(&stage->team, replicas->axes, what, replicas->part, data)
-                                        : hapt_collective_gather_shards(hapt_team_over(&stage->team, replicas->axes),
+                                        : hapt_collective_gather_shards(hapt_team_comm(&stage->team, replicas->axes),
                                                                         what, false, replicas->part, NULL, data);
     stage->team.reduce_s += hapt_time_s() - start_s;
     return status;
@@ -86,7 +87,7 @@ static enum hapt_status put_together(struct stage *stage, const struct stage_rep
 
 enum hapt_status stage_rebuild(struct stage *stage, const struct stage_replicas *replicas, int tensor, void *data)
 {
-    return replicas->axes == 0 ? HAPT_OK : put_together(stage, replicas, tensor, false, data);
+    return replicas->axes == 0 ? HAPT_OK : gather_parts(stage, replicas, tensor, false, data);
 }
 
 enum hapt_status stage_rebuild_received(struct stage *stage, const struct stage_replicas *replicas, int tensor,
@@ -94,8 +95,8 @@ enum hapt_status stage_rebuild_received(struct stage *stage, const struct stage_
 {
     const size_t bytes = hapt_engine_tensor_bytes(stage->engine, tensor);
     if (replicas->axes == 0) return HAPT_OK;
-    if (!stage->bounce) return put_together(stage, replicas, tensor, true, data);
+    if (!stage->bounce) return gather_parts(stage, replicas, tensor, true, data);
     HAPT_TRY(stage_copy(stage, stage->bounce, data, bytes));
-    HAPT_TRY(put_together(stage, replicas, tensor, false, stage->bounce));
+    HAPT_TRY(gather_parts(stage, replicas, tensor, false, stage->bounce));
     return stage_copy(stage, data, stage->bounce, bytes);
 }

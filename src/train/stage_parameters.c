@@ -1,14 +1,15 @@
-/* Parameters between the ranks of a stage and the whole tensors that initial values and checkpoints hold. */
+/* Converts between the parts of parameters on the ranks of a stage and the full tensors of initial values and
+ * checkpoints. */
 #include "stage.h"
 
 #include <string.h>
 
 #include "emulate.h"
 
-static void boxes_of(const struct stage *stage, int rank, int parameter, struct hapt_box *box, struct hapt_box *whole)
+static void boxes_of(const struct stage *stage, int rank, int parameter, struct hapt_box *box, struct hapt_box *full)
 {
     stage_box(stage, stage->chunk, rank, parameter, box);
-    hapt_reshard_whole(&stage->graph->tensor[parameter], whole);
+    hapt_reshard_full_box(&stage->graph->tensor[parameter], full);
 }
 
 int64_t stage_kept(const struct stage *stage, const struct hapt_tensor *parameter, int *dims,
@@ -29,35 +30,35 @@ enum hapt_status stage_initial(const struct stage *stage, int parameter, float *
     return HAPT_OK;
 }
 
-enum hapt_status stage_set_parameter(struct stage *stage, int parameter, int state, const float *whole, float *local)
+enum hapt_status stage_set_parameter(struct stage *stage, int parameter, int state, const float *full, float *local)
 {
     if (stage->emulation) {
-        emulation_set(stage, parameter, state, whole);
+        emulation_set(stage, parameter, state, full);
         return HAPT_OK;
     }
     struct hapt_box box, all;
-    struct hapt_strided_list in_whole, here;
+    struct hapt_strided_list in_full, here;
     struct hapt_arena scratch;
     boxes_of(stage, stage->rank, parameter, &box, &all);
-    if (hapt_reshard_same(&box, &all)) return hapt_engine_set(stage->engine, parameter, state, whole);
+    if (hapt_reshard_same(&box, &all)) return hapt_engine_set(stage->engine, parameter, state, full);
     hapt_arena_init(&scratch);
-    const enum hapt_status status = hapt_reshard_common(&all, &box, NULL, sizeof(float), &scratch, &in_whole, &here);
+    const enum hapt_status status = hapt_reshard_common(&all, &box, NULL, sizeof(float), &scratch, &in_full, &here);
     if (status == HAPT_OK) {
-        /* Both lists name the same elements in the same order, which need not be that of the local copy. */
+        /* The lists have equal elements in equal order, which may differ from that of the local copy. */
         float *dense = hapt_arena_alloc(&scratch, hapt_strided_bytes(&here) / sizeof(float) + 1, sizeof *dense);
         if (!dense) {
             hapt_arena_release(&scratch);
             return HAPT_ERR_MEMORY;
         }
-        hapt_strided_pack(&in_whole, whole, 0, hapt_strided_bytes(&in_whole), dense);
+        hapt_strided_pack(&in_full, full, 0, hapt_strided_bytes(&in_full), dense);
         hapt_strided_unpack(&here, local, 0, hapt_strided_bytes(&here), dense);
     }
     hapt_arena_release(&scratch);
     return status == HAPT_OK ? hapt_engine_set(stage->engine, parameter, state, local) : status;
 }
 
-/* The first ranks that hold a part send it to rank 0. */
-static enum hapt_status gather(struct stage *stage, int parameter, const float *local, float *whole,
+/* Sends each part to rank 0, from the first rank that holds it. */
+static enum hapt_status gather(struct stage *stage, int parameter, const float *local, float *full,
                                struct hapt_arena *scratch)
 {
     struct hapt_strided_list *send, *receive;
@@ -66,41 +67,41 @@ static enum hapt_status gather(struct stage *stage, int parameter, const float *
     HAPT_NEW(receive, scratch, stage->size);
     for (int r = 0; r < stage->size; r++) {
         struct hapt_box box, all;
-        struct hapt_strided_list in_whole, there;
+        struct hapt_strided_list in_full, there;
         int copies, copy;
         stage_replica(stage, stage->chunk, r, parameter, &copies, &copy);
         if (copy > 0) continue;
         boxes_of(stage, r, parameter, &box, &all);
-        HAPT_TRY(hapt_reshard_common(&all, &box, NULL, sizeof(float), scratch, &in_whole, &there));
+        HAPT_TRY(hapt_reshard_common(&all, &box, NULL, sizeof(float), scratch, &in_full, &there));
         if (hapt_strided_bytes(&there) > longest) longest = hapt_strided_bytes(&there);
-        if (stage->rank == 0) receive[r] = in_whole;
+        if (stage->rank == 0) receive[r] = in_full;
         if (stage->rank == r) send[0] = there;
     }
-    return hapt_collective_all_to_all(stage->team.whole, "gather of parameters for a checkpoint", longest, send, local,
-                                      receive, whole);
+    return hapt_collective_all_to_all(stage->team.all_ranks, "gather of parameters for a checkpoint", longest, send,
+                                      local, receive, full);
 }
 
-enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *whole)
+enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *full)
 {
     struct hapt_arena scratch;
     const struct hapt_program *program = stage->program[stage->chunk];
     if (stage->emulation) {
-        emulation_get(stage, parameter, state, whole);
+        emulation_get(stage, parameter, state, full);
         return HAPT_OK;
     }
     const unsigned sliced = state < 0 ? 0 : stage_sliced_axes(stage, program->local[parameter]);
     struct hapt_box box, all;
     boxes_of(stage, 0, parameter, &box, &all);
-    if (sliced == 0 && hapt_reshard_same(&box, &all)) /* rank 0 has it all */
-        return stage->rank == 0 ? hapt_engine_get(stage->engine, parameter, state, whole) : HAPT_OK;
+    if (sliced == 0 && hapt_reshard_same(&box, &all)) /* rank 0 has the full tensor */
+        return stage->rank == 0 ? hapt_engine_get(stage->engine, parameter, state, full) : HAPT_OK;
     HAPT_TRY(hapt_engine_get(stage->engine, parameter, state, local));
-    /* Sharded state: what other ranks hold is 0 here. */
+    /* Sharded state: slices of other ranks are 0 here, so the sum is the full state. */
     if (sliced != 0)
-        HAPT_TRY(hapt_collective_all_reduce(hapt_team_over(&stage->team, sliced),
+        HAPT_TRY(hapt_collective_all_reduce(hapt_team_comm(&stage->team, sliced),
                                             "gather of optimizer state for a checkpoint", local,
                                             hapt_engine_tensor_bytes(stage->engine, parameter) / sizeof *local));
     hapt_arena_init(&scratch);
-    const enum hapt_status status = gather(stage, parameter, local, whole, &scratch);
+    const enum hapt_status status = gather(stage, parameter, local, full, &scratch);
     hapt_arena_release(&scratch);
     return status;
 }

@@ -1,5 +1,5 @@
-/* Steps are kept in a ring, in memory reserved before the first one. Clocks of hosts are set against the time of day,
- * so that between hosts times are as exact as those are kept together; within a host they are exact. */
+/* The newest steps are kept in a ring buffer, allocated before the first step. Times are converted to the time of day.
+ * So they are exact within a host; between hosts they are as exact as the clock synchronisation. */
 #include "trace.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ enum hapt_status trace_create(struct stage *stage, int64_t steps)
     stage->trace = (struct stage_trace){0};
     if (stage->chunk < 0 || steps == 0) return HAPT_OK;
     HAPT_NEW(stage->trace.time_s, stage->arena, 2 * steps * stage->list->count);
-    HAPT_NEW(stage->trace.flow, stage->arena, stage->routes->count);
+    HAPT_NEW(stage->trace.flow, stage->arena, stage->edges->count);
     stage->trace.steps = steps;
     return HAPT_OK;
 }
@@ -31,7 +31,7 @@ enum hapt_status trace_add_flow(struct stage *stage, int peer_stage, bool backwa
     return HAPT_OK;
 }
 
-/* What is added to this host's clock to get the time of day. */
+/* Offset from this host's clock to the time of day. */
 static double offset_s(void)
 {
     struct timespec day;
@@ -63,9 +63,9 @@ static int64_t fill(const struct stage *stage, int64_t run_first, int64_t from, 
             for (int m = 0; m < B; m++) {
                 const struct stage_trace_flow *flow = &trace->flow[f];
                 const double time_s = flow->time_s[place * B + m] + shift_s;
-                const int kind = flow->sends ? flow->backward ? HAPT_EVENT_GRADIENTS_LEFT : HAPT_EVENT_ACTIVATIONS_LEFT
-                                 : flow->backward ? HAPT_EVENT_GRADIENTS_THERE
-                                                  : HAPT_EVENT_ACTIVATIONS_THERE;
+                const int kind = flow->sends ? flow->backward ? HAPT_EVENT_GRADIENTS_SENT : HAPT_EVENT_ACTIVATIONS_SENT
+                                 : flow->backward ? HAPT_EVENT_GRADIENTS_ARRIVED
+                                                  : HAPT_EVENT_ACTIVATIONS_ARRIVED;
                 event[count++] =
                     (struct hapt_train_event){rank, stage->chunk, flow->peer_stage, kind, m, (int)step, time_s, time_s};
             }
@@ -113,10 +113,10 @@ static const char *const kind_name[HAPT_EVENT_COUNT] = {[HAPT_INSTRUCTION_RECEIV
                                                         [HAPT_INSTRUCTION_REDUCE] = "reduce",
                                                         [HAPT_INSTRUCTION_EXCHANGE] = "exchange",
                                                         [HAPT_INSTRUCTION_UPDATE] = "update",
-                                                        [HAPT_EVENT_ACTIVATIONS_LEFT] = "activations left",
-                                                        [HAPT_EVENT_ACTIVATIONS_THERE] = "activations there",
-                                                        [HAPT_EVENT_GRADIENTS_LEFT] = "gradients left",
-                                                        [HAPT_EVENT_GRADIENTS_THERE] = "gradients there"};
+                                                        [HAPT_EVENT_ACTIVATIONS_SENT] = "activations left",
+                                                        [HAPT_EVENT_ACTIVATIONS_ARRIVED] = "activations there",
+                                                        [HAPT_EVENT_GRADIENTS_SENT] = "gradients left",
+                                                        [HAPT_EVENT_GRADIENTS_ARRIVED] = "gradients there"};
 
 enum hapt_status hapt_train_write_trace(struct hapt_h5 *file, const struct hapt_train_result *result)
 {

@@ -1,4 +1,4 @@
-/* The run: set-up, the loop over steps, checkpoints. Every rank comes here; those the plan leaves idle only agree. */
+/* The run: setup, the loop over steps, checkpoints. Called on every rank; idle ranks only agree. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "checkpoint.h"
 #include "emulate.h"
 #include "hapt/progress.h"
-#include "hapt/pulse.h"
+#include "hapt/heartbeat.h"
 #include "hapt/run_folder.h"
 #include "hapt/stop.h"
 #include "loss_scale.h"
@@ -17,9 +17,9 @@
 #include "watch_origin.h"
 #include "watch_slow.h"
 
-#define SKIPPED_STEPS 3 /* left out of the steady step time: caches fill, pages are touched */
+#define SKIPPED_STEPS 3 /* not in the steady step time: cold caches, first page faults */
 
-/* What every rank tells all others once a step. */
+/* Data that every rank sends to all others once per step. */
 struct vote {
     double square_sum, loss;
     double busy_s, reduce_s, comm_s, late_s;
@@ -41,27 +41,27 @@ struct run {
     struct saver saver;
     struct replicas replicas;
     struct watch watch;
-    bool leaves;                 /* all ranks are there, and leave together: hosts cannot connect */
-    bool spoilt;                 /* weights are not finite: no checkpoint of them */
-    struct watch_slow *slow;     /* on rank 0, as the samples */
+    bool exits_together;         /* all ranks agreed that startup failed: hosts cannot connect */
+    bool weights_not_finite;     /* so they must not be saved */
+    struct watch_slow *slow;     /* on rank 0, as are the samples */
     struct watch_sample *sample; /* [world_size] */
     struct hapt_train_result *result;
     struct vote *vote;  /* [world_size] */
-    int64_t first, end; /* steps */
+    int64_t first, end; /* range of steps */
     int64_t stage_capacity;
     double mark_s, comm_s;
-    double saved_s; /* when the last checkpoint was begun, or the run */
+    double saved_s; /* start of the last checkpoint, or of the run */
 };
 
-/* How long a checkpoint takes; where one may be under way when the last one is due, both. */
-static void tell_watch(struct run *run)
+/* Reports the time of a checkpoint; asynchronous: twice, because one may be in progress when the last is due. */
+static void report_checkpoint_time(struct run *run)
 {
     const struct saver *saver = &run->saver;
     if (saver->count > run->result->checkpoints) watch_saved(&run->watch, (saver->background ? 2 : 1) * saver->taken_s);
     run->result->checkpoints = saver->count;
 }
 
-/* The time it takes is no part of any step. */
+/* Its duration does not count for any step. */
 static enum hapt_status compare_replicas(struct run *run, bool now)
 {
     bool compared;
@@ -70,11 +70,11 @@ static enum hapt_status compare_replicas(struct run *run, bool now)
     return HAPT_OK;
 }
 
-/* The time it takes is no part of any step. */
+/* Its duration does not count for any step. */
 static enum hapt_status save(struct run *run, bool last)
 {
     HAPT_TRY(compare_replicas(run, true));
-    hapt_pulse_note(
+    hapt_heartbeat_note(
         (struct hapt_activity){"checkpoint at the end", run->stage.chunk, -1, run->result->history.count - 1, -1});
     struct hapt_train_result *result = run->result;
     const double start_s = hapt_time_s();
@@ -82,7 +82,7 @@ static enum hapt_status save(struct run *run, bool last)
     HAPT_TRY(saver_save(&run->saver, &result->history, last));
     run->mark_s = hapt_time_s();
     result->checkpoint_s += run->mark_s - start_s;
-    tell_watch(run);
+    report_checkpoint_time(run);
     run->stage.team.busy_s = run->stage.team.reduce_s = 0;
     return HAPT_OK;
 }
@@ -98,7 +98,7 @@ static enum hapt_status grow(struct hapt_arena *arena, double **array, int64_t f
     return HAPT_OK;
 }
 
-/* Room for `count` steps in all. Reserved before the first step unless the run is very long. */
+/* Reserves room for `count` steps, before the first step unless the run is very long. */
 static enum hapt_status reserve_history(struct run *run, int64_t count)
 {
     struct hapt_history *history = &run->result->history;
@@ -132,7 +132,7 @@ static void record_stages(struct run *run, double time_s)
             busy_s += vote->busy_s / size;
             reduce_s += vote->reduce_s / size;
             microbatches_s += (vote->sample.effort.busy_s + vote->sample.effort.wait_s) / size;
-            comm_s = fmax(comm_s, vote->comm_s); /* where a few ranks send for all */
+            comm_s = fmax(comm_s, vote->comm_s); /* a few ranks may send for all */
             result->late_s = fmax(result->late_s, vote->late_s);
         }
         result->busy_s[row + c] = busy_s;
@@ -145,8 +145,8 @@ static void record_stages(struct run *run, double time_s)
 
 /* ---- The loop ---- */
 
-/* By rank 0's clock, so that all agree. As with --checkpoint-every, two are begun in each interval where training goes
- * on meanwhile. */
+/* Uses rank 0's clock, so that all agree. Asynchronous checkpoints start twice per interval, as with
+ * --checkpoint-every. */
 static bool is_due_by_time(const struct run *run)
 {
     const double every_s = 60 * hapt_config_real(run->config, "checkpoint-minutes");
@@ -165,22 +165,22 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
                         .reduce_s = team->reduce_s / scale,
                         .comm_s = (comm_s - run->comm_s) / scale,
                         .late_s = team->late_s / scale,
-                        .stop = watch_look(&run->watch),
+                        .stop = watch_stop_bits(&run->watch),
                         .save = is_due_by_time(run)};
     run->comm_s = comm_s;
     team->busy_s = team->reduce_s = team->late_s = 0;
     saver_vote(&run->saver, &mine.saving);
-    mine.sample.effort = stage->team.effort;
-    stage->team.effort = (struct hapt_team_effort){0};
+    mine.sample.effort = stage->team.times;
+    stage->team.times = (struct hapt_team_times){0};
     stage_take_link_times(stage, mine.sample.link);
     HAPT_TRY(stage_square_sum(stage, &mine.square_sum));
     snprintf(what, sizeof what, "end of step %lld", (long long)step);
-    hapt_pulse_note((struct hapt_activity){"end", stage->chunk, -1, step, -1});
+    hapt_heartbeat_note((struct hapt_activity){"end", stage->chunk, -1, step, -1});
     return hapt_link_all_gather(run->env->world, what, stage_agreement_timeout_s(&run->stage), &mine, sizeof mine,
                                 run->vote);
 }
 
-/* The same sums in the same order on every rank; no loss and no norm where nothing is computed. */
+/* Sums the votes in the same order on every rank. Emulated: no loss and no norm. */
 static void sum_votes(const struct run *run, int64_t step, double *loss, double *norm, int *stop)
 {
     const struct stage *stage = &run->stage;
@@ -195,12 +195,12 @@ static void sum_votes(const struct run *run, int64_t step, double *loss, double 
     for (int r = 0; r < run->env->world_size; r++) *stop |= (int)run->vote[r].stop;
 }
 
-/* The first one that was heard of. */
-static void tell_stop(struct run *run, int stop, int64_t step)
+/* Reports the first signal. */
+static void report_stop(struct run *run, int stop, int64_t step)
 {
     if (stop & WATCH_SIGNAL && step + 1 < run->end)
         hapt_note(run->env,
-                  "asked to stop (%s): a checkpoint after step %lld follows; the same signal again leaves without it\n",
+                  "asked to stop (%s): a checkpoint after step %lld follows; repeat the signal to exit without it\n",
                   hapt_stop_name(), (long long)step + 1);
 }
 
@@ -211,11 +211,11 @@ static enum hapt_status watch_ranks(struct run *run, int64_t step, double time_s
     return watch_slow_step(run->slow, step, time_s, run->sample, run->result);
 }
 
-/* Before the update: the weights are those of the step before. */
+/* Called before the update, so the weights are those of the previous step. */
 static enum hapt_status refuse_step(struct run *run, int64_t step, double loss, double norm)
 {
     char origin[320];
-    const enum hapt_status found = watch_origin_find(&run->stage, origin, sizeof origin, &run->spoilt);
+    const enum hapt_status found = watch_origin_find(&run->stage, origin, sizeof origin, &run->weights_not_finite);
     if (found != HAPT_OK) hapt_die(found);
     return hapt_env_agree(run->env->world,
                           hapt_fail(HAPT_ERR_INPUT, "lower --learning-rate or set --clip-norm, then --resume",
@@ -223,7 +223,8 @@ static enum hapt_status refuse_step(struct run *run, int64_t step, double loss, 
                                     (long long)step, loss, norm, origin));
 }
 
-/* One step on every rank; what it returns is agreed. A failure of one rank ends the job: its peers wait. */
+/* Runs one step on every rank; the returned status is agreed. A failure of one rank ends the job, because its peers
+ * wait. */
 static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
 {
     struct hapt_history *history = &run->result->history;
@@ -250,7 +251,7 @@ static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
     if (status != HAPT_OK) hapt_die(status);
     loss_scale_note(&run->scale, norm);
     if (skips)
-        hapt_note(run->env, "step %lld: gradients overflow in fp16; nothing was updated, the loss scale is %g now\n",
+        hapt_note(run->env, "step %lld: gradients overflow in fp16; nothing was updated, the loss scale is now %g\n",
                   (long long)step, run->scale.value);
     record_stages(run, time_s);
     status = watch_ranks(run, step, time_s);
@@ -276,25 +277,25 @@ static void show(struct run *run, struct hapt_progress *progress, int64_t step)
     hapt_progress_update(progress, (long)(step + 1), detail);
 }
 
-/* A checkpoint that is written meanwhile goes on by what the ranks told each other in this step. */
+/* Advances an asynchronous checkpoint with the votes of this step. */
 static enum hapt_status advance_checkpoint(struct run *run)
 {
     if (!run->saver.background) return HAPT_OK;
     for (int r = 0; r < run->env->world_size; r++) run->saver.snapshot.all[r] = run->vote[r].saving;
     HAPT_TRY(saver_advance(&run->saver));
-    tell_watch(run);
+    report_checkpoint_time(run);
     return HAPT_OK;
 }
 
 /*
- * Is a checkpoint begun after so many steps, or by time? One that is written while training goes on stands, at the
- * latest, when the next one begins: until then a crash leads back to the one before. So there are two in each interval,
- * and no more than an interval is ever lost.
+ * True if a checkpoint starts after `done` steps, or by time. An asynchronous checkpoint is complete at the latest when
+ * the next one starts; until then a crash returns to the previous one. So two start per interval, and a crash loses at
+ * most one interval.
  */
 static bool is_due(const struct run *run, int64_t done)
 {
     const int64_t every = hapt_config_int(run->config, "checkpoint-every");
-    if (done == run->end) return false; /* the last one comes by itself */
+    if (done == run->end) return false; /* the last one is saved separately */
     if (run->vote[0].save) return true;
     return every > 0 && (done % every == 0 || (run->saver.background && done % every == (every + 1) / 2));
 }
@@ -312,16 +313,16 @@ static enum hapt_status loop(struct run *run)
         status = take_step(run, step, &stop);
         if (status != HAPT_OK) break;
         show(run, &progress, step);
-        tell_stop(run, stop, step);
+        report_stop(run, stop, step);
         status = advance_checkpoint(run);
         if (status == HAPT_OK) status = compare_replicas(run, false);
         if (status == HAPT_OK && !stop && is_due(run, step + 1)) status = save(run, false);
     }
     hapt_progress_release(&progress);
-    /* What comes in the last step stops nothing. */
+    /* a stop in the last step has no effect */
     if (run->result->history.count < run->end) run->result->stopped_by = watch_reason(&run->watch, stop);
-    if (status == HAPT_OK || (status == HAPT_ERR_INPUT && !run->spoilt)) {
-        /* Also after a loss that is not finite: the weights are those before it. A failure of this save has its own
+    if (status == HAPT_OK || (status == HAPT_ERR_INPUT && !run->weights_not_finite)) {
+        /* Also saves after a non-finite loss, because the weights are those before it. A failed save prints its own
          * message. */
         if (status != HAPT_OK) hapt_fail_reset();
         const enum hapt_status saved = save(run, true);
@@ -336,12 +337,12 @@ static enum hapt_status check_options(const struct run *run)
 {
     const struct hapt_config *config = run->config;
     if (hapt_config_given(config, "microbatches") && hapt_config_int(config, "microbatches") != run->plan->microbatches)
-        return hapt_fail(HAPT_ERR_USAGE, "with --resume: hapt --replan plans again for that number",
-                         "the plan is for %d microbatches a step, not %lld", run->plan->microbatches,
+        return hapt_fail(HAPT_ERR_USAGE, "with --resume, hapt --replan plans again for that number",
+                         "the plan is for %d microbatches per step, not %lld", run->plan->microbatches,
                          (long long)hapt_config_int(config, "microbatches"));
     if (!emulation_asked(config) && hapt_config_given(config, "time-scale"))
         return hapt_fail(HAPT_ERR_USAGE, "add --device emulated, or leave out --time-scale",
-                         "--time-scale is for modelled devices");
+                         "--time-scale needs modelled devices");
     if (!run->optimizer.cosine && hapt_config_given(config, "warmup-steps") && run->optimizer.warmup_steps > 0)
         return hapt_fail(HAPT_ERR_USAGE, "leave out --warmup-steps, or give --lr-schedule cosine",
                          "a constant learning rate has no warm-up");
@@ -355,16 +356,16 @@ static enum hapt_status find_data(const struct hapt_env *env, const struct hapt_
     *path = given ? given : model->has_data ? model->path : NULL;
     if (*path) return HAPT_OK;
     return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "give --data D.h5 (see hapt data --help)",
-                                                "the model file carries no data and no data file is given"));
+                                                "the model file contains no data and no data file is given"));
 }
 
-/* Modelled devices learn nothing: data are read where there are any, so that they are rehearsed, too. */
+/* Modelled devices need no data. If there is some, it is read as in a real run. */
 static bool needs_no_data(const struct hapt_config *config, const struct hapt_model *model)
 {
     return emulation_asked(config) && !hapt_config_text(config, "data") && !model->has_data;
 }
 
-/* The step to stop before, of a run that takes `steps`. */
+/* The end of the range of steps, for a run of `steps`. */
 static int64_t end_of_run(const struct hapt_config *config, int64_t steps)
 {
     const int64_t stop_after = hapt_config_int(config, "stop-after");
@@ -393,8 +394,8 @@ static enum hapt_status open_data(struct run *run)
                           (uint64_t)hapt_config_int(run->config, "data-seed"), &run->data);
 }
 
-/* Weights are never given for samples, whatever --overwrite says. */
-static enum hapt_status refuse_rehearsal(const struct run *run, const struct hapt_checkpoint *checkpoint)
+/* Refuses to replace real checkpoints with samples, even with --overwrite. */
+static enum hapt_status refuse_to_replace_weights(const struct run *run, const struct hapt_checkpoint *checkpoint)
 {
     int count;
     int64_t *step;
@@ -402,8 +403,8 @@ static enum hapt_status refuse_rehearsal(const struct run *run, const struct hap
     HAPT_TRY(checkpoint_list(run->saver.writer.folder, run->arena, &count, &step));
     for (int i = 0; i < count; i++)
         if (!checkpoint_is_sampled(run->saver.writer.folder, step[i], run->arena))
-            return hapt_fail(HAPT_ERR_USAGE, "rehearse into another --output",
-                             "%s holds checkpoints of a training; a rehearsal would replace them",
+            return hapt_fail(HAPT_ERR_USAGE, "use another --output for --device emulated",
+                             "%s holds checkpoints of real training; --device emulated would replace them",
                              run->saver.writer.folder);
     return HAPT_OK;
 }
@@ -415,25 +416,25 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     struct hapt_train_result *result = run->result;
     hapt_optimizer_options(run->config, &run->optimizer);
     HAPT_TRY(check_options(run));
-    /* Otherwise one optimizer's first moment would pass for another's momentum. */
+    /* else the first moment of one optimizer would be used as the momentum of another */
     if (checkpoint && checkpoint->state_count != run->optimizer.state_count)
         return hapt_fail(HAPT_ERR_USAGE, "resume with the optimizer the checkpoint was made with",
-                         "checkpoint %s holds %d optimizer states, the optimizer asked for has %d", checkpoint->path,
+                         "checkpoint %s holds %d optimizer states, but this optimizer has %d", checkpoint->path,
                          checkpoint->state_count, run->optimizer.state_count);
     HAPT_TRY(stage_build(&run->stage, run->config, run->optimizer.state_count));
     HAPT_TRY(replicas_prepare(&run->replicas, &run->stage, hapt_config_int(run->config, "replica-check")));
     HAPT_TRY(hapt_run_folder_name(run->config, run->arena, &folder));
     HAPT_TRY(saver_prepare(&run->saver, &run->stage, run->config, run->optimizer.state_count, folder));
-    HAPT_TRY(refuse_rehearsal(run, checkpoint));
+    HAPT_TRY(refuse_to_replace_weights(run, checkpoint));
     if (checkpoint) run->saver.writer.resumed_step = checkpoint->step;
     HAPT_NEW(run->vote, run->arena, run->env->world_size);
     HAPT_NEW(run->sample, run->arena, run->env->world_size);
-    if (run->env->world_rank == 0 && !run->stage.emulated) /* modelled devices keep to the plan */
+    if (run->env->world_rank == 0 && !run->stage.emulated) /* modelled devices follow the plan */
         HAPT_TRY(
             watch_slow_create(&run->stage, hapt_config_real(run->config, "slow-threshold"), run->arena, &run->slow));
     watch_init(&run->watch, run->env, run->config, run->saver.shard_bytes);
     run->first = run->stage.first_step = checkpoint ? checkpoint->step : 0;
-    /* Another plan's checkpoint is written again, so that the newest one is always this run's. */
+    /* Another plan's checkpoint is saved again, so that the newest one is always this run's. */
     if (checkpoint && checkpoint->plan == run->plan) run->saver.saved = checkpoint->step;
     run->end = end_of_run(run->config, run->optimizer.steps);
     if (run->end < run->first) run->end = run->first;
@@ -443,7 +444,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     if (checkpoint) {
         run->saver.path = checkpoint->path;
         result->history = checkpoint->history;
-        result->history.capacity = 0; /* its arrays are the checkpoint's */
+        result->history.capacity = 0; /* its arrays belong to the checkpoint */
     }
     const enum hapt_dtype dtype =
         run->stage.emulated ? HAPT_F32 : run->stage.model->dtype; /* modelled devices have no gradients */
@@ -459,7 +460,7 @@ static enum hapt_status gather_environment(struct run *run)
     const struct stage *stage = &run->stage;
     const int subcluster = stage->cluster->subcluster_of_rank[run->env->world_rank];
     struct hapt_environment mine;
-    hapt_environment_look(&mine);
+    hapt_environment_collect(&mine);
     mine.stage = stage->chunk;
     if (subcluster >= 0) {
         const struct hapt_subcluster *home = &stage->cluster->subcluster[subcluster];
@@ -470,7 +471,7 @@ static enum hapt_status gather_environment(struct run *run)
     if (stage->backend) {
         mine.threads = stage->threads;
         const char *libraries = stage->backend->libraries ? stage->backend->libraries() : NULL, *also = NULL, *reason;
-        if (stage->team.devices || stage->pair_count > 0) also = stage->backend->groups(&reason)->library();
+        if (stage->team.devices || stage->pair_count > 0) also = stage->backend->device_comms(&reason)->library();
         if (libraries)
             snprintf(mine.libraries, sizeof mine.libraries, "%s%s%.40s", libraries, also ? ", " : "", also ? also : "");
     }
@@ -478,18 +479,18 @@ static enum hapt_status gather_environment(struct run *run)
     return hapt_environment_gather(run->env, &mine, run->arena, &run->result->environment);
 }
 
-/* Devices that could trade among themselves: who carries their collectives. */
-static enum hapt_status tell_carriers(struct run *run)
+/* Prints the carriers of collectives and boundaries, for devices that could exchange directly. */
+static enum hapt_status report_carriers(struct run *run)
 {
     const struct stage *stage = &run->stage;
     const int stages = run->plan->stage_count;
-    char mine[2][HAPT_TEAM_CARRIER_CHARS] = {"", ""}, (*all)[2][HAPT_TEAM_CARRIER_CHARS];
+    char mine[2][HAPT_TEAM_TRANSPORT_CHARS] = {"", ""}, (*all)[2][HAPT_TEAM_TRANSPORT_CHARS];
     HAPT_NEW(all, run->arena, run->env->world_size);
-    if (stage->backend && stage->backend->groups) {
+    if (stage->backend && stage->backend->device_comms) {
         memcpy(mine[0], stage->carrier, sizeof mine[0]);
-        memcpy(mine[1], stage->way, sizeof mine[1]);
+        memcpy(mine[1], stage->boundary_route, sizeof mine[1]);
     }
-    HAPT_TRY(hapt_link_all_gather(run->env->world, "who carries collectives", stage_agreement_timeout_s(stage), mine,
+    HAPT_TRY(hapt_link_all_gather(run->env->world, "carriers of collectives", stage_agreement_timeout_s(stage), mine,
                                   sizeof mine, all));
     for (int what = 0; what < 2; what++)
         for (int c = 0, same = 0; c < stages; c = same) {
@@ -506,8 +507,8 @@ static enum hapt_status tell_carriers(struct run *run)
     return HAPT_OK;
 }
 
-/* What the engines have found out about replays. */
-static enum hapt_status tell_replays(struct run *run)
+/* Prints what the engines report on replays. */
+static enum hapt_status report_replays(struct run *run)
 {
     const struct stage *stage = &run->stage;
     char mine[HAPT_ENGINE_REPLAY_CHARS] = "", (*all)[HAPT_ENGINE_REPLAY_CHARS];
@@ -521,7 +522,7 @@ static enum hapt_status tell_replays(struct run *run)
     return HAPT_OK;
 }
 
-/* Device memory of the stages, planned and measured. */
+/* Gathers the planned and measured device memory of the stages. */
 static enum hapt_status gather_memory(struct run *run)
 {
     struct stage *stage = &run->stage;
@@ -544,8 +545,8 @@ static enum hapt_status gather_memory(struct run *run)
     return HAPT_OK;
 }
 
-/* Are checkpoints written before the end? Where each step is saved, nothing goes on meanwhile; where no interval ends
- * before the run does, one at its end is enough. */
+/* True if checkpoints are written before the end, so that asynchronous writing is useful. It is not if every step is
+ * saved, or if no interval ends before the run does. */
 static bool saves_often(const struct run *run)
 {
     const int64_t every = hapt_config_int(run->config, "checkpoint-every");
@@ -563,10 +564,10 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     HAPT_TRY(hapt_env_agree(world, trace_create(&run->stage, hapt_config_int(run->config, "trace"))));
     HAPT_TRY(hapt_env_agree(world, stage_connect(&run->stage)));
     const enum hapt_status started = hapt_env_agree(world, stage_start(&run->stage));
-    run->leaves = started != HAPT_OK;
+    run->exits_together = started != HAPT_OK;
     HAPT_TRY(started);
     HAPT_TRY(gather_environment(run));
-    HAPT_TRY(tell_carriers(run));
+    HAPT_TRY(report_carriers(run));
     HAPT_TRY(hapt_env_agree(world, saver_fill(&run->saver, checkpoint)));
     HAPT_TRY(saver_open(&run->saver, run->config, run->data, checkpoint, saves_often(run)));
     if (checkpoint) saver_compare_data(&run->saver, checkpoint);
@@ -575,7 +576,7 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     if (drained != HAPT_OK) hapt_die(drained);
     HAPT_TRY(status);
     HAPT_TRY(hapt_env_agree(world, trace_gather(&run->stage, run->first, run->result->history.count, run->result)));
-    HAPT_TRY(hapt_env_agree(world, tell_replays(run)));
+    HAPT_TRY(hapt_env_agree(world, report_replays(run)));
     return hapt_env_agree(world, gather_memory(run));
 }
 
@@ -592,14 +593,14 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
                                .arena = arena,
                                .comm = MPI_COMM_NULL,
                                .chunk = -1};
-    hapt_stop_defer(); /* to the end of a step */
-    /* An agreement may stand behind a slow disk: more patience than with a message. */
-    hapt_env_set_patience(10 * hapt_config_real(config, "timeout"));
+    hapt_stop_defer(); /* until the end of a step */
+    /* An agreement may wait for a slow disk, so it has a longer deadline than a message. */
+    hapt_env_set_agree_timeout(10 * hapt_config_real(config, "timeout"));
     const enum hapt_status status = train(&run, checkpoint);
-    hapt_env_set_patience(0);
-    /* A rank that was not heard of in time cannot agree on leaving, nor can its peers free what they share with it. */
-    if (status == HAPT_ERR_COMM && !run.leaves) hapt_die(status);
-    const enum hapt_status drained = stage_drain(&run.stage); /* what failed before the first step left it running */
+    hapt_env_set_agree_timeout(0);
+    /* After a timeout this rank cannot agree on the exit, and peers cannot free shared resources. */
+    if (status == HAPT_ERR_COMM && !run.exits_together) hapt_die(status);
+    const enum hapt_status drained = stage_drain(&run.stage); /* a failure before the first step leaves it running */
     if (drained != HAPT_OK) hapt_die(drained);
     saver_release(&run.saver);
     stage_release(&run.stage);
@@ -619,9 +620,10 @@ static enum hapt_status check_kind(const struct hapt_config *config, const struc
     const bool emulated = emulation_asked(config);
     if (checkpoint->sampled == emulated) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INPUT,
-                     emulated ? "rehearse into another --output" : "add --device emulated to go on with the rehearsal",
-                     emulated ? "checkpoint %s is of a training, not of a rehearsal"
-                              : "checkpoint %s is of a rehearsal: it holds samples, no weights",
+                     emulated ? "use another --output for --device emulated"
+                              : "add --device emulated to continue this run",
+                     emulated ? "checkpoint %s was written by real training, not with --device emulated"
+                              : "checkpoint %s was written with --device emulated: it holds samples, not weights",
                      checkpoint->path);
 }
 

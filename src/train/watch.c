@@ -1,4 +1,4 @@
-/* Time: how long a run may go on, how long a rank waits. */
+/* Time limits: the deadline of a run, and the waits of a rank. */
 #include "watch.h"
 
 #include <math.h>
@@ -7,15 +7,15 @@
 
 #include "hapt/stop.h"
 
-/* The next step and save may take longer than those before; leaving takes a moment, too. */
+/* Margins for the next step and save, which may take longer than earlier ones, and for the exit. */
 #define STEP_MARGIN 1.2
 #define SAVE_MARGIN 1.5
 #define LEAVE_S 2.0
-#define LIKELY_DISK 50e6 /* byte/s, until a save was timed */
+#define ASSUMED_DISK_BYTES_PER_S 50e6 /* assumed until a save was timed */
 
-#define PATIENCE_STEPS 10 /* --timeout or as many predicted steps */
+#define PATIENCE_STEPS 10 /* --timeout, or this many predicted steps if longer */
 
-/* Seconds until the batch system ends the job; INFINITY: it does not say. */
+/* Seconds until the batch system ends the job; INFINITY: unknown. */
 static double slurm_left_s(void)
 {
     const char *text = getenv("SLURM_JOB_END_TIME");
@@ -27,7 +27,7 @@ static double slurm_left_s(void)
 
 void watch_init(struct watch *watch, const struct hapt_env *env, const struct hapt_config *config, double shard_bytes)
 {
-    *watch = (struct watch){.end_s = INFINITY, .save_s = 1 + shard_bytes / LIKELY_DISK};
+    *watch = (struct watch){.end_s = INFINITY, .save_s = 1 + shard_bytes / ASSUMED_DISK_BYTES_PER_S};
     const double hours = hapt_config_real(config, "max-hours");
     if (hours > 0) {
         watch->end_s = env->start_s + 3600 * hours;
@@ -47,11 +47,11 @@ void watch_step(struct watch *watch, double time_s)
 
 void watch_saved(struct watch *watch, double time_s)
 {
-    /* The guess is forgotten at the first measurement that is not far below it: small files come from the cache. */
+    /* The estimate decays by at most half per save, because small files only reach the page cache. */
     watch->save_s = fmax(time_s, 0.5 * watch->save_s);
 }
 
-int watch_look(const struct watch *watch)
+int watch_stop_bits(const struct watch *watch)
 {
     double longest_s = 0;
     for (int i = 0; i < WATCH_RECENT && i < watch->steps; i++) longest_s = fmax(longest_s, watch->step_s[i]);

@@ -1,4 +1,4 @@
-/* Where a loss or a gradient that is not finite began. */
+/* Finds the origin of a loss or gradient that is not finite. */
 #include "watch_origin.h"
 
 #include <math.h>
@@ -21,11 +21,11 @@ static bool is_finite(struct stage *stage, int tensor)
     return true;
 }
 
-/* A weight before any gradient; of the gradients the last parameter's, which the backward pass meets first. */
+/* Finds the first weight; without one the last parameter's gradient, because the backward pass computes it first. */
 static void look(struct stage *stage, struct origin *origin)
 {
     memset(origin, 0, sizeof *origin);
-    if (stage->chunk < 0 || strcmp(stage->backend->name, "cpu") != 0) return; /* whose memory is the host's */
+    if (stage->chunk < 0 || strcmp(stage->backend->name, "cpu") != 0) return; /* only its memory is host memory */
     const struct hapt_program *program = stage->program[stage->chunk];
     for (int t = 0; t < program->tensor_count; t++) {
         const struct hapt_tensor *tensor = &program->graph->tensor[program->tensor[t].tensor];
@@ -55,7 +55,7 @@ enum hapt_status watch_origin_find(struct stage *stage, char *text, size_t size,
     for (int c = 0; c < stage->plan->stage_count; c++)
         for (int r = 0; r < stage_size(stage, c); r++) {
             const int rank = stage_world_rank(stage, c, r);
-            /* The first stage with such a weight; else the last with such a gradient. */
+            /* the first stage with such a weight; else the last with such a gradient */
             if (all[rank].found == FOUND_NOTHING || (best >= 0 && all[best].found == FOUND_WEIGHT)) continue;
             if (best >= 0 && all[rank].found == FOUND_GRADIENT && best_stage == c) continue;
             best = rank;

@@ -1,4 +1,4 @@
-/* Names ranks and links that are slower than planned, and a step that is off its prediction. */
+/* Names ranks and links that are slower than planned, and steps that differ from the prediction. */
 #include "watch_slow.h"
 
 #include <math.h>
@@ -8,64 +8,60 @@
 #include <time.h>
 
 enum {
-    WINDOW = 8,   /* steps; of each the median counts */
-    IN_A_ROW = 9, /* windows: the last one shares no step with the first */
-    SKIPPED = 2,  /* first steps: caches fill, pages are touched */
+    MEDIAN_STEPS = 8, /* steps; their median counts */
+    IN_A_ROW = 9,     /* windows: the last one shares no step with the first */
+    SKIPPED = 2,      /* first steps: cold caches, first page faults */
 };
-/* A rank whose cores are taken away is named when it takes this many times as long as the others: where all share
+/* ratio to the others' wall-clock time above which other processes are taking the rank's cores. If all ranks share
  * cores, some wait a little longer than others. */
 #define STARVED 3.0
-/* How uncertain CPU time is: where cores are shared caches are, too, and it grows with the time spent waiting for a
- * core, by this share at most; and by how it varies from step to step (the middle half of them), beyond what is usual
- * on an idle machine. */
-#define CROWD_NOISE 0.5
-#define CROWD_USUAL 1.05
-#define CROWD_MOST 5.0
+/* Uncertainty of CPU time. Shared cores share caches too, so it grows with the wait for a core, up to a limit. It also
+ * grows with the variation between steps (interquartile range), beyond that of an idle machine. */
+#define SHARING_NOISE 0.5
+#define SHARING_USUAL 1.05
+#define SHARING_MOST 5.0
 #define SPREAD_NOISE 2.0
 #define SPREAD_USUAL 0.05
-/* What idles computes more slowly afterwards, its caches are cold and its clock is low; and its speed hardly matters.
- * By this share of the time of a step in which it idles beyond the plan: cores that waited for a link at a tenth of its
- * rate, 0.7 of the time, took up to 1.7 times their CPU time, and 1.4 times that of the others. */
+/* per share of the step that the rank idles beyond the plan. After idling, cold caches and a low clock slow a rank
+ * down, and its speed hardly matters. Measured: cores waited 0.7 of the time for a link at a tenth of its rate. They
+ * took up to 1.7 times their CPU time, and 1.4 times that of the others. */
 #define IDLE_NOISE 1.0
-/* A core may be slower for a moment: a difference that was seen for a short time only must be larger by this share,
- * half of it after DRIFT_S, and so on. */
+/* A core may be slow for a short time. So a short observation needs a larger difference, by this share; half of it
+ * after DRIFT_S, and so on. */
 #define DRIFT_NOISE 1.0
 #define DRIFT_S 0.5
-/* A step that takes longer or shorter than predicted by these factors is said to, where it differs by more than OFF_S.
- */
+/* ratios to the predicted step that cause a warning, if the difference exceeds OFF_S */
 #define OFF_MORE 1.5
 #define OFF_LESS 0.5
 #define OFF_S 1e-3
-/* A link's time is known to about the courier's sleep and, where cores are shared, to some time slices of the system.
- */
+/* precision of a link's time: about the sleep of the communication thread and, on shared cores, some time slices */
 #define LINK_TICK_S 1e-3
 #define SLICES_S 30e-3
-/* Where the network counts, processes that wait for a core hardly matter: the system itself, which moves the packets,
- * runs ahead of them. Over a trunk that stayed as it was, cores shared four to twenty times over, eight steps' median
- * was 1.12 of the plan at most; this makes it 1.4. And a tick of the system's clock, shared ones one more: the last
- * bytes may be acknowledged when the peer's process reads them. */
+/* With network counters, processes that wait for a core hardly matter, because the kernel moves the packets with
+ * priority. Measured on an unchanged trunk, cores shared by 4 to 20 processes: medians of eight steps at most 1.12 of
+ * the plan; this allows 1.4. Plus one tick of the system clock, on shared cores up to one more: the last bytes may be
+ * acknowledged only when the peer's process reads them. */
 #define COUNTED_NOISE 0.05
 #define COUNTED_TICKS 0.25
 
 struct ring {
-    double of_step[WINDOW];
+    double of_step[MEDIAN_STEPS];
 };
 
-/* What the newest steps took; times of a step in its microbatches. */
-struct rank_window {
+/* Times of the newest steps, summed over the microbatches of a step. */
+struct rank_history {
     struct ring busy_s, device_s, raw_s;
 };
 
 /* A boundary in one direction. */
-struct link_window {
+struct link_history {
     struct ring time_s;
     bool counted; /* by the network, in the newest step */
-    int sharing;  /* boundaries and directions that leave the same host, at most: each may have so large a part of its
-                     port */
+    int sharing;  /* largest number of boundary directions that leave the same host and share its port */
 };
 
 struct suspect {
-    int windows; /* in a row in which it was slow */
+    int windows; /* consecutive windows in which it was slow */
     double since_s;
     bool named;
 };
@@ -75,18 +71,19 @@ struct watch_slow {
     struct hapt_arena *arena;
     double threshold;
     int64_t steps;
-    int *chunk_of;            /* [world_size] -1: idle */
-    int *host_of;             /* [world_size] lowest rank of the same host */
-    double *planned_s;        /* [stages] for the microbatches of a step */
-    struct ring step_s;       /* from end to end */
-    struct rank_window *rank; /* [world_size] */
-    struct link_window *link; /* [2 * stages] boundary behind stage k, forward and backward */
+    int *chunk_of;             /* [world_size] -1: idle */
+    int *host_of;              /* [world_size] lowest rank of the same host */
+    double *planned_s;         /* [stages] for all microbatches of a step */
+    struct ring step_s;        /* from end to end */
+    struct rank_history *rank; /* [world_size] */
+    struct link_history *link; /* [2 * stages] boundary behind stage k, forward and backward */
     struct suspect *rank_suspect, *link_suspect;
     struct suspect step_suspect[2]; /* of the whole step: longer, shorter than predicted */
-    bool oversubscribed; /* this job's own ranks share cores: no prediction knows by how much that stretches a step */
-    double *device, *clock; /* [world_size] medians against the plan; 0: idle */
-    double *crowd;  /* [world_size] by the clock against CPU time, the worst rank of the host; at its lowest rank */
-    double tick_s;  /* of the system's clock that the network counts by */
+    bool oversubscribed;    /* this job's ranks share cores, which stretches a step by an unpredictable factor */
+    double *device, *clock; /* [world_size] medians relative to the plan; 0: idle */
+    /* [world_size] wall-clock time / CPU time of the worst rank of a host, stored at the host's lowest rank */
+    double *core_sharing;
+    double tick_s;  /* tick of the system clock that the network counters use */
     double *sorted; /* [world_size] */
 };
 
@@ -98,8 +95,8 @@ static bool is_on(const struct watch_slow *slow, int chunk, int host, bool elsew
     return found;
 }
 
-/* Of a host: in how many directions stages there have neighbours elsewhere. */
-static int ways_out(const struct watch_slow *slow, int host)
+/* Number of directions in which stages on a host have neighbours on other hosts. */
+static int remote_directions(const struct watch_slow *slow, int host)
 {
     const int stages = slow->stage->plan->stage_count;
     int count = 0;
@@ -109,17 +106,17 @@ static int ways_out(const struct watch_slow *slow, int host)
     return count;
 }
 
-static int most_ways_out(const struct watch_slow *slow, int chunk)
+static int most_remote_directions(const struct watch_slow *slow, int chunk)
 {
     int most = 1;
     for (int r = 0; r < stage_size(slow->stage, chunk); r++) {
-        const int ways = ways_out(slow, slow->host_of[stage_world_rank(slow->stage, chunk, r)]);
-        most = ways > most ? ways : most;
+        const int directions = remote_directions(slow, slow->host_of[stage_world_rank(slow->stage, chunk, r)]);
+        most = directions > most ? directions : most;
     }
     return most;
 }
 
-/* Do the ranks of some host outnumber the cores of this one? */
+/* True if the ranks of some host outnumber the cores of this one. */
 static bool shares_cores(const struct watch_slow *slow)
 {
     const struct hapt_env *env = slow->stage->env;
@@ -152,7 +149,7 @@ enum hapt_status watch_slow_create(const struct stage *stage, double threshold, 
     HAPT_NEW(slow->link_suspect, arena, 2 * stages);
     HAPT_NEW(slow->device, arena, ranks);
     HAPT_NEW(slow->clock, arena, ranks);
-    HAPT_NEW(slow->crowd, arena, ranks);
+    HAPT_NEW(slow->core_sharing, arena, ranks);
     HAPT_NEW(slow->sorted, arena, ranks);
     for (int r = 0; r < ranks; r++) {
         slow->chunk_of[r] = -1;
@@ -165,7 +162,7 @@ enum hapt_status watch_slow_create(const struct stage *stage, double threshold, 
     }
     slow->oversubscribed = shares_cores(slow);
     for (int b = 0; b + 1 < stages; b++) {
-        const int one = most_ways_out(slow, b), other = most_ways_out(slow, b + 1);
+        const int one = most_remote_directions(slow, b), other = most_remote_directions(slow, b + 1);
         slow->link[2 * b].sharing = slow->link[2 * b + 1].sharing = one > other ? one : other;
     }
     struct timespec tick = {0, 0};
@@ -183,22 +180,22 @@ static int ascending(const void *a, const void *b)
 
 static double median(const struct ring *ring, double *spread)
 {
-    double sorted[WINDOW];
+    double sorted[MEDIAN_STEPS];
     memcpy(sorted, ring->of_step, sizeof sorted);
-    qsort(sorted, WINDOW, sizeof *sorted, ascending);
-    const double middle = 0.5 * (sorted[(WINDOW - 1) / 2] + sorted[WINDOW / 2]);
-    if (spread) *spread = middle > 0 ? (sorted[3 * WINDOW / 4 - 1] - sorted[WINDOW / 4]) / middle : 0;
+    qsort(sorted, MEDIAN_STEPS, sizeof *sorted, ascending);
+    const double middle = 0.5 * (sorted[(MEDIAN_STEPS - 1) / 2] + sorted[MEDIAN_STEPS / 2]);
+    if (spread) *spread = middle > 0 ? (sorted[3 * MEDIAN_STEPS / 4 - 1] - sorted[MEDIAN_STEPS / 4]) / middle : 0;
     return middle;
 }
 
 static double sum(const struct ring *ring)
 {
     double total = 0;
-    for (int i = 0; i < WINDOW; i++) total += ring->of_step[i];
+    for (int i = 0; i < MEDIAN_STEPS; i++) total += ring->of_step[i];
     return total;
 }
 
-/* What the better ones of the other ranks take: their lower quartile. 0: there are none. */
+/* Lower quartile of the other ranks; 0: there are none. */
 static double others(struct watch_slow *slow, const double *value, int rank)
 {
     int count = 0;
@@ -209,13 +206,13 @@ static double others(struct watch_slow *slow, const double *value, int rank)
     return slow->sorted[(count - 1) / 4];
 }
 
-/* By what share more it must be slower, the shorter it has been so. */
+/* Additional share by which it must be slower; decreases with time. */
 static double drift(const struct suspect *suspect)
 {
     return suspect->windows == 0 ? DRIFT_NOISE : DRIFT_NOISE / (1 + (hapt_time_s() - suspect->since_s) / DRIFT_S);
 }
 
-/* True when the suspect is to be named now: it has been slower for long enough, and `clearly` so. */
+/* True if the suspect is to be named now: slow for long enough, and `clearly` slow. */
 static bool suspect_add(struct suspect *suspect, bool slower, bool clearly)
 {
     if (slower && suspect->windows == 0) suspect->since_s = hapt_time_s();
@@ -248,9 +245,8 @@ static enum hapt_status name_rank(struct watch_slow *slow, int64_t step, int ran
                                          .planned_s = slow->planned_s[chunk]};
     warning.ratio = measured_s / warning.planned_s;
     snprintf(warning.text, sizeof warning.text,
-             "rank %d of stage %d on host %s computes %.1f times as long as the plan assumes (%s a step, planned %s), "
-             "unlike the "
-             "others: %splan again (--resume --replan)",
+             "rank %d of stage %d on host %s computes %.1f times as long as the plan assumes (%s per step, planned "
+             "%s), unlike the others: %splan again (--resume --replan)",
              rank, chunk, hapt_env_host(rank), warning.ratio, hapt_units_time(measured_s, measured),
              hapt_units_time(warning.planned_s, planned), starved ? "see what else runs on its cores, or " : "");
     return warn(slow, result, &warning);
@@ -271,12 +267,12 @@ static enum hapt_status name_link(struct watch_slow *slow, int64_t step, int bou
                                          .measured_s = measured_s,
                                          .planned_s = slow->stage->plan->stage[boundary].comm_s};
     warning.ratio = measured_s / warning.planned_s;
-    snprintf(warning.text, sizeof warning.text,
-             "the link from stage %d (subcluster %s, rank %d on host %s) to stage %d (subcluster %s, rank %d on host "
-             "%s) takes %.1f times as "
-             "long as the plan assumes (%s a microbatch, planned %s): plan again (--resume --replan)",
-             from, own, rank, hapt_env_host(rank), to, its, peer, hapt_env_host(peer), warning.ratio,
-             hapt_units_time(measured_s, measured), hapt_units_time(warning.planned_s, planned));
+    snprintf(
+        warning.text, sizeof warning.text,
+        "the link from stage %d (subcluster %s, rank %d on host %s) to stage %d (subcluster %s, rank %d on host %s) "
+        "takes %.1f times as long as the plan assumes (%s per microbatch, planned %s): plan again (--resume --replan)",
+        from, own, rank, hapt_env_host(rank), to, its, peer, hapt_env_host(peer), warning.ratio,
+        hapt_units_time(measured_s, measured), hapt_units_time(warning.planned_s, planned));
     return warn(slow, result, &warning);
 }
 
@@ -292,15 +288,14 @@ static enum hapt_status name_step(struct watch_slow *slow, int64_t step, double 
                                          .planned_s = planned_s,
                                          .ratio = measured_s / planned_s};
     snprintf(warning.text, sizeof warning.text,
-             "a step lasts %.2f times as long as predicted (%s, predicted %s): %scorrect the profile by this run "
+             "a step lasts %.2f times as long as predicted (%s, predicted %s): %scorrect the profile with this run "
              "(hapt plan --profile P.h5 --run outputs/NAME/run.h5)",
              warning.ratio, hapt_units_time(measured_s, measured), hapt_units_time(planned_s, planned),
              warning.ratio > 1 ? "see what else runs on the cores, or " : "");
     return warn(slow, result, &warning);
 }
 
-/* Least time that a rank of the stage spent in collectives: what they take themselves, all else is waiting for the
- * slowest. */
+/* Time of the stage's collectives themselves: the minimum over its ranks. The rest is waiting for the slowest rank. */
 static double collectives_s(const struct watch_slow *slow, const struct watch_sample *sample, int chunk)
 {
     double least_s = INFINITY;
@@ -309,24 +304,25 @@ static double collectives_s(const struct watch_slow *slow, const struct watch_sa
     return least_s;
 }
 
-/* The plan's times hold the collectives of the microbatches, too. */
+/* Adds the collectives of the microbatches, because the plan's times include them. */
 static void keep_sample(struct watch_slow *slow, const struct watch_sample *sample)
 {
-    const int at = (int)(slow->steps % WINDOW);
+    const int at = (int)(slow->steps % MEDIAN_STEPS);
     for (int r = 0; r < slow->stage->env->world_size; r++) {
         const int chunk = slow->chunk_of[r];
         const double shared_s = chunk < 0 ? 0 : collectives_s(slow, sample, chunk);
         slow->rank[r].busy_s.of_step[at] = sample[r].effort.busy_s + shared_s;
         slow->rank[r].device_s.of_step[at] = sample[r].effort.device_s + shared_s;
-        slow->rank[r].raw_s.of_step[at] = sample[r].effort.raw_s + shared_s;
+        slow->rank[r].raw_s.of_step[at] = sample[r].effort.wall_s + shared_s;
     }
 }
 
-/* How far the CPU times of these steps are to be trusted: what their ratios may differ by for no reason. */
-static double weigh_window(struct watch_slow *slow)
+/* Computes each rank's medians, and how much each host shares its cores. Returns the uncertainty of the CPU times:
+ * differences of ratios up to this value mean nothing. */
+static double cpu_time_uncertainty(struct watch_slow *slow)
 {
     double widest = 0, fullest = 1;
-    for (int r = 0; r < slow->stage->env->world_size; r++) slow->crowd[r] = 1;
+    for (int r = 0; r < slow->stage->env->world_size; r++) slow->core_sharing[r] = 1;
     for (int r = 0; r < slow->stage->env->world_size; r++) {
         const int chunk = slow->chunk_of[r];
         double spread = 0;
@@ -336,11 +332,11 @@ static double weigh_window(struct watch_slow *slow)
         slow->clock[r] = median(&slow->rank[r].raw_s, NULL) / slow->planned_s[chunk];
         widest = fmax(widest, spread);
         if (slow->device[r] <= 0) continue;
-        double *crowd = &slow->crowd[slow->host_of[r]];
-        *crowd = fmax(*crowd, sum(&slow->rank[r].raw_s) / sum(&slow->rank[r].device_s));
-        fullest = fmax(fullest, *crowd);
+        double *core_sharing = &slow->core_sharing[slow->host_of[r]];
+        *core_sharing = fmax(*core_sharing, sum(&slow->rank[r].raw_s) / sum(&slow->rank[r].device_s));
+        fullest = fmax(fullest, *core_sharing);
     }
-    return CROWD_NOISE * fmax(fmin(fullest, CROWD_MOST) - CROWD_USUAL, 0) +
+    return SHARING_NOISE * fmax(fmin(fullest, SHARING_MOST) - SHARING_USUAL, 0) +
            SPREAD_NOISE * fmax(widest - SPREAD_USUAL, 0);
 }
 
@@ -356,7 +352,7 @@ static double idle_share(const struct watch_slow *slow, int rank)
 
 static enum hapt_status judge_ranks(struct watch_slow *slow, int64_t step, struct hapt_train_result *result)
 {
-    const double limit = 1 + slow->threshold, noise = weigh_window(slow);
+    const double limit = 1 + slow->threshold, noise = cpu_time_uncertainty(slow);
     for (int r = 0; r < slow->stage->env->world_size; r++) {
         const double device_others = others(slow, slow->device, r), clock_others = others(slow, slow->clock, r);
         if (slow->device[r] <= 0 || device_others <= 0) continue;
@@ -387,15 +383,15 @@ static struct stage_link_time slowest(const struct watch_slow *slow, const struc
     return longest;
 }
 
-static double crowd_of(const struct watch_slow *slow, int chunk)
+static double core_sharing_of(const struct watch_slow *slow, int chunk)
 {
     double fullest = 1;
     for (int r = 0; r < stage_size(slow->stage, chunk); r++)
-        fullest = fmax(fullest, slow->crowd[slow->host_of[stage_world_rank(slow->stage, chunk, r)]]);
+        fullest = fmax(fullest, slow->core_sharing[slow->host_of[stage_world_rank(slow->stage, chunk, r)]]);
     return fullest;
 }
 
-static void keep_link(struct link_window *link, int at, struct stage_link_time out, struct stage_link_time in)
+static void keep_link(struct link_history *link, int at, struct stage_link_time out, struct stage_link_time in)
 {
     link->time_s.of_step[at] = fmax(out.time_s, in.time_s);
     link->counted = out.counted;
@@ -403,7 +399,7 @@ static void keep_link(struct link_window *link, int at, struct stage_link_time o
 
 static void keep_links(struct watch_slow *slow, const struct watch_sample *sample)
 {
-    const int at = (int)(slow->steps % WINDOW);
+    const int at = (int)(slow->steps % MEDIAN_STEPS);
     for (int b = 0; b + 1 < slow->stage->plan->stage_count; b++) {
         keep_link(&slow->link[2 * b], at, slowest(slow, sample, b, STAGE_LINK_FORWARD_OUT),
                   slowest(slow, sample, b + 1, STAGE_LINK_FORWARD_IN));
@@ -412,17 +408,17 @@ static void keep_links(struct watch_slow *slow, const struct watch_sample *sampl
     }
 }
 
-/* How much longer than planned a message may take: by this share, and by this time. What the plan itself counts as free
- * is no matter. */
-static void tolerate(const struct watch_slow *slow, const struct link_window *link, double crowd, double *share,
+/* Tolerated excess of a message over the planned time: a share and an absolute time. Times that the plan counts as
+ * hidden are ignored. */
+static void tolerate(const struct watch_slow *slow, const struct link_history *link, double core_sharing, double *share,
                      double *time_s)
 {
     const struct hapt_plan *plan = slow->stage->plan;
-    const double shared = fmin(crowd, CROWD_MOST), noise = link->counted ? COUNTED_NOISE * (shared - 1) : 0;
+    const double shared = fmin(core_sharing, SHARING_MOST), noise = link->counted ? COUNTED_NOISE * (shared - 1) : 0;
     *share = (1 + slow->threshold + noise) * (link->counted ? link->sharing : 1) - 1;
     *time_s =
-        fmax(plan->hide_threshold * plan->t_max_s,
-             link->counted ? slow->tick_s * (1 + COUNTED_TICKS * (shared - 1)) : LINK_TICK_S + SLICES_S * (crowd - 1));
+        fmax(plan->hide_threshold * plan->t_max_s, link->counted ? slow->tick_s * (1 + COUNTED_TICKS * (shared - 1))
+                                                                 : LINK_TICK_S + SLICES_S * (core_sharing - 1));
 }
 
 static enum hapt_status judge_links(struct watch_slow *slow, int64_t step, struct hapt_train_result *result)
@@ -430,10 +426,10 @@ static enum hapt_status judge_links(struct watch_slow *slow, int64_t step, struc
     const struct hapt_plan *plan = slow->stage->plan;
     for (int b = 0; b + 1 < plan->stage_count; b++)
         for (int backward = 0; backward < 2; backward++) {
-            const struct link_window *link = &slow->link[2 * b + backward];
+            const struct link_history *link = &slow->link[2 * b + backward];
             const double planned_s = plan->stage[b].comm_s, time_s = median(&link->time_s, NULL);
             double share, tolerated_s;
-            tolerate(slow, link, fmax(crowd_of(slow, b), crowd_of(slow, b + 1)), &share, &tolerated_s);
+            tolerate(slow, link, fmax(core_sharing_of(slow, b), core_sharing_of(slow, b + 1)), &share, &tolerated_s);
             const bool slower = planned_s > 0 && time_s > planned_s + tolerated_s && time_s > (1 + share) * planned_s;
             struct suspect *suspect = &slow->link_suspect[2 * b + backward];
             if (suspect_add(suspect, slower, time_s > (1 + share + drift(suspect)) * planned_s))
@@ -442,19 +438,21 @@ static enum hapt_status judge_links(struct watch_slow *slow, int64_t step, struc
     return HAPT_OK;
 }
 
-/* The whole step against the prediction, said once. */
+/* Compares the whole step with the prediction; warns once. */
 static enum hapt_status judge_step(struct watch_slow *slow, int64_t step, struct hapt_train_result *result)
 {
     const double planned_s = slow->stage->plan->simulated_s, step_s = median(&slow->step_s, NULL);
-    double crowd = 1;
+    double core_sharing = 1;
     if (!isfinite(planned_s) || planned_s <= 0 || slow->step_suspect[0].named || slow->step_suspect[1].named)
         return HAPT_OK;
-    for (int r = 0; r < slow->stage->env->world_size && slow->oversubscribed; r++) crowd = fmax(crowd, slow->crowd[r]);
+    for (int r = 0; r < slow->stage->env->world_size && slow->oversubscribed; r++)
+        core_sharing = fmax(core_sharing, slow->core_sharing[r]);
     for (int shorter = 0; shorter < 2; shorter++) {
         struct suspect *suspect = &slow->step_suspect[shorter];
         const double sure = 1 + drift(suspect), ratio = step_s / planned_s;
-        const bool off = fabs(step_s - planned_s) > OFF_S && (shorter ? ratio < OFF_LESS : ratio > OFF_MORE * crowd);
-        if (suspect_add(suspect, off, shorter ? ratio * sure < OFF_LESS : ratio > OFF_MORE * crowd * sure))
+        const bool off =
+            fabs(step_s - planned_s) > OFF_S && (shorter ? ratio < OFF_LESS : ratio > OFF_MORE * core_sharing);
+        if (suspect_add(suspect, off, shorter ? ratio * sure < OFF_LESS : ratio > OFF_MORE * core_sharing * sure))
             HAPT_TRY(name_step(slow, step, step_s, planned_s, result));
     }
     return HAPT_OK;
@@ -464,10 +462,10 @@ enum hapt_status watch_slow_step(struct watch_slow *slow, int64_t step, double s
                                  const struct watch_sample *sample, struct hapt_train_result *result)
 {
     if (slow->threshold <= 0 || slow->steps++ < SKIPPED) return HAPT_OK;
-    slow->step_s.of_step[slow->steps % WINDOW] = step_s;
+    slow->step_s.of_step[slow->steps % MEDIAN_STEPS] = step_s;
     keep_sample(slow, sample);
     keep_links(slow, sample);
-    if (slow->steps < SKIPPED + WINDOW) return HAPT_OK;
+    if (slow->steps < SKIPPED + MEDIAN_STEPS) return HAPT_OK;
     HAPT_TRY(judge_ranks(slow, step, result));
     HAPT_TRY(judge_step(slow, step, result));
     return judge_links(slow, step, result);

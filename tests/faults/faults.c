@@ -4,15 +4,19 @@
  *
  *   FAULTS_UNDER   folder (absolute): all else is left alone
  *   FAULTS_CALL    write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open (for writing), mkdir,
- * unlink (and unlinkat), list (open a folder) look (open for reading), read (and pread); from the first call on a file
- * under the folder on, of the whole process and its children together: malloc (and calloc, realloc, memalign), mmap,
- * thread (pthread_create) FAULTS_AT      which of them, from 1, counted in each process (see above for others);
- * FAULTS_STICKY=1: also all that follow FAULTS_PATH    only calls on files whose name matches this pattern FAULTS_ERROR
- * ENOSPC, EIO, EINVAL, EMFILE, ENOMEM (malloc, mmap, thread fail as they do); KILL: the process dies there, before the
- * call FAULTS_RANK    only in this rank of an MPI job FAULTS_LOG     folder of records, one a process: calls in order,
- * and what was written FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its
- * end; look and what follows it only with FAULTS_READS set FAULTS_SHOW    file: where in the program a call of the
- * whole process failed
+ *                  unlink (and unlinkat), list (open a folder) look (open for reading), read (and pread); from the
+ *                  first call on a file under the folder on, of the whole process and its children together: malloc
+ *                  (and calloc, realloc, memalign), mmap, thread (pthread_create)
+ *   FAULTS_AT      which of them, from 1, counted in each process (see above for others); FAULTS_STICKY=1: also all
+ *                  that follow
+ *   FAULTS_PATH    only calls on files whose name matches this pattern
+ *   FAULTS_ERROR   ENOSPC, EIO, EINVAL, EMFILE, ENOMEM (malloc, mmap, thread fail as they do); KILL: the process dies
+ *                  there, before the call
+ *   FAULTS_RANK    only in this rank of an MPI job
+ *   FAULTS_LOG     folder of records, one a process: calls in order, and what was written
+ *   FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its end; look and what
+ *                  follows it only with FAULTS_READS set
+ *   FAULTS_SHOW    file: where in the program a call of the whole process failed
  */
 #include <dlfcn.h>
 #include <errno.h>

@@ -6,8 +6,8 @@
  *
  *   fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--batch FILES] [--crashes] CORPUS
  *
- * Input i is a function of seed and i alone: --only I repeats it. As in hapt the guard reads every file first; what it
- * refuses is refused (--batch lets one child of it read several files; --crashes keeps what the HDF5 library dies of
+ * Input i is a function of seed and i alone: --only I repeats it. As in hapt the sandbox reads every file first; what
+ * it refuses is refused (--batch lets one child of it read several files; --crashes keeps what the HDF5 library dies of
  * there). A process for each job runs the inputs, and where it dies the supervisor names the input, keeps it and starts
  * another.
  */
@@ -30,7 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "hapt/guard.h"
+#include "hapt/sandbox.h"
 #include "hapt/h5.h"
 
 enum {
@@ -110,7 +110,7 @@ static pid_t watched;
 static void note_memory(const volatile void *memory, size_t bytes)
 {
     size_t before = largest;
-    /* The guard cannot limit its children's memory here (guard.c): what would not get it dies of that. */
+    /* The sandbox cannot limit its children's memory here (sandbox.c): what would not get it dies of that. */
     if (bytes > (size_t)most_memory && getpid() != watched) _exit(1);
     while (memory && bytes > before && !atomic_compare_exchange_weak(&largest, &before, bytes)) {
     }
@@ -345,7 +345,7 @@ static bool mutate(uint64_t *random, const struct seed *from, const char *input)
     return flipped;
 }
 
-/* Each input is a file of its own to the guard, though they come within one tick of the file system's clock. */
+/* Each input is a file of its own to the sandbox, though they come within one tick of the file system's clock. */
 static void stamp(const char *input, int64_t number)
 {
     const struct timespec times[2] = {{.tv_sec = 1, .tv_nsec = 0},
@@ -441,8 +441,8 @@ static void run_worker(int job, int64_t first)
     /* What the library keeps for each open file is large: it is kept, not given back to the system each time. */
     H5set_free_list_limits(64 << 20, 16 << 20, 16 << 20, 4 << 20, 64 << 20, 4 << 20);
     watch_memory();
-    if (option.batch > 1) hapt_guard_batch(option.batch, GUARD_CPU_S);
-    hapt_guard_start(NULL, hapt_h5_rehearse);
+    if (option.batch > 1) hapt_sandbox_batch(option.batch, GUARD_CPU_S);
+    hapt_sandbox_start(NULL, hapt_h5_trial_read);
     if (hapt_env_init(&env, NULL, NULL, HAPT_ENV_TIMEOUT_S) != HAPT_OK) {
         fprintf(console, "fuzz: %s\n", hapt_fail_message());
         _exit(1);
@@ -455,7 +455,7 @@ static void run_worker(int job, int64_t first)
         run_input(&place, i);
     }
     hapt_env_release(&env);
-    hapt_guard_stop();
+    hapt_sandbox_stop();
     _exit(0);
 }
 
@@ -638,7 +638,7 @@ static void parse(int argc, char **argv)
     if (option.jobs < 1 || option.jobs > MOST_JOBS) option.jobs = 1;
 }
 
-/* Children of the guard would look up the same functions again and again. */
+/* Children of the sandbox would look up the same functions again and again. */
 static void bind_early(char **argv)
 {
     if (getenv("LD_BIND_NOW")) return;

@@ -107,7 +107,7 @@ def direct(folder, model, data, layers):
     what = (model, data, cluster(os.path.join(folder, "direct.json"), [1, 1]), 2, f"0-4@g0:1x1,4-{layers}@g1:1x1", "")
     loss, _, said = train(*what, os.path.join(folder, "direct"), HAPT_HOST_READABLE="1", HAPT_CUDA_MPI="yes")
     expected, _, instead = train(*what, os.path.join(folder, "copied"))
-    check("by MPI, which takes a GPU's memory" in said, f"no MPI that takes it: {said[-300:]}")
+    check("by GPU-aware MPI" in said, f"no MPI that takes it: {said[-300:]}")
     check("by page-locked host memory" in instead, f"no copies: {instead[-300:]}")
     check(len(loss) > 0 and np.array_equal(loss, expected), f"losses by MPI from device memory: {loss} and {expected}")
 

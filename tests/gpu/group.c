@@ -12,7 +12,7 @@ enum { WORDS = 1000 };
 static const double LIMIT_S = 20, LONELY_S = 2;
 
 static const struct hapt_backend *backend;
-static const struct hapt_groups *groups;
+static const struct hapt_device_comm_ops *groups;
 static struct hapt_device *device;
 static struct hapt_queue *queue;
 static float *from, *to; /* device [WORDS] */
@@ -32,12 +32,12 @@ static void done(void)
 }
 
 /* NULL, a fault, or "late". */
-static const char *settle(struct hapt_group *group, const char *answer, struct hapt_event *event, double limit_s)
+static const char *settle(struct hapt_device_comm *group, const char *answer, struct hapt_event *event, double limit_s)
 {
     const double until_s = hapt_time_s() + limit_s;
     while (!answer) {
         bool settled;
-        answer = groups->settled(group, &settled);
+        answer = groups->poll(group, &settled);
         if (answer || (settled && (!event || backend->done(event)))) return answer;
         if (hapt_time_s() > until_s) return "late";
         hapt_time_sleep_until(hapt_time_s() + 1e-4);
@@ -45,7 +45,7 @@ static const char *settle(struct hapt_group *group, const char *answer, struct h
     return answer;
 }
 
-static bool ends(struct hapt_group *group, const char *answer)
+static bool ends(struct hapt_device_comm *group, const char *answer)
 {
     const char *fault = settle(group, answer, NULL, LIMIT_S);
     if (!fault) fault = settle(group, NULL, backend->record(queue), LIMIT_S);
@@ -70,7 +70,7 @@ static void expect(const void *where, float first, const char *what)
     CHECK_MESSAGE(wrong == 0, "%s: %d of %d words are others", what, wrong, WORDS);
 }
 
-static void moves(struct hapt_group *group)
+static void moves(struct hapt_device_comm *group)
 {
     const size_t words[] = {0, WORDS}, bytes[] = {0, WORDS * sizeof(float)};
     begin("all-reduce"), put(from, 1), put(to, 0);
@@ -82,11 +82,11 @@ static void moves(struct hapt_group *group)
     begin("all-gather"), put(from, 3), put(to, 0);
     if (ends(group, groups->all_gather(group, queue, bytes, from, to))) expect(to, 3, "all-gather"), done();
     begin("all-to-all"), put(from, 4), put(to, 0);
-    if (ends(group, groups->trade(group, queue, bytes, from, bytes, to))) expect(to, 4, "all-to-all"), done();
+    if (ends(group, groups->all_to_all(group, queue, bytes, from, bytes, to))) expect(to, 4, "all-to-all"), done();
 }
 
 /* NCCL wants both ends of such a transfer in one group of calls, which hapt never makes: its own functions open it. */
-static void to_itself(struct hapt_group *group)
+static void to_itself(struct hapt_device_comm *group)
 {
     const struct hapt_library *file = NULL;
     for (int l = 0; backend->library && (file = backend->library(l)) && !(file->path && strstr(file->name, "nccl"));
@@ -110,17 +110,17 @@ static void to_itself(struct hapt_group *group)
     if (ends(group, fault)) expect(to, 5, "blocks to itself"), done();
 }
 
-static const char *make(int ranks, struct hapt_group **group)
+static const char *make(int ranks, struct hapt_device_comm **group)
 {
-    unsigned char id[HAPT_GROUP_ID_BYTES];
+    unsigned char id[HAPT_DEVICE_COMM_ID_BYTES];
     const char *fault = groups->id(id);
     *group = NULL;
     return fault ? fault : groups->create(id, 0, ranks, group);
 }
 
-static void splits(struct hapt_group *group)
+static void splits(struct hapt_device_comm *group)
 {
-    struct hapt_group *part = NULL, *none = group;
+    struct hapt_device_comm *part = NULL, *none = group;
     if (!groups->split) {
         puts("split: this NCCL has none");
         return;
@@ -136,7 +136,7 @@ static void splits(struct hapt_group *group)
 
 static void lonely(void)
 {
-    struct hapt_group *group;
+    struct hapt_device_comm *group;
     begin("a group whose other rank never comes");
     const char *fault = make(2, &group);
     fault = settle(group, fault, NULL, LONELY_S);
@@ -154,13 +154,13 @@ int main(void)
     if (!backend || backend->device_count(&reason) == 0) return printf("no device: %s\n", reason), 1;
     CHECK_OK(backend->open(0, 1, 0, &device));
     queue = backend->queue(device, HAPT_QUEUE_COMPUTE);
-    groups = backend->groups(&reason);
+    groups = backend->device_comms(&reason);
     if (!groups) return printf("no groups: %s\n", reason), strncmp(reason, "this build", 10) == 0 ? 77 : 1;
     puts(groups->library());
     CHECK_OK(backend->allocate(device, WORDS * sizeof *from, (void **)&from));
     CHECK_OK(backend->allocate(device, WORDS * sizeof *to, (void **)&to));
     begin("create");
-    struct hapt_group *group;
+    struct hapt_device_comm *group;
     const char *fault = make(1, &group);
     if (ends(group, fault)) {
         done();

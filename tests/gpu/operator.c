@@ -1,10 +1,13 @@
 /*
  * Runs operators one at a time on a device (HAPT_TEST_BACKEND, cuda by default): operands come from files and go to
- * files, so that another program can compare them. Each line of the standard input is a call: attention bf16 integer 8
- * 1 input qkv.bin bf16 1 1024 1536 output out.bin bf16 1 1024 512 output lse.bin fp32 1 8 1024 with the words of the
- * operator table; `real` and numbers behind it as `integer`. A file is the dense tensor, row-major. Prints a line a
- * call: attention 0.000123 the seconds of a run by the device's clock, or by the host's where the device has none: the
- * least of some rounds of RUNS runs, the only argument (0: the first run is the only one).
+ * files, so that another program can compare them. Each line of the standard input is a call:
+ *     attention bf16 integer 8 1 input qkv.bin bf16 1 1024 1536 output out.bin bf16 1 1024 512 output lse.bin fp32 1 8
+ *     1024
+ * with the words of the operator table; `real` and numbers behind it as `integer`. A file is the dense tensor,
+ * row-major. Prints a line a call:
+ *     attention 0.000123
+ * the seconds of a run by the device's clock, or by the host's where the device has none: the least of some rounds of
+ * RUNS runs, the only argument (0: the first run is the only one).
  */
 #include <errno.h>
 
@@ -104,11 +107,11 @@ static void parse_call(char *const *word, int words, struct hapt_call *call, str
 static double run_s(const struct hapt_kernel *kernel, const struct hapt_call *call, int runs)
 {
     const double start_s = hapt_time_s();
-    struct hapt_event *from = backend->mark ? backend->mark(queue) : NULL;
+    struct hapt_event *from = backend->timestamp ? backend->timestamp(queue) : NULL;
     for (int run = 0; run < runs; run++) must(kernel->run(call, queue), kernel->op);
-    struct hapt_event *to = backend->mark ? backend->mark(queue) : NULL;
+    struct hapt_event *to = backend->timestamp ? backend->timestamp(queue) : NULL;
     finish(kernel->op);
-    return (from ? backend->seconds(from, to) : hapt_time_s() - start_s) / runs;
+    return (from ? backend->elapsed_s(from, to) : hapt_time_s() - start_s) / runs;
 }
 
 static double time_s(const struct hapt_kernel *kernel, const struct hapt_call *call, int runs)

@@ -1,15 +1,15 @@
 /*
- * The plug-in's recipe for convolutions on the real cuDNN, where no GPU is: from 9.8 on it ranks engines and makes
+ * The plug-in's plans for convolutions on the real cuDNN, where no GPU is: from 9.8 on it ranks engines and makes
  * plans for a device that is described. Every convolution of usual models must get a plan within the workspace that the
  * plug-in asks for. Ends with 77 where there is no such library, or another form of description: it is not documented.
  */
 #include "../../src/device/cuda/convolution.cu"
 #include "../../src/device/cuda/cudnn.cu"
 
-static void *open_library(const char *soname, const char **said)
+static void *open_library(const char *soname, const char **error)
 {
     void *library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
-    *said = library ? NULL : dlerror();
+    *error = library ? NULL : dlerror();
     return library;
 }
 static const struct cuda_host host = {NULL, open_library};

@@ -277,9 +277,9 @@ static void absent_from_agreement(void)
     if (me != absent) {
         CHECK(hapt_link_all_gather(comm, "end of step 3", 2.0, &mine, sizeof mine, all) == HAPT_ERR_COMM);
         spoke_s = hapt_time_s();
-        snprintf(name, sizeof name, "word of rank %d on host ", absent);
+        snprintf(name, sizeof name, "message from rank %d on host ", absent);
         const char *message = hapt_fail_message();
-        CHECK_MESSAGE(strstr(message, "end of step 3") && strstr(message, "waited 2 s for word of rank "), "%s",
+        CHECK_MESSAGE(strstr(message, "end of step 3") && strstr(message, "waited 2 s for a message from rank "), "%s",
                       message);
         if (me == absent - 1) CHECK_MESSAGE(strstr(message, name) && !strstr(message, "one of"), "%s", message);
         hapt_fail_reset();
@@ -353,7 +353,7 @@ static void paced(void)
         struct hapt_collective *collective = NULL;
         float data[ELEMENTS];
         CHECK_OK(hapt_collective_create(test_env.world, "test", 60, shared, &collective));
-        hapt_collective_pace(collective, bandwidth, latency_s);
+        hapt_collective_emulate_link(collective, bandwidth, latency_s);
         for (int i = 0; i < ELEMENTS; i++) data[i] = (float)(test_env.world_rank + i);
         const double sum_s = hapt_time_s();
         CHECK_OK(hapt_collective_all_reduce(collective, "sum", data, ELEMENTS));

@@ -17,14 +17,14 @@ static void agreement_takes_the_lowest_failing_rank(void)
 
 static void agreement_waits_for_the_last_rank(void)
 {
-    hapt_env_set_patience(30);
+    hapt_env_set_agree_timeout(30);
     const double start_s = hapt_time_s(), cpu_s = hapt_time_thread_cpu_s();
     if (test_env.world_rank == 0) hapt_time_sleep_until(start_s + 0.5);
     CHECK(hapt_env_agree(test_env.world, HAPT_OK) == HAPT_OK);
     CHECK(hapt_time_s() - start_s > 0.4);
     /* Waiting must leave the core to the rank that is late. */
     CHECK(hapt_time_thread_cpu_s() - cpu_s < 0.2);
-    hapt_env_set_patience(0);
+    hapt_env_set_agree_timeout(0);
 }
 
 int main(int argc, char **argv)

@@ -120,7 +120,7 @@ static double mesh_collective_s(const void *context, int axis, enum hapt_collect
 
 static bool draw_mesh(uint64_t *random, struct drawn *drawn)
 {
-    const unsigned ways[] = {HAPT_MESH_OUTER_FIRST, HAPT_MESH_INNER_FIRST};
+    const unsigned methods[] = {HAPT_MESH_METHOD_OUTER_FIRST, HAPT_MESH_METHOD_INNER_FIRST};
     struct hapt_stage_layout *layout = hapt_arena_alloc(&arena, 1, sizeof *layout);
     struct hapt_sharding *made = NULL;
     struct hapt_mesh_report report;
@@ -130,7 +130,7 @@ static bool draw_mesh(uint64_t *random, struct drawn *drawn)
         .context = &draw, .compute_s = mesh_compute_s, .collective_s = mesh_collective_s};
     const struct hapt_mesh_options options = {.microbatches = 1 + (int)(hapt_random_next(random) % 8),
                                               .most_states = 500,
-                                              .ways = ways[hapt_random_next(random) % 2]};
+                                              .methods = methods[hapt_random_next(random) % 2]};
     for (int a = 0; a < HAPT_MESH_AXES; a++) layout->axis[a] = (struct hapt_axis){.size = 2};
     CHECK_OK(
         hapt_synthesise_mesh(model->graph, layout->axis, &costs, &options, &arena, layout->program, &made, &report));
@@ -303,7 +303,7 @@ static bool replicates(const struct hapt_sharding *sharding, int axis)
             for (int r = o + 1; r < graph->op_count; r++) {
                 const struct hapt_op *reader = &graph->op[r];
                 if (reader->output_count == 0 || reader->output[0] < 0 ||
-                    sharding->cut[r][axis].letter != HAPT_CUT_WHOLE || hapt_op_type_at(reader->type)->collective)
+                    sharding->cut[r][axis].letter != HAPT_CUT_REPLICATED || hapt_op_type_at(reader->type)->collective)
                     continue;
                 bool reads = false, writes = false;
                 for (int i = 0; i < reader->input_count; i++) reads = reads || reader->input[i] == op->output[0];

@@ -51,7 +51,7 @@ static bool settle(struct shape *shape)
                 CHECK_OK(
                     hapt_sharding_tensor_parallel(model->graph, shape->size[side] / degree, degree, &arena, &sharding));
                 if (!sharding) return false;
-                good = good && !sharding->parted[shape->end[s]];
+                good = good && !sharding->not_a_boundary[shape->end[s]];
             }
         }
         if (!good || (s > 0 && shape->end[s] <= shape->end[s - 1])) return false;

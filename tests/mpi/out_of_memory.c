@@ -101,18 +101,18 @@ static void collectives(void)
     exhaust("a collective by messages", make_collective, &shared, 1);
 }
 
-static enum hapt_status make_courier(void *context)
+static enum hapt_status make_comm_thread(void *context)
 {
     (void)context;
-    struct hapt_courier *courier = NULL;
-    const enum hapt_status status = hapt_courier_create(&hapt_transfer_mpi, test_env.world, NULL, 10, &courier);
-    if (status == HAPT_OK) hapt_courier_destroy(courier);
+    struct hapt_comm_thread *comm_thread = NULL;
+    const enum hapt_status status = hapt_comm_thread_create(&hapt_transfer_mpi, test_env.world, NULL, 10, &comm_thread);
+    if (status == HAPT_OK) hapt_comm_thread_destroy(comm_thread);
     return status;
 }
 
-static void couriers(void)
+static void comm_threads(void)
 {
-    exhaust("a courier", make_courier, NULL, 1);
+    exhaust("a communication thread", make_comm_thread, NULL, 1);
 }
 
 struct profiling {
@@ -189,14 +189,14 @@ static enum hapt_status question(const struct hapt_profile *profile, struct hapt
                                            .high = 16,
                                            .points = 3};
     struct hapt_plan *plan;
-    struct hapt_worth *worth;
+    struct hapt_join_benefit *worth;
     struct hapt_rivals *rivals;
     struct hapt_sweep *sweep;
     HAPT_TRY(hapt_sweep_run(&test_env, &asked, &range, arena, &sweep));
     const enum hapt_status status = hapt_plan_search(test_env.world, profile, &options, arena, &plan);
     if (status == HAPT_ERR_INFEASIBLE) return HAPT_OK;
     HAPT_TRY(status);
-    HAPT_TRY(hapt_plan_worth(&test_env, profile, &options, plan, arena, &worth));
+    HAPT_TRY(hapt_plan_join_benefit(&test_env, profile, &options, plan, arena, &worth));
     return hapt_plan_rivals(&test_env, profile, &options, plan, worth, true, arena, &rivals);
 }
 
@@ -226,7 +226,7 @@ int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
     RUN(collectives);
-    RUN(couriers);
+    RUN(comm_threads);
     RUN(profiles);
     RUN(comparisons);
     return test_finish();

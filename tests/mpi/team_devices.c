@@ -13,7 +13,7 @@ enum { MOST = 8, LINGER = 3, WIDTH = 4 };
 
 /* ---- devices ---- */
 
-struct hapt_group {
+struct hapt_device_comm {
     MPI_Comm comm;
     int rank, ranks, left; /* questions until it settles */
     char *kept;            /* what was asked, [bytes], for `to` */
@@ -24,7 +24,7 @@ struct hapt_group {
 static struct {
     bool none, shared, fails, stuck, faulty, splits; /* how groups are */
     int groups, asked;                               /* alive; operations so far */
-    struct hapt_group *busy;
+    struct hapt_device_comm *busy;
     size_t used;
 } fake;
 
@@ -33,25 +33,26 @@ static const char *library(void)
     return "messages";
 }
 
-static const char *place(char place[16])
+static const char *pci_address(char address[16])
 {
-    snprintf(place, 16, "device %d", fake.shared ? 0 : test_env.world_rank);
+    snprintf(address, 16, "device %d", fake.shared ? 0 : test_env.world_rank);
     return NULL;
 }
 
-static const char *make_id(unsigned char id[HAPT_GROUP_ID_BYTES])
+static const char *make_id(unsigned char id[HAPT_DEVICE_COMM_ID_BYTES])
 {
-    memset(id, 7, HAPT_GROUP_ID_BYTES);
+    memset(id, 7, HAPT_DEVICE_COMM_ID_BYTES);
     return NULL;
 }
 
 /* Of all ranks, or of a line of the mesh, whose ranks are as far apart as its first two. */
-static const char *create(const unsigned char id[HAPT_GROUP_ID_BYTES], int rank, int ranks, struct hapt_group **group)
+static const char *create(const unsigned char id[HAPT_DEVICE_COMM_ID_BYTES], int rank, int ranks,
+                          struct hapt_device_comm **group)
 {
-    CHECK(id[0] == 7 && id[HAPT_GROUP_ID_BYTES - 1] == 7);
+    CHECK(id[0] == 7 && id[HAPT_DEVICE_COMM_ID_BYTES - 1] == 7);
     if (fake.fails && test_env.world_rank == 1) return "no way to its peers";
     *group = calloc(1, sizeof **group);
-    **group = (struct hapt_group){.rank = rank, .ranks = ranks, .left = LINGER};
+    **group = (struct hapt_device_comm){.rank = rank, .ranks = ranks, .left = LINGER};
     if (fake.fails) (*group)->left = 1 << 30;
     fake.groups++;
     if (fake.fails) return NULL;
@@ -64,12 +65,13 @@ static const char *create(const unsigned char id[HAPT_GROUP_ID_BYTES], int rank,
 }
 
 /* The part is there when the group has settled. */
-static const char *split(struct hapt_group *group, int color, int key, int rank, int ranks, struct hapt_group **part)
+static const char *split(struct hapt_device_comm *group, int color, int key, int rank, int ranks,
+                         struct hapt_device_comm **part)
 {
     CHECK(group->left == 0);
     group->left = LINGER;
     *part = calloc(1, sizeof **part);
-    **part = (struct hapt_group){.rank = rank, .ranks = ranks};
+    **part = (struct hapt_device_comm){.rank = rank, .ranks = ranks};
     fake.groups++;
     MPI_Comm_split(group->comm, color, key, &(*part)->comm);
     int found[2];
@@ -80,7 +82,7 @@ static const char *split(struct hapt_group *group, int color, int key, int rank,
     return NULL;
 }
 
-static const char *settled(struct hapt_group *group, bool *settled)
+static const char *poll_comm(struct hapt_device_comm *group, bool *settled)
 {
     *settled = group->left == 0;
     if (fake.faulty && group->kept) return "the wire is cut";
@@ -94,14 +96,14 @@ static const char *settled(struct hapt_group *group, bool *settled)
     return NULL;
 }
 
-static void end(struct hapt_group *group)
+static void end(struct hapt_device_comm *group)
 {
     free(group->kept);
     group->kept = NULL;
     if (fake.busy == group) fake.busy = NULL;
 }
 
-static void destroy(struct hapt_group *group)
+static void destroy(struct hapt_device_comm *group)
 {
     if (!group) return;
     end(group);
@@ -110,7 +112,7 @@ static void destroy(struct hapt_group *group)
     fake.groups--;
 }
 
-static char *ask(struct hapt_group *group, void *to, size_t bytes)
+static char *ask(struct hapt_device_comm *group, void *to, size_t bytes)
 {
     CHECK(!fake.busy && group->left == 0);
     fake.busy = group;
@@ -122,8 +124,8 @@ static char *ask(struct hapt_group *group, void *to, size_t bytes)
 }
 
 /* Elements [first, first + count) of all ranks' arrays of `elements`, added in order of rank as the host does. */
-static void add(const struct hapt_group *group, enum hapt_dtype dtype, const void *from, size_t elements, size_t first,
-                size_t count, void *sum)
+static void add(const struct hapt_device_comm *group, enum hapt_dtype dtype, const void *from, size_t elements,
+                size_t first, size_t count, void *sum)
 {
     const size_t width = hapt_dtype_bytes(dtype);
     char *all = malloc((size_t)group->ranks * elements * width + 1);
@@ -144,8 +146,8 @@ static void add(const struct hapt_group *group, enum hapt_dtype dtype, const voi
     free(all);
 }
 
-static const char *all_reduce(struct hapt_group *group, struct hapt_queue *queue, bool largest, enum hapt_dtype dtype,
-                              const void *from, void *to, size_t elements)
+static const char *all_reduce(struct hapt_device_comm *group, struct hapt_queue *queue, bool largest,
+                              enum hapt_dtype dtype, const void *from, void *to, size_t elements)
 {
     (void)queue;
     CHECK(!largest && elements > 0);
@@ -154,7 +156,7 @@ static const char *all_reduce(struct hapt_group *group, struct hapt_queue *queue
     return NULL;
 }
 
-static const char *reduce_scatter(struct hapt_group *group, struct hapt_queue *queue, enum hapt_dtype dtype,
+static const char *reduce_scatter(struct hapt_device_comm *group, struct hapt_queue *queue, enum hapt_dtype dtype,
                                   const size_t *bound, const void *from, void *to)
 {
     (void)queue;
@@ -164,8 +166,8 @@ static const char *reduce_scatter(struct hapt_group *group, struct hapt_queue *q
     return NULL;
 }
 
-static const char *all_gather(struct hapt_group *group, struct hapt_queue *queue, const size_t *bound, const void *mine,
-                              void *whole)
+static const char *all_gather(struct hapt_device_comm *group, struct hapt_queue *queue, const size_t *bound,
+                              const void *mine, void *whole)
 {
     (void)queue;
     int count[MOST], first[MOST];
@@ -178,8 +180,8 @@ static const char *all_gather(struct hapt_group *group, struct hapt_queue *queue
     return NULL;
 }
 
-static const char *trade(struct hapt_group *group, struct hapt_queue *queue, const size_t *send, const void *from,
-                         const size_t *receive, void *to)
+static const char *all_to_all(struct hapt_device_comm *group, struct hapt_queue *queue, const size_t *send,
+                              const void *from, const size_t *receive, void *to)
 {
     (void)queue;
     int out[MOST], out_first[MOST], in[MOST], in_first[MOST];
@@ -210,10 +212,11 @@ static const char *unpack(struct hapt_queue *queue, const struct hapt_strided_li
     return NULL;
 }
 
-static const struct hapt_groups *groups(const char **reason)
+static const struct hapt_device_comm_ops *groups(const char **reason)
 {
-    static struct hapt_groups all = {library,        place,      make_id, create, settled, end,  destroy, all_reduce,
-                                     reduce_scatter, all_gather, trade,   pack,   unpack,  NULL, NULL,    NULL};
+    static struct hapt_device_comm_ops all = {library, pci_address, make_id,        create,     poll_comm,  end,
+                                              destroy, all_reduce,  reduce_scatter, all_gather, all_to_all, pack,
+                                              unpack,  NULL,        NULL,           NULL};
     all.split = fake.splits ? split : NULL;
     *reason = "no library of groups";
     return fake.none && test_env.world_rank == 0 ? NULL : &all;
@@ -261,7 +264,7 @@ static const struct hapt_backend backend = {.name = "fake",
                                             .wait = wait,
                                             .allocate = allocate,
                                             .free = give_back,
-                                            .groups = groups};
+                                            .device_comms = groups};
 static struct hapt_device *const device = (struct hapt_device *)&fake;
 
 /* ---- a team of moves ---- */
@@ -312,10 +315,10 @@ static void lay_out(struct bench *bench, int round)
     cut(bench->ranks, extent, column);
     bench->elements = outer * extent * inner;
     for (int m = 0; m < MOVES; m++) {
-        struct hapt_team_move *move = &bench->team.move[m];
+        struct hapt_team_collective *move = &bench->team.collective[m];
         bench->op[m] = (struct hapt_op){.name = name[m]};
-        *move =
-            (struct hapt_team_move){.kind = kind[m], .axis = bench->axis, .dtype = dtype, .elements = bench->elements};
+        *move = (struct hapt_team_collective){
+            .kind = kind[m], .axis = bench->axis, .dtype = dtype, .elements = bench->elements};
         move->part = hapt_arena_alloc(&bench->arena, n, sizeof *move->part);
         for (size_t r = 0; r < n; r++)
             move->part[r] = (struct hapt_strided){.offset = (size_t)first[r] * inner * width,
@@ -323,9 +326,10 @@ static void lay_out(struct bench *bench, int round)
                                                   .run = (size_t)(first[r + 1] - first[r]) * inner * width,
                                                   .stride = extent * inner * width};
     }
-    bench->own = bench->team.move[GATHER].part[bench->rank].count * bench->team.move[GATHER].part[bench->rank].run;
+    bench->own =
+        bench->team.collective[GATHER].part[bench->rank].count * bench->team.collective[GATHER].part[bench->rank].run;
     /* Rows of [lines][extent] to columns. */
-    struct hapt_team_move *swap = &bench->team.move[TRADE];
+    struct hapt_team_collective *swap = &bench->team.collective[TRADE];
     const size_t me = (size_t)bench->rank, my_rows = (size_t)(row[me + 1] - row[me]),
                  my_columns = (size_t)(column[me + 1] - column[me]);
     swap->send = hapt_arena_alloc(&bench->arena, n, sizeof *swap->send);
@@ -359,7 +363,7 @@ static void open_bench(struct bench *bench, int inner, int axis)
     CHECK_OK(hapt_team_connect(&bench->team, test_env.world, "test", 1));
     bench->axis = axis;
     bench->ranks = bench->sharding.axis[axis].size;
-    bench->rank = bench->team.place[axis];
+    bench->rank = bench->team.mesh_coordinate[axis];
 }
 
 static void close_bench(struct bench *bench)
@@ -386,7 +390,7 @@ static size_t bytes_in(const struct bench *bench, int move)
 {
     if (move == TRADE) return bench->rows;
     return move == GATHER || move == BROADCAST ? bench->own
-                                               : bench->elements * hapt_dtype_bytes(bench->team.move[0].dtype);
+                                               : bench->elements * hapt_dtype_bytes(bench->team.collective[0].dtype);
 }
 
 static void run_moves(struct bench *bench, int round, char *to)
@@ -395,17 +399,17 @@ static void run_moves(struct bench *bench, int round, char *to)
     char *from = malloc(bench->most);
     hapt_team_links(&bench->team, &links);
     for (int m = 0; m < MOVES; m++) {
-        const enum hapt_dtype dtype = bench->team.move[m].dtype;
+        const enum hapt_dtype dtype = bench->team.collective[m].dtype;
         fill(from, dtype, bytes_in(bench, m) / hapt_dtype_bytes(dtype), round);
         memset(to + (size_t)m * bench->most, 0x7f, bench->most);
         CHECK_OK(links.collective(links.context, m, from, to + (size_t)m * bench->most));
     }
     /* Its own part stands in its place, and nothing else. */
-    const struct hapt_strided *part = bench->team.move[GATHER].part;
+    const struct hapt_strided *part = bench->team.collective[GATHER].part;
     const struct hapt_strided_list own = {1, &part[bench->rank]};
     char *whole = to + MOVES * bench->most;
     memset(whole, 0x7f, bench->most);
-    fill(from, bench->team.move[GATHER].dtype, bench->elements, round);
+    fill(from, bench->team.collective[GATHER].dtype, bench->elements, round);
     hapt_strided_unpack(&own, whole, 0, hapt_strided_bytes(&own), from);
     CHECK_OK(hapt_team_reserve_parts(&bench->team, 1u << bench->axis, part));
     CHECK_OK(hapt_team_rebuild(&bench->team, 1u << bench->axis, "a whole", part, whole));
@@ -418,8 +422,8 @@ static void run_flat(struct bench *bench, unsigned axes, int round, float *to, s
     struct hapt_engine_links links;
     size_t bound[MOST + 1];
     int64_t first[MOST + 1];
-    const int ranks = hapt_collective_ranks(hapt_team_over(&bench->team, axes)),
-              me = hapt_collective_rank(hapt_team_over(&bench->team, axes));
+    const int ranks = hapt_collective_ranks(hapt_team_comm(&bench->team, axes)),
+              me = hapt_collective_rank(hapt_team_comm(&bench->team, axes));
     hapt_team_links(&bench->team, &links);
     shared_random = (uint64_t)round;
     cut(ranks, elements, first);
@@ -437,7 +441,7 @@ static void run_flat(struct bench *bench, unsigned axes, int round, float *to, s
 
 static void compare(int inner, int axis)
 {
-    char text[HAPT_TEAM_CARRIER_CHARS];
+    char text[HAPT_TEAM_TRANSPORT_CHARS];
     for (int round = 0; round < (test_long() ? 200 : 24); round++) {
         struct bench bench;
         open_bench(&bench, inner, axis);
@@ -485,7 +489,7 @@ static void two_axes(void)
 
 static void refused(const char *why)
 {
-    char text[HAPT_TEAM_CARRIER_CHARS];
+    char text[HAPT_TEAM_TRANSPORT_CHARS];
     struct bench bench;
     open_bench(&bench, 1, 0);
     CHECK_OK(hapt_team_use_devices(&bench.team, &backend, device, NULL, text));
@@ -519,7 +523,7 @@ static void reasons(void)
 
 static void failures(void)
 {
-    char text[HAPT_TEAM_CARRIER_CHARS], absent[32];
+    char text[HAPT_TEAM_TRANSPORT_CHARS], absent[32];
     struct bench bench;
     struct hapt_engine_links links;
     float data[4] = {1, 2, 3, 4};
@@ -546,7 +550,7 @@ static void failures(void)
                       "%s", hapt_fail_message());
     } else {
         hapt_time_sleep_until(hapt_time_s() + 4);
-        CHECK(hapt_collective_late(bench.team.whole, "too late") ==
+        CHECK(hapt_collective_late(bench.team.all_ranks, "too late") ==
               HAPT_ERR_COMM); /* takes what the others have sent */
     }
     hapt_fail_reset();

@@ -72,7 +72,7 @@ unset no_hint
     "$HAPT" model gpt --layers 2 --hidden 32 --heads 2 --sequence 16 --vocab 256 --microbatch 2 --output "$scratch/bytes-model.h5" >/dev/null 2>&1 ||
     fail "no model of bytes"
 refuses 4 'memory|device|plan' 1 --input "$scratch/bytes-model.h5" --data "$scratch/bytes.h5" --cluster "$scratch/tiny.json" $small
-refuses 3 'carries no data' 2 --input "$scratch/good.h5" $small
+refuses 3 'contains no data' 2 --input "$scratch/good.h5" $small
 refuses 2 'command' 1 fly
 refuses 2 'between|lies|bad value' 1 --input "$scratch/good.h5" --microbatches 0
 refuses 2 'heads' 1 model gpt --hidden 30 --heads 4 --output "$scratch/x.h5"

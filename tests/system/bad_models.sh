@@ -35,7 +35,7 @@ passes 1 data "$scratch/text" --output "$scratch/tokens.h5"
     mkdir "$scratch/folder"
     refuses 2 'folder' 1 model vgg $images --output "$scratch/folder"
     mkfifo "$scratch/pipe"
-    refuses 2 'no regular file' 1 model vgg $images --output "$scratch/pipe"
+    refuses 2 'not a regular file' 1 model vgg $images --output "$scratch/pipe"
     [ -p "$scratch/pipe" ] || fail "a pipe was replaced by a file"
 }
 [ ! -e "$scratch/x.h5" ] || fail "a refused model left a file"

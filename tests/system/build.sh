@@ -42,7 +42,7 @@ for _ in $(seq 200); do
 done
 for rank in $(pgrep -P $launcher); do check "a rank is called hapt" [ "$(cat "/proc/$rank/comm")" = hapt ]; done
 check "three ranks are there" [ "$(pgrep -P $launcher | wc -l)" -eq 3 ]
-for name in "3 hapt-comm" "3 hapt-pulse" "2 hapt-save" "3 hapt-guard"; do # the first rank of a stage writes
+for name in "3 hapt-comm" "3 hapt-heartbeat" "2 hapt-save" "3 hapt-sandbox"; do # the first rank of a stage writes
     check "names: $name" [ "$(grep -cx "${name#* }" "$scratch/names")" -eq "${name% *}" ]
 done
 kill -TERM $launcher

@@ -52,8 +52,8 @@ cp -r "$scratch/run" "$scratch/spoilt"
 for manifest in "$scratch"/spoilt/checkpoints/*/manifest.h5; do echo damage >>"${manifest%/*}/shard-0000.h5"; done
 before=$(sum "$scratch/spoilt")
 for how in auto yes; do
-    refuses 3 'no checkpoint in .* is whole' 3 $train --input "$scratch/m.h5" --data "$scratch/t.h5" --steps 8 --resume $how --output "$scratch/spoilt"
-    check "each damaged one is named" [ "$(grep -c 'is damaged and passed over' "$scratch/err")" -eq 2 ]
+    refuses 3 'no checkpoint in .* is intact' 3 $train --input "$scratch/m.h5" --data "$scratch/t.h5" --steps 8 --resume $how --output "$scratch/spoilt"
+    check "each damaged one is named" [ "$(grep -c 'is damaged and skipped' "$scratch/err")" -eq 2 ]
     check "nothing is overwritten" [ "$before" = "$(sum "$scratch/spoilt")" ]
 done
 
@@ -69,12 +69,12 @@ resumed() { # PATTERN OPTIONS...
     cp -r "$scratch/run" "$scratch/again"
     # shellcheck disable=SC2086
     passes 3 $train --input "$scratch/m.h5" --steps 6 --resume --output "$scratch/again" "$@" || return
-    check "the data's identity ($*)" [ "$(grep -c 'the data are not those\|the data come in another order' "$scratch/err")" -eq $((${#pattern} > 0)) ]
+    check "the data's identity ($*)" [ "$(grep -c 'the data differ from those\|the order of the data differs' "$scratch/err")" -eq $((${#pattern} > 0)) ]
     grep -q "$pattern" "$scratch/err" || fail "no /$pattern/ in: $(cat "$scratch/err")"
 }
 resumed "" --data "$scratch/t.h5"
-resumed 'the data are not those of checkpoint .*step-00000004' --data "$scratch/other.h5"
-resumed 'the data come in another order' --data "$scratch/t.h5" --data-seed 7
+resumed 'the data differ from those of checkpoint .*step-00000004' --data "$scratch/other.h5"
+resumed 'the order of the data differs' --data "$scratch/t.h5" --data-seed 7
 
 # 4. No memory for a copy: said, and training waits for each checkpoint; what is learned is the same. The address space is limited to what
 #    the run takes without a copy, and a little (an address sanitizer takes more than any limit).
@@ -107,7 +107,7 @@ scarce_memory() {
         ulimit -v $((peak + copy / 8)) # kB
         alone scarce --steps 6
     ) || fail "without room: $(tail -n 2 "$scratch/scarce.err")"
-    check "said: $(cat "$scratch/scarce.err")" grep -q 'checkpoints are written while training waits: copies of them would take' "$scratch/scarce.err"
+    check "said: $(cat "$scratch/scarce.err")" grep -q 'checkpoints are synchronous: copies would need' "$scratch/scarce.err"
     check "without room, one in each" [ "$(ls "$scratch/scarce/checkpoints" | tr '\n' ' ')" = "step-00000004 step-00000006 " ]
     check "the same weights" /usr/bin/python3 tests/system/same_checkpoint.py "$scratch/room" "$scratch/scarce" 6 >"$scratch/why"
 }

@@ -63,12 +63,12 @@ holds "$scratch/out" 'sum(s["nodes"] * s["devices_per_node"] for s in d["stages"
 
 # nodes of different sizes: a reason in the table, an error alone
 passes 1 plan --input "$model" --cluster "$clusters/a100x1-v100x1of4.json" --microbatches 16 --compare --json
-holds "$scratch/out" '[r["name"] for r in d["rows"] if r["reason"] and "devices a node" in r["reason"]] == ["alpa", "megatron"]'
+holds "$scratch/out" '[r["name"] for r in d["rows"] if r["reason"] and "devices per node" in r["reason"]] == ["alpa", "megatron"]'
 holds "$scratch/out" '"simulated_s" in d["rows"][0] and "simulated_s" in d["rows"][1]'
 checks=$((checks + 1))
 grep -q 'hapt: error' "$scratch/err" && fail "a failing row printed an error: $(cat "$scratch/err")"
 for strategy in alpa megatron; do
-    refuses 4 'devices a node' 2 plan --input "$model" --cluster "$clusters/a100x1-v100x1of4.json" --strategy $strategy
+    refuses 4 'devices per node' 2 plan --input "$model" --cluster "$clusters/a100x1-v100x1of4.json" --strategy $strategy
 done
 
 refuses 2 'runs 1f1b, not gpipe' 1 plan --profile "$P" --strategy megatron --schedule gpipe

@@ -52,15 +52,15 @@ for shard in 0 1 2; do
     h5diff "$scratch"/{whole,parts}/checkpoints/step-00000005/shard-000$shard.h5 >"$scratch/said" || fail "shard $shard: $(head -n 3 "$scratch/said")"
     h5diff "$scratch"/parts/checkpoints/step-0000000{2,5}/shard-000$shard.h5 /parameters /parameters >/dev/null && fail "shard $shard learned nothing in 3 steps"
 done
-refuses 3 'checkpoint .* is of a rehearsal' 8 train --input "$model" --cluster "$c" --output "$scratch/parts" --steps 6 --resume
+refuses 3 'checkpoint .* was written with --device emulated' 8 train --input "$model" --cluster "$c" --output "$scratch/parts" --steps 6 --resume
 sed 's/, "hosts": \["not-here"\]//' "$c" >"$scratch/here.json"
-refuses 2 'time-scale is for modelled devices' 8 train --input "$model" --cluster "$scratch/here.json" --plan "$plan" --device cpu --precision fp32 --time-scale 2 --output "$scratch/none" \
+refuses 2 'time-scale needs modelled devices' 8 train --input "$model" --cluster "$scratch/here.json" --plan "$plan" --device cpu --precision fp32 --time-scale 2 --output "$scratch/none" \
     --steps 1
-refuses 3 'of a rehearsal' 1 export --checkpoint "$scratch/parts" --output "$scratch/w.h5"
+refuses 3 'written with --device emulated' 1 export --checkpoint "$scratch/parts" --output "$scratch/w.h5"
 
 # Weights that were trained are never replaced by samples.
 mkdir -p "$scratch/real/checkpoints/step-00000003"
-refuses 2 'checkpoints of a training' 8 train --input "$model" --cluster "$c" --plan "$plan" --device emulated --steps 1 --overwrite --output "$scratch/real"
+refuses 2 'checkpoints of real training' 8 train --input "$model" --cluster "$c" --plan "$plan" --device emulated --steps 1 --overwrite --output "$scratch/real"
 
 # A plan that needs more than the devices have; and no plan where they have too little for any.
 sed 's/"A100-40GB"/"A100-40GB", "memory": "500 MB"/' "$c" >"$scratch/small.json"

@@ -33,7 +33,7 @@ def command(ranks, output, *more):
                        "--steps", str(STEPS), "--output", output] + every + resume + list(more)
 
 
-MOST_S = 240  # of a run
+MOST_S = 240 if part != "resume" else 100  # of a run
 hung = 0      # launchers without ranks
 
 
@@ -321,7 +321,7 @@ def judge_resume(done, good, before, why):
         sys.exit("%s%s changed, there are %s" % (text, changed, sorted(now)))
     if max(before) not in now and not all(weights("%s/checkpoints/%s" % (work, step))[0] for step in now):
         sys.exit(text + "the newest one is gone, and a newer one is not whole")
-    passed = "passed over" in done.stderr or any(name.startswith("step-") and "." in name for name in os.listdir(work + "/checkpoints"))
+    passed = "and skipped" in done.stderr or any(name.startswith("step-") and "." in name for name in os.listdir(work + "/checkpoints"))
     if done.returncode == 0 and passed:
         sys.exit(text + "the newest checkpoint was passed over, and all seemed well")
     if passed and STRICT:
@@ -336,8 +336,10 @@ def judge_resume(done, good, before, why):
 
 
 def resume():
-    """A call fails while a run is resumed: memory, opening, reading, mapping, threads. HAPT_KINDS: only some. HAPT_FAULTS: how many of each."""
-    tried, codes, kinds = 0, {}, os.environ.get("HAPT_KINDS", " ".join(KINDS)).split()
+    """A call fails while a run is resumed: memory, opening, reading, mapping, threads. HAPT_KINDS: only some. HAPT_FAULTS: how many of each.
+    HAPT_SHARE=K/N: share K of N, from 0, of the calls, so that N processes try all of them. HAPT_AT="17 23": these calls alone."""
+    tried, codes, wrong, kinds = 0, {}, 0, os.environ.get("HAPT_KINDS", " ".join(KINDS)).split()
+    share, shares = (int(number) for number in os.environ.get("HAPT_SHARE", "0/1").split("/"))
     for ranks in rank_counts:
         good, base = reference(ranks), folder + "/base"
         shutil.rmtree(base)
@@ -355,21 +357,29 @@ def resume():
             places = []
             for kind in kinds:
                 most = int(os.environ.get("HAPT_FAULTS", 0)) or (total.get(kind, 0) if long_round else 3 if ranks == 1 else 1)
-                places += [(kind, at) for at in sorted(random.sample(range(1, total.get(kind, 0) + 1), min(most, total.get(kind, 0))))]
+                mine = range(1 + share, total.get(kind, 0) + 1, shares)
+                if "HAPT_AT" in os.environ:
+                    mine = [int(at) for at in os.environ["HAPT_AT"].split()]
+                places += [(kind, at) for at in sorted(random.sample(list(mine), min(most, len(mine))))]
             print("rank %d of %d: %d of %s" % (rank, ranks, len(places), {kind: total.get(kind, 0) for kind in kinds}), flush=True)
             for kind, at in places:
                 error = {"malloc": "ENOMEM", "mmap": "ENOMEM", "look": random.choice(("EMFILE", "EIO", "ENOMEM")), "read": "EIO"}.get(kind, "EMFILE")
                 more = {"FAULTS_STICKY": "1"} if random.random() < 0.3 else {}
                 how = random.choice(("auto", "yes"))
-                done = resume_once(ranks, rank, ("--resume", how), FAULTS_CALL=kind, FAULTS_AT=str(at), FAULTS_ERROR=error, **more)
-                judge_resume(done, good, before, "rank %d of %d, --resume %s, %s %d of %d, %s%s, seed %d" % (
-                    rank, ranks, how, kind, at, total[kind], error, " from there on" if more else "", seed))
-                codes[kind, done.returncode] = codes.get((kind, done.returncode), 0) + 1
+                why = "rank %d of %d, --resume %s, %s %d of %d, %s%s, seed %d" % (
+                    rank, ranks, how, kind, at, total[kind], error, " from there on" if more else "", seed)
+                try:
+                    done = resume_once(ranks, rank, ("--resume", how), FAULTS_CALL=kind, FAULTS_AT=str(at), FAULTS_ERROR=error, **more)
+                    judge_resume(done, good, before, why)
+                    codes[kind, done.returncode] = codes.get((kind, done.returncode), 0) + 1
+                except SystemExit as failure:  # the others are tried, too
+                    print("%s: %s" % (why, failure), flush=True)
+                    wrong += 1
                 tried += 1
     print("exit codes", {"%s %d" % key: count for key, count in sorted(codes.items())})
-    print("%d failing calls of a resume, no checkpoint lost, seed %d%s" % (tried, seed, hung_text()))
-    if tried < 8:
-        sys.exit("hardly any call was tried")
+    print("%d failing calls of a resume, no checkpoint lost, share %d of %d, seed %d%s" % (tried, share, shares, seed, hung_text()))
+    if wrong or tried < 8:
+        sys.exit("%d of %d failing calls lost something or hung" % (wrong, tried))
 
 
 {"resume": resume, "calls": calls, "kill": kill, "crash": crash, "disk": disk}[part]()

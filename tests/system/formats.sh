@@ -145,6 +145,6 @@ for call in look read malloc; do
 done
 check 'calls failed' [ $failed -gt 3 ]
 
-refuses 2 'wants files' 1 check
+refuses 2 'needs files' 1 check
 passes 1 check --help
 finish

@@ -92,7 +92,7 @@ stops() {
     check "$1: in bounded time: $((SECONDS - begun)) s" [ $((SECONDS - begun)) -le 20 ]
     check "$1: one line tells of it: $(grep error: "$scratch/$1.err")" [ "$(grep -c 'error:' "$scratch/$1.err")" -eq 1 ]
     check "$1: it is named: $(grep error: "$scratch/$1.err")" grep -Eq \
-        "error: rank $2 on host [ab]0 has not been heard of for [0-9.]+ s; its last word: stage [01], [a-z ]+ of step [0-9]+.*; rank [0-9] on host [ab]0 was at: stage [01], " \
+        "error: rank $2 on host [ab]0 has not been heard of for [0-9.]+ s; its last activity: stage [01], [a-z ]+ of step [0-9]+.*; rank [0-9] on host [ab]0 was at: stage [01], " \
         "$scratch/$1.err"
     nothing_left "$1"
 }

@@ -68,7 +68,7 @@ refuses 2 'is not hapt-weights' 1 export --checkpoint "$dir/run" --output "$(ech
     refuses 2 'symbolic link' 1 model gpt $gpt --output "$dir/planted.h5"
     refuses 2 'is a folder' 1 model gpt $gpt --output "$dir/folder"
     refuses 2 'is a folder' 1 model gpt $gpt --output "$dir/folder" --overwrite yes
-    refuses 2 'no regular file' 1 model gpt $gpt --output /dev/null --overwrite yes
+    refuses 2 'not a regular file' 1 model gpt $gpt --output /dev/null --overwrite yes
 }
 refuses 2 'is not hapt-data' 1 data "$dir/a.txt" --output "$dir/m.h5"
 refuses 2 'is not hapt-topology' 1 topology --cluster "$dir/c.json" --output "$dir/foreign.json"
@@ -161,12 +161,12 @@ check 'the hint names --type' grep -q '^hint: .*--type uint16' "$scratch/err"
 refuses 2 'not recognised' 1 data "$dir/latin1.txt" --output "$scratch/x.h5"
 refuses 2 'not recognised' 1 data "$dir/cut.txt" --output "$scratch/x.h5"
 refuses 3 'version 9' 1 data "$dir/v9.bin" --output "$scratch/x.h5"
-refuses 3 'promises 3999' 1 data "$dir/more.bin" --output "$scratch/x.h5"
+refuses 3 'says 3999' 1 data "$dir/more.bin" --output "$scratch/x.h5"
 refuses 3 'UTF-16' 1 data "$dir/utf16.txt" --output "$scratch/x.h5"
 refuses 3 'gzip' 1 data "$dir/text.gz" --output "$scratch/x.h5"
 refuses 3 'HDF5' 1 data "$dir/t.h5" --output "$scratch/x.h5"
 refuses 3 'empty' 1 data "$dir/nothing" --output "$scratch/x.h5"
-refuses 3 'above all vocabularies' 1 data "$dir/high.bin" --type uint32 --output "$scratch/x.h5"
+refuses 3 'exceeds the largest vocabulary' 1 data "$dir/high.bin" --type uint32 --output "$scratch/x.h5"
 check 'no refused data left a file' [ ! -e "$scratch/x.h5" ]
 
 # Before step 0: tokens outside of the vocabulary, fractions, short rows; files that lead to other files; later versions.

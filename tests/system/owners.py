@@ -86,7 +86,7 @@ def contest(good, number, defaults):
         if not one_by_one:
             loser, winner = (first, 1) if codes[0] == 2 else (second, 0)
             named = re.search(r"is in use by process (\d+) on host (\S+)", loser.text())
-            over = "holds a run already" in loser.text()
+            over = "already holds a run" in loser.text()
             if len(loser.errors()) != 1 or "hint: " not in loser.text() or not (named or over):
                 complain(why, loser)
             if named and (int(named.group(1)) not in families[winner] or named.group(2) != socket.gethostname()):
@@ -176,7 +176,7 @@ def odd_files():
         file.write("precious\n")
     for name, make, pattern in (("link", lambda path: os.symlink(aim, path), "it is a symbolic link"),
                                 ("nowhere", lambda path: os.symlink(folder + "/made-by-link", path), "it is a symbolic link"),
-                                ("folder", os.mkdir, "the lock .* cannot be made")):
+                                ("folder", os.mkdir, "the lock .* cannot be created")):
         run = "%s/odd-%s" % (folder, name)
         os.mkdir(run)
         make(run + "/.hapt-lock")

@@ -97,7 +97,7 @@ on_gpu g-stop bf16 --resume yes --precision fp32 && grep -q 'was made for bf16, 
 on_gpu g-half fp16 --stop-after 1
 go_on=(--input "$m" --steps 3 --microbatches 2 --resume yes --output "$scratch/g-half")
 refuses 3 'the checkpoint was trained in fp16, which test does not have' 1 "${go_on[@]}" --cluster "$scratch/gpu-fp16.json" --device cpu
-refuses 3 'stage 0 lies in subcluster g' 1 "${go_on[@]}" # this machine's GPU is another subcluster
+refuses 3 'stage 0 uses subcluster g' 1 "${go_on[@]}" # this machine's GPU is another subcluster
 check "... with advice" grep -q '^hint: .*--replan' "$scratch/err"
 passes 1 "${go_on[@]}" --replan --precision bf16 --device cpu --cluster "$scratch/gpu-fp16.json"
 passes 1 plan --input "$m" --cluster "$scratch/gpu-bf16.json" --predict --precision fp32 --output "$scratch/g.h5"

@@ -55,7 +55,7 @@ strike() {
     for rank in $(pgrep -P $launcher -x hapt); do
         tr '\0' '\n' <"/proc/$rank/environ" | grep -qx "OMPI_COMM_WORLD_RANK=$victim" && break
     done
-    /usr/bin/python3 - "$rank" "$scratch/$name/checkpoints" "$parameter" <<'PY' || fail "$name: the weight was not found in the memory of rank $victim"
+    /usr/bin/python3 - "$rank" "$scratch/$name/checkpoints" "$parameter" "$scratch/$name.newest" <<'PY' || fail "$name: the weight was not found in the memory of rank $victim"
 import glob, os, signal, sys
 import h5py, numpy
 rank, folder, parameter = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -69,6 +69,9 @@ try:
             break
         except (OSError, KeyError):
             pass
+    # The copy from which a checkpoint is being written holds the same bytes and is overwritten, too.
+    newest = max(int(path.split("/step-")[1].split("/")[0]) for path in glob.glob(folder + "/step-*/manifest.h5"))
+    open(sys.argv[4], "w").write(str(newest))
     wanted, found = weights[:64].tobytes(), 0
     with open(f"/proc/{rank}/maps") as maps, open(f"/proc/{rank}/mem", "r+b", buffering=0) as memory:
         for line in maps:
@@ -102,13 +105,18 @@ PY
     [ $code -eq 8 ] || fail "$name: code $code, not 8: $(tail -n 3 "$scratch/err")"
     [ "$(grep -c '^hapt: error:' "$scratch/err")" -eq 1 ] && [ "$(grep -c '^hint: .*--resume' "$scratch/err")" -eq 1 ] || fail "$name: $(cat "$scratch/err")"
 }
-# The same weights in each shard of every checkpoint that stands: none was made of those that were struck.
+# No checkpoint was made of the weights that were struck. The first that was published after the blow may have been copied
+# before it, in memory that the blow overwrote; only one is written at a time.
 sound() { # NAME
-    /usr/bin/python3 - "$scratch/$1/checkpoints" <<'PY'
+    /usr/bin/python3 - "$scratch/$1/checkpoints" "$scratch/$1.newest" <<'PY'
 import glob, sys
 import h5py
 shards = glob.glob(sys.argv[1] + "/step-*/shard-*.h5")
+step_of = lambda shard: int(shard.split("/step-")[1].split("/")[0])
+in_flight = min((step_of(shard) for shard in shards if step_of(shard) > int(open(sys.argv[2]).read())), default=-1)
 for shard in shards:
+    if step_of(shard) == in_flight:
+        continue
     with h5py.File(shard) as file:
         for name in file["/parameters"]:
             values = file["/parameters/" + name][()].ravel()

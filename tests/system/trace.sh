@@ -101,7 +101,7 @@ for factor in 1e9 0; do
     cp "$scratch/run/run.h5" "$scratch/strange.h5"
     /usr/bin/python3 -c 'import sys, h5py; f = h5py.File(sys.argv[1], "r+"); f["/train/stage_microbatch"][...] *= float(sys.argv[2])' \
         "$scratch/strange.h5" $factor
-    refuses 3 "times as long as the profile says|does not tell how long" 1 plan --profile "$scratch/profile.h5" --run "$scratch/strange.h5"
+    refuses 3 "times as long as the profile says|has no measured microbatch time" 1 plan --profile "$scratch/profile.h5" --run "$scratch/strange.h5"
 done
 refuses 2 "what-if" 1 plan --input "$scratch/m.h5" --cluster inputs/two-hosts.json --run "$scratch/run/run.h5" --what-if link=1..2Gbit/s
 # More steps than are taken: all of them; after a resumption those of the new run.

@@ -113,7 +113,7 @@ says() { # CODE PATTERN OPTIONS...
 }
 for other in "--layers 2 --hidden 32" "--layers 1 --hidden 64" "--layers 3 --hidden 64"; do
     "$HAPT" model gpt $other --heads 4 --sequence 64 --vocab 256 --microbatch 2 --output "$dir/other.h5" >/dev/null || exit 1
-    says 3 'checkpoint .*/step-00000020 is of another model: it(s| has)' --input "$dir/other.h5" --data $reference --resume --output "$dir/whole"
+    says 3 'checkpoint .*/step-00000020 belongs to another model: it(s| has)' --input "$dir/other.h5" --data $reference --resume --output "$dir/whole"
 done
 says 3 'run.h5 is a file; a checkpoint is a folder' export --checkpoint "$dir/whole/run.h5" --output "$dir/none.h5"
 says 3 'there is no checkpoint in' export --checkpoint "$dir/nowhere" --output "$dir/none.h5"

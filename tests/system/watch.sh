@@ -154,7 +154,7 @@ for phase in profile train; do
     check "a rank stands still in $phase: code 7, not $code" [ "$code" -eq 7 ]
     check "one line tells of it" [ "$(grep -c 'error:' "$scratch/still-$phase.err")" -eq 1 ]
     check "it is named: $(grep error: "$scratch/still-$phase.err")" \
-        grep -Eq 'error: rank 1 on host .* has not been heard of for [0-9.]+ s; its last word: (stage 0, .* of step [0-9]+|profiling)' "$scratch/still-$phase.err"
+        grep -Eq 'error: rank 1 on host .* has not been heard of for [0-9.]+ s; its last activity: (stage 0, .* of step [0-9]+|profiling)' "$scratch/still-$phase.err"
 done
 
 # a rank that dies, in whatever phase: the job ends, what was saved stands

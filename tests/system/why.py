@@ -86,7 +86,7 @@ def the_explanation():
     for ranks in (2, 3):
         check(plan("even.h5", "--microbatches", "32", "--explain", ranks=ranks) == document, f"the same words on {ranks} ranks")
     text = run("plan", "--profile", "even.h5", "--microbatches", "32", "--explain").stdout
-    for word in ("why: the pace", "rivals:", "is it worth it", "separate jobs side by side"):
+    for word in ("why: t_max", "rivals:", "is it worth it", "separate jobs side by side"):
         check(word in text, f"--explain prints '{word}': {text}")
     pair("one.h5", nodes=(1, 1))
     alone = plan("one.h5", "--explain")["explain"]
@@ -127,7 +127,7 @@ def the_sweeps():
     for bad in ("link", "link=1..25", "link=25..1Gbit/s", "nodes=1..8", "nodes.a=1..8Gbit/s", "speed.a=1..2", "link=1..2Gbit/s,"):
         refuses(2, "plan", "--profile", "knee.h5", "--what-if", bad, says="--what-if", hint="write link=1..25Gbit/s")
     refuses(2, "plan", "--profile", "knee.h5", "--what-if", "link=a-c:1..2Gbit/s", says='"a-c"', hint="the subclusters are a, b")
-    refuses(2, "plan", "--profile", "knee.h5", "--what-if", "nodes.b=1..8", ranks=2, says="holds 1 node of b", hint="ask for no more")
+    refuses(2, "plan", "--profile", "knee.h5", "--what-if", "nodes.b=1..8", ranks=2, says="holds only 1 node of b", hint="use fewer nodes")
     refuses(2, "plan", "--profile", "knee.h5", "--what-if", "link=1..2Gbit/s", "--strategy", "even", says="--what-if")
     refuses(2, "plan", "--profile", "knee.h5", "--what-if", "link=1..2Gbit/s", "--ignore-communication", says="--ignore-comm")
     refuses(2, "plan", "--profile", "knee.h5", "--what-if", "link=1..2Gbit/s", "--compare", says="--what-if")
@@ -253,7 +253,7 @@ def programs_are_shown():
     check(sum("over axis 0" in line for line in moves) > 0 and sum("over axis 1" in line for line in moves) > 0, "both axes move")
     check(len(full.stdout.splitlines()) > len(lines) + 20, "--full tells of every layer")
     kinds = [line for line in lines if line.startswith("Layers [")]
-    check(any(", and " in line for line in kinds) and all(": communication " in line or ": as layers" in line for line in kinds), f"kinds of layers: {kinds}")
+    check(any(", and " in line for line in kinds) and all(": communication " in line or ": same as layers" in line for line in kinds), f"kinds of layers: {kinds}")
     told = sum(1 + (int(line.split(", and ")[1].split()[0]) if ", and " in line else 0) for line in kinds)
     check(told == sum(line.startswith("Layers [") for line in full.stdout.splitlines()), f"{told} layers are told of")
     searched = run(*words, "--explain", "--json")

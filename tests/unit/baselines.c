@@ -310,7 +310,7 @@ struct blocking_search {
     char best[TEXT];
 };
 
-/* Sum and pace of compute plus every transfer that the stage stands still for. */
+/* Sum and t_max of compute plus every transfer that the stage stands still for. */
 static void price_blocking(struct blocking_search *at)
 {
     const struct hapt_profile *profile = at->profile;

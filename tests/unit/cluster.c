@@ -16,27 +16,26 @@ static void save(const char *text, size_t size)
     fclose(file);
 }
 
-static const char
-    good[] =
-        "{ \"format\": \"hapt-cluster\", \"version\": 1,\n"                                             /* 1 */
-        "  \"subclusters\": [\n"                                                                        /* 2 */
-        "    { \"name\": \"a100\", \"nodes\": 4, \"devices_per_node\": 8, \"device\": \"A100-40GB\",\n" /* 3 */
-        "      \"intra_node_bandwidth\": \"300 GB/s\", \"inter_node_bandwidth\": \"200 Gbit/s\" },\n"   /* 4 */
-        "    { \"name\": \"own\", \"nodes\": 2, \"devices_per_node\": 1,\n"                             /* 5 */
-        "      \"device\": { \"name\": \"X1\", \"peak_flops\": { \"fp32\": \"20 TFLOP/s\",\n"           /* 6 */
-        "          \"bf16\": 3e14 }, \"memory\": \"40 GiB\",\n"                                         /* 7 */
-        "          \"memory_bandwidth\": 1.5e12 },\n"                                                   /* 8 */
-        "      \"slowdown\": 2.5, \"memory\": \"400 MB\", \"hosts\": [\"n1\",\n"                        /* 9 */
-        "          \"n2\"], \"inter_node_latency\": \"5 us\" }\n"                                       /* 10 */
-        "  ],\n"                                                                                        /* 11 */
-        "  \"links\": [ { \"between\": [\"a100\", \"own\"],\n"                                          /* 12 */
-        "      \"bandwidth\": \"5 Gbit/s\", \"latency\": \"50 us\", \"paced\": true, \"transport\": \"tcp\", "
-        "\"interfaces\": [\"eth0\", \"ib1\"] } ],\n" /* 13 */
-        "  \"collectives\": [ { \"ranks\": 34, \"all_reduce\": { \"latency\": \"1 ms\", \"bandwidth\": \"500 MB/s\" "
-        "},\n" /* 14 */
-        "      \"reduce_scatter\": { \"bandwidth\": \"1 GB/s\" }, \"all_gather\": { \"bandwidth\": 8e8, \"padding\": "
-        "0.5 },\n"                                                                                             /* 15 */
-        "      \"grouped_broadcast\": { \"bandwidth\": 4e8 }, \"all_to_all\": { \"bandwidth\": 8e9 } } ] }\n"; /* 16 */
+static const char good[] =
+    "{ \"format\": \"hapt-cluster\", \"version\": 1,\n"                                             /* 1 */
+    "  \"subclusters\": [\n"                                                                        /* 2 */
+    "    { \"name\": \"a100\", \"nodes\": 4, \"devices_per_node\": 8, \"device\": \"A100-40GB\",\n" /* 3 */
+    "      \"intra_node_bandwidth\": \"300 GB/s\", \"inter_node_bandwidth\": \"200 Gbit/s\" },\n"   /* 4 */
+    "    { \"name\": \"own\", \"nodes\": 2, \"devices_per_node\": 1,\n"                             /* 5 */
+    "      \"device\": { \"name\": \"X1\", \"peak_flops\": { \"fp32\": \"20 TFLOP/s\",\n"           /* 6 */
+    "          \"bf16\": 3e14 }, \"memory\": \"40 GiB\",\n"                                         /* 7 */
+    "          \"memory_bandwidth\": 1.5e12 },\n"                                                   /* 8 */
+    "      \"slowdown\": 2.5, \"memory\": \"400 MB\", \"hosts\": [\"n1\",\n"                        /* 9 */
+    "          \"n2\"], \"inter_node_latency\": \"5 us\" }\n"                                       /* 10 */
+    "  ],\n"                                                                                        /* 11 */
+    "  \"links\": [ { \"between\": [\"a100\", \"own\"],\n"                                          /* 12 */
+    "      \"bandwidth\": \"5 Gbit/s\", \"latency\": \"50 us\", \"paced\": true, \"transport\": \"tcp\", "
+    "\"interfaces\": [\"eth0\", \"ib1\"] } ],\n" /* 13 */
+    "  \"collectives\": [ { \"ranks\": 34, \"all_reduce\": { \"latency\": \"1 ms\", \"bandwidth\": \"500 MB/s\" "
+    "},\n" /* 14 */
+    "      \"reduce_scatter\": { \"bandwidth\": \"1 GB/s\" }, \"all_gather\": { \"bandwidth\": 8e8, \"padding\": "
+    "0.5 },\n"                                                                                             /* 15 */
+    "      \"grouped_broadcast\": { \"bandwidth\": 4e8 }, \"all_to_all\": { \"bandwidth\": 8e9 } } ] }\n"; /* 16 */
 
 /* In an HDF5 file and back. */
 static void keeps(const struct hapt_cluster *cluster, struct hapt_arena *arena)

@@ -3,7 +3,7 @@
 
 #include "../../src/cluster/bind.h"
 #include "../../src/cluster/database.h"
-#include "../../src/cluster/group.h"
+#include "../../src/cluster/subclusters.h"
 #include "../../src/cluster/host.h"
 
 static struct hapt_arena arena;
@@ -46,7 +46,7 @@ static void groups_like_hosts(void)
     int world_size;
     struct hapt_cluster *cluster = NULL;
     const struct hapt_hosts *hosts = make_hosts(5, ranks, cores, memory, true, &world_size);
-    CHECK_OK(hapt_cluster_group(hosts, world_size, &arena, &cluster));
+    CHECK_OK(hapt_cluster_form_subclusters(hosts, world_size, &arena, &cluster));
     if (!cluster) return;
     CHECK(cluster->count == 4 && cluster->rank_count == 12 && !cluster->from_file);
     const struct hapt_subcluster *first = &cluster->subcluster[0];
@@ -110,12 +110,12 @@ static void groups_gpus(void)
         hosts->host[h].gpus_usable = h == 2 ? 1 : 2; /* too few on host 2: its ranks compute on cores */
         for (int g = 0; g < 2; g++) strcpy(hosts->host[h].gpu[g].spec, h == 0 ? "A100-40GB" : "V100-32GB");
     }
-    CHECK_OK(hapt_cluster_group(hosts, world_size, &arena, &cluster));
+    CHECK_OK(hapt_cluster_form_subclusters(hosts, world_size, &arena, &cluster));
     if (cluster)
         CHECK(cluster->count == 3 && !strcmp(cluster->subcluster[0].name, "a100-40gb") &&
               !strcmp(cluster->subcluster[1].device.name, "V100-32GB") && !strcmp(cluster->subcluster[2].name, "cpu"));
     hosts->host[0].gpu[1].spec[0] = '\0'; /* each rank's own GPU counts */
-    CHECK_FAILS(hapt_cluster_group(hosts, world_size, &arena, &cluster), HAPT_ERR_INPUT);
+    CHECK_FAILS(hapt_cluster_form_subclusters(hosts, world_size, &arena, &cluster), HAPT_ERR_INPUT);
 
     /* Seventeen different hosts are too many subclusters. */
     int many_ranks[17], many_cores[17];
@@ -126,7 +126,7 @@ static void groups_gpus(void)
         many_memory[h] = 16;
     }
     hosts = make_hosts(17, many_ranks, many_cores, many_memory, false, &world_size);
-    CHECK_FAILS(hapt_cluster_group(hosts, world_size, &arena, &cluster), HAPT_ERR_INPUT);
+    CHECK_FAILS(hapt_cluster_form_subclusters(hosts, world_size, &arena, &cluster), HAPT_ERR_INPUT);
 }
 
 /* Four hosts of four ranks and GPUs: two of them mix two kinds, in unlike order; a third has them three to one; the
@@ -169,7 +169,7 @@ static void groups_two_kinds(void)
         {"v100-32gb-2", 32, 1, 1, {6}, {"node2.lab"}},
         {"a100-40gb-4", 19.5, 1, 2, {11, 15}, {"node3.lab"}},
     };
-    CHECK_OK(hapt_cluster_group(hosts, world_size, &arena, &cluster));
+    CHECK_OK(hapt_cluster_form_subclusters(hosts, world_size, &arena, &cluster));
     if (!CHECK(cluster && cluster->count == 6 && cluster->rank_count == 16)) return;
     for (int c = 0; c < 6; c++) {
         const struct hapt_subcluster *own = &cluster->subcluster[c];
@@ -204,13 +204,13 @@ static void reads_two_kinds(void)
     struct hapt_cluster *cluster = NULL;
     int host_of_rank[4] = {0, 0, 0, 0};
     setenv("HWLOC_XMLFILE", "tests/data/two-kinds.xml", 1);
-    hapt_host_look(&env, &host);
+    hapt_host_describe(&env, &host);
     unsetenv("HWLOC_XMLFILE");
     CHECK(host.faked && host.gpu_count == 4 && strcmp(host.name, "two-kinds-3") == 0);
     host.ranks = host.gpus_usable = 4; /* as if there were a driver */
     host.rank_bandwidth = 1e10;
     const struct hapt_hosts hosts = {.count = 1, .host = &host, .host_of_rank = host_of_rank};
-    CHECK_OK(hapt_cluster_group(&hosts, 4, &arena, &cluster));
+    CHECK_OK(hapt_cluster_form_subclusters(&hosts, 4, &arena, &cluster));
     if (!CHECK(cluster && cluster->count == 2)) return;
     CHECK(strcmp(cluster->subcluster[0].device.name, "A100-40GB") == 0 &&
           strcmp(cluster->subcluster[1].device.name, "V100-32GB") == 0);
@@ -218,7 +218,7 @@ static void reads_two_kinds(void)
         CHECK(cluster->subcluster[c].nodes == 1 && cluster->subcluster[c].devices_per_node == 2);
     for (int rank = 0; rank < 4; rank++) CHECK(cluster->subcluster_of_rank[rank] == expected[rank]);
     host.gpus_usable = 3; /* one too few: all compute on cores, in one subcluster */
-    CHECK_OK(hapt_cluster_group(&hosts, 4, &arena, &cluster));
+    CHECK_OK(hapt_cluster_form_subclusters(&hosts, 4, &arena, &cluster));
     CHECK(cluster->count == 1 && strcmp(cluster->subcluster[0].device.backend, "cpu") == 0);
 }
 

@@ -89,14 +89,14 @@ static void random_pairs(void)
             const char *from = a->stage[stage_at(a, layer)].subcluster_name,
                        *to = b->stage[stage_at(b, layer)].subcluster_name;
             int moves = 0;
-            for (int m = 0; m < diff->move_count; m++)
-                moves += diff->move[m].first_layer <= layer && layer < diff->move[m].end_layer &&
-                         strcmp(diff->move[m].from, from) == 0 && strcmp(diff->move[m].to, to) == 0;
+            for (int m = 0; m < diff->relocation_count; m++)
+                moves += diff->relocation[m].first_layer <= layer && layer < diff->relocation[m].end_layer &&
+                         strcmp(diff->relocation[m].from, from) == 0 && strcmp(diff->relocation[m].to, to) == 0;
             CHECK_MESSAGE(moves == (strcmp(from, to) != 0), "seed %llu: layer %d moves %d times",
                           (unsigned long long)start, layer, moves);
         }
         CHECK_OK(hapt_plan_diff(a, a, &arena, &diff));
-        CHECK(diff->equal && diff->row_count == a->stage_count && diff->move_count == 0);
+        CHECK(diff->equal && diff->row_count == a->stage_count && diff->relocation_count == 0);
         hapt_arena_release(&arena);
     }
 }
@@ -117,7 +117,7 @@ static void by_hand(void)
     hapt_arena_init(&arena);
     CHECK_OK(hapt_plan_diff(&a, &b, &arena, &diff));
     CHECK(!diff->equal && diff->row_count == 2 && diff->row[0].a == 0 && diff->row[0].b == 0 && diff->row[1].a == -1);
-    CHECK(diff->move_count == 1 && diff->move[0].first_layer == 2 && diff->move[0].end_layer == 4);
+    CHECK(diff->relocation_count == 1 && diff->relocation[0].first_layer == 2 && diff->relocation[0].end_layer == 4);
     CHECK_OK(hapt_plan_diff(&b, &c, &arena, &diff));
     CHECK(!diff->same_layers && !diff->equal && diff->row_count == 2 && diff->row[1].a == 1 && diff->row[1].b == 1);
     struct hapt_plan other = b;

@@ -386,28 +386,28 @@ static enum hapt_status try_list(struct figure *figure, int count, struct hapt_a
     return hapt_sharding_apply(figure->trivial, 0, &axis, &program, &figure->arena, &made);
 }
 
-#define COMPUTE(op, letter)                                                                \
-    {                                                                                      \
-        op, {letter, 1, 1, 0}, -1, HAPT_COLLECTIVE_NONE, {.kind = HAPT_PROPERTY_IDENTITY}, \
-        {                                                                                  \
-            .kind = HAPT_PROPERTY_IDENTITY                                                 \
-        }                                                                                  \
+#define COMPUTE(op, letter)                                                                  \
+    {                                                                                        \
+        op, {letter, 1, 1, 0}, -1, HAPT_COLLECTIVE_NONE, {.kind = HAPT_PROPERTY_REPLICATED}, \
+        {                                                                                    \
+            .kind = HAPT_PROPERTY_REPLICATED                                                 \
+        }                                                                                    \
     }
 #define MOVE(tensor, kind, from, to)              \
     {                                             \
         -1, {.letter = 0}, tensor, kind, from, to \
     }
-#define WHOLE                          \
-    {                                  \
-        .kind = HAPT_PROPERTY_IDENTITY \
-    }
-#define PARTIAL                          \
+#define REPLICATED                       \
     {                                    \
-        .kind = HAPT_PROPERTY_ALL_REDUCE \
+        .kind = HAPT_PROPERTY_REPLICATED \
     }
-#define SHARD(dim)                             \
-    {                                          \
-        HAPT_PROPERTY_ALL_GATHER, dim, 1, 1, 0 \
+#define PARTIAL                       \
+    {                                 \
+        .kind = HAPT_PROPERTY_PARTIAL \
+    }
+#define SHARD(dim)                          \
+    {                                       \
+        HAPT_PROPERTY_SHARDED, dim, 1, 1, 0 \
     }
 
 static void figure_11(void)
@@ -424,21 +424,21 @@ static void figure_11(void)
     CHECK_FAILS(
         try_list(&figure, 3, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'i'), COMPUTE(2, 'b')}),
         HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(
-        try_list(&figure, 4,
-                 (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'b'),
-                                                  MOVE(e3, HAPT_COLLECTIVE_ALL_REDUCE, PARTIAL, WHOLE), COMPUTE(2, 0)}),
-        HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(try_list(&figure, 4,
+                         (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'b'),
+                                                          MOVE(e3, HAPT_COLLECTIVE_ALL_REDUCE, PARTIAL, REPLICATED),
+                                                          COMPUTE(2, 0)}),
+                HAPT_ERR_INFEASIBLE);
     /* Program 9: gathers a parameter. */
     CHECK_FAILS(try_list(&figure, 4,
                          (struct hapt_axis_instruction[]){COMPUTE(0, 'b'),
-                                                          MOVE(e2, HAPT_COLLECTIVE_ALL_GATHER, SHARD(1), WHOLE),
+                                                          MOVE(e2, HAPT_COLLECTIVE_ALL_GATHER, SHARD(1), REPLICATED),
                                                           COMPUTE(1, 'b'), COMPUTE(2, 'b')}),
                 HAPT_ERR_INFEASIBLE);
     /* Columns need e1 whole; gathered it is. */
     CHECK_OK(try_list(&figure, 4,
                       (struct hapt_axis_instruction[]){COMPUTE(0, 'b'),
-                                                       MOVE(e1, HAPT_COLLECTIVE_ALL_GATHER, SHARD(0), WHOLE),
+                                                       MOVE(e1, HAPT_COLLECTIVE_ALL_GATHER, SHARD(0), REPLICATED),
                                                        COMPUTE(1, 'o'), COMPUTE(2, 'v')}));
     /* What is left out, stands twice or is no operator. */
     CHECK_FAILS(try_list(&figure, 2, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'b')}),
@@ -448,7 +448,7 @@ static void figure_11(void)
         HAPT_ERR_INFEASIBLE);
     CHECK_FAILS(try_list(&figure, 1, (struct hapt_axis_instruction[]){COMPUTE(17, 'b')}), HAPT_ERR_INFEASIBLE);
     CHECK_FAILS(
-        try_list(&figure, 1, (struct hapt_axis_instruction[]){MOVE(99, HAPT_COLLECTIVE_SLICE, WHOLE, SHARD(0))}),
+        try_list(&figure, 1, (struct hapt_axis_instruction[]){MOVE(99, HAPT_COLLECTIVE_SLICE, REPLICATED, SHARD(0))}),
         HAPT_ERR_INFEASIBLE);
     CHECK_FAILS(try_list(&figure, 2,
                          (struct hapt_axis_instruction[]){COMPUTE(0, 'b'),
@@ -478,7 +478,7 @@ static void boxes(void)
             int64_t elements = 0;
             int copies = 1;
             for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
-                if (property[axis].kind != HAPT_PROPERTY_ALL_GATHER) copies *= inner->axis[axis].size;
+                if (property[axis].kind != HAPT_PROPERTY_SHARDED) copies *= inner->axis[axis].size;
             for (int r = 0; r < inner->axis[0].size * inner->axis[1].size; r++) {
                 struct hapt_box box;
                 int64_t own = 1;

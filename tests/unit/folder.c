@@ -86,11 +86,11 @@ static void setting_aside(void)
     char now[64];
     for (int i = 1; i <= 3; i++) {
         CHECK_OK(hapt_folder_make(at("step")));
-        CHECK(hapt_folder_set_aside(root, "step", "damaged", now, sizeof now));
+        CHECK(hapt_folder_rename_with_suffix(root, "step", "damaged", now, sizeof now));
         CHECK(!strcmp(now, i == 1 ? "step.damaged" : i == 2 ? "step.damaged-2" : "step.damaged-3"));
         CHECK(there(now) && !there("step"));
     }
-    CHECK(!hapt_folder_set_aside(root, "absent", "damaged", now, sizeof now) && !now[0]);
+    CHECK(!hapt_folder_rename_with_suffix(root, "absent", "damaged", now, sizeof now) && !now[0]);
 }
 
 static bool count_entry(void *context, const char *name)

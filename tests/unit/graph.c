@@ -219,7 +219,7 @@ static void faults_are_named(void)
     FAULT("ghost", int ghost = tensor(graph, "ghost", HAPT_TENSOR_ACTIVATION, HAPT_ROLE_NONE, HAPT_F32, 2, 4, 4);
           (void)ghost);
     FAULT("another producer", OP("gelu")->output[0] = AT("attention"));
-    FAULT("no activation", OP("gelu")->output[0] = AT("gamma"));
+    FAULT("not an activation", OP("gelu")->output[0] = AT("gamma"));
     FAULT("gelu", TENSOR("gelu").shape[1] = T + 1);
     FAULT("qkv", TENSOR("qkv").dtype = HAPT_BF16);
     FAULT("weight", TENSOR("weight").shape[0] = D + 1);

@@ -1,7 +1,7 @@
 /*
  * Reading a file while the n-th allocation, open or read fails, for every n: the outcome is the right values or a
- * failure of the system, never "damaged". With the guard, too: the counter is common to all processes. Each round runs
- * in a process of its own.
+ * failure of the system, never "damaged". With the sandbox, too: the counter is common to all processes. Each round
+ * runs in a process of its own.
  */
 #include "hapt/h5.h"
 
@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "hapt/guard.h"
+#include "hapt/sandbox.h"
 #include "test.h"
 
 enum { VALUES = 6, NAMES = 3 };
@@ -135,12 +135,12 @@ static enum outcome round_of(enum kind kind, long at, bool sticky, bool guarded)
     *faults = (struct shared){.kind = kind, .at = at, .sticky = sticky};
     const pid_t child = fork();
     if (child == 0) {
-        if (guarded) hapt_guard_start(NULL, hapt_h5_rehearse);
+        if (guarded) hapt_sandbox_start(NULL, hapt_h5_trial_read);
         if (freopen("/dev/null", "w", stderr) == NULL) _exit(OUTCOMES); /* HDF5 complains at its end */
         faults->armed = true;
         const enum outcome outcome = read_file();
         faults->armed = false;
-        if (guarded) hapt_guard_stop();
+        if (guarded) hapt_sandbox_stop();
         if (outcome == DAMAGED)
             printf("%s call %ld%s%s: %s\n", kind == READ ? "read" : "allocation", at,
                    sticky ? " and all that follow" : "", guarded ? ", guarded" : "", hapt_fail_message());

@@ -1,5 +1,5 @@
-/* References of variable-length strings, wherever the HDF5 library stores them: whole ones pass the guard's rehearsal,
- * and each one that is made to lead elsewhere is found out before the library follows it. */
+/* References of variable-length strings, wherever the HDF5 library stores them: whole ones pass the sandbox's trial
+ * read, and each one that is made to lead elsewhere is found out before the library follows it. */
 #include <hdf5.h>
 #include <unistd.h>
 
@@ -90,7 +90,7 @@ static void check_place(enum place place, bool newest, hsize_t user_block)
     const long count = read_whole(bytes);
     const unsigned char *heap = memmem(bytes, (size_t)count, "GCOL", 4);
     if (!CHECK(heap != NULL)) return;
-    CHECK_MESSAGE(hapt_h5_rehearse(path), "%s, newest %d, user block %d: a whole file is refused", place_name[place],
+    CHECK_MESSAGE(hapt_h5_trial_read(path), "%s, newest %d, user block %d: a whole file is refused", place_name[place],
                   newest, (int)user_block);
     for (int i = 0; i < STRINGS; i++) {
         const long at = find_reference(bytes, count, (uint64_t)(heap - bytes) - user_block, i);
@@ -102,7 +102,7 @@ static void check_place(enum place place, bool newest, hsize_t user_block)
             value += damage[d].by;
             memcpy(damaged + at + damage[d].at, &value, 4);
             write_whole(damaged, count);
-            CHECK_MESSAGE(!hapt_h5_rehearse(path),
+            CHECK_MESSAGE(!hapt_h5_trial_read(path),
                           "%s, newest %d, user block %d, string %d: byte %d and %u more is accepted", place_name[place],
                           newest, (int)user_block, i, damage[d].at, damage[d].by);
         }
@@ -138,7 +138,7 @@ static void collections(void)
         memcpy(damaged, bytes, (size_t)count);
         damaged[heap - bytes + damage[d].at] = damage[d].value;
         write_whole(damaged, count);
-        CHECK_MESSAGE(!hapt_h5_rehearse(path), "byte %d of the collection as %d is accepted", damage[d].at,
+        CHECK_MESSAGE(!hapt_h5_trial_read(path), "byte %d of the collection as %d is accepted", damage[d].at,
                       damage[d].value);
     }
     unlink(path);
@@ -147,7 +147,7 @@ static void collections(void)
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
-    hapt_h5_rehearse(NULL);
+    hapt_h5_trial_read(NULL);
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
     RUN(references);
     RUN(collections);

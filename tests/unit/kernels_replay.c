@@ -190,17 +190,17 @@ static void spoiled_capture(void)
     CHECK_OK(test_backend->allocate(test_device, sizeof value, &place));
     CHECK(test_backend->capture(queue));
     CHECK(test_backend->wait(test_backend->record(queue)) != HAPT_OK);
-    CHECK(test_backend->captured(queue) == NULL);
+    CHECK(test_backend->capture_end(queue) == NULL);
     hapt_fail_reset();
     mirror_copy(queue, place, &value, sizeof value);
     mirror_copy(queue, &back, place, sizeof back);
     CHECK(back == value);
     CHECK(test_backend->capture(queue));
-    struct hapt_replay *empty = test_backend->captured(queue);
+    struct hapt_replay *empty = test_backend->capture_end(queue);
     if (empty) {
         test_backend->replay(empty, queue);
         CHECK_OK(test_backend->wait(test_backend->record(queue)));
-        test_backend->forget(empty);
+        test_backend->replay_destroy(empty);
     }
     test_backend->free(test_device, place);
 }
@@ -231,16 +231,16 @@ static void section_times(enum hapt_section section)
             all_s += step_s[s];
         }
         sum_s = shortest(sum_s, all_s);
-        if (!test_backend->mark) continue;
+        if (!test_backend->timestamp) continue;
         CHECK_OK(hapt_engine_time_part(rig.engine, section, 0, 0, model->graph->forward_count, hapt_time_s, &one_s));
         CHECK(isfinite(one_s) && one_s > 0);
         part_s = shortest(part_s, one_s);
     }
     CHECK(sum_s > 0);
-    if (test_backend->mark)
+    if (test_backend->timestamp)
         CHECK_MESSAGE(sum_s > 0.1 * part_s && sum_s < 4 * part_s, "%g s of steps in %g s", sum_s, part_s);
     setenv("HAPT_CUDA_GRAPHS", "1", 1);
-    if (test_backend->mark) {
+    if (test_backend->timestamp) {
         CHECK_OK(hapt_engine_time_part(rig.engine, section, 0, 0, model->graph->forward_count, hapt_time_s, &one_s));
         CHECK_MESSAGE(one_s > 0.05 * part_s && one_s < 20 * part_s, "a replay takes %g s, its steps %g", one_s, part_s);
     }
@@ -256,15 +256,15 @@ static void stretches(void)
     rig_init(&rig, NULL, false);
     feed(&rig, 0, 0);
     hapt_team_clock(&team, test_backend, test_device);
-    CHECK((team.clock != NULL) == (test_backend->mark != NULL));
+    CHECK((team.clock != NULL) == (test_backend->timestamp != NULL));
     for (int round = 0; round < ROUNDS; round++) {
-        const struct hapt_team_effort before = team.effort;
+        const struct hapt_team_times before = team.times;
         const double start_s = hapt_time_s();
         hapt_team_stretch_begin(&team);
         CHECK_OK(hapt_engine_forward(rig.engine, 0, -1));
         const double took_s = hapt_time_s() - start_s;
         hapt_team_stretch_end(&team);
-        const double device_s = team.effort.device_s - before.device_s;
+        const double device_s = team.times.device_s - before.device_s;
         CHECK_MESSAGE(device_s > 0 && hapt_time_s() - start_s >= device_s, "4 x %g s end behind %g s", 0.25 * device_s,
                       hapt_time_s() - start_s);
         if (team.clock)

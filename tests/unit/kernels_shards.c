@@ -50,7 +50,7 @@ static enum hapt_status exchange(void *context, float *data, size_t elements, bo
 static void *run_shard(void *argument)
 {
     struct shard *shard = argument;
-    shard->call.exchange_context = shard;
+    shard->call.shard_reduce_context = shard;
     shard->status = kernel_run_on(shard->index, shard->op, shard->dtype, &shard->call);
     return NULL;
 }
@@ -228,7 +228,7 @@ static void check_loss(enum hapt_dtype dtype, int shards, int64_t rows, int64_t 
                                                .threads = 1,
                                                .first_value = first[s],
                                                .value_count = classes,
-                                               .exchange = exchange,
+                                               .shard_reduce = exchange,
                                                .input = {part[s].view, target.view},
                                                .output = {losses[s].view, lses[s].view}};
             back[s].call = (struct hapt_call){.input_count = 4,

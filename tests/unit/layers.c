@@ -182,8 +182,8 @@ static void cut_bytes_by_definition(void)
     const struct hapt_model *model = GPT("--layers", "2", "--hidden", "24", "--heads", "2", "--sequence", "5",
                                          "--vocab", "11", "--microbatch", "3", "--dtype", "bf16");
     const struct hapt_graph *graph = model->graph;
-    double cut_bytes[64];
-    CHECK_OK(hapt_structure_cut_bytes(graph, &arena, cut_bytes));
+    double boundary_bytes[64];
+    CHECK_OK(hapt_structure_boundary_bytes(graph, &arena, boundary_bytes));
     for (int cut = 0; cut <= graph->forward_count; cut++) {
         double expected = 0;
         for (int t = 0; t < graph->tensor_count; t++) {
@@ -197,7 +197,7 @@ static void cut_bytes_by_definition(void)
                 expected += (double)hapt_tensor_bytes(&graph->tensor[t]);
             }
         }
-        CHECK_MESSAGE(cut_bytes[cut] == expected, "cut %d: %g bytes, not %g", cut, cut_bytes[cut], expected);
+        CHECK_MESSAGE(boundary_bytes[cut] == expected, "cut %d: %g bytes, not %g", cut, boundary_bytes[cut], expected);
     }
 }
 

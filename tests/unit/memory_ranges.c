@@ -28,7 +28,7 @@ static void compare_sharding(const struct hapt_sharding *sharding, const struct 
             struct hapt_arena scratch_arena;
             struct hapt_program *program = NULL;
             struct hapt_memory_plan *plan = NULL;
-            struct hapt_memory_figures figures;
+            struct hapt_memory_bytes figures;
             hapt_arena_init(&scratch_arena);
             const enum hapt_status status = hapt_program_build(sharding, first, end, &scratch_arena, &program);
             CHECK((status == HAPT_OK) == hapt_sharding_allows(sharding, first, end));

@@ -305,7 +305,7 @@ static void forced_stages(void)
     CHECK_NEAR(plan->balance_eta, 1, 1e-12);
     CHECK(strcmp(plan->limit, "compute") == 0);
     CHECK(plan->simulated_s > 10 * 2 && plan->simulated_s < 1.3 * plan->latency_s);
-    /* memory for one launch less: the pace falls back until the transfer counts as half of it or less */
+    /* memory for one launch less: t_max rises until the transfer counts as half of it or less */
     profile->boundary_bytes[3] = 30; /* c = 1.5 > t / 2 */
     profile->cluster[0].device_memory_bytes = 20 + 2 * 3;
     CHECK_FAILS(hapt_plan_force(profile, &options, "0-4@fast:1x2,4-6@slow:1x2", &arena, &plan), HAPT_ERR_INFEASIBLE);
@@ -375,7 +375,7 @@ static void tied_parameters(void)
     hapt_arena_release(&arena);
 }
 
-/* A changed plan is the one that would have been priced so from the start, as long as its pace is. */
+/* A changed plan is the one that would have been priced so from the start, as long as its t_max is. */
 static void changed_plans(void)
 {
     static const char stages[] = "0-2@fast:1x1,2-4@fast:1x1,4-6@slow:1x2";
@@ -454,7 +454,7 @@ static void placing(void)
             left -= next->nodes * next->devices_per_node;
             plan.stage_count++;
         }
-        CHECK_OK(hapt_plan_place(&plan, &cluster, first));
+        CHECK_OK(hapt_plan_assign_devices(&plan, &cluster, first));
         char taken[64] = {0};
         for (int i = 0; i < plan.stage_count; i++) {
             const int m = stage[i].devices_per_node, count = stage[i].nodes * m;
@@ -466,7 +466,7 @@ static void placing(void)
             }
         }
         strcpy(stage[0].subcluster_name, "b");
-        CHECK_FAILS(hapt_plan_place(&plan, &cluster, first), HAPT_ERR_INPUT);
+        CHECK_FAILS(hapt_plan_assign_devices(&plan, &cluster, first), HAPT_ERR_INPUT);
     }
 }
 

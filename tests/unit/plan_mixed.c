@@ -210,12 +210,13 @@ static void files(void)
             if (CHECK(loaded->stage_count == plan->stage_count))
                 for (int i = 0; i < plan->stage_count; i++) CHECK(same_mix(&plan->stage[i], &loaded->stage[i]));
             CHECK_OK(hapt_plan_diff(plan, loaded, &arena, &diff));
-            CHECK(diff->equal && diff->move_count == 0);
+            CHECK(diff->equal && diff->relocation_count == 0);
             struct hapt_arena scratch;
             hapt_arena_init(&scratch);
             CHECK_OK(hapt_plan_price(profile, loaded, &scratch)); /* a plan that was read can be priced again */
             CHECK_NEAR(loaded->latency_s, plan->latency_s, 1e-11 * plan->latency_s);
-            CHECK_NEAR(loaded->t_max_s, plan->t_max_s, 1e-11 * plan->t_max_s); /* one of several paces that tie */
+            CHECK_NEAR(loaded->t_max_s, plan->t_max_s,
+                       1e-11 * plan->t_max_s); /* one of several t_max values that tie */
             hapt_arena_release(&scratch);
             mixed_plans += hapt_plan_first_mixed(plan) >= 0;
         }
@@ -293,7 +294,7 @@ static void placing(void)
         if (hapt_plan_search(MPI_COMM_SELF, profile, &some, &arena, &plan) == HAPT_OK) {
             bool taken[24] = {false};
             int first[64];
-            CHECK_OK(hapt_plan_place(plan, &cluster, first));
+            CHECK_OK(hapt_plan_assign_devices(plan, &cluster, first));
             for (int i = 0; i < plan->stage_count; i++) {
                 int rank[24], count[3] = {0};
                 CHECK_OK(hapt_plan_ranks(plan, &cluster, i, rank));
@@ -309,7 +310,7 @@ static void placing(void)
             mixed_plans += mixed >= 0;
             if (mixed >= 0) {
                 strcpy(subcluster[plan->stage[mixed].mixed->cluster[1]].name, "other");
-                CHECK_FAILS(hapt_plan_place(plan, &cluster, first), HAPT_ERR_INPUT);
+                CHECK_FAILS(hapt_plan_assign_devices(plan, &cluster, first), HAPT_ERR_INPUT);
             }
         }
         hapt_fail_reset();

@@ -4,7 +4,7 @@
  */
 #include "random_profile.h"
 
-enum { MOST_STAGES = 8, MOST_PACES = 4096 };
+enum { MOST_STAGES = 8, MOST_T_MAX = 4096 };
 
 /* What a stage takes of one subcluster, and the memory of a device there. */
 struct brute_part {
@@ -28,8 +28,8 @@ struct brute_plan {
 struct brute {
     const struct hapt_profile *profile;
     struct hapt_search_options options;
-    double *pace;
-    int paces;
+    double *t_max;
+    int t_max_count;
     struct brute_plan plan; /* being built */
     int used[4];            /* devices of each subcluster */
     double least_s;         /* first pass */
@@ -154,18 +154,18 @@ static void judge(struct brute *brute)
             if (brute->used[c] != brute->profile->cluster[c].nodes * brute->profile->cluster[c].devices_per_node)
                 return;
     for (int i = 0; i < brute->plan.stages; i++) sum_s += brute->plan.stage[i].time_s + 2 * boundary_s(brute, i);
-    for (int k = 0; k < brute->paces; k++) {
-        const double latency_s = sum_s + (brute->options.microbatches - 1) * brute->pace[k];
-        if (!feasible(brute, brute->pace[k])) continue;
+    for (int k = 0; k < brute->t_max_count; k++) {
+        const double latency_s = sum_s + (brute->options.microbatches - 1) * brute->t_max[k];
+        if (!feasible(brute, brute->t_max[k])) continue;
         if (!brute->second_pass) {
             brute->least_s = fmin(brute->least_s, latency_s);
         } else if (at_most(latency_s, brute->least_s)) {
-            brute->plan.t_max_s = brute->pace[k];
+            brute->plan.t_max_s = brute->t_max[k];
             brute->plan.latency_s = latency_s;
             if (!brute->found || compare_plans(&brute->plan, &brute->best) < 0) brute->best = brute->plan;
             brute->found = true;
         }
-        return; /* a slower pace is never better, and loses ties */
+        return; /* a larger t_max is never better, and loses ties */
     }
 }
 
@@ -261,11 +261,11 @@ static struct brute_stage on(const struct hapt_profile *profile, int kind)
     return stage;
 }
 
-static void list_paces(struct brute *brute, struct hapt_arena *arena)
+static void list_t_max(struct brute *brute, struct hapt_arena *arena)
 {
     const struct hapt_profile *profile = brute->profile;
     const int C = profile->cluster_count, L = profile->layer_count;
-    brute->pace = hapt_arena_alloc(arena, MOST_PACES, sizeof *brute->pace);
+    brute->t_max = hapt_arena_alloc(arena, MOST_T_MAX, sizeof *brute->t_max);
     for (int c = 0; c < C; c++) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++) {
@@ -274,7 +274,8 @@ static void list_paces(struct brute *brute, struct hapt_arena *arena)
                     const size_t cell = hapt_profile_index(profile, s, i, j);
                     const double step_s = cluster->step_time ? cluster->step_time[cell] : 0;
                     if (isfinite(cluster->stage_time[cell]))
-                        brute->pace[brute->paces++] = cluster->stage_time[cell] + step_s / brute->options.microbatches;
+                        brute->t_max[brute->t_max_count++] =
+                            cluster->stage_time[cell] + step_s / brute->options.microbatches;
                 }
             }
         }
@@ -286,7 +287,7 @@ static void list_paces(struct brute *brute, struct hapt_arena *arena)
                 const size_t cell = hapt_profile_index(profile, 0, i, j);
                 const double step_s = mixed->step_time ? mixed->step_time[cell] : 0;
                 if (isfinite(mixed->stage_time[cell]))
-                    brute->pace[brute->paces++] = mixed->stage_time[cell] + step_s / brute->options.microbatches;
+                    brute->t_max[brute->t_max_count++] = mixed->stage_time[cell] + step_s / brute->options.microbatches;
             }
         }
     }
@@ -295,13 +296,13 @@ static void list_paces(struct brute *brute, struct hapt_arena *arena)
             for (int layer = 0; layer < L - 1; layer++) {
                 const struct brute_stage before = on(profile, from), behind = on(profile, to);
                 const double comm_s = transfer_s(profile, layer, &before, &behind);
-                brute->pace[brute->paces++] = comm_s;
-                brute->pace[brute->paces++] = 2 * comm_s;
+                brute->t_max[brute->t_max_count++] = comm_s;
+                brute->t_max[brute->t_max_count++] = 2 * comm_s;
                 if (brute->options.hide_threshold > 0)
-                    brute->pace[brute->paces++] = comm_s / brute->options.hide_threshold;
+                    brute->t_max[brute->t_max_count++] = comm_s / brute->options.hide_threshold;
             }
-    CHECK_MESSAGE(brute->paces <= MOST_PACES, "too many paces");
-    qsort(brute->pace, (size_t)brute->paces, sizeof *brute->pace, compare_reals);
+    CHECK_MESSAGE(brute->t_max_count <= MOST_T_MAX, "too many t_max values");
+    qsort(brute->t_max, (size_t)brute->t_max_count, sizeof *brute->t_max, compare_reals);
 }
 
 static bool same_plan(const struct hapt_plan *plan, const struct brute_plan *best)
@@ -440,8 +441,8 @@ static void compare_once(uint64_t start_seed, enum kind_of_profile kind)
     brute.options = random_options(&seed);
     CHECK_MESSAGE(brute.profile->layer_count <= MOST_STAGES, "too many layers");
     int64_t candidates = 0;
-    list_paces(&brute, &arena);
-    candidates = brute.paces;
+    list_t_max(&brute, &arena);
+    candidates = brute.t_max_count;
     extend(&brute, 0);
     brute.second_pass = true;
     if (isfinite(brute.least_s)) extend(&brute, 0);
@@ -486,7 +487,7 @@ static void search_equals_brute_force(void)
     CHECK(link_cases > 0 && memory_cases > 0 && idle_cases > 0 && skip_cases > 0);
 }
 
-/* Few, but with longer pipelines and more paces. */
+/* Few, but with longer pipelines and more values of t_max. */
 static void longer_pipelines(void)
 {
     const int count = test_long() ? 1000 : 60;

@@ -142,22 +142,22 @@ static void gpt_properties(void)
         const bool resident = tensor->kind == HAPT_TENSOR_PARAMETER || tensor->role == HAPT_ROLE_LOSS_SCALE;
         const bool partial = mine->tensor == graph->loss ||
                              (tensor->primal >= 0 && graph->tensor[tensor->primal].kind == HAPT_TENSOR_PARAMETER);
-        const enum hapt_property_kind expected = resident  ? HAPT_PROPERTY_IDENTITY
-                                                 : partial ? HAPT_PROPERTY_ALL_REDUCE
-                                                           : HAPT_PROPERTY_ALL_GATHER;
+        const enum hapt_property_kind expected = resident  ? HAPT_PROPERTY_REPLICATED
+                                                 : partial ? HAPT_PROPERTY_PARTIAL
+                                                           : HAPT_PROPERTY_SHARDED;
         for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
             CHECK_MESSAGE(mine->property[axis].kind == expected ||
-                              (expected == HAPT_PROPERTY_ALL_REDUCE && mine->tensor != graph->loss),
+                              (expected == HAPT_PROPERTY_PARTIAL && mine->tensor != graph->loss),
                           "%s has property %d", tensor->name, mine->property[axis].kind);
         /* Of a parameter's gradient three versions: as it is written, summed over axis 0, summed over both. */
-        if (expected == HAPT_PROPERTY_ALL_REDUCE && mine->tensor != graph->loss) {
+        if (expected == HAPT_PROPERTY_PARTIAL && mine->tensor != graph->loss) {
             const bool last = mine->tensor == program->graph->tensor[tensor->primal].gradient;
             sums += !last;
-            CHECK((mine->property[1].kind == HAPT_PROPERTY_ALL_REDUCE) == !last);
-            CHECK(!last || mine->property[0].kind == HAPT_PROPERTY_IDENTITY);
+            CHECK((mine->property[1].kind == HAPT_PROPERTY_PARTIAL) == !last);
+            CHECK(!last || mine->property[0].kind == HAPT_PROPERTY_REPLICATED);
             CHECK(mine->root == program->local[program->graph->tensor[tensor->primal].gradient]);
         }
-        if (expected == HAPT_PROPERTY_ALL_GATHER) CHECK(mine->shape[0] == tensor->shape[0] / 4);
+        if (expected == HAPT_PROPERTY_SHARDED) CHECK(mine->shape[0] == tensor->shape[0] / 4);
         if (tensor->kind == HAPT_TENSOR_PARAMETER) {
             parameters++;
             gradient_bytes += 4.0 * (double)hapt_tensor_elements(tensor);

@@ -196,7 +196,7 @@ static void run(const struct job *job, const struct hapt_op *op, const struct op
 /* Index in the whole of element k of a rank's shard. */
 static int64_t whole_index(const struct operand *shard, struct hapt_property property, int rank, int64_t k)
 {
-    const int dim = property.kind == HAPT_PROPERTY_ALL_GATHER ? property.dim : -1;
+    const int dim = property.kind == HAPT_PROPERTY_SHARDED ? property.dim : -1;
     const int64_t extent = dim >= 0 ? shard->shape[dim] * SHARDS : 0;
     return shards_whole_index(shard->shape, shard->dims, dim, property.blocks > 1 ? property.blocks : 1, rank, extent,
                               k);
@@ -205,7 +205,7 @@ static int64_t whole_index(const struct operand *shard, struct hapt_property pro
 static void cut(struct operand *shard, const struct operand *whole, struct hapt_property property, int rank)
 {
     *shard = *whole;
-    if (property.kind != HAPT_PROPERTY_ALL_GATHER) return;
+    if (property.kind != HAPT_PROPERTY_SHARDED) return;
     shard->shape[property.dim] /= SHARDS;
     for (int64_t k = 0; k < elements_of(shard); k++)
         shard->value[k] = whole->value[whole_index(shard, property, rank, k)];
@@ -214,9 +214,9 @@ static void cut(struct operand *shard, const struct operand *whole, struct hapt_
 static void put_together(struct operand *combined, const struct operand *shard, struct hapt_property property, int rank)
 {
     for (int64_t k = 0; k < elements_of(shard); k++) {
-        if (property.kind == HAPT_PROPERTY_ALL_GATHER)
+        if (property.kind == HAPT_PROPERTY_SHARDED)
             combined->value[whole_index(shard, property, rank, k)] = shard->value[k];
-        else if (property.kind == HAPT_PROPERTY_ALL_REDUCE)
+        else if (property.kind == HAPT_PROPERTY_PARTIAL)
             combined->value[k] += shard->value[k];
         else
             combined->value[k] = shard->value[k];
@@ -227,7 +227,7 @@ static void put_together(struct operand *combined, const struct operand *shard, 
 static struct hapt_op local_op(const struct job *job, char letter)
 {
     struct hapt_op op = job->op;
-    const char *sized = hapt_op_type_at(job->type)->sized;
+    const char *sized = hapt_op_type_at(job->type)->sized_letters;
     for (int k = 0; sized && sized[k]; k++)
         if (sized[k] == letter) op.integer[k] /= SHARDS;
     return op;
@@ -255,7 +255,7 @@ static void check_sharding(const struct job *job, const struct hapt_rule *rule)
     for (int rank = 0; rank < SHARDS; rank++) {
         for (int i = 0; i < op.input_count; i++) cut(&input[i], &job->input[i], rule->input[i], rank);
         for (int i = 0; i < op.input_count && rank > 0; i++)
-            if (rule->once >> i & 1u) input[i].present = false;
+            if (rule->first_rank_inputs >> i & 1u) input[i].present = false;
         for (int o = 0; o < op.output_count; o++) cut(&output[o], &job->output[o], rule->output[o], rank);
         run(job, &op, input, output, indexed, rank * range, range);
         for (int o = 0; o < op.output_count; o++) put_together(&combined[o], &output[o], rule->output[o], rank);
@@ -279,10 +279,10 @@ static void try_letter(const struct job *job, char letter)
     bool used = false, of_input = false;
     for (int i = 0; i < job->op.input_count; i++)
         for (int d = 0; d < job->signature->input[i].dims; d++)
-            if (job->input[i].present && job->signature->input[i].along[d] == letter) used = of_input = true;
+            if (job->input[i].present && job->signature->input[i].sharded_with[d] == letter) used = of_input = true;
     for (int o = 0; o < job->op.output_count; o++)
         for (int d = 0; d < job->signature->output[o].dims; d++)
-            used = used || job->signature->output[o].along[d] == letter;
+            used = used || job->signature->output[o].sharded_with[d] == letter;
     const enum hapt_status status = rule_of(&job->op, letter, &rule);
     CHECK(status == HAPT_OK || status == HAPT_ERR_INFEASIBLE);
     CHECK_MESSAGE(used || status != HAPT_OK, "%s has no letter %c", job->op.name, letter);
@@ -294,7 +294,7 @@ static void try_letter(const struct job *job, char letter)
     }
     /* The rule is found again by the inputs, or by the outputs where no input has the letter. */
     CHECK_OK(derive(&job->op, rule.input, of_input ? NULL : rule.output, &derived));
-    CHECK(derived.cut.letter == letter && derived.once == rule.once);
+    CHECK(derived.cut.letter == letter && derived.first_rank_inputs == rule.first_rank_inputs);
     for (int o = 0; o < job->op.output_count; o++) CHECK(hapt_property_same(derived.output[o], rule.output[o]));
     applied++;
     exchanging += rule.exchange;
@@ -319,7 +319,7 @@ static void try_partial(const struct job *job)
     }
     CHECK_OK(rule_of(&job->op, HAPT_CUT_PARTIAL, &rule));
     for (int o = 0; o < job->op.output_count; o++) {
-        CHECK(rule.output[o].kind == HAPT_PROPERTY_ALL_REDUCE);
+        CHECK(rule.output[o].kind == HAPT_PROPERTY_PARTIAL);
         combined[o] = job->output[o];
         memset(combined[o].value, 0, sizeof combined[o].value);
     }
@@ -328,7 +328,7 @@ static void try_partial(const struct job *job)
     for (int rank = 0; rank < SHARDS; rank++) {
         for (int i = 0; i < job->op.input_count; i++) {
             input[i] = job->input[i];
-            CHECK(!input[i].present || rule.input[i].kind == HAPT_PROPERTY_ALL_REDUCE);
+            CHECK(!input[i].present || rule.input[i].kind == HAPT_PROPERTY_PARTIAL);
             for (int64_t k = 0; k < elements_of(&input[i]); k++) {
                 input[i].value[k] = rank == SHARDS - 1 ? rest[i][k] : (float)(2 * hapt_random_unit(&random) - 1);
                 rest[i][k] -= input[i].value[k];
@@ -361,17 +361,17 @@ static void every_operator(void)
     CHECK(exchanging == 2); /* cross-entropy over the vocabulary */
 }
 
-#define WHOLE                          \
-    {                                  \
-        .kind = HAPT_PROPERTY_IDENTITY \
-    }
-#define PARTIAL                          \
+#define REPLICATED                       \
     {                                    \
-        .kind = HAPT_PROPERTY_ALL_REDUCE \
+        .kind = HAPT_PROPERTY_REPLICATED \
     }
-#define SHARD(dim, blocks)                          \
-    {                                               \
-        HAPT_PROPERTY_ALL_GATHER, dim, blocks, 0, 0 \
+#define PARTIAL                       \
+    {                                 \
+        .kind = HAPT_PROPERTY_PARTIAL \
+    }
+#define SHARD(dim, blocks)                       \
+    {                                            \
+        HAPT_PROPERTY_SHARDED, dim, blocks, 0, 0 \
     }
 
 /* Partial sums must be reduced before anything reads them; inputs sharded on different letters do not go together. */
@@ -381,12 +381,12 @@ static void impossible_steps(void)
     struct hapt_op op = {
         .type = hapt_op_type_find("add"), .name = "sum", .input_count = 2, .output_count = 1, .input = {0, 1}};
     struct hapt_rule rule;
-    CHECK_FAILS(derive(&op, (struct hapt_property[]){PARTIAL, WHOLE}, NULL, &rule), HAPT_ERR_INFEASIBLE);
-    CHECK_FAILS(derive(&op, (struct hapt_property[]){SHARD(0, 1), WHOLE}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(derive(&op, (struct hapt_property[]){PARTIAL, REPLICATED}, NULL, &rule), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(derive(&op, (struct hapt_property[]){SHARD(0, 1), REPLICATED}, NULL, &rule), HAPT_ERR_INFEASIBLE);
     CHECK_FAILS(derive(&op, (struct hapt_property[]){SHARD(0, 1), SHARD(1, 1)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
     CHECK_FAILS(derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(2, 3)}, NULL, &rule), HAPT_ERR_INFEASIBLE);
     CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 3), SHARD(2, 3)}, NULL, &rule));
-    CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_GATHER && rule.output[0].dim == 2 && rule.output[0].blocks == 3);
+    CHECK(rule.output[0].kind == HAPT_PROPERTY_SHARDED && rule.output[0].dim == 2 && rule.output[0].blocks == 3);
     op = (struct hapt_op){.type = hapt_op_type_find("layer_norm"),
                           .name = "norm",
                           .input_count = 3,
@@ -414,20 +414,20 @@ static void terms(void)
     struct hapt_op op = {
         .type = hapt_op_type_find("linear"), .name = "rows", .input_count = 3, .output_count = 1, .input = {0, 1, 2}};
     struct hapt_rule rule;
-    CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
-    CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_REDUCE && rule.once == 4);
+    CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), REPLICATED}, NULL, &rule));
+    CHECK(rule.output[0].kind == HAPT_PROPERTY_PARTIAL && rule.first_rank_inputs == 4);
     op.input[2] = -1;
-    CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), WHOLE}, NULL, &rule));
-    CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_REDUCE && rule.once == 0);
+    CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 1), SHARD(0, 1), REPLICATED}, NULL, &rule));
+    CHECK(rule.output[0].kind == HAPT_PROPERTY_PARTIAL && rule.first_rank_inputs == 0);
     op = (struct hapt_op){.type = hapt_op_type_find("linear_dw"),
                           .name = "dw",
                           .input_count = 2,
                           .output_count = 2,
                           .input = {0, 1},
                           .output = {2, 3}};
-    CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 1), WHOLE}, NULL, &rule));
-    CHECK(rule.output[0].kind == HAPT_PROPERTY_ALL_GATHER && rule.output[0].dim == 0);
-    CHECK(rule.output[1].kind == HAPT_PROPERTY_IDENTITY);
+    CHECK_OK(derive(&op, (struct hapt_property[]){SHARD(2, 1), REPLICATED}, NULL, &rule));
+    CHECK(rule.output[0].kind == HAPT_PROPERTY_SHARDED && rule.output[0].dim == 0);
+    CHECK(rule.output[1].kind == HAPT_PROPERTY_REPLICATED);
 }
 
 int main(int argc, char **argv)

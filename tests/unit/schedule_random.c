@@ -3,13 +3,16 @@
  * to far beyond the pace, several numbers of transfer slots.
  *
  * What hides communication, and why (the test below holds the simulator to it). Let T be a pace with t_i <= T and c_i
- * <= T for all stages and boundaries and t_i + 2 c_i <= (N_i - N_(i+1)) T (*) Put backward m of stage i at m T +
- * beta_i, forward m + N_i behind it, and beta_i = beta_(i+1) + b_(i+1) + c_i. Gradients arrive in time by the choice of
- * beta, activations by (*), and a transfer finds its slot in time when slots are unlimited or at least two (f + c <= 2
- * T, b + c <= 2 T). The simulator starts everything as early as it can, so it is never later than this: a step takes at
- * most (B - 1 + N_0) T                                                          (**) Nothing in it asks for balanced
- * stages. H-1F1B fulfils (*) with T = t_max (1 + 2 epsilon) whenever c <= t_max (HAPT (2), Lemma 1 for equal stages),
- * eager 1F1B with T = t_max whenever c <= t_max / 2, 1F1B with T = max t + 2 c. With one slot it does not hold.
+ * <= T for all stages and boundaries and
+ *     t_i + 2 c_i <= (N_i - N_(i+1)) T                                                              (*)
+ * Put backward m of stage i at m T + beta_i, forward m + N_i behind it, and beta_i = beta_(i+1) + b_(i+1) + c_i.
+ * Gradients arrive in time by the choice of beta, activations by (*), and a transfer finds its slot in time when slots
+ * are unlimited or at least two (f + c <= 2 T, b + c <= 2 T). The simulator starts everything as early as it can, so it
+ * is never later than this:
+ *     a step takes at most (B - 1 + N_0) T                                                          (**)
+ * Nothing in it asks for balanced stages. H-1F1B fulfils (*) with T = t_max (1 + 2 epsilon) whenever c <= t_max (HAPT
+ * (2), Lemma 1 for equal stages), eager 1F1B with T = t_max whenever c <= t_max / 2, 1F1B with T = max t + 2 c. With
+ * one slot it does not hold.
  */
 #include "hapt/simulate.h"
 #include "test.h"
@@ -314,9 +317,9 @@ static void more_is_never_slower(void)
     }
 }
 
-/* DESIGN's definition of hidden on long steps: balanced or not, the steady period under H-1F1B is at most t_max (1 + 2
- * epsilon) with c <= t_max, under eager 1F1B t_max with c <= t_max / 2, and under both max(t_max, c) at best with
- * slower links. */
+/* Communication counts as hidden where the steady period stays at the pace. On long steps, balanced or not, the period
+ * under H-1F1B is at most t_max (1 + 2 epsilon) with c <= t_max, under eager 1F1B t_max with c <= t_max / 2, and under
+ * both max(t_max, c) at best with slower links. */
 static void steady_periods(void)
 {
     const uint64_t count = test_long() ? 20000 : 1000;

@@ -117,7 +117,7 @@ static void knees_in_closed_form(void)
     struct hapt_profile *profile = pair_of(1, 1, bytes, latency_s, &arena);
     const struct hapt_sweep *sweep = sweep_of(profile, &options, "link=0.5..25MB/s", &arena);
     /* c = latency + bytes / w is as long as the stages' 1 s */
-    CHECK_NEAR(sweep->meeting, bytes / (1 - latency_s), 1e-6);
+    CHECK_NEAR(sweep->balance_bandwidth, bytes / (1 - latency_s), 1e-6);
     /* T(w) = 2 + 2 c + (B - 1) = 1.01 T(25 MB/s) */
     const double high_s = 2 + 2 * (latency_s + bytes / 25e6) + B - 1;
     const double comm_s = (1.01 * high_s - (B + 1)) / 2;
@@ -125,13 +125,13 @@ static void knees_in_closed_form(void)
     CHECK_NEAR(sweep->knee / (bytes / (comm_s - latency_s)), 1, 1.001e-3);
     for (int i = 0; i < sweep->count; i++) {
         const struct hapt_sweep_point *point = &sweep->point[i];
-        const double c = latency_s + bytes / point->value, pace_s = fmax(1, c);
-        CHECK_NEAR(point->plan->latency_s, 2 + 2 * c + (B - 1) * pace_s, 1e-9);
+        const double c = latency_s + bytes / point->value, t_max_s = fmax(1, c);
+        CHECK_NEAR(point->plan->latency_s, 2 + 2 * c + (B - 1) * t_max_s, 1e-9);
         CHECK(strcmp(point->plan->limit, c > 1 ? "link" : "compute") == 0);
         CHECK_NEAR(point->link_s, c, 1e-12);
     }
     CHECK(isnan(sweep_of(profile, &options, "link=0.1..0.5MB/s", &arena)->knee)); /* still the limit */
-    CHECK(isnan(sweep_of(profile, &options, "link=0.1..0.5MB/s", &arena)->meeting));
+    CHECK(isnan(sweep_of(profile, &options, "link=0.1..0.5MB/s", &arena)->balance_bandwidth));
     CHECK_NEAR(sweep_of(profile, &options, "link=20..25MB/s", &arena)->knee, 20e6, 1e-6); /* flat throughout */
     CHECK(sweep_of(profile, &options, "link=b-a:7MB/s", &arena)->count == 1);
     hapt_arena_reset(&arena);

@@ -64,8 +64,8 @@ static void figure_11(void)
     CHECK(program.count == 2 && program.instruction[0].cut.letter == 'b' && program.instruction[1].cut.letter == 'b');
 
     const struct hapt_cut rows = {.letter = 'b'}, columns = {.letter = 'o'}, contracted = {.letter = 'i'}, whole = {0};
-    const struct hapt_property split = {.kind = HAPT_PROPERTY_ALL_GATHER, .dim = 2},
-                               partial = {.kind = HAPT_PROPERTY_ALL_REDUCE};
+    const struct hapt_property split = {.kind = HAPT_PROPERTY_SHARDED, .dim = 2},
+                               partial = {.kind = HAPT_PROPERTY_PARTIAL};
     struct hapt_axis_instruction by_columns[] = {
         /* e2 sharded, e3 gathered: sound, with the whole sum */
         {.op = 0, .cut = columns},
@@ -93,7 +93,7 @@ static void figure_11(void)
                                                {.op = -1,
                                                 .tensor = graph->op[0].input[1],
                                                 .kind = HAPT_COLLECTIVE_ALL_GATHER,
-                                                .from = {.kind = HAPT_PROPERTY_ALL_GATHER, .dim = 1}},
+                                                .from = {.kind = HAPT_PROPERTY_SHARDED, .dim = 1}},
                                                {.op = 0, .cut = rows},
                                                {.op = 1, .cut = rows}};
     CHECK_FAILS(hapt_axis_program_price(sharding, 0, &axis, &costs, &options, &(struct hapt_axis_program){3, gathered},

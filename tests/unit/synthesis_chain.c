@@ -1,4 +1,4 @@
-/* The cheapest way through a chain of segments within memory, against every way. */
+/* The cheapest path through a chain of segments within memory, against every path. */
 #include <math.h>
 
 #include "test.h"
@@ -7,8 +7,8 @@
 
 enum { SEGMENTS = 6, NODES = 3, CLASSES = 2 };
 
-/* The least cost of all ways from a node of segment s on. */
-static double every_way(const struct chain *chain, int s, int node, const double *left)
+/* The least cost of all paths from a node of segment s on. */
+static double every_path_s(const struct chain *chain, int s, int node, const double *left)
 {
     double least = s == chain->segment_count ? 0 : INFINITY;
     for (int a = 0; s < chain->segment_count && a < chain->layer[s].arc_count; a++) {
@@ -16,7 +16,7 @@ static double every_way(const struct chain *chain, int s, int node, const double
         double rest[CLASSES];
         bool fits = arc->from == node;
         for (int j = 0; j < chain->classes; j++) fits = fits && (rest[j] = left[j] - arc->bytes[j]) >= 0;
-        if (fits) least = fmin(least, arc->cost_s + every_way(chain, s + 1, arc->to, rest));
+        if (fits) least = fmin(least, arc->cost_s + every_path_s(chain, s + 1, arc->to, rest));
     }
     return least;
 }
@@ -25,7 +25,7 @@ static void compare(uint64_t seed, int *feasible, int *scarce)
 {
     struct hapt_arena arena;
     struct chain chain;
-    const struct chain_arc *way[SEGMENTS];
+    const struct chain_arc *path[SEGMENTS];
     uint64_t random = seed;
     double limit[CLASSES], free_limit[CLASSES], cost_s, sum_s = 0, bytes[CLASSES] = {0};
     bool exact;
@@ -51,22 +51,22 @@ static void compare(uint64_t seed, int *feasible, int *scarce)
     }
     for (int j = 0; j < CLASSES; j++)
         limit[j] = (double)segments * (2 + (double)(hapt_random_next(&random) % 5)), free_limit[j] = 1e9;
-    const double least = every_way(&chain, 0, 0, limit);
-    CHECK_OK(hapt_chain_search(&chain, limit, 0, way, &cost_s, &exact));
-    CHECK_MESSAGE(exact && (cost_s == least || fabs(cost_s - least) < 1e-9), "seed %llu: %g s, every way %g s",
+    const double least = every_path_s(&chain, 0, 0, limit);
+    CHECK_OK(hapt_chain_search(&chain, limit, 0, path, &cost_s, &exact));
+    CHECK_MESSAGE(exact && (cost_s == least || fabs(cost_s - least) < 1e-9), "seed %llu: %g s, every path %g s",
                   (unsigned long long)seed, cost_s, least);
     if (isfinite(cost_s)) {
         int node = 0;
         for (int s = 0; s < segments; s++) {
-            CHECK(way[s]->from == node);
-            node = way[s]->to;
-            sum_s += way[s]->cost_s;
-            for (int j = 0; j < classes; j++) bytes[j] += way[s]->bytes[j];
+            CHECK(path[s]->from == node);
+            node = path[s]->to;
+            sum_s += path[s]->cost_s;
+            for (int j = 0; j < classes; j++) bytes[j] += path[s]->bytes[j];
         }
         CHECK_NEAR(sum_s, cost_s, 1e-9);
         for (int j = 0; j < classes; j++) CHECK(bytes[j] <= limit[j]);
         ++*feasible;
-        *scarce += every_way(&chain, 0, 0, free_limit) < cost_s;
+        *scarce += every_path_s(&chain, 0, 0, free_limit) < cost_s;
     }
     hapt_arena_release(&arena);
 }

@@ -178,7 +178,7 @@ static double inside_compute_s(const void *context, const struct hapt_spmd_work 
     }
     double seconds = mesh_compute_s(inside->draw, &its, 1);
     if (inside->outer->exchange[work->op] >= 0) {
-        const int times = hapt_op_type_at(op->type)->exchanges;
+        const int times = hapt_op_type_at(op->type)->inner_all_reduces;
         seconds += times * mesh_collective_s(inside->draw, 0, HAPT_COLLECTIVE_ALL_REDUCE,
                                              part * hapt_sharding_exchange_bytes(shard, work->op) / times, 0);
     }
@@ -331,7 +331,7 @@ static void one_mesh(const struct hapt_graph *graph, int vocab, uint64_t seed, s
         outcomes->both += moves_over(sharding, 0) && moves_over(sharding, 1);
         outcomes->synthesised += report.inner.cost_s < report.plain_s * (1 - 1e-9);
         options.memory_bytes = 0.8 * report.inner.memory_bytes;
-        options.ways = HAPT_MESH_PLAIN_OUTER | HAPT_MESH_OUTER_FIRST | HAPT_MESH_LEAN_FIRST;
+        options.methods = HAPT_MESH_METHOD_PLAIN_OUTER | HAPT_MESH_METHOD_OUTER_FIRST | HAPT_MESH_METHOD_LEAN_FIRST;
         if (seed % 2 == 0 &&
             hapt_synthesise_mesh(graph, axis, &costs, &options, &arena, program, &sharding, &lean) == HAPT_OK) {
 

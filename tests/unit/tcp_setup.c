@@ -1,6 +1,6 @@
 /* Setting up connections between ranks that share a key: the published vectors of the code that authenticates,
- * strangers of every kind, and what goes over the wire. Both ends run in this process, in turn; strangers are sockets
- * of its own, or of a child. */
+ * unknown connections of every kind, and what goes over the wire. Both ends run in this process, in turn; unknown
+ * connections are sockets of its own, or of a child. */
 #include "test.h"
 
 #include <arpa/inet.h>
@@ -152,14 +152,14 @@ static void connects(void)
     CHECK(port[0] != 0 && port[1] != 0);
     /* At the interface's address alone: all of 127.0.0.0/8 would lead to a socket bound to any. */
     CHECK(call_address(2, port[0]) < 0);
-    const int stranger = call_address(1, port[0]);
-    CHECK(stranger >= 0);
+    const int unknown = call_address(1, port[0]);
+    CHECK(unknown >= 0);
     CHECK_OK(finish_pair(&pair, PATIENCE_S));
     check_pair(&pair);
     /* Nobody listens any more, before anything is destroyed. */
     for (int rank = 0; rank < 2; rank++) CHECK(call_address(1, port[rank]) < 0);
-    CHECK(is_closed(stranger, &pair));
-    close(stranger);
+    CHECK(is_closed(unknown, &pair));
+    close(unknown);
     close_pair(&pair);
     /* A rank whom nobody sends to never listens. */
     open_pair(&pair, 1, 0, TCP_SETUP_PENDING_S);
@@ -209,7 +209,7 @@ static int open_files(void)
 
 /* 2,000 idle connections come before and while the job's own are made. Few are held at a time, and the job's succeed.
  */
-static void idle_strangers(void)
+static void idle_connections(void)
 {
     struct pair pair;
     int most, held = 0;
@@ -272,7 +272,7 @@ static void write_number(unsigned char *at, int value)
 }
 
 /* Everything but a proof: closed at once, or when the proof is wrong; the job's connections are made all the same. */
-static void talking_strangers(void)
+static void talking_connections(void)
 {
     struct pair pair;
     unsigned char hello[HELLO] = "haptTCP1", answer[ANSWER], nothing[PROOF] = {0};
@@ -317,7 +317,7 @@ static void talking_strangers(void)
 }
 
 /* A pending connection is dropped after its time limit, silent or in the middle of its hello. */
-static void slow_strangers(void)
+static void slow_connections(void)
 {
     struct pair pair;
     open_pair(&pair, EACH, 0, 0.2);
@@ -448,10 +448,10 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
     RUN(published_vectors);
     RUN(connects);
-    RUN(idle_strangers);
+    RUN(idle_connections);
     RUN(few_descriptors);
-    RUN(talking_strangers);
-    RUN(slow_strangers);
+    RUN(talking_connections);
+    RUN(slow_connections);
     RUN(other_key);
     RUN(on_the_wire);
     return test_finish();

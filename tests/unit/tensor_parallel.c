@@ -87,7 +87,7 @@ static void families_equal_one_device(void)
             const char *block = strstr(op->name, "layer.0."), *llama = strstr(op->name, "layers.0.");
             if (!hapt_op_type_at(op->type)->heavy || (!block && !llama)) continue;
             heavy++;
-            whole += sharding->cut[o][1].letter == HAPT_CUT_WHOLE;
+            whole += sharding->cut[o][1].letter == HAPT_CUT_REPLICATED;
         }
         if (family[f].heavy > 0)
             CHECK_MESSAGE(heavy == family[f].heavy && whole == family[f].whole,
@@ -114,7 +114,7 @@ static void random_graphs_equal_one_device(void)
         for (int t = 0; sharding && t < graph->tensor_count; t++)
             sharded += graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && graph->tensor[t].dims == 2 &&
                        strcmp(graph->tensor[t].name, "weight") != 0 &&
-                       sharding->property[t][1].kind == HAPT_PROPERTY_ALL_GATHER;
+                       sharding->property[t][1].kind == HAPT_PROPERTY_SHARDED;
         hapt_arena_release(&arena);
     }
     CHECK_MESSAGE(sharded > cases / 4, "only %d products were cut", sharded);
@@ -203,16 +203,16 @@ static void marks(void)
 {
     struct hapt_arena arena;
     struct hapt_sharding *sharding = NULL;
-    uint64_t mark[256] = {0};
+    uint64_t hash[256] = {0};
     hapt_arena_init(&arena);
     const struct hapt_model *model = fixture_gpt(&arena, (struct fixture_gpt){3, 16, 4, 8, 37, 4, false, true});
     const struct hapt_graph *graph = model->graph;
     CHECK(graph->op_count <= 256);
     CHECK_OK(hapt_sharding_tensor_parallel(graph, 1, 2, &arena, &sharding));
-    if (sharding) hapt_sharding_mark(sharding, mark);
+    if (sharding) hapt_sharding_hash(sharding, hash);
     for (int o = 1; sharding && o + 20 < graph->forward_count - 3; o++)
-        CHECK(mark[o] == mark[o + 10]); /* block by block */
-    CHECK(mark[2] != mark[4]);          /* a product by columns, one by rows */
+        CHECK(hash[o] == hash[o + 10]); /* block by block */
+    CHECK(hash[2] != hash[4]);          /* a product by columns, one by rows */
     hapt_arena_release(&arena);
 }
 
@@ -235,22 +235,22 @@ static void layout_is_megatrons(void)
         const char *name;
         struct hapt_property property;
     } expected[] = {
-        {"wte.weight", {HAPT_PROPERTY_ALL_GATHER, 0, 1, 0, 0}},
-        {"wpe.weight", {.kind = HAPT_PROPERTY_IDENTITY}},
-        {"h.0.ln_1.weight", {.kind = HAPT_PROPERTY_IDENTITY}},
-        {"h.0.attn.c_attn.weight", {HAPT_PROPERTY_ALL_GATHER, 1, 3, 0, 0}},
-        {"h.0.attn.c_attn.bias", {HAPT_PROPERTY_ALL_GATHER, 0, 3, 0, 0}},
-        {"h.0.attn.c_attn.bias.grad", {HAPT_PROPERTY_ALL_GATHER, 0, 3, 0, 0}},
-        {"h.0.attn.1", {HAPT_PROPERTY_ALL_GATHER, 1, 1, 0, 0}},
-        {"h.0.attn.c_proj.weight", {HAPT_PROPERTY_ALL_GATHER, 0, 1, 0, 0}},
-        {"h.0.attn.c_proj.bias", {.kind = HAPT_PROPERTY_IDENTITY}},
-        {"h.0.attn.c_proj.bias.grad", {.kind = HAPT_PROPERTY_IDENTITY}},
-        {"h.0.residual_1", {.kind = HAPT_PROPERTY_IDENTITY}},
-        {"h.0.mlp.c_fc.weight", {HAPT_PROPERTY_ALL_GATHER, 1, 1, 0, 0}},
-        {"h.0.mlp.gelu", {HAPT_PROPERTY_ALL_GATHER, 2, 1, 0, 0}},
-        {"h.0.mlp.c_proj.weight", {HAPT_PROPERTY_ALL_GATHER, 0, 1, 0, 0}},
-        {"lm_head", {HAPT_PROPERTY_ALL_GATHER, 2, 1, 0, 0}},
-        {"loss", {.kind = HAPT_PROPERTY_IDENTITY}},
+        {"wte.weight", {HAPT_PROPERTY_SHARDED, 0, 1, 0, 0}},
+        {"wpe.weight", {.kind = HAPT_PROPERTY_REPLICATED}},
+        {"h.0.ln_1.weight", {.kind = HAPT_PROPERTY_REPLICATED}},
+        {"h.0.attn.c_attn.weight", {HAPT_PROPERTY_SHARDED, 1, 3, 0, 0}},
+        {"h.0.attn.c_attn.bias", {HAPT_PROPERTY_SHARDED, 0, 3, 0, 0}},
+        {"h.0.attn.c_attn.bias.grad", {HAPT_PROPERTY_SHARDED, 0, 3, 0, 0}},
+        {"h.0.attn.1", {HAPT_PROPERTY_SHARDED, 1, 1, 0, 0}},
+        {"h.0.attn.c_proj.weight", {HAPT_PROPERTY_SHARDED, 0, 1, 0, 0}},
+        {"h.0.attn.c_proj.bias", {.kind = HAPT_PROPERTY_REPLICATED}},
+        {"h.0.attn.c_proj.bias.grad", {.kind = HAPT_PROPERTY_REPLICATED}},
+        {"h.0.residual_1", {.kind = HAPT_PROPERTY_REPLICATED}},
+        {"h.0.mlp.c_fc.weight", {HAPT_PROPERTY_SHARDED, 1, 1, 0, 0}},
+        {"h.0.mlp.gelu", {HAPT_PROPERTY_SHARDED, 2, 1, 0, 0}},
+        {"h.0.mlp.c_proj.weight", {HAPT_PROPERTY_SHARDED, 0, 1, 0, 0}},
+        {"lm_head", {HAPT_PROPERTY_SHARDED, 2, 1, 0, 0}},
+        {"loss", {.kind = HAPT_PROPERTY_REPLICATED}},
     };
     struct hapt_arena arena;
     struct hapt_sharding *sharding = NULL;
@@ -407,9 +407,9 @@ static void broken_programs_are_found(void)
     for (int section = 0; program && section < HAPT_SECTION_REDUCE; section++) {
         for (int s = 0; s < program->step_count[section]; s++) {
             struct hapt_program_step *step = &program->step[section][s], kept = *step;
-            if (step->kind == HAPT_COLLECTIVE_NONE && !step->once[1] && step->axis < 0) continue;
+            if (step->kind == HAPT_COLLECTIVE_NONE && !step->first_rank_inputs[1] && step->axis < 0) continue;
             if (step->kind == HAPT_COLLECTIVE_NONE)
-                step->once[1] = 0, step->axis = -1;
+                step->first_rank_inputs[1] = 0, step->axis = -1;
             else
                 step->axis = 0;
             tried++;

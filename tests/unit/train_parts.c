@@ -7,26 +7,26 @@
 
 enum { MAX_CHUNKS = 6 };
 
-static bool routed(const struct hapt_routes *routes, bool backward, int from, int to, int tensor)
+static bool routed(const struct hapt_edges *edges, bool backward, int from, int to, int tensor)
 {
     int found = 0;
-    for (int r = 0; r < routes->count; r++) {
-        const struct hapt_route *route = &routes->route[r];
-        if (route->backward != backward || route->from != from || route->to != to) continue;
-        for (int i = 0; i < route->count; i++) found += route->tensor[i] == tensor;
+    for (int r = 0; r < edges->count; r++) {
+        const struct hapt_edge *edge = &edges->edge[r];
+        if (edge->backward != backward || edge->from != from || edge->to != to) continue;
+        for (int i = 0; i < edge->count; i++) found += edge->tensor[i] == tensor;
     }
     return found == 1;
 }
 
-static int entries(const struct hapt_routes *routes)
+static int entries(const struct hapt_edges *edges)
 {
     int count = 0;
-    for (int r = 0; r < routes->count; r++) count += routes->route[r].count;
+    for (int r = 0; r < edges->count; r++) count += edges->edge[r].count;
     return count;
 }
 
 /* Walks through the operators as one device would run them, and notes who needs what from whom. */
-static int check_routes(const struct hapt_graph *graph, const int *end, int chunks, const struct hapt_routes *routes)
+static int check_edges(const struct hapt_graph *graph, const int *end, int chunks, const struct hapt_edges *edges)
 {
     int *newest = malloc((size_t)graph->tensor_count * sizeof *newest); /* chunk of the current value */
     bool(*has)[MAX_CHUNKS] = calloc((size_t)graph->tensor_count, sizeof *has);
@@ -46,7 +46,7 @@ static int check_routes(const struct hapt_graph *graph, const int *end, int chun
                 tensor->kind == HAPT_TENSOR_GRADIENT && graph->tensor[tensor->primal].kind == HAPT_TENSOR_PARAMETER;
             if (summed_here) continue; /* gradients of parameters stay where they are */
             const bool backward = tensor->kind == HAPT_TENSOR_GRADIENT;
-            CHECK_MESSAGE(routed(routes, backward, newest[t], chunk, t), "%s from chunk %d to %d", tensor->name,
+            CHECK_MESSAGE(routed(edges, backward, newest[t], chunk, t), "%s from chunk %d to %d", tensor->name,
                           newest[t], chunk);
             has[t][chunk] = true;
             needed++;
@@ -63,7 +63,7 @@ static int check_routes(const struct hapt_graph *graph, const int *end, int chun
     return needed;
 }
 
-static void routes_by_brute_force(void)
+static void edges_by_brute_force(void)
 {
     const int rounds = test_long() ? 5000 : 300;
     for (int round = 0; round < rounds; round++) {
@@ -81,9 +81,9 @@ static void routes_by_brute_force(void)
             CHECK_OK(hapt_program_data_parallel(graph, at, next, 1, 1, &arena, &program[chunks]));
             end[chunks] = at = next;
         }
-        struct hapt_routes *routes = NULL;
-        CHECK_OK(hapt_routes_build(program, chunks, &arena, &routes));
-        if (routes) CHECK(check_routes(graph, end, chunks, routes) == entries(routes));
+        struct hapt_edges *edges = NULL;
+        CHECK_OK(hapt_edges_build(program, chunks, &arena, &edges));
+        if (edges) CHECK(check_edges(graph, end, chunks, edges) == entries(edges));
         if (test_failures > before) fprintf(stderr, "round %d, %d chunks\n", round, chunks);
         hapt_arena_release(&arena);
     }
@@ -186,7 +186,7 @@ static void median(void)
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
-    RUN(routes_by_brute_force);
+    RUN(edges_by_brute_force);
     RUN(ties_of_gpt);
     RUN(learning_rate);
     RUN(clipping);

@@ -56,7 +56,7 @@ static void step_of(struct run *run, double step_s, double forward_s, double bac
         const double cpu_s = MICROBATCHES * COMPUTE_S * (r == RANKS - 1 ? last : 1);
         const bool first = r < SIZE;
         run->sample[r] =
-            (struct watch_sample){.effort = {.busy_s = cpu_s * crowd, .device_s = cpu_s, .raw_s = cpu_s * crowd}};
+            (struct watch_sample){.effort = {.busy_s = cpu_s * crowd, .device_s = cpu_s, .wall_s = cpu_s * crowd}};
         run->sample[r].link[STAGE_LINK_FORWARD_OUT] = (struct stage_link_time){first ? forward_s : 0, first};
         run->sample[r].link[STAGE_LINK_FORWARD_IN] = (struct stage_link_time){0, !first};
         run->sample[r].link[STAGE_LINK_BACKWARD_OUT] = (struct stage_link_time){first ? 0 : backward_s, !first};

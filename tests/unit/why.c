@@ -40,7 +40,7 @@ static double boundary_s(const struct walk *walk, int i)
            profile->boundary_bytes[walk->stage[i].end - 1] / profile->link_bandwidth[link];
 }
 
-static int launches(const struct walk *walk, int i, double pace_s)
+static int launches(const struct walk *walk, int i, double t_max_s)
 {
     const int B = walk->options.microbatches;
     long count = 1;
@@ -52,34 +52,34 @@ static int launches(const struct walk *walk, int i, double pace_s)
         else if (walk->options.schedule == HAPT_SCHEDULE_EAGER)
             count += 2;
         else
-            count += at_most(c, walk->options.hide_threshold * pace_s) ? 1 : at_most(c, pace_s / 2) ? 2 : 3;
+            count += at_most(c, walk->options.hide_threshold * t_max_s) ? 1 : at_most(c, t_max_s / 2) ? 2 : 3;
     }
     return count < B ? (int)count : B;
 }
 
-static bool runs_at(const struct walk *walk, double pace_s, bool lifted)
+static bool runs_at(const struct walk *walk, double t_max_s, bool lifted)
 {
     for (int i = 0; i < walk->stages; i++) {
         const double memory = walk->profile->cluster[walk->stage[i].subcluster].device_memory_bytes;
         const double need =
-            walk->stage[i].parameter_bytes + launches(walk, i, pace_s) * walk->stage[i].activation_bytes;
-        if (!at_most(walk->stage[i].time_s, pace_s) || !at_most(boundary_s(walk, i), pace_s)) return false;
+            walk->stage[i].parameter_bytes + launches(walk, i, t_max_s) * walk->stage[i].activation_bytes;
+        if (!at_most(walk->stage[i].time_s, t_max_s) || !at_most(boundary_s(walk, i), t_max_s)) return false;
         if (!lifted && !at_most(need, memory)) return false;
     }
     return true;
 }
 
-/* Of these stages: the pace is one of their own times or thresholds. */
+/* Of these stages: the t_max is one of their own times or thresholds. */
 static double least_latency(const struct walk *walk, bool lifted)
 {
     double sum_s = 0, best_s = INFINITY;
     for (int i = 0; i < walk->stages; i++) sum_s += walk->stage[i].time_s + 2 * boundary_s(walk, i);
     for (int i = 0; i < walk->stages; i++) {
         const double c = boundary_s(walk, i),
-                     pace[4] = {walk->stage[i].time_s, c, 2 * c, c / walk->options.hide_threshold};
+                     t_max[4] = {walk->stage[i].time_s, c, 2 * c, c / walk->options.hide_threshold};
         for (int k = 0; k < 4; k++)
-            if (isfinite(pace[k]) && runs_at(walk, pace[k], lifted))
-                best_s = fmin(best_s, sum_s + (walk->options.microbatches - 1) * pace[k]);
+            if (isfinite(t_max[k]) && runs_at(walk, t_max[k], lifted))
+                best_s = fmin(best_s, sum_s + (walk->options.microbatches - 1) * t_max[k]);
     }
     return best_s;
 }
@@ -241,7 +241,7 @@ static double expected(const struct least *least, const struct hapt_profile *pro
         return best_s;
     }
     char step[16];
-    if (sscanf(what, "the cut between sub%d and sub%d a layer %15s", &a, &b, step) == 3) {
+    if (sscanf(what, "the boundary between sub%d and sub%d a layer %15s", &a, &b, step) == 3) {
         for (int k = 0; k + 1 < visit.count; k++)
             if (visit.subcluster[k] == a && visit.subcluster[k + 1] == b)
                 return least->of_cut[order][k][visit.cut[k] + (step[0] == 'e' ? -1 : 1)];
@@ -296,7 +296,7 @@ static void check_rival(const struct least *least, const struct hapt_profile *pr
         CHECK_MESSAGE(found_s == best_s || fabs(found_s - best_s) <= 1e-11 * best_s,
                       "seed %llu: %s takes %.17g, not %.17g", seed, piece, found_s, best_s);
         kinds[strstr(piece, "alone")                              ? 0
-              : strstr(piece, "cut")                              ? 1
+              : strstr(piece, " a layer ")                        ? 1
               : strstr(piece, "bytes")                            ? 2
               : strstr(piece, "memory")                           ? 3
               : strstr(piece, "idle") || strstr(piece, "every")   ? 4
@@ -309,7 +309,7 @@ static void check_rival(const struct least *least, const struct hapt_profile *pr
     if (!rival->plan) return;
     CHECK_MESSAGE(!rival->fits || !same_stages(rival->plan, plan), "seed %llu: %s is the plan itself", seed,
                   rival->what);
-    CHECK_NEAR(rival->pace_s + rival->fill_s + rival->transfer_s, found_s - plan->latency_s, 1e-9 * plan->latency_s);
+    CHECK_NEAR(rival->steady_s + rival->fill_s + rival->transfer_s, found_s - plan->latency_s, 1e-9 * plan->latency_s);
     CHECK_NEAR(rival->loss, found_s / plan->latency_s - 1, 1e-12);
     if (rival->fits && !strstr(rival->what, "idle") &&
         !(options->use_all_devices && visit_of(rival->plan).count < profile->cluster_count))
@@ -326,7 +326,7 @@ static void compare_once(uint64_t start)
     uint64_t seed = start;
     struct hapt_arena arena;
     struct hapt_plan *plan;
-    struct hapt_worth *worth;
+    struct hapt_join_benefit *worth;
     struct hapt_rivals *rivals;
     hapt_arena_init(&arena);
     const struct hapt_profile *profile = random_profile(&seed, &arena);
@@ -335,7 +335,7 @@ static void compare_once(uint64_t start)
     if (hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan) == HAPT_OK) {
         const struct least *least = enumerate(profile, &options, plan, &arena);
         const struct visit visit = visit_of(plan);
-        CHECK_OK(hapt_plan_worth(&test_env, profile, &options, plan, &arena, &worth));
+        CHECK_OK(hapt_plan_join_benefit(&test_env, profile, &options, plan, &arena, &worth));
         CHECK_OK(hapt_plan_rivals(&test_env, profile, &options, plan, worth, false, &arena, &rivals));
         for (int i = 0; i < rivals->count; i++) {
             check_rival(least, profile, &options, plan, &rivals->rival[i], start);
@@ -371,7 +371,8 @@ static void rivals_equal_enumeration(void)
     const char *wanted = getenv("HAPT_TEST_SEED");
     const int count = wanted ? 1 : test_long() ? 50000 : 3000;
     for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1);
-    printf("rivals: %ld alone, %ld with a moved cut, %ld with other bytes, %ld with more memory, %ld by idle devices, "
+    printf("rivals: %ld alone, %ld with a shifted boundary, %ld with other bytes, %ld with more memory, %ld by idle "
+           "devices, "
            "%ld with and %ld without a subcluster, %ld by order, %ld with a stage more or less\n",
            kinds[0], kinds[1], kinds[2], kinds[3], kinds[4], kinds[5], kinds[6], kinds[7], kinds[8]);
     for (int k = 0; k < 9; k++) CHECK(wanted || kinds[k] > 0);

@@ -11,8 +11,8 @@ enum convolution_kind {
     CONVOLUTION_KINDS
 };
 
-/* x [rows][in][height][width], w [out][in][kernel_height][kernel_width], y [rows][out][out_height][out_width], dense.
- */
+/* All dense, row-major: x [rows][in][height][width], w [out][in][kernel_height][kernel_width], y
+ * [rows][out][out_height][out_width]. */
 struct convolution {
     enum convolution_kind kind;
     enum hapt_dtype dtype; /* fp32 or bf16 (needs AVX-512) */
@@ -20,10 +20,10 @@ struct convolution {
     int threads;
 };
 
-/* Scratch for oneDNN's own layouts; 0 when it does not know such a convolution (running it then says why). */
+/* Scratch bytes for oneDNN's own layouts; 0: oneDNN lacks this convolution (running it gives the error). */
 size_t hapt_convolution_workspace(const struct convolution *convolution);
-/* `bias` may be NULL; `accumulate` adds to the result (not forward). Plans are kept per shape for the life of the
- * process. Thread safe; convolutions of one process run one after the other. Deterministic for one number of threads.
+/* `bias` may be NULL; `accumulate` adds to the result (not forward). Plans are cached per shape for the life of the
+ * process. Thread safe, but convolutions of one process run one at a time. Deterministic for a given number of threads.
  */
 enum hapt_status hapt_convolution_run(const struct convolution *convolution, const void *x, const void *w,
                                       const void *y, const void *bias, bool accumulate, void *workspace);

@@ -1,5 +1,5 @@
 /*
- * The cpu back end: this process's threads and memory. Work runs at once in the calling thread's OpenMP team.
+ * The cpu back end: this process's threads and memory. Work runs immediately, in the calling thread's OpenMP team.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #define ALIGNMENT 64
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* Large blocks stand on huge pages where the kernel grants them: page faults cost a third of the CPU time otherwise. */
+/* Large blocks use huge pages if the kernel grants them: otherwise page faults cost a third of the CPU time. */
 static void *reserve(size_t bytes)
 {
     const bool huge = bytes >= HUGE_PAGE;
@@ -36,9 +36,9 @@ static enum hapt_status cpu_open(int index, int threads, size_t memory_bytes, st
 {
     static const struct device_memory host = {.reserve = reserve,
                                               .release = release,
-                                              .lack = "this host has no %zu bytes of memory left",
+                                              .error_format = "this host has less than %zu bytes of memory left",
                                               .hint = "use more devices or a smaller microbatch"};
-    (void)threads; /* each call says how many it may take */
+    (void)threads; /* every call gives its number of threads */
     return device_open("cpu", &host, index, memory_bytes, device);
 }
 

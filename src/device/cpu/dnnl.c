@@ -110,7 +110,7 @@ static enum hapt_status plan_find(const struct gemm *gemm, struct plan **found)
     if (cache.count == cache.capacity) {
         const int capacity = cache.capacity ? 2 * cache.capacity : 64;
         struct plan *grown = realloc(cache.plan, (size_t)capacity * sizeof *grown);
-        if (!grown) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %d prepared products", capacity);
+        if (!grown) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for %d prepared products", capacity);
         cache.plan = grown;
         cache.capacity = capacity;
     }

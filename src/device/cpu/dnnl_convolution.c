@@ -1,6 +1,6 @@
 /*
- * Convolutions by oneDNN 2.x. It works in blocked layouts of its own choice: operands are reordered into the workspace
- * and the result back out of it, but where the plain layout is its choice.
+ * Convolutions by oneDNN 2.x, which chooses its own blocked layouts. Operands are reordered into the workspace and the
+ * result back out of it, unless oneDNN chooses the plain layout.
  */
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -12,10 +12,10 @@
 
 enum { X, W, Y, OPERANDS };
 
-/* One operand: as the caller has it and as the convolution wants it. */
+/* One operand, in the caller's layout and in the convolution's. */
 struct operand {
     dnnl_memory_desc_t plain, wanted;
-    dnnl_memory_t caller, own; /* the same layout, own unused: equal */
+    dnnl_memory_t caller, own; /* `own` is unused if the layouts are equal */
     dnnl_primitive_t reorder, reorder_add;
     bool equal;
     size_t offset; /* of `own` in the workspace */
@@ -25,7 +25,7 @@ struct operand {
 struct plan {
     struct convolution key;
     dnnl_primitive_desc_t description;
-    dnnl_primitive_t primitive; /* made at the first run */
+    dnnl_primitive_t primitive; /* created at the first run */
     struct operand operand[OPERANDS];
     dnnl_memory_t bias, scratch;
     size_t bias_offset, scratch_offset, bytes;
@@ -54,7 +54,7 @@ static int result_of(enum convolution_kind kind)
     return result[kind];
 }
 
-/* Plain and free layouts of the operands. Gradients of weights are fp32. */
+/* Plain layouts of the operands, and layouts left to oneDNN. Weight gradients are fp32. */
 static enum hapt_status describe_operands(struct plan *plan, dnnl_memory_desc_t *any)
 {
     const struct convolution *c = &plan->key;
@@ -88,7 +88,7 @@ static enum hapt_status describe_convolution(struct plan *plan, const dnnl_memor
         status = dnnl_convolution_backward_weights_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W], NULL,
                                                              &any[Y], strides, padding, padding);
     HAPT_TRY(check(status, "the description of a convolution"));
-    dnnl_primitive_desc_t hint = NULL; /* backward passes want the forward one that they belong to */
+    dnnl_primitive_desc_t hint = NULL; /* backward passes need the description of their forward pass */
     if (c->kind != CONVOLUTION_FORWARD) {
         dnnl_convolution_desc_t forward;
         dnnl_memory_desc_t weights = any[W];
@@ -108,8 +108,8 @@ static enum hapt_status describe_convolution(struct plan *plan, const dnnl_memor
     return check(status, "a convolution");
 }
 
-/* Takes `bytes` of the workspace. */
-static size_t place(struct plan *plan, size_t bytes)
+/* Reserves `bytes` of the workspace. */
+static size_t reserve(struct plan *plan, size_t bytes)
 {
     const size_t offset = plan->bytes;
     plan->bytes += (bytes + 63) / 64 * 64;
@@ -127,12 +127,12 @@ static void lay_out(struct plan *plan)
         const bool is_gradient = kind != CONVOLUTION_FORWARD && (o == Y || o == result_of(kind));
         operand->wanted = *dnnl_primitive_desc_query_md(plan->description, is_gradient ? gradient[o] : forward[o], 0);
         operand->equal = dnnl_memory_desc_equal(&operand->plain, &operand->wanted);
-        /* A result that is added to needs a place of its own in any case. */
+        /* A result that may be added to always needs its own buffer. */
         if (!operand->equal || (o == result_of(kind) && kind != CONVOLUTION_FORWARD))
-            operand->offset = place(plan, dnnl_memory_desc_get_size(&operand->wanted));
+            operand->offset = reserve(plan, dnnl_memory_desc_get_size(&operand->wanted));
     }
-    plan->bias_offset = place(plan, kind == CONVOLUTION_FORWARD ? (size_t)plan->key.out * sizeof(float) : 0);
-    plan->scratch_offset = place(
+    plan->bias_offset = reserve(plan, kind == CONVOLUTION_FORWARD ? (size_t)plan->key.out * sizeof(float) : 0);
+    plan->scratch_offset = reserve(
         plan, dnnl_memory_desc_get_size(dnnl_primitive_desc_query_md(plan->description, dnnl_query_scratchpad_md, 0)));
 }
 
@@ -163,7 +163,7 @@ static enum hapt_status make_memory(dnnl_memory_t *memory, const dnnl_memory_des
     return check(dnnl_memory_create(memory, description, cache.engine, DNNL_MEMORY_NONE), "an image");
 }
 
-/* All that a run needs: the code is generated here. */
+/* Creates what a run needs; oneDNN generates its code here. */
 static enum hapt_status complete(struct plan *plan)
 {
     const enum convolution_kind kind = plan->key.kind;
@@ -184,7 +184,7 @@ static enum hapt_status complete(struct plan *plan)
     return check(dnnl_primitive_create(&plan->primitive, plan->description), "a convolution");
 }
 
-/* With a bias always: without one it reads zeros, so that a plan serves both. */
+/* The forward always has a bias: without one it reads zeros, so that one plan serves both cases. */
 static enum hapt_status prepare(struct plan *plan)
 {
     dnnl_memory_desc_t any[OPERANDS], bias;
@@ -224,7 +224,7 @@ static void plan_release(struct plan *plan)
     free(plan);
 }
 
-/* oneDNN chooses by the threads of the moment. The lock is held. */
+/* oneDNN chooses by the current number of threads. Call with the lock held. */
 static enum hapt_status find(const struct convolution *convolution, struct plan **found)
 {
     if (convolution->threads > 0 && omp_get_max_threads() != convolution->threads)
@@ -237,12 +237,12 @@ static enum hapt_status find(const struct convolution *convolution, struct plan 
     if (cache.count == cache.capacity) {
         const int capacity = cache.capacity ? 2 * cache.capacity : 64;
         struct plan **grown = realloc(cache.plan, (size_t)capacity * sizeof *grown);
-        if (!grown) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %d prepared convolutions", capacity);
+        if (!grown) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for %d prepared convolutions", capacity);
         cache.plan = grown;
         cache.capacity = capacity;
     }
     struct plan *plan = calloc(1, sizeof *plan);
-    if (!plan) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a prepared convolution");
+    if (!plan) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for a prepared convolution");
     plan->key = *convolution;
     const enum hapt_status status = prepare(plan);
     if (status != HAPT_OK) {

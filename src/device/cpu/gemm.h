@@ -1,11 +1,11 @@
-/* Matrix products of the cpu back end. The only door to oneDNN, whose API changes between its major versions. */
+/* Matrix products of the cpu back end. oneDNN's API changes between major versions, so only dnnl*.c use it. */
 #ifndef HAPT_CPU_GEMM_H
 #define HAPT_CPU_GEMM_H
 
 #include "hapt/device.h"
 
-/* c [m][n] (+)= a [m][k] b [k][n] (+ bias [n]); a transposed operand stands as [k][m] or [n][k]. All dense, row-major.
- */
+/* c [m][n] (+)= a [m][k] b [k][n] (+ bias [n]); a transposed operand is stored as [k][m] or [n][k]. All dense,
+ * row-major. */
 struct gemm {
     int64_t m, n, k;
     bool transpose_a, transpose_b;
@@ -16,8 +16,8 @@ struct gemm {
     int threads;
 };
 
-/* Plans are kept per shape for the life of the process: the first call of a shape is slow, later ones allocate nothing
- * of ours. Thread safe; products of one process run one after the other. */
+/* Plans are cached per shape for the life of the process: the first call of a shape is slow, later ones allocate
+ * nothing here. Thread safe; cached plans of one process run one at a time. */
 enum hapt_status hapt_gemm_run(const struct gemm *gemm);
 /* "oneDNN 2.6.3", at run time. */
 const char *hapt_gemm_library(void);

@@ -1,7 +1,7 @@
 /*
- * For isa_*.c: names that carry the level, short vectors of the level's width, and the vector functions kernels share.
+ * For isa_*.c: names with the level's suffix, vectors of the level's width, and vector functions that kernels share.
  *
- * Accuracy: vector_exp 1 ulp on its whole range (0 below -87.3), bfloat16 rounding to nearest even, NaN kept
+ * Accuracy: vector_exp 1 ulp on its whole range (0 below -87.3); bfloat16 rounds to nearest even; NaN is kept
  * everywhere.
  */
 #ifndef HAPT_CPU_ISA_H
@@ -41,7 +41,7 @@ typedef uint16_t hvector __attribute__((vector_size(2 * LANES)));
 
 #define INLINE static inline __attribute__((always_inline, unused))
 
-/* BODY_f32 and BODY_bf16: kernels of one body(call, half), which the compiler makes two of. */
+/* BODY_f32 and BODY_bf16: two kernels compiled from one body(call, half). */
 #define KERNEL_OF_BOTH_TYPES(body)                                                              \
     static enum hapt_status body##_f32(const struct hapt_call *call, struct hapt_queue *queue)  \
     {                                                                                           \
@@ -73,7 +73,7 @@ INLINE void vector_store(float *to, vector value)
     memcpy(to, &value, sizeof value);
 }
 
-/* mask lanes are all ones or all zeros. */
+/* Every lane of `mask` is all ones or all zeros. */
 INLINE vector vector_select(ivector mask, vector yes, vector no)
 {
     return (vector)((mask & (ivector)yes) | (~mask & (ivector)no));
@@ -116,7 +116,7 @@ INLINE vector vector_sqrt(vector x)
 #endif
 }
 
-/* 1 / x: AVX-512 divides slowly, so there an estimate of 14 bits and one Newton step, 1 ulp. Not for 0 or infinity. */
+/* 1 / x. AVX-512 divides slowly: it uses an estimate of 14 bits and one Newton step, 1 ulp. Not for 0 or infinity. */
 INLINE vector vector_reciprocal(vector x)
 {
 #if defined __AVX512F__
@@ -200,7 +200,7 @@ INLINE void transpose_step(vector row[LANES], int step)
     }
 }
 
-/* A LANES x LANES matrix, row by row, transposed in place. */
+/* Transposes a LANES x LANES matrix in place; one vector per row. */
 INLINE void vector_transpose(vector row[LANES])
 {
     transpose_step(row, 1);
@@ -264,7 +264,7 @@ INLINE double vector_sum(vector value)
 #endif
 }
 
-/* Largest lane; a NaN anywhere gives NaN or is lost: callers meet it again when they use the lanes. */
+/* Largest lane. A NaN gives NaN or is lost; callers meet it again when they use the lanes. */
 INLINE float vector_maximum(vector value)
 {
 #if defined __AVX512F__
@@ -276,25 +276,25 @@ INLINE float vector_maximum(vector value)
 #endif
 }
 
-/* A running sum in two levels, so that long rows lose no digits. */
+/* A running sum in two levels, which keeps precision over long rows. */
 struct sum {
-    vector near, far;
+    vector partial, total;
     int count;
 };
 
 INLINE void sum_add(struct sum *sum, vector value)
 {
-    sum->near += value;
+    sum->partial += value;
     if (++sum->count == 16) {
-        sum->far += sum->near;
-        sum->near = (vector){0};
+        sum->total += sum->partial;
+        sum->partial = (vector){0};
         sum->count = 0;
     }
 }
 
 INLINE double sum_total(const struct sum *sum)
 {
-    return vector_sum(sum->far + sum->near);
+    return vector_sum(sum->total + sum->partial);
 }
 
 /* Threads worth waking for `elements` of light work. */
@@ -304,7 +304,7 @@ INLINE int threads_for(const struct hapt_call *call, int64_t elements)
     return call->threads > most ? (int)most : call->threads > 0 ? call->threads : 1;
 }
 
-/* Rows of a call: all dimensions of a view but the last. */
+/* Columns of a view: its last dimension. Rows: the product of all others. */
 INLINE int64_t view_columns(const struct hapt_view *view)
 {
     return view->dims > 0 ? view->shape[view->dims - 1] : 1;
@@ -321,7 +321,7 @@ INLINE int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Rows are reduced in at most 64 chunks of at least 16 rows: bounds depend on the row count alone. */
+/* Rows are reduced in at most 64 chunks of at least 16 rows; the bounds depend on the row count alone. */
 INLINE int64_t chunk_rows(int64_t rows)
 {
     const int64_t even = (rows + 63) / 64;

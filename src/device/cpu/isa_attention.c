@@ -1,28 +1,25 @@
 /*
- * Multi-head attention, forward and backward, in blocks over keys with a running softmax: no [t][t] matrix is ever
- * stored.
+ * Multi-head attention, forward and backward, in blocks over keys with a running softmax: no [t][t] matrix is stored.
  *
- * One thread takes one (batch, head of keys and values) at a time. It packs those keys and values as fp32 (transposed
- * where a product needs it) and walks over blocks of queries of every query head that shares them; every product of two
- * small matrices goes through product(). bf16 is widened while packing, so the arithmetic is the same for both
- * types.
+ * A thread takes one (batch, key-value head) at a time. It packs these keys and values as fp32, transposed if a product
+ * needs it. Then it loops over query blocks of every query head that shares them. Products of small matrices go through
+ * product(). bf16 is widened while packing, so the arithmetic is the same for both types.
  *
- * Queries, keys and values come as one tensor ("attention") or as three ("grouped_attention"): struct operands says
- * where they stand.
+ * Queries, keys and values come as one tensor ("attention") or as three ("grouped_attention"): see struct operands.
  */
 #include <math.h>
 
 #include "isa_product.h"
 
-#define QUERIES 32 /* rows of a block of queries */
-#define KEYS 128   /* keys of a block: two QUERIES x KEYS tiles stay in the first cache */
+#define QUERIES 32 /* rows of a query block */
+#define KEYS 128   /* keys of a block: two QUERIES x KEYS tiles fit the L1 cache */
 #define PREFETCH_BYTES (512 << 10)
 
-/* q, k, v or a gradient of theirs: some columns of a tensor [batch][length][row width]. */
+/* q, k, v or one of their gradients: a range of columns of a tensor [batch][length][row width]. */
 struct part {
     const struct hapt_view *view;
     int64_t first_column;
-    bool add; /* to what is there */
+    bool add; /* add to the present values */
 };
 
 struct operands {
@@ -34,7 +31,7 @@ struct operands {
 
 /* The call's sizes and this thread's scratch. */
 struct attention {
-    int64_t batch, length, heads, kv_heads, head; /* head: its size */
+    int64_t batch, length, heads, kv_heads, head; /* head: columns of a head */
     int64_t padded_head, padded_length;           /* multiples of LANES and KEYS */
     bool causal;
     float scale;
@@ -93,7 +90,7 @@ INLINE struct operands operands_of(const struct hapt_call *call, bool grouped, b
     return grouped ? operands_grouped(call, backward) : operands_fused(call, backward);
 }
 
-/* integer: heads of keys and values, causal. */
+/* Integer attributes: key-value heads, causal. */
 static struct attention attention_sizes(const struct hapt_call *call, bool grouped)
 {
     const struct hapt_view *q = &call->input[0];
@@ -168,7 +165,7 @@ static size_t grouped_backward_workspace(const struct hapt_call *call)
     return workspace_for(call, true, true);
 }
 
-/* One head of one sequence of a part: element (row, column) stands at data[row * width + column]. */
+/* One head of one sequence of a part: element (row, column) is data[row * width + column]. */
 struct rows {
     void *data;
     int64_t width;
@@ -208,13 +205,13 @@ INLINE void pack_transposed(const struct attention *at, struct rows from, bool h
         }
 }
 
-/* Keys of the block at `first_key` that row `query` may see. */
+/* Number of keys in the block at `first_key` that row `query` may see. */
 INLINE int64_t visible(const struct attention *at, int64_t query, int64_t first_key, int64_t keys)
 {
     return at->causal ? smaller(keys, query - first_key + 1) : keys;
 }
 
-/* Turns a row of scores into weights exp(score - top), zero behind `seen` up to the next vector. Returns their sum. */
+/* Turns a row of scores into weights exp(score - top), with zeros from `seen` to the next vector. Returns their sum. */
 INLINE double softmax_row(float *score, int64_t seen, int64_t vectors, float top)
 {
     struct sum sum = {0};
@@ -320,8 +317,8 @@ INLINE void forward_head(const struct attention *at, const struct operands *of, 
 }
 
 /*
- * A head's rows are short pieces far apart, which hardware prefetchers miss: at a sequence's first head all its rows
- * are asked for in order, where they fit the second cache. (Measured: the backward gains 10 to 25 %.)
+ * A head's rows are short pieces far apart, which hardware prefetchers miss. So a sequence's first head prefetches all
+ * its rows in order, if they fit the L2 cache. (Measured: the backward gains 10 to 25 %.)
  */
 static void prefetch_sequence(const struct hapt_view *view, int64_t batch, bool write)
 {
@@ -334,7 +331,7 @@ static void prefetch_sequence(const struct hapt_view *view, int64_t batch, bool 
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
-/* One tensor with all parts is asked for once. */
+/* A tensor with all three parts is prefetched once. */
 static void prefetch_parts(const struct operands *of, int64_t batch)
 {
     prefetch_sequence(of->q.view, batch, false);
@@ -363,7 +360,7 @@ INLINE void forward_run(const struct hapt_call *call, bool grouped, bool half)
     }
 }
 
-/* Weights P = exp(S - lse) into at->score and dS = P (dP - delta) into at->dscore. */
+/* Stores weights P = exp(S - lse) in at->score and dS = P (dP - delta) in at->dscore. */
 static void backward_scores(const struct attention *at, int64_t first, int64_t rows, int64_t key, int64_t keys,
                             const float *lse, const float *delta)
 {
@@ -401,7 +398,7 @@ static void backward_scores(const struct attention *at, int64_t first, int64_t r
     }
 }
 
-/* One block of queries: adds to dkey and dvalue of all keys it sees, and leaves dquery (not yet scaled). */
+/* One query block: adds to dkey and dvalue of all keys it sees, and leaves dquery unscaled. */
 static void backward_block(const struct attention *at, int64_t first, int64_t rows, const float *lse,
                            const float *delta)
 {

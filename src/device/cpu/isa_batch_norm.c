@@ -1,6 +1,6 @@
 /*
- * Batch norm by the statistics of a whole batch. x is [rows][channels][pixels]; sums go over rows and pixels, a channel
- * by one thread, and are divided by the count of the whole batch, of which this may be a shard.
+ * Batch norm with the statistics of the whole batch. x is [rows][channels][pixels]. One thread sums a channel over rows
+ * and pixels. Sums are divided by the count of the whole batch; this call may hold a shard of it.
  */
 #include <math.h>
 
@@ -21,7 +21,7 @@ INLINE void put_sum(const struct hapt_call *call, int output, int64_t channel, d
     *to = (float)(sum + (call->accumulate >> output & 1u ? *to : 0));
 }
 
-/* Sum of x, or of the squares of x - mean where a mean is given. */
+/* Sum of x or, if `mean` is given, of the squares of x - mean. */
 INLINE void statistic(const struct hapt_call *call, bool half, const float *mean)
 {
     const struct images n = images_of(&call->input[0]);
@@ -97,7 +97,7 @@ INLINE void batch_norm_sums(const struct hapt_call *call, bool half)
         for (int64_t r = 0; r < n.rows; r++)
             for (int64_t i = 0; i < n.pixels; i += LANES) {
                 const int64_t at = (r * n.channels + c) * n.pixels + i, left = n.pixels - i;
-                const vector d = load(dy, at, left, half); /* 0 behind the end */
+                const vector d = load(dy, at, left, half); /* 0 past the end */
                 sum_add(&plain, d);
                 sum_add(&weighted, d * (load(x, at, left, half) - mean[c]));
             }

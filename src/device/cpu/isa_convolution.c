@@ -1,8 +1,8 @@
-/* Convolutions and their gradients: oneDNN's, and the sums over rows and pixels that are the bias's gradient. */
+/* Convolutions and their gradients by oneDNN, and the bias gradient: sums over rows and pixels. */
 #include "convolution.h"
 #include "isa.h"
 
-/* bf16 by oneDNN from AVX-512 on; below, operands are widened into the workspace. */
+/* oneDNN computes bf16 from AVX-512 on; below, operands are widened into the workspace. */
 #define NATIVE_HALF (LANES == 16)
 
 /* x, w and y of a call are its views `x`, `w` and `y`. */
@@ -38,7 +38,7 @@ INLINE void convert(void *to, bool to_half, const void *from, bool from_half, in
             store(to, i, elements - i, to_half, load(from, i, elements - i, from_half));
 }
 
-/* What a call is made of: views of x, w and y, which of them is the result. */
+/* Operands of a call: views of x, w and y, and which of them is the result. */
 struct parts {
     const struct hapt_view *x, *w, *y, *bias;
     enum convolution_kind kind;
@@ -69,7 +69,7 @@ static size_t workspace_of(const struct hapt_call *call, struct parts parts, enu
     return bytes;
 }
 
-/* bf16 by way of fp32 copies; those of the workspace stand before oneDNN's part. */
+/* bf16 through fp32 copies, which come first in the workspace, before oneDNN's part. */
 static enum hapt_status run_widened(const struct hapt_call *call, struct parts parts,
                                     const struct convolution *convolution, bool accumulate)
 {
@@ -82,7 +82,7 @@ static enum hapt_status run_widened(const struct hapt_call *call, struct parts p
         const int64_t elements = hapt_view_elements(view[o]);
         wide[o] = (float *)at;
         at += widened_bytes(view[o]);
-        if (view[o]->dtype == HAPT_F32) wide[o] = view[o]->data; /* the gradient of weights */
+        if (view[o]->dtype == HAPT_F32) wide[o] = view[o]->data; /* the weight gradient is fp32 */
         if (view[o]->dtype == HAPT_BF16 && (o != result || accumulate))
             convert(wide[o], false, view[o]->data, true, elements, threads_for(call, elements));
     }
@@ -116,7 +116,7 @@ static enum hapt_status input_gradient(const struct hapt_call *call, enum hapt_d
     return run(call, dx_parts(call), dtype, call->accumulate & 1u);
 }
 
-/* Sums over rows and pixels of dy [rows][channels][pixels]: a channel is one thread's. */
+/* Sums dy [rows][channels][pixels] over rows and pixels; one thread per channel. */
 INLINE void bias_gradient(const struct hapt_call *call, bool half)
 {
     const struct hapt_view *dy = &call->input[1];

@@ -1,4 +1,4 @@
-/* Token plus position embedding and its gradient. On a shard of the table, other shards' tokens are rows of zeros. */
+/* Token plus position embedding and its gradient. On a shard of the table, other shards' tokens give rows of zeros. */
 #include "isa.h"
 
 static enum hapt_status check_tokens(const struct hapt_call *call, int64_t here, int64_t positions, int64_t length)
@@ -53,7 +53,7 @@ static enum hapt_status embedding_bf16(const struct hapt_call *call, struct hapt
     return embedding_run(call, true);
 }
 
-/* Threads own columns, not rows: equal tokens meet in row order on one thread, so the bits never change. */
+/* Threads own columns, not rows: one thread adds equal tokens in row order, so the bits never change. */
 INLINE enum hapt_status embedding_dw_run(const struct hapt_call *call, bool half)
 {
     const int32_t *token = call->input[0].data; /* [batch][length] */

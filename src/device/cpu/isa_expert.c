@@ -1,7 +1,7 @@
 /*
- * Products of experts with the slots that are filled: y = x w' + bias for each expert, and the gradients. Slots are
- * [rows][experts][capacity][columns]; counts [rows][experts] says how many of a row's are filled, from the front. The
- * filled slots of an expert are packed, so that there is one product an expert whatever the number of rows.
+ * Products of experts with their filled slots: y = x w' + bias for each expert, and the gradients. Slots are
+ * [rows][experts][capacity][columns]; counts [rows][experts] gives the filled slots, from the front. An expert's filled
+ * slots are packed, so there is one product per expert for any number of rows.
  */
 #include "isa.h"
 #include "products.h"
@@ -13,7 +13,7 @@ struct experts {
     bool half;
 };
 
-/* `slots`: any operand that has them. */
+/* `slots`: any operand with slots. */
 static struct experts experts_of(const struct hapt_call *call, const struct hapt_view *slots,
                                  const struct hapt_view *counts)
 {
@@ -39,7 +39,7 @@ static int64_t filled_before(const struct experts *of, int64_t row, int64_t expe
     return total;
 }
 
-/* bf16 products are prepared once per shape: their rows come in steps of 32, filled up with zeros. */
+/* bf16 products are prepared once per shape, so packed rows are padded with zeros to a multiple of 32. */
 static int64_t packed_rows(const struct experts *of, int64_t count)
 {
     return of->half ? (count + 31) / 32 * 32 : count;
@@ -60,7 +60,7 @@ static size_t element_bytes(const struct experts *of)
     return of->half ? 2 : 4;
 }
 
-/* The filled slots of an expert one behind the other: to [packed rows][columns]. */
+/* Copies an expert's filled slots to contiguous [packed rows][columns]. */
 static void pack(const struct experts *of, int64_t expert, const void *slots, int64_t columns, void *to)
 {
     const size_t row_bytes = (size_t)columns * element_bytes(of);
@@ -73,7 +73,7 @@ static void pack(const struct experts *of, int64_t expert, const void *slots, in
     memset((char *)to + (size_t)total * row_bytes, 0, (size_t)(packed_rows(of, total) - total) * row_bytes);
 }
 
-/* Back to the slots, `bias` added to the filled ones; empty ones are 0, or left as they are when adding. */
+/* Copies back to the slots, with `bias` added to filled ones. Empty slots become 0, or stay as they are when adding. */
 INLINE void unpack(const struct experts *of, int64_t expert, const void *from, const void *bias, int64_t columns,
                    bool half, bool accumulate, void *slots)
 {
@@ -95,7 +95,7 @@ INLINE void unpack(const struct experts *of, int64_t expert, const void *from, c
     }
 }
 
-/* A product with one expert's weights; rows is how many are packed. */
+/* A product with one expert's weights; `rows`: packed rows. */
 static struct gemm slots_gemm(const struct experts *of, int64_t rows, int64_t in, int64_t out, bool transposed)
 {
     const enum hapt_dtype dtype = of->half ? HAPT_BF16 : HAPT_F32;
@@ -138,7 +138,7 @@ INLINE enum hapt_status slots_product(const struct hapt_call *call, bool half, b
         gemm.a = packed;
         gemm.b = (const char *)call->input[1].data + e * weight_bytes;
         gemm.c = product;
-        if (half) gemm.bias = own_bias; /* rounded once */
+        if (half) gemm.bias = own_bias; /* rounds once */
         pack(&of, e, from->data, in, packed);
         if (rows > 0) HAPT_TRY(ISA_NAME(hapt_product_run)(call, &gemm, scratch));
         unpack(&of, e, product, half ? NULL : own_bias, out, half, call->accumulate & 1u, to->data);
@@ -146,7 +146,7 @@ INLINE enum hapt_status slots_product(const struct hapt_call *call, bool half, b
     return HAPT_OK;
 }
 
-/* Column sums of dy, packed. Threads own columns, so the bits never change. */
+/* Column sums of packed dy. Threads own columns, so the bits never change. */
 INLINE void bias_gradient(const struct experts *of, const void *dy, int64_t rows, int64_t columns, bool half, float *db)
 {
     const bool accumulate = of->call->accumulate >> 1 & 1u;
@@ -155,7 +155,7 @@ INLINE void bias_gradient(const struct experts *of, const void *dy, int64_t rows
         const int64_t left = columns - c;
         struct sum sum = {0};
         for (int64_t r = 0; r < rows; r++) sum_add(&sum, load(dy, r * columns + c, left, half));
-        vector total = sum.far + sum.near;
+        vector total = sum.total + sum.partial;
         if (accumulate) total += load(db, c, left, false);
         store(db, c, left, false, total);
     }
@@ -188,13 +188,13 @@ INLINE enum hapt_status weights_product(const struct hapt_call *call, bool half)
     return HAPT_OK;
 }
 
-/* What the products of any number of packed rows need. */
+/* Workspace of products with any number of packed rows. */
 static size_t product_scratch(const struct experts *of, int64_t in, int64_t out, bool weights, bool transposed)
 {
     size_t most = 0;
     for (int64_t rows = 32; of->half && rows <= most_rows(of); rows += 32) {
         const struct gemm gemm = weights ? weights_gemm(of, rows, in, out) : slots_gemm(of, rows, in, out, transposed);
-        const size_t need = ISA_NAME(hapt_product_workspace)(&gemm);
+        const size_t need = ISA_NAME(hapt_cpu_product_workspace)(&gemm);
         most = need > most ? need : most;
     }
     return most;

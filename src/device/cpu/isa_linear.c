@@ -4,8 +4,7 @@
 #include "products.h"
 #include "tiles.h"
 
-/* bf16 products: by AMX tiles where they fit; by oneDNN from AVX-512 on; below, operands are widened into the
- * workspace. */
+/* bf16 products: AMX tiles if they fit, else oneDNN from AVX-512 on; below, operands are widened into the workspace. */
 #define NATIVE_HALF (LANES == 16)
 
 static size_t widened_bytes(int64_t elements)
@@ -13,7 +12,7 @@ static size_t widened_bytes(int64_t elements)
     return ((size_t)elements * sizeof(float) + 63) / 64 * 64;
 }
 
-size_t ISA_NAME(hapt_product_workspace)(const struct gemm *gemm)
+size_t ISA_NAME(hapt_cpu_product_workspace)(const struct gemm *gemm)
 {
     if (gemm->in != HAPT_BF16) return 0;
     if (NATIVE_HALF) return ISA_NAME(hapt_tiles_workspace)(gemm);
@@ -38,7 +37,7 @@ INLINE void add_bias(const struct hapt_call *call, float *y, const void *bias, i
         }
 }
 
-/* bf16 operands by way of fp32 copies. */
+/* bf16 through fp32 copies of the operands. */
 static enum hapt_status gemm_widened(const struct hapt_call *call, struct gemm gemm, void *workspace)
 {
     char *at = workspace;
@@ -114,7 +113,7 @@ static enum hapt_status linear_input_gradient(const struct hapt_call *call, enum
     return ISA_NAME(hapt_product_run)(call, &gemm, call->workspace);
 }
 
-/* Column sums of dy [rows][columns] into db, over chunks of rows that depend on the shape alone. */
+/* Column sums of dy [rows][columns] into db, in chunks of rows that depend on the shape alone. */
 INLINE void bias_gradient(const struct hapt_call *call, const void *dy, int64_t rows, int64_t columns, bool half,
                           float *partial, float *db, bool accumulate)
 {
@@ -178,13 +177,13 @@ static enum hapt_status linear_weight_gradient(const struct hapt_call *call, enu
 static size_t forward_workspace(const struct hapt_call *call)
 {
     const struct gemm gemm = forward_gemm(call, HAPT_BF16, false);
-    return ISA_NAME(hapt_product_workspace)(&gemm);
+    return ISA_NAME(hapt_cpu_product_workspace)(&gemm);
 }
 
 static size_t input_gradient_workspace(const struct hapt_call *call)
 {
     const struct gemm gemm = input_gradient_gemm(call, HAPT_BF16, false);
-    return ISA_NAME(hapt_product_workspace)(&gemm);
+    return ISA_NAME(hapt_cpu_product_workspace)(&gemm);
 }
 
 static size_t bias_workspace(const struct hapt_call *call)
@@ -195,7 +194,7 @@ static size_t bias_workspace(const struct hapt_call *call)
 static size_t weight_gradient_workspace(const struct hapt_call *call, bool transposed)
 {
     const struct gemm gemm = weight_gradient_gemm(call, HAPT_BF16, transposed);
-    const size_t product = ISA_NAME(hapt_product_workspace)(&gemm), sums = bias_workspace(call);
+    const size_t product = ISA_NAME(hapt_cpu_product_workspace)(&gemm), sums = bias_workspace(call);
     return product > sums ? product : sums;
 }
 

@@ -3,19 +3,19 @@
 
 #include "isa.h"
 
-#define POSITIONS 32 /* a thread takes so many at a time; only the first one's angles are computed by sine and cosine \
-                      */
-#define CHUNK 4096   /* elements a thread takes at a time: a multiple of every lane count */
+#define POSITIONS \
+    32 /* positions per thread and turn; sine and cosine are computed for the first only, the others by rotation */
+#define CHUNK 4096 /* elements per thread and turn: a multiple of every lane count */
 
-/* Angles of one position: t base^(-i / half) for i < half, and the step to the next position. In double, so that the
- * rotations from one position to the next lose nothing. */
+/* Angles of one position: t base^(-i / half) for i < half, and the rotation to the next position. In double, so that
+ * repeated rotations keep precision. */
 struct angles {
     int64_t half;
     double *sine, *cosine, *step_sine, *step_cosine, *rate; /* [half] */
-    float *near_sine, *near_cosine;                         /* of this position, as kernels use them */
+    float *sine_f32, *cosine_f32;                           /* of this position, for the kernels */
 };
 
-/* Doubles of one thread's angles: a multiple of 64 bytes. */
+/* Doubles of one thread's angles, a multiple of 64 bytes. */
 static int64_t angle_doubles(int64_t half)
 {
     return 6 * ((half + 15) / 16 * 16);
@@ -57,21 +57,21 @@ static void angles_next(const struct angles *at)
     }
 }
 
-/* The backward pass turns back. */
+/* The backward rotates in the other direction. */
 static void angles_round(const struct angles *at, bool backward)
 {
     for (int64_t i = 0; i < at->half; i++) {
-        at->near_sine[i] = (float)(backward ? -at->sine[i] : at->sine[i]);
-        at->near_cosine[i] = (float)at->cosine[i];
+        at->sine_f32[i] = (float)(backward ? -at->sine[i] : at->sine[i]);
+        at->cosine_f32[i] = (float)at->cosine[i];
     }
 }
 
-/* One head of one row: (x[i], x[i + half]) turned by angle i. */
+/* One head of one row: rotates (x[i], x[i + half]) by angle i. */
 INLINE void rotate(const struct angles *at, const void *x, void *y, int64_t first, bool half_type, bool accumulate)
 {
     for (int64_t i = 0; i < at->half; i += LANES) {
         const int64_t left = at->half - i, low = first + i, high = low + at->half;
-        const vector sine = load(at->near_sine, i, left, false), cosine = load(at->near_cosine, i, left, false);
+        const vector sine = load(at->sine_f32, i, left, false), cosine = load(at->cosine_f32, i, left, false);
         const vector a = load(x, low, left, half_type), b = load(x, high, left, half_type);
         vector turned_a = a * cosine - b * sine, turned_b = b * cosine + a * sine;
         if (accumulate) {

@@ -1,8 +1,8 @@
 /*
- * Softmax cross-entropy with its logsumexp, forward and backward. Rows whose target is -100 count for nothing.
+ * Softmax cross-entropy with its logsumexp, forward and backward. Rows with target -100 are ignored.
  *
- * On a shard of the classes the shards exchange the largest logit of each row, then the sum of its exponentials and its
- * target's logit, which one of them has; so all get the whole loss and the whole logsumexp.
+ * If the classes are sharded, the shards exchange the largest logit of each row. Then they exchange its sum of
+ * exponentials and its target's logit, which only one shard has. So all shards get the same loss and logsumexp.
  */
 #include <math.h>
 
@@ -55,13 +55,13 @@ INLINE double row_sum(const void *logits, int64_t at, int64_t columns, float top
     return sum_total(&sum);
 }
 
-/* [rows] double: a row's loss; on shards [rows] float: the largest logits, and [2][rows]: sums and targets' logits. */
+/* [rows] double: losses of rows. On shards [rows] float: largest logits, and [2][rows]: sums and targets' logits. */
 static size_t loss_workspace(const struct hapt_call *call)
 {
     return (size_t)view_rows(&call->input[0]) * (sizeof(double) + 3 * sizeof(float));
 }
 
-/* A row's logsumexp and its target's logit, from all shards: into lse[r] and chosen[r]. */
+/* Each row's logsumexp and target logit over all shards, into lse[r] and chosen[r]. */
 INLINE enum hapt_status exchange_rows(const struct hapt_call *call, bool half, float *top, float *sum, float *lse)
 {
     const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
@@ -69,14 +69,14 @@ INLINE enum hapt_status exchange_rows(const struct hapt_call *call, bool half, f
     float *chosen = sum + rows;
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
     for (int64_t r = 0; r < rows; r++) top[r] = row_top(logits, r * columns, columns, half);
-    HAPT_TRY(call->exchange(call->exchange_context, top, (size_t)rows, true));
+    HAPT_TRY(call->shard_reduce(call->shard_reduce_context, top, (size_t)rows, true));
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
     for (int64_t r = 0; r < rows; r++) {
         const int64_t column = target_column(call, r, columns);
         sum[r] = (float)row_sum(logits, r * columns, columns, top[r], half);
         chosen[r] = column < 0 ? 0 : load(logits, r * columns + column, 1, half)[0];
     }
-    HAPT_TRY(call->exchange(call->exchange_context, sum, 2 * (size_t)rows, false));
+    HAPT_TRY(call->shard_reduce(call->shard_reduce_context, sum, 2 * (size_t)rows, false));
     for (int64_t r = 0; r < rows; r++) lse[r] = (float)(top[r] + log((double)sum[r]));
     return HAPT_OK;
 }
@@ -87,10 +87,10 @@ INLINE enum hapt_status loss_run(const struct hapt_call *call, bool half)
     const void *logits = call->input[0].data;
     const int32_t *target = call->input[1].data; /* [rows] */
     float *loss = call->output[0].data, *lse = call->output[1].data;
-    double *row_loss = call->workspace; /* [rows]: summed in row order, whatever the threads */
+    double *row_loss = call->workspace; /* [rows]: summed in row order for any number of threads */
     float *top = (float *)(row_loss + rows), *sum = top + rows;
     HAPT_TRY(check_targets(call, rows, columns));
-    if (call->exchange) {
+    if (call->shard_reduce) {
         HAPT_TRY(exchange_rows(call, half, top, sum, lse));
         for (int64_t r = 0; r < rows; r++)
             row_loss[r] = target[r] == IGNORED ? 0 : top[r] + log((double)sum[r]) - sum[rows + r];
@@ -145,7 +145,7 @@ INLINE enum hapt_status loss_dx_run(const struct hapt_call *call, bool half)
             store(dlogits, at + c, left, half, d);
         }
         if (column < 0) continue;
-        const float p = vector_exp(vector_set(chosen - lse[r]))[0]; /* again, so that bf16 rounds p - 1 once */
+        const float p = vector_exp(vector_set(chosen - lse[r]))[0]; /* recomputed, so that bf16 rounds p - 1 once */
         store(dlogits, at + column, 1, half, vector_set((p - 1.0f) * weight + before));
     }
     return HAPT_OK;

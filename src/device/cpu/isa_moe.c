@@ -2,15 +2,15 @@
  * Mixtures of experts: the gate, tokens into the slots of their experts and back, and the gradients. Products:
  * isa_expert.c.
  *
- * Slots are [rows][experts][capacity][columns]; those of a row at an expert are filled from the front in the order of
- * its tokens and of a token's choices. A call may hold a shard of the experts, those from first_value on: the others'
- * slots are another shard's.
+ * Slots are [rows][experts][capacity][columns]. A row's slots at an expert are filled from the front, in the order of
+ * its tokens, then of a token's choices. A call may hold a shard of the experts, from first_value on; the other slots
+ * are on other shards.
  */
 #include <math.h>
 
 #include "isa.h"
 
-/* What slots and tokens of a call are. */
+/* Sizes of a call's slots and tokens. */
 struct slots {
     const struct hapt_call *call;
     const int32_t *expert; /* [rows][tokens][choices] */
@@ -39,7 +39,7 @@ static int64_t slot_count(const struct slots *slots)
     return slots->rows * slots->experts * slots->capacity;
 }
 
-/* Expert of a choice among those of this shard, or -1. */
+/* Expert of a choice, counted from this shard's first one, or -1. */
 static int64_t local_expert(const struct slots *slots, int64_t choice)
 {
     const int64_t expert = slots->expert[choice] - slots->call->first_value;
@@ -47,14 +47,14 @@ static int64_t local_expert(const struct slots *slots, int64_t choice)
 }
 
 /*
- * The slot of every choice (-1: another shard's, or no room), and the choice in every slot (-1: empty); either may be
- * NULL. filled [rows][experts] counts the choices. False when some row has more than it has slots for.
+ * Finds the slot of every choice (-1: on another shard, or no room) and the choice in every slot (-1: empty); either
+ * may be NULL. filled [rows][experts] counts the choices. False if a row has more of them than slots.
  */
-static bool place(const struct slots *slots, int64_t *filled, int64_t *slot, int64_t *choice)
+static bool find_slots(const struct slots *slots, int64_t *filled, int64_t *slot, int64_t *choice)
 {
     const int64_t row_choices = slots->tokens * slots->choices;
     const int64_t row_slots =
-        slot || choice ? slots->experts * slots->capacity : 0; /* who only counts gives no capacity */
+        slot || choice ? slots->experts * slots->capacity : 0; /* counting alone needs no capacity */
     bool fits = true;
 #pragma omp parallel for schedule(static) reduction(&& : fits) num_threads(threads_for(slots->call, choice_count(slots) * 8))
     for (int64_t r = 0; r < slots->rows; r++) {
@@ -69,9 +69,9 @@ static bool place(const struct slots *slots, int64_t *filled, int64_t *slot, int
             fits = fits && at < slots->capacity;
             if (at >= slots->capacity) continue;
             if (!slot && !choice) continue;
-            const int64_t place = r * row_slots + expert * slots->capacity + at;
-            if (slot) slot[q] = place;
-            if (choice) choice[place] = q;
+            const int64_t index = r * row_slots + expert * slots->capacity + at;
+            if (slot) slot[q] = index;
+            if (choice) choice[index] = q;
         }
     }
     return fits;
@@ -87,12 +87,13 @@ static enum hapt_status too_many(const struct slots *slots, const int64_t *fille
                      (long long)(slots->call->first_value + worst % slots->experts), (long long)slots->capacity);
 }
 
-static size_t place_workspace(const struct slots *slots, int64_t places)
+static size_t index_workspace(const struct slots *slots, int64_t places)
 {
     return (size_t)(slots->rows * slots->experts + places) * sizeof(int64_t);
 }
 
-/* softmax over all experts, the largest kept and scaled to sum 1: the softmax of the largest logits alone. */
+/* Softmax over all experts; the largest are kept and scaled to sum 1. This equals the softmax of the largest logits
+ * alone. */
 INLINE void gate_row(const void *logits, int64_t row, int64_t experts, int64_t choices, bool half, float *weight,
                      int32_t *expert)
 {
@@ -104,7 +105,7 @@ INLINE void gate_row(const void *logits, int64_t row, int64_t experts, int64_t c
             bool taken = false;
             for (int64_t i = 0; i < j; i++) taken = taken || expert[i] == e;
             const float value = load(logits, row * experts + e, 1, half)[0];
-            if (taken || (best >= 0 && !(value > most))) continue; /* of equals the first */
+            if (taken || (best >= 0 && !(value > most))) continue; /* of equal logits, the first */
             most = value;
             best = e;
         }
@@ -130,7 +131,7 @@ static enum hapt_status gate(const struct hapt_call *call, struct hapt_queue *qu
     return HAPT_OK;
 }
 
-/* The gradient of a softmax, at the chosen logits; it is 0 at the others. */
+/* Gradient of a softmax at the chosen logits; 0 at the others. */
 static enum hapt_status gate_dx(const struct hapt_call *call, struct hapt_queue *queue)
 {
     (void)queue;
@@ -146,7 +147,7 @@ static enum hapt_status gate_dx(const struct hapt_call *call, struct hapt_queue 
         for (int64_t j = 0; j < choices; j++) mean += (double)w[j] * (double)dw[j];
         for (int64_t j = 0; j < choices; j++) {
             const int64_t e = expert[r * choices + j] - call->first_value, at = r * experts + e;
-            if (e < 0 || e >= experts) continue; /* another shard's */
+            if (e < 0 || e >= experts) continue; /* on another shard */
             const float d = (float)((double)w[j] * ((double)dw[j] - mean));
             store(dlogits.data, at, 1, half, load(dlogits.data, at, 1, half) + d);
         }
@@ -166,12 +167,12 @@ static enum hapt_status count(const struct hapt_call *call, struct hapt_queue *q
     const struct slots slots = slots_of(call, &call->input[0], &slots_view);
     int64_t *filled = call->workspace;
     float *counts = call->output[0].data; /* [rows][experts] */
-    place(&slots, filled, NULL, NULL);
+    find_slots(&slots, filled, NULL, NULL);
     for (int64_t k = 0; k < slots.rows * slots.experts; k++) counts[k] = (float)filled[k];
     return HAPT_OK;
 }
 
-/* Every slot: the row of x that belongs there, times its weight if there are weights; empty ones 0. */
+/* Every slot: its row of x, times its weight if there are weights; empty slots 0. */
 INLINE enum hapt_status fill(const struct hapt_call *call, const struct hapt_view *choices, const float *weight,
                              bool half, bool strict)
 {
@@ -182,7 +183,7 @@ INLINE enum hapt_status fill(const struct hapt_call *call, const struct hapt_vie
     const int64_t columns = view_columns(view), count = slot_count(&slots);
     const bool accumulate = call->accumulate & 1u;
     int64_t *filled = call->workspace, *choice = filled + slots.rows * slots.experts; /* [slots] */
-    if (!place(&slots, filled, NULL, choice) && strict) return too_many(&slots, filled);
+    if (!find_slots(&slots, filled, NULL, choice) && strict) return too_many(&slots, filled);
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, count *columns))
     for (int64_t s = 0; s < count; s++) {
         const int64_t q = choice[s], from = q / slots.choices * columns;
@@ -209,7 +210,7 @@ INLINE void gather(const struct hapt_call *call, const struct hapt_view *choices
     const int64_t columns = view_columns(view), tokens = slots.rows * slots.tokens;
     const bool accumulate = call->accumulate & 1u;
     int64_t *filled = call->workspace, *slot = filled + slots.rows * slots.experts; /* [choices] */
-    place(&slots, filled, slot, NULL);
+    find_slots(&slots, filled, slot, NULL);
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, tokens *columns *slots.choices))
     for (int64_t r = 0; r < tokens; r++)
         for (int64_t c = 0; c < columns; c += LANES) {
@@ -225,7 +226,7 @@ INLINE void gather(const struct hapt_call *call, const struct hapt_view *choices
         }
 }
 
-/* Every choice: the product of its slot with the gradient of its token. */
+/* Every choice: the dot product of its slot with the gradient of its token. */
 INLINE void weigh(const struct hapt_call *call, bool half)
 {
     const struct slots slots = slots_of(call, &call->input[2], &call->input[1]);
@@ -234,7 +235,7 @@ INLINE void weigh(const struct hapt_call *call, bool half)
     const int64_t columns = view_columns(&call->input[0]), count = choice_count(&slots);
     const bool accumulate = call->accumulate & 1u;
     int64_t *filled = call->workspace, *slot = filled + slots.rows * slots.experts;
-    place(&slots, filled, slot, NULL);
+    find_slots(&slots, filled, slot, NULL);
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, count *columns))
     for (int64_t q = 0; q < count; q++) {
         struct sum sum = {0};
@@ -247,23 +248,23 @@ INLINE void weigh(const struct hapt_call *call, bool half)
     }
 }
 
-/* Workspaces: a place for every slot, or for every choice. */
+/* Workspaces: an index for every slot, or for every choice. */
 static size_t fill_workspace(const struct hapt_call *call)
 {
     const struct slots slots = slots_of(call, &call->input[call->input_count - 1], &call->output[0]);
-    return place_workspace(&slots, slot_count(&slots));
+    return index_workspace(&slots, slot_count(&slots));
 }
 
 static size_t gather_workspace(const struct hapt_call *call)
 {
     const struct slots slots = slots_of(call, &call->input[call->input_count - 1], &call->input[0]);
-    return place_workspace(&slots, choice_count(&slots));
+    return index_workspace(&slots, choice_count(&slots));
 }
 
 static size_t weigh_workspace(const struct hapt_call *call)
 {
     const struct slots slots = slots_of(call, &call->input[2], &call->input[1]);
-    return place_workspace(&slots, choice_count(&slots));
+    return index_workspace(&slots, choice_count(&slots));
 }
 
 #define ENTRY(name, statement)                                                           \

@@ -1,5 +1,5 @@
-/* Layer norm and RMS norm over the last dimension, forward and backward. Statistics in double from two-level fp32 sums,
- * in two passes. RMS norm is layer norm without a mean and without beta: `centred` false, mean and beta NULL. */
+/* Layer norm and RMS norm over the last dimension, forward and backward. Statistics are double, from two-level fp32
+ * sums in two passes. RMS norm is layer norm without mean and beta: `centred` false, mean and beta NULL. */
 #include "isa.h"
 
 INLINE void norm_row(const void *x, int64_t at, int64_t columns, bool half, bool centred, const void *gamma,
@@ -113,7 +113,7 @@ INLINE void norm_backward_run(const struct hapt_call *call, bool centred, bool h
             const int64_t left = width - c;
             vector total = {0};
             for (int64_t k = 0; k < chunks; k++) total += load(partial + k * width, c, left, false);
-            store(partial, c, left, false, total); /* chunk 0's place: no other thread reads these columns */
+            store(partial, c, left, false, total); /* in chunk 0's memory: no other thread reads these columns */
         }
     }
     for (int o = 1; o < (centred ? 3 : 2); o++) {

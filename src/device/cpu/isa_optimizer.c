@@ -1,4 +1,4 @@
-/* Optimizer updates and the sum of squares: flat fp32 arrays, in place. */
+/* Optimizer updates and sums of squares, on flat fp32 arrays, in place. */
 #include <math.h>
 
 #include "isa.h"
@@ -8,8 +8,8 @@
 typedef double dvector __attribute__((vector_size(8 * LANES)));
 
 /*
- * AdamW with decoupled decay. Factors near 1 are applied as p - p * small: (1 - small) rounded to fp32 would bias every
- * step the same way.
+ * AdamW with decoupled decay. Factors near 1 are applied as p - p * small: rounding (1 - small) to fp32 would bias
+ * every step the same way.
  */
 static enum hapt_status adamw_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
@@ -43,8 +43,7 @@ static enum hapt_status adamw_run(const struct hapt_call *call, struct hapt_queu
     return HAPT_OK;
 }
 
-/* buffer = momentum * buffer + g (from 0: the first step's buffer is g); p -= lr (buffer + decay p), decay decoupled.
- */
+/* Decoupled decay: buffer = momentum * buffer + g (from 0, so the first buffer is g); p -= lr (buffer + decay p). */
 static enum hapt_status sgd_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     (void)queue;

@@ -1,13 +1,13 @@
 /*
  * Images as sequences of tokens: patch embedding (a convolution whose stride is its kernel), the class token with
- * learned positions, and one token taken out. Patches are packed as rows; their products are those of linear layers.
+ * learned positions, and extraction of one token. Patches are packed as rows and use the kernels of linear layers.
  */
 #include "isa.h"
 
 struct patches {
     int64_t channels, height, width, patch_height, patch_width;
     int64_t down, across, rows,
-        columns; /* patches a column and a row of an image; rows of patches in all; a patch's elements */
+        columns; /* patches per column and row of an image; patch rows in total; elements of a patch */
 };
 
 /* images [batch][c][height][width], weight [out][c][patch height][patch width] */
@@ -90,7 +90,7 @@ INLINE enum hapt_status embedding_run(const struct hapt_call *call, struct hapt_
     const struct patches of = patches_of(&call->input[0], backward ? &call->output[0] : &call->input[1]);
     const struct hapt_kernel *kernel = hapt_cpu_kernel_find(backward ? "linear_t_dw" : "linear_t", dtype);
     struct hapt_call linear = linear_call(call, &of, dtype, backward);
-    const size_t packed = packed_bytes(&of, dtype); /* stands first in the workspace */
+    const size_t packed = packed_bytes(&of, dtype); /* first in the workspace */
     linear.workspace = (char *)call->workspace + packed;
     linear.workspace_bytes = call->workspace_bytes - packed;
     if (dtype == HAPT_BF16)
@@ -132,7 +132,7 @@ INLINE void class_token_run(const struct hapt_call *call, bool half)
     }
 }
 
-/* input: dy [batch][length][d]; output: dx, dclass, dposition. A thread owns positions and sums them over the batch. */
+/* Input: dy [batch][length][d]; output: dx, dclass, dposition. A thread owns positions and sums over the batch. */
 INLINE void class_token_backward_run(const struct hapt_call *call, bool half)
 {
     const struct hapt_view *view = &call->input[0];

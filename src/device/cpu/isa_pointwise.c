@@ -1,7 +1,7 @@
 /* Element-wise kernels: add, copy, gelu, convert, zero. */
 #include "isa.h"
 
-#define CHUNK 4096 /* elements a thread takes at a time: a multiple of every lane count */
+#define CHUNK 4096 /* elements per thread and turn: a multiple of every lane count */
 
 /* gelu(x) = x P(x); P and the derivative g'(x) share one exponential. */
 struct gelu {
@@ -31,11 +31,11 @@ INLINE struct gelu gelu_erf(vector x)
     const vector z = (t - 4.0f) * vector_reciprocal(t + 4.0f);
     vector r = vector_set(fit[10]);
     for (int i = 9; i >= 0; i--) r = r * z + fit[i];
-    const vector bell = vector_exp(t * t * -0.5f);
-    const vector tail = bell * r * vector_reciprocal(1.0f + t);
+    const vector wakeup = vector_exp(t * t * -0.5f);
+    const vector tail = wakeup * r * vector_reciprocal(1.0f + t);
     const vector p = vector_select(x < 0.0f, tail, 1.0f - tail);
     const vector bounded = vector_select(x != x, x, p);
-    return (struct gelu){x * bounded, bounded + x * bell * 0.398942280401f};
+    return (struct gelu){x * bounded, bounded + x * wakeup * 0.398942280401f};
 }
 
 INLINE struct gelu gelu_at(vector x, bool erf)
@@ -77,7 +77,7 @@ GELU(gelu_bf16, true, false)
 GELU(gelu_dx_f32, false, true)
 GELU(gelu_dx_bf16, true, true)
 
-/* y = a (+ b) (+ y); a NULL b is a copy. Also converts: types are those of the views. */
+/* y = a (+ b) (+ y); b NULL: a copy. Also converts between the types of the views. */
 INLINE void sum_run(const struct hapt_call *call, const void *a, bool a_half, const void *b, bool b_half, bool y_half)
 {
     const int64_t elements = hapt_view_elements(&call->output[0]);
@@ -109,7 +109,7 @@ static enum hapt_status add_bf16(const struct hapt_call *call, struct hapt_queue
     return HAPT_OK;
 }
 
-/* copy and convert alike: the views' types decide. */
+/* Copy and convert alike: the types of the views decide. */
 static enum hapt_status copy_any(const struct hapt_call *call, struct hapt_queue *queue)
 {
     (void)queue;
@@ -126,12 +126,12 @@ static enum hapt_status copy_any(const struct hapt_call *call, struct hapt_queue
     else if (from == to && !call->accumulate)
         memcpy(call->output[0].data, x, (size_t)hapt_view_elements(&call->output[0]) * hapt_dtype_bytes(to));
     else
-        return hapt_fail(HAPT_ERR_INTERNAL, NULL, "copy from %s to %s on the cpu", hapt_dtype_name(from),
+        return hapt_fail(HAPT_ERR_INTERNAL, NULL, "the cpu back end cannot copy %s to %s", hapt_dtype_name(from),
                          hapt_dtype_name(to));
     return HAPT_OK;
 }
 
-/* max(x, 0); a NaN stays. Backward by y, which is positive where x was. */
+/* max(x, 0); NaN is kept. The backward uses y, which is positive where x was. */
 INLINE void relu_run(const struct hapt_call *call, bool half, bool backward)
 {
     const int64_t elements = hapt_view_elements(&call->input[0]);

@@ -16,14 +16,14 @@ INLINE void put(void *base, int64_t i, bool half, float value)
         ((float *)base)[i] = value;
 }
 
-/* A channel's image x [height][width] and where windows lie on it. */
+/* A channel's image x [height][width] and its pooling windows. */
 struct windows {
     const void *x;
     int64_t first; /* element of x where the image starts */
     int64_t height, width, kernel, stride, padding;
 };
 
-/* The place of the first maximum of the window of result (p, q); a NaN wins. */
+/* Index of the first maximum in the window of result (p, q); a NaN wins. */
 INLINE int64_t window_maximum(const struct windows *w, int64_t p, int64_t q, bool half, float *most)
 {
     const int64_t top = p * w->stride - w->padding, left = q * w->stride - w->padding;
@@ -71,7 +71,7 @@ INLINE void max_pool(const struct hapt_call *call, bool half)
     }
 }
 
-/* fp32 sums of one image a thread. */
+/* fp32 sums of one image per thread. */
 static size_t max_pool_dx_workspace(const struct hapt_call *call)
 {
     const struct hapt_view *x = &call->input[0];
@@ -135,9 +135,8 @@ INLINE void mean_pool_dx(const struct hapt_call *call, bool half)
     }
 }
 
-/* The elements [*first, *end) of `from` that share a piece of a dimension with element `at` of `to`, both as long as
- * the other. As windows of a result they overlap where its extent does not divide the image's, and repeat where it is
- * larger. */
+/* Elements [*first, *end) of `from` that overlap element `at` of `to`, when both cover the same length. Windows of a
+ * result overlap if its extent does not divide the image's, and repeat if it is larger. */
 INLINE void covered(int64_t at, int64_t to, int64_t from, int64_t *first, int64_t *end)
 {
     *first = at * from / to;
@@ -165,7 +164,7 @@ INLINE void adaptive_pool(const struct hapt_call *call, bool half)
         }
 }
 
-/* A pixel lies in the windows of the results that it covers, seen from the other side. */
+/* A pixel's windows are the results that it overlaps: the same rule with both sides exchanged. */
 INLINE void adaptive_pool_dx(const struct hapt_call *call, bool half)
 {
     const struct hapt_view *dy = &call->input[0], *dx = &call->output[0];
@@ -192,7 +191,7 @@ INLINE void adaptive_pool_dx(const struct hapt_call *call, bool half)
         }
 }
 
-/* Shapes differ, elements do not. */
+/* Copies the elements; only the shape changes. */
 INLINE void flatten(const struct hapt_call *call, bool half)
 {
     const int64_t elements = hapt_view_elements(&call->output[0]);

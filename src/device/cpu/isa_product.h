@@ -1,4 +1,4 @@
-/* For isa_*.c: products of small fp32 matrices that stay in the caches, for kernels that fuse more around them. */
+/* For isa_*.c: products of small fp32 matrices that stay in the caches, for kernels that fuse more work around them. */
 #ifndef HAPT_CPU_ISA_PRODUCT_H
 #define HAPT_CPU_ISA_PRODUCT_H
 
@@ -7,7 +7,7 @@
 #define TILE_ROWS 4
 #define TILE_VECTORS (LANES == 16 ? 4 : 2)
 
-/* c [rows][vectors] (+)= a b in registers; element (i, k) of a stands at a[i * a_row + k * a_depth]. */
+/* c [rows][vectors] (+)= a b in registers; element (i, k) of a is a[i * a_row + k * a_depth]. */
 INLINE void tile(int rows, int vectors, int64_t depth, const float *a, int64_t a_row, int64_t a_depth, const float *b,
                  int64_t b_row, float *c, int64_t c_row, bool add)
 {

@@ -1,7 +1,7 @@
 /*
- * bf16 products on AMX tiles. A library must pack operands it knows nothing of into fresh layouts; here the three
- * products of a linear layer pack just what the tiles need, per thread and per cache-sized block, and store through the
- * bias.
+ * bf16 products on AMX tiles. A library has to pack operands it knows nothing of into new layouts. Here the three
+ * products of a linear layer pack only what the tiles need, per thread and cache-sized block, and add the bias while
+ * storing.
  *
  * A tile is 16 rows of 64 bytes. c [32][32] takes four tiles of fp32, a two of [16 rows][32 k], b two of [16 pairs of
  * k][16 columns][2]. Threads split c and share nothing.
@@ -15,8 +15,8 @@
 
 #define AMX __attribute__((target("amx-tile,amx-bf16")))
 #define TILE 512           /* elements of a bf16 tile */
-#define PANEL_BYTES 524288 /* of packed b that stay in the second cache */
-#define DEPTH 512          /* rows of x and dy that a block of a weight gradient takes */
+#define PANEL_BYTES 524288 /* packed b that stays in the L2 cache */
+#define DEPTH 512          /* rows of x and dy per block of a weight gradient */
 
 static bool tiles_ready(void)
 {
@@ -25,7 +25,7 @@ static bool tiles_ready(void)
         unsigned a, b, c, d = 0;
         __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
         const bool present = (d >> 22 & 1) && (d >> 24 & 1); /* AMX-BF16, AMX-TILE */
-        /* ARCH_REQ_XCOMP_PERM for the tile data: the kernel must agree. */
+        /* ARCH_REQ_XCOMP_PERM for the tile data: the kernel must grant it. */
         ready = present && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
     }
     return ready;
@@ -106,7 +106,7 @@ static void pack_b(const uint16_t *from, int64_t width, int64_t depth, int64_t c
         }
 }
 
-/* The same from b transposed: [columns][depth] at rows of `width` elements, where pairs of k are neighbours. */
+/* The same from b transposed: [columns][depth] at rows of `width` elements, where pairs of k are adjacent. */
 static void pack_b_transposed(const uint16_t *from, int64_t width, int64_t depth, int64_t columns, uint16_t *to)
 {
     for (int64_t n = 0; n < columns; n += 16)

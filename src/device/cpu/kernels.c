@@ -7,7 +7,7 @@
 
 struct level {
     const char *name;
-    const struct cpu_kernel *family[16]; /* NULL behind the last */
+    const struct cpu_kernel *family[16]; /* NULL at the end */
 };
 
 /* Every operator family: isa_FAMILY.c. */

@@ -2,10 +2,10 @@
  * Private to the cpu back end: the kernel tables, one per operator family and instruction-set level.
  *
  * Files named isa_*.c are compiled once per level (x86-64-v2, v3, v4; `base` elsewhere) and export their table under a
- * name that carries the level; kernels.c picks the level of the running CPU.
+ * name with the level. kernels.c picks the level of the running CPU.
  *
- * Determinism: for the same inputs, thread count and level every kernel gives the same bits. Reductions over rows go in
- * chunks whose bounds depend on the shape alone, so only oneDNN's matrix products may change bits with the thread
+ * Determinism: for the same inputs, thread count and level, every kernel gives the same bits. Reductions over rows use
+ * chunks whose bounds depend on the shape alone. So only oneDNN's matrix products may change bits with the thread
  * count.
  */
 #ifndef HAPT_CPU_KERNELS_H
@@ -37,7 +37,7 @@ CPU_KERNEL_DECLARE(patches);
 CPU_KERNEL_DECLARE(pointwise);
 CPU_KERNEL_DECLARE(pool);
 
-/* NULL when there is none. The level is decided on the first call. */
+/* NULL: there is none. The level is chosen at the first call. */
 const struct hapt_kernel *hapt_cpu_kernel_find(const char *op, enum hapt_dtype dtype);
 /* "v2", "v3", "v4" or "base". HAPT_ISA in the environment lowers it. */
 const char *hapt_cpu_isa(void);

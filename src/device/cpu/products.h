@@ -5,9 +5,9 @@
 #include "gemm.h"
 #include "isa.h"
 
-/* Scratch that the product needs. */
-size_t ISA_NAME(hapt_product_workspace)(const struct gemm *gemm);
-/* A bias only in bf16: in fp32 a pass over the result is faster. */
+/* Scratch bytes of the product. */
+size_t ISA_NAME(hapt_cpu_product_workspace)(const struct gemm *gemm);
+/* Allows a bias only in bf16: in fp32 a separate pass over the result is faster. */
 enum hapt_status ISA_NAME(hapt_product_run)(const struct hapt_call *call, const struct gemm *gemm, void *workspace);
 
 #endif

@@ -5,7 +5,7 @@
 #include "gemm.h"
 #include "isa.h"
 
-/* Bytes of workspace this product wants; 0 when tiles cannot do it: no AMX, or a size that is no multiple of 32. */
+/* Workspace bytes of this product; 0: tiles cannot do it (no AMX, or a size that is not a multiple of 32). */
 size_t ISA_NAME(hapt_tiles_workspace)(const struct gemm *gemm);
 /* Runs a product whose workspace is not 0. */
 void ISA_NAME(hapt_tiles_run)(const struct gemm *gemm, void *workspace);

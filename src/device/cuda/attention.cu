@@ -1,14 +1,14 @@
-/* Multi-head attention, forward: blocks of queries over all keys they see, with a running softmax. */
+/* Multi-head attention, forward: query blocks over all keys they see, with a running softmax. */
 #include "attention.cuh"
 
 #if ATTENTION_ARCH >= 700
-/* One warp's stripe of scores, [16][WEIGHT_LD] fp32: two lanes a row. */
+/* One warp's scores [16][WEIGHT_LD], fp32: two lanes per row. */
 struct stripe {
     float top, total; /* of this lane's row */
 };
 
-/* Turns scores into weights exp(score - top), as elements in the same place. Returns by how much what was summed before
- * shrinks. */
+/* Turns scores into weights exp(score - top), stored as elements in the same memory. Returns the factor that rescales
+ * earlier sums. */
 template <class Element>
 __device__ __forceinline__ float stripe_softmax(struct stripe &stripe, float *score, float scale, int seen)
 {
@@ -26,7 +26,7 @@ __device__ __forceinline__ float stripe_softmax(struct stripe &stripe, float *sc
         }
     }
     higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1)); /* finite: a row sees some key of its first tile */
-    Element *to = (Element *)score + r * WEIGHT_LD;                  /* the shuffle has made all lanes' scores read */
+    Element *to = (Element *)score + r * WEIGHT_LD; /* after the shuffle, all lanes have read their scores */
     __syncwarp();
     UNROLL
     for (int j = 0; j < TENSOR_ROWS / 2; j++) {
@@ -48,20 +48,20 @@ __device__ __forceinline__ void tensor_forward_block(const struct attention &at,
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *score = (float *)(value + TILE) + warp * 16 * WEIGHT_LD,
           *factor = (float *)(value + TILE) + TENSOR_ROWS * WEIGHT_LD + warp * 16;
-    const struct attention_place place = attention_place(at, at.heads, TENSOR_ROWS, true);
-    const int64_t kv_head = place.head / (at.heads / at.kv_heads), own = place.first + warp * 16, row = own + lane / 2;
-    const int64_t end = at.causal && place.first + TENSOR_ROWS < at.length ? place.first + TENSOR_ROWS : at.length;
+    const struct attention_tile tile = attention_tile(at, at.heads, TENSOR_ROWS, true);
+    const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + warp * 16, row = own + lane / 2;
+    const int64_t end = at.causal && tile.first + TENSOR_ROWS < at.length ? tile.first + TENSOR_ROWS : at.length;
     const struct tensor_layout layout = tensor_layout_find(score);
     struct stripe stripe = {-INFINITY, 0};
     tensor_sum out[PARTS];
     for (int f = 0; f < PARTS; f++) nvcuda::wmma::fill_fragment(out[f], 0.0f);
-    tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, place.head), at.q_width, place.first, TENSOR_ROWS,
+    tile_load(at, head_of<Element>(at, at.q, at.q_width, tile.batch, tile.head), at.q_width, tile.first, TENSOR_ROWS,
               COLUMNS, LD, query);
     for (int64_t first = 0; first < end; first += TENSOR_ROWS) {
         __syncthreads();
-        tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TENSOR_ROWS,
+        tile_load(at, head_of<Element>(at, at.k, at.kv_width, tile.batch, kv_head), at.kv_width, first, TENSOR_ROWS,
                   COLUMNS, LD, key);
-        tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TENSOR_ROWS,
+        tile_load(at, head_of<Element>(at, at.v, at.kv_width, tile.batch, kv_head), at.kv_width, first, TENSOR_ROWS,
                   COLUMNS, LD, value);
         __syncthreads();
         UNROLL
@@ -87,12 +87,12 @@ __device__ __forceinline__ void tensor_forward_block(const struct attention &at,
     if (lane % 2 == 0) {
         factor[lane / 2] = 1.0f / stripe.total;
         if (row < at.length)
-            at.logsumexp[(place.batch * at.heads + place.head) * at.length + row] = stripe.top + logf(stripe.total);
+            at.logsumexp[(tile.batch * at.heads + tile.head) * at.length + row] = stripe.top + logf(stripe.total);
     }
     __syncwarp();
     tensor_put<Element, PARTS>(at, layout, out, 1, factor,
-                               (Element *)head_of<Element>(at, at.y, at.out_width, place.batch, place.head),
-                               at.out_width, own, false);
+                               (Element *)head_of<Element>(at, at.y, at.out_width, tile.batch, tile.head), at.out_width,
+                               own, false);
 }
 #endif
 
@@ -106,7 +106,7 @@ __global__ __launch_bounds__(TENSOR_THREADS) void tensor_forward(const struct at
 #endif
     } else {
         (void)memory;
-        asm("trap;"); /* the device could, the build's code cannot */
+        asm("trap;"); /* the device supports it, but this build's code does not */
     }
 }
 
@@ -116,7 +116,7 @@ static size_t tensor_forward_shared(const struct attention &at)
     return (size_t)(TENSOR_ALIGN + 3 * TENSOR_ROWS * ld * 2 + TENSOR_ROWS * (WEIGHT_LD + 1) * 4);
 }
 
-/* Largest and sum over the 16 threads that share a row. */
+/* Maximum and sum over the 16 threads that share a row. */
 __device__ __forceinline__ float row_largest(float value)
 {
     for (int apart = 8; apart > 0; apart >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, apart));
@@ -136,26 +136,26 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct atte
     SHARED(float, query);
     const int columns = plain_columns(at), ld = columns + 4, tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
     float *other = query + TILE * ld, *weight = other + TILE * ld; /* keys, then values */
-    const struct attention_place place = attention_place(at, at.heads, TILE, true);
-    const int64_t kv_head = place.head / (at.heads / at.kv_heads), own = place.first + ty * PATCH;
-    const int64_t end = at.causal && place.first + TILE < at.length ? place.first + TILE : at.length;
+    const struct attention_tile tile = attention_tile(at, at.heads, TILE, true);
+    const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + ty * PATCH;
+    const int64_t end = at.causal && tile.first + TILE < at.length ? tile.first + TILE : at.length;
     float out[PATCH][SPAN], score[PATCH][PATCH], top[PATCH], total[PATCH];
     for (int i = 0; i < PATCH; i++) {
         top[i] = -INFINITY;
         total[i] = 0;
         for (int j = 0; j < SPAN; j++) out[i][j] = 0;
     }
-    tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, place.head), at.q_width, place.first, TILE,
-              columns, ld, query);
+    tile_load(at, head_of<Element>(at, at.q, at.q_width, tile.batch, tile.head), at.q_width, tile.first, TILE, columns,
+              ld, query);
     for (int64_t first = 0; first < end; first += TILE) {
         __syncthreads();
-        tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns,
+        tile_load(at, head_of<Element>(at, at.k, at.kv_width, tile.batch, kv_head), at.kv_width, first, TILE, columns,
                   ld, other);
         __syncthreads();
         plain_dots<PATCH>(score, query + ty * PATCH * ld, other, columns, ld);
         for (int i = 0; i < PATCH; i++) {
             const int64_t row =
-                own + i < at.length ? own + i : at.length - 1; /* rows behind the end do as the last one */
+                own + i < at.length ? own + i : at.length - 1; /* rows past the end repeat the last row */
             float higher = top[i], sum = 0;
             for (int j = 0; j < PATCH; j++) {
                 score[i][j] = visible(at, row, first + tx + 16 * j) ? score[i][j] * at.scale : -INFINITY;
@@ -174,18 +174,18 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct atte
             for (int j = 0; j < SPAN; j++) out[i][j] *= shrink;
         }
         __syncthreads();
-        tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns,
+        tile_load(at, head_of<Element>(at, at.v, at.kv_width, tile.batch, kv_head), at.kv_width, first, TILE, columns,
                   ld, other);
         __syncthreads();
         plain_add<TILE, SPAN>(out, weight + ty * PATCH * SQUARE, SQUARE, 1, other, columns, ld);
     }
     for (int i = 0; i < PATCH; i++) {
         if (tx == 0 && own + i < at.length)
-            at.logsumexp[(place.batch * at.heads + place.head) * at.length + own + i] = top[i] + logf(total[i]);
+            at.logsumexp[(tile.batch * at.heads + tile.head) * at.length + own + i] = top[i] + logf(total[i]);
         for (int j = 0; j < SPAN; j++) out[i][j] *= 1.0f / total[i];
     }
-    plain_put(at, out, 1, (Element *)head_of<Element>(at, at.y, at.out_width, place.batch, place.head), at.out_width,
-              own, false);
+    plain_put(at, out, 1, (Element *)head_of<Element>(at, at.y, at.out_width, tile.batch, tile.head), at.out_width, own,
+              false);
 }
 
 template <class Element> static enum hapt_status forward_of(const struct attention at, struct hapt_queue *queue)

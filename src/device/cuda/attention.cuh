@@ -1,10 +1,10 @@
 /*
- * What the forward and the backward of attention share: operands, tiles in shared memory, products of tiles.
+ * Shared by the forward and the backward of attention: operands, tiles in shared memory, products of tiles.
  *
- * A block of threads takes one tile of rows (queries, or keys) of one head of one sequence and walks over the tiles
- * that they meet: no [t][t] matrix is ever stored. 16-bit elements go to tensor cores by wmma (tensor_*), four warps
- * with 16 rows of the tile each; fp32 elements, and all on devices without tensor cores, to 16 x 16 threads with a
- * patch of each small product apiece (plain_*).
+ * A thread block takes one tile of rows (queries, or keys) of one head of one sequence and loops over the tiles that
+ * they meet: no [t][t] matrix is stored. 16-bit elements use tensor cores through wmma (tensor_*): four warps with 16
+ * rows of the tile each. fp32 elements, and all elements on devices without tensor cores, use 16 x 16 threads, each
+ * with a patch of every small product (plain_*).
  */
 #ifndef HAPT_CUDA_ATTENTION_CUH
 #define HAPT_CUDA_ATTENTION_CUH
@@ -13,17 +13,17 @@
 
 #include "kernels.h"
 
-/* Element (row, column) of head h of sequence b stands at data[(b * length + row) * width + h * head + column]. */
+/* Element (row, column) of head h of sequence b is data[(b * length + row) * width + h * head + column]. */
 struct attention {
     const void *q, *k, *v, *out, *dout;
     void *y, *dq, *dk, *dv;
     float *logsumexp;                     /* [batch][heads][length] */
-    float *delta;                         /* the same: sums of out * dout */
-    int64_t q_width, kv_width, out_width; /* of q and dq; of k, v, dk and dv; of y, out and dout */
+    float *delta;                         /* likewise: sums of out * dout */
+    int64_t q_width, kv_width, out_width; /* row widths of q and dq; of k, v, dk and dv; of y, out and dout */
     int64_t batch, length, heads, kv_heads, head;
     float scale;
     bool causal, add_q, add_k, add_v;
-    bool packed; /* sixteen bytes of a row can be moved at once */
+    bool packed; /* rows can be loaded 16 bytes at a time */
 };
 
 static struct attention attention_of(const struct hapt_call *call, bool grouped, bool backward)
@@ -67,7 +67,7 @@ static struct attention attention_of(const struct hapt_call *call, bool grouped,
     return at;
 }
 
-/* Bytes of shared memory that a block may have. */
+/* Bytes of shared memory available to a block. */
 static inline size_t attention_shared_limit(void)
 {
     int device = 0, bytes = 0;
@@ -85,15 +85,15 @@ __device__ __forceinline__ const Element *head_of(const struct attention &at, co
     return (const Element *)data + batch * at.length * width + head * at.head;
 }
 
-/* What a block works on. */
-struct attention_place {
+/* The tile that a block works on. */
+struct attention_tile {
     int64_t batch, head, first; /* head of keys or of queries; first row of the tile */
 };
 
-/* Tiles of a head in falling order: under a causal mask the last tile of queries meets the most keys, the first tile of
- * keys the most queries. */
-__device__ __forceinline__ struct attention_place attention_place(const struct attention &at, int64_t heads, int rows,
-                                                                  bool falling)
+/* Tiles of a head, in falling order if `falling`. Under a causal mask, the last query tile meets the most keys, and the
+ * first key tile the most queries: the longest work starts first. */
+__device__ __forceinline__ struct attention_tile attention_tile(const struct attention &at, int64_t heads, int rows,
+                                                                bool falling)
 {
     const int64_t tiles = (at.length + rows - 1) / rows, tile = blockIdx.x % tiles, pair = blockIdx.x / tiles;
     return {pair / heads, pair % heads, (falling ? tiles - 1 - tile : tile) * rows};
@@ -104,8 +104,8 @@ static inline dim3 attention_grid(const struct attention &at, int64_t heads, int
     return dim3((unsigned)((at.length + rows - 1) / rows * at.batch * heads));
 }
 
-/* Rows [first, first + rows) of a head to tile [rows][ld], zeros behind the head's columns and the sequence's end.
- * `columns`: a multiple of 16. */
+/* Loads rows [first, first + rows) of a head into tile [rows][ld], with zeros past the head's columns and the
+ * sequence's end. `columns`: a multiple of 16. */
 template <class Element, class To>
 __device__ __forceinline__ void tile_load(const struct attention &at, const Element *from, int64_t width, int64_t first,
                                           int rows, int columns, int ld, To *tile)
@@ -141,7 +141,7 @@ template <class Element> __device__ __forceinline__ void put(Element *to, float 
     *to = from_float<Element>(add ? to_float(*to) + value : value);
 }
 
-/* May row `query` see `key`? Rows behind the end see nothing. */
+/* True if row `query` may see `key`. Rows past the end see nothing. */
 __device__ __forceinline__ bool visible(const struct attention &at, int64_t query, int64_t key)
 {
     return query < at.length && key < at.length && (!at.causal || key <= query);
@@ -150,7 +150,7 @@ __device__ __forceinline__ bool visible(const struct attention &at, int64_t quer
 /* ---- Tensor cores ---- */
 
 enum { TENSOR_ROWS = 64, TENSOR_WARPS = TENSOR_ROWS / 16, TENSOR_THREADS = 32 * TENSOR_WARPS };
-enum { WEIGHT_LD = TENSOR_ROWS + 8 }; /* rows of a warp's 16 x TENSOR_ROWS weights start in different banks */
+enum { WEIGHT_LD = TENSOR_ROWS + 8 }; /* makes rows of a warp's 16 x TENSOR_ROWS weights start in different banks */
 
 #ifdef __CUDA_ARCH__
 #define ATTENTION_ARCH __CUDA_ARCH__
@@ -168,7 +168,7 @@ template <> struct tensor_from<float> {
     enum { ARCH = 1 << 30 };
 };
 
-/* Has this process's device tensor cores for the type? */
+/* True if this process's device has tensor cores for the type. */
 template <class Element> static bool tensor_can(void)
 {
     int device = 0, major = 0, minor = 0;
@@ -178,7 +178,7 @@ template <class Element> static bool tensor_can(void)
     return major * 100 + minor * 10 >= tensor_from<Element>::ARCH;
 }
 
-/* wmma wants its matrices at multiples of 32 bytes. */
+/* wmma needs its matrices at multiples of 32 bytes. */
 enum { TENSOR_ALIGN = 32 };
 __device__ __forceinline__ unsigned char *tensor_aligned(unsigned char *memory)
 {
@@ -194,21 +194,21 @@ using tensor_b = nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, Elem
 template <class Element>
 using tensor_bt = nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, Element, nvcuda::wmma::col_major>;
 
-/* Which element of a 16 x 16 tile element i of a thread's part of a tensor_sum is: wmma does not say, so numbers are
- * loaded as one. */
+/* Maps element i of a thread's part of a tensor_sum to its element of the 16 x 16 tile. wmma does not document this, so
+ * a tile of numbers is loaded to find out. */
 struct tensor_layout {
-    unsigned char place[tensor_sum::num_elements]; /* row * 16 + column */
+    unsigned char element[tensor_sum::num_elements]; /* row * 16 + column */
     __device__ __forceinline__ int row(int i) const
     {
-        return place[i] >> 4;
+        return element[i] >> 4;
     }
     __device__ __forceinline__ int column(int i) const
     {
-        return place[i] & 15;
+        return element[i] & 15;
     }
 };
 
-/* `scratch`: 256 floats of this warp's own. */
+/* `scratch`: 256 floats for this warp alone. */
 __device__ __forceinline__ struct tensor_layout tensor_layout_find(float *scratch)
 {
     struct tensor_layout layout;
@@ -217,12 +217,12 @@ __device__ __forceinline__ struct tensor_layout tensor_layout_find(float *scratc
     __syncwarp();
     nvcuda::wmma::load_matrix_sync(numbers, scratch, 16, nvcuda::wmma::mem_row_major);
     UNROLL
-    for (int i = 0; i < tensor_sum::num_elements; i++) layout.place[i] = (unsigned char)numbers.x[i];
+    for (int i = 0; i < tensor_sum::num_elements; i++) layout.element[i] = (unsigned char)numbers.x[i];
     __syncwarp();
     return layout;
 }
 
-/* sum = rows * other', both [16][16 PARTS] with rows `ld` apart. */
+/* sum = rows * other', both [16][16 PARTS] with row stride `ld`. */
 template <class Element, int PARTS>
 __device__ __forceinline__ void tensor_dots(tensor_sum &sum, const Element *rows, const Element *other, int ld)
 {
@@ -254,7 +254,7 @@ __device__ __forceinline__ void tensor_add(tensor_sum *sum, const Element *weigh
     }
 }
 
-/* Rows [first, first + 16) of a head from a warp's sums, times `scale` and, where given, by a factor a row. */
+/* Stores rows [first, first + 16) of a head from a warp's sums, times `scale` and, if given, a factor per row. */
 template <class Element, int PARTS>
 __device__ __forceinline__ void tensor_put(const struct attention &at, const struct tensor_layout &layout,
                                            const tensor_sum *sum, float scale, const float *factor, Element *to,
@@ -272,7 +272,7 @@ __device__ __forceinline__ void tensor_put(const struct attention &at, const str
 }
 #endif
 
-/* Runs KERNEL<Element, parts of the head> with as many parts of 16 columns as the head needs. */
+/* Runs KERNEL<Element, parts of the head>, with as many parts of 16 columns as the head needs. */
 #define TENSOR_LAUNCH(KERNEL, ...)                             \
     (at.head <= 32   ? launch(KERNEL<Element, 2>, __VA_ARGS__) \
      : at.head <= 64 ? launch(KERNEL<Element, 4>, __VA_ARGS__) \
@@ -285,14 +285,14 @@ static inline int64_t tensor_columns(int64_t head)
 
 /* ---- Plain threads ---- */
 
-enum { PLAIN_THREADS = 256, PLAIN_MOST = 512 }; /* the largest head */
+enum { PLAIN_THREADS = 256, PLAIN_MOST = 512 }; /* columns of the largest head */
 
 __device__ __forceinline__ int plain_columns(const struct attention &at)
 {
     return (int)((at.head + 15) / 16 * 16);
 }
 
-/* sum[i][j] = row i of `rows` times row tx + 16 j of `other`, both [..][ld] */
+/* sum[i][j] = row i of `rows` times row tx + 16 j of `other`, both with row stride ld */
 template <int PATCH>
 __device__ __forceinline__ void plain_dots(float (&sum)[PATCH][PATCH], const float *rows, const float *other,
                                            int columns, int ld)
@@ -337,7 +337,7 @@ __device__ __forceinline__ void plain_add(float (&sum)[TILE / 16][SPAN], const f
     }
 }
 
-/* Rows of this thread, first + i, from its sums. */
+/* Stores this thread's rows, first + i, from its sums. */
 template <class Element, int PATCH, int SPAN>
 __device__ __forceinline__ void plain_put(const struct attention &at, const float (&sum)[PATCH][SPAN], float scale,
                                           Element *to, int64_t width, int64_t first, bool add)
@@ -356,8 +356,8 @@ static inline size_t plain_shared(const struct attention &at, int tile, int tile
            (size_t)(tile + 4) * tile * squares * sizeof(float);
 }
 
-/* Rows of a tile: as many as there is room for, no more than there is use for. 16-bit elements come here on old
- * devices, and with heads of more than 128 columns. */
+/* Rows of a tile: as many as fit and are useful. 16-bit elements come here on old devices, and with heads of more than
+ * 128 columns. */
 template <class Element> static int plain_tile(const struct attention &at, int tiles, int squares)
 {
     const size_t limit = attention_shared_limit();
@@ -367,19 +367,19 @@ template <class Element> static int plain_tile(const struct attention &at, int t
     return 16;
 }
 
-#define PLAIN_LAUNCH(KERNEL, heads, tiles, squares)                                                         \
-    {                                                                                                       \
-        const int tile = plain_tile<Element>(at, tiles, squares);                                           \
-        const dim3 grid = attention_grid(at, heads, tile);                                                  \
-        const size_t shared = plain_shared(at, tile, tiles, squares);                                       \
-        if (at.head > PLAIN_MOST || shared > attention_shared_limit())                                      \
-            return cuda_host->fail(HAPT_ERR_INPUT, "give the model more heads",                             \
-                                   "attention with heads of %lld columns on this GPU", (long long)at.head); \
-        if constexpr (sizeof(Element) == 4) {                                                               \
-            if (tile == 64) return launch(KERNEL<Element, 64, 8>, grid, PLAIN_THREADS, shared, queue, at);  \
-        }                                                                                                   \
-        if (tile == 32) return launch(KERNEL<Element, 32, 8>, grid, PLAIN_THREADS, shared, queue, at);      \
-        return launch(KERNEL<Element, 16, PLAIN_MOST / 16>, grid, PLAIN_THREADS, shared, queue, at);        \
+#define PLAIN_LAUNCH(KERNEL, heads, tiles, squares)                                                                 \
+    {                                                                                                               \
+        const int tile = plain_tile<Element>(at, tiles, squares);                                                   \
+        const dim3 grid = attention_grid(at, heads, tile);                                                          \
+        const size_t shared = plain_shared(at, tile, tiles, squares);                                               \
+        if (at.head > PLAIN_MOST || shared > attention_shared_limit())                                              \
+            return cuda_host->fail(HAPT_ERR_INPUT, "give the model more heads",                                     \
+                                   "this GPU cannot run attention with heads of %lld columns", (long long)at.head); \
+        if constexpr (sizeof(Element) == 4) {                                                                       \
+            if (tile == 64) return launch(KERNEL<Element, 64, 8>, grid, PLAIN_THREADS, shared, queue, at);          \
+        }                                                                                                           \
+        if (tile == 32) return launch(KERNEL<Element, 32, 8>, grid, PLAIN_THREADS, shared, queue, at);              \
+        return launch(KERNEL<Element, 16, PLAIN_MOST / 16>, grid, PLAIN_THREADS, shared, queue, at);                \
     }
 
 #endif

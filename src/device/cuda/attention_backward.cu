@@ -1,11 +1,11 @@
 /*
- * Multi-head attention, backward. Weights are made again from the scores and their logsumexp: once by tiles of keys,
- * for the gradients of keys and values, and once by tiles of queries, for theirs; so every sum has one owner and one
+ * Multi-head attention, backward. Weights are recomputed from the scores and their logsumexp in two passes: by key
+ * tiles for the gradients of keys and values, by query tiles for those of queries. So every sum has one owner and one
  * order.
  */
 #include "attention.cuh"
 
-/* delta: the sum of out * dout of each row of each head; a warp a row. */
+/* delta: the sum of out * dout of each row of each head; one warp per row. */
 template <class Element> __global__ void delta_kernel(const struct attention at)
 {
     const int64_t rows = at.batch * at.heads * at.length, warps = (int64_t)gridDim.x * (blockDim.x / 32);
@@ -20,7 +20,7 @@ template <class Element> __global__ void delta_kernel(const struct attention at)
     }
 }
 
-/* Logsumexp and delta of `rows` queries from `first` on to shared memory. */
+/* Loads logsumexp and delta of `rows` queries from `first` on into shared memory. */
 __device__ __forceinline__ void statistics_load(const struct attention &at, int64_t batch, int64_t head, int64_t first,
                                                 int rows, float *logsumexp, float *delta)
 {
@@ -32,8 +32,7 @@ __device__ __forceinline__ void statistics_load(const struct attention &at, int6
 }
 
 #if ATTENTION_ARCH >= 700
-/* A tile of queries with its gradients and statistics, and one of keys with its values: what both passes hold in shared
- * memory. */
+/* Shared memory of both passes: a query tile with its gradients and statistics, and a key tile with its values. */
 template <class Element> struct tensor_tiles {
     Element *query, *dout, *key, *value; /* [TENSOR_ROWS][LD] */
     Element *weight, *dscore;            /* [16][WEIGHT_LD], this warp's */
@@ -78,8 +77,7 @@ __device__ __forceinline__ void load_keys(const struct attention &at, const stru
               of.value);
 }
 
-/* Weight and gradient of the score of `query` with `key`, r and c: the query's place in its tile, whatever it is in the
- * sums. */
+/* Weight and score gradient of `query` with `key`; `logsumexp` and `delta` are the query's. */
 __device__ __forceinline__ void score_gradient(const struct attention &at, int64_t query, int64_t key, float logsumexp,
                                                float delta, float dot, float dweight, float *weight, float *dscore)
 {
@@ -143,30 +141,30 @@ __device__ __forceinline__ void tensor_keys_block(const struct attention &at, un
 {
     enum { LD = PARTS * 16 + 8 };
     const struct tensor_tiles<Element> of = tensor_divide<Element, PARTS>(memory);
-    const struct attention_place place = attention_place(at, at.kv_heads, TENSOR_ROWS, false);
+    const struct attention_tile tile = attention_tile(at, at.kv_heads, TENSOR_ROWS, false);
     const struct tensor_layout layout = tensor_layout_find((float *)of.weight);
-    const int64_t group = at.heads / at.kv_heads, own = place.first + threadIdx.x / 32 * 16;
+    const int64_t group = at.heads / at.kv_heads, own = tile.first + threadIdx.x / 32 * 16;
     tensor_sum dkey[PARTS], dvalue[PARTS];
     for (int f = 0; f < PARTS; f++) {
         nvcuda::wmma::fill_fragment(dkey[f], 0.0f);
         nvcuda::wmma::fill_fragment(dvalue[f], 0.0f);
     }
-    load_keys<Element, PARTS>(at, of, place.batch, place.head, place.first);
-    for (int64_t head = place.head * group; head < (place.head + 1) * group; head++)
-        for (int64_t first = at.causal ? place.first : 0; first < at.length; first += TENSOR_ROWS) {
+    load_keys<Element, PARTS>(at, of, tile.batch, tile.head, tile.first);
+    for (int64_t head = tile.head * group; head < (tile.head + 1) * group; head++)
+        for (int64_t first = at.causal ? tile.first : 0; first < at.length; first += TENSOR_ROWS) {
             __syncthreads();
-            load_queries<Element, PARTS>(at, of, place.batch, head, first);
+            load_queries<Element, PARTS>(at, of, tile.batch, head, first);
             __syncthreads();
-            scores_by_key<Element, PARTS>(at, of, layout, place.first, first);
+            scores_by_key<Element, PARTS>(at, of, layout, tile.first, first);
             tensor_add<Element, PARTS>(dvalue, of.weight, of.dout, LD);
             tensor_add<Element, PARTS>(dkey, of.dscore, of.query, LD);
         }
     tensor_put<Element, PARTS>(at, layout, dkey, at.scale, NULL,
-                               (Element *)head_of<Element>(at, at.dk, at.kv_width, place.batch, place.head),
-                               at.kv_width, own, at.add_k);
+                               (Element *)head_of<Element>(at, at.dk, at.kv_width, tile.batch, tile.head), at.kv_width,
+                               own, at.add_k);
     tensor_put<Element, PARTS>(at, layout, dvalue, 1, NULL,
-                               (Element *)head_of<Element>(at, at.dv, at.kv_width, place.batch, place.head),
-                               at.kv_width, own, at.add_v);
+                               (Element *)head_of<Element>(at, at.dv, at.kv_width, tile.batch, tile.head), at.kv_width,
+                               own, at.add_v);
 }
 
 template <class Element, int PARTS>
@@ -174,22 +172,22 @@ __device__ __forceinline__ void tensor_queries_block(const struct attention &at,
 {
     enum { LD = PARTS * 16 + 8 };
     const struct tensor_tiles<Element> of = tensor_divide<Element, PARTS>(memory);
-    const struct attention_place place = attention_place(at, at.heads, TENSOR_ROWS, true);
+    const struct attention_tile tile = attention_tile(at, at.heads, TENSOR_ROWS, true);
     const struct tensor_layout layout = tensor_layout_find((float *)of.weight);
-    const int64_t kv_head = place.head / (at.heads / at.kv_heads), own = place.first + threadIdx.x / 32 * 16;
-    const int64_t end = at.causal && place.first + TENSOR_ROWS < at.length ? place.first + TENSOR_ROWS : at.length;
+    const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + threadIdx.x / 32 * 16;
+    const int64_t end = at.causal && tile.first + TENSOR_ROWS < at.length ? tile.first + TENSOR_ROWS : at.length;
     tensor_sum dquery[PARTS];
     for (int f = 0; f < PARTS; f++) nvcuda::wmma::fill_fragment(dquery[f], 0.0f);
-    load_queries<Element, PARTS>(at, of, place.batch, place.head, place.first);
+    load_queries<Element, PARTS>(at, of, tile.batch, tile.head, tile.first);
     for (int64_t first = 0; first < end; first += TENSOR_ROWS) {
         __syncthreads();
-        load_keys<Element, PARTS>(at, of, place.batch, kv_head, first);
+        load_keys<Element, PARTS>(at, of, tile.batch, kv_head, first);
         __syncthreads();
-        scores_by_query<Element, PARTS>(at, of, layout, first, place.first);
+        scores_by_query<Element, PARTS>(at, of, layout, first, tile.first);
         tensor_add<Element, PARTS>(dquery, of.dscore, of.key, LD);
     }
     tensor_put<Element, PARTS>(at, layout, dquery, at.scale, NULL,
-                               (Element *)head_of<Element>(at, at.dq, at.q_width, place.batch, place.head), at.q_width,
+                               (Element *)head_of<Element>(at, at.dq, at.q_width, tile.batch, tile.head), at.q_width,
                                own, at.add_q);
 }
 #endif
@@ -229,7 +227,7 @@ static size_t tensor_backward_shared(const struct attention &at)
     return (size_t)(TENSOR_ALIGN + 4 * TENSOR_ROWS * ld * 2 + 2 * TENSOR_ROWS * WEIGHT_LD * 2 + 2 * TENSOR_ROWS * 4);
 }
 
-/* weight and dscore [TILE queries][TILE + 4]; of either only where asked for. */
+/* weight and dscore [TILE queries][TILE + 4]; each only if requested. */
 template <int TILE>
 __device__ __forceinline__ void plain_scores(const struct attention &at, const float *query, const float *dout,
                                              const float *key, const float *value, int columns, int ld,
@@ -245,10 +243,10 @@ __device__ __forceinline__ void plain_scores(const struct attention &at, const f
         const int64_t row = first_query + ty * PATCH + i, from = statistics + (row < at.length ? row : at.length - 1);
         const float logsumexp = at.logsumexp[from], delta = at.delta[from];
         for (int j = 0; j < PATCH; j++) {
-            const int place = (ty * PATCH + i) * SQUARE + tx + 16 * j;
+            const int at_square = (ty * PATCH + i) * SQUARE + tx + 16 * j;
             const float p = visible(at, row, first_key + tx + 16 * j) ? expf(dots[i][j] * at.scale - logsumexp) : 0.0f;
-            if (weight) weight[place] = p;
-            dscore[place] = p * (dweights[i][j] - delta);
+            if (weight) weight[at_square] = p;
+            dscore[at_square] = p * (dweights[i][j] - delta);
         }
     }
 }
@@ -261,30 +259,30 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_keys(const struct attenti
     const int columns = plain_columns(at), ld = columns + 4, ty = threadIdx.x >> 4;
     float *value = key + TILE * ld, *query = value + TILE * ld, *dout = query + TILE * ld, *weight = dout + TILE * ld,
           *dscore = weight + TILE * SQUARE;
-    const struct attention_place place = attention_place(at, at.kv_heads, TILE, false);
-    const int64_t group = at.heads / at.kv_heads, own = place.first + ty * PATCH;
+    const struct attention_tile tile = attention_tile(at, at.kv_heads, TILE, false);
+    const int64_t group = at.heads / at.kv_heads, own = tile.first + ty * PATCH;
     float dkey[PATCH][SPAN] = {}, dvalue[PATCH][SPAN] = {};
-    tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, place.head), at.kv_width, place.first, TILE,
+    tile_load(at, head_of<Element>(at, at.k, at.kv_width, tile.batch, tile.head), at.kv_width, tile.first, TILE,
               columns, ld, key);
-    tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, place.head), at.kv_width, place.first, TILE,
+    tile_load(at, head_of<Element>(at, at.v, at.kv_width, tile.batch, tile.head), at.kv_width, tile.first, TILE,
               columns, ld, value);
-    for (int64_t head = place.head * group; head < (place.head + 1) * group; head++)
-        for (int64_t first = at.causal ? place.first : 0; first < at.length; first += TILE) {
+    for (int64_t head = tile.head * group; head < (tile.head + 1) * group; head++)
+        for (int64_t first = at.causal ? tile.first : 0; first < at.length; first += TILE) {
             __syncthreads();
-            tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, head), at.q_width, first, TILE, columns,
+            tile_load(at, head_of<Element>(at, at.q, at.q_width, tile.batch, head), at.q_width, first, TILE, columns,
                       ld, query);
-            tile_load(at, head_of<Element>(at, at.dout, at.out_width, place.batch, head), at.out_width, first, TILE,
+            tile_load(at, head_of<Element>(at, at.dout, at.out_width, tile.batch, head), at.out_width, first, TILE,
                       columns, ld, dout);
             __syncthreads();
-            plain_scores<TILE>(at, query, dout, key, value, columns, ld, first, place.first,
-                               (place.batch * at.heads + head) * at.length, weight, dscore);
+            plain_scores<TILE>(at, query, dout, key, value, columns, ld, first, tile.first,
+                               (tile.batch * at.heads + head) * at.length, weight, dscore);
             __syncthreads();
             plain_add<TILE, SPAN>(dvalue, weight + ty * PATCH, 1, SQUARE, dout, columns, ld);
             plain_add<TILE, SPAN>(dkey, dscore + ty * PATCH, 1, SQUARE, query, columns, ld);
         }
-    plain_put(at, dkey, at.scale, (Element *)head_of<Element>(at, at.dk, at.kv_width, place.batch, place.head),
+    plain_put(at, dkey, at.scale, (Element *)head_of<Element>(at, at.dk, at.kv_width, tile.batch, tile.head),
               at.kv_width, own, at.add_k);
-    plain_put(at, dvalue, 1, (Element *)head_of<Element>(at, at.dv, at.kv_width, place.batch, place.head), at.kv_width,
+    plain_put(at, dvalue, 1, (Element *)head_of<Element>(at, at.dv, at.kv_width, tile.batch, tile.head), at.kv_width,
               own, at.add_v);
 }
 
@@ -295,27 +293,27 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_queries(const struct atte
     SHARED(float, query);
     const int columns = plain_columns(at), ld = columns + 4, ty = threadIdx.x >> 4;
     float *dout = query + TILE * ld, *key = dout + TILE * ld, *value = key + TILE * ld, *dscore = value + TILE * ld;
-    const struct attention_place place = attention_place(at, at.heads, TILE, true);
-    const int64_t kv_head = place.head / (at.heads / at.kv_heads), own = place.first + ty * PATCH;
-    const int64_t end = at.causal && place.first + TILE < at.length ? place.first + TILE : at.length;
+    const struct attention_tile tile = attention_tile(at, at.heads, TILE, true);
+    const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + ty * PATCH;
+    const int64_t end = at.causal && tile.first + TILE < at.length ? tile.first + TILE : at.length;
     float dquery[PATCH][SPAN] = {};
-    tile_load(at, head_of<Element>(at, at.q, at.q_width, place.batch, place.head), at.q_width, place.first, TILE,
-              columns, ld, query);
-    tile_load(at, head_of<Element>(at, at.dout, at.out_width, place.batch, place.head), at.out_width, place.first, TILE,
+    tile_load(at, head_of<Element>(at, at.q, at.q_width, tile.batch, tile.head), at.q_width, tile.first, TILE, columns,
+              ld, query);
+    tile_load(at, head_of<Element>(at, at.dout, at.out_width, tile.batch, tile.head), at.out_width, tile.first, TILE,
               columns, ld, dout);
     for (int64_t first = 0; first < end; first += TILE) {
         __syncthreads();
-        tile_load(at, head_of<Element>(at, at.k, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns,
+        tile_load(at, head_of<Element>(at, at.k, at.kv_width, tile.batch, kv_head), at.kv_width, first, TILE, columns,
                   ld, key);
-        tile_load(at, head_of<Element>(at, at.v, at.kv_width, place.batch, kv_head), at.kv_width, first, TILE, columns,
+        tile_load(at, head_of<Element>(at, at.v, at.kv_width, tile.batch, kv_head), at.kv_width, first, TILE, columns,
                   ld, value);
         __syncthreads();
-        plain_scores<TILE>(at, query, dout, key, value, columns, ld, place.first, first,
-                           (place.batch * at.heads + place.head) * at.length, NULL, dscore);
+        plain_scores<TILE>(at, query, dout, key, value, columns, ld, tile.first, first,
+                           (tile.batch * at.heads + tile.head) * at.length, NULL, dscore);
         __syncthreads();
         plain_add<TILE, SPAN>(dquery, dscore + ty * PATCH * SQUARE, SQUARE, 1, key, columns, ld);
     }
-    plain_put(at, dquery, at.scale, (Element *)head_of<Element>(at, at.dq, at.q_width, place.batch, place.head),
+    plain_put(at, dquery, at.scale, (Element *)head_of<Element>(at, at.dq, at.q_width, tile.batch, tile.head),
               at.q_width, own, at.add_q);
 }
 
@@ -345,7 +343,7 @@ template <class Element> static enum hapt_status backward_of(const struct attent
     return queries_run<Element>(at, queue);
 }
 
-/* The deltas. */
+/* Workspace for the deltas. */
 template <bool GROUPED> static size_t backward_workspace(const struct hapt_call *call)
 {
     const struct attention at = attention_of(call, GROUPED, true);

@@ -1,6 +1,6 @@
 /*
- * Batch norm by the statistics of a whole batch. x is [rows][channels][pixels]; sums go over rows and pixels and are
- * divided by the count of the whole batch, of which this may be a shard.
+ * Batch norm with the statistics of the whole batch. x is [rows][channels][pixels]. Sums go over rows and pixels and
+ * are divided by the count of the whole batch; this call may hold a shard of it.
  */
 #include "channels.cuh"
 #include "kernels.h"
@@ -28,7 +28,7 @@ __global__ void sums_kernel(int64_t channels, int64_t pieces, const float *part,
     }
 }
 
-/* y = a factor + (x - mean) slope + shift, those by channel. Forward: no a. */
+/* y = a factor + (x - mean) slope + shift, with coefficients per channel. Forward: no a. */
 struct coefficients {
     float factor, slope, shift, mean;
 };
@@ -55,7 +55,7 @@ template <class Element> struct normalise_dx {
     }
 };
 
-/* A block takes some elements of one image and channel (grid.x: images, grid.y: parts of them). */
+/* A block takes some elements of one image and channel (grid.x: images, grid.y: their parts). */
 template <class Element, class Of>
 __global__ void normalise_kernel(struct images n, const Element *a, const Element *x, Of of, Element *y,
                                  bool accumulate)

@@ -1,4 +1,4 @@
-/* Sums over the rows and pixels of tensors [rows][channels][pixels], channel by channel. */
+/* Sums over the rows and pixels of tensors [rows][channels][pixels], for each channel. */
 #ifndef HAPT_CUDA_CHANNELS_CUH
 #define HAPT_CUDA_CHANNELS_CUH
 
@@ -15,7 +15,7 @@ static struct images images_of(const struct hapt_view *x)
     return {x->shape[0], x->shape[1], x->shape[2] * x->shape[3]};
 }
 
-/* A channel's elements are summed in so many pieces of rows, each by a block; the shape alone decides. */
+/* A channel is summed in this many pieces of rows, one block each. The number depends on the shape alone. */
 static int64_t pieces_of(const struct images &n)
 {
     const int64_t full = n.rows * n.pixels / PIECE_LEAST, most = n.rows < PIECES ? n.rows : (int64_t)PIECES;
@@ -27,7 +27,7 @@ template <class Element>
 __global__ void part_kernel(struct images n, int64_t pieces, const Element *x, const float *mean, const Element *dy,
                             float *part)
 {
-    __shared__ float place[32];
+    __shared__ float shared[32];
     const int64_t c = blockIdx.x / pieces, piece = blockIdx.x % pieces, first = piece * n.rows / pieces,
                   rows = (piece + 1) * n.rows / pieces - first;
     const float middle = mean ? mean[c] : 0;
@@ -42,8 +42,8 @@ __global__ void part_kernel(struct images n, int64_t pieces, const Element *x, c
             plain += mean ? value * value : value;
         }
     }
-    plain = block_sum(plain, place);
-    if (dy) weighted = block_sum(weighted, place);
+    plain = block_sum(plain, shared);
+    if (dy) weighted = block_sum(weighted, shared);
     if (threadIdx.x > 0) return;
     part[blockIdx.x] = plain;
     if (dy) part[n.channels * pieces + blockIdx.x] = weighted;
@@ -73,7 +73,7 @@ static size_t channel_workspace(const struct hapt_view *x)
     return (size_t)(2 * n.channels * pieces_of(n)) * sizeof(float);
 }
 
-/* The sums of part_kernel; `part`: the workspace. */
+/* Adds up the sums of part_kernel; `part`: the workspace. */
 template <class Element>
 static enum hapt_status channel_parts(const struct hapt_view *x, const float *mean, const Element *dy, float *part,
                                       struct hapt_queue *queue)

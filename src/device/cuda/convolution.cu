@@ -1,7 +1,7 @@
 /*
- * Convolutions and their gradients, by cuDNN (cudnn.cu) or as matrix products: images are unfolded into columns
- * [channel, kernel row, kernel column][pixel of the result], a bounded share of them at a time: several images, or a
- * part of one.
+ * Convolutions and their gradients, by cuDNN (cudnn.cu) or as matrix products. For products, images are unfolded into
+ * columns [channel, kernel row, kernel column][pixel of the result]. A bounded share is unfolded at a time: several
+ * images, or a part of one.
  */
 #include "channels.cuh"
 #include "cudnn_convolution.h"
@@ -9,10 +9,10 @@
 #include "product.h"
 
 #ifndef UNFOLDED_BYTES
-#define UNFOLDED_BYTES (32 << 20) /* what stays in a large device's second cache */
+#define UNFOLDED_BYTES (32 << 20) /* fits the L2 cache of a large device */
 #endif
 #ifndef CUDNN_BYTES
-#define CUDNN_BYTES (64 << 20) /* of workspace */
+#define CUDNN_BYTES (64 << 20) /* limit of cuDNN's workspace */
 #endif
 
 enum { THREADS = 256, CUDNN_LEAST_BYTES = 1 << 20 };
@@ -35,14 +35,14 @@ static struct convolution convolution_of(const struct hapt_call *call, const str
     return of;
 }
 
-/* Its columns are the image itself. */
+/* True if its columns are the image itself. */
 static bool is_plain(const struct convolution &of)
 {
     return of.kernel == 1 && of.stride == 1 && of.padding == 0;
 }
 
-/* A share of the unfolded images, and how it lies in memory: element (image, depth, pixel) at image * apart + depth *
- * ld + pixel. */
+/* A share of the unfolded images and its layout: element (image, depth, pixel) is at image * apart + depth * ld +
+ * pixel. */
 struct share {
     int64_t images, first_channel, channels, first_row, down; /* rows of the result */
     int64_t apart, ld;
@@ -53,14 +53,14 @@ static int64_t round_up(int64_t value, int64_t unit)
     return (value + unit - 1) / unit * unit;
 }
 
-/* How many of `count` fit, each `bytes`; at least one. */
+/* The number of items, each of `bytes`, that fit: at least 1, at most `count`. */
 static int64_t fitting(int64_t count, int64_t bytes)
 {
     const int64_t fit = UNFOLDED_BYTES / (bytes > 0 ? bytes : 1);
     return fit < 1 ? 1 : fit < count ? fit : count;
 }
 
-/* Blocks for [images][depths][pixels]; threads stride by all three. */
+/* Blocks for [images][depths][pixels]; threads stride over all three. */
 static dim3 grid_of(int64_t images, int64_t depths, int64_t pixels, int *threads)
 {
     *threads = pixels > 128 ? THREADS : pixels > 32 ? 64 : 32;
@@ -69,7 +69,7 @@ static dim3 grid_of(int64_t images, int64_t depths, int64_t pixels, int *threads
                 (unsigned)(images < 65535 ? images : 65535));
 }
 
-/* x: the first image of the share. */
+/* x: first image of the share. */
 template <class Element>
 __global__ void unfold_kernel(struct convolution of, struct share share, const Element *x, Element *columns)
 {
@@ -89,7 +89,8 @@ __global__ void unfold_kernel(struct convolution of, struct share share, const E
         }
 }
 
-/* The other way, every pixel the sum of what it was unfolded into. dx: the first image of the share. */
+/* The transpose of unfold_kernel: every pixel is the sum of the elements that it was unfolded into. dx: first image of
+ * the share. */
 template <class Element>
 __global__ void fold_kernel(struct convolution of, struct share share, const float *columns, Element *dx,
                             bool accumulate)
@@ -115,7 +116,7 @@ __global__ void fold_kernel(struct convolution of, struct share share, const flo
         }
 }
 
-/* y [rows][out][pixels] = bias [out], and dy [images][out][pixels] to [out][images][pixels] with rows `ld` apart. */
+/* y [rows][out][pixels] = bias [out]; and dy [images][out][pixels] to [out][images][pixels] with row stride `ld`. */
 template <class Element>
 __global__ void bias_kernel(int64_t rows, int64_t out, int64_t pixels, const Element *bias, Element *y)
 {
@@ -155,34 +156,34 @@ static int64_t image_bytes(const struct hapt_view *view)
     return view->shape[1] * view->shape[2] * view->shape[3] * (view->dtype == HAPT_F32 ? 4 : 2);
 }
 
-/* Tensor cores want channels last, eight at a time. */
-static int64_t turned_bytes(const struct hapt_view *view, int64_t rows)
+/* Tensor cores need channels last, eight at a time. */
+static int64_t channels_last_bytes(const struct hapt_view *view, int64_t rows)
 {
     const int64_t *shape = view->shape;
     return rows * round_up(shape[1], 8) * shape[2] * shape[3] * (view->dtype == HAPT_F32 ? 4 : 2);
 }
 
-/* What cuDNN may take as workspace for so many images, whether it is there or not: room for all operands as tensor
- * cores want them. */
+/* Workspace of cuDNN for `rows` images, whether or not it is installed: room for all operands in the layout of tensor
+ * cores. */
 static size_t cudnn_workspace(const struct hapt_view *x, const struct hapt_view *w, const struct hapt_view *y,
                               int64_t rows)
 {
-    const int64_t most = CUDNN_BYTES, bytes = turned_bytes(x, rows) + turned_bytes(w, w->shape[0]) +
-                                              turned_bytes(y, rows) + CUDNN_LEAST_BYTES;
+    const int64_t most = CUDNN_BYTES, bytes = channels_last_bytes(x, rows) + channels_last_bytes(w, w->shape[0]) +
+                                              channels_last_bytes(y, rows) + CUDNN_LEAST_BYTES;
     return aligned(bytes < most ? bytes : most);
 }
 
-/* So many images at once keep within that; the last share may be smaller. */
+/* Images at a time that keep within that limit; the last share may be smaller. */
 static int64_t rows_at_once(const struct hapt_view *x, const struct hapt_view *w, const struct hapt_view *y)
 {
-    const int64_t rows = x->shape[0], room = CUDNN_BYTES - CUDNN_LEAST_BYTES - turned_bytes(w, w->shape[0]),
-                  image = turned_bytes(x, 1) + turned_bytes(y, 1);
+    const int64_t rows = x->shape[0], room = CUDNN_BYTES - CUDNN_LEAST_BYTES - channels_last_bytes(w, w->shape[0]),
+                  image = channels_last_bytes(x, 1) + channels_last_bytes(y, 1);
     const int64_t fit = image > 0 && room > image ? room / image : 1, shares = (rows + fit - 1) / fit;
     return shares > 1 ? (rows + shares - 1) / shares : rows;
 }
 
-/* Calls run(part, queue) for shares of the images of input 0 and output 0, one of them x and one y: none depends on
- * another. */
+/* Calls run(part, queue) for shares of the images of input 0 and output 0, which are x and y in either order. Images do
+ * not depend on each other. */
 static enum hapt_status by_shares(const struct hapt_call *call, int64_t rows_once, struct hapt_queue *queue,
                                   enum hapt_status (*run)(const struct hapt_call *call, struct hapt_queue *queue))
 {
@@ -210,9 +211,9 @@ static enum hapt_status by_cudnn(const struct hapt_call *call, enum convolution_
     return cudnn_convolution_run ? cudnn_convolution_run(&convolution, call->workspace, queue, done) : HAPT_OK;
 }
 
-/* ---- Forward: y [out][pixels] = w [out][depth] columns, an image after the other ---- */
+/* ---- Forward: y [out][pixels] = w [out][depth] columns, one image after the other ---- */
 
-/* The largest share: some images whole, or rows of the result of one. */
+/* The largest share: some whole images, or rows of the result of one. */
 static struct share forward_share(const struct convolution &of, int64_t element)
 {
     struct share share = {1, 0, of.in, 0, of.down, 0, 0};
@@ -231,11 +232,13 @@ template <class Element> static enum hapt_status forward_part(const struct hapt_
     const struct share most = forward_share(of, sizeof(Element));
     const void *bias = call->input_count > 2 ? call->input[2].data : NULL;
     const size_t kept =
-        is_plain(of) ? 0 : aligned(most.images * most.apart * sizeof(Element)); /* columns, then the product's */
+        is_plain(of)
+            ? 0
+            : aligned(most.images * most.apart * sizeof(Element)); /* the columns, then the product's workspace */
     Element *columns = (Element *)call->workspace;
     struct product p = {};
     bool done;
-    if (bias) { /* first there, then added to: rounded once */
+    if (bias) { /* written first, then added to: rounds once */
         int threads;
         const dim3 grid = grid_of(of.rows, of.out, of.pixels, &threads);
         HAPT_TRY(launch(bias_kernel<Element>, grid, threads, 0, queue, of.rows, of.out, of.pixels,
@@ -284,7 +287,7 @@ template <class Element> static enum hapt_status forward_run(const struct hapt_c
 
 /* ---- The gradient of x: columns [depth][pixels] = w' dy [out][pixels], folded ---- */
 
-/* The largest share: some images whole, or channels of one. */
+/* The largest share: some whole images, or channels of one. */
 static struct share dx_share(const struct convolution &of)
 {
     struct share share = {1, 0, of.in, 0, of.down, 0, round_up(of.pixels, 8)};
@@ -352,10 +355,10 @@ template <class Element> static enum hapt_status dx_run(const struct hapt_call *
     return by_shares(call, rows_at_once(&call->output[0], &call->input[1], &call->input[0]), queue, dx_part<Element>);
 }
 
-/* ---- The gradient of w: dy [out][images, pixels] columns' [depth][images, pixels]: one product sums over images, too
+/* ---- The gradient of w: dy [out][images, pixels] columns' [depth][images, pixels]: one product also sums over images
  * ---- */
 
-/* The largest share: some images, all channels of theirs or some. */
+/* The largest share: some images with all of their channels, or with some. */
 static struct share dw_share(const struct convolution &of, int64_t element)
 {
     struct share share = {1, 0, of.in, 0, of.down, of.pixels, 0};
@@ -379,7 +382,7 @@ template <class Element> static enum hapt_status dw_run(const struct hapt_call *
     bool done;
     if (db) HAPT_TRY(channel_statistic<Element>(dy, NULL, 1, db, call->accumulate >> 1 & 1u, (float *)rest, queue));
     HAPT_TRY(by_cudnn(call, RESULT_DW, x, dw, dy, call->accumulate & 1u, queue,
-                      &done)); /* of 16 bits it has none that gives fp32 */
+                      &done)); /* cuDNN has no 16-bit plan with fp32 results */
     if (done) return HAPT_OK;
     p.m = of.out;
     p.transpose_b = true;
@@ -410,7 +413,7 @@ template <class Element> static enum hapt_status dw_run(const struct hapt_call *
     return HAPT_OK;
 }
 
-/* Enough for either way. */
+/* Enough for both cuDNN and products. */
 static size_t larger(size_t a, size_t b)
 {
     return a > b ? a : b;

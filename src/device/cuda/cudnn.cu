@@ -1,8 +1,8 @@
 /*
- * Convolutions by cuDNN 9's graph API: a graph of one operation for every shape, and the first plan of the library's
- * own ranking that always sums in the same order, in fp32 of the operands as they stand, and fits into the workspace.
- * It is made when a shape comes for the first time and kept; from then on a convolution neither allocates device memory
- * nor waits. What cuDNN has no such plan for is left to convolution.cu.
+ * Convolutions by cuDNN 9's graph API, with a graph of one operation per shape. Its plan is the first of cuDNN's
+ * ranking that is deterministic, sums in fp32 without rounding its operands, and fits the workspace. Plans are made at
+ * the first use of a shape and cached. After that, a convolution neither allocates device memory nor waits. Shapes
+ * without such a plan are left to convolution.cu.
  */
 #include <cudnn.h>
 #include <dlfcn.h>
@@ -22,7 +22,7 @@ enum { UID_X = 'x', UID_W = 'w', UID_Y = 'y' };
         call(BackendCreateDescriptor) call(BackendDestroyDescriptor) call(BackendSetAttribute)  \
             call(BackendGetAttribute) call(BackendFinalize) call(BackendExecute)
 
-/* All that the choice depends on; compared as bytes. */
+/* Everything that the choice depends on; compared as bytes. */
 struct shape {
     int64_t x[4], w[4], y[4], stride, padding;
     size_t workspace_bytes;
@@ -32,7 +32,7 @@ struct shape {
 struct choice {
     bool known, ran;
     struct shape shape;
-    cudnnBackendDescriptor_t plan; /* NULL: there is none */
+    cudnnBackendDescriptor_t plan; /* NULL: none */
 };
 
 static struct {
@@ -40,7 +40,7 @@ static struct {
     CUDNN_CALLS(CUDNN_MEMBER)
 } cudnn;
 
-/* The lock is held while a convolution is started: the handle has one stream at a time. */
+/* The lock is held while a convolution is started, since the handle has one stream at a time. */
 static struct {
     pthread_mutex_t lock;
     bool looked, here;
@@ -72,8 +72,8 @@ static bool load(void)
 }
 #endif
 
-/* The lock is held. */
-static bool is_here(void)
+/* Call with the lock held. */
+static bool is_available(void)
 {
     if (convolutions.looked) return convolutions.here;
     const char *wanted = getenv("HAPT_CUDNN");
@@ -85,90 +85,91 @@ const char *cudnn_library(void)
 {
     static char text[32];
     pthread_mutex_lock(&convolutions.lock);
-    const size_t version = is_here() ? cudnn.GetVersion() : 0;
+    const size_t version = is_available() ? cudnn.GetVersion() : 0;
     pthread_mutex_unlock(&convolutions.lock);
     snprintf(text, sizeof text, "cuDNN %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
     return version ? text : NULL;
 }
 
-/* ---- Descriptors: the first failure is kept and nothing is done behind it, so recipes are plain lists ---- */
+/* ---- Descriptors: only the first failure is kept and later calls do nothing, so the code below checks nothing ---- */
 
-struct recipe {
+struct descriptor_list {
     cudnnStatus_t status;
     int count;
     cudnnBackendDescriptor_t made[CONFIGS + 8]; /* released together */
 };
 
-static cudnnBackendDescriptor_t make(struct recipe *recipe, cudnnBackendDescriptorType_t type)
+static cudnnBackendDescriptor_t make(struct descriptor_list *list, cudnnBackendDescriptorType_t type)
 {
     cudnnBackendDescriptor_t made = NULL;
-    if (recipe->status != CUDNN_STATUS_SUCCESS) return NULL;
-    recipe->status = cudnn.BackendCreateDescriptor(type, &made);
-    if (recipe->status == CUDNN_STATUS_SUCCESS) recipe->made[recipe->count++] = made;
+    if (list->status != CUDNN_STATUS_SUCCESS) return NULL;
+    list->status = cudnn.BackendCreateDescriptor(type, &made);
+    if (list->status == CUDNN_STATUS_SUCCESS) list->made[list->count++] = made;
     return made;
 }
 
-static void set(struct recipe *recipe, cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
+static void set(struct descriptor_list *list, cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                 cudnnBackendAttributeType_t type, int64_t count, const void *value)
 {
-    if (recipe->status == CUDNN_STATUS_SUCCESS)
-        recipe->status = cudnn.BackendSetAttribute(descriptor, name, type, count, value);
+    if (list->status == CUDNN_STATUS_SUCCESS)
+        list->status = cudnn.BackendSetAttribute(descriptor, name, type, count, value);
 }
 
-static void finalize(struct recipe *recipe, cudnnBackendDescriptor_t descriptor)
+static void finalize(struct descriptor_list *list, cudnnBackendDescriptor_t descriptor)
 {
-    if (recipe->status == CUDNN_STATUS_SUCCESS) recipe->status = cudnn.BackendFinalize(descriptor);
+    if (list->status == CUDNN_STATUS_SUCCESS) list->status = cudnn.BackendFinalize(descriptor);
 }
 
-/* How many there are, at most `most` of which were written. */
-static int64_t get(struct recipe *recipe, cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
+/* Number of values; at most `most` of them are written. */
+static int64_t get(struct descriptor_list *list, cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                    cudnnBackendAttributeType_t type, int64_t most, void *value)
 {
     int64_t count = 0;
-    if (recipe->status == CUDNN_STATUS_SUCCESS)
-        recipe->status = cudnn.BackendGetAttribute(descriptor, name, type, most, &count, value);
-    return recipe->status == CUDNN_STATUS_SUCCESS ? count : 0;
+    if (list->status == CUDNN_STATUS_SUCCESS)
+        list->status = cudnn.BackendGetAttribute(descriptor, name, type, most, &count, value);
+    return list->status == CUDNN_STATUS_SUCCESS ? count : 0;
 }
 
-/* Those made behind the first `kept`. */
-static void release(struct recipe *recipe, int kept)
+/* Destroys the descriptors after the first `kept`. */
+static void release(struct descriptor_list *list, int kept)
 {
-    while (recipe->count > kept) cudnn.BackendDestroyDescriptor(recipe->made[--recipe->count]);
+    while (list->count > kept) cudnn.BackendDestroyDescriptor(list->made[--list->count]);
 }
 
 /* ---- The graph of a shape ---- */
 
-static cudnnBackendDescriptor_t tensor_make(struct recipe *recipe, int64_t uid, const int64_t shape[4], int dtype)
+static cudnnBackendDescriptor_t tensor_make(struct descriptor_list *list, int64_t uid, const int64_t shape[4],
+                                            int dtype)
 {
     const int64_t stride[4] = {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1}, alignment = ALIGNMENT;
     const cudnnDataType_t type = dtype == HAPT_BF16  ? CUDNN_DATA_BFLOAT16
                                  : dtype == HAPT_F16 ? CUDNN_DATA_HALF
                                                      : CUDNN_DATA_FLOAT;
-    cudnnBackendDescriptor_t tensor = make(recipe, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-    set(recipe, tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &uid);
-    set(recipe, tensor, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-    set(recipe, tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, shape);
-    set(recipe, tensor, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride);
-    set(recipe, tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
-    finalize(recipe, tensor);
+    cudnnBackendDescriptor_t tensor = make(list, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+    set(list, tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &uid);
+    set(list, tensor, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    set(list, tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, shape);
+    set(list, tensor, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride);
+    set(list, tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
+    finalize(list, tensor);
     return tensor;
 }
 
-static cudnnBackendDescriptor_t convolution_make(struct recipe *recipe, const struct shape *shape)
+static cudnnBackendDescriptor_t convolution_make(struct descriptor_list *list, const struct shape *shape)
 {
     const int64_t dims = 2, dilation[2] = {1, 1}, stride[2] = {shape->stride, shape->stride},
                   padding[2] = {shape->padding, shape->padding};
     const cudnnDataType_t type = CUDNN_DATA_FLOAT;
     const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
-    cudnnBackendDescriptor_t convolution = make(recipe, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
-    set(recipe, convolution, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-    set(recipe, convolution, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
-    set(recipe, convolution, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &dims);
-    set(recipe, convolution, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, dilation);
-    set(recipe, convolution, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, stride);
-    set(recipe, convolution, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, padding);
-    set(recipe, convolution, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, padding);
-    finalize(recipe, convolution);
+    cudnnBackendDescriptor_t convolution = make(list, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+    set(list, convolution, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    set(list, convolution, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
+    set(list, convolution, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &dims);
+    set(list, convolution, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, dilation);
+    set(list, convolution, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, stride);
+    set(list, convolution, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, padding);
+    set(list, convolution, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, padding);
+    finalize(list, convolution);
     return convolution;
 }
 
@@ -186,40 +187,40 @@ static const struct operation {
 } operations[] = {OPERATION(FORWARD, FORWARD, X, W, Y), OPERATION(BACKWARD_DATA, BWD_DATA, DX, W, DY),
                   OPERATION(BACKWARD_FILTER, BWD_FILTER, X, DW, DY)};
 
-static cudnnBackendDescriptor_t graph_make(struct recipe *recipe, const struct shape *shape)
+static cudnnBackendDescriptor_t graph_make(struct descriptor_list *list, const struct shape *shape)
 {
     const struct operation *how = &operations[shape->result];
     const float alpha = 1, beta = shape->accumulate ? 1.0f : 0.0f;
-    const cudnnBackendDescriptor_t convolution = convolution_make(recipe, shape);
+    const cudnnBackendDescriptor_t convolution = convolution_make(list, shape);
     const cudnnBackendDescriptor_t x =
-        tensor_make(recipe, UID_X, shape->x, shape->result == RESULT_DX ? shape->out : shape->in);
+        tensor_make(list, UID_X, shape->x, shape->result == RESULT_DX ? shape->out : shape->in);
     const cudnnBackendDescriptor_t w =
-        tensor_make(recipe, UID_W, shape->w, shape->result == RESULT_DW ? shape->out : shape->in);
+        tensor_make(list, UID_W, shape->w, shape->result == RESULT_DW ? shape->out : shape->in);
     const cudnnBackendDescriptor_t y =
-        tensor_make(recipe, UID_Y, shape->y, shape->result == RESULT_Y ? shape->out : shape->in);
-    const cudnnBackendDescriptor_t operation = make(recipe, how->type);
-    set(recipe, operation, how->convolution, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &convolution);
-    set(recipe, operation, how->x, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &x);
-    set(recipe, operation, how->w, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &w);
-    set(recipe, operation, how->y, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &y);
-    set(recipe, operation, how->alpha, CUDNN_TYPE_FLOAT, 1, &alpha);
-    set(recipe, operation, how->beta, CUDNN_TYPE_FLOAT, 1, &beta);
-    finalize(recipe, operation);
-    cudnnBackendDescriptor_t graph = make(recipe, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-    set(recipe, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &convolutions.handle);
-    set(recipe, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &operation);
-    finalize(recipe, graph);
+        tensor_make(list, UID_Y, shape->y, shape->result == RESULT_Y ? shape->out : shape->in);
+    const cudnnBackendDescriptor_t operation = make(list, how->type);
+    set(list, operation, how->convolution, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &convolution);
+    set(list, operation, how->x, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &x);
+    set(list, operation, how->w, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &w);
+    set(list, operation, how->y, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &y);
+    set(list, operation, how->alpha, CUDNN_TYPE_FLOAT, 1, &alpha);
+    set(list, operation, how->beta, CUDNN_TYPE_FLOAT, 1, &beta);
+    finalize(list, operation);
+    cudnnBackendDescriptor_t graph = make(list, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    set(list, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &convolutions.handle);
+    set(list, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &operation);
+    finalize(list, graph);
     return graph;
 }
 
 /* ---- The plan of a graph ---- */
 
 /*
- * Refused are sums in an order of their own, and what loses digits: operands or sums in fewer bits, transforms. Tensor
- * cores read fp32 as TF32; without them numbers of 16 bits are slower than as the products of convolution.cu, which has
- * them.
+ * Only deterministic, full-precision plans are used: no sums in varying order, no operands or sums with fewer bits, no
+ * transforms. Tensor cores read fp32 as TF32, so fp32 needs permission for them. 16-bit plans must use them: otherwise
+ * the products of convolution.cu, which do, are faster.
  */
-static bool is_welcome(const cudnnBackendNumericalNote_t *note, int64_t notes, const struct shape *shape)
+static bool is_acceptable(const cudnnBackendNumericalNote_t *note, int64_t notes, const struct shape *shape)
 {
     bool tensor_cores = false;
     for (int64_t n = 0; n < notes && n < NOTES; n++) {
@@ -230,66 +231,65 @@ static bool is_welcome(const cudnnBackendNumericalNote_t *note, int64_t notes, c
     return shape->in == HAPT_F32 ? !tensor_cores || shape->tf32 : tensor_cores;
 }
 
-/* NULL: not as it should be. */
+/* NULL: no acceptable plan. */
 static cudnnBackendDescriptor_t plan_make(cudnnBackendDescriptor_t config, const struct shape *shape)
 {
-    struct recipe recipe = {CUDNN_STATUS_SUCCESS, 0, {}};
+    struct descriptor_list list = {CUDNN_STATUS_SUCCESS, 0, {}};
     cudnnBackendNumericalNote_t note[NOTES];
     int64_t bytes = INT64_MAX;
-    cudnnBackendDescriptor_t plan = make(&recipe, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR),
-                             engine = make(&recipe, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
-    get(&recipe, config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
-    const int64_t notes =
-        get(&recipe, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, NOTES, note);
-    if (recipe.status == CUDNN_STATUS_SUCCESS && !is_welcome(note, notes, shape))
-        recipe.status = CUDNN_STATUS_NOT_SUPPORTED;
-    set(&recipe, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &convolutions.handle);
-    set(&recipe, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &config);
-    finalize(&recipe, plan);
-    get(&recipe, plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &bytes);
-    const bool fits = recipe.status == CUDNN_STATUS_SUCCESS && bytes >= 0 && (size_t)bytes <= shape->workspace_bytes;
-    release(&recipe, fits ? 1 : 0);
+    cudnnBackendDescriptor_t plan = make(&list, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR),
+                             engine = make(&list, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    get(&list, config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
+    const int64_t notes = get(&list, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, NOTES, note);
+    if (list.status == CUDNN_STATUS_SUCCESS && !is_acceptable(note, notes, shape))
+        list.status = CUDNN_STATUS_NOT_SUPPORTED;
+    set(&list, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &convolutions.handle);
+    set(&list, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &config);
+    finalize(&list, plan);
+    get(&list, plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &bytes);
+    const bool fits = list.status == CUDNN_STATUS_SUCCESS && bytes >= 0 && (size_t)bytes <= shape->workspace_bytes;
+    release(&list, fits ? 1 : 0);
     return fits ? plan : NULL;
 }
 
-/* The first of a ranking. */
-static cudnnBackendDescriptor_t plan_find(struct recipe *recipe, cudnnBackendDescriptor_t graph,
+/* The first acceptable plan of a ranking. */
+static cudnnBackendDescriptor_t plan_find(struct descriptor_list *list, cudnnBackendDescriptor_t graph,
                                           cudnnBackendHeurMode_t mode, const struct shape *shape)
 {
     cudnnBackendDescriptor_t config[CONFIGS], plan = NULL;
-    const int kept = recipe->count;
-    cudnnBackendDescriptor_t ranking = make(recipe, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-    set(recipe, ranking, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &graph);
-    set(recipe, ranking, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
-    finalize(recipe, ranking);
-    int64_t count = get(recipe, ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, NULL);
+    const int kept = list->count;
+    cudnnBackendDescriptor_t ranking = make(list, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    set(list, ranking, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &graph);
+    set(list, ranking, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+    finalize(list, ranking);
+    int64_t count = get(list, ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, NULL);
     if (count > CONFIGS) count = CONFIGS;
-    for (int64_t c = 0; c < count; c++) config[c] = make(recipe, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    for (int64_t c = 0; c < count; c++) config[c] = make(list, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     const int64_t given =
-        get(recipe, ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, config);
+        get(list, ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, config);
     for (int64_t c = 0; c < given && c < count && !plan; c++) plan = plan_make(config[c], shape);
-    release(recipe, kept);
+    release(list, kept);
     return plan;
 }
 
-/* NULL: there is none. */
+/* NULL: none. */
 static cudnnBackendDescriptor_t plan_of(const struct shape *shape)
 {
     static const cudnnBackendHeurMode_t modes[] = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B, CUDNN_HEUR_MODE_FALLBACK};
-    struct recipe recipe = {CUDNN_STATUS_SUCCESS, 0, {}};
+    struct descriptor_list list = {CUDNN_STATUS_SUCCESS, 0, {}};
     cudnnBackendDescriptor_t plan = NULL;
-    const cudnnBackendDescriptor_t graph = graph_make(&recipe, shape);
-    const bool sound = recipe.status == CUDNN_STATUS_SUCCESS;
+    const cudnnBackendDescriptor_t graph = graph_make(&list, shape);
+    const bool sound = list.status == CUDNN_STATUS_SUCCESS;
     for (int m = 0; sound && m < 3 && !plan; m++) {
-        recipe.status = CUDNN_STATUS_SUCCESS; /* a ranking may be unsupported, the next one be there */
-        plan = plan_find(&recipe, graph, modes[m], shape);
+        list.status = CUDNN_STATUS_SUCCESS; /* one ranking may be unsupported and the next supported */
+        plan = plan_find(&list, graph, modes[m], shape);
     }
-    release(&recipe, 0);
+    release(&list, 0);
     return plan;
 }
 
-/* The place of the shape in the table, or one to put it. */
-static struct choice *choice_place(const struct shape *shape)
+/* The entry of the shape in the table, or one to store it in. */
+static struct choice *choice_slot(const struct shape *shape)
 {
     const unsigned char *byte = (const unsigned char *)shape;
     uint64_t hash = 0xcbf29ce484222325u;
@@ -308,7 +308,7 @@ static bool is_known(const struct choice *choice, const struct shape *shape)
 
 static struct choice *choice_find(const struct shape *shape)
 {
-    struct choice *choice = choice_place(shape);
+    struct choice *choice = choice_slot(shape);
     if (is_known(choice, shape)) return choice;
     if (choice->plan) cudnn.BackendDestroyDescriptor(choice->plan);
     memset(choice, 0, sizeof *choice);
@@ -340,10 +340,10 @@ static struct shape shape_of(const struct cudnn_convolution *of)
     return shape;
 }
 
-/* Makes the handle, for the queue: cuDNN without a handle is not here. */
+/* Makes the handle, for the queue. Without a handle, cuDNN counts as missing. */
 static bool take_handle(struct hapt_queue *queue)
 {
-    if (!is_here()) return false;
+    if (!is_available()) return false;
     if (!convolutions.handle && cudnn.Create(&convolutions.handle) != CUDNN_STATUS_SUCCESS)
         return convolutions.here = false;
     if (convolutions.stream == queue->stream) return true;
@@ -356,23 +356,23 @@ static cudnnStatus_t execute(cudnnBackendDescriptor_t plan, const struct cudnn_c
 {
     const int64_t uid[] = {UID_X, UID_W, UID_Y};
     void *const data[] = {of->x->data, of->w->data, of->y->data};
-    struct recipe recipe = {CUDNN_STATUS_SUCCESS, 0, {}};
-    cudnnBackendDescriptor_t pack = make(&recipe, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-    set(&recipe, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, uid);
-    set(&recipe, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, data);
-    set(&recipe, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
-    finalize(&recipe, pack);
-    if (recipe.status == CUDNN_STATUS_SUCCESS) recipe.status = cudnn.BackendExecute(convolutions.handle, plan, pack);
-    release(&recipe, 0);
-    return recipe.status;
+    struct descriptor_list list = {CUDNN_STATUS_SUCCESS, 0, {}};
+    cudnnBackendDescriptor_t pack = make(&list, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    set(&list, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, uid);
+    set(&list, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, data);
+    set(&list, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
+    finalize(&list, pack);
+    if (list.status == CUDNN_STATUS_SUCCESS) list.status = cudnn.BackendExecute(convolutions.handle, plan, pack);
+    release(&list, 0);
+    return list.status;
 }
 
-/* Starts it, if there is a plan for it. */
+/* Starts the convolution if it has a plan. */
 static cudnnStatus_t start(const struct cudnn_convolution *of, const struct shape *shape, void *workspace,
                            struct hapt_queue *queue, bool *done)
 {
-    if (queue->capturing && convolutions.here && !is_known(choice_place(shape), shape))
-        return CUDNN_STATUS_NOT_INITIALIZED; /* not the time to make plans */
+    if (queue->capturing && convolutions.here && !is_known(choice_slot(shape), shape))
+        return CUDNN_STATUS_NOT_INITIALIZED; /* no plans are made during a capture */
     struct choice *choice = take_handle(queue) ? choice_find(shape) : NULL;
     *done = choice && choice->plan;
     if (!*done) return CUDNN_STATUS_SUCCESS;
@@ -381,7 +381,7 @@ static cudnnStatus_t start(const struct cudnn_convolution *of, const struct shap
         choice->ran = true;
         return status;
     }
-    cudnn.BackendDestroyDescriptor(choice->plan); /* it refuses what it proposed */
+    cudnn.BackendDestroyDescriptor(choice->plan); /* cuDNN refuses its own plan */
     choice->plan = NULL;
     *done = false;
     return CUDNN_STATUS_SUCCESS;
@@ -401,6 +401,6 @@ enum hapt_status cudnn_convolution_run(const struct cudnn_convolution *of, void 
     if (status != CUDNN_STATUS_SUCCESS) cudnn.GetLastErrorString(detail, sizeof detail);
     pthread_mutex_unlock(&convolutions.lock);
     if (status == CUDNN_STATUS_SUCCESS) return HAPT_OK;
-    return cuda_host->fail(HAPT_ERR_INTERNAL, "HAPT_CUDNN=0 in the environment does without cuDNN",
+    return cuda_host->fail(HAPT_ERR_INTERNAL, "set HAPT_CUDNN=0 in the environment to do without cuDNN",
                            "cuDNN: a convolution: %s%s%s", cudnn.GetErrorString(status), *detail ? ": " : "", detail);
 }

@@ -1,4 +1,4 @@
-/* Token plus position embedding and its gradient. On a shard of the table, other shards' tokens are rows of zeros. */
+/* Token plus position embedding and its gradient. On a shard of the table, other shards' tokens give rows of zeros. */
 #include "kernels.h"
 #include "rows.cuh"
 
@@ -14,11 +14,11 @@ static enum hapt_status check_length(int64_t positions, int64_t length)
 struct tokens {
     const int32_t *token; /* [batch][length] */
     int64_t rows, length, columns;
-    int64_t first, words, vocabulary; /* of the table: here, and of all shards */
+    int64_t first, words, vocabulary; /* first word and words of this shard of the table; words of all shards */
     struct cuda_fault *fault;
 };
 
-/* `table`: of which `token` names rows. */
+/* `table`: the table whose rows `token` selects. */
 static struct tokens tokens_of(const struct hapt_call *call, const struct hapt_view *table, struct hapt_queue *queue)
 {
     struct tokens tokens;
@@ -33,7 +33,7 @@ static struct tokens tokens_of(const struct hapt_call *call, const struct hapt_v
     return tokens;
 }
 
-/* A warp a row. */
+/* One warp per row. */
 template <class Element, int N>
 static __global__ void embedding_kernel(struct tokens tokens, const Element *table, const Element *position, Element *x)
 {
@@ -46,11 +46,11 @@ static __global__ void embedding_kernel(struct tokens tokens, const Element *tab
         if (lane == 0 && (token < 0 || token >= tokens.vocabulary))
             fault_set(tokens.fault, CUDA_FAULT_INDEX, token, tokens.vocabulary, 0);
         for (int64_t c = (int64_t)lane * N; c < tokens.columns; c += 32 * N) {
-            float value[N] = {}, place[N];
+            float value[N] = {}, added[N];
             if (here) load<N>(table + word * tokens.columns + c, value);
             if (position) {
-                load<N>(position + r % tokens.length * tokens.columns + c, place);
-                for (int e = 0; e < N; e++) value[e] += place[e];
+                load<N>(position + r % tokens.length * tokens.columns + c, added);
+                for (int e = 0; e < N; e++) value[e] += added[e];
             }
             store<N>(x + r * tokens.columns + c, value, false);
         }
@@ -70,11 +70,10 @@ template <class Element> static enum hapt_status embedding_run(const struct hapt
 }
 
 /*
- * ---- The gradient: rows in the order of their tokens, equal tokens in row order; then each token's rows are summed
- * ----
+ * ---- The gradient: rows are ordered by token, equal tokens in row order; then each token's rows are summed ----
  *
- * A row's place in that order is the count of rows before it. Comparing all pairs costs less than a sort's passes up to
- * some 100,000 rows, and reads nothing of the table's size.
+ * A row's position in that order is the count of rows before it. Up to some 100,000 rows, comparing all pairs costs
+ * less than the passes of a sort. The cost does not depend on the table's size.
  */
 static __global__ void rank_kernel(const int32_t *token, int64_t rows, int64_t slice, int *rank)
 {
@@ -99,7 +98,7 @@ static __global__ void rank_kernel(const int32_t *token, int64_t rows, int64_t s
     if (r < rows && before) atomicAdd(&rank[r], before);
 }
 
-static __global__ void place_kernel(struct tokens tokens, const int *rank, int32_t *sorted, int *row)
+static __global__ void order_kernel(struct tokens tokens, const int *rank, int32_t *sorted, int *row)
 {
     for (GRID_STRIDE(r, tokens.rows)) {
         const int32_t token = tokens.token[r];
@@ -110,11 +109,11 @@ static __global__ void place_kernel(struct tokens tokens, const int *rank, int32
     }
 }
 
-/* Behind the last place of the token at `place`. */
-static __device__ __forceinline__ int64_t run_end(const int32_t *sorted, int64_t place, int64_t rows)
+/* The end of the run of equal tokens that contains `position`. */
+static __device__ __forceinline__ int64_t run_end(const int32_t *sorted, int64_t position, int64_t rows)
 {
-    const int32_t token = sorted[place];
-    int64_t low = place + 1, high = rows; /* the end is among them */
+    const int32_t token = sorted[position];
+    int64_t low = position + 1, high = rows; /* the end is in [low, high] */
     if (low >= rows || sorted[low] != token) return low;
     while (low < high) {
         const int64_t middle = (low + high) / 2;
@@ -126,13 +125,13 @@ static __device__ __forceinline__ int64_t run_end(const int32_t *sorted, int64_t
     return low;
 }
 
-/* The block of a token's first place (grid.x) adds its rows to the table, 32 N columns (grid.y); each warp takes every
- * 8th row. */
+/* The block of a token's first position (grid.x) adds its rows to the table, 32 N columns at a time (grid.y); each warp
+ * takes every 8th row. */
 template <class Element, int N>
 static __global__ void table_kernel(struct tokens tokens, const int32_t *sorted, const int *row, const Element *dy,
                                     float *dtable)
 {
-    __shared__ float place[WARPS][32 * N];
+    __shared__ float shared[WARPS][32 * N];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int64_t c = ((int64_t)blockIdx.y * 32 + lane) * N;
     for (int64_t p = blockIdx.x; p < tokens.rows; p += gridDim.x) {
@@ -146,11 +145,11 @@ static __global__ void table_kernel(struct tokens tokens, const int32_t *sorted,
                 load<N>(dy + row[q] * tokens.columns + c, value);
                 for (int e = 0; e < N; e++) sum[e] += value[e];
             }
-        if (end - p > 1) { /* else the first warp has all */
-            for (int e = 0; e < N; e++) place[warp][lane * N + e] = sum[e];
+        if (end - p > 1) { /* otherwise the first warp has the only row */
+            for (int e = 0; e < N; e++) shared[warp][lane * N + e] = sum[e];
             __syncthreads();
             for (int w = 1; w < WARPS && warp == 0; w++)
-                for (int e = 0; e < N; e++) sum[e] += place[w][lane * N + e];
+                for (int e = 0; e < N; e++) sum[e] += shared[w][lane * N + e];
             __syncthreads();
         }
         if (warp == 0 && c < tokens.columns) store<N>(dtable + word * tokens.columns + c, sum, true);
@@ -191,7 +190,7 @@ static enum hapt_status embedding_dw_launch(const struct tokens &tokens, const E
     HAPT_TRY(launch(rank_kernel, dim3((unsigned)tiles, (unsigned)slices), THREADS, 0, queue, tokens.token, rows, slice,
                     rank));
     HAPT_TRY(
-        launch(place_kernel, blocks_for(rows, THREADS), THREADS, 0, queue, tokens, (const int *)rank, sorted, row));
+        launch(order_kernel, blocks_for(rows, THREADS), THREADS, 0, queue, tokens, (const int *)rank, sorted, row));
     const dim3 grid(blocks_for(rows, 1).x, (unsigned)((tokens.columns + wide - 1) / wide));
     HAPT_TRY(launch(table_kernel<Element, N>, grid, THREADS, 0, queue, tokens, (const int32_t *)sorted,
                     (const int *)row, dy, dtable));
@@ -200,7 +199,7 @@ static enum hapt_status embedding_dw_launch(const struct tokens &tokens, const E
                   queue, tokens, dy, dposition);
 }
 
-/* input: tokens, dy; output: dtable, dposition, both always added to */
+/* Input: tokens, dy; output: dtable, dposition. Both are always added to. */
 template <class Element>
 static enum hapt_status embedding_dw_run(const struct hapt_call *call, struct hapt_queue *queue)
 {

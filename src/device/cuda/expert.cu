@@ -1,7 +1,7 @@
 /*
- * Products of experts with the slots that are filled: y = x w' + bias for each expert, and the gradients. Slots are
- * [rows][experts][capacity][columns]; counts [rows][experts], known on the device alone, says how many of a row's are
- * filled, from the front. So products run over all slots, and what came of empty ones is passed over.
+ * Products of experts with their filled slots: y = x w' + bias for each expert, and the gradients. Slots are
+ * [rows][experts][capacity][columns]. counts [rows][experts], known on the device only, gives the filled slots, from
+ * the front. So products run over all slots, and results of empty slots are ignored.
  */
 #include "kernels.h"
 #include "product.h"
@@ -14,7 +14,7 @@ struct experts {
     int64_t rows, experts, capacity;
 };
 
-/* `slots`: any operand that has them. */
+/* `slots`: any operand with slots. */
 static struct experts experts_of(const struct hapt_view *slots, const struct hapt_view *counts)
 {
     return {(const float *)counts->data, slots->shape[0], slots->shape[1], slots->shape[2]};
@@ -30,9 +30,9 @@ __device__ __forceinline__ bool filled(const struct experts &of, int64_t slot)
     return (float)(slot % of.capacity + 1) <= of.counts[slot / of.capacity];
 }
 
-/* Empty slots become 0. With `from`: filled ones are added to instead, and empty ones left. */
+/* Sets empty slots to 0. With `from`: adds it to filled slots and leaves empty ones. */
 template <class Element, int N>
-__global__ void settle_kernel(struct experts of, const Element *from, int64_t columns, Element *slots)
+__global__ void finish_slots_kernel(struct experts of, const Element *from, int64_t columns, Element *slots)
 {
     const int64_t parts = columns / N;
     for (GRID_STRIDE(i, of.rows * of.experts * of.capacity * parts)) {
@@ -44,7 +44,7 @@ __global__ void settle_kernel(struct experts of, const Element *from, int64_t co
     }
 }
 
-/* Slots by expert, [experts][rows][capacity][columns], empty ones 0. */
+/* Copies slots to [experts][rows][capacity][columns], with 0 in empty ones. */
 template <class Element, int N>
 __global__ void gather_kernel(struct experts of, const Element *slots, int64_t columns, Element *to)
 {
@@ -58,7 +58,8 @@ __global__ void gather_kernel(struct experts of, const Element *slots, int64_t c
     }
 }
 
-/* Rows are slots of all rows, columns those of all experts side by side: of slots by expert. */
+/* A matrix whose rows are the slots of all rows, and whose columns are those of all experts side by side. Reads slots
+ * by expert. */
 template <class Element> struct expert_matrix {
     const Element *x;
     int64_t rows, columns; /* of each expert */
@@ -73,8 +74,8 @@ static size_t slots_bytes(const struct hapt_view *slots)
     return ((size_t)hapt_view_elements(slots) * (slots->dtype == HAPT_F32 ? 4 : 2) + 255) / 256 * 256;
 }
 
-/* Forward and the gradient of x: input slots, weights, counts (, bias); output slots. A product takes all experts, or
- * all rows. */
+/* Forward and the gradient of x: input slots, weights, counts (, bias); output slots. One batched product covers all
+ * experts of a row, or all rows of an expert. */
 template <class Element, bool TRANSPOSED>
 static enum hapt_status slots_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
@@ -83,7 +84,8 @@ static enum hapt_status slots_run(const struct hapt_call *call, struct hapt_queu
     const int64_t in = view_columns(from), out = view_columns(to);
     const bool accumulate = call->accumulate & 1u, by_row = of.rows <= of.experts;
     const Element *bias = call->input_count > 3 ? (const Element *)call->input[3].data : NULL;
-    const size_t kept = accumulate ? slots_bytes(to) : 0; /* the product stands apart, first in the workspace */
+    const size_t kept =
+        accumulate ? slots_bytes(to) : 0; /* when adding, the product is separate: first in the workspace */
     Element *product = (Element *)(accumulate ? call->workspace : to->data), *y = (Element *)to->data;
     for (int64_t i = 0; i < (by_row ? of.rows : of.experts); i++) {
         const int64_t first = (by_row ? i * of.experts : i) * of.capacity,
@@ -106,7 +108,7 @@ static enum hapt_status slots_run(const struct hapt_call *call, struct hapt_queu
         HAPT_TRY(product_run(&p, (char *)call->workspace + kept, call->workspace_bytes - kept, queue));
     }
     const bool packed = packs_fit<Element>(out, y, product);
-    return launch(packed ? settle_kernel<Element, pack<Element>::COUNT> : settle_kernel<Element, 1>,
+    return launch(packed ? finish_slots_kernel<Element, pack<Element>::COUNT> : finish_slots_kernel<Element, 1>,
                   blocks_for(slot_count(of) * out / (packed ? pack<Element>::COUNT : 1), THREADS), THREADS, 0, queue,
                   of, accumulate ? (const Element *)product : (const Element *)NULL, out, y);
 }

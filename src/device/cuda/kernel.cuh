@@ -1,8 +1,8 @@
 /*
- * What every kernel file of the cuda back end includes: launching, element types, reductions over a block.
+ * Included by every kernel file of the cuda back end: launches, element types, reductions over a block.
  *
- * Determinism: reductions have an order that shapes alone decide; there are no atomic sums of floats.
- * Kernels compute in fp32, whatever their elements are. Sources run on compute capability 6.0 and newer.
+ * Determinism: the shapes alone decide the order of reductions; there are no atomic sums of floats. Kernels compute in
+ * fp32 for every element type. The sources run on compute capability 6.0 and newer.
  */
 #ifndef HAPT_CUDA_KERNEL_CUH
 #define HAPT_CUDA_KERNEL_CUH
@@ -18,7 +18,7 @@ struct cuda_kernel {
     struct hapt_kernel kernel; /* op NULL: end of the table */
 };
 
-/* Rows of an operator whose run function is a template over the element type. */
+/* Table rows of an operator whose run function is a template over the element type. */
 #define CUDA_KERNEL_F32(op, workspace, run) \
     {                                       \
         HAPT_F32,                           \
@@ -42,8 +42,8 @@ struct cuda_kernel {
         }                    \
     }
 
-/* What kernels find out about integer operands while they run: HAPT_ERR_INPUT for who waits for their queue. The first
- * one counts. */
+/* Errors in integer operands that kernels detect while they run. The wait for their queue returns HAPT_ERR_INPUT. The
+ * first error counts. */
 enum cuda_fault_kind {
     CUDA_FAULT_NONE,
     CUDA_FAULT_INDEX,    /* embedding: a, of b */
@@ -58,18 +58,17 @@ struct cuda_fault {
 
 struct hapt_queue {
     cudaStream_t stream;
-    struct cuda_fault *fault; /* the device's, on the host; kernels write there with fault_set */
-    bool capturing; /* what is queued is kept for replays: nobody may wait, and a failure says nothing of the call
-                       itself */
+    struct cuda_fault *fault; /* the device's, in host memory; kernels write it with fault_set */
+    bool capturing; /* work is being captured: waiting is not allowed, and a failure says nothing of the call itself */
 };
 
 extern const struct cuda_host *cuda_host; /* set before anything runs */
 
-/* Makes the process's device this thread's. */
+/* Makes the process's device current in this thread. */
 void cuda_use_device(void);
-/* HAPT_OK, or the record of what CUDA says: memory, a device that is lost, a bug of ours. */
+/* HAPT_OK, or records CUDA's error: no memory, a lost device, a bug of ours. */
 enum hapt_status cuda_check(cudaError_t error, const char *what);
-/* Reads `bytes` of device memory, or writes them, and waits: for the few kernels that exchange among shards while they
+/* Reads or writes `bytes` of device memory, and waits. For the few kernels that communicate among shards while they
  * run. */
 enum hapt_status cuda_download(struct hapt_queue *queue, void *host, const void *device, size_t bytes);
 enum hapt_status cuda_upload(struct hapt_queue *queue, void *device, const void *host, size_t bytes);
@@ -93,7 +92,7 @@ static enum hapt_status launch(void (*kernel)(Parameters...), dim3 grid, int blo
     return cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "a kernel's launch");
 }
 
-/* Blocks of `per_block` that cover `count`, at most enough to fill any device many times: kernels stride by the grid
+/* Blocks of `per_block` that cover `count`, up to enough to fill any device many times: kernels stride by the grid
  * (GRID_STRIDE). */
 static inline dim3 blocks_for(int64_t count, int64_t per_block)
 {
@@ -101,7 +100,7 @@ static inline dim3 blocks_for(int64_t count, int64_t per_block)
     return dim3((unsigned)(blocks < most ? blocks : most));
 }
 
-/* for (GRID_STRIDE(i, count)): the elements of this thread, 64-bit. */
+/* for (GRID_STRIDE(i, count)): the elements of this thread, with 64-bit indices. */
 #define GRID_STRIDE(i, count)                                   \
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; \
     i < (count);                                                \
@@ -112,7 +111,7 @@ static inline dim3 blocks_for(int64_t count, int64_t per_block)
 #define UNROLL
 #else
 #define UNROLL _Pragma("unroll") /* before a loop */
-/* The block's dynamic shared memory, once in a kernel; 16-byte aligned. */
+/* The block's dynamic shared memory, 16-byte aligned; once per kernel. */
 #define SHARED(type, name)                                              \
     extern __shared__ __align__(16) unsigned char cuda_shared_memory[]; \
     type *name = reinterpret_cast<type *>(cuda_shared_memory)
@@ -147,7 +146,7 @@ template <> __device__ __forceinline__ __half from_float<__half>(float x)
     return __float2half(x);
 }
 
-/* Sixteen bytes of elements: what a thread moves at once where addresses are multiples of 16. */
+/* 16 bytes of elements, which a thread loads or stores at once if addresses are multiples of 16. */
 template <class Element> struct alignas(16) pack {
     enum { COUNT = 16 / sizeof(Element) };
     Element element[COUNT];
@@ -169,8 +168,8 @@ __device__ __forceinline__ void fault_set(struct cuda_fault *fault, enum cuda_fa
     *(volatile int *)&fault->kind = (int)kind;
 }
 
-/* ---- Reductions: every thread of the block calls them, and all get the result. Blocks are whole warps, at most 1024
- * threads. ---- */
+/* ---- Reductions: all threads of the block must call them, and all get the result. Blocks have whole warps, at most
+ * 1024 threads. ---- */
 
 __device__ __forceinline__ float warp_sum(float value)
 {
@@ -184,27 +183,27 @@ __device__ __forceinline__ float warp_largest(float value)
     return value;
 }
 
-/* `place`: 32 floats of shared memory of this reduction's own; free again behind the call. */
-__device__ __forceinline__ float block_sum(float value, float *place)
+/* `shared`: 32 floats of shared memory for this reduction alone; free again after the call. */
+__device__ __forceinline__ float block_sum(float value, float *shared)
 {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
     value = warp_sum(value);
-    if (lane == 0) place[warp] = value;
+    if (lane == 0) shared[warp] = value;
     __syncthreads();
     float total = 0;
-    for (int w = 0; w < warps; w++) total += place[w];
+    for (int w = 0; w < warps; w++) total += shared[w];
     __syncthreads();
     return total;
 }
 
-__device__ __forceinline__ float block_largest(float value, float *place)
+__device__ __forceinline__ float block_largest(float value, float *shared)
 {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
     value = warp_largest(value);
-    if (lane == 0) place[warp] = value;
+    if (lane == 0) shared[warp] = value;
     __syncthreads();
-    float largest = place[0];
-    for (int w = 1; w < warps; w++) largest = fmaxf(largest, place[w]);
+    float largest = shared[0];
+    for (int w = 1; w < warps; w++) largest = fmaxf(largest, shared[w]);
     __syncthreads();
     return largest;
 }

@@ -12,7 +12,7 @@
 #define CUDA_FAMILY_DECLARE(name) extern const struct cuda_kernel hapt_cuda_##name[];
 CUDA_FAMILIES(CUDA_FAMILY_DECLARE)
 
-/* NULL when there is none. */
+/* NULL: there is none. */
 const struct hapt_kernel *cuda_kernel_find(const char *op, enum hapt_dtype dtype);
 
 #endif

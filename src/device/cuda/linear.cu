@@ -19,7 +19,7 @@ static size_t workspace_bytes(const struct hapt_call *call)
     return product_workspace(hapt_view_elements(&call->output[0]));
 }
 
-/* input: x, w, bias; output: y. The gradient dx of dy is the same product with the other w. */
+/* Input: x, w, bias; output: y. The gradient dx of dy is the same product with the other layout of w. */
 template <class Element> static struct product forward_product(const struct hapt_call *call, bool transposed)
 {
     struct product p = {};

@@ -4,8 +4,8 @@
 
 enum { THREADS = 256, POSITIONS = 8 };
 
-/* Sine and cosine of position t times base^(-i / half), each rounded once; the backward pass turns back. A thread takes
- * one i at POSITIONS positions: powers in double are slow. */
+/* Sine and cosine of position t times base^(-i / half), each rounded once; the backward negates the angle. A thread
+ * computes one i at POSITIONS positions, since powers in double are slow. */
 static __global__ void angle_kernel(float *sine, float *cosine, int64_t length, int64_t half, double base,
                                     bool backward)
 {
@@ -21,7 +21,7 @@ static __global__ void angle_kernel(float *sine, float *cosine, int64_t length, 
     }
 }
 
-/* Of every head of every row, (x[i], x[i + half]) turned by angle i. */
+/* Rotates (x[i], x[i + half]) of every head of every row by angle i. */
 template <class Element, int N>
 static __global__ void rope_kernel(const Element *x, Element *y, const float *sine, const float *cosine, int64_t rows,
                                    int64_t length, int width, int half, bool accumulate)
@@ -45,7 +45,7 @@ static __global__ void rope_kernel(const Element *x, Element *y, const float *si
         }
 }
 
-/* Sines, then cosines. */
+/* Bytes for sines, then cosines. */
 static size_t rope_workspace(const struct hapt_call *call)
 {
     const struct hapt_view *view = &call->input[0]; /* [batch][length][width] */

@@ -1,8 +1,8 @@
 /*
- * Softmax cross-entropy with its logsumexp, forward and backward. Rows whose target is -100 count for nothing.
+ * Softmax cross-entropy with its logsumexp, forward and backward. Rows with target -100 are ignored.
  *
- * On a shard of the classes the shards exchange the largest logit of each row, then the sum of its exponentials and its
- * target's logit, which one of them has; so all get the whole loss and the whole logsumexp.
+ * If the classes are sharded, the shards exchange the largest logit of each row. Then they exchange its sum of
+ * exponentials and its target's logit, which only one shard has. So all shards get the same loss and logsumexp.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -43,27 +43,27 @@ static __device__ __forceinline__ int64_t target_column(const struct logits &log
     return target == IGNORED || column < 0 || column >= logits.columns ? -1 : column;
 }
 
-static __device__ __forceinline__ double block_total(double value, double *place)
+static __device__ __forceinline__ double block_total(double value, double *shared)
 {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     for (int apart = 16; apart > 0; apart >>= 1) value += __shfl_xor_sync(0xffffffffu, value, apart);
-    if (lane == 0) place[warp] = value;
+    if (lane == 0) shared[warp] = value;
     __syncthreads();
     double total = 0;
-    for (int w = 0; w < warps; w++) total += place[w];
+    for (int w = 0; w < warps; w++) total += shared[w];
     __syncthreads();
     return total;
 }
 
-/* exp(x - top), 0 for the exponential of -inf, whatever top. A NaN stays. */
+/* exp(x - top); 0 if x is -inf, for any top. NaN is kept. */
 static __device__ __forceinline__ float above(float x, float top)
 {
     return expf(x - (top == -INFINITY ? 0.0f : top));
 }
 
 /*
- * One row, read once: the largest logit, and the sum of exp(logit - largest); both in every thread of the block. A
- * thread's sum is relative to its own largest so far.
+ * One row, read once: the largest logit and the sum of exp(logit - largest), in every thread of the block. A thread's
+ * sum is relative to its own largest logit so far.
  */
 template <class Element>
 static __device__ void row_sums(const Element *x, const struct logits &logits, int64_t row, float *largest, double *sum)
@@ -87,7 +87,7 @@ static __device__ void row_sums(const Element *x, const struct logits &logits, i
     *sum = block_total((double)total * (double)above(top, *largest), doubles);
 }
 
-/* What a row gives: its logsumexp and its loss, or on a shard the parts of which they are made. */
+/* The results of a row: its logsumexp and its loss or, on a shard, their parts. */
 template <class Element>
 static __global__ void loss_kernel(const Element *x, struct logits logits, float *lse, double *row_loss)
 {
@@ -121,28 +121,28 @@ static __global__ void shard_kernel(const Element *x, struct logits logits, floa
 static __global__ void total_kernel(const double *row_loss, const int32_t *target, int64_t rows, float *loss,
                                     bool accumulate)
 {
-    __shared__ double place[32];
+    __shared__ double shared[32];
     double sum = 0;
     for (int64_t r = threadIdx.x; r < rows; r += blockDim.x) sum += target[r] == IGNORED ? 0.0 : row_loss[r];
-    sum = block_total(sum, place);
+    sum = block_total(sum, shared);
     if (threadIdx.x == 0) *loss = (float)(accumulate ? sum + *loss : sum);
 }
 
-/* [rows] double: a row's loss; on shards [3][rows] float: the largest logits, sums and targets' logits. */
+/* [rows] double: losses of rows. On shards [3][rows] float: largest logits, sums, targets' logits. */
 static size_t loss_workspace(const struct hapt_call *call)
 {
     return (size_t)view_rows(&call->input[0]) * (sizeof(double) + 3 * sizeof(float));
 }
 
-/* From the three parts of each row on this shard, on the host: its logsumexp and its loss on all. */
+/* On the host: computes each row's logsumexp and loss over all shards from the three parts on this shard. */
 static enum hapt_status exchange_rows(const struct hapt_call *call, int64_t rows, float *part, float *top,
                                       double *row_loss)
 {
     float *sum = part + rows, *chosen = sum + rows;
     for (int64_t r = 0; r < rows; r++) top[r] = part[r];
-    HAPT_TRY(call->exchange(call->exchange_context, top, (size_t)rows, true));
+    HAPT_TRY(call->shard_reduce(call->shard_reduce_context, top, (size_t)rows, true));
     for (int64_t r = 0; r < rows; r++) sum[r] *= expf(part[r] - top[r]);
-    HAPT_TRY(call->exchange(call->exchange_context, sum, 2 * (size_t)rows, false));
+    HAPT_TRY(call->shard_reduce(call->shard_reduce_context, sum, 2 * (size_t)rows, false));
     for (int64_t r = 0; r < rows; r++) {
         const double lse = top[r] + log((double)sum[r]);
         row_loss[r] = lse - chosen[r];
@@ -160,9 +160,9 @@ static enum hapt_status shard_run(const struct hapt_call *call, struct hapt_queu
     HAPT_TRY(launch(shard_kernel<Element>, blocks_for(logits.rows, 1), THREADS, 0, queue,
                     (const Element *)call->input[0].data, logits, part, part + rows, part + 2 * rows));
     double *here =
-        (double *)malloc(rows * (sizeof(double) + 4 * sizeof(float)) + 1); /* as the workspace, and [rows] more */
+        (double *)malloc(rows * (sizeof(double) + 4 * sizeof(float)) + 1); /* as in the workspace, and [rows] more */
     float *parts = (float *)(here + rows);
-    if (!here) return cuda_host->fail(HAPT_ERR_MEMORY, NULL, "no memory for the losses of %zu rows", rows);
+    if (!here) return cuda_host->fail(HAPT_ERR_MEMORY, NULL, "no host memory for the losses of %zu rows", rows);
     enum hapt_status status = cuda_download(queue, parts, part, 3 * rows * sizeof *part);
     if (status == HAPT_OK) status = exchange_rows(call, logits.rows, parts, parts + 3 * rows, here);
     if (status == HAPT_OK) status = cuda_upload(queue, row_loss, here, rows * sizeof *row_loss);
@@ -175,7 +175,7 @@ template <class Element> static enum hapt_status loss_run(const struct hapt_call
 {
     const struct logits logits = logits_of(call, queue);
     double *row_loss = (double *)call->workspace;
-    if (call->exchange)
+    if (call->shard_reduce)
         HAPT_TRY(shard_run<Element>(call, queue, logits));
     else
         HAPT_TRY(launch(loss_kernel<Element>, blocks_for(logits.rows, 1), THREADS, 0, queue,
@@ -184,7 +184,7 @@ template <class Element> static enum hapt_status loss_run(const struct hapt_call
                   (float *)call->output[0].data, (call->accumulate & 1u) != 0);
 }
 
-/* A block a row: exp(logit - lse) scale, and 1 less (before the scale) at the target, rounded once. */
+/* One block per row: exp(logit - lse) scale, minus 1 before scaling at the target; rounded once. */
 template <class Element>
 static __global__ void loss_dx_kernel(const Element *x, struct logits logits, const float *lse, const float *scale,
                                       Element *dx, bool accumulate)

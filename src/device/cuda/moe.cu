@@ -2,16 +2,16 @@
  * Mixtures of experts: the gate, tokens into the slots of their experts and back, and the gradients. Products:
  * expert.cu.
  *
- * Slots are [rows][experts][capacity][columns]; those of a row at an expert are filled from the front in the order of
- * its tokens and of a token's choices. A call may hold a shard of the experts, those from first_value on: the others'
- * slots are another shard's.
+ * Slots are [rows][experts][capacity][columns]. A row's slots at an expert are filled from the front, in the order of
+ * its tokens, then of a token's choices. A call may hold a shard of the experts, from first_value on; the other slots
+ * are on other shards.
  */
 #include "kernels.h"
 #include "rows.cuh"
 
 enum { THREADS = 256 };
 
-/* What slots and choices of a call are. */
+/* Sizes of a call's slots and choices. */
 struct slots {
     const int *expert; /* [rows][tokens][choices] */
     int64_t rows, tokens, choices, experts, capacity, first_value;
@@ -42,17 +42,15 @@ static int64_t slot_count(const struct slots &slots)
 }
 
 /*
- * A block takes a row at an expert and passes through the row's choices. What it finds goes where it is asked for: the
- * slot of every choice of its expert (where there is room), the choice in every slot (-1: empty), how many choices
- * there are.
+ * A block takes one row at one expert and scans the row's choices. It writes what is requested: the slot of every
+ * choice of its expert (if there is room), the choice in every slot (-1: empty), the number of choices.
  */
-__global__ void place_kernel(struct slots slots, int64_t *slot, int64_t *choice, float *counts,
-                             struct cuda_fault *fault)
+__global__ void slot_kernel(struct slots slots, int64_t *slot, int64_t *choice, float *counts, struct cuda_fault *fault)
 {
     __shared__ int before[THREADS / 32];
     const int64_t row = blockIdx.x / slots.experts, expert = blockIdx.x % slots.experts,
                   count = slots.tokens * slots.choices;
-    const int64_t first = row * count, place = blockIdx.x * slots.capacity;
+    const int64_t first = row * count, base = blockIdx.x * slots.capacity;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int64_t filled = 0;
     for (int64_t at = 0; at < count; at += THREADS) {
@@ -68,21 +66,21 @@ __global__ void place_kernel(struct slots slots, int64_t *slot, int64_t *choice,
         }
         __syncthreads();
         if (!here || own >= slots.capacity) continue;
-        if (slot) slot[q] = place + own;
-        if (choice) choice[place + own] = q;
+        if (slot) slot[q] = base + own;
+        if (choice) choice[base + own] = q;
     }
-    for (int64_t s = filled + threadIdx.x; choice && s < slots.capacity; s += THREADS) choice[place + s] = -1;
+    for (int64_t s = filled + threadIdx.x; choice && s < slots.capacity; s += THREADS) choice[base + s] = -1;
     if (counts && threadIdx.x == 0) counts[blockIdx.x] = (float)filled;
     if (fault && threadIdx.x == 0 && filled > slots.capacity)
         fault_set(fault, CUDA_FAULT_ROOM, filled, slots.first_value + expert, slots.capacity);
 }
 
-/* The slot of every choice, -1: another shard's, or there is no room. */
+/* Finds the slot of every choice; -1: on another shard, or no room. */
 static enum hapt_status find_slots(const struct slots &slots, int64_t *slot, struct hapt_queue *queue)
 {
     HAPT_TRY(
         cuda_check(cudaMemsetAsync(slot, 0xff, (size_t)choice_count(slots) * sizeof *slot, queue->stream), "zeroing"));
-    return launch(place_kernel, dim3((unsigned)(slots.rows * slots.experts)), THREADS, 0, queue, slots, slot,
+    return launch(slot_kernel, dim3((unsigned)(slots.rows * slots.experts)), THREADS, 0, queue, slots, slot,
                   (int64_t *)NULL, (float *)NULL, (struct cuda_fault *)NULL);
 }
 
@@ -92,14 +90,14 @@ static enum hapt_status count_run(const struct hapt_call *call, struct hapt_queu
     view.shape[1] = call->output[0].shape[1]; /* [rows][experts] */
     view.shape[2] = INT64_MAX / 2;            /* room for all */
     const struct slots slots = slots_of(call, &call->input[0], &view);
-    return launch(place_kernel, dim3((unsigned)(slots.rows * slots.experts)), THREADS, 0, queue, slots, (int64_t *)NULL,
+    return launch(slot_kernel, dim3((unsigned)(slots.rows * slots.experts)), THREADS, 0, queue, slots, (int64_t *)NULL,
                   (int64_t *)NULL, (float *)call->output[0].data, (struct cuda_fault *)NULL);
 }
 
 /* ---- The gate ---- */
 
-/* softmax over all experts, the largest kept and scaled to sum 1: the softmax of the largest logits alone. A thread a
- * token. */
+/* Softmax over all experts; the largest are kept and scaled to sum 1. This equals the softmax of the largest logits
+ * alone. One thread per token. */
 template <class Element>
 __global__ void gate_kernel(const Element *logits, int64_t rows, int64_t experts, int64_t choices, float *weights,
                             int *chosen)
@@ -113,7 +111,7 @@ __global__ void gate_kernel(const Element *logits, int64_t rows, int64_t experts
             int best = -1;
             for (int e = 0; e < experts; e++) {
                 const float value = to_float(logit[e]);
-                if (best >= 0 && !(value > most)) continue; /* of equals the first */
+                if (best >= 0 && !(value > most)) continue; /* of equal logits, the first */
                 bool taken = false;
                 for (int64_t i = 0; i < j; i++) taken = taken || expert[i] == e;
                 if (taken) continue;
@@ -129,7 +127,7 @@ __global__ void gate_kernel(const Element *logits, int64_t rows, int64_t experts
     }
 }
 
-/* The gradient of a softmax, at the chosen logits; it is 0 at the others. A thread an expert of a token. */
+/* Gradient of a softmax at the chosen logits; 0 at the others. One thread per expert of a token. */
 template <class Element>
 __global__ void gate_dx_kernel(const float *weights, const int *chosen, const float *dweights, int64_t rows,
                                int64_t experts, int64_t choices, int64_t first_value, Element *dlogits, bool accumulate)
@@ -166,8 +164,7 @@ template <class Element> static enum hapt_status gate_dx_run(const struct hapt_c
 
 /* ---- Tokens and slots ---- */
 
-/* Every slot: the token that belongs there, times its weight if there are weights; empty ones 0. N elements a thread.
- */
+/* Every slot: its token, times its weight if there are weights; empty slots 0. N elements per thread. */
 template <class Element, int N>
 __global__ void fill_kernel(struct slots slots, const int64_t *choice, const float *weight, const Element *x,
                             int64_t columns, Element *y, bool accumulate)
@@ -203,7 +200,7 @@ __global__ void gather_kernel(struct slots slots, const int64_t *slot, const flo
     }
 }
 
-/* Every choice: the product of its slot with the gradient of its token. A warp a choice. */
+/* Every choice: the dot product of its slot with the gradient of its token. One warp per choice. */
 template <class Element, int N>
 __global__ void weigh_kernel(struct slots slots, const int64_t *slot, const Element *dy, const Element *x,
                              int64_t columns, float *dweight, bool accumulate)
@@ -232,7 +229,7 @@ static enum hapt_status fill(const struct hapt_call *call, const float *weight, 
     const Element *x = (const Element *)call->input[0].data;
     const bool accumulate = call->accumulate & 1u;
     int64_t *choice = (int64_t *)call->workspace; /* [slots] */
-    HAPT_TRY(launch(place_kernel, dim3((unsigned)(slots.rows * slots.experts)), THREADS, 0, queue, slots,
+    HAPT_TRY(launch(slot_kernel, dim3((unsigned)(slots.rows * slots.experts)), THREADS, 0, queue, slots,
                     (int64_t *)NULL, choice, (float *)NULL, strict ? queue->fault : (struct cuda_fault *)NULL));
     const bool packed = packs_fit<Element>(columns, x, y->data);
     return launch(packed ? fill_kernel<Element, pack<Element>::COUNT> : fill_kernel<Element, 1>,
@@ -292,7 +289,7 @@ static enum hapt_status combine_dweights_run(const struct hapt_call *call, struc
                   (float *)call->output[0].data, (bool)(call->accumulate & 1u));
 }
 
-/* A place for every slot, or for every choice. */
+/* An index for every slot, or for every choice. */
 static size_t fill_workspace(const struct hapt_call *call)
 {
     return (size_t)slot_count(slots_of(call, &call->input[call->input_count - 1], &call->output[0])) * sizeof(int64_t);

@@ -1,20 +1,19 @@
 /*
- * Layer norm and RMS norm over the last dimension, forward and backward. RMS norm is layer norm without a mean and
- * without beta: CENTRED false, mean and beta NULL.
+ * Layer norm and RMS norm over the last dimension, forward and backward. RMS norm is layer norm without mean and beta:
+ * CENTRED false, mean and beta NULL.
  */
 #include "kernels.h"
 #include "rows.cuh"
 
-/* Rows of at most NARROW elements belong to a warp each, others to a block. Their second reading comes from the cache.
- */
+/* Rows of at most NARROW elements take a warp each, others a block. The second read of a row comes from the cache. */
 enum { THREADS = 256, NARROW = 1024 };
 
-template <bool WARP> static __device__ __forceinline__ float row_total(float value, float *place)
+template <bool WARP> static __device__ __forceinline__ float row_total(float value, float *shared)
 {
-    return WARP ? warp_sum(value) : block_sum(value, place);
+    return WARP ? warp_sum(value) : block_sum(value, shared);
 }
 
-/* The rows of this warp or block, and its elements of each. */
+/* The rows of this warp or block, and its elements in each. */
 #define FOR_ROWS(row, rows)                                                                       \
     const int team = WARP ? 32 : THREADS, member = WARP ? threadIdx.x & 31 : threadIdx.x,         \
               teams = WARP ? THREADS / 32 : 1;                                                    \
@@ -33,7 +32,7 @@ template <class Element> struct norm_forward {
 template <class Element, int N, bool CENTRED, bool WARP>
 static __global__ void norm_kernel(struct norm_forward<Element> norm)
 {
-    __shared__ float place[32];
+    __shared__ float shared[32];
     const float columns = (float)norm.columns;
     FOR_ROWS(row, norm.rows)
     {
@@ -45,7 +44,7 @@ static __global__ void norm_kernel(struct norm_forward<Element> norm)
                 load<N>(x + c, value);
                 for (int e = 0; e < N; e++) sum += value[e];
             }
-            centre = row_total<WARP>(sum, place) / columns;
+            centre = row_total<WARP>(sum, shared) / columns;
         }
         sum = 0;
         FOR_COLUMNS(c, norm.columns)
@@ -53,7 +52,7 @@ static __global__ void norm_kernel(struct norm_forward<Element> norm)
             load<N>(x + c, value);
             for (int e = 0; e < N; e++) sum += (value[e] - centre) * (value[e] - centre);
         }
-        const float rstd = 1.0f / sqrtf(row_total<WARP>(sum, place) / columns + norm.epsilon);
+        const float rstd = 1.0f / sqrtf(row_total<WARP>(sum, shared) / columns + norm.epsilon);
         FOR_COLUMNS(c, norm.columns)
         {
             load<N>(x + c, value);
@@ -72,7 +71,7 @@ static __global__ void norm_kernel(struct norm_forward<Element> norm)
     }
 }
 
-/* With n = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)); no mean(g) in RMS norm. */
+/* With n = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)); RMS norm has no mean(g). */
 template <class Element> struct norm_backward {
     const Element *x, *gamma, *dy;
     const float *mean, *rstd;
@@ -84,7 +83,7 @@ template <class Element> struct norm_backward {
 template <class Element, int N, bool CENTRED, bool WARP>
 static __global__ void norm_dx_kernel(struct norm_backward<Element> job)
 {
-    __shared__ float place[32];
+    __shared__ float shared[32];
     const float columns = (float)job.columns;
     FOR_ROWS(row, job.rows)
     {
@@ -101,8 +100,8 @@ static __global__ void norm_dx_kernel(struct norm_backward<Element> job)
                 sum_gn += g[e] * gamma[e] * ((value[e] - mean) * rstd);
             }
         }
-        const float mean_g = CENTRED ? row_total<WARP>(sum_g, place) / columns : 0.0f,
-                    mean_gn = row_total<WARP>(sum_gn, place) / columns;
+        const float mean_g = CENTRED ? row_total<WARP>(sum_g, shared) / columns : 0.0f,
+                    mean_gn = row_total<WARP>(sum_gn, shared) / columns;
         FOR_COLUMNS(c, job.columns)
         {
             load<N>(x + c, value);

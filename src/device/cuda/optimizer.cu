@@ -1,4 +1,4 @@
-/* Optimizer updates and the sum of squares: flat fp32 arrays, in place. */
+/* Optimizer updates and sums of squares, on flat fp32 arrays, in place. */
 #include <math.h>
 
 #include "kernels.h"
@@ -9,7 +9,7 @@ struct adamw {
     float rate, decay, root, epsilon, rest1, rest2, scale;
 };
 
-/* Factors near 1 are applied as p - p * small: (1 - small) rounded to fp32 would bias every step the same way. */
+/* Factors near 1 are applied as p - p * small: rounding (1 - small) to fp32 would bias every step the same way. */
 template <class Copy>
 __global__ void adamw_kernel(const float *grad, float *master, float *m, float *v, Copy *copy, int64_t count,
                              struct adamw how)
@@ -44,7 +44,7 @@ __global__ void sgd_kernel(const float *grad, float *master, float *buffer, Copy
     }
 }
 
-/* The compute copy of the weights, if there is one. */
+/* The compute copy of the weights, or NULL. */
 static const struct hapt_view *copy_of(const struct hapt_call *call, int index)
 {
     return call->output_count > index && call->output[index].data ? &call->output[index] : NULL;
@@ -92,34 +92,34 @@ static enum hapt_status sgd_run(const struct hapt_call *call, struct hapt_queue 
                                            : sgd_typed<__nv_bfloat16>(call, queue, copy);
 }
 
-/* ---- Sum of squares, in double: of PARTS parts, then of these, one order for each length. ---- */
+/* ---- Sum of squares, in double: PARTS partial sums, then their sum, in one order for each length ---- */
 
-__device__ double block_total(double value, double *place)
+__device__ double block_total(double value, double *shared)
 {
-    place[threadIdx.x] = value;
+    shared[threadIdx.x] = value;
     for (int half = THREADS / 2; half > 0; half >>= 1) {
         __syncthreads();
-        if ((int)threadIdx.x < half) place[threadIdx.x] += place[threadIdx.x + half];
+        if ((int)threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
     }
     __syncthreads();
-    return place[0];
+    return shared[0];
 }
 
 __global__ void square_parts(const float *x, int64_t count, double *part)
 {
-    __shared__ double place[THREADS];
+    __shared__ double shared[THREADS];
     double sum = 0;
     for (GRID_STRIDE(i, count)) sum += (double)x[i] * (double)x[i];
-    sum = block_total(sum, place);
+    sum = block_total(sum, shared);
     if (threadIdx.x == 0) part[blockIdx.x] = sum;
 }
 
 __global__ void square_total(const double *part, int parts, double *out, bool accumulate)
 {
-    __shared__ double place[THREADS];
+    __shared__ double shared[THREADS];
     double sum = 0;
     for (int i = threadIdx.x; i < parts; i += THREADS) sum += part[i];
-    sum = block_total(sum, place);
+    sum = block_total(sum, shared);
     if (threadIdx.x == 0) *out = accumulate ? *out + sum : sum;
 }
 

@@ -1,6 +1,6 @@
 /*
  * Images as sequences of tokens: patch embedding (a convolution whose stride is its kernel), the class token with
- * learned positions, and one token taken out. Patches are packed as rows; their products are those of linear layers.
+ * learned positions, and extraction of one token. Patches are packed as rows and use the kernels of linear layers.
  */
 #include "kernels.h"
 #include "rows.cuh"
@@ -10,7 +10,7 @@ enum { THREADS = 256 };
 struct patches {
     int64_t channels, height, width, patch_height, patch_width;
     int64_t down, across, rows,
-        columns; /* patches a column and a row of an image; rows of patches in all; a patch's elements */
+        columns; /* patches per column and row of an image; patch rows in total; elements of a patch */
 };
 
 /* images [batch][c][height][width], weight [out][c][patch height][patch width] */
@@ -51,7 +51,7 @@ static struct hapt_view matrix(const struct hapt_view *view, int64_t rows, int64
     return matrix;
 }
 
-/* The call of the linear layer on packed patches: y = patches weight' + bias, or its dw and db. Packed patches stand
+/* The call of the linear layer on packed patches: y = patches weight' + bias, or its dw and db. Packed patches come
  * first in the workspace. */
 static struct hapt_call linear_call(const struct hapt_call *call, const struct patches &of, enum hapt_dtype dtype,
                                     bool backward, size_t *packed_bytes)
@@ -90,7 +90,7 @@ static enum hapt_status embedding_run(const struct hapt_call *call, struct hapt_
     return cuda_kernel_find(BACKWARD ? "linear_t_dw" : "linear_t", DTYPE)->run(&linear, queue);
 }
 
-/* y [batch][patches + 1][d]: the class token, then the patches; positions added to all. N elements a thread. */
+/* y [batch][patches + 1][d]: the class token, then the patches; positions added to all. N elements per thread. */
 template <class Element, int N>
 __global__ void class_kernel(int64_t batch, int64_t length, int64_t d, const Element *x, const Element *token,
                              const Element *position, Element *y)
@@ -106,7 +106,7 @@ __global__ void class_kernel(int64_t batch, int64_t length, int64_t d, const Ele
     }
 }
 
-/* A thread owns positions and sums them over the batch. */
+/* A thread owns positions and sums over the batch. */
 template <class Element>
 __global__ void class_backward_kernel(int64_t batch, int64_t length, int64_t d, const Element *dy, Element *dx,
                                       float *dclass, float *dposition, unsigned add)

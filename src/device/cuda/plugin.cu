@@ -17,22 +17,21 @@ struct hapt_event {
     struct hapt_queue *queue;
 };
 
-/* Queue 0 computes. Its events are used in turn: no more than EVENTS of a queue are waited for at a time. */
+/* Queue 0 computes. Each queue reuses its events in turn: at most EVENTS of a queue may be waited for at a time. */
 static struct {
     int device;               /* -1: none is open */
-    struct cuda_fault *fault; /* on the host, where kernels write, too */
+    struct cuda_fault *fault; /* in host memory; kernels write it too */
     struct hapt_queue queue[QUEUES];
     struct hapt_event event[QUEUES][EVENTS];
     unsigned next[QUEUES];
-    struct hapt_event mark[QUEUES]
-                          [HAPT_MARKS]; /* these know when they were reached; each is made when it is first used */
-    unsigned next_mark[QUEUES];
+    struct hapt_event timestamp[QUEUES][HAPT_TIMESTAMPS]; /* with timing; each is created at its first use */
+    unsigned next_timestamp[QUEUES];
 } cuda = {-1, NULL, {}, {}, {}, {}, {}};
 
 enum hapt_status cuda_check(cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) return HAPT_OK;
-    cudaGetLastError(); /* or the next call reports it again */
+    cudaGetLastError(); /* otherwise the next call reports it again */
     const bool memory = error == cudaErrorMemoryAllocation,
                code = strcmp(cudaGetErrorName(error), "cudaErrorNoKernelImageForDevice") == 0;
     return cuda_host->fail(
@@ -40,12 +39,12 @@ enum hapt_status cuda_check(cudaError_t error, const char *what)
         : code ? HAPT_ERR_INPUT
                : HAPT_ERR_INTERNAL,
         memory ? "use more devices, a smaller microbatch or devices with more memory"
-        : code ? "make again with CUDA_ARCHS set to this GPU's compute capability, e.g. make CUDA_ARCHS='75 80 90'"
+        : code ? "rebuild with CUDA_ARCHS set to this GPU's compute capability, e.g. make CUDA_ARCHS='75 80 90'"
                : "see hapt doctor and the driver's log (dmesg)",
         "CUDA device %d: %s: %s", cuda.device, what, cudaGetErrorString(error));
 }
 
-/* The current device is a thread's own. */
+/* CUDA's current device is per thread. */
 static void use_device(void)
 {
     static thread_local int current = -1;
@@ -83,13 +82,14 @@ static enum hapt_status describe(int index, struct hapt_device_facts *facts)
 {
     cudaDeviceProp property;
     int clock_khz = 0;
-    HAPT_TRY(cuda_check(cudaGetDeviceProperties(&property, index), "its properties"));
+    HAPT_TRY(cuda_check(cudaGetDeviceProperties(&property, index), "device properties"));
     memset(facts, 0, sizeof *facts);
     snprintf(facts->name, sizeof facts->name, "%.63s", property.name);
-    if (cudaDeviceGetPCIBusId(facts->bus, sizeof facts->bus, index) != cudaSuccess) facts->bus[0] = '\0';
+    if (cudaDeviceGetPCIBusId(facts->pci_address, sizeof facts->pci_address, index) != cudaSuccess)
+        facts->pci_address[0] = '\0';
     if (cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, index) != cudaSuccess) clock_khz = 0;
     cudaGetLastError(); /* these two may be missing */
-    for (char *c = facts->bus; *c; c++) *c = (char)tolower((unsigned char)*c);
+    for (char *c = facts->pci_address; *c; c++) *c = (char)tolower((unsigned char)*c);
     facts->memory_bytes = property.totalGlobalMem;
     facts->processors = property.multiProcessorCount;
     facts->major = property.major;
@@ -98,8 +98,8 @@ static enum hapt_status describe(int index, struct hapt_device_facts *facts)
     return HAPT_OK;
 }
 
-/* Who waits for an event spins, which is the soonest, but not on a core that others of this rank need: the
- * communication thread, NCCL's. */
+/* Waiting for an event spins, which is the fastest. With fewer than CORES_TO_SPIN cores it blocks, because the
+ * communication thread and NCCL's threads need a core. */
 enum { CORES_TO_SPIN = 3 };
 
 static unsigned waiting(void)
@@ -126,25 +126,25 @@ static enum hapt_status make_queues(void)
     return HAPT_OK;
 }
 
-static __global__ void hold_kernel(long long cycles)
+static __global__ void delay_kernel(long long cycles)
 {
     const long long start = clock64();
     while (clock64() - start < cycles) {
     }
 }
 
-/* Its queues stay until the process ends. */
+/* Its queues exist until the process ends. */
 static enum hapt_status open_device(int index)
 {
     if (cuda.device == index) return HAPT_OK;
     if (cuda.device >= 0)
-        return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "CUDA device %d beside device %d: each process has one", index,
-                               cuda.device);
-    HAPT_TRY(cuda_check(cudaSetDevice(index), "it cannot be used"));
+        return cuda_host->fail(HAPT_ERR_INTERNAL, NULL,
+                               "cannot open CUDA device %d beside device %d: each process has one", index, cuda.device);
+    HAPT_TRY(cuda_check(cudaSetDevice(index), "the device cannot be used"));
     cuda.device = index;
     use_device();
     cudaFuncAttributes about;
-    enum hapt_status status = cuda_check(cudaFuncGetAttributes(&about, hold_kernel), "its code");
+    enum hapt_status status = cuda_check(cudaFuncGetAttributes(&about, delay_kernel), "loading its code");
     if (status == HAPT_OK) status = make_queues();
     if (status != HAPT_OK) cuda.device = -1;
     return status;
@@ -161,7 +161,7 @@ static void *reserve(size_t bytes)
     cudaGetLastError();
     if (memory) cudaFree(memory);
     if (error != cudaErrorMemoryAllocation)
-        cuda_check(error, "work that was queued"); /* the first failure is the one that is told */
+        cuda_check(error, "queued work"); /* the first failure is the one that is reported */
     return NULL;
 }
 
@@ -169,7 +169,7 @@ static void release(void *memory, size_t bytes)
 {
     (void)bytes;
     use_device();
-    cudaFree(memory); /* waits for what still uses it */
+    cudaFree(memory); /* waits for work that still uses it */
 }
 
 static void *pin(size_t bytes)
@@ -197,7 +197,7 @@ static struct hapt_event *record(struct hapt_queue *queue)
     const int q = (int)(queue - cuda.queue);
     use_device();
     struct hapt_event *event = &cuda.event[q][cuda.next[q]++ % EVENTS];
-    cudaEventRecord(event->event, queue->stream); /* what fails here is seen by the wait */
+    cudaEventRecord(event->event, queue->stream); /* a failure here is seen by the wait */
     return event;
 }
 
@@ -207,7 +207,7 @@ static bool done(struct hapt_event *event)
     return cudaEventQuery(event->event) != cudaErrorNotReady;
 }
 
-/* In the words of the cpu back end. */
+/* Messages as on the cpu back end. */
 static enum hapt_status fault_status(void)
 {
     const struct cuda_fault found = *cuda.fault;
@@ -227,16 +227,17 @@ static enum hapt_status fault_status(void)
         return cuda_host->fail(HAPT_ERR_INPUT, "give the model a larger --capacity-factor, or 0: room for every token",
                                "%d tokens of one row go to expert %d, which has room for %d", found.a, found.b,
                                found.c);
-    default: return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "a kernel's fault is half written");
+    default: return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "a kernel's error record is incomplete");
     }
 }
 
 static enum hapt_status wait(struct hapt_event *event)
 {
     use_device();
-    HAPT_TRY(cuda_check(cudaEventSynchronize(event->event), "work that was queued"));
-    HAPT_TRY(cuda_check(cudaGetLastError(), "work that was queued"));
-    return event->queue == cuda.queue ? fault_status() : HAPT_OK; /* kernels' faults are for who waits for kernels */
+    HAPT_TRY(cuda_check(cudaEventSynchronize(event->event), "queued work"));
+    HAPT_TRY(cuda_check(cudaGetLastError(), "queued work"));
+    return event->queue == cuda.queue ? fault_status()
+                                      : HAPT_OK; /* only waits for the kernels' queue report faults of kernels */
 }
 
 static enum hapt_status copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
@@ -249,7 +250,7 @@ static enum hapt_status copy(struct hapt_queue *queue, void *to, const void *fro
 enum hapt_status cuda_download(struct hapt_queue *queue, void *host, const void *device, size_t bytes)
 {
     HAPT_TRY(copy(queue, host, device, bytes));
-    return cuda_check(cudaStreamSynchronize(queue->stream), "work that was queued");
+    return cuda_check(cudaStreamSynchronize(queue->stream), "queued work");
 }
 
 enum hapt_status cuda_upload(struct hapt_queue *queue, void *device, const void *host, size_t bytes)
@@ -257,18 +258,18 @@ enum hapt_status cuda_upload(struct hapt_queue *queue, void *device, const void 
     return cuda_download(queue, device, host, bytes);
 }
 
-static struct hapt_event *mark(struct hapt_queue *queue)
+static struct hapt_event *timestamp(struct hapt_queue *queue)
 {
     const int q = (int)(queue - cuda.queue);
     use_device();
-    struct hapt_event *event = &cuda.mark[q][cuda.next_mark[q]++ % HAPT_MARKS];
+    struct hapt_event *event = &cuda.timestamp[q][cuda.next_timestamp[q]++ % HAPT_TIMESTAMPS];
     if (!event->event && cudaEventCreateWithFlags(&event->event, cudaEventDefault | waiting()) != cudaSuccess)
         event->event = NULL;
-    if (event->event) cudaEventRecord(event->event, queue->stream); /* what fails here is seen by whoever waits */
+    if (event->event) cudaEventRecord(event->event, queue->stream); /* a failure here is seen by the wait */
     return event;
 }
 
-static double seconds(struct hapt_event *from, struct hapt_event *to)
+static double elapsed_s(struct hapt_event *from, struct hapt_event *to)
 {
     float apart_ms = -1;
     use_device();
@@ -279,15 +280,15 @@ static double seconds(struct hapt_event *from, struct hapt_event *to)
     return -1;
 }
 
-static void hold(struct hapt_queue *queue, double time_s)
+static void delay(struct hapt_queue *queue, double time_s)
 {
     int clock_khz = 0;
     use_device();
     if (cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, cuda.device) != cudaSuccess || clock_khz <= 0)
         clock_khz = 1500000;
     cudaGetLastError();
-    launch(hold_kernel, dim3(1), 1, 0, queue,
-           (long long)((time_s < 1e-2 ? time_s : 1e-2) * 1e3 * clock_khz)); /* what fails is seen by the wait */
+    launch(delay_kernel, dim3(1), 1, 0, queue,
+           (long long)((time_s < 1e-2 ? time_s : 1e-2) * 1e3 * clock_khz)); /* a failure here is seen by the wait */
 }
 
 /* ---- Replays: CUDA graphs ---- */
@@ -300,13 +301,13 @@ static bool capture(struct hapt_queue *queue)
     return queue->capturing;
 }
 
-static struct hapt_replay *captured(struct hapt_queue *queue)
+static struct hapt_replay *capture_end(struct hapt_queue *queue)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
     use_device();
     queue->capturing = false;
-    cudaError_t error = cudaStreamEndCapture(queue->stream, &graph); /* a capture that failed is over, too */
+    cudaError_t error = cudaStreamEndCapture(queue->stream, &graph); /* a failed capture also ends here */
     if (error == cudaSuccess) error = cudaGraphInstantiateWithFlags(&exec, graph, 0);
     if (graph) cudaGraphDestroy(graph);
     if (error == cudaSuccess) return (struct hapt_replay *)exec;
@@ -322,18 +323,18 @@ static bool replay(struct hapt_replay *replay, struct hapt_queue *queue)
     return launched;
 }
 
-static void forget(struct hapt_replay *replay)
+static void replay_destroy(struct hapt_replay *replay)
 {
     use_device();
     cudaGraphExecDestroy((cudaGraphExec_t)replay);
 }
 
-/* nccl.cu, where the toolkit has NCCL's header (Makefile). */
-extern const struct hapt_groups *cuda_nccl_groups(const char **reason) __attribute__((weak));
+/* In nccl.cu, if the toolkit has NCCL's header (Makefile). */
+extern const struct hapt_device_comm_ops *cuda_nccl_comm_ops(const char **reason) __attribute__((weak));
 
-static const struct hapt_groups *groups(const char **reason)
+static const struct hapt_device_comm_ops *device_comms(const char **reason)
 {
-    if (cuda_nccl_groups) return cuda_nccl_groups(reason);
+    if (cuda_nccl_comm_ops) return cuda_nccl_comm_ops(reason);
     *reason = "this build has no NCCL";
     return NULL;
 }
@@ -359,14 +360,14 @@ hapt_cuda_plugin(const struct cuda_host *host, int abi)
     plugin.done = done;
     plugin.wait = wait;
     plugin.copy = copy;
-    plugin.groups = groups;
-    plugin.mark = mark;
-    plugin.seconds = seconds;
-    plugin.hold = hold;
+    plugin.device_comms = device_comms;
+    plugin.timestamp = timestamp;
+    plugin.elapsed_s = elapsed_s;
+    plugin.delay = delay;
     plugin.capture = capture;
-    plugin.captured = captured;
+    plugin.capture_end = capture_end;
     plugin.replay = replay;
-    plugin.forget = forget;
+    plugin.replay_destroy = replay_destroy;
     plugin.use_tf32 = product_use_tf32;
     return abi == CUDA_PLUGIN_ABI ? &plugin : NULL;
 }

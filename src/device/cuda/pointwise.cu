@@ -8,7 +8,7 @@ static int64_t elements_of(const struct hapt_view *view)
     return hapt_view_elements(view);
 }
 
-/* out[i] = f(a[i], b[i]) (+ out[i]); b may be absent, then it is 0. Four elements a thread and turn. */
+/* out[i] = f(a[i], b[i]) (+ out[i]); an absent b counts as 0. Four elements per thread and turn. */
 template <class From, class To, class Function>
 __global__ void map_kernel(const From *a, const From *b, To *out, int64_t count, bool accumulate, Function function)
 {
@@ -18,7 +18,7 @@ __global__ void map_kernel(const From *a, const From *b, To *out, int64_t count,
     }
 }
 
-/* The same, sixteen bytes at a time, elements of one type. */
+/* The same for elements of one type, 16 bytes at a time. */
 template <class Element, class Function>
 __global__ void map_packs(const pack<Element> *a, const pack<Element> *b, pack<Element> *out, int64_t packs,
                           bool accumulate, Function function)
@@ -54,7 +54,7 @@ static enum hapt_status map(const struct hapt_call *call, struct hapt_queue *que
                   accumulate, function);
 }
 
-/* gelu(x) = x P(x): the tanh form's P is sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3); the other's is the normal
+/* gelu(x) = x P(x). The tanh form's P is sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3); the other form's is the normal
  * distribution. */
 struct gelu {
     float value, slope;
@@ -96,7 +96,7 @@ struct gelu_backward {
 struct relu_forward {
     __device__ float operator()(float x, float) const
     {
-        return x <= 0.0f ? 0.0f : x; /* a NaN stays */
+        return x <= 0.0f ? 0.0f : x; /* NaN is kept */
     }
 };
 
@@ -151,10 +151,10 @@ template <class From> static enum hapt_status copy_from(const struct hapt_call *
     case HAPT_F16: return map<From, __half>(call, queue, x, NULL, sum{});
     default: break;
     }
-    return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "a copy of reals to integers");
+    return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "the cuda back end cannot copy reals to integers");
 }
 
-/* copy and convert alike: the views' types decide. */
+/* Copy and convert alike: the types of the views decide. */
 static enum hapt_status copy_any(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const enum hapt_dtype from = call->input[0].dtype, to = call->output[0].dtype;
@@ -167,7 +167,7 @@ static enum hapt_status copy_any(const struct hapt_call *call, struct hapt_queue
     if (from == HAPT_F32) return copy_from<float>(call, queue);
     if (from == HAPT_BF16) return copy_from<__nv_bfloat16>(call, queue);
     if (from == HAPT_F16) return copy_from<__half>(call, queue);
-    return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "a sum of integers");
+    return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "the cuda back end cannot add integers");
 }
 
 static enum hapt_status zero_any(const struct hapt_call *call, struct hapt_queue *queue)

@@ -1,11 +1,11 @@
-/* Pooling, and the flattening of images. Not by cuDNN: it does not say which of equal maxima takes the gradient, and
- * has no adaptive windows. */
+/* Pooling, and the flattening of images. cuDNN is not used: it does not document which of equal maxima takes the
+ * gradient, and has no adaptive windows. */
 #include "kernels.h"
 #include "rows.cuh"
 
 enum { THREADS = 256 };
 
-/* Images x [images][height][width] and where the windows of a result [images][down][across] lie on them. */
+/* Images x [images][height][width] and their windows for a result [images][down][across]. */
 struct windows {
     int64_t images, height, width, down, across, kernel, stride, padding;
 };
@@ -16,7 +16,7 @@ static struct windows windows_of(const struct hapt_call *call, const struct hapt
             call->integer[0],          call->integer[1], call->integer[2]};
 }
 
-/* The place of the first maximum of the window of result (p, q) in an image; a NaN wins. */
+/* Index of the first maximum in the window of result (p, q) of an image; a NaN wins. */
 template <class Element>
 __device__ __forceinline__ int64_t window_maximum(const struct windows &w, const Element *image, int64_t p, int64_t q,
                                                   float *most)
@@ -45,7 +45,7 @@ template <class Element> __global__ void max_kernel(struct windows w, const Elem
     }
 }
 
-/* A pixel asks all windows that it lies in whether it is their maximum. */
+/* Every pixel checks all windows that contain it for being their maximum. */
 template <class Element>
 __global__ void max_dx_kernel(struct windows w, const Element *x, const Element *dy, Element *dx, bool accumulate)
 {
@@ -63,7 +63,7 @@ __global__ void max_dx_kernel(struct windows w, const Element *x, const Element 
     }
 }
 
-/* The mean of each image; a warp an image. */
+/* The mean of each image; one warp per image. */
 template <class Element>
 __global__ void mean_kernel(int64_t images, int64_t pixels, const Element *x, Element *y, bool accumulate)
 {
@@ -85,9 +85,8 @@ __global__ void mean_dx_kernel(int64_t images, int64_t pixels, const Element *dy
     }
 }
 
-/* The elements [*first, *end) of `from` that share a piece of a dimension with element `at` of `to`, both as long as
- * the other. As windows of a result they overlap where its extent does not divide the image's, and repeat where it is
- * larger. */
+/* Elements [*first, *end) of `from` that overlap element `at` of `to`, when both cover the same length. Windows of a
+ * result overlap if its extent does not divide the image's, and repeat if it is larger. */
 __device__ __forceinline__ void covered(int64_t at, int64_t to, int64_t from, int64_t *first, int64_t *end)
 {
     *first = at * from / to;
@@ -110,7 +109,7 @@ __global__ void adaptive_kernel(struct windows w, const Element *x, Element *y, 
     }
 }
 
-/* A pixel lies in the windows of the results that it covers, seen from the other side. */
+/* A pixel's windows are the results that it overlaps: the same rule with both sides exchanged. */
 template <class Element>
 __global__ void adaptive_dx_kernel(struct windows w, const Element *dy, Element *dx, bool accumulate)
 {
@@ -192,7 +191,7 @@ template <class Element> static enum hapt_status adaptive_dx_run(const struct ha
                   RESULT(call));
 }
 
-/* Shapes differ, elements do not. */
+/* Copies the elements; only the shape changes. */
 template <class Element> static enum hapt_status flatten_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const int64_t count = hapt_view_elements(&call->output[0]);

@@ -1,5 +1,5 @@
-/* Matrix products by cuBLASLt, which thinks in columns: its first operand is our B, its result our C, transposed by the
- * reading alone. */
+/* Matrix products by cuBLASLt, which is column-major: its first operand is our B, and its result is our C, read as its
+ * transpose. */
 #include <cublasLt.h>
 #include <pthread.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 enum { SHAPES = 1024, PROBES = 16, ALIGNMENT = 64, THREADS = 256 };
 
-/* All that cuBLASLt's choice depends on; compared as bytes. */
+/* Everything that cuBLASLt's choice depends on; compared as bytes. */
 struct shape {
     int64_t m, n, k, row_a, row_b, row_c, batches, stride_a, stride_b, stride_c, stride_bias;
     size_t workspace_bytes;
@@ -18,21 +18,21 @@ struct shape {
 };
 
 struct choice {
-    bool known, any; /* any: cuBLASLt has an algorithm */
+    bool known, has_algorithm; /* of cuBLASLt */
     struct shape shape;
-    cublasLtMatmulDesc_t how;
+    cublasLtMatmulDesc_t descriptor;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algorithm;
 };
 
-/* The lock is held while a product is started: where its bias stands is set in the choice. */
+/* The lock is held while a product is started, since the address of its bias is set in the choice. */
 static struct {
     pthread_mutex_t lock;
     cublasLtHandle_t handle;
     struct choice choice[SHAPES];
 } products = {PTHREAD_MUTEX_INITIALIZER, NULL, {}};
 
-static bool use_tf32; /* set before products are started */
+static bool use_tf32; /* set before any product starts */
 
 void product_use_tf32(bool use)
 {
@@ -53,7 +53,7 @@ static enum hapt_status product_check(cublasStatus_t status, const char *what)
 
 size_t product_workspace(int64_t results)
 {
-    static size_t most; /* every thread finds the same */
+    static size_t most; /* every thread computes the same value */
     if (!most) {
         int device = 0, major = 0;
         cudaGetDevice(&device);
@@ -64,7 +64,7 @@ size_t product_workspace(int64_t results)
     return hapt_product_workspace(results, most);
 }
 
-/* ---- What cuBLASLt has no algorithm for: a thread an element ---- */
+/* ---- Products without a cuBLASLt algorithm: one thread per element ---- */
 
 template <class In, class Out> static __global__ void product_kernel(struct product p)
 {
@@ -95,8 +95,8 @@ static enum hapt_status product_plain(const struct product *product, struct hapt
     return launch(kernel, blocks_for(product->batches * product->m * product->n, THREADS), THREADS, 0, queue, *product);
 }
 
-/* ---- A bias that does not start at 16 bytes: kernels with a fused one may read it so (they do not say). It goes to
- * the result first. ---- */
+/* ---- A bias that is not aligned to 16 bytes: kernels with a fused bias may assume it (undocumented). So it is written
+ * to the result first. ---- */
 
 template <class Out> __global__ void bias_kernel(struct product p)
 {
@@ -134,7 +134,7 @@ static cudaDataType_t data_type(int dtype)
 #define SET(function, object, attribute, value) \
     (status = status != CUBLAS_STATUS_SUCCESS ? status : function(object, attribute, &(value), sizeof(value)))
 
-/* [rows][columns] as it stands. */
+/* A matrix [rows][columns] as stored. */
 static cublasStatus_t layout_create(cublasLtMatrixLayout_t *layout, int dtype, int64_t rows, int64_t columns,
                                     int64_t row, const struct shape *shape, int64_t stride)
 {
@@ -146,44 +146,44 @@ static cublasStatus_t layout_create(cublasLtMatrixLayout_t *layout, int dtype, i
     return SET(cublasLtMatrixLayoutSetAttribute, *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
 }
 
-/* `bias`: algorithms are looked for with a bias in place. */
-static cublasStatus_t how_create(cublasLtMatmulDesc_t *how, const struct shape *shape, const void *bias)
+/* `bias`: algorithms are searched for with a bias set. */
+static cublasStatus_t descriptor_create(cublasLtMatmulDesc_t *descriptor, const struct shape *shape, const void *bias)
 {
     const cublasOperation_t first = shape->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
                             second = shape->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     const cudaDataType_t type = data_type(shape->out);
-    cublasStatus_t status =
-        cublasLtMatmulDescCreate(how, shape->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_TRANSA, first);
-    SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_TRANSB, second);
+    cublasStatus_t status = cublasLtMatmulDescCreate(
+        descriptor, shape->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    SET(cublasLtMatmulDescSetAttribute, *descriptor, CUBLASLT_MATMUL_DESC_TRANSA, first);
+    SET(cublasLtMatmulDescSetAttribute, *descriptor, CUBLASLT_MATMUL_DESC_TRANSB, second);
     if (!shape->bias) return status;
-    SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-    SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
-    SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    SET(cublasLtMatmulDescSetAttribute, *descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+    SET(cublasLtMatmulDescSetAttribute, *descriptor, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);
+    SET(cublasLtMatmulDescSetAttribute, *descriptor, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (shape->stride_bias)
-        SET(cublasLtMatmulDescSetAttribute, *how, CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, shape->stride_bias);
+        SET(cublasLtMatmulDescSetAttribute, *descriptor, CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, shape->stride_bias);
     return status;
 }
 
-/* Sums of a split k go through the workspace: those in place are atomic, their order is chance. */
-static cublasStatus_t wishes_create(cublasLtMatmulPreference_t *wishes, const struct shape *shape)
+/* Sums of a split k must go through the workspace: in-place sums are atomic, in random order. */
+static cublasStatus_t preference_create(cublasLtMatmulPreference_t *preference, const struct shape *shape)
 {
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    cublasStatus_t status = cublasLtMatmulPreferenceCreate(wishes);
-    SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+    cublasStatus_t status = cublasLtMatmulPreferenceCreate(preference);
+    SET(cublasLtMatmulPreferenceSetAttribute, *preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
         shape->workspace_bytes);
-    SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
-    SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape->align_b);
-    SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape->align_a);
-    SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape->align_c);
-    return SET(cublasLtMatmulPreferenceSetAttribute, *wishes, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+    SET(cublasLtMatmulPreferenceSetAttribute, *preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction);
+    SET(cublasLtMatmulPreferenceSetAttribute, *preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape->align_b);
+    SET(cublasLtMatmulPreferenceSetAttribute, *preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape->align_a);
+    SET(cublasLtMatmulPreferenceSetAttribute, *preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape->align_c);
+    return SET(cublasLtMatmulPreferenceSetAttribute, *preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
                shape->align_c);
 }
 
 static void choice_release(struct choice *choice)
 {
-    if (choice->how) cublasLtMatmulDescDestroy(choice->how);
+    if (choice->descriptor) cublasLtMatmulDescDestroy(choice->descriptor);
     if (choice->a) cublasLtMatrixLayoutDestroy(choice->a);
     if (choice->b) cublasLtMatrixLayoutDestroy(choice->b);
     if (choice->c) cublasLtMatrixLayoutDestroy(choice->c);
@@ -192,7 +192,7 @@ static void choice_release(struct choice *choice)
 
 static cublasStatus_t describe(struct choice *choice, const struct shape *s, const void *bias)
 {
-    cublasStatus_t status = how_create(&choice->how, s, bias);
+    cublasStatus_t status = descriptor_create(&choice->descriptor, s, bias);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = layout_create(&choice->a, s->in, s->transpose_a ? s->k : s->m, s->transpose_a ? s->m : s->k, s->row_a,
                                s, s->stride_a);
@@ -205,29 +205,29 @@ static cublasStatus_t describe(struct choice *choice, const struct shape *s, con
 
 static cublasStatus_t choice_init(struct choice *choice, const struct shape *shape, const void *bias)
 {
-    cublasLtMatmulPreference_t wishes = NULL;
+    cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
     choice_release(choice);
     cublasStatus_t status = describe(choice, shape, bias);
-    if (status == CUBLAS_STATUS_SUCCESS) status = wishes_create(&wishes, shape);
+    if (status == CUBLAS_STATUS_SUCCESS) status = preference_create(&preference, shape);
     if (status == CUBLAS_STATUS_SUCCESS) {
-        status = cublasLtMatmulAlgoGetHeuristic(products.handle, choice->how, choice->b, choice->a, choice->c,
-                                                choice->c, wishes, 1, &result, &found);
-        choice->any = status == CUBLAS_STATUS_SUCCESS && found > 0 && result.state == CUBLAS_STATUS_SUCCESS;
+        status = cublasLtMatmulAlgoGetHeuristic(products.handle, choice->descriptor, choice->b, choice->a, choice->c,
+                                                choice->c, preference, 1, &result, &found);
+        choice->has_algorithm = status == CUBLAS_STATUS_SUCCESS && found > 0 && result.state == CUBLAS_STATUS_SUCCESS;
         const bool none = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
                           status == CUBLAS_STATUS_ARCH_MISMATCH;
         if (none) status = CUBLAS_STATUS_SUCCESS;
     }
-    if (wishes) cublasLtMatmulPreferenceDestroy(wishes);
-    if (choice->any) choice->algorithm = result.algo;
+    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+    if (choice->has_algorithm) choice->algorithm = result.algo;
     choice->shape = *shape;
     choice->known = status == CUBLAS_STATUS_SUCCESS;
     return status;
 }
 
-/* The place of the shape in the table, or one to put it. */
-static struct choice *choice_place(const struct shape *shape)
+/* The entry of the shape in the table, or one to store it in. */
+static struct choice *choice_slot(const struct shape *shape)
 {
     const unsigned char *byte = (const unsigned char *)shape;
     uint64_t hash = 0xcbf29ce484222325u;
@@ -246,18 +246,18 @@ static cublasStatus_t choice_find(const struct shape *shape, const void *bias, s
         status = cublasLtCreate(&products.handle);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
     }
-    *out = choice_place(shape);
+    *out = choice_slot(shape);
     if (!(*out)->known || memcmp(&(*out)->shape, shape, sizeof *shape)) status = choice_init(*out, shape, bias);
     return status;
 }
 
 /* ---- The product ---- */
 
-/* Alike for all tensors that start where tensors may, so that where they stand does not change bits. */
+/* Capped at ALIGNMENT, the alignment of tensors, so that a tensor's address does not change bits. */
 static uint32_t alignment_of(const void *address)
 {
-    const uintptr_t place = (uintptr_t)address | ALIGNMENT;
-    return (uint32_t)(place & -place);
+    const uintptr_t bits = (uintptr_t)address | ALIGNMENT;
+    return (uint32_t)(bits & -bits);
 }
 
 static struct shape shape_of(const struct product *p, size_t workspace_bytes)
@@ -292,25 +292,26 @@ static struct shape shape_of(const struct product *p, size_t workspace_bytes)
     return shape;
 }
 
-/* Starts it, if there is an algorithm (`any`). */
+/* Starts the product if it has an algorithm (`has_algorithm`). */
 static cublasStatus_t start(const struct product *p, const struct shape *shape, void *workspace,
-                            struct hapt_queue *queue, bool *any)
+                            struct hapt_queue *queue, bool *has_algorithm)
 {
     const float beta = p->accumulate ? 1.0f : 0.0f;
     struct choice *choice = NULL;
     cublasStatus_t status = choice_find(shape, p->bias, &choice);
-    *any = status == CUBLAS_STATUS_SUCCESS && choice->any;
-    if (!*any) return status;
-    if (p->bias) SET(cublasLtMatmulDescSetAttribute, choice->how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p->bias);
+    *has_algorithm = status == CUBLAS_STATUS_SUCCESS && choice->has_algorithm;
+    if (!*has_algorithm) return status;
+    if (p->bias) SET(cublasLtMatmulDescSetAttribute, choice->descriptor, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p->bias);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    status = cublasLtMatmul(products.handle, choice->how, &p->scale, p->b, choice->b, p->a, choice->a, &beta, p->c,
-                            choice->c, p->c, choice->c, &choice->algorithm, workspace, shape->workspace_bytes,
+    status = cublasLtMatmul(products.handle, choice->descriptor, &p->scale, p->b, choice->b, p->a, choice->a, &beta,
+                            p->c, choice->c, p->c, choice->c, &choice->algorithm, workspace, shape->workspace_bytes,
                             queue->stream);
     if (queue->capturing) return status;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE &&
         status != CUBLAS_STATUS_ARCH_MISMATCH)
         return status;
-    choice->any = *any = false; /* it refuses what it proposed: the plain kernel from here on */
+    choice->has_algorithm = *has_algorithm =
+        false; /* cuBLASLt refuses its own algorithm: from here on the plain kernel */
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -318,7 +319,7 @@ enum hapt_status product_run(const struct product *product, void *workspace, siz
                              struct hapt_queue *queue)
 {
     struct product p = *product;
-    bool any = false;
+    bool has_algorithm = false;
     if (p.batches == 0) p.batches = 1;
     if (p.m <= 0 || p.n <= 0 || p.batches < 0) return HAPT_OK;
     if (!p.row_a) p.row_a = p.transpose_a ? p.m : p.k;
@@ -331,15 +332,16 @@ enum hapt_status product_run(const struct product *product, void *workspace, siz
         HAPT_TRY(bias_first(&p, queue));
     }
 
-    /* As cuBLASLt wants it, and the same for a shape whatever there is and wherever it starts. */
+    /* Aligned for cuBLASLt. The size has a limit by shape and does not depend on the start address, so the choice is
+     * always the same. */
     const size_t wanted = product_workspace(p.m * p.n * p.batches),
                  given = workspace_bytes < wanted ? workspace_bytes : wanted;
     void *const aligned = (void *)(((uintptr_t)workspace + 255) & ~(uintptr_t)255);
     const size_t usable = workspace && given >= 256 ? (given - 192) & ~(size_t)255 : 0;
     const struct shape shape = shape_of(&p, usable);
     pthread_mutex_lock(&products.lock);
-    const cublasStatus_t status = start(&p, &shape, usable ? aligned : NULL, queue, &any);
+    const cublasStatus_t status = start(&p, &shape, usable ? aligned : NULL, queue, &has_algorithm);
     pthread_mutex_unlock(&products.lock);
     HAPT_TRY(product_check(status, "a product"));
-    return any ? HAPT_OK : product_plain(&p, queue);
+    return has_algorithm ? HAPT_OK : product_plain(&p, queue);
 }

@@ -1,5 +1,4 @@
-/* Tensors as rows of their last dimension: loads and stores of several elements at once, walks over rows, sums over
- * columns. */
+/* Tensors as rows of their last dimension: loads and stores of several elements, loops over rows, column sums. */
 #ifndef HAPT_CUDA_ROWS_CUH
 #define HAPT_CUDA_ROWS_CUH
 
@@ -47,16 +46,16 @@ template <int N, class Element> __device__ __forceinline__ void store(Element *t
     }
 }
 
-/* Whether rows of so many columns can be moved in packs: all start at multiples of 16 bytes where the tensors do. */
+/* True if rows of `columns` elements can be loaded in packs: all start at multiples of 16 bytes, as the tensors do. */
 template <class Element, class... Addresses> static bool packs_fit(int64_t columns, Addresses... address)
 {
     return columns % pack<Element>::COUNT == 0 && (aligned_16((const void *)address) && ...);
 }
 
 /*
- * Calls body(width<N>{}, i) for the elements [first, end) that fall to `thread` of `threads`: i and the N - 1 behind
- * it. N is a pack's where packs stand at multiples of 16 bytes, if arrays do where their element 0 is (`packed`), and 1
- * at the ends.
+ * Calls body(width<N>{}, i) for elements i to i + N - 1, over those of [first, end) that belong to `thread` of
+ * `threads`. N is a pack's size if packs are at multiples of 16 bytes, which holds if element 0 of each array is
+ * (`packed`); at the ends it is 1.
  */
 template <int N> struct width {
     enum { COUNT = N };
@@ -83,7 +82,7 @@ __device__ __forceinline__ void over(int64_t first, int64_t end, int64_t thread,
 
 enum { COLUMN_LANES = 32, COLUMN_WARPS = 8, CHUNK_ROWS = 64, CHUNKS = 128 };
 
-/* Rows are summed in chunks whose bounds the shape alone decides. */
+/* Rows are summed in chunks; the shape alone decides the bounds. */
 static inline int64_t chunk_rows(int64_t rows)
 {
     const int64_t even = (rows + CHUNKS - 1) / CHUNKS;
@@ -97,19 +96,19 @@ static inline int64_t chunk_count(int64_t rows)
 }
 
 template <int SUMS> struct column_out {
-    float *out[SUMS]; /* [columns] each, NULL: not wanted */
+    float *out[SUMS]; /* [columns] each; NULL: not wanted */
     bool accumulate[SUMS];
     int64_t stride; /* from one chunk's sums to the next */
 };
 
 /*
- * term(width<N>, row, column, values): values[s][N] to be added to sum s at `column` and the N - 1 behind it.
- * A block sums a chunk of rows (grid.y) of COLUMN_LANES x N columns (grid.x): each warp takes every 8th row.
+ * term(width<N>, row, column, values) gives values[s][N], to be added to sum s at `column` and the next N - 1. A block
+ * sums a chunk of rows (grid.y) of COLUMN_LANES x N columns (grid.x); each warp takes every 8th row.
  */
 template <int SUMS, int N, class Term>
 __global__ void column_kernel(Term term, int64_t rows, int64_t columns, int64_t chunk, struct column_out<SUMS> to)
 {
-    __shared__ float place[COLUMN_WARPS][COLUMN_LANES * N];
+    __shared__ float shared[COLUMN_WARPS][COLUMN_LANES * N];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int64_t column = ((int64_t)blockIdx.x * COLUMN_LANES + lane) * N, first = blockIdx.y * chunk,
                   end = first + chunk < rows ? first + chunk : rows;
@@ -122,12 +121,12 @@ __global__ void column_kernel(Term term, int64_t rows, int64_t columns, int64_t 
                 for (int e = 0; e < N; e++) sum[s][e] += value[s][e];
         }
     for (int s = 0; s < SUMS; s++) {
-        for (int e = 0; e < N; e++) place[warp][lane * N + e] = sum[s][e];
+        for (int e = 0; e < N; e++) shared[warp][lane * N + e] = sum[s][e];
         __syncthreads();
         for (int c = threadIdx.x; c < COLUMN_LANES * N; c += COLUMN_LANES * COLUMN_WARPS) {
             const int64_t at = (int64_t)blockIdx.x * COLUMN_LANES * N + c;
             float total = 0;
-            for (int w = 0; w < COLUMN_WARPS; w++) total += place[w][c];
+            for (int w = 0; w < COLUMN_WARPS; w++) total += shared[w][c];
             if (at >= columns || !to.out[s]) continue;
             float *out = to.out[s] + blockIdx.y * to.stride + at;
             *out = to.accumulate[s] ? *out + total : total;
@@ -136,7 +135,7 @@ __global__ void column_kernel(Term term, int64_t rows, int64_t columns, int64_t 
     }
 }
 
-/* Chunks' sums, all columns of one sum side by side. */
+/* Sums of chunks, with all columns of one sum side by side. */
 struct column_parts {
     const float *part; /* [chunks][stride] */
     int64_t stride;
@@ -152,7 +151,8 @@ static inline size_t column_sums_workspace(int64_t rows, int64_t columns, int su
     return chunks > 1 ? (size_t)(chunks * columns * sums) * sizeof(float) : 0;
 }
 
-/* out[s][column] (+)= the sum over all rows of term's value s. N: what the term can take at once at multiples of N. */
+/* out[s][column] (+)= the sum over all rows of term's value s. N: elements that the term can read at once at multiples
+ * of N. */
 template <int SUMS, int N, class Term>
 static enum hapt_status column_sums(Term term, int64_t rows, int64_t columns, float *const *out, const bool *accumulate,
                                     void *workspace, struct hapt_queue *queue)
@@ -182,7 +182,7 @@ static enum hapt_status column_sums(Term term, int64_t rows, int64_t columns, fl
     return HAPT_OK;
 }
 
-/* Its sums alone: of a matrix [rows][columns]. */
+/* A term that sums a matrix [rows][columns]. */
 template <class Element> struct column_matrix {
     const Element *x;
     int64_t columns;

@@ -1,0 +1,238 @@
+/* hapt plan --explain: prints the plan's limit, its rivals, and its gain over separate subclusters. */
+#include "plan_explain.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "hapt/rivals.h"
+#include "hapt/sweep.h"
+
+enum hapt_status hapt_plan_explain_options(const struct hapt_config *config, struct hapt_arena *arena)
+{
+    const char *const ablations[] = {"granularity", "ignore-communication", NULL};
+    const char *sweeps = hapt_config_text(config, "what-if"), *strategy = hapt_config_text(config, "strategy");
+    struct hapt_sweep_range *range;
+    int count;
+    const char *const listing[] = {"full", NULL};
+    if (!hapt_config_bool(config, "explain"))
+        HAPT_TRY(hapt_phase_refuse_unused(config, "only the programs of --explain use it", listing));
+    if (!sweeps && !hapt_config_bool(config, "explain")) return HAPT_OK;
+    const char *name = sweeps ? "what-if" : "explain";
+    if (strcmp(strategy, "hapt") != 0)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s uses the search of --strategy hapt, not of %s",
+                         name, strategy);
+    HAPT_TRY(hapt_phase_refuse_unused(config, "--explain and --what-if search on the unchanged profile", ablations));
+    return sweeps ? hapt_sweep_parse(sweeps, arena, &range, &count) : HAPT_OK;
+}
+
+double hapt_plan_ratio(double x, double y)
+{
+    if (x == y) return 1; /* both 0 or both infinite */
+    return x / y;
+}
+
+json_t *hapt_plan_number(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+/* Microbatches per second. */
+static double rate(const struct hapt_plan *plan)
+{
+    return hapt_plan_ratio(plan->microbatches, plan->simulated_s);
+}
+
+static bool is_limited_by(const struct hapt_plan *plan, const char *what)
+{
+    return strcmp(plan->limit, what) == 0;
+}
+
+/* Subcluster that receives the boundary after a stage. */
+static const char *receiver(const struct hapt_plan *plan, int stage)
+{
+    return plan->stage[stage + 1].subcluster_name;
+}
+
+void hapt_plan_print_link_limit(const struct hapt_env *env, const struct hapt_profile *profile,
+                                const struct hapt_plan *plan)
+{
+    struct hapt_limit limit;
+    char time[2][32], rate[2][32], size[32], cure[96] = "more bandwidth does not help, the latency alone is longer";
+    if (!is_limited_by(plan, "link")) return;
+    hapt_plan_limit(profile, plan, &limit);
+    if (isfinite(limit.knee_bandwidth))
+        snprintf(cure, sizeof cure, "%s instead of %s would suffice", hapt_units_bits(limit.knee_bandwidth, rate[0]),
+                 hapt_units_bits(limit.link_bandwidth, rate[1]));
+    hapt_print(
+        env,
+        "  the link is the limit: %s to %s takes %s for %s per microbatch, %.4g times the slowest stage's %s; %s\n",
+        plan->stage[limit.link_stage].subcluster_name, receiver(plan, limit.link_stage),
+        hapt_units_time(limit.link_s, time[0]), hapt_units_bytes(limit.link_bytes, size),
+        limit.compute_s > 0 ? limit.link_s / limit.compute_s : INFINITY, hapt_units_time(limit.compute_s, time[1]),
+        cure);
+}
+
+static void print_limit(const struct hapt_env *env, const struct hapt_plan *plan, const struct hapt_limit *limit)
+{
+    char time[3][32], size[2][32], rate[2][32];
+    const struct hapt_plan_stage *slow = &plan->stage[limit->compute_stage], *tight = &plan->stage[limit->memory_stage];
+    char submesh[64];
+    if (slow->mixed)
+        hapt_plan_stage_submesh(slow, submesh);
+    else
+        snprintf(submesh, sizeof submesh, "%d x %d", slow->nodes, slow->devices_per_node);
+    hapt_print(env, "why: t_max, %s per microbatch, is set by %s\n", hapt_units_time(plan->t_max_s, time[0]),
+               plan->limit);
+    hapt_print(env, "  compute  stage %d (layers %d-%d on %s %s) takes longest: %s, %.1f %% of t_max\n",
+               limit->compute_stage, slow->first_layer, slow->end_layer, slow->subcluster_name, submesh,
+               hapt_units_time(limit->compute_s, time[1]), 100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
+    if (limit->link_stage >= 0)
+        hapt_print(env,
+                   "  link     %s to %s after stage %d takes longest: %s for %s at %s, %.1f %% of t_max; as long as "
+                   "the slowest stage at %s\n",
+                   plan->stage[limit->link_stage].subcluster_name, receiver(plan, limit->link_stage), limit->link_stage,
+                   hapt_units_time(limit->link_s, time[2]), hapt_units_bytes(limit->link_bytes, size[0]),
+                   hapt_units_bits(limit->link_bandwidth, rate[0]), 100 * hapt_plan_ratio(limit->link_s, plan->t_max_s),
+                   isfinite(limit->knee_bandwidth) ? hapt_units_bits(limit->knee_bandwidth, rate[1]) : "no bandwidth");
+    hapt_print(env, "  memory   stage %d has the least left: %s of %s with %d microbatches in flight\n",
+               limit->memory_stage, hapt_units_bytes(limit->memory_left_bytes, size[0]),
+               hapt_units_bytes(tight->device_memory_bytes, size[1]), tight->warmup);
+    if (limit->memory_limiting_stage >= 0)
+        hapt_print(env, "           a smaller t_max needs one more launch, for which stage %d lacks %s\n",
+                   limit->memory_limiting_stage, hapt_units_bytes(limit->missing_bytes, size[0]));
+    if (limit->idle_devices > 0)
+        hapt_print(env, "  devices  %d of %d idle\n", limit->idle_devices, limit->devices);
+    else
+        hapt_print(env, "  devices  all %d busy\n", limit->devices);
+}
+
+static void print_rivals(const struct hapt_env *env, const struct hapt_rivals *rivals)
+{
+    char time[2][32];
+    hapt_print(env, "rivals: the best plans of other kinds, by predicted step\n");
+    if (rivals->count == 0) hapt_print(env, "  none: there is only one plan\n");
+    for (int i = 0; i < rivals->count; i++) {
+        const struct hapt_rival *rival = &rivals->rival[i];
+        if (!rival->plan) {
+            hapt_print(env, "  %9s  %s\n             %s\n", "none", rival->what, rival->reason);
+            continue;
+        }
+        hapt_print(env, "  %+7.2f %%  %s: step %s (simulated %s), %d stages%s\n             %s\n", 100 * rival->loss,
+                   rival->what, hapt_units_time(rival->plan->latency_s, time[0]),
+                   hapt_units_time(rival->plan->simulated_s, time[1]), rival->plan->stage_count,
+                   rival->fits ? "" : ", does not fit", rival->reason);
+    }
+}
+
+static void print_worth(const struct hapt_env *env, const struct hapt_profile *profile,
+                        const struct hapt_join_benefit *worth)
+{
+    hapt_print(env, "is it worth it: microbatches per second, simulated\n");
+    hapt_print(env, "  %12.4g  this plan\n", worth->together_per_s);
+    for (int c = 0; c < worth->subclusters; c++) {
+        const struct hapt_plan *alone = worth->alone[c];
+        if (alone)
+            hapt_print(env, "  %12.4g  %s alone: this plan is %.3g times as fast\n", rate(alone),
+                       profile->cluster[c].name, hapt_plan_ratio(worth->together_per_s, rate(alone)));
+        else
+            hapt_print(env, "  %12s  %s alone: %s\n", "-", profile->cluster[c].name, worth->obstacle[c]);
+    }
+    if (worth->copies > 1)
+        hapt_print(
+            env, "  %12.4g  %d separate jobs side by side, each with its own model: this plan is %.3g times as fast\n",
+            worth->apart_per_s, worth->copies, hapt_plan_ratio(worth->together_per_s, worth->apart_per_s));
+    else if (worth->subclusters > 1)
+        hapt_print(env, "  %12s  separate jobs: %s subcluster can hold the model alone\n", "-",
+                   worth->copies == 1 ? "only one" : "no");
+}
+
+static json_t *limit_object(const struct hapt_plan *plan, const struct hapt_limit *limit)
+{
+    json_t *object =
+        json_pack("{s:s, s:i, s:f, s:i, s:f, s:i, s:i}", "kind", plan->limit, "compute_stage", limit->compute_stage,
+                  "compute_s", limit->compute_s, "memory_stage", limit->memory_stage, "memory_left_bytes",
+                  limit->memory_left_bytes, "devices", limit->devices, "idle_devices", limit->idle_devices);
+    if (object && limit->link_stage >= 0) {
+        json_object_update_new(object, json_pack("{s:i, s:f, s:f, s:f, s:o}", "link_stage", limit->link_stage, "link_s",
+                                                 limit->link_s, "link_bytes", limit->link_bytes,
+                                                 "link_bandwidth_bytes_per_s", limit->link_bandwidth, "link_share",
+                                                 hapt_plan_number(hapt_plan_ratio(limit->link_s, plan->t_max_s))));
+        if (isfinite(limit->knee_bandwidth))
+            json_object_set_new(object, "knee_bandwidth_bytes_per_s", json_real(limit->knee_bandwidth));
+    }
+    if (object && limit->memory_limiting_stage >= 0)
+        json_object_update_new(object, json_pack("{s:i, s:f}", "waiting_stage", limit->memory_limiting_stage,
+                                                 "missing_bytes", limit->missing_bytes));
+    return object;
+}
+
+static json_t *rival_object(const struct hapt_rival *rival)
+{
+    if (!rival->plan) return json_pack("{s:s, s:s, s:n}", "what", rival->what, "reason", rival->reason, "plan");
+    json_t *object = json_pack("{s:s, s:s, s:b, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "what", rival->what, "reason",
+                               rival->reason, "fits", rival->fits, "latency_s", rival->plan->latency_s, "simulated_s",
+                               rival->plan->simulated_s, "loss", rival->loss, "pace_s", rival->steady_s, "fill_s",
+                               rival->fill_s, "transfer_s", rival->transfer_s, "plan", hapt_plan_json(rival->plan));
+    if (object && !rival->fits)
+        json_object_update_new(
+            object, json_pack("{s:i, s:f}", "short_stage", rival->short_stage, "short_bytes", rival->short_bytes));
+    return object;
+}
+
+static json_t *worth_object(const struct hapt_profile *profile, const struct hapt_join_benefit *worth)
+{
+    json_t *alone = json_array();
+    for (int c = 0; alone && c < worth->subclusters; c++) {
+        const struct hapt_plan *plan = worth->alone[c];
+        const char *name = profile->cluster[c].name;
+        json_array_append_new(alone, plan ? json_pack("{s:s, s:f, s:f, s:o}", "subcluster", name, "latency_s",
+                                                      plan->latency_s, "simulated_s", plan->simulated_s,
+                                                      "microbatches_per_s", hapt_plan_number(rate(plan)))
+                                          : json_pack("{s:s, s:s}", "subcluster", name, "reason", worth->obstacle[c]));
+    }
+    json_t *object = json_pack("{s:o, s:o, s:o, s:i}", "together_microbatches_per_s",
+                               hapt_plan_number(worth->together_per_s), "alone", alone, "apart_microbatches_per_s",
+                               hapt_plan_number(worth->apart_per_s), "copies", worth->copies);
+    if (object && worth->best >= 0)
+        json_object_update_new(
+            object,
+            json_pack("{s:s, s:o, s:o}", "best_alone", profile->cluster[worth->best].name, "gain_over_best_alone",
+                      hapt_plan_number(hapt_plan_ratio(worth->together_per_s, worth->alone_per_s)), "gain_over_apart",
+                      hapt_plan_number(hapt_plan_ratio(worth->together_per_s, worth->apart_per_s))));
+    return object;
+}
+
+static enum hapt_status make_object(const struct hapt_profile *profile, const struct hapt_plan *plan,
+                                    const struct hapt_limit *limit, const struct hapt_rivals *rivals,
+                                    const struct hapt_join_benefit *worth, json_t *extra)
+{
+    json_t *list = json_array();
+    for (int i = 0; list && i < rivals->count; i++) json_array_append_new(list, rival_object(&rivals->rival[i]));
+    json_t *object = json_pack("{s:o, s:o, s:o}", "limit", limit_object(plan, limit), "worth",
+                               worth_object(profile, worth), "rivals", list);
+    return json_object_set_new(extra, "explain", object) == 0
+               ? HAPT_OK
+               : hapt_fail(HAPT_ERR_MEMORY, NULL, "the explanation's JSON could not be built");
+}
+
+enum hapt_status hapt_plan_explain(const struct hapt_env *env, const struct hapt_config *config,
+                                   const struct hapt_profile *profile, const struct hapt_plan *plan,
+                                   struct hapt_arena *arena, json_t *extra)
+{
+    struct hapt_strategy_options options;
+    struct hapt_limit limit;
+    struct hapt_rivals *rivals;
+    struct hapt_join_benefit *worth;
+    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, NULL, arena, &options)));
+    HAPT_TRY(hapt_plan_join_benefit(env, profile, &options.search, plan, arena, &worth));
+    HAPT_TRY(hapt_plan_rivals(env, profile, &options.search, plan, worth, hapt_config_text(config, "stages") != NULL,
+                              arena, &rivals));
+    hapt_plan_limit(profile, plan, &limit);
+    print_limit(env, plan, &limit);
+    print_rivals(env, rivals);
+    print_worth(env, profile, worth);
+    enum hapt_status status = HAPT_OK;
+    if (env->world_rank == 0 && env->quiet) status = make_object(profile, plan, &limit, rivals, worth, extra);
+    return hapt_env_agree(env->world, status);
+}

@@ -1,0 +1,23 @@
+/* The row groups of the operator table, and functions that they share. Private to the model room. */
+#ifndef HAPT_MODEL_OPS_ROWS_H
+#define HAPT_MODEL_OPS_ROWS_H
+
+#include "hapt/ops.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "autodiff.h"
+#include "signature.h"
+
+/* Each group ends with a row without a name. */
+extern const struct hapt_op_type hapt_ops_transformer[], hapt_ops_llama[], hapt_ops_patches[], hapt_ops_moe[],
+    hapt_ops_image[], hapt_ops_collective[];
+
+/* Gradient rule of y = product of x and w, plus a bias. Operator `dx` computes x's gradient from dy and w, operator
+ * `dw` those of w and the bias from x and dy. */
+enum hapt_status hapt_gradient_product(struct hapt_graph *graph, int op, const char *dx, const char *dw);
+/* HAPT_ERR_INPUT: "operator NAME (TYPE): what". */
+enum hapt_status hapt_op_bad_attribute(const struct hapt_op *op, const char *what);
+
+#endif
