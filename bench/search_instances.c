@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "hapt/search.h"
 #include "hapt/plan.h"
 
 struct device {

@@ -5,7 +5,7 @@
 #include "hapt/sharding.h"
 #include "test.h"
 
-#include "../src/spmd/rules.h"
+#include "hapt/rules.h"
 
 struct cuts_axis {
     struct hapt_axis axis;

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "hapt/search.h"
 #include "hapt/plan.h"
 #include "test.h"
 

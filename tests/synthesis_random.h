@@ -3,10 +3,11 @@
 #define HAPT_TEST_SYNTHESIS_RANDOM_H
 
 #include "hapt/ratios.h"
+#include "hapt/sharding.h"
 #include "hapt/synthesis.h"
 #include "test.h"
 
-#include "../src/spmd/rules.h"
+#include "hapt/rules.h"
 
 /* ---- an instance ---- */
 

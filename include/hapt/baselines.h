@@ -5,6 +5,7 @@
 #ifndef HAPT_BASELINES_H
 #define HAPT_BASELINES_H
 
+#include "hapt/search.h"
 #include "hapt/plan.h"
 
 enum hapt_strategy {

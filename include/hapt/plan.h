@@ -1,5 +1,5 @@
 /*
- * The plan, and the exact search for it (HAPT 5.2; objective HAPT (13)).
+ * The plan: stages on submeshes, their programs, launch counts and times (HAPT 4, 5.2). hapt/search.h finds it.
  *
  * The stages of one subcluster are neighbours. A mixed stage runs on devices of several subclusters. It stands only
  * where the pipeline passes from one of its subclusters to another:
@@ -90,43 +90,8 @@ bool hapt_plan_same_devices(const struct hapt_plan_stage *a, const struct hapt_p
 /* The first mixed stage; -1: none. */
 int hapt_plan_first_mixed(const struct hapt_plan *plan);
 
-/* Time and work of a search on this rank. */
-struct hapt_search_effort {
-    double index_s;                    /* to read the candidates from the profile */
-    double start_s;                    /* bounds of t_max and a first plan */
-    double narrow_s;                   /* per t_max: fast enough candidates, reachable states */
-    double relax_s;                    /* per t_max: least sums of prefixes */
-    double exact_s;                    /* per t_max: points of suffixes */
-    double wait_s;                     /* waiting for other ranks */
-    double trace_s;                    /* from the best t_max to the plan */
-    int64_t candidates, cells, points; /* stages; prefixes and suffix points, over all t_max values */
-};
-
-struct hapt_search_options {
-    int microbatches;
-    enum hapt_schedule_kind schedule; /* H-1F1B: the objective's warm-up rule; others: their own launch counts */
-    double hide_threshold;
-    bool use_all_devices;
-    double gap;                        /* stop when proven this close to the optimum; 0: exact */
-    struct hapt_search_effort *effort; /* output; may be NULL */
-    bool may_fail;                     /* "no plan" is a valid answer and is not printed (hapt_env_agree_quietly) */
-};
-
-/* The optimal plan, or one within options->gap of it (plan->search.gap is proven). The ranks of `comm` share the t_max
- * candidates. The plan is bit-identical on every rank and for every number of ranks. Collective. HAPT_ERR_INFEASIBLE
- * names the nearest obstacle; HAPT_ERR_INPUT: more than 12 subclusters; HAPT_ERR_MEMORY on all ranks if one runs out of
- * memory. */
-enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *profile,
-                                  const struct hapt_search_options *options, struct hapt_arena *result,
-                                  struct hapt_plan **plan);
 /* Model FLOPs utilisation of the simulated step, in (0, 1]; 0: unknown. */
 double hapt_plan_mfu(const struct hapt_plan *plan);
-/* Prices given stages "0-6@fast:1x2,6-9@slow:1x2t2" (half-open layer ranges). t2: tensor-parallel over 2; p3: layout 3
- * of the profile; neither: the fastest program that fits. "0-6@fast:2+slow:1": a mixed stage on 2 devices of fast and 1
- * of slow; then p3 as above, p0: data-parallel rows only. HAPT_ERR_INPUT: a stage is no candidate; HAPT_ERR_INFEASIBLE:
- * they exceed memory. */
-enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                 const char *stages, struct hapt_arena *result, struct hapt_plan **plan);
 /* Computes warm-up, latency, t_max, memory, eta and simulated time of the stages already in `plan`. */
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan,
                                  struct hapt_arena *scratch);
@@ -135,11 +100,6 @@ enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt
  * simulated time follow. Memory may then exceed the devices' memory. */
 enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kind schedule, int microbatches,
                                   double hide_threshold);
-/* The comparison plan: submeshes and order of the optimum under H-1F1B, layers split evenly, priced with
- * options->schedule. Collective. HAPT_ERR_INPUT or HAPT_ERR_INFEASIBLE: the even stages cannot run. */
-enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profile,
-                                const struct hapt_search_options *options, struct hapt_arena *result,
-                                struct hapt_plan **plan);
 /* Simulates one step of the plan under `kind`. The plan's own schedule uses the plan's launch counts. */
 enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_schedule_kind kind,
                                     struct hapt_arena *arena, struct hapt_simulation **simulation);
@@ -148,6 +108,23 @@ enum hapt_status hapt_plan_period(const struct hapt_plan *plan, enum hapt_schedu
 /* Share of the communication behind `stage` that is hidden (hapt_simulate_overlap). */
 enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, enum hapt_schedule_kind kind, int stage,
                                    double *overlap);
+/* Computes stage tables from the profile, launch counts, latency, eta and simulated time for a given t_max. */
+enum hapt_status hapt_plan_price_at(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan);
+
+/* hapt_plan_stage_run sets the stage's program from a row of the profile. hapt_plan_stage_mix makes it a stage of the
+ * profile's mixed group; times and bytes are left unset (mixed.c). */
+void hapt_plan_stage_run(const struct hapt_profile *profile, const struct hapt_submesh *submesh,
+                         struct hapt_plan_stage *stage);
+enum hapt_status hapt_plan_stage_mix(const struct hapt_profile *profile, int group, struct hapt_arena *arena,
+                                     struct hapt_plan_stage *stage);
+/* Sets its bytes to those of the device that its launches fill most, relative to its memory. */
+void hapt_plan_stage_tighten(struct hapt_plan_stage *stage);
+/* "2x4"; for a mixed stage "2+1" devices. */
+const char *hapt_plan_stage_short(const struct hapt_plan_stage *stage, char text[64]);
+/* The mixed group of a stage; -1: the profile has none on these devices. */
+int hapt_plan_stage_mixed_group(const struct hapt_profile *profile, const struct hapt_plan_stage *stage);
+/* HAPT_ERR_INPUT: a mixed stage is at a wrong position (hapt/plan.h). */
+enum hapt_status hapt_plan_check_mixed_order(const struct hapt_plan *plan);
 enum hapt_status hapt_plan_check(const struct hapt_plan *plan);
 
 enum hapt_status hapt_plan_write(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan);

@@ -20,14 +20,6 @@ struct hapt_submesh {
     int n, m, tp, program;
 };
 
-/* Predicted seconds of a collective of a stage's program. `axis`: of the submesh; in plain programs axis 0 is
- * data-parallel, axis 1 tensor-parallel. `bytes`: of all shards along the axis together (0: shares are even).
- * `efficiency` NULL: the built-in tables. */
-struct hapt_efficiency;
-double hapt_profile_collective_s(const struct hapt_cluster *cluster, int subcluster, struct hapt_submesh submesh,
-                                 enum hapt_dtype dtype, const struct hapt_efficiency *efficiency, int axis,
-                                 enum hapt_collective_kind kind, double bytes);
-
 struct hapt_profile_cluster {
     char name[64];
     int nodes, devices_per_node;
@@ -140,51 +132,6 @@ enum hapt_status hapt_profile_share(const struct hapt_env *env, enum hapt_status
 enum hapt_status hapt_profile_load_shared(const struct hapt_env *env, const char *path, struct hapt_arena *result,
                                           struct hapt_profile **profile);
 
-/* Measures the model on the ranks of a bound cluster. Steps: enumerate candidates; prune those that are out of
- * memory or badly unbalanced; alias structural duplicates; run the rest by the engine in parallel. Collective over
- * env->world; every rank gets the complete profile.
- * hapt_profile_predict does the same from the device description alone; it is rank-local and deterministic. It knows
- * tensor-parallel variants of a submesh (--tensor-parallel). Costs come from the operators' local shapes, collectives
- * from latency and bandwidth of the submesh's links, memory from the planner. */
-enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
-                                      const struct hapt_model *model, const struct hapt_layers *layers,
-                                      const struct hapt_config *config, struct hapt_arena *result,
-                                      struct hapt_profile **profile);
-enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                      const struct hapt_layers *layers, const struct hapt_config *config,
-                                      struct hapt_arena *result, struct hapt_profile **profile);
-
-/* Efficiency tables by kind of device and element type (src/profile/efficiency.h). hapt_profile_calibrate measures
- * them; prediction uses them instead of the built-in ones. */
-/* Times every operator of the model, forward and backward, on the ranks of a bound cluster, and fits the tables. It
- * uses every device count that a microbatch's rows can be shared over. Collective over env->world; every rank gets all
- * tables. */
-enum hapt_status hapt_profile_calibrate(const struct hapt_env *env, const struct hapt_cluster *cluster,
-                                        const struct hapt_model *model, const struct hapt_layers *layers,
-                                        const struct hapt_config *config, struct hapt_arena *result,
-                                        struct hapt_efficiency **efficiency);
-enum hapt_status hapt_efficiency_save(const char *path, const struct hapt_efficiency *efficiency);
-enum hapt_status hapt_efficiency_load(const char *path, struct hapt_arena *arena, struct hapt_efficiency **efficiency);
-/* The fitted tables, one row per knot of a curve. */
-struct hapt_efficiency_row {
-    const char *device;
-    enum hapt_dtype dtype;
-    const char *class, *unit; /* unit of `size` */
-    double size;              /* FLOP; class memory: byte */
-    int samples;
-    double efficiency;     /* fraction of the device's rate */
-    double worst_residual; /* |predicted / measured - 1| */
-};
-int hapt_efficiency_row_count(const struct hapt_efficiency *efficiency);
-struct hapt_efficiency_row hapt_efficiency_row_at(const struct hapt_efficiency *efficiency, int index);
-/* True if it has a table for that device and type; otherwise prediction uses the built-in one. */
-bool hapt_efficiency_covers(const struct hapt_efficiency *efficiency, const char *device, enum hapt_dtype dtype);
-/* hapt_profile_predict with these tables (NULL: the built-in ones). */
-enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                           const struct hapt_layers *layers, const struct hapt_config *config,
-                                           const struct hapt_efficiency *efficiency, struct hapt_arena *result,
-                                           struct hapt_profile **profile);
-
 /* A copy whose tables the caller may change, for what-if questions; the next functions remove candidates from it. */
 enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct hapt_arena *arena,
                                    struct hapt_profile **copy);
@@ -225,5 +172,13 @@ double hapt_profile_tied_s(const struct hapt_profile *profile, int first_layer, 
                            struct hapt_subclusters last);
 /* hapt_profile_boundary_s between two single subclusters. */
 double hapt_profile_comm_s(const struct hapt_profile *profile, int last, int from, int to);
+
+/* tied [layer_count]: bytes of parameters that layers on both sides of the boundary before a layer read; NULL: none
+ * (tied.c). */
+enum hapt_status hapt_profile_tied_bytes(const struct hapt_graph *graph, const struct hapt_layers *layers,
+                                         struct hapt_arena *result, struct hapt_arena *scratch, double **tied);
+
+/* Counts the submeshes of a subcluster, and lists them in the profile's order if `submesh` is not NULL. */
+int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh *submesh);
 
 #endif

@@ -207,4 +207,14 @@ struct hapt_box {
 void hapt_sharding_box(const struct hapt_sharding *sharding, int tensor, const int *mesh_coordinate,
                        struct hapt_box *box);
 
+/* Splits `units` of a dimension into one shard per rank: shard j is [first[j], first[j + 1]). The shards add up
+ * exactly; each has at least one unit. `ratio` [ranks] >= 0 need not sum to 1. NULL or equal ratios: even, and the
+ * first (units mod ranks) shards get one more. Otherwise sizes are rounded to nearest, then the shard with the
+ * smallest resulting error changes by one until the sum fits (HAP 5.1). Each is less than one unit off its ratio
+ * unless a shard had to be raised to one unit. False, with `first` [ranks + 1] unchanged, if there are fewer units
+ * than ranks or the ratios are invalid (negative, not finite, all zero). Pure: every rank computes the same. */
+bool hapt_split(const double *ratio, int ranks, int64_t units, int64_t *first);
+/* Returns what hapt_split would return. */
+bool hapt_split_exists(const double *ratio, int ranks, int64_t units);
+
 #endif

@@ -12,6 +12,7 @@
 #define HAPT_SPMD_MESH_H
 
 #include "hapt/cluster.h"
+#include "hapt/calibration.h"
 #include "hapt/collective_cost.h"
 #include "hapt/profile.h"
 #include "hapt/synthesis.h"

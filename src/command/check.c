@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "hapt/calibration.h"
 #include "hapt/command.h"
 #include "hapt/report.h"
 

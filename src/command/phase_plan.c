@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "hapt/search.h"
 #include "hapt/progress.h"
 #include "phases.h"
 

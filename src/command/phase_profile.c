@@ -3,6 +3,9 @@
 #include <string.h>
 #include <strings.h>
 
+#include "hapt/calibration.h"
+#include "hapt/measure.h"
+#include "hapt/predict.h"
 #include "hapt/progress.h"
 
 /* Loads --efficiency (else NULL) and notes devices that it does not cover. */

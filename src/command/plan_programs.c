@@ -1,5 +1,7 @@
 /* hapt plan --explain: prints the program of every stage, each kind of layer once. */
 #include <math.h>
+#include "hapt/calibration.h"
+#include "hapt/submesh_cost.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +32,7 @@ static double step_s(const void *context, const struct hapt_program *program, co
         times = hapt_op_type_at(op->type)->inner_all_reduces;
         bytes = hapt_sharding_exchange_bytes(program->shard, step->op) / times;
     }
-    return times * hapt_profile_collective_s(costs->inputs->cluster, stage->subcluster, submesh,
+    return times * hapt_submesh_collective_s(costs->inputs->cluster, stage->subcluster, submesh,
                                              costs->inputs->model->dtype, costs->efficiency, step->axis,
                                              step->kind ? step->kind : HAPT_COLLECTIVE_ALL_REDUCE, bytes);
 }

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "hapt/calibration.h"
+#include "hapt/predict.h"
 #include "hapt/sweep.h"
 #include "plan_explain.h"
 

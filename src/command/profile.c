@@ -1,5 +1,7 @@
 /* hapt profile: measures or predicts time and memory of every candidate stage; --calibrate measures operators. */
 #include <jansson.h>
+#include "hapt/calibration.h"
+#include "hapt/measure.h"
 #include <math.h>
 #include <stdio.h>
 

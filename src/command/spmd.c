@@ -1,6 +1,7 @@
 /* hapt spmd: HAP alone; finds one SPMD program for all devices of a cluster, its ratios and cost. */
 #include "spmd.h"
 
+#include "hapt/calibration.h"
 #include "hapt/progress.h"
 
 #include <math.h>

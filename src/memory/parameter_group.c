@@ -1,6 +1,7 @@
 /* Parameter groups: which rank updates which slice of the parameters whose gradients are summed together. */
 #include "hapt/memory.h"
 #include "hapt/ratios.h"
+#include "hapt/sharding.h"
 
 #define GRAIN ((size_t)32) /* elements: slices start on 64 bytes in the fp32 and the bf16 block */
 

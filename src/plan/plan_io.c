@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "search.h"
+#include "plan_private.h"
 
 #define FORMAT "hapt-plan"
 #define VERSION 1

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "search.h"
+#include "plan_private.h"
 
 enum { PATH_CHARS = 512, MAX_ROWS = 65536, MAX_DEVICES = 1 << 20 };
 

@@ -1,5 +1,5 @@
 /* Prices given stages with the objective, HAPT (13), without a search. */
-#include "search.h"
+#include "hapt/plan.h"
 
 #include "hapt/memory.h"
 
@@ -38,14 +38,14 @@ static enum hapt_status no_candidate(const struct hapt_plan_stage *stage, const 
     char submesh[64];
     return hapt_fail(HAPT_ERR_INPUT, "stages must be candidates of the profile: `h5dump -d /cluster_0/stage_time P.h5`",
                      "layers %d-%d cannot be a stage on %s:%s: %s", stage->first_layer, stage->end_layer,
-                     stage->subcluster_name, plan_stage_short(stage, submesh), why);
+                     stage->subcluster_name, hapt_plan_stage_short(stage, submesh), why);
 }
 
 /* Fills all values that do not depend on t_max. */
 static enum hapt_status price_mixed(const struct hapt_profile *profile, const struct hapt_plan *plan,
                                     struct hapt_plan_stage *stage)
 {
-    const int group = plan_stage_mixed_group(profile, stage);
+    const int group = hapt_plan_stage_mixed_group(profile, stage);
     if (group < 0) return no_candidate(stage, "the profile has no mixed stages on these devices");
     const struct hapt_profile_mixed *mixed = &profile->mixed[group];
     const size_t cell = hapt_profile_index(profile, 0, stage->first_layer, stage->end_layer - 1);
@@ -70,7 +70,7 @@ static enum hapt_status price_alone(const struct hapt_profile *profile, const st
     memcpy(stage->subcluster_name, cluster->name, sizeof stage->subcluster_name);
     const int s = find_submesh(profile, stage);
     if (s < 0) return no_candidate(stage, "the profile has no such submesh");
-    plan_stage_run(profile, &cluster->submesh[s], stage);
+    hapt_plan_stage_run(profile, &cluster->submesh[s], stage);
     const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
     if (!isfinite(cluster->stage_time[cell])) return no_candidate(stage, "the profile has no time for it");
     stage->step_s = cluster->step_time ? cluster->step_time[cell] : 0;
@@ -108,7 +108,7 @@ static enum hapt_status check_devices(const struct hapt_profile *profile, const 
                                  cluster->devices_per_node, cluster->name);
         }
     }
-    return plan_check_mixed_order(plan);
+    return hapt_plan_check_mixed_order(plan);
 }
 
 /* The exchange of tied parameters, and its part in the step-end time of the two stages. */
@@ -153,7 +153,7 @@ static enum hapt_status price_stages(const struct hapt_profile *profile, struct 
     return check_devices(profile, plan);
 }
 
-void plan_stage_tighten(struct hapt_plan_stage *stage)
+void hapt_plan_stage_tighten(struct hapt_plan_stage *stage)
 {
     const struct hapt_plan_mixed *mixed = stage->mixed;
     double fullest = -1;
@@ -182,7 +182,7 @@ static int launch(struct hapt_plan *plan, double t_max_s)
             const int delta = hapt_schedule_delta(plan->schedule, stage->comm_s, t_max_s, plan->hide_threshold);
             stage->warmup = stage[1].warmup + delta < plan->microbatches ? stage[1].warmup + delta : plan->microbatches;
         }
-        if (stage->mixed) plan_stage_tighten(stage);
+        if (stage->mixed) hapt_plan_stage_tighten(stage);
         stage->memory_bytes = stage->parameter_bytes + stage->warmup * stage->activation_bytes;
         if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes)) misfit = i;
     }
@@ -365,7 +365,7 @@ enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kin
     return status;
 }
 
-enum hapt_status plan_price_at(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan)
+enum hapt_status hapt_plan_price_at(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan)
 {
     struct hapt_arena scratch;
     HAPT_TRY(price_stages(profile, plan));
@@ -412,9 +412,9 @@ static enum hapt_status choose_t_max(struct hapt_plan *plan, struct hapt_arena *
     const struct hapt_plan_stage *stage = &plan->stage[misfit];
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use a larger submesh, fewer layers or fewer microbatches in flight",
                      "stage %d (layers %d-%d on %s:%s) needs %s of %s per device for %d microbatches in flight", misfit,
-                     stage->first_layer, stage->end_layer, stage->subcluster_name, plan_stage_short(stage, submesh),
-                     hapt_units_bytes(stage->memory_bytes, need), hapt_units_bytes(stage->device_memory_bytes, have),
-                     stage->warmup);
+                     stage->first_layer, stage->end_layer, stage->subcluster_name,
+                     hapt_plan_stage_short(stage, submesh), hapt_units_bytes(stage->memory_bytes, need),
+                     hapt_units_bytes(stage->device_memory_bytes, have), stage->warmup);
 }
 
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)

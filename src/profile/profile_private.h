@@ -22,12 +22,4 @@ enum hapt_status hapt_profile_count_mixed(struct hapt_h5 *file, const char *grou
 enum hapt_status hapt_profile_read_mixed(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                          struct hapt_profile *profile);
 
-/* tied [layer_count]: bytes of parameters that layers on both sides of the boundary before a layer read; NULL: none
- * (tied.c). */
-enum hapt_status profile_tied_bytes(const struct hapt_graph *graph, const struct hapt_layers *layers,
-                                    struct hapt_arena *result, struct hapt_arena *scratch, double **tied);
-
-/* Counts the submeshes of a subcluster, and lists them in the profile's order if `submesh` is not NULL. */
-int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh *submesh);
-
 #endif

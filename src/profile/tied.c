@@ -5,8 +5,8 @@
 #include "hapt/profile.h"
 #include "profile_private.h"
 
-enum hapt_status profile_tied_bytes(const struct hapt_graph *graph, const struct hapt_layers *layers,
-                                    struct hapt_arena *result, struct hapt_arena *scratch, double **tied)
+enum hapt_status hapt_profile_tied_bytes(const struct hapt_graph *graph, const struct hapt_layers *layers,
+                                         struct hapt_arena *result, struct hapt_arena *scratch, double **tied)
 {
     int *first, *last; /* [tensor] first and last forward operator that reads it; first counts from 1, 0: none */
     double *bytes;     /* [forward operator] across the boundary before it */

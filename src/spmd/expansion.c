@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "property.h"
+#include "hapt/rules.h"
 
 enum hapt_status expansion_begin(struct expansion *expansion, const struct hapt_sharding *sharding, int axis_index,
                                  const struct hapt_axis *axis, struct hapt_arena *scratch)
@@ -366,13 +366,13 @@ enum hapt_status expansion_communicate(struct expansion *expansion, const struct
     if (tensor < 0 || tensor >= graph->tensor_count)
         return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "axis %d: a communication names no tensor of the graph (%d)",
                          expansion->axis_index, tensor);
-    if (!property_fits(expansion->sharding, expansion->axis_index, &expansion->axis, tensor, instruction->from) ||
-        !property_fits(expansion->sharding, expansion->axis_index, &expansion->axis, tensor, instruction->to))
+    if (!hapt_property_fits(expansion->sharding, expansion->axis_index, &expansion->axis, tensor, instruction->from) ||
+        !hapt_property_fits(expansion->sharding, expansion->axis_index, &expansion->axis, tensor, instruction->to))
         return refuse(expansion, "a communication", tensor, "it cannot be shared over the devices in this layout");
-    const struct hapt_property from =
-        property_canonical(expansion->sharding, expansion->axis_index, &expansion->axis, tensor, instruction->from);
+    const struct hapt_property from = hapt_property_canonical(expansion->sharding, expansion->axis_index,
+                                                              &expansion->axis, tensor, instruction->from);
     const struct hapt_property to =
-        property_canonical(expansion->sharding, expansion->axis_index, &expansion->axis, tensor, instruction->to);
+        hapt_property_canonical(expansion->sharding, expansion->axis_index, &expansion->axis, tensor, instruction->to);
     if (!hapt_rule_moves(instruction->kind, from, to))
         return refuse(expansion, "a communication", tensor, "this collective does not convert between these layouts");
     if (graph->tensor[tensor].kind == HAPT_TENSOR_INPUT)

@@ -6,7 +6,7 @@
 #ifndef HAPT_SPMD_EXPANSION_H
 #define HAPT_SPMD_EXPANSION_H
 
-#include "rules.h"
+#include "hapt/rules.h"
 
 #define NONE (-1)
 

@@ -5,7 +5,7 @@
  * adds the communications.
  */
 #include "expansion.h"
-#include "property.h"
+#include "hapt/rules.h"
 
 struct flow {
     const struct hapt_sharding *sharding;
@@ -323,7 +323,7 @@ static enum hapt_status check_rows(const struct flow *flow)
 {
     for (int t = 0; t < flow->graph->tensor_count; t++) {
         const struct hapt_tensor *whole = &flow->graph->tensor[t];
-        if (property_fits(flow->sharding, flow->axis_index, &flow->axis, t, input_property(flow, whole))) continue;
+        if (hapt_property_fits(flow->sharding, flow->axis_index, &flow->axis, t, input_property(flow, whole))) continue;
         return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a microbatch with at least one row per device",
                          "%d devices cannot share the %lld rows of %s", flow->axis.size * flow->sharding->axis[0].size,
                          (long long)whole->shape[0], whole->name);

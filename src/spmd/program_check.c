@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "expansion.h"
-#include "property.h"
+#include "hapt/rules.h"
 
 #include "hapt/config.h"
 #include "hapt/program.h"

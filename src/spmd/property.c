@@ -1,9 +1,9 @@
 /* Properties: the elements that a rank holds, and the canonical form, in which equal shares have equal properties. */
-#include "property.h"
+#include "hapt/rules.h"
 
 #include <stdio.h>
 
-#include "hapt/ratios.h"
+#include "hapt/sharding.h"
 
 enum { MOST_UNEVEN = 1024 }; /* largest axis with ratios, ranks */
 
@@ -104,8 +104,8 @@ static int outer_coordinates(const struct hapt_sharding *sharding, int axis_inde
     return outer.kind == HAPT_PROPERTY_SHARDED && outer.dim == dim ? sharding->axis[0].size : 1;
 }
 
-bool property_fits(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis, int tensor,
-                   struct hapt_property property)
+bool hapt_property_fits(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis, int tensor,
+                        struct hapt_property property)
 {
     if (property.kind != HAPT_PROPERTY_SHARDED) return true;
     const struct hapt_tensor *of = &sharding->graph->tensor[tensor];
@@ -135,8 +135,8 @@ static bool same_everywhere(const struct hapt_sharding *sharding, int axis_index
     return true;
 }
 
-struct hapt_property property_canonical(const struct hapt_sharding *sharding, int axis_index,
-                                        const struct hapt_axis *axis, int tensor, struct hapt_property property)
+struct hapt_property hapt_property_canonical(const struct hapt_sharding *sharding, int axis_index,
+                                             const struct hapt_axis *axis, int tensor, struct hapt_property property)
 {
     if (property.kind != HAPT_PROPERTY_SHARDED) return (struct hapt_property){.kind = property.kind};
     if (property.blocks < 1) property.blocks = 1;

@@ -1,7 +1,7 @@
 /* Sharding rules derived from index signatures. */
-#include "rules.h"
+#include "hapt/rules.h"
 
-#include "property.h"
+#include "hapt/rules.h"
 
 /* The dimension that is sharded if `letter` is, or -1. */
 static int position(const struct hapt_signature_operand *operand, char letter)
@@ -141,12 +141,12 @@ static enum hapt_status fit(const struct hapt_sharding *sharding, int axis_index
                             const struct hapt_op *op, int tensor, struct hapt_property *property)
 {
     if (tensor < 0) return HAPT_OK;
-    if (!property_fits(sharding, axis_index, axis, tensor, *property))
+    if (!hapt_property_fits(sharding, axis_index, axis, tensor, *property))
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller submesh for this stage",
                          "operator %s (%s): %d devices cannot share dimension %d of %s", op->name,
                          hapt_op_type_at(op->type)->name, axis->size, property->dim,
                          sharding->graph->tensor[tensor].name);
-    *property = property_canonical(sharding, axis_index, axis, tensor, *property);
+    *property = hapt_property_canonical(sharding, axis_index, axis, tensor, *property);
     return HAPT_OK;
 }
 

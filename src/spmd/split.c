@@ -1,7 +1,7 @@
 /* Rounds ratios to shards that add up exactly (HAP 5.1). */
 #include <math.h>
 
-#include "hapt/ratios.h"
+#include "hapt/sharding.h"
 
 static void split_evenly(int ranks, int64_t units, int64_t *first)
 {

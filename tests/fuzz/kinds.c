@@ -7,6 +7,7 @@
 
 #include "../../src/train/checkpoint.h"
 #include "fuzz.h"
+#include "hapt/calibration.h"
 #include "hapt/cluster.h"
 #include "hapt/command.h"
 #include "hapt/model.h"

@@ -5,6 +5,7 @@
 
 #include "hapt/link.h"
 #include "hapt/ratios.h"
+#include "hapt/sharding.h"
 
 /* What rank `rank` holds at `i`: values whose float sum depends on the order. */
 static float value(int round, int rank, size_t i)

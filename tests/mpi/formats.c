@@ -7,6 +7,7 @@
  */
 #include <unistd.h>
 
+#include "hapt/calibration.h"
 #include "hapt/cluster.h"
 #include "hapt/model.h"
 #include "hapt/plan.h"

@@ -5,7 +5,7 @@
  */
 #include "train_plans.h"
 
-#include "../../src/spmd/rules.h"
+#include "hapt/rules.h"
 
 /* Stages of `size` ranks and tensor-parallel degree `degree`, cut evenly between blocks. */
 struct arrangement {

@@ -8,6 +8,8 @@
 #include "fixture.h"
 #include "random_profile.h"
 
+#include "hapt/measure.h"
+#include "hapt/search.h"
 #include "hapt/baselines.h"
 #include "hapt/link.h"
 #include "hapt/profile.h"

@@ -1,6 +1,7 @@
 /* ranks: 1 2 3 4
  * The plan does not depend on the number of ranks, nor on which rank looks at it. */
 #include "random_profile.h"
+#include "hapt/search.h"
 
 #include <sys/resource.h>
 #include <unistd.h>

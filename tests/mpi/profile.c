@@ -4,6 +4,9 @@
 
 #include "fixture.h"
 
+#include "hapt/calibration.h"
+#include "hapt/measure.h"
+#include "hapt/predict.h"
 #include "hapt/engine.h"
 #include "hapt/profile.h"
 

@@ -6,6 +6,7 @@
 
 #include "hapt/link.h"
 #include "hapt/ratios.h"
+#include "hapt/sharding.h"
 #include "hapt/reshard.h"
 #include "hapt/team.h"
 

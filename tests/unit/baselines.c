@@ -2,6 +2,7 @@
  * Baselines against enumeration on small profiles: every plan that a system could choose is written out as --stages
  * text and priced on its own. Ablations against what they promise.
  */
+#include "hapt/search.h"
 #include "hapt/baselines.h"
 #include "random_profile.h"
 

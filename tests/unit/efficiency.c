@@ -3,21 +3,21 @@
 
 #include <math.h>
 
-#include "../../src/profile/efficiency.h"
+#include "hapt/efficiency.h"
 
 static void built_in_tables_are_sound(void)
 {
     const char *const backends[] = {"cpu", "cuda", "emulated"};
     for (int b = 0; b < 3; b++) {
-        const struct efficiency_table *table = efficiency_default(backends[b]);
-        CHECK_OK(efficiency_check(table));
-        for (int class = 0; class < EFFICIENCY_CLASS_COUNT; class ++) {
+        const struct hapt_efficiency_table *table = hapt_efficiency_default(backends[b]);
+        CHECK_OK(hapt_efficiency_check(table));
+        for (int class = 0; class < HAPT_EFFICIENCY_CLASS_COUNT; class ++) {
             double before = 0;
             for (double size = 0; size < 50; size += 0.01) {
-                const double share = efficiency_of(table, class, exp2(size)), time = exp2(size) / share;
+                const double share = hapt_efficiency_of(table, class, exp2(size)), time = exp2(size) / share;
                 CHECK(share > 0 && share <= 1);
                 CHECK_MESSAGE(time >= before * (1 - 1e-12), "%s: a larger operator is faster at 2^%g",
-                              efficiency_class_name(class), size);
+                              hapt_efficiency_class_name(class), size);
                 before = time;
             }
         }
@@ -26,52 +26,57 @@ static void built_in_tables_are_sound(void)
 
 static void curves_pass_their_knots(void)
 {
-    struct efficiency_table table = *efficiency_default("cuda");
-    table.curve[EFFICIENCY_PRODUCT] = (struct efficiency_curve){3, {10, 12, 20}, {0.1, 0.2, 0.8}};
-    CHECK_OK(efficiency_check(&table));
+    struct hapt_efficiency_table table = *hapt_efficiency_default("cuda");
+    table.curve[HAPT_EFFICIENCY_PRODUCT] = (struct hapt_efficiency_curve){3, {10, 12, 20}, {0.1, 0.2, 0.8}};
+    CHECK_OK(hapt_efficiency_check(&table));
     for (int k = 0; k < 3; k++)
-        CHECK_NEAR(efficiency_of(&table, EFFICIENCY_PRODUCT, exp2(table.curve[EFFICIENCY_PRODUCT].size[k])),
-                   table.curve[EFFICIENCY_PRODUCT].share[k], 1e-12);
-    CHECK_NEAR(efficiency_of(&table, EFFICIENCY_PRODUCT, exp2(11)), sqrt(0.1 * 0.2), 1e-12);
-    CHECK_NEAR(efficiency_of(&table, EFFICIENCY_PRODUCT, exp2(14)), 0.2 * sqrt(2), 1e-12);
-    CHECK_NEAR(efficiency_of(&table, EFFICIENCY_PRODUCT, 0), 0.1, 0);
-    CHECK_NEAR(efficiency_of(&table, EFFICIENCY_PRODUCT, 1e30), 0.8, 0);
+        CHECK_NEAR(
+            hapt_efficiency_of(&table, HAPT_EFFICIENCY_PRODUCT, exp2(table.curve[HAPT_EFFICIENCY_PRODUCT].size[k])),
+            table.curve[HAPT_EFFICIENCY_PRODUCT].share[k], 1e-12);
+    CHECK_NEAR(hapt_efficiency_of(&table, HAPT_EFFICIENCY_PRODUCT, exp2(11)), sqrt(0.1 * 0.2), 1e-12);
+    CHECK_NEAR(hapt_efficiency_of(&table, HAPT_EFFICIENCY_PRODUCT, exp2(14)), 0.2 * sqrt(2), 1e-12);
+    CHECK_NEAR(hapt_efficiency_of(&table, HAPT_EFFICIENCY_PRODUCT, 0), 0.1, 0);
+    CHECK_NEAR(hapt_efficiency_of(&table, HAPT_EFFICIENCY_PRODUCT, 1e30), 0.8, 0);
 }
 
 static void bad_tables_are_refused(void)
 {
-    const struct efficiency_curve bad[] = {
-        {0, {0}, {0.5}},           {EFFICIENCY_KNOTS + 1, {0}, {0.5}}, {1, {0}, {0}}, {1, {0}, {NAN}},
-        {2, {10, 10}, {0.5, 0.5}}, {2, {10, 11}, {0.1, 0.3}}, /* twice the size in two thirds of the time */
+    const struct hapt_efficiency_curve bad[] = {
+        {0, {0}, {0.5}},
+        {HAPT_EFFICIENCY_KNOTS + 1, {0}, {0.5}},
+        {1, {0}, {0}},
+        {1, {0}, {NAN}},
+        {2, {10, 10}, {0.5, 0.5}},
+        {2, {10, 11}, {0.1, 0.3}}, /* twice the size in two thirds of the time */
     };
     for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
-        struct efficiency_table table = *efficiency_default("cuda");
-        table.curve[EFFICIENCY_ATTENTION] = bad[k];
-        CHECK_FAILS(efficiency_check(&table), HAPT_ERR_INPUT);
+        struct hapt_efficiency_table table = *hapt_efficiency_default("cuda");
+        table.curve[HAPT_EFFICIENCY_ATTENTION] = bad[k];
+        CHECK_FAILS(hapt_efficiency_check(&table), HAPT_ERR_INPUT);
         hapt_fail_reset();
     }
-    struct efficiency_table table = *efficiency_default("cuda");
+    struct hapt_efficiency_table table = *hapt_efficiency_default("cuda");
     table.launch_s = -1;
-    CHECK_FAILS(efficiency_check(&table), HAPT_ERR_INPUT);
+    CHECK_FAILS(hapt_efficiency_check(&table), HAPT_ERR_INPUT);
     hapt_fail_reset();
 }
 
 static void the_roofline_takes_the_longer(void)
 {
-    const struct efficiency_table flat = {
+    const struct hapt_efficiency_table flat = {
         .curve = {{1, {0}, {0.5}}, {1, {0}, {0.25}}, {1, {0}, {0.2}}, {1, {0}, {0.8}}}, .launch_s = 1e-6};
     struct hapt_device_spec device = {.backend = "cuda", .memory_bandwidth = 1e12, .slowdown = 3};
     device.peak_flops[HAPT_F32] = 10e12;
     device.peak_flops[HAPT_F16] = 100e12;
-    CHECK_NEAR(roofline_peak_flops(&device, HAPT_BF16), 100e12, 0); /* fp16 stands in for bf16 */
-    const struct roofline roofline = roofline_describe(&device, HAPT_BF16, &flat);
-    CHECK_NEAR(roofline_operator_s(&roofline, EFFICIENCY_PRODUCT, 50e9, 8e6), 3 * (1e-6 + 1e-3), 1e-12);
-    CHECK_NEAR(roofline_operator_s(&roofline, EFFICIENCY_ATTENTION, 50e9, 8e6), 3 * (1e-6 + 2e-3), 1e-12);
-    CHECK_NEAR(roofline_operator_s(&roofline, EFFICIENCY_PRODUCT, 1e6, 8e6), 3 * (1e-6 + 1e-5), 1e-12);
-    CHECK_NEAR(roofline_operator_s(&roofline, EFFICIENCY_VECTOR, 2e9, 8e6), 3 * (1e-6 + 1e-3), 1e-12);
-    CHECK_NEAR(roofline_stream_s(&roofline, 8e9), 3 * 1e-2, 1e-12);
+    CHECK_NEAR(hapt_roofline_peak_flops(&device, HAPT_BF16), 100e12, 0); /* fp16 stands in for bf16 */
+    const struct hapt_roofline roofline = hapt_roofline_describe(&device, HAPT_BF16, &flat);
+    CHECK_NEAR(hapt_roofline_operator_s(&roofline, HAPT_EFFICIENCY_PRODUCT, 50e9, 8e6), 3 * (1e-6 + 1e-3), 1e-12);
+    CHECK_NEAR(hapt_roofline_operator_s(&roofline, HAPT_EFFICIENCY_ATTENTION, 50e9, 8e6), 3 * (1e-6 + 2e-3), 1e-12);
+    CHECK_NEAR(hapt_roofline_operator_s(&roofline, HAPT_EFFICIENCY_PRODUCT, 1e6, 8e6), 3 * (1e-6 + 1e-5), 1e-12);
+    CHECK_NEAR(hapt_roofline_operator_s(&roofline, HAPT_EFFICIENCY_VECTOR, 2e9, 8e6), 3 * (1e-6 + 1e-3), 1e-12);
+    CHECK_NEAR(hapt_roofline_stream_s(&roofline, 8e9), 3 * 1e-2, 1e-12);
     device.peak_flops[HAPT_F16] = 0;
-    CHECK_NEAR(roofline_peak_flops(&device, HAPT_BF16), 10e12, 0);
+    CHECK_NEAR(hapt_roofline_peak_flops(&device, HAPT_BF16), 10e12, 0);
 }
 
 /* What is a matrix product in other words counts as one; fused attention and vector kernels do not. */
@@ -80,9 +85,10 @@ static void operators_have_classes(void)
     static const char *const product[] = {"linear",          "linear_t_dw",        "conv2d",       "conv2d_dx",
                                           "patch_embedding", "patch_embedding_dw", "expert_linear"};
     for (size_t i = 0; i < sizeof product / sizeof *product; i++)
-        CHECK(efficiency_class_of(hapt_op_type_at(hapt_op_type_find(product[i]))) == EFFICIENCY_PRODUCT);
-    CHECK(efficiency_class_of(hapt_op_type_at(hapt_op_type_find("grouped_attention"))) == EFFICIENCY_ATTENTION);
-    CHECK(efficiency_class_of(hapt_op_type_at(hapt_op_type_find("max_pool"))) == EFFICIENCY_VECTOR);
+        CHECK(hapt_efficiency_class_of(hapt_op_type_at(hapt_op_type_find(product[i]))) == HAPT_EFFICIENCY_PRODUCT);
+    CHECK(hapt_efficiency_class_of(hapt_op_type_at(hapt_op_type_find("grouped_attention"))) ==
+          HAPT_EFFICIENCY_ATTENTION);
+    CHECK(hapt_efficiency_class_of(hapt_op_type_at(hapt_op_type_find("max_pool"))) == HAPT_EFFICIENCY_VECTOR);
 }
 
 int main(int argc, char **argv)

@@ -4,6 +4,7 @@
 
 #include "fixture.h"
 
+#include "hapt/search.h"
 #include "hapt/plan.h"
 #include "hapt/program.h"
 

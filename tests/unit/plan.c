@@ -1,5 +1,6 @@
 /* Plans on disk, forced, even and placed; profiles on disk and checked. */
 #include <unistd.h>
+#include "hapt/search.h"
 
 #include "random_profile.h"
 

@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include "hapt/search.h"
 #include "hapt/diff.h"
 
 static const char *path_of(const char *name)

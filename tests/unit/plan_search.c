@@ -3,6 +3,7 @@
  * Nothing is shared with the planner but the profile.
  */
 #include "random_profile.h"
+#include "hapt/search.h"
 
 enum { MOST_STAGES = 8, MOST_T_MAX = 4096 };
 

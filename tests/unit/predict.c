@@ -3,6 +3,7 @@
 
 #include "fixture.h"
 
+#include "hapt/predict.h"
 #include "hapt/memory.h"
 #include "hapt/profile.h"
 

@@ -2,6 +2,7 @@
 #include "test.h"
 
 #include "hapt/ratios.h"
+#include "hapt/sharding.h"
 #include "hapt/solve.h"
 
 enum { MAX_RANKS = 40 };

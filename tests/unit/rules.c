@@ -4,7 +4,7 @@
  */
 #include "shards.h"
 
-#include "../../src/spmd/rules.h"
+#include "hapt/rules.h"
 
 enum { SHARDS = 2, LARGEST = 4096 };
 

@@ -3,13 +3,13 @@
 
 #include "hapt/layers.h"
 
-#include "../../src/profile/select.h"
-#include "../../src/profile/smooth.h"
+#include "../../src/measure/select.h"
+#include "../../src/measure/smooth.h"
 
 struct setting {
     struct hapt_arena arena;
     struct hapt_layers *layers;
-    struct candidates candidates;
+    struct hapt_candidates candidates;
     unsigned char *role;
 };
 
@@ -28,15 +28,15 @@ static void set_up(struct setting *setting, int blocks, bool *(*forbid)(const st
 {
     char *words[] = {"hapt", "profile"};
     struct hapt_config *config = NULL;
-    const struct candidates_options data = {.programs = PROGRAM_DATA, .tensor_parallel = 1};
+    const struct hapt_candidates_options data = {.programs = PROGRAM_DATA, .tensor_parallel = 1};
     hapt_arena_init(&setting->arena);
     struct hapt_model *model =
         fixture_gpt(&setting->arena, (struct fixture_gpt){blocks, 32, 2, 16, 64, 2, true, false});
     const struct hapt_layers_options options = {.granularity = 0, .heavy_minimum = 2};
     CHECK_OK(hapt_layers_build(model->graph, &options, &setting->arena, &setting->layers));
     CHECK_OK(hapt_config_parse(2, words, &setting->arena, &config));
-    CHECK_OK(candidates_build(one_device(&setting->arena), model, setting->layers, config, &data, &setting->arena,
-                              &setting->candidates));
+    CHECK_OK(hapt_candidates_build(one_device(&setting->arena), model, setting->layers, config, &data, &setting->arena,
+                                   &setting->candidates));
     setting->role = hapt_arena_alloc(&setting->arena, (size_t)setting->candidates.item_count, 1);
     bool *needed = hapt_arena_alloc(&setting->arena, (size_t)setting->candidates.item_count, sizeof *needed);
     for (int item = 0; item < setting->candidates.item_count; item++) needed[item] = true;
@@ -76,7 +76,7 @@ static void deeper_models_cost_no_more(void)
 
 static bool *only_short(const struct setting *setting)
 {
-    const struct candidates *candidates = &setting->candidates;
+    const struct hapt_candidates *candidates = &setting->candidates;
     bool *needed =
         hapt_arena_alloc((struct hapt_arena *)&setting->arena, (size_t)candidates->item_count, sizeof *needed);
     for (int s = 0; s < candidates->structure_count; s++) needed[s] = candidates->last[s] - candidates->first[s] < 14;
@@ -88,7 +88,7 @@ static void nothing_is_extrapolated(void)
 {
     struct setting setting;
     set_up(&setting, 12, only_short);
-    const struct candidates *candidates = &setting.candidates;
+    const struct hapt_candidates *candidates = &setting.candidates;
     for (int s = 0; s < candidates->structure_count; s++) {
         const int length = candidates->last[s] - candidates->first[s] + 1;
         if (length == 14) CHECK(setting.role[s] == SELECT_BASE);
@@ -98,7 +98,7 @@ static void nothing_is_extrapolated(void)
 }
 
 /* Seconds of a layer by its structure; long ranges run `cold` times slower than their sum, more so the longer. */
-static double truth(const struct candidates *candidates, int first, int last, double cold)
+static double truth(const struct hapt_candidates *candidates, int first, int last, double cold)
 {
     double sum = 0;
     for (int l = first; l <= last; l++) {
@@ -114,7 +114,7 @@ static void rest_is_composed(void)
     const double cold = 0.15, noise = 0.01;
     struct setting setting;
     set_up(&setting, 24, NULL);
-    const struct candidates *candidates = &setting.candidates;
+    const struct hapt_candidates *candidates = &setting.candidates;
     const int L = candidates->layer_count, count = candidates->structure_count;
     struct smooth_point *point = hapt_arena_alloc(&setting.arena, (size_t)count, sizeof *point);
     int *variable = hapt_arena_alloc(&setting.arena, (size_t)L, sizeof *variable), variables = 0;

@@ -1,7 +1,7 @@
 /* Smoothing of measured ranges: noise goes, what sums cannot explain stays. */
 #include "test.h"
 
-#include "../../src/profile/smooth.h"
+#include "../../src/measure/smooth.h"
 
 enum { LAYERS = 20, POINTS = LAYERS * (LAYERS + 1) / 2 };
 

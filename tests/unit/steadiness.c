@@ -2,7 +2,7 @@
  * or change their speed. */
 #include "test.h"
 
-#include "../../src/profile/steadiness.h"
+#include "../../src/measure/steadiness.h"
 
 enum { PROFILES = 2000, SPREAD_ROUNDS = 15 };
 

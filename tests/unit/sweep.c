@@ -1,4 +1,5 @@
 /* Sweeps against single searches on changed profiles; knees in closed form; words that cannot be read. */
+#include "hapt/search.h"
 #include "hapt/sweep.h"
 #include "random_profile.h"
 

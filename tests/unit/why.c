@@ -1,4 +1,5 @@
 /* Rivals against an enumeration of every plan, sorted by kind; limits by hand; no rival beats the plan. */
+#include "hapt/search.h"
 #include "hapt/rivals.h"
 #include "random_profile.h"
 

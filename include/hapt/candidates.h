@@ -1,0 +1,180 @@
+/*
+ * Candidates: the layer ranges that may run on each submesh, and the equal ones among them. Used by measuring and
+ * predicting.
+ *
+ * A submesh (n, m) has a variant for each program that may run on it: n m / tp data-parallel groups of tp devices, or a
+ * program found by synthesis (synthesised.h). Two ranges of equal structure on equal meshes (dp, tp) are one item,
+ * which is planned, timed and priced once.
+ */
+#ifndef HAPT_CANDIDATES_H
+#define HAPT_CANDIDATES_H
+
+#include "hapt/collective_cost.h"
+#include "hapt/engine.h"
+#include "hapt/profile.h"
+
+/* One of three: degrees of data and tensor parallelism; (dp 0) a device of a mixed stage with `rows` rows of a
+ * microbatch; or a program k >= 1 for (n, m), for candidates of these subclusters (bits) only. */
+struct hapt_candidate_mesh {
+    int dp, tp, rows;
+    int n, m, program;
+    unsigned subclusters;
+};
+
+/* Seconds of a mixed group's ranges; [i * L + j]: layers [i, j + 1). */
+struct hapt_range_times {
+    double *stage_s, *forward_s; /* per microbatch; NaN: unknown */
+    double *step_s;              /* per step, in addition */
+};
+/* Devices of two subclusters that may run a stage together: data-parallel with `rows` rows of a microbatch per
+ * device of either side, or a program k >= 1. mesh_index[side]: the mesh seen by a device of that side; for a program,
+ * by the device that holds most. */
+struct hapt_mixed_group {
+    int cluster[2], devices[2], rows[2], mesh_index[2], program;
+    struct hapt_collective_model sums; /* over all of its devices */
+    struct hapt_range_times *times;    /* NULL: composed of the items' times */
+};
+
+/* The programs that are candidates. A single device has only one program, which counts as each of them. */
+enum { PROGRAM_DATA = 1, PROGRAM_TENSOR = 2, PROGRAM_SYNTHESISED = 4 };
+struct hapt_candidates_options {
+    unsigned programs;
+    int tensor_parallel;                      /* largest degree; 0: the devices of a node */
+    const struct hapt_efficiency *efficiency; /* calibrated tables for prediction; NULL: the built-in ones */
+};
+/* The programs of --program. */
+unsigned hapt_candidates_programs(const struct hapt_config *config);
+
+struct hapt_candidates {
+    const struct hapt_cluster *cluster;
+    const struct hapt_model *model;
+    const struct hapt_layers *layers;
+    const struct hapt_efficiency *efficiency; /* calibrated tables for prediction; NULL: the built-in ones */
+    int layer_count;                          /* L */
+    double imbalance; /* candidates with more work, relative to their submesh's part of the speed, are pruned */
+    int state_count;  /* number of optimizer states */
+    /* ZeRO-1: ranks that sum a gradient hold one slice each of its optimizer state. STATE_REPLICATED: never;
+     * STATE_AS_NEEDED: if not all microbatches of a step fit otherwise; STATE_SHARDED: always. */
+    enum state_sharing { STATE_REPLICATED, STATE_AS_NEEDED, STATE_SHARDED } state_sharing;
+    unsigned programs;
+    int tensor_parallel; /* largest tensor-parallel degree; 0: the devices of a node */
+    int layout_count;
+    const struct hapt_stage_layout **layout; /* [layout_count] program k is layout[k - 1] */
+    int mesh_count;
+    struct hapt_candidate_mesh
+        *mesh; /* meshes that can share the model and the microbatch's rows, ascending; then those with programs */
+    struct hapt_sharding **sharding; /* [mesh_count] of the full graph */
+    int mixed_count;
+    struct hapt_mixed_group *mixed; /* [mixed_count] by rows, then those with a program */
+    int mixable_count;
+    struct hapt_mixed_group *mixable; /* [mixable_count] devices for synthesised programs */
+    int microbatches;                 /* per step */
+    int structure_count;
+    int *structure;    /* [L][L] structure of layers [i, j + 1); -1 below the diagonal */
+    int *first, *last; /* [structure_count] the first range of that structure */
+    int item_count;    /* structure_count * mesh_count */
+    double *work;      /* [L + 1] FLOPs of the layers before, prefix sums */
+    double speed;      /* of all devices of the cluster, FLOP/s */
+};
+
+/* One device's share of an item; doubles, so that ranks can sum their parts of a table. */
+struct hapt_item_memory {
+    double parameter_bytes, activation_bytes, trained_elements, update_bytes;
+    double sharded_bytes; /* parameter_bytes if the optimizer state were sharded */
+};
+#define FITS_NOWHERE ((struct hapt_item_memory){.parameter_bytes = INFINITY, .sharded_bytes = INFINITY})
+struct hapt_item_time {
+    double forward_s, backward_s, update_s;
+    double end_s; /* rest of a step's end, not stretched by a slowdown; 0 if update_s includes it */
+};
+
+enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                       const struct hapt_layers *layers, const struct hapt_config *config,
+                                       const struct hapt_candidates_options *options, struct hapt_arena *arena,
+                                       struct hapt_candidates *candidates);
+static inline int hapt_candidates_item(const struct hapt_candidates *candidates, int mesh_index, int first, int last)
+{
+    return candidates->structure[first * candidates->layer_count + last] * candidates->mesh_count + mesh_index;
+}
+/* Lists the data-parallel submeshes of a subcluster in the profile's order and returns their number; `submesh` may
+ * be NULL. */
+int hapt_candidates_submeshes(const struct hapt_subcluster *subcluster, struct hapt_submesh *submesh);
+/* Index of a submesh in that order. */
+int hapt_candidates_submesh_index(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh);
+/* The same with all programs; tensor-parallel degrees are powers of two that divide m. */
+enum hapt_status hapt_candidates_variants(const struct hapt_candidates *candidates, int subcluster,
+                                          struct hapt_arena *arena, struct hapt_submesh **variant, int *count);
+/* Index of a mesh; -1 if it cannot share the model or the rows. */
+int hapt_candidates_mesh_index(const struct hapt_candidates *candidates, int dp, int tp);
+int hapt_candidates_mesh_index_of_program(const struct hapt_candidates *candidates, int program);
+static inline int hapt_candidates_mesh_index_of(const struct hapt_candidates *candidates, struct hapt_submesh submesh)
+{
+    return submesh.program > 0 ? hapt_candidates_mesh_index_of_program(candidates, submesh.program)
+                               : hapt_candidates_mesh_index(candidates, submesh.n * submesh.m / submesh.tp, submesh.tp);
+}
+/* A device's seconds for the full model, forward and backward, at r rows: fixed_s + r * row_s; and for the update. */
+struct hapt_device_times {
+    double fixed_s, row_s, update_s;
+};
+/* A device's speed is measured with all rows of a microbatch and with this number. hapt_candidates_few_rows_mesh
+ * finds the mesh of devices with this number of rows and adds it if missing. */
+static inline int hapt_candidates_few_rows(const struct hapt_candidates *candidates)
+{
+    return (candidates->model->microbatch + 1) / 2;
+}
+enum hapt_status hapt_candidates_few_rows_mesh(struct hapt_candidates *candidates, struct hapt_arena *arena,
+                                               int *mesh_index);
+struct hapt_device_times hapt_candidates_device_times(const struct hapt_candidates *candidates, double all_s,
+                                                      double few_s, double update_s);
+/* True if mixed stages are requested and possible. */
+bool hapt_candidates_may_mix(const struct hapt_candidates *candidates, const struct hapt_config *config);
+/* Finds the groups of mixed stages that are worth a table (--mixed). If `programs` includes data-parallel ones:
+ * groups by rows (--mixed-rows) and the meshes that they need. If it includes synthesised ones: ->mixable, the
+ * devices for them. measured[cluster->count]: speeds of the devices; NULL: predicted. Call after hapt_candidates_build
+ * and before hapt_candidates_find_structures. */
+enum hapt_status hapt_candidates_mix(struct hapt_candidates *candidates, const struct hapt_config *config,
+                                     unsigned programs, const struct hapt_device_times *measured,
+                                     struct hapt_arena *arena, struct hapt_arena *scratch);
+/* Adds a mixed group for a program on the devices of `like`, with its meshes; the layout is borrowed. */
+enum hapt_status hapt_candidates_mix_program(struct hapt_candidates *candidates, const struct hapt_mixed_group *like,
+                                             const struct hapt_stage_layout *layout, struct hapt_arena *arena);
+/* All times are NaN. */
+enum hapt_status hapt_range_times_create(int layer_count, struct hapt_arena *arena, struct hapt_range_times **times);
+/* Finds the ranges that are equal in all shardings. */
+enum hapt_status hapt_candidates_find_structures(struct hapt_candidates *candidates, struct hapt_arena *arena);
+/* True if the range fits every device of the mixed group and is not badly unbalanced. memory[k]: of the item of
+ * group->mesh_index[k]. */
+bool hapt_candidates_wanted_mixed(const struct hapt_candidates *candidates, const struct hapt_mixed_group *group,
+                                  int first, int last, const struct hapt_item_memory *const memory[2]);
+/* The program of an item's first range. */
+enum hapt_status hapt_candidates_program(const struct hapt_candidates *candidates, int first, int last, int mesh_index,
+                                         struct hapt_arena *arena, struct hapt_program **program);
+struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *candidates,
+                                               const struct hapt_memory_bytes *figures);
+/* Memory of an item by its program; `engine` NULL: without kernel scratch. */
+enum hapt_status hapt_candidates_plan_memory(const struct hapt_candidates *candidates, int item,
+                                             const struct hapt_engine_options *engine, struct hapt_item_memory *memory);
+/* Least resident bytes on a device of `limit` bytes. A stage that fits with unsharded state is trained so and takes
+ * more. */
+double hapt_candidates_resident_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
+                                      double limit);
+/* True if it fits with one microbatch in flight and is not badly unbalanced. */
+bool hapt_candidates_wanted(const struct hapt_candidates *candidates, int subcluster, struct hapt_submesh submesh,
+                            int first, int last, const struct hapt_item_memory *memory);
+/* True if a range is balanced on any submesh of that mesh; otherwise it needs no figures. */
+bool hapt_candidates_may_be_wanted(const struct hapt_candidates *candidates, int mesh_index, int first, int last);
+/* FLOP/s of one device of a subcluster in the model's type, including slowdown. */
+double hapt_candidates_device_speed(const struct hapt_candidates *candidates, int subcluster);
+
+/* Seconds to sum gradients of `bytes` per device over the data-parallel groups of a submesh. */
+typedef double hapt_candidates_all_reduce(const void *context, int subcluster, struct hapt_submesh submesh,
+                                          double bytes);
+/* Makes the profile. memory[c] and time[c]: tables by item for subcluster c; time in real seconds of its devices.
+ * Variants without candidates are left out. So are variants that another one of the same submesh beats in time and
+ * memory on every range (a plain variant is compared with plain ones only). A submesh keeps its data-parallel row if
+ * that is its only variant. */
+enum hapt_status hapt_candidates_fill(const struct hapt_candidates *candidates, struct hapt_item_memory *const *memory,
+                                      struct hapt_item_time *const *time, hapt_candidates_all_reduce *all_reduce,
+                                      const void *context, struct hapt_arena *result, struct hapt_profile **profile);
+
+#endif

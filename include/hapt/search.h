@@ -1,0 +1,55 @@
+/* The exact search for the best plan (HAPT 5.2; objective HAPT (13)), and plans whose stages are given. */
+#ifndef HAPT_SEARCH_H
+#define HAPT_SEARCH_H
+
+#include "hapt/plan.h"
+
+/* Time and work of a search on this rank. */
+struct hapt_search_effort {
+    double index_s;                    /* to read the candidates from the profile */
+    double start_s;                    /* bounds of t_max and a first plan */
+    double narrow_s;                   /* per t_max: fast enough candidates, reachable states */
+    double relax_s;                    /* per t_max: least sums of prefixes */
+    double exact_s;                    /* per t_max: points of suffixes */
+    double wait_s;                     /* waiting for other ranks */
+    double trace_s;                    /* from the best t_max to the plan */
+    int64_t candidates, cells, points; /* stages; prefixes and suffix points, over all t_max values */
+};
+
+struct hapt_search_options {
+    int microbatches;
+    enum hapt_schedule_kind schedule; /* H-1F1B: the objective's warm-up rule; others: their own launch counts */
+    double hide_threshold;
+    bool use_all_devices;
+    double gap;                        /* stop when proven this close to the optimum; 0: exact */
+    struct hapt_search_effort *effort; /* output; may be NULL */
+    bool may_fail;                     /* "no plan" is a valid answer and is not printed (hapt_env_agree_quietly) */
+};
+
+/* The optimal plan, or one within options->gap of it (plan->search.gap is proven). The ranks of `comm` share the t_max
+ * candidates. The plan is bit-identical on every rank and for every number of ranks. Collective. HAPT_ERR_INFEASIBLE
+ * names the nearest obstacle; HAPT_ERR_INPUT: more than 12 subclusters; HAPT_ERR_MEMORY on all ranks if one runs out of
+ * memory. */
+enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *profile,
+                                  const struct hapt_search_options *options, struct hapt_arena *result,
+                                  struct hapt_plan **plan);
+/* Prices given stages "0-6@fast:1x2,6-9@slow:1x2t2" (half-open layer ranges). t2: tensor-parallel over 2; p3: layout 3
+ * of the profile; neither: the fastest program that fits. "0-6@fast:2+slow:1": a mixed stage on 2 devices of fast and 1
+ * of slow; then p3 as above, p0: data-parallel rows only. HAPT_ERR_INPUT: a stage is no candidate; HAPT_ERR_INFEASIBLE:
+ * they exceed memory. */
+enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                 const char *stages, struct hapt_arena *result, struct hapt_plan **plan);
+/* The comparison plan: submeshes and order of the optimum under H-1F1B, layers split evenly, priced with
+ * options->schedule. Collective. HAPT_ERR_INPUT or HAPT_ERR_INFEASIBLE: the even stages cannot run. */
+enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profile,
+                                const struct hapt_search_options *options, struct hapt_arena *result,
+                                struct hapt_plan **plan);
+
+/* Agrees at the end of a planning phase; with options->may_fail a missing plan is not printed. */
+static inline enum hapt_status hapt_search_agree(MPI_Comm comm, const struct hapt_search_options *options,
+                                                 enum hapt_status status)
+{
+    return options->may_fail ? hapt_env_agree_quietly(comm, status) : hapt_env_agree(comm, status);
+}
+
+#endif

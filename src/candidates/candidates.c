@@ -1,0 +1,335 @@
+/* Candidates: enumerate, alias, prune. */
+#include "hapt/candidates.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/efficiency.h"
+#include "hapt/profile.h"
+#include "hapt/synthesised.h"
+
+unsigned hapt_candidates_programs(const struct hapt_config *config)
+{
+    const char *name = hapt_config_text(config, "program");
+    if (strcmp(name, "data") == 0) return PROGRAM_DATA;
+    if (strcmp(name, "tensor") == 0) return PROGRAM_TENSOR;
+    if (strcmp(name, "synthesised") == 0) return PROGRAM_SYNTHESISED;
+    return PROGRAM_DATA | PROGRAM_TENSOR | (strcmp(name, "all") == 0 ? PROGRAM_SYNTHESISED : 0);
+}
+
+static int most_tensor_parallel(const struct hapt_candidates *candidates, struct hapt_submesh submesh)
+{
+    const int most = candidates->tensor_parallel;
+    return most == 0 || most > submesh.m ? submesh.m : most;
+}
+
+enum hapt_status hapt_candidates_variants(const struct hapt_candidates *candidates, int subcluster,
+                                          struct hapt_arena *arena, struct hapt_submesh **variant, int *count)
+{
+    const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
+    const int submeshes = hapt_candidates_submeshes(own, NULL);
+    struct hapt_submesh *submesh, *made;
+    int most = 1, all = 0;
+    for (int tp = 1; tp < own->devices_per_node; tp *= 2) most++;
+    HAPT_NEW(submesh, arena, submeshes);
+    HAPT_NEW(made, arena, submeshes * most + candidates->layout_count);
+    hapt_candidates_submeshes(own, submesh);
+    for (int s = 0; s < submeshes; s++)
+        for (int tp = 1; tp <= most_tensor_parallel(candidates, submesh[s]) && submesh[s].m % tp == 0; tp *= 2)
+            if ((candidates->programs & (tp > 1 ? PROGRAM_TENSOR : PROGRAM_DATA)) || submesh[s].n * submesh[s].m == 1)
+                made[all++] = (struct hapt_submesh){submesh[s].n, submesh[s].m, tp, 0};
+    for (int d = 0; d < candidates->mesh_count; d++) {
+        const struct hapt_candidate_mesh *mesh = &candidates->mesh[d];
+        if (mesh->program > 0 && (mesh->subclusters >> subcluster & 1u))
+            made[all++] = (struct hapt_submesh){mesh->n, mesh->m, 1, mesh->program};
+    }
+    *variant = made;
+    *count = all;
+    return HAPT_OK;
+}
+
+int hapt_candidates_submesh_index(const struct hapt_subcluster *subcluster, struct hapt_submesh submesh)
+{
+    int index = 0;
+    if (submesh.m == subcluster->devices_per_node)
+        return hapt_candidates_submeshes(subcluster, NULL) - subcluster->nodes + submesh.n - 1;
+    for (int m = 1; m < submesh.m; m *= 2) index++;
+    return index;
+}
+
+static int compare_meshes(const void *a, const void *b)
+{
+    const struct hapt_candidate_mesh *x = a, *y = b;
+    return x->dp != y->dp ? (x->dp > y->dp) - (x->dp < y->dp) : (x->tp > y->tp) - (x->tp < y->tp);
+}
+
+/* The meshes of all submeshes' variants over which the full model can be sharded, each once, and their shardings. */
+static enum hapt_status find_meshes(struct hapt_candidates *candidates, struct hapt_arena *arena,
+                                    struct hapt_arena *scratch)
+{
+    const struct hapt_cluster *cluster = candidates->cluster;
+    const int rows = candidates->model->microbatch, room = hapt_synthesised_room(candidates);
+    int count = 0, variants[HAPT_MAX_SUBCLUSTERS];
+    struct hapt_submesh *variant[HAPT_MAX_SUBCLUSTERS];
+    struct hapt_candidate_mesh *mesh;
+    for (int c = 0; c < cluster->count; c++) {
+        HAPT_TRY(hapt_candidates_variants(candidates, c, scratch, &variant[c], &variants[c]));
+        count += variants[c];
+    }
+    HAPT_NEW(mesh, arena, count + room);
+    HAPT_NEW(candidates->sharding, arena, count + room);
+    candidates->mesh = mesh;
+    count = 0;
+    for (int c = 0; c < cluster->count; c++) {
+        for (int v = 0; v < variants[c]; v++) {
+            const struct hapt_submesh its = variant[c][v];
+            const struct hapt_candidate_mesh wanted = {.dp = its.n * its.m / its.tp, .tp = its.tp};
+            if (rows >= wanted.dp) mesh[count++] = wanted;
+        }
+    }
+    qsort(mesh, (size_t)count, sizeof *mesh, compare_meshes);
+    for (int k = 0; k < count; k++) {
+        const int d = candidates->mesh_count;
+        if (d > 0 && compare_meshes(&mesh[d - 1], &mesh[k]) == 0) continue;
+        const enum hapt_status status = hapt_sharding_tensor_parallel(candidates->model->graph, mesh[k].dp, mesh[k].tp,
+                                                                      arena, &candidates->sharding[d]);
+        if (status == HAPT_OK)
+            mesh[candidates->mesh_count++] = mesh[k];
+        else if (status == HAPT_ERR_INFEASIBLE)
+            hapt_fail_reset();
+        else
+            return status;
+    }
+    if (candidates->programs & PROGRAM_SYNTHESISED) HAPT_TRY(hapt_synthesised_add(candidates, room, arena));
+    if (candidates->mesh_count > 0) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a --microbatch with at least one row per device",
+                     "no submesh can share %d rows", candidates->model->microbatch);
+}
+
+struct range {
+    uint64_t structure;
+    int first, last;
+};
+
+static int compare_ranges(const void *a, const void *b)
+{
+    const struct range *x = a, *y = b;
+    if (x->structure != y->structure) return x->structure < y->structure ? -1 : 1;
+    return x->first != y->first ? x->first - y->first : x->last - y->last;
+}
+
+static enum hapt_status find_structures(struct hapt_candidates *candidates, struct hapt_arena *arena,
+                                        struct hapt_arena *scratch)
+{
+    const int L = candidates->layer_count;
+    struct range *range;
+    uint64_t *structure, *hash;
+    int count = 0;
+    if ((int64_t)L * L > INT_MAX)
+        return hapt_fail(HAPT_ERR_MEMORY, "plan over fewer layers (--layers-per-model)",
+                         "a model of %d layers has too many ranges", L);
+    HAPT_NEW(structure, scratch, (size_t)L * (size_t)L);
+    HAPT_NEW(hash, scratch, candidates->model->graph->op_count);
+    /* Equal operators may be cut differently, because of other operators that read their outputs. */
+    for (int d = 0; d < candidates->mesh_count; d++) hapt_sharding_hash(candidates->sharding[d], hash);
+    HAPT_TRY(hapt_layers_structures(candidates->layers, candidates->model->graph, hash, structure));
+    HAPT_NEW(range, scratch, (size_t)L * (size_t)(L + 1) / 2);
+    HAPT_NEW(candidates->structure, arena, (size_t)L * (size_t)L);
+    HAPT_NEW(candidates->first, arena, (size_t)L * (size_t)(L + 1) / 2);
+    HAPT_NEW(candidates->last, arena, (size_t)L * (size_t)(L + 1) / 2);
+    for (int cell = 0; cell < L * L; cell++) candidates->structure[cell] = -1;
+    for (int i = 0; i < L; i++)
+        for (int j = i; j < L; j++) range[count++] = (struct range){structure[i * L + j], i, j};
+    qsort(range, (size_t)count, sizeof *range, compare_ranges);
+    for (int r = 0; r < count; r++) {
+        if (r == 0 || range[r].structure != range[r - 1].structure) {
+            candidates->first[candidates->structure_count] = range[r].first;
+            candidates->last[candidates->structure_count++] = range[r].last;
+        }
+        candidates->structure[range[r].first * L + range[r].last] = candidates->structure_count - 1;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_candidates_find_structures(struct hapt_candidates *candidates, struct hapt_arena *arena)
+{
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    candidates->structure_count = 0;
+    const enum hapt_status status = find_structures(candidates, arena, &scratch);
+    hapt_arena_release(&scratch);
+    HAPT_TRY(status);
+    if ((int64_t)candidates->structure_count * candidates->mesh_count > INT_MAX)
+        return hapt_fail(HAPT_ERR_MEMORY,
+                         "plan over fewer layers (--layers-per-model), or with a smaller --tensor-parallel",
+                         "there are too many candidates: %d different ranges of layers on %d meshes",
+                         candidates->structure_count, candidates->mesh_count);
+    candidates->item_count = candidates->structure_count * candidates->mesh_count;
+    return HAPT_OK;
+}
+
+static int optimizer_states(const struct hapt_config *config)
+{
+    if (strcmp(hapt_config_text(config, "optimizer"), "adamw") == 0) return 2;
+    return hapt_config_real(config, "momentum") > 0 ? 1 : 0;
+}
+
+enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                       const struct hapt_layers *layers, const struct hapt_config *config,
+                                       const struct hapt_candidates_options *options, struct hapt_arena *arena,
+                                       struct hapt_candidates *candidates)
+{
+    *candidates = (struct hapt_candidates){.cluster = cluster,
+                                           .model = model,
+                                           .layers = layers,
+                                           .layer_count = layers->count,
+                                           .tensor_parallel = options->tensor_parallel,
+                                           .programs = options->programs,
+                                           .efficiency = options->efficiency,
+                                           .imbalance = hapt_config_real(config, "imbalance"),
+                                           .microbatches = (int)hapt_config_int(config, "microbatches"),
+                                           .state_count = optimizer_states(config)};
+    struct hapt_arena scratch;
+    for (int c = 0; c < cluster->count; c++)
+        candidates->speed += hapt_candidates_device_speed(candidates, c) * cluster->subcluster[c].nodes *
+                             cluster->subcluster[c].devices_per_node;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = find_meshes(candidates, arena, &scratch);
+    hapt_arena_release(&scratch);
+    HAPT_TRY(status);
+    HAPT_TRY(hapt_candidates_find_structures(candidates, arena));
+    HAPT_NEW(candidates->work, arena, layers->count + 1);
+    for (int l = 0; l < layers->count; l++) candidates->work[l + 1] = candidates->work[l] + layers->flops[l];
+    return HAPT_OK;
+}
+
+int hapt_candidates_mesh_index(const struct hapt_candidates *candidates, int dp, int tp)
+{
+    for (int d = 0; d < candidates->mesh_count; d++)
+        if (candidates->mesh[d].program == 0 && candidates->mesh[d].dp == dp && candidates->mesh[d].tp == tp) return d;
+    return -1;
+}
+
+int hapt_candidates_mesh_index_of_program(const struct hapt_candidates *candidates, int program)
+{
+    for (int d = 0; d < candidates->mesh_count; d++)
+        if (candidates->mesh[d].program == program) return d;
+    return -1;
+}
+
+enum hapt_status hapt_candidates_program(const struct hapt_candidates *candidates, int first, int last, int mesh_index,
+                                         struct hapt_arena *arena, struct hapt_program **program)
+{
+    const struct hapt_layers *layers = candidates->layers;
+    return hapt_program_build(candidates->sharding[mesh_index], hapt_layers_first_op(layers, first),
+                              layers->end_op[last], arena, program);
+}
+
+static enum hapt_status plan_program(const struct hapt_candidates *candidates, const struct hapt_program *program,
+                                     const struct hapt_engine_options *engine, struct hapt_arena *arena,
+                                     struct hapt_memory_plan **plan)
+{
+    const struct hapt_memory_options options = {.slots = 1, .state_count = candidates->state_count};
+    if (!engine) return hapt_memory_plan(program, &options, arena, plan);
+    struct hapt_engine_options one = *engine;
+    one.slots = 1;
+    one.state_count = candidates->state_count;
+    return hapt_engine_plan_memory(program, &one, arena, plan);
+}
+
+struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *candidates,
+                                               const struct hapt_memory_bytes *figures)
+{
+    const double trained = (double)figures->trained_elements;
+    /* An update reads the gradient twice (norm, update), writes it once (zero), and reads and writes everything
+     * else. */
+    const double touched = 3 * 4.0 + 2 * 4.0 * (1 + candidates->state_count) + (figures->copies ? 2 : 0);
+    return (struct hapt_item_memory){.parameter_bytes = (double)figures->parameter_bytes,
+                                     .activation_bytes = (double)figures->activation_bytes,
+                                     .trained_elements = trained,
+                                     .update_bytes = trained * touched,
+                                     .sharded_bytes = (double)figures->sharded_bytes};
+}
+
+double hapt_candidates_resident_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
+                                      double limit)
+{
+    const bool fits = memory->parameter_bytes + candidates->microbatches * memory->activation_bytes <= limit;
+    const bool sharded =
+        candidates->state_sharing == STATE_SHARDED || (candidates->state_sharing == STATE_AS_NEEDED && !fits);
+    return sharded ? memory->sharded_bytes : memory->parameter_bytes;
+}
+
+enum hapt_status hapt_candidates_plan_memory(const struct hapt_candidates *candidates, int item,
+                                             const struct hapt_engine_options *engine, struct hapt_item_memory *memory)
+{
+    const int structure = item / candidates->mesh_count, first = candidates->first[structure],
+              last = candidates->last[structure];
+    struct hapt_arena scratch;
+    struct hapt_program *program;
+    struct hapt_memory_plan *plan;
+    if (!hapt_sharding_allows(candidates->sharding[item % candidates->mesh_count],
+                              hapt_layers_first_op(candidates->layers, first), candidates->layers->end_op[last])) {
+        *memory = FITS_NOWHERE;
+        return HAPT_OK;
+    }
+    hapt_arena_init(&scratch);
+    enum hapt_status status =
+        hapt_candidates_program(candidates, first, last, item % candidates->mesh_count, &scratch, &program);
+    if (status == HAPT_OK) status = plan_program(candidates, program, engine, &scratch, &plan);
+    if (status == HAPT_OK) {
+        const struct hapt_memory_bytes figures = {.parameter_bytes = plan->parameter_bytes,
+                                                  .sharded_bytes = plan->parameter_bytes,
+                                                  .activation_bytes = plan->activation_bytes,
+                                                  .trained_elements = plan->trained_elements,
+                                                  .copies = plan->copy_offset != (size_t)-1};
+        *memory = hapt_candidates_memory(candidates, &figures);
+    }
+    hapt_arena_release(&scratch);
+    return status;
+}
+
+/* True if a range's part of the work is at most `imbalance` times its devices' part of the speed, or if it is one
+ * layer. */
+static bool is_balanced(const struct hapt_candidates *candidates, double speed, int first, int last)
+{
+    const double all = candidates->work[candidates->layer_count];
+    const double share = all > 0 ? (candidates->work[last + 1] - candidates->work[first]) / all : 0;
+    return first == last || candidates->speed <= 0 || share <= candidates->imbalance * speed / candidates->speed;
+}
+
+bool hapt_candidates_may_be_wanted(const struct hapt_candidates *candidates, int mesh_index, int first, int last)
+{
+    const struct hapt_candidate_mesh *mesh = &candidates->mesh[mesh_index];
+    if (mesh->program == 0 || mesh->subclusters == 0)
+        return true; /* for mixed stages: see hapt_candidates_wanted_mixed */
+    for (int c = 0; c < candidates->cluster->count; c++)
+        if ((mesh->subclusters >> c & 1u) &&
+            is_balanced(candidates, hapt_candidates_device_speed(candidates, c) * mesh->n * mesh->m, first, last))
+            return true;
+    return false;
+}
+
+bool hapt_candidates_wanted(const struct hapt_candidates *candidates, int subcluster, struct hapt_submesh submesh,
+                            int first, int last, const struct hapt_item_memory *memory)
+{
+    const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
+    if (hapt_candidates_resident_bytes(candidates, memory, limit) + memory->activation_bytes > limit) return false;
+    return is_balanced(candidates, hapt_candidates_device_speed(candidates, subcluster) * submesh.n * submesh.m, first,
+                       last);
+}
+
+bool hapt_candidates_wanted_mixed(const struct hapt_candidates *candidates, const struct hapt_mixed_group *group,
+                                  int first, int last, const struct hapt_item_memory *const memory[2])
+{
+    double speed = 0;
+    for (int k = 0; k < 2; k++) {
+        const double limit = candidates->cluster->subcluster[group->cluster[k]].device.memory_bytes;
+        if (hapt_candidates_resident_bytes(candidates, memory[k], limit) + memory[k]->activation_bytes > limit)
+            return false;
+        speed += hapt_candidates_device_speed(candidates, group->cluster[k]) * group->devices[k];
+    }
+    return is_balanced(candidates, speed, first, last);
+}

@@ -1,0 +1,321 @@
+/* Makes the profile from items: the variants of a submesh that are worth a row, and the cells. */
+#include <math.h>
+#include <string.h>
+
+#include "hapt/candidates.h"
+#include "hapt/profile.h"
+
+struct filling {
+    const struct hapt_candidates *candidates;
+    struct hapt_item_memory *const *memory; /* [subcluster][item] */
+    struct hapt_item_time *const *time;     /* [subcluster][item] */
+    hapt_candidates_all_reduce *all_reduce;
+    const void *context;
+};
+
+/* Cost of a candidate outside the pipeline. */
+static double step_s(const struct filling *filling, int subcluster, struct hapt_submesh submesh, int item)
+{
+    double seconds = filling->time[subcluster][item].update_s;
+    if (submesh.program == 0 && submesh.n * submesh.m > submesh.tp)
+        seconds += filling->all_reduce(filling->context, subcluster, submesh,
+                                       4 * filling->memory[subcluster][item].trained_elements);
+    return seconds;
+}
+
+static double stage_s(const struct hapt_item_time *time)
+{
+    return time->forward_s + time->backward_s;
+}
+
+static bool has_candidates(const struct filling *filling, int subcluster, struct hapt_submesh variant)
+{
+    const struct hapt_candidates *candidates = filling->candidates;
+    const int mesh_index = hapt_candidates_mesh_index_of(candidates, variant);
+    for (int k = 0; mesh_index >= 0 && k < candidates->structure_count; k++) {
+        const struct hapt_item_memory *memory = &filling->memory[subcluster][k * candidates->mesh_count + mesh_index];
+        if (hapt_candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], memory))
+            return true;
+    }
+    return false;
+}
+
+/* True if `variant` is never better than `other` of the same submesh, in time, step time or memory, on any range. */
+static bool is_dominated(const struct filling *filling, int subcluster, struct hapt_submesh variant,
+                         struct hapt_submesh other)
+{
+    const struct hapt_candidates *candidates = filling->candidates;
+    const int mine = hapt_candidates_mesh_index_of(candidates, variant),
+              its = hapt_candidates_mesh_index_of(candidates, other);
+    const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
+    for (int k = 0; k < candidates->structure_count; k++) {
+        const int a = k * candidates->mesh_count + mine, b = k * candidates->mesh_count + its;
+        const struct hapt_item_memory *x = &filling->memory[subcluster][a], *y = &filling->memory[subcluster][b];
+        if (!hapt_candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], x))
+            continue;
+        if (y->parameter_bytes > x->parameter_bytes || y->activation_bytes > x->activation_bytes) return false;
+        if (hapt_candidates_resident_bytes(candidates, y, limit) > hapt_candidates_resident_bytes(candidates, x, limit))
+            return false;
+        if (stage_s(&filling->time[subcluster][b]) > stage_s(&filling->time[subcluster][a])) return false;
+        if (step_s(filling, subcluster, other, b) > step_s(filling, subcluster, variant, a)) return false;
+    }
+    return true;
+}
+
+/* The rows of a subcluster's tables. If two variants dominate each other, the earlier one stays. */
+static enum hapt_status choose_rows(const struct filling *filling, int subcluster, struct hapt_arena *scratch,
+                                    struct hapt_submesh **row, int *rows)
+{
+    struct hapt_submesh *its;
+    bool *drop;
+    int all, count = 0, kept = 0;
+    HAPT_TRY(hapt_candidates_variants(filling->candidates, subcluster, scratch, &its, &all));
+    HAPT_NEW(drop, scratch, all);
+    *row = its;
+    *rows = all;
+    if (filling->candidates->tensor_parallel == 1 && filling->candidates->layout_count == 0) return HAPT_OK;
+    const struct hapt_submesh none = its[0];
+    for (int v = 0; v < all; v++)
+        if (has_candidates(filling, subcluster, its[v])) its[count++] = its[v];
+    for (int v = 0; v < count; v++) {
+        for (int w = 0; w < count && !drop[v]; w++) {
+            if (w == v || drop[w] || its[w].n != its[v].n || its[w].m != its[v].m) continue;
+            if (its[v].program == 0 && its[w].program > 0)
+                continue; /* --program may remove programs from the profile later */
+            drop[v] = is_dominated(filling, subcluster, its[v], its[w]) &&
+                      (w < v || !is_dominated(filling, subcluster, its[w], its[v]));
+        }
+    }
+    for (int v = 0; v < count; v++)
+        if (!drop[v]) its[kept++] = its[v];
+    if (kept == 0) its[kept++] = none; /* a table needs a row, even if all NaN */
+    *rows = kept;
+    return HAPT_OK;
+}
+
+static enum hapt_status fill_frame(const struct filling *filling, struct hapt_arena *result, struct hapt_arena *scratch,
+                                   struct hapt_profile *profile)
+{
+    const struct hapt_candidates *candidates = filling->candidates;
+    const struct hapt_cluster *cluster = candidates->cluster;
+    for (int l = 0; l < candidates->layer_count; l++)
+        profile->boundary_bytes[l] = candidates->layers->boundary_bytes[l];
+    for (int a = 0; a < cluster->count; a++) {
+        const struct hapt_subcluster *subcluster = &cluster->subcluster[a];
+        struct hapt_submesh *row;
+        int rows;
+        HAPT_TRY(choose_rows(filling, a, scratch, &row, &rows));
+        HAPT_TRY(hapt_profile_add_cluster_of(profile, a, subcluster->name, subcluster->nodes,
+                                             subcluster->devices_per_node, subcluster->device.memory_bytes,
+                                             hapt_candidates_device_speed(candidates, a), row, rows, result));
+        for (int b = 0; b < cluster->count; b++) {
+            const struct hapt_link *link = hapt_cluster_link(cluster, a, b);
+            profile->link_bandwidth[a * cluster->count + b] = link->bandwidth;
+            profile->link_latency[a * cluster->count + b] = fmax(link->latency, 0);
+        }
+    }
+    return HAPT_OK;
+}
+
+/* One row of a subcluster's tables. */
+static void fill_row(const struct filling *filling, int subcluster, int s, bool *seen, struct hapt_profile *profile)
+{
+    const struct hapt_candidates *candidates = filling->candidates;
+    struct hapt_profile_cluster *table = &profile->cluster[subcluster];
+    const struct hapt_submesh submesh = table->submesh[s];
+    const int mesh_index = hapt_candidates_mesh_index_of(candidates, submesh), L = candidates->layer_count;
+    for (int i = 0; mesh_index >= 0 && i < L; i++) {
+        for (int j = i; j < L; j++) {
+            const int item = hapt_candidates_item(candidates, mesh_index, i, j);
+            const size_t cell = hapt_profile_index(profile, s, i, j);
+            const struct hapt_item_memory *memory = &filling->memory[subcluster][item];
+            const struct hapt_item_time *time = &filling->time[subcluster][item];
+            if (!hapt_candidates_wanted(candidates, subcluster, submesh, i, j, memory)) continue;
+            profile->effort.unique += !seen[item];
+            seen[item] = true;
+            table->stage_forward_time[cell] = time->forward_s;
+            table->stage_time[cell] = stage_s(time);
+            table->parameter_bytes[cell] =
+                hapt_candidates_resident_bytes(candidates, memory, table->device_memory_bytes);
+            table->activation_bytes[cell] = memory->activation_bytes;
+            table->step_time[cell] =
+                step_s(filling, subcluster, submesh, item) + hapt_profile_tied_share_s(profile, subcluster, i, j);
+        }
+    }
+}
+
+/* Seconds of layers [i, j + 1) of a mixed group without its own times: the slowest device decides, then all sum
+ * their gradients. */
+static void compose_mixed(const struct filling *filling, const struct hapt_mixed_group *group, int i, int j,
+                          double *stage_time, double *forward_time, double *step_time)
+{
+    const struct hapt_candidates *candidates = filling->candidates;
+    double longest_s = 0;
+    *stage_time = 0;
+    for (int k = 0; k < 2; k++) {
+        const struct hapt_item_time *time =
+            &filling->time[group->cluster[k]][hapt_candidates_item(candidates, group->mesh_index[k], i, j)];
+        /* An update follows the last microbatch without waiting for slower devices. */
+        longest_s = fmax(longest_s, stage_s(time) * candidates->microbatches + time->update_s);
+        if (stage_s(time) < *stage_time) continue;
+        *stage_time = stage_s(time);
+        *forward_time = time->forward_s;
+    }
+    const struct hapt_item_memory *memory =
+        &filling->memory[group->cluster[0]][hapt_candidates_item(candidates, group->mesh_index[0], i, j)];
+    *step_time = fmax(longest_s - *stage_time * candidates->microbatches, 0) +
+                 hapt_collective_cost_s(&group->sums, HAPT_COLLECTIVE_ALL_REDUCE, 4 * memory->trained_elements, 0);
+}
+
+static void fill_mixed_cell(const struct filling *filling, const struct hapt_mixed_group *group, int i, int j,
+                            size_t cells, const struct hapt_profile *profile, struct hapt_profile_mixed *table)
+{
+    const struct hapt_candidates *candidates = filling->candidates;
+    const size_t cell = (size_t)i * (size_t)candidates->layer_count + (size_t)j;
+    const struct hapt_item_memory *memory[2];
+    double owed_s = 0;
+    for (int k = 0; k < 2; k++)
+        memory[k] = &filling->memory[group->cluster[k]][hapt_candidates_item(candidates, group->mesh_index[k], i, j)];
+    if (!hapt_candidates_wanted_mixed(candidates, group, i, j, memory)) return;
+    if (group->times && !isfinite(group->times->stage_s[cell])) return;
+    for (int k = 0; k < 2; k++) {
+        owed_s = fmax(owed_s, hapt_profile_tied_share_s(profile, group->cluster[k], i, j));
+        table->parameter_bytes[(size_t)k * cells + cell] = hapt_candidates_resident_bytes(
+            candidates, memory[k], candidates->cluster->subcluster[group->cluster[k]].device.memory_bytes);
+        table->activation_bytes[(size_t)k * cells + cell] = memory[k]->activation_bytes;
+    }
+    if (group->times) {
+        table->stage_time[cell] = group->times->stage_s[cell];
+        table->stage_forward_time[cell] = fmin(group->times->forward_s[cell], group->times->stage_s[cell]);
+        table->step_time[cell] = group->times->step_s[cell];
+    } else {
+        compose_mixed(filling, group, i, j, &table->stage_time[cell], &table->stage_forward_time[cell],
+                      &table->step_time[cell]);
+    }
+    table->step_time[cell] += owed_s;
+}
+
+static enum hapt_status fill_mixed(const struct filling *filling, const struct hapt_mixed_group *group,
+                                   struct hapt_arena *result, struct hapt_profile *profile)
+{
+    const struct hapt_candidates *candidates = filling->candidates;
+    const int L = candidates->layer_count, devices = group->devices[0] + group->devices[1];
+    const size_t cells = hapt_profile_index(profile, 1, 0, 0);
+    struct hapt_profile_mixed *table;
+    HAPT_TRY(hapt_profile_add_mixed(profile, 2, group->cluster, group->devices, result, &table));
+    table->program = group->program;
+    HAPT_NEW(table->ratio, result, devices);
+    HAPT_NEW(table->step_time, result, cells);
+    const double *ratio = group->program > 0 ? candidates->layout[group->program - 1]->axis[0].ratio : NULL;
+    for (int d = 0; d < devices; d++)
+        table->ratio[d] = ratio ? ratio[d]
+                          : group->program > 0
+                              ? 1.0 / devices
+                              : (double)group->rows[d >= group->devices[0]] / candidates->model->microbatch;
+    for (int i = 0; i < L; i++)
+        for (int j = i; j < L; j++) fill_mixed_cell(filling, group, i, j, cells, profile, table);
+    return HAPT_OK;
+}
+
+/* Every layer must fit some device alone. Memory grows with the range, so otherwise no plan is possible. */
+static enum hapt_status check_single_layers(const struct hapt_candidates *candidates,
+                                            struct hapt_item_memory *const *memory, const struct hapt_profile *profile)
+{
+    for (int l = 0; l < profile->layer_count; l++) {
+        double least = INFINITY, most = 0;
+        bool fits = false;
+        for (int c = 0; c < profile->cluster_count; c++) {
+            const struct hapt_profile_cluster *table = &profile->cluster[c];
+            most = fmax(most, table->device_memory_bytes);
+            for (int d = 0; d < candidates->mesh_count; d++) {
+                const struct hapt_item_memory *need = &memory[c][hapt_candidates_item(candidates, d, l, l)];
+                least = fmin(least, hapt_candidates_resident_bytes(candidates, need, table->device_memory_bytes) +
+                                        need->activation_bytes);
+            }
+            for (int s = 0; s < table->submesh_count; s++) {
+                const int mesh_index = hapt_candidates_mesh_index_of(candidates, table->submesh[s]);
+                if (mesh_index < 0) continue;
+                fits = fits || isfinite(table->stage_time[hapt_profile_index(profile, s, l, l)]);
+            }
+        }
+        char needed[32], there[32];
+        if (!fits)
+            return hapt_fail(
+                HAPT_ERR_INFEASIBLE, "use a smaller --microbatch, finer layers or devices with more memory",
+                "layer %d needs %s of device memory with one microbatch in flight, but the largest device has %s", l,
+                hapt_units_bytes(least, needed), hapt_units_bytes(most, there));
+    }
+    return HAPT_OK;
+}
+
+struct numbering {
+    const struct hapt_candidates *candidates;
+    struct hapt_arena *result;
+    int *number; /* [program of the candidates] number in the profile; 0: none yet */
+    const struct hapt_stage_layout **layout;
+};
+
+static enum hapt_status take_layout(struct numbering *numbering, struct hapt_profile *profile, int *program)
+{
+    if (*program == 0) return HAPT_OK;
+    if (numbering->number[*program] == 0) {
+        numbering->number[*program] = ++profile->layout_count;
+        HAPT_TRY(hapt_stage_layout_copy(numbering->candidates->layout[*program - 1], numbering->result,
+                                        &numbering->layout[profile->layout_count - 1]));
+    }
+    *program = numbering->number[*program];
+    return HAPT_OK;
+}
+
+/* Copies and renumbers the layouts that rows and mixed stages use. */
+static enum hapt_status take_layouts(const struct hapt_candidates *candidates, struct hapt_arena *result,
+                                     struct hapt_arena *scratch, struct hapt_profile *profile)
+{
+    struct numbering numbering = {.candidates = candidates, .result = result};
+    HAPT_NEW(numbering.number, scratch, candidates->layout_count + 1);
+    HAPT_NEW(numbering.layout, result, candidates->layout_count);
+    for (int c = 0; c < profile->cluster_count; c++)
+        for (int s = 0; s < profile->cluster[c].submesh_count; s++)
+            HAPT_TRY(take_layout(&numbering, profile, &profile->cluster[c].submesh[s].program));
+    for (int k = 0; k < profile->mixed_count; k++)
+        HAPT_TRY(take_layout(&numbering, profile, &profile->mixed[k].program));
+    profile->layout = numbering.layout;
+    return HAPT_OK;
+}
+
+static enum hapt_status fill(struct filling *filling, struct hapt_arena *result, struct hapt_arena *scratch,
+                             struct hapt_profile **profile)
+{
+    const struct hapt_candidates *candidates = filling->candidates;
+    struct hapt_profile *made;
+    bool *seen; /* [item] of a subcluster */
+    HAPT_NEW(seen, scratch, candidates->item_count);
+    HAPT_TRY(hapt_profile_create(candidates->layer_count, candidates->cluster->count, result, &made));
+    HAPT_TRY(fill_frame(filling, result, scratch, made));
+    HAPT_TRY(hapt_profile_tied_bytes(candidates->model->graph, candidates->layers, result, scratch, &made->tied_bytes));
+    made->flops = hapt_model_flops(candidates->model);
+    for (int c = 0; c < made->cluster_count; c++) {
+        memset(seen, 0, (size_t)candidates->item_count * sizeof *seen);
+        for (int s = 0; s < made->cluster[c].submesh_count; s++) fill_row(filling, c, s, seen, made);
+    }
+    for (int k = 0; k < candidates->mixed_count; k++)
+        HAPT_TRY(fill_mixed(filling, &candidates->mixed[k], result, made));
+    HAPT_TRY(check_single_layers(candidates, filling->memory, made));
+    HAPT_TRY(take_layouts(candidates, result, scratch, made));
+    HAPT_TRY(hapt_profile_check(made));
+    *profile = made;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_candidates_fill(const struct hapt_candidates *candidates, struct hapt_item_memory *const *memory,
+                                      struct hapt_item_time *const *time, hapt_candidates_all_reduce *all_reduce,
+                                      const void *context, struct hapt_arena *result, struct hapt_profile **profile)
+{
+    struct filling filling = {
+        .candidates = candidates, .memory = memory, .time = time, .all_reduce = all_reduce, .context = context};
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = fill(&filling, result, &scratch, profile);
+    hapt_arena_release(&scratch);
+    return status;
+}

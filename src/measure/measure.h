@@ -1,0 +1,88 @@
+/*
+ * Inside of measured profiles: the state of a measurement (measure.c), rounds over items and their evaluation
+ * (measure_rounds.c), device speeds that determine the rows of mixed stages (measure_devices.c).
+ */
+#ifndef HAPT_MEASURE_MEASURE_H
+#define HAPT_MEASURE_MEASURE_H
+
+#include "classes.h"
+#include "mixed_measure.h"
+#include "reduce.h"
+#include "steadiness.h"
+#include "bench_engine.h"
+
+enum { MEASURE_MOST_ROUNDS = 15 };
+
+struct measure {
+    const struct hapt_env *env;
+    const struct hapt_cluster *cluster;
+    const struct hapt_candidates *candidates;
+    const struct hapt_config *config;
+    struct hapt_arena *scratch;
+    double start_s, budget_s; /* for timing single devices */
+    int threads;
+    struct classes classes;
+    struct hapt_item_memory *memory; /* [class][item] */
+    struct hapt_item_time *time;     /* [class][item] CPU or device time, without slowdown */
+    bool *needed;                    /* [item] in my class */
+    double *layer_s;                 /* [mesh][L] seconds of a single layer, in my class */
+    struct bench_engines bench_engines;
+    unsigned char *role;               /* [item] select_role in my class */
+    bool *timed;                       /* [item] */
+    int *order, count;                 /* items to time in this pass, dearest first */
+    int rounds;                        /* in this pass */
+    double noise[2];                   /* relative standard error of a median: forward, backward */
+    struct steadiness steadiness;      /* of the least steady pass */
+    double *sample;                    /* [item][MEASURE_MOST_ROUNDS][2] */
+    struct hapt_profile_effort effort; /* of this rank; at the end, of all ranks */
+    struct reduce_table reduce;
+};
+
+static inline struct hapt_item_memory *measure_memory(const struct measure *measure, int class, int item)
+{
+    return &measure->memory[(size_t) class * (size_t)measure->candidates->item_count + (size_t)item];
+}
+
+static inline struct hapt_item_time *measure_time(const struct measure *measure, int class, int item)
+{
+    return &measure->time[(size_t) class * (size_t)measure->candidates->item_count + (size_t)item];
+}
+
+/* Sums over ranks; each element comes from one rank, all others give 0. Collective over env->world. */
+enum hapt_status measure_sum_over_ranks(const struct measure *measure, double *data, size_t count);
+/* Memory of the largest device of my class. */
+double measure_class_memory(const struct measure *measure);
+/* Byte limit for all of my benchmark engines. */
+double measure_room(const struct measure *measure, const struct hapt_engine_options *options);
+/* Call after choosing the benchmark engines: refuses to measure if it takes too long or too much memory (afford.h).
+ * Collective over env->world. */
+enum hapt_status measure_check_cost(const struct measure *measure);
+/* Sets up tables, this rank's device and the memory of all items. */
+enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_options *options);
+/* Remaining part of --profile-seconds, the same on all ranks. Collective over env->world. */
+enum hapt_status measure_budget_left(const struct measure *measure, double *budget_s);
+
+/* Times every single layer that is needed: sets layer_s and the items' times. Collective over env->world, with the
+ * ranks of a class over class_comm. */
+enum hapt_status measure_time_layers(struct measure *measure, MPI_Comm class_comm);
+/* Seconds per trained element at the end of a step, with all measuring ranks of the class at once: [0] the update,
+ * which a slowed device stretches, [1] the norm and clearing. Collective over env->world and class_comm. */
+enum hapt_status measure_time_updates(struct measure *measure, MPI_Comm class_comm, int item, double s_per_element[2]);
+/* Times all items and gives the times to all ranks. Collective over env->world and class_comm. */
+enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm);
+
+/* Measured seconds to sum gradients of `bytes` per device over a submesh. */
+double measure_sum_s(const struct measure *measure, int subcluster, struct hapt_submesh submesh, double bytes);
+/* True if some device is slowed down. */
+bool measure_any_slowed(const struct hapt_cluster *cluster);
+/* Runs stages of slowed devices as in training, for about `budget_s`, and corrects the items' times. Collective
+ * over env->world. */
+enum hapt_status measure_run_submeshes(struct measure *measure, const struct hapt_engine_options *options,
+                                       double budget_s);
+
+/* Finds the mixed groups: rows from measured speeds, programs from calibrated operators and measured collectives.
+ * Collective over env->world. */
+enum hapt_status measure_mix(const struct measure *like, const struct hapt_layers *layers,
+                             struct hapt_candidates *candidates, struct hapt_arena *arena);
+
+#endif

@@ -1,0 +1,114 @@
+/*
+ * What all parts of measuring share: the tables of a class's items, the memory that each needs, what the measurement
+ * will cost, and sums over ranks.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "afford.h"
+#include "hapt/progress.h"
+#include "measure.h"
+
+enum hapt_status measure_sum_over_ranks(const struct measure *measure, double *data, size_t count)
+{
+    /* Each element comes from one rank; the others give 0. In pieces, since MPI counts are ints. */
+    for (size_t done = 0; done < count;) {
+        const size_t part = count - done > ((size_t)1 << 24) ? (size_t)1 << 24 : count - done;
+        HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, data + done, (int)part, MPI_DOUBLE, MPI_SUM, measure->env->world));
+        done += part;
+    }
+    return HAPT_OK;
+}
+
+/* Remaining part of --profile-seconds, the same on all ranks. */
+enum hapt_status measure_budget_left(const struct measure *measure, double *budget_s)
+{
+    *budget_s = hapt_config_real(measure->config, "profile-seconds") - (hapt_time_s() - measure->start_s);
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, budget_s, 1, MPI_DOUBLE, MPI_MIN, measure->env->world));
+    return HAPT_OK;
+}
+
+static enum hapt_status plan_items(struct measure *measure, const struct hapt_engine_options *options)
+{
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
+    if (!measure->classes.is_lead) return HAPT_OK;
+    hapt_progress_init(&progress, measure->env, "planning memory", measure->candidates->item_count);
+    for (int item = 0; item < measure->candidates->item_count && status == HAPT_OK; item++) {
+        status = hapt_candidates_plan_memory(measure->candidates, item, options,
+                                             measure_memory(measure, measure->classes.own_class, item));
+        hapt_progress_update(&progress, item + 1, NULL);
+    }
+    hapt_progress_release(&progress);
+    return status;
+}
+
+double measure_class_memory(const struct measure *measure)
+{
+    double most = 0;
+    for (int c = 0; c < measure->cluster->count; c++)
+        if (measure->classes.of_subcluster[c] == measure->classes.own_class)
+            most = fmax(most, measure->cluster->subcluster[c].device.memory_bytes);
+    return most;
+}
+
+double measure_room(const struct measure *measure, const struct hapt_engine_options *options)
+{
+    return fmin(measure_class_memory(measure), afford_room(options, &measure->classes));
+}
+
+bool measure_any_slowed(const struct hapt_cluster *cluster)
+{
+    for (int c = 0; c < cluster->count; c++)
+        if (cluster->subcluster[c].device.slowdown > 1) return true;
+    return false;
+}
+
+enum hapt_status measure_check_cost(const struct measure *measure)
+{
+    const struct afford_question question = {
+        .env = measure->env,
+        .config = measure->config,
+        .candidates = measure->candidates,
+        .classes = &measure->classes,
+        .bench_engines = &measure->bench_engines,
+        .needed = measure->needed,
+        .memory = measure->classes.own_class < 0 ? NULL : measure_memory(measure, measure->classes.own_class, 0),
+        .teams = measure_any_slowed(measure->cluster) || measure->candidates->mixed_count > 0};
+    return afford_check(&question, measure->scratch);
+}
+
+double measure_sum_s(const struct measure *measure, int subcluster, struct hapt_submesh submesh, double bytes)
+{
+    if (submesh.n * submesh.m == 1) return 0;
+    const int index = hapt_candidates_submesh_index(&measure->cluster->subcluster[subcluster], submesh);
+    return reduce_measured_s(&measure->reduce, subcluster, index, bytes);
+}
+
+enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_options *options)
+{
+    const struct hapt_candidates *candidates = measure->candidates;
+    const size_t cells = (size_t)measure->classes.count * (size_t)candidates->item_count;
+    HAPT_NEW(measure->memory, measure->scratch, cells);
+    HAPT_NEW(measure->time, measure->scratch, cells);
+    HAPT_NEW(measure->needed, measure->scratch, candidates->item_count);
+    HAPT_NEW(measure->layer_s, measure->scratch, (size_t)candidates->mesh_count * (size_t)candidates->layer_count);
+    HAPT_NEW(measure->sample, measure->scratch, (size_t)candidates->item_count * MEASURE_MOST_ROUNDS * 2);
+    HAPT_NEW(measure->role, measure->scratch, candidates->item_count);
+    HAPT_NEW(measure->timed, measure->scratch, candidates->item_count);
+    HAPT_NEW(measure->order, measure->scratch, candidates->item_count);
+    *options =
+        (struct hapt_engine_options){.threads = measure->threads, .state_count = candidates->state_count, .slots = 1};
+    if (measure->classes.own_class < 0) return HAPT_OK;
+    const int mine = measure->cluster->subcluster_of_rank[measure->env->world_rank];
+    const char *name = measure->cluster->subcluster[mine].device.backend;
+    const char *reason = "";
+    options->backend = hapt_backend_find(name);
+    const int devices = options->backend ? options->backend->device_count(&reason) : 0;
+    if (devices < 1)
+        return hapt_fail(HAPT_ERR_INPUT,
+                         "plan for such devices with `hapt plan --input M --cluster C`, or use --predict yes",
+                         "rank %d has no %s device to measure on (%s)", measure->env->world_rank, name, reason);
+    HAPT_TRY(options->backend->open(hapt_env_device(measure->env, devices), measure->threads, 0, &options->device));
+    return plan_items(measure, options);
+}

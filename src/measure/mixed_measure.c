@@ -1,0 +1,315 @@
+/* Measures mixed stages on the ranks that would train them. */
+#include "mixed_measure.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/progress.h"
+#include "reduce.h"
+#include "team_ranges.h"
+
+#define COLLECTIVE_SECONDS 0.5 /* for the collectives of a mixed group */
+
+/* ---- the ranks of a mixed group ---- */
+
+static int device_count(const struct hapt_mixed_group *group)
+{
+    return group->devices[0] + group->devices[1];
+}
+
+/* Devices are numbered subcluster by subcluster, as in a plan. */
+static int rank_of(const struct hapt_candidates *candidates, const struct hapt_mixed_group *group, int device)
+{
+    const int side = device >= group->devices[0];
+    return candidates->cluster->subcluster[group->cluster[side]].ranks[device - (side ? group->devices[0] : 0)];
+}
+
+/* My device in the mixed group; -1: none. */
+static int my_device(const struct mixed_measuring *measuring, const struct hapt_mixed_group *group)
+{
+    for (int d = 0; d < device_count(group); d++)
+        if (rank_of(measuring->candidates, group, d) == measuring->env->world_rank) return d;
+    return -1;
+}
+
+/* Communicator of the mixed group's ranks, in the order of its devices; MPI_COMM_NULL elsewhere. Collective over
+ * env->world. */
+static enum hapt_status split(const struct mixed_measuring *measuring, const struct hapt_mixed_group *group,
+                              MPI_Comm *comm)
+{
+    const int device = my_device(measuring, group);
+    HAPT_MPI(MPI_Comm_split(measuring->env->world, device < 0 ? MPI_UNDEFINED : 0, device, comm));
+    return HAPT_OK;
+}
+
+/* Throttles links as in training: to the slowest emulated link between any of them. */
+static enum hapt_status throttle_links(const struct mixed_measuring *measuring, const struct hapt_mixed_group *group,
+                                       struct hapt_collective *collective)
+{
+    const struct hapt_candidates *candidates = measuring->candidates;
+    int *ranks = malloc((size_t)device_count(group) * sizeof *ranks);
+    if (!ranks) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the ranks of a mixed stage");
+    for (int d = 0; d < device_count(group); d++) ranks[d] = rank_of(candidates, group, d);
+    hapt_cluster_pace(candidates->cluster, device_count(group), ranks, collective);
+    free(ranks);
+    return HAPT_OK;
+}
+
+/* Broadcasts from the group's first rank to all. */
+static enum hapt_status publish(const struct mixed_measuring *measuring, const struct hapt_mixed_group *group,
+                                void *data, size_t bytes)
+{
+    HAPT_MPI(MPI_Bcast(data, (int)bytes, MPI_BYTE, rank_of(measuring->candidates, group, 0), measuring->env->world));
+    return HAPT_OK;
+}
+
+/* ---- programs ---- */
+
+static enum hapt_status time_collectives(const struct mixed_measuring *measuring, const struct hapt_mixed_group *group,
+                                         MPI_Comm comm, struct hapt_collective_model *model)
+{
+    struct hapt_collective *collective;
+    HAPT_TRY(
+        hapt_collective_create(comm, "profile", hapt_config_real(measuring->config, "timeout"), true, &collective));
+    enum hapt_status status =
+        hapt_link_all_or_none(comm, "the collectives' measuring", throttle_links(measuring, group, collective));
+    if (status == HAPT_OK) status = hapt_collective_measure(collective, COLLECTIVE_SECONDS, model, NULL, NULL);
+    hapt_collective_destroy(collective);
+    return status;
+}
+
+static enum hapt_status measure_collectives(const struct mixed_measuring *measuring,
+                                            const struct hapt_mixed_group *group, struct hapt_collective_model *model)
+{
+    MPI_Comm comm;
+    enum hapt_status status = HAPT_OK;
+    HAPT_TRY(split(measuring, group, &comm));
+    if (comm != MPI_COMM_NULL) {
+        status = time_collectives(measuring, group, comm, model);
+        MPI_Comm_free(&comm);
+    }
+    HAPT_TRY(reduce_barrier(measuring->env->world));
+    HAPT_TRY(hapt_env_agree(measuring->env->world, status));
+    return publish(measuring, group, model, sizeof *model);
+}
+
+/* Broadcasts a layout of one axis from rank 0. */
+static enum hapt_status share_layout(const struct hapt_env *env, struct hapt_stage_layout *own,
+                                     struct hapt_arena *arena, struct hapt_stage_layout **layout)
+{
+    struct {
+        int size, ratio_count, instructions;
+        char name[HAPT_LAYOUT_NAME];
+    } head = {0};
+    struct hapt_stage_layout *made = NULL;
+    struct hapt_axis_program *program = NULL;
+    double *ratio = NULL;
+    if (own) {
+        head.size = own->axis[0].size;
+        head.ratio_count = own->axis[0].ratio_count;
+        head.instructions = own->program[0]->count;
+        memcpy(head.name, own->name, sizeof head.name);
+    }
+    HAPT_MPI(MPI_Bcast(&head, sizeof head, MPI_BYTE, 0, env->world));
+    const size_t ratios = (size_t)head.ratio_count * (size_t)head.size;
+    made = hapt_arena_alloc(arena, 1, sizeof *made);
+    program = hapt_arena_alloc(arena, 1, sizeof *program);
+    ratio = hapt_arena_alloc(arena, ratios + 1, sizeof *ratio);
+    if (program)
+        program->instruction = hapt_arena_alloc(arena, (size_t)head.instructions, sizeof *program->instruction);
+    const bool there = made && ratio && program && program->instruction;
+    HAPT_TRY(hapt_env_agree(env->world, there ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a program")));
+    if (own) {
+        memcpy(ratio, own->axis[0].ratio, ratios * sizeof *ratio);
+        memcpy(program->instruction, own->program[0]->instruction,
+               (size_t)head.instructions * sizeof *program->instruction);
+    }
+    HAPT_MPI(MPI_Bcast(ratio, (int)ratios, MPI_DOUBLE, 0, env->world));
+    HAPT_MPI(MPI_Bcast(program->instruction, (int)((size_t)head.instructions * sizeof *program->instruction), MPI_BYTE,
+                       0, env->world));
+    program->count = head.instructions;
+    made->axis[0] = (struct hapt_axis){.size = head.size, .ratio_count = head.ratio_count, .ratio = ratio};
+    made->axis[1].size = 1;
+    made->program[0] = program;
+    memcpy(made->name, head.name, sizeof head.name);
+    *layout = made;
+    return HAPT_OK;
+}
+
+enum hapt_status mixed_measure_programs(const struct mixed_measuring *measuring, struct hapt_arena *arena)
+{
+    const struct hapt_env *env = measuring->env;
+    struct hapt_candidates *candidates = measuring->candidates;
+    for (int g = 0; g < candidates->mixable_count; g++) {
+        struct hapt_mixed_group *group = &candidates->mixable[g];
+        struct hapt_stage_layout *found[MIXED_PROGRAMS] = {NULL};
+        int count = 0;
+        enum hapt_status status = HAPT_OK;
+        HAPT_TRY(measure_collectives(measuring, group, &group->sums));
+        const struct hapt_mixed_question question = {.candidates = candidates,
+                                                     .group = group,
+                                                     .efficiency = measuring->efficiency,
+                                                     .collectives = &group->sums,
+                                                     .segments = (int)hapt_config_int(measuring->config, "segments")};
+        /* Only rank 0 searches: elsewhere, rounding might give different programs from equal figures. */
+        if (env->world_rank == 0) status = hapt_mixed_programs_find(&question, arena, found, &count);
+        HAPT_TRY(reduce_barrier(env->world));
+        HAPT_TRY(hapt_env_agree(env->world, status));
+        HAPT_MPI(MPI_Bcast(&count, 1, MPI_INT, 0, env->world));
+        for (int p = 0; p < count; p++) {
+            struct hapt_stage_layout *layout;
+            HAPT_TRY(share_layout(env, found[p], arena, &layout));
+            HAPT_TRY(hapt_env_agree(env->world, hapt_candidates_mix_program(candidates, group, layout, arena)));
+        }
+    }
+    return HAPT_OK;
+}
+
+/* ---- times ---- */
+
+struct timing {
+    const struct mixed_measuring *measuring;
+    struct hapt_mixed_group *group;
+    mixed_wanted *wanted;
+    const void *context;
+    struct team_ranges ranges;
+};
+
+static enum hapt_status shard(const struct hapt_candidates *candidates, const struct hapt_mixed_group *group,
+                              int device, struct hapt_arena *arena, struct hapt_sharding **sharding)
+{
+    const int place[HAPT_MESH_AXES] = {device, 0}, devices = device_count(group);
+    struct hapt_sharding *made;
+    if (group->program > 0) {
+        HAPT_TRY(
+            hapt_stage_layout_apply(candidates->layout[group->program - 1], candidates->model->graph, arena, &made));
+    } else {
+        double *ratio;
+        HAPT_NEW(ratio, arena, devices);
+        for (int d = 0; d < devices; d++)
+            ratio[d] = (double)group->rows[d >= group->devices[0]] / candidates->model->microbatch;
+        const struct hapt_axis axis = {.size = devices, .ratio_count = 1, .ratio = ratio};
+        HAPT_TRY(hapt_sharding_rows(candidates->model->graph, &axis, arena, &made));
+    }
+    return hapt_sharding_at(made, place, arena, sharding);
+}
+
+static bool is_wanted(const void *context, int first, int last)
+{
+    const struct timing *timing = context;
+    return timing->wanted(timing->context, timing->group, first, last);
+}
+
+/* Base times for ranges that are not run: the sum of their layers' times. If not all layers were run alone, the sum
+ * of their work. */
+static enum hapt_status sum_layers(const struct timing *timing, struct hapt_arena *scratch, double *base[3])
+{
+    const struct hapt_candidates *candidates = timing->measuring->candidates;
+    const int L = candidates->layer_count;
+    const struct hapt_range_times *times = timing->group->times;
+    const double *const table[3] = {times->stage_s, times->forward_s, times->step_s};
+    bool known = true;
+    for (int l = 0; l < L; l++) known = known && timing->ranges.run[l * L + l];
+    for (int t = 0; t < 3; t++) {
+        HAPT_NEW(base[t], scratch, L * L);
+        for (int i = 0; i < L; i++) {
+            double sum = 0;
+            for (int j = i; j < L; j++)
+                base[t][i * L + j] = sum +=
+                    known ? table[t][j * L + j] : candidates->work[j + 1] - candidates->work[j] + 1;
+        }
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status open_stage(const struct timing *timing, const struct hapt_engine_options *options,
+                                   MPI_Comm comm, struct hapt_arena *scratch, struct team_stage *stage)
+{
+    const struct mixed_measuring *measuring = timing->measuring;
+    const struct hapt_candidates *candidates = measuring->candidates;
+    const int device = my_device(measuring, timing->group),
+              mine = candidates->cluster->subcluster_of_rank[measuring->env->world_rank];
+    struct hapt_sharding *sharding = NULL;
+    HAPT_TRY(
+        hapt_link_all_or_none(comm, "a mixed stage", shard(candidates, timing->group, device, scratch, &sharding)));
+    *stage = (struct team_stage){.candidates = candidates,
+                                 .sharding = sharding,
+                                 .options = *options,
+                                 .comm = comm,
+                                 .rank = device,
+                                 .slowdown = candidates->cluster->subcluster[mine].device.slowdown,
+                                 .timeout_s = hapt_config_real(measuring->config, "timeout"),
+                                 .memory_bytes = candidates->cluster->subcluster[mine].device.memory_bytes};
+    HAPT_TRY(team_stage_open(stage));
+    HAPT_TRY(
+        hapt_link_all_or_none(comm, "a mixed stage", throttle_links(measuring, timing->group, stage->team.all_ranks)));
+    return team_stage_use_devices(stage);
+}
+
+static enum hapt_status run_group(struct timing *timing, const struct hapt_engine_options *options, MPI_Comm comm,
+                                  double budget_s, struct hapt_arena *scratch)
+{
+    struct team_stage stage = {0};
+    double *base[3];
+    enum hapt_status status = open_stage(timing, options, comm, scratch, &stage);
+    if (status == HAPT_OK) status = team_ranges_run(&timing->ranges, &stage, budget_s);
+    team_stage_close(&stage);
+    HAPT_TRY(status);
+    HAPT_TRY(sum_layers(timing, scratch, base));
+    team_ranges_compose(&timing->ranges, is_wanted, timing, (const double *const *)base);
+    return HAPT_OK;
+}
+
+static enum hapt_status time_group(struct timing *timing, const struct hapt_engine_options *options, double budget_s,
+                                   struct hapt_arena *scratch)
+{
+    const struct mixed_measuring *measuring = timing->measuring;
+    const struct hapt_env *env = measuring->env;
+    const size_t L = (size_t)measuring->candidates->layer_count;
+    struct hapt_range_times *times = timing->group->times;
+    MPI_Comm comm;
+    HAPT_TRY(hapt_env_agree(
+        env->world, team_ranges_list(measuring->candidates, is_wanted, timing, times, scratch, &timing->ranges)));
+    if (timing->ranges.count == 0) return HAPT_OK;
+    HAPT_TRY(split(measuring, timing->group, &comm));
+    enum hapt_status status = HAPT_OK;
+    if (comm != MPI_COMM_NULL) {
+        status = run_group(timing, options, comm, budget_s, scratch);
+        MPI_Comm_free(&comm);
+    }
+    HAPT_TRY(reduce_barrier(env->world));
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    double *const table[3] = {times->stage_s, times->forward_s, times->step_s};
+    for (int t = 0; t < 3; t++) HAPT_TRY(publish(measuring, timing->group, table[t], L * L * sizeof(double)));
+    return publish(measuring, timing->group, &timing->ranges.runs, sizeof timing->ranges.runs);
+}
+
+enum hapt_status mixed_measure_times(const struct mixed_measuring *measuring, const struct hapt_engine_options *options,
+                                     mixed_wanted *wanted, const void *context, double budget_s,
+                                     struct hapt_arena *arena, int64_t *runs)
+{
+    struct hapt_candidates *candidates = measuring->candidates;
+    const double start_s = hapt_time_s();
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
+    *runs = 0;
+    hapt_progress_init(&progress, measuring->env, "running mixed stages", candidates->mixed_count);
+    for (int g = 0; g < candidates->mixed_count && status == HAPT_OK; g++) {
+        struct hapt_mixed_group *group = &candidates->mixed[g];
+        struct hapt_arena scratch;
+        double left_s = budget_s - (hapt_time_s() - start_s);
+        status = hapt_env_agree(measuring->env->world,
+                                hapt_range_times_create(candidates->layer_count, arena, &group->times));
+        HAPT_MPI(MPI_Bcast(&left_s, 1, MPI_DOUBLE, 0, measuring->env->world));
+        struct timing timing = {.measuring = measuring, .group = group, .wanted = wanted, .context = context};
+        hapt_arena_init(&scratch);
+        if (status == HAPT_OK)
+            status = time_group(&timing, options, fmax(left_s, 0) / (candidates->mixed_count - g), &scratch);
+        hapt_arena_release(&scratch);
+        *runs += timing.ranges.runs;
+        hapt_progress_update(&progress, g + 1, NULL);
+    }
+    hapt_progress_release(&progress);
+    return status;
+}

@@ -1,0 +1,31 @@
+/* Chooses the ranges of layers that a team runs (team_time.h), and composes the times of the others from them. */
+#ifndef HAPT_MEASURE_TEAM_RANGES_H
+#define HAPT_MEASURE_TEAM_RANGES_H
+
+#include "team_time.h"
+
+struct team_ranges {
+    const struct hapt_candidates *candidates;
+    struct hapt_range_times *times; /* output; equal for ranges of equal structure */
+    int count, *order;              /* cells (first * L + last) in the order of running */
+    bool *run;                      /* [L * L] cells that were run */
+    int longest[2]; /* cell of the longest range that ends before the last layer, and of the longest that ends with it;
+                       -1: none */
+    int64_t runs;
+};
+/* True if layers [first, last] are a candidate. The same on all ranks of a team. */
+typedef bool team_wanted(const void *context, int first, int last);
+
+/* Lists one range of each structure: the longest of both kinds, then single layers, then the others by descending
+ * length. */
+enum hapt_status team_ranges_list(const struct hapt_candidates *candidates, team_wanted *wanted, const void *context,
+                                  struct hapt_range_times *times, struct hapt_arena *arena, struct team_ranges *ranges);
+/* Runs them in order for about `budget_s`, the first in any case. Collective over stage->comm; the same times on
+ * all its ranks. */
+enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *stage, double budget_s);
+/* Composes the other wanted ranges in proportion to base[stage, forward, step][L * L]. The scale comes from the
+ * shortest range of the same kind that was run and contains them, or else from the longest. */
+void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, const void *context,
+                         const double *const base[3]);
+
+#endif

@@ -1,0 +1,302 @@
+/*
+ * Predicted profiles. Every mesh (dp, tp) has one sharding of the full graph. An operator's time is a roofline over its
+ * local FLOPs and bytes (efficiency.h). A tensor-parallel sum's time is a latency-bandwidth model of the node's links
+ * (reduce.h). A range takes the sum over its layers. Memory is exactly the planner's, with kernel scratch from the back
+ * end if it is available, otherwise from its estimate.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "hapt/predict.h"
+#include "hapt/calibration.h"
+#include "hapt/progress.h"
+#include "hapt/mixed_programs.h"
+#include "mixed_predict.h"
+#include "hapt/submesh_cost.h"
+#include "hapt/synthesised.h"
+
+static struct hapt_roofline describe(const struct hapt_candidates *candidates, int subcluster)
+{
+    return hapt_calibration_roofline(candidates->efficiency, &candidates->cluster->subcluster[subcluster].device,
+                                     candidates->model->dtype);
+}
+
+/* Work of one rank of a mesh for one operator of the expanded graph. */
+struct work {
+    enum hapt_efficiency_class class;
+    double flops, bytes; /* from local shapes */
+    double moved_bytes;  /* of collectives over the tensor-parallel axis, as bytes of all-reduces of equal cost */
+    int moves;           /* number of such collectives */
+    double collective_s; /* replaces both for a mesh with a program */
+};
+
+/* Fraction of an all-reduce's bytes: an all-reduce is a reduce-scatter followed by an all-gather. */
+static double share_of_all_reduce(enum hapt_collective_kind kind)
+{
+    if (kind == HAPT_COLLECTIVE_SLICE) return 0;
+    return kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : 0.5;
+}
+
+/* Collective of a mesh with a program: its links and the local part of the axis' tensor. */
+static double collective_s(const struct hapt_candidates *candidates, int subcluster,
+                           const struct hapt_candidate_mesh *mesh, const struct hapt_sharding *sharding, int o)
+{
+    const struct hapt_op *op = &sharding->shard->op[o];
+    const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;
+    const int axis = kind ? (int)op->integer[0] : sharding->exchange[o], ranks = axis == 0 ? mesh->n : mesh->m;
+    const double beside = axis == 0 ? mesh->m : 1; /* the devices of a node share its link to others */
+    if (!kind) {
+        const int times = hapt_op_type_at(op->type)->inner_all_reduces;
+        return times * hapt_synthesised_collective_s(candidates, subcluster, mesh, axis, HAPT_COLLECTIVE_ALL_REDUCE,
+                                                     beside * hapt_sharding_exchange_bytes(sharding->shard, o) / times,
+                                                     0);
+    }
+    const double in = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->input[0]]);
+    const double out = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->output[0]]);
+    const double whole = kind == HAPT_COLLECTIVE_ALL_TO_ALL ? ranks * in : fmax(in, out);
+    return hapt_synthesised_collective_s(candidates, subcluster, mesh, axis, kind, beside * whole, 0);
+}
+
+/* Fills work[reduce_first] of a sharding from local shapes only. */
+static enum hapt_status list_work(const struct hapt_candidates *candidates, int subcluster, int mesh_index,
+                                  struct hapt_arena *scratch, struct work **work)
+{
+    const struct hapt_candidate_mesh *mesh = &candidates->mesh[mesh_index];
+    const struct hapt_sharding *sharding = candidates->sharding[mesh_index];
+    const struct hapt_graph *shard = sharding->shard;
+    struct work *made;
+    HAPT_NEW(made, scratch, shard->op_count);
+    for (int o = 0; o < sharding->reduce_first; o++) {
+        const struct hapt_op *op = &shard->op[o];
+        const struct hapt_op_type *type = hapt_op_type_at(op->type);
+        const bool moves = type->collective || sharding->exchange[o] >= 0;
+        const double seconds = mesh->program > 0 && moves ? collective_s(candidates, subcluster, mesh, sharding, o) : 0;
+        if (type->collective && mesh->program > 0) {
+            made[o].collective_s = seconds;
+            continue;
+        }
+        if (type->collective) {
+            const double in = (double)hapt_tensor_bytes(&shard->tensor[op->input[0]]);
+            const double out = (double)hapt_tensor_bytes(&shard->tensor[op->output[0]]);
+            made[o].moved_bytes = share_of_all_reduce(type->collective) * fmax(in, out);
+            made[o].moves = made[o].moved_bytes > 0;
+            continue;
+        }
+        made[o] = (struct work){.class = hapt_efficiency_class_of(type),
+                                .flops = hapt_op_flops(shard, op, 1),
+                                .bytes = hapt_op_bytes(shard, op, 1),
+                                .collective_s = seconds};
+        if (sharding->exchange[o] < 0 || mesh->program > 0) continue;
+        made[o].moved_bytes = hapt_sharding_exchange_bytes(shard, o);
+        made[o].moves = type->inner_all_reduces;
+    }
+    *work = made;
+    return HAPT_OK;
+}
+
+static double work_s(const struct hapt_candidates *candidates, const struct hapt_roofline *roofline, int subcluster,
+                     int tp, const struct work *work, bool computes)
+{
+    const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
+    const double seconds = computes ? hapt_roofline_operator_s(roofline, work->class, work->flops, work->bytes) : 0;
+    if (work->moves == 0) return seconds + work->collective_s;
+    const double bytes = work->moved_bytes / work->moves; /* of each */
+    return seconds +
+           work->moves * hapt_submesh_tensor_s(where, tp, bytes) *
+               hapt_calibration_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
+}
+
+/* Seconds of every layer on one device of a subcluster: forward [L], backward [L]. */
+static enum hapt_status time_layers(const struct hapt_candidates *candidates, int subcluster, int mesh_index,
+                                    struct hapt_arena *scratch, double *forward_s, double *backward_s)
+{
+    const struct hapt_sharding *sharding = candidates->sharding[mesh_index];
+    const struct hapt_graph *graph = sharding->graph;
+    const struct hapt_roofline roofline = describe(candidates, subcluster);
+    struct work *work;
+    int *layer_of;
+    HAPT_TRY(list_work(candidates, subcluster, mesh_index, scratch, &work));
+    HAPT_NEW(layer_of, scratch, sharding->source->forward_count);
+    for (int l = 0, op = 0; l < candidates->layer_count; l++) {
+        forward_s[l] = backward_s[l] = 0;
+        for (; op < candidates->layers->end_op[l]; op++) layer_of[op] = l;
+    }
+    for (int o = 0; o < sharding->reduce_first; o++)
+        (o < graph->forward_count ? forward_s : backward_s)[layer_of[graph->op[o].forward_op]] +=
+            work_s(candidates, &roofline, subcluster, candidates->mesh[mesh_index].tp, &work[o],
+                   !hapt_op_type_at(graph->op[o].type)->collective);
+    return HAPT_OK;
+}
+
+static enum hapt_status time_items(const struct hapt_candidates *candidates, int subcluster,
+                                   const struct hapt_item_memory *memory, struct hapt_arena *scratch,
+                                   struct hapt_item_time *time)
+{
+    const struct hapt_roofline roofline = describe(candidates, subcluster);
+    const int L = candidates->layer_count;
+    double *forward_s, *backward_s;
+    HAPT_NEW(forward_s, scratch, L);
+    HAPT_NEW(backward_s, scratch, L);
+    for (int d = 0; d < candidates->mesh_count; d++) {
+        struct hapt_synthesised_reduce *reduce = NULL;
+        const struct hapt_candidate_mesh *mesh = &candidates->mesh[d];
+        if (mesh->program > 0 && !(mesh->subclusters >> subcluster & 1u)) continue;
+        if (mesh->program > 0) HAPT_TRY(hapt_synthesised_reduce_create(candidates, subcluster, d, scratch, &reduce));
+        HAPT_TRY(time_layers(candidates, subcluster, d, scratch, forward_s, backward_s));
+        for (int k = 0; k < candidates->structure_count; k++) {
+            const int item = k * candidates->mesh_count + d;
+            struct hapt_item_time mine = {0};
+            for (int l = candidates->first[k]; l <= candidates->last[k]; l++) {
+                mine.forward_s += forward_s[l];
+                mine.backward_s += backward_s[l];
+            }
+            mine.update_s = hapt_roofline_stream_s(&roofline, memory[item].update_bytes);
+            if (reduce) mine.update_s += hapt_synthesised_reduce_s(reduce, candidates->first[k], candidates->last[k]);
+            time[item] = mine;
+        }
+    }
+    return HAPT_OK;
+}
+
+static double all_reduce(const void *context, int subcluster, struct hapt_submesh submesh, double bytes)
+{
+    const struct hapt_candidates *candidates = context;
+    const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
+    return hapt_submesh_gradients_s(where, submesh, bytes) *
+           hapt_calibration_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
+}
+
+/* Memory of every item of one mesh. */
+static enum hapt_status plan_mesh(const struct hapt_candidates *candidates, int mesh_index,
+                                  hapt_kernel_scratch *kernel_scratch, struct hapt_engine_options *engine,
+                                  struct hapt_arena *scratch, struct hapt_item_memory *memory)
+{
+    const struct hapt_layers *layers = candidates->layers;
+    const struct hapt_memory_options options = {
+        .slots = 1, .state_count = candidates->state_count, .scratch = kernel_scratch, .scratch_context = engine};
+    struct hapt_memory_ranges *ranges;
+    struct hapt_memory_work *work;
+    HAPT_TRY(hapt_memory_ranges_create(candidates->sharding[mesh_index], &options, scratch, &ranges));
+    HAPT_TRY(hapt_memory_work_create(ranges, scratch, &work));
+    for (int k = 0; k < candidates->structure_count; k++) {
+        hapt_progress_advance(1);
+        struct hapt_item_memory *mine = &memory[k * candidates->mesh_count + mesh_index];
+        struct hapt_memory_bytes figures;
+        const int first_op = hapt_layers_first_op(layers, candidates->first[k]),
+                  end_op = layers->end_op[candidates->last[k]];
+        *mine = FITS_NOWHERE;
+        if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
+        if (!hapt_candidates_may_be_wanted(candidates, mesh_index, candidates->first[k], candidates->last[k])) continue;
+        HAPT_TRY(hapt_memory_ranges_of(ranges, first_op, end_op, work, &figures));
+        *mine = hapt_candidates_memory(candidates, &figures);
+    }
+    return HAPT_OK;
+}
+
+/* Memory of every item as the engine plans it. Kernel scratch is included if the back end is available, and for
+ * predicted GPUs that of matrix products. Subclusters with the same back end share the figures. */
+static enum hapt_status plan_memory(const struct hapt_candidates *candidates, int subcluster,
+                                    struct hapt_item_memory **memory, struct hapt_arena *scratch)
+{
+    const struct hapt_subcluster *all = candidates->cluster->subcluster;
+    for (int c = 0; c < subcluster; c++) {
+        if (strcmp(all[c].device.backend, all[subcluster].device.backend) != 0) continue;
+        memory[subcluster] = memory[c];
+        return HAPT_OK;
+    }
+    HAPT_NEW(memory[subcluster], scratch, candidates->item_count);
+    const char *reason = NULL;
+    struct hapt_engine_options engine = {.backend = hapt_backend_find(all[subcluster].device.backend),
+                                         .threads = 1,
+                                         .slots = 1,
+                                         .state_count = candidates->state_count};
+    if (engine.backend && engine.backend->device_count(&reason) > 0)
+        HAPT_TRY(engine.backend->open(0, engine.threads, 0, &engine.device));
+    enum hapt_status status = HAPT_OK;
+    hapt_kernel_scratch *on_paper =
+        strcmp(all[subcluster].device.backend, "cpu") != 0 ? hapt_engine_scratch_predicted : NULL;
+    hapt_progress_expect(candidates->item_count);
+    hapt_kernel_scratch *kernel_scratch = engine.device ? hapt_engine_scratch : on_paper;
+    for (int d = 0; status == HAPT_OK && d < candidates->mesh_count; d++)
+        status = plan_mesh(candidates, d, kernel_scratch, &engine, scratch, memory[subcluster]);
+    if (engine.device) engine.backend->close(engine.device);
+    return status;
+}
+
+static enum hapt_status predict(const struct hapt_candidates *candidates, struct hapt_arena *scratch,
+                                struct hapt_arena *result, struct hapt_profile **profile)
+{
+    const struct hapt_cluster *cluster = candidates->cluster;
+    struct hapt_item_memory **memory;
+    struct hapt_item_time **time;
+    HAPT_NEW(memory, scratch, cluster->count);
+    HAPT_NEW(time, scratch, cluster->count);
+    for (int c = 0; c < cluster->count; c++) {
+        HAPT_TRY(plan_memory(candidates, c, memory, scratch));
+        HAPT_NEW(time[c], scratch, candidates->item_count);
+        HAPT_TRY(time_items(candidates, c, memory[c], scratch, time[c]));
+    }
+    return hapt_candidates_fill(candidates, memory, time, all_reduce, candidates, result, profile);
+}
+
+/* Mixed stages by rows, and with the programs found for their devices. */
+static enum hapt_status mix(struct hapt_candidates *candidates, const struct hapt_config *config,
+                            struct hapt_arena *scratch)
+{
+    HAPT_TRY(hapt_candidates_mix(candidates, config, candidates->programs, NULL, scratch, scratch));
+    struct hapt_progress progress;
+    enum hapt_status status = HAPT_OK;
+    hapt_progress_init(&progress, NULL, "programs of mixed stages", candidates->mixable_count);
+    for (int g = 0; g < candidates->mixable_count && status == HAPT_OK; g++) {
+        const struct hapt_mixed_question question = {.candidates = candidates,
+                                                     .group = &candidates->mixable[g],
+                                                     .efficiency = candidates->efficiency,
+                                                     .segments = (int)hapt_config_int(config, "segments")};
+        struct hapt_stage_layout *layout[MIXED_PROGRAMS];
+        int count = 0;
+        status = hapt_mixed_programs_find(&question, scratch, layout, &count);
+        for (int p = 0; p < count && status == HAPT_OK; p++)
+            status = hapt_candidates_mix_program(candidates, question.group, layout[p], scratch);
+        hapt_progress_update(&progress, g + 1, NULL);
+    }
+    hapt_progress_release(&progress);
+    HAPT_TRY(status);
+    HAPT_TRY(hapt_candidates_find_structures(candidates, scratch));
+    for (int g = 0; g < candidates->mixed_count; g++)
+        if (candidates->mixed[g].program > 0)
+            HAPT_TRY(mixed_programs_predict(candidates, &candidates->mixed[g], scratch, scratch));
+    return HAPT_OK;
+}
+
+static enum state_sharing state_sharing_of(const char *choice)
+{
+    return strcmp(choice, "yes") == 0 ? STATE_SHARDED : strcmp(choice, "no") == 0 ? STATE_REPLICATED : STATE_AS_NEEDED;
+}
+
+enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                           const struct hapt_layers *layers, const struct hapt_config *config,
+                                           const struct hapt_efficiency *efficiency, struct hapt_arena *result,
+                                           struct hapt_profile **profile)
+{
+    struct hapt_candidates candidates;
+    struct hapt_arena scratch;
+    const double start_s = hapt_time_s();
+    hapt_arena_init(&scratch);
+    const struct hapt_candidates_options options = {.programs = hapt_candidates_programs(config),
+                                                    .tensor_parallel = (int)hapt_config_int(config, "tensor-parallel"),
+                                                    .efficiency = efficiency};
+    enum hapt_status status = hapt_candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
+    candidates.state_sharing = state_sharing_of(hapt_config_text(config, "sharded-optimizer"));
+    if (status == HAPT_OK && hapt_candidates_may_mix(&candidates, config)) status = mix(&candidates, config, &scratch);
+    if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);
+    if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;
+    hapt_arena_release(&scratch);
+    return status;
+}
+
+enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                      const struct hapt_layers *layers, const struct hapt_config *config,
+                                      struct hapt_arena *result, struct hapt_profile **profile)
+{
+    return hapt_profile_predict_with(cluster, model, layers, config, NULL, result, profile);
+}

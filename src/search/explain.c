@@ -1,0 +1,183 @@
+/* Explains why no plan exists: repeats the search with relaxed constraints and reports the nearest obstacle. Runs on
+ * failure only. */
+#include "search.h"
+#include "hapt/search.h"
+
+#include <math.h>
+
+#define HINT "add devices or memory, or use fewer microbatches, a smaller model or a smaller microbatch"
+
+static enum hapt_status search_relaxed(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                       double memory_factor, struct hapt_arena *scratch, struct hapt_arena *arena,
+                                       struct hapt_plan *plan)
+{
+    struct search_problem *problem;
+    struct search_table table = {0};
+    double latency_s;
+    HAPT_TRY(search_problem_create(profile, options, memory_factor, -1, scratch, &problem));
+    if (problem->all_candidates == 0) return HAPT_OK;
+    plan->t_max_s = problem->longest_s;
+    enum hapt_status status = search_table_init(problem, scratch, &table);
+    if (status == HAPT_OK) status = search_table_fill(&table, plan->t_max_s, INFINITY, false, &latency_s);
+    if (status == HAPT_OK && isfinite(latency_s)) status = search_trace(&table, latency_s * (1 + 1e-12), arena, plan);
+    search_table_release(&table);
+    return status;
+}
+
+/* The plan at the largest t_max, which admits every feasible plan. stage_count 0: no plan. */
+static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                     double memory_factor, struct hapt_arena *arena, struct hapt_plan *plan)
+{
+    struct hapt_arena scratch; /* freed after each of dozens of searches; only the plans stay */
+    *plan = (struct hapt_plan){.microbatches = options->microbatches,
+                               .schedule = options->schedule,
+                               .hide_threshold = options->hide_threshold};
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = search_relaxed(profile, options, memory_factor, &scratch, arena, plan);
+    hapt_arena_release(&scratch);
+    return status;
+}
+
+/* Bytes that a stage needs on a device of its k-th subcluster. */
+static double stage_bytes(const struct hapt_profile *profile, const struct hapt_plan_stage *stage, int k, int warmup)
+{
+    const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
+    const struct hapt_profile_mixed *mixed =
+        stage->mixed ? &profile->mixed[hapt_plan_stage_mixed_group(profile, stage)] : NULL;
+    int s = 0;
+    while (!mixed &&
+           (cluster->submesh[s].n != stage->nodes || cluster->submesh[s].m != stage->devices_per_node ||
+            cluster->submesh[s].tp != stage->tensor_parallel || cluster->submesh[s].program != stage->program))
+        s++;
+    if (mixed) s = mixed->memory_rows > 1 ? k : 0;
+    const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
+    return mixed ? mixed->parameter_bytes[cell] + warmup * mixed->activation_bytes[cell]
+                 : cluster->parameter_bytes[cell] + warmup * cluster->activation_bytes[cell];
+}
+
+static enum hapt_status explain_memory(const struct hapt_profile *profile, const struct hapt_plan *plan)
+{
+    double worst = 0;
+    int warmup = 0, worst_launches = 0;
+    const struct hapt_plan_stage *at = NULL;
+    const struct hapt_profile_cluster *cluster = NULL;
+    double at_bytes = 0;
+    for (int i = plan->stage_count - 1; i >= 0; i--) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        if (i == plan->stage_count - 1) {
+            warmup = plan->schedule == HAPT_SCHEDULE_GPIPE ? plan->microbatches : 1;
+        } else {
+            const double comm_s =
+                hapt_profile_boundary_s(profile, stage->end_layer - 1, hapt_plan_stage_subclusters(stage),
+                                        hapt_plan_stage_subclusters(&stage[1]), NULL);
+            warmup += hapt_schedule_delta(plan->schedule, comm_s, plan->t_max_s, plan->hide_threshold);
+            if (warmup > plan->microbatches) warmup = plan->microbatches;
+        }
+        const struct hapt_subclusters mine = hapt_plan_stage_subclusters(stage);
+        for (int k = 0; k < mine.count; k++) {
+            const struct hapt_profile_cluster *own = &profile->cluster[mine.index[k]];
+            const double bytes = stage_bytes(profile, stage, k, warmup);
+            if (at && (isinf(worst) || bytes <= worst * own->device_memory_bytes)) continue;
+            worst = own->device_memory_bytes > 0 ? bytes / own->device_memory_bytes : INFINITY;
+            at = stage;
+            cluster = own;
+            at_bytes = bytes;
+            worst_launches = warmup;
+        }
+    }
+    char need[32], have[32], submesh[64];
+    return hapt_fail(HAPT_ERR_INFEASIBLE, HINT,
+                     "no plan fits into memory: the nearest one needs %s of the %s of a device of %s for layers %d-%d "
+                     "on %s with %d microbatches in flight",
+                     hapt_units_bytes(at_bytes, need), hapt_units_bytes(cluster->device_memory_bytes, have),
+                     cluster->name, at->first_layer, at->end_layer, hapt_plan_stage_short(at, submesh), worst_launches);
+}
+
+/* Finds the least factor on every device's memory that admits a plan, and that plan. */
+static enum hapt_status nearest_memory(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                       struct hapt_arena *arena)
+{
+    struct hapt_plan plan, found = {0};
+    double low = 1, high = 2;
+    for (int i = 0; i < 64 && found.stage_count == 0; i++, high *= 2) {
+        HAPT_TRY(relaxed_plan(profile, options, high, arena, &plan));
+        if (plan.stage_count > 0)
+            found = plan;
+        else
+            low = high;
+    }
+    if (found.stage_count == 0)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, HINT,
+                         "no plan fits into memory: some stage needs far more memory than its devices have");
+    high /= 2;
+    for (int i = 0; i < 12; i++) {
+        const double middle = 0.5 * (low + high);
+        HAPT_TRY(relaxed_plan(profile, options, middle, arena, &plan));
+        if (plan.stage_count > 0) {
+            found = plan;
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    return explain_memory(profile, &found);
+}
+
+/* The layer up to which stages can reach from the first one, ignoring memory and device counts. */
+static int covered_layers(const struct hapt_profile *profile, bool *reached)
+{
+    const int L = profile->layer_count;
+    int furthest = 0;
+    reached[0] = true;
+    for (int first = 0; first < L; first++) {
+        if (!reached[first]) continue;
+        furthest = first;
+        for (int c = 0; c < profile->cluster_count; c++) {
+            const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+            for (int s = 0; s < cluster->submesh_count; s++)
+                for (int last = first; last < L; last++)
+                    if (isfinite(cluster->stage_time[hapt_profile_index(profile, s, first, last)]))
+                        reached[last + 1] = true;
+        }
+        for (int k = 0; k < profile->mixed_count; k++)
+            for (int last = first; last < L; last++)
+                if (isfinite(profile->mixed[k].stage_time[hapt_profile_index(profile, 0, first, last)]))
+                    reached[last + 1] = true;
+    }
+    return reached[L] ? L : furthest;
+}
+
+static enum hapt_status explain(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                struct hapt_arena *arena)
+{
+    struct hapt_plan plan;
+    bool *reached;
+    struct hapt_search_options idle = *options;
+    idle.use_all_devices = false;
+    HAPT_NEW(reached, arena, profile->layer_count + 1);
+    const int covered = covered_layers(profile, reached);
+    if (covered < profile->layer_count)
+        return hapt_fail(
+            HAPT_ERR_INFEASIBLE, "profile more candidates (--imbalance, --layers-per-model)",
+            "the profile's candidates do not cover the layers: none starts at layer %d and reaches the end", covered);
+    if (options->use_all_devices) {
+        HAPT_TRY(relaxed_plan(profile, &idle, 1, arena, &plan));
+        if (plan.stage_count > 0)
+            return hapt_fail(HAPT_ERR_INFEASIBLE, "leave out --use-all-devices", "no plan uses every device");
+    }
+    HAPT_TRY(relaxed_plan(profile, options, INFINITY, arena, &plan));
+    if (plan.stage_count > 0) return nearest_memory(profile, options, arena);
+    return hapt_fail(
+        HAPT_ERR_INFEASIBLE,
+        "add devices or larger ones (profiles omit stages that exceed device memory), or profile longer layer ranges",
+        "the candidates that cover the layers need more devices than the cluster has");
+}
+
+enum hapt_status search_explain(const struct hapt_profile *profile, const struct hapt_search_options *options)
+{
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = explain(profile, options, &scratch);
+    hapt_arena_release(&scratch);
+    return status;
+}

@@ -1,0 +1,277 @@
+/*
+ * The best boundaries for a given row of submeshes. With fixed submeshes, slot and first layer identify a suffix of the
+ * pipeline. For each suffix the least latency is kept, per launch count of its first stage.
+ */
+#include "recut.h"
+#include "hapt/search.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "hapt/search.h"
+
+#define SLOWEST_S 1e300 /* a t_max that nothing reaches; finite, so that its product with epsilon 0 is 0 */
+
+struct suffix {
+    double latency_s;         /* INFINITY: none */
+    int end, submesh, behind; /* its first stage; the launch index of the suffix behind it */
+};
+
+struct recut {
+    const struct hapt_profile *profile;
+    const struct hapt_search_options *options;
+    const struct recut_slot *slot;
+    int count, L, B;
+    int launches;          /* number of launch counts; 1 (index 0) under GPipe */
+    struct suffix *suffix; /* [slot][layer][launches] */
+    int *low, *high;       /* [slot] layers at which a suffix starts; low > high: none */
+    double *t_max;
+    int64_t t_max_count;
+    double best_s, best_t_max_s;
+};
+
+static struct suffix *suffix_at(const struct recut *recut, int slot, int layer)
+{
+    return &recut->suffix[((size_t)slot * (size_t)recut->L + (size_t)layer) * (size_t)recut->launches];
+}
+
+static bool serves(const struct recut *recut, int slot, int submesh)
+{
+    const struct recut_slot *at = &recut->slot[slot];
+    const struct hapt_submesh *candidate = &recut->profile->cluster[at->subcluster].submesh[submesh];
+    return candidate->n == at->n && candidate->m == at->m;
+}
+
+static double time_of(const struct recut *recut, int slot, size_t cell)
+{
+    const struct hapt_profile_cluster *cluster = &recut->profile->cluster[recut->slot[slot].subcluster];
+    return cluster->stage_time[cell] + (cluster->step_time ? cluster->step_time[cell] : 0) / recut->B;
+}
+
+static double comm_behind(const struct recut *recut, int slot, int end)
+{
+    if (slot == recut->count - 1) return 0;
+    return hapt_profile_comm_s(recut->profile, end - 1, recut->slot[slot].subcluster, recut->slot[slot + 1].subcluster);
+}
+
+/* Puts a stage of slot `slot` over layers [layer, end) in front of every suffix that starts at `end`. */
+static void put_stage(struct recut *recut, int slot, int layer, int end, int submesh, double t_max_s)
+{
+    const struct hapt_profile_cluster *cluster = &recut->profile->cluster[recut->slot[slot].subcluster];
+    const size_t cell = hapt_profile_index(recut->profile, submesh, layer, end - 1);
+    const double time_s = time_of(recut, slot, cell), comm_s = comm_behind(recut, slot, end);
+    const bool last = slot == recut->count - 1, all = recut->options->schedule == HAPT_SCHEDULE_GPIPE;
+    if (!isfinite(time_s) || !hapt_at_most(time_s, t_max_s) || !hapt_at_most(comm_s, t_max_s) || !isfinite(comm_s))
+        return;
+    const int delta = hapt_schedule_delta(recut->options->schedule, comm_s, t_max_s, recut->options->hide_threshold);
+    const struct suffix *behind = last ? NULL : suffix_at(recut, slot + 1, end);
+    struct suffix *here = suffix_at(recut, slot, layer);
+    for (int k = 0; k < (last ? 1 : recut->launches); k++) {
+        const double rest_s = last ? 0 : behind[k].latency_s;
+        const int more = last ? 1 : k + 1 + delta; /* index k means k + 1 launches */
+        const int launches = all || more > recut->B ? recut->B : more;
+        if (!isfinite(rest_s)) continue;
+        if (!hapt_at_most(cluster->parameter_bytes[cell] + launches * cluster->activation_bytes[cell],
+                          cluster->device_memory_bytes))
+            continue;
+        struct suffix *to = &here[all ? 0 : launches - 1];
+        const double latency_s = (time_s + 2 * comm_s) + rest_s;
+        if (latency_s < to->latency_s) *to = (struct suffix){latency_s, end, submesh, k};
+    }
+}
+
+/* The least latency sum at a t_max. */
+static double fill(struct recut *recut, double t_max_s)
+{
+    const size_t all = (size_t)recut->count * (size_t)recut->L * (size_t)recut->launches;
+    double best_s = INFINITY;
+    for (size_t i = 0; i < all; i++) recut->suffix[i].latency_s = INFINITY;
+    for (int slot = recut->count - 1; slot >= 0; slot--) {
+        const struct hapt_profile_cluster *cluster = &recut->profile->cluster[recut->slot[slot].subcluster];
+        const bool last = slot == recut->count - 1;
+        const int furthest = last ? recut->L : recut->high[slot + 1];
+        recut->low[slot] = recut->L;
+        recut->high[slot] = -1;
+        for (int layer = slot; layer < furthest && layer <= (slot == 0 ? 0 : recut->L - 1); layer++) {
+            int end = last ? recut->L : recut->low[slot + 1];
+            if (end <= layer) end = layer + 1;
+            for (; end <= furthest; end++)
+                for (int s = 0; s < cluster->submesh_count; s++)
+                    if (serves(recut, slot, s)) put_stage(recut, slot, layer, end, s, t_max_s);
+            const struct suffix *here = suffix_at(recut, slot, layer);
+            bool some = false;
+            for (int k = 0; k < recut->launches; k++) some |= isfinite(here[k].latency_s);
+            if (!some) continue;
+            if (layer < recut->low[slot]) recut->low[slot] = layer;
+            recut->high[slot] = layer;
+        }
+        if (recut->high[slot] < 0) return INFINITY;
+    }
+    for (int k = 0; k < recut->launches; k++) best_s = fmin(best_s, suffix_at(recut, 0, 0)[k].latency_s);
+    return best_s;
+}
+
+static double objective(const struct recut *recut, double t_max_s, double latency_s)
+{
+    return latency_s + (recut->B - 1) * t_max_s;
+}
+
+static int compare_times(const void *left, const void *right)
+{
+    const double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+/* Collects the t_max values in (low_s, high_s] at which something changes; returns their number. `t_max` NULL: only
+ * counts. */
+static int64_t collect(const struct recut *recut, double low_s, double high_s, double *t_max)
+{
+    int64_t count = 0;
+    for (int slot = 0; slot < recut->count; slot++) {
+        const struct hapt_profile_cluster *cluster = &recut->profile->cluster[recut->slot[slot].subcluster];
+        for (int s = 0; s < cluster->submesh_count; s++) {
+            for (int i = 0; serves(recut, slot, s) && i < recut->L; i++) {
+                for (int j = i; j < recut->L; j++) {
+                    const double time_s = time_of(recut, slot, hapt_profile_index(recut->profile, s, i, j));
+                    if (!(time_s > low_s && time_s <= high_s)) continue;
+                    if (t_max) t_max[count] = time_s;
+                    count++;
+                }
+            }
+        }
+        for (int end = 1; end < recut->L; end++) {
+            const double c = comm_behind(recut, slot, end), each[3] = {c, 2 * c, c / recut->options->hide_threshold};
+            for (int k = 0; k < 3; k++) {
+                if (!(each[k] > low_s && each[k] <= high_s && isfinite(each[k]))) continue;
+                if (t_max) t_max[count] = each[k];
+                count++;
+            }
+        }
+    }
+    return count;
+}
+
+/* Searches the t_max values [first, end). No sum there is below `least_s`, the sum at the next larger t_max. */
+static void explore(struct recut *recut, int64_t first, int64_t end, double least_s)
+{
+    while (first < end) {
+        if (!(objective(recut, recut->t_max[first], least_s) < recut->best_s)) return;
+        const int64_t middle = first + (end - first) / 2;
+        const double t_max_s = recut->t_max[middle], latency_s = fill(recut, t_max_s);
+        if (objective(recut, t_max_s, latency_s) < recut->best_s) {
+            recut->best_s = objective(recut, t_max_s, latency_s);
+            recut->best_t_max_s = t_max_s;
+        }
+        if (isfinite(latency_s)) explore(recut, first, middle, latency_s);
+        if (!(latency_s > least_s)) return; /* a larger t_max gains nothing */
+        first = middle + 1;
+    }
+}
+
+static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    struct hapt_plan *made;
+    fill(recut, recut->best_t_max_s);
+    HAPT_NEW(made, arena, 1);
+    *made = (struct hapt_plan){.microbatches = recut->B,
+                               .schedule = recut->options->schedule,
+                               .hide_threshold = recut->options->hide_threshold,
+                               .replicas = 1,
+                               .layer_count = recut->L,
+                               .stage_count = recut->count};
+    HAPT_NEW(made->stage, arena, recut->count);
+    int best = 0, layer = 0;
+    for (int k = 1; k < recut->launches; k++)
+        if (suffix_at(recut, 0, 0)[k].latency_s < suffix_at(recut, 0, 0)[best].latency_s) best = k;
+    for (int slot = 0; slot < recut->count; slot++) {
+        const struct suffix *at = &suffix_at(recut, slot, layer)[best];
+        const struct recut_slot *on = &recut->slot[slot];
+        const struct hapt_submesh *runs = &recut->profile->cluster[on->subcluster].submesh[at->submesh];
+        made->stage[slot] = (struct hapt_plan_stage){.first_layer = layer,
+                                                     .end_layer = at->end,
+                                                     .first_op = -1,
+                                                     .end_op = -1,
+                                                     .subcluster = on->subcluster,
+                                                     .nodes = on->n,
+                                                     .devices_per_node = on->m,
+                                                     .tensor_parallel = runs->tp};
+        hapt_plan_stage_run(recut->profile, runs, &made->stage[slot]);
+        layer = at->end;
+        best = at->behind;
+    }
+    *plan = made;
+    return hapt_plan_price_at(recut->profile, recut->best_t_max_s, made);
+}
+
+/* Narrows the range of t_max. At or below *low_s no plan exists. Above *high_s none beats a plan just above *low_s.
+ * `least_s`: lower bound of all sums. */
+static void bracket(struct recut *recut, double least_s, double *low_s, double *high_s)
+{
+    double feasible_s = isfinite(*high_s) ? *high_s : 1;
+    *low_s = 0;
+    while (!isfinite(fill(recut, feasible_s))) feasible_s *= 2;
+    for (int i = 0; i < 200 && feasible_s - *low_s > 1e-3 * feasible_s; i++) {
+        const double middle_s = 0.5 * (*low_s + feasible_s);
+        *(isfinite(fill(recut, middle_s)) ? &feasible_s : low_s) = middle_s;
+    }
+    const double known_s = objective(recut, feasible_s, fill(recut, feasible_s));
+    if (recut->B > 1) *high_s = fmin(*high_s, (known_s - least_s) / (recut->B - 1) * (1 + 1e-9));
+}
+
+static enum hapt_status search(struct recut *recut, double bound_s, struct hapt_arena *scratch)
+{
+    /* a larger t_max exceeds the bound */
+    double low_s, high_s = recut->B > 1 ? bound_s / (recut->B - 1) : INFINITY;
+    double least_s = fill(recut, fmin(high_s, SLOWEST_S));
+    if (!isfinite(least_s) || least_s >= bound_s) return HAPT_OK;
+    /* A t_max is also excluded if it exceeds the bound with the least sum at a larger t_max. This ends the search for
+     * most rows of submeshes. */
+    for (double slower_s = INFINITY; recut->B > 1 && high_s < 0.999 * slower_s;) {
+        slower_s = high_s;
+        high_s = fmin(high_s, (bound_s - least_s) / (recut->B - 1) * (1 + 1e-9));
+        least_s = fill(recut, fmin(high_s, SLOWEST_S));
+        if (!isfinite(least_s) || least_s >= bound_s) return HAPT_OK;
+    }
+    bracket(recut, least_s, &low_s, &high_s);
+    const int64_t count = collect(recut, low_s, high_s, NULL);
+    HAPT_NEW(recut->t_max, scratch, count);
+    collect(recut, low_s, high_s, recut->t_max);
+    qsort(recut->t_max, (size_t)count, sizeof *recut->t_max, compare_times);
+    for (int64_t i = 0; i < count; i++)
+        if (i == 0 || recut->t_max[i] != recut->t_max[recut->t_max_count - 1])
+            recut->t_max[recut->t_max_count++] = recut->t_max[i];
+    explore(recut, 0, recut->t_max_count, least_s);
+    return HAPT_OK;
+}
+
+static enum hapt_status prepare(struct recut *recut, struct hapt_arena *scratch)
+{
+    const int most = 1 + 3 * (recut->count - 1);
+    recut->launches = recut->options->schedule == HAPT_SCHEDULE_GPIPE ? 1 : most < recut->B ? most : recut->B;
+    HAPT_NEW(recut->suffix, scratch, (size_t)recut->count * (size_t)recut->L * (size_t)recut->launches);
+    HAPT_NEW(recut->low, scratch, recut->count);
+    HAPT_NEW(recut->high, scratch, recut->count);
+    return HAPT_OK;
+}
+
+enum hapt_status recut_search(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                              const struct recut_slot *slot, int count, double bound_s, struct hapt_arena *arena,
+                              struct hapt_plan **plan)
+{
+    struct recut recut = {.profile = profile,
+                          .options = options,
+                          .slot = slot,
+                          .count = count,
+                          .L = profile->layer_count,
+                          .B = options->microbatches,
+                          .best_s = bound_s};
+    struct hapt_arena scratch;
+    *plan = NULL;
+    if (count > profile->layer_count) return HAPT_OK;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = prepare(&recut, &scratch);
+    if (status == HAPT_OK) status = search(&recut, bound_s, &scratch);
+    if (status == HAPT_OK && recut.best_s < bound_s) status = read_plan(&recut, arena, plan);
+    hapt_arena_release(&scratch);
+    return status;
+}

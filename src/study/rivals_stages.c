@@ -1,0 +1,106 @@
+/* Rivals with one stage more or less: all ways to split a stage's devices in two, or to join two stages of a
+ * subcluster. */
+#include "rivals.h"
+#include "hapt/search.h"
+
+#include <math.h>
+
+#include "recut.h"
+
+struct shapes {
+    const struct hapt_profile *profile;
+    const struct hapt_search_options *options;
+    const struct hapt_plan *plan;
+    struct recut_slot *slot; /* [stage_count + 1] */
+    int idle[HAPT_MAX_SUBCLUSTERS];
+    struct hapt_arena *arena;
+    struct hapt_plan *best;
+};
+
+static void copy_slots(const struct shapes *shapes, int from, int end, struct recut_slot *slot)
+{
+    for (int i = from; i < end; i++) {
+        const struct hapt_plan_stage *stage = &shapes->plan->stage[i];
+        *slot++ = (struct recut_slot){stage->subcluster, stage->nodes, stage->devices_per_node};
+    }
+}
+
+static enum hapt_status try_shape(struct shapes *shapes, int count)
+{
+    struct hapt_plan *found;
+    HAPT_TRY(recut_search(shapes->profile, shapes->options, shapes->slot, count,
+                          shapes->best ? shapes->best->latency_s : INFINITY, shapes->arena, &found));
+    if (found) shapes->best = found;
+    return HAPT_OK;
+}
+
+/* True if the same submesh is listed before, with another program. */
+static bool repeats(const struct hapt_profile_cluster *cluster, int s)
+{
+    for (int other = 0; other < s; other++)
+        if (cluster->submesh[other].n == cluster->submesh[s].n && cluster->submesh[other].m == cluster->submesh[s].m)
+            return true;
+    return false;
+}
+
+/* Divides `devices` of subcluster c over slot `at` and, if `two`, the next slot. */
+static enum hapt_status share(struct shapes *shapes, int c, int devices, int at, bool two, int count)
+{
+    const struct hapt_profile_cluster *cluster = &shapes->profile->cluster[c];
+    for (int s = 0; s < cluster->submesh_count; s++) {
+        const int left = devices - cluster->submesh[s].n * cluster->submesh[s].m;
+        if (left < 0 || repeats(cluster, s)) continue;
+        shapes->slot[at] = (struct recut_slot){c, cluster->submesh[s].n, cluster->submesh[s].m};
+        if (two)
+            HAPT_TRY(share(shapes, c, left, at + 1, false, count));
+        else if (left == 0 || !shapes->options->use_all_devices)
+            HAPT_TRY(try_shape(shapes, count));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status prepare(struct shapes *shapes, struct hapt_arena *scratch)
+{
+    const struct hapt_plan *plan = shapes->plan;
+    HAPT_NEW(shapes->slot, scratch, plan->stage_count + 1);
+    for (int c = 0; c < shapes->profile->cluster_count; c++)
+        shapes->idle[c] = shapes->profile->cluster[c].nodes * shapes->profile->cluster[c].devices_per_node;
+    for (int i = 0; i < plan->stage_count; i++)
+        shapes->idle[plan->stage[i].subcluster] -= plan->stage[i].nodes * plan->stage[i].devices_per_node;
+    return HAPT_OK;
+}
+
+static enum hapt_status try_all(struct shapes *shapes, int more, struct hapt_arena *scratch)
+{
+    const struct hapt_plan *plan = shapes->plan;
+    const int S = plan->stage_count;
+    HAPT_TRY(prepare(shapes, scratch));
+    for (int i = 0; i + (more < 0) < S; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        int devices = shapes->idle[stage->subcluster] + stage->nodes * stage->devices_per_node;
+        const int taken = more < 0 ? 2 : 1;
+        if (more < 0) {
+            if (stage[1].subcluster != stage->subcluster) continue;
+            devices += stage[1].nodes * stage[1].devices_per_node;
+        }
+        copy_slots(shapes, 0, i, shapes->slot);
+        copy_slots(shapes, i + taken, S, shapes->slot + i + taken + more);
+        HAPT_TRY(share(shapes, stage->subcluster, devices, i, more > 0, S + more));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status rivals_stages(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                               const struct hapt_plan *plan, int more, struct hapt_arena *arena,
+                               struct hapt_plan **found)
+{
+    struct shapes shapes = {.profile = profile, .options = options, .plan = plan, .arena = arena};
+    struct hapt_arena scratch;
+    *found = NULL;
+    if (hapt_plan_first_mixed(plan) >= 0) return HAPT_OK; /* slots are submeshes of one subcluster */
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = try_all(&shapes, more, &scratch);
+    hapt_arena_release(&scratch);
+    *found = status == HAPT_OK ? shapes.best : NULL;
+    return status;
+}
