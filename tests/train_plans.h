@@ -81,33 +81,32 @@ static struct hapt_plan *make_plan(const struct shape *shape)
                                .replicas = 1,
                                .layer_count = shape->stages,
                                .threads = 1,
-                               .stage_count = shape->stages,
                                .t_max_s = 1,
                                .limit = "compute",
                                .latency_s = 1,
                                .simulated_s = 1,
                                .balance_eta = 1};
-    plan->stage = hapt_arena_alloc(&arena, (size_t)shape->stages, sizeof *plan->stage);
+    HAPT_ASSERT(hapt_plan_allot(plan, shape->stages, &arena) == HAPT_OK);
     for (int s = 0; s < shape->stages; s++) {
-        plan->stage[s] =
-            (struct hapt_plan_stage){.tensor_parallel = shape->tensor_parallel[s] > 1 ? shape->tensor_parallel[s] : 1,
-                                     .layout = shape->layout[s],
-                                     .program = shape->layout[s] ? s + 1 : 0,
-                                     .first_layer = s,
-                                     .end_layer = s + 1,
-                                     .first_op = s ? shape->end[s - 1] : 0,
-                                     .end_op = shape->end[s],
-                                     .subcluster = s,
-                                     .nodes = nodes_of(shape, s),
-                                     .devices_per_node = shape->size[s] / nodes_of(shape, s),
-                                     .warmup = warmup[s],
-                                     .compute_s = 1,
-                                     .forward_s = 0.3,
-                                     .parameter_bytes = 1,
-                                     .activation_bytes = 1,
-                                     .memory_bytes = 1 + warmup[s],
-                                     .device_memory_bytes = 1e9};
-        snprintf(plan->stage[s].subcluster_name, sizeof plan->stage[s].subcluster_name, "s%d", s);
+        struct hapt_plan_stage *stage = &plan->stage[s];
+        stage->layout = hapt_layout_plain(shape->tensor_parallel[s] > 1 ? shape->tensor_parallel[s] : 1);
+        if (shape->layout[s])
+            stage->layout = (struct hapt_layout){HAPT_LAYOUT_PROGRAM, 1, s + 1, shape->layout[s], NULL};
+        stage->first_layer = s;
+        stage->end_layer = s + 1;
+        stage->first_op = s ? shape->end[s - 1] : 0;
+        stage->end_op = shape->end[s];
+        stage->submesh->subcluster[0] = s;
+        stage->submesh->nodes = nodes_of(shape, s);
+        stage->submesh->devices_per_node = shape->size[s] / nodes_of(shape, s);
+        snprintf(stage->submesh->name, sizeof stage->submesh->name, "s%d", s);
+        stage->submesh->part_name[0] = stage->submesh->name;
+        stage->warmup = warmup[s];
+        stage->compute_s = 1;
+        stage->forward_s = 0.3;
+        stage->parameter_bytes = stage->activation_bytes = 1;
+        stage->memory_bytes = 1 + warmup[s];
+        stage->device_memory_bytes = 1e9;
     }
     return plan;
 }

@@ -23,6 +23,32 @@ struct hapt_stage_layout {
     char name[HAPT_LAYOUT_NAME];                             /* for printing */
 };
 
+/* How the operators of a chunk are shared out over nodes x devices_per_node devices. */
+enum hapt_layout_kind {
+    HAPT_LAYOUT_DATA,   /* even rows on both axes */
+    HAPT_LAYOUT_TENSOR, /* groups of `tensor_parallel` neighbouring devices; the groups are data-parallel */
+    HAPT_LAYOUT_ROWS,   /* one axis of all devices, each with its `ratio` of the rows of a microbatch */
+    HAPT_LAYOUT_PROGRAM /* a program of both axes (HAP) */
+};
+struct hapt_layout {
+    enum hapt_layout_kind kind;
+    int tensor_parallel; /* 1 unless the kind is TENSOR; 0 in a question: any layout */
+    int number;          /* PROGRAM: k >= 1, layout k of the profile; else 0 */
+    const struct hapt_stage_layout *program;
+    const double *ratio; /* [devices] share of the work of each; NULL: even or unknown */
+};
+/* DATA or TENSOR, by the degree. */
+static inline struct hapt_layout hapt_layout_plain(int tensor_parallel)
+{
+    return (struct hapt_layout){.kind = tensor_parallel > 1 ? HAPT_LAYOUT_TENSOR : HAPT_LAYOUT_DATA,
+                                .tensor_parallel = tensor_parallel};
+}
+/* The graph sharded by a layout, as the first device sees it. `rows` of a microbatch; `name` of the chunk, for errors.
+ * HAPT_ERR_INPUT: a device would get less than half of a row; HAPT_ERR_INFEASIBLE: the program is of another graph. */
+enum hapt_status hapt_layout_shard(const struct hapt_layout *layout, const struct hapt_graph *graph, int nodes,
+                                   int devices_per_node, int rows, const char *name, struct hapt_arena *arena,
+                                   struct hapt_sharding **sharding);
+
 /* The graph sharded by this layout, as mesh coordinates (0, 0) see it. HAPT_ERR_INFEASIBLE if a program does not
  * belong to this graph. */
 enum hapt_status hapt_stage_layout_apply(const struct hapt_stage_layout *layout, const struct hapt_graph *graph,

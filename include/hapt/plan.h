@@ -22,31 +22,34 @@
 #include "hapt/sharding.h"
 #include "hapt/simulate.h"
 
-/* The devices of a mixed stage. Subclusters ascend. */
-struct hapt_plan_mixed {
-    int count;              /* K, at least 2 */
-    int *cluster, *devices; /* [K] */
-    const char **name;      /* [K] names of the subclusters */
-    double *ratio; /* [sum of devices] share of the work of each device, subcluster by subcluster; NULL: unknown */
-    double *parameter_bytes, *activation_bytes, *device_memory_bytes; /* [K] per device of each */
+enum { HAPT_SUBMESH_NAME = 64 };
+/*
+ * Devices on which stages run, as a mesh. One part: nodes x devices_per_node devices of a subcluster. Several parts: a
+ * mixed submesh, 1 x all devices, part by part.
+ */
+struct hapt_plan_submesh {
+    int nodes, devices_per_node;  /* (n, m) */
+    int part_count;               /* subclusters, ascending */
+    int *subcluster, *devices;    /* [part_count] */
+    const char **part_name;       /* [part_count] names of the subclusters */
+    double *device_memory_bytes;  /* [part_count] */
+    char name[HAPT_SUBMESH_NAME]; /* the parts' names joined by '+', truncated if too long */
 };
+/* Contiguous layers on one submesh, under one layout: a chunk of the model. */
 struct hapt_plan_stage {
-    int first_layer, end_layer;    /* [first, end) */
-    int first_op, end_op;          /* forward operators; -1 if planned from a profile alone */
-    int subcluster;                /* mixed: the first of them */
-    char subcluster_name[64];      /* mixed: the names joined by '+', truncated if too long */
-    int nodes, devices_per_node;   /* submesh (n, m); mixed: (1, all devices), along axis 0 of a layout */
-    struct hapt_plan_mixed *mixed; /* NULL: a stage of one subcluster */
-    int tensor_parallel;           /* tp of its program; the other factor of n m is data-parallel */
-    int program; /* k >= 1: layout k of its profile, tensor_parallel is 1; 0: data- or tensor-parallel as above */
-    const struct hapt_stage_layout *layout; /* layout of its operators (borrowed); NULL if program is 0 */
-    double compute_s;                       /* t_i, step_time / B included */
+    int first_layer, end_layer;        /* [first, end) */
+    int first_op, end_op;              /* forward operators; -1 if planned from a profile alone */
+    struct hapt_plan_submesh *submesh; /* one of plan->submesh */
+    struct hapt_layout layout;         /* of its operators over the submesh */
+    double compute_s;                  /* t_i, step_time / B included */
     double forward_s, step_s;
     double tied_s; /* the part of step_s for the exchange of tied parameters; first and last stage */
     double comm_s; /* c_i */
     int warmup;    /* N_i */
-    double parameter_bytes, activation_bytes; /* mixed: of the device that is fullest relative to its memory */
-    double memory_bytes;                      /* parameter_bytes + warmup * activation_bytes */
+    double *part_parameter_bytes, *part_activation_bytes; /* [submesh->part_count] per device of each part */
+    /* of the device that is fullest relative to its memory */
+    double parameter_bytes, activation_bytes;
+    double memory_bytes; /* parameter_bytes + warmup * activation_bytes */
     double device_memory_bytes;
 };
 
@@ -60,6 +63,8 @@ struct hapt_plan {
     int threads;                      /* CPU threads per rank during the measurement; 0: unknown */
     enum hapt_precision precision;    /* of its times and bytes; tensors between stages have its element type */
     enum hapt_profile_origin profile; /* source of its times */
+    int submesh_count;
+    struct hapt_plan_submesh *submesh; /* each is used by at least one stage */
     int stage_count;
     struct hapt_plan_stage *stage;
     double exchange_s;  /* exchange of tied parameters between the first and the last stage, once a step; 0: none */
@@ -77,6 +82,25 @@ struct hapt_plan {
     } search;
 };
 
+/* Gives a plan `stages` stages, each on a submesh of its own with one part; all else is zero, first_op and end_op -1.
+ */
+enum hapt_status hapt_plan_allot(struct hapt_plan *plan, int stages, struct hapt_arena *arena);
+/* Gives the submesh of a stage `parts` parts; all zero. */
+enum hapt_status hapt_plan_stage_parts(struct hapt_plan_stage *stage, int parts, struct hapt_arena *arena);
+/* Copies devices and layout of a stage of another plan. */
+enum hapt_status hapt_plan_stage_like(const struct hapt_plan_stage *from, struct hapt_arena *arena,
+                                      struct hapt_plan_stage *stage);
+/* Sets submesh->name from the parts' names. */
+void hapt_plan_submesh_set_name(struct hapt_plan_submesh *submesh);
+static inline bool hapt_plan_is_mixed(const struct hapt_plan_stage *stage)
+{
+    return stage->submesh->part_count > 1;
+}
+/* The number of its devices. */
+static inline int hapt_plan_submesh_size(const struct hapt_plan_submesh *submesh)
+{
+    return submesh->nodes * submesh->devices_per_node;
+}
 /* The subclusters that a stage runs on (borrowed), and its number of devices in one of them. */
 struct hapt_subclusters hapt_plan_stage_subclusters(const struct hapt_plan_stage *stage);
 int hapt_plan_stage_devices(const struct hapt_plan_stage *stage, int subcluster);

@@ -40,12 +40,12 @@ static const char *change(bool changed, const char *x, const char *y, char text[
 static void describe(const struct hapt_plan_stage *stage, char text[8][FIELD_CHARS])
 {
     snprintf(text[0], FIELD_CHARS, "%d-%d", stage->first_layer, stage->end_layer);
-    snprintf(text[1], FIELD_CHARS, "%s", stage->subcluster_name);
-    if (stage->mixed)
+    snprintf(text[1], FIELD_CHARS, "%s", stage->submesh->name);
+    if (hapt_plan_is_mixed(stage))
         hapt_plan_stage_submesh(stage, text[2]);
     else
-        snprintf(text[2], FIELD_CHARS, "%d x %d", stage->nodes, stage->devices_per_node);
-    snprintf(text[3], FIELD_CHARS, "%d", stage->tensor_parallel);
+        snprintf(text[2], FIELD_CHARS, "%d x %d", stage->submesh->nodes, stage->submesh->devices_per_node);
+    snprintf(text[3], FIELD_CHARS, "%d", stage->layout.tensor_parallel);
     hapt_units_time(stage->compute_s, text[4]);
     hapt_units_time(stage->comm_s, text[5]);
     snprintf(text[6], FIELD_CHARS, "%d", stage->warmup);

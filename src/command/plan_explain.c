@@ -51,7 +51,7 @@ static bool is_limited_by(const struct hapt_plan *plan, const char *what)
 /* Subcluster that receives the boundary after a stage. */
 static const char *receiver(const struct hapt_plan *plan, int stage)
 {
-    return plan->stage[stage + 1].subcluster_name;
+    return plan->stage[stage + 1].submesh->name;
 }
 
 void hapt_plan_print_link_limit(const struct hapt_env *env, const struct hapt_profile *profile,
@@ -67,7 +67,7 @@ void hapt_plan_print_link_limit(const struct hapt_env *env, const struct hapt_pr
     hapt_print(
         env,
         "  the link is the limit: %s to %s takes %s for %s per microbatch, %.4g times the slowest stage's %s; %s\n",
-        plan->stage[limit.link_stage].subcluster_name, receiver(plan, limit.link_stage),
+        plan->stage[limit.link_stage].submesh->name, receiver(plan, limit.link_stage),
         hapt_units_time(limit.link_s, time[0]), hapt_units_bytes(limit.link_bytes, size),
         limit.compute_s > 0 ? limit.link_s / limit.compute_s : INFINITY, hapt_units_time(limit.compute_s, time[1]),
         cure);
@@ -78,20 +78,20 @@ static void print_limit(const struct hapt_env *env, const struct hapt_plan *plan
     char time[3][32], size[2][32], rate[2][32];
     const struct hapt_plan_stage *slow = &plan->stage[limit->compute_stage], *tight = &plan->stage[limit->memory_stage];
     char submesh[64];
-    if (slow->mixed)
+    if (hapt_plan_is_mixed(slow))
         hapt_plan_stage_submesh(slow, submesh);
     else
-        snprintf(submesh, sizeof submesh, "%d x %d", slow->nodes, slow->devices_per_node);
+        snprintf(submesh, sizeof submesh, "%d x %d", slow->submesh->nodes, slow->submesh->devices_per_node);
     hapt_print(env, "why: t_max, %s per microbatch, is set by %s\n", hapt_units_time(plan->t_max_s, time[0]),
                plan->limit);
     hapt_print(env, "  compute  stage %d (layers %d-%d on %s %s) takes longest: %s, %.1f %% of t_max\n",
-               limit->compute_stage, slow->first_layer, slow->end_layer, slow->subcluster_name, submesh,
+               limit->compute_stage, slow->first_layer, slow->end_layer, slow->submesh->name, submesh,
                hapt_units_time(limit->compute_s, time[1]), 100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
     if (limit->link_stage >= 0)
         hapt_print(env,
                    "  link     %s to %s after stage %d takes longest: %s for %s at %s, %.1f %% of t_max; as long as "
                    "the slowest stage at %s\n",
-                   plan->stage[limit->link_stage].subcluster_name, receiver(plan, limit->link_stage), limit->link_stage,
+                   plan->stage[limit->link_stage].submesh->name, receiver(plan, limit->link_stage), limit->link_stage,
                    hapt_units_time(limit->link_s, time[2]), hapt_units_bytes(limit->link_bytes, size[0]),
                    hapt_units_bits(limit->link_bandwidth, rate[0]), 100 * hapt_plan_ratio(limit->link_s, plan->t_max_s),
                    isfinite(limit->knee_bandwidth) ? hapt_units_bits(limit->knee_bandwidth, rate[1]) : "no bandwidth");

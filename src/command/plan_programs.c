@@ -21,7 +21,8 @@ static double step_s(const void *context, const struct hapt_program *program, co
     const struct stage_costs *costs = context;
     const struct hapt_plan_stage *stage = costs->stage;
     const struct hapt_op *op = &program->shard->op[step->op];
-    const struct hapt_submesh submesh = {stage->nodes, stage->devices_per_node, stage->tensor_parallel, stage->program};
+    const struct hapt_submesh submesh = {stage->submesh->nodes, stage->submesh->devices_per_node,
+                                         stage->layout.tensor_parallel, stage->layout.number};
     const double in = (double)hapt_tensor_bytes(&program->shard->tensor[op->input[0]]);
     const double out = (double)hapt_tensor_bytes(&program->shard->tensor[op->output[0]]);
     double bytes =
@@ -32,7 +33,7 @@ static double step_s(const void *context, const struct hapt_program *program, co
         times = hapt_op_type_at(op->type)->inner_all_reduces;
         bytes = hapt_sharding_exchange_bytes(program->shard, step->op) / times;
     }
-    return times * hapt_submesh_collective_s(costs->inputs->cluster, stage->subcluster, submesh,
+    return times * hapt_submesh_collective_s(costs->inputs->cluster, stage->submesh->subcluster[0], submesh,
                                              costs->inputs->model->dtype, costs->efficiency, step->axis,
                                              step->kind ? step->kind : HAPT_COLLECTIVE_ALL_REDUCE, bytes);
 }
@@ -46,8 +47,10 @@ struct shared_listing {
 
 static bool same_program(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)
 {
-    return a->subcluster == b->subcluster && a->nodes == b->nodes && a->devices_per_node == b->devices_per_node &&
-           a->tensor_parallel == b->tensor_parallel && a->program == b->program && !a->mixed && !b->mixed;
+    return a->submesh->subcluster[0] == b->submesh->subcluster[0] && a->submesh->nodes == b->submesh->nodes &&
+           a->submesh->devices_per_node == b->submesh->devices_per_node &&
+           a->layout.tensor_parallel == b->layout.tensor_parallel && a->layout.number == b->layout.number &&
+           !hapt_plan_is_mixed(a) && !hapt_plan_is_mixed(b);
 }
 
 static enum hapt_status print_stage(const struct hapt_prediction_inputs *inputs, const struct hapt_plan *plan,
@@ -56,26 +59,27 @@ static enum hapt_status print_stage(const struct hapt_prediction_inputs *inputs,
 {
     const struct hapt_plan_stage *stage = &plan->stage[index];
     const struct hapt_graph *graph = inputs->model->graph;
-    const int dp = stage->nodes * stage->devices_per_node / stage->tensor_parallel;
+    const int dp = stage->submesh->nodes * stage->submesh->devices_per_node / stage->layout.tensor_parallel;
     struct shared_listing *shared = &all[index];
     fprintf(stream, "\nStage %d: layers [%d, %d) on %s, %d x %d devices, ", index, stage->first_layer, stage->end_layer,
-            stage->subcluster_name, stage->nodes, stage->devices_per_node);
-    if (stage->layout)
-        fprintf(stream, "program %d (%s)\n", stage->program, stage->layout->name);
-    else if (stage->mixed)
+            stage->submesh->name, stage->submesh->nodes, stage->submesh->devices_per_node);
+    if (stage->layout.program)
+        fprintf(stream, "program %d (%s)\n", stage->layout.number, stage->layout.program->name);
+    else if (hapt_plan_is_mixed(stage))
         fputs("rows by ratio on every operator\n", stream);
     else
-        fprintf(stream, "%d data-parallel group%s of %d\n", dp, dp > 1 ? "s" : "", stage->tensor_parallel);
-    if (!stage->layout && (stage->mixed || stage->nodes * stage->devices_per_node == 1))
+        fprintf(stream, "%d data-parallel group%s of %d\n", dp, dp > 1 ? "s" : "", stage->layout.tensor_parallel);
+    if (!stage->layout.program &&
+        (hapt_plan_is_mixed(stage) || stage->submesh->nodes * stage->submesh->devices_per_node == 1))
         return HAPT_OK; /* no program to print */
     for (int s = 0; s < index && !shared->stage; s++)
         if (all[s].stage == &plan->stage[s] && same_program(stage, all[s].stage)) shared = &all[s];
     if (!shared->stage) {
         shared->stage = stage;
-        if (stage->layout)
-            HAPT_TRY(hapt_stage_layout_apply(stage->layout, graph, arena, &shared->sharding));
+        if (stage->layout.program)
+            HAPT_TRY(hapt_stage_layout_apply(stage->layout.program, graph, arena, &shared->sharding));
         else
-            HAPT_TRY(hapt_sharding_tensor_parallel(graph, dp, stage->tensor_parallel, arena, &shared->sharding));
+            HAPT_TRY(hapt_sharding_tensor_parallel(graph, dp, stage->layout.tensor_parallel, arena, &shared->sharding));
     }
     const struct stage_costs asked = {inputs, efficiency, stage};
     const struct hapt_program_costs costs = {.context = &asked, .step_s = step_s};
@@ -86,7 +90,7 @@ static enum hapt_status print_stage(const struct hapt_prediction_inputs *inputs,
                                             .end = stage->end_layer,
                                             .full = full,
                                             .stage = index,
-                                            .costs = inputs->cluster && !stage->mixed ? &costs : NULL};
+                                            .costs = inputs->cluster && !hapt_plan_is_mixed(stage) ? &costs : NULL};
     return program_print_layers(&listing, &shared->printed, arena, stream);
 }
 
@@ -99,7 +103,7 @@ static enum hapt_status add_object(const struct hapt_plan *plan, int index, cons
     }
     const struct hapt_plan_stage *stage = &plan->stage[index];
     json_t *object = json_pack("{s:i, s:s, s:s}", "stage", index, "program",
-                               stage->layout ? stage->layout->name : "plain", "text", text);
+                               stage->layout.program ? stage->layout.program->name : "plain", "text", text);
     return list && json_array_append_new(list, object) == 0
                ? HAPT_OK
                : hapt_fail(HAPT_ERR_MEMORY, NULL, "the programs' JSON could not be built");

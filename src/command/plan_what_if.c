@@ -73,9 +73,9 @@ static const char *print_order(const struct hapt_plan *plan, char text[200])
     size_t length = 0;
     text[0] = '\0';
     for (int i = 0; i < plan->stage_count && length < 199; i++)
-        if (i == 0 || strcmp(plan->stage[i].subcluster_name, plan->stage[i - 1].subcluster_name) != 0)
+        if (i == 0 || strcmp(plan->stage[i].submesh->name, plan->stage[i - 1].submesh->name) != 0)
             length +=
-                (size_t)snprintf(text + length, 200 - length, "%s%s", i ? " > " : "", plan->stage[i].subcluster_name);
+                (size_t)snprintf(text + length, 200 - length, "%s%s", i ? " > " : "", plan->stage[i].submesh->name);
     return text;
 }
 

@@ -91,12 +91,11 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
         snprintf(layers, sizeof layers, "%d-%d", stage->first_layer, stage->end_layer);
         snprintf(hidden, sizeof hidden, "%.1f %%", 100 * outcome->overlap[i]);
         const bool last = i == plan->stage_count - 1;
-        hapt_print(env, "  %5d  %-9s  %-12s  %6.1f %%  %6.1f %%  %10s  %8s  %8d  %s of %s\n", i, layers,
-                   stage->subcluster_name, 100 * simulation->busy_s[i] / simulation->total_s,
-                   100 * simulation->idle_s[i] / simulation->total_s,
-                   last ? "-" : hapt_units_time(stage->comm_s, time[3]), last ? "-" : hidden, stage->warmup,
-                   hapt_units_bytes(stage->memory_bytes, bytes[0]),
-                   hapt_units_bytes(stage->device_memory_bytes, bytes[1]));
+        hapt_print(
+            env, "  %5d  %-9s  %-12s  %6.1f %%  %6.1f %%  %10s  %8s  %8d  %s of %s\n", i, layers, stage->submesh->name,
+            100 * simulation->busy_s[i] / simulation->total_s, 100 * simulation->idle_s[i] / simulation->total_s,
+            last ? "-" : hapt_units_time(stage->comm_s, time[3]), last ? "-" : hidden, stage->warmup,
+            hapt_units_bytes(stage->memory_bytes, bytes[0]), hapt_units_bytes(stage->device_memory_bytes, bytes[1]));
     }
     if (!outcome->fits) hapt_warn(env, "this schedule does not fit into the devices' memory\n");
 }

@@ -69,66 +69,43 @@ static enum hapt_status compute_memory(const struct spmd_outcome *outcome, const
     return HAPT_OK;
 }
 
-/* Fills a mixed stage: a row for each subcluster, from its device with the largest need. The stage's own figures are
- * those of the subcluster with the least relative memory left. */
-static enum hapt_status fill_mixed_stage(const struct spmd_outcome *outcome, const struct device_bytes *bytes,
-                                         struct hapt_arena *arena, struct hapt_plan_stage *stage)
+/* Fills the submesh, a part for each subcluster of the cluster; memory is that of a part's device with the largest
+ * need. The stage's own figures are those of the part with the least relative memory left. */
+static enum hapt_status fill_devices(const struct spmd_outcome *outcome, const struct device_bytes *bytes,
+                                     struct hapt_arena *arena, struct hapt_plan_stage *stage)
 {
     const struct hapt_cluster *cluster = outcome->cluster;
-    struct hapt_plan_mixed *mixed;
-    size_t length = 0;
-    HAPT_NEW(mixed, arena, 1);
-    mixed->count = cluster->count;
-    HAPT_NEW(mixed->cluster, arena, cluster->count);
-    HAPT_NEW(mixed->devices, arena, cluster->count);
-    HAPT_NEW(mixed->name, arena, cluster->count);
-    HAPT_NEW(mixed->ratio, arena, outcome->mesh->size);
-    HAPT_NEW(mixed->parameter_bytes, arena, cluster->count);
-    HAPT_NEW(mixed->activation_bytes, arena, cluster->count);
-    HAPT_NEW(mixed->device_memory_bytes, arena, cluster->count);
+    struct hapt_plan_submesh *submesh = stage->submesh;
+    const bool mixed = cluster->count > 1;
+    double *ratio, tightest = 0;
+    HAPT_TRY(hapt_plan_stage_parts(stage, cluster->count, arena));
+    submesh->nodes = mixed ? 1 : cluster->subcluster[0].nodes;
+    submesh->devices_per_node = mixed ? outcome->mesh->size : cluster->subcluster[0].devices_per_node;
+    HAPT_NEW(ratio, arena, outcome->mesh->size);
     for (int j = 0; j < outcome->mesh->size; j++) {
         const int c = outcome->mesh->subcluster[j];
-        mixed->devices[c]++;
-        mixed->ratio[j] = outcome->result.axis.ratio[j];
-        if (bytes[j].parameter + bytes[j].activation < mixed->parameter_bytes[c] + mixed->activation_bytes[c]) continue;
-        mixed->parameter_bytes[c] = bytes[j].parameter;
-        mixed->activation_bytes[c] = bytes[j].activation;
+        double *parameter = &stage->part_parameter_bytes[c], *activation = &stage->part_activation_bytes[c];
+        submesh->devices[c]++;
+        if (mixed) ratio[j] = outcome->result.axis.ratio[j];
+        if (bytes[j].parameter + bytes[j].activation < *parameter + *activation) continue;
+        *parameter = bytes[j].parameter;
+        *activation = bytes[j].activation;
     }
-    double tightest = 0;
+    if (mixed) stage->layout.ratio = ratio;
     for (int c = 0; c < cluster->count; c++) {
         const struct hapt_subcluster *own = &cluster->subcluster[c];
-        const double needed = mixed->parameter_bytes[c] + mixed->activation_bytes[c];
-        mixed->cluster[c] = c;
-        mixed->name[c] = own->name;
-        mixed->device_memory_bytes[c] = own->device.memory_bytes;
-        length += (size_t)snprintf(stage->subcluster_name + length, sizeof stage->subcluster_name - length, "%s%s",
-                                   c ? "+" : "", own->name);
-        if (length >= sizeof stage->subcluster_name) length = sizeof stage->subcluster_name - 1;
+        const double needed = stage->part_parameter_bytes[c] + stage->part_activation_bytes[c];
+        submesh->subcluster[c] = c;
+        submesh->part_name[c] = own->name;
+        submesh->device_memory_bytes[c] = own->device.memory_bytes;
         if (needed / own->device.memory_bytes < tightest) continue;
         tightest = needed / own->device.memory_bytes;
-        stage->parameter_bytes = mixed->parameter_bytes[c];
-        stage->activation_bytes = mixed->activation_bytes[c];
+        stage->parameter_bytes = stage->part_parameter_bytes[c];
+        stage->activation_bytes = stage->part_activation_bytes[c];
         stage->device_memory_bytes = own->device.memory_bytes;
     }
-    stage->mixed = mixed;
-    stage->nodes = 1;
-    stage->devices_per_node = outcome->mesh->size;
+    hapt_plan_submesh_set_name(submesh);
     return HAPT_OK;
-}
-
-static void fill_single_subcluster(const struct spmd_outcome *outcome, const struct device_bytes *bytes,
-                                   struct hapt_plan_stage *stage)
-{
-    const struct hapt_subcluster *own = &outcome->cluster->subcluster[0];
-    snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "%s", own->name);
-    stage->nodes = own->nodes;
-    stage->devices_per_node = own->devices_per_node;
-    stage->device_memory_bytes = own->device.memory_bytes;
-    for (int j = 0; j < outcome->mesh->size; j++) {
-        if (bytes[j].parameter + bytes[j].activation < stage->parameter_bytes + stage->activation_bytes) continue;
-        stage->parameter_bytes = bytes[j].parameter;
-        stage->activation_bytes = bytes[j].activation;
-    }
 }
 
 /* Costs in seconds per microbatch, with a share of the work done once per step. Forward time: by its share of FLOPs. */
@@ -160,32 +137,28 @@ enum hapt_status spmd_save_plan(const struct spmd_outcome *outcome, int optimize
     const int axis_index = cluster->count > 1 || cluster->subcluster[0].nodes > 1 ? 0 : 1;
     struct hapt_stage_layout *layout;
     struct device_bytes *bytes;
-    struct hapt_plan_stage stage = {.end_layer = outcome->layers->count,
-                                    .end_op = outcome->model->graph->forward_count,
-                                    .tensor_parallel = 1,
-                                    .program = 1,
-                                    .warmup = 1};
     struct hapt_plan plan = {.microbatches = outcome->microbatches,
                              .schedule = HAPT_SCHEDULE_H1F1B,
                              .replicas = 1,
                              .layer_count = outcome->layers->count,
-                             .stage_count = 1,
-                             .stage = &stage,
                              .balance_eta = 1};
+    HAPT_TRY(hapt_plan_allot(&plan, 1, arena));
+    struct hapt_plan_stage *stage = plan.stage;
+    stage->first_op = 0;
+    stage->end_layer = outcome->layers->count;
+    stage->end_op = outcome->model->graph->forward_count;
+    stage->warmup = 1;
     HAPT_NEW(bytes, arena, outcome->mesh->size);
     HAPT_TRY(make_layout(outcome, axis_index, arena, &layout));
     HAPT_TRY(compute_memory(outcome, layout, axis_index, optimizer_states, arena, bytes));
-    stage.layout = layout;
-    set_costs(outcome, &plan, &stage);
-    if (cluster->count > 1)
-        HAPT_TRY(fill_mixed_stage(outcome, bytes, arena, &stage));
-    else
-        fill_single_subcluster(outcome, bytes, &stage);
-    stage.memory_bytes = stage.parameter_bytes + stage.activation_bytes;
-    if (!hapt_at_most(stage.memory_bytes, stage.device_memory_bytes))
+    stage->layout = (struct hapt_layout){HAPT_LAYOUT_PROGRAM, 1, 1, layout, NULL};
+    set_costs(outcome, &plan, stage);
+    HAPT_TRY(fill_devices(outcome, bytes, arena, stage));
+    stage->memory_bytes = stage->parameter_bytes + stage->activation_bytes;
+    if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes))
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller microbatch or more devices",
-                         "the plan needs %.1f MB of the %.1f MB of a device", 1e-6 * stage.memory_bytes,
-                         1e-6 * stage.device_memory_bytes);
+                         "the plan needs %.1f MB of the %.1f MB of a device", 1e-6 * stage->memory_bytes,
+                         1e-6 * stage->device_memory_bytes);
     HAPT_TRY(hapt_plan_change(&plan, plan.schedule, plan.microbatches, plan.hide_threshold));
     plan.precision = outcome->model->precision;
     plan.profile = HAPT_PROFILE_PREDICTED;

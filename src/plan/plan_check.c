@@ -9,36 +9,60 @@ static bool is_amount(double value)
     return isfinite(value) && value >= 0;
 }
 
-static enum hapt_status check_mixed(const struct hapt_plan *plan, int i)
+/* The parts of a mixed stage. */
+static enum hapt_status check_parts(const struct hapt_plan *plan, int i)
 {
     const struct hapt_plan_stage *stage = &plan->stage[i];
-    const struct hapt_plan_mixed *mixed = stage->mixed;
+    const struct hapt_plan_submesh *submesh = stage->submesh;
+    const double *ratio = stage->layout.ratio;
     int devices = 0;
     double sum = 0;
-    if (mixed->count < 2 || mixed->count > HAPT_MAX_SUBCLUSTERS)
-        return BAD("stage %d mixes %d subclusters", i, mixed->count);
-    for (int k = 0; k < mixed->count; k++) {
-        const double need = mixed->parameter_bytes[k] + stage->warmup * mixed->activation_bytes[k];
-        if (mixed->cluster[k] < 0 || mixed->cluster[k] >= HAPT_MAX_SUBCLUSTERS ||
-            (k > 0 && mixed->cluster[k] <= mixed->cluster[k - 1]))
-            return BAD("stage %d mixes subcluster %d, out of range or order", i, mixed->cluster[k]);
-        if (mixed->devices[k] < 1 || mixed->devices[k] > 65536)
-            return BAD("stage %d takes %d devices of subcluster %s", i, mixed->devices[k], mixed->name[k]);
-        if (!is_amount(mixed->parameter_bytes[k]) || !is_amount(mixed->activation_bytes[k]) ||
-            !is_amount(mixed->device_memory_bytes[k]) || !hapt_at_most(need, mixed->device_memory_bytes[k]))
-            return BAD("stage %d needs %g of %g bytes in subcluster %s", i, need, mixed->device_memory_bytes[k],
-                       mixed->name[k]);
-        devices += mixed->devices[k];
+    if (submesh->part_count > HAPT_MAX_SUBCLUSTERS) return BAD("stage %d mixes %d subclusters", i, submesh->part_count);
+    for (int k = 0; k < submesh->part_count; k++) {
+        const double parameter = stage->part_parameter_bytes[k], activation = stage->part_activation_bytes[k],
+                     room = submesh->device_memory_bytes[k], need = parameter + stage->warmup * activation;
+        if (submesh->subcluster[k] < 0 || submesh->subcluster[k] >= HAPT_MAX_SUBCLUSTERS ||
+            (k > 0 && submesh->subcluster[k] <= submesh->subcluster[k - 1]))
+            return BAD("stage %d mixes subcluster %d, out of range or order", i, submesh->subcluster[k]);
+        if (submesh->devices[k] < 1 || submesh->devices[k] > 65536)
+            return BAD("stage %d takes %d devices of subcluster %s", i, submesh->devices[k], submesh->part_name[k]);
+        if (!is_amount(parameter) || !is_amount(activation) || !is_amount(room) || !hapt_at_most(need, room))
+            return BAD("stage %d needs %g of %g bytes in subcluster %s", i, need, room, submesh->part_name[k]);
+        devices += submesh->devices[k];
     }
-    if (stage->nodes != 1 || stage->devices_per_node != devices || stage->tensor_parallel != 1 ||
-        stage->subcluster != mixed->cluster[0])
-        return BAD("stage %d runs on %d x %d devices of subcluster %d, but mixes %d devices", i, stage->nodes,
-                   stage->devices_per_node, stage->subcluster, devices);
-    for (int d = 0; mixed->ratio && d < devices; d++) {
-        if (!(mixed->ratio[d] > 0)) return BAD("stage %d has a ratio of %g", i, mixed->ratio[d]);
-        sum += mixed->ratio[d];
+    if (submesh->nodes != 1 || submesh->devices_per_node != devices || stage->layout.tensor_parallel != 1)
+        return BAD("stage %d runs on %d x %d devices of subcluster %d, but mixes %d devices", i, submesh->nodes,
+                   submesh->devices_per_node, submesh->subcluster[0], devices);
+    for (int d = 0; ratio && d < devices; d++) {
+        if (!(ratio[d] > 0)) return BAD("stage %d has a ratio of %g", i, ratio[d]);
+        sum += ratio[d];
     }
-    return mixed->ratio && !(fabs(sum - 1) <= 1e-4) ? BAD("the ratios of stage %d add up to %g", i, sum) : HAPT_OK;
+    return ratio && !(fabs(sum - 1) <= 1e-4) ? BAD("the ratios of stage %d add up to %g", i, sum) : HAPT_OK;
+}
+
+static enum hapt_status check_submesh(const struct hapt_plan *plan, int i)
+{
+    const struct hapt_plan_submesh *submesh = plan->stage[i].submesh;
+    const struct hapt_layout *layout = &plan->stage[i].layout;
+    const int n = submesh->nodes, m = submesh->devices_per_node;
+    for (int k = 0; k < i; k++)
+        if (plan->stage[k].submesh == submesh)
+            return BAD("stages %d and %d share a submesh, which this version does not run", k, i);
+    if (submesh->part_count < 1 || submesh->subcluster[0] < 0 || submesh->subcluster[0] >= HAPT_MAX_SUBCLUSTERS)
+        return BAD("stage %d has invalid subcluster %d", i, submesh->subcluster[0]);
+    if (n < 1 || m < 1 || n > 65536 / m) return BAD("stage %d has an invalid submesh of %d x %d devices", i, n, m);
+    if (layout->tensor_parallel < 1 || m % layout->tensor_parallel != 0)
+        return BAD("stage %d is tensor-parallel over %d of %d devices per node", i, layout->tensor_parallel, m);
+    if (layout->number < 0 || !layout->program != (layout->number == 0))
+        return BAD("stage %d runs program %d, which is missing", i, layout->number);
+    /* The program of a mixed stage has all devices along axis 0. */
+    const bool mixed = submesh->part_count > 1;
+    const struct hapt_stage_layout *program = layout->program;
+    if (program && (program->axis[0].size != (mixed ? m : n) || program->axis[1].size != (mixed ? 1 : m) ||
+                    layout->tensor_parallel != 1))
+        return BAD("stage %d runs program %d for %d x %d devices on %d x %d", i, layout->number, program->axis[0].size,
+                   program->axis[1].size, n, m);
+    return HAPT_OK;
 }
 
 static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
@@ -57,22 +81,7 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
         return BAD("stage %d has invalid operators %d-%d", i, stage->first_op, stage->end_op);
     if (bound && stage->first_op != (i == 0 ? 0 : stage[-1].end_op))
         return BAD("stage %d starts at operator %d, not at the end of the stage before it", i, stage->first_op);
-    if (stage->subcluster < 0 || stage->subcluster >= HAPT_MAX_SUBCLUSTERS)
-        return BAD("stage %d has invalid subcluster %d", i, stage->subcluster);
-    if (stage->nodes < 1 || stage->devices_per_node < 1 || stage->nodes > 65536 / stage->devices_per_node)
-        return BAD("stage %d has an invalid submesh of %d x %d devices", i, stage->nodes, stage->devices_per_node);
-    if (stage->tensor_parallel < 1 || stage->devices_per_node % stage->tensor_parallel != 0)
-        return BAD("stage %d is tensor-parallel over %d of %d devices per node", i, stage->tensor_parallel,
-                   stage->devices_per_node);
-    if (stage->program < 0 || !stage->layout != (stage->program == 0))
-        return BAD("stage %d runs program %d, which is missing", i, stage->program);
-    /* The program of a mixed stage has all devices along axis 0. */
-    const int outer = stage->mixed ? stage->devices_per_node : stage->nodes,
-              inner = stage->mixed ? 1 : stage->devices_per_node;
-    if (stage->layout &&
-        (stage->layout->axis[0].size != outer || stage->layout->axis[1].size != inner || stage->tensor_parallel != 1))
-        return BAD("stage %d runs program %d for %d x %d devices on %d x %d", i, stage->program,
-                   stage->layout->axis[0].size, stage->layout->axis[1].size, stage->nodes, stage->devices_per_node);
+    HAPT_TRY(check_submesh(plan, i));
     if (stage->warmup < 1 || stage->warmup > plan->microbatches || (!last && stage->warmup < stage[1].warmup))
         return BAD("stage %d launches %d of %d microbatches, which no schedule does", i, stage->warmup,
                    plan->microbatches);
@@ -80,7 +89,7 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
         if (!is_amount(amounts[k])) return BAD("stage %d has an invalid time or size of %g", i, amounts[k]);
     if (stage->tied_s > stage->step_s)
         return BAD("stage %d: the exchange of tied parameters is longer than the work at the end of its step", i);
-    if (stage->mixed) HAPT_TRY(check_mixed(plan, i));
+    if (hapt_plan_is_mixed(stage)) HAPT_TRY(check_parts(plan, i));
     if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes))
         return BAD("stage %d needs %g of %g bytes", i, stage->memory_bytes, stage->device_memory_bytes);
     if (!hapt_at_most(stage->compute_s, plan->t_max_s) || !hapt_at_most(stage->comm_s, plan->t_max_s))

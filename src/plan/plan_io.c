@@ -1,12 +1,24 @@
 /*
- * Plan files (format hapt-plan). Scalars are attributes of the group; each table has one row per stage:
- * stage_layers [S][2] half-open, stage_ops [S][2] (-1: planned from a profile), stage_submesh [S][2] (n, m),
- * stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S], stage_tensor_parallel [S] (absent: 1), seconds and
- * bytes per stage. stage_program [S] and the layouts used (layout.h) exist if a stage has a layout. Mixed stages have
- * one row per subcluster, in the order of stages: mixed_stage [R], mixed_subcluster [R], mixed_subcluster_name [R],
- * mixed_devices [R] and mixed_*_bytes [R] (per device). mixed_ratio has one number per device, row by row (NaN:
- * unknown). Optional attributes: precision (fp32, tf32, bf16, fp16) of the model, boundary_dtype (of tensors between
- * stages; follows from precision, for readers), profile (measured, predicted).
+ * Plan files (format hapt-plan, version 2). Scalars are attributes of the group. Each table has one row per stage:
+ *
+ *     stage_layers [S][2]            half-open
+ *     stage_ops [S][2]               -1: planned from a profile
+ *     stage_submesh [S][2]           (n, m)
+ *     stage_submesh_index [S]        stages with the same number share one submesh; since version 2
+ *     stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S]
+ *     stage_tensor_parallel [S]      absent: 1
+ *     stage_program [S]              only with layouts, which follow as in hapt/layout.h
+ *     stage_compute [S] and so on    seconds and bytes, `columns` below
+ *
+ * Mixed submeshes have one row per subcluster, in the order of their stages:
+ *
+ *     mixed_stage [R], mixed_subcluster [R], mixed_subcluster_name [R], mixed_devices [R]
+ *     mixed_parameter_bytes [R], mixed_activation_bytes [R], mixed_device_memory_bytes [R]    per device
+ *     mixed_ratio [D]                one per device, row by row; NaN: unknown
+ *
+ * Optional attributes: precision (fp32, tf32, bf16, fp16) of the model, boundary_dtype (of tensors between stages;
+ * follows from precision, for readers), profile (measured, predicted). Version 1 has no stage_submesh_index: each
+ * stage has a submesh of its own.
  */
 #include <math.h>
 #include <stddef.h>
@@ -16,7 +28,7 @@
 #include "plan_private.h"
 
 #define FORMAT "hapt-plan"
-#define VERSION 1
+#define VERSION 2
 #define MAX_STAGES 65536
 #define PATH_MAX_CHARS 512
 
@@ -87,13 +99,14 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
 {
     const int64_t S = plan->stage_count, pair[2] = {S, 2};
     char path[PATH_MAX_CHARS];
-    int *layers, *ops, *submesh, *subcluster, *warmup, *tp, *program;
+    int *layers, *ops, *submesh, *submesh_index, *subcluster, *warmup, *tp, *program;
     bool named = false;
     const char **name;
     double *values;
     HAPT_NEW(layers, scratch, 2 * S);
     HAPT_NEW(ops, scratch, 2 * S);
     HAPT_NEW(submesh, scratch, 2 * S);
+    HAPT_NEW(submesh_index, scratch, S);
     HAPT_NEW(subcluster, scratch, S);
     HAPT_NEW(warmup, scratch, S);
     HAPT_NEW(tp, scratch, S);
@@ -104,17 +117,19 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
         const struct hapt_plan_stage *stage = &plan->stage[i];
         layers[2 * i] = stage->first_layer, layers[2 * i + 1] = stage->end_layer;
         ops[2 * i] = stage->first_op, ops[2 * i + 1] = stage->end_op;
-        submesh[2 * i] = stage->nodes, submesh[2 * i + 1] = stage->devices_per_node;
-        subcluster[i] = stage->subcluster;
+        submesh[2 * i] = stage->submesh->nodes, submesh[2 * i + 1] = stage->submesh->devices_per_node;
+        submesh_index[i] = (int)(stage->submesh - plan->submesh);
+        subcluster[i] = stage->submesh->subcluster[0];
         warmup[i] = stage->warmup;
-        tp[i] = stage->tensor_parallel;
-        program[i] = stage->program;
+        tp[i] = stage->layout.tensor_parallel;
+        program[i] = stage->layout.number;
         named = named || program[i] > 0;
-        name[i] = stage->subcluster_name;
+        name[i] = stage->submesh->name;
     }
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_layers"), HAPT_H5_I32, 2, pair, layers, ""));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_ops"), HAPT_H5_I32, 2, pair, ops, ""));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_submesh"), HAPT_H5_I32, 2, pair, submesh, ""));
+    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_submesh_index"), HAPT_H5_I32, 1, &S, submesh_index, ""));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_subcluster"), HAPT_H5_I32, 1, &S, subcluster, ""));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_warmup"), HAPT_H5_I32, 1, &S, warmup, ""));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_tensor_parallel"), HAPT_H5_I32, 1, &S, tp, ""));
@@ -133,8 +148,8 @@ static enum hapt_status write_layouts(struct hapt_h5 *file, const char *group, c
 {
     for (int i = 0; i < plan->stage_count; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
-        if (stage->program > 0 && !hapt_stage_layout_exists(file, group, stage->program))
-            HAPT_TRY(hapt_stage_layout_write(file, group, stage->program, stage->layout));
+        if (stage->layout.number > 0 && !hapt_stage_layout_exists(file, group, stage->layout.number))
+            HAPT_TRY(hapt_stage_layout_write(file, group, stage->layout.number, stage->layout.program));
     }
     return HAPT_OK;
 }
@@ -271,12 +286,13 @@ static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, st
         if (program[i] == 0) continue;
         if (program[i] < 0 || program[i] > HAPT_MAX_LAYOUTS)
             return damaged(file, "stage_program has an invalid program number");
-        stage->program = program[i];
-        for (int before = 0; before < i && !stage->layout; before++)
-            if (program[before] == program[i]) stage->layout = plan->stage[before].layout;
-        if (stage->layout) continue;
+        stage->layout.kind = HAPT_LAYOUT_PROGRAM;
+        stage->layout.number = program[i];
+        for (int before = 0; before < i && !stage->layout.program; before++)
+            if (program[before] == program[i]) stage->layout.program = plan->stage[before].layout.program;
+        if (stage->layout.program) continue;
         HAPT_TRY(hapt_stage_layout_read(file, group, program[i], arena, &read));
-        stage->layout = read;
+        stage->layout.program = read;
     }
     return HAPT_OK;
 }
@@ -298,26 +314,61 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, str
         HAPT_TRY(read_ints(file, group, "stage_tensor_parallel", 1, &S, arena, &tp));
     HAPT_TRY(hapt_h5_read_strings(file, join(path, group, "stage_subcluster_name"), MAX_STAGES, arena, &names, &name));
     if (names != S) return damaged(file, "stage_subcluster_name and stage_layers differ in length");
-    plan->stage_count = (int)S;
-    HAPT_NEW(plan->stage, arena, S);
+    HAPT_TRY(hapt_plan_allot(plan, (int)S, arena));
     for (int i = 0; i < S; i++) {
         struct hapt_plan_stage *stage = &plan->stage[i];
-        *stage = (struct hapt_plan_stage){.first_layer = layers[2 * i],
-                                          .end_layer = layers[2 * i + 1],
-                                          .first_op = ops[2 * i],
-                                          .end_op = ops[2 * i + 1],
-                                          .nodes = submesh[2 * i],
-                                          .devices_per_node = submesh[2 * i + 1],
-                                          .tensor_parallel = tp ? tp[i] : 1,
-                                          .subcluster = subcluster[i],
-                                          .warmup = warmup[i]};
-        if (strlen(name[i]) >= sizeof stage->subcluster_name) return damaged(file, "a subcluster's name is too long");
-        snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "%s", name[i]);
+        stage->first_layer = layers[2 * i];
+        stage->end_layer = layers[2 * i + 1];
+        stage->first_op = ops[2 * i];
+        stage->end_op = ops[2 * i + 1];
+        stage->warmup = warmup[i];
+        stage->layout = hapt_layout_plain(tp ? tp[i] : 1);
+        stage->submesh->nodes = submesh[2 * i];
+        stage->submesh->devices_per_node = submesh[2 * i + 1];
+        stage->submesh->subcluster[0] = subcluster[i];
+        stage->submesh->part_name[0] = name[i];
+        if (strlen(name[i]) >= sizeof stage->submesh->name) return damaged(file, "a subcluster's name is too long");
+        snprintf(stage->submesh->name, sizeof stage->submesh->name, "%s", name[i]);
     }
     for (int column = 0; column < COLUMNS - (plan->exchange_s == 0); column++) {
         HAPT_TRY(
             hapt_h5_read(file, join(path, group, columns[column].name), HAPT_H5_F64, 1, &S, MAX_STAGES, arena, &data));
         for (int i = 0; i < S; i++) *column_of(&plan->stage[i], column) = ((double *)data)[i];
+    }
+    for (int i = 0; i < S; i++) { /* mixed stages have tables of their own */
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        stage->part_parameter_bytes[0] = stage->parameter_bytes;
+        stage->part_activation_bytes[0] = stage->activation_bytes;
+        stage->submesh->device_memory_bytes[0] = stage->device_memory_bytes;
+        stage->submesh->devices[0] = hapt_plan_submesh_size(stage->submesh);
+    }
+    return HAPT_OK;
+}
+
+/* Lets stages with the same stage_submesh_index share one submesh. */
+static enum hapt_status read_sharing(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                     struct hapt_plan *plan)
+{
+    int *index;
+    int64_t S = plan->stage_count;
+    char path[PATH_MAX_CHARS];
+    if (!hapt_h5_exists(file, join(path, group, "stage_submesh_index"))) return HAPT_OK;
+    HAPT_TRY(read_ints(file, group, "stage_submesh_index", 1, &S, arena, &index));
+    plan->submesh_count = 0;
+    for (int i = 0; i < plan->stage_count; i++) {
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        if (index[i] < 0 || index[i] > plan->submesh_count)
+            return damaged(file, "stage_submesh_index does not number the submeshes in the order of the stages");
+        if (index[i] == plan->submesh_count) {
+            plan->submesh[plan->submesh_count] = *stage->submesh;
+            stage->submesh = &plan->submesh[plan->submesh_count++];
+            continue;
+        }
+        struct hapt_plan_stage first = *stage;
+        first.submesh = &plan->submesh[index[i]];
+        first.layout = stage->layout;
+        if (!hapt_plan_same_devices(stage, &first)) return damaged(file, "stages of one submesh have other devices");
+        stage->submesh = first.submesh;
     }
     return HAPT_OK;
 }
@@ -331,6 +382,7 @@ enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct 
     HAPT_TRY(read_tables(file, group, arena, read));
     HAPT_TRY(plan_read_mixed(file, group, arena, read));
     HAPT_TRY(read_layouts(file, group, arena, read));
+    HAPT_TRY(read_sharing(file, group, arena, read));
     HAPT_TRY(hapt_plan_check(read));
     *plan = read;
     return HAPT_OK;

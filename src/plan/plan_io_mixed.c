@@ -27,9 +27,10 @@ static enum hapt_status make_rows(const struct hapt_plan *plan, struct hapt_aren
 {
     *rows = (struct rows){0};
     for (int i = 0; i < plan->stage_count; i++) {
-        if (!plan->stage[i].mixed) continue;
-        rows->count += plan->stage[i].mixed->count;
-        rows->device_count += plan->stage[i].devices_per_node;
+        const struct hapt_plan_submesh *submesh = plan->stage[i].submesh;
+        if (submesh->part_count == 1) continue;
+        rows->count += submesh->part_count;
+        rows->device_count += submesh->devices_per_node;
     }
     HAPT_NEW(rows->stage, arena, rows->count);
     HAPT_NEW(rows->subcluster, arena, rows->count);
@@ -38,18 +39,20 @@ static enum hapt_status make_rows(const struct hapt_plan *plan, struct hapt_aren
     for (int b = 0; b < 3; b++) HAPT_NEW(rows->bytes[b], arena, rows->count);
     HAPT_NEW(rows->ratio, arena, rows->device_count);
     for (int i = 0, r = 0, device = 0; i < plan->stage_count; i++) {
-        const struct hapt_plan_mixed *mixed = plan->stage[i].mixed;
-        for (int k = 0; mixed && k < mixed->count; k++, r++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        const struct hapt_plan_submesh *submesh = stage->submesh;
+        if (submesh->part_count == 1) continue;
+        for (int k = 0; k < submesh->part_count; k++, r++) {
             rows->stage[r] = i;
-            rows->subcluster[r] = mixed->cluster[k];
-            rows->devices[r] = mixed->devices[k];
-            rows->name[r] = mixed->name[k];
-            rows->bytes[0][r] = mixed->parameter_bytes[k];
-            rows->bytes[1][r] = mixed->activation_bytes[k];
-            rows->bytes[2][r] = mixed->device_memory_bytes[k];
+            rows->subcluster[r] = submesh->subcluster[k];
+            rows->devices[r] = submesh->devices[k];
+            rows->name[r] = submesh->part_name[k];
+            rows->bytes[0][r] = stage->part_parameter_bytes[k];
+            rows->bytes[1][r] = stage->part_activation_bytes[k];
+            rows->bytes[2][r] = submesh->device_memory_bytes[k];
         }
-        for (int d = 0; mixed && d < plan->stage[i].devices_per_node; d++)
-            rows->ratio[device++] = mixed->ratio ? mixed->ratio[d] : NAN;
+        for (int d = 0; d < submesh->devices_per_node; d++)
+            rows->ratio[device++] = stage->layout.ratio ? stage->layout.ratio[d] : NAN;
     }
     return HAPT_OK;
 }
@@ -113,20 +116,22 @@ static enum hapt_status read_rows(struct hapt_h5 *file, const char *group, struc
 }
 
 /* Rows [first, end), and the ratios from `device` on, form one stage. */
-static enum hapt_status take_rows(const struct rows *rows, int first, int end, int device, struct hapt_arena *arena,
+static enum hapt_status take_rows(struct hapt_h5 *file, const struct rows *rows, int first, int end, int device,
                                   struct hapt_plan_stage *stage)
 {
-    struct hapt_plan_mixed *made;
-    HAPT_NEW(made, arena, 1);
-    *made = (struct hapt_plan_mixed){.count = end - first,
-                                     .cluster = rows->subcluster + first,
-                                     .devices = rows->devices + first,
-                                     .name = rows->name + first,
-                                     .ratio = isnan(rows->ratio[device]) ? NULL : rows->ratio + device,
-                                     .parameter_bytes = rows->bytes[0] + first,
-                                     .activation_bytes = rows->bytes[1] + first,
-                                     .device_memory_bytes = rows->bytes[2] + first};
-    stage->mixed = made;
+    struct hapt_plan_submesh *submesh = stage->submesh;
+    if (end - first < 2) return damaged(file, "a mixed stage of one subcluster");
+    if (submesh->subcluster[0] != rows->subcluster[first] || stage->layout.tensor_parallel != 1)
+        return damaged(file, "stage_subcluster or stage_tensor_parallel does not fit a mixed stage");
+    submesh->part_count = end - first;
+    submesh->subcluster = rows->subcluster + first;
+    submesh->devices = rows->devices + first;
+    submesh->part_name = rows->name + first;
+    submesh->device_memory_bytes = rows->bytes[2] + first;
+    stage->part_parameter_bytes = rows->bytes[0] + first;
+    stage->part_activation_bytes = rows->bytes[1] + first;
+    stage->layout.kind = HAPT_LAYOUT_ROWS;
+    stage->layout.ratio = isnan(rows->ratio[device]) ? NULL : rows->ratio + device;
     return HAPT_OK;
 }
 
@@ -142,9 +147,9 @@ enum hapt_status plan_read_mixed(struct hapt_h5 *file, const char *group, struct
         int devices = 0;
         if (i <= last || i >= plan->stage_count) return damaged(file, "mixed_stage has an invalid or repeated stage");
         for (end = first; end < rows.count && rows.stage[end] == i; end++) devices += rows.devices[end];
-        if (devices != plan->stage[i].devices_per_node)
+        if (devices != plan->stage[i].submesh->devices_per_node)
             return damaged(file, "stage_submesh and mixed_devices of a mixed stage differ");
-        HAPT_TRY(take_rows(&rows, first, end, device, arena, &plan->stage[i]));
+        HAPT_TRY(take_rows(file, &rows, first, end, device, &plan->stage[i]));
         device += devices;
         last = i;
     }

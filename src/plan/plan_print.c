@@ -21,7 +21,7 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
         snprintf(layers, sizeof layers, "%d-%d", stage->first_layer, stage->end_layer);
         snprintf(memory, sizeof memory, "%s of %s", hapt_units_bytes(stage->memory_bytes, bytes[0]),
                  hapt_units_bytes(stage->device_memory_bytes, bytes[1]));
-        hapt_print(env, "  %5d  %-9s  %-12s  %9s  %10s  %10s  %8d  %-21s\n", i, layers, stage->subcluster_name,
+        hapt_print(env, "  %5d  %-9s  %-12s  %9s  %10s  %10s  %8d  %-21s\n", i, layers, stage->submesh->name,
                    hapt_plan_stage_submesh(stage, submesh), hapt_units_time(stage->compute_s, time[0]),
                    i == plan->stage_count - 1 ? "-" : hapt_units_time(stage->comm_s, time[1]), stage->warmup, memory);
     }
@@ -39,29 +39,31 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
     if (plan->search.candidates > 0) hapt_print(env, "\n");
 }
 
-/* Replaces the subcluster: device counts per subcluster, and each device's share of the work (null: unknown). */
-static json_t *mixed_object(const struct hapt_plan_mixed *mixed)
+/* Device counts per subcluster, and each device's share of the work (null: unknown). */
+static json_t *mixed_object(const struct hapt_plan_submesh *submesh, const double *ratio)
 {
-    json_t *devices = json_array(), *ratios = mixed->ratio ? json_array() : json_null();
-    for (int k = 0, d = 0; k < mixed->count; k++) {
-        json_array_append_new(devices,
-                              json_pack("{s:s, s:i}", "subcluster", mixed->name[k], "count", mixed->devices[k]));
-        for (int n = 0; mixed->ratio && n < mixed->devices[k]; n++)
-            json_array_append_new(ratios, json_real(mixed->ratio[d++]));
+    json_t *devices = json_array(), *ratios = ratio ? json_array() : json_null();
+    for (int k = 0, d = 0; k < submesh->part_count; k++) {
+        json_array_append_new(
+            devices, json_pack("{s:s, s:i}", "subcluster", submesh->part_name[k], "count", submesh->devices[k]));
+        for (int n = 0; ratio && n < submesh->devices[k]; n++) json_array_append_new(ratios, json_real(ratio[d++]));
     }
     return json_pack("{s:o, s:o}", "devices", devices, "ratios", ratios);
 }
 
 struct json_t *hapt_plan_stage_json(const struct hapt_plan_stage *stage)
 {
-    json_t *object = stage->mixed ? mixed_object(stage->mixed)
-                                  : json_pack("{s:s, s:i, s:i, s:i}", "subcluster", stage->subcluster_name, "nodes",
-                                              stage->nodes, "devices_per_node", stage->devices_per_node,
-                                              "tensor_parallel", stage->tensor_parallel);
+    const struct hapt_plan_submesh *submesh = stage->submesh;
+    const struct hapt_layout *layout = &stage->layout;
+    json_t *object =
+        hapt_plan_is_mixed(stage)
+            ? mixed_object(submesh, layout->ratio)
+            : json_pack("{s:s, s:i, s:i, s:i}", "subcluster", submesh->name, "nodes", submesh->nodes,
+                        "devices_per_node", submesh->devices_per_node, "tensor_parallel", layout->tensor_parallel);
     json_object_set_new(object, "program",
-                        json_string(stage->layout                ? stage->layout->name
-                                    : stage->tensor_parallel > 1 ? "tensor"
-                                                                 : "data"));
+                        json_string(layout->program                      ? layout->program->name
+                                    : layout->kind == HAPT_LAYOUT_TENSOR ? "tensor"
+                                                                         : "data"));
     json_t *all = json_pack("{s:[ii]}", "layers", stage->first_layer, stage->end_layer);
     json_t *figures = json_pack("{s:f, s:f, s:i, s:f}", "compute_s", stage->compute_s, "comm_s", stage->comm_s,
                                 "warmup", stage->warmup, "memory_bytes", stage->memory_bytes);

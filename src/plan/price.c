@@ -4,6 +4,7 @@
 #include "hapt/memory.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,14 +12,16 @@
  * fastest. -1: no such submesh. */
 static int find_submesh(const struct hapt_profile *profile, const struct hapt_plan_stage *stage)
 {
-    const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
+    const struct hapt_profile_cluster *cluster = &profile->cluster[stage->submesh->subcluster[0]];
+    const struct hapt_layout *layout = &stage->layout;
     int best = -1;
     bool best_fits = false;
     double best_s = INFINITY;
     for (int s = 0; s < cluster->submesh_count; s++) {
         const struct hapt_submesh *submesh = &cluster->submesh[s];
-        if (submesh->n != stage->nodes || submesh->m != stage->devices_per_node) continue;
-        if (stage->tensor_parallel > 0 && (submesh->tp != stage->tensor_parallel || submesh->program != stage->program))
+        if (submesh->n != stage->submesh->nodes || submesh->m != stage->submesh->devices_per_node) continue;
+        if (layout->tensor_parallel > 0 &&
+            (submesh->tp != layout->tensor_parallel || submesh->program != layout->number))
             continue;
         const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
         const double time_s = isfinite(cluster->stage_time[cell]) ? cluster->stage_time[cell] : INFINITY;
@@ -38,54 +41,75 @@ static enum hapt_status no_candidate(const struct hapt_plan_stage *stage, const 
     char submesh[64];
     return hapt_fail(HAPT_ERR_INPUT, "stages must be candidates of the profile: `h5dump -d /cluster_0/stage_time P.h5`",
                      "layers %d-%d cannot be a stage on %s:%s: %s", stage->first_layer, stage->end_layer,
-                     stage->subcluster_name, hapt_plan_stage_short(stage, submesh), why);
+                     stage->submesh->name, hapt_plan_stage_short(stage, submesh), why);
 }
 
-/* Fills all values that do not depend on t_max. */
-static enum hapt_status price_mixed(const struct hapt_profile *profile, const struct hapt_plan *plan,
-                                    struct hapt_plan_stage *stage)
+/* Times of a stage in the profile, and memory of each part. */
+struct cells {
+    const double *stage_s, *forward_s, *step_s;
+    const double *parameter_bytes, *activation_bytes;
+    size_t time, memory, next_memory; /* cell of the times, of the first part's memory, and from part to part */
+};
+
+static enum hapt_status find_mixed(const struct hapt_profile *profile, const struct hapt_plan_stage *stage,
+                                   struct cells *cells)
 {
     const int group = hapt_plan_stage_mixed_group(profile, stage);
     if (group < 0) return no_candidate(stage, "the profile has no mixed stages on these devices");
     const struct hapt_profile_mixed *mixed = &profile->mixed[group];
-    const size_t cell = hapt_profile_index(profile, 0, stage->first_layer, stage->end_layer - 1);
-    if (!isfinite(mixed->stage_time[cell])) return no_candidate(stage, "the profile has no time for it");
-    stage->step_s = mixed->step_time ? mixed->step_time[cell] : 0;
-    stage->compute_s = mixed->stage_time[cell] + stage->step_s / plan->microbatches;
-    stage->forward_s = fmin(mixed->stage_forward_time[cell], mixed->stage_time[cell]);
-    for (int i = 0; i < mixed->count; i++) {
-        const size_t row =
-            hapt_profile_index(profile, mixed->memory_rows > 1 ? i : 0, stage->first_layer, stage->end_layer - 1);
-        stage->mixed->parameter_bytes[i] = mixed->parameter_bytes[row];
-        stage->mixed->activation_bytes[i] = mixed->activation_bytes[row];
-        stage->mixed->device_memory_bytes[i] = profile->cluster[mixed->cluster[i]].device_memory_bytes;
-    }
+    const size_t table = (size_t)profile->layer_count * (size_t)profile->layer_count;
+    *cells = (struct cells){.stage_s = mixed->stage_time,
+                            .forward_s = mixed->stage_forward_time,
+                            .step_s = mixed->step_time,
+                            .parameter_bytes = mixed->parameter_bytes,
+                            .activation_bytes = mixed->activation_bytes,
+                            .next_memory = mixed->memory_rows > 1 ? table : 0};
+    cells->time = cells->memory = hapt_profile_index(profile, 0, stage->first_layer, stage->end_layer - 1);
     return HAPT_OK;
 }
 
-static enum hapt_status price_alone(const struct hapt_profile *profile, const struct hapt_plan *plan,
-                                    struct hapt_plan_stage *stage)
+static enum hapt_status find_alone(const struct hapt_profile *profile, struct hapt_plan_stage *stage,
+                                   struct cells *cells)
 {
-    const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
-    memcpy(stage->subcluster_name, cluster->name, sizeof stage->subcluster_name);
+    const struct hapt_profile_cluster *cluster = &profile->cluster[stage->submesh->subcluster[0]];
+    snprintf(stage->submesh->name, sizeof stage->submesh->name, "%s", cluster->name);
+    stage->submesh->part_name[0] = stage->submesh->name;
     const int s = find_submesh(profile, stage);
     if (s < 0) return no_candidate(stage, "the profile has no such submesh");
     hapt_plan_stage_run(profile, &cluster->submesh[s], stage);
-    const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
-    if (!isfinite(cluster->stage_time[cell])) return no_candidate(stage, "the profile has no time for it");
-    stage->step_s = cluster->step_time ? cluster->step_time[cell] : 0;
-    stage->compute_s = cluster->stage_time[cell] + stage->step_s / plan->microbatches;
-    stage->forward_s = fmin(cluster->stage_forward_time[cell], cluster->stage_time[cell]);
-    stage->parameter_bytes = cluster->parameter_bytes[cell];
-    stage->activation_bytes = cluster->activation_bytes[cell];
-    stage->device_memory_bytes = cluster->device_memory_bytes;
+    stage->submesh->devices[0] = hapt_plan_submesh_size(stage->submesh);
+    *cells = (struct cells){.stage_s = cluster->stage_time,
+                            .forward_s = cluster->stage_forward_time,
+                            .step_s = cluster->step_time,
+                            .parameter_bytes = cluster->parameter_bytes,
+                            .activation_bytes = cluster->activation_bytes};
+    cells->time = cells->memory = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
+    return HAPT_OK;
+}
+
+/* Fills all values that do not depend on t_max. */
+static enum hapt_status price_layers(const struct hapt_profile *profile, const struct hapt_plan *plan,
+                                     struct hapt_plan_stage *stage)
+{
+    struct cells cells = {0};
+    HAPT_TRY(hapt_plan_is_mixed(stage) ? find_mixed(profile, stage, &cells) : find_alone(profile, stage, &cells));
+    if (!isfinite(cells.stage_s[cells.time])) return no_candidate(stage, "the profile has no time for it");
+    stage->step_s = cells.step_s ? cells.step_s[cells.time] : 0;
+    stage->compute_s = cells.stage_s[cells.time] + stage->step_s / plan->microbatches;
+    stage->forward_s = fmin(cells.forward_s[cells.time], cells.stage_s[cells.time]);
+    for (int k = 0; k < stage->submesh->part_count; k++) {
+        const size_t at = cells.memory + (size_t)k * cells.next_memory;
+        stage->part_parameter_bytes[k] = cells.parameter_bytes[at];
+        stage->part_activation_bytes[k] = cells.activation_bytes[at];
+        stage->submesh->device_memory_bytes[k] = profile->cluster[stage->submesh->subcluster[k]].device_memory_bytes;
+    }
     return HAPT_OK;
 }
 
 static enum hapt_status price_stage(const struct hapt_profile *profile, const struct hapt_plan *plan, int index)
 {
     struct hapt_plan_stage *stage = &plan->stage[index];
-    HAPT_TRY(stage->mixed ? price_mixed(profile, plan, stage) : price_alone(profile, plan, stage));
+    HAPT_TRY(price_layers(profile, plan, stage));
     stage->comm_s = 0;
     if (index < plan->stage_count - 1)
         stage->comm_s = hapt_profile_boundary_s(profile, stage->end_layer - 1, hapt_plan_stage_subclusters(stage),
@@ -96,12 +120,12 @@ static enum hapt_status price_stage(const struct hapt_profile *profile, const st
 static enum hapt_status check_devices(const struct hapt_profile *profile, const struct hapt_plan *plan)
 {
     int used[HAPT_MAX_SUBCLUSTERS] = {0};
-    for (int i = 0; i < plan->stage_count; i++) {
-        const struct hapt_subclusters mine = hapt_plan_stage_subclusters(&plan->stage[i]);
-        for (int k = 0; k < mine.count; k++) {
-            const int c = mine.index[k];
+    for (int i = 0; i < plan->submesh_count; i++) {
+        const struct hapt_plan_submesh *submesh = &plan->submesh[i];
+        for (int k = 0; k < submesh->part_count; k++) {
+            const int c = submesh->subcluster[k];
             const struct hapt_profile_cluster *cluster = &profile->cluster[c];
-            used[c] += hapt_plan_stage_devices(&plan->stage[i], c);
+            used[c] += submesh->devices[k];
             if (used[c] > cluster->nodes * cluster->devices_per_node)
                 return hapt_fail(HAPT_ERR_INPUT, "use smaller submeshes or fewer stages",
                                  "the stages need more than the %d x %d devices of subcluster %s", cluster->nodes,
@@ -141,8 +165,8 @@ static enum hapt_status price_stages(const struct hapt_profile *profile, struct 
                              "stage %d has layers %d-%d, but layer %d of %d comes next", i, stage->first_layer,
                              stage->end_layer, layer, profile->layer_count);
         layer = stage->end_layer;
-        if (stage->subcluster < 0 || stage->subcluster >= profile->cluster_count)
-            return hapt_fail(HAPT_ERR_INPUT, NULL, "stage %d has subcluster %d of %d", i, stage->subcluster,
+        if (stage->submesh->subcluster[0] < 0 || stage->submesh->subcluster[0] >= profile->cluster_count)
+            return hapt_fail(HAPT_ERR_INPUT, NULL, "stage %d has subcluster %d of %d", i, stage->submesh->subcluster[0],
                              profile->cluster_count);
     }
     if (layer != profile->layer_count)
@@ -155,15 +179,14 @@ static enum hapt_status price_stages(const struct hapt_profile *profile, struct 
 
 void hapt_plan_stage_tighten(struct hapt_plan_stage *stage)
 {
-    const struct hapt_plan_mixed *mixed = stage->mixed;
     double fullest = -1;
-    for (int i = 0; i < mixed->count; i++) {
-        const double bytes = mixed->parameter_bytes[i] + stage->warmup * mixed->activation_bytes[i];
-        const double room = mixed->device_memory_bytes[i], full = bytes > 0 ? bytes / room : 0;
+    for (int k = 0; k < stage->submesh->part_count; k++) {
+        const double bytes = stage->part_parameter_bytes[k] + stage->warmup * stage->part_activation_bytes[k];
+        const double room = stage->submesh->device_memory_bytes[k], full = bytes > 0 ? bytes / room : 0;
         if (full <= fullest) continue;
         fullest = full;
-        stage->parameter_bytes = mixed->parameter_bytes[i];
-        stage->activation_bytes = mixed->activation_bytes[i];
+        stage->parameter_bytes = stage->part_parameter_bytes[k];
+        stage->activation_bytes = stage->part_activation_bytes[k];
         stage->device_memory_bytes = room;
     }
     stage->memory_bytes = stage->parameter_bytes + stage->warmup * stage->activation_bytes;
@@ -182,8 +205,7 @@ static int launch(struct hapt_plan *plan, double t_max_s)
             const int delta = hapt_schedule_delta(plan->schedule, stage->comm_s, t_max_s, plan->hide_threshold);
             stage->warmup = stage[1].warmup + delta < plan->microbatches ? stage[1].warmup + delta : plan->microbatches;
         }
-        if (stage->mixed) hapt_plan_stage_tighten(stage);
-        stage->memory_bytes = stage->parameter_bytes + stage->warmup * stage->activation_bytes;
+        hapt_plan_stage_tighten(stage);
         if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes)) misfit = i;
     }
     return misfit;
@@ -412,9 +434,9 @@ static enum hapt_status choose_t_max(struct hapt_plan *plan, struct hapt_arena *
     const struct hapt_plan_stage *stage = &plan->stage[misfit];
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use a larger submesh, fewer layers or fewer microbatches in flight",
                      "stage %d (layers %d-%d on %s:%s) needs %s of %s per device for %d microbatches in flight", misfit,
-                     stage->first_layer, stage->end_layer, stage->subcluster_name,
-                     hapt_plan_stage_short(stage, submesh), hapt_units_bytes(stage->memory_bytes, need),
-                     hapt_units_bytes(stage->device_memory_bytes, have), stage->warmup);
+                     stage->first_layer, stage->end_layer, stage->submesh->name, hapt_plan_stage_short(stage, submesh),
+                     hapt_units_bytes(stage->memory_bytes, need), hapt_units_bytes(stage->device_memory_bytes, have),
+                     stage->warmup);
 }
 
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)

@@ -1,133 +1,196 @@
-/* Mixed stages: their devices, and their allowed positions in the pipeline. */
+/* The devices of stages: building them, comparing them, and the allowed positions of mixed stages in the pipeline. */
 #include "hapt/plan.h"
 
 #include <stdio.h>
 #include <string.h>
 
+enum hapt_status hapt_plan_stage_parts(struct hapt_plan_stage *stage, int parts, struct hapt_arena *arena)
+{
+    struct hapt_plan_submesh *submesh = stage->submesh;
+    HAPT_NEW(submesh->subcluster, arena, parts);
+    HAPT_NEW(submesh->devices, arena, parts);
+    HAPT_NEW(submesh->part_name, arena, parts);
+    HAPT_NEW(submesh->device_memory_bytes, arena, parts);
+    HAPT_NEW(stage->part_parameter_bytes, arena, parts);
+    HAPT_NEW(stage->part_activation_bytes, arena, parts);
+    for (int k = 0; k < parts; k++) submesh->part_name[k] = "";
+    submesh->part_count = parts;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_allot(struct hapt_plan *plan, int stages, struct hapt_arena *arena)
+{
+    HAPT_NEW(plan->submesh, arena, stages);
+    HAPT_NEW(plan->stage, arena, stages);
+    plan->stage_count = plan->submesh_count = stages;
+    for (int i = 0; i < stages; i++) {
+        plan->stage[i] = (struct hapt_plan_stage){.first_op = -1, .end_op = -1, .submesh = &plan->submesh[i]};
+        HAPT_TRY(hapt_plan_stage_parts(&plan->stage[i], 1, arena));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_stage_like(const struct hapt_plan_stage *from, struct hapt_arena *arena,
+                                      struct hapt_plan_stage *stage)
+{
+    const struct hapt_plan_submesh *source = from->submesh;
+    struct hapt_plan_submesh *submesh = stage->submesh;
+    HAPT_TRY(hapt_plan_stage_parts(stage, source->part_count, arena));
+    submesh->nodes = source->nodes;
+    submesh->devices_per_node = source->devices_per_node;
+    for (int k = 0; k < source->part_count; k++) {
+        submesh->subcluster[k] = source->subcluster[k];
+        submesh->devices[k] = source->devices[k];
+        submesh->part_name[k] = source->part_name[k];
+        submesh->device_memory_bytes[k] = source->device_memory_bytes[k];
+    }
+    memcpy(submesh->name, source->name, sizeof submesh->name);
+    stage->layout = from->layout;
+    return HAPT_OK;
+}
+
+void hapt_plan_submesh_set_name(struct hapt_plan_submesh *submesh)
+{
+    size_t length = 0;
+    for (int k = 0; k < submesh->part_count; k++) {
+        const size_t room = sizeof submesh->name - length;
+        const int more = snprintf(submesh->name + length, room, "%s%s", k ? "+" : "", submesh->part_name[k]);
+        length += (size_t)more < room ? (size_t)more : room - 1;
+    }
+}
+
 struct hapt_subclusters hapt_plan_stage_subclusters(const struct hapt_plan_stage *stage)
 {
-    if (stage->mixed) return (struct hapt_subclusters){stage->mixed->count, stage->mixed->cluster};
-    return (struct hapt_subclusters){1, &stage->subcluster};
+    return (struct hapt_subclusters){stage->submesh->part_count, stage->submesh->subcluster};
 }
 
 int hapt_plan_stage_devices(const struct hapt_plan_stage *stage, int subcluster)
 {
-    if (!stage->mixed) return stage->subcluster == subcluster ? stage->nodes * stage->devices_per_node : 0;
-    for (int i = 0; i < stage->mixed->count; i++)
-        if (stage->mixed->cluster[i] == subcluster) return stage->mixed->devices[i];
+    const struct hapt_plan_submesh *submesh = stage->submesh;
+    for (int k = 0; k < submesh->part_count; k++)
+        if (submesh->subcluster[k] == subcluster)
+            return submesh->part_count > 1 ? submesh->devices[k] : hapt_plan_submesh_size(submesh);
     return 0;
+}
+
+static int write_devices(const struct hapt_plan_submesh *submesh, const char *times, char text[64])
+{
+    int length = 0;
+    if (submesh->part_count == 1) return snprintf(text, 64, "%d%s%d", submesh->nodes, times, submesh->devices_per_node);
+    for (int k = 0; k < submesh->part_count && length < 48; k++)
+        length += snprintf(text + length, (size_t)(64 - length), "%s%d", k ? "+" : "", submesh->devices[k]);
+    return length;
+}
+
+static void write_layout(const struct hapt_layout *layout, char *text, int room)
+{
+    int length = 0;
+    if (layout->kind == HAPT_LAYOUT_TENSOR) length = snprintf(text, (size_t)room, " tp%d", layout->tensor_parallel);
+    if (layout->kind == HAPT_LAYOUT_PROGRAM) snprintf(text + length, (size_t)(room - length), " p%d", layout->number);
 }
 
 const char *hapt_plan_stage_submesh(const struct hapt_plan_stage *stage, char text[64])
 {
-    int length = 0;
-    for (int i = 0; stage->mixed && i < stage->mixed->count && length < 48; i++)
-        length += snprintf(text + length, (size_t)(64 - length), "%s%d", i ? "+" : "", stage->mixed->devices[i]);
-    if (!stage->mixed) length = snprintf(text, 64, "%d x %d", stage->nodes, stage->devices_per_node);
-    if (stage->tensor_parallel > 1) snprintf(text + length, (size_t)(64 - length), " tp%d", stage->tensor_parallel);
-    if (stage->program > 0) snprintf(text + length, (size_t)(64 - length), " p%d", stage->program);
+    const int length = write_devices(stage->submesh, " x ", text);
+    write_layout(&stage->layout, text + length, 64 - length);
     return text;
 }
 
 const char *hapt_plan_stage_short(const struct hapt_plan_stage *stage, char text[64])
 {
-    if (stage->mixed) return hapt_plan_stage_submesh(stage, text);
-    snprintf(text, 64, "%dx%d", stage->nodes, stage->devices_per_node);
+    if (hapt_plan_is_mixed(stage)) return hapt_plan_stage_submesh(stage, text);
+    write_devices(stage->submesh, "x", text);
     return text;
 }
 
 const char *hapt_plan_stage_text(const struct hapt_plan_stage *stage, char text[HAPT_PLAN_STAGE_CHARS])
 {
-    const struct hapt_plan_mixed *mixed = stage->mixed;
-    int length = snprintf(text, HAPT_PLAN_STAGE_CHARS, "%d-%d@", stage->first_layer, stage->end_layer);
-    if (!mixed)
-        snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "%s:%dx%d%c%d", stage->subcluster_name,
-                 stage->nodes, stage->devices_per_node, stage->program > 0 ? 'p' : 't',
-                 stage->program > 0 ? stage->program : stage->tensor_parallel);
-    for (int k = 0; mixed && k < mixed->count && length < HAPT_PLAN_STAGE_CHARS; k++)
-        length += snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "%s%s:%d", k ? "+" : "",
-                           mixed->name[k], mixed->devices[k]);
-    if (mixed && length < HAPT_PLAN_STAGE_CHARS)
-        snprintf(text + length, (size_t)(HAPT_PLAN_STAGE_CHARS - length), "p%d", stage->program);
+    const struct hapt_plan_submesh *submesh = stage->submesh;
+    const struct hapt_layout *layout = &stage->layout;
+    const size_t room = HAPT_PLAN_STAGE_CHARS;
+    int length = snprintf(text, room, "%d-%d@", stage->first_layer, stage->end_layer);
+    if (submesh->part_count == 1) {
+        const bool program = layout->kind == HAPT_LAYOUT_PROGRAM;
+        snprintf(text + length, room - (size_t)length, "%s:%dx%d%c%d", submesh->name, submesh->nodes,
+                 submesh->devices_per_node, program ? 'p' : 't', program ? layout->number : layout->tensor_parallel);
+        return text;
+    }
+    for (int k = 0; k < submesh->part_count && length < HAPT_PLAN_STAGE_CHARS; k++)
+        length += snprintf(text + length, room - (size_t)length, "%s%s:%d", k ? "+" : "", submesh->part_name[k],
+                           submesh->devices[k]);
+    if (length < HAPT_PLAN_STAGE_CHARS) snprintf(text + length, room - (size_t)length, "p%d", layout->number);
     return text;
+}
+
+static bool same_parts(const struct hapt_plan_submesh *a, int count, const int *subcluster, const int *devices)
+{
+    const size_t bytes = (size_t)count * sizeof(int);
+    return a->part_count == count && memcmp(a->subcluster, subcluster, bytes) == 0 &&
+           (count == 1 || memcmp(a->devices, devices, bytes) == 0);
 }
 
 bool hapt_plan_same_devices(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)
 {
-    if (!a->mixed != !b->mixed || a->subcluster != b->subcluster || a->nodes != b->nodes ||
-        a->devices_per_node != b->devices_per_node || a->tensor_parallel != b->tensor_parallel ||
-        a->program != b->program)
-        return false;
-    if (!a->mixed) return true;
-    const size_t bytes = (size_t)a->mixed->count * sizeof(int);
-    return a->mixed->count == b->mixed->count && memcmp(a->mixed->cluster, b->mixed->cluster, bytes) == 0 &&
-           memcmp(a->mixed->devices, b->mixed->devices, bytes) == 0;
+    const struct hapt_plan_submesh *other = b->submesh;
+    return a->submesh->nodes == other->nodes && a->submesh->devices_per_node == other->devices_per_node &&
+           a->layout.tensor_parallel == b->layout.tensor_parallel && a->layout.number == b->layout.number &&
+           same_parts(a->submesh, other->part_count, other->subcluster, other->devices);
 }
 
 int hapt_plan_first_mixed(const struct hapt_plan *plan)
 {
     for (int i = 0; i < plan->stage_count; i++)
-        if (plan->stage[i].mixed) return i;
+        if (hapt_plan_is_mixed(&plan->stage[i])) return i;
     return -1;
 }
 
 void hapt_plan_stage_run(const struct hapt_profile *profile, const struct hapt_submesh *submesh,
                          struct hapt_plan_stage *stage)
 {
-    stage->tensor_parallel = submesh->tp;
-    stage->program = submesh->program;
-    stage->layout = submesh->program > 0 ? profile->layout[submesh->program - 1] : NULL;
+    stage->layout = hapt_layout_plain(submesh->tp);
+    if (submesh->program > 0)
+        stage->layout = (struct hapt_layout){HAPT_LAYOUT_PROGRAM, submesh->tp, submesh->program,
+                                             profile->layout[submesh->program - 1], NULL};
 }
 
 enum hapt_status hapt_plan_stage_mix(const struct hapt_profile *profile, int group, struct hapt_arena *arena,
                                      struct hapt_plan_stage *stage)
 {
     const struct hapt_profile_mixed *from = &profile->mixed[group];
-    const int K = from->count;
-    struct hapt_plan_mixed *made;
+    struct hapt_plan_submesh *submesh = stage->submesh;
     int devices = 0;
-    size_t length = 0;
-    HAPT_NEW(made, arena, 1);
-    *made = (struct hapt_plan_mixed){.count = K};
-    HAPT_NEW(made->cluster, arena, K);
-    HAPT_NEW(made->devices, arena, K);
-    HAPT_NEW(made->name, arena, K);
-    HAPT_NEW(made->parameter_bytes, arena, K);
-    HAPT_NEW(made->activation_bytes, arena, K);
-    HAPT_NEW(made->device_memory_bytes, arena, K);
-    for (int i = 0; i < K; i++) {
-        const char *name = profile->cluster[from->cluster[i]].name;
-        made->cluster[i] = from->cluster[i];
-        made->devices[i] = from->devices[i];
-        made->name[i] = hapt_arena_strdup(arena, name);
-        if (!made->name[i]) return HAPT_ERR_MEMORY;
-        devices += from->devices[i];
-        const size_t room = sizeof stage->subcluster_name - length;
-        const int more = snprintf(stage->subcluster_name + length, room, "%s%s", i ? "+" : "", name);
-        length += (size_t)more < room ? (size_t)more : room - 1;
+    HAPT_TRY(hapt_plan_stage_parts(stage, from->count, arena));
+    for (int k = 0; k < from->count; k++) {
+        submesh->subcluster[k] = from->cluster[k];
+        submesh->devices[k] = from->devices[k];
+        submesh->part_name[k] = hapt_arena_strdup(arena, profile->cluster[from->cluster[k]].name);
+        if (!submesh->part_name[k]) return HAPT_ERR_MEMORY;
+        devices += from->devices[k];
+    }
+    hapt_plan_submesh_set_name(submesh);
+    submesh->nodes = 1;
+    submesh->devices_per_node = devices;
+    stage->layout = (struct hapt_layout){.kind = HAPT_LAYOUT_ROWS, .tensor_parallel = 1};
+    if (from->program > 0) {
+        stage->layout.kind = HAPT_LAYOUT_PROGRAM;
+        stage->layout.number = from->program;
+        stage->layout.program = profile->layout[from->program - 1];
     }
     if (from->ratio) {
-        HAPT_NEW(made->ratio, arena, devices);
-        memcpy(made->ratio, from->ratio, (size_t)devices * sizeof *made->ratio);
+        double *ratio;
+        HAPT_NEW(ratio, arena, devices);
+        memcpy(ratio, from->ratio, (size_t)devices * sizeof *ratio);
+        stage->layout.ratio = ratio;
     }
-    stage->mixed = made;
-    stage->program = from->program;
-    stage->layout = from->program > 0 ? profile->layout[from->program - 1] : NULL;
-    stage->subcluster = made->cluster[0];
-    stage->nodes = 1;
-    stage->devices_per_node = devices;
-    stage->tensor_parallel = 1;
     return HAPT_OK;
 }
 
 int hapt_plan_stage_mixed_group(const struct hapt_profile *profile, const struct hapt_plan_stage *stage)
 {
-    const struct hapt_plan_mixed *mixed = stage->mixed;
     for (int k = 0; k < profile->mixed_count; k++) {
         const struct hapt_profile_mixed *group = &profile->mixed[k];
-        const size_t bytes = (size_t)mixed->count * sizeof(int);
-        if (group->program == stage->program && group->count == mixed->count &&
-            memcmp(group->cluster, mixed->cluster, bytes) == 0 && memcmp(group->devices, mixed->devices, bytes) == 0)
+        if (group->program == stage->layout.number &&
+            same_parts(stage->submesh, group->count, group->cluster, group->devices))
             return k;
     }
     return -1;
@@ -149,10 +212,10 @@ static enum hapt_status check_use(const struct hapt_plan *plan, int index, int c
     for (int i = 0; i < plan->stage_count; i++)
         if (hapt_plan_stage_devices(&plan->stage[i], c) > 0 && (i < nearest[0] || i > nearest[1]))
             return MISPLACED("stage %d uses a subcluster of the mixed stage %d (%s), but stages between them do not", i,
-                             index, plan->stage[index].subcluster_name);
+                             index, plan->stage[index].submesh->name);
     if (used[0] && used[1])
         return MISPLACED("the mixed stage %d (%s) has stages of one of its subclusters both in front and behind", index,
-                         plan->stage[index].subcluster_name);
+                         plan->stage[index].submesh->name);
     return HAPT_OK;
 }
 
@@ -169,7 +232,7 @@ enum hapt_status hapt_plan_check_mixed_order(const struct hapt_plan *plan)
         }
         if (count[0] > 1 || count[1] > 1)
             return MISPLACED("the mixed stage %d (%s) shares two subclusters with the stages %s it", i,
-                             plan->stage[i].subcluster_name, count[0] > 1 ? "in front of" : "behind");
+                             plan->stage[i].submesh->name, count[0] > 1 ? "in front of" : "behind");
     }
     return HAPT_OK;
 }

@@ -14,8 +14,8 @@ static long find_candidate(const struct hapt_profile *profile, int c, const stru
     const struct hapt_profile_cluster *cluster = &profile->cluster[c];
     for (int s = 0; s < cluster->submesh_count; s++) {
         const struct hapt_submesh *submesh = &cluster->submesh[s];
-        if (submesh->n != stage->nodes || submesh->m != stage->devices_per_node) continue;
-        if (submesh->tp != stage->tensor_parallel || submesh->program != stage->program) continue;
+        if (submesh->n != stage->submesh->nodes || submesh->m != stage->submesh->devices_per_node) continue;
+        if (submesh->tp != stage->layout.tensor_parallel || submesh->program != stage->layout.number) continue;
         const size_t candidate = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
         return isfinite(cluster->stage_time[candidate]) ? (long)candidate : -1;
     }
@@ -34,8 +34,8 @@ static enum hapt_status add_stage(const struct hapt_report *report, const struct
 {
     const struct hapt_plan_stage *stage = &report->plan->stage[i];
     char text[HAPT_PLAN_STAGE_CHARS];
-    if (stage->mixed) return HAPT_OK;
-    const int c = find_cluster(profile, stage->subcluster_name);
+    if (hapt_plan_is_mixed(stage)) return HAPT_OK;
+    const int c = find_cluster(profile, stage->submesh->name);
     const long candidate = c >= 0 ? find_candidate(profile, c, stage) : -1;
     if (candidate < 0)
         return hapt_fail(HAPT_ERR_INPUT, HINT, "stage %d of the run, %s, is not a candidate of the profile", i,

@@ -41,13 +41,14 @@ static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const s
 /* Bytes that a stage needs on a device of its k-th subcluster. */
 static double stage_bytes(const struct hapt_profile *profile, const struct hapt_plan_stage *stage, int k, int warmup)
 {
-    const struct hapt_profile_cluster *cluster = &profile->cluster[stage->subcluster];
+    const struct hapt_plan_submesh *submesh = stage->submesh;
+    const struct hapt_profile_cluster *cluster = &profile->cluster[submesh->subcluster[0]];
     const struct hapt_profile_mixed *mixed =
-        stage->mixed ? &profile->mixed[hapt_plan_stage_mixed_group(profile, stage)] : NULL;
+        hapt_plan_is_mixed(stage) ? &profile->mixed[hapt_plan_stage_mixed_group(profile, stage)] : NULL;
     int s = 0;
-    while (!mixed &&
-           (cluster->submesh[s].n != stage->nodes || cluster->submesh[s].m != stage->devices_per_node ||
-            cluster->submesh[s].tp != stage->tensor_parallel || cluster->submesh[s].program != stage->program))
+    while (!mixed && (cluster->submesh[s].n != submesh->nodes || cluster->submesh[s].m != submesh->devices_per_node ||
+                      cluster->submesh[s].tp != stage->layout.tensor_parallel ||
+                      cluster->submesh[s].program != stage->layout.number))
         s++;
     if (mixed) s = mixed->memory_rows > 1 ? k : 0;
     const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);

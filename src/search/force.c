@@ -45,14 +45,16 @@ static enum hapt_status cannot_read(const char *text)
 /* NxM, NxMtT or NxMpK */
 static bool read_submesh(const char **text, struct hapt_plan_stage *stage)
 {
-    if (!read_number(text, &stage->nodes) || !read_char(text, 'x') || !read_number(text, &stage->devices_per_node))
+    struct hapt_layout *layout = &stage->layout;
+    if (!read_number(text, &stage->submesh->nodes) || !read_char(text, 'x') ||
+        !read_number(text, &stage->submesh->devices_per_node))
         return false;
     if (**text == 'p') {
-        stage->tensor_parallel = 1;
-        return read_char(text, 'p') && read_number(text, &stage->program) && stage->program > 0;
+        layout->tensor_parallel = 1;
+        return read_char(text, 'p') && read_number(text, &layout->number) && layout->number > 0;
     }
     return **text != 't' ||
-           (read_char(text, 't') && read_number(text, &stage->tensor_parallel) && stage->tensor_parallel > 0);
+           (read_char(text, 't') && read_number(text, &layout->tensor_parallel) && layout->tensor_parallel > 0);
 }
 
 /* True at the end of a part of a mixed stage: the next part, the stage's end, or its program. */
@@ -159,14 +161,13 @@ static enum hapt_status read_stage(const struct hapt_profile *profile, const cha
     const char *colon = memrchr(*text, ':', piece), *behind = colon ? colon + 1 : NULL;
     if (!colon) return cannot_read(start);
     if (read_submesh(&behind, stage) && behind == *text + piece) {
-        stage->subcluster = find_subcluster(profile, *text, (size_t)(colon - *text));
+        stage->submesh->subcluster[0] = find_subcluster(profile, *text, (size_t)(colon - *text));
         *text = behind;
-        if (stage->subcluster >= 0) return HAPT_OK;
+        if (stage->submesh->subcluster[0] >= 0) return HAPT_OK;
         return hapt_fail(HAPT_ERR_INPUT, "name a subcluster of the profile", "--stages: unknown subcluster in '%.*s'",
                          (int)strcspn(start, ","), start);
     }
-    *stage = (struct hapt_plan_stage){
-        .first_layer = stage->first_layer, .end_layer = stage->end_layer, .first_op = -1, .end_op = -1};
+    stage->layout = (struct hapt_layout){0};
     return read_mixed(profile, text, start, microbatches, arena, stage);
 }
 
@@ -175,13 +176,10 @@ static enum hapt_status parse_stages(const struct hapt_profile *profile, const c
 {
     int pieces = 1;
     for (const char *at = text; *at; at++) pieces += *at == ',';
-    HAPT_NEW(plan->stage, arena, pieces);
-    for (const char *at = text; plan->stage_count < pieces;) {
-        struct hapt_plan_stage *stage = &plan->stage[plan->stage_count];
-        *stage = (struct hapt_plan_stage){.first_op = -1, .end_op = -1};
-        HAPT_TRY(read_stage(profile, &at, plan->microbatches, arena, stage));
-        plan->stage_count++;
-        if (*at == ',') at++;
+    HAPT_TRY(hapt_plan_allot(plan, pieces, arena));
+    for (int i = 0; i < pieces; i++) {
+        HAPT_TRY(read_stage(profile, &text, plan->microbatches, arena, &plan->stage[i]));
+        if (*text == ',') text++;
     }
     return HAPT_OK;
 }
@@ -229,23 +227,12 @@ static enum hapt_status split_evenly(const struct hapt_profile *profile, const s
     struct hapt_plan *made;
     HAPT_TRY(start_plan(profile, options, result, &made));
     const int S = optimum->stage_count;
-    made->stage_count = S;
-    HAPT_NEW(made->stage, result, S);
+    HAPT_TRY(hapt_plan_allot(made, S, result));
     for (int i = 0; i < S; i++) {
         const int64_t L = profile->layer_count;
-        made->stage[i] = (struct hapt_plan_stage){.first_layer = (int)(i * L / S),
-                                                  .end_layer = (int)((i + 1) * L / S),
-                                                  .first_op = -1,
-                                                  .end_op = -1,
-                                                  .subcluster = optimum->stage[i].subcluster,
-                                                  .nodes = optimum->stage[i].nodes,
-                                                  .devices_per_node = optimum->stage[i].devices_per_node,
-                                                  .tensor_parallel = optimum->stage[i].tensor_parallel,
-                                                  .program = optimum->stage[i].program,
-                                                  .layout = optimum->stage[i].layout};
-        if (optimum->stage[i].mixed)
-            HAPT_TRY(hapt_plan_stage_mix(profile, hapt_plan_stage_mixed_group(profile, &optimum->stage[i]), result,
-                                         &made->stage[i]));
+        made->stage[i].first_layer = (int)(i * L / S);
+        made->stage[i].end_layer = (int)((i + 1) * L / S);
+        HAPT_TRY(hapt_plan_stage_like(&optimum->stage[i], result, &made->stage[i]));
     }
     HAPT_TRY(price_plan(profile, made));
     made->search = optimum->search;

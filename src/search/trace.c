@@ -286,12 +286,13 @@ static enum hapt_status build_levels(const struct trace *trace, struct level *le
 static enum hapt_status fill_stage(const struct search_problem *problem, int first, const struct search_candidate *at,
                                    int name, struct hapt_arena *result, struct hapt_plan_stage *stage)
 {
-    *stage = (struct hapt_plan_stage){.first_layer = first, .end_layer = at->end, .first_op = -1, .end_op = -1};
+    stage->first_layer = first;
+    stage->end_layer = at->end;
     if (name >= problem->C) return hapt_plan_stage_mix(problem->profile, name - problem->C, result, stage);
     const struct hapt_submesh submesh = problem->profile->cluster[name].submesh[at->submesh];
-    stage->subcluster = name;
-    stage->nodes = submesh.n;
-    stage->devices_per_node = submesh.m;
+    stage->submesh->subcluster[0] = name;
+    stage->submesh->nodes = submesh.n;
+    stage->submesh->devices_per_node = submesh.m;
     hapt_plan_stage_run(problem->profile, &submesh, stage);
     return HAPT_OK;
 }
@@ -319,8 +320,7 @@ static enum hapt_status trace_plan(const struct trace *trace, struct hapt_arena 
     int stages;
     HAPT_NEW(level, trace->arena, trace->problem->L + 1);
     HAPT_TRY(build_levels(trace, level, &stages));
-    plan->stage_count = stages;
-    HAPT_NEW(plan->stage, result, stages);
+    HAPT_TRY(hapt_plan_allot(plan, stages, result));
     return walk(trace, level, result, plan);
 }
 

@@ -14,6 +14,33 @@ enum hapt_status hapt_stage_layout_apply(const struct hapt_stage_layout *layout,
     return HAPT_OK;
 }
 
+static enum hapt_status shard_rows(const struct hapt_layout *layout, const struct hapt_graph *graph, int ranks,
+                                   int rows, const char *name, struct hapt_arena *arena,
+                                   struct hapt_sharding **sharding)
+{
+    const struct hapt_axis axis = {.size = ranks, .ratio_count = layout->ratio ? 1 : 0, .ratio = layout->ratio};
+    for (int r = 0; layout->ratio && r < ranks; r++)
+        if (layout->ratio[r] * rows < 0.5)
+            return hapt_fail(HAPT_ERR_INPUT, "plan with a larger --microbatch, or other ratios",
+                             "%s gives device %d of %d a share of %g, less than half of one of %d rows", name, r, ranks,
+                             layout->ratio[r], rows);
+    return hapt_sharding_rows(graph, &axis, arena, sharding);
+}
+
+enum hapt_status hapt_layout_shard(const struct hapt_layout *layout, const struct hapt_graph *graph, int nodes,
+                                   int devices_per_node, int rows, const char *name, struct hapt_arena *arena,
+                                   struct hapt_sharding **sharding)
+{
+    const int ranks = nodes * devices_per_node, degree = layout->tensor_parallel;
+    switch (layout->kind) {
+    case HAPT_LAYOUT_DATA: return hapt_sharding_data_parallel(graph, nodes, devices_per_node, arena, sharding);
+    case HAPT_LAYOUT_TENSOR: return hapt_sharding_tensor_parallel(graph, ranks / degree, degree, arena, sharding);
+    case HAPT_LAYOUT_ROWS: return shard_rows(layout, graph, ranks, rows, name, arena, sharding);
+    case HAPT_LAYOUT_PROGRAM: return hapt_stage_layout_apply(layout->program, graph, arena, sharding);
+    }
+    return HAPT_ERR_INTERNAL;
+}
+
 static bool same_cut(struct hapt_cut a, struct hapt_cut b)
 {
     return a.letter == b.letter && a.blocks == b.blocks && a.unit == b.unit && a.ratio == b.ratio;

@@ -27,7 +27,9 @@ static enum hapt_status look_at_link(struct hapt_compare_row *row)
     const struct hapt_plan *plan = row->plan;
     for (int i = 0; i < plan->stage_count - 1; i++) {
         const struct hapt_plan_stage *here = &plan->stage[i], *next = &plan->stage[i + 1];
-        if (!here->mixed && !next->mixed && here->subcluster == next->subcluster) continue;
+        if (!hapt_plan_is_mixed(here) && !hapt_plan_is_mixed(next) &&
+            here->submesh->subcluster[0] == next->submesh->subcluster[0])
+            continue;
         if (row->boundary < 0 || plan->stage[i].comm_s > plan->stage[row->boundary].comm_s) row->boundary = i;
     }
     if (row->boundary < 0) return HAPT_OK;

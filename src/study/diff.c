@@ -34,24 +34,23 @@ static enum hapt_status find_best(const struct hapt_plan *a, const struct hapt_p
     return HAPT_OK;
 }
 
-/* True if the device counts differ. The caller compares the subcluster names. */
-static bool other_mix(const struct hapt_plan_stage *x, const struct hapt_plan_stage *y)
+/* True if two mixed submeshes differ in device counts. The caller compares the subcluster names. */
+static bool other_mix(const struct hapt_plan_submesh *x, const struct hapt_plan_submesh *y)
 {
-    if (!x->mixed || !y->mixed || x->mixed->count != y->mixed->count) return false;
-    for (int k = 0; k < x->mixed->count; k++)
-        if (x->mixed->devices[k] != y->mixed->devices[k]) return true;
-    return false;
+    return x->part_count > 1 && x->part_count == y->part_count &&
+           memcmp(x->devices, y->devices, (size_t)x->part_count * sizeof *x->devices) != 0;
 }
 
 static unsigned compare_stages(const struct hapt_plan_stage *x, const struct hapt_plan_stage *y)
 {
     unsigned changed = 0;
     if (x->first_layer != y->first_layer || x->end_layer != y->end_layer) changed |= HAPT_DIFF_LAYERS;
-    if (strcmp(x->subcluster_name, y->subcluster_name) != 0) changed |= HAPT_DIFF_SUBCLUSTER;
-    if (x->nodes != y->nodes || x->devices_per_node != y->devices_per_node || other_mix(x, y))
+    if (strcmp(x->submesh->name, y->submesh->name) != 0) changed |= HAPT_DIFF_SUBCLUSTER;
+    if (x->submesh->nodes != y->submesh->nodes || x->submesh->devices_per_node != y->submesh->devices_per_node ||
+        other_mix(x->submesh, y->submesh))
         changed |= HAPT_DIFF_SUBMESH;
-    if (x->tensor_parallel != y->tensor_parallel || !x->layout != !y->layout ||
-        (x->layout && !hapt_stage_layout_same(x->layout, y->layout)))
+    if (x->layout.tensor_parallel != y->layout.tensor_parallel || !x->layout.program != !y->layout.program ||
+        (x->layout.program && !hapt_stage_layout_same(x->layout.program, y->layout.program)))
         changed |= HAPT_DIFF_TENSOR_PARALLEL;
     if (!same(x->compute_s, y->compute_s) || !same(x->forward_s, y->forward_s) || !same(x->step_s, y->step_s))
         changed |= HAPT_DIFF_COMPUTE;
@@ -94,13 +93,13 @@ static enum hapt_status find_moves(const struct hapt_plan *a, const struct hapt_
         const int end = x->end_layer < y->end_layer ? x->end_layer : y->end_layer;
         struct hapt_diff_relocation *last =
             diff->relocation_count ? &diff->relocation[diff->relocation_count - 1] : NULL;
-        if (strcmp(x->subcluster_name, y->subcluster_name) != 0) {
-            if (last && last->end_layer == layer && strcmp(last->from, x->subcluster_name) == 0 &&
-                strcmp(last->to, y->subcluster_name) == 0)
+        if (strcmp(x->submesh->name, y->submesh->name) != 0) {
+            if (last && last->end_layer == layer && strcmp(last->from, x->submesh->name) == 0 &&
+                strcmp(last->to, y->submesh->name) == 0)
                 last->end_layer = end;
             else
                 diff->relocation[diff->relocation_count++] =
-                    (struct hapt_diff_relocation){layer, end, x->subcluster_name, y->subcluster_name};
+                    (struct hapt_diff_relocation){layer, end, x->submesh->name, y->submesh->name};
         }
         i += x->end_layer == end;
         j += y->end_layer == end;

@@ -125,8 +125,8 @@ static struct subcluster_order order_of(const struct hapt_plan *plan)
 {
     struct subcluster_order order = {0};
     for (int i = 0; i < plan->stage_count; i++) {
-        if (i == 0 || plan->stage[i].subcluster != plan->stage[i - 1].subcluster)
-            order.subcluster[order.count++] = plan->stage[i].subcluster;
+        if (i == 0 || plan->stage[i].submesh->subcluster[0] != plan->stage[i - 1].submesh->subcluster[0])
+            order.subcluster[order.count++] = plan->stage[i].submesh->subcluster[0];
         order.end[order.count - 1] = plan->stage[i].end_layer;
     }
     return order;

@@ -50,18 +50,17 @@ static enum hapt_status enter(struct trial *trial, const int *order, const int *
                                .hide_threshold = search->hide_threshold,
                                .replicas = 1,
                                .layer_count = profile->layer_count};
-    HAPT_NEW(plan->stage, trial->selection.result, S);
+    HAPT_TRY(hapt_plan_allot(plan, S, trial->selection.result));
+    int64_t i = 0;
     for (int k = 0; k < profile->cluster_count; k++) {
-        for (int own = 0; own < trial->stages[order[k]]; own++) {
-            const int64_t i = plan->stage_count++;
-            plan->stage[i] = (struct hapt_plan_stage){.first_layer = i > 0 ? plan->stage[i - 1].end_layer : 0,
-                                                      .end_layer = unit_end[(i + 1) * units / S - 1],
-                                                      .first_op = -1,
-                                                      .end_op = -1,
-                                                      .subcluster = order[k],
-                                                      .nodes = trial->shape.n,
-                                                      .devices_per_node = trial->shape.m,
-                                                      .tensor_parallel = trial->shape.tp};
+        for (int own = 0; own < trial->stages[order[k]]; own++, i++) {
+            struct hapt_plan_stage *stage = &plan->stage[i];
+            stage->first_layer = i > 0 ? plan->stage[i - 1].end_layer : 0;
+            stage->end_layer = unit_end[(i + 1) * units / S - 1];
+            stage->layout = hapt_layout_plain(trial->shape.tp);
+            stage->submesh->subcluster[0] = order[k];
+            stage->submesh->nodes = trial->shape.n;
+            stage->submesh->devices_per_node = trial->shape.m;
         }
     }
     return selection_enter(&trial->selection, plan, NULL);

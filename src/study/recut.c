@@ -177,9 +177,8 @@ static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena,
                                .schedule = recut->options->schedule,
                                .hide_threshold = recut->options->hide_threshold,
                                .replicas = 1,
-                               .layer_count = recut->L,
-                               .stage_count = recut->count};
-    HAPT_NEW(made->stage, arena, recut->count);
+                               .layer_count = recut->L};
+    HAPT_TRY(hapt_plan_allot(made, recut->count, arena));
     int best = 0, layer = 0;
     for (int k = 1; k < recut->launches; k++)
         if (suffix_at(recut, 0, 0)[k].latency_s < suffix_at(recut, 0, 0)[best].latency_s) best = k;
@@ -187,14 +186,11 @@ static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena,
         const struct suffix *at = &suffix_at(recut, slot, layer)[best];
         const struct recut_slot *on = &recut->slot[slot];
         const struct hapt_submesh *runs = &recut->profile->cluster[on->subcluster].submesh[at->submesh];
-        made->stage[slot] = (struct hapt_plan_stage){.first_layer = layer,
-                                                     .end_layer = at->end,
-                                                     .first_op = -1,
-                                                     .end_op = -1,
-                                                     .subcluster = on->subcluster,
-                                                     .nodes = on->n,
-                                                     .devices_per_node = on->m,
-                                                     .tensor_parallel = runs->tp};
+        made->stage[slot].first_layer = layer;
+        made->stage[slot].end_layer = at->end;
+        made->submesh[slot].subcluster[0] = on->subcluster;
+        made->submesh[slot].nodes = on->n;
+        made->submesh[slot].devices_per_node = on->m;
         hapt_plan_stage_run(recut->profile, runs, &made->stage[slot]);
         layer = at->end;
         best = at->behind;

@@ -263,7 +263,8 @@ static enum hapt_status add_span(struct finder *finder, struct spans *spans, int
 static int boundary_of(const struct hapt_plan *plan, int k)
 {
     for (int i = 0; i + 1 < plan->stage_count; i++)
-        if (plan->stage[i].subcluster != plan->stage[i + 1].subcluster && k-- == 0) return plan->stage[i].end_layer;
+        if (plan->stage[i].submesh->subcluster[0] != plan->stage[i + 1].submesh->subcluster[0] && k-- == 0)
+            return plan->stage[i].end_layer;
     return plan->layer_count;
 }
 
@@ -339,11 +340,10 @@ static enum hapt_status unlimited_memory(struct finder *finder, struct hapt_aren
     bool fits = true;
     for (int i = 0; i < found->stage_count; i++) {
         struct hapt_plan_stage *stage = &found->stage[i];
-        stage->device_memory_bytes = finder->profile->cluster[stage->subcluster].device_memory_bytes;
-        for (int k = 0; stage->mixed && k < stage->mixed->count; k++)
-            stage->mixed->device_memory_bytes[k] =
-                finder->profile->cluster[stage->mixed->cluster[k]].device_memory_bytes;
-        if (stage->mixed) hapt_plan_stage_tighten(stage);
+        for (int k = 0; k < stage->submesh->part_count; k++)
+            stage->submesh->device_memory_bytes[k] =
+                finder->profile->cluster[stage->submesh->subcluster[k]].device_memory_bytes;
+        hapt_plan_stage_tighten(stage);
         fits &= hapt_at_most(stage->memory_bytes, stage->device_memory_bytes);
     }
     return add_rival(finder, "more memory", found, fits);

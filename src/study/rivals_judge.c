@@ -55,7 +55,7 @@ void hapt_plan_limit(const struct hapt_profile *profile, const struct hapt_plan 
         const struct hapt_plan_stage *stage = &plan->stage[i];
         const double room = stage->device_memory_bytes;
         const double left = room > 0 ? (room - stage->memory_bytes) / room : 0;
-        limit->idle_devices -= stage->nodes * stage->devices_per_node;
+        limit->idle_devices -= stage->submesh->nodes * stage->submesh->devices_per_node;
         if (stage->compute_s > limit->compute_s) {
             limit->compute_stage = i;
             limit->compute_s = stage->compute_s;
@@ -77,12 +77,12 @@ static const char *describe_stage(const struct hapt_plan *plan, int i, char text
 {
     const struct hapt_plan_stage *stage = &plan->stage[i];
     char submesh[64];
-    if (stage->mixed)
+    if (hapt_plan_is_mixed(stage))
         hapt_plan_stage_submesh(stage, submesh);
     else
-        snprintf(submesh, sizeof submesh, "%d x %d", stage->nodes, stage->devices_per_node);
+        snprintf(submesh, sizeof submesh, "%d x %d", stage->submesh->nodes, stage->submesh->devices_per_node);
     snprintf(text, 160, "stage %d (layers %d-%d on %s %s)", i, stage->first_layer, stage->end_layer,
-             stage->subcluster_name, submesh);
+             stage->submesh->name, submesh);
     return text;
 }
 

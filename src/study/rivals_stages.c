@@ -21,7 +21,8 @@ static void copy_slots(const struct shapes *shapes, int from, int end, struct re
 {
     for (int i = from; i < end; i++) {
         const struct hapt_plan_stage *stage = &shapes->plan->stage[i];
-        *slot++ = (struct recut_slot){stage->subcluster, stage->nodes, stage->devices_per_node};
+        *slot++ =
+            (struct recut_slot){stage->submesh->subcluster[0], stage->submesh->nodes, stage->submesh->devices_per_node};
     }
 }
 
@@ -66,7 +67,8 @@ static enum hapt_status prepare(struct shapes *shapes, struct hapt_arena *scratc
     for (int c = 0; c < shapes->profile->cluster_count; c++)
         shapes->idle[c] = shapes->profile->cluster[c].nodes * shapes->profile->cluster[c].devices_per_node;
     for (int i = 0; i < plan->stage_count; i++)
-        shapes->idle[plan->stage[i].subcluster] -= plan->stage[i].nodes * plan->stage[i].devices_per_node;
+        shapes->idle[plan->stage[i].submesh->subcluster[0]] -=
+            plan->stage[i].submesh->nodes * plan->stage[i].submesh->devices_per_node;
     return HAPT_OK;
 }
 
@@ -77,15 +79,16 @@ static enum hapt_status try_all(struct shapes *shapes, int more, struct hapt_are
     HAPT_TRY(prepare(shapes, scratch));
     for (int i = 0; i + (more < 0) < S; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
-        int devices = shapes->idle[stage->subcluster] + stage->nodes * stage->devices_per_node;
+        int devices =
+            shapes->idle[stage->submesh->subcluster[0]] + stage->submesh->nodes * stage->submesh->devices_per_node;
         const int taken = more < 0 ? 2 : 1;
         if (more < 0) {
-            if (stage[1].subcluster != stage->subcluster) continue;
-            devices += stage[1].nodes * stage[1].devices_per_node;
+            if (stage[1].submesh->subcluster[0] != stage->submesh->subcluster[0]) continue;
+            devices += stage[1].submesh->nodes * stage[1].submesh->devices_per_node;
         }
         copy_slots(shapes, 0, i, shapes->slot);
         copy_slots(shapes, i + taken, S, shapes->slot + i + taken + more);
-        HAPT_TRY(share(shapes, stage->subcluster, devices, i, more > 0, S + more));
+        HAPT_TRY(share(shapes, stage->submesh->subcluster[0], devices, i, more > 0, S + more));
     }
     return HAPT_OK;
 }

@@ -90,7 +90,9 @@ bool view_order_of(const struct hapt_plan *plan, struct view_order *order)
     for (int i = 0; i < plan->stage_count; i++) {
         const struct hapt_subclusters mine = hapt_plan_stage_subclusters(&plan->stage[i]);
         const int c = mine.index[0];
-        if (i > 0 && mine.count == 1 && !plan->stage[i - 1].mixed && c == plan->stage[i - 1].subcluster) continue;
+        if (i > 0 && mine.count == 1 && !hapt_plan_is_mixed(&plan->stage[i - 1]) &&
+            c == plan->stage[i - 1].submesh->subcluster[0])
+            continue;
         if (mine.count > 1 || seen >> c & 1u) once = false;
         for (int k = 0; k < mine.count; k++) {
             if (!(seen >> mine.index[k] & 1u)) order->subcluster[order->count++] = mine.index[k];

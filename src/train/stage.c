@@ -33,29 +33,13 @@ static enum hapt_status find_own_stage(struct stage *stage)
     return HAPT_OK;
 }
 
-/* Data parallelism over devices of several subclusters; each device has its ratio of the rows. */
-static enum hapt_status shard_rows(const struct stage *stage, int chunk, struct hapt_sharding **sharding)
-{
-    const struct hapt_plan_mixed *mixed = stage->plan->stage[chunk].mixed;
-    const int ranks = stage_size(stage, chunk), rows = stage->model->microbatch;
-    const struct hapt_axis axis = {.size = ranks, .ratio_count = mixed->ratio ? 1 : 0, .ratio = mixed->ratio};
-    for (int r = 0; mixed->ratio && r < ranks; r++)
-        if (mixed->ratio[r] * rows < 0.5)
-            return hapt_fail(HAPT_ERR_INPUT, "plan with a larger --microbatch, or other ratios",
-                             "stage %d gives device %d of %d a share of %g, less than half of one of %d rows", chunk, r,
-                             ranks, mixed->ratio[r], rows);
-    return hapt_sharding_rows(stage->graph, &axis, stage->arena, sharding);
-}
-
 static enum hapt_status shard(const struct stage *stage, int chunk, struct hapt_sharding **sharding)
 {
     const struct hapt_plan_stage *part = &stage->plan->stage[chunk];
-    const int ranks = part->nodes * part->devices_per_node, degree = part->tensor_parallel;
-    if (part->layout) return hapt_stage_layout_apply(part->layout, stage->graph, stage->arena, sharding);
-    if (part->mixed) return shard_rows(stage, chunk, sharding);
-    if (degree <= 1)
-        return hapt_sharding_data_parallel(stage->graph, part->nodes, part->devices_per_node, stage->arena, sharding);
-    return hapt_sharding_tensor_parallel(stage->graph, ranks / degree, degree, stage->arena, sharding);
+    char name[32];
+    snprintf(name, sizeof name, "stage %d", chunk);
+    return hapt_layout_shard(&part->layout, stage->graph, part->submesh->nodes, part->submesh->devices_per_node,
+                             stage->model->microbatch, name, stage->arena, sharding);
 }
 
 static enum hapt_status build_programs(struct stage *stage)

@@ -3,7 +3,7 @@
 
 int stage_size(const struct stage *stage, int chunk)
 {
-    return stage->plan->stage[chunk].nodes * stage->plan->stage[chunk].devices_per_node;
+    return hapt_plan_submesh_size(stage->plan->stage[chunk].submesh);
 }
 
 int stage_world_rank(const struct stage *stage, int chunk, int index)

@@ -257,8 +257,7 @@ static enum hapt_status name_link(struct watch_slow *slow, int64_t step, int bou
 {
     const int from = boundary + backward, to = boundary + !backward;
     const int rank = stage_world_rank(slow->stage, from, 0), peer = stage_world_rank(slow->stage, to, 0);
-    const char *own = slow->stage->plan->stage[from].subcluster_name,
-               *its = slow->stage->plan->stage[to].subcluster_name;
+    const char *own = slow->stage->plan->stage[from].submesh->name, *its = slow->stage->plan->stage[to].submesh->name;
     char measured[32], planned[32];
     struct hapt_train_warning warning = {.step = step,
                                          .rank = rank,

@@ -25,7 +25,7 @@ for name, value in (("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CO
                     ("OMPI_MCA_btl", "self,vader"), ("OMPI_MCA_mpi_yield_when_idle", "1")):
     os.environ.setdefault(name, value)
 LAUNCHER = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np"]
-VOLATILE = {"creator", "version", "reason", "note", "because"}
+VOLATILE = {"creator", "version", "reason", "note", "because", "what"}
 LIMIT_S = 600  # of one command
 
 

@@ -11,9 +11,9 @@ static bool same_row(const struct hapt_compare_row *a, const struct hapt_compare
                 a->plan->t_max_s == b->plan->t_max_s && a->boundary == b->boundary;
     for (int i = 0; same && i < a->plan->stage_count; i++)
         same = a->plan->stage[i].end_layer == b->plan->stage[i].end_layer &&
-               a->plan->stage[i].subcluster == b->plan->stage[i].subcluster &&
-               a->plan->stage[i].nodes == b->plan->stage[i].nodes &&
-               a->plan->stage[i].devices_per_node == b->plan->stage[i].devices_per_node;
+               a->plan->stage[i].submesh->subcluster[0] == b->plan->stage[i].submesh->subcluster[0] &&
+               a->plan->stage[i].submesh->nodes == b->plan->stage[i].submesh->nodes &&
+               a->plan->stage[i].submesh->devices_per_node == b->plan->stage[i].submesh->devices_per_node;
     return same;
 }
 

@@ -257,29 +257,28 @@ static void make_plan(void)
                                .replicas = 1,
                                .layer_count = 2,
                                .threads = 1,
-                               .stage_count = 2,
                                .t_max_s = 1,
                                .limit = "compute",
                                .latency_s = 1,
                                .simulated_s = 1,
                                .balance_eta = 1};
-    plan->stage = hapt_arena_alloc(&arena, 2, sizeof *plan->stage);
-    for (int s = 0; s < 2; s++)
-        plan->stage[s] = (struct hapt_plan_stage){.tensor_parallel = 1,
-                                                  .first_layer = s,
-                                                  .end_layer = s + 1,
-                                                  .first_op = 3 * s,
-                                                  .end_op = 3 * s + 3,
-                                                  .subcluster_name = "a",
-                                                  .nodes = 1,
-                                                  .devices_per_node = 1,
-                                                  .warmup = 2 - s,
-                                                  .compute_s = 1,
-                                                  .forward_s = 0.3,
-                                                  .parameter_bytes = 1,
-                                                  .activation_bytes = 1,
-                                                  .memory_bytes = 3 - s,
-                                                  .device_memory_bytes = 1e9};
+    CHECK_OK(hapt_plan_allot(plan, 2, &arena));
+    for (int s = 0; s < 2; s++) {
+        struct hapt_plan_stage *stage = &plan->stage[s];
+        stage->layout = hapt_layout_plain(1);
+        stage->first_layer = s;
+        stage->end_layer = s + 1;
+        stage->first_op = 3 * s;
+        stage->end_op = 3 * s + 3;
+        stage->submesh->nodes = stage->submesh->devices_per_node = 1;
+        stage->submesh->part_name[0] = strcpy(stage->submesh->name, "a");
+        stage->warmup = 2 - s;
+        stage->compute_s = 1;
+        stage->forward_s = 0.3;
+        stage->parameter_bytes = stage->activation_bytes = 1;
+        stage->memory_bytes = 3 - s;
+        stage->device_memory_bytes = 1e9;
+    }
 }
 
 int main(int argc, char **argv)

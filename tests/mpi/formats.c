@@ -152,8 +152,8 @@ static void list_plan(const struct hapt_plan *plan)
              "%.12g bytes of %.12g",
              hapt_plan_stage_text(stage, text), stage->first_op, stage->end_op, stage->warmup, stage->compute_s,
              stage->forward_s, stage->step_s, stage->comm_s, stage->memory_bytes, stage->device_memory_bytes);
-        if (stage->mixed && stage->mixed->ratio)
-            tell_values("ratio", stage->mixed->devices[0] + stage->mixed->devices[1], stage->mixed->ratio);
+        if (hapt_plan_is_mixed(stage) && stage->layout.ratio)
+            tell_values("ratio", stage->submesh->devices[0] + stage->submesh->devices[1], stage->layout.ratio);
     }
 }
 

@@ -74,28 +74,19 @@ static struct hapt_cluster *mixed_cluster(const struct mixture *mixture, bool pa
 
 static void mix_stage(struct hapt_plan_stage *stage, const int *devices, const double *ratio)
 {
-    struct hapt_plan_mixed *mixed = hapt_arena_alloc(&arena, 1, sizeof *mixed);
-    *mixed = (struct hapt_plan_mixed){
-        .count = 2,
-        .cluster = hapt_arena_alloc(&arena, 2, sizeof *mixed->cluster),
-        .devices = hapt_arena_alloc(&arena, 2, sizeof *mixed->devices),
-        .name = hapt_arena_alloc(&arena, 2, sizeof *mixed->name),
-        .ratio = hapt_arena_alloc(&arena, (size_t)(devices[0] + devices[1]), sizeof *mixed->ratio),
-        .parameter_bytes = hapt_arena_alloc(&arena, 2, sizeof *mixed->parameter_bytes),
-        .activation_bytes = hapt_arena_alloc(&arena, 2, sizeof *mixed->activation_bytes),
-        .device_memory_bytes = hapt_arena_alloc(&arena, 2, sizeof *mixed->device_memory_bytes)};
+    double *share = hapt_arena_alloc(&arena, (size_t)(devices[0] + devices[1]), sizeof *share);
+    CHECK_OK(hapt_plan_stage_parts(stage, 2, &arena));
     for (int c = 0; c < 2; c++) {
-        mixed->cluster[c] = c;
-        mixed->devices[c] = devices[c];
-        mixed->name[c] = c ? "slow" : "fast";
-        mixed->parameter_bytes[c] = mixed->activation_bytes[c] = 1;
-        mixed->device_memory_bytes[c] = c ? 5e8 : 1e9;
+        stage->submesh->subcluster[c] = c;
+        stage->submesh->devices[c] = devices[c];
+        stage->submesh->part_name[c] = c ? "slow" : "fast";
+        stage->part_parameter_bytes[c] = stage->part_activation_bytes[c] = 1;
+        stage->submesh->device_memory_bytes[c] = c ? 5e8 : 1e9;
     }
-    for (int d = 0; d < devices[0] + devices[1]; d++) mixed->ratio[d] = ratio[d];
-    stage->mixed = mixed;
-    stage->subcluster = 0;
-    stage->devices_per_node = devices[0] + devices[1];
-    snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "fast+slow");
+    for (int d = 0; d < devices[0] + devices[1]; d++) share[d] = ratio[d];
+    stage->layout = (struct hapt_layout){.kind = HAPT_LAYOUT_ROWS, .tensor_parallel = 1, .ratio = share};
+    stage->submesh->devices_per_node = devices[0] + devices[1];
+    snprintf(stage->submesh->name, sizeof stage->submesh->name, "fast+slow");
 }
 
 /* The dense layers in parts: the first of each pair by columns, the second by rows. All else is as synthesis finds it
@@ -158,15 +149,16 @@ static struct hapt_plan *mixed_plan(const struct mixture *mixture, const double 
     struct hapt_plan *plan = make_plan(&shape);
     for (int s = 0; s < mixture->stages; s++) {
         struct hapt_plan_stage *stage = &plan->stage[s];
-        stage->subcluster = mixture->devices[s][0] ? 0 : 1;
-        snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "%s", mixture->devices[s][0] ? "fast" : "slow");
+        stage->submesh->subcluster[0] = mixture->devices[s][0] ? 0 : 1;
+        snprintf(stage->submesh->name, sizeof stage->submesh->name, "%s", mixture->devices[s][0] ? "fast" : "slow");
         stage->device_memory_bytes = mixture->devices[s][0] ? 1e9 : 5e8;
         if (!mixture->devices[s][0] || !mixture->devices[s][1]) continue;
         mix_stage(stage, mixture->devices[s], ratio);
         if (!mixture->synthesised) continue;
-        stage->program = 1;
-        stage->layout = synthesise(stage->devices_per_node, ratio);
-        check_model_parallel(stage->layout);
+        stage->layout.kind = HAPT_LAYOUT_PROGRAM;
+        stage->layout.number = 1;
+        stage->layout.program = synthesise(stage->submesh->devices_per_node, ratio);
+        check_model_parallel(stage->layout.program);
     }
     CHECK_OK(hapt_plan_check(plan));
     return plan;
@@ -221,10 +213,10 @@ static void check_resumed(const struct mixture *mixture, const char *name, const
     if (!checkpoint) return;
     CHECK(checkpoint->step == 7);
     for (int s = 0; s < mixture->stages; s++) {
-        const struct hapt_plan_mixed *mixed = checkpoint->plan->stage[s].mixed;
-        if (!CHECK(!mixed == !(mixture->devices[s][0] && mixture->devices[s][1])) || !mixed) continue;
-        for (int d = 0; d < checkpoint->plan->stage[s].devices_per_node; d++)
-            CHECK(mixed->ratio[d] == mixture->ratio[d]);
+        const struct hapt_plan_stage *stage = &checkpoint->plan->stage[s];
+        const bool mixed = hapt_plan_is_mixed(stage);
+        if (!CHECK(mixed == (mixture->devices[s][0] && mixture->devices[s][1])) || !mixed) continue;
+        for (int d = 0; d < stage->submesh->devices_per_node; d++) CHECK(stage->layout.ratio[d] == mixture->ratio[d]);
     }
     const struct hapt_train_result *rest = run(mixture, false, half, NULL, checkpoint);
     if (!rest) return;

@@ -64,8 +64,8 @@ static void describe(const struct hapt_plan *plan, char text[TEXT])
     for (int i = 0; i < plan->stage_count && at < TEXT; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         at += snprintf(text + at, (size_t)(TEXT - at), "%s%d-%d@%s:%dx%dt%d", i ? "," : "", stage->first_layer,
-                       stage->end_layer, stage->subcluster_name, stage->nodes, stage->devices_per_node,
-                       stage->tensor_parallel);
+                       stage->end_layer, stage->submesh->name, stage->submesh->nodes, stage->submesh->devices_per_node,
+                       stage->layout.tensor_parallel);
     }
 }
 
@@ -202,9 +202,9 @@ static void megatron_without_blocks(void)
           priced_s(profile, &options.search, "0-3@slow:1x2,3-6@slow:1x2,6-9@fast:1x2,9-12@fast:1x2", false, &arena));
     int devices = 0;
     for (int i = 0; i < plan->stage_count; i++) {
-        devices += plan->stage[i].nodes * plan->stage[i].devices_per_node;
-        CHECK(plan->stage[i].nodes == plan->stage[0].nodes &&
-              plan->stage[i].devices_per_node == plan->stage[0].devices_per_node);
+        devices += plan->stage[i].submesh->nodes * plan->stage[i].submesh->devices_per_node;
+        CHECK(plan->stage[i].submesh->nodes == plan->stage[0].submesh->nodes &&
+              plan->stage[i].submesh->devices_per_node == plan->stage[0].submesh->devices_per_node);
     }
     CHECK(devices == 8);
     hapt_arena_release(&arena);
@@ -221,8 +221,8 @@ static double believed_s(const struct hapt_profile *profile, const struct hapt_p
         double mean_s = 0;
         for (int c = 0; c < 2; c++) {
             int s = 0;
-            while (profile->cluster[c].submesh[s].n != stage->nodes ||
-                   profile->cluster[c].submesh[s].m != stage->devices_per_node)
+            while (profile->cluster[c].submesh[s].n != stage->submesh->nodes ||
+                   profile->cluster[c].submesh[s].m != stage->submesh->devices_per_node)
                 s++;
             mean_s += profile->cluster[c]
                           .stage_time[hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1)] /
@@ -265,7 +265,7 @@ static void alpa_takes_devices_for_identical(void)
             describe(plan, text);
             options.search.schedule = HAPT_SCHEDULE_EAGER;
             if (spread) CHECK(priced_s(profile, &options.search, text, false, &arena) == plan->simulated_s);
-            for (int k = 0; k < plan->stage_count; k++) memcpy(plan->stage[k].subcluster_name, "any", 4);
+            for (int k = 0; k < plan->stage_count; k++) memcpy(plan->stage[k].submesh->name, "any", 4);
             describe(plan, shape);
             if (spread == 0) memcpy(first, shape, sizeof first);
             CHECK_MESSAGE(strcmp(first, shape) == 0, "seed %d: alpa plans %s, and %s", i + 1, first, shape);
@@ -396,7 +396,7 @@ static void hexiscale_minimises_its_own_cost(void)
                       enumerated_s);
         CHECK(plan->simulated_s == priced_s(profile, &best.options, text, true, &arena));
         CHECK(plan->simulated_s >= priced_s(profile, &best.options, text, false, &arena) * (1 - 1e-12));
-        crossings += plan->stage[0].subcluster != plan->stage[plan->stage_count - 1].subcluster;
+        crossings += plan->stage[0].submesh->subcluster[0] != plan->stage[plan->stage_count - 1].submesh->subcluster[0];
         hapt_arena_release(&arena);
     }
     printf("%ld of %d hexiscale plans use both subclusters\n", crossings, count);

@@ -13,18 +13,19 @@ static struct hapt_plan *plan_of(uint64_t *seed, int layers, struct hapt_arena *
                                .simulated_s = 1,
                                .t_max_s = 1,
                                .limit = "compute"};
-    plan->stage = hapt_arena_alloc(arena, (size_t)layers, sizeof *plan->stage);
+    CHECK_OK(hapt_plan_allot(plan, layers, arena));
+    plan->stage_count = 0;
     for (int layer = 0; layer < layers;) {
         struct hapt_plan_stage *stage = &plan->stage[plan->stage_count++];
         stage->first_layer = layer;
         stage->end_layer = layer += 1 + random_below(seed, layers - layer);
-        stage->nodes = 1 + random_below(seed, 2);
-        stage->devices_per_node = 2;
-        stage->tensor_parallel = 1 + random_below(seed, 2);
+        stage->submesh->nodes = 1 + random_below(seed, 2);
+        stage->submesh->devices_per_node = 2;
+        stage->layout.tensor_parallel = 1 + random_below(seed, 2);
         stage->warmup = 1 + random_below(seed, 2);
         stage->compute_s = random_below(seed, 2);
         stage->memory_bytes = random_below(seed, 2);
-        snprintf(stage->subcluster_name, sizeof stage->subcluster_name, "%c", 'a' + random_below(seed, 3));
+        snprintf(stage->submesh->name, sizeof stage->submesh->name, "%c", 'a' + random_below(seed, 3));
     }
     return plan;
 }
@@ -76,9 +77,10 @@ static void random_pairs(void)
             check_pair(a, row->a, b, row->b, start);
             CHECK(!(row->changed & HAPT_DIFF_LAYERS) ==
                   (x->first_layer == y->first_layer && x->end_layer == y->end_layer));
-            CHECK(!(row->changed & HAPT_DIFF_SUBCLUSTER) == (x->subcluster_name[0] == y->subcluster_name[0]));
-            CHECK(!(row->changed & HAPT_DIFF_SUBMESH) == (x->nodes == y->nodes));
-            CHECK(!(row->changed & HAPT_DIFF_TENSOR_PARALLEL) == (x->tensor_parallel == y->tensor_parallel));
+            CHECK(!(row->changed & HAPT_DIFF_SUBCLUSTER) == (x->submesh->name[0] == y->submesh->name[0]));
+            CHECK(!(row->changed & HAPT_DIFF_SUBMESH) == (x->submesh->nodes == y->submesh->nodes));
+            CHECK(!(row->changed & HAPT_DIFF_TENSOR_PARALLEL) ==
+                  (x->layout.tensor_parallel == y->layout.tensor_parallel));
             CHECK(!(row->changed & HAPT_DIFF_LAUNCHES) == (x->warmup == y->warmup));
             CHECK(!(row->changed & HAPT_DIFF_COMPUTE) == (x->compute_s == y->compute_s));
             CHECK(!(row->changed & HAPT_DIFF_MEMORY) == (x->memory_bytes == y->memory_bytes));
@@ -86,8 +88,8 @@ static void random_pairs(void)
         CHECK_MESSAGE(next_a == a->stage_count && next_b == b->stage_count, "seed %llu: stages are left out",
                       (unsigned long long)start);
         for (int layer = 0; layer < layers; layer++) {
-            const char *from = a->stage[stage_at(a, layer)].subcluster_name,
-                       *to = b->stage[stage_at(b, layer)].subcluster_name;
+            const char *from = a->stage[stage_at(a, layer)].submesh->name,
+                       *to = b->stage[stage_at(b, layer)].submesh->name;
             int moves = 0;
             for (int m = 0; m < diff->relocation_count; m++)
                 moves += diff->relocation[m].first_layer <= layer && layer < diff->relocation[m].end_layer &&
@@ -104,11 +106,12 @@ static void random_pairs(void)
 /* A stage cut into two halves: the first is its counterpart. Twice as many layers: the same shares. */
 static void by_hand(void)
 {
-    struct hapt_plan_stage one[1] = {{.end_layer = 4, .subcluster_name = "a"}};
-    struct hapt_plan_stage two[2] = {{.end_layer = 2, .subcluster_name = "a"},
-                                     {.first_layer = 2, .end_layer = 4, .subcluster_name = "b"}};
-    struct hapt_plan_stage fine[2] = {{.end_layer = 4, .subcluster_name = "a"},
-                                      {.first_layer = 4, .end_layer = 8, .subcluster_name = "b"}};
+    struct hapt_plan_submesh first = {.name = "a", .part_count = 1}, second = {.name = "b", .part_count = 1};
+    struct hapt_plan_stage one[1] = {{.end_layer = 4, .submesh = &first}};
+    struct hapt_plan_stage two[2] = {{.end_layer = 2, .submesh = &first},
+                                     {.first_layer = 2, .end_layer = 4, .submesh = &second}};
+    struct hapt_plan_stage fine[2] = {{.end_layer = 4, .submesh = &first},
+                                      {.first_layer = 4, .end_layer = 8, .submesh = &second}};
     const struct hapt_plan a = {.layer_count = 4, .stage_count = 1, .stage = one, .limit = "link"};
     const struct hapt_plan b = {.layer_count = 4, .stage_count = 2, .stage = two, .limit = "link"};
     const struct hapt_plan c = {.layer_count = 8, .stage_count = 2, .stage = fine, .limit = "link"};

@@ -102,19 +102,19 @@ static void files_round_trip(void)
     /* the fastest row is the layout's: the search takes it, a forced plan names it, files keep it */
     const struct hapt_search_options options = {.microbatches = 4, .schedule = HAPT_SCHEDULE_H1F1B};
     CHECK_OK(hapt_plan_search(MPI_COMM_SELF, read, &options, &arena, &plan));
-    if (!plan ||
-        !CHECK(plan->stage_count == 1 && plan->stage[0].program == 1 && plan->stage[0].layout == read->layout[0]))
+    if (!plan || !CHECK(plan->stage_count == 1 && plan->stage[0].layout.number == 1 &&
+                        plan->stage[0].layout.program == read->layout[0]))
         exit(1);
     CHECK_OK(hapt_plan_save(path_of("plan.h5"), plan));
     CHECK_OK(hapt_plan_load(path_of("plan.h5"), &arena, &again));
-    if (again && CHECK(again->stage[0].program == 1 && again->stage[0].layout))
-        check_same_sharding(layout, again->stage[0].layout, model->graph, &arena);
+    if (again && CHECK(again->stage[0].layout.number == 1 && again->stage[0].layout.program))
+        check_same_sharding(layout, again->stage[0].layout.program, model->graph, &arena);
     char text[HAPT_PLAN_STAGE_CHARS];
     CHECK(strcmp(hapt_plan_stage_text(&plan->stage[0], text), "0-2@a:1x2p1") == 0);
     CHECK_OK(hapt_plan_force(read, &options, text, &arena, &again));
-    CHECK(again->stage[0].program == 1 && again->stage[0].compute_s == plan->stage[0].compute_s);
+    CHECK(again->stage[0].layout.number == 1 && again->stage[0].compute_s == plan->stage[0].compute_s);
     CHECK_OK(hapt_plan_force(read, &options, "0-2@a:1x2t1", &arena, &again));
-    CHECK(again->stage[0].program == 0 && !again->stage[0].layout &&
+    CHECK(again->stage[0].layout.number == 0 && !again->stage[0].layout.program &&
           again->stage[0].compute_s > plan->stage[0].compute_s);
     CHECK_FAILS(hapt_plan_force(read, &options, "0-2@a:1x2p2", &arena, &again), HAPT_ERR_INPUT);
     CHECK_FAILS(hapt_plan_force(read, &options, "0-2@a:1x2p0", &arena, &again), HAPT_ERR_INPUT);
@@ -179,12 +179,14 @@ static void mixed_files_round_trip(void)
     if (!read || !CHECK(read->mixed_count == 2 && read->mixed[0].program == 0 && read->mixed[1].program == 1)) exit(1);
     check_same_sharding(layout, read->layout[0], model->graph, &arena);
     CHECK_OK(hapt_plan_search(MPI_COMM_SELF, read, &options, &arena, &plan));
-    if (!plan || !CHECK(plan->stage_count == 1 && plan->stage[0].mixed && plan->stage[0].program == 1)) exit(1);
-    CHECK(plan->stage[0].layout == read->layout[0]);
+    if (!plan || !CHECK(plan->stage_count == 1 && plan->submesh[0].part_count > 1 && plan->stage[0].layout.number == 1))
+        exit(1);
+    CHECK(plan->stage[0].layout.program == read->layout[0]);
     CHECK_OK(hapt_plan_save(path_of("plan.h5"), plan));
     CHECK_OK(hapt_plan_load(path_of("plan.h5"), &arena, &again));
-    if (again && CHECK(again->stage[0].mixed && again->stage[0].program == 1 && again->stage[0].layout))
-        check_same_sharding(layout, again->stage[0].layout, model->graph, &arena);
+    if (again &&
+        CHECK(again->submesh[0].part_count > 1 && again->stage[0].layout.number == 1 && again->stage[0].layout.program))
+        check_same_sharding(layout, again->stage[0].layout.program, model->graph, &arena);
     /* forced: the faster one unless told */
     CHECK(strcmp(hapt_plan_stage_text(&plan->stage[0], text), "0-2@a:1+b:1p1") == 0);
     static const struct {
@@ -193,7 +195,8 @@ static void mixed_files_round_trip(void)
     } forced[] = {{"0-2@a:1+b:1p1", 1}, {"0-2@a:1+b:1", 1}, {"0-2@a:1+b:1p0", 0}, {"0-2@b:1+a:1p0", 0}};
     for (int f = 0; f < 4; f++) {
         CHECK_OK(hapt_plan_force(read, &options, forced[f].stages, &arena, &again));
-        CHECK(again->stage[0].program == forced[f].program && !again->stage[0].layout == !forced[f].program);
+        CHECK(again->stage[0].layout.number == forced[f].program &&
+              !again->stage[0].layout.program == !forced[f].program);
         CHECK(fabs(again->stage[0].compute_s - (forced[f].program ? 4 : 6)) < 1e-12);
     }
     static const char *const refused[] = {"0-2@a:1+b:1p2", "0-2@a:1+b:1p", "0-2@a:1p1+b:1", "0-2@a:1+b:1p1x",

@@ -226,11 +226,11 @@ static void plans_round_trip(void)
             CHECK(loaded->latency_s == plan->latency_s && loaded->t_max_s == plan->t_max_s);
             CHECK(loaded->search.evaluated == plan->search.evaluated && strcmp(loaded->limit, plan->limit) == 0);
             for (int i = 0; i < plan->stage_count; i++) {
-                CHECK(memcmp(&loaded->stage[i].nodes, &plan->stage[i].nodes, 2 * sizeof(int)) == 0);
+                CHECK(memcmp(&loaded->stage[i].submesh->nodes, &plan->stage[i].submesh->nodes, 2 * sizeof(int)) == 0);
                 CHECK(loaded->stage[i].compute_s == plan->stage[i].compute_s);
                 CHECK(loaded->stage[i].memory_bytes == plan->stage[i].memory_bytes);
                 CHECK(loaded->stage[i].warmup == plan->stage[i].warmup);
-                CHECK(strcmp(loaded->stage[i].subcluster_name, plan->stage[i].subcluster_name) == 0);
+                CHECK(strcmp(loaded->stage[i].submesh->name, plan->stage[i].submesh->name) == 0);
             }
             /* priced again it is what the search said */
             CHECK_OK(hapt_plan_price(profile, loaded, &arena));
@@ -421,8 +421,9 @@ static void even_split(void)
     CHECK_OK(hapt_plan_even(MPI_COMM_SELF, profile, &options, &arena, &even));
     CHECK(even->stage_count == best->stage_count && even->schedule == HAPT_SCHEDULE_1F1B);
     for (int i = 0; i < even->stage_count; i++) {
-        CHECK(even->stage[i].subcluster == best->stage[i].subcluster && even->stage[i].nodes == best->stage[i].nodes);
-        CHECK(even->stage[i].devices_per_node == best->stage[i].devices_per_node);
+        CHECK(even->stage[i].submesh->subcluster[0] == best->stage[i].submesh->subcluster[0] &&
+              even->stage[i].submesh->nodes == best->stage[i].submesh->nodes);
+        CHECK(even->stage[i].submesh->devices_per_node == best->stage[i].submesh->devices_per_node);
         CHECK(even->stage[i].first_layer == i * 6 / even->stage_count);
         CHECK(even->stage[i].warmup == even->stage_count - i);
     }
@@ -435,30 +436,36 @@ static void placing(void)
 {
     uint64_t seed = 3;
     for (int round = 0; round < 500; round++) {
-        struct hapt_plan_stage stage[64] = {0};
+        struct hapt_arena arena;
+        struct hapt_plan plan = {0};
+        hapt_arena_init(&arena);
+        CHECK_OK(hapt_plan_allot(&plan, 64, &arena));
+        struct hapt_plan_stage *stage = plan.stage;
+        plan.stage_count = 0;
         struct hapt_subcluster subcluster = {.name = "a", .nodes = 1 + random_below(&seed, 4)};
         static const int sizes[] = {1, 2, 4, 6, 8, 12};
         subcluster.devices_per_node = sizes[random_below(&seed, 6)];
         const struct hapt_cluster cluster = {.count = 1, .subcluster = &subcluster};
-        struct hapt_plan plan = {.stage = stage};
         const int M = subcluster.devices_per_node;
         int left = subcluster.nodes * M, first[64];
         while (left > 0 && plan.stage_count < 64) {
             struct hapt_plan_stage *next = &stage[plan.stage_count];
-            next->nodes = 1;
-            next->devices_per_node = 1 << random_below(&seed, 4);
+            next->submesh->nodes = 1;
+            next->submesh->devices_per_node = 1 << random_below(&seed, 4);
             if (random_chance(&seed, 0.3))
-                next->nodes = 1 + random_below(&seed, subcluster.nodes), next->devices_per_node = M;
-            if (next->devices_per_node > M || M % next->devices_per_node || next->nodes * next->devices_per_node > left)
+                next->submesh->nodes = 1 + random_below(&seed, subcluster.nodes), next->submesh->devices_per_node = M;
+            if (next->submesh->devices_per_node > M || M % next->submesh->devices_per_node ||
+                next->submesh->nodes * next->submesh->devices_per_node > left)
                 continue;
-            strcpy(next->subcluster_name, "a");
-            left -= next->nodes * next->devices_per_node;
+            strcpy(next->submesh->name, "a");
+            left -= next->submesh->nodes * next->submesh->devices_per_node;
             plan.stage_count++;
         }
+        plan.submesh_count = plan.stage_count;
         CHECK_OK(hapt_plan_assign_devices(&plan, &cluster, first));
         char taken[64] = {0};
         for (int i = 0; i < plan.stage_count; i++) {
-            const int m = stage[i].devices_per_node, count = stage[i].nodes * m;
+            const int m = stage[i].submesh->devices_per_node, count = stage[i].submesh->nodes * m;
             CHECK_MESSAGE(first[i] / M == (first[i] + m - 1) / M, "a part of a node crosses nodes");
             if (m == M) CHECK(first[i] % M == 0);
             for (int d = first[i]; d < first[i] + count; d++) {
@@ -466,8 +473,9 @@ static void placing(void)
                 taken[d] = 1;
             }
         }
-        strcpy(stage[0].subcluster_name, "b");
+        strcpy(stage[0].submesh->name, "b");
         CHECK_FAILS(hapt_plan_assign_devices(&plan, &cluster, first), HAPT_ERR_INPUT);
+        hapt_arena_release(&arena);
     }
 }
 

@@ -66,8 +66,9 @@ static void prices(void)
     const struct hapt_profile *profile = three_and_three(&arena);
     CHECK_OK(hapt_plan_force(profile, &options, "0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1", &arena, &plan));
     const struct hapt_plan_stage *stage = plan->stage;
-    CHECK(stage[1].mixed && !stage[0].mixed && hapt_plan_first_mixed(plan) == 1);
-    CHECK(stage[1].nodes == 1 && stage[1].devices_per_node == 3 && strcmp(stage[1].subcluster_name, "near+far") == 0);
+    CHECK(hapt_plan_is_mixed(&stage[1]) && !hapt_plan_is_mixed(&stage[0]) && hapt_plan_first_mixed(plan) == 1);
+    CHECK(stage[1].submesh->nodes == 1 && stage[1].submesh->devices_per_node == 3 &&
+          strcmp(stage[1].submesh->name, "near+far") == 0);
     CHECK(hapt_plan_stage_devices(&stage[1], 0) == 2 && hapt_plan_stage_devices(&stage[1], 1) == 1);
     CHECK(hapt_plan_stage_devices(&stage[0], 0) == 1 && hapt_plan_stage_devices(&stage[0], 1) == 0);
     CHECK_NEAR(stage[1].compute_s, 6, 1e-12);
@@ -181,16 +182,16 @@ static void searched(void)
 
 static bool same_mix(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)
 {
-    if (!hapt_plan_same_devices(a, b) || strcmp(a->subcluster_name, b->subcluster_name) != 0) return false;
-    for (int k = 0; a->mixed && k < a->mixed->count; k++)
-        if (strcmp(a->mixed->name[k], b->mixed->name[k]) != 0 ||
-            a->mixed->parameter_bytes[k] != b->mixed->parameter_bytes[k] ||
-            a->mixed->activation_bytes[k] != b->mixed->activation_bytes[k] ||
-            a->mixed->device_memory_bytes[k] != b->mixed->device_memory_bytes[k])
+    if (!hapt_plan_same_devices(a, b) || strcmp(a->submesh->name, b->submesh->name) != 0) return false;
+    for (int k = 0; hapt_plan_is_mixed(a) && k < a->submesh->part_count; k++)
+        if (strcmp(a->submesh->part_name[k], b->submesh->part_name[k]) != 0 ||
+            a->part_parameter_bytes[k] != b->part_parameter_bytes[k] ||
+            a->part_activation_bytes[k] != b->part_activation_bytes[k] ||
+            a->submesh->device_memory_bytes[k] != b->submesh->device_memory_bytes[k])
             return false;
-    if (a->mixed && !a->mixed->ratio != !b->mixed->ratio) return false;
-    for (int d = 0; a->mixed && a->mixed->ratio && d < a->devices_per_node; d++)
-        if (a->mixed->ratio[d] != b->mixed->ratio[d]) return false;
+    if (hapt_plan_is_mixed(a) && !a->layout.ratio != !b->layout.ratio) return false;
+    for (int d = 0; hapt_plan_is_mixed(a) && a->layout.ratio && d < a->submesh->devices_per_node; d++)
+        if (a->layout.ratio[d] != b->layout.ratio[d]) return false;
     return true;
 }
 
@@ -237,21 +238,23 @@ static void bad_plans_fail(void)
     CHECK_OK(hapt_plan_force(profile, &options, "0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1", &arena, &plan));
     CHECK_OK(hapt_plan_check(plan));
     struct hapt_plan_stage *stage = &plan->stage[1];
-    int *const counts[] = {&stage->mixed->count,      &stage->mixed->cluster[0], &stage->mixed->cluster[1],
-                           &stage->mixed->devices[0], &stage->devices_per_node,  &stage->nodes,
-                           &stage->subcluster,        &stage->tensor_parallel};
+    int *const counts[] = {&stage->submesh->part_count,       &stage->submesh->subcluster[0],
+                           &stage->submesh->subcluster[1],    &stage->submesh->devices[0],
+                           &stage->submesh->devices_per_node, &stage->submesh->nodes,
+                           &stage->layout.tensor_parallel};
     for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
         const int kept = *counts[k];
         static const int wrong[] = {-1, 7, 1000};
         for (int w = 0; w < 3; w++) {
             *counts[k] = wrong[w];
-            if (wrong[w] != 7 || counts[k] != &stage->mixed->cluster[1]) /* any larger index may be another cluster's */
+            if (wrong[w] != 7 ||
+                counts[k] != &stage->submesh->subcluster[1]) /* any larger index may be another cluster's */
                 CHECK_FAILS(hapt_plan_check(plan), HAPT_ERR_INPUT);
         }
         *counts[k] = kept;
     }
-    double *const values[] = {&stage->mixed->ratio[0], &stage->mixed->parameter_bytes[0],
-                              &stage->mixed->activation_bytes[1], &stage->mixed->device_memory_bytes[0]};
+    double *const values[] = {(double *)&stage->layout.ratio[0], &stage->part_parameter_bytes[0],
+                              &stage->part_activation_bytes[1], &stage->submesh->device_memory_bytes[0]};
     for (size_t k = 0; k < sizeof values / sizeof *values; k++) {
         const double kept = *values[k];
         *values[k] = -1;
@@ -261,7 +264,7 @@ static void bad_plans_fail(void)
         *values[k] = kept;
     }
     CHECK_OK(hapt_plan_check(plan));
-    plan->stage[2].subcluster = 0; /* near in front of the mixed stage and behind it */
+    plan->stage[2].submesh->subcluster[0] = 0; /* near in front of the mixed stage and behind it */
     CHECK_FAILS(hapt_plan_check(plan), HAPT_ERR_INPUT);
     hapt_arena_release(&arena);
 }
@@ -299,8 +302,8 @@ static void placing(void)
             for (int i = 0; i < plan->stage_count; i++) {
                 int rank[24], count[3] = {0};
                 CHECK_OK(hapt_plan_ranks(plan, &cluster, i, rank));
-                CHECK(rank[0] == ranks[plan->stage[i].subcluster][first[i]]);
-                for (int d = 0; d < plan->stage[i].nodes * plan->stage[i].devices_per_node; d++) {
+                CHECK(rank[0] == ranks[plan->stage[i].submesh->subcluster[0]][first[i]]);
+                for (int d = 0; d < plan->stage[i].submesh->nodes * plan->stage[i].submesh->devices_per_node; d++) {
                     CHECK(!taken[rank[d]]);
                     taken[rank[d]] = true;
                     count[owner[rank[d]]]++;
@@ -310,7 +313,7 @@ static void placing(void)
             const int mixed = hapt_plan_first_mixed(plan);
             mixed_plans += mixed >= 0;
             if (mixed >= 0) {
-                strcpy(subcluster[plan->stage[mixed].mixed->cluster[1]].name, "other");
+                strcpy(subcluster[plan->stage[mixed].submesh->subcluster[1]].name, "other");
                 CHECK_FAILS(hapt_plan_assign_devices(plan, &cluster, first), HAPT_ERR_INPUT);
             }
         }

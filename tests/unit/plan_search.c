@@ -313,14 +313,13 @@ static bool same_plan(const struct hapt_plan *plan, const struct brute_plan *bes
         const struct hapt_plan_stage *stage = &plan->stage[i];
         const struct brute_stage *wanted = &best->stage[i];
         same = stage->first_layer == wanted->first && stage->end_layer == wanted->end &&
-               !stage->mixed == (wanted->parts == 1);
-        if (same && !stage->mixed)
-            same = stage->subcluster == wanted->kind && stage->nodes == wanted->n &&
-                   stage->devices_per_node == wanted->m && stage->tensor_parallel == wanted->tp;
-        if (same && stage->mixed) same = stage->mixed->count == wanted->parts;
-        for (int k = 0; same && stage->mixed && k < wanted->parts; k++)
-            same = stage->mixed->cluster[k] == wanted->part[k].subcluster &&
-                   stage->mixed->devices[k] == wanted->part[k].devices;
+               stage->submesh->part_count == wanted->parts;
+        if (same && !hapt_plan_is_mixed(stage))
+            same = stage->submesh->subcluster[0] == wanted->kind && stage->submesh->nodes == wanted->n &&
+                   stage->submesh->devices_per_node == wanted->m && stage->layout.tensor_parallel == wanted->tp;
+        for (int k = 0; same && hapt_plan_is_mixed(stage) && k < wanted->parts; k++)
+            same = stage->submesh->subcluster[k] == wanted->part[k].subcluster &&
+                   stage->submesh->devices[k] == wanted->part[k].devices;
     }
     return same;
 }
@@ -331,7 +330,7 @@ static void print_difference(const struct hapt_plan *plan, const struct brute_pl
     for (int i = 0; i < plan->stage_count; i++) {
         char submesh[64];
         fprintf(stderr, "  %d-%d@%s:%s\n", plan->stage[i].first_layer, plan->stage[i].end_layer,
-                plan->stage[i].subcluster_name, hapt_plan_stage_submesh(&plan->stage[i], submesh));
+                plan->stage[i].submesh->name, hapt_plan_stage_submesh(&plan->stage[i], submesh));
     }
     fprintf(stderr, "brute force: latency %.17g, t_max %.17g\n", best->latency_s, best->t_max_s);
     for (int i = 0; i < best->stages; i++)
@@ -371,9 +370,9 @@ static bool uses_twins(const struct hapt_plan *plan, const struct hapt_profile *
     const size_t L = (size_t)profile->layer_count;
     for (int i = 0; i < plan->stage_count; i++) {
         for (int k = 0; k < i; k++) {
-            const struct hapt_profile_cluster *a = &profile->cluster[plan->stage[i].subcluster];
-            const struct hapt_profile_cluster *b = &profile->cluster[plan->stage[k].subcluster];
-            if (plan->stage[i].mixed || plan->stage[k].mixed) continue;
+            const struct hapt_profile_cluster *a = &profile->cluster[plan->stage[i].submesh->subcluster[0]];
+            const struct hapt_profile_cluster *b = &profile->cluster[plan->stage[k].submesh->subcluster[0]];
+            if (hapt_plan_is_mixed(&plan->stage[i]) || hapt_plan_is_mixed(&plan->stage[k])) continue;
             if (a != b && a->submesh_count == b->submesh_count && a->device_memory_bytes == b->device_memory_bytes &&
                 memcmp(a->stage_time, b->stage_time, (size_t)a->submesh_count * L * L * sizeof(double)) == 0)
                 return true;

@@ -12,6 +12,7 @@ struct run {
     struct hapt_env env;
     struct hapt_plan_stage part[STAGES];
     struct hapt_plan plan;
+    struct hapt_plan_submesh submesh[STAGES];
     int rank[STAGES][SIZE], *ranks[STAGES];
     struct stage stage;
     struct hapt_arena arena;
@@ -25,8 +26,9 @@ static void begin(struct run *run)
 {
     *run = (struct run){.env = {.world_size = RANKS, .world_rank = 1}}; /* warnings are printed by rank 0 */
     for (int c = 0; c < STAGES; c++) {
-        run->part[c] = (struct hapt_plan_stage){.nodes = 1, .devices_per_node = SIZE, .compute_s = COMPUTE_S};
-        snprintf(run->part[c].subcluster_name, sizeof run->part[c].subcluster_name, c == 0 ? "fast" : "slow");
+        run->submesh[c] = (struct hapt_plan_submesh){.nodes = 1, .devices_per_node = SIZE, .part_count = 1};
+        run->part[c] = (struct hapt_plan_stage){.submesh = &run->submesh[c], .compute_s = COMPUTE_S};
+        snprintf(run->part[c].submesh->name, sizeof run->part[c].submesh->name, c == 0 ? "fast" : "slow");
         for (int r = 0; r < SIZE; r++) run->rank[c][r] = c * SIZE + r;
         run->ranks[c] = run->rank[c];
     }

@@ -87,8 +87,8 @@ static double least_latency(const struct walk *walk, bool lifted)
 
 static bool same_submesh(const struct walk *walk, int i, const struct hapt_plan_stage *stage)
 {
-    return walk->stage[i].subcluster == stage->subcluster && walk->stage[i].n == stage->nodes &&
-           walk->stage[i].m == stage->devices_per_node;
+    return walk->stage[i].subcluster == stage->submesh->subcluster[0] && walk->stage[i].n == stage->submesh->nodes &&
+           walk->stage[i].m == stage->submesh->devices_per_node;
 }
 
 /* These submeshes are the plan's but for `here` of them that stand for `there` of the plan's, all in one subcluster. */
@@ -98,9 +98,9 @@ static bool neighbours(const struct walk *walk, int here, int there)
     if (walk->stages - here != plan->stage_count - there) return false;
     for (int i = 0; i + here <= walk->stages; i++) {
         bool fits = true;
-        const int c = plan->stage[i].subcluster;
+        const int c = plan->stage[i].submesh->subcluster[0];
         for (int k = 0; k < i; k++) fits &= same_submesh(walk, k, &plan->stage[k]);
-        for (int k = i; k < i + there; k++) fits &= plan->stage[k].subcluster == c;
+        for (int k = i; k < i + there; k++) fits &= plan->stage[k].submesh->subcluster[0] == c;
         for (int k = i; k < i + here; k++) fits &= walk->stage[k].subcluster == c;
         for (int k = i + here; k < walk->stages; k++) fits &= same_submesh(walk, k, &plan->stage[k + there - here]);
         if (fits) return true;
@@ -192,9 +192,9 @@ static struct visit visit_of(const struct hapt_plan *plan)
 {
     struct visit visit = {0};
     for (int i = 0; i < plan->stage_count; i++) {
-        if (i > 0 && plan->stage[i].subcluster == plan->stage[i - 1].subcluster) continue;
+        if (i > 0 && plan->stage[i].submesh->subcluster[0] == plan->stage[i - 1].submesh->subcluster[0]) continue;
         if (i > 0) visit.cut[visit.count - 1] = plan->stage[i].first_layer;
-        visit.subcluster[visit.count++] = plan->stage[i].subcluster;
+        visit.subcluster[visit.count++] = plan->stage[i].submesh->subcluster[0];
     }
     return visit;
 }
@@ -270,8 +270,10 @@ static bool same_stages(const struct hapt_plan *a, const struct hapt_plan *b)
 {
     bool same = a->stage_count == b->stage_count;
     for (int i = 0; same && i < a->stage_count; i++)
-        same = a->stage[i].end_layer == b->stage[i].end_layer && a->stage[i].subcluster == b->stage[i].subcluster &&
-               a->stage[i].nodes == b->stage[i].nodes && a->stage[i].devices_per_node == b->stage[i].devices_per_node;
+        same = a->stage[i].end_layer == b->stage[i].end_layer &&
+               a->stage[i].submesh->subcluster[0] == b->stage[i].submesh->subcluster[0] &&
+               a->stage[i].submesh->nodes == b->stage[i].submesh->nodes &&
+               a->stage[i].submesh->devices_per_node == b->stage[i].submesh->devices_per_node;
     return same;
 }
 
@@ -318,8 +320,8 @@ static void check_rival(const struct least *least, const struct hapt_profile *pr
     if (rival->fits) return;
     CHECK_MESSAGE(rival->loss < 0 && rival->short_bytes > 0, "seed %llu: more memory buys nothing", seed);
     const struct hapt_plan_stage *tight = &rival->plan->stage[rival->short_stage];
-    CHECK_NEAR(tight->memory_bytes - profile->cluster[tight->subcluster].device_memory_bytes, rival->short_bytes,
-               1e-12);
+    CHECK_NEAR(tight->memory_bytes - profile->cluster[tight->submesh->subcluster[0]].device_memory_bytes,
+               rival->short_bytes, 1e-12);
 }
 
 static void compare_once(uint64_t start)
