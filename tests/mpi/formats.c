@@ -17,6 +17,7 @@
 #include "test.h"
 
 #define FOLDER "tests/data/formats/1/"
+#define FOLDER_2 "tests/data/formats/2/" /* plans of version 2; the other formats have one version */
 #define CONTENTS FOLDER "contents.txt"
 
 static FILE *list;
@@ -317,6 +318,8 @@ static void files_hold_what_they_held(void)
     load_and_list_plan(FOLDER "plan.h5");
     load_and_list_plan(FOLDER "two.h5");
     load_and_list_plan(FOLDER "mixed.h5");
+    load_and_list_plan(FOLDER_2 "plan.h5");
+    load_and_list_plan(FOLDER_2 "mixed.h5");
     load_and_list_cluster(FOLDER "cluster.json");
     load_and_list_cluster(FOLDER "paper.json");
     list_topology(FOLDER "topology.h5");

@@ -223,6 +223,7 @@ static void plans_round_trip(void)
             CHECK_OK(hapt_plan_save(path_of("plan.h5"), plan));
             CHECK_OK(hapt_plan_load(path_of("plan.h5"), &arena, &loaded));
             CHECK(loaded->stage_count == plan->stage_count && loaded->schedule == plan->schedule);
+            CHECK(loaded->submesh_count == plan->submesh_count);
             CHECK(loaded->latency_s == plan->latency_s && loaded->t_max_s == plan->t_max_s);
             CHECK(loaded->search.evaluated == plan->search.evaluated && strcmp(loaded->limit, plan->limit) == 0);
             for (int i = 0; i < plan->stage_count; i++) {
@@ -232,6 +233,8 @@ static void plans_round_trip(void)
                 CHECK(loaded->stage[i].warmup == plan->stage[i].warmup);
                 CHECK(strcmp(loaded->stage[i].submesh->name, plan->stage[i].submesh->name) == 0);
             }
+            for (int i = 0; i < plan->stage_count; i++)
+                CHECK(loaded->stage[i].submesh - loaded->submesh == plan->stage[i].submesh - plan->submesh);
             /* priced again it is what the search said */
             CHECK_OK(hapt_plan_price(profile, loaded, &arena));
             CHECK_NEAR(loaded->latency_s, plan->latency_s, 1e-12 * plan->latency_s);
@@ -532,6 +535,12 @@ static void damaged_plans_fail(void)
     CHECK_FAILS(hapt_plan_load(path_of("bad.h5"), &arena, &loaded), HAPT_ERR_INPUT);
     CHECK_FAILS(hapt_plan_load(path_of("absent.h5"), &arena, &loaded), HAPT_ERR_INPUT);
     CHECK_FAILS(hapt_plan_load(path_of("profile.h5"), &arena, &loaded), HAPT_ERR_INPUT);
+    plan->stage[0].warmup = 2;
+    plan->stage[1].submesh = plan->stage[0].submesh; /* two chunks on one submesh: can be written, is not run yet */
+    CHECK_OK(hapt_plan_save(path_of("bad.h5"), plan));
+    CHECK(hapt_plan_load(path_of("bad.h5"), &arena, &loaded) == HAPT_ERR_INPUT);
+    CHECK_MESSAGE(strstr(hapt_fail_message(), "share a submesh") != NULL, "%s", hapt_fail_message());
+    hapt_fail_reset();
     CHECK(truncate(path_of("bad.h5"), 3000) == 0);
     CHECK_FAILS(hapt_plan_load(path_of("bad.h5"), &arena, &loaded), HAPT_ERR_INPUT);
     hapt_arena_release(&arena);
