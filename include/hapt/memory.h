@@ -2,9 +2,9 @@
  * The static memory plan of a program under a schedule: regions and offsets, known before anything runs. Pure
  * functions.
  *
- * One allocation holds: resident | N slots | workspace | transfer slots. Every tensor is aligned to 64 bytes.
- *   resident   fp32 master weights, bf16 compute copies, fp32 gradients, optimizer state, the loss scale
- *   slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations
+ * One allocation holds the chunks of a device: residents | N slots | workspace | transfer slots. Every tensor is
+ * aligned to 64 bytes. resident   fp32 master weights, bf16 compute copies, fp32 gradients, optimizer state, the loss
+ * scale slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations
  *   workspace  tensors of one instruction, offsets by liveness, and kernel scratch; also gradients that cross a
  *              boundary: they are copied from and to their transfer slots
  *   transfer   HAPT_TRANSFER_SLOTS buffers per boundary: activations and gradients received, gradients sent
@@ -45,7 +45,7 @@ struct hapt_parameter_group {
 
 struct hapt_memory_plan {
     size_t parameter_bytes;   /* resident + workspace + transfer slots */
-    size_t activation_bytes;  /* one slot */
+    size_t activation_bytes;  /* one slot; a slot holds one microbatch of one chunk */
     size_t total_bytes;       /* parameter_bytes + slots * activation_bytes */
     int slots;                /* N */
     enum hapt_region *region; /* [program->tensor_count] */
@@ -83,9 +83,20 @@ void hapt_parameter_group_slice(const struct hapt_sharding *sharding, const stru
 /* Number of ranks on a group's axes; *index: the sharding's own rank among them. */
 int hapt_parameter_group_ranks(const struct hapt_sharding *sharding, unsigned axes, int *index);
 
-/* HAPT_ERR_MEMORY only for host memory; the caller checks the device's limit. Deterministic. */
-enum hapt_status hapt_memory_plan(const struct hapt_program *program, const struct hapt_memory_options *options,
-                                  struct hapt_arena *arena, struct hapt_memory_plan **plan);
+/* Plans the memory of a device that executes one instruction list over `chunks` programs. plan[0 .. chunks): offsets of
+ * each program in the one allocation. All chunks share the pool of slots, the workspace and the totals;
+ * activation_bytes is the largest chunk's. HAPT_ERR_MEMORY only for host memory; the caller checks the device's limit.
+ * Deterministic. */
+enum hapt_status hapt_memory_plan_chunks(const struct hapt_program *const *program, int chunks,
+                                         const struct hapt_memory_options *options, struct hapt_arena *arena,
+                                         struct hapt_memory_plan **plan);
+/* The same for one program. */
+static inline enum hapt_status hapt_memory_plan(const struct hapt_program *program,
+                                                const struct hapt_memory_options *options, struct hapt_arena *arena,
+                                                struct hapt_memory_plan **plan)
+{
+    return hapt_memory_plan_chunks(&program, 1, options, arena, plan);
+}
 /*
  * The same figures for many ranges of one sharding, without building their programs. Data that do not depend on the
  * range are gathered once. Equal to hapt_memory_plan for any number of slots.

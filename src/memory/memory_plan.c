@@ -1,4 +1,4 @@
-/* The static memory plan: resident blocks, one slot, workspace by liveness, transfer slots. */
+/* The static memory plan of the chunks of a device: resident blocks, slots, workspace by liveness, transfer slots. */
 #include <stdlib.h>
 
 #include "gaps.h"
@@ -9,7 +9,7 @@ struct planner {
     const struct hapt_memory_options *options;
     struct hapt_memory_plan *plan;
     struct hapt_lifetime *lifetime[HAPT_SECTION_COUNT];
-    size_t end; /* first free byte of the allocation so far */
+    size_t *end; /* first free byte of the allocation so far; shared by the chunks */
 };
 
 static const struct hapt_tensor *whole_tensor(const struct hapt_program *program, int tensor)
@@ -19,8 +19,8 @@ static const struct hapt_tensor *whole_tensor(const struct hapt_program *program
 
 static size_t reserve(struct planner *planner, size_t bytes)
 {
-    const size_t offset = planner->end;
-    planner->end += hapt_lifetime_align(bytes);
+    const size_t offset = *planner->end;
+    *planner->end += hapt_lifetime_align(bytes);
     return offset;
 }
 
@@ -120,7 +120,7 @@ static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_
     plan->gradient_offset = reserve(planner, plan->trained_elements * sizeof(float));
     for (int t = 0; t < program->tensor_count; t++)
         if (is_sum(program, t)) plan->offset[t] = reserve(planner, hapt_lifetime_bytes(program, t));
-    plan->zeroed_elements = (planner->end - plan->gradient_offset) / sizeof(float);
+    plan->zeroed_elements = (*planner->end - plan->gradient_offset) / sizeof(float);
     share_state(planner);
     for (int s = 0; s < plan->state_count; s++)
         plan->state_offset[s] = reserve(planner, plan->state_elements * sizeof(float));
@@ -147,17 +147,32 @@ static enum hapt_status reserve_resident(struct planner *planner, struct hapt_ar
     return HAPT_OK;
 }
 
-static void reserve_slots(struct planner *planner)
+/* Sets the offsets of a chunk's tensors inside a slot. */
+static void lay_out_slot(struct planner *planner)
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
-    plan->slot_offset = planner->end;
     for (int t = 0; t < program->tensor_count; t++) {
         if (plan->region[t] != HAPT_REGION_SLOT || program->tensor[t].root != t) continue;
         plan->offset[t] = plan->activation_bytes;
         plan->activation_bytes += hapt_lifetime_align(hapt_lifetime_bytes(program, t));
     }
-    planner->end += (size_t)plan->slots * plan->activation_bytes;
+}
+
+/* One pool serves all chunks, so a slot is as large as the largest chunk's. */
+static void reserve_slots(struct planner *planner, int chunks)
+{
+    size_t largest = 0;
+    for (int k = 0; k < chunks; k++) {
+        lay_out_slot(&planner[k]);
+        if (planner[k].plan->activation_bytes > largest) largest = planner[k].plan->activation_bytes;
+    }
+    const size_t offset = *planner->end;
+    *planner->end += (size_t)planner->plan->slots * largest;
+    for (int k = 0; k < chunks; k++) {
+        planner[k].plan->slot_offset = offset;
+        planner[k].plan->activation_bytes = largest;
+    }
 }
 
 struct event {
@@ -222,19 +237,27 @@ static size_t scratch_bytes(const struct planner *planner)
     return hapt_lifetime_align(bytes);
 }
 
-static enum hapt_status reserve_workspace(struct planner *planner, struct hapt_arena *scratch)
+/* One instruction runs at a time, so the chunks share tensors' bytes and kernel scratch. */
+static enum hapt_status reserve_workspace(struct planner *planner, int chunks, struct hapt_arena *scratch)
 {
-    struct hapt_memory_plan *plan = planner->plan;
-    size_t tensors = 0;
-    for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
-        size_t bytes;
-        HAPT_TRY(plan_section(planner, section, scratch, &bytes));
-        if (bytes > tensors) tensors = bytes;
+    size_t tensors = 0, kernels = 0;
+    for (int k = 0; k < chunks; k++) {
+        for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
+            size_t bytes;
+            HAPT_TRY(plan_section(&planner[k], section, scratch, &bytes));
+            if (bytes > tensors) tensors = bytes;
+        }
+        const size_t bytes = scratch_bytes(&planner[k]);
+        if (bytes > kernels) kernels = bytes;
     }
-    plan->scratch_bytes = scratch_bytes(planner);
-    plan->workspace_bytes = tensors + plan->scratch_bytes;
-    plan->workspace_offset = reserve(planner, plan->workspace_bytes);
-    plan->scratch_offset = plan->workspace_offset + tensors;
+    const size_t offset = reserve(planner, tensors + kernels);
+    for (int k = 0; k < chunks; k++) {
+        struct hapt_memory_plan *plan = planner[k].plan;
+        plan->scratch_bytes = kernels;
+        plan->workspace_bytes = tensors + kernels;
+        plan->workspace_offset = offset;
+        plan->scratch_offset = offset + tensors;
+    }
     return HAPT_OK;
 }
 
@@ -251,7 +274,7 @@ static enum hapt_status reserve_staging(struct planner *planner, const struct ha
     return HAPT_OK;
 }
 
-static enum hapt_status plan_all(struct planner *planner, struct hapt_arena *arena, struct hapt_arena *scratch)
+static enum hapt_status begin_chunk(struct planner *planner, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
@@ -260,31 +283,61 @@ static enum hapt_status plan_all(struct planner *planner, struct hapt_arena *are
     HAPT_NEW(plan->parameter_element, arena, program->tensor_count);
     for (int t = 0; t < program->tensor_count; t++) plan->parameter_element[t] = (size_t)-1;
     HAPT_TRY(hapt_lifetime_derive(program, scratch, plan->region, planner->lifetime));
-    HAPT_TRY(reserve_resident(planner, scratch));
-    reserve_slots(planner);
-    HAPT_TRY(reserve_workspace(planner, scratch));
+    return reserve_resident(planner, scratch);
+}
+
+static enum hapt_status end_chunk(struct planner *planner, struct hapt_arena *arena)
+{
+    const struct hapt_program *program = planner->program;
+    struct hapt_memory_plan *plan = planner->plan;
     for (int t = 0; t < program->tensor_count; t++) plan->offset[t] = plan->offset[program->tensor[t].root];
     HAPT_TRY(reserve_staging(planner, &program->forward_in, arena, &plan->forward_in));
     HAPT_TRY(reserve_staging(planner, &program->backward_in, arena, &plan->backward_in));
-    HAPT_TRY(reserve_staging(planner, &program->backward_out, arena, &plan->backward_out));
-    plan->total_bytes = planner->end;
-    plan->parameter_bytes = planner->end - (size_t)plan->slots * plan->activation_bytes;
+    return reserve_staging(planner, &program->backward_out, arena, &plan->backward_out);
+}
+
+static enum hapt_status plan_all(struct planner *planner, int chunks, struct hapt_arena *arena,
+                                 struct hapt_arena *scratch)
+{
+    for (int k = 0; k < chunks; k++) HAPT_TRY(begin_chunk(&planner[k], arena, scratch));
+    reserve_slots(planner, chunks);
+    HAPT_TRY(reserve_workspace(planner, chunks, scratch));
+    for (int k = 0; k < chunks; k++) HAPT_TRY(end_chunk(&planner[k], arena));
+    for (int k = 0; k < chunks; k++) {
+        struct hapt_memory_plan *plan = planner[k].plan;
+        plan->total_bytes = *planner->end;
+        plan->parameter_bytes = *planner->end - (size_t)plan->slots * plan->activation_bytes;
+    }
     return HAPT_OK;
 }
 
-enum hapt_status hapt_memory_plan(const struct hapt_program *program, const struct hapt_memory_options *options,
-                                  struct hapt_arena *arena, struct hapt_memory_plan **plan)
+static enum hapt_status plan_chunks(const struct hapt_program *const *program, int chunks,
+                                    const struct hapt_memory_options *options, struct hapt_arena *arena,
+                                    struct hapt_arena *scratch, struct hapt_memory_plan **plan)
 {
-    HAPT_ASSERT(options->slots >= 1 && options->state_count >= 0 && options->state_count <= 2);
+    struct planner *planner;
     struct hapt_memory_plan *made;
-    HAPT_NEW(made, arena, 1);
-    made->slots = options->slots;
-    made->state_count = options->state_count;
-    struct planner planner = {.program = program, .options = options, .plan = made};
+    size_t end = 0;
+    HAPT_NEW(planner, scratch, chunks);
+    HAPT_NEW(made, arena, chunks);
+    for (int k = 0; k < chunks; k++) {
+        made[k].slots = options->slots;
+        made[k].state_count = options->state_count;
+        planner[k] = (struct planner){.program = program[k], .options = options, .plan = &made[k], .end = &end};
+    }
+    HAPT_TRY(plan_all(planner, chunks, arena, scratch));
+    *plan = made;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_memory_plan_chunks(const struct hapt_program *const *program, int chunks,
+                                         const struct hapt_memory_options *options, struct hapt_arena *arena,
+                                         struct hapt_memory_plan **plan)
+{
+    HAPT_ASSERT(chunks >= 1 && options->slots >= 1 && options->state_count >= 0 && options->state_count <= 2);
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    const enum hapt_status status = plan_all(&planner, arena, &scratch);
+    const enum hapt_status status = plan_chunks(program, chunks, options, arena, &scratch, plan);
     hapt_arena_release(&scratch);
-    if (status == HAPT_OK) *plan = made;
     return status;
 }
