@@ -66,17 +66,6 @@ struct hapt_spmd_costs {
     double (*tensor_bytes)(const void *context, const struct hapt_graph *graph, int tensor);
 };
 
-/* A simple cost model: rates only. */
-struct hapt_spmd_rates {
-    int size;
-    const double *flops_per_s, *bytes_per_s; /* [size] of each device */
-    double launch_s;                         /* s per operator */
-    double latency_s, bandwidth_bytes_per_s; /* of the axis' links, per rank and direction; rings */
-};
-/* Fills `costs` to use `rates`, which must outlive it. The caller owns `kind` [size], which is filled: devices of equal
- * rates are of one kind. */
-void hapt_spmd_rates_costs(const struct hapt_spmd_rates *rates, int *kind, struct hapt_spmd_costs *costs);
-
 struct hapt_synthesis_options {
     int microbatches;                   /* B; 0 counts as 1 */
     const double *memory_bytes;         /* [axis size] limit of each device; NULL: no limits */

@@ -16,8 +16,18 @@ struct pair {
     struct hapt_program_price price;
     struct hapt_synthesis_report report;
     const char *origin, *solver;
-    bool fits;
 };
+
+static struct alternating start_with(const struct hapt_alternation *asked)
+{
+    return (struct alternating){.asked = asked,
+                                .microbatches = asked->microbatches > 0 ? asked->microbatches : 1,
+                                .options = {.microbatches = asked->microbatches,
+                                            .most_states = asked->most_states > 0 ? asked->most_states : 2000,
+                                            .memory_bytes = asked->memory_bytes,
+                                            .in_flight = asked->in_flight,
+                                            .optimizer_bytes_per_element = asked->optimizer_bytes_per_element}};
+}
 
 static bool fits(const struct hapt_alternation *asked, const struct hapt_program_price *price)
 {
@@ -186,13 +196,8 @@ enum hapt_status hapt_alternation_ratios(const struct hapt_alternation *asked, c
 {
     enum { TANGENTS = 3 };
     struct hapt_ratio_regimes made = {INFINITY, INFINITY, INFINITY, NULL};
-    struct alternating alternating = {.asked = asked,
-                                      .microbatches = asked->microbatches > 0 ? asked->microbatches : 1};
+    const struct alternating alternating = start_with(asked);
     struct pair best = {.program = *program, .solver = ""};
-    alternating.options =
-        (struct hapt_synthesis_options){.microbatches = asked->microbatches,
-                                        .in_flight = asked->in_flight,
-                                        .optimizer_bytes_per_element = asked->optimizer_bytes_per_element};
     best.price.cost_s = INFINITY;
     for (int start = 0; start < (asked->power ? 2 : 1); start++) {
         struct pair pair = {.program = *program, .solver = ""};
@@ -228,11 +233,7 @@ enum hapt_status hapt_alternation_data_parallel(const struct hapt_alternation *a
                                                 struct hapt_axis_program *program, struct hapt_program_price *price)
 {
     struct hapt_axis_program *made;
-    const struct alternating alternating = {
-        .asked = asked,
-        .options = {.microbatches = asked->microbatches,
-                    .in_flight = asked->in_flight,
-                    .optimizer_bytes_per_element = asked->optimizer_bytes_per_element}};
+    const struct alternating alternating = start_with(asked);
     HAPT_TRY(make_axis(asked->devices, 1, ratio, true, arena, axis));
     HAPT_TRY(hapt_axis_program_data_parallel(asked->sharding, asked->axis_index, axis, arena, &made));
     *program = *made;
@@ -366,19 +367,12 @@ enum hapt_status hapt_alternate(const struct hapt_alternation *asked, struct hap
                                 struct hapt_alternation_result *result)
 {
     struct hapt_alternation_result made = {.turn_count = 0};
-    struct alternating alternating = {.asked = asked,
-                                      .microbatches = asked->microbatches > 0 ? asked->microbatches : 1};
+    struct alternating alternating = start_with(asked);
     const double start_s = hapt_time_s();
     if (asked->devices > HAPT_ALTERNATION_DEVICES || asked->segments > MOST_SEGMENTS)
         return hapt_fail(HAPT_ERR_INPUT, NULL,
                          "an axis of %d devices and %d segments exceeds the limits of %d devices and %d segments",
                          asked->devices, asked->segments, HAPT_ALTERNATION_DEVICES, MOST_SEGMENTS);
-    alternating.options =
-        (struct hapt_synthesis_options){.microbatches = asked->microbatches,
-                                        .most_states = asked->most_states > 0 ? asked->most_states : 2000,
-                                        .memory_bytes = asked->memory_bytes,
-                                        .in_flight = asked->in_flight,
-                                        .optimizer_bytes_per_element = asked->optimizer_bytes_per_element};
     HAPT_NEW(alternating.ratio_of, arena, asked->sharding->graph->forward_count);
     struct hapt_progress progress;
     hapt_progress_init(&progress, NULL, "turns", 2 * HAPT_ALTERNATION_TURNS);

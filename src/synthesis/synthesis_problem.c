@@ -1,58 +1,5 @@
 /* Turns a graph and its costs into the search problem: layouts of tensors and choices of operators. */
-#include <math.h>
-#include <string.h>
-
-#include "hapt/env.h"
-#include "hapt/rules.h"
-#include "synthesis_fold.h"
-
-/* ---- costs ---- */
-
-static double collective(const struct hapt_spmd_costs *costs, enum hapt_collective_kind kind, double bytes,
-                         double share)
-{
-    return costs->collective_s(costs->context, kind, bytes, share);
-}
-
-enum hapt_collective_kind hapt_conversion(const struct hapt_spmd_costs *costs, bool no_grouped_broadcast, double bytes,
-                                          struct hapt_property from, double from_share, struct hapt_property to,
-                                          double to_share, double *seconds)
-{
-    enum hapt_collective_kind kind = HAPT_COLLECTIVE_NONE;
-    *seconds = INFINITY;
-    if (to.kind == HAPT_PROPERTY_PARTIAL || hapt_property_same(from, to)) return kind;
-    const bool whole = to.kind == HAPT_PROPERTY_REPLICATED;
-    if (from.kind == HAPT_PROPERTY_REPLICATED) {
-        kind = HAPT_COLLECTIVE_SLICE;
-        *seconds = 0;
-    } else if (from.kind == HAPT_PROPERTY_PARTIAL) {
-        kind = whole ? HAPT_COLLECTIVE_ALL_REDUCE : HAPT_COLLECTIVE_REDUCE_SCATTER;
-        *seconds = collective(costs, kind, bytes, whole ? 1 : to_share);
-    } else if (!whole) {
-        kind = HAPT_COLLECTIVE_ALL_TO_ALL;
-        *seconds = collective(costs, kind, bytes, fmax(from_share, to_share));
-    } else {
-        kind = HAPT_COLLECTIVE_ALL_GATHER;
-        *seconds = collective(costs, kind, bytes, from_share);
-        if (no_grouped_broadcast) return kind;
-        const double other = collective(costs, HAPT_COLLECTIVE_GROUPED_BROADCAST, bytes, from_share);
-        if (other < *seconds) {
-            kind = HAPT_COLLECTIVE_GROUPED_BROADCAST;
-            *seconds = other;
-        }
-    }
-    return kind;
-}
-
-double hapt_exchange_seconds(const struct hapt_spmd_costs *costs, const struct hapt_graph *graph, int index)
-{
-    const struct hapt_op *op = &graph->op[index];
-    const int last = op->output[op->output_count - 1];
-    const double elements = (double)hapt_tensor_elements(&graph->tensor[last]);
-    const double part = hapt_full_bytes(costs, graph, last) / (double)hapt_tensor_bytes(&graph->tensor[last]);
-    return hapt_op_type_at(op->type)->inner_all_reduces *
-           collective(costs, HAPT_COLLECTIVE_ALL_REDUCE, 4 * elements * part, 1);
-}
+#include "synthesis_private.h"
 
 /* ---- kinds of devices ---- */
 
@@ -105,14 +52,7 @@ static enum hapt_status shares_of(struct problem *problem, struct share_cache *c
         *found = &cache->entry[e];
         return HAPT_OK;
     }
-    if (cache->count == cache->capacity) {
-        struct shares *grown;
-        const int capacity = cache->capacity ? 2 * cache->capacity : 64;
-        HAPT_NEW(grown, problem->arena, capacity);
-        if (cache->count) memcpy(grown, cache->entry, (size_t)cache->count * sizeof *grown);
-        cache->entry = grown;
-        cache->capacity = capacity;
-    }
+    MAKE_ROOM(cache->entry, cache->count, cache->capacity, 64, problem->arena);
     struct shares *made = &cache->entry[cache->count];
     *made = (struct shares){.ratio = ratio, .units = units};
     if (!hapt_axis_split(problem->axis, ratio, units, cache->first))
@@ -382,13 +322,7 @@ static enum hapt_status make_layouts(struct builder *builder)
             if (same) builder->layouts[t] = other;
         }
         if (builder->layouts[t]) continue;
-        if (builder->unique_count == capacity) {
-            struct layouts **grown;
-            HAPT_NEW(grown, problem->arena, capacity ? 2 * capacity : 64);
-            if (capacity) memcpy(grown, builder->unique, (size_t)capacity * sizeof *grown);
-            builder->unique = grown;
-            capacity = capacity ? 2 * capacity : 64;
-        }
+        MAKE_ROOM(builder->unique, builder->unique_count, capacity, 64, problem->arena);
         struct layouts *made;
         HAPT_NEW(made, problem->arena, 1);
         made->count = of->count;
@@ -411,10 +345,10 @@ static double compute_seconds(const struct problem *problem, const struct hapt_c
     its.share = rule->units ? shares->share[class] : 1;
     const struct hapt_spmd_costs *costs = problem->costs;
     if (!problem->merged) return costs->compute_s(costs->context, &its, problem->representative[class]);
-    double slowest = 0;
+    double most = 0;
     for (int j = 0; j < problem->axis->size; j++)
-        if (problem->class_of[j] == class) slowest = fmax(slowest, costs->compute_s(costs->context, &its, j));
-    return slowest;
+        if (problem->class_of[j] == class) most = fmax(most, costs->compute_s(costs->context, &its, j));
+    return most;
 }
 
 static enum hapt_status make_choice(struct builder *builder, int index, const struct hapt_cut_rule *rule,
@@ -422,18 +356,14 @@ static enum hapt_status make_choice(struct builder *builder, int index, const st
 {
     struct problem *problem = builder->problem;
     const struct hapt_op *op = &problem->graph->op[index];
-    struct hapt_spmd_work work = {.graph = problem->graph, .op = index, .cut = rule->cut};
+    const struct hapt_spmd_work work = hapt_work_of_rule(problem->graph, index, rule);
     *choice = (struct choice){.rule = rule};
-    for (int i = 0; i < op->input_count; i++) {
-        if (op->input[i] < 0) continue;
-        choice->input[i] = (unsigned char)layout_number(builder, op->input[i], rule->rule.input[i]);
-        if (choice->input[i] >= SHARDED) work.sharded_input |= 1u << i;
-    }
-    for (int o = 0; o < op->output_count; o++) {
-        if (op->output[o] < 0) continue;
-        choice->output[o] = (unsigned char)layout_number(builder, op->output[o], rule->rule.output[o]);
-        if (choice->output[o] >= SHARDED) work.sharded_output |= 1u << o;
-    }
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0)
+            choice->input[i] = (unsigned char)layout_number(builder, op->input[i], rule->rule.input[i]);
+    for (int o = 0; o < op->output_count; o++)
+        if (op->output[o] >= 0)
+            choice->output[o] = (unsigned char)layout_number(builder, op->output[o], rule->rule.output[o]);
     if (rule->rule.exchange) choice->exchange_s = hapt_exchange_seconds(problem->costs, problem->graph, index);
     const struct shares *shares = NULL;
     double *seconds;
@@ -514,12 +444,10 @@ enum hapt_status hapt_problem_build(const struct hapt_sharding *sharding, int ax
                                 .axis = axis,
                                 .costs = costs,
                                 .options = options,
-                                .arena = arena};
-    problem->microbatches = options->microbatches > 0 ? options->microbatches : 1;
-    problem->in_flight = options->in_flight > 0 ? options->in_flight : 1;
-    problem->state_bytes = options->optimizer_bytes_per_element < 0   ? 0
-                           : options->optimizer_bytes_per_element > 0 ? options->optimizer_bytes_per_element
-                                                                      : 8;
+                                .arena = arena,
+                                .microbatches = hapt_microbatches(options),
+                                .in_flight = hapt_in_flight(options),
+                                .state_bytes = hapt_state_bytes(options)};
     problem->memory_resource = problem->counts_memory = options->exact && options->memory_bytes;
     HAPT_TRY(sort_devices(problem));
     HAPT_NEW(builder.shares.first, arena, axis->size + 1);
