@@ -75,12 +75,9 @@ struct hapt_synthesis_options {
     const struct hapt_cut *const
         *forced;         /* [op_count] the one cut an operator may have (blocks and unit 0: any), or NULL */
     const int *ratio_of; /* [forward_count] index of the axis' ratio vector that an operator uses; NULL: the first */
-    unsigned boundary_layouts;    /* between segments: bit 0 replicated, bit 1 + d sharded on dimension d; 0: all */
     bool no_replicated_gradients; /* no sufficient factor broadcasting: parameter gradients are computed from shards if
                                      such a cut exists */
-    bool no_grouped_broadcast;
-    bool exact;          /* the full graph as one segment, memory as a resource, nothing pruned: for small graphs */
-    int segment_minimum; /* least number of forward operators per segment; 0: 4 */
+    bool exact;       /* the full graph as one segment, memory as a resource, nothing pruned: for small graphs */
     long most_states; /* of one search of a segment; beyond it only the cheapest states go on, for every layout of what
                          segments share; 0: 1,000, or 200,000 if exact */
     int most_prices;  /* prices of memory tried between one that is too low and one at which a program fits; 0: 3 */

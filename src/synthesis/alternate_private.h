@@ -25,7 +25,7 @@ enum hapt_status alternating_price(const struct alternating *alternating, const 
  * different ratios are resharded. ratio [axis->ratio_count][axis->size]. HAPT_ERR_INFEASIBLE if none fit the memory. */
 enum hapt_status alternating_solve(const struct alternating *alternating, const struct hapt_axis *axis,
                                    const struct hapt_axis_program *program, const struct hapt_program_price *here,
-                                   struct hapt_arena *arena, double **ratio, const char **solver);
+                                   struct hapt_arena *arena, double **ratio);
 /* computes [count]: true if a program computes longer than it communicates in the segment that ends at end[k]. */
 enum hapt_status alternating_computes(const struct alternating *alternating, const struct hapt_axis *axis,
                                       const struct hapt_axis_program *program, const int *end, int count,

@@ -371,7 +371,7 @@ static enum hapt_status descend(struct ratio_search *ratio_search, bool *separat
 
 enum hapt_status alternating_solve(const struct alternating *alternating, const struct hapt_axis *axis,
                                    const struct hapt_axis_program *program, const struct hapt_program_price *here,
-                                   struct hapt_arena *arena, double **ratio, const char **solver)
+                                   struct hapt_arena *arena, double **ratio)
 {
     const int segments = axis->ratio_count, devices = axis->size;
     struct ratio_search ratio_search = {
@@ -396,7 +396,6 @@ enum hapt_status alternating_solve(const struct alternating *alternating, const 
         memcpy(made + (size_t)k * devices, ratio_search.result.ratio + (size_t)run_of[k] * devices,
                (size_t)devices * sizeof *made);
     *ratio = made;
-    *solver = ratio_search.result.solver;
     return HAPT_OK;
 }
 
@@ -404,12 +403,17 @@ enum hapt_status alternating_solve(const struct alternating *alternating, const 
 
 /* Seconds of computation (of the mean device) and of communication of each layer. */
 static enum hapt_status layer_times(const struct alternating *alternating, const struct hapt_axis *axis,
-                                    const struct hapt_axis_program *program, struct hapt_arena *arena,
-                                    double *compute_s, double *communicate_s)
+                                    const struct hapt_axis_program *program, struct hapt_arena *arena, double **compute,
+                                    double **communicate)
 {
     const struct hapt_alternation *asked = alternating->asked;
     const struct hapt_graph *graph = asked->sharding->graph;
+    double *compute_s, *communicate_s;
     int *layer_of, *reader, next = 0;
+    HAPT_NEW(compute_s, arena, asked->layer_count);
+    HAPT_NEW(communicate_s, arena, asked->layer_count);
+    *compute = compute_s;
+    *communicate = communicate_s;
     HAPT_NEW(layer_of, arena, graph->forward_count);
     HAPT_NEW(reader, arena, graph->tensor_count); /* first forward operator that reads a parameter */
     for (int o = 0, l = 0; o < graph->forward_count; o++) {
@@ -482,9 +486,7 @@ enum hapt_status alternating_computes(const struct alternating *alternating, con
 {
     const struct hapt_alternation *asked = alternating->asked;
     double *compute_s, *communicate_s;
-    HAPT_NEW(compute_s, arena, asked->layer_count);
-    HAPT_NEW(communicate_s, arena, asked->layer_count);
-    HAPT_TRY(layer_times(alternating, axis, program, arena, compute_s, communicate_s));
+    HAPT_TRY(layer_times(alternating, axis, program, arena, &compute_s, &communicate_s));
     for (int k = 0, l = 0; k < count; k++) {
         double balance = 0;
         for (; l < asked->layer_count && asked->end_op[l] <= end[k]; l++) balance += compute_s[l] - communicate_s[l];
@@ -502,11 +504,9 @@ enum hapt_status alternating_segments(const struct alternating *alternating, con
     const int most = asked->segments < layers ? asked->segments : layers;
     double *compute_s, *communicate_s, *value, *weight, all = 0;
     HAPT_ASSERT(most >= 1 && most <= MOST_SEGMENTS);
-    HAPT_NEW(compute_s, arena, layers);
-    HAPT_NEW(communicate_s, arena, layers);
     HAPT_NEW(value, arena, layers);
     HAPT_NEW(weight, arena, layers);
-    HAPT_TRY(layer_times(alternating, axis, program, arena, compute_s, communicate_s));
+    HAPT_TRY(layer_times(alternating, axis, program, arena, &compute_s, &communicate_s));
     for (int l = 0; l < layers; l++) all += weight[l] = compute_s[l] + communicate_s[l];
     const double least = 1e-3 * all / layers; /* keeps layers without communication at a finite distance */
     for (int l = 0; l < layers; l++) value[l] = log((compute_s[l] + least) / (communicate_s[l] + least));

@@ -125,7 +125,7 @@ static enum hapt_status put_after(struct emission *emission, const struct step *
 {
     for (int m = 0; m < decision->conversion_count; m++) {
         const struct conversion *conversion = &decision->conversion[m];
-        const int o = conversion->operand - HAPT_MAX_INPUTS - HAPT_MAX_OUTPUTS;
+        const int o = conversion->operand - OPERANDS;
         if (o < 0) continue;
         const int tensor = emission->problem->object[step->output[o % HAPT_MAX_OUTPUTS]].tensor;
         HAPT_TRY(put_conversion(emission, tensor, conversion->from, conversion->to));
@@ -147,15 +147,12 @@ static enum hapt_status put_step(struct emission *emission, int index)
     for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) output_layout[o] = choice->output[o];
     for (int m = 0; m < decision->conversion_count; m++) {
         const struct conversion *conversion = &decision->conversion[m];
-        if (conversion->operand >= HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS) {
-            if (conversion->operand < HAPT_MAX_INPUTS + 2 * HAPT_MAX_OUTPUTS)
-                output_layout[conversion->operand - HAPT_MAX_INPUTS - HAPT_MAX_OUTPUTS] = conversion->to;
+        if (conversion->operand >= OPERANDS) {
+            if (conversion->operand < ALL_OPERANDS) output_layout[conversion->operand - OPERANDS] = conversion->to;
             continue;
         }
-        const int object = conversion->operand < HAPT_MAX_INPUTS
-                               ? step->input[conversion->operand]
-                               : step->previous[conversion->operand - HAPT_MAX_INPUTS];
-        HAPT_TRY(put_converted(emission, problem->object[object].tensor, conversion->from, conversion->to));
+        const int tensor = problem->object[object_at(step, conversion->operand)].tensor;
+        HAPT_TRY(put_converted(emission, tensor, conversion->from, conversion->to));
     }
     for (int i = 0; i < HAPT_MAX_INPUTS; i++) {
         if (step->input[i] < 0) continue;

@@ -444,11 +444,11 @@ static double reach_s(const struct layouts *layouts, layout_set made, int need)
 }
 
 /* At the segment's end: from the layout in which a gradient crosses. */
-static double cross_s(const struct problem *problem, const struct layouts *layouts, layout_set awaited)
+static double cross_s(const struct layouts *layouts, layout_set awaited)
 {
     double seconds = INFINITY;
     for (int l = 0; l < layouts->count; l++)
-        if (hapt_border_allows(problem, layouts, l)) seconds = fmin(seconds, lacking_s(layouts, l, awaited));
+        if (l != PARTIAL) seconds = fmin(seconds, lacking_s(layouts, l, awaited));
     return seconds;
 }
 
@@ -516,8 +516,7 @@ double hapt_bound_conversions(const struct problem *problem, const struct segmen
         if (next_use->step == segment->end) {
             for (int k = 0; !problem->options->exact && k < next_use->count; k++) {
                 const int slot = next_use->object[k].slot;
-                sum += cross_s(problem, problem->object[segment->local[bound->slot[slot]]].layouts,
-                               awaited_of(word[slot]));
+                sum += cross_s(problem->object[segment->local[bound->slot[slot]]].layouts, awaited_of(word[slot]));
             }
             continue;
         }

@@ -119,8 +119,8 @@ static void note_last_readers(struct problem *problem, int *read)
     for (int s = problem->step_count - 1; s >= 0; s--) {
         struct step *step = &problem->step[s];
         const int unit = problem->graph->op[step->op].forward_op + 1;
-        for (int k = HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS - 1; k >= 0; k--) {
-            const int object = k < HAPT_MAX_INPUTS ? step->input[k] : step->previous[k - HAPT_MAX_INPUTS];
+        for (int k = OPERANDS - 1; k >= 0; k--) {
+            const int object = object_at(step, k);
             if (object < 0) continue;
             const bool activation = problem->object[object].kind == OBJECT_FORWARD;
             if (activation ? read[object] != unit : read[object] == 0) step->last_reader |= 1u << k;
@@ -137,15 +137,10 @@ static enum hapt_status note_lives(struct problem *problem)
     HAPT_NEW(dying, problem->arena, problem->object_count);
     for (int s = 0; s < problem->step_count; s++) {
         const struct step *step = &problem->step[s];
-        for (int i = 0; i < HAPT_MAX_INPUTS; i++) {
-            touch(problem, step->input[i], s);
+        for (int k = 0; k < ALL_OPERANDS; k++) touch(problem, object_at(step, k), s);
+        for (int i = 0; i < HAPT_MAX_INPUTS; i++)
             if (step->backward && step->input[i] >= 0 && problem->object[step->input[i]].kind == OBJECT_FORWARD)
                 problem->object[step->input[i]].tracked = problem->memory_resource;
-        }
-        for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
-            touch(problem, step->output[o], s);
-            touch(problem, step->previous[o], s);
-        }
     }
     for (int k = 0; k < problem->object_count; k++) { /* a parameter's layout is needed when its gradient ends */
         const struct object *gradient = &problem->object[k];

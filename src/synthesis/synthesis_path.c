@@ -366,17 +366,14 @@ struct path {
 static enum hapt_status list_crossing(struct path *path, int at, int step)
 {
     struct border *border = &path->border[at];
-    const struct problem *problem = path->problem;
-    for (int pass = 0; pass < 2; pass++) {
-        border->object_count = 0;
-        for (int k = 0; k < problem->object_count; k++) {
-            if (problem->object[k].first < 0 || problem->object[k].first >= step || problem->object[k].last < step)
-                continue;
-            if (pass) border->object[border->object_count] = k;
-            border->object_count++;
-        }
-        if (!pass) HAPT_NEW(border->object, path->arena, border->object_count);
+    int *list = path->crossing_index, count = 0;
+    for (int k = 0; k < path->problem->object_count; k++) {
+        const struct object *object = &path->problem->object[k];
+        if (object->first >= 0 && object->first < step && object->last >= step) list[count++] = k;
     }
+    HAPT_NEW(border->object, path->arena, count);
+    memcpy(border->object, list, (size_t)count * sizeof *list);
+    border->object_count = count;
     return HAPT_OK;
 }
 

@@ -142,8 +142,9 @@ double hapt_spmd_work_bytes(const struct hapt_spmd_work *work, int sharers)
 
 /* ---- communications ---- */
 
-double hapt_conversion_seconds(const struct hapt_spmd_costs *costs, enum hapt_collective_kind kind, double bytes,
-                               double from_share, double to_share)
+/* Seconds of the collective that converts between two layouts, or of another one of the same effect. */
+static double conversion_seconds(const struct hapt_spmd_costs *costs, enum hapt_collective_kind kind, double bytes,
+                                 double from_share, double to_share)
 {
     const double largest = kind == HAPT_COLLECTIVE_ALL_REDUCE       ? 1
                            : kind == HAPT_COLLECTIVE_REDUCE_SCATTER ? to_share
@@ -152,16 +153,15 @@ double hapt_conversion_seconds(const struct hapt_spmd_costs *costs, enum hapt_co
     return kind == HAPT_COLLECTIVE_SLICE ? 0 : costs->collective_s(costs->context, kind, bytes, largest);
 }
 
-enum hapt_collective_kind hapt_conversion(const struct hapt_spmd_costs *costs, bool no_grouped_broadcast, double bytes,
-                                          struct hapt_property from, double from_share, struct hapt_property to,
-                                          double to_share, double *seconds)
+enum hapt_collective_kind hapt_conversion(const struct hapt_spmd_costs *costs, double bytes, struct hapt_property from,
+                                          double from_share, struct hapt_property to, double to_share, double *seconds)
 {
     const enum hapt_collective_kind kind = hapt_rule_collective(from, to), other = HAPT_COLLECTIVE_GROUPED_BROADCAST;
     *seconds = INFINITY;
     if (kind == HAPT_COLLECTIVE_NONE) return kind;
-    *seconds = hapt_conversion_seconds(costs, kind, bytes, from_share, to_share);
-    if (kind != HAPT_COLLECTIVE_ALL_GATHER || no_grouped_broadcast) return kind;
-    const double other_s = hapt_conversion_seconds(costs, other, bytes, from_share, to_share);
+    *seconds = conversion_seconds(costs, kind, bytes, from_share, to_share);
+    if (kind != HAPT_COLLECTIVE_ALL_GATHER) return kind;
+    const double other_s = conversion_seconds(costs, other, bytes, from_share, to_share);
     if (!(other_s < *seconds)) return kind;
     *seconds = other_s;
     return other;
@@ -174,7 +174,7 @@ double hapt_exchange_seconds(const struct hapt_spmd_costs *costs, const struct h
     const double elements = (double)hapt_tensor_elements(&graph->tensor[last]);
     const double part = hapt_full_bytes(costs, graph, last) / (double)hapt_tensor_bytes(&graph->tensor[last]);
     return hapt_op_type_at(op->type)->inner_all_reduces *
-           hapt_conversion_seconds(costs, HAPT_COLLECTIVE_ALL_REDUCE, 4 * elements * part, 1, 1);
+           conversion_seconds(costs, HAPT_COLLECTIVE_ALL_REDUCE, 4 * elements * part, 1, 1);
 }
 
 /* ---- versions ---- */
@@ -309,7 +309,7 @@ static enum hapt_status communicate(struct pricing *pricing, const struct hapt_a
     if (kind != HAPT_COLLECTIVE_SLICE) {
         const struct hapt_spmd_costs costs = hapt_costs_of_tensor(pricing->costs, sum);
         const double bytes = hapt_full_bytes(pricing->costs, pricing->graph, tensor),
-                     seconds = hapt_conversion_seconds(&costs, instruction->kind, bytes, from_share, to_share);
+                     seconds = conversion_seconds(&costs, instruction->kind, bytes, from_share, to_share);
         if (sum) {
             pricing->price->end_s += seconds / pricing->microbatches;
         } else {

@@ -87,14 +87,10 @@ bool hapt_axis_split(const struct hapt_axis *axis, int ratio, int64_t units, int
 
 /* An operator's work under a rule, on all of the cut index. */
 struct hapt_spmd_work hapt_work_of_rule(const struct hapt_graph *graph, int op, const struct hapt_cut_rule *rule);
-/* Seconds of the collective that converts between two layouts, or of another one of the same effect. */
-double hapt_conversion_seconds(const struct hapt_spmd_costs *costs, enum hapt_collective_kind kind, double bytes,
-                               double from_share, double to_share);
 /* The cheapest collective from one layout to another and its seconds; HAPT_COLLECTIVE_NONE and INFINITY if there is
  * none. */
-enum hapt_collective_kind hapt_conversion(const struct hapt_spmd_costs *costs, bool no_grouped_broadcast, double bytes,
-                                          struct hapt_property from, double from_share, struct hapt_property to,
-                                          double to_share, double *seconds);
+enum hapt_collective_kind hapt_conversion(const struct hapt_spmd_costs *costs, double bytes, struct hapt_property from,
+                                          double from_share, struct hapt_property to, double to_share, double *seconds);
 static inline double hapt_full_bytes(const struct hapt_spmd_costs *costs, const struct hapt_graph *graph, int tensor)
 {
     return costs->tensor_bytes ? costs->tensor_bytes(costs->context, graph, tensor)
@@ -190,6 +186,15 @@ struct step {
     int dying_count, *dying; /* objects that no later step touches */
 };
 
+/* Operands of a step as in struct conversion: inputs, previous values of outputs, outputs. */
+enum { OPERANDS = HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS, ALL_OPERANDS = OPERANDS + HAPT_MAX_OUTPUTS };
+static inline int object_at(const struct step *step, int operand)
+{
+    return operand < HAPT_MAX_INPUTS ? step->input[operand]
+           : operand < OPERANDS      ? step->previous[operand - HAPT_MAX_INPUTS]
+                                     : step->output[operand - OPERANDS];
+}
+
 struct problem {
     const struct hapt_sharding *sharding; /* so far */
     int axis_index;
@@ -205,8 +210,8 @@ struct problem {
     struct object *object;
     int step_count;
     struct step *step;
-    const struct layouts *const *layouts; /* [tensor] */
-    int reduce_count;                     /* operators from reduce_first on, in order: part of endings, not of states */
+    const struct layouts **layouts; /* [tensor] */
+    int reduce_count;               /* operators from reduce_first on, in order: part of endings, not of states */
     struct step *reduce;
     int *reduced_by;  /* [tensor] the reduce operator that reads it, or -1 */
     int *written_by;  /* [tensor] number of operators that write it */
@@ -259,8 +264,8 @@ int hapt_ending_tensor(const struct problem *problem, int object, const struct e
 /* ---- decisions ---- */
 
 /* A communication before a step: of input `operand`, or of the previous value of output operand - HAPT_MAX_INPUTS.
- * From HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS on: of an output, after the step. First its conversion to its final layout,
- * then versions made from that. */
+ * From OPERANDS on: of an output, after the step. First its conversion to its final layout; from ALL_OPERANDS on,
+ * versions made from that. */
 struct conversion {
     unsigned char operand, from, to;
 };

@@ -80,8 +80,7 @@ struct builder {
     struct problem *problem;
     struct share_cache shares;
     struct hapt_op_cuts *cuts;
-    struct tensor_layouts *of;      /* by root: a parameter and its gradients share layout numbers */
-    const struct layouts **layouts; /* [tensor] */
+    struct tensor_layouts *of; /* by root: a parameter and its gradients share layout numbers */
     int unique_count;
     struct layouts **unique;
 };
@@ -173,9 +172,8 @@ static double stop_to_stop_s(const struct problem *problem, double bytes, const 
                              const struct stop *to)
 {
     double seconds;
-    hapt_conversion(problem->costs, problem->options->no_grouped_broadcast, bytes, from->property,
-                    from->shares ? from->shares->largest : 1, to->property, to->shares ? to->shares->largest : 1,
-                    &seconds);
+    hapt_conversion(problem->costs, bytes, from->property, from->shares ? from->shares->largest : 1, to->property,
+                    to->shares ? to->shares->largest : 1, &seconds);
     return seconds;
 }
 
@@ -278,9 +276,9 @@ static enum hapt_status fill_layouts(struct builder *builder, int tensor, struct
     }
     for (int a = 0; a < made->count; a++)
         for (int b = 0; b < made->count; b++)
-            made->convert_kind[a][b] = (unsigned char)hapt_conversion(
-                &costs, problem->options->no_grouped_broadcast, made->bytes, made->property[a], made->largest[a],
-                made->property[b], made->largest[b], &made->convert_s[a][b]);
+            made->convert_kind[a][b] =
+                (unsigned char)hapt_conversion(&costs, made->bytes, made->property[a], made->largest[a],
+                                               made->property[b], made->largest[b], &made->convert_s[a][b]);
     for (int a = 0; a < made->count; a++)
         for (int b = 0; b < made->count; b++)
             if ((made->missing >> a | made->missing >> b) & 1u) made->convert_s[a][b] = INFINITY;
@@ -304,7 +302,7 @@ static enum hapt_status make_layouts(struct builder *builder)
         const double bytes = hapt_full_bytes(problem->costs, graph, t);
         const bool gradient = hapt_graph_is_parameter_gradient(graph, t);
         int64_t shape_same = 0;
-        for (int u = 0; u < builder->unique_count && !builder->layouts[t]; u++) {
+        for (int u = 0; u < builder->unique_count && !problem->layouts[t]; u++) {
             const struct layouts *other = builder->unique[u];
             shape_same = other->count == of->count && other->bytes == bytes && other->parameter_gradient == gradient &&
                          !memcmp(other->property, of->property, (size_t)of->count * sizeof of->property[0]);
@@ -319,9 +317,9 @@ static enum hapt_status make_layouts(struct builder *builder)
                     same = shares->largest == other->largest[l] &&
                            !memcmp(shares->share, other->share[l], sizeof shares->share);
             }
-            if (same) builder->layouts[t] = other;
+            if (same) problem->layouts[t] = other;
         }
-        if (builder->layouts[t]) continue;
+        if (problem->layouts[t]) continue;
         MAKE_ROOM(builder->unique, builder->unique_count, capacity, 64, problem->arena);
         struct layouts *made;
         HAPT_NEW(made, problem->arena, 1);
@@ -331,7 +329,7 @@ static enum hapt_status make_layouts(struct builder *builder)
         made->parameter_gradient = gradient;
         HAPT_TRY(fill_layouts(builder, t, made));
         builder->unique[builder->unique_count++] = made;
-        builder->layouts[t] = made;
+        problem->layouts[t] = made;
     }
     return HAPT_OK;
 }
@@ -453,12 +451,11 @@ enum hapt_status hapt_problem_build(const struct hapt_sharding *sharding, int ax
     HAPT_NEW(builder.shares.first, arena, axis->size + 1);
     HAPT_NEW(builder.cuts, arena, graph->op_count);
     HAPT_NEW(builder.of, arena, graph->tensor_count);
-    HAPT_NEW(builder.layouts, arena, graph->tensor_count);
+    HAPT_NEW(problem->layouts, arena, graph->tensor_count);
     HAPT_TRY(hapt_cuts_enumerate(sharding, axis_index, axis, options->ratio_of, arena, builder.cuts));
     note_layouts(&builder);
     if (options->exact) HAPT_TRY(note_stops(&builder));
     HAPT_TRY(make_layouts(&builder));
-    problem->layouts = builder.layouts;
     HAPT_TRY(hapt_fold(problem));
     HAPT_TRY(make_choices(&builder, problem->step, problem->step_count));
     HAPT_TRY(make_choices(&builder, problem->reduce, problem->reduce_count));

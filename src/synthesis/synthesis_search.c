@@ -129,15 +129,15 @@ static void split_long(struct cutting *cutting, int first, int end)
 static void choose_cuts(struct cutting *cutting)
 {
     const struct problem *problem = cutting->problem;
-    const int wished = problem->options->segment_minimum, minimum = wished > 0 ? wished : SEGMENT_MINIMUM;
     int least = MOST_CROSSING, last = 0;
     if (problem->options->exact) return;
     for (int s = 1; s < problem->step_count; s++)
         if (cutting->crossing[s] > 0 && cutting->crossing[s] < least) least = cutting->crossing[s];
     for (int s = 1; s < problem->step_count; s++) {
         const int *before = cutting->forward_before;
-        if (cutting->crossing[s] < 0 || cutting->crossing[s] > least || before[s] - before[last] < minimum) continue;
-        if (before[problem->step_count] - before[s] < minimum) break;
+        if (cutting->crossing[s] < 0 || cutting->crossing[s] > least || before[s] - before[last] < SEGMENT_MINIMUM)
+            continue;
+        if (before[problem->step_count] - before[s] < SEGMENT_MINIMUM) break;
         cutting->cut[s] = true;
         last = s;
     }
@@ -307,12 +307,8 @@ static enum hapt_status expand(struct search *search, int index)
                               .found = found,
                               .context = search};
     hapt_state_load(search, &search->state[index]);
-    for (int k = 0; k < HAPT_MAX_OUTPUTS; k++) /* objects that appear here have no history */
-        if (advance.step->output[k] >= 0 &&
-            search->problem->object[advance.step->output[k]].first == search->segment->first + position)
-            search->word[advance.step->output[k]] = 0;
-    for (int k = 0; k < HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS; k++) {
-        const int object = k < HAPT_MAX_INPUTS ? advance.step->input[k] : advance.step->previous[k - HAPT_MAX_INPUTS];
+    for (int k = 0; k < ALL_OPERANDS; k++) { /* objects that appear here have no history */
+        const int object = object_at(advance.step, k);
         if (object >= 0 && search->problem->object[object].first == search->segment->first + position)
             search->word[object] = 0;
     }

@@ -85,10 +85,8 @@ static inline double crossing_seconds(const struct object *object, int from, int
 /* The layout of a set that converts to another one at the least cost, or -1. Partial sums are no source. */
 int hapt_cheapest_source(const struct layouts *layouts, layout_set from, int to);
 
-/* True if an object may cross a border in that layout. */
-bool hapt_border_allows(const struct problem *problem, const struct layouts *layouts, int layout);
-/* Cost of a crossing object's layout, with its communications: of an activation after the prefix, of a gradient
- * before the suffix. */
+/* Cost of a crossing object's layout (no partial sums), with its communications: of an activation after the prefix, of
+ * a gradient before the suffix. */
 double hapt_border_cost(const struct object *object, uint32_t word, int layout, struct border_conversion *conversion,
                         int *conversion_count);
 /* Largest possible cost of conversions at the segment's end. */

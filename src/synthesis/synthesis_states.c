@@ -375,7 +375,7 @@ static enum hapt_status enumerate_border(struct search *search, struct border *b
         double bytes[MOST_CLASSES];
         int more;
         memcpy(bytes, border->bytes, sizeof bytes);
-        if (!hapt_border_allows(search->problem, object->layouts, l) || conversion_count + MOST_LAYOUTS > 128) continue;
+        if (l == PARTIAL || conversion_count + MOST_LAYOUTS > 128) continue;
         const double seconds = hapt_border_cost(object, word, l, &border->conversion[conversion_count], &more);
         if (!isfinite(seconds)) continue;
         for (int m = 0; m < more; m++) border->conversion[conversion_count + m].object = segment->at_end[k];

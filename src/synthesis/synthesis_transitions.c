@@ -54,14 +54,6 @@ int hapt_cheapest_source(const struct layouts *layouts, layout_set from, int to)
     return best;
 }
 
-bool hapt_border_allows(const struct problem *problem, const struct layouts *layouts, int layout)
-{
-    const unsigned allowed = problem->options->boundary_layouts;
-    if (layout == PARTIAL) return false;
-    if (!allowed) return true;
-    return allowed >> (layout == REPLICATED ? 0 : 1 + layouts->property[layout].dim) & 1u;
-}
-
 double hapt_border_cost(const struct object *object, uint32_t word, int layout, struct border_conversion *conversion,
                         int *conversion_count)
 {
@@ -103,9 +95,7 @@ double hapt_border_spread(const struct problem *problem, const struct segment *s
         if (is_parameter(object)) return INFINITY;
         for (int a = 0; a < object->layouts->count; a++)
             for (int b = 0; b < object->layouts->count; b++)
-                if (hapt_border_allows(problem, object->layouts, a) &&
-                    hapt_border_allows(problem, object->layouts, b) && a != b)
-                    most = fmax(most, object->layouts->convert_s[a][b]);
+                if (a != PARTIAL && b != PARTIAL && a != b) most = fmax(most, object->layouts->convert_s[a][b]);
         sum += most;
     }
     return sum;
@@ -159,7 +149,7 @@ static double dearest(const struct limit *limit, int k, unsigned char *layout)
     const struct object *object = crossing(limit, k);
     if (is_parameter(object)) return dearest(limit, k + 1, layout);
     for (int l = 0; l < object->layouts->count; l++) {
-        if (!hapt_border_allows(limit->problem, object->layouts, l)) continue;
+        if (l == PARTIAL) continue;
         layout[k] = (unsigned char)l;
         most = fmax(most, dearest(limit, k + 1, layout));
     }
@@ -188,8 +178,6 @@ double hapt_border_limit(const struct problem *problem, const struct segment *se
 }
 
 /* ---- steps ---- */
-
-enum { OPERANDS = HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS };
 
 static void next_operand(struct advance *advance, int operand);
 
@@ -381,15 +369,14 @@ static void need_parameter(struct advance *advance, int operand, int index, int 
 static void next_operand(struct advance *advance, int operand)
 {
     const struct step *step = advance->step;
-    for (; operand < OPERANDS; operand++)
-        if ((operand < HAPT_MAX_INPUTS ? step->input[operand] : step->previous[operand - HAPT_MAX_INPUTS]) >= 0) break;
+    while (operand < OPERANDS && object_at(step, operand) < 0) operand++;
     if (operand == OPERANDS) {
         finish(advance);
         return;
     }
-    const bool input = operand < HAPT_MAX_INPUTS;
-    const int index = input ? step->input[operand] : step->previous[operand - HAPT_MAX_INPUTS];
-    const int need = input ? advance->choice->input[operand] : advance->output_layout[operand - HAPT_MAX_INPUTS];
+    const int index = object_at(step, operand);
+    const int need =
+        operand < HAPT_MAX_INPUTS ? advance->choice->input[operand] : advance->output_layout[operand - HAPT_MAX_INPUTS];
     if (advance->problem->object[index].kind == OBJECT_PARAMETER)
         need_parameter(advance, operand, index, need);
     else if (!step->backward)
@@ -424,7 +411,7 @@ static bool convert_output(struct advance *advance, int o, int layout, layout_se
     }
     if (!isfinite(apart) || advance->decision.conversion_count + count > MOST_CONVERSIONS) return false;
     for (int l = 0; l < layouts->count; l++)
-        if (lacking >> l & 1u) note_conversion(advance, OPERANDS + HAPT_MAX_OUTPUTS + o, layout, l);
+        if (lacking >> l & 1u) note_conversion(advance, ALL_OPERANDS + o, layout, l);
     advance->after_s += apart;
     advance->synchronises_after = true;
     return true;
