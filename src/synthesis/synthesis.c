@@ -192,7 +192,7 @@ static enum hapt_status put_borders(struct emission *emission, int step, bool ba
     return HAPT_OK;
 }
 
-/* ---- once a step ---- */
+/* ---- at the end of a step ---- */
 
 static int layout_of_parameter(const struct emission *emission, int gradient)
 {

@@ -180,7 +180,7 @@ static void drop_dominated(struct walk *walk, struct labels *labels)
     walk->exact = false;
 }
 
-/* ---- paths ---- */
+/* ---- walks through the chain ---- */
 
 static bool is_within(const struct walk *walk, const struct label *label)
 {
@@ -327,7 +327,7 @@ enum hapt_status hapt_chain_search(const struct chain *chain, const double *limi
     return status;
 }
 
-/* ---- the path ---- */
+/* ---- the shortest path ---- */
 
 struct node {
     uint64_t hash;

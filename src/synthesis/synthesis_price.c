@@ -140,7 +140,7 @@ double hapt_spmd_work_bytes(const struct hapt_spmd_work *work, int sharers)
     return bytes;
 }
 
-/* ---- communications ---- */
+/* ---- collectives between layouts ---- */
 
 /* Seconds of the collective that converts between two layouts, or of another one of the same effect. */
 static double conversion_seconds(const struct hapt_spmd_costs *costs, enum hapt_collective_kind kind, double bytes,
@@ -177,7 +177,7 @@ double hapt_exchange_seconds(const struct hapt_spmd_costs *costs, const struct h
            conversion_seconds(costs, HAPT_COLLECTIVE_ALL_REDUCE, 4 * elements * part, 1, 1);
 }
 
-/* ---- versions ---- */
+/* ---- the price of a program: versions ---- */
 
 enum { MOST_VERSIONS = 16 };
 

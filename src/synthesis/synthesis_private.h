@@ -1,32 +1,32 @@
 /*
  * Synthesis of the program of one axis: how the files work together, and the problem that they solve.
  *
- *    sharding, axis, costs, options
- *        |
- *        |    <-- cuts of operators, collectives between layouts, their seconds and bytes   synthesis_price.c
- *        v
- *    problem: layouts of tensors, choices (cuts) of operators                               synthesis_problem.c
- *        |    <-- operators folded into steps, tensors as objects, ends of gradients        synthesis_fold.c
- *        v
- *    segments: split where few tensors cross, each searched once per structure and start    synthesis_search.c  <--+
- *        |                                                                                                         |
- *        |      state ---> cut, communications: a state after the next step                 synthesis_transitions.c|
- *        |        ^                    |                                                                           |
- *        |        |                    v                                                                           |
- *        |        |        lower bound of the rest                                          synthesis_bound.c      |
- *        |        |                    |                                                                           |
- *        |        |                    v                                                                           |
- *        |        +------- kept unless another state dominates it                           synthesis_states.c     |
- *        v                                                                                                         |
- *    outcomes: the cheapest path of a segment for each layout of what crosses its end                              |
- *        |                                                                                                         |
- *        v                                                                                                         |
- *    path through all segments: the shortest one, or the shortest within memory             synthesis_path.c       |
- *        |                                                                                                         |
- *        v                                                                                                         |
- *    program: decisions as instructions, checked and priced                                 synthesis.c            |
- *        |                                                                                                         |
- *        +--- does not fit: a higher price of memory -------------------------------------------------------------+
+ *  sharding, axis, costs, options
+ *      |
+ *      |  <-- cuts of operators, collectives between layouts, their seconds          synthesis_price.c
+ *      v
+ *  problem: layouts of tensors, choices (cuts) of operators                         synthesis_problem.c
+ *      |  <-- operators folded into steps, tensors as objects, ends of gradients    synthesis_fold.c
+ *      v
+ *  segments: split where few tensors cross, each searched once per start            synthesis_search.c      <-+
+ *      |                                                                                                      |
+ *      |      state --> cut, communications, memory: a state after the next step    synthesis_transitions.c   |
+ *      |        ^              |                                                                              |
+ *      |        |              v                                                                              |
+ *      |        |       lower bound of the rest                                     synthesis_bound.c         |
+ *      |        |              |                                                                              |
+ *      |        |              v                                                                              |
+ *      |        +------ kept unless another state dominates it                      synthesis_states.c        |
+ *      v                                                                                                      |
+ *  outcomes: the cheapest path of a segment for each layout of what crosses its end                           |
+ *      |                                                                                                      |
+ *      v                                                                                                      |
+ *  path through all segments: the shortest one, or the shortest within memory       synthesis_path.c          |
+ *      |                                                                                                      |
+ *      v                                                                                                      |
+ *  program: decisions as instructions, checked and priced                           synthesis.c               |
+ *      |                                                                                                      |
+ *      +--- does not fit: search again at a higher price of memory -------------------------------------------+
  *
  * Above it: synthesis_mesh.c (both axes of a mesh), alternate.c and alternate_ratios.c (programs and ratios in turn).
  */

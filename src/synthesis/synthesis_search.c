@@ -318,7 +318,7 @@ static enum hapt_status expand(struct search *search, int index)
     return search->status;
 }
 
-/* ---- entry points ---- */
+/* ---- the search of one segment ---- */
 
 static enum hapt_status keep_first(struct search *search, const uint32_t *start)
 {
