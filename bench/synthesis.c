@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "hapt/model.h"
-#include "hapt/synthesis.h"
+#include "../tests/spmd_rates.h"
 
 static void fail(void)
 {
@@ -54,12 +54,12 @@ int main(int argc, char **argv)
         bytes[j] = (j < fast ? 3 : 1) * 300e9;
         ratio[j] = (double)(j < fast ? 3 : 1) / (size + 2 * fast);
     }
-    const struct hapt_spmd_rates rates = {.size = size,
-                                          .flops_per_s = flops,
-                                          .bytes_per_s = bytes,
-                                          .launch_s = 5e-6,
-                                          .latency_s = 5e-6,
-                                          .bandwidth_bytes_per_s = 10e9};
+    const struct spmd_rates rates = {.size = size,
+                                     .flops_per_s = flops,
+                                     .bytes_per_s = bytes,
+                                     .launch_s = 5e-6,
+                                     .latency_s = 5e-6,
+                                     .bandwidth_bytes_per_s = 10e9};
     const struct hapt_axis axis = {.size = size, .ratio_count = 1, .ratio = fast > 0 && fast < size ? ratio : NULL};
     const struct hapt_synthesis_options options = {.microbatches = 1};
     struct hapt_spmd_costs costs;
@@ -67,7 +67,7 @@ int main(int argc, char **argv)
     struct hapt_arena arena, scratch;
     hapt_arena_init(&arena);
     hapt_arena_init(&scratch);
-    hapt_spmd_rates_costs(&rates, kind, &costs);
+    spmd_rates_costs(&rates, kind, &costs);
     const struct hapt_model *model = build(argc - OPTIONS, argv + OPTIONS, &arena);
     struct hapt_sharding *whole;
     if (hapt_sharding_trivial(model->graph, &arena, &whole) != HAPT_OK) fail();

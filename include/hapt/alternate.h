@@ -49,8 +49,7 @@ struct hapt_alternation_result {
     const char *origin; /* what produced it: a start, or "data parallel" if no synthesised program was cheaper */
     int turn_count;
     struct hapt_alternation_turn turn[HAPT_ALTERNATION_TURNS * HAPT_ALTERNATION_STARTS];
-    const char *ended;  /* how the start that gave the program ended: "converged", "oscillated", "turns" */
-    const char *solver; /* name of the ratios' solver */
+    const char *ended; /* how the start that gave the program ended: "converged", "oscillated", "turns" */
     double seconds;
 };
 

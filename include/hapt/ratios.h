@@ -36,7 +36,6 @@ struct hapt_ratio_result {
     double cost_s; /* HAP (3) at these ratios */
     /* The same at even ratios, and at ratios proportional to power; INFINITY: out of memory. */
     double even_s, proportional_s;
-    const char *solver; /* name of the linear-program solver (solve.h) */
 };
 
 /* The ratios of least cost: one linear program per segment, or one for all if memory limits couple them. Exact,

@@ -66,17 +66,6 @@ struct hapt_spmd_costs {
     double (*tensor_bytes)(const void *context, const struct hapt_graph *graph, int tensor);
 };
 
-/* A simple cost model: rates only. */
-struct hapt_spmd_rates {
-    int size;
-    const double *flops_per_s, *bytes_per_s; /* [size] of each device */
-    double launch_s;                         /* s per operator */
-    double latency_s, bandwidth_bytes_per_s; /* of the axis' links, per rank and direction; rings */
-};
-/* Fills `costs` to use `rates`, which must outlive it. The caller owns `kind` [size], which is filled: devices of equal
- * rates are of one kind. */
-void hapt_spmd_rates_costs(const struct hapt_spmd_rates *rates, int *kind, struct hapt_spmd_costs *costs);
-
 struct hapt_synthesis_options {
     int microbatches;                   /* B; 0 counts as 1 */
     const double *memory_bytes;         /* [axis size] limit of each device; NULL: no limits */
@@ -86,12 +75,9 @@ struct hapt_synthesis_options {
     const struct hapt_cut *const
         *forced;         /* [op_count] the one cut an operator may have (blocks and unit 0: any), or NULL */
     const int *ratio_of; /* [forward_count] index of the axis' ratio vector that an operator uses; NULL: the first */
-    unsigned boundary_layouts;    /* between segments: bit 0 replicated, bit 1 + d sharded on dimension d; 0: all */
     bool no_replicated_gradients; /* no sufficient factor broadcasting: parameter gradients are computed from shards if
                                      such a cut exists */
-    bool no_grouped_broadcast;
-    bool exact;          /* the full graph as one segment, memory as a resource, nothing pruned: for small graphs */
-    int segment_minimum; /* least number of forward operators per segment; 0: 4 */
+    bool exact;       /* the full graph as one segment, memory as a resource, nothing pruned: for small graphs */
     long most_states; /* of one search of a segment; beyond it only the cheapest states go on, for every layout of what
                          segments share; 0: 1,000, or 200,000 if exact */
     int most_prices;  /* prices of memory tried between one that is too low and one at which a program fits; 0: 3 */

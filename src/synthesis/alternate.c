@@ -15,9 +15,19 @@ struct pair {
     struct hapt_axis_program program;
     struct hapt_program_price price;
     struct hapt_synthesis_report report;
-    const char *origin, *solver;
-    bool fits;
+    const char *origin;
 };
+
+static struct alternating start_with(const struct hapt_alternation *asked)
+{
+    return (struct alternating){.asked = asked,
+                                .microbatches = asked->microbatches > 0 ? asked->microbatches : 1,
+                                .options = {.microbatches = asked->microbatches,
+                                            .most_states = asked->most_states > 0 ? asked->most_states : 2000,
+                                            .memory_bytes = asked->memory_bytes,
+                                            .in_flight = asked->in_flight,
+                                            .optimizer_bytes_per_element = asked->optimizer_bytes_per_element}};
+}
 
 static bool fits(const struct hapt_alternation *asked, const struct hapt_program_price *price)
 {
@@ -103,7 +113,6 @@ static enum hapt_status try_ratios(const struct alternating *alternating, const 
     const struct hapt_alternation *asked = alternating->asked;
     struct pair other = *first;
     HAPT_TRY(make_axis(asked->devices, first->axis.ratio_count, ratio, true, arena, &other.axis));
-    other.solver = second->solver;
     if (carry_over(alternating, &other.axis, arena, &other) != HAPT_OK) {
         hapt_fail_reset();
         return HAPT_OK;
@@ -123,14 +132,14 @@ static enum hapt_status take_turn(const struct alternating *alternating, const c
     double *ratio;
     const double start_s = hapt_time_s();
     *turn = (struct hapt_alternation_turn){.start = start, .segments = axis->ratio_count, .ratios_s = INFINITY};
-    *first = (struct pair){.axis = *axis, .origin = start, .solver = ""};
+    *first = (struct pair){.axis = *axis, .origin = start};
     HAPT_TRY(hapt_synthesise(asked->sharding, asked->axis_index, axis, asked->costs, &alternating->options, arena,
                              &first->program, &first->report));
     HAPT_TRY(alternating_price(alternating, axis, &first->program, arena, &first->price));
     turn->program_s = first->price.cost_s;
     turn->synthesis_seconds = hapt_time_s() - start_s;
     *second = *first;
-    HAPT_TRY(alternating_solve(alternating, axis, &first->program, &first->price, arena, &ratio, &second->solver));
+    HAPT_TRY(alternating_solve(alternating, axis, &first->program, &first->price, arena, &ratio));
     HAPT_TRY(make_axis(asked->devices, axis->ratio_count, ratio, false, arena, &second->axis));
     if (carry_over(alternating, &second->axis, arena, second) != HAPT_OK) {
         hapt_fail_reset();
@@ -186,16 +195,11 @@ enum hapt_status hapt_alternation_ratios(const struct hapt_alternation *asked, c
 {
     enum { TANGENTS = 3 };
     struct hapt_ratio_regimes made = {INFINITY, INFINITY, INFINITY, NULL};
-    struct alternating alternating = {.asked = asked,
-                                      .microbatches = asked->microbatches > 0 ? asked->microbatches : 1};
-    struct pair best = {.program = *program, .solver = ""};
-    alternating.options =
-        (struct hapt_synthesis_options){.microbatches = asked->microbatches,
-                                        .in_flight = asked->in_flight,
-                                        .optimizer_bytes_per_element = asked->optimizer_bytes_per_element};
+    const struct alternating alternating = start_with(asked);
+    struct pair best = {.program = *program};
     best.price.cost_s = INFINITY;
     for (int start = 0; start < (asked->power ? 2 : 1); start++) {
-        struct pair pair = {.program = *program, .solver = ""};
+        struct pair pair = {.program = *program};
         HAPT_TRY(make_axis(asked->devices, 1, start ? asked->power : NULL, true, arena, &pair.axis));
         const enum hapt_status status = carry_over(&alternating, &pair.axis, arena, &pair);
         hapt_fail_reset();
@@ -205,8 +209,7 @@ enum hapt_status hapt_alternation_ratios(const struct hapt_alternation *asked, c
         for (int t = 0; t < TANGENTS; t++) {
             struct pair next = pair;
             double *ratio;
-            HAPT_TRY(
-                alternating_solve(&alternating, &pair.axis, &pair.program, &pair.price, arena, &ratio, &next.solver));
+            HAPT_TRY(alternating_solve(&alternating, &pair.axis, &pair.program, &pair.price, arena, &ratio));
             HAPT_TRY(make_axis(asked->devices, 1, ratio, false, arena, &next.axis));
             if (carry_over(&alternating, &next.axis, arena, &next) != HAPT_OK || !fits(asked, &next.price)) break;
             if (next.price.cost_s < best.price.cost_s) best = next;
@@ -228,11 +231,7 @@ enum hapt_status hapt_alternation_data_parallel(const struct hapt_alternation *a
                                                 struct hapt_axis_program *program, struct hapt_program_price *price)
 {
     struct hapt_axis_program *made;
-    const struct alternating alternating = {
-        .asked = asked,
-        .options = {.microbatches = asked->microbatches,
-                    .in_flight = asked->in_flight,
-                    .optimizer_bytes_per_element = asked->optimizer_bytes_per_element}};
+    const struct alternating alternating = start_with(asked);
     HAPT_TRY(make_axis(asked->devices, 1, ratio, true, arena, axis));
     HAPT_TRY(hapt_axis_program_data_parallel(asked->sharding, asked->axis_index, axis, arena, &made));
     *program = *made;
@@ -243,8 +242,7 @@ enum hapt_status hapt_alternation_data_parallel(const struct hapt_alternation *a
 static enum hapt_status try_data_parallel(const struct alternating *alternating, const double *ratio,
                                           struct hapt_arena *arena, struct pair *best, bool *found)
 {
-    struct pair pair = {
-        .origin = "data parallel", .solver = "", .report = {.because = "no synthesised program is cheaper"}};
+    struct pair pair = {.origin = "data parallel", .report = {.because = "no synthesised program is cheaper"}};
     const enum hapt_status status =
         hapt_alternation_data_parallel(alternating->asked, ratio, arena, &pair.axis, &pair.program, &pair.price);
     if (status == HAPT_ERR_INFEASIBLE) {
@@ -358,7 +356,6 @@ static enum hapt_status alternate(struct alternating *alternating, struct hapt_a
     result->price = best.price;
     result->report = best.report;
     result->origin = best.origin;
-    result->solver = best.solver;
     return HAPT_OK;
 }
 
@@ -366,19 +363,12 @@ enum hapt_status hapt_alternate(const struct hapt_alternation *asked, struct hap
                                 struct hapt_alternation_result *result)
 {
     struct hapt_alternation_result made = {.turn_count = 0};
-    struct alternating alternating = {.asked = asked,
-                                      .microbatches = asked->microbatches > 0 ? asked->microbatches : 1};
+    struct alternating alternating = start_with(asked);
     const double start_s = hapt_time_s();
     if (asked->devices > HAPT_ALTERNATION_DEVICES || asked->segments > MOST_SEGMENTS)
         return hapt_fail(HAPT_ERR_INPUT, NULL,
                          "an axis of %d devices and %d segments exceeds the limits of %d devices and %d segments",
                          asked->devices, asked->segments, HAPT_ALTERNATION_DEVICES, MOST_SEGMENTS);
-    alternating.options =
-        (struct hapt_synthesis_options){.microbatches = asked->microbatches,
-                                        .most_states = asked->most_states > 0 ? asked->most_states : 2000,
-                                        .memory_bytes = asked->memory_bytes,
-                                        .in_flight = asked->in_flight,
-                                        .optimizer_bytes_per_element = asked->optimizer_bytes_per_element};
     HAPT_NEW(alternating.ratio_of, arena, asked->sharding->graph->forward_count);
     struct hapt_progress progress;
     hapt_progress_init(&progress, NULL, "turns", 2 * HAPT_ALTERNATION_TURNS);

@@ -5,7 +5,7 @@
 #include "hapt/alternate.h"
 #include "hapt/progress.h"
 #include "hapt/ratios.h"
-#include "synthesis_fold.h"
+#include "synthesis_private.h"
 
 enum { HAPT_ALTERNATION_DEVICES = 1024, MOST_SEGMENTS = 16 };
 
@@ -17,26 +17,15 @@ struct alternating {
     struct hapt_progress *progress;        /* in turns; NULL: not shown */
 };
 
-static inline double share_of_axis(const struct hapt_axis *axis, int ratio, int device)
-{
-    return axis->ratio ? axis->ratio[(size_t)ratio * axis->size + device] : 1.0 / axis->size;
-}
-
 /* The exact price of a program at the ratios of an axis. */
 enum hapt_status alternating_price(const struct alternating *alternating, const struct hapt_axis *axis,
                                    const struct hapt_axis_program *program, struct hapt_arena *arena,
                                    struct hapt_program_price *price);
-/* The ratio problem of a program that was made at `axis`, with tangents there; `here` is its price. Segment k of
- * the axis belongs to run run_of[k]. Runs ascend from 0 and are the problem's segments. */
-enum hapt_status alternating_ratio_problem(const struct alternating *alternating, const struct hapt_axis *axis,
-                                           const int *run_of, const struct hapt_axis_program *program,
-                                           const struct hapt_program_price *here, struct hapt_arena *arena,
-                                           struct hapt_ratio_problem *problem);
 /* The best ratios for a program, and the neighbouring segments that share them. Tensors between segments with
  * different ratios are resharded. ratio [axis->ratio_count][axis->size]. HAPT_ERR_INFEASIBLE if none fit the memory. */
 enum hapt_status alternating_solve(const struct alternating *alternating, const struct hapt_axis *axis,
                                    const struct hapt_axis_program *program, const struct hapt_program_price *here,
-                                   struct hapt_arena *arena, double **ratio, const char **solver);
+                                   struct hapt_arena *arena, double **ratio);
 /* computes [count]: true if a program computes longer than it communicates in the segment that ends at end[k]. */
 enum hapt_status alternating_computes(const struct alternating *alternating, const struct hapt_axis *axis,
                                       const struct hapt_axis_program *program, const int *end, int count,

@@ -251,7 +251,7 @@ static enum hapt_status out_of_memory(const struct hapt_ratio_problem *problem)
 }
 
 static enum hapt_status solve_segments(const struct reduced *reduced, int first, int end, double evenness,
-                                       struct hapt_arena *scratch, double *ratio, const char **solver)
+                                       struct hapt_arena *scratch, double *ratio)
 {
     const struct hapt_ratio_problem *problem = reduced->problem;
     const int kinds = reduced->kinds;
@@ -275,7 +275,6 @@ static enum hapt_status solve_segments(const struct reduced *reduced, int first,
         return hapt_fail(HAPT_ERR_INTERNAL, "report this with the model and the cluster file",
                          "the linear program of the sharding ratios ended with status %s",
                          hapt_lp_result_name(solution.result));
-    *solver = solution.solver;
     for (int s = first; s < end; s++) {
         double *share = ratio + (size_t)s * problem->devices, sum = 0;
         for (int j = 0; j < problem->devices; j++)
@@ -333,9 +332,9 @@ static enum hapt_status solve(const struct hapt_ratio_problem *problem, struct h
     const double evenness = EVENNESS * scale / fmax(1, segments);
     HAPT_TRY(reduce(problem, scratch, &reduced));
     for (int s = 0; s < segments && reduced.kinds > 1; s++)
-        HAPT_TRY(solve_segments(&reduced, s, s + 1, evenness, scratch, result->ratio, &result->solver));
+        HAPT_TRY(solve_segments(&reduced, s, s + 1, evenness, scratch, result->ratio));
     if (!hapt_ratios_fit(problem, result->ratio))
-        HAPT_TRY(solve_segments(&reduced, 0, segments, evenness, scratch, result->ratio, &result->solver));
+        HAPT_TRY(solve_segments(&reduced, 0, segments, evenness, scratch, result->ratio));
     result->cost_s = hapt_ratios_cost(problem, result->ratio);
     return HAPT_OK;
 }
@@ -343,7 +342,7 @@ static enum hapt_status solve(const struct hapt_ratio_problem *problem, struct h
 enum hapt_status hapt_ratios_solve(const struct hapt_ratio_problem *problem, struct hapt_arena *arena,
                                    struct hapt_ratio_result *result)
 {
-    struct hapt_ratio_result found = {.solver = "none"};
+    struct hapt_ratio_result found = {0};
     struct hapt_arena scratch;
     HAPT_TRY(check(problem));
     HAPT_NEW(found.ratio, arena, (size_t)problem->segment_count * (size_t)problem->devices);

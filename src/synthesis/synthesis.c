@@ -1,9 +1,278 @@
 /* Synthesis from end to end: the problem, the search at several prices of memory, the program and its proof. */
-#include <math.h>
-#include <string.h>
-
 #include "hapt/env.h"
 #include "synthesis_private.h"
+
+/* ---- from decisions to instructions ---- */
+
+/*
+ * Instructions are in the order of execution; slices of replicated tensors are inserted at their first read.
+ *
+ * The versions of a tensor and their visibility. Versions of the forward part are visible to the operators of their
+ * maker and of later forward operators. Backward versions of an activation, and slices of parameters, are visible to
+ * the operators of one forward operator. After a border that converts the tensor, the forward part continues from the
+ * version made at the border, as in the search. A version read there is made before its first reader, where that
+ * reader's backward operators see it too.
+ */
+struct versions {
+    layout_set made, local;
+    int maker[MOST_LAYOUTS], local_unit; /* first forward operator that makes it */
+    bool converted;                      /* at a border */
+    layout_set since, waiting;           /* made after the last such border; made at it and not read so far */
+};
+
+struct emission {
+    const struct problem *problem;
+    const struct chosen *chosen;
+    struct hapt_axis_program *program;
+    int capacity;
+    struct versions *made; /* [tensor] */
+    int unit;              /* forward operator of the current step */
+    bool backward;
+    int *written;   /* [object] layout in which a parameter's gradient was written + 1 */
+    int *border_of; /* [step] first border communication after it */
+    struct hapt_arena *arena;
+};
+
+static enum hapt_status put(struct emission *emission, struct hapt_axis_instruction instruction)
+{
+    struct hapt_axis_program *program = emission->program;
+    MAKE_ROOM(program->instruction, program->count, emission->capacity, 256, emission->arena);
+    program->instruction[program->count++] = instruction;
+    return HAPT_OK;
+}
+
+static layout_set seen(struct emission *emission, int tensor)
+{
+    struct versions *versions = &emission->made[tensor];
+    const enum hapt_tensor_kind kind = emission->problem->graph->tensor[tensor].kind;
+    layout_set set = versions->made;
+    if (kind == HAPT_TENSOR_GRADIENT) return set;
+    if (versions->converted && !emission->backward) return versions->since | versions->waiting;
+    if (versions->local_unit != emission->unit) versions->local = 0;
+    for (int l = 0; l < MOST_LAYOUTS; l++)
+        if (versions->maker[l] > emission->unit) set &= (layout_set) ~(1u << l);
+    return set | versions->local | versions->waiting;
+}
+
+static void note_version(struct emission *emission, int tensor, int layout)
+{
+    struct versions *versions = &emission->made[tensor];
+    const enum hapt_tensor_kind kind = emission->problem->graph->tensor[tensor].kind;
+    if (kind == HAPT_TENSOR_GRADIENT || (kind == HAPT_TENSOR_ACTIVATION && !emission->backward)) {
+        if (!(versions->made >> layout & 1u)) versions->maker[layout] = emission->unit;
+        versions->made |= (layout_set)(1u << layout);
+        versions->since |= (layout_set)(1u << layout);
+        return;
+    }
+    if (versions->local_unit != emission->unit) versions->local = 0;
+    versions->local_unit = emission->unit;
+    versions->local |= (layout_set)(1u << layout);
+}
+
+static void set_version(struct emission *emission, int tensor, int layout)
+{
+    emission->made[tensor] = (struct versions){.made = (layout_set)(1u << layout), .local_unit = -1};
+    emission->made[tensor].maker[layout] =
+        emission->problem->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER ? 0 : emission->unit;
+}
+
+static enum hapt_status put_collective(struct emission *emission, int tensor, int from, int to)
+{
+    const struct layouts *layouts = emission->problem->layouts[tensor];
+    return put(emission, (struct hapt_axis_instruction){.op = -1,
+                                                        .tensor = tensor,
+                                                        .kind = layouts->convert_kind[from][to],
+                                                        .from = layouts->property[from],
+                                                        .to = layouts->property[to]});
+}
+
+static enum hapt_status put_conversion(struct emission *emission, int tensor, int from, int to)
+{
+    note_version(emission, tensor, to);
+    return put_collective(emission, tensor, from, to);
+}
+
+static void read_version(struct emission *emission, int tensor, int layout)
+{
+    struct versions *versions = &emission->made[tensor];
+    if (!(versions->waiting >> layout & 1u)) return;
+    versions->waiting &= (layout_set) ~(1u << layout);
+    note_version(emission, tensor, layout);
+}
+
+/* Ensures that a version exists if the replicated tensor does. */
+static enum hapt_status put_slice(struct emission *emission, int tensor, int layout)
+{
+    const layout_set set = seen(emission, tensor);
+    read_version(emission, tensor, layout);
+    if (set >> layout & 1u) return HAPT_OK;
+    if (!(set >> REPLICATED & 1u))
+        return hapt_fail(HAPT_ERR_INTERNAL, NULL, "synthesis lost a version of %s",
+                         emission->problem->graph->tensor[tensor].name);
+    read_version(emission, tensor, REPLICATED);
+    return put_conversion(emission, tensor, REPLICATED, layout);
+}
+
+static enum hapt_status put_converted(struct emission *emission, int tensor, int from, int to)
+{
+    const bool there = seen(emission, tensor) >> to & 1u; /* a segment's end may have made it already */
+    HAPT_TRY(put_slice(emission, tensor, there ? to : from));
+    return there ? HAPT_OK : put_conversion(emission, tensor, from, to);
+}
+
+/* Communications after the operator: an output is converted from the layout it is made in to the wanted one. */
+static enum hapt_status put_after(struct emission *emission, const struct step *step, const struct decision *decision)
+{
+    for (int m = 0; m < decision->conversion_count; m++) {
+        const struct conversion *conversion = &decision->conversion[m];
+        const int o = conversion->operand - OPERANDS;
+        if (o < 0) continue;
+        const int tensor = emission->problem->object[step->output[o % HAPT_MAX_OUTPUTS]].tensor;
+        HAPT_TRY(put_conversion(emission, tensor, conversion->from, conversion->to));
+        if (o < HAPT_MAX_OUTPUTS)
+            set_version(emission, tensor, conversion->to); /* the partial sums are not read again */
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status put_step(struct emission *emission, int index)
+{
+    const struct problem *problem = emission->problem;
+    const struct step *step = &problem->step[index];
+    const struct decision *decision = &emission->chosen->decision[index];
+    const struct choice *choice = &step->choice[decision->choice];
+    int output_layout[HAPT_MAX_OUTPUTS];
+    emission->unit = problem->graph->op[step->op].forward_op;
+    emission->backward = step->backward;
+    for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) output_layout[o] = choice->output[o];
+    for (int m = 0; m < decision->conversion_count; m++) {
+        const struct conversion *conversion = &decision->conversion[m];
+        if (conversion->operand >= OPERANDS) {
+            if (conversion->operand < ALL_OPERANDS) output_layout[conversion->operand - OPERANDS] = conversion->to;
+            continue;
+        }
+        const int tensor = problem->object[object_at(step, conversion->operand)].tensor;
+        HAPT_TRY(put_converted(emission, tensor, conversion->from, conversion->to));
+    }
+    for (int i = 0; i < HAPT_MAX_INPUTS; i++) {
+        if (step->input[i] < 0) continue;
+        const struct object *object = &problem->object[step->input[i]];
+        if (object->kind == OBJECT_PARAMETER && !emission->made[object->tensor].made)
+            set_version(emission, object->tensor, choice->input[i]);
+        HAPT_TRY(put_slice(emission, object->tensor, choice->input[i]));
+    }
+    for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
+        if (step->output[o] < 0) continue;
+        const struct object *object = &problem->object[step->output[o]];
+        if (step->previous[o] >= 0) HAPT_TRY(put_slice(emission, object->tensor, output_layout[o]));
+        if (object->kind == OBJECT_PARAMETER_GRADIENT) emission->written[step->output[o]] = choice->output[o] + 1;
+        set_version(emission, object->tensor, choice->output[o]);
+    }
+    HAPT_TRY(put(emission, (struct hapt_axis_instruction){.op = step->op, .cut = choice->rule->cut, .tensor = -1}));
+    return put_after(emission, step, decision);
+}
+
+/* Border communications after a step: of activations in the forward part, of gradients in the backward part. */
+static enum hapt_status put_borders(struct emission *emission, int step, bool backward)
+{
+    const struct chosen *chosen = emission->chosen;
+    for (int b = emission->border_of[step]; b < chosen->border_count && chosen->border[b].step == step; b++) {
+        const struct object *object = &emission->problem->object[chosen->border[b].object];
+        if ((object->kind == OBJECT_GRADIENT) != backward) continue;
+        struct versions *versions = &emission->made[object->tensor];
+        const int from = chosen->border[b].from, to = chosen->border[b].to;
+        if (backward) HAPT_TRY(put_converted(emission, object->tensor, from, to));
+        if (backward || seen(emission, object->tensor) >> to & 1u) continue;
+        if (!(versions->waiting >> from & 1u)) HAPT_TRY(put_slice(emission, object->tensor, from));
+        HAPT_TRY(put_collective(emission, object->tensor, from, to));
+        versions->converted = true;
+        versions->since = 0;
+        versions->waiting = (layout_set)(1u << to);
+    }
+    return HAPT_OK;
+}
+
+/* ---- at the end of a step ---- */
+
+static int layout_of_parameter(const struct emission *emission, int gradient)
+{
+    const struct problem *problem = emission->problem;
+    return lowest_layout(emission->made[problem->object[problem->object[gradient].parameter].tensor].made);
+}
+
+/* An operator of an outer axis at the end of a step, with the conversions of its input. */
+struct reduction {
+    int object, position;
+};
+
+static enum hapt_status put_reduction(struct emission *emission, int index, const struct reduction *reduction)
+{
+    const struct problem *problem = emission->problem;
+    const struct step *step = &problem->reduce[index];
+    const int written = emission->written[reduction->object] - 1, k = reduction->position;
+    struct ending_sequence sequence;
+    hapt_ending_trace(problem, reduction->object, written, layout_of_parameter(emission, reduction->object), &sequence);
+    if (sequence.arrive[k] != sequence.need[k])
+        HAPT_TRY(put_conversion(emission, hapt_ending_tensor(problem, reduction->object, &sequence, k),
+                                sequence.arrive[k], sequence.need[k]));
+    return put(emission, (struct hapt_axis_instruction){
+                             .op = step->op, .cut = step->choice[sequence.choice[k]].rule->cut, .tensor = -1});
+}
+
+/* All of them in order; then every gradient to its parameter's layout, once for all parts in one layout. */
+static enum hapt_status put_end(struct emission *emission)
+{
+    const struct problem *problem = emission->problem;
+    struct reduction *reduction;
+    layout_set *ended; /* [tensor] */
+    struct ending_sequence sequence;
+    HAPT_NEW(reduction, problem->arena, problem->reduce_count);
+    HAPT_NEW(ended, problem->arena, problem->graph->tensor_count);
+    for (int r = 0; r < problem->reduce_count; r++) reduction[r].object = -1;
+    for (int k = 0; k < problem->object_count; k++) {
+        if (problem->object[k].kind != OBJECT_PARAMETER_GRADIENT || !emission->written[k]) continue;
+        hapt_ending_trace(problem, k, emission->written[k] - 1, layout_of_parameter(emission, k), &sequence);
+        for (int c = 0; c < sequence.length; c++) reduction[sequence.chain[c]] = (struct reduction){k, c};
+    }
+    for (int r = 0; r < problem->reduce_count; r++) {
+        HAPT_ASSERT(reduction[r].object >= 0);
+        HAPT_TRY(put_reduction(emission, r, &reduction[r]));
+    }
+    for (int k = 0; k < problem->object_count; k++) {
+        if (problem->object[k].kind != OBJECT_PARAMETER_GRADIENT || !emission->written[k]) continue;
+        const int layout = layout_of_parameter(emission, k);
+        hapt_ending_trace(problem, k, emission->written[k] - 1, layout, &sequence);
+        const int tensor = hapt_ending_tensor(problem, k, &sequence, sequence.length),
+                  from = sequence.arrive[sequence.length];
+        if (from != layout && !(ended[tensor] >> from & 1u)) HAPT_TRY(put_conversion(emission, tensor, from, layout));
+        ended[tensor] |= (layout_set)(1u << from);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status emit_program(const struct problem *problem, const struct chosen *chosen,
+                                     struct hapt_arena *arena, struct hapt_axis_program *program)
+{
+    struct emission emission = {.problem = problem, .chosen = chosen, .program = program, .arena = arena};
+    *program = (struct hapt_axis_program){0};
+    HAPT_NEW(emission.made, problem->arena, problem->graph->tensor_count);
+    HAPT_NEW(emission.written, problem->arena, problem->object_count);
+    HAPT_NEW(emission.border_of, problem->arena, problem->step_count);
+    for (int s = 0; s < problem->step_count; s++) emission.border_of[s] = chosen->border_count;
+    for (int t = 0; t < problem->graph->tensor_count; t++) emission.made[t].local_unit = -1;
+    for (int b = chosen->border_count - 1; b >= 0; b--) emission.border_of[chosen->border[b].step] = b;
+    for (int s = 0; s < problem->step_count; s++) {
+        if (!problem->step[s].backward) HAPT_TRY(put_step(&emission, s));
+        HAPT_TRY(put_borders(&emission, s, false));
+    }
+    for (int s = problem->step_count - 1; s >= 0; s--) {
+        HAPT_TRY(put_borders(&emission, s, true));
+        if (problem->step[s].backward) HAPT_TRY(put_step(&emission, s));
+    }
+    return put_end(&emission);
+}
+
+/* ---- prices of memory ---- */
 
 struct attempt {
     struct hapt_axis_program program;
@@ -30,11 +299,18 @@ static void find_fullest(const struct hapt_axis *axis, const struct hapt_synthes
 static enum hapt_status check_and_price(const struct problem *problem, const struct chosen *chosen,
                                         struct hapt_arena *arena, struct attempt *attempt)
 {
-    HAPT_TRY(hapt_program_emit(problem, chosen, arena, &attempt->program));
+    HAPT_TRY(emit_program(problem, chosen, arena, &attempt->program));
     HAPT_TRY(hapt_axis_program_price(problem->sharding, problem->axis_index, problem->axis, problem->costs,
                                      problem->options, &attempt->program, arena, &attempt->price));
     find_fullest(problem->axis, problem->options, attempt);
     return HAPT_OK;
+}
+
+static bool memory_is_priced(const struct problem *problem)
+{
+    for (int j = 0; j < problem->classes; j++)
+        if (problem->multiplier[j] > 0) return true;
+    return false;
 }
 
 static enum hapt_status try_prices(struct problem *problem, struct hapt_arena *arena, struct hapt_path_chain *chain,
@@ -44,10 +320,8 @@ static enum hapt_status try_prices(struct problem *problem, struct hapt_arena *a
     double cost_s;
     HAPT_TRY(hapt_path_search(problem, problem->arena, chain, &chosen, &cost_s, report));
     HAPT_TRY(check_and_price(problem, &chosen, arena, attempt));
-    bool priced = false;
-    for (int j = 0; j < problem->classes; j++) priced = priced || problem->multiplier[j] > 0;
     /* The search may only overestimate: segments synchronise more often than the program, and memory has a price. */
-    HAPT_ASSERT(priced || attempt->price.cost_s <= cost_s * (1 + 1e-9) + 1e-12);
+    HAPT_ASSERT(memory_is_priced(problem) || attempt->price.cost_s <= cost_s * (1 + 1e-9) + 1e-12);
     return HAPT_OK;
 }
 
@@ -132,6 +406,24 @@ static bool same_attempt(const struct attempt *a, const struct attempt *b)
     return fabs(a->price.cost_s - b->price.cost_s) <= 1e-12 * b->price.cost_s && a->worst == b->worst;
 }
 
+/* The cheapest program of all paths found within limits, by the search's count of memory (`bytes`). */
+static enum hapt_status join_within(struct prices *prices, const double *limit, double *bytes, struct attempt *attempt,
+                                    bool *found)
+{
+    const struct problem *problem = prices->problem;
+    struct chosen chosen = {0};
+    const enum hapt_status status = hapt_path_chain_search(prices->chain, limit, problem->arena, &chosen, bytes);
+    *found = status == HAPT_OK;
+    if (status == HAPT_ERR_INFEASIBLE) {
+        hapt_fail_reset();
+        return HAPT_OK;
+    }
+    HAPT_TRY(status);
+    HAPT_TRY(check_and_price(problem, &chosen, prices->arena, attempt));
+    report_program(problem, attempt);
+    return HAPT_OK;
+}
+
 /* The search's memory differs from the program's if segments share kept tensors. Shift the limit by the difference
  * and join the paths again. */
 static enum hapt_status join_paths(struct prices *prices)
@@ -141,16 +433,10 @@ static enum hapt_status join_paths(struct prices *prices)
     double limit[MOST_CLASSES], bytes[MOST_CLASSES];
     for (int j = 0; j < problem->classes; j++) limit[j] = problem->options->memory_bytes[problem->representative[j]];
     for (int k = 0; k < TRIES; k++) {
-        struct chosen chosen = {0};
         struct attempt attempt;
-        const enum hapt_status status = hapt_path_chain_search(prices->chain, limit, problem->arena, &chosen, bytes);
-        if (status == HAPT_ERR_INFEASIBLE) {
-            hapt_fail_reset();
-            return HAPT_OK;
-        }
-        HAPT_TRY(status);
-        HAPT_TRY(check_and_price(problem, &chosen, prices->arena, &attempt));
-        report_program(problem, &attempt);
+        bool found;
+        HAPT_TRY(join_within(prices, limit, bytes, &attempt, &found));
+        if (!found) return HAPT_OK;
         const bool within = is_within(problem, &attempt);
         if (within && (!prices->found || attempt.price.cost_s < prices->high.price.cost_s)) prices->high = attempt;
         prices->found = prices->found || within;
@@ -173,19 +459,12 @@ static enum hapt_status report_between(struct prices *prices, const struct attem
     const struct problem *problem = prices->problem;
     double limit[MOST_CLASSES], bytes[MOST_CLASSES];
     for (int k = 1; k < STEPS && fastest->worst > 1; k++) {
-        struct chosen chosen = {0};
         struct attempt attempt;
+        bool found;
         const double part = pow(fastest->worst, (double)k / STEPS); /* of the limit */
         for (int j = 0; j < problem->classes; j++)
             limit[j] = part * problem->options->memory_bytes[problem->representative[j]];
-        const enum hapt_status status = hapt_path_chain_search(prices->chain, limit, problem->arena, &chosen, bytes);
-        if (status == HAPT_ERR_INFEASIBLE) {
-            hapt_fail_reset();
-            continue;
-        }
-        HAPT_TRY(status);
-        HAPT_TRY(check_and_price(problem, &chosen, prices->arena, &attempt));
-        report_program(problem, &attempt);
+        HAPT_TRY(join_within(prices, limit, bytes, &attempt, &found));
     }
     return HAPT_OK;
 }
@@ -238,8 +517,6 @@ static enum hapt_status check_arguments(const struct hapt_axis *axis, const stru
 static void fill_report(const struct problem *problem, const struct attempt *attempt,
                         struct hapt_synthesis_report *report)
 {
-    bool priced = false;
-    for (int j = 0; j < problem->classes; j++) priced = priced || problem->multiplier[j] > 0;
     report->cost_s = attempt->price.cost_s;
     report->compute_s = attempt->price.compute_s;
     report->communicate_s = attempt->price.communicate_s;
@@ -251,7 +528,7 @@ static void fill_report(const struct problem *problem, const struct attempt *att
         report->because = "there are too many kinds of devices, so different ones were treated as equal";
     else if (problem->crowded)
         report->because = "a tensor has more layouts than the search distinguishes";
-    else if (priced)
+    else if (memory_is_priced(problem))
         report->because = "the memory limit was enforced by a price on memory";
     else if (report->segments > 1)
         report->because = "a tensor crosses between segments in one layout only";

@@ -3,12 +3,39 @@
  * leaves. If steps share a parameter, it takes the cheapest cuts that agree on the parameter's layout, with the end of
  * its gradient. It adds the conversions between live tensors and the next steps that use them.
  */
-#include <math.h>
-#include <string.h>
-
-#include "synthesis_bound.h"
+#include "synthesis_search.h"
 
 #define NONE (-1)
+
+/*
+ * A remaining step that reads objects alive at a position, or writes gradients that the suffix waits for. A forward
+ * operator and its backward operators are one unit. An activation's next use is the unit that reads it next: the
+ * forward step and, `again`, the backward steps, which count only what the forward step does not.
+ */
+enum { USE_CACHE_SIZE = 32 };
+struct use_cache {
+    bool known[USE_CACHE_SIZE];
+    double all_s[USE_CACHE_SIZE], own_s[USE_CACHE_SIZE];
+    uint32_t *word; /* [USE_CACHE_SIZE][count] */
+};
+struct next_use {
+    struct use_cache *use_cache; /* cache by its objects' words; positions share it */
+    int step;                    /* the segment's end: the writer comes later */
+    int count;
+    bool follows; /* belongs to the same unit as the previous one */
+    struct next_use_object {
+        unsigned char slot, operand;
+        bool again;
+        double removed_s;
+    } * object; /* operands numbered as in struct conversion */
+};
+
+/* A parameter whose layout is decided at this position and has remaining steps: their extra cost over their least,
+ * by layout and class. */
+struct pending {
+    int slot;
+    const double *more_s; /* [MOST_LAYOUTS][classes] */
+};
 
 struct bounding {
     const struct problem *problem;
@@ -195,11 +222,12 @@ static enum hapt_status price_parameter(struct bounding *bounding, int parameter
     HAPT_NEW(more, bounding->arena, MOST_LAYOUTS * classes);
     const struct object *object = local_object(bounding, parameter);
     int step[64], count = 0;
+    const double copies =
+        hapt_parameter_copies(&bounding->problem->graph->tensor[object->tensor], bounding->problem->state_bytes);
     for (int l = 0;
          bounding->problem->counts_memory && object->last < bounding->segment->end && l < object->layouts->count; l++)
         for (int j = 0; j < classes; j++)
-            more[l * classes + j] = hapt_priced_seconds(bounding->problem, object->layouts, l,
-                                                        hapt_parameter_copies(bounding->problem, object));
+            more[l * classes + j] = hapt_priced_seconds(bounding->problem, object->layouts, l, copies);
     for (int s = first; s != NONE && count < 64; s = bounding->next[s]) step[count++] = s;
     for (int m = count - 1; m >= 0; m--) {
         step_with_layouts(bounding, step[m], parameter, more);
@@ -416,11 +444,11 @@ static double reach_s(const struct layouts *layouts, layout_set made, int need)
 }
 
 /* At the segment's end: from the layout in which a gradient crosses. */
-static double cross_s(const struct problem *problem, const struct layouts *layouts, layout_set awaited)
+static double cross_s(const struct layouts *layouts, layout_set awaited)
 {
     double seconds = INFINITY;
     for (int l = 0; l < layouts->count; l++)
-        if (hapt_border_allows(problem, layouts, l)) seconds = fmin(seconds, lacking_s(layouts, l, awaited));
+        if (l != PARTIAL) seconds = fmin(seconds, lacking_s(layouts, l, awaited));
     return seconds;
 }
 
@@ -488,8 +516,7 @@ double hapt_bound_conversions(const struct problem *problem, const struct segmen
         if (next_use->step == segment->end) {
             for (int k = 0; !problem->options->exact && k < next_use->count; k++) {
                 const int slot = next_use->object[k].slot;
-                sum += cross_s(problem, problem->object[segment->local[bound->slot[slot]]].layouts,
-                               awaited_of(word[slot]));
+                sum += cross_s(problem->object[segment->local[bound->slot[slot]]].layouts, awaited_of(word[slot]));
             }
             continue;
         }

@@ -1,18 +1,18 @@
 /*
+ * The problem's steps and objects, and how gradients of parameters end.
+ *
  * Folding: forward operators in their order, each followed by the backward operators that belong to it or to earlier
  * ones, taken from the end of the list. So at any position the steps before it are a prefix of the forward part and a
  * suffix of the backward part.
+ *
+ * Ends: the collectives of an outer axis once a step, seen from the inner axis, with the conversions between them.
  */
-#include <math.h>
-#include <string.h>
-
-#include "synthesis_fold.h"
+#include "synthesis_private.h"
 
 #define NONE (-1)
 
 struct fold {
     struct problem *problem;
-    const struct layouts *const *layouts;
     int *value; /* [tensor] object of its current value; a parameter and its gradient have one object each */
     int (*input)[HAPT_MAX_INPUTS], (*output)[HAPT_MAX_OUTPUTS], (*previous)[HAPT_MAX_OUTPUTS]; /* [op] objects */
     bool *produced; /* [object] by an earlier step, or decided by its first reader */
@@ -23,7 +23,7 @@ static int object_add(struct fold *fold, enum object_kind kind, int tensor)
     struct problem *problem = fold->problem;
     problem->object[problem->object_count] = (struct object){.kind = kind,
                                                              .tensor = tensor,
-                                                             .layouts = fold->layouts[tensor],
+                                                             .layouts = problem->layouts[tensor],
                                                              .first = NONE,
                                                              .last = NONE,
                                                              .parameter = NONE};
@@ -119,8 +119,8 @@ static void note_last_readers(struct problem *problem, int *read)
     for (int s = problem->step_count - 1; s >= 0; s--) {
         struct step *step = &problem->step[s];
         const int unit = problem->graph->op[step->op].forward_op + 1;
-        for (int k = HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS - 1; k >= 0; k--) {
-            const int object = k < HAPT_MAX_INPUTS ? step->input[k] : step->previous[k - HAPT_MAX_INPUTS];
+        for (int k = OPERANDS - 1; k >= 0; k--) {
+            const int object = object_at(step, k);
             if (object < 0) continue;
             const bool activation = problem->object[object].kind == OBJECT_FORWARD;
             if (activation ? read[object] != unit : read[object] == 0) step->last_reader |= 1u << k;
@@ -137,15 +137,10 @@ static enum hapt_status note_lives(struct problem *problem)
     HAPT_NEW(dying, problem->arena, problem->object_count);
     for (int s = 0; s < problem->step_count; s++) {
         const struct step *step = &problem->step[s];
-        for (int i = 0; i < HAPT_MAX_INPUTS; i++) {
-            touch(problem, step->input[i], s);
+        for (int k = 0; k < ALL_OPERANDS; k++) touch(problem, object_at(step, k), s);
+        for (int i = 0; i < HAPT_MAX_INPUTS; i++)
             if (step->backward && step->input[i] >= 0 && problem->object[step->input[i]].kind == OBJECT_FORWARD)
                 problem->object[step->input[i]].tracked = problem->memory_resource;
-        }
-        for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
-            touch(problem, step->output[o], s);
-            touch(problem, step->previous[o], s);
-        }
     }
     for (int k = 0; k < problem->object_count; k++) { /* a parameter's layout is needed when its gradient ends */
         const struct object *gradient = &problem->object[k];
@@ -191,7 +186,7 @@ static enum hapt_status list_reduces(struct problem *problem)
 enum hapt_status hapt_fold(struct problem *problem)
 {
     const struct hapt_graph *graph = problem->graph;
-    struct fold fold = {.problem = problem, .layouts = problem->layouts};
+    struct fold fold = {.problem = problem};
     HAPT_NEW(fold.value, problem->arena, graph->tensor_count);
     HAPT_NEW(fold.input, problem->arena, graph->op_count);
     HAPT_NEW(fold.output, problem->arena, graph->op_count);
@@ -204,4 +199,157 @@ enum hapt_status hapt_fold(struct problem *problem)
     order_steps(&fold);
     HAPT_TRY(list_reduces(problem));
     return note_lives(problem);
+}
+
+/* ---- gradients of parameters at the end of a step ---- */
+
+struct walk { /* the cheapest sequences from one written layout */
+    int length, chain[MOST_REDUCES];
+    double arrive_s[MOST_REDUCES + 1][MOST_LAYOUTS], need_s[MOST_REDUCES + 1][MOST_LAYOUTS];
+    int source[MOST_REDUCES + 1][MOST_LAYOUTS]; /* by need: the layout that it arrived in */
+    int choice[MOST_REDUCES][MOST_LAYOUTS];     /* by the next arrival */
+};
+
+static int tensor_at(const struct problem *problem, int tensor, const int *chain, int k)
+{
+    return k == 0 ? tensor : problem->graph->op[problem->reduce[chain[k - 1]].op].output[0];
+}
+
+int hapt_ending_tensor(const struct problem *problem, int object, const struct ending_sequence *sequence, int k)
+{
+    return tensor_at(problem, problem->object[object].tensor, sequence->chain, k);
+}
+
+/* Lists the operators that follow a gradient. */
+static int list_chain(const struct problem *problem, int tensor, int *chain)
+{
+    int length = 0;
+    for (int r = problem->reduced_by[tensor]; r != NONE; length++) {
+        HAPT_ASSERT(length < MOST_REDUCES);
+        chain[length] = r;
+        r = problem->reduced_by[problem->graph->op[problem->reduce[r].op].output[0]];
+    }
+    return length;
+}
+
+static void convert(const struct layouts *layouts, struct walk *walk, int k)
+{
+    for (int to = 0; to < layouts->count; to++) {
+        walk->need_s[k][to] = walk->arrive_s[k][to];
+        walk->source[k][to] = to;
+        for (int from = 0; from < layouts->count; from++) {
+            const double seconds = walk->arrive_s[k][from] + layouts->convert_s[from][to];
+            if (from == to || !(seconds < walk->need_s[k][to])) continue;
+            walk->need_s[k][to] = seconds;
+            walk->source[k][to] = from;
+        }
+    }
+}
+
+static void walk_from(const struct problem *problem, int tensor, int written, struct walk *walk)
+{
+    walk->length = list_chain(problem, tensor, walk->chain);
+    for (int k = 0; k <= walk->length; k++)
+        for (int l = 0; l < MOST_LAYOUTS; l++) walk->arrive_s[k][l] = INFINITY;
+    walk->arrive_s[0][written] = 0;
+    for (int k = 0; k <= walk->length; k++) {
+        convert(problem->layouts[tensor_at(problem, tensor, walk->chain, k)], walk, k);
+        if (k == walk->length) break;
+        const struct step *step = &problem->reduce[walk->chain[k]];
+        for (int c = 0; c < step->choice_count; c++) {
+            const int to = step->choice[c].output[0];
+            const double seconds =
+                walk->need_s[k][step->choice[c].input[0]] + slowest(step->choice[c].compute_s, problem->classes);
+            if (!(seconds < walk->arrive_s[k + 1][to])) continue;
+            walk->arrive_s[k + 1][to] = seconds;
+            walk->choice[k][to] = c;
+        }
+    }
+}
+
+static void trace(const struct problem *problem, const struct walk *walk, int wanted, struct ending_sequence *sequence)
+{
+    sequence->length = walk->length;
+    int layout = walk->source[walk->length][wanted];
+    sequence->arrive[walk->length] = layout;
+    for (int k = walk->length - 1; k >= 0; k--) {
+        sequence->chain[k] = walk->chain[k];
+        sequence->choice[k] = walk->choice[k][layout];
+        sequence->need[k] = problem->reduce[walk->chain[k]].choice[sequence->choice[k]].input[0];
+        sequence->arrive[k] = layout = walk->source[k][sequence->need[k]];
+    }
+}
+
+void hapt_ending_trace(const struct problem *problem, int object, int written, int wanted,
+                       struct ending_sequence *sequence)
+{
+    struct walk walk;
+    walk_from(problem, problem->object[object].tensor, written, &walk);
+    trace(problem, &walk, wanted, sequence);
+}
+
+static void add_bytes(const struct problem *problem, int tensor, int layout, double *bytes)
+{
+    for (int j = 0; j < problem->classes; j++) bytes[j] += layout_bytes(problem->layouts[tensor], layout, j);
+}
+
+/* All-reduces of this axis and of the outer one work in place. */
+static void count_bytes(const struct problem *problem, int tensor, int written, int wanted,
+                        const struct ending_sequence *sequence, double *bytes)
+{
+    add_bytes(problem, tensor, written, bytes);
+    for (int k = 0; k <= sequence->length; k++) {
+        const int at = tensor_at(problem, tensor, sequence->chain, k),
+                  need = k < sequence->length ? sequence->need[k] : wanted;
+        if (need != sequence->arrive[k] && !(sequence->arrive[k] == PARTIAL && need == REPLICATED))
+            add_bytes(problem, at, need, bytes);
+        if (k == sequence->length) break;
+        const struct hapt_op *op = &problem->graph->op[problem->reduce[sequence->chain[k]].op];
+        const bool sums = hapt_op_type_at(op->type)->collective == HAPT_COLLECTIVE_ALL_REDUCE;
+        if (!sums || problem->written_by[op->output[0]] > 1)
+            add_bytes(problem, op->output[0], sequence->arrive[k + 1], bytes);
+    }
+}
+
+static void fill(struct problem *problem, int tensor, struct ending *ending)
+{
+    const int count = problem->layouts[tensor]->count;
+    for (int from = 0; from < MOST_LAYOUTS; from++)
+        for (int to = 0; to < MOST_LAYOUTS; to++) ending->seconds[from][to] = INFINITY;
+    for (int from = 0; from < count; from++) {
+        struct walk walk;
+        walk_from(problem, tensor, from, &walk);
+        for (int k = 0; k < walk.length; k++)
+            problem->joins_parts =
+                problem->joins_parts ||
+                hapt_op_type_at(problem->graph->op[problem->reduce[walk.chain[k]].op].type)->collective ==
+                    HAPT_COLLECTIVE_NONE;
+        for (int to = 0; to < count; to++) {
+            struct ending_sequence sequence;
+            ending->seconds[from][to] = walk.need_s[walk.length][to];
+            if (!isfinite(ending->seconds[from][to])) continue;
+            trace(problem, &walk, to, &sequence);
+            count_bytes(problem, tensor, from, to, &sequence, ending->bytes[from][to]);
+        }
+    }
+}
+
+enum hapt_status hapt_endings_build(struct problem *problem)
+{
+    struct ending **unique, *made = NULL;
+    int count = 0;
+    HAPT_NEW(unique, problem->arena, problem->object_count);
+    for (int k = 0; k < problem->object_count; k++) {
+        struct object *object = &problem->object[k];
+        if (object->kind != OBJECT_PARAMETER_GRADIENT) continue;
+        if (!made) HAPT_NEW(made, problem->arena, 1);
+        memset(made, 0, sizeof *made);
+        fill(problem, object->tensor, made);
+        for (int u = 0; u < count && !object->ending; u++)
+            if (!memcmp(unique[u], made, sizeof *made)) object->ending = unique[u];
+        if (object->ending) continue;
+        object->ending = unique[count++] = made;
+        made = NULL;
+    }
+    return HAPT_OK;
 }

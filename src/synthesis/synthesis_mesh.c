@@ -1,8 +1,5 @@
 /* Synthesis of both axes of a mesh: the costs of one axis given the other, and the methods to find a program of
  * both. */
-#include <math.h>
-#include <string.h>
-
 #include "hapt/env.h"
 #include "synthesis_private.h"
 
@@ -115,16 +112,16 @@ static enum hapt_status passed(enum hapt_status status, bool *made)
     return HAPT_OK;
 }
 
-struct mesh_programs {
-    const struct hapt_axis_program *outer, *inner;
-    const char *outer_by, *inner_by;
+struct mesh_programs { /* NULL: none */
+    const struct hapt_axis_program *program[HAPT_MESH_AXES];
+    const char *by[HAPT_MESH_AXES];
 };
 
 static void report_program(const struct mesh_search *search, const struct mesh_programs *programs, double cost_s,
                            double memory_bytes)
 {
-    const struct hapt_axis_program *const both[HAPT_MESH_AXES] = {programs->outer, programs->inner};
-    if (search->options->found) search->options->found(search->options->found_context, both, cost_s, memory_bytes);
+    if (search->options->found)
+        search->options->found(search->options->found_context, programs->program, cost_s, memory_bytes);
 }
 
 /* Receives the programs found by a search of the last axis. */
@@ -137,7 +134,7 @@ struct found_context {
 static void on_found(void *context, const struct hapt_axis_program *program, double cost_s, double memory_bytes)
 {
     struct found_context *found = context;
-    *(found->axis == 0 ? &found->programs.outer : &found->programs.inner) = program;
+    found->programs.program[found->axis] = program;
     report_program(found->search, &found->programs, cost_s, memory_bytes);
 }
 
@@ -174,11 +171,11 @@ static void consider(struct mesh_search *search, const struct mesh_programs *pro
     if (plain) search->report.plain_s = fmin(search->report.plain_s, report->cost_s);
     if (search->found && report->cost_s >= search->report.inner.cost_s) return;
     search->found = true;
-    search->best[0] = programs->outer ? *programs->outer : (struct hapt_axis_program){0};
-    search->best[1] = programs->inner ? *programs->inner : (struct hapt_axis_program){0};
+    for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
+        search->best[axis] = programs->program[axis] ? *programs->program[axis] : (struct hapt_axis_program){0};
     search->report.inner = *report;
-    search->report.outer_by = programs->outer_by;
-    search->report.inner_by = programs->inner_by;
+    search->report.outer_by = programs->by[0];
+    search->report.inner_by = programs->by[1];
 }
 
 static enum hapt_status price_plain(struct mesh_search *search, const struct axis_context *axis_context,
@@ -228,8 +225,8 @@ static enum hapt_status finish_plain(struct mesh_search *search, const struct ax
         HAPT_TRY(plain_program(search, axis_context->sharding, axis_context->axis, tensor, &program, &made));
         if (made) HAPT_TRY(price_plain(search, axis_context, program, &report, &made));
         if (!made) continue;
-        *(axis_context->axis == 0 ? &programs.outer : &programs.inner) = program;
-        *(axis_context->axis == 0 ? &programs.outer_by : &programs.inner_by) = plain_name[tensor];
+        programs.program[axis_context->axis] = program;
+        programs.by[axis_context->axis] = plain_name[tensor];
         report_program(search, &programs, report.cost_s, report.memory_bytes);
         consider(search, &programs, &report, plain_outer);
     }
@@ -245,8 +242,8 @@ static enum hapt_status finish_synthesised(struct mesh_search *search, const str
     HAPT_NEW(program, search->scratch, 1);
     HAPT_TRY(synthesise_axis(search, axis_context, &programs, true, program, &report, &made));
     if (!made) return HAPT_OK;
-    *(axis_context->axis == 0 ? &programs.outer : &programs.inner) = program;
-    *(axis_context->axis == 0 ? &programs.outer_by : &programs.inner_by) = by_synthesis;
+    programs.program[axis_context->axis] = program;
+    programs.by[axis_context->axis] = by_synthesis;
     consider(search, &programs, &report, false);
     return HAPT_OK;
 }
@@ -282,7 +279,7 @@ static enum hapt_status go_inside(struct mesh_search *search, const struct hapt_
     if (!made) return HAPT_OK;
     const struct axis_context axis_context = {
         .costs = search->costs, .axis = 1, .outer_size = search->axis[0].size, .sharding = sharding};
-    const struct mesh_programs programs = {.outer = outer, .outer_by = outer_by};
+    const struct mesh_programs programs = {.program = {outer}, .by = {outer_by}};
     if (plain_outer || (methods & HAPT_MESH_METHOD_PLAIN_INNER))
         HAPT_TRY(finish_plain(search, &axis_context, programs, plain_outer));
     if (plain_outer && !(methods & HAPT_MESH_METHOD_PLAIN_OUTER)) return HAPT_OK;
@@ -403,7 +400,7 @@ static enum hapt_status search_one(struct mesh_search *search, int axis)
 {
     const struct axis_context axis_context = {
         .costs = search->costs, .axis = axis, .outer_size = search->axis[0].size, .sharding = search->trivial};
-    const struct mesh_programs programs = {.outer_by = "one device", .inner_by = "one device"};
+    const struct mesh_programs programs = {.by = {"one device", "one device"}};
     HAPT_TRY(finish_plain(search, &axis_context, programs, true));
     return finish_synthesised(search, &axis_context, programs);
 }

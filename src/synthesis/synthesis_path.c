@@ -1,193 +1,334 @@
 /*
- * Segments and the shortest path through them. A segment is searched once per structure and start words. A node of the
- * path is the layouts of the tensors that cross a border.
+ * The path through the segments: the shortest one, where a node is the layouts of the tensors that cross a border; and,
+ * over the paths of several searches, the shortest one within memory. That uses labels of cost and memory. Its bounds
+ * come from the prices of memory at which the segments were searched.
  */
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "hapt/env.h"
-#include "synthesis_chain.h"
+#include "synthesis_search.h"
 
 #define NONE (-1)
 
-/* ---- borders ---- */
+/* ---- the cheapest path within memory ---- */
 
-enum { SEGMENT_MINIMUM = 4, SEGMENT_MOST = 24, MOST_CROSSING = 8, MOST_NODES = 512 };
+/* Labels that go on per border: few first, for a good path as the bound; then as many as allowed. */
+enum { FEW_LABELS = 300, MOST_LABELS = 5000, HALVINGS = 16 };
 
-struct cutting {
-    const struct problem *problem;
-    int *crossing;       /* [step] activations and gradients that cross before it; -1: no border possible */
-    int *forward_before; /* [step + 1] forward steps before it */
-    bool *cut;           /* [step] */
+struct label {
+    double cost_s, bound, bytes[MOST_CLASSES];
+    int node, parent;
+    const struct chain_arc *arc;
+};
+struct labels {
+    int count, capacity;
+    struct label *label;
 };
 
-static void split_long(struct cutting *cutting, int first, int end)
+struct walk {
+    const struct chain *chain;
+    struct hapt_arena arena;
+    const double *limit;
+    double tolerance;
+    double **remaining_s;     /* [border] by node and price: least cost and priced memory to the end */
+    double **remaining_bytes; /* [border] by node and class: least memory to the end */
+    struct labels *labels;    /* [border] */
+    int price_count;
+    double (*price)[MOST_CLASSES]; /* the chain's, and one that is nearly the best */
+    double known_s;                /* cost of the best path so far */
+    int most_labels;
+    bool exact;
+};
+
+enum hapt_status hapt_chain_init(struct chain *chain, int classes, int segment_count, struct hapt_arena *arena)
 {
-    const int *before = cutting->forward_before;
-    int best = NONE;
-    if (before[end] - before[first] <= SEGMENT_MOST) return;
-    for (int s = first + 1; s < end; s++) {
-        const int left = before[s] - before[first], right = before[end] - before[s];
-        if (cutting->crossing[s] < 0 || cutting->crossing[s] > MOST_CROSSING || left < SEGMENT_MINIMUM ||
-            right < SEGMENT_MINIMUM)
-            continue;
-        if (best != NONE && cutting->crossing[s] >= cutting->crossing[best]) continue;
-        best = s;
-    }
-    if (best == NONE) return;
-    cutting->cut[best] = true;
-    split_long(cutting, first, best);
-    split_long(cutting, best, end);
+    const double nothing[MOST_CLASSES] = {0};
+    *chain = (struct chain){.arena = arena, .classes = classes, .segment_count = segment_count};
+    HAPT_NEW(chain->layer, arena, segment_count + 1);
+    return hapt_chain_add_price(chain, nothing);
 }
 
-static void choose_cuts(struct cutting *cutting)
+enum hapt_status hapt_chain_add_price(struct chain *chain, const double *price)
 {
-    const struct problem *problem = cutting->problem;
-    const int wished = problem->options->segment_minimum, minimum = wished > 0 ? wished : SEGMENT_MINIMUM;
-    int least = MOST_CROSSING, last = 0;
-    if (problem->options->exact) return;
-    for (int s = 1; s < problem->step_count; s++)
-        if (cutting->crossing[s] > 0 && cutting->crossing[s] < least) least = cutting->crossing[s];
-    for (int s = 1; s < problem->step_count; s++) {
-        const int *before = cutting->forward_before;
-        if (cutting->crossing[s] < 0 || cutting->crossing[s] > least || before[s] - before[last] < minimum) continue;
-        if (before[problem->step_count] - before[s] < minimum) break;
-        cutting->cut[s] = true;
-        last = s;
-    }
-    for (int first = 0, s = 1; s <= problem->step_count; s++) {
-        if (s < problem->step_count && !cutting->cut[s]) continue;
-        split_long(cutting, first, s);
-        first = s;
-    }
+    MAKE_ROOM(chain->price, chain->price_count, chain->price_capacity, 16, chain->arena);
+    memcpy(chain->price[chain->price_count++], price, (size_t)chain->classes * sizeof *price);
+    return HAPT_OK;
 }
 
-static enum hapt_status find_segments(const struct problem *problem, struct hapt_arena *arena,
-                                      struct segment **segments, int *count)
+enum hapt_status hapt_chain_add_arc(struct chain *chain, int segment, struct chain_arc arc)
 {
-    struct cutting cutting = {.problem = problem};
-    HAPT_NEW(cutting.crossing, arena, problem->step_count + 1);
-    HAPT_NEW(cutting.forward_before, arena, problem->step_count + 1);
-    HAPT_NEW(cutting.cut, arena, problem->step_count + 1);
-    for (int k = 0; k < problem->object_count; k++) {
-        const struct object *object = &problem->object[k];
-        if (object->first < 0 || object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT)
-            continue;
-        for (int s = object->first + 1; s <= object->last; s++) cutting.crossing[s]++;
-    }
-    for (int s = 0; s < problem->step_count; s++) {
-        const struct step *step = &problem->step[s];
-        cutting.forward_before[s + 1] = cutting.forward_before[s] + !step->backward;
-        if (step->backward) cutting.crossing[s] = NONE;
-    }
-    choose_cuts(&cutting);
-    HAPT_NEW(*segments, arena, problem->step_count);
-    *count = 0;
-    for (int first = 0, s = 1; s <= problem->step_count; s++) {
-        if (s < problem->step_count && !cutting.cut[s]) continue;
-        HAPT_TRY(hapt_segment_build(problem, first, s, &(*segments)[(*count)++]));
-        first = s;
+    struct chain_layer *layer = &chain->layer[segment];
+    MAKE_ROOM(layer->arc, layer->arc_count, layer->arc_capacity, 64, chain->arena);
+    layer->arc[layer->arc_count++] = arc;
+    if (arc.from >= layer->node_count) layer->node_count = arc.from + 1;
+    if (arc.to >= layer[1].node_count) layer[1].node_count = arc.to + 1;
+    return HAPT_OK;
+}
+
+/* ---- lower bounds to the end ---- */
+
+static double priced_s(const struct chain_arc *arc, const double *price, int classes)
+{
+    double seconds = arc->cost_s;
+    for (int j = 0; j < classes; j++) seconds += price[j] * arc->bytes[j];
+    return seconds;
+}
+
+static enum hapt_status bound_remaining(struct walk *walk)
+{
+    const struct chain *chain = walk->chain;
+    const int prices = walk->price_count, classes = chain->classes;
+    HAPT_NEW(walk->remaining_s, &walk->arena, chain->segment_count + 1);
+    HAPT_NEW(walk->remaining_bytes, &walk->arena, chain->segment_count + 1);
+    for (int s = chain->segment_count; s >= 0; s--) {
+        const struct chain_layer *layer = &chain->layer[s];
+        HAPT_NEW(walk->remaining_s[s], &walk->arena, layer->node_count * prices);
+        HAPT_NEW(walk->remaining_bytes[s], &walk->arena, layer->node_count * classes);
+        for (int n = 0; s < chain->segment_count && n < layer->node_count * prices; n++)
+            walk->remaining_s[s][n] = INFINITY;
+        for (int n = 0; s < chain->segment_count && n < layer->node_count * classes; n++)
+            walk->remaining_bytes[s][n] = INFINITY;
+        for (int a = 0; a < layer->arc_count; a++) {
+            const struct chain_arc *arc = &layer->arc[a];
+            for (int p = 0; p < prices; p++) {
+                double *its = &walk->remaining_s[s][arc->from * prices + p];
+                *its =
+                    fmin(*its, priced_s(arc, walk->price[p], classes) + walk->remaining_s[s + 1][arc->to * prices + p]);
+            }
+            for (int j = 0; j < classes; j++) {
+                double *its = &walk->remaining_bytes[s][arc->from * classes + j];
+                *its = fmin(*its, arc->bytes[j] + walk->remaining_bytes[s + 1][arc->to * classes + j]);
+            }
+        }
     }
     return HAPT_OK;
 }
 
-/* ---- a segment's objects ---- */
-
-enum hapt_status hapt_segment_build(const struct problem *problem, int first, int end, struct segment *segment)
+/* For every price, a full path costs at least its priced cost minus the price of the entire memory limit. */
+static bool bound_label(const struct walk *walk, int border, struct label *label)
 {
-    bool *listed;
-    int most = 0;
-    for (int s = first; s < end; s++) most += HAPT_MAX_INPUTS + 2 * HAPT_MAX_OUTPUTS + problem->step[s].dying_count;
-    *segment = (struct segment){.first = first, .end = end};
-    HAPT_NEW(listed, problem->arena, problem->object_count);
-    HAPT_NEW(segment->local, problem->arena, most);
-    for (int s = first; s < end; s++) {
-        const struct step *step = &problem->step[s];
-        for (int k = 0; k < HAPT_MAX_INPUTS + 2 * HAPT_MAX_OUTPUTS + step->dying_count; k++) {
-            const int o = k - HAPT_MAX_INPUTS;
-            const int object = o < 0                      ? step->input[k]
-                               : o < HAPT_MAX_OUTPUTS     ? step->output[o]
-                               : o < 2 * HAPT_MAX_OUTPUTS ? step->previous[o - HAPT_MAX_OUTPUTS]
-                                                          : step->dying[o - 2 * HAPT_MAX_OUTPUTS];
-            if (object < 0 || listed[object]) continue;
-            listed[object] = true;
-            segment->local[segment->local_count++] = object;
+    const struct chain *chain = walk->chain;
+    label->bound = 0;
+    for (int j = 0; j < chain->classes; j++)
+        if (label->bytes[j] + walk->remaining_bytes[border][label->node * chain->classes + j] >
+            walk->limit[j] * (1 + ROUNDING))
+            return false;
+    for (int p = 0; p < walk->price_count; p++) {
+        double bound = label->cost_s + walk->remaining_s[border][label->node * walk->price_count + p];
+        for (int j = 0; j < chain->classes; j++) bound -= walk->price[p][j] * (walk->limit[j] - label->bytes[j]);
+        label->bound = fmax(label->bound, bound);
+    }
+    return isfinite(label->bound) && label->bound < walk->known_s * (1 - walk->tolerance);
+}
+
+/* ---- labels ---- */
+
+static enum hapt_status add_label(struct walk *walk, int border, const struct label *label)
+{
+    struct labels *labels = &walk->labels[border];
+    if (labels->count == labels->capacity) {
+        const int capacity = labels->capacity ? 2 * labels->capacity : 256;
+        struct label *grown = realloc(labels->label, (size_t)capacity * sizeof *grown);
+        if (!grown) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the labels of a synthesis");
+        labels->label = grown;
+        labels->capacity = capacity;
+    }
+    labels->label[labels->count++] = *label;
+    return HAPT_OK;
+}
+
+static int by_node_and_cost(const void *a, const void *b)
+{
+    const struct label *x = a, *y = b;
+    if (x->node != y->node) return x->node < y->node ? -1 : 1;
+    if (x->cost_s != y->cost_s) return x->cost_s < y->cost_s ? -1 : 1;
+    return (x->bytes[0] > y->bytes[0]) - (x->bytes[0] < y->bytes[0]);
+}
+
+static int by_bound(const void *a, const void *b)
+{
+    const struct label *x = a, *y = b;
+    if (x->bound != y->bound) return x->bound < y->bound ? -1 : 1;
+    return by_node_and_cost(a, b);
+}
+
+static bool needs_no_more(const struct walk *walk, const struct label *a, const struct label *b)
+{
+    for (int j = 0; j < walk->chain->classes; j++)
+        if (a->bytes[j] > b->bytes[j] * (1 + ROUNDING)) return false;
+    return true;
+}
+
+/* Labels of a node are sorted by cost: one is dominated by any earlier one that needs no more memory. */
+static void drop_dominated(struct walk *walk, struct labels *labels)
+{
+    int kept = 0, first = 0;
+    if (labels->count == 0) return;
+    qsort(labels->label, (size_t)labels->count, sizeof *labels->label, by_node_and_cost);
+    for (int k = 0; k < labels->count; k++) {
+        bool dominated = false;
+        if (kept > 0 && labels->label[kept - 1].node != labels->label[k].node) first = kept;
+        const int from = walk->chain->classes == 1 && kept > first ? kept - 1 : first; /* the last one needs least */
+        for (int m = from; m < kept && !dominated; m++)
+            dominated = needs_no_more(walk, &labels->label[m], &labels->label[k]);
+        if (!dominated) labels->label[kept++] = labels->label[k];
+    }
+    labels->count = kept;
+    if (kept <= walk->most_labels) return;
+    qsort(labels->label, (size_t)kept, sizeof *labels->label, by_bound);
+    labels->count = walk->most_labels;
+    walk->exact = false;
+}
+
+/* ---- walks through the chain ---- */
+
+static bool is_within(const struct walk *walk, const struct label *label)
+{
+    for (int j = 0; j < walk->chain->classes; j++)
+        if (label->bytes[j] > walk->limit[j] * (1 + ROUNDING)) return false;
+    return true;
+}
+
+static void go_along(const struct chain *chain, const struct chain_arc *arc, struct label *label)
+{
+    label->cost_s += arc->cost_s;
+    label->node = arc->to;
+    label->arc = arc;
+    for (int j = 0; j < chain->classes; j++) label->bytes[j] += arc->bytes[j];
+}
+
+/* The best path at one price; returns its memory. Records it if it fits and is the best so far. */
+static enum hapt_status try_price(struct walk *walk, const double *price, const struct chain_arc **path, double *bytes)
+{
+    const struct chain *chain = walk->chain;
+    double *ahead, *behind;
+    const struct chain_arc ***best, **its; /* [segment][node] */
+    struct label label = {.node = 0};
+    HAPT_NEW(best, &walk->arena, chain->segment_count);
+    HAPT_NEW(its, &walk->arena, chain->segment_count);
+    HAPT_NEW(behind, &walk->arena, chain->layer[chain->segment_count].node_count);
+    for (int s = chain->segment_count - 1; s >= 0; s--, behind = ahead) {
+        const struct chain_layer *layer = &chain->layer[s];
+        HAPT_NEW(best[s], &walk->arena, layer->node_count);
+        HAPT_NEW(ahead, &walk->arena, layer->node_count);
+        for (int n = 0; n < layer->node_count; n++) ahead[n] = INFINITY;
+        for (int a = 0; a < layer->arc_count; a++) {
+            const struct chain_arc *arc = &layer->arc[a];
+            const double seconds = priced_s(arc, price, chain->classes) + behind[arc->to];
+            if (seconds >= ahead[arc->from]) continue;
+            ahead[arc->from] = seconds;
+            best[s][arc->from] = arc;
         }
     }
-    HAPT_NEW(segment->start, problem->arena, segment->local_count);
-    HAPT_NEW(segment->at_end, problem->arena, segment->local_count);
-    for (int k = 0; k < segment->local_count; k++) {
-        const struct object *object = &problem->object[segment->local[k]];
-        if (object->first < first) segment->start[segment->start_count++] = k;
-        if (object->last >= end) segment->at_end[segment->end_count++] = k;
+    for (int s = 0; s < chain->segment_count; s++) {
+        its[s] = best[s][label.node];
+        if (!its[s]) return HAPT_OK;
+        go_along(chain, its[s], &label);
+    }
+    memcpy(bytes, label.bytes, sizeof label.bytes);
+    if (!is_within(walk, &label) || label.cost_s >= walk->known_s) return HAPT_OK;
+    walk->known_s = label.cost_s;
+    memcpy(path, its, (size_t)chain->segment_count * sizeof *path);
+    return HAPT_OK;
+}
+
+/* Finds good prices for bounds: the chain's and, by bisection between one that exceeds the memory and one that
+ * fits, nearly the best. */
+static enum hapt_status find_prices(struct walk *walk, const struct chain_arc **path)
+{
+    const struct chain *chain = walk->chain;
+    const double *last = chain->price[chain->price_count - 1];
+    double low = 0, high = 1, price[MOST_CLASSES], bytes[MOST_CLASSES] = {0};
+    HAPT_NEW(walk->price, &walk->arena, chain->price_count + 2);
+    for (int p = 0; p < chain->price_count; p++) {
+        memcpy(walk->price[walk->price_count++], chain->price[p], sizeof *walk->price);
+        HAPT_TRY(try_price(walk, chain->price[p], path, bytes));
+    }
+    for (int k = 0; k < HALVINGS; k++) { /* of the last price */
+        const double part = (low + high) / 2;
+        for (int j = 0; j < chain->classes; j++) price[j] = part * last[j];
+        HAPT_TRY(try_price(walk, price, path, bytes));
+        bool within = true;
+        for (int j = 0; j < chain->classes; j++) within = within && bytes[j] <= walk->limit[j];
+        if (within)
+            high = part;
+        else
+            low = part;
+    }
+    for (int k = 0; k < 2; k++, walk->price_count++)
+        for (int j = 0; j < chain->classes; j++) walk->price[walk->price_count][j] = (k ? high : low) * last[j];
+    return HAPT_OK;
+}
+
+static enum hapt_status walk_on(struct walk *walk, int s)
+{
+    const struct chain_layer *layer = &walk->chain->layer[s];
+    const struct labels *here = &walk->labels[s];
+    int *first, *arc; /* arcs by the node they start from */
+    HAPT_NEW(first, &walk->arena, layer->node_count + 2);
+    HAPT_NEW(arc, &walk->arena, layer->arc_count);
+    for (int a = 0; a < layer->arc_count; a++) first[layer->arc[a].from + 2]++;
+    for (int n = 0; n < layer->node_count; n++) first[n + 2] += first[n + 1];
+    for (int a = 0; a < layer->arc_count; a++) arc[first[layer->arc[a].from + 1]++] = a;
+    for (int k = 0; k < here->count; k++) {
+        for (int a = first[here->label[k].node]; a < first[here->label[k].node + 1]; a++) {
+            struct label label = here->label[k];
+            label.parent = k;
+            go_along(walk->chain, &layer->arc[arc[a]], &label);
+            if (bound_label(walk, s + 1, &label)) HAPT_TRY(add_label(walk, s + 1, &label));
+        }
+    }
+    drop_dominated(walk, &walk->labels[s + 1]);
+    return HAPT_OK;
+}
+
+/* Labels from the first border to the last; returns the best path if it beats the known one. */
+static enum hapt_status walk_chain(struct walk *walk, int most_labels, const struct chain_arc **path)
+{
+    const struct chain *chain = walk->chain;
+    struct label label = {.node = 0, .parent = NONE};
+    walk->exact = true;
+    walk->most_labels = most_labels;
+    for (int s = 0; s <= chain->segment_count; s++) walk->labels[s].count = 0;
+    if (bound_label(walk, 0, &label)) HAPT_TRY(add_label(walk, 0, &label));
+    for (int s = 0; s < chain->segment_count; s++) HAPT_TRY(walk_on(walk, s));
+    const struct labels *end = &walk->labels[chain->segment_count];
+    int last = NONE;
+    for (int k = 0; k < end->count; k++)
+        if (end->label[k].cost_s < walk->known_s) walk->known_s = end->label[last = k].cost_s;
+    for (int s = chain->segment_count, k = last; k != NONE && s > 0; s--) {
+        path[s - 1] = walk->labels[s].label[k].arc;
+        k = walk->labels[s].label[k].parent;
     }
     return HAPT_OK;
 }
 
-static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
+static enum hapt_status walk_twice(struct walk *walk, const struct chain_arc **path)
 {
-    return hapt_hash(hash, data, bytes);
+    if (walk->chain->layer[0].node_count == 0) return HAPT_OK;
+    HAPT_NEW(walk->labels, &walk->arena, walk->chain->segment_count + 1);
+    HAPT_TRY(find_prices(walk, path));
+    HAPT_TRY(bound_remaining(walk));
+    HAPT_TRY(walk_chain(walk, FEW_LABELS, path));
+    return walk->exact ? HAPT_OK : walk_chain(walk, MOST_LABELS, path);
 }
 
-static uint64_t mix_int(uint64_t hash, int64_t value)
+enum hapt_status hapt_chain_search(const struct chain *chain, const double *limit, double tolerance,
+                                   const struct chain_arc **path, double *cost_s, bool *exact)
 {
-    return mix(hash, &value, sizeof value);
+    struct walk walk = {
+        .chain = chain, .limit = limit, .tolerance = fmax(tolerance, ROUNDING), .known_s = INFINITY, .exact = true};
+    hapt_arena_init(&walk.arena);
+    const enum hapt_status status = walk_twice(&walk, path);
+    for (int s = 0; walk.labels && s <= chain->segment_count; s++) free(walk.labels[s].label);
+    hapt_arena_release(&walk.arena);
+    *cost_s = walk.known_s;
+    *exact = walk.exact;
+    return status;
 }
 
-static uint64_t mix_objects(uint64_t hash, const int *object, int count, const int *number)
-{
-    for (int k = 0; k < count; k++) hash = mix_int(hash, object[k] < 0 ? NONE : number[object[k]]);
-    return hash;
-}
+/* ---- the shortest path ---- */
 
-/* Hash of a segment; equal for segments whose searches are the same: choices, costs, objects and their connections. */
-static uint64_t segment_structure(const struct problem *problem, const struct segment *segment, int *number)
-{
-    uint64_t hash = mix_int(1, segment->local_count);
-    for (int k = 0; k < segment->local_count; k++) number[segment->local[k]] = k;
-    for (int k = 0; k < segment->local_count; k++) {
-        const struct object *object = &problem->object[segment->local[k]];
-        const struct hapt_tensor *tensor = &problem->graph->tensor[object->tensor];
-        const int64_t facts[] = {object->kind,
-                                 (int64_t)(intptr_t)object->layouts,
-                                 object->makeable,
-                                 object->tracked,
-                                 tensor->trainable,
-                                 tensor->dtype,
-                                 object->first < segment->first,
-                                 object->last >= segment->end,
-                                 object->parameter >= 0 ? number[object->parameter] : NONE,
-                                 (int64_t)(intptr_t)object->ending};
-        hash = mix(hash, facts, sizeof facts);
-    }
-    for (int s = segment->first; s < segment->end; s++) {
-        const struct step *step = &problem->step[s];
-        hash = mix_int(mix_int(mix_int(hash, step->backward), step->last_reader), step->choice_count);
-        hash = mix_objects(hash, step->input, HAPT_MAX_INPUTS, number);
-        hash = mix_objects(hash, step->output, HAPT_MAX_OUTPUTS, number);
-        hash = mix_objects(hash, step->previous, HAPT_MAX_OUTPUTS, number);
-        hash = mix_objects(hash, step->dying, step->dying_count, number);
-        for (int c = 0; c < step->choice_count; c++) {
-            const struct choice *choice = &step->choice[c];
-            hash = mix(hash, choice->input, sizeof choice->input);
-            hash = mix(hash, choice->output, sizeof choice->output);
-            hash = mix(hash, &choice->exchange_s, sizeof choice->exchange_s);
-            hash = mix(hash, choice->compute_s, (size_t)problem->classes * sizeof *choice->compute_s);
-        }
-    }
-    return hash;
-}
-
-/* ---- the path ---- */
-
-struct searched { /* a segment's structure with its start words */
-    uint64_t structure;
-    int start_count;
-    const uint32_t *start;
-    struct outcome *outcome;
-    int outcome_count;
-};
 struct node {
     uint64_t hash;
     uint32_t *word; /* [crossing objects] */
@@ -195,20 +336,20 @@ struct node {
     int parent, order; /* parent node, creation order */
     const struct outcome *outcome;
 };
+struct nodes { /* by their words */
+    int count, capacity;
+    struct node *node;
+};
 struct border {                /* before a segment */
     int object_count, *object; /* crossing ones, ascending */
-    int node_count, node_capacity;
-    struct node *node;
+    struct nodes nodes;
 };
 /* Nodes of the borders by their words, over all searches, and the arcs between them. */
 struct hapt_path_chain {
     const struct problem *problem;
     struct segment *segment;
     struct chain chain;
-    struct named {
-        int count, capacity;
-        struct node *node;
-    } * named; /* [segment_count + 1] */
+    struct nodes *named; /* [segment_count + 1] */
 };
 struct path {
     const struct problem *problem;
@@ -216,10 +357,8 @@ struct path {
     struct hapt_arena *arena;
     int segment_count;
     struct segment *segment;
-    uint64_t *structure;
     struct border *border; /* [segment_count + 1] */
-    int searched_count, searched_capacity;
-    struct searched *searched;
+    struct searched searched;
     struct search_tally tally;
     int *crossing_index; /* [object] its index among the crossing objects of the current border */
 };
@@ -227,48 +366,31 @@ struct path {
 static enum hapt_status list_crossing(struct path *path, int at, int step)
 {
     struct border *border = &path->border[at];
-    const struct problem *problem = path->problem;
-    for (int pass = 0; pass < 2; pass++) {
-        border->object_count = 0;
-        for (int k = 0; k < problem->object_count; k++) {
-            if (problem->object[k].first < 0 || problem->object[k].first >= step || problem->object[k].last < step)
-                continue;
-            if (pass) border->object[border->object_count] = k;
-            border->object_count++;
-        }
-        if (!pass) HAPT_NEW(border->object, path->arena, border->object_count);
+    int *list = path->crossing_index, count = 0;
+    for (int k = 0; k < path->problem->object_count; k++) {
+        const struct object *object = &path->problem->object[k];
+        if (object->first >= 0 && object->first < step && object->last >= step) list[count++] = k;
     }
+    HAPT_NEW(border->object, path->arena, count);
+    memcpy(border->object, list, (size_t)count * sizeof *list);
+    border->object_count = count;
     return HAPT_OK;
 }
 
-static enum hapt_status outcomes_of(struct path *path, int s, const uint32_t *start, double limit,
-                                    const struct searched **found)
+/* The node of `count` words, made if it is new: then its `order` is its number, and its cost INFINITY. */
+static enum hapt_status find_node(struct nodes *nodes, const uint32_t *word, int count, struct hapt_arena *arena,
+                                  int *number)
 {
-    const struct segment *segment = &path->segment[s];
-    const size_t bytes = (size_t)segment->start_count * sizeof *start;
-    for (int k = 0; k < path->searched_count; k++) {
-        *found = &path->searched[k];
-        if ((*found)->structure == path->structure[s] && (*found)->start_count == segment->start_count &&
-            !memcmp((*found)->start, start, bytes))
+    const size_t bytes = (size_t)count * sizeof *word;
+    const uint64_t hash = hapt_hash(1, word, bytes);
+    for (*number = 0; *number < nodes->count; ++*number)
+        if (nodes->node[*number].hash == hash && (bytes == 0 || !memcmp(nodes->node[*number].word, word, bytes)))
             return HAPT_OK;
-    }
-    if (path->searched_count == path->searched_capacity) {
-        struct searched *grown;
-        const int capacity = path->searched_capacity ? 2 * path->searched_capacity : 64;
-        HAPT_NEW(grown, path->arena, capacity);
-        if (path->searched_count) memcpy(grown, path->searched, (size_t)path->searched_count * sizeof *grown);
-        path->searched = grown;
-        path->searched_capacity = capacity;
-    }
-    struct searched *made = &path->searched[path->searched_count];
-    uint32_t *copy;
-    HAPT_NEW(copy, path->arena, segment->start_count);
-    if (bytes > 0) memcpy(copy, start, bytes);
-    *made = (struct searched){.structure = path->structure[s], .start_count = segment->start_count, .start = copy};
-    HAPT_TRY(hapt_segment_search(path->problem, segment, start, limit, path->arena, &made->outcome,
-                                 &made->outcome_count, &path->tally));
-    path->searched_count++;
-    *found = made;
+    MAKE_ROOM(nodes->node, nodes->count, nodes->capacity, 16, arena);
+    struct node *made = &nodes->node[*number];
+    *made = (struct node){.hash = hash, .cost_s = INFINITY, .order = nodes->count++};
+    HAPT_NEW(made->word, arena, count);
+    if (bytes > 0) memcpy(made->word, word, bytes);
     return HAPT_OK;
 }
 
@@ -276,40 +398,14 @@ static enum hapt_status add_node(struct path *path, int at, const uint32_t *word
                                  const struct outcome *outcome)
 {
     struct border *border = &path->border[at];
-    const size_t bytes = (size_t)border->object_count * sizeof *word;
-    const uint64_t hash = mix(1, word, bytes);
-    int n = 0;
-    while (n < border->node_count &&
-           (border->node[n].hash != hash || (bytes > 0 && memcmp(border->node[n].word, word, bytes))))
-        n++;
-    if (n < border->node_count && border->node[n].cost_s <= cost_s) return HAPT_OK;
-    if (n == border->node_count) {
-        if (n == border->node_capacity) {
-            struct node *grown;
-            const int capacity = n ? 2 * n : 16;
-            HAPT_NEW(grown, path->arena, capacity);
-            if (n) memcpy(grown, border->node, (size_t)n * sizeof *grown);
-            border->node = grown;
-            border->node_capacity = capacity;
-        }
-        border->node[n].order = border->node_count++;
-        HAPT_NEW(border->node[n].word, path->arena, border->object_count);
-        if (bytes > 0) memcpy(border->node[n].word, word, bytes);
-    }
-    border->node[n].hash = hash;
-    border->node[n].cost_s = cost_s;
-    border->node[n].parent = parent;
-    border->node[n].outcome = outcome;
+    int n;
+    HAPT_TRY(find_node(&border->nodes, word, border->object_count, path->arena, &n));
+    struct node *node = &border->nodes.node[n];
+    if (node->cost_s <= cost_s) return HAPT_OK;
+    node->cost_s = cost_s;
+    node->parent = parent;
+    node->outcome = outcome;
     return HAPT_OK;
-}
-
-static int single_layout(const struct object *object, uint32_t word)
-{
-    if (object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) return NONE;
-    const layout_set set = object->kind == OBJECT_FORWARD ? made_of(word) : awaited_of(word);
-    int layout = 0;
-    while (!(set >> layout & 1u)) layout++;
-    return layout;
 }
 
 /* True if node b is useless: a costs no more after converting its tensors. */
@@ -320,28 +416,26 @@ static bool beats(const struct problem *problem, const struct border *border, co
     for (int k = 0; k < border->object_count && cost <= b->cost_s; k++) {
         if (a->word[k] == b->word[k]) continue;
         const struct object *object = &problem->object[border->object[k]];
-        const int from = single_layout(object, a->word[k]), to = single_layout(object, b->word[k]);
-        if (from == NONE) return false;
-        /* An activation is converted after the border, a gradient before it. */
-        cost += object->kind == OBJECT_FORWARD ? object->layouts->convert_s[from][to]
-                                               : object->layouts->convert_s[to][from];
+        if (is_parameter(object)) return false;
+        cost += crossing_seconds(object, crossing_layout(object, a->word[k]), crossing_layout(object, b->word[k]));
     }
     return cost <= b->cost_s;
 }
 
 static void drop_beaten(const struct problem *problem, struct border *border)
 {
+    struct nodes *nodes = &border->nodes;
     int kept = 0;
-    for (int n = 0; n < border->node_count; n++) {
+    for (int n = 0; n < nodes->count; n++) {
         bool beaten = false;
-        for (int m = 0; !beaten && m < border->node_count; m++)
-            beaten = m != n && border->node[m].cost_s < border->node[n].cost_s &&
-                     beats(problem, border, &border->node[m], &border->node[n]);
-        if (beaten) border->node[n].cost_s = INFINITY;
+        for (int m = 0; !beaten && m < nodes->count; m++)
+            beaten = m != n && nodes->node[m].cost_s < nodes->node[n].cost_s &&
+                     beats(problem, border, &nodes->node[m], &nodes->node[n]);
+        if (beaten) nodes->node[n].cost_s = INFINITY;
     }
-    for (int n = 0; n < border->node_count; n++)
-        if (isfinite(border->node[n].cost_s)) border->node[kept++] = border->node[n];
-    border->node_count = kept;
+    for (int n = 0; n < nodes->count; n++)
+        if (isfinite(nodes->node[n].cost_s)) nodes->node[kept++] = nodes->node[n];
+    nodes->count = kept;
 }
 
 static int compare_nodes(const void *a, const void *b)
@@ -352,36 +446,14 @@ static int compare_nodes(const void *a, const void *b)
 }
 
 /* Sorts nodes by cost; keeps only the cheapest if there are too many. */
-static void sort_nodes(struct path *path, struct border *border)
+static void sort_nodes(struct path *path, struct nodes *nodes)
 {
-    if (border->node_count == 0) return;
-    qsort(border->node, (size_t)border->node_count, sizeof *border->node, compare_nodes);
-    if (path->problem->options->exact || border->node_count <= MOST_NODES) return;
-    border->node_count = MOST_NODES;
+    enum { MOST_NODES = 512 };
+    if (nodes->count == 0) return;
+    qsort(nodes->node, (size_t)nodes->count, sizeof *nodes->node, compare_nodes);
+    if (path->problem->options->exact || nodes->count <= MOST_NODES) return;
+    nodes->count = MOST_NODES;
     path->tally.capped = true;
-}
-
-/* The number of a node of border `at`, common to all searches. */
-static enum hapt_status name_node(struct hapt_path_chain *chain, int at, const uint32_t *word, int count, int *number)
-{
-    struct named *named = &chain->named[at];
-    const size_t bytes = (size_t)count * sizeof *word;
-    const uint64_t hash = mix(1, word, bytes);
-    for (*number = 0; *number < named->count; ++*number)
-        if (named->node[*number].hash == hash && memcmp(named->node[*number].word, word, bytes) == 0) return HAPT_OK;
-    if (named->count == named->capacity) {
-        struct node *grown;
-        const int capacity = named->capacity ? 2 * named->capacity : 16;
-        HAPT_NEW(grown, chain->chain.arena, capacity);
-        if (named->count) memcpy(grown, named->node, (size_t)named->count * sizeof *grown);
-        named->node = grown;
-        named->capacity = capacity;
-    }
-    struct node *made = &named->node[named->count++];
-    *made = (struct node){.hash = hash};
-    HAPT_NEW(made->word, chain->chain.arena, count);
-    memcpy(made->word, word, bytes);
-    return HAPT_OK;
 }
 
 static enum hapt_status note_arc(struct path *path, int s, const uint32_t *from, const uint32_t *to,
@@ -390,41 +462,43 @@ static enum hapt_status note_arc(struct path *path, int s, const uint32_t *from,
     struct chain_arc arc = {.cost_s = outcome->cost_s, .bytes = outcome->bytes, .outcome = outcome};
     if (!path->chain) return HAPT_OK;
     for (int j = 0; j < path->problem->classes; j++) arc.cost_s -= path->problem->multiplier[j] * outcome->bytes[j];
-    HAPT_TRY(name_node(path->chain, s, from, path->border[s].object_count, &arc.from));
-    HAPT_TRY(name_node(path->chain, s + 1, to, path->border[s + 1].object_count, &arc.to));
-    return hapt_chain_add_arc(&path->chain->chain, s, arc);
+    struct chain *chain = &path->chain->chain;
+    HAPT_TRY(find_node(&path->chain->named[s], from, path->border[s].object_count, chain->arena, &arc.from));
+    HAPT_TRY(find_node(&path->chain->named[s + 1], to, path->border[s + 1].object_count, chain->arena, &arc.to));
+    return hapt_chain_add_arc(chain, s, arc);
 }
 
 static enum hapt_status cross_segment(struct path *path, int s, int from)
 {
     const struct segment *segment = &path->segment[s];
     struct border *before = &path->border[s], *behind = &path->border[s + 1];
-    const uint32_t *word = before->node[from].word;
+    const struct node *node = &before->nodes.node[from];
     uint32_t *start, *then;
-    const struct searched *found;
+    struct outcome *outcome;
+    int outcome_count;
     HAPT_NEW(start, path->arena, segment->start_count);
     HAPT_NEW(then, path->arena, behind->object_count);
     for (int k = 0; k < before->object_count; k++) path->crossing_index[before->object[k]] = k;
     for (int k = 0; k < segment->start_count; k++)
-        start[k] = word[path->crossing_index[segment->local[segment->start[k]]]];
+        start[k] = node->word[path->crossing_index[segment->local[segment->start[k]]]];
     /* If nothing crosses the next border, all paths end in one node: its best known cost is the limit. Each start
      * is searched once. */
     const double more = path->chain ? 1.05 : 1; /* a dearer path may need less memory */
-    const double limit = behind->object_count == 0 && behind->node_count > 0
-                             ? more * behind->node[0].cost_s - before->node[from].cost_s
+    const double limit = behind->object_count == 0 && behind->nodes.count > 0
+                             ? more * behind->nodes.node[0].cost_s - node->cost_s
                              : INFINITY;
-    HAPT_TRY(outcomes_of(path, s, start, limit, &found));
+    HAPT_TRY(hapt_segment_search(path->problem, segment, start, limit, path->arena, &path->searched, &path->tally,
+                                 &outcome, &outcome_count));
     for (int k = 0; k < behind->object_count; k++) { /* objects that the segment does not touch cross unchanged */
         const int object = behind->object[k];
-        if (path->problem->object[object].first < segment->first) then[k] = word[path->crossing_index[object]];
+        if (path->problem->object[object].first < segment->first) then[k] = node->word[path->crossing_index[object]];
     }
     for (int k = 0; k < behind->object_count; k++) path->crossing_index[behind->object[k]] = k;
-    for (int c = 0; c < found->outcome_count; c++) {
-        const struct outcome *outcome = &found->outcome[c];
+    for (int c = 0; c < outcome_count; c++) {
         for (int k = 0; k < segment->end_count; k++)
-            then[path->crossing_index[segment->local[segment->at_end[k]]]] = outcome->word[k];
-        HAPT_TRY(add_node(path, s + 1, then, before->node[from].cost_s + outcome->cost_s, from, outcome));
-        HAPT_TRY(note_arc(path, s, word, then, outcome));
+            then[path->crossing_index[segment->local[segment->at_end[k]]]] = outcome[c].word[k];
+        HAPT_TRY(add_node(path, s + 1, then, node->cost_s + outcome[c].cost_s, from, &outcome[c]));
+        HAPT_TRY(note_arc(path, s, node->word, then, &outcome[c]));
     }
     return HAPT_OK;
 }
@@ -452,8 +526,8 @@ static enum hapt_status trace(struct path *path, struct hapt_arena *arena, struc
 {
     const struct outcome **taken;
     HAPT_NEW(taken, arena, path->segment_count);
-    for (int s = path->segment_count, node = 0; s > 0; node = path->border[s].node[node].parent, s--)
-        taken[s - 1] = path->border[s].node[node].outcome;
+    for (int s = path->segment_count, node = 0; s > 0; node = path->border[s].nodes.node[node].parent, s--)
+        taken[s - 1] = path->border[s].nodes.node[node].outcome;
     return join_path(path->segment, path->segment_count, taken, path->problem->step_count, arena, chosen);
 }
 
@@ -466,7 +540,7 @@ enum hapt_status hapt_path_chain_create(struct problem *problem, struct hapt_are
     int count;
     HAPT_NEW(made, arena, 1);
     made->problem = problem;
-    HAPT_TRY(find_segments(problem, arena, &made->segment, &count));
+    HAPT_TRY(hapt_segments_find(problem, arena, &made->segment, &count));
     HAPT_NEW(made->named, arena, count + 1);
     HAPT_TRY(hapt_chain_init(&made->chain, problem->classes, count, arena));
     *chain = made;
@@ -499,35 +573,31 @@ enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *ar
                                   struct chosen *chosen, double *cost_s, struct hapt_synthesis_report *report)
 {
     struct path path = {.problem = problem, .arena = arena, .chain = chain};
-    int *number;
-    HAPT_TRY(find_segments(problem, arena, &path.segment, &path.segment_count));
+    HAPT_TRY(hapt_segments_find(problem, arena, &path.segment, &path.segment_count));
     HAPT_NEW(path.border, arena, path.segment_count + 1);
-    HAPT_NEW(path.structure, arena, path.segment_count);
     HAPT_NEW(path.crossing_index, arena, problem->object_count);
-    HAPT_NEW(number, arena, problem->object_count);
     report->unique_segments = 0;
     for (int s = 0; s <= path.segment_count; s++)
         HAPT_TRY(list_crossing(&path, s, s < path.segment_count ? path.segment[s].first : problem->step_count));
     for (int s = 0; s < path.segment_count; s++) {
         bool known = false;
-        path.structure[s] = segment_structure(problem, &path.segment[s], number);
-        for (int r = 0; r < s; r++) known = known || path.structure[r] == path.structure[s];
+        for (int r = 0; r < s; r++) known = known || path.segment[r].structure == path.segment[s].structure;
         report->unique_segments += !known;
     }
     HAPT_TRY(add_node(&path, 0, NULL, 0, NONE, NULL));
     if (chain) HAPT_TRY(hapt_chain_add_price(&chain->chain, problem->multiplier));
     for (int s = 0; s < path.segment_count; s++) {
-        for (int n = 0; n < path.border[s].node_count; n++) HAPT_TRY(cross_segment(&path, s, n));
+        for (int n = 0; n < path.border[s].nodes.count; n++) HAPT_TRY(cross_segment(&path, s, n));
         drop_beaten(problem, &path.border[s + 1]);
-        sort_nodes(&path, &path.border[s + 1]);
+        sort_nodes(&path, &path.border[s + 1].nodes);
     }
     report->segments = path.segment_count;
     report->expanded += path.tally.expanded;
     report->generated += path.tally.generated;
     if (path.tally.capped) report->because = "a segment had more states than allowed";
-    if (path.border[path.segment_count].node_count == 0)
+    if (path.border[path.segment_count].nodes.count == 0)
         return hapt_fail(HAPT_ERR_INFEASIBLE, "loosen forced cuts, layouts between segments or memory",
                          "no program for %d devices computes this graph", problem->axis->size);
-    *cost_s = path.border[path.segment_count].node[0].cost_s;
+    *cost_s = path.border[path.segment_count].nodes.node[0].cost_s;
     return trace(&path, arena, chosen);
 }

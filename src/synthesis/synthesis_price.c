@@ -1,10 +1,183 @@
 /*
- * Checks and prices a program, instruction by instruction and device by device. Independent of the search.
+ * What operators and communications cost on an axis: the cuts of every operator, the collectives between layouts, and
+ * the check and the price of a program, instruction by instruction and device by device. Independent of the search.
  */
 #include <math.h>
 #include <string.h>
 
-#include "synthesis_fold.h"
+#include "synthesis_private.h"
+
+/* ---- cuts ---- */
+
+enum { MOST_CUTS = 64 };
+
+bool hapt_axis_split(const struct hapt_axis *axis, int ratio, int64_t units, int64_t *first)
+{
+    return hapt_split(axis->ratio ? axis->ratio + (size_t)ratio * (size_t)axis->size : NULL, axis->size, units, first);
+}
+
+/* Elements of the cut index; 0: unknown. */
+static int64_t letter_size(const struct hapt_graph *graph, const struct hapt_op *op, char letter)
+{
+    const struct hapt_signature *signature = hapt_op_signature_of(graph, op);
+    for (int k = 0; k < op->input_count + op->output_count; k++) {
+        const bool input = k < op->input_count;
+        const int tensor = input ? op->input[k] : op->output[k - op->input_count];
+        const struct hapt_signature_operand *operand =
+            input ? &signature->input[k] : &signature->output[k - op->input_count];
+        for (int d = 0; tensor >= 0 && d < operand->dims; d++)
+            if (operand->letter[d] == letter) return graph->tensor[tensor].shape[d];
+    }
+    const char *sized = hapt_op_type_at(op->type)->sized_letters;
+    const char *at = sized ? strchr(sized, letter) : NULL;
+    return at ? op->integer[at - sized] : 0;
+}
+
+enum hapt_status hapt_cut_rule_make(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                    int op, struct hapt_cut cut, struct hapt_cut_rule *made)
+{
+    struct hapt_cut_rule rule = {.cut = cut};
+    if (rule.cut.blocks < 1) rule.cut.blocks = 1;
+    if (rule.cut.unit < 1) rule.cut.unit = 1;
+    HAPT_TRY(hapt_rule_of_cut(sharding, axis_index, axis, op, rule.cut, &rule.rule));
+    if (rule.rule.exchange && sharding->exchange[op] >= 0)
+        return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s would communicate over both axes while it runs",
+                         sharding->graph->op[op].name);
+    if (cut.letter != HAPT_CUT_REPLICATED && cut.letter != HAPT_CUT_PARTIAL) {
+        const struct hapt_op *what = &sharding->shard->op[op];
+        rule.units = letter_size(sharding->shard, what, cut.letter) / (rule.cut.blocks * rule.cut.unit);
+        if (rule.units < axis->size)
+            return hapt_fail(HAPT_ERR_INFEASIBLE, NULL,
+                             "operator %s: index %c has fewer units than the axis has devices", what->name, cut.letter);
+    }
+    *made = rule;
+    return HAPT_OK;
+}
+
+static bool same_rule(const struct hapt_op *op, const struct hapt_cut_rule *a, const struct hapt_cut_rule *b)
+{
+    if (a->cut.letter != b->cut.letter || a->rule.exchange != b->rule.exchange) return false;
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0 && !hapt_property_same(a->rule.input[i], b->rule.input[i])) return false;
+    for (int o = 0; o < op->output_count; o++)
+        if (op->output[o] >= 0 && !hapt_property_same(a->rule.output[o], b->rule.output[o])) return false;
+    return true;
+}
+
+enum hapt_status hapt_cuts_enumerate(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                     const int *ratio_of, struct hapt_arena *arena, struct hapt_op_cuts *cuts)
+{
+    const struct hapt_graph *graph = sharding->graph;
+    struct hapt_grains *grains;
+    HAPT_TRY(hapt_grains_find(graph, arena, &grains));
+    for (int o = 0; o < graph->op_count; o++) {
+        struct hapt_cut cut[MOST_CUTS];
+        const int ratio = ratio_of ? ratio_of[graph->op[o].forward_op] : 0,
+                  listed = hapt_rule_cuts(graph, o, axis_index, axis, grains, cut, MOST_CUTS);
+        struct hapt_cut_rule rule[MOST_CUTS];
+        int count = 0;
+        for (int c = 0; c < listed && c < MOST_CUTS; c++) {
+            if (cut[c].letter != HAPT_CUT_REPLICATED && cut[c].letter != HAPT_CUT_PARTIAL && cut[c].ratio != ratio)
+                continue;
+            if (hapt_cut_rule_make(sharding, axis_index, axis, o, cut[c], &rule[count]) != HAPT_OK) continue;
+            bool known = false; /* several units may give the same shares */
+            for (int k = 0; k < count; k++) known = known || same_rule(&graph->op[o], &rule[k], &rule[count]);
+            count += !known;
+        }
+        hapt_fail_reset(); /* from indices that cannot be cut */
+        cuts[o].count = count;
+        HAPT_NEW(cuts[o].rule, arena, count);
+        memcpy(cuts[o].rule, rule, (size_t)count * sizeof *rule);
+    }
+    return HAPT_OK;
+}
+
+struct hapt_spmd_work hapt_work_of_rule(const struct hapt_graph *graph, int index, const struct hapt_cut_rule *rule)
+{
+    const struct hapt_op *op = &graph->op[index];
+    struct hapt_spmd_work work = {.graph = graph, .op = index, .cut = rule->cut, .share = 1};
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0 && rule->rule.input[i].kind == HAPT_PROPERTY_SHARDED) work.sharded_input |= 1u << i;
+    for (int o = 0; o < op->output_count; o++)
+        if (op->output[o] >= 0 && rule->rule.output[o].kind == HAPT_PROPERTY_SHARDED) work.sharded_output |= 1u << o;
+    return work;
+}
+
+/* ---- bytes of operators ---- */
+
+static bool has_rows(const struct hapt_graph *graph, int tensor)
+{
+    const struct hapt_tensor *of = &graph->tensor[tensor];
+    if (of->primal >= 0) of = &graph->tensor[of->primal];
+    return of->kind != HAPT_TENSOR_PARAMETER && of->role != HAPT_ROLE_LOSS_SCALE && tensor != graph->loss;
+}
+
+double hapt_spmd_tensor_bytes(const struct hapt_graph *graph, int tensor, int sharers)
+{
+    return (double)hapt_tensor_bytes(&graph->tensor[tensor]) / (has_rows(graph, tensor) ? sharers : 1);
+}
+
+static double operand_bytes(const struct hapt_spmd_work *work, int tensor, bool sharded, int sharers)
+{
+    return hapt_spmd_tensor_bytes(work->graph, tensor, sharers) * (sharded ? work->share : 1);
+}
+
+double hapt_spmd_work_bytes(const struct hapt_spmd_work *work, int sharers)
+{
+    const struct hapt_op *op = &work->graph->op[work->op];
+    const struct hapt_op_type *type = hapt_op_type_at(op->type);
+    /* Only the indexed rows of a table are touched. */
+    const double limit =
+        type->operand_bytes_limit ? type->operand_bytes_limit(work->graph, op, work->share / sharers) : INFINITY;
+    double bytes = 0;
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0)
+            bytes += fmin(limit, operand_bytes(work, op->input[i], work->sharded_input >> i & 1u, sharers));
+    for (int o = 0; o < op->output_count; o++)
+        if (op->output[o] >= 0)
+            bytes += fmin(limit, operand_bytes(work, op->output[o], work->sharded_output >> o & 1u, sharers)) *
+                     (op->accumulate >> o & 1u ? 2 : 1);
+    return bytes;
+}
+
+/* ---- collectives between layouts ---- */
+
+/* Seconds of the collective that converts between two layouts, or of another one of the same effect. */
+static double conversion_seconds(const struct hapt_spmd_costs *costs, enum hapt_collective_kind kind, double bytes,
+                                 double from_share, double to_share)
+{
+    const double largest = kind == HAPT_COLLECTIVE_ALL_REDUCE       ? 1
+                           : kind == HAPT_COLLECTIVE_REDUCE_SCATTER ? to_share
+                           : kind == HAPT_COLLECTIVE_ALL_TO_ALL     ? fmax(from_share, to_share)
+                                                                    : from_share;
+    return kind == HAPT_COLLECTIVE_SLICE ? 0 : costs->collective_s(costs->context, kind, bytes, largest);
+}
+
+enum hapt_collective_kind hapt_conversion(const struct hapt_spmd_costs *costs, double bytes, struct hapt_property from,
+                                          double from_share, struct hapt_property to, double to_share, double *seconds)
+{
+    const enum hapt_collective_kind kind = hapt_rule_collective(from, to), other = HAPT_COLLECTIVE_GROUPED_BROADCAST;
+    *seconds = INFINITY;
+    if (kind == HAPT_COLLECTIVE_NONE) return kind;
+    *seconds = conversion_seconds(costs, kind, bytes, from_share, to_share);
+    if (kind != HAPT_COLLECTIVE_ALL_GATHER) return kind;
+    const double other_s = conversion_seconds(costs, other, bytes, from_share, to_share);
+    if (!(other_s < *seconds)) return kind;
+    *seconds = other_s;
+    return other;
+}
+
+double hapt_exchange_seconds(const struct hapt_spmd_costs *costs, const struct hapt_graph *graph, int index)
+{
+    const struct hapt_op *op = &graph->op[index];
+    const int last = op->output[op->output_count - 1];
+    const double elements = (double)hapt_tensor_elements(&graph->tensor[last]);
+    const double part = hapt_full_bytes(costs, graph, last) / (double)hapt_tensor_bytes(&graph->tensor[last]);
+    return hapt_op_type_at(op->type)->inner_all_reduces *
+           conversion_seconds(costs, HAPT_COLLECTIVE_ALL_REDUCE, 4 * elements * part, 1, 1);
+}
+
+/* ---- the price of a program: versions ---- */
 
 enum { MOST_VERSIONS = 16 };
 
@@ -27,7 +200,6 @@ struct pricing {
     const struct hapt_graph *graph;
     const struct hapt_axis *axis;
     const struct hapt_spmd_costs *costs;
-    const struct hapt_synthesis_options *options;
     struct hapt_arena *arena;
     int64_t *first;      /* [size + 1] */
     struct versions *of; /* [tensor] of an activation, a gradient, or the one layout of a parameter */
@@ -53,21 +225,23 @@ static struct version *version_of(const struct pricing *pricing, int tensor, str
     return NULL;
 }
 
-static void add_version(const struct pricing *pricing, int tensor, struct hapt_property property, bool forward)
+static void add(const struct pricing *pricing, int tensor, struct version version)
 {
     struct versions *of = &pricing->of[tensor];
-    if (version_of(pricing, tensor, property)) return;
+    if (version_of(pricing, tensor, version.property)) return;
     HAPT_ASSERT(of->count < MOST_VERSIONS);
-    of->version[of->count++] = (struct version){.property = property, .forward = forward};
+    of->version[of->count++] = version;
+}
+
+static void add_version(const struct pricing *pricing, int tensor, struct hapt_property property, bool forward)
+{
+    add(pricing, tensor, (struct version){.property = property, .forward = forward});
 }
 
 /* Adds a version of a parameter's gradient: each of several is a part of the sum. */
 static void add_part(const struct pricing *pricing, int tensor, struct hapt_property property, bool own_place)
 {
-    struct versions *of = &pricing->of[tensor];
-    if (version_of(pricing, tensor, property)) return;
-    HAPT_ASSERT(of->count < MOST_VERSIONS);
-    of->version[of->count++] = (struct version){.property = property, .kept = own_place};
+    add(pricing, tensor, (struct version){.property = property, .kept = own_place});
 }
 
 static int parts_of(const struct pricing *pricing, int tensor)
@@ -102,12 +276,8 @@ static enum hapt_status shares(const struct pricing *pricing, int tensor, struct
 
 static void synchronise(struct pricing *pricing)
 {
-    double slowest = 0;
-    for (int j = 0; j < pricing->axis->size; j++) {
-        slowest = fmax(slowest, pricing->since[j]);
-        pricing->since[j] = 0;
-    }
-    pricing->price->compute_s += slowest;
+    pricing->price->compute_s += slowest(pricing->since, pricing->axis->size);
+    memset(pricing->since, 0, (size_t)pricing->axis->size * sizeof *pricing->since);
     pricing->price->stages++;
 }
 
@@ -137,13 +307,9 @@ static enum hapt_status communicate(struct pricing *pricing, const struct hapt_a
     if (sum && pricing->done < pricing->sharding->reduce_first)
         return refuse(pricing, tensor, "gradients of parameters are brought to their layout at the end of the step");
     if (kind != HAPT_COLLECTIVE_SLICE) {
-        const double largest = kind == HAPT_COLLECTIVE_ALL_REDUCE       ? 1
-                               : kind == HAPT_COLLECTIVE_REDUCE_SCATTER ? to_share
-                               : kind == HAPT_COLLECTIVE_ALL_TO_ALL     ? fmax(from_share, to_share)
-                                                                        : from_share;
         const struct hapt_spmd_costs costs = hapt_costs_of_tensor(pricing->costs, sum);
-        const double seconds = costs.collective_s(costs.context, instruction->kind,
-                                                  hapt_full_bytes(pricing->costs, pricing->graph, tensor), largest);
+        const double bytes = hapt_full_bytes(pricing->costs, pricing->graph, tensor),
+                     seconds = conversion_seconds(&costs, instruction->kind, bytes, from_share, to_share);
         if (sum) {
             pricing->price->end_s += seconds / pricing->microbatches;
         } else {
@@ -208,22 +374,15 @@ static enum hapt_status write_output(struct pricing *pricing, const struct hapt_
 static enum hapt_status compute(struct pricing *pricing, const struct hapt_axis_instruction *instruction)
 {
     const struct hapt_op *op = &pricing->graph->op[instruction->op];
-    struct hapt_spmd_work work = {.graph = pricing->graph, .op = instruction->op, .cut = instruction->cut};
     struct hapt_cut_rule rule;
     if (instruction->op != pricing->done)
         return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s is not the next one", op->name);
     HAPT_TRY(hapt_cut_rule_make(pricing->sharding, pricing->axis_index, pricing->axis, instruction->op,
                                 instruction->cut, &rule));
-    for (int i = 0; i < op->input_count; i++) {
-        if (op->input[i] < 0) continue;
-        if (rule.rule.input[i].kind == HAPT_PROPERTY_SHARDED) work.sharded_input |= 1u << i;
-        HAPT_TRY(read_input(pricing, op->input[i], rule.rule.input[i]));
-    }
-    for (int o = 0; o < op->output_count; o++) {
-        if (op->output[o] < 0) continue;
-        if (rule.rule.output[o].kind == HAPT_PROPERTY_SHARDED) work.sharded_output |= 1u << o;
-        HAPT_TRY(write_output(pricing, op, o, rule.rule.output[o]));
-    }
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0) HAPT_TRY(read_input(pricing, op->input[i], rule.rule.input[i]));
+    for (int o = 0; o < op->output_count; o++)
+        if (op->output[o] >= 0) HAPT_TRY(write_output(pricing, op, o, rule.rule.output[o]));
     if (rule.rule.exchange) {
         const double seconds = hapt_exchange_seconds(pricing->costs, pricing->graph, instruction->op);
         if (seconds > 0) synchronise(pricing);
@@ -232,14 +391,15 @@ static enum hapt_status compute(struct pricing *pricing, const struct hapt_axis_
     if (rule.units && !hapt_axis_split(pricing->axis, rule.cut.ratio, rule.units, pricing->first))
         return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "operator %s cannot be shared out", op->name);
     const bool ends = instruction->op >= pricing->sharding->reduce_first;
-    double slowest = 0;
+    struct hapt_spmd_work work = hapt_work_of_rule(pricing->graph, instruction->op, &rule);
+    double most = 0;
     for (int j = 0; j < pricing->axis->size; j++) {
         work.share = rule.units ? (double)(pricing->first[j + 1] - pricing->first[j]) / (double)rule.units : 1;
         const double seconds = pricing->costs->compute_s(pricing->costs->context, &work, j);
         pricing->since[j] += ends ? 0 : seconds;
-        slowest = fmax(slowest, seconds);
+        most = fmax(most, seconds);
     }
-    if (ends) pricing->price->end_s += slowest / pricing->microbatches;
+    if (ends) pricing->price->end_s += most / pricing->microbatches;
     pricing->done++;
     return HAPT_OK;
 }
@@ -283,8 +443,7 @@ static enum hapt_status add_memory(struct pricing *pricing)
         const struct versions *of = &pricing->of[t];
         if (of->count == 0) continue;
         if (tensor->kind == HAPT_TENSOR_PARAMETER) {
-            const double state = pricing->state_bytes + (tensor->dtype == HAPT_F32 ? 0 : 4);
-            const double times = 1 + (tensor->trainable ? state / (double)hapt_dtype_bytes(tensor->dtype) : 0);
+            const double times = hapt_parameter_copies(tensor, pricing->state_bytes);
             HAPT_TRY(add_bytes(pricing, t, of->version[0].property, times, scratch));
         } else {
             const double times = hapt_graph_is_parameter_gradient(graph, t) ? 1 : pricing->in_flight;
@@ -308,14 +467,11 @@ enum hapt_status hapt_axis_program_price(const struct hapt_sharding *sharding, i
                               .graph = graph,
                               .axis = axis,
                               .costs = costs,
-                              .options = options,
                               .arena = arena,
-                              .price = &made};
-    pricing.microbatches = options->microbatches > 0 ? options->microbatches : 1;
-    pricing.in_flight = options->in_flight > 0 ? options->in_flight : 1;
-    pricing.state_bytes = options->optimizer_bytes_per_element < 0   ? 0
-                          : options->optimizer_bytes_per_element > 0 ? options->optimizer_bytes_per_element
-                                                                     : 8;
+                              .price = &made,
+                              .microbatches = hapt_microbatches(options),
+                              .in_flight = hapt_in_flight(options),
+                              .state_bytes = hapt_state_bytes(options)};
     HAPT_NEW(pricing.first, arena, axis->size + 1);
     HAPT_NEW(pricing.of, arena, graph->tensor_count);
     HAPT_NEW(pricing.writers, arena, graph->tensor_count);

@@ -1,16 +1,69 @@
-/* The problem that synthesis searches: operators folded into steps, tensors as objects with few layouts. Private to
- * synthesis*.c. */
+/*
+ * Synthesis of the program of one axis: how the files work together, and the problem that they solve.
+ *
+ *  sharding, axis, costs, options
+ *      |
+ *      |  <-- cuts of operators, collectives between layouts, their seconds          synthesis_price.c
+ *      v
+ *  problem: layouts of tensors, choices (cuts) of operators                         synthesis_problem.c
+ *      |  <-- operators folded into steps, tensors as objects, ends of gradients    synthesis_fold.c
+ *      v
+ *  segments: split where few tensors cross, each searched once per start            synthesis_search.c      <-+
+ *      |                                                                                                      |
+ *      |      state --> cut, communications, memory: a state after the next step    synthesis_transitions.c   |
+ *      |        ^              |                                                                              |
+ *      |        |              v                                                                              |
+ *      |        |       lower bound of the rest                                     synthesis_bound.c         |
+ *      |        |              |                                                                              |
+ *      |        |              v                                                                              |
+ *      |        +------ kept unless another state dominates it                      synthesis_states.c        |
+ *      v                                                                                                      |
+ *  outcomes: the cheapest path of a segment for each layout of what crosses its end                           |
+ *      |                                                                                                      |
+ *      v                                                                                                      |
+ *  path through all segments: the shortest one, or the shortest within memory       synthesis_path.c          |
+ *      |                                                                                                      |
+ *      v                                                                                                      |
+ *  program: decisions as instructions, checked and priced                           synthesis.c               |
+ *      |                                                                                                      |
+ *      +--- does not fit: search again at a higher price of memory -------------------------------------------+
+ *
+ * Above it: synthesis_mesh.c (both axes of a mesh), alternate.c and alternate_ratios.c (programs and ratios in turn).
+ */
 #ifndef HAPT_SYNTHESIS_SYNTHESIS_PRIVATE_H
 #define HAPT_SYNTHESIS_SYNTHESIS_PRIVATE_H
 
-#include "hapt/synthesis.h"
+#include <math.h>
+#include <string.h>
+
 #include "hapt/rules.h"
+#include "hapt/synthesis.h"
 
 /* Layouts of a tensor have small numbers; their sets are bit masks. */
 enum { REPLICATED, PARTIAL, SHARDED, MOST_LAYOUTS = 16, MOST_CLASSES = 8 };
 typedef uint16_t layout_set;
 
-/* ---- cuts (synthesis_cuts.c) ---- */
+/* Makes room for one more element of an array in an arena. */
+#define MAKE_ROOM(array, count, capacity, least, arena)                                  \
+    do {                                                                                 \
+        if ((count) < (capacity)) break;                                                 \
+        const int wider_ = (capacity) ? 2 * (capacity) : (least);                        \
+        void *const grown_ = hapt_arena_alloc((arena), (size_t)wider_, sizeof *(array)); \
+        if (!grown_) return HAPT_ERR_MEMORY;                                             \
+        if ((count) > 0) memcpy(grown_, (array), (size_t)(count) * sizeof *(array));     \
+        (array) = grown_;                                                                \
+        (capacity) = wider_;                                                             \
+    } while (0)
+
+/* Of kinds of devices; 0 without any. */
+static inline double slowest(const double *seconds, int count)
+{
+    double most = 0;
+    for (int j = 0; j < count; j++) most = fmax(most, seconds[j]);
+    return most;
+}
+
+/* ---- cuts and costs (synthesis_price.c) ---- */
 
 /* An operator with a cut: the properties that it needs of each input and makes of each output. */
 struct hapt_cut_rule {
@@ -32,13 +85,12 @@ enum hapt_status hapt_cut_rule_make(const struct hapt_sharding *sharding, int ax
 /* Shares of a dimension of `units` units: first [axis size + 1]. */
 bool hapt_axis_split(const struct hapt_axis *axis, int ratio, int64_t units, int64_t *first);
 
-/* ---- costs of communications (synthesis_problem.c) ---- */
-
+/* An operator's work under a rule, on all of the cut index. */
+struct hapt_spmd_work hapt_work_of_rule(const struct hapt_graph *graph, int op, const struct hapt_cut_rule *rule);
 /* The cheapest collective from one layout to another and its seconds; HAPT_COLLECTIVE_NONE and INFINITY if there is
  * none. */
-enum hapt_collective_kind hapt_conversion(const struct hapt_spmd_costs *costs, bool no_grouped_broadcast, double bytes,
-                                          struct hapt_property from, double from_share, struct hapt_property to,
-                                          double to_share, double *seconds);
+enum hapt_collective_kind hapt_conversion(const struct hapt_spmd_costs *costs, double bytes, struct hapt_property from,
+                                          double from_share, struct hapt_property to, double to_share, double *seconds);
 static inline double hapt_full_bytes(const struct hapt_spmd_costs *costs, const struct hapt_graph *graph, int tensor)
 {
     return costs->tensor_bytes ? costs->tensor_bytes(costs->context, graph, tensor)
@@ -50,6 +102,26 @@ static inline struct hapt_spmd_costs hapt_costs_of_tensor(const struct hapt_spmd
     struct hapt_spmd_costs its = *costs;
     if (parameter_gradient && costs->gradient_s) its.collective_s = costs->gradient_s;
     return its;
+}
+/* Copies of a parameter's bytes: itself, and its optimizer state of `state_bytes` per element. */
+static inline double hapt_parameter_copies(const struct hapt_tensor *parameter, double state_bytes)
+{
+    const double state = state_bytes + (parameter->dtype == HAPT_F32 ? 0 : 4); /* fp32 master weights */
+    return 1 + (parameter->trainable ? state / (double)hapt_dtype_bytes(parameter->dtype) : 0);
+}
+/* hapt_synthesis_options with its defaults filled in. */
+static inline double hapt_microbatches(const struct hapt_synthesis_options *options)
+{
+    return options->microbatches > 0 ? options->microbatches : 1;
+}
+static inline double hapt_in_flight(const struct hapt_synthesis_options *options)
+{
+    return options->in_flight > 0 ? options->in_flight : 1;
+}
+static inline double hapt_state_bytes(const struct hapt_synthesis_options *options)
+{
+    const double bytes = options->optimizer_bytes_per_element;
+    return bytes < 0 ? 0 : bytes > 0 ? bytes : 8;
 }
 /* Seconds of an operator's own communication among the shards (hapt_op_type.inner_all_reduces). */
 double hapt_exchange_seconds(const struct hapt_spmd_costs *costs, const struct hapt_graph *graph, int op);
@@ -114,6 +186,15 @@ struct step {
     int dying_count, *dying; /* objects that no later step touches */
 };
 
+/* Operands of a step as in struct conversion: inputs, previous values of outputs, outputs. */
+enum { OPERANDS = HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS, ALL_OPERANDS = OPERANDS + HAPT_MAX_OUTPUTS };
+static inline int object_at(const struct step *step, int operand)
+{
+    return operand < HAPT_MAX_INPUTS ? step->input[operand]
+           : operand < OPERANDS      ? step->previous[operand - HAPT_MAX_INPUTS]
+                                     : step->output[operand - OPERANDS];
+}
+
 struct problem {
     const struct hapt_sharding *sharding; /* so far */
     int axis_index;
@@ -129,8 +210,8 @@ struct problem {
     struct object *object;
     int step_count;
     struct step *step;
-    const struct layouts *const *layouts; /* [tensor] */
-    int reduce_count;                     /* operators from reduce_first on, in order: part of endings, not of states */
+    const struct layouts **layouts; /* [tensor] */
+    int reduce_count;               /* operators from reduce_first on, in order: part of endings, not of states */
     struct step *reduce;
     int *reduced_by;  /* [tensor] the reduce operator that reads it, or -1 */
     int *written_by;  /* [tensor] number of operators that write it */
@@ -149,13 +230,22 @@ static inline layout_set closure_of(const struct layouts *layouts, layout_set ma
 {
     return made & 1u << REPLICATED ? (layout_set)(made | layouts->sharded) : made;
 }
+static inline int lowest_layout(layout_set set)
+{
+    int layout = 0;
+    while (!(set >> layout & 1u)) layout++;
+    return layout;
+}
 /* Bytes of a version on a device of a class. */
 static inline double layout_bytes(const struct layouts *layouts, int layout, int class)
 {
     return layouts->bytes * layouts->share[layout][class];
 }
 
-/* ---- the end of a step (synthesis_ending.c) ---- */
+/* ---- steps (synthesis_fold.c) ---- */
+
+/* Fills the operators in folded order, and the objects with their lifetimes. */
+enum hapt_status hapt_fold(struct problem *problem);
 
 /* Fills every gradient's `ending`; equal ones are shared. */
 enum hapt_status hapt_endings_build(struct problem *problem);
@@ -171,11 +261,11 @@ void hapt_ending_trace(const struct problem *problem, int object, int written, i
 /* The tensor that the k-th operator reads; k = length: the gradient at its end. */
 int hapt_ending_tensor(const struct problem *problem, int object, const struct ending_sequence *sequence, int k);
 
-/* ---- the search of one segment (synthesis_search.c, synthesis_transitions.c) ---- */
+/* ---- decisions ---- */
 
 /* A communication before a step: of input `operand`, or of the previous value of output operand - HAPT_MAX_INPUTS.
- * From HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS on: of an output, after the step. First its conversion to its final layout,
- * then versions made from that. */
+ * From OPERANDS on: of an output, after the step. First its conversion to its final layout; from ALL_OPERANDS on,
+ * versions made from that. */
 struct conversion {
     unsigned char operand, from, to;
 };
@@ -184,83 +274,6 @@ struct decision {
     unsigned char choice, conversion_count;
     struct conversion conversion[MOST_CONVERSIONS];
 };
-/* The same at the segment's end; object: local. */
-struct border_conversion {
-    int object;
-    unsigned char from, to;
-};
-
-struct outcome {
-    uint32_t *word;            /* [end_count] words of the local objects that cross the end */
-    double cost_s;             /* includes memory at its price */
-    double *bytes;             /* [classes] bytes charged, if memory counts */
-    struct decision *decision; /* [steps] */
-    int border_count;
-    struct border_conversion *border;
-};
-/* A range of steps with its objects, numbered by first appearance. */
-struct segment {
-    int first, end;          /* steps */
-    int local_count, *local; /* objects */
-    int start_count, *start; /* local objects that exist before it */
-    int end_count, *at_end;  /* local objects that exist after it */
-};
-struct search_tally {
-    long expanded, generated;
-    bool capped;
-};
-
-enum hapt_status hapt_segment_build(const struct problem *problem, int first, int end, struct segment *segment);
-/* Cheapest paths through the segment from `start` [start_count] words, one for every layout at its end that no
- * other path plus a conversion beats. None costs more than `limit`; may be empty. */
-enum hapt_status hapt_segment_search(const struct problem *problem, const struct segment *segment,
-                                     const uint32_t *start, double limit, struct hapt_arena *arena,
-                                     struct outcome **outcome, int *outcome_count, struct search_tally *tally);
-
-enum { MOST_CROSSING_OBJECTS = 64 };
-
-/* True if an object may cross a border in that layout. */
-bool hapt_border_allows(const struct problem *problem, const struct layouts *layouts, int layout);
-/* Cost of a crossing object's layout, with its communications: of an activation after the prefix, of a gradient
- * before the suffix. */
-double hapt_border_cost(const struct object *object, uint32_t word, int layout, struct border_conversion *conversion,
-                        int *conversion_count);
-/* Largest possible cost of conversions at the segment's end. */
-double hapt_border_spread(const struct problem *problem, const struct segment *segment);
-/* Paths through the segment that cost more are useless, given these outcomes and conversions (crossing parameters
- * keep the outcomes' layouts). INFINITY without outcomes. */
-double hapt_border_limit(const struct problem *problem, const struct segment *segment, const struct outcome *outcome,
-                         int count);
-
-/* A state's word for an object: versions made (low half), versions waited for (high half). For a parameter and its
- * gradient: the layout plus 1; 0: not decided. */
-static inline layout_set made_of(uint32_t word)
-{
-    return (layout_set)word;
-}
-static inline layout_set awaited_of(uint32_t word)
-{
-    return (layout_set)(word >> 16);
-}
-static inline uint32_t word_of(layout_set made, layout_set awaited)
-{
-    return made | (uint32_t)awaited << 16;
-}
-
-/* ---- memory (synthesis_memory.c) ---- */
-
-/* Cost of `times` copies of a version at the price of memory. */
-double hapt_priced_seconds(const struct problem *problem, const struct layouts *layouts, int layout, double times);
-/* Copies of a parameter's bytes: itself and its optimizer state. */
-double hapt_parameter_copies(const struct problem *problem, const struct object *object);
-/* The versions of an activation that are kept for waiting backward steps: for a slice that is not a version, the
- * replicated one. */
-layout_set hapt_kept_versions(uint32_t word);
-/* Their least cost, if some awaited versions are not made yet. */
-double hapt_kept_seconds(const struct problem *problem, const struct object *object, uint32_t word);
-
-/* ---- the full graph (synthesis_path.c, synthesis_emit.c) ---- */
-
 struct chosen {                /* decisions by step, and conversions at the ends of segments */
     struct decision *decision; /* [step_count] */
     int border_count;
@@ -269,7 +282,10 @@ struct chosen {                /* decisions by step, and conversions at the ends
         unsigned char from, to;
     } * border; /* after that step */
 };
-/* If `chain` is given, the paths found are added to it (see synthesis_chain.h). */
+
+/* ---- paths (synthesis_path.c) ---- */
+
+/* If `chain` is given, the paths found are added to it. */
 struct hapt_path_chain;
 enum hapt_status hapt_path_search(struct problem *problem, struct hapt_arena *arena, struct hapt_path_chain *chain,
                                   struct chosen *chosen, double *cost_s, struct hapt_synthesis_report *report);
@@ -279,7 +295,5 @@ enum hapt_status hapt_path_chain_create(struct problem *problem, struct hapt_are
 /* The cheapest combination within limit [classes], and its bytes by the search's count. HAPT_ERR_INFEASIBLE: none. */
 enum hapt_status hapt_path_chain_search(const struct hapt_path_chain *chain, const double *limit,
                                         struct hapt_arena *arena, struct chosen *chosen, double *bytes);
-enum hapt_status hapt_program_emit(const struct problem *problem, const struct chosen *chosen, struct hapt_arena *arena,
-                                   struct hapt_axis_program *program);
 
 #endif

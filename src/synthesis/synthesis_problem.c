@@ -1,58 +1,5 @@
 /* Turns a graph and its costs into the search problem: layouts of tensors and choices of operators. */
-#include <math.h>
-#include <string.h>
-
-#include "hapt/env.h"
-#include "hapt/rules.h"
-#include "synthesis_fold.h"
-
-/* ---- costs ---- */
-
-static double collective(const struct hapt_spmd_costs *costs, enum hapt_collective_kind kind, double bytes,
-                         double share)
-{
-    return costs->collective_s(costs->context, kind, bytes, share);
-}
-
-enum hapt_collective_kind hapt_conversion(const struct hapt_spmd_costs *costs, bool no_grouped_broadcast, double bytes,
-                                          struct hapt_property from, double from_share, struct hapt_property to,
-                                          double to_share, double *seconds)
-{
-    enum hapt_collective_kind kind = HAPT_COLLECTIVE_NONE;
-    *seconds = INFINITY;
-    if (to.kind == HAPT_PROPERTY_PARTIAL || hapt_property_same(from, to)) return kind;
-    const bool whole = to.kind == HAPT_PROPERTY_REPLICATED;
-    if (from.kind == HAPT_PROPERTY_REPLICATED) {
-        kind = HAPT_COLLECTIVE_SLICE;
-        *seconds = 0;
-    } else if (from.kind == HAPT_PROPERTY_PARTIAL) {
-        kind = whole ? HAPT_COLLECTIVE_ALL_REDUCE : HAPT_COLLECTIVE_REDUCE_SCATTER;
-        *seconds = collective(costs, kind, bytes, whole ? 1 : to_share);
-    } else if (!whole) {
-        kind = HAPT_COLLECTIVE_ALL_TO_ALL;
-        *seconds = collective(costs, kind, bytes, fmax(from_share, to_share));
-    } else {
-        kind = HAPT_COLLECTIVE_ALL_GATHER;
-        *seconds = collective(costs, kind, bytes, from_share);
-        if (no_grouped_broadcast) return kind;
-        const double other = collective(costs, HAPT_COLLECTIVE_GROUPED_BROADCAST, bytes, from_share);
-        if (other < *seconds) {
-            kind = HAPT_COLLECTIVE_GROUPED_BROADCAST;
-            *seconds = other;
-        }
-    }
-    return kind;
-}
-
-double hapt_exchange_seconds(const struct hapt_spmd_costs *costs, const struct hapt_graph *graph, int index)
-{
-    const struct hapt_op *op = &graph->op[index];
-    const int last = op->output[op->output_count - 1];
-    const double elements = (double)hapt_tensor_elements(&graph->tensor[last]);
-    const double part = hapt_full_bytes(costs, graph, last) / (double)hapt_tensor_bytes(&graph->tensor[last]);
-    return hapt_op_type_at(op->type)->inner_all_reduces *
-           collective(costs, HAPT_COLLECTIVE_ALL_REDUCE, 4 * elements * part, 1);
-}
+#include "synthesis_private.h"
 
 /* ---- kinds of devices ---- */
 
@@ -105,14 +52,7 @@ static enum hapt_status shares_of(struct problem *problem, struct share_cache *c
         *found = &cache->entry[e];
         return HAPT_OK;
     }
-    if (cache->count == cache->capacity) {
-        struct shares *grown;
-        const int capacity = cache->capacity ? 2 * cache->capacity : 64;
-        HAPT_NEW(grown, problem->arena, capacity);
-        if (cache->count) memcpy(grown, cache->entry, (size_t)cache->count * sizeof *grown);
-        cache->entry = grown;
-        cache->capacity = capacity;
-    }
+    MAKE_ROOM(cache->entry, cache->count, cache->capacity, 64, problem->arena);
     struct shares *made = &cache->entry[cache->count];
     *made = (struct shares){.ratio = ratio, .units = units};
     if (!hapt_axis_split(problem->axis, ratio, units, cache->first))
@@ -140,8 +80,7 @@ struct builder {
     struct problem *problem;
     struct share_cache shares;
     struct hapt_op_cuts *cuts;
-    struct tensor_layouts *of;      /* by root: a parameter and its gradients share layout numbers */
-    const struct layouts **layouts; /* [tensor] */
+    struct tensor_layouts *of; /* by root: a parameter and its gradients share layout numbers */
     int unique_count;
     struct layouts **unique;
 };
@@ -233,9 +172,8 @@ static double stop_to_stop_s(const struct problem *problem, double bytes, const 
                              const struct stop *to)
 {
     double seconds;
-    hapt_conversion(problem->costs, problem->options->no_grouped_broadcast, bytes, from->property,
-                    from->shares ? from->shares->largest : 1, to->property, to->shares ? to->shares->largest : 1,
-                    &seconds);
+    hapt_conversion(problem->costs, bytes, from->property, from->shares ? from->shares->largest : 1, to->property,
+                    to->shares ? to->shares->largest : 1, &seconds);
     return seconds;
 }
 
@@ -338,9 +276,9 @@ static enum hapt_status fill_layouts(struct builder *builder, int tensor, struct
     }
     for (int a = 0; a < made->count; a++)
         for (int b = 0; b < made->count; b++)
-            made->convert_kind[a][b] = (unsigned char)hapt_conversion(
-                &costs, problem->options->no_grouped_broadcast, made->bytes, made->property[a], made->largest[a],
-                made->property[b], made->largest[b], &made->convert_s[a][b]);
+            made->convert_kind[a][b] =
+                (unsigned char)hapt_conversion(&costs, made->bytes, made->property[a], made->largest[a],
+                                               made->property[b], made->largest[b], &made->convert_s[a][b]);
     for (int a = 0; a < made->count; a++)
         for (int b = 0; b < made->count; b++)
             if ((made->missing >> a | made->missing >> b) & 1u) made->convert_s[a][b] = INFINITY;
@@ -364,7 +302,7 @@ static enum hapt_status make_layouts(struct builder *builder)
         const double bytes = hapt_full_bytes(problem->costs, graph, t);
         const bool gradient = hapt_graph_is_parameter_gradient(graph, t);
         int64_t shape_same = 0;
-        for (int u = 0; u < builder->unique_count && !builder->layouts[t]; u++) {
+        for (int u = 0; u < builder->unique_count && !problem->layouts[t]; u++) {
             const struct layouts *other = builder->unique[u];
             shape_same = other->count == of->count && other->bytes == bytes && other->parameter_gradient == gradient &&
                          !memcmp(other->property, of->property, (size_t)of->count * sizeof of->property[0]);
@@ -379,16 +317,10 @@ static enum hapt_status make_layouts(struct builder *builder)
                     same = shares->largest == other->largest[l] &&
                            !memcmp(shares->share, other->share[l], sizeof shares->share);
             }
-            if (same) builder->layouts[t] = other;
+            if (same) problem->layouts[t] = other;
         }
-        if (builder->layouts[t]) continue;
-        if (builder->unique_count == capacity) {
-            struct layouts **grown;
-            HAPT_NEW(grown, problem->arena, capacity ? 2 * capacity : 64);
-            if (capacity) memcpy(grown, builder->unique, (size_t)capacity * sizeof *grown);
-            builder->unique = grown;
-            capacity = capacity ? 2 * capacity : 64;
-        }
+        if (problem->layouts[t]) continue;
+        MAKE_ROOM(builder->unique, builder->unique_count, capacity, 64, problem->arena);
         struct layouts *made;
         HAPT_NEW(made, problem->arena, 1);
         made->count = of->count;
@@ -397,7 +329,7 @@ static enum hapt_status make_layouts(struct builder *builder)
         made->parameter_gradient = gradient;
         HAPT_TRY(fill_layouts(builder, t, made));
         builder->unique[builder->unique_count++] = made;
-        builder->layouts[t] = made;
+        problem->layouts[t] = made;
     }
     return HAPT_OK;
 }
@@ -411,10 +343,10 @@ static double compute_seconds(const struct problem *problem, const struct hapt_c
     its.share = rule->units ? shares->share[class] : 1;
     const struct hapt_spmd_costs *costs = problem->costs;
     if (!problem->merged) return costs->compute_s(costs->context, &its, problem->representative[class]);
-    double slowest = 0;
+    double most = 0;
     for (int j = 0; j < problem->axis->size; j++)
-        if (problem->class_of[j] == class) slowest = fmax(slowest, costs->compute_s(costs->context, &its, j));
-    return slowest;
+        if (problem->class_of[j] == class) most = fmax(most, costs->compute_s(costs->context, &its, j));
+    return most;
 }
 
 static enum hapt_status make_choice(struct builder *builder, int index, const struct hapt_cut_rule *rule,
@@ -422,18 +354,14 @@ static enum hapt_status make_choice(struct builder *builder, int index, const st
 {
     struct problem *problem = builder->problem;
     const struct hapt_op *op = &problem->graph->op[index];
-    struct hapt_spmd_work work = {.graph = problem->graph, .op = index, .cut = rule->cut};
+    const struct hapt_spmd_work work = hapt_work_of_rule(problem->graph, index, rule);
     *choice = (struct choice){.rule = rule};
-    for (int i = 0; i < op->input_count; i++) {
-        if (op->input[i] < 0) continue;
-        choice->input[i] = (unsigned char)layout_number(builder, op->input[i], rule->rule.input[i]);
-        if (choice->input[i] >= SHARDED) work.sharded_input |= 1u << i;
-    }
-    for (int o = 0; o < op->output_count; o++) {
-        if (op->output[o] < 0) continue;
-        choice->output[o] = (unsigned char)layout_number(builder, op->output[o], rule->rule.output[o]);
-        if (choice->output[o] >= SHARDED) work.sharded_output |= 1u << o;
-    }
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] >= 0)
+            choice->input[i] = (unsigned char)layout_number(builder, op->input[i], rule->rule.input[i]);
+    for (int o = 0; o < op->output_count; o++)
+        if (op->output[o] >= 0)
+            choice->output[o] = (unsigned char)layout_number(builder, op->output[o], rule->rule.output[o]);
     if (rule->rule.exchange) choice->exchange_s = hapt_exchange_seconds(problem->costs, problem->graph, index);
     const struct shares *shares = NULL;
     double *seconds;
@@ -514,23 +442,20 @@ enum hapt_status hapt_problem_build(const struct hapt_sharding *sharding, int ax
                                 .axis = axis,
                                 .costs = costs,
                                 .options = options,
-                                .arena = arena};
-    problem->microbatches = options->microbatches > 0 ? options->microbatches : 1;
-    problem->in_flight = options->in_flight > 0 ? options->in_flight : 1;
-    problem->state_bytes = options->optimizer_bytes_per_element < 0   ? 0
-                           : options->optimizer_bytes_per_element > 0 ? options->optimizer_bytes_per_element
-                                                                      : 8;
+                                .arena = arena,
+                                .microbatches = hapt_microbatches(options),
+                                .in_flight = hapt_in_flight(options),
+                                .state_bytes = hapt_state_bytes(options)};
     problem->memory_resource = problem->counts_memory = options->exact && options->memory_bytes;
     HAPT_TRY(sort_devices(problem));
     HAPT_NEW(builder.shares.first, arena, axis->size + 1);
     HAPT_NEW(builder.cuts, arena, graph->op_count);
     HAPT_NEW(builder.of, arena, graph->tensor_count);
-    HAPT_NEW(builder.layouts, arena, graph->tensor_count);
+    HAPT_NEW(problem->layouts, arena, graph->tensor_count);
     HAPT_TRY(hapt_cuts_enumerate(sharding, axis_index, axis, options->ratio_of, arena, builder.cuts));
     note_layouts(&builder);
     if (options->exact) HAPT_TRY(note_stops(&builder));
     HAPT_TRY(make_layouts(&builder));
-    problem->layouts = builder.layouts;
     HAPT_TRY(hapt_fold(problem));
     HAPT_TRY(make_choices(&builder, problem->step, problem->step_count));
     HAPT_TRY(make_choices(&builder, problem->reduce, problem->reduce_count));

@@ -1,15 +1,184 @@
 /*
- * The search of one segment. If exact: A* (HAP Fig. 10). Otherwise a beam search, which keeps only the cheapest states
- * of every position, so its time is bounded by that number of states per step. It runs with few states first. If some
- * were left out, it runs again with more, below the limit that the first run found.
+ * Segments of a long model, and the search of one of them. It runs once per structure and start words. If exact: A*
+ * (HAP Fig. 10). Otherwise a beam search, which keeps only the cheapest states of every position, so its time is
+ * bounded by that number of states per step. It runs with few states first. If some were left out, it runs again with
+ * more, below the limit that the first run found.
  */
 #include <stdlib.h>
-#include <string.h>
 
+#include "hapt/env.h"
 #include "hapt/progress.h"
-#include "synthesis_states.h"
+#include "synthesis_search.h"
+
+#define NONE (-1)
 
 enum { FIRST_WIDTH = 8, MOST_STATES = 1000, EXACT_STATES = 200000, MOST_QUOTAS = 32 };
+
+/* ---- a segment's objects ---- */
+
+static enum hapt_status build_segment(const struct problem *problem, int first, int end, struct segment *segment)
+{
+    bool *listed;
+    int most = 0;
+    for (int s = first; s < end; s++) most += HAPT_MAX_INPUTS + 2 * HAPT_MAX_OUTPUTS + problem->step[s].dying_count;
+    *segment = (struct segment){.first = first, .end = end};
+    HAPT_NEW(listed, problem->arena, problem->object_count);
+    HAPT_NEW(segment->local, problem->arena, most);
+    for (int s = first; s < end; s++) {
+        const struct step *step = &problem->step[s];
+        for (int k = 0; k < HAPT_MAX_INPUTS + 2 * HAPT_MAX_OUTPUTS + step->dying_count; k++) {
+            const int o = k - HAPT_MAX_INPUTS;
+            const int object = o < 0                      ? step->input[k]
+                               : o < HAPT_MAX_OUTPUTS     ? step->output[o]
+                               : o < 2 * HAPT_MAX_OUTPUTS ? step->previous[o - HAPT_MAX_OUTPUTS]
+                                                          : step->dying[o - 2 * HAPT_MAX_OUTPUTS];
+            if (object < 0 || listed[object]) continue;
+            listed[object] = true;
+            segment->local[segment->local_count++] = object;
+        }
+    }
+    HAPT_NEW(segment->start, problem->arena, segment->local_count);
+    HAPT_NEW(segment->at_end, problem->arena, segment->local_count);
+    for (int k = 0; k < segment->local_count; k++) {
+        const struct object *object = &problem->object[segment->local[k]];
+        if (object->first < first) segment->start[segment->start_count++] = k;
+        if (object->last >= end) segment->at_end[segment->end_count++] = k;
+    }
+    return HAPT_OK;
+}
+
+static uint64_t mix_int(uint64_t hash, int64_t value)
+{
+    return hapt_hash(hash, &value, sizeof value);
+}
+
+static uint64_t mix_objects(uint64_t hash, const int *object, int count, const int *number)
+{
+    for (int k = 0; k < count; k++) hash = mix_int(hash, object[k] < 0 ? NONE : number[object[k]]);
+    return hash;
+}
+
+/* Hash of a segment; equal for segments whose searches are the same: choices, costs, objects and their connections. */
+static uint64_t segment_structure(const struct problem *problem, const struct segment *segment, int *number)
+{
+    uint64_t hash = mix_int(1, segment->local_count);
+    for (int k = 0; k < segment->local_count; k++) number[segment->local[k]] = k;
+    for (int k = 0; k < segment->local_count; k++) {
+        const struct object *object = &problem->object[segment->local[k]];
+        const struct hapt_tensor *tensor = &problem->graph->tensor[object->tensor];
+        const int64_t facts[] = {object->kind,
+                                 (int64_t)(intptr_t)object->layouts,
+                                 object->makeable,
+                                 object->tracked,
+                                 tensor->trainable,
+                                 tensor->dtype,
+                                 object->first < segment->first,
+                                 object->last >= segment->end,
+                                 object->parameter >= 0 ? number[object->parameter] : NONE,
+                                 (int64_t)(intptr_t)object->ending};
+        hash = hapt_hash(hash, facts, sizeof facts);
+    }
+    for (int s = segment->first; s < segment->end; s++) {
+        const struct step *step = &problem->step[s];
+        hash = mix_int(mix_int(mix_int(hash, step->backward), step->last_reader), step->choice_count);
+        hash = mix_objects(hash, step->input, HAPT_MAX_INPUTS, number);
+        hash = mix_objects(hash, step->output, HAPT_MAX_OUTPUTS, number);
+        hash = mix_objects(hash, step->previous, HAPT_MAX_OUTPUTS, number);
+        hash = mix_objects(hash, step->dying, step->dying_count, number);
+        for (int c = 0; c < step->choice_count; c++) {
+            const struct choice *choice = &step->choice[c];
+            hash = hapt_hash(hash, choice->input, sizeof choice->input);
+            hash = hapt_hash(hash, choice->output, sizeof choice->output);
+            hash = hapt_hash(hash, &choice->exchange_s, sizeof choice->exchange_s);
+            hash = hapt_hash(hash, choice->compute_s, (size_t)problem->classes * sizeof *choice->compute_s);
+        }
+    }
+    return hash;
+}
+
+/* ---- where segments begin and end ---- */
+
+enum { SEGMENT_MINIMUM = 4, SEGMENT_MOST = 24, MOST_CROSSING = 8 };
+
+struct cutting {
+    const struct problem *problem;
+    int *crossing;       /* [step] activations and gradients that cross before it; -1: no border possible */
+    int *forward_before; /* [step + 1] forward steps before it */
+    bool *cut;           /* [step] */
+};
+
+static void split_long(struct cutting *cutting, int first, int end)
+{
+    const int *before = cutting->forward_before;
+    int best = NONE;
+    if (before[end] - before[first] <= SEGMENT_MOST) return;
+    for (int s = first + 1; s < end; s++) {
+        const int left = before[s] - before[first], right = before[end] - before[s];
+        if (cutting->crossing[s] < 0 || cutting->crossing[s] > MOST_CROSSING || left < SEGMENT_MINIMUM ||
+            right < SEGMENT_MINIMUM)
+            continue;
+        if (best != NONE && cutting->crossing[s] >= cutting->crossing[best]) continue;
+        best = s;
+    }
+    if (best == NONE) return;
+    cutting->cut[best] = true;
+    split_long(cutting, first, best);
+    split_long(cutting, best, end);
+}
+
+static void choose_cuts(struct cutting *cutting)
+{
+    const struct problem *problem = cutting->problem;
+    int least = MOST_CROSSING, last = 0;
+    if (problem->options->exact) return;
+    for (int s = 1; s < problem->step_count; s++)
+        if (cutting->crossing[s] > 0 && cutting->crossing[s] < least) least = cutting->crossing[s];
+    for (int s = 1; s < problem->step_count; s++) {
+        const int *before = cutting->forward_before;
+        if (cutting->crossing[s] < 0 || cutting->crossing[s] > least || before[s] - before[last] < SEGMENT_MINIMUM)
+            continue;
+        if (before[problem->step_count] - before[s] < SEGMENT_MINIMUM) break;
+        cutting->cut[s] = true;
+        last = s;
+    }
+    for (int first = 0, s = 1; s <= problem->step_count; s++) {
+        if (s < problem->step_count && !cutting->cut[s]) continue;
+        split_long(cutting, first, s);
+        first = s;
+    }
+}
+
+enum hapt_status hapt_segments_find(const struct problem *problem, struct hapt_arena *arena, struct segment **segments,
+                                    int *count)
+{
+    struct cutting cutting = {.problem = problem};
+    int *number;
+    HAPT_NEW(number, arena, problem->object_count);
+    HAPT_NEW(cutting.crossing, arena, problem->step_count + 1);
+    HAPT_NEW(cutting.forward_before, arena, problem->step_count + 1);
+    HAPT_NEW(cutting.cut, arena, problem->step_count + 1);
+    for (int k = 0; k < problem->object_count; k++) {
+        const struct object *object = &problem->object[k];
+        if (object->first < 0 || is_parameter(object)) continue;
+        for (int s = object->first + 1; s <= object->last; s++) cutting.crossing[s]++;
+    }
+    for (int s = 0; s < problem->step_count; s++) {
+        const struct step *step = &problem->step[s];
+        cutting.forward_before[s + 1] = cutting.forward_before[s] + !step->backward;
+        if (step->backward) cutting.crossing[s] = NONE;
+    }
+    choose_cuts(&cutting);
+    HAPT_NEW(*segments, arena, problem->step_count);
+    *count = 0;
+    for (int first = 0, s = 1; s <= problem->step_count; s++) {
+        if (s < problem->step_count && !cutting.cut[s]) continue;
+        struct segment *segment = &(*segments)[(*count)++];
+        HAPT_TRY(build_segment(problem, first, s, segment));
+        segment->structure = segment_structure(problem, segment, number);
+        first = s;
+    }
+    return HAPT_OK;
+}
 
 /* ---- the queue ---- */
 
@@ -138,12 +307,8 @@ static enum hapt_status expand(struct search *search, int index)
                               .found = found,
                               .context = search};
     hapt_state_load(search, &search->state[index]);
-    for (int k = 0; k < HAPT_MAX_OUTPUTS; k++) /* objects that appear here have no history */
-        if (advance.step->output[k] >= 0 &&
-            search->problem->object[advance.step->output[k]].first == search->segment->first + position)
-            search->word[advance.step->output[k]] = 0;
-    for (int k = 0; k < HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS; k++) {
-        const int object = k < HAPT_MAX_INPUTS ? advance.step->input[k] : advance.step->previous[k - HAPT_MAX_INPUTS];
+    for (int k = 0; k < ALL_OPERANDS; k++) { /* objects that appear here have no history */
+        const int object = object_at(advance.step, k);
         if (object >= 0 && search->problem->object[object].first == search->segment->first + position)
             search->word[object] = 0;
     }
@@ -153,7 +318,7 @@ static enum hapt_status expand(struct search *search, int index)
     return search->status;
 }
 
-/* ---- entry points ---- */
+/* ---- the search of one segment ---- */
 
 static enum hapt_status keep_first(struct search *search, const uint32_t *start)
 {
@@ -298,27 +463,57 @@ static enum hapt_status search_once(const struct problem *problem, const struct 
     return status;
 }
 
-enum hapt_status hapt_segment_search(const struct problem *problem, const struct segment *segment,
-                                     const uint32_t *start, double limit, struct hapt_arena *arena,
-                                     struct outcome **outcome, int *outcome_count, struct search_tally *tally)
+/* Few states first; then, below the limit that they set, as many as allowed. */
+static enum hapt_status search_segment(const struct problem *problem, const struct segment *segment,
+                                       const uint32_t *start, double limit, struct hapt_arena *arena,
+                                       struct search_tally *tally, struct result *best)
 {
     const long most = problem->options->most_states > 0 ? problem->options->most_states : MOST_STATES;
     const long share = most / (segment->end - segment->first);
     const int widest = share < FIRST_WIDTH ? FIRST_WIDTH : (int)share;
-    struct result best = {.least = INFINITY};
-    if (problem->options->exact) {
-        HAPT_TRY(search_once(problem, segment, start, 0, limit, arena, tally, &best));
-    } else {
-        for (int width = FIRST_WIDTH; width <= widest; width = width < widest ? widest : widest + 1) {
-            struct result wider;
-            const double known = fmin(limit, hapt_border_limit(problem, segment, best.outcome, best.count));
-            HAPT_TRY(search_once(problem, segment, start, width, known, arena, tally, &wider));
-            if (wider.least <= best.least) best = wider;
-            if (!wider.trimmed) break;
-        }
-        tally->capped = tally->capped || best.trimmed;
+    *best = (struct result){.least = INFINITY};
+    if (problem->options->exact) return search_once(problem, segment, start, 0, limit, arena, tally, best);
+    for (int width = FIRST_WIDTH; width <= widest; width = width < widest ? widest : widest + 1) {
+        struct result wider;
+        const double known = fmin(limit, hapt_border_limit(problem, segment, best->outcome, best->count));
+        HAPT_TRY(search_once(problem, segment, start, width, known, arena, tally, &wider));
+        if (wider.least <= best->least) *best = wider;
+        if (!wider.trimmed) break;
     }
-    *outcome = best.outcome;
-    *outcome_count = best.count;
+    tally->capped = tally->capped || best->trimmed;
+    return HAPT_OK;
+}
+
+struct searched_segment {
+    uint64_t structure;
+    int start_count;
+    const uint32_t *start;
+    struct result result;
+};
+
+enum hapt_status hapt_segment_search(const struct problem *problem, const struct segment *segment,
+                                     const uint32_t *start, double limit, struct hapt_arena *arena,
+                                     struct searched *searched, struct search_tally *tally, struct outcome **outcome,
+                                     int *outcome_count)
+{
+    const size_t bytes = (size_t)segment->start_count * sizeof *start;
+    int k = 0;
+    while (k < searched->count &&
+           (searched->entry[k].structure != segment->structure ||
+            searched->entry[k].start_count != segment->start_count || memcmp(searched->entry[k].start, start, bytes)))
+        k++;
+    if (k == searched->count) {
+        MAKE_ROOM(searched->entry, searched->count, searched->capacity, 64, arena);
+        struct searched_segment *made = &searched->entry[k];
+        uint32_t *copy;
+        HAPT_NEW(copy, arena, segment->start_count);
+        if (bytes > 0) memcpy(copy, start, bytes);
+        *made = (struct searched_segment){
+            .structure = segment->structure, .start_count = segment->start_count, .start = copy};
+        HAPT_TRY(search_segment(problem, segment, start, limit, arena, tally, &made->result));
+        searched->count++;
+    }
+    *outcome = searched->entry[k].result.outcome;
+    *outcome_count = searched->entry[k].result.count;
     return HAPT_OK;
 }

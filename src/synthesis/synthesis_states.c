@@ -1,12 +1,11 @@
 /*
- * The states of one segment. States of a position with equal words are found by hash. A* also compares the other states
- * of a position with its cheapest ones as they are made.
+ * The states of one segment, and the outcomes at its end. States of a position with equal words are found by hash. A*
+ * also compares the other states of a position with its cheapest ones as they are made.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "hapt/env.h"
-#include "synthesis_states.h"
+#include "synthesis_search.h"
 
 enum { MOST_COMPARED = 96 };
 
@@ -14,17 +13,15 @@ enum { MOST_COMPARED = 96 };
 
 static double conversion_from(const struct layouts *layouts, layout_set from, int to)
 {
-    double least = INFINITY;
-    for (int l = 0; l < layouts->count; l++)
-        if (l != PARTIAL && from >> l & 1u && layouts->convert_s[l][to] < least) least = layouts->convert_s[l][to];
-    return least;
+    const int best = hapt_cheapest_source(layouts, from, to);
+    return best < 0 ? (double)INFINITY : layouts->convert_s[best][to];
 }
 
 /* Cost for state a to make what b has made and to wait for no more; capped at `limit`. */
 static double shortfall(const struct object *object, uint32_t a, uint32_t b, double limit, bool exact)
 {
     if (a == b) return 0;
-    if (object->kind == OBJECT_PARAMETER || object->kind == OBJECT_PARAMETER_GRADIENT) return INFINITY;
+    if (is_parameter(object)) return INFINITY;
     const struct layouts *layouts = object->layouts;
     const layout_set made = closure_of(layouts, made_of(a)), promised = closure_of(layouts, awaited_of(b));
     const layout_set lacking = (layout_set)(made_of(b) & ~made),
@@ -282,7 +279,7 @@ static void list_decided(const struct search *search, int at)
     for (int crosses = 1; crosses >= 0; crosses--) {
         for (int slot = 0; slot < bound->slot_count; slot++) {
             const struct object *object = &search->problem->object[search->segment->local[bound->slot[slot]]];
-            if (object->kind != OBJECT_PARAMETER && object->kind != OBJECT_PARAMETER_GRADIENT) continue;
+            if (!is_parameter(object)) continue;
             if ((object->last >= search->segment->end) == crosses) position->decided[position->decided_count++] = slot;
         }
         if (crosses) position->shared_count = position->decided_count;
@@ -303,4 +300,128 @@ enum hapt_status hapt_states_prepare(struct search *search)
         if (search->width == 0) HAPT_NEW(search->position[at].compared, search->arena, MOST_COMPARED);
     }
     return hapt_bounds_prepare(search->problem, search->segment, search->arena, search->bound);
+}
+
+/* ---- the end of a segment: outcomes, the cheapest for each layout of the crossing objects ---- */
+
+struct border { /* state while filling in layouts */
+    int state;
+    double cost;
+    double bytes[MOST_CLASSES];
+    uint32_t word[MOST_CROSSING_OBJECTS];
+    int conversion_count;
+    struct border_conversion conversion[128];
+};
+
+static enum hapt_status note_outcome(struct search *search, const struct border *border)
+{
+    const int width = search->segment->end_count;
+    int at = 0;
+    while (at < search->outcome_count &&
+           memcmp(search->outcome[at].word, border->word, (size_t)width * sizeof(uint32_t)))
+        at++;
+    if (at < search->outcome_count && at_most(search->outcome[at].cost_s, border->cost)) return HAPT_OK;
+    if (at == search->outcome_count) {
+        MAKE_ROOM(search->outcome, at, search->outcome_capacity, 32, search->arena);
+        struct outcome *made = &search->outcome[search->outcome_count++];
+        HAPT_NEW(made->word, search->result, width);
+        HAPT_NEW(made->bytes, search->result, search->classes);
+        memcpy(made->word, border->word, (size_t)width * sizeof(uint32_t));
+    }
+    struct outcome *outcome = &search->outcome[at];
+    outcome->state = border->state;
+    outcome->cost_s = border->cost;
+    memcpy(outcome->bytes, border->bytes, (size_t)search->classes * sizeof(double));
+    outcome->border_count = border->conversion_count;
+    HAPT_NEW(outcome->border, search->result, border->conversion_count);
+    memcpy(outcome->border, border->conversion, (size_t)border->conversion_count * sizeof border->conversion[0]);
+    if (border->cost + search->spread < search->limit) search->limit = border->cost + search->spread;
+    return HAPT_OK;
+}
+
+/* Charges the activation versions kept for backward steps before the segment's end. The crossing layout is
+ * excluded: later steps may need it, and it is kept once. */
+static layout_set charge_kept(const struct search *search, struct border *border, const struct object *object,
+                              uint32_t word, int layout)
+{
+    const layout_set set = (layout_set)(1u << layout);
+    if (!search->problem->counts_memory) return 0;
+    const layout_set kept = hapt_kept_versions(word_of((layout_set)(made_of(word) | set), awaited_of(word)));
+    for (int l = 0; l < object->layouts->count; l++)
+        if (kept >> l & 1u && l != layout) {
+            border->cost += hapt_priced_seconds(search->problem, object->layouts, l, search->problem->in_flight);
+            for (int j = 0; j < search->classes; j++)
+                border->bytes[j] += layout_bytes(object->layouts, l, j) * search->problem->in_flight;
+        }
+    return kept & set;
+}
+
+/* Every layout of crossing object k and of those after it. */
+static enum hapt_status enumerate_border(struct search *search, struct border *border, int k)
+{
+    const struct segment *segment = search->segment;
+    if (!at_most(border->cost, search->limit)) return HAPT_OK;
+    if (k == segment->end_count) return note_outcome(search, border);
+    const int index = segment->local[segment->at_end[k]];
+    const struct object *object = &search->problem->object[index];
+    const uint32_t word = search->word[index];
+    if (is_parameter(object)) {
+        border->word[k] = word;
+        return enumerate_border(search, border, k + 1);
+    }
+    for (int l = 0; l < object->layouts->count; l++) {
+        const int conversion_count = border->conversion_count;
+        const double cost = border->cost;
+        double bytes[MOST_CLASSES];
+        int more;
+        memcpy(bytes, border->bytes, sizeof bytes);
+        if (l == PARTIAL || conversion_count + MOST_LAYOUTS > 128) continue;
+        const double seconds = hapt_border_cost(object, word, l, &border->conversion[conversion_count], &more);
+        if (!isfinite(seconds)) continue;
+        for (int m = 0; m < more; m++) border->conversion[conversion_count + m].object = segment->at_end[k];
+        border->conversion_count += more;
+        const layout_set set = (layout_set)(1u << l);
+        border->cost += seconds;
+        if (object->kind == OBJECT_FORWARD) {
+            border->word[k] = word_of(set, charge_kept(search, border, object, word, l));
+        } else {
+            border->word[k] = word_of(0, set);
+        }
+        HAPT_TRY(enumerate_border(search, border, k + 1));
+        border->conversion_count = conversion_count;
+        border->cost = cost;
+        memcpy(border->bytes, bytes, sizeof bytes);
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_end_reach(struct search *search, int index)
+{
+    const struct state *state = &search->state[index];
+    struct border border = {.state = index, .cost = state->base};
+    double together = 0;
+    for (int j = 0; search->problem->counts_memory && j < search->classes; j++)
+        border.bytes[j] = state->vector[2 * search->classes + j];
+    for (int j = 0; search->vectors && j < search->classes; j++)
+        together = fmax(together, state->vector[j] + state->vector[search->classes + j]);
+    if (search->vectors && !search->stages_join)
+        together = slowest(state->vector, search->classes) + slowest(state->vector + search->classes, search->classes);
+    border.cost += together;
+    hapt_state_load(search, state);
+    return enumerate_border(search, &border, 0);
+}
+
+enum hapt_status hapt_end_hand_over(struct search *search, struct outcome **outcome, int *count)
+{
+    HAPT_NEW(*outcome, search->result, search->outcome_count);
+    *count = 0;
+    for (int k = 0; k < search->outcome_count; k++) {
+        struct outcome *made = &search->outcome[k];
+        if (!at_most(made->cost_s, search->limit)) continue;
+        HAPT_NEW(made->decision, search->result, search->steps);
+        for (int s = made->state; search->state[s].parent != NO_STATE; s = search->state[s].parent)
+            made->decision[search->state[s].position - 1] = search->state[s].decision;
+        (*outcome)[(*count)++] = *made;
+    }
+    return HAPT_OK;
 }

@@ -1,6 +1,7 @@
 /*
- * Steps of the search: an operator's cut, the communications before it and those after it.
+ * What a step and a border do to the versions of a state's tensors, with their communications and memory.
  *
+ * A step is an operator's cut, the communications before it and those after it.
  * Partial sums are removed right after their writer. An addend to a gradient of another layout is also converted right
  * after its operator. All other communications run before the first operator that needs them. A forward step makes a
  * version from the cheapest one in the prefix. A backward step reads an activation version of the forward part, or
@@ -8,11 +9,175 @@
  * or makes it from another version that it waits for. A replicated tensor may be made where a shard is needed, since
  * other operators may need the rest.
  */
-#include <math.h>
+#include "synthesis_search.h"
 
-#include "synthesis_transitions.h"
+/* ---- memory ---- */
 
-enum { OPERANDS = HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS };
+double hapt_priced_seconds(const struct problem *problem, const struct layouts *layouts, int layout, double times)
+{
+    double seconds = 0;
+    for (int j = 0; j < problem->classes; j++)
+        seconds += problem->multiplier[j] * layout_bytes(layouts, layout, j) * times;
+    return seconds;
+}
+
+layout_set hapt_kept_versions(uint32_t word)
+{
+    const layout_set made = made_of(word), awaited = awaited_of(word);
+    return (layout_set)((awaited & made) | (awaited & ~made ? 1u << REPLICATED : 0));
+}
+
+double hapt_kept_seconds(const struct problem *problem, const struct object *object, uint32_t word)
+{
+    const layout_set made = made_of(word), awaited = awaited_of(word),
+                     later = (layout_set)(awaited & ~closure_of(object->layouts, made));
+    const layout_set kept = later ? (layout_set)(awaited & made) : hapt_kept_versions(word);
+    double sum = 0, most = 0;
+    for (int l = 0; l < object->layouts->count; l++) {
+        const double seconds =
+            (kept | later) >> l & 1u ? hapt_priced_seconds(problem, object->layouts, l, problem->in_flight) : 0;
+        if (kept >> l & 1u) sum += seconds;
+        if (later >> l & 1u && seconds > most) most = seconds;
+    }
+    return sum + most;
+}
+
+/* ---- borders: every crossing tensor has one layout ---- */
+
+int hapt_cheapest_source(const struct layouts *layouts, layout_set from, int to)
+{
+    int best = -1;
+    for (int l = 0; l < layouts->count; l++)
+        if (l != PARTIAL && from >> l & 1u && l != to && isfinite(layouts->convert_s[l][to]) &&
+            (best < 0 || layouts->convert_s[l][to] < layouts->convert_s[best][to]))
+            best = l;
+    return best;
+}
+
+double hapt_border_cost(const struct object *object, uint32_t word, int layout, struct border_conversion *conversion,
+                        int *conversion_count)
+{
+    const struct layouts *layouts = object->layouts;
+    const layout_set there = closure_of(layouts, made_of(word)), awaited = awaited_of(word);
+    double seconds = 0;
+    *conversion_count = 0;
+    if (object->kind == OBJECT_FORWARD) {
+        if (awaited & ~closure_of(layouts, (layout_set)(made_of(word) | 1u << layout))) return INFINITY;
+        if (there >> layout & 1u) return 0;
+        const int best = hapt_cheapest_source(layouts, there, layout);
+        if (best < 0) return INFINITY;
+        conversion[(*conversion_count)++] =
+            (struct border_conversion){.from = (unsigned char)best, .to = (unsigned char)layout};
+        return layouts->convert_s[best][layout];
+    }
+    const layout_set have = closure_of(layouts, (layout_set)(1u << layout));
+    for (int l = 0; l < layouts->count; l++) {
+        if (!(awaited >> l & 1u) || have >> l & 1u) continue;
+        seconds += layouts->convert_s[layout][l];
+        if (*conversion_count == MOST_LAYOUTS) return INFINITY;
+        conversion[(*conversion_count)++] =
+            (struct border_conversion){.from = (unsigned char)layout, .to = (unsigned char)l};
+    }
+    if (*conversion_count > 1 && layouts->convert_s[layout][REPLICATED] < seconds) {
+        *conversion_count = 1;
+        conversion[0] = (struct border_conversion){.from = (unsigned char)layout, .to = REPLICATED};
+        seconds = layouts->convert_s[layout][REPLICATED];
+    }
+    return seconds;
+}
+
+double hapt_border_spread(const struct problem *problem, const struct segment *segment)
+{
+    double sum = 0;
+    for (int k = 0; k < segment->end_count; k++) {
+        const struct object *object = &problem->object[segment->local[segment->at_end[k]]];
+        double most = 0;
+        if (is_parameter(object)) return INFINITY;
+        for (int a = 0; a < object->layouts->count; a++)
+            for (int b = 0; b < object->layouts->count; b++)
+                if (a != PARTIAL && b != PARTIAL && a != b) most = fmax(most, object->layouts->convert_s[a][b]);
+        sum += most;
+    }
+    return sum;
+}
+
+/* ---- the limit set by known outcomes ---- */
+
+struct limit {
+    const struct problem *problem;
+    const struct segment *segment;
+    const struct outcome *outcome;
+    int count;
+    const uint32_t *decided; /* words of parameters in one outcome */
+};
+
+static const struct object *crossing(const struct limit *limit, int k)
+{
+    return &limit->problem->object[limit->segment->local[limit->segment->at_end[k]]];
+}
+
+static bool same_decided(const struct limit *limit, const uint32_t *word)
+{
+    for (int k = 0; k < limit->segment->end_count; k++)
+        if (is_parameter(crossing(limit, k)) && word[k] != limit->decided[k]) return false;
+    return true;
+}
+
+/* Cost of the cheapest outcome, converted to the given layouts. */
+static double reached(const struct limit *limit, const unsigned char *layout)
+{
+    double least = INFINITY;
+    for (int o = 0; o < limit->count; o++) {
+        double cost = limit->outcome[o].cost_s;
+        if (!same_decided(limit, limit->outcome[o].word)) continue;
+        for (int k = 0; k < limit->segment->end_count && cost < least; k++) {
+            const struct object *object = crossing(limit, k);
+            if (is_parameter(object)) continue;
+            const int from = crossing_layout(object, limit->outcome[o].word[k]);
+            if (from != layout[k]) cost += crossing_seconds(object, from, layout[k]);
+        }
+        least = fmin(least, cost);
+    }
+    return least;
+}
+
+/* The highest such cost over all layouts. */
+static double dearest(const struct limit *limit, int k, unsigned char *layout)
+{
+    double most = 0;
+    if (k == limit->segment->end_count) return reached(limit, layout);
+    const struct object *object = crossing(limit, k);
+    if (is_parameter(object)) return dearest(limit, k + 1, layout);
+    for (int l = 0; l < object->layouts->count; l++) {
+        if (l == PARTIAL) continue;
+        layout[k] = (unsigned char)l;
+        most = fmax(most, dearest(limit, k + 1, layout));
+    }
+    return most;
+}
+
+double hapt_border_limit(const struct problem *problem, const struct segment *segment, const struct outcome *outcome,
+                         int count)
+{
+    enum { MOST_LOOKED_AT = 20000 };
+    struct limit limit = {.problem = problem, .segment = segment, .outcome = outcome, .count = count};
+    unsigned char layout[MOST_CROSSING_OBJECTS];
+    double ends = 1, most = 0, least = INFINITY;
+    if (count == 0) return INFINITY;
+    for (int k = 0; k < segment->end_count; k++)
+        if (!is_parameter(crossing(&limit, k))) ends *= crossing(&limit, k)->layouts->count;
+    for (int o = 0; o < count; o++) least = fmin(least, outcome[o].cost_s);
+    if (ends * count > MOST_LOOKED_AT) return least + hapt_border_spread(problem, segment);
+    for (int o = 0; o < count; o++) {
+        bool known = false; /* true: these parameter layouts were tried already */
+        limit.decided = outcome[o].word;
+        for (int other = 0; !known && other < o; other++) known = same_decided(&limit, outcome[other].word);
+        if (!known) most = fmax(most, dearest(&limit, 0, layout));
+    }
+    return most;
+}
+
+/* ---- steps ---- */
 
 static void next_operand(struct advance *advance, int operand);
 
@@ -58,7 +223,7 @@ static bool charge_gradient(struct advance *advance, const struct object *object
 static void charge_parameter(struct advance *advance, const struct object *object, uint32_t word)
 {
     charge(advance, object->layouts, word ? (int)word - 1 : REPLICATED,
-           hapt_parameter_copies(advance->problem, object));
+           hapt_parameter_copies(&advance->problem->graph->tensor[object->tensor], advance->problem->state_bytes));
 }
 
 static bool charge_end(struct advance *advance)
@@ -119,16 +284,6 @@ static void next_operand_converted(struct advance *advance, int operand, int obj
     advance->synchronises = synchronises;
 }
 
-static int cheapest_source(const struct layouts *layouts, layout_set from, int to)
-{
-    int best = -1;
-    for (int l = 0; l < layouts->count; l++)
-        if (l != PARTIAL && from >> l & 1u && l != to && isfinite(layouts->convert_s[l][to]) &&
-            (best < 0 || layouts->convert_s[l][to] < layouts->convert_s[best][to]))
-            best = l;
-    return best;
-}
-
 /* The versions recorded of a set: a replicated one includes all shards. */
 static layout_set recorded(const struct object *object, layout_set made)
 {
@@ -146,7 +301,7 @@ static void need_forward(struct advance *advance, int operand, int index, int ne
     }
     if (need == PARTIAL) return;
     for (int to = need;; to = REPLICATED) {
-        const int from = cheapest_source(object->layouts, there, to);
+        const int from = hapt_cheapest_source(object->layouts, there, to);
         const layout_set then = (layout_set)(made | 1u << to | (to != need && object->tracked ? 1u << need : 0));
         if (from >= 0) next_operand_converted(advance, operand, index, word_of(recorded(object, then), kept), from, to);
         if (to == REPLICATED) return;
@@ -169,7 +324,7 @@ static void need_activation(struct advance *advance, int operand, int index, int
     if (need == PARTIAL || there >> need & 1u) return;
     for (int to = need;; to = REPLICATED) {
         const layout_set rest = (layout_set)(awaited & (~closure_of(layouts, (layout_set)(1u << to)) | there));
-        const int only = cheapest_source(layouts, there, to);
+        const int only = hapt_cheapest_source(layouts, there, to);
         for (int from = 0; from < layouts->count; from++) {
             if (from == to || from == PARTIAL || !(there >> from & 1u) || !isfinite(layouts->convert_s[from][to]))
                 continue;
@@ -214,15 +369,14 @@ static void need_parameter(struct advance *advance, int operand, int index, int 
 static void next_operand(struct advance *advance, int operand)
 {
     const struct step *step = advance->step;
-    for (; operand < OPERANDS; operand++)
-        if ((operand < HAPT_MAX_INPUTS ? step->input[operand] : step->previous[operand - HAPT_MAX_INPUTS]) >= 0) break;
+    while (operand < OPERANDS && object_at(step, operand) < 0) operand++;
     if (operand == OPERANDS) {
         finish(advance);
         return;
     }
-    const bool input = operand < HAPT_MAX_INPUTS;
-    const int index = input ? step->input[operand] : step->previous[operand - HAPT_MAX_INPUTS];
-    const int need = input ? advance->choice->input[operand] : advance->output_layout[operand - HAPT_MAX_INPUTS];
+    const int index = object_at(step, operand);
+    const int need =
+        operand < HAPT_MAX_INPUTS ? advance->choice->input[operand] : advance->output_layout[operand - HAPT_MAX_INPUTS];
     if (advance->problem->object[index].kind == OBJECT_PARAMETER)
         need_parameter(advance, operand, index, need);
     else if (!step->backward)
@@ -257,7 +411,7 @@ static bool convert_output(struct advance *advance, int o, int layout, layout_se
     }
     if (!isfinite(apart) || advance->decision.conversion_count + count > MOST_CONVERSIONS) return false;
     for (int l = 0; l < layouts->count; l++)
-        if (lacking >> l & 1u) note_conversion(advance, OPERANDS + HAPT_MAX_OUTPUTS + o, layout, l);
+        if (lacking >> l & 1u) note_conversion(advance, ALL_OPERANDS + o, layout, l);
     advance->after_s += apart;
     advance->synchronises_after = true;
     return true;

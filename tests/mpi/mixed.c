@@ -3,6 +3,7 @@
  * uneven shards, alone and between stages of one subcluster. Losses and weights are PyTorch's
  * (tests/data/gpt-small.h5); the same plan again, in one piece or resumed, gives the same bits.
  */
+#include "spmd_rates.h"
 #include "train_plans.h"
 
 #include "hapt/synthesis.h"
@@ -94,11 +95,11 @@ static void mix_stage(struct hapt_plan_stage *stage, const int *devices, const d
 static const struct hapt_stage_layout *synthesise(int devices, const double *ratio)
 {
     static const double flops_per_s[4] = {2e9, 2e9, 1e9, 1e9}, bytes_per_s[4] = {2e8, 2e8, 1e8, 1e8};
-    const struct hapt_spmd_rates rates = {.size = devices,
-                                          .flops_per_s = flops_per_s,
-                                          .bytes_per_s = bytes_per_s,
-                                          .latency_s = 1e-6,
-                                          .bandwidth_bytes_per_s = 1e10};
+    const struct spmd_rates rates = {.size = devices,
+                                     .flops_per_s = flops_per_s,
+                                     .bytes_per_s = bytes_per_s,
+                                     .latency_s = 1e-6,
+                                     .bandwidth_bytes_per_s = 1e10};
     static const struct hapt_cut columns = {.letter = 'o'}, rows = {.letter = 'i'};
     const struct hapt_cut **forced = hapt_arena_alloc(&arena, (size_t)model->graph->op_count, sizeof *forced);
     const struct hapt_synthesis_options options = {.microbatches = 1, .forced = forced};
@@ -114,7 +115,7 @@ static const struct hapt_stage_layout *synthesise(int devices, const double *rat
     *layout = (struct hapt_stage_layout){.axis = {{.size = devices, .ratio_count = 1, .ratio = ratio}, {.size = 1}},
                                          .name = "synthesised"};
     layout->program[0] = program;
-    hapt_spmd_rates_costs(&rates, kind, &costs);
+    spmd_rates_costs(&rates, kind, &costs);
     CHECK_OK(hapt_sharding_trivial(model->graph, &arena, &sharding));
     CHECK_OK(hapt_synthesise(sharding, 0, &layout->axis[0], &costs, &options, &arena, program, NULL));
     return layout;

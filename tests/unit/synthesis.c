@@ -1,5 +1,6 @@
 /* Synthesis against exhaustive search, HAP's own example, and itself in other ways. */
 #include "fixture.h"
+#include "spmd_rates.h"
 #include "synthesis_random.h"
 
 /* ---- HAP Fig. 11 ---- */
@@ -177,7 +178,7 @@ static void agrees_with_every_program_within_memory(void)
 /* ---- long models ---- */
 
 struct rated {
-    struct hapt_spmd_rates rates;
+    struct spmd_rates rates;
     struct hapt_spmd_costs costs;
     double flops[8], bytes[8];
     int kind[8];
@@ -185,14 +186,14 @@ struct rated {
 
 static void set_rates(struct rated *rated, int size, double bandwidth)
 {
-    rated->rates = (struct hapt_spmd_rates){.size = size,
-                                            .flops_per_s = rated->flops,
-                                            .bytes_per_s = rated->bytes,
-                                            .launch_s = 1e-6,
-                                            .latency_s = 2e-6,
-                                            .bandwidth_bytes_per_s = bandwidth};
+    rated->rates = (struct spmd_rates){.size = size,
+                                       .flops_per_s = rated->flops,
+                                       .bytes_per_s = rated->bytes,
+                                       .launch_s = 1e-6,
+                                       .latency_s = 2e-6,
+                                       .bandwidth_bytes_per_s = bandwidth};
     for (int j = 0; j < size; j++) rated->flops[j] = 1e11, rated->bytes[j] = 1e10;
-    hapt_spmd_rates_costs(&rated->rates, rated->kind, &rated->costs);
+    spmd_rates_costs(&rated->rates, rated->kind, &rated->costs);
 }
 
 static struct hapt_sharding *gpt(struct hapt_arena *arena, int layers)

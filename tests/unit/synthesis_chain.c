@@ -3,7 +3,7 @@
 
 #include "test.h"
 
-#include "../src/synthesis/synthesis_chain.h"
+#include "../src/synthesis/synthesis_search.h"
 
 enum { SEGMENTS = 6, NODES = 3, CLASSES = 2 };
 
