@@ -44,11 +44,11 @@ enum {
 static struct {
     pthread_mutex_t lock; /* one request at a time */
     pid_t helper;
-    int socket, batch, max_cpu_s;
+    int socket;
     uint64_t good[KNOWN_FILES]; /* keys of files that this process may open */
     _Atomic uint64_t *node;     /* [KNOWN_FILES] key and verdict, shared by the ranks of the node; NULL: not shared */
     _Atomic int *system_error;  /* errno that the system returned to the child, shared with it; NULL: unknown */
-} sandbox = {.lock = PTHREAD_MUTEX_INITIALIZER, .socket = -1, .max_cpu_s = MAX_CPU_S};
+} sandbox = {.lock = PTHREAD_MUTEX_INITIALIZER, .socket = -1};
 
 /* ---- The helper ---- */
 
@@ -166,7 +166,7 @@ static void catch_crashes(void)
     for (size_t i = 0; i < sizeof deadly / sizeof *deadly; i++) sigaction(deadly[i], &action, NULL);
 }
 
-static void limit_child(pid_t parent, rlim_t max_bytes)
+_Noreturn static void read_alone(const char *path, pid_t parent, rlim_t max_bytes, hapt_sandbox_reader *trial_read)
 {
     end_with_parent(parent);
     /* On some damaged files HDF5 uses uninitialized memory as sizes and addresses. This fills memory with
@@ -179,20 +179,8 @@ static void limit_child(pid_t parent, rlim_t max_bytes)
     signal(SIGXCPU, SIG_DFL);
     signal(SIGALRM, SIG_DFL);
     catch_crashes();
-}
-
-static void limit_time(void)
-{
-    struct rusage used = {0};
-    getrusage(RUSAGE_SELF, &used);
-    limit(RLIMIT_CPU, (rlim_t)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) + (rlim_t)sandbox.max_cpu_s);
+    limit(RLIMIT_CPU, MAX_CPU_S);
     alarm(MAX_WALL_S);
-}
-
-_Noreturn static void read_alone(const char *path, pid_t parent, rlim_t max_bytes, hapt_sandbox_reader *trial_read)
-{
-    limit_child(parent, max_bytes);
-    limit_time();
     _exit(trial_read(path) ? 0 : BROKEN_CODE);
 }
 
@@ -244,73 +232,6 @@ static enum verdict judge(const char *path, int from, hapt_sandbox_reader *trial
     return judge_within(path, from, needed < left ? needed : left, trial_read);
 }
 
-/* A child that reads several files (hapt_sandbox_batch). */
-static struct {
-    pid_t pid; /* 0: none */
-    int socket, files;
-} reader;
-
-_Noreturn static void read_many(int socket, pid_t parent, hapt_sandbox_reader *trial_read)
-{
-    char path[MAX_PATH + 1];
-    limit_child(parent, MAX_BYTES);
-    for (ssize_t bytes; (bytes = recv(socket, path, MAX_PATH, 0)) > 0;) {
-        path[bytes] = '\0';
-        limit_time();
-        const enum verdict verdict = trial_read(path) ? GOOD : BROKEN;
-        if (verdict != GOOD && sandbox.system_error && atomic_load(sandbox.system_error) != 0)
-            break; /* a new child reads this file alone */
-        if (send(socket, &verdict, sizeof verdict, MSG_NOSIGNAL) < 0) break;
-    }
-    _exit(0);
-}
-
-/* Ends the reader and returns its wait status. */
-static int end_reader(void)
-{
-    int status = 0;
-    close(reader.socket);
-    while (waitpid(reader.pid, &status, 0) < 0 && errno == EINTR) {
-    }
-    reader.pid = 0;
-    return status;
-}
-
-static void start_reader(int from, hapt_sandbox_reader *trial_read)
-{
-    int end[2];
-    const pid_t self = getpid();
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, end)) return;
-    reader.pid = fork();
-    if (reader.pid == 0) {
-        close(from);
-        close(end[0]);
-        read_many(end[1], self, trial_read);
-    }
-    close(end[1]);
-    reader.socket = end[0];
-    reader.files = 0;
-    if (reader.pid > 0) return;
-    close(end[0]);
-    reader.pid = 0;
-}
-
-/* If the reader dies, a new child reads the file alone: earlier files may have caused it. */
-static enum verdict judge_in_batch(const char *path, int from, hapt_sandbox_reader *trial_read)
-{
-    enum verdict verdict = UNKNOWN;
-    if (sandbox.system_error) atomic_store(sandbox.system_error, 0);
-    if (reader.pid == 0) start_reader(from, trial_read);
-    if (reader.pid > 0 && send(reader.socket, path, strlen(path), MSG_NOSIGNAL) > 0)
-        recv(reader.socket, &verdict, sizeof verdict, 0);
-    if (verdict == UNKNOWN) {
-        if (reader.pid > 0 && verdict_of(end_reader()) == HANGS) return HANGS;
-        return judge(path, from, trial_read);
-    }
-    if (++reader.files == sandbox.batch) end_reader();
-    return verdict;
-}
-
 static void set_process_name(char **argv)
 {
     static const char name[] = "hapt-sandbox";
@@ -341,16 +262,9 @@ _Noreturn static void help(int socket, pid_t parent, char **argv, hapt_sandbox_r
         if (bytes <= 0) _exit(0);
         path[bytes] = '\0';
         if (!prepared) prepared = trial_read(NULL); /* initialization that all children share */
-        const enum verdict verdict =
-            sandbox.batch > 1 ? judge_in_batch(path, socket, trial_read) : judge(path, socket, trial_read);
+        const enum verdict verdict = judge(path, socket, trial_read);
         if (send(socket, &verdict, sizeof verdict, MSG_NOSIGNAL) < 0) _exit(0);
     }
-}
-
-void hapt_sandbox_batch(int files, int max_cpu_s)
-{
-    sandbox.batch = files;
-    sandbox.max_cpu_s = max_cpu_s;
 }
 
 void hapt_sandbox_start(char **argv, hapt_sandbox_reader *trial_read)
