@@ -1,5 +1,4 @@
 /* hapt doctor: reports the build, the ranks and their hosts; lists problems and what to do about each. */
-#include <jansson.h>
 #include <math.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -14,6 +13,7 @@
 #include "hapt/host.h"
 #include "hapt/solve.h"
 #include "hapt/version.h"
+#include "json_print.h"
 #include "phases.h"
 
 /* Facts that only the rank itself can query. */
@@ -372,12 +372,7 @@ static enum hapt_status print_json(const struct doctor *doctor)
     json_t *root = json_pack("{s:s, s:i, s:i, s:i, s:O, s:O}", "format", "hapt-doctor", "version", 1, "ranks",
                              doctor->env->world_size, "hosts", doctor->hosts->count, "facts", doctor->sections,
                              "problems", doctor->problems);
-    if (!root) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to print the report");
-    const int written = json_dumpf(root, stdout, JSON_INDENT(2));
-    json_decref(root);
-    if (written != 0 || putchar('\n') == EOF || fflush(stdout) != 0)
-        return hapt_fail(HAPT_ERR_IO, "check where standard output goes", "cannot write to standard output: %m");
-    return HAPT_OK;
+    return hapt_json_print(root, "the report's", 2);
 }
 
 /* Rank 0 only: all facts have been gathered. */
@@ -407,7 +402,7 @@ static enum hapt_status report(struct doctor *doctor)
     return status;
 }
 
-static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_hosts *hosts;
     struct hapt_cluster *cluster = NULL;
@@ -430,13 +425,4 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
                             .cluster = cluster,
                             .threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"))};
     return hapt_env_agree(env->world, env->world_rank == 0 ? report(&doctor) : HAPT_OK);
-}
-
-enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *config)
-{
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    const enum hapt_status status = run(env, config, &arena);
-    hapt_arena_release(&arena);
-    return status;
 }

@@ -84,13 +84,10 @@ static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config
     return hapt_phase_report(env, &run, arena);
 }
 
-enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *config)
+enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    struct hapt_arena arena;
     struct job job = {0};
-    hapt_arena_init(&arena);
-    const enum hapt_status status = run_job(env, config, &job, &arena);
+    const enum hapt_status status = run_job(env, config, &job, arena);
     hapt_run_folder_leave(env);
-    hapt_arena_release(&arena);
     return status;
 }

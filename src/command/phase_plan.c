@@ -4,7 +4,8 @@
 #include "hapt/progress.h"
 #include "phases.h"
 
-enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_layers *layers)
+/* Sets the operator ranges of a plan's stages. */
+static enum hapt_status bind_operators(struct hapt_plan *plan, const struct hapt_layers *layers)
 {
     if (plan->layer_count != layers->count)
         return hapt_fail(HAPT_ERR_INPUT, "plan again for this model and granularity (--layers-per-model)",
@@ -106,7 +107,7 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
     (*plan)->profile = profile->origin;
     if (!layers) return HAPT_OK;
     (*plan)->threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"));
-    return hapt_env_agree(env->world, hapt_phase_plan_bind(*plan, layers));
+    return hapt_env_agree(env->world, bind_operators(*plan, layers));
 }
 
 /* Sets the operator ranges of a plan that was made from a profile alone: from the model's layers at the given
@@ -123,7 +124,7 @@ static enum hapt_status give_operators(const struct hapt_model *model, const str
         options.granularity = plan->layer_count;
         HAPT_TRY(hapt_layers_build(model->graph, &options, arena, &layers));
     }
-    return hapt_phase_plan_bind(plan, layers);
+    return bind_operators(plan, layers);
 }
 
 /* Applies --schedule and --microbatches to the same stages; launch counts, memory and predictions follow. */

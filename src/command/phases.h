@@ -45,8 +45,6 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
 /* Plans by --stages, --strategy or the search; `layers` (may be NULL) gives the stages their operators. */
 enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
                                  const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan);
-/* Sets the operator ranges of a plan's stages. HAPT_ERR_INPUT if the layer counts differ. Rank-local. */
-enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_layers *layers);
 /* Loads --plan, with --schedule and --microbatches applied if given; or takes the checkpoint's plan (may be NULL)
  * unchanged. Stages without operator ranges get them from the model. */
 enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,

@@ -194,13 +194,10 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     return answer(env, config, profile, &inputs, &what_if_inputs, plan, arena, extra);
 }
 
-enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config)
+enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
     json_t *extra = json_object();
-    const enum hapt_status status = run(env, config, &arena, extra);
+    const enum hapt_status status = run(env, config, arena, extra);
     json_decref(extra);
-    hapt_arena_release(&arena);
     return status;
 }

@@ -142,7 +142,7 @@ static enum hapt_status find(const struct hapt_config *config, const struct hapt
     return find_baselines(&alternation, arena, outcome);
 }
 
-static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+enum hapt_status hapt_command_spmd(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct spmd_outcome outcome = {
         .microbatches = hapt_config_given(config, "microbatches") ? (int)hapt_config_int(config, "microbatches") : 1};
@@ -176,13 +176,4 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
         if (status == HAPT_OK && env->quiet) status = spmd_print_json(&outcome);
     }
     return hapt_env_agree(env->world, status);
-}
-
-enum hapt_status hapt_command_spmd(struct hapt_env *env, struct hapt_config *config)
-{
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    const enum hapt_status status = run(env, config, &arena);
-    hapt_arena_release(&arena);
-    return status;
 }

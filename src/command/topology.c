@@ -214,7 +214,7 @@ static enum hapt_status probe_links(struct hapt_env *env, struct hapt_arena *are
     return HAPT_OK;
 }
 
-static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+enum hapt_status hapt_command_topology(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_cluster *cluster;
     HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-topology"}));
@@ -240,13 +240,4 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     if (env->world_rank == 0 && status == HAPT_OK && hapt_config_text(config, "output"))
         status = write_file(hapt_config_text(config, "output"), cluster);
     return hapt_env_agree(env->world, status);
-}
-
-enum hapt_status hapt_command_topology(struct hapt_env *env, struct hapt_config *config)
-{
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    const enum hapt_status status = run(env, config, &arena);
-    hapt_arena_release(&arena);
-    return status;
 }
