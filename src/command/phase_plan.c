@@ -39,18 +39,16 @@ enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
     const enum hapt_strategy strategy = strategy_of(config);
     const enum hapt_schedule_kind asked = schedule_of(config), runs = hapt_strategy_schedule(strategy, asked);
     const char *name = hapt_strategy_name(strategy);
-    const char *const searching[] = {"strategy", "granularity", "ignore-communication", "gap", NULL};
-    const char *const ablations[] = {"granularity", "ignore-communication", NULL};
     if (hapt_config_text(config, "stages"))
-        HAPT_TRY(hapt_phase_refuse_unused(config, "--stages leaves nothing to choose", searching));
-    const char *const idling[] = {"use-all-devices", NULL};
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--stages leaves nothing to choose",
+                                          "strategy granularity ignore-communication gap"));
     /* --explain searches rivals, also with --stages */
     const bool searched = hapt_config_command(config) == HAPT_COMMAND_PLAN && hapt_config_bool(config, "explain");
     if (hapt_config_text(config, "stages") && !searched)
-        HAPT_TRY(hapt_phase_refuse_unused(config, "--stages determines which devices work", idling));
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--stages determines which devices work", "use-all-devices"));
     if (strategy != HAPT_STRATEGY_HAPT)
         HAPT_TRY(hapt_phase_refuse_unused(config, "it is for --strategy hapt; other strategies choose their own layers",
-                                          ablations));
+                                          "granularity ignore-communication"));
     if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN && hapt_config_given(config, "gap"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out --gap",
                          "--gap applies to the search of --strategy hapt; %s has another search", name);

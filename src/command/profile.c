@@ -300,7 +300,6 @@ static enum hapt_status save(const struct hapt_env *env, const struct products *
 
 static enum hapt_status check_options(const struct hapt_config *config)
 {
-    const char *const profiling[] = {"imbalance", "efficiency", "tensor-parallel", NULL};
     if (hapt_config_text(config, "calibrate")) {
         if (hapt_precision_find(hapt_config_text(config, "precision")) == HAPT_PRECISION_TF32)
             return hapt_fail(HAPT_ERR_USAGE, "calibrate in fp32 or bf16", "--calibrate has no tables for TF32");
@@ -308,7 +307,8 @@ static enum hapt_status check_options(const struct hapt_config *config)
             return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                              "--calibrate measures the devices, --predict yes works without them");
         if (!hapt_config_text(config, "output"))
-            return hapt_phase_refuse_unused(config, "without --output no profile is made", profiling);
+            return hapt_phase_refuse_unused(config, "without --output no profile is made",
+                                            "imbalance efficiency tensor-parallel");
         return HAPT_OK;
     }
     if (hapt_config_text(config, "output")) return HAPT_OK;

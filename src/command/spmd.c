@@ -36,9 +36,8 @@ static enum hapt_status check_options(const struct hapt_config *config)
     if (!hapt_config_text(config, "input"))
         return hapt_fail(HAPT_ERR_USAGE, "make one with `hapt model bert-base --output m.h5`, then give --input m.h5",
                          "no model file given");
-    if (hapt_config_bool(config, "json") && hapt_config_given(config, "full"))
-        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--full has no effect: --json prints no program");
-    return HAPT_OK;
+    return hapt_config_bool(config, "json") ? hapt_phase_refuse_unused(config, "--json prints no program", "full")
+                                            : HAPT_OK;
 }
 
 /* Optimizer states per parameter. */
