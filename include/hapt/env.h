@@ -105,6 +105,8 @@ double hapt_time_s(void);
 double hapt_time_thread_cpu_s(void);
 /* Sleeps until hapt_time_s() >= time_s. */
 void hapt_time_sleep_until(double time_s);
+/* Reads the first line of a small system file, without the newline. False: none; `text` is then empty. */
+bool hapt_first_line(const char *path, char *text, int size);
 
 /* Deterministic 64-bit hash (FNV-1a with a final mixer) and generator (splitmix64), for seeds, names and structures. */
 uint64_t hapt_hash(uint64_t seed, const void *data, size_t bytes);

@@ -42,14 +42,6 @@ static struct {
 
 #define DEAD_START 1ULL /* no user process starts in the first tick */
 
-static void first_line(const char *path, char *text, int size)
-{
-    FILE *file = fopen(path, "r");
-    if (!file || !fgets(text, size, file)) text[0] = '\0';
-    text[strcspn(text, "\n")] = '\0';
-    if (file) fclose(file);
-}
-
 /* Start time of a process, field 22 of its stat file: distinguishes it from a later process of the same number. 0:
  * unknown. */
 static unsigned long long start_of(long process)
@@ -57,7 +49,7 @@ static unsigned long long start_of(long process)
     char path[64], text[1024];
     unsigned long long ticks = 0;
     snprintf(path, sizeof path, "/proc/%ld/stat", process);
-    first_line(path, text, sizeof text);
+    hapt_first_line(path, text, sizeof text);
     const char *at = strrchr(text, ')'); /* the name may contain anything */
     if (at && (strncmp(at, ") Z", 3) == 0 || strncmp(at, ") X", 3) == 0))
         return DEAD_START; /* a zombie: its parent has not waited for it yet */
@@ -93,7 +85,7 @@ static enum hapt_status describe_self(struct owner *self)
     gethostname(text, sizeof text - 1);
     plain(self->host, sizeof self->host, text);
     plain(self->job, sizeof self->job, job_of_environment());
-    first_line("/proc/sys/kernel/random/boot_id", text, sizeof text);
+    hapt_first_line("/proc/sys/kernel/random/boot_id", text, sizeof text);
     plain(self->boot, sizeof self->boot, text);
     const ssize_t length = readlink("/proc/self/ns/pid", text, sizeof text - 1);
     text[length > 0 ? length : 0] = '\0';

@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "hapt/arena.h"
 #include "hapt/env.h"
 
 enum verdict { UNKNOWN, CHECKING, GOOD, BROKEN, CRASHES, HANGS, NO_MEMORY, REFUSED };
@@ -81,47 +82,20 @@ static void limit(int resource, rlim_t most)
     setrlimit(resource, &now);
 }
 
-/* Memory in use, as counted for RLIMIT_AS and RLIMIT_DATA. */
-static void count_memory(rlim_t *all, rlim_t *data)
+/* Memory in use, as counted for RLIMIT_DATA. */
+static rlim_t data_bytes(void)
 {
-    unsigned long pages = 0, data_pages = 0;
+    unsigned long pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
-    if (file && fscanf(file, "%lu %*u %*u %*u %*u %lu", &pages, &data_pages) != 2) pages = data_pages = 0;
+    if (file && fscanf(file, "%*u %*u %*u %*u %*u %lu", &pages) != 1) pages = 0;
     if (file) fclose(file);
-    *all = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
-    *data = (rlim_t)data_pages * (rlim_t)sysconf(_SC_PAGESIZE);
-}
-
-static rlim_t room_under(int resource, rlim_t used)
-{
-    struct rlimit now;
-    if (getrlimit(resource, &now) || now.rlim_cur == RLIM_INFINITY) return RLIM_INFINITY;
-    return now.rlim_cur > used ? now.rlim_cur - used : 0;
-}
-
-/* Bytes that a child could allocate within the limits of this process and of the host. */
-static rlim_t memory_left(void)
-{
-    rlim_t all, data;
-    unsigned long long available_kb = 0;
-    char line[128];
-    count_memory(&all, &data);
-    const rlim_t under_all = room_under(RLIMIT_AS, all), under_data = room_under(RLIMIT_DATA, data);
-    rlim_t left = under_all < under_data ? under_all : under_data;
-    FILE *file = fopen("/proc/meminfo", "r");
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %llu", &available_kb) == 1) break;
-    if (file) fclose(file);
-    if (available_kb > 0 && (rlim_t)available_kb * 1024 < left) left = (rlim_t)available_kb * 1024;
-    return left;
+    return (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
 }
 
 static void limit_memory(rlim_t most)
 {
 #if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ /* shadow memory exceeds any limit */
-    rlim_t all, data;
-    count_memory(&all, &data);
-    limit(RLIMIT_DATA, data + most);
+    limit(RLIMIT_DATA, data_bytes() + most);
 #else
     (void)most;
 #endif
@@ -224,12 +198,13 @@ static rlim_t max_needed(const char *path)
  * child gets up to the memory that the host has left. */
 static enum verdict judge(const char *path, int from, hapt_sandbox_reader *trial_read)
 {
-    const rlim_t left = memory_left(), needed = max_needed(path);
+    const double left = hapt_memory_available();
+    const rlim_t needed = max_needed(path);
     const enum verdict verdict = judge_within(path, from, MAX_BYTES, trial_read);
     /* Damage must be confirmed by a second child, because one failed system call also confuses the library. */
     if (verdict == BROKEN || verdict == CRASHES) return judge_within(path, from, MAX_BYTES, trial_read);
     if (verdict != NO_MEMORY || needed <= MAX_BYTES || left <= MAX_BYTES) return verdict;
-    return judge_within(path, from, needed < left ? needed : left, trial_read);
+    return judge_within(path, from, (double)needed < left ? needed : (rlim_t)left, trial_read);
 }
 
 static void set_process_name(char **argv)
@@ -313,11 +288,9 @@ void hapt_sandbox_stop(void)
 /* True if the process is stopped (SIGSTOP). */
 static bool is_stopped(pid_t process)
 {
-    char path[64], text[256] = "";
+    char path[64], text[256];
     snprintf(path, sizeof path, "/proc/%ld/stat", (long)process);
-    FILE *file = fopen(path, "r");
-    if (file && !fgets(text, sizeof text, file)) text[0] = '\0';
-    if (file) fclose(file);
+    hapt_first_line(path, text, sizeof text);
     const char *state = strrchr(text, ')');
     return state && (state[2] == 'T' || state[2] == 't');
 }
