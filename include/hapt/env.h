@@ -5,6 +5,7 @@
 #define HAPT_ENV_H
 
 #include <mpi.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -105,6 +106,12 @@ double hapt_time_s(void);
 double hapt_time_thread_cpu_s(void);
 /* Sleeps until hapt_time_s() >= time_s. */
 void hapt_time_sleep_until(double time_s);
+/* Initializes a condition whose waits end at times of that clock. */
+void hapt_time_condition_init(pthread_cond_t *condition);
+/* Starts a thread that handles no signals: they belong to the compute thread. Returns errno; 0: it runs. */
+int hapt_thread_start(pthread_t *thread, void *(*run)(void *argument), void *argument);
+/* Compares two numbers for qsort, in ascending order. */
+int hapt_compare_doubles(const void *a, const void *b);
 /* Reads the first line of a small system file, without the newline. False: none; `text` is then empty. */
 bool hapt_first_line(const char *path, char *text, int size);
 

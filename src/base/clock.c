@@ -1,5 +1,6 @@
-/* Clocks, and the deterministic hash and random generator for seeds, names and structures. */
+/* Clocks, threads, and the deterministic hash and random generator for seeds, names and structures. */
 #include <errno.h>
+#include <signal.h>
 #include <time.h>
 
 #include "hapt/env.h"
@@ -27,6 +28,31 @@ void hapt_time_sleep_until(double time_s)
     due.tv_nsec = (long)((time_s - (double)due.tv_sec) * 1e9);
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) == EINTR) {
     }
+}
+
+void hapt_time_condition_init(pthread_cond_t *condition)
+{
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &clock);
+    pthread_condattr_destroy(&clock);
+}
+
+int hapt_thread_start(pthread_t *thread, void *(*run)(void *argument), void *argument)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(thread, NULL, run, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+int hapt_compare_doubles(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
 }
 
 static uint64_t mix(uint64_t value)

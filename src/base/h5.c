@@ -132,6 +132,13 @@ enum hapt_status hapt_h5_commit(struct hapt_h5 *file)
     return status;
 }
 
+enum hapt_status hapt_h5_finish(struct hapt_h5 *file, enum hapt_status status)
+{
+    if (status == HAPT_OK) return hapt_h5_commit(file);
+    hapt_h5_close(file);
+    return status;
+}
+
 static enum hapt_status refuse_kind(enum hapt_h5_fault fault, const char *hint, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

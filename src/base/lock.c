@@ -348,17 +348,9 @@ static void *keep_beating(void *argument)
 
 static enum hapt_status start_beating(void)
 {
-    sigset_t every, before;
-    sigfillset(&every); /* signals are handled by the compute thread */
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&own.changed, &clock);
-    pthread_condattr_destroy(&clock);
+    hapt_time_condition_init(&own.changed);
     own.leaving = false;
-    pthread_sigmask(SIG_SETMASK, &every, &before);
-    const int error = pthread_create(&own.thread, NULL, keep_beating, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int error = hapt_thread_start(&own.thread, keep_beating, NULL);
     if (error)
         return hapt_fail(HAPT_ERR_MEMORY, NULL, "cannot start the thread for the lock of the output folder: %s",
                          strerror(error));

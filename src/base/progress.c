@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -155,22 +154,14 @@ static void *print_lines(void *unused)
 
 /* ---- phases ---- */
 
-/* Without a thread the work continues without progress lines. Other threads handle signals. */
+/* Without a thread the work continues without progress lines. */
 static void start_printer(void)
 {
-    sigset_t all, before;
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&changed, &clock);
-    pthread_condattr_destroy(&clock);
+    hapt_time_condition_init(&changed);
     terminal = isatty(STDERR_FILENO);
     printed_s = -1;
     unchanged_s = UNCHANGED_S;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    printing = pthread_create(&printer, NULL, print_lines, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    printing = hapt_thread_start(&printer, print_lines, NULL) == 0;
     if (!printing) pthread_cond_destroy(&changed);
 }
 

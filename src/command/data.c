@@ -182,12 +182,8 @@ static enum hapt_status write_tokens(const char *path, const struct tokens *toke
     enum hapt_status status = hapt_h5_write_attribute_int(file, "/", "vocab", tokens->vocab);
     if (status == HAPT_OK) status = hapt_h5_write_attribute_real(file, "/", "unigram_entropy", unigram, "nat/token");
     if (status == HAPT_OK) status = hapt_h5_write_attribute_real(file, "/", "bigram_entropy", bigram, "nat/token");
-    if (status == HAPT_OK) {
-        status = hapt_h5_write(file, "/tokens", type, 1, &tokens->count, stored, "token");
-    }
-    if (status == HAPT_OK) return hapt_h5_commit(file);
-    hapt_h5_close(file);
-    return status;
+    if (status == HAPT_OK) status = hapt_h5_write(file, "/tokens", type, 1, &tokens->count, stored, "token");
+    return hapt_h5_finish(file, status);
 }
 
 static enum hapt_status print_json(const char *path, const struct tokens *tokens, double unigram, double bigram)

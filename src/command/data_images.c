@@ -106,12 +106,7 @@ enum hapt_status hapt_data_make_images(const struct hapt_env *env, const struct 
     struct hapt_h5 *file;
     HAPT_TRY(read_images(config, arena, &images));
     HAPT_TRY(hapt_h5_create(path, "hapt-data", 1, &file));
-    const enum hapt_status status = write_datasets(file, &images);
-    if (status != HAPT_OK) {
-        hapt_h5_close(file);
-        return status;
-    }
-    HAPT_TRY(hapt_h5_commit(file));
+    HAPT_TRY(hapt_h5_finish(file, write_datasets(file, &images)));
     if (env->quiet) return print_json(path, &images);
     hapt_print(env, "%s: %" PRId64 " images of %d x %d, %d classes\n", path, images.count, SIDE, SIDE, CLASSES);
     hapt_print(env, "mean %.2f %.2f %.2f, deviation %.2f %.2f %.2f of 255\n", images.mean[0], images.mean[1],

@@ -108,10 +108,7 @@ static enum hapt_status write_file(const char *path, const struct hapt_cluster *
 {
     struct hapt_h5 *file;
     HAPT_TRY(hapt_h5_create(path, "hapt-topology", 1, &file));
-    const enum hapt_status status = hapt_cluster_write(file, "/topology", cluster);
-    if (status == HAPT_OK) return hapt_h5_commit(file);
-    hapt_h5_close(file);
-    return status;
+    return hapt_h5_finish(file, hapt_cluster_write(file, "/topology", cluster));
 }
 
 #define COLLECTIVES_SECONDS 5.0

@@ -12,7 +12,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -51,13 +50,9 @@ enum hapt_status hapt_comm_thread_create(const struct hapt_transfer *transfer, M
     made->transfer = transfer;
     made->event_fd = -1;
     made->timeout_s = timeout_s;
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&made->mutex, NULL);
-    pthread_cond_init(&made->work, &attributes);
-    pthread_cond_init(&made->completion, &attributes);
-    pthread_condattr_destroy(&attributes);
+    hapt_time_condition_init(&made->work);
+    hapt_time_condition_init(&made->completion);
     status = transfer->open(world, path, &made->context);
     if (status != HAPT_OK) {
         hapt_arena_release(&made->arena);
@@ -309,12 +304,7 @@ enum hapt_status hapt_comm_thread_start(struct hapt_comm_thread *comm_thread)
         HAPT_TRY(comm_thread->transfer->connect(comm_thread->context, fmax(comm_thread->timeout_s, MIN_CONNECT_S)));
     if (comm_thread->flow_count == 0) return HAPT_OK;
     if (all_wake(comm_thread)) comm_thread->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    /* Signals are handled by the compute thread. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&comm_thread->thread, NULL, run_comm_thread, comm_thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int error = hapt_thread_start(&comm_thread->thread, run_comm_thread, comm_thread);
     if (error) return hapt_fail(HAPT_ERR_MEMORY, NULL, "cannot start the communication thread: %s", strerror(error));
     comm_thread->running = true;
     return HAPT_OK;
