@@ -112,6 +112,8 @@ void hapt_time_condition_init(pthread_cond_t *condition);
 int hapt_thread_start(pthread_t *thread, void *(*run)(void *argument), void *argument);
 /* Compares two numbers for qsort, in ascending order. */
 int hapt_compare_doubles(const void *a, const void *b);
+/* Sorts `value` and returns the median; 0: no values. */
+double hapt_median(double *value, int64_t count);
 /* Reads the first line of a small system file, without the newline. False: none; `text` is then empty. */
 bool hapt_first_line(const char *path, char *text, int size);
 

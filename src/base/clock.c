@@ -1,6 +1,7 @@
 /* Clocks, threads, and the deterministic hash and random generator for seeds, names and structures. */
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "hapt/env.h"
@@ -53,6 +54,13 @@ int hapt_compare_doubles(const void *a, const void *b)
 {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
+}
+
+double hapt_median(double *value, int64_t count)
+{
+    if (count == 0) return 0;
+    qsort(value, (size_t)count, sizeof *value, hapt_compare_doubles);
+    return 0.5 * (value[(count - 1) / 2] + value[count / 2]);
 }
 
 static uint64_t mix(uint64_t value)
