@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "hapt/status.h"
 
@@ -104,6 +105,8 @@ _Noreturn void hapt_die(enum hapt_status status);
 /* Monotonic wall clock, and CPU time of the calling thread. */
 double hapt_time_s(void);
 double hapt_time_thread_cpu_s(void);
+/* A time of that clock for system calls. */
+struct timespec hapt_time_spec(double time_s);
 /* Sleeps until hapt_time_s() >= time_s. */
 void hapt_time_sleep_until(double time_s);
 /* Initializes a condition whose waits end at times of that clock. */

@@ -23,10 +23,16 @@ double hapt_time_thread_cpu_s(void)
     return seconds(CLOCK_THREAD_CPUTIME_ID);
 }
 
-void hapt_time_sleep_until(double time_s)
+struct timespec hapt_time_spec(double time_s)
 {
     struct timespec due = {.tv_sec = (time_t)time_s};
     due.tv_nsec = (long)((time_s - (double)due.tv_sec) * 1e9);
+    return due;
+}
+
+void hapt_time_sleep_until(double time_s)
+{
+    const struct timespec due = hapt_time_spec(time_s);
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) == EINTR) {
     }
 }

@@ -328,12 +328,10 @@ enum hapt_status hapt_lock_check(void)
 
 static void *keep_beating(void *argument)
 {
-    struct timespec until;
     (void)argument;
     pthread_mutex_lock(&own.lock);
     while (!own.leaving) {
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += HAPT_LOCK_BEAT_S;
+        const struct timespec until = hapt_time_spec(hapt_time_s() + HAPT_LOCK_BEAT_S);
         pthread_cond_timedwait(&own.changed, &own.lock, &until);
         if (own.leaving) break;
         pthread_mutex_unlock(&own.lock);

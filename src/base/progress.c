@@ -138,12 +138,8 @@ static void *print_lines(void *unused)
     (void)unused;
     pthread_mutex_lock(&lock);
     while (depth > 0) {
-        struct timespec until;
         print_if_due();
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += (long)(1e9 * (terminal ? REDRAW_S : WAKE_S));
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
+        const struct timespec until = hapt_time_spec(hapt_time_s() + (terminal ? REDRAW_S : WAKE_S));
         pthread_cond_timedwait(&changed, &lock, &until);
     }
     if (drawn) fputs("\r\033[K", stderr);

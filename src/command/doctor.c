@@ -138,7 +138,7 @@ static bool has_slowdown(const struct doctor *doctor)
 }
 
 /* Checks the ranks and cores of a host, and the binding by the launcher. */
-static void examine_binding(struct doctor *doctor, int h)
+static void examine_binding(struct doctor *doctor, int h, const char *section)
 {
     const struct hapt_host *host = &doctor->hosts->host[h];
     int narrow = -1, narrow_count = 0;
@@ -149,8 +149,6 @@ static void examine_binding(struct doctor *doctor, int h)
         if (cpus >= host->threads_unbound || cpus > doctor->threads) continue;
         if (narrow_count++ == 0) narrow = rank;
     }
-    char section[96];
-    snprintf(section, sizeof section, "host %s", host->name);
     add_fact(doctor, section, "cores", "%d for %d rank%s, %.3g each%s", host->cores, host->ranks,
              host->ranks > 1 ? "s" : "", hapt_host_cores_per_rank(host), narrow_count ? "; bound by the launcher" : "");
     if (host->ranks > host->cores && !has_slowdown(doctor))
@@ -164,11 +162,10 @@ static void examine_binding(struct doctor *doctor, int h)
                     doctor->facts[narrow].cpus > 1 ? "s" : "");
 }
 
-static void examine_memory(struct doctor *doctor, int h, const struct rank_facts *facts)
+static void examine_memory(struct doctor *doctor, int h, const char *section, const struct rank_facts *facts)
 {
     const struct hapt_host *host = &doctor->hosts->host[h];
-    char section[96], total[32], available[32], space[32], locked[32];
-    snprintf(section, sizeof section, "host %s", host->name);
+    char total[32], available[32], space[32], locked[32];
     add_fact(doctor, section, "memory", "%s, %s available", hapt_units_bytes(host->memory_bytes, total),
              hapt_units_bytes(fmin(facts->memory_available, host->memory_bytes), available));
     add_fact(doctor, section, "shared memory", "%s",
@@ -188,13 +185,12 @@ static void examine_memory(struct doctor *doctor, int h, const struct rank_facts
                     "host %s: only %s of memory may be locked, too little for InfiniBand and GPUs", host->name, locked);
 }
 
-static void examine_devices(struct doctor *doctor, int h)
+static void examine_devices(struct doctor *doctor, int h, const char *section)
 {
     const struct hapt_host *host = &doctor->hosts->host[h];
     const struct hapt_backend *cuda = hapt_backend_find("cuda");
     const bool loaded = cuda && cuda->libraries && cuda->libraries(); /* this build is for GPUs */
-    char section[96], rate[32], doubt[192];
-    snprintf(section, sizeof section, "host %s", host->name);
+    char rate[32], doubt[192];
     for (int g = 0; g < host->gpu_count; g++) {
         char name[24];
         snprintf(name, sizeof name, "GPU %d", g);
@@ -231,14 +227,16 @@ static void examine_hosts(struct doctor *doctor)
 {
     for (int h = 0; h < doctor->hosts->count; h++) {
         int first = 0;
+        char section[96];
+        snprintf(section, sizeof section, "host %s", doctor->hosts->host[h].name);
         while (doctor->hosts->host_of_rank[first] != h) first++;
         if (doctor->hosts->host[h].fake_failed)
             add_problem(doctor, HAPT_OK, "correct or unset these variables",
                         "host %s: hwloc cannot use HWLOC_XMLFILE or HWLOC_SYNTHETIC; this is the real machine",
                         doctor->hosts->host[h].name);
-        examine_binding(doctor, h);
-        examine_memory(doctor, h, &doctor->facts[first]);
-        examine_devices(doctor, h);
+        examine_binding(doctor, h, section);
+        examine_memory(doctor, h, section, &doctor->facts[first]);
+        examine_devices(doctor, h, section);
     }
 }
 

@@ -125,28 +125,22 @@ static enum hapt_status give_operators(const struct hapt_model *model, const str
     return bind_operators(plan, layers);
 }
 
-/* Applies --schedule and --microbatches to the same stages; launch counts, memory and predictions follow. */
-static enum hapt_status override_plan(const struct hapt_config *config, struct hapt_plan *plan)
+enum hapt_status hapt_phase_plan_override(const struct hapt_config *config, struct hapt_plan *plan)
 {
-    enum hapt_schedule_kind kind = plan->schedule;
-    int microbatches = plan->microbatches;
-    if (hapt_config_given(config, "schedule")) {
-        const bool known = hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &kind);
-        HAPT_ASSERT(known);
-    }
-    if (hapt_config_given(config, "microbatches")) microbatches = (int)hapt_config_int(config, "microbatches");
-    if (kind == plan->schedule && microbatches == plan->microbatches) return HAPT_OK;
-    return hapt_plan_change(plan, kind, microbatches, plan->hide_threshold);
+    const bool given = hapt_config_given(config, "hide-threshold");
+    const enum hapt_schedule_kind kind = hapt_config_given(config, "schedule") ? schedule_of(config) : plan->schedule;
+    const int microbatches =
+        hapt_config_given(config, "microbatches") ? (int)hapt_config_int(config, "microbatches") : plan->microbatches;
+    const double hide_threshold = given ? hapt_config_real(config, "hide-threshold") : plan->hide_threshold;
+    if (kind == plan->schedule && microbatches == plan->microbatches && hide_threshold == plan->hide_threshold)
+        return HAPT_OK;
+    return hapt_plan_change(plan, kind, microbatches, hide_threshold);
 }
 
 /* A checkpoint's plan is kept unchanged, so another --schedule would be ignored: an error. */
 static enum hapt_status check_kept(const struct hapt_config *config, const struct hapt_plan *plan)
 {
-    enum hapt_schedule_kind kind = plan->schedule;
-    if (!hapt_config_given(config, "schedule")) return HAPT_OK;
-    const bool known = hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &kind);
-    HAPT_ASSERT(known);
-    if (kind == plan->schedule) return HAPT_OK;
+    if (!hapt_config_given(config, "schedule") || schedule_of(config) == plan->schedule) return HAPT_OK;
     return hapt_fail(HAPT_ERR_USAGE, "leave out --schedule, or plan again with hapt --replan",
                      "--resume keeps the checkpoint's schedule %s", hapt_schedule_kind_name(plan->schedule));
 }
@@ -162,7 +156,7 @@ static enum hapt_status load_given(struct hapt_config *config, const struct hapt
     }
     HAPT_TRY(hapt_plan_load(hapt_config_text(config, "plan"), arena, plan));
     HAPT_TRY(give_operators(model, config, arena, *plan));
-    return override_plan(config, *plan);
+    return hapt_phase_plan_override(config, *plan);
 }
 
 enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,

@@ -32,17 +32,7 @@ static enum hapt_status prepare(const struct hapt_config *config, struct hapt_ar
         HAPT_TRY(hapt_profile_load(profile_path, arena, &profile));
         HAPT_TRY(hapt_plan_price(profile, *plan, arena));
     }
-    enum hapt_schedule_kind schedule = (*plan)->schedule;
-    int microbatches = (*plan)->microbatches;
-    double hide_threshold = (*plan)->hide_threshold;
-    if (hapt_config_given(config, "schedule"))
-        HAPT_ASSERT(hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &schedule));
-    if (hapt_config_given(config, "microbatches")) microbatches = (int)hapt_config_int(config, "microbatches");
-    if (hapt_config_given(config, "hide-threshold")) hide_threshold = hapt_config_real(config, "hide-threshold");
-    if (schedule == (*plan)->schedule && microbatches == (*plan)->microbatches &&
-        hide_threshold == (*plan)->hide_threshold)
-        return HAPT_OK;
-    return hapt_plan_change(*plan, schedule, microbatches, hide_threshold);
+    return hapt_phase_plan_override(config, *plan);
 }
 
 static enum hapt_status simulate_step(const struct hapt_plan *plan, struct hapt_arena *arena, struct outcome *outcome)

@@ -27,13 +27,6 @@
 #define POLL_WITH_WAKEUPS_S 20e-3
 #define MIN_CONNECT_S 10.0 /* connecting takes milliseconds; this allows for an overloaded machine */
 
-static struct timespec at_time(double time_s)
-{
-    struct timespec due = {.tv_sec = (time_t)time_s};
-    due.tv_nsec = (long)((time_s - (double)due.tv_sec) * 1e9);
-    return due;
-}
-
 enum hapt_status hapt_comm_thread_create(const struct hapt_transfer *transfer, MPI_Comm world,
                                          const struct hapt_path *path, double timeout_s,
                                          struct hapt_comm_thread **comm_thread)
@@ -205,7 +198,7 @@ static void sleep_comm_thread(struct hapt_comm_thread *comm_thread, uint64_t wak
         if (isnan(until_s)) {
             pthread_cond_wait(&comm_thread->work, &comm_thread->mutex);
         } else {
-            const struct timespec due = at_time(until_s);
+            const struct timespec due = hapt_time_spec(until_s);
             pthread_cond_timedwait(&comm_thread->work, &comm_thread->mutex, &due);
         }
     }
@@ -337,7 +330,7 @@ static enum hapt_status wait_counter(struct hapt_comm_thread *comm_thread, const
 {
     if (atomic_load(counter) > sequence) return HAPT_OK;
     HAPT_ASSERT(comm_thread->running);
-    const struct timespec deadline = at_time(hapt_time_s() + comm_thread->timeout_s);
+    const struct timespec deadline = hapt_time_spec(hapt_time_s() + comm_thread->timeout_s);
     enum hapt_status status = HAPT_OK;
     bool late = false;
     pthread_mutex_lock(&comm_thread->mutex);
@@ -459,7 +452,7 @@ double hapt_comm_thread_message_s(struct hapt_comm_thread *comm_thread, int numb
 enum hapt_status hapt_comm_thread_drain(struct hapt_comm_thread *comm_thread)
 {
     if (!comm_thread->running) return HAPT_OK;
-    const struct timespec deadline = at_time(hapt_time_s() + comm_thread->timeout_s);
+    const struct timespec deadline = hapt_time_spec(hapt_time_s() + comm_thread->timeout_s);
     bool late = false;
     pthread_mutex_lock(&comm_thread->mutex);
     comm_thread->stopping = true;
