@@ -35,7 +35,6 @@ enum {
     MAX_PATH = 4096,
     LOOK_MS = 200, /* interval of checks whether the helper is stopped */
     MAX_STOPPED_S = 2,
-    LEAVING_TRIES = 1000, /* milliseconds until the helper is killed at the end */
     KNOWN_FILES = 1024,
     VERDICT_BITS = 3,
     BROKEN_CODE = 3,  /* exit code of a child that finished */
@@ -260,19 +259,15 @@ void hapt_sandbox_start(char **argv, hapt_sandbox_reader *trial_read)
         close(end[0]);
 }
 
-/* Call with the lock held. Kills a helper that does not end soon, for example because it is stopped. */
+/* Call with the lock held. */
 static void end_helper(void)
 {
     if (sandbox.socket < 0) return;
     close(sandbox.socket);
     sandbox.socket = -1;
-    pid_t ended = 0;
-    for (int i = 0; i < LEAVING_TRIES && ended == 0; i++) {
-        if (i > 0) usleep(1000);
-        ended = waitpid(sandbox.helper, NULL, WNOHANG);
-    }
-    if (ended == 0) kill(sandbox.helper, SIGKILL);
-    while (ended == 0 && waitpid(sandbox.helper, NULL, 0) < 0 && errno == EINTR) {
+    if (waitpid(sandbox.helper, NULL, WNOHANG) != 0) return; /* it has ended already */
+    kill(sandbox.helper, SIGKILL);                           /* it may be stopped, and it has nothing to save */
+    while (waitpid(sandbox.helper, NULL, 0) < 0 && errno == EINTR) {
     }
 }
 
