@@ -18,7 +18,7 @@
 
 enum {
     HEAP_INDICES = 1 << 16,
-    MAX_STRINGS = 1 << 26, /* of a dataset; more are not read */
+    MAX_STRINGS = 1 << 26, /* of a dataset; larger ones are not checked */
     MAX_CHUNK_BYTES = 1 << 26,
 };
 static const int64_t nowhere = -1;
@@ -158,8 +158,8 @@ static hid_t opaque_type(void)
     return type;
 }
 
-/* True if the dataset stores `bytes` bytes of references, or none, in chunks of a reasonable size. */
-static bool storage_is_valid(hid_t dataset, uint64_t bytes, uint64_t width)
+/* True if the dataset stores `bytes` bytes of references in the file, or has chunks of a reasonable size. */
+static bool storage_is_valid(const struct hapt_h5_heap *heap, hid_t dataset, uint64_t bytes, uint64_t width)
 {
     hsize_t extent[H5S_MAX_RANK];
     double chunk_bytes = (double)width;
@@ -169,7 +169,8 @@ static bool storage_is_valid(hid_t dataset, uint64_t bytes, uint64_t width)
     const int dims = chunked ? H5Pget_chunk(made, H5S_MAX_RANK, extent) : 0;
     for (int d = 0; d < dims; d++) chunk_bytes *= (double)extent[d];
     if (made >= 0) H5Pclose(made);
-    return made >= 0 && (chunked ? filtered || chunk_bytes <= MAX_CHUNK_BYTES : H5Dget_storage_size(dataset) >= bytes);
+    if (chunked) return filtered || chunk_bytes <= MAX_CHUNK_BYTES;
+    return made >= 0 && bytes <= heap->bytes && bytes <= H5Dget_storage_size(dataset);
 }
 
 /* Failures to read that no reference causes are left to later reads, except those of the system. */
@@ -177,18 +178,18 @@ static bool stored_references_are_valid(struct hapt_h5_heap *heap, hid_t id, boo
 {
     const uint64_t width = 8 + (uint64_t)heap->address_bytes;
     if (!is_attribute && H5Dget_storage_size(id) == 0) return true;
-    if (!is_attribute && !storage_is_valid(id, count * width, width)) return false;
+    if (!is_attribute && !storage_is_valid(heap, id, count * width, width)) return false;
     char *unused = malloc(count);
     const hid_t type = opaque_type();
+    const bool able = unused && type >= 0;
     heap->damaged = false;
     reading = heap;
-    const bool read =
-        unused && type >= 0 &&
-        (is_attribute ? H5Aread(id, type, unused) : H5Dread(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, unused)) >= 0;
+    const bool read = able && (is_attribute ? H5Aread(id, type, unused)
+                                            : H5Dread(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, unused)) >= 0;
     reading = NULL;
     if (!unused) *hapt_h5_noted() = ENOMEM;
     free(unused);
-    return read || (!heap->damaged && hapt_h5_system_error(heap->file) == 0);
+    return read || (able && !heap->damaged && hapt_h5_system_error(heap->file) == 0);
 }
 
 bool hapt_h5_heap_references_are_valid(struct hapt_h5_heap *heap, hid_t object, const char *attribute)
