@@ -239,7 +239,7 @@ FUZZ_JOBS ?= $(shell nproc)
 fuzz: deps
 	$(Q)$(MAKE) --no-print-directory VARIANT=asan build/asan/tests/fuzz/fuzz
 	$(Q)mkdir -p build/fuzz
-	$(Q)OMP_NUM_THREADS=1 build/asan/tests/fuzz/fuzz --batch 64 --inputs $(FUZZ_INPUTS) --seed "$(FUZZ_SEED)" --jobs $(FUZZ_JOBS) --keep build/fuzz tests/fuzz/corpus
+	$(Q)OMP_NUM_THREADS=1 build/asan/tests/fuzz/fuzz --inputs $(FUZZ_INPUTS) --seed "$(FUZZ_SEED)" --jobs $(FUZZ_JOBS) --keep build/fuzz tests/fuzz/corpus
 
 # What needs a GPU; without one it builds everything and says that nothing ran.
 check-gpu: deps

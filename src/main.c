@@ -31,7 +31,8 @@ static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
 #define HEARTBEAT_TIMEOUT_SHARE 0.8
 #define HEARTBEAT_TIMEOUT_MIN_S 4.0
 
-static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, enum hapt_status parsed, bool bare)
+static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, enum hapt_status parsed, bool bare,
+                            struct hapt_arena *arena)
 {
     if (env->world_size > 1) hapt_deadline_set("the start of all ranks", env->timeout_s); /* until heartbeats start */
     hapt_sandbox_share(env);
@@ -51,7 +52,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, en
         return HAPT_OK;
     }
     env->quiet = command != HAPT_COMMAND_EXPORT && hapt_config_bool(config, "json");
-    return entry[command].run(env, config);
+    return entry[command].run(env, config, arena);
 }
 
 /* On a signal these commands save a checkpoint; other commands end at once. */
@@ -75,7 +76,7 @@ int main(int argc, char **argv)
         hapt_env_init(&env, &argc, &argv, parsed == HAPT_OK ? hapt_config_real(config, "timeout") : HAPT_ENV_TIMEOUT_S);
     if (listens) hapt_stop_listen();
     if (status == HAPT_OK)
-        status = run(&env, config, parsed, argc == 1);
+        status = run(&env, config, parsed, argc == 1, &arena);
     else
         fprintf(stderr, "hapt: error: %s\nhint: %s\n", hapt_fail_message(), hapt_fail_hint());
     if (status == HAPT_OK && (fflush(stdout) != 0 || ferror(stdout))) {

@@ -1,6 +1,7 @@
 /*
  * Commands: `hapt NAME ...` calls one of these functions on every rank. All ranks agree on the status before a command
- * returns (hapt_env_agree), so main exits with it. `hapt NAME --help` prints `explain` after the options; may be NULL.
+ * returns (hapt_env_agree), so main exits with it. `arena` is released afterwards. `hapt NAME --help` prints `explain`
+ * after the options; may be NULL.
  */
 #ifndef HAPT_COMMAND_H
 #define HAPT_COMMAND_H
@@ -9,23 +10,23 @@
 #include "hapt/env.h"
 
 struct hapt_command_entry {
-    enum hapt_status (*run)(struct hapt_env *env, struct hapt_config *config);
+    enum hapt_status (*run)(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
     const char *explain;
 };
 
-enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *config);
-enum hapt_status hapt_command_topology(struct hapt_env *env, struct hapt_config *config);
-enum hapt_status hapt_command_profile(struct hapt_env *env, struct hapt_config *config);
-enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config);
-enum hapt_status hapt_command_spmd(struct hapt_env *env, struct hapt_config *config);
-enum hapt_status hapt_command_simulate(struct hapt_env *env, struct hapt_config *config);
-enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *config);
-enum hapt_status hapt_command_model(struct hapt_env *env, struct hapt_config *config);
-enum hapt_status hapt_command_data(struct hapt_env *env, struct hapt_config *config);
-enum hapt_status hapt_command_export(struct hapt_env *env, struct hapt_config *config);
-enum hapt_status hapt_command_report(struct hapt_env *env, struct hapt_config *config);
-enum hapt_status hapt_command_check(struct hapt_env *env, struct hapt_config *config);
-enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *config);
+enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_topology(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_profile(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_spmd(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_simulate(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_data(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_export(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_report(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_check(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
 
 /* Long help texts (file formats), defined in the file of their command. */
 extern const char hapt_command_topology_help[], hapt_command_profile_help[], hapt_command_plan_help[],

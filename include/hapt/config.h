@@ -35,11 +35,9 @@ enum hapt_option_type {
     HAPT_OPTION_PATH,
     HAPT_OPTION_INT,
     HAPT_OPTION_REAL,
-    HAPT_OPTION_BOOL,      /* yes/no; the option without a value means yes */
-    HAPT_OPTION_CHOICE,    /* one of `choices`, separated by '|' */
-    HAPT_OPTION_BYTES,     /* "400 MB", "1.5GiB", 4096 */
-    HAPT_OPTION_BANDWIDTH, /* byte/s: "200 Mbit/s", "25 GB/s" */
-    HAPT_OPTION_TIME       /* s: "50 us", "1.5" */
+    HAPT_OPTION_BOOL,   /* yes/no; the option without a value means yes */
+    HAPT_OPTION_CHOICE, /* one of `choices`, separated by '|' */
+    HAPT_OPTION_TIME    /* s: "50 us", "1.5" */
 };
 
 struct hapt_config;
@@ -62,7 +60,7 @@ const char *hapt_config_word(const struct hapt_config *config, int index);
 /* Values. Asking for a name that is not in the table is a bug. TEXT, PATH and CHOICE without a default give NULL. */
 const char *hapt_config_text(const struct hapt_config *config, const char *name);
 int64_t hapt_config_int(const struct hapt_config *config, const char *name);
-double hapt_config_real(const struct hapt_config *config, const char *name); /* also bytes, bandwidth, time */
+double hapt_config_real(const struct hapt_config *config, const char *name); /* also time */
 bool hapt_config_bool(const struct hapt_config *config, const char *name);
 /* True if the user gave the option on the command line. */
 bool hapt_config_given(const struct hapt_config *config, const char *name);

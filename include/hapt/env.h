@@ -5,8 +5,10 @@
 #define HAPT_ENV_H
 
 #include <mpi.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "hapt/status.h"
 
@@ -103,8 +105,20 @@ _Noreturn void hapt_die(enum hapt_status status);
 /* Monotonic wall clock, and CPU time of the calling thread. */
 double hapt_time_s(void);
 double hapt_time_thread_cpu_s(void);
+/* A time of that clock for system calls. */
+struct timespec hapt_time_spec(double time_s);
 /* Sleeps until hapt_time_s() >= time_s. */
 void hapt_time_sleep_until(double time_s);
+/* Initializes a condition whose waits end at times of that clock. */
+void hapt_time_condition_init(pthread_cond_t *condition);
+/* Starts a thread that handles no signals: they belong to the compute thread. Returns errno; 0: it runs. */
+int hapt_thread_start(pthread_t *thread, void *(*run)(void *argument), void *argument);
+/* Compares two numbers for qsort, in ascending order. */
+int hapt_compare_doubles(const void *a, const void *b);
+/* Sorts `value` and returns the median; 0: no values. */
+double hapt_median(double *value, int64_t count);
+/* Reads the first line of a small system file, without the newline. False: none; `text` is then empty. */
+bool hapt_first_line(const char *path, char *text, int size);
 
 /* Deterministic 64-bit hash (FNV-1a with a final mixer) and generator (splitmix64), for seeds, names and structures. */
 uint64_t hapt_hash(uint64_t seed, const void *data, size_t bytes);

@@ -44,6 +44,8 @@ enum hapt_h5_fault hapt_h5_last_fault(void);
 enum hapt_status hapt_h5_create(const char *path, const char *format, int version, struct hapt_h5 **file);
 /* Flushes, fsyncs, renames to the final name and closes. After a failure the old file of that name is unchanged. */
 enum hapt_status hapt_h5_commit(struct hapt_h5 *file);
+/* Commits the file if `status` is HAPT_OK; else discards it and returns `status`. */
+enum hapt_status hapt_h5_finish(struct hapt_h5 *file, enum hapt_status status);
 /* Opens for reading. `format` NULL accepts any file; `version` then limits only hapt's own formats (0: no limit).
  * Otherwise the root attribute `format` must equal it, or be missing if `foreign`; `version`, if present, must be at
  * most `version`. */

@@ -220,10 +220,6 @@ enum hapt_status hapt_collective_all_reduce(struct hapt_collective *collective, 
 enum hapt_combine { HAPT_COMBINE_SUM, HAPT_COMBINE_MAXIMUM };
 enum hapt_status hapt_collective_combine(struct hapt_collective *collective, const char *what,
                                          enum hapt_combine combine, enum hapt_dtype dtype, void *data, size_t elements);
-/* Rank r contributes elements [first(r), first(r + 1)) of `data`, first(r) = hapt_collective_slice; all ranks get all.
- * Collective. */
-enum hapt_status hapt_collective_all_gather(struct hapt_collective *collective, const char *what, float *data,
-                                            size_t elements);
 /* Sharded on a dimension -> replicated: rank r's dense shard `mine` goes to the runs part[r] of `replicated`; shards
  * may differ in size. `padded`: all messages are as long as the largest shard (one all-gather, HAP 2.5.1); otherwise
  * each shard is broadcast (grouped broadcast, HAP 4.4). In shared memory both copy only the shards. `mine` NULL: the
@@ -246,9 +242,6 @@ enum hapt_status hapt_collective_all_to_all(struct hapt_collective *collective, 
 enum hapt_status hapt_collective_late(struct hapt_collective *collective, const char *what);
 enum hapt_status hapt_collective_broken(const struct hapt_collective *collective, const char *what, const char *fault);
 double hapt_collective_timeout_s(const struct hapt_collective *collective);
-/* Copies the data of rank `root` to all ranks. Collective. */
-enum hapt_status hapt_collective_broadcast(struct hapt_collective *collective, const char *what, int root, void *data,
-                                           size_t bytes);
 /* First element of the slice of rank `rank` of `ranks`. */
 size_t hapt_collective_slice(size_t elements, int ranks, int rank);
 

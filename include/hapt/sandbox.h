@@ -28,10 +28,6 @@ struct hapt_env;
  * lists tell the two apart. */
 typedef bool hapt_sandbox_reader(const char *path);
 void hapt_sandbox_start(char **argv, hapt_sandbox_reader *trial_read);
-/* For campaigns over very many files, before hapt_sandbox_start: one child reads up to `files` files before the next
- * child is forked. A file on which a child dies is read again by a new child alone, so that no file is blamed for
- * another one. Reading a file may take `max_cpu_s` of CPU time. */
-void hapt_sandbox_batch(int files, int max_cpu_s);
 /* From here on the ranks of a node check each file once together. Collective over env->node. */
 void hapt_sandbox_share(const struct hapt_env *env);
 /* For trial reads: the system refused a call (errno), so a failure that follows says nothing about the file. Errors

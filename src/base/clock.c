@@ -1,5 +1,7 @@
-/* Clocks, and the deterministic hash and random generator for seeds, names and structures. */
+/* Clocks, threads, and the deterministic hash and random generator for seeds, names and structures. */
 #include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "hapt/env.h"
@@ -21,12 +23,50 @@ double hapt_time_thread_cpu_s(void)
     return seconds(CLOCK_THREAD_CPUTIME_ID);
 }
 
-void hapt_time_sleep_until(double time_s)
+struct timespec hapt_time_spec(double time_s)
 {
     struct timespec due = {.tv_sec = (time_t)time_s};
     due.tv_nsec = (long)((time_s - (double)due.tv_sec) * 1e9);
+    return due;
+}
+
+void hapt_time_sleep_until(double time_s)
+{
+    const struct timespec due = hapt_time_spec(time_s);
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) == EINTR) {
     }
+}
+
+void hapt_time_condition_init(pthread_cond_t *condition)
+{
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &clock);
+    pthread_condattr_destroy(&clock);
+}
+
+int hapt_thread_start(pthread_t *thread, void *(*run)(void *argument), void *argument)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(thread, NULL, run, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+int hapt_compare_doubles(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double hapt_median(double *value, int64_t count)
+{
+    if (count == 0) return 0;
+    qsort(value, (size_t)count, sizeof *value, hapt_compare_doubles);
+    return 0.5 * (value[(count - 1) / 2] + value[count / 2]);
 }
 
 static uint64_t mix(uint64_t value)

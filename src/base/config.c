@@ -121,8 +121,6 @@ static bool parse_number(const struct option *option, const char *text, double *
         *value = strtod(text, &end);
         return end != text && !*end && isfinite(*value) &&
                (option->type == HAPT_OPTION_REAL || *value == floor(*value));
-    case HAPT_OPTION_BYTES: return hapt_units_parse_bytes(text, value);
-    case HAPT_OPTION_BANDWIDTH: return hapt_units_parse_bandwidth(text, value);
     case HAPT_OPTION_TIME: return hapt_units_parse_time(text, value);
     default: return false;
     }
@@ -149,19 +147,15 @@ static const char *value_error(const struct option *option, const char *text, ch
         if (is_choice(option->choices, text)) return NULL;
         snprintf(buffer, 200, "use one of %s", option->choices);
         return buffer;
-    case HAPT_OPTION_BYTES:
-    case HAPT_OPTION_BANDWIDTH:
     case HAPT_OPTION_TIME:
     case HAPT_OPTION_INT:
     case HAPT_OPTION_REAL: break;
     }
     if (!parse_number(option, text, &value)) {
         snprintf(buffer, 200, "use %s",
-                 option->type == HAPT_OPTION_INT         ? "a whole number"
-                 : option->type == HAPT_OPTION_BYTES     ? "a size such as 400 MB"
-                 : option->type == HAPT_OPTION_BANDWIDTH ? "a rate such as 200 Mbit/s"
-                 : option->type == HAPT_OPTION_TIME      ? "a time such as 60 s"
-                                                         : "a number");
+                 option->type == HAPT_OPTION_INT    ? "a whole number"
+                 : option->type == HAPT_OPTION_TIME ? "a time such as 60 s"
+                                                    : "a number");
         return buffer;
     }
     if (value >= option->low && value <= option->high) return NULL;
@@ -260,7 +254,7 @@ static void print_options(enum hapt_command command, FILE *stream)
     for (int i = 0; i < OPTION_COUNT; i++) {
         const struct option *option = &table[i];
         if (!accepts_command(option, command)) continue;
-        static const char *const kind[] = {"TEXT", "PATH", "N", "X", "yes|no", "", "BYTES", "RATE", "TIME"};
+        static const char *const kind[] = {"TEXT", "PATH", "N", "X", "yes|no", "", "TIME"};
         char left[96];
         snprintf(left, sizeof left, "--%s %s", option->name,
                  option->type == HAPT_OPTION_CHOICE ? option->choices : kind[option->type]);

@@ -2,7 +2,6 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,11 +76,7 @@ static void *watch(void *argument)
 static void start(void)
 {
     pthread_t thread;
-    sigset_t every, before;
-    sigfillset(&every); /* signals are handled by the compute thread */
-    pthread_sigmask(SIG_SETMASK, &every, &before);
-    deadline.running = pthread_create(&thread, NULL, watch, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    deadline.running = hapt_thread_start(&thread, watch, NULL) == 0;
     if (!deadline.running) return; /* then no phase is watched; everything else works */
     pthread_setname_np(thread, "hapt-deadline");
     pthread_detach(thread);

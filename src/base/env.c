@@ -40,14 +40,11 @@ enum { MAX_CPUS = 4096 };
 /* The first hardware thread of the core of `cpu`; `cpu` itself if the system does not tell. */
 static int first_sibling(int cpu)
 {
-    char path[96];
-    int first = cpu;
+    char path[96], list[64];
+    int first;
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
-    FILE *file = fopen(path, "r");
-    if (!file) return cpu;
-    if (fscanf(file, "%d", &first) != 1 || first < 0 || first >= MAX_CPUS) first = cpu;
-    fclose(file);
-    return first;
+    hapt_first_line(path, list, sizeof list);
+    return sscanf(list, "%d", &first) == 1 && first >= 0 && first < MAX_CPUS ? first : cpu;
 }
 
 /* Counts the physical cores that the ranks of this node may use together. */

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,20 +131,15 @@ enum hapt_status hapt_h5_commit(struct hapt_h5 *file)
     return status;
 }
 
-static enum hapt_status refuse_kind(enum hapt_h5_fault fault, const char *hint, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+enum hapt_status hapt_h5_finish(struct hapt_h5 *file, enum hapt_status status)
+{
+    if (status == HAPT_OK) return hapt_h5_commit(file);
+    hapt_h5_close(file);
+    return status;
+}
 
 /* For files that are not damaged, but that the caller cannot read. */
-static enum hapt_status refuse_kind(enum hapt_h5_fault fault, const char *hint, const char *format, ...)
-{
-    char message[1024];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
-    va_end(arguments);
-    hapt_h5_set_fault(fault);
-    return hapt_fail(HAPT_ERR_INPUT, hint, "%s", message);
-}
+#define REFUSE_KIND(fault, ...) (hapt_h5_set_fault(fault), hapt_fail(HAPT_ERR_INPUT, __VA_ARGS__))
 
 static enum hapt_status check_version(struct hapt_h5 *file, int version)
 {
@@ -153,42 +147,32 @@ static enum hapt_status check_version(struct hapt_h5 *file, int version)
     if (!hapt_h5_has_attribute(file, "/", "version")) return HAPT_OK;
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "version", &number));
     if (number <= version) return HAPT_OK;
-    return refuse_kind(HAPT_H5_FAULT_NEWER, "use a newer hapt", "%s has version %lld, this hapt reads up to %d",
+    return REFUSE_KIND(HAPT_H5_FAULT_NEWER, "use a newer hapt", "%s has version %lld, this hapt reads up to %d",
                        file->path, (long long)number, version);
 }
 
-/* Checks the format and version attributes. */
+/* Checks the format and version attributes. For callers that accept any format (NULL) it limits the version only of
+ * hapt's own formats. */
 static enum hapt_status check_format(struct hapt_h5 *file, const char *format, int version, bool foreign)
 {
+    if (!format && version == 0) return HAPT_OK;
     if (!hapt_h5_has_attribute(file, "/", "format")) {
-        const int error = hapt_h5_system_error(file);
+        const int error = format ? hapt_h5_system_error(file) : 0;
         if (error) return hapt_h5_fail_system(file->path, error);
-        if (foreign) return HAPT_OK;
-        return refuse_kind(HAPT_H5_FAULT_FOREIGN, "give a file that was written by hapt",
+        if (!format || foreign) return HAPT_OK;
+        return REFUSE_KIND(HAPT_H5_FAULT_FOREIGN, "give a file that was written by hapt",
                            "%s is not a %s file: it has no format attribute", file->path, format);
     }
     struct hapt_arena arena;
     hapt_arena_init(&arena);
     const char *found = NULL;
     enum hapt_status status = hapt_h5_read_attribute_text(file, "/", "format", &arena, &found);
-    if (status == HAPT_OK && strcmp(found, format))
-        status = refuse_kind(HAPT_H5_FAULT_FOREIGN, "give the file that this option expects",
+    const bool ours = status == HAPT_OK && (format ? !strcmp(found, format) : !strncmp(found, "hapt-", 5));
+    if (status == HAPT_OK && format && !ours)
+        status = REFUSE_KIND(HAPT_H5_FAULT_FOREIGN, "give the file that this option expects",
                              "%s is a %.40s file, not a %s file", file->path, found, format);
     hapt_arena_release(&arena);
-    return status == HAPT_OK ? check_version(file, version) : status;
-}
-
-/* For callers that accept any format: limits the version only of hapt's own formats. */
-static enum hapt_status check_any_format(struct hapt_h5 *file, int version)
-{
-    struct hapt_arena arena;
-    const char *found = NULL;
-    if (!hapt_h5_has_attribute(file, "/", "format")) return HAPT_OK;
-    hapt_arena_init(&arena);
-    enum hapt_status status = hapt_h5_read_attribute_text(file, "/", "format", &arena, &found);
-    const bool ours = status == HAPT_OK && strncmp(found, "hapt-", 5) == 0;
-    hapt_arena_release(&arena);
-    if (status == HAPT_ERR_INPUT) { /* another program's file with a `format` of another type */
+    if (!format && status == HAPT_ERR_INPUT) { /* another program's file with a `format` of another type */
         hapt_fail_reset();
         status = HAPT_OK;
     }
@@ -206,7 +190,7 @@ static enum hapt_status open_descriptor(struct hapt_h5 *file)
         return HAPT_OK;
     }
     if (errno != EACCES && hapt_h5_is_system_error(errno)) return hapt_h5_fail_system(file->path, errno);
-    return refuse_kind(errno == EACCES ? HAPT_H5_FAULT_SYSTEM : HAPT_H5_FAULT_MISSING, "check the path and permissions",
+    return REFUSE_KIND(errno == EACCES ? HAPT_H5_FAULT_SYSTEM : HAPT_H5_FAULT_MISSING, "check the path and permissions",
                        "cannot open %s: %s", file->path, strerror(errno));
 }
 
@@ -221,9 +205,7 @@ static enum hapt_status open_content(struct hapt_h5 *file, const char *format, i
     if (file->id < 0)
         return hapt_h5_fail_content(file, "it is truncated, damaged or not HDF5", "%s cannot be opened as HDF5",
                                     file->path);
-    return format        ? check_format(file, format, version, foreign)
-           : version > 0 ? check_any_format(file, version)
-                         : HAPT_OK;
+    return check_format(file, format, version, foreign);
 }
 
 enum hapt_status hapt_h5_open_unsandboxed(const char *path, const char *format, int version, bool foreign,
@@ -247,12 +229,12 @@ enum hapt_status hapt_h5_open(const char *path, const char *format, int version,
     hapt_h5_set_fault(HAPT_H5_FAULT_NONE);
     if (stat(path, &about)) {
         if (errno != EACCES && hapt_h5_is_system_error(errno)) return hapt_h5_fail_system(path, errno);
-        return refuse_kind(errno == EACCES ? HAPT_H5_FAULT_SYSTEM : HAPT_H5_FAULT_MISSING, "check the path",
+        return REFUSE_KIND(errno == EACCES ? HAPT_H5_FAULT_SYSTEM : HAPT_H5_FAULT_MISSING, "check the path",
                            "cannot open %s: %s", path, strerror(errno));
     }
-    if (!S_ISREG(about.st_mode)) return refuse_kind(HAPT_H5_FAULT_MISSING, "give a file", "%s is not a file", path);
+    if (!S_ISREG(about.st_mode)) return REFUSE_KIND(HAPT_H5_FAULT_MISSING, "give a file", "%s is not a file", path);
     if (access(path, R_OK))
-        return refuse_kind(HAPT_H5_FAULT_SYSTEM, "check permissions", "cannot open %s: %s", path, strerror(errno));
+        return REFUSE_KIND(HAPT_H5_FAULT_SYSTEM, "check permissions", "cannot open %s: %s", path, strerror(errno));
     const enum hapt_status status = hapt_sandbox_check(path, &about);
     if (status != HAPT_OK) {
         hapt_h5_set_fault(status == HAPT_ERR_INPUT ? HAPT_H5_FAULT_DAMAGED : HAPT_H5_FAULT_SYSTEM);

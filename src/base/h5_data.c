@@ -35,7 +35,7 @@ static hid_t text_type(void)
 }
 
 /* Creates a dataset and missing groups. fletcher32 needs chunked storage, so small datasets are one chunk. */
-static hid_t create(struct hapt_h5 *file, const char *name, hid_t type, int dims, const int64_t *shape, bool checksum)
+static hid_t create(struct hapt_h5 *file, const char *name, hid_t type, int dims, const int64_t *shape)
 {
     hsize_t extent[HAPT_H5_MAX_DIMS] = {0}, chunk[HAPT_H5_MAX_DIMS] = {0};
     int64_t rest = 1;
@@ -52,7 +52,7 @@ static hid_t create(struct hapt_h5 *file, const char *name, hid_t type, int dims
     const hid_t space = H5Screate_simple(dims, extent, NULL);
     const hid_t links = H5Pcreate(H5P_LINK_CREATE), layout = H5Pcreate(H5P_DATASET_CREATE);
     H5Pset_create_intermediate_group(links, 1);
-    if (checksum && !empty) {
+    if (!empty) {
         H5Pset_chunk(layout, dims, chunk);
         H5Pset_fletcher32(layout);
     }
@@ -68,7 +68,7 @@ enum hapt_status hapt_h5_write(struct hapt_h5 *file, const char *name, enum hapt
 {
     H5_HOLD_LOCK;
     HAPT_ASSERT(dims >= 1 && dims <= HAPT_H5_MAX_DIMS);
-    const hid_t id = create(file, name, native(type), dims, shape, true);
+    const hid_t id = create(file, name, native(type), dims, shape);
     bool empty = false;
     for (int i = 0; i < dims; i++) empty = empty || shape[i] == 0;
     const bool failed = id < 0 || (!empty && H5Dwrite(id, native(type), H5S_ALL, H5S_ALL, H5P_DEFAULT, data) < 0) ||
@@ -90,7 +90,7 @@ enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, i
     const hid_t type = H5Tcopy(H5T_C_S1);
     H5Tset_size(type, width + 1);
     H5Tset_cset(type, H5T_CSET_UTF8);
-    const hid_t id = create(file, name, type, 1, &count, true);
+    const hid_t id = create(file, name, type, 1, &count);
     const bool failed = id < 0 || (count > 0 && H5Dwrite(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, table) < 0) ||
                         H5Dflush(id) < 0 || file->error != 0;
     const bool closed = id >= 0 && H5Dclose(id) >= 0;

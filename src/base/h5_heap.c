@@ -3,10 +3,10 @@
  * attributes. HDF5 1.10 follows these references without checking that the heap has such an object. In a damaged file
  * it copies bytes beyond the heap's table, or more than it allocated, and a crash depends on the surrounding memory.
  * So the sandbox's children first follow the references in the bytes of the file (HDF5 File Format Specification 3.0:
- * III.E global heap, IV.A object headers).
+ * III.E global heap).
  *
- * Not checked: references in filtered or virtual datasets and in shared attributes. Nor are attributes outside the
- * object header (only in the newest file formats, with more than eight attributes).
+ * The library itself delivers the references: it reads strings as opaque bytes, and the conversion between these types
+ * is a function of this file. It gets the references as they are in the file, and the library follows none of them.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,29 +17,23 @@
 #include "h5_private.h"
 
 enum {
-    MAX_BLOCKS = 256, /* limit per object header */
     HEAP_INDICES = 1 << 16,
-    REFERENCES = 1 << 12, /* limit per read */
+    MAX_STRINGS = 1 << 26, /* of a dataset; larger ones are not checked */
     MAX_CHUNK_BYTES = 1 << 26,
-    MESSAGE_LAYOUT = 0x08,
-    MESSAGE_ATTRIBUTE = 0x0c,
-    MESSAGE_CONTINUATION = 0x10,
-    FLAG_SHARED = 0x02,
 };
 static const int64_t nowhere = -1;
 
 struct hapt_h5_heap {
+    const struct hapt_h5 *file;
     int disk;             /* descriptor of the file, opened again */
     uint64_t bytes, base; /* size of the file; offset of its address 0 (after a user block) */
     int address_bytes, length_bytes;
     uint64_t collection; /* address of the collection read last */
     bool known;
+    bool damaged;               /* a reference of the object being read is not valid */
     int64_t size[HEAP_INDICES]; /* sizes of its objects; `nowhere`: no such object */
 };
-
-struct span {
-    uint64_t first, end; /* addresses in the file */
-};
+static struct hapt_h5_heap *reading; /* heap of the object being read; guarded by the library lock */
 
 static uint64_t number(const unsigned char *bytes, int count)
 {
@@ -84,6 +78,7 @@ struct hapt_h5_heap *hapt_h5_heap_create(struct hapt_h5 *file)
         free(heap);
         return NULL;
     }
+    heap->file = file;
     heap->bytes = (uint64_t)bytes;
     heap->base = base;
     heap->address_bytes = (int)address_bytes;
@@ -134,186 +129,67 @@ static bool reference_is_valid(struct hapt_h5_heap *heap, const unsigned char *r
     return heap->known && index < HEAP_INDICES && heap->size[index] == (int64_t)length;
 }
 
-static bool references_are_valid(struct hapt_h5_heap *heap, const unsigned char *references, int64_t count)
+/* ---- References ---- */
+
+/* The conversion: `buffer` holds `count` references. What it becomes is not used. */
+static herr_t check_references(hid_t from, hid_t to, H5T_cdata_t *data, size_t count, size_t stride, size_t unused,
+                               void *buffer, void *background, hid_t transfer)
 {
-    for (int64_t i = 0; i < count; i++)
-        if (!reference_is_valid(heap, references + i * (8 + heap->address_bytes))) return false;
-    return true;
+    (void)to, (void)unused, (void)background, (void)transfer;
+    if (data->command == H5T_CONV_INIT) return H5Tis_variable_str(from) > 0 ? 0 : -1;
+    if (data->command != H5T_CONV_CONV) return 0;
+    if (!reading) return -1;
+    if (stride == 0) stride = 8 + (size_t)reading->address_bytes;
+    for (size_t i = 0; i < count && !reading->damaged; i++)
+        reading->damaged = !reference_is_valid(reading, (const unsigned char *)buffer + i * stride);
+    return reading->damaged ? -1 : 0;
 }
 
-/* ---- Object headers ---- */
-
-/* True if the message is the attribute `name`; *value is its data. Layout: version, flags, sizes of name, type and
- * shape, then these (padded in version 1). */
-static bool is_attribute(const struct hapt_h5_heap *heap, struct span message, const char *name, struct span *value)
+/* Opaque elements of one byte; the conversion of strings to them is registered. */
+static hid_t opaque_type(void)
 {
-    unsigned char head[9];
-    char found[256];
-    const size_t length = strlen(name) + 1;
-    if (message.end - message.first < sizeof head || !take(heap, message.first, sizeof head, head) || head[0] < 1 ||
-        head[0] > 3)
-        return false;
-    const bool pads = head[0] == 1;
-    const uint64_t name_bytes = number(head + 2, 2), type = number(head + 4, 2), shape = number(head + 6, 2);
-    const uint64_t text = message.first + (head[0] == 3 ? 9 : 8);
-    const uint64_t data = text + (pads ? padded(name_bytes) + padded(type) + padded(shape) : name_bytes + type + shape);
-    if (length > sizeof found || name_bytes < length || data > message.end || !take(heap, text, length, found))
-        return false;
-    *value = (struct span){data, message.end};
-    return memcmp(found, name, length) == 0;
+    static hid_t type = -1;
+    if (type >= 0) return type;
+    const hid_t opaque = H5Tcreate(H5T_OPAQUE, 1), text = H5Tcopy(H5T_C_S1);
+    if (opaque >= 0 && text >= 0 && H5Tset_size(text, H5T_VARIABLE) >= 0 &&
+        H5Tregister(H5T_PERS_SOFT, "references", text, opaque, check_references) >= 0)
+        type = opaque;
+    if (text >= 0) H5Tclose(text);
+    return type;
 }
 
-/* True if the message has the data of a compact dataset: version 3 or 4, class 0, size 2, data. */
-static bool is_compact(const struct hapt_h5_heap *heap, struct span message, struct span *value)
+/* True if the dataset stores `bytes` bytes of references in the file, or has chunks of a reasonable size. */
+static bool storage_is_valid(const struct hapt_h5_heap *heap, hid_t dataset, uint64_t bytes, uint64_t width)
 {
-    unsigned char head[4];
-    if (message.end - message.first < sizeof head || !take(heap, message.first, sizeof head, head)) return false;
-    if (head[0] < 3 || head[0] > 4 || head[1] != 0) return false;
-    *value = (struct span){message.first + 4, message.first + 4 + number(head + 2, 2)};
-    return value->end <= message.end;
-}
-
-struct header {
-    bool newer;        /* version 2 */
-    int message_bytes; /* bytes before a message's data */
-    int blocks;
-    struct span block[MAX_BLOCKS];
-};
-
-static bool open_header(const struct hapt_h5_heap *heap, uint64_t address, struct header *header)
-{
-    unsigned char head[40];
-    memset(head, 0, sizeof head);
-    header->blocks = 1;
-    if (!take(heap, address, 16, head)) return false;
-    header->newer = memcmp(head, "OHDR", 4) == 0;
-    if (!header->newer) { /* version, reserved, messages 2, users 4, size 4, padding */
-        header->message_bytes = 8;
-        header->block[0] = (struct span){address + 16, address + 16 + number(head + 8, 4)};
-        return head[0] == 1;
-    }
-    const int flags = head[5], at = 6 + (flags & 0x20 ? 16 : 0) + (flags & 0x10 ? 4 : 0), size_bytes = 1 << (flags & 3);
-    if (!take(heap, address, (size_t)(at + size_bytes), head)) return false;
-    const uint64_t first = address + (uint64_t)(at + size_bytes);
-    header->message_bytes = flags & 4 ? 6 : 4;
-    header->block[0] = (struct span){first, first + number(head + at, size_bytes)};
-    return true;
-}
-
-static void add_block(const struct hapt_h5_heap *heap, struct span message, struct header *header)
-{
-    unsigned char where[16];
-    const int width = heap->address_bytes;
-    if (header->blocks == MAX_BLOCKS || !take(heap, message.first, (size_t)(width + heap->length_bytes), where)) return;
-    const uint64_t first = number(where, width), bytes = number(where + width, heap->length_bytes);
-    const uint64_t around = header->newer ? 4 : 0; /* "OCHK" before, a checksum after */
-    if (bytes > 2 * around && first < heap->bytes && bytes < heap->bytes)
-        header->block[header->blocks++] = (struct span){first + around, first + bytes - around};
-}
-
-/* Finds the value of an attribute, or (name NULL) the data of a compact dataset. False: not in the header. */
-static bool find_value(const struct hapt_h5_heap *heap, uint64_t address, const char *name, struct span *value)
-{
-    struct header header;
-    bool found = false;
-    if (!open_header(heap, address, &header)) return false;
-    for (int b = 0; b < header.blocks && !found; b++) {
-        const uint64_t width = (uint64_t)header.message_bytes, end = header.block[b].end;
-        uint64_t next;
-        for (uint64_t at = header.block[b].first; !found && at + width <= end; at = next) {
-            unsigned char head[8];
-            if (!take(heap, at, (size_t)width, head)) break;
-            const int kind_bytes = header.newer ? 1 : 2, kind = (int)number(head, kind_bytes),
-                      flags = head[kind_bytes + 2];
-            const struct span message = {at + width, at + width + number(head + kind_bytes, 2)};
-            next = message.end;
-            if (next > end) break;
-            if (kind == MESSAGE_CONTINUATION) add_block(heap, message, &header);
-            if (flags & FLAG_SHARED) continue;
-            if (name && kind == MESSAGE_ATTRIBUTE) found = is_attribute(heap, message, name, value);
-            if (!name && kind == MESSAGE_LAYOUT) found = is_compact(heap, message, value);
-        }
-    }
-    return found;
-}
-
-static bool header_of(hid_t object, uint64_t *address)
-{
-#if H5_VERSION_GE(1, 12, 0)
-    H5O_info1_t about;
-    if (H5Oget_info1(object, &about) < 0) return false;
-#else
-    H5O_info_t about;
-    if (H5Oget_info(object, &about) < 0) return false;
-#endif
-    *address = about.addr;
-    return true;
-}
-
-/* ---- Storage of references ---- */
-
-static bool span_references_are_valid(struct hapt_h5_heap *heap, struct span span, int64_t count)
-{
-    static unsigned char block[REFERENCES * 16];
-    const uint64_t width = 8 + (uint64_t)heap->address_bytes;
-    if (count < 0 || span.end < span.first || (uint64_t)count > (span.end - span.first) / width) return false;
-    for (int64_t done = 0; done < count; done += REFERENCES) {
-        const int64_t now = count - done < REFERENCES ? count - done : REFERENCES;
-        if (!take(heap, span.first + (uint64_t)done * width, (size_t)now * width, block) ||
-            !references_are_valid(heap, block, now))
-            return false;
-    }
-    return true;
-}
-
-static bool header_references_are_valid(struct hapt_h5_heap *heap, hid_t object, const char *name, int64_t count)
-{
-    uint64_t address;
-    struct span span;
-    return !header_of(object, &address) || !find_value(heap, address, name, &span) ||
-           span_references_are_valid(heap, span, count);
-}
-
-static bool chunk_references_are_valid(struct hapt_h5_heap *heap, hid_t dataset)
-{
-    hsize_t chunks = 0;
-    const hid_t space = H5Dget_space(dataset);
-    bool good = space >= 0 && H5Dget_num_chunks(dataset, space, &chunks) >= 0;
-    for (hsize_t i = 0; good && i < chunks; i++) {
-        hsize_t offset[H5S_MAX_RANK], bytes = 0;
-        haddr_t address;
-        unsigned filters = 0;
-        uint32_t skipped = 0;
-        good =
-            H5Dget_chunk_info(dataset, space, i, offset, &filters, &address, &bytes) >= 0 && bytes <= MAX_CHUNK_BYTES;
-        unsigned char *chunk = good ? malloc((size_t)bytes + 1) : NULL;
-        if (good && !chunk) *hapt_h5_noted() = ENOMEM;
-        good = chunk && H5Dread_chunk(dataset, H5P_DEFAULT, offset, &skipped, chunk) >= 0 &&
-               references_are_valid(heap, chunk, (int64_t)bytes / (8 + heap->address_bytes));
-        free(chunk);
-    }
-    if (space >= 0) H5Sclose(space);
-    return good;
-}
-
-static bool stored_references_are_valid(struct hapt_h5_heap *heap, hid_t dataset, int64_t count)
-{
+    hsize_t extent[H5S_MAX_RANK];
+    double chunk_bytes = (double)width;
     const hid_t made = H5Dget_create_plist(dataset);
-    const H5D_layout_t layout = made < 0 ? H5D_LAYOUT_ERROR : H5Pget_layout(made);
-    const int filters = made < 0 ? 0 : H5Pget_nfilters(made), files = made < 0 ? 0 : H5Pget_external_count(made);
+    const bool chunked = made >= 0 && H5Pget_layout(made) == H5D_CHUNKED,
+               filtered = chunked && H5Pget_nfilters(made) > 0;
+    const int dims = chunked ? H5Pget_chunk(made, H5S_MAX_RANK, extent) : 0;
+    for (int d = 0; d < dims; d++) chunk_bytes *= (double)extent[d];
     if (made >= 0) H5Pclose(made);
-    if (layout == H5D_COMPACT) return header_references_are_valid(heap, dataset, NULL, count);
-    if (layout == H5D_CHUNKED) return filters > 0 || chunk_references_are_valid(heap, dataset);
-    if (layout != H5D_CONTIGUOUS || files > 0) return true;
-    const haddr_t at = H5Dget_offset(dataset); /* offset in the file; undefined if nothing is stored */
-    if (at == HADDR_UNDEF) return true;
-    return at >= heap->base &&
-           span_references_are_valid(heap, (struct span){at - heap->base, heap->bytes - heap->base}, count);
+    if (chunked) return filtered || chunk_bytes <= MAX_CHUNK_BYTES;
+    return made >= 0 && bytes <= heap->bytes && bytes <= H5Dget_storage_size(dataset);
 }
 
-static bool is_variable_text(hid_t type)
+/* Failures to read that no reference causes are left to later reads, except those of the system. */
+static bool stored_references_are_valid(struct hapt_h5_heap *heap, hid_t id, bool is_attribute, uint64_t count)
 {
-    return type >= 0 && H5Tget_class(type) == H5T_STRING && H5Tis_variable_str(type) > 0;
+    const uint64_t width = 8 + (uint64_t)heap->address_bytes;
+    if (!is_attribute && H5Dget_storage_size(id) == 0) return true;
+    if (!is_attribute && !storage_is_valid(heap, id, count * width, width)) return false;
+    char *unused = malloc(count);
+    const hid_t type = opaque_type();
+    const bool able = unused && type >= 0;
+    heap->damaged = false;
+    reading = heap;
+    const bool read = able && (is_attribute ? H5Aread(id, type, unused)
+                                            : H5Dread(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, unused)) >= 0;
+    reading = NULL;
+    if (!unused) *hapt_h5_noted() = ENOMEM;
+    free(unused);
+    return read || (able && !heap->damaged && hapt_h5_system_error(heap->file) == 0);
 }
 
 bool hapt_h5_heap_references_are_valid(struct hapt_h5_heap *heap, hid_t object, const char *attribute)
@@ -322,10 +198,9 @@ bool hapt_h5_heap_references_are_valid(struct hapt_h5_heap *heap, hid_t object, 
     const hid_t type = id < 0 ? -1 : attribute ? H5Aget_type(id) : H5Dget_type(id);
     const hid_t space = id < 0 ? -1 : attribute ? H5Aget_space(id) : H5Dget_space(id);
     const hssize_t count = space < 0 ? -1 : H5Sget_simple_extent_npoints(space);
-    bool good = true;
-    if (is_variable_text(type) && count > 0)
-        good = attribute ? header_references_are_valid(heap, object, attribute, count)
-                         : stored_references_are_valid(heap, object, count);
+    const bool variable = type >= 0 && H5Tget_class(type) == H5T_STRING && H5Tis_variable_str(type) > 0;
+    const bool good = !variable || count <= 0 || count > MAX_STRINGS ||
+                      stored_references_are_valid(heap, id, attribute != NULL, (uint64_t)count);
     if (space >= 0) H5Sclose(space);
     if (type >= 0) H5Tclose(type);
     if (attribute && id >= 0) H5Aclose(id);

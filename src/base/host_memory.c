@@ -1,4 +1,5 @@
-/* Memory that this process may still allocate: limits of the machine, its cgroup and its address space. */
+/* Small files of the system; memory that this process may still allocate: limits of the machine, its cgroup and its
+ * address space. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,6 +7,7 @@
 #include <unistd.h>
 
 #include "hapt/arena.h"
+#include "hapt/env.h"
 
 /* The number after `key` at the start of a line; NaN if the file or the line is missing. */
 static double value_of(const char *path, const char *key)
@@ -18,6 +20,16 @@ static double value_of(const char *path, const char *key)
         if (!strncmp(line, key, length) && sscanf(line + length, "%lf", &value) != 1) value = NAN;
     if (file) fclose(file);
     return value;
+}
+
+bool hapt_first_line(const char *path, char *text, int size)
+{
+    FILE *file = fopen(path, "r");
+    const bool found = file && fgets(text, size, file);
+    if (!found) text[0] = '\0';
+    text[strcspn(text, "\n")] = '\0';
+    if (file) fclose(file);
+    return found;
 }
 
 /* The page cache counts as used but can be reclaimed, so it is added. NaN without a limit. */

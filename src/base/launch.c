@@ -7,6 +7,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "hapt/env.h"
+
 /* OpenMPI's shared-memory segments per rank: 4 MB for messages, and windows. */
 #define SEGMENT_BYTES 6e6
 #define SEGMENTS_BESIDE 16e6
@@ -26,12 +28,9 @@ long launch_size(void)
 long launch_parent(void)
 {
     static const char *const known[] = {"mpirun", "mpiexec", "orterun", "prterun"};
-    char path[64], name[32] = "";
+    char path[64], name[32];
     snprintf(path, sizeof path, "/proc/%ld/comm", (long)getppid());
-    FILE *file = fopen(path, "r");
-    if (file && !fgets(name, sizeof name, file)) name[0] = '\0';
-    if (file) fclose(file);
-    name[strcspn(name, "\n")] = '\0';
+    hapt_first_line(path, name, sizeof name);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (strcmp(name, known[i]) == 0) return (long)getppid();
     return 0;

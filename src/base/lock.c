@@ -42,14 +42,6 @@ static struct {
 
 #define DEAD_START 1ULL /* no user process starts in the first tick */
 
-static void first_line(const char *path, char *text, int size)
-{
-    FILE *file = fopen(path, "r");
-    if (!file || !fgets(text, size, file)) text[0] = '\0';
-    text[strcspn(text, "\n")] = '\0';
-    if (file) fclose(file);
-}
-
 /* Start time of a process, field 22 of its stat file: distinguishes it from a later process of the same number. 0:
  * unknown. */
 static unsigned long long start_of(long process)
@@ -57,7 +49,7 @@ static unsigned long long start_of(long process)
     char path[64], text[1024];
     unsigned long long ticks = 0;
     snprintf(path, sizeof path, "/proc/%ld/stat", process);
-    first_line(path, text, sizeof text);
+    hapt_first_line(path, text, sizeof text);
     const char *at = strrchr(text, ')'); /* the name may contain anything */
     if (at && (strncmp(at, ") Z", 3) == 0 || strncmp(at, ") X", 3) == 0))
         return DEAD_START; /* a zombie: its parent has not waited for it yet */
@@ -93,7 +85,7 @@ static enum hapt_status describe_self(struct owner *self)
     gethostname(text, sizeof text - 1);
     plain(self->host, sizeof self->host, text);
     plain(self->job, sizeof self->job, job_of_environment());
-    first_line("/proc/sys/kernel/random/boot_id", text, sizeof text);
+    hapt_first_line("/proc/sys/kernel/random/boot_id", text, sizeof text);
     plain(self->boot, sizeof self->boot, text);
     const ssize_t length = readlink("/proc/self/ns/pid", text, sizeof text - 1);
     text[length > 0 ? length : 0] = '\0';
@@ -336,12 +328,10 @@ enum hapt_status hapt_lock_check(void)
 
 static void *keep_beating(void *argument)
 {
-    struct timespec until;
     (void)argument;
     pthread_mutex_lock(&own.lock);
     while (!own.leaving) {
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += HAPT_LOCK_BEAT_S;
+        const struct timespec until = hapt_time_spec(hapt_time_s() + HAPT_LOCK_BEAT_S);
         pthread_cond_timedwait(&own.changed, &own.lock, &until);
         if (own.leaving) break;
         pthread_mutex_unlock(&own.lock);
@@ -356,17 +346,9 @@ static void *keep_beating(void *argument)
 
 static enum hapt_status start_beating(void)
 {
-    sigset_t every, before;
-    sigfillset(&every); /* signals are handled by the compute thread */
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&own.changed, &clock);
-    pthread_condattr_destroy(&clock);
+    hapt_time_condition_init(&own.changed);
     own.leaving = false;
-    pthread_sigmask(SIG_SETMASK, &every, &before);
-    const int error = pthread_create(&own.thread, NULL, keep_beating, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int error = hapt_thread_start(&own.thread, keep_beating, NULL);
     if (error)
         return hapt_fail(HAPT_ERR_MEMORY, NULL, "cannot start the thread for the lock of the output folder: %s",
                          strerror(error));

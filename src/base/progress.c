@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -139,12 +138,8 @@ static void *print_lines(void *unused)
     (void)unused;
     pthread_mutex_lock(&lock);
     while (depth > 0) {
-        struct timespec until;
         print_if_due();
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += (long)(1e9 * (terminal ? REDRAW_S : WAKE_S));
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
+        const struct timespec until = hapt_time_spec(hapt_time_s() + (terminal ? REDRAW_S : WAKE_S));
         pthread_cond_timedwait(&changed, &lock, &until);
     }
     if (drawn) fputs("\r\033[K", stderr);
@@ -155,22 +150,14 @@ static void *print_lines(void *unused)
 
 /* ---- phases ---- */
 
-/* Without a thread the work continues without progress lines. Other threads handle signals. */
+/* Without a thread the work continues without progress lines. */
 static void start_printer(void)
 {
-    sigset_t all, before;
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&changed, &clock);
-    pthread_condattr_destroy(&clock);
+    hapt_time_condition_init(&changed);
     terminal = isatty(STDERR_FILENO);
     printed_s = -1;
     unchanged_s = UNCHANGED_S;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    printing = pthread_create(&printer, NULL, print_lines, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    printing = hapt_thread_start(&printer, print_lines, NULL) == 0;
     if (!printing) pthread_cond_destroy(&changed);
 }
 

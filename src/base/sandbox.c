@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "hapt/arena.h"
 #include "hapt/env.h"
 
 enum verdict { UNKNOWN, CHECKING, GOOD, BROKEN, CRASHES, HANGS, NO_MEMORY, REFUSED };
@@ -34,7 +35,6 @@ enum {
     MAX_PATH = 4096,
     LOOK_MS = 200, /* interval of checks whether the helper is stopped */
     MAX_STOPPED_S = 2,
-    LEAVING_TRIES = 1000, /* milliseconds until the helper is killed at the end */
     KNOWN_FILES = 1024,
     VERDICT_BITS = 3,
     BROKEN_CODE = 3,  /* exit code of a child that finished */
@@ -44,11 +44,11 @@ enum {
 static struct {
     pthread_mutex_t lock; /* one request at a time */
     pid_t helper;
-    int socket, batch, max_cpu_s;
+    int socket;
     uint64_t good[KNOWN_FILES]; /* keys of files that this process may open */
     _Atomic uint64_t *node;     /* [KNOWN_FILES] key and verdict, shared by the ranks of the node; NULL: not shared */
     _Atomic int *system_error;  /* errno that the system returned to the child, shared with it; NULL: unknown */
-} sandbox = {.lock = PTHREAD_MUTEX_INITIALIZER, .socket = -1, .max_cpu_s = MAX_CPU_S};
+} sandbox = {.lock = PTHREAD_MUTEX_INITIALIZER, .socket = -1};
 
 /* ---- The helper ---- */
 
@@ -81,47 +81,20 @@ static void limit(int resource, rlim_t most)
     setrlimit(resource, &now);
 }
 
-/* Memory in use, as counted for RLIMIT_AS and RLIMIT_DATA. */
-static void count_memory(rlim_t *all, rlim_t *data)
+/* Memory in use, as counted for RLIMIT_DATA. */
+static rlim_t data_bytes(void)
 {
-    unsigned long pages = 0, data_pages = 0;
+    unsigned long pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
-    if (file && fscanf(file, "%lu %*u %*u %*u %*u %lu", &pages, &data_pages) != 2) pages = data_pages = 0;
+    if (file && fscanf(file, "%*u %*u %*u %*u %*u %lu", &pages) != 1) pages = 0;
     if (file) fclose(file);
-    *all = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
-    *data = (rlim_t)data_pages * (rlim_t)sysconf(_SC_PAGESIZE);
-}
-
-static rlim_t room_under(int resource, rlim_t used)
-{
-    struct rlimit now;
-    if (getrlimit(resource, &now) || now.rlim_cur == RLIM_INFINITY) return RLIM_INFINITY;
-    return now.rlim_cur > used ? now.rlim_cur - used : 0;
-}
-
-/* Bytes that a child could allocate within the limits of this process and of the host. */
-static rlim_t memory_left(void)
-{
-    rlim_t all, data;
-    unsigned long long available_kb = 0;
-    char line[128];
-    count_memory(&all, &data);
-    const rlim_t under_all = room_under(RLIMIT_AS, all), under_data = room_under(RLIMIT_DATA, data);
-    rlim_t left = under_all < under_data ? under_all : under_data;
-    FILE *file = fopen("/proc/meminfo", "r");
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %llu", &available_kb) == 1) break;
-    if (file) fclose(file);
-    if (available_kb > 0 && (rlim_t)available_kb * 1024 < left) left = (rlim_t)available_kb * 1024;
-    return left;
+    return (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
 }
 
 static void limit_memory(rlim_t most)
 {
 #if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ /* shadow memory exceeds any limit */
-    rlim_t all, data;
-    count_memory(&all, &data);
-    limit(RLIMIT_DATA, data + most);
+    limit(RLIMIT_DATA, data_bytes() + most);
 #else
     (void)most;
 #endif
@@ -166,7 +139,7 @@ static void catch_crashes(void)
     for (size_t i = 0; i < sizeof deadly / sizeof *deadly; i++) sigaction(deadly[i], &action, NULL);
 }
 
-static void limit_child(pid_t parent, rlim_t max_bytes)
+_Noreturn static void read_alone(const char *path, pid_t parent, rlim_t max_bytes, hapt_sandbox_reader *trial_read)
 {
     end_with_parent(parent);
     /* On some damaged files HDF5 uses uninitialized memory as sizes and addresses. This fills memory with
@@ -179,20 +152,8 @@ static void limit_child(pid_t parent, rlim_t max_bytes)
     signal(SIGXCPU, SIG_DFL);
     signal(SIGALRM, SIG_DFL);
     catch_crashes();
-}
-
-static void limit_time(void)
-{
-    struct rusage used = {0};
-    getrusage(RUSAGE_SELF, &used);
-    limit(RLIMIT_CPU, (rlim_t)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) + (rlim_t)sandbox.max_cpu_s);
+    limit(RLIMIT_CPU, MAX_CPU_S);
     alarm(MAX_WALL_S);
-}
-
-_Noreturn static void read_alone(const char *path, pid_t parent, rlim_t max_bytes, hapt_sandbox_reader *trial_read)
-{
-    limit_child(parent, max_bytes);
-    limit_time();
     _exit(trial_read(path) ? 0 : BROKEN_CODE);
 }
 
@@ -236,79 +197,13 @@ static rlim_t max_needed(const char *path)
  * child gets up to the memory that the host has left. */
 static enum verdict judge(const char *path, int from, hapt_sandbox_reader *trial_read)
 {
-    const rlim_t left = memory_left(), needed = max_needed(path);
+    const double left = hapt_memory_available();
+    const rlim_t needed = max_needed(path);
     const enum verdict verdict = judge_within(path, from, MAX_BYTES, trial_read);
     /* Damage must be confirmed by a second child, because one failed system call also confuses the library. */
     if (verdict == BROKEN || verdict == CRASHES) return judge_within(path, from, MAX_BYTES, trial_read);
     if (verdict != NO_MEMORY || needed <= MAX_BYTES || left <= MAX_BYTES) return verdict;
-    return judge_within(path, from, needed < left ? needed : left, trial_read);
-}
-
-/* A child that reads several files (hapt_sandbox_batch). */
-static struct {
-    pid_t pid; /* 0: none */
-    int socket, files;
-} reader;
-
-_Noreturn static void read_many(int socket, pid_t parent, hapt_sandbox_reader *trial_read)
-{
-    char path[MAX_PATH + 1];
-    limit_child(parent, MAX_BYTES);
-    for (ssize_t bytes; (bytes = recv(socket, path, MAX_PATH, 0)) > 0;) {
-        path[bytes] = '\0';
-        limit_time();
-        const enum verdict verdict = trial_read(path) ? GOOD : BROKEN;
-        if (verdict != GOOD && sandbox.system_error && atomic_load(sandbox.system_error) != 0)
-            break; /* a new child reads this file alone */
-        if (send(socket, &verdict, sizeof verdict, MSG_NOSIGNAL) < 0) break;
-    }
-    _exit(0);
-}
-
-/* Ends the reader and returns its wait status. */
-static int end_reader(void)
-{
-    int status = 0;
-    close(reader.socket);
-    while (waitpid(reader.pid, &status, 0) < 0 && errno == EINTR) {
-    }
-    reader.pid = 0;
-    return status;
-}
-
-static void start_reader(int from, hapt_sandbox_reader *trial_read)
-{
-    int end[2];
-    const pid_t self = getpid();
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, end)) return;
-    reader.pid = fork();
-    if (reader.pid == 0) {
-        close(from);
-        close(end[0]);
-        read_many(end[1], self, trial_read);
-    }
-    close(end[1]);
-    reader.socket = end[0];
-    reader.files = 0;
-    if (reader.pid > 0) return;
-    close(end[0]);
-    reader.pid = 0;
-}
-
-/* If the reader dies, a new child reads the file alone: earlier files may have caused it. */
-static enum verdict judge_in_batch(const char *path, int from, hapt_sandbox_reader *trial_read)
-{
-    enum verdict verdict = UNKNOWN;
-    if (sandbox.system_error) atomic_store(sandbox.system_error, 0);
-    if (reader.pid == 0) start_reader(from, trial_read);
-    if (reader.pid > 0 && send(reader.socket, path, strlen(path), MSG_NOSIGNAL) > 0)
-        recv(reader.socket, &verdict, sizeof verdict, 0);
-    if (verdict == UNKNOWN) {
-        if (reader.pid > 0 && verdict_of(end_reader()) == HANGS) return HANGS;
-        return judge(path, from, trial_read);
-    }
-    if (++reader.files == sandbox.batch) end_reader();
-    return verdict;
+    return judge_within(path, from, (double)needed < left ? needed : (rlim_t)left, trial_read);
 }
 
 static void set_process_name(char **argv)
@@ -341,16 +236,9 @@ _Noreturn static void help(int socket, pid_t parent, char **argv, hapt_sandbox_r
         if (bytes <= 0) _exit(0);
         path[bytes] = '\0';
         if (!prepared) prepared = trial_read(NULL); /* initialization that all children share */
-        const enum verdict verdict =
-            sandbox.batch > 1 ? judge_in_batch(path, socket, trial_read) : judge(path, socket, trial_read);
+        const enum verdict verdict = judge(path, socket, trial_read);
         if (send(socket, &verdict, sizeof verdict, MSG_NOSIGNAL) < 0) _exit(0);
     }
-}
-
-void hapt_sandbox_batch(int files, int max_cpu_s)
-{
-    sandbox.batch = files;
-    sandbox.max_cpu_s = max_cpu_s;
 }
 
 void hapt_sandbox_start(char **argv, hapt_sandbox_reader *trial_read)
@@ -371,19 +259,15 @@ void hapt_sandbox_start(char **argv, hapt_sandbox_reader *trial_read)
         close(end[0]);
 }
 
-/* Call with the lock held. Kills a helper that does not end soon, for example because it is stopped. */
+/* Call with the lock held. */
 static void end_helper(void)
 {
     if (sandbox.socket < 0) return;
     close(sandbox.socket);
     sandbox.socket = -1;
-    pid_t ended = 0;
-    for (int i = 0; i < LEAVING_TRIES && ended == 0; i++) {
-        if (i > 0) usleep(1000);
-        ended = waitpid(sandbox.helper, NULL, WNOHANG);
-    }
-    if (ended == 0) kill(sandbox.helper, SIGKILL);
-    while (ended == 0 && waitpid(sandbox.helper, NULL, 0) < 0 && errno == EINTR) {
+    if (waitpid(sandbox.helper, NULL, WNOHANG) != 0) return; /* it has ended already */
+    kill(sandbox.helper, SIGKILL);                           /* it may be stopped, and it has nothing to save */
+    while (waitpid(sandbox.helper, NULL, 0) < 0 && errno == EINTR) {
     }
 }
 
@@ -399,11 +283,9 @@ void hapt_sandbox_stop(void)
 /* True if the process is stopped (SIGSTOP). */
 static bool is_stopped(pid_t process)
 {
-    char path[64], text[256] = "";
+    char path[64], text[256];
     snprintf(path, sizeof path, "/proc/%ld/stat", (long)process);
-    FILE *file = fopen(path, "r");
-    if (file && !fgets(text, sizeof text, file)) text[0] = '\0';
-    if (file) fclose(file);
+    hapt_first_line(path, text, sizeof text);
     const char *state = strrchr(text, ')');
     return state && (state[2] == 'T' || state[2] == 't');
 }

@@ -20,17 +20,6 @@ const char *hapt_host_library_version(void)
     return HWLOC_VERSION;
 }
 
-/* Reads the first line of a small system file, without the newline. False: none. */
-static bool read_line(const char *path, char *text, size_t size)
-{
-    FILE *file = fopen(path, "r");
-    if (!file) return false;
-    const bool found = fgets(text, (int)size, file) != NULL;
-    fclose(file);
-    if (found) text[strcspn(text, "\n")] = '\0';
-    return found;
-}
-
 /* Reads the value of the first line of /proc/cpuinfo that starts with `key`. */
 static bool read_cpuinfo(const char *key, char *value, size_t size)
 {
@@ -66,9 +55,9 @@ void hapt_host_cpu_flags(char *flags, size_t size)
 static double clock_of_host(void)
 {
     char text[64];
-    if (read_line("/sys/devices/system/cpu/cpu0/cpufreq/base_frequency", text, sizeof text) && atof(text) > 0)
+    if (hapt_first_line("/sys/devices/system/cpu/cpu0/cpufreq/base_frequency", text, sizeof text) && atof(text) > 0)
         return atof(text) * 1e3; /* kHz */
-    if (read_line("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", text, sizeof text) && atof(text) > 0)
+    if (hapt_first_line("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", text, sizeof text) && atof(text) > 0)
         return atof(text) * 1e3;
     if (read_cpuinfo("cpu MHz", text, sizeof text) && atof(text) > 0) return atof(text) * 1e6;
     return 2.5e9;
@@ -174,10 +163,11 @@ static void add_nic(struct hapt_host *host, hwloc_obj_t object)
     if (host->faked) return; /* this machine's interface rates do not apply to a fake */
     if (ethernet) {
         snprintf(path, sizeof path, "/sys/class/net/%s/speed", nic->name);
-        if (read_line(path, text, sizeof text) && atof(text) > 0) nic->bandwidth = atof(text) * 125e3; /* Mbit/s */
+        if (hapt_first_line(path, text, sizeof text) && atof(text) > 0)
+            nic->bandwidth = atof(text) * 125e3; /* Mbit/s */
     } else {
         snprintf(path, sizeof path, "/sys/class/infiniband/%s/ports/1/rate", nic->name);
-        if (read_line(path, text, sizeof text)) nic->bandwidth = atof(text) * 125e6; /* "100 Gb/sec (4X EDR)" */
+        if (hapt_first_line(path, text, sizeof text)) nic->bandwidth = atof(text) * 125e6; /* "100 Gb/sec (4X EDR)" */
     }
 }
 
@@ -210,7 +200,7 @@ static void apply_memory_limit(struct hapt_host *host)
     static const char *const files[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char text[64];
-        if (!read_line(files[i], text, sizeof text)) continue;
+        if (!hapt_first_line(files[i], text, sizeof text)) continue;
         const double limit = atof(text); /* "max": 0 */
         if (limit > 0 && limit < host->memory_bytes) host->memory_bytes = limit;
     }

@@ -72,12 +72,6 @@ static double half_round_trip(const struct hapt_env *env, int peer, char *buffer
     return 0.5 * (hapt_time_s() - start);
 }
 
-static int compare(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Median one-way time. Fewer rounds (at least 3) if `seconds` is exceeded. */
 static double median_time(const struct hapt_env *env, int peer, char *buffer, int bytes, int rounds, double seconds)
 {
@@ -86,7 +80,7 @@ static double median_time(const struct hapt_env *env, int peer, char *buffer, in
     int count = 0;
     while (count < rounds && (count < 3 || hapt_time_s() < end))
         sample[count++] = half_round_trip(env, peer, buffer, bytes);
-    qsort(sample, (size_t)count, sizeof *sample, compare);
+    qsort(sample, (size_t)count, sizeof *sample, hapt_compare_doubles);
     return sample[count / 2];
 }
 

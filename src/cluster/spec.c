@@ -69,17 +69,19 @@ static const char *printable(const char *text, char buffer[64])
     return buffer;
 }
 
-static enum hapt_status refuse(const struct reader *reader, const char *at, const char *hint, const char *format, ...)
+/* Names the line of `key` in the object; NULL: the line of the object. */
+static enum hapt_status refuse(const struct object *object, const char *key, const char *hint, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-static enum hapt_status refuse(const struct reader *reader, const char *at, const char *hint, const char *format, ...)
+static enum hapt_status refuse(const struct object *object, const char *key, const char *hint, const char *format, ...)
 {
     char message[512];
+    const char *at = key ? hapt_json_offset_key(object->at, key) : object->at;
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    return hapt_fail(HAPT_ERR_INPUT, hint, "%s: line %d: %s", reader->path, hapt_json_offset_line(reader->text, at),
-                     message);
+    return hapt_fail(HAPT_ERR_INPUT, hint, "%s: line %d: %s", object->reader->path,
+                     hapt_json_offset_line(object->reader->text, at), message);
 }
 
 static const char *type_name(const json_t *json)
@@ -96,24 +98,31 @@ static const char *type_name(const json_t *json)
     }
 }
 
-/* Rejects keys that are not in `known` (NULL-terminated). */
-static enum hapt_status check_keys(const struct object *object, const char *const *known)
+static void append(char hint[MAX_HINT], const char *text, const char *separator)
+{
+    snprintf(hint + strlen(hint), MAX_HINT - strlen(hint), "%s%s", text, separator);
+}
+
+static bool is_listed(const char *list, const char *name)
+{
+    const size_t length = strlen(name);
+    if (strchr(name, ',')) return false;
+    for (const char *at = list; at; at = strstr(at, ", ") ? strstr(at, ", ") + 2 : NULL)
+        if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == '\0')) return true;
+    return false;
+}
+
+/* Rejects keys that are not in `known` (separated by ", "). */
+static enum hapt_status check_keys(const struct object *object, const char *known)
 {
     const char *key;
     json_t *value;
     json_object_foreach(object->json, key, value)
     {
-        const char *const *name = known;
-        while (*name && strcmp(*name, key) != 0) name++;
-        if (*name) continue;
-        char hint[MAX_HINT] = "known keys: ";
-        for (name = known; *name; name++) {
-            if (name != known) strncat(hint, ", ", sizeof hint - strlen(hint) - 1);
-            strncat(hint, *name, sizeof hint - strlen(hint) - 1);
-        }
-        char shown[64];
-        return refuse(object->reader, hapt_json_offset_key(object->at, key), hint, "unknown key \"%s\" in %s",
-                      printable(key, shown), object->what);
+        char hint[MAX_HINT], shown[64];
+        if (is_listed(known, key)) continue;
+        snprintf(hint, sizeof hint, "known keys: %s", known);
+        return refuse(object, key, hint, "unknown key \"%s\" in %s", printable(key, shown), object->what);
     }
     return HAPT_OK;
 }
@@ -125,54 +134,60 @@ static enum hapt_status find(const struct object *object, const char *key, bool 
     if (*value || !required) return HAPT_OK;
     char hint[128];
     snprintf(hint, sizeof hint, "add the key \"%s\"; hapt topology --help describes the format", key);
-    return refuse(object->reader, object->at, hint, "\"%s\" is missing in %s", key, object->what);
+    return refuse(object, NULL, hint, "\"%s\" is missing in %s", key, object->what);
 }
 
-static enum hapt_status convert(const struct reader *reader, const char *at, const char *key, json_t *json,
-                                const struct quantity *quantity, double *value)
+/* The object in `key` of another object. */
+static struct object member(const struct object *object, const char *key, const char *what)
 {
-    double number = 0;
-    char shown[64];
-    if (json_is_number(json)) {
-        number = json_number_value(json);
-    } else if (json_is_string(json) && quantity->parse) {
-        if (!quantity->parse(json_string_value(json), &number))
-            return refuse(reader, at, quantity->hint, "\"%s\": \"%s\" is not %s", key,
-                          printable(json_string_value(json), shown), quantity->name);
-    } else {
-        return refuse(reader, at, quantity->hint, "\"%s\" must be %s, not %s", key, quantity->name, type_name(json));
-    }
-    if (!(number >= quantity->low && number <= quantity->high))
-        return refuse(reader, at, quantity->hint, "\"%s\" is %g, outside of %g to %g", key, number, quantity->low,
-                      quantity->high);
-    *value = number;
-    return HAPT_OK;
+    return (struct object){object->reader, json_object_get(object->json, key), hapt_json_offset_member(object->at, key),
+                           what};
+}
+
+/* Element `index` of the list in `key`. */
+static struct object element(const struct object *object, const char *key, int index, const char *what)
+{
+    return (struct object){object->reader, json_array_get(json_object_get(object->json, key), (size_t)index),
+                           hapt_json_offset_element(hapt_json_offset_member(object->at, key), index), what};
 }
 
 /* Leaves *value unchanged if the key is absent. */
 static enum hapt_status read_quantity(const struct object *object, const char *key, bool required,
                                       const struct quantity *quantity, double *value)
 {
+    double number = 0;
+    char shown[64];
     json_t *json;
     HAPT_TRY(find(object, key, required, &json));
     if (!json) return HAPT_OK;
-    return convert(object->reader, hapt_json_offset_key(object->at, key), key, json, quantity, value);
+    if (json_is_number(json)) {
+        number = json_number_value(json);
+    } else if (json_is_string(json) && quantity->parse) {
+        if (!quantity->parse(json_string_value(json), &number))
+            return refuse(object, key, quantity->hint, "\"%s\": \"%s\" is not %s", key,
+                          printable(json_string_value(json), shown), quantity->name);
+    } else {
+        return refuse(object, key, quantity->hint, "\"%s\" must be %s, not %s", key, quantity->name, type_name(json));
+    }
+    if (!(number >= quantity->low && number <= quantity->high))
+        return refuse(object, key, quantity->hint, "\"%s\" is %g, outside of %g to %g", key, number, quantity->low,
+                      quantity->high);
+    *value = number;
+    return HAPT_OK;
 }
 
 static enum hapt_status read_count(const struct object *object, const char *key, int limit, int *value)
 {
+    char hint[64];
     json_t *json;
     HAPT_TRY(find(object, key, true, &json));
-    const char *at = hapt_json_offset_key(object->at, key);
-    char hint[64];
     snprintf(hint, sizeof hint, "write a whole number from 1 to %d", limit);
     if (!json_is_integer(json))
-        return refuse(object->reader, at, hint, "\"%s\" must be a whole number, not %s", key,
+        return refuse(object, key, hint, "\"%s\" must be a whole number, not %s", key,
                       json_is_real(json) ? "a fraction" : type_name(json));
     const json_int_t number = json_integer_value(json);
     if (number < 1 || number > limit)
-        return refuse(object->reader, at, hint, "\"%s\" is %" JSON_INTEGER_FORMAT ", outside of 1 to %d", key, number,
-                      limit);
+        return refuse(object, key, hint, "\"%s\" is %" JSON_INTEGER_FORMAT ", outside of 1 to %d", key, number, limit);
     *value = (int)number;
     return HAPT_OK;
 }
@@ -185,15 +200,16 @@ static bool is_name(const json_t *json, size_t size)
     return plain;
 }
 
-static enum hapt_status check_name(const struct reader *reader, const char *at, const char *key, const json_t *json,
+/* `at`: key of the value, for its line; NULL: the object itself is at this line. */
+static enum hapt_status check_name(const struct object *object, const char *at, const char *key, const json_t *json,
                                    size_t size)
 {
     if (is_name(json, size)) return HAPT_OK;
     if (!json_is_string(json))
-        return refuse(reader, at, "write a name in quotes", "\"%s\" must be text, not %s", key, type_name(json));
+        return refuse(object, at, "write a name in quotes", "\"%s\" must be text, not %s", key, type_name(json));
     char shown[64], hint[96];
     snprintf(hint, sizeof hint, "write 1 to %zu bytes without spaces", size - 1);
-    return refuse(reader, at, hint, "\"%s\": \"%s\" is not a name", key, printable(json_string_value(json), shown));
+    return refuse(object, at, hint, "\"%s\": \"%s\" is not a name", key, printable(json_string_value(json), shown));
 }
 
 static enum hapt_status read_name(const struct object *object, const char *key, bool required, char *buffer,
@@ -202,7 +218,7 @@ static enum hapt_status read_name(const struct object *object, const char *key, 
     json_t *json;
     HAPT_TRY(find(object, key, required, &json));
     if (!json) return HAPT_OK;
-    HAPT_TRY(check_name(object->reader, hapt_json_offset_key(object->at, key), key, json, size));
+    HAPT_TRY(check_name(object, key, key, json, size));
     snprintf(buffer, size, "%s", json_string_value(json));
     return HAPT_OK;
 }
@@ -210,31 +226,23 @@ static enum hapt_status read_name(const struct object *object, const char *key, 
 /* Reads one rate for all floating types, or an object with a rate per type. */
 static enum hapt_status read_peak_flops(const struct object *object, double peak_flops[HAPT_DTYPE_COUNT])
 {
-    static const enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16, HAPT_F16};
-    json_t *json;
-    HAPT_TRY(find(object, "peak_flops", true, &json));
-    if (!json_is_object(json)) {
-        double rate = 0;
+    const struct object rates = member(object, "peak_flops", "\"peak_flops\"");
+    double rate = 0;
+    if (!json_is_object(rates.json)) {
         HAPT_TRY(read_quantity(object, "peak_flops", true, &flops_quantity, &rate));
-        for (size_t i = 0; i < sizeof types / sizeof *types; i++) peak_flops[types[i]] = rate;
+        peak_flops[HAPT_F32] = peak_flops[HAPT_BF16] = peak_flops[HAPT_F16] = rate;
         return HAPT_OK;
     }
-    static const char *const known[] = {"fp32", "bf16", "fp16", NULL};
-    const struct object rates = {object->reader, json, hapt_json_offset_member(object->at, "peak_flops"),
-                                 "\"peak_flops\""};
-    HAPT_TRY(check_keys(&rates, known));
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        HAPT_TRY(read_quantity(&rates, hapt_dtype_name(types[i]), types[i] == HAPT_F32, &flops_quantity,
-                               &peak_flops[types[i]]));
-    return HAPT_OK;
+    HAPT_TRY(check_keys(&rates, "fp32, bf16, fp16"));
+    HAPT_TRY(read_quantity(&rates, "fp32", true, &flops_quantity, &peak_flops[HAPT_F32]));
+    HAPT_TRY(read_quantity(&rates, "bf16", false, &flops_quantity, &peak_flops[HAPT_BF16]));
+    return read_quantity(&rates, "fp16", false, &flops_quantity, &peak_flops[HAPT_F16]);
 }
 
 static enum hapt_status read_device(const struct object *subcluster, struct hapt_device_spec *device)
 {
-    const struct reader *reader = subcluster->reader;
     json_t *json;
     HAPT_TRY(find(subcluster, "device", true, &json));
-    const char *key_at = hapt_json_offset_key(subcluster->at, "device");
     if (json_is_string(json)) {
         const struct hapt_device_spec *known = hapt_device_spec_find(json_string_value(json));
         if (known) {
@@ -242,20 +250,16 @@ static enum hapt_status read_device(const struct object *subcluster, struct hapt
             return HAPT_OK;
         }
         char hint[MAX_HINT] = "known devices: ", shown[64];
-        for (int i = 0; hapt_device_spec_at(i); i++) {
-            strncat(hint, hapt_device_spec_at(i)->name, sizeof hint - strlen(hint) - 1);
-            strncat(hint, ", ", sizeof hint - strlen(hint) - 1);
-        }
-        strncat(hint, "or an object with name, peak_flops, memory and memory_bandwidth",
-                sizeof hint - strlen(hint) - 1);
-        return refuse(reader, key_at, hint, "unknown device \"%s\"", printable(json_string_value(json), shown));
+        for (int i = 0; hapt_device_spec_at(i); i++) append(hint, hapt_device_spec_at(i)->name, ", ");
+        append(hint, "or an object with name, peak_flops, memory and memory_bandwidth", "");
+        return refuse(subcluster, "device", hint, "unknown device \"%s\"", printable(json_string_value(json), shown));
     }
     if (!json_is_object(json))
-        return refuse(reader, key_at, "name a device such as \"A100-40GB\" or \"cpu\", or describe it in an object",
+        return refuse(subcluster, "device",
+                      "name a device such as \"A100-40GB\" or \"cpu\", or describe it in an object",
                       "\"device\" must be text or an object, not %s", type_name(json));
-    static const char *const known[] = {"name", "backend", "peak_flops", "memory", "memory_bandwidth", NULL};
-    const struct object object = {reader, json, hapt_json_offset_member(subcluster->at, "device"), "\"device\""};
-    HAPT_TRY(check_keys(&object, known));
+    const struct object object = member(subcluster, "device", "\"device\"");
+    HAPT_TRY(check_keys(&object, "name, backend, peak_flops, memory, memory_bandwidth"));
     HAPT_TRY(read_name(&object, "name", true, device->name, sizeof device->name));
     snprintf(device->backend, sizeof device->backend, "%s", strcmp(device->name, "cpu") == 0 ? "cpu" : "cuda");
     HAPT_TRY(read_name(&object, "backend", false, device->backend, sizeof device->backend));
@@ -265,19 +269,22 @@ static enum hapt_status read_device(const struct object *subcluster, struct hapt
 }
 
 /* Lists may be long, so an element's offset is searched only for an error message. */
-static enum hapt_status take_hosts(const struct reader *reader, const char *list_at, json_t *json, json_t *seen,
-                                   const char *hint, struct hapt_subcluster *subcluster)
+static enum hapt_status take_hosts(const struct object *object, json_t *list, json_t *seen, const char *hint,
+                                   struct hapt_subcluster *subcluster)
 {
     for (int i = 0; i < subcluster->nodes; i++) {
-        const json_t *host = json_array_get(json, (size_t)i);
+        const json_t *host = json_array_get(list, (size_t)i);
         const char *name = json_string_value(host);
         char shown[64];
-        if (!is_name(host, HOST_CHARS))
-            return check_name(reader, hapt_json_offset_element(list_at, i), "hosts", host, HOST_CHARS);
-        if (json_object_get(seen, name))
-            return refuse(reader, hapt_json_offset_element(list_at, i), hint, "host \"%s\" is named twice",
-                          printable(name, shown));
-        subcluster->hosts[i] = hapt_arena_strdup(reader->arena, name);
+        if (!is_name(host, HOST_CHARS)) {
+            const struct object at = element(object, "hosts", i, NULL);
+            return check_name(&at, NULL, "hosts", host, HOST_CHARS);
+        }
+        if (json_object_get(seen, name)) {
+            const struct object at = element(object, "hosts", i, NULL);
+            return refuse(&at, NULL, hint, "host \"%s\" is named twice", printable(name, shown));
+        }
+        subcluster->hosts[i] = hapt_arena_strdup(object->reader->arena, name);
         if (!subcluster->hosts[i]) return HAPT_ERR_MEMORY;
         if (json_object_set_new(seen, name, json_true()) != 0)
             return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the names of hosts");
@@ -287,89 +294,69 @@ static enum hapt_status take_hosts(const struct reader *reader, const char *list
 
 static enum hapt_status read_hosts(const struct object *object, struct hapt_subcluster *subcluster)
 {
-    const struct reader *reader = object->reader;
-    json_t *json;
-    HAPT_TRY(find(object, "hosts", false, &json));
-    if (!json) return HAPT_OK;
-    const char *key_at = hapt_json_offset_key(object->at, "hosts"),
-               *list_at = hapt_json_offset_member(object->at, "hosts");
     static const char hint[] = "list one host name for each of the subcluster's nodes";
-    if (!json_is_array(json)) return refuse(reader, key_at, hint, "\"hosts\" must be a list, not %s", type_name(json));
+    json_t *json = json_object_get(object->json, "hosts");
+    if (!json) return HAPT_OK;
+    if (!json_is_array(json)) return refuse(object, "hosts", hint, "\"hosts\" must be a list, not %s", type_name(json));
     if (json_array_size(json) != (size_t)subcluster->nodes)
-        return refuse(reader, key_at, hint, "\"hosts\" names %zu hosts for %d nodes", json_array_size(json),
+        return refuse(object, "hosts", hint, "\"hosts\" names %zu hosts for %d nodes", json_array_size(json),
                       subcluster->nodes);
-    HAPT_NEW(subcluster->hosts, reader->arena, subcluster->nodes);
+    HAPT_NEW(subcluster->hosts, object->reader->arena, subcluster->nodes);
     json_t *seen = json_object();
-    const enum hapt_status status = take_hosts(reader, list_at, json, seen, hint, subcluster);
+    const enum hapt_status status = take_hosts(object, json, seen, hint, subcluster);
     json_decref(seen);
     HAPT_TRY(status);
     subcluster->host_count = subcluster->nodes;
     return HAPT_OK;
 }
 
-static enum hapt_status read_subcluster(const struct object *object, struct hapt_subcluster *subcluster)
+static enum hapt_status read_subcluster(const struct object *object, struct hapt_subcluster *own)
 {
-    static const char *const known[] = {"name",
-                                        "nodes",
-                                        "devices_per_node",
-                                        "device",
-                                        "slowdown",
-                                        "memory",
-                                        "hosts",
-                                        "intra_node_bandwidth",
-                                        "inter_node_bandwidth",
-                                        "intra_node_latency",
-                                        "inter_node_latency",
-                                        NULL};
-    HAPT_TRY(check_keys(object, known));
-    HAPT_TRY(read_name(object, "name", true, subcluster->name, sizeof subcluster->name));
-    HAPT_TRY(read_count(object, "nodes", MAX_NODES, &subcluster->nodes));
-    HAPT_TRY(read_count(object, "devices_per_node", MAX_DEVICES_PER_NODE, &subcluster->devices_per_node));
-    HAPT_TRY(read_device(object, &subcluster->device));
-    subcluster->device.slowdown = 1;
-    HAPT_TRY(read_quantity(object, "slowdown", false, &slowdown_quantity, &subcluster->device.slowdown));
-    HAPT_TRY(read_quantity(object, "memory", false, &bytes_quantity, &subcluster->device.memory_bytes));
-    subcluster->device.memory_capped = json_object_get(object->json, "memory") != NULL;
-    subcluster->intra_node_latency = subcluster->inter_node_latency = -1;
-    HAPT_TRY(
-        read_quantity(object, "intra_node_bandwidth", false, &bandwidth_quantity, &subcluster->intra_node_bandwidth));
-    HAPT_TRY(
-        read_quantity(object, "inter_node_bandwidth", false, &bandwidth_quantity, &subcluster->inter_node_bandwidth));
-    HAPT_TRY(read_quantity(object, "intra_node_latency", false, &time_quantity, &subcluster->intra_node_latency));
-    HAPT_TRY(read_quantity(object, "inter_node_latency", false, &time_quantity, &subcluster->inter_node_latency));
-    return read_hosts(object, subcluster);
+    HAPT_TRY(check_keys(object, "name, nodes, devices_per_node, device, slowdown, memory, hosts, intra_node_bandwidth, "
+                                "inter_node_bandwidth, intra_node_latency, inter_node_latency"));
+    HAPT_TRY(read_name(object, "name", true, own->name, sizeof own->name));
+    HAPT_TRY(read_count(object, "nodes", MAX_NODES, &own->nodes));
+    HAPT_TRY(read_count(object, "devices_per_node", MAX_DEVICES_PER_NODE, &own->devices_per_node));
+    HAPT_TRY(read_device(object, &own->device));
+    own->device.slowdown = 1;
+    own->intra_node_latency = own->inter_node_latency = -1;
+    HAPT_TRY(read_quantity(object, "slowdown", false, &slowdown_quantity, &own->device.slowdown));
+    HAPT_TRY(read_quantity(object, "memory", false, &bytes_quantity, &own->device.memory_bytes));
+    own->device.memory_capped = json_object_get(object->json, "memory") != NULL;
+    HAPT_TRY(read_quantity(object, "intra_node_bandwidth", false, &bandwidth_quantity, &own->intra_node_bandwidth));
+    HAPT_TRY(read_quantity(object, "inter_node_bandwidth", false, &bandwidth_quantity, &own->inter_node_bandwidth));
+    HAPT_TRY(read_quantity(object, "intra_node_latency", false, &time_quantity, &own->intra_node_latency));
+    HAPT_TRY(read_quantity(object, "inter_node_latency", false, &time_quantity, &own->inter_node_latency));
+    return read_hosts(object, own);
 }
 
 static enum hapt_status read_subclusters(const struct object *root, struct hapt_cluster *cluster)
 {
-    const struct reader *reader = root->reader;
     json_t *json;
     HAPT_TRY(find(root, "subclusters", true, &json));
-    const char *key_at = hapt_json_offset_key(root->at, "subclusters"),
-               *list_at = hapt_json_offset_member(root->at, "subclusters");
     const size_t count = json_is_array(json) ? json_array_size(json) : 0;
     if (count < 1 || count > HAPT_MAX_SUBCLUSTERS)
-        return refuse(reader, key_at,
+        return refuse(root, "subclusters",
                       "list 1 to 16 subclusters, each an object with name, nodes, devices_per_node, device",
                       "\"subclusters\" %s",
                       json_is_array(json) ? (count ? "has more than 16 entries" : "is empty") : "must be a list");
-    HAPT_NEW(cluster->subcluster, reader->arena, count);
+    HAPT_NEW(cluster->subcluster, root->reader->arena, count);
     cluster->count = (int)count;
     for (int i = 0; i < cluster->count; i++) {
-        const struct object object = {reader, json_array_get(json, (size_t)i), hapt_json_offset_element(list_at, i),
-                                      "a subcluster"};
+        struct hapt_subcluster *own = &cluster->subcluster[i];
+        const struct object object = element(root, "subclusters", i, "a subcluster");
         if (!json_is_object(object.json))
-            return refuse(reader, object.at, "each subcluster is an object with name, nodes, devices_per_node, device",
+            return refuse(&object, NULL, "each subcluster is an object with name, nodes, devices_per_node, device",
                           "a subcluster must be an object, not %s", type_name(object.json));
-        HAPT_TRY(read_subcluster(&object, &cluster->subcluster[i]));
+        HAPT_TRY(read_subcluster(&object, own));
         for (int j = 0; j < i; j++)
-            if (strcmp(cluster->subcluster[i].name, cluster->subcluster[j].name) == 0)
-                return refuse(reader, hapt_json_offset_key(object.at, "name"), "give every subcluster its own name",
-                              "two subclusters are called \"%s\"", cluster->subcluster[i].name);
-        const long devices = (long)cluster->subcluster[i].nodes * cluster->subcluster[i].devices_per_node;
+            if (strcmp(own->name, cluster->subcluster[j].name) == 0)
+                return refuse(&object, "name", "give every subcluster its own name",
+                              "two subclusters are called \"%s\"", own->name);
+        const long devices = (long)own->nodes * own->devices_per_node;
         if (cluster->rank_count + devices > MAX_DEVICES)
-            return refuse(reader, hapt_json_offset_key(object.at, "nodes"), "check nodes and devices_per_node",
-                          "the cluster has more than %d devices", MAX_DEVICES);
+            return refuse(&object, "nodes", "check nodes and devices_per_node", "the cluster has more than %d devices",
+                          MAX_DEVICES);
         cluster->rank_count += (int)devices;
     }
     return HAPT_OK;
@@ -379,23 +366,19 @@ static enum hapt_status read_link_ends(const struct object *object, const struct
 {
     json_t *json;
     HAPT_TRY(find(object, "between", true, &json));
-    const char *list_at = hapt_json_offset_member(object->at, "between");
     if (!json_is_array(json) || json_array_size(json) != 2)
-        return refuse(object->reader, hapt_json_offset_key(object->at, "between"),
-                      "write \"between\": [\"one\", \"other\"]", "\"between\" must name two subclusters");
+        return refuse(object, "between", "write \"between\": [\"one\", \"other\"]",
+                      "\"between\" must name two subclusters");
     for (int e = 0; e < 2; e++) {
-        const json_t *name = json_array_get(json, (size_t)e);
-        const char *text = json_is_string(name) ? json_string_value(name) : "";
+        const struct object name = element(object, "between", e, NULL);
+        const char *text = json_is_string(name.json) ? json_string_value(name.json) : "";
         end[e] = 0;
         while (end[e] < cluster->count && strcmp(cluster->subcluster[end[e]].name, text) != 0) end[e]++;
         if (end[e] < cluster->count) continue;
         char hint[MAX_HINT] = "subclusters of this file: ", shown[64];
-        for (int i = 0; i < cluster->count; i++) {
-            if (i) strncat(hint, ", ", sizeof hint - strlen(hint) - 1);
-            strncat(hint, cluster->subcluster[i].name, sizeof hint - strlen(hint) - 1);
-        }
-        return refuse(object->reader, hapt_json_offset_element(list_at, e), hint,
-                      "a link names an unknown subcluster \"%s\"", printable(text, shown));
+        for (int i = 0; i < cluster->count; i++)
+            append(hint, cluster->subcluster[i].name, i < cluster->count - 1 ? ", " : "");
+        return refuse(&name, NULL, hint, "a link names an unknown subcluster \"%s\"", printable(text, shown));
     }
     return HAPT_OK;
 }
@@ -403,16 +386,15 @@ static enum hapt_status read_link_ends(const struct object *object, const struct
 /* "transport": "mpi", or "tcp" with the "interfaces" at both ends. */
 static enum hapt_status read_transport(const struct object *object, struct hapt_link *link)
 {
-    json_t *transport, *interfaces;
-    HAPT_TRY(find(object, "transport", false, &transport));
-    HAPT_TRY(find(object, "interfaces", false, &interfaces));
+    const json_t *transport = json_object_get(object->json, "transport"),
+                 *interfaces = json_object_get(object->json, "interfaces");
     const char *text = json_is_string(transport) ? json_string_value(transport) : "";
     if (transport && strcmp(text, "mpi") != 0 && strcmp(text, "tcp") != 0)
-        return refuse(object->reader, hapt_json_offset_key(object->at, "transport"),
-                      "leave it out to let hapt choose the faster one", "\"transport\" must be \"mpi\" or \"tcp\"");
+        return refuse(object, "transport", "leave it out to let hapt choose the faster one",
+                      "\"transport\" must be \"mpi\" or \"tcp\"");
     const bool tcp = strcmp(text, "tcp") == 0;
     if (tcp != (interfaces != NULL))
-        return refuse(object->reader, hapt_json_offset_key(object->at, tcp ? "transport" : "interfaces"),
+        return refuse(object, tcp ? "transport" : "interfaces",
                       "write \"transport\": \"tcp\", \"interfaces\": [\"eth0\", \"eth0\"]",
                       "\"tcp\" and \"interfaces\" must be given together");
     snprintf(link->transport, sizeof link->transport, "%s", text);
@@ -421,7 +403,7 @@ static enum hapt_status read_transport(const struct object *object, struct hapt_
             json_is_array(interfaces) && json_array_size(interfaces) == 2 ? json_array_get(interfaces, e) : NULL;
         if (!json_is_string(name) || json_string_length(name) == 0 ||
             json_string_length(name) >= sizeof link->interface[e])
-            return refuse(object->reader, hapt_json_offset_key(object->at, "interfaces"), "ip link lists them",
+            return refuse(object, "interfaces", "ip link lists them",
                           "\"interfaces\" must be the names of two network interfaces");
         snprintf(link->interface[e], sizeof link->interface[e], "%s", json_string_value(name));
     }
@@ -440,26 +422,23 @@ static struct hapt_link reversed(struct hapt_link link)
 
 static enum hapt_status read_link(const struct object *object, struct hapt_cluster *cluster, bool *seen)
 {
-    static const char *const known[] = {"between", "bandwidth", "latency", "paced", "transport", "interfaces", NULL};
     int end[2];
     struct hapt_link link = {.latency = -1};
-    HAPT_TRY(check_keys(object, known));
+    HAPT_TRY(check_keys(object, "between, bandwidth, latency, paced, transport, interfaces"));
     HAPT_TRY(read_link_ends(object, cluster, end));
     HAPT_TRY(read_quantity(object, "bandwidth", false, &bandwidth_quantity, &link.bandwidth));
     HAPT_TRY(read_quantity(object, "latency", false, &time_quantity, &link.latency));
     HAPT_TRY(read_transport(object, &link));
-    json_t *paced;
-    HAPT_TRY(find(object, "paced", false, &paced));
+    const json_t *paced = json_object_get(object->json, "paced");
     if (paced && !json_is_boolean(paced))
-        return refuse(object->reader, hapt_json_offset_key(object->at, "paced"), "write true or false",
-                      "\"paced\" must be true or false, not %s", type_name(paced));
+        return refuse(object, "paced", "write true or false", "\"paced\" must be true or false, not %s",
+                      type_name(paced));
     link.paced = json_is_true(paced);
     if (link.paced && link.bandwidth == 0)
-        return refuse(object->reader, hapt_json_offset_key(object->at, "paced"), "add \"bandwidth\"",
-                      "a paced link needs a bandwidth");
+        return refuse(object, "paced", "add \"bandwidth\"", "a paced link needs a bandwidth");
     const int forth = end[0] * cluster->count + end[1], back = end[1] * cluster->count + end[0];
     if (seen[forth])
-        return refuse(object->reader, object->at, "keep one of them: a link holds for both directions",
+        return refuse(object, NULL, "keep one of them: a link holds for both directions",
                       "a second link between \"%s\" and \"%s\"", cluster->subcluster[end[0]].name,
                       cluster->subcluster[end[1]].name);
     seen[forth] = seen[back] = true;
@@ -470,23 +449,19 @@ static enum hapt_status read_link(const struct object *object, struct hapt_clust
 
 static enum hapt_status read_links(const struct object *root, struct hapt_cluster *cluster)
 {
-    const struct reader *reader = root->reader;
+    struct hapt_arena *arena = root->reader->arena;
+    const json_t *json = json_object_get(root->json, "links");
     bool *seen;
-    HAPT_NEW(cluster->link, reader->arena, cluster->count * cluster->count);
-    HAPT_NEW(seen, reader->arena, cluster->count * cluster->count);
+    HAPT_NEW(cluster->link, arena, cluster->count * cluster->count);
+    HAPT_NEW(seen, arena, cluster->count * cluster->count);
     for (int i = 0; i < cluster->count * cluster->count; i++) cluster->link[i] = (struct hapt_link){.latency = -1};
-    json_t *json;
-    HAPT_TRY(find(root, "links", false, &json));
     if (json && !json_is_array(json))
-        return refuse(reader, hapt_json_offset_key(root->at, "links"),
-                      "write a list of objects with between and bandwidth", "\"links\" must be a list, not %s",
-                      type_name(json));
+        return refuse(root, "links", "write a list of objects with between and bandwidth",
+                      "\"links\" must be a list, not %s", type_name(json));
     for (size_t i = 0; json && i < json_array_size(json); i++) {
-        const struct object object = {reader, json_array_get(json, i),
-                                      hapt_json_offset_element(hapt_json_offset_member(root->at, "links"), (int)i),
-                                      "a link"};
+        const struct object object = element(root, "links", (int)i, "a link");
         if (!json_is_object(object.json))
-            return refuse(reader, object.at, "each link is an object with between and bandwidth",
+            return refuse(&object, NULL, "each link is an object with between and bandwidth",
                           "a link must be an object, not %s", type_name(object.json));
         HAPT_TRY(read_link(&object, cluster, seen));
     }
@@ -505,17 +480,15 @@ static enum hapt_status read_links(const struct object *root, struct hapt_cluste
 static enum hapt_status read_collective(const struct object *entry, enum hapt_collective_kind kind,
                                         struct hapt_collective_term *term)
 {
-    static const char *const known[] = {"latency", "bandwidth", "padding", NULL};
+    double bandwidth = 0, padding = hapt_collective_pads(kind) ? 1 : 0;
     const char *key = hapt_collective_key(kind);
     json_t *json;
-    double bandwidth = 0, padding = hapt_collective_pads(kind) ? 1 : 0;
     HAPT_TRY(find(entry, key, true, &json));
-    const struct object object = {entry->reader, json, hapt_json_offset_member(entry->at, key), key};
     if (!json_is_object(json))
-        return refuse(entry->reader, hapt_json_offset_key(entry->at, key),
-                      "write { \"latency\": ..., \"bandwidth\": ... }", "\"%s\" must be an object, not %s", key,
-                      type_name(json));
-    HAPT_TRY(check_keys(&object, known));
+        return refuse(entry, key, "write { \"latency\": ..., \"bandwidth\": ... }", "\"%s\" must be an object, not %s",
+                      key, type_name(json));
+    const struct object object = member(entry, key, key);
+    HAPT_TRY(check_keys(&object, "latency, bandwidth, padding"));
     HAPT_TRY(read_quantity(&object, "latency", false, &time_quantity, &term->latency_s));
     HAPT_TRY(read_quantity(&object, "bandwidth", true, &bandwidth_quantity, &bandwidth));
     HAPT_TRY(read_quantity(&object, "padding", false, &padding_quantity, &padding));
@@ -526,27 +499,20 @@ static enum hapt_status read_collective(const struct object *entry, enum hapt_co
 
 static enum hapt_status read_collectives(const struct object *root, struct hapt_cluster *cluster)
 {
-    static const char *const known[] = {"ranks",      "all_reduce", "reduce_scatter", "all_gather", "grouped_broadcast",
-                                        "all_to_all", NULL};
     static const char hint[] =
         "list one object for each number of ranks that was measured, 64 at most (hapt topology --collectives)";
-    const struct reader *reader = root->reader;
-    json_t *json;
-    HAPT_TRY(find(root, "collectives", false, &json));
+    const json_t *json = json_object_get(root->json, "collectives");
     if (!json) return HAPT_OK;
     if (!json_is_array(json) || json_array_size(json) > HAPT_MAX_COLLECTIVE_MODELS)
-        return refuse(reader, hapt_json_offset_key(root->at, "collectives"), hint, "\"collectives\" %s",
+        return refuse(root, "collectives", hint, "\"collectives\" %s",
                       json_is_array(json) ? "has too many entries" : "must be a list");
     cluster->collective_count = (int)json_array_size(json);
-    HAPT_NEW(cluster->collective, reader->arena, cluster->collective_count);
+    HAPT_NEW(cluster->collective, root->reader->arena, cluster->collective_count);
     for (int i = 0; i < cluster->collective_count; i++) {
         struct hapt_collective_model *model = &cluster->collective[i];
-        const struct object object = {reader, json_array_get(json, (size_t)i),
-                                      hapt_json_offset_element(hapt_json_offset_member(root->at, "collectives"), i),
-                                      "measured collectives"};
-        if (!json_is_object(object.json))
-            return refuse(reader, object.at, hint, "measured collectives must be an object");
-        HAPT_TRY(check_keys(&object, known));
+        const struct object object = element(root, "collectives", i, "measured collectives");
+        if (!json_is_object(object.json)) return refuse(&object, NULL, hint, "measured collectives must be an object");
+        HAPT_TRY(check_keys(&object, "ranks, all_reduce, reduce_scatter, all_gather, grouped_broadcast, all_to_all"));
         HAPT_TRY(read_count(&object, "ranks", MAX_DEVICES, &model->ranks));
         model->measured = true;
         for (int kind = 0; kind < HAPT_COLLECTIVE_COUNT; kind++)
@@ -554,31 +520,27 @@ static enum hapt_status read_collectives(const struct object *root, struct hapt_
                 HAPT_TRY(read_collective(&object, (enum hapt_collective_kind)kind, &model->term[kind]));
         for (int j = 0; j < i; j++)
             if (cluster->collective[j].ranks == model->ranks)
-                return refuse(reader, hapt_json_offset_key(object.at, "ranks"), hint,
-                              "collectives over %d ranks are listed twice", model->ranks);
+                return refuse(&object, "ranks", hint, "collectives over %d ranks are listed twice", model->ranks);
     }
     return HAPT_OK;
 }
 
 static enum hapt_status read_root(const struct reader *reader, json_t *json, struct hapt_cluster *cluster)
 {
-    static const char *const known[] = {"format", "version", "subclusters", "links", "collectives", NULL};
-    const struct object root = {reader, json, hapt_json_offset_value(reader->text), "the cluster file"};
     static const char hint[] = "a cluster file starts with { \"format\": \"hapt-cluster\", \"version\": 1, ...";
+    const struct object root = {reader, json, hapt_json_offset_value(reader->text), "the cluster file"};
     if (!json_is_object(json))
-        return refuse(reader, root.at, hint, "the file must hold an object, not %s", type_name(json));
+        return refuse(&root, NULL, hint, "the file must hold an object, not %s", type_name(json));
     json_t *format, *version;
     HAPT_TRY(find(&root, "format", true, &format));
     if (!json_is_string(format) || strcmp(json_string_value(format), "hapt-cluster") != 0)
-        return refuse(reader, hapt_json_offset_key(root.at, "format"), hint, "\"format\" is not \"hapt-cluster\"");
+        return refuse(&root, "format", hint, "\"format\" is not \"hapt-cluster\"");
     HAPT_TRY(find(&root, "version", true, &version));
     if (json_is_integer(version) && json_integer_value(version) > 1)
-        return refuse(reader, hapt_json_offset_key(root.at, "version"), "use a newer hapt",
-                      "the cluster file has a later version than 1");
+        return refuse(&root, "version", "use a newer hapt", "the cluster file has a later version than 1");
     if (!json_is_integer(version) || json_integer_value(version) != 1)
-        return refuse(reader, hapt_json_offset_key(root.at, "version"), "this hapt reads version 1",
-                      "\"version\" of the cluster file is not 1");
-    HAPT_TRY(check_keys(&root, known));
+        return refuse(&root, "version", "this hapt reads version 1", "\"version\" of the cluster file is not 1");
+    HAPT_TRY(check_keys(&root, "format, version, subclusters, links, collectives"));
     HAPT_TRY(read_subclusters(&root, cluster));
     HAPT_TRY(read_links(&root, cluster));
     HAPT_TRY(read_collectives(&root, cluster));

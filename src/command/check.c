@@ -2,7 +2,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +11,7 @@
 #include "hapt/calibration.h"
 #include "hapt/command.h"
 #include "hapt/report.h"
+#include "json_print.h"
 
 const char hapt_command_check_help[] =
     "Checks each file completely: its structure, the checksum of every dataset, every attribute, its format and\n"
@@ -435,9 +435,7 @@ static enum hapt_status conclude(const struct totals *totals)
     if (totals->files) {
         json_t *root = json_pack("{s:s, s:i, s:b, s:O}", "format", "hapt-check", "version", 1, "good", totals->bad == 0,
                                  "files", totals->files);
-        const int failed = !root || json_dumpf(root, stdout, JSON_INDENT(2)) || printf("\n") < 0;
-        json_decref(root);
-        if (failed) return hapt_fail(HAPT_ERR_IO, NULL, "cannot write to standard output");
+        HAPT_TRY(hapt_json_print(root, "the result's", 2));
     }
     if (totals->bad == 0) return HAPT_OK;
     if (totals->system != HAPT_OK)
@@ -458,12 +456,7 @@ static enum hapt_status check_words(struct hapt_env *env, const struct hapt_conf
     return status;
 }
 
-enum hapt_status hapt_command_check(struct hapt_env *env, struct hapt_config *config)
+enum hapt_status hapt_command_check(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    const enum hapt_status status =
-        hapt_env_agree(env->world, env->world_rank == 0 ? check_words(env, config, &arena) : HAPT_OK);
-    hapt_arena_release(&arena);
-    return status;
+    return hapt_env_agree(env->world, env->world_rank == 0 ? check_words(env, config, arena) : HAPT_OK);
 }

@@ -1,6 +1,5 @@
 /* `hapt data FILE`: converts text or token files to a data file. data_images.c converts images. */
 #include <inttypes.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,6 +7,7 @@
 #include "data_files.h"
 #include "hapt/h5.h"
 #include "hapt/progress.h"
+#include "json_print.h"
 #include "outputs.h"
 
 const char hapt_command_data_help[] =
@@ -182,12 +182,8 @@ static enum hapt_status write_tokens(const char *path, const struct tokens *toke
     enum hapt_status status = hapt_h5_write_attribute_int(file, "/", "vocab", tokens->vocab);
     if (status == HAPT_OK) status = hapt_h5_write_attribute_real(file, "/", "unigram_entropy", unigram, "nat/token");
     if (status == HAPT_OK) status = hapt_h5_write_attribute_real(file, "/", "bigram_entropy", bigram, "nat/token");
-    if (status == HAPT_OK) {
-        status = hapt_h5_write(file, "/tokens", type, 1, &tokens->count, stored, "token");
-    }
-    if (status == HAPT_OK) return hapt_h5_commit(file);
-    hapt_h5_close(file);
-    return status;
+    if (status == HAPT_OK) status = hapt_h5_write(file, "/tokens", type, 1, &tokens->count, stored, "token");
+    return hapt_h5_finish(file, status);
 }
 
 static enum hapt_status print_json(const char *path, const struct tokens *tokens, double unigram, double bigram)
@@ -195,9 +191,7 @@ static enum hapt_status print_json(const char *path, const struct tokens *tokens
     json_t *root = json_pack("{s:s, s:i, s:s, s:I, s:i, s:f, s:f}", "format", "hapt-data", "version", 1, "output", path,
                              "tokens", (json_int_t)tokens->count, "vocab", tokens->vocab, "unigram_entropy", unigram,
                              "bigram_entropy", bigram);
-    const int failed = !root || json_dumpf(root, stdout, 0) || printf("\n") < 0;
-    json_decref(root);
-    return failed ? hapt_fail(HAPT_ERR_IO, NULL, "cannot write to standard output") : HAPT_OK;
+    return hapt_json_print(root, "the data's", 0);
 }
 
 static enum hapt_status make_data(const struct hapt_env *env, const struct hapt_config *config,
@@ -223,21 +217,13 @@ static enum hapt_status make_data(const struct hapt_env *env, const struct hapt_
     return HAPT_OK;
 }
 
-enum hapt_status hapt_command_data(struct hapt_env *env, struct hapt_config *config)
+enum hapt_status hapt_command_data(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    enum hapt_status status =
-        hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-data"});
-    if (status != HAPT_OK) {
-        hapt_arena_release(&arena);
-        return status;
-    }
+    enum hapt_status status = HAPT_OK;
+    HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-data"}));
     struct hapt_progress progress;
     hapt_progress_init(&progress, env, "converting data", 0);
-    if (env->world_rank == 0) status = make_data(env, config, &arena); /* one rank writes the file */
+    if (env->world_rank == 0) status = make_data(env, config, arena); /* one rank writes the file */
     hapt_progress_release(&progress);
-    status = hapt_env_agree(env->world, status);
-    hapt_arena_release(&arena);
-    return status;
+    return hapt_env_agree(env->world, status);
 }

@@ -1,11 +1,11 @@
 /* `hapt data` for images: converts files of CIFAR-10's binary format to a data file. */
 #include <inttypes.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "data_files.h"
+#include "json_print.h"
 #include "hapt/h5.h"
 
 enum {
@@ -96,9 +96,7 @@ static enum hapt_status print_json(const char *path, const struct images *images
         json_pack("{s:s, s:i, s:s, s:I, s:i, s:[f,f,f], s:[f,f,f]}", "format", "hapt-data", "version", 1, "output",
                   path, "images", (json_int_t)images->count, "classes", CLASSES, "mean", images->mean[0],
                   images->mean[1], images->mean[2], "std", images->std[0], images->std[1], images->std[2]);
-    const int failed = !root || json_dumpf(root, stdout, 0) || printf("\n") < 0;
-    json_decref(root);
-    return failed ? hapt_fail(HAPT_ERR_IO, NULL, "cannot write to standard output") : HAPT_OK;
+    return hapt_json_print(root, "the data's", 0);
 }
 
 enum hapt_status hapt_data_make_images(const struct hapt_env *env, const struct hapt_config *config, const char *path,
@@ -108,12 +106,7 @@ enum hapt_status hapt_data_make_images(const struct hapt_env *env, const struct 
     struct hapt_h5 *file;
     HAPT_TRY(read_images(config, arena, &images));
     HAPT_TRY(hapt_h5_create(path, "hapt-data", 1, &file));
-    const enum hapt_status status = write_datasets(file, &images);
-    if (status != HAPT_OK) {
-        hapt_h5_close(file);
-        return status;
-    }
-    HAPT_TRY(hapt_h5_commit(file));
+    HAPT_TRY(hapt_h5_finish(file, write_datasets(file, &images)));
     if (env->quiet) return print_json(path, &images);
     hapt_print(env, "%s: %" PRId64 " images of %d x %d, %d classes\n", path, images.count, SIDE, SIDE, CLASSES);
     hapt_print(env, "mean %.2f %.2f %.2f, deviation %.2f %.2f %.2f of 255\n", images.mean[0], images.mean[1],

@@ -1,5 +1,4 @@
 /* hapt doctor: reports the build, the ranks and their hosts; lists problems and what to do about each. */
-#include <jansson.h>
 #include <math.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -14,6 +13,7 @@
 #include "hapt/host.h"
 #include "hapt/solve.h"
 #include "hapt/version.h"
+#include "json_print.h"
 #include "phases.h"
 
 /* Facts that only the rank itself can query. */
@@ -138,7 +138,7 @@ static bool has_slowdown(const struct doctor *doctor)
 }
 
 /* Checks the ranks and cores of a host, and the binding by the launcher. */
-static void examine_binding(struct doctor *doctor, int h)
+static void examine_binding(struct doctor *doctor, int h, const char *section)
 {
     const struct hapt_host *host = &doctor->hosts->host[h];
     int narrow = -1, narrow_count = 0;
@@ -149,8 +149,6 @@ static void examine_binding(struct doctor *doctor, int h)
         if (cpus >= host->threads_unbound || cpus > doctor->threads) continue;
         if (narrow_count++ == 0) narrow = rank;
     }
-    char section[96];
-    snprintf(section, sizeof section, "host %s", host->name);
     add_fact(doctor, section, "cores", "%d for %d rank%s, %.3g each%s", host->cores, host->ranks,
              host->ranks > 1 ? "s" : "", hapt_host_cores_per_rank(host), narrow_count ? "; bound by the launcher" : "");
     if (host->ranks > host->cores && !has_slowdown(doctor))
@@ -164,11 +162,10 @@ static void examine_binding(struct doctor *doctor, int h)
                     doctor->facts[narrow].cpus > 1 ? "s" : "");
 }
 
-static void examine_memory(struct doctor *doctor, int h, const struct rank_facts *facts)
+static void examine_memory(struct doctor *doctor, int h, const char *section, const struct rank_facts *facts)
 {
     const struct hapt_host *host = &doctor->hosts->host[h];
-    char section[96], total[32], available[32], space[32], locked[32];
-    snprintf(section, sizeof section, "host %s", host->name);
+    char total[32], available[32], space[32], locked[32];
     add_fact(doctor, section, "memory", "%s, %s available", hapt_units_bytes(host->memory_bytes, total),
              hapt_units_bytes(fmin(facts->memory_available, host->memory_bytes), available));
     add_fact(doctor, section, "shared memory", "%s",
@@ -188,13 +185,12 @@ static void examine_memory(struct doctor *doctor, int h, const struct rank_facts
                     "host %s: only %s of memory may be locked, too little for InfiniBand and GPUs", host->name, locked);
 }
 
-static void examine_devices(struct doctor *doctor, int h)
+static void examine_devices(struct doctor *doctor, int h, const char *section)
 {
     const struct hapt_host *host = &doctor->hosts->host[h];
     const struct hapt_backend *cuda = hapt_backend_find("cuda");
     const bool loaded = cuda && cuda->libraries && cuda->libraries(); /* this build is for GPUs */
-    char section[96], rate[32], doubt[192];
-    snprintf(section, sizeof section, "host %s", host->name);
+    char rate[32], doubt[192];
     for (int g = 0; g < host->gpu_count; g++) {
         char name[24];
         snprintf(name, sizeof name, "GPU %d", g);
@@ -231,14 +227,16 @@ static void examine_hosts(struct doctor *doctor)
 {
     for (int h = 0; h < doctor->hosts->count; h++) {
         int first = 0;
+        char section[96];
+        snprintf(section, sizeof section, "host %s", doctor->hosts->host[h].name);
         while (doctor->hosts->host_of_rank[first] != h) first++;
         if (doctor->hosts->host[h].fake_failed)
             add_problem(doctor, HAPT_OK, "correct or unset these variables",
                         "host %s: hwloc cannot use HWLOC_XMLFILE or HWLOC_SYNTHETIC; this is the real machine",
                         doctor->hosts->host[h].name);
-        examine_binding(doctor, h);
-        examine_memory(doctor, h, &doctor->facts[first]);
-        examine_devices(doctor, h);
+        examine_binding(doctor, h, section);
+        examine_memory(doctor, h, section, &doctor->facts[first]);
+        examine_devices(doctor, h, section);
     }
 }
 
@@ -372,12 +370,7 @@ static enum hapt_status print_json(const struct doctor *doctor)
     json_t *root = json_pack("{s:s, s:i, s:i, s:i, s:O, s:O}", "format", "hapt-doctor", "version", 1, "ranks",
                              doctor->env->world_size, "hosts", doctor->hosts->count, "facts", doctor->sections,
                              "problems", doctor->problems);
-    if (!root) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to print the report");
-    const int written = json_dumpf(root, stdout, JSON_INDENT(2));
-    json_decref(root);
-    if (written != 0 || putchar('\n') == EOF || fflush(stdout) != 0)
-        return hapt_fail(HAPT_ERR_IO, "check where standard output goes", "cannot write to standard output: %m");
-    return HAPT_OK;
+    return hapt_json_print(root, "the report's", 2);
 }
 
 /* Rank 0 only: all facts have been gathered. */
@@ -407,7 +400,7 @@ static enum hapt_status report(struct doctor *doctor)
     return status;
 }
 
-static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_hosts *hosts;
     struct hapt_cluster *cluster = NULL;
@@ -430,13 +423,4 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
                             .cluster = cluster,
                             .threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"))};
     return hapt_env_agree(env->world, env->world_rank == 0 ? report(&doctor) : HAPT_OK);
-}
-
-enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *config)
-{
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    const enum hapt_status status = run(env, config, &arena);
-    hapt_arena_release(&arena);
-    return status;
 }

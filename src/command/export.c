@@ -4,7 +4,7 @@
 #include "hapt/train.h"
 #include "outputs.h"
 
-static enum hapt_status run(const struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena)
+enum hapt_status hapt_command_export(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     const char *path = hapt_config_text(config, "checkpoint"), *output = hapt_config_text(config, "output");
     struct hapt_checkpoint *checkpoint = NULL;
@@ -25,13 +25,4 @@ static enum hapt_status run(const struct hapt_env *env, const struct hapt_config
     hapt_print(env, "%s: %lld parameters of step %lld from %s\n", output, (long long)checkpoint->parameter_count,
                (long long)checkpoint->step, checkpoint->path);
     return HAPT_OK;
-}
-
-enum hapt_status hapt_command_export(struct hapt_env *env, struct hapt_config *config)
-{
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    const enum hapt_status status = run(env, config, &arena);
-    hapt_arena_release(&arena);
-    return status;
 }

@@ -36,20 +36,15 @@ static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *conf
 
 static enum hapt_status check_options(const struct hapt_config *config)
 {
-    const char *const searching[] = {"profile",         "strategy",   "stages",          "hide-threshold",
-                                     "use-all-devices", "gap",        "imbalance",       "profile-seconds",
-                                     "predict",         "efficiency", "tensor-parallel", "program",
-                                     "mixed",           "mixed-rows", "segments",        NULL};
-    const char *const measuring[] = {"imbalance", "profile-seconds", "predict",  "efficiency", "tensor-parallel",
-                                     "mixed",     "mixed-rows",      "segments", NULL};
-    const char *const replanning[] = {"replan", NULL};
     if (hapt_config_text(config, "plan"))
-        HAPT_TRY(hapt_phase_refuse_unused(config, "with --plan there is no search", searching));
+        HAPT_TRY(hapt_phase_refuse_unused(config, "with --plan there is no search",
+                                          "profile strategy stages hide-threshold use-all-devices gap "
+                                          "program " HAPT_PHASE_MEASURING));
     if (hapt_config_text(config, "profile"))
-        HAPT_TRY(hapt_phase_refuse_unused(config, "--profile is not measured again", measuring));
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--profile is not measured again", HAPT_PHASE_MEASURING));
     HAPT_TRY(hapt_phase_plan_options(config));
     if (!strcmp(hapt_config_text(config, "resume"), "no"))
-        return hapt_phase_refuse_unused(config, "it needs --resume", replanning);
+        return hapt_phase_refuse_unused(config, "it needs --resume", "replan");
     return HAPT_OK;
 }
 
@@ -84,13 +79,10 @@ static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config
     return hapt_phase_report(env, &run, arena);
 }
 
-enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *config)
+enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    struct hapt_arena arena;
     struct job job = {0};
-    hapt_arena_init(&arena);
-    const enum hapt_status status = run_job(env, config, &job, &arena);
+    const enum hapt_status status = run_job(env, config, &job, arena);
     hapt_run_folder_leave(env);
-    hapt_arena_release(&arena);
     return status;
 }

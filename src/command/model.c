@@ -1,11 +1,11 @@
 /* `hapt model FAMILY`: writes a model file. */
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdio.h>
 
 #include "hapt/command.h"
 #include "hapt/model.h"
 #include "hapt/progress.h"
+#include "json_print.h"
 #include "outputs.h"
 
 const char hapt_command_model_help[] =
@@ -76,9 +76,7 @@ static enum hapt_status print_json(const struct hapt_model *model, const char *p
                              path, "family", model->family, "settings", settings, "parameters",
                              (json_int_t)hapt_model_parameter_count(model), "operators", model->graph->op_count,
                              "flops_per_microbatch", hapt_model_flops(model));
-    const int failed = !root || json_dumpf(root, stdout, 0) || printf("\n") < 0;
-    json_decref(root);
-    return failed ? hapt_fail(HAPT_ERR_IO, NULL, "cannot write to standard output") : HAPT_OK;
+    return hapt_json_print(root, "the model's", 0);
 }
 
 static enum hapt_status write_model(const struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
@@ -101,21 +99,13 @@ static enum hapt_status write_model(const struct hapt_env *env, struct hapt_conf
     return HAPT_OK;
 }
 
-enum hapt_status hapt_command_model(struct hapt_env *env, struct hapt_config *config)
+enum hapt_status hapt_command_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    enum hapt_status status =
-        hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-model"});
-    if (status != HAPT_OK) {
-        hapt_arena_release(&arena);
-        return status;
-    }
+    enum hapt_status status = HAPT_OK;
+    HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-model"}));
     struct hapt_progress progress;
     hapt_progress_init(&progress, env, "writing the model", 0);
-    if (env->world_rank == 0) status = write_model(env, config, &arena); /* one rank writes the file */
+    if (env->world_rank == 0) status = write_model(env, config, arena); /* one rank writes the file */
     hapt_progress_release(&progress);
-    status = hapt_env_agree(env->world, status);
-    hapt_arena_release(&arena);
-    return status;
+    return hapt_env_agree(env->world, status);
 }

@@ -4,7 +4,8 @@
 #include "hapt/progress.h"
 #include "phases.h"
 
-enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_layers *layers)
+/* Sets the operator ranges of a plan's stages. */
+static enum hapt_status bind_operators(struct hapt_plan *plan, const struct hapt_layers *layers)
 {
     if (plan->layer_count != layers->count)
         return hapt_fail(HAPT_ERR_INPUT, "plan again for this model and granularity (--layers-per-model)",
@@ -38,18 +39,16 @@ enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
     const enum hapt_strategy strategy = strategy_of(config);
     const enum hapt_schedule_kind asked = schedule_of(config), runs = hapt_strategy_schedule(strategy, asked);
     const char *name = hapt_strategy_name(strategy);
-    const char *const searching[] = {"strategy", "granularity", "ignore-communication", "gap", NULL};
-    const char *const ablations[] = {"granularity", "ignore-communication", NULL};
     if (hapt_config_text(config, "stages"))
-        HAPT_TRY(hapt_phase_refuse_unused(config, "--stages leaves nothing to choose", searching));
-    const char *const idling[] = {"use-all-devices", NULL};
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--stages leaves nothing to choose",
+                                          "strategy granularity ignore-communication gap"));
     /* --explain searches rivals, also with --stages */
     const bool searched = hapt_config_command(config) == HAPT_COMMAND_PLAN && hapt_config_bool(config, "explain");
     if (hapt_config_text(config, "stages") && !searched)
-        HAPT_TRY(hapt_phase_refuse_unused(config, "--stages determines which devices work", idling));
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--stages determines which devices work", "use-all-devices"));
     if (strategy != HAPT_STRATEGY_HAPT)
         HAPT_TRY(hapt_phase_refuse_unused(config, "it is for --strategy hapt; other strategies choose their own layers",
-                                          ablations));
+                                          "granularity ignore-communication"));
     if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN && hapt_config_given(config, "gap"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out --gap",
                          "--gap applies to the search of --strategy hapt; %s has another search", name);
@@ -106,7 +105,7 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
     (*plan)->profile = profile->origin;
     if (!layers) return HAPT_OK;
     (*plan)->threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"));
-    return hapt_env_agree(env->world, hapt_phase_plan_bind(*plan, layers));
+    return hapt_env_agree(env->world, bind_operators(*plan, layers));
 }
 
 /* Sets the operator ranges of a plan that was made from a profile alone: from the model's layers at the given
@@ -123,31 +122,25 @@ static enum hapt_status give_operators(const struct hapt_model *model, const str
         options.granularity = plan->layer_count;
         HAPT_TRY(hapt_layers_build(model->graph, &options, arena, &layers));
     }
-    return hapt_phase_plan_bind(plan, layers);
+    return bind_operators(plan, layers);
 }
 
-/* Applies --schedule and --microbatches to the same stages; launch counts, memory and predictions follow. */
-static enum hapt_status override_plan(const struct hapt_config *config, struct hapt_plan *plan)
+enum hapt_status hapt_phase_plan_override(const struct hapt_config *config, struct hapt_plan *plan)
 {
-    enum hapt_schedule_kind kind = plan->schedule;
-    int microbatches = plan->microbatches;
-    if (hapt_config_given(config, "schedule")) {
-        const bool known = hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &kind);
-        HAPT_ASSERT(known);
-    }
-    if (hapt_config_given(config, "microbatches")) microbatches = (int)hapt_config_int(config, "microbatches");
-    if (kind == plan->schedule && microbatches == plan->microbatches) return HAPT_OK;
-    return hapt_plan_change(plan, kind, microbatches, plan->hide_threshold);
+    const bool given = hapt_config_given(config, "hide-threshold");
+    const enum hapt_schedule_kind kind = hapt_config_given(config, "schedule") ? schedule_of(config) : plan->schedule;
+    const int microbatches =
+        hapt_config_given(config, "microbatches") ? (int)hapt_config_int(config, "microbatches") : plan->microbatches;
+    const double hide_threshold = given ? hapt_config_real(config, "hide-threshold") : plan->hide_threshold;
+    if (kind == plan->schedule && microbatches == plan->microbatches && hide_threshold == plan->hide_threshold)
+        return HAPT_OK;
+    return hapt_plan_change(plan, kind, microbatches, hide_threshold);
 }
 
 /* A checkpoint's plan is kept unchanged, so another --schedule would be ignored: an error. */
 static enum hapt_status check_kept(const struct hapt_config *config, const struct hapt_plan *plan)
 {
-    enum hapt_schedule_kind kind = plan->schedule;
-    if (!hapt_config_given(config, "schedule")) return HAPT_OK;
-    const bool known = hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &kind);
-    HAPT_ASSERT(known);
-    if (kind == plan->schedule) return HAPT_OK;
+    if (!hapt_config_given(config, "schedule") || schedule_of(config) == plan->schedule) return HAPT_OK;
     return hapt_fail(HAPT_ERR_USAGE, "leave out --schedule, or plan again with hapt --replan",
                      "--resume keeps the checkpoint's schedule %s", hapt_schedule_kind_name(plan->schedule));
 }
@@ -163,7 +156,7 @@ static enum hapt_status load_given(struct hapt_config *config, const struct hapt
     }
     HAPT_TRY(hapt_plan_load(hapt_config_text(config, "plan"), arena, plan));
     HAPT_TRY(give_operators(model, config, arena, *plan));
-    return override_plan(config, *plan);
+    return hapt_phase_plan_override(config, *plan);
 }
 
 enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,

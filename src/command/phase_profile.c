@@ -82,16 +82,15 @@ static bool is_measured(const struct hapt_config *config, const struct hapt_clus
 
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster)
 {
-    const char *const predicting[] = {"efficiency", NULL};
     const bool measured = is_measured(config, cluster);
     HAPT_TRY(check_programs(config, measured));
-    const char *const sharing[] = {"sharded-optimizer", NULL}; /* used by training in the whole job */
     if (!measured) return HAPT_OK;
-    if (hapt_config_command(config) != HAPT_COMMAND_JOB)
+    if (hapt_config_command(config) != HAPT_COMMAND_JOB) /* there training uses the option */
         HAPT_TRY(hapt_phase_refuse_unused(
-            config, "measured profiles hold the optimizer's whole state; only --predict yes shards it", sharing));
+            config, "measured profiles hold the optimizer's whole state; only --predict yes shards it",
+            "sharded-optimizer"));
     return hapt_phase_refuse_unused(
-        config, "the profile is measured here; only --predict yes and clusters on paper are predicted", predicting);
+        config, "the profile is measured here; only --predict yes and clusters on paper are predicted", "efficiency");
 }
 
 enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config,

@@ -1,12 +1,15 @@
 #include "phases.h"
 
+#include <stdio.h>
+
 #include "hapt/progress.h"
 
-enum hapt_status hapt_phase_refuse_unused(const struct hapt_config *config, const char *why, const char *const *names)
+enum hapt_status hapt_phase_refuse_unused(const struct hapt_config *config, const char *why, const char *names)
 {
-    for (; *names; names++)
-        if (hapt_config_given(config, *names))
-            return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s has no effect: %s", *names, why);
+    char name[32];
+    for (int length; sscanf(names, "%31s%n", name, &length) == 1; names += length)
+        if (hapt_config_given(config, name))
+            return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s has no effect: %s", name, why);
     return HAPT_OK;
 }
 

@@ -11,8 +11,10 @@
 #include "hapt/report.h"
 #include "hapt/train.h"
 
-/* HAPT_ERR_USAGE if one of the options `names` (ends with NULL) was given; `why` names the cause. Rank-local. */
-enum hapt_status hapt_phase_refuse_unused(const struct hapt_config *config, const char *why, const char *const *names);
+/* HAPT_ERR_USAGE if one of the options `names` (separated by spaces) was given; `why` names the cause. Rank-local. */
+enum hapt_status hapt_phase_refuse_unused(const struct hapt_config *config, const char *why, const char *names);
+/* Options of measuring and predicting; a profile file replaces both. */
+#define HAPT_PHASE_MEASURING "imbalance profile-seconds predict efficiency tensor-parallel mixed mixed-rows segments"
 /* Loads --input; its training options become defaults of `config`. */
 enum hapt_status hapt_phase_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model);
@@ -45,8 +47,9 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
 /* Plans by --stages, --strategy or the search; `layers` (may be NULL) gives the stages their operators. */
 enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
                                  const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan);
-/* Sets the operator ranges of a plan's stages. HAPT_ERR_INPUT if the layer counts differ. Rank-local. */
-enum hapt_status hapt_phase_plan_bind(struct hapt_plan *plan, const struct hapt_layers *layers);
+/* Applies --schedule, --microbatches and --hide-threshold, if given, to the same stages; launch counts, memory and
+ * predictions follow. Rank-local. */
+enum hapt_status hapt_phase_plan_override(const struct hapt_config *config, struct hapt_plan *plan);
 /* Loads --plan, with --schedule and --microbatches applied if given; or takes the checkpoint's plan (may be NULL)
  * unchanged. Stages without operator ranges get them from the model. */
 enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,

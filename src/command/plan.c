@@ -110,18 +110,16 @@ static enum hapt_status check_options(const struct hapt_config *config, struct h
     if (path && hapt_config_text(config, "cluster"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                          "--profile already holds its cluster, so --cluster has no effect");
-    const char *const measuring[] = {"imbalance",         "profile-seconds", "predict", "efficiency", "tensor-parallel",
-                                     "optimizer",         "momentum",        "mixed",   "mixed-rows", "segments",
-                                     "sharded-optimizer", "device",          NULL};
-    const char *const choosing[] = {"strategy", "schedule", "stages",  "granularity", "ignore-communication",
-                                    "output",   "explain",  "what-if", NULL};
-    const char *const cutting[] = {"layers-per-model", "heavy-minimum", "threads", "precision", NULL};
-    if (path) HAPT_TRY(hapt_phase_refuse_unused(config, "--profile is not measured again", measuring));
+    if (path)
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--profile is not measured again",
+                                          HAPT_PHASE_MEASURING " optimizer momentum sharded-optimizer device"));
     if (path && !hapt_config_text(config, "input"))
-        HAPT_TRY(hapt_phase_refuse_unused(config, "--profile without --input holds layers, not operators", cutting));
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--profile without --input holds layers, not operators",
+                                          "layers-per-model heavy-minimum threads precision"));
     if (hapt_config_bool(config, "compare"))
-        return hapt_phase_refuse_unused(config, "--compare covers all strategies and schedules, and writes no plan",
-                                        choosing);
+        return hapt_phase_refuse_unused(
+            config, "--compare covers all strategies and schedules, and writes no plan",
+            "strategy schedule stages granularity ignore-communication output explain what-if");
     if (!path && hapt_config_text(config, "run") && hapt_config_text(config, "what-if"))
         return hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5 instead of --input, or leave out one of them",
                          "--what-if predicts new profiles, but --run corrects only the first one");
@@ -194,13 +192,10 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     return answer(env, config, profile, &inputs, &what_if_inputs, plan, arena, extra);
 }
 
-enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config)
+enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
     json_t *extra = json_object();
-    const enum hapt_status status = run(env, config, &arena, extra);
+    const enum hapt_status status = run(env, config, arena, extra);
     json_decref(extra);
-    hapt_arena_release(&arena);
     return status;
 }

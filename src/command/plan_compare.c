@@ -1,9 +1,9 @@
 /* hapt plan --compare: prices other systems' plans and ablations in the same simulator. */
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 
 #include "hapt/progress.h"
+#include "json_print.h"
 #include "plan_explain.h"
 
 static const char *percent(double share, char text[16])
@@ -84,12 +84,7 @@ static enum hapt_status print_json(const struct hapt_compare_row *row, int count
     for (int r = 0; rows && r < count; r++) json_array_append_new(rows, row_object(&row[r]));
     json_t *object = json_pack("{s:s, s:i, s:i, s:o}", "format", "hapt-comparison", "version", 1, "microbatches",
                                microbatches, "rows", rows);
-    if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the comparison's JSON could not be built");
-    const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
-    json_decref(object);
-    if (error || putchar('\n') == EOF || fflush(stdout) != 0)
-        return hapt_fail(HAPT_ERR_IO, NULL, "standard output cannot be written");
-    return HAPT_OK;
+    return hapt_json_print(object, "the comparison's", 2);
 }
 
 enum hapt_status hapt_plan_compare_print(struct hapt_env *env, struct hapt_config *config,

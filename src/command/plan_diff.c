@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "hapt/diff.h"
+#include "json_print.h"
 #include "plan_explain.h"
 
 enum { FIELD_CHARS = 64 /* limit of subcluster names */, CHANGE_CHARS = 2 * FIELD_CHARS + 8 };
@@ -131,12 +132,7 @@ static enum hapt_status print_json(const struct pair *pair)
                   "equal", diff->equal, "latency_ratio", ratio_of(a->latency_s, b->latency_s), "simulated_ratio",
                   ratio_of(a->simulated_s, b->simulated_s), "t_max_ratio", ratio_of(a->t_max_s, b->t_max_s), "stages",
                   rows, "moved", relocations, "a", hapt_plan_json(a), "b", hapt_plan_json(b));
-    if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the difference's JSON could not be built");
-    const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
-    json_decref(object);
-    if (error || putchar('\n') == EOF || fflush(stdout) != 0)
-        return hapt_fail(HAPT_ERR_IO, NULL, "standard output cannot be written");
-    return HAPT_OK;
+    return hapt_json_print(object, "the difference's", 2);
 }
 
 enum hapt_status hapt_plan_diff_print(const struct hapt_env *env, const struct hapt_config *config,

@@ -10,19 +10,18 @@
 
 enum hapt_status hapt_plan_explain_options(const struct hapt_config *config, struct hapt_arena *arena)
 {
-    const char *const ablations[] = {"granularity", "ignore-communication", NULL};
     const char *sweeps = hapt_config_text(config, "what-if"), *strategy = hapt_config_text(config, "strategy");
     struct hapt_sweep_range *range;
     int count;
-    const char *const listing[] = {"full", NULL};
     if (!hapt_config_bool(config, "explain"))
-        HAPT_TRY(hapt_phase_refuse_unused(config, "only the programs of --explain use it", listing));
+        HAPT_TRY(hapt_phase_refuse_unused(config, "only the programs of --explain use it", "full"));
     if (!sweeps && !hapt_config_bool(config, "explain")) return HAPT_OK;
     const char *name = sweeps ? "what-if" : "explain";
     if (strcmp(strategy, "hapt") != 0)
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s uses the search of --strategy hapt, not of %s",
                          name, strategy);
-    HAPT_TRY(hapt_phase_refuse_unused(config, "--explain and --what-if search on the unchanged profile", ablations));
+    HAPT_TRY(hapt_phase_refuse_unused(config, "--explain and --what-if search on the unchanged profile",
+                                      "granularity ignore-communication"));
     return sweeps ? hapt_sweep_parse(sweeps, arena, &range, &count) : HAPT_OK;
 }
 

@@ -1,11 +1,11 @@
 /* hapt profile: measures or predicts time and memory of every candidate stage; --calibrate measures operators. */
-#include <jansson.h>
 #include "hapt/calibration.h"
 #include "hapt/measure.h"
 #include <math.h>
 #include <stdio.h>
 
 #include "outputs.h"
+#include "json_print.h"
 #include "phases.h"
 
 const char hapt_command_profile_help[] =
@@ -261,16 +261,6 @@ static json_t *efficiency_json(const struct hapt_efficiency *efficiency, const c
                      "tables", rows);
 }
 
-static enum hapt_status print_json(json_t *object)
-{
-    if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the profile's JSON could not be built");
-    const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
-    json_decref(object);
-    if (error || putchar('\n') == EOF || fflush(stdout) != 0)
-        return hapt_fail(HAPT_ERR_IO, NULL, "standard output cannot be written");
-    return HAPT_OK;
-}
-
 static void print_efficiency(const struct hapt_env *env, const struct hapt_efficiency *efficiency)
 {
     const char *device = "";
@@ -299,18 +289,17 @@ static enum hapt_status save(const struct hapt_env *env, const struct products *
     if (products->profile) HAPT_TRY(hapt_profile_save(products->profile_path, products->profile));
     if (!env->quiet) return HAPT_OK;
     json_t *efficiency = products->efficiency ? efficiency_json(products->efficiency, products->efficiency_path) : NULL;
-    if (!products->profile) return print_json(efficiency);
+    if (!products->profile) return hapt_json_print(efficiency, "the profile's", 2);
     json_t *profile = profile_json(products->profile, products->profile_path);
     if (profile && efficiency && json_object_set_new(profile, "calibration", efficiency) != 0) {
         json_decref(profile);
         profile = NULL;
     }
-    return print_json(profile);
+    return hapt_json_print(profile, "the profile's", 2);
 }
 
 static enum hapt_status check_options(const struct hapt_config *config)
 {
-    const char *const profiling[] = {"imbalance", "efficiency", "tensor-parallel", NULL};
     if (hapt_config_text(config, "calibrate")) {
         if (hapt_precision_find(hapt_config_text(config, "precision")) == HAPT_PRECISION_TF32)
             return hapt_fail(HAPT_ERR_USAGE, "calibrate in fp32 or bf16", "--calibrate has no tables for TF32");
@@ -318,7 +307,8 @@ static enum hapt_status check_options(const struct hapt_config *config)
             return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                              "--calibrate measures the devices, --predict yes works without them");
         if (!hapt_config_text(config, "output"))
-            return hapt_phase_refuse_unused(config, "without --output no profile is made", profiling);
+            return hapt_phase_refuse_unused(config, "without --output no profile is made",
+                                            "imbalance efficiency tensor-parallel");
         return HAPT_OK;
     }
     if (hapt_config_text(config, "output")) return HAPT_OK;
@@ -341,7 +331,7 @@ static enum hapt_status calibrate(struct hapt_env *env, struct hapt_config *conf
     return HAPT_OK;
 }
 
-static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+enum hapt_status hapt_command_profile(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_model *model;
     struct hapt_cluster *cluster;
@@ -363,13 +353,4 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
         print_effort(env, products.profile);
     }
     return hapt_env_agree(env->world, save(env, &products));
-}
-
-enum hapt_status hapt_command_profile(struct hapt_env *env, struct hapt_config *config)
-{
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    const enum hapt_status status = run(env, config, &arena);
-    hapt_arena_release(&arena);
-    return status;
 }

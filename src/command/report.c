@@ -26,13 +26,8 @@ static enum hapt_status report(struct hapt_env *env, struct hapt_config *config,
     return env->quiet && env->world_rank == 0 ? hapt_report_print_json(summary) : HAPT_OK;
 }
 
-enum hapt_status hapt_command_report(struct hapt_env *env, struct hapt_config *config)
+enum hapt_status hapt_command_report(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    enum hapt_status status =
-        hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "timeline", .key = "traceEvents"});
-    if (status == HAPT_OK) status = hapt_env_agree(env->world, report(env, config, &arena));
-    hapt_arena_release(&arena);
-    return status;
+    HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "timeline", .key = "traceEvents"}));
+    return hapt_env_agree(env->world, report(env, config, arena));
 }

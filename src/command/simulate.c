@@ -1,9 +1,9 @@
 /* hapt simulate: simulates one step of a plan and prints busy, idle and transfer times. */
-#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "phases.h"
+#include "json_print.h"
 
 const char hapt_command_simulate_help[] =
     "Simulates one step of a plan file (--plan) from its instruction lists: computation in order, transfers in\n"
@@ -32,17 +32,7 @@ static enum hapt_status prepare(const struct hapt_config *config, struct hapt_ar
         HAPT_TRY(hapt_profile_load(profile_path, arena, &profile));
         HAPT_TRY(hapt_plan_price(profile, *plan, arena));
     }
-    enum hapt_schedule_kind schedule = (*plan)->schedule;
-    int microbatches = (*plan)->microbatches;
-    double hide_threshold = (*plan)->hide_threshold;
-    if (hapt_config_given(config, "schedule"))
-        HAPT_ASSERT(hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &schedule));
-    if (hapt_config_given(config, "microbatches")) microbatches = (int)hapt_config_int(config, "microbatches");
-    if (hapt_config_given(config, "hide-threshold")) hide_threshold = hapt_config_real(config, "hide-threshold");
-    if (schedule == (*plan)->schedule && microbatches == (*plan)->microbatches &&
-        hide_threshold == (*plan)->hide_threshold)
-        return HAPT_OK;
-    return hapt_plan_change(*plan, schedule, microbatches, hide_threshold);
+    return hapt_phase_plan_override(config, *plan);
 }
 
 static enum hapt_status simulate_step(const struct hapt_plan *plan, struct hapt_arena *arena, struct outcome *outcome)
@@ -115,15 +105,10 @@ static enum hapt_status print_json(const struct outcome *outcome)
                   "microbatches", plan->microbatches, "schedule", hapt_schedule_kind_name(plan->schedule),
                   "simulated_s", simulation->total_s, "period_s", outcome->period_s, "t_max_s", plan->t_max_s, "limit",
                   plan->limit, "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
-    if (!object) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the simulation's JSON could not be built");
-    const int error = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
-    json_decref(object);
-    if (error || putchar('\n') == EOF || fflush(stdout) != 0)
-        return hapt_fail(HAPT_ERR_IO, NULL, "standard output cannot be written");
-    return HAPT_OK;
+    return hapt_json_print(object, "the simulation's", 2);
 }
 
-static enum hapt_status run(struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena)
+enum hapt_status hapt_command_simulate(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_plan *plan;
     struct outcome outcome;
@@ -133,13 +118,4 @@ static enum hapt_status run(struct hapt_env *env, const struct hapt_config *conf
     print_outcome(env, &outcome);
     if (env->world_rank == 0 && env->quiet) status = print_json(&outcome);
     return hapt_env_agree(env->world, status);
-}
-
-enum hapt_status hapt_command_simulate(struct hapt_env *env, struct hapt_config *config)
-{
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    const enum hapt_status status = run(env, config, &arena);
-    hapt_arena_release(&arena);
-    return status;
 }

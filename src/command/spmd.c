@@ -36,9 +36,8 @@ static enum hapt_status check_options(const struct hapt_config *config)
     if (!hapt_config_text(config, "input"))
         return hapt_fail(HAPT_ERR_USAGE, "make one with `hapt model bert-base --output m.h5`, then give --input m.h5",
                          "no model file given");
-    if (hapt_config_bool(config, "json") && hapt_config_given(config, "full"))
-        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--full has no effect: --json prints no program");
-    return HAPT_OK;
+    return hapt_config_bool(config, "json") ? hapt_phase_refuse_unused(config, "--json prints no program", "full")
+                                            : HAPT_OK;
 }
 
 /* Optimizer states per parameter. */
@@ -142,7 +141,7 @@ static enum hapt_status find(const struct hapt_config *config, const struct hapt
     return find_baselines(&alternation, arena, outcome);
 }
 
-static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+enum hapt_status hapt_command_spmd(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct spmd_outcome outcome = {
         .microbatches = hapt_config_given(config, "microbatches") ? (int)hapt_config_int(config, "microbatches") : 1};
@@ -176,13 +175,4 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
         if (status == HAPT_OK && env->quiet) status = spmd_print_json(&outcome);
     }
     return hapt_env_agree(env->world, status);
-}
-
-enum hapt_status hapt_command_spmd(struct hapt_env *env, struct hapt_config *config)
-{
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    const enum hapt_status status = run(env, config, &arena);
-    hapt_arena_release(&arena);
-    return status;
 }

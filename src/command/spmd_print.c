@@ -1,9 +1,9 @@
 /* Prints the result of hapt spmd, as text or JSON. */
-#include <jansson.h>
 #include <math.h>
 #include <string.h>
 
 #include "program_print.h"
+#include "json_print.h"
 #include "spmd.h"
 
 /* The first device after `from` with another subcluster or ratio (by more than 5e-5: printed digits). */
@@ -182,11 +182,5 @@ enum hapt_status spmd_print_json(const struct spmd_outcome *outcome)
         "optimal", result->report.optimal, "because", result->report.because, "seconds", result->seconds, "turns",
         turns_json(outcome), "segments", segments_json(outcome), "baselines", baselines, "memory_bytes", memory,
         "power", power, "collectives", collectives_json(outcome));
-    if (!all) return hapt_fail(HAPT_ERR_MEMORY, NULL, "the JSON object cannot be made");
-    const int written = json_dumpf(all, stdout, JSON_INDENT(1));
-    json_decref(all);
-    putchar('\n');
-    return written == 0
-               ? HAPT_OK
-               : hapt_fail(HAPT_ERR_IO, "check free space and the pipe's reader", "standard output cannot be written");
+    return hapt_json_print(all, "the program's", 1);
 }

@@ -108,10 +108,7 @@ static enum hapt_status write_file(const char *path, const struct hapt_cluster *
 {
     struct hapt_h5 *file;
     HAPT_TRY(hapt_h5_create(path, "hapt-topology", 1, &file));
-    const enum hapt_status status = hapt_cluster_write(file, "/topology", cluster);
-    if (status == HAPT_OK) return hapt_h5_commit(file);
-    hapt_h5_close(file);
-    return status;
+    return hapt_h5_finish(file, hapt_cluster_write(file, "/topology", cluster));
 }
 
 #define COLLECTIVES_SECONDS 5.0
@@ -214,7 +211,7 @@ static enum hapt_status probe_links(struct hapt_env *env, struct hapt_arena *are
     return HAPT_OK;
 }
 
-static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+enum hapt_status hapt_command_topology(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_cluster *cluster;
     HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-topology"}));
@@ -240,13 +237,4 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     if (env->world_rank == 0 && status == HAPT_OK && hapt_config_text(config, "output"))
         status = write_file(hapt_config_text(config, "output"), cluster);
     return hapt_env_agree(env->world, status);
-}
-
-enum hapt_status hapt_command_topology(struct hapt_env *env, struct hapt_config *config)
-{
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    const enum hapt_status status = run(env, config, &arena);
-    hapt_arena_release(&arena);
-    return status;
 }

@@ -72,12 +72,9 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     return hapt_phase_report(env, &finished, arena);
 }
 
-enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *config)
+enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    const enum hapt_status status = run(env, config, &arena);
+    const enum hapt_status status = run(env, config, arena);
     hapt_run_folder_leave(env);
-    hapt_arena_release(&arena);
     return status;
 }

@@ -121,9 +121,7 @@ enum hapt_status hapt_efficiency_save(const char *path, const struct hapt_effici
     for (int d = 0; d < efficiency->count && status == HAPT_OK; d++)
         status = write_device(file, d, &efficiency->device[d]);
     if (status == HAPT_OK) status = hapt_h5_write_attribute_int(file, "/", "devices", efficiency->count);
-    if (status == HAPT_OK) return hapt_h5_commit(file);
-    hapt_h5_close(file);
-    return status;
+    return hapt_h5_finish(file, status);
 }
 
 static enum hapt_status bad(struct hapt_h5 *file, const char *folder, const char *what)

@@ -75,20 +75,20 @@ char *const *collective_next_slabs(struct hapt_collective *collective)
 
 /* ---- messages ---- */
 
-enum hapt_status collective_send(struct hapt_collective *collective, const void *data, int length, MPI_Datatype type,
-                                 int peer, int tag, int *count)
+enum hapt_status collective_send(struct hapt_collective *collective, const void *data, int length, int peer, int tag,
+                                 int *count)
 {
     collective->peer[*count] = peer;
-    return hapt_env_mpi(MPI_Isend(data, length, type, peer, tag, collective->comm, &collective->request[(*count)++]),
-                        "MPI_Isend");
+    return hapt_env_mpi(
+        MPI_Isend(data, length, MPI_BYTE, peer, tag, collective->comm, &collective->request[(*count)++]), "MPI_Isend");
 }
 
-enum hapt_status collective_receive(struct hapt_collective *collective, void *data, int length, MPI_Datatype type,
-                                    int peer, int tag, int *count)
+enum hapt_status collective_receive(struct hapt_collective *collective, void *data, int length, int peer, int tag,
+                                    int *count)
 {
     collective->peer[*count] = peer;
-    return hapt_env_mpi(MPI_Irecv(data, length, type, peer, tag, collective->comm, &collective->request[(*count)++]),
-                        "MPI_Irecv");
+    return hapt_env_mpi(
+        MPI_Irecv(data, length, MPI_BYTE, peer, tag, collective->comm, &collective->request[(*count)++]), "MPI_Irecv");
 }
 
 enum hapt_status collective_wait(struct hapt_collective *collective, int count, const char *what)
@@ -117,9 +117,8 @@ enum hapt_status hapt_collective_late(struct hapt_collective *collective, const 
     for (int r = 0; r < collective->size; r++) {
         collective->absent[r] = r != collective->rank;
         if (!collective->absent[r]) continue;
-        HAPT_TRY(
-            collective_receive(collective, &collective->absent[r], sizeof absent, MPI_BYTE, r, PRESENCE_TAG, &count));
-        HAPT_TRY(collective_send(collective, &absent, sizeof absent, MPI_BYTE, r, PRESENCE_TAG, &count));
+        HAPT_TRY(collective_receive(collective, &collective->absent[r], sizeof absent, r, PRESENCE_TAG, &count));
+        HAPT_TRY(collective_send(collective, &absent, sizeof absent, r, PRESENCE_TAG, &count));
     }
     HAPT_TRY(link_wait(count, collective->request, hapt_time_s() + PRESENCE_S, &late));
     return link_late(collective->comm, collective->absent, collective->who, collective->timeout_s, what);
@@ -148,10 +147,8 @@ static enum hapt_status exchange_messages(struct hapt_collective *collective, co
         const size_t offset = (size_t)r * SEGMENT_BYTES;
         const int in = (int)collective->in_bytes[r], out = (int)collective->out_bytes[r];
         if (in > 0)
-            HAPT_TRY(
-                collective_receive(collective, collective->received + offset, in, MPI_BYTE, r, ALL_TO_ALL_TAG, &count));
-        if (out > 0)
-            HAPT_TRY(collective_send(collective, collective->sent + offset, out, MPI_BYTE, r, ALL_TO_ALL_TAG, &count));
+            HAPT_TRY(collective_receive(collective, collective->received + offset, in, r, ALL_TO_ALL_TAG, &count));
+        if (out > 0) HAPT_TRY(collective_send(collective, collective->sent + offset, out, r, ALL_TO_ALL_TAG, &count));
     }
     return collective_wait(collective, count, what);
 }

@@ -41,10 +41,10 @@ void collective_wait_ring(const struct hapt_collective *collective, enum hapt_co
 char *const *collective_next_slabs(struct hapt_collective *collective);
 enum hapt_status collective_barrier(struct hapt_collective *collective, const char *what);
 /* Posts request number (*count)++. */
-enum hapt_status collective_send(struct hapt_collective *collective, const void *data, int length, MPI_Datatype type,
-                                 int peer, int tag, int *count);
-enum hapt_status collective_receive(struct hapt_collective *collective, void *data, int length, MPI_Datatype type,
-                                    int peer, int tag, int *count);
+enum hapt_status collective_send(struct hapt_collective *collective, const void *data, int length, int peer, int tag,
+                                 int *count);
+enum hapt_status collective_receive(struct hapt_collective *collective, void *data, int length, int peer, int tag,
+                                    int *count);
 /* Waits for the first `count` requests. */
 enum hapt_status collective_wait(struct hapt_collective *collective, int count, const char *what);
 

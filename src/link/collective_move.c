@@ -1,4 +1,4 @@
-/* Collectives that move data without arithmetic, in blocks: all-gather, grouped broadcast, all-to-all, broadcast. */
+/* Collectives that move data without arithmetic, in blocks: all-gather, grouped broadcast, all-to-all. */
 #include <string.h>
 
 #include "collective.h"
@@ -137,56 +137,7 @@ enum hapt_status hapt_collective_gather_shards(struct hapt_collective *collectiv
     return HAPT_OK;
 }
 
-/* ---- all-gather of flat slices, in place ---- */
-
-static enum hapt_status gather_slices_shared(struct hapt_collective *collective, const char *what, float *data,
-                                             size_t elements)
-{
-    const size_t mine = hapt_collective_slice(elements, collective->size, collective->rank);
-    const size_t end = hapt_collective_slice(elements, collective->size, collective->rank + 1);
-    const size_t block = SLAB_BYTES / sizeof *data;
-    for (size_t first = 0; first < elements; first += block) {
-        const size_t stop = first + block < elements ? first + block : elements;
-        float *slab = (float *)collective_next_slabs(collective)[0];
-        const size_t from = mine > first ? mine : first, to = end < stop ? end : stop;
-        if (from < to) memcpy(slab + (from - first), data + from, (to - from) * sizeof *data);
-        HAPT_TRY(collective_barrier(collective, what));
-        memcpy(data + first, slab, (stop - first) * sizeof *data);
-    }
-    return HAPT_OK;
-}
-
-#define SLICE_TAG 1
-
-/* Slices are contiguous, so messages are sent and received in place. */
-static enum hapt_status gather_slices_messages(struct hapt_collective *collective, const char *what, float *data,
-                                               size_t elements)
-{
-    int count = 0;
-    const size_t mine = hapt_collective_slice(elements, collective->size, collective->rank);
-    const size_t end = hapt_collective_slice(elements, collective->size, collective->rank + 1);
-    HAPT_ASSERT(elements / (size_t)collective->size < INT32_MAX);
-    for (int r = 0; r < collective->size; r++) {
-        if (r == collective->rank) continue;
-        const size_t first = hapt_collective_slice(elements, collective->size, r);
-        const size_t stop = hapt_collective_slice(elements, collective->size, r + 1);
-        HAPT_TRY(collective_receive(collective, data + first, (int)(stop - first), MPI_FLOAT, r, SLICE_TAG, &count));
-        HAPT_TRY(collective_send(collective, data + mine, (int)(end - mine), MPI_FLOAT, r, SLICE_TAG, &count));
-    }
-    return collective_wait(collective, count, what);
-}
-
-enum hapt_status hapt_collective_all_gather(struct hapt_collective *collective, const char *what, float *data,
-                                            size_t elements)
-{
-    if (collective->size == 1) return HAPT_OK;
-    HAPT_TRY(collective->head ? gather_slices_shared(collective, what, data, elements)
-                              : gather_slices_messages(collective, what, data, elements));
-    collective_wait_ring(collective, HAPT_COLLECTIVE_ALL_GATHER, (double)(elements * sizeof *data), 0);
-    return HAPT_OK;
-}
-
-/* ---- all-to-all, broadcast ---- */
+/* ---- all-to-all ---- */
 
 enum hapt_status hapt_collective_all_to_all(struct hapt_collective *collective, const char *what, size_t longest,
                                             const struct hapt_strided_list *send, const void *from,
@@ -208,55 +159,5 @@ enum hapt_status hapt_collective_all_to_all(struct hapt_collective *collective, 
     }
     collective_wait_ring(collective, HAPT_COLLECTIVE_ALL_TO_ALL, (double)(longest * size * size),
                          0); /* priced as if all messages were as long */
-    return HAPT_OK;
-}
-
-static enum hapt_status broadcast_shared(struct hapt_collective *collective, const char *what, int root, char *data,
-                                         size_t bytes)
-{
-    for (size_t first = 0; first < bytes; first += SLAB_BYTES) {
-        const size_t count = collective_part(bytes, first, SLAB_BYTES);
-        char *slab = collective_next_slabs(collective)[root];
-        if (collective->rank == root) memcpy(slab, data + first, count);
-        HAPT_TRY(collective_barrier(collective, what));
-        if (collective->rank != root) memcpy(data + first, slab, count);
-    }
-    return HAPT_OK;
-}
-
-#define BROADCAST_TAG 3
-
-/* A binomial tree, block by block, on ranks relative to `root`: each rank receives from the one without its lowest set
- * bit. */
-static enum hapt_status broadcast_messages(struct hapt_collective *collective, const char *what, int root, char *data,
-                                           size_t bytes)
-{
-    const int size = collective->size, relative_rank = (collective->rank - root + size) % size;
-    for (size_t first = 0; first < bytes; first += SEGMENT_BYTES) {
-        const int length = (int)collective_part(bytes, first, SEGMENT_BYTES);
-        int bit = 1, count = 0;
-        while (bit < size && !(relative_rank & bit)) bit *= 2;
-        if (relative_rank > 0) {
-            HAPT_TRY(collective_receive(collective, data + first, length, MPI_BYTE, (relative_rank - bit + root) % size,
-                                        BROADCAST_TAG, &count));
-            HAPT_TRY(collective_wait(collective, count, what));
-        }
-        count = 0;
-        for (bit /= 2; bit > 0; bit /= 2)
-            if (relative_rank + bit < size)
-                HAPT_TRY(collective_send(collective, data + first, length, MPI_BYTE,
-                                         (relative_rank + bit + root) % size, BROADCAST_TAG, &count));
-        HAPT_TRY(collective_wait(collective, count, what));
-    }
-    return HAPT_OK;
-}
-
-enum hapt_status hapt_collective_broadcast(struct hapt_collective *collective, const char *what, int root, void *data,
-                                           size_t bytes)
-{
-    if (collective->size == 1) return HAPT_OK;
-    HAPT_TRY(collective->head ? broadcast_shared(collective, what, root, data, bytes)
-                              : broadcast_messages(collective, what, root, data, bytes));
-    collective_wait_ring(collective, HAPT_COLLECTIVE_GROUPED_BROADCAST, (double)bytes, 1);
     return HAPT_OK;
 }

@@ -12,7 +12,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -27,13 +26,6 @@
 /* With wakeups from peers or the network: polling is then needed only for data in a full queue of the library. */
 #define POLL_WITH_WAKEUPS_S 20e-3
 #define MIN_CONNECT_S 10.0 /* connecting takes milliseconds; this allows for an overloaded machine */
-
-static struct timespec at_time(double time_s)
-{
-    struct timespec due = {.tv_sec = (time_t)time_s};
-    due.tv_nsec = (long)((time_s - (double)due.tv_sec) * 1e9);
-    return due;
-}
 
 enum hapt_status hapt_comm_thread_create(const struct hapt_transfer *transfer, MPI_Comm world,
                                          const struct hapt_path *path, double timeout_s,
@@ -51,13 +43,9 @@ enum hapt_status hapt_comm_thread_create(const struct hapt_transfer *transfer, M
     made->transfer = transfer;
     made->event_fd = -1;
     made->timeout_s = timeout_s;
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&made->mutex, NULL);
-    pthread_cond_init(&made->work, &attributes);
-    pthread_cond_init(&made->completion, &attributes);
-    pthread_condattr_destroy(&attributes);
+    hapt_time_condition_init(&made->work);
+    hapt_time_condition_init(&made->completion);
     status = transfer->open(world, path, &made->context);
     if (status != HAPT_OK) {
         hapt_arena_release(&made->arena);
@@ -210,7 +198,7 @@ static void sleep_comm_thread(struct hapt_comm_thread *comm_thread, uint64_t wak
         if (isnan(until_s)) {
             pthread_cond_wait(&comm_thread->work, &comm_thread->mutex);
         } else {
-            const struct timespec due = at_time(until_s);
+            const struct timespec due = hapt_time_spec(until_s);
             pthread_cond_timedwait(&comm_thread->work, &comm_thread->mutex, &due);
         }
     }
@@ -309,12 +297,7 @@ enum hapt_status hapt_comm_thread_start(struct hapt_comm_thread *comm_thread)
         HAPT_TRY(comm_thread->transfer->connect(comm_thread->context, fmax(comm_thread->timeout_s, MIN_CONNECT_S)));
     if (comm_thread->flow_count == 0) return HAPT_OK;
     if (all_wake(comm_thread)) comm_thread->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    /* Signals are handled by the compute thread. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&comm_thread->thread, NULL, run_comm_thread, comm_thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int error = hapt_thread_start(&comm_thread->thread, run_comm_thread, comm_thread);
     if (error) return hapt_fail(HAPT_ERR_MEMORY, NULL, "cannot start the communication thread: %s", strerror(error));
     comm_thread->running = true;
     return HAPT_OK;
@@ -347,7 +330,7 @@ static enum hapt_status wait_counter(struct hapt_comm_thread *comm_thread, const
 {
     if (atomic_load(counter) > sequence) return HAPT_OK;
     HAPT_ASSERT(comm_thread->running);
-    const struct timespec deadline = at_time(hapt_time_s() + comm_thread->timeout_s);
+    const struct timespec deadline = hapt_time_spec(hapt_time_s() + comm_thread->timeout_s);
     enum hapt_status status = HAPT_OK;
     bool late = false;
     pthread_mutex_lock(&comm_thread->mutex);
@@ -469,7 +452,7 @@ double hapt_comm_thread_message_s(struct hapt_comm_thread *comm_thread, int numb
 enum hapt_status hapt_comm_thread_drain(struct hapt_comm_thread *comm_thread)
 {
     if (!comm_thread->running) return HAPT_OK;
-    const struct timespec deadline = at_time(hapt_time_s() + comm_thread->timeout_s);
+    const struct timespec deadline = hapt_time_spec(hapt_time_s() + comm_thread->timeout_s);
     bool late = false;
     pthread_mutex_lock(&comm_thread->mutex);
     comm_thread->stopping = true;

@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -139,11 +138,7 @@ enum hapt_status hapt_heartbeat_start(const struct hapt_env *env, double silence
     heartbeat.rank = env->world_rank;
     heartbeat.size = env->world_size;
     heartbeat.silence_s = silence_s;
-    sigset_t all, mask;
-    sigfillset(&all); /* signals are handled by the compute thread */
-    pthread_sigmask(SIG_SETMASK, &all, &mask);
-    const int error = pthread_create(&heartbeat.thread, NULL, run_heartbeat, NULL);
-    pthread_sigmask(SIG_SETMASK, &mask, NULL);
+    const int error = hapt_thread_start(&heartbeat.thread, run_heartbeat, NULL);
     heartbeat.running = error == 0;
     /* Without a thread, the neighbour would declare this rank dead. */
     if (error) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "cannot start the heartbeat thread: %s", strerror(error)));

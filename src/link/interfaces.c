@@ -1,8 +1,10 @@
 /* Lists this host's network interfaces and finds pairs on one network. */
 #include <ifaddrs.h>
+#include <math.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "hapt/network.h"
@@ -17,14 +19,9 @@ static int bits_of(const unsigned char *mask, int bytes)
 /* The driver's speed in Mbit/s, returned in byte/s; virtual interfaces have none, or -1. */
 static double claimed_bandwidth(const char *name)
 {
-    char path[64];
-    double mbits = 0;
+    char path[64], mbits[32];
     snprintf(path, sizeof path, "/sys/class/net/%.16s/speed", name);
-    FILE *file = fopen(path, "r");
-    if (!file) return 0;
-    if (fscanf(file, "%lf", &mbits) != 1 || mbits < 0) mbits = 0;
-    fclose(file);
-    return mbits * 125e3;
+    return hapt_first_line(path, mbits, sizeof mbits) ? fmax(atof(mbits), 0) * 125e3 : 0;
 }
 
 static bool read_address(const struct ifaddrs *from, struct hapt_interface *to)

@@ -53,12 +53,6 @@ static enum hapt_status stream(const struct measuring *measuring, bool sends, in
     return HAPT_OK;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static enum hapt_status ping(const struct measuring *measuring, bool leads, double *latency_s)
 {
     double sample[ROUND_TRIPS];
@@ -68,7 +62,7 @@ static enum hapt_status ping(const struct measuring *measuring, bool leads, doub
         HAPT_TRY(stream(measuring, !leads, PING, 1, 1));
         if (i >= 0) sample[i] = (hapt_time_s() - start_s) / 2;
     }
-    qsort(sample, ROUND_TRIPS, sizeof *sample, ascending);
+    qsort(sample, ROUND_TRIPS, sizeof *sample, hapt_compare_doubles);
     *latency_s = sample[ROUND_TRIPS / 2];
     return HAPT_OK;
 }

@@ -391,7 +391,7 @@ static void wait_for_event(void *context, int event_fd, double until_s)
 {
     struct tcp_context *tcp = context;
     const double left_s = isnan(until_s) ? 0 : fmax(until_s - hapt_time_s(), 0);
-    const struct timespec left = {.tv_sec = (time_t)left_s, .tv_nsec = (long)((left_s - (double)(time_t)left_s) * 1e9)};
+    const struct timespec left = hapt_time_spec(left_s);
     const int count = list_sockets(tcp, event_fd);
     ppoll(tcp->ready, (nfds_t)count, isnan(until_s) ? NULL : &left, NULL);
 }

@@ -64,12 +64,8 @@ unsigned wakeups_count(const struct wakeups *wakeups)
 void wakeups_wait(struct wakeups *wakeups, unsigned count, double until_s)
 {
     struct wakeup *wakeup = &wakeups->wakeup[wakeups->own];
-    struct timespec due = {0};
     const bool ends = !isnan(until_s);
-    if (ends) {
-        due.tv_sec = (time_t)until_s;
-        due.tv_nsec = (long)((until_s - (double)due.tv_sec) * 1e9);
-    }
+    const struct timespec due = hapt_time_spec(ends ? until_s : 0);
     atomic_store(&wakeup->sleeping, 1);
     /* The clock is CLOCK_MONOTONIC and the time absolute. A signal or an early wakeup is harmless: the caller checks
      * again. */

@@ -311,11 +311,6 @@ enum hapt_status bench_engines_time_steps(struct bench_engines *bench_engines, i
     return hapt_engine_time_section(bench_engine->engine, HAPT_SECTION_BACKWARD, 0, clock, backward_s);
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
-
 enum hapt_status bench_engines_time_update(struct bench_engines *bench_engines, int item, double s_per_element[2])
 {
     enum { ROUNDS = 5 };
@@ -342,7 +337,7 @@ enum hapt_status bench_engines_time_update(struct bench_engines *bench_engines, 
         sample[1][update.step - 1] = middle - start + clock_s(bench_engines) - behind;
     }
     for (int part = 0; part < 2; part++) {
-        qsort(sample[part], ROUNDS, sizeof(double), compare_doubles);
+        qsort(sample[part], ROUNDS, sizeof(double), hapt_compare_doubles);
         s_per_element[part] = elements > 0 ? sample[part][ROUNDS / 2] / elements : 0;
     }
     return HAPT_OK;

@@ -52,18 +52,6 @@ struct calibration {
     struct reduce_table reduce;
 };
 
-static int compare_doubles(const void *a, const void *b)
-{
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
-
-static double median(double *value, int count)
-{
-    if (count == 0) return 0;
-    qsort(value, (size_t)count, sizeof *value, compare_doubles);
-    return count % 2 ? value[count / 2] : 0.5 * (value[count / 2 - 1] + value[count / 2]);
-}
-
 /* ---- what to time ---- */
 
 /* Not only this cluster's device counts: every power of two that divides the rows gives other shapes. */
@@ -201,7 +189,7 @@ static double tick(const struct hapt_engine_options *options)
         const double start = clock();
         between[k] = backend->timestamp ? fmax(backend->elapsed_s(mark[k], mark[k + 1]), 0) : clock() - start;
     }
-    return median(between, TICKS);
+    return hapt_median(between, TICKS);
 }
 
 static enum hapt_status keep_time(struct unique *unique, double time_s)
@@ -285,7 +273,7 @@ static enum hapt_status time_operators(struct calibration *calibration)
     if (status == HAPT_OK) status = time_update(calibration);
     hapt_progress_release(&progress);
     for (int u = 0; u < calibration->unique_count; u++)
-        calibration->unique[u].median_s = median(calibration->unique[u].time_s, calibration->unique[u].count);
+        calibration->unique[u].median_s = hapt_median(calibration->unique[u].time_s, calibration->unique[u].count);
     return status;
 }
 
@@ -337,7 +325,7 @@ static double over_ranks(const struct calibration *calibration, const char *name
         if (c < 0 || value <= 0 || strcasecmp(calibration->cluster->subcluster[c].device.name, name) != 0) continue;
         buffer[count++] = value;
     }
-    return median(buffer, count);
+    return hapt_median(buffer, count);
 }
 
 static enum hapt_status list_samples(const struct calibration *calibration, struct hapt_arena *result,

@@ -24,11 +24,6 @@ enum hapt_status reduce_barrier(MPI_Comm comm)
     }
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
-
 /* The ranks of a submesh, with the axes over which training sums gradients. */
 struct sums {
     struct hapt_sharding sharding; /* only its axes are used */
@@ -108,7 +103,7 @@ static enum hapt_status time_sums(const struct hapt_backend *backend, struct sum
             HAPT_TRY(sum(backend, sums, (size_t)bytes[k] / sizeof(float)));
             if (r >= 0) sample[r] = hapt_time_s() - start;
         }
-        qsort(sample, ROUNDS, sizeof *sample, compare_doubles);
+        qsort(sample, ROUNDS, sizeof *sample, hapt_compare_doubles);
         time_s[k] = sample[ROUNDS / 2];
     }
     return HAPT_OK;

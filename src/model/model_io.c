@@ -194,9 +194,7 @@ enum hapt_status hapt_model_save(const struct hapt_model *model, const char *wei
     hapt_arena_init(&arena);
     const enum hapt_status status = write_model(file, model, weights, data, &arena);
     hapt_arena_release(&arena);
-    if (status == HAPT_OK) return hapt_h5_commit(file);
-    hapt_h5_close(file);
-    return status;
+    return hapt_h5_finish(file, status);
 }
 
 /* Reading. The file is untrusted until hapt_graph_check has accepted the graph. */

@@ -169,10 +169,7 @@ enum hapt_status hapt_plan_save(const char *path, const struct hapt_plan *plan)
 {
     struct hapt_h5 *file;
     HAPT_TRY(hapt_h5_create(path, FORMAT, VERSION, &file));
-    const enum hapt_status status = hapt_plan_write(file, "", plan);
-    if (status == HAPT_OK) return hapt_h5_commit(file);
-    hapt_h5_close(file);
-    return status;
+    return hapt_h5_finish(file, hapt_plan_write(file, "", plan));
 }
 
 static enum hapt_status damaged(struct hapt_h5 *file, const char *what)

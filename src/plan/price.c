@@ -400,12 +400,6 @@ enum hapt_status hapt_plan_price_at(const struct hapt_profile *profile, double t
     return status;
 }
 
-static int compare_times(const void *left, const void *right)
-{
-    const double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
-
 /* Finds the smallest t_max at which everything fits: a t, c, 2c or c / epsilon of these stages. */
 static enum hapt_status choose_t_max(struct hapt_plan *plan, struct hapt_arena *scratch)
 {
@@ -421,7 +415,7 @@ static enum hapt_status choose_t_max(struct hapt_plan *plan, struct hapt_arena *
         t_max[count++] = 2 * comm_s;
         if (isfinite(lone_s)) t_max[count++] = lone_s;
     }
-    qsort(t_max, (size_t)count, sizeof *t_max, compare_times);
+    qsort(t_max, (size_t)count, sizeof *t_max, hapt_compare_doubles);
     for (int k = 0; k < count; k++) {
         if (!hapt_at_most(least_s, t_max[k])) continue;
         plan->t_max_s = t_max[k];

@@ -144,10 +144,7 @@ enum hapt_status hapt_profile_save(const char *path, const struct hapt_profile *
 {
     struct hapt_h5 *file;
     HAPT_TRY(hapt_h5_create(path, FORMAT, VERSION, &file));
-    const enum hapt_status status = hapt_profile_write(file, "", profile);
-    if (status == HAPT_OK) return hapt_h5_commit(file);
-    hapt_h5_close(file);
-    return status;
+    return hapt_h5_finish(file, hapt_profile_write(file, "", profile));
 }
 
 static enum hapt_status read_count(struct hapt_h5 *file, const char *folder, const char *name, int *count)

@@ -59,10 +59,7 @@ enum hapt_status hapt_run_save(const struct hapt_run *run, const char *path)
 {
     struct hapt_h5 *file = NULL;
     HAPT_TRY(hapt_h5_create(path, "hapt-run", VERSION, &file));
-    const enum hapt_status status = write_run(file, run);
-    if (status == HAPT_OK) return hapt_h5_commit(file);
-    hapt_h5_close(file);
-    return status;
+    return hapt_h5_finish(file, write_run(file, run));
 }
 
 /* Median over the steps of one column of a [steps][stages] table. */

@@ -277,12 +277,6 @@ enum hapt_status search_problem_create(const struct hapt_profile *profile, const
     return HAPT_OK;
 }
 
-static int compare_times(const void *left, const void *right)
-{
-    const double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
-
 struct t_max_list {
     double least_s, most_s, *t_max;
     size_t count, room;
@@ -343,7 +337,7 @@ enum hapt_status search_t_max_candidates(const struct search_problem *problem, d
             }
         }
     }
-    if (list.count > 0) qsort(list.t_max, list.count, sizeof *list.t_max, compare_times);
+    if (list.count > 0) qsort(list.t_max, list.count, sizeof *list.t_max, hapt_compare_doubles);
     for (size_t i = 0; i < list.count; i++)
         if (i == 0 || list.t_max[i] != list.t_max[distinct - 1]) list.t_max[distinct++] = list.t_max[i];
     *t_max = list.full ? NULL : hapt_arena_alloc(arena, distinct, sizeof **t_max);

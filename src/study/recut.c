@@ -116,12 +116,6 @@ static double objective(const struct recut *recut, double t_max_s, double latenc
     return latency_s + (recut->B - 1) * t_max_s;
 }
 
-static int compare_times(const void *left, const void *right)
-{
-    const double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
-
 /* Collects the t_max values in (low_s, high_s] at which something changes; returns their number. `t_max` NULL: only
  * counts. */
 static int64_t collect(const struct recut *recut, double low_s, double high_s, double *t_max)
@@ -232,7 +226,7 @@ static enum hapt_status search(struct recut *recut, double bound_s, struct hapt_
     const int64_t count = collect(recut, low_s, high_s, NULL);
     HAPT_NEW(recut->t_max, scratch, count);
     collect(recut, low_s, high_s, recut->t_max);
-    qsort(recut->t_max, (size_t)count, sizeof *recut->t_max, compare_times);
+    qsort(recut->t_max, (size_t)count, sizeof *recut->t_max, hapt_compare_doubles);
     for (int64_t i = 0; i < count; i++)
         if (i == 0 || recut->t_max[i] != recut->t_max[recut->t_max_count - 1])
             recut->t_max[recut->t_max_count++] = recut->t_max[i];

@@ -388,7 +388,5 @@ enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint
         hapt_arena_reset(&arena);
     }
     hapt_arena_release(&arena);
-    if (status == HAPT_OK) return hapt_h5_commit(file);
-    hapt_h5_close(file);
-    return status;
+    return hapt_h5_finish(file, status);
 }

@@ -224,9 +224,7 @@ static enum hapt_status fill_shard(const struct hapt_checkpoint_writer *writer, 
                                          ? writer->write_shard(writer->context, status == HAPT_OK ? file : NULL)
                                          : HAPT_OK;
     if (status == HAPT_OK) status = written;
-    if (status == HAPT_OK) return hapt_h5_commit(file);
-    hapt_h5_close(file);
-    return status;
+    return hapt_h5_finish(file, status);
 }
 
 enum hapt_status checkpoint_write_shard(const struct hapt_checkpoint_writer *writer, int64_t step,

@@ -70,12 +70,9 @@ static void look_at_cpus(char *list, size_t size)
 /* "10000 Mbit/s"; "": unknown. */
 static void read_rate(const char *path, const char *unit, char *rate, size_t size)
 {
-    char line[64] = "";
-    FILE *file = fopen(path, "r");
+    char line[64];
     rate[0] = '\0';
-    if (!file) return;
-    if (fgets(line, sizeof line, file) && atof(line) > 0) snprintf(rate, size, " %.0f %s", atof(line), unit);
-    fclose(file);
+    if (hapt_first_line(path, line, sizeof line) && atof(line) > 0) snprintf(rate, size, " %.0f %s", atof(line), unit);
 }
 
 static void look_at_interfaces(char *list, size_t size)

@@ -4,12 +4,6 @@
 
 #include "hapt/train.h"
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y ? 1 : 0;
-}
-
 double hapt_train_median(const double *time_s, int64_t from, int64_t to, int64_t skip)
 {
     if (to - from > 2 * skip) from += skip;
@@ -18,8 +12,7 @@ double hapt_train_median(const double *time_s, int64_t from, int64_t to, int64_t
     double *sorted = malloc((size_t)count * sizeof *sorted);
     if (!sorted) return 0;
     memcpy(sorted, time_s + from, (size_t)count * sizeof *sorted);
-    qsort(sorted, (size_t)count, sizeof *sorted, ascending);
-    const double median = 0.5 * (sorted[(count - 1) / 2] + sorted[count / 2]);
+    const double median = hapt_median(sorted, count);
     free(sorted);
     return median;
 }

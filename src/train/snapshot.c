@@ -1,7 +1,6 @@
 #include "snapshot.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -61,22 +60,13 @@ static void *run(void *context)
 enum hapt_status snapshot_open(struct snapshot *snapshot, const struct hapt_env *env,
                                const struct hapt_checkpoint_writer *writer, struct hapt_arena *arena)
 {
-    pthread_condattr_t monotonic;
     *snapshot = (struct snapshot){.env = env, .writer = *writer};
     HAPT_NEW(snapshot->all, arena, env->world_size);
     HAPT_NEW(snapshot->shards, arena, env->world_size);
     if (writer->shard < 0 && env->world_rank != 0) return HAPT_OK;
     pthread_mutex_init(&snapshot->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&snapshot->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    /* Signals belong to the compute thread. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&snapshot->thread, NULL, run, snapshot);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    hapt_time_condition_init(&snapshot->changed);
+    const int error = hapt_thread_start(&snapshot->thread, run, snapshot);
     if (error) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no thread to write checkpoints: %s", strerror(error));
     snapshot->running = true;
     return HAPT_OK;

@@ -172,18 +172,11 @@ enum hapt_status watch_slow_create(const struct stage *stage, double threshold, 
     return HAPT_OK;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static double median(const struct ring *ring, double *spread)
 {
     double sorted[MEDIAN_STEPS];
     memcpy(sorted, ring->of_step, sizeof sorted);
-    qsort(sorted, MEDIAN_STEPS, sizeof *sorted, ascending);
-    const double middle = 0.5 * (sorted[(MEDIAN_STEPS - 1) / 2] + sorted[MEDIAN_STEPS / 2]);
+    const double middle = hapt_median(sorted, MEDIAN_STEPS);
     if (spread) *spread = middle > 0 ? (sorted[3 * MEDIAN_STEPS / 4 - 1] - sorted[MEDIAN_STEPS / 4]) / middle : 0;
     return middle;
 }
@@ -202,7 +195,7 @@ static double others(struct watch_slow *slow, const double *value, int rank)
     for (int r = 0; r < slow->stage->env->world_size; r++)
         if (r != rank && value[r] > 0) slow->sorted[count++] = value[r];
     if (count == 0) return 0;
-    qsort(slow->sorted, (size_t)count, sizeof *slow->sorted, ascending);
+    qsort(slow->sorted, (size_t)count, sizeof *slow->sorted, hapt_compare_doubles);
     return slow->sorted[(count - 1) / 4];
 }
 

@@ -4,12 +4,11 @@
  * files that hapt writes itself, all under checksums, none with changed bytes may be taken for something else than it
  * was.
  *
- *   fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--batch FILES] [--crashes] CORPUS
+ *   fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--crashes] CORPUS
  *
  * Input i is a function of seed and i alone: --only I repeats it. As in hapt the sandbox reads every file first; what
- * it refuses is refused (--batch lets one child of it read several files; --crashes keeps what the HDF5 library dies of
- * there). A process for each job runs the inputs, and where it dies the supervisor names the input, keeps it and starts
- * another.
+ * it refuses is refused (--crashes keeps what the HDF5 library dies of there). A process for each job runs the inputs,
+ * and where it dies the supervisor names the input, keeps it and starts another.
  */
 #include "fuzz.h"
 
@@ -24,6 +23,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -67,7 +67,6 @@ static struct {
     enum fuzz_kind kind;
     const char *corpus, *keep;
     bool crashes;
-    int batch;
 } option = {.inputs = 1000, .only = -1, .seed = 1, .jobs = 1, .kind = FUZZ_KINDS, .keep = "."};
 
 /* What a worker tells the supervisor. */
@@ -425,6 +424,13 @@ static void check_seeds(struct fuzz_place *place, bool report)
     }
 }
 
+/* For many files, the sandbox's own limit is too long. */
+static bool trial_read(const char *path)
+{
+    if (path) setrlimit(RLIMIT_CPU, &(struct rlimit){GUARD_CPU_S, GUARD_CPU_S + 1});
+    return hapt_h5_trial_read(path);
+}
+
 static void run_worker(int job, int64_t first)
 {
     struct hapt_env env;
@@ -441,8 +447,7 @@ static void run_worker(int job, int64_t first)
     /* What the library keeps for each open file is large: it is kept, not given back to the system each time. */
     H5set_free_list_limits(64 << 20, 16 << 20, 16 << 20, 4 << 20, 64 << 20, 4 << 20);
     watch_memory();
-    if (option.batch > 1) hapt_sandbox_batch(option.batch, GUARD_CPU_S);
-    hapt_sandbox_start(NULL, hapt_h5_trial_read);
+    hapt_sandbox_start(NULL, trial_read);
     if (hapt_env_init(&env, NULL, NULL, HAPT_ENV_TIMEOUT_S) != HAPT_OK) {
         fprintf(console, "fuzz: %s\n", hapt_fail_message());
         _exit(1);
@@ -623,8 +628,6 @@ static void parse(int argc, char **argv)
             option.only = atoll(value), i++;
         else if (!strcmp(argv[i], "--keep"))
             option.keep = value, i++;
-        else if (!strcmp(argv[i], "--batch"))
-            option.batch = atoi(value), i++;
         else if (!strcmp(argv[i], "--crashes"))
             option.crashes = true;
         else if (!strcmp(argv[i], "--kind")) {
@@ -656,7 +659,7 @@ int main(int argc, char **argv)
     if (option.corpus) list_corpus();
     if (shared == MAP_FAILED || seed_count == 0 || !mkdtemp(scratch)) {
         fprintf(stderr, "usage: fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] "
-                        "[--batch FILES] [--crashes] CORPUS\n");
+                        "[--crashes] CORPUS\n");
         return 2;
     }
     printf("seed %llu, %lld inputs from %d seeds\n", (unsigned long long)option.seed, (long long)option.inputs,

@@ -44,7 +44,7 @@ enum fuzz_kind fuzz_kind_of(const char *name)
 
 /* ---- Commands ---- */
 
-typedef enum hapt_status command(struct hapt_env *env, struct hapt_config *config);
+typedef enum hapt_status command(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
 
 static enum hapt_status run(struct hapt_env *env, const char *const *words, struct hapt_arena *arena)
 {
@@ -65,7 +65,7 @@ static enum hapt_status run(struct hapt_env *env, const char *const *words, stru
     HAPT_TRY(hapt_config_parse(count, argument, arena, &config));
     HAPT_ASSERT(commands[hapt_config_command(config)]);
     env->quiet = hapt_config_command(config) != HAPT_COMMAND_EXPORT && hapt_config_bool(config, "json");
-    return commands[hapt_config_command(config)](env, config);
+    return commands[hapt_config_command(config)](env, config, arena);
 }
 
 /* The last file's output is of another kind, maybe: it would be refused. */
