@@ -1,6 +1,6 @@
 /* ranks: 1 2 3 4
- * Training by hand-made plans against a run of PyTorch (tests/data/gpt-small.h5), against one rank, and against itself.
- */
+ * Training by hand-made plans, compared with a run of PyTorch (tests/data/gpt-small.h5), with one rank, and with
+ * itself. */
 #include "train_plans.h"
 
 static void one_rank_against_pytorch(void)
@@ -16,7 +16,7 @@ static void one_rank_against_pytorch(void)
     check_weights(hapt_arena_printf(&arena, "%s/one", folder));
 }
 
-/* Random cuts between operators, any of 1, 2 ranks a stage, as many as there are. */
+/* Random boundaries between operators, 1 or 2 ranks per stage, on all ranks. */
 static struct shape random_shape(uint64_t *random)
 {
     struct shape shape = {.microbatches = 4, .schedule = (enum hapt_schedule_kind)(hapt_random_next(random) % 4)};
@@ -53,7 +53,8 @@ static void random_plans(void)
     }
 }
 
-/* Two stages where ranks allow, the cut inside a block: activations and gradients of the residual pass by. */
+/* Two stages if there are enough ranks. The boundary is inside a block, so activations and gradients of the residual
+ * stream cross it. */
 static struct shape pipeline(enum hapt_schedule_kind kind)
 {
     struct shape shape = one_rank();
@@ -121,7 +122,7 @@ static void resume_is_bitwise(void)
     }
 }
 
-/* Clipping, momentum and a schedule of the learning rate see the whole model, however it is cut. */
+/* Clipping, momentum and the learning-rate schedule apply to the whole model, for any boundaries. */
 static void optimizers_agree(void)
 {
     static const char *const option[][24] = {
@@ -144,7 +145,7 @@ static void optimizers_agree(void)
     }
 }
 
-/* Slowed devices and paced links change the time, not a bit. */
+/* Slowed devices and paced links change times, not bits. */
 static void rehearsal_changes_no_bit(void)
 {
     struct shape shape = pipeline(HAPT_SCHEDULE_H1F1B);
@@ -159,8 +160,8 @@ static void rehearsal_changes_no_bit(void)
     if (shape.stages > 1) CHECK(slow->comm_s[shape.stages] > 4 * 2 * 64 * 64 * 4 / 20e6);
 }
 
-/* Without tied parameters and without sharding a pipeline adds nothing up in another order: the bits are those of one
- * rank, in either type. In bf16 the losses stay near those of fp32: 8 bits of mantissa, sums in fp32. */
+/* Without tied parameters and sharding, a pipeline adds in the same order as one rank, so the bits are equal in both
+ * types. In bf16 (8 bits of mantissa, sums in fp32) the losses stay near those of fp32. */
 static void pipelines_are_bitwise_one_rank(void)
 {
     struct hapt_model *const usual = model;
@@ -202,7 +203,7 @@ static void refusals(void)
     CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", none),
                          &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
-    /* A loss that is not finite stops before the update, with a checkpoint. */
+    /* A loss that is not finite stops the run before the update, with a checkpoint. */
     CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("hot", hot),
                          &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
