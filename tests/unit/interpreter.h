@@ -1,6 +1,6 @@
 /*
- * An interpreter of graphs for the tests of differentiation: every operator of a GPT in double precision, written from
- * its definition. Gradients of finite differences are then accurate.
+ * An interpreter of graphs in double precision, for the tests of differentiation. Each operator is written from its
+ * definition.
  */
 #ifndef HAPT_TEST_INTERPRETER_H
 #define HAPT_TEST_INTERPRETER_H
