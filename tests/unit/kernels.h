@@ -52,8 +52,8 @@ static inline uint16_t f16_set(double value)
     return (uint16_t)((signbit(value) ? 0x8000 : 0) + ((exponent + 14) << 10) + fraction);
 }
 
-/* HAPT_TEST_SHAPES=1x129x1x64,2x3x16 limits the tests that ask to those shapes. Checkers that slow kernels down a
- * hundred times end then. */
+/* HAPT_TEST_SHAPES=1x129x1x64,2x3x16 limits some tests to these shapes. Checkers that slow kernels down a hundred times
+ * then finish in time. */
 static long shapes_taken;
 
 __attribute__((unused)) static bool shape_wanted(int dims, const int64_t *shape)

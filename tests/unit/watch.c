@@ -1,4 +1,4 @@
-/* Ranks and links slower than planned: who is named, who is not, by samples of steps made up here. */
+/* Ranks and links that are slower than planned: which are reported and which are not, for invented samples of steps. */
 #include "test.h"
 
 #include "../../src/train/watch_slow.h"
@@ -48,8 +48,8 @@ static void end(struct run *run)
     hapt_arena_release(&run->arena);
 }
 
-/* One step of `step_s`: what a message took forward and backward at every sender, how many times its CPU time a rank
- * takes where it waits for cores, and how many times as long as planned the last rank computes. */
+/* One step of `step_s`. Parameters: the time of a message forward and backward at every sender, how many times its CPU
+ * time a rank takes while it waits for cores, and how many times the planned time the last rank computes. */
 static void step_of(struct run *run, double step_s, double forward_s, double backward_s, double crowd, double last)
 {
     for (int r = 0; r < RANKS; r++) {
@@ -70,7 +70,7 @@ static void step(struct run *run, double forward_s, double backward_s, double cr
     step_of(run, crowd * run->plan.latency_s, forward_s, backward_s, crowd, 1);
 }
 
-/* As counted over a trunk that stays as it is: single steps differ by more than half, the median by little. */
+/* Measured counts over a link of constant speed: single steps differ by more than half, the median by little. */
 static double noisy(uint64_t *random)
 {
     const double u = hapt_random_unit(random);
@@ -90,7 +90,7 @@ static void constant(void)
     }
 }
 
-/* A tenth of the rate from some step on, in one direction or in both: named within 20 steps, once, on quiet and on
+/* From some step on the rate is a tenth, in one direction or both. It is reported once within 20 steps, on quiet and on
  * crowded machines. */
 static void dropped(void)
 {
@@ -121,7 +121,7 @@ static void dropped(void)
     }
 }
 
-/* What passes by: seven steps, then as before; and again. */
+/* Temporary slowness: seven steps, then normal; and again. */
 static void passing(void)
 {
     struct run run;
@@ -131,7 +131,7 @@ static void passing(void)
     end(&run);
 }
 
-/* What the network has not counted in a step is no time. */
+/* A step without counts from the network gives no sample. */
 static void silent(void)
 {
     struct run run;
@@ -141,8 +141,8 @@ static void silent(void)
     end(&run);
 }
 
-/* The last rank becomes slower: named once, within 20 steps. Where all of the step is waiting for a link, only if it is
- * far slower. */
+/* The last rank becomes slower: it is reported once, within 20 steps. If the whole step is waiting for a link, it is
+ * reported only if far slower. */
 static void slower_rank(void)
 {
     enum { FROM = 30 };
@@ -170,8 +170,8 @@ static void slower_rank(void)
     }
 }
 
-/* A run that is off its prediction: said once, with both numbers; not for a while only, not where it is near, not where
- * the plan has no times, and where the job's own ranks share the cores not for that. */
+/* A run that differs from its prediction is reported once, with both numbers. There is no report if the difference is
+ * temporary or small, if the plan has no times, or if the job's own ranks share the cores. */
 static void off_prediction(void)
 {
     const struct {
@@ -206,7 +206,7 @@ static void off_prediction(void)
     }
 }
 
-/* Slow for a while: nothing is said. */
+/* Slow for a while: no report. */
 static void off_for_a_while(void)
 {
     struct run run;
