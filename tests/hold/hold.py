@@ -1,12 +1,10 @@
-""
-    "Are the plans, programs and losses of two executables equal, bit for bit? hold.py OLD NEW FOLDER
+#!/usr/bin/python3
+"""Are the plans, programs and losses of two executables equal, bit for bit? usage: hold.py OLD NEW FOLDER
 
-    A change of structure must change no result.Models,
-    clusters, data and profiles are made once, by OLD,
-    and kept in FOLDER(made anew where it is missing).Then both executables plan, simulate,
-    synthesise and train from these files.Plans are compared as JSON, without the seconds of the search,
-    the creator and the format version; training by its losses, gradient norms and final weights. Both sides
-train by plans that OLD wrote, so NEW must also read OLD's plan files.
+A change of structure must change no result. OLD makes models, clusters, data and profiles once and keeps them in FOLDER. Missing ones are
+made again. Then both executables plan, simulate, synthesise and train from these files. Plans are compared as JSON, without the seconds of
+the search, the creator and the format version. Training is compared by losses, gradient norms and final weights. Both sides train by plans
+that OLD wrote, so NEW must also read OLD's plan files.
 HAPT_HOLD=PATTERN: only the instances whose name matches. Exit code 1: at least one differs.
 """
 import concurrent.futures
@@ -42,10 +40,7 @@ def run(hapt, words, ranks=1):
 def stable(value):
     """A JSON value without what may differ: seconds, versions, sentences."""
     if isinstance(value, dict):
-        return
-{
-key: stable(item) for key, item in value.items() if not key.endswith("seconds") and key not in VOLATILE
-}
+        return {key: stable(item) for key, item in value.items() if not key.endswith("seconds") and key not in VOLATILE}
     return [stable(item) for item in value] if isinstance(value, list) else value
 
 
