@@ -1,10 +1,10 @@
 #!/usr/bin/python3
-"""Are the plans, programs and losses of two executables equal, bit for bit? usage: hold.py OLD NEW FOLDER
+"""Are the plans, programs and losses of two executables equal, bit for bit? hold.py OLD NEW FOLDER
 
-A change of structure must change no result. OLD makes models, clusters, data and profiles once and keeps them in FOLDER. Missing ones are
-made again. Then both executables plan, simulate, synthesise and train from these files. Plans are compared as JSON, without the seconds of
-the search, the creator and the format version. Training is compared by losses, gradient norms and final weights. Both sides train by plans
-that OLD wrote, so NEW must also read OLD's plan files.
+A change of structure must change no result. Models, clusters, data and profiles are made once, by OLD, and kept in FOLDER
+(made anew where it is missing). Then both executables plan, simulate, synthesise and train from these files. Plans are
+compared as JSON, without the seconds of the search, the creator and the format version; training by its losses, gradient
+norms and final weights. Both sides train by plans that OLD wrote, so NEW must also read OLD's plan files.
 HAPT_HOLD=PATTERN: only the instances whose name matches. Exit code 1: at least one differs.
 """
 import concurrent.futures
@@ -25,7 +25,7 @@ for name, value in (("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CO
                     ("OMPI_MCA_btl", "self,vader"), ("OMPI_MCA_mpi_yield_when_idle", "1")):
     os.environ.setdefault(name, value)
 LAUNCHER = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np"]
-VOLATILE = {"creator", "version", "reason", "note", "because"}
+VOLATILE = {"creator", "version", "reason", "note", "because", "what"}
 LIMIT_S = 600  # of one command
 
 
