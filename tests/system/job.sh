@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole job on four ranks in two unlike subclusters: tables, files, prediction, report, resume.
+# The whole job on four ranks in two unequal subclusters: tables, files, prediction, report, resume.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
