@@ -66,17 +66,24 @@ struct hapt_cut {
  *
  * Versions. A tensor may have several versions, one per property. For every input, an operator reads the newest version
  * with the property that its cut needs.
+ *
  * - Every version of a model input exists and is never communicated.
- * - A parameter has one layout: that of its first reader, or replicated if a slice of the parameter comes earlier. Only
- * slices are made of a parameter, each for the operators of one forward operator (itself and its backward operators).
+ *
+ * - A parameter has one layout: that of its first reader, or replicated if a slice of the parameter comes earlier. The
+ *   only communications of a parameter are slices. Each is for the operators of one forward operator (itself and its
+ *   backward operators).
+ *
  * - A version of an activation is visible to its maker's operators and to those of later forward operators. A version
- * made in the backward part is visible to the operators of one forward operator only. (So every range of forward
- * operators has what it reads.)
+ *   made in the backward part is visible to the operators of one forward operator only. So every range of forward
+ *   operators has what it reads.
+ *
  * - A writer that adds to the gradient of an activation adds to the version that has the property of the addend. The
- * other versions become invalid. If there is no such version, the addend stays separate until the next communication of
- * that tensor. That communication must bring it to the property of an existing version, and adds it there.
+ *   other versions become invalid. If there is no such version, the addend stays separate until the next communication
+ *   of that tensor. That communication must bring it to the property of an existing version, and adds it there.
+ *
  * - Gradients of parameters are summed over the microbatches as they are written, in a separate version per property.
- * After all operators, once a step, they are brought to the layout of their parameter (HAPT_SECTION_REDUCE).
+ *   After all operators, once a step, they are brought to the layout of their parameter (HAPT_SECTION_REDUCE).
+ *
  * Communications that remove partial sums run after the last writer; the others run before their first reader. A
  * communication that has no reader is left out.
  */
