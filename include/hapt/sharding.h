@@ -109,7 +109,7 @@ struct hapt_sharding {
      * parameter's gradient the one the update reads. hapt_op.forward_op of every operator is a forward operator of the
      * source. */
     const struct hapt_graph *graph;
-    /* The same graph as seen by the rank at mesh coordinates `place`: local shapes and local size attributes. Costs
+    /* The same graph as seen by the rank at `mesh_coordinate`: local shapes and local size attributes. Costs
      * and kernels use this one. */
     const struct hapt_graph *shard;
     struct hapt_axis axis[HAPT_MESH_AXES];
@@ -123,7 +123,7 @@ struct hapt_sharding {
     unsigned (*first_rank_inputs)[HAPT_MESH_AXES];
     int *exchange;        /* [graph->op_count] axis over which the operator itself communicates while it runs
                              (hapt_op_type.inner_all_reduces), or -1 */
-    int64_t *first_value; /* [graph->op_count] hapt_call.first_value at `place` */
+    int64_t *first_value; /* [graph->op_count] hapt_call.first_value at `mesh_coordinate` */
     int *origin;          /* [graph->tensor_count] the source tensor that this is a version of */
     int *source_op;       /* [graph->op_count] operator of the source; for a collective: the operator next to it */
     /* [graph->tensor_count] the tensor whose storage it uses: itself or a lower index. An all-reduce works in place
