@@ -5,10 +5,10 @@
  *
  *   fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--batch FILES] [--crashes] CORPUS
  *
- * Input i depends on seed and i only: --only I repeats it. As in hapt, the sandbox reads every file first and refuses
- * bad ones. --batch lets one child of the sandbox read several files. --crashes keeps files that crash the HDF5 library
- * there. A process per job runs the inputs. If it dies, the supervisor names and keeps the input and starts another
- * process.
+ * Input i is a function of seed and i alone: --only I repeats it. As in hapt the sandbox reads every file first; what
+ * it refuses is refused (--batch lets one child of it read several files; --crashes keeps what the HDF5 library dies of
+ * there). A process for each job runs the inputs, and where it dies the supervisor names the input, keeps it and starts
+ * another.
  */
 #include "fuzz.h"
 

@@ -186,7 +186,7 @@ static void mixed_files_round_trip(void)
     CHECK_OK(hapt_plan_load(path_of("plan.h5"), &arena, &again));
     if (again && CHECK(again->stage[0].mixed && again->stage[0].program == 1 && again->stage[0].layout))
         check_same_sharding(layout, again->stage[0].layout, model->graph, &arena);
-    /* forced: the faster one by default */
+    /* forced: the faster one unless told */
     CHECK(strcmp(hapt_plan_stage_text(&plan->stage[0], text), "0-2@a:1+b:1p1") == 0);
     static const struct {
         const char *stages;

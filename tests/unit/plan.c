@@ -232,7 +232,7 @@ static void plans_round_trip(void)
                 CHECK(loaded->stage[i].warmup == plan->stage[i].warmup);
                 CHECK(strcmp(loaded->stage[i].subcluster_name, plan->stage[i].subcluster_name) == 0);
             }
-            /* priced again, it has the price of the search */
+            /* priced again it is what the search said */
             CHECK_OK(hapt_plan_price(profile, loaded, &arena));
             CHECK_NEAR(loaded->latency_s, plan->latency_s, 1e-12 * plan->latency_s);
             CHECK(loaded->simulated_s == plan->simulated_s || loaded->t_max_s != plan->t_max_s);

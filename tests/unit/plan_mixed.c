@@ -246,8 +246,7 @@ static void bad_plans_fail(void)
         static const int wrong[] = {-1, 7, 1000};
         for (int w = 0; w < 3; w++) {
             *counts[k] = wrong[w];
-            if (wrong[w] != 7 ||
-                counts[k] != &stage->mixed->cluster[1]) /* any larger index may be valid for another cluster */
+            if (wrong[w] != 7 || counts[k] != &stage->mixed->cluster[1]) /* any larger index may be another cluster's */
                 CHECK_FAILS(hapt_plan_check(plan), HAPT_ERR_INPUT);
         }
         *counts[k] = kept;
@@ -263,7 +262,7 @@ static void bad_plans_fail(void)
         *values[k] = kept;
     }
     CHECK_OK(hapt_plan_check(plan));
-    plan->stage[2].subcluster = 0; /* near before the mixed stage and behind it */
+    plan->stage[2].subcluster = 0; /* near in front of the mixed stage and behind it */
     CHECK_FAILS(hapt_plan_check(plan), HAPT_ERR_INPUT);
     hapt_arena_release(&arena);
 }
