@@ -228,7 +228,7 @@ __attribute__((unused)) static void check_weights(const char *path)
         double difference = 0;
         for (int64_t i = 0; i < count; i++) difference = fmax(difference, fabs((double)mine[i] - (double)theirs[i]));
         const bool keys = strstr(tensor->name, "c_attn.bias") != NULL;
-        CHECK_MESSAGE(difference < (keys ? 5e-3 : 5e-4), "%s is %g away", tensor->name, difference);
+        CHECK_MESSAGE(difference < (keys ? 5e-3 : 5e-4), "%s differs by %g", tensor->name, difference);
     }
     hapt_h5_close(file);
 }

@@ -225,7 +225,7 @@ static void trade(struct hapt_collective *collective, int round, enum hapt_dtype
     CHECK_OK(hapt_collective_all_to_all(collective, "trade", longest, sends, from, receives, to));
     for (size_t i = 0; i < n; i++)
         if (owner(&columns, i, &local) == me) wrong += get(to, dtype, local) != rounded(dtype, value(round, 30, i));
-    CHECK_MESSAGE(wrong == 0, "round %d: %zu of %zu traded elements are wrong", round, wrong, n);
+    CHECK_MESSAGE(wrong == 0, "round %d: %zu of %zu elements of an all-to-all are wrong", round, wrong, n);
     CHECK(to[rows.extent * my_columns * c] == 0x7f);
     free(from);
     free(to);

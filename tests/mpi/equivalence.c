@@ -265,8 +265,8 @@ struct worst {
 static void compare(const struct outcome *one, const struct outcome *its, const char *what, struct worst *worst_of)
 {
     const double loss = worst(its->loss, one->loss, ROUND_STEPS);
-    CHECK_MESSAGE(loss <= LOSS_TOLERANCE, "%s: losses are %g away", what, loss);
-    CHECK_MESSAGE(worst(its->norm, one->norm, ROUND_STEPS) <= GRADIENT_TOLERANCE, "%s: norms are %g away", what,
+    CHECK_MESSAGE(loss <= LOSS_TOLERANCE, "%s: losses differ by %g", what, loss);
+    CHECK_MESSAGE(worst(its->norm, one->norm, ROUND_STEPS) <= GRADIENT_TOLERANCE, "%s: norms differ by %g", what,
                   worst(its->norm, one->norm, ROUND_STEPS));
     worst_of->loss = fmax(worst_of->loss, loss);
     for (int t = 0; test_env.world_rank == 0 && t < model->graph->tensor_count; t++) {
@@ -281,9 +281,9 @@ static void compare(const struct outcome *one, const struct outcome *its, const 
         const double weight = norm_of(its->weight[t], one->weight[t], count) /
                               (norm_of(one->weight[t], initial, count) +
                                NOISE / WEIGHT_TOLERANCE * (norm_of(initial, NULL, count) + sqrt((double)count)));
-        CHECK_MESSAGE(gradient <= GRADIENT_TOLERANCE, "%s: the gradient of %s is %g away", what, tensor->name,
+        CHECK_MESSAGE(gradient <= GRADIENT_TOLERANCE, "%s: the gradient of %s differs by %g", what, tensor->name,
                       gradient);
-        CHECK_MESSAGE(weight <= WEIGHT_TOLERANCE, "%s: %s is %g away", what, tensor->name, weight);
+        CHECK_MESSAGE(weight <= WEIGHT_TOLERANCE, "%s: %s differs by %g", what, tensor->name, weight);
         worst_of->gradient = fmax(worst_of->gradient, gradient);
         worst_of->weight = fmax(worst_of->weight, weight);
     }

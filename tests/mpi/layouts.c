@@ -62,7 +62,7 @@ static bool settle(struct shape *shape)
 static void check_losses(const struct shape *shape, const struct hapt_train_result *result, const char *what)
 {
     const double difference = worst(result->history.loss, fp64, STEPS);
-    if (!CHECK_MESSAGE(difference < 1e-5, "%s: losses are %g away", what, difference))
+    if (!CHECK_MESSAGE(difference < 1e-5, "%s: losses differ by %g", what, difference))
         for (int s = 0; s < shape->stages; s++)
             fprintf(stderr, "  stage %d: up to operator %d on %d\n", s, shape->end[s], shape->size[s]);
     if (test_env.world_rank != 0) return;

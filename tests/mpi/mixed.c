@@ -249,7 +249,7 @@ static void check_crossed(const struct mixture *mixture, const char *name)
         const struct hapt_train_result *result = run(&rest, false, folder_name, NULL, checkpoint);
         if (!result || !CHECK(result->first_step == 9 && result->history.count == STEPS)) continue;
         const double difference = worst(result->history.loss, fp64, STEPS);
-        CHECK_MESSAGE(difference < 1e-5, "%s: losses are %g away", folder_name, difference);
+        CHECK_MESSAGE(difference < 1e-5, "%s: losses differ by %g", folder_name, difference);
     }
 }
 
@@ -264,7 +264,7 @@ static void mixed_stages_train(void)
         const struct hapt_train_result *result = run(mixture, false, name, NULL, NULL);
         if (!result) continue;
         const double difference = worst(result->history.loss, fp64, STEPS);
-        CHECK_MESSAGE(difference < 1e-5, "mixture %d: losses are %g away", m, difference);
+        CHECK_MESSAGE(difference < 1e-5, "mixture %d: losses differ by %g", m, difference);
         check_weights(hapt_arena_printf(&arena, "%s/%s", folder, name));
         if (test_env.world_rank == 0)
             for (int s = 0; s < mixture->stages; s++)

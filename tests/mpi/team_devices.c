@@ -78,8 +78,8 @@ static const char *split(struct hapt_device_comm *group, int color, int key, int
     int found[2];
     MPI_Comm_rank((*part)->comm, &found[0]);
     MPI_Comm_size((*part)->comm, &found[1]);
-    CHECK_MESSAGE(found[0] == rank && found[1] == ranks, "rank %d of %d is said to be %d of %d", found[0], found[1],
-                  rank, ranks);
+    CHECK_MESSAGE(found[0] == rank && found[1] == ranks, "rank %d of %d has the description of rank %d of %d", found[0],
+                  found[1], rank, ranks);
     return NULL;
 }
 

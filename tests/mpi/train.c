@@ -9,7 +9,7 @@ static void one_rank_against_pytorch(void)
     struct hapt_train_result *result = train(&shape, make_config("one", reference_options), NULL);
     if (!result) return;
     CHECK(result->history.count == STEPS);
-    CHECK_MESSAGE(worst(result->history.loss, fp64, STEPS) < 2e-6, "losses are %g away",
+    CHECK_MESSAGE(worst(result->history.loss, fp64, STEPS) < 2e-6, "losses differ by %g",
                   worst(result->history.loss, fp64, STEPS));
     if (test_env.world_rank == 0)
         CHECK(result->planned_bytes[0] > 0 && result->planned_bytes[0] == result->measured_bytes[0]);
@@ -47,7 +47,7 @@ static void random_plans(void)
         struct hapt_train_result *result = train(&shape, make_config("random", reference_options), NULL);
         if (!result) return;
         const double difference = worst(result->history.loss, fp64, STEPS);
-        if (!CHECK_MESSAGE(difference < 1e-5, "round %d: losses are %g away", round, difference))
+        if (!CHECK_MESSAGE(difference < 1e-5, "round %d: losses differ by %g", round, difference))
             for (int s = 0; s < shape.stages; s++)
                 fprintf(stderr, "  stage %d: up to operator %d on %d\n", s, shape.end[s], shape.size[s]);
     }
@@ -135,9 +135,9 @@ static void optimizers_agree(void)
         struct hapt_train_result *a = train(&alone, make_config("a", option[o]), NULL);
         struct hapt_train_result *b = train(&piped, make_config("b", option[o]), NULL);
         if (!a || !b) return;
-        CHECK_MESSAGE(worst(b->history.loss, a->history.loss, 12) < 1e-5, "losses are %g away",
+        CHECK_MESSAGE(worst(b->history.loss, a->history.loss, 12) < 1e-5, "losses differ by %g",
                       worst(b->history.loss, a->history.loss, 12));
-        CHECK_MESSAGE(worst(b->history.gradient_norm, a->history.gradient_norm, 12) < 1e-4, "norms are %g away",
+        CHECK_MESSAGE(worst(b->history.gradient_norm, a->history.gradient_norm, 12) < 1e-4, "norms differ by %g",
                       worst(b->history.gradient_norm, a->history.gradient_norm, 12));
         CHECK(a->history.learning_rate[0] < a->history.learning_rate[3]);
         CHECK(a->history.learning_rate[11] < a->history.learning_rate[4]);
@@ -174,10 +174,10 @@ static void pipelines_are_bitwise_one_rank(void)
         struct hapt_train_result *a = train(&alone, make_config("alone", reference_options), NULL);
         struct hapt_train_result *b = train(&piped, make_config("piped", reference_options), NULL);
         if (!a || !b) break;
-        CHECK_MESSAGE(!memcmp(a->history.loss, b->history.loss, sizeof first), "%s: losses are %g away", dtypes[d],
+        CHECK_MESSAGE(!memcmp(a->history.loss, b->history.loss, sizeof first), "%s: losses differ by %g", dtypes[d],
                       worst(b->history.loss, a->history.loss, STEPS));
         if (d == 0) memcpy(first, a->history.loss, sizeof first);
-        CHECK_MESSAGE(worst(a->history.loss, first, STEPS) < 1e-2, "%s is %g away from fp32", dtypes[d],
+        CHECK_MESSAGE(worst(a->history.loss, first, STEPS) < 1e-2, "%s differs from fp32 by %g", dtypes[d],
                       worst(a->history.loss, first, STEPS));
     }
     model = usual;

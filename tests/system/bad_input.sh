@@ -70,7 +70,7 @@ done
 unset no_hint
 "$HAPT" data tests/system/bad_input.sh --output "$scratch/bytes.h5" >/dev/null 2>&1 &&
     "$HAPT" model gpt --layers 2 --hidden 32 --heads 2 --sequence 16 --vocab 256 --microbatch 2 --output "$scratch/bytes-model.h5" >/dev/null 2>&1 ||
-    fail "no model of bytes"
+    fail "cannot make a model for bytes"
 refuses 4 'memory|device|plan' 1 --input "$scratch/bytes-model.h5" --data "$scratch/bytes.h5" --cluster "$scratch/tiny.json" $small
 refuses 3 'contains no data' 2 --input "$scratch/good.h5" $small
 refuses 2 'command' 1 fly

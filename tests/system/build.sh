@@ -22,7 +22,7 @@ else
     done
     # The check can fail: the same link line without the flags.
     echo 'int main(void) { return 0; }' | gcc -xc -O2 -no-pie -Wl,-z,norelro,-z,lazy -o "$scratch/plain" - &&
-        check "a plain executable is told apart" eval '! hardened "$scratch/plain" && ! is_pie "$scratch/plain" && ! fortified "$scratch/plain"'
+        check "a plain executable has no hardening" eval '! hardened "$scratch/plain" && ! is_pie "$scratch/plain" && ! fortified "$scratch/plain"'
 fi
 
 # Names of a rank, its sandbox process and its threads. Two stages on three ranks: each rank has a communication thread.
@@ -75,12 +75,12 @@ run() { # ID PROGRAMS ASSIGNMENT...
     deps "$id" $programs -- "$@" bash "$PWD/jobs/setup-debian.sh"
 }
 run 1000 "$most"; code=$? # bible is missing, which is optional
-check "nothing is installed unasked" [ ! -e "$scratch/calls" ]
-check "what hapt can do without stops nothing" [ $code -eq 0 ]
+check "nothing is installed without a request" [ ! -e "$scratch/calls" ]
+check "a missing optional package is no error" [ $code -eq 0 ]
 check "the command is printed" grep -qx 'sudo apt-get update && sudo apt-get install -y --no-install-recommends .*bible-kjv.*' "$scratch/err"
 run 1000 "${most/mpicc/}"; code=$?
-check "nothing is installed unasked, whatever is missing" [ ! -e "$scratch/calls" ]
-check "what is essential stops" [ $code -eq 3 ]
+check "nothing is installed without a request if an essential package is missing" [ ! -e "$scratch/calls" ]
+check "a missing essential package is an error" [ $code -eq 3 ]
 check "and is named" grep -q 'error: hapt cannot be built without: .*libopenmpi-dev' "$scratch/err"
 check "with a hint" [ "$(grep -c '^hint: ' "$scratch/err")" -eq 1 ]
 run 1000 "$most" SUDO=sudo

@@ -58,7 +58,7 @@ h5dump "$scratch/e.h5" >"$scratch/dump" && grep -q '"product"' "$scratch/dump" &
 printf '{"format":"hapt-cluster","version":1,"subclusters":[{"name":"f","nodes":1,"devices_per_node":2,"device":"cpu","slowdown":2}]}' \
     >"$scratch/two.json"
 passes 2 profile --input "$scratch/a.h5" --cluster "$scratch/two.json" --calibrate "$scratch/e2.h5" --output "$scratch/p2.h5" --json $quick &&
-    /usr/bin/python3 - "$scratch" <<'P' || fail "the JSON of both products, or the sums"
+    /usr/bin/python3 - "$scratch" <<'P' || fail "the JSON of both results, or the sums"
 import json, sys
 import h5py
 d = json.load(open(sys.argv[1] + "/out"))
@@ -73,7 +73,7 @@ P
 printf '{"format":"hapt-cluster","version":1,"subclusters":[{"name":"p","nodes":1,"devices_per_node":4,"device":"cpu"},
 {"name":"v","nodes":1,"devices_per_node":1,"device":"V100-32GB"}]}' >"$scratch/paper.json"
 passes 1 plan --input "$scratch/a.h5" --cluster "$scratch/paper.json" --efficiency "$scratch/e.h5" --json
-grep -q 'no table of V100-32GB in fp32: predicted with the built-in' "$scratch/err" || fail "nothing said of the V100: $(cat "$scratch/err")"
+grep -q 'no table of V100-32GB in fp32: predicted with the built-in' "$scratch/err" || fail "no message about the V100: $(cat "$scratch/err")"
 grep -q 'no table of cpu' "$scratch/err" && fail "the table of cpu is not found"
 
 # No effect, or nothing to measure: refused with the reason.

@@ -34,16 +34,16 @@ kill -KILL "${ranks[1]}"
 wait $launcher
 code=$?
 check "a rank dies while the model is profiled: code $code" [ $code -ne 0 ]
-check "no checkpoint is there yet" [ -z "$(ls "$scratch/job/checkpoints" 2>/dev/null)" ]
+check "no checkpoint exists yet" [ -z "$(ls "$scratch/job/checkpoints" 2>/dev/null)" ]
 # the folders of the run exist: the next one is that of the first checkpoint
 # shellcheck disable=SC2086
 LD_PRELOAD=$HAPT_BUILD/tests/faults/faults.so FAULTS_UNDER=$scratch/job FAULTS_CALL=mkdir FAULTS_AT=1 FAULTS_ERROR=KILL \
     on 3 $job --profile-seconds 0.5 >"$scratch/out" 2>"$scratch/err"
 code=$?
 check "a rank dies while it saves the first checkpoint: code $code, $(tail -n 2 "$scratch/err")" [ $code -eq 137 ]
-check "no checkpoint is there yet" [ -z "$(ls "$scratch/job/checkpoints" 2>/dev/null)" ]
+check "no checkpoint exists yet" [ -z "$(ls "$scratch/job/checkpoints" 2>/dev/null)" ]
 # shellcheck disable=SC2086
-passes 3 $job --profile-seconds 0.5 --json && check "it began anew" grep -q '"first_step": 0,' "$scratch/out"
+passes 3 $job --profile-seconds 0.5 --json && check "the run began at step 0" grep -q '"first_step": 0,' "$scratch/out"
 
 # 2. No checkpoint is intact: one error, and nothing is overwritten.
 passes 3 $train --input "$scratch/m.h5" --data "$scratch/t.h5" --steps 4 --checkpoint-every 2 --output "$scratch/run"
@@ -99,15 +99,15 @@ scarce_memory() {
     kill -KILL "$process"
     wait
     copy=$(($(stat -c %s "$scratch/endless/checkpoints/step-00000004/shard-0000.h5") / 1024))
-    alone room --steps 6 || fail "with room: $(tail -n 2 "$scratch/room.err")"
-    check "with room, two in each interval" \
+    alone room --steps 6 || fail "with memory for a copy: $(tail -n 2 "$scratch/room.err")"
+    check "with memory for a copy: two checkpoints in each interval" \
         [ "$(ls "$scratch/room/checkpoints" | tr '\n' ' ')" = "step-00000002 step-00000004 step-00000006 " ]
     (
         ulimit -v $((peak + copy / 8)) # kB
         alone scarce --steps 6
-    ) || fail "without room: $(tail -n 2 "$scratch/scarce.err")"
+    ) || fail "without memory for a copy: $(tail -n 2 "$scratch/scarce.err")"
     check "said: $(cat "$scratch/scarce.err")" grep -q 'checkpoints are synchronous: copies would need' "$scratch/scarce.err"
-    check "without room, one in each" [ "$(ls "$scratch/scarce/checkpoints" | tr '\n' ' ')" = "step-00000004 step-00000006 " ]
+    check "without memory for a copy: one checkpoint in each interval" [ "$(ls "$scratch/scarce/checkpoints" | tr '\n' ' ')" = "step-00000004 step-00000006 " ]
     check "the same weights" /usr/bin/python3 tests/system/same_checkpoint.py "$scratch/room" "$scratch/scarce" 6 >"$scratch/why"
 }
 nm "$HAPT" 2>/dev/null | grep -q __asan_init || scarce_memory
@@ -144,7 +144,7 @@ refuses 3 'error: step 2: the loss is 5\.5.* nothing was updated; it began at th
 check "the last checkpoint is of step 2" [ "$(ls "$scratch/spike/checkpoints" | tail -n 1)" = step-00000002 ]
 passes 1 export --checkpoint "$scratch/spike" --output "$scratch/kept.h5"
 checks=$((checks + 1))
-/usr/bin/python3 - "$scratch/weights.h5" "$scratch/kept.h5" <<'P' || fail "the last checkpoint holds other weights than those of before"
+/usr/bin/python3 - "$scratch/weights.h5" "$scratch/kept.h5" <<'P' || fail "the last checkpoint has different weights"
 import sys
 import h5py
 one, two = ({name: item[()].tobytes() for name, item in h5py.File(path, "r")["parameters"].items()} for path in sys.argv[1:])

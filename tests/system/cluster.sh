@@ -228,10 +228,10 @@ job
 check "the Slurm job plans GPT-39B: exit code $code" [ $code -eq 0 ]
 check "and starts both components" grep -q "^srun --het-group=0,1 --mpi=pmix .* --plan outputs/gpt39b/plan.h5" "$dir/out"
 check "on a plan that exists" [ -s "$dir/lab/outputs/gpt39b/plan.h5" ]
-check "that go on from where they were, if they were anywhere" grep -q -- "--resume auto" "$dir/out"
+check "with --resume auto" grep -q -- "--resume auto" "$dir/out"
 SRUN_CODE=9 job
 check "a stopped run is no failure: exit code $code" [ $code -eq 0 ]
-check "and queues itself again" grep -q "^scontrol requeue 7" "$dir/out"
+check "and requeues itself" grep -q "^scontrol requeue 7" "$dir/out"
 SRUN_CODE=5 job
 check "a failed run fails the job: exit code $code" [ $code -eq 5 ]
 

@@ -14,12 +14,12 @@ check() { # WHAT CONDITION...
 doctor() { "$HAPT" doctor 2>/dev/null | sed -n 's/^  cuda *//p'; }
 
 # 1. The plug-in is missing, is not a library, or belongs to another build.
-check "a plug-in that is missing" grep -q '^0 devices: HAPT_CUDA_PLUGIN names .*none.so' <(HAPT_CUDA_PLUGIN=$scratch/none.so doctor)
+check "a missing plug-in" grep -q '^0 devices: HAPT_CUDA_PLUGIN names .*none.so' <(HAPT_CUDA_PLUGIN=$scratch/none.so doctor)
 head -c 100000 "$host" >"$scratch/half.so"
 check "half a plug-in" grep -q '^0 devices: .*half.so is no whole library' <(HAPT_CUDA_PLUGIN=$scratch/half.so doctor)
 echo "no library" >"$scratch/text.so"
-check "a plug-in that is no library" grep -q '^0 devices: .*text.so' <(HAPT_CUDA_PLUGIN=$scratch/text.so doctor)
-check "a library that is no plug-in" grep -q '^0 devices: .*is of another build' <(HAPT_CUDA_PLUGIN=$HAPT_BUILD/tests/faults/faults.so doctor)
+check "a plug-in that is not a library" grep -q '^0 devices: .*text.so' <(HAPT_CUDA_PLUGIN=$scratch/text.so doctor)
+check "a library that is not a plug-in" grep -q '^0 devices: .*is of another build' <(HAPT_CUDA_PLUGIN=$HAPT_BUILD/tests/faults/faults.so doctor)
 check "no device" grep -q '^0 devices: ' <(HAPT_CUDA_PLUGIN=$host HAPT_HOST_GPUS=0 doctor)
 check "a GPU that the database does not have" grep -q '^  host-cuda .*1 x 1 .*Host-CUDA' <(HAPT_CUDA_PLUGIN=$host "$HAPT" topology)
 check "two devices" grep -q '^2 devices, CUDA' <(HAPT_CUDA_PLUGIN=$host HAPT_HOST_GPUS=2 doctor)
@@ -55,11 +55,11 @@ comes_from "$venv/$packages/cu99/lib" HAPT_PYTHON="$venv/bin/python3"
 comes_from "$scratch/site/nvidia/cublas/lib" PYTHONPATH="/nowhere:$scratch/site"
 comes_from "$scratch/.local/$packages/cublas/lib" HOME="$scratch"
 with HOME=/nowhere >"$scratch/said"
-check "a library that is missing" test $? -eq 3
-check "a library that is missing" grep -q '^  cuda *0 devices: libcublasLt.so.99 is found neither' "$scratch/said"
-check "a library that is missing" grep -q 'do: python3 -m pip install nvidia-cublas,' "$scratch/said"
+check "a missing library" test $? -eq 3
+check "a missing library" grep -q '^  cuda *0 devices: libcublasLt.so.99 is found neither' "$scratch/said"
+check "a missing library" grep -q 'do: python3 -m pip install nvidia-cublas,' "$scratch/said"
 mkdir -p "$scratch/cut" && head -c 4000 "$scratch/blas" >"$scratch/cut/libcublasLt.so.99"
-check "a library that was cut off" grep -q '^  libcublasLt.so.99 *missing' <(with HAPT_CUDA_LIBRARIES="$scratch/cut")
+check "a truncated library" grep -q '^  libcublasLt.so.99 *missing' <(with HAPT_CUDA_LIBRARIES="$scratch/cut")
 
 if command -v make >/dev/null; then
     mkdir "$scratch/none" && cp -a "$HAPT_BUILD"/{src,libhapt.a,solvers} "$scratch/none/" && touch "$scratch/none/hapt-cuda.so"
@@ -73,8 +73,8 @@ header=$(ls "${CUDA_HOME:-/usr/local/cuda}"/include/cudnn.h /usr/include/cudnn.h
 if [ -n "$header" ]; then
     toolkit=${CUDA_HOME:-/usr/local/cuda}/include
     { echo "#include \"$header\""; grep -o 'CUDNN_[A-Za-z0-9_]* = [0-9]*' tests/gpu/host/cudnn.h | sed 's/\(.*\) = \(.*\)/static_assert(\1 == \2, "");/'; } >"$scratch/values.cpp"
-    check "values of cuDNN" test "$(grep -c static_assert "$scratch/values.cpp")" -gt 80
-    check "values of cuDNN" c++ -fsyntax-only -I"$toolkit" "$scratch/values.cpp"
+    check "constants of cuDNN" test "$(grep -c static_assert "$scratch/values.cpp")" -gt 80
+    check "constants of cuDNN" c++ -fsyntax-only -I"$toolkit" "$scratch/values.cpp"
 fi
 
 # The real library, if installed, has plans for what the plug-in requests (77: it is not installed).

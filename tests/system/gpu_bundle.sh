@@ -95,7 +95,7 @@ code=$?
 check "the launcher: $(cat "$scratch/said")" test $code -eq 0
 if [ -z "$parts" ]; then
     sed 's/^/  /' "$tree/results.jsonl" >&2
-    for name in nvidia-smi "benchmark PyTorch compiled"; do check "$name says what it lacks" test "$(line_of "$name" | grep -vc skipped)" -eq 0; done
+    for name in nvidia-smi "benchmark PyTorch compiled"; do check "$name names what is missing" test "$(line_of "$name" | grep -vc skipped)" -eq 0; done
     check "each part ends within its limit, or says what it needs" test -z "$(grep -E '"status": "(failed|timeout)"|s of all parts are over' "$tree/results.jsonl")"
 fi
 check "every line is JSON" python3 -c 'import json, sys; [json.loads(line) for line in open(sys.argv[1])]' "$tree/results.jsonl"

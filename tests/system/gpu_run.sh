@@ -61,11 +61,11 @@ gone() { # PID: ended, or a zombie that nobody collects
     done
     return 1
 }
-check "nothing is left of a part that was ended" test -s "$scratch/left"
-check "nothing is left of a part that was ended" gone "$(cat "$scratch/left")"
+check "a part that was ended leaves no process" test -s "$scratch/left"
+check "a part that was ended leaves no process" gone "$(cat "$scratch/left")"
 is "benchmark hapt" figures "{'speed': 12.5}"
 is "benchmark PyTorch compiled" status skipped
-check "it says what it lacks" grep -q "needs Python with torch: .*/python lacks torch; .*/path/bin/python3 lacks torch 2" <(of "benchmark PyTorch compiled" reason)
+check "it names what is missing" grep -q "needs Python with torch: .*/python lacks torch; .*/path/bin/python3 lacks torch 2" <(of "benchmark PyTorch compiled" reason)
 is "racecheck kernels_attention" status passed
 check "checkers take few shapes" grep -q -- "--tool racecheck --error-exitcode 1 .*kernels_attention 1x129x1x64," "$scratch/checked"
 is "a hundred steps" output "['ran tests/gpu/train.py hundred']"
@@ -73,7 +73,7 @@ check "the end" grep -q '"part": "end", "passed": [0-9]*, "failed": [0-9]*, "ski
 order="doctor kernels_attention benchmark.hapt benchmark.hapt.again benchmark.operators operators.attention operators.linear operators.loss
 a.hundred.steps racecheck.kernels_attention synccheck.kernels_layers memcheck.kernels_layers groups.of.one.rank training.gpt training.bert
 uneven.split collectives profiles memcheck.kernels_replay end"
-check "the parts in order of what they tell" grep -q "^start $(tr '\n' ' ' <<<"$order" | sed 's/ *$//; s/ / .*/g')$" \
+check "the parts in order of information" grep -q "^start $(tr '\n' ' ' <<<"$order" | sed 's/ *$//; s/ / .*/g')$" \
     <(sed 's/{"part": "\([^"]*\)".*/\1/; s/ /./g' "$results" | tr '\n' ' ' | sed 's/ $//; s/$/\n/')
 
 # All parts together have a limit as well. The remaining parts are reported as omitted.

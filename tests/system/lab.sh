@@ -64,7 +64,7 @@ done
 over a0,a1,b0,b1 4 topology --cluster "$scratch/hosts.json" && { grep -Eq '^  right .* 3,2$' "$scratch/out" || fail "ranks of the hosts: $(cat "$scratch/out")"; }
 sed 's/"b1"/"b7"/' "$scratch/hosts.json" >"$scratch/absent.json"
 checks=$((checks + 1))
-$lab run -host a0,a1,b0,b1 -np 4 "$HAPT" topology --cluster "$scratch/absent.json" >"$scratch/out" 2>"$scratch/err" && fail "a host that is not there is accepted"
+$lab run -host a0,a1,b0,b1 -np 4 "$HAPT" topology --cluster "$scratch/absent.json" >"$scratch/out" 2>"$scratch/err" && fail "an absent host is accepted"
 grep -q 'error:.*b7' "$scratch/err" || fail "the missing host is not named: $(head -n 3 "$scratch/err")"
 
 # 3. Two stages over the trunk.
@@ -89,6 +89,6 @@ checks=$((checks + 3))
 for run in lab-run lab-run4 here; do passes 1 export --checkpoint "$scratch/$run/checkpoints/step-00000012" --output "$scratch/$run.h5"; done
 for run in lab-run lab-run4; do
     checks=$((checks + 1))
-    h5diff -q "$scratch/$run.h5" "$scratch/here.h5" || fail "the weights of $run are others"
+    h5diff -q "$scratch/$run.h5" "$scratch/here.h5" || fail "the weights of $run differ"
 done
 finish

@@ -40,7 +40,7 @@ nothing_left() {
         [ -z "$left" ] && break
         sleep 0.1
     done
-    check "nothing is left in the lab after $1: $left" [ -z "$left" ]
+    check "no process is left in the lab after $1: $left" [ -z "$left" ]
 }
 
 cat >"$scratch/c.json" <<'JSON'
@@ -91,7 +91,7 @@ stops() {
     wait $job
     check "$1: code 7, not $?" [ $? -eq 7 ]
     check "$1: in bounded time: $((SECONDS - begun)) s" [ $((SECONDS - begun)) -le 20 ]
-    check "$1: one line tells of it: $(grep error: "$scratch/$1.err")" [ "$(grep -c 'error:' "$scratch/$1.err")" -eq 1 ]
+    check "$1: one line reports it: $(grep error: "$scratch/$1.err")" [ "$(grep -c 'error:' "$scratch/$1.err")" -eq 1 ]
     check "$1: it is named: $(grep error: "$scratch/$1.err")" grep -Eq \
         "error: rank $2 on host [ab]0 has not been heard of for [0-9.]+ s; its last activity: stage [01], [a-z ]+ of step [0-9]+.*; rank [0-9] on host [ab]0 was at: stage [01], " \
         "$scratch/$1.err"

@@ -27,7 +27,7 @@ passes 1 --input "$b" --microbatches 2 --steps 3 --predict --output "$scratch/ma
 check "a CPU keeps the model's type" same "$(losses own)" "$(losses single)"
 check "--precision bf16 is a model in bf16" same "$(losses half)" "$(losses made)"
 check "bf16 is not fp32" differ "$(losses half)" "$(losses own)"
-check "the plan tells" same "$(of "$scratch/half/run.h5" /plan/precision)-$(of "$scratch/half/run.h5" /plan/boundary_dtype)" bf16-bf16
+check "the plan records it" same "$(of "$scratch/half/run.h5" /plan/precision)-$(of "$scratch/half/run.h5" /plan/boundary_dtype)" bf16-bf16
 refuses 3 'fp16, which cpu does not have' 1 --input "$m" --precision fp16 --output "$scratch/no"
 refuses 3 'tf32, which cpu does not have' 1 --input "$m" --precision tf32 --output "$scratch/no"
 
@@ -45,12 +45,12 @@ print(plan["precision"], plan["boundary_dtype"], plan["profile"])'
 }
 check "A100s on paper" same "$(plan 2 0)" "bf16 bf16 predicted"
 check "A100 and V100 on paper" same "$(plan 1 1)" "fp16 fp16 predicted"
-check "... which is said" grep -q 'V100-16GB has no bf16' "$scratch/err"
+check "... with a message" grep -q 'V100-16GB has no bf16' "$scratch/err"
 check "fp32 on paper" same "$(plan 1 1 --precision fp32)" "fp32 fp32 predicted"
 check "TF32 on paper" same "$(plan 1 1 --precision tf32)" "tf32 fp32 predicted"
-check "... where there is one" grep -q 'V100-16GB has no TF32' "$scratch/err"
+check "... with a message if a GPU has no TF32" grep -q 'V100-16GB has no TF32' "$scratch/err"
 check "emulated GPUs are GPUs" same "$(plan 1 1 --device emulated)" "fp16 fp16 predicted"
-check "GPUs whose work CPUs do are CPUs" same "$(plan 1 1 --device cpu --predict)" "fp32 fp32 predicted"
+check "GPUs that CPUs stand in for count as CPUs" same "$(plan 1 1 --device cpu --predict)" "fp32 fp32 predicted"
 refuses 3 'bf16, which V100-16GB does not have' 1 plan --input "$m" --cluster "$scratch/paper.json" --precision bf16
 plan 0 1 >/dev/null
 refuses 3 'tf32, which V100-16GB does not have' 1 plan --input "$m" --cluster "$scratch/paper.json" --precision tf32
@@ -59,9 +59,9 @@ refuses 3 'tf32, which V100-16GB does not have' 1 plan --input "$m" --cluster "$
 plan 1 1 --output "$scratch/paper.h5" >/dev/null
 passes 1 profile --input "$m" --cluster "$scratch/paper.json" --precision fp32 --output "$scratch/p.h5" && grep -q 'in fp32, predicted' "$scratch/out" ||
     fail "the profile's table does not tell that it is predicted"
-check "the profile tells" same "$(of "$scratch/p.h5" /precision)-$(of "$scratch/p.h5" /origin)" fp32-predicted
+check "the profile records it" same "$(of "$scratch/p.h5" /precision)-$(of "$scratch/p.h5" /origin)" fp32-predicted
 passes 1 plan --profile "$scratch/p.h5" --output "$scratch/q.h5"
-check "its plan tells" same "$(of "$scratch/q.h5" /precision)-$(of "$scratch/q.h5" /boundary_dtype)-$(of "$scratch/q.h5" /profile)" fp32-fp32-predicted
+check "its plan records it" same "$(of "$scratch/q.h5" /precision)-$(of "$scratch/q.h5" /boundary_dtype)-$(of "$scratch/q.h5" /profile)" fp32-fp32-predicted
 refuses 2 'precision has no effect' 1 plan --profile "$scratch/p.h5" --precision fp32
 passes 1 plan --profile "$scratch/p.h5" --input "$m" && grep -q ', fp32' "$scratch/out" || fail "the plan of a profile in fp32"
 refuses 2 'is a profile in fp32' 1 plan --profile "$scratch/p.h5" --input "$m" --precision fp16
@@ -91,9 +91,9 @@ on_gpu g-tf32 bf16 --precision tf32
 check "TF32 is near fp32, not the same" differ "$(losses g-tf32)" "$(losses g-fp32)"
 on_gpu again bf16 --precision fp32 --stop-after 1
 on_gpu again bf16 --resume yes
-check "a run that goes on keeps its type" same "$(losses again)" "$(losses g-fp32)"
+check "a resumed run keeps its type" same "$(losses again)" "$(losses g-fp32)"
 on_gpu g-stop bf16 --stop-after 1
-on_gpu g-stop bf16 --resume yes --precision fp32 && grep -q 'was made for bf16, the model computes in fp32' "$scratch/err" || fail "going on in another type is not said"
+on_gpu g-stop bf16 --resume yes --precision fp32 && grep -q 'was made for bf16, the model computes in fp32' "$scratch/err" || fail "resuming in another type gives no message"
 on_gpu g-half fp16 --stop-after 1
 go_on=(--input "$m" --steps 3 --microbatches 2 --resume yes --output "$scratch/g-half")
 refuses 3 'the checkpoint was trained in fp16, which test does not have' 1 "${go_on[@]}" --cluster "$scratch/gpu-fp16.json" --device cpu
@@ -119,10 +119,10 @@ bound() { # ARGUMENTS...: threads of the two ranks
 }
 if [ "$(taskset -c 0,1 nproc 2>/dev/null)" = 2 ]; then
     check "ranks near their GPUs" same "$(bound)" '"0", "1"'
-    check "... which is said" grep -q '2 ranks are bound to cores near their GPUs' "$scratch/err"
+    check "... with a message" grep -q '2 ranks are bound to cores near their GPUs' "$scratch/err"
     check "--bind no" differ "$(bound --bind no)" '"0", "1"'
     check "ranks on CPUs in their NUMA nodes" same "$(bound --device cpu)" '"0", "1"'
-    check "... which is said" grep -q '2 ranks are bound to the cores of their NUMA nodes' "$scratch/err"
+    check "... with a message" grep -q '2 ranks are bound to the cores of their NUMA nodes' "$scratch/err"
     check "--bind no on CPUs" same "$(bound --device cpu --bind no)" '"0-1", "0-1"'
     check "bound by the launcher" same "$(launcher="taskset -c 1" bound --device cpu)" '"1", "1"'
     check "... and not a second time" [ "$(grep -c 'are bound to' "$scratch/err")" -eq 0 ]

@@ -19,8 +19,8 @@ for ranks in 1 2 3; do
     sed '/"seconds"/d' "$scratch/out" >"$scratch/plan$ranks.json"
 done
 checks=$((checks + 2))
-cmp -s "$scratch/plan1.json" "$scratch/plan2.json" || fail "2 ranks plan otherwise than 1"
-cmp -s "$scratch/plan1.json" "$scratch/plan3.json" || fail "3 ranks plan otherwise than 1"
+cmp -s "$scratch/plan1.json" "$scratch/plan2.json" || fail "2 ranks find another plan than 1"
+cmp -s "$scratch/plan1.json" "$scratch/plan3.json" || fail "3 ranks find another plan than 1"
 holds '0.35 < d["mfu"] < 0.6'
 holds 'd["balance_eta"] > 0.85'
 holds '[s["subcluster"] for s in d["stages"]] == sorted((s["subcluster"] for s in d["stages"]), reverse=True)'

@@ -27,7 +27,7 @@ train() { # RANKS NAME FURTHER-OPTIONS...
     worst=$(paste "$dir/losses" "$dir/expected" |
         awk 'NF != 2 { bad = 1 } { d = ($1 - $2) / $2; if (d < 0) d = -d; if (d > worst) worst = d } END { print bad ? 1 : worst + 0 }')
     awk -v worst="$worst" 'BEGIN { exit !(worst < 2e-6) }' ||
-        { echo "$name: losses are $worst away"; failed=$((failed + 1)); }
+        { echo "$name: losses differ by $worst"; failed=$((failed + 1)); }
     echo "$name: losses within $worst"
 }
 

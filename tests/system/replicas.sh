@@ -26,7 +26,7 @@ clean() { # PATTERN OPTIONS...
     local pattern=$1
     shift
     passes 3 train --threads 1 --steps 12 --checkpoint-every 4 --replica-check 1 --output "$scratch/clean" "$@" || return
-    check "what is compared is told once" [ "$(grep -cE "replica check: $pattern; compared every 1 step and" "$scratch/err")" -eq 1 ]
+    check "the compared copies are reported once" [ "$(grep -cE "replica check: $pattern; compared every 1 step and" "$scratch/err")" -eq 1 ]
     rm -rf "$scratch/clean"
 }
 three=(--input "$scratch/m3.h5" --cluster "$scratch/c3.json")
@@ -38,7 +38,7 @@ clean '[0-9]+ of [0-9]+ parameters have copies, on up to 2 ranks' --input "$scra
 passes 1 --input "$scratch/m3.h5" --steps 2 --profile-seconds 0.2 --replica-check 1 --output "$scratch/alone"
 check "one rank has nothing to compare" grep -q 'replica check: no two ranks hold copies' "$scratch/err"
 passes 3 train --threads 1 --steps 4 "${two[@]}" --output "$scratch/off"
-check "nothing is compared unasked" [ "$(grep -c 'replica check' "$scratch/err")" -eq 0 ]
+check "nothing is compared by default" [ "$(grep -c 'replica check' "$scratch/err")" -eq 0 ]
 
 # strike NAME VICTIM PARAMETER EVERY OPTIONS...: overwrites 64 floats of a weight in the memory of one rank. The learning rate is 0, so the
 # bytes are found by those of the first checkpoint. Sets $code; messages in $scratch/err

@@ -27,7 +27,7 @@ cat >"$scratch/two.json" <<'JSON'
     { "name": "slow", "nodes": 1, "devices_per_node": 1, "device": "cpu", "slowdown": 2, "hosts": ["b0"] } ] }
 JSON
 hosts topology --cluster "$scratch/two.json" --probe --json >"$scratch/probed.json" 2>"$scratch/err"
-check "probing ends well" [ $? -eq 0 ]
+check "probing succeeds" [ $? -eq 0 ]
 check "every route is listed" [ "$(sed -n '/^Routes/,/^Cluster/p' "$scratch/err" | grep -c "fast - slow")" -eq 3 ]
 cat >"$scratch/judge.py" <<'PYTHON'
 import json, sys
@@ -62,10 +62,10 @@ for way in probed mpi absent; do
     check "training with $way.json" [ $? -eq 0 ]
     grep -o '"loss": \[[^]]*\]' "$scratch/out" >"$scratch/$way.loss"
 done
-check "losses are there" [ -s "$scratch/mpi.loss" ]
-check "the way changes nothing" cmp "$scratch/probed.loss" "$scratch/mpi.loss"
-check "names that no host has leave it to MPI" cmp "$scratch/absent.loss" "$scratch/mpi.loss"
-check "... which is said" grep -q "eth7" "$scratch/err"
+check "losses exist" [ -s "$scratch/mpi.loss" ]
+check "the route does not change the losses" cmp "$scratch/probed.loss" "$scratch/mpi.loss"
+check "interface names that no host has: MPI" cmp "$scratch/absent.loss" "$scratch/mpi.loss"
+check "... with a message" grep -q "eth7" "$scratch/err"
 
 # Unknown connections to every port of the fast network while ranks connect: hundreds of idle connections, with garbage between them.
 cat >"$scratch/unknown.py" <<'PYTHON'

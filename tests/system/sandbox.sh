@@ -30,7 +30,7 @@ for _ in $(seq 200); do
     sleep 0.05
 done
 checks=$((checks + 1))
-[ -n "$helper" ] || fail "no helper beside a running hapt: $(tail -n 3 "$scratch/long.out")"
+[ -n "$helper" ] || fail "no sandbox process beside a running hapt: $(tail -n 3 "$scratch/long.out")"
 kill -KILL $rank
 wait $rank 2>/dev/null
 for _ in $(seq 100); do
@@ -38,5 +38,5 @@ for _ in $(seq 100); do
     sleep 0.05
 done
 checks=$((checks + 1))
-[ -z "$helper" ] || [ ! -e "/proc/$helper" ] || grep -q '^State:.Z' "/proc/$helper/status" 2>/dev/null || fail "the helper outlives its rank"
+[ -z "$helper" ] || [ ! -e "/proc/$helper" ] || grep -q '^State:.Z' "/proc/$helper/status" 2>/dev/null || fail "the sandbox process outlives its rank"
 finish

@@ -231,7 +231,7 @@ static void prefers_near_ways(void)
     for (int c = 0; c < 6; c++) {
         struct hapt_cluster_route way[4] = {{0}};
         for (int w = 0; w < 4; w++) way[w].bandwidth = cases[c].bandwidth[w];
-        CHECK_MESSAGE(routes_best(4, way, cases[c].near) == cases[c].best, "case %d: way %d", c,
+        CHECK_MESSAGE(routes_best(4, way, cases[c].near) == cases[c].best, "case %d: route %d", c,
                       routes_best(4, way, cases[c].near));
     }
 }

@@ -429,8 +429,8 @@ static void finer_is_never_worse(void)
                 CHECK_OK(hapt_plan_grid(profile, granularity[k], NULL, &arena, &cut));
                 for (int l = 0; l < profile->layer_count; l++) {
                     cuts += cut[l];
-                    CHECK_MESSAGE(!coarser || !coarser[l] || cut[l], "seed %d: grid %d lacks a cut of a coarser one",
-                                  i + 1, granularity[k]);
+                    CHECK_MESSAGE(!coarser || !coarser[l] || cut[l],
+                                  "seed %d: grid %d lacks a boundary of a coarser one", i + 1, granularity[k]);
                 }
                 CHECK(cuts < granularity[k] && !cut[profile->layer_count - 1]);
                 coarser = cut;

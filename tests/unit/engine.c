@@ -93,7 +93,7 @@ static void transfer(const struct hapt_graph *graph, struct stage *stage, int st
                                : hapt_engine_staging(stage[s].engine, HAPT_STAGING_BACKWARD_OUT, staged, o);
             }
         }
-        CHECK_MESSAGE(from != NULL, "nobody sends %s", graph->tensor[tensor].name);
+        CHECK_MESSAGE(from != NULL, "no stage sends %s", graph->tensor[tensor].name);
         if (!from) continue;
         const enum hapt_staging_kind kind = forward ? HAPT_STAGING_FORWARD_IN : HAPT_STAGING_BACKWARD_IN;
         memcpy(hapt_engine_staging(stage[to].engine, kind, staged, b), from,

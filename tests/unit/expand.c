@@ -207,7 +207,7 @@ static void receive(struct world *stage, int stages, int to, bool backward)
             sent = version_in(its, backward ? &its->backward_out : &its->forward_out, origin);
             from = s;
         }
-        CHECK_MESSAGE(sent >= 0, "%s comes from nowhere", mine->graph->tensor[tensor].name);
+        CHECK_MESSAGE(sent >= 0, "%s has no source", mine->graph->tensor[tensor].name);
         if (sent < 0) continue;
         double *whole = malloc((size_t)hapt_tensor_elements(&mine->graph->tensor[tensor]) * sizeof *whole);
         world_gather(&stage[from], sent, whole);

@@ -479,7 +479,7 @@ static void search_equals_brute_force(void)
     const char *wanted = getenv("HAPT_TEST_SEED");
     const int count = wanted ? 1 : test_long() ? 160000 : 16000; /* two thirds have 2 to 4 subclusters */
     for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1, SMALL);
-    printf("%d profiles: %ld feasible, %ld paced by a link, %ld by memory, %ld with idle devices, %ld skip a "
+    printf("%d profiles: %ld feasible, %ld limited by a link, %ld by memory, %ld with idle devices, %ld skip a "
            "subcluster, %ld use equal ones; %ld "
            "with a gap end before the optimum\n",
            count, feasible_cases, link_cases, memory_cases, idle_cases, skip_cases, twin_cases, loose_cases);

@@ -82,7 +82,7 @@ static void check_cuts(const struct hapt_graph *graph, const int *cut, int stage
             int makers = 0;
             for (int p = s + 1; p < stages; p++)
                 makers += contains(&program[p]->backward_out, program[s]->backward_in.tensor[b]);
-            CHECK_MESSAGE(makers >= 1, "%s comes from nowhere", graph->tensor[program[s]->backward_in.tensor[b]].name);
+            CHECK_MESSAGE(makers >= 1, "%s has no source", graph->tensor[program[s]->backward_in.tensor[b]].name);
         }
         for (int b = 0; b < program[s]->forward_out.count; b++) {
             int readers = 0;

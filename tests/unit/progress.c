@@ -132,15 +132,15 @@ static void work_each_step(void)
 static void quick_is_silent(void)
 {
     const char *text = said(work_quickly);
-    CHECK_MESSAGE(*text == '\0', "said: %s", text);
+    CHECK_MESSAGE(*text == '\0', "printed: %s", text);
 }
 
 static void long_is_said(void)
 {
     const char *text = said(work_long);
     double left = -1;
-    CHECK_MESSAGE(lines_of(text) == 1, "said: %s", text);
-    CHECK_MESSAGE(sscanf(text, "hapt: long 1/4, a detail, %lf s left", &left) == 1, "said: %s", text);
+    CHECK_MESSAGE(lines_of(text) == 1, "printed: %s", text);
+    CHECK_MESSAGE(sscanf(text, "hapt: long 1/4, a detail, %lf s left", &left) == 1, "printed: %s", text);
     CHECK_MESSAGE(left >= 5 && left <= 8, "2 s for a quarter: %s",
                   text); /* three more; the numbers are rounded, and a busy machine is late */
 }
@@ -158,15 +158,15 @@ static void nested_counts(void)
 {
     const char *text = said(work_nested);
     double left = -1;
-    CHECK_MESSAGE(lines_of(text) == 1, "said: %s", text);
-    CHECK_MESSAGE(sscanf(text, "hapt: outer, inner 1/2, %lf s left", &left) == 1, "said: %s", text);
+    CHECK_MESSAGE(lines_of(text) == 1, "printed: %s", text);
+    CHECK_MESSAGE(sscanf(text, "hapt: outer, inner 1/2, %lf s left", &left) == 1, "printed: %s", text);
     CHECK_MESSAGE(left >= 0 && left <= 1.5, "three quarters in 2 s: %s", text);
 }
 
 static void others_are_silent(void)
 {
     const char *text = said(work_elsewhere);
-    CHECK_MESSAGE(*text == '\0', "said: %s", text);
+    CHECK_MESSAGE(*text == '\0', "printed: %s", text);
 }
 
 static void each_step_is_said(void)
@@ -174,7 +174,7 @@ static void each_step_is_said(void)
     const char *text = said(work_each_step);
     CHECK_MESSAGE(lines_of(text) == 3 && strstr(text, "train 1/3, loss 1, ") &&
                       strstr(text, "train 3/3, loss 1, 0 s left"),
-                  "said: %s", text);
+                  "printed: %s", text);
 }
 
 int main(int argc, char **argv)

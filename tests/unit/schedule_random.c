@@ -216,10 +216,10 @@ static void pace_is_hidden(const struct pipeline *p, uint64_t name)
     for (int i = 0; i < p->stages; i++) most_c = fmax(most_c, p->comm_s[i] / p->t_max_s);
     const double pace = proven_pace(p, &launches) / p->t_max_s;
     if (p->kind == HAPT_SCHEDULE_H1F1B && most_c <= 1)
-        CHECK_MESSAGE(pace <= (1 + 2 * EPSILON) * (1 + 1e-12), "seed %llu: H-1F1B's pace %.12g",
-                      (unsigned long long)name, pace);
+        CHECK_MESSAGE(pace <= (1 + 2 * EPSILON) * (1 + 1e-12), "seed %llu: H-1F1B's T %.12g", (unsigned long long)name,
+                      pace);
     if (p->kind == HAPT_SCHEDULE_EAGER && most_c <= 0.5)
-        CHECK_MESSAGE(pace <= 1 + 1e-12, "seed %llu: eager 1F1B's pace %.12g", (unsigned long long)name, pace);
+        CHECK_MESSAGE(pace <= 1 + 1e-12, "seed %llu: eager 1F1B's T %.12g", (unsigned long long)name, pace);
 }
 
 static void one_pipeline(uint64_t name, struct hapt_arena *arena)

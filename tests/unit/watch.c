@@ -192,7 +192,7 @@ static void off_prediction(void)
         watch_slow_create(&run.stage, 0.2, &run.arena, &run.slow);
         const double step_s = one[i].times * (isfinite(one[i].predicted) ? one[i].predicted : 0.3);
         for (int s = 0; s < one[i].steps; s++) step_of(&run, step_s, COMM_S, COMM_S, one[i].crowd, 1);
-        CHECK_MESSAGE(run.result.warning_count == one[i].said, "%g times %g s, case %zu: %d said", one[i].times,
+        CHECK_MESSAGE(run.result.warning_count == one[i].said, "%g times %g s, case %zu: %d warnings", one[i].times,
                       one[i].predicted, i, run.result.warning_count);
         for (int w = 0; w < run.result.warning_count; w++) {
             const struct hapt_train_warning *warning = &run.result.warning[w];
