@@ -1,4 +1,5 @@
-/* gemm_peak fp32|bf16 THREADS: the rate of large matrix products, the yardstick of `make bench`. Prints JSON. */
+/* gemm_peak fp32|bf16 THREADS: the rate of large matrix products, to which `make bench` relates its figures. Prints
+ * JSON. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +34,7 @@ int main(int argc, char **argv)
         const double start = hapt_time_s();
         if (kernel->run(&call, backend->queue(device, 0)) != HAPT_OK) return 8;
         const double took = hapt_time_s() - start;
-        if (round > 0 && took < best) best = took; /* the first warms up */
+        if (round > 0 && took < best) best = took; /* the first round warms up */
     }
     printf("{\"dtype\": \"%s\", \"flops\": %.6e}\n", argv[1], 2.0 * SIZE * SIZE * SIZE / best);
     return 0;

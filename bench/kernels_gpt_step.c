@@ -1,11 +1,11 @@
 /*
  * One training step of the reference GPT (4 layers, d 256, 4 heads, T 128, batch 8, vocabulary 512, tied, AdamW) as
- * bare kernel calls on one device: time by operator, GFLOP/s of matrix products, tokens per second.
+ * plain kernel calls on one device. Prints time by operator, GFLOP/s of matrix products and tokens per second.
  *
  *     build/release/bench/kernels_gpt_step [--dtype fp32|bf16] [--threads N] [--steps N] [--serve]
  *
- * --serve: runs a block of steps for every line on standard input and prints one JSON line, so that a caller can
- * interleave two programs on a shared machine.
+ * --serve: runs a block of steps for every line on standard input and prints one JSON line. So a caller can interleave
+ * two programs on a shared machine.
  */
 #include <math.h>
 #include <stdio.h>
@@ -65,7 +65,7 @@ static struct hapt_view per_row(void)
     return view_of(HAPT_F32, 2, BATCH, LENGTH, 0);
 }
 
-/* Master weight, moments and gradient in fp32; `weight` is what kernels read. */
+/* Master weight, moments and gradient in fp32. Kernels read `weight`. */
 struct parameter {
     struct hapt_view master, m, v, gradient, weight;
 };
@@ -88,11 +88,12 @@ static struct parameter *parameter_make(int dims, int64_t a, int64_t b, double v
     return p;
 }
 
-/* The step: a list of bound calls, as the engine would hold it. */
+/* The step: a list of bound calls, as in the engine. */
 static struct bound {
     const struct hapt_kernel *kernel;
     struct hapt_call call;
-    double flops, best_s; /* best: least seconds of this call in a block of steps, robust on a shared machine */
+    double flops,
+        best_s; /* best: least seconds of this call in a block of steps, because other programs only make it slower */
     int label;
 } bound[MAX_CALLS];
 static int bound_count;
@@ -125,7 +126,8 @@ static struct hapt_call *bind(const char *op, const char *name, int inputs, cons
     memcpy(b->call.output, output, (size_t)outputs * sizeof *output);
     while (b->label < label_count && strcmp(label[b->label].name, name)) b->label++;
     if (b->label == label_count) label[label_count++].name = name;
-    if (!strncmp(op, "linear", 6)) b->flops = 2.0 * BATCH * LENGTH; /* times the weight's elements */
+    if (!strncmp(op, "linear", 6))
+        b->flops = 2.0 * BATCH * LENGTH; /* multiplied by the number of elements of the weight */
     if (!strncmp(op, "attention", 9))
         b->flops = (outputs == 2 ? 4.0 : 10.0) * BATCH * LENGTH * (LENGTH + 1) / 2 * WIDTH;
     return &b->call;
@@ -202,7 +204,7 @@ static void block_forward(struct block *k, struct hapt_view x)
     bind("add", "add", 2, VIEWS(k->middle, down), 1, &k->output);
 }
 
-/* `dx` holds the gradient of the block's output, then of its input: residual paths alias. */
+/* `dx` holds the gradient of the block's output, then that of its input. Residual branches share it. */
 static void block_backward(const struct block *k, struct hapt_view dx)
 {
     const struct hapt_view dactive = rows_of(WIDE), dup = rows_of(WIDE), dnorm = rows_of(WIDTH),
@@ -407,14 +409,14 @@ static void run_block(int64_t first, int steps, bool table)
 }
 
 /*
- * libgomp's threads spin for up to 20 ms at a barrier before they sleep: harmless alone, several times the step where
- * other programs want the cores. It reads the setting when it loads, so the program starts itself again.
+ * libgomp's threads spin for up to 20 ms at a barrier before they sleep. If other programs want the cores, a step then
+ * takes several times as long. libgomp reads the setting when it is loaded, so the program starts itself again.
  */
 static void spin_briefly(char **argv)
 {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     setenv("GOMP_SPINCOUNT", "1000", 1);
-    execv("/proc/self/exe", argv); /* on failure: go on as we are */
+    execv("/proc/self/exe", argv); /* on failure: continue without the setting */
 }
 
 int main(int argc, char **argv)

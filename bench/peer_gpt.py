@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-BEST = {  # --plain leaves them out: several times slower, mostly for page faults
+BEST = {  # --plain omits them. Then steps take several times as long, mostly because of page faults
     "ATEN_CPU_CAPABILITY": "avx512",
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
@@ -49,7 +49,7 @@ def arguments():
 
 
 def with_best_environment(args):
-    """Settings are read when libraries load, so the program starts itself again with them."""
+    """Libraries read the settings when they are loaded, so the program starts itself again with them."""
     if args.plain or os.environ.get("HAPT_PEER_READY"):
         return
     wanted = dict(BEST, HAPT_PEER_READY="1", OMP_NUM_THREADS=str(args.threads), OPENBLAS_NUM_THREADS=str(args.threads))
@@ -63,7 +63,7 @@ def with_best_environment(args):
 
 
 def tune():
-    """Greedy: each question is settled by the least time per step of two short runs of every answer, taken in turn."""
+    """Greedy: each setting is chosen by the least time per step of two short runs of every value, taken in turn."""
     chosen = []
 
     def seconds(variables, options):

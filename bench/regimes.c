@@ -1,10 +1,11 @@
 /*
- * HAP Fig. 2: one program of feed-forward blocks (rows of normalisations and sums, columns and rows of products),
- * gathered and scattered between, at even ratios, at ratios in proportion to the devices' speed, and at the best ones.
+ * HAP Fig. 2: one program of feed-forward blocks at even ratios, at ratios in proportion to the devices' speed, and at
+ * optimal ratios. Normalisations and sums are sharded by rows, products by columns and then rows, with all-gather and
+ * reduce-scatter between them.
  *
  * regimes CLUSTER ROWS LENGTH HIDDEN BLOCKS
  *
- * Prints a JSON object; seconds of a step by the costs of hapt spmd on that cluster file.
+ * Prints a JSON object with seconds of a step, by the costs of hapt spmd for that cluster file.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,8 +90,8 @@ static struct hapt_graph *build(int64_t rows, int64_t length, int64_t d, int blo
     return graph;
 }
 
-/* Products by columns, then by rows; all else by the model's rows. Backward operators follow as synthesis finds best.
- */
+/* Shards products by columns, then by rows, and all else by the model's rows. Synthesis chooses the backward
+ * operators. */
 static const struct hapt_cut *const *force(const struct hapt_graph *graph, struct hapt_arena *arena)
 {
     struct hapt_cut *cut = hapt_arena_alloc(arena, (size_t)graph->op_count * sizeof *cut, _Alignof(struct hapt_cut));

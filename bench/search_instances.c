@@ -1,11 +1,11 @@
 /*
- * Searches plans of large transformers on mixed clusters whose profiles come from closed formulas.
+ * Searches plans of large transformers on mixed clusters. Profiles come from closed formulas.
  *
  * mpirun -np RANKS search_instances gpt39b|gpt39b-unique|gpt39b-mixed|lab12|site1024|site1024-all [GAP [REPEATS]]
  *
- * Prints a JSON object: seconds by phase, paces, states, gap and the largest resident set of a rank. A block is three
- * layers: attention, the widening product and the narrowing one; 4 and 5 times the hidden size cross the cuts inside a
- * block. Device and link figures are spec sheets at 40 % of the peak.
+ * Prints a JSON object: seconds by phase, values of t_max, states, gap and the largest resident set of a rank. A block
+ * has three layers: attention, the widening product and the narrowing product. The boundaries inside a block carry 4
+ * and 5 times the hidden size. Device and link figures are spec sheets at 40 % of the peak.
  */
 #include <math.h>
 #include <stdio.h>
@@ -29,9 +29,9 @@ struct instance {
     int cluster_count;
     struct device device[4];       /* subcluster c is of kind c % 4 */
     double link_bytes_per_s[4][4]; /* between kinds */
-    bool every_node_count;         /* (n, 8) for all n; else as the rows of a microbatch divide */
-    double noise;                  /* every cost is scaled by a factor of its own in [1, 1 + noise] */
-    int mixed;                     /* groups of mixed stages on the first two: k devices of each, k up to this */
+    bool every_node_count;         /* true: (n, 8) for all n; false: those that divide the rows of a microbatch */
+    double noise;                  /* every cost is scaled by its own random factor in [1, 1 + noise] */
+    int mixed; /* mixed stages on the first two subclusters: k devices of each, for all k up to this */
 };
 
 enum { KINDS = 4, NODE = 8, ROWS = 8, SEQUENCE = 1024, VOCABULARY = 50304 };
@@ -98,7 +98,7 @@ static const struct instance instances[] = {
     {"site1024-all", 333, 1000, 8192, 1024, 4, SITE, SITE_LINKS, true, 0.01, 0},
 };
 
-/* What a range of layers costs one device-independent microbatch; prefix sums over layers. */
+/* Sums over layers for the cost of a range per microbatch, independent of the device. */
 struct work {
     double *flops, *parameters, *activations,
         *reduces; /* [L + 1] FLOP, weights, bytes, all-reduces of tensor parallelism */
@@ -130,7 +130,7 @@ static enum hapt_status sum_layers(const struct instance *instance, struct hapt_
     return HAPT_OK;
 }
 
-/* Sharing by rows bounds the data-parallel degree, a node the tensor-parallel one. */
+/* The rows limit the data-parallel degree; a node limits the tensor-parallel degree. */
 static int list_submeshes(const struct instance *instance, int nodes, struct hapt_submesh *submesh)
 {
     int count = 0;
@@ -139,7 +139,7 @@ static int list_submeshes(const struct instance *instance, int nodes, struct hap
         if (!instance->every_node_count && (n & (n - 1)) != 0) continue;
         for (int tp = 1; tp <= m; tp *= 2) {
             const int dp = devices / tp;
-            /* where every number of nodes is offered, sequences are cut as well, and several nodes run tp 8 alone */
+            /* if every number of nodes is offered, sequences are sharded as well, and several nodes run tp 8 only */
             if (instance->every_node_count ? n > 1 && tp < NODE : ROWS % dp != 0) continue;
             submesh[count++] = (struct hapt_submesh){n, m, tp, 0};
         }
@@ -152,7 +152,7 @@ static void fill_cell(const struct instance *instance, const struct work *work, 
                       struct hapt_profile_cluster *table, size_t cell)
 {
     const int devices = submesh.n * submesh.m, tp = submesh.tp, dp = devices / tp;
-    const double rows = (double)ROWS / dp; /* of a group */
+    const double rows = (double)ROWS / dp; /* of the mixed stage */
     const double weights = (work->parameters[last + 1] - work->parameters[first]) / tp;
     const double kept = (work->activations[last + 1] - work->activations[first]) * rows / ROWS / tp;
     const double reduced = (work->reduces[last + 1] - work->reduces[first]) * rows * SEQUENCE * instance->hidden * 2;
@@ -180,7 +180,7 @@ static void fill_cluster(const struct instance *instance, const struct work *wor
             for (int j = i; j < profile->layer_count; j++) {
                 const size_t cell = hapt_profile_index(profile, s, i, j);
                 const double factor = instance->noise > 0 ? 1 + instance->noise * hapt_random_unit(seed) : 1;
-                /* pruned as the profiler prunes: out of memory, or out of balance by more than 4 */
+                /* pruned like a measured profile: too little memory, or out of balance by more than a factor of 4 */
                 if (j > i && work->flops[j + 1] - work->flops[i] > 4 * share * work->flops[profile->layer_count]) break;
                 fill_cell(instance, work, device, table->submesh[s], factor, i, j, table, cell);
                 if (table->parameter_bytes[cell] + table->activation_bytes[cell] > device->memory_bytes)
@@ -190,7 +190,7 @@ static void fill_cluster(const struct instance *instance, const struct work *wor
     }
 }
 
-/* Work by speed, weights and activations by devices: as if every operator were split. */
+/* Work in proportion to speed, weights and activations per device: as if every operator were divided. */
 static enum hapt_status add_mixed(const struct instance *instance, const struct work *work, int devices, uint64_t *seed,
                                   struct hapt_arena *arena, struct hapt_profile *profile)
 {
@@ -240,7 +240,7 @@ static enum hapt_status build(const struct instance *instance, struct hapt_arena
     return hapt_profile_check(*profile);
 }
 
-/* Memory of this process alone: shared tables count once per node, not here. */
+/* Memory of this process only. Shared tables count once per node, not here. */
 static double private_bytes(void)
 {
     double peak = 0, value;

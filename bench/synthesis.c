@@ -3,8 +3,8 @@
  *
  * synthesis DEVICES FAST REPEATS MODEL [--option value ...]
  *
- * MODEL with its options is what `hapt model` takes: a family or a named model. FAST of the devices are three times as
- * fast as the others and get as much more by the ratios. Prints a JSON object: the best of REPEATS.
+ * MODEL with its options is as for `hapt model`: a family or a named model. FAST of the devices are three times as fast
+ * as the others, and their ratios are larger in proportion. Prints a JSON object: the best of REPEATS.
  *
  * HAP's own search takes 4 s for BERT of 12 layers, 15 s for ViT of 24 and 89 s for BERT of 48.
  */

@@ -1,4 +1,4 @@
-/* Random cuts of every operator of a graph: shardings that nobody would choose. */
+/* Random cuts of every operator of a graph, to test shardings that no planner would choose. */
 #ifndef HAPT_TEST_CUTS_H
 #define HAPT_TEST_CUTS_H
 
@@ -12,7 +12,7 @@ struct cuts_axis {
     double ratio[2 * 16];
 };
 
-/* Even, or by one or two random ratio vectors. */
+/* An axis with even shares, or with one or two random ratio vectors. */
 __attribute__((unused)) static void cuts_random_axis(struct cuts_axis *made, int size, uint64_t *random)
 {
     *made = (struct cuts_axis){.axis = {.size = size}};
@@ -25,8 +25,9 @@ __attribute__((unused)) static void cuts_random_axis(struct cuts_axis *made, int
     if (vectors > 0) made->axis.ratio = made->ratio, made->axis.ratio_count = vectors;
 }
 
-/* One cut an operator. With `rows` of 10 the operators keep to the first index of their first operand, as data
- * parallelism does, so that programs differ in how much they move. *partial: how many pass partial sums on. */
+/* Chooses one cut per operator. With `rows` = 10 the operators keep to the first index of their first operand, as data
+ * parallelism does. Smaller values give programs that communicate more. *partial: how many cuts pass partial sums
+ * on. */
 static void cuts_choose(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
                         const struct hapt_grains *grains, int rows, bool allow_partial, uint64_t *random,
                         struct hapt_cut *cut)
@@ -52,7 +53,7 @@ static void cuts_choose(const struct hapt_sharding *sharding, int axis_index, co
     }
 }
 
-/* The sharding with one more axis by random cuts; NULL where they cannot be had. */
+/* The sharding with one more axis by random cuts. NULL: these cuts give no program. */
 __attribute__((unused)) static struct hapt_sharding *cuts_add_axis(const struct hapt_sharding *sharding, int axis_index,
                                                                    int size, uint64_t *random, struct hapt_arena *arena,
                                                                    struct hapt_axis_program **program)
@@ -65,7 +66,7 @@ __attribute__((unused)) static struct hapt_sharding *cuts_add_axis(const struct 
     *program = NULL;
     cuts_random_axis(&axis, size, random);
     CHECK_OK(hapt_grains_find(sharding->graph, arena, &grains));
-    /* Partial sums can be passed on only where they are; that they seldom are is no failure. */
+    /* The first attempt allows partial sums, which fail where no operator accepts them. Such a failure is no error. */
     for (int attempt = 0; attempt < 2 && !made; attempt++) {
         cuts_choose(sharding, axis_index, &axis.axis, grains, rows, attempt == 0, random, cut);
         enum hapt_status status = hapt_axis_program_complete(sharding, axis_index, &axis.axis, cut, arena, program);

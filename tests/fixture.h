@@ -42,8 +42,8 @@ __attribute__((unused)) static struct hapt_model *fixture_gpt(struct hapt_arena 
     return model;
 }
 
-/* A random residual network on [rows][T][d]: linear, gelu, layer norm, add and copy with skips of any length, a loss at
- * the end. */
+/* A random residual network on [rows][T][d]: linear, gelu, layer norm, add and copy, with skips of any length. It ends
+ * with a loss. */
 __attribute__((unused)) static struct hapt_graph *fixture_random(struct hapt_arena *arena, uint64_t *random, int ops)
 {
     struct hapt_graph *graph = NULL;
@@ -73,7 +73,7 @@ __attribute__((unused)) static struct hapt_graph *fixture_random(struct hapt_are
     activation[count++] = output[0];
     for (int o = 0; o < ops; o++) {
         const int kind = (int)(hapt_random_next(random) % 5);
-        /* Mostly the newest, sometimes any older one. */
+        /* Mostly the newest tensor, sometimes an older one. */
         const int x =
             activation[hapt_random_next(random) % 3 ? count - 1 : (int)(hapt_random_next(random) % (uint64_t)count)];
         const int y = activation[hapt_random_next(random) % (uint64_t)count];
@@ -101,7 +101,7 @@ __attribute__((unused)) static struct hapt_graph *fixture_random(struct hapt_are
         }
         activation[count++] = output[0];
     }
-    /* What nobody read yet is added up, so that nothing dangles. */
+    /* Adds up all tensors that nothing reads, so that every result is used. */
     int sum = -1;
     for (int a = 0; a < count; a++) {
         bool read = false;

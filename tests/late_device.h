@@ -1,11 +1,10 @@
 /*
- * A device for tests of what moves its data: the host cannot touch its memory, not by mistake either, and its queues
- * work when they like.
+ * A device for tests of data movement. The host cannot touch its memory, and its queues run at arbitrary times.
  *
- * Memory is mapped twice: closed where the device's addresses are, open where the queues, and the test (late_host),
- * read and write it. Each queue has a thread that begins its work some time after it was asked for, so what two queues
- * do comes in any order. Groups are of two ranks; a message holds up its queue until its other end has come to the head
- * of the peer's.
+ * The memory is mapped twice. The mapping at the device's addresses is inaccessible. Queues and the test (late_host)
+ * use the other mapping. Each queue has a thread that starts a piece of work some time after the request, so two queues
+ * run in any order. A communicator has two ranks. A message blocks its queue until the matching message is first in the
+ * peer's queue.
  */
 #ifndef HAPT_TEST_LATE_DEVICE_H
 #define HAPT_TEST_LATE_DEVICE_H
@@ -23,7 +22,7 @@
 enum { LATE_QUEUES = 8, LATE_WORK = 4096, LATE_EVENTS = 64 };
 
 struct hapt_event {
-    atomic_llong goal; /* how much of its queue's work is done when it has come */
+    atomic_llong goal; /* the event is complete when its queue has done this much work */
     struct hapt_queue *queue;
 };
 
@@ -40,25 +39,25 @@ struct hapt_queue {
         int peer, tag;
         const struct hapt_strided_list *runs;
     } work_at[LATE_WORK];
-    long long asked; /* under the mutex */
+    long long asked; /* protected by the mutex */
     atomic_llong done;
     struct hapt_event event[LATE_EVENTS];
     int next_event;
 };
 
 struct hapt_device_comm {
-    int peer, tag; /* of the world; of its own */
-    int left;      /* questions until it settles */
+    int peer, tag; /* peer: rank in the world; tag: own of this communicator */
+    int left;      /* polls until it is ready */
 };
 
 static struct {
-    char *closed, *open; /* the two places of the memory */
+    char *closed, *open; /* the two mappings of the memory */
     size_t bytes, taken;
-    MPI_Comm comm; /* of the devices */
+    MPI_Comm comm; /* communicator of the devices */
     struct hapt_queue queue[LATE_QUEUES];
-    int pinned, pins;    /* blocks of page-locked memory: now; so far */
-    atomic_ullong moved; /* bytes asked for */
-    bool fails;          /* copies and groups do, from now on */
+    int pinned, pins;    /* blocks of page-locked memory: now; total */
+    atomic_ullong moved; /* bytes of all copies */
+    bool fails;          /* from now on copies and sends fail */
 } late;
 
 static __attribute__((unused)) void late_open(size_t bytes)
@@ -82,14 +81,14 @@ static enum hapt_status late_allocate(struct hapt_device *device, size_t bytes, 
     return HAPT_OK;
 }
 
-/* All is given back at once, by who sets late.taken. */
+/* All memory is released at once: the test sets late.taken. */
 static void late_free(struct hapt_device *device, void *memory)
 {
     (void)device;
     (void)memory;
 }
 
-/* Where the host reads what is at an address of the device; other addresses are the host's. */
+/* The address at which the host can read device memory. Addresses of the host stay as they are. */
 static void *late_host(const void *address)
 {
     const char *at = address;
@@ -194,7 +193,7 @@ static enum hapt_status late_wait(struct hapt_event *event)
     return HAPT_OK;
 }
 
-/* What moves data never waits: it asks before. */
+/* The communication thread must never wait here. It polls first. */
 static enum hapt_status late_past(struct hapt_event *event)
 {
     CHECK(late_done(event));
@@ -214,7 +213,7 @@ static void late_unpin(void *memory)
     free(memory);
 }
 
-/* ---- groups ---- */
+/* ---- communicators ---- */
 
 static const char *late_poll(struct hapt_device_comm *group, bool *settled)
 {

@@ -18,14 +18,14 @@ static inline bool random_chance(uint64_t *seed, double probability)
     return hapt_random_unit(seed) < probability;
 }
 
-/* Times are multiples of a grain (ties; 0.1 also rounds) or arbitrary. */
+/* Times are multiples of a step, which gives ties (0.1 also rounds), or arbitrary. */
 static inline double random_time(uint64_t *seed, double grain, double high)
 {
     if (grain == 0) return 0.01 + high * hapt_random_unit(seed);
     return grain * (1 + random_below(seed, high > grain ? (int)(high / grain) : 1));
 }
 
-/* Parts of a node by powers of two, whole nodes, each for every tensor-parallel degree if asked. */
+/* Submeshes: powers of two within a node, and whole nodes. If asked, each with every tensor-parallel degree. */
 static inline int random_submeshes(int nodes, int per_node, bool variants, struct hapt_submesh *submesh)
 {
     int count = 0;
@@ -45,7 +45,7 @@ static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, 
     const int most = profile->cluster_count >= 3 ? 4 : 7, L = profile->layer_count;
     const int *shape = shapes[random_below(seed, most)];
     const bool tight = random_chance(seed, 0.6), steps = random_chance(seed, 0.3), additive = random_chance(seed, 0.5);
-    const bool variants = random_chance(seed, 0.3); /* programs of several tensor-parallel degrees for a submesh */
+    const bool variants = random_chance(seed, 0.3); /* programs of several tensor-parallel degrees for one submesh */
     const double holes = random_chance(seed, 0.5) ? 0.3 * hapt_random_unit(seed) : 0;
     snprintf(name, sizeof name, "sub%d", c);
     struct hapt_submesh submesh[8];
@@ -119,7 +119,7 @@ static inline struct hapt_profile *random_profile_of(uint64_t *seed, int C, int 
     if (C > 1 && random_chance(seed, 0.25)) {
         const int first = random_below(seed, C), second = (first + 1 + random_below(seed, C - 1)) % C;
         make_twin(profile, first, second, arena);
-        /* a third must be as near to the second as to the first */
+        /* a third subcluster must have the same links to both */
         if (C > 2 && random_chance(seed, 0.5)) {
             const int third = 3 - first - second;
             if (third >= 0 && third < C && third != first && third != second) {
@@ -140,7 +140,7 @@ static inline struct hapt_profile *random_profile(uint64_t *seed, struct hapt_ar
     return random_profile_of(seed, C, L, arena);
 }
 
-/* Whether a group on these devices is there already. */
+/* Does the profile have mixed stages on these devices already? */
 static inline bool has_mixed(const struct hapt_profile *profile, int count, const int *cluster, const int *devices)
 {
     for (int k = 0; k < profile->mixed_count; k++) {
@@ -153,8 +153,8 @@ static inline bool has_mixed(const struct hapt_profile *profile, int count, cons
     return false;
 }
 
-/* A group of stages on devices of two subclusters, now and then of three. Some hold neither the first nor the last
- * layer, and are fast there: they come to stand between others. */
+/* Adds mixed stages on devices of two subclusters, sometimes of three. Some hold neither the first nor the last layer
+ * and are fast there, so that plans put them between other stages. */
 static inline void random_mixed(uint64_t *seed, struct hapt_profile *profile, struct hapt_arena *arena)
 {
     const int C = profile->cluster_count, L = profile->layer_count;
@@ -199,7 +199,7 @@ static inline void random_mixed(uint64_t *seed, struct hapt_profile *profile, st
     }
 }
 
-/* No stage holds more than so many layers: pipelines get longer. */
+/* Limits the layers of a stage, so that pipelines become longer. */
 static inline void shorten_stages(struct hapt_profile *profile, int most)
 {
     for (int i = 0; i < profile->layer_count; i++) {
@@ -220,14 +220,14 @@ static inline bool has_lone_device(const struct hapt_profile *profile)
     return false;
 }
 
-/* random_profile with one to three groups of mixed stages on two or three subclusters. */
+/* random_profile with mixed stages on one to three sets of devices, of two or three subclusters. */
 static inline struct hapt_profile *random_mixed_profile(uint64_t *seed, struct hapt_arena *arena)
 {
     const int C = random_chance(seed, 0.6) ? 2 : 3, L = 1 + random_below(seed, C >= 3 ? 4 : 5);
     struct hapt_profile *profile = random_profile_of(seed, C, L, arena);
-    /* where a mixed stage takes the only device of a subcluster no other stage of it can stand beside it */
+    /* if a mixed stage uses the only device of a subcluster, no other stage can be beside it there */
     for (int i = 0; i < 3 && has_lone_device(profile); i++) profile = random_profile_of(seed, C, L, arena);
-    const bool near = random_chance(seed, 0.5); /* subclusters, as where mixed stages pay */
+    const bool near = random_chance(seed, 0.5); /* fast links between all subclusters, so that mixed stages pay */
     for (int link = 0; near && link < C * C; link++) {
         profile->link_bandwidth[link] = 100;
         profile->link_latency[link] = 0;

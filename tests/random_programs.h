@@ -1,5 +1,5 @@
-/* Programs of one axis that nobody would choose: synthesised by costs at random, with cuts forced at random, or
- * completed from cuts at random. What they are made of lives in `arena`, which the file that includes this has. */
+/* Random programs of one axis: synthesised with random costs and forced cuts, or completed from random cuts. They live
+ * in `arena`, which the including file defines. */
 #ifndef HAPT_TEST_RANDOM_PROGRAMS_H
 #define HAPT_TEST_RANDOM_PROGRAMS_H
 
@@ -41,7 +41,8 @@ static void draw_costs(uint64_t *random, struct random_costs *costs)
     }
 }
 
-/* For one operator in eight, a cut that it can have; every other time all products of experts go by expert. */
+/* For one operator in eight, a cut that it allows. Every second time all matrix products of experts are sharded by
+ * expert. */
 static const struct hapt_cut **draw_forced(const struct hapt_sharding *sharding, int axis_index,
                                            const struct hapt_axis *axis, uint64_t *random, int *count)
 {
@@ -82,7 +83,7 @@ static struct hapt_axis_program *synthesised(const struct hapt_sharding *shardin
     options.no_replicated_gradients = hapt_random_next(random) % 4 == 0;
     for (int attempt = 0; attempt < 3; attempt++) {
         struct hapt_axis_program *program = hapt_arena_alloc(&arena, 1, sizeof *program);
-        /* Cuts forced on both of two neighbours may contradict each other. */
+        /* Forced cuts of two neighbours may contradict each other. */
         *forced = 0;
         options.forced = attempt < 2 ? draw_forced(sharding, axis_index, axis, random, forced) : NULL;
         const enum hapt_status status =

@@ -1,6 +1,7 @@
 /*
- * Operators on shards, by the cpu kernels. They know nothing of ranges of an index (tables cut by the values that index
- * them), so a shard with such an index gets one more place, to which every value outside its range points.
+ * Operators on shards, by the cpu kernels. These kernels know no ranges of an index (of a table that is sharded by the
+ * values that index it). So a shard with such an index gets one more entry, and every value outside its range points to
+ * it.
  */
 #ifndef HAPT_TEST_SHARDS_H
 #define HAPT_TEST_SHARDS_H
@@ -26,7 +27,8 @@ static void shards_copy(const struct hapt_view *from, const struct hapt_view *to
                (size_t)(rows * inner) * 4);
 }
 
-/* The same tensor with one more place at the end of `dim`; `empty` there and in the padding behind `valid` places. */
+/* The same tensor with one more entry at the end of `dim`. That entry and the padding behind `valid` entries are filled
+ * with `empty`. */
 static struct hapt_view shards_extend(const struct hapt_view *view, int dim, int64_t valid, float empty)
 {
     struct hapt_view wide = *view;
@@ -40,7 +42,7 @@ static struct hapt_view shards_extend(const struct hapt_view *view, int dim, int
     return wide;
 }
 
-/* By the dimensions of the operands at hand. */
+/* The signature of the operator, from the dimensions of its present operands. */
 static const struct hapt_signature *shards_signature(const struct hapt_op *op, const struct hapt_call *given)
 {
     struct hapt_tensor tensor[HAPT_MAX_INPUTS] = {{0}};
@@ -53,8 +55,8 @@ static const struct hapt_signature *shards_signature(const struct hapt_op *op, c
     return hapt_op_signature_of(&graph, &local);
 }
 
-/* Runs the kernel of a local operator. `indexed`: it stands on the shard of an index that begins at `first` and has
- * `valid` places that are not padding; the local extent is that of its operands. */
+/* Runs the kernel of a local operator. `indexed`: it works on the shard of an index that begins at `first` and has
+ * `valid` entries without padding. The local extent is that of its operands. */
 __attribute__((unused)) static void shards_run(const struct hapt_op *op, const struct hapt_call *given, bool indexed,
                                                int64_t first, int64_t valid)
 {
@@ -64,7 +66,7 @@ __attribute__((unused)) static void shards_run(const struct hapt_op *op, const s
     CHECK_MESSAGE(kernel != NULL, "no kernel for %s", type->name);
     if (!kernel) return;
     struct hapt_call call = *given;
-    if (strncmp(type->name, "moe_", 4) == 0) { /* these know of ranges */
+    if (strncmp(type->name, "moe_", 4) == 0) { /* these kernels know ranges */
         call.first_value = indexed ? first : 0;
         indexed = false;
     }
@@ -107,8 +109,8 @@ __attribute__((unused)) static void shards_run(const struct hapt_op *op, const s
     for (int k = 0; k < made_count; k++) free(made[k]);
 }
 
-/* Index in the whole of element k of the shard that `rank` of `ranks` holds: `blocks` blocks of `extent` in dimension
- * `dim` of the whole; -1: padding. Without sharding (dim < 0) both are the same. */
+/* Index in the whole tensor of element k of the shard of `rank` among `ranks`. The whole has `blocks` blocks of
+ * `extent` in dimension `dim`. Returns -1 for padding. Without sharding (dim < 0) both indices are equal. */
 __attribute__((unused)) static int64_t shards_whole_index(const int64_t *local, int dims, int dim, int blocks, int rank,
                                                           int64_t extent, int64_t k)
 {

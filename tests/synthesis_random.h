@@ -1,4 +1,4 @@
-/* Small graphs with costs at random, and the exhaustive search of their programs, for the tests of synthesis. */
+/* Small graphs with random costs, and the exhaustive search of their programs, for the tests of synthesis. */
 #ifndef HAPT_TEST_SYNTHESIS_RANDOM_H
 #define HAPT_TEST_SYNTHESIS_RANDOM_H
 
@@ -15,12 +15,12 @@ enum { RANDOM_DEVICES = 4 };
 struct random_instance {
     struct hapt_graph *graph;
     struct hapt_sharding *whole; /* its trivial sharding, */
-    int axis_index;              /* or one with an outer axis, and the graph that that expands to */
+    int axis_index;              /* or one with an outer axis, and its expanded graph */
     struct hapt_axis axis;
     struct hapt_spmd_costs costs;
     struct hapt_synthesis_options options;
     double ratio[RANDOM_DEVICES], slowness[RANDOM_DEVICES], alpha[HAPT_COLLECTIVE_COUNT], beta[HAPT_COLLECTIVE_COUNT];
-    double scale_s; /* of communication */
+    double scale_s; /* seconds of communication */
     int kind[RANDOM_DEVICES];
     uint64_t seed;
 };
@@ -41,8 +41,8 @@ static double random_collective_s(const void *context, enum hapt_collective_kind
     return instance->scale_s * (instance->alpha[kind] + instance->beta[kind] * bytes / 1000 * largest_share);
 }
 
-/* A chain with skips on [rows][T][d]: linear, linear_t, gelu, add, copy, layer norm, then a loss. `ops` with the loss.
- */
+/* A chain with skips on [rows][T][d]: linear, linear_t, gelu, add, copy, layer norm, then a loss. `ops` includes the
+ * loss. */
 __attribute__((unused)) static struct hapt_graph *random_graph(struct hapt_arena *arena, uint64_t *random, int ops)
 {
     struct hapt_graph *graph = NULL;
@@ -159,9 +159,9 @@ __attribute__((unused)) static void random_instance(struct random_instance *inst
 /* ---- every program ---- */
 
 /*
- * Depth first through the operators in the order of execution: every cut, every source and aim of every communication,
- * nothing but a bound to stop. Layouts of a tensor: 0 whole, 1 partial sums, 2 + d sharded on d. What an outer axis
- * ends a step with (operators behind reduce_first) costs 1/B, and each of them reads its gradient in one layout.
+ * A depth-first search over the operators in the order of execution. It tries every cut, and every source and target of
+ * every collective. Only a bound prunes it. Layouts of a tensor: 0 whole, 1 partial sums, 2 + d sharded on d. Operators
+ * behind reduce_first end a step on an outer axis: they cost 1/B, and each reads its gradient in one layout.
  */
 enum { BRUTE_TENSORS = 96, BRUTE_OPS = 72, BRUTE_CUTS = 8, BRUTE_LAYOUTS = 2 + HAPT_MAX_DIMS };
 struct brute_cut {
@@ -178,18 +178,18 @@ struct brute {
     double share[BRUTE_TENSORS][BRUTE_LAYOUTS][RANDOM_DEVICES];
     double best;
     long nodes, most_nodes;
-    /* Every program to its end, for who asks for them all: what was decided so far. */
+    /* Called with each complete program, for callers that want all of them. */
     void (*found)(void *context, const struct hapt_axis_program *program);
     void *context;
     struct hapt_axis_program trace;
     struct brute_program {                       /* so far */
-        unsigned made[BRUTE_TENSORS];            /* of an activation: by the forward part, */
-        int maker[BRUTE_TENSORS][BRUTE_LAYOUTS]; /* for the operators of this forward operator and those behind */
-        unsigned local[BRUTE_TENSORS];           /* by the backward part, for those of local_of alone */
+        unsigned made[BRUTE_TENSORS];            /* layouts of an activation: those the forward part made, */
+        int maker[BRUTE_TENSORS][BRUTE_LAYOUTS]; /* for the operators of this forward operator and later ones, */
+        unsigned local[BRUTE_TENSORS];           /* those the backward part made, for the operators of local_of only, */
         int local_of[BRUTE_TENSORS];
-        unsigned kept[BRUTE_TENSORS]; /* of the forward part's, what the backward part reads */
-        int layout[BRUTE_TENSORS];    /* of parameters + 1; of gradients of parameters what was written + 1 */
-        int landed[HAPT_MAX_OUTPUTS]; /* where the outputs of the operator at hand end */
+        unsigned kept[BRUTE_TENSORS]; /* those of the forward part that the backward part reads */
+        int layout[BRUTE_TENSORS];    /* layout of parameters + 1; layout of a parameter's gradient + 1 */
+        int landed[HAPT_MAX_OUTPUTS]; /* the end of the outputs of the current operator */
         double since[RANDOM_DEVICES], cost;
     } now;
 };
@@ -277,7 +277,7 @@ static void brute_note_move(struct brute *brute, int tensor, int from, int to)
                                                      .to = brute_property(to)});
 }
 
-/* What memory a whole program takes, when there is a limit. */
+/* The memory of a complete program, if there is a limit. */
 static bool brute_fits(const struct brute *brute)
 {
     const struct hapt_synthesis_options *options = &brute->instance->options;
@@ -318,7 +318,7 @@ static void brute_end(struct brute *brute)
         cost += brute_move_s(brute, t, wrote, final) / brute->instance->options.microbatches;
         brute_note_move(brute, t, wrote, final);
     }
-    if (brute->found) { /* all that there are */
+    if (brute->found) { /* all layouts */
         if (isfinite(cost)) brute->found(brute->context, &brute->trace);
     } else if (cost < brute->best && brute_fits(brute)) {
         brute->best = cost;
@@ -334,7 +334,7 @@ static void brute_synchronise(struct brute *brute, double seconds)
     brute->now.cost += slowest + seconds;
 }
 
-/* Runs the operator: what it needs is there. */
+/* Runs the operator. Its inputs are present. */
 static void brute_run(struct brute *brute, int index, const struct brute_cut *cut)
 {
     const struct hapt_op *op = &brute->graph->op[index];
@@ -400,7 +400,7 @@ static void brute_add(struct brute *brute, int tensor, int index, int layout)
 
 static void brute_need(struct brute *brute, int index, const struct brute_cut *cut, int operand);
 
-/* The backward part reads a version of an activation: which the forward part made has to be kept. */
+/* The backward part reads a layout of an activation. The forward part's layout must be kept for it. */
 static void brute_keep(struct brute *brute, int tensor, int index, int layout)
 {
     const struct brute_program *now = &brute->now;
@@ -417,7 +417,7 @@ static void brute_move(struct brute *brute, int index, const struct brute_cut *c
     const double seconds = brute_move_s(brute, tensor, from, to);
     if (!isfinite(seconds)) return;
     const int traced = brute->trace.count;
-    if (from != 0) brute_synchronise(brute, seconds); /* a slice is no synchronisation */
+    if (from != 0) brute_synchronise(brute, seconds); /* a slice needs no communication */
     brute_note_move(brute, tensor, from, to);
     if (to != need) brute_note_move(brute, tensor, to, need);
     brute_keep(brute, tensor, index, from);
@@ -428,7 +428,7 @@ static void brute_move(struct brute *brute, int index, const struct brute_cut *c
     brute->now = saved;
 }
 
-/* A version that is needed is there, or made in every way. */
+/* Makes a layout that is needed in every possible way, unless it exists. */
 static void brute_get(struct brute *brute, int index, const struct brute_cut *cut, int operand, int tensor, int need)
 {
     const unsigned seen = brute_seen(brute, tensor, index);
@@ -450,7 +450,7 @@ static void brute_get(struct brute *brute, int index, const struct brute_cut *cu
     }
 }
 
-/* Where an output ends: partial sums may be removed, what is added may be brought to where the gradient is. */
+/* The end of an output: partial sums may be reduced, and an addend may be brought to the layout of the gradient. */
 static void brute_land(struct brute *brute, int index, const struct brute_cut *cut, int operand, int o)
 {
     const struct hapt_op *op = &brute->graph->op[index];
@@ -469,7 +469,7 @@ static void brute_land(struct brute *brute, int index, const struct brute_cut *c
     }
 }
 
-/* Operand and those behind it: inputs, then outputs. */
+/* This operand and those behind it: inputs, then outputs. */
 static void brute_need(struct brute *brute, int index, const struct brute_cut *cut, int operand)
 {
     const struct hapt_op *op = &brute->graph->op[index];
@@ -490,7 +490,7 @@ static void brute_need(struct brute *brute, int index, const struct brute_cut *c
         brute_need(brute, index, cut, operand + 1);
         return;
     }
-    if (brute_is_sum(brute->graph, tensor)) { /* on its way to the outer axis' sum */
+    if (brute_is_sum(brute->graph, tensor)) { /* before the sum over the outer axis */
         const int layout = brute->now.layout[tensor];
         const double cost = brute->now.cost,
                      seconds = layout - 1 == need ? 0 : brute_move_s(brute, tensor, layout - 1, need);
@@ -528,7 +528,7 @@ static void brute_op(struct brute *brute, int op)
     for (int c = 0; c < brute->cut_count[op]; c++) brute_need(brute, op, &brute->cut[op][c], 0);
 }
 
-/* Shares of a dimension, of what an outer axis leaves each of its ranks (share: the first of them). */
+/* Shares of a dimension, of the part that an outer axis leaves each of its ranks (share: the first rank). */
 static bool brute_split(const struct random_instance *instance, int tensor, int dim, double *share)
 {
     const struct hapt_sharding *over = instance->whole;
@@ -551,7 +551,7 @@ static void brute_cuts(struct brute *brute, int index)
     const struct hapt_graph *graph = brute->graph;
     const struct hapt_op *op = &graph->op[index];
     static const char letters[] = "+abcdefghijklmnopqrstuvwxyz";
-    for (size_t letter = 0; letter < sizeof letters; letter++) { /* the last one is no letter: whole */
+    for (size_t letter = 0; letter < sizeof letters; letter++) { /* the last cut is no letter: whole */
         struct hapt_spmd_work work = {.graph = graph, .op = index, .cut = {.letter = letters[letter]}};
         struct brute_cut cut = {.rule = {.first_rank_inputs = 0}};
         double share[RANDOM_DEVICES] = {1, 1, 1, 1};
@@ -559,7 +559,7 @@ static void brute_cuts(struct brute *brute, int index)
         fits = fits && !(cut.rule.exchange && brute->instance->whole->exchange[index] >= 0);
         for (int i = 0; work.cut.letter == HAPT_CUT_PARTIAL && i < op->input_count; i++)
             fits = fits && (op->input[i] < 0 ||
-                            graph->tensor[op->input[i]].kind > HAPT_TENSOR_PARAMETER); /* nobody makes such sums */
+                            graph->tensor[op->input[i]].kind > HAPT_TENSOR_PARAMETER); /* no operator makes such sums */
         for (int k = 0; fits && k < op->input_count + op->output_count; k++) {
             const bool input = k < op->input_count;
             const int tensor = input ? op->input[k] : op->output[k - op->input_count];
@@ -595,7 +595,7 @@ static void brute_prepare(struct brute *brute, const struct random_instance *ins
         for (int l = 0; l < BRUTE_LAYOUTS; l++) {
             const bool sharded = l > 1 && l - 2 < graph->tensor[t].dims;
             if (sharded && brute_split(instance, t, l - 2, brute->share[t][l])) continue;
-            for (int j = 0; j < brute->size; j++) brute->share[t][l][j] = sharded ? -1 : 1; /* cannot be */
+            for (int j = 0; j < brute->size; j++) brute->share[t][l][j] = sharded ? -1 : 1; /* impossible */
         }
     for (int o = graph->op_count - 1; o >= 0; o--) {
         for (int j = 0; j < brute->size; j++) {
@@ -606,8 +606,8 @@ static void brute_prepare(struct brute *brute, const struct random_instance *ins
     }
 }
 
-/* The least cost below `limit` of any program, or `limit`; *nodes how many partial programs were looked at, negative
- * when there were more than `most_nodes`. */
+/* The least cost below `limit` of any program, or `limit`. *nodes: how many partial programs were visited; negative if
+ * there were more than `most_nodes`. */
 __attribute__((unused)) static double brute_force(const struct random_instance *instance, double limit, long most_nodes,
                                                   long *nodes)
 {
@@ -620,7 +620,7 @@ __attribute__((unused)) static double brute_force(const struct random_instance *
     return brute.best;
 }
 
-/* Calls found() with every program, however dear; false when there were too many. */
+/* Calls found() with every program, at any cost. false: there were too many. */
 __attribute__((unused)) static bool brute_all(const struct random_instance *instance, long most_nodes,
                                               void (*found)(void *context, const struct hapt_axis_program *program),
                                               void *context)

@@ -1,9 +1,10 @@
 /*
- * The small test harness. A test file holds functions `static void name(void)` and ends with
+ * The test harness. A test file holds functions `static void name(void)` and ends with
  *     int main(int argc, char **argv) { test_init(&argc, &argv); RUN(name); ...; return test_finish(); }
- * MPI tests call test_init_mpi instead, carry a comment `ranks: 1 2 3 4` in their first lines, and find the environment
- * in test_env; a failure on any rank fails the test. HAPT_LONG=1 asks for long campaigns (test_long());
- * HAPT_TEST_ONLY=NAME,NAME runs those functions alone.
+ *
+ * MPI tests call test_init_mpi instead and find the environment in test_env. A comment `ranks: 1 2 3 4` in their first
+ * lines gives their rank counts. A failure on any rank fails the test. HAPT_LONG=1 selects long campaigns
+ * (test_long()). HAPT_TEST_ONLY=NAME,NAME runs only those functions.
  */
 #ifndef HAPT_TEST_H
 #define HAPT_TEST_H
@@ -27,7 +28,7 @@ static inline bool test_long(void)
     return value && *value && strcmp(value, "0");
 }
 
-/* Is it one of the words of a list that commas separate? Without a list everything is. */
+/* Is it one of the words of a comma-separated list? Without a list every word is. */
 __attribute__((unused)) static bool test_listed(const char *list, const char *word)
 {
     const size_t length = strlen(word);
@@ -63,7 +64,7 @@ __attribute__((unused, format(printf, 4, 5))) static bool test_check(bool passed
                    hapt_fail_message());                                                                   \
         if (status_ != HAPT_OK) hapt_fail_reset();                                                         \
     } while (0)
-/* The call must fail with this status; the record is then forgotten. */
+/* The call must fail with this status. The error record is then cleared. */
 #define CHECK_FAILS(call, expected)                                                                                    \
     do {                                                                                                               \
         const enum hapt_status status_ = (call);                                                                       \
@@ -72,7 +73,7 @@ __attribute__((unused, format(printf, 4, 5))) static bool test_check(bool passed
         test_check(hapt_fail_message()[0] != '\0', __FILE__, __LINE__, "%s leaves no message", #call);                 \
         hapt_fail_reset();                                                                                             \
     } while (0)
-/* |a - b| <= tolerance, NaN fails. */
+/* |a - b| <= tolerance; NaN fails. */
 #define CHECK_NEAR(a, b, tolerance)                                                                                   \
     do {                                                                                                              \
         const double a_ = (double)(a), b_ = (double)(b), t_ = (double)(tolerance);                                    \

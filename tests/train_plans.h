@@ -1,6 +1,4 @@
-/*
- * Plans by hand for the small GPT that PyTorch trained (tests/data/gpt-small.h5), run by the trainer.
- */
+/* Hand-made plans for the small GPT of the PyTorch reference (tests/data/gpt-small.h5), run by the trainer. */
 #ifndef HAPT_TEST_TRAIN_PLANS_H
 #define HAPT_TEST_TRAIN_PLANS_H
 
@@ -20,10 +18,10 @@ static struct hapt_arena arena;
 static struct hapt_model *model;
 static double fp64[STEPS];
 
-/* A plan by hand: stage i is the operators up to end[i] on size[i] ranks, each a subcluster of its own. */
+/* A hand-made plan: stage i holds the operators up to end[i] on size[i] ranks, and is a subcluster of its own. */
 struct shape {
     int stages, end[MAX_STAGES], size[MAX_STAGES];
-    int tensor_parallel[MAX_STAGES]; /* degree; 0: data-parallel */
+    int tensor_parallel[MAX_STAGES]; /* tensor-parallel degree; 0: data-parallel */
     const struct hapt_stage_layout *layout[MAX_STAGES];
     enum hapt_schedule_kind schedule;
     int microbatches;
@@ -31,7 +29,7 @@ struct shape {
     double slowdown;
 };
 
-/* A laid-out stage runs on the submesh that its axes are. */
+/* A stage with a layout runs on the submesh of the layout's axes. */
 static int nodes_of(const struct shape *shape, int stage)
 {
     return shape->layout[stage] ? shape->layout[stage]->axis[0].size : 1;
@@ -162,7 +160,7 @@ __attribute__((unused)) static double worst(const double *a, const double *b, in
     return difference;
 }
 
-/* The reference's shape; the model file is written by one rank and read by all. */
+/* The shape of the reference. One rank writes the model file, all ranks read it. */
 static struct hapt_model *make_model_of_rows(const char *dtype, const char *tied, const char *weights, const char *rows)
 {
     struct hapt_config *config = NULL;
@@ -209,8 +207,8 @@ __attribute__((unused)) static struct shape one_rank(void)
                           .microbatches = 4};
 }
 
-/* Weights after the run against PyTorch's in fp64. Its own fp32 run is up to 3e-4 away (2.5e-3 for key biases, whose
- * true gradient is 0: Adam amplifies rounding). */
+/* Weights after the run against PyTorch's in fp64. PyTorch's own fp32 run differs by up to 3e-4, and by 2.5e-3 for key
+ * biases. The true gradient of key biases is 0, so Adam amplifies rounding. */
 __attribute__((unused)) static void check_weights(const char *path)
 {
     struct hapt_checkpoint *checkpoint = NULL;
@@ -229,12 +227,12 @@ __attribute__((unused)) static void check_weights(const char *path)
         double difference = 0;
         for (int64_t i = 0; i < count; i++) difference = fmax(difference, fabs((double)mine[i] - (double)theirs[i]));
         const bool keys = strstr(tensor->name, "c_attn.bias") != NULL;
-        CHECK_MESSAGE(difference < (keys ? 5e-3 : 5e-4), "%s is %g away", tensor->name, difference);
+        CHECK_MESSAGE(difference < (keys ? 5e-3 : 5e-4), "%s differs by %g", tensor->name, difference);
     }
     hapt_h5_close(file);
 }
 
-/* The folder of the runs is gone when all ranks are through. */
+/* The folder of the runs is removed when all ranks are done. */
 static void clean_up(void)
 {
     MPI_Barrier(test_env.world);

@@ -1,6 +1,6 @@
 /*
- * An interpreter of programs: all ranks of a small mesh in lock step, by the cpu kernels and naive collectives.
- * Whatever they hold, put together, must be what one device computes.
+ * An interpreter of programs. All ranks of a small mesh run in lock step, with the cpu kernels and naive collectives.
+ * Their shards together must be the result of one device.
  */
 #ifndef HAPT_TEST_WORLD_H
 #define HAPT_TEST_WORLD_H
@@ -13,7 +13,7 @@
 enum { WORLD_MOST_RANKS = 16 };
 
 struct world {
-    const struct hapt_program *program; /* of place 0: what all ranks have in common */
+    const struct hapt_program *program; /* of position 0: the state that all ranks share */
     const struct hapt_graph *graph;     /* expanded */
     struct hapt_arena arena;
     int size[HAPT_MESH_AXES], ranks;
@@ -31,7 +31,7 @@ static int64_t world_elements(const struct world *world, int rank, int tensor)
     return hapt_tensor_elements(&world->sharding[rank]->shard->tensor[tensor]);
 }
 
-/* Index in the whole tensor of every element of a rank's shard: to be freed. */
+/* Index in the whole tensor of every element of a rank's shard. The caller frees it. */
 static int64_t *world_indices(const struct world *world, int rank, int tensor)
 {
     const struct hapt_tensor *whole = &world->graph->tensor[tensor];
@@ -90,7 +90,7 @@ __attribute__((unused)) static void world_close(struct world *world)
     hapt_arena_release(&world->arena);
 }
 
-/* Parameters and inputs, the same for every mesh: by the tensor of the source. */
+/* Parameters and inputs. They depend on the tensor of the source graph only, so they are the same for every mesh. */
 __attribute__((unused)) static void world_feed(struct world *world, int vocab)
 {
     for (int t = 0; t < world->graph->tensor_count; t++) {
@@ -126,7 +126,7 @@ static struct hapt_view world_view(const struct world *world, int rank, int tens
     return view;
 }
 
-/* Does the operator stand on the shard of an indexed dimension? Where, then: first place and how many. */
+/* Does the operator work on the shard of an indexed dimension? If so: its first entry and number of entries. */
 static bool world_indexed(const struct world *world, const struct hapt_op *op, int rank, int64_t *first, int64_t *count)
 {
     const struct hapt_signature *signature = hapt_op_signature_of(world->graph, op);
@@ -171,7 +171,7 @@ static void world_compute(struct world *world, const struct hapt_program_step *s
     shards_run(op, &call, indexed, first, count);
 }
 
-/* The next rank of a group along an axis, after `rank` (-1: the first). */
+/* The next rank after `rank` (-1: the first) with the same other coordinates, along an axis. */
 static int world_next(const struct world *world, int axis, int group, int rank)
 {
     for (rank++; rank < world->ranks; rank++)
@@ -179,8 +179,8 @@ static int world_next(const struct world *world, int axis, int group, int rank)
     return -1;
 }
 
-/* What cross-entropy on vocabulary shards exchanges: each rank has the logsumexp of its columns and the loss of the
- * targets that lie in them, by that logsumexp; all get the true ones. */
+/* The exchange of cross-entropy on vocabulary shards. Each rank has the logsumexp of its columns, and by it the loss of
+ * the targets in them. All ranks get the true values. */
 static void world_exchange(struct world *world, const struct hapt_program_step *step)
 {
     const struct hapt_op *op = &world->graph->op[step->op];
@@ -210,7 +210,7 @@ static void world_exchange(struct world *world, const struct hapt_program_step *
     }
 }
 
-/* Any collective: what a group holds of the whole, put together or summed, from which everyone takes its own. */
+/* Any collective: concatenates or sums the shards of a group of ranks, and each rank takes its own part. */
 static void world_collective(struct world *world, const struct hapt_program_step *step)
 {
     const struct hapt_op *op = &world->graph->op[step->op];
@@ -250,7 +250,7 @@ __attribute__((unused)) static void world_run(struct world *world, enum hapt_sec
     }
 }
 
-/* The tensor as all ranks together hold it, in *whole [elements]. Returns how far replicas are apart. */
+/* The tensor that all ranks hold together, in *whole [elements]. Returns the largest difference between replicas. */
 static double world_gather(const struct world *world, int tensor, double *whole)
 {
     const int64_t count = hapt_tensor_elements(&world->graph->tensor[tensor]);
@@ -282,8 +282,8 @@ static double world_gather(const struct world *world, int tensor, double *whole)
     return apart;
 }
 
-/* Has the tensor, when all is done, the value of its tensor of the source? Gradients of activations are added to in one
- * of their versions, and those of parameters are complete in the last. */
+/* Does the tensor have its final value at the end? Gradients of activations accumulate in one of their versions.
+ * Gradients of parameters are complete in the last version. */
 static bool world_final(const struct world *world, int tensor, const int *versions)
 {
     const struct hapt_tensor *its = &world->graph->tensor[tensor];
@@ -294,8 +294,7 @@ static bool world_final(const struct world *world, int tensor, const int *versio
     return versions[world->program->origin[tensor]] == 1;
 }
 
-/* Largest difference of the values of all versions from those of one device, relative to the largest element of each.
- */
+/* Largest difference of all versions from one device, relative to the largest element of each tensor. */
 __attribute__((unused)) static double world_difference(const struct world *world, const struct world *one,
                                                        const char **name)
 {
@@ -329,8 +328,8 @@ __attribute__((unused)) static void world_run_all(struct world *world, const str
     for (int section = 0; section < HAPT_SECTION_COUNT; section++) world_run(world, section);
 }
 
-/* What a program's ranks hold, put together, is what one device computes, but for fp32 sums in another order: up to
- * 1e-5 of a tensor's largest element in small networks, `most` of gradients that cancel. */
+/* The shards of a program together are the result of one device, apart from fp32 sums in another order. These differ by
+ * up to 1e-5 of a tensor's largest element in small networks, and by `most` in gradients that cancel. */
 __attribute__((unused)) static void world_compare(const struct hapt_graph *graph, int vocab,
                                                   const struct hapt_program *program, double most, const char *what)
 {
@@ -351,7 +350,7 @@ __attribute__((unused)) static void world_compare(const struct hapt_graph *graph
     hapt_arena_release(&arena);
 }
 
-/* The same of the whole graph's program, where gradients cancel. */
+/* The same for the program of the whole graph, in which gradients cancel. */
 __attribute__((unused)) static void world_compare_sharding(const struct hapt_graph *graph, int vocab,
                                                            const struct hapt_sharding *sharding, const char *what)
 {

@@ -65,7 +65,7 @@ struct hapt_program {
 };
 
 /* The program of operators [first_op, end_op). The sharding must outlive it. HAPT_ERR_INFEASIBLE if partial sums
- * cross one of its ends. Rank-local and deterministic; shapes are those at sharding->place. */
+ * cross one of its ends. Rank-local and deterministic; shapes are those of sharding->mesh_coordinate. */
 enum hapt_status hapt_program_build(const struct hapt_sharding *sharding, int first_op, int end_op,
                                     struct hapt_arena *arena, struct hapt_program **program);
 /* Build sharding (in `arena`) and program in one call: rows over n x m ranks; or rows over dp and operators over tp

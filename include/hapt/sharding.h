@@ -66,17 +66,24 @@ struct hapt_cut {
  *
  * Versions. A tensor may have several versions, one per property. For every input, an operator reads the newest version
  * with the property that its cut needs.
+ *
  * - Every version of a model input exists and is never communicated.
- * - A parameter has one layout: that of its first reader, or replicated if a slice of the parameter comes earlier. Only
- * slices are made of a parameter, each for the operators of one forward operator (itself and its backward operators).
+ *
+ * - A parameter has one layout: that of its first reader, or replicated if a slice of the parameter comes earlier. The
+ *   only communications of a parameter are slices. Each is for the operators of one forward operator (itself and its
+ *   backward operators).
+ *
  * - A version of an activation is visible to its maker's operators and to those of later forward operators. A version
- * made in the backward part is visible to the operators of one forward operator only. (So every range of forward
- * operators has what it reads.)
+ *   made in the backward part is visible to the operators of one forward operator only. So every range of forward
+ *   operators has what it reads.
+ *
  * - A writer that adds to the gradient of an activation adds to the version that has the property of the addend. The
- * other versions become invalid. If there is no such version, the addend stays separate until the next communication of
- * that tensor. That communication must bring it to the property of an existing version, and adds it there.
+ *   other versions become invalid. If there is no such version, the addend stays separate until the next communication
+ *   of that tensor. That communication must bring it to the property of an existing version, and adds it there.
+ *
  * - Gradients of parameters are summed over the microbatches as they are written, in a separate version per property.
- * After all operators, once a step, they are brought to the layout of their parameter (HAPT_SECTION_REDUCE).
+ *   After all operators, once a step, they are brought to the layout of their parameter (HAPT_SECTION_REDUCE).
+ *
  * Communications that remove partial sums run after the last writer; the others run before their first reader. A
  * communication that has no reader is left out.
  */
@@ -102,7 +109,7 @@ struct hapt_sharding {
      * parameter's gradient the one the update reads. hapt_op.forward_op of every operator is a forward operator of the
      * source. */
     const struct hapt_graph *graph;
-    /* The same graph as seen by the rank at mesh coordinates `place`: local shapes and local size attributes. Costs
+    /* The same graph as seen by the rank at `mesh_coordinate`: local shapes and local size attributes. Costs
      * and kernels use this one. */
     const struct hapt_graph *shard;
     struct hapt_axis axis[HAPT_MESH_AXES];
@@ -116,7 +123,7 @@ struct hapt_sharding {
     unsigned (*first_rank_inputs)[HAPT_MESH_AXES];
     int *exchange;        /* [graph->op_count] axis over which the operator itself communicates while it runs
                              (hapt_op_type.inner_all_reduces), or -1 */
-    int64_t *first_value; /* [graph->op_count] hapt_call.first_value at `place` */
+    int64_t *first_value; /* [graph->op_count] hapt_call.first_value at `mesh_coordinate` */
     int *origin;          /* [graph->tensor_count] the source tensor that this is a version of */
     int *source_op;       /* [graph->op_count] operator of the source; for a collective: the operator next to it */
     /* [graph->tensor_count] the tensor whose storage it uses: itself or a lower index. An all-reduce works in place

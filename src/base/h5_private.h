@@ -59,8 +59,8 @@ bool hapt_h5_readable(struct hapt_h5 *file, hid_t id, const char *name, int *dim
  * way, or no memory. */
 struct hapt_h5_heap *hapt_h5_heap_create(struct hapt_h5 *file);
 void hapt_h5_heap_destroy(struct hapt_h5_heap *heap);
-/* False if a string of the dataset `object`, or of its attribute, refers to a place without an object of that length.
- * True for other types. */
+/* False if a string of the dataset `object`, or of its attribute, refers to an address without an object of that
+ * length. True for other types. */
 bool hapt_h5_heap_references_are_valid(struct hapt_h5_heap *heap, hid_t object, const char *attribute);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "hapt/sharding.h"
 
-/* Fills shard and first_value of a sharding whose place (mesh coordinates) is set. */
+/* Fills shard and first_value of a sharding whose mesh_coordinate is set. */
 enum hapt_status localise(struct hapt_sharding *sharding, struct hapt_arena *arena);
 
 #endif

@@ -9,7 +9,7 @@
 
 enum {
     MEDIAN_STEPS = 8, /* steps; their median counts */
-    IN_A_ROW = 9,     /* windows: the last one shares no step with the first */
+    IN_A_ROW = 9,     /* medians: the last one shares no step with the first */
     SKIPPED = 2,      /* first steps: cold caches, first page faults */
 };
 /* ratio to the others' wall-clock time above which other processes are taking the rank's cores. If all ranks share
@@ -61,7 +61,7 @@ struct link_history {
 };
 
 struct suspect {
-    int windows; /* consecutive windows in which it was slow */
+    int windows; /* consecutive medians for which it was slow */
     double since_s;
     bool named;
 };

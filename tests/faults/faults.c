@@ -1,22 +1,24 @@
 /*
- * A library to preload: the n-th call of a kind on files under a folder fails, or ends the process; every call on them
- * can be recorded.
+ * A library to preload. The n-th call of a kind on files under a folder fails or ends the process. All such calls can
+ * be recorded.
  *
- *   FAULTS_UNDER   folder (absolute): all else is left alone
- *   FAULTS_CALL    write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open (for writing), mkdir,
- *                  unlink (and unlinkat), list (open a folder) look (open for reading), read (and pread); from the
- *                  first call on a file under the folder on, of the whole process and its children together: malloc
- *                  (and calloc, realloc, memalign), mmap, thread (pthread_create)
- *   FAULTS_AT      which of them, from 1, counted in each process (see above for others); FAULTS_STICKY=1: also all
- *                  that follow
+ *   FAULTS_UNDER   folder (absolute): only files under it are affected
+ *   FAULTS_CALL    the kind of call.
+ *                  On files under the folder: write (and pwrite), fsync, rename (and renameat2), ftruncate, close, open
+ *                  (for writing), mkdir, unlink (and unlinkat), list (open a folder), look (open for reading), read
+ *                  (and pread).
+ *                  In the whole process and its children, from the first call on a file under the folder on: malloc
+ *                  (and calloc, realloc, memalign), mmap, thread (pthread_create).
+ *   FAULTS_AT      which call fails, from 1. Each process counts its own; the second group counts children as well.
+ *   FAULTS_STICKY  1: all later calls fail as well
  *   FAULTS_PATH    only calls on files whose name matches this pattern
- *   FAULTS_ERROR   ENOSPC, EIO, EINVAL, EMFILE, ENOMEM (malloc, mmap, thread fail as they do); KILL: the process dies
- *                  there, before the call
- *   FAULTS_RANK    only in this rank of an MPI job
- *   FAULTS_LOG     folder of records, one a process: calls in order, and what was written
- *   FAULTS_COUNTS  file: how many calls of each kind a process made, "KIND N" a line, written at its end; look and what
- *                  follows it only with FAULTS_READS set
- *   FAULTS_SHOW    file: where in the program a call of the whole process failed
+ *   FAULTS_ERROR   ENOSPC, EIO, EINVAL, EMFILE or ENOMEM. malloc, mmap and thread fail with their own error.
+ *                  KILL: the process dies before the call.
+ *   FAULTS_RANK    only this rank of an MPI job
+ *   FAULTS_LOG     folder of records, one per process: the calls in order, and the bytes written
+ *   FAULTS_COUNTS  file: the number of calls of each kind, "KIND N" per line, written when the process ends. `look` and
+ *                  the kinds after it are counted only if FAULTS_READS is set.
+ *   FAULTS_SHOW    file: where in the program a call of the second group failed
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -51,18 +53,17 @@ static struct {
     FILE *record, *data;
     long data_bytes;
     char *path[MOST_FILES]; /* of descriptors under the folder */
-    char *read[MOST_FILES]; /* of those that are only read */
+    char *read[MOST_FILES]; /* of descriptors that are only read */
     _Atomic bool began;     /* a file under the folder was opened */
-    _Atomic long
-        *made; /* [KINDS] of the kinds of the whole process: counted without a lock, together with the children */
+    _Atomic long *made; /* [KINDS] kinds of the whole process: counted without a lock, and together with the children */
 } faults = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
 
 static const char *const kinds[] = {"write",  "fsync", "rename", "ftruncate", "close", "open",   "mkdir",
                                     "unlink", "look",  "read",   "malloc",    "mmap",  "thread", "list"};
 
-static __thread bool inside; /* calls of this library itself */
-/* When the call began: what another process does because of it comes later, also where this one is held up before it
- * takes its note. */
+static __thread bool inside; /* marks calls that this library itself makes */
+/* The time at which the call began. Effects of the call in other processes are then later, even if this process is
+ * delayed before it writes its record. */
 static __thread struct timespec began;
 
 #define CALLS(call)                                                                                                \
@@ -70,8 +71,8 @@ static __thread struct timespec began;
         call(ftruncate64) call(fsync) call(fdatasync) call(rename) call(mkdir) call(unlink) call(rmdir) call(read) \
             call(pread) call(pread64) call(pthread_create)
 
-/* What is behind this library, looked up before any fork: the child of a launcher with threads must not wait for the
- * loader's lock, which another thread may have held. */
+/* The real functions are looked up before any fork. A child of a launcher with threads must not wait for the loader's
+ * lock, which another thread may have held. */
 static struct {
 #define MEMBER(name) __typeof__(&name) name;
     CALLS(MEMBER)
@@ -83,7 +84,7 @@ __attribute__((constructor)) static void find_calls(void)
     CALLS(FIND)
 }
 
-/* Other libraries' constructors may come first. */
+/* Other libraries' constructors may run first. */
 #define REAL(name) (real.name ? real.name : (__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 static void set_up(void)
@@ -130,7 +131,7 @@ static void show(void)
     inside = false;
 }
 
-/* One call of a kind that no file belongs to. Without locks and without memory: it stands before malloc. */
+/* Counts a call of a kind that has no file. It runs before malloc, so it uses no locks and no memory. */
 static bool fails_anywhere(int kind)
 {
     if (inside || !atomic_load_explicit(&faults.began, memory_order_relaxed)) return false;
@@ -163,7 +164,7 @@ static void remember(int descriptor, const char *path)
     if (descriptor >= 0 && descriptor < MOST_FILES) faults.path[descriptor] = strdup(path);
 }
 
-/* One call of a kind: does it fail? */
+/* Counts a call on a file. Returns whether the call must fail. */
 static bool fails(const char *call, const char *path)
 {
     int kind = 0;
@@ -180,7 +181,7 @@ static bool fails(const char *call, const char *path)
     return now;
 }
 
-/* "TIME CALL PATH [PATH2 | OFFSET BYTES PLACE]", PLACE in the file of data. */
+/* Writes "TIME CALL PATH [PATH2 | OFFSET BYTES PLACE]". PLACE is the offset in the file of data. */
 static void note(const char *call, const char *path, const char *other, const void *data, int64_t offset, size_t bytes)
 {
     char name[4200];
@@ -239,7 +240,7 @@ static int opened(const char *path, int flags, int descriptor)
     return descriptor;
 }
 
-/* For writing: open; a folder, to sync, list or empty it: list; else look. */
+/* The kind of an open: `open` for writing; `list` for a folder (to sync, list or empty it); else `look`. */
 static const char *kind_of_open(int flags)
 {
     return flags & O_DIRECTORY ? "list" : flags & (O_CREAT | O_WRONLY | O_RDWR) ? "open" : "look";
@@ -286,7 +287,7 @@ int close(int descriptor)
 int dup2(int from, int to)
 {
     pthread_once(&faults.once, set_up);
-    if (!inside) forget(to); /* to nowhere, as far as hapt does it */
+    if (!inside) forget(to); /* hapt only redirects descriptors to /dev/null */
     return REAL(dup2)(from, to);
 }
 
@@ -443,9 +444,9 @@ ssize_t pread64(int descriptor, void *data, size_t bytes, off64_t offset)
     return may_not_read(descriptor) ? -1 : REAL(pread64)(descriptor, data, bytes, offset);
 }
 
-/* ---- Of the whole process ---- */
+/* ---- Calls of the whole process ---- */
 
-#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ /* which stand before malloc themselves */
+#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ /* These run before malloc. */
 void *__libc_malloc(size_t bytes);
 void *__libc_calloc(size_t count, size_t bytes);
 void *__libc_realloc(void *memory, size_t bytes);

@@ -1,4 +1,4 @@
-/* Mutations that know nothing of formats. */
+/* Mutations of bytes, independent of the format. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -77,7 +77,7 @@ void fuzz_flip(uint64_t *random, unsigned char *data, size_t size)
                                                      : 1u + (unsigned)fuzz_below(random, 255));
 }
 
-/* A number of 1 to 8 bytes somewhere: sizes, addresses and counts in headers. */
+/* Changes a number of 1 to 8 bytes, because headers contain sizes, addresses and counts. */
 static void put_number(uint64_t *random, unsigned char *data, size_t size)
 {
     const size_t width = (size_t)1 << fuzz_below(random, 4);

@@ -1,4 +1,4 @@
-/* What an HDF5 file says, whatever bytes say it. */
+/* The content of an HDF5 file, independent of its layout in bytes. */
 #include <hdf5.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ static void add(struct walk *walk, const void *data, size_t bytes)
     walk->hash = hapt_hash(walk->hash, data, bytes);
 }
 
-/* Elements in the file's own type; strings of variable length by what they say. */
+/* Elements are read in the file's own type. Strings of variable length are read as text. */
 static void add_elements(struct walk *walk, hid_t id, hid_t type, hid_t space, bool attribute)
 {
     const hssize_t count = H5Sget_simple_extent_npoints(space);

@@ -42,7 +42,7 @@ static bool link_file(const char *from, const char *to)
     return link(from, to) == 0 || copy_file(from, to);
 }
 
-/* `take` for each file of `from`, which goes to the same name in `to`. */
+/* Calls `take` for each file of `from`, with the same name in `to`. */
 static bool each_file(const char *from, const char *to, bool (*take)(const char *from, const char *to))
 {
     bool done = true;

@@ -1,8 +1,7 @@
 /*
- * The fuzzer: damaged files of every kind that hapt reads, read by hapt's own readers and commands inside this process
- * (best one built with sanitizers: make fuzz). Nothing may crash or hang; a failure is one line with a hint; and of the
- * files that hapt writes itself, all under checksums, none with changed bytes may be taken for something else than it
- * was.
+ * The fuzzer: hapt's own readers and commands read damaged files of every kind in this process. Build it with
+ * sanitizers (make fuzz). Nothing may crash or hang, and a failure must be one line with a hint. All content of hapt's
+ * own files is under checksums, so a changed file must never be read as different content.
  *
  *   fuzz [--inputs N] [--seed S] [--jobs J] [--kind NAME] [--only I] [--keep FOLDER] [--crashes] CORPUS
  *
@@ -43,7 +42,7 @@ enum {
     REPORT_S = 60,
     GUARD_CPU_S = 2
 };
-static const int64_t most_memory = (int64_t)1 << 30; /* in one piece; the files are small */
+static const int64_t most_memory = (int64_t)1 << 30; /* files are mutated in memory, because they are small */
 
 enum outcome { ACCEPTED, REFUSED, BROKEN, CRASHED_GUARD, HUNG_GUARD, SAME, OTHER, OUTCOMES };
 static const char *const outcome_name[OUTCOMES] = {
@@ -53,11 +52,11 @@ struct seed {
     enum fuzz_kind kind;
     char name[128];
     char path[PATH_CHARS];
-    bool own; /* hapt wrote it: everything in it is under checksums */
+    bool own; /* written by hapt: all its content is under checksums */
     bool regression;
     uint64_t content;
-    uint64_t
-        weights[2]; /* of a checkpoint to resume from: what the run ends with; [1]: from the checkpoint before it */
+    uint64_t weights[2]; /* of a checkpoint to resume from: hash of the final weights; [1]: when resumed from the
+                            checkpoint before it */
 };
 
 static struct {
@@ -69,16 +68,16 @@ static struct {
     bool crashes;
 } option = {.inputs = 1000, .only = -1, .seed = 1, .jobs = 1, .kind = FUZZ_KINDS, .keep = "."};
 
-/* What a worker tells the supervisor. */
+/* Messages of a worker to the supervisor. */
 static struct shared {
     _Atomic int64_t current[MOST_JOBS];
-    _Atomic int64_t count[FUZZ_KINDS][OUTCOMES], used[FUZZ_KINDS][2]; /* [1]: to the end, [0]: refused by the command */
+    _Atomic int64_t count[FUZZ_KINDS][OUTCOMES], used[FUZZ_KINDS][2]; /* [1]: the command succeeded; [0]: it refused */
     _Atomic int64_t slowest_us[FUZZ_KINDS], read_us[FUZZ_KINDS], used_us[FUZZ_KINDS], resumed, fell_back;
     _Atomic int failures;
 } * shared;
 
-/* Commands take much longer than readers: so many of the inputs that their readers accept go on to them, a fifth of
- * that of others. */
+/* Commands take much longer than readers. So only this share of the accepted inputs goes to commands; for slow kinds a
+ * fifth of it. */
 static const double use_share[FUZZ_KINDS] = {
     [FUZZ_MODEL] = 0.15,     [FUZZ_WEIGHTS] = 0.5, [FUZZ_TOKENS] = 0.5,     [FUZZ_IMAGES] = 0.5,
     [FUZZ_PROFILE] = 0.4,    [FUZZ_PLAN] = 0.3,    [FUZZ_CHECKPOINT] = 0.2, [FUZZ_CLUSTER] = 0.4,
@@ -87,29 +86,29 @@ static const double use_share[FUZZ_KINDS] = {
 static char scratch[PATH_CHARS - 128];
 static struct seed seed[MOST_SEEDS];
 static int seed_count;
-static FILE *console; /* the commands' own output goes elsewhere */
+static FILE *console; /* the output of the commands is discarded */
 
 #ifdef __SANITIZE_ADDRESS__
 const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {
-    /* Names of functions take half a second for each file that the HDF5 library dies of: ASAN_OPTIONS=symbolize=1 with
-     * --only. */
+    /* Looking up function names takes half a second for each file that crashes the HDF5 library. With --only, set
+     * ASAN_OPTIONS=symbolize=1. */
     return "detect_leaks=0:allocator_may_return_null=1:hard_rss_limit_mb=6000:max_allocation_size_mb=8192:symbolize=0:"
            "malloc_context_size=2:"
            "quarantine_size_mb=32:allocator_release_to_os_interval_ms=-1";
 }
 
-/* Not every compiler brings sanitizer/allocator_interface.h. */
+/* Some compilers lack sanitizer/allocator_interface.h. */
 int __sanitizer_install_malloc_and_free_hooks(void (*took)(const volatile void *, size_t),
                                               void (*gave)(const volatile void *));
 
-static _Atomic size_t largest; /* piece of memory since it was set to 0 */
+static _Atomic size_t largest; /* largest block of memory since it was set to 0 */
 static pid_t watched;
 static void note_memory(const volatile void *memory, size_t bytes)
 {
     size_t before = largest;
-    /* The sandbox cannot limit its children's memory here (sandbox.c): what would not get it dies of that. */
+    /* Here the sandbox cannot limit its children's memory (sandbox.c). A child that asks for too much dies. */
     if (bytes > (size_t)most_memory && getpid() != watched) _exit(1);
     while (memory && bytes > before && !atomic_compare_exchange_weak(&largest, &before, bytes)) {
     }
@@ -166,7 +165,7 @@ static void list_corpus(void)
     qsort(seed, (size_t)seed_count, sizeof *seed, by_name);
 }
 
-/* The same content as other programs write it: no checksum stops damage on its way into the libraries. */
+/* The same content as other programs write it, without checksums. So damage reaches the libraries. */
 static void add_foreign(void)
 {
     char folder[PATH_CHARS], path[2 * PATH_CHARS];
@@ -205,7 +204,7 @@ __attribute__((format(printf, 2, 3))) static void fail(const struct seed *from, 
     keep_input(from, "failed");
 }
 
-/* The record of a failure, and what a user saw of it. */
+/* Stores the record of a failure, with the message that a user would have seen. */
 static void check_failure(const struct seed *from, enum hapt_status status, bool printed)
 {
     char text[4096];
@@ -236,7 +235,8 @@ static enum outcome outcome_of(enum hapt_status status)
     return strstr(hapt_fail_message(), "crashes") ? CRASHED_GUARD : HUNG_GUARD;
 }
 
-/* What users do with it. An older checkpoint stands beside the damaged one: the run goes on from there. */
+/* Does what users do with the file. A valid older checkpoint exists beside the damaged one, so the run resumes from
+ * it. */
 static void use(const struct fuzz_place *place, const struct seed *from, const char *path, bool flipped)
 {
     uint64_t weights = 0;
@@ -275,7 +275,7 @@ static void check_cost(const struct seed *from, double start_s, double read_s)
     if ((int64_t)bytes > most_memory) fail(from, "reserves %zu bytes at once", bytes);
 }
 
-/* `flipped`: bytes of a file under checksums. Returns whether the file was accepted. */
+/* `flipped`: bytes of a file under checksums were changed. Returns whether the file was accepted. */
 static bool judge(const struct fuzz_place *place, const struct seed *from, const char *path, bool flipped)
 {
     uint64_t content = 0;
@@ -308,7 +308,7 @@ _Noreturn static void give_up(const char *what)
     _exit(1);
 }
 
-/* The file of the input that is changed, and what it was copied from. */
+/* The changed file of the input, and its origin. */
 static void choose_target(uint64_t *random, const struct seed *from, const char *input, char target[PATH_CHARS],
                           char origin[2 * PATH_CHARS])
 {
@@ -327,7 +327,7 @@ static bool mutate(uint64_t *random, const struct seed *from, const char *input)
     if (!fuzz_copy(from->path, input)) give_up("the input");
     choose_target(random, from, input, target, origin);
     const double way = hapt_random_unit(random);
-    if (is_hdf5(from->kind) && !from->regression && way < 0.5) { /* the library would die of regressions here */
+    if (is_hdf5(from->kind) && !from->regression && way < 0.5) { /* regressions would crash the library here */
         fuzz_tables(random, target, origin);
     } else {
         size_t size = fuzz_load(target, data, FUZZ_MOST_BYTES);
@@ -344,7 +344,8 @@ static bool mutate(uint64_t *random, const struct seed *from, const char *input)
     return flipped;
 }
 
-/* Each input is a file of its own to the sandbox, though they come within one tick of the file system's clock. */
+/* The sandbox must treat each input as a new file, although several are written within one tick of the file system's
+ * clock. */
 static void stamp(const char *input, int64_t number)
 {
     const struct timespec times[2] = {{.tv_sec = 1, .tv_nsec = 0},
@@ -391,8 +392,8 @@ static void run_input(struct fuzz_place *place, int64_t number)
 
 /* ---- Workers ---- */
 
-/* With what a run ends that goes on from the newer checkpoint, and from the older one alone. Here, that is: the kernels
- * of another machine round in other ways than those that wrote the corpus. */
+/* Hashes of the final weights when a run resumes from the newer checkpoint, and from the older one only. They are
+ * computed here, because the machine that wrote the corpus may round differently. */
 static void learn_weights(struct fuzz_place *place, struct seed *made)
 {
     char older[PATH_CHARS];
@@ -406,7 +407,7 @@ static void learn_weights(struct fuzz_place *place, struct seed *made)
     }
 }
 
-/* Every seed as it is: those of the corpus must be read, regressions must not crash. */
+/* Reads every seed unchanged. Seeds of the corpus must be accepted, and regressions must not crash. */
 static void check_seeds(struct fuzz_place *place, bool report)
 {
     for (int i = 0; i < seed_count; i++) {
@@ -444,7 +445,8 @@ static void run_worker(int job, int64_t first)
     snprintf(folder, sizeof folder, "%s/run", scratch);
     const int sink = open(errors, O_RDWR | O_CREAT | O_TRUNC | O_APPEND, 0666), nowhere = open("/dev/null", O_RDWR);
     dup2(sink, STDERR_FILENO), dup2(nowhere, STDOUT_FILENO), dup2(nowhere, STDIN_FILENO);
-    /* What the library keeps for each open file is large: it is kept, not given back to the system each time. */
+    /* The library's block per open file is large. Keep it in the process instead of returning it to the system each
+     * time. */
     H5set_free_list_limits(64 << 20, 16 << 20, 16 << 20, 4 << 20, 64 << 20, 4 << 20);
     watch_memory();
     hapt_sandbox_start(NULL, trial_read);
@@ -472,7 +474,7 @@ static pid_t start_worker(int job, int64_t first)
     return worker;
 }
 
-/* What the sanitizers, or hapt, said last. */
+/* The last message of the sanitizers or of hapt. */
 static void show_errors(int job)
 {
     char path[PATH_CHARS], line[400];
@@ -499,7 +501,8 @@ static void report_death(int job, int status)
     shared->failures++;
 }
 
-/* Between two deaths of workers: one that does not go on, be it asleep, is ended; and a word now and then. */
+/* Between two deaths of workers: kills a worker that makes no progress, even if it sleeps. Prints progress now and
+ * then. */
 static void look_after(const pid_t *worker)
 {
     static int64_t seen[MOST_JOBS];
@@ -528,7 +531,7 @@ static sigset_t awaited_signals(void)
     return awaited;
 }
 
-/* Asked to leave: what was counted so far is printed. */
+/* On a signal: prints the counts so far. */
 static pid_t end_all(const pid_t *worker)
 {
     for (int job = 0; job < option.jobs; job++)
@@ -539,7 +542,7 @@ static pid_t end_all(const pid_t *worker)
     return -1;
 }
 
-/* The next worker that ended; -1: there are none any more. */
+/* Waits for the next worker that ends; -1: there are none left. */
 static pid_t wait_for_worker(const pid_t *worker, int *status)
 {
     const struct timespec tick = {.tv_sec = 2};
@@ -606,7 +609,7 @@ static int64_t print_counts(void)
     if (shared->resumed + shared->fell_back > 0)
         printf("runs went on from the newest checkpoint %lld times, from the one before a damaged one %lld times\n",
                (long long)shared->resumed, (long long)shared->fell_back);
-    /* Values that were changed and checksummed anew are read as what they are now: else nobody compares. */
+    /* Values that were changed with new checksums are valid. They are compared with the new values. */
     if (total >= 500 && tables == 0) {
         fprintf(stderr, "fuzz: no changed value was ever noticed\n");
         shared->failures++;
@@ -641,7 +644,7 @@ static void parse(int argc, char **argv)
     if (option.jobs < 1 || option.jobs > MOST_JOBS) option.jobs = 1;
 }
 
-/* Children of the sandbox would look up the same functions again and again. */
+/* Otherwise each child of the sandbox would look up the same functions again. */
 static void bind_early(char **argv)
 {
     if (getenv("LD_BIND_NOW")) return;

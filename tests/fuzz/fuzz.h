@@ -1,4 +1,4 @@
-/* The parts of the fuzzer (fuzz.c): mutations, what is done with a mutated file, and what a file says. */
+/* The parts of the fuzzer (fuzz.c): mutations, the processing of a mutated file, and the content of a file. */
 #ifndef HAPT_FUZZ_H
 #define HAPT_FUZZ_H
 
@@ -9,7 +9,7 @@
 #include "hapt/arena.h"
 #include "hapt/env.h"
 
-/* ---- Chance ---- */
+/* ---- Random numbers ---- */
 
 static inline int fuzz_below(uint64_t *random, int count)
 {
@@ -19,27 +19,27 @@ static inline bool fuzz_chance(uint64_t *random, double probability)
 {
     return hapt_random_unit(random) < probability;
 }
-/* Numbers that programs stumble over, some near `old`. */
+/* Numbers at which programs often fail; some are near `old`. */
 int64_t fuzz_integer(uint64_t *random, int64_t old);
 double fuzz_real(uint64_t *random, double old);
 const char *fuzz_text(uint64_t *random);
 
 /* ---- Mutations ---- */
 
-/* A few of the bytes become others; length and places stay. */
+/* Replaces a few bytes. Length and offsets stay. */
 void fuzz_flip(uint64_t *random, unsigned char *data, size_t size);
-/* Bytes are changed, moved, cut out, put in; `data` has room for `room` bytes. Returns the new size. */
+/* Changes, moves, removes and inserts bytes. `data` has space for `room` bytes. Returns the new size. */
 size_t fuzz_bytes(uint64_t *random, unsigned char *data, size_t size, size_t room);
-/* A JSON text says something else, or is no JSON any more. */
+/* Changes a JSON text to other JSON or to invalid JSON. */
 size_t fuzz_json(uint64_t *random, char *text, size_t size, size_t room);
-/* Objects of an HDF5 file become others, by the HDF5 library itself, so that all its own checksums are right. `origin`:
- * the file that it is a copy of, whose objects are listed once. */
+/* Changes objects of an HDF5 file through the HDF5 library, so that all its own checksums are right. `origin`: the file
+ * that it is a copy of, whose objects are listed once. */
 bool fuzz_tables(uint64_t *random, const char *path, const char *origin);
-/* The content of an HDF5 file as other programs write it: oldest format, no checksums, contiguous, strings of variable
- * length. */
+/* Rewrites the content of an HDF5 file as other programs write it: oldest format, no checksums, contiguous, strings of
+ * variable length. */
 bool fuzz_foreign(const char *from, const char *to);
 
-/* ---- What is done with a file ---- */
+/* ---- Processing of a file ---- */
 
 enum fuzz_kind {
     FUZZ_MODEL,
@@ -57,9 +57,8 @@ enum fuzz_kind {
     FUZZ_KINDS
 };
 const char *fuzz_kind_name(enum fuzz_kind kind);
-/* Of what kind a file of the corpus is, by its name: "plan-mixed.h5"; FUZZ_KINDS: none. Checkpoints are folders:
- * FUZZ_RESUME those that one rank goes on from, FUZZ_CHECKPOINT others. FUZZ_RAW: what `hapt data` turns into data
- * files. */
+/* The kind of a file of the corpus, from its name: "plan-mixed.h5". FUZZ_KINDS: none. Checkpoints are folders:
+ * FUZZ_RESUME for those from which one rank resumes, FUZZ_CHECKPOINT for others. FUZZ_RAW: inputs of `hapt data`. */
 enum fuzz_kind fuzz_kind_of(const char *name);
 
 struct fuzz_place {
@@ -69,19 +68,19 @@ struct fuzz_place {
     const char *run;    /* a folder that may be written */
     uint64_t *random;
 };
-/* What users do with such a file: the commands of hapt, in this process. */
+/* Does what users do with such a file: runs the commands of hapt in this process. */
 enum hapt_status fuzz_use(const struct fuzz_place *place, enum fuzz_kind kind, const char *path);
-/* hapt train --resume from a run whose newest checkpoint is the one at `path`, with an older one that is whole.
- * *weights: a hash of what the run ends with; *fell_back: it went on from the older one. */
+/* Runs hapt train --resume. The newest checkpoint of the run is the one at `path`, and an older one is valid. *weights:
+ * a hash of the final weights; *fell_back: the run resumed from the older one. */
 enum hapt_status fuzz_resume(const struct fuzz_place *place, const char *path, uint64_t *weights, bool *fell_back);
-/* Reads the file by its own reader and hashes what was read. */
+/* Reads the file by its own reader and hashes the result. */
 enum hapt_status fuzz_read(const struct fuzz_place *place, enum fuzz_kind kind, const char *path, uint64_t *content);
 /* Hashes the content of an HDF5 file: names, shapes, values, attributes. 0: it cannot be read. */
 uint64_t fuzz_content(const char *path);
-/* Writes sizes and checksums of the shards into the checkpoint's manifest, so that damage is met by the readers behind
- * it. */
+/* Writes sizes and checksums of the shards into the checkpoint's manifest, so that damage reaches the readers behind
+ * this check. */
 bool fuzz_repair(const char *folder);
-/* Writes a row of numbers over a dataset that is there. */
+/* Writes numbers over an existing dataset. */
 bool fuzz_put(const char *path, const char *dataset, int64_t count, const int64_t *value);
 
 /* ---- Files (files.c) ---- */
@@ -92,7 +91,7 @@ bool fuzz_store(const char *path, const unsigned char *data, size_t size);
 bool fuzz_is_folder(const char *path);
 /* A file, or a folder of files. */
 bool fuzz_copy(const char *from, const char *to);
-/* Names for the files of a folder in another one, new: no copies where they can be had without. */
+/* Links the files of a folder under new names into another folder. Copies them if links are impossible. */
 bool fuzz_link(const char *from, const char *to);
 void fuzz_remove(const char *path);
 

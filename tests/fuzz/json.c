@@ -1,4 +1,4 @@
-/* Mutations of JSON text: by its structure (what is said becomes something else), by its tokens, and by its bytes. */
+/* Mutations of JSON text: by structure (the content changes), by tokens, and by bytes. */
 #include <ctype.h>
 #include <jansson.h>
 #include <math.h>
@@ -110,7 +110,7 @@ static json_t *any_value(uint64_t *random)
     }
 }
 
-/* A number or text near what it was; else anything. */
+/* A number or text near the old one; else anything. */
 static json_t *near_value(uint64_t *random, const json_t *old)
 {
     char text[400];
@@ -140,7 +140,7 @@ struct choice {
     size_t index;
 };
 
-/* Each member of each container with the same chance. */
+/* Chooses a member of any container, each with the same chance. */
 static void choose(struct choice *choice, json_t *value)
 {
     const char *name;
@@ -169,7 +169,7 @@ static void put(const struct choice *choice, json_t *value)
 {
     char name[300];
     if (choice->key) {
-        snprintf(name, sizeof name, "%s", choice->key); /* the old one goes with its value */
+        snprintf(name, sizeof name, "%s", choice->key); /* the old name and its value are removed */
         json_object_set_new(choice->parent, name, value);
     } else {
         json_array_set_new(choice->parent, choice->index, value);
@@ -190,21 +190,21 @@ static void change_member(uint64_t *random, json_t *root)
         else
             json_array_remove(choice.parent, choice.index);
         break;
-    case 1: /* what stands elsewhere */ put(&choice, json_incref(copy)); break;
-    case 2: /* a key that nobody knows, or that belongs elsewhere */
+    case 1: /* a copy of another part */ put(&choice, json_incref(copy)); break;
+    case 2: /* an unknown name, or one from elsewhere */
         if (choice.key)
             json_object_set_new(choice.parent, ANY_OF(key), any_value(random));
         else
             json_array_append_new(choice.parent, any_value(random));
         break;
-    case 3: /* another name for it */
+    case 3: /* rename it */
         if (choice.key) {
             json_t *value = json_incref(chosen(&choice));
             json_object_del(choice.parent, choice.key);
             json_object_set_new(choice.parent, ANY_OF(key), value);
         }
         break;
-    case 4: /* many of it */
+    case 4: /* many copies of it */
         for (int i = fuzz_chance(random, 0.8) ? fuzz_below(random, 4) : fuzz_below(random, 80); i >= 0 && !choice.key;
              i--)
             json_array_append_new(choice.parent, json_deep_copy(json_array_get(choice.parent, choice.index)));
@@ -215,7 +215,7 @@ static void change_member(uint64_t *random, json_t *root)
     json_decref(copy);
 }
 
-/* Returns 0 where the text is no JSON. */
+/* Returns 0 if the text is no JSON. */
 static size_t change_structure(uint64_t *random, char *text, size_t size, size_t room)
 {
     json_t *root = json_loadb(text, size, 0, NULL);
@@ -232,7 +232,7 @@ static size_t change_structure(uint64_t *random, char *text, size_t size, size_t
 
 /* ---- Tokens ---- */
 
-/* A piece of `length` bytes at `at` becomes `text`. */
+/* Replaces `length` bytes at `at` by `text`. */
 static size_t replace(char *data, size_t size, size_t room, size_t at, size_t length, const char *text)
 {
     const size_t more = strlen(text);
@@ -242,7 +242,7 @@ static size_t replace(char *data, size_t size, size_t room, size_t at, size_t le
     return size - length + more;
 }
 
-/* The token that begins at or behind `at`: a string, a number or word, or one character. */
+/* The token that begins at `at` or later: a string, a number or word, or one character. */
 static size_t find_token(const char *data, size_t size, size_t *at)
 {
     while (*at < size && isspace((unsigned char)data[*at])) ++*at;
@@ -273,7 +273,7 @@ static void make_value(uint64_t *random, char *value, size_t size, bool quoted)
     }
 }
 
-/* The value behind some colon: what the reader understands otherwise. */
+/* The value behind some colon becomes one that the reader may misunderstand. */
 static size_t change_value(uint64_t *random, char *text, size_t size, size_t room)
 {
     static const char *const known[] = {"1",
@@ -303,7 +303,7 @@ static size_t change_value(uint64_t *random, char *text, size_t size, size_t roo
     return replace(text, size, room, at, length, known[fuzz_below(random, (int)(sizeof known / sizeof *known))]);
 }
 
-/* Some tokens become others, stand twice or not at all. */
+/* Replaces, duplicates or removes some tokens. */
 static size_t change_tokens(uint64_t *random, char *text, size_t size, size_t room)
 {
     const int rounds = fuzz_chance(random, 0.6) ? 1 : 1 + fuzz_below(random, 4);
@@ -329,7 +329,8 @@ static size_t change_tokens(uint64_t *random, char *text, size_t size, size_t ro
 
 /* ---- Bytes ---- */
 
-/* What no JSON text may hold, or hardly any does: broken UTF-8, names that stand twice, depth, length, an early end. */
+/* Makes text that JSON forbids or that is rare: broken UTF-8, duplicate names, deep nesting, long tokens, an early
+ * end. */
 static size_t change_text(uint64_t *random, char *text, size_t size, size_t room)
 {
     static const char *const broken[] = {"\xff",         "\xc0\x80",
@@ -356,7 +357,7 @@ static size_t change_text(uint64_t *random, char *text, size_t size, size_t room
         snprintf(member, sizeof member, "%.*s,", (int)(end - at), text + at);
         return replace(text, size, room, at, 0, member);
     }
-    case 3: /* deeper than any reader may follow by calling itself */
+    case 3: /* too deep for a recursive reader */
     case 4: /* longer than any name or number */
     case 5: {
         const int length = fuzz_chance(random, 0.5) ? 3000 : 1 << fuzz_below(random, 18);

@@ -1,4 +1,4 @@
-/* What hapt does with each kind of file. */
+/* How hapt processes each kind of file. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,7 +68,7 @@ static enum hapt_status run(struct hapt_env *env, const char *const *words, stru
     return commands[hapt_config_command(config)](env, config, arena);
 }
 
-/* The last file's output is of another kind, maybe: it would be refused. */
+/* The output of the last file may be of another kind, and then it would not be overwritten. */
 #define RUN(...) (unlink(place->output), run)(place->env, (const char *const[]){"hapt", __VA_ARGS__, NULL}, arena)
 
 static enum hapt_status use_profile(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
@@ -82,7 +82,7 @@ static enum hapt_status use_profile(const struct fuzz_place *place, const char *
     }
 }
 
-/* Training takes as long as the plan says: here few microbatches. */
+/* Training takes as long as the plan requires. Here plans with few microbatches are run. */
 static bool is_short(const struct hapt_plan *plan)
 {
     return plan->microbatches <= MOST_MICROBATCHES;
@@ -125,7 +125,7 @@ static enum hapt_status use_model(const struct fuzz_place *place, const char *pa
                "--tensor-parallel", "1", "--output", place->output);
 }
 
-/* A cluster as large as the file says is planned for in its own time; here small ones are. */
+/* Planning for a large cluster takes long. Here small ones are used. */
 static enum hapt_status use_cluster(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
 {
     char model[512];
@@ -139,7 +139,7 @@ static enum hapt_status use_cluster(const struct fuzz_place *place, const char *
                place->output);
 }
 
-/* Which input of `hapt data` it is can only be guessed. */
+/* The kind of an input of `hapt data` can only be guessed. */
 static enum hapt_status use_raw(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
 {
     static const char *const type[] = {"auto", "auto", "bytes", "uint16", "llmc", "cifar10", "cifar10"};
@@ -156,7 +156,7 @@ static enum hapt_status use_report(const struct fuzz_place *place, const char *p
     }
 }
 
-/* The folder of a run whose checkpoints are the one at `path` and an older one of the corpus. */
+/* Makes the folder of a run with the checkpoint at `path` and an older checkpoint of the corpus. */
 static enum hapt_status make_run(const struct fuzz_place *place, const char *path, const char *older)
 {
     char folder[512], from[512];
@@ -174,7 +174,7 @@ static enum hapt_status make_run(const struct fuzz_place *place, const char *pat
     return made ? HAPT_OK : hapt_fail(HAPT_ERR_IO, NULL, "the folder of a run cannot be made");
 }
 
-/* Of two stages, on one rank: another plan, and weights out of both shards. */
+/* Two stages resumed on one rank: another plan, and weights from both shards. */
 static enum hapt_status resume_anew(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
 {
     char model[512], cluster[512], profile[512], data[512];
@@ -225,9 +225,9 @@ enum hapt_status fuzz_use(const struct fuzz_place *place, enum fuzz_kind kind, c
     return status;
 }
 
-/* ---- What was read ---- */
+/* ---- Content that was read ---- */
 
-/* The zoo's model with the shapes above: what weights and data are read for. */
+/* The zoo's model with the shapes above, for which weights and data are read. */
 static enum hapt_status build_model(const char *family, struct hapt_arena *arena, struct hapt_model **model)
 {
     const char *const gpt[] = {"hapt", "model", "gpt", GPT}, *const vit[] = {"hapt", "model", "vit", VIT},
@@ -256,7 +256,7 @@ static enum hapt_status known_model(const char *family, struct hapt_model **mode
     return HAPT_OK;
 }
 
-/* What is read is written again by the writer of its kind: all that the reader knows stands there. */
+/* The content is written again by the writer of its kind. That file contains all that the reader knows. */
 static enum hapt_status content_of_output(const struct fuzz_place *place, enum hapt_status status, uint64_t *content)
 {
     if (status == HAPT_OK) *content = fuzz_content(place->output);
@@ -275,7 +275,7 @@ static enum hapt_status read_model(const struct fuzz_place *place, const char *p
         content);
 }
 
-/* By the reader of training, every row of every step. */
+/* By the reader of training: every row of every step. */
 static enum hapt_status read_rows(const struct fuzz_place *place, const struct hapt_model *model, const char *path,
                                   uint64_t *content)
 {
@@ -375,7 +375,7 @@ static enum hapt_status read_states(const struct hapt_checkpoint *checkpoint, co
     return HAPT_OK;
 }
 
-/* Weights and states, options, history and plan. */
+/* Weights and optimizer states, options, history and plan. */
 static enum hapt_status read_checkpoint(const struct fuzz_place *place, const char *family, const char *path,
                                         struct hapt_arena *arena, uint64_t *content)
 {

@@ -1,4 +1,4 @@
-/* Mutations of HDF5 files by the HDF5 library: tables and attributes get other values, shapes, types and ways of
+/* Mutations of HDF5 files through the HDF5 library: tables and attributes get other values, shapes, types and
  * storage. */
 #include <hdf5.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ static hid_t memory_type(enum form form)
     return type;
 }
 
-/* Strings of variable length do not convert to fixed ones by themselves. */
+/* Strings of variable length do not convert to fixed ones automatically. */
 static bool read_variable(hid_t id, hid_t type, bool attribute, struct table *table)
 {
     char **text = calloc((size_t)table->count + 1, sizeof *text);
@@ -79,7 +79,7 @@ static bool read_table(hid_t id, bool attribute, struct table *table)
 
 struct style {
     bool plain;  /* contiguous, natural types, strings of variable length */
-    bool honest; /* the sizes are what they seem */
+    bool honest; /* the sizes are those of the data */
 };
 
 static hid_t stored_type(uint64_t *random, const struct style *style, const struct table *table)
@@ -105,7 +105,7 @@ static hid_t stored_type(uint64_t *random, const struct style *style, const stru
     return type;
 }
 
-/* Chunks, filters, sizes that were never written. */
+/* Chunks, filters, and sizes without written data. */
 static hid_t stored_layout(uint64_t *random, const struct style *style, struct table *table)
 {
     const hid_t layout = H5Pcreate(H5P_DATASET_CREATE);
@@ -219,7 +219,7 @@ static void poke(uint64_t *random, struct table *table)
     }
 }
 
-/* Another extent: elements are cut off, or zeros follow. */
+/* Another extent: elements are removed, or zeros are appended. */
 static void reshape(uint64_t *random, struct table *table)
 {
     hsize_t shape[H5S_MAX_RANK];
@@ -264,7 +264,7 @@ static void reshape(uint64_t *random, struct table *table)
     memcpy(table->shape, shape, sizeof shape);
 }
 
-/* Another kind of element altogether. */
+/* Another type of element. */
 static void retype(uint64_t *random, struct table *table)
 {
     const enum form form = (enum form)fuzz_below(random, 3);
@@ -353,14 +353,14 @@ static void change_dataset(uint64_t *random, hid_t file, const struct entry *ent
     free(table.data);
 }
 
-/* Links, groups and objects of other kinds where something else is expected. */
+/* Links, groups and objects of other kinds in unexpected places. */
 static void change_links(uint64_t *random, hid_t file, const struct listing *listing, const struct entry *entry)
 {
     const struct entry *other = &listing->entry[fuzz_below(random, listing->count)];
     if (!strcmp(entry->path, "/")) return;
     const int way = fuzz_below(random, 7);
     if (way == 0 && !strcmp(other->path, "/")) return;
-    if (way == 0) { /* something appears twice, under a name of its kind */
+    if (way == 0) { /* a second item of the same kind */
         char path[PATH_CHARS];
         snprintf(path, sizeof path, "%.400s", other->path);
         const size_t length = strlen(path);
@@ -376,7 +376,7 @@ static void change_links(uint64_t *random, hid_t file, const struct listing *lis
     if (way == 5) H5Gclose(H5Gcreate2(file, entry->path, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
 }
 
-/* The objects of `origin`, which `file` is a copy of. */
+/* Lists the objects of `origin`, which `file` is a copy of. */
 static const struct listing *known_objects(hid_t file, const char *origin)
 {
     enum { MOST_KNOWN = 256 };

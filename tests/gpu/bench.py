@@ -28,7 +28,7 @@ CLASSES = [("attention", ("attention", "fmha", "flash")), ("norm", ("layer_norm"
 
 
 def flops_per_token():
-    """6 FLOPs a token and weight of the products, and the products of attention, causal ones counted half."""
+    """6 FLOPs per token and weight of the products, plus the products of attention, of which causal ones count half."""
     weights = LAYERS * 12 * HIDDEN * HIDDEN + VOCABULARY * HIDDEN
     return 6 * weights + 6 * LAYERS * SEQUENCE * HIDDEN
 
@@ -72,7 +72,7 @@ def class_of(name):
 
 
 def tell_classes(times):
-    """times: (operator, calls, milliseconds of a step)"""
+    """times: (operator, calls, milliseconds per step)"""
     total, by_class = sum(ms for _, _, ms in times), {}
     for name, _, ms in times:
         by_class[class_of(name)] = by_class.get(class_of(name), 0) + ms
@@ -149,7 +149,7 @@ class Peer:
         torch.cuda.synchronize()
 
     def best_attention(self):
-        """The kernel whose forward and backward are the quickest for this shape: a context to run in. Older versions choose themselves."""
+        """A context in which the kernel with the fastest forward and backward for this shape runs. Older versions choose one themselves."""
         torch, times = self.torch, []
         try:
             from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -182,7 +182,7 @@ class Peer:
         return MICROBATCHES * ROWS * SEQUENCE / statistics.median(times[SKIPPED:])
 
     def classes(self):
-        """Device time of what each operator launched, of one step."""
+        """The device time per step of the kernels of each operator."""
         torch = self.torch
         with self.best_attention():
             self.step()

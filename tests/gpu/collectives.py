@@ -1,6 +1,6 @@
-"""What devices trade among themselves (NCCL) against what passes through the host: the same training both ways loses the same. Sums of two
-ranks are equal bit by bit, since a + b = b + a; of more they are where NCCL adds in order of rank, as the toolkit without a GPU does.
-HAPT_TEST_DEVICES: GPUs that are here; the toolkit without a GPU has as many as are wanted. HAPT_LONG=1: all cases."""
+"""Collectives between devices (NCCL) compared with collectives through the host: the same training has the same losses. Sums of two ranks
+are equal bit by bit, because a + b = b + a. With more ranks they are equal if NCCL adds in order of rank, as the host CUDA does.
+HAPT_TEST_DEVICES: number of GPUs; the host CUDA has as many as needed. HAPT_LONG=1: all cases."""
 import json
 import os
 import re
@@ -23,7 +23,7 @@ if "HAPT_HOST_GPUS" in os.environ:
     os.environ["HAPT_HOST_GPUS"] = os.environ["HAPT_TEST_DEVICES"] = "4"
     os.environ["HAPT_HOST_LAZY"] = "1"
 DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
-ORDER = 1e-5  # fp32 has 24 bits: other orders of sums differ by 1e-7, and a few steps of Adam enlarge that
+ORDER = 1e-5  # fp32 has 24 bits. Another order of sums changes 1e-7, and a few steps of Adam enlarge that
 TRAINING = "--optimizer adamw --learning-rate 1e-3 --lr-schedule constant --profile-seconds 1 --microbatches 2 --predict".split()
 MODELS = {"gpt": "gpt --layers 2 --hidden 40 --heads 5 --sequence 16 --vocab 256 --microbatch 4 --tied-embeddings yes",
           "bf16": "gpt --layers 2 --hidden 40 --heads 5 --sequence 16 --vocab 256 --microbatch 4 --dtype bf16",
@@ -53,8 +53,8 @@ SHORT = ["rows, sharded optimizer", "operators, bf16", "uneven operators", "unev
 
 
 def cluster(path, counts):
-    """Subclusters of so many devices each, every one of less than half of the speed of the one before. Links are given: a plan is the same
-    each time."""
+    """Subclusters with these numbers of devices, each at less than half the speed of the one before. Links are given, so that each time the
+    plan is the same."""
     described = [{"name": f"g{i}", "nodes": 1, "devices_per_node": count,
                   "device": {"name": f"kind{i}", "backend": "cuda", "memory": "2 GB", "memory_bandwidth": "1 TB/s",
                              "peak_flops": {"fp32": f"{10 / 2.5 ** i} TFLOP/s", "bf16": "100 TFLOP/s"}}} for i, count in enumerate(counts)]
@@ -72,7 +72,7 @@ def command(model, data, described, ranks, stages, options, output, steps=4):
 
 
 def train(*what, **environment):
-    """Losses, the libraries of rank 0, what was said."""
+    """Losses, the libraries of rank 0, and the messages."""
     done = subprocess.run(command(*what), capture_output=True, text=True, timeout=280, env={**os.environ, **environment})
     if not check(done.returncode == 0, f"{what}: code {done.returncode}\n{done.stderr[-600:]}"):
         return np.array([]), "", done.stderr
@@ -101,7 +101,7 @@ def both_ways(name, folder, model, data, described, ranks, stages, options):
 
 
 def direct(folder, model, data, layers):
-    """Where the message library takes a GPU's memory, boundaries without runs are not copied: the same training."""
+    """GPU-aware MPI: boundary tensors without gaps are not copied, and training is the same."""
     if "HAPT_HOST_GPUS" not in os.environ:
         return
     what = (model, data, cluster(os.path.join(folder, "direct.json"), [1, 1]), 2, f"0-4@g0:1x1,4-{layers}@g1:1x1", "")
@@ -119,7 +119,7 @@ def shared_device(folder, model, data, layers):
 
 
 def unconnected(folder, model, data, layers, stages):
-    """Groups are made, but a rank cannot connect: all go through the host, before the first step."""
+    """Communicators are made, but a rank cannot connect. Before the first step all ranks change to the host."""
     if "HAPT_HOST_GPUS" not in os.environ:
         return
     what = (model, data, cluster(os.path.join(folder, "apart.json"), [2]), 2, stages.replace("L", str(layers)), "")
@@ -139,12 +139,12 @@ def rank_of(process):
 
 
 def stopped_rank(folder, model, data, described, stages):
-    """A rank that stands still is named by the one that waits for it."""
+    """A rank that hangs is named by the rank that waits for it."""
     output = os.path.join(folder, "stopped")
     process = subprocess.Popen(command(model, data, described, 2, stages, "--timeout 3s", output, 100000), stdout=subprocess.DEVNULL,
                                stderr=subprocess.PIPE, text=True, env={**os.environ, "HAPT_HOST_NCCL_TIMEOUT_S": "3"})
     stopped = None
-    for line in process.stderr:  # up to where the stages are connected
+    for line in process.stderr:  # until the stages are connected
         if "collectives of its devices" in line:
             time.sleep(3)
             stopped = next((x for x in processes.children(process.pid) if rank_of(x) == 1), None)

@@ -1,4 +1,4 @@
-"""Figures of a part, which tests/gpu/run writes into its results: a name and a number a line, into the file that HAPT_FIGURES names."""
+"""Figures of a part, which tests/gpu/run adds to its results: one name and number per line, in the file HAPT_FIGURES."""
 import os
 
 

@@ -1,7 +1,7 @@
 /*
- * Groups of devices (NCCL) with one rank: create, split, sums, gathering, blocks to itself, abort, end; then a group
- * whose other rank never comes, which must be left within a limit. Each step is told before it begins, so that the last
- * line names the one that hangs. Ends with 77 where the build has no NCCL.
+ * Communicators of devices (NCCL) with one rank: create, split, sums, all-gather, send to itself, abort, release. Then
+ * a communicator whose other rank never comes, which must be left within a time limit. Each step is printed before it
+ * begins, so that the last line names a step that hangs. Exit code 77: the build has no NCCL.
  */
 #include <dlfcn.h>
 
@@ -31,7 +31,7 @@ static void done(void)
     fflush(stdout);
 }
 
-/* NULL, a fault, or "late". */
+/* NULL, an error, or "late". */
 static const char *settle(struct hapt_device_comm *group, const char *answer, struct hapt_event *event, double limit_s)
 {
     const double until_s = hapt_time_s() + limit_s;
@@ -85,7 +85,8 @@ static void moves(struct hapt_device_comm *group)
     if (ends(group, groups->all_to_all(group, queue, bytes, from, bytes, to))) expect(to, 4, "all-to-all"), done();
 }
 
-/* NCCL wants both ends of such a transfer in one group of calls, which hapt never makes: its own functions open it. */
+/* NCCL requires both ends of such a transfer in one group of calls. hapt never sends to itself, so the test opens the
+ * group itself. */
 static void to_itself(struct hapt_device_comm *group)
 {
     const struct hapt_library *file = NULL;
@@ -106,7 +107,7 @@ static void to_itself(struct hapt_device_comm *group)
     group_start();
     const char *fault = groups->send(group, queue, 1, &out, 0);
     if (!fault) fault = groups->receive(group, queue, 1, &in, 0);
-    group_end(); /* what it says is said by the group, too */
+    group_end(); /* the communicator reports the same */
     if (ends(group, fault)) expect(to, 5, "blocks to itself"), done();
 }
 

@@ -1,13 +1,13 @@
 /*
- * Runs operators one at a time on a device (HAPT_TEST_BACKEND, cuda by default): operands come from files and go to
- * files, so that another program can compare them. Each line of the standard input is a call:
+ * Runs operators one at a time on a device (HAPT_TEST_BACKEND, cuda by default). Operands are read from files and
+ * results are written to files, so that another program can compare them. Each line of the standard input is a call:
  *     attention bf16 integer 8 1 input qkv.bin bf16 1 1024 1536 output out.bin bf16 1 1024 512 output lse.bin fp32 1 8
  *     1024
- * with the words of the operator table; `real` and numbers behind it as `integer`. A file is the dense tensor,
- * row-major. Prints a line a call:
+ * in the terms of the operator table. `real` and numbers follow the name like `integer`. A file is the dense tensor,
+ * row-major. Prints one line per call:
  *     attention 0.000123
- * the seconds of a run by the device's clock, or by the host's where the device has none: the least of some rounds of
- * RUNS runs, the only argument (0: the first run is the only one).
+ * This is the time of a run in seconds, by the device's clock (by the host's if the device has none). It is the least
+ * of some rounds of RUNS runs. RUNS is the only argument (0: only the first run).
  */
 #include <errno.h>
 
@@ -41,7 +41,7 @@ static void finish(const char *what)
     must(backend->wait(backend->record(queue)), what);
 }
 
-/* Through `host` [bytes]. */
+/* Copies through `host` [bytes]. */
 static void from_file(const struct operand *operand, void *host, void *to)
 {
     FILE *file = fopen(operand->path, "rb");
@@ -103,7 +103,7 @@ static void parse_call(char *const *word, int words, struct hapt_call *call, str
     }
 }
 
-/* Seconds of one of so many. */
+/* Seconds of one run, measured over this many. */
 static double run_s(const struct hapt_kernel *kernel, const struct hapt_call *call, int runs)
 {
     const double start_s = hapt_time_s();
@@ -119,7 +119,7 @@ static double time_s(const struct hapt_kernel *kernel, const struct hapt_call *c
     double least_s = run_s(kernel, call, 1);
     for (int round = 0; round < ROUNDS && runs > 0; round++) {
         const double took_s = run_s(kernel, call, runs);
-        least_s = round ? fmin(least_s, took_s) : took_s; /* the first run brought the kernel to the device */
+        least_s = round ? fmin(least_s, took_s) : took_s; /* the first run has loaded the kernel */
     }
     return least_s;
 }

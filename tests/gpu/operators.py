@@ -1,7 +1,7 @@
-"""Attention, linear layers and loss at real sizes: hapt's kernels, run one at a time (operator.c), against PyTorch in fp64, or NumPy where
-PyTorch is missing; on a GPU their times beside PyTorch's. Tolerances are those of the kernels' own tests, relative to
-0.5 x the largest expected value + the expected value: a rounding of the type forward, a few of them backward.
-Arguments: attention, linear, loss; all without. HAPT_TEST_QUICK: small sizes."""
+"""Attention, linear layers and loss at real sizes: hapt's kernels, run one at a time (operator.c), are compared with PyTorch in fp64, or
+with NumPy if PyTorch is missing. On a GPU also their times, beside PyTorch's. Tolerances are those of the kernels' own tests. They are
+relative to 0.5 x the largest expected value + the expected value: one rounding of the type forward, a few backward.
+Arguments: attention, linear, loss; none: all. HAPT_TEST_QUICK: small sizes."""
 import math
 import os
 import shutil
@@ -23,12 +23,12 @@ except ImportError:
 BUILD = os.environ.get("HAPT_BUILD", "build/release")
 BACKEND = os.environ.get("HAPT_TEST_BACKEND", "cuda")
 QUICK = bool(os.environ.get("HAPT_TEST_QUICK"))
-HOST = os.environ.get("HAPT_CUDA_PLUGIN", "").endswith("-host.so") or BACKEND == "cpu"  # no speed to speak of
+HOST = os.environ.get("HAPT_CUDA_PLUGIN", "").endswith("-host.so") or BACKEND == "cpu"  # its speed does not matter
 PEER = torch is not None and not HOST and torch.cuda.is_available() and hasattr(torch.nn.functional, "scaled_dot_product_attention")
 PLACE = "cuda" if PEER else "cpu"
 UNIT = {"fp32": 0, "bf16": 2.0 ** -8, "fp16": 2.0 ** -11}
 WIDTH = 64 if QUICK else 128 if HOST else 768
-# sequence, size of a head
+# sequence, head size
 ATTENTION = [(130, 64)] if QUICK else [(1024, 64), (1024, 128)] if HOST else [(1024, 64), (1024, 128), (4096, 64), (4096, 128)]
 # rows, inputs, outputs
 LINEAR = [(70, 64, 96)] if QUICK else [(256, 768, 768)] if HOST else [(4096, 768, 3072), (4096, 3072, 768), (4096, 768, 2304)]
@@ -40,7 +40,7 @@ random = np.random.default_rng(1)
 
 
 def rounded(values, dtype):
-    """To the type, back in fp64."""
+    """Rounded to the type, as fp64."""
     return decode(encode(values, dtype), dtype).astype(np.float64)
 
 
@@ -65,7 +65,7 @@ def raw_type(dtype):
 
 
 class Calls:
-    """Calls of operators in a process of their own."""
+    """Runs calls of operators in a separate process."""
 
     def __init__(self, folder):
         self.folder, self.lines, self.shapes = folder, [], {}
@@ -100,7 +100,7 @@ class Calls:
 
 
 def compare(what, got, expected, tolerance, peer=None):
-    """peer: PyTorch's in the same type."""
+    """peer: PyTorch's result in the same type."""
     global checks, failures
     away = lambda values: np.max(np.abs(values - expected) / (0.5 * np.max(np.abs(expected)) + np.abs(expected)))  # noqa: E731
     worst = away(got) if np.all(np.isfinite(got)) else math.inf
@@ -168,7 +168,7 @@ def attention_numpy(q, k, v, dout):
 def attention_torch(q, k, v, dout):
     out, lse, grads = [], [], []
     later = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=PLACE).triu(1)
-    for head in zip(q, k, v, dout):  # one at a time: scores in fp64 are large
+    for head in zip(q, k, v, dout):  # one head at a time, because scores in fp64 are large
         inputs = [tensor(x).requires_grad_() for x in head[:3]]
         scores = (inputs[0] @ inputs[1].T / math.sqrt(q.shape[2])).masked_fill(later, -math.inf)
         result = torch.softmax(scores, 1) @ inputs[2]
@@ -204,7 +204,7 @@ def attention(folder):
                 peer = [array(its[0])] + [array(x[0]) for x in torch.autograd.grad(its, half, weight, retain_graph=True)]
                 peer_s = peer_time(run), peer_time(lambda: torch.autograd.grad(its, half, weight, retain_graph=True))
             what = f"attention {dtype} T {length} d {size}"
-            # fp32 sums `length` weights one after the other in blocks.
+            # fp32 adds `length` weights in blocks.
             forward = 2e-6 * math.sqrt(max(length / 256, 1)) if dtype == "fp32" else UNIT[dtype]
             compare(what, apart(calls.get("out")[0], 1), out, forward, peer[0])
             compare(what + " logsumexp", calls.get("lse")[0], lse, 2e-6)
@@ -258,7 +258,7 @@ def loss(folder):
         for rows, vocabulary in LOSS:
             logits = rounded(3 * random.standard_normal((rows, vocabulary)), dtype)
             target = random.integers(0, vocabulary, rows)
-            target[1] = -100  # counts for nothing
+            target[1] = -100  # ignored
             counts, scale = target >= 0, 0.37
             calls = Calls(folder)
             calls.give("logits", logits[None], dtype)

@@ -1,7 +1,7 @@
 /*
- * The plug-in's plans for convolutions on the real cuDNN, where no GPU is: from 9.8 on it ranks engines and makes
- * plans for a device that is described. Every convolution of usual models must get a plan within the workspace that the
- * plug-in asks for. Ends with 77 where there is no such library, or another form of description: it is not documented.
+ * The plug-in's plans for convolutions on the real cuDNN, without a GPU. From 9.8 on cuDNN ranks engines and makes
+ * plans for a described device. Every convolution of usual models must get a plan within the workspace that the plug-in
+ * requests. The description is not documented. Exit code 77: no such library, or another form of description.
  */
 #include "../../src/device/cuda/convolution.cu"
 #include "../../src/device/cuda/cudnn.cu"
@@ -17,7 +17,7 @@ const struct cuda_host *cuda_host = &host;
 static cudnnBackendDescriptor_t device;
 static decltype(cudnn.BackendSetAttribute) set_attribute;
 
-/* What these stand for runs on a GPU. */
+/* Replacements for functions that need a GPU. */
 size_t product_workspace(int64_t)
 {
     return 0;
@@ -35,7 +35,7 @@ enum hapt_status cuda_check(cudaError_t, const char *)
     return HAPT_ERR_INTERNAL;
 }
 
-/* The device instead of a handle, which needs one. */
+/* The device description replaces a handle, which needs a GPU. */
 static cudnnStatus_t set_for_device(cudnnBackendDescriptor_t to, cudnnBackendAttributeName_t name,
                                     cudnnBackendAttributeType_t type, int64_t count, const void *value)
 {
@@ -104,7 +104,7 @@ int main(void)
             const enum hapt_dtype dtype = dtypes[c % 3];
             const enum convolution_result result = (enum convolution_result)(c / 3 % 3);
             if (result == RESULT_DW && dtype != HAPT_F32)
-                continue; /* cuDNN has none: it sums filters in the type of the operands */
+                continue; /* cuDNN has no such engine: it sums filters in the type of the operands */
             checks++;
             if (has_plan(of, result, dtype, c / 9)) continue;
             failures++;

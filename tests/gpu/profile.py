@@ -1,5 +1,5 @@
-"""Calibrated tables and profiles of CUDA devices; two ranks on one device, one of them slowed: the planner gives it less, and on a GPU
-its uneven split trains faster than an even one. Arguments: calibration, sums, shared; all without."""
+"""Calibrated tables and profiles of CUDA devices. Two ranks share one device, and one of them is slowed down: the planner gives it less
+work. On a GPU its uneven split trains faster than an even one. Arguments: calibration, sums, shared; none: all."""
 import json
 import os
 import shutil
@@ -15,10 +15,10 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "system"))
 import profiles  # noqa: E402
 from profiles import LONG, check, run  # noqa: E402
 
-os.environ["HAPT_HOST_GPUS"] = "1"  # of tests/gpu/host
+os.environ["HAPT_HOST_GPUS"] = "1"  # for tests/gpu/host
 GPU = not os.environ.get("HAPT_CUDA_PLUGIN", "").endswith("-host.so")
 SLOWDOWN = 4
-# A GPU needs work: launches take some microseconds.
+# A GPU needs enough work, because a launch takes some microseconds.
 SIZES = "--layers 8 --hidden 512 --heads 8 --sequence 512 --vocab 8192 --microbatch 4" if GPU else \
     "--layers 4 --hidden 32 --heads 2 --sequence 16 --vocab 256 --microbatch 2"
 SECONDS = "20" if GPU else "1"
@@ -48,7 +48,7 @@ def times(path, index=0):
 
 
 def calibration(folder, model):
-    """Tables are made, saved, loaded and used: nearer to what is measured than the built-in ones."""
+    """Tables are made, saved, loaded and used. They predict measurements better than the built-in ones."""
     one = cluster(os.path.join(folder, "one.json"), [1])
     tables, measured, built_in, calibrated = (os.path.join(folder, name) for name in ("e.h5", "measured.h5", "built-in.h5", "calibrated.h5"))
     fine, said = hapt(0, "profile", "--input", model, "--cluster", one, "--calibrate", tables, "--output", measured, "--profile-seconds", SECONDS,
@@ -74,7 +74,7 @@ def calibration(folder, model):
 
 
 def sums(folder, model):
-    """Sums over two devices are timed on them."""
+    """Sums over two devices are timed on these devices."""
     described = os.path.join(folder, "pair.json")
     with open(cluster(described, [1])) as file:
         pair = json.load(file)

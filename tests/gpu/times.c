@@ -1,7 +1,7 @@
 /*
  * Times each kind of operator in a training step of a model, by the device's clock: `times gpt --layers 12 ...`
- * (options of hapt model). Prints a line each: operator, calls of a microbatch, milliseconds of a microbatch; then the
- * update of a step. The least of some rounds counts.
+ * (options of hapt model). Prints one line per operator: its name, its calls per microbatch, and milliseconds per
+ * microbatch. The last line is the update of a step. Each time is the least of some rounds.
  */
 #include "hapt/device.h"
 #include "hapt/engine.h"
@@ -74,7 +74,7 @@ static double time_update(struct hapt_engine *engine, const struct hapt_engine_o
     return least_s;
 }
 
-/* All inputs and weights are 0, which takes as long as other values. */
+/* All inputs and weights are 0, because the time does not depend on values. */
 static void time_model(const struct hapt_model *model, struct hapt_arena *arena)
 {
     const char *name = getenv("HAPT_TEST_BACKEND"), *reason = "";

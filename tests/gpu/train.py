@@ -1,7 +1,7 @@
-"""Training on CUDA devices against PyTorch's fp64 references (tests/data) and against the CPU: losses and weights in fp32, losses in bf16;
-one rank, and several as a pipeline whose ranks are subclusters of one device each, all on the first GPU; data-parallel where there are
-two. The same command twice gives the same bits. A hundred steps of a small GPT beside the CPU's. HAPT_TEST_BACKEND names the back end.
-Arguments: beginnings of the references' names, and `hundred`; all of them without."""
+"""Training on CUDA devices compared with PyTorch's fp64 references (tests/data) and with the CPU: losses and weights in fp32, losses in
+bf16. It runs on one rank, on several as a pipeline (each rank is a subcluster with one device, all on the first GPU), and data-parallel if
+there are two GPUs. The same command twice must give the same bits. A hundred steps of a small GPT are compared with the CPU's.
+HAPT_TEST_BACKEND names the back end. Arguments: prefixes of the references' names, and `hundred`; none: all."""
 import glob
 import json
 import os
@@ -22,9 +22,9 @@ from profiles import LONG, check  # noqa: E402
 BACKEND = os.environ.get("HAPT_TEST_BACKEND", "cuda")
 HOST = os.environ.get("HAPT_CUDA_PLUGIN", "").endswith("-host.so")
 DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
-FP32, HALF = 1e-4, 2e-2  # a bf16 number has 8 bits: small models average little of it away
+FP32, HALF = 1e-4, 2e-2  # a bf16 number has 8 bits, and small models average out little of its error
 FP16 = 1e-2  # 11 bits
-TF32 = 1e-2  # the same, of what is multiplied
+TF32 = 1e-2  # the same, for operands of products
 HUNDRED_HALF = 1e-2
 WEIGHTS = 1e-2
 
@@ -40,7 +40,7 @@ def cluster(path, counts, half="bf16"):
 
 
 def train(model, data, folder, counts, stages=None, steps=None, microbatches=4, options=(), output=None, half="bf16", precision="auto"):
-    """Returns the run's losses and its folder. `half`: the type of 16 bits that the devices have."""
+    """Returns the run's losses and its folder. `half`: the 16-bit type of the devices."""
     output = output or os.path.join(folder, f"run-{len(os.listdir(folder))}")
     where = cluster(output + ".json", counts, half)
     forced = ["--stages", stages] if stages else []
@@ -64,8 +64,8 @@ def layers_of(output):
 
 
 def overflows(model, data, folder, steps):
-    """A loss scale at which fp16 overflows: such steps change nothing and are said, the scale falls until training goes on; a run that is
-    stopped behind them and resumed ends with the same bits."""
+    """A loss scale at which fp16 overflows. Such steps change nothing and are reported, and the scale falls until training goes on. A run
+    that is stopped after them and resumed has the same final bits."""
     huge = ["--loss-scale", 16777216, "--checkpoint-every", 0]
     loss, output = train(model, data, folder, [1], None, steps, options=huge)
     if not check(loss is not None and np.all(np.isfinite(loss)), "fp16 with a huge loss scale: no losses"):
@@ -137,7 +137,7 @@ def family(path, folder):
 
 
 def hundred(folder):
-    """A hundred steps of a small GPT against those of the CPU in fp32; left alone, a GPU takes bf16."""
+    """A hundred steps of a small GPT compared with the CPU's in fp32. By default a GPU computes in bf16."""
     steps, data, model, cpu = 100, *(os.path.join(folder, name) for name in ("bytes.h5", "small.h5", "cpu"))
     shape = ("--layers 2 --hidden 32 --heads 2 --sequence 32" if HOST else "--layers 4 --hidden 64 --heads 4 --sequence 64").split()
     shape += "--vocab 256 --microbatch 2".split()

@@ -5,7 +5,7 @@ import os
 
 import h5py
 
-# `plans`: words of a command that writes @PLAN first, each side its own; None: both take files of FILES.
+# `plans`: the command that writes @PLAN first, each side its own. None: both sides read files of FILES.
 Instance = collections.namedtuple("Instance", "name words ranks trains codes plans")
 INSTANCES, FILES, TEXTS = [], [], {}
 
@@ -26,7 +26,7 @@ def cpu(name, devices, slowdown=1, memory="300 MB"):
     return dict(name=name, device="cpu", nodes=1, devices_per_node=devices, slowdown=slowdown, memory=memory)
 
 
-# Clusters on paper, and of CPU ranks.
+# Clusters on paper, and clusters of CPU ranks.
 A100, V100 = "A100-40GB", "V100-32GB"
 for a, v in ((4, 4), (2, 2), (1, 2), (3, 3)):
     cluster("a%dv%d.json" % (a, v), [subcluster("a100", A100, a, 8), subcluster("v100", V100, v, 8, "150 GB/s")], [link("a100", "v100", "5 Gbit/s")])
@@ -78,7 +78,7 @@ for name in FAMILIES:
         FILES.append(("plan-%s%s.h5" % (name, shape), ["plan", "--input", "@%s.h5" % name, "--cluster", "@%s.json" % where, "--predict", "--microbatches",
                                                         "1", "--layers-per-model", "6", "--stages", stages.replace("END", FAMILIES[name])], 1))
 
-# Profiles: predicted on paper, and measured ones, which no second run would repeat.
+# Profiles: predicted on paper, and measured ones, which a second run would not repeat.
 PREDICTED = [  # name, model, cluster, options
     ("39b-a4v4", "gpt-39b", "a4v4", []), ("39b2-a4v4", "gpt-39b-2", "a4v4", []), ("39b-a3v3", "gpt-39b", "a3v3", []), ("15b-a2v2", "gpt-15b", "a2v2", []),
     ("15b-a1v2", "gpt-15b", "a1v2", ["--program", "tensor"]), ("gpt2-small", "gpt2-124m", "small", []),
@@ -103,7 +103,7 @@ def plan(name, words, ranks=1, codes=(0,)):
 
 
 for name, model, where, options in PREDICTED:
-    # predicting is compared, too: the same plan from a profile that was read and from one made on the way
+    # prediction is compared as well: a loaded profile and a profile made on the way must give the same plan
     plan("plan-" + name, ["plan", "--profile", "@p-%s.h5" % name, "--microbatches", "32"])
     plan("predict-" + name, ["plan", "--input", "@%s.h5" % model, "--cluster", "@%s.json" % where, "--predict"] + options +
          ([] if "--microbatches" in options else ["--microbatches", "16"]))
@@ -130,7 +130,7 @@ for name, model, where, options in (
         ("bert", "bert-base", "fast-link", ["--microbatches", "4"]), ("resnet", "resnet50", "fast-link", ["--memory-limit", "no"])):
     plan("spmd-" + name, ["spmd", "--input", "@%s.h5" % model, "--cluster", "@%s.json" % where] + options)
 
-# Plan files that both sides train by, and simulate.
+# Plan files from which both sides train and simulate.
 FORCED = [  # name, model, ranks, cluster, stages, options of planning
     ("one", "gpt", 1, "cpu1", "0-END@a:1x1", []), ("two", "gpt", 2, "cpu2", "0-3@a:1x1,3-END@b:1x1", []),
     ("rows", "gpt", 2, "cpu2one", "0-END@a:1x2", []), ("tensor", "gpt", 2, "cpu2one", "0-END@a:1x2t2", []),
@@ -147,7 +147,7 @@ for name, model, ranks, where, stages, options in FORCED:
     FILES.append(("plan-%s.h5" % name, words, 1))
     for schedule in ("gpipe", "1f1b", "h1f1b"):
         plan("simulate-%s-%s" % (name, schedule), ["simulate", "--plan", "@plan-%s.h5" % name, "--schedule", schedule])
-# One synthesised program of unlike devices.
+# One synthesised program for unequal devices.
 FORCED.append(("spmd", "gpt-untied", 3, "cpu3far", None, None))
 FILES.append(("plan-spmd.h5", ["spmd", "--input", "@gpt-untied.h5", "--cluster", "@cpu3far.json", "--microbatches", "4", "--layers-per-model", "6"], 1))
 
@@ -160,7 +160,7 @@ def train(name, model, plan, ranks, where, more, plans=None):
 for name, model, ranks, where, _, _ in FORCED:
     for schedule in ("h1f1b", "gpipe") if ranks > 1 else ("h1f1b",):
         train("%s-%s" % (name, schedule), model, "@plan-%s.h5" % name, ranks, where, ["--schedule", schedule])
-    if name in ("mixed", "synthesised", "spmd", "grid"):  # programs and ratios as each side makes them
+    if name in ("mixed", "synthesised", "spmd", "grid"):  # each side makes its own programs and ratios
         train("own-" + name, model, "@PLAN", ranks, where, [], next(words for file, words, _ in FILES if file == "plan-%s.h5" % name))
 train("sgd", "gpt", "@plan-two.h5", 2, "cpu2", ["--optimizer", "sgd", "--momentum", "0.9", "--clip-norm", "0"])
 train("odd-microbatches", "llama", "@plan-four.h5", 4, "cpu4", ["--microbatches", "7", "--schedule", "eager1f1b"])

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The lab: two subclusters of hosts on one machine, joined by one slow trunk. Every host has network, hostname, IPC and /dev/shm of its own.
+# The lab: two subclusters of hosts on one machine, joined by a slow trunk. Every host has its own network, hostname, IPC and /dev/shm.
 #
 #     a0 a1 ... -- switch A ==== trunk ==== switch B -- b0 b1 ...
 #
@@ -23,7 +23,7 @@ missing() {
         command -v "$program" >/dev/null || lacks+="; the program $program"
     done
     if [ -z "$lacks" ]; then
-        # A container may lack the right to any of these.
+        # A container may lack the permission for any of these.
         unshare --net --uts --ipc --mount bash -c 'mount -t tmpfs tmpfs /dev/shm && ip link add t0 type veth peer name t1 && ip link add s0 type bridge &&
             ip link set t0 up && tc qdisc add dev t0 root tbf rate 1mbit burst 10kb limit 10kb' >/dev/null 2>&1 || lacks="; network namespaces with bridges and shaping"
     fi
@@ -46,7 +46,7 @@ inside() { # NAMESPACE COMMAND...
     nsenter -t "$(pid "$name")" -n -u -i -m -- "$@"
 }
 
-# A sleeping process holds the namespaces open.
+# A sleeping process keeps the namespaces alive.
 hold() {
     unshare --net --uts --ipc --mount --propagation private setsid bash -c '
         hostname "$1"; mount -t tmpfs -o size=2g tmpfs /dev/shm; ip link set lo up; echo $$ >"$2.part"; mv "$2.part" "$2"; exec sleep infinity' \
@@ -69,8 +69,8 @@ bits() {
     esac
 }
 
-# Both ends of the trunk send at the rate. What passes at once after a pause is held to 0.4 ms of it, so that short messages take
-# their time too; what does not fit into the port's buffer, 1 MB, is dropped as by a switch.
+# Both ends of the trunk send at the rate. After a pause at most 0.4 ms of traffic passes at once, so that short messages take their time as
+# well. The port's buffer is 1 MB. As in a switch, packets that do not fit are dropped.
 trunk() {
     local rate=$1 side burst
     for side in A B; do
@@ -106,7 +106,7 @@ up() {
         number=$((number + 1))
     done
     for host in "${HOSTS[@]}"; do inside "$host" mount --bind "$D/hosts" /etc/hosts; done
-    # Stands in for ssh: remote-shell HOST COMMAND...
+    # Replaces ssh: remote-shell HOST COMMAND...
     cat >"$D/remote-shell" <<REMOTE
 #!/bin/sh
 host=\$1
@@ -125,23 +125,23 @@ run() {
         --mca mpi_yield_when_idle 1 --bind-to none --oversubscribe "$@"
 }
 
-# The processes whose network is one of those given (inodes).
+# The processes whose network is one of the given inodes.
 inhabitants() {
     stat -L -c '%i %n' /proc/[0-9]*/ns/net 2>/dev/null | awk -F '[ /]' -v nets=" $* " 'index(nets, " " $1 " ") { print $4 }' || true
 }
 
-# Networks of the lab.
+# The networks of the lab.
 networks() {
     local name net
     for name in "${HOSTS[@]}" switch-A switch-B; do
         [ -s "$D/$name.pid" ] || continue
         net=$(stat -L -c %i "/proc/$(pid "$name")/ns/net" 2>/dev/null) || continue
-        # A number that another process got since is not ours.
+        # Skip a number that another process has got since.
         [ "$net" = "$(stat -L -c %i /proc/self/ns/net)" ] || echo "$net"
     done
 }
 
-# Beside those that hold it open, and those that ended.
+# Without those that keep the namespaces alive, and those that ended.
 processes() {
     local found holders
     # shellcheck disable=SC2046

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A throw-away Slurm on the hosts of a lab (lab.sh): partition fast on a0 and a1, slow on b0 and b1, the controller on a host of its own.
+# A temporary Slurm on the hosts of a lab (lab.sh): partition fast on a0 and a1, slow on b0 and b1, the controller on its own host.
 #
 #   slurm.sh up [RATE]           the lab with a trunk of that rate, and Slurm on it
 #   slurm.sh on COMMAND...       sbatch, squeue, scancel ... on the controller's host
@@ -18,7 +18,7 @@ missing() {
         command -v "$program" >/dev/null || lacks+=" $program"
     done
     if [ -z "$lacks" ]; then
-        # It wants a configuration even to tell this.
+        # It needs a configuration even for this.
         local file kinds
         file=$(mktemp)
         printf 'ClusterName=lab\nSlurmctldHost=head\n' >"$file"
@@ -37,11 +37,11 @@ mkdir -p "$D"
 D=$(cd "$D" && pwd)
 workers=(a0 a1 b0 b1)
 export LAB_DIR=$D LAB_HOSTS="a0 a1 b0 b1 head" SLURM_CONF=$D/slurm/slurm.conf
-# What MPI finds on these hosts; jobs inherit it from where they are submitted.
+# The settings of MPI for these hosts. Jobs inherit them from where they are submitted.
 export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp OMPI_MCA_btl_tcp_if_include=eth0 OMPI_MCA_mpi_yield_when_idle=1
 
-# Hosts may claim more cores than the machine has. The PMIx plugin keeps its sockets in TmpFS under the job's number, so that each host needs a
-# folder of its own there.
+# Hosts may report more cores than the machine has. The PMIx plugin keeps its sockets in TmpFS under the job's number, so each host needs
+# its own folder there.
 write_configuration() {
     local cores=${LAB_CORES:-2}
     cat >"$SLURM_CONF" <<CONF
@@ -50,7 +50,7 @@ SlurmctldHost=head(10.77.0.5)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-# A requeued job waits until its old credentials are void: two minutes by default.
+# A requeued job waits until its old credentials expire: two minutes by default.
 AuthInfo=socket=$D/slurm/munge.socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation=$D/slurm/state
@@ -93,8 +93,8 @@ up() {
         mkdir -p "$D/slurm/spool.$host" "$D/slurm/tmp.$host"
         "$lab" on "$host" slurmd -f "$SLURM_CONF" -N "$host"
     done
-    # Heterogeneous jobs are started by the backfill scheduler alone, which looks only after something changed. On a large cluster something
-    # always does; here a job that becomes eligible again would wait for ever.
+    # Only the backfill scheduler starts heterogeneous jobs, and it runs only after a change. On a large cluster there is always one. Here a
+    # job that becomes eligible again would wait for ever.
     "$lab" on head setsid bash -c 'while sleep 1; do scontrol update PartitionName=fast MaxTime=60; done' </dev/null >/dev/null 2>&1 &
     for turn in $(seq 200); do
         [ "$("$lab" on head sinfo -h -N -t idle -o %N 2>/dev/null | wc -l)" -lt 4 ] || return 0
@@ -106,7 +106,7 @@ up() {
 }
 
 down() {
-    # Daemons and jobs live on the lab's hosts and end with them.
+    # Daemons and jobs run on the lab's hosts and end with them.
     "$lab" down
     rm -rf "$D/slurm"
 }

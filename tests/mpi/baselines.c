@@ -1,4 +1,4 @@
-/* The comparison is the same for every number of ranks, failing rows included.
+/* The comparison is the same for every number of ranks, including the rows that fail.
  * ranks: 1 2 3 4 */
 #include "hapt/baselines.h"
 #include "random_profile.h"

@@ -1,6 +1,6 @@
 /* ranks: 1 2 3
- * Checkpoints: what is written is found again; damage of every kind is noticed and the one before taken; a write that
- * fails leaves the older ones as they are. */
+ * Checkpoints. What is written can be read back. Damage of every kind is noticed, and the checkpoint before it is used.
+ * A write that fails leaves older checkpoints intact. */
 #include "test.h"
 
 #include <signal.h>
@@ -43,7 +43,7 @@ static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
     return HAPT_OK;
 }
 
-static int64_t resumed = -1; /* of the run that saves */
+static int64_t resumed = -1; /* belongs to the run that saves */
 
 static enum hapt_status save(const char *folder, int64_t step, int64_t keep, const char **path)
 {
@@ -111,14 +111,14 @@ static void round_trip(void)
     CHECK_FAILS(hapt_checkpoint_read(checkpoint, "nobody", -1, ELEMENTS, data), HAPT_ERR_INPUT);
     CHECK_FAILS(hapt_checkpoint_read(checkpoint, name[0], 2, ELEMENTS, data), HAPT_ERR_INPUT);
     CHECK_FAILS(hapt_checkpoint_read(checkpoint, name[0], -1, ELEMENTS - 3, data), HAPT_ERR_INPUT);
-    /* Options of the run come back as defaults. */
+    /* The options of the run become the defaults of the resumed run. */
     struct hapt_config *fresh = NULL;
     const char *argv[] = {"hapt", "train", "--beta1", "0.3"};
     CHECK_OK(hapt_config_parse(4, (char **)argv, &arena, &fresh));
     CHECK_OK(hapt_checkpoint_defaults(checkpoint, fresh));
     CHECK(hapt_config_real(fresh, "learning-rate") == 0.125 && hapt_config_real(fresh, "beta1") == 0.3);
     CHECK(hapt_config_int(fresh, "steps") == 77 && !hapt_config_given(fresh, "steps"));
-    /* An earlier step again, which the run began from: what came after it keeps its files under another name. */
+    /* The run restarts from an earlier step. Checkpoints of later steps keep their files under another name. */
     resumed = 3;
     CHECK_OK(save(folder, 3, 2, &path));
     resumed = -1;
@@ -196,7 +196,7 @@ static void damage(void)
         if (test_env.world_rank == 0) spoil(d, path);
         MPI_Barrier(test_env.world);
         CHECK_OK(hapt_checkpoint_find(&test_env, folder, &arena, &checkpoint));
-        /* A flipped bit in unused space of the manifest harms nothing: then the content must be whole. */
+        /* A flipped bit in unused space of the manifest is harmless. Then the content must be intact. */
         if (!checkpoint) continue;
         if (d < FLIP_MANIFEST) CHECK_MESSAGE(checkpoint->step == 1, "damage %d passed unnoticed", d);
         check_content(checkpoint, checkpoint->step);
@@ -217,7 +217,7 @@ static void nothing_there(void)
     hapt_fail_reset();
 }
 
-/* One rank runs into a full disk (a limit on file sizes): all learn of it, and the older checkpoint stands. */
+/* One rank has a full disk (a limit on file sizes). All ranks report failure, and the older checkpoint stays. */
 static void full_disk(void)
 {
     const char *folder = hapt_arena_printf(&arena, "%s/c/checkpoints", root), *path = NULL;
@@ -226,7 +226,7 @@ static void full_disk(void)
     struct hapt_checkpoint *checkpoint = NULL;
     getrlimit(RLIMIT_FSIZE, &before);
     signal(SIGXFSZ, SIG_IGN);
-    /* Every place a write can fail at: the new file, a table, the last flush. */
+    /* Each point at which a write can fail: the new file, a table, the last flush. */
     for (rlim_t bytes = 0; bytes < 9000; bytes += 500) {
         const struct rlimit small = {bytes, before.rlim_max};
         if (test_env.world_rank == test_env.world_size - 1 || test_env.world_size == 3) setrlimit(RLIMIT_FSIZE, &small);
@@ -240,8 +240,8 @@ static void full_disk(void)
     CHECK_OK(save(folder, 2, 1, &path));
     CHECK_OK(hapt_checkpoint_find(&test_env, folder, &arena, &checkpoint));
     if (checkpoint) check_content(checkpoint, 2);
-    /* The best one stays beside the newest, whose loss nobody knows yet: the first, then the second, since the loss
-     * falls. */
+    /* The checkpoint of lowest loss is kept beside the newest, whose loss is not known yet. This is the first
+     * checkpoint, then the second, because the loss falls. */
     CHECK(there(hapt_arena_printf(&arena, "%s/step-00000001", folder)));
     CHECK_OK(save(folder, 3, 1, &path));
     CHECK(there(hapt_arena_printf(&arena, "%s/step-00000002", folder)) &&

@@ -23,7 +23,7 @@ static void check_same(const struct hapt_cluster *cluster)
 
 static void check_links(const struct hapt_cluster *cluster)
 {
-    /* Shared memory: between 1 MB/s and 1 TB/s, below 0.1 s even when every core is taken. */
+    /* Shared memory has a bandwidth between 1 MB/s and 1 TB/s, and a latency below 0.1 s even if every core is busy. */
     for (int i = 0; i < cluster->count; i++)
         for (int j = 0; j < cluster->count; j++) {
             const struct hapt_link *link = hapt_cluster_link(cluster, i, j);
@@ -50,7 +50,7 @@ static void discovers_this_machine(void)
     hapt_arena_release(&arena);
 }
 
-/* Even ranks sit on a big machine, odd ones on a small one. */
+/* Even ranks run on a big machine, odd ranks on a small one. */
 static void discovers_faked_machines(void)
 {
     struct hapt_arena arena;
@@ -72,7 +72,7 @@ static void discovers_faked_machines(void)
         CHECK_NEAR(cluster->subcluster[0].device.memory_bytes, 128 * 0x1p30 / even, 1);
         if (odd) {
             CHECK(cluster->subcluster[1].devices_per_node == odd && cluster->subcluster[1].ranks[0] == 1);
-            /* The clock may move between two looks at it, not by half. */
+            /* The CPU clock may change between two measurements, but not by half. */
             const double ratio = cluster->subcluster[1].device.peak_flops[HAPT_F32] * odd / 4 /
                                  (cluster->subcluster[0].device.peak_flops[HAPT_F32] * even / 16);
             CHECK_MESSAGE(ratio > 0.5 && ratio < 2, "peak rates per core differ by %g", ratio);
@@ -84,7 +84,7 @@ static void discovers_faked_machines(void)
     hapt_arena_release(&arena);
 }
 
-/* A file-like cluster: one subcluster a rank; given link values stay, absent ones are measured. */
+/* A cluster as from a file: one subcluster per rank. Given link values stay; absent values are measured. */
 static void probes_only_what_is_absent(void)
 {
     struct hapt_arena arena;
@@ -106,7 +106,7 @@ static void probes_only_what_is_absent(void)
     CHECK_OK(hapt_cluster_bind(&test_env, &arena, &cluster));
     const double start = hapt_time_s();
     CHECK_OK(hapt_cluster_probe(&test_env, &cluster));
-    /* Bounded work: seconds, with room for a machine that is busy otherwise. */
+    /* The work is bounded: a few seconds, with a margin for a busy machine. */
     CHECK(hapt_time_s() - start < 30);
     check_same(&cluster);
     for (int i = 0; i < count; i++) CHECK(cluster.subcluster_of_rank[i] == i);

@@ -1,6 +1,6 @@
 /* ranks: 1 2 3 4
- * Collectives against sums in order of rank and against where every element belongs, by shared memory and by messages:
- * equal bits everywhere, nothing written beside its place. */
+ * Collectives, by shared memory and by messages. Sums are compared with sums in order of rank, and layouts with the
+ * position of every element. All ranks must have equal bits, and no byte outside the result may change. */
 #include "test.h"
 
 #include "hapt/link.h"
@@ -49,13 +49,13 @@ static void messages(void)
     sum_all(false);
 }
 
-/* ---- random layouts: a tensor [outer][blocks * extent][middle][blocks * extent][inner] against what each element
- * should be ---- */
+/* ---- random layouts: a tensor [outer][blocks * extent][middle][blocks * extent][inner], compared element by element
+ * ---- */
 
 enum { MOST = 16 };
 static uint64_t shared_random; /* equal on all ranks */
 
-/* Any cut of `units` into one part a rank, none empty. */
+/* A random partition of `units` into one non-empty part per rank. */
 static void random_cut(int ranks, int64_t units, int64_t *first)
 {
     double ratio[MOST];
@@ -63,7 +63,7 @@ static void random_cut(int ranks, int64_t units, int64_t *first)
     CHECK(hapt_split(ratio, ranks, units, first));
 }
 
-struct dimension { /* of a tensor seen as [outer][blocks][extent][inner], inner in elements */
+struct dimension { /* of a tensor [outer][blocks][extent][inner], where inner is in elements */
     size_t outer, blocks, extent, inner;
     int64_t first[MOST + 1];
 };
@@ -74,7 +74,7 @@ static struct dimension random_dimension(int ranks)
                              .blocks = 1 + hapt_random_next(&shared_random) % 3,
                              .extent = (size_t)ranks + hapt_random_next(&shared_random) % 9,
                              .inner = 1 + hapt_random_next(&shared_random) % 7};
-    if (hapt_random_next(&shared_random) % 10 == 0) made.inner *= 2003; /* several blocks of the transport */
+    if (hapt_random_next(&shared_random) % 10 == 0) made.inner *= 2003; /* more than one block of the transport */
     random_cut(ranks, (int64_t)made.extent, made.first);
     return made;
 }
@@ -88,7 +88,7 @@ static struct hapt_strided part_of(const struct dimension *dimension, int rank, 
                                  .stride = dimension->extent * inner};
 }
 
-/* The rank whose shard element `i` of the whole is in, and where in it. */
+/* The rank whose shard contains element `i` of the whole tensor, and its position there. */
 static int owner(const struct dimension *dimension, size_t i, size_t *local)
 {
     const size_t inner = i % dimension->inner, at = i / dimension->inner % dimension->extent;
@@ -113,13 +113,13 @@ static void put(void *data, enum hapt_dtype dtype, size_t i, float value)
         ((uint16_t *)data)[i] = hapt_bf16_from_f32(value);
 }
 
-/* The value as the type holds it. */
+/* The value, rounded to the type. */
 static float rounded(enum hapt_dtype dtype, float value)
 {
     return dtype == HAPT_F32 ? value : hapt_bf16_to_f32(hapt_bf16_from_f32(value));
 }
 
-/* What `ranks` summed, or the largest, in order of rank; rounded once. */
+/* The sum or the maximum over `ranks`, in order of rank, rounded once. */
 static float combined(enum hapt_dtype dtype, int round, int ranks, size_t i, bool largest)
 {
     float sum = rounded(dtype, value(round, 0, i));
@@ -177,8 +177,8 @@ static void gather_scatter(struct hapt_collective *collective, int round, enum h
     free(mine);
 }
 
-/* Sharded on rows to sharded on columns of [a][b][c], c in elements: what goes from one rank to another is a rectangle.
- */
+/* From sharded on rows to sharded on columns of [a][b][c] (c in elements). Each rank sends a rectangle to each other
+ * rank. */
 static void trade(struct hapt_collective *collective, int round, enum hapt_dtype dtype)
 {
     const int ranks = test_env.world_size, me = test_env.world_rank;
@@ -213,7 +213,7 @@ static void trade(struct hapt_collective *collective, int round, enum hapt_dtype
     CHECK_OK(hapt_collective_all_to_all(collective, "trade", longest, sends, from, receives, to));
     for (size_t i = 0; i < n; i++)
         if (owner(&columns, i, &local) == me) wrong += get(to, dtype, local) != rounded(dtype, value(round, 30, i));
-    CHECK_MESSAGE(wrong == 0, "round %d: %zu of %zu traded elements are wrong", round, wrong, n);
+    CHECK_MESSAGE(wrong == 0, "round %d: %zu of %zu elements of an all-to-all are wrong", round, wrong, n);
     CHECK(to[rows.extent * my_columns * c] == 0x7f);
     free(from);
     free(to);
@@ -253,16 +253,16 @@ static void gather_all(void)
     for (int r = 0; r < test_env.world_size; r++) CHECK(all[r] == 100 + r);
 }
 
-/* A rank that never comes to an agreement: the one before it speaks first, and names it alone; the others' words are of
- * some. */
+/* One rank never enters an agreement. The rank before it prints first and names only the absent rank. The other ranks
+ * may print less. */
 static void absent_from_agreement(void)
 {
-    static int all[64], mine; /* receives stay pending in them */
+    static int all[64], mine; /* receives stay pending in these buffers */
     const int absent = test_env.world_size - 1, me = test_env.world_rank;
     double spoke_s = INFINITY, *spoken = calloc((size_t)test_env.world_size, sizeof *spoken);
     char name[64];
     MPI_Comm comm;
-    MPI_Comm_dup(test_env.world, &comm); /* never freed: it is broken */
+    MPI_Comm_dup(test_env.world, &comm); /* not freed: the communicator is broken */
     if (me != absent) {
         CHECK(hapt_link_all_gather(comm, "end of step 3", 2.0, &mine, sizeof mine, all) == HAPT_ERR_COMM);
         spoke_s = hapt_time_s();
@@ -278,7 +278,8 @@ static void absent_from_agreement(void)
     free(spoken);
 }
 
-/* A peer that never comes: the wait ends, and says who waited for what, and for whom. */
+/* A peer never enters the collective. The wait times out, and the message names the waiting rank, the operation and the
+ * peer. */
 static enum hapt_status call_alone(struct hapt_collective *collective, int operation, const char *what)
 {
     static float data[4], shard[2];
@@ -305,13 +306,13 @@ static void absent_peer(void)
                     CHECK_MESSAGE(strstr(hapt_fail_message(), "for rank 1 on host "), "%s", hapt_fail_message());
                 hapt_fail_reset();
             }
-            /* Left alone on purpose: an operation is still pending in it. */
+            /* Not released on purpose: an operation is still pending. */
         }
     }
     MPI_Barrier(test_env.world);
 }
 
-/* Of several ranks the absent one alone is named. */
+/* Only the absent rank is named, out of several ranks. */
 static void absent_from_sum(void)
 {
     const int absent = 2;
@@ -327,12 +328,12 @@ static void absent_from_sum(void)
             hapt_fail_reset();
         }
         MPI_Barrier(test_env.world);
-        /* Left alone: an operation is still pending in it. */
+        /* Not released: an operation is still pending. */
     }
 }
 
-/* Rehearsed links: sums stay the same, and no call ends before the bytes that cross the slowest place of a ring have
- * had their time. */
+/* Rehearsed links. The sums stay the same. No call ends before the time that its bytes need on the slowest link of a
+ * ring. */
 static void paced(void)
 {
     enum { ELEMENTS = 6000 };

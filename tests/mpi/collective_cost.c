@@ -1,5 +1,6 @@
 /* ranks: 1 2 3 4
- * Measured costs of collectives: one model on all ranks, that tells what was measured about as well as a line can. */
+ * Measured costs of collectives: all ranks have the same model, and it reproduces the measurements about as well as a
+ * linear fit can. */
 #include "test.h"
 
 #include "hapt/collective_cost.h"
@@ -38,7 +39,8 @@ static void measured(bool shared_memory)
                 fabs(log(hapt_collective_cost_s(&model, kind, sample[k][i].bytes, sample[k][i].largest_share) /
                          sample[k][i].time_s));
     }
-    /* Caches bend the line and neighbours disturb it: half of the points within a factor of three. */
+    /* Caches bend the curve and other processes disturb it. So only half of the points must lie within a factor of
+     * three. */
     if (errors > 0) {
         qsort(error, (size_t)errors, sizeof *error, compare);
         CHECK_MESSAGE(error[errors / 2] < log(3), "median error: a factor of %.2f", exp(error[errors / 2]));

@@ -1,6 +1,6 @@
 /* ranks: 1 2 3 4
- * The communication thread: random flows in both directions, flow control, pacing, time-outs; modelled messages and
- * their times; on the host and on a device whose memory the host cannot touch. */
+ * The communication thread: random flows in both directions, flow control, pacing and time-outs; modelled messages and
+ * their times. All of it on the host, and on a device whose memory the host cannot touch. */
 #include "test.h"
 
 #include <stdlib.h>
@@ -14,12 +14,12 @@
 #define MAX_RANKS 64
 #define STAMPED 40
 
-/* How messages go in the test under way. */
+/* How messages travel in the current test. */
 static const struct hapt_transfer *transfer;
 static struct hapt_path path[MAX_RANKS];
-static bool on_device, by_groups; /* messages stand in a late device's memory; devices trade them */
+static bool on_device, by_groups; /* messages are in a late device's memory; devices exchange them directly */
 
-/* Memory of messages as flows know it; late_host gives what the test may touch. */
+/* Message memory as the flows see it. late_host gives an address that the test may touch. */
 static void *take(size_t bytes)
 {
     void *memory;
@@ -42,10 +42,10 @@ static struct hapt_comm_thread *open_comm_thread(double timeout_s)
     return comm_thread;
 }
 
-/* A flow between two ranks, known to all: the same seed everywhere. */
+/* A flow between two ranks. All ranks know it, because they use the same seed. */
 struct plan {
     int from, to, slots, messages, pieces;
-    size_t bytes[4], runs[4]; /* of a piece: runs of bytes, with gaps between them that differ at the two ends */
+    size_t bytes[4], runs[4]; /* of a piece: runs of bytes with gaps between them; the gaps differ at the two ends */
 };
 
 struct side {
@@ -56,7 +56,7 @@ struct side {
     struct hapt_piece piece[4];
     struct hapt_device_comm pair;
     unsigned char *memory; /* [slots][total] */
-    unsigned char *made;   /* on a device: what is on its way into a message */
+    unsigned char *made;   /* on a device: copy in progress into a message */
     size_t total;
     int64_t done;
 };
@@ -66,8 +66,8 @@ static unsigned char content(int tag, int64_t message, size_t i)
     return (unsigned char)(tag * 37 + message * 101 + (int64_t)(i * 7 + i / 256));
 }
 
-/* Fills the runs of all pieces, or counts the bytes that are not as they were sent: gaps included, which are a device's
- * to fill. */
+/* Fills the runs of all pieces, or counts wrong bytes. A device may write the gaps, so they are checked on the host
+ * only. */
 static long visit(const struct side *side, unsigned char *place, int key, int64_t message, bool fills)
 {
     long wrong = 0;
@@ -85,7 +85,7 @@ static long visit(const struct side *side, unsigned char *place, int key, int64_
     return wrong;
 }
 
-/* A device's messages are made by its first queue, which is late, too. */
+/* A device's messages are written by its first queue, which is late as well. */
 static void make(struct hapt_comm_thread *comm_thread, struct side *side, int slot, int key)
 {
     unsigned char *place = side->memory + (size_t)slot * side->total;
@@ -95,14 +95,14 @@ static void make(struct hapt_comm_thread *comm_thread, struct side *side, int sl
         return;
     }
     struct hapt_queue *queue = late_queue(NULL, HAPT_QUEUE_COMPUTE);
-    unsigned char *made = side->made + (size_t)slot * side->total; /* read until the message was sent */
+    unsigned char *made = side->made + (size_t)slot * side->total; /* in use until the message has been sent */
     visit(side, made, key, side->done, true);
     CHECK_OK(late_copy(queue, place, made, side->total));
     CHECK_OK(late_wait(late_record(queue)));
     hapt_comm_thread_send(comm_thread, side->flow, slot);
 }
 
-/* Alternates between what can be done, as a stage does: sends ahead, frees in order, now and then sleeps. */
+/* Does what is possible in turn, as a stage does: sends ahead, frees in order, sometimes sleeps. */
 static void play(struct hapt_comm_thread *comm_thread, struct side *side, int count, uint64_t *random)
 {
     int open = count;
@@ -142,7 +142,7 @@ static void random_plan(uint64_t seed)
     struct hapt_comm_thread *comm_thread = open_comm_thread(60);
     const int flows = test_env.world_size == 1 ? 0 : 1 + (int)(hapt_random_next(&random) % 12);
     const int messages = 6 + (int)(hapt_random_next(&random) % 20);
-    const size_t longest = on_device && seed % 2 ? 1500000 : 200000; /* several parts */
+    const size_t longest = on_device && seed % 2 ? 1500000 : 200000; /* several parts per message */
     for (; count < flows; count++) {
         struct plan *p = &plan[count];
         p->from = (int)(hapt_random_next(&random) % (uint64_t)test_env.world_size);
@@ -160,7 +160,7 @@ static void random_plan(uint64_t seed)
         struct side *my = &side[mine++];
         *my = (struct side){.sends = p->from == test_env.world_rank, .plan = p};
         for (int i = 0; i < p->pieces; i++) {
-            /* Gaps at the sender, or at the receiver, or at both, or nowhere. */
+            /* Gaps at the sender, at the receiver, at both, or at neither. */
             const size_t gap = hapt_random_next(&own_random) % 2 * (my->sends ? 3 : 11);
             my->run[i] = (struct hapt_strided){my->total, p->runs[i], p->bytes[i], p->bytes[i] + gap};
             my->piece[i] = (struct hapt_piece){.peer = my->sends ? p->to : p->from,
@@ -215,7 +215,7 @@ static void random_plans(void)
     }
 }
 
-/* Rank 0 sends to rank 1 and back at once, both paced; returns the seconds of `count` messages. */
+/* Rank 0 and rank 1 send to each other at the same time over paced links. Returns the seconds of `count` messages. */
 static double paced_exchange(double rate, double latency_s, size_t bytes, int count)
 {
     struct hapt_comm_thread *comm_thread = NULL;
@@ -273,16 +273,15 @@ static double paced_exchange(double rate, double latency_s, size_t bytes, int co
     return seconds;
 }
 
-/* A link is never faster than its rate. How much slower depends on who else runs here; due times are absolute, so a
- * quiet moment among several is enough. */
+/* A link is never faster than its rate. Other processes may make it slower. Due times are absolute, so one quiet moment
+ * in several attempts is enough. */
 static void pacing(void)
 {
     const double rate = 25e6, ideal_s = 0.2;
     double best = INFINITY;
     for (int attempt = 0; attempt < 10 && best > 1.5 * ideal_s; attempt++) {
         double seconds = paced_exchange(rate, 0, 250000, 20);
-        /* The later of the two may find its peer's first message on its way already: the earlier one waits for all of
-         * it. */
+        /* The later rank may find its peer's first message already in transit. The earlier rank waits for all of it. */
         MPI_Allreduce(MPI_IN_PLACE, &seconds, 1, MPI_DOUBLE, MPI_MAX, test_env.world);
         CHECK_MESSAGE(seconds > ideal_s * 0.999, "20 messages of 10 ms took %g s", seconds);
         best = fmin(best, seconds);
@@ -290,7 +289,7 @@ static void pacing(void)
     CHECK_MESSAGE(best < 1.5 * ideal_s, "20 messages of 10 ms took %g s", best);
 }
 
-/* Latency delays every message, but does not occupy the link. */
+/* Latency delays every message but does not occupy the link. */
 static void latency(void)
 {
     double best = INFINITY;
@@ -304,7 +303,7 @@ static void latency(void)
     CHECK_MESSAGE(best < 0.15, "10 messages took %g s", best);
 }
 
-/* With s transfer slots and a receiver that frees nothing, s messages arrive and no more. */
+/* With s transfer slots and a receiver that frees none, exactly s messages arrive. */
 static void flow_control(void)
 {
     struct hapt_comm_thread *comm_thread = NULL;
@@ -354,8 +353,8 @@ static void flow_control(void)
     hapt_comm_thread_destroy(comm_thread);
 }
 
-/* Modelled messages of one flow with two transfer slots: when each is handed over, arrives and is released, by the
- * recurrence that pacing and flow control stand for. Both ends know it, since all numbers come from one seed. */
+/* Modelled messages of one flow with two transfer slots. Gives the times at which each message is handed over, arrives
+ * and is released, by the recurrence of pacing and flow control. Both ends compute it from the same seed. */
 struct stamped_plan {
     double ready_s[STAMPED], due_s[STAMPED], freed_s[STAMPED];
 };
@@ -374,7 +373,7 @@ static void play_on_paper(double base_s, double rate, double latency_s, struct s
     }
 }
 
-/* Seconds during which one was on its way, counting none twice. */
+/* Seconds during which at least one message was in transit. */
 static double active_on_paper(const struct stamped_plan *plan, double rate, double latency_s)
 {
     double active_s = 0, until_s = 0;
@@ -385,7 +384,7 @@ static double active_on_paper(const struct stamped_plan *plan, double rate, doub
     return active_s;
 }
 
-/* However late the threads wake, the stamps are those of the recurrence; and no message is seen before it is due. */
+/* The stamps follow the recurrence even if threads wake late. No message is seen before it is due. */
 static void stamps(void)
 {
     struct hapt_comm_thread *comm_thread = NULL;
@@ -427,7 +426,8 @@ static void stamps(void)
             CHECK_OK(hapt_comm_thread_wait_sent(comm_thread, flow, m % 2));
             if (m >= 2) CHECK_NEAR(hapt_comm_thread_due_s(comm_thread, flow, m % 2), plan.due_s[m - 2], 1e-9);
             memset(memory[m % 2], m, sizeof memory[0]);
-            hapt_time_sleep_until(plan.ready_s[m] + hapt_random_unit(&random) * 0.002); /* woken late */
+            hapt_time_sleep_until(plan.ready_s[m] +
+                                  hapt_random_unit(&random) * 0.002); /* threads that were woken late */
             hapt_comm_thread_send_at(comm_thread, flow, m % 2, plan.ready_s[m]);
         } else {
             double due_s;
@@ -446,7 +446,7 @@ static void stamps(void)
     hapt_comm_thread_destroy(comm_thread);
 }
 
-/* A message that never comes: the wait ends and names stage, step, microbatch, peer and what was awaited. */
+/* A message never arrives. The wait times out and names stage, step, microbatch, peer and the awaited message. */
 static void deadline(void)
 {
     struct hapt_comm_thread *comm_thread = NULL;
@@ -489,14 +489,14 @@ static void deadline(void)
     hapt_comm_thread_destroy(comm_thread);
 }
 
-/* The whole of the above by own connections over the loopback interface: to all ranks, or to every second one. */
+/* All of the above over TCP connections on the loopback interface: to all ranks, or to every second rank. */
 static bool over_loopback(bool to_all)
 {
     struct hapt_interfaces list;
     hapt_interfaces_list(true, &list);
     for (int i = 0; i < list.count; i++) {
         if (strcmp(list.item[i].name, "lo") != 0) continue;
-        for (int r = 0; r < test_env.world_size; r++) /* alike at both ends */
+        for (int r = 0; r < test_env.world_size; r++) /* the same at both ends */
             path[r] = (struct hapt_path){
                 .tcp = to_all || (r + test_env.world_rank) % 2, .own = list.item[i], .peer = list.item[i]};
         transfer = to_all ? &hapt_transfer_tcp : &hapt_transfer_routed;
@@ -510,14 +510,14 @@ static int compare_doubles(const void *a, const void *b)
     return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
 
-/* Median seconds of a message of one piece there and one back; in *wakes how often this process slept and woke while
- * for 0.3 s nothing came. */
+/* Median seconds of a round trip of one-piece messages. *wakes: how often this process slept and woke in 0.3 s without
+ * messages. */
 static double there_and_back(long *wakes)
 {
     enum { TRIPS = 31, BYTES = 3 * HAPT_LINK_CHUNK_BYTES / 2 };
     struct hapt_comm_thread *comm_thread = open_comm_thread(60);
     const int me = test_env.world_rank;
-    int flow[2] = {-1, -1}; /* from rank 0, from rank 1 */
+    int flow[2] = {-1, -1}; /* from rank 0; from rank 1 */
     void *base[2][1] = {{take(BYTES)}, {take(BYTES)}};
     double trip_s[TRIPS];
     struct rusage before, after;
@@ -562,8 +562,8 @@ static double there_and_back(long *wakes)
     return trip_s[TRIPS / 2];
 }
 
-/* On own connections alone a communication thread sleeps until something comes, and then wakes at once: not after the
- * 20 ms that it sleeps at most. */
+/* With TCP connections only, a communication thread sleeps until a message comes and then wakes at once. It must not
+ * wait for its sleep limit of 20 ms. */
 static void sleeping(void)
 {
     const struct hapt_transfer *own = transfer;
@@ -578,7 +578,8 @@ static void sleeping(void)
     CHECK_MESSAGE(woken_s < 10 * polled_s + 2e-3, "%g s there and back, %g s where it asks", woken_s, polled_s);
 }
 
-/* What a device cannot copy, or its group not send, never counts as sent; the wait tells why. */
+/* A failed copy on the device, or a failed send of its communicator, never counts as sent. The wait reports the
+ * reason. */
 static void lost_device(void)
 {
     struct hapt_comm_thread *comm_thread = open_comm_thread(60);
@@ -635,7 +636,7 @@ static void device(void)
     if (test_env.world_size == 2 && test_long()) lost_device();
     CHECK(late.pins == pins);
     by_groups = false;
-    /* A message library that takes the device's memory: here it is open to it. */
+    /* An MPI library that accepts device memory. Here the host can read that memory. */
     setenv("HAPT_CUDA_MPI", "yes", 1);
     HAPT_ASSERT(mprotect(late.closed, late.bytes, PROT_READ | PROT_WRITE) == 0);
     late.pins = 0;
@@ -646,7 +647,7 @@ static void device(void)
     unsetenv("HAPT_CUDA_MPI");
     HAPT_ASSERT(mprotect(late.closed, late.bytes, PROT_NONE) == 0);
     if (test_env.world_size == 2 && test_long())
-        lost_device(); /* who fails lets others speak first, for some seconds */
+        lost_device(); /* a failing rank lets the others print first, for some seconds */
     CHECK(test_env.world_size == 1 || late.moved > 0);
     late_close();
     on_device = false;
@@ -664,7 +665,7 @@ int main(int argc, char **argv)
         RUN(flow_control);
         RUN(deadline);
         if (way == 1) RUN(sleeping);
-        if (way == 2) continue; /* what paces is above the transfers */
+        if (way == 2) continue; /* pacing is independent of the transport */
         RUN(pacing);
         RUN(latency);
         if (way == 0) RUN(stamps);

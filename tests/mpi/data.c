@@ -1,5 +1,5 @@
 /* ranks: 1 2 3
- * Data: rows depend on seed and step alone; exact batches come in order; what does not fit is refused by all ranks. */
+ * Data: rows depend on seed and step only. Given batches come in order. All ranks refuse a file that does not fit. */
 #include "test.h"
 
 #include <unistd.h>
@@ -70,7 +70,7 @@ static void exact_batches(void)
     hapt_data_close(data);
 }
 
-/* Targets of their own: where none is taken stands -100, and only the others count. */
+/* Separate targets: -100 marks a position without a target, and only the other positions count. */
 enum { WITH_TARGETS = STEPS * ROWS * T };
 
 static int32_t target_at(int64_t i)
@@ -78,7 +78,7 @@ static int32_t target_at(int64_t i)
     return i % 7 == 0 || i / (ROWS * T) == 2 ? -100 : (int32_t)((i * 11) % VOCAB);
 }
 
-/* In step 2 all but one target is -100, with `empty` all. */
+/* In step 2 all targets but one are -100; with `empty` all are. */
 static void write_targets(const char *name, int64_t rows, int64_t width, bool empty, int32_t spoiled)
 {
     if (test_env.world_rank == 0) {
@@ -135,7 +135,7 @@ static void streams(void)
         fingerprint = hapt_hash(fingerprint, inputs, sizeof inputs);
         for (int r = 0; r < ROWS; r++) {
             CHECK(!memcmp(inputs + r * T + 1, targets + r * T, (T - 1) * sizeof *inputs));
-            /* Any row alone, of a run with more rows a step too. */
+            /* Any single row, also of a run with more rows per step. */
             hapt_data_read(same, HAPT_ROLE_TOKENS, step, r, 1, one);
             CHECK(!memcmp(one, inputs + r * T, sizeof one));
             hapt_data_read(other, HAPT_ROLE_TOKENS, step, r, 1, one);
@@ -143,7 +143,7 @@ static void streams(void)
             repeated += !memcmp(first, inputs + r * T, sizeof first);
         }
     }
-    CHECK(equal <= 3 && repeated <= 3); /* text repeats, rows hardly do */
+    CHECK(equal <= 3 && repeated <= 3); /* text repeats, but rows hardly do */
     uint64_t all[8];
     CHECK_OK(hapt_link_all_gather(test_env.world, "test", 60, &fingerprint, sizeof fingerprint, all));
     for (int r = 0; r < test_env.world_size; r++) CHECK(all[r] == fingerprint);
@@ -173,7 +173,7 @@ static uint8_t pixel_at(int64_t i)
     return (uint8_t)(i * 37 % 251);
 }
 
-/* Labels [dims - 3] and images [dims], as bytes or floats; a label may be spoiled. */
+/* Labels [dims - 3] and images [dims], as bytes or floats. One label may be made invalid. */
 static void write_images(const char *name, bool bytes, int dims, const int64_t *shape, bool normalised, int32_t spoiled)
 {
     if (test_env.world_rank == 0) {
@@ -221,7 +221,8 @@ static void exact_images(void)
     hapt_data_close(data);
 }
 
-/* Rows of a stream are images of the file with their labels, whatever ranks and batches; any of them is drawn. */
+/* Rows of a stream are images of the file with their labels, for all ranks and batch sizes. Every image is drawn at
+ * some time. */
 static void streams_of_images(void)
 {
     const int64_t shape[4] = {STORED, CHANNELS, SIDE, SIDE};

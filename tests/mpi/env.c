@@ -22,7 +22,7 @@ static void agreement_waits_for_the_last_rank(void)
     if (test_env.world_rank == 0) hapt_time_sleep_until(start_s + 0.5);
     CHECK(hapt_env_agree(test_env.world, HAPT_OK) == HAPT_OK);
     CHECK(hapt_time_s() - start_s > 0.4);
-    /* Waiting must leave the core to the rank that is late. */
+    /* A waiting rank must leave the core to the late rank. */
     CHECK(hapt_time_thread_cpu_s() - cpu_s < 0.2);
     hapt_env_set_agree_timeout(0);
 }

@@ -1,9 +1,14 @@
-/* ranks: 2 3 4
- * Programs at random of every family, trained for real against one rank: synthesised ones (costs, ratios, forced cuts,
- * memory of one or two axes at random, so that any collective and replicated gradients come out best) and completed
- * random cuts; in one stage and in two; on 4 ranks also 2 x 2, both axes synthesised together. Loss of two steps,
- * gradients of the first and weights after the second are those of one rank. The long campaign trains 50 synthesised
- * programs a model on each number of ranks, and asks of each model that every sort of program is among them.
+/*
+ * ranks: 2 3 4
+ * Random programs of every family are trained and compared with one rank.
+ *
+ * Synthesised programs have random costs, ratios, forced cuts and memory, on one or two axes, so that any collective
+ * and replicated gradients can be optimal. Completed programs have random cuts. They run in one stage and in two; on 4
+ * ranks also on 2 x 2 with both axes synthesised together. The losses of two steps, the gradients of the first step and
+ * the weights after the second must be those of one rank.
+ *
+ * The long campaign trains 50 synthesised programs per model on each number of ranks. It requires that programs of
+ * every kind occur for each model.
  */
 #include "cuts.h"
 
@@ -12,12 +17,12 @@
 #include "random_programs.h"
 
 #define ROUND_STEPS 2
-/* fp32 sums in another order. A tensor's gradient may cancel to a small rest of what was summed: its error is then one
- * of the whole gradient's size. Adam's epsilon is large, so that weights move by what their gradients are worth. */
+/* fp32 sums in another order. A gradient may be a small remainder of large terms, so its error is relative to the
+ * largest gradient of the model. Adam's epsilon is large, so that updates are proportional to gradients. */
 #define LOSS_TOLERANCE 1e-5
 #define GRADIENT_TOLERANCE 2e-4
 #define WEIGHT_TOLERANCE 1e-3
-#define NOISE 2e-6 /* of the whole gradient; of a weight of 1 */
+#define NOISE 2e-6 /* relative to the largest gradient; relative to a weight of 1 */
 
 static const char *const family_options[][16] = {
     {"gpt", "--layers", "2", "--hidden", "64", "--heads", "4", "--sequence", "64", "--vocab", "256"},
@@ -57,12 +62,13 @@ static struct hapt_model *build_family(int family)
 
 /* ---- programs at random ---- */
 
-/* What was drawn, for the tally. */
+/* What was drawn, for the statistics. */
 struct drawn {
     struct shape shape;
     const struct hapt_sharding *sharding[2]; /* by stage */
     bool synthesise;
-    int forced, uneven, axes; /* operators with a forced cut; axes by a ratio; most axes of a stage that are cut */
+    int forced, uneven,
+        axes; /* operators with a forced cut; axes with ratios; the largest number of sharded axes of a stage */
 };
 
 /* A layout of a stage of `ranks`, or NULL. */
@@ -145,7 +151,7 @@ static bool draw_mesh(uint64_t *random, struct drawn *drawn)
     return strncmp(report.outer_by, "synthesised", 11) == 0 && strncmp(report.inner_by, "synthesised", 11) == 0;
 }
 
-/* One stage of all ranks, or two stages cut where both programs can be. */
+/* One stage on all ranks, or two stages, cut where both have a program. */
 static bool draw_shape(bool synthesise, uint64_t *random, struct drawn *drawn)
 {
     const int ranks = test_env.world_size, ops = model->graph->forward_count;
@@ -178,7 +184,7 @@ static bool draw_shape(bool synthesise, uint64_t *random, struct drawn *drawn)
     return false;
 }
 
-/* ---- one rank's result, and others' beside it ---- */
+/* ---- the result of one rank, compared with others ---- */
 
 static const char *const round_options[] = {"--steps",
                                             "3",
@@ -259,8 +265,8 @@ struct worst {
 static void compare(const struct outcome *one, const struct outcome *its, const char *what, struct worst *worst_of)
 {
     const double loss = worst(its->loss, one->loss, ROUND_STEPS);
-    CHECK_MESSAGE(loss <= LOSS_TOLERANCE, "%s: losses are %g away", what, loss);
-    CHECK_MESSAGE(worst(its->norm, one->norm, ROUND_STEPS) <= GRADIENT_TOLERANCE, "%s: norms are %g away", what,
+    CHECK_MESSAGE(loss <= LOSS_TOLERANCE, "%s: losses differ by %g", what, loss);
+    CHECK_MESSAGE(worst(its->norm, one->norm, ROUND_STEPS) <= GRADIENT_TOLERANCE, "%s: norms differ by %g", what,
                   worst(its->norm, one->norm, ROUND_STEPS));
     worst_of->loss = fmax(worst_of->loss, loss);
     for (int t = 0; test_env.world_rank == 0 && t < model->graph->tensor_count; t++) {
@@ -275,9 +281,9 @@ static void compare(const struct outcome *one, const struct outcome *its, const 
         const double weight = norm_of(its->weight[t], one->weight[t], count) /
                               (norm_of(one->weight[t], initial, count) +
                                NOISE / WEIGHT_TOLERANCE * (norm_of(initial, NULL, count) + sqrt((double)count)));
-        CHECK_MESSAGE(gradient <= GRADIENT_TOLERANCE, "%s: the gradient of %s is %g away", what, tensor->name,
+        CHECK_MESSAGE(gradient <= GRADIENT_TOLERANCE, "%s: the gradient of %s differs by %g", what, tensor->name,
                       gradient);
-        CHECK_MESSAGE(weight <= WEIGHT_TOLERANCE, "%s: %s is %g away", what, tensor->name, weight);
+        CHECK_MESSAGE(weight <= WEIGHT_TOLERANCE, "%s: %s differs by %g", what, tensor->name, weight);
         worst_of->gradient = fmax(worst_of->gradient, gradient);
         worst_of->weight = fmax(worst_of->weight, weight);
     }
@@ -285,13 +291,13 @@ static void compare(const struct outcome *one, const struct outcome *its, const 
 
 /* ---- what the programs hold ---- */
 
-/* Programs of a model, and how many of them are of a sort or hold such a collective. */
+/* Counts of programs of a model, in total, by kind, and by the collectives that they contain. */
 struct tally {
     int synthesised, cuts, stages, axes, uneven, forced, replicated, experts, meshes;
     int with[HAPT_COLLECTIVE_COUNT];
 };
 
-/* Gradients of parameters from operands that were gathered: sufficient factors. */
+/* Gradients of parameters from gathered operands: sufficient factors. */
 static bool replicates(const struct hapt_sharding *sharding, int axis)
 {
     const struct hapt_graph *graph = sharding->graph;
@@ -319,7 +325,7 @@ static bool replicates(const struct hapt_sharding *sharding, int axis)
     return false;
 }
 
-/* Products of experts by the expert that they belong to. */
+/* Matrix products of experts that are sharded by expert. */
 static bool places_experts(const struct hapt_sharding *sharding)
 {
     for (int o = 0; o < sharding->graph->op_count; o++)
@@ -365,7 +371,7 @@ static void print_tally(const char *name, const struct tally *tally)
            tally->experts);
 }
 
-/* Programs of every sort were among those trained. */
+/* Programs of every kind were trained. */
 static void check_tally(const char *name, bool experts, const struct tally *tally)
 {
     for (int k = HAPT_COLLECTIVE_ALL_REDUCE; k < HAPT_COLLECTIVE_COUNT; k++)
@@ -380,7 +386,7 @@ static void round_of_family(int family, struct tally *all)
 {
     const char *name = family_options[family][0];
     const int wanted[] = {test_long() ? 18 : 1,
-                          test_long() ? 50 : 1}; /* of random cuts, synthesised; on each number of ranks */
+                          test_long() ? 50 : 1}; /* random cuts; synthesised; on each number of ranks */
     struct tally tally = {0};
     struct worst worst_of = {0};
     struct outcome one = {.weight = NULL};

@@ -1,9 +1,10 @@
 /*
- * Files of every format as they were written once (tests/data/formats), read by today's readers: what they hold is
- * listed and compared with the list that lies beside them. ranks: 1
+ * ranks: 1
+ * Readers of today read files of every format as they were written once (tests/data/formats). The test lists their
+ * content and compares it with the list beside them.
  *
- * A file of a later format version gets a folder of its own; these files are never written again. FORMATS_WRITE=1
- * writes the list of a new folder.
+ * A later format version gets its own folder; existing files are never written again. FORMATS_WRITE=1 writes the list
+ * of a new folder.
  */
 #include <unistd.h>
 
@@ -34,7 +35,7 @@ static void tell(const char *format, ...)
     fputc('\n', list);
 }
 
-/* Every value matters, none is worth a line: how many are finite, their sum, and their sum weighted by place. */
+/* Summarises an array in one line: how many values are finite, their sum, and their sum weighted by index. */
 static void tell_values(const char *name, int64_t count, const double *value)
 {
     int64_t finite = 0;

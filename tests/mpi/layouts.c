@@ -1,13 +1,14 @@
-/* ranks: 1 2 3 4
- * Stages laid out in any way: tensor-parallel, mixed with data-parallel ones, by forced cuts and uneven ratios. Losses
- * and weights are those of PyTorch (tests/data/gpt-small.h5), bits those of the same plan run again, and any plan
- * resumes any other's checkpoint.
+/*
+ * ranks: 1 2 3 4
+ * Stages in all layouts: tensor-parallel, tensor- and data-parallel, forced cuts and uneven ratios. Losses and weights
+ * must be those of PyTorch (tests/data/gpt-small.h5). A second run of the same plan must give the same bits. Any plan
+ * must resume the checkpoint of any other plan.
  */
 #include "train_plans.h"
 
 #include "hapt/rules.h"
 
-/* Stages of `size` ranks and tensor-parallel degree `degree`, cut evenly between blocks. */
+/* Stages of `size` ranks and tensor-parallel degree `degree`, with even boundaries between blocks. */
 struct arrangement {
     int ranks, stages, size[MAX_STAGES], degree[MAX_STAGES];
 };
@@ -18,8 +19,7 @@ static const struct arrangement arrangements[] = {
 };
 enum { ARRANGEMENTS = sizeof arrangements / sizeof *arrangements };
 
-/* The k-th arrangement for as many ranks as there are, cut at operators that a program can begin at; false: there are
- * no more. */
+/* The k-th arrangement for the present ranks, with boundaries at which programs can begin. false: there are no more. */
 static bool arrange(int k, int shift, struct shape *shape)
 {
     const int ops = model->graph->forward_count;
@@ -38,7 +38,7 @@ static bool arrange(int k, int shift, struct shape *shape)
     return false;
 }
 
-/* Moves cuts to the next places where every stage's program can begin and end. */
+/* Moves boundaries to the next operators at which each stage's program can begin and end. */
 static bool settle(struct shape *shape)
 {
     for (int s = 0; s < shape->stages - 1; s++) {
@@ -62,7 +62,7 @@ static bool settle(struct shape *shape)
 static void check_losses(const struct shape *shape, const struct hapt_train_result *result, const char *what)
 {
     const double difference = worst(result->history.loss, fp64, STEPS);
-    if (!CHECK_MESSAGE(difference < 1e-5, "%s: losses are %g away", what, difference))
+    if (!CHECK_MESSAGE(difference < 1e-5, "%s: losses differ by %g", what, difference))
         for (int s = 0; s < shape->stages; s++)
             fprintf(stderr, "  stage %d: up to operator %d on %d\n", s, shape->end[s], shape->size[s]);
     if (test_env.world_rank != 0) return;
@@ -88,7 +88,7 @@ static void tensor_parallel_trains(void)
         }
 }
 
-/* ---- programs that nobody designed: every operator cut as it falls, shares by random ratios ---- */
+/* ---- programs by random cuts: each operator has any cut that it allows, and shares have random ratios ---- */
 
 static enum hapt_status random_axis(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
                                     double share, uint64_t *random, struct hapt_axis_program **program)
@@ -116,7 +116,7 @@ static enum hapt_status random_axis(const struct hapt_sharding *sharding, int ax
     return HAPT_OK;
 }
 
-/* A layout over n x m ranks; fewer operators are cut until a program can be had. */
+/* A layout over n x m ranks. The number of forced cuts is reduced until a program exists. */
 static struct hapt_stage_layout *random_layout(const int *size, uint64_t *random)
 {
     for (double share = 1; share > 0.01; share *= 0.9) {
@@ -157,7 +157,7 @@ static void random_layouts_train(void)
     const int ranks = test_env.world_size, rounds = test_long() ? 100 : ranks == 1 ? 0 : 6;
     int moves[HAPT_COLLECTIVE_COUNT] = {0}, trained = 0;
     uint64_t random = 12345;
-    model = make_model_of_rows("fp32", "yes", REFERENCE, "8"); /* enough rows to share them out unevenly */
+    model = make_model_of_rows("fp32", "yes", REFERENCE, "8"); /* enough rows for uneven shares */
     for (int round = 0; round < rounds; round++) {
         const int sizes[3][2] = {{ranks, 1}, {1, ranks}, {2, 2}}, *size = sizes[round % (ranks == 4 ? 3 : 2)];
         struct shape shape = one_rank();
@@ -180,7 +180,7 @@ static void random_layouts_train(void)
     model = usual;
 }
 
-/* ---- any plan resumes any other's checkpoint ---- */
+/* ---- any plan resumes the checkpoint of any other plan ---- */
 
 static void plans_resume_each_other(void)
 {
@@ -211,7 +211,7 @@ static void plans_resume_each_other(void)
     }
 }
 
-/* ---- sharded optimizer state: the same sums and updates, each by one rank ---- */
+/* ---- sharded optimizer state: the same sums and updates, each on one rank ---- */
 
 static const char *const *with(const char *const *options, const char *name, const char *value)
 {
@@ -233,7 +233,7 @@ static void check_sharded_state(const struct shape *shape)
     struct hapt_checkpoint *a = NULL, *b = NULL;
     if (!whole || !sliced) return;
     CHECK(!memcmp(whole->history.loss, sliced->history.loss, sizeof fp64));
-    /* The norm's squares are added up in another order. */
+    /* The squares of the norm are added in another order. */
     CHECK(worst(sliced->history.gradient_norm, whole->history.gradient_norm, STEPS) < 1e-12);
     for (int s = 0; s < shape->stages && test_env.world_rank == 0; s++) {
         CHECK(sliced->planned_bytes[s] == sliced->measured_bytes[s]);
@@ -280,7 +280,7 @@ static void sharded_state_changes_no_bit(void)
     }
 }
 
-/* The same plan goes on bit by bit. */
+/* The same plan continues bit by bit. */
 static void resume_is_bitwise(void)
 {
     const char *part[64];

@@ -1,21 +1,22 @@
-/* ranks: 2 3 4
- * Stages on devices of two subclusters of unlike speed, memory and links: rows by ratio, or a synthesised program with
- * uneven shards, alone and between stages of one subcluster. Losses and weights are PyTorch's
- * (tests/data/gpt-small.h5); the same plan again, in one piece or resumed, gives the same bits.
+/*
+ * ranks: 2 3 4
+ * Stages on devices of two subclusters that differ in speed, memory and links: rows by ratio, or a synthesised program
+ * with uneven shards, alone and between stages of one subcluster. Losses and weights must be those of PyTorch
+ * (tests/data/gpt-small.h5). The same plan again, in one piece or resumed, must give the same bits.
  */
 #include "spmd_rates.h"
 #include "train_plans.h"
 
 #include "hapt/synthesis.h"
 
-/* Stage i takes the next devices[i][c] of subcluster c. */
+/* Stage i uses the next devices[i][c] devices of subcluster c. */
 struct mixture {
     int stages, devices[MAX_STAGES][2];
     double ratio[4];
     int microbatch;
-    bool synthesised; /* mixed stages run such a program */
+    bool synthesised; /* mixed stages run this program */
 };
-/* All of them place their mixed stages behind the others of a subcluster, as hapt_plan_ranks does. */
+/* Mixed stages take the devices behind those of a subcluster's other stages, as in hapt_plan_ranks. */
 static const struct mixture mixtures[] = {
     {1, {{1, 1}}, {0.75, 0.25}, 4, false},
     {1, {{1, 1}}, {0.4, 0.6}, 8, false},
@@ -27,7 +28,7 @@ static const struct mixture mixtures[] = {
     {1, {{2, 2}}, {0.3, 0.3, 0.2, 0.2}, 8, false},
     {1, {{1, 1}}, {0.7, 0.3}, 2, true},
     {2, {{1, 1}, {0, 1}}, {0.75, 0.25}, 4, true},
-    {1, {{2, 1}}, {0.5, 0.3, 0.2}, 2, true}, /* fewer rows than devices: other indices must be cut */
+    {1, {{2, 1}}, {0.5, 0.3, 0.2}, 2, true}, /* fewer rows than devices: other indices must be sharded */
     {1, {{2, 2}}, {0.3, 0.3, 0.25, 0.15}, 8, true},
     {2, {{2, 1}, {0, 1}}, {0.45, 0.3, 0.25}, 4, true},
 };
@@ -90,8 +91,7 @@ static void mix_stage(struct hapt_plan_stage *stage, const int *devices, const d
     snprintf(stage->submesh->name, sizeof stage->submesh->name, "fast+slow");
 }
 
-/* The dense layers in parts: the first of each pair by columns, the second by rows. All else is as synthesis finds it
- * best. */
+/* Shards the dense layers: the first of each pair by columns, the second by rows. Synthesis chooses the rest. */
 static const struct hapt_stage_layout *synthesise(int devices, const double *ratio)
 {
     static const double flops_per_s[4] = {2e9, 2e9, 1e9, 1e9}, bytes_per_s[4] = {2e8, 2e8, 1e8, 1e8};
@@ -121,7 +121,7 @@ static const struct hapt_stage_layout *synthesise(int devices, const double *rat
     return layout;
 }
 
-/* Much of the weights is in parts, and the parts are uneven. */
+/* Many weights are sharded, and the shards are uneven. */
 static void check_model_parallel(const struct hapt_stage_layout *layout)
 {
     struct hapt_sharding *sharding, *last;
@@ -225,7 +225,7 @@ static void check_resumed(const struct mixture *mixture, const char *name, const
     CHECK(!memcmp(rest->history.loss, whole->history.loss, sizeof fp64));
 }
 
-/* From a synthesised program's checkpoint by rows, and the other way round. */
+/* The checkpoint of a synthesised program is resumed by rows, and the other way round. */
 static void check_crossed(const struct mixture *mixture, const char *name)
 {
     for (int side = 0; side < 2; side++) {
@@ -242,7 +242,7 @@ static void check_crossed(const struct mixture *mixture, const char *name)
         const struct hapt_train_result *result = run(&rest, false, folder_name, NULL, checkpoint);
         if (!result || !CHECK(result->first_step == 9 && result->history.count == STEPS)) continue;
         const double difference = worst(result->history.loss, fp64, STEPS);
-        CHECK_MESSAGE(difference < 1e-5, "%s: losses are %g away", folder_name, difference);
+        CHECK_MESSAGE(difference < 1e-5, "%s: losses differ by %g", folder_name, difference);
     }
 }
 
@@ -257,7 +257,7 @@ static void mixed_stages_train(void)
         const struct hapt_train_result *result = run(mixture, false, name, NULL, NULL);
         if (!result) continue;
         const double difference = worst(result->history.loss, fp64, STEPS);
-        CHECK_MESSAGE(difference < 1e-5, "mixture %d: losses are %g away", m, difference);
+        CHECK_MESSAGE(difference < 1e-5, "mixture %d: losses differ by %g", m, difference);
         check_weights(hapt_arena_printf(&arena, "%s/%s", folder, name));
         if (test_env.world_rank == 0)
             for (int s = 0; s < mixture->stages; s++)
@@ -270,8 +270,7 @@ static void mixed_stages_train(void)
     }
 }
 
-/* Every device runs the same program on rows of its own: one without rows is refused before the run, on all ranks
- * alike. */
+/* Each device runs the same program on its own rows. A device without rows is refused before the run, on all ranks. */
 static void too_small_shares(void)
 {
     const struct mixture alone = {1, {{1, 1}}, {0.95, 0.05}, 4, false};

@@ -1,5 +1,5 @@
 /* ranks: 2
- * Network interfaces, and what a transfer measures between two ranks: by MPI and by own connections. */
+ * Network interfaces, and the measurements of a transfer between two ranks, over MPI and over TCP connections. */
 #include "test.h"
 
 #include <unistd.h>
@@ -21,7 +21,7 @@ static void same_network(void)
     wide.is_ipv6 = true;
     CHECK(hapt_interfaces_share_network(&one, &near) && hapt_interfaces_share_network(&near, &one));
     CHECK(!hapt_interfaces_share_network(&one, &far));
-    CHECK(!hapt_interfaces_share_network(&one, &narrower)); /* they disagree on what the network is */
+    CHECK(!hapt_interfaces_share_network(&one, &narrower)); /* the ranks disagree about the network */
     CHECK(!hapt_interfaces_share_network(&one, &wide));
 }
 
@@ -59,13 +59,13 @@ static void measures(void)
                   bandwidth);
 }
 
-/* An address where nobody is: an error on both ranks, in seconds. */
+/* An address without a listener: both ranks fail within seconds. */
 static void leads_nowhere(void)
 {
     struct hapt_path path[2] = {{0}};
     double latency_s, bandwidth;
     if (!loopback(&path[0].own)) return;
-    const struct hapt_interface nobody = narrow(192, 0, 2, 1, 24); /* a network that documentation alone uses */
+    const struct hapt_interface nobody = narrow(192, 0, 2, 1, 24); /* a network reserved for documentation */
     for (int r = 0; r < 2; r++) path[r] = (struct hapt_path){true, path[0].own, nobody};
     const double start_s = hapt_time_s();
     const enum hapt_status status =
@@ -76,17 +76,17 @@ static void leads_nowhere(void)
     CHECK_MESSAGE(hapt_time_s() - start_s < 30, "found out after %g s", hapt_time_s() - start_s);
 }
 
-#define SENT 400 /* chunks: more than all buffers on the way hold */
+#define SENT 400 /* chunks: more than all buffers of the path can hold */
 
-/* Rank 0 sends, rank 1 takes from `later_s` on; what the system counted, and the seconds from the first chunk to the
- * last. */
+/* Rank 0 sends; rank 1 receives from `later_s` on. Returns the system's counters and the seconds from the first chunk
+ * to the last. */
 static struct hapt_transfer_rate count_bytes(const struct hapt_path *path, double later_s, double *seconds)
 {
     static char chunk[HAPT_LINK_CHUNK_BYTES];
     struct hapt_transfer_request request[SENT];
     struct hapt_transfer_rate rate = {-1, -1};
     void *context = NULL;
-    const int window = 60; /* requests under way, at most */
+    const int window = 60; /* largest number of pending requests */
     CHECK_OK(hapt_transfer_tcp.open(test_env.world, path, &context));
     const int me = test_env.world_rank;
     CHECK_OK(hapt_transfer_tcp.announce(context, 1 - me, 4, me == 0));
@@ -118,7 +118,7 @@ static struct hapt_transfer_rate count_bytes(const struct hapt_path *path, doubl
     return rate;
 }
 
-/* The system counts each byte once; a peer that takes nothing for a while makes the link no slower. */
+/* The system counts each byte once. A peer that receives nothing for a while does not make the link look slower. */
 static void counts(void)
 {
     struct hapt_path path[2] = {{0}};
@@ -136,7 +136,7 @@ static void counts(void)
     }
 }
 
-/* Sockets of this process that listen: those that it has open among those that the system lists. */
+/* Sockets of this process that listen: its open descriptors that the system lists as listening. */
 static int listeners(void)
 {
     static const char *const files[] = {"/proc/self/net/tcp", "/proc/self/net/tcp6"};
@@ -161,15 +161,15 @@ static int listeners(void)
     return count;
 }
 
-/* Ranks connect before the first message: what both have announced, and nothing else; afterwards nobody listens. One
- * that is announced at one end alone fails on both, with one message for both, the receiver's after its time limit. */
+/* Ranks connect before the first message: exactly the connections that both have announced. Afterwards no rank listens.
+ * A connection announced at one end only fails on both, with the receiver's message, after its time limit. */
 static void connects(void)
 {
     struct hapt_path path[2] = {{0}};
     const int me = test_env.world_rank, before = listeners();
     if (!loopback(&path[0].own)) return;
     for (int r = 0; r < 2; r++) path[r] = (struct hapt_path){true, path[0].own, path[0].own};
-    for (int lacks = 0; lacks < 3; lacks++) { /* none, the sender's, the receiver's */
+    for (int lacks = 0; lacks < 3; lacks++) { /* announced by: none, the sender, the receiver */
         void *context = NULL;
         char first[512] = "", mine[512];
         CHECK_OK(hapt_transfer_tcp.open(test_env.world, path, &context));

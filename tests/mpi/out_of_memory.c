@@ -1,6 +1,6 @@
 /* ranks: 2 3
- * One rank without memory, at every reservation in turn: all ranks fail, none waits for ever, and what comes next
- * works. */
+ * One rank has no memory, at each reservation in turn. All ranks must fail, none may hang, and the next call must
+ * work. */
 #include <errno.h>
 #include <stdint.h>
 #include <unistd.h>
@@ -16,8 +16,8 @@
 #include "hapt/rivals.h"
 #include "hapt/sweep.h"
 
-/* The C library's own allocator behind ours, which fails the `left`-th reservation made by this program itself; those
- * of the libraries below it pass. */
+/* Wraps the C library's allocator. It fails the `left`-th reservation made by this program itself; those of libraries
+ * succeed. */
 extern void *__libc_malloc(size_t bytes);
 extern void *__libc_calloc(size_t count, size_t bytes);
 extern void *__libc_memalign(size_t alignment, size_t bytes);
@@ -51,8 +51,8 @@ void *aligned_alloc(size_t alignment, size_t bytes)
     return fails(__builtin_return_address(0)) ? NULL : __libc_memalign(alignment, bytes);
 }
 
-/* Runs `job` with the first reservation failing on one rank, then the next (in ever longer steps when stride > 1),
- * until none is left to fail. Each time all ranks must end alike, and in the end succeed. */
+/* Runs `job` repeatedly. The first reservation fails on one rank, then the next one, and so on (in growing steps when
+ * stride > 1) until none is left. Each time all ranks must have the same result; the last time they must succeed. */
 typedef enum hapt_status job(void *context);
 
 static void exhaust(const char *what, job *run, void *context, double stride)
@@ -64,11 +64,12 @@ static void exhaust(const char *what, job *run, void *context, double stride)
             left = test_env.world_rank == victim ? k : 0;
             const enum hapt_status status = run(context);
             left = 0;
-            int failed = status != HAPT_OK, seen[3] = {hit, failed, -failed}; /* whether hit, any failure, less all */
+            int failed = status != HAPT_OK,
+                seen[3] = {hit, failed, -failed}; /* hit or not; any failure; fewer than all */
             hapt_fail_reset();
             MPI_Allreduce(MPI_IN_PLACE, seen, 3, MPI_INT, MPI_MAX, test_env.world);
             if (seen[0]) {
-                /* Some can be done without; then all go on. */
+                /* Some reservations are optional. Then all ranks go on. */
                 CHECK_MESSAGE(seen[1] == -seen[2],
                               "%s: reservation %d of rank %d fails, and a rank knows nothing of it", what, k, victim);
                 failures += failed;

@@ -1,5 +1,5 @@
 /* ranks: 1 2 3 4
- * The plan does not depend on the number of ranks, nor on which rank looks at it. */
+ * The plan depends neither on the number of ranks nor on the rank that reads it. */
 #include "random_profile.h"
 #include "hapt/search.h"
 
@@ -76,7 +76,7 @@ static void mixed_profiles(void)
     }
 }
 
-/* Every cost unique, so that there are many t_max to share. */
+/* Every cost is unique, so that there are many values of t_max to share. */
 static struct hapt_profile *unique_profile(uint64_t seed, int L, struct hapt_arena *arena)
 {
     struct hapt_profile *profile;
@@ -124,12 +124,12 @@ static size_t address_space_bytes(void)
     return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* One rank runs out of memory: all fail, and none waits for it. */
+/* One rank runs out of memory: all ranks fail, and none hangs. */
 static void short_of_memory(void)
 {
     const struct hapt_search_options options = {
         .microbatches = 32, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
-    for (int extra = 0; extra < 6; extra++) { /* it fails at different places */
+    for (int extra = 0; extra < 6; extra++) { /* each round fails at another reservation */
         struct hapt_arena arena;
         struct hapt_plan *plan = NULL;
         struct rlimit before, limit;

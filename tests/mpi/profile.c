@@ -1,5 +1,5 @@
 /* ranks: 1 2 3 4
- * Measured profiles: equal on all ranks, equal for equal structures, empty where nothing can run. */
+ * Measured profiles: equal on all ranks, equal for equal structures, empty for ranges that cannot run. */
 #include <unistd.h>
 
 #include "fixture.h"
@@ -19,7 +19,7 @@ static struct hapt_config *config_of(struct hapt_arena *arena, const char *secon
     return config;
 }
 
-/* Two ranks are fast, those behind them slow and short of memory. */
+/* The first two ranks are fast. The others are slow and have little memory. */
 static struct hapt_cluster *cluster_of(struct hapt_arena *arena, const char *slow_memory)
 {
     static int number;
@@ -121,7 +121,7 @@ static void check_duplicates(const struct run *run)
     CHECK_MESSAGE(twins > L / 2, "only %d equal pairs of ranges", twins);
 }
 
-/* What the profile says of memory is what an engine of that stage takes. */
+/* The memory in the profile equals the memory that an engine of that stage reserves. */
 static void check_memory(const struct run *run)
 {
     const struct hapt_profile_cluster *cluster = &run->profile->cluster[0];
@@ -156,7 +156,8 @@ struct kind {
     int devices;
 };
 
-/* One host measures once for all: as many ranges as differ in structure or device count, in any subcluster. */
+/* One host measures once for all. The number of measurements is the number of ranges that differ in structure or device
+ * count, in any subcluster. */
 static void check_effort(struct run *run)
 {
     const struct hapt_profile *profile = run->profile;
@@ -218,7 +219,7 @@ static void tables(void)
     hapt_arena_release(&run.arena);
 }
 
-/* One row over two devices: no candidate there. Little memory: none for long ranges. */
+/* One row cannot be shared by two devices, so there is no candidate. With little memory long ranges have none. */
 static void holes(void)
 {
     struct run run;
@@ -248,7 +249,7 @@ static void holes(void)
     hapt_arena_release(&run.arena);
 }
 
-/* A budget for only a few: the others are sums, and still every candidate has a time. */
+/* The budget suffices for a few measurements. The others are sums, and each candidate still has a time. */
 static void small_budget(void)
 {
     struct run run, full;
@@ -258,14 +259,14 @@ static void small_budget(void)
         check_equal_on_ranks(run.profile);
         for (int c = 0; c < run.profile->cluster_count; c++) {
             const struct hapt_profile_cluster *few = &run.profile->cluster[c], *all = &full.profile->cluster[c];
-            /* A layer of microseconds is ten times as slow where pauses between rounds leave cold caches. */
+            /* A layer of microseconds takes ten times as long if pauses between rounds leave cold caches. */
             double slack_s = 0;
             for (size_t cell = 0; cell < cells_of(run.profile, few); cell++)
-                slack_s = fmax(slack_s, 0.05 * all->stage_time[cell]); /* NaN: none there */
+                slack_s = fmax(slack_s, 0.05 * all->stage_time[cell]); /* NaN: no candidate */
             for (size_t cell = 0; cell < cells_of(run.profile, few); cell++) {
                 CHECK(isnan(few->stage_time[cell]) == isnan(all->stage_time[cell]));
                 if (isnan(few->stage_time[cell])) continue;
-                /* A disturbed machine may double a time; nothing makes it ten times another, but for the slack. */
+                /* A disturbed machine may double a time. A factor of ten is an error, apart from the slack. */
                 CHECK_MESSAGE(few->stage_time[cell] < 10 * all->stage_time[cell] + slack_s &&
                                   all->stage_time[cell] < 10 * few->stage_time[cell] + slack_s,
                               "cell %zu of subcluster %d: %.3g ms with few rounds, %.3g ms with many", cell, c,
@@ -288,7 +289,7 @@ static uint64_t mix_rows(const struct hapt_efficiency *efficiency)
     return hash;
 }
 
-/* Tables are equal on all ranks, one for the one kind of device, and every class of operators told of itself. */
+/* All ranks have equal tables, one for the single kind of device. Every class of operators has measurements. */
 static void calibration(void)
 {
     for (int bf16 = 0; bf16 < 2; bf16++) {
@@ -316,7 +317,7 @@ static void calibration(void)
             classes += r == 0 || strcmp(row.class, hapt_efficiency_row_at(efficiency, r - 1).class) != 0;
             samples += row.samples;
         }
-        /* The operators of a GPT are of 15 types, and shared by 1, 2 and 4 devices they are of three shapes. */
+        /* A GPT has operators of 15 types. Sharing by 1, 2 and 4 devices gives three shapes of each. */
         CHECK_MESSAGE(classes == 4 && samples >= 3 * 15, "%d classes, %d samples", classes, samples);
         CHECK(hapt_efficiency_covers(efficiency, "cpu", bf16 ? HAPT_BF16 : HAPT_F32));
         CHECK(!hapt_efficiency_covers(efficiency, "cpu", bf16 ? HAPT_F32 : HAPT_BF16));

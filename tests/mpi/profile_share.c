@@ -1,5 +1,5 @@
 /* ranks: 1 2 3 4
- * A profile held once per node is the same for every rank, and one failure is everybody's. */
+ * A profile with one copy per node is the same for every rank. If one rank fails, all ranks fail. */
 #include "random_profile.h"
 
 #include <unistd.h>
@@ -55,13 +55,13 @@ static void compare(const struct hapt_profile *profile, const struct hapt_profil
     for (int k = 0; k < own->mixed_count; k++) compare_mixed(own, &profile->mixed[k], &own->mixed[k], seed);
 }
 
-/* Every other one has mixed stages. */
+/* Every other profile has mixed stages. */
 static struct hapt_profile *some_profile(uint64_t *seed, struct hapt_arena *arena)
 {
     return *seed % 2 ? random_mixed_profile(seed, arena) : random_profile(seed, arena);
 }
 
-/* Rank 0 of the node makes it, and forgets its own copy; the others make one only to compare with. */
+/* Rank 0 of the node makes the profile and releases its own copy. The other ranks make one only for comparison. */
 static void shared_tables(void)
 {
     for (uint64_t start = 1; start <= 100; start++) {
@@ -84,7 +84,7 @@ static void shared_tables(void)
     }
 }
 
-/* What one rank writes into the block the others read: there is one copy. */
+/* One rank writes into the block and the others see it: there is one copy. */
 static void one_copy(void)
 {
     struct hapt_shared *block;
@@ -100,7 +100,7 @@ static void one_copy(void)
     hapt_shared_release(block);
 }
 
-/* A file is read by the first rank; a bad one fails everywhere. */
+/* The first rank reads a file. A bad file fails on all ranks. */
 static void files(void)
 {
     char path[64];

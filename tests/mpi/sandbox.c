@@ -1,5 +1,5 @@
 /* ranks: 1 4
- * The ranks of a node ask the sandbox for a file once together, and all learn the same. */
+ * The ranks of a node check a file in the sandbox once together, and all learn the result. */
 #include "hapt/sandbox.h"
 
 #include <signal.h>
@@ -12,13 +12,13 @@ static bool trial_read(const char *path)
 {
     if (!path) return true;
     FILE *file = fopen(path, "r+");
-    usleep(20000); /* long enough for the others to come */
+    usleep(20000); /* long enough for the others to arrive */
     if (!file || fseek(file, 0, SEEK_END) || fputc('+', file) < 0 || fclose(file)) _exit(1);
     if (strstr(path, "bad")) raise(SIGSEGV);
     return true;
 }
 
-/* Every rank checks the file at about the same time; how often was it read? */
+/* All ranks check the file at about the same time. How often is it read? */
 static void check_together(const char *folder, const char *name, enum hapt_status expected)
 {
     char path[256];
@@ -38,11 +38,12 @@ static void check_together(const char *folder, const char *name, enum hapt_statu
     }
     MPI_Barrier(test_env.world);
     CHECK(stat(path, &after) == 0);
-    const long each = expected == HAPT_OK ? 1 : 2; /* what a child dies of is read by a second one */
+    const long each = expected == HAPT_OK ? 1 : 2; /* a file that kills a child is read by a second child */
     const long most =
-        each * (expected == HAPT_OK || test_env.node_size > 1 ? 1 : 3); /* alone nobody remembers what is bad */
+        each *
+        (expected == HAPT_OK || test_env.node_size > 1 ? 1 : 3); /* a single process does not remember bad files */
     CHECK_MESSAGE(after.st_size >= 1 && after.st_size <= most, "asked %ld times", (long)after.st_size);
-    MPI_Barrier(test_env.world); /* then the file may go */
+    MPI_Barrier(test_env.world); /* a bad file may be deleted */
 }
 
 int main(int argc, char **argv)

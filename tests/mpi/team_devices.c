@@ -1,7 +1,7 @@
 /* ranks: 2 3 4
- * A team whose devices trade among themselves against the same team through the host: all moves, equal bits. The
- * devices are of this test: what a group was asked comes to its place only when it has settled, a few questions later;
- * nothing may be queued before. */
+ * A team whose devices communicate directly, compared with the same team through the host: all collectives, equal bits.
+ * The devices are part of this test. An operation writes its result only when the communicator is ready, which takes a
+ * few polls. No work may be queued before that. */
 #include "test.h"
 
 #include "hapt/link.h"
@@ -16,15 +16,15 @@ enum { MOST = 8, LINGER = 3, WIDTH = 4 };
 
 struct hapt_device_comm {
     MPI_Comm comm;
-    int rank, ranks, left; /* questions until it settles */
-    char *kept;            /* what was asked, [bytes], for `to` */
+    int rank, ranks, left; /* polls until it is ready */
+    char *kept;            /* requested data, [bytes], for rank `to` */
     void *to;
     size_t bytes;
 };
 
 static struct {
-    bool none, shared, fails, stuck, faulty, splits; /* how groups are */
-    int groups, asked;                               /* alive; operations so far */
+    bool none, shared, fails, stuck, faulty, splits; /* how communicators behave */
+    int groups, asked;                               /* communicators alive; operations so far */
     struct hapt_device_comm *busy;
     size_t used;
 } fake;
@@ -46,7 +46,7 @@ static const char *make_id(unsigned char id[HAPT_DEVICE_COMM_ID_BYTES])
     return NULL;
 }
 
-/* Of all ranks, or of a line of the mesh, whose ranks are as far apart as its first two. */
+/* All ranks, or a line of the mesh. The ranks of a line have the distance of its first two. */
 static const char *create(const unsigned char id[HAPT_DEVICE_COMM_ID_BYTES], int rank, int ranks,
                           struct hapt_device_comm **group)
 {
@@ -57,7 +57,7 @@ static const char *create(const unsigned char id[HAPT_DEVICE_COMM_ID_BYTES], int
     if (fake.fails) (*group)->left = 1 << 30;
     fake.groups++;
     if (fake.fails) return NULL;
-    /* Every rank is a member of one group at a time: of the first ranks, or of every second. */
+    /* Each rank is in one communicator at a time: of the first ranks, or of every second rank. */
     const int color = ranks == test_env.world_size ? 0
                       : fake.groups == 2           ? test_env.world_rank % 2
                                                    : test_env.world_rank / 2;
@@ -65,7 +65,7 @@ static const char *create(const unsigned char id[HAPT_DEVICE_COMM_ID_BYTES], int
     return NULL;
 }
 
-/* The part is there when the group has settled. */
+/* The split communicator exists when its parent is ready. */
 static const char *split(struct hapt_device_comm *group, int color, int key, int rank, int ranks,
                          struct hapt_device_comm **part)
 {
@@ -78,8 +78,8 @@ static const char *split(struct hapt_device_comm *group, int color, int key, int
     int found[2];
     MPI_Comm_rank((*part)->comm, &found[0]);
     MPI_Comm_size((*part)->comm, &found[1]);
-    CHECK_MESSAGE(found[0] == rank && found[1] == ranks, "rank %d of %d is said to be %d of %d", found[0], found[1],
-                  rank, ranks);
+    CHECK_MESSAGE(found[0] == rank && found[1] == ranks, "rank %d of %d has the description of rank %d of %d", found[0],
+                  found[1], rank, ranks);
     return NULL;
 }
 
@@ -268,7 +268,7 @@ static const struct hapt_backend backend = {.name = "fake",
                                             .device_comms = groups};
 static struct hapt_device *const device = (struct hapt_device *)&fake;
 
-/* ---- a team of moves ---- */
+/* ---- collectives of a team ---- */
 
 enum { ALL_REDUCE, REDUCE_SCATTER, GATHER, BROADCAST, TRADE, SLICE, MOVES };
 
@@ -279,7 +279,7 @@ struct bench {
     struct hapt_program program;
     struct hapt_team team;
     struct hapt_op op[MOVES];
-    int axis, ranks, rank; /* along which all move, its ranks */
+    int axis, ranks, rank; /* the axis of the collective; its ranks */
     size_t elements, rows, own, most;
 };
 
@@ -298,8 +298,8 @@ static void cut(int ranks, size_t units, int64_t *first)
     CHECK(hapt_split(ratio, ranks, (int64_t)units, first));
 }
 
-/* A tensor [outer][extent][inner] cut along its middle, and the same as rows [outer * extent] cut in another way to be
- * traded with columns. */
+/* A tensor [outer][extent][inner] sharded along the middle, and the same tensor as rows [outer * extent] with other
+ * shares, for an all-to-all with columns. */
 static void lay_out(struct bench *bench, int round)
 {
     const enum hapt_collective_kind kind[MOVES] = {HAPT_COLLECTIVE_ALL_REDUCE, HAPT_COLLECTIVE_REDUCE_SCATTER,
@@ -329,7 +329,7 @@ static void lay_out(struct bench *bench, int round)
     }
     bench->own =
         bench->team.collective[GATHER].part[bench->rank].count * bench->team.collective[GATHER].part[bench->rank].run;
-    /* Rows of [lines][extent] to columns. */
+    /* From rows of [lines][extent] to columns. */
     struct hapt_team_collective *swap = &bench->team.collective[TRADE];
     const size_t me = (size_t)bench->rank, my_rows = (size_t)(row[me + 1] - row[me]),
                  my_columns = (size_t)(column[me + 1] - column[me]);
@@ -348,7 +348,7 @@ static void lay_out(struct bench *bench, int round)
     bench->most = (bench->elements + (lines + extent) * extent) * WIDTH;
 }
 
-/* inner: how many ranks the second axis has. */
+/* inner: number of ranks of the second axis. */
 static void open_bench(struct bench *bench, int inner, int axis)
 {
     memset(bench, 0, sizeof *bench);
@@ -374,7 +374,7 @@ static void close_bench(struct bench *bench)
     CHECK(fake.groups == 0 && fake.used == 0 && !fake.busy);
 }
 
-/* Small whole numbers and halves: sums are exact in both types. */
+/* Small multiples of one half: sums are exact in both types. */
 static void fill(void *data, enum hapt_dtype dtype, size_t elements, int round)
 {
     uint64_t state = (uint64_t)(round * 64 + test_env.world_rank);
@@ -405,7 +405,7 @@ static void run_moves(struct bench *bench, int round, char *to)
         memset(to + (size_t)m * bench->most, 0x7f, bench->most);
         CHECK_OK(links.collective(links.context, m, from, to + (size_t)m * bench->most));
     }
-    /* Its own part stands in its place, and nothing else. */
+    /* Only the rank's own part is there, in its position. */
     const struct hapt_strided *part = bench->team.collective[GATHER].part;
     const struct hapt_strided_list own = {1, &part[bench->rank]};
     char *whole = to + MOVES * bench->most;
@@ -417,7 +417,7 @@ static void run_moves(struct bench *bench, int round, char *to)
     free(from);
 }
 
-/* What ends a step, over the axes: sums, sums of slices, slices to all. */
+/* The collectives that end a step, over the axes: sums, sums of slices, all-gathers of slices. */
 static void run_flat(struct bench *bench, unsigned axes, int round, float *to, size_t elements)
 {
     struct hapt_engine_links links;
@@ -433,7 +433,7 @@ static void run_flat(struct bench *bench, unsigned axes, int round, float *to, s
     CHECK_OK(links.all_reduce(links.context, axes, to, elements));
     fill(to + elements, HAPT_F32, elements, round);
     CHECK_OK(links.reduce_scatter(links.context, axes, to + elements, bound));
-    for (size_t i = 0; i < elements; i++) /* others' slices are void */
+    for (size_t i = 0; i < elements; i++) /* slices of other ranks are undefined */
         if (i < bound[me] || i >= bound[me + 1]) to[elements + i] = 0;
     memcpy(to + 2 * elements, to + elements, elements * sizeof *to);
     CHECK_OK(links.all_gather(links.context, axes, to + 2 * elements, bound));
@@ -463,7 +463,7 @@ static void compare(int inner, int axis)
         fake.asked = 0;
         run_moves(&bench, round, got);
         run_flat(&bench, axes, round, sums + 3 * elements, elements);
-        CHECK(fake.asked == 9); /* a slice moves nothing */
+        CHECK(fake.asked == 9); /* a slice communicates nothing */
         fake.asked = 0;
         for (int m = 0; m <= MOVES; m++)
             CHECK_MESSAGE(memcmp(expected + (size_t)m * bench.most, got + (size_t)m * bench.most, bench.most) == 0,
@@ -499,7 +499,7 @@ static void refused(const char *why)
     close_bench(&bench);
 }
 
-/* One rank's reason is all ranks'. */
+/* If one rank fails, all ranks report its reason. */
 static void reasons(void)
 {
     fake.none = true;
@@ -511,7 +511,7 @@ static void reasons(void)
     fake.fails = true;
     refused("no way to its peers");
     fake.fails = false;
-    fake.faulty = true; /* when it is first used */
+    fake.faulty = true; /* at its first use */
     refused("the wire is cut");
     fake.faulty = false;
     fake.stuck = true;
@@ -552,7 +552,7 @@ static void failures(void)
     } else {
         hapt_time_sleep_until(hapt_time_s() + 4);
         CHECK(hapt_collective_late(bench.team.all_ranks, "too late") ==
-              HAPT_ERR_COMM); /* takes what the others have sent */
+              HAPT_ERR_COMM); /* receives what the others have sent */
     }
     hapt_fail_reset();
     MPI_Barrier(test_env.world);

@@ -1,6 +1,6 @@
 /* ranks: 1 2 3 4
- * Training by hand-made plans against a run of PyTorch (tests/data/gpt-small.h5), against one rank, and against itself.
- */
+ * Training by hand-made plans, compared with a run of PyTorch (tests/data/gpt-small.h5), with one rank, and with
+ * itself. */
 #include "train_plans.h"
 
 static void one_rank_against_pytorch(void)
@@ -9,14 +9,14 @@ static void one_rank_against_pytorch(void)
     struct hapt_train_result *result = train(&shape, make_config("one", reference_options), NULL);
     if (!result) return;
     CHECK(result->history.count == STEPS);
-    CHECK_MESSAGE(worst(result->history.loss, fp64, STEPS) < 2e-6, "losses are %g away",
+    CHECK_MESSAGE(worst(result->history.loss, fp64, STEPS) < 2e-6, "losses differ by %g",
                   worst(result->history.loss, fp64, STEPS));
     if (test_env.world_rank == 0)
         CHECK(result->planned_bytes[0] > 0 && result->planned_bytes[0] == result->measured_bytes[0]);
     check_weights(hapt_arena_printf(&arena, "%s/one", folder));
 }
 
-/* Random cuts between operators, any of 1, 2 ranks a stage, as many as there are. */
+/* Random boundaries between operators, 1 or 2 ranks per stage, on all ranks. */
 static struct shape random_shape(uint64_t *random)
 {
     struct shape shape = {.microbatches = 4, .schedule = (enum hapt_schedule_kind)(hapt_random_next(random) % 4)};
@@ -47,13 +47,14 @@ static void random_plans(void)
         struct hapt_train_result *result = train(&shape, make_config("random", reference_options), NULL);
         if (!result) return;
         const double difference = worst(result->history.loss, fp64, STEPS);
-        if (!CHECK_MESSAGE(difference < 1e-5, "round %d: losses are %g away", round, difference))
+        if (!CHECK_MESSAGE(difference < 1e-5, "round %d: losses differ by %g", round, difference))
             for (int s = 0; s < shape.stages; s++)
                 fprintf(stderr, "  stage %d: up to operator %d on %d\n", s, shape.end[s], shape.size[s]);
     }
 }
 
-/* Two stages where ranks allow, the cut inside a block: activations and gradients of the residual pass by. */
+/* Two stages if there are enough ranks. The boundary is inside a block, so activations and gradients of the residual
+ * stream cross it. */
 static struct shape pipeline(enum hapt_schedule_kind kind)
 {
     struct shape shape = one_rank();
@@ -121,7 +122,7 @@ static void resume_is_bitwise(void)
     }
 }
 
-/* Clipping, momentum and a schedule of the learning rate see the whole model, however it is cut. */
+/* Clipping, momentum and the learning-rate schedule apply to the whole model, for any boundaries. */
 static void optimizers_agree(void)
 {
     static const char *const option[][24] = {
@@ -134,9 +135,9 @@ static void optimizers_agree(void)
         struct hapt_train_result *a = train(&alone, make_config("a", option[o]), NULL);
         struct hapt_train_result *b = train(&piped, make_config("b", option[o]), NULL);
         if (!a || !b) return;
-        CHECK_MESSAGE(worst(b->history.loss, a->history.loss, 12) < 1e-5, "losses are %g away",
+        CHECK_MESSAGE(worst(b->history.loss, a->history.loss, 12) < 1e-5, "losses differ by %g",
                       worst(b->history.loss, a->history.loss, 12));
-        CHECK_MESSAGE(worst(b->history.gradient_norm, a->history.gradient_norm, 12) < 1e-4, "norms are %g away",
+        CHECK_MESSAGE(worst(b->history.gradient_norm, a->history.gradient_norm, 12) < 1e-4, "norms differ by %g",
                       worst(b->history.gradient_norm, a->history.gradient_norm, 12));
         CHECK(a->history.learning_rate[0] < a->history.learning_rate[3]);
         CHECK(a->history.learning_rate[11] < a->history.learning_rate[4]);
@@ -144,7 +145,7 @@ static void optimizers_agree(void)
     }
 }
 
-/* Slowed devices and paced links change the time, not a bit. */
+/* Slowed devices and paced links change times, not bits. */
 static void rehearsal_changes_no_bit(void)
 {
     struct shape shape = pipeline(HAPT_SCHEDULE_H1F1B);
@@ -159,8 +160,8 @@ static void rehearsal_changes_no_bit(void)
     if (shape.stages > 1) CHECK(slow->comm_s[shape.stages] > 4 * 2 * 64 * 64 * 4 / 20e6);
 }
 
-/* Without tied parameters and without sharding a pipeline adds nothing up in another order: the bits are those of one
- * rank, in either type. In bf16 the losses stay near those of fp32: 8 bits of mantissa, sums in fp32. */
+/* Without tied parameters and sharding, a pipeline adds in the same order as one rank, so the bits are equal in both
+ * types. In bf16 (8 bits of mantissa, sums in fp32) the losses stay near those of fp32. */
 static void pipelines_are_bitwise_one_rank(void)
 {
     struct hapt_model *const usual = model;
@@ -173,10 +174,10 @@ static void pipelines_are_bitwise_one_rank(void)
         struct hapt_train_result *a = train(&alone, make_config("alone", reference_options), NULL);
         struct hapt_train_result *b = train(&piped, make_config("piped", reference_options), NULL);
         if (!a || !b) break;
-        CHECK_MESSAGE(!memcmp(a->history.loss, b->history.loss, sizeof first), "%s: losses are %g away", dtypes[d],
+        CHECK_MESSAGE(!memcmp(a->history.loss, b->history.loss, sizeof first), "%s: losses differ by %g", dtypes[d],
                       worst(b->history.loss, a->history.loss, STEPS));
         if (d == 0) memcpy(first, a->history.loss, sizeof first);
-        CHECK_MESSAGE(worst(a->history.loss, first, STEPS) < 1e-2, "%s is %g away from fp32", dtypes[d],
+        CHECK_MESSAGE(worst(a->history.loss, first, STEPS) < 1e-2, "%s differs from fp32 by %g", dtypes[d],
                       worst(a->history.loss, first, STEPS));
     }
     model = usual;
@@ -202,7 +203,7 @@ static void refusals(void)
     CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", none),
                          &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
-    /* A loss that is not finite stops before the update, with a checkpoint. */
+    /* A loss that is not finite stops the run before the update, with a checkpoint. */
     CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("hot", hot),
                          &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();

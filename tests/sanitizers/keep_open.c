@@ -1,5 +1,4 @@
-/* Preloaded under the leak sanitizer: libraries stay loaded, so that their frames have names at the end of the process.
- */
+/* Preloaded with the leak sanitizer: keeps libraries loaded, so that their frames have names when the process ends. */
 int dlclose(void *handle);
 int dlclose(void *handle)
 {

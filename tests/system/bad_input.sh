@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Bad input of every kind: one clear error from one rank, a hint, the right exit code, from any number of ranks, no hang.
+# Bad input of every kind: one clear error from one rank, a hint, the right exit code, on any number of ranks, and no hang.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -18,7 +18,7 @@ printf '{"format":"hapt-cluster","version":1,\n"subclusters":[' >"$scratch/cut.j
 printf '{"format":"hapt-cluster","version":1,\n"subclusters":[{"name":"a","nodes":1,"devices_per_node":1,"device":"cpu","memory":"200 kB"}]}' \
     >"$scratch/tiny.json"
 
-# graphs that cannot be: edited by h5py from a good file
+# invalid graphs: h5py edits a valid file
 /usr/bin/python3 - "$scratch" <<'P' || exit 1
 import shutil, sys
 import h5py
@@ -39,7 +39,7 @@ def dataset(f, name, change):
 def cycle(f):     # the first operator reads what the last one makes
     last = f["/operators/output"][-1][0]
     dataset(f, "/operators/input", lambda d: d.__setitem__((1, 0), last))
-def dangling(f):  # an input that is no tensor
+def dangling(f):  # an input that does not exist
     dataset(f, "/operators/input", lambda d: d.__setitem__((1, 0), 100000))
 def shape(f):
     dataset(f, "/tensors/shape", lambda d: d.__setitem__((3, 0), d[3, 0] + 5))
@@ -70,7 +70,7 @@ done
 unset no_hint
 "$HAPT" data tests/system/bad_input.sh --output "$scratch/bytes.h5" >/dev/null 2>&1 &&
     "$HAPT" model gpt --layers 2 --hidden 32 --heads 2 --sequence 16 --vocab 256 --microbatch 2 --output "$scratch/bytes-model.h5" >/dev/null 2>&1 ||
-    fail "no model of bytes"
+    fail "cannot make a model for bytes"
 refuses 4 'memory|device|plan' 1 --input "$scratch/bytes-model.h5" --data "$scratch/bytes.h5" --cluster "$scratch/tiny.json" $small
 refuses 3 'contains no data' 2 --input "$scratch/good.h5" $small
 refuses 2 'command' 1 fly

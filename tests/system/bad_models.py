@@ -1,5 +1,5 @@
-"""Model files whose operators declare what cannot be: FOLDER holds FAMILY.h5 of each family. Writes FOLDER/bad-NAME.h5 and prints, a
-line each, NAME and a pattern of the error."""
+"""Model files with impossible attributes of operators. FOLDER holds FAMILY.h5 of each family. Writes FOLDER/bad-NAME.h5 and prints one line
+per file: NAME and a pattern of the error."""
 import shutil
 import sys
 
@@ -47,7 +47,7 @@ def retype(kind, to):
 
 
 def frozen(kind, to):
-    """No parameter is trained but those behind the operator, so that no gradient is asked of it."""
+    """Only the parameters behind the operator are trained, so that it needs no gradient."""
     def change(file):
         retype(kind, to)(file)
         first = file["/operators/input"][...][-2][1] if len(file["/operators/input"]) > 1 else 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Model files whose operators declare what cannot be (strides of 0, paddings that overflow, more chosen experts than there are,
-# operators of the backward pass): one clear error, a hint, exit code 3, never a crash. And outputs that are no files.
+# Model files with impossible attributes of operators (strides of 0, paddings that overflow, more chosen experts than exist, operators of
+# the backward pass): one clear error, a hint, exit code 3, never a crash. Also outputs that are not regular files.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -24,7 +24,7 @@ done <"$scratch/cases"
 refuses 3 'stride' 2 --input "$scratch/bad-vgg-stride0.h5" --steps 1 --output "$scratch/run"
 refuses 3 'experts' 2 --input "$scratch/bad-bert-moe-chosen-more.h5" --steps 1 --output "$scratch/run"
 
-# Data of another kind than the model's; a graph beyond all limits ends at once; devices and folders are not replaced.
+# Data of another kind than the model's. A graph beyond all limits fails at once. Devices and folders are not replaced.
 echo "In the beginning" >"$scratch/text"
 passes 1 data "$scratch/text" --output "$scratch/tokens.h5"
 # shellcheck disable=SC2086

@@ -1,4 +1,4 @@
-"""Profiles that no plan can be made from: damaged, absurd, hostile, infeasible. One clear error, the right exit code, in little memory."""
+"""Profiles without a plan: damaged, absurd, hostile, infeasible. Each gives one clear error and the right exit code, in little memory."""
 import concurrent.futures
 import os
 import random
@@ -12,7 +12,7 @@ from profiles import HAPT, LONG, MPIRUN, attribute, campaign, check, mixed, prof
 
 
 def table(name, **storage):
-    """A dataset in place of another, of which nothing is ever written."""
+    """Replaces a dataset by one without written data."""
     def change(file):
         del file[name]
         file.create_dataset(name, dtype="f8", **storage)
@@ -20,7 +20,7 @@ def table(name, **storage):
 
 
 def unwritten(layers, clusters, **storage):
-    """A profile within all limits whose big tables stand in the file's header alone."""
+    """A profile within all limits, whose big tables exist in the file's header only."""
     def change(file):
         for name in list(file):
             del file[name]
@@ -36,7 +36,7 @@ def unwritten(layers, clusters, **storage):
 
 
 def wide_chunks(file):
-    """A small table in one chunk of 134 MB that holds zeros and packs well."""
+    """A small table in one chunk of 134 MB of zeros, which compresses well."""
     values = file["cluster_0/stage_time"][...]
     del file["cluster_0/stage_time"]
     new = file["cluster_0"].create_dataset("stage_time", shape=values.shape, maxshape=(None, None, None),
@@ -56,7 +56,7 @@ def degrees(*values):
 
 
 def group(change=None, **arguments):
-    """With mixed stages, changed."""
+    """With mixed stages that are changed."""
     def both(file):
         mixed(file, **arguments)
         if change:
@@ -151,7 +151,7 @@ BAD = {
     "other-format": attribute("/", "format", "hapt-plan"),
     "future": lambda file: file.attrs.update(format="hapt-profile", version=99),
 }
-# what every number of ranks must refuse alike; launchers take seconds to end a failing job, so these overlap
+# all numbers of ranks must refuse it alike; launchers take seconds to end a failing job, so these runs overlap
 ON_RANKS = ["nan-only", "hollow", "huge", "wide-chunks", "nan-memory", "odd-degree", "no-table", "nan-flops", "cut", "text", "absent"]
 
 
@@ -165,7 +165,7 @@ def bad_profiles():
     profile("good.h5")
     done = run("plan", "--profile", "good.h5", "--output", "good-plan.h5")
     check(done.returncode == 0, f"the good profile: {done.stderr}")
-    shutil.copy("good-plan.h5", "kept.h5") # an older plan is what a plan may replace
+    shutil.copy("good-plan.h5", "kept.h5") # a plan may replace an older plan
     for name, change in {**BAD, **MIXED}.items():
         profile(f"{name}.h5", change=change)
         refuses(3, "plan", "--profile", f"{name}.h5", "--output", "kept.h5")
@@ -201,7 +201,7 @@ def on_ranks():
 
 
 def little_memory():
-    """Well-formed tables of 41 GB in a few kB, beyond the memory at hand: exit code 5, not a kill."""
+    """Well-formed tables of 41 GB in a few kB, larger than the memory: exit code 5, not a kill."""
     profile("filled.h5", change=unwritten(8000, 8, fillvalue=np.nan))
     for ranks in (0, 2):
         command = (MPIRUN + [str(ranks)] if ranks else []) + [HAPT, "plan", "--profile", "filled.h5", "--output", "kept.h5"]
@@ -213,7 +213,7 @@ def little_memory():
 
 
 def damaged():
-    """Bits and bytes changed anywhere: refused, infeasible or planned, but never a crash or a hang."""
+    """Bits and bytes changed anywhere. The profile is refused, infeasible or planned, but nothing crashes or hangs."""
     with open("good.h5", "rb") as file:
         whole = file.read()
     seed = random.randrange(1 << 30) if LONG else 5
@@ -231,7 +231,7 @@ def damaged():
 
     places = []
     for flip in range(800 if LONG else 16):
-        at = generator.randrange(2048 if flip % 2 else len(whole))  # every other one in the headers
+        at = generator.randrange(2048 if flip % 2 else len(whole))  # every second one in the headers
         places.append((at, whole[at] ^ 1 << generator.randrange(8) if flip % 4 < 2 else generator.randrange(256)))
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for job in [pool.submit(one, flip) for flip in range(len(places))]:

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What the build and the processes look like from outside: hardening in the ELF files, names in process lists, and no installing unasked.
+# Properties of the build and of processes: hardening in the ELF files, names in process lists, and no installation without a request.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
-# Sanitizers replace the hardening, and a build may leave it out.
+# Sanitizers replace the hardening, and a build may be without it.
 hardened() { # FILE
     readelf -Wld "$1" >"$scratch/elf" && grep -q GNU_RELRO "$scratch/elf" && grep -qE 'BIND_NOW|Flags:.* NOW' "$scratch/elf" &&
         readelf -Ws --dyn-syms "$1" | grep -q __stack_chk_fail
@@ -22,10 +22,10 @@ else
     done
     # The check can fail: the same link line without the flags.
     echo 'int main(void) { return 0; }' | gcc -xc -O2 -no-pie -Wl,-z,norelro,-z,lazy -o "$scratch/plain" - &&
-        check "a plain executable is told apart" eval '! hardened "$scratch/plain" && ! is_pie "$scratch/plain" && ! fortified "$scratch/plain"'
+        check "a plain executable has no hardening" eval '! hardened "$scratch/plain" && ! is_pie "$scratch/plain" && ! fortified "$scratch/plain"'
 fi
 
-# Names of a rank, its helper and its threads. Two stages on three ranks: each rank has a communication thread.
+# Names of a rank, its sandbox process and its threads. Two stages on three ranks: each rank has a communication thread.
 "$HAPT" data LICENSE --output "$scratch/t.h5" >/dev/null || exit 1
 small_plan --data "$scratch/t.h5"
 mpirun --oversubscribe --bind-to none -np 3 "$HAPT" train --input "$scratch/m.h5" --cluster "$scratch/c.json" --plan "$scratch/plan.h5" --steps 100000000 \
@@ -48,8 +48,8 @@ done
 kill -TERM $launcher
 wait $launcher 2>/dev/null
 
-# jobs/setup-debian.sh on a machine that lacks something: `deps USER-ID PROGRAM... -- ARGUMENTS...` runs it with these programs alone. Everything that would install
-# anything leaves a trace in $scratch/calls.
+# jobs/setup-debian.sh on a machine that lacks something: `deps USER-ID PROGRAM... -- ARGUMENTS...` runs it with these programs only.
+# Programs that would install something are replaced; they write to $scratch/calls.
 deps() {
     local id=$1 program
     rm -rf "$scratch/bin" "$scratch/calls" && mkdir "$scratch/bin"
@@ -74,13 +74,13 @@ run() { # ID PROGRAMS ASSIGNMENT...
     # shellcheck disable=SC2086
     deps "$id" $programs -- "$@" bash "$PWD/jobs/setup-debian.sh"
 }
-run 1000 "$most"; code=$? # bible is missing, without which nothing stops
-check "nothing is installed unasked" [ ! -e "$scratch/calls" ]
-check "what hapt can do without stops nothing" [ $code -eq 0 ]
+run 1000 "$most"; code=$? # bible is missing, which is optional
+check "nothing is installed without a request" [ ! -e "$scratch/calls" ]
+check "a missing optional package is no error" [ $code -eq 0 ]
 check "the command is printed" grep -qx 'sudo apt-get update && sudo apt-get install -y --no-install-recommends .*bible-kjv.*' "$scratch/err"
 run 1000 "${most/mpicc/}"; code=$?
-check "nothing is installed unasked, whatever is missing" [ ! -e "$scratch/calls" ]
-check "what is essential stops" [ $code -eq 3 ]
+check "nothing is installed without a request if an essential package is missing" [ ! -e "$scratch/calls" ]
+check "a missing essential package is an error" [ $code -eq 3 ]
 check "and is named" grep -q 'error: hapt cannot be built without: .*libopenmpi-dev' "$scratch/err"
 check "with a hint" [ "$(grep -c '^hint: ' "$scratch/err")" -eq 1 ]
 run 1000 "$most" SUDO=sudo

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Calibrated prediction: tables measured on one model predict it and another better than the built-in ones; what measuring costs
-# grows with what is unique; files that are no tables are refused.
+# Calibrated prediction. Tables measured on one model predict it and another model better than the built-in ones. The time of measuring
+# grows with the number of unique ranges. Files that are no tables are refused.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -13,7 +13,8 @@ model deep 8 128 4
 export OMP_NUM_THREADS=1
 quick="--threads 1 --profile-seconds 6"
 
-# Twice the blocks: twice the unique ranges, about as many of them timed. Where witnesses on a disturbed machine ask for all, once more.
+# Twice the blocks: twice the unique ranges, and about as many timed ones. A disturbed machine may require all to be timed; then it is tried
+# again.
 shape() { # NAME: unique and timed of a measured profile
     passes 1 profile --input "$scratch/$1.h5" --output "$scratch/$1-measured.h5" --json $quick &&
         /usr/bin/python3 -c 'import json, sys
@@ -39,7 +40,7 @@ for m in a b; do
     passes 1 profile --input "$scratch/$m.h5" --predict yes --efficiency "$scratch/e.h5" --output "$scratch/$m-calibrated.h5" --threads 1
     grep -q 'built-in' "$scratch/err" && fail "the table of this device is not found"
     checks=$((checks + 1))
-    # The machine may be shared: nothing is asked but that calibration is not worse than none, or good in itself.
+    # The machine may be shared. So calibration must only not be worse than none, or be good by itself.
     /usr/bin/python3 - "$scratch/$m" <<'P' || fail "calibrated prediction of model $m"
 import sys
 import h5py
@@ -53,11 +54,11 @@ P
 done
 h5dump "$scratch/e.h5" >"$scratch/dump" && grep -q '"product"' "$scratch/dump" && grep -q 'operator_time' "$scratch/dump" ||
     fail "h5dump does not show the tables"
-# On several ranks: sums over devices are measured as well; one JSON object holds both products.
+# On several ranks sums over devices are measured as well. One JSON object holds both results.
 printf '{"format":"hapt-cluster","version":1,"subclusters":[{"name":"f","nodes":1,"devices_per_node":2,"device":"cpu","slowdown":2}]}' \
     >"$scratch/two.json"
 passes 2 profile --input "$scratch/a.h5" --cluster "$scratch/two.json" --calibrate "$scratch/e2.h5" --output "$scratch/p2.h5" --json $quick &&
-    /usr/bin/python3 - "$scratch" <<'P' || fail "the JSON of both products, or the sums"
+    /usr/bin/python3 - "$scratch" <<'P' || fail "the JSON of both results, or the sums"
 import json, sys
 import h5py
 d = json.load(open(sys.argv[1] + "/out"))
@@ -68,14 +69,14 @@ sums = h5py.File(sys.argv[1] + "/e2.h5", "r")["/device_0/all_reduce"][...]
 assert sums.shape == (4, 4) and (sums > 0).all() and (sums[:, 0] == 2).all(), sums
 P
 
-# A cluster on paper takes the table of its devices' names and says which are missing.
+# A cluster on paper uses the table of its devices' names. Missing ones are reported.
 printf '{"format":"hapt-cluster","version":1,"subclusters":[{"name":"p","nodes":1,"devices_per_node":4,"device":"cpu"},
 {"name":"v","nodes":1,"devices_per_node":1,"device":"V100-32GB"}]}' >"$scratch/paper.json"
 passes 1 plan --input "$scratch/a.h5" --cluster "$scratch/paper.json" --efficiency "$scratch/e.h5" --json
-grep -q 'no table of V100-32GB in fp32: predicted with the built-in' "$scratch/err" || fail "nothing said of the V100: $(cat "$scratch/err")"
+grep -q 'no table of V100-32GB in fp32: predicted with the built-in' "$scratch/err" || fail "no message about the V100: $(cat "$scratch/err")"
 grep -q 'no table of cpu' "$scratch/err" && fail "the table of cpu is not found"
 
-# Without effect, or nothing to measure: refused with the reason.
+# No effect, or nothing to measure: refused with the reason.
 refuses 2 'efficiency has no effect: the profile is measured' 2 profile --input "$scratch/a.h5" --efficiency "$scratch/e.h5" --output "$scratch/x.h5"
 refuses 2 'efficiency has no effect' 1 plan --input "$scratch/a.h5" --efficiency "$scratch/e.h5"
 refuses 2 'efficiency has no effect' 1 plan --profile "$scratch/a-measured.h5" --efficiency "$scratch/e.h5"

@@ -1,4 +1,4 @@
-"""jobs/case-study.py against the numbers of HAPT Table 1 and against every plan there is for eight layers."""
+"""jobs/case-study.py compared with the numbers of HAPT Table 1, and with every possible plan for eight layers."""
 import importlib.util
 import os
 import tempfile
@@ -12,7 +12,7 @@ case = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(case)
 
 def pipelines(submeshes, room, layers, rest):
-    """Every way to place `layers` on a subcluster's submeshes in a row, at most `room` devices, then rest(layers left)."""
+    """Every way to place `layers` on the submeshes of a subcluster in order, on at most `room` devices; then rest(layers left)."""
     yield from rest(layers)
     for n, m, peak in submeshes:
         if n * m > room:
@@ -61,7 +61,7 @@ def figures(clusters, rows, crossing_s):
     shape = [(s["subcluster"], s["nodes"], s["devices_per_node"], s["layers"][1] - s["layers"][0]) for s in coarse_best["stages"]]
     check(sorted(shape) == [("a100", 2, 2, 7), ("v100", 1, 2, 1)], f"{name}: the optimum of 8 layers is {shape}")
     check(fine_best["t_max"] <= 1.125, f"{name}: the optimum of 128 layers paces at {fine_best['t_max']}")
-    # nothing paces below perfect balance: 8/3 of A100(1,2)'s seconds over the whole peak
+    # t_max is at least that of perfect balance: 8/3 of A100(1,2)'s seconds divided by the whole peak
     total = sum(n * m * peak for _, n, m, peak in clusters)
     balanced = case.model_flops(clusters) / total
     check(fine_best["t_max"] >= balanced and abs(fine_best["eta"] - balanced / fine_best["t_max"]) < 1e-9, f"{name}: balance by (25)")

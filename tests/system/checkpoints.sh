@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checkpoints in unlucky runs: a rank dies before training began, all that stands is damaged, the data are others, memory lacks for a copy,
-# one rank alone meets a value that is not finite.
+# Checkpoints in difficult runs: a rank dies before training begins, all checkpoints are damaged, the data differ, memory for a copy is
+# missing, one rank has a value that is not finite.
 . tests/system/lib.sh.inc
 check() { # WHAT CONDITION...
     local what=$1
@@ -20,8 +20,7 @@ passes 1 plan --profile "$scratch/p.h5" --microbatches 2 --stages "0-2@a:1x2,2-$
 train="train --cluster $scratch/c.json --plan $scratch/plan.h5 --threads 1 --layers-per-model 6"
 sum() { (cd "$1" && find . -type f | sort | xargs sha256sum); }
 
-# 1. A rank dies while the model is profiled, and when the folder of the first checkpoint is to be made: the same command, given again,
-#    comes to its end.
+# 1. A rank dies while the model is profiled, and when the folder of the first checkpoint is made. The same command again completes the run.
 job="--input $scratch/m.h5 --cluster $scratch/c.json --data $scratch/t.h5 --threads 1 --microbatches 2 --steps 3 --resume auto --output $scratch/job"
 # shellcheck disable=SC2086
 mpirun --oversubscribe --bind-to none -np 3 "$HAPT" $job --profile-seconds 60 >"$scratch/out" 2>"$scratch/err" &
@@ -35,18 +34,18 @@ kill -KILL "${ranks[1]}"
 wait $launcher
 code=$?
 check "a rank dies while the model is profiled: code $code" [ $code -ne 0 ]
-check "no checkpoint is there yet" [ -z "$(ls "$scratch/job/checkpoints" 2>/dev/null)" ]
-# the folders of the run stand: the next one is that of the first checkpoint
+check "no checkpoint exists yet" [ -z "$(ls "$scratch/job/checkpoints" 2>/dev/null)" ]
+# the folders of the run exist: the next one is that of the first checkpoint
 # shellcheck disable=SC2086
 LD_PRELOAD=$HAPT_BUILD/tests/faults/faults.so FAULTS_UNDER=$scratch/job FAULTS_CALL=mkdir FAULTS_AT=1 FAULTS_ERROR=KILL \
     on 3 $job --profile-seconds 0.5 >"$scratch/out" 2>"$scratch/err"
 code=$?
 check "a rank dies while it saves the first checkpoint: code $code, $(tail -n 2 "$scratch/err")" [ $code -eq 137 ]
-check "no checkpoint is there yet" [ -z "$(ls "$scratch/job/checkpoints" 2>/dev/null)" ]
+check "no checkpoint exists yet" [ -z "$(ls "$scratch/job/checkpoints" 2>/dev/null)" ]
 # shellcheck disable=SC2086
-passes 3 $job --profile-seconds 0.5 --json && check "it began anew" grep -q '"first_step": 0,' "$scratch/out"
+passes 3 $job --profile-seconds 0.5 --json && check "the run began at step 0" grep -q '"first_step": 0,' "$scratch/out"
 
-# 2. Nothing that stands is whole: one error, nothing is overwritten.
+# 2. No checkpoint is intact: one error, and nothing is overwritten.
 passes 3 $train --input "$scratch/m.h5" --data "$scratch/t.h5" --steps 4 --checkpoint-every 2 --output "$scratch/run"
 cp -r "$scratch/run" "$scratch/spoilt"
 for manifest in "$scratch"/spoilt/checkpoints/*/manifest.h5; do echo damage >>"${manifest%/*}/shard-0000.h5"; done
@@ -57,11 +56,11 @@ for how in auto yes; do
     check "nothing is overwritten" [ "$before" = "$(sum "$scratch/spoilt")" ]
 done
 
-# A file where the folder of the checkpoints goes: found when stages are connected already.
+# A file in place of the checkpoints' folder. It is found after the stages have connected.
 mkdir "$scratch/blocked" && touch "$scratch/blocked/checkpoints"
 refuses 6 'checkpoints' 3 $train --input "$scratch/m.h5" --data "$scratch/t.h5" --steps 2 --output "$scratch/blocked"
 
-# 3. Other data than the checkpoint's: training goes on, and says so; the same data in another order, too; the same ones in silence.
+# 3. Training goes on with a warning if the data differ from the checkpoint's, or their order does. With the same data there is no warning.
 resumed() { # PATTERN OPTIONS...
     local pattern=$1
     shift
@@ -76,8 +75,8 @@ resumed "" --data "$scratch/t.h5"
 resumed 'the data differ from those of checkpoint .*step-00000004' --data "$scratch/other.h5"
 resumed 'the order of the data differs' --data "$scratch/t.h5" --data-seed 7
 
-# 4. No memory for a copy: said, and training waits for each checkpoint; what is learned is the same. The address space is limited to what
-#    the run takes without a copy, and a little (an address sanitizer takes more than any limit).
+# 4. No memory for a copy: a message says so, and training waits for each checkpoint. The result is the same. The address space is limited
+# to that of a run without a copy plus a little (an address sanitizer exceeds any limit).
 alone() { # NAME OPTIONS...
     local name=$1
     shift
@@ -95,29 +94,30 @@ scarce_memory() {
         [ -e "$scratch/endless/checkpoints/step-00000004/manifest.h5" ] && break
         sleep 0.05
     done
-    process=$(tr -d ' ' <"/proc/$!/task/$!/children") # of the shell behind "&"
+    process=$(tr -d ' ' <"/proc/$!/task/$!/children") # the child of the shell behind "&"
     peak=$(sed -n 's/^VmPeak:[^0-9]*\([0-9]*\) kB/\1/p' "/proc/$process/status")
     kill -KILL "$process"
     wait
     copy=$(($(stat -c %s "$scratch/endless/checkpoints/step-00000004/shard-0000.h5") / 1024))
-    alone room --steps 6 || fail "with room: $(tail -n 2 "$scratch/room.err")"
-    check "with room, two in each interval" \
+    alone room --steps 6 || fail "with memory for a copy: $(tail -n 2 "$scratch/room.err")"
+    check "with memory for a copy: two checkpoints in each interval" \
         [ "$(ls "$scratch/room/checkpoints" | tr '\n' ' ')" = "step-00000002 step-00000004 step-00000006 " ]
     (
         ulimit -v $((peak + copy / 8)) # kB
         alone scarce --steps 6
-    ) || fail "without room: $(tail -n 2 "$scratch/scarce.err")"
+    ) || fail "without memory for a copy: $(tail -n 2 "$scratch/scarce.err")"
     check "said: $(cat "$scratch/scarce.err")" grep -q 'checkpoints are synchronous: copies would need' "$scratch/scarce.err"
-    check "without room, one in each" [ "$(ls "$scratch/scarce/checkpoints" | tr '\n' ' ')" = "step-00000004 step-00000006 " ]
+    check "without memory for a copy: one checkpoint in each interval" [ "$(ls "$scratch/scarce/checkpoints" | tr '\n' ' ')" = "step-00000004 step-00000006 " ]
     check "the same weights" /usr/bin/python3 tests/system/same_checkpoint.py "$scratch/room" "$scratch/scarce" 6 >"$scratch/why"
 }
 nm "$HAPT" 2>/dev/null | grep -q __asan_init || scarce_memory
 
-# 5. The gradient of one rank alone is not finite: nobody updates, the last checkpoint stands.
+# 5. Only one rank has a gradient that is not finite: no rank updates, and the last checkpoint stays.
 passes 1 export --checkpoint "$scratch/run" --output "$scratch/old.h5"
 /usr/bin/python3 - "$scratch" <<'P' || fail "making the model"
-# The last layer norm's gain and bias are 0, so logits are 0 and the loss is log 256. The head's row of token 97 is 2e38, the stream's first
-# column stands out: where 97 is the target, the gain's gradient is about 8 times that row, beyond fp32; nothing goes back behind the gain.
+# The last layer norm's gain and bias are 0, so logits are 0 and the loss is log 256. The head's row of token 97 is 2e38, and the first
+# column of the residual stream is large. If 97 is the target, the gain's gradient is about 8 times that row, beyond fp32. No other gradient
+# depends on it, because the gain is 0.
 import sys
 import h5py, numpy
 folder = sys.argv[1]
@@ -144,7 +144,7 @@ refuses 3 'error: step 2: the loss is 5\.5.* nothing was updated; it began at th
 check "the last checkpoint is of step 2" [ "$(ls "$scratch/spike/checkpoints" | tail -n 1)" = step-00000002 ]
 passes 1 export --checkpoint "$scratch/spike" --output "$scratch/kept.h5"
 checks=$((checks + 1))
-/usr/bin/python3 - "$scratch/weights.h5" "$scratch/kept.h5" <<'P' || fail "the last checkpoint holds other weights than those of before"
+/usr/bin/python3 - "$scratch/weights.h5" "$scratch/kept.h5" <<'P' || fail "the last checkpoint has different weights"
 import sys
 import h5py
 one, two = ({name: item[()].tobytes() for name, item in h5py.File(path, "r")["parameters"].items()} for path in sys.argv[1:])

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# hapt topology and hapt doctor as a user meets them: results, error lines, exit codes, at 1, 2 and 4 ranks.
+# hapt topology and hapt doctor as users run them: results, error lines, exit codes, on 1, 2 and 4 ranks.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 hapt=${HAPT:-build/hapt}
@@ -26,10 +26,10 @@ ranks() { # N ARGUMENTS...; output in $dir/out and $dir/err
     fi
     code=$?
 }
-one_error() { # the error line comes once, with a hint behind it
+one_error() { # the error line comes once, followed by a hint
     [ "$(grep -c '^hapt: error: ' "$dir/err")" -eq 1 ] && [ "$(grep -c '^hint: ' "$dir/err")" -eq 1 ]
 }
-many="1 2 4" # ranks to be refused with; mpirun takes seconds to end a job whose ranks fail, so most cases run alone
+many="1 2 4" # numbers of ranks that must all refuse; mpirun takes seconds to end a failing job, so most cases run on one rank
 refused() { # WORD CODE ARGUMENTS...
     local word=$1 expected=$2 n
     shift 2
@@ -44,7 +44,7 @@ json() { # FILE EXPRESSION over the parsed object d
     /usr/bin/python3 -c 'import json, sys; d = json.load(open(sys.argv[1])); sys.exit(0 if eval("(" + sys.argv[2] + ")") else 1)' "$1" "$2"
 }
 
-# A good file: on paper with one rank, bound and probed with four, one idle with five.
+# A valid file: on paper with one rank, bound and probed with four, and with one idle rank of five.
 for n in 1 4 5; do
     ranks $n topology --cluster inputs/two-subclusters.json --json --output "$dir/t$n.h5"
     cp "$dir/out" "$dir/t$n.json"
@@ -55,7 +55,7 @@ for n in 1 4 5; do
     check "topology at $n ranks: HDF5" h5dump -a /format "$dir/t$n.h5" >/dev/null
 done
 check "an idle rank is mentioned" grep -q "1 of 5 ranks" "$dir/err"
-# Collectives are measured over the devices' ranks, slowed down where a link is, and the file then tells what they cost.
+# Collectives are measured over the ranks of the devices, with paced links. The file then contains their costs.
 ranks 5 topology --cluster inputs/two-subclusters.json --collectives --json --output "$dir/c.h5"
 check "topology --collectives: exit code $code" [ $code -eq 0 ]
 cp "$dir/out" "$dir/c.json"
@@ -69,7 +69,7 @@ for from in links measured; do
     check "hapt spmd prices collectives by $from" json "$dir/out" "d['collectives_from'] == '$from'"
 done
 refused 'on paper' 2 topology --cluster inputs/clusters/site-1024.json --collectives
-# What topology prints is a cluster file again.
+# The output of topology is a valid cluster file.
 ranks 1 topology --cluster "$dir/t4.json" --json
 check "topology reads its own JSON: exit code $code" [ $code -eq 0 ]
 check "and prints it again unchanged" json "$dir/out" "d == json.load(open('$dir/t4.json'))"
@@ -81,7 +81,7 @@ done
 ranks 1 topology --cluster inputs/clusters/a100x4-v100x4.json
 check "a GPU cluster on a laptop" grep -q "64 devices" "$dir/out"
 
-# The cluster files that come along: HAPT Table 2 (PFLOP/s in fp16: 8 x 312 and 8 x 125 TFLOP/s a node), its case study, and a site.
+# The cluster files of the repository: HAPT Table 2 (PFLOP/s in fp16: 8 x 312 and 8 x 125 TFLOP/s per node), its case study, and a site.
 clusters=0
 while read -r name subclusters devices petaflops memory links slowest; do
     clusters=$((clusters + 1))
@@ -119,7 +119,7 @@ check "HAP's cluster: 16 V100, 48 P100, one rate between machines" json "$dir/ou
 files=(inputs/clusters/*.json)
 check "every cluster file is checked" [ ${#files[@]} -eq $clusters ]
 
-# Faked machines: a node with GPUs that this build does not drive, a fake that hwloc cannot read, two different hosts.
+# Faked machines: a node with GPUs that this build cannot drive, a fake that hwloc cannot read, two different hosts.
 export HWLOC_XMLFILE=$PWD/tests/data/gpu-node.xml
 ranks 1 topology
 check "the faked node's name" grep -q "^Host gpu-node-7: 1 rank, 4 cores" "$dir/out"
@@ -192,13 +192,14 @@ for n in 1 2 4; do
         "d['ranks'] == $n and d['hosts'] == 1 and all(k in d['facts']['versions'] for k in ('hapt', 'MPI', 'HDF5', 'hwloc')) and
          'oneDNN' in d['facts']['back ends']['cpu'] and all(p['what'] and p['do'] for p in d['problems'])"
 done
-# One core's worth of devices on a quarter of a core each is fine; twenty fast ones are not, on any machine with under 28 cores.
+# Devices that together need a core at a quarter of its speed are possible. Twenty fast ones are not, on any machine with fewer than 28
+# cores.
 sed 's/"slowdown": 2/"slowdown": 1.0001/; s/"devices_per_node": 2/"devices_per_node": 1024/' inputs/two-subclusters.json \
     >"$dir/busy.json"
 ranks 1 doctor --cluster "$dir/busy.json"
 check "doctor warns of a rehearsal that does not fit" grep -q "problem: .*70 %" "$dir/out"
 
-# Every option that the Slurm job uses exists in the command that it is given to.
+# Every option in the Slurm job exists in the command that gets it.
 sed -e ':a' -e '/\\$/{N' -e 's/\\\n//' -e 'ba' -e '}' jobs/gpt39b.slurm | grep -v '^#' | grep '\$hapt ' | while read -r line; do
     words=${line#*\$hapt }
     word=${words%% *}
@@ -209,14 +210,14 @@ sed -e ':a' -e '/\\$/{N' -e 's/\\\n//' -e 'ba' -e '}' jobs/gpt39b.slurm | grep -
     done
 done >"$dir/lacking"
 check "options of jobs/gpt39b.slurm: $(tr '\n' ';' <"$dir/lacking")" [ ! -s "$dir/lacking" ]
-# The job itself, where srun only says what it was asked: model, tokens and plan are made, and once made are kept.
+# The job itself, with an srun that only records its arguments: model, tokens and plan are made once and kept.
 mkdir -p "$dir/lab/bin" "$dir/lab/build"
 ln -s "$PWD/inputs" "$dir/lab/inputs"
 ln -s "$PWD/jobs" "$dir/lab/jobs"
 ln -s "$(realpath "$hapt")" "$dir/lab/build/hapt"
 printf '#!/bin/sh\necho srun "$@"\nexit ${SRUN_CODE:-0}\n' >"$dir/lab/bin/srun"
 printf '#!/bin/sh\necho scontrol "$@"\n' >"$dir/lab/bin/scontrol"
-printf '#!/bin/sh\n' >"$dir/lab/bin/squeue" # no step is left
+printf '#!/bin/sh\n' >"$dir/lab/bin/squeue" # no step is running
 chmod +x "$dir/lab/bin/"*
 job() {
     (cd "$dir/lab" && PATH=$dir/lab/bin:$PATH SLURM_JOB_ID=7 SLURM_NTASKS=64 timeout 100 bash "$OLDPWD/jobs/gpt39b.slurm" \
@@ -227,10 +228,10 @@ job
 check "the Slurm job plans GPT-39B: exit code $code" [ $code -eq 0 ]
 check "and starts both components" grep -q "^srun --het-group=0,1 --mpi=pmix .* --plan outputs/gpt39b/plan.h5" "$dir/out"
 check "on a plan that exists" [ -s "$dir/lab/outputs/gpt39b/plan.h5" ]
-check "that go on from where they were, if they were anywhere" grep -q -- "--resume auto" "$dir/out"
+check "with --resume auto" grep -q -- "--resume auto" "$dir/out"
 SRUN_CODE=9 job
 check "a stopped run is no failure: exit code $code" [ $code -eq 0 ]
-check "and queues itself again" grep -q "^scontrol requeue 7" "$dir/out"
+check "and requeues itself" grep -q "^scontrol requeue 7" "$dir/out"
 SRUN_CODE=5 job
 check "a failed run fails the job: exit code $code" [ $code -eq 5 ]
 

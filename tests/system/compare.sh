@@ -15,7 +15,7 @@ holds() {
 passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 512 --vocab 8000 --microbatch 8 --dtype bf16 --output "$model"
 passes 1 profile --input "$model" --cluster "$clusters/a100x1-v100x1.json" --predict --output "$P"
 
-# text: a line for every system and ablation, each with its schedule
+# text: a line for every system and ablation, with its schedule
 passes 1 plan --profile "$P" --microbatches 16 --compare
 for row in 'hapt +h1f1b' 'hexiscale +1f1b' 'alpa +eager1f1b' 'megatron +1f1b' 'even +h1f1b' 'granularity 8 +h1f1b' \
     'granularity 48 +h1f1b' 'ignore-communication +h1f1b' 'schedule gpipe +gpipe'; do
@@ -23,7 +23,7 @@ for row in 'hapt +h1f1b' 'hexiscale +1f1b' 'alpa +eager1f1b' 'megatron +1f1b' 'e
     grep -qE "^  $row" "$scratch/out" || fail "no line '$row' in: $(cat "$scratch/out")"
 done
 
-# JSON: the same on any number of ranks but for the seconds of searching
+# JSON: the same on any number of ranks, except for the seconds of searching
 for ranks in 1 2 3; do
     passes $ranks plan --input "$model" --cluster "$clusters/a100x1-v100x1.json" --microbatches 16 --compare --json
     sed '/"search_seconds"/d' "$scratch/out" >"$scratch/table$ranks.json"
@@ -36,7 +36,7 @@ holds "$scratch/table.json" 'all(r["reason"] or r["simulated_s"] > 0 for r in d[
 holds "$scratch/table.json" 'd["rows"][0]["ratio"] == 1 and d["rows"][0]["mfu"] > 0'
 holds "$scratch/table.json" 'd["rows"][1]["blocking"] and not d["rows"][3]["blocking"]'
 
-# every row is what the single command says
+# every row equals the result of the single command
 single() { # ROW OPTIONS...
     local row=$1
     shift
@@ -56,12 +56,12 @@ single 'granularity 8' --granularity 8
 single ignore-communication --ignore-communication
 single 'schedule 1f1b' --schedule 1f1b
 
-# megatron's stages are whole blocks: equal compute inside a subcluster, but for the ends
+# Megatron's stages are whole blocks: equal computation inside a subcluster, apart from the ends
 passes 1 plan --input "$model" --cluster "$clusters/a100x1-v100x1.json" --strategy megatron --json
 holds "$scratch/out" 'len({(s["nodes"], s["devices_per_node"], s["tensor_parallel"]) for s in d["stages"]}) == 1'
 holds "$scratch/out" 'sum(s["nodes"] * s["devices_per_node"] for s in d["stages"]) == 16 and d["schedule"] == "1f1b"'
 
-# nodes of different sizes: a reason in the table, an error alone
+# nodes of different sizes: a reason in the table, an error in the single command
 passes 1 plan --input "$model" --cluster "$clusters/a100x1-v100x1of4.json" --microbatches 16 --compare --json
 holds "$scratch/out" '[r["name"] for r in d["rows"] if r["reason"] and "devices per node" in r["reason"]] == ["alpa", "megatron"]'
 holds "$scratch/out" '"simulated_s" in d["rows"][0] and "simulated_s" in d["rows"][1]'

@@ -1,5 +1,5 @@
-"""What a crash may leave on a disk, from the calls that tests/faults recorded: written data are safe once their file was synced, names
-once the folder was that they stand in."""
+"""The states of a disk after a crash, computed from the calls that tests/faults recorded. Written data are safe when their file has been
+synced, and names when their folder has."""
 import glob
 import os
 import re
@@ -8,7 +8,7 @@ import sys
 
 
 def read(log, under):
-    """Calls on files under a folder in order: (time, call, path, ...)."""
+    """The calls on files under a folder in order: (time, call, path, ...)."""
     calls = []
     for name in glob.glob(log + "/*.calls"):
         data = open(name[:-6] + ".data", "rb").read()
@@ -65,7 +65,7 @@ class Folder:
 
 
 class Disk:
-    """The tree under a folder that stands for good."""
+    """The part of the tree under a folder that is safe."""
 
     def __init__(self, top):
         self.top, self.root = top, Folder()
@@ -102,7 +102,7 @@ class Disk:
 
 
 def unsynced(node, place):
-    """What is not safe in a tree."""
+    """The part of a tree that is not safe."""
     found = ["%s: %d calls" % (place, len(node.pending))] if node.pending else []
     if isinstance(node, Folder):
         for name, child in node.names(node.pending).items():
@@ -111,13 +111,13 @@ def unsynced(node, place):
 
 
 def published(call, path, *rest):
-    """The step whose checkpoint a call gives its name, or None."""
+    """The step of the checkpoint that a call publishes, or None."""
     name = re.search(r"/step-(\d+)$", rest[0]) if call in ("rename", "exchange") and rest else None
     return int(name.group(1)) if name else None
 
 
 def replay(calls, work):
-    """A disk after the calls, and the newest step whose checkpoint cannot be lost any more (None: none yet)."""
+    """A disk after the calls, and the newest step whose checkpoint is safe (None: none yet)."""
     disk = Disk(os.path.dirname(work))
     disk.root.synced = {}
     safe = step = None
@@ -130,7 +130,7 @@ def replay(calls, work):
 
 
 def check_order(calls, work):
-    """Write, sync, rename, sync the folder, and only then remove what was before."""
+    """The order of calls must be: write, sync, rename, sync the folder, and only then remove older checkpoints."""
     disk = Disk(os.path.dirname(work))
     steps, newest = 0, None
     for number, call in enumerate(calls):
@@ -149,7 +149,7 @@ def check_order(calls, work):
             if newest not in folder.synced:
                 sys.exit("%s: an old checkpoint goes before the name of a new one is safe" % where)
         disk.apply(*call[1:])
-    # the folders above are safe, too
+    # the folders above are safe as well
     for path in (work, work + "/checkpoints"):
         folder, name = disk.parent(path)
         if name not in folder.synced:
@@ -159,8 +159,8 @@ def check_order(calls, work):
 
 
 def rebuild(calls, work, target, how, random):
-    """Makes `target` what a crash after the calls may leave of `work`: `all` that was called, what was `synced`, or `some` of the rest.
-    The newest step whose checkpoint must be there, or None."""
+    """Makes `target` a state that a crash after the calls may leave of `work`: `all` calls, only `synced` ones, or `some` of the rest.
+    Returns the newest step whose checkpoint must exist, or None."""
     disk, safe = replay(calls, work)
     shutil.rmtree(target, ignore_errors=True)
 

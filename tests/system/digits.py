@@ -1,5 +1,5 @@
-"""1797 digits of 8 x 8 pixels, enlarged to CIFAR-10's 32 x 32 in three colours, in two files of its binary format. A vgg of 8
-channels starts at the loss of a guess, ln 10, and must fall below a quarter of it in 150 steps; on two ranks in the same way."""
+"""1797 digits of 8 x 8 pixels, enlarged to CIFAR-10's 32 x 32 in three colours, in two files of its binary format. A vgg of 8 channels
+starts at the loss of random guesses, ln 10. In 150 steps it must fall below a quarter of that, on one rank and on two."""
 import glob
 import gzip
 import os
@@ -50,5 +50,5 @@ with tempfile.TemporaryDirectory() as folder:
     first, last = losses[0][0], losses[0][-10:].mean()
     print(f"loss {first:.3f} to {last:.3f}; ranks differ by {np.max(np.abs(losses[0] - losses[1])):.1e}")
     assert abs(first - np.log(10)) < 0.3 and last < np.log(10) / 4
-    # The same rows in another order of sums: rounding grows as training goes on.
+    # The same rows in another order of sums: rounding differences grow during training.
     assert np.max(np.abs(losses[0][:10] - losses[1][:10])) < 1e-3

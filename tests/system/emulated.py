@@ -4,7 +4,7 @@ import glob
 import json
 import sys
 
-STEP = 0.05  # share of a step: what waking late and agreeing on a quiet machine may add
+STEP = 0.05  # share of a step: late wakeups and agreements may add this on a quiet machine
 EXACT = 0.001
 
 
@@ -14,7 +14,7 @@ def measured(path):
 
 
 def check(name):
-    """Against every run what must always hold; the best one counts for time."""
+    """Checks the properties that hold in every run. Time is compared for the best run."""
     with open(name + ".simulated") as file:
         simulated = json.load(file)
     step, problems, best = simulated["simulated_s"], [], None
@@ -42,7 +42,8 @@ def check(name):
 
 
 def trace(path, stages, microbatches, simulated):
-    """All passes of every rank of every stage are there, none overlaps another, and the stage's work lasts as long as simulated."""
+    """All passes of every rank of every stage must be present. None may overlap another. The work of a stage must take the simulated
+    time."""
     with open(path) as file:
         events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
     with open(simulated) as file:
@@ -61,7 +62,7 @@ def trace(path, stages, microbatches, simulated):
             for a, b in zip(own, own[1:]):
                 if a["ts"] + a["dur"] > b["ts"] + 1:
                     problems.append("stage %d, rank %d: %s overlaps %s" % (stage, rank, a["name"], b["name"]))
-            # from the first pass to the end of the update there is time for all of the work, in modelled seconds; waking late hides some
+            # the time from the first pass to the end of the update suffices for all work, in modelled seconds; late wakeups hide some of it
             whole = [e for e in own if e["cat"] in ("forward", "backward", "update")]
             if 1e-6 * (max(e["ts"] + e["dur"] for e in whole) - min(e["ts"] for e in whole)) < busy[stage] * (1 - STEP):
                 problems.append("stage %d, rank %d: its events last less than the %.4f s of its work" % (stage, rank, busy[stage]))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# --device emulated: plans for GPUs rehearsed on modelled devices: their schedule against the simulator's, memory, resuming, words.
+# --device emulated: plans for GPUs are rehearsed on modelled devices. Compares schedules with the simulator; memory, resuming, messages.
 # HAPT_LONG=1: GPT-39B on 64 of them, as `bench/run emulated` does.
 . "$(dirname "$0")/lib.sh.inc"
 
@@ -17,8 +17,8 @@ rehearse() { # OUTPUT OPTIONS...
     passes 8 train --input "$model" --cluster "$c" --plan "$plan" --device emulated --overwrite --output "$scratch/$1" "${@:2}"
 }
 
-# The schedule, and another one beside it: never faster than simulated, and in a quiet moment among several as fast. Busy times are modelled:
-# they are always exact.
+# The plan's schedule and another one: never faster than simulated, and in a quiet moment of several runs as fast. Busy times are modelled,
+# so they are always exact.
 compare() { python3 tests/system/emulated.py "$@" >"$scratch/said" 2>&1; }
 for schedule in h1f1b 1f1b; do
     passes 1 simulate --plan "$plan" --schedule $schedule --json && cp "$scratch/out" "$scratch/$schedule.simulated"
@@ -32,7 +32,7 @@ done
 checks=$((checks + 1))
 compare "$scratch/h1f1b" "$scratch/1f1b" || fail "$(cat "$scratch/said")"
 
-# What is not computed is not reported, in no form.
+# Values that are not computed are not reported in any form.
 checks=$((checks + 1))
 grep -q '"loss": null' "$scratch/h1f1b.1" && grep -q '"rehearsal": {"time_scale": 6' "$scratch/h1f1b.1" || fail "JSON: $(head -c 400 "$scratch/h1f1b.1")"
 passes 1 report --input "$scratch/h1f1b/run.h5" --timeline "$scratch/t.json"
@@ -41,7 +41,8 @@ h5dump -n "$scratch/h1f1b/run.h5" | grep -q '/train/loss' && fail "a loss in the
 checks=$((checks + 1))
 python3 tests/system/emulated.py trace "$scratch/t.json" 3 16 "$scratch/h1f1b.simulated" >"$scratch/said" 2>&1 || fail "$(cat "$scratch/said")"
 
-# Resumed in the middle, with other schedules or not, the sample of the weights goes on bit by bit; what is resumed is a rehearsal.
+# After resuming in the middle, with the same or another schedule, the sample of the weights continues bit by bit. Only a rehearsal can be
+# resumed.
 quick="--time-scale 0.02"
 rehearse whole --steps 5 $quick
 rehearse parts --steps 5 --stop-after 2 $quick
@@ -58,11 +59,11 @@ refuses 2 'time-scale needs modelled devices' 8 train --input "$model" --cluster
     --steps 1
 refuses 3 'written with --device emulated' 1 export --checkpoint "$scratch/parts" --output "$scratch/w.h5"
 
-# Weights that were trained are never replaced by samples.
+# Trained weights are never replaced by samples.
 mkdir -p "$scratch/real/checkpoints/step-00000003"
 refuses 2 'checkpoints of real training' 8 train --input "$model" --cluster "$c" --plan "$plan" --device emulated --steps 1 --overwrite --output "$scratch/real"
 
-# A plan that needs more than the devices have; and no plan where they have too little for any.
+# A plan that needs more memory than the devices have; and devices too small for any plan.
 sed 's/"A100-40GB"/"A100-40GB", "memory": "500 MB"/' "$c" >"$scratch/small.json"
 refuses 5 'do not fit the emulated device' 8 train --input "$model" --cluster "$scratch/small.json" --plan "$plan" --device emulated --steps 1 \
     --output "$scratch/none"
@@ -70,7 +71,7 @@ sed 's/"device": "[^"]*"/&, "memory": "50 MB"/' "$c" >"$scratch/tiny.json"
 refuses 4 '' 8 --input "$model" --cluster "$scratch/tiny.json" --device emulated --microbatches 16 --output "$scratch/none"
 refuses 3 'no rank runs on host not-here' 8 train --input "$model" --cluster "$c" --plan "$plan" --steps 1 --output "$scratch/none"
 
-# The whole job, planning included; and what says that there is such a back end.
+# The whole job with planning; and the messages that name this back end.
 passes 8 --input "$model" --cluster "$c" --device emulated --microbatches 16 --steps 2 $quick --output "$scratch/job"
 grep -q '^Rehearsal' "$scratch/out" || fail "the job: $(tail -n 5 "$scratch/out")"
 for command in doctor topology; do

@@ -18,7 +18,7 @@ from profiles import HAPT, LONG, MPIRUN, check
 
 OPTIONS = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocab", "tied_embeddings", "experts", "top_k", "image", "channels",
            "patch", "classes", "width", "stages", "pool"]
-SHAPES = [  # sizes that divide by nothing much; rows that four ranks share unevenly
+SHAPES = [  # sizes with few divisors; rows that four ranks share unevenly
     ("gpt", dict(layers=3, hidden=40, heads=5, sequence=20, vocab=77, tied_embeddings="yes", rows=12)),
     ("gpt", dict(layers=1, hidden=32, heads=2, sequence=33, vocab=50, tied_embeddings="no", rows=8)),
     ("llama", dict(layers=3, hidden=48, heads=6, kv_heads=1, ffn=72, sequence=17, vocab=61, tied_embeddings="no", rows=12)),
@@ -32,7 +32,7 @@ SHAPES = [  # sizes that divide by nothing much; rows that four ranks share unev
     ("vgg", dict(stages="3", image=20, width=5, hidden=30, channels=3, classes=6, rows=8)),
     ("resnet", dict(stages="2,1,2", image=48, width=6, channels=3, classes=4, rows=12)),
 ]
-HALF = 2e-2  # a bf16 number has 8 bits: 0.4 %, and small models average little of it away
+HALF = 2e-2  # a bf16 number has 8 bits: 0.4 %, and small models average out little of that
 TRAINING = ("--optimizer adamw --learning-rate 1e-3 --lr-schedule constant --beta1 0.9 --beta2 0.95 --epsilon 1e-8 "
             "--weight-decay 0.1 --clip-norm 0 --profile-seconds 1").split()
 
@@ -45,17 +45,17 @@ def hapt(ranks, *arguments):
 
 
 def apart(weights, reference, name):
-    """The distance of a trained parameter from the reference's, as a share of how far training moved it."""
+    """The distance of a trained parameter from the reference's, divided by the distance that training moved it."""
     expected, initial = reference["trained"][name][()], reference["parameters"][name][()]
     distance = weights[name][()] - expected
-    if name.endswith("c_attn.bias"):  # GPT-2 keeps those of queries, keys and values in one
+    if name.endswith("c_attn.bias"):  # GPT-2 has the biases of queries, keys and values in one tensor
         distance[len(distance) // 3:2 * len(distance) // 3] = 0
     return np.linalg.norm(distance) / max(np.linalg.norm(expected - initial), 1e-30)
 
 
 def away(weights, reference):
-    """The largest such distance. Left out are biases of keys, whose gradient is 0 but for rounding, which Adam takes for one, and what
-    PyTorch in fp32 gets wrong itself for such a reason."""
+    """The largest such distance. It excludes biases of keys: their gradient is 0 apart from rounding, which Adam amplifies. It also
+    excludes parameters that PyTorch itself gets wrong in fp32 for such a reason."""
     worst = ("", 0.0)
     check(set(weights) == set(reference["trained"]), f"names {sorted(set(weights) ^ set(reference['trained']))[:4]} differ")
     for name in set(weights) & set(reference["trained"]):
@@ -69,7 +69,7 @@ def away(weights, reference):
 
 
 def train(reference, path, model, folder, ranks, microbatches, stages=None, tolerance=1e-5):
-    """One run; returns the number of layers it was planned on. In bf16 (a looser tolerance) weights are not compared."""
+    """One run. Returns the number of layers of its plan. In bf16 the tolerance is larger, and weights are not compared."""
     output = os.path.join(folder, f"run-{len(os.listdir(folder))}")
     forced = ["--stages", stages] if stages else []
     steps = len(reference["loss_fp64"])
@@ -101,8 +101,8 @@ def family(path, folder):
         name = attributes["family"]
         name = name.decode() if isinstance(name, bytes) else name
         rows = int(attributes["rows"])
-        microbatches = 1 if name == "resnet" else 4  # its batch norm takes the statistics of a step's rows
-        wide_microbatches = min(microbatches, 2)  # a row for each of four ranks
+        microbatches = 1 if name == "resnet" else 4  # resnet's batch norm uses the statistics of all rows of a step
+        wide_microbatches = min(microbatches, 2)  # one row for each of four ranks
         options = [x for key in OPTIONS if key in attributes for x in ("--" + key.replace("_", "-"), attributes[key])]
         model, wide = os.path.join(folder, "model.h5"), os.path.join(folder, "wide.h5")
         for output, count in (model, microbatches), (wide, wide_microbatches):

@@ -1,4 +1,5 @@
-"""Disks that fail under a checkpoint: faults.py HAPT FOLDER LIBRARY calls|kill|crash|disk|resume. In FOLDER: m.h5, c1.json, c2.json, plan1.h5, plan2.h5."""
+"""Disks that fail during a checkpoint. usage: faults.py HAPT FOLDER LIBRARY calls|kill|crash|disk|resume. In FOLDER: m.h5, c1.json, c2.json,
+plan1.h5, plan2.h5."""
 import contextlib
 import hashlib
 import os
@@ -17,7 +18,7 @@ import runs
 hapt, folder, library, part = sys.argv[1:5]
 long_round = bool(os.environ.get("HAPT_LONG"))
 rank_counts = [int(count) for count in os.environ.get("HAPT_RANKS", "1 2").split()]
-# A call that fails is never blamed on the newest checkpoint: it is not passed over.
+# A failing call is never blamed on the newest checkpoint, so the checkpoint is not skipped.
 STRICT = True
 STEPS, EVERY = 4 if part in ("calls", "kill") else 6, 2
 seed = int(os.environ.get("HAPT_SEED", random.randrange(1 << 30)))
@@ -33,12 +34,12 @@ def command(ranks, output, *more):
                        "--steps", str(STEPS), "--output", output] + every + resume + list(more)
 
 
-MOST_S = 240 if part != "resume" else 100  # of a run
+MOST_S = 240 if part != "resume" else 100  # seconds of a run
 hung = 0      # launchers without ranks
 
 
 def start(ranks, output, *more, wrap=(), prepare=None, **environment):
-    """mpirun 4.1 itself can wait for ever when all ranks are gone: that is no fault of theirs, and the run is made again."""
+    """mpirun 4.1 can wait for ever after all ranks have ended. That is not hapt's fault, and the run is repeated."""
     global hung
     while True:
         if prepare:
@@ -80,7 +81,7 @@ def weights(output):
 
 
 def reference(ranks):
-    """Weights after each step of a run on a good disk; also a checkpoint to start from, `base`."""
+    """Weights after each step of a run on a good disk. Also makes `base`, a checkpoint from which to resume."""
     output, base = "%s/good%d" % (folder, ranks), folder + "/base"
     for where in (output, base):
         shutil.rmtree(where, ignore_errors=True)
@@ -99,13 +100,13 @@ def check_intact(good, output, least, why):
         sys.exit("%s: the checkpoint of step %d has other weights" % (why, step))
 
 
-# A call may fail unharmed where another way leads on (rename), where nothing but an old file was at stake (unlink, the names of
-# checkpoints that go; list, the folders that are emptied), or where the data are known to be on the disk already (close behind fsync).
+# A failing call does no harm in three cases: there is another way (rename), only an old file was at stake (unlink, names of checkpoints to
+# remove; list, their folders), or the data are already on the disk (close after fsync).
 MAY_PASS = {"rename", "unlink", "close", "list"}
 
 
 def count_calls(path):
-    """Calls of each kind; the largest number where several processes made some."""
+    """Number of calls of each kind. If several processes make some, the largest number."""
     found = {}
     for line in open(path):
         kind, number = line.split()
@@ -115,7 +116,7 @@ def count_calls(path):
 
 
 def attempt(ranks, asynchronous, rank, *more, **fault):
-    """A run that goes on from the checkpoint of `base`, disturbed in one rank."""
+    """Resumes from the checkpoint of `base`, with a fault in one rank."""
     base, work = folder + "/base", folder + "/work"
 
     def prepare():
@@ -127,7 +128,7 @@ def attempt(ranks, asynchronous, rank, *more, **fault):
 
 
 def go_on(good, ranks, why):
-    """A good disk again: the run comes to its end, and nothing half-made is left."""
+    """On a good disk again the run completes, and no incomplete file is left."""
     work = folder + "/work"
     again = start(ranks, work)
     if again.returncode:
@@ -139,7 +140,7 @@ def go_on(good, ranks, why):
 
 
 def judge(done, good, ranks, call, why):
-    """Did the failing call end the run (true), as it should, or do no harm?"""
+    """Did the failing call end the run, as it should (true), or do no harm (false)?"""
     work = folder + "/work"
     if done.returncode == 0 and call in MAY_PASS:
         check_intact(good, work, STEPS, why)
@@ -154,12 +155,12 @@ def judge(done, good, ranks, call, why):
 
 
 def ways():
-    """Ranks, the one that is disturbed, checkpoints in the background or not."""
+    """Number of ranks, the rank with the fault, and whether checkpoints are asynchronous."""
     return [(ranks, rank, asynchronous) for ranks in rank_counts for rank in range(ranks) for asynchronous in ("yes", "no")]
 
 
 def all_calls(ranks, rank, asynchronous, *more):
-    """Every call that a rank makes: (kind, which, of how many)."""
+    """Every call of a rank: (kind, index, number of calls)."""
     counts = folder + "/counts"
     if attempt(ranks, asynchronous, rank, *more, FAULTS_COUNTS=counts).returncode:
         sys.exit("the library alone disturbs it")
@@ -174,7 +175,7 @@ def calls():
             good = reference(ranks)
         places = all_calls(ranks, rank, asynchronous)
         count = len(places)
-        if not long_round:  # of each kind one, on two ranks one of all
+        if not long_round:  # one of each kind; on two ranks one in total
             kinds = sorted({call for call, _, _ in places})
             places = [random.choice([place for place in places if place[0] == kind]) for kind in kinds]
             places = places if ranks == 1 else random.sample(places, 1)
@@ -197,7 +198,7 @@ MOMENTS = [("open", "*/shard-*"), ("write", "*/shard-*"), ("fsync", "*/shard-*")
 
 
 def kill():
-    """A rank dies before any call: what stood before stands, the next start goes on from there."""
+    """A rank dies before any call. Earlier checkpoints stay, and the next start resumes."""
     killed, good = 0, {}
     for ranks, rank, asynchronous in ways():
         if rank == 0 and asynchronous == "yes":
@@ -211,7 +212,7 @@ def kill():
         for call, at, pattern in places:
             more = {"FAULTS_PATH": pattern} if pattern else {}
             why = "rank %d of %d dies before %s %d%s, asynchronous %s" % (rank, ranks, call, at, " of " + pattern if pattern else "", asynchronous)
-            # the newest and the best stay: a third checkpoint is the first to send one away
+            # the newest and the best checkpoint stay, so the third is the first that leads to a removal
             often = ("--checkpoint-every", "1") if pattern in ("*/step-*", "*/.removed-*") else ()
             done = attempt(ranks, asynchronous, rank, "--keep", "1", *often, FAULTS_CALL=call, FAULTS_AT=str(at), FAULTS_ERROR="KILL", **more)
             if done.returncode not in (-9, 137, 7):
@@ -223,7 +224,7 @@ def kill():
 
 
 def digest(top):
-    """Of all names and bytes in a folder."""
+    """A hash of all names and bytes in a folder."""
     found = hashlib.sha256()
     for path, folders, names in os.walk(top):
         folders.sort()
@@ -235,7 +236,7 @@ def digest(top):
 
 
 def crash():
-    """The machine stops after any call: what was not synced may be lost."""
+    """The machine stops after any call. Data that were not synced may be lost."""
     states = 0
     for ranks in rank_counts:
         good, work, log = reference(ranks), "%s/crash%d/run" % (folder, ranks), "%s/log%d" % (folder, ranks)
@@ -249,7 +250,7 @@ def crash():
                 sys.exit(done.stderr)
             recorded = crash_states.read(log, os.path.dirname(work))
             crash_states.check_order(recorded, work)
-            # everywhere in the long round, else at a few places
+            # everywhere in the long round, else at a few points
             places, seen = range(1, len(recorded) + 1), set()
             if not long_round:
                 places = sorted(random.sample(places, min(len(places), 8)))
@@ -275,7 +276,7 @@ def disk():
     os.mkdir(place)
     size = sum(os.path.getsize(os.path.join(path, name)) for path, _, names in os.walk(folder + "/good1/checkpoints/step-%08d" % EVERY)
                for name in names)
-    # room for a checkpoint and a half: the second does not fit beside the first
+    # space for a checkpoint and a half: the second does not fit beside the first
     script = """
         mount -t tmpfs -o size=%d tmpfs "$0" || exit 100
         "$@"; first=$?
@@ -300,7 +301,7 @@ KINDS = ("malloc", "look", "open", "read", "mmap", "thread")  # of a resume
 
 
 def resume_once(ranks, rank, more, **fault):
-    """A resume of `base`, which has two checkpoints, disturbed in one rank."""
+    """A resume of `base`, which has two checkpoints, with a fault in one rank."""
     base, work = folder + "/base", folder + "/work"
 
     def prepare():
@@ -312,7 +313,8 @@ def resume_once(ranks, rank, more, **fault):
 
 
 def judge_resume(done, good, before, why):
-    """Whatever happened: what was whole is whole, the newest or a newer one stands, 0 means that training went on from it."""
+    """In every case intact checkpoints stay intact, the newest or a newer one exists, and exit code 0 means that training resumed from
+    it."""
     work = folder + "/work"
     now = runs.checkpoints(work)
     text = "%s: code %d\n%s" % (why, done.returncode, done.stderr[-1500:])
@@ -336,8 +338,9 @@ def judge_resume(done, good, before, why):
 
 
 def resume():
-    """A call fails while a run is resumed: memory, opening, reading, mapping, threads. HAPT_KINDS: only some. HAPT_FAULTS: how many of each.
-    HAPT_SHARE=K/N: share K of N, from 0, of the calls, so that N processes try all of them. HAPT_AT="17 23": these calls alone."""
+    """A call fails while a run is resumed: memory, opening, reading, mapping, threads. HAPT_KINDS: only some. HAPT_FAULTS: how many of
+    each.
+    HAPT_SHARE=K/N: share K of N of the calls, from 0, so that N processes test all of them. HAPT_AT="17 23": only these calls."""
     tried, codes, wrong, kinds = 0, {}, 0, os.environ.get("HAPT_KINDS", " ".join(KINDS)).split()
     share, shares = (int(number) for number in os.environ.get("HAPT_SHARE", "0/1").split("/"))
     for ranks in rank_counts:
@@ -372,7 +375,7 @@ def resume():
                     done = resume_once(ranks, rank, ("--resume", how), FAULTS_CALL=kind, FAULTS_AT=str(at), FAULTS_ERROR=error, **more)
                     judge_resume(done, good, before, why)
                     codes[kind, done.returncode] = codes.get((kind, done.returncode), 0) + 1
-                except SystemExit as failure:  # the others are tried, too
+                except SystemExit as failure:  # the others are tested as well
                     print("%s: %s" % (why, failure), flush=True)
                     wrong += 1
                 tried += 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# hapt check over files of every format as they were written once (tests/data/formats): good as they are; damaged, of a later version, cut off,
-# foreign or missing they are named as that, and the commands that read them refuse them.
+# hapt check on files of every format as they were written once (tests/data/formats). Unchanged files are valid. Damaged, later, truncated,
+# foreign and missing files are reported as such, and the commands that read them refuse them.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -19,7 +19,7 @@ cp -r $formats/checkpoint "$scratch/run/checkpoints/step-00000004"
 passes 1 check "$scratch/run"
 check 'a run is its file and its checkpoints' [ "$(grep -c good "$scratch/out")" -eq 2 ]
 
-# One bit of a value, of a name or of the structure; the file cut off; a later version; no format; links to other files.
+# One changed bit of a value, of a name or of the structure; a truncated file; a later version; no format; links to other files.
 /usr/bin/python3 - $formats "$scratch" <<'P' || fail 'python'
 import glob, os, shutil, sys
 import h5py, numpy as np
@@ -69,7 +69,7 @@ for line in 'later.json: newer' 'other.h5: foreign' 'formats.sh: foreign' 'none.
     check "check says $line" grep -q "$line" "$scratch/out"
 done
 
-# A checkpoint: a shard that is damaged, replaced, or missing.
+# A checkpoint: a shard is damaged, replaced or missing.
 for how in bit other gone later; do
     rm -rf "$scratch/c"
     cp -r $formats/checkpoint "$scratch/c"
@@ -111,18 +111,18 @@ refuses 3 'not good' 1 check "$scratch/c"
 check 'a later shard' grep -q ': newer: ' "$scratch/out"
 check 'nothing was written' [ ! -e "$scratch/x.h5" ]
 
-# Out of files to open: the system's failure, not the file's.
+# No free descriptors: a failure of the system, not of the file.
 checks=$((checks + 1))
 (ulimit -n 12 && exec "$HAPT" check $formats/model.h5) >"$scratch/out" 2>"$scratch/err"
 code=$?
 grep -q damaged "$scratch/out" "$scratch/err" && fail "too few open files are called damage: $(cat "$scratch/out")"
 [ $code -ne 3 ] || fail 'too few open files are called bad input'
 
-# The n-th allocation, open or read fails while a checkpoint is read, in the guard's processes as well: never "damaged". HAPT_LONG=1: every n.
+# The n-th allocation, open or read fails while a checkpoint is read, also in the sandbox: never "damaged". HAPT_LONG=1: every n.
 library=$HAPT_BUILD/tests/faults/faults.so
 rm -rf "$scratch/c"
 cp -r $formats/checkpoint "$scratch/c"
-faulty() { # CALL N: hapt check while it fails; CALL - counts
+faulty() { # CALL N: hapt check while it fails; CALL -: counts the calls
     env LD_PRELOAD="$library" FAULTS_UNDER="$scratch/c" FAULTS_CALL="$1" FAULTS_AT="$2" FAULTS_ERROR="${3:-EIO}" ${counts:+FAULTS_READS=1 FAULTS_COUNTS="$counts"} \
         timeout 60 "$HAPT" check "$scratch/c" >"$scratch/out" 2>"$scratch/err"
 }

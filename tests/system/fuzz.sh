@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A short round of the fuzzer (tests/fuzz): damaged files of every kind, read by the readers and commands of hapt. The same inputs each
-# time; `make fuzz` is the campaign, under sanitizers.
+# A short round of the fuzzer (tests/fuzz): readers and commands of hapt read damaged files of every kind. The inputs are always the same.
+# `make fuzz` is the campaign with sanitizers.
 # Runs beside others: it measures no time.
 cd "$(dirname "$0")/../.." || exit 1
 scratch=$(mktemp -d)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The bundle for a machine with a GPU (jobs/gpu-bundle.sh), unpacked where this machine's CUDA, MPI, HDF5 and Python's packages cannot be seen,
-# with the CUDA toolkit that runs on cores (tests/gpu/host): its results file. HAPT_LONG=1: every part.
+# The bundle for a machine with a GPU (jobs/gpu-bundle.sh). It is unpacked where this machine's CUDA, MPI, HDF5 and Python packages are
+# hidden, and runs with the host CUDA (tests/gpu/host). Checks the results file. HAPT_LONG=1: every part.
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 host=$HAPT_BUILD/tests/gpu/hapt-cuda-host.so
@@ -19,7 +19,7 @@ tar -xzf "$scratch/bundle.tar.gz" -C "$scratch" || exit 1
 tree=$scratch/hapt-gpu
 cp "$host" "$tree/hapt-cuda-host.so"
 
-# A virtual environment as others have it: python3 is a link to it, and CUDA's libraries lie among its packages. Its Python tells what it sees.
+# A typical virtual environment: python3 is a link to it, and CUDA's libraries are among its packages. Its Python records what it sees.
 version=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 packages=$scratch/venv/lib/python$version/site-packages
 mkdir -p "$scratch"/{venv/bin,bin,empty,cuda,kept} "$packages"/nvidia/{cu13,cudnn,nccl}/lib
@@ -31,7 +31,7 @@ SCRIPT
 chmod +x "$scratch/venv/bin/python3"
 ln -s "$scratch/venv/bin/python3" "$scratch/bin/python3"
 
-# bare COMMAND...: where they cannot be seen. A library that is looked up outside the bundle is an empty file there, which the loader refuses.
+# bare COMMAND...: runs with these hidden. A library that is searched outside the bundle is an empty file there, which the loader refuses.
 cat >"$scratch/bare" <<SCRIPT
 #!/usr/bin/env bash
 set -e
@@ -62,7 +62,7 @@ ended() { # PART STATUS [PATTERN]
 }
 path=/usr/bin:/bin simulated=(HAPT_CUDA_PLUGIN="$tree/hapt-cuda-host.so" HAPT_HOST_GPUS=2)
 
-# 1. Without any package of Python: compiled parts run, the others say what they need.
+# 1. Without any Python package: compiled parts run, and the others name what they need.
 bare PATH=$path "${simulated[@]}" HAPT_TEST_QUICK=1 "$tree/run" check '^(doctor|kernels_flat|groups|operators loss|collectives|benchmark operators)' >"$scratch/said" 2>&1
 code=$?
 check "the parts that need no package: $(cat "$scratch/said")" test $code -eq 0
@@ -95,12 +95,12 @@ code=$?
 check "the launcher: $(cat "$scratch/said")" test $code -eq 0
 if [ -z "$parts" ]; then
     sed 's/^/  /' "$tree/results.jsonl" >&2
-    for name in nvidia-smi "benchmark PyTorch compiled"; do check "$name says what it lacks" test "$(line_of "$name" | grep -vc skipped)" -eq 0; done
+    for name in nvidia-smi "benchmark PyTorch compiled"; do check "$name names what is missing" test "$(line_of "$name" | grep -vc skipped)" -eq 0; done
     check "each part ends within its limit, or says what it needs" test -z "$(grep -E '"status": "(failed|timeout)"|s of all parts are over' "$tree/results.jsonl")"
 fi
 check "every line is JSON" python3 -c 'import json, sys; [json.loads(line) for line in open(sys.argv[1])]' "$tree/results.jsonl"
 
-# 3. The plug-in of the toolkit: a library that is missing is a failure; among the packages of Python it is found.
+# 3. The plug-in of the real toolkit: a missing library is a failure; among the packages of Python it is found.
 if [ -n "$real" ]; then
     bare PATH="$scratch/bin:$path" HAPT_CUDA_PLUGIN="$tree/build/release/hapt-cuda.so" "$tree/run" check doctor >"$scratch/said" 2>&1
     code=$?

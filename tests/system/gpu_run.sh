@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/gpu/run on programs that only pretend: the order of the parts as on a GPU, limits, what goes on after a failure, the results file.
+# tests/gpu/run with stand-in programs: the order of the parts as on a GPU, limits, continuing after a failure, the results file.
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 tree=$scratch/tree
@@ -13,7 +13,7 @@ program "$tree/build/release/hapt" <<<'echo "  cuda               ${DEVICES:-1 d
 program "$tree/build/release/tests/unit/kernels_attention" <<<'echo "7 checks, 0 failed"'
 program "$tree/build/release/tests/unit/kernels_layers" <<<'echo "a \"quoted\" \\ line	of text"; echo "9 checks, 2 failed"; exit 1'
 program "$tree/build/release/tests/unit/kernels_moe" <<<'echo "no device"; exit 77'
-# Neither it nor what it started in a group of its own ends when it is asked to.
+# Neither it nor its child in another process group ends on request.
 program "$tree/build/release/tests/unit/kernels_replay" <<END_OF_PROGRAM
 trap '' TERM
 set -m
@@ -24,7 +24,7 @@ sleep 1000
 END_OF_PROGRAM
 program "$tree/build/release/tests/gpu/group" <<<'echo "NCCL 2.28.9"'
 program "$scratch/cuda/bin/compute-sanitizer" <<<'echo "$* $HAPT_TEST_SHAPES" >>'"$scratch/checked"'; shift 4; exec "$@"'
-# Asked for modules it lacks none, but for a second one, which lacks PyTorch.
+# The first Python lacks no module; a second one lacks PyTorch.
 program "$scratch/python" <<<'[ "$1" != - ] || { [[ " $* " == *" torch "* ]] && echo torch; exit 0; }; echo "$HAPT_FIGURES" >>'"$scratch/asked"'; echo "speed 12.5" >>"$HAPT_FIGURES"; echo "ran $*"'
 program "$scratch/path/bin/python3" <<<'[ "$1" != - ] || { [[ " $* " == *" torch "* ]] && echo torch 2; exit 0; }; echo "the other Python"'
 results=$scratch/results
@@ -50,22 +50,22 @@ is kernels_attention figures "{'checks': 7, 'failures': 0}"
 is kernels_layers status failed
 is kernels_layers reason "exit code 1"
 is kernels_layers output "['a \"quoted\" \\\\ line of text', '9 checks, 2 failed']"
-is kernels_moe status failed # there is a device: it has nothing to skip for
+is kernels_moe status failed # a device exists, so it has no reason to skip
 is kernels_replay status timeout
 is kernels_replay reason "it did not end within 1 s"
 is kernels_replay output "['begun']"
-gone() { # PID: ended, or a zombie that nobody asks for
+gone() { # PID: ended, or a zombie that nobody collects
     for _ in $(seq 50); do
         grep -qs '^State:[[:space:]]*[^ZX]' "/proc/$1/status" || return 0
         sleep 0.1
     done
     return 1
 }
-check "nothing is left of a part that was ended" test -s "$scratch/left"
-check "nothing is left of a part that was ended" gone "$(cat "$scratch/left")"
+check "a part that was ended leaves no process" test -s "$scratch/left"
+check "a part that was ended leaves no process" gone "$(cat "$scratch/left")"
 is "benchmark hapt" figures "{'speed': 12.5}"
 is "benchmark PyTorch compiled" status skipped
-check "it says what it lacks" grep -q "needs Python with torch: .*/python lacks torch; .*/path/bin/python3 lacks torch 2" <(of "benchmark PyTorch compiled" reason)
+check "it names what is missing" grep -q "needs Python with torch: .*/python lacks torch; .*/path/bin/python3 lacks torch 2" <(of "benchmark PyTorch compiled" reason)
 is "racecheck kernels_attention" status passed
 check "checkers take few shapes" grep -q -- "--tool racecheck --error-exitcode 1 .*kernels_attention 1x129x1x64," "$scratch/checked"
 is "a hundred steps" output "['ran tests/gpu/train.py hundred']"
@@ -73,14 +73,14 @@ check "the end" grep -q '"part": "end", "passed": [0-9]*, "failed": [0-9]*, "ski
 order="doctor kernels_attention benchmark.hapt benchmark.hapt.again benchmark.operators operators.attention operators.linear operators.loss
 a.hundred.steps racecheck.kernels_attention synccheck.kernels_layers memcheck.kernels_layers groups.of.one.rank training.gpt training.bert
 uneven.split collectives profiles memcheck.kernels_replay end"
-check "the parts in order of what they tell" grep -q "^start $(tr '\n' ' ' <<<"$order" | sed 's/ *$//; s/ / .*/g')$" \
+check "the parts in order of information" grep -q "^start $(tr '\n' ' ' <<<"$order" | sed 's/ *$//; s/ / .*/g')$" \
     <(sed 's/{"part": "\([^"]*\)".*/\1/; s/ /./g' "$results" | tr '\n' ' ' | sed 's/ $//; s/$/\n/')
 
-# All of it has a limit, too; what is left is said to be left out.
+# All parts together have a limit as well. The remaining parts are reported as omitted.
 parts HAPT_GPU_SECONDS=4
 is "uneven split" reason "the 4 s of all parts are over"
 
-# A library that is missing beside a device is a failure, and so is one without which there is none; no GPU at all is none.
+# A library that is missing beside a device is a failure, and so is one that hides the device. No GPU at all is none.
 parts LIBRARY="libnccl.so.2       missing: it is nowhere" HAPT_GPU_SECONDS=8
 is doctor status failed
 parts DEVICES="0 devices: libcublasLt.so.13 is nowhere" LIBRARY="libcublasLt.so.13  missing: it is nowhere"

@@ -20,7 +20,7 @@ seed = int(os.environ.get("HAPT_SEED", random.randrange(1 << 30)))
 random.seed(seed)
 print("seed", seed, flush=True)
 STEPS, EARLIER, TIMEOUT_S = 60, 20, 6
-# Beyond --timeout: ranks that speak one behind the other, tearing down, and machines with fewer cores than ranks.
+# More than --timeout: ranks print one after the other, the job is torn down, and there may be fewer cores than ranks.
 MARGIN_S = 25
 SIGNALS = ("KILL", "STOP", "PAUSE", "TERM", "INT", "HUP", "USR1", "SEGV")  # PAUSE: STOP, and CONT after a random time
 COMMANDS = ("job", "profile", "plan", "train")
@@ -47,7 +47,7 @@ def complain(what, start):
 
 
 class Reference:
-    """Runs that nobody disturbs: how long they take, what they learn, what stands before a disturbed one begins."""
+    """Undisturbed runs: their duration, their results, and the checkpoints that exist before a disturbed run begins."""
 
     def __init__(self):
         self.lasted, self.weights, self.earlier = {}, {}, {}
@@ -73,10 +73,10 @@ class Reference:
 
 
 def targets(start, ranks):
-    """The processes by kind; ranks are what the launcher started, guards their helpers."""
+    """The processes by kind. Ranks are the launcher's children; sandboxes are their children."""
     top = start.process.pid
     found = {"launcher": [top] if ranks > 1 else [], "rank": [], "guard": []}
-    # not the launcher's own child, before it becomes the program
+    # exclude the launcher's own child before it becomes the program
     found["rank"] = [top] if ranks == 1 else [pid for pid in processes.children(top) if processes.title(pid) not in ("", "mpirun")]
     for pid in found["rank"]:
         found["guard"] += processes.children(pid)
@@ -102,7 +102,7 @@ class Disturbance:
             self.sent = True
 
     def choose(self):
-        """Is there a process of that kind yet?"""
+        """Does a process of that kind exist yet?"""
         found = targets(self.start, self.ranks)[self.kind]
         self.pid = random.choice(found) if found else None
         return bool(found)
@@ -136,7 +136,7 @@ def hangs(disturbance, seconds):
 
 
 def await_end(disturbance, lasts):
-    """The exit code. A process that nobody else can continue is continued here: a launcher, a lone rank."""
+    """The exit code. A stopped process that no other can continue (a launcher, a single rank) is continued here."""
     start, most = disturbance.start, lasts + TIMEOUT_S + MARGIN_S
     lone = disturbance.ranks == 1 and disturbance.kind == "rank"
     if disturbance.what == "PAUSE":
@@ -148,7 +148,7 @@ def await_end(disturbance, lasts):
         code = start.wait(most)
     if code is None:
         ranks = [pid for pid in disturbance.left() if pid != start.process.pid]
-        if disturbance.ranks > 1 and not ranks:  # mpirun 4.1 waits for ever when ranks died while they made themselves known
+        if disturbance.ranks > 1 and not ranks:  # mpirun 4.1 waits for ever if ranks die while they register
             hung["launcher alone"] += 1
             start.end()
             return start.process.returncode
@@ -157,7 +157,7 @@ def await_end(disturbance, lasts):
 
 
 def check_nobody_left(disturbance):
-    """Ranks of a launcher that was killed may take until their waits run out."""
+    """Ranks of a killed launcher may run until their waits time out."""
     until = time.time() + TIMEOUT_S + MARGIN_S
     while disturbance.left() and time.time() < until:
         time.sleep(0.02)
@@ -166,7 +166,7 @@ def check_nobody_left(disturbance):
 
 
 def check_file(name, path, before, disturbance, code):
-    """The earlier file, whole, or a new one."""
+    """The earlier file, intact, or a new one."""
     with open(path, "rb") as file:
         now = file.read()
     if now == before:
@@ -182,7 +182,7 @@ def check_file(name, path, before, disturbance, code):
 
 
 def check_run(name, ranks, output, before, disturbance, reference):
-    """What was whole is whole, the next start goes on and comes to the end of an undisturbed run."""
+    """Intact checkpoints stay intact. The next start resumes and has the result of an undisturbed run."""
     now = runs.checkpoints(output)
     for step in now:
         if runs.weights(hapt, "%s/checkpoints/%s" % (output, step))[0] is None:
@@ -201,7 +201,7 @@ def check_run(name, ranks, output, before, disturbance, reference):
         complain("%s: then other weights than those of an undisturbed run" % disturbance.why, again)
     left = [entry for entry in os.listdir(output) + os.listdir(output + "/checkpoints")
             if not (entry in ("checkpoints", "run.h5", ".hapt-input") or entry.startswith("step-"))]
-    left = [entry for entry in left if not entry.endswith(".tmp")]  # of a process that was killed: its number may be anybody's
+    left = [entry for entry in left if not entry.endswith(".tmp")]  # of a killed process: its number may belong to another process now
     if left:
         complain("%s: the run that went on left %s" % (disturbance.why, left), again)
 

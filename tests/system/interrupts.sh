@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Signals at random moments from start-up to exit: KILL, STOP (continued after a random time, or never), TERM, INT, HUP, USR1, SEGV; of a rank,
-# a guard, the launcher; of the job, hapt profile, hapt plan, hapt train; on 1 to 3 ranks. No hang beyond --timeout, no process left, nothing
-# earlier lost, no lock left that refuses the next start, the weights of an undisturbed run after resuming. HAPT_LONG=1: 250 signals.
-# HAPT_SIGNALS: how many. HAPT_SEED repeats one.
+# Signals at random moments from start to exit: KILL, STOP (continued after a random time, or never), TERM, INT, HUP, USR1, SEGV. They hit a
+# rank, a sandbox process or the launcher of each command, on 1 to 3 ranks. Afterwards nothing hangs longer than --timeout, no process is
+# left, nothing earlier is lost, and no lock refuses the next start. After resuming, the weights are those of an undisturbed run.
+# HAPT_LONG=1: 250 signals. HAPT_SIGNALS: how many. HAPT_SEED repeats one.
 # Runs beside others
 . tests/system/lib.sh.inc
 signals=5

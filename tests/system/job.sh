@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole job on four ranks in two unlike subclusters: tables, files, prediction, report, resume.
+# The whole job on four ranks in two unequal subclusters: tables, files, prediction, report, resume.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -10,12 +10,12 @@ passes 1 model gpt --layers 4 --hidden 64 --heads 2 --sequence 32 --vocab 256 --
 job="--input $scratch/m.h5 --cluster inputs/two-subclusters.json --profile-seconds 3"
 passes 4 $job --steps 30 --output "$scratch/run" && {
     for word in subcluster layers stage memory 'step time' 'predicted' 'loss'; do
-        grep -qi "$word" "$scratch/out" || fail "no word of $word in the job's output"
+        grep -qi "$word" "$scratch/out" || fail "no $word in the job's output"
     done
     for name in /topology /layers /profile /plan /train/loss /train/step_time /train/tokens_per_second; do
         h5dump -n "$scratch/run/run.h5" | grep -q "$name" || fail "no $name in run.h5"
     done
-    /usr/bin/python3 - "$scratch/run/run.h5" <<'P' || fail "run.h5 does not hold what it should"
+    /usr/bin/python3 - "$scratch/run/run.h5" <<'P' || fail "the content of run.h5"
 import sys, h5py
 f = h5py.File(sys.argv[1], "r")
 loss = f["/train/loss"][...]

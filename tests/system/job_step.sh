@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# jobs/heterogeneous-step.sh.inc where srun stays although its step is over: the job ends with the code of rank 0. srun, squeue, scontrol and
-# hapt are stand-ins; jobs/two-subclusters.slurm is the true script.
+# jobs/heterogeneous-step.sh.inc if srun stays after its step has ended: the job ends with the code of rank 0. srun, squeue, scontrol and
+# hapt are stand-ins; jobs/two-subclusters.slurm is the real script.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 bin=$scratch/bin
 mkdir "$bin" "$scratch/build"
 ln -s "$PWD/jobs" "$scratch/jobs"
-# The step is there for the first questions (STEPS of them), then no more; with AWAY the controller is away at every second one.
+# squeue shows the step for the first STEPS queries. With AWAY every second query gets no answer.
 cat >"$bin/squeue" <<'SH'
 #!/bin/bash
 echo >>"$CASE/asked"
@@ -15,7 +15,7 @@ if [ -n "$AWAY" ] && [ $((asked % 2)) -eq 0 ]; then echo "slurm_load_jobs error:
 printf '7+0.batch\n7+0.extern\n'
 [ $asked -gt $STEPS ] || printf '7+0.0\n7+1.0\n'
 SH
-# Four ranks; LEAVES: it ends with that code, else never.
+# Runs four ranks. LEAVES: it ends with that code, else never.
 cat >"$bin/srun" <<'SH'
 #!/bin/bash
 while [[ $1 = --* ]]; do shift; done
@@ -25,7 +25,7 @@ wait
 [ -z "$LEAVES" ] || exit $LEAVES
 exec /bin/sleep 100
 SH
-# The program; while it runs, the step is signalled as Slurm does it: every process.
+# The program. While it runs, the step is signalled as by Slurm: every process.
 cat >"$scratch/build/hapt" <<'SH'
 #!/bin/bash
 asked=no
@@ -64,13 +64,13 @@ begin hangs-done
 begin hangs-stopped CODE=9 SIGNAL=yes
 begin hangs-failed CODE=3
 begin hangs-killed CODE=137
-begin hangs-quick CODE=2 STEPS=0            # over before the controller was asked first
-begin hangs-away CODE=9 AWAY=yes STEPS=15   # the controller is away now and then: no step is ended for that
-begin hangs-lost LOST=yes                   # the node of rank 0 died with it
+begin hangs-quick CODE=2 STEPS=0            # over before the first query
+begin hangs-away CODE=9 AWAY=yes STEPS=15   # the controller does not answer now and then: the step is not ended for that
+begin hangs-lost LOST=yes                   # the node of rank 0 failed
 begin leaves-done LEAVES=0 STEPS=1000
 begin leaves-stopped CODE=9 LEAVES=9 STEPS=1000
 begin leaves-failed CODE=3 LEAVES=3 STEPS=1000
-begin leaves-killed LEAVES=137 STEPS=1000   # srun's own word for a rank that was killed
+begin leaves-killed LEAVES=137 STEPS=1000   # srun's own code for a killed rank
 wait
 expect hangs-done 0
 expect hangs-stopped 0 "requeue 7"

@@ -46,7 +46,7 @@ class Run:
                 self.done = int(step.group(1))
 
     def ranks(self):
-        """Process ids of the ranks: what mpirun started itself (each has a guard of its own)."""
+        """Process ids of the ranks: the children of mpirun (each has its own sandbox process)."""
         return processes.children(self.process.pid)
 
     def wait(self, seconds):
@@ -58,7 +58,7 @@ class Run:
         return self.process.returncode
 
     def give_up(self, seconds):
-        """mpirun 4.1 itself can wait for ever when a rank dies while it makes itself known to it: before hapt has said anything."""
+        """mpirun 4.1 can wait for ever if a rank dies while it registers, before the first message of hapt."""
         ranks = self.ranks()
         for pid in ranks + [self.process.pid]:
             try:
@@ -90,7 +90,7 @@ def weights(output):
 
 
 def leftovers(output):
-    """Processes of the run that outlived it."""
+    """Processes of the run that are still alive."""
     found = []
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
@@ -108,25 +108,25 @@ def main():
     expected = weights(folder + "/whole")
     kills = in_checkpoint = runs = hung = 0
     most_lost = {True: 0, False: 0}
-    pace = 0.05  # seconds that a checkpoint takes, about: where in it to strike
+    pace = 0.05  # approximate seconds of a checkpoint, for the choice of a moment within it
     while kills < wanted:
         output = tempfile.mkdtemp(prefix="run", dir=folder)
         runs += 1
-        lost_to = None  # of the killed run before: its steps, its newest checkpoint, whether it trained on while writing
+        lost_to = None  # of the last killed run: its steps, its newest checkpoint, whether it trained during a write
         while True:
             run, killed = Run(output, random.random() < 0.6), False
             if kills < wanted:
                 aim = random.random()
-                if aim < 0.55:  # in a checkpoint
+                if aim < 0.55:  # during a checkpoint
                     while not under_way(output) and run.process.poll() is None:
                         time.sleep(0.001)
                     time.sleep(random.random() * pace)
-                elif aim < 0.9:  # in a step
+                elif aim < 0.9:  # during a step
                     until = run.first + random.randrange(1, 2 * EVERY)
                     while run.done < until and run.process.poll() is None:
                         time.sleep(0.001)
                     time.sleep(random.random() * 0.02)
-                else:  # at any time, starting up included
+                else:  # at any time, also while starting
                     time.sleep(random.random() * 1.5)
                 ranks = run.ranks()
                 if run.process.poll() is None and ranks:
@@ -137,7 +137,7 @@ def main():
                         pass
             code = run.wait(120)
             hung += run.launcher_hung
-            # the start before this one: did this one find a whole checkpoint, and how many steps were lost?
+            # the start before: did this start find an intact checkpoint, and how many steps were lost?
             text = "".join(run.lines)
             if "damaged" in text or "no checkpoint in %s is whole" % output in text:
                 sys.exit("a checkpoint that is not whole:\n" + text)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# kill -9 of a random rank at a random moment, again and again: every start finds a whole checkpoint, no more than an interval is lost,
-# the last weights are those of a run that nobody disturbed. HAPT_LONG=1: 300 kills. HAPT_SEED repeats one.
+# kill -9 of a random rank at a random moment, repeatedly. Every start finds an intact checkpoint, at most one interval is lost, and the
+# final weights are those of an undisturbed run. HAPT_LONG=1: 300 kills. HAPT_SEED repeats one.
 . tests/system/lib.sh.inc
 kills=6
 [ -z "${HAPT_LONG:-}" ] || kills=300
 three_devices "900 MB"
-# much to write for the little it computes: 1.7 million parameters, 20 MB a checkpoint, a few milliseconds a step
+# large checkpoints and short steps: 1.7 million parameters, 20 MB per checkpoint, a few milliseconds per step
 passes 1 data tests/system/train.sh --output "$scratch/t.h5" || finish
 passes 1 model gpt --layers 2 --hidden 256 --heads 4 --sequence 16 --vocab 256 --microbatch 1 --output "$scratch/m.h5" || finish
 passes 1 profile --input "$scratch/m.h5" --cluster "$scratch/c.json" --predict --layers-per-model 6 --output "$scratch/p.h5" || finish

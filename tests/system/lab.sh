@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# hapt over the lab: subclusters found by the names of their hosts, the trunk's bandwidth measured, and a training run over the trunk that
-# gives the bits of the same plan on this machine alone.
+# hapt in the lab: subclusters are found by the names of their hosts, and the trunk's bandwidth is measured. A run over the trunk gives the
+# bits of the same plan on this machine only.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 lab=tests/lab/lab.sh
@@ -21,23 +21,24 @@ look() { # WHAT, python on standard input
     /usr/bin/python3 - "$scratch/out" || fail "$1"
 }
 
-# 1. Without a file: hosts with as many ranks each are a subcluster.
+# 1. Without a file: hosts with equally many ranks are a subcluster.
 over a0:2,b0:1,b1:1 4 topology --json && look "subclusters that were discovered" <<'P'
 import json, sys
 found = {tuple(s["hosts"]): (s["nodes"], s["devices_per_node"]) for s in json.load(open(sys.argv[1]))["subclusters"]}
 assert found == {("a0",): (1, 2), ("b0", "b1"): (2, 1)}, found
 P
 
-# 2. By the file's names, whatever the order of the ranks; the link between them at two rates. It cannot be faster than the trunk but for
-# what passes at once (0.4 ms of it, up to a tenth of the probe's messages) and the latency that is taken off; headers take 1 %; other work
-# on the machine slows the pair that measures, so the best of some tries counts from below. Unshaped it is ten times faster.
+# 2. By the names in the file, for any order of the ranks. The link between them is measured at two rates. It cannot be faster than the
+# trunk, except for the burst (0.4 ms, up to a tenth of the probe's messages) and the subtracted latency. Headers take 1 %. Other work on
+# the machine slows the measuring pair, so the best of some attempts is compared with the lower bound. Without a limit it is ten times
+# faster.
 cat >"$scratch/hosts.json" <<'JSON'
 { "format": "hapt-cluster", "version": 1,
   "subclusters": [
     { "name": "right", "nodes": 2, "devices_per_node": 1, "device": "cpu", "slowdown": 2, "hosts": ["b1", "b0"] },
     { "name": "left", "nodes": 2, "devices_per_node": 1, "device": "cpu", "slowdown": 2, "hosts": ["a0", "a1"] } ] }
 JSON
-share() { # RATE IN MBIT/S: prints the bandwidth of the trunk as a share of it
+share() { # RATE IN MBIT/S: prints the bandwidth of the trunk divided by the rate
     over a0,a1,b0,b1 4 topology --cluster "$scratch/hosts.json" --json && /usr/bin/python3 - "$scratch/out" "$1" <<'P'
 import json, sys
 cluster, rate = json.load(open(sys.argv[1])), float(sys.argv[2]) * 1e6 / 8
@@ -63,7 +64,7 @@ done
 over a0,a1,b0,b1 4 topology --cluster "$scratch/hosts.json" && { grep -Eq '^  right .* 3,2$' "$scratch/out" || fail "ranks of the hosts: $(cat "$scratch/out")"; }
 sed 's/"b1"/"b7"/' "$scratch/hosts.json" >"$scratch/absent.json"
 checks=$((checks + 1))
-$lab run -host a0,a1,b0,b1 -np 4 "$HAPT" topology --cluster "$scratch/absent.json" >"$scratch/out" 2>"$scratch/err" && fail "a host that is not there is accepted"
+$lab run -host a0,a1,b0,b1 -np 4 "$HAPT" topology --cluster "$scratch/absent.json" >"$scratch/out" 2>"$scratch/err" && fail "an absent host is accepted"
 grep -q 'error:.*b7' "$scratch/err" || fail "the missing host is not named: $(head -n 3 "$scratch/err")"
 
 # 3. Two stages over the trunk.
@@ -88,6 +89,6 @@ checks=$((checks + 3))
 for run in lab-run lab-run4 here; do passes 1 export --checkpoint "$scratch/$run/checkpoints/step-00000012" --output "$scratch/$run.h5"; done
 for run in lab-run lab-run4; do
     checks=$((checks + 1))
-    h5diff -q "$scratch/$run.h5" "$scratch/here.h5" || fail "the weights of $run are others"
+    h5diff -q "$scratch/$run.h5" "$scratch/here.h5" || fail "the weights of $run differ"
 done
 finish

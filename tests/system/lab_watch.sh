@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What a run over the lab's trunk watches: a trunk that drops to a tenth of its rate is named, one that stays as it was is not; a rank that stands
-# still ends the job with one message, and nothing is left in any namespace. With HAPT_LONG each many times, on a quiet and on a loaded machine.
+# The watch of a run over the lab's trunk. A trunk that drops to a tenth of its rate is reported; a constant one is not. A rank that hangs
+# ends the job with one message, and no process is left in any namespace. With HAPT_LONG each many times, on a quiet and on a loaded
+# machine.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 lab=tests/lab/lab.sh
@@ -39,7 +40,7 @@ nothing_left() {
         [ -z "$left" ] && break
         sleep 0.1
     done
-    check "nothing is left in the lab after $1: $left" [ -z "$left" ]
+    check "no process is left in the lab after $1: $left" [ -z "$left" ]
 }
 
 cat >"$scratch/c.json" <<'JSON'
@@ -58,7 +59,7 @@ for rate in 100 ${HAPT_LONG:+300}; do
         --stages "0-4@fast:1x2,4-8@slow:1x2" --output "$scratch/plan-$rate.h5" || finish
 done
 
-# drops NAME: up to some step as planned, then a tenth
+# drops NAME: as planned for some steps, then a tenth of the rate
 drops() {
     local step line direction
     $lab trunk "${rate}mbit"
@@ -77,12 +78,12 @@ drops() {
     done
 }
 
-# stops NAME RANK: the rank stands still
+# stops NAME RANK: the rank is stopped
 stops() {
     local process victim="" begun
     start "$1" --steps 1000000 --timeout 8
     reaches "$1" 5 || return
-    for process in $($lab processes | awk '$3 ~ /hapt$/ { print $1 }'); do # the rank comes before its guard
+    for process in $($lab processes | awk '$3 ~ /hapt$/ { print $1 }'); do # the rank comes before its sandbox process
         tr '\0' '\n' <"/proc/$process/environ" | grep -qx "OMPI_COMM_WORLD_RANK=$2" && [ -z "$victim" ] && victim=$process
     done
     check "$1: rank $2 is found" [ -n "$victim" ] && kill -STOP "$victim"
@@ -90,7 +91,7 @@ stops() {
     wait $job
     check "$1: code 7, not $?" [ $? -eq 7 ]
     check "$1: in bounded time: $((SECONDS - begun)) s" [ $((SECONDS - begun)) -le 20 ]
-    check "$1: one line tells of it: $(grep error: "$scratch/$1.err")" [ "$(grep -c 'error:' "$scratch/$1.err")" -eq 1 ]
+    check "$1: one line reports it: $(grep error: "$scratch/$1.err")" [ "$(grep -c 'error:' "$scratch/$1.err")" -eq 1 ]
     check "$1: it is named: $(grep error: "$scratch/$1.err")" grep -Eq \
         "error: rank $2 on host [ab]0 has not been heard of for [0-9.]+ s; its last activity: stage [01], [a-z ]+ of step [0-9]+.*; rank [0-9] on host [ab]0 was at: stage [01], " \
         "$scratch/$1.err"

@@ -22,7 +22,7 @@ def train(ranks, steps, *more):
 
 
 def start(command, where=None, plant=None):
-    """Ends; `plant` runs in the process itself, which keeps its number: for names that hold it."""
+    """Runs to its end. `plant` runs in the process itself, for names that contain its number."""
     run = PlantingStart(command, where, plant) if plant else runs.Start(command, where)
     code = run.wait(120)
     if code is None:
@@ -38,7 +38,7 @@ class PlantingStart(runs.Start):
 
 
 def make_outside():
-    """What a link leads to: a run of another job, with checkpoints, and files of other kinds."""
+    """The targets of links: a run of another job with checkpoints, and files of other kinds."""
     done, code = start(train(1, 6, "--checkpoint-every", "2", "--keep", "10", "--output", OUTSIDE))
     if code:
         sys.exit(done.text())
@@ -51,7 +51,7 @@ def make_outside():
         sys.exit(done.text())
 
 
-# Of a run that goes on from step 6 to 8, or begins anew: names it writes, renames or removes. PID: the process's number.
+# Names that a run writes, renames or removes when it resumes from step 6 to 8 or begins anew. PID: the number of the process.
 NAMES = [".hapt-lock", "run.h5", "run.h5.overwritten", ".hapt-time-PID", "checkpoints.overwritten", "checkpoints.overwritten/step-00000002",
          "checkpoints.overwritten/step-00000002/shard-0000.h5", "checkpoints", "checkpoints/.try-PID-0", "checkpoints/step-00000002", "checkpoints/step-00000004",
          "checkpoints/step-00000006", "checkpoints/step-00000007", "checkpoints/step-00000008", "checkpoints/step-00000099",
@@ -119,7 +119,7 @@ def default_folder(before):
         os.symlink("%s/%s" % (OUTSIDE, aim), "%s/outputs/m/%s" % (where, name))
         done, code = start(train(1, 2), where)
         after = runs.tree(OUTSIDE)
-        # a folder that the user links is used as any other: only what stood there must stay
+        # a folder that the user links is used as any other, but its earlier content must stay
         lost = {path: kind for path, kind in before.items() if after.get(path) != kind}
         if lost or (name != "../m-2" and after != before):
             complain("default folder, %s to %s: code %d" % (name, aim, code), done, before, after)
@@ -134,7 +134,7 @@ def default_folder(before):
 
 
 def commands():
-    """What writes one file: (name, command up to the output's option and name)."""
+    """Commands that write one file: (name, command up to the output's option and name)."""
     small = ["--input", folder + "/m.h5", "--cluster", folder + "/c1.json"]
     return [("model", ["model", "gpt", "--layers", "1", "--hidden", "16", "--heads", "2", "--sequence", "8", "--vocab", "256", "--output"]),
             ("data", ["data", folder + "/words.txt", "--output"]),
@@ -181,7 +181,7 @@ def files():
                         complain(why, done, before, after)
                     if code not in FINE or len(done.errors()) != (code != 0):
                         sys.exit("%s\n%s" % (why, done.text()))
-                    # a link under a temporary name is stepped over, one under the name itself is refused
+                    # a link under a temporary name is passed over; a link under the name itself is refused
                     if name != "run file" and (code == 0) != (bool(more) or link != "out") and (code == 0 or aim != "empty"):
                         sys.exit("%s\n%s" % (why, done.text()))
                     tried += 1
@@ -191,7 +191,7 @@ def files():
 
 
 def race(before):
-    """Somebody plants links under the temporary names of shards and manifests, as soon as their folder is there."""
+    """Plants links under the temporary names of shards and manifests as soon as their folder exists."""
     shutil.rmtree(WORK, ignore_errors=True)
     run = runs.Start(train(1, 60 if long_round else 15, "--checkpoint-every", "1", "--checkpoint-async", "no", "--output", WORK))
     planted, top, over = 0, WORK + "/checkpoints", threading.Event()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Symbolic links planted under every name that a run writes or removes: nothing outside of its folder is touched, and the run says what is
-# wrong or goes its way. HAPT_LONG=1: every name, every kind of link, every way of starting; else a sample. HAPT_SEED repeats one.
+# Symbolic links under every name that a run writes or removes. Nothing outside its folder changes, and the run reports the error or
+# continues. HAPT_LONG=1: every name, every kind of link, every way of starting; else a sample. HAPT_SEED repeats one.
 # PART=files: links under the names that single-file commands write, and under temporary names (links_files.sh).
 # Runs beside others
 . tests/system/lib.sh.inc

@@ -78,7 +78,7 @@ passes 1 plan --profile "$scratch/measured.h5" --microbatches 1 --output "$scrat
 train best best.h5
 check "the searched plan: PyTorch's losses" close best
 
-# Two rows on three devices: no rows by ratio, but a program (predicted: it needs no clock)
+# Two rows on three devices: no rows by ratio, but a program (predicted, so that no time matters)
 passes 1 profile --input "$scratch/m2.h5" --layers-per-model 4 --cluster "$scratch/c.json" --predict --mixed yes --program synthesised \
     --microbatches 4 --output "$scratch/synthesised.h5"
 passes 1 plan --profile "$scratch/synthesised.h5" --microbatches 4 --stages "0-$layers@fast:1+slow:2" --output "$scratch/program.h5" --json
@@ -87,14 +87,14 @@ passes 3 train --input "$scratch/m2.h5" --cluster "$scratch/c.json" --data $refe
     --lr-schedule constant --clip-norm 0 --beta2 0.95 --steps 20 --output "$scratch/program" --plan "$scratch/program.h5" --json
 cp "$scratch/out" "$scratch/program.json"
 check "a synthesised program: PyTorch's losses" close program
-# Measured with programs: whatever is found, a plan on all devices trains
+# Measured with programs: whatever is found, a plan on all devices can train
 profile 3 programs.h5 --cluster "$scratch/c.json" --mixed yes --program all
 plan programs.h5 "0-$layers@fast:1+slow:2" found.h5
 train found found.h5
 check "measured with programs: PyTorch's losses" close found
 refuses 2 "except for mixed stages" 3 profile --input "$scratch/m8.h5" --cluster "$scratch/c.json" --output "$scratch/x.h5" --program synthesised
 
-# A share that is less than half a row
+# A share below half a row
 /usr/bin/python3 - "$scratch/two.h5" "$scratch/small.h5" <<'PY' || exit 1
 import h5py, shutil, sys
 shutil.copy(sys.argv[1], sys.argv[2])

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `hapt data` and `hapt model` as a user meets them: files, figures, exit codes, one error line and a hint.
+# `hapt data` and `hapt model` as users run them: files, figures, exit codes, one error line and a hint.
 # Runs beside others: it measures no time.
 set -u
 hapt=$(realpath "${HAPT:-build/hapt}")
@@ -27,7 +27,7 @@ field() { # NAME: a number of the JSON object in `out`
 }
 near() { awk -v a="$1" -v b="$2" -v t="$3" 'BEGIN { exit !(a - b <= t && b - a <= t && a != "") }'; }
 
-# Bytes: entropies by awk's own count.
+# Bytes: entropies compared with those by awk.
 printf 'In the beginning God created the heaven and the earth.\nAnd the earth was without form.\n' >text
 "$hapt" data text --output deep/er/tokens.h5 --json >out 2>err
 check 'data exits with 0' [ $? -eq 0 ]
@@ -127,7 +127,7 @@ refuses 3 data short.bin --output t.h5
 : >empty
 refuses 3 data empty --output t.h5
 
-# The other families' named models have the published sizes of these models, in the help, too.
+# The named models of the other families have their published sizes, in the help as well.
 while read -r name parameters; do
     "$hapt" model "$name" --output named.h5 --json >out 2>err
     check "$name exits with 0" [ $? -eq 0 ]
@@ -139,7 +139,7 @@ llama-3-8b 8030261248
 vit-base 86567656
 EOF
 
-# Named models: what the help promises is what is built; a given option rules; the paper's sizes (HAPT section 6).
+# Named models: they are as the help says, given options override them, and they have the paper's sizes (HAPT section 6).
 "$hapt" model --help >help
 names=$(sed -n 's/^  \(gpt[-0-9a-z]*\)  *\([0-9]*\) parameters.*/\1:\2/p' help)
 check 'named models are listed' [ "$(wc -w <<<"$names")" -eq 4 ]
@@ -175,7 +175,7 @@ done
 check 'three named models of images' [ "${images:-0}" -eq 3 ]
 "$hapt" model vgg19 --output named.h5 --json >out
 check 'torchvision vgg19' [ "$(field parameters)" = 143667240 ]
-# 19.63 G multiplications an image (the published figure), 4 rows, forward and twice backward but for the first layer's dx.
+# 19.63 G multiplications per image (the published figure), 4 rows, forward and twice backward except the first layer's dx.
 check 'FLOPs of vgg19' near "$(field flops_per_microbatch)" 471e9 2e9
 "$hapt" model resnet50 --output named.h5 --json >out
 check 'torchvision resnet50' [ "$(field parameters)" = 25557032 ]

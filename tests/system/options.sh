@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Options that could only be ignored are refused; a cluster whose devices are not here is planned on paper;
-# what is printed arrives.
+# Options without an effect are refused. A cluster whose devices are absent is planned on paper. Output that cannot be written is a failure.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -12,7 +11,7 @@ cat >"$scratch/gpus.json" <<'J'
   "subclusters": [ { "name": "a", "nodes": 1, "devices_per_node": 1, "device": "A100-40GB" },
                    { "name": "v", "nodes": 1, "devices_per_node": 1, "device": "V100-16GB" } ] }
 J
-# As many ranks as devices do not make GPUs of them.
+# Equal numbers of ranks and devices do not turn CPUs into GPUs.
 for ranks in 1 2 3; do
     passes $ranks plan --input "$m" --cluster "$scratch/gpus.json" --json && /usr/bin/python3 -c '
 import json, sys
@@ -26,7 +25,7 @@ refuses 3 'elsewhere' 2 plan --input "$m" --cluster "$scratch/elsewhere.json"
 for ranks in 1 2; do passes $ranks plan --input "$m" --cluster "$scratch/elsewhere.json" --predict; done
 refuses 3 'cuda' 2 --input "$m" --cluster "$scratch/gpus.json" --steps 1 --output "$scratch/run"
 
-# Optimizer state takes part in memory: SGD plans need less than AdamW's.
+# Optimizer state is part of the memory: SGD plans need less than AdamW's.
 memory() {
     passes 1 plan --input "$m" --cluster "$scratch/gpus.json" --json "$@" && /usr/bin/python3 -c '
 import json, sys
@@ -50,7 +49,7 @@ refuses 2 'replan has no effect' 2 --input "$m" --replan
 refuses 2 'strategy' 1 --input "$m" --strategy even --stages 0-1@a:1x1
 refuses 2 'unknown option --strategy of hapt profile' 1 profile --input "$m" --output "$scratch/q.h5" --strategy even
 
-# What cannot be printed is no success.
+# If the output cannot be printed, the command fails.
 for command in --help --version doctor topology "plan --profile $scratch/p.h5" "plan --profile $scratch/p.h5 --json"; do
     checks=$((checks + 1))
     "$HAPT" $command >/dev/full 2>"$scratch/err"
@@ -58,7 +57,7 @@ for command in --help --version doctor topology "plan --profile $scratch/p.h5" "
     [ $code -eq 6 ] && grep -q '^hapt: error: standard output' "$scratch/err" || fail "hapt $command on a full disk: code $code"
 done
 
-# JSON stays JSON whatever things are called.
+# JSON stays valid for any names.
 sed 's/"name": "v"/"name": "a\\"v\\""/' "$scratch/gpus.json" >"$scratch/quotes.json"
 passes 1 profile --input "$m" --cluster "$scratch/quotes.json" --output "$scratch/\"p\".h5" --json && /usr/bin/python3 -c '
 import json, sys

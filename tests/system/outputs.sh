@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Outputs of single files: no command destroys its input, a file of another kind or what a link leads to; what cannot be written is told
-# before the long work. Inputs of unknown kinds are not guessed, files do not make hapt read other files, later versions are refused.
+# Outputs of single files. No command destroys its input, a file of another kind or the target of a link. An output that cannot be written
+# is reported before the long work. Unknown kinds of input are not guessed, files cannot make hapt read other files, and later versions are
+# refused.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -24,7 +25,7 @@ same_tokens() { # FILE: the same tokens as those of a.txt
 }
 cp "$dir/a.txt" "$scratch/a.txt"
 
-# Nothing of what lies here may change but by the commands that end with 0.
+# Only commands that end with 0 may change the files here.
 sums() { find "$dir" "$scratch/outside" -type f -exec md5sum {} + | sort; }
 mkdir "$scratch/outside"
 echo precious >"$scratch/outside/file"
@@ -41,7 +42,7 @@ untouched() {
     [ "$(sums)" = "$before" ] || { fail "$*: files changed: $(diff <(echo "$before") <(sums))"; before=$(sums); }
 }
 
-# An input, under any of its names.
+# The output is an input, under any of its names.
 for name in m.h5 ./m.h5 hard.h5 ../w/m.h5; do
     refuses 2 'is the input' 1 profile --input "$dir/m.h5" --cluster "$dir/c.json" --predict yes --output "$dir/$name"
 done
@@ -80,7 +81,7 @@ refuses 2 'is not a timeline' 1 report --input "$dir/run/run.h5" --timeline "$di
 refuses 2 'same file' 1 profile --input "$dir/m.h5" --output "$dir/new.h5" --calibrate "$dir/new.h5"
 untouched 'files of another kind'
 
-# A place that cannot be written: before any long work. (Root may write anywhere but where the kernel forbids it.)
+# The output cannot be written: reported before any long work. (Root may write anywhere except where the kernel forbids it.)
 for place in /proc/none/x.h5 "$dir/text/x.h5"; do
     refuses 6 'cannot be written' 2 profile --input "$dir/m.h5" --output "$place"
     check 'nothing was measured' [ ! -s "$scratch/out" ]
@@ -89,7 +90,7 @@ refuses 6 'cannot be written' 1 report --input "$dir/run/run.h5" --timeline /pro
 untouched 'places that cannot be written'
 check 'no probe is left' [ -z "$(find "$scratch" -name '.hapt-probe*' -o -name '*.tmp')" ]
 
-# The same kind and an empty file are replaced, and anything with --overwrite; a link itself, not what it leads to.
+# A file of the same kind and an empty file are replaced; any file is with --overwrite. A link itself is replaced, not its target.
 passes 1 plan --profile "$dir/p.h5" --microbatches 4 --output "$dir/plan.h5"
 : >"$dir/empty"
 passes 1 plan --profile "$dir/p.h5" --microbatches 4 --output "$dir/empty"
@@ -103,12 +104,12 @@ passes 1 model gpt $gpt --output "$dir/planted.h5" --overwrite yes
 check 'the link was replaced' [ -f "$dir/planted.h5" ] && [ ! -L "$dir/planted.h5" ]
 check 'and not what it led to' [ "$(cat "$scratch/outside/file")" = precious ]
 
-# Names of temporary files can be guessed: what lies there is neither followed nor replaced.
+# Temporary names can be guessed. A file that exists under one is neither followed nor replaced.
 "$HAPT" topology --cluster "$dir/c.json" --output "$dir/top.h5" >/dev/null 2>&1 &
 pid=$!
 wait $pid
 (
-    sleep 0.2 # the shell's own process becomes hapt
+    sleep 0.2 # the shell's process becomes hapt
     exec "$HAPT" data "$dir/a.txt" --output "$dir/tmp.h5"
 ) >"$scratch/out" 2>"$scratch/err" &
 pid=$!
@@ -118,7 +119,7 @@ check 'data were written beside it' same_tokens "$dir/tmp.h5"
 check 'the planted link is still there' [ -L "$dir/tmp.h5.$pid.tmp" ]
 check 'its target is untouched' [ "$(cat "$scratch/outside/file")" = precious ]
 
-# What the input of hapt data is: never a guess.
+# The kind of hapt data's input is never guessed.
 /usr/bin/python3 - "$dir" <<'P' || fail 'python'
 import gzip, struct, sys
 import numpy as np
@@ -169,7 +170,7 @@ refuses 3 'empty' 1 data "$dir/nothing" --output "$scratch/x.h5"
 refuses 3 'exceeds the largest vocabulary' 1 data "$dir/high.bin" --type uint32 --output "$scratch/x.h5"
 check 'no refused data left a file' [ ! -e "$scratch/x.h5" ]
 
-# Before step 0: tokens outside of the vocabulary, fractions, short rows; files that lead to other files; later versions.
+# Before step 0: tokens outside the vocabulary, fractions, short rows; files that refer to other files; later versions.
 /usr/bin/python3 - "$dir" "$scratch" <<'P' || fail 'python'
 import shutil, sys
 import h5py, numpy as np

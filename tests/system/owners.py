@@ -56,7 +56,7 @@ def same(run, ranks, good):
 
 
 def contest(good, number, defaults):
-    """Two starts, at an offset. The weights of each that ends well are those of a run alone."""
+    """Two starts, at an offset. Each that succeeds has the weights of a single run."""
     ranks = random.choice((1, 1, 2))
     place = tempfile.mkdtemp(prefix="round", dir=folder)
     output = [] if defaults else ["--output", place + "/run"]
@@ -80,7 +80,7 @@ def contest(good, number, defaults):
         if sorted(os.listdir(place + "/outputs")) != ["m", "m-2"]:
             complain(why + ": %s" % os.listdir(place + "/outputs"), first, second)
     else:
-        one_by_one = codes == [0, 0] and insists  # one had ended, and the other was told to go on or to replace it
+        one_by_one = codes == [0, 0] and insists  # the first had ended, and the second was told to resume or to replace it
         if not one_by_one and sorted(codes) != [0, 2]:
             complain(why, first, second)
         if not one_by_one:
@@ -112,7 +112,7 @@ def await_checkpoint(start, run):
 
 
 def killed():
-    """The lock of a process that was killed is taken over at once."""
+    """The lock of a killed process is taken over at once."""
     run = folder + "/killed"
     start = runs.Start(train(1, ENDLESS, "--output", run))
     await_checkpoint(start, run)
@@ -144,7 +144,7 @@ def beating(path, stop):
 
 
 def elsewhere():
-    """Locks of another host: an old heartbeat, a beating one, one that stopped a moment ago; the same of files that nobody can read."""
+    """Locks of another host: with an old heartbeat, a live one, one that stopped a moment ago. The same with unreadable files."""
     for name, text in (("host", ELSEWHERE), ("unreadable", "no lock at all\n")):
         run = planted(name + "-old", text, 2 * STALE_S)
         start = runs.Start(train(1, 1, "--output", run))
@@ -170,7 +170,7 @@ def elsewhere():
 
 
 def odd_files():
-    """A lock that is a link, to a file and to nowhere, or a folder: one error, nothing is touched."""
+    """A lock that is a folder, or a link to a file or to nothing: one error, and nothing changes."""
     aim = folder + "/aim"
     with open(aim, "w") as file:
         file.write("precious\n")
@@ -187,7 +187,7 @@ def odd_files():
 
 
 def stolen():
-    """The lock of a running job is taken, or removed: the job ends with one error and writes nothing more."""
+    """The lock of a running job is taken or removed: the job ends with one error and writes nothing more."""
     cases = [(ranks, how) for ranks in (1, 2) for how in ("stolen", "removed", "link")]
     for ranks, how in cases if long_round else [(2, "stolen"), (1, "removed")]:
         run = "%s/%s%d" % (folder, how, ranks)
@@ -205,7 +205,7 @@ def stolen():
         then = runs.checkpoints(run)
         theirs = os.path.lexists(lock) and (os.readlink(lock) if os.path.islink(lock) else open(lock).read())
         refused(start, 6, "does not belong to this job any more" + (": now process 4711 on host elsewhere" if how == "stolen" else ""))
-        if time.time() - start.began > MOST_S or len(set(runs.checkpoints(run)) - set(then)) > 1:  # one may have been on its way
+        if time.time() - start.began > MOST_S or len(set(runs.checkpoints(run)) - set(then)) > 1:  # one checkpoint may have been in progress
             complain("%s: checkpoints came behind it: %s" % (how, sorted(set(runs.checkpoints(run)) - set(then))), start)
         now = os.path.lexists(lock) and (os.readlink(lock) if os.path.islink(lock) else open(lock).read())
         if now != theirs or os.path.exists(run + "/run.h5"):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Two jobs in one folder, with the same --output and with default folders: the first is never disturbed, the second leaves with exit code 2
-# and the first one's name, or takes the next default folder. Locks that are stale, unreadable, a link, of another host, stolen.
+# Two jobs in one folder, with the same --output and with default folders. The first is never disturbed. The second ends with exit code 2
+# and the first one's name, or takes the next default folder. Also locks that are stale, unreadable, links, of another host, or stolen.
 # HAPT_LONG=1: 20 rounds and the waits of half a minute. HAPT_SEED repeats one.
 # Runs beside others
 . tests/system/lib.sh.inc

@@ -1,4 +1,4 @@
-"""`hapt plan` and `hapt simulate` as a user meets them, on profiles that h5py wrote."""
+"""`hapt plan` and `hapt simulate` as users run them, on profiles that h5py wrote."""
 import json
 import math
 
@@ -81,11 +81,11 @@ def hiding():
         check(low <= overlap <= high, f"{schedule} hides {overlap} of the communication")
     long = json.loads(run("simulate", "--plan", "slow-plan.h5", "--microbatches", "256", "--json").stdout)
     check(long["hidden"] and long["simulated_s"] < 256 * 0.75 * 1.05, "a long step runs at the pace")
-    # the link rules when it is slower than any stage needs to be, and is said to
+    # the link sets t_max if it is slower than the stages, and the output says so
     profile("link.h5", change=lambda file: put("boundary_bytes", 8192 * 0.9)(file) or tight(file))
     ruled = run("plan", "--profile", "link.h5", "--microbatches", "16")
     document = plan("link.h5", "--output", "link-plan.h5")
-    for microbatches in ("4", "16", "64"):  # however short the step, the steady state is the link's
+    for microbatches in ("4", "16", "64"):  # for any length of a step the steady state is limited by the link
         result = json.loads(run("simulate", "--plan", "link-plan.h5", "--microbatches", microbatches, "--json").stdout)
         check(math.isclose(result["period_s"], 0.9) and result["t_max_s"] == document["t_max_s"] == 0.9 and result["hidden"],
               f"{microbatches} microbatches over the slow link: {result}")
@@ -93,7 +93,7 @@ def hiding():
 
 
 def tight(file):
-    """Neither subcluster holds the model alone."""
+    """Neither subcluster can hold the model alone."""
     for c in range(2):
         group = file[f"cluster_{c}"]
         group["stage_time"][:, 0, 8] = np.nan
@@ -101,7 +101,7 @@ def tight(file):
 
 
 def foreign(document):
-    """The same numbers in every dress."""
+    """The same numbers in all types and layouts."""
     def narrow(kind, values):
         return values.astype(np.int16 if kind == "int" else np.float32)
 
@@ -133,7 +133,7 @@ def foreign(document):
 
 
 def with_gap():
-    """A search that may stop early says how close it is proven to be, and is right about it."""
+    """A search that may stop early prints its proven gap, and the gap is true."""
     profile("p.h5")
     best = json.loads(run("plan", "--profile", "p.h5", "--microbatches", "16", "--json").stdout)
     check(best["search"]["gap"] == 0, "the optimum has no gap")
@@ -149,7 +149,7 @@ def with_gap():
 
 
 def pooled():
-    """Both subclusters as one stage: as fast as the split, and no link between them in the way."""
+    """Both subclusters as one stage: as fast as the split, without the link between them."""
     dress = dict(counts=(2, 2), ratios=[2 / 3, 1 / 3])
     profile("apart.h5")
     profile("pooled.h5", change=lambda file: mixed(file, **dress))
@@ -184,7 +184,7 @@ def pooled():
 
 
 def pooled_questions():
-    """The questions about a plan cope with mixed stages."""
+    """--explain, --what-if and --diff work on plans with mixed stages."""
     profile("some.h5", change=lambda file: mixed(file, counts=(1, 1), scale=0.5) or mixed(file, k=1, counts=(1, 2)))
     document = plan("some.h5", "--explain", "--what-if", "link=1..64kB/s:3,memory.slow=512..4096B:3,nodes.fast=1..1,microbatches=4..32:3",
                     "--output", "some-plan.h5")

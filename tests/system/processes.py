@@ -23,7 +23,7 @@ def descendants(pid):
 
 
 def started(pid):
-    """Start time of a process: it tells one from a later one of the same number. None: there is none, or a zombie."""
+    """Start time of a process, which distinguishes it from a later one with the same number. None: it does not exist, or is a zombie."""
     try:
         with open("/proc/%d/stat" % pid) as file:
             fields = file.read().rpartition(")")[2].split()
@@ -56,7 +56,7 @@ def naming(text):
 
 
 def alive(pid):
-    """Neither gone nor a zombie."""
+    """Does it exist, and is it not a zombie?"""
     try:
         with open("/proc/%d/stat" % pid) as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -65,7 +65,7 @@ def alive(pid):
 
 
 def where(pid):
-    """What each thread of a process is doing, as the debugger tells or else the kernel."""
+    """The stack of each thread of a process, from the debugger or else from the kernel."""
     if shutil.which("gdb"):
         done = subprocess.run(["gdb", "-p", str(pid), "-batch", "-ex", "thread apply all bt 12"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                               universal_newlines=True)

@@ -1,4 +1,4 @@
-"""Profiles that h5py writes, and running hapt on them: shared by the tests in Python."""
+"""Profiles that h5py writes, and runs of hapt on them. Shared by the tests in Python."""
 import os
 import shutil
 import subprocess
@@ -69,7 +69,7 @@ def profile(path, change=None, cast=None, strings="fixed", **storage):
 
 
 def mixed(file, k=0, clusters=(0, 1), counts=(1, 1), scale=1.0, flat=True, **attributes):
-    """A group of mixed stages on the devices of fast and slow: as fast as both together times `scale`."""
+    """A mixed stage on the devices of fast and slow: as fast as both together, multiplied by `scale`."""
     L = 9
     group = file.create_group(f"mixed_{k}")
     group.attrs["clusters"], group.attrs["counts"] = np.array(clusters, dtype="i2"), np.array(counts, dtype="u4")
@@ -110,7 +110,7 @@ def attribute(path, name, value):
 
 
 def campaign(*parts):
-    """Runs the parts in a folder of their own and leaves with the verdict."""
+    """Runs the parts in a new folder and exits with the result."""
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
     folder = tempfile.mkdtemp()

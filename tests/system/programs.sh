@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Programs of stages: the GPT that PyTorch trained on 4 ranks, as two stages of two ranks each, data-parallel, tensor-parallel and
-# synthesised, all within 2e-6 of the fp64 run (so within 4e-6 of each other); --program decides which rows a profile has.
+# Programs of stages: the GPT of the PyTorch reference on 4 ranks, as two stages of two ranks each, data-parallel, tensor-parallel and
+# synthesised. All losses are within 2e-6 of the fp64 run (so within 4e-6 of each other). --program selects the rows of a profile.
 # Runs beside others: it measures no time.
 set -u
 dir=$(mktemp -d)
@@ -10,7 +10,7 @@ failed=0
 
 fail() { echo "$*"; failed=$((failed + 1)); }
 
-numbers() { # FILE DATASET: one number a line
+numbers() { # FILE DATASET: one number per line
     h5dump -y -m "%.17g" -d "$2" "$1" | sed -n '/DATA {/,/}/p' | grep -o '[0-9.eE+-]*[0-9]' | sed 's/,//'
 }
 
@@ -23,7 +23,7 @@ END
 numbers $reference /loss_fp64 >"$dir/expected"
 options=(--input "$dir/m.h5" --cluster "$dir/cluster.json" --microbatches 4)
 
-train() { # NAME OPTIONS...: by the job, predicted
+train() { # NAME OPTIONS...: by the whole job, predicted
     local name=$1
     shift
     mpirun --oversubscribe --bind-to none -np 4 "$HAPT" "${options[@]}" --data $reference --predict yes \
@@ -33,11 +33,11 @@ train() { # NAME OPTIONS...: by the job, predicted
     numbers "$dir/$name/run.h5" /train/loss >"$dir/losses"
     worst=$(paste "$dir/losses" "$dir/expected" |
         awk 'NF != 2 { bad = 1 } { d = ($1 - $2) / $2; if (d < 0) d = -d; if (d > worst) worst = d } END { print bad ? 1 : worst + 0 }')
-    awk -v worst="$worst" 'BEGIN { exit !(worst < 2e-6) }' || fail "$name: losses are $worst away"
+    awk -v worst="$worst" 'BEGIN { exit !(worst < 2e-6) }' || fail "$name: losses differ by $worst"
     echo "$name: losses within $worst"
 }
 
-program_of() { # NAME: what the stages of a run's plan are laid out by
+program_of() { # NAME: the programs of the stages of a run's plan
     h5dump -y -d /plan/stage_tensor_parallel "$dir/$1/run.h5" | sed -n '/DATA {/,/}/p' | grep -o '[0-9]' | tr '\n' ' '
     h5dump -y -d /plan/stage_program "$dir/$1/run.h5" 2>/dev/null | sed -n '/DATA {/,/}/p' | grep -o '[0-9]' | tr '\n' ' '
 }
@@ -50,13 +50,13 @@ done
 case $(program_of synthesised) in "1 1 "[1-9]" "[1-9]" ") ;; *) fail "synthesised: stages run $(program_of synthesised)" ;; esac
 train "searched" --program synthesised
 
-# a profile's file keeps its programs, and --program takes rows out of it
+# a profile's file keeps its programs, and --program removes rows from it
 "$HAPT" profile "${options[@]:0:4}" --predict yes --program all --output "$dir/p.h5" >/dev/null 2>"$dir/log" || fail "profile: $(cat "$dir/log")"
 for program in data tensor synthesised; do
     "$HAPT" plan --profile "$dir/p.h5" --program $program --stages "0-8@cpu:1x2" --output "$dir/plan.h5" >/dev/null 2>"$dir/log" ||
         fail "plan --program $program: $(cat "$dir/log")"
 done
-"$HAPT" plan --profile "$dir/p.h5" --program data --stages "0-8@cpu:1x2t2" >/dev/null 2>&1 && fail "a row that was taken out is planned on"
+"$HAPT" plan --profile "$dir/p.h5" --program data --stages "0-8@cpu:1x2t2" >/dev/null 2>&1 && fail "a removed row is used in a plan"
 mpirun --oversubscribe --bind-to none -np 2 "$HAPT" --input "$dir/m.h5" --data $reference --program tensor --steps 1 --microbatches 4 \
     --output "$dir/no" >"$dir/log" 2>&1
 [ $? -eq 2 ] || fail "measured profiles took --program tensor"

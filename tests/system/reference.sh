@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The whole job on a GPT that PyTorch trained (tests/data/gpt-small.h5): the same losses within 2e-6 of its fp64 run, on any
-# number of ranks, whatever plan is found or forced: data- and tensor-parallel stages, optimizer state whole and sharded.
+# The whole job on the GPT of the PyTorch reference (tests/data/gpt-small.h5): losses within 2e-6 of its fp64 run, on any number of ranks,
+# for any plan, found or forced. Stages are data- and tensor-parallel, with whole and sharded optimizer state.
 # Runs beside others: it measures no time.
 set -u
 dir=$(mktemp -d)
@@ -8,7 +8,7 @@ trap 'rm -rf "$dir"' EXIT
 reference=tests/data/gpt-small.h5
 failed=0
 
-numbers() { # FILE DATASET: one number a line
+numbers() { # FILE DATASET: one number per line
     h5dump -y -m "%.17g" -d "$2" "$1" | sed -n '/DATA {/,/}/p' | grep -o '[0-9.eE+-]*[0-9]' | sed 's/,//'
 }
 
@@ -27,7 +27,7 @@ train() { # RANKS NAME FURTHER-OPTIONS...
     worst=$(paste "$dir/losses" "$dir/expected" |
         awk 'NF != 2 { bad = 1 } { d = ($1 - $2) / $2; if (d < 0) d = -d; if (d > worst) worst = d } END { print bad ? 1 : worst + 0 }')
     awk -v worst="$worst" 'BEGIN { exit !(worst < 2e-6) }' ||
-        { echo "$name: losses are $worst away"; failed=$((failed + 1)); }
+        { echo "$name: losses differ by $worst"; failed=$((failed + 1)); }
     echo "$name: losses within $worst"
 }
 

@@ -11,7 +11,7 @@ STEPS = 6
 
 
 class Weights(dict):
-    """Parameters by name, made when first asked for: the same random values for the same seed."""
+    """Parameters by name, made at their first use. The same seed gives the same values."""
 
     def __init__(self, seed):
         super().__init__()
@@ -50,7 +50,7 @@ def heads_of(x, heads):
 
 
 def attention(q, k, v, causal):
-    """q, k, v [row][head][position][column]; joined again."""
+    """Splits into heads: q, k, v [row][head][position][column]; and the reverse."""
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
@@ -80,7 +80,7 @@ def rms_norm(w, name, x):
 
 
 def rotary(x):
-    """Column j is turned with column j + half by position / 10000^(j / half)."""
+    """Rotates columns j and j + half by the angle position / 10000^(j / half)."""
     length, half = x.shape[-2], x.shape[-1] // 2
     angle = torch.arange(length, dtype=x.dtype)[:, None] * 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
     left, right = x[..., :half], x[..., half:]
@@ -107,7 +107,7 @@ def llama(w, shape, tokens):
 
 
 def experts(w, name, x, shape):
-    """All tokens through all experts, weighed by what the gate's softmax leaves of the chosen ones, scaled to sum 1."""
+    """All tokens through all experts, weighted by the gate's softmax over the chosen experts, scaled to sum 1."""
     share = w.linear(name + "gate", x, shape["experts"], False).softmax(-1)
     kept, chosen = share.topk(shape["top_k"], -1)
     weight = torch.zeros_like(share).scatter(-1, chosen, kept / kept.sum(-1, keepdim=True))
@@ -199,7 +199,7 @@ def data(family, shape, random):
         return batches[..., :-1], batches[..., 1:], {"batches": batches}
     if family in ("bert", "bert-moe"):
         batches = random.integers(0, shape["vocab"], (STEPS, shape["rows"], shape["sequence"]))
-        taken = random.random(batches.shape).argsort(-1) < max(1, shape["sequence"] // 6)  # equally many in every row
+        taken = random.random(batches.shape).argsort(-1) < max(1, shape["sequence"] // 6)  # the same number in every row
         targets = np.where(taken, random.integers(0, shape["vocab"], batches.shape), -100)
         return batches, targets, {"batches": batches, "targets": targets}
     size = (STEPS, shape["rows"], shape.get("channels", 3), shape["image"], shape["image"])
@@ -209,7 +209,7 @@ def data(family, shape, random):
 
 
 def train(forward, shape, initial, inputs, targets, kind):
-    """AdamW, decay on tensors of two or more dimensions; the losses before each update and the trained weights."""
+    """AdamW with decay on tensors of two or more dimensions. Returns the losses before each update and the trained weights."""
     w = Weights(0)
     for name, value in initial.items():
         w[name] = value.detach().to(kind).clone().requires_grad_()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --replica-check: a rank whose weights are overwritten in its memory is named, and no checkpoint is made of them; clean runs, under every kind of
-# layout, raise no alarm.
+# --replica-check: a rank whose weights are overwritten in its memory is named, and no checkpoint is made of them. Clean runs in every kind
+# of layout give no alarm.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -26,7 +26,7 @@ clean() { # PATTERN OPTIONS...
     local pattern=$1
     shift
     passes 3 train --threads 1 --steps 12 --checkpoint-every 4 --replica-check 1 --output "$scratch/clean" "$@" || return
-    check "what is compared is told once" [ "$(grep -cE "replica check: $pattern; compared every 1 step and" "$scratch/err")" -eq 1 ]
+    check "the compared copies are reported once" [ "$(grep -cE "replica check: $pattern; compared every 1 step and" "$scratch/err")" -eq 1 ]
     rm -rf "$scratch/clean"
 }
 three=(--input "$scratch/m3.h5" --cluster "$scratch/c3.json")
@@ -38,10 +38,10 @@ clean '[0-9]+ of [0-9]+ parameters have copies, on up to 2 ranks' --input "$scra
 passes 1 --input "$scratch/m3.h5" --steps 2 --profile-seconds 0.2 --replica-check 1 --output "$scratch/alone"
 check "one rank has nothing to compare" grep -q 'replica check: no two ranks hold copies' "$scratch/err"
 passes 3 train --threads 1 --steps 4 "${two[@]}" --output "$scratch/off"
-check "nothing is compared unasked" [ "$(grep -c 'replica check' "$scratch/err")" -eq 0 ]
+check "nothing is compared by default" [ "$(grep -c 'replica check' "$scratch/err")" -eq 0 ]
 
-# strike NAME VICTIM PARAMETER EVERY OPTIONS...: 64 floats of a weight on one rank are overwritten while it trains at a learning rate of 0, so that its bytes
-# are those of the first checkpoint. $code, $scratch/err
+# strike NAME VICTIM PARAMETER EVERY OPTIONS...: overwrites 64 floats of a weight in the memory of one rank. The learning rate is 0, so the
+# bytes are found by those of the first checkpoint. Sets $code; messages in $scratch/err
 strike() {
     local name=$1 victim=$2 parameter=$3 every=$4
     shift 4
@@ -61,7 +61,7 @@ import h5py, numpy
 rank, folder, parameter = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 os.kill(rank, signal.SIGSTOP)
 try:
-    # The newest checkpoint may be replaced while it is read: any that can be read holds the same weights.
+    # The newest checkpoint may be replaced while it is read. Any readable one has the same weights.
     for shard in sorted(glob.glob(folder + "/step-*/shard-*.h5"), reverse=True):
         try:
             with h5py.File(shard) as file:
@@ -69,7 +69,7 @@ try:
             break
         except (OSError, KeyError):
             pass
-    # The copy from which a checkpoint is being written holds the same bytes and is overwritten, too.
+    # The copy from which a checkpoint is being written has the same bytes and is overwritten as well.
     newest = max(int(path.split("/step-")[1].split("/")[0]) for path in glob.glob(folder + "/step-*/manifest.h5"))
     open(sys.argv[4], "w").write(str(newest))
     wanted, found = weights[:64].tobytes(), 0
@@ -105,8 +105,8 @@ PY
     [ $code -eq 8 ] || fail "$name: code $code, not 8: $(tail -n 3 "$scratch/err")"
     [ "$(grep -c '^hapt: error:' "$scratch/err")" -eq 1 ] && [ "$(grep -c '^hint: .*--resume' "$scratch/err")" -eq 1 ] || fail "$name: $(cat "$scratch/err")"
 }
-# No checkpoint was made of the weights that were struck. The first that was published after the blow may have been copied
-# before it, in memory that the blow overwrote; only one is written at a time.
+# No checkpoint has the overwritten weights. The first one published afterwards may have been copied before, into memory that was
+# overwritten as well. Only one is written at a time.
 sound() { # NAME
     /usr/bin/python3 - "$scratch/$1/checkpoints" "$scratch/$1.newest" <<'PY'
 import glob, sys
@@ -129,18 +129,18 @@ named() { check "$1: the rank is named: $(grep error "$scratch/err")" grep -qE "
 strike odd 1 "$weight" 3 "${three[@]}" --plan "$scratch/three.h5"
 named odd 'rank 1 of stage 0 on host .* differs from most of the 3 ranks'
 check "no checkpoint is made of it" sound odd
-# The rank that writes: without a check in front of the checkpoint it would hold the wrong weights.
+# The rank that writes: without a check before the checkpoint it would write wrong weights.
 strike first 0 "$weight" 1000000 "${three[@]}" --plan "$scratch/three.h5"
 named first 'rank 0 of stage 0 on host .* differs from most of the 3 ranks'
 check "nor of the first rank's" sound first
-# Tied over two stages: the copies of stage 0 outvote the one of stage 1.
+# Tied over two stages: the majority of copies is on stage 0, so the copy of stage 1 is reported.
 strike tied 2 "$weight" 2 "${two[@]}"
 named tied 'rank 2 of stage 1 on host .* differs from most of the 3 ranks'
-# Two copies contradict each other: both are named.
+# Two copies differ: both are named.
 weight=h.0.attn.c_attn.weight
 strike pair 1 $weight 2 "${two[@]}"
 named pair 'rank 0 of stage 0 on host .* and rank 1 of stage 0 on host .* differ in their copies'
-# A run goes on from the newest checkpoint.
+# A run resumes from the newest checkpoint.
 newest=$(ls "$scratch/first/checkpoints" | sed -n 's/^step-0*//p' | sort -n | tail -n 1)
 passes 3 train --threads 1 --steps 100000000 --learning-rate 0 "${three[@]}" --output "$scratch/first" --resume yes --stop-after $((newest + 5)) --replica-check 1
 finish

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two hosts that share two networks: the faster one is found, saved, and carries stage boundaries; what is trained is the same.
+# Two hosts with two common networks. The faster one is found, saved, and used for stage boundaries. Results stay the same.
 cd "$(dirname "$0")/../.." || exit 1
 . tests/system/lib.sh.inc
 lab=tests/lab/lab.sh
@@ -19,7 +19,7 @@ check() { # WHAT COMMAND...
     "${@:2}" || fail "$1: $(tail -n 3 "$scratch/err")"
 }
 
-# The library itself takes eth0 here (the lab says so): the other network is found and measured.
+# MPI uses eth0 here (the lab configures it). The other network is found and measured.
 cat >"$scratch/two.json" <<'JSON'
 { "format": "hapt-cluster", "version": 1,
   "subclusters": [
@@ -27,18 +27,18 @@ cat >"$scratch/two.json" <<'JSON'
     { "name": "slow", "nodes": 1, "devices_per_node": 1, "device": "cpu", "slowdown": 2, "hosts": ["b0"] } ] }
 JSON
 hosts topology --cluster "$scratch/two.json" --probe --json >"$scratch/probed.json" 2>"$scratch/err"
-check "probing ends well" [ $? -eq 0 ]
+check "probing succeeds" [ $? -eq 0 ]
 check "every route is listed" [ "$(sed -n '/^Routes/,/^Cluster/p' "$scratch/err" | grep -c "fast - slow")" -eq 3 ]
 cat >"$scratch/judge.py" <<'PYTHON'
 import json, sys
 link = [l for l in json.load(open(sys.argv[1]))["links"] if l["between"] == ["fast", "slow"]][0]
-# 200 Mbit/s are 25 MB/s, headers included; a loaded machine may be slower, but never as slow as the other network's 6.25 MB/s.
+# 200 Mbit/s are 25 MB/s with headers. A loaded machine may be slower, but never as slow as the other network's 6.25 MB/s.
 assert link["transport"] == "tcp" and link["interfaces"] == ["eth1", "eth1"], link
 assert 8e6 < link["bandwidth"] < 25e6, link
 PYTHON
 check "the faster network is chosen" /usr/bin/python3 "$scratch/judge.py" "$scratch/probed.json"
 
-# Trained over it, and by MPI over the slow network: equal bits.
+# Trained over it, and over MPI on the slow network: equal bits.
 /usr/bin/python3 - "$scratch" <<'PYTHON'
 import json, sys
 cluster = json.load(open(sys.argv[1] + "/probed.json"))
@@ -62,12 +62,12 @@ for way in probed mpi absent; do
     check "training with $way.json" [ $? -eq 0 ]
     grep -o '"loss": \[[^]]*\]' "$scratch/out" >"$scratch/$way.loss"
 done
-check "losses are there" [ -s "$scratch/mpi.loss" ]
-check "the way changes nothing" cmp "$scratch/probed.loss" "$scratch/mpi.loss"
-check "names that no host has leave it to MPI" cmp "$scratch/absent.loss" "$scratch/mpi.loss"
-check "... which is said" grep -q "eth7" "$scratch/err"
+check "losses exist" [ -s "$scratch/mpi.loss" ]
+check "the route does not change the losses" cmp "$scratch/probed.loss" "$scratch/mpi.loss"
+check "interface names that no host has: MPI" cmp "$scratch/absent.loss" "$scratch/mpi.loss"
+check "... with a message" grep -q "eth7" "$scratch/err"
 
-# Unknown connections at every port of the fast network while ranks connect: idle connections by the hundred, garbage between them.
+# Unknown connections to every port of the fast network while ranks connect: hundreds of idle connections, with garbage between them.
 cat >"$scratch/unknown.py" <<'PYTHON'
 import socket, time
 held, met = [], set()
@@ -105,5 +105,5 @@ check "training among unknown connections" [ $? -eq 0 ]
 kill "${unknown[@]}" 2>/dev/null
 grep -o '"loss": \[[^]]*\]' "$scratch/out" >"$scratch/unknown.loss"
 check "unknown connections change nothing" cmp "$scratch/unknown.loss" "$scratch/mpi.loss"
-cat "$scratch"/met-* 2>/dev/null # they may come too late: sockets listen for milliseconds
+cat "$scratch"/met-* 2>/dev/null # there may be none: sockets listen for milliseconds only
 finish

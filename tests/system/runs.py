@@ -1,4 +1,4 @@
-"""Starts of hapt in tests: command lines, waiting with a limit, what is left behind, what was learned."""
+"""Starts of hapt in tests: command lines, waits with a limit, leftover files and processes, results."""
 import contextlib
 import hashlib
 import os
@@ -15,12 +15,12 @@ LAUNCHER = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np"]
 
 
 def on(ranks, command):
-    """The command on so many ranks; 1: without a launcher."""
+    """The command on this number of ranks; 1: without a launcher."""
     return list(command) if ranks == 1 else LAUNCHER + [str(ranks)] + list(command)
 
 
 class Start:
-    """One start, in a session of its own. Its output is read while it runs."""
+    """One start, in its own session. Its output is read while it runs."""
 
     def __init__(self, command, folder=None, **environment):
         self.began, self.lines, self.out = time.time(), [], []
@@ -47,7 +47,7 @@ class Start:
         return [(pid, processes.started(pid)) for pid in [self.process.pid] + processes.descendants(self.process.pid)]
 
     def await_line(self, pattern, seconds):
-        """Has a line of standard error matched within that time?"""
+        """Does a line of standard error match within that time?"""
         until = time.time() + seconds
         while time.time() < until:
             running = self.process.poll() is None
@@ -69,7 +69,7 @@ class Start:
         return self.process.returncode
 
     def end(self):
-        """Ends what still runs, without leave."""
+        """Kills all processes that still run."""
         for pid, started in self.family():
             if started and processes.started(pid) == started:
                 with contextlib.suppress(ProcessLookupError):
@@ -82,7 +82,7 @@ def errors(text):
 
 
 def tree(top):
-    """What a folder holds, links not followed: {path: digest, "link to ..." or "folder"}."""
+    """The content of a folder, without following links: {path: digest, "link to ..." or "folder"}."""
     found = {}
     for path, folders, names in os.walk(top):
         for name in folders + names:
@@ -107,7 +107,7 @@ def checkpoints(run):
 
 
 def weights(hapt, checkpoint):
-    """(step, {name: bytes}) of a checkpoint, of a run's newest one; (None, None) where none is good."""
+    """(step, {name: bytes}) of a checkpoint, or of a run's newest one; (None, None) if none is valid."""
     import h5py
     with tempfile.TemporaryDirectory() as folder:
         exported = folder + "/w.h5"

@@ -1,4 +1,4 @@
-"""Two checkpoints of one step hold the same tensors, bit by bit, however they were cut: RUN RUN STEP [another plan is not asked for]."""
+"""Do two checkpoints of one step hold the same tensors, bit by bit, for any plans? usage: RUN RUN STEP [another plan is not asked for]"""
 import glob
 import os
 import sys

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Files over which the HDF5 library itself crashes (1.10.8; newer ones may only refuse them): the sandbox makes it one error line, a hint
-# and exit code 3, alone and on several ranks, and leaves no process behind.
+# Files that crash the HDF5 library itself (1.10.8; newer versions may only refuse them). With the sandbox they give one error line, a hint
+# and exit code 3, on one rank and on several. No process is left.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 corpus=tests/fuzz/corpus
@@ -19,7 +19,7 @@ for ranks in 1 2; do
     passes $ranks plan --profile $corpus/profile-plain.h5 --microbatches 4
 done
 
-# A rank that is killed takes its helper with it.
+# A killed rank takes its sandbox process with it.
 # shellcheck disable=SC2086
 passes 1 model $gpt --output "$scratch/m.h5" && passes 1 data LICENSE --output "$scratch/t.h5"
 "$HAPT" --input "$scratch/m.h5" --data "$scratch/t.h5" --steps 100000000 --output "$scratch/long" >"$scratch/long.out" 2>&1 &
@@ -30,7 +30,7 @@ for _ in $(seq 200); do
     sleep 0.05
 done
 checks=$((checks + 1))
-[ -n "$helper" ] || fail "no helper beside a running hapt: $(tail -n 3 "$scratch/long.out")"
+[ -n "$helper" ] || fail "no sandbox process beside a running hapt: $(tail -n 3 "$scratch/long.out")"
 kill -KILL $rank
 wait $rank 2>/dev/null
 for _ in $(seq 100); do
@@ -38,5 +38,5 @@ for _ in $(seq 100); do
     sleep 0.05
 done
 checks=$((checks + 1))
-[ -z "$helper" ] || [ ! -e "/proc/$helper" ] || grep -q '^State:.Z' "/proc/$helper/status" 2>/dev/null || fail "the helper outlives its rank"
+[ -z "$helper" ] || [ ! -e "/proc/$helper" ] || grep -q '^State:.Z' "/proc/$helper/status" 2>/dev/null || fail "the sandbox process outlives its rank"
 finish

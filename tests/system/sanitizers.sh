@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Three ranks train under a sanitizer: a run that is stopped, one that is killed, and one that resumes and ends. No report may hold a frame of hapt.
-# SANITIZERS: which variants (tsan lsan asan); they are built where they are not. Part of the long checks; `make tsan`, `make lsan`.
+# Three ranks train under a sanitizer: a run that is stopped, one that is killed, and one that resumes and ends. No report may have a frame
+# of hapt.
+# SANITIZERS: the variants (tsan lsan asan), which are built if missing. Part of the long checks; `make tsan`, `make lsan`.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 [ -n "${HAPT_LONG:-}" ] || { echo "HAPT_LONG=1 trains under the sanitizers"; exit 77; }
 
-# OpenMP's threads wait for each other by futexes, which ThreadSanitizer does not know: one thread.
+# OpenMP's threads wait by futexes, which ThreadSanitizer does not know. So there is one thread.
 export OMP_NUM_THREADS=1
 rules=$PWD/tests/sanitizers
 gcc -shared -fPIC -o "$scratch/keep_open.so" "$rules/keep_open.c" || exit 1
-# ThreadSanitizer of older compilers takes no more random bits in addresses than 28.
+# ThreadSanitizer of older compilers supports at most 28 random bits in addresses.
 fixed=
 [ "$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 0)" -le 28 ] || fixed="setarch $(uname -m) -R"
 
@@ -18,7 +19,7 @@ under() { # VARIANT
     logs=$scratch/report-$1
     local all="log_path=$logs exitcode=0"
     export TSAN_OPTIONS="$all suppressions=$rules/tsan.supp history_size=7 second_deadlock_stack=1"
-    # Exact stacks: the libraries have no frame pointers.
+    # Slow but complete stacks, because the libraries have no frame pointers.
     export LSAN_OPTIONS="suppressions=$rules/lsan.supp print_suppressions=0"
     [ "$1" != lsan ] || LSAN_OPTIONS="$LSAN_OPTIONS $all fast_unwind_on_malloc=0"
     export ASAN_OPTIONS="$all detect_leaks=1 fast_unwind_on_malloc=0 verify_asan_link_order=0"
@@ -34,7 +35,7 @@ start() {
     launcher=$!
 }
 newest() { ls "$scratch/run-$variant/checkpoints" 2>/dev/null | sed -n 's/^step-0*//p' | sort -n | tail -n 1; }
-# Until there is a newer checkpoint than step $1.
+# Waits until there is a newer checkpoint than step $1.
 await() {
     for _ in $(seq 1200); do
         [ "$(newest)" -gt "$1" ] 2>/dev/null && return
@@ -50,8 +51,8 @@ ends() { # CODE WHAT
     check "$variant: $2 ends with code $1" [ $code -eq "$1" ]
     [ $code -eq "$1" ] || tail -n 5 "$scratch/$variant.log" >&2
 }
-# Splits the files of a run into reports. A frame of hapt, a file of its sources or its executable, makes one a failure; but ThreadSanitizer forgets
-# the older stack of some, and then whether OpenMPI made that access cannot be told.
+# Splits the reports of a run. A report with a frame of hapt (a source file or the executable) is a failure. But ThreadSanitizer drops the
+# older stack of some reports; then OpenMPI may have made that access.
 look() { # WHAT
     local report found=$scratch/found
     mkdir -p "$found"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Devices whose memory holds a data-parallel stage only with the optimizer's state shared out (ZeRO-1): the planner counts on it, the
-# trainer does it, and the losses are those of devices with room.
+# Devices whose memory holds a data-parallel stage only with sharded optimizer state (ZeRO-1). The planner and the trainer both shard it,
+# and losses are those of devices with enough memory.
 set -u
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
@@ -18,7 +18,7 @@ cluster() { # BYTES
         { "name": "cpu", "nodes": 1, "devices_per_node": 2, "device": "cpu", "memory": "%s MB" } ] }' "$1" >"$dir/cluster.json"
 }
 
-plan() { # OPTIONS...: bytes that the plan takes a device
+plan() { # OPTIONS...: bytes per device of the plan
     "$HAPT" plan --input "$dir/m.h5" --cluster "$dir/cluster.json" --threads 1 --program data --microbatches 2 --stages "0-8@cpu:1x2" --json "$@" \
         2>"$dir/log" | python3 -c 'import json, sys; print(int(json.load(sys.stdin)["stages"][0]["memory_bytes"]))' 2>>"$dir/log"
 }

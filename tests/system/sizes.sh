@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Files that claim to be huge, with little in them: refused in a moment, and no memory is reserved for what they lack. Each command may
-# address 2.5 GB (the process itself with its libraries takes half a GB) and compute for 5 s.
+# Files with huge declared sizes and little content. They are refused at once, without reserving memory. Each command may use 2.5 GB of
+# addresses (the process with its libraries needs half a GB) and 5 s of CPU time.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -17,7 +17,7 @@ HUGE = 1 << 60
 
 
 def claim(seed, target, dataset, shape, chunks, kind, fill=None):
-    """The dataset is there, of that shape; not one element was written."""
+    """The dataset exists with that shape, but no element was written."""
     shutil.copy(f"{corpus}/{seed}", f"{scratch}/{target}")
     with h5py.File(f"{scratch}/{target}", "r+", libver="latest") as file:
         if dataset in file:
@@ -40,7 +40,7 @@ claim("run-train.h5", "trace.h5", "trace/begin", (1 << 50,), (64,), "f8", 1.0)
 for name, dataset in (("size", "shard_size"), ("loss", "history/loss"), ("parameters", "parameter_shard")):
     shutil.copytree(f"{corpus}/resume-tiny", f"{scratch}/checkpoint-{name}")
     claim("resume-tiny/manifest.h5", f"checkpoint-{name}/manifest.h5", dataset, (HUGE,), (64,), "i8", 1)
-# A row of hosts that fills the megabyte a cluster file may have.
+# A list of hosts that fills the megabyte that a cluster file may have.
 one = json.load(open(f"{corpus}/cluster-one.json"))
 one["subclusters"][0].update(nodes=65536, hosts=[f"h{i}" for i in range(65535)] + ["h0"])
 json.dump(one, open(f"{scratch}/hosts.json", "w"))

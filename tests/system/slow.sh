@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What takes long: it shows progress with an end, measuring that cannot be afforded is refused, and a run off its prediction says so.
+# Long work shows progress with an estimate of its end. Measuring beyond a budget is refused. A run that differs from its prediction says
+# so.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 export OMP_NUM_THREADS=1
@@ -17,7 +18,7 @@ cat >"$scratch/one.json" <<'JSON'
   "subclusters": [ { "name": "cpu", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "100 TB" } ] }
 JSON
 
-# measuring that would take over 60 s, or over half of the free memory; nothing is written
+# measuring that would take over 60 s, or over half of the free memory, is refused; nothing is written
 begun=$SECONDS
 refuses 2 'measuring this model here would take about .*, more than 60.00 s' 1 plan --input "$scratch/long.h5" --threads 1
 check "ways out are named" grep -Eq '^hint: .*--cluster C.json.*--predict yes.*--profile-seconds [0-9]+' "$scratch/err"
@@ -32,30 +33,30 @@ check "the job's ways out are named" grep -Eq '^hint: .*--predict yes.*--profile
 check "refused at once: $((SECONDS - begun)) s" [ $((SECONDS - begun)) -le 40 ]
 check "nothing is written" [ ! -e "$scratch/no.h5" ] && [ ! -e "$scratch/no/run.h5" ]
 passes 1 plan --input "$scratch/long.h5" --predict yes --threads 1
-# who asks for more time gets it
+# with a larger limit it is allowed
 timeout 4 "$HAPT" profile --input "$scratch/long.h5" --threads 1 --profile-seconds 100000 --output "$scratch/no.h5" >"$scratch/out" 2>"$scratch/err"
 check "it measures all the same, until it is stopped: $(cat "$scratch/err")" [ "$(grep -c 'error: measuring' "$scratch/err")" -eq 0 ]
 check "and says where it is" grep -Eq '^hapt: timing layers [0-9]+/[0-9]+, [0-9]+ s (left|so far)$' "$scratch/err"
 
-# long phases have lines with an end, quick ones have none
+# long phases print lines with an estimate, short ones print none
 passes 1 profile --input "$scratch/small.h5" --threads 1 --profile-seconds 1 --output "$scratch/p.h5"
 check "a quick profile is silent: $(cat "$scratch/err")" [ "$(grep -c ' s left\| s so far' "$scratch/err")" -eq 0 ]
 begun=$SECONDS
 passes 1 plan --input "$scratch/huge.h5" --cluster inputs/clusters/site-1024.json --layers-per-model 300 --microbatches 128
-if [ $((SECONDS - begun)) -ge 6 ]; then # a phase of it lasted for 3 s
+if [ $((SECONDS - begun)) -ge 6 ]; then # a phase took 3 s or more
     check "a long plan shows its end: $(cat "$scratch/err")" grep -Eq '^hapt: (predicting|planning).*, [0-9]+ s left$' "$scratch/err"
 fi
 
-# what measured times may be off by is told, and kept with them
+# the possible error of measured times is printed and stored with them
 passes 1 profile --input "$scratch/small.h5" --threads 1 --profile-seconds 4 --output "$scratch/p.h5" --json
 lasted=$(sed -n 's/.*"seconds": \([0-9.]*\).*/\1/p' "$scratch/out")
-check "its rounds are apart in time: $lasted s" awk -v s="$lasted" 'BEGIN { exit !(s > 0.5 && s < 8) }' # one behind the other they take 0.2 s
+check "its rounds are apart in time: $lasted s" awk -v s="$lasted" 'BEGIN { exit !(s > 0.5 && s < 8) }' # without pauses they take 0.2 s
 noise=$(sed -n 's/.*"noise": \([0-9.e-]*\).*/\1/p' "$scratch/out")
 check "the noise is told: $noise" awk -v n="$noise" 'BEGIN { exit !(n > 0 && n < 10) }'
 check "the file has it" [ "$(h5dump -a /noise "$scratch/p.h5" | sed -n 's/.*(0): //p' | awk -v n="$noise" '{ print ($1 / n > 0.999 && $1 / n < 1.001) }')" = 1 ]
 check "a warning comes with much of it" [ "$(awk -v n="$noise" 'BEGIN { print (n > 0.1) }')" -eq "$(grep -c 'warning: the devices' "$scratch/err")" ]
 
-# a profile whose times are a third, or thirtyfold: the run says so, once, and its file keeps it
+# a profile whose times are a third, or thirty times as long: the run says so once, and its file records it
 /usr/bin/python3 - "$scratch" <<'PYTHON' || exit 1
 import shutil, sys
 import h5py
@@ -80,10 +81,10 @@ done
 check "a third: $(cat "$scratch/third.said")" grep -Eq 'lasts ([2-9]|[1-9][0-9]+)\.[0-9]+ times as long as predicted \(.*, predicted .*what else runs.*--run' "$scratch/third.said"
 check "thirtyfold: $(cat "$scratch/thirtyfold.said")" grep -Eq 'lasts 0\.[0-4][0-9]* times as long as predicted \(.*, predicted .*--run' "$scratch/thirtyfold.said"
 check "once each" [ "$(cat "$scratch/third.said" "$scratch/thirtyfold.said" | grep -c .)" -eq 2 ]
-# A machine that others use may be off for a while: then the profile that was measured before is, too.
+# Other users may slow the machine for a while. Then a profile that was measured before is wrong, too.
 [ -s "$scratch/p.said" ] && note "the measured profile itself: $(cat "$scratch/p.said")"
 
-# the correction that the hint names
+# the correction that the hint suggests
 passes 1 plan --profile "$scratch/third.h5" --run "$scratch/third/run.h5" --microbatches 4
 check "the profile is corrected" grep -Eq 'stages took ([2-9]|[1-9][0-9]+)\.[0-9]+ times as long' "$scratch/err"
 finish

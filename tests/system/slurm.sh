@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# jobs/two-subclusters.slurm on the lab's Slurm: a heterogeneous job is stopped by a signal, writes a checkpoint, queues itself again and goes
-# on; its losses are those of a run that nobody stopped, bit by bit. Submitted once more it has nothing to do.
+# jobs/two-subclusters.slurm on the lab's Slurm. A signal stops a heterogeneous job; it writes a checkpoint, requeues itself and resumes.
+# Its losses are those of an undisturbed run, bit by bit. Submitted again, it has nothing to do.
 # With HAPT_LONG also the signal that Slurm itself sends before the time limit.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -45,7 +45,7 @@ ends_well() { # JOB RESTARTS
     [ "$(value "$1" Restarts)" = "$2" ] || fail "job $1 was restarted $(value "$1" Restarts) times, not $2"
 }
 
-# 1. Stopped on the way.
+# 1. Stopped during the run.
 job=$(submit -- --steps 120)
 checks=$((checks + 4))
 wait_until 60 has_checkpoint || fail "no checkpoint: $(tail -n 5 "$scratch/log")"
@@ -55,7 +55,7 @@ grep -q 'hapt: stopped by a signal after step' "$scratch/log" || fail "no word o
 grep -q 'resuming after step' "$scratch/log" || fail "no word of resuming in the log"
 [ "$(grep -c 'fast - slow' "$scratch/log")" = 2 ] || fail "the link of the subclusters was not measured in both runs"
 
-# 2. Nobody stops it.
+# 2. Undisturbed.
 # shellcheck disable=SC2086
 tests/lab/lab.sh run -host a0:2,b0:2 -np 4 "$HAPT" --input "$scratch/m.h5" --cluster inputs/two-hosts.json $options --steps 120 \
     --output "$scratch/whole" >"$scratch/out" 2>"$scratch/err" || fail "the run without Slurm: $(tail -n 3 "$scratch/err")"
@@ -70,13 +70,13 @@ P
 }
 same "$RUN" "$scratch/whole" 120 || fail "the losses of the stopped job"
 
-# 3. Submitted again when all is done.
+# 3. Submitted again after completion.
 job=$(submit -- --steps 120)
 ends_well "$job" 0
 same "$RUN" "$scratch/whole" 120 || fail "the losses after a job that had nothing to do"
 
-# 4. The signal before the time limit: Slurm may send it up to a minute early. Then the same job where srun never ends by itself: the codes
-#    9 and 0 come from the controller.
+# 4. The signal before the time limit, which Slurm may send up to a minute early. Then the same job with an srun that never ends by itself:
+# the exit codes 9 and 0 come from the controller.
 if [ -n "${HAPT_LONG:-}" ]; then
     RUN=$scratch/limited
     : >"$scratch/log"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Containers whose /dev/shm has no room (a page), 64 kB, 64 MB, and no room in /tmp either: the job, profile, plan and train on 1 to 4 ranks,
-# with tokens beyond that size, run, or end with one clear error within the timeout. In mount namespaces of their own: needs root.
-# The launcher needs some megabytes in /tmp itself: mpirun 4.1 hangs without, so /tmp keeps 16 MB, which is too little for segments of MPI.
+# Containers with a small /dev/shm (one page, 64 kB, 64 MB), also without space in /tmp. The job, profile, plan and train run on 1 to 4
+# ranks, with tokens larger than that, or end with one clear error within the timeout. Uses its own mount namespaces: needs root. mpirun 4.1
+# itself hangs without some megabytes in /tmp. So /tmp keeps 16 MB, which is too little for segments of MPI.
 # HAPT_LONG=1: every size, command and number of ranks; else some.
 # Runs beside others
 . tests/system/lib.sh.inc
-unset OMPI_MCA_btl # hapt chooses
+unset OMPI_MCA_btl # hapt chooses the transports
 [ "$(id -u)" -eq 0 ] && unshare -m sh -c 'mount -t tmpfs -o size=64k none /dev/shm' 2>/dev/null || { echo "private mounts need root"; exit 77; }
-most=100 # s: --timeout 20 s and a crowded machine
+most=100 # seconds: --timeout 20 s on a busy machine
 # 40 MB as 80 MB of tokens: more than 64 MB
 if [ -n "${HAPT_LONG:-}" ]; then bytes=40000000; else bytes=2000000; fi
 head -c $bytes /dev/urandom >"$scratch/noise"
@@ -26,14 +26,14 @@ JSON
 done
 
 cp "$HAPT" "$scratch/hapt"
-# small SIZE_OF_SHM SIZE_OF_TMP RANKS ARGUMENTS...: in a namespace with these; "-": as they are
+# small SIZE_OF_SHM SIZE_OF_TMP RANKS ARGUMENTS...: in a namespace with these sizes; "-": unchanged
 small() {
     local shm=$1 tmp=$2 ranks=$3
     shift 3
     local launcher=() program=$HAPT
-    [ "$tmp" = - ] || program=$here/hapt # a build in /tmp would be hidden
+    [ "$tmp" = - ] || program=$here/hapt # the namespace would hide a build in /tmp
     [ "$ranks" -eq 1 ] || launcher=(mpirun --oversubscribe --bind-to none -np "$ranks")
-    # scratch may be in /tmp: that of the namespace is reached by TMPDIR alone, and /tmp and /var/tmp are covered where scratch is elsewhere
+    # scratch may be in /tmp: then only TMPDIR points to the namespace's, else /tmp and /var/tmp are covered
     # shellcheck disable=SC2016
     timeout -k 5 $most unshare -m --kill-child -fp --mount-proc sh -c '
         mount -t tmpfs -o size="$0" none /dev/shm || exit 100
@@ -68,7 +68,7 @@ survives() {
             told=$((told + 1))
             [ "$(grep -c '^hapt: error:' "$scratch/err")" -eq 1 ] && grep -q '^hint: ' "$scratch/err" ||
                 fail "/dev/shm of $shm, /tmp of $tmp, $name on $ranks ranks: code $code: $(tail -n 20 "$scratch/err")"
-            # with room in /tmp it must run
+            # with space in /tmp it must run
             [ "$tmp" != - ] || fail "/dev/shm of $shm, $name on $ranks ranks: code $code: $(tail -n 5 "$scratch/err")" ;;
         *) fail "/dev/shm of $shm, /tmp of $tmp, $name on $ranks ranks: code $code: $(tail -n 20 "$scratch/err")" ;;
     esac

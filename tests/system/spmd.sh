@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# hapt spmd: HAP alone on paper clusters: never worse than data parallelism, ratios and parts that add up, HAP Fig. 2's ends, refusals.
+# hapt spmd: HAP alone on paper clusters. Never worse than data parallelism, consistent sums of ratios and parts, both cases of HAP Fig. 2,
+# refusals.
 # Runs beside others: it measures no time.
 source "$(dirname "$0")/lib.sh.inc"
 model=$scratch/m.h5
@@ -39,14 +40,14 @@ for link in slow-link fast-link equal; do
     passes 1 spmd --input "$model" --cluster "$scratch/$link.json" --json && sane
     cp "$scratch/out" "$scratch/$link.out"
 done
-# Free communication: the ratios balance computation; costly: no better than even shares pays (HAP Fig. 2).
+# Without communication costs the ratios balance computation. With high costs even shares are the best (HAP Fig. 2).
 cp "$scratch/fast-link.out" "$scratch/out"
 holds 'd["step_s"] < 0.8 * d["baselines"]["DP-EV"]["step_s"]'
 holds 'max(s["ratios"][0] for s in d["segments"]) > 1.5 * min(s["ratios"][3] for s in d["segments"])'
 cp "$scratch/equal.out" "$scratch/out"
 holds 'abs(d["baselines"]["DP-EV"]["step_s"] - d["baselines"]["DP-CP"]["step_s"]) < 1e-9'
 holds 'max(max(s["ratios"]) for s in d["segments"]) < 0.2501'
-# B microbatches: B times the computation of one, gradients once
+# B microbatches: B times the computation of one, and the gradient sums once
 passes 1 spmd --input "$model" --cluster "$scratch/slow-link.json" --microbatches 8 --json && sane
 holds 'd["microbatches"] == 8'
 holds "d['step_s'] < 8.000001 * $(/usr/bin/python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["step_s"])' "$scratch/slow-link.out")"
@@ -64,7 +65,7 @@ passes 1 spmd --input "$model" --cluster "$scratch/fast-link.json" --mesh machin
 holds 'd["devices"] == 2 and d["mesh"] == "machines"'
 passes 1 spmd --help
 
-# From HAP to training: the plan of one stage that it writes trains as one rank does, evenly and unevenly, on one subcluster and two.
+# From HAP to training: the plan of one stage that it writes has the losses of one rank, evenly and unevenly, on one subcluster and two.
 head -c 60000 README.md >"$scratch/text"
 passes 1 data "$scratch/text" --type bytes --output "$scratch/tokens.h5"
 passes 1 model gpt --layers 2 --hidden 64 --heads 4 --sequence 32 --vocab 256 --microbatch 12 --tied-embeddings no --dtype fp32 \

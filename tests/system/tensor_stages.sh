@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tensor-parallel stages from the command line: in bf16 with sharded optimizer state, with fewer heads of keys and values than ranks,
-# and with a rank that is killed, or hangs, between two of their collectives.
+# Tensor-parallel stages from the command line: in bf16 with sharded optimizer state, with fewer key-value heads than ranks, and with a rank
+# that is killed, or hangs, between two collectives.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -26,7 +26,7 @@ same() { # WHAT TOLERANCE: the losses just printed are those of one rank
     echo "$1: losses within $worst"
 }
 
-# bf16: a number has 8 bits (4e-3), a loss averages over 512 of them a step and what 20 steps made of the differences
+# bf16: a number has 8 bits (4e-3); a loss averages over 512 of them per step, and 20 steps enlarge the differences
 "$HAPT" model gpt --layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2 --dtype bf16 --tied-embeddings yes \
     --weights tests/data/gpt-small.h5 --output "$scratch/half.h5" >/dev/null || exit 1
 half=(--input "$scratch/half.h5" --data tests/data/gpt-small.h5 --steps 20 "${options[@]}" --json)
@@ -39,7 +39,7 @@ for stages in "0-L@cpu:1x2t2" "0-4@cpu:1x2t2,4-L@cpu:1x2" "0-L@cpu:1x4t2"; do
         same "bf16, sharded optimizer state, $stages" 5e-4
 done
 
-# Every family of blocks, and one head of keys and values for two and for four ranks.
+# Every family of blocks, and one key-value head for two and for four ranks.
 shared() { # FAMILY RANKS OPTIONS...: PyTorch's initial weights where the shape is the reference's
     local family=$1 ranks=$2
     shift 2
@@ -57,7 +57,7 @@ shared bert 2 --layers 2 --hidden 48 --heads 4 --sequence 32 --vocab 120
 shared bert-moe 2 --layers 2 --hidden 32 --heads 4 --sequence 24 --vocab 96 --experts 5
 shared vit 2 --layers 2 --hidden 48 --heads 4 --image 16 --patch 4 --classes 7
 
-# The second of two ranks is struck while they train: a step is full of collectives of the two.
+# The second of two ranks gets a signal while they train. A step is full of collectives of the two.
 "$HAPT" data tests/system/train.sh --output "$scratch/stream.h5" >/dev/null || exit 1
 "$HAPT" model gpt --layers 2 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch 2 --output "$scratch/gpt.h5" >/dev/null || exit 1
 plan 2 "$scratch/gpt.h5" "0-L@cpu:1x2t2"

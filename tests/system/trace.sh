@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The timeline of a run (--trace): instructions of a rank follow each other, messages leave after they were computed and are there before they
-# are computed with, and the bits of the run are those without it.
+# The timeline of a run (--trace). Instructions of a rank do not overlap. Messages leave after they were computed and arrive before they are
+# used. The bits are those of the run without it.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -57,7 +57,7 @@ for step in range(first, end):
                 assert left and min(left) < min(there) and max(left) < max(there), (kind, step, m, left, there)
                 messages += 1
 assert messages == (end - first) * B * 2 * last_stage
-# What the run file says a microbatch took, against the timeline.
+# The times per microbatch in the run file, compared with the timeline.
 microbatch = f["/train/stage_microbatch"][...]
 assert microbatch.shape == (end - f["/train"].attrs["first_step"], last_stage + 1) and f["/train/stage_microbatch"].attrs["units"] in ("s", b"s")
 for stage in range(last_stage + 1):
@@ -67,7 +67,8 @@ for stage in range(last_stage + 1):
     told = microbatch[first - end:, stage].mean()
     assert abs(told / traced - 1) < 0.1, (stage, told, traced)
 P
-# A plan corrected by the run (hapt plan --run): per subcluster, its stages take together what the run measured, the others in proportion.
+# A plan corrected by the run (hapt plan --run): per subcluster its stages together take the measured time; other times change in
+# proportion.
 cat >"$scratch/corrected.py" <<'P'
 import json, sys, h5py, numpy
 factors = json.load(open(sys.argv[4]))["corrected"]
@@ -80,7 +81,7 @@ for subcluster in set(plain["stage_subcluster"][...]):
     ratio = told[mine].sum() / pure(plain)[mine].sum()
     for plan in (pure, lambda plan: plan["stage_forward"][...]):
         numpy.testing.assert_allclose(plan(corrected)[mine], ratio * plan(plain)[mine], rtol=1e-9)
-    assert abs(ratio - 1) > 0.01, ratio  # a prediction from a table is never that good: something was corrected
+    assert abs(ratio - 1) > 0.01, ratio  # a prediction from a table is never that exact, so the correction changed something
     name = plain["stage_subcluster_name"][...][mine][0].decode()
     assert abs(factors[name] / ratio - 1) < 1e-9, (name, factors, ratio)
 assert set(factors) == {"fast", "slow"}
@@ -96,7 +97,7 @@ passes 1 plan --profile "$scratch/profile.h5" --run "$scratch/run/run.h5" $force
 passes 1 profile --input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --layers-per-model 4 --output "$scratch/other.h5"
 refuses 3 "has 6 layers" 1 plan --profile "$scratch/other.h5" --run "$scratch/run/run.h5"
 refuses 3 "plan.h5" 1 plan --profile "$scratch/profile.h5" --run "$scratch/plan.h5"
-# Run files whose times cannot be.
+# Run files with impossible times.
 for factor in 1e9 0; do
     cp "$scratch/run/run.h5" "$scratch/strange.h5"
     /usr/bin/python3 -c 'import sys, h5py; f = h5py.File(sys.argv[1], "r+"); f["/train/stage_microbatch"][...] *= float(sys.argv[2])' \
@@ -104,7 +105,7 @@ for factor in 1e9 0; do
     refuses 3 "times as long as the profile says|has no measured microbatch time" 1 plan --profile "$scratch/profile.h5" --run "$scratch/strange.h5"
 done
 refuses 2 "what-if" 1 plan --input "$scratch/m.h5" --cluster inputs/two-hosts.json --run "$scratch/run/run.h5" --what-if link=1..2Gbit/s
-# More steps than are taken: all of them; after a resumption those of the new run.
+# More steps requested than recorded: all of them. After resuming: those of the new run.
 # shellcheck disable=SC2086
 passes 4 train ${options/--plan */--layers-per-model 6 --threads 1} --steps 9 --trace 50 --resume --output "$scratch/run"
 /usr/bin/python3 "$scratch/look.py" "$scratch/run/run.h5" 7 9 || fail "the timeline of a resumed run"

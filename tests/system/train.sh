@@ -37,14 +37,14 @@ train halves --steps 20 --resume --schedule h1f1b
 check "resuming ends well" [ $? -eq 0 ]
 check "resuming gives the same bits" [ "$(losses "$dir/halves.json")" = "$(losses "$dir/whole.json")" ]
 
-# damage: the one before is taken, with a word about it
+# damage: the checkpoint before is used, with a warning
 echo damage >>"$dir/halves/checkpoints/step-00000020/shard-0001.h5"
 train halves --steps 20 --resume
 check "a damaged checkpoint is passed over" [ $? -eq 0 ]
 check "the damaged one is named" grep -q 'step-00000020 is damaged' "$dir/halves.log"
 check "the bits are the same again" [ "$(losses "$dir/halves.json")" = "$(losses "$dir/whole.json")" ]
 
-# a signal: the step ends, a checkpoint is written, code 9; then it goes on
+# a signal: the step ends, a checkpoint is written, code 9; then the run resumes
 $HAPT data tests/system/train.sh --output "$dir/t.h5" >/dev/null || exit 1
 data=$dir/t.h5
 train signal --plan "$dir/plan.h5" --steps 100000 --checkpoint-every 5 &
@@ -61,7 +61,7 @@ train signal --steps 100000 --resume --stop-after $((done_steps + 2))
 check "the stopped run goes on" grep -q "\"first_step\": $done_steps," "$dir/signal.json"
 
 
-# a rank that hangs: its peers do not wait for ever, and say for what they waited
+# a rank that hangs: its peers time out and print what they waited for
 train hang --plan "$dir/plan.h5" --steps 100000 --checkpoint-every 5 --timeout 2 &
 for _ in $(seq 200); do
     compgen -G "$dir/hang/checkpoints/step-*" >/dev/null && break
@@ -73,7 +73,7 @@ kill -STOP "$victim"
 wait $!
 check "a hanging rank ends the job with code 7" [ $? -eq 7 ]
 kill -CONT "$victim" 2>/dev/null
-# a rank that stops inside an agreement or a checkpoint is missed there
+# a rank that stops inside an agreement or a checkpoint is reported as missing
 check "the time-out names who waited for what" grep -Eq \
     'error: ((stage|rank) [0-9]+ waited [0-9.e+]+ s for .*(step|last messages|checkpoint)|a rank did not reach the end of the phase|rank [0-9]+ on host [^ ]+ has not been heard of .*step)' "$dir/hang.log"
 [ $failures -eq 0 ] || grep error "$dir/hang.log"
@@ -101,7 +101,7 @@ refused 3 "a wrong number of rows" --steps 2 --plan "$dir/plan.h5" --microbatche
 refused 3 "too few batches" --steps 21 --plan "$dir/plan.h5"
 refused 3 "nothing to resume" --steps 2 --resume
 
-# another model than the checkpoint's, a file in place of a checkpoint, data that does not fit: said at once, with what is wrong
+# another model than the checkpoint's, a file in place of a checkpoint, data that do not fit: reported at once with the reason
 says() { # CODE PATTERN OPTIONS...
     local code=$1 pattern=$2
     shift 2

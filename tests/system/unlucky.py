@@ -22,7 +22,7 @@ CLUSTER = """{ "format": "hapt-cluster", "version": 1, "subclusters": [
     {"name": "a", "nodes": 1, "devices_per_node": %d, "device": "cpu", "memory": "%s"} ] }\n"""
 GPT = ["model", "gpt", "--layers", "1", "--heads", "2", "--sequence", "8", "--vocab", "256", "--microbatch", "2"]
 TRAIN = "train --input m.h5 --plan plan.h5 --cluster c.json --data t.h5 --threads 1"
-# What rows may use. $T: training, $J: the job, $M: a model, $ALONE: not as root
+# Variables for rows. $T: training, $J: the job, $M: a model, $ALONE: not as root
 PRELUDE = """
 hapt() { command "$HAPT" "$@"; }
 T="%s"; J="--input m.h5 --cluster c.json --data t.h5 --threads 1 --predict --microbatches 2"
@@ -44,7 +44,7 @@ def write(name, data):
 
 
 def spoil():
-    """Each kind of file cut short, and of a version that is not there yet."""
+    """Truncated files of each kind, and files of a later version."""
     kinds = {"m": "m.h5", "t": "t.h5", "p": "p.h5", "plan": "plan.h5", "w": "w.h5", "run": "run/run.h5", "e": "e.h5"}
     os.mkdir(FIXTURE + "/bad")
     for name, path in kinds.items():
@@ -117,7 +117,7 @@ def read_table():
 
 
 def lost(before, after, keeps):
-    """What is not as it was. keeps: all (at its place), moved (anywhere in the folder), else patterns of paths that may change."""
+    """Reports changes. keeps: all (in place), moved (anywhere in the folder), else patterns of paths that may change."""
     if keeps == "moved":
         left = set(after.values())
         return [path for path, kind in before.items() if kind not in left]

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Wrong and unlucky inputs and interruptions, as a user meets them: tests/system/unlucky.txt is the table. For each: the exit code, one error
-# line with a hint, the message, and that nothing that was there before is lost. HAPT_LONG=1: the table three times, with other loads of the
-# machine. HAPT_ROWS: only rows whose names match this pattern; HAPT_MARKS=no: without the marked ones.
+# Wrong inputs, bad luck and interruptions as users meet them. The table is tests/system/unlucky.txt. Checks the exit code, one error line
+# with a hint, the message, and that no earlier file is lost.
+# HAPT_LONG=1: the table three times, with different loads of the machine. HAPT_ROWS: only rows whose names match this pattern;
+# HAPT_MARKS=no: without the marked ones.
 # Runs beside others
 . tests/system/lib.sh.inc
 checks=$((checks + 1))

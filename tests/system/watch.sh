@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a run watches: requests to leave, the time that is left.
+# The watch of a run: requests to stop, and the remaining time.
 . tests/system/lib.sh.inc
 pids=() guards=() begun=()
 trap 'kill -KILL "${pids[@]}" 2>/dev/null; rm -rf "$scratch"' EXIT
@@ -19,7 +19,7 @@ start() {
     for process in "${rank[@]}"; do read -ra children <"/proc/$process/task/$process/children" && guards+=("${children[@]}"); done 2>/dev/null
     pids+=("$launcher" "${rank[@]}")
 }
-# ends SECONDS: the exit code of the launcher in $code; no rank outlives it
+# ends SECONDS: sets $code to the launcher's exit code; no rank may be left
 ends() {
     local deadline=$((SECONDS + $1)) left
     while kill -0 "$launcher" 2>/dev/null && [ $SECONDS -lt $deadline ]; do sleep 0.05; done
@@ -28,14 +28,14 @@ ends() {
     wait "$launcher" 2>/dev/null
     code=$?
     for _ in $(seq 40); do
-        # a process that ended and that nobody asked for yet is none
+        # a process that ended but is not collected does not count
         left=$(ps -o stat=,pid= -p "$(echo "${rank[@]}" "${guards[@]}" | tr ' ' ,)" | grep -v '^Z' | tr -d '\n')
         [ -z "$left" ] && break
         sleep 0.05
     done
     check "no process is left" [ -z "$left" ]
 }
-# A job among several: remember NAME, then recall NAME before `ends`.
+# One of several jobs: remember NAME, then recall NAME before `ends`.
 declare -A job_launcher job_ranks job_guards
 remember() { job_launcher[$1]=$launcher job_ranks[$1]="${rank[*]}" job_guards[$1]="${guards[*]}"; }
 recall() {
@@ -69,7 +69,7 @@ train() { # NAME OPTIONS...; $cluster and $plan may be changed
     start "$name" 3 train "${common[@]}" --cluster "$cluster" --plan "$plan" --output "$scratch/$name" "$@"
 }
 
-# --max-hours: stopped in time, saved, code 9; the end of a Slurm job is such a limit, too
+# --max-hours: the run stops in time, saves, code 9; the end of a Slurm job is such a limit as well
 for limit in hours slurm none; do
     case $limit in
     hours) train hours --steps 100000 --max-hours 0.0025 ;;
@@ -96,7 +96,7 @@ for limit in hours slurm none; do
     check "a checkpoint is there" has_checkpoint $limit
 done
 
-# ranks and links that are slower than planned; devices that are slowed down leave the cores some room
+# ranks and links that are slower than planned; slowed devices leave cores free for this test
 sed 's/"device": "cpu"/"device": "cpu", "slowdown": 4/; s/"1 GB\/s"/"10 MB\/s", "paced": true/' "$scratch/c.json" >"$scratch/planned.json"
 sed '/"b", "nodes"/s/"slowdown": 4/"slowdown": 20/' "$scratch/planned.json" >"$scratch/rank.json"
 sed 's/"10 MB/"1 MB/' "$scratch/planned.json" >"$scratch/link.json"
@@ -124,7 +124,7 @@ check "no rank is named for its link: $(cat "$scratch/link.warnings")" [ "$(grep
 check "every rank's environment is recorded" [ "$(grep -c '^    rank [0-9]*: stage [01], cpu .*cpus [0-9].*pid [0-9]' "$scratch/planned.report")" -eq 3 ]
 cluster=$scratch/c.json plan=$scratch/plan.h5
 
-# one rank is asked to leave: all do, at a step's end
+# one rank gets a signal: all stop at the end of a step
 train asked --steps 100000 --checkpoint-every 5
 until_true 60 has_checkpoint asked
 kill -TERM "${rank[1]}"
@@ -135,7 +135,7 @@ check "nothing is wrong" [ "$(grep -c 'error:' "$scratch/asked.err")" -eq 0 ]
 steps=$(steps_of "$scratch/asked/run.h5")
 check "the newest checkpoint is of the last step" [ -d "$scratch/asked/checkpoints/step-$(printf %08d "$steps")" ]
 
-# a rank that stands still is named by its neighbour, with what it did last; nothing is left of the job
+# a rank that hangs is named by its neighbour, with its last activity; no process is left
 start still-profile 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 \
     --profile-seconds 60 --timeout 5 --output "$scratch/still-profile"
 remember still-profile
@@ -143,7 +143,7 @@ train still-train --steps 100000 --checkpoint-every 5 --timeout 5
 remember still-train
 until_true 100 has_checkpoint still-train
 until_true 60 grep -q '^Cluster' "$scratch/still-profile.out"
-sleep 1.5 # a beat or two
+sleep 1.5 # one or two heartbeats
 for phase in profile train; do
     recall still-$phase
     kill -STOP "${rank[1]}"
@@ -157,7 +157,7 @@ for phase in profile train; do
         grep -Eq 'error: rank 1 on host .* has not been heard of for [0-9.]+ s; its last activity: (stage 0, .* of step [0-9]+|profiling)' "$scratch/still-$phase.err"
 done
 
-# a rank that dies, in whatever phase: the job ends, what was saved stands
+# a rank dies in any phase: the job ends, and checkpoints stay
 start dead-profile 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 \
     --profile-seconds 60 --output "$scratch/dead-profile"
 remember dead-profile
@@ -176,7 +176,7 @@ train dead-train --resume --steps 100000 --stop-after $steps
 ends 100
 check "the run goes on from there: code $code" [ "$code" -eq 0 ]
 
-# values that are not finite: nothing is updated, the last good checkpoint stands, where it began is named
+# values that are not finite: no update, the last valid checkpoint stays, and the origin is named
 train burst --steps 50 --optimizer sgd --learning-rate 1e6 --lr-schedule constant --clip-norm 0 --checkpoint-every 1
 ends 100
 check "a loss that is not finite: code 3, not $code" [ "$code" -eq 3 ]
@@ -185,7 +185,7 @@ check "where it began is named: $(grep error: "$scratch/burst.err")" \
     grep -Eq 'nothing was updated; it began at the (weight|gradient of) [a-z0-9._]+ on rank [0-2] of stage [01]' "$scratch/burst.err"
 check "what stands is good" $HAPT export --checkpoint "$scratch/burst" --output "$scratch/burst-weights.h5" >/dev/null
 
-# asked while the model is measured: no training, code 9
+# a signal while the model is measured: no training, code 9
 start early 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 --profile-seconds 60 --output "$scratch/early"
 until_true 60 grep -q '^Cluster' "$scratch/early.out"
 sleep 0.5
@@ -195,7 +195,7 @@ check "asked before training: code 9, not $code" [ "$code" -eq 9 ]
 check "one line says so" [ "$(grep -c 'stopped by a signal before training began' "$scratch/early.err")" -eq 1 ]
 check "nothing is wrong" [ "$(grep -c 'error:' "$scratch/early.err")" -eq 0 ]
 
-# asked twice: at once, in the midst of a step that takes seconds
+# two signals: stops at once, within a step of several seconds
 sed 's/"1 GB\/s"/"40 kB\/s", "paced": true/' "$scratch/c.json" >"$scratch/crawl.json"
 cluster=$scratch/crawl.json
 train twice --steps 3 --checkpoint-every 1

@@ -1,4 +1,4 @@
-"""`hapt plan --explain`, `--what-if` and `--diff` as a user meets them."""
+"""`hapt plan --explain`, `--what-if` and `--diff` as users run them."""
 import json
 import math
 
@@ -9,8 +9,8 @@ from profiles import campaign, check, refuses, run
 
 
 def pair(path, seconds=(1.0, 1.0), size=1e6, bandwidth=4e6, latency=0.0, memory=(1e9, 1e9), nodes=(1, 1)):
-    """Subclusters a and b of `nodes` x 1 devices; two layers, of which each device holds one: `seconds` are its time on a device of
-    a and of b, more nodes share it. `size` bytes cross, 1 byte a device and microbatch in flight stays."""
+    """Subclusters a and b of `nodes` x 1 devices and two layers, one per device. `seconds` are the times of a layer on a device of a and of
+    b; more nodes share it. The boundary carries `size` bytes. A microbatch in flight keeps 1 byte per device."""
     L, C = 2, 2
     with h5py.File(path, "w") as file:
         file["boundary_bytes"] = np.array([size, 0.0])
@@ -40,7 +40,7 @@ def plan(path, *arguments, ranks=0):
 
 
 def strip(value):
-    """Takes wall-clock figures out."""
+    """Removes wall-clock times."""
     if isinstance(value, dict):
         value.pop("seconds", None)
         for entry in value.values():
@@ -51,7 +51,7 @@ def strip(value):
 
 
 def the_link_is_the_limit():
-    """1 s and 0.5 s of compute, 2 s of transfer: the steady state is paced by the link, and every command says so."""
+    """1 s and 0.5 s of computation, 2 s of transfer: the link limits the steady state, and every command says so."""
     pair("slow.h5", seconds=(1.0, 0.5), size=2e6, bandwidth=1e6)
     document = plan("slow.h5", "--microbatches", "64", "--explain", "--output", "slow-plan.h5")
     check(document["limit"] == "link" and document["t_max_s"] == 2.0, f"paced by the link: {document['limit']}")
@@ -100,7 +100,7 @@ def the_explanation():
 
 
 def the_sweeps():
-    """Points are single runs on changed files; the knee of two stages of one second each in closed form."""
+    """Each point equals a single run on changed files. The knee of two stages of one second each has a closed form."""
     pair("knee.h5", size=1e6, bandwidth=5e6, latency=0.125)
     sweep = plan("knee.h5", "--microbatches", "64", "--what-if", "link=4..200Mbit/s:5")["what_if"][0]
     check(math.isclose(sweep["link_sets_pace_below"], 1e6 / 0.875, rel_tol=1e-9), f"c = t_max: {sweep['link_sets_pace_below']}")
@@ -134,7 +134,7 @@ def the_sweeps():
 
 
 def predicted_sweeps():
-    """From a model and a cluster on paper nodes and memory are predicted anew at every point, beyond what the file says too."""
+    """With a model and a cluster on paper, each point predicts nodes and memory again, also beyond the file's values."""
     model = run("model", "gpt", "--layers", "4", "--hidden", "256", "--heads", "4", "--sequence", "256", "--vocab", "1024",
                 "--microbatch", "8", "--output", "m.h5")
     check(model.returncode == 0, model.stderr)
@@ -197,7 +197,7 @@ def differences():
 
 
 def nothing_takes_time():
-    """Ratios of zeros: every answer stays readable, and its JSON whole."""
+    """Ratios with zeros: every answer stays readable, and its JSON valid."""
     pair("zero.h5", seconds=(0.0, 0.0), size=0.0)
     words = ("plan", "--profile", "zero.h5", "--microbatches", "4", "--explain", "--what-if", "microbatches=1..4:2,link=1..2Gbit/s:2")
     result = run(*words, "--output", "zero-plan.h5")
@@ -213,7 +213,7 @@ def nothing_takes_time():
 
 
 def long_names():
-    """Names that differ in their last letter only are told apart."""
+    """Names that differ only in their last letter are distinguished."""
     names = ["n" * 62 + letter for letter in "ab"]
     pair("long.h5", nodes=(2, 2))
     with h5py.File("long.h5", "r+") as file:
@@ -226,8 +226,8 @@ def long_names():
 
 
 def programs_are_shown():
-    """A GPT on two kinds of nodes: how every stage's operators are cut, what moves between them and how long that takes; each kind of
-    layer once, all of them with --full; and the same in JSON."""
+    """A GPT on two kinds of nodes: the sharding of every stage's operators, the communication between them and its time. Each kind of layer
+    is printed once, all layers with --full; and the same in JSON."""
     model = run("model", "gpt", "--layers", "6", "--hidden", "64", "--heads", "4", "--sequence", "32", "--vocab", "96", "--microbatch", "8",
                 "--output", "gpt.h5")
     check(model.returncode == 0, f"model: {model.stderr}")

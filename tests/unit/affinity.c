@@ -1,5 +1,5 @@
-/* Affinity: cores and network interfaces near GPUs, on a machine of two processors that a file describes; NUMA nodes
- * for ranks on CPUs, on synthetic machines; the way between hosts that is taken; drivers' figures of GPUs against the
+/* Affinity: cores and network interfaces near GPUs, on a machine with two sockets that a file describes; NUMA nodes for
+ * ranks on CPUs, on synthetic machines; the route between two hosts; drivers' figures of GPUs compared with the
  * database. */
 #include "test.h"
 
@@ -17,8 +17,8 @@ static void list_cpus(const struct affinity *place, char text[256])
             length += snprintf(text + length, 256 - (size_t)length, "%s%d", length ? " " : "", cpu);
 }
 
-/* Threads p and p + 8 are of one core; cores 0 to 3 at the first processor, with GPUs 01 and 03, of which 01 has the
- * InfiniBand card behind its own switch; 4 to 7 at the second, with GPU 81. */
+/* Hardware threads p and p + 8 are on one core. Cores 0 to 3 are on the first socket, with GPUs 01 and 03; GPU 01 has
+ * the InfiniBand card behind its own switch. Cores 4 to 7 are on the second socket, with GPU 81. */
 static void shares_cores(void)
 {
     static const struct {
@@ -44,7 +44,7 @@ static void shares_cores(void)
         int allowed = 0;
         for (int r = 0; r < RANKS; r++) {
             snprintf(want[r].bus, sizeof want[r].bus, "%s", cases[c].bus[r]);
-            want[r].on_cores = !cases[c].bus[r][0]; /* beside ranks with GPUs these are left alone */
+            want[r].on_cores = !cases[c].bus[r][0]; /* next to ranks with GPUs, ranks on CPUs are not bound */
         }
         if (!CHECK(affinity_find(RANKS, want, place, &here, &allowed))) return;
         CHECK(!here && allowed == 16);
@@ -62,7 +62,7 @@ static void shares_cores(void)
           !affinity_has("ib0,mlx5_0", "mlx5") && !affinity_has("", "eth0") && !affinity_has("ib0", ""));
 }
 
-/* A synthetic machine; `allowed`: hardware threads that are left of it, NULL: all. */
+/* A synthetic machine. `allowed`: the hardware threads that may be used; NULL: all. */
 static hwloc_topology_t make_topology(const char *synthetic, const char *allowed)
 {
     hwloc_topology_t topology;
@@ -76,17 +76,17 @@ static hwloc_topology_t make_topology(const char *synthetic, const char *allowed
     return topology;
 }
 
-/* By hand. Hardware threads count from 0 through cores, NUMA nodes and packages. */
+/* Expected bindings, by hand. Hardware threads are numbered through cores, NUMA nodes and packages, from 0. */
 static void shares_numa_nodes(void)
 {
     static const struct {
         const char *machine, *allowed;
         int count;
-        const char *threads; /* of each rank; "": none of them is bound */
+        const char *threads; /* of each rank; "": no rank is bound */
     } cases[] = {
         {"pack:2 numa:2 core:4 pu:1", NULL, 1, ""},
         {"pack:2 numa:2 core:4 pu:1", NULL, 2, "0-7 8-15"},
-        {"pack:2 numa:2 core:4 pu:1", NULL, 3, ""}, /* 5 cores each would do, a NUMA node has 4 */
+        {"pack:2 numa:2 core:4 pu:1", NULL, 3, ""}, /* 5 cores each would be even, but a NUMA node has 4 */
         {"pack:2 numa:2 core:4 pu:1", NULL, 4, "0-3 4-7 8-11 12-15"},
         {"pack:2 numa:2 core:4 pu:1", NULL, 6, "0-3 4-5 6-7 8-11 12-13 14-15"},
         {"pack:2 numa:2 core:4 pu:1", NULL, 8, "0-1 2-3 4-5 6-7 8-9 10-11 12-13 14-15"},
@@ -96,17 +96,18 @@ static void shares_numa_nodes(void)
         {"numa:1 core:16 pu:1", NULL, 2, ""},
         {"numa:1 core:2 pu:1", NULL, 32, ""},
         {"pack:1 core:4 pu:2", NULL, 4, ""},
-        {"numa:2 core:2 pu:2", NULL, 2, "0-3 4-7"}, /* cores with both threads */
+        {"numa:2 core:2 pu:2", NULL, 2, "0-3 4-7"}, /* cores whose two threads are both allowed */
         {"numa:2 core:4 pu:2", NULL, 4, "0-3 4-7 8-11 12-15"},
         {"numa:2 core:1 pu:2", NULL, 2, "0-1 2-3"},
-        {"numa:2 core:1 pu:2", NULL, 4, ""},  /* threads are no cores */
-        {"numa:2 core:4 pu:1", "4-7", 2, ""}, /* one NUMA node is left */
+        {"numa:2 core:1 pu:2", NULL, 4, ""},  /* threads are not cores */
+        {"numa:2 core:4 pu:1", "4-7", 2, ""}, /* only one NUMA node is allowed */
         {"numa:2 core:4 pu:1", "0-1,4-7", 2, ""},
         {"numa:2 core:4 pu:1", "0-1,4-7", 3, "0-1 4-5 6-7"},
         {"numa:2 core:4 pu:1", "1-3,5-7", 2, "1-3 5-7"},
         {"numa:2 core:4 pu:2", "1,3,5,7,9,11,13,15", 4, "1,3 5,7 9,11 13,15"}, /* one thread of each core */
-        {"[numa] pack:2 [numa] core:4 pu:1", NULL, 2, "0-3 4-7"},              /* memory of a package, and of all */
-        {"pack:2 [numa] [numa] core:4 pu:1", NULL, 2, "0-3 4-7"},              /* two memories at the same cores */
+        {"[numa] pack:2 [numa] core:4 pu:1", NULL, 2,
+         "0-3 4-7"}, /* memory of each package, and memory of the machine */
+        {"pack:2 [numa] [numa] core:4 pu:1", NULL, 2, "0-3 4-7"}, /* two memories at the same cores */
         {"pack:2 [numa] [numa] core:4 pu:1", NULL, 4, "0-1 2-3 4-5 6-7"},
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -135,8 +136,9 @@ static int cores_in(hwloc_topology_t topology, hwloc_const_bitmap_t set)
     return hwloc_get_nbobjs_inside_cpuset_by_type(topology, set, HWLOC_OBJ_CORE);
 }
 
-/* Any machine, any number of ranks: a rank has as many cores as its even share of the host, in one NUMA node where
- * ranks are as many as those; ranks that share one are neighbours; no core is taken by more ranks than it must be. */
+/* Random machines and numbers of ranks. A rank gets its even share of the host's cores, inside one NUMA node if there
+ * are at least as many ranks as NUMA nodes. Ranks of one NUMA node are neighbours. No core has more ranks than
+ * necessary. */
 static void check_shares(const char *machine, int count)
 {
     const hwloc_topology_t topology = make_topology(machine, NULL);
@@ -195,7 +197,7 @@ static void shares_any_machine(void)
             }
 }
 
-/* The same through the environment, beside a rank that has no device. */
+/* The same through the environment, with a rank that has no device. */
 static void looks_at_cores(void)
 {
     struct affinity_request want[5] = {
@@ -217,29 +219,29 @@ static void looks_at_cores(void)
 static void prefers_near_ways(void)
 {
     static const struct {
-        double bandwidth[4]; /* by MPI, and three others */
+        double bandwidth[4]; /* over MPI, and three other routes */
         int near[4], best;
     } cases[] = {
-        {{100, 100, 98, 97}, {0, 0, 0, 0}, 1}, /* nothing is near: the fastest */
-        {{100, 100, 98, 97}, {0, 0, 1, 2}, 3}, /* as fast, and nearer at both ends */
-        {{100, 100, 98, 90}, {0, 0, 1, 2}, 2}, /* the nearest is slower */
+        {{100, 100, 98, 97}, {0, 0, 0, 0}, 1}, /* no interface is near: the fastest */
+        {{100, 100, 98, 97}, {0, 0, 1, 2}, 3}, /* equally fast, and nearer at both ends */
+        {{100, 100, 98, 90}, {0, 0, 1, 2}, 2}, /* the nearest route is slower */
         {{100, 100, 100, 100}, {0, 1, 1, 1}, 1}, {{200, 100, 100, 100}, {0, 2, 2, 2}, 0}, /* MPI is clearly faster */
         {{100, 0, 0, 0}, {0, 2, 2, 2}, 0},
     };
     for (int c = 0; c < 6; c++) {
         struct hapt_cluster_route way[4] = {{0}};
         for (int w = 0; w < 4; w++) way[w].bandwidth = cases[c].bandwidth[w];
-        CHECK_MESSAGE(routes_best(4, way, cases[c].near) == cases[c].best, "case %d: way %d", c,
+        CHECK_MESSAGE(routes_best(4, way, cases[c].near) == cases[c].best, "case %d: route %d", c,
                       routes_best(4, way, cases[c].near));
     }
 }
 
-/* As drivers tell: total memory, multiprocessors, boost clock. */
+/* Figures as drivers report them: total memory, multiprocessors, boost clock. */
 static void doubts_drivers(void)
 {
     static const struct {
         struct hapt_host_gpu gpu;
-        const char *doubt; /* part of it; NULL: none */
+        const char *doubt; /* NULL: no part of it */
     } cases[] = {
         {{.spec = "A100-40GB",
           .memory_bytes = 42.3e9,
@@ -262,7 +264,7 @@ static void doubts_drivers(void)
          "multiprocessors"},
         {{.spec = "A100-40GB", .memory_bytes = 42.3e9, .processors = 108, .lanes_per_processor = 64, .clock_hz = 1.1e9},
          "multiprocessors"},           /* slowed down */
-        {{.spec = "A100-40GB"}, NULL}, /* nobody was asked */
+        {{.spec = "A100-40GB"}, NULL}, /* no driver was asked */
         {{.spec = "", .memory_bytes = 1e9, .processors = 1, .lanes_per_processor = 64, .clock_hz = 1e9}, NULL},
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {

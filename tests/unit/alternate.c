@@ -1,6 +1,6 @@
 /*
- * The alternation of programs and ratios (HAP 3.1) on small instances at random: against every program at every ratio,
- * against its own turns, and with ratios of their own for parts of the model (HAP 5.2).
+ * The alternation of programs and ratios (HAP 3.1) on small random instances. It is compared with every program at
+ * every ratio and with its own rounds. Parts of the model may have their own ratios (HAP 5.2).
  */
 #include "synthesis_random.h"
 
@@ -25,10 +25,10 @@ static double priced(const struct hapt_alternation *asked, const int *ratio_of, 
     const enum hapt_status status =
         hapt_axis_program_price(asked->sharding, 0, axis, asked->costs, &options, program, arena, &price);
     hapt_fail_reset();
-    return status == HAPT_OK ? price.cost_s : (double)INFINITY; /* a layout may exist at other ratios alone */
+    return status == HAPT_OK ? price.cost_s : (double)INFINITY; /* some layouts exist only at other ratios */
 }
 
-/* What holds of every result: it is what it says, and nothing that was seen on the way is better. */
+/* Properties of every result: its cost is that of its program and ratios, and no result seen on the way is better. */
 static void check_result(uint64_t seed, const struct hapt_alternation *asked,
                          const struct hapt_alternation_result *result, struct hapt_arena *arena)
 {
@@ -61,7 +61,7 @@ static void check_result(uint64_t seed, const struct hapt_alternation *asked,
     if (result->segment_count > 1) return;
     for (int j = 0; j < n; j++) sum += asked->power[j];
     for (int j = 0; j < n; j++) even[j] = 1.0 / n, proportional[j] = asked->power[j] / sum;
-    for (int b = 0; b < 2; b++) { /* the same program at the two rivals of HAP Fig. 2 */
+    for (int b = 0; b < 2; b++) { /* the same program at the two simple ratios of HAP Fig. 2 */
         axis = (struct hapt_axis){.size = n, .ratio_count = 1, .ratio = b ? proportional : even};
         CHECK_MESSAGE(priced(asked, NULL, &axis, &result->program, arena) >= limit,
                       "seed %llu: its program at %s ratios is cheaper", (unsigned long long)seed,
@@ -69,8 +69,8 @@ static void check_result(uint64_t seed, const struct hapt_alternation *asked,
     }
 }
 
-/* Ratios of two devices that differ in the shares of some extent of at most `most`: one from each interval between two
- * roundings. */
+/* Ratios of two devices that give different shares of some extent up to `most`: one ratio from each interval between
+ * two roundings. */
 static int list_ratios(int most, double *first)
 {
     double edge[256];
@@ -94,7 +94,7 @@ static int list_ratios(int most, double *first)
 
 enum { MOST_NODES = 200000, LARGEST_EXTENT = 8 };
 
-/* Over two devices: the least of every program at every ratio. */
+/* The least cost over two devices of every program at every ratio. */
 static void against_everything(void)
 {
     const int wanted = test_long() ? 2000 : 60;
@@ -136,15 +136,15 @@ static void against_everything(void)
             "oscillated\n",
             compared, equal, near, ended[0], ended[1]);
     CHECK_MESSAGE(compared >= wanted, "only %d instances were small enough", compared);
-    /* Turns end in a local optimum, and programs of the loop cross between its segments in one layout: most are the
-     * least, few are far. */
+    /* The alternation ends in a local optimum, and programs of the loop keep one layout between its segments. So most
+     * results are optimal and few are far from it. */
     CHECK(10 * equal >= 8 * compared && 10 * near >= 9 * compared);
 }
 
 /*
- * A model whose first half is nearly all computation, and whose second is wide layers whose weights' gradients cost
- * much to sum: they are shared out by columns, and rows are gathered and scattered by the largest shard. One device is
- * four times as fast.
+ * A model with two halves. The first half is nearly all computation. The second half has wide layers whose weight
+ * gradients cost much to sum. Its weights are sharded by columns, and all-gather and reduce-scatter of rows take as
+ * long as the largest shard. One device is four times as fast.
  */
 enum { ROWS = 48, WIDTH = 48, WIDE = 480, NARROW_LAYERS = 2, WIDE_LAYERS = 4 };
 
@@ -214,7 +214,7 @@ static double halves_collective_s(const void *context, enum hapt_collective_kind
            (kind == HAPT_COLLECTIVE_ALL_REDUCE || kind == HAPT_COLLECTIVE_GROUPED_BROADCAST ? 6 : 4 * largest_share);
 }
 
-/* The best program of given ratios for each half: the fast device gets `first` and `second`. */
+/* The best program at given ratios for each half. The fast device gets `first` and `second`. */
 static double halves_at(const struct hapt_alternation *asked, double first, double second)
 {
     const double ratio[8] = {first,  (1 - first) / 3,  (1 - first) / 3,  (1 - first) / 3,
@@ -234,7 +234,7 @@ static double halves_at(const struct hapt_alternation *asked, double first, doub
     return report.cost_s;
 }
 
-/* HAP 5.2: the halves' ratios differ, and that gains more than it costs; no pair of ratios of a grid does better. */
+/* HAP 5.2: the ratios of the halves differ, and the gain exceeds the cost. No pair of ratios of a grid is better. */
 static void parts_win(void)
 {
     static const int kind[4] = {0, 1, 1, 1};
@@ -272,7 +272,7 @@ static void parts_win(void)
     hapt_arena_release(&arena);
 }
 
-/* More devices and operators: the same promises, from one ratio vector and from one for parts of the model. */
+/* More devices and operators: the same properties, with one ratio vector and with one per part of the model. */
 static void keeps_the_best(void)
 {
     const int instances = test_long() ? 3000 : 150;

@@ -23,7 +23,7 @@ static void arenas_align_and_zero(void)
     }
     CHECK(hapt_arena_alloc(&local, SIZE_MAX / 4, 8) == NULL);
     hapt_fail_reset();
-    /* A reset arena serves zeroes again, from memory that it kept. */
+    /* After a reset an arena gives zeroed memory again, from the blocks that it kept. */
     for (int round = 0; round < 3; round++) {
         hapt_arena_reset(&local);
         CHECK(local.used_bytes == 0);
@@ -32,7 +32,7 @@ static void arenas_align_and_zero(void)
         memset(first, 0xff, 1000);
         memset(large, 0xff, 1 << 20);
     }
-    /* more than the host has is refused before it is touched */
+    /* a request for more memory than the host has is refused before it is touched */
     const double available = hapt_memory_available();
     CHECK(available > 0);
     if (available < 1e15) CHECK(hapt_arena_alloc(&local, (size_t)(available * 1.5) + (1 << 30), 1) == NULL);
@@ -85,8 +85,8 @@ static void options_parse(void)
     CHECK_FAILS(parse(&config, 2, (const char *[]){"hapt", "fly"}), HAPT_ERR_USAGE);
 }
 
-/* Every fp16 number is one of fp32 and comes back; between two neighbours the nearer one wins, and in the middle the
- * even one. */
+/* Every fp16 number is an fp32 number and converts back. Between two neighbours the nearer one is chosen, and the even
+ * one in the middle. */
 static void f16_rounds_to_nearest_even(void)
 {
     for (uint32_t bits = 0; bits < 65536; bits++) {
@@ -193,7 +193,7 @@ static void h5_survives_damage(void)
         if (hapt_h5_open(damaged, "hapt-test", 2, false, &file) == HAPT_OK) {
             if (hapt_h5_read(file, "/a/b/table", HAPT_H5_F64, 2, shape, 100, &local, &data) == HAPT_OK)
                 silent += shape[0] != 2 || ((double *)data)[5] != 6 || ((double *)data)[0] != 1;
-            /* Attributes carry no checksum: whatever comes back, nothing may crash. */
+            /* Attributes have no checksum. Any value may be read, but nothing may crash. */
             double speed;
             int64_t count;
             const char **text, *creator;

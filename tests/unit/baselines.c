@@ -1,6 +1,6 @@
 /*
- * Baselines against enumeration on small profiles: every plan that a system could choose is written out as --stages
- * text and priced on its own. Ablations against what they promise.
+ * Baselines compared with enumeration on small profiles: every plan that a system could choose is written as --stages
+ * text and priced on its own. Ablations must have the properties that they claim.
  */
 #include "hapt/search.h"
 #include "hapt/baselines.h"
@@ -8,7 +8,7 @@
 
 enum { MOST_STAGES = 8, TEXT = 512 };
 
-/* Two subclusters of 2 x 2 devices, times without ties. `speed` of each; `memory_bytes` of a device. */
+/* Two subclusters of 2 x 2 devices, with times that have no ties. `speed` of each; `memory_bytes` of a device. */
 static struct hapt_profile *two_subclusters(uint64_t *seed, int L, const double speed[2], double memory_bytes,
                                             struct hapt_arena *arena)
 {
@@ -42,7 +42,7 @@ static struct hapt_profile *two_subclusters(uint64_t *seed, int L, const double 
     return profile;
 }
 
-/* Prices stages written as text, as a system with or without overlap would run them; infinite when they do not run. */
+/* The price of stages written as text, for a system with or without overlap. Infinite if they cannot run. */
 static double priced_s(const struct hapt_profile *profile, const struct hapt_search_options *options,
                        const char *stages, bool blocking, struct hapt_arena *arena)
 {
@@ -81,7 +81,7 @@ struct even_search {
     struct hapt_arena *arena;
 };
 
-/* The stages of one shape and order, even in blocks. */
+/* The stages of one shape and order, with even numbers of blocks. */
 static void price_even(struct even_search *even)
 {
     const struct hapt_profile *profile = even->profile;
@@ -186,7 +186,7 @@ static void megatron_equals_enumeration(void)
     if (!wanted) CHECK(megatron_plans > count / 20 && megatron_refusals > count / 20);
 }
 
-/* Without blocks: at least as good as layers by number, and still one shape that fills every device. */
+/* Without blocks: at least as good as even numbers of layers, and still one shape on all devices. */
 static void megatron_without_blocks(void)
 {
     struct hapt_arena arena;
@@ -212,7 +212,7 @@ static void megatron_without_blocks(void)
 
 /* ---- Alpa ---- */
 
-/* Its objective where every device is the mean one and links are free. */
+/* Alpa's objective: every device is the mean device, and links are free. */
 static double believed_s(const struct hapt_profile *profile, const struct hapt_plan *plan)
 {
     double sum_s = 0, longest_s = 0;
@@ -234,8 +234,8 @@ static double believed_s(const struct hapt_profile *profile, const struct hapt_p
     return sum_s + (plan->microbatches - 1) * longest_s;
 }
 
-/* The same stages for any difference between the devices that leaves their mean, the best in the world it believes in,
- * and paid for in the true one. */
+/* The stages do not depend on differences between devices with the same mean. They are the best for the assumed
+ * profile, and are priced with the true one. */
 static void alpa_takes_devices_for_identical(void)
 {
     const int count = test_long() ? 2000 : 60;
@@ -253,7 +253,7 @@ static void alpa_takes_devices_for_identical(void)
             const char *note;
             CHECK_OK(hapt_plan_by_strategy(MPI_COMM_SELF, profile, HAPT_STRATEGY_ALPA, &options, &arena, &plan, &note));
             CHECK(!note && plan->schedule == HAPT_SCHEDULE_EAGER && !plan->blocking);
-            if (spread == 0) { /* the believed world itself, but for its links */
+            if (spread == 0) { /* the assumed profile itself, except for its links */
                 for (int link = 0; link < 4; link++)
                     profile->link_bandwidth[link] = INFINITY, profile->link_latency[link] = 0;
                 options.search.schedule = HAPT_SCHEDULE_EAGER;
@@ -274,7 +274,7 @@ static void alpa_takes_devices_for_identical(void)
     }
 }
 
-/* Where the true devices cannot hold its choice it takes another one that they can, and says so. */
+/* If its choice does not fit on the true devices, it takes another one that fits, with a message. */
 static void alpa_meets_memory(void)
 {
     struct hapt_arena arena;
@@ -307,11 +307,11 @@ struct blocking_search {
         int first, end, c, s;
     } stage[MOST_STAGES];
     int stages, used[2];
-    double least_s; /* of its own cost */
+    double least_s; /* by HexiScale's own cost */
     char best[TEXT];
 };
 
-/* Sum and t_max of compute plus every transfer that the stage stands still for. */
+/* Sum and t_max of the computation and all transfers for which a stage waits. */
 static void price_blocking(struct blocking_search *at)
 {
     const struct hapt_profile *profile = at->profile;
@@ -367,7 +367,7 @@ static void extend_blocking(struct blocking_search *at, int layer, int current)
     }
 }
 
-/* No plan that is best by its own cost plays faster than its choice. */
+/* No plan that is optimal by HexiScale's cost is simulated faster than its choice. */
 static void hexiscale_minimises_its_own_cost(void)
 {
     const int count = test_long() ? 5000 : 300;
@@ -405,7 +405,7 @@ static void hexiscale_minimises_its_own_cost(void)
 
 /* ---- ablations ---- */
 
-/* Coarser cuts lie among finer ones, so finer planning is never worse in the objective. */
+/* Coarse boundaries are a subset of finer ones. So finer planning never has a worse objective. */
 static void finer_is_never_worse(void)
 {
     static const int granularity[] = {1, 2, 4, 8, 16, 48, 0};
@@ -429,8 +429,8 @@ static void finer_is_never_worse(void)
                 CHECK_OK(hapt_plan_grid(profile, granularity[k], NULL, &arena, &cut));
                 for (int l = 0; l < profile->layer_count; l++) {
                     cuts += cut[l];
-                    CHECK_MESSAGE(!coarser || !coarser[l] || cut[l], "seed %d: grid %d lacks a cut of a coarser one",
-                                  i + 1, granularity[k]);
+                    CHECK_MESSAGE(!coarser || !coarser[l] || cut[l],
+                                  "seed %d: grid %d lacks a boundary of a coarser one", i + 1, granularity[k]);
                 }
                 CHECK(cuts < granularity[k] && !cut[profile->layer_count - 1]);
                 coarser = cut;
@@ -451,7 +451,7 @@ static void finer_is_never_worse(void)
     }
 }
 
-/* Equal layers are cut equally, each cut moves to the narrowest boundary near by, and blocks are taken as they are. */
+/* Equal layers are divided evenly. Each boundary moves to the narrowest boundary near it. Blocks are never divided. */
 static void grid_is_even_and_narrow(void)
 {
     struct hapt_arena arena;
@@ -467,7 +467,7 @@ static void grid_is_even_and_narrow(void)
     CHECK_OK(hapt_plan_grid(profile, 8, NULL, &arena, &cut));
     for (int l = 0; l < 96; l++) CHECK(cut[l] == ((l + 1) % 12 == 0 && l < 95));
     profile->boundary_bytes[11] = 3,
-    profile->boundary_bytes[10] = 2; /* half a layer of 48 to either side: layers 10 to 12 */
+    profile->boundary_bytes[10] = 2; /* half a layer of 48 in both directions: layers 10 to 12 */
     CHECK_OK(hapt_plan_grid(profile, 8, NULL, &arena, &cut));
     CHECK(!cut[10] && !cut[11] && cut[12] && cut[23]);
     block_end[4] = block_end[50] = true;
@@ -478,7 +478,7 @@ static void grid_is_even_and_narrow(void)
     hapt_arena_release(&arena);
 }
 
-/* Planned with free links, paid for with the true ones. */
+/* Planned with free links, priced with the true ones. */
 static void ignoring_communication_costs(void)
 {
     const int count = test_long() ? 1000 : 50;
@@ -552,7 +552,7 @@ static void rows_equal_single_runs(void)
                           rows[r].name, rows[r].plan->simulated_s, plan->simulated_s);
             CHECK_OK(hapt_plan_check(plan));
             if (rows[0].plan) CHECK(rows[r].ratio == plan->simulated_s / rows[0].plan->simulated_s);
-            /* every plan that ours could have made too is no better in its objective */
+            /* a plan that hapt could choose as well never has a better objective */
             if (rows[0].plan && rows[r].strategy != HAPT_STRATEGY_EVEN && rows[r].schedule == HAPT_SCHEDULE_H1F1B)
                 CHECK(rows[0].plan->latency_s <= plan->latency_s * (1 + 1e-12));
         }

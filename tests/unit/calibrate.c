@@ -1,5 +1,4 @@
-/* Fitting efficiency tables: a known table comes back out of noisy times, whatever the outliers; files keep what was
- * fitted. */
+/* Fits of efficiency tables: the fit recovers a known table from noisy times with outliers, and files keep it. */
 #include <unistd.h>
 
 #include "test.h"
@@ -35,7 +34,8 @@ static double normal(uint64_t *random)
     return sum;
 }
 
-/* Samples of all classes, their true times in *truth; `wild` of them take 8 times as long or a third. */
+/* Samples of all classes, with their true times in *truth. `wild` of them take 8 times as long or a third of the
+ * time. */
 static void make_samples(uint64_t seed, double noise, double wild, struct hapt_calibration_sample *sample,
                          double *truth)
 {
@@ -46,7 +46,7 @@ static void make_samples(uint64_t seed, double noise, double wild, struct hapt_c
         const double low = class < HAPT_EFFICIENCY_VECTOR ? 18 : 16, high = class < HAPT_EFFICIENCY_VECTOR ? 33 : 27;
         const double size = exp2(low + (high - low) * hapt_random_unit(&seed));
         sample[s] = (struct hapt_calibration_sample){.op = "op", .class = class};
-        /* Every class is bound by its own rate. */
+        /* Every class is limited by its own rate. */
         sample[s].flops = class == HAPT_EFFICIENCY_MEMORY ? size / 1000 : size;
         sample[s].bytes = class == HAPT_EFFICIENCY_MEMORY ? size : class == HAPT_EFFICIENCY_VECTOR ? size : size / 100;
         truth[s] = hapt_calibration_predicted_s(&device, &sample[s]);
@@ -72,7 +72,8 @@ static void a_known_table_comes_back(void)
         for (int s = 0; s < SAMPLES; s++)
             apart[s] = fabs(hapt_calibration_predicted_s(&device, &sample[s]) / truth[s] - 1);
         qsort(apart, SAMPLES, sizeof *apart, compare);
-        /* About ten samples a knot: the noise shrinks by three; bends between knots of 1.25 octaves add a little. */
+        /* About ten samples per knot reduce the noise by a factor of three. Knots are 1.25 octaves apart, so bends
+         * between them add a small error. */
         CHECK_MESSAGE(apart[SAMPLES / 2] < noise, "seed %d: half of the times are off by more than %.1f %%", (int)seed,
                       100 * apart[SAMPLES / 2]);
         CHECK_MESSAGE(apart[SAMPLES * 95 / 100] < 4 * noise, "seed %d: a twentieth is off by more than %.1f %%",
@@ -85,7 +86,7 @@ static void a_known_table_comes_back(void)
     }
 }
 
-/* Whatever is measured, the table is a sound one: a larger operator never takes less time. */
+/* For any measurements the table is valid: a larger operator never takes less time. */
 static void any_samples_make_a_sound_table(void)
 {
     for (uint64_t seed = 1; seed <= 3000; seed++) {
@@ -114,7 +115,7 @@ static void classes_without_samples_stay_built_in(void)
     const struct hapt_efficiency_table *built_in = hapt_efficiency_default("cpu");
     CHECK(memcmp(&device.table.curve[HAPT_EFFICIENCY_ATTENTION], &built_in->curve[HAPT_EFFICIENCY_ATTENTION],
                  sizeof(struct hapt_efficiency_curve)) == 0);
-    /* Additions and copies tell of memory, arithmetic and products of themselves. */
+    /* Additions and copies measure memory bandwidth, arithmetic and matrix products measure their own rates. */
     const struct hapt_op_type *add = hapt_op_type_at(hapt_op_type_find("add"));
     const struct hapt_op_type *norm = hapt_op_type_at(hapt_op_type_find("layer_norm"));
     const struct hapt_op_type *linear = hapt_op_type_at(hapt_op_type_find("linear"));
@@ -147,7 +148,8 @@ static void files_keep_tables(void)
         CHECK_NEAR(hapt_calibration_predicted_s(&read->device[0], &sample[s]) /
                        hapt_calibration_predicted_s(&device, &sample[s]),
                    1, 1e-12);
-    /* Prediction takes the rates the shares are of, whatever the cluster says of a device of that name. */
+    /* Prediction uses the rates that the table's shares refer to. The cluster file's rates for a device of that name do
+     * not matter. */
     struct hapt_device_spec spec = {.name = "thing", .backend = "cpu", .memory_bandwidth = 1, .slowdown = 2};
     spec.peak_flops[HAPT_F32] = 1;
     const struct hapt_roofline held = hapt_calibration_roofline(read, &spec, HAPT_F32);
@@ -156,7 +158,8 @@ static void files_keep_tables(void)
     spec.peak_flops[HAPT_BF16] = 5;
     CHECK(hapt_calibration_roofline(read, &spec, HAPT_BF16).table == hapt_efficiency_default("cpu"));
     CHECK_NEAR(hapt_calibration_roofline(read, &spec, HAPT_BF16).peak_flops, 5, 0);
-    /* Sums: the geometric mean of 2 and 8 for small ones, 3 for large ones; untouched where nothing is known. */
+    /* The expected sums: the geometric mean of 2 and 8 for small sizes, 3 for large ones, and no change where nothing
+     * is known. */
     CHECK_NEAR(hapt_calibration_sum_factor(read, &spec, HAPT_F32, 100), 4, 1e-9);
     CHECK_NEAR(hapt_calibration_sum_factor(read, &spec, HAPT_F32, 1e7), 3, 1e-9);
     CHECK_NEAR(hapt_calibration_sum_factor(NULL, &spec, HAPT_F32, 1e7), 1, 0);

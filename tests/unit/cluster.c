@@ -1,4 +1,4 @@
-/* The cluster file: what is accepted, what is refused with which line, and that nothing crashes the reader. */
+/* The cluster file: valid files are read, invalid ones are refused with the line, and no file crashes the reader. */
 #include "test.h"
 
 #include <unistd.h>
@@ -37,7 +37,7 @@ static const char good[] =
     "0.5 },\n"                                                                                             /* 15 */
     "      \"grouped_broadcast\": { \"bandwidth\": 4e8 }, \"all_to_all\": { \"bandwidth\": 8e9 } } ] }\n"; /* 16 */
 
-/* In an HDF5 file and back. */
+/* Saved to an HDF5 file and loaded. */
 static void keeps(const struct hapt_cluster *cluster, struct hapt_arena *arena)
 {
     char file_path[80];
@@ -101,7 +101,7 @@ static void accepts(void)
     hapt_arena_release(&arena);
 }
 
-/* The good file with `from` replaced by `to` must fail, and the message must name the line and contain `word`. */
+/* The valid file with `from` replaced by `to` must be refused. The message must name the line and contain `word`. */
 static void refuse(const char *from, const char *to, int line, const char *word)
 {
     char text[2048];
@@ -210,7 +210,7 @@ static void refuses_whole_files(void)
     }
     CHECK_FAILS(hapt_cluster_load("/nonexistent/cluster.json", &arena, &cluster), HAPT_ERR_INPUT);
     CHECK_FAILS(hapt_cluster_load("/", &arena, &cluster), HAPT_ERR_INPUT);
-    /* Deep nesting, and a file beyond every sensible size. */
+    /* Deep nesting, and a file of absurd size. */
     static char deep[3 << 20];
     memset(deep, '[', 200000);
     save(deep, 200000);
@@ -221,7 +221,8 @@ static void refuses_whole_files(void)
     hapt_arena_release(&arena);
 }
 
-/* Every prefix of the file, and thousands of damaged ones: refused with a message or accepted with every invariant. */
+/* Every prefix of the file, and thousands of damaged files. Each is refused with a message, or read with all
+ * invariants. */
 static void survives_damage(void)
 {
     const size_t size = strlen(good);
@@ -261,7 +262,7 @@ static void survives_damage(void)
         }
         hapt_arena_release(&arena);
     }
-    /* Names and numbers may change into other good ones; the rest must not pass. */
+    /* A changed name or number may still be valid. Other damage must be refused. */
     CHECK(refused > (int)size - 10 && accepted > 0);
 }
 
@@ -274,7 +275,7 @@ static void knows_devices(void)
         const struct hapt_device_spec *device = hapt_device_spec_find(name[i]);
         if (!CHECK_MESSAGE(device != NULL, "no %s", name[i])) continue;
         CHECK(device->peak_flops[HAPT_F32] > 0 && device->memory_bytes >= 4e9 && device->memory_bandwidth > 0);
-        /* No device of the list computes less than 2 or more than 500 operations for each byte it reads. */
+        /* Each device of the database computes between 2 and 500 operations per byte that it reads. */
         const double intensity = device->peak_flops[HAPT_F32] / device->memory_bandwidth;
         CHECK_MESSAGE(intensity > 2 && intensity < 500, "%s: %g", name[i], intensity);
     }

@@ -1,4 +1,4 @@
-/* Hosts into subclusters, and ranks onto the devices of a cluster file: the rank-local parts, on made-up hosts. */
+/* Hosts into subclusters, and ranks onto the devices of a cluster file: the local parts, on invented hosts. */
 #include "test.h"
 
 #include "../../src/cluster/bind.h"
@@ -8,7 +8,7 @@
 
 static struct hapt_arena arena;
 
-/* Hosts given by ranks, cores, memory in GB; ranks are dealt to hosts in blocks, or round-robin. */
+/* Hosts with ranks, cores and memory in GB. Ranks are assigned to hosts in blocks, or round-robin. */
 static struct hapt_hosts *make_hosts(int count, const int *ranks, const int *cores, const double *memory,
                                      bool round_robin, int *world_size)
 {
@@ -40,7 +40,7 @@ static struct hapt_hosts *make_hosts(int count, const int *ranks, const int *cor
 
 static void groups_like_hosts(void)
 {
-    /* 0 and 2 are alike (memory within 2 %); 1 has other cores, 3 other ranks, 4 other memory. */
+    /* Hosts 0 and 2 are alike (memory within 2 %). Host 1 differs in cores, 3 in ranks, 4 in memory. */
     const int ranks[] = {2, 2, 2, 4, 2}, cores[] = {8, 4, 8, 8, 8};
     const double memory[] = {64, 64, 64.9, 64, 32};
     int world_size;
@@ -55,7 +55,7 @@ static void groups_like_hosts(void)
     /* Node-major: both ranks of host 0, then both of host 2. Round-robin ranks: 0,5 and 2,7. */
     CHECK(first->ranks[0] == 0 && first->ranks[1] == 5 && first->ranks[2] == 2 && first->ranks[3] == 7);
     CHECK(!strcmp(first->hosts[1], "node2.lab"));
-    CHECK(first->device.memory_bytes == 32e9); /* the smaller host's share */
+    CHECK(first->device.memory_bytes == 32e9); /* the share of the smaller host */
     CHECK_NEAR(first->device.peak_flops[HAPT_F32], 4e11, 1);
     CHECK_NEAR(cluster->subcluster[2].device.peak_flops[HAPT_F32], 2e11, 1);
     for (int rank = 0; rank < world_size; rank++) {
@@ -66,13 +66,13 @@ static void groups_like_hosts(void)
     }
 }
 
-/* As drivers print them, with the memory that they report. */
+/* Names as drivers print them, with the memory that they report. */
 static void names_gpus(void)
 {
     static const struct {
         const char *name;
         double gigabytes;
-        const char *spec; /* NULL: none */
+        const char *spec; /* NULL: no GPU */
     } known[] = {{"NVIDIA A100-SXM4-40GB", 42.3, "A100-40GB"},
                  {"NVIDIA A100-SXM4-80GB", 84.9, "A100-80GB"},
                  {"NVIDIA A100 80GB PCIe", 84.9, "A100-80GB"},
@@ -107,14 +107,14 @@ static void groups_gpus(void)
     struct hapt_hosts *hosts = make_hosts(3, ranks, cores, memory, false, &world_size);
     for (int h = 0; h < 3; h++) {
         hosts->host[h].gpu_count = 2;
-        hosts->host[h].gpus_usable = h == 2 ? 1 : 2; /* too few on host 2: its ranks compute on cores */
+        hosts->host[h].gpus_usable = h == 2 ? 1 : 2; /* too few GPUs on host 2: its ranks compute on cores */
         for (int g = 0; g < 2; g++) strcpy(hosts->host[h].gpu[g].spec, h == 0 ? "A100-40GB" : "V100-32GB");
     }
     CHECK_OK(hapt_cluster_form_subclusters(hosts, world_size, &arena, &cluster));
     if (cluster)
         CHECK(cluster->count == 3 && !strcmp(cluster->subcluster[0].name, "a100-40gb") &&
               !strcmp(cluster->subcluster[1].device.name, "V100-32GB") && !strcmp(cluster->subcluster[2].name, "cpu"));
-    hosts->host[0].gpu[1].spec[0] = '\0'; /* each rank's own GPU counts */
+    hosts->host[0].gpu[1].spec[0] = '\0'; /* each rank counts the GPU that it drives */
     CHECK_FAILS(hapt_cluster_form_subclusters(hosts, world_size, &arena, &cluster), HAPT_ERR_INPUT);
 
     /* Seventeen different hosts are too many subclusters. */
@@ -129,8 +129,8 @@ static void groups_gpus(void)
     CHECK_FAILS(hapt_cluster_form_subclusters(hosts, world_size, &arena, &cluster), HAPT_ERR_INPUT);
 }
 
-/* Four hosts of four ranks and GPUs: two of them mix two kinds, in unlike order; a third has them three to one; the
- * last has slices of one. */
+/* Four hosts with four ranks and GPUs each. Two of them have two kinds, in different order. The third has three of one
+ * kind and one of the other. The last has slices of one GPU. */
 static struct hapt_hosts *make_mixed_hosts(int *world_size)
 {
     static const char *const specs[4][4] = {{"V100-32GB", "A100-40GB", "V100-32GB", "A100-40GB"},
@@ -184,7 +184,7 @@ static void groups_two_kinds(void)
             CHECK(cluster->subcluster_of_rank[own->ranks[i]] == c);
         }
     }
-    /* The same cluster, read as a file: every rank comes to a GPU of its subcluster's kind again. */
+    /* The same cluster, read from a file: every rank gets a GPU of its subcluster's kind again. */
     struct hapt_cluster again = *cluster;
     again.subcluster_of_rank = NULL;
     CHECK_OK(hapt_cluster_assign(hosts, world_size, &arena, &again));
@@ -217,12 +217,12 @@ static void reads_two_kinds(void)
     for (int c = 0; c < 2; c++)
         CHECK(cluster->subcluster[c].nodes == 1 && cluster->subcluster[c].devices_per_node == 2);
     for (int rank = 0; rank < 4; rank++) CHECK(cluster->subcluster_of_rank[rank] == expected[rank]);
-    host.gpus_usable = 3; /* one too few: all compute on cores, in one subcluster */
+    host.gpus_usable = 3; /* one GPU too few: all ranks compute on cores, in one subcluster */
     CHECK_OK(hapt_cluster_form_subclusters(&hosts, 4, &arena, &cluster));
     CHECK(cluster->count == 1 && strcmp(cluster->subcluster[0].device.backend, "cpu") == 0);
 }
 
-/* A file-like cluster of `count` cpu subclusters. */
+/* A cluster as from a file, with `count` cpu subclusters. */
 static struct hapt_cluster *make_cluster(int count, const int *nodes, const int *devices)
 {
     struct hapt_cluster *cluster = hapt_arena_alloc(&arena, 1, sizeof *cluster);
@@ -255,9 +255,9 @@ static void binds_in_order(void)
     static const int expected[] = {0, 0, 1, 1, 1, 1, -1};
     for (int rank = 0; rank < 7; rank++) CHECK(cluster->subcluster_of_rank[rank] == expected[rank]);
     CHECK(cluster->subcluster[1].ranks[0] == 2 && cluster->subcluster[1].ranks[3] == 5);
-    CHECK(cluster->subcluster[0].device.memory_bytes == 1e9); /* the cap stays */
+    CHECK(cluster->subcluster[0].device.memory_bytes == 1e9); /* the memory limit stays */
     CHECK_NEAR(cluster->subcluster[0].device.peak_flops[HAPT_F32], 2e11, 1);
-    /* Subcluster 1 spans both hosts and gets the lesser share: 10 GB on the second. */
+    /* Subcluster 1 spans both hosts and gets the smaller share, which is 10 GB on the second host. */
     CHECK_NEAR(cluster->subcluster[1].device.memory_bytes, 10e9, 1);
 }
 
@@ -273,7 +273,7 @@ static void binds_by_host(void)
     cluster->subcluster[1].hosts = host;
     cluster->subcluster[1].host_count = 1;
     CHECK_OK(hapt_cluster_assign(hosts, world_size, &arena, cluster));
-    /* Round-robin: host 1 has the odd ranks, all of which subcluster 1 takes. */
+    /* Round-robin: host 1 has the odd ranks, and subcluster 1 takes all of them. */
     static const int expected[] = {0, 1, 0, 1, -1, 1};
     for (int rank = 0; rank < 6; rank++) CHECK(cluster->subcluster_of_rank[rank] == expected[rank]);
     static const char *unknown[] = {"node7"}, *other_domain[] = {"node1.elsewhere"};
@@ -288,8 +288,8 @@ static void binds_by_host(void)
     CHECK_FAILS(hapt_cluster_assign(hosts, world_size, &arena, cluster), HAPT_ERR_INPUT);
 }
 
-/* One host, GPUs A V A V: subclusters that name it, or none; the file's order does not matter, nor does a subcluster on
- * cores. */
+/* One host with GPUs A V A V, and subclusters that name a kind or none. Neither the order in the file nor a subcluster
+ * on cores changes the result. */
 static void binds_by_kind(void)
 {
     static const char *kinds[] = {"V100-32GB", "A100-40GB", "cpu"}, *host[] = {"node0"};
@@ -311,13 +311,13 @@ static void binds_by_kind(void)
         for (int rank = 0; rank < 5 && c < 2; rank++)
             CHECK_MESSAGE(cluster->subcluster_of_rank[rank] == expected[rank], "case %d: rank %d in %d", c, rank,
                           cluster->subcluster_of_rank[rank]);
-        /* Rank 4 drives GPU 0 again, beside rank 0: cores are left to it, and GPUs to the others. */
+        /* Rank 4 shares GPU 0 with rank 0. So rank 4 takes the subcluster on cores, and the other ranks take GPUs. */
         if (c == 2)
             CHECK(cluster->subcluster_of_rank[1] == 0 && cluster->subcluster_of_rank[3] == 0 &&
                   cluster->subcluster_of_rank[4] == 2);
     }
-    /* A kind that no subcluster names goes to the one that none of the GPUs is: ranks of a named kind are kept for
-     * theirs. */
+    /* A kind that no subcluster names goes to the subcluster that names an absent kind. Ranks with a named kind are
+     * kept for their subcluster. */
     struct hapt_cluster *cluster = make_cluster(2, nodes, devices);
     cluster->subcluster[0].device = *hapt_device_spec_find("A100-40GB");
     strcpy(cluster->subcluster[0].device.name, "mine");

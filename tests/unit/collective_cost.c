@@ -1,5 +1,4 @@
-/* Costs of collectives: what a fit finds again in noisy samples, rings over links, and their form for the linear
- * program. */
+/* Costs of collectives: the fit of noisy samples, rings over links, and their form for the linear program. */
 #include "test.h"
 
 #include "hapt/collective_cost.h"
@@ -18,7 +17,7 @@ static double cost(const struct hapt_collective_term *term, int ranks, double by
     return term->latency_s + bytes * (term->byte_s + term->skew_s * (ranks * share - 1));
 }
 
-/* Sizes from 1 KiB to 64 MiB, shares from even to nearly everything. */
+/* Sizes from 1 KiB to 64 MiB, and shares from even to nearly all on one rank. */
 static int draw(const struct hapt_collective_term *truth, int ranks, double noise, bool skews, uint64_t *seed,
                 struct hapt_collective_sample *sample)
 {
@@ -39,15 +38,15 @@ static void fit_recovers(void)
         struct hapt_collective_sample sample[SAMPLES];
         const int ranks = 2 + (int)(hapt_random_next(&seed) % 31), kind = c % 3;
         const double byte_s = pow(10, -11 + 4 * hapt_random_unit(&seed));
-        /* The knee, where latency and bytes take equally long, lies among the sizes. */
+        /* The size at which latency and bytes take equally long is within the sizes. */
         struct hapt_collective_term found, truth = {exp2(13 + 8 * hapt_random_unit(&seed)) * byte_s, byte_s, 0};
         if (kind == 0) truth.skew_s = byte_s;
         if (kind == 1) truth.skew_s = byte_s * hapt_random_unit(&seed);
         const int count = draw(&truth, ranks, 0.03, true, &seed, sample);
-        sample[7].time_s *= 5; /* a hiccup of the machine */
+        sample[7].time_s *= 5; /* an outlier */
         CHECK(hapt_collective_fit(HAPT_COLLECTIVE_ALL_GATHER, ranks, count, sample, &found));
-        /* 60 samples of 3 % noise give each part to some 2 %; 5 sigma. A skew beside noise is measured in parts of
-         * bytes. */
+        /* 60 samples with 3 % noise determine each coefficient to about 2 %; the tolerance is 5 sigma. Noise limits a
+         * skew's precision to a part of the bytes' cost. */
         CHECK_MESSAGE(fabs(found.latency_s / truth.latency_s - 1) < 0.1, "seed %d: latency %g, true %g", c + 1,
                       found.latency_s, truth.latency_s);
         CHECK_MESSAGE(fabs(found.byte_s / truth.byte_s - 1) < 0.1, "seed %d: %g s a byte, true %g", c + 1, found.byte_s,
@@ -70,11 +69,11 @@ static void fit_without_skew(void)
     CHECK(found.skew_s == found.byte_s);
     CHECK(hapt_collective_fit(HAPT_COLLECTIVE_GROUPED_BROADCAST, 4, count, sample, &found));
     CHECK(found.skew_s == 0);
-    /* Times that shrink with size have no bandwidth: nothing is negative, and bytes are not free. */
+    /* Times that fall with size give no bandwidth. Then no coefficient is negative, and bytes still have a cost. */
     for (int i = 0; i < count; i++) sample[i].time_s = 1e-3 / (1 + i);
     CHECK(hapt_collective_fit(HAPT_COLLECTIVE_ALL_GATHER, 4, count, sample, &found));
     CHECK(found.latency_s >= 0 && found.byte_s > 0 && found.skew_s >= 0);
-    /* One size says nothing about bandwidth. */
+    /* A single size gives no bandwidth. */
     for (int i = 0; i < count; i++) sample[i].bytes = 4096;
     CHECK(!hapt_collective_fit(HAPT_COLLECTIVE_ALL_GATHER, 4, count, sample, &found));
     CHECK(!hapt_collective_fit(HAPT_COLLECTIVE_ALL_GATHER, 4, 0, sample, &found));
@@ -82,7 +81,7 @@ static void fit_without_skew(void)
     CHECK(!hapt_collective_fit(HAPT_COLLECTIVE_ALL_GATHER, 4, count, sample, &found));
 }
 
-/* A ring of messages, step by step: in each round every rank passes one shard on, padded to the largest. */
+/* A ring of messages, step by step. In each round every rank passes on one shard, padded to the largest. */
 static double ring_s(const struct hapt_collective_links *links, double shard_bytes, int rounds)
 {
     double time_s = 0;
@@ -118,7 +117,7 @@ static void rings(void)
                     CHECK_NEAR(fixed + slope * share, expected, 1e-12 + 1e-9 * expected);
                 }
             }
-            /* HAP Fig. 4: padding wins for even shards, broadcasts for skewed ones. */
+            /* HAP Fig. 4: padding is faster for even shards, broadcasts for skewed ones. */
             if (ranks < 3 || bytes < 1e6) continue;
             CHECK(hapt_collective_cost_s(&model, HAPT_COLLECTIVE_ALL_GATHER, bytes, 0) <
                   hapt_collective_cost_s(&model, HAPT_COLLECTIVE_GROUPED_BROADCAST, bytes, 0));

@@ -1,4 +1,4 @@
-/* Differences of random plans against a look at every layer. */
+/* Differences of random plans, compared with a loop over all layers. */
 #include "hapt/diff.h"
 #include "random_profile.h"
 
@@ -44,7 +44,7 @@ static int shared(const struct hapt_plan *a, int i, const struct hapt_plan *b, i
     return count;
 }
 
-/* No other stage shares more with either. */
+/* No other stage shares more layers with either. */
 static void check_pair(const struct hapt_plan *a, int i, const struct hapt_plan *b, int j, unsigned long long seed)
 {
     const int here = shared(a, i, b, j);
@@ -103,7 +103,7 @@ static void random_pairs(void)
     }
 }
 
-/* A stage cut into two halves: the first is its counterpart. Twice as many layers: the same shares. */
+/* A stage is cut into two halves: the first is its counterpart. With twice as many layers the shares are the same. */
 static void by_hand(void)
 {
     struct hapt_plan_submesh first = {.name = "a", .part_count = 1}, second = {.name = "b", .part_count = 1};

@@ -68,7 +68,7 @@ static void the_roofline_takes_the_longer(void)
     struct hapt_device_spec device = {.backend = "cuda", .memory_bandwidth = 1e12, .slowdown = 3};
     device.peak_flops[HAPT_F32] = 10e12;
     device.peak_flops[HAPT_F16] = 100e12;
-    CHECK_NEAR(hapt_roofline_peak_flops(&device, HAPT_BF16), 100e12, 0); /* fp16 stands in for bf16 */
+    CHECK_NEAR(hapt_roofline_peak_flops(&device, HAPT_BF16), 100e12, 0); /* fp16 replaces bf16 */
     const struct hapt_roofline roofline = hapt_roofline_describe(&device, HAPT_BF16, &flat);
     CHECK_NEAR(hapt_roofline_operator_s(&roofline, HAPT_EFFICIENCY_PRODUCT, 50e9, 8e6), 3 * (1e-6 + 1e-3), 1e-12);
     CHECK_NEAR(hapt_roofline_operator_s(&roofline, HAPT_EFFICIENCY_ATTENTION, 50e9, 8e6), 3 * (1e-6 + 2e-3), 1e-12);
@@ -79,7 +79,7 @@ static void the_roofline_takes_the_longer(void)
     CHECK_NEAR(hapt_roofline_peak_flops(&device, HAPT_BF16), 10e12, 0);
 }
 
-/* What is a matrix product in other words counts as one; fused attention and vector kernels do not. */
+/* Operators that are matrix products in other notation count as one. Fused attention and vector kernels do not. */
 static void operators_have_classes(void)
 {
     static const char *const product[] = {"linear",          "linear_t_dw",        "conv2d",       "conv2d_dx",

@@ -1,5 +1,4 @@
-/* The emulated back end: what is counted, that nothing stands behind it, and that its kernels and copies do what they
- * should not undo. */
+/* The emulated back end: it counts memory without reserving any, and its kernels and copies change nothing. */
 #include "test.h"
 
 #include <errno.h>
@@ -37,7 +36,7 @@ static void is_in_the_table(void)
     CHECK_FAILS(backend()->open(1, 1, 0, &device), HAPT_ERR_INTERNAL);
 }
 
-/* Random reservations against a list of what should be there. */
+/* Random reservations, compared with a list of live blocks. */
 static void counts_memory(void)
 {
     enum { BLOCKS = 40, ROUNDS = 5000 };
@@ -89,7 +88,7 @@ static void keeps_to_the_cap(void)
     backend()->close(device);
 }
 
-/* A terabyte adds nothing to what the process has resident, and whoever computes with it is killed. */
+/* A terabyte adds nothing to the resident memory of the process. Reading or writing it kills the process. */
 static long resident_pages(void)
 {
     long size = 0, resident = -1;
@@ -128,12 +127,11 @@ static void copies_nothing(void)
     char *memory = NULL, host[64], other[64];
     CHECK_OK(backend()->allocate(device, GB, (void **)&memory));
     memset(host, 7, sizeof host);
-    CHECK_OK(backend()->copy(queue, memory + GB - 64, host, sizeof host)); /* forgotten */
+    CHECK_OK(backend()->copy(queue, memory + GB - 64, host, sizeof host)); /* discarded */
     CHECK_OK(backend()->copy(queue, memory, memory + 4096, GB - 4096));
-    CHECK_OK(backend()->copy(queue, other, host, sizeof host)); /* between host buffers as ever */
+    CHECK_OK(backend()->copy(queue, other, host, sizeof host)); /* copied between host buffers, as on other back ends */
     CHECK(memcmp(host, other, sizeof host) == 0);
-    CHECK_OK(
-        backend()->copy(queue, host, memory + GB - 64, sizeof host)); /* zeros, as memory is when it is handed out */
+    CHECK_OK(backend()->copy(queue, host, memory + GB - 64, sizeof host)); /* zeroed, as at reservation */
     for (size_t i = 0; i < sizeof host; i++) CHECK(host[i] == 0);
     struct hapt_event *event = backend()->record(queue);
     CHECK(backend()->done(event));
@@ -141,7 +139,7 @@ static void copies_nothing(void)
     backend()->close(device);
 }
 
-/* Every operator has a kernel, it needs no scratch and touches none of what it is given. */
+/* Every operator has a kernel that needs no scratch memory and changes none of its operands. */
 static void computes_nothing(void)
 {
     struct hapt_device *device = open_device(GB);

@@ -33,7 +33,7 @@ static void close_stage(struct stage *stage)
     cpu()->close(stage->device);
 }
 
-/* Deterministic data: rows of a microbatch depend on the microbatch alone. */
+/* Deterministic data: rows of a microbatch depend on the microbatch only. */
 static void fill_input(const struct hapt_model *model, int batch, enum hapt_tensor_role role, int32_t *value)
 {
     uint64_t random = (uint64_t)(100 * batch + (int)role);
@@ -42,7 +42,7 @@ static void fill_input(const struct hapt_model *model, int batch, enum hapt_tens
     if (role == HAPT_ROLE_TARGETS) value[1] = -100;
 }
 
-/* Puts rows [shard, shard + 1) / shards of a microbatch in place. */
+/* Copies rows [shard, shard + 1) / shards of a microbatch to the engine. */
 static void feed(const struct hapt_model *model, struct stage *stage, int batch, int slot, int shard)
 {
     int32_t value[4096];
@@ -76,7 +76,7 @@ static void set_parameters(const struct hapt_model *model, struct stage *stage, 
     }
 }
 
-/* Sends a boundary tensor from the stage that last wrote it to a transfer slot. */
+/* Sends a boundary tensor from the stage that wrote it last to a transfer slot. */
 static void transfer(const struct hapt_graph *graph, struct stage *stage, int stages, int to, bool forward, int slot,
                      int staged)
 {
@@ -93,7 +93,7 @@ static void transfer(const struct hapt_graph *graph, struct stage *stage, int st
                                : hapt_engine_staging(stage[s].engine, HAPT_STAGING_BACKWARD_OUT, staged, o);
             }
         }
-        CHECK_MESSAGE(from != NULL, "nobody sends %s", graph->tensor[tensor].name);
+        CHECK_MESSAGE(from != NULL, "no stage sends %s", graph->tensor[tensor].name);
         if (!from) continue;
         const enum hapt_staging_kind kind = forward ? HAPT_STAGING_FORWARD_IN : HAPT_STAGING_BACKWARD_IN;
         memcpy(hapt_engine_staging(stage[to].engine, kind, staged, b), from,
@@ -121,7 +121,7 @@ static void backward_all(const struct hapt_model *model, struct stage *stage, in
     }
 }
 
-/* One step with two microbatches in flight, as 1F1B has them. */
+/* One step with two microbatches in flight, as in 1F1B. */
 static void run_step(const struct hapt_model *model, struct stage *stage, int stages, double *loss)
 {
     for (int s = 0; s < stages; s++) CHECK_OK(hapt_engine_begin_step(stage[s].engine));
@@ -140,8 +140,8 @@ static const float *gradient_of(const struct hapt_graph *graph, struct stage *st
     return hapt_engine_tensor(stage->engine, gradient, 0);
 }
 
-/* Largest difference between the parameter gradients of a cut model (or of shards) and of the whole one, relative to
- * the largest gradient of the tensor. */
+/* Largest difference between the parameter gradients of a cut or sharded model and those of the whole model, relative
+ * to the largest gradient of the tensor. */
 static double worst_difference(const struct hapt_graph *graph, struct stage *whole, struct stage *part, int parts)
 {
     double worst = 0;
@@ -182,7 +182,7 @@ static void cut_at(const struct hapt_model *model, const int *cut, int stages, s
     hapt_arena_release(&arena);
 }
 
-/* Bitwise equal when untied. Tied copies are summed by another order of additions: rounding. */
+/* Equal bits if embeddings are untied. Tied gradients are added in another order, which differs by rounding. */
 static void cuts(void)
 {
     for (int tied = 0; tied < 2; tied++) {
@@ -205,7 +205,8 @@ static void cuts(void)
     }
 }
 
-/* Shards of the rows: the sum of their gradients and losses is the whole's, but for the order of fp32 additions. */
+/* Shards of the rows: their gradients and losses add up to those of the whole, apart from the order of fp32
+ * additions. */
 static void shards(void)
 {
     struct hapt_arena arena;
@@ -250,9 +251,9 @@ static double loss_at(const struct hapt_model *model, struct stage *stage, int t
     return *(float *)hapt_engine_tensor(stage->engine, model->graph->loss, 0);
 }
 
-/* Directional derivatives of every parameter against central differences of fourth order. The loss (about 100) comes in
- * fp32: its rounding, 4e-6, over a step that changes it by about 0.5 leaves 1e-5; the forward's own rounding makes that
- * up to 7e-5 of the derivative along the gradient here, 3e-4 with other roundings. */
+/* Directional derivatives of every parameter, compared with central differences of fourth order. The loss (about 100)
+ * is in fp32 with a rounding of 4e-6. The step changes it by about 0.5, so the relative error is 1e-5. Rounding in the
+ * forward pass raises it to 7e-5 of the derivative along the gradient here, and to 3e-4 with other roundings. */
 static void finite_differences(void)
 {
     struct hapt_arena arena;
@@ -319,7 +320,8 @@ static void memory_is_the_plan(void)
     hapt_arena_release(&arena);
 }
 
-/* AdamW against its formula in double; decay on matrices only; the compute copies follow. */
+/* AdamW compared with its formula in double precision. Decay applies to matrices only. Compute copies are updated as
+ * well. */
 static void updates(void)
 {
     for (int bf16 = 0; bf16 < 2; bf16++) {
@@ -384,8 +386,8 @@ static void updates(void)
     }
 }
 
-/* Freezing a weight whose bias is trained (and the like) changes no other gradient, and neither the weight nor any
- * state is written over: a kernel that makes both gradients still writes the frozen one's somewhere. */
+/* Freezing a weight (for example one whose bias is trained) changes no other gradient, and overwrites neither the
+ * weight nor any state. A kernel that makes both gradients still needs memory for the frozen one's. */
 static void frozen_weights_stay(void)
 {
     for (int bf16 = 0; bf16 < 2; bf16++) {
@@ -396,7 +398,7 @@ static void frozen_weights_stay(void)
         const struct fixture_gpt shape = {1, 16, 2, 8, 24, 4, false, bf16};
         const struct hapt_model *whole = fixture_gpt(&arena, shape), *model = fixture_gpt(&arena, shape);
         struct hapt_graph *graph = model->graph;
-        graph->op_count = graph->forward_count; /* the backward part again, with frozen weights */
+        graph->op_count = graph->forward_count; /* build the backward part again, with frozen weights */
         graph->tensor_count = hapt_graph_find_tensor(graph, "loss_scale");
         static const char *const frozen[] = {"wte.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight",
                                              "ln_f.weight", "h.0.ln_2.bias"};

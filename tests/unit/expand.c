@@ -1,7 +1,6 @@
 /*
- * Expanded graphs of forced cuts. The proof that they are right: all ranks are interpreted in lock step by the cpu
- * kernels and naive collectives, and whatever they hold, put together, is what one device computes. And what the rules
- * do not allow is refused.
+ * Expanded graphs of forced cuts. All ranks run in lock step, with the cpu kernels and naive collectives. Their shards
+ * together must be the result of one device. Programs that the rules do not derive must be refused.
  */
 #include "cuts.h"
 #include "world.h"
@@ -25,8 +24,8 @@ static void count(struct tally *tally, const struct hapt_sharding *sharding)
             tally->uneven += sharding->property[t][axis].unit > 1 || sharding->property[t][axis].ratio > 0;
 }
 
-/* Communications are needed: without one the program is refused, or still right. And no collective makes what another
- * one makes. */
+/* Each communication is needed: without it the program is refused, or is still right. No two collectives make the same
+ * tensor. */
 static void check_refusals(const struct hapt_sharding *sharding, int vocab, const struct hapt_axis *axis,
                            const struct hapt_axis_program *program, const char *what, struct tally *tally)
 {
@@ -40,7 +39,7 @@ static void check_refusals(const struct hapt_sharding *sharding, int vocab, cons
         for (int i = 0; i < program->count; i++)
             if (i != skip) less.instruction[i - (i > skip)] = program->instruction[i];
         const enum hapt_status status = hapt_sharding_apply(sharding, 0, axis, &less, &arena, &made);
-        /* What is added to a gradient may come there by another way; then it must be right. */
+        /* An addend of a gradient may arrive by another collective. Then the result must be right. */
         CHECK(status == HAPT_OK || status == HAPT_ERR_INFEASIBLE);
         tally->refused += status != HAPT_OK;
         tally->accepted += status == HAPT_OK;
@@ -63,7 +62,7 @@ static void check_refusals(const struct hapt_sharding *sharding, int vocab, cons
     free(less.instruction);
 }
 
-/* Where gathers are, broadcasts may be. */
+/* A broadcast may replace each all-gather. */
 static void broadcast_some(struct hapt_axis_program *program, uint64_t *random)
 {
     for (int i = 0; i < program->count; i++)
@@ -105,7 +104,7 @@ static void one_case(const struct hapt_graph *graph, int vocab, int seed, struct
 
 static void report(const struct tally *tally, int cases)
 {
-    /* Every kind of step is among what was run. */
+    /* The runs included every kind of step. */
     for (int kind = 1; kind < HAPT_COLLECTIVE_COUNT; kind++)
         CHECK_MESSAGE(tally->kinds[kind] > cases / 4, "collective %d: %d", kind, tally->kinds[kind]);
     CHECK_MESSAGE(tally->refused > 10 * tally->accepted, "%d of %d communications are not needed", tally->accepted,
@@ -147,7 +146,7 @@ static void random_graphs(void)
     report(&tally, cases);
 }
 
-/* Every family: what one of their operators may be cut by is in its signature, and nothing here knows their names. */
+/* Every family. The signatures of operators give their possible cuts; this test does not know operator names. */
 static void families(void)
 {
     static const char *const shape[][24] = {
@@ -180,7 +179,7 @@ static void families(void)
     }
 }
 
-/* ---- stages that are laid out otherwise ---- */
+/* ---- stages with other layouts ---- */
 
 enum { MOST_STAGES = 3 };
 
@@ -189,13 +188,13 @@ static int version_in(const struct hapt_program *program, const struct hapt_boun
     int found = -1;
     for (int b = 0; b < boundary->count; b++) {
         if (program->origin[boundary->tensor[b]] != origin) continue;
-        CHECK(found < 0); /* one leaves */
+        CHECK(found < 0); /* one tensor of this origin leaves */
         found = boundary->tensor[b];
     }
     return found;
 }
 
-/* Brings what enters a stage from where it was made, or added to last. */
+/* Copies the inputs of a stage from the stage that made them or added to them last. */
 static void receive(struct world *stage, int stages, int to, bool backward)
 {
     const struct hapt_program *mine = stage[to].program;
@@ -208,7 +207,7 @@ static void receive(struct world *stage, int stages, int to, bool backward)
             sent = version_in(its, backward ? &its->backward_out : &its->forward_out, origin);
             from = s;
         }
-        CHECK_MESSAGE(sent >= 0, "%s comes from nowhere", mine->graph->tensor[tensor].name);
+        CHECK_MESSAGE(sent >= 0, "%s has no source", mine->graph->tensor[tensor].name);
         if (sent < 0) continue;
         double *whole = malloc((size_t)hapt_tensor_elements(&mine->graph->tensor[tensor]) * sizeof *whole);
         world_gather(&stage[from], sent, whole);
@@ -222,7 +221,7 @@ static void receive(struct world *stage, int stages, int to, bool backward)
     }
 }
 
-/* Gradients of parameters, tied ones summed over the stages that hold them, against one device's. */
+/* Gradients of parameters, with tied ones summed over the stages that hold them, compared with one device. */
 static void compare_stages(struct world *stage, int stages, const struct world *one, const char *what)
 {
     const struct hapt_graph *source = one->program->sharding->source;
@@ -249,7 +248,7 @@ static void compare_stages(struct world *stage, int stages, const struct world *
     }
 }
 
-/* A random sharding of which operators [first, end) can be a stage, or NULL. */
+/* A random sharding for which operators [first, end) can be a stage, or NULL. */
 static struct hapt_program *random_stage(const struct hapt_graph *graph, int first, int end, uint64_t *random,
                                          struct hapt_arena *arena)
 {
@@ -329,7 +328,7 @@ static void pipelines(void)
 
 /* ---- HAP Fig. 11 ---- */
 
-/* e1 comes of tokens and a table; e3 = e1 e2; the loss. */
+/* e1 is an embedding of tokens in a table; e3 = e1 e2; then the loss. */
 struct figure {
     struct hapt_arena arena;
     struct hapt_graph *graph;
@@ -415,9 +414,9 @@ static void figure_11(void)
     struct figure figure;
     open_figure(&figure);
     const int e1 = figure.e1, e2 = figure.e2, e3 = figure.e3;
-    /* Program 7: rows, nothing moves. */
+    /* Program 7: rows, no communication. */
     CHECK_OK(try_list(&figure, 3, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'b'), COMPUTE(2, 'b')}));
-    /* Program 6: e1 by rows, e2 by columns; no rule makes partial sums of that, whichever index the product claims. */
+    /* Program 6: e1 by rows, e2 by columns. No rule derives partial sums from these, for any index of the product. */
     CHECK_FAILS(
         try_list(&figure, 3, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'o'), COMPUTE(2, '+')}),
         HAPT_ERR_INFEASIBLE);
@@ -435,12 +434,12 @@ static void figure_11(void)
                                                           MOVE(e2, HAPT_COLLECTIVE_ALL_GATHER, SHARD(1), REPLICATED),
                                                           COMPUTE(1, 'b'), COMPUTE(2, 'b')}),
                 HAPT_ERR_INFEASIBLE);
-    /* Columns need e1 whole; gathered it is. */
+    /* Columns need the whole e1, so it is gathered. */
     CHECK_OK(try_list(&figure, 4,
                       (struct hapt_axis_instruction[]){COMPUTE(0, 'b'),
                                                        MOVE(e1, HAPT_COLLECTIVE_ALL_GATHER, SHARD(0), REPLICATED),
                                                        COMPUTE(1, 'o'), COMPUTE(2, 'v')}));
-    /* What is left out, stands twice or is no operator. */
+    /* An operator that is left out, listed twice, or does not exist. */
     CHECK_FAILS(try_list(&figure, 2, (struct hapt_axis_instruction[]){COMPUTE(0, 'b'), COMPUTE(1, 'b')}),
                 HAPT_ERR_INFEASIBLE);
     CHECK_FAILS(
@@ -460,7 +459,7 @@ static void figure_11(void)
 
 /* ---- shares ---- */
 
-/* Boxes of all ranks are a partition, and canonical properties are equal when and only when the shares are. */
+/* The boxes of all ranks are a partition. Canonical properties are equal if and only if the shares are. */
 static void boxes(void)
 {
     for (int k = 0; k < 300; k++) {
@@ -508,16 +507,16 @@ static void canonical(void)
     int op = model->graph->tensor[qkv].producer;
     struct hapt_rule rule;
     CHECK_OK(hapt_rule_of_cut(trivial, 0, &even, op, (struct hapt_cut){'o', 3, 4, 0}, &rule));
-    CHECK(rule.output[0].unit == 1 && rule.output[0].blocks == 3); /* three heads each either way */
+    CHECK(rule.output[0].unit == 1 && rule.output[0].blocks == 3); /* three heads per rank in both cases */
     CHECK_OK(hapt_rule_of_cut(trivial, 0, &uneven, op, (struct hapt_cut){'o', 3, 4, 1}, &rule));
     CHECK(rule.output[0].unit == 2 &&
-          rule.output[0].ratio == 1); /* 4.2 heads are 4; so are 8.4 halves, but not 16.8 quarters */
+          rule.output[0].ratio == 1); /* 4.2 heads round to 4, and so do 8.4 halves, but 16.8 quarters do not */
     CHECK(strcmp(hapt_property_text(rule.output[0], text), "sharded(2) in 3 blocks by units of 2 ratio 1") == 0);
     CHECK_OK(hapt_rule_of_cut(trivial, 0, &uneven, op, (struct hapt_cut){'o', 3, 4, 2}, &rule));
-    CHECK(rule.output[0].unit == 2 && rule.output[0].ratio == 1); /* and 4.14 */
+    CHECK(rule.output[0].unit == 2 && rule.output[0].ratio == 1); /* and 4.14 rounds to 4 */
     CHECK_OK(hapt_rule_of_cut(trivial, 0, &uneven, op, (struct hapt_cut){'o', 3, 4, 0}, &rule));
     CHECK(rule.output[0].unit == 1 && rule.output[0].ratio == 0);
-    /* The heads of attention are those of its input's columns. */
+    /* Attention has the heads of its input's columns. */
     struct hapt_property wanted = rule.output[0];
     CHECK_OK(hapt_rule_of_cut(trivial, 0, &uneven, op + 1, (struct hapt_cut){'h', 1, 1, 0}, &rule));
     CHECK(hapt_property_same(rule.input[0], wanted));

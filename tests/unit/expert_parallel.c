@@ -1,7 +1,7 @@
 /*
- * Expert parallelism of bert-moe: programs written down as cuts, run by all ranks of a small mesh in lock step, give
- * what one device computes. Rows everywhere and experts where they compute is GShard's: its traffic is all-to-alls.
- * Experts need not divide evenly.
+ * Expert parallelism of bert-moe. Hand-written cuts are run by all ranks of a small mesh in lock step and compared with
+ * one device. Sharding rows everywhere and experts in their products is GShard's program, and its traffic is
+ * all-to-all. Experts need not divide evenly.
  */
 #include "world.h"
 
@@ -18,12 +18,12 @@ static struct hapt_model *bert_moe(struct hapt_arena *arena, const char *experts
     return model;
 }
 
-/* The letter of an operator's experts, where all it needs of them is their own slots: 0 where it has none. */
+/* The letter of an operator's experts, if it needs only the slots of its own experts; else 0. */
 static char expert_letter(const struct hapt_graph *graph, const struct hapt_op *op)
 {
     const char *name = hapt_op_type_at(op->type)->name;
     if (strncmp(name, "expert_", 7) == 0) return 'e';
-    /* "..." of slots [b][e][c][columns] are the letters b, t, y, z. */
+    /* "..." of slots [b][e][c][columns] stands for the letters b, t, y, z. */
     if (strncmp(name, "gelu", 4) == 0 && graph->tensor[op->input[0]].dims == 4) return 't';
     return 0;
 }
@@ -42,8 +42,8 @@ static int steps_of(const struct hapt_program *program, enum hapt_collective_kin
     return count;
 }
 
-/* `gshard`: rows but at the experts, where tokens change ranks; otherwise everything whole but the experts' slots,
- * whose weighted sums are partial. */
+/* `gshard`: sharded by rows except at the experts, where tokens change ranks. Otherwise all is whole except the slots
+ * of experts, whose weighted sums are partial. */
 static void check_program(const struct hapt_model *model, const struct hapt_axis *axis, bool gshard, int *kinds)
 {
     const struct hapt_axis one_rank = {.size = 1};
@@ -94,12 +94,13 @@ static void experts_on_ranks(void)
         for (size_t a = 0; a < sizeof axes / sizeof *axes; a++) {
             int kinds[HAPT_COLLECTIVE_COUNT] = {0};
             check_program(model, &axes[a], true, kinds);
-            /* In both mixtures: slots to the experts, their counts, and back; the gradients of both. No activation is
-             * gathered. */
+            /* All-to-alls in both mixtures: of slots to the experts, of their counts, and back; and those of both
+             * gradients. No activation is gathered. */
             CHECK_MESSAGE(kinds[HAPT_COLLECTIVE_ALL_TO_ALL] == 10, "%d all-to-alls", kinds[HAPT_COLLECTIVE_ALL_TO_ALL]);
             CHECK(kinds[HAPT_COLLECTIVE_ALL_GATHER] == 0 && kinds[HAPT_COLLECTIVE_ALL_REDUCE] == 0);
             check_program(model, &axes[a], false, kinds);
-            /* Summed over the experts: a mixture's output, the gradients of its tokens and of the gate's weights. */
+            /* Sums over the experts: the output of a mixture, and the gradients of its tokens and of the gate's
+             * weights. */
             CHECK(kinds[HAPT_COLLECTIVE_ALL_TO_ALL] == 0);
             CHECK_MESSAGE(kinds[HAPT_COLLECTIVE_ALL_REDUCE] == 6, "%d all-reduces", kinds[HAPT_COLLECTIVE_ALL_REDUCE]);
         }

@@ -1,6 +1,6 @@
 /*
- * HAP Fig. 17: experts shared out unevenly over two fast and two slow devices, against padding to a multiple of the
- * devices in even shards. Tokens rise with the experts.
+ * HAP Fig. 17: experts are sharded unevenly over two fast and two slow devices, compared with padding to a multiple of
+ * the devices and even shards. The number of tokens grows with the experts.
  */
 #include "test.h"
 
@@ -36,7 +36,8 @@ static struct hapt_cluster *load_cluster(struct hapt_arena *arena)
     return cluster;
 }
 
-/* `experts` of which the first `named` get the tokens; all have the slots of those, and compute as many. */
+/* A model with `experts`, of which the first `named` get the tokens. All experts have the slots of those, and compute
+ * as much. */
 static struct hapt_graph *build(int experts, int named, struct hapt_arena *arena)
 {
     char number[2][16], factor[32];
@@ -57,7 +58,7 @@ static struct hapt_graph *build(int experts, int named, struct hapt_arena *arena
     return model->graph;
 }
 
-/* The step of HAP's program and ratios; *even_s: of the best program at even ratios. */
+/* The step time of HAP's program and ratios. *even_s: the step time of the best program at even ratios. */
 static double step_s(int experts, int named, double *even_s)
 {
     struct hapt_arena arena;
@@ -79,7 +80,7 @@ static double step_s(int experts, int named, double *even_s)
     return cost_s;
 }
 
-/* The largest rise from one number of experts to the next, as a multiple of the mean one. */
+/* The largest rise from one number of experts to the next, divided by the mean rise. */
 static double largest_rise(const double *curve)
 {
     double most = 0;

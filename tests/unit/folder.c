@@ -1,4 +1,4 @@
-/* Folders that a link must not lead out of, the lock of one, and which checkpoints stay. */
+/* Folders with symbolic links, the lock of a folder, and which checkpoints are kept. */
 #include "test.h"
 
 #include <errno.h>
@@ -57,7 +57,7 @@ static void making(void)
     CHECK_FAILS(hapt_folder_try(at("nowhere")), HAPT_ERR_IO);
 }
 
-/* Neither a link in place of the folder nor links among its files lead to a removal elsewhere. */
+/* Neither a link in place of the folder nor links among its files cause removals elsewhere. */
 static void removing(void)
 {
     CHECK_OK(hapt_folder_make(at("outside")));
@@ -70,13 +70,13 @@ static void removing(void)
     put("mine/letter", "x");
     CHECK(symlink(at("outside/precious"), at("mine/link")) == 0);
     CHECK(symlink(at("outside"), at("mine/folder-link")) == 0);
-    CHECK(!hapt_folder_remove(root, "mine", no_letter)); /* a letter and a folder that are not ours */
+    CHECK(!hapt_folder_remove(root, "mine", no_letter)); /* a file and a folder that hapt did not make */
     CHECK(there("mine/letter") && there("mine/inner") && !there("mine/data") && !there("mine/link") &&
           !there("mine/folder-link"));
     CHECK(there("outside/precious"));
     rmdir(at("mine/inner"));
     CHECK(hapt_folder_remove(root, "mine", any_name) && !there("mine"));
-    CHECK(hapt_folder_remove(root, "mine", any_name)); /* nothing is there */
+    CHECK(hapt_folder_remove(root, "mine", any_name)); /* does not exist */
     put("plain", "x");
     CHECK(!hapt_folder_remove(root, "plain", any_name) && there("plain"));
 }
@@ -115,7 +115,7 @@ static void listing(void)
     CHECK_FAILS(hapt_folder_list(at("list/a"), count_entry, &count), HAPT_ERR_IO);
 }
 
-/* The lock as another process sees it: its exit code is what hapt_lock_take returns there. */
+/* The lock as another process sees it. The exit code is what hapt_lock_take returns there. */
 static int take_elsewhere(const char *folder, char *message, size_t size)
 {
     int pipes[2], status;
@@ -125,7 +125,7 @@ static int take_elsewhere(const char *folder, char *message, size_t size)
         const enum hapt_status taken = hapt_lock_take(folder);
         const char *said = hapt_fail_message();
         if (write(pipes[1], said, strlen(said) + 1) < 0) _exit(99);
-        _exit((int)taken); /* without giving it back */
+        _exit((int)taken); /* exits without releasing the lock */
     }
     close(pipes[1]);
     const ssize_t bytes = read(pipes[0], message, size - 1);
@@ -141,11 +141,11 @@ static void locking(void)
     const char *folder = at("locked");
     CHECK_OK(hapt_folder_make(folder));
     CHECK(hapt_lock_look(folder, owner, sizeof owner) == HAPT_LOCK_FREE && !owner[0]);
-    /* The lock of a process that died is taken over at once. */
+    /* The lock of a dead process is taken over at once. */
     CHECK(take_elsewhere(folder, message, sizeof message) == 0);
     CHECK(hapt_lock_look(folder, owner, sizeof owner) == HAPT_LOCK_STALE);
     CHECK(take_elsewhere(folder, message, sizeof message) == 0);
-    /* Nobody else gets the lock of a living process, and the message names that process. */
+    /* No process gets the lock of a living process, and the message names the owner. */
     int ready[2];
     char byte;
     CHECK(pipe(ready) == 0);
@@ -167,15 +167,15 @@ static void locking(void)
     CHECK_OK(hapt_lock_check());
     hapt_lock_release();
     CHECK(hapt_lock_look(folder, owner, sizeof owner) == HAPT_LOCK_FREE && !there("locked/.hapt-lock"));
-    CHECK_OK(hapt_lock_check()); /* nothing is claimed */
-    /* Another job's words in the file: this process has lost it, and leaves the file alone. */
+    CHECK_OK(hapt_lock_check()); /* not locked */
+    /* The file contains another job's text: this process has lost the lock, and does not change the file. */
     CHECK_OK(hapt_lock_take(folder));
     put("locked/.hapt-lock",
         "hapt-lock 1\nhost elsewhere\nprocess 7\nstarted 1\nboot b\nspace s\njob -\nsince now\ntoken other\n");
     CHECK_FAILS(hapt_lock_check(), HAPT_ERR_IO);
     hapt_lock_release();
     CHECK(there("locked/.hapt-lock"));
-    /* A fresh lock of another host holds; one whose time of change is long ago does not. */
+    /* A fresh lock of another host is valid. A lock that was last changed long ago is not. */
     CHECK(hapt_lock_look(folder, owner, sizeof owner) == HAPT_LOCK_HELD && strstr(owner, "elsewhere"));
     const struct timespec old[2] = {{1000000000, 0}, {1000000000, 0}};
     CHECK(utimensat(AT_FDCWD, at("locked/.hapt-lock"), old, 0) == 0);
@@ -188,7 +188,7 @@ static void locking(void)
     CHECK(stat(at("outside/precious"), &about) == 0 && about.st_size == 1);
 }
 
-/* A model of the rule on sets: what must stay, must stay; all else must go. */
+/* A model of the rule on sets: checkpoints to keep must stay, and all others must be removed. */
 static void choosing(void)
 {
     uint64_t seed = 19;
@@ -203,14 +203,14 @@ static void choosing(void)
         for (int i = 0; i < 600; i++) loss[i] = hapt_random_unit(&seed) < 0.02 ? NAN : hapt_random_unit(&seed);
         const struct hapt_history history = {.count = at_step, .loss = round % 5 == 0 ? NULL : loss};
         checkpoint_choose(count, step, keep, every, &history, stays);
-        /* The best, by hand: least mean of the losses of up to ten steps. */
+        /* The best checkpoint, computed here: least mean of the losses of up to ten steps. */
         double least = INFINITY, mean[40];
         for (int i = 0; i < count; i++) {
             mean[i] = 0;
             int64_t steps = 0;
             for (int64_t s = step[i]; s >= 0 && steps < 10; s--, steps++) mean[i] += loss[s];
             mean[i] =
-                step[i] < at_step ? mean[i] / (double)steps : NAN; /* nobody knows the loss of the newest weights yet */
+                step[i] < at_step ? mean[i] / (double)steps : NAN; /* the loss of the newest weights is not known yet */
             if (mean[i] < least) least = mean[i];
         }
         for (int i = 0; i < count; i++) {

@@ -1,4 +1,4 @@
-/* The operator table against its signatures, costs by hand, and graphs that must be refused. */
+/* The operator table compared with its signatures, costs by hand, and graphs that must be refused. */
 #include "test.h"
 
 #include "../../src/model/signature.h"
@@ -24,8 +24,8 @@ static void signatures_parse(void)
     }
 }
 
-/* Each row: a valid signature, one type letter an operand, a name found again, gradient rules only where they make
- * sense. */
+/* Each row has a valid signature, one type letter per operand and a name that can be looked up. Gradient rules exist
+ * only where they make sense. */
 static void table_is_consistent(void)
 {
     CHECK(hapt_op_type_find("no_such_operator") == -1);
@@ -39,10 +39,10 @@ static void table_is_consistent(void)
         for (int i = 0; i < signature->input_count; i++) CHECK(strchr("icf", row->dtypes[i]) != NULL);
         for (int o = 0; o < signature->output_count; o++) {
             const char code = row->dtypes[signature->input_count + 2 + o];
-            /* Gradients flow through the first output, so that is real. */
+            /* Gradients flow through the first output, so it is floating point. */
             CHECK(strchr(o == 0 ? "cf" : "icf", code) != NULL);
         }
-        /* A microbatch can always be split into rows: letter b is shardable wherever it stands. */
+        /* A microbatch can always be split into rows: letter b can be sharded in every operand that has it. */
         for (int i = 0; i < signature->input_count; i++) {
             for (int d = 0; d < signature->input[i].dims; d++) {
                 CHECK(signature->input[i].letter[d] != 'b' || signature->input[i].shardable[d]);
@@ -145,22 +145,22 @@ static void costs_by_hand(void)
     CHECK(hapt_op_flops(graph, op_named(graph, "qkv.linear_dx"), 1) == product);
     CHECK(hapt_op_flops(graph, op_named(graph, "qkv.linear_dw"), 0.5) == product / 2);
     CHECK(hapt_op_flops(graph, op_named(graph, "logits"), 1) == 2.0 * B * T * D * V);
-    /* QK^T and PV over the lower triangle, softmax 5 a score. */
+    /* QK^T and PV over the lower triangle; softmax takes 5 operations per score. */
     const double scores = 0.5 * B * T * T;
     CHECK_NEAR(hapt_op_flops(graph, op_named(graph, "attention"), 1), scores * (4 * D + 5 * H), 1e-9);
     CHECK(hapt_op_flops(graph, op_named(graph, "sum"), 1) == B * T * D);
-    /* x and y shrink with the rows, the weight does not. */
+    /* x and y shrink with the rows; the weight does not. */
     const double rows = 4.0 * (B * T * D + B * T * 3 * D), weight = 4.0 * D * 3 * D;
     CHECK(hapt_op_bytes(graph, op_named(graph, "qkv"), 1) == rows + weight);
     CHECK(hapt_op_bytes(graph, op_named(graph, "qkv"), 0.5) == rows / 2 + weight);
-    /* 12 tokens touch at most 12 rows of the table, which has 10. */
+    /* 12 tokens read at most 12 rows of the table, which has 10. */
     CHECK(hapt_op_bytes(graph, op_named(graph, "x"), 1) == 4.0 * (B * T + V * D + B * T * D));
     CHECK(hapt_op_bytes(graph, op_named(graph, "x"), 0.5) == 4.0 * (B * T + B * T * D + B * T * D) / 2);
     /* The gradient of the weight is read and written. */
     CHECK(hapt_op_bytes(graph, op_named(graph, "qkv.linear_dw"), 1) == rows + 2 * weight);
 }
 
-/* Failures while building. */
+/* Failures during construction. */
 static void additions_are_checked(void)
 {
     struct hapt_graph *graph = sample(HAPT_F32);
@@ -194,7 +194,7 @@ static void additions_are_checked(void)
     CHECK_FAILS(hapt_graph_add_tensor(graph, &(struct hapt_tensor){.name = ""}, &index), HAPT_ERR_INPUT);
 }
 
-/* One fault at a time in a graph that is right otherwise; the message names the culprit. */
+/* One fault at a time in an otherwise valid graph. The message names the faulty item. */
 static void faults_are_named(void)
 {
 #define FAULT(culprit, ...)                                                                                          \
@@ -269,7 +269,7 @@ static void backward_faults(void)
     }
 }
 
-/* A gradient through a second output would be lost: refused, not ignored. */
+/* A gradient through a second output would be lost, so it is refused. */
 static void second_outputs_carry_no_gradient(void)
 {
     struct hapt_graph *graph = NULL;
@@ -287,7 +287,7 @@ static void second_outputs_carry_no_gradient(void)
     CHECK_FAILS(hapt_graph_differentiate(graph), HAPT_ERR_INPUT);
 }
 
-/* A convolution, batch norm and a classifier; `extra`: another operator reads the mean, too. */
+/* A convolution, batch norm and a classifier. `extra`: another operator reads the mean as well. */
 static enum hapt_status normed_graph(bool extra, int64_t count_of_mean)
 {
     struct hapt_graph *graph;
@@ -328,7 +328,8 @@ static enum hapt_status normed_graph(bool extra, int64_t count_of_mean)
     return hapt_graph_differentiate(graph);
 }
 
-/* Batch norm's gradient stands for those of its statistics: other readers of these would be forgotten. */
+/* Batch norm's gradient includes those of its statistics. Gradients of other readers of the statistics would be
+ * lost. */
 static void statistics_belong_to_one_norm(void)
 {
     CHECK_OK(normed_graph(false, 32));

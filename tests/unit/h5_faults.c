@@ -1,7 +1,7 @@
 /*
- * Reading a file while the n-th allocation, open or read fails, for every n: the outcome is the right values or a
- * failure of the system, never "damaged". With the sandbox, too: the counter is common to all processes. Each round
- * runs in a process of its own.
+ * The n-th allocation, open or read fails while a file is read, for every n. The result must be the right values or a
+ * failure of the system, never "damaged". The sandbox is tested as well: all processes share the counter. Each round
+ * runs in its own process.
  */
 #include "hapt/h5.h"
 
@@ -100,7 +100,7 @@ static enum hapt_status read_content(struct hapt_h5 *file, struct hapt_arena *ar
         shape[0] == 2 && shape[1] == 3 && table[0] == 1 && table[5] == 6 && count == NAMES && !strcmp(text[2], "three");
     HAPT_TRY(hapt_h5_list(file, "/", 10, arena, &count, &member));
     *right = *right && count == 2;
-    /* Optional items are asked for first: no answer must not pass as absence. */
+    /* Optional items are asked for first. A failed query must not look like an absent item. */
     if (hapt_h5_has_attribute(file, "/a", "label")) {
         HAPT_TRY(hapt_h5_read_attribute_text(file, "/a", "label", arena, &label));
         *right = *right && !strcmp(label, "text");
@@ -128,7 +128,7 @@ static enum outcome read_file(void)
     return status != HAPT_ERR_INPUT && hapt_h5_last_fault() == HAPT_H5_FAULT_SYSTEM ? SYSTEM : DAMAGED;
 }
 
-/* The n-th call of `kind` fails, or (sticky) all from there on. */
+/* The n-th call of `kind` fails. sticky: all later calls fail as well. */
 static enum outcome round_of(enum kind kind, long at, bool sticky, bool guarded)
 {
     int status;
@@ -136,7 +136,7 @@ static enum outcome round_of(enum kind kind, long at, bool sticky, bool guarded)
     const pid_t child = fork();
     if (child == 0) {
         if (guarded) hapt_sandbox_start(NULL, hapt_h5_trial_read);
-        if (freopen("/dev/null", "w", stderr) == NULL) _exit(OUTCOMES); /* HDF5 complains at its end */
+        if (freopen("/dev/null", "w", stderr) == NULL) _exit(OUTCOMES); /* HDF5 prints complaints when it ends */
         faults->armed = true;
         const enum outcome outcome = read_file();
         faults->armed = false;
@@ -148,7 +148,7 @@ static enum outcome round_of(enum kind kind, long at, bool sticky, bool guarded)
         _exit(outcome);
     }
     CHECK(waitpid(child, &status, 0) == child);
-    /* The C library ends a process with a code of its own where it has no memory to go on. */
+    /* The C library ends a process with its own exit code if it has no memory to continue. */
     return WIFEXITED(status) && WEXITSTATUS(status) < CRASHED ? (enum outcome)WEXITSTATUS(status) : CRASHED;
 }
 
@@ -159,10 +159,10 @@ static void every_call_fails_once(enum kind kind, bool sticky, bool guarded)
     const long calls = faults->done, stride = test_long() || calls < 300 ? 1 : calls / 60;
     CHECK(calls > 3);
     for (long at = 1; at <= calls; at += stride) count[round_of(kind, at, sticky, guarded)]++;
-    CHECK(count[SYSTEM] > 0); /* calls were made to fail */
+    CHECK(count[SYSTEM] > 0); /* at least some calls failed */
     CHECK(count[DAMAGED] == 0);
     CHECK(count[WRONG] == 0);
-    CHECK(count[CRASHED] == 0 || kind == ALLOCATION); /* HDF5 does not look at the result of each of its own */
+    CHECK(count[CRASHED] == 0 || kind == ALLOCATION); /* HDF5 ignores the results of some of its calls */
 }
 
 static void failing_allocations_are_no_damage(void)

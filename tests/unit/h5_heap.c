@@ -1,5 +1,5 @@
-/* References of variable-length strings, wherever the HDF5 library stores them: whole ones pass the sandbox's trial
- * read, and each one that is made to lead elsewhere is found out before the library follows it. */
+/* References of variable-length strings, in each place in which the HDF5 library stores them. Valid ones pass the
+ * sandbox's trial read. Each modified one is found before the library follows it. */
 #include <hdf5.h>
 #include <unistd.h>
 
@@ -32,7 +32,7 @@ static void write_strings(enum place place, bool newest, hsize_t user_block)
     const hid_t file = H5Fcreate(path, H5F_ACC_TRUNC, made, access),
                 group = H5Gcreate2(file, "/g", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
     if (place == ATTRIBUTE) {
-        for (int other = 0; other < 6; other++) { /* its message goes to another block of the header */
+        for (int other = 0; other < 6; other++) { /* its message moves to another block of the object header */
             char name[16];
             snprintf(name, sizeof name, "other%d", other);
             H5Aclose(H5Acreate2(group, name, H5T_NATIVE_INT, space, H5P_DEFAULT, H5P_DEFAULT));
@@ -64,7 +64,7 @@ static void write_whole(const unsigned char *bytes, long count)
     if (file) fclose(file);
 }
 
-/* Reference i: its length, the address of the only collection, an index in the order that the library likes. */
+/* Reference i: its length, the address of the only collection, an index in the order that the library uses. */
 static long find_reference(const unsigned char *bytes, long count, uint64_t collection, int i)
 {
     for (long at = 0; at + 16 <= count; at++) {
@@ -79,8 +79,8 @@ static long find_reference(const unsigned char *bytes, long count, uint64_t coll
 static void check_place(enum place place, bool newest, hsize_t user_block)
 {
     static unsigned char bytes[MOST_FILE], damaged[MOST_FILE];
-    /* where in the reference, what is added there: index behind all, behind the table, beyond 16 bits; length; address
-     */
+    /* offset in the reference and the added value: index behind the last object, behind the table, beyond 16 bits;
+     * length; address */
     static const struct {
         int at;
         uint32_t by;
@@ -119,7 +119,7 @@ static void references(void)
     unlink(path);
 }
 
-/* Objects of the collection that claim more than is left of it. */
+/* Objects of the collection that claim more bytes than remain. */
 static void collections(void)
 {
     static unsigned char bytes[MOST_FILE], damaged[MOST_FILE];

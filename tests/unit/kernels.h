@@ -1,8 +1,8 @@
 /*
- * For kernels_*.c: calls of kernels (the cpu back end's, or those of HAPT_TEST_BACKEND) on random tensors, checked
- * against double-precision forward functions written in the tests. Expected gradients are central differences of those
- * forward functions, never a second derivation by hand. Every test runs once per instruction-set level that this CPU
- * has (HAPT_ISA), with 1 and with 2 threads.
+ * For kernels_*.c: calls kernels (of the cpu back end, or of HAPT_TEST_BACKEND) on random tensors. The tests contain
+ * forward functions in double precision as references. Expected gradients are central differences of these functions,
+ * so no derivative is derived by hand twice. Every test runs once per instruction-set level of this CPU (HAPT_ISA),
+ * with 1 and with 2 threads.
  */
 #ifndef HAPT_TEST_KERNELS_H
 #define HAPT_TEST_KERNELS_H
@@ -14,7 +14,7 @@
 #include "hapt/device.h"
 #include "test.h"
 
-#define BF16_UNIT 0x1p-8 /* one rounding to bfloat16 errs by at most this, relatively */
+#define BF16_UNIT 0x1p-8 /* largest relative error of one rounding to bfloat16 */
 #define HALF_UNIT(dtype) ((dtype) == HAPT_F16 ? 0x1p-11 : BF16_UNIT)
 
 #define RANDOM_SEED 0x9e3779b97f4a7c15u
@@ -42,18 +42,18 @@ static inline double f16_get(uint16_t bits)
     return bits & 0x8000 ? -value : value;
 }
 
-/* Of finite values within its range: to nearest even. */
+/* Rounds finite values within the range, to nearest even. */
 static inline uint16_t f16_set(double value)
 {
     int exponent = -14;
     if (fabs(value) >= 0x1p-14) frexp(value, &exponent), exponent--;
     const int fraction =
-        (int)nearbyint(ldexp(fabs(value), 10 - exponent)); /* up to 2048, which is the next exponent's 1024 */
+        (int)nearbyint(ldexp(fabs(value), 10 - exponent)); /* up to 2048, which is 1024 of the next exponent */
     return (uint16_t)((signbit(value) ? 0x8000 : 0) + ((exponent + 14) << 10) + fraction);
 }
 
-/* HAPT_TEST_SHAPES=1x129x1x64,2x3x16 limits the tests that ask to those shapes. Checkers that slow kernels down a
- * hundred times end then. */
+/* HAPT_TEST_SHAPES=1x129x1x64,2x3x16 limits some tests to these shapes. Checkers that slow kernels down a hundred times
+ * then finish in time. */
 static long shapes_taken;
 
 __attribute__((unused)) static bool shape_wanted(int dims, const int64_t *shape)
@@ -67,7 +67,7 @@ __attribute__((unused)) static bool shape_wanted(int dims, const int64_t *shape)
     return wanted;
 }
 
-/* A tensor on the device and the same values in double. */
+/* A tensor on the device, with the same values in double. */
 struct tensor {
     struct hapt_view view;
     int64_t count;
@@ -94,7 +94,7 @@ static inline void element_set(struct hapt_view *view, int64_t i, double value)
         ((float *)view->data)[i] = (float)value;
 }
 
-/* Uniform in [low, high], rounded to the type; shape ends with 0. */
+/* Uniform in [low, high], rounded to the type. The shape ends with 0. */
 __attribute__((unused)) static struct tensor tensor_make(enum hapt_dtype dtype, const int64_t *shape, double low,
                                                          double high)
 {
@@ -106,7 +106,7 @@ __attribute__((unused)) static struct tensor tensor_make(enum hapt_dtype dtype, 
     const size_t bytes = ((size_t)tensor.count * hapt_dtype_bytes(dtype) + 127) / 64 * 64;
     tensor.view.data = aligned_alloc(64, bytes);
     tensor.value = malloc((size_t)tensor.count * sizeof(double));
-    memset(tensor.view.data, 0xab, bytes); /* the bytes behind the tensor must survive every kernel */
+    memset(tensor.view.data, 0xab, bytes); /* no kernel may change the bytes behind the tensor */
     for (int64_t i = 0; i < tensor.count; i++) {
         element_set(&tensor.view, i, random_uniform(low, high));
         tensor.value[i] = element_get(&tensor.view, i);
@@ -133,13 +133,13 @@ static inline void check_guard(const struct hapt_view *view, const char *op)
 static struct hapt_device *test_device;
 static const struct hapt_backend *test_backend; /* HAPT_TEST_BACKEND, or cpu */
 
-/* A case that differs from another in its threads alone is the same on a device of its own. */
+/* A case that differs from another only in its threads has the same numbers on a separate device. */
 __attribute__((unused)) static bool is_repeat(bool two_threads)
 {
     return two_threads && strcmp(test_backend->name, "cpu") != 0;
 }
 
-/* Operands where the kernel runs: on other back ends copies, tensors at the same address together. */
+/* Operands where the kernel runs. Other back ends get copies; tensors at the same address stay together. */
 struct mirror {
     int count;
     struct {
@@ -178,7 +178,7 @@ static inline void *mirror_find(const struct mirror *mirror, const void *host)
 
 enum { MIRROR_GUARD = 64 };
 
-/* With guard bytes behind each. */
+/* Tensors with guard bytes behind them. */
 static inline void mirror_fill(struct mirror *mirror, struct hapt_queue *queue)
 {
     unsigned char guard[MIRROR_GUARD];
@@ -223,7 +223,7 @@ static inline enum hapt_status kernel_call(const struct hapt_kernel *kernel, con
     return status;
 }
 
-/* Runs a kernel on a queue with a workspace full of NaN, and waits for it. */
+/* Runs a kernel on a queue, with a workspace full of NaN, and waits for it. */
 static inline enum hapt_status kernel_run_on(int queue_index, const char *op, enum hapt_dtype dtype,
                                              struct hapt_call *call)
 {
@@ -254,13 +254,13 @@ __attribute__((unused)) static void kernel_run(const char *op, enum hapt_dtype d
         if (call->output[o].data && call->output[o].shape[0]) check_guard(&call->output[o], op);
 }
 
-/* What rounding to the type errs by at most next to 0, absolutely. */
+/* The largest absolute error of rounding to the type near 0. */
 static inline double tiny_unit(enum hapt_dtype dtype)
 {
     return dtype == HAPT_F16 ? 0x1p-25 : 0;
 }
 
-/* |got - expected| <= tolerance * (largest |expected| / 2 + |expected|); a NaN is never accepted. */
+/* |got - expected| <= tolerance * (largest |expected| / 2 + |expected|); NaN always fails. */
 __attribute__((unused)) static void check_close(const struct hapt_view *got, const double *expected, double tolerance,
                                                 const char *what)
 {
@@ -296,8 +296,8 @@ static inline double problem_scalar(const struct problem *problem, double *out)
 }
 
 /*
- * Gradient of the scalar with respect to input `which`, at up to `samples` places, by central differences; compared
- * with got - base (base NULL: 0). Tolerance is relative to the largest expected gradient.
+ * The gradient of the scalar with respect to input `which`, at up to `samples` elements, by central differences. It is
+ * compared with got - base (base NULL: 0). The tolerance is relative to the largest expected gradient.
  */
 __attribute__((unused)) static void check_gradient(const struct problem *problem, int which,
                                                    const struct hapt_view *got, const double *base, int samples,
@@ -332,7 +332,7 @@ __attribute__((unused)) static void check_gradient(const struct problem *problem
     free(out);
 }
 
-/* Runs the whole program again at each lower level: levels are chosen once per process. */
+/* Runs the whole program again at each lower level, because a process chooses its level once. */
 __attribute__((unused)) static void kernels_init(int *argc, char ***argv)
 {
     test_init(argc, argv);
@@ -357,8 +357,8 @@ __attribute__((unused)) static void kernels_init(int *argc, char ***argv)
     CHECK_OK(test_backend->open(0, 2, 0, &test_device));
 }
 
-/* for (HALF_TYPES(half)): the half-precision types that the back end has, bf16 and perhaps fp16, each with the same
- * random numbers. */
+/* for (HALF_TYPES(half)): each half-precision type of the back end (bf16 and perhaps fp16), with the same random
+ * numbers. */
 __attribute__((unused)) static bool half_type_begin(enum hapt_dtype dtype)
 {
     random_state = RANDOM_SEED;

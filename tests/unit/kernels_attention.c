@@ -66,10 +66,10 @@ static void check_shape(const struct shape *s, enum hapt_dtype dtype, bool causa
                              .integer = {s->heads, causal},
                              .threads = threads};
     kernel_run("attention", dtype, &call);
-    /* Scores are sums over a head's columns: each doubling of them adds half as much again to the error of fp32. */
+    /* Scores are sums over a head's columns: each doubling of the columns raises the fp32 error by half. */
     check_close(&out.view, expected, dtype == HAPT_F32 ? (s->head > 128 ? 4e-6 : 2e-6) : HALF_UNIT(dtype), "attention");
     check_close(&lse.view, expected + out.count, 2e-6, "attention's logsumexp");
-    /* The backward takes the forward's rounded results, so bf16 allows for a few roundings. */
+    /* The backward reads rounded results of the forward, so in bf16 a few roundings are allowed. */
     struct hapt_call back = {.input_count = 4,
                              .output_count = 1,
                              .input = {qkv.view, out.view, lse.view, dout.view},
@@ -100,7 +100,7 @@ static void agrees_with_the_reference(void)
         }
 }
 
-/* Every element of the gradient, on a length that crosses a block of queries. */
+/* Every element of the gradient, for a length that crosses a block of queries. */
 static void whole_gradient(void)
 {
     struct tensor qkv = TENSOR(HAPT_F32, -2, 2, 1, 35, 3 * 2 * 16);
@@ -166,7 +166,7 @@ static void survives_large_scores(void)
     tensor_free(&lse);
 }
 
-/* The same bits from every run, and from 1 and 2 threads: a head never spans threads. */
+/* Each run has the same bits, with 1 and with 2 threads, because a head is computed by one thread. */
 static void same_bits(void)
 {
     struct tensor qkv = TENSOR(half_type, -2, 2, 3, 50, 96), dout = TENSOR(half_type, -1, 1, 3, 50, 32);
@@ -199,7 +199,7 @@ static void same_bits(void)
     tensor_free(&dout);
 }
 
-/* ---- q, k and v apart: query heads share heads of keys and values ---- */
+/* ---- separate q, k and v: query heads share heads of keys and values ---- */
 
 struct grouped {
     int64_t batch, length, heads, kv_heads, head;
@@ -300,7 +300,7 @@ static void grouped_agrees_with_the_reference(void)
         }
 }
 
-/* With as many heads of keys as of queries it is attention: the same bits. */
+/* With equally many heads of keys and queries the bits are those of attention. */
 static void grouped_is_attention(void)
 {
     const int64_t length = 45, width = 32;

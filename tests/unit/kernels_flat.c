@@ -1,4 +1,4 @@
-/* Flat kernels (optimizers, square sum, convert, zero, copy, add) and the device that carries them. */
+/* Flat kernels (optimizers, square sum, convert, zero, copy, add) and their device. */
 #include "kernels.h"
 
 static const int64_t counts[] = {1, 3, 16, 100, 5000, 40961};
@@ -95,7 +95,7 @@ static void square_sum(void)
             memcpy(&sum[threads - 1], place.view.data, sizeof *sum);
         }
         CHECK_NEAR(sum[0], expected, 1e-12 * expected);
-        CHECK(sum[0] == sum[1]); /* the order never depends on the threads */
+        CHECK(sum[0] == sum[1]); /* the order does not depend on the threads */
         tensor_free(&x);
         tensor_free(&place);
     }
@@ -185,7 +185,7 @@ static void memory_is_accounted_and_capped(void)
     CHECK_OK(cpu->wait(event));
     CHECK(!strcmp(c, "text"));
     cpu->close(device);
-    CHECK_OK(cpu->open(0, 1, 0, &device)); /* no cap; a block on huge pages */
+    CHECK_OK(cpu->open(0, 1, 0, &device)); /* no memory limit; a block on huge pages */
     CHECK_OK(cpu->allocate(device, (size_t)5 << 20, &a));
     CHECK(cpu->memory_peak(device) == (size_t)5 << 20);
     cpu->close(device);

@@ -1,4 +1,4 @@
-/* Kernels of image models: convolution, pooling, batch norm, relu; every forward by loops in double. */
+/* Kernels of image models: convolution, pooling, batch norm, relu. Loops in double compute each forward. */
 #include "kernels.h"
 
 static enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16}; /* the second: each half-precision type */
@@ -101,8 +101,8 @@ static void check_convolution(const struct convolution_case *c, enum hapt_dtype 
 
 static void convolutions(void)
 {
-    /* Strides that leave a rest, kernels as large as the image, channels that fill no vector, windows that lie in the
-     * padding alone. */
+    /* Strides with a remainder, kernels as large as the image, channels that fill no vector, windows that lie only in
+     * the padding. */
     static const struct convolution_case cases[] = {
         {1, 1, 1, 1, 1, 1, 1, 1, 0},   {2, 3, 9, 7, 5, 3, 3, 1, 1},   {2, 3, 16, 16, 8, 7, 7, 2, 3},
         {1, 16, 6, 6, 32, 1, 1, 2, 0}, {2, 17, 5, 8, 16, 3, 2, 2, 1}, {3, 16, 8, 8, 16, 3, 3, 1, 1},
@@ -113,14 +113,14 @@ static void convolutions(void)
             check_convolution(&cases[i], types[v & 1], v & 2, v & 4 ? 2 : 1);
 }
 
-/* A back end may keep what it has found out about a shape: the second time is like the first. */
+/* A back end may cache what it learns about a shape. The second call must give the same result. */
 static void convolutions_again(void)
 {
     static const struct convolution_case cases[] = {{2, 3, 9, 7, 5, 3, 3, 1, 1}, {1, 16, 6, 6, 32, 1, 1, 2, 0}};
     for (int v = 0; v < 8 && !is_repeat(v & 4); v++) check_convolution(&cases[v >> 1 & 1], types[v & 1], true, 1);
 }
 
-/* Images so large that a back end may take some at a time; the last share is smaller. A kernel of one element only
+/* Large images, of which a back end may take some at a time; the last part is smaller. A kernel of one element only
  * scales them. */
 static void convolution_shares(void)
 {
@@ -184,8 +184,8 @@ static void mean_pool_reference(const struct problem *problem, double *out)
     }
 }
 
-/* integer: extent of the result. Every result is the mean of its window [floor(p H / P), ceil((p + 1) H / P)), by real
- * numbers. */
+/* integer: extent of the result. Each result is the mean of its window [floor(p H / P), ceil((p + 1) H / P)), computed
+ * with real numbers. */
 static void adaptive_pool_reference(const struct problem *problem, double *out)
 {
     const struct tensor *x = problem->input[0];
@@ -209,7 +209,7 @@ static void adaptive_pool_reference(const struct problem *problem, double *out)
             }
 }
 
-/* No two elements are alike, so that small steps change no maximum; integers below 256 are exact in bf16. */
+/* All elements differ, so that small steps change no maximum. Integers below 256 are exact in bf16. */
 static void make_distinct(struct tensor *x)
 {
     for (int64_t i = 0; i < x->count; i++) x->value[i] = (double)(i - x->count / 2);
@@ -222,7 +222,7 @@ static void make_distinct(struct tensor *x)
     for (int64_t i = 0; i < x->count; i++) element_set(&x->view, i, x->value[i]);
 }
 
-/* A forward kernel and its gradient; the gradient reads x before dy where `reads_x`. */
+/* A forward kernel and its gradient. reads_x: the gradient reads x before dy. */
 static void check_pool(const char *op, bool reads_x, struct problem problem, struct tensor *x, struct tensor *y,
                        int threads)
 {
@@ -293,7 +293,7 @@ static void pooling(void)
     }
 }
 
-/* Equal maxima: the first takes the gradient. A NaN wins its window. */
+/* If maxima are equal, the first gets the gradient. A NaN is the maximum of its window. */
 static void pooling_corners(void)
 {
     struct tensor x = TENSOR(HAPT_F32, 0, 0, 1, 1, 2, 4), y = TENSOR(HAPT_F32, 0, 0, 1, 1, 1, 2),
@@ -371,7 +371,7 @@ static void pointwise(void)
 
 /* ---- Batch norm ---- */
 
-/* All of it as one function. input: x, gamma, beta; real: epsilon */
+/* Batch norm as one function. input: x, gamma, beta; real: epsilon */
 static void batch_norm_reference(const struct problem *problem, double *out)
 {
     const struct tensor *x = problem->input[0];

@@ -84,7 +84,7 @@ static void linear_layers(void)
             check_linear(&cases[i], types[v & 1], v & 2, v & 4, v & 8 ? 2 : 1);
 }
 
-/* Every element of the three products of larger layers, and 1 against 2 threads. Sizes cross every block of the
+/* Every element of the three products of larger layers, with 1 and with 2 threads. The sizes cross all blocks of the
  * kernels. */
 static void check_large(int64_t rows, int64_t in, int64_t out, enum hapt_dtype dtype, bool transposed)
 {
@@ -103,7 +103,7 @@ static void check_large(int64_t rows, int64_t in, int64_t out, enum hapt_dtype d
                 dw[at] += x.value[r * in + i] * dy.value[r * out + o];
             }
     }
-    /* fp32: rounding grows with the root of the number of terms; bf16 results are rounded once more. */
+    /* fp32: rounding grows with the root of the number of terms. bf16 results are rounded once more. */
     const double unit = dtype == HAPT_F32 ? 0 : HALF_UNIT(dtype);
     for (int run = 0; run < 3 && !is_repeat(run > 0); run++) {
         struct tensor got_y = TENSOR(dtype, 0, 0, 1, rows, out), got_dx = TENSOR(dtype, 0, 0, 1, rows, in);
@@ -131,7 +131,7 @@ static void check_large(int64_t rows, int64_t in, int64_t out, enum hapt_dtype d
         kernel_run(transposed ? "linear_t_dw" : "linear_dw", dtype, &to_w);
         check_close(&got_dw.view, dw, 1e-7 * sqrt((double)rows), "dw");
         check_close(&got_db.view, db, 1e-7 * sqrt((double)rows), "db");
-        to_w.accumulate = 3; /* once more on top: twice the gradient */
+        to_w.accumulate = 3; /* added once more: twice the gradient */
         kernel_run(transposed ? "linear_t_dw" : "linear_dw", dtype, &to_w);
         for (int64_t i = 0; i < in * out; i++) got_dw.value[i] = 2 * dw[i];
         check_close(&got_dw.view, got_dw.value, 1e-7 * sqrt((double)rows), "dw, twice");
@@ -233,10 +233,10 @@ static void layer_norms(void)
         for (int v = 0; v < 4 && shape_wanted(3, cases[i]) && !is_repeat(v & 2); v++) {
             random_state =
                 RANDOM_SEED +
-                i; /* of three columns dx may cancel to nothing: the same numbers whatever was left out before */
+                i; /* the same numbers for any selection of cases, because dx of three columns may cancel to zero */
             check_norm(cases[i][0], cases[i][1], cases[i][2], types[v & 1], v & 2 ? 2 : 1, 0);
         }
-    check_norm(1, 20, 37, HAPT_F32, 1, 30); /* a mean far from 0, and a tail: empty lanes must not count */
+    check_norm(1, 20, 37, HAPT_F32, 1, 30); /* a mean far from 0, and a tail: unused lanes must not count */
 }
 
 static void gelu_reference(const struct problem *p, double *out)
@@ -267,7 +267,7 @@ static void gelus(void)
                                  .integer = {v >> 1 & 1},
                                  .threads = v & 4 ? 2 : 1};
         kernel_run("gelu", dtype, &call);
-        for (int64_t i = 0; i < x.count; i++) { /* relative, tails included */
+        for (int64_t i = 0; i < x.count; i++) { /* relative, including tails */
             const double apart = fabs(element_get(&y.view, i) - expected[i]);
             const double ulps =
                 dtype == HAPT_F32 ? 0x1p-24 * (6 + x.value[i] * x.value[i] * 3) : 1.01 * HALF_UNIT(dtype);
@@ -291,7 +291,7 @@ static void gelus(void)
     }
 }
 
-/* The double of every value a row of the table has after one-hot products: table [v][d], position [t][d] or none. */
+/* For each row of the table its value in double after one-hot products: table [v][d], position [t][d] or none. */
 static void embedding_reference(const struct problem *p, double *out)
 {
     const int64_t length = p->input[0]->view.shape[1], columns = p->input[1]->view.shape[1];
@@ -408,7 +408,7 @@ static void losses(void)
     }
 }
 
-/* A NaN must reach the loss: training stops on it. */
+/* A NaN must reach the loss, because training stops on it. */
 static void nan_is_kept(void)
 {
     struct tensor x = TENSOR(HAPT_F32, -1, 1, 1, 2, 40), gamma = TENSOR(HAPT_F32, 1, 1, 40),

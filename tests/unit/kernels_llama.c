@@ -19,7 +19,7 @@ static void rms_norm_reference(const struct problem *p, double *out)
 
 static void check_rms_norm(int64_t batch, int64_t length, int64_t d, enum hapt_dtype dtype, bool add, int threads)
 {
-    /* Far from 0 on average, so that a mean taken off by mistake would show. */
+    /* The mean is far from 0, so that a subtracted mean would be noticed. */
     struct tensor x = TENSOR(dtype, -1, 3, batch, length, d), gamma = TENSOR(dtype, -2, 2, d);
     struct tensor y = TENSOR(dtype, 0, 0, batch, length, d), rstd = TENSOR(HAPT_F32, 0, 0, batch, length);
     struct tensor dy = TENSOR(dtype, -1, 1, batch, length, d), dx = TENSOR(dtype, -1, 1, batch, length, d);
@@ -72,7 +72,7 @@ static void rms_norms(void)
             check_rms_norm(shapes[i][0], shapes[i][1], shapes[i][2], types[v & 1], v & 2, v & 4 ? 2 : 1);
 }
 
-/* input: x [b][t][heads x head]; integer: heads; real: base. As complex numbers, from the definition. */
+/* input: x [b][t][heads x head]; integer: heads; real: base. Computed with complex numbers, from the definition. */
 static void rope_reference(const struct problem *p, double *out)
 {
     const int64_t *shape = p->input[0]->view.shape, head = shape[2] / p->integer[0], half = head / 2;
@@ -105,7 +105,7 @@ static void check_rope(const int64_t *s, double base, enum hapt_dtype dtype, boo
                              .real = {base},
                              .threads = threads};
     kernel_run("rope", dtype, &call);
-    /* Sine and cosine are rounded once to fp32: relative to the pair's length. */
+    /* Sine and cosine are rounded once to fp32. The error is relative to the length of the pair. */
     check_close(&y.view, expected, dtype == HAPT_F32 ? 4e-7 : HALF_UNIT(dtype), "rope");
     call.input[0] = dy.view;
     call.output[0] = dx.view;

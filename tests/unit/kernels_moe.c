@@ -1,4 +1,4 @@
-/* Kernels of mixtures of experts, on all experts and on shards of them, against loops over tokens and finite
+/* Kernels of mixtures of experts, on all experts and on shards of them, compared with loops over tokens and with finite
  * differences. */
 #include "kernels.h"
 
@@ -9,14 +9,14 @@ struct shape {
     int64_t rows, tokens, experts, choices, capacity, width, out, first, held;
 };
 static struct shape shape;
-static int32_t expert[4096]; /* [rows][tokens][choices], what a gate could say */
+static int32_t expert[4096]; /* [rows][tokens][choices], possible choices of a gate */
 
 static double unit(enum hapt_dtype dtype)
 {
     return dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype);
 }
 
-/* Slot of choice j of token t of row r: counted anew from the start of the row. -1: not on this shard. */
+/* Slot of choice j of token t of row r, counted from the start of the row. -1: not on this shard. */
 static int64_t slot_of(int64_t r, int64_t t, int64_t j)
 {
     const int32_t *row = expert + r * shape.tokens * shape.choices, own = row[t * shape.choices + j];
@@ -53,7 +53,7 @@ static struct tensor slots_make(enum hapt_dtype dtype, int64_t columns)
 
 /* ---- the gate ---- */
 
-/* Softmax over all experts; those of `expert` are kept and scaled to sum 1. */
+/* Softmax over all experts. Those in `expert` are kept and scaled to sum 1. */
 static void gate_reference(const struct problem *p, double *out)
 {
     for (int64_t r = 0; r < shape.rows * shape.tokens; r++) {
@@ -81,7 +81,7 @@ static void check_gate(enum hapt_dtype dtype, int threads)
     kernel_run("moe_gate", dtype, &call);
     memcpy(expert, index.view.data, (size_t)index.count * 4);
     for (int64_t r = 0; r < shape.rows * shape.tokens; r++)
-        for (int64_t j = 0; j < shape.choices; j++) { /* so many are larger, or as large and before it */
+        for (int64_t j = 0; j < shape.choices; j++) { /* number of experts that are larger, or equal and earlier */
             const int32_t own = expert[r * shape.choices + j];
             int64_t larger = 0;
             const double *row = x.value + r * shape.experts;
@@ -320,7 +320,7 @@ static void check_product(enum hapt_dtype dtype, bool bias, int threads)
     tensor_free(&counts);
 }
 
-/* rows, tokens, experts, choices, capacity, width, out; then the experts held. */
+/* rows, tokens, experts, choices, capacity, width, out; then the experts on the shard. */
 static const struct shape shapes[] = {
     {1, 1, 1, 1, 1, 1, 1, 0, 1},   {2, 5, 3, 2, 5, 7, 9, 0, 3},      {3, 8, 5, 2, 8, 33, 20, 2, 3},
     {2, 9, 4, 3, 9, 16, 64, 1, 1}, {1, 40, 16, 2, 40, 32, 32, 0, 8}, {2, 33, 3, 1, 33, 64, 96, 0, 3},
@@ -350,11 +350,11 @@ static void products(void)
             shape = shapes[i], check_product(types[v & 1], v & 2, v & 4 ? 2 : 1);
 }
 
-/* A token without a slot is an error that says what to do, never dropped; a shard speaks of its own experts alone. */
+/* A token without a slot is an error with a hint; it is never dropped. A shard reports its own experts only. */
 static void no_room(void)
 {
     shape = (struct shape){1, 6, 4, 1, 3, 8, 8, 0, 4};
-    for (int t = 0; t < 6; t++) expert[t] = t == 0 ? 1 : 2; /* five at expert 2 */
+    for (int t = 0; t < 6; t++) expert[t] = t == 0 ? 1 : 2; /* five tokens at expert 2 */
     struct tensor x = TENSOR(HAPT_F32, -1, 1, 1, 6, 8), y = slots_make(HAPT_F32, 8);
     struct hapt_call call = {
         .input_count = 2, .output_count = 1, .input = {x.view, choices_view()}, .output = {y.view}, .threads = 1};
@@ -367,7 +367,7 @@ static void no_room(void)
     CHECK(strstr(hapt_fail_message(), "expert 2,") != NULL);
     hapt_fail_reset();
     call.output[0].shape[1] = 1;
-    CHECK_OK(kernel_run_on(0, "moe_dispatch", HAPT_F32, &call)); /* expert 1 has room */
+    CHECK_OK(kernel_run_on(0, "moe_dispatch", HAPT_F32, &call)); /* expert 1 has free slots */
     tensor_free(&x);
     tensor_free(&y);
 }

@@ -1,4 +1,5 @@
-/* Patch embedding, class token and the token taken out: against double references and central differences. */
+/* Patch embedding, class token and the selection of a token, compared with double references and central
+ * differences. */
 #include "kernels.h"
 
 static enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16}; /* the second: each half-precision type */
@@ -37,7 +38,7 @@ static void check_patches(const struct patch_case *s, enum hapt_dtype dtype, boo
     struct tensor dw = TENSOR(HAPT_F32, -1, 1, s->out, s->channels, s->height, s->width),
                   db = TENSOR(HAPT_F32, -1, 1, s->out);
     double *expected = malloc((size_t)y.count * sizeof *expected);
-    /* Half-precision products take rounded pixels. */
+    /* Half-precision products read rounded pixels. */
     for (int64_t i = 0; dtype != HAPT_F32 && i < images.count; i++) {
         uint32_t bits;
         struct hapt_view rounded = {.data = &bits, .dtype = dtype};

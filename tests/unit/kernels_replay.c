@@ -1,5 +1,5 @@
-/* Replays (engine_replay.c) give the bits of the steps, whatever changes between them; captures that fail change
- * nothing; times of a section. */
+/* Replays (engine_replay.c) give the bits of the steps, for all changes between steps. A failed capture changes
+ * nothing. Times of a section. */
 #include "kernels.h"
 
 #include "fixture.h"
@@ -17,7 +17,7 @@ struct rig {
     struct hapt_engine *engine;
 };
 
-/* Of what ran for its own sake nothing is left: the loss of logits that are 0 would be no 0. */
+/* A trial run must leave no results: the loss of logits that are 0 would not be 0. */
 static void warm_up(struct rig *rig)
 {
     float loss = NAN;
@@ -27,7 +27,7 @@ static void warm_up(struct rig *rig)
     CHECK(loss == 0);
 }
 
-/* `graphs`: of the environment, NULL: none; `warm`: its kernels have run before. */
+/* `graphs`: value of the environment variable, NULL: unset; `warm`: its kernels have run before. */
 static void rig_init(struct rig *rig, const char *graphs, bool warm)
 {
     if (graphs)
@@ -78,7 +78,7 @@ static void feed(struct rig *rig, int batch, int slot)
     }
 }
 
-/* Losses of all microbatches, square sums of all steps, and the weights at the end. */
+/* Losses of all microbatches, square sums of all steps, and the final weights. */
 struct outcome {
     float loss[STEPS][MICROBATCHES];
     double squares[STEPS];
@@ -95,7 +95,7 @@ static void forward(struct rig *rig, int step, int microbatch, struct outcome *o
                 hapt_engine_tensor(rig->engine, model->graph->loss, slot), sizeof(float));
 }
 
-/* Two microbatches in flight; the learning rate and what it is multiplied by change from step to step. */
+/* Two microbatches in flight. The learning rate and its factor change at each step. */
 static void train(struct rig *rig, struct outcome *outcome)
 {
     memset(outcome, 0, sizeof *outcome);
@@ -134,7 +134,7 @@ static void compare(const struct outcome *a, const struct outcome *b, const char
                   "%s: other weights", what);
 }
 
-/* What a run says of its replays. */
+/* The message of a run about its replays. */
 static void run(const char *graphs, bool warm, struct outcome *outcome, char text[HAPT_ENGINE_REPLAY_CHARS],
                 int *trial_runs)
 {
@@ -146,7 +146,7 @@ static void run(const char *graphs, bool warm, struct outcome *outcome, char tex
     rig_release(&rig);
 }
 
-/* `all`: also what is tried, and what fails. */
+/* `all`: also trials and failures. */
 static void bits(bool all)
 {
     struct outcome plain, replayed, warmed, tried, failing;
@@ -180,7 +180,7 @@ static void bits(bool all)
     free(plain.weight), free(tried.weight), free(failing.weight);
 }
 
-/* Whoever waits within a capture spoils it, and nothing else. */
+/* A synchronisation during a capture invalidates the capture, and nothing else. */
 static void spoiled_capture(void)
 {
     struct hapt_queue *queue = test_backend->queue(test_device, 0);
@@ -210,8 +210,8 @@ static double shortest(double a, double b)
     return b < a ? b : a;
 }
 
-/* All steps together against the section: apart by what the clock's marks cost among the short kernels of a small
- * model, and by what the device waits for its host in the section. */
+/* The sum of all steps compared with the section. They differ by the cost of time stamps between the short kernels of a
+ * small model, and by the time for which the device waits for its host in the section. */
 static void section_times(enum hapt_section section)
 {
     enum { ROUNDS = 5, MOST = 256 };
@@ -247,7 +247,7 @@ static void section_times(enum hapt_section section)
     rig_release(&rig);
 }
 
-/* A slowed device ends no earlier than slowdown times what it took, by its own clock. */
+/* A slowed device ends no earlier than slowdown times its own time, by its own clock. */
 static void stretches(void)
 {
     enum { ROUNDS = 3 };

@@ -1,6 +1,6 @@
 /*
- * Operators on shards of an index that integer operands name (tables, classes) against the same kernels on the whole:
- * uneven shards, each in a thread of its own, which meet where they exchange.
+ * Operators on shards of an index that integer operands contain (tables, classes), compared with the same kernels on
+ * the whole. Shards are uneven and run in separate threads, which synchronise at their exchange.
  */
 #include "kernels.h"
 
@@ -10,7 +10,7 @@ enum { MOST_SHARDS = 5 };
 
 static enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16}; /* the second: each half-precision type */
 
-/* ---- shards that run at the same time ---- */
+/* ---- concurrent shards ---- */
 
 struct meeting {
     int shards;
@@ -75,7 +75,7 @@ static void run_all(struct shard *shard, int shards, const char *op, enum hapt_d
     pthread_barrier_destroy(&meeting.barrier);
 }
 
-/* `shards` uneven runs of [0, values), none empty. */
+/* Divides [0, values) into `shards` uneven, non-empty ranges. */
 static void cut(int64_t values, int shards, int64_t *first)
 {
     first[0] = 0;
@@ -107,7 +107,7 @@ static void copy_rows(struct hapt_view *whole, struct hapt_view *shard, int64_t 
 
 /* ---- tables ---- */
 
-/* Shards' rows add up to the whole's: each word stands in one shard; positions are added by the first alone. */
+/* Rows of the shards add up to those of the whole. Each word is in one shard; only the first shard adds positions. */
 static void check_embedding(enum hapt_dtype dtype, int shards, int64_t words, int64_t columns)
 {
     const int64_t batch = 2, length = 7;
@@ -162,7 +162,7 @@ static void check_embedding(enum hapt_dtype dtype, int shards, int64_t words, in
     for (int64_t i = 0; i < x.count; i++) {
         double sum = 0;
         for (int s = 0; s < shards; s++) sum += element_get(&out[s].view, i);
-        /* In bf16 a row and its position are rounded apart. */
+        /* In bf16 a row and its position are rounded separately. */
         CHECK_NEAR(sum, element_get(&x.view, i), dtype == HAPT_F32 ? 3e-7 : 3 * HALF_UNIT(dtype));
     }
     for (int s = 0; s < shards; s++)

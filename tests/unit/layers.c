@@ -40,7 +40,7 @@ static struct hapt_layers *layers_of(const struct hapt_model *model, int granula
     return layers;
 }
 
-/* The definition, read literally: every window against every other. */
+/* The definition, literally: every window compared with every other. */
 static int brute_find(const int *key, const bool *heavy, int count, int minimum, int *module_first, int *module_kind)
 {
     int kind[64], opens[65];
@@ -82,7 +82,7 @@ static int brute_find(const int *key, const bool *heavy, int count, int minimum,
                 start++;
                 continue;
             }
-            /* the keys of the pattern itself are read above, so only kinds change */
+            /* only kinds change, because the loop reads the keys of the pattern itself */
             for (int i = 0; i < best_length; i++) kind[start + i] = 1000 + round;
             opens[start] = opens[start + best_length] = 1;
             start += best_length;
@@ -141,7 +141,7 @@ static void gpt_modules_are_blocks(void)
     CHECK(!strcmp(model->graph->op[layers->module[13].first_op].name, "ln_f"));
 }
 
-/* The paper cuts a GPT of 48 blocks into 146 layers: three a block, embedding, head. */
+/* The paper divides a GPT of 48 blocks into 146 layers: three per block, the embedding and the head. */
 static void gpt_granularities(void)
 {
     const struct hapt_model *model = small_gpt();
@@ -168,15 +168,15 @@ static void layers_balance_and_cuts(void)
         CHECK(layers->flops[l] <= 1.2 * 1.1 * (layers->flops[1] + layers->flops[2] + layers->flops[3]) / 3);
         CHECK(layers->flops[l] == layers->flops[1 + (l - 1) % 3]);
     }
-    /* The last layer of a block ends at the residual stream alone. */
+    /* Behind the last layer of a block only the residual stream crosses the boundary. */
     for (int l = 0; l + 1 < layers->count; l += 3) CHECK(layers->boundary_bytes[l] == residual);
     CHECK(layers->boundary_bytes[layers->count - 1] == 0);
-    /* Two layers a block: the cut is the residual stream between attention and feed-forward. */
+    /* Two layers per block: the boundary is the residual stream between attention and feed-forward. */
     const struct hapt_layers *coarse = layers_of(model, 14);
     for (int l = 0; l + 1 < coarse->count; l++) CHECK(coarse->boundary_bytes[l] == residual);
 }
 
-/* Bytes across each cut by the definition: every activation, every reader. */
+/* Bytes across each boundary by the definition: every activation, every reader. */
 static void cut_bytes_by_definition(void)
 {
     const struct hapt_model *model = GPT("--layers", "2", "--hidden", "24", "--heads", "2", "--sequence", "5",
@@ -201,8 +201,8 @@ static void cut_bytes_by_definition(void)
     }
 }
 
-/* Shifted by a block a range is the same program; shifted by less it is not; nor is one of another length or with the
- * head. */
+/* A range shifted by a block has the same program. A range shifted by less, of another length, or with the head does
+ * not. */
 static void structures(void)
 {
     const struct hapt_model *model = small_gpt();
@@ -221,7 +221,7 @@ static void structures(void)
     }
     CHECK(hapt_layers_structure(layers, graph, 35, 38) != hapt_layers_structure(layers, graph, 32, 35));
     CHECK(hapt_layers_structure(layers, graph, 0, 4) != hapt_layers_structure(layers, graph, 3, 7));
-    /* Another microbatch is another program. */
+    /* Another microbatch size gives another program. */
     const struct hapt_model *wide = GPT("--layers", "12", "--hidden", "128", "--heads", "4", "--sequence", "128",
                                         "--vocab", "256", "--microbatch", "3");
     CHECK(hapt_layers_structure(layers_of(wide, 0), wide->graph, 1, 4) != hapt_layers_structure(layers, graph, 1, 4));
@@ -275,9 +275,8 @@ static void mixtures_are_not_cut(void)
     }
 }
 
-/* In small networks of images nothing repeats, and one convolution takes up to half of all FLOPs, so no cut balances
- * them: there are layers for a few stages all the same, as many as one asks for, and none has more than the heaviest
- * operator and a little. */
+/* Small image networks have no repeated modules. One convolution may have half of all FLOPs, so no boundaries balance
+ * them. Still the number of layers is as requested, and no layer has much more than the heaviest operator. */
 static void unbalanced_models_are_cut(void)
 {
     const struct hapt_model *const models[] = {

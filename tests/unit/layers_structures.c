@@ -1,9 +1,9 @@
-/* Structures of all ranges at once against those of one range. */
+/* Structures of all ranges at once, compared with those of single ranges. */
 #include "fixture.h"
 
 #include "hapt/layers.h"
 
-/* All at once tell the same ranges apart and the same ones alike as one by one. */
+/* Both find the same ranges equal and the same ranges different. */
 static void check_all_structures(const struct hapt_graph *graph, int granularity, struct hapt_arena *arena,
                                  const char *what)
 {

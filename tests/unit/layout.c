@@ -1,4 +1,5 @@
-/* Layouts in profiles and plans: what is read lays a graph out as what was written; hostile tables are refused. */
+/* Layouts in profiles and plans: the layout that is read lays a graph out like the one that was written. Invalid tables
+ * are refused. */
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,7 +18,7 @@ static const char *path_of(const char *name)
     return path;
 }
 
-/* Rows cut where an operator has them, by ratios; what cannot be cut is whole. */
+/* Shards rows of each operator that has them, by ratios; the rest is whole. */
 static struct hapt_axis_program *by_rows(const struct hapt_sharding *sharding, int axis, const struct hapt_axis *ranks,
                                          struct hapt_arena *arena)
 {
@@ -99,7 +100,7 @@ static void files_round_trip(void)
     CHECK_OK(hapt_profile_load(path_of("p.h5"), &arena, &read));
     if (!read || !CHECK(read->layout_count == 1 && read->cluster[0].submesh[2].program == 1)) exit(1);
     check_same_sharding(layout, read->layout[0], model->graph, &arena);
-    /* the fastest row is the layout's: the search takes it, a forced plan names it, files keep it */
+    /* the layout's row is the fastest: the search takes it, a forced plan names it, files keep it */
     const struct hapt_search_options options = {.microbatches = 4, .schedule = HAPT_SCHEDULE_H1F1B};
     CHECK_OK(hapt_plan_search(MPI_COMM_SELF, read, &options, &arena, &plan));
     if (!plan || !CHECK(plan->stage_count == 1 && plan->stage[0].layout.number == 1 &&
@@ -121,8 +122,8 @@ static void files_round_trip(void)
     hapt_arena_release(&arena);
 }
 
-/* Two subclusters of one device each; a mixed stage on both, by rows (3 s a layer) and with the layout (2 s), all
- * devices along axis 0. */
+/* Two subclusters of one device each, and a mixed stage on both: by rows (3 s per layer), and with the layout (2 s)
+ * with all devices along axis 0. */
 static struct hapt_profile *mixed_profile(const struct hapt_stage_layout *const *layout, struct hapt_arena *arena)
 {
     static const int cluster[2] = {0, 1}, devices[2] = {1, 1};
@@ -203,7 +204,7 @@ static void mixed_files_round_trip(void)
                                           "0-2@a:1+b:1+"};
     for (int f = 0; f < 5; f++)
         CHECK_FAILS(hapt_plan_force(read, &options, refused[f], &arena, &again), HAPT_ERR_INPUT);
-    /* --program keeps what it names */
+    /* --program keeps the named program */
     CHECK_OK(hapt_profile_copy(read, &arena, &copy));
     hapt_profile_keep_programs(copy, "data");
     CHECK(copy->mixed_count == 1 && copy->mixed[0].program == 0);
@@ -220,14 +221,14 @@ static void mixed_programs_refused(void)
     const struct hapt_model *model = fixture_gpt(&arena, (struct fixture_gpt){2, 16, 2, 8, 32, 4, true, false});
     const struct hapt_stage_layout *layout = along_axis_0(model->graph, &arena), *inner = uneven(model->graph, &arena);
     struct hapt_profile *profile = mixed_profile(&layout, &arena);
-    const int wrong[] = {-1, 2, 4096, 0}; /* 0: twice the same */
+    const int wrong[] = {-1, 2, 4096, 0}; /* 0: twice the same program */
     for (int w = 0; w < 4; w++) {
         profile->mixed[1].program = wrong[w];
         CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
     }
     profile->mixed[1].program = 1;
     CHECK_OK(hapt_profile_check(profile));
-    profile->layout = &inner; /* its devices stand along axis 1 */
+    profile->layout = &inner; /* its devices are along axis 1 */
     CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
     struct hapt_stage_layout three = *layout;
     const struct hapt_stage_layout *larger = &three;
@@ -237,8 +238,7 @@ static void mixed_programs_refused(void)
     hapt_arena_release(&arena);
 }
 
-/* One entry of an instruction changed: refused when read, or when it is applied, or another sharding that the rules
- * allow. */
+/* One entry of an instruction is changed. It is refused when read or applied, or it is another valid sharding. */
 static void hostile_instructions(void)
 {
     static const int value[] = {-2, -1, 0, 1, 2, 7, 98, 1000, 1 << 20, (1 << 20) + 1, INT32_MAX, INT32_MIN};

@@ -1,4 +1,4 @@
-/* Memory of ranges without their programs: to the byte what the planner says of each program. */
+/* Memory of ranges without their programs equals the planner's memory of each program, to the byte. */
 #include "cuts.h"
 #include "fixture.h"
 
@@ -128,7 +128,7 @@ static void frozen_weights(void)
     struct hapt_graph *graph = model->graph;
     static const char *const frozen[] = {"wte.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight", "ln_f.weight",
                                          "h.0.ln_2.bias"};
-    graph->op_count = graph->forward_count; /* the backward part again, with frozen weights */
+    graph->op_count = graph->forward_count; /* build the backward part again, with frozen weights */
     graph->tensor_count = hapt_graph_find_tensor(graph, "loss_scale");
     for (int k = 0; k < 5; k++) graph->tensor[hapt_graph_find_tensor(graph, frozen[k])].trainable = false;
     CHECK_OK(hapt_graph_differentiate(graph));

@@ -1,4 +1,4 @@
-/* The model file: round trips, initial values, and files that must be refused. */
+/* The model file: round trips, initial values, and invalid files. */
 #include "test.h"
 
 #include <unistd.h>
@@ -83,7 +83,7 @@ static struct hapt_model *family_in(const char *family, const char *dtype)
     return model;
 }
 
-/* A model in another type is what the zoo makes in that type, to the last index. */
+/* Converting a model to another type gives the model that the zoo makes in that type. */
 static void precisions(void)
 {
     static const char *const family[] = {"gpt", "bert", "bert-moe", "llama", "vit", "vgg", "resnet"}, *const type[] = {
@@ -123,7 +123,7 @@ static void round_trip(void)
     CHECK(models[0]->training_count == 2 && !strcmp(models[0]->training[0].name, "steps"));
 }
 
-/* 12 d^2 + 13 d a block, embeddings, final norm; the head only when untied. */
+/* 12 d^2 + 13 d per block, embeddings, final norm; a head only if untied. */
 static void parameter_names_and_counts(void)
 {
     const struct hapt_model *tied = small();
@@ -166,7 +166,7 @@ static void moments(const float *value, int64_t count, double *mean, double *dev
     *deviation = sqrt(*deviation);
 }
 
-/* Seed and name alone: not the model, the microbatch, or the part that is asked for. */
+/* Initial values depend on seed and name only, not on the model, the microbatch or the requested part. */
 static void initial_values(void)
 {
     const struct hapt_model *model =
@@ -208,7 +208,7 @@ static void initial_values(void)
     for (int i = 0; i < 64; i++) CHECK(again[i] == 0);
 }
 
-/* Weights and tokens travel inside the model file. */
+/* The model file can contain weights and tokens. */
 static void weights_and_tokens(void)
 {
     const struct hapt_model *model = small();
@@ -218,7 +218,7 @@ static void weights_and_tokens(void)
     float *value = hapt_arena_alloc(&arena, 100000, sizeof *value),
           *read = hapt_arena_alloc(&arena, 100000, sizeof *read);
     for (int i = 0; i < 40; i++) token[i] = i % 31;
-    for (int fault = 0; fault < 4; fault++) { /* 1: a shape, 2: a missing parameter, 3: not a number */
+    for (int fault = 0; fault < 4; fault++) { /* 1: a wrong shape, 2: a missing parameter, 3: not a number */
         CHECK_OK(hapt_h5_create(other_path, "weights", 1, &file));
         for (int t = 0; t < model->graph->tensor_count; t++) {
             const struct hapt_tensor *tensor = &model->graph->tensor[t];
@@ -238,7 +238,7 @@ static void weights_and_tokens(void)
         if (fault == 0) CHECK_OK(hapt_model_save(model, other_path, other_path, path));
     }
     struct hapt_model *loaded = NULL;
-    CHECK_OK(hapt_model_load(path, &arena, &loaded)); /* failed writes left the good file alone */
+    CHECK_OK(hapt_model_load(path, &arena, &loaded)); /* failed writes left the valid file intact */
     if (!loaded) return;
     CHECK(loaded->has_parameters && loaded->has_data);
     for (int t = 0; t < loaded->graph->tensor_count; t++) {
@@ -255,7 +255,7 @@ static void weights_and_tokens(void)
     CHECK_OK(hapt_h5_read(file, "/tokens", HAPT_H5_I32, 1, tokens, 1000, &arena, &data));
     CHECK(tokens[0] == 40 && data && !memcmp(data, token, sizeof token));
     hapt_h5_close(file);
-    /* A vocabulary of 300 takes 16 bits, one of 10 refuses token 30. */
+    /* Tokens of a vocabulary of 300 take 16 bits. A vocabulary of 10 refuses token 30. */
     const struct hapt_model *wide =
         GPT("--layers", "1", "--hidden", "8", "--heads", "1", "--sequence", "4", "--vocab", "300");
     CHECK_OK(hapt_model_save(wide, NULL, other_path, path));
@@ -268,7 +268,7 @@ static void weights_and_tokens(void)
     CHECK_FAILS(hapt_model_save(narrow, NULL, other_path, path), HAPT_ERR_INPUT);
 }
 
-/* Faulty graphs in well-formed files. */
+/* Invalid graphs in well-formed files. */
 static void hostile_graphs(void)
 {
     struct hapt_model *loaded = NULL;
@@ -311,7 +311,7 @@ static void hostile_graphs(void)
     CHECK_OK(hapt_h5_create(path, "hapt-profile", 1, &file));
     CHECK_OK(hapt_h5_commit(file));
     CHECK_FAILS(hapt_model_load(path, &arena, &loaded), HAPT_ERR_INPUT);
-    CHECK_OK(hapt_h5_create(path, "hapt-model", 1, &file)); /* the right name and nothing in it */
+    CHECK_OK(hapt_h5_create(path, "hapt-model", 1, &file)); /* the right name, but empty */
     CHECK_OK(hapt_h5_commit(file));
     CHECK_FAILS(hapt_model_load(path, &arena, &loaded), HAPT_ERR_INPUT);
     CHECK_OK(hapt_h5_create(path, "hapt-model", 99, &file));
@@ -338,7 +338,7 @@ static void spill(const char *to, const unsigned char *bytes, long size)
     fclose(stream);
 }
 
-/* Damage is seen, or it hit bytes that mean nothing: never a crash, never another model. */
+/* Damage is reported, or it is in bytes without meaning. It never causes a crash or another model. */
 static void damaged_files(void)
 {
     const struct hapt_model *model = small();
@@ -382,7 +382,7 @@ static void impossible_options(void)
     CHECK_FAILS(hapt_model_build("gtp", config, &arena, &model), HAPT_ERR_USAGE);
 }
 
-/* Experts travel one by one under their published names, and are one parameter in the graph. */
+/* In the weights file experts are separate under their published names; in the graph they are one parameter. */
 static void stacks(void)
 {
     char *words[] = {"hapt",       "model", "bert-moe", "--layers", "2",         "--hidden", "8",        "--heads", "2",
@@ -411,7 +411,7 @@ static void stacks(void)
             const int experts = t != weight ? 3 : fault == 1 ? 2 : fault == 2 ? 4 : 3;
             if (tensor->dims == 1 || !strstr(tensor->name, "experts"))
                 CHECK_OK(hapt_weights_write(file, tensor->name, tensor->dims, tensor->shape, value));
-            for (int e = 0; strstr(tensor->name, "experts") && e < experts; e++) { /* as PyTorch would */
+            for (int e = 0; strstr(tensor->name, "experts") && e < experts; e++) { /* in PyTorch's layout */
                 char name[128];
                 const char *mark = strchr(tensor->name, '*');
                 const int64_t each = hapt_tensor_elements(tensor) / 3, shape[] = {tensor->shape[1], tensor->shape[2]};
@@ -437,7 +437,7 @@ static void stacks(void)
     hapt_h5_close(file);
 }
 
-/* An option that the family does not have is no silent nothing. */
+/* An option that the family does not have is refused. */
 static void options_of_other_families(void)
 {
     char *words[] = {"hapt", "model", "gpt", "--output", "x.h5", "--experts", "4"};

@@ -1,4 +1,4 @@
-/* Plans on disk, forced, even and placed; profiles on disk and checked. */
+/* Plans on disk, forced, even and placed; profiles on disk, and the checks of both. */
 #include <unistd.h>
 #include "hapt/search.h"
 
@@ -20,7 +20,7 @@ static bool same_tables(const double *a, const double *b, size_t count)
     return true;
 }
 
-/* fast: 2 devices, slow: 2 devices half as fast; 6 layers of 1 s. */
+/* fast: 2 devices; slow: 2 devices at half the speed; 6 layers of 1 s. */
 static struct hapt_profile *two_subclusters(struct hapt_arena *arena)
 {
     struct hapt_profile *profile;
@@ -54,7 +54,7 @@ static void profiles_round_trip(void)
         struct hapt_profile *loaded;
         hapt_arena_init(&arena);
         const struct hapt_profile *profile = random_profile(&seed, &arena);
-        if (hapt_profile_check(profile) != HAPT_OK) { /* all holes */
+        if (hapt_profile_check(profile) != HAPT_OK) { /* no candidate at all */
             hapt_fail_reset();
             hapt_arena_release(&arena);
             continue;
@@ -99,7 +99,7 @@ static void compare_mixed(const struct hapt_profile *profile, const struct hapt_
     CHECK(same_tables(a->activation_bytes, b->activation_bytes, rows * cells));
 }
 
-/* Files and copies hold groups of mixed stages. */
+/* Files and copies contain mixed stages. */
 static void mixed_round_trip(void)
 {
     long groups = 0;
@@ -128,8 +128,8 @@ static void mixed_round_trip(void)
     CHECK(groups > 60);
 }
 
-/* The link that decides: every subcluster sends to, or hears from, its nearest. Subclusters 0, 1 near, 2 far from both.
- */
+/* The link that determines the cost of a boundary: every subcluster communicates with its nearest one on the other
+ * side. Subclusters 0 and 1 are near each other; 2 is far from both. */
 static void mixed_boundaries(void)
 {
     struct hapt_arena arena;
@@ -192,7 +192,7 @@ static void bad_profiles_fail(void)
         const double kept = *values[k];
         *values[k] = -1;
         CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
-        if (k > 0) { /* a NaN time is no candidate */
+        if (k > 0) { /* a NaN time means no candidate */
             *values[k] = NAN;
             CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
         }
@@ -245,7 +245,7 @@ static void plans_round_trip(void)
     }
 }
 
-/* Side by side in one file, as a run file holds them. */
+/* Two tables in one file, as in a run file. */
 static void groups_of_a_run_file(void)
 {
     struct hapt_arena arena;
@@ -270,7 +270,7 @@ static void groups_of_a_run_file(void)
     hapt_arena_release(&arena);
 }
 
-/* A step of very many microbatches is extrapolated from shorter ones. */
+/* A step of very many microbatches is extrapolated from shorter steps. */
 static void long_steps(void)
 {
     struct hapt_arena arena;
@@ -301,7 +301,7 @@ static void forced_stages(void)
     struct hapt_search_options options = {.microbatches = 10, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
     CHECK_OK(hapt_plan_force(profile, &options, "0-2@fast:1x1,2-4@fast:1x1,4-6@slow:1x2", &arena, &plan));
     CHECK(plan->stage_count == 3);
-    /* t = 2 + 0.5 / 10 each; c = 0.01 inside, 0.5 over the slow link */
+    /* t = 2 + 0.5 / 10 each; c = 0.01 inside a subcluster, 0.5 over the slow link */
     CHECK_NEAR(plan->t_max_s, 2.05, 1e-12);
     CHECK_NEAR(plan->latency_s, 3 * 2.05 + 2 * 0.51 + 9 * 2.05, 1e-12);
     CHECK(plan->stage[0].warmup == 4 && plan->stage[1].warmup == 3 && plan->stage[2].warmup == 1);
@@ -309,7 +309,7 @@ static void forced_stages(void)
     CHECK_NEAR(plan->balance_eta, 1, 1e-12);
     CHECK(strcmp(plan->limit, "compute") == 0);
     CHECK(plan->simulated_s > 10 * 2 && plan->simulated_s < 1.3 * plan->latency_s);
-    /* memory for one launch less: t_max rises until the transfer counts as half of it or less */
+    /* memory for one launch less: t_max rises until c is at most half of it */
     profile->boundary_bytes[3] = 30; /* c = 1.5 > t / 2 */
     profile->cluster[0].device_memory_bytes = 20 + 2 * 3;
     CHECK_FAILS(hapt_plan_force(profile, &options, "0-4@fast:1x2,4-6@slow:1x2", &arena, &plan), HAPT_ERR_INFEASIBLE);
@@ -337,8 +337,8 @@ static void forced_stages(void)
     hapt_arena_release(&arena);
 }
 
-/* What the exchange of tied parameters adds: it begins once the first stage, the last to end its passes, is there; the
- * last stage's share of it in step_time is not paid twice. */
+/* The cost of the exchange of tied parameters. It begins when the first stage, which ends last, has finished its
+ * passes. The last stage's share of it is in step_time and is not counted twice. */
 static void tied_parameters(void)
 {
     struct hapt_arena arena;
@@ -364,7 +364,7 @@ static void tied_parameters(void)
     CHECK(tied->stage[0].tied_s == 0);
     CHECK_NEAR(tied->stage[1].tied_s, 1.5, 1e-12);
     CHECK_NEAR(tied->simulated_s, untied->simulated_s + 1.5, 1e-12);
-    CHECK_NEAR(tied->latency_s - untied->latency_s, (1 + 3) * 1.5 / 4, 1e-12); /* the objective's t_i is as it was */
+    CHECK_NEAR(tied->latency_s - untied->latency_s, (1 + 3) * 1.5 / 4, 1e-12); /* t_i of the objective is unchanged */
     CHECK_OK(hapt_plan_save(path_of("plan.h5"), tied));
     CHECK_OK(hapt_plan_load(path_of("plan.h5"), &arena, &loaded));
     CHECK(loaded->exchange_s == tied->exchange_s && loaded->stage[1].tied_s == tied->stage[1].tied_s);
@@ -379,7 +379,7 @@ static void tied_parameters(void)
     hapt_arena_release(&arena);
 }
 
-/* A changed plan is the one that would have been priced so from the start, as long as its t_max is. */
+/* A changed plan equals the plan that would have been priced so from the start, while its t_max stays valid. */
 static void changed_plans(void)
 {
     static const char stages[] = "0-2@fast:1x1,2-4@fast:1x1,4-6@slow:1x2";
@@ -434,7 +434,7 @@ static void even_split(void)
     hapt_arena_release(&arena);
 }
 
-/* Random sets of submeshes that the search may choose always find their nodes. */
+/* Random sets of submeshes that the search may choose always fit on the nodes. */
 static void placing(void)
 {
     uint64_t seed = 3;
@@ -519,7 +519,7 @@ static void obstacles_are_named(void)
     hapt_arena_release(&arena);
 }
 
-/* Flipped and cut plan files are refused or read alike, never worse. */
+/* Plan files with flipped or missing bytes are refused or read to the same plan. */
 static void damaged_plans_fail(void)
 {
     struct hapt_arena arena;

@@ -1,5 +1,5 @@
-/* Plans with mixed stages: forced, priced, placed on ranks, written and read, compared; what the search finds on a case
- * by hand. */
+/* Plans with mixed stages: forced, priced, placed on ranks, saved and loaded, compared; and the search on a hand-made
+ * case. */
 #include "random_profile.h"
 
 #include <unistd.h>
@@ -14,8 +14,9 @@ static const char *path_of(const char *name)
     return path;
 }
 
-/* near 1 x 3 and far 1 x 3 with 110 bytes of memory, five layers: a layer takes 4 s on one device of near, 8 of far;
- * the middle one 80. Groups: 2 + 1 devices take 2 s a layer for inner ones alone; 1 + 1 take 3 s for any. */
+/* Two subclusters, near 1 x 3 and far 1 x 3, with 110 bytes of memory; five layers. A layer takes 4 s on one device of
+ * near and 8 s of far; the middle layer takes 80 s. Mixed stages: 2 + 1 devices take 2 s per layer but only run inner
+ * layers; 1 + 1 devices take 3 s for any layer. */
 static struct hapt_profile *three_and_three(struct hapt_arena *arena)
 {
     static const char *const name[2] = {"near", "far"};
@@ -72,23 +73,23 @@ static void prices(void)
     CHECK(hapt_plan_stage_devices(&stage[1], 0) == 2 && hapt_plan_stage_devices(&stage[1], 1) == 1);
     CHECK(hapt_plan_stage_devices(&stage[0], 0) == 1 && hapt_plan_stage_devices(&stage[0], 1) == 0);
     CHECK_NEAR(stage[1].compute_s, 6, 1e-12);
-    /* both boundaries reach a device over the link between the subclusters: 10 / 20 s */
+    /* a device of each boundary is reached over the link between the subclusters: 10 / 20 s */
     CHECK_NEAR(stage[0].comm_s, 0.5, 1e-12);
     CHECK_NEAR(stage[1].comm_s, 0.5, 1e-12);
     CHECK_NEAR(plan->t_max_s, 8, 1e-12);
     CHECK_NEAR(plan->latency_s, (4 + 6 + 8) + 4 * 0.5 + 9 * 8, 1e-12);
     CHECK(stage[1].warmup == 3);
-    /* near needs 30 + 3 * 4, far 60 + 3 of 110 bytes each */
+    /* near needs 30 + 3 * 4 bytes and far 60 + 3 bytes, of 110 each */
     CHECK_NEAR(stage[1].memory_bytes, 63, 1e-12);
     CHECK_NEAR(stage[1].parameter_bytes, 60, 1e-12);
-    /* near decides where it has less */
+    /* near is the limit if it has less memory */
     profile->cluster[0].device_memory_bytes = 50;
     CHECK_OK(hapt_plan_force(profile, &options, "0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1", &arena, &plan));
     CHECK_NEAR(plan->stage[1].memory_bytes, 42, 1e-12);
     CHECK_NEAR(plan->stage[1].device_memory_bytes, 50, 1e-12);
-    CHECK_OK(hapt_plan_change(plan, HAPT_SCHEDULE_1F1B, 10, 0.02)); /* two launches: 38 of 50, 62 of 110 */
+    CHECK_OK(hapt_plan_change(plan, HAPT_SCHEDULE_1F1B, 10, 0.02)); /* two launches: 38 of 50 bytes, 62 of 110 bytes */
     CHECK_NEAR(plan->stage[1].memory_bytes, 38, 1e-12);
-    profile->cluster[0].device_memory_bytes = 33; /* not even one launch */
+    profile->cluster[0].device_memory_bytes = 33; /* too little for one launch */
     CHECK_FAILS(hapt_plan_force(profile, &options, "0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1", &arena, &plan),
                 HAPT_ERR_INFEASIBLE);
     hapt_arena_release(&arena);
@@ -107,7 +108,7 @@ static void forced_stages(void)
     for (size_t k = 0; k < sizeof good / sizeof *good; k++)
         CHECK_OK(hapt_plan_force(profile, &options, good[k], &arena, &plan));
     static const char *const bad[] = {
-        "0-5@near:1+far:2", /* no such group */
+        "0-5@near:1+far:2", /* no such mixed stage */
         "0-5@near:1",
         "0-5@near:1+far",
         "0-5@near:1+far:1+far:1",
@@ -119,14 +120,14 @@ static void forced_stages(void)
         "0-5@+near:1",
         "0-5@near:1+",
         "0-5@near:2+far:1",                                       /* no candidate */
-        "0-1@near:1x1,1-4@near:1+far:1,4-5@near:1x1",             /* near in front and behind */
-        "0-2@near:1+far:1,2-4@near:2+far:1,4-5@far:1x1",          /* both shared */
-        "0-1@near:1x1,1-2@far:1x1,2-4@near:1+far:1,4-5@far:1x1",  /* far in front and behind */
+        "0-1@near:1x1,1-4@near:1+far:1,4-5@near:1x1",             /* near before and behind the mixed stage */
+        "0-2@near:1+far:1,2-4@near:2+far:1,4-5@far:1x1",          /* both subclusters are shared */
+        "0-1@near:1x1,1-2@far:1x1,2-4@near:1+far:1,4-5@far:1x1",  /* far before and behind the mixed stage */
         "0-1@near:1x1,1-2@near:1x1,2-4@near:2+far:1,4-5@far:1x1", /* four devices of near */
     };
     for (size_t k = 0; k < sizeof bad / sizeof *bad; k++)
         CHECK_FAILS(hapt_plan_force(profile, &options, bad[k], &arena, &plan), HAPT_ERR_INPUT);
-    /* names may look like anything */
+    /* names may have any characters */
     strcpy(profile->cluster[0].name, "near:1+far");
     strcpy(profile->cluster[1].name, "a+b:2");
     CHECK_OK(hapt_plan_force(profile, &options, "0-5@near:1+far:1+a+b:2:1", &arena, &plan));
@@ -135,8 +136,8 @@ static void forced_stages(void)
     hapt_arena_release(&arena);
 }
 
-/* What the search does on it: the middle layer must go to a group, and where one joins both sides the ends stand alone.
- */
+/* The search on this case. A mixed stage must hold the middle layer. A mixed stage that joins both sides leaves one
+ * stage at each end. */
 static void searched(void)
 {
     struct hapt_arena arena;
@@ -148,8 +149,8 @@ static void searched(void)
     CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &many, &arena, &plan));
     CHECK(hapt_plan_first_mixed(plan) >= 0);
     CHECK_OK(hapt_plan_check(plan));
-    /* near, group of 2 + 1, far: paced by far's one layer; the other way round by near's two devices and so on: all
-     * orders */
+    /* near, mixed 2 + 1, far: t_max is one layer of far. In the other order t_max is near's two devices. All orders are
+     * tried. */
     double best_s = INFINITY;
     static const char *const all[] = {"0-1@near:1x1,1-4@near:2+far:1,4-5@far:1x1",
                                       "0-1@far:1x1,1-4@near:2+far:1,4-5@near:1x1",
@@ -171,9 +172,9 @@ static void searched(void)
         best_s = fmin(best_s, forced->latency_s);
     }
     CHECK_NEAR(plan->latency_s, best_s, 1e-9);
-    /* without the groups' devices the layer in the middle is slow */
+    /* without mixed stages the middle layer is slow */
     profile->cluster[1].devices_per_node = 2;
-    profile->mixed[1].devices[1] = 3; /* more than there are: the group is out of the question */
+    profile->mixed[1].devices[1] = 3; /* more devices than there are: the mixed stage cannot run */
     profile->mixed[0].devices[1] = 3;
     CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &many, &arena, &plan));
     CHECK(hapt_plan_first_mixed(plan) < 0 && plan->t_max_s == 80);
@@ -215,10 +216,10 @@ static void files(void)
             CHECK(diff->equal && diff->relocation_count == 0);
             struct hapt_arena scratch;
             hapt_arena_init(&scratch);
-            CHECK_OK(hapt_plan_price(profile, loaded, &scratch)); /* a plan that was read can be priced again */
+            CHECK_OK(hapt_plan_price(profile, loaded, &scratch)); /* a loaded plan can be priced again */
             CHECK_NEAR(loaded->latency_s, plan->latency_s, 1e-11 * plan->latency_s);
             CHECK_NEAR(loaded->t_max_s, plan->t_max_s,
-                       1e-11 * plan->t_max_s); /* one of several t_max values that tie */
+                       1e-11 * plan->t_max_s); /* one of several values of t_max with equal objective */
             hapt_arena_release(&scratch);
             mixed_plans += hapt_plan_first_mixed(plan) >= 0;
         }
@@ -269,7 +270,7 @@ static void bad_plans_fail(void)
     hapt_arena_release(&arena);
 }
 
-/* Every device has one stage at most, submeshes stay on their nodes, and mixed stages get what they take of each
+/* Every device has at most one stage, submeshes stay on their nodes, and mixed stages get their devices of each
  * subcluster. */
 static void placing(void)
 {
@@ -290,7 +291,7 @@ static void placing(void)
                                                      .devices_per_node = profile->cluster[c].devices_per_node,
                                                      .ranks = ranks[c]};
             strcpy(subcluster[c].name, profile->cluster[c].name);
-            for (int d = devices - 1; d >= 0; d--) { /* in falling order: ranks are not indices */
+            for (int d = devices - 1; d >= 0; d--) { /* in descending order: ranks are not indices */
                 owner[world] = c;
                 ranks[c][d] = world++;
             }

@@ -1,20 +1,20 @@
 /*
- * The search against brute force: every plan of small random profiles, priced from its definition at every t_max.
- * Nothing is shared with the planner but the profile.
+ * The search compared with brute force: every plan of small random profiles, priced from its definition at every t_max.
+ * The two share no code except the profile.
  */
 #include "random_profile.h"
 #include "hapt/search.h"
 
 enum { MOST_STAGES = 8, MOST_T_MAX = 4096 };
 
-/* What a stage takes of one subcluster, and the memory of a device there. */
+/* What a stage uses of one subcluster, and the memory of a device there. */
 struct brute_part {
     int subcluster, devices;
     double parameter_bytes, activation_bytes, memory_bytes;
 };
 
 struct brute_stage {
-    int first, end, kind, n, m, tp; /* kind: subcluster, or C + group of mixed stages */
+    int first, end, kind, n, m, tp; /* kind: subcluster, or C + index of the mixed stage */
     double time_s;
     int parts;
     struct brute_part part[4];
@@ -31,8 +31,8 @@ struct brute {
     struct hapt_search_options options;
     double *t_max;
     int t_max_count;
-    struct brute_plan plan; /* being built */
-    int used[4];            /* devices of each subcluster */
+    struct brute_plan plan; /* the plan under construction */
+    int used[4];            /* devices used of each subcluster */
     double least_s;         /* first pass */
     bool second_pass, found;
     struct brute_plan best; /* second pass */
@@ -44,7 +44,8 @@ static bool at_most(double a, double b)
     return a <= b + 1e-12 * fmax(fabs(a), fabs(b));
 }
 
-/* Every subcluster of both sides takes the best link to the other side; the slowest of these decides. */
+/* The cost of a boundary. Every subcluster of both sides uses its best link to the other side, and the slowest of these
+ * decides. */
 static double transfer_s(const struct hapt_profile *profile, int layer, const struct brute_stage *a,
                          const struct brute_stage *b)
 {
@@ -77,8 +78,8 @@ static bool uses(const struct brute_plan *plan, int stage, int c)
     return false;
 }
 
-/* The rule of mixed stages, from its words: a subcluster's stages are neighbours; those on one side of a mixed stage
- * use at most one of its subclusters, and of none both sides do. */
+/* The rule of mixed stages, from its definition. The stages of a subcluster are neighbours. The stages on one side of a
+ * mixed stage use at most one of its subclusters, and the two sides use different ones. */
 static bool well_ordered(const struct brute_plan *plan, int C)
 {
     for (int i = 0; i < plan->stages; i++) {
@@ -101,7 +102,7 @@ static bool well_ordered(const struct brute_plan *plan, int C)
     return true;
 }
 
-/* Launch count of stage i from the definitions of the schedules. */
+/* The launch count of stage i, from the definitions of the schedules. */
 static int launches(const struct brute *brute, int i, double t_max_s)
 {
     const int S = brute->plan.stages, B = brute->options.microbatches;
@@ -172,7 +173,7 @@ static void judge(struct brute *brute)
 
 static void extend(struct brute *brute, int layer);
 
-/* A stage more, if there are devices for it and its subclusters were not left before. */
+/* Adds a stage, if it has enough devices and its subclusters have not been left before. */
 static void extend_by(struct brute *brute, const struct brute_stage *stage)
 {
     const struct hapt_profile *profile = brute->profile;
@@ -212,7 +213,7 @@ static void extend_mixed(struct brute *brute, int layer, int group)
     }
 }
 
-/* Every next stage. */
+/* Tries every next stage. */
 static void extend(struct brute *brute, int layer)
 {
     const struct hapt_profile *profile = brute->profile;
@@ -251,7 +252,7 @@ static int compare_reals(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* A stage that uses the subclusters of a kind. */
+/* Tries a stage that uses the subclusters of a kind. */
 static struct brute_stage on(const struct hapt_profile *profile, int kind)
 {
     const int C = profile->cluster_count;
@@ -338,10 +339,10 @@ static void print_difference(const struct hapt_plan *plan, const struct brute_pl
                 best->stage[i].n, best->stage[i].m, best->stage[i].tp);
 }
 
-static long loose_cases; /* proven not to be the optimum for certain */
+static long loose_cases; /* number of results that are proven not to be optimal */
 
-/* A search that may stop early: its plan is one, no better than the optimum, and as near to it as it says and was
- * asked. */
+/* A search that may stop early. Its plan is valid and no better than the optimum. Its gap is true, and at most the
+ * requested one. */
 static void compare_gap(const struct brute *brute, uint64_t start_seed, struct hapt_arena *arena)
 {
     static const double gaps[] = {1e-3, 0.01, 0.1, 0.5};
@@ -364,7 +365,7 @@ static void compare_gap(const struct brute *brute, uint64_t start_seed, struct h
     loose_cases += plan->latency_s > best_s * (1 + 1e-9);
 }
 
-/* Plans over two or more subclusters that are interchangeable as far as tables go. */
+/* Plans over two or more subclusters with equal tables. */
 static bool uses_twins(const struct hapt_plan *plan, const struct hapt_profile *profile)
 {
     const size_t L = (size_t)profile->layer_count;
@@ -477,7 +478,7 @@ static void search_equals_brute_force(void)
     const char *wanted = getenv("HAPT_TEST_SEED");
     const int count = wanted ? 1 : test_long() ? 160000 : 16000; /* two thirds have 2 to 4 subclusters */
     for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1, SMALL);
-    printf("%d profiles: %ld feasible, %ld paced by a link, %ld by memory, %ld with idle devices, %ld skip a "
+    printf("%d profiles: %ld feasible, %ld limited by a link, %ld by memory, %ld with idle devices, %ld skip a "
            "subcluster, %ld use equal ones; %ld "
            "with a gap end before the optimum\n",
            count, feasible_cases, link_cases, memory_cases, idle_cases, skip_cases, twin_cases, loose_cases);
@@ -487,14 +488,14 @@ static void search_equals_brute_force(void)
     CHECK(link_cases > 0 && memory_cases > 0 && idle_cases > 0 && skip_cases > 0);
 }
 
-/* Few, but with longer pipelines and more values of t_max. */
+/* Fewer cases, but with longer pipelines and more values of t_max. */
 static void longer_pipelines(void)
 {
     const int count = test_long() ? 1000 : 60;
     for (int i = 0; i < count; i++) compare_once((uint64_t)i + 1, LONGER);
 }
 
-/* Groups of mixed stages on two or three subclusters. */
+/* Mixed stages on two or three subclusters. */
 static void mixed_stages(void)
 {
     const char *wanted = getenv("HAPT_TEST_SEED");
@@ -508,7 +509,7 @@ static void mixed_stages(void)
     CHECK(mixed_cases > count / 5 && between_cases > count / 100 && several_cases > 0);
 }
 
-/* Orders of twelve different subclusters are searched, of more they are refused. */
+/* The search orders up to twelve different subclusters. More are refused. */
 static void many_subclusters(void)
 {
     for (int C = 12; C <= 13; C++) {

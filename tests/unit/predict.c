@@ -1,4 +1,4 @@
-/* Predicted profiles: a cluster that is not there, times from the device description, memory from the planner. */
+/* Predicted profiles: an absent cluster, times from the description of its devices, memory from the planner. */
 #include <unistd.h>
 
 #include "fixture.h"
@@ -96,14 +96,14 @@ static void times_are_plausible(void)
             }
             for (int s = 1; s < 4; s++) CHECK(time_at(&run, 0, s, i, j) < time_at(&run, 0, s - 1, i, j));
             CHECK(isfinite(time_at(&run, 0, 4, i, j)));
-            /* 24 devices cannot share 16 rows, 32 neither. */
+            /* 16 rows cannot be shared by 24 or 32 devices. */
             CHECK(isnan(time_at(&run, 0, 5, i, j)) && isnan(time_at(&run, 0, 6, i, j)));
         }
     }
-    /* Not faster than the data sheet, not slower than a tenth of it. */
+    /* Not faster than the data sheet, and not slower than a tenth of it. */
     const double ideal = hapt_model_flops(run.model) / 312e12, whole = time_at(&run, 0, 0, 0, L - 1);
     CHECK_MESSAGE(whole > ideal && whole < 10 * ideal, "%g s against %g s at the peak", whole, ideal);
-    /* Gradients are summed over many devices, not over one. */
+    /* Gradients are summed over several devices, but not over one. */
     const size_t alone = hapt_profile_index(profile, 0, 1, L - 2), many = hapt_profile_index(profile, 4, 1, L - 2);
     CHECK(a100->step_time[many] > a100->step_time[alone] && a100->step_time[alone] > 0);
     /* The exchange of the tied embedding: 4096 x 1024 fp32 over 5 Gbit/s. */
@@ -113,7 +113,7 @@ static void times_are_plausible(void)
     hapt_arena_release(&run.arena);
 }
 
-/* With three subclusters no sum over both ends exceeds the price of their link, and none is worthless. */
+/* With three subclusters a sum over both ends costs at most their link, and more than zero. */
 static void exchanges_are_bounded(void)
 {
     static const char three[] =
@@ -154,7 +154,7 @@ static void exchanges_are_bounded(void)
     hapt_arena_release(&untied.arena);
 }
 
-/* GPUs that are not here: a matrix product asks for 1 MiB and 32 fp32 results of each of its own, 32 MiB at most. */
+/* GPUs that are absent. A matrix product uses a workspace of 1 MiB and 32 fp32 results per result, at most 32 MiB. */
 static size_t product_scratch(void *context, const struct hapt_program *program, int op)
 {
     (void)context;
@@ -197,8 +197,9 @@ static void memory_is_the_planners(void)
     hapt_arena_release(&run.arena);
 }
 
-/* Degrees are powers of two that divide the devices of a node, groups share the rows, the order is by n, m, tp; every
- * row has a candidate, and none is beaten by another of its submesh on every range. */
+/* Tensor-parallel degrees are powers of two that divide the devices of a node. The remaining devices share the rows.
+ * Rows are ordered by n, m, tp. Every row has a candidate, and none is worse on every range than another row of its
+ * submesh. */
 static void variants(void)
 {
     struct run run, two;
@@ -245,13 +246,15 @@ static void variants(void)
             if (same >= 0) CHECK_NEAR(time_at(&two, c, s, 0, L - 1), time_at(&run, c, same, 0, L - 1), 0);
         }
     }
-    CHECK(row_of(&run, 0, 4, 8, 4) >= 0 && row_of(&run, 0, 4, 8, 1) < 0); /* 32 devices share 8 rows only as 4 x 8 */
+    CHECK(row_of(&run, 0, 4, 8, 4) >= 0 &&
+          row_of(&run, 0, 4, 8, 1) < 0); /* 32 devices can share 8 rows only as 4 x 8 */
     CHECK(row_of(&two, 0, 1, 2, 2) >= 0);
     hapt_arena_release(&run.arena);
     hapt_arena_release(&two.arena);
 }
 
-/* What a link half as fast costs is what Megatron's collectives carry: four all-reduces of b s h elements a block. */
+/* With a link of half the speed the extra time is that of Megatron's collectives: four all-reduces of b s h elements
+ * per block. */
 static void collectives_are_priced(void)
 {
     static const char node[] = "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": ["
@@ -294,7 +297,7 @@ static void unbalanced_candidates_are_pruned(void)
             else
                 CHECK_NEAR(kept, time_at(&all, 0, 0, i, j), 0);
         }
-        CHECK(isfinite(time_at(&some, 0, 0, i, i))); /* one layer cannot be cut */
+        CHECK(isfinite(time_at(&some, 0, 0, i, i))); /* one layer cannot be divided */
     }
     CHECK(pruned > 0 && isnan(time_at(&some, 0, 0, 0, L - 1)) && isfinite(time_at(&all, 0, 0, 0, L - 1)));
     hapt_arena_release(&all.arena);

@@ -28,7 +28,7 @@ static void check_memory(const struct hapt_program *program, int slots, int stat
     hapt_arena_release(&arena);
 }
 
-/* A plan whose offsets are wrong must not pass. */
+/* A plan with wrong offsets must be refused. */
 static void broken_plans_are_found(void)
 {
     struct hapt_arena arena;
@@ -42,7 +42,7 @@ static void broken_plans_are_found(void)
     CHECK_OK(hapt_memory_check(plan, program));
     int found = 0, tried = 0;
     for (int t = 0; t < program->tensor_count; t++) {
-        /* Onto the tensor before it in the same region, where both live long. */
+        /* At the offset of the tensor before it in the same region, while both are alive. */
         if (plan->region[t] != HAPT_REGION_SLOT || plan->offset[t] == 0) continue;
         const size_t kept = plan->offset[t];
         plan->offset[t] -= 64;
@@ -64,7 +64,7 @@ static bool contains(const struct hapt_boundary *boundary, int tensor)
     return false;
 }
 
-/* Whatever enters a stage leaves another: activations an earlier one, gradients a later one. */
+/* What enters a stage leaves another: activations an earlier one, gradients a later one. */
 static void check_cuts(const struct hapt_graph *graph, const int *cut, int stages, struct hapt_arena *arena)
 {
     struct hapt_program *program[16];
@@ -82,7 +82,7 @@ static void check_cuts(const struct hapt_graph *graph, const int *cut, int stage
             int makers = 0;
             for (int p = s + 1; p < stages; p++)
                 makers += contains(&program[p]->backward_out, program[s]->backward_in.tensor[b]);
-            CHECK_MESSAGE(makers >= 1, "%s comes from nowhere", graph->tensor[program[s]->backward_in.tensor[b]].name);
+            CHECK_MESSAGE(makers >= 1, "%s has no source", graph->tensor[program[s]->backward_in.tensor[b]].name);
         }
         for (int b = 0; b < program[s]->forward_out.count; b++) {
             int readers = 0;
@@ -124,7 +124,7 @@ static void gpt_ranges(void)
     }
 }
 
-/* The properties that data parallelism must have, and what the REDUCE section then holds. */
+/* The properties that data parallelism must have, and the content of the REDUCE section. */
 static void gpt_properties(void)
 {
     struct hapt_arena arena;
@@ -149,7 +149,7 @@ static void gpt_properties(void)
             CHECK_MESSAGE(mine->property[axis].kind == expected ||
                               (expected == HAPT_PROPERTY_PARTIAL && mine->tensor != graph->loss),
                           "%s has property %d", tensor->name, mine->property[axis].kind);
-        /* Of a parameter's gradient three versions: as it is written, summed over axis 0, summed over both. */
+        /* A parameter's gradient has three versions: as written, summed over axis 0, summed over both. */
         if (expected == HAPT_PROPERTY_PARTIAL && mine->tensor != graph->loss) {
             const bool last = mine->tensor == program->graph->tensor[tensor->primal].gradient;
             sums += !last;

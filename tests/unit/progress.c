@@ -1,4 +1,5 @@
-/* Progress: what lasts is shown with an end, what is quick is silent; phases nest; other ranks print nothing. */
+/* Progress: long work is shown with an estimate of its end, short work is silent, phases nest, and other ranks print
+ * nothing. */
 #include "test.h"
 
 #include <fcntl.h>
@@ -14,7 +15,7 @@ static void wait_s(double seconds)
     hapt_time_sleep_until(hapt_time_s() + seconds);
 }
 
-/* Standard error goes to a file while `work` runs; its text. */
+/* Returns what `work` writes to standard error, which is a file meanwhile. */
 static const char *said(void (*work)(void))
 {
     static char text[8192];
@@ -32,7 +33,7 @@ static const char *said(void (*work)(void))
     return text;
 }
 
-/* The same on a terminal. */
+/* The same with a terminal. */
 static const char *shown(void (*work)(void))
 {
     static char text[1 << 16];
@@ -58,7 +59,7 @@ static int lines_of(const char *text)
     return count;
 }
 
-/* Many updates, and little time. */
+/* Many updates in a short time. */
 static void work_quickly(void)
 {
     struct hapt_progress progress;
@@ -70,7 +71,7 @@ static void work_quickly(void)
     hapt_progress_release(&progress);
 }
 
-/* One call that lasts, behind a quarter of the work: nobody updates meanwhile. */
+/* One long call after a quarter of the work. There are no updates meanwhile. */
 static void work_long(void)
 {
     struct hapt_progress progress;
@@ -87,7 +88,7 @@ static void *add_parts(void *unused)
     return unused;
 }
 
-/* The command knows nothing of the parts; rooms below do, in phases of their own and from other threads. */
+/* The command does not know the parts. Lower rooms report them in phases of their own and from other threads. */
 static void work_nested(void)
 {
     struct hapt_progress progress, within, deeper;
@@ -98,7 +99,7 @@ static void work_nested(void)
     hapt_progress_expect(100);
     CHECK(pthread_create(&thread, NULL, add_parts, NULL) == 0);
     pthread_join(thread, NULL);
-    hapt_progress_init(&deeper, NULL, "deeper", 8); /* what it leaves behind is the inner one's as it was */
+    hapt_progress_init(&deeper, NULL, "deeper", 8); /* the outer phase leaves the inner one's progress unchanged */
     hapt_progress_advance(3);
     hapt_progress_release(&deeper);
     wait_s(2.3);
@@ -131,17 +132,17 @@ static void work_each_step(void)
 static void quick_is_silent(void)
 {
     const char *text = said(work_quickly);
-    CHECK_MESSAGE(*text == '\0', "said: %s", text);
+    CHECK_MESSAGE(*text == '\0', "printed: %s", text);
 }
 
 static void long_is_said(void)
 {
     const char *text = said(work_long);
     double left = -1;
-    CHECK_MESSAGE(lines_of(text) == 1, "said: %s", text);
-    CHECK_MESSAGE(sscanf(text, "hapt: long 1/4, a detail, %lf s left", &left) == 1, "said: %s", text);
+    CHECK_MESSAGE(lines_of(text) == 1, "printed: %s", text);
+    CHECK_MESSAGE(sscanf(text, "hapt: long 1/4, a detail, %lf s left", &left) == 1, "printed: %s", text);
     CHECK_MESSAGE(left >= 5 && left <= 8, "2 s for a quarter: %s",
-                  text); /* three more; rounded, and a crowded machine is late */
+                  text); /* three more; the numbers are rounded, and a busy machine is late */
 }
 
 static void terminal_has_a_bar(void)
@@ -157,15 +158,15 @@ static void nested_counts(void)
 {
     const char *text = said(work_nested);
     double left = -1;
-    CHECK_MESSAGE(lines_of(text) == 1, "said: %s", text);
-    CHECK_MESSAGE(sscanf(text, "hapt: outer, inner 1/2, %lf s left", &left) == 1, "said: %s", text);
+    CHECK_MESSAGE(lines_of(text) == 1, "printed: %s", text);
+    CHECK_MESSAGE(sscanf(text, "hapt: outer, inner 1/2, %lf s left", &left) == 1, "printed: %s", text);
     CHECK_MESSAGE(left >= 0 && left <= 1.5, "three quarters in 2 s: %s", text);
 }
 
 static void others_are_silent(void)
 {
     const char *text = said(work_elsewhere);
-    CHECK_MESSAGE(*text == '\0', "said: %s", text);
+    CHECK_MESSAGE(*text == '\0', "printed: %s", text);
 }
 
 static void each_step_is_said(void)
@@ -173,7 +174,7 @@ static void each_step_is_said(void)
     const char *text = said(work_each_step);
     CHECK_MESSAGE(lines_of(text) == 3 && strstr(text, "train 1/3, loss 1, ") &&
                       strstr(text, "train 3/3, loss 1, 0 s left"),
-                  "said: %s", text);
+                  "printed: %s", text);
 }
 
 int main(int argc, char **argv)

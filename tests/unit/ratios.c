@@ -1,4 +1,4 @@
-/* Sharding ratios: rounding to shards, the linear program against a grid and against its plain form, HAP Fig. 2. */
+/* Sharding ratios: rounding to shards, the linear program compared with a grid and with its plain form, HAP Fig. 2. */
 #include "test.h"
 
 #include "hapt/ratios.h"
@@ -99,7 +99,7 @@ static void impossible_splits(void)
 
 enum { MAX_DEVICES = 16, MAX_STAGES = 24, MAX_SEGMENTS = 3 };
 
-/* A problem with its own memory. */
+/* A problem that owns its memory. */
 struct sample {
     struct hapt_ratio_problem problem;
     struct hapt_ratio_segment segment[MAX_SEGMENTS];
@@ -121,9 +121,9 @@ static void join(struct sample *sample, int devices, int segments)
     }
 }
 
-/* A model of HAP's Fig. 2 on 2 P100 and 2 A100: matrix products go by FLOP/s, attention and norms by memory bandwidth,
- * all-gathers by the largest shard. `traffic` seconds of an all-gather of even shards for each second of even
- * computation. */
+/* A model of HAP's Fig. 2 on 2 P100 and 2 A100. FLOP/s limit matrix products, memory bandwidth limits attention and
+ * norms, and the largest shard limits all-gathers. `traffic`: seconds of an all-gather of even shards per second of
+ * even computation. */
 static void make_figure_2(struct sample *sample, double traffic)
 {
     static const double flops[4] = {9.5e12, 9.5e12, 19.5e12, 19.5e12}, bandwidth[4] = {732e9, 732e9, 1555e9, 1555e9};
@@ -159,7 +159,8 @@ static void three_regimes(void)
     for (int j = 0; j < 4; j++) CHECK_NEAR(result.ratio[j], 0.25, 1e-9);
     CHECK_NEAR(result.cost_s, result.even_s, 1e-9 * result.even_s);
     CHECK(result.proportional_s > 1.2 * result.even_s);
-    /* In between, first the proportional end gives way, then the even one wins; there is a mixture that beats both. */
+    /* In between the proportional ratios first become worse, then the even ones become best. A mixture is better than
+     * both there. */
     for (double traffic = 0.05; traffic < 20; traffic *= 1.05) {
         make_figure_2(&sample, traffic);
         CHECK_OK(hapt_ratios_solve(&sample.problem, &arena, &result));
@@ -217,7 +218,7 @@ static void random_sample(struct sample *sample, uint64_t *seed, int devices, in
     sample->problem.sharded_bytes = sample->packed;
 }
 
-/* HAP (3) as it stands: a column for every ratio, stage and segment, nothing merged. */
+/* HAP (3) literally: a column for every ratio, stage and segment, nothing merged. */
 static enum hapt_lp_result solve_plainly(const struct hapt_ratio_problem *problem, struct hapt_arena *arena,
                                          double *cost)
 {
@@ -309,7 +310,8 @@ static void plain_form_agrees(void)
     CHECK_MESSAGE(infeasible > cases / 50 && joined > cases / 20, "%d infeasible, %d joined", infeasible, joined);
 }
 
-/* Every point of a grid costs at least as much; the best one, with what the grid may miss, not much more. */
+/* Every point of a grid costs at least as much. The best point costs not much more than the optimum, given the grid's
+ * step. */
 static void grid_agrees(void)
 {
     static struct sample sample;
@@ -349,7 +351,7 @@ static void ties_and_bad_input(void)
     struct hapt_ratio_result result;
     struct hapt_arena arena;
     hapt_arena_init(&arena);
-    /* One slow device hides all others: any ratios up to its time cost the same; the most even ones are taken. */
+    /* One slow device hides all others: all ratios up to its time have equal cost. The most even ones are chosen. */
     sample.segment[0].stage_count = 1;
     sample.stage[0][0] = (struct hapt_ratio_stage){.fixed_s = 1};
     for (int j = 0; j < 3; j++) {
@@ -367,7 +369,7 @@ static void ties_and_bad_input(void)
 
 int main(int argc, char **argv)
 {
-    test_init_mpi(&argc, &argv); /* PETSc needs it */
+    test_init_mpi(&argc, &argv); /* PETSc needs MPI */
     RUN(even_shards);
     RUN(rounding_properties);
     RUN(impossible_splits);

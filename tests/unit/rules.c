@@ -1,6 +1,6 @@
 /*
- * Every sharding that the rules derive, for every operator and every letter of its signature: shards are run by the cpu
- * kernels and put together by their properties; the result must be the whole operator's.
+ * Every sharding that the rules derive, for every operator and every letter of its signature. The cpu kernels run the
+ * shards, and the shards are joined by their properties. The result must be that of the whole operator.
  */
 #include "shards.h"
 
@@ -12,7 +12,7 @@ struct operand {
     int dims;
     int64_t shape[HAPT_MAX_DIMS];
     bool present, integer;
-    double value[LARGEST]; /* every type's values as doubles */
+    double value[LARGEST]; /* values of every type as doubles */
 };
 
 struct job {
@@ -37,7 +37,7 @@ static bool of_images(int type)
     return false;
 }
 
-/* Windows of 3 x 3 at every pixel: results are as large as the images. */
+/* Windows of 3 x 3 at every pixel: results have the size of the images. */
 static int64_t size_of_image_letter(char letter)
 {
     return letter == 'k' || letter == 'l' ? 3 : letter == 'b' || letter == 'c' ? 4 : letter == 'f' ? 4 * 6 * 6 : 6;
@@ -60,14 +60,14 @@ static int64_t size_of_letter(int type, char letter)
     case 'd': return 8;
     case 'e': return 24; /* 3 d */
     case 'h': return 2;  /* heads */
-    case 'n': return 4;  /* query heads: two share a head of keys */
+    case 'n': return 4;  /* query heads: two share one key-value head */
     case 'q': return 24;
     case 'v': return 10;
     default: return 12;
     }
 }
 
-/* The rules ask a graph for shapes: tensor k is operand k, inputs first. */
+/* The rules ask a graph for shapes. In this graph tensor k is operand k, inputs first. */
 static struct hapt_tensor tensors[HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS];
 static struct hapt_op operator;
 static const struct hapt_graph graph = {
@@ -109,14 +109,14 @@ static void set_tensor(int index, const struct operand *operand)
     memcpy(tensors[index].shape, operand->shape, sizeof operand->shape);
 }
 
-/* Random, but where the operator gives numbers a meaning: the experts of a token are different ones, counts of slots
- * are whole. */
+/* Random values, except where the operator needs special ones: the experts of a token differ, and counts of slots are
+ * whole. */
 static double input_value(int type, const struct operand *operand, char code, int64_t k, uint64_t *random)
 {
     if (of_experts(type) && code == 'i')
         return k % 2 ? ((int)operand->value[k - 1] + 1) % 4 : (double)(hapt_random_next(random) % 4);
     if (of_experts(type) && code == 'f' && operand->dims == 2) return (double)(hapt_random_next(random) % 7);
-    if (of_images(type) && code == 'f') return (float)(0.1 + hapt_random_unit(random)); /* variances among them */
+    if (of_images(type) && code == 'f') return (float)(0.1 + hapt_random_unit(random)); /* some of them are variances */
     return code == 'i' ? (double)(hapt_random_next(random) % 10) : (float)(2 * hapt_random_unit(random) - 1);
 }
 
@@ -193,7 +193,7 @@ static void run(const struct job *job, const struct hapt_op *op, const struct op
     for (int o = 0; o < call.output_count; o++) free(call.output[o].data);
 }
 
-/* Index in the whole of element k of a rank's shard. */
+/* Index in the whole tensor of element k of a rank's shard. */
 static int64_t whole_index(const struct operand *shard, struct hapt_property property, int rank, int64_t k)
 {
     const int dim = property.kind == HAPT_PROPERTY_SHARDED ? property.dim : -1;
@@ -223,7 +223,7 @@ static void put_together(struct operand *combined, const struct operand *shard, 
     }
 }
 
-/* Attributes that are the size of a sharded index. */
+/* Attributes that equal the size of a sharded index. */
 static struct hapt_op local_op(const struct job *job, char letter)
 {
     struct hapt_op op = job->op;
@@ -233,7 +233,7 @@ static struct hapt_op local_op(const struct job *job, char letter)
     return op;
 }
 
-/* Runs the shards of a job and compares; fp32 sums in another order differ by rounding alone. */
+/* Runs the shards of a job and compares. fp32 sums in another order differ by rounding only. */
 static void check_sharding(const struct job *job, const struct hapt_rule *rule)
 {
     static struct operand input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS], combined[HAPT_MAX_OUTPUTS];
@@ -292,7 +292,7 @@ static void try_letter(const struct job *job, char letter)
         refused += used;
         return;
     }
-    /* The rule is found again by the inputs, or by the outputs where no input has the letter. */
+    /* The rule can be looked up by its inputs, or by its outputs if no input has the letter. */
     CHECK_OK(derive(&job->op, rule.input, of_input ? NULL : rule.output, &derived));
     CHECK(derived.cut.letter == letter && derived.first_rank_inputs == rule.first_rank_inputs);
     for (int o = 0; o < job->op.output_count; o++) CHECK(hapt_property_same(derived.output[o], rule.output[o]));
@@ -301,7 +301,7 @@ static void try_letter(const struct job *job, char letter)
     if (!rule.exchange) check_sharding(job, &rule);
 }
 
-/* A linear operator makes of parts of its inputs that add up parts of its outputs that add up; others are refused. */
+/* A linear operator maps partial sums to partial sums. Other operators refuse them. */
 static void try_partial(const struct job *job)
 {
     static struct operand input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS], combined[HAPT_MAX_OUTPUTS];
@@ -311,7 +311,7 @@ static void try_partial(const struct job *job)
     CHECK((rule_of(&job->op, HAPT_CUT_PARTIAL, &rule) == HAPT_OK) == linear);
     hapt_fail_reset();
     if (!linear) return;
-    /* Nobody makes partial sums of what a model is fed with, or of its weights. */
+    /* Inputs of a model and weights never become partial sums. */
     for (int kind = HAPT_TENSOR_INPUT; kind <= HAPT_TENSOR_PARAMETER; kind++) {
         tensors[0].kind = (enum hapt_tensor_kind)kind;
         CHECK_FAILS(rule_of(&job->op, HAPT_CUT_PARTIAL, &rule), HAPT_ERR_INFEASIBLE);
@@ -348,7 +348,7 @@ static void every_operator(void)
 {
     static struct job job;
     for (int type = 0; type < hapt_op_type_count(); type++) {
-        if (hapt_op_type_at(type)->collective) continue; /* links run these */
+        if (hapt_op_type_at(type)->collective) continue; /* link algorithms that run them */
         for (int optional = 0; optional < 2; optional++) {
             prepare(&job, type, optional);
             run(&job, &job.op, job.input, job.output, false, 0, 0);
@@ -374,7 +374,7 @@ static void every_operator(void)
         HAPT_PROPERTY_SHARDED, dim, blocks, 0, 0 \
     }
 
-/* Partial sums must be reduced before anything reads them; inputs sharded on different letters do not go together. */
+/* Partial sums must be reduced before they are read. Inputs sharded on different letters cannot be combined. */
 static void impossible_steps(void)
 {
     for (int k = 0; k < graph.tensor_count; k++) tensors[k] = (struct hapt_tensor){.dims = 3, .shape = {4, 6, 12}};
@@ -393,7 +393,7 @@ static void impossible_steps(void)
                           .output_count = 3,
                           .input = {0, 1, 2}};
     CHECK_FAILS(rule_of(&op, 'd', &rule), HAPT_ERR_INFEASIBLE);
-    /* Heads: a width of three blocks in, one out. */
+    /* Heads: the input is three blocks wide, the output one. */
     tensors[2].shape[2] = 4, tensors[3] = (struct hapt_tensor){.dims = 3, .shape = {4, 2, 6}};
     op = (struct hapt_op){.type = hapt_op_type_find("attention"),
                           .name = "heads",
@@ -407,7 +407,7 @@ static void impossible_steps(void)
     hapt_fail_reset();
 }
 
-/* A bias is added to partial sums by one shard alone; its gradient is whole where that of the output is. */
+/* Only one shard adds a bias to partial sums. The bias's gradient is whole where that of the output is. */
 static void terms(void)
 {
     tensors[1] = (struct hapt_tensor){.dims = 2, .shape = {12, 12}};

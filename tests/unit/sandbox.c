@@ -1,5 +1,5 @@
-/* The sandbox: what its child dies of becomes an error, and the helper neither outlives its process nor holds on to
- * anything of it. */
+/* The sandbox: whatever kills its child becomes an error. The sandbox process ends with its parent and keeps none of
+ * the parent's descriptors. */
 #include "hapt/sandbox.h"
 
 #include <dirent.h>
@@ -15,7 +15,7 @@
 
 static char folder[] = "/tmp/hapt-sandbox-XXXXXX";
 
-/* A file; each has its own time of change, so none is known yet. */
+/* Makes a file. Each file has its own modification time, so no result is cached for it. */
 static const char *make_file(const char *name, const char *content)
 {
     static char path[256];
@@ -32,7 +32,7 @@ static enum hapt_status check(const char *path)
     return hapt_sandbox_check(path, &about);
 }
 
-/* Memory without end, as a damaged size asks for. */
+/* Allocates without end, as for a damaged size. */
 static void devour(void)
 {
     enum { BLOCK = 1 << 26, MOST = 64 };
@@ -44,7 +44,7 @@ static void devour(void)
     _exit(1);
 }
 
-/* Reserves so much, fills none of it; the block is lost with the child. */
+/* Reserves memory without touching it. The block is released with the child. */
 static bool reserve(size_t bytes)
 {
     char *volatile block = calloc(1, bytes);
@@ -52,7 +52,7 @@ static bool reserve(size_t bytes)
     return block != NULL;
 }
 
-/* As a library that does not look at what malloc returns. */
+/* Behaves like a library that ignores a NULL from malloc. */
 static void use_all(void)
 {
     for (;;) *(volatile char *)malloc(1 << 14) = 1;
@@ -68,7 +68,7 @@ static void count_descriptors(void)
     if (length < 0 || strcmp(target, "/dev/null")) _exit(1);
 }
 
-/* What the file's name asks for. */
+/* Does what the name of the file requests. */
 static bool trial_read(const char *path)
 {
     if (!path) return true;
@@ -116,7 +116,8 @@ static void what_never_ends_becomes_an_error(void)
     check(make_file("spin", "x"));
     CHECK(strstr(hapt_fail_message(), "does not finish"));
     hapt_fail_reset();
-    CHECK_FAILS(check(make_file("sleep", "x")), HAPT_ERR_IO); /* it waits for the disk: no fault of the file */
+    CHECK_FAILS(check(make_file("sleep", "x")),
+                HAPT_ERR_IO); /* it waits for the disk, which is no damage of the file */
 }
 
 static void memory_is_bounded(void)
@@ -126,7 +127,7 @@ static void memory_is_bounded(void)
 #endif
 }
 
-/* A file large enough that a sound one of its size may need more than the first child gets. */
+/* A file so large that a valid one of its size may need more memory than the first child gets. */
 static const char *make_large(const char *name)
 {
     const char *path = make_file(name, "x");
@@ -134,7 +135,7 @@ static const char *make_large(const char *name)
     return path;
 }
 
-/* Another message than that of damage, and nobody remembers it. */
+/* The message differs from that of damage, and the result is not cached. */
 static void check_refused(const char *path, enum hapt_status status, const char *says)
 {
     for (int i = 0; i < 2; i++) {
@@ -152,13 +153,13 @@ static void no_memory_is_no_damage(void)
     CHECK_FAILS(check(make_file("odd", "x")), HAPT_ERR_INPUT);
 #if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
     check_refused(make_file("hungry", "x"), HAPT_ERR_MEMORY,
-                  "memory ran out"); /* more than one byte can need: one child looks at it */
+                  "memory ran out"); /* more memory than one byte can need: one child reads it */
     CHECK_OK(check(make_large("hungry")));
-    /* The same files where this process may not have so much. */
+    /* The same files if this process may not have that much memory. */
     const pid_t process = fork();
     if (process == 0) {
         struct rlimit limit = {1 << 29, 1 << 29};
-        hapt_sandbox_stop(); /* the parent's */
+        hapt_sandbox_stop(); /* the parent's limit */
         setrlimit(RLIMIT_DATA, &limit);
         hapt_sandbox_start(NULL, trial_read);
         check_refused(make_large("hungry"), HAPT_ERR_MEMORY, "memory ran out");
@@ -185,8 +186,7 @@ static long size_of(const char *path)
     return stat(path, &about) == 0 ? (long)about.st_size : -1;
 }
 
-/* The child itself counts how often it was asked; the time of change is put back so that the file stays the same one.
- */
+/* The child counts its calls itself. The modification time is restored, so that the file counts as unchanged. */
 static void a_file_is_asked_for_once(void)
 {
     struct stat before;
@@ -194,7 +194,7 @@ static void a_file_is_asked_for_once(void)
     CHECK(stat(path, &before) == 0);
     for (int i = 0; i < 3; i++) CHECK_OK(hapt_sandbox_check(path, &before));
     CHECK(size_of(path) == 1);
-    struct stat other = before; /* written anew: another time of change */
+    struct stat other = before; /* rewritten: another modification time */
     other.st_mtim.tv_nsec += 1;
     CHECK_OK(hapt_sandbox_check(path, &other));
     CHECK(size_of(path) == 2);
@@ -235,7 +235,7 @@ static bool gone_soon(pid_t process)
         if (!file) return true;
         const bool read = fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
         fclose(file);
-        if (!read || state == 'Z') return true; /* whoever adopted it has not looked yet */
+        if (!read || state == 'Z') return true; /* its new parent has not collected it yet */
         usleep(10000);
     }
     return false;
@@ -257,7 +257,7 @@ static void nobody_is_left_behind(void)
         if (children_of(process, &helper) > 0) children_of(helper, &child);
     }
     CHECK(helper > 0 && child > 0);
-    kill(helper, SIGTERM), kill(helper, SIGUSR1); /* as launchers do to the whole group */
+    kill(helper, SIGTERM), kill(helper, SIGUSR1); /* as launchers send it, to the whole group */
     usleep(50000);
     CHECK(kill(helper, 0) == 0);
     kill(process, SIGKILL);

@@ -1,4 +1,4 @@
-/* Schedules as lists, and the simulator on cases worked out by hand (HAPT 2.3, 4). Random ones: schedule_random.c. */
+/* Schedules as lists, and the simulator on cases solved by hand (HAPT 2.3, 4). Random cases: schedule_random.c. */
 #include "hapt/simulate.h"
 #include "test.h"
 
@@ -31,7 +31,7 @@ static void launch_counts_of_the_paper(void)
         hapt_schedule_warmup(kinds[k], 3, 2, comm_s, 1, 0.02, warmup);
         CHECK(warmup[0] == 2 && warmup[1] == 2);
     }
-    /* the bounds themselves belong to the smaller count, rounding aside */
+    /* the bounds themselves give the smaller count, apart from rounding */
     const double bounds[4][2] = {{0.02, 2}, {0.5, 3}, {1, 4}, {0.1 + 0.2, 3}};
     for (int k = 0; k < 4; k++) {
         int warmup[2];
@@ -62,7 +62,7 @@ static void build(struct pipeline *p, enum hapt_schedule_kind kind, int transfer
     CHECK_OK(hapt_schedule_build(kind, p->stages, p->microbatches, p->warmup, tied, arena, &p->schedule));
 }
 
-/* The period over a long run, and how much of boundary 0 is hidden. */
+/* The period of a long run, and the hidden share of boundary 0. */
 static double steady_period(struct pipeline *p, enum hapt_schedule_kind kind, int slots, double *overlap)
 {
     struct hapt_arena arena;
@@ -76,7 +76,7 @@ static double steady_period(struct pipeline *p, enum hapt_schedule_kind kind, in
     return period_s;
 }
 
-/* Two equal stages: H-1F1B hides every c <= t_max, eager what fits two extra launches, 1F1B nothing. */
+/* Two equal stages: H-1F1B hides every c <= t_max, eager 1F1B what fits into two extra launches, 1F1B nothing. */
 static void two_stages_overlap(void)
 {
     for (int slots = 0; slots <= 3; slots += 3) {
@@ -117,7 +117,7 @@ static void damaged_schedules_fail(void)
                            one.kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD ||
                            two.kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD;
         const enum hapt_status status = hapt_schedule_check(p.schedule);
-        /* exchanging a transfer with its neighbour may be harmless; computing in another order never is */
+        /* exchanging a transfer with its neighbour may be valid; another order of computation never is */
         CHECK_MESSAGE(sends || status == HAPT_ERR_INTERNAL, "instructions %d and %d may be exchanged", i, i + 1);
         hapt_fail_reset();
         list->instruction[i] = one;
@@ -136,7 +136,7 @@ static void damaged_schedules_fail(void)
     hapt_arena_release(&arena);
 }
 
-/* Stage 0 asks for gradients before it has launched what stage 1 waits for. */
+/* Stage 0 waits for gradients before it has launched what stage 1 waits for. */
 static void deadlocks_are_found(void)
 {
     struct hapt_arena arena;
@@ -152,7 +152,7 @@ static void deadlocks_are_found(void)
     struct hapt_schedule *early;
     const int least[2] = {1, 1};
     CHECK_OK(hapt_schedule_build(HAPT_SCHEDULE_1F1B, 2, 4, least, false, &arena, &early));
-    /* stage 0 launches one at a time, stage 1 wants two before the first backward */
+    /* stage 0 launches one at a time; stage 1 wants two before the first backward */
     p.schedule->list[0] = early->list[0];
     p.schedule->list[1] = other->list[1];
     CHECK_FAILS(hapt_schedule_check(p.schedule), HAPT_ERR_INTERNAL);
@@ -160,7 +160,7 @@ static void deadlocks_are_found(void)
     hapt_arena_release(&arena);
 }
 
-/* The ends wait for each other and pay exchange_s; whoever stands between goes on. */
+/* The first and the last stage wait for each other and take exchange_s. Stages between them continue. */
 static void tied_parameters_meet(void)
 {
     struct hapt_arena arena;
@@ -170,7 +170,7 @@ static void tied_parameters_meet(void)
     build(&p, HAPT_SCHEDULE_H1F1B, 0, true, &arena);
     CHECK_OK(hapt_schedule_check(p.schedule));
     CHECK_OK(hapt_simulate(p.schedule, &p.costs, &arena, &simulation));
-    /* backwards end at 5, 7, 9; both ends exchange until 9.1 */
+    /* backwards end at 5, 7, 9; both stages exchange until 9.1 */
     CHECK_NEAR(simulation->total_s, 9.1, 1e-12);
     const double step_s[3][3] = {{0, 0, 4}, {0.5, 4, 0}, {0.5, 1, 0}}, total_s[3] = {13.1, 11, 9.6};
     for (int k = 0; k < 3; k++) {
@@ -182,7 +182,7 @@ static void tied_parameters_meet(void)
     hapt_arena_release(&arena);
 }
 
-/* Ends of the compute instructions of a stage, in the list's order. */
+/* End times of the compute instructions of a stage, in the order of the list. */
 static void ends_are(const struct pipeline *p, const struct hapt_simulation *simulation, int stage,
                      const double *expected, int count)
 {
@@ -198,7 +198,7 @@ static void ends_are(const struct pipeline *p, const struct hapt_simulation *sim
     CHECK(seen == count);
 }
 
-/* Two stages of f = 1, b = 2 and c = 1/2, three microbatches: all forwards, then all backwards. */
+/* Two stages with f = 1, b = 2, c = 1/2 and three microbatches: all forwards, then all backwards. */
 static void gpipe_by_hand(void)
 {
     struct hapt_arena arena;
@@ -214,7 +214,7 @@ static void gpipe_by_hand(void)
     CHECK(simulation->peak_slots[0] == 3 && simulation->peak_slots[1] == 3);
     CHECK_NEAR(simulation->comm_s[0], 1.5, 1e-12);
     CHECK_NEAR(simulation->idle_s[0], 4, 1e-12);
-    /* one transfer slot: an activation is sent when the one before has been computed with, a gradient made when it has
+    /* one transfer slot: an activation is sent when the one before has been used, a gradient when the one before has
      * arrived */
     p.costs.transfer_slots = 1;
     CHECK_OK(hapt_simulate(p.schedule, &p.costs, &arena, &simulation));
@@ -223,8 +223,8 @@ static void gpipe_by_hand(void)
     hapt_arena_release(&arena);
 }
 
-/* 1F1B over c = 1: a transfer takes the sender's second and the receiver's. Sends 1-2 and 3-4 forward, 5-6 and 10-11
- * back. */
+/* 1F1B with c = 1: a transfer takes a second of the sender and of the receiver. Sends at 1-2 and 3-4 forward, at 5-6
+ * and 10-11 backward. */
 static void blocking_by_hand(void)
 {
     struct hapt_arena arena;
@@ -236,7 +236,7 @@ static void blocking_by_hand(void)
     CHECK_OK(hapt_simulate(p.schedule, &p.costs, &arena, &simulation));
     ends_are(&p, simulation, 0, (const double[]){1, 2, 8, 11}, 4);
     ends_are(&p, simulation, 1, (const double[]){3, 5, 6, 8}, 4);
-    for (int slots = 0; slots <= 1; slots++) { /* the receiver takes what is sent: slots do not matter */
+    for (int slots = 0; slots <= 1; slots++) { /* the receiver waits for each message, so slots do not matter */
         p.costs.blocking = true;
         p.costs.transfer_slots = slots;
         CHECK_OK(hapt_simulate(p.schedule, &p.costs, &arena, &simulation));

@@ -1,6 +1,6 @@
 /*
- * Several chunks on a submesh: random lists in random orders, against a DAG that is written down edge by edge. The
- * check and the simulator agree on who deadlocks, and on everything else the simulator agrees with the DAG.
+ * Several chunks on a submesh: random lists in random orders, compared with a DAG whose edges are written out. The
+ * check and the simulator must agree on deadlocks. In all else the simulator must agree with the DAG.
  */
 #include "hapt/simulate.h"
 #include "test.h"
@@ -61,8 +61,8 @@ static void backward(struct made *made, int chunk, int microbatch)
     made->taken[made->submesh_of[chunk]][made->slot[chunk][microbatch]] = false;
 }
 
-/* Passes in a random order that respects what each needs and the order of microbatches. Only transfer slots can make
- * such lists wait for each other. `eager`: how much rather a forward pass comes than a backward one. */
+/* Passes in a random order that respects their inputs and the order of microbatches. Only transfer slots can deadlock
+ * such lists. `eager`: how much more likely forward passes are than backward ones. */
 static void make(struct made *made, uint64_t *seed)
 {
     const int chunks = 1 + below(seed, MOST_CHUNKS), submeshes = 1 + below(seed, MOST_SUBMESHES);
@@ -99,7 +99,7 @@ static void make(struct made *made, uint64_t *seed)
     for (int c = 0; c < chunks; c++) append(made, HAPT_INSTRUCTION_UPDATE, c, -1);
 }
 
-/* The end of a pass or a transfer, -1 until all that it waits for has one. */
+/* The end time of a pass or a transfer, or -1 until the end times of its predecessors are known. */
 struct dag {
     const struct made *made;
     double pass[2][MOST_CHUNKS][MOST_MICROBATCHES], transfer[2][MOST_CHUNKS][MOST_MICROBATCHES];
@@ -113,7 +113,8 @@ static bool wait_for(double *start_s, double end_s)
     return true;
 }
 
-/* Behind chunk c, direction d: sent, the transfer before is over, and a transfer slot at the receiver is free. */
+/* The transfer behind chunk c in direction d: its tensor is made, the transfer before is over, and the receiver has a
+ * free transfer slot. */
 static bool time_transfer(struct dag *dag, int d, int c, int m)
 {
     double start_s = 0;
@@ -148,7 +149,7 @@ static bool time_instruction(struct dag *dag, int submesh, int index)
     return true;
 }
 
-/* Times everything that can be timed, in no particular order; false: some of it waits in a circle. */
+/* Computes all end times that can be known, in any order. false: a cycle remains. */
 static bool time_all(struct dag *dag)
 {
     const struct hapt_schedule *schedule = &dag->made->schedule;
@@ -218,7 +219,7 @@ static void random_lists(void)
                   deadlocks, several);
 }
 
-/* A slot of one chunk is not another's, and a chunk that is updated is done with. */
+/* Each chunk has its own slots, and a chunk is finished when it has been updated. */
 static void damage_is_found(void)
 {
     static struct made made;

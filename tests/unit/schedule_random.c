@@ -1,18 +1,18 @@
 /*
  * Properties of schedules over random pipelines: every kind, 1 to 12 stages, up to 64 microbatches, transfers from free
- * to far beyond the pace, several numbers of transfer slots.
+ * to far longer than t_max, several numbers of transfer slots.
  *
- * What hides communication, and why (the test below holds the simulator to it). Let T be a pace with t_i <= T and c_i
- * <= T for all stages and boundaries and
+ * Why communication is hidden (the test below checks the simulator against this proof). Let T satisfy t_i <= T and c_i
+ * <= T for all stages and boundaries, and
  *     t_i + 2 c_i <= (N_i - N_(i+1)) T                                                              (*)
- * Put backward m of stage i at m T + beta_i, forward m + N_i behind it, and beta_i = beta_(i+1) + b_(i+1) + c_i.
- * Gradients arrive in time by the choice of beta, activations by (*), and a transfer finds its slot in time when slots
- * are unlimited or at least two (f + c <= 2 T, b + c <= 2 T). The simulator starts everything as early as it can, so it
- * is never later than this:
+ * Let backward m of stage i begin at m T + beta_i, and forward m + N_i after it, with beta_i = beta_(i+1) + b_(i+1) +
+ * c_i. Gradients arrive in time by the choice of beta, activations by (*). A transfer has a free slot in time if slots
+ * are unlimited or at least two (f + c <= 2 T, b + c <= 2 T). The simulator starts everything as early as possible, so
+ * it is never later:
  *     a step takes at most (B - 1 + N_0) T                                                          (**)
- * Nothing in it asks for balanced stages. H-1F1B fulfils (*) with T = t_max (1 + 2 epsilon) whenever c <= t_max (HAPT
- * (2), Lemma 1 for equal stages), eager 1F1B with T = t_max whenever c <= t_max / 2, 1F1B with T = max t + 2 c. With
- * one slot it does not hold.
+ * This needs no balanced stages. H-1F1B satisfies (*) with T = t_max (1 + 2 epsilon) whenever c <= t_max (HAPT (2),
+ * Lemma 1 for equal stages), eager 1F1B with T = t_max whenever c <= t_max / 2, 1F1B with T = max t + 2 c. With one
+ * slot it does not hold.
  */
 #include "hapt/simulate.h"
 #include "test.h"
@@ -41,7 +41,7 @@ static double compute_s(const struct pipeline *p, int stage)
     return p->forward_s[stage] + p->backward_s[stage];
 }
 
-/* Balanced, nearly so, or not at all; forward shares equal or wild. */
+/* Balanced stages, nearly balanced ones, or neither. Forward shares are equal or random. */
 static void random_stages(struct pipeline *p, uint64_t *seed)
 {
     const int shape = below(seed, 4);
@@ -56,7 +56,7 @@ static void random_stages(struct pipeline *p, uint64_t *seed)
     }
 }
 
-/* Transfers up to `most` of the pace: often none, often exactly where the launch counts change. */
+/* Transfers of up to `most` times t_max: often none, often exactly at the thresholds of the launch counts. */
 static void random_links(struct pipeline *p, uint64_t *seed, double most)
 {
     const double corner[] = {0, EPSILON, 0.5, 1};
@@ -81,8 +81,8 @@ static void build(struct pipeline *p, int transfer_slots, struct hapt_arena *are
     CHECK_OK(hapt_schedule_build(p->kind, p->stages, p->microbatches, p->warmup, p->tied, arena, &p->schedule));
 }
 
-/* The DAG of HAPT 4.2.1, by recursion: no lists, no clocks. Ends of forwards, backwards and transfers, -1 until known.
- */
+/* The DAG of HAPT 4.2.1 by recursion, without lists and clocks. End times of forwards, backwards and transfers; -1
+ * until known. */
 struct dag {
     const struct pipeline *p;
     double end[4][MOST_STAGES][MOST_MICROBATCHES];
@@ -110,7 +110,8 @@ static double start_of_backward(struct dag *dag, int s, int m)
     return m > 0 ? fmax(start, end_of(dag, NODE_B, s, m - 1)) : start;
 }
 
-/* Over the boundary behind stage s: handed over, the one before is through, and the receiver has room. */
+/* The transfer over the boundary behind stage s: its tensor is made, the transfer before is over, and the receiver has
+ * a free slot. */
 static double start_of_transfer(struct dag *dag, enum node kind, int s, int m)
 {
     const int slots = dag->p->costs.transfer_slots;
@@ -144,7 +145,7 @@ static double longest_path(struct dag *dag)
     return total;
 }
 
-/* Every forward and backward at the DAG's time, and at no time more microbatches in flight than launched. */
+/* Every forward and backward ends at the DAG's time. Never are more microbatches in flight than launched. */
 static bool times_agree(const struct pipeline *p, const struct dag *dag, const struct hapt_simulation *simulation)
 {
     bool good = true;
@@ -172,7 +173,7 @@ static bool times_agree(const struct pipeline *p, const struct dag *dag, const s
     return good;
 }
 
-/* The least T of (*) under uncapped launch counts, and N_0 of those: a cap at B only leaves out waits. 0 for GPipe. */
+/* The least T of (*) with unlimited launch counts, and N_0 of those. A limit at B only removes waits. 0 for GPipe. */
 static double proven_pace(const struct pipeline *p, int *launches)
 {
     double pace_s = p->t_max_s;
@@ -206,8 +207,8 @@ static void bounds_hold(const struct pipeline *p, double total_s, uint64_t name)
                   (unsigned long long)name, hapt_schedule_kind_name(p->kind), p->costs.transfer_slots, total_s, most_s);
 }
 
-/* What (*) promises in the planner's terms: with c <= t_max H-1F1B's T is within epsilon of t_max, eager's is t_max for
- * half of that. */
+/* The consequence of (*) for the planner: with c <= t_max, H-1F1B's T is within epsilon of t_max. Eager 1F1B's T is
+ * t_max for c up to half of that. */
 static void pace_is_hidden(const struct pipeline *p, uint64_t name)
 {
     int launches;
@@ -215,10 +216,10 @@ static void pace_is_hidden(const struct pipeline *p, uint64_t name)
     for (int i = 0; i < p->stages; i++) most_c = fmax(most_c, p->comm_s[i] / p->t_max_s);
     const double pace = proven_pace(p, &launches) / p->t_max_s;
     if (p->kind == HAPT_SCHEDULE_H1F1B && most_c <= 1)
-        CHECK_MESSAGE(pace <= (1 + 2 * EPSILON) * (1 + 1e-12), "seed %llu: H-1F1B's pace %.12g",
-                      (unsigned long long)name, pace);
+        CHECK_MESSAGE(pace <= (1 + 2 * EPSILON) * (1 + 1e-12), "seed %llu: H-1F1B's T %.12g", (unsigned long long)name,
+                      pace);
     if (p->kind == HAPT_SCHEDULE_EAGER && most_c <= 0.5)
-        CHECK_MESSAGE(pace <= 1 + 1e-12, "seed %llu: eager 1F1B's pace %.12g", (unsigned long long)name, pace);
+        CHECK_MESSAGE(pace <= 1 + 1e-12, "seed %llu: eager 1F1B's T %.12g", (unsigned long long)name, pace);
 }
 
 static void one_pipeline(uint64_t name, struct hapt_arena *arena)
@@ -263,7 +264,7 @@ static void random_pipelines(void)
     hapt_arena_release(&arena);
 }
 
-/* The step; and the steady period, which has to be that of any step of these launch counts. */
+/* The time of a step, and the steady period, which must be that of any step with these launch counts. */
 static double simulated(struct pipeline *p, int slots, bool blocking, double *period_s)
 {
     struct hapt_arena arena;
@@ -287,7 +288,8 @@ static double simulated(struct pipeline *p, int slots, bool blocking, double *pe
     return total_s;
 }
 
-/* Room, speed and overlap never hurt: the DAG's arcs only get fewer or shorter. */
+/* More slots, faster stages and more overlap never increase the time, because edges of the DAG only become fewer or
+ * shorter. */
 static void more_is_never_slower(void)
 {
     const uint64_t count = test_long() ? 50000 : 5000;
@@ -311,15 +313,15 @@ static void more_is_never_slower(void)
         CHECK_MESSAGE(simulated(&p, 0, true, NULL) >= free_s * (1 - 1e-12), "seed %llu: blocking is faster",
                       (unsigned long long)name);
         const int stage = below(&seed, p.stages);
-        p.forward_s[stage] *= hapt_random_unit(&seed); /* t_max and with it the launch counts stay */
+        p.forward_s[stage] *= hapt_random_unit(&seed); /* t_max and thus the launch counts stay */
         CHECK_MESSAGE(simulated(&p, 0, false, NULL) <= free_s * (1 + 1e-12),
                       "seed %llu: a faster stage %d slows the step", (unsigned long long)name, stage);
     }
 }
 
-/* Communication counts as hidden where the steady period stays at the pace. On long steps, balanced or not, the period
- * under H-1F1B is at most t_max (1 + 2 epsilon) with c <= t_max, under eager 1F1B t_max with c <= t_max / 2, and under
- * both max(t_max, c) at best with slower links. */
+/* Communication counts as hidden if the steady period is t_max. On long steps, balanced or not, the period under H-1F1B
+ * is at most t_max (1 + 2 epsilon) for c <= t_max. Under eager 1F1B it is t_max for c <= t_max / 2. With slower links
+ * both have at best max(t_max, c). */
 static void steady_periods(void)
 {
     const uint64_t count = test_long() ? 20000 : 1000;
@@ -340,15 +342,15 @@ static void steady_periods(void)
         const double most_s = slow ? pace_s : p.t_max_s * (eager ? 1 : 1 + 2 * EPSILON);
         CHECK_MESSAGE(period_s <= most_s * (1 + 1e-9), "seed %llu: %s, %d stages: period %.12g, more than %.12g",
                       (unsigned long long)name, hapt_schedule_kind_name(p.kind), p.stages, period_s, most_s);
-        /* and when a link is slower than the stages, H-1F1B runs at exactly its pace */
+        /* if a link is slower than the stages, H-1F1B has exactly the link's period */
         if (!eager && most_c >= p.t_max_s)
             CHECK_MESSAGE(fabs(period_s - most_c) <= 2 * EPSILON * p.t_max_s + 1e-9,
                           "seed %llu: period %.12g over a link of %.12g", (unsigned long long)name, period_s, most_c);
     }
 }
 
-/* One slot: the next transfer waits until the receiver has computed with the last, so c and f (or b) add up. Two are
- * enough. */
+/* With one slot the next transfer waits until the receiver has computed with the last one, so c and f (or b) add up.
+ * Two slots are enough. */
 static void one_slot_does_not_hide(void)
 {
     struct pipeline p = {.kind = HAPT_SCHEDULE_H1F1B,

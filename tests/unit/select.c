@@ -1,4 +1,4 @@
-/* What is timed of a model: nothing new in more of the same blocks, and enough to compose the rest. */
+/* The ranges of a model that are timed: more equal blocks add none, and the others can be composed from them. */
 #include "fixture.h"
 
 #include "hapt/layers.h"
@@ -51,7 +51,7 @@ static int count_of(const struct setting *setting, enum select_role role)
     return count;
 }
 
-/* Twice the blocks: four times the ranges, twice the unique ones, one more rung of the ladder. */
+/* Twice the blocks: four times the ranges, twice the unique ones, one more step of the length ladder. */
 static void deeper_models_cost_no_more(void)
 {
     int before = 0, structures_before = 0;
@@ -83,7 +83,7 @@ static bool *only_short(const struct setting *setting)
     return needed;
 }
 
-/* The longest that are needed are timed, whatever their length: nothing is extrapolated. */
+/* The longest needed ranges are timed, whatever their length. Nothing is extrapolated. */
 static void nothing_is_extrapolated(void)
 {
     struct setting setting;
@@ -97,7 +97,8 @@ static void nothing_is_extrapolated(void)
     hapt_arena_release(&setting.arena);
 }
 
-/* Seconds of a layer by its structure; long ranges run `cold` times slower than their sum, more so the longer. */
+/* Seconds of a layer by its structure. Long ranges take longer than their sum, up to a factor `cold` that grows with
+ * length. */
 static double truth(const struct hapt_candidates *candidates, int first, int last, double cold)
 {
     double sum = 0;
@@ -108,7 +109,7 @@ static double truth(const struct hapt_candidates *candidates, int first, int las
     return sum * (1 + cold * (1 - exp(-sum / 10e-3)));
 }
 
-/* What is not timed is composed as exactly as it could be measured. */
+/* A composed time is as exact as a measurement. */
 static void rest_is_composed(void)
 {
     const double cold = 0.15, noise = 0.01;

@@ -1,11 +1,11 @@
-/* Smoothing of measured ranges: noise goes, what sums cannot explain stays. */
+/* Smoothing of measured ranges: noise is removed, and effects that sums cannot explain stay. */
 #include "test.h"
 
 #include "../../src/measure/smooth.h"
 
 enum { LAYERS = 20, POINTS = LAYERS * (LAYERS + 1) / 2 };
 
-/* Layers of three kinds in turn; `bend`: a range of length n takes a share more than its sum, by its length. */
+/* Layers of three kinds in turn. `bend`: a range takes this share more than its sum, in proportion to its length. */
 static double truth(int first, int last, double bend)
 {
     static const double part[3] = {1e-3, 4e-3, 0.5e-3};
@@ -19,7 +19,7 @@ static void make(struct smooth_point *point, double bend, double noise, uint64_t
     int count = 0;
     for (int i = 0; i < LAYERS; i++) {
         for (int j = i; j < LAYERS; j++) {
-            /* Roughly normal. */
+            /* Roughly normally distributed. */
             double normal = -6;
             for (int k = 0; k < 12; k++) normal += hapt_random_unit(&seed);
             point[count++] = (struct smooth_point){i, j, truth(i, j, bend) * (1 + noise * normal), 0};
@@ -59,20 +59,20 @@ static void noise_goes(void)
     }
 }
 
-/* Without noise every measurement stands, additive or not. */
+/* Without noise every measurement stays, additive or not. */
 static void structure_stays(void)
 {
     struct smooth_point point[POINTS];
     make(point, 0.04, 0, 1);
     run(point, 0);
     CHECK_NEAR(error_of(point, 0.04, true), 0, 1e-12);
-    /* With a little noise, most of it. */
+    /* With a little noise most of the effect stays. */
     make(point, 0.04, 0.01, 2);
     run(point, 0.01);
     CHECK(error_of(point, 0.04, true) < 1.2 * 0.01);
 }
 
-/* Wild outliers and ranges that were never timed get about their sum. */
+/* Outliers and ranges without measurements get about their sum. */
 static void gaps_are_filled(void)
 {
     struct smooth_point point[POINTS];

@@ -1,4 +1,4 @@
-/* Linear programs: TAO with pivots behind it, GLPK, and pivots alone agree on every instance. */
+/* Linear programs: TAO followed by pivots, GLPK, and pivots alone must agree on every instance. */
 #include "test.h"
 
 #include <signal.h>
@@ -19,8 +19,8 @@ static int count_from(uint64_t *seed, int low, int high)
     return low + (int)(hapt_random_next(seed) % (uint64_t)(high - low + 1));
 }
 
-/* Rows around a point inside the box: feasible and bounded. `integer`: small whole numbers, so that many rows meet in a
- * vertex. */
+/* Rows around a point inside the box: feasible and bounded. `integer`: small whole numbers, so that many rows meet in
+ * one vertex. */
 static struct hapt_lp *random_box(uint64_t *seed, struct hapt_arena *arena, bool integer)
 {
     const int n = count_from(seed, 1, 30), m = count_from(seed, 0, 40);
@@ -52,7 +52,7 @@ static struct hapt_lp *random_box(uint64_t *seed, struct hapt_arena *arena, bool
     return lp;
 }
 
-/* Rows and columns in units of their own. */
+/* Scales rows and columns differently. */
 static void distort(struct hapt_lp *lp, uint64_t *seed)
 {
     for (int j = 0; j < lp->column_count; j++) {
@@ -71,8 +71,8 @@ static void distort(struct hapt_lp *lp, uint64_t *seed)
     }
 }
 
-/* HAP (3) in epigraph form: ratios B, their largest M, and a time for each stage. `ties`: equal devices, like stages.
- */
+/* HAP (3) in epigraph form: ratios B, their largest M, and a time for each stage. `ties`: equal devices and equal
+ * stages. */
 static struct hapt_lp *random_ratios(uint64_t *seed, struct hapt_arena *arena, bool ties)
 {
     enum { STAGES = 64, DEVICES = 8, WIDTH = DEVICES + 1 + STAGES };
@@ -105,7 +105,7 @@ static struct hapt_lp *random_ratios(uint64_t *seed, struct hapt_arena *arena, b
     return lp;
 }
 
-/* Columns without bounds, held by rows alone: cost is a combination of rows with the right signs. */
+/* Columns without bounds, limited by rows only. The cost is a combination of rows with the right signs. */
 static struct hapt_lp *random_free(uint64_t *seed, struct hapt_arena *arena, bool bounded)
 {
     const int n = count_from(seed, 2, 20), m = count_from(seed, n, 2 * n);
@@ -126,14 +126,14 @@ static struct hapt_lp *random_free(uint64_t *seed, struct hapt_arena *arena, boo
         }
         hapt_lp_add_row(lp, sum - between(seed, 0, 1), INFINITY, n, NULL, row);
     }
-    /* A direction along which no row is ever met, and which pays. */
+    /* A direction that reaches no row and reduces the cost. */
     for (int j = 0; !bounded && j < n; j++) lp->cost[j] = j == 0 ? -1 : 0;
     for (int k = 0; !bounded && k < lp->start[lp->row_count]; k++)
         if (lp->column[k] == 0) lp->value[k] = fabs(lp->value[k]);
     return lp;
 }
 
-/* Two rows that a combination of others contradicts. */
+/* Two rows that contradict a combination of others. */
 static struct hapt_lp *random_infeasible(uint64_t *seed, struct hapt_arena *arena)
 {
     struct hapt_lp *lp = random_box(seed, arena, false), *more;
@@ -172,7 +172,7 @@ static struct hapt_lp *make(int kind, uint64_t *seed, struct hapt_arena *arena)
     }
 }
 
-/* What a column may be: its largest finite bound, or its value. */
+/* The size of a column: its largest finite bound, or its value. */
 static double reach(const struct hapt_lp *lp, const double *x, int j)
 {
     const double low = isfinite(lp->lower[j]) ? fabs(lp->lower[j]) : 0,
@@ -180,7 +180,7 @@ static double reach(const struct hapt_lp *lp, const double *x, int j)
     return fmax(fabs(x[j]), fmax(low, high));
 }
 
-/* The worst violation of rows and bounds, each relative to what may meet in it. */
+/* The largest violation of rows and bounds, each relative to the size of its terms. */
 static double violation(const struct hapt_lp *lp, const double *x)
 {
     double worst = 0;
@@ -200,7 +200,7 @@ static double violation(const struct hapt_lp *lp, const double *x)
 static double apart(const struct hapt_lp *lp, const struct hapt_lp_solution *a, const struct hapt_lp_solution *b)
 {
     double scale = 1e-12;
-    /* Objectives that cancel to about zero are compared by the size of their terms. */
+    /* Objectives near zero are compared relative to the size of their terms. */
     for (int j = 0; j < lp->column_count; j++) scale += fabs(lp->cost[j]) * reach(lp, b->x, j);
     return fabs(a->objective - b->objective) / fmax(fabs(b->objective), 1e-3 * scale);
 }
@@ -319,7 +319,7 @@ static void special_instances(void)
     lp->lower[1] = 6;
     CHECK(result_of(lp, &arena, &objective) == HAPT_LP_INFEASIBLE);
 
-    /* infeasible and unbounded at once: infeasible it is */
+    /* infeasible and unbounded at once counts as infeasible */
     CHECK_OK(hapt_lp_create(&arena, 2, 2, 4, &lp));
     lp->cost[0] = -1;
     lp->lower[1] = -INFINITY;
@@ -332,7 +332,7 @@ static void special_instances(void)
     hapt_arena_release(&arena);
 }
 
-/* Beyond the size that the interior point method takes. */
+/* Larger than the limit of the interior point method. */
 static void large_instance(void)
 {
     enum { STAGES = 120, DEVICES = 24, WIDTH = DEVICES + STAGES };
@@ -354,7 +354,7 @@ static void large_instance(void)
             speed += 1 / slowness;
             hapt_lp_add_row(lp, 0, INFINITY, 2, column, (double[2]){-slowness, 1});
         }
-        lowest += 1 / speed; /* each stage with ratios of its own */
+        lowest += 1 / speed; /* each stage has its own ratios */
     }
     CHECK_OK(hapt_lp_solve(lp, HAPT_LP_AUTO, &arena, &own));
     CHECK(own.result == HAPT_LP_OPTIMAL && strcmp(own.solver, "tao") != 0);
@@ -366,7 +366,7 @@ static void large_instance(void)
     hapt_arena_release(&arena);
 }
 
-/* Signals and MPI's error handling stay the program's own when the solver library is loaded. */
+/* When the solver library is loaded, signals and MPI's error handling stay those of the program. */
 static void nothing_else_changes(void)
 {
     enum { SIGNALS = 32 };

@@ -1,5 +1,5 @@
-/* The noise that a profile reports covers what repeated profiles differ by: rounds of machines that are steady, drift,
- * or change their speed. */
+/* The noise that a profile reports covers the differences between repeated profiles. Rounds are of machines that are
+ * steady, drift, or change their speed. */
 #include "test.h"
 
 #include "../../src/measure/steadiness.h"
@@ -17,7 +17,7 @@ static double normal(void)
 enum machine { STEADY, DRIFTING, BIMODAL, PHASES, MACHINES };
 static const char *const name[MACHINES] = {"steady", "drifting", "bimodal", "phases"};
 
-/* Rounds of one profile; the machine's own time is 1. */
+/* Rounds of one profile. The machine's own time is 1. */
 static void measure(enum machine machine, double *factor, int rounds)
 {
     const double slope = hapt_random_unit(&seed) - 0.5;
@@ -43,8 +43,8 @@ static double median_of(double *value, int count)
     return 0.5 * (value[(count - 1) / 2] + value[count / 2]);
 }
 
-/* A profile's claim holds the machine's time in most profiles, and the claims of two hold their difference. Rounds of a
- * machine whose phases last for several of them are no independent samples: less is asked of them. */
+/* The reported interval of most profiles contains the machine's time, and the intervals of two profiles overlap. If
+ * phases of a machine last several rounds, its rounds are not independent samples, so the bound is weaker. */
 static void covers(void)
 {
     const double wanted[MACHINES] = {0.93, 0.93, 0.93, 0.82}, pairs_wanted[MACHINES] = {0.95, 0.95, 0.95, 0.88};
@@ -69,8 +69,8 @@ static void covers(void)
         }
 }
 
-/* It is no wide guess either: a steady machine's figure is small, a bimodal one's is not, and a drift has its size and
- * its sign. */
+/* The interval is not too wide: it is small for a steady machine, large for a bimodal one, and a drift has its size and
+ * sign. */
 static void tells_apart(void)
 {
     double figure[MACHINES][PROFILES];
@@ -94,7 +94,7 @@ static void tells_apart(void)
     CHECK(steadiness_figure(up) >= up.drift);
 }
 
-/* The k-th least and largest hold the median with 95 %: tables of the sign test (n: k). */
+/* The k-th smallest and largest sample enclose the median with 95 %: tables of the sign test (n: k). */
 static void interval(void)
 {
     const struct {

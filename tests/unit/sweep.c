@@ -1,4 +1,4 @@
-/* Sweeps against single searches on changed profiles; knees in closed form; words that cannot be read. */
+/* Sweeps compared with single searches on changed profiles; knees in closed form; invalid arguments. */
 #include "hapt/search.h"
 #include "hapt/sweep.h"
 #include "random_profile.h"
@@ -16,7 +16,7 @@ static struct hapt_sweep *sweep_of(const struct hapt_profile *profile, const str
     return sweep;
 }
 
-/* One search on a copy of the profile that is changed as a user would change the file. */
+/* One search on a copy of the profile, changed as a user would change the file. */
 static double single(const struct hapt_profile *profile, struct hapt_search_options options, enum hapt_sweep_kind kind,
                      double value, struct hapt_arena *arena)
 {
@@ -80,8 +80,8 @@ static void points_equal_single_searches(void)
     for (int k = 0; k < 4; k++) CHECK(points[k] > count / 4);
 }
 
-/* Subclusters of `nodes` devices; two layers, one a stage: a device takes `seconds` a layer, n of them a share of it.
- */
+/* Subclusters of `nodes` devices and two layers, one per stage. One device takes `seconds` per layer; n devices take
+ * 1/n of it. */
 static struct hapt_profile *pair_of(int nodes, double seconds, double bytes, double latency_s, struct hapt_arena *arena)
 {
     struct hapt_profile *profile;
@@ -102,7 +102,7 @@ static struct hapt_profile *pair_of(int nodes, double seconds, double bytes, dou
     profile->boundary_bytes[0] = bytes;
     for (int link = 0; link < 4; link++) {
         profile->link_bandwidth[link] =
-            link == 0 || link == 3 ? 1e-3 : 1e6; /* inside a subcluster it would take for ever */
+            link == 0 || link == 3 ? 1e-3 : 1e6; /* inside a subcluster communication would take too long */
         profile->link_latency[link] = latency_s;
     }
     return profile;
@@ -117,7 +117,7 @@ static void knees_in_closed_form(void)
         .microbatches = (int)B, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
     struct hapt_profile *profile = pair_of(1, 1, bytes, latency_s, &arena);
     const struct hapt_sweep *sweep = sweep_of(profile, &options, "link=0.5..25MB/s", &arena);
-    /* c = latency + bytes / w is as long as the stages' 1 s */
+    /* c = latency + bytes / w equals the stages' 1 s */
     CHECK_NEAR(sweep->balance_bandwidth, bytes / (1 - latency_s), 1e-6);
     /* T(w) = 2 + 2 c + (B - 1) = 1.01 T(25 MB/s) */
     const double high_s = 2 + 2 * (latency_s + bytes / 25e6) + B - 1;
@@ -136,18 +136,18 @@ static void knees_in_closed_form(void)
     CHECK_NEAR(sweep_of(profile, &options, "link=20..25MB/s", &arena)->knee, 20e6, 1e-6); /* flat throughout */
     CHECK(sweep_of(profile, &options, "link=b-a:7MB/s", &arena)->count == 1);
     hapt_arena_reset(&arena);
-    /* 1 / n of the time on n nodes of b, while a's one node stays at 1: the second node of b gains little */
+    /* n nodes of b take 1 / n of the time; a's one node stays at 1, so the second node of b gains little */
     profile = pair_of(4, 1, bytes, 0, &arena);
     for (int s = 1; s < 4; s++)
         for (int layer = 0; layer < 2; layer++)
             profile->cluster[0].stage_time[hapt_profile_index(profile, s, layer, layer)] = NAN;
     sweep = sweep_of(profile, &options, "nodes.b=1..4", &arena);
     CHECK(sweep->count == 4 && sweep->knee == 1);
-    /* both stages of one second and of 1 / n: T = 1 + 1 / n + 2 c + (B - 1) */
+    /* the stages take 1 s and 1 / n s: T = 1 + 1 / n + 2 c + (B - 1) */
     for (int i = 0; i < 4; i++) CHECK_NEAR(sweep->point[i].plan->latency_s, 1 + 1.0 / (i + 1) + 2 + B - 1, 1e-9);
     hapt_arena_reset(&arena);
-    /* the last stage holds 10 bytes and one launch of 1 byte: b before a is the best plan from 11 bytes on, and below
-     * there is none */
+    /* the last stage has 10 bytes and one launch of 1 byte: b before a is the best plan from 11 bytes on, and no plan
+     * exists below */
     profile = pair_of(1, 1, 0.8e6, 0, &arena);
     sweep = sweep_of(profile, &options, "memory.a=10..30B:3", &arena);
     CHECK(!sweep->point[0].plan && strstr(sweep->point[0].obstacle, "memory"));

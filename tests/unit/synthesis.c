@@ -1,12 +1,12 @@
-/* Synthesis against exhaustive search, HAP's own example, and itself in other ways. */
+/* Synthesis compared with exhaustive search, with HAP's own example, and with itself under other settings. */
 #include "fixture.h"
 #include "spmd_rates.h"
 #include "synthesis_random.h"
 
 /* ---- HAP Fig. 11 ---- */
 
-/* e1 = placeholder, e2 = parameter, e3 = matmul(e1, e2), loss = sum(e3): the product costs 15 on shards, the sum 1, an
- * all-gather 10; whole ones cost twice that. The table's operator that sums to a loss is the cross-entropy. */
+/* e1 = placeholder, e2 = parameter, e3 = matmul(e1, e2), loss = sum(e3). On shards the product costs 15 and the sum 1;
+ * whole ones cost twice that. An all-gather costs 10. In the operator table the sum to a loss is the cross-entropy. */
 static double figure_compute_s(const void *context, const struct hapt_spmd_work *work, int device)
 {
     (void)context, (void)device;
@@ -68,14 +68,14 @@ static void figure_11(void)
     const struct hapt_property split = {.kind = HAPT_PROPERTY_SHARDED, .dim = 2},
                                partial = {.kind = HAPT_PROPERTY_PARTIAL};
     struct hapt_axis_instruction by_columns[] = {
-        /* e2 sharded, e3 gathered: sound, with the whole sum */
+        /* e2 sharded, e3 gathered: valid, with the whole sum */
         {.op = 0, .cut = columns},
         {.op = -1, .tensor = e3, .kind = HAPT_COLLECTIVE_ALL_GATHER, .from = split},
         {.op = 1, .cut = whole}};
     CHECK_OK(hapt_axis_program_price(sharding, 0, &axis, &costs, &options, &(struct hapt_axis_program){3, by_columns},
                                      &arena, &price));
     CHECK_NEAR(price.cost_s, 15 + 10 + 2, 1e-12);
-    /* Programs 6 and 9: e1 sharded by rows and e2 by columns are no partial sums of e3. */
+    /* Programs 6 and 9: e1 sharded by rows and e2 by columns give no partial sums of e3. */
     struct hapt_axis_instruction six[] = {{.op = 0, .cut = rows},
                                           {.op = -1, .tensor = e3, .kind = HAPT_COLLECTIVE_ALL_REDUCE, .from = partial},
                                           {.op = 1, .cut = whole}};
@@ -105,9 +105,9 @@ static void figure_11(void)
 
 /* ---- against every program ---- */
 
-enum { MOST_NODES = 300000 }; /* of one instance; larger ones are not counted */
+enum { MOST_NODES = 300000 }; /* of one instance; larger instances are not counted */
 
-/* Counts instances that were looked at to the end. */
+/* Counts the instances whose search was complete. */
 static void compare(uint64_t seed, int least_ops, int most_ops, bool memory, int *compared)
 {
     struct hapt_arena arena;
@@ -127,7 +127,8 @@ static void compare(uint64_t seed, int least_ops, int most_ops, bool memory, int
         CHECK_MESSAGE(status == HAPT_OK, "seed %llu: %s", (unsigned long long)seed, hapt_fail_message());
     }
     hapt_fail_reset();
-    if (status == HAPT_OK && memory) { /* now with less memory than that program takes, perhaps too little for any */
+    if (status == HAPT_OK &&
+        memory) { /* now with less memory than that program needs, perhaps too little for any program */
         struct hapt_program_price price;
         CHECK_OK(hapt_axis_program_price(instance.whole, 0, &instance.axis, &instance.costs, &instance.options,
                                          &program, &arena, &price));
@@ -145,7 +146,7 @@ static void compare(uint64_t seed, int least_ops, int most_ops, bool memory, int
     const double least = brute_force(&instance, report.cost_s * (1 - 1e-9), MOST_NODES, &nodes);
     CHECK_MESSAGE(least >= report.cost_s * (1 - 1e-9), "seed %llu: a program of %.9g s where synthesis found %.9g s",
                   (unsigned long long)seed, least, report.cost_s);
-    /* The search is proven by the price of its program alone; now and then it is found again from nothing. */
+    /* The price of the known program alone suffices to prove the search. Some rounds also search again without it. */
     if (nodes > 0 && nodes < 20000 && seed % 4 == 0) {
         const double again = brute_force(&instance, status == HAPT_OK ? report.cost_s * 1.05 : 1e9, MOST_NODES, &nodes);
         if (nodes > 0 && status == HAPT_OK)
@@ -216,8 +217,8 @@ static bool same_program(const struct hapt_axis_program *a, const struct hapt_ax
     return same;
 }
 
-/* Segments joined by a shortest path give what the whole graph searched at once gives; twice the same; and rules accept
- * it. */
+/* Segments joined by a shortest path give the result of searching the whole graph. A second run gives the same result,
+ * and the rules accept it. */
 static void segments_are_the_whole(void)
 {
     static const double bandwidth[] = {1e8, 1e9, 1e10};
@@ -247,7 +248,7 @@ static void segments_are_the_whole(void)
     }
 }
 
-/* Less memory costs time, and the limit holds; too little is refused. */
+/* Less memory costs time, and the limit holds. Too little memory is refused. */
 static void memory_is_respected(void)
 {
     struct hapt_arena arena;
@@ -295,8 +296,8 @@ static struct hapt_sharding *zoo(struct hapt_arena *arena, const char *family, c
     return whole;
 }
 
-/* Separate q, k and v, norms behind residuals, a table that the first and the last segment share: the search ends after
- * few states and grows no faster than the model; what is left out is said. */
+/* Separate q, k and v, norms behind residual sums, a table shared by the first and the last segment. The search visits
+ * few states, in proportion to the model, and reports what it left out. */
 static void states_are_bounded(void)
 {
     static const char *const families[] = {"bert", "llama", "bert-moe"};

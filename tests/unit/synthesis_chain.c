@@ -1,4 +1,4 @@
-/* The cheapest path through a chain of segments within memory, against every path. */
+/* The cheapest path through a chain of segments within a memory limit, compared with every path. */
 #include <math.h>
 
 #include "test.h"
@@ -7,7 +7,7 @@
 
 enum { SEGMENTS = 6, NODES = 3, CLASSES = 2 };
 
-/* The least cost of all paths from a node of segment s on. */
+/* The least cost of all paths from a node of segment s to the end. */
 static double every_path_s(const struct chain *chain, int s, int node, const double *left)
 {
     double least = s == chain->segment_count ? 0 : INFINITY;

@@ -1,7 +1,7 @@
-/* Programs synthesised for the zoo's families by costs at random, with cuts forced at random: any collective and
- * replicated gradients come out best, and tensors change their layout where segments meet. Each must stand the proof
- * instruction by instruction, and hapt_synthesise itself asserts that it costs no more than the search said. Training
- * them is mpi/equivalence. */
+/* Programs synthesised for the zoo's families with random costs and forced cuts, so that any collective and replicated
+ * gradients can be optimal, and layouts change between segments. The rules must derive each instruction.
+ * hapt_synthesise itself asserts that the program costs no more than the search's bound. mpi/equivalence trains such
+ * programs. */
 #include "cuts.h"
 
 #include "hapt/model.h"

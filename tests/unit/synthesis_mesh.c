@@ -1,4 +1,4 @@
-/* Synthesis of both axes of a mesh: the inner one over what the outer one made, against every program; and both
+/* Synthesis of both axes of a mesh: the inner axis over the outer program, compared with every program; then both
  * together. */
 #include "cuts.h"
 #include "fixture.h"
@@ -7,12 +7,11 @@
 
 #include "hapt/env.h"
 
-enum { MOST_NODES = 300000 }; /* of one instance; larger ones are not counted */
+enum { MOST_NODES = 300000 }; /* of one instance; larger instances are not counted */
 
 /* ---- the inner axis ---- */
 
-/* Gradients that end in several parts (tied, or laid out in two ways) are priced part by part: no optimum is claimed.
- */
+/* Gradients that end in several parts (tied, or in two layouts) are priced part by part, so no optimum is claimed. */
 static bool joins_parts(const struct hapt_sharding *outer)
 {
     for (int o = outer->reduce_first; o < outer->graph->op_count; o++)
@@ -79,7 +78,7 @@ static void compare_inner(uint64_t seed, struct tally *tally)
                           "seed %llu: a program of %.9g s where synthesis found %.9g s", (unsigned long long)seed,
                           least, report.cost_s);
             tally->compared += nodes > 0;
-            if (nodes > 0 && nodes < 20000 && seed % 4 < 2) { /* found again from nothing */
+            if (nodes > 0 && nodes < 20000 && seed % 4 < 2) { /* found again without the known program */
                 least = brute_force(&drawn, report.cost_s * 1.05, MOST_NODES, &nodes);
                 if (nodes > 0)
                     CHECK_MESSAGE(fabs(least - report.cost_s) <= 1e-9 * report.cost_s,
@@ -101,9 +100,8 @@ static void inner_axis_agrees_with_every_program(void)
     CHECK_MESSAGE(tally.reduced > wanted / 2, "only %d have sums of the outer axis", tally.reduced);
 }
 
-/* The cheapest program removes sums to a shard that no cut of any operator reads, and gathers the whole from that: the
- * outer axis' collectives have dimension 0 and none of them can be cut there, while dimension 2 cannot be shared out
- * evenly. */
+/* The cheapest program reduces sums to a shard of a dimension that no operator cuts, and gathers the whole from it. The
+ * outer axis' collectives use dimension 0, in which nothing can be cut. Dimension 2 cannot be shared evenly. */
 static void sums_stop_over_in_shards_that_nobody_reads(void)
 {
     struct tally tally = {0};
@@ -113,7 +111,7 @@ static void sums_stop_over_in_shards_that_nobody_reads(void)
 
 /* ---- both axes ---- */
 
-/* Costs of a mesh at random; equal devices. */
+/* Random costs of a mesh, with equal devices. */
 struct mesh_draw {
     uint64_t seed;
     double rate, latency[2], byte_s[2][HAPT_COLLECTIVE_COUNT];
@@ -149,10 +147,10 @@ static void draw_mesh(struct mesh_draw *draw, uint64_t seed)
             draw->byte_s[axis][HAPT_COLLECTIVE_REDUCE_SCATTER] + draw->byte_s[axis][HAPT_COLLECTIVE_ALL_GATHER];
     }
     draw->byte_s[0][HAPT_COLLECTIVE_GROUPED_BROADCAST] =
-        2 * draw->byte_s[0][HAPT_COLLECTIVE_ALL_GATHER]; /* brute_all gathers */
+        2 * draw->byte_s[0][HAPT_COLLECTIVE_ALL_GATHER]; /* needs brute_all with all-gathers */
 }
 
-/* The price of an inner program over an outer one, told apart from what is tested: by local shapes. */
+/* The price of an inner program over an outer one, computed from local shapes, independently of the tested code. */
 struct inside {
     const struct mesh_draw *draw;
     const struct hapt_sharding *outer;
@@ -278,7 +276,7 @@ static void compare_both(uint64_t seed, long most, struct gaps *gaps)
     hapt_arena_release(&arena);
 }
 
-/* One axis comes after the other, so an optimum is not certain; it is what comes out nearly always, and the price is
+/* The axes are searched one after the other, so an optimum is not certain. It is found nearly always, and the price is
  * never too low. */
 static void both_axes_against_every_program(void)
 {
@@ -292,7 +290,7 @@ static void both_axes_against_every_program(void)
                   gaps.compared, gaps.worst);
 }
 
-/* ---- memory, and what comes out ---- */
+/* ---- memory, and the resulting programs ---- */
 
 static bool moves_over(const struct hapt_sharding *sharding, int axis)
 {
@@ -337,7 +335,7 @@ static void one_mesh(const struct hapt_graph *graph, int vocab, uint64_t seed, s
 
             outcomes->limited++;
             CHECK(lean.inner.memory_bytes <= options.memory_bytes * (1 + 1e-9));
-            /* Searches under a price of memory are others, which may even be luckier. */
+            /* Searches with a price of memory differ and may even find a better program. */
             CHECK_MESSAGE(lean.inner.cost_s >= report.inner.cost_s * 0.97, "%s: less memory is faster: %g s, %g s",
                           what, lean.inner.cost_s, report.inner.cost_s);
             world_compare_sharding(graph, vocab, sharding, what);
@@ -351,7 +349,7 @@ static void one_mesh(const struct hapt_graph *graph, int vocab, uint64_t seed, s
     hapt_arena_release(&arena);
 }
 
-/* Whatever the axes cost, the programs of both give one device's results. */
+/* For any costs of the axes, the programs of both give the results of one device. */
 static void results_are_one_device_s(void)
 {
     static const struct fixture_gpt shape[] = {{1, 12, 3, 4, 13, 6, true, false}, {2, 16, 4, 4, 17, 6, false, false}};

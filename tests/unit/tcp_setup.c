@@ -1,6 +1,6 @@
-/* Setting up connections between ranks that share a key: the published vectors of the code that authenticates,
- * unknown connections of every kind, and what goes over the wire. Both ends run in this process, in turn; unknown
- * connections are sockets of its own, or of a child. */
+/* Setting up connections between ranks that share a key: published test vectors of the authentication code, unknown
+ * connections of every kind, and the bytes on the wire. Both ends run in this process in turn. Unknown connections are
+ * sockets of this process or of a child. */
 #include "test.h"
 
 #include <arpa/inet.h>
@@ -22,8 +22,8 @@ enum { EACH = 3, FLOOD = 2000, HELLO = 32, ANSWER = 32, PROOF = 16 };
 static const unsigned char key[SIPHASH_BYTES] = {0xb5, 0x1c, 0x9e, 0x04, 0x77, 0xf2, 0x3a, 0x60,
                                                  0xd9, 0x81, 0x2b, 0x45, 0xee, 0x10, 0xc7, 0x5f};
 
-/* vectors.h of the reference implementation: key 00 01 ... 0f, input 00 01 ... of so many bytes; also what OpenSSL's
- * SIPHASH gives. */
+/* vectors.h of the reference implementation: key 00 01 ... 0f, input 00 01 ... of as many bytes. OpenSSL's SIPHASH
+ * gives the same. */
 static void published_vectors(void)
 {
     static const struct {
@@ -59,7 +59,7 @@ static struct hapt_path loopback(void)
     return (struct hapt_path){true, lo, lo};
 }
 
-/* Two ranks: `there` connections that rank 0 opens, `back` that rank 1 opens, tags from 0 on. */
+/* Two ranks. Rank 0 opens `there` connections, rank 1 opens `back` connections, with tags from 0 on. */
 struct pair {
     struct tcp_setup *setup[2];
     struct tcp_wanted wanted[2][2 * EACH];
@@ -90,7 +90,7 @@ static void close_pair(struct pair *pair)
     }
 }
 
-/* Both in turn until all is there; what one of them failed with. */
+/* Runs both in turn until all connections exist. Returns the failure of one, if any. */
 static enum hapt_status finish_pair(struct pair *pair, double seconds)
 {
     const double end_s = hapt_time_s() + seconds;
@@ -104,7 +104,7 @@ static enum hapt_status finish_pair(struct pair *pair, double seconds)
     }
 }
 
-/* Each socket leads to the other end's of the same tag. */
+/* Each socket is connected to the socket of the same tag at the other end. */
 static void check_pair(const struct pair *pair)
 {
     for (int i = 0; i < pair->count; i++)
@@ -129,7 +129,7 @@ static int call_address(unsigned last, uint16_t port)
     return -1;
 }
 
-/* Until the other side has closed it, or some time has passed. */
+/* Waits until the other side has closed it, or for some time. */
 static bool is_closed(int socket, struct pair *pair)
 {
     const double end_s = hapt_time_s() + 5;
@@ -150,25 +150,26 @@ static void connects(void)
     const uint16_t port[2] = {tcp_setup_port(pair.setup[0], &pair.wanted[0][0].path),
                               tcp_setup_port(pair.setup[1], &pair.wanted[1][0].path)};
     CHECK(port[0] != 0 && port[1] != 0);
-    /* At the interface's address alone: all of 127.0.0.0/8 would lead to a socket bound to any. */
+    /* The listener must be bound to the interface's address only: any address in 127.0.0.0/8 would reach a socket bound
+     * to all. */
     CHECK(call_address(2, port[0]) < 0);
     const int unknown = call_address(1, port[0]);
     CHECK(unknown >= 0);
     CHECK_OK(finish_pair(&pair, PATIENCE_S));
     check_pair(&pair);
-    /* Nobody listens any more, before anything is destroyed. */
+    /* No rank listens any more, before anything is destroyed. */
     for (int rank = 0; rank < 2; rank++) CHECK(call_address(1, port[rank]) < 0);
     CHECK(is_closed(unknown, &pair));
     close(unknown);
     close_pair(&pair);
-    /* A rank whom nobody sends to never listens. */
+    /* A rank without incoming connections never listens. */
     open_pair(&pair, 1, 0, TCP_SETUP_PENDING_S);
     CHECK(tcp_setup_port(pair.setup[0], &pair.wanted[0][0].path) == 0 &&
           tcp_setup_port(pair.setup[1], &pair.wanted[1][0].path) != 0);
     close_pair(&pair);
 }
 
-/* A child that holds as many idle connections as asked for, as fast as they are taken. */
+/* A child that opens as many idle connections as requested, as fast as they are accepted. */
 static pid_t flood(uint16_t port, int count)
 {
     int told[2];
@@ -207,8 +208,7 @@ static int open_files(void)
     return count;
 }
 
-/* 2,000 idle connections come before and while the job's own are made. Few are held at a time, and the job's succeed.
- */
+/* 2,000 idle connections come before and during the job's own. Few are held at a time, and the job's own succeed. */
 static void idle_connections(void)
 {
     struct pair pair;
@@ -234,18 +234,18 @@ static void idle_connections(void)
     close_pair(&pair);
 }
 
-/* The system gives no more descriptors: pending connections make room, and the job's own are made. */
+/* The process runs out of descriptors. Pending connections are closed, and the job's own connections succeed. */
 static void few_descriptors(void)
 {
     struct pair pair;
     struct rlimit limit, least;
     bool complete;
     open_pair(&pair, EACH, 0,
-              0.3); /* both ends share the descriptors here: a time limit soon gives some back to the sender */
+              0.3); /* both ends share the descriptors here: a time limit soon returns some to the sender */
     const pid_t child = flood(pair.wanted[0][0].port, 200);
     getrlimit(RLIMIT_NOFILE, &limit);
     least = limit;
-    least.rlim_cur = (rlim_t)open_files() + 2 * EACH + 1; /* the job's own, and one more */
+    least.rlim_cur = (rlim_t)open_files() + 2 * EACH + 1; /* the job's own connections, and one more */
     setrlimit(RLIMIT_NOFILE, &least);
     for (int turn = 0; turn < 20; turn++) CHECK_OK(tcp_setup_advance(pair.setup[1], hapt_time_s(), &complete));
     CHECK_OK(finish_pair(&pair, PATIENCE_S));
@@ -253,7 +253,7 @@ static void few_descriptors(void)
     check_pair(&pair);
     end_child(child);
     close_pair(&pair);
-    /* Too few for the job itself: an error that says so. */
+    /* Too few descriptors for the job itself: an error that says so. */
     open_pair(&pair, EACH, 0, TCP_SETUP_PENDING_S);
     least.rlim_cur = (rlim_t)open_files() + 1;
     setrlimit(RLIMIT_NOFILE, &least);
@@ -271,7 +271,8 @@ static void write_number(unsigned char *at, int value)
     memcpy(at, &word, sizeof word);
 }
 
-/* Everything but a proof: closed at once, or when the proof is wrong; the job's connections are made all the same. */
+/* Everything except a proof: such a connection is closed at once, or when the proof turns out wrong. The job's
+ * connections succeed. */
 static void talking_connections(void)
 {
     struct pair pair;
@@ -296,7 +297,7 @@ static void talking_connections(void)
         CHECK_MESSAGE(is_closed(socket, &pair), "rank %d, tag %d are not refused", wrong[w][0], wrong[w][1]);
         close(socket);
     }
-    /* A good hello, then: no proof, the receiver's own proof sent back, half a proof and an end. */
+    /* A valid hello, then: no proof; the receiver's own proof sent back; half a proof and an end. */
     for (int p = 0; p < 3; p++) {
         const int socket = call_address(1, port);
         bool complete;
@@ -316,7 +317,7 @@ static void talking_connections(void)
     close_pair(&pair);
 }
 
-/* A pending connection is dropped after its time limit, silent or in the middle of its hello. */
+/* A pending connection is closed after its time limit, whether silent or in the middle of its hello. */
 static void slow_connections(void)
 {
     struct pair pair;
@@ -354,11 +355,11 @@ static void other_key(void)
     close_pair(&pair);
 }
 
-/* A relay between the sender and the receiver that keeps all it sees. */
+/* A relay between the sender and the receiver that records all bytes. */
 struct relay {
     int listener, side[2]; /* from the sender, to the receiver */
     uint16_t port, to;
-    int refuses; /* so many connections are closed at once */
+    int refuses; /* this many connections are closed at once */
     unsigned char seen[2][256];
     size_t length[2];
 };
@@ -405,8 +406,7 @@ static bool holds(const struct relay *relay, const unsigned char *bytes, size_t 
            memmem(relay->seen[1], relay->length[1], bytes, count);
 }
 
-/* No part of the key goes over the wire. A recorded exchange opens nothing when it is sent again. A sender that is
- * turned away tries again. */
+/* No part of the key is on the wire. A recorded exchange sent again is refused. A refused sender tries again. */
 static void on_the_wire(void)
 {
     struct pair pair;

@@ -1,6 +1,6 @@
 /*
- * Tensor-parallel programs. The proof that they are right: all ranks of a small mesh are interpreted in lock step with
- * the cpu kernels and naive collectives, and whatever they hold, put together, is what one device computes.
+ * Tensor-parallel programs. All ranks of a small mesh run in lock step, with the cpu kernels and naive collectives.
+ * Their shards together must be the result of one device.
  */
 #include "world.h"
 
@@ -36,8 +36,9 @@ static void gpt_equals_one_device(void)
     }
 }
 
-/* Queries, keys and values of their own products, gates, residual sums of what a norm gave: cut as Megatron would, two
- * reductions a block and direction. Where heads cannot be shared attention stays whole, the feed-forward does not. */
+/* Separate products for queries, keys and values, gates, and residual sums of a norm's output. They must be cut as in
+ * Megatron, with two reductions per block and direction. Where heads cannot be shared, attention stays whole and the
+ * feed-forward is cut. */
 static void families_equal_one_device(void)
 {
     static const struct {
@@ -96,7 +97,7 @@ static void families_equal_one_device(void)
     }
 }
 
-/* Networks that nobody designed for sharding: skips of any length, products beside sums. */
+/* Random networks: skips of any length, products beside sums. */
 static void random_graphs_equal_one_device(void)
 {
     const int cases = test_long() ? 2000 : 120;
@@ -135,7 +136,7 @@ static int parameter(struct hapt_graph *graph, const char *name, int64_t rows, i
     return index;
 }
 
-/* y = x w, or gelu of it. */
+/* y = x w, or its gelu. */
 static int product(struct hapt_graph *graph, const char *name, int x, int w, bool gelu)
 {
     char after[32];
@@ -146,8 +147,8 @@ static int product(struct hapt_graph *graph, const char *name, int x, int w, boo
     return y;
 }
 
-/* Two feed-forward networks side by side on one input: their gradients meet as partial sums and are summed once; no cut
- * may part them. Operators: embedding, [a, a.gelu, b], [c, c.gelu, d], sum, head, loss. */
+/* Two feed-forward networks with the same input. Their gradients are partial sums that are reduced once, so no boundary
+ * may separate them. Operators: embedding, [a, a.gelu, b], [c, c.gelu, d], sum, head, loss. */
 static void parallel_branches(void)
 {
     struct hapt_arena arena;
@@ -190,7 +191,7 @@ static void parallel_branches(void)
     CHECK_MESSAGE(of_x == 1, "the gradient of x is summed %d times", of_x);
     for (int cut = 1; sharding && cut < graph->forward_count; cut++) {
         struct hapt_program *program = NULL;
-        const bool parts = cut >= 2 && cut <= 4; /* behind a, before c's end */
+        const bool parts = cut >= 2 && cut <= 4; /* behind a, before the end of c */
         CHECK_MESSAGE(hapt_sharding_allows(sharding, 0, cut) == !parts, "a cut before operator %d", cut);
         CHECK((hapt_program_build(sharding, cut, graph->forward_count, &arena, &program) == HAPT_OK) == !parts);
         hapt_fail_reset();
@@ -198,7 +199,7 @@ static void parallel_branches(void)
     hapt_arena_release(&arena);
 }
 
-/* Equal operators that are cut otherwise are told apart; equal blocks are not. */
+/* Equal operators with different cuts have different programs. Equal blocks have the same one. */
 static void marks(void)
 {
     struct hapt_arena arena;
@@ -216,7 +217,7 @@ static void marks(void)
     hapt_arena_release(&arena);
 }
 
-/* ---- what is known of Megatron-LM's sharding ---- */
+/* ---- known properties of Megatron-LM's sharding ---- */
 
 static const struct hapt_property *property_named(const struct hapt_sharding *sharding, const char *name)
 {
@@ -263,9 +264,9 @@ static void layout_is_megatrons(void)
     hapt_arena_release(&arena);
 }
 
-/* Per block and microbatch two all-reduces of b s h elements forward and two backward; one more behind the embedding,
- * one before the last norm's backward; three of b s fp32 in the loss. Gradients are summed over axis 0 alone, shards
- * once. */
+/* Per block and microbatch: two all-reduces of b s h elements forward and two backward. One more behind the embedding,
+ * and one before the last norm's backward. Three of b s fp32 in the loss. Gradients are summed over axis 0 only, each
+ * shard once. */
 static void collectives_are_megatrons(void)
 {
     const int layers = 3, hidden = 16, sequence = 8, rows = 4, vocab = 37;
@@ -303,7 +304,7 @@ static void collectives_are_megatrons(void)
     hapt_arena_release(&arena);
 }
 
-/* All ranks together do what one device does, but for what stays whole on each: norms, sums, table rows. */
+/* All ranks together do the work of one device, apart from what stays whole on each: norms, sums, table rows. */
 static void flops_add_up(void)
 {
     struct hapt_arena arena;
@@ -322,7 +323,7 @@ static void flops_add_up(void)
             const char *type = hapt_op_type_at(op->type)->name;
             const bool stays = strstr(type, "norm") || strcmp(type, "add") == 0 || strstr(type, "embedding");
             *(stays ? &whole : &cut) += hapt_op_flops(program->graph, op, 1);
-            /* Every product and attention is cut evenly. */
+            /* Every product and every attention is divided evenly. */
             CHECK_MESSAGE(fabs(hapt_op_flops(program->shard, &program->shard->op[o], 1) * (stays ? 2 : 8) -
                                hapt_op_flops(program->graph, op, 1)) <= 1e-9 * hapt_op_flops(program->graph, op, 1),
                           "%s is not cut as it should be", op->name);
@@ -333,9 +334,9 @@ static void flops_add_up(void)
     hapt_arena_release(&arena);
 }
 
-/* Korthikanti et al. 2022, equation 2, for what this graph keeps: s b h (10 + 24 / t) bytes a layer less the two
- * dropout masks, with no scores kept (the 5 a s / h term), plus the logsumexp of each head's rows and two norms'
- * statistics in fp32. */
+/* Korthikanti et al. 2022, equation 2, for the tensors that this graph keeps: s b h (10 + 24 / t) bytes per layer
+ * without the two dropout masks. No scores are kept (the 5 a s / h term). Added are the logsumexp of each head's rows
+ * and the statistics of two norms in fp32. */
 static void activations_follow_the_formula(void)
 {
     const int hidden = 64, heads = 8, sequence = 32, rows = 4;
@@ -363,7 +364,7 @@ static void activations_follow_the_formula(void)
     hapt_arena_release(&arena);
 }
 
-/* Every range is a sound program with a sound memory plan, and the ranges of a cut do all that the whole does. */
+/* Every range has a valid program and a valid memory plan. The ranges of a division do all the work of the whole. */
 static void ranges_are_views(void)
 {
     struct hapt_arena arena;
@@ -395,7 +396,7 @@ static void ranges_are_views(void)
     hapt_arena_release(&arena);
 }
 
-/* A wrong program is found: a collective left out, a bias added by all. */
+/* A wrong program is found: a collective is missing, or all ranks add a bias. */
 static void broken_programs_are_found(void)
 {
     struct hapt_arena arena;

@@ -1,4 +1,5 @@
-/* Parts of training without ranks: routes of random graphs by brute force, the learning rate, clipping, the median. */
+/* Parts of training without ranks: transfers between the stages of random graphs by brute force, the learning rate,
+ * clipping, the median. */
 #include "fixture.h"
 
 #include "hapt/train.h"
@@ -25,10 +26,11 @@ static int entries(const struct hapt_edges *edges)
     return count;
 }
 
-/* Walks through the operators as one device would run them, and notes who needs what from whom. */
+/* Runs through the operators in the order of one device, and records which chunk needs which tensor from which
+ * chunk. */
 static int check_edges(const struct hapt_graph *graph, const int *end, int chunks, const struct hapt_edges *edges)
 {
-    int *newest = malloc((size_t)graph->tensor_count * sizeof *newest); /* chunk of the current value */
+    int *newest = malloc((size_t)graph->tensor_count * sizeof *newest); /* chunk that has the current value */
     bool(*has)[MAX_CHUNKS] = calloc((size_t)graph->tensor_count, sizeof *has);
     int needed = 0;
     for (int t = 0; t < graph->tensor_count; t++) newest[t] = -1;
@@ -44,7 +46,7 @@ static int check_edges(const struct hapt_graph *graph, const int *end, int chunk
             const struct hapt_tensor *tensor = &graph->tensor[t];
             const bool summed_here =
                 tensor->kind == HAPT_TENSOR_GRADIENT && graph->tensor[tensor->primal].kind == HAPT_TENSOR_PARAMETER;
-            if (summed_here) continue; /* gradients of parameters stay where they are */
+            if (summed_here) continue; /* gradients of parameters are not sent */
             const bool backward = tensor->kind == HAPT_TENSOR_GRADIENT;
             CHECK_MESSAGE(routed(edges, backward, newest[t], chunk, t), "%s from chunk %d to %d", tensor->name,
                           newest[t], chunk);
@@ -143,8 +145,8 @@ static void clipping(void)
     CHECK(update.gradient_scale == 1);
 }
 
-/* Halved by an overflow, doubled by 2000 good steps, the same when it is made again from the norms; only fp16 has one.
- */
+/* The loss scale: halved by an overflow, doubled by 2000 good steps, and the same when recomputed from the norms. Only
+ * fp16 has one. */
 static void loss_scale(void)
 {
     enum { STEPS = 9000 };
@@ -167,7 +169,7 @@ static void loss_scale(void)
     CHECK(skipped > 2);
     loss_scale_begin(&again, HAPT_F16, 65536, norm, STEPS);
     CHECK(again.value == running.value && again.good == running.good && again.skipped == running.skipped);
-    CHECK(!loss_scale_overflows(&running, NAN, INFINITY)); /* the forward pass itself: no scale cures that */
+    CHECK(!loss_scale_overflows(&running, NAN, INFINITY)); /* the forward pass itself overflows: no scale helps */
     for (int k = 0; k < 64; k++) loss_scale_note(&running, NAN);
     CHECK(running.value <= 1 && !loss_scale_overflows(&running, 1, INFINITY));
     loss_scale_begin(&running, HAPT_BF16, 65536, norm, STEPS);

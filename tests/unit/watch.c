@@ -1,4 +1,4 @@
-/* Ranks and links slower than planned: who is named, who is not, by samples of steps made up here. */
+/* Ranks and links that are slower than planned: which are reported and which are not, for invented samples of steps. */
 #include "test.h"
 
 #include "../../src/train/watch_slow.h"
@@ -50,8 +50,8 @@ static void end(struct run *run)
     hapt_arena_release(&run->arena);
 }
 
-/* One step of `step_s`: what a message took forward and backward at every sender, how many times its CPU time a rank
- * takes where it waits for cores, and how many times as long as planned the last rank computes. */
+/* One step of `step_s`. Parameters: the time of a message forward and backward at every sender, how many times its CPU
+ * time a rank takes while it waits for cores, and how many times the planned time the last rank computes. */
 static void step_of(struct run *run, double step_s, double forward_s, double backward_s, double crowd, double last)
 {
     for (int r = 0; r < RANKS; r++) {
@@ -72,7 +72,7 @@ static void step(struct run *run, double forward_s, double backward_s, double cr
     step_of(run, crowd * run->plan.latency_s, forward_s, backward_s, crowd, 1);
 }
 
-/* As counted over a trunk that stays as it is: single steps differ by more than half, the median by little. */
+/* Measured counts over a link of constant speed: single steps differ by more than half, the median by little. */
 static double noisy(uint64_t *random)
 {
     const double u = hapt_random_unit(random);
@@ -92,7 +92,7 @@ static void constant(void)
     }
 }
 
-/* A tenth of the rate from some step on, in one direction or in both: named within 20 steps, once, on quiet and on
+/* From some step on the rate is a tenth, in one direction or both. It is reported once within 20 steps, on quiet and on
  * crowded machines. */
 static void dropped(void)
 {
@@ -123,7 +123,7 @@ static void dropped(void)
     }
 }
 
-/* What passes by: seven steps, then as before; and again. */
+/* Temporary slowness: seven steps, then normal; and again. */
 static void passing(void)
 {
     struct run run;
@@ -133,7 +133,7 @@ static void passing(void)
     end(&run);
 }
 
-/* What the network has not counted in a step is no time. */
+/* A step without counts from the network gives no sample. */
 static void silent(void)
 {
     struct run run;
@@ -143,8 +143,8 @@ static void silent(void)
     end(&run);
 }
 
-/* The last rank becomes slower: named once, within 20 steps. Where all of the step is waiting for a link, only if it is
- * far slower. */
+/* The last rank becomes slower: it is reported once, within 20 steps. If the whole step is waiting for a link, it is
+ * reported only if far slower. */
 static void slower_rank(void)
 {
     enum { FROM = 30 };
@@ -172,8 +172,8 @@ static void slower_rank(void)
     }
 }
 
-/* A run that is off its prediction: said once, with both numbers; not for a while only, not where it is near, not where
- * the plan has no times, and where the job's own ranks share the cores not for that. */
+/* A run that differs from its prediction is reported once, with both numbers. There is no report if the difference is
+ * temporary or small, if the plan has no times, or if the job's own ranks share the cores. */
 static void off_prediction(void)
 {
     const struct {
@@ -194,7 +194,7 @@ static void off_prediction(void)
         watch_slow_create(&run.stage, 0.2, &run.arena, &run.slow);
         const double step_s = one[i].times * (isfinite(one[i].predicted) ? one[i].predicted : 0.3);
         for (int s = 0; s < one[i].steps; s++) step_of(&run, step_s, COMM_S, COMM_S, one[i].crowd, 1);
-        CHECK_MESSAGE(run.result.warning_count == one[i].said, "%g times %g s, case %zu: %d said", one[i].times,
+        CHECK_MESSAGE(run.result.warning_count == one[i].said, "%g times %g s, case %zu: %d warnings", one[i].times,
                       one[i].predicted, i, run.result.warning_count);
         for (int w = 0; w < run.result.warning_count; w++) {
             const struct hapt_train_warning *warning = &run.result.warning[w];
@@ -208,7 +208,7 @@ static void off_prediction(void)
     }
 }
 
-/* Slow for a while: nothing is said. */
+/* Slow for a while: no report. */
 static void off_for_a_while(void)
 {
     struct run run;

@@ -1,17 +1,17 @@
-/* Rivals against an enumeration of every plan, sorted by kind; limits by hand; no rival beats the plan. */
+/* Rivals compared with an enumeration of every plan by kind; limits by hand; no rival is better than the plan. */
 #include "hapt/search.h"
 #include "hapt/rivals.h"
 #include "random_profile.h"
 
 enum { MOST_STAGES = 8, MOST_LAYERS = 8, ORDERS = 625, MOST_CUTS = 3 };
 
-/* The least latency of every kind of plan; an order is its subclusters as digits to the base five, counted from one. */
+/* The least latency of each kind of plan. An order is its subclusters as digits in base five, counted from one. */
 struct least {
     double of_order[ORDERS];
-    double of_cut[ORDERS][MOST_CUTS][MOST_LAYERS]; /* the k-th cut between subclusters at this layer */
-    double lifted_s;                               /* memory aside */
-    double busy_s, all_s;                          /* every device used; any */
-    double split_s, joined_s;                      /* a stage of the plan split in two; two joined */
+    double of_cut[ORDERS][MOST_CUTS][MOST_LAYERS]; /* the k-th boundary between subclusters at this layer */
+    double lifted_s;                               /* without memory limits */
+    double busy_s, all_s;                          /* all devices used; any number used */
+    double split_s, joined_s;                      /* one stage of the plan split; two stages joined */
 };
 
 struct walk {
@@ -70,7 +70,7 @@ static bool runs_at(const struct walk *walk, double t_max_s, bool lifted)
     return true;
 }
 
-/* Of these stages: the t_max is one of their own times or thresholds. */
+/* Plans of these stages. Their t_max is one of their own times or thresholds. */
 static double least_latency(const struct walk *walk, bool lifted)
 {
     double sum_s = 0, best_s = INFINITY;
@@ -91,7 +91,8 @@ static bool same_submesh(const struct walk *walk, int i, const struct hapt_plan_
            walk->stage[i].m == stage->submesh->devices_per_node;
 }
 
-/* These submeshes are the plan's but for `here` of them that stand for `there` of the plan's, all in one subcluster. */
+/* Are these submeshes those of the plan, except that `here` of them replace `there` of the plan's, all in one
+ * subcluster? */
 static bool neighbours(const struct walk *walk, int here, int there)
 {
     const struct hapt_plan *plan = walk->plan;
@@ -121,7 +122,7 @@ static void judge(const struct walk *walk)
     }
     for (int c = 0; c < walk->profile->cluster_count; c++)
         busy &= walk->used[c] == walk->profile->cluster[c].nodes * walk->profile->cluster[c].devices_per_node;
-    /* with --use-all-devices a plan that uses every subcluster uses every device; one on fewer may leave some idle */
+    /* with --use-all-devices a plan on every subcluster uses every device; a plan on fewer may leave some idle */
     int count = cuts + 1;
     if (busy || !walk->options.use_all_devices) {
         if (neighbours(walk, 2, 1)) least->split_s = fmin(least->split_s, latency_s);
@@ -213,7 +214,7 @@ static bool order_has(int order, int c)
     return false;
 }
 
-/* What the enumeration says about one restriction by its words; NAN: no such words. */
+/* The enumeration's value for a restriction, given its text. NAN: unknown text. */
 static double expected(const struct least *least, const struct hapt_profile *profile, const struct hapt_plan *plan,
                        const char *what)
 {

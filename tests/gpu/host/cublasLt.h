@@ -1,4 +1,4 @@
-/* Host CUDA: the part of cuBLASLt that src/device/cuda uses; cublaslt.cpp says what its products support. */
+/* Host CUDA: the part of cuBLASLt that src/device/cuda uses. cublaslt.cpp documents the supported products. */
 #ifndef HOST_CUDA_CUBLASLT_H
 #define HOST_CUDA_CUBLASLT_H
 

@@ -1,8 +1,8 @@
 /*
- * Host CUDA: matrix products. D = epilogue(alpha * op(A) * op(B) + beta * C) of fp32, or of bf16 or fp16 with a result
- * in the same type or in fp32; sums in fp32, in the order of k. Epilogues: none, bias, and the two gradients of a bias.
- * What else is asked for is CUBLAS_STATUS_NOT_SUPPORTED, as the library says it; operands that are no device memory, or
- * too short, CUBLAS_STATUS_EXECUTION_FAILED, where a device would fault.
+ * Host CUDA: matrix products D = epilogue(alpha * op(A) * op(B) + beta * C). Operands are fp32, or bf16 or fp16 with a
+ * result in the same type or in fp32. Sums are in fp32, in the order of k. Epilogues: none, bias, and the two gradients
+ * of a bias. Other requests get CUBLAS_STATUS_NOT_SUPPORTED, as from the library. Operands that are too short or not in
+ * device memory get CUBLAS_STATUS_EXECUTION_FAILED, where a device would fault.
  */
 #pragma GCC optimize("O3")
 #include <stdlib.h>
@@ -287,7 +287,7 @@ static void store(void *base, uint32_t type, int64_t i, float value)
 #define TILE_M 16
 #define TILE_N 4
 
-/* `lines` x `depth` numbers in panels of `width` lines, [panel][depth][width], the last one filled up with zeros. */
+/* Copies `lines` x `depth` numbers into panels of `width` lines, [panel][depth][width]. Zeros fill the last panel. */
 template <typename T>
 static void pack_as(float *to, const T *from, int64_t lines, int64_t depth, int64_t line_stride, int64_t depth_stride,
                     int width)
@@ -307,7 +307,7 @@ static void pack(float *to, const void *from, uint32_t type, int64_t first, int6
     if (type == CUDA_R_16F) pack_as(to, (const __half *)from + first, lines, depth, line_stride, depth_stride, width);
 }
 
-/* Operands of fp32 as tensor cores read them: ten bits behind the point, rounded to the nearest. */
+/* Operands of fp32 as tensor cores read them: rounded to ten bits of mantissa. */
 static void round_to_tf32(float *value, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -318,7 +318,7 @@ static void round_to_tf32(float *value, int64_t count)
     }
 }
 
-/* As wide as the registers of AVX2: the compiler handles wider ones badly where there are none. */
+/* The width of AVX2 registers. Without wider registers the compiler handles wider vectors badly. */
 typedef float half_line __attribute__((vector_size(32)));
 
 static inline __attribute__((always_inline)) void tile(const float *a, const float *b, int64_t depth, float *sum)
@@ -367,7 +367,7 @@ void host_cuda_multiply_tile(const float *a, const float *b, float *c)
     }
 }
 
-/* How far op(matrix)'s rows and columns are apart. */
+/* Distance between rows and between columns of op(matrix). */
 struct strides {
     int64_t row, col;
 };
@@ -377,7 +377,7 @@ static struct strides strides_of(const struct host_cuda_matrix *matrix, int op)
     return by_columns ? strides{1, matrix->ld} : strides{matrix->ld, 1};
 }
 
-/* All by value, so that a captured one outlives its descriptors. */
+/* All by value, so that a captured product outlives its descriptors. */
 struct product {
     struct host_cuda_matmul matmul;
     struct host_cuda_matrix a_layout, b_layout, c_layout, d_layout;
@@ -410,7 +410,7 @@ static void multiply(const struct product *p, int64_t batch)
         }
 }
 
-/* The gradient of a bias: sums over k of op(A)'s rows or op(B)'s columns. */
+/* The gradient of a bias: sums over k of the rows of op(A) or the columns of op(B). */
 static void sum_bias(const struct product *p, int64_t batch)
 {
     const bool of_a = p->matmul.epilogue == CUBLASLT_EPILOGUE_BGRADA;

@@ -13,8 +13,7 @@ static inline unsigned short host_cuda_half_from_float(float value)
         const unsigned int rebiased = magnitude - (112u << 23);
         return (unsigned short)(sign | (rebiased + 0xfffu + (rebiased >> 13 & 1)) >> 13);
     }
-    /* Subnormal: adding 0.5 leaves a unit of 2^-24 in the last place, so the addition itself rounds, to nearest even.
-     */
+    /* Subnormal: after adding 0.5 the last place is 2^-24, so the addition itself rounds to nearest even. */
     const float shifted = __uint_as_float(magnitude) + 0.5f;
     return (unsigned short)(sign | (__float_as_uint(shifted) - 0x3f000000u));
 }

@@ -1,27 +1,27 @@
 /*
- * Host CUDA: the part of the CUDA runtime that src/device/cuda uses, on a CPU, so that the kernels can be tested where
- * no GPU is.
+ * Host CUDA: the part of the CUDA runtime that src/device/cuda uses, on a CPU. It lets the kernels be tested without a
+ * GPU.
  *
- * The same .cu files compile with g++ -x c++ -I tests/gpu/host. Names, signatures and values are the real interface's;
- * what is not here is not used. Differences a source cannot see: work runs at once on the calling thread, blocks one
- * after another, the threads of a block as fibers (device_threads.h). Differences it can see, all on purpose:
+ * The same .cu files compile with g++ -x c++ -I tests/gpu/host. Names, signatures and values are those of the real
+ * interface. Functions that hapt does not use are absent. Work runs at once on the calling thread, blocks one after
+ * another, the threads of a block as fibers (device_threads.h). A source cannot notice this. It can notice the
+ * following deliberate differences:
  *   - fresh memory holds garbage, never zeros;
- *   - device memory cannot be read or written outside kernels, copies and library calls: the access faults
- * (memory.cpp);
- *   - while a thread captures a stream, it may not wait, reserve, release or copy at once, and copies that are captured
- * take page-locked memory on the host's side: what else it does voids the capture;
+ *   - device memory is accessible only in kernels, copies and library calls: other accesses fault (memory.cpp);
+ *   - a thread that captures a stream may not wait, reserve, release or copy synchronously, and captured copies use
+ *     page-locked host memory: anything else invalidates the capture;
  *   - a barrier that some thread of the block never reaches aborts the process with a message, even where hardware
- * would let it pass.
+ *     would let it pass.
  *
- * HAPT_HOST_GPUS: devices that a process sees (1); HAPT_HOST_GPU_BYTES: memory of each (4 GiB); HAPT_HOST_PKEYS=0:
- * protect by mprotect even where the CPU has protection keys; HAPT_HOST_READABLE=1: not at all, as a message library
- * that takes device memory finds it.
+ * HAPT_HOST_GPUS: devices that a process sees (1). HAPT_HOST_GPU_BYTES: memory of each (4 GiB). HAPT_HOST_PKEYS=0:
+ * protect by mprotect even if the CPU has protection keys. HAPT_HOST_READABLE=1: no protection, as GPU-aware MPI needs
+ * it.
  *
- * HAPT_HOST_CAPTURE=0: every capture of a stream turns out void. HAPT_HOST_LAZY=1: nothing may be used for the first
- * time while this process is in a group of devices (host_cuda.h).
+ * HAPT_HOST_CAPTURE=0: every capture of a stream becomes invalid. HAPT_HOST_LAZY=1: nothing may be used for the first
+ * time while this process has an NCCL communicator (host_cuda.h).
  *
  * HAPT_HOST_ORDER=backwards runs the last block and the last thread first. A kernel that lacks a barrier may be right
- * in one order, hardly in both: tests run each way, and the results must be the same to the bit.
+ * in one order, but hardly in both. So tests run in both orders and require equal bits.
  */
 #ifndef HOST_CUDA_RUNTIME_H
 #define HOST_CUDA_RUNTIME_H
@@ -279,7 +279,7 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *kernel, int block_size,
                                                           size_t shared_bytes);
 
-/* Checks the launch and runs it: every thread calls run(arguments); a stream that is being captured keeps a copy of
+/* Checks the launch and runs it: every thread calls run(arguments). A stream that is being captured keeps a copy of
  * their `bytes`. */
 cudaError_t host_cuda_launch(const cudaLaunchConfig_t *config, const void *kernel, void (*run)(void *), void *arguments,
                              size_t bytes);
@@ -315,7 +315,7 @@ static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blo
     return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, (const void *)kernel, block_size, shared_bytes);
 }
 
-/* A kernel with its parameters as the launch converted them; every thread gets its own copy, as on the device. */
+/* A kernel with its parameters, converted at the launch. Every thread gets its own copy, as on the device. */
 template <typename... Parameters> struct host_cuda_call {
     void (*kernel)(Parameters...);
     std::tuple<Parameters...> parameters;

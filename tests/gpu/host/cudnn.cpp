@@ -1,10 +1,10 @@
 /*
- * Host CUDA: cuDNN's descriptors, as strict as its documentation: an attribute that a descriptor does not have, of
- * another type or count, a descriptor that is not finalized or is so already, one that lacks something. A descriptor
- * that was destroyed ends the process.
+ * Host CUDA: cuDNN's descriptors. They check what the documentation requires: known attributes with the right type and
+ * count, no use before finalization, no change after it, no missing attribute. Use of a destroyed descriptor ends the
+ * process.
  *
- * HAPT_HOST_CUDNN names a fault: "missing" (no handle can be made), "nothing" (no engine is proposed), "refuses" and
- * "breaks" (no plan runs: unsupported, failed).
+ * HAPT_HOST_CUDNN names a fault: "missing" (no handle can be created), "nothing" (no engine is proposed), "refuses" and
+ * "breaks" (plans fail to run: unsupported, failed).
  */
 #include <set>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 
 enum { ANY = 8, MOST_DESCRIPTORS = 50000 };
 
-/* What may be set. Counts: `least` to `most`. */
+/* The attributes that may be set. Counts: `least` to `most`. */
 static const struct rule {
     int descriptor, name, type, least, most;
 } rules[] = {
@@ -56,7 +56,7 @@ static const struct rule {
     RULE(VARIANT_PACK, VARIANT_PACK_WORKSPACE, VOID_PTR, 1, 1),
 };
 
-/* What may stand where a descriptor is asked for. */
+/* The descriptor types that an attribute accepts. */
 static const struct {
     int name, type;
 } parts[] = {
@@ -236,7 +236,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudn
     return CUDNN_STATUS_SUCCESS;
 }
 
-/* All tables of a descriptor are equally long, and its numbers possible. */
+/* All tables of a descriptor have the same length, and valid numbers. */
 static cudnnStatus_t check_tables(const struct host_cudnn_descriptor *own, int counter, const int *names, int tables)
 {
     const auto count = [own](int name) { return own->attribute.at(name).count; };
@@ -279,7 +279,7 @@ static cudnnStatus_t check_whole(const struct host_cudnn_descriptor *own)
                    : CUDNN_STATUS_SUCCESS;
     case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
         config = host_cudnn_part(own, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
-        if (host_cuda_not_captured()) return CUDNN_STATUS_INTERNAL_ERROR; /* kernels are loaded */
+        if (host_cuda_not_captured()) return CUDNN_STATUS_INTERNAL_ERROR; /* loads kernels */
         return host_cudnn_engine_supports(config->graph, config->engine);
     default:
         return CUDNN_STATUS_SUCCESS;
@@ -303,9 +303,9 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor)
     return status;
 }
 
-/* ---- what the library answers ---- */
+/* ---- values that the library returns ---- */
 
-/* Makes of an empty descriptor an engine or a configuration. */
+/* Fills an empty descriptor as an engine or a configuration. */
 static cudnnStatus_t fill(struct host_cudnn_descriptor *own, int type, struct host_cudnn_descriptor *graph, int engine)
 {
     if (!own) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;

@@ -1,6 +1,7 @@
 /*
- * Host CUDA: the part of cuDNN 9's graph API that src/device/cuda uses. Names and values are the real header's, which
- * tests/system/cuda.sh compares where one is; cudnn.cpp says what descriptors take, cudnn_convolution.cpp what runs.
+ * Host CUDA: the part of cuDNN 9's graph API that src/device/cuda uses. Names and values are those of the real header;
+ * tests/system/cuda.sh compares them if it is installed. cudnn.cpp documents the descriptors, cudnn_convolution.cpp the
+ * engines.
  */
 #ifndef HOST_CUDA_CUDNN_H
 #define HOST_CUDA_CUDNN_H

@@ -1,10 +1,10 @@
 /*
- * Host CUDA: cuDNN's engines. One graph of one convolution (forward, gradient of the data or of the filter; any
+ * Host CUDA: cuDNN's engines for graphs of one convolution (forward, gradient of the data or of the filter; any
  * strides, paddings, dilations and groups), summed in double.
  *
- * Only two engines give what is asked for: PLAIN in every type, TENSOR for operands of 16 bits. The others stand for
- * what a caller must not take or cannot have: their notes say so, their results are off by more than any tolerance, or
- * they need more memory than there is.
+ * Only two engines are usable: PLAIN for every type, TENSOR for operands of 16 bits. The others represent engines that
+ * a caller must not use: their notes say so, their results are wrong by more than any tolerance, or they need more
+ * memory than exists.
  */
 #pragma GCC optimize("O3")
 #include <algorithm>
@@ -21,7 +21,7 @@ enum engine { ATOMIC, TENSOR, DOWN, HALF_SUMS, TRANSFORM, LARGE, MISSING, PLAIN 
 
 enum { DIMS = 4 };
 
-/* What an operation or its graph says: forward, y = x * w; dx = y * w; dw = x * y. */
+/* The description of an operation and its graph. Forward, y = x * w; dx = dy * w; dw = x * dy. */
 struct convolution {
     int result; /* operand[result]: 0 x, 1 w, 2 y */
     const struct host_cudnn_descriptor *operand[3];
@@ -178,7 +178,8 @@ template <typename Body> static void each(const struct convolution &of, int oper
                     body(dense++, a * step[0] + b * step[1] + c * step[2] + d * step[3]);
 }
 
-/* A row of y, a filter's element and the row of x that it meets: pixels [first, end) of y, at x[apart * pixel]. */
+/* A row of y, a filter element and the row of x that it is multiplied with: pixels [first, end) of y, at x[apart *
+ * pixel]. */
 static void add_row(int result, double *x, double *w, double *y, int64_t first, int64_t end, int64_t apart)
 {
     double sum = 0;
@@ -191,7 +192,7 @@ static void add_row(int result, double *x, double *w, double *y, int64_t first, 
     if (result == 1) *w += sum;
 }
 
-/* One channel of x with one of y; rows of `filter` are the filter's. */
+/* One channel of x with one channel of y. The rows of `filter` are those of the filter. */
 static void add_plane(const struct convolution &of, double *x, double *filter, double *y)
 {
     const int64_t *image = of.shape[0] + 2, *kernel = of.shape[1] + 2, *places = of.shape[2] + 2;
@@ -220,7 +221,7 @@ static void convolve(const struct convolution &of, double *x, double *w, double 
                           w + (k * ws[1] + c) * ws[2] * ws[3], y + (n * ys[1] + k) * ys[2] * ys[3]);
 }
 
-/* As an engine reads a number: tensor cores keep 11 bits of fp32. */
+/* A number as an engine reads it: tensor cores keep 11 bits of fp32. */
 static double as_read(int engine, double value)
 {
     const int bits = engine == TENSOR ? 11 : engine == DOWN ? 8 : 53;
@@ -229,7 +230,7 @@ static double as_read(int engine, double value)
     return bits == 53 ? value : ldexp(nearbyint(ldexp(fraction, bits)), exponent - bits);
 }
 
-/* The operands' places in memory. */
+/* The addresses of the operands. */
 static cudnnStatus_t find_data(const struct convolution &of, const struct host_cudnn_descriptor *pack, void *data[3])
 {
     const int64_t *uid = host_cudnn_values<int64_t>(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);

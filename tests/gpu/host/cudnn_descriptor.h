@@ -1,4 +1,4 @@
-/* Host CUDA: descriptors of cuDNN, what its two files share. */
+/* Host CUDA: cuDNN's descriptors, shared by its two files. */
 #ifndef HOST_CUDA_CUDNN_DESCRIPTOR_H
 #define HOST_CUDA_CUDNN_DESCRIPTOR_H
 
@@ -12,13 +12,13 @@ struct host_cudnn_attribute {
     std::vector<char> bytes;
 };
 
-/* Lives while somebody holds it: who made it, or descriptors that it was set in. */
+/* Reference-counted: its creator and the descriptors that contain it keep it alive. */
 struct host_cudnn_descriptor {
     cudnnBackendDescriptorType_t type;
     int holders;
     bool finalized;
     std::map<int, host_cudnn_attribute> attribute;
-    struct host_cudnn_descriptor *graph; /* of an engine and its configuration, held */
+    struct host_cudnn_descriptor *graph; /* of an engine and its configuration; kept alive */
     int engine;
 };
 
@@ -27,14 +27,14 @@ struct cudnnContext {
     cudaStream_t stream;
 };
 
-/* NULL where it is not set. */
+/* NULL: not set. */
 template <typename T> static const T *host_cudnn_values(const struct host_cudnn_descriptor *descriptor, int name)
 {
     const auto found = descriptor->attribute.find(name);
     return found == descriptor->attribute.end() ? NULL : (const T *)found->second.bytes.data();
 }
 
-/* The descriptor that attribute `name` names. */
+/* The descriptor that is the value of attribute `name`. */
 static inline const struct host_cudnn_descriptor *host_cudnn_part(const struct host_cudnn_descriptor *descriptor,
                                                                   int name)
 {
@@ -42,15 +42,15 @@ static inline const struct host_cudnn_descriptor *host_cudnn_part(const struct h
     return part ? *part : NULL;
 }
 
-/* Whether HAPT_HOST_CUDNN is `fault`. */
+/* Is HAPT_HOST_CUDNN `fault`? */
 bool host_cudnn_fault(const char *fault);
 
 /* ---- cudnn_convolution.cpp ---- */
 
-/* Of a finalized tensor, convolution or operation: what is wrong with it. */
+/* Why a tensor, convolution or operation cannot be finalized. */
 cudnnStatus_t host_cudnn_check_operation(const struct host_cudnn_descriptor *operation);
 
-/* The engines that `mode` proposes for the graph, best first; at most 8. */
+/* The engines that `mode` proposes for the graph, best first. At most 8. */
 int host_cudnn_propose(const struct host_cudnn_descriptor *graph, int mode, int engine[8]);
 std::vector<cudnnBackendNumericalNote_t> host_cudnn_notes(int engine);
 cudnnStatus_t host_cudnn_engine_supports(const struct host_cudnn_descriptor *graph, int engine);

@@ -1,8 +1,8 @@
 /*
- * Host CUDA: the device functions that <math.h> lacks. The fast ones of the device (__expf and the like) are exact
- * here: a test's tolerance has to allow for the device's error by itself.
+ * Host CUDA: the device functions that <math.h> lacks. The device's fast functions (__expf and the like) are exact
+ * here. So the tolerance of a test must allow for the device's error.
  *
- * glibc declares some of the names for its own use, hence macros in their place.
+ * glibc uses some of the names itself, so they are macros.
  */
 #ifndef HOST_CUDA_DEVICE_MATH_H
 #define HOST_CUDA_DEVICE_MATH_H
@@ -43,8 +43,8 @@ static inline float normcdff(float x)
     return 0.5f * erfcf(-x * 0.70710678118654752f);
 }
 
-/* Rounded operations that the compiler may not contract: g++ contracts within one expression only, so a function's
- * value is safe. */
+/* Rounded operations that the compiler may not contract. g++ contracts within one expression only, so the value of a
+ * function is safe. */
 static inline __attribute__((noinline)) float __fmul_rn(float x, float y)
 {
     return x * y;
@@ -143,8 +143,8 @@ static inline float __double2float_rn(double x)
     return (float)x;
 }
 
-/* `value` cut to float so that rounding the result once more gives what rounding `value` gives: the last bit remembers
- * what was cut. */
+/* Rounds `value` to float so that rounding the result once more is the same as rounding `value`. The last bit records
+ * lost digits. */
 static inline float host_cuda_round_odd(double value)
 {
     const float cut = (float)value;
@@ -196,7 +196,7 @@ static inline unsigned long long __umul64hi(unsigned long long x, unsigned long 
     return (unsigned long long)(((unsigned __int128)x * y) >> 64);
 }
 
-/* min and max of mixed types go to the unsigned or to the wider one, as in device code. */
+/* min and max of mixed types convert to the unsigned or the wider type, as in device code. */
 #define HOST_CUDA_MINMAX(type, a, b)                  \
     static inline type min(a x, b y)                  \
     {                                                 \
@@ -232,8 +232,8 @@ HOST_CUDA_MINMAX(double, float, double, fmin, fmax)
 HOST_CUDA_MINMAX(double, double, float, fmin, fmax)
 #undef HOST_CUDA_MINMAX
 
-/* Threads of a block take turns only at barriers, so plain code is atomic. No atomicAdd of floats: sums in no fixed
- * order are banned. */
+/* Threads of a block switch only at barriers, so plain code is atomic. There is no atomicAdd of floats, because sums
+ * must have a fixed order. */
 #define HOST_CUDA_ATOMIC(name, type, update)           \
     static inline type name(type *address, type value) \
     {                                                  \

@@ -1,9 +1,9 @@
 /*
- * Host CUDA: what a thread of a kernel sees of its block: indices, shared memory, barriers, warps.
+ * Host CUDA: the view that a thread of a kernel has of its block: indices, shared memory, barriers, warps.
  *
- * Threads run in the order of their numbers (or backwards, see cuda_runtime.h), each until it waits for others; a
- * kernel without barriers runs straight. Lanes outside a mask, or beyond the end of a block, give garbage to whoever
- * reads them.
+ * Threads run in the order of their numbers (or backwards, see cuda_runtime.h). Each runs until it waits for others, so
+ * a kernel without barriers never switches. Lanes outside a mask, or beyond the end of a block, give garbage to their
+ * readers.
  */
 #ifndef HOST_CUDA_DEVICE_THREADS_H
 #define HOST_CUDA_DEVICE_THREADS_H
@@ -16,24 +16,24 @@ extern HOST_CUDA_HIDDEN uint3 threadIdx, blockIdx;
 extern HOST_CUDA_HIDDEN dim3 blockDim, gridDim;
 static constexpr int warpSize = 32;
 
-/* The running block's dynamic shared memory: garbage at its start, a guard page behind its end (rounded up to 32
- * bytes). */
+/* The running block's dynamic shared memory. It holds garbage at first and has a guard page behind its end (rounded up
+ * to 32 bytes). */
 void *host_cuda_shared(void);
 
 enum host_cuda_barrier { HOST_CUDA_SYNC, HOST_CUDA_SYNC_COUNT, HOST_CUDA_SYNC_AND, HOST_CUDA_SYNC_OR };
 enum host_cuda_meeting { HOST_CUDA_MEET_SYNC, HOST_CUDA_MEET_SHUFFLE, HOST_CUDA_MEET_VOTE, HOST_CUDA_MEET_MATRIX };
 
-/* Waits for the whole block; returns how many of its threads had a predicate that is not zero. */
+/* Waits for the whole block. Returns how many of its threads had a non-zero predicate. */
 unsigned int host_cuda_block_barrier(enum host_cuda_barrier kind, int predicate);
 /*
- * Waits for the lanes of `mask`, each bringing a value, and returns all of them [32]; valid until the lane's next
- * meeting. `work`, if any, is called once, by the last lane to arrive, before any goes on.
+ * Waits for the lanes of `mask`, each with a value, and returns all values [32]. They are valid until the lane's next
+ * synchronisation. The last lane to arrive calls `work`, if given, once, before any lane goes on.
  */
 const uint64_t *host_cuda_warp_meet(unsigned int mask, enum host_cuda_meeting kind, uint64_t value,
                                     void (*work)(const uint64_t *values) = NULL);
 unsigned int host_cuda_lane(void);
 
-/* Whoever waits for it to advance waits for a few calls. */
+/* A thread that waits for the clock to advance makes a few calls. */
 static inline long long clock64(void)
 {
     static long long now;
@@ -79,7 +79,7 @@ static inline int __all_sync(unsigned int mask, int predicate)
     return __ballot_sync(mask, !predicate) == 0;
 }
 
-/* The lane's own value where its source lies outside its segment. */
+/* The lane's own value if its source is outside its segment. */
 template <typename T> static inline T host_cuda_shuffle(unsigned int mask, T value, int source)
 {
     static_assert(std::is_trivially_copyable<T>::value && sizeof(T) <= 8, "values of up to 8 bytes");

@@ -1,12 +1,11 @@
 /*
  * Host CUDA: the threads of a block as fibers.
  *
- * A fiber takes the block's threads one after another and runs each on the same stack. Only where a thread has to wait
- * does another fiber go on: first those whose barrier has opened, then a new one with the next thread that has not
- * begun. So a kernel without barriers never switches, and a warp's shuffles keep to that warp.
+ * A fiber runs the block's threads one after another on the same stack. Only when a thread must wait, another fiber
+ * continues: first the threads whose barrier has opened, then a new fiber with the next thread. So a kernel without
+ * barriers never switches, and a warp's shuffles switch within that warp only.
  *
- * Nobody left to run while threads wait is the bug that hangs a GPU, or passes on one and hangs on the next: it aborts
- * here.
+ * If threads wait and none can run, the kernel has a bug that may hang a GPU. Here it aborts.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -27,7 +26,7 @@
 #define STACK_BYTES ((size_t)128 << 10)
 #define STACK_SHIFT                                                                                                    \
     ((size_t)40                                                                                                        \
-     << 10) /* stacks begin at different places below it, lest they all compete for the same sets of the caches */
+     << 10) /* stacks begin at different offsets below it, so that they do not compete for the same cache sets */
 #define MOST_THREADS 1024
 #define LANES 32
 
@@ -46,7 +45,7 @@ struct fiber {
 
 struct warp {
     uint64_t value[LANES],
-        seen[LANES]; /* brought by the waiting lanes; of the last meeting that each lane took part in */
+        seen[LANES]; /* values of the waiting lanes; values of the last synchronisation of each lane */
     unsigned int mask[LANES];
     enum host_cuda_meeting kind[LANES];
     unsigned int waiting; /* lanes */
@@ -58,7 +57,7 @@ static struct {
     void *arguments;
     unsigned int threads, started, ended;
     bool backwards;
-    unsigned int arrived, sum, last_sum; /* at the block's barrier; of their predicates; of the last one to open */
+    unsigned int arrived, sum, last_sum; /* threads at the block's barrier; sum of their predicates; sum at the last barrier that opened */
     enum host_cuda_barrier kind;
     struct fiber *waiting[MOST_THREADS]; /* by thread */
     struct warp warp[MOST_THREADS / LANES];
@@ -72,8 +71,7 @@ static void switch_fiber(struct fiber *from, struct fiber *to)
     swapcontext(&from->context, &to->context);
 }
 #else
-/* Keeps what the System V ABI lets a called function expect to survive, on the old stack, and goes on on the new one.
- */
+/* Saves on the old stack the registers that the System V ABI preserves across calls, and continues on the new stack. */
 extern "C" HOST_CUDA_HIDDEN void host_cuda_switch(void **from, void *to);
 __asm__(".text\n"
         ".hidden host_cuda_switch\n"
@@ -139,8 +137,8 @@ static struct fiber *create_fiber(void)
     fiber->context.uc_stack.ss_size = STACK_BYTES - shift;
     makecontext(&fiber->context, fiber_main, 0);
 #else
-    /* As if fiber_main had been called and switched away at once: six registers, then where to go on, then its (absent)
-     * caller. */
+    /* The stack as if fiber_main had been called and had switched at once: six registers, the return address, and its
+     * (absent) caller. */
     void **top = (void **)(stack + STACK_BYTES - shift) - 1;
     *--top = (void *)fiber_main;
     fiber->stack_pointer = top - 6;
@@ -165,7 +163,7 @@ static void make_ready(unsigned int thread)
     block.ready_end = &fiber->next;
 }
 
-/* The lanes that there are in the warp that begins at thread `first`. */
+/* The existing lanes of the warp that begins at thread `first`. */
 static unsigned int lanes_of(unsigned int first)
 {
     return block.threads - first >= LANES ? ~0u : (1u << (block.threads - first)) - 1;
@@ -217,7 +215,7 @@ static void fiber_main(void)
     }
 }
 
-/* The current thread waits until someone makes it ready. */
+/* The current thread waits until another makes it ready. */
 static void wait_here(void)
 {
     struct fiber *self = block.current;
@@ -255,7 +253,7 @@ unsigned int host_cuda_lane(void)
     return block.current->thread % LANES;
 }
 
-/* Whether all of `lanes` wait for the same meeting. */
+/* Do all of `lanes` wait for the same synchronisation? */
 static bool all_met(const struct warp *warp, unsigned int lanes, unsigned int lane)
 {
     if ((warp->waiting & lanes) != lanes) return false;

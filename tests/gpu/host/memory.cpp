@@ -1,8 +1,8 @@
 /*
  * Host CUDA: memory of the devices and of the host, copies.
  *
- * Each allocation of device memory is a mapping of its own between guard pages, closed except to the thread that holds
- * the device (struct host_cuda_scope): by a protection key where the CPU has them, which costs one instruction, else by
+ * Each allocation of device memory is a separate mapping between guard pages. Only the thread that holds the device can
+ * access it (struct host_cuda_scope). A protection key does this with one instruction if the CPU has them; else
  * mprotect on every mapping. Fresh memory holds garbage.
  */
 #include <pthread.h>
@@ -17,17 +17,17 @@
 struct allocation {
     struct allocation *next;
     char *base;
-    size_t bytes, mapped_bytes; /* as asked for; of the mapping without its guard pages */
+    size_t bytes, mapped_bytes; /* requested size; size of the mapping without guard pages */
     int device;                 /* -1: page-locked memory of the host */
 };
 
 static struct {
-    pthread_mutex_t lock; /* recursive: the device */
+    pthread_mutex_t lock; /* recursive: represents the device */
     struct allocation *first;
     size_t used_bytes[64]; /* by device */
     int depth;
     int key; /* -1: protection by mprotect */
-    bool readable; /* nothing is closed */
+    bool readable; /* no protection */
     size_t page;
 } memory;
 static pthread_once_t memory_once = PTHREAD_ONCE_INIT;
@@ -106,7 +106,7 @@ void host_cuda_fill_garbage(void *pointer, size_t bytes)
     memcpy(words + bytes / sizeof word, &word, bytes % sizeof word);
 }
 
-/* The allocation that `pointer` lies in; the scope is held. */
+/* The allocation that contains `pointer`. The scope is held. */
 static struct allocation **find(const void *pointer)
 {
     struct allocation **link = &memory.first;
@@ -125,7 +125,7 @@ bool host_cuda_is_device(const void *pointer, size_t bytes, bool *outside)
     return block->device >= 0;
 }
 
-/* Guard pages on both sides stay closed. */
+/* The guard pages on both sides stay closed. */
 static cudaError_t reserve(void **pointer, size_t bytes, int device)
 {
     if (!pointer) return host_cuda_result(cudaErrorInvalidValue);
@@ -219,7 +219,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
     return host_cuda_result(cudaSuccess);
 }
 
-/* Whether the sides are where `kind` says, and the ranges within their allocations. The scope is held. */
+/* Are the sides where `kind` says, and the ranges within their allocations? The scope is held. */
 static cudaError_t check_copy(const void *to, size_t to_bytes, const void *from, size_t from_bytes,
                               enum cudaMemcpyKind kind)
 {
@@ -242,7 +242,7 @@ static cudaError_t check_copy(const void *to, size_t to_bytes, const void *from,
     return cudaErrorInvalidMemcpyDirection;
 }
 
-/* When a copy that was captured runs, nobody knows what stands there. */
+/* When a captured copy runs, the memory at the address may have changed. */
 static bool is_pageable(const void *pointer)
 {
     return !*find(pointer);

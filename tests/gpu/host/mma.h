@@ -1,9 +1,9 @@
 /*
  * Host CUDA: warp matrix operations, 16x16x16 with fp16 or bf16 inputs and an fp32 accumulator.
  *
- * A lane holds 8 of a tile's 256 elements, in an order that, as on the device, is nobody's business; loads and stores
- * move each lane's own ones, so a warp that forgets __syncwarp sees stale memory here too. The product is computed
- * once, by the last lane to arrive. Alignments that the device demands are checked.
+ * A lane holds 8 of a tile's 256 elements, in an unspecified order, as on the device. Loads and stores move each lane's
+ * own elements, so a warp without __syncwarp sees stale memory here too. The last lane to arrive computes the product
+ * once. The alignments that the device requires are checked.
  */
 #ifndef HOST_CUDA_MMA_H
 #define HOST_CUDA_MMA_H
@@ -44,7 +44,7 @@ template <typename Fragment, typename T> static inline void fill_fragment(Fragme
     for (auto &x : tile.x) x = value;
 }
 
-/* Where in memory element i of this lane lies. */
+/* The address of element i of this lane. */
 static inline size_t host_cuda_place(int i, unsigned int leading, bool by_rows)
 {
     const unsigned int element = (unsigned int)i * 32 + host_cuda_lane(), row = element / 16, column = element % 16;
@@ -75,7 +75,7 @@ static inline void store_matrix_sync(T *to, const fragment<accumulator, 16, 16, 
     for (int i = 0; i < tile.num_elements; i++) to[host_cuda_place(i, leading, layout == mem_row_major)] = tile.x[i];
 }
 
-/* What a lane brings to a product: where its elements are. */
+/* The operands of a lane in a product: the addresses of its elements. */
 template <typename T> struct host_cuda_product {
     float *d;
     const T *a, *b;

@@ -1,4 +1,4 @@
-/* Host CUDA: NCCL's communicators, between processes of one host; nccl_operations.cpp has what they do. */
+/* Host CUDA: NCCL's communicators, between processes of one host. nccl_operations.cpp contains the operations. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +53,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
-/* At the process's end: communicators that nobody destroyed leave no files either. */
+/* When the process ends, the files of communicators that were not destroyed are removed. */
 static void leave_all(void)
 {
     for (struct ncclComm *comm = living; comm; comm = comm->next) mail_leave(&comm->box);
@@ -121,8 +121,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
-/* Waits of other threads end; the memory stays, for they still look at it. As NCCL's own with connections that stand, it ends when all peers
- * have left, which those that are dead or wait for this one never do. */
+/* Waits of other threads end. The memory stays, because they may still read it. Like NCCL with open connections, it
+ * returns when all peers have left, which dead or waiting peers never do. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     if (!comm) return ncclSuccess;
@@ -157,7 +157,7 @@ ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device)
     return ncclSuccess;
 }
 
-/* Everyone tells everyone its color and key; each finds its part and its place there. */
+/* All ranks exchange color and key. Each finds its part and its rank there. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *part, ncclConfig_t *)
 {
     struct choice {

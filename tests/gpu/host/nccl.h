@@ -1,4 +1,4 @@
-/* Host CUDA: the part of NCCL that src/device/cuda uses, between processes of one host; nccl.cpp says how. */
+/* Host CUDA: the part of NCCL that src/device/cuda uses, between processes of one host. See nccl.cpp. */
 #ifndef HOST_CUDA_NCCL_H
 #define HOST_CUDA_NCCL_H
 

@@ -1,4 +1,4 @@
-/* Host CUDA, private part of its NCCL: communicators, for the two files that make them and that work with them. */
+/* Host CUDA, private part of its NCCL: communicators, shared by nccl.cpp and nccl_operations.cpp. */
 #ifndef HOST_CUDA_NCCL_COMM_H
 #define HOST_CUDA_NCCL_COMM_H
 
@@ -8,20 +8,20 @@
 /* Of operations. */
 enum kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE, PAIR, SPLIT };
 
-/* What a message says of its operation. */
+/* The description of an operation in a message. */
 struct header {
     int kind, type, op, root; /* op -1: none */
     uint64_t count;
 };
 
 struct ncclComm {
-    struct ncclComm *next; /* among the living */
+    struct ncclComm *next; /* in the list of live communicators */
     struct mail_box box;
     int device, splits;
     ncclResult_t error;
 };
 
-/* Keeps `what` for ncclGetLastError and `result` for the communicator's asynchronous error; returns it. */
+/* Stores `what` for ncclGetLastError and `result` as the communicator's asynchronous error; returns it. */
 ncclResult_t host_nccl_fail(struct ncclComm *comm, ncclResult_t result, const char *what, int rank);
 
 #endif

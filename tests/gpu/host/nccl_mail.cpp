@@ -20,7 +20,7 @@ static double now_s(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* HAPT_HOST_NCCL_TIMEOUT_S, else a minute. */
+/* HAPT_HOST_NCCL_TIMEOUT_S, default one minute. */
 static double deadline(void)
 {
     const char *text = getenv("HAPT_HOST_NCCL_TIMEOUT_S");
@@ -28,7 +28,7 @@ static double deadline(void)
     return now_s() + (seconds > 0 ? seconds : 60);
 }
 
-/* Ever longer pauses between looks; false: time is up. */
+/* Pauses with growing length; false: the time is up. */
 static bool pause_until(double deadline_s, int *looks)
 {
     const int look = (*looks)++;
@@ -61,7 +61,7 @@ static int count(const struct mail_box *box, const char *word)
     return found;
 }
 
-/* Several ranks may do this at once: what is gone already is no matter. */
+/* Several ranks may do this at once. Files that are already gone are no error. */
 static void remove_folder(const char *folder)
 {
     char path[PATH_BYTES + 256];

@@ -1,10 +1,10 @@
 /*
  * Host CUDA: NCCL between processes of one host.
  *
- * Every operation is a message to some ranks at the call, and messages from some ranks taken in when its group ends:
- * copied side by side, or reduced in the order of ranks, which makes sums the same everywhere and in every run. Calls
- * return when the work is done. What ranks say of an operation (kind, type, count, root) travels along, so that two
- * that do not match are ncclInvalidUsage instead of a hang.
+ * Each operation sends its messages at the call and receives those of other ranks when its group ends. It concatenates
+ * them, or reduces them in the order of ranks, so that sums are equal on all ranks and in all runs. Calls return when
+ * the work is done. Messages carry the description of the operation (kind, type, count, root). A mismatch between ranks
+ * is ncclInvalidUsage instead of a hang.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@
 static const char *const kind_names[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast",
                                          "reduce",     "send",           "split"};
 
-/* What is still to come in: one message from each rank of [first, end). */
+/* Pending receives: one message from each rank of [first, end). */
 struct pending {
     struct pending *next;
     struct ncclComm *comm;
@@ -53,7 +53,7 @@ static size_t type_bytes(ncclDataType_t type)
     }
 }
 
-/* Wide enough to add many values of T: fp32 for the short floats. */
+/* A type wide enough to add many values of T: fp32 for the short floats. */
 template <typename T> struct wide {
     typedef T type;
 };
@@ -191,11 +191,11 @@ ncclResult_t ncclGroupEnd(void)
 struct operation {
     struct header header;
     const void *send;
-    size_t send_stride;     /* elements between what one target and the next get; 0: all the same */
+    size_t send_stride;     /* distance in elements between the parts of two targets; 0: all targets get the same */
     int target, target_end; /* [target, target_end) */
     void *receive;
     int source, source_end; /* [source, source_end) */
-    size_t sent, received;  /* elements of the two buffers that are touched */
+    size_t sent, received;  /* elements of the two buffers that are used */
 };
 
 static bool on_device(const void *pointer, size_t bytes)
@@ -204,7 +204,7 @@ static bool on_device(const void *pointer, size_t bytes)
     return !bytes || (host_cuda_is_device(pointer, bytes, &outside) && !outside);
 }
 
-/* HAPT_HOST_NCCL_UNCONNECTED: the rank that never gets further than communicators. */
+/* HAPT_HOST_NCCL_UNCONNECTED: the rank whose operations fail after it has created communicators. */
 static bool cannot_connect(const struct ncclComm *comm)
 {
     const char *rank = getenv("HAPT_HOST_NCCL_UNCONNECTED");

@@ -16,7 +16,7 @@
 
 #define MOST_DEVICES 64
 
-/* What cudaFuncSetAttribute allowed to a kernel. */
+/* The limit that cudaFuncSetAttribute set for a kernel. */
 struct kernel_limit {
     struct kernel_limit *next;
     const void *kernel;
@@ -138,7 +138,7 @@ cudaError_t cudaSetDeviceFlags(unsigned int)
     return host_cuda_result(cudaSuccess);
 }
 
-/* HAPT_HOST_NAMES: names of the devices in turn, "one,two". */
+/* HAPT_HOST_NAMES: names of the devices in order, "one,two". */
 static void name_device(int device, char *name, size_t size)
 {
     const char *names = getenv("HAPT_HOST_NAMES"), *at = names;
@@ -167,7 +167,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     prop->maxGridSize[1] = prop->maxGridSize[2] = 65535;
     prop->totalConstMem = 65536;
     prop->major = 9;
-    prop->multiProcessorCount = 4; /* few: grid-stride loops then go round more than once */
+    prop->multiProcessorCount = 4; /* few, so that grid-stride loops have more than one iteration */
     prop->canMapHostMemory = prop->concurrentKernels = prop->unifiedAddressing = 1;
     prop->pciBusID = device + 1;
     prop->asyncEngineCount = 2;
@@ -342,7 +342,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const voi
     if (check_device(current_device)) return last_error;
     if (!blocks || !kernel || block_size <= 0) return host_cuda_result(cudaErrorInvalidValue);
     host_cuda_scope scope;
-    /* A block takes 1 KiB of shared memory for itself. */
+    /* A block uses 1 KiB of shared memory for itself. */
     const size_t by_shared = (HOST_CUDA_SHARED_MOST + 1024) / (shared_bytes + 1024),
                  by_threads = 64 / (((size_t)block_size + 31) / 32);
     const size_t fit = by_shared < by_threads ? by_shared : by_threads;
@@ -394,7 +394,7 @@ void host_cuda_first_use(const void *kernel, const size_t sizes[3])
     host_cuda_die("%s for the first time while there is a group of devices", dladdr(kernel, &about) && about.dli_sname ? about.dli_sname : "a kernel");
 }
 
-/* Of what was checked. */
+/* Runs a launch that was checked. */
 static cudaError_t run_grid(const cudaLaunchConfig_t &config, const void *kernel, void (*run)(void *), void *arguments)
 {
     host_cuda_scope scope;

@@ -1,5 +1,5 @@
-/* Self-test of the host CUDA: errors, memory and launches here, the rest in checks/. Ends with 0 only if every
- * check holds. */
+/* Self-test of the host CUDA: errors, memory and launches here, the rest in checks/. Exit code 0 only if every check
+ * holds. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,7 +156,7 @@ static void test_memory(void)
     CHECK(cudaFree(device + 1) == cudaErrorInvalidValue);
     FINE(cudaFree(NULL));
 
-    /* Closed to the host, open to kernels, guard pages closed to both. */
+    /* Device memory is closed to the host and open to kernels. Guard pages are closed to both. */
     CHECK(child_end(read_byte, device) == SIGSEGV);
     CHECK(child_end(write_byte, device + 4095) == SIGSEGV);
     CHECK(child_end(read_byte, pinned) == 0);

@@ -1,4 +1,5 @@
-/* The self-test of the host CUDA: what its files share. Each check counts; a failed one prints where. */
+/* The self-test of the host CUDA: declarations that its files share. Checks are counted, and a failed one prints its
+ * place. */
 #ifndef HOST_CUDA_SELFTEST_H
 #define HOST_CUDA_SELFTEST_H
 
@@ -15,11 +16,11 @@ extern int checks, failures;
 void check_that(bool holds, const char *text, const char *file, int line);
 void check_fine(int error, const char *text, const char *file, int line);
 
-/* How a child that runs body(data) ends: the signal that killed it, or minus its exit code. Its standard error is
+/* The result of a child that runs body(data): the signal that killed it, or minus its exit code. Its standard error is
  * closed. */
 int child_end(void (*body)(void *data), void *data);
 
-/* Uniform in [0, 1); the sequence is the same in every run. */
+/* Uniform in [0, 1). Every run has the same sequence. */
 uint32_t random_bits(void);
 float random_unit(void);
 
@@ -34,7 +35,7 @@ static cudaError_t run_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 thr
     return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-/* Device memory with `count` elements of `host`, and back. */
+/* Copies `count` elements of `host` to new device memory, and back. */
 template <typename T> static T *to_device(const T *host, size_t count)
 {
     T *device = NULL;

@@ -1,9 +1,9 @@
 /*
  * Host CUDA: streams, events and graphs.
  *
- * Work is done when the call that asked for it returns, so they have nothing to wait for; they are checked like the
- * real ones: a handle that was destroyed, or one of another device, is refused. Handles are never freed, which is how a
- * dead one is known. A stream that is being captured keeps its work instead.
+ * Work is complete when its call returns, so streams and events never wait. Handles are checked like real ones: a
+ * destroyed handle, or one of another device, is refused. Handles are never freed, so that a destroyed one can be
+ * recognised. A stream that is being captured stores its work.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -25,9 +25,9 @@ struct CUstream_st {
     struct CUstream_st *next;
     int device;
     bool alive;
-    /* While it is being captured: */
-    struct CUgraph_st *graph; /* NULL: it is not */
-    bool broken, local;       /* the capture is void; it is the affair of its thread alone */
+    /* During a capture: */
+    struct CUgraph_st *graph; /* NULL: no capture */
+    bool broken, local;       /* the capture is invalid; it belongs to one thread */
     pthread_t thread;
 };
 
@@ -36,7 +36,7 @@ struct CUevent_st {
     int device;
     bool alive, timed, recorded;
     double time_s;
-    cudaStream_t captured; /* it marks a point in that stream's capture, not in time */
+    cudaStream_t captured; /* recorded in a capture of that stream, not in time */
 };
 
 static struct CUstream_st *first_stream;
@@ -97,7 +97,7 @@ cudaError_t host_cuda_not_captured(void)
     return host_cuda_result(some ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
 }
 
-/* For what waits for the stream. */
+/* For calls that wait for the stream. */
 static cudaError_t check_waiting(cudaStream_t stream)
 {
     if (check_stream(stream)) return cudaPeekAtLastError();
@@ -159,7 +159,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t gra
     return cudaSuccess;
 }
 
-/* Its errors would come later on a device: whoever waits for the stream sees them. */
+/* On a device its errors come later, at the next synchronisation of the stream. */
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 {
     if (check_stream(stream)) return cudaPeekAtLastError();
@@ -233,7 +233,7 @@ static cudaError_t check_event(cudaEvent_t event)
     return host_cuda_result(event && event->alive ? cudaSuccess : cudaErrorInvalidResourceHandle);
 }
 
-/* For what looks whether it was reached. */
+/* For calls that ask whether it was reached. */
 static cudaError_t check_reached(cudaEvent_t event)
 {
     if (check_event(event)) return cudaPeekAtLastError();
@@ -242,7 +242,7 @@ static cudaError_t check_reached(cudaEvent_t event)
     return host_cuda_result(cudaErrorCapturedEvent);
 }
 
-/* A capture that spreads to other streams is none of what is here. */
+/* Captures that spread to other streams are not supported here. */
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int)
 {
     if (check_stream(stream) || check_event(event)) return cudaPeekAtLastError();

@@ -1,4 +1,4 @@
-/* Host CUDA: dim3 and the short vectors, with the alignments that the device demands of them. */
+/* Host CUDA: dim3 and the short vectors, with the alignments that the device requires. */
 #ifndef HOST_CUDA_VECTOR_TYPES_H
 #define HOST_CUDA_VECTOR_TYPES_H
 

@@ -1,5 +1,5 @@
-/* Self-test: cuDNN's descriptors and what they refuse; convolutions against their definition, gradients by <dy, x * w>
- * = <dx, x> = <dw, w>. */
+/* Self-test: cuDNN's descriptors and the calls that they refuse. Convolutions are compared with their definition,
+ * gradients by <dy, x * w> = <dx, x> = <dw, w>. */
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -93,11 +93,11 @@ static Descriptor make_graph(cudnnHandle_t handle, int result, Descriptor how, c
     FINE(cudnnBackendSetAttribute(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, PART, 1, &operation));
     FINE(cudnnBackendSetAttribute(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle));
     FINE(cudnnBackendFinalize(graph));
-    FINE(cudnnBackendDestroyDescriptor(operation)); /* the graph holds it */
+    FINE(cudnnBackendDestroyDescriptor(operation)); /* the graph keeps it alive */
     return graph;
 }
 
-/* The plan of the last engine that the fallback ranking proposes: the plain one. */
+/* The plan of the last engine of the fallback ranking: the PLAIN engine. */
 static Descriptor make_plan(cudnnHandle_t handle, Descriptor graph, int64_t *bytes)
 {
     const Descriptor ranking = make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR),
@@ -149,7 +149,7 @@ static void run(cudnnHandle_t handle, int result, Descriptor how, const Descript
     CHECK(cudnnBackendExecute(handle, plan, strange) == CUDNN_STATUS_BAD_PARAM);
     CHECK(cudnnBackendExecute(handle, plan, small) == CUDNN_STATUS_EXECUTION_FAILED);
     CHECK(cudnnBackendExecute(handle, graph, pack) == CUDNN_STATUS_BAD_PARAM_DESCRIPTOR_TYPE);
-    FINE(cudnnBackendDestroyDescriptor(graph)); /* the plan holds it */
+    FINE(cudnnBackendDestroyDescriptor(graph)); /* the plan keeps it alive */
     FINE(cudnnBackendExecute(handle, plan, pack));
     for (int o = 0; o < 3; o++) {
         to_host(data[o]->data(), (float *)device[o], data[o]->size());
@@ -173,7 +173,7 @@ static std::vector<float> random_numbers(int64_t count)
     return numbers;
 }
 
-/* One element of y by its definition. x stands as [rows][height][width][in]. */
+/* One element of y by its definition. x is [rows][height][width][in]. */
 static double expected(const struct geometry &of, const std::vector<float> &x, const std::vector<float> &w, int64_t n,
                        int64_t k, int64_t p, int64_t q)
 {
@@ -243,7 +243,7 @@ static void test_refusals(void)
           CUDNN_STATUS_BAD_PARAM);
     CHECK(cudnnBackendSetAttribute(tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, NULL) ==
           CUDNN_STATUS_BAD_PARAM_NULL_POINTER);
-    CHECK(cudnnBackendFinalize(tensor) == CUDNN_STATUS_BAD_PARAM); /* nothing is set */
+    CHECK(cudnnBackendFinalize(tensor) == CUDNN_STATUS_BAD_PARAM); /* no attribute is set */
     CHECK(cudnnBackendSetAttribute(operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, PART, 1, &tensor) ==
           CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED);
     FINE(cudnnBackendDestroyDescriptor(tensor));

@@ -1,4 +1,4 @@
-/* Self-test: captures and their replays, and what a thread that captures must not do. */
+/* Self-test: captures and their replays, and calls that are forbidden during a capture. */
 #include <pthread.h>
 #include <string.h>
 
@@ -36,7 +36,7 @@ static cublasStatus_t multiply_on(cublasLtHandle_t handle, cudaStream_t stream, 
     return status;
 }
 
-/* a = 1 + number, b = a + 2 a = 3 (1 + number); every replay the same. */
+/* a = 1 + number, b = a + 2 a = 3 (1 + number). Every replay gives the same. */
 static void test_replays(cudaStream_t stream)
 {
     const float start[4] = {9, 9, 9, 9}, two[1] = {2};
@@ -62,11 +62,11 @@ static void test_replays(cudaStream_t stream)
     FINE(cudaStreamIsCapturing(stream, &status));
     CHECK(status == cudaStreamCaptureStatusNone && graph);
     to_host(back, a, 4);
-    CHECK(back[0] == 9 && back[3] == 9); /* nothing ran */
+    CHECK(back[0] == 9 && back[3] == 9); /* nothing has run */
     FINE(cudaGraphInstantiateWithFlags(&exec, graph, 0));
     FINE(cudaGraphDestroy(graph));
     for (int round = 0; round < 3; round++) {
-        for (int i = 0; i < 4; i++) pinned[i] = (float)(1 + round); /* what stands at the addresses is the replay's */
+        for (int i = 0; i < 4; i++) pinned[i] = (float)(1 + round); /* a replay reads the content of the addresses at its time */
         FINE(cudaGraphLaunch(exec, stream));
         FINE(cudaStreamSynchronize(stream));
         to_host(back, b, 4);
@@ -106,7 +106,7 @@ static cudaError_t misuse(int which, cudaStream_t stream, cudaStream_t other, fl
     return cudaSuccess;
 }
 
-/* Refused, the capture is void, and the stream is as good as before. */
+/* The call is refused, the capture is invalid, and the stream works as before. */
 static void test_misuse(cudaStream_t stream)
 {
     const float start[4] = {1, 1, 1, 1};
@@ -147,7 +147,7 @@ struct elsewhere {
     int failed;
 };
 
-/* Another thread copies, reserves and waits as it likes, but ends no capture. */
+/* Another thread may copy, reserve and wait, but cannot end the capture. */
 static void *work_elsewhere(void *data)
 {
     struct elsewhere *elsewhere = (struct elsewhere *)data;

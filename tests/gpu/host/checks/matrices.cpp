@@ -1,4 +1,4 @@
-/* Self-test: warp matrix operations and cuBLASLt against plain loops in double. */
+/* Self-test: warp matrix operations and cuBLASLt, compared with plain loops in double. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 using namespace nvcuda;
 
-/* Tile after tile along k, as an attention kernel would: each warp takes one 16x16 tile of D = (A B + C) * 2. */
+/* Tiles along k, as in an attention kernel: each warp computes one 16x16 tile of D = (A B + C) * 2. */
 template <typename T, typename LayoutA, typename LayoutB>
 static __global__ void wmma_kernel(const T *a, const T *b, const float *c, float *d, int m, int n, int k)
 {
@@ -26,7 +26,7 @@ static __global__ void wmma_kernel(const T *a, const T *b, const float *c, float
         wmma::mma_sync(sum, left, right, sum);
     }
     for (int x = 0; x < sum.num_elements; x++) sum.x[x] *= 2;
-    /* By way of shared memory, column by column, and read by other lanes than wrote it. */
+    /* Through shared memory, by columns. Other lanes read than wrote. */
     float *tile = (float *)host_cuda_shared() + warp * 256;
     wmma::store_matrix_sync(tile, sum, 16, wmma::mem_col_major);
     __syncwarp();
@@ -201,7 +201,7 @@ static void test_product(void)
                         given ? &result.algo : NULL, NULL, 0, 0));
     to_host(d.bytes, (unsigned char *)d.device, (size_t)(d.count * size_of(d.type)));
 
-    /* Half a unit in the last place of the result's type, and the fp32 sums' error. */
+    /* Half a unit in the last place of the result's type, plus the error of the fp32 sums. */
     const double unit = d.type == CUDA_R_32F ? 0x1p-23 : d.type == CUDA_R_16F ? 0x1p-11 : 0x1p-8;
     int wrong = 0;
     static unsigned char written[100000];
@@ -220,7 +220,7 @@ static void test_product(void)
                 written[place(&d, batch, i, j)] = 1;
             }
     for (int i = 0; i < d.count; i++)
-        wrong += !written[i] && get(&d, i) != get(&before, i); /* what lies between stays */
+        wrong += !written[i] && get(&d, i) != get(&before, i); /* bytes between rows stay */
     CHECK(wrong == 0);
 
     wrong = 0;
@@ -241,7 +241,7 @@ static void test_product(void)
     for (struct matrix *x : {&a, &b, &c, &d, &bias}) free_matrix(x);
 }
 
-/* What the library refuses. */
+/* Calls that the library refuses. */
 static void test_refusals(void)
 {
     struct matrix a = make_matrix(CUDA_R_32F, 8, 6, 1, 0), b = make_matrix(CUDA_R_32F, 6, 4, 1, 0),

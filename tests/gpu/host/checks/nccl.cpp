@@ -1,5 +1,5 @@
-/* Self-test: NCCL among forked processes, each operation against what a loop over the ranks gives; mismatches,
- * time-outs, left-over files. */
+/* Self-test: NCCL among forked processes. Each operation is compared with a loop over the ranks. Also mismatches,
+ * time-outs and leftover files. */
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 
 #define COUNT 37
 
-/* Small whole numbers, exact in every type: element i of what `rank` brings. */
+/* Small whole numbers, exact in every type: element i of the operand of `rank`. */
 static int brought(int rank, int i)
 {
     return (i * 7 + rank * 5) % 11 - 3 * (rank % 2) + 4;
@@ -74,7 +74,7 @@ static void test_pairs(ncclComm_t comm, int rank, int ranks)
     for (int i = 0; i < COUNT; i++) numbers[i] = brought(rank, i);
     int *device = to_device(numbers, COUNT), *device_got = to_device(numbers, COUNT), *sum = to_device(numbers, COUNT);
     const int next = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
-    /* A group takes in before it sends, amid a collective; then twice without a group, sending first. */
+    /* A group receives before it sends, with a collective between; then twice without a group, sending first. */
     FINE(ncclGroupStart());
     FINE(ncclRecv(device_got, COUNT, ncclInt32, before, comm, 0));
     FINE(ncclAllReduce(device, sum, COUNT, ncclInt32, ncclSum, comm, 0));
@@ -123,7 +123,7 @@ static void test_split(ncclComm_t comm, int rank, int ranks)
 
 static const float pair[] = {1, 2};
 
-/* Rank 0 and the others say different things. */
+/* Rank 0 and the others call different operations. */
 static void test_mismatch(ncclUniqueId id, int rank, int ranks, bool by_type)
 {
     ncclComm_t comm;
@@ -140,7 +140,7 @@ static void test_mismatch(ncclUniqueId id, int rank, int ranks, bool by_type)
     FINE(cudaFree(device));
 }
 
-/* The last rank stays away from an operation. */
+/* The last rank does not take part in an operation. */
 static void test_time_out(ncclUniqueId id, int rank, int ranks)
 {
     ncclComm_t comm;
@@ -149,10 +149,10 @@ static void test_time_out(ncclUniqueId id, int rank, int ranks)
     setenv("HAPT_HOST_NCCL_TIMEOUT_S", "0.2", 1);
     if (rank < ranks - 1) CHECK(ncclAllReduce(device, device, 1, ncclFloat32, ncclSum, comm, 0) == ncclSystemError);
     unsetenv("HAPT_HOST_NCCL_TIMEOUT_S");
-    FINE(cudaFree(device)); /* and nobody destroys it: exit does */
+    FINE(cudaFree(device)); /* not destroyed: exit does it */
 }
 
-/* Files in the communicator's folder: one that says that the rank is here, once all messages are taken. */
+/* Number of files in the communicator's folder: only the rank's presence file when all messages have been received. */
 static int file_count(const ncclUniqueId *id)
 {
     char path[200];
@@ -204,10 +204,10 @@ static __global__ void something(void)
 
 static void leave(int)
 {
-    exit(7); /* not as abort does: its files go */
+    exit(7); /* unlike abort: its files are removed */
 }
 
-/* HAPT_HOST_LAZY: what is used for the first time only where no group stands, or also beside one. */
+/* HAPT_HOST_LAZY: a first use must fail while a communicator exists, and work otherwise. */
 static void run_beside(void *data)
 {
     const bool before = *(const bool *)data;
@@ -224,7 +224,7 @@ static void run_beside(void *data)
     FINE(ncclGetUniqueId(&id));
     FINE(ncclCommInitRank(&comm, 1, id, 0));
     if (!before) FINE(run_kernel(something, 1, 1, 0));
-    exit(0); /* as whoever ends without a word to its group */
+    exit(0); /* exits without destroying its communicator */
 }
 
 void test_nccl(void)

@@ -1,5 +1,5 @@
-/* Self-test: barriers, votes and shuffles of fibers against plain loops; the bugs that must abort; conversions of short
- * floats. */
+/* Self-test: barriers, votes and shuffles of fibers, compared with plain loops; bugs that must abort; conversions of
+ * short floats. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 #define MOST 1024
 
-/* A tree in shared memory: wrong unless every barrier holds. */
+/* A tree sum in shared memory. It is wrong unless every barrier works. */
 static __global__ void reduce_block(const float *in, float *out, int count)
 {
     __shared__ float part[MOST];
@@ -46,7 +46,8 @@ static void test_reduction(void)
     FINE(cudaFree(device_out));
 }
 
-/* Host threads that launch at once wait for each other; only those that hold the device can touch its memory. */
+/* Host threads that launch at the same time wait for each other. Only the thread that holds the device can touch its
+ * memory. */
 struct host_thread {
     pthread_t thread;
     float sum;
@@ -117,7 +118,7 @@ template <typename T> static void test_shuffle(int threads_x, int threads_y, uns
     for (int kind = 0; kind < 4; kind++)
         for (int i = 0; i < threads; i++) {
             const int lane = i % 32, first = lane / width * width;
-            /* A source lane outside the mask gives garbage: nothing to compare. */
+            /* A source lane outside the mask gives garbage, which is not compared. */
             const int source[4] = {first + argument % width, lane - argument, lane + argument, lane ^ argument};
             if (source[kind] >= 0 && source[kind] < 32 && !(mask >> source[kind] & 1)) continue;
             CHECK(!memcmp(&out[kind * threads + i], &expected[kind * threads + i], sizeof(T)));
@@ -188,7 +189,7 @@ static void test_indices(void)
     FINE(cudaFree(device));
 }
 
-/* Right in one order only: it lacks a barrier. */
+/* Right in one order of threads only, because a barrier is missing. */
 static __global__ void racy_kernel(int *out, int first)
 {
     __shared__ int place[64];
@@ -225,7 +226,7 @@ static __global__ void hang_kernel(int kind)
     if (kind == 2 && i != 5) __syncwarp();
     if (kind == 3) __syncwarp(i == 1 ? 0xffffffffu : 0x0000ffffu | 1u << i);
     if (kind == 4 && i == 1) __syncwarp(1u);
-    if (kind == 7 && i < 4) __syncwarp(i ? 0xfu : 3u); /* all are there, but do not agree on who is to come */
+    if (kind == 7 && i < 4) __syncwarp(i ? 0xfu : 3u); /* all threads arrive, but with different masks */
     if (kind == 5) i == 1 ? (void)__syncthreads_or(1) : __syncthreads();
 }
 static void hang(void *data)
@@ -253,7 +254,7 @@ void test_threads(void)
     CHECK(child_end(hang, &fine) == 0);
 }
 
-/* The nearest value that `to_float` can give, of two the one with an even last bit; plain search over neighbours. */
+/* The nearest value of the short type; of two equally near, the even one. A plain search over neighbours. */
 template <float (*to_float)(unsigned short)> static unsigned short nearest(float value, unsigned short infinity)
 {
     const unsigned short sign = signbit(value) ? 0x8000 : 0;
@@ -300,7 +301,7 @@ void test_conversions(void)
     wrong = 0;
     for (int i = 0; i < 400000; i++) {
         uint32_t bits = random_bits();
-        if (i % 3 == 1) bits = (bits & 0x8fffffffu) | 0x30000000u; /* about the range of a half */
+        if (i % 3 == 1) bits = (bits & 0x8fffffffu) | 0x30000000u; /* near the range of a half */
         if (i % 3 == 2) bits &= 0xfffff000u;                       /* ties */
         float value;
         memcpy(&value, &bits, sizeof value);
