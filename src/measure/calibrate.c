@@ -13,7 +13,7 @@
 #include "afford.h"
 #include "classes.h"
 #include "hapt/calibration.h"
-#include "hapt/submesh_cost.h"
+#include "hapt/collective_cost.h"
 #include "hapt/measure.h"
 #include "hapt/progress.h"
 #include "reduce.h"
@@ -381,11 +381,12 @@ static enum hapt_status list_sums(const struct calibration *calibration, struct 
         if (strcasecmp(cluster->subcluster[c].device.name, device->name) != 0) continue;
         const int count = hapt_candidates_submeshes(&cluster->subcluster[c], submesh);
         for (int s = 0; s < count; s++) {
+            const struct hapt_collective_span span = hapt_collective_span_of(&cluster->subcluster[c], submesh[s], 0);
             for (int k = 0; k < REDUCE_SIZES && submesh[s].n * submesh[s].m > 1; k++) {
                 const double bytes = calibration->reduce.bytes[k];
                 const struct hapt_calibration_sum sum = {
                     submesh[s].n * submesh[s].m, bytes, reduce_measured_s(&calibration->reduce, c, s, bytes),
-                    hapt_submesh_gradients_s(&cluster->subcluster[c], submesh[s], bytes)};
+                    hapt_collective_span_s(&span, HAPT_COLLECTIVE_ALL_REDUCE, bytes, 0)};
                 if (sum.time_s > 0 && sum.predicted_s > 0) device->sum[device->sum_count++] = sum;
             }
         }

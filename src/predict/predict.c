@@ -1,8 +1,8 @@
 /*
  * Predicted profiles. Every mesh (dp, tp) has one sharding of the full graph. An operator's time is a roofline over its
  * local FLOPs and bytes (efficiency.h). A tensor-parallel sum's time is a latency-bandwidth model of the node's links
- * (reduce.h). A range takes the sum over its layers. Memory is exactly the planner's, with kernel scratch from the back
- * end if it is available, otherwise from its estimate.
+ * (collective_cost.h). A range takes the sum over its layers. Memory is exactly the planner's, with kernel scratch from
+ * the back end if it is available, otherwise from its estimate.
  */
 #include <math.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "hapt/progress.h"
 #include "hapt/mixed_programs.h"
 #include "mixed_predict.h"
-#include "hapt/submesh_cost.h"
+#include "hapt/collective_cost.h"
 #include "hapt/synthesised.h"
 
 static struct hapt_roofline describe(const struct hapt_candidates *candidates, int subcluster)
@@ -25,22 +25,38 @@ static struct hapt_roofline describe(const struct hapt_candidates *candidates, i
 struct work {
     enum hapt_efficiency_class class;
     double flops, bytes; /* from local shapes */
-    double moved_bytes;  /* of collectives over the tensor-parallel axis, as bytes of all-reduces of equal cost */
-    int moves;           /* number of such collectives */
-    double collective_s; /* replaces both for a mesh with a program */
+    double collective_s;
 };
 
-/* Fraction of an all-reduce's bytes: an all-reduce is a reduce-scatter followed by an all-gather. */
-static double share_of_all_reduce(enum hapt_collective_kind kind)
+/* Collective of a plain mesh: all are over the tensor-parallel axis. A reduce-scatter or an all-gather counts as an
+ * all-reduce of half the bytes. */
+static double plain_collective_s(const struct hapt_candidates *candidates, int subcluster,
+                                 const struct hapt_candidate_mesh *mesh, const struct hapt_sharding *sharding, int o)
 {
-    if (kind == HAPT_COLLECTIVE_SLICE) return 0;
-    return kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : 0.5;
+    const struct hapt_op *op = &sharding->shard->op[o];
+    const struct hapt_op_type *type = hapt_op_type_at(op->type);
+    const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
+    const struct hapt_collective_span span = {.subcluster = where, .inside = mesh->tp, .nodes = 1, .beside = 1};
+    int times = 1;
+    double bytes;
+    if (type->collective == HAPT_COLLECTIVE_SLICE) return 0;
+    if (type->collective) {
+        const double in = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->input[0]]);
+        const double out = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->output[0]]);
+        bytes = (type->collective == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : 0.5) * fmax(in, out);
+    } else {
+        times = type->inner_all_reduces;
+        bytes = hapt_sharding_exchange_bytes(sharding->shard, o) / times;
+    }
+    return times * hapt_collective_span_s(&span, HAPT_COLLECTIVE_ALL_REDUCE, bytes, 0) *
+           hapt_calibration_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
 }
 
-/* Collective of a mesh with a program: its links and the local part of the axis' tensor. */
+/* Collective of a mesh: its links and the local part of the axis' tensor. */
 static double collective_s(const struct hapt_candidates *candidates, int subcluster,
                            const struct hapt_candidate_mesh *mesh, const struct hapt_sharding *sharding, int o)
 {
+    if (mesh->program == 0) return plain_collective_s(candidates, subcluster, mesh, sharding, o);
     const struct hapt_op *op = &sharding->shard->op[o];
     const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;
     const int axis = kind ? (int)op->integer[0] : sharding->exchange[o], ranks = axis == 0 ? mesh->n : mesh->m;
@@ -69,41 +85,21 @@ static enum hapt_status list_work(const struct hapt_candidates *candidates, int 
     for (int o = 0; o < sharding->reduce_first; o++) {
         const struct hapt_op *op = &shard->op[o];
         const struct hapt_op_type *type = hapt_op_type_at(op->type);
-        const bool moves = type->collective || sharding->exchange[o] >= 0;
-        const double seconds = mesh->program > 0 && moves ? collective_s(candidates, subcluster, mesh, sharding, o) : 0;
-        if (type->collective && mesh->program > 0) {
-            made[o].collective_s = seconds;
-            continue;
-        }
-        if (type->collective) {
-            const double in = (double)hapt_tensor_bytes(&shard->tensor[op->input[0]]);
-            const double out = (double)hapt_tensor_bytes(&shard->tensor[op->output[0]]);
-            made[o].moved_bytes = share_of_all_reduce(type->collective) * fmax(in, out);
-            made[o].moves = made[o].moved_bytes > 0;
-            continue;
-        }
-        made[o] = (struct work){.class = hapt_efficiency_class_of(type),
-                                .flops = hapt_op_flops(shard, op, 1),
-                                .bytes = hapt_op_bytes(shard, op, 1),
-                                .collective_s = seconds};
-        if (sharding->exchange[o] < 0 || mesh->program > 0) continue;
-        made[o].moved_bytes = hapt_sharding_exchange_bytes(shard, o);
-        made[o].moves = type->inner_all_reduces;
+        if (!type->collective)
+            made[o] = (struct work){.class = hapt_efficiency_class_of(type),
+                                    .flops = hapt_op_flops(shard, op, 1),
+                                    .bytes = hapt_op_bytes(shard, op, 1)};
+        if (type->collective || sharding->exchange[o] >= 0)
+            made[o].collective_s = collective_s(candidates, subcluster, mesh, sharding, o);
     }
     *work = made;
     return HAPT_OK;
 }
 
-static double work_s(const struct hapt_candidates *candidates, const struct hapt_roofline *roofline, int subcluster,
-                     int tp, const struct work *work, bool computes)
+static double work_s(const struct hapt_roofline *roofline, const struct work *work, bool computes)
 {
-    const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
     const double seconds = computes ? hapt_roofline_operator_s(roofline, work->class, work->flops, work->bytes) : 0;
-    if (work->moves == 0) return seconds + work->collective_s;
-    const double bytes = work->moved_bytes / work->moves; /* of each */
-    return seconds +
-           work->moves * hapt_submesh_tensor_s(where, tp, bytes) *
-               hapt_calibration_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
+    return seconds + work->collective_s;
 }
 
 /* Seconds of every layer on one device of a subcluster: forward [L], backward [L]. */
@@ -123,8 +119,7 @@ static enum hapt_status time_layers(const struct hapt_candidates *candidates, in
     }
     for (int o = 0; o < sharding->reduce_first; o++)
         (o < graph->forward_count ? forward_s : backward_s)[layer_of[graph->op[o].forward_op]] +=
-            work_s(candidates, &roofline, subcluster, candidates->mesh[mesh_index].tp, &work[o],
-                   !hapt_op_type_at(graph->op[o].type)->collective);
+            work_s(&roofline, &work[o], !hapt_op_type_at(graph->op[o].type)->collective);
     return HAPT_OK;
 }
 
@@ -161,9 +156,10 @@ static enum hapt_status time_items(const struct hapt_candidates *candidates, int
 static double all_reduce(const void *context, int subcluster, struct hapt_submesh submesh, double bytes)
 {
     const struct hapt_candidates *candidates = context;
-    const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
-    return hapt_submesh_gradients_s(where, submesh, bytes) *
-           hapt_calibration_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
+    const struct hapt_collective_span span =
+        hapt_collective_span_of(&candidates->cluster->subcluster[subcluster], submesh, 0);
+    return hapt_collective_corrected_s(&span, candidates->efficiency, candidates->model->dtype,
+                                       HAPT_COLLECTIVE_ALL_REDUCE, bytes, 0);
 }
 
 /* Memory of every item of one mesh. */
