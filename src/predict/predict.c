@@ -269,10 +269,10 @@ static enum state_sharing state_sharing_of(const char *choice)
     return strcmp(choice, "yes") == 0 ? STATE_SHARDED : strcmp(choice, "no") == 0 ? STATE_REPLICATED : STATE_AS_NEEDED;
 }
 
-enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                           const struct hapt_layers *layers, const struct hapt_config *config,
-                                           const struct hapt_efficiency *efficiency, struct hapt_arena *result,
-                                           struct hapt_profile **profile)
+enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                      const struct hapt_layers *layers, const struct hapt_config *config,
+                                      const struct hapt_efficiency *efficiency, struct hapt_arena *result,
+                                      struct hapt_profile **profile)
 {
     struct hapt_candidates candidates;
     struct hapt_arena scratch;
@@ -288,11 +288,4 @@ enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, c
     if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;
     hapt_arena_release(&scratch);
     return status;
-}
-
-enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                      const struct hapt_layers *layers, const struct hapt_config *config,
-                                      struct hapt_arena *result, struct hapt_profile **profile)
-{
-    return hapt_profile_predict_with(cluster, model, layers, config, NULL, result, profile);
 }

@@ -4,6 +4,7 @@
  * do not allow is refused.
  */
 #include "cuts.h"
+#include "programs.h"
 #include "world.h"
 
 struct tally {
@@ -261,7 +262,7 @@ static struct hapt_program *random_stage(const struct hapt_graph *graph, int fir
     made = size[0] > 1 ? cuts_add_axis(trivial, 0, size[0], random, arena, &list) : trivial;
     if (made && size[1] > 1) made = cuts_add_axis(made, 1, size[1], random, arena, &list);
     if (made && hapt_program_build(made, first, end, arena, &program) != HAPT_OK) program = NULL;
-    if (program) CHECK_OK(hapt_program_check(program));
+    if (program) CHECK_OK(program_check(program));
     hapt_fail_reset();
     return program;
 }
@@ -290,7 +291,7 @@ static bool run_stages(const struct hapt_graph *graph, int vocab, int seed)
         world_feed(&stage[made], vocab);
     }
     if (made == stages) {
-        CHECK_OK(hapt_program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
+        CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
         world_run_all(&one, single, vocab);
         for (int s = 0; s < stages; s++) {
             receive(stage, stages, s, false);
