@@ -333,10 +333,8 @@ enum hapt_status hapt_synthesised_reduce_create(const struct hapt_candidates *ca
     *made = (struct hapt_synthesised_reduce){.candidates = candidates, .subcluster = subcluster, .mesh = *mesh};
     for (int k = 0; k < 3; k++) HAPT_NEW(made->bytes[k], arena, candidates->layer_count);
     HAPT_NEW(made->other_s, arena, candidates->layer_count);
-    HAPT_NEW(layer_of, arena, sharding->source->forward_count);
+    HAPT_TRY(hapt_candidates_layer_of(candidates, arena, &layer_of));
     HAPT_NEW(outer, arena, shard->tensor_count);
-    for (int l = 0, op = 0; l < candidates->layer_count; l++)
-        for (; op < candidates->layers->end_op[l]; op++) layer_of[op] = l;
     for (int o = sharding->reduce_first; o < shard->op_count; o++) {
         const struct hapt_op *op = &shard->op[o];
         const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;

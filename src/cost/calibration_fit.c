@@ -5,6 +5,7 @@
 #include <strings.h>
 
 #include "hapt/calibration.h"
+#include "hapt/median.h"
 
 #define MOVER_FLOPS_PER_BYTE 0.25 /* an operator with fewer FLOPs per byte measures memory */
 #define INLIER_OCTAVES 1.0        /* a sample further from the median of its knot is ignored */
@@ -29,17 +30,6 @@ double hapt_calibration_predicted_s(const struct hapt_calibration_device *device
     return hapt_roofline_operator_s(&roofline, class, sample->flops, sample->bytes);
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
-
-static double median(double *value, int count)
-{
-    qsort(value, (size_t)count, sizeof *value, compare_doubles);
-    return count % 2 ? value[count / 2] : 0.5 * (value[count / 2 - 1] + value[count / 2]);
-}
-
 /* log2 of the size, and of the seconds per FLOP or byte without the launch. */
 struct spot {
     double size, cost;
@@ -47,7 +37,7 @@ struct spot {
 
 static int by_size(const void *a, const void *b)
 {
-    return compare_doubles(&((const struct spot *)a)->size, &((const struct spot *)b)->size);
+    return hapt_compare_doubles(&((const struct spot *)a)->size, &((const struct spot *)b)->size);
 }
 
 static double rate_of(const struct hapt_calibration_device *device, enum hapt_efficiency_class class)
@@ -80,7 +70,7 @@ static struct spot knot_of(const struct spot *spot, int first, int end, double *
     struct spot sum = {0, 0};
     int inliers = 0;
     for (int k = first; k < end; k++) buffer[k - first] = spot[k].cost;
-    const double centre = median(buffer, end - first);
+    const double centre = hapt_median(buffer, end - first);
     for (int k = first; k < end; k++) {
         if (fabs(spot[k].cost - centre) > INLIER_OCTAVES) continue;
         sum.size += spot[k].size;
@@ -165,7 +155,7 @@ static void find_residuals(struct hapt_calibration_device *device, double *buffe
         curve->residual[k] = fmax(curve->residual[k], residual);
         buffer[count++] = residual;
     }
-    device->median_residual = count ? median(buffer, count) : 0;
+    device->median_residual = count ? hapt_median(buffer, count) : 0;
 }
 
 enum hapt_status hapt_calibration_fit(struct hapt_calibration_device *device)

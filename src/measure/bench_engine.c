@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/median.h"
+
 #define WARM_S 0.3
 
 static hapt_engine_clock *clock_of(const struct bench_engines *bench_engines)
@@ -311,11 +313,6 @@ enum hapt_status bench_engines_time_steps(struct bench_engines *bench_engines, i
     return hapt_engine_time_section(bench_engine->engine, HAPT_SECTION_BACKWARD, 0, clock, backward_s);
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
-
 enum hapt_status bench_engines_time_update(struct bench_engines *bench_engines, int item, double s_per_element[2])
 {
     enum { ROUNDS = 5 };
@@ -341,9 +338,7 @@ enum hapt_status bench_engines_time_update(struct bench_engines *bench_engines, 
         sample[0][update.step - 1] = behind - middle;
         sample[1][update.step - 1] = middle - start + clock_s(bench_engines) - behind;
     }
-    for (int part = 0; part < 2; part++) {
-        qsort(sample[part], ROUNDS, sizeof(double), compare_doubles);
-        s_per_element[part] = elements > 0 ? sample[part][ROUNDS / 2] / elements : 0;
-    }
+    for (int part = 0; part < 2; part++)
+        s_per_element[part] = elements > 0 ? hapt_median(sample[part], ROUNDS) / elements : 0;
     return HAPT_OK;
 }

@@ -15,6 +15,7 @@
 #include "hapt/calibration.h"
 #include "hapt/collective_cost.h"
 #include "hapt/measure.h"
+#include "hapt/median.h"
 #include "hapt/progress.h"
 #include "reduce.h"
 #include "bench_engine.h"
@@ -51,18 +52,6 @@ struct calibration {
     double *all;                   /* [rank][unique_count + 2] medians, then the update's time and bytes */
     struct reduce_table reduce;
 };
-
-static int compare_doubles(const void *a, const void *b)
-{
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
-
-static double median(double *value, int count)
-{
-    if (count == 0) return 0;
-    qsort(value, (size_t)count, sizeof *value, compare_doubles);
-    return count % 2 ? value[count / 2] : 0.5 * (value[count / 2 - 1] + value[count / 2]);
-}
 
 /* ---- what to time ---- */
 
@@ -140,36 +129,12 @@ static enum hapt_status list_operators(struct calibration *calibration)
 
 /* ---- timing on this rank ---- */
 
-static double class_memory(const struct calibration *calibration)
-{
-    double most = 0;
-    for (int c = 0; c < calibration->cluster->count; c++)
-        if (calibration->classes.of_subcluster[c] == calibration->classes.own_class)
-            most = fmax(most, calibration->cluster->subcluster[c].device.memory_bytes);
-    return most;
-}
-
-static enum hapt_status open_device(struct calibration *calibration, int threads)
-{
-    const int mine = calibration->cluster->subcluster_of_rank[calibration->env->world_rank];
-    const char *name = calibration->cluster->subcluster[mine].device.backend, *reason = "";
-    calibration->options = (struct hapt_engine_options){.backend = hapt_backend_find(name),
-                                                        .threads = threads,
-                                                        .state_count = calibration->candidates.state_count,
-                                                        .slots = 1};
-    const int devices = calibration->options.backend ? calibration->options.backend->device_count(&reason) : 0;
-    if (devices < 1)
-        return hapt_fail(HAPT_ERR_INPUT, "calibrate on hosts that have the devices; see hapt doctor",
-                         "rank %d has no %s device to calibrate (%s)", calibration->env->world_rank, name, reason);
-    return calibration->options.backend->open(hapt_env_device(calibration->env, devices), threads, 0,
-                                              &calibration->options.device);
-}
-
 /* Benchmark engines with every layer that fits the device, at every share of the rows. */
 static enum hapt_status choose_windows(struct calibration *calibration)
 {
     const struct hapt_candidates *candidates = &calibration->candidates;
-    const double limit = fmin(class_memory(calibration), afford_room(&calibration->options, &calibration->classes));
+    const double limit = fmin(classes_memory(calibration->cluster, &calibration->classes),
+                              afford_room(&calibration->options, &calibration->classes));
     struct hapt_item_memory *memory;
     bool *needed, some = false;
     HAPT_NEW(memory, calibration->scratch, candidates->item_count);
@@ -201,7 +166,7 @@ static double tick(const struct hapt_engine_options *options)
         const double start = clock();
         between[k] = backend->timestamp ? fmax(backend->elapsed_s(mark[k], mark[k + 1]), 0) : clock() - start;
     }
-    return median(between, TICKS);
+    return hapt_median(between, TICKS);
 }
 
 static enum hapt_status keep_time(struct unique *unique, double time_s)
@@ -285,14 +250,17 @@ static enum hapt_status time_operators(struct calibration *calibration)
     if (status == HAPT_OK) status = time_update(calibration);
     hapt_progress_release(&progress);
     for (int u = 0; u < calibration->unique_count; u++)
-        calibration->unique[u].median_s = median(calibration->unique[u].time_s, calibration->unique[u].count);
+        calibration->unique[u].median_s = hapt_median(calibration->unique[u].time_s, calibration->unique[u].count);
     return status;
 }
 
 static enum hapt_status prepare_here(struct calibration *calibration, int threads)
 {
     if (calibration->classes.own_class < 0) return HAPT_OK;
-    HAPT_TRY(open_device(calibration, threads));
+    calibration->options =
+        (struct hapt_engine_options){.threads = threads, .state_count = calibration->candidates.state_count};
+    HAPT_TRY(classes_open_device(calibration->env, calibration->cluster, "calibrate",
+                                 "calibrate on hosts that have the devices; see hapt doctor", &calibration->options));
     return calibration->classes.active < 0 ? HAPT_OK : choose_windows(calibration);
 }
 
@@ -337,7 +305,7 @@ static double over_ranks(const struct calibration *calibration, const char *name
         if (c < 0 || value <= 0 || strcasecmp(calibration->cluster->subcluster[c].device.name, name) != 0) continue;
         buffer[count++] = value;
     }
-    return median(buffer, count);
+    return hapt_median(buffer, count);
 }
 
 static enum hapt_status list_samples(const struct calibration *calibration, struct hapt_arena *result,

@@ -51,11 +51,6 @@ static void mark_needed(struct measure *measure, struct hapt_submesh *submesh)
 
 /* ---- the complete measurement ---- */
 
-static double all_reduce(const void *context, int subcluster, struct hapt_submesh submesh, double bytes)
-{
-    return measure_sum_s(context, subcluster, submesh, bytes);
-}
-
 static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *result, struct hapt_profile **profile)
 {
     const struct hapt_candidates *candidates = measure->candidates;
@@ -74,7 +69,7 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
                                                     .update_s = slowdown * cpu->update_s + cpu->end_s};
         }
     }
-    return hapt_candidates_fill(candidates, memory, time, all_reduce, measure, result, profile);
+    return hapt_candidates_fill(candidates, memory, time, measure_sum_s, measure, result, profile);
 }
 
 static enum hapt_status choose_windows(struct measure *measure, const struct hapt_engine_options *options)

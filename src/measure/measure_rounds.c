@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/median.h"
 #include "hapt/progress.h"
 #include "select.h"
 #include "smooth.h"
@@ -26,17 +27,6 @@ enum { MIN_ROUNDS = 3, LAYER_ROUNDS = 3, FIRST_ROUNDS = 7 };
 #define FIRST_SHARE 0.25  /* of that, the minimum for the first rounds */
 #define STEADY 0.05       /* rounds that differ by less need no further ones */
 #define WAKE_SECONDS 0.01 /* work before a round after a pause: an idle core lowers its clock */
-
-static int compare_doubles(const void *a, const void *b)
-{
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
-
-static double median(double *value, int count)
-{
-    qsort(value, (size_t)count, sizeof *value, compare_doubles);
-    return count % 2 ? value[count / 2] : 0.5 * (value[count / 2 - 1] + value[count / 2]);
-}
 
 static double *sample_of(const struct measure *measure, int item, int round)
 {
@@ -191,7 +181,8 @@ static struct hapt_item_time median_of_rounds(const struct measure *measure, int
         forward[r] = sample_of(measure, item, r)[0];
         backward[r] = sample_of(measure, item, r)[1];
     }
-    return (struct hapt_item_time){.forward_s = median(forward, rounds), .backward_s = median(backward, rounds)};
+    return (struct hapt_item_time){.forward_s = hapt_median(forward, rounds),
+                                   .backward_s = hapt_median(backward, rounds)};
 }
 
 enum hapt_status measure_time_layers(struct measure *measure, MPI_Comm class_comm)
@@ -277,7 +268,7 @@ static double noise_of(const struct measure *measure, int part, double *buffer)
     }
     if (count == 0) return 0;
     /* Converts the median difference to the standard deviation of one run, then to that of a median. */
-    return 1.4826 * median(buffer, count) / sqrt(2.0) * sqrt(1.4 / measure->rounds);
+    return 1.4826 * hapt_median(buffer, count) / sqrt(2.0) * sqrt(1.4 / measure->rounds);
 }
 
 /* Spread of the rounds of a pass, over the items that it timed. */
@@ -293,7 +284,7 @@ static struct steadiness steadiness_of_pass(const struct measure *measure, doubl
                 buffer[count++] = (sample[0] + sample[1]) / (usual.forward_s + usual.backward_s);
         }
         if (count == 0) return (struct steadiness){0, 0};
-        factor[r] = median(buffer, count);
+        factor[r] = hapt_median(buffer, count);
     }
     return steadiness_of(factor, measure->rounds);
 }
@@ -394,7 +385,7 @@ static enum hapt_status judge_composition(struct measure *measure, struct estima
         }
     }
     const double noise = fmax(measure->noise[0], measure->noise[1]);
-    *holds = judged == 0 || median(apart, judged) <= fmax(COMPOSED_TOLERANCE, 2 * noise);
+    *holds = judged == 0 || hapt_median(apart, judged) <= fmax(COMPOSED_TOLERANCE, 2 * noise);
     return HAPT_OK;
 }
 

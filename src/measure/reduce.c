@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/median.h"
 #include "hapt/progress.h"
 #include "hapt/team.h"
 
@@ -22,11 +23,6 @@ enum hapt_status reduce_barrier(MPI_Comm comm)
         if (done) return HAPT_OK;
         hapt_link_pause(&spins);
     }
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
 
 /* The ranks of a submesh, with the axes over which training sums gradients. */
@@ -108,8 +104,7 @@ static enum hapt_status time_sums(const struct hapt_backend *backend, struct sum
             HAPT_TRY(sum(backend, sums, (size_t)bytes[k] / sizeof(float)));
             if (r >= 0) sample[r] = hapt_time_s() - start;
         }
-        qsort(sample, ROUNDS, sizeof *sample, compare_doubles);
-        time_s[k] = sample[ROUNDS / 2];
+        time_s[k] = hapt_median(sample, ROUNDS);
     }
     return HAPT_OK;
 }

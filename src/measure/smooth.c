@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/order.h"
+
 enum { ITERATIONS = 6, BENDS = 24, BEND_POINTS = 3 };
 #define HUBER 0.05 /* relative residuals beyond this count linearly */
 
@@ -24,11 +26,6 @@ struct fit {
     int bend_count;
     struct bend bend[BENDS];
 };
-
-static int compare_doubles(const void *a, const void *b)
-{
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
 
 static double sum_of_parts(const struct fit *fit, const struct smooth_point *point)
 {
@@ -121,7 +118,7 @@ struct ratio {
 
 static int by_octave(const void *a, const void *b)
 {
-    return compare_doubles(&((const struct ratio *)a)->octave, &((const struct ratio *)b)->octave);
+    return hapt_compare_doubles(&((const struct ratio *)a)->octave, &((const struct ratio *)b)->octave);
 }
 
 /* Medians over octaves of time, each of at least BEND_POINTS ranges. */
@@ -138,7 +135,7 @@ static void bend_sums(struct fit *fit, const struct smooth_point *point, int cou
         while (end < used && (ratio[end].octave < ratio[first].octave + 1 || end - first < BEND_POINTS)) end++;
         if (used - end < BEND_POINTS) end = used; /* too few left for a median of their own */
         for (int k = first; k < end; k++) buffer[k - first] = ratio[k].factor;
-        qsort(buffer, (size_t)(end - first), sizeof *buffer, compare_doubles);
+        qsort(buffer, (size_t)(end - first), sizeof *buffer, hapt_compare_doubles);
         fit->bend[fit->bend_count++] =
             (struct bend){ratio[first + (end - first) / 2].octave, buffer[(end - first) / 2]};
     }
@@ -151,7 +148,7 @@ static double misfit(const struct fit *fit, const struct smooth_point *point, in
     for (int p = 0; p < count; p++)
         if (point[p].time_s > 0) buffer[used++] = fabs(point[p].time_s / fmax(predict(fit, &point[p]), 1e-12) - 1);
     if (used == 0) return 0;
-    qsort(buffer, (size_t)used, sizeof *buffer, compare_doubles);
+    qsort(buffer, (size_t)used, sizeof *buffer, hapt_compare_doubles);
     const double spread = 1.4826 * buffer[used / 2]; /* standard deviation of a normal distribution from its median */
     return fmax(spread * spread - noise * noise, 0);
 }

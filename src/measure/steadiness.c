@@ -2,22 +2,17 @@
 #include "steadiness.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-#define OUTSIDE 0.05 /* probability that the true median is outside the interval */
+#include "hapt/median.h"
 
-static int ascending(const void *a, const void *b)
-{
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
+#define OUTSIDE 0.05 /* probability that the true median is outside the interval */
 
 static double median_of(const double *value, int count)
 {
     double sorted[STEADINESS_ROUNDS];
     memcpy(sorted, value, (size_t)count * sizeof *sorted);
-    qsort(sorted, (size_t)count, sizeof *sorted, ascending);
-    return 0.5 * (sorted[(count - 1) / 2] + sorted[count / 2]);
+    return hapt_median(sorted, count);
 }
 
 /* Largest k (at least 1) such that the k-th least and the k-th largest of n values enclose the median with 95 %:
@@ -40,8 +35,7 @@ struct steadiness steadiness_of(const double *factor, int rounds)
     double sorted[STEADINESS_ROUNDS];
     if (rounds < 2) return found;
     memcpy(sorted, factor, (size_t)rounds * sizeof *sorted);
-    qsort(sorted, (size_t)rounds, sizeof *sorted, ascending);
-    const double middle = 0.5 * (sorted[(rounds - 1) / 2] + sorted[rounds / 2]);
+    const double middle = hapt_median(sorted, rounds);
     const int k = interval_end(rounds), third = rounds >= 3 ? rounds / 3 : 1;
     if (!(middle > 0)) return found;
     found.spread = fmax(sorted[rounds - k] / middle - 1, 1 - sorted[k - 1] / middle);

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/order.h"
+
 #include "samples.h"
 
 enum { LEAST_ROUNDS = 3, MOST_ROUNDS = 9, MOST_SLOTS = 4, MOST_MICROBATCHES = MOST_SLOTS + 2 };
@@ -194,18 +196,13 @@ static enum hapt_status run_step(struct range *range, int microbatches, int step
     return HAPT_OK;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
-}
-
 static struct part median_part(const struct range *range, int rounds)
 {
     struct part middle;
     for (int p = 0; p < PARTS; p++) {
         double value[MOST_ROUNDS];
         for (int r = 0; r < rounds; r++) value[r] = ((const double *)&range->sample[r])[p];
-        qsort(value, (size_t)rounds, sizeof *value, compare_doubles);
+        qsort(value, (size_t)rounds, sizeof *value, hapt_compare_doubles);
         ((double *)&middle)[p] = value[rounds / 2];
     }
     return middle;

@@ -21,13 +21,6 @@ static struct hapt_roofline describe(const struct hapt_candidates *candidates, i
                                      candidates->model->dtype);
 }
 
-/* Work of one rank of a mesh for one operator of the expanded graph. */
-struct work {
-    enum hapt_efficiency_class class;
-    double flops, bytes; /* from local shapes */
-    double collective_s;
-};
-
 /* Collective of a plain mesh: all are over the tensor-parallel axis. A reduce-scatter or an all-gather counts as an
  * all-reduce of half the bytes. */
 static double plain_collective_s(const struct hapt_candidates *candidates, int subcluster,
@@ -73,33 +66,15 @@ static double collective_s(const struct hapt_candidates *candidates, int subclus
     return hapt_synthesised_collective_s(candidates, subcluster, mesh, axis, kind, beside * whole, 0);
 }
 
-/* Fills work[reduce_first] of a sharding from local shapes only. */
-static enum hapt_status list_work(const struct hapt_candidates *candidates, int subcluster, int mesh_index,
-                                  struct hapt_arena *scratch, struct work **work)
+/* Seconds of operator `o` of the expanded graph on one rank of a mesh, from local shapes. */
+static double operator_s(const struct hapt_candidates *candidates, const struct hapt_roofline *roofline, int subcluster,
+                         int mesh_index, int o)
 {
-    const struct hapt_candidate_mesh *mesh = &candidates->mesh[mesh_index];
     const struct hapt_sharding *sharding = candidates->sharding[mesh_index];
-    const struct hapt_graph *shard = sharding->shard;
-    struct work *made;
-    HAPT_NEW(made, scratch, shard->op_count);
-    for (int o = 0; o < sharding->reduce_first; o++) {
-        const struct hapt_op *op = &shard->op[o];
-        const struct hapt_op_type *type = hapt_op_type_at(op->type);
-        if (!type->collective)
-            made[o] = (struct work){.class = hapt_efficiency_class_of(type),
-                                    .flops = hapt_op_flops(shard, op, 1),
-                                    .bytes = hapt_op_bytes(shard, op, 1)};
-        if (type->collective || sharding->exchange[o] >= 0)
-            made[o].collective_s = collective_s(candidates, subcluster, mesh, sharding, o);
-    }
-    *work = made;
-    return HAPT_OK;
-}
-
-static double work_s(const struct hapt_roofline *roofline, const struct work *work, bool computes)
-{
-    const double seconds = computes ? hapt_roofline_operator_s(roofline, work->class, work->flops, work->bytes) : 0;
-    return seconds + work->collective_s;
+    const bool computes = !hapt_op_type_at(sharding->shard->op[o].type)->collective,
+               moves = !computes || sharding->exchange[o] >= 0;
+    const double seconds = computes ? hapt_roofline_graph_s(roofline, sharding->shard, o) : 0;
+    return moves ? seconds + collective_s(candidates, subcluster, &candidates->mesh[mesh_index], sharding, o) : seconds;
 }
 
 /* Seconds of every layer on one device of a subcluster: forward [L], backward [L]. */
@@ -109,17 +84,12 @@ static enum hapt_status time_layers(const struct hapt_candidates *candidates, in
     const struct hapt_sharding *sharding = candidates->sharding[mesh_index];
     const struct hapt_graph *graph = sharding->graph;
     const struct hapt_roofline roofline = describe(candidates, subcluster);
-    struct work *work;
     int *layer_of;
-    HAPT_TRY(list_work(candidates, subcluster, mesh_index, scratch, &work));
-    HAPT_NEW(layer_of, scratch, sharding->source->forward_count);
-    for (int l = 0, op = 0; l < candidates->layer_count; l++) {
-        forward_s[l] = backward_s[l] = 0;
-        for (; op < candidates->layers->end_op[l]; op++) layer_of[op] = l;
-    }
+    HAPT_TRY(hapt_candidates_layer_of(candidates, scratch, &layer_of));
+    for (int l = 0; l < candidates->layer_count; l++) forward_s[l] = backward_s[l] = 0;
     for (int o = 0; o < sharding->reduce_first; o++)
         (o < graph->forward_count ? forward_s : backward_s)[layer_of[graph->op[o].forward_op]] +=
-            work_s(&roofline, &work[o], !hapt_op_type_at(graph->op[o].type)->collective);
+            operator_s(candidates, &roofline, subcluster, mesh_index, o);
     return HAPT_OK;
 }
 
