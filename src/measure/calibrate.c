@@ -1,7 +1,7 @@
 /*
  * Calibration on the ranks of a cluster: the engine times every operator of the model, forward and backward, step by
  * step in complete benchmark engines (bench_engine.h). Operators of equal type and local shapes are one; the median
- * over positions, rounds and ranks counts. Gradient sums come from reduce.h.
+ * over positions, rounds and ranks counts. Gradient sums come from measure_sums.h.
  */
 #include "calibrate.h"
 
@@ -10,15 +10,15 @@
 #include <string.h>
 #include <strings.h>
 
-#include "afford.h"
-#include "classes.h"
 #include "hapt/calibration.h"
 #include "hapt/collective_cost.h"
 #include "hapt/measure.h"
 #include "hapt/median.h"
 #include "hapt/progress.h"
-#include "reduce.h"
+#include "afford.h"
 #include "bench_engine.h"
+#include "classes.h"
+#include "measure_sums.h"
 
 enum { MIN_ROUNDS = 3, MAX_ROUNDS = 15, MAX_SHARES = 8, TICKS = 64 };
 
@@ -50,7 +50,7 @@ struct calibration {
     double tick_s;                 /* time that reading the clock adds to a step */
     double update_s, update_bytes; /* of all parameters in the longest benchmark engine */
     double *all;                   /* [rank][unique_count + 2] medians, then the update's time and bytes */
-    struct reduce_table reduce;
+    struct sums_table sums;
 };
 
 /* ---- what to time ---- */
@@ -343,17 +343,17 @@ static enum hapt_status list_sums(const struct calibration *calibration, struct 
 {
     const struct hapt_cluster *cluster = calibration->cluster;
     struct hapt_submesh *submesh;
-    HAPT_NEW(submesh, calibration->scratch, calibration->reduce.submesh_count + 1);
-    HAPT_NEW(device->sum, result, cluster->count * calibration->reduce.submesh_count * REDUCE_SIZES + 1);
+    HAPT_NEW(submesh, calibration->scratch, calibration->sums.submesh_count + 1);
+    HAPT_NEW(device->sum, result, cluster->count * calibration->sums.submesh_count * SUMS_SIZES + 1);
     for (int c = 0; c < cluster->count; c++) {
         if (strcasecmp(cluster->subcluster[c].device.name, device->name) != 0) continue;
         const int count = hapt_candidates_submeshes(&cluster->subcluster[c], submesh);
         for (int s = 0; s < count; s++) {
             const struct hapt_collective_span span = hapt_collective_span_of(&cluster->subcluster[c], submesh[s], 0);
-            for (int k = 0; k < REDUCE_SIZES && submesh[s].n * submesh[s].m > 1; k++) {
-                const double bytes = calibration->reduce.bytes[k];
+            for (int k = 0; k < SUMS_SIZES && submesh[s].n * submesh[s].m > 1; k++) {
+                const double bytes = calibration->sums.bytes[k];
                 const struct hapt_calibration_sum sum = {
-                    submesh[s].n * submesh[s].m, bytes, reduce_measured_s(&calibration->reduce, c, s, bytes),
+                    submesh[s].n * submesh[s].m, bytes, sums_measured_s(&calibration->sums, c, s, bytes),
                     hapt_collective_span_s(&span, HAPT_COLLECTIVE_ALL_REDUCE, bytes, 0)};
                 if (sum.time_s > 0 && sum.predicted_s > 0) device->sum[device->sum_count++] = sum;
             }
@@ -408,11 +408,10 @@ static enum hapt_status calibrate(struct calibration *calibration, const struct 
     HAPT_TRY(hapt_env_agree(env->world, prepare_here(calibration, threads)));
     HAPT_TRY(check_cost(calibration));
     const enum hapt_status status = calibration->classes.active < 0 ? HAPT_OK : time_operators(calibration);
-    HAPT_TRY(reduce_barrier(env->world));
+    HAPT_TRY(sums_barrier(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
-    HAPT_TRY(reduce_measure(env, calibration->cluster, &calibration->options,
-                            hapt_config_real(calibration->config, "timeout"), calibration->scratch,
-                            &calibration->reduce));
+    HAPT_TRY(sums_measure(env, calibration->cluster, &calibration->options,
+                          hapt_config_real(calibration->config, "timeout"), calibration->scratch, &calibration->sums));
     HAPT_TRY(gather(calibration));
     return hapt_env_agree(env->world, make_tables(calibration, result, efficiency));
 }

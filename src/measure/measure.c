@@ -7,16 +7,16 @@
  *
  * Every number comes from engine runs. Times of single devices are thread CPU time, on a GPU device time, multiplied by
  * the device's slowdown (measure_rounds.c). Times of mixed stages are wall time of the ranks that would train them
- * (mixed_measure.c).
+ * (measure_mixed.c).
  */
 #include "measure.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "afford.h"
 #include "hapt/measure.h"
 #include "hapt/progress.h"
+#include "afford.h"
 
 /* Of --profile-seconds, with mixed stages: for timing single devices, and the minimum for mixed stages. */
 #define ALONE_SHARE 0.5
@@ -153,7 +153,7 @@ static enum hapt_status run_mixed(struct measure *measure, struct hapt_candidate
     int64_t runs;
     HAPT_TRY(measure_budget_left(measure, &budget_s));
     budget_s = fmax(budget_s, MIXED_SHARE * hapt_config_real(measure->config, "profile-seconds"));
-    return mixed_measure_times(&measuring, options, wanted, measure, budget_s, measure->scratch, &runs);
+    return measure_mixed_times(&measuring, options, wanted, measure, budget_s, measure->scratch, &runs);
 }
 
 static enum hapt_status measure_all(struct measure *measure, struct hapt_candidates *candidates,
@@ -168,8 +168,8 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
                                         sizeof *measure->memory / sizeof(double)));
     HAPT_TRY(hapt_env_agree(env->world, choose_windows(measure, options)));
     HAPT_TRY(measure_check_cost(measure));
-    HAPT_TRY(reduce_measure(env, measure->cluster, options, hapt_config_real(measure->config, "timeout"),
-                            measure->scratch, &measure->reduce));
+    HAPT_TRY(sums_measure(env, measure->cluster, options, hapt_config_real(measure->config, "timeout"),
+                          measure->scratch, &measure->sums));
     MPI_Comm class_comm;
     HAPT_MPI(MPI_Comm_split(env->world, measure->classes.own_class < 0 ? MPI_UNDEFINED : measure->classes.own_class,
                             env->world_rank, &class_comm));

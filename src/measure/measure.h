@@ -5,11 +5,11 @@
 #ifndef HAPT_MEASURE_MEASURE_H
 #define HAPT_MEASURE_MEASURE_H
 
-#include "classes.h"
-#include "mixed_measure.h"
-#include "reduce.h"
-#include "steadiness.h"
 #include "bench_engine.h"
+#include "classes.h"
+#include "measure_mixed.h"
+#include "measure_sums.h"
+#include "steadiness.h"
 
 enum { MEASURE_MOST_ROUNDS = 15 };
 
@@ -35,7 +35,7 @@ struct measure {
     struct steadiness steadiness;      /* of the least steady pass */
     double *sample;                    /* [item][MEASURE_MOST_ROUNDS][2] */
     struct hapt_profile_effort effort; /* of this rank; at the end, of all ranks */
-    struct reduce_table reduce;
+    struct sums_table sums;
 };
 
 static inline struct hapt_item_memory *measure_memory(const struct measure *measure, int class, int item)

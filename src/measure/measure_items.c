@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "afford.h"
 #include "hapt/progress.h"
+#include "afford.h"
 #include "measure.h"
 
 enum hapt_status measure_sum_over_ranks(const struct measure *measure, double *data, size_t count)
@@ -74,7 +74,7 @@ double measure_sum_s(const void *context, int subcluster, struct hapt_submesh su
     const struct measure *measure = context;
     if (submesh.n * submesh.m == 1) return 0;
     const int index = hapt_candidates_submesh_index(&measure->cluster->subcluster[subcluster], submesh);
-    return reduce_measured_s(&measure->reduce, subcluster, index, bytes);
+    return sums_measured_s(&measure->sums, subcluster, index, bytes);
 }
 
 enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_options *options)

@@ -7,13 +7,13 @@
 #include <math.h>
 #include <string.h>
 
-#include "hapt/predict.h"
 #include "hapt/calibration.h"
-#include "hapt/progress.h"
-#include "hapt/mixed_programs.h"
-#include "mixed_predict.h"
 #include "hapt/collective_cost.h"
+#include "hapt/mixed_programs.h"
+#include "hapt/predict.h"
+#include "hapt/progress.h"
 #include "hapt/synthesised.h"
+#include "predict_mixed.h"
 
 static struct hapt_roofline describe(const struct hapt_candidates *candidates, int subcluster)
 {
@@ -230,7 +230,7 @@ static enum hapt_status mix(struct hapt_candidates *candidates, const struct hap
     HAPT_TRY(hapt_candidates_find_structures(candidates, scratch));
     for (int g = 0; g < candidates->mixed_count; g++)
         if (candidates->mixed[g].program > 0)
-            HAPT_TRY(mixed_programs_predict(candidates, &candidates->mixed[g], scratch, scratch));
+            HAPT_TRY(predict_mixed_program(candidates, &candidates->mixed[g], scratch, scratch));
     return HAPT_OK;
 }
 

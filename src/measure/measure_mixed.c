@@ -1,12 +1,12 @@
 /* Measures mixed stages on the ranks that would train them. */
-#include "mixed_measure.h"
+#include "measure_mixed.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "hapt/progress.h"
-#include "reduce.h"
+#include "measure_sums.h"
 #include "team_ranges.h"
 
 #define COLLECTIVE_SECONDS 0.5 /* for the collectives of a mixed group */
@@ -89,7 +89,7 @@ static enum hapt_status measure_collectives(const struct mixed_measuring *measur
         status = time_collectives(measuring, group, comm, model);
         MPI_Comm_free(&comm);
     }
-    HAPT_TRY(reduce_barrier(measuring->env->world));
+    HAPT_TRY(sums_barrier(measuring->env->world));
     HAPT_TRY(hapt_env_agree(measuring->env->world, status));
     return publish(measuring, group, model, sizeof *model);
 }
@@ -137,7 +137,7 @@ static enum hapt_status share_layout(const struct hapt_env *env, struct hapt_sta
     return HAPT_OK;
 }
 
-enum hapt_status mixed_measure_programs(const struct mixed_measuring *measuring, struct hapt_arena *arena)
+enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring, struct hapt_arena *arena)
 {
     const struct hapt_env *env = measuring->env;
     struct hapt_candidates *candidates = measuring->candidates;
@@ -154,7 +154,7 @@ enum hapt_status mixed_measure_programs(const struct mixed_measuring *measuring,
                                                      .segments = (int)hapt_config_int(measuring->config, "segments")};
         /* Only rank 0 searches: elsewhere, rounding might give different programs from equal figures. */
         if (env->world_rank == 0) status = hapt_mixed_programs_find(&question, arena, found, &count);
-        HAPT_TRY(reduce_barrier(env->world));
+        HAPT_TRY(sums_barrier(env->world));
         HAPT_TRY(hapt_env_agree(env->world, status));
         HAPT_MPI(MPI_Bcast(&count, 1, MPI_INT, 0, env->world));
         for (int p = 0; p < count; p++) {
@@ -278,14 +278,14 @@ static enum hapt_status time_group(struct timing *timing, const struct hapt_engi
         status = run_group(timing, options, comm, budget_s, scratch);
         MPI_Comm_free(&comm);
     }
-    HAPT_TRY(reduce_barrier(env->world));
+    HAPT_TRY(sums_barrier(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
     double *const table[3] = {times->stage_s, times->forward_s, times->step_s};
     for (int t = 0; t < 3; t++) HAPT_TRY(publish(measuring, timing->group, table[t], L * L * sizeof(double)));
     return publish(measuring, timing->group, &timing->ranges.runs, sizeof timing->ranges.runs);
 }
 
-enum hapt_status mixed_measure_times(const struct mixed_measuring *measuring, const struct hapt_engine_options *options,
+enum hapt_status measure_mixed_times(const struct mixed_measuring *measuring, const struct hapt_engine_options *options,
                                      mixed_wanted *wanted, const void *context, double budget_s,
                                      struct hapt_arena *arena, int64_t *runs)
 {

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "hapt/calibration.h"
-#include "mixed_predict.h"
+#include "predict_mixed.h"
 
 struct stretch {       /* of operators, as seen by all devices */
     bool communicates; /* they communicate */
@@ -203,8 +203,8 @@ static void price_range(const struct predicting *with, int i, int j, struct stre
     times->step_s[cell] = fmax(most - B * times->stage_s[cell], 0) + reduce_s;
 }
 
-enum hapt_status mixed_programs_predict(const struct hapt_candidates *candidates, struct hapt_mixed_group *group,
-                                        struct hapt_arena *arena, struct hapt_arena *scratch)
+enum hapt_status predict_mixed_program(const struct hapt_candidates *candidates, struct hapt_mixed_group *group,
+                                       struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     struct predicting with = {.candidates = candidates, .group = group};
     const int L = candidates->layer_count;
