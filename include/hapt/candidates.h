@@ -146,9 +146,6 @@ enum hapt_status hapt_candidates_find_structures(struct hapt_candidates *candida
  * group->mesh_index[k]. */
 bool hapt_candidates_wanted_mixed(const struct hapt_candidates *candidates, const struct hapt_mixed_group *group,
                                   int first, int last, const struct hapt_item_memory *const memory[2]);
-/* layer_of [forward operator of the model]. */
-enum hapt_status hapt_candidates_layer_of(const struct hapt_candidates *candidates, struct hapt_arena *arena,
-                                          int **layer_of);
 /* The program of an item's first range. */
 enum hapt_status hapt_candidates_program(const struct hapt_candidates *candidates, int first, int last, int mesh_index,
                                          struct hapt_arena *arena, struct hapt_program **program);

@@ -219,15 +219,6 @@ int hapt_candidates_mesh_index_of_program(const struct hapt_candidates *candidat
     return -1;
 }
 
-enum hapt_status hapt_candidates_layer_of(const struct hapt_candidates *candidates, struct hapt_arena *arena,
-                                          int **layer_of)
-{
-    HAPT_NEW(*layer_of, arena, candidates->model->graph->forward_count);
-    for (int l = 0, op = 0; l < candidates->layer_count; l++)
-        for (; op < candidates->layers->end_op[l]; op++) (*layer_of)[op] = l;
-    return HAPT_OK;
-}
-
 enum hapt_status hapt_candidates_program(const struct hapt_candidates *candidates, int first, int last, int mesh_index,
                                          struct hapt_arena *arena, struct hapt_program **program)
 {

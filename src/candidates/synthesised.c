@@ -333,7 +333,7 @@ enum hapt_status hapt_synthesised_reduce_create(const struct hapt_candidates *ca
     *made = (struct hapt_synthesised_reduce){.candidates = candidates, .subcluster = subcluster, .mesh = *mesh};
     for (int k = 0; k < 3; k++) HAPT_NEW(made->bytes[k], arena, candidates->layer_count);
     HAPT_NEW(made->other_s, arena, candidates->layer_count);
-    HAPT_TRY(hapt_candidates_layer_of(candidates, arena, &layer_of));
+    HAPT_TRY(hapt_layers_of_operators(candidates->layers, arena, &layer_of));
     HAPT_NEW(outer, arena, shard->tensor_count);
     for (int o = sharding->reduce_first; o < shard->op_count; o++) {
         const struct hapt_op *op = &shard->op[o];

@@ -57,7 +57,7 @@ static enum hapt_status time_layers(const struct afford_question *question, stru
     const struct hapt_roofline roofline = describe(question);
     const int L = candidates->layer_count;
     int *layer_of;
-    HAPT_TRY(hapt_candidates_layer_of(candidates, scratch, &layer_of));
+    HAPT_TRY(hapt_layers_of_operators(candidates->layers, scratch, &layer_of));
     for (int d = 0; d < candidates->mesh_count; d++) {
         const struct hapt_sharding *sharding = candidates->sharding[d];
         double *sum = &layer_s[d * (L + 1)];

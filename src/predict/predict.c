@@ -85,7 +85,7 @@ static enum hapt_status time_layers(const struct hapt_candidates *candidates, in
     const struct hapt_graph *graph = sharding->graph;
     const struct hapt_roofline roofline = describe(candidates, subcluster);
     int *layer_of;
-    HAPT_TRY(hapt_candidates_layer_of(candidates, scratch, &layer_of));
+    HAPT_TRY(hapt_layers_of_operators(candidates->layers, scratch, &layer_of));
     for (int l = 0; l < candidates->layer_count; l++) forward_s[l] = backward_s[l] = 0;
     for (int o = 0; o < sharding->reduce_first; o++)
         (o < graph->forward_count ? forward_s : backward_s)[layer_of[graph->op[o].forward_op]] +=

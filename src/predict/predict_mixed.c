@@ -153,7 +153,7 @@ static enum hapt_status prepare(struct predicting *with, struct hapt_arena *scra
     with->devices = layout->axis[0].size;
     HAPT_NEW(with->shard, scratch, with->devices);
     HAPT_NEW(with->roofline, scratch, with->devices);
-    HAPT_TRY(hapt_candidates_layer_of(candidates, scratch, &with->layer_of));
+    HAPT_TRY(hapt_layers_of_operators(candidates->layers, scratch, &with->layer_of));
     HAPT_NEW(with->reduce_s, scratch, L);
     HAPT_NEW(with->update_s, scratch, L * with->devices);
     HAPT_NEW(seen, scratch, made->graph->tensor_count);
