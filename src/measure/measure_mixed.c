@@ -94,47 +94,17 @@ static enum hapt_status measure_collectives(const struct mixed_measuring *measur
     return publish(measuring, group, model, sizeof *model);
 }
 
-/* Broadcasts a layout of one axis from rank 0. */
-static enum hapt_status share_layout(const struct hapt_env *env, struct hapt_stage_layout *own,
-                                     struct hapt_arena *arena, struct hapt_stage_layout **layout)
+/* Broadcasts a layout from rank 0. */
+static enum hapt_status share_layout(const struct hapt_env *env, const struct hapt_stage_layout *own,
+                                     struct hapt_arena *arena, const struct hapt_stage_layout **layout)
 {
-    struct {
-        int size, ratio_count, instructions;
-        char name[HAPT_LAYOUT_NAME];
-    } head = {0};
-    struct hapt_stage_layout *made = NULL;
-    struct hapt_axis_program *program = NULL;
-    double *ratio = NULL;
-    if (own) {
-        head.size = own->axis[0].size;
-        head.ratio_count = own->axis[0].ratio_count;
-        head.instructions = own->program[0]->count;
-        memcpy(head.name, own->name, sizeof head.name);
-    }
-    HAPT_MPI(MPI_Bcast(&head, sizeof head, MPI_BYTE, 0, env->world));
-    const size_t ratios = (size_t)head.ratio_count * (size_t)head.size;
-    made = hapt_arena_alloc(arena, 1, sizeof *made);
-    program = hapt_arena_alloc(arena, 1, sizeof *program);
-    ratio = hapt_arena_alloc(arena, ratios + 1, sizeof *ratio);
-    if (program)
-        program->instruction = hapt_arena_alloc(arena, (size_t)head.instructions, sizeof *program->instruction);
-    const bool there = made && ratio && program && program->instruction;
-    HAPT_TRY(hapt_env_agree(env->world, there ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a program")));
-    if (own) {
-        memcpy(ratio, own->axis[0].ratio, ratios * sizeof *ratio);
-        memcpy(program->instruction, own->program[0]->instruction,
-               (size_t)head.instructions * sizeof *program->instruction);
-    }
-    HAPT_MPI(MPI_Bcast(ratio, (int)ratios, MPI_DOUBLE, 0, env->world));
-    HAPT_MPI(MPI_Bcast(program->instruction, (int)((size_t)head.instructions * sizeof *program->instruction), MPI_BYTE,
-                       0, env->world));
-    program->count = head.instructions;
-    made->axis[0] = (struct hapt_axis){.size = head.size, .ratio_count = head.ratio_count, .ratio = ratio};
-    made->axis[1].size = 1;
-    made->program[0] = program;
-    memcpy(made->name, head.name, sizeof head.name);
-    *layout = made;
-    return HAPT_OK;
+    uint64_t bytes = own ? hapt_stage_layout_pack(own, NULL) : 0;
+    HAPT_MPI(MPI_Bcast(&bytes, 1, MPI_UINT64_T, 0, env->world));
+    char *block = hapt_arena_alloc(arena, bytes, 1);
+    HAPT_TRY(hapt_env_agree(env->world, block ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a program")));
+    if (own) hapt_stage_layout_pack(own, block);
+    HAPT_MPI(MPI_Bcast(block, (int)bytes, MPI_BYTE, 0, env->world));
+    return hapt_env_agree(env->world, hapt_stage_layout_unpack(block, arena, layout));
 }
 
 enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring, struct hapt_arena *arena)
@@ -158,7 +128,7 @@ enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring,
         HAPT_TRY(hapt_env_agree(env->world, status));
         HAPT_MPI(MPI_Bcast(&count, 1, MPI_INT, 0, env->world));
         for (int p = 0; p < count; p++) {
-            struct hapt_stage_layout *layout;
+            const struct hapt_stage_layout *layout;
             HAPT_TRY(share_layout(env, found[p], arena, &layout));
             HAPT_TRY(hapt_env_agree(env->world, hapt_candidates_mix_program(candidates, group, layout, arena)));
         }
