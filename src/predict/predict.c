@@ -21,49 +21,33 @@ static struct hapt_roofline describe(const struct hapt_candidates *candidates, i
                                      candidates->model->dtype);
 }
 
-/* Collective of a plain mesh: all are over the tensor-parallel axis. A reduce-scatter or an all-gather counts as an
- * all-reduce of half the bytes. */
-static double plain_collective_s(const struct hapt_candidates *candidates, int subcluster,
-                                 const struct hapt_candidate_mesh *mesh, const struct hapt_sharding *sharding, int o)
-{
-    const struct hapt_op *op = &sharding->shard->op[o];
-    const struct hapt_op_type *type = hapt_op_type_at(op->type);
-    const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
-    const struct hapt_collective_span span = {.subcluster = where, .inside = mesh->tp, .nodes = 1, .beside = 1};
-    int times = 1;
-    double bytes;
-    if (type->collective == HAPT_COLLECTIVE_SLICE) return 0;
-    if (type->collective) {
-        const double in = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->input[0]]);
-        const double out = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->output[0]]);
-        bytes = (type->collective == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : 0.5) * fmax(in, out);
-    } else {
-        times = type->inner_all_reduces;
-        bytes = hapt_sharding_exchange_bytes(sharding->shard, o) / times;
-    }
-    return times * hapt_collective_span_s(&span, HAPT_COLLECTIVE_ALL_REDUCE, bytes, 0) *
-           hapt_calibration_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
-}
-
-/* Collective of a mesh: its links and the local part of the axis' tensor. */
+/* Collective of an operator: links of its axis, and the local part of the axis' tensor. In plain meshes all are over
+ * the tensor-parallel axis. */
 static double collective_s(const struct hapt_candidates *candidates, int subcluster,
                            const struct hapt_candidate_mesh *mesh, const struct hapt_sharding *sharding, int o)
 {
-    if (mesh->program == 0) return plain_collective_s(candidates, subcluster, mesh, sharding, o);
     const struct hapt_op *op = &sharding->shard->op[o];
-    const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;
-    const int axis = kind ? (int)op->integer[0] : sharding->exchange[o], ranks = axis == 0 ? mesh->n : mesh->m;
-    const double beside = axis == 0 ? mesh->m : 1; /* the devices of a node share its link to others */
-    if (!kind) {
-        const int times = hapt_op_type_at(op->type)->inner_all_reduces;
-        return times * hapt_synthesised_collective_s(candidates, subcluster, mesh, axis, HAPT_COLLECTIVE_ALL_REDUCE,
-                                                     beside * hapt_sharding_exchange_bytes(sharding->shard, o) / times,
-                                                     0);
+    const struct hapt_op_type *type = hapt_op_type_at(op->type);
+    const enum hapt_collective_kind kind = type->collective ? type->collective : HAPT_COLLECTIVE_ALL_REDUCE;
+    const int axis = type->collective ? (int)op->integer[0] : sharding->exchange[o],
+              times = type->collective ? 1 : type->inner_all_reduces;
+    /* the devices of a node share its link to others */
+    const double beside = mesh->program > 0 && axis == 0 ? mesh->m : 1;
+    double bytes;
+    if (type->collective) {
+        const double in = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->input[0]]);
+        const double out = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->output[0]]);
+        bytes = kind == HAPT_COLLECTIVE_ALL_TO_ALL ? sharding->axis[axis].size * in : fmax(in, out);
+    } else {
+        bytes = hapt_sharding_exchange_bytes(sharding->shard, o);
     }
-    const double in = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->input[0]]);
-    const double out = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->output[0]]);
-    const double whole = kind == HAPT_COLLECTIVE_ALL_TO_ALL ? ranks * in : fmax(in, out);
-    return hapt_synthesised_collective_s(candidates, subcluster, mesh, axis, kind, beside * whole, 0);
+    bytes = beside * bytes / times;
+    if (mesh->program > 0)
+        return times * hapt_synthesised_collective_s(candidates, subcluster, mesh, axis, kind, bytes, 0);
+    const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
+    const struct hapt_collective_span span = {where, mesh->tp, 1, 1};
+    return times * hapt_collective_span_s(&span, kind, bytes, 0) *
+           hapt_calibration_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
 }
 
 /* Seconds of operator `o` of the expanded graph on one rank of a mesh, from local shapes. */
