@@ -227,8 +227,8 @@ static enum hapt_status build(const struct instance *instance, struct hapt_arena
         const struct device *device = &instance->device[c % KINDS];
         const int count = list_submeshes(instance, device->nodes, submesh);
         snprintf(name, sizeof name, c < KINDS ? "%s" : "%s-%d", device->name, c / KINDS);
-        HAPT_TRY(hapt_profile_add_cluster_of(*profile, c, name, device->nodes, NODE, device->memory_bytes,
-                                             device->flops, submesh, count, arena));
+        HAPT_TRY(hapt_profile_add_cluster(*profile, c, name, device->nodes, NODE, device->memory_bytes, device->flops,
+                                          submesh, count, arena));
         fill_cluster(instance, &work, c, &seed, *profile);
         for (int other = 0; other < C; other++) {
             (*profile)->link_bandwidth[c * C + other] = instance->link_bytes_per_s[c % KINDS][other % KINDS];

@@ -37,6 +37,19 @@ static inline int random_submeshes(int nodes, int per_node, bool variants, struc
     return count;
 }
 
+/* A subcluster with the data-parallel submeshes alone; times are NaN. */
+static inline enum hapt_status random_profile_cluster(struct hapt_profile *profile, int index, const char *name,
+                                                      int nodes, int devices_per_node, double memory_bytes,
+                                                      double peak_flops, struct hapt_arena *arena)
+{
+    struct hapt_submesh submesh[256];
+    const int count = hapt_profile_submeshes(nodes, devices_per_node, NULL);
+    HAPT_ASSERT(count <= 256);
+    hapt_profile_submeshes(nodes, devices_per_node, submesh);
+    return hapt_profile_add_cluster(profile, index, name, nodes, devices_per_node, memory_bytes, peak_flops, submesh,
+                                    count, arena);
+}
+
 static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, int c, double grain,
                                   struct hapt_arena *arena)
 {
@@ -50,8 +63,8 @@ static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, 
     snprintf(name, sizeof name, "sub%d", c);
     struct hapt_submesh submesh[8];
     const int submeshes = random_submeshes(shape[0], shape[1], variants, submesh);
-    CHECK_OK(hapt_profile_add_cluster_of(profile, c, name, shape[0], shape[1], tight ? 8 : 1000, 1 + c, submesh,
-                                         submeshes, arena));
+    CHECK_OK(hapt_profile_add_cluster(profile, c, name, shape[0], shape[1], tight ? 8 : 1000, 1 + c, submesh, submeshes,
+                                      arena));
     struct hapt_profile_cluster *cluster = &profile->cluster[c];
     const double layer_s = random_time(seed, grain, 2);
     for (int s = 0; s < cluster->submesh_count; s++) {
@@ -81,9 +94,8 @@ static inline void make_twin(struct hapt_profile *profile, int a, int b, struct 
     const int C = profile->cluster_count;
     char name[16];
     snprintf(name, sizeof name, "sub%d", b);
-    CHECK_OK(hapt_profile_add_cluster_of(profile, b, name, from->nodes, from->devices_per_node,
-                                         from->device_memory_bytes, from->peak_flops, from->submesh,
-                                         from->submesh_count, arena));
+    CHECK_OK(hapt_profile_add_cluster(profile, b, name, from->nodes, from->devices_per_node, from->device_memory_bytes,
+                                      from->peak_flops, from->submesh, from->submesh_count, arena));
     const size_t bytes = hapt_profile_index(profile, from->submesh_count, 0, 0) * sizeof(double);
     memcpy(to->stage_time, from->stage_time, bytes);
     memcpy(to->stage_forward_time, from->stage_forward_time, bytes);

@@ -6,6 +6,7 @@
 #define HAPT_TEST_WORLD_H
 
 #include "fixture.h"
+#include "programs.h"
 #include "shards.h"
 
 #include "hapt/program.h"
@@ -322,7 +323,7 @@ __attribute__((unused)) static double world_difference(const struct world *world
 
 __attribute__((unused)) static void world_run_all(struct world *world, const struct hapt_program *program, int vocab)
 {
-    CHECK_OK(hapt_program_check(program));
+    CHECK_OK(program_check(program));
     world_open(world, program);
     world_feed(world, vocab);
     for (int section = 0; section < HAPT_SECTION_COUNT; section++) world_run(world, section);
@@ -338,7 +339,7 @@ __attribute__((unused)) static void world_compare(const struct hapt_graph *graph
     struct world one, world;
     const char *name = "";
     hapt_arena_init(&arena);
-    CHECK_OK(hapt_program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
+    CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
     if (single && program) {
         world_run_all(&one, single, vocab);
         world_run_all(&world, program, vocab);

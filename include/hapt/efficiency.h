@@ -61,6 +61,8 @@ double hapt_roofline_peak_flops(const struct hapt_device_spec *device, enum hapt
 /* Seconds of one operator of that class. */
 double hapt_roofline_operator_s(const struct hapt_roofline *roofline, enum hapt_efficiency_class class, double flops,
                                 double bytes);
+/* The same for operator `op` of a graph, by its shapes there. */
+double hapt_roofline_graph_s(const struct hapt_roofline *roofline, const struct hapt_graph *graph, int op);
 /* Seconds to stream bytes through memory. */
 double hapt_roofline_stream_s(const struct hapt_roofline *roofline, double bytes);
 

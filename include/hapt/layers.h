@@ -43,6 +43,15 @@ static inline int hapt_layers_first_op(const struct hapt_layers *layers, int lay
 {
     return layer == 0 ? 0 : layers->end_op[layer - 1];
 }
+/* layer_of [forward operator]. */
+static inline enum hapt_status hapt_layers_of_operators(const struct hapt_layers *layers, struct hapt_arena *arena,
+                                                        int **layer_of)
+{
+    HAPT_NEW(*layer_of, arena, layers->end_op[layers->count - 1]);
+    for (int l = 0, op = 0; l < layers->count; l++)
+        for (; op < layers->end_op[l]; op++) (*layer_of)[op] = l;
+    return HAPT_OK;
+}
 void hapt_layers_print(const struct hapt_env *env, const struct hapt_layers *layers, const struct hapt_graph *graph);
 enum hapt_status hapt_layers_write(struct hapt_h5 *file, const char *group, const struct hapt_layers *layers);
 

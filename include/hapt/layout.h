@@ -56,6 +56,11 @@ enum hapt_status hapt_stage_layout_apply(const struct hapt_stage_layout *layout,
 /* True for the same instructions over the same axes; names are ignored. */
 bool hapt_stage_layout_same(const struct hapt_stage_layout *a, const struct hapt_stage_layout *b);
 
+/* Writes a layout into one block, which other ranks can read, and returns its bytes. `block` NULL: only counts. */
+size_t hapt_stage_layout_pack(const struct hapt_stage_layout *layout, void *block);
+/* The layout of a block, which must outlive it. A block starts at a multiple of 8 bytes. */
+enum hapt_status hapt_stage_layout_unpack(void *block, struct hapt_arena *arena,
+                                          const struct hapt_stage_layout **layout);
 /* Everything lives in `arena`. */
 enum hapt_status hapt_stage_layout_copy(const struct hapt_stage_layout *layout, struct hapt_arena *arena,
                                         const struct hapt_stage_layout **copy);

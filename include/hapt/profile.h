@@ -95,16 +95,12 @@ static inline size_t hapt_profile_index(const struct hapt_profile *profile, int 
            (size_t)last;
 }
 
-/* Allocates tables for a cluster's shape; times are NaN. */
 enum hapt_status hapt_profile_create(int layer_count, int cluster_count, struct hapt_arena *arena,
                                      struct hapt_profile **profile);
+/* Allocates the tables of a subcluster; times are NaN. The submeshes are copied (hapt_profile_check checks them). */
 enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int index, const char *name, int nodes,
                                           int devices_per_node, double memory_bytes, double peak_flops,
-                                          struct hapt_arena *arena);
-/* The same with the caller's list of submeshes (checked by hapt_profile_check). */
-enum hapt_status hapt_profile_add_cluster_of(struct hapt_profile *profile, int index, const char *name, int nodes,
-                                             int devices_per_node, double memory_bytes, double peak_flops,
-                                             const struct hapt_submesh *submesh, int count, struct hapt_arena *arena);
+                                          const struct hapt_submesh *submesh, int count, struct hapt_arena *arena);
 /* Adds an entry of mixed stages: times are NaN, one memory row per subcluster, no ratios and no step_time (the
  * caller may set both). `mixed` becomes invalid when another entry is added. */
 enum hapt_status hapt_profile_add_mixed(struct hapt_profile *profile, int count, const int *cluster, const int *devices,

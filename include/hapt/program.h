@@ -68,13 +68,6 @@ struct hapt_program {
  * cross one of its ends. Rank-local and deterministic; shapes are those of sharding->mesh_coordinate. */
 enum hapt_status hapt_program_build(const struct hapt_sharding *sharding, int first_op, int end_op,
                                     struct hapt_arena *arena, struct hapt_program **program);
-/* Build sharding (in `arena`) and program in one call: rows over n x m ranks; or rows over dp and operators over tp
- * ranks. */
-enum hapt_status hapt_program_data_parallel(const struct hapt_graph *graph, int first_op, int end_op, int nodes,
-                                            int devices, struct hapt_arena *arena, struct hapt_program **program);
-enum hapt_status hapt_program_tensor_parallel(const struct hapt_graph *graph, int first_op, int end_op, int dp, int tp,
-                                              struct hapt_arena *arena, struct hapt_program **program);
-enum hapt_status hapt_program_check(const struct hapt_program *program);
 /* Seconds of a step that moves data; NaN if unknown. */
 struct hapt_program_costs {
     const void *context;
@@ -84,10 +77,5 @@ struct hapt_program_costs {
  * replicated, +: partial sums); its tensors with local shapes and properties; the cost of communication (`costs` NULL:
  * not printed). */
 void hapt_program_print(const struct hapt_program *program, const struct hapt_program_costs *costs, FILE *stream);
-/* FLOPs of one rank in a section, from its local shapes. */
-double hapt_program_flops(const struct hapt_program *program, enum hapt_section section);
-/* Bytes of the shards that one rank gives to the collectives of a section, including those inside operators. Slices
- * move nothing. */
-double hapt_program_collective_bytes(const struct hapt_program *program, enum hapt_section section);
 
 #endif

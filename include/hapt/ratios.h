@@ -11,7 +11,7 @@
 /* The work between two synchronisations of a program (HAP 3.2, Fig. 6): a communication, then computation on every
  * device. */
 struct hapt_ratio_stage {
-    /* Communication takes fixed_s + largest_s * max_j B_j (hapt_collective_cost_line); fixed_s may be negative. */
+    /* Communication takes fixed_s + largest_s * max_j B_j (hapt_collective_cost_s); fixed_s may be negative. */
     double fixed_s, largest_s;
     const double *replicated_s; /* [devices] computation on device j takes replicated_s[j] + sharded_s[j] * B_j */
     const double *sharded_s;

@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "hapt/calibration.h"
+#include "hapt/collective_cost.h"
 #include "hapt/progress.h"
 #include "hapt/synthesis.h"
-#include "hapt/submesh_cost.h"
 
 enum {
     MOST_STATES = 300, /* more would gain under 1 % and take seconds on models of thousands of operators */
@@ -31,12 +31,12 @@ double hapt_synthesised_collective_s(const struct hapt_candidates *candidates, i
                                      const struct hapt_candidate_mesh *mesh, int axis, enum hapt_collective_kind kind,
                                      double bytes, double largest_share)
 {
-    const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
-    const int ranks = axis == 0 ? mesh->n : mesh->m;
-    const double bandwidth = axis == 0 ? where->inter_node_bandwidth : where->intra_node_bandwidth;
-    const double latency = axis == 0 ? where->inter_node_latency : where->intra_node_latency;
-    return hapt_links_collective_s(kind, ranks, bytes, largest_share, bandwidth, latency) *
-           hapt_calibration_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
+    struct hapt_collective_span span =
+        hapt_collective_span_of(&candidates->cluster->subcluster[subcluster],
+                                (struct hapt_submesh){.n = mesh->n, .m = mesh->m, .tp = 1, .program = 1}, axis);
+    span.beside = 1; /* `bytes` counts all devices of a node already, also for the correction by measured sums */
+    return hapt_collective_corrected_s(&span, candidates->efficiency, candidates->model->dtype, kind, bytes,
+                                       largest_share);
 }
 
 /* The devices of a node share its link to others, and all use it at once. */
@@ -333,10 +333,8 @@ enum hapt_status hapt_synthesised_reduce_create(const struct hapt_candidates *ca
     *made = (struct hapt_synthesised_reduce){.candidates = candidates, .subcluster = subcluster, .mesh = *mesh};
     for (int k = 0; k < 3; k++) HAPT_NEW(made->bytes[k], arena, candidates->layer_count);
     HAPT_NEW(made->other_s, arena, candidates->layer_count);
-    HAPT_NEW(layer_of, arena, sharding->source->forward_count);
+    HAPT_TRY(hapt_layers_of_operators(candidates->layers, arena, &layer_of));
     HAPT_NEW(outer, arena, shard->tensor_count);
-    for (int l = 0, op = 0; l < candidates->layer_count; l++)
-        for (; op < candidates->layers->end_op[l]; op++) layer_of[op] = l;
     for (int o = sharding->reduce_first; o < shard->op_count; o++) {
         const struct hapt_op *op = &shard->op[o];
         const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;

@@ -67,8 +67,8 @@ static enum hapt_status predict_shared(struct hapt_env *env, const struct hapt_c
     enum hapt_status status = HAPT_OK;
     hapt_arena_init(&own);
     if (env->node_rank == 0)
-        status = hapt_profile_predict_with(cluster, model, layers, config, efficiency,
-                                           env->node_size > 1 ? &own : arena, &made);
+        status =
+            hapt_profile_predict(cluster, model, layers, config, efficiency, env->node_size > 1 ? &own : arena, &made);
     status = hapt_profile_share(env, status, made, arena, profile);
     hapt_arena_release(&own);
     return status;

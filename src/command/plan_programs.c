@@ -1,11 +1,10 @@
 /* hapt plan --explain: prints the program of every stage, each kind of layer once. */
 #include <math.h>
-#include "hapt/calibration.h"
-#include "hapt/submesh_cost.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/collective_cost.h"
 #include "plan_explain.h"
 #include "program_print.h"
 
@@ -33,9 +32,10 @@ static double step_s(const void *context, const struct hapt_program *program, co
         times = hapt_op_type_at(op->type)->inner_all_reduces;
         bytes = hapt_sharding_exchange_bytes(program->shard, step->op) / times;
     }
-    return times * hapt_submesh_collective_s(costs->inputs->cluster, stage->submesh->subcluster[0], submesh,
-                                             costs->inputs->model->dtype, costs->efficiency, step->axis,
-                                             step->kind ? step->kind : HAPT_COLLECTIVE_ALL_REDUCE, bytes);
+    const struct hapt_collective_span span = hapt_collective_span_of(
+        &costs->inputs->cluster->subcluster[stage->submesh->subcluster[0]], submesh, step->axis);
+    return times * hapt_collective_corrected_s(&span, costs->efficiency, costs->inputs->model->dtype,
+                                               step->kind ? step->kind : HAPT_COLLECTIVE_ALL_REDUCE, bytes, 0);
 }
 
 /* Stages with the same program on equal submeshes of one subcluster share one listing. */

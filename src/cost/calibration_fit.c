@@ -5,6 +5,7 @@
 #include <strings.h>
 
 #include "hapt/calibration.h"
+#include "hapt/env.h"
 
 #define MOVER_FLOPS_PER_BYTE 0.25 /* an operator with fewer FLOPs per byte measures memory */
 #define INLIER_OCTAVES 1.0        /* a sample further from the median of its knot is ignored */

@@ -1,36 +1,54 @@
-/* Costs of collectives: evaluation, rings over links, the fit to measurements. */
+/* Seconds of collectives over the devices of a submesh, and over any devices. */
 #include "hapt/collective_cost.h"
 
 #include <math.h>
-#include <string.h>
 
-enum { PARTS = 3, ROUNDS = 8 };
-#define OUTLIER 0.1 /* relative errors beyond this count linearly */
-#define SKEWED 0.05 /* least n * largest - 1 of a sample that counts as skewed */
+/* ---- devices of a submesh ---- */
 
-static const char *name_of(enum hapt_collective_kind kind)
+/* fraction of a link's bandwidth that all-reduces of well-tuned libraries reach */
+#define LINK_SHARE 0.8
+
+struct hapt_collective_span hapt_collective_span_of(const struct hapt_subcluster *subcluster,
+                                                    struct hapt_submesh submesh, int axis)
 {
-    static const char *const name[HAPT_COLLECTIVE_COUNT] = {
-        [HAPT_COLLECTIVE_NONE] = "none",
-        [HAPT_COLLECTIVE_ALL_REDUCE] = "all-reduce",
-        [HAPT_COLLECTIVE_REDUCE_SCATTER] = "reduce-scatter",
-        [HAPT_COLLECTIVE_ALL_GATHER] = "all-gather",
-        [HAPT_COLLECTIVE_GROUPED_BROADCAST] = "grouped broadcast",
-        [HAPT_COLLECTIVE_ALL_TO_ALL] = "all-to-all",
-        [HAPT_COLLECTIVE_SLICE] = "slice",
-    };
-    return name[kind];
+    const bool program = submesh.program > 0, outer = axis == 0;
+    const int inside = outer ? (program ? 1 : submesh.m / submesh.tp) : (program ? submesh.m : submesh.tp);
+    return (struct hapt_collective_span){
+        .subcluster = subcluster, .inside = inside, .nodes = outer ? submesh.n : 1, .beside = submesh.m / inside};
 }
 
-void hapt_collective_cost_line(const struct hapt_collective_model *model, enum hapt_collective_kind kind, double bytes,
-                               double *fixed_s, double *largest_s)
+/* Peers, each with a link of that bandwidth and latency. */
+static double peers_s(enum hapt_collective_kind kind, int ranks, double bytes, double largest_share, double bandwidth,
+                      double latency)
 {
-    const struct hapt_collective_term *term = &model->term[kind];
-    *fixed_s = *largest_s = 0;
-    if (model->ranks < 2 || !hapt_collective_communicates(kind)) return;
-    *fixed_s = term->latency_s + bytes * (term->byte_s - term->skew_s);
-    *largest_s = bytes * term->skew_s * model->ranks;
+    const double rate = bandwidth > 0 ? LINK_SHARE * bandwidth : INFINITY, hop_s = fmax(latency, 0);
+    if (ranks < 2 || bytes <= 0 || !hapt_collective_communicates(kind)) return 0;
+    if (kind == HAPT_COLLECTIVE_ALL_TO_ALL || kind == HAPT_COLLECTIVE_GROUPED_BROADCAST)
+        return hapt_ring_s(kind, ranks, bytes, largest_share, rate, hop_s);
+    const double ring_s = hapt_ring_s(HAPT_COLLECTIVE_ALL_REDUCE, ranks, bytes, 0, rate, hop_s);
+    const double trees_s = 2 * (ceil(log2(ranks)) * hop_s + bytes / rate);
+    const double all_reduce_s = fmin(ring_s, trees_s);
+    return kind == HAPT_COLLECTIVE_ALL_REDUCE ? all_reduce_s : 0.5 * all_reduce_s * fmax(1, ranks * largest_share);
 }
+
+double hapt_collective_span_s(const struct hapt_collective_span *span, enum hapt_collective_kind kind, double bytes,
+                              double largest_share)
+{
+    const struct hapt_subcluster *links = span->subcluster;
+    return peers_s(kind, span->inside, bytes, largest_share, links->intra_node_bandwidth, links->intra_node_latency) +
+           peers_s(kind, span->nodes, bytes * span->beside, largest_share, links->inter_node_bandwidth,
+                   links->inter_node_latency);
+}
+
+double hapt_collective_corrected_s(const struct hapt_collective_span *span, const struct hapt_efficiency *efficiency,
+                                   enum hapt_dtype dtype, enum hapt_collective_kind kind, double bytes,
+                                   double largest_share)
+{
+    return hapt_collective_span_s(span, kind, bytes, largest_share) *
+           hapt_calibration_sum_factor(efficiency, &span->subcluster->device, dtype, bytes);
+}
+
+/* ---- any devices ---- */
 
 double hapt_collective_cost_s(const struct hapt_collective_model *model, enum hapt_collective_kind kind, double bytes,
                               double largest_share)
@@ -39,8 +57,6 @@ double hapt_collective_cost_s(const struct hapt_collective_model *model, enum ha
     if (model->ranks < 2 || !hapt_collective_communicates(kind)) return 0;
     return term->latency_s + bytes * (term->byte_s + term->skew_s * fmax(0, model->ranks * largest_share - 1));
 }
-
-/* ---- links ---- */
 
 void hapt_collective_model_links(const struct hapt_collective_links *links, struct hapt_collective_model *model)
 {
@@ -93,136 +109,4 @@ enum hapt_status hapt_collective_links_slowest(const struct hapt_cluster *cluste
                          "the cost of collectives needs the bandwidth and latency of every link, and some are unknown");
     *links = found;
     return HAPT_OK;
-}
-
-/* ---- fit ---- */
-
-/* The terms of a sample's time: 1 for latency, bytes, padding; each relative to its time. */
-static void parts_of(const struct hapt_collective_sample *sample, int ranks, double *part)
-{
-    const double skew = fmax(0, ranks * sample->largest_share - 1);
-    part[0] = 1 / sample->time_s;
-    part[1] = sample->bytes / sample->time_s;
-    part[2] = sample->bytes * skew / sample->time_s;
-}
-
-/* Solves the normal equations of the chosen parts by elimination. */
-static bool solve_parts(int chosen, const double (*matrix)[PARTS], const double *right, double *value)
-{
-    double m[PARTS][PARTS + 1];
-    int index[PARTS], n = 0;
-    for (int p = 0; p < PARTS; p++)
-        if (chosen >> p & 1) index[n++] = p;
-    for (int a = 0; a < n; a++) {
-        for (int b = 0; b < n; b++) m[a][b] = matrix[index[a]][index[b]];
-        m[a][n] = right[index[a]];
-    }
-    for (int p = 0; p < PARTS; p++) value[p] = 0;
-    for (int a = 0; a < n; a++) {
-        if (!(m[a][a] > 1e-12 * matrix[index[a]][index[a]])) return false;
-        for (int r = a + 1; r < n; r++) {
-            const double factor = m[r][a] / m[a][a];
-            for (int c = a; c <= n; c++) m[r][c] -= factor * m[a][c];
-        }
-    }
-    for (int a = n - 1; a >= 0; a--) {
-        double sum = m[a][n];
-        for (int b = a + 1; b < n; b++) sum -= m[a][b] * value[index[b]];
-        value[index[a]] = sum / m[a][a];
-        if (!(value[index[a]] >= 0)) return false;
-    }
-    return true;
-}
-
-/* The best non-negative parts at the current weights; bytes always cost time. There are few parts, so every subset
- * is tried. */
-static void fit_weighted(int most, int ranks, int count, const struct hapt_collective_sample *sample,
-                         const double *weight, double *best)
-{
-    double matrix[PARTS][PARTS] = {{0}}, right[PARTS] = {0}, least = INFINITY;
-    for (int i = 0; i < count; i++) {
-        double part[PARTS];
-        parts_of(&sample[i], ranks, part);
-        for (int a = 0; a < PARTS; a++) {
-            right[a] += weight[i] * part[a];
-            for (int b = 0; b < PARTS; b++) matrix[a][b] += weight[i] * part[a] * part[b];
-        }
-    }
-    for (int chosen = 1; chosen <= most; chosen++) {
-        double value[PARTS], error = 0;
-        if ((chosen & most) != chosen || !(chosen >> 1 & 1) ||
-            !solve_parts(chosen, (const double(*)[PARTS])matrix, right, value))
-            continue;
-        /* |P v - 1|^2 without its constant. */
-        for (int a = 0; a < PARTS; a++) {
-            error -= 2 * right[a] * value[a];
-            for (int b = 0; b < PARTS; b++) error += matrix[a][b] * value[a] * value[b];
-        }
-        if (error >= least || value[1] == 0) continue;
-        least = error;
-        memcpy(best, value, sizeof value);
-    }
-}
-
-bool hapt_collective_fit(enum hapt_collective_kind kind, int ranks, int count,
-                         const struct hapt_collective_sample *sample, struct hapt_collective_term *term)
-{
-    enum { MOST_SAMPLES = 256 };
-    double weight[MOST_SAMPLES], value[PARTS], smallest = INFINITY, largest = 0, least_byte_s = INFINITY;
-    bool skewed = false;
-    if (count > MOST_SAMPLES) count = MOST_SAMPLES;
-    for (int i = 0; i < count; i++) {
-        if (!(sample[i].bytes > 0) || !(sample[i].time_s > 0) || !isfinite(sample[i].time_s)) return false;
-        smallest = fmin(smallest, sample[i].bytes);
-        largest = fmax(largest, sample[i].bytes);
-        skewed = skewed || ranks * sample[i].largest_share - 1 > SKEWED;
-        least_byte_s = fmin(least_byte_s, sample[i].time_s / sample[i].bytes);
-        weight[i] = 1;
-    }
-    if (!(largest > smallest)) return false;
-    const bool find_skew = skewed && kind != HAPT_COLLECTIVE_ALL_REDUCE;
-    for (int round = 0; round < ROUNDS; round++) {
-        /* No line with a positive slope fits: the best measured rate. */
-        memcpy(value, (const double[PARTS]){0, least_byte_s, 0}, sizeof value);
-        fit_weighted(find_skew ? 7 : 3, ranks, count, sample, weight, value);
-        for (int i = 0; i < count; i++) {
-            double part[PARTS], error = -1;
-            parts_of(&sample[i], ranks, part);
-            for (int p = 0; p < PARTS; p++) error += part[p] * value[p];
-            weight[i] = fmin(1, OUTLIER / fmax(1e-12, fabs(error)));
-        }
-    }
-    *term = (struct hapt_collective_term){value[0], value[1],
-                                          find_skew                    ? value[2]
-                                          : hapt_collective_pads(kind) ? value[1]
-                                                                       : 0};
-    return true;
-}
-
-/* ---- show and check ---- */
-
-void hapt_collective_model_print(const struct hapt_collective_model *model, FILE *stream)
-{
-    fprintf(stream, "collectives over %d ranks, %s\n", model->ranks, model->measured ? "measured" : "from links");
-    for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) {
-        const struct hapt_collective_term *term = &model->term[k];
-        if (!hapt_collective_communicates((enum hapt_collective_kind)k) || model->ranks < 2) continue;
-        fprintf(stream, "  %-18s %8.2f us  %8.3f ms/MB", name_of((enum hapt_collective_kind)k), 1e6 * term->latency_s,
-                1e9 * term->byte_s);
-        if (term->skew_s > 0) fprintf(stream, "  %8.3f ms/MB of padding", 1e9 * term->skew_s);
-        fputc('\n', stream);
-    }
-}
-
-enum hapt_status hapt_collective_model_check(const struct hapt_collective_model *model)
-{
-    bool sound = model->ranks >= 1;
-    for (int k = 0; k < HAPT_COLLECTIVE_COUNT; k++) {
-        const struct hapt_collective_term *term = &model->term[k];
-        sound = sound && term->latency_s >= 0 && term->byte_s >= 0 && term->skew_s >= 0 &&
-                isfinite(term->latency_s + term->byte_s + term->skew_s);
-    }
-    return sound ? HAPT_OK
-                 : hapt_fail(HAPT_ERR_INPUT, "measure them again, or give the links in the cluster file",
-                             "the cost of a collective is undefined or negative");
 }

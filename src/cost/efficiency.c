@@ -112,6 +112,13 @@ struct hapt_roofline hapt_roofline_describe(const struct hapt_device_spec *devic
                                   .table = table ? table : hapt_efficiency_default(device->backend)};
 }
 
+double hapt_roofline_graph_s(const struct hapt_roofline *roofline, const struct hapt_graph *graph, int op)
+{
+    const struct hapt_op *what = &graph->op[op];
+    return hapt_roofline_operator_s(roofline, hapt_efficiency_class_of(hapt_op_type_at(what->type)),
+                                    hapt_op_flops(graph, what, 1), hapt_op_bytes(graph, what, 1));
+}
+
 double hapt_roofline_stream_s(const struct hapt_roofline *roofline, double bytes)
 {
     if (roofline->bandwidth <= 0) return 0;

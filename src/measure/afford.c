@@ -57,19 +57,14 @@ static enum hapt_status time_layers(const struct afford_question *question, stru
     const struct hapt_roofline roofline = describe(question);
     const int L = candidates->layer_count;
     int *layer_of;
-    HAPT_NEW(layer_of, scratch, candidates->model->graph->forward_count);
-    for (int l = 0, op = 0; l < L; l++)
-        for (; op < candidates->layers->end_op[l]; op++) layer_of[op] = l;
+    HAPT_TRY(hapt_layers_of_operators(candidates->layers, scratch, &layer_of));
     for (int d = 0; d < candidates->mesh_count; d++) {
         const struct hapt_sharding *sharding = candidates->sharding[d];
         double *sum = &layer_s[d * (L + 1)];
         for (int o = 0; o < sharding->reduce_first; o++) {
-            const struct hapt_op *op = &sharding->shard->op[o];
-            const struct hapt_op_type *type = hapt_op_type_at(op->type);
-            if (type->collective) continue;
+            if (hapt_op_type_at(sharding->shard->op[o].type)->collective) continue;
             sum[layer_of[sharding->graph->op[o].forward_op] + 1] +=
-                hapt_roofline_operator_s(&roofline, hapt_efficiency_class_of(type),
-                                         hapt_op_flops(sharding->shard, op, 1), hapt_op_bytes(sharding->shard, op, 1));
+                hapt_roofline_graph_s(&roofline, sharding->shard, o);
         }
         for (int l = 0; l < L; l++) sum[l + 1] += sum[l];
     }

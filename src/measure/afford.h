@@ -9,8 +9,8 @@
 #ifndef HAPT_MEASURE_AFFORD_H
 #define HAPT_MEASURE_AFFORD_H
 
-#include "classes.h"
 #include "bench_engine.h"
+#include "classes.h"
 
 #define AFFORD_SECONDS 60.0
 

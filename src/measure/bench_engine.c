@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/env.h"
+
 #define WARM_S 0.3
 
 static hapt_engine_clock *clock_of(const struct bench_engines *bench_engines)
@@ -336,9 +338,7 @@ enum hapt_status bench_engines_time_update(struct bench_engines *bench_engines, 
         sample[0][update.step - 1] = behind - middle;
         sample[1][update.step - 1] = middle - start + clock_s(bench_engines) - behind;
     }
-    for (int part = 0; part < 2; part++) {
-        qsort(sample[part], ROUNDS, sizeof(double), hapt_compare_doubles);
-        s_per_element[part] = elements > 0 ? sample[part][ROUNDS / 2] / elements : 0;
-    }
+    for (int part = 0; part < 2; part++)
+        s_per_element[part] = elements > 0 ? hapt_median(sample[part], ROUNDS) / elements : 0;
     return HAPT_OK;
 }

@@ -1,7 +1,7 @@
 /*
  * Calibration on the ranks of a cluster: the engine times every operator of the model, forward and backward, step by
  * step in complete benchmark engines (bench_engine.h). Operators of equal type and local shapes are one; the median
- * over positions, rounds and ranks counts. Gradient sums come from reduce.h.
+ * over positions, rounds and ranks counts. Gradient sums come from measure_sums.h.
  */
 #include "calibrate.h"
 
@@ -10,14 +10,15 @@
 #include <string.h>
 #include <strings.h>
 
-#include "afford.h"
-#include "classes.h"
 #include "hapt/calibration.h"
-#include "hapt/submesh_cost.h"
+#include "hapt/collective_cost.h"
 #include "hapt/measure.h"
+#include "hapt/env.h"
 #include "hapt/progress.h"
-#include "reduce.h"
+#include "afford.h"
 #include "bench_engine.h"
+#include "classes.h"
+#include "measure_sums.h"
 
 enum { MIN_ROUNDS = 3, MAX_ROUNDS = 15, MAX_SHARES = 8, TICKS = 64 };
 
@@ -49,7 +50,7 @@ struct calibration {
     double tick_s;                 /* time that reading the clock adds to a step */
     double update_s, update_bytes; /* of all parameters in the longest benchmark engine */
     double *all;                   /* [rank][unique_count + 2] medians, then the update's time and bytes */
-    struct reduce_table reduce;
+    struct sums_table sums;
 };
 
 /* ---- what to time ---- */
@@ -128,36 +129,12 @@ static enum hapt_status list_operators(struct calibration *calibration)
 
 /* ---- timing on this rank ---- */
 
-static double class_memory(const struct calibration *calibration)
-{
-    double most = 0;
-    for (int c = 0; c < calibration->cluster->count; c++)
-        if (calibration->classes.of_subcluster[c] == calibration->classes.own_class)
-            most = fmax(most, calibration->cluster->subcluster[c].device.memory_bytes);
-    return most;
-}
-
-static enum hapt_status open_device(struct calibration *calibration, int threads)
-{
-    const int mine = calibration->cluster->subcluster_of_rank[calibration->env->world_rank];
-    const char *name = calibration->cluster->subcluster[mine].device.backend, *reason = "";
-    calibration->options = (struct hapt_engine_options){.backend = hapt_backend_find(name),
-                                                        .threads = threads,
-                                                        .state_count = calibration->candidates.state_count,
-                                                        .slots = 1};
-    const int devices = calibration->options.backend ? calibration->options.backend->device_count(&reason) : 0;
-    if (devices < 1)
-        return hapt_fail(HAPT_ERR_INPUT, "calibrate on hosts that have the devices; see hapt doctor",
-                         "rank %d has no %s device to calibrate (%s)", calibration->env->world_rank, name, reason);
-    return calibration->options.backend->open(hapt_env_device(calibration->env, devices), threads, 0,
-                                              &calibration->options.device);
-}
-
 /* Benchmark engines with every layer that fits the device, at every share of the rows. */
 static enum hapt_status choose_windows(struct calibration *calibration)
 {
     const struct hapt_candidates *candidates = &calibration->candidates;
-    const double limit = fmin(class_memory(calibration), afford_room(&calibration->options, &calibration->classes));
+    const double limit = fmin(classes_memory(calibration->cluster, &calibration->classes),
+                              afford_room(&calibration->options, &calibration->classes));
     struct hapt_item_memory *memory;
     bool *needed, some = false;
     HAPT_NEW(memory, calibration->scratch, candidates->item_count);
@@ -280,7 +257,10 @@ static enum hapt_status time_operators(struct calibration *calibration)
 static enum hapt_status prepare_here(struct calibration *calibration, int threads)
 {
     if (calibration->classes.own_class < 0) return HAPT_OK;
-    HAPT_TRY(open_device(calibration, threads));
+    calibration->options =
+        (struct hapt_engine_options){.threads = threads, .state_count = calibration->candidates.state_count};
+    HAPT_TRY(classes_open_device(calibration->env, calibration->cluster, "calibrate",
+                                 "calibrate on hosts that have the devices; see hapt doctor", &calibration->options));
     return calibration->classes.active < 0 ? HAPT_OK : choose_windows(calibration);
 }
 
@@ -363,17 +343,18 @@ static enum hapt_status list_sums(const struct calibration *calibration, struct 
 {
     const struct hapt_cluster *cluster = calibration->cluster;
     struct hapt_submesh *submesh;
-    HAPT_NEW(submesh, calibration->scratch, calibration->reduce.submesh_count + 1);
-    HAPT_NEW(device->sum, result, cluster->count * calibration->reduce.submesh_count * REDUCE_SIZES + 1);
+    HAPT_NEW(submesh, calibration->scratch, calibration->sums.submesh_count + 1);
+    HAPT_NEW(device->sum, result, cluster->count * calibration->sums.submesh_count * SUMS_SIZES + 1);
     for (int c = 0; c < cluster->count; c++) {
         if (strcasecmp(cluster->subcluster[c].device.name, device->name) != 0) continue;
         const int count = hapt_candidates_submeshes(&cluster->subcluster[c], submesh);
         for (int s = 0; s < count; s++) {
-            for (int k = 0; k < REDUCE_SIZES && submesh[s].n * submesh[s].m > 1; k++) {
-                const double bytes = calibration->reduce.bytes[k];
+            const struct hapt_collective_span span = hapt_collective_span_of(&cluster->subcluster[c], submesh[s], 0);
+            for (int k = 0; k < SUMS_SIZES && submesh[s].n * submesh[s].m > 1; k++) {
+                const double bytes = calibration->sums.bytes[k];
                 const struct hapt_calibration_sum sum = {
-                    submesh[s].n * submesh[s].m, bytes, reduce_measured_s(&calibration->reduce, c, s, bytes),
-                    hapt_submesh_gradients_s(&cluster->subcluster[c], submesh[s], bytes)};
+                    submesh[s].n * submesh[s].m, bytes, sums_measured_s(&calibration->sums, c, s, bytes),
+                    hapt_collective_span_s(&span, HAPT_COLLECTIVE_ALL_REDUCE, bytes, 0)};
                 if (sum.time_s > 0 && sum.predicted_s > 0) device->sum[device->sum_count++] = sum;
             }
         }
@@ -427,11 +408,10 @@ static enum hapt_status calibrate(struct calibration *calibration, const struct 
     HAPT_TRY(hapt_env_agree(env->world, prepare_here(calibration, threads)));
     HAPT_TRY(check_cost(calibration));
     const enum hapt_status status = calibration->classes.active < 0 ? HAPT_OK : time_operators(calibration);
-    HAPT_TRY(reduce_barrier(env->world));
+    HAPT_TRY(sums_barrier(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
-    HAPT_TRY(reduce_measure(env, calibration->cluster, &calibration->options,
-                            hapt_config_real(calibration->config, "timeout"), calibration->scratch,
-                            &calibration->reduce));
+    HAPT_TRY(sums_measure(env, calibration->cluster, &calibration->options,
+                          hapt_config_real(calibration->config, "timeout"), calibration->scratch, &calibration->sums));
     HAPT_TRY(gather(calibration));
     return hapt_env_agree(env->world, make_tables(calibration, result, efficiency));
 }

@@ -1,6 +1,7 @@
 /* Classes of subclusters and the ranks that measure for them. */
 #include "classes.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -95,6 +96,28 @@ enum hapt_status classes_find(const struct hapt_env *env, const struct hapt_clus
     }
     free(location);
     return status;
+}
+
+double classes_memory(const struct hapt_cluster *cluster, const struct classes *classes)
+{
+    double most = 0;
+    for (int c = 0; c < cluster->count; c++)
+        if (classes->of_subcluster[c] == classes->own_class)
+            most = fmax(most, cluster->subcluster[c].device.memory_bytes);
+    return most;
+}
+
+enum hapt_status classes_open_device(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                     const char *do_what, const char *hint, struct hapt_engine_options *options)
+{
+    const char *name = cluster->subcluster[cluster->subcluster_of_rank[env->world_rank]].device.backend, *reason = "";
+    options->backend = hapt_backend_find(name);
+    options->slots = 1;
+    const int devices = options->backend ? options->backend->device_count(&reason) : 0;
+    if (devices < 1)
+        return hapt_fail(HAPT_ERR_INPUT, hint, "rank %d has no %s device to %s (%s)", env->world_rank, name, do_what,
+                         reason);
+    return options->backend->open(hapt_env_device(env, devices), options->threads, 0, &options->device);
 }
 
 enum hapt_status classes_same_structures(const struct hapt_env *env, const struct hapt_candidates *candidates)

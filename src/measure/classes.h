@@ -18,6 +18,12 @@ struct classes {
 /* `threads`: of this rank. Collective over env->world. */
 enum hapt_status classes_find(const struct hapt_env *env, const struct hapt_cluster *cluster, int threads,
                               struct classes *classes);
+/* Memory of the largest device of my class. */
+double classes_memory(const struct hapt_cluster *cluster, const struct classes *classes);
+/* Opens this rank's device for an engine of one slot, with options->threads and ->state_count. Without such a device
+ * HAPT_ERR_INPUT: it cannot `do_what`. Rank-local. */
+enum hapt_status classes_open_device(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                     const char *do_what, const char *hint, struct hapt_engine_options *options);
 /* Checks that all ranks found the same structures, since their tables are indexed by structure. (A rank short of
  * memory treats all structures as different.) Otherwise HAPT_ERR_MEMORY on every rank. Collective over env->world. */
 enum hapt_status classes_same_structures(const struct hapt_env *env, const struct hapt_candidates *candidates);

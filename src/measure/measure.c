@@ -7,16 +7,16 @@
  *
  * Every number comes from engine runs. Times of single devices are thread CPU time, on a GPU device time, multiplied by
  * the device's slowdown (measure_rounds.c). Times of mixed stages are wall time of the ranks that would train them
- * (mixed_measure.c).
+ * (measure_mixed.c).
  */
 #include "measure.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "afford.h"
 #include "hapt/measure.h"
 #include "hapt/progress.h"
+#include "afford.h"
 
 /* Of --profile-seconds, with mixed stages: for timing single devices, and the minimum for mixed stages. */
 #define ALONE_SHARE 0.5
@@ -51,11 +51,6 @@ static void mark_needed(struct measure *measure, struct hapt_submesh *submesh)
 
 /* ---- the complete measurement ---- */
 
-static double all_reduce(const void *context, int subcluster, struct hapt_submesh submesh, double bytes)
-{
-    return measure_sum_s(context, subcluster, submesh, bytes);
-}
-
 static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *result, struct hapt_profile **profile)
 {
     const struct hapt_candidates *candidates = measure->candidates;
@@ -74,7 +69,7 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
                                                     .update_s = slowdown * cpu->update_s + cpu->end_s};
         }
     }
-    return hapt_candidates_fill(candidates, memory, time, all_reduce, measure, result, profile);
+    return hapt_candidates_fill(candidates, memory, time, measure_sum_s, measure, result, profile);
 }
 
 static enum hapt_status choose_windows(struct measure *measure, const struct hapt_engine_options *options)
@@ -158,7 +153,7 @@ static enum hapt_status run_mixed(struct measure *measure, struct hapt_candidate
     int64_t runs;
     HAPT_TRY(measure_budget_left(measure, &budget_s));
     budget_s = fmax(budget_s, MIXED_SHARE * hapt_config_real(measure->config, "profile-seconds"));
-    return mixed_measure_times(&measuring, options, wanted, measure, budget_s, measure->scratch, &runs);
+    return measure_mixed_times(&measuring, options, wanted, measure, budget_s, measure->scratch, &runs);
 }
 
 static enum hapt_status measure_all(struct measure *measure, struct hapt_candidates *candidates,
@@ -173,8 +168,8 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
                                         sizeof *measure->memory / sizeof(double)));
     HAPT_TRY(hapt_env_agree(env->world, choose_windows(measure, options)));
     HAPT_TRY(measure_check_cost(measure));
-    HAPT_TRY(reduce_measure(env, measure->cluster, options, hapt_config_real(measure->config, "timeout"),
-                            measure->scratch, &measure->reduce));
+    HAPT_TRY(sums_measure(env, measure->cluster, options, hapt_config_real(measure->config, "timeout"),
+                          measure->scratch, &measure->sums));
     MPI_Comm class_comm;
     HAPT_MPI(MPI_Comm_split(env->world, measure->classes.own_class < 0 ? MPI_UNDEFINED : measure->classes.own_class,
                             env->world_rank, &class_comm));

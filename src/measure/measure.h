@@ -5,11 +5,11 @@
 #ifndef HAPT_MEASURE_MEASURE_H
 #define HAPT_MEASURE_MEASURE_H
 
-#include "classes.h"
-#include "mixed_measure.h"
-#include "reduce.h"
-#include "steadiness.h"
 #include "bench_engine.h"
+#include "classes.h"
+#include "measure_mixed.h"
+#include "measure_sums.h"
+#include "steadiness.h"
 
 enum { MEASURE_MOST_ROUNDS = 15 };
 
@@ -35,7 +35,7 @@ struct measure {
     struct steadiness steadiness;      /* of the least steady pass */
     double *sample;                    /* [item][MEASURE_MOST_ROUNDS][2] */
     struct hapt_profile_effort effort; /* of this rank; at the end, of all ranks */
-    struct reduce_table reduce;
+    struct sums_table sums;
 };
 
 static inline struct hapt_item_memory *measure_memory(const struct measure *measure, int class, int item)
@@ -50,8 +50,6 @@ static inline struct hapt_item_time *measure_time(const struct measure *measure,
 
 /* Sums over ranks; each element comes from one rank, all others give 0. Collective over env->world. */
 enum hapt_status measure_sum_over_ranks(const struct measure *measure, double *data, size_t count);
-/* Memory of the largest device of my class. */
-double measure_class_memory(const struct measure *measure);
 /* Byte limit for all of my benchmark engines. */
 double measure_room(const struct measure *measure, const struct hapt_engine_options *options);
 /* Call after choosing the benchmark engines: refuses to measure if it takes too long or too much memory (afford.h).
@@ -71,8 +69,8 @@ enum hapt_status measure_time_updates(struct measure *measure, MPI_Comm class_co
 /* Times all items and gives the times to all ranks. Collective over env->world and class_comm. */
 enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm);
 
-/* Measured seconds to sum gradients of `bytes` per device over a submesh. */
-double measure_sum_s(const struct measure *measure, int subcluster, struct hapt_submesh submesh, double bytes);
+/* Measured seconds to sum gradients of `bytes` per device over a submesh. `measure`: a struct measure. */
+hapt_candidates_all_reduce measure_sum_s;
 /* True if some device is slowed down. */
 bool measure_any_slowed(const struct hapt_cluster *cluster);
 /* Runs stages of slowed devices as in training, for about `budget_s`, and corrects the items' times. Collective

@@ -108,7 +108,7 @@ static enum hapt_status mix(const struct measure *like, const struct hapt_layers
         HAPT_TRY(calibrate_within(like->env, like->cluster, candidates->model, layers, like->config, budget_s, scratch,
                                   &efficiency));
         measuring.efficiency = efficiency;
-        HAPT_TRY(mixed_measure_programs(&measuring, arena));
+        HAPT_TRY(measure_mixed_programs(&measuring, arena));
     }
     HAPT_TRY(hapt_env_agree(like->env->world, hapt_candidates_find_structures(candidates, arena)));
     return classes_same_structures(like->env, candidates);

@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "afford.h"
 #include "hapt/progress.h"
+#include "afford.h"
 #include "measure.h"
 
 enum hapt_status measure_sum_over_ranks(const struct measure *measure, double *data, size_t count)
@@ -43,18 +43,9 @@ static enum hapt_status plan_items(struct measure *measure, const struct hapt_en
     return status;
 }
 
-double measure_class_memory(const struct measure *measure)
-{
-    double most = 0;
-    for (int c = 0; c < measure->cluster->count; c++)
-        if (measure->classes.of_subcluster[c] == measure->classes.own_class)
-            most = fmax(most, measure->cluster->subcluster[c].device.memory_bytes);
-    return most;
-}
-
 double measure_room(const struct measure *measure, const struct hapt_engine_options *options)
 {
-    return fmin(measure_class_memory(measure), afford_room(options, &measure->classes));
+    return fmin(classes_memory(measure->cluster, &measure->classes), afford_room(options, &measure->classes));
 }
 
 bool measure_any_slowed(const struct hapt_cluster *cluster)
@@ -78,11 +69,12 @@ enum hapt_status measure_check_cost(const struct measure *measure)
     return afford_check(&question, measure->scratch);
 }
 
-double measure_sum_s(const struct measure *measure, int subcluster, struct hapt_submesh submesh, double bytes)
+double measure_sum_s(const void *context, int subcluster, struct hapt_submesh submesh, double bytes)
 {
+    const struct measure *measure = context;
     if (submesh.n * submesh.m == 1) return 0;
     const int index = hapt_candidates_submesh_index(&measure->cluster->subcluster[subcluster], submesh);
-    return reduce_measured_s(&measure->reduce, subcluster, index, bytes);
+    return sums_measured_s(&measure->sums, subcluster, index, bytes);
 }
 
 enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_options *options)
@@ -100,15 +92,8 @@ enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_opti
     *options =
         (struct hapt_engine_options){.threads = measure->threads, .state_count = candidates->state_count, .slots = 1};
     if (measure->classes.own_class < 0) return HAPT_OK;
-    const int mine = measure->cluster->subcluster_of_rank[measure->env->world_rank];
-    const char *name = measure->cluster->subcluster[mine].device.backend;
-    const char *reason = "";
-    options->backend = hapt_backend_find(name);
-    const int devices = options->backend ? options->backend->device_count(&reason) : 0;
-    if (devices < 1)
-        return hapt_fail(HAPT_ERR_INPUT,
-                         "plan for such devices with `hapt plan --input M --cluster C`, or use --predict yes",
-                         "rank %d has no %s device to measure on (%s)", measure->env->world_rank, name, reason);
-    HAPT_TRY(options->backend->open(hapt_env_device(measure->env, devices), measure->threads, 0, &options->device));
+    HAPT_TRY(classes_open_device(measure->env, measure->cluster, "measure on",
+                                 "plan for such devices with `hapt plan --input M --cluster C`, or use --predict yes",
+                                 options));
     return plan_items(measure, options);
 }

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/env.h"
 #include "hapt/progress.h"
 #include "select.h"
 #include "smooth.h"
@@ -158,7 +159,7 @@ static enum hapt_status run_rounds(struct measure *measure, MPI_Comm class_comm,
     while (more && status == HAPT_OK) {
         status = pause_until(measure, round_begins_s(&schedule, done), order, count);
         if (status == HAPT_OK && done < *rounds) status = run_round(measure, order, count, done, &progress);
-        const enum hapt_status waited = reduce_barrier(measure->env->world);
+        const enum hapt_status waited = sums_barrier(measure->env->world);
         status = hapt_env_agree(measure->env->world, status == HAPT_OK ? waited : status);
         done++;
         if (status == HAPT_OK)
@@ -412,7 +413,7 @@ enum hapt_status measure_time_updates(struct measure *measure, MPI_Comm class_co
         if (measure->bench_engines.bench_engine_of[other] >= 0) item = other;
     if (measure->classes.active >= 0 && item >= 0)
         status = bench_engines_time_update(&measure->bench_engines, item, s_per_element);
-    HAPT_TRY(reduce_barrier(measure->env->world));
+    HAPT_TRY(sums_barrier(measure->env->world));
     HAPT_TRY(hapt_env_agree(measure->env->world, status));
     if (measure->classes.own_class < 0) return HAPT_OK;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, s_per_element, 2, MPI_DOUBLE, MPI_SUM, class_comm));

@@ -189,7 +189,7 @@ static enum hapt_status run_round(struct measure *measure, const struct hapt_eng
         status = run_team(&runs, options, comm, rank, budget_s, &measure->effort.runs, rounds->factor);
         MPI_Comm_free(&comm);
     }
-    HAPT_TRY(reduce_barrier(env->world));
+    HAPT_TRY(sums_barrier(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
     for (int other = 0; other < measure->cluster->count; other++) {
         if (now[other].n == 0) continue;

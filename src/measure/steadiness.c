@@ -2,7 +2,6 @@
 #include "steadiness.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "hapt/env.h"
@@ -36,8 +35,7 @@ struct steadiness steadiness_of(const double *factor, int rounds)
     double sorted[STEADINESS_ROUNDS];
     if (rounds < 2) return found;
     memcpy(sorted, factor, (size_t)rounds * sizeof *sorted);
-    qsort(sorted, (size_t)rounds, sizeof *sorted, hapt_compare_doubles);
-    const double middle = 0.5 * (sorted[(rounds - 1) / 2] + sorted[rounds / 2]);
+    const double middle = hapt_median(sorted, rounds);
     const int k = interval_end(rounds), third = rounds >= 3 ? rounds / 3 : 1;
     if (!(middle > 0)) return found;
     found.spread = fmax(sorted[rounds - k] / middle - 1, 1 - sorted[k - 1] / middle);

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/env.h"
+
 #include "samples.h"
 
 enum { LEAST_ROUNDS = 3, MOST_ROUNDS = 9, MOST_SLOTS = 4, MOST_MICROBATCHES = MOST_SLOTS + 2 };

@@ -1,19 +1,19 @@
 /*
  * Predicted profiles. Every mesh (dp, tp) has one sharding of the full graph. An operator's time is a roofline over its
  * local FLOPs and bytes (efficiency.h). A tensor-parallel sum's time is a latency-bandwidth model of the node's links
- * (reduce.h). A range takes the sum over its layers. Memory is exactly the planner's, with kernel scratch from the back
- * end if it is available, otherwise from its estimate.
+ * (collective_cost.h). A range takes the sum over its layers. Memory is exactly the planner's, with kernel scratch from
+ * the back end if it is available, otherwise from its estimate.
  */
 #include <math.h>
 #include <string.h>
 
-#include "hapt/predict.h"
 #include "hapt/calibration.h"
-#include "hapt/progress.h"
+#include "hapt/collective_cost.h"
 #include "hapt/mixed_programs.h"
-#include "mixed_predict.h"
-#include "hapt/submesh_cost.h"
+#include "hapt/predict.h"
+#include "hapt/progress.h"
 #include "hapt/synthesised.h"
+#include "predict_mixed.h"
 
 static struct hapt_roofline describe(const struct hapt_candidates *candidates, int subcluster)
 {
@@ -21,89 +21,44 @@ static struct hapt_roofline describe(const struct hapt_candidates *candidates, i
                                      candidates->model->dtype);
 }
 
-/* Work of one rank of a mesh for one operator of the expanded graph. */
-struct work {
-    enum hapt_efficiency_class class;
-    double flops, bytes; /* from local shapes */
-    double moved_bytes;  /* of collectives over the tensor-parallel axis, as bytes of all-reduces of equal cost */
-    int moves;           /* number of such collectives */
-    double collective_s; /* replaces both for a mesh with a program */
-};
-
-/* Fraction of an all-reduce's bytes: an all-reduce is a reduce-scatter followed by an all-gather. */
-static double share_of_all_reduce(enum hapt_collective_kind kind)
-{
-    if (kind == HAPT_COLLECTIVE_SLICE) return 0;
-    return kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : 0.5;
-}
-
-/* Collective of a mesh with a program: its links and the local part of the axis' tensor. */
+/* Collective of an operator: links of its axis, and the local part of the axis' tensor. In plain meshes all are over
+ * the tensor-parallel axis. */
 static double collective_s(const struct hapt_candidates *candidates, int subcluster,
                            const struct hapt_candidate_mesh *mesh, const struct hapt_sharding *sharding, int o)
 {
     const struct hapt_op *op = &sharding->shard->op[o];
-    const enum hapt_collective_kind kind = hapt_op_type_at(op->type)->collective;
-    const int axis = kind ? (int)op->integer[0] : sharding->exchange[o], ranks = axis == 0 ? mesh->n : mesh->m;
-    const double beside = axis == 0 ? mesh->m : 1; /* the devices of a node share its link to others */
-    if (!kind) {
-        const int times = hapt_op_type_at(op->type)->inner_all_reduces;
-        return times * hapt_synthesised_collective_s(candidates, subcluster, mesh, axis, HAPT_COLLECTIVE_ALL_REDUCE,
-                                                     beside * hapt_sharding_exchange_bytes(sharding->shard, o) / times,
-                                                     0);
+    const struct hapt_op_type *type = hapt_op_type_at(op->type);
+    const enum hapt_collective_kind kind = type->collective ? type->collective : HAPT_COLLECTIVE_ALL_REDUCE;
+    const int axis = type->collective ? (int)op->integer[0] : sharding->exchange[o],
+              times = type->collective ? 1 : type->inner_all_reduces;
+    /* the devices of a node share its link to others */
+    const double beside = mesh->program > 0 && axis == 0 ? mesh->m : 1;
+    double bytes;
+    if (type->collective) {
+        const double in = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->input[0]]);
+        const double out = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->output[0]]);
+        bytes = kind == HAPT_COLLECTIVE_ALL_TO_ALL ? sharding->axis[axis].size * in : fmax(in, out);
+    } else {
+        bytes = hapt_sharding_exchange_bytes(sharding->shard, o);
     }
-    const double in = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->input[0]]);
-    const double out = (double)hapt_tensor_bytes(&sharding->shard->tensor[op->output[0]]);
-    const double whole = kind == HAPT_COLLECTIVE_ALL_TO_ALL ? ranks * in : fmax(in, out);
-    return hapt_synthesised_collective_s(candidates, subcluster, mesh, axis, kind, beside * whole, 0);
-}
-
-/* Fills work[reduce_first] of a sharding from local shapes only. */
-static enum hapt_status list_work(const struct hapt_candidates *candidates, int subcluster, int mesh_index,
-                                  struct hapt_arena *scratch, struct work **work)
-{
-    const struct hapt_candidate_mesh *mesh = &candidates->mesh[mesh_index];
-    const struct hapt_sharding *sharding = candidates->sharding[mesh_index];
-    const struct hapt_graph *shard = sharding->shard;
-    struct work *made;
-    HAPT_NEW(made, scratch, shard->op_count);
-    for (int o = 0; o < sharding->reduce_first; o++) {
-        const struct hapt_op *op = &shard->op[o];
-        const struct hapt_op_type *type = hapt_op_type_at(op->type);
-        const bool moves = type->collective || sharding->exchange[o] >= 0;
-        const double seconds = mesh->program > 0 && moves ? collective_s(candidates, subcluster, mesh, sharding, o) : 0;
-        if (type->collective && mesh->program > 0) {
-            made[o].collective_s = seconds;
-            continue;
-        }
-        if (type->collective) {
-            const double in = (double)hapt_tensor_bytes(&shard->tensor[op->input[0]]);
-            const double out = (double)hapt_tensor_bytes(&shard->tensor[op->output[0]]);
-            made[o].moved_bytes = share_of_all_reduce(type->collective) * fmax(in, out);
-            made[o].moves = made[o].moved_bytes > 0;
-            continue;
-        }
-        made[o] = (struct work){.class = hapt_efficiency_class_of(type),
-                                .flops = hapt_op_flops(shard, op, 1),
-                                .bytes = hapt_op_bytes(shard, op, 1),
-                                .collective_s = seconds};
-        if (sharding->exchange[o] < 0 || mesh->program > 0) continue;
-        made[o].moved_bytes = hapt_sharding_exchange_bytes(shard, o);
-        made[o].moves = type->inner_all_reduces;
-    }
-    *work = made;
-    return HAPT_OK;
-}
-
-static double work_s(const struct hapt_candidates *candidates, const struct hapt_roofline *roofline, int subcluster,
-                     int tp, const struct work *work, bool computes)
-{
+    bytes = beside * bytes / times;
+    if (mesh->program > 0)
+        return times * hapt_synthesised_collective_s(candidates, subcluster, mesh, axis, kind, bytes, 0);
     const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
-    const double seconds = computes ? hapt_roofline_operator_s(roofline, work->class, work->flops, work->bytes) : 0;
-    if (work->moves == 0) return seconds + work->collective_s;
-    const double bytes = work->moved_bytes / work->moves; /* of each */
-    return seconds +
-           work->moves * hapt_submesh_tensor_s(where, tp, bytes) *
-               hapt_calibration_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
+    const struct hapt_collective_span span = {where, mesh->tp, 1, 1};
+    return times * hapt_collective_span_s(&span, kind, bytes, 0) *
+           hapt_calibration_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
+}
+
+/* Seconds of operator `o` of the expanded graph on one rank of a mesh, from local shapes. */
+static double operator_s(const struct hapt_candidates *candidates, const struct hapt_roofline *roofline, int subcluster,
+                         int mesh_index, int o)
+{
+    const struct hapt_sharding *sharding = candidates->sharding[mesh_index];
+    const bool computes = !hapt_op_type_at(sharding->shard->op[o].type)->collective,
+               moves = !computes || sharding->exchange[o] >= 0;
+    const double seconds = computes ? hapt_roofline_graph_s(roofline, sharding->shard, o) : 0;
+    return moves ? seconds + collective_s(candidates, subcluster, &candidates->mesh[mesh_index], sharding, o) : seconds;
 }
 
 /* Seconds of every layer on one device of a subcluster: forward [L], backward [L]. */
@@ -113,18 +68,12 @@ static enum hapt_status time_layers(const struct hapt_candidates *candidates, in
     const struct hapt_sharding *sharding = candidates->sharding[mesh_index];
     const struct hapt_graph *graph = sharding->graph;
     const struct hapt_roofline roofline = describe(candidates, subcluster);
-    struct work *work;
     int *layer_of;
-    HAPT_TRY(list_work(candidates, subcluster, mesh_index, scratch, &work));
-    HAPT_NEW(layer_of, scratch, sharding->source->forward_count);
-    for (int l = 0, op = 0; l < candidates->layer_count; l++) {
-        forward_s[l] = backward_s[l] = 0;
-        for (; op < candidates->layers->end_op[l]; op++) layer_of[op] = l;
-    }
+    HAPT_TRY(hapt_layers_of_operators(candidates->layers, scratch, &layer_of));
+    for (int l = 0; l < candidates->layer_count; l++) forward_s[l] = backward_s[l] = 0;
     for (int o = 0; o < sharding->reduce_first; o++)
         (o < graph->forward_count ? forward_s : backward_s)[layer_of[graph->op[o].forward_op]] +=
-            work_s(candidates, &roofline, subcluster, candidates->mesh[mesh_index].tp, &work[o],
-                   !hapt_op_type_at(graph->op[o].type)->collective);
+            operator_s(candidates, &roofline, subcluster, mesh_index, o);
     return HAPT_OK;
 }
 
@@ -161,9 +110,10 @@ static enum hapt_status time_items(const struct hapt_candidates *candidates, int
 static double all_reduce(const void *context, int subcluster, struct hapt_submesh submesh, double bytes)
 {
     const struct hapt_candidates *candidates = context;
-    const struct hapt_subcluster *where = &candidates->cluster->subcluster[subcluster];
-    return hapt_submesh_gradients_s(where, submesh, bytes) *
-           hapt_calibration_sum_factor(candidates->efficiency, &where->device, candidates->model->dtype, bytes);
+    const struct hapt_collective_span span =
+        hapt_collective_span_of(&candidates->cluster->subcluster[subcluster], submesh, 0);
+    return hapt_collective_corrected_s(&span, candidates->efficiency, candidates->model->dtype,
+                                       HAPT_COLLECTIVE_ALL_REDUCE, bytes, 0);
 }
 
 /* Memory of every item of one mesh. */
@@ -264,7 +214,7 @@ static enum hapt_status mix(struct hapt_candidates *candidates, const struct hap
     HAPT_TRY(hapt_candidates_find_structures(candidates, scratch));
     for (int g = 0; g < candidates->mixed_count; g++)
         if (candidates->mixed[g].program > 0)
-            HAPT_TRY(mixed_programs_predict(candidates, &candidates->mixed[g], scratch, scratch));
+            HAPT_TRY(predict_mixed_program(candidates, &candidates->mixed[g], scratch, scratch));
     return HAPT_OK;
 }
 
@@ -273,10 +223,10 @@ static enum state_sharing state_sharing_of(const char *choice)
     return strcmp(choice, "yes") == 0 ? STATE_SHARDED : strcmp(choice, "no") == 0 ? STATE_REPLICATED : STATE_AS_NEEDED;
 }
 
-enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                           const struct hapt_layers *layers, const struct hapt_config *config,
-                                           const struct hapt_efficiency *efficiency, struct hapt_arena *result,
-                                           struct hapt_profile **profile)
+enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                      const struct hapt_layers *layers, const struct hapt_config *config,
+                                      const struct hapt_efficiency *efficiency, struct hapt_arena *result,
+                                      struct hapt_profile **profile)
 {
     struct hapt_candidates candidates;
     struct hapt_arena scratch;
@@ -292,11 +242,4 @@ enum hapt_status hapt_profile_predict_with(const struct hapt_cluster *cluster, c
     if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;
     hapt_arena_release(&scratch);
     return status;
-}
-
-enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                      const struct hapt_layers *layers, const struct hapt_config *config,
-                                      struct hapt_arena *result, struct hapt_profile **profile)
-{
-    return hapt_profile_predict_with(cluster, model, layers, config, NULL, result, profile);
 }

@@ -36,9 +36,9 @@ int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh 
     return count;
 }
 
-enum hapt_status hapt_profile_add_cluster_of(struct hapt_profile *profile, int index, const char *name, int nodes,
-                                             int devices_per_node, double memory_bytes, double peak_flops,
-                                             const struct hapt_submesh *submesh, int count, struct hapt_arena *arena)
+enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int index, const char *name, int nodes,
+                                          int devices_per_node, double memory_bytes, double peak_flops,
+                                          const struct hapt_submesh *submesh, int count, struct hapt_arena *arena)
 {
     HAPT_ASSERT(index >= 0 && index < profile->cluster_count && nodes > 0 && devices_per_node > 0 && count > 0);
     struct hapt_profile_cluster *cluster = &profile->cluster[index];
@@ -58,18 +58,6 @@ enum hapt_status hapt_profile_add_cluster_of(struct hapt_profile *profile, int i
     HAPT_NEW(cluster->step_time, arena, cells);
     for (size_t cell = 0; cell < cells; cell++) cluster->stage_time[cell] = cluster->stage_forward_time[cell] = NAN;
     return HAPT_OK;
-}
-
-enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int index, const char *name, int nodes,
-                                          int devices_per_node, double memory_bytes, double peak_flops,
-                                          struct hapt_arena *arena)
-{
-    struct hapt_submesh *submesh;
-    const int count = hapt_profile_submeshes(nodes, devices_per_node, NULL);
-    HAPT_NEW(submesh, arena, count);
-    hapt_profile_submeshes(nodes, devices_per_node, submesh);
-    return hapt_profile_add_cluster_of(profile, index, name, nodes, devices_per_node, memory_bytes, peak_flops, submesh,
-                                       count, arena);
 }
 
 /* Finite, not negative, and small enough that sums and quotients stay finite. */

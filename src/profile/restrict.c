@@ -9,9 +9,9 @@ static enum hapt_status copy_cluster(const struct hapt_profile *profile, int c, 
 {
     const struct hapt_profile_cluster *from = &profile->cluster[c];
     struct hapt_profile_cluster *to = &copy->cluster[c];
-    HAPT_TRY(hapt_profile_add_cluster_of(copy, c, from->name, from->nodes, from->devices_per_node,
-                                         from->device_memory_bytes, from->peak_flops, from->submesh,
-                                         from->submesh_count, arena));
+    HAPT_TRY(hapt_profile_add_cluster(copy, c, from->name, from->nodes, from->devices_per_node,
+                                      from->device_memory_bytes, from->peak_flops, from->submesh, from->submesh_count,
+                                      arena));
     const size_t bytes = hapt_profile_index(profile, from->submesh_count, 0, 0) * sizeof(double);
     memcpy(to->stage_time, from->stage_time, bytes);
     memcpy(to->stage_forward_time, from->stage_forward_time, bytes);

@@ -68,29 +68,15 @@ static void pack_mixed(struct layout *layout, int L, const struct hapt_profile_m
     to->step_time = steps ? copy_and_free(layout, from ? from->step_time : NULL, bytes) : NULL;
 }
 
-/* Places a complete layout: a program is a count and rows without pointers. */
+/* Places a complete layout. */
 static enum hapt_status pack_layout(struct layout *layout, const struct hapt_stage_layout *from,
                                     struct hapt_arena *arena, const struct hapt_stage_layout **to)
 {
-    const struct hapt_stage_layout *frame = next_piece(layout, from, sizeof *from);
-    struct hapt_stage_layout *made;
-    HAPT_NEW(made, arena, 1);
-    *made = from ? *from : *frame;
-    for (int a = 0; a < HAPT_MESH_AXES; a++) {
-        struct hapt_axis *axis = &made->axis[a];
-        const size_t ratio_bytes = (size_t)axis->ratio_count * (size_t)axis->size * sizeof *axis->ratio;
-        if (axis->ratio) axis->ratio = next_piece(layout, from ? from->axis[a].ratio : NULL, ratio_bytes);
-        if (!made->program[a]) continue;
-        struct hapt_axis_program *program;
-        const struct hapt_axis_program *its = from ? from->program[a] : NULL,
-                                       *there = next_piece(layout, its, sizeof *its);
-        HAPT_NEW(program, arena, 1);
-        program->count = its ? its->count : there->count;
-        program->instruction =
-            next_piece(layout, its ? its->instruction : NULL, (size_t)program->count * sizeof *program->instruction);
-        made->program[a] = program;
-    }
-    *to = made;
+    char *block = layout->base ? layout->base + layout->used : NULL;
+    *to = from;
+    if (block && from) hapt_stage_layout_pack(from, block);
+    if (block) HAPT_TRY(hapt_stage_layout_unpack(block, arena, to));
+    next_piece(layout, NULL, hapt_stage_layout_pack(*to, NULL));
     return HAPT_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Layouts: applying, comparing and copying. */
+/* Layouts: applying, comparing, packing and copying. */
 #include "hapt/layout.h"
 
 #include <string.h>
@@ -73,27 +73,68 @@ bool hapt_stage_layout_same(const struct hapt_stage_layout *a, const struct hapt
     return true;
 }
 
+static size_t rounded(size_t bytes)
+{
+    return (bytes + 7) / 8 * 8;
+}
+
+static size_t ratio_bytes(const struct hapt_axis *axis)
+{
+    return (size_t)axis->ratio_count * (size_t)axis->size * sizeof *axis->ratio;
+}
+
+static void put(char *block, size_t *used, const void *from, size_t bytes)
+{
+    if (block && bytes > 0) memcpy(block + *used, from, bytes);
+    *used += rounded(bytes);
+}
+
+size_t hapt_stage_layout_pack(const struct hapt_stage_layout *layout, void *block)
+{
+    size_t used = 0;
+    put(block, &used, layout, sizeof *layout);
+    for (int a = 0; a < HAPT_MESH_AXES; a++) {
+        const struct hapt_axis_program *program = layout->program[a];
+        if (layout->axis[a].ratio) put(block, &used, layout->axis[a].ratio, ratio_bytes(&layout->axis[a]));
+        if (!program) continue;
+        put(block, &used, program, sizeof *program);
+        put(block, &used, program->instruction, (size_t)program->count * sizeof *program->instruction);
+    }
+    return used;
+}
+
+static void *take(char **block, size_t bytes)
+{
+    void *piece = *block;
+    *block += rounded(bytes);
+    return piece;
+}
+
+enum hapt_status hapt_stage_layout_unpack(void *block, struct hapt_arena *arena,
+                                          const struct hapt_stage_layout **layout)
+{
+    char *at = block;
+    struct hapt_stage_layout *made;
+    HAPT_NEW(made, arena, 1);
+    *made = *(const struct hapt_stage_layout *)take(&at, sizeof *made);
+    for (int a = 0; a < HAPT_MESH_AXES; a++) { /* the packer's pointers: compare with NULL only */
+        struct hapt_axis_program *program;
+        if (made->axis[a].ratio) made->axis[a].ratio = take(&at, ratio_bytes(&made->axis[a]));
+        if (!made->program[a]) continue;
+        HAPT_NEW(program, arena, 1);
+        *program = *(const struct hapt_axis_program *)take(&at, sizeof *program);
+        program->instruction = take(&at, (size_t)program->count * sizeof *program->instruction);
+        made->program[a] = program;
+    }
+    *layout = made;
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_stage_layout_copy(const struct hapt_stage_layout *layout, struct hapt_arena *arena,
                                         const struct hapt_stage_layout **copy)
 {
-    struct hapt_stage_layout *made;
-    HAPT_NEW(made, arena, 1);
-    *made = *layout;
-    for (int a = 0; a < HAPT_MESH_AXES; a++) {
-        const struct hapt_axis *axis = &layout->axis[a];
-        const size_t ratios = (size_t)axis->ratio_count * (size_t)axis->size;
-        struct hapt_axis_program *program;
-        double *ratio;
-        if (axis->ratio) {
-            HAPT_NEW(ratio, arena, ratios);
-            memcpy(ratio, axis->ratio, ratios * sizeof *ratio);
-            made->axis[a].ratio = ratio;
-        }
-        if (!layout->program[a]) continue;
-        HAPT_NEW(program, arena, 1);
-        HAPT_TRY(hapt_axis_program_copy(layout->program[a], arena, program));
-        made->program[a] = program;
-    }
-    *copy = made;
-    return HAPT_OK;
+    char *block;
+    HAPT_NEW(block, arena, hapt_stage_layout_pack(layout, NULL));
+    hapt_stage_layout_pack(layout, block);
+    return hapt_stage_layout_unpack(block, arena, copy);
 }

@@ -145,9 +145,9 @@ static enum hapt_status coarsen_cluster(const struct hapt_profile *fine, int c, 
     const struct hapt_profile_cluster *from = &fine->cluster[c];
     struct hapt_profile *profile = coarse->profile;
     struct hapt_profile_cluster *to = &profile->cluster[c];
-    HAPT_TRY(hapt_profile_add_cluster_of(profile, c, from->name, from->nodes, from->devices_per_node,
-                                         from->device_memory_bytes, from->peak_flops, from->submesh,
-                                         from->submesh_count, arena));
+    HAPT_TRY(hapt_profile_add_cluster(profile, c, from->name, from->nodes, from->devices_per_node,
+                                      from->device_memory_bytes, from->peak_flops, from->submesh, from->submesh_count,
+                                      arena));
     for (int s = 0; s < from->submesh_count; s++) {
         for (int i = 0; i < profile->layer_count; i++) {
             for (int j = i; j < profile->layer_count; j++) {

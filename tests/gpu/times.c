@@ -6,6 +6,7 @@
 #include "hapt/device.h"
 #include "hapt/engine.h"
 #include "hapt/model.h"
+#include "programs.h"
 #include "test.h"
 
 enum { ROUNDS = 5, KINDS = 128, WORDS = 64 };
@@ -84,8 +85,7 @@ static void time_model(const struct hapt_model *model, struct hapt_arena *arena)
     struct hapt_engine *engine;
     if (!options.backend || options.backend->device_count(&reason) == 0) exit((printf("no device: %s\n", reason), 77));
     must(options.backend->open(0, 1, 0, &options.device), "the device");
-    must(hapt_program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, arena, &program),
-         "the program");
+    must(program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, arena, &program), "the program");
     must(hapt_engine_create(program, &options, &engine), "the engine");
     must(hapt_engine_warm_up(engine), "the first run of every kernel");
     must(hapt_engine_begin_step(engine), "a step");

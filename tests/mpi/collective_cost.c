@@ -21,7 +21,6 @@ static void measured(bool shared_memory)
     double error[HAPT_COLLECTIVE_COUNT * HAPT_COLLECTIVE_SAMPLES];
     CHECK_OK(hapt_collective_create(test_env.world, "test", 120, shared_memory, &collective));
     CHECK_OK(hapt_collective_measure(collective, 1, &model, sample, count));
-    CHECK_OK(hapt_collective_model_check(&model));
     CHECK(model.ranks == test_env.world_size && model.measured);
     first = model;
     MPI_Bcast(&first, (int)sizeof first, MPI_BYTE, 0, test_env.world);
@@ -33,6 +32,7 @@ static void measured(bool shared_memory)
             continue;
         }
         CHECK_MESSAGE(count[k] >= 3 && count[k] <= HAPT_COLLECTIVE_SAMPLES, "kind %d: %d samples", k, count[k]);
+        CHECK(model.term[k].latency_s >= 0 && model.term[k].skew_s >= 0 && isfinite(model.term[k].skew_s));
         CHECK(hapt_collective_cost_s(&model, kind, 1e9, 0) > hapt_collective_cost_s(&model, kind, 1e3, 0));
         for (int i = 0; i < count[k]; i++)
             error[errors++] =
@@ -44,10 +44,8 @@ static void measured(bool shared_memory)
     if (errors > 0) {
         qsort(error, (size_t)errors, sizeof *error, compare);
         CHECK_MESSAGE(error[errors / 2] < log(3), "median error: a factor of %.2f", exp(error[errors / 2]));
-        if (test_env.world_rank == 0) {
-            hapt_collective_model_print(&model, stderr);
+        if (test_env.world_rank == 0)
             fprintf(stderr, "  %d samples, median error %.0f %%\n", errors, 100 * (exp(error[errors / 2]) - 1));
-        }
     }
     hapt_collective_destroy(collective);
 }

@@ -82,7 +82,7 @@ static struct hapt_profile *unique_profile(uint64_t seed, int L, struct hapt_are
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(L, 2, arena, &profile));
     for (int c = 0; c < 2; c++) {
-        CHECK_OK(hapt_profile_add_cluster(profile, c, c ? "slow" : "fast", 2, 4, 2.5 * L, 2 - c, arena));
+        CHECK_OK(random_profile_cluster(profile, c, c ? "slow" : "fast", 2, 4, 2.5 * L, 2 - c, arena));
         struct hapt_profile_cluster *cluster = &profile->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++) {
             for (int i = 0; i < L; i++) {

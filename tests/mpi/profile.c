@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "fixture.h"
+#include "programs.h"
 
 #include "hapt/calibration.h"
 #include "hapt/measure.h"
@@ -137,9 +138,9 @@ static void check_memory(const struct run *run)
                 struct hapt_engine *engine = NULL;
                 struct hapt_arena arena;
                 hapt_arena_init(&arena);
-                CHECK_OK(hapt_program_data_parallel(run->model->graph, hapt_layers_first_op(run->layers, i),
-                                                    run->layers->end_op[j], cluster->submesh[s].n,
-                                                    cluster->submesh[s].m, &arena, &program));
+                CHECK_OK(program_data_parallel(run->model->graph, hapt_layers_first_op(run->layers, i),
+                                               run->layers->end_op[j], cluster->submesh[s].n, cluster->submesh[s].m,
+                                               &arena, &program));
                 CHECK_OK(hapt_engine_create(program, &options, &engine));
                 CHECK_NEAR((double)options.backend->memory_used(options.device),
                            cluster->parameter_bytes[cell] + 3 * cluster->activation_bytes[cell], 0);
@@ -321,8 +322,8 @@ static void calibration(void)
         CHECK_MESSAGE(classes == 4 && samples >= 3 * 15, "%d classes, %d samples", classes, samples);
         CHECK(hapt_efficiency_covers(efficiency, "cpu", bf16 ? HAPT_BF16 : HAPT_F32));
         CHECK(!hapt_efficiency_covers(efficiency, "cpu", bf16 ? HAPT_F32 : HAPT_BF16));
-        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, &arena, &plain));
-        CHECK_OK(hapt_profile_predict_with(cluster, model, layers, config, efficiency, &arena, &calibrated));
+        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, NULL, &arena, &plain));
+        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, efficiency, &arena, &calibrated));
         if (plain && calibrated) {
             CHECK_OK(hapt_profile_check(calibrated));
             CHECK(plain->cluster[0].stage_time[0] != calibrated->cluster[0].stage_time[0]);

@@ -19,7 +19,7 @@ static struct hapt_profile *two_subclusters(uint64_t *seed, int L, const double 
         for (int i = 0; i < L; i++)
             for (int j = i; j < L; j++) base[s][i][j] = (j - i + 1 + 0.5 * hapt_random_unit(seed)) / (1 << s);
     for (int c = 0; c < 2; c++) {
-        CHECK_OK(hapt_profile_add_cluster(profile, c, c ? "slow" : "fast", 2, 2, memory_bytes, 1 / speed[c], arena));
+        CHECK_OK(random_profile_cluster(profile, c, c ? "slow" : "fast", 2, 2, memory_bytes, 1 / speed[c], arena));
         struct hapt_profile_cluster *cluster = &profile->cluster[c];
         cluster->step_time = NULL;
         for (int s = 0; s < cluster->submesh_count; s++) {
@@ -459,7 +459,7 @@ static void grid_is_even_and_narrow(void)
     hapt_arena_init(&arena);
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(96, 1, &arena, &profile));
-    CHECK_OK(hapt_profile_add_cluster(profile, 0, "one", 1, 1, 1, 1, &arena));
+    CHECK_OK(random_profile_cluster(profile, 0, "one", 1, 1, 1, 1, &arena));
     for (int i = 0; i < 96; i++)
         for (int j = i; j < 96; j++)
             profile->cluster[0].stage_time[hapt_profile_index(profile, 0, i, j)] = 7 + (j - i + 1);

@@ -1,5 +1,6 @@
 /* The engine on one rank: cuts, shards, gradients, memory, updates. */
 #include "fixture.h"
+#include "programs.h"
 
 #include "hapt/engine.h"
 
@@ -20,7 +21,7 @@ static enum hapt_status open_stage(const struct hapt_graph *graph, int first, in
                                    struct hapt_arena *arena, struct stage *stage)
 {
     *stage = (struct stage){0};
-    CHECK_OK(hapt_program_data_parallel(graph, first, end, 1, shards, arena, &stage->program));
+    CHECK_OK(program_data_parallel(graph, first, end, 1, shards, arena, &stage->program));
     CHECK_OK(cpu()->open(0, 1, cap, &stage->device));
     const struct hapt_engine_options options = {
         .backend = cpu(), .device = stage->device, .threads = 1, .state_count = 2, .slots = SLOTS};
@@ -457,7 +458,7 @@ static void a_missing_kernel_is_named(void)
     struct hapt_engine *engine = NULL;
     struct hapt_engine_options options = {.backend = &backend, .threads = 1, .state_count = 2, .slots = 1};
     backend.find_kernel = lacking;
-    CHECK_OK(hapt_program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, &arena, &program));
+    CHECK_OK(program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, &arena, &program));
     CHECK_OK(backend.open(0, 1, 0, &options.device));
     const enum hapt_status status = hapt_engine_create(program, &options, &engine);
     CHECK(status == HAPT_ERR_INPUT && strstr(hapt_fail_message(), "gelu") != NULL);

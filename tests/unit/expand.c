@@ -3,6 +3,7 @@
  * together must be the result of one device. Programs that the rules do not derive must be refused.
  */
 #include "cuts.h"
+#include "programs.h"
 #include "world.h"
 
 struct tally {
@@ -260,7 +261,7 @@ static struct hapt_program *random_stage(const struct hapt_graph *graph, int fir
     made = size[0] > 1 ? cuts_add_axis(trivial, 0, size[0], random, arena, &list) : trivial;
     if (made && size[1] > 1) made = cuts_add_axis(made, 1, size[1], random, arena, &list);
     if (made && hapt_program_build(made, first, end, arena, &program) != HAPT_OK) program = NULL;
-    if (program) CHECK_OK(hapt_program_check(program));
+    if (program) CHECK_OK(program_check(program));
     hapt_fail_reset();
     return program;
 }
@@ -289,7 +290,7 @@ static bool run_stages(const struct hapt_graph *graph, int vocab, int seed)
         world_feed(&stage[made], vocab);
     }
     if (made == stages) {
-        CHECK_OK(hapt_program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
+        CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
         world_run_all(&one, single, vocab);
         for (int s = 0; s < stages; s++) {
             receive(stage, stages, s, false);

@@ -4,6 +4,7 @@
  * all-to-all. Experts need not divide evenly.
  */
 #include "world.h"
+#include "programs.h"
 
 static struct hapt_model *bert_moe(struct hapt_arena *arena, const char *experts, const char *top_k)
 {
@@ -67,7 +68,7 @@ static void check_program(const struct hapt_model *model, const struct hapt_axis
     if (instructions) CHECK_OK(hapt_sharding_apply(trivial, 0, axis, instructions, &arena, &first));
     if (first) CHECK_OK(hapt_sharding_apply(first, 1, &one_rank, NULL, &arena, &both));
     if (both) CHECK_OK(hapt_program_build(both, 0, model->graph->forward_count, &arena, &program));
-    CHECK_OK(hapt_program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, &arena, &single));
+    CHECK_OK(program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, &arena, &single));
     if (single && program) {
         world_run_all(&one, single, model->vocab);
         world_run_all(&world, program, model->vocab);

@@ -1,6 +1,7 @@
 /* Replays (engine_replay.c) give the bits of the steps, for all changes between steps. A failed capture changes
  * nothing. Times of a section. */
 #include "kernels.h"
+#include "programs.h"
 
 #include "fixture.h"
 #include "hapt/engine.h"
@@ -37,8 +38,7 @@ static void rig_init(struct rig *rig, const char *graphs, bool warm)
     const struct hapt_engine_options options = {
         .backend = test_backend, .device = test_device, .threads = 1, .state_count = 2, .slots = SLOTS};
     hapt_arena_init(&rig->arena);
-    CHECK_OK(
-        hapt_program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, &rig->arena, &rig->program));
+    CHECK_OK(program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, &rig->arena, &rig->program));
     CHECK_OK(hapt_engine_create(rig->program, &options, &rig->engine));
     if (warm) warm_up(rig);
     for (int t = 0; t < model->graph->tensor_count; t++) {

@@ -49,7 +49,7 @@ static struct hapt_profile *profile_of(const struct hapt_stage_layout *const *la
     static const struct hapt_submesh row[3] = {{1, 1, 1, 0}, {1, 2, 1, 0}, {1, 2, 1, 1}};
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(2, 1, arena, &profile));
-    CHECK_OK(hapt_profile_add_cluster_of(profile, 0, "a", 1, 2, 100, 1, row, 3, arena));
+    CHECK_OK(hapt_profile_add_cluster(profile, 0, "a", 1, 2, 100, 1, row, 3, arena));
     profile->layout_count = 1;
     profile->layout = layout;
     profile->link_bandwidth[0] = 1e9;
@@ -131,7 +131,7 @@ static struct hapt_profile *mixed_profile(const struct hapt_stage_layout *const 
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(2, 2, arena, &profile));
     for (int c = 0; c < 2; c++)
-        CHECK_OK(hapt_profile_add_cluster_of(profile, c, c ? "b" : "a", 1, 1, 100, 1, row, 1, arena));
+        CHECK_OK(hapt_profile_add_cluster(profile, c, c ? "b" : "a", 1, 1, 100, 1, row, 1, arena));
     for (int l = 0; l < 4; l++) profile->link_bandwidth[l] = 1e9;
     profile->layout_count = 1;
     profile->layout = layout;

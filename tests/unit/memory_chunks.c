@@ -1,5 +1,6 @@
 /* One memory plan for several chunks of a device, against the plans of the chunks alone. */
 #include "fixture.h"
+#include "programs.h"
 
 #include "hapt/memory.h"
 
@@ -102,7 +103,7 @@ static void random_chunks(void)
         for (int first = 0, k = 0; first < ops && chunks < MOST_CHUNKS; k++) {
             const int wanted = first + 1 + below(&seed, ops / 3), end = wanted < ops ? wanted : ops;
             if (k % apart == 0)
-                CHECK_OK(hapt_program_data_parallel(model->graph, first, end, 1, 1, &arena, &program[chunks++]));
+                CHECK_OK(program_data_parallel(model->graph, first, end, 1, 1, &arena, &program[chunks++]));
             first = end;
         }
         check_chunks(program, chunks, &options);

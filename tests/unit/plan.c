@@ -26,7 +26,7 @@ static struct hapt_profile *two_subclusters(struct hapt_arena *arena)
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(6, 2, arena, &profile));
     for (int c = 0; c < 2; c++) {
-        CHECK_OK(hapt_profile_add_cluster(profile, c, c ? "slow" : "fast", 1, 2, 100, 2 - c, arena));
+        CHECK_OK(random_profile_cluster(profile, c, c ? "slow" : "fast", 1, 2, 100, 2 - c, arena));
         struct hapt_profile_cluster *cluster = &profile->cluster[c];
         for (int s = 0; s < 2; s++) {
             for (int i = 0; i < 6; i++) {
@@ -168,7 +168,7 @@ static void submeshes(void)
     struct hapt_profile *profile;
     hapt_arena_init(&arena);
     CHECK_OK(hapt_profile_create(1, 1, &arena, &profile));
-    CHECK_OK(hapt_profile_add_cluster(profile, 0, "a", 3, 12, 1, 1, &arena));
+    CHECK_OK(random_profile_cluster(profile, 0, "a", 3, 12, 1, 1, &arena));
     static const int expected[6][2] = {{1, 1}, {1, 2}, {1, 4}, {1, 12}, {2, 12}, {3, 12}};
     CHECK(profile->cluster[0].submesh_count == 6);
     for (int s = 0; s < 6; s++)

@@ -25,7 +25,7 @@ static struct hapt_profile *three_and_three(struct hapt_arena *arena)
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(5, 2, arena, &profile));
     for (int c = 0; c < 2; c++) {
-        CHECK_OK(hapt_profile_add_cluster_of(profile, c, name[c], 1, 3, 110, 1 + c, one, 1, arena));
+        CHECK_OK(hapt_profile_add_cluster(profile, c, name[c], 1, 3, 110, 1 + c, one, 1, arena));
         for (int i = 0; i < 5; i++) {
             const size_t cell = hapt_profile_index(profile, 0, i, i);
             profile->cluster[c].stage_time[cell] = i == 2 ? 80 : 4 * (c + 1);

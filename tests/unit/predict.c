@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "fixture.h"
+#include "programs.h"
 
 #include "hapt/predict.h"
 #include "hapt/memory.h"
@@ -53,7 +54,7 @@ static void predict_up_to(struct run *run, const char *cluster, struct fixture_g
     const struct hapt_layers_options options = {.granularity = 0, .heavy_minimum = 2};
     CHECK_OK(hapt_config_parse(6, words, &run->arena, &config));
     CHECK_OK(hapt_layers_build(run->model->graph, &options, &run->arena, &run->layers));
-    CHECK_OK(hapt_profile_predict(cluster_of(&run->arena, cluster), run->model, run->layers, config, &run->arena,
+    CHECK_OK(hapt_profile_predict(cluster_of(&run->arena, cluster), run->model, run->layers, config, NULL, &run->arena,
                                   &run->profile));
     if (!run->profile) exit(1);
     CHECK_OK(hapt_profile_check(run->profile));
@@ -182,9 +183,9 @@ static void memory_is_the_planners(void)
                     struct hapt_memory_plan *plan = NULL;
                     const size_t cell = hapt_profile_index(run.profile, s, i, j);
                     hapt_arena_init(&arena);
-                    CHECK_OK(hapt_program_tensor_parallel(run.model->graph, hapt_layers_first_op(run.layers, i),
-                                                          run.layers->end_op[j], submesh.n * submesh.m / submesh.tp,
-                                                          submesh.tp, &arena, &program));
+                    CHECK_OK(program_tensor_parallel(run.model->graph, hapt_layers_first_op(run.layers, i),
+                                                     run.layers->end_op[j], submesh.n * submesh.m / submesh.tp,
+                                                     submesh.tp, &arena, &program));
                     CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
                     CHECK_NEAR((double)plan->total_bytes,
                                cluster->parameter_bytes[cell] + 5 * cluster->activation_bytes[cell], 0);

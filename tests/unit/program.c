@@ -1,5 +1,6 @@
 /* SPMD programs and memory plans of GPT ranges and of random graphs. */
 #include "fixture.h"
+#include "programs.h"
 
 #include "hapt/memory.h"
 
@@ -37,7 +38,7 @@ static void broken_plans_are_found(void)
     struct hapt_program *program = NULL;
     struct hapt_memory_plan *plan = NULL;
     const struct hapt_memory_options options = {.slots = 2, .state_count = 2};
-    CHECK_OK(hapt_program_data_parallel(model->graph, 3, 14, 1, 1, &arena, &program));
+    CHECK_OK(program_data_parallel(model->graph, 3, 14, 1, 1, &arena, &program));
     CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
     CHECK_OK(hapt_memory_check(plan, program));
     int found = 0, tried = 0;
@@ -69,9 +70,9 @@ static void check_cuts(const struct hapt_graph *graph, const int *cut, int stage
 {
     struct hapt_program *program[16];
     for (int s = 0; s < stages; s++)
-        CHECK_OK(hapt_program_data_parallel(graph, cut[s], cut[s + 1], 1, 1, arena, &program[s]));
+        CHECK_OK(program_data_parallel(graph, cut[s], cut[s + 1], 1, 1, arena, &program[s]));
     for (int s = 0; s < stages; s++) {
-        CHECK_OK(hapt_program_check(program[s]));
+        CHECK_OK(program_check(program[s]));
         for (int b = 0; b < program[s]->forward_in.count; b++) {
             int makers = 0;
             for (int p = 0; p < s; p++) makers += contains(&program[p]->forward_out, program[s]->forward_in.tensor[b]);
@@ -112,9 +113,9 @@ static void gpt_ranges(void)
             for (int end = first + 1; end <= graph->forward_count; end++) {
                 const int nodes = 1 + (first + end) % 2, devices = 1 + first % 2;
                 struct hapt_program *program = NULL;
-                CHECK_OK(hapt_program_data_parallel(graph, first, end, nodes, devices, &arena, &program));
+                CHECK_OK(program_data_parallel(graph, first, end, nodes, devices, &arena, &program));
                 if (!program) continue;
-                CHECK_OK(hapt_program_check(program));
+                CHECK_OK(program_check(program));
                 check_memory(program, 1 + end % 5, end % 3);
             }
         }
@@ -132,8 +133,8 @@ static void gpt_properties(void)
     const struct hapt_model *model = fixture_gpt(&arena, (struct fixture_gpt){1, 16, 2, 8, 32, 8, true, false});
     const struct hapt_graph *graph = model->graph;
     struct hapt_program *program = NULL, *single = NULL;
-    CHECK_OK(hapt_program_data_parallel(graph, 0, graph->forward_count, 2, 2, &arena, &program));
-    CHECK_OK(hapt_program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
+    CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 2, 2, &arena, &program));
+    CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
     double gradient_bytes = 0;
     int parameters = 0, sums = 0;
     for (int t = 0; t < program->tensor_count; t++) {
@@ -169,18 +170,18 @@ static void gpt_properties(void)
     for (int s = 0; s < program->step_count[HAPT_SECTION_REDUCE]; s++)
         CHECK(program->step[HAPT_SECTION_REDUCE][s].kind == HAPT_COLLECTIVE_ALL_REDUCE &&
               program->step[HAPT_SECTION_REDUCE][s].axis == s / parameters);
-    CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_REDUCE), 2 * gradient_bytes, 0);
-    CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_BACKWARD), 0, 0);
+    CHECK_NEAR(program_collective_bytes(program, HAPT_SECTION_REDUCE), 2 * gradient_bytes, 0);
+    CHECK_NEAR(program_collective_bytes(program, HAPT_SECTION_BACKWARD), 0, 0);
     CHECK(single->step_count[HAPT_SECTION_REDUCE] == 0);
     CHECK(program->inputs == (1 << HAPT_ROLE_TOKENS | 1 << HAPT_ROLE_TARGETS | 1 << HAPT_ROLE_LOSS_SCALE));
     for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
-        const double whole = hapt_program_flops(single, section);
+        const double whole = program_flops(single, section);
         CHECK(whole > 0);
-        CHECK_NEAR(hapt_program_flops(program, section), whole / 4, 1e-9 * whole);
+        CHECK_NEAR(program_flops(program, section), whole / 4, 1e-9 * whole);
     }
     hapt_fail_reset();
-    CHECK_FAILS(hapt_program_data_parallel(graph, 0, 3, 9, 1, &arena, &program), HAPT_ERR_INFEASIBLE); /* of 8 rows */
-    CHECK_FAILS(hapt_program_data_parallel(graph, 0, 3, 4, 4, &arena, &program), HAPT_ERR_INFEASIBLE);
+    CHECK_FAILS(program_data_parallel(graph, 0, 3, 9, 1, &arena, &program), HAPT_ERR_INFEASIBLE); /* of 8 rows */
+    CHECK_FAILS(program_data_parallel(graph, 0, 3, 4, 4, &arena, &program), HAPT_ERR_INFEASIBLE);
     hapt_arena_release(&arena);
 }
 
@@ -204,7 +205,7 @@ static void random_graphs(void)
         check_cuts(graph, cut, stages, &arena);
         for (int s = 0; s < stages; s++) {
             struct hapt_program *program = NULL;
-            CHECK_OK(hapt_program_data_parallel(graph, cut[s], cut[s + 1], 1, 1 << k % 3, &arena, &program));
+            CHECK_OK(program_data_parallel(graph, cut[s], cut[s + 1], 1, 1 << k % 3, &arena, &program));
             if (program) check_memory(program, 1 + k % 4, k % 3);
         }
         CHECK_MESSAGE(test_failures == before, "random graph %d", k);

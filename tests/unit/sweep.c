@@ -87,7 +87,7 @@ static struct hapt_profile *pair_of(int nodes, double seconds, double bytes, dou
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(2, 2, arena, &profile));
     for (int c = 0; c < 2; c++) {
-        CHECK_OK(hapt_profile_add_cluster(profile, c, c ? "b" : "a", nodes, 1, 1000, 1, arena));
+        CHECK_OK(random_profile_cluster(profile, c, c ? "b" : "a", nodes, 1, 1000, 1, arena));
         struct hapt_profile_cluster *cluster = &profile->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++) {
             for (int layer = 0; layer < 2; layer++) {

@@ -3,6 +3,7 @@
  * Their shards together must be the result of one device.
  */
 #include "world.h"
+#include "programs.h"
 
 #include "hapt/memory.h"
 
@@ -13,7 +14,7 @@ static void compare(const struct hapt_graph *graph, int vocab, int dp, int tp, c
     char name[96];
     snprintf(name, sizeof name, "%s, dp %d, tp %d", what, dp, tp);
     hapt_arena_init(&arena);
-    CHECK_OK(hapt_program_tensor_parallel(graph, 0, graph->forward_count, dp, tp, &arena, &program));
+    CHECK_OK(program_tensor_parallel(graph, 0, graph->forward_count, dp, tp, &arena, &program));
     world_compare(graph, vocab, program, 2e-4, name);
     hapt_arena_release(&arena);
 }
@@ -277,17 +278,15 @@ static void collectives_are_megatrons(void)
     for (int dp = 1; dp <= 2; dp++) {
         for (int tp = 2; tp <= 4; tp *= 2) {
             struct hapt_program *program = NULL;
-            CHECK_OK(
-                hapt_program_tensor_parallel(model->graph, 0, model->graph->forward_count, dp, tp, &arena, &program));
+            CHECK_OK(program_tensor_parallel(model->graph, 0, model->graph->forward_count, dp, tp, &arena, &program));
             if (!program) continue;
             const double bsh = 2.0 * rows / dp * sequence * hidden, bs = 4.0 * rows / dp * sequence;
-            CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_FORWARD), (2 * layers + 1) * bsh + 3 * bs,
-                       0);
-            CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_BACKWARD), (2 * layers + 1) * bsh, 0);
+            CHECK_NEAR(program_collective_bytes(program, HAPT_SECTION_FORWARD), (2 * layers + 1) * bsh + 3 * bs, 0);
+            CHECK_NEAR(program_collective_bytes(program, HAPT_SECTION_BACKWARD), (2 * layers + 1) * bsh, 0);
             const double h = hidden, shard = (vocab + tp - 1) / tp * h; /* rounded up */
             const double block = (12 * h * h + 3 * h + 4 * h) / tp + 2 * h + 4 * h;
             const double gradients = 4 * (layers * block + 2 * shard + sequence * h + 2 * h);
-            CHECK_NEAR(hapt_program_collective_bytes(program, HAPT_SECTION_REDUCE), dp > 1 ? gradients : 0, 0);
+            CHECK_NEAR(program_collective_bytes(program, HAPT_SECTION_REDUCE), dp > 1 ? gradients : 0, 0);
             int sums = 0;
             for (int section = 0; section < HAPT_SECTION_COUNT; section++) {
                 for (int s = 0; s < program->step_count[section]; s++) {
@@ -312,8 +311,8 @@ static void flops_add_up(void)
     const struct hapt_model *model = fixture_gpt(&arena, (struct fixture_gpt){2, 32, 4, 16, 64, 4, false, true});
     const struct hapt_graph *graph = model->graph;
     struct hapt_program *single = NULL, *program = NULL;
-    CHECK_OK(hapt_program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
-    CHECK_OK(hapt_program_tensor_parallel(graph, 0, graph->forward_count, 2, 4, &arena, &program));
+    CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &single));
+    CHECK_OK(program_tensor_parallel(graph, 0, graph->forward_count, 2, 4, &arena, &program));
     for (int section = 0; program && single && section < HAPT_SECTION_REDUCE; section++) {
         double cut = 0, whole = 0;
         for (int s = 0; s < program->step_count[section]; s++) {
@@ -328,8 +327,8 @@ static void flops_add_up(void)
                                hapt_op_flops(program->graph, op, 1)) <= 1e-9 * hapt_op_flops(program->graph, op, 1),
                           "%s is not cut as it should be", op->name);
         }
-        CHECK_NEAR(hapt_program_flops(single, section), cut + whole, 1e-9 * cut);
-        CHECK_NEAR(8 * hapt_program_flops(program, section), cut + 4 * whole, 1e-9 * cut);
+        CHECK_NEAR(program_flops(single, section), cut + whole, 1e-9 * cut);
+        CHECK_NEAR(8 * program_flops(program, section), cut + 4 * whole, 1e-9 * cut);
     }
     hapt_arena_release(&arena);
 }
@@ -352,7 +351,7 @@ static void activations_follow_the_formula(void)
         for (int k = 0; k < 2; k++) {
             struct hapt_program *program = NULL;
             struct hapt_memory_plan *plan = NULL;
-            CHECK_OK(hapt_program_tensor_parallel(graph, 1, 1 + (k + 1) * per_block, 1, tp, &arena, &program));
+            CHECK_OK(program_tensor_parallel(graph, 1, 1 + (k + 1) * per_block, 1, tp, &arena, &program));
             CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
             if (plan) CHECK_OK(hapt_memory_check(plan, program));
             if (plan) bytes[k] = plan->activation_bytes;
@@ -380,7 +379,7 @@ static void ranges_are_views(void)
             struct hapt_memory_plan *plan = NULL;
             CHECK_OK(hapt_program_build(sharding, first, end, &arena, &program));
             if (!program) continue;
-            CHECK_OK(hapt_program_check(program));
+            CHECK_OK(program_check(program));
             CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
             CHECK_OK(hapt_memory_check(plan, program));
         }
@@ -403,7 +402,7 @@ static void broken_programs_are_found(void)
     hapt_arena_init(&arena);
     const struct hapt_model *model = fixture_gpt(&arena, (struct fixture_gpt){1, 16, 4, 8, 32, 4, true, false});
     struct hapt_program *program = NULL;
-    CHECK_OK(hapt_program_tensor_parallel(model->graph, 0, model->graph->forward_count, 1, 2, &arena, &program));
+    CHECK_OK(program_tensor_parallel(model->graph, 0, model->graph->forward_count, 1, 2, &arena, &program));
     int found = 0, tried = 0;
     for (int section = 0; program && section < HAPT_SECTION_REDUCE; section++) {
         for (int s = 0; s < program->step_count[section]; s++) {
@@ -414,13 +413,13 @@ static void broken_programs_are_found(void)
             else
                 step->axis = 0;
             tried++;
-            found += hapt_program_check(program) != HAPT_OK;
+            found += program_check(program) != HAPT_OK;
             hapt_fail_reset();
             *step = kept;
         }
     }
     CHECK_MESSAGE(tried == 6 + 4 && found == tried, "%d of %d", found, tried);
-    CHECK_OK(hapt_program_check(program));
+    CHECK_OK(program_check(program));
     hapt_arena_release(&arena);
 }
 

@@ -1,6 +1,7 @@
 /* Parts of training without ranks: transfers between the stages of random graphs by brute force, the learning rate,
  * clipping, the median. */
 #include "fixture.h"
+#include "programs.h"
 
 #include "hapt/train.h"
 
@@ -80,7 +81,7 @@ static void edges_by_brute_force(void)
         for (int at = 0; at < graph->forward_count; chunks++) {
             int next = at + 1 + (int)(hapt_random_next(&random) % 6);
             if (next > graph->forward_count || chunks == MAX_CHUNKS - 1) next = graph->forward_count;
-            CHECK_OK(hapt_program_data_parallel(graph, at, next, 1, 1, &arena, &program[chunks]));
+            CHECK_OK(program_data_parallel(graph, at, next, 1, 1, &arena, &program[chunks]));
             end[chunks] = at = next;
         }
         struct hapt_edges *edges = NULL;
@@ -104,7 +105,7 @@ static void ties_of_gpt(void)
         struct hapt_program *program[3];
         struct hapt_ties *ties = NULL;
         for (int c = 0; c < 3; c++)
-            CHECK_OK(hapt_program_data_parallel(model->graph, cut[c], cut[c + 1], 1, 1, &arena, &program[c]));
+            CHECK_OK(program_data_parallel(model->graph, cut[c], cut[c + 1], 1, 1, &arena, &program[c]));
         CHECK_OK(hapt_ties_find(program, 3, &arena, &ties));
         CHECK(ties && ties->count == tied);
         if (ties && ties->count == 1) {

@@ -1,10 +1,11 @@
 /* Measured all-reduces over submeshes. */
-#include "reduce.h"
+#include "measure_sums.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/env.h"
 #include "hapt/progress.h"
 #include "hapt/team.h"
 
@@ -12,7 +13,7 @@ enum { ROUNDS = 7 };
 #define SMALLEST 4096.0
 #define LARGEST (8.0 * 1024 * 1024)
 
-enum hapt_status reduce_barrier(MPI_Comm comm)
+enum hapt_status sums_barrier(MPI_Comm comm)
 {
     MPI_Request request;
     unsigned spins = 64; /* then sleep: peers need the core */
@@ -96,15 +97,14 @@ static enum hapt_status sum(const struct hapt_backend *backend, struct sums *sum
 static enum hapt_status time_sums(const struct hapt_backend *backend, struct sums *sums, const double *bytes,
                                   double *time_s)
 {
-    for (int k = 0; k < REDUCE_SIZES; k++) {
+    for (int k = 0; k < SUMS_SIZES; k++) {
         double sample[ROUNDS];
         for (int r = -1; r < ROUNDS; r++) {
             const double start = hapt_time_s();
             HAPT_TRY(sum(backend, sums, (size_t)bytes[k] / sizeof(float)));
             if (r >= 0) sample[r] = hapt_time_s() - start;
         }
-        qsort(sample, ROUNDS, sizeof *sample, hapt_compare_doubles);
-        time_s[k] = sample[ROUNDS / 2];
+        time_s[k] = hapt_median(sample, ROUNDS);
     }
     return HAPT_OK;
 }
@@ -115,7 +115,7 @@ static enum hapt_status time_submesh(MPI_Comm comm, const struct hapt_engine_opt
     struct sums *sums = calloc(1, sizeof *sums);
     enum hapt_status status = HAPT_ERR_MEMORY;
     if (sums)
-        status = reserve_sums(options, (size_t)bytes[REDUCE_SIZES - 1], sums);
+        status = reserve_sums(options, (size_t)bytes[SUMS_SIZES - 1], sums);
     else
         hapt_fail(status, NULL, "no memory to measure an all-reduce");
     status = hapt_link_all_or_none(comm, "an all-reduce's measuring", status);
@@ -136,25 +136,25 @@ static bool takes_part(const struct hapt_subcluster *subcluster, struct hapt_sub
 }
 
 static enum hapt_status reserve_table(const struct hapt_cluster *cluster, struct hapt_arena *arena,
-                                      struct reduce_table *table, struct hapt_submesh **submesh)
+                                      struct sums_table *table, struct hapt_submesh **submesh)
 {
-    HAPT_NEW(table->time_s, arena, (size_t)cluster->count * (size_t)table->submesh_count * REDUCE_SIZES);
+    HAPT_NEW(table->time_s, arena, (size_t)cluster->count * (size_t)table->submesh_count * SUMS_SIZES);
     HAPT_NEW(*submesh, arena, table->submesh_count);
     return HAPT_OK;
 }
 
-enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
-                                const struct hapt_engine_options *options, double timeout_s, struct hapt_arena *arena,
-                                struct reduce_table *table)
+enum hapt_status sums_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                              const struct hapt_engine_options *options, double timeout_s, struct hapt_arena *arena,
+                              struct sums_table *table)
 {
-    *table = (struct reduce_table){0};
-    for (int k = 0; k < REDUCE_SIZES; k++)
-        table->bytes[k] = SMALLEST * pow(LARGEST / SMALLEST, (double)k / (REDUCE_SIZES - 1));
+    *table = (struct sums_table){0};
+    for (int k = 0; k < SUMS_SIZES; k++)
+        table->bytes[k] = SMALLEST * pow(LARGEST / SMALLEST, (double)k / (SUMS_SIZES - 1));
     for (int c = 0; c < cluster->count; c++) {
         const int count = hapt_candidates_submeshes(&cluster->subcluster[c], NULL);
         if (count > table->submesh_count) table->submesh_count = count;
     }
-    const size_t cells = (size_t)cluster->count * (size_t)table->submesh_count * REDUCE_SIZES;
+    const size_t cells = (size_t)cluster->count * (size_t)table->submesh_count * SUMS_SIZES;
     struct hapt_submesh *submesh = NULL;
     HAPT_TRY(hapt_env_agree(env->world, reserve_table(cluster, arena, table, &submesh)));
     struct hapt_progress progress;
@@ -169,12 +169,12 @@ enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cl
             const bool mine = takes_part(subcluster, submesh[s], env->world_rank);
             MPI_Comm comm;
             HAPT_MPI(MPI_Comm_split(env->world, mine ? 0 : MPI_UNDEFINED, env->world_rank, &comm));
-            double *time_s = &table->time_s[(c * table->submesh_count + s) * REDUCE_SIZES];
+            double *time_s = &table->time_s[(c * table->submesh_count + s) * SUMS_SIZES];
             if (mine) {
                 status = time_submesh(comm, options, table->bytes, timeout_s, time_s);
                 MPI_Comm_free(&comm);
             }
-            HAPT_TRY(reduce_barrier(env->world));
+            HAPT_TRY(sums_barrier(env->world));
             status = hapt_env_agree(env->world, status);
         }
     }
@@ -184,13 +184,13 @@ enum hapt_status reduce_measure(const struct hapt_env *env, const struct hapt_cl
     return HAPT_OK;
 }
 
-double reduce_measured_s(const struct reduce_table *table, int subcluster, int submesh, double bytes)
+double sums_measured_s(const struct sums_table *table, int subcluster, int submesh, double bytes)
 {
-    const double *time_s = &table->time_s[(subcluster * table->submesh_count + submesh) * REDUCE_SIZES];
+    const double *time_s = &table->time_s[(subcluster * table->submesh_count + submesh) * SUMS_SIZES];
     if (bytes <= 0) return 0;
     if (bytes <= table->bytes[0]) return time_s[0];
     int k = 1;
-    while (k < REDUCE_SIZES - 1 && bytes > table->bytes[k]) k++;
+    while (k < SUMS_SIZES - 1 && bytes > table->bytes[k]) k++;
     const double slope = (time_s[k] - time_s[k - 1]) / (table->bytes[k] - table->bytes[k - 1]);
     return fmax(time_s[k - 1] + fmax(slope, 0) * (bytes - table->bytes[k - 1]), time_s[0]);
 }

@@ -105,9 +105,9 @@ static enum hapt_status fill_frame(const struct filling *filling, struct hapt_ar
         struct hapt_submesh *row;
         int rows;
         HAPT_TRY(choose_rows(filling, a, scratch, &row, &rows));
-        HAPT_TRY(hapt_profile_add_cluster_of(profile, a, subcluster->name, subcluster->nodes,
-                                             subcluster->devices_per_node, subcluster->device.memory_bytes,
-                                             hapt_candidates_device_speed(candidates, a), row, rows, result));
+        HAPT_TRY(hapt_profile_add_cluster(profile, a, subcluster->name, subcluster->nodes, subcluster->devices_per_node,
+                                          subcluster->device.memory_bytes, hapt_candidates_device_speed(candidates, a),
+                                          row, rows, result));
         for (int b = 0; b < cluster->count; b++) {
             const struct hapt_link *link = hapt_cluster_link(cluster, a, b);
             profile->link_bandwidth[a * cluster->count + b] = link->bandwidth;

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "hapt/calibration.h"
-#include "mixed_predict.h"
+#include "predict_mixed.h"
 
 struct stretch {       /* of operators, as seen by all devices */
     bool communicates; /* they communicate */
@@ -116,13 +116,9 @@ static void add_operator(const struct predicting *with, int o, struct stretch *s
         return;
     }
     if (with->sharding->exchange[o] >= 0) communicate(stretch, exchange_s(with, o), with->devices);
-    for (int j = 0; j < with->devices; j++) {
-        const struct hapt_op *op = &with->shard[j]->op[o];
-        const double seconds =
-            hapt_roofline_operator_s(&with->roofline[j], hapt_efficiency_class_of(type),
-                                     hapt_op_flops(with->shard[j], op, 1), hapt_op_bytes(with->shard[j], op, 1));
-        (stretch->communicates ? stretch->tail : stretch->head)[j] += seconds;
-    }
+    for (int j = 0; j < with->devices; j++)
+        (stretch->communicates ? stretch->tail : stretch->head)[j] +=
+            hapt_roofline_graph_s(&with->roofline[j], with->shard[j], o);
 }
 
 /* A parameter is updated by the layer of its first reader. */
@@ -157,7 +153,7 @@ static enum hapt_status prepare(struct predicting *with, struct hapt_arena *scra
     with->devices = layout->axis[0].size;
     HAPT_NEW(with->shard, scratch, with->devices);
     HAPT_NEW(with->roofline, scratch, with->devices);
-    HAPT_NEW(with->layer_of, scratch, made->source->forward_count);
+    HAPT_TRY(hapt_layers_of_operators(candidates->layers, scratch, &with->layer_of));
     HAPT_NEW(with->reduce_s, scratch, L);
     HAPT_NEW(with->update_s, scratch, L * with->devices);
     HAPT_NEW(seen, scratch, made->graph->tensor_count);
@@ -173,8 +169,6 @@ static enum hapt_status prepare(struct predicting *with, struct hapt_arena *scra
             &candidates->cluster->subcluster[with->group->cluster[j >= with->group->devices[0]]].device,
             candidates->model->dtype);
     }
-    for (int l = 0, op = 0; l < L; l++)
-        for (; op < candidates->layers->end_op[l]; op++) with->layer_of[op] = l;
     for (int o = 0; o < made->graph->op_count; o++) {
         const int l = with->layer_of[made->graph->op[o].forward_op];
         if (o >= made->reduce_first)
@@ -209,8 +203,8 @@ static void price_range(const struct predicting *with, int i, int j, struct stre
     times->step_s[cell] = fmax(most - B * times->stage_s[cell], 0) + reduce_s;
 }
 
-enum hapt_status mixed_programs_predict(const struct hapt_candidates *candidates, struct hapt_mixed_group *group,
-                                        struct hapt_arena *arena, struct hapt_arena *scratch)
+enum hapt_status predict_mixed_program(const struct hapt_candidates *candidates, struct hapt_mixed_group *group,
+                                       struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     struct predicting with = {.candidates = candidates, .group = group};
     const int L = candidates->layer_count;

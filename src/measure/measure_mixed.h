@@ -2,8 +2,8 @@
  * Measured mixed stages. Programs are found from operators calibrated here and collectives measured over the group's
  * ranks. Then those ranks run the stages of every group, by rows and with programs, as they would train (team_time.h).
  */
-#ifndef HAPT_MEASURE_MIXED_MEASURE_H
-#define HAPT_MEASURE_MIXED_MEASURE_H
+#ifndef HAPT_MEASURE_MEASURE_MIXED_H
+#define HAPT_MEASURE_MEASURE_MIXED_H
 
 #include "hapt/mixed_programs.h"
 
@@ -15,13 +15,13 @@ struct mixed_measuring {
 };
 /* Adds groups with programs for candidates->mixable, the same on all ranks. Collective over env->world; agrees on
  * failures. */
-enum hapt_status mixed_measure_programs(const struct mixed_measuring *measuring, struct hapt_arena *arena);
+enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring, struct hapt_arena *arena);
 /* Fills ->times of every group in about `budget_s`. The longest range that fits is always run, then single layers,
  * then the others by descending length; the remaining ones are composed. `wanted`: true if a range of a group is a
  * candidate, the same on all ranks. `options`: of this rank's device. *runs: number of runs. Collective over
  * env->world; agrees on failures. */
 typedef bool mixed_wanted(const void *context, const struct hapt_mixed_group *group, int first, int last);
-enum hapt_status mixed_measure_times(const struct mixed_measuring *measuring, const struct hapt_engine_options *options,
+enum hapt_status measure_mixed_times(const struct mixed_measuring *measuring, const struct hapt_engine_options *options,
                                      mixed_wanted *wanted, const void *context, double budget_s,
                                      struct hapt_arena *arena, int64_t *runs);
 

@@ -1,12 +1,12 @@
 /* Measures mixed stages on the ranks that would train them. */
-#include "mixed_measure.h"
+#include "measure_mixed.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "hapt/progress.h"
-#include "reduce.h"
+#include "measure_sums.h"
 #include "team_ranges.h"
 
 #define COLLECTIVE_SECONDS 0.5 /* for the collectives of a mixed group */
@@ -89,55 +89,25 @@ static enum hapt_status measure_collectives(const struct mixed_measuring *measur
         status = time_collectives(measuring, group, comm, model);
         MPI_Comm_free(&comm);
     }
-    HAPT_TRY(reduce_barrier(measuring->env->world));
+    HAPT_TRY(sums_barrier(measuring->env->world));
     HAPT_TRY(hapt_env_agree(measuring->env->world, status));
     return publish(measuring, group, model, sizeof *model);
 }
 
-/* Broadcasts a layout of one axis from rank 0. */
-static enum hapt_status share_layout(const struct hapt_env *env, struct hapt_stage_layout *own,
-                                     struct hapt_arena *arena, struct hapt_stage_layout **layout)
+/* Broadcasts a layout from rank 0. */
+static enum hapt_status share_layout(const struct hapt_env *env, const struct hapt_stage_layout *own,
+                                     struct hapt_arena *arena, const struct hapt_stage_layout **layout)
 {
-    struct {
-        int size, ratio_count, instructions;
-        char name[HAPT_LAYOUT_NAME];
-    } head = {0};
-    struct hapt_stage_layout *made = NULL;
-    struct hapt_axis_program *program = NULL;
-    double *ratio = NULL;
-    if (own) {
-        head.size = own->axis[0].size;
-        head.ratio_count = own->axis[0].ratio_count;
-        head.instructions = own->program[0]->count;
-        memcpy(head.name, own->name, sizeof head.name);
-    }
-    HAPT_MPI(MPI_Bcast(&head, sizeof head, MPI_BYTE, 0, env->world));
-    const size_t ratios = (size_t)head.ratio_count * (size_t)head.size;
-    made = hapt_arena_alloc(arena, 1, sizeof *made);
-    program = hapt_arena_alloc(arena, 1, sizeof *program);
-    ratio = hapt_arena_alloc(arena, ratios + 1, sizeof *ratio);
-    if (program)
-        program->instruction = hapt_arena_alloc(arena, (size_t)head.instructions, sizeof *program->instruction);
-    const bool there = made && ratio && program && program->instruction;
-    HAPT_TRY(hapt_env_agree(env->world, there ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a program")));
-    if (own) {
-        memcpy(ratio, own->axis[0].ratio, ratios * sizeof *ratio);
-        memcpy(program->instruction, own->program[0]->instruction,
-               (size_t)head.instructions * sizeof *program->instruction);
-    }
-    HAPT_MPI(MPI_Bcast(ratio, (int)ratios, MPI_DOUBLE, 0, env->world));
-    HAPT_MPI(MPI_Bcast(program->instruction, (int)((size_t)head.instructions * sizeof *program->instruction), MPI_BYTE,
-                       0, env->world));
-    program->count = head.instructions;
-    made->axis[0] = (struct hapt_axis){.size = head.size, .ratio_count = head.ratio_count, .ratio = ratio};
-    made->axis[1].size = 1;
-    made->program[0] = program;
-    memcpy(made->name, head.name, sizeof head.name);
-    *layout = made;
-    return HAPT_OK;
+    uint64_t bytes = own ? hapt_stage_layout_pack(own, NULL) : 0;
+    HAPT_MPI(MPI_Bcast(&bytes, 1, MPI_UINT64_T, 0, env->world));
+    char *block = hapt_arena_alloc(arena, bytes, 1);
+    HAPT_TRY(hapt_env_agree(env->world, block ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a program")));
+    if (own) hapt_stage_layout_pack(own, block);
+    HAPT_MPI(MPI_Bcast(block, (int)bytes, MPI_BYTE, 0, env->world));
+    return hapt_env_agree(env->world, hapt_stage_layout_unpack(block, arena, layout));
 }
 
-enum hapt_status mixed_measure_programs(const struct mixed_measuring *measuring, struct hapt_arena *arena)
+enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring, struct hapt_arena *arena)
 {
     const struct hapt_env *env = measuring->env;
     struct hapt_candidates *candidates = measuring->candidates;
@@ -154,11 +124,11 @@ enum hapt_status mixed_measure_programs(const struct mixed_measuring *measuring,
                                                      .segments = (int)hapt_config_int(measuring->config, "segments")};
         /* Only rank 0 searches: elsewhere, rounding might give different programs from equal figures. */
         if (env->world_rank == 0) status = hapt_mixed_programs_find(&question, arena, found, &count);
-        HAPT_TRY(reduce_barrier(env->world));
+        HAPT_TRY(sums_barrier(env->world));
         HAPT_TRY(hapt_env_agree(env->world, status));
         HAPT_MPI(MPI_Bcast(&count, 1, MPI_INT, 0, env->world));
         for (int p = 0; p < count; p++) {
-            struct hapt_stage_layout *layout;
+            const struct hapt_stage_layout *layout;
             HAPT_TRY(share_layout(env, found[p], arena, &layout));
             HAPT_TRY(hapt_env_agree(env->world, hapt_candidates_mix_program(candidates, group, layout, arena)));
         }
@@ -278,14 +248,14 @@ static enum hapt_status time_group(struct timing *timing, const struct hapt_engi
         status = run_group(timing, options, comm, budget_s, scratch);
         MPI_Comm_free(&comm);
     }
-    HAPT_TRY(reduce_barrier(env->world));
+    HAPT_TRY(sums_barrier(env->world));
     HAPT_TRY(hapt_env_agree(env->world, status));
     double *const table[3] = {times->stage_s, times->forward_s, times->step_s};
     for (int t = 0; t < 3; t++) HAPT_TRY(publish(measuring, timing->group, table[t], L * L * sizeof(double)));
     return publish(measuring, timing->group, &timing->ranges.runs, sizeof timing->ranges.runs);
 }
 
-enum hapt_status mixed_measure_times(const struct mixed_measuring *measuring, const struct hapt_engine_options *options,
+enum hapt_status measure_mixed_times(const struct mixed_measuring *measuring, const struct hapt_engine_options *options,
                                      mixed_wanted *wanted, const void *context, double budget_s,
                                      struct hapt_arena *arena, int64_t *runs)
 {

@@ -25,13 +25,8 @@ static double compute_s(const struct hapt_candidates *candidates, int subcluster
     const struct hapt_roofline roofline = hapt_calibration_roofline(
         candidates->efficiency, &candidates->cluster->subcluster[subcluster].device, candidates->model->dtype);
     double seconds = 0;
-    for (int o = 0; o < sharding->reduce_first; o++) {
-        const struct hapt_op_type *type = hapt_op_type_at(shard->op[o].type);
-        if (type->collective) continue;
-        seconds +=
-            hapt_roofline_operator_s(&roofline, hapt_efficiency_class_of(type), hapt_op_flops(shard, &shard->op[o], 1),
-                                     hapt_op_bytes(shard, &shard->op[o], 1));
-    }
+    for (int o = 0; o < sharding->reduce_first; o++)
+        if (!hapt_op_type_at(shard->op[o].type)->collective) seconds += hapt_roofline_graph_s(&roofline, shard, o);
     return seconds;
 }
 
