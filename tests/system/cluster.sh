@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # hapt topology and hapt doctor as a user meets them: results, error lines, exit codes, at 1, 2 and 4 ranks.
+# Runs beside others: it measures no time.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 hapt=${HAPT:-build/hapt}
