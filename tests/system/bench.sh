@@ -25,7 +25,7 @@ section 1 '^     @ rows: 8: @, 16: @, 48: @$' compare granularity
 section 1 '^    \(a\) .*, @ of +@: x@, .* balance @ % against @ %$' compare communication
 section 1 '; 1 rank / 2 ranks: median @ ' run search
 section 2 '^step time, (even|proportional) data parallelism / HAP: median @ ' run hetero
-check "bench/run hetero: predictions" grep -qE '^predicted against measured over 9 plans: Pearson -?[0-9.]+,' "$scratch/out"
+check "bench/run hetero: predictions" grep -qE '^predicted against measured over 5 plans: Pearson -?[0-9.]+,' "$scratch/out"
 section 2 '^bert-base, .*: @ s, published @ s; @ operators, ' run synthesis
 section 1 '^VGG19: at most @x over DP-EV ' hap figure-13
 section 1 '^VGG19: at most @x over DP-EV ' hap profiled
