@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Checkpoints in difficult runs: a rank dies before training begins, all checkpoints are damaged, the data differ, memory for a copy is
-# missing, one rank has a value that is not finite.
+# Checkpoints in unlucky runs: a rank dies before training began, all that stands is damaged, the data are others, memory lacks for a copy,
+# one rank alone meets a value that is not finite.
+# Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 check() { # WHAT CONDITION...
     local what=$1

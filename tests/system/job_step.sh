@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# jobs/heterogeneous-step.sh.inc if srun stays after its step has ended: the job ends with the code of rank 0. srun, squeue, scontrol and
-# hapt are stand-ins; jobs/two-subclusters.slurm is the real script.
+# jobs/heterogeneous-step.sh.inc where srun stays although its step is over: the job ends with the code of rank 0. srun, squeue, scontrol and
+# hapt are stand-ins; jobs/two-subclusters.slurm is the true script.
+# Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 bin=$scratch/bin

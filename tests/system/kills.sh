@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# kill -9 of a random rank at a random moment, repeatedly. Every start finds an intact checkpoint, at most one interval is lost, and the
-# final weights are those of an undisturbed run. HAPT_LONG=1: 300 kills. HAPT_SEED repeats one.
+# kill -9 of a random rank at a random moment, again and again: every start finds a whole checkpoint, no more than an interval is lost,
+# the last weights are those of a run that nobody disturbed. HAPT_LONG=1: 300 kills. HAPT_SEED repeats one.
+# Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 kills=6
 [ -z "${HAPT_LONG:-}" ] || kills=300

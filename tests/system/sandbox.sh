@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Files that crash the HDF5 library itself (1.10.8; newer versions may only refuse them). With the sandbox they give one error line, a hint
-# and exit code 3, on one rank and on several. No process is left.
+# Files over which the HDF5 library itself crashes (1.10.8; newer ones may only refuse them): the sandbox makes it one error line, a hint
+# and exit code 3, alone and on several ranks, and leaves no process behind.
+# Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 corpus=tests/fuzz/corpus

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Devices whose memory holds a data-parallel stage only with sharded optimizer state (ZeRO-1). The planner and the trainer both shard it,
-# and losses are those of devices with enough memory.
+# Devices whose memory holds a data-parallel stage only with the optimizer's state shared out (ZeRO-1): the planner counts on it, the
+# trainer does it, and the losses are those of devices with room.
+# Runs beside others: it measures no time.
 set -u
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

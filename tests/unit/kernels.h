@@ -139,7 +139,20 @@ __attribute__((unused)) static bool is_repeat(bool two_threads)
     return two_threads && strcmp(test_backend->name, "cpu") != 0;
 }
 
-/* Operands where the kernel runs. Other back ends get copies; tensors at the same address stay together. */
+/* fp32 is checked beside the first half-precision type alone: the other would repeat it. */
+static enum hapt_dtype half_now = HAPT_BF16;
+__attribute__((unused)) static bool is_seen(enum hapt_dtype dtype)
+{
+    return dtype == HAPT_F32 && half_now != HAPT_BF16;
+}
+
+/* Rounds of random cases: a quarter of them where HAPT_TEST_QUICK asks for it. */
+__attribute__((unused)) static int rounds_of(int all)
+{
+    return getenv("HAPT_TEST_QUICK") ? (all + 3) / 4 : all;
+}
+
+/* Operands where the kernel runs: on other back ends copies, tensors at the same address together. */
 struct mirror {
     int count;
     struct {
@@ -357,11 +370,11 @@ __attribute__((unused)) static void kernels_init(int *argc, char ***argv)
     CHECK_OK(test_backend->open(0, 2, 0, &test_device));
 }
 
-/* for (HALF_TYPES(half)): each half-precision type of the back end (bf16 and perhaps fp16), with the same random
- * numbers. */
+/* for (HALF_TYPES(half)): the half-precision types that the back end has, bf16 and perhaps fp16. */
 __attribute__((unused)) static bool half_type_begin(enum hapt_dtype dtype)
 {
     random_state = RANDOM_SEED;
+    half_now = dtype;
     return dtype <= HAPT_F16 && test_backend->find_kernel(test_device, "linear", dtype);
 }
 #define HALF_TYPES(half)              \

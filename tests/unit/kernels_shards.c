@@ -110,6 +110,7 @@ static void copy_rows(struct hapt_view *whole, struct hapt_view *shard, int64_t 
 /* Rows of the shards add up to those of the whole. Each word is in one shard; only the first shard adds positions. */
 static void check_embedding(enum hapt_dtype dtype, int shards, int64_t words, int64_t columns)
 {
+    if (is_seen(dtype)) return;
     const int64_t batch = 2, length = 7;
     int64_t first[MOST_SHARDS + 1];
     cut(words, shards, first);
@@ -181,7 +182,7 @@ static void check_embedding(enum hapt_dtype dtype, int shards, int64_t words, in
 
 static void tables(void)
 {
-    for (int round = 0; round < 60; round++)
+    for (int round = 0; round < rounds_of(60); round++)
         check_embedding(types[round & 1], 1 + round % MOST_SHARDS, 5 + (int64_t)(random_bits() % 60),
                         1 + (int64_t)(random_bits() % 70));
 }
@@ -190,6 +191,7 @@ static void tables(void)
 
 static void check_loss(enum hapt_dtype dtype, int shards, int64_t rows, int64_t classes, double range)
 {
+    if (is_seen(dtype)) return;
     int64_t first[MOST_SHARDS + 1];
     cut(classes, shards, first);
     struct tensor logits = TENSOR(dtype, -range, range, 1, rows, classes);
@@ -267,7 +269,7 @@ static void check_loss(enum hapt_dtype dtype, int shards, int64_t rows, int64_t 
 
 static void classes(void)
 {
-    for (int round = 0; round < 60; round++)
+    for (int round = 0; round < rounds_of(60); round++)
         check_loss(types[round & 1], 1 + round % MOST_SHARDS, 1 + (int64_t)(random_bits() % 20),
                    5 + (int64_t)(random_bits() % 100), round % 7 == 0 ? 60 : 4);
 }

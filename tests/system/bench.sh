@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Every section of the benchmarks in its smallest form (HAPT_BENCH_SMOKE=1): it ends well, and the lines with its figures are there, with
+# numbers that are finite. HAPT_LONG=1: `lab`, too, where the machine allows one.
+# Runs beside others: it measures no time.
+. tests/system/lib.sh.inc
+own_tree
+# section LINES PATTERN PROGRAM SECTION...: LINES lines of its output match the pattern, in which @ is a number
+section() {
+    local lines=$1 pattern=${2//@/-?[0-9]+(\\.[0-9]+)?} name="bench/$3 ${*:4}" code
+    HAPT_BENCH_SMOKE=1 timeout 240 "$tree/bench/$3" "${@:4}" >"$scratch/out" 2>"$scratch/err"
+    code=$?
+    check "$name ends with code $code: $(tail -n 5 "$scratch/out" "$scratch/err")" test $code -eq 0
+    check "$name: not $lines lines with /$pattern/ in: $(cat "$scratch/out")" test "$(grep -cE "$pattern" "$scratch/out")" -eq "$lines"
+}
+if /usr/bin/python3 -c 'import torch' 2>/dev/null; then
+    section 2 '^(fp32|bf16): ratio to PyTorch median @ .*; @ GFLOP/s, @ % of ' run reference
+else
+    note "no PyTorch: bench/run reference is left out"
+fi
+section 1 '^two ranks / two threads: median @ ' run ranks
+section 1 "^hapt / even split: median @ .*; simulator's ratio @\$" run plan
+section 1 '^ratio to the best baseline: @; median @, least @, ' compare table
+section 2 '^ +@( +@ s){4}  @, @ %, @ %, @ +@ s' compare bandwidth
+section 1 '^     @ rows: 8: @, 16: @, 48: @$' compare granularity
+section 1 '^    \(a\) .*, @ of +@: x@, .* balance @ % against @ %$' compare communication
+section 1 '; 1 rank / 2 ranks: median @ ' run search
+section 2 '^step time, (even|proportional) data parallelism / HAP: median @ ' run hetero
+check "bench/run hetero: predictions" grep -qE '^predicted against measured over 5 plans: Pearson -?[0-9.]+,' "$scratch/out"
+section 2 '^bert-base, .*: @ s, published @ s; @ operators, ' run synthesis
+section 1 '^VGG19: at most @x over DP-EV ' hap figure-13
+section 1 '^VGG19: at most @x over DP-EV ' hap profiled
+section 1 '^@ Gbit/s: uneven experts up to @ % faster .* @ times the mean one, padded @$' hap figure-17
+section 2 '^  2 A100 .*computation / communication +@; EV +@ s, CP +@ s, LP +@ s ' hap figure-2
+section 1 '^step, busy and idle times of the stages: at most @ % of a step ' run emulated
+section 2 '^run with checkpoints .* / with none: median @ ' run checkpoint
+if [ "${HAPT_LONG:-0}" != 0 ] && tests/lab/lab.sh missing >/dev/null; then
+    section 2 '^step time, even blocks with .* / hapt.s plan: median @ ' run lab
+fi
+# A section that is added has a smoke run: `compare`, `hap` and `lab` are programs of their own.
+for name in $(sed -n 's/^usage: bench\/[a-z]* *\(\[.*\)(default.*/\1/p' bench/run bench/compare bench/hap | tr -d '[]'); do
+    [[ $name =~ ^(compare|hap)$ ]] || check "section $name has a smoke run" grep -qE "^ *section .* (run|compare|hap) $name\$" tests/system/bench.sh
+done
+finish
