@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "hapt/arena.h"
 #include "kernels.h"
 
 #ifdef HAPT_ISA

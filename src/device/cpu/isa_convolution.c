@@ -27,7 +27,7 @@ static struct convolution describe(const struct hapt_call *call, enum convolutio
 
 static size_t widened_bytes(const struct hapt_view *view)
 {
-    return ((size_t)hapt_view_elements(view) * sizeof(float) + 63) / 64 * 64;
+    return hapt_align((size_t)hapt_view_elements(view) * sizeof(float));
 }
 
 INLINE void convert(void *to, bool to_half, const void *from, bool from_half, int64_t elements, int threads)

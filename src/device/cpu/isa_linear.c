@@ -9,7 +9,7 @@
 
 static size_t widened_bytes(int64_t elements)
 {
-    return ((size_t)elements * sizeof(float) + 63) / 64 * 64;
+    return hapt_align((size_t)elements * sizeof(float));
 }
 
 size_t ISA_NAME(hapt_cpu_product_workspace)(const struct gemm *gemm)

@@ -27,7 +27,7 @@ static struct patches patches_of(const struct hapt_view *images, const struct ha
 
 static size_t packed_bytes(const struct patches *of, enum hapt_dtype dtype)
 {
-    return ((size_t)(of->rows * of->columns) * hapt_dtype_bytes(dtype) + 63) / 64 * 64;
+    return hapt_align((size_t)(of->rows * of->columns) * hapt_dtype_bytes(dtype));
 }
 
 /* Row r of packed patches: [c][patch height][patch width]. */

@@ -76,7 +76,7 @@ static size_t max_pool_dx_workspace(const struct hapt_call *call)
 {
     const struct hapt_view *x = &call->input[0];
     const int64_t threads = call->threads > 0 ? call->threads : 1;
-    return (size_t)threads * (((size_t)(x->shape[2] * x->shape[3]) * sizeof(float) + 63) / 64 * 64);
+    return (size_t)threads * hapt_align((size_t)(x->shape[2] * x->shape[3]) * sizeof(float));
 }
 
 INLINE void max_pool_dx(const struct hapt_call *call, bool half)
