@@ -225,26 +225,13 @@ static size_t dw_workspace(const struct hapt_call *call)
     return packed_bytes(&of, in, out) + product_scratch(&of, in, out, true, false);
 }
 
-#define ENTRY(name, statement)                                                           \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                    \
-        (void)queue;                                                                     \
-        return statement;                                                                \
-    }
-
-ENTRY(forward_f32, slots_product(call, false, true))
-ENTRY(forward_bf16, slots_product(call, true, true))
-ENTRY(dx_f32, slots_product(call, false, false))
-ENTRY(dx_bf16, slots_product(call, true, false))
-ENTRY(dw_f32, weights_product(call, false))
-ENTRY(dw_bf16, weights_product(call, true))
+KERNELS(forward, return slots_product(call, half, true))
+KERNELS(dx, return slots_product(call, half, false))
+KERNELS(dw, return weights_product(call, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_expert)[] = {
-    {HAPT_F32, {"expert_linear", forward_workspace, forward_f32}},
-    {HAPT_BF16, {"expert_linear", forward_workspace, forward_bf16}},
-    {HAPT_F32, {"expert_linear_dx", dx_workspace, dx_f32}},
-    {HAPT_BF16, {"expert_linear_dx", dx_workspace, dx_bf16}},
-    {HAPT_F32, {"expert_linear_dw", dw_workspace, dw_f32}},
-    {HAPT_BF16, {"expert_linear_dw", dw_workspace, dw_bf16}},
+    KERNEL_ROWS("expert_linear", forward_workspace, forward),
+    KERNEL_ROWS("expert_linear_dx", dx_workspace, dx),
+    KERNEL_ROWS("expert_linear_dw", dw_workspace, dw),
     {HAPT_F32, {NULL, NULL, NULL}},
 };
