@@ -139,9 +139,8 @@ static int balanced_parts(const struct builder *builder, const struct op_run *ru
 static double largest_op(const struct builder *builder)
 {
     double largest = 0;
-    for (int op = 0; op < builder->graph->forward_count; op++) {
+    for (int op = 0; op < builder->graph->forward_count; op++)
         largest = fmax(largest, builder->flops[op + 1] - builder->flops[op]);
-    }
     return largest;
 }
 

@@ -37,9 +37,8 @@ uint64_t hapt_structure_of_op(const struct hapt_graph *graph, int op)
         hash = mix_tensor(hash, tensor);
         if (tensor->producer < 0) continue;
         hash = mix(hash, op - tensor->producer);
-        for (int o = 0; o < graph->op[tensor->producer].output_count; o++) {
+        for (int o = 0; o < graph->op[tensor->producer].output_count; o++)
             if (graph->op[tensor->producer].output[o] == of->input[i]) hash = mix(hash, o);
-        }
     }
     return hash;
 }
@@ -50,9 +49,8 @@ static enum hapt_status last_readers(const struct hapt_graph *graph, struct hapt
     HAPT_NEW(*last, arena, graph->tensor_count);
     for (int index = 0; index < graph->op_count; index++) {
         const struct hapt_op *op = &graph->op[index];
-        for (int i = 0; i < op->input_count; i++) {
+        for (int i = 0; i < op->input_count; i++)
             if (op->input[i] >= 0 && (*last)[op->input[i]] < op->forward_op) (*last)[op->input[i]] = op->forward_op;
-        }
     }
     return HAPT_OK;
 }
@@ -97,9 +95,8 @@ enum hapt_status hapt_structure_boundary_bytes(const struct hapt_graph *graph, s
 void hapt_structure_flops(const struct hapt_graph *graph, double *flops)
 {
     memset(flops, 0, (size_t)graph->forward_count * sizeof *flops);
-    for (int op = 0; op < graph->op_count; op++) {
+    for (int op = 0; op < graph->op_count; op++)
         flops[graph->op[op].forward_op] += hapt_op_flops(graph, &graph->op[op], 1);
-    }
 }
 
 /*

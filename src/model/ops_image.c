@@ -169,9 +169,8 @@ static bool made_of(const struct hapt_graph *graph, int norm, int tensor, const 
 static int forward_readers(const struct hapt_graph *graph, int tensor)
 {
     int count = 0;
-    for (int op = 0; op < graph->forward_count; op++) {
+    for (int op = 0; op < graph->forward_count; op++)
         for (int i = 0; i < graph->op[op].input_count; i++) count += graph->op[op].input[i] == tensor;
-    }
     return count;
 }
 
@@ -183,20 +182,17 @@ static enum hapt_status gradient_batch_norm(struct hapt_graph *graph, int op)
     const int *in = graph->op[op].input;
     const int x = in[0], mean = in[1], variance = in[2], gamma = in[3], beta = in[4];
     const int incoming = hapt_gradient_incoming(graph, op);
-    if (!made_of(graph, op, mean, "batch_mean", x, -1) || !made_of(graph, op, variance, "batch_variance", x, mean)) {
+    if (!made_of(graph, op, mean, "batch_mean", x, -1) || !made_of(graph, op, variance, "batch_variance", x, mean))
         return hapt_fail(HAPT_ERR_INPUT, "give each its own batch_mean and batch_variance of its input",
                          "operator %s does not normalise by the statistics of its own input", graph->op[op].name);
-    }
-    if (forward_readers(graph, mean) != 2 || forward_readers(graph, variance) != 1) {
+    if (forward_readers(graph, mean) != 2 || forward_readers(graph, variance) != 1)
         return hapt_fail(HAPT_ERR_INPUT, "give each its own batch_mean and batch_variance of its input",
                          "statistics of operator %s have other readers, whose gradients would be lost",
                          graph->op[op].name);
-    }
     const int sums[] = {x, mean, variance, gamma, incoming}, parts[] = {mean, variance, gamma, beta};
-    if (!hapt_gradient_needed(graph, x)) {
+    if (!hapt_gradient_needed(graph, x))
         return hapt_fail(HAPT_ERR_INPUT, "put a layer with parameters before it",
                          "operator %s normalises an input of the model", graph->op[op].name);
-    }
     HAPT_TRY(hapt_gradient_append(graph, op, "batch_norm_sums", sums, 5, parts, 4));
     const int dx[] = {x,       mean, variance, gamma, graph->tensor[mean].gradient, graph->tensor[variance].gradient,
                       incoming};

@@ -12,9 +12,8 @@ static enum hapt_status infer_rope(const struct hapt_graph *graph, const struct 
 {
     const int64_t heads = op->integer[0], width = graph->tensor[op->input[0]].shape[2];
     (void)output;
-    if (heads < 1 || width % heads != 0 || width / heads % 2 != 0) {
+    if (heads < 1 || width % heads != 0 || width / heads % 2 != 0)
         return hapt_op_bad_attribute(op, "the width of its input is not heads x an even head size");
-    }
     return op->real[0] > 0 && isfinite(op->real[0]) ? HAPT_OK : hapt_op_bad_attribute(op, "its base is not positive");
 }
 

@@ -13,9 +13,8 @@
 static enum hapt_status infer_gate(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
 {
     const int64_t chosen = op->integer[0];
-    if (chosen < 1 || chosen > graph->tensor[op->input[0]].shape[2]) {
+    if (chosen < 1 || chosen > graph->tensor[op->input[0]].shape[2])
         return hapt_op_bad_attribute(op, "the number of experts per token is not between 1 and all of them");
-    }
     output[0].shape[2] = output[1].shape[2] = chosen;
     return HAPT_OK;
 }
@@ -113,9 +112,8 @@ static enum hapt_status gradient_combine(struct hapt_graph *graph, int op)
     const int *in = graph->op[op].input; /* slots, weights, experts */
     const int incoming = hapt_gradient_incoming(graph, op), slots = in[0], weights = in[1];
     const int for_slots[] = {incoming, in[1], in[2]}, for_weights[] = {incoming, in[0], in[2]};
-    if (hapt_gradient_needed(graph, slots)) {
+    if (hapt_gradient_needed(graph, slots))
         HAPT_TRY(hapt_gradient_append(graph, op, "moe_combine_dslots", for_slots, 3, &slots, 1));
-    }
     if (!hapt_gradient_needed(graph, weights)) return HAPT_OK;
     return hapt_gradient_append(graph, op, "moe_combine_dweights", for_weights, 3, &weights, 1);
 }

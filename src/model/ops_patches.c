@@ -6,9 +6,8 @@ static enum hapt_status infer_patch_embedding(const struct hapt_graph *graph, co
                                               struct hapt_tensor *output)
 {
     const int64_t *image = graph->tensor[op->input[0]].shape, *kernel = graph->tensor[op->input[1]].shape;
-    if (image[2] % kernel[2] != 0 || image[3] % kernel[3] != 0) {
+    if (image[2] % kernel[2] != 0 || image[3] % kernel[3] != 0)
         return hapt_op_bad_attribute(op, "its images are not a multiple of the weight's patch size");
-    }
     output[0].shape[1] = image[2] / kernel[2] * (image[3] / kernel[3]);
     return HAPT_OK;
 }
@@ -48,10 +47,9 @@ static enum hapt_status gradient_patch_embedding(struct hapt_graph *graph, int o
 {
     const int *in = graph->op[op].input;
     const int input[] = {in[0], hapt_gradient_incoming(graph, op)};
-    if (hapt_gradient_needed(graph, in[0])) {
+    if (hapt_gradient_needed(graph, in[0]))
         return hapt_fail(HAPT_ERR_INPUT, "take the patches from the model's images",
                          "operator %s passes no gradient to %s", graph->op[op].name, graph->tensor[in[0]].name);
-    }
     return hapt_gradient_append(graph, op, "patch_embedding_dw", input, 2, &in[1], in[2] < 0 ? 1 : 2);
 }
 

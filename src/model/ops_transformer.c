@@ -19,9 +19,8 @@ static enum hapt_status infer_attention(const struct hapt_graph *graph, const st
                                         struct hapt_tensor *output)
 {
     const int64_t heads = op->integer[0], width = graph->tensor[op->input[0]].shape[2];
-    if (heads < 1 || width % 3 != 0 || width / 3 % heads != 0) {
+    if (heads < 1 || width % 3 != 0 || width / 3 % heads != 0)
         return hapt_op_bad_attribute(op, "the width of its input is not 3 x heads x a head size");
-    }
     if (op->integer[1] != 0 && op->integer[1] != 1) return hapt_op_bad_attribute(op, "causal is neither 0 nor 1");
     output[0].shape[2] = width / 3;
     output[1].shape[1] = heads;

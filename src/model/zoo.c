@@ -16,13 +16,11 @@ enum hapt_status zoo_set_number(struct hapt_model *model, struct hapt_arena *are
 
 enum hapt_status zoo_check_blocks(int64_t layers, int64_t hidden, int64_t heads)
 {
-    if (hidden % heads != 0) {
+    if (hidden % heads != 0)
         return hapt_fail(HAPT_ERR_USAGE, "choose --hidden as a multiple of --heads",
                          "hidden size %" PRId64 " does not divide into %" PRId64 " heads", hidden, heads);
-    }
-    if (layers > 1024) {
+    if (layers > 1024)
         return hapt_fail(HAPT_ERR_USAGE, "at most 1024 layers are possible", "%" PRId64 " layers are too many", layers);
-    }
     return HAPT_OK;
 }
 

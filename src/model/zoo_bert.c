@@ -153,14 +153,12 @@ static enum hapt_status head(struct bert *bert, int words, int targets, int x)
 static enum hapt_status check(const struct bert *bert)
 {
     HAPT_TRY(zoo_check_blocks(bert->layers, bert->hidden, bert->heads));
-    if (bert->experts > 0 && bert->layers < 2) {
+    if (bert->experts > 0 && bert->layers < 2)
         return hapt_fail(HAPT_ERR_USAGE, "every second layer has experts: give --layers 2 or more, or the family bert",
                          "a bert-moe of one layer has no experts");
-    }
-    if (bert->top_k > bert->experts) {
+    if (bert->top_k > bert->experts)
         return hapt_fail(HAPT_ERR_USAGE, "choose --top-k at most --experts",
                          "a token cannot go to %" PRId64 " of %" PRId64 " experts", bert->top_k, bert->experts);
-    }
     return HAPT_OK;
 }
 

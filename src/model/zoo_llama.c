@@ -81,15 +81,13 @@ static int64_t default_ffn(int64_t hidden)
 static enum hapt_status check_shape(const struct llama *llama)
 {
     HAPT_TRY(zoo_check_blocks(llama->layers, llama->hidden, llama->heads));
-    if (llama->hidden / llama->heads % 2 != 0) {
+    if (llama->hidden / llama->heads % 2 != 0)
         return hapt_fail(HAPT_ERR_USAGE, "rotary positions rotate pairs of columns: choose --hidden / --heads even",
                          "heads of %" PRId64 " columns cannot be split into two halves", llama->hidden / llama->heads);
-    }
-    if (llama->heads % llama->kv_heads != 0) {
+    if (llama->heads % llama->kv_heads != 0)
         return hapt_fail(HAPT_ERR_USAGE, "choose --kv-heads as a divisor of --heads",
                          "%" PRId64 " heads cannot share %" PRId64 " heads of keys and values evenly", llama->heads,
                          llama->kv_heads);
-    }
     return HAPT_OK;
 }
 

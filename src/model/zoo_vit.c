@@ -90,11 +90,10 @@ enum hapt_status hapt_zoo_vit(const struct hapt_config *config, struct hapt_aren
                       .rows = hapt_config_int(config, "microbatch")};
     if (vit.ffn == 0) vit.ffn = 4 * vit.hidden;
     HAPT_TRY(zoo_check_blocks(vit.layers, vit.hidden, vit.heads));
-    if (vit.image % vit.patch != 0) {
+    if (vit.image % vit.patch != 0)
         return hapt_fail(HAPT_ERR_USAGE, "choose --image as a multiple of --patch",
                          "images of %" PRId64 " x %" PRId64 " do not divide into patches of %" PRId64, vit.image,
                          vit.image, vit.patch);
-    }
     HAPT_TRY(zoo_begin(&vit.zoo, config, numbers, arena, model));
     HAPT_TRY(zoo_set_number(model, arena, "ffn", vit.ffn));
     model->classes = (int)vit.classes;
