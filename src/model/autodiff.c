@@ -152,6 +152,24 @@ static enum hapt_status seed_create(struct hapt_graph *graph, int *index)
     return hapt_graph_append_tensor(graph, &scale, index);
 }
 
+/* The backward operator of the row's `backward_operands`. */
+static enum hapt_status append_of_row(struct hapt_graph *graph, int op, const struct hapt_op_type *type)
+{
+    const struct hapt_op *forward = &graph->op[op];
+    int operand[2][HAPT_MAX_INPUTS], count[2] = {0}, side = 0; /* reads, inputs */
+    for (const char *c = type->backward_operands; *c; c++) {
+        const int tensor = *c == '>'   ? -1
+                           : *c == 'd' ? hapt_gradient_incoming(graph, op)
+                           : *c >= 'A' ? forward->output[*c - 'A']
+                                       : forward->input[*c - '0'];
+        if (*c == '>')
+            side = 1;
+        else if (side == 0 || tensor >= 0)
+            operand[side][count[side]++] = tensor;
+    }
+    return hapt_gradient_append(graph, op, type->backward, operand[0], count[0], operand[1], count[1]);
+}
+
 static enum hapt_status differentiate_op(struct hapt_graph *graph, int op)
 {
     const struct hapt_op *forward = &graph->op[op];
@@ -164,6 +182,7 @@ static enum hapt_status differentiate_op(struct hapt_graph *graph, int op)
                          "operator %s (%s): no gradient through output %d", forward->name, type->name, o);
     }
     if (!needed || hapt_gradient_incoming(graph, op) < 0) return HAPT_OK;
+    if (type->backward) return append_of_row(graph, op, type);
     if (!type->gradient)
         return hapt_fail(HAPT_ERR_INPUT, "write only the forward part: hapt derives the backward part",
                          "operator %s: %s has no gradient", forward->name, type->name);

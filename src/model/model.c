@@ -136,7 +136,7 @@ static enum hapt_status check_forward(const struct hapt_graph *graph)
     for (int index = 0; index < graph->forward_count; index++) {
         const struct hapt_op *op = &graph->op[index];
         const struct hapt_op_type *type = hapt_op_type_at(op->type);
-        if (type->gradient) continue;
+        if (type->gradient || type->backward) continue;
         return hapt_fail(HAPT_ERR_INPUT, "write only the forward part: hapt derives the backward part",
                          "operator %s: %s %s", op->name, type->name,
                          type->collective ? "belongs in sharded graphs only" : "belongs to the backward part");

@@ -75,13 +75,6 @@ static double flops_combine_backward(const struct hapt_graph *graph, const struc
     return flops_by_choice(graph, op->input[0], op->input[2], rows_fraction);
 }
 
-static enum hapt_status gradient_gate(struct hapt_graph *graph, int op)
-{
-    const int *out = graph->op[op].output;
-    const int input[] = {out[0], out[1], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "moe_gate_dx", input, 3, graph->op[op].input, 1);
-}
-
 static enum hapt_status gradient_dispatch(struct hapt_graph *graph, int op)
 {
     const int *in = graph->op[op].input;
@@ -124,7 +117,7 @@ static enum hapt_status gradient_combine(struct hapt_graph *graph, int op)
 /* clang-format off */
 const struct hapt_op_type hapt_ops_moe[] = {
     {.name = "moe_gate", .signature = "bte!->btk!,btk!", .dtypes = "c->fi", .flops_per_element = 4, .infer = infer_gate,
-     .gradient = gradient_gate,
+     .backward = "moe_gate_dx", .backward_operands = "ABd>0",
      .attributes = "logits -> weights (softmax over the chosen), experts (the largest first); integer[0] experts per token"},
     {.name = "moe_gate_dx", .signature = "btk!,btk!,btk!->bte~", .dtypes = "fif->c", .flops_per_element = 4,
      .attributes = "weights, experts, dweights -> dlogits"},
