@@ -20,23 +20,21 @@ PACKAGES := $(hdf5) hwloc jansson
 PACKAGE_CFLAGS := $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
 PACKAGE_LIBS := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null)
 
-# Solvers of linear programs, each optional. PETSc is loaded when the first one is solved, so only its name is built in.
+# PETSc solves linear programs; it is optional. It is loaded when the first one is solved, so only its name is built in.
 petsc := $(if $(filter 0,$(PETSC)),,$(firstword $(foreach p,petsc PETSc,$(shell pkg-config --exists $(p) 2>/dev/null && echo $(p)))))
 PETSC_FOLDER := $(if $(petsc),$(patsubst -L%,%,$(firstword $(shell pkg-config --libs-only-L $(petsc)) $(shell pkg-config --variable=libdir $(petsc)))))
 PETSC_LIBRARY := $(if $(petsc),$(shell objdump -p $(PETSC_FOLDER)/$(patsubst -l%,lib%.so,$(firstword $(shell pkg-config --libs-only-l $(petsc)))) 2>/dev/null | awk '/SONAME/ {print $$2}'))
 PETSC_CFLAGS := $(if $(PETSC_LIBRARY),$(filter -I%,$(shell pkg-config --cflags $(petsc))))
 PETSC_NAMES := -DHAPT_PETSC_FOLDER='"$(PETSC_FOLDER)"' -DHAPT_PETSC_LIBRARY='"$(PETSC_LIBRARY)"'
 petsc_usable = $(shell printf '$(hash)include <petsctao.h>\n$(hash)if !defined(PETSC_USE_REAL_DOUBLE) || defined(PETSC_USE_COMPLEX)\n$(hash)error\n$(hash)endif\n' | $(CC) $(PETSC_CFLAGS) -E -xc - >/dev/null 2>&1 && echo yes)
-glpk_usable = $(shell echo '$(hash)include <glpk.h>' | $(CC) $(CFLAGS) -E -xc - >/dev/null 2>&1 && echo yes)
 with_tao := $(if $(PETSC_LIBRARY),$(petsc_usable))
-with_glpk := $(if $(filter 0,$(GLPK)),,$(glpk_usable))
 
 WARNINGS := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes $(if $(filter 1,$(WERROR)),-Werror)
 OPTIMIZE := -O2
 CFLAGS ?= -g
 override CFLAGS += -std=c11 -D_GNU_SOURCE $(WARNINGS) -Iinclude $(PACKAGE_CFLAGS) -fopenmp
 KERNEL_FLAGS := -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast
-LIBS := $(PACKAGE_LIBS) $(if $(with_glpk),-lglpk) -ldnnl -lm -lpthread -ldl
+LIBS := $(PACKAGE_LIBS) -ldnnl -lm -lpthread -ldl
 # Variants with a sanitizer. asan and lsan report leaks; tests/sanitizers holds what is suppressed, and why.
 sanitizer := $(patsubst asan,address$(comma)undefined -fno-sanitize-recover=undefined,$(patsubst tsan,thread,$(patsubst lsan,leak,$(filter asan tsan lsan,$(VARIANT)))))
 ifneq ($(sanitizer),)
@@ -58,7 +56,7 @@ EXECUTABLE = $(if $(hardened),-pie $(LINK_HARDENING)) $(LDFLAGS)
 ISAS := $(if $(filter x86_64,$(shell uname -m)),v2 v3 v4,base)
 isa_flags = -DHAPT_ISA=$(1) $(if $(filter base,$(1)),,-march=x86-64-$(1))
 
-absent := src/solve/$(if $(with_tao),tao_absent.c,tao.c) src/solve/$(if $(with_glpk),glpk_absent.c,glpk.c) $(if $(with_tao),,src/solve/petsc.c)
+absent := src/solve/$(if $(with_tao),tao_absent.c,tao.c) $(if $(with_tao),,src/solve/petsc.c)
 sources := $(filter-out src/main.c $(absent),$(shell find src -name '*.c' | sort))
 isa_sources := $(filter src/device/cpu/isa_%.c,$(sources))
 plain_sources := $(filter-out $(isa_sources),$(sources))
@@ -110,7 +108,7 @@ $(BUILD)/libhapt.a: $(objects) $(BUILD)/solvers
 # Another choice of solvers makes another library.
 $(BUILD)/solvers: FORCE
 	$(Q)mkdir -p $(@D)
-	$(Q)echo '$(if $(with_tao),tao )$(if $(with_glpk),glpk )' | cmp -s - $@ || echo '$(if $(with_tao),tao )$(if $(with_glpk),glpk )' >$@
+	$(Q)echo '$(if $(with_tao),tao )' | cmp -s - $@ || echo '$(if $(with_tao),tao )' >$@
 
 define isa_rule
 $(BUILD)/%.$(1).o: %.c
@@ -136,6 +134,10 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/libhapt.a
 	@echo "LD   $@"
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -Itests -MMD -MP -MF $@.d $(EXECUTABLE) -o $@ $< $(BUILD)/libhapt.a $(LIBS)
+
+# GLPK is these tests' oracle, where it is installed (tests/lp_oracle.h).
+glpk = $(shell echo '$(hash)include <glpk.h>' | $(CC) $(CFLAGS) -E -xc - >/dev/null 2>&1 && echo -lglpk)
+$(BUILD)/tests/unit/solve $(BUILD)/tests/unit/ratios: override LIBS += $(glpk)
 
 $(BUILD)/tests/fuzz/fuzz: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(BUILD)/libhapt.a
 	@echo "LD   $@"
@@ -287,7 +289,7 @@ clean:
 help:
 	@echo "targets:   all run check check-quick check-long check-hold check-gpu gpu-bundle bench asan tsan lsan fuzz tidy format format-check check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system); BASE=COMMIT of check-hold;"
-	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan|tsan|lsan; PETSC=0, GLPK=0 leave a solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; HARDEN=0 leaves the hardening of the build out; SUDO=sudo lets deps install as another user than root, DEPS='bench lab' more groups; CC, CFLAGS, LDFLAGS as usual"
+	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan|tsan|lsan; PETSC=0 leaves its solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; HARDEN=0 leaves the hardening of the build out; SUDO=sudo lets deps install as another user than root, DEPS='bench lab' more groups; CC, CFLAGS, LDFLAGS as usual"
 
 .PHONY: FORCE all run check check-quick check-long check-hold check-gpu gpu-bundle bundle-parts without_cuda bench asan asan-tests tsan lsan fuzz tidy format format-check check-layers inputs deps clean help
 .SECONDARY:

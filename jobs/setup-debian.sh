@@ -54,8 +54,8 @@ want hdf5-tools program h5dump
 need libdnnl-dev header oneapi/dnnl/dnnl.h
 need libjansson-dev library jansson
 want libpetsc-real-dev library petsc PETSc
-want libglpk-dev header glpk.h
 want python3-h5py module h5py
+want libglpk-dev header glpk.h
 want bible-kjv program bible
 if [ $style = yes ]; then
     want clang-format program clang-format

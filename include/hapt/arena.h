@@ -22,6 +22,12 @@ void hapt_arena_release(struct hapt_arena *arena);
 /* Empties the arena but keeps its largest block for reuse. Pointers into the arena become invalid. */
 void hapt_arena_reset(struct hapt_arena *arena);
 
+/* Bytes rounded up to the alignment of allocations and of tensors. */
+static inline size_t hapt_align(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
 /* NULL with a recorded HAPT_ERR_MEMORY when memory is exhausted or count * size overflows. A large request that the
  * host cannot back is refused, so that the kernel's OOM killer does not end the process. A zero size is allowed. */
 void *hapt_arena_alloc(struct hapt_arena *arena, size_t count, size_t size);

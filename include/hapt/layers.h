@@ -30,13 +30,9 @@ struct hapt_layers_options {
  * deterministic. */
 enum hapt_status hapt_layers_build(const struct hapt_graph *graph, const struct hapt_layers_options *options,
                                    struct hapt_arena *arena, struct hapt_layers **layers);
-enum hapt_status hapt_layers_check(const struct hapt_layers *layers, const struct hapt_graph *graph);
-/* Hash of the layer range [first, end). Two ranges have the same hash exactly when their forward and backward programs,
- * shapes and boundaries are equal, so one measurement serves both. */
-uint64_t hapt_layers_structure(const struct hapt_layers *layers, const struct hapt_graph *graph, int first, int end);
-/* Such hashes (with other values than above) of all ranges at once: structure [L][L], entry [i][j] for layers [i, j +
- * 1), j >= i. mark [op_count]: further distinguishes operators; NULL: none. Costs O(L) passes over the graph, not
- * O(L^2). */
+/* Hashes of all layer ranges: structure [L][L], entry [i][j] for layers [i, j + 1), j >= i. Two ranges have the same
+ * hash exactly when their forward and backward programs, shapes and boundaries are equal, so one measurement serves
+ * both. mark [op_count]: further distinguishes operators; NULL: none. Costs O(L) passes over the graph, not O(L^2). */
 enum hapt_status hapt_layers_structures(const struct hapt_layers *layers, const struct hapt_graph *graph,
                                         const uint64_t *mark, uint64_t *structure);
 static inline int hapt_layers_first_op(const struct hapt_layers *layers, int layer)

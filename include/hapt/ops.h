@@ -38,8 +38,12 @@ struct hapt_op_type {
     /* Checks attributes and fills in output sizes that the letters alone do not give, or NULL. On entry output[o] has
      * dims, dtype and the known sizes; 0 where the letter is unknown. */
     enum hapt_status (*infer)(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output);
-    /* Appends this forward operator's backward operators, or fails if it passes no gradient. NULL: not a forward
-     * operator; no model contains it. */
+    /* The backward operator of a forward operator that has one: its type, and its operands "READS>INPUTS", a character
+     * each. READS: 0, 1, ... inputs, A, B, ... outputs, d the gradient of the first output. INPUTS: those whose
+     * gradients it computes, as far as the operator has them. "0d>0": reads input 0 and dy, and computes dx. */
+    const char *backward, *backward_operands;
+    /* For others: appends the backward operators, or fails if it passes no gradient. Neither: not a forward operator;
+     * no model contains it. */
     enum hapt_status (*gradient)(struct hapt_graph *graph, int op);
     /* The letters, in order, whose sizes are in integer[]: integer[k] is the size of letter k, or a shard's own size. A
      * letter inside widths only (heads of "/h") may be listed. NULL: none. */

@@ -2,9 +2,9 @@
  * Linear programs: minimise cost . x subject to row_lower <= A x <= row_upper and lower <= x <= upper.
  *
  * An instance is scaled, solved by PETSc/TAO's interior point method, and moved from that interior solution to a vertex
- * by pivots. GLPK's simplex method takes large instances and those that TAO could not solve. With any solver, `optimal`
- * is reported only after two checks against the instance: x is feasible, and its objective meets the bound from the
- * multipliers (weak duality).
+ * by pivots. Pivots alone, a dual and primal simplex method, take large instances and those that TAO could not solve.
+ * `optimal` is reported only after two checks against the instance: x is feasible, and its objective meets the bound
+ * from the multipliers (weak duality).
  */
 #ifndef HAPT_SOLVE_H
 #define HAPT_SOLVE_H
@@ -29,9 +29,8 @@ enum hapt_lp_result {
 };
 
 enum hapt_lp_solver {
-    HAPT_LP_AUTO, /* TAO where it is suitable and available, else GLPK, else pivots alone */
+    HAPT_LP_AUTO, /* TAO where it is suitable and available, else pivots alone */
     HAPT_LP_TAO,  /* TAO and pivots, for any size */
-    HAPT_LP_GLPK, /* GLPK alone, on the instance as given */
     HAPT_LP_PIVOT /* pivots alone, from the origin */
 };
 
@@ -39,7 +38,7 @@ struct hapt_lp_solution {
     enum hapt_lp_result result;
     double objective;   /* cost . x, evaluated again; NAN unless optimal */
     double *x;          /* [column_count]; NULL unless optimal */
-    const char *solver; /* "tao", "glpk" or "pivot": the solver that gave the result */
+    const char *solver; /* "tao" or "pivot": the solver that gave the result */
     int pivots;         /* from the interior solution to the vertex */
 };
 
@@ -57,8 +56,7 @@ enum hapt_status hapt_lp_solve(const struct hapt_lp *lp, enum hapt_lp_solver sol
                                struct hapt_lp_solution *solution);
 
 const char *hapt_lp_result_name(enum hapt_lp_result result);
-/* Name and version of a solver library ("PETSc 3.18.5"); if it is not available, NULL and the reason. Loads the
- * library. */
-const char *hapt_lp_solver_version(enum hapt_lp_solver solver, const char **missing);
+/* PETSc's version ("PETSc 3.18.5"); if it is not available, NULL and the reason. Loads the library. */
+const char *hapt_lp_petsc_version(const char **missing);
 
 #endif

@@ -28,7 +28,7 @@ static void find_request(const struct hapt_env *env, const struct hapt_cluster *
     const char *reason = "";
     struct hapt_device_facts facts = {.pci_address = ""};
     *request = (struct affinity_request){.on_cores = runs_by(env, cluster, "cpu")};
-    if (!runs_by(env, cluster, "cuda") || !backend || !backend->describe) return;
+    if (!runs_by(env, cluster, "cuda") || !backend) return;
     const int devices = backend->device_count(&reason);
     if (devices < 1 || backend->describe(hapt_env_device(env, devices), &facts) != HAPT_OK) {
         hapt_fail_reset();

@@ -278,17 +278,11 @@ static void examine_libraries(struct doctor *doctor)
     }
 }
 
-/* Solvers of the linear programs of sharding ratios. One library is enough; without any, solving is slower. */
+/* The solver library of the linear programs of sharding ratios. */
 static void examine_solvers(struct doctor *doctor)
 {
-    static const struct {
-        enum hapt_lp_solver solver;
-        const char *name;
-    } library[] = {{HAPT_LP_TAO, "tao"}, {HAPT_LP_GLPK, "glpk"}};
-    for (int i = 0; i < 2; i++) {
-        const char *missing = "", *version = hapt_lp_solver_version(library[i].solver, &missing);
-        add_fact(doctor, "solvers", library[i].name, "%s", version ? version : missing);
-    }
+    const char *missing = "", *version = hapt_lp_petsc_version(&missing);
+    add_fact(doctor, "solvers", "tao", "%s", version ? version : missing);
 }
 
 /* Checks the folder that runs write to: outputs, or the current folder if that does not exist. */

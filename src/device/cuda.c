@@ -1,7 +1,7 @@
 /*
  * The cuda back end: hapt-cuda.so, loaded on demand, so that one executable runs everywhere. It lies beside the
- * executable, or at the path in HAPT_CUDA_PLUGIN. If something is missing, that is the reason reported for having no
- * device.
+ * executable, or at the path in HAPT_CUDA_PLUGIN. It sets its slots of the table when it is loaded. Until then only the
+ * slots that load it are set. If something is missing, that is the reason reported for having no device.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -12,6 +12,8 @@
 #include "blocks.h"
 #include "cuda/plugin.h"
 #include "cuda_libraries.h"
+
+extern struct hapt_backend hapt_cuda_backend;
 
 enum { PATH_CHARS = 4096, REASON_CHARS = 512 };
 
@@ -49,7 +51,8 @@ static bool is_wanted(void)
 
 static void load(void)
 {
-    static const struct cuda_host host = {.fail = hapt_fail, .open_library = cuda_library_open};
+    static const struct cuda_host host = {
+        .fail = hapt_fail, .open_library = cuda_library_open, .call_bytes = sizeof(struct hapt_call)};
     char *const path = cuda.path;
     const char *error;
     plugin_path(path);
@@ -82,9 +85,8 @@ static void load(void)
     cuda_plugin_getter *get;
     void *symbol = dlsym(library, "hapt_cuda_plugin");
     memcpy(&get, &symbol, sizeof get);
-    cuda.plugin = symbol ? get(&host, CUDA_PLUGIN_ABI) : NULL;
-    if (cuda.plugin && cuda.plugin->call_bytes == sizeof(struct hapt_call)) return;
-    cuda.plugin = NULL;
+    cuda.plugin = symbol ? get(&host, CUDA_PLUGIN_ABI, &hapt_cuda_backend) : NULL;
+    if (cuda.plugin) return;
     snprintf(cuda.reason, sizeof cuda.reason, "%.200s is of another build: rebuild it and hapt together", path);
 }
 
@@ -96,7 +98,7 @@ static const struct cuda_plugin *plugin(void)
 
 static const char *cuda_libraries(void)
 {
-    return plugin() ? plugin()->libraries() : NULL;
+    return plugin() ? hapt_cuda_backend.libraries() : NULL;
 }
 
 /* Index 0 is the plug-in itself. The libraries that it needs or can use follow. */
@@ -107,8 +109,8 @@ static const struct hapt_library *cuda_library(int index)
     if (!is_wanted()) return NULL;
     if (index > 0) return cuda_library_at(index - 1);
     if (plugin()) {
-        plugin()->libraries();
-        plugin()->device_comms(&reason);
+        hapt_cuda_backend.libraries();
+        hapt_cuda_backend.device_comms(&reason);
     }
     file = (struct hapt_library){.name = "hapt-cuda.so", .path = cuda.path};
     if (!plugin() && !cuda_library_at(0))
@@ -121,137 +123,47 @@ static const struct hapt_library *cuda_library(int index)
 
 static int cuda_device_count(const char **reason)
 {
-    if (plugin()) return plugin()->device_count(reason);
+    if (plugin()) return hapt_cuda_backend.device_count(reason);
     *reason = cuda.reason;
     return 0;
 }
 
-static enum hapt_status cuda_describe(int index, struct hapt_device_facts *facts)
-{
-    return plugin()->describe(index, facts);
-}
-
-static void *reserve(size_t bytes)
-{
-    return plugin()->reserve(bytes);
-}
-
-static void release(void *memory, size_t bytes)
-{
-    plugin()->release(memory, bytes);
-}
-
 static enum hapt_status cuda_open(int index, int threads, size_t memory_bytes, struct hapt_device **device)
 {
-    static const struct device_memory memory = {
-        .reserve = reserve,
-        .release = release,
-        .error_format = "the CUDA device has less than %zu bytes of memory left",
-        .hint = "use more devices, a smaller microbatch or devices with more memory"};
+    static struct device_memory memory = {.error_format = "the CUDA device has less than %zu bytes of memory left",
+                                          .hint = "use more devices, a smaller microbatch or devices with more memory"};
     (void)threads;
     if (!plugin()) return hapt_fail(HAPT_ERR_INPUT, "see hapt doctor", "no cuda device: %s", cuda.reason);
     HAPT_TRY(plugin()->open(index));
+    memory.reserve = plugin()->reserve;
+    memory.release = plugin()->release;
     return device_open("cuda", &memory, 0, memory_bytes, device);
 }
 
 static const struct hapt_kernel *cuda_find_kernel(const struct hapt_device *device, const char *op,
                                                   enum hapt_dtype dtype)
 {
-    (void)device;
-    return plugin() ? plugin()->find_kernel(op, dtype) : NULL;
-}
-
-static struct hapt_queue *cuda_queue(struct hapt_device *device, int index)
-{
-    (void)device;
-    return plugin()->queue(index);
-}
-
-static struct hapt_event *cuda_record(struct hapt_queue *queue)
-{
-    return plugin()->record(queue);
-}
-
-static bool cuda_done(struct hapt_event *event)
-{
-    return plugin()->done(event);
-}
-
-static enum hapt_status cuda_wait(struct hapt_event *event)
-{
-    return plugin()->wait(event);
-}
-
-static enum hapt_status cuda_copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
-{
-    return plugin()->copy(queue, to, from, bytes);
-}
-
-static void *cuda_pin(size_t bytes)
-{
-    return plugin()->pin(bytes);
-}
-
-static void cuda_unpin(void *memory)
-{
-    plugin()->unpin(memory);
+    return plugin() ? hapt_cuda_backend.find_kernel(device, op, dtype) : NULL;
 }
 
 static const struct hapt_device_comm_ops *cuda_device_comms(const char **reason)
 {
-    if (plugin()) return plugin()->device_comms(reason);
+    if (plugin()) return hapt_cuda_backend.device_comms(reason);
     *reason = cuda.reason;
     return NULL;
 }
 
-static struct hapt_event *cuda_timestamp(struct hapt_queue *queue)
-{
-    return plugin()->timestamp(queue);
-}
-
-static double cuda_elapsed_s(struct hapt_event *from, struct hapt_event *to)
-{
-    return plugin()->elapsed_s(from, to);
-}
-
-static void cuda_delay(struct hapt_queue *queue, double time_s)
-{
-    plugin()->delay(queue, time_s);
-}
-
-static bool cuda_capture(struct hapt_queue *queue)
-{
-    return plugin()->capture(queue);
-}
-
-static struct hapt_replay *cuda_capture_end(struct hapt_queue *queue)
-{
-    return plugin()->capture_end(queue);
-}
-
-static bool cuda_replay(struct hapt_replay *replay, struct hapt_queue *queue)
-{
-    return plugin()->replay(replay, queue);
-}
-
-static void cuda_replay_destroy(struct hapt_replay *replay)
-{
-    plugin()->replay_destroy(replay);
-}
-
 static void cuda_use_tf32(bool use)
 {
-    if (plugin()) plugin()->use_tf32(use);
+    if (plugin()) hapt_cuda_backend.use_tf32(use);
 }
 
-extern const struct hapt_backend hapt_cuda_backend;
-const struct hapt_backend hapt_cuda_backend = {
+struct hapt_backend hapt_cuda_backend = {
     .name = "cuda",
     .description = "NVIDIA GPUs: cuBLASLt matrix products, cuDNN convolutions, own kernels",
     .libraries = cuda_libraries,
     .library = cuda_library,
     .device_count = cuda_device_count,
-    .describe = cuda_describe,
     .open = cuda_open,
     .close = device_close,
     .allocate = device_allocate,
@@ -259,20 +171,6 @@ const struct hapt_backend hapt_cuda_backend = {
     .memory_used = device_memory_used,
     .memory_peak = device_memory_peak,
     .find_kernel = cuda_find_kernel,
-    .queue = cuda_queue,
-    .record = cuda_record,
-    .done = cuda_done,
-    .wait = cuda_wait,
-    .copy = cuda_copy,
-    .pin = cuda_pin,
-    .unpin = cuda_unpin,
     .device_comms = cuda_device_comms,
-    .timestamp = cuda_timestamp,
-    .elapsed_s = cuda_elapsed_s,
-    .delay = cuda_delay,
-    .capture = cuda_capture,
-    .capture_end = cuda_capture_end,
-    .replay = cuda_replay,
-    .replay_destroy = cuda_replay_destroy,
     .use_tf32 = cuda_use_tf32,
 };

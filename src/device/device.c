@@ -3,7 +3,8 @@
 
 #include "hapt/device.h"
 
-extern const struct hapt_backend hapt_cpu_backend, hapt_emulated_backend, hapt_cuda_backend;
+extern const struct hapt_backend hapt_cpu_backend, hapt_emulated_backend;
+extern struct hapt_backend hapt_cuda_backend; /* its plug-in sets slots */
 
 static const struct hapt_backend *const backends[] = {
     &hapt_cpu_backend,

@@ -146,7 +146,7 @@ static size_t flat_scratch(const struct hapt_engine_options *options, const stru
         const size_t need = kernel->workspace_bytes(&call);
         if (need > most) most = need;
     }
-    return ((size_t)count * sizeof(double) + 63) / 64 * 64 + most;
+    return hapt_align((size_t)count * sizeof(double)) + most;
 }
 
 size_t hapt_engine_scratch(void *context, const struct hapt_program *program, int op)
@@ -270,7 +270,7 @@ static enum hapt_status bind_flat(struct hapt_engine *engine)
     HAPT_NEW(engine->square, &engine->arena, engine->parameter_count);
     HAPT_NEW(engine->bound, &engine->arena, program->sharding->axis[0].size * program->sharding->axis[1].size + 1);
     char *scratch = engine->memory + plan->scratch_offset;
-    const size_t sums_bytes = ((size_t)engine->parameter_count * sizeof(double) + 63) / 64 * 64;
+    const size_t sums_bytes = hapt_align((size_t)engine->parameter_count * sizeof(double));
     const struct hapt_kernel *square_sum = options->backend->find_kernel(options->device, "square_sum", HAPT_F32);
     for (int t = 0, p = 0; t < program->tensor_count; t++) {
         const struct hapt_tensor *tensor = &program->graph->tensor[program->tensor[t].tensor];

@@ -9,11 +9,6 @@ static size_t view_bytes(const struct hapt_view *view)
     return (size_t)hapt_view_elements(view) * hapt_dtype_bytes(view->dtype);
 }
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + 63) / 64 * 64;
-}
-
 static size_t group_bytes(const struct hapt_parameter_group *group)
 {
     return (group->end - group->first) * sizeof(float);
@@ -26,7 +21,7 @@ static size_t bounce_bytes(const struct hapt_engine *engine)
     for (int section = 0; section < HAPT_SECTION_COUNT; section++)
         for (int s = 0; s < engine->section[section].step_count; s++) {
             const struct bound_step *step = &engine->section[section].step[s];
-            const size_t bytes = aligned(view_bytes(&step->call.input[0])) + view_bytes(&step->call.output[0]);
+            const size_t bytes = hapt_align(view_bytes(&step->call.input[0])) + view_bytes(&step->call.output[0]);
             if (!step->kernel && bytes > most) most = bytes;
         }
     for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++)
@@ -68,7 +63,7 @@ enum hapt_status hapt_engine_run_collective(struct hapt_engine *engine, const st
     const struct hapt_view *in = &step->call.input[0], *out = &step->call.output[0];
     HAPT_ASSERT(engine->bounce || links->on_device || !engine->options.backend->pin);
     if (!engine->bounce) return links->collective(links->context, step->op, in->data, out->data);
-    char *from = engine->bounce, *to = in->data == out->data ? from : from + aligned(view_bytes(in));
+    char *from = engine->bounce, *to = in->data == out->data ? from : from + hapt_align(view_bytes(in));
     HAPT_TRY(copy(engine, from, in->data, view_bytes(in)));
     HAPT_TRY(hapt_engine_finish(engine));
     HAPT_TRY(links->collective(links->context, step->op, from, to));

@@ -139,9 +139,8 @@ static int balanced_parts(const struct builder *builder, const struct op_run *ru
 static double largest_op(const struct builder *builder)
 {
     double largest = 0;
-    for (int op = 0; op < builder->graph->forward_count; op++) {
+    for (int op = 0; op < builder->graph->forward_count; op++)
         largest = fmax(largest, builder->flops[op + 1] - builder->flops[op]);
-    }
     return largest;
 }
 
@@ -314,29 +313,4 @@ enum hapt_status hapt_layers_build(const struct hapt_graph *graph, const struct 
     hapt_arena_release(&scratch);
     if (status == HAPT_OK) *layers = built;
     return status;
-}
-
-enum hapt_status hapt_layers_check(const struct hapt_layers *layers, const struct hapt_graph *graph)
-{
-    const char *hint = "the layers belong to another model";
-    if (layers->count < 1 || layers->module_count < 1)
-        return hapt_fail(HAPT_ERR_INPUT, hint, "the model has no layers");
-    for (int l = 0, end = 0; l < layers->count; end = layers->end_op[l++]) {
-        if (layers->end_op[l] <= end || layers->end_op[l] > graph->forward_count || !(layers->flops[l] >= 0) ||
-            !(layers->boundary_bytes[l] >= 0) || layers->module_of[l] < 0 ||
-            layers->module_of[l] >= layers->module_count) {
-            return hapt_fail(HAPT_ERR_INPUT, hint, "layer %d has impossible operators, FLOPs, bytes or module", l);
-        }
-    }
-    for (int m = 0, end = 0; m < layers->module_count; end = layers->module[m++].end_op) {
-        if (layers->module[m].first_op == end && layers->module[m].end_op > end) continue;
-        return hapt_fail(HAPT_ERR_INPUT, hint, "module %d does not begin where the previous one ends", m);
-    }
-    if (layers->end_op[layers->count - 1] != graph->forward_count ||
-        layers->module[layers->module_count - 1].end_op != graph->forward_count ||
-        layers->boundary_bytes[layers->count - 1] != 0) {
-        return hapt_fail(HAPT_ERR_INPUT, hint, "the layers do not cover the model's %d operators",
-                         graph->forward_count);
-    }
-    return HAPT_OK;
 }

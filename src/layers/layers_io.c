@@ -19,9 +19,8 @@ static int repetitions(const struct hapt_layers *layers, int first)
     int count = 1;
     while (layers->module[first].kind >= 0 && first + count < layers->module_count &&
            layers->module[first + count].kind == layers->module[first].kind &&
-           module_layers(layers, first + count) == module_layers(layers, first)) {
+           module_layers(layers, first + count) == module_layers(layers, first))
         count++;
-    }
     return count;
 }
 

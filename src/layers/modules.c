@@ -71,9 +71,8 @@ static bool rate_subsequences(struct finder *finder, int length, int subsequence
         if (finder->heavy[position + length] - finder->heavy[position] < finder->heavy_minimum) continue;
         if (found.occurrences > best->occurrences ||
             (found.occurrences == best->occurrences &&
-             (found.length > best->length || (found.length == best->length && found.position < best->position)))) {
+             (found.length > best->length || (found.length == best->length && found.position < best->position))))
             *best = found;
-        }
     }
     return repeats;
 }
@@ -89,9 +88,8 @@ static struct choice find_choice(struct finder *finder)
         total += finder->kind[i] < 0;
     }
     /* A longer subsequence must still fit at least as often as the best choice occurs. */
-    for (int length = 1; length <= total / 2 && total / length >= best.occurrences; length++) {
+    for (int length = 1; length <= total / 2 && total / length >= best.occurrences; length++)
         if (!rate_subsequences(finder, length, sort_subsequences(finder, length), &best)) break;
-    }
     return best;
 }
 

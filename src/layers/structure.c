@@ -1,6 +1,5 @@
 #include "structure.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "hapt/env.h"
@@ -38,9 +37,8 @@ uint64_t hapt_structure_of_op(const struct hapt_graph *graph, int op)
         hash = mix_tensor(hash, tensor);
         if (tensor->producer < 0) continue;
         hash = mix(hash, op - tensor->producer);
-        for (int o = 0; o < graph->op[tensor->producer].output_count; o++) {
+        for (int o = 0; o < graph->op[tensor->producer].output_count; o++)
             if (graph->op[tensor->producer].output[o] == of->input[i]) hash = mix(hash, o);
-        }
     }
     return hash;
 }
@@ -51,9 +49,8 @@ static enum hapt_status last_readers(const struct hapt_graph *graph, struct hapt
     HAPT_NEW(*last, arena, graph->tensor_count);
     for (int index = 0; index < graph->op_count; index++) {
         const struct hapt_op *op = &graph->op[index];
-        for (int i = 0; i < op->input_count; i++) {
+        for (int i = 0; i < op->input_count; i++)
             if (op->input[i] >= 0 && (*last)[op->input[i]] < op->forward_op) (*last)[op->input[i]] = op->forward_op;
-        }
     }
     return HAPT_OK;
 }
@@ -98,83 +95,15 @@ enum hapt_status hapt_structure_boundary_bytes(const struct hapt_graph *graph, s
 void hapt_structure_flops(const struct hapt_graph *graph, double *flops)
 {
     memset(flops, 0, (size_t)graph->forward_count * sizeof *flops);
-    for (int op = 0; op < graph->op_count; op++) {
+    for (int op = 0; op < graph->op_count; op++)
         flops[graph->op[op].forward_op] += hapt_op_flops(graph, &graph->op[op], 1);
-    }
-}
-
-/* Flags: how a tensor crosses the boundaries of a range of forward operators. An activation enters if written before
- * the range, and leaves if read after it. A gradient enters if written after the range, and leaves if read or added to
- * before it. */
-enum { ENTERS = 1, LEAVES = 2 };
-
-static void note_crossings(const struct hapt_graph *graph, int first_op, int end_op, unsigned char *crossing)
-{
-    for (int index = 0; index < graph->op_count; index++) {
-        const struct hapt_op *op = &graph->op[index];
-        if (op->forward_op >= first_op && op->forward_op < end_op) continue;
-        const bool before = op->forward_op < first_op;
-        for (int i = 0; i < op->input_count; i++) {
-            if (op->input[i] < 0) continue;
-            const bool gradient = graph->tensor[op->input[i]].kind == HAPT_TENSOR_GRADIENT;
-            if (before == gradient) crossing[op->input[i]] |= LEAVES;
-        }
-        for (int o = 0; o < op->output_count; o++) {
-            const bool gradient = graph->tensor[op->output[o]].kind == HAPT_TENSOR_GRADIENT;
-            crossing[op->output[o]] |= before == gradient ? LEAVES : ENTERS;
-        }
-    }
-}
-
-/* Mixes in a tensor's number in order of first appearance in the range, and at the first appearance its relevant
- * properties. Uses of a parameter elsewhere do not change the program of this range. */
-static uint64_t mix_operand(uint64_t hash, const struct hapt_graph *graph, int tensor, const unsigned char *crossing,
-                            int *number, int *numbers)
-{
-    if (tensor < 0) return mix(hash, -1);
-    if (number[tensor] == 0) {
-        const struct hapt_tensor *of = &graph->tensor[tensor];
-        const struct hapt_tensor *primal = of->primal >= 0 ? &graph->tensor[of->primal] : of;
-        number[tensor] = ++*numbers;
-        hash = mix(mix_tensor(hash, of), primal->kind);
-        if (primal->kind == HAPT_TENSOR_ACTIVATION) hash = mix(hash, crossing[tensor]);
-    }
-    return mix(hash, number[tensor]);
-}
-
-uint64_t hapt_layers_structure(const struct hapt_layers *layers, const struct hapt_graph *graph, int first, int end)
-{
-    const int first_op = hapt_layers_first_op(layers, first), end_op = layers->end_op[end - 1];
-    unsigned char *crossing = calloc((size_t)graph->tensor_count, 1);
-    int *number = calloc((size_t)graph->tensor_count, sizeof *number), numbers = 0;
-    const int64_t range[] = {first, end};
-    uint64_t hash = 2;
-    if (!crossing || !number) {
-        hash = hapt_hash(3, range, sizeof range); /* out of memory: treat no two ranges as equal */
-    } else {
-        note_crossings(graph, first_op, end_op, crossing);
-        for (int index = 0; index < graph->op_count; index++) {
-            const struct hapt_op *op = &graph->op[index];
-            if (op->forward_op < first_op || op->forward_op >= end_op) continue;
-            hash = mix(mix_kind(hash, op), op->forward_op - first_op);
-            for (int i = 0; i < op->input_count; i++) {
-                hash = mix_operand(hash, graph, op->input[i], crossing, number, &numbers);
-            }
-            for (int o = 0; o < op->output_count; o++) {
-                hash = mix_operand(hash, graph, op->output[o], crossing, number, &numbers);
-            }
-        }
-    }
-    free(crossing);
-    free(number);
-    return hash;
 }
 
 /*
- * The same for all ranges at once; ranges with the same first layer share their prefix. Operators are mixed by
- * position: each forward operator is followed at once by its backward operators. This order is equivalent, because
- * backward operators run in reverse order of positions. So for one first layer, the hash is extended layer by layer;
- * only the tensors that cross the range's end are mixed separately.
+ * Hashes of all ranges at once; ranges with the same first layer share their prefix. Operators are mixed by position:
+ * each forward operator is followed at once by its backward operators. This tells the same ranges apart as the order of
+ * the program, because backward operators run in reverse order of positions. So for one first layer, the hash is
+ * extended layer by layer; only the tensors that cross the range's end are mixed separately.
  */
 struct all_ranges {
     const struct hapt_graph *graph;

@@ -132,7 +132,7 @@ enum hapt_status staging_create(struct hapt_comm_thread *comm_thread, struct flo
     for (int b = 0; b < options->buffer_count; b++) {
         made->buffer[b].at = made->slot_bytes;
         made->buffer[b].part = made->part_count;
-        made->slot_bytes += made->buffer[b].direct ? 0 : (made->buffer[b].end + 63) / 64 * 64;
+        made->slot_bytes += made->buffer[b].direct ? 0 : hapt_align(made->buffer[b].end);
         made->part_count += parts_of(&made->buffer[b]);
     }
     const size_t entries = (size_t)made->slots * (size_t)made->part_count;

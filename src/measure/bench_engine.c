@@ -166,7 +166,7 @@ static size_t crossing_bytes(const struct bench_engine *bench_engine, const stru
 {
     size_t bytes = 0;
     for (int k = 0; k < crossing->count; k++)
-        bytes += (hapt_engine_tensor_bytes(bench_engine->engine, crossing->tensor[k]) + 63) / 64 * 64;
+        bytes += hapt_align(hapt_engine_tensor_bytes(bench_engine->engine, crossing->tensor[k]));
     return bytes;
 }
 
@@ -238,7 +238,7 @@ static enum hapt_status copy_boundary(struct bench_engines *bench_engines, struc
         void *tensor = hapt_engine_tensor(bench_engine->engine, crossing->tensor[k], 0);
         const size_t bytes = hapt_engine_tensor_bytes(bench_engine->engine, crossing->tensor[k]);
         HAPT_TRY(backend->copy(queue, out ? buffer : tensor, out ? tensor : buffer, bytes));
-        buffer += (bytes + 63) / 64 * 64;
+        buffer += hapt_align(bytes);
     }
     return HAPT_OK;
 }

@@ -34,9 +34,4 @@ static inline size_t hapt_lifetime_pad(size_t elements)
     return (elements + 31) / 32 * 32;
 }
 
-static inline size_t hapt_lifetime_align(size_t bytes)
-{
-    return (bytes + 63) / 64 * 64;
-}
-
 #endif

@@ -397,7 +397,7 @@ enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding,
         .sharding = sharding, .graph = graph, .options = *options, .positions = sharding->source->forward_count};
     HAPT_NEW(made->bytes, arena, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++)
-        made->bytes[t] = hapt_lifetime_align(hapt_tensor_bytes(&sharding->shard->tensor[t]));
+        made->bytes[t] = hapt_align(hapt_tensor_bytes(&sharding->shard->tensor[t]));
     HAPT_TRY(gather_kept(made, arena));
     HAPT_TRY(gather_written(made, arena));
     HAPT_TRY(gather_touches(made, arena));

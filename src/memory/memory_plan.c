@@ -20,7 +20,7 @@ static const struct hapt_tensor *whole_tensor(const struct hapt_program *program
 static size_t reserve(struct planner *planner, size_t bytes)
 {
     const size_t offset = *planner->end;
-    *planner->end += hapt_lifetime_align(bytes);
+    *planner->end += hapt_align(bytes);
     return offset;
 }
 
@@ -155,7 +155,7 @@ static void lay_out_slot(struct planner *planner)
     for (int t = 0; t < program->tensor_count; t++) {
         if (plan->region[t] != HAPT_REGION_SLOT || program->tensor[t].root != t) continue;
         plan->offset[t] = plan->activation_bytes;
-        plan->activation_bytes += hapt_lifetime_align(hapt_lifetime_bytes(program, t));
+        plan->activation_bytes += hapt_align(hapt_lifetime_bytes(program, t));
     }
 }
 
@@ -212,10 +212,9 @@ static enum hapt_status plan_section(struct planner *planner, enum hapt_section 
     for (int b = 0; b < count; b++) {
         for (; dead < count && death[dead].step < birth[b].step; dead++)
             hapt_gaps_give(&gaps, planner->plan->offset[death[dead].tensor],
-                           hapt_lifetime_align(hapt_lifetime_bytes(program, death[dead].tensor)));
+                           hapt_align(hapt_lifetime_bytes(program, death[dead].tensor)));
         const int tensor = birth[b].tensor;
-        planner->plan->offset[tensor] =
-            hapt_gaps_take(&gaps, hapt_lifetime_align(hapt_lifetime_bytes(program, tensor)));
+        planner->plan->offset[tensor] = hapt_gaps_take(&gaps, hapt_align(hapt_lifetime_bytes(program, tensor)));
     }
     *bytes = gaps.end;
     return HAPT_OK;
@@ -234,7 +233,7 @@ static size_t scratch_bytes(const struct planner *planner)
             if (need > bytes) bytes = need;
         }
     }
-    return hapt_lifetime_align(bytes);
+    return hapt_align(bytes);
 }
 
 /* One instruction runs at a time, so the chunks share tensors' bytes and kernel scratch. */
@@ -268,7 +267,7 @@ static enum hapt_status reserve_staging(struct planner *planner, const struct ha
     for (int b = 0; b < boundary->count; b++) {
         const int tensor = planner->program->local[boundary->tensor[b]];
         staging->tensor_offset[b] = staging->stride;
-        staging->stride += hapt_lifetime_align(hapt_lifetime_bytes(planner->program, tensor));
+        staging->stride += hapt_align(hapt_lifetime_bytes(planner->program, tensor));
     }
     staging->offset = reserve(planner, HAPT_TRANSFER_SLOTS * staging->stride);
     return HAPT_OK;

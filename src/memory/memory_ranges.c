@@ -220,7 +220,7 @@ static enum hapt_status scratch_bytes(const struct hapt_memory_ranges *ranges, i
         if (ranges->op_scratch[o] > *bytes &&
             touched(ranges, ranges->sharding->storage[ranges->graph->op[o].input[0]], first, end, true))
             *bytes = ranges->op_scratch[o];
-    *bytes = hapt_lifetime_align(*bytes);
+    *bytes = hapt_align(*bytes);
     return status;
 }
 
@@ -254,12 +254,12 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
     const size_t forward = forward_peak(ranges, first_op, end_op, work);
     const size_t backward = backward_peak(ranges, first_op, end_op, work);
     HAPT_TRY(scratch_bytes(ranges, first_op, end_op, &scratch));
-    const size_t blocks = hapt_lifetime_align(sum.elements * sizeof(float)) +
-                          (sum.copies ? hapt_lifetime_align(sum.elements * sizeof(uint16_t)) : 0) +
-                          hapt_lifetime_align(sum.trained * sizeof(float));
+    const size_t blocks = hapt_align(sum.elements * sizeof(float)) +
+                          (sum.copies ? hapt_align(sum.elements * sizeof(uint16_t)) : 0) +
+                          hapt_align(sum.trained * sizeof(float));
     const size_t states = (size_t)ranges->options.state_count;
-    const size_t whole = states * hapt_lifetime_align(sum.trained * sizeof(float));
-    const size_t sharded = states * hapt_lifetime_align(sharded_elements(ranges, &sum) * sizeof(float));
+    const size_t whole = states * hapt_align(sum.trained * sizeof(float));
+    const size_t sharded = states * hapt_align(sharded_elements(ranges, &sum) * sizeof(float));
     const size_t workspace = (forward > backward ? forward : backward) + scratch;
     const size_t rest = blocks + sum.resident + workspace + HAPT_TRANSFER_SLOTS * transfer;
     *figures = (struct hapt_memory_bytes){.parameter_bytes = rest + (ranges->options.sharded_state ? sharded : whole),

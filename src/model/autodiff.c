@@ -85,9 +85,8 @@ enum hapt_status hapt_gradient_append(struct hapt_graph *graph, int op, const ch
 static bool read_between(const struct hapt_graph *graph, int tensor, int first, int end)
 {
     for (int op = first < 0 ? 0 : first; op < end; op++) {
-        for (int i = 0; i < graph->op[op].input_count; i++) {
+        for (int i = 0; i < graph->op[op].input_count; i++)
             if (graph->op[op].input[i] == tensor) return true;
-        }
     }
     return false;
 }
@@ -129,21 +128,18 @@ static void mark_needed(struct hapt_graph *graph)
     }
     for (int op = 0; op < graph->forward_count; op++) {
         bool depends = false;
-        for (int i = 0; i < graph->op[op].input_count; i++) {
+        for (int i = 0; i < graph->op[op].input_count; i++)
             depends = depends || hapt_gradient_needed(graph, graph->op[op].input[i]);
-        }
-        for (int o = 0; depends && o < graph->op[op].output_count; o++) {
+        for (int o = 0; depends && o < graph->op[op].output_count; o++)
             graph->tensor[graph->op[op].output[o]].gradient = HAPT_GRADIENT_NEEDED;
-        }
     }
 }
 
 /* Creates the backward pass's seed, 1 / number of targets of the step: gradients are then those of the mean loss. */
 static enum hapt_status seed_create(struct hapt_graph *graph, int *index)
 {
-    for (*index = 0; *index < graph->tensor_count; (*index)++) {
+    for (*index = 0; *index < graph->tensor_count; (*index)++)
         if (graph->tensor[*index].role == HAPT_ROLE_LOSS_SCALE) return HAPT_OK;
-    }
     const struct hapt_tensor scale = {.name = "loss_scale",
                                       .kind = HAPT_TENSOR_INPUT,
                                       .role = HAPT_ROLE_LOSS_SCALE,
@@ -154,6 +150,24 @@ static enum hapt_status seed_create(struct hapt_graph *graph, int *index)
                                       .gradient = -1,
                                       .primal = -1};
     return hapt_graph_append_tensor(graph, &scale, index);
+}
+
+/* The backward operator of the row's `backward_operands`. */
+static enum hapt_status append_of_row(struct hapt_graph *graph, int op, const struct hapt_op_type *type)
+{
+    const struct hapt_op *forward = &graph->op[op];
+    int operand[2][HAPT_MAX_INPUTS], count[2] = {0}, side = 0; /* reads, inputs */
+    for (const char *c = type->backward_operands; *c; c++) {
+        const int tensor = *c == '>'   ? -1
+                           : *c == 'd' ? hapt_gradient_incoming(graph, op)
+                           : *c >= 'A' ? forward->output[*c - 'A']
+                                       : forward->input[*c - '0'];
+        if (*c == '>')
+            side = 1;
+        else if (side == 0 || tensor >= 0)
+            operand[side][count[side]++] = tensor;
+    }
+    return hapt_gradient_append(graph, op, type->backward, operand[0], count[0], operand[1], count[1]);
 }
 
 static enum hapt_status differentiate_op(struct hapt_graph *graph, int op)
@@ -168,10 +182,10 @@ static enum hapt_status differentiate_op(struct hapt_graph *graph, int op)
                          "operator %s (%s): no gradient through output %d", forward->name, type->name, o);
     }
     if (!needed || hapt_gradient_incoming(graph, op) < 0) return HAPT_OK;
-    if (!type->gradient) {
+    if (type->backward) return append_of_row(graph, op, type);
+    if (!type->gradient)
         return hapt_fail(HAPT_ERR_INPUT, "write only the forward part: hapt derives the backward part",
                          "operator %s: %s has no gradient", forward->name, type->name);
-    }
     return type->gradient(graph, op);
 }
 
@@ -182,13 +196,11 @@ enum hapt_status hapt_graph_differentiate(struct hapt_graph *graph)
     int seed;
     mark_needed(graph);
     HAPT_TRY(seed_create(graph, &seed));
-    if (!hapt_gradient_needed(graph, graph->loss)) {
+    if (!hapt_gradient_needed(graph, graph->loss))
         return hapt_fail(HAPT_ERR_INPUT, "mark a parameter as trainable", "the loss depends on no trainable parameter");
-    }
     graph->tensor[graph->loss].gradient = seed;
     for (int op = graph->forward_count - 1; op >= 0; op--) HAPT_TRY(differentiate_op(graph, op));
-    for (int t = 0; t < graph->tensor_count; t++) {
+    for (int t = 0; t < graph->tensor_count; t++)
         if (graph->tensor[t].gradient == HAPT_GRADIENT_NEEDED) graph->tensor[t].gradient = -1;
-    }
     return HAPT_OK;
 }

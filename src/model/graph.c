@@ -61,9 +61,8 @@ void hapt_graph_set_inputs(struct hapt_op *op, const int *input, int input_count
 enum hapt_status hapt_graph_add_tensor(struct hapt_graph *graph, const struct hapt_tensor *tensor, int *index)
 {
     if (!tensor->name || tensor->name[0] == '\0') return hapt_fail(HAPT_ERR_INPUT, NULL, "a tensor has no name");
-    if (hapt_graph_find_tensor(graph, tensor->name) >= 0) {
+    if (hapt_graph_find_tensor(graph, tensor->name) >= 0)
         return hapt_fail(HAPT_ERR_INPUT, "names of tensors are unique", "tensor %s is defined twice", tensor->name);
-    }
     struct hapt_tensor copy = *tensor;
     copy.name = hapt_arena_strdup(graph->arena, tensor->name);
     if (!copy.name) return HAPT_ERR_MEMORY;
@@ -75,20 +74,17 @@ enum hapt_status hapt_graph_add_op(struct hapt_graph *graph, const char *type, c
                                    int input_count, const int64_t *integer, const double *real, int *output)
 {
     struct hapt_op op = {.type = hapt_op_type_find(type), .forward_op = graph->op_count};
-    if (op.type < 0) {
+    if (op.type < 0)
         return hapt_fail(HAPT_ERR_INPUT, "use a type of the operator table", "operator %s: unknown type %s", name,
                          type);
-    }
-    if (graph->op_count == HAPT_MAX_OPS) {
+    if (graph->op_count == HAPT_MAX_OPS)
         return hapt_fail(HAPT_ERR_INPUT, "choose fewer layers or stages", "the graph has more than %d operators",
                          HAPT_MAX_OPS);
-    }
     const struct hapt_signature *signature = hapt_op_signature(op.type);
-    if (graph->op_count > graph->forward_count || input_count > signature->input_count) {
+    if (graph->op_count > graph->forward_count || input_count > signature->input_count)
         return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: %s", name,
                          input_count > signature->input_count ? "too many inputs"
                                                               : "the graph is differentiated already");
-    }
     for (int i = 0; i < input_count; i++) {
         if (input[i] >= -1 && input[i] < graph->tensor_count) continue;
         return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: input %d is not a tensor (index %d)", name, i, input[i]);
@@ -116,9 +112,8 @@ enum hapt_status hapt_graph_add_op(struct hapt_graph *graph, const char *type, c
 
 int hapt_graph_find_tensor(const struct hapt_graph *graph, const char *name)
 {
-    for (int t = 0; t < graph->tensor_count; t++) {
+    for (int t = 0; t < graph->tensor_count; t++)
         if (strcmp(graph->tensor[t].name, name) == 0) return t;
-    }
     return -1;
 }
 

@@ -37,29 +37,25 @@ static enum hapt_status check_tensor(const struct hapt_tensor *tensor)
 {
     if (tensor->name[0] == '\0') return hapt_fail(HAPT_ERR_INPUT, NULL, "a tensor has no name");
     if ((int)tensor->kind < 0 || tensor->kind > HAPT_TENSOR_GRADIENT || (int)tensor->dtype < 0 ||
-        tensor->dtype >= HAPT_DTYPE_COUNT) {
+        tensor->dtype >= HAPT_DTYPE_COUNT)
         return hapt_fail(HAPT_ERR_INPUT, NULL, "tensor %s: unknown kind or element type", tensor->name);
-    }
-    if (tensor->dims < 1 || tensor->dims > HAPT_MAX_DIMS) {
+    if (tensor->dims < 1 || tensor->dims > HAPT_MAX_DIMS)
         return hapt_fail(HAPT_ERR_INPUT, "a tensor has 1 to 5 dimensions", "tensor %s has %d dimensions", tensor->name,
                          tensor->dims);
-    }
     int64_t elements = 1;
     for (int d = 0; d < tensor->dims; d++) {
-        if (tensor->shape[d] < 1 || tensor->shape[d] > HAPT_MAX_ELEMENTS / elements) {
+        if (tensor->shape[d] < 1 || tensor->shape[d] > HAPT_MAX_ELEMENTS / elements)
             return hapt_fail(HAPT_ERR_INPUT, "sizes are at least 1 and a tensor has at most 2^46 elements",
                              "tensor %s: impossible size %lld of dimension %d", tensor->name,
                              (long long)tensor->shape[d], d);
-        }
         elements *= tensor->shape[d];
     }
     if (tensor->kind == HAPT_TENSOR_PARAMETER) {
         const bool real = tensor->dtype == HAPT_F32 || tensor->dtype == HAPT_BF16 || tensor->dtype == HAPT_F16;
         if (!real || !isfinite(tensor->init_std) || tensor->init_std < 0 || (int)tensor->init < 0 ||
-            tensor->init > HAPT_INIT_NORMAL) {
+            tensor->init > HAPT_INIT_NORMAL)
             return hapt_fail(HAPT_ERR_INPUT, "parameters are fp32, bf16 or fp16, initialised by zero, one or normal",
                              "parameter %s: bad element type or initial values", tensor->name);
-        }
     }
     return check_role(tensor);
 }
@@ -86,15 +82,13 @@ static enum hapt_status check_names(const struct hapt_graph *graph)
 
 static enum hapt_status check_indices(const struct hapt_graph *graph, const struct hapt_op *op, bool forward)
 {
-    if (op->type < 0 || op->type >= hapt_op_type_count()) {
+    if (op->type < 0 || op->type >= hapt_op_type_count())
         return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: unknown type %d", op->name, op->type);
-    }
     const struct hapt_signature *signature = hapt_op_signature(op->type);
     if (op->input_count != signature->input_count || op->output_count < 1 ||
-        op->output_count > signature->output_count || (forward && op->output_count != signature->output_count)) {
+        op->output_count > signature->output_count || (forward && op->output_count != signature->output_count))
         return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: wrong number of inputs or outputs for %s", op->name,
                          hapt_op_type_at(op->type)->name);
-    }
     for (int i = 0; i < op->input_count; i++) {
         if (op->input[i] >= (signature->input[i].optional ? -1 : 0) && op->input[i] < graph->tensor_count) continue;
         return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: input %d is not a tensor (index %d)", op->name, i,
@@ -176,9 +170,8 @@ static enum hapt_status check_order(const struct hapt_graph *graph)
         for (int i = 0; i < op->input_count; i++) {
             if (op->input[i] < 0) continue;
             const struct hapt_tensor *tensor = &graph->tensor[op->input[i]];
-            if (tensor->kind == HAPT_TENSOR_GRADIENT) {
+            if (tensor->kind == HAPT_TENSOR_GRADIENT)
                 return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s reads gradient %s", op->name, tensor->name);
-            }
             if (tensor->producer < index) continue;
             return hapt_fail(HAPT_ERR_INPUT,
                              has_cycle(graph) ? "break the cycle: operators depend on each other"
@@ -215,9 +208,8 @@ static enum hapt_status check_readers(const struct hapt_graph *graph)
     bool *read = calloc((size_t)graph->tensor_count, 1);
     if (!read) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to check %d tensors", graph->tensor_count);
     for (int op = 0; op < graph->op_count; op++) {
-        for (int i = 0; i < graph->op[op].input_count; i++) {
+        for (int i = 0; i < graph->op[op].input_count; i++)
             if (graph->op[op].input[i] >= 0) read[graph->op[op].input[i]] = true;
-        }
     }
     const bool loss_read = read[graph->loss] && graph->op_count == graph->forward_count;
     read[graph->loss] = true;
@@ -242,9 +234,8 @@ static enum hapt_status check_backward(const struct hapt_graph *graph)
     int last_forward_op = graph->forward_count - 1;
     for (int index = graph->forward_count; index < graph->op_count; index++) {
         const struct hapt_op *op = &graph->op[index];
-        if (op->forward_op > last_forward_op || op->forward_op < 0) {
+        if (op->forward_op > last_forward_op || op->forward_op < 0)
             return hapt_fail(HAPT_ERR_INPUT, NULL, "backward operator %s is out of order", op->name);
-        }
         last_forward_op = op->forward_op;
         for (int i = 0; i < op->input_count; i++) {
             if (op->input[i] < 0 || graph->tensor[op->input[i]].producer < index) continue;
@@ -271,27 +262,23 @@ static enum hapt_status check_backward(const struct hapt_graph *graph)
 enum hapt_status hapt_graph_check(const struct hapt_graph *graph)
 {
     if (graph->tensor_count < 1 || graph->forward_count < 1 || graph->tensor_count > HAPT_MAX_TENSORS ||
-        graph->forward_count > HAPT_MAX_OPS) {
+        graph->forward_count > HAPT_MAX_OPS)
         return hapt_fail(HAPT_ERR_INPUT, "a graph has 1 to 16384 operators and up to 65536 tensors",
                          "the graph has %d operators and %d tensors", graph->forward_count, graph->tensor_count);
-    }
     for (int t = 0; t < graph->tensor_count; t++) HAPT_TRY(check_tensor(&graph->tensor[t]));
     HAPT_TRY(check_names(graph));
-    for (int op = 0; op < graph->op_count; op++) {
+    for (int op = 0; op < graph->op_count; op++)
         HAPT_TRY(check_indices(graph, &graph->op[op], op < graph->forward_count));
-    }
     HAPT_TRY(check_producers(graph));
     HAPT_TRY(check_order(graph));
     HAPT_TRY(check_forward_shapes(graph));
-    if (graph->loss < 0 || graph->loss >= graph->tensor_count) {
+    if (graph->loss < 0 || graph->loss >= graph->tensor_count)
         return hapt_fail(HAPT_ERR_INPUT, "name the tensor that is the loss", "the graph has no loss");
-    }
     const struct hapt_tensor *loss = &graph->tensor[graph->loss];
     if (loss->kind != HAPT_TENSOR_ACTIVATION || loss->dtype != HAPT_F32 || hapt_tensor_elements(loss) != 1 ||
-        graph->op[loss->producer].output[0] != graph->loss) {
+        graph->op[loss->producer].output[0] != graph->loss)
         return hapt_fail(HAPT_ERR_INPUT, "the loss is one fp32 number, the first output of an operator",
                          "tensor %s cannot be the loss", loss->name);
-    }
     HAPT_TRY(check_readers(graph));
     return check_backward(graph);
 }

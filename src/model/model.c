@@ -136,7 +136,7 @@ static enum hapt_status check_forward(const struct hapt_graph *graph)
     for (int index = 0; index < graph->forward_count; index++) {
         const struct hapt_op *op = &graph->op[index];
         const struct hapt_op_type *type = hapt_op_type_at(op->type);
-        if (type->gradient) continue;
+        if (type->gradient || type->backward) continue;
         return hapt_fail(HAPT_ERR_INPUT, "write only the forward part: hapt derives the backward part",
                          "operator %s: %s %s", op->name, type->name,
                          type->collective ? "belongs in sharded graphs only" : "belongs to the backward part");
@@ -148,12 +148,11 @@ static enum hapt_status check_inputs(const struct hapt_model *model)
 {
     const bool images = model->classes > 0;
     if (model->microbatch < 1 ||
-        (images ? model->sequence != 0 || model->vocab != 0 : model->sequence < 1 || model->vocab < 1)) {
+        (images ? model->sequence != 0 || model->vocab != 0 : model->sequence < 1 || model->vocab < 1))
         return hapt_fail(HAPT_ERR_INPUT,
                          "a model needs rows, and either a sequence and a vocabulary, or classes of images",
                          "microbatch %d, sequence %d, vocabulary %d or %d classes are impossible", model->microbatch,
                          model->sequence, model->vocab, model->classes);
-    }
     for (int t = 0; t < model->graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &model->graph->tensor[t];
         if (tensor->kind != HAPT_TENSOR_INPUT || tensor->role == HAPT_ROLE_LOSS_SCALE) continue;
@@ -166,10 +165,9 @@ static enum hapt_status check_inputs(const struct hapt_model *model)
             "one input per role: tokens and targets are [microbatch][sequence], images and labels have microbatch rows",
             "input %s does not fit the model", tensor->name);
     }
-    if (images && hapt_model_input(model, HAPT_ROLE_IMAGES) < 0) {
+    if (images && hapt_model_input(model, HAPT_ROLE_IMAGES) < 0)
         return hapt_fail(HAPT_ERR_INPUT, "add an input with the role images", "a model of %d classes reads no images",
                          model->classes);
-    }
     return HAPT_OK;
 }
 
@@ -178,26 +176,23 @@ enum hapt_status hapt_model_check(const struct hapt_model *model)
     const struct hapt_graph *graph = model->graph;
     HAPT_TRY(check_inputs(model));
     HAPT_TRY(check_forward(graph));
-    if (graph->op_count == graph->forward_count) {
+    if (graph->op_count == graph->forward_count)
         return hapt_fail(HAPT_ERR_INPUT, NULL, "the model's graph has no backward part");
-    }
     HAPT_TRY(hapt_graph_check(graph));
     return check_vocabulary(model);
 }
 
 int hapt_model_input(const struct hapt_model *model, enum hapt_tensor_role role)
 {
-    for (int t = 0; t < model->graph->tensor_count; t++) {
+    for (int t = 0; t < model->graph->tensor_count; t++)
         if (model->graph->tensor[t].kind == HAPT_TENSOR_INPUT && model->graph->tensor[t].role == role) return t;
-    }
     return -1;
 }
 
 const char *hapt_model_setting(const struct hapt_model *model, const char *name)
 {
-    for (int i = 0; i < model->setting_count; i++) {
+    for (int i = 0; i < model->setting_count; i++)
         if (strcmp(model->setting[i].name, name) == 0) return model->setting[i].value;
-    }
     return NULL;
 }
 

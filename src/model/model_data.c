@@ -70,15 +70,13 @@ static enum hapt_status copy_images(struct hapt_h5 *file, struct hapt_h5 *source
     int dims;
     int64_t found[HAPT_H5_MAX_DIMS];
     const int64_t *size = model->graph->tensor[hapt_model_input(model, HAPT_ROLE_IMAGES)].shape;
-    if (!hapt_h5_exists(source, "/images")) {
+    if (!hapt_h5_exists(source, "/images"))
         return hapt_fail(HAPT_ERR_INPUT, "make one with `hapt data data_batch_1.bin --type cifar10 --output images.h5`",
                          "%s has no /images, which this model needs", hapt_h5_path(source));
-    }
     HAPT_TRY(hapt_h5_shape(source, "/images", &dims, found));
-    if (dims != 4 && dims != 5) {
+    if (dims != 4 && dims != 5)
         return hapt_fail(HAPT_ERR_INPUT, "store it as [n][C][H][W], or as [step][row][C][H][W]",
                          "%s: /images has %d dimensions", hapt_h5_path(source), dims);
-    }
     int64_t shape[] = {-1, -1, size[1], size[2], size[3]}, channels = size[1];
     HAPT_TRY(copy_reals(file, source, "/images", dims, shape + 5 - dims, MAX_TOKENS, arena));
     HAPT_TRY(copy_integers(file, source, "/labels", model->classes, false, arena));
@@ -102,9 +100,8 @@ enum hapt_status hapt_model_copy_data(struct hapt_h5 *file, const struct hapt_mo
                            "%s holds neither /tokens nor /batches", path);
     } else {
         status = copy_integers(file, source, "/batches", model->vocab, false, arena);
-        if (status == HAPT_OK && hapt_h5_exists(source, "/targets")) {
+        if (status == HAPT_OK && hapt_h5_exists(source, "/targets"))
             status = copy_integers(file, source, "/targets", model->vocab, true, arena);
-        }
     }
     hapt_h5_close(source);
     return status;

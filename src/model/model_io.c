@@ -36,9 +36,8 @@ static const char *const init_names[] = {"zero", "one", "normal"};
 
 static int find_name(const char *const *names, int count, const char *name)
 {
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         if (strcmp(names[i], name) == 0) return i;
-    }
     return -1;
 }
 
@@ -62,9 +61,8 @@ static int stored_tensors(const struct hapt_graph *graph)
 {
     int count = 0;
     while (count < graph->tensor_count && graph->tensor[count].kind != HAPT_TENSOR_GRADIENT &&
-           graph->tensor[count].role != HAPT_ROLE_LOSS_SCALE) {
+           graph->tensor[count].role != HAPT_ROLE_LOSS_SCALE)
         count++;
-    }
     return count;
 }
 
@@ -122,12 +120,10 @@ static enum hapt_status write_operators(struct hapt_h5 *file, const struct hapt_
         const struct hapt_op *op = &graph->op[index];
         name[index] = op->name;
         type[index] = hapt_op_type_at(op->type)->name;
-        for (int i = 0; i < HAPT_MAX_INPUTS; i++) {
+        for (int i = 0; i < HAPT_MAX_INPUTS; i++)
             input[index * HAPT_MAX_INPUTS + i] = i < op->input_count ? op->input[i] : -1;
-        }
-        for (int o = 0; o < HAPT_MAX_OUTPUTS; o++) {
+        for (int o = 0; o < HAPT_MAX_OUTPUTS; o++)
             output[index * HAPT_MAX_OUTPUTS + o] = o < op->output_count ? op->output[o] : -1;
-        }
         memcpy(&integer[index * HAPT_MAX_ATTRIBUTES], op->integer, sizeof op->integer);
         memcpy(&real[index * HAPT_MAX_ATTRIBUTES], op->real, sizeof op->real);
     }
@@ -206,9 +202,8 @@ static enum hapt_status read_pairs(struct hapt_h5 *file, const char *names, cons
     int64_t name_count, value_count;
     HAPT_TRY(hapt_h5_read_strings(file, names, MAX_OPTIONS, arena, &name_count, &name));
     HAPT_TRY(hapt_h5_read_strings(file, values, MAX_OPTIONS, arena, &value_count, &value));
-    if (name_count != value_count) {
+    if (name_count != value_count)
         return hapt_fail(HAPT_ERR_INPUT, NULL, "%s and %s of %s differ in length", names, values, hapt_h5_path(file));
-    }
     HAPT_NEW(*setting, arena, name_count);
     for (int64_t i = 0; i < name_count; i++) {
         (*setting)[i].name = name[i];
@@ -262,11 +257,10 @@ static enum hapt_status read_tensors(struct hapt_h5 *file, struct hapt_arena *ar
                                      .trainable = ((const uint8_t *)trainable)[t] != 0,
                                      .init_std = ((const double *)init_std)[t]};
         if (of_kind < 0 || of_role < 0 || of_init < 0 || !hapt_dtype_parse(dtype[t], &tensor.dtype) ||
-            strchr(name[t], '/') || strlen(name[t]) > MAX_NAME) {
+            strchr(name[t], '/') || strlen(name[t]) > MAX_NAME)
             return hapt_fail(HAPT_ERR_INPUT, "see `hapt model --help`",
                              "tensor %.200s of %s: unknown kind, role, type or init, or a bad name", name[t],
                              hapt_h5_path(file));
-        }
         tensor.kind = (enum hapt_tensor_kind)of_kind;
         tensor.role = (enum hapt_tensor_role)of_role;
         tensor.init = (enum hapt_init)of_init;
@@ -293,10 +287,9 @@ static enum hapt_status read_operators(struct hapt_h5 *file, struct hapt_arena *
     HAPT_TRY(read_numbers(file, "/operators/real", HAPT_H5_F64, count, HAPT_MAX_ATTRIBUTES, arena, &real));
     for (int64_t index = 0; index < count; index++) {
         struct hapt_op op = {.name = name[index], .type = hapt_op_type_find(type[index]), .forward_op = (int)index};
-        if (op.type < 0 || strlen(name[index]) > MAX_NAME) {
+        if (op.type < 0 || strlen(name[index]) > MAX_NAME)
             return hapt_fail(HAPT_ERR_INPUT, "use a type of the operator table",
                              "operator %.200s of %s: unknown type %.40s", name[index], hapt_h5_path(file), type[index]);
-        }
         hapt_graph_set_inputs(&op, (const int32_t *)input + index * HAPT_MAX_INPUTS,
                               hapt_op_signature(op.type)->input_count);
         op.output_count = hapt_op_signature(op.type)->output_count;
@@ -324,18 +317,16 @@ static enum hapt_status read_header(struct hapt_h5 *file, struct hapt_arena *are
     HAPT_TRY(hapt_h5_read_attribute_text(file, "/", "family", arena, &model->family));
     for (int i = 0; i < (images ? 2 : 3); i++) {
         HAPT_TRY(hapt_h5_read_attribute_int(file, "/", names[i], &value));
-        if (value < 1 || value > INT32_MAX) {
+        if (value < 1 || value > INT32_MAX)
             return hapt_fail(HAPT_ERR_INPUT, NULL, "%s of %s is impossible: %lld", names[i], hapt_h5_path(file),
                              (long long)value);
-        }
         *fields[i] = (int)value;
     }
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "seed", &value));
     model->seed = (uint64_t)value;
     HAPT_TRY(hapt_h5_read_attribute_text(file, "/", "dtype", arena, &dtype));
-    if (!hapt_dtype_parse(dtype, &model->dtype)) {
+    if (!hapt_dtype_parse(dtype, &model->dtype))
         return hapt_fail(HAPT_ERR_INPUT, NULL, "unknown element type %.20s in %s", dtype, hapt_h5_path(file));
-    }
     model->precision = hapt_precision_of(model->dtype);
     return HAPT_OK;
 }

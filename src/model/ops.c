@@ -38,9 +38,8 @@ const struct hapt_op_type *hapt_op_type_at(int type)
 
 int hapt_op_type_find(const char *name)
 {
-    for (int type = 0; type < hapt_op_type_count(); type++) {
+    for (int type = 0; type < hapt_op_type_count(); type++)
         if (strcmp(table[type]->name, name) == 0) return type;
-    }
     return -1;
 }
 
@@ -59,9 +58,8 @@ double hapt_op_flops(const struct hapt_graph *graph, const struct hapt_op *op, d
         enum hapt_dtype compute;
         if (hapt_signature_bind(graph, op, true, &sizes, &compute) != HAPT_OK) return flops;
         double product = 2 * fraction;
-        for (int letter = 0; letter < 26; letter++) {
+        for (int letter = 0; letter < 26; letter++)
             if (sizes.size[letter] > 0) product *= (double)sizes.size[letter];
-        }
         return flops + product;
     }
     double largest = 0;
@@ -87,9 +85,8 @@ double hapt_op_bytes(const struct hapt_graph *graph, const struct hapt_op *op, d
     double bytes = 0, limit = INFINITY;
     const struct hapt_op_type *type = hapt_op_type_at(op->type);
     if (type->operand_bytes_limit) limit = type->operand_bytes_limit(graph, op, fraction);
-    for (int i = 0; i < op->input_count; i++) {
+    for (int i = 0; i < op->input_count; i++)
         if (op->input[i] >= 0) bytes += fmin(limit, operand_bytes(graph, op->input[i], fraction));
-    }
     for (int o = 0; o < op->output_count; o++) {
         const double once = fmin(limit, operand_bytes(graph, op->output[o], fraction));
         bytes += once * (op->accumulate >> o & 1u ? 2.0 : 1.0);

@@ -119,43 +119,6 @@ static enum hapt_status gradient_conv2d(struct hapt_graph *graph, int op)
     return hapt_gradient_product(graph, op, "conv2d_dx", "conv2d_dw");
 }
 
-/* Uses the output, which is positive exactly where the input is. So the input need not be kept. */
-static enum hapt_status gradient_relu(struct hapt_graph *graph, int op)
-{
-    const int primal = graph->op[op].input[0];
-    const int input[] = {graph->op[op].output[0], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "relu_dx", input, 2, &primal, 1);
-}
-
-/* Finds the position of each maximum again: storing it would cost more memory than the time is worth. */
-static enum hapt_status gradient_max_pool(struct hapt_graph *graph, int op)
-{
-    const int primal = graph->op[op].input[0];
-    const int input[] = {primal, hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "max_pool_dx", input, 2, &primal, 1);
-}
-
-static enum hapt_status gradient_unary(struct hapt_graph *graph, int op, const char *type)
-{
-    const int primal = graph->op[op].input[0], incoming = hapt_gradient_incoming(graph, op);
-    return hapt_gradient_append(graph, op, type, &incoming, 1, &primal, 1);
-}
-
-static enum hapt_status gradient_mean_pool(struct hapt_graph *graph, int op)
-{
-    return gradient_unary(graph, op, "mean_pool_dx");
-}
-
-static enum hapt_status gradient_adaptive_pool(struct hapt_graph *graph, int op)
-{
-    return gradient_unary(graph, op, "adaptive_pool_dx");
-}
-
-static enum hapt_status gradient_flatten(struct hapt_graph *graph, int op)
-{
-    return gradient_unary(graph, op, "flatten_dx");
-}
-
 /* Is `tensor` the statistic `type` of x (around `mean`), over as many rows and pixels as operator `norm` has? */
 static bool made_of(const struct hapt_graph *graph, int norm, int tensor, const char *type, int x, int mean)
 {
@@ -169,9 +132,8 @@ static bool made_of(const struct hapt_graph *graph, int norm, int tensor, const 
 static int forward_readers(const struct hapt_graph *graph, int tensor)
 {
     int count = 0;
-    for (int op = 0; op < graph->forward_count; op++) {
+    for (int op = 0; op < graph->forward_count; op++)
         for (int i = 0; i < graph->op[op].input_count; i++) count += graph->op[op].input[i] == tensor;
-    }
     return count;
 }
 
@@ -183,20 +145,17 @@ static enum hapt_status gradient_batch_norm(struct hapt_graph *graph, int op)
     const int *in = graph->op[op].input;
     const int x = in[0], mean = in[1], variance = in[2], gamma = in[3], beta = in[4];
     const int incoming = hapt_gradient_incoming(graph, op);
-    if (!made_of(graph, op, mean, "batch_mean", x, -1) || !made_of(graph, op, variance, "batch_variance", x, mean)) {
+    if (!made_of(graph, op, mean, "batch_mean", x, -1) || !made_of(graph, op, variance, "batch_variance", x, mean))
         return hapt_fail(HAPT_ERR_INPUT, "give each its own batch_mean and batch_variance of its input",
                          "operator %s does not normalise by the statistics of its own input", graph->op[op].name);
-    }
-    if (forward_readers(graph, mean) != 2 || forward_readers(graph, variance) != 1) {
+    if (forward_readers(graph, mean) != 2 || forward_readers(graph, variance) != 1)
         return hapt_fail(HAPT_ERR_INPUT, "give each its own batch_mean and batch_variance of its input",
                          "statistics of operator %s have other readers, whose gradients would be lost",
                          graph->op[op].name);
-    }
     const int sums[] = {x, mean, variance, gamma, incoming}, parts[] = {mean, variance, gamma, beta};
-    if (!hapt_gradient_needed(graph, x)) {
+    if (!hapt_gradient_needed(graph, x))
         return hapt_fail(HAPT_ERR_INPUT, "put a layer with parameters before it",
                          "operator %s normalises an input of the model", graph->op[op].name);
-    }
     HAPT_TRY(hapt_gradient_append(graph, op, "batch_norm_sums", sums, 5, parts, 4));
     const int dx[] = {x,       mean, variance, gamma, graph->tensor[mean].gradient, graph->tensor[variance].gradient,
                       incoming};
@@ -220,22 +179,24 @@ const struct hapt_op_type hapt_ops_image[] = {
      .flops = flops_conv2d_dw, .attributes = "x, dy -> dw, dbias; as conv2d"},
     {.name = "cast", .signature = "...->...", .dtypes = "f->c", .infer = infer_cast, .gradient = gradient_cast,
      .attributes = "x (data, fp32) -> y; integer[0] 0 fp32, 1 bf16, 2 fp16"},
-    {.name = "relu", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 1, .gradient = gradient_relu,
+    /* The backward reads the output, which is positive exactly where the input is. So the input need not be kept. */
+    {.name = "relu", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 1, .backward = "relu_dx", .backward_operands = "Ad>0",
      .attributes = "x -> y"},
     {.name = "relu_dx", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 1, .attributes = "y, dy -> dx"},
+    /* The backward finds the position of each maximum again: storing it would cost more memory than the time is worth. */
     {.name = "max_pool", .signature = "bcx!y!->bcp!q!", .dtypes = "c->c", .flops_per_element = 2, .infer = infer_max_pool,
-     .gradient = gradient_max_pool, .attributes = "x -> y; integer[0] kernel, integer[1] stride, integer[2] padding"},
+     .backward = "max_pool_dx", .backward_operands = "0d>0", .attributes = "x -> y; integer[0] kernel, integer[1] stride, integer[2] padding"},
     {.name = "max_pool_dx", .signature = "bcx!y!,bcp!q!->bcx!y!", .dtypes = "cc->c", .flops_per_element = 3,
      .attributes = "x, dy -> dx; of equal maxima the first gets the gradient; as max_pool"},
-    {.name = "mean_pool", .signature = "bcx!y!->bc", .dtypes = "c->c", .flops_per_element = 1, .gradient = gradient_mean_pool,
+    {.name = "mean_pool", .signature = "bcx!y!->bc", .dtypes = "c->c", .flops_per_element = 1, .backward = "mean_pool_dx", .backward_operands = "d>0",
      .attributes = "x -> mean over the image"},
     {.name = "mean_pool_dx", .signature = "bc->bcx!y!", .dtypes = "c->c", .flops_per_element = 1, .attributes = "dy -> dx"},
     {.name = "adaptive_pool", .signature = "bcx!y!->bcp!q!", .dtypes = "c->c", .flops_per_element = 1, .infer = infer_adaptive_pool,
-     .gradient = gradient_adaptive_pool,
+     .backward = "adaptive_pool_dx", .backward_operands = "d>0",
      .attributes = "x -> means over integer[0] x integer[0] windows that cover the image; they overlap if its size is no multiple"},
     {.name = "adaptive_pool_dx", .signature = "bcp!q!->bcx!y!", .dtypes = "c->c", .flops_per_element = 1,
      .attributes = "dy -> dx; as adaptive_pool"},
-    {.name = "flatten", .signature = "bcx!y!->bf/c", .dtypes = "c->c", .infer = infer_flatten, .gradient = gradient_flatten,
+    {.name = "flatten", .signature = "bcx!y!->bf/c", .dtypes = "c->c", .infer = infer_flatten, .backward = "flatten_dx", .backward_operands = "d>0",
      .attributes = "x -> rows with the pixels of all channels"},
     {.name = "flatten_dx", .signature = "bf/c->bcx!y!", .dtypes = "c->c", .attributes = "dy -> dx"},
     {.name = "batch_mean", .signature = "bcx!y!->c", .dtypes = "c->f", .flops_per_element = 1, .infer = infer_statistics,

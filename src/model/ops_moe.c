@@ -13,9 +13,8 @@
 static enum hapt_status infer_gate(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
 {
     const int64_t chosen = op->integer[0];
-    if (chosen < 1 || chosen > graph->tensor[op->input[0]].shape[2]) {
+    if (chosen < 1 || chosen > graph->tensor[op->input[0]].shape[2])
         return hapt_op_bad_attribute(op, "the number of experts per token is not between 1 and all of them");
-    }
     output[0].shape[2] = output[1].shape[2] = chosen;
     return HAPT_OK;
 }
@@ -76,13 +75,6 @@ static double flops_combine_backward(const struct hapt_graph *graph, const struc
     return flops_by_choice(graph, op->input[0], op->input[2], rows_fraction);
 }
 
-static enum hapt_status gradient_gate(struct hapt_graph *graph, int op)
-{
-    const int *out = graph->op[op].output;
-    const int input[] = {out[0], out[1], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "moe_gate_dx", input, 3, graph->op[op].input, 1);
-}
-
 static enum hapt_status gradient_dispatch(struct hapt_graph *graph, int op)
 {
     const int *in = graph->op[op].input;
@@ -113,9 +105,8 @@ static enum hapt_status gradient_combine(struct hapt_graph *graph, int op)
     const int *in = graph->op[op].input; /* slots, weights, experts */
     const int incoming = hapt_gradient_incoming(graph, op), slots = in[0], weights = in[1];
     const int for_slots[] = {incoming, in[1], in[2]}, for_weights[] = {incoming, in[0], in[2]};
-    if (hapt_gradient_needed(graph, slots)) {
+    if (hapt_gradient_needed(graph, slots))
         HAPT_TRY(hapt_gradient_append(graph, op, "moe_combine_dslots", for_slots, 3, &slots, 1));
-    }
     if (!hapt_gradient_needed(graph, weights)) return HAPT_OK;
     return hapt_gradient_append(graph, op, "moe_combine_dweights", for_weights, 3, &weights, 1);
 }
@@ -126,7 +117,7 @@ static enum hapt_status gradient_combine(struct hapt_graph *graph, int op)
 /* clang-format off */
 const struct hapt_op_type hapt_ops_moe[] = {
     {.name = "moe_gate", .signature = "bte!->btk!,btk!", .dtypes = "c->fi", .flops_per_element = 4, .infer = infer_gate,
-     .gradient = gradient_gate,
+     .backward = "moe_gate_dx", .backward_operands = "ABd>0",
      .attributes = "logits -> weights (softmax over the chosen), experts (the largest first); integer[0] experts per token"},
     {.name = "moe_gate_dx", .signature = "btk!,btk!,btk!->bte~", .dtypes = "fif->c", .flops_per_element = 4,
      .attributes = "weights, experts, dweights -> dlogits"},

@@ -6,9 +6,8 @@ static enum hapt_status infer_patch_embedding(const struct hapt_graph *graph, co
                                               struct hapt_tensor *output)
 {
     const int64_t *image = graph->tensor[op->input[0]].shape, *kernel = graph->tensor[op->input[1]].shape;
-    if (image[2] % kernel[2] != 0 || image[3] % kernel[3] != 0) {
+    if (image[2] % kernel[2] != 0 || image[3] % kernel[3] != 0)
         return hapt_op_bad_attribute(op, "its images are not a multiple of the weight's patch size");
-    }
     output[0].shape[1] = image[2] / kernel[2] * (image[3] / kernel[3]);
     return HAPT_OK;
 }
@@ -48,23 +47,10 @@ static enum hapt_status gradient_patch_embedding(struct hapt_graph *graph, int o
 {
     const int *in = graph->op[op].input;
     const int input[] = {in[0], hapt_gradient_incoming(graph, op)};
-    if (hapt_gradient_needed(graph, in[0])) {
+    if (hapt_gradient_needed(graph, in[0]))
         return hapt_fail(HAPT_ERR_INPUT, "take the patches from the model's images",
                          "operator %s passes no gradient to %s", graph->op[op].name, graph->tensor[in[0]].name);
-    }
     return hapt_gradient_append(graph, op, "patch_embedding_dw", input, 2, &in[1], in[2] < 0 ? 1 : 2);
-}
-
-static enum hapt_status gradient_class_token(struct hapt_graph *graph, int op)
-{
-    const int incoming = hapt_gradient_incoming(graph, op);
-    return hapt_gradient_append(graph, op, "class_token_backward", &incoming, 1, graph->op[op].input, 3);
-}
-
-static enum hapt_status gradient_take_token(struct hapt_graph *graph, int op)
-{
-    const int x = graph->op[op].input[0], incoming = hapt_gradient_incoming(graph, op);
-    return hapt_gradient_append(graph, op, "take_token_dx", &incoming, 1, &x, 1);
 }
 
 /* clang-format off */
@@ -75,12 +61,12 @@ const struct hapt_op_type hapt_ops_patches[] = {
     {.name = "patch_embedding_dw", .signature = "bcy!x!,bp!o->och!w!,o?", .dtypes = "fc->ff", .heavy = true,
      .product = true, .flops = flops_patch_embedding_dw, .attributes = "images, dy -> dw, dbias"},
     {.name = "class_token", .signature = "bp!d,u!w!d,u!t!d->bt!d", .dtypes = "ccc->c", .flops_per_element = 1,
-     .infer = infer_class_token, .gradient = gradient_class_token,
+     .infer = infer_class_token, .backward = "class_token_backward", .backward_operands = "d>012",
      .attributes = "patches, class token [1][1][d], positions [1][p + 1][d] -> class token and patches, with positions added"},
     {.name = "class_token_backward", .signature = "bt!d->bp!d,u!w!d,u!t!d", .dtypes = "c->cff", .flops_per_element = 1,
      .attributes = "dy -> dpatches, dclass, dpositions"},
     {.name = "take_token", .signature = "bt!d->bd", .dtypes = "c->c", .flops_per_element = 0, .infer = infer_take_token,
-     .gradient = gradient_take_token, .attributes = "x -> y; integer[0] token index"},
+     .backward = "take_token_dx", .backward_operands = "d>0", .attributes = "x -> y; integer[0] token index"},
     {.name = "take_token_dx", .signature = "bd->bt!d", .dtypes = "c->c", .flops_per_element = 0,
      .attributes = "dy -> dx; integer[0] token index"},
     {.name = NULL},

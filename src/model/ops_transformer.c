@@ -19,9 +19,8 @@ static enum hapt_status infer_attention(const struct hapt_graph *graph, const st
                                         struct hapt_tensor *output)
 {
     const int64_t heads = op->integer[0], width = graph->tensor[op->input[0]].shape[2];
-    if (heads < 1 || width % 3 != 0 || width / 3 % heads != 0) {
+    if (heads < 1 || width % 3 != 0 || width / 3 % heads != 0)
         return hapt_op_bad_attribute(op, "the width of its input is not 3 x heads x a head size");
-    }
     if (op->integer[1] != 0 && op->integer[1] != 1) return hapt_op_bad_attribute(op, "causal is neither 0 nor 1");
     output[0].shape[2] = width / 3;
     output[1].shape[1] = heads;
@@ -93,20 +92,6 @@ static double bytes_embedding_dw(const struct hapt_graph *graph, const struct ha
     return rows_fraction * 4 * (double)hapt_tensor_elements(&graph->tensor[op->input[1]]);
 }
 
-static enum hapt_status gradient_embedding(struct hapt_graph *graph, int op)
-{
-    const int *in = graph->op[op].input;
-    const int input[] = {in[0], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "embedding_dw", input, 2, &in[1], in[2] < 0 ? 1 : 2);
-}
-
-static enum hapt_status gradient_layer_norm(struct hapt_graph *graph, int op)
-{
-    const int *in = graph->op[op].input, *out = graph->op[op].output;
-    const int input[] = {in[0], in[1], out[1], out[2], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "layer_norm_backward", input, 5, in, 3);
-}
-
 enum hapt_status hapt_gradient_product(struct hapt_graph *graph, int op, const char *dx, const char *dw)
 {
     const int *in = graph->op[op].input;
@@ -128,26 +113,6 @@ static enum hapt_status gradient_linear_t(struct hapt_graph *graph, int op)
     return hapt_gradient_product(graph, op, "linear_t_dx", "linear_t_dw");
 }
 
-static enum hapt_status gradient_attention(struct hapt_graph *graph, int op)
-{
-    const int qkv = graph->op[op].input[0], *out = graph->op[op].output;
-    const int input[] = {qkv, out[0], out[1], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "attention_backward", input, 4, &qkv, 1);
-}
-
-static enum hapt_status gradient_grouped_attention(struct hapt_graph *graph, int op)
-{
-    const int *in = graph->op[op].input, *out = graph->op[op].output;
-    const int input[] = {in[0], in[1], in[2], out[0], out[1], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "grouped_attention_backward", input, 6, in, 3);
-}
-
-static enum hapt_status gradient_gelu(struct hapt_graph *graph, int op)
-{
-    const int input[] = {graph->op[op].input[0], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "gelu_dx", input, 2, input, 1);
-}
-
 static enum hapt_status gradient_add(struct hapt_graph *graph, int op)
 {
     const int first = graph->op[op].input[0], second = graph->op[op].input[1];
@@ -155,28 +120,14 @@ static enum hapt_status gradient_add(struct hapt_graph *graph, int op)
     return hapt_gradient_share(graph, op, second);
 }
 
-static enum hapt_status gradient_copy(struct hapt_graph *graph, int op)
-{
-    const int primal = graph->op[op].input[0], incoming = hapt_gradient_incoming(graph, op);
-    return hapt_gradient_append(graph, op, "copy", &incoming, 1, &primal, 1);
-}
-
-static enum hapt_status gradient_cross_entropy(struct hapt_graph *graph, int op)
-{
-    const int *in = graph->op[op].input, *out = graph->op[op].output;
-    const int logits = in[0];
-    const int input[] = {in[0], in[1], out[1], hapt_gradient_incoming(graph, op)};
-    return hapt_gradient_append(graph, op, "cross_entropy_dx", input, 4, &logits, 1);
-}
-
 /* clang-format off */
 const struct hapt_op_type hapt_ops_transformer[] = {
     {.name = "embedding", .signature = "bt,v~d,t!d?->btd", .dtypes = "icc->c", .flops = flops_embedding,
-     .operand_bytes_limit = bytes_embedding, .gradient = gradient_embedding, .attributes = "tokens, table, position -> x"},
+     .operand_bytes_limit = bytes_embedding, .backward = "embedding_dw", .backward_operands = "0d>12", .attributes = "tokens, table, position -> x"},
     {.name = "embedding_dw", .signature = "bt,btd->v~d,t!d?", .dtypes = "ic->ff", .flops = flops_embedding_dw,
      .operand_bytes_limit = bytes_embedding_dw, .attributes = "tokens, dy -> dtable, dposition"},
     {.name = "layer_norm", .signature = "...d!,d!,d!->...d!,...,...", .dtypes = "ccc->cff", .flops_per_element = 7,
-     .infer = infer_layer_norm, .gradient = gradient_layer_norm,
+     .infer = infer_layer_norm, .backward = "layer_norm_backward", .backward_operands = "01BCd>012",
      .attributes = "x, gamma, beta -> y, mean, rstd; real[0] epsilon"},
     {.name = "layer_norm_backward", .signature = "...d!,d!,...,...,...d!->...d!,d!,d!", .dtypes = "ccffc->cff",
      .flops_per_element = 14, .attributes = "x, gamma, mean, rstd, dy -> dx, dgamma, dbeta"},
@@ -193,7 +144,7 @@ const struct hapt_op_type hapt_ops_transformer[] = {
     {.name = "linear_t_dw", .signature = "...i,...o->oi,o?", .dtypes = "cc->ff", .heavy = true, .contracts = true,
      .attributes = "x, dy -> dw, dbias"},
     {.name = "attention", .signature = "bt!e/3h->bt!d/h,bht!", .dtypes = "c->cf", .heavy = true, .sized_letters = "h",
-     .flops = flops_attention, .infer = infer_attention, .gradient = gradient_attention,
+     .flops = flops_attention, .infer = infer_attention, .backward = "attention_backward", .backward_operands = "0ABd>0",
      .attributes = "qkv (q, k, v in order, heads inside each) -> out, logsumexp of the scaled scores; "
                    "integer[0] heads, integer[1] causal"},
     {.name = "attention_backward", .signature = "bt!e/3h,bt!d/h,bht!,bt!d/h->bt!e/3h", .dtypes = "ccfc->c",
@@ -201,7 +152,7 @@ const struct hapt_op_type hapt_ops_transformer[] = {
      .attributes = "qkv, out, logsumexp, dout -> dqkv"},
     {.name = "grouped_attention", .signature = "bt!q/g,bt!k/g,bt!k/g->bt!q/g,bn/gt!", .dtypes = "ccc->cf", .heavy = true,
      .sized_letters = "g", .flops = flops_grouped_attention, .infer = infer_grouped_attention,
-     .gradient = gradient_grouped_attention,
+     .backward = "grouped_attention_backward", .backward_operands = "012ABd>012",
      .attributes = "q, k, v -> out, logsumexp of the scaled scores of all query heads; a head of k and v serves "
                    "(width of q / width of k) consecutive heads of q; integer[0] heads of k and v, integer[1] causal"},
     {.name = "grouped_attention_backward",
@@ -209,15 +160,15 @@ const struct hapt_op_type hapt_ops_transformer[] = {
      .heavy = true, .sized_letters = "g", .flops = flops_grouped_attention_backward,
      .attributes = "q, k, v, out, logsumexp, dout -> dq, dk, dv"},
     {.name = "gelu", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 10, .infer = infer_gelu,
-     .gradient = gradient_gelu, .attributes = "x -> y; integer[0] 0 tanh, 1 erf"},
+     .backward = "gelu_dx", .backward_operands = "0d>0", .attributes = "x -> y; integer[0] 0 tanh, 1 erf"},
     {.name = "gelu_dx", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 18,
      .attributes = "x, dy -> dx; integer[0] 0 tanh, 1 erf"},
     {.name = "add", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 1, .linear = true,
      .gradient = gradient_add, .attributes = "a, b -> y"},
     {.name = "copy", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 0, .linear = true,
-     .gradient = gradient_copy, .attributes = "x -> y"},
+     .backward = "copy", .backward_operands = "d>0", .attributes = "x -> y"},
     {.name = "cross_entropy", .signature = "...v~,...->,...", .dtypes = "ci->ff", .flops_per_element = 4,
-     .inner_all_reduces = 3 /* maximum, sum of exponentials, the target's logit */, .gradient = gradient_cross_entropy,
+     .inner_all_reduces = 3 /* maximum, sum of exponentials, the target's logit */, .backward = "cross_entropy_dx", .backward_operands = "01Bd>0",
      .attributes = "logits, targets (-100: ignored) -> loss (SUM over targets), logsumexp"},
     {.name = "cross_entropy_dx", .signature = "...v~,...,...,->...v~", .dtypes = "ciff->c", .flops_per_element = 4,
      .attributes = "logits, targets, logsumexp, scale -> dlogits"},

@@ -134,20 +134,18 @@ static enum hapt_status bind_operand(const struct hapt_op *op, const struct hapt
 {
     const char *signature = hapt_op_type_at(op->type)->signature;
     const int dims = operand->dims == 0 ? 1 : operand->dims;
-    if (tensor->dims != dims || (operand->dims == 0 && tensor->shape[0] != 1)) {
+    if (tensor->dims != dims || (operand->dims == 0 && tensor->shape[0] != 1))
         return hapt_fail(HAPT_ERR_INPUT, "compare its dimensions with the signature",
                          "operator %s (%s, %s): tensor %s has %d dimensions instead of %d", op->name,
                          hapt_op_type_at(op->type)->name, signature, tensor->name, tensor->dims, operand->dims);
-    }
     for (int d = 0; d < operand->dims; d++) {
         int64_t *size = &sizes->size[operand->letter[d] - 'a'];
         if (*size == 0) *size = tensor->shape[d];
-        if (*size != tensor->shape[d]) {
+        if (*size != tensor->shape[d])
             return hapt_fail(HAPT_ERR_INPUT, "one letter of the signature has one size",
                              "operator %s (%s, %s): dimension %c of tensor %s is %lld, elsewhere %lld", op->name,
                              hapt_op_type_at(op->type)->name, signature, operand->letter[d], tensor->name,
                              (long long)tensor->shape[d], (long long)*size);
-        }
     }
     return HAPT_OK;
 }

@@ -33,10 +33,9 @@ static enum hapt_status read_element(struct hapt_h5 *file, const char *path, int
     HAPT_TRY(hapt_h5_shape(file, path, &found_dims, found));
     bool equal = found_dims == dims;
     for (int d = 0; equal && d < dims; d++) equal = found[d] == shape[d];
-    if (!equal) {
+    if (!equal)
         return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape",
                          "%s of %s has another shape than %s", path, hapt_h5_path(file), "the model");
-    }
     for (int d = 0; d < dims; d++) elements *= shape[d];
     HAPT_TRY(hapt_h5_check_written(file, path));
     HAPT_TRY(hapt_h5_read_rows(file, path, HAPT_H5_F32, 0, shape[0], value));

@@ -14,26 +14,31 @@ enum hapt_status zoo_set_number(struct hapt_model *model, struct hapt_arena *are
     return hapt_model_set(model, arena, name, text);
 }
 
-enum hapt_status zoo_check_blocks(int64_t layers, int64_t hidden, int64_t heads)
+enum hapt_status zoo_check_blocks(const struct zoo *zoo)
 {
-    if (hidden % heads != 0) {
+    if (zoo->hidden % zoo->heads != 0)
         return hapt_fail(HAPT_ERR_USAGE, "choose --hidden as a multiple of --heads",
-                         "hidden size %" PRId64 " does not divide into %" PRId64 " heads", hidden, heads);
-    }
-    if (layers > 1024) {
-        return hapt_fail(HAPT_ERR_USAGE, "at most 1024 layers are possible", "%" PRId64 " layers are too many", layers);
-    }
+                         "hidden size %" PRId64 " does not divide into %" PRId64 " heads", zoo->hidden, zoo->heads);
+    if (zoo->layers > 1024)
+        return hapt_fail(HAPT_ERR_USAGE, "at most 1024 layers are possible", "%" PRId64 " layers are too many",
+                         zoo->layers);
     return HAPT_OK;
 }
 
 enum hapt_status zoo_begin(struct zoo *zoo, const struct hapt_config *config, const char *const *numbers,
                            struct hapt_arena *arena, struct hapt_model *model)
 {
-    zoo->graph = model->graph;
+    *zoo = (struct zoo){.graph = model->graph,
+                        .layers = hapt_config_int(config, "layers"),
+                        .hidden = hapt_config_int(config, "hidden"),
+                        .heads = hapt_config_int(config, "heads"),
+                        .sequence = hapt_config_int(config, "sequence"),
+                        .vocab = hapt_config_int(config, "vocab"),
+                        .rows = hapt_config_int(config, "microbatch")};
     HAPT_ASSERT(hapt_dtype_parse(hapt_config_text(config, "dtype"), &zoo->dtype));
     for (; *numbers; numbers++) HAPT_TRY(zoo_set_number(model, arena, *numbers, hapt_config_int(config, *numbers)));
     HAPT_TRY(hapt_model_set(model, arena, "dtype", hapt_dtype_name(zoo->dtype)));
-    model->microbatch = (int)hapt_config_int(config, "microbatch");
+    model->microbatch = (int)zoo->rows;
     model->dtype = zoo->dtype;
     return HAPT_OK;
 }
@@ -46,9 +51,9 @@ enum hapt_status zoo_input(struct zoo *zoo, const char *name, enum hapt_tensor_r
     return hapt_graph_add_tensor(zoo->graph, &tensor, index);
 }
 
-enum hapt_status zoo_tokens(struct zoo *zoo, int64_t rows, int64_t sequence, int *tokens, int *targets)
+enum hapt_status zoo_tokens(struct zoo *zoo, int *tokens, int *targets)
 {
-    const int64_t shape[] = {rows, sequence};
+    const int64_t shape[] = {zoo->rows, zoo->sequence};
     HAPT_TRY(zoo_input(zoo, "tokens", HAPT_ROLE_TOKENS, HAPT_I32, 2, shape, tokens));
     return zoo_input(zoo, "targets", HAPT_ROLE_TARGETS, HAPT_I32, 2, shape, targets);
 }
@@ -80,7 +85,8 @@ enum hapt_status zoo_normal(struct zoo *zoo, const char *name, int dims, const i
     return zoo_parameter(zoo, name, dims, shape, HAPT_INIT_NORMAL, std, index);
 }
 
-enum hapt_status zoo_layer_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y)
+static enum hapt_status norm(struct zoo *zoo, const char *type, const char *prefix, int64_t width, double epsilon,
+                             bool bias, int x, int *y)
 {
     char name[MAX_NAME];
     const double real[HAPT_MAX_ATTRIBUTES] = {epsilon};
@@ -88,22 +94,20 @@ enum hapt_status zoo_layer_norm(struct zoo *zoo, const char *prefix, int64_t wid
     snprintf(name, sizeof name, "%s.weight", prefix);
     HAPT_TRY(zoo_parameter(zoo, name, 1, &width, HAPT_INIT_ONE, 0, &input[1]));
     snprintf(name, sizeof name, "%s.bias", prefix);
-    HAPT_TRY(zoo_parameter(zoo, name, 1, &width, HAPT_INIT_ZERO, 0, &input[2]));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "layer_norm", prefix, input, 3, NULL, real, output));
+    if (bias) HAPT_TRY(zoo_parameter(zoo, name, 1, &width, HAPT_INIT_ZERO, 0, &input[2]));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, type, prefix, input, 2 + bias, NULL, real, output));
     *y = output[0];
     return HAPT_OK;
 }
 
+enum hapt_status zoo_layer_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y)
+{
+    return norm(zoo, "layer_norm", prefix, width, epsilon, true, x, y);
+}
+
 enum hapt_status zoo_rms_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y)
 {
-    char name[MAX_NAME];
-    const double real[HAPT_MAX_ATTRIBUTES] = {epsilon};
-    int input[2] = {x}, output[HAPT_MAX_OUTPUTS];
-    snprintf(name, sizeof name, "%s.weight", prefix);
-    HAPT_TRY(zoo_parameter(zoo, name, 1, &width, HAPT_INIT_ONE, 0, &input[1]));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "rms_norm", prefix, input, 2, NULL, real, output));
-    *y = output[0];
-    return HAPT_OK;
+    return norm(zoo, "rms_norm", prefix, width, epsilon, false, x, y);
 }
 
 static enum hapt_status product(struct zoo *zoo, const char *type, const char *prefix, const int64_t *shape,

@@ -18,24 +18,25 @@ enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_aren
 enum hapt_status hapt_zoo_vgg(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 enum hapt_status hapt_zoo_resnet(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 
-/* A model under construction. */
+/* A model under construction. The sizes are the options of these names; `rows` is the microbatch. */
 struct zoo {
     struct hapt_graph *graph;
     enum hapt_dtype dtype;
+    int64_t layers, hidden, heads, sequence, vocab, rows;
 };
 
-/* Reads --dtype and --microbatch, and records them and the options in `numbers` (ended by NULL) as the model's
- * settings. */
+/* Reads --dtype and the sizes, and records them and the options in `numbers` (ended by NULL) as the model's settings.
+ */
 enum hapt_status zoo_begin(struct zoo *zoo, const struct hapt_config *config, const char *const *numbers,
                            struct hapt_arena *arena, struct hapt_model *model);
 /* Records a number that is not the option's own value: a default that depends on other options. */
 enum hapt_status zoo_set_number(struct hapt_model *model, struct hapt_arena *arena, const char *name, int64_t value);
 /* HAPT_ERR_USAGE: the hidden size is not a multiple of the heads, or there are too many blocks for a graph. */
-enum hapt_status zoo_check_blocks(int64_t layers, int64_t hidden, int64_t heads);
+enum hapt_status zoo_check_blocks(const struct zoo *zoo);
 enum hapt_status zoo_input(struct zoo *zoo, const char *name, enum hapt_tensor_role role, enum hapt_dtype dtype,
                            int dims, const int64_t *shape, int *index);
 /* Adds inputs tokens and targets [rows][sequence]. */
-enum hapt_status zoo_tokens(struct zoo *zoo, int64_t rows, int64_t sequence, int *tokens, int *targets);
+enum hapt_status zoo_tokens(struct zoo *zoo, int *tokens, int *targets);
 /* Adds the cross-entropy loss of logits [...][classes] and their labels, the graph's last operator. */
 enum hapt_status zoo_classify(struct zoo *zoo, int logits, int labels);
 /* Adds a trainable parameter under its published name; `std` is used for HAPT_INIT_NORMAL only. */

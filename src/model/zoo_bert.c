@@ -20,7 +20,6 @@
 
 struct bert {
     struct zoo zoo;
-    int64_t layers, hidden, heads, sequence, vocab, rows;
     bool tied;
     int64_t experts, top_k, capacity; /* experts 0: no layer has experts */
     char layer[48], name[160];        /* "bert.encoder.layer.3"; last result of path() */
@@ -47,12 +46,12 @@ static enum hapt_status linear(struct bert *bert, const char *suffix, int64_t in
 static enum hapt_status add_and_norm(struct bert *bert, const char *residual, const char *norm, int y, int *x)
 {
     HAPT_TRY(zoo_add(&bert->zoo, path(bert, residual), *x, y, x));
-    return zoo_layer_norm(&bert->zoo, path(bert, norm), bert->hidden, NORM_EPSILON, *x, x);
+    return zoo_layer_norm(&bert->zoo, path(bert, norm), bert->zoo.hidden, NORM_EPSILON, *x, x);
 }
 
 static enum hapt_status attention(struct bert *bert, int *x)
 {
-    const int64_t d = bert->hidden, heads[HAPT_MAX_ATTRIBUTES] = {bert->heads, 0};
+    const int64_t d = bert->zoo.hidden, heads[HAPT_MAX_ATTRIBUTES] = {bert->zoo.heads, 0};
     int qkv[3], output[HAPT_MAX_OUTPUTS], y;
     HAPT_TRY(linear(bert, "attention.self.query", d, d, *x, &qkv[0]));
     HAPT_TRY(linear(bert, "attention.self.key", d, d, *x, &qkv[1]));
@@ -65,7 +64,7 @@ static enum hapt_status attention(struct bert *bert, int *x)
 
 static enum hapt_status feed_forward(struct bert *bert, int x, int *y)
 {
-    const int64_t d = bert->hidden;
+    const int64_t d = bert->zoo.hidden;
     HAPT_TRY(linear(bert, "intermediate.dense", d, 4 * d, x, y));
     HAPT_TRY(gelu(bert, path(bert, "intermediate.gelu"), *y, y));
     return linear(bert, "output.dense", 4 * d, d, *y, y);
@@ -76,7 +75,7 @@ static enum hapt_status expert_linear(struct bert *bert, const char *part, int64
                                       int *y)
 {
     const double slots = (double)bert->experts * (double)bert->capacity;
-    const double real[HAPT_MAX_ATTRIBUTES] = {fmin(1, (double)(bert->top_k * bert->sequence) / slots)};
+    const double real[HAPT_MAX_ATTRIBUTES] = {fmin(1, (double)(bert->top_k * bert->zoo.sequence) / slots)};
     int input[] = {x, 0, counts, 0};
     char suffix[64];
     snprintf(suffix, sizeof suffix, "moe.experts.*.%s.weight", part);
@@ -91,7 +90,7 @@ static enum hapt_status expert_linear(struct bert *bert, const char *part, int64
 static enum hapt_status mixture(struct bert *bert, int x, int *y)
 {
     struct hapt_graph *graph = bert->zoo.graph;
-    const int64_t d = bert->hidden, chosen[HAPT_MAX_ATTRIBUTES] = {bert->top_k};
+    const int64_t d = bert->zoo.hidden, chosen[HAPT_MAX_ATTRIBUTES] = {bert->top_k};
     const int64_t slots[HAPT_MAX_ATTRIBUTES] = {bert->experts, bert->capacity};
     int logits, gate[HAPT_MAX_OUTPUTS], counts, h;
     HAPT_TRY(zoo_linear(&bert->zoo, path(bert, "moe.gate"), d, bert->experts, WEIGHT_STD, false, x, &logits));
@@ -122,13 +121,13 @@ static enum hapt_status layer(struct bert *bert, int64_t index, int *x)
 static enum hapt_status embeddings(struct bert *bert, int *words, int *targets, int *x)
 {
     struct zoo *zoo = &bert->zoo;
-    const int64_t d = bert->hidden;
+    const int64_t d = zoo->hidden;
     int input[3];
-    HAPT_TRY(zoo_tokens(zoo, bert->rows, bert->sequence, &input[0], targets));
+    HAPT_TRY(zoo_tokens(zoo, &input[0], targets));
     HAPT_TRY(
-        zoo_normal(zoo, "bert.embeddings.word_embeddings.weight", 2, (int64_t[]){bert->vocab, d}, WEIGHT_STD, words));
-    HAPT_TRY(zoo_normal(zoo, "bert.embeddings.position_embeddings.weight", 2, (int64_t[]){bert->sequence, d},
-                        WEIGHT_STD, &input[2]));
+        zoo_normal(zoo, "bert.embeddings.word_embeddings.weight", 2, (int64_t[]){zoo->vocab, d}, WEIGHT_STD, words));
+    HAPT_TRY(zoo_normal(zoo, "bert.embeddings.position_embeddings.weight", 2, (int64_t[]){zoo->sequence, d}, WEIGHT_STD,
+                        &input[2]));
     input[1] = *words;
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "bert.embeddings", input, 3, NULL, NULL, x));
     return zoo_layer_norm(zoo, "bert.embeddings.LayerNorm", d, NORM_EPSILON, *x, x);
@@ -137,60 +136,47 @@ static enum hapt_status embeddings(struct bert *bert, int *words, int *targets, 
 static enum hapt_status head(struct bert *bert, int words, int targets, int x)
 {
     struct zoo *zoo = &bert->zoo;
-    const int64_t d = bert->hidden;
+    const int64_t d = zoo->hidden;
     int product[3] = {0, words, 0};
     HAPT_TRY(zoo_linear(zoo, "cls.predictions.transform.dense", d, d, WEIGHT_STD, true, x, &x));
     HAPT_TRY(gelu(bert, "cls.predictions.transform.gelu", x, &x));
     HAPT_TRY(zoo_layer_norm(zoo, "cls.predictions.transform.LayerNorm", d, NORM_EPSILON, x, &product[0]));
     if (!bert->tied)
         HAPT_TRY(
-            zoo_normal(zoo, "cls.predictions.decoder.weight", 2, (int64_t[]){bert->vocab, d}, WEIGHT_STD, &product[1]));
-    HAPT_TRY(zoo_parameter(zoo, "cls.predictions.bias", 1, &bert->vocab, HAPT_INIT_ZERO, 0, &product[2]));
+            zoo_normal(zoo, "cls.predictions.decoder.weight", 2, (int64_t[]){zoo->vocab, d}, WEIGHT_STD, &product[1]));
+    HAPT_TRY(zoo_parameter(zoo, "cls.predictions.bias", 1, &zoo->vocab, HAPT_INIT_ZERO, 0, &product[2]));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "linear_t", "cls.predictions", product, 3, NULL, NULL, &x));
     return zoo_classify(zoo, x, targets);
 }
 
 static enum hapt_status check(const struct bert *bert)
 {
-    HAPT_TRY(zoo_check_blocks(bert->layers, bert->hidden, bert->heads));
-    if (bert->experts > 0 && bert->layers < 2) {
+    HAPT_TRY(zoo_check_blocks(&bert->zoo));
+    if (bert->experts > 0 && bert->zoo.layers < 2)
         return hapt_fail(HAPT_ERR_USAGE, "every second layer has experts: give --layers 2 or more, or the family bert",
                          "a bert-moe of one layer has no experts");
-    }
-    if (bert->top_k > bert->experts) {
+    if (bert->top_k > bert->experts)
         return hapt_fail(HAPT_ERR_USAGE, "choose --top-k at most --experts",
                          "a token cannot go to %" PRId64 " of %" PRId64 " experts", bert->top_k, bert->experts);
-    }
     return HAPT_OK;
 }
 
 static enum hapt_status build(struct bert *bert, struct hapt_model *model)
 {
     int words, targets, x;
-    model->sequence = (int)bert->sequence;
-    model->vocab = (int)bert->vocab;
+    model->sequence = (int)bert->zoo.sequence;
+    model->vocab = (int)bert->zoo.vocab;
     HAPT_TRY(embeddings(bert, &words, &targets, &x));
-    for (int64_t index = 0; index < bert->layers; index++) HAPT_TRY(layer(bert, index, &x));
+    for (int64_t index = 0; index < bert->zoo.layers; index++) HAPT_TRY(layer(bert, index, &x));
     return head(bert, words, targets, x);
-}
-
-static struct bert bert_of(const struct hapt_config *config)
-{
-    return (struct bert){.layers = hapt_config_int(config, "layers"),
-                         .hidden = hapt_config_int(config, "hidden"),
-                         .heads = hapt_config_int(config, "heads"),
-                         .sequence = hapt_config_int(config, "sequence"),
-                         .vocab = hapt_config_int(config, "vocab"),
-                         .rows = hapt_config_int(config, "microbatch"),
-                         .tied = hapt_config_bool(config, "tied-embeddings")};
 }
 
 enum hapt_status hapt_zoo_bert(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model)
 {
     static const char *const numbers[] = {"layers", "hidden", "heads", "sequence", "vocab", "microbatch", NULL};
-    struct bert bert = bert_of(config);
-    HAPT_TRY(check(&bert));
+    struct bert bert = {.tied = hapt_config_bool(config, "tied-embeddings")};
     HAPT_TRY(zoo_begin(&bert.zoo, config, numbers, arena, model));
+    HAPT_TRY(check(&bert));
     HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", bert.tied ? "yes" : "no"));
     return build(&bert, model);
 }
@@ -200,19 +186,19 @@ enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt
     static const char *const numbers[] = {"layers",     "hidden",  "heads", "sequence", "vocab",
                                           "microbatch", "experts", "top-k", NULL};
     const double factor = hapt_config_real(config, "capacity-factor");
-    struct bert bert = bert_of(config);
+    struct bert bert = {.tied = hapt_config_bool(config, "tied-embeddings")};
     char text[32];
     bert.experts = hapt_config_int(config, "experts");
     bert.top_k = hapt_config_int(config, "top-k");
-    HAPT_TRY(check(&bert));
     HAPT_TRY(zoo_begin(&bert.zoo, config, numbers, arena, model));
+    HAPT_TRY(check(&bert));
     HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", bert.tied ? "yes" : "no"));
     snprintf(text, sizeof text, "%.9g", factor);
     HAPT_TRY(hapt_model_set(model, arena, "capacity-factor", text));
-    bert.capacity = bert.sequence; /* enough for all tokens of a row: a token uses an expert at most once */
+    bert.capacity = bert.zoo.sequence; /* enough for all tokens of a row: a token uses an expert at most once */
     if (factor > 0) {
-        const double even = (double)(bert.sequence * bert.top_k) / (double)bert.experts;
-        bert.capacity = (int64_t)fmax(1, fmin((double)bert.sequence, ceil(factor * even)));
+        const double even = (double)(bert.zoo.sequence * bert.top_k) / (double)bert.experts;
+        bert.capacity = (int64_t)fmax(1, fmin((double)bert.zoo.sequence, ceil(factor * even)));
     }
     return build(&bert, model);
 }

@@ -15,7 +15,6 @@
 
 struct gpt {
     struct zoo zoo;
-    int64_t layers, hidden, heads, sequence, vocab, rows;
     bool tied;
     double residual_std; /* projections into the residual stream: 0.02 / sqrt(2 layers) */
 };
@@ -24,8 +23,8 @@ struct gpt {
 static enum hapt_status block(struct gpt *gpt, int64_t index, int *x)
 {
     struct zoo *zoo = &gpt->zoo;
-    const int64_t d = gpt->hidden;
-    const int64_t attention[HAPT_MAX_ATTRIBUTES] = {gpt->heads, 1};
+    const int64_t d = zoo->hidden;
+    const int64_t attention[HAPT_MAX_ATTRIBUTES] = {zoo->heads, 1};
     char name[64];
     int y, output[HAPT_MAX_OUTPUTS];
 #define NAME(suffix) (snprintf(name, sizeof name, "h.%" PRId64 "." suffix, index), name)
@@ -45,14 +44,14 @@ static enum hapt_status block(struct gpt *gpt, int64_t index, int *x)
 static enum hapt_status build(struct gpt *gpt)
 {
     struct zoo *zoo = &gpt->zoo;
-    const int64_t table[] = {gpt->vocab, gpt->hidden};
+    const int64_t table[] = {zoo->vocab, zoo->hidden};
     int embedding[3], product[3] = {0, 0, -1}, targets, x;
-    HAPT_TRY(zoo_tokens(zoo, gpt->rows, gpt->sequence, &embedding[0], &targets));
+    HAPT_TRY(zoo_tokens(zoo, &embedding[0], &targets));
     HAPT_TRY(zoo_normal(zoo, "wte.weight", 2, table, WEIGHT_STD, &embedding[1]));
-    HAPT_TRY(zoo_normal(zoo, "wpe.weight", 2, (int64_t[]){gpt->sequence, gpt->hidden}, WEIGHT_STD, &embedding[2]));
+    HAPT_TRY(zoo_normal(zoo, "wpe.weight", 2, (int64_t[]){zoo->sequence, zoo->hidden}, WEIGHT_STD, &embedding[2]));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "embedding", embedding, 3, NULL, NULL, &x));
-    for (int64_t index = 0; index < gpt->layers; index++) HAPT_TRY(block(gpt, index, &x));
-    HAPT_TRY(zoo_layer_norm(zoo, "ln_f", gpt->hidden, NORM_EPSILON, x, &product[0]));
+    for (int64_t index = 0; index < zoo->layers; index++) HAPT_TRY(block(gpt, index, &x));
+    HAPT_TRY(zoo_layer_norm(zoo, "ln_f", zoo->hidden, NORM_EPSILON, x, &product[0]));
     product[1] = embedding[1];
     if (!gpt->tied) HAPT_TRY(zoo_normal(zoo, "lm_head.weight", 2, table, WEIGHT_STD, &product[1]));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "linear_t", "lm_head", product, 3, NULL, NULL, &x));
@@ -62,18 +61,12 @@ static enum hapt_status build(struct gpt *gpt)
 enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model)
 {
     static const char *const numbers[] = {"layers", "hidden", "heads", "sequence", "vocab", "microbatch", NULL};
-    struct gpt gpt = {.layers = hapt_config_int(config, "layers"),
-                      .hidden = hapt_config_int(config, "hidden"),
-                      .heads = hapt_config_int(config, "heads"),
-                      .sequence = hapt_config_int(config, "sequence"),
-                      .vocab = hapt_config_int(config, "vocab"),
-                      .rows = hapt_config_int(config, "microbatch"),
-                      .tied = hapt_config_bool(config, "tied-embeddings")};
-    HAPT_TRY(zoo_check_blocks(gpt.layers, gpt.hidden, gpt.heads));
+    struct gpt gpt = {.tied = hapt_config_bool(config, "tied-embeddings")};
     HAPT_TRY(zoo_begin(&gpt.zoo, config, numbers, arena, model));
+    HAPT_TRY(zoo_check_blocks(&gpt.zoo));
     HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", gpt.tied ? "yes" : "no"));
-    gpt.residual_std = WEIGHT_STD / sqrt(2.0 * (double)gpt.layers);
-    model->sequence = (int)gpt.sequence;
-    model->vocab = (int)gpt.vocab;
+    gpt.residual_std = WEIGHT_STD / sqrt(2.0 * (double)gpt.zoo.layers);
+    model->sequence = (int)gpt.zoo.sequence;
+    model->vocab = (int)gpt.zoo.vocab;
     return build(&gpt);
 }

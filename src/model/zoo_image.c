@@ -28,10 +28,9 @@ enum hapt_status zoo_take_stages(const struct hapt_config *config, int default_d
     }
     if (stages->count == 1) { /* only the number of stages */
         stages->count = stages->depth[0];
-        if (stages->count > ZOO_MAX_STAGES) {
+        if (stages->count > ZOO_MAX_STAGES)
             return hapt_fail(HAPT_ERR_USAGE, "give --stages 3,4,6,3 for the depth of each", "%d stages are too many",
                              stages->count);
-        }
         for (int s = 0; s < stages->count; s++) stages->depth[s] = default_depth;
     }
     return hapt_model_set(model, arena, "stages", text);

@@ -56,11 +56,9 @@ enum hapt_status hapt_zoo_resnet(const struct hapt_config *config, struct hapt_a
     HAPT_TRY(convolution_and_norm(&zoo, "conv1", "bn1", stem, x, &x));
     HAPT_TRY(zoo_relu(&zoo, "relu", x, &x));
     HAPT_TRY(zoo_max_pool(&zoo, "maxpool", 3, 2, 1, x, &x));
-    for (int stage = 0; stage < stages.count; stage++) {
-        for (int index = 0; index < stages.depth[stage]; index++) {
+    for (int stage = 0; stage < stages.count; stage++)
+        for (int index = 0; index < stages.depth[stage]; index++)
             HAPT_TRY(block(&zoo, stage, index, width << stage, stage > 0 && index == 0 ? 2 : 1, &x));
-        }
-    }
     HAPT_TRY(hapt_graph_add_op(zoo.graph, "mean_pool", "avgpool", &x, 1, NULL, NULL, &x));
     const int64_t channels = zoo.graph->tensor[x].shape[1];
     HAPT_TRY(zoo_linear(&zoo, "fc", channels, classes, 1 / sqrt(3.0 * (double)channels), true, x, &x));

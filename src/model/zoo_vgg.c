@@ -44,11 +44,10 @@ enum hapt_status hapt_zoo_vgg(const struct hapt_config *config, struct hapt_aren
     int x, labels;
     HAPT_TRY(zoo_begin(&zoo, config, numbers, arena, model));
     HAPT_TRY(zoo_take_stages(config, CONVOLUTIONS, arena, model, &stages));
-    if (hapt_config_int(config, "image") >> stages.count < 1) {
+    if (hapt_config_int(config, "image") >> stages.count < 1)
         return hapt_fail(HAPT_ERR_USAGE, "choose a larger --image or fewer --stages",
                          "%d pools leave nothing of %" PRId64 " pixels", stages.count,
                          hapt_config_int(config, "image"));
-    }
     HAPT_TRY(zoo_images(&zoo, config, model, &x, &labels));
     HAPT_TRY(features(&zoo, &stages, hapt_config_int(config, "width"), &x));
     if (pool[0] > 0) HAPT_TRY(hapt_graph_add_op(zoo.graph, "adaptive_pool", "avgpool", &x, 1, pool, NULL, &x));

@@ -13,14 +13,14 @@
 
 struct vit {
     struct zoo zoo;
-    int64_t layers, hidden, heads, ffn, image, channels, patch, classes, rows;
+    int64_t ffn, image, channels, patch, classes;
 };
 
 /* One block; *x [rows][patches + 1][d] is the residual stream. */
 static enum hapt_status block(struct vit *vit, int64_t index, int *x)
 {
     struct zoo *zoo = &vit->zoo;
-    const int64_t d = vit->hidden, attention[HAPT_MAX_ATTRIBUTES] = {vit->heads, 0},
+    const int64_t d = zoo->hidden, attention[HAPT_MAX_ATTRIBUTES] = {zoo->heads, 0},
                   erf_kind[HAPT_MAX_ATTRIBUTES] = {1};
     char name[96];
     int y, qkv[3], output[HAPT_MAX_OUTPUTS];
@@ -44,8 +44,8 @@ static enum hapt_status block(struct vit *vit, int64_t index, int *x)
 static enum hapt_status embed(struct vit *vit, int *x)
 {
     struct zoo *zoo = &vit->zoo;
-    const int64_t d = vit->hidden, side = vit->image / vit->patch;
-    const int64_t images[] = {vit->rows, vit->channels, vit->image, vit->image};
+    const int64_t d = zoo->hidden, side = vit->image / vit->patch;
+    const int64_t images[] = {zoo->rows, vit->channels, vit->image, vit->image};
     const int64_t kernel[] = {d, vit->channels, vit->patch, vit->patch};
     int patches[3], tokens[3];
     HAPT_TRY(zoo_input(zoo, "images", HAPT_ROLE_IMAGES, HAPT_F32, 4, images, &patches[0]));
@@ -63,39 +63,32 @@ static enum hapt_status embed(struct vit *vit, int *x)
 static enum hapt_status build(struct vit *vit)
 {
     struct zoo *zoo = &vit->zoo;
-    int x, loss[2], output[HAPT_MAX_OUTPUTS];
+    int x, labels;
     HAPT_TRY(embed(vit, &x));
-    HAPT_TRY(zoo_input(zoo, "labels", HAPT_ROLE_LABELS, HAPT_I32, 1, &vit->rows, &loss[1]));
-    for (int64_t index = 0; index < vit->layers; index++) HAPT_TRY(block(vit, index, &x));
-    HAPT_TRY(zoo_layer_norm(zoo, "vit.layernorm", vit->hidden, NORM_EPSILON, x, &x));
+    HAPT_TRY(zoo_input(zoo, "labels", HAPT_ROLE_LABELS, HAPT_I32, 1, &zoo->rows, &labels));
+    for (int64_t index = 0; index < zoo->layers; index++) HAPT_TRY(block(vit, index, &x));
+    HAPT_TRY(zoo_layer_norm(zoo, "vit.layernorm", zoo->hidden, NORM_EPSILON, x, &x));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "take_token", "vit.class_token", &x, 1, NULL, NULL, &x));
-    HAPT_TRY(zoo_linear(zoo, "classifier", vit->hidden, vit->classes, WEIGHT_STD, true, x, &loss[0]));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "cross_entropy", "loss", loss, 2, NULL, NULL, output));
-    zoo->graph->loss = output[0];
-    return HAPT_OK;
+    HAPT_TRY(zoo_linear(zoo, "classifier", zoo->hidden, vit->classes, WEIGHT_STD, true, x, &x));
+    return zoo_classify(zoo, x, labels);
 }
 
 enum hapt_status hapt_zoo_vit(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model)
 {
     static const char *const numbers[] = {"layers", "hidden",  "heads",      "image", "channels",
                                           "patch",  "classes", "microbatch", NULL};
-    struct vit vit = {.layers = hapt_config_int(config, "layers"),
-                      .hidden = hapt_config_int(config, "hidden"),
-                      .heads = hapt_config_int(config, "heads"),
-                      .ffn = hapt_config_int(config, "ffn"),
+    struct vit vit = {.ffn = hapt_config_int(config, "ffn"),
                       .image = hapt_config_int(config, "image"),
                       .channels = hapt_config_int(config, "channels"),
                       .patch = hapt_config_int(config, "patch"),
-                      .classes = hapt_config_int(config, "classes"),
-                      .rows = hapt_config_int(config, "microbatch")};
-    if (vit.ffn == 0) vit.ffn = 4 * vit.hidden;
-    HAPT_TRY(zoo_check_blocks(vit.layers, vit.hidden, vit.heads));
-    if (vit.image % vit.patch != 0) {
+                      .classes = hapt_config_int(config, "classes")};
+    HAPT_TRY(zoo_begin(&vit.zoo, config, numbers, arena, model));
+    if (vit.ffn == 0) vit.ffn = 4 * vit.zoo.hidden;
+    HAPT_TRY(zoo_check_blocks(&vit.zoo));
+    if (vit.image % vit.patch != 0)
         return hapt_fail(HAPT_ERR_USAGE, "choose --image as a multiple of --patch",
                          "images of %" PRId64 " x %" PRId64 " do not divide into patches of %" PRId64, vit.image,
                          vit.image, vit.patch);
-    }
-    HAPT_TRY(zoo_begin(&vit.zoo, config, numbers, arena, model));
     HAPT_TRY(zoo_set_number(model, arena, "ffn", vit.ffn));
     model->classes = (int)vit.classes;
     return build(&vit);

@@ -16,7 +16,7 @@ struct layout {
 static void *next_piece(struct layout *layout, const void *from, size_t bytes)
 {
     void *piece = layout->base ? layout->base + layout->used : NULL;
-    layout->used += (bytes + 63) / 64 * 64;
+    layout->used += hapt_align(bytes);
     if (piece && from) memcpy(piece, from, bytes);
     return piece;
 }

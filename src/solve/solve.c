@@ -5,10 +5,10 @@
 
 #include "solver.h"
 
-/* Above these sizes the interior point method is slow or fails, and a dense inverse is too expensive. */
-enum { TAO_CONSTRAINTS = 1500, TAO_ENTRIES = 20000, PIVOT_COLUMNS = 1000 };
-#define VERTEX_TOLERANCE 1e-9 /* tolerance for a vertex */
-#define GLPK_TOLERANCE 1e-7   /* tolerance for GLPK's answer if the pivots found no vertex */
+/* Above these sizes the interior point method is slow or fails, and a dense inverse is too expensive. The programs of
+ * sharding ratios are far smaller: a few hundred constraints. */
+enum { TAO_CONSTRAINTS = 1500, TAO_ENTRIES = 20000, PIVOT_COLUMNS = 2000 };
+#define VERTEX_TOLERANCE 1e-9
 
 static enum hapt_status check(const struct hapt_lp *lp)
 {
@@ -31,12 +31,12 @@ struct attempt {
     int pivots;
 };
 
-static bool is_verified(const struct attempt *attempt, double tolerance)
+static bool is_verified(const struct attempt *attempt)
 {
     const double scale = lp_objective_scale(attempt->lp, attempt->x);
     const double gap =
         lp_objective(attempt->lp, attempt->x) - lp_dual_bound(attempt->lp, attempt->x, attempt->y, attempt->scratch);
-    return lp_violation(attempt->lp, attempt->x) <= 2 * tolerance && gap <= tolerance * (scale + 1e-3);
+    return lp_violation(attempt->lp, attempt->x) <= 2 * VERTEX_TOLERANCE && gap <= VERTEX_TOLERANCE * (scale + 1e-3);
 }
 
 /* Pivots to a vertex: from the current point (warm_start), or from the bounds. */
@@ -45,45 +45,8 @@ static enum hapt_lp_result pivot(struct attempt *attempt, bool warm_start)
     if (attempt->lp->column_count > PIVOT_COLUMNS) return HAPT_LP_FAILED;
     const enum hapt_lp_result result =
         lp_pivot(attempt->lp, warm_start, attempt->arena, attempt->x, attempt->y, &attempt->pivots);
-    if (result == HAPT_LP_OPTIMAL && !is_verified(attempt, VERTEX_TOLERANCE)) return HAPT_LP_FAILED;
+    if (result == HAPT_LP_OPTIMAL && !is_verified(attempt)) return HAPT_LP_FAILED;
     return result;
-}
-
-/* Solves the same constraints without a cost: is the instance feasible? */
-static enum hapt_lp_result check_feasibility(const struct attempt *attempt)
-{
-    struct hapt_lp free_of_cost = *attempt->lp;
-    free_of_cost.cost = hapt_arena_alloc(attempt->arena, (size_t)attempt->lp->column_count, sizeof(double));
-    if (!free_of_cost.cost) return HAPT_LP_FAILED;
-    const enum hapt_lp_result result = lp_glpk.solve(&free_of_cost, attempt->arena, attempt->x, attempt->y);
-    return result == HAPT_LP_OPTIMAL      ? HAPT_LP_UNBOUNDED
-           : result == HAPT_LP_INFEASIBLE ? HAPT_LP_INFEASIBLE
-                                          : HAPT_LP_FAILED;
-}
-
-static enum hapt_lp_result try_glpk(struct attempt *attempt, bool polish)
-{
-    if (!lp_glpk.solve) return HAPT_LP_FAILED;
-    const enum hapt_lp_result result = lp_glpk.solve(attempt->lp, attempt->arena, attempt->x, attempt->y);
-    if (result == HAPT_LP_UNBOUNDED) return check_feasibility(attempt);
-    if (result != HAPT_LP_OPTIMAL || !polish) return result;
-    const size_t columns = (size_t)attempt->lp->column_count, rows = (size_t)attempt->lp->row_count;
-    double *x = hapt_arena_alloc(attempt->arena, columns, sizeof *x),
-           *y = hapt_arena_alloc(attempt->arena, rows, sizeof *y);
-    if (!x || !y) return HAPT_LP_FAILED;
-    memcpy(x, attempt->x, columns * sizeof *x);
-    memcpy(y, attempt->y, rows * sizeof *y);
-    if (pivot(attempt, true) == HAPT_LP_OPTIMAL) return HAPT_LP_OPTIMAL;
-    attempt->x = x;
-    attempt->y = y;
-    return is_verified(attempt, GLPK_TOLERANCE) ? HAPT_LP_OPTIMAL : HAPT_LP_FAILED;
-}
-
-static enum hapt_lp_result try_tao(struct attempt *attempt)
-{
-    if (!lp_tao.solve) return HAPT_LP_FAILED;
-    const enum hapt_lp_result result = lp_tao.solve(attempt->lp, attempt->arena, attempt->x, attempt->y);
-    return result == HAPT_LP_OPTIMAL ? pivot(attempt, true) : result;
 }
 
 static enum hapt_lp_result try_all(struct attempt *attempt, enum hapt_lp_solver solver, const char **solver_name)
@@ -95,11 +58,8 @@ static enum hapt_lp_result try_all(struct attempt *attempt, enum hapt_lp_solver 
     if (lp->column_count == 0) solver = HAPT_LP_PIVOT; /* nothing to optimise */
     if (solver == HAPT_LP_TAO || (solver == HAPT_LP_AUTO && small)) {
         *solver_name = "tao";
-        result = try_tao(attempt);
-    }
-    if (result == HAPT_LP_FAILED && solver == HAPT_LP_AUTO) {
-        *solver_name = "glpk";
-        result = try_glpk(attempt, true);
+        result = lp_tao(lp, attempt->arena, attempt->x, attempt->y);
+        if (result == HAPT_LP_OPTIMAL) result = pivot(attempt, true);
     }
     if (result == HAPT_LP_FAILED && solver != HAPT_LP_TAO) {
         *solver_name = "pivot";
@@ -109,30 +69,16 @@ static enum hapt_lp_result try_all(struct attempt *attempt, enum hapt_lp_solver 
     return result;
 }
 
-static enum hapt_status reserve(const struct hapt_lp *lp, struct hapt_arena *arena, struct attempt *attempt)
-{
-    attempt->arena = arena;
-    attempt->lp = lp;
-    HAPT_NEW(attempt->x, arena, lp->column_count);
-    HAPT_NEW(attempt->y, arena, lp->row_count);
-    HAPT_NEW(attempt->scratch, arena, 2 * (size_t)lp->column_count);
-    return HAPT_OK;
-}
-
 static enum hapt_status solve(const struct hapt_lp *lp, enum hapt_lp_solver solver, struct hapt_arena *arena, double *x,
                               struct hapt_lp_solution *solution)
 {
-    struct attempt attempt = {0};
-    if (solver == HAPT_LP_GLPK) {
-        HAPT_TRY(reserve(lp, arena, &attempt));
-        solution->solver = "glpk";
-        solution->result = try_glpk(&attempt, false);
-        memcpy(x, attempt.x, (size_t)lp->column_count * sizeof *x);
-        return HAPT_OK;
-    }
+    struct attempt attempt = {.arena = arena};
     struct lp_scaled scaled;
     HAPT_TRY(lp_scale(lp, arena, &scaled));
-    HAPT_TRY(reserve(scaled.lp, arena, &attempt));
+    attempt.lp = scaled.lp;
+    HAPT_NEW(attempt.x, arena, lp->column_count);
+    HAPT_NEW(attempt.y, arena, scaled.lp->row_count);
+    HAPT_NEW(attempt.scratch, arena, 2 * (size_t)lp->column_count);
     solution->solver = "pivot";
     solution->result = scaled.infeasible ? HAPT_LP_INFEASIBLE : try_all(&attempt, solver, &solution->solver);
     solution->pivots = attempt.pivots;
@@ -144,7 +90,7 @@ static enum hapt_status solve(const struct hapt_lp *lp, enum hapt_lp_solver solv
 enum hapt_status hapt_lp_solve(const struct hapt_lp *lp, enum hapt_lp_solver solver, struct hapt_arena *arena,
                                struct hapt_lp_solution *solution)
 {
-    /* Neither library is thread-safe. */
+    /* PETSc is not thread-safe. */
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     struct hapt_arena scratch;
     struct hapt_lp_solution found = {.result = HAPT_LP_FAILED, .objective = NAN};
@@ -163,11 +109,4 @@ enum hapt_status hapt_lp_solve(const struct hapt_lp *lp, enum hapt_lp_solver sol
     }
     *solution = found;
     return HAPT_OK;
-}
-
-const char *hapt_lp_solver_version(enum hapt_lp_solver solver, const char **missing)
-{
-    const struct lp_library *library = solver == HAPT_LP_TAO ? &lp_tao : &lp_glpk;
-    *missing = library->missing;
-    return library->version ? library->version(missing) : NULL;
 }

@@ -1,20 +1,12 @@
-/* Shared by the solvers of this room: checks of a solution, and one table per library. */
+/* Shared by the solvers of this room: checks of a solution, and the solvers. */
 #ifndef HAPT_SOLVE_SOLVER_H
 #define HAPT_SOLVE_SOLVER_H
 
 #include "hapt/solve.h"
 
-/* A solver library. If it is absent, `solve` is NULL and `missing` names what is missing. */
-struct lp_library {
-    const char *name;
-    const char *missing; /* NULL: part of this build */
-    /* Name and version; NULL if it cannot be used in this process, and *missing is the reason. */
-    const char *(*version)(const char **missing);
-    /* Returns x [column_count] and row multipliers y [row_count]; HAPT_LP_FAILED, without a message, if it finds no
-     * answer. */
-    enum hapt_lp_result (*solve)(const struct hapt_lp *lp, struct hapt_arena *arena, double *x, double *y);
-};
-extern const struct lp_library lp_tao, lp_glpk;
+/* TAO's interior point method: x [column_count] inside the bounds, and row multipliers y [row_count] of 0. Returns
+ * HAPT_LP_FAILED, without a message, if it finds no answer or is not part of this build. */
+enum hapt_lp_result lp_tao(const struct hapt_lp *lp, struct hapt_arena *arena, double *x, double *y);
 
 /* Largest violation of a row or bound, relative to 1 + the magnitudes of its terms. */
 double lp_violation(const struct hapt_lp *lp, const double *x);

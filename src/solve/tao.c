@@ -215,7 +215,7 @@ static bool run(const struct hapt_lp *lp, struct form *form, MatSolverType facto
     return done;
 }
 
-static enum hapt_lp_result solve(const struct hapt_lp *lp, struct hapt_arena *arena, double *x, double *y)
+enum hapt_lp_result lp_tao(const struct hapt_lp *lp, struct hapt_arena *arena, double *x, double *y)
 {
     const char *missing;
     struct form form = {.petsc = petsc_open(&missing)};
@@ -227,11 +227,9 @@ static enum hapt_lp_result solve(const struct hapt_lp *lp, struct hapt_arena *ar
     return done ? HAPT_LP_OPTIMAL : HAPT_LP_FAILED;
 }
 
-static const char *version(const char **missing)
+const char *hapt_lp_petsc_version(const char **missing)
 {
     static const char text[] = "PETSc " PetscStringize(PETSC_VERSION_MAJOR) "." PetscStringize(
         PETSC_VERSION_MINOR) "." PetscStringize(PETSC_VERSION_SUBMINOR);
     return petsc_open(missing) ? text : NULL;
 }
-
-const struct lp_library lp_tao = {"tao", NULL, version, solve};

@@ -24,7 +24,7 @@ struct hapt_data {
 
 static size_t rounded(int64_t elements, size_t size)
 {
-    return ((size_t)elements * size + 63) / 64 * 64;
+    return hapt_align((size_t)elements * size);
 }
 
 static size_t input_bytes(const struct data_layout *layout)

@@ -12,7 +12,7 @@ static void *open_library(const char *soname, const char **error)
     *error = library ? NULL : dlerror();
     return library;
 }
-static const struct cuda_host host = {NULL, open_library};
+static const struct cuda_host host = {NULL, open_library, 0};
 const struct cuda_host *cuda_host = &host;
 static cudnnBackendDescriptor_t device;
 static decltype(cudnn.BackendSetAttribute) set_attribute;

@@ -94,18 +94,24 @@ static void check_equal_on_ranks(const struct hapt_profile *profile)
     CHECK(low == high);
 }
 
-static void check_duplicates(const struct run *run)
+static const uint64_t *structures_of(struct run *run)
+{
+    const size_t L = (size_t)run->layers->count;
+    uint64_t *structure = hapt_arena_alloc(&run->arena, L * L, sizeof *structure);
+    CHECK_OK(hapt_layers_structures(run->layers, run->model->graph, NULL, structure));
+    return structure;
+}
+
+static void check_duplicates(struct run *run)
 {
     const struct hapt_profile *profile = run->profile;
     const int L = profile->layer_count;
+    const uint64_t *structure = structures_of(run);
     int twins = 0;
     for (int a = 0; a < L * L; a++) {
         for (int b = 0; b < a; b++) {
             const int i = a / L, j = a % L, k = b / L, l = b % L;
-            if (i > j || k > l ||
-                hapt_layers_structure(run->layers, run->model->graph, i, j + 1) !=
-                    hapt_layers_structure(run->layers, run->model->graph, k, l + 1))
-                continue;
+            if (i > j || k > l || structure[a] != structure[b]) continue;
             twins++;
             for (int c = 0; c < profile->cluster_count; c++) {
                 const struct hapt_profile_cluster *cluster = &profile->cluster[c];
@@ -164,6 +170,7 @@ static void check_effort(struct run *run)
     const struct hapt_profile *profile = run->profile;
     const struct hapt_profile_effort *effort = &profile->effort;
     const int L = profile->layer_count;
+    const uint64_t *structure = structures_of(run);
     struct kind *kind = hapt_arena_alloc(&run->arena, (size_t)(L * L) * 32, sizeof *kind);
     int unique = 0, candidates = 0;
     for (int c = 0; c < profile->cluster_count; c++) {
@@ -172,8 +179,7 @@ static void check_effort(struct run *run)
                 const int i = cell / L, j = cell % L;
                 if (i > j || isnan(profile->cluster[c].stage_time[hapt_profile_index(profile, s, i, j)])) continue;
                 const struct hapt_submesh *submesh = &profile->cluster[c].submesh[s];
-                const struct kind mine = {hapt_layers_structure(run->layers, run->model->graph, i, j + 1),
-                                          submesh->n * submesh->m};
+                const struct kind mine = {structure[cell], submesh->n * submesh->m};
                 int k = 0;
                 while (k < unique && (kind[k].structure != mine.structure || kind[k].devices != mine.devices)) k++;
                 if (k == unique) kind[unique++] = mine;

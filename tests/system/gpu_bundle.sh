@@ -43,7 +43,7 @@ cuda=\$(readlink -f "${CUDA_HOME:-/usr/local/cuda}") || true
 for folder in "\$cuda" /usr/lib/*-linux-gnu/{openmpi,pmix*,ucx,libfabric,hdf5} /usr/share/openmpi /usr/lib/python3/dist-packages; do
     [ ! -d "\$folder" ] || mount --bind "$scratch/empty" "\$folder"
 done
-for library in "$tree"/lib/lib{mpi,open-,pmix,hwloc,jansson,dnnl,glpk,hdf5_openmpi,event}*; do
+for library in "$tree"/lib/lib{mpi,open-,pmix,hwloc,jansson,dnnl,hdf5_openmpi,event}*; do
     for file in /usr/lib/*-linux-gnu/"\${library##*/}"; do
         [ ! -e "\$file" ] || mount --bind "$scratch/nothing" "\$(readlink -f "\$file")"
     done

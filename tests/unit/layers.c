@@ -31,12 +31,25 @@ static struct hapt_model *small_gpt(void)
                "--microbatch", "2");
 }
 
+/* Layers and modules cover the operators in order, without gaps. */
+static void check_cover(const struct hapt_layers *layers, int ops)
+{
+    for (int l = 0, end = 0; l < layers->count; end = layers->end_op[l++]) {
+        CHECK(layers->end_op[l] > end && layers->flops[l] >= 0 && layers->boundary_bytes[l] >= 0);
+        CHECK(layers->module_of[l] >= 0 && layers->module_of[l] < layers->module_count);
+    }
+    for (int m = 0, end = 0; m < layers->module_count; end = layers->module[m++].end_op)
+        CHECK(layers->module[m].first_op == end && layers->module[m].end_op > end);
+    CHECK(layers->end_op[layers->count - 1] == ops && layers->module[layers->module_count - 1].end_op == ops);
+    CHECK(layers->boundary_bytes[layers->count - 1] == 0);
+}
+
 static struct hapt_layers *layers_of(const struct hapt_model *model, int granularity)
 {
     struct hapt_layers *layers = NULL;
     CHECK_OK(hapt_layers_build(model->graph, &(struct hapt_layers_options){granularity, 2}, &arena, &layers));
     if (!layers) exit(1);
-    CHECK_OK(hapt_layers_check(layers, model->graph));
+    check_cover(layers, model->graph->forward_count);
     return layers;
 }
 
@@ -201,30 +214,41 @@ static void cut_bytes_by_definition(void)
     }
 }
 
-/* A range shifted by a block has the same program. A range shifted by less, of another length, or with the head does
- * not. */
+static uint64_t *structures_of(const struct hapt_layers *layers, const struct hapt_graph *graph)
+{
+    uint64_t *structure = hapt_arena_alloc(&arena, (size_t)layers->count * (size_t)layers->count, sizeof *structure);
+    CHECK_OK(hapt_layers_structures(layers, graph, NULL, structure));
+    return structure;
+}
+
+/* Shifted by a block a range is the same program; shifted by less it is not; nor is one of another length or with the
+ * head. */
 static void structures(void)
 {
     const struct hapt_model *model = small_gpt();
     const struct hapt_graph *graph = model->graph;
     const struct hapt_layers *layers = layers_of(model, 0);
+    const uint64_t *all = structures_of(layers, graph);
+#define OF(first, end) all[(first)*layers->count + (end)-1]
     for (int first = 1; first < 4; first++) {
         for (int length = 1; length <= 9; length++) {
-            const uint64_t here = hapt_layers_structure(layers, graph, first, first + length);
+            const uint64_t here = OF(first, first + length);
             for (int other = 1; other + length <= 37; other++) {
-                const bool equal = hapt_layers_structure(layers, graph, other, other + length) == here;
+                const bool equal = OF(other, other + length) == here;
                 CHECK_MESSAGE(equal == ((other - first) % 3 == 0), "layers [%d, %d) and [%d, %d)", first,
                               first + length, other, other + length);
             }
-            CHECK(hapt_layers_structure(layers, graph, first, first + length + 1) != here);
+            CHECK(OF(first, first + length + 1) != here);
         }
     }
-    CHECK(hapt_layers_structure(layers, graph, 35, 38) != hapt_layers_structure(layers, graph, 32, 35));
-    CHECK(hapt_layers_structure(layers, graph, 0, 4) != hapt_layers_structure(layers, graph, 3, 7));
-    /* Another microbatch size gives another program. */
+    CHECK(OF(35, 38) != OF(32, 35));
+    CHECK(OF(0, 4) != OF(3, 7));
+    /* Another microbatch is another program. */
     const struct hapt_model *wide = GPT("--layers", "12", "--hidden", "128", "--heads", "4", "--sequence", "128",
                                         "--vocab", "256", "--microbatch", "3");
-    CHECK(hapt_layers_structure(layers_of(wide, 0), wide->graph, 1, 4) != hapt_layers_structure(layers, graph, 1, 4));
+    const struct hapt_layers *wider = layers_of(wide, 0);
+    CHECK(structures_of(wider, wide->graph)[wider->count + 3] != OF(1, 4));
+#undef OF
 }
 
 static void run_file_table(void)

@@ -1,4 +1,5 @@
-/* Sharding ratios: rounding to shards, the linear program compared with a grid and with its plain form, HAP Fig. 2. */
+/* Sharding ratios: rounding to shards, the linear program against a grid and against its plain form, HAP Fig. 2. */
+#include "lp_oracle.h"
 #include "test.h"
 
 #include "hapt/ratios.h"
@@ -263,9 +264,7 @@ static enum hapt_lp_result solve_plainly(const struct hapt_ratio_problem *proble
         hapt_lp_add_row(lp, -INFINITY, problem->limit_bytes[j] - problem->resident_bytes[j], problem->segment_count,
                         index, bytes);
     }
-    const char *missing;
-    CHECK_OK(hapt_lp_solve(lp, hapt_lp_solver_version(HAPT_LP_GLPK, &missing) ? HAPT_LP_GLPK : HAPT_LP_PIVOT, arena,
-                           &solution));
+    if (!lp_oracle(lp, arena, &solution)) CHECK_OK(hapt_lp_solve(lp, HAPT_LP_PIVOT, arena, &solution));
     *cost = solution.objective + fixed;
     return solution.result;
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "convolution.h"
+#include "hapt/arena.h"
 
 enum { X, W, Y, OPERANDS };
 
@@ -112,7 +113,7 @@ static enum hapt_status describe_convolution(struct plan *plan, const dnnl_memor
 static size_t reserve(struct plan *plan, size_t bytes)
 {
     const size_t offset = plan->bytes;
-    plan->bytes += (bytes + 63) / 64 * 64;
+    plan->bytes += hapt_align(bytes);
     return offset;
 }
 

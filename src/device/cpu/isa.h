@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "hapt/arena.h"
 #include "kernels.h"
 
 #ifdef HAPT_ISA
@@ -34,6 +35,10 @@
 #include <immintrin.h>
 #endif
 
+/* oneDNN computes bf16 from AVX-512 on; below, operands are widened into the workspace. */
+#define NATIVE_HALF (LANES == 16)
+#define CHUNK 4096 /* elements per thread and turn: a multiple of every lane count */
+
 typedef float vector __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivector __attribute__((vector_size(4 * LANES)));
 typedef uint32_t uvector __attribute__((vector_size(4 * LANES)));
@@ -41,19 +46,27 @@ typedef uint16_t hvector __attribute__((vector_size(2 * LANES)));
 
 #define INLINE static inline __attribute__((always_inline, unused))
 
-/* BODY_f32 and BODY_bf16: two kernels compiled from one body(call, half). */
-#define KERNEL_OF_BOTH_TYPES(body)                                                              \
-    static enum hapt_status body##_f32(const struct hapt_call *call, struct hapt_queue *queue)  \
-    {                                                                                           \
-        (void)queue;                                                                            \
-        body(call, false);                                                                      \
-        return HAPT_OK;                                                                         \
-    }                                                                                           \
-    static enum hapt_status body##_bf16(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                           \
-        (void)queue;                                                                            \
-        body(call, true);                                                                       \
-        return HAPT_OK;                                                                         \
+/* Kernels NAME_f32 and NAME_bf16 from one statement, in which `half` and `dtype` are constants. */
+#define KERNELS(name, ...)                    \
+    KERNEL_OF(name##_f32, false, __VA_ARGS__) \
+    KERNEL_OF(name##_bf16, true, __VA_ARGS__)
+#define KERNEL_OF(name, is_half, ...)                                                    \
+    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
+    {                                                                                    \
+        enum { half = is_half };                                                         \
+        const enum hapt_dtype dtype = half ? HAPT_BF16 : HAPT_F32;                       \
+        (void)queue, (void)dtype;                                                        \
+        __VA_ARGS__;                                                                     \
+        return HAPT_OK;                                                                  \
+    }
+/* Their rows in the family's table. */
+#define KERNEL_ROWS(op, workspace, name)     \
+    {HAPT_F32, {op, workspace, name##_f32}}, \
+    {                                        \
+        HAPT_BF16,                           \
+        {                                    \
+            op, workspace, name##_bf16       \
+        }                                    \
     }
 
 INLINE vector vector_set(float value)
@@ -249,6 +262,19 @@ INLINE void store(void *base, int64_t i, int64_t count, bool half, vector value)
     for (int64_t k = 0; k < count; k++) to[k] = part[k];
 }
 
+INLINE int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+INLINE void convert(void *to, bool to_half, const void *from, bool from_half, int64_t elements, int threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t first = 0; first < elements; first += CHUNK)
+        for (int64_t i = first; i < smaller(elements, first + CHUNK); i += LANES)
+            store(to, i, elements - i, to_half, load(from, i, elements - i, from_half));
+}
+
 /* Sum of the lanes, in double, as a tree. */
 INLINE double vector_sum(vector value)
 {
@@ -314,11 +340,6 @@ INLINE int64_t view_rows(const struct hapt_view *view)
 {
     const int64_t columns = view_columns(view);
     return columns > 0 ? hapt_view_elements(view) / columns : 0;
-}
-
-INLINE int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
 }
 
 /* Rows are reduced in at most 64 chunks of at least 16 rows; the bounds depend on the row count alone. */

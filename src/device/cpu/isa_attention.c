@@ -513,31 +513,15 @@ INLINE void backward_run(const struct hapt_call *call, bool grouped, bool half)
     }
 }
 
-#define ENTRY(name, body, grouped, half)                                                 \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                    \
-        (void)queue;                                                                     \
-        body(call, grouped, half);                                                       \
-        return HAPT_OK;                                                                  \
-    }
-
-ENTRY(attention_f32, forward_run, false, false)
-ENTRY(attention_bf16, forward_run, false, true)
-ENTRY(attention_backward_f32, backward_run, false, false)
-ENTRY(attention_backward_bf16, backward_run, false, true)
-ENTRY(grouped_f32, forward_run, true, false)
-ENTRY(grouped_bf16, forward_run, true, true)
-ENTRY(grouped_backward_f32, backward_run, true, false)
-ENTRY(grouped_backward_bf16, backward_run, true, true)
+KERNELS(attention, forward_run(call, false, half))
+KERNELS(attention_backward, backward_run(call, false, half))
+KERNELS(grouped, forward_run(call, true, half))
+KERNELS(grouped_backward, backward_run(call, true, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_attention)[] = {
-    {HAPT_F32, {"attention", attention_workspace, attention_f32}},
-    {HAPT_BF16, {"attention", attention_workspace, attention_bf16}},
-    {HAPT_F32, {"attention_backward", attention_backward_workspace, attention_backward_f32}},
-    {HAPT_BF16, {"attention_backward", attention_backward_workspace, attention_backward_bf16}},
-    {HAPT_F32, {"grouped_attention", grouped_workspace, grouped_f32}},
-    {HAPT_BF16, {"grouped_attention", grouped_workspace, grouped_bf16}},
-    {HAPT_F32, {"grouped_attention_backward", grouped_backward_workspace, grouped_backward_f32}},
-    {HAPT_BF16, {"grouped_attention_backward", grouped_backward_workspace, grouped_backward_bf16}},
+    KERNEL_ROWS("attention", attention_workspace, attention),
+    KERNEL_ROWS("attention_backward", attention_backward_workspace, attention_backward),
+    KERNEL_ROWS("grouped_attention", grouped_workspace, grouped),
+    KERNEL_ROWS("grouped_attention_backward", grouped_backward_workspace, grouped_backward),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

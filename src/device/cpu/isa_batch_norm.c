@@ -132,22 +132,14 @@ INLINE void batch_norm_dx(const struct hapt_call *call, bool half)
     }
 }
 
-KERNEL_OF_BOTH_TYPES(batch_mean)
-KERNEL_OF_BOTH_TYPES(batch_variance)
-KERNEL_OF_BOTH_TYPES(batch_norm)
-KERNEL_OF_BOTH_TYPES(batch_norm_sums)
-KERNEL_OF_BOTH_TYPES(batch_norm_dx)
+KERNELS(batch_mean, batch_mean(call, half))
+KERNELS(batch_variance, batch_variance(call, half))
+KERNELS(batch_norm, batch_norm(call, half))
+KERNELS(batch_norm_sums, batch_norm_sums(call, half))
+KERNELS(batch_norm_dx, batch_norm_dx(call, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_batch_norm)[] = {
-    {HAPT_F32, {"batch_mean", NULL, batch_mean_f32}},
-    {HAPT_BF16, {"batch_mean", NULL, batch_mean_bf16}},
-    {HAPT_F32, {"batch_variance", NULL, batch_variance_f32}},
-    {HAPT_BF16, {"batch_variance", NULL, batch_variance_bf16}},
-    {HAPT_F32, {"batch_norm", NULL, batch_norm_f32}},
-    {HAPT_BF16, {"batch_norm", NULL, batch_norm_bf16}},
-    {HAPT_F32, {"batch_norm_sums", NULL, batch_norm_sums_f32}},
-    {HAPT_BF16, {"batch_norm_sums", NULL, batch_norm_sums_bf16}},
-    {HAPT_F32, {"batch_norm_dx", NULL, batch_norm_dx_f32}},
-    {HAPT_BF16, {"batch_norm_dx", NULL, batch_norm_dx_bf16}},
-    {HAPT_F32, {NULL, NULL, NULL}},
+    KERNEL_ROWS("batch_mean", NULL, batch_mean),       KERNEL_ROWS("batch_variance", NULL, batch_variance),
+    KERNEL_ROWS("batch_norm", NULL, batch_norm),       KERNEL_ROWS("batch_norm_sums", NULL, batch_norm_sums),
+    KERNEL_ROWS("batch_norm_dx", NULL, batch_norm_dx), {HAPT_F32, {NULL, NULL, NULL}},
 };

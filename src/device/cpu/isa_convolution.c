@@ -2,9 +2,6 @@
 #include "convolution.h"
 #include "isa.h"
 
-/* oneDNN computes bf16 from AVX-512 on; below, operands are widened into the workspace. */
-#define NATIVE_HALF (LANES == 16)
-
 /* x, w and y of a call are its views `x`, `w` and `y`. */
 static struct convolution describe(const struct hapt_call *call, enum convolution_kind kind, enum hapt_dtype dtype,
                                    const struct hapt_view *x, const struct hapt_view *w, const struct hapt_view *y)
@@ -27,15 +24,7 @@ static struct convolution describe(const struct hapt_call *call, enum convolutio
 
 static size_t widened_bytes(const struct hapt_view *view)
 {
-    return ((size_t)hapt_view_elements(view) * sizeof(float) + 63) / 64 * 64;
-}
-
-INLINE void convert(void *to, bool to_half, const void *from, bool from_half, int64_t elements, int threads)
-{
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < elements; first += 4096)
-        for (int64_t i = first; i < smaller(elements, first + 4096); i += LANES)
-            store(to, i, elements - i, to_half, load(from, i, elements - i, from_half));
+    return hapt_align((size_t)hapt_view_elements(view) * sizeof(float));
 }
 
 /* Operands of a call: views of x, w and y, and which of them is the result. */

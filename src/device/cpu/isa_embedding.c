@@ -41,17 +41,7 @@ INLINE enum hapt_status embedding_run(const struct hapt_call *call, bool half)
     return HAPT_OK;
 }
 
-static enum hapt_status embedding_f32(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    return embedding_run(call, false);
-}
-
-static enum hapt_status embedding_bf16(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    return embedding_run(call, true);
-}
+KERNELS(embedding, return embedding_run(call, half))
 
 /* Threads own columns, not rows: one thread adds equal tokens in row order, so the bits never change. */
 INLINE enum hapt_status embedding_dw_run(const struct hapt_call *call, bool half)
@@ -83,22 +73,10 @@ INLINE enum hapt_status embedding_dw_run(const struct hapt_call *call, bool half
     return HAPT_OK;
 }
 
-static enum hapt_status embedding_dw_f32(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    return embedding_dw_run(call, false);
-}
-
-static enum hapt_status embedding_dw_bf16(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    return embedding_dw_run(call, true);
-}
+KERNELS(embedding_dw, return embedding_dw_run(call, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_embedding)[] = {
-    {HAPT_F32, {"embedding", NULL, embedding_f32}},
-    {HAPT_BF16, {"embedding", NULL, embedding_bf16}},
-    {HAPT_F32, {"embedding_dw", NULL, embedding_dw_f32}},
-    {HAPT_BF16, {"embedding_dw", NULL, embedding_dw_bf16}},
+    KERNEL_ROWS("embedding", NULL, embedding),
+    KERNEL_ROWS("embedding_dw", NULL, embedding_dw),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -50,11 +50,6 @@ static int64_t most_rows(const struct experts *of)
     return packed_rows(of, of->rows * of->capacity);
 }
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + 63) / 64 * 64;
-}
-
 static size_t element_bytes(const struct experts *of)
 {
     return of->half ? 2 : 4;
@@ -129,8 +124,8 @@ INLINE enum hapt_status slots_product(const struct hapt_call *call, bool half, b
     const int64_t in = view_columns(from), out = view_columns(to),
                   weight_bytes = in * out * (int64_t)element_bytes(&of);
     const char *bias = call->input_count > 3 ? call->input[3].data : NULL;
-    char *packed = call->workspace, *product = packed + aligned((size_t)(most_rows(&of) * in) * element_bytes(&of));
-    char *scratch = product + aligned((size_t)(most_rows(&of) * out) * element_bytes(&of));
+    char *packed = call->workspace, *product = packed + hapt_align((size_t)(most_rows(&of) * in) * element_bytes(&of));
+    char *scratch = product + hapt_align((size_t)(most_rows(&of) * out) * element_bytes(&of));
     for (int64_t e = 0; e < of.experts; e++) {
         const int64_t rows = packed_rows(&of, filled_before(&of, of.rows, e));
         const char *own_bias = bias ? bias + (size_t)(e * out) * element_bytes(&of) : NULL;
@@ -169,8 +164,8 @@ INLINE enum hapt_status weights_product(const struct hapt_call *call, bool half)
     const int64_t in = view_columns(x), out = view_columns(dy);
     float *dw = call->output[0].data, *db = call->output_count > 1 ? call->output[1].data : NULL;
     char *packed_x = call->workspace,
-         *packed_dy = packed_x + aligned((size_t)(most_rows(&of) * in) * element_bytes(&of));
-    char *scratch = packed_dy + aligned((size_t)(most_rows(&of) * out) * element_bytes(&of));
+         *packed_dy = packed_x + hapt_align((size_t)(most_rows(&of) * in) * element_bytes(&of));
+    char *scratch = packed_dy + hapt_align((size_t)(most_rows(&of) * out) * element_bytes(&of));
     for (int64_t e = 0; e < of.experts; e++) {
         const int64_t rows = packed_rows(&of, filled_before(&of, of.rows, e));
         struct gemm gemm = weights_gemm(&of, rows, in, out);
@@ -202,8 +197,8 @@ static size_t product_scratch(const struct experts *of, int64_t in, int64_t out,
 
 static size_t packed_bytes(const struct experts *of, int64_t in, int64_t out)
 {
-    return aligned((size_t)(most_rows(of) * in) * element_bytes(of)) +
-           aligned((size_t)(most_rows(of) * out) * element_bytes(of));
+    return hapt_align((size_t)(most_rows(of) * in) * element_bytes(of)) +
+           hapt_align((size_t)(most_rows(of) * out) * element_bytes(of));
 }
 
 static size_t slots_workspace(const struct hapt_call *call, bool transposed)
@@ -230,26 +225,13 @@ static size_t dw_workspace(const struct hapt_call *call)
     return packed_bytes(&of, in, out) + product_scratch(&of, in, out, true, false);
 }
 
-#define ENTRY(name, statement)                                                           \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                    \
-        (void)queue;                                                                     \
-        return statement;                                                                \
-    }
-
-ENTRY(forward_f32, slots_product(call, false, true))
-ENTRY(forward_bf16, slots_product(call, true, true))
-ENTRY(dx_f32, slots_product(call, false, false))
-ENTRY(dx_bf16, slots_product(call, true, false))
-ENTRY(dw_f32, weights_product(call, false))
-ENTRY(dw_bf16, weights_product(call, true))
+KERNELS(forward, return slots_product(call, half, true))
+KERNELS(dx, return slots_product(call, half, false))
+KERNELS(dw, return weights_product(call, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_expert)[] = {
-    {HAPT_F32, {"expert_linear", forward_workspace, forward_f32}},
-    {HAPT_BF16, {"expert_linear", forward_workspace, forward_bf16}},
-    {HAPT_F32, {"expert_linear_dx", dx_workspace, dx_f32}},
-    {HAPT_BF16, {"expert_linear_dx", dx_workspace, dx_bf16}},
-    {HAPT_F32, {"expert_linear_dw", dw_workspace, dw_f32}},
-    {HAPT_BF16, {"expert_linear_dw", dw_workspace, dw_bf16}},
+    KERNEL_ROWS("expert_linear", forward_workspace, forward),
+    KERNEL_ROWS("expert_linear_dx", dx_workspace, dx),
+    KERNEL_ROWS("expert_linear_dw", dw_workspace, dw),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

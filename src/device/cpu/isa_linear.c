@@ -4,27 +4,17 @@
 #include "products.h"
 #include "tiles.h"
 
-/* bf16 products: AMX tiles if they fit, else oneDNN from AVX-512 on; below, operands are widened into the workspace. */
-#define NATIVE_HALF (LANES == 16)
-
 static size_t widened_bytes(int64_t elements)
 {
-    return ((size_t)elements * sizeof(float) + 63) / 64 * 64;
+    return hapt_align((size_t)elements * sizeof(float));
 }
 
+/* bf16 products: AMX tiles if they fit, else oneDNN or widened operands. */
 size_t ISA_NAME(hapt_cpu_product_workspace)(const struct gemm *gemm)
 {
     if (gemm->in != HAPT_BF16) return 0;
     if (NATIVE_HALF) return ISA_NAME(hapt_tiles_workspace)(gemm);
     return widened_bytes(gemm->m * gemm->k) + widened_bytes(gemm->k * gemm->n) + widened_bytes(gemm->m * gemm->n);
-}
-
-INLINE void convert(void *to, bool to_half, const void *from, bool from_half, int64_t elements, int threads)
-{
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t first = 0; first < elements; first += 4096)
-        for (int64_t i = first; i < smaller(elements, first + 4096); i += LANES)
-            store(to, i, elements - i, to_half, load(from, i, elements - i, from_half)); /* 4096: whole vectors */
 }
 
 INLINE void add_bias(const struct hapt_call *call, float *y, const void *bias, int64_t rows, int64_t columns, bool half)
@@ -208,25 +198,12 @@ static size_t dw_t_workspace(const struct hapt_call *call)
     return weight_gradient_workspace(call, true);
 }
 
-#define ENTRY(name, body, dtype, transposed)                                             \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                    \
-        (void)queue;                                                                     \
-        return body(call, dtype, transposed);                                            \
-    }
-
-ENTRY(forward_f32, linear_forward, HAPT_F32, false)
-ENTRY(forward_bf16, linear_forward, HAPT_BF16, false)
-ENTRY(forward_t_f32, linear_forward, HAPT_F32, true)
-ENTRY(forward_t_bf16, linear_forward, HAPT_BF16, true)
-ENTRY(dx_f32, linear_input_gradient, HAPT_F32, false)
-ENTRY(dx_bf16, linear_input_gradient, HAPT_BF16, false)
-ENTRY(dx_t_f32, linear_input_gradient, HAPT_F32, true)
-ENTRY(dx_t_bf16, linear_input_gradient, HAPT_BF16, true)
-ENTRY(dw_f32, linear_weight_gradient, HAPT_F32, false)
-ENTRY(dw_bf16, linear_weight_gradient, HAPT_BF16, false)
-ENTRY(dw_t_f32, linear_weight_gradient, HAPT_F32, true)
-ENTRY(dw_t_bf16, linear_weight_gradient, HAPT_BF16, true)
+KERNELS(forward, return linear_forward(call, dtype, false))
+KERNELS(forward_t, return linear_forward(call, dtype, true))
+KERNELS(dx, return linear_input_gradient(call, dtype, false))
+KERNELS(dx_t, return linear_input_gradient(call, dtype, true))
+KERNELS(dw, return linear_weight_gradient(call, dtype, false))
+KERNELS(dw_t, return linear_weight_gradient(call, dtype, true))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_linear)[] = {
     {HAPT_F32, {"linear", NULL, forward_f32}},

@@ -5,7 +5,6 @@
 
 #define POSITIONS \
     32 /* positions per thread and turn; sine and cosine are computed for the first only, the others by rotation */
-#define CHUNK 4096 /* elements per thread and turn: a multiple of every lane count */
 
 /* Angles of one position: t base^(-i / half) for i < half, and the rotation to the next position. In double, so that
  * repeated rotations keep precision. */
@@ -164,31 +163,15 @@ INLINE void swiglu_backward_run(const struct hapt_call *call, bool half)
     }
 }
 
-#define ENTRY(name, call_of_body)                                                        \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                    \
-        (void)queue;                                                                     \
-        call_of_body;                                                                    \
-        return HAPT_OK;                                                                  \
-    }
-
-ENTRY(rope_f32, rope_run(call, false, false))
-ENTRY(rope_bf16, rope_run(call, false, true))
-ENTRY(rope_dx_f32, rope_run(call, true, false))
-ENTRY(rope_dx_bf16, rope_run(call, true, true))
-ENTRY(swiglu_f32, swiglu_run(call, false))
-ENTRY(swiglu_bf16, swiglu_run(call, true))
-ENTRY(swiglu_backward_f32, swiglu_backward_run(call, false))
-ENTRY(swiglu_backward_bf16, swiglu_backward_run(call, true))
+KERNELS(rope, rope_run(call, false, half))
+KERNELS(rope_dx, rope_run(call, true, half))
+KERNELS(swiglu, swiglu_run(call, half))
+KERNELS(swiglu_backward, swiglu_backward_run(call, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_llama)[] = {
-    {HAPT_F32, {"rope", rope_workspace, rope_f32}},
-    {HAPT_BF16, {"rope", rope_workspace, rope_bf16}},
-    {HAPT_F32, {"rope_dx", rope_workspace, rope_dx_f32}},
-    {HAPT_BF16, {"rope_dx", rope_workspace, rope_dx_bf16}},
-    {HAPT_F32, {"swiglu", NULL, swiglu_f32}},
-    {HAPT_BF16, {"swiglu", NULL, swiglu_bf16}},
-    {HAPT_F32, {"swiglu_backward", NULL, swiglu_backward_f32}},
-    {HAPT_BF16, {"swiglu_backward", NULL, swiglu_backward_bf16}},
+    KERNEL_ROWS("rope", rope_workspace, rope),
+    KERNEL_ROWS("rope_dx", rope_workspace, rope_dx),
+    KERNEL_ROWS("swiglu", NULL, swiglu),
+    KERNEL_ROWS("swiglu_backward", NULL, swiglu_backward),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

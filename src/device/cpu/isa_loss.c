@@ -111,17 +111,7 @@ INLINE enum hapt_status loss_run(const struct hapt_call *call, bool half)
     return HAPT_OK;
 }
 
-static enum hapt_status loss_f32(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    return loss_run(call, false);
-}
-
-static enum hapt_status loss_bf16(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    return loss_run(call, true);
-}
+KERNELS(loss, return loss_run(call, half))
 
 INLINE enum hapt_status loss_dx_run(const struct hapt_call *call, bool half)
 {
@@ -151,22 +141,10 @@ INLINE enum hapt_status loss_dx_run(const struct hapt_call *call, bool half)
     return HAPT_OK;
 }
 
-static enum hapt_status loss_dx_f32(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    return loss_dx_run(call, false);
-}
-
-static enum hapt_status loss_dx_bf16(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    return loss_dx_run(call, true);
-}
+KERNELS(loss_dx, return loss_dx_run(call, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_loss)[] = {
-    {HAPT_F32, {"cross_entropy", loss_workspace, loss_f32}},
-    {HAPT_BF16, {"cross_entropy", loss_workspace, loss_bf16}},
-    {HAPT_F32, {"cross_entropy_dx", NULL, loss_dx_f32}},
-    {HAPT_BF16, {"cross_entropy_dx", NULL, loss_dx_bf16}},
+    KERNEL_ROWS("cross_entropy", loss_workspace, loss),
+    KERNEL_ROWS("cross_entropy_dx", NULL, loss_dx),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -267,24 +267,11 @@ static size_t weigh_workspace(const struct hapt_call *call)
     return index_workspace(&slots, choice_count(&slots));
 }
 
-#define ENTRY(name, statement)                                                           \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                    \
-        (void)queue;                                                                     \
-        statement;                                                                       \
-        return HAPT_OK;                                                                  \
-    }
-
-ENTRY(dispatch_f32, return fill(call, &call->input[1], NULL, false, true))
-ENTRY(dispatch_bf16, return fill(call, &call->input[1], NULL, true, true))
-ENTRY(dispatch_dx_f32, gather(call, &call->input[1], NULL, false))
-ENTRY(dispatch_dx_bf16, gather(call, &call->input[1], NULL, true))
-ENTRY(combine_f32, gather(call, &call->input[2], call->input[1].data, false))
-ENTRY(combine_bf16, gather(call, &call->input[2], call->input[1].data, true))
-ENTRY(combine_dslots_f32, return fill(call, &call->input[2], call->input[1].data, false, false))
-ENTRY(combine_dslots_bf16, return fill(call, &call->input[2], call->input[1].data, true, false))
-ENTRY(combine_dweights_f32, weigh(call, false))
-ENTRY(combine_dweights_bf16, weigh(call, true))
+KERNELS(dispatch, return fill(call, &call->input[1], NULL, half, true))
+KERNELS(dispatch_dx, gather(call, &call->input[1], NULL, half))
+KERNELS(combine, gather(call, &call->input[2], call->input[1].data, half))
+KERNELS(combine_dslots, return fill(call, &call->input[2], call->input[1].data, half, false))
+KERNELS(combine_dweights, weigh(call, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_moe)[] = {
     {HAPT_F32, {"moe_gate", NULL, gate}},
@@ -292,15 +279,10 @@ const struct cpu_kernel ISA_NAME(hapt_cpu_moe)[] = {
     {HAPT_F32, {"moe_gate_dx", NULL, gate_dx}},
     {HAPT_BF16, {"moe_gate_dx", NULL, gate_dx}},
     {HAPT_F32, {"moe_count", count_workspace, count}},
-    {HAPT_F32, {"moe_dispatch", fill_workspace, dispatch_f32}},
-    {HAPT_BF16, {"moe_dispatch", fill_workspace, dispatch_bf16}},
-    {HAPT_F32, {"moe_dispatch_dx", gather_workspace, dispatch_dx_f32}},
-    {HAPT_BF16, {"moe_dispatch_dx", gather_workspace, dispatch_dx_bf16}},
-    {HAPT_F32, {"moe_combine", gather_workspace, combine_f32}},
-    {HAPT_BF16, {"moe_combine", gather_workspace, combine_bf16}},
-    {HAPT_F32, {"moe_combine_dslots", fill_workspace, combine_dslots_f32}},
-    {HAPT_BF16, {"moe_combine_dslots", fill_workspace, combine_dslots_bf16}},
-    {HAPT_F32, {"moe_combine_dweights", weigh_workspace, combine_dweights_f32}},
-    {HAPT_BF16, {"moe_combine_dweights", weigh_workspace, combine_dweights_bf16}},
+    KERNEL_ROWS("moe_dispatch", fill_workspace, dispatch),
+    KERNEL_ROWS("moe_dispatch_dx", gather_workspace, dispatch_dx),
+    KERNEL_ROWS("moe_combine", gather_workspace, combine),
+    KERNEL_ROWS("moe_combine_dslots", fill_workspace, combine_dslots),
+    KERNEL_ROWS("moe_combine_dweights", weigh_workspace, combine_dweights),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -127,31 +127,13 @@ INLINE void norm_backward_run(const struct hapt_call *call, bool centred, bool h
     }
 }
 
-#define ENTRY(name, body, centred, half)                                                 \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                    \
-        (void)queue;                                                                     \
-        body(call, centred, half);                                                       \
-        return HAPT_OK;                                                                  \
-    }
-
-ENTRY(layer_f32, norm_run, true, false)
-ENTRY(layer_bf16, norm_run, true, true)
-ENTRY(layer_backward_f32, norm_backward_run, true, false)
-ENTRY(layer_backward_bf16, norm_backward_run, true, true)
-ENTRY(rms_f32, norm_run, false, false)
-ENTRY(rms_bf16, norm_run, false, true)
-ENTRY(rms_backward_f32, norm_backward_run, false, false)
-ENTRY(rms_backward_bf16, norm_backward_run, false, true)
+KERNELS(layer, norm_run(call, true, half))
+KERNELS(layer_backward, norm_backward_run(call, true, half))
+KERNELS(rms, norm_run(call, false, half))
+KERNELS(rms_backward, norm_backward_run(call, false, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_norm)[] = {
-    {HAPT_F32, {"layer_norm", NULL, layer_f32}},
-    {HAPT_BF16, {"layer_norm", NULL, layer_bf16}},
-    {HAPT_F32, {"layer_norm_backward", norm_backward_workspace, layer_backward_f32}},
-    {HAPT_BF16, {"layer_norm_backward", norm_backward_workspace, layer_backward_bf16}},
-    {HAPT_F32, {"rms_norm", NULL, rms_f32}},
-    {HAPT_BF16, {"rms_norm", NULL, rms_bf16}},
-    {HAPT_F32, {"rms_norm_backward", norm_backward_workspace, rms_backward_f32}},
-    {HAPT_BF16, {"rms_norm_backward", norm_backward_workspace, rms_backward_bf16}},
+    KERNEL_ROWS("layer_norm", NULL, layer), KERNEL_ROWS("layer_norm_backward", norm_backward_workspace, layer_backward),
+    KERNEL_ROWS("rms_norm", NULL, rms),     KERNEL_ROWS("rms_norm_backward", norm_backward_workspace, rms_backward),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

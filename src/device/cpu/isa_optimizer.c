@@ -3,8 +3,6 @@
 
 #include "isa.h"
 
-#define CHUNK 4096
-
 typedef double dvector __attribute__((vector_size(8 * LANES)));
 
 /*

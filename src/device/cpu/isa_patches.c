@@ -27,7 +27,7 @@ static struct patches patches_of(const struct hapt_view *images, const struct ha
 
 static size_t packed_bytes(const struct patches *of, enum hapt_dtype dtype)
 {
-    return ((size_t)(of->rows * of->columns) * hapt_dtype_bytes(dtype) + 63) / 64 * 64;
+    return hapt_align((size_t)(of->rows * of->columns) * hapt_dtype_bytes(dtype));
 }
 
 /* Row r of packed patches: [c][patch height][patch width]. */
@@ -185,35 +185,19 @@ INLINE void take_token_dx_run(const struct hapt_call *call, bool half)
     }
 }
 
-#define ENTRY(name, body, half)                                                          \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                    \
-        (void)queue;                                                                     \
-        body(call, half);                                                                \
-        return HAPT_OK;                                                                  \
-    }
-
-ENTRY(class_token_f32, class_token_run, false)
-ENTRY(class_token_bf16, class_token_run, true)
-ENTRY(class_token_backward_f32, class_token_backward_run, false)
-ENTRY(class_token_backward_bf16, class_token_backward_run, true)
-ENTRY(take_token_f32, take_token_run, false)
-ENTRY(take_token_bf16, take_token_run, true)
-ENTRY(take_token_dx_f32, take_token_dx_run, false)
-ENTRY(take_token_dx_bf16, take_token_dx_run, true)
+KERNELS(class_token, class_token_run(call, half))
+KERNELS(class_token_backward, class_token_backward_run(call, half))
+KERNELS(take_token, take_token_run(call, half))
+KERNELS(take_token_dx, take_token_dx_run(call, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_patches)[] = {
     {HAPT_F32, {"patch_embedding", embedding_f32_workspace, embedding_f32}},
     {HAPT_BF16, {"patch_embedding", embedding_bf16_workspace, embedding_bf16}},
     {HAPT_F32, {"patch_embedding_dw", embedding_dw_f32_workspace, embedding_dw_f32}},
     {HAPT_BF16, {"patch_embedding_dw", embedding_dw_bf16_workspace, embedding_dw_bf16}},
-    {HAPT_F32, {"class_token", NULL, class_token_f32}},
-    {HAPT_BF16, {"class_token", NULL, class_token_bf16}},
-    {HAPT_F32, {"class_token_backward", NULL, class_token_backward_f32}},
-    {HAPT_BF16, {"class_token_backward", NULL, class_token_backward_bf16}},
-    {HAPT_F32, {"take_token", NULL, take_token_f32}},
-    {HAPT_BF16, {"take_token", NULL, take_token_bf16}},
-    {HAPT_F32, {"take_token_dx", NULL, take_token_dx_f32}},
-    {HAPT_BF16, {"take_token_dx", NULL, take_token_dx_bf16}},
+    KERNEL_ROWS("class_token", NULL, class_token),
+    KERNEL_ROWS("class_token_backward", NULL, class_token_backward),
+    KERNEL_ROWS("take_token", NULL, take_token),
+    KERNEL_ROWS("take_token_dx", NULL, take_token_dx),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -1,8 +1,6 @@
 /* Element-wise kernels: add, copy, gelu, convert, zero. */
 #include "isa.h"
 
-#define CHUNK 4096 /* elements per thread and turn: a multiple of every lane count */
-
 /* gelu(x) = x P(x); P and the derivative g'(x) share one exponential. */
 struct gelu {
     vector value, slope;
@@ -61,21 +59,16 @@ INLINE void gelu_run(const struct hapt_call *call, bool half, bool erf, bool bac
     }
 }
 
-#define GELU(name, half, backward)                                                       \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                    \
-        (void)queue;                                                                     \
-        if (call->integer[0])                                                            \
-            gelu_run(call, half, true, backward);                                        \
-        else                                                                             \
-            gelu_run(call, half, false, backward);                                       \
-        return HAPT_OK;                                                                  \
-    }
+INLINE void gelu_of_kind(const struct hapt_call *call, bool half, bool backward)
+{
+    if (call->integer[0])
+        gelu_run(call, half, true, backward);
+    else
+        gelu_run(call, half, false, backward);
+}
 
-GELU(gelu_f32, false, false)
-GELU(gelu_bf16, true, false)
-GELU(gelu_dx_f32, false, true)
-GELU(gelu_dx_bf16, true, true)
+KERNELS(gelu, gelu_of_kind(call, half, false))
+KERNELS(gelu_dx, gelu_of_kind(call, half, true))
 
 /* y = a (+ b) (+ y); b NULL: a copy. Also converts between the types of the views. */
 INLINE void sum_run(const struct hapt_call *call, const void *a, bool a_half, const void *b, bool b_half, bool y_half)
@@ -95,19 +88,7 @@ INLINE void sum_run(const struct hapt_call *call, const void *a, bool a_half, co
     }
 }
 
-static enum hapt_status add_f32(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    sum_run(call, call->input[0].data, false, call->input[1].data, false, false);
-    return HAPT_OK;
-}
-
-static enum hapt_status add_bf16(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    (void)queue;
-    sum_run(call, call->input[0].data, true, call->input[1].data, true, true);
-    return HAPT_OK;
-}
+KERNELS(add, sum_run(call, call->input[0].data, half, call->input[1].data, half, half))
 
 /* Copy and convert alike: the types of the views decide. */
 static enum hapt_status copy_any(const struct hapt_call *call, struct hapt_queue *queue)
@@ -150,18 +131,8 @@ INLINE void relu_run(const struct hapt_call *call, bool half, bool backward)
     }
 }
 
-#define RELU(name, half, backward)                                                       \
-    static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
-    {                                                                                    \
-        (void)queue;                                                                     \
-        relu_run(call, half, backward);                                                  \
-        return HAPT_OK;                                                                  \
-    }
-
-RELU(relu_f32, false, false)
-RELU(relu_bf16, true, false)
-RELU(relu_dx_f32, false, true)
-RELU(relu_dx_bf16, true, true)
+KERNELS(relu, relu_run(call, half, false))
+KERNELS(relu_dx, relu_run(call, half, true))
 
 static enum hapt_status zero_any(const struct hapt_call *call, struct hapt_queue *queue)
 {
@@ -177,25 +148,12 @@ static enum hapt_status zero_any(const struct hapt_call *call, struct hapt_queue
 }
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_pointwise)[] = {
-    {HAPT_F32, {"gelu", NULL, gelu_f32}},
-    {HAPT_BF16, {"gelu", NULL, gelu_bf16}},
-    {HAPT_F32, {"gelu_dx", NULL, gelu_dx_f32}},
-    {HAPT_BF16, {"gelu_dx", NULL, gelu_dx_bf16}},
-    {HAPT_F32, {"relu", NULL, relu_f32}},
-    {HAPT_BF16, {"relu", NULL, relu_bf16}},
-    {HAPT_F32, {"relu_dx", NULL, relu_dx_f32}},
-    {HAPT_BF16, {"relu_dx", NULL, relu_dx_bf16}},
-    {HAPT_F32, {"cast", NULL, copy_any}},
-    {HAPT_BF16, {"cast", NULL, copy_any}},
-    {HAPT_F32, {"add", NULL, add_f32}},
-    {HAPT_BF16, {"add", NULL, add_bf16}},
-    {HAPT_F32, {"copy", NULL, copy_any}},
-    {HAPT_BF16, {"copy", NULL, copy_any}},
-    {HAPT_I32, {"copy", NULL, copy_any}},
-    {HAPT_F32, {"convert", NULL, copy_any}},
-    {HAPT_BF16, {"convert", NULL, copy_any}},
-    {HAPT_F32, {"zero", NULL, zero_any}},
-    {HAPT_BF16, {"zero", NULL, zero_any}},
-    {HAPT_I32, {"zero", NULL, zero_any}},
-    {HAPT_F32, {NULL, NULL, NULL}},
+    KERNEL_ROWS("gelu", NULL, gelu),         KERNEL_ROWS("gelu_dx", NULL, gelu_dx),
+    KERNEL_ROWS("relu", NULL, relu),         KERNEL_ROWS("relu_dx", NULL, relu_dx),
+    {HAPT_F32, {"cast", NULL, copy_any}},    {HAPT_BF16, {"cast", NULL, copy_any}},
+    KERNEL_ROWS("add", NULL, add),           {HAPT_F32, {"copy", NULL, copy_any}},
+    {HAPT_BF16, {"copy", NULL, copy_any}},   {HAPT_I32, {"copy", NULL, copy_any}},
+    {HAPT_F32, {"convert", NULL, copy_any}}, {HAPT_BF16, {"convert", NULL, copy_any}},
+    {HAPT_F32, {"zero", NULL, zero_any}},    {HAPT_BF16, {"zero", NULL, zero_any}},
+    {HAPT_I32, {"zero", NULL, zero_any}},    {HAPT_F32, {NULL, NULL, NULL}},
 };

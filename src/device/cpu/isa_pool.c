@@ -76,7 +76,7 @@ static size_t max_pool_dx_workspace(const struct hapt_call *call)
 {
     const struct hapt_view *x = &call->input[0];
     const int64_t threads = call->threads > 0 ? call->threads : 1;
-    return (size_t)threads * (((size_t)(x->shape[2] * x->shape[3]) * sizeof(float) + 63) / 64 * 64);
+    return (size_t)threads * hapt_align((size_t)(x->shape[2] * x->shape[3]) * sizeof(float));
 }
 
 INLINE void max_pool_dx(const struct hapt_call *call, bool half)
@@ -207,30 +207,22 @@ INLINE void flatten(const struct hapt_call *call, bool half)
         }
 }
 
-KERNEL_OF_BOTH_TYPES(max_pool)
-KERNEL_OF_BOTH_TYPES(max_pool_dx)
-KERNEL_OF_BOTH_TYPES(mean_pool)
-KERNEL_OF_BOTH_TYPES(mean_pool_dx)
-KERNEL_OF_BOTH_TYPES(adaptive_pool)
-KERNEL_OF_BOTH_TYPES(adaptive_pool_dx)
-KERNEL_OF_BOTH_TYPES(flatten)
+KERNELS(max_pool, max_pool(call, half))
+KERNELS(max_pool_dx, max_pool_dx(call, half))
+KERNELS(mean_pool, mean_pool(call, half))
+KERNELS(mean_pool_dx, mean_pool_dx(call, half))
+KERNELS(adaptive_pool, adaptive_pool(call, half))
+KERNELS(adaptive_pool_dx, adaptive_pool_dx(call, half))
+KERNELS(flatten, flatten(call, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_pool)[] = {
-    {HAPT_F32, {"max_pool", NULL, max_pool_f32}},
-    {HAPT_BF16, {"max_pool", NULL, max_pool_bf16}},
-    {HAPT_F32, {"max_pool_dx", max_pool_dx_workspace, max_pool_dx_f32}},
-    {HAPT_BF16, {"max_pool_dx", max_pool_dx_workspace, max_pool_dx_bf16}},
-    {HAPT_F32, {"mean_pool", NULL, mean_pool_f32}},
-    {HAPT_BF16, {"mean_pool", NULL, mean_pool_bf16}},
-    {HAPT_F32, {"mean_pool_dx", NULL, mean_pool_dx_f32}},
-    {HAPT_BF16, {"mean_pool_dx", NULL, mean_pool_dx_bf16}},
-    {HAPT_F32, {"adaptive_pool", NULL, adaptive_pool_f32}},
-    {HAPT_BF16, {"adaptive_pool", NULL, adaptive_pool_bf16}},
-    {HAPT_F32, {"adaptive_pool_dx", NULL, adaptive_pool_dx_f32}},
-    {HAPT_BF16, {"adaptive_pool_dx", NULL, adaptive_pool_dx_bf16}},
-    {HAPT_F32, {"flatten", NULL, flatten_f32}},
-    {HAPT_BF16, {"flatten", NULL, flatten_bf16}},
-    {HAPT_F32, {"flatten_dx", NULL, flatten_f32}},
-    {HAPT_BF16, {"flatten_dx", NULL, flatten_bf16}},
+    KERNEL_ROWS("max_pool", NULL, max_pool),
+    KERNEL_ROWS("max_pool_dx", max_pool_dx_workspace, max_pool_dx),
+    KERNEL_ROWS("mean_pool", NULL, mean_pool),
+    KERNEL_ROWS("mean_pool_dx", NULL, mean_pool_dx),
+    KERNEL_ROWS("adaptive_pool", NULL, adaptive_pool),
+    KERNEL_ROWS("adaptive_pool_dx", NULL, adaptive_pool_dx),
+    KERNEL_ROWS("flatten", NULL, flatten),
+    KERNEL_ROWS("flatten_dx", NULL, flatten),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

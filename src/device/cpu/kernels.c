@@ -10,25 +10,10 @@ struct level {
     const struct cpu_kernel *family[16]; /* NULL at the end */
 };
 
-/* Every operator family: isa_FAMILY.c. */
-#define LEVEL(isa)                      \
-    {                                   \
-        .name = #isa, .family = {       \
-            hapt_cpu_attention_##isa,   \
-            hapt_cpu_batch_norm_##isa,  \
-            hapt_cpu_convolution_##isa, \
-            hapt_cpu_embedding_##isa,   \
-            hapt_cpu_expert_##isa,      \
-            hapt_cpu_linear_##isa,      \
-            hapt_cpu_llama_##isa,       \
-            hapt_cpu_loss_##isa,        \
-            hapt_cpu_moe_##isa,         \
-            hapt_cpu_norm_##isa,        \
-            hapt_cpu_optimizer_##isa,   \
-            hapt_cpu_patches_##isa,     \
-            hapt_cpu_pointwise_##isa,   \
-            hapt_cpu_pool_##isa,        \
-        }                               \
+#define ENTRY(isa, family) hapt_cpu_##family##_##isa,
+#define LEVEL(isa)                                           \
+    {                                                        \
+        .name = #isa, .family = { CPU_FAMILIES(ENTRY, isa) } \
     }
 
 #if defined __x86_64__
@@ -63,23 +48,12 @@ static void choose_level(void)
     chosen = &levels[level];
 }
 
-static const struct level *level_get(void)
+const struct hapt_kernel *hapt_cpu_kernel_find(const char *op, enum hapt_dtype dtype)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, choose_level);
-    return chosen;
-}
-
-const struct hapt_kernel *hapt_cpu_kernel_find(const char *op, enum hapt_dtype dtype)
-{
-    const struct level *level = level_get();
-    for (int f = 0; level->family[f]; f++)
-        for (const struct cpu_kernel *k = level->family[f]; k->kernel.op; k++)
+    for (int f = 0; chosen->family[f]; f++)
+        for (const struct cpu_kernel *k = chosen->family[f]; k->kernel.op; k++)
             if (k->dtype == dtype && !strcmp(k->kernel.op, op)) return &k->kernel;
     return NULL;
-}
-
-const char *hapt_cpu_isa(void)
-{
-    return level_get()->name;
 }

@@ -18,28 +18,18 @@ struct cpu_kernel {
     struct hapt_kernel kernel; /* op NULL: end of the table */
 };
 
-/* Defined by isa_FAMILY.c at each level. */
-#define CPU_KERNEL_DECLARE(family)                                                                               \
-    extern const struct cpu_kernel hapt_cpu_##family##_v2[], hapt_cpu_##family##_v3[], hapt_cpu_##family##_v4[], \
-        hapt_cpu_##family##_base[]
-CPU_KERNEL_DECLARE(attention);
-CPU_KERNEL_DECLARE(batch_norm);
-CPU_KERNEL_DECLARE(convolution);
-CPU_KERNEL_DECLARE(embedding);
-CPU_KERNEL_DECLARE(expert);
-CPU_KERNEL_DECLARE(linear);
-CPU_KERNEL_DECLARE(llama);
-CPU_KERNEL_DECLARE(loss);
-CPU_KERNEL_DECLARE(moe);
-CPU_KERNEL_DECLARE(norm);
-CPU_KERNEL_DECLARE(optimizer);
-CPU_KERNEL_DECLARE(patches);
-CPU_KERNEL_DECLARE(pointwise);
-CPU_KERNEL_DECLARE(pool);
+/* The operator families. isa_FAMILY.c defines a table at each level. */
+#define CPU_FAMILIES(of, isa)                                                                                          \
+    of(isa, attention) of(isa, batch_norm) of(isa, convolution) of(isa, embedding) of(isa, expert) of(isa, linear)     \
+        of(isa, llama) of(isa, loss) of(isa, moe) of(isa, norm) of(isa, optimizer) of(isa, patches) of(isa, pointwise) \
+            of(isa, pool)
+#define CPU_DECLARE(isa, family) extern const struct cpu_kernel hapt_cpu_##family##_##isa[];
+CPU_FAMILIES(CPU_DECLARE, v2)
+CPU_FAMILIES(CPU_DECLARE, v3)
+CPU_FAMILIES(CPU_DECLARE, v4)
+CPU_FAMILIES(CPU_DECLARE, base)
 
-/* NULL: there is none. The level is chosen at the first call. */
+/* NULL: there is none. The level is chosen at the first call; HAPT_ISA=v2, v3 or v4 in the environment lowers it. */
 const struct hapt_kernel *hapt_cpu_kernel_find(const char *op, enum hapt_dtype dtype);
-/* "v2", "v3", "v4" or "base". HAPT_ISA in the environment lowers it. */
-const char *hapt_cpu_isa(void);
 
 #endif

@@ -180,19 +180,9 @@ static size_t weights_workspace(const struct hapt_call *call)
     return slots_bytes(x) + slots_bytes(dy) + (product > sums ? product : sums);
 }
 
-#define SLOTS(op, transposed)                                                     \
-    {HAPT_F32, {op, slots_workspace, slots_run<float, transposed>}},              \
-        {HAPT_BF16, {op, slots_workspace, slots_run<__nv_bfloat16, transposed>}}, \
-    {                                                                             \
-        HAPT_F16,                                                                 \
-        {                                                                         \
-            op, slots_workspace, slots_run<__half, transposed>                    \
-        }                                                                         \
-    }
-
 extern const struct cuda_kernel hapt_cuda_expert[] = {
-    SLOTS("expert_linear", true),
-    SLOTS("expert_linear_dx", false),
+    CUDA_KERNELS_WITH("expert_linear", slots_workspace, slots_run, true),
+    CUDA_KERNELS_WITH("expert_linear_dx", slots_workspace, slots_run, false),
     CUDA_KERNELS("expert_linear_dw", weights_workspace, weights_run),
     CUDA_KERNELS_END,
 };

@@ -26,14 +26,18 @@ struct cuda_kernel {
             op, workspace, run<float>       \
         }                                   \
     }
-#define CUDA_KERNELS(op, workspace, run)                                                   \
-    CUDA_KERNEL_F32(op, workspace, run), {HAPT_BF16, {op, workspace, run<__nv_bfloat16>}}, \
-    {                                                                                      \
-        HAPT_F16,                                                                          \
-        {                                                                                  \
-            op, workspace, run<__half>                                                     \
-        }                                                                                  \
+#define CUDA_ROWS(op, workspace, f32, bf16, f16)                          \
+    {HAPT_F32, {op, workspace, f32}}, {HAPT_BF16, {op, workspace, bf16}}, \
+    {                                                                     \
+        HAPT_F16,                                                         \
+        {                                                                 \
+            op, workspace, f16                                            \
+        }                                                                 \
     }
+#define CUDA_KERNELS(op, workspace, run) CUDA_ROWS(op, workspace, run<float>, run<__nv_bfloat16>, run<__half>)
+/* The same with a second template argument. */
+#define CUDA_KERNELS_WITH(op, workspace, run, option) \
+    CUDA_ROWS(op, workspace, (run<float, option>), (run<__nv_bfloat16, option>), (run<__half, option>))
 #define CUDA_KERNELS_END     \
     {                        \
         HAPT_F32,            \

@@ -91,21 +91,12 @@ static enum hapt_status dw_run(const struct hapt_call *call, struct hapt_queue *
     return product_run(&p, call->workspace, call->workspace_bytes, queue);
 }
 
-#define ROWS(op, workspace, run, transposed)                                                                           \
-    {HAPT_F32, {op, workspace, run<float, transposed>}}, {HAPT_BF16, {op, workspace, run<__nv_bfloat16, transposed>}}, \
-    {                                                                                                                  \
-        HAPT_F16,                                                                                                      \
-        {                                                                                                              \
-            op, workspace, run<__half, transposed>                                                                     \
-        }                                                                                                              \
-    }
-
 extern const struct cuda_kernel hapt_cuda_linear[] = {
-    ROWS("linear", workspace_bytes, forward_run, false),
-    ROWS("linear_t", workspace_bytes, forward_run, true),
-    ROWS("linear_dx", workspace_bytes, dx_run, false),
-    ROWS("linear_t_dx", workspace_bytes, dx_run, true),
-    ROWS("linear_dw", dw_workspace, dw_run, false),
-    ROWS("linear_t_dw", dw_workspace, dw_run, true),
+    CUDA_KERNELS_WITH("linear", workspace_bytes, forward_run, false),
+    CUDA_KERNELS_WITH("linear_t", workspace_bytes, forward_run, true),
+    CUDA_KERNELS_WITH("linear_dx", workspace_bytes, dx_run, false),
+    CUDA_KERNELS_WITH("linear_t_dx", workspace_bytes, dx_run, true),
+    CUDA_KERNELS_WITH("linear_dw", dw_workspace, dw_run, false),
+    CUDA_KERNELS_WITH("linear_t_dw", dw_workspace, dw_run, true),
     CUDA_KERNELS_END,
 };

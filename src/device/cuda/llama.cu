@@ -146,18 +146,9 @@ static enum hapt_status swiglu_backward_run(const struct hapt_call *call, struct
                   queue, job);
 }
 
-#define ROWS(op, workspace, run, backward)                                                                         \
-    {HAPT_F32, {op, workspace, run<float, backward>}}, {HAPT_BF16, {op, workspace, run<__nv_bfloat16, backward>}}, \
-    {                                                                                                              \
-        HAPT_F16,                                                                                                  \
-        {                                                                                                          \
-            op, workspace, run<__half, backward>                                                                   \
-        }                                                                                                          \
-    }
-
 extern const struct cuda_kernel hapt_cuda_llama[] = {
-    ROWS("rope", rope_workspace, rope_run, false),
-    ROWS("rope_dx", rope_workspace, rope_run, true),
+    CUDA_KERNELS_WITH("rope", rope_workspace, rope_run, false),
+    CUDA_KERNELS_WITH("rope_dx", rope_workspace, rope_run, true),
     CUDA_KERNELS("swiglu", NULL, swiglu_run),
     CUDA_KERNELS("swiglu_backward", NULL, swiglu_backward_run),
     CUDA_KERNELS_END,

@@ -202,19 +202,10 @@ static enum hapt_status backward_run(const struct hapt_call *call, struct hapt_q
     return backward_launch<Element, 1, CENTRED>(call, queue, job);
 }
 
-#define ROWS(op, workspace, run, centred)                                                                        \
-    {HAPT_F32, {op, workspace, run<float, centred>}}, {HAPT_BF16, {op, workspace, run<__nv_bfloat16, centred>}}, \
-    {                                                                                                            \
-        HAPT_F16,                                                                                                \
-        {                                                                                                        \
-            op, workspace, run<__half, centred>                                                                  \
-        }                                                                                                        \
-    }
-
 extern const struct cuda_kernel hapt_cuda_norm[] = {
-    ROWS("layer_norm", NULL, norm_run, true),
-    ROWS("layer_norm_backward", backward_workspace, backward_run, true),
-    ROWS("rms_norm", NULL, norm_run, false),
-    ROWS("rms_norm_backward", backward_workspace, backward_run, false),
+    CUDA_KERNELS_WITH("layer_norm", NULL, norm_run, true),
+    CUDA_KERNELS_WITH("layer_norm_backward", backward_workspace, backward_run, true),
+    CUDA_KERNELS_WITH("rms_norm", NULL, norm_run, false),
+    CUDA_KERNELS_WITH("rms_norm_backward", backward_workspace, backward_run, false),
     CUDA_KERNELS_END,
 };

@@ -178,16 +178,16 @@ static enum hapt_status take_token_dx_run(const struct hapt_call *call, struct h
                   (Element *)dx->data, (bool)(call->accumulate & 1u));
 }
 
-#define EMBEDDING(op, backward)                                                                              \
-    {HAPT_F32, {op, embedding_workspace<HAPT_F32, backward>, embedding_run<float, HAPT_F32, backward>}},     \
-        {HAPT_BF16,                                                                                          \
-         {op, embedding_workspace<HAPT_BF16, backward>, embedding_run<__nv_bfloat16, HAPT_BF16, backward>}}, \
-    {                                                                                                        \
-        HAPT_F16,                                                                                            \
-        {                                                                                                    \
-            op, embedding_workspace<HAPT_F16, backward>, embedding_run<__half, HAPT_F16, backward>           \
-        }                                                                                                    \
+#define EMBEDDING_ROW(op, dtype, Element, backward)                                           \
+    {                                                                                         \
+        dtype,                                                                                \
+        {                                                                                     \
+            op, embedding_workspace<dtype, backward>, embedding_run<Element, dtype, backward> \
+        }                                                                                     \
     }
+#define EMBEDDING(op, backward)                                                                          \
+    EMBEDDING_ROW(op, HAPT_F32, float, backward), EMBEDDING_ROW(op, HAPT_BF16, __nv_bfloat16, backward), \
+        EMBEDDING_ROW(op, HAPT_F16, __half, backward)
 
 extern const struct cuda_kernel hapt_cuda_patches[] = {
     EMBEDDING("patch_embedding", false),

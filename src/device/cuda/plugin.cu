@@ -45,16 +45,11 @@ enum hapt_status cuda_check(cudaError_t error, const char *what)
 }
 
 /* CUDA's current device is per thread. */
-static void use_device(void)
+void cuda_use_device(void)
 {
     static thread_local int current = -1;
     if (current == cuda.device || cuda.device < 0) return;
     if (cudaSetDevice(cuda.device) == cudaSuccess) current = cuda.device;
-}
-
-void cuda_use_device(void)
-{
-    use_device();
 }
 
 static const char *libraries(void)
@@ -142,7 +137,7 @@ static enum hapt_status open_device(int index)
                                "cannot open CUDA device %d beside device %d: each process has one", index, cuda.device);
     HAPT_TRY(cuda_check(cudaSetDevice(index), "the device cannot be used"));
     cuda.device = index;
-    use_device();
+    cuda_use_device();
     cudaFuncAttributes about;
     enum hapt_status status = cuda_check(cudaFuncGetAttributes(&about, delay_kernel), "loading its code");
     if (status == HAPT_OK) status = make_queues();
@@ -153,7 +148,7 @@ static enum hapt_status open_device(int index)
 static void *reserve(size_t bytes)
 {
     void *memory = NULL;
-    use_device();
+    cuda_use_device();
     cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
     if (error == cudaSuccess) error = cudaMemset(memory, 0, bytes);
     if (error == cudaSuccess) error = cudaDeviceSynchronize();
@@ -168,14 +163,14 @@ static void *reserve(size_t bytes)
 static void release(void *memory, size_t bytes)
 {
     (void)bytes;
-    use_device();
+    cuda_use_device();
     cudaFree(memory); /* waits for work that still uses it */
 }
 
 static void *pin(size_t bytes)
 {
     void *memory = NULL;
-    use_device();
+    cuda_use_device();
     if (cudaMallocHost(&memory, bytes ? bytes : 1) == cudaSuccess) return memory;
     cudaGetLastError();
     return NULL;
@@ -183,19 +178,26 @@ static void *pin(size_t bytes)
 
 static void unpin(void *memory)
 {
-    use_device();
+    cuda_use_device();
     cudaFreeHost(memory);
 }
 
-static struct hapt_queue *queue_at(int index)
+static const struct hapt_kernel *find_kernel(const struct hapt_device *device, const char *op, enum hapt_dtype dtype)
 {
+    (void)device;
+    return cuda_kernel_find(op, dtype);
+}
+
+static struct hapt_queue *queue_at(struct hapt_device *device, int index)
+{
+    (void)device;
     return &cuda.queue[(unsigned)index % QUEUES];
 }
 
 static struct hapt_event *record(struct hapt_queue *queue)
 {
     const int q = (int)(queue - cuda.queue);
-    use_device();
+    cuda_use_device();
     struct hapt_event *event = &cuda.event[q][cuda.next[q]++ % EVENTS];
     cudaEventRecord(event->event, queue->stream); /* a failure here is seen by the wait */
     return event;
@@ -203,7 +205,7 @@ static struct hapt_event *record(struct hapt_queue *queue)
 
 static bool done(struct hapt_event *event)
 {
-    use_device();
+    cuda_use_device();
     return cudaEventQuery(event->event) != cudaErrorNotReady;
 }
 
@@ -233,7 +235,7 @@ static enum hapt_status fault_status(void)
 
 static enum hapt_status wait(struct hapt_event *event)
 {
-    use_device();
+    cuda_use_device();
     HAPT_TRY(cuda_check(cudaEventSynchronize(event->event), "queued work"));
     HAPT_TRY(cuda_check(cudaGetLastError(), "queued work"));
     return event->queue == cuda.queue ? fault_status()
@@ -242,7 +244,7 @@ static enum hapt_status wait(struct hapt_event *event)
 
 static enum hapt_status copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
 {
-    use_device();
+    cuda_use_device();
     return bytes == 0 ? HAPT_OK
                       : cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, queue->stream), "a copy");
 }
@@ -261,7 +263,7 @@ enum hapt_status cuda_upload(struct hapt_queue *queue, void *device, const void 
 static struct hapt_event *timestamp(struct hapt_queue *queue)
 {
     const int q = (int)(queue - cuda.queue);
-    use_device();
+    cuda_use_device();
     struct hapt_event *event = &cuda.timestamp[q][cuda.next_timestamp[q]++ % HAPT_TIMESTAMPS];
     if (!event->event && cudaEventCreateWithFlags(&event->event, cudaEventDefault | waiting()) != cudaSuccess)
         event->event = NULL;
@@ -272,7 +274,7 @@ static struct hapt_event *timestamp(struct hapt_queue *queue)
 static double elapsed_s(struct hapt_event *from, struct hapt_event *to)
 {
     float apart_ms = -1;
-    use_device();
+    cuda_use_device();
     cudaError_t error = from->event && to->event ? cudaEventSynchronize(to->event) : cudaErrorInvalidValue;
     if (error == cudaSuccess) error = cudaEventElapsedTime(&apart_ms, from->event, to->event);
     if (error == cudaSuccess) return 1e-3 * apart_ms;
@@ -283,7 +285,7 @@ static double elapsed_s(struct hapt_event *from, struct hapt_event *to)
 static void delay(struct hapt_queue *queue, double time_s)
 {
     int clock_khz = 0;
-    use_device();
+    cuda_use_device();
     if (cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, cuda.device) != cudaSuccess || clock_khz <= 0)
         clock_khz = 1500000;
     cudaGetLastError();
@@ -295,7 +297,7 @@ static void delay(struct hapt_queue *queue, double time_s)
 
 static bool capture(struct hapt_queue *queue)
 {
-    use_device();
+    cuda_use_device();
     queue->capturing = cudaStreamBeginCapture(queue->stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
     if (!queue->capturing) cudaGetLastError();
     return queue->capturing;
@@ -305,7 +307,7 @@ static struct hapt_replay *capture_end(struct hapt_queue *queue)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
-    use_device();
+    cuda_use_device();
     queue->capturing = false;
     cudaError_t error = cudaStreamEndCapture(queue->stream, &graph); /* a failed capture also ends here */
     if (error == cudaSuccess) error = cudaGraphInstantiateWithFlags(&exec, graph, 0);
@@ -317,7 +319,7 @@ static struct hapt_replay *capture_end(struct hapt_queue *queue)
 
 static bool replay(struct hapt_replay *replay, struct hapt_queue *queue)
 {
-    use_device();
+    cuda_use_device();
     const bool launched = cudaGraphLaunch((cudaGraphExec_t)replay, queue->stream) == cudaSuccess;
     if (!launched) cudaGetLastError();
     return launched;
@@ -325,7 +327,7 @@ static bool replay(struct hapt_replay *replay, struct hapt_queue *queue)
 
 static void replay_destroy(struct hapt_replay *replay)
 {
-    use_device();
+    cuda_use_device();
     cudaGraphExecDestroy((cudaGraphExec_t)replay);
 }
 
@@ -340,34 +342,30 @@ static const struct hapt_device_comm_ops *device_comms(const char **reason)
 }
 
 extern "C" __attribute__((visibility("default"))) const struct cuda_plugin *
-hapt_cuda_plugin(const struct cuda_host *host, int abi)
+hapt_cuda_plugin(const struct cuda_host *host, int abi, struct hapt_backend *backend)
 {
-    static struct cuda_plugin plugin;
+    static const struct cuda_plugin plugin = {open_device, reserve, release};
+    if (abi != CUDA_PLUGIN_ABI || host->call_bytes != sizeof(struct hapt_call)) return NULL;
     cuda_host = host;
-    plugin.abi = CUDA_PLUGIN_ABI;
-    plugin.call_bytes = sizeof(struct hapt_call);
-    plugin.libraries = libraries;
-    plugin.device_count = device_count;
-    plugin.describe = describe;
-    plugin.open = open_device;
-    plugin.reserve = reserve;
-    plugin.release = release;
-    plugin.pin = pin;
-    plugin.unpin = unpin;
-    plugin.find_kernel = cuda_kernel_find;
-    plugin.queue = queue_at;
-    plugin.record = record;
-    plugin.done = done;
-    plugin.wait = wait;
-    plugin.copy = copy;
-    plugin.device_comms = device_comms;
-    plugin.timestamp = timestamp;
-    plugin.elapsed_s = elapsed_s;
-    plugin.delay = delay;
-    plugin.capture = capture;
-    plugin.capture_end = capture_end;
-    plugin.replay = replay;
-    plugin.replay_destroy = replay_destroy;
-    plugin.use_tf32 = product_use_tf32;
-    return abi == CUDA_PLUGIN_ABI ? &plugin : NULL;
+    backend->libraries = libraries;
+    backend->device_count = device_count;
+    backend->describe = describe;
+    backend->pin = pin;
+    backend->unpin = unpin;
+    backend->find_kernel = find_kernel;
+    backend->queue = queue_at;
+    backend->record = record;
+    backend->done = done;
+    backend->wait = wait;
+    backend->copy = copy;
+    backend->device_comms = device_comms;
+    backend->timestamp = timestamp;
+    backend->elapsed_s = elapsed_s;
+    backend->delay = delay;
+    backend->capture = capture;
+    backend->capture_end = capture_end;
+    backend->replay = replay;
+    backend->replay_destroy = replay_destroy;
+    backend->use_tf32 = product_use_tf32;
+    return &plugin;
 }

@@ -180,14 +180,7 @@ static enum hapt_status zero_any(const struct hapt_call *call, struct hapt_queue
     return HAPT_OK;
 }
 
-#define ANY_TYPE(op, run)                                      \
-    {HAPT_F32, {op, NULL, run}}, {HAPT_BF16, {op, NULL, run}}, \
-    {                                                          \
-        HAPT_F16,                                              \
-        {                                                      \
-            op, NULL, run                                      \
-        }                                                      \
-    }
+#define ANY_TYPE(op, run) CUDA_ROWS(op, NULL, run, run, run)
 
 extern const struct cuda_kernel hapt_cuda_pointwise[] = {
     CUDA_KERNELS("gelu", NULL, gelu_run), CUDA_KERNELS("gelu_dx", NULL, gelu_dx_run),
