@@ -74,18 +74,13 @@ void hapt_plan_print_link_limit(const struct hapt_env *env, const struct hapt_pr
 
 static void print_limit(const struct hapt_env *env, const struct hapt_plan *plan, const struct hapt_limit *limit)
 {
-    char time[3][32], size[2][32], rate[2][32];
-    const struct hapt_plan_stage *slow = &plan->stage[limit->compute_stage], *tight = &plan->stage[limit->memory_stage];
-    char submesh[64];
-    if (hapt_plan_is_mixed(slow))
-        hapt_plan_stage_submesh(slow, submesh);
-    else
-        snprintf(submesh, sizeof submesh, "%d x %d", slow->submesh->nodes, slow->submesh->devices_per_node);
+    char time[3][32], size[2][32], rate[2][32], slow[HAPT_PLAN_STAGE_TITLE];
+    const struct hapt_plan_stage *tight = &plan->stage[limit->memory_stage];
     hapt_print(env, "why: t_max, %s per microbatch, is set by %s\n", hapt_units_time(plan->t_max_s, time[0]),
                plan->limit);
-    hapt_print(env, "  compute  stage %d (layers %d-%d on %s %s) takes longest: %s, %.1f %% of t_max\n",
-               limit->compute_stage, slow->first_layer, slow->end_layer, slow->submesh->name, submesh,
-               hapt_units_time(limit->compute_s, time[1]), 100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
+    hapt_print(env, "  compute  %s takes longest: %s, %.1f %% of t_max\n",
+               hapt_plan_stage_title(plan, limit->compute_stage, slow), hapt_units_time(limit->compute_s, time[1]),
+               100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
     if (limit->link_stage >= 0)
         hapt_print(env,
                    "  link     %s to %s after stage %d takes longest: %s for %s at %s, %.1f %% of t_max; as long as "

@@ -30,7 +30,7 @@ static enum hapt_status prepare(const struct hapt_config *config, struct hapt_ar
     if (profile_path) {
         struct hapt_profile *profile;
         HAPT_TRY(hapt_profile_load(profile_path, arena, &profile));
-        HAPT_TRY(hapt_plan_price(profile, *plan, arena));
+        HAPT_TRY(hapt_plan_price(profile, *plan));
     }
     return hapt_phase_plan_override(config, *plan);
 }

@@ -41,7 +41,7 @@ static enum hapt_status no_candidate(const struct hapt_plan_stage *stage, const 
     char submesh[64];
     return hapt_fail(HAPT_ERR_INPUT, "stages must be candidates of the profile: `h5dump -d /cluster_0/stage_time P.h5`",
                      "layers %d-%d cannot be a stage on %s:%s: %s", stage->first_layer, stage->end_layer,
-                     stage->submesh->name, hapt_plan_stage_short(stage, submesh), why);
+                     stage->submesh->name, hapt_plan_stage_short(stage, "x", submesh), why);
 }
 
 /* Times of a stage in the profile, and memory of each part. */
@@ -76,8 +76,7 @@ static enum hapt_status find_alone(const struct hapt_profile *profile, struct ha
     stage->submesh->part_name[0] = stage->submesh->name;
     const int s = find_submesh(profile, stage);
     if (s < 0) return no_candidate(stage, "the profile has no such submesh");
-    hapt_plan_stage_run(profile, &cluster->submesh[s], stage);
-    stage->submesh->devices[0] = hapt_plan_submesh_size(stage->submesh);
+    hapt_plan_stage_run(profile, stage->submesh->subcluster[0], &cluster->submesh[s], stage);
     *cells = (struct cells){.stage_s = cluster->stage_time,
                             .forward_s = cluster->stage_forward_time,
                             .step_s = cluster->step_time,
@@ -387,12 +386,20 @@ enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kin
     return status;
 }
 
+enum hapt_status hapt_plan_launch(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan,
+                                  int *misfit)
+{
+    HAPT_TRY(price_stages(profile, plan));
+    plan->t_max_s = t_max_s;
+    *misfit = launch(plan, t_max_s);
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_plan_price_at(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan)
 {
     struct hapt_arena scratch;
-    HAPT_TRY(price_stages(profile, plan));
-    plan->t_max_s = t_max_s;
-    const int misfit = launch(plan, t_max_s);
+    int misfit;
+    HAPT_TRY(hapt_plan_launch(profile, t_max_s, plan, &misfit));
     HAPT_ASSERT(misfit < 0);
     hapt_arena_init(&scratch);
     const enum hapt_status status = finish(profile, plan, &scratch);
@@ -428,14 +435,18 @@ static enum hapt_status choose_t_max(struct hapt_plan *plan, struct hapt_arena *
     const struct hapt_plan_stage *stage = &plan->stage[misfit];
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use a larger submesh, fewer layers or fewer microbatches in flight",
                      "stage %d (layers %d-%d on %s:%s) needs %s of %s per device for %d microbatches in flight", misfit,
-                     stage->first_layer, stage->end_layer, stage->submesh->name, hapt_plan_stage_short(stage, submesh),
-                     hapt_units_bytes(stage->memory_bytes, need), hapt_units_bytes(stage->device_memory_bytes, have),
-                     stage->warmup);
+                     stage->first_layer, stage->end_layer, stage->submesh->name,
+                     hapt_plan_stage_short(stage, "x", submesh), hapt_units_bytes(stage->memory_bytes, need),
+                     hapt_units_bytes(stage->device_memory_bytes, have), stage->warmup);
 }
 
-enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)
+enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
+    struct hapt_arena scratch;
     HAPT_TRY(price_stages(profile, plan));
-    HAPT_TRY(choose_t_max(plan, scratch));
-    return finish(profile, plan, scratch);
+    hapt_arena_init(&scratch);
+    enum hapt_status status = choose_t_max(plan, &scratch);
+    if (status == HAPT_OK) status = finish(profile, plan, &scratch);
+    hapt_arena_release(&scratch);
+    return status;
 }

@@ -80,6 +80,13 @@ struct search_problem {
     bool thinned; /* slower programs for the same layers were omitted */
 };
 
+/* HAPT_ERR_USAGE: no microbatches. */
+static inline enum hapt_status search_check_options(const struct hapt_search_options *options)
+{
+    if (options->microbatches >= 1) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches per step",
+                     options->microbatches);
+}
 /*
  * Builds the problem. `memory_factor` scales every device's memory (1; other values only explain infeasibility). A
  * candidate is omitted if another one for the same layers dominates it: at most as many devices, at least as fast, at

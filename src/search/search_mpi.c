@@ -440,9 +440,7 @@ static enum hapt_status set_up(struct search *search, const struct hapt_profile 
                                const struct hapt_search_options *options, struct hapt_arena *scratch)
 {
     struct search_problem *problem;
-    if (options->microbatches < 1)
-        return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches per step",
-                         options->microbatches);
+    HAPT_TRY(search_check_options(options));
     HAPT_TRY(search_problem_create(profile, options, 1, -1, scratch, &problem));
     search->problem = problem;
     return search_table_init(problem, scratch, &search->table);
@@ -458,11 +456,7 @@ static enum hapt_status run_search(struct search *search, const struct hapt_prof
     search->table.effort.index_s = hapt_time_s() - start_s;
     HAPT_TRY(search_all(search, scratch, &found));
     if (!found) return hapt_search_agree(search->comm, options, search_explain(profile, options));
-    *plan = (struct hapt_plan){.microbatches = options->microbatches,
-                               .schedule = options->schedule,
-                               .hide_threshold = options->hide_threshold,
-                               .replicas = 1,
-                               .layer_count = profile->layer_count};
+    *plan = hapt_search_plan(profile, options);
     const double searched_s = hapt_time_s();
     HAPT_TRY(hapt_env_agree(search->comm, make_plan(search, scratch, result, plan)));
     search->table.effort.trace_s = hapt_time_s() - searched_s;

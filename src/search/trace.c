@@ -289,11 +289,7 @@ static enum hapt_status fill_stage(const struct search_problem *problem, int fir
     stage->first_layer = first;
     stage->end_layer = at->end;
     if (name >= problem->C) return hapt_plan_stage_mix(problem->profile, name - problem->C, result, stage);
-    const struct hapt_submesh submesh = problem->profile->cluster[name].submesh[at->submesh];
-    stage->submesh->subcluster[0] = name;
-    stage->submesh->nodes = submesh.n;
-    stage->submesh->devices_per_node = submesh.m;
-    hapt_plan_stage_run(problem->profile, &submesh, stage);
+    hapt_plan_stage_run(problem->profile, name, &problem->profile->cluster[name].submesh[at->submesh], stage);
     return HAPT_OK;
 }
 

@@ -7,8 +7,6 @@
  * own model that they do hold.
  */
 #include "baselines.h"
-#include "hapt/search.h"
-#include "hapt/search.h"
 
 #include <math.h>
 

@@ -6,24 +6,6 @@
 #include "hapt/search.h"
 #include "hapt/rivals.h"
 
-static enum hapt_status search_alone(const struct hapt_env *env, const struct hapt_profile *profile,
-                                     const struct hapt_search_options *options, int c, struct hapt_arena *arena,
-                                     struct hapt_plan **plan)
-{
-    struct hapt_search_options alone = *options;
-    struct hapt_profile *view;
-    struct hapt_arena scratch;
-    alone.use_all_devices &= profile->cluster_count == 1;
-    hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_env_agree(env->world, view_create(profile, &scratch, &view));
-    if (status == HAPT_OK) {
-        view_keep_subclusters(view, 1u << c);
-        status = view_search(env->world, view, &alone, arena, plan);
-    }
-    hapt_arena_release(&scratch);
-    return status;
-}
-
 static double rate(const struct hapt_plan *plan)
 {
     return plan->simulated_s > 0 ? plan->microbatches / plan->simulated_s
@@ -34,8 +16,11 @@ static enum hapt_status judge(const struct hapt_env *env, const struct hapt_prof
                               const struct hapt_search_options *options, struct hapt_arena *arena,
                               struct hapt_join_benefit *benefit)
 {
+    struct hapt_search_options alone = *options;
+    alone.use_all_devices &= profile->cluster_count == 1;
     for (int c = 0; c < benefit->subclusters; c++) {
-        HAPT_TRY(search_alone(env, profile, options, c, arena, &benefit->alone[c]));
+        const struct view_limits limits = {.left_out = ~(1u << c)};
+        HAPT_TRY(view_search(env, profile, &limits, &alone, arena, &benefit->alone[c]));
         benefit->obstacle[c] = hapt_arena_strdup(arena, benefit->alone[c] ? "" : hapt_fail_message());
         HAPT_TRY(hapt_env_agree(env->world, benefit->obstacle[c] ? HAPT_OK : HAPT_ERR_MEMORY));
         hapt_fail_reset();

@@ -41,15 +41,10 @@ static bool fill(struct trial *trial)
 static enum hapt_status enter(struct trial *trial, const int *order, const int *unit_end, int units)
 {
     const struct hapt_profile *profile = trial->selection.profile;
-    const struct hapt_search_options *search = &trial->options->search;
     const int S = trial->stage_count;
     struct hapt_plan *plan;
     HAPT_NEW(plan, trial->selection.result, 1);
-    *plan = (struct hapt_plan){.microbatches = search->microbatches,
-                               .schedule = search->schedule,
-                               .hide_threshold = search->hide_threshold,
-                               .replicas = 1,
-                               .layer_count = profile->layer_count};
+    *plan = hapt_search_plan(profile, &trial->options->search);
     HAPT_TRY(hapt_plan_allot(plan, S, trial->selection.result));
     int64_t i = 0;
     for (int k = 0; k < profile->cluster_count; k++) {
@@ -57,10 +52,7 @@ static enum hapt_status enter(struct trial *trial, const int *order, const int *
             struct hapt_plan_stage *stage = &plan->stage[i];
             stage->first_layer = i > 0 ? plan->stage[i - 1].end_layer : 0;
             stage->end_layer = unit_end[(i + 1) * units / S - 1];
-            stage->layout = hapt_layout_plain(trial->shape.tp);
-            stage->submesh->subcluster[0] = order[k];
-            stage->submesh->nodes = trial->shape.n;
-            stage->submesh->devices_per_node = trial->shape.m;
+            hapt_plan_stage_run(profile, order[k], &trial->shape, stage);
         }
     }
     return selection_enter(&trial->selection, plan, NULL);
