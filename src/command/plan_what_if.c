@@ -155,12 +155,11 @@ static json_t *sweep_object(const struct hapt_sweep *sweep)
     const enum hapt_sweep_kind kind = sweep->range->kind;
     json_t *points = json_array();
     for (int i = 0; points && i < sweep->count; i++) json_array_append_new(points, point_object(&sweep->point[i]));
-    json_t *object = json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "what", kinds[kind], "subject", sweep->range->subject,
-                               "text", sweep->range->text, "units", units[kind], "points", points, "knee",
-                               isnan(sweep->knee) ? json_null() : json_real(sweep->knee));
+    json_t *object =
+        json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "what", kinds[kind], "subject", sweep->range->subject, "text",
+                  sweep->range->text, "units", units[kind], "points", points, "knee", hapt_plan_number(sweep->knee));
     if (object && kind == HAPT_SWEEP_LINK)
-        json_object_set_new(object, "link_sets_pace_below",
-                            isnan(sweep->balance_bandwidth) ? json_null() : json_real(sweep->balance_bandwidth));
+        json_object_set_new(object, "link_sets_pace_below", hapt_plan_number(sweep->balance_bandwidth));
     return object;
 }
 

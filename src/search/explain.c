@@ -1,37 +1,24 @@
 /* Explains why no plan exists: repeats the search with relaxed constraints and reports the nearest obstacle. Runs on
  * failure only. */
 #include "search.h"
-#include "hapt/search.h"
 
 #include <math.h>
 
 #define HINT "add devices or memory, or use fewer microbatches, a smaller model or a smaller microbatch"
-
-static enum hapt_status search_relaxed(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                       double memory_factor, struct hapt_arena *scratch, struct hapt_arena *arena,
-                                       struct hapt_plan *plan)
-{
-    struct search_problem *problem;
-    struct search_table table = {0};
-    double latency_s;
-    HAPT_TRY(search_problem_create(profile, options, memory_factor, -1, scratch, &problem));
-    if (problem->all_candidates == 0) return HAPT_OK;
-    plan->t_max_s = problem->longest_s;
-    enum hapt_status status = search_table_init(problem, scratch, &table);
-    if (status == HAPT_OK) status = search_table_fill(&table, plan->t_max_s, INFINITY, false, &latency_s);
-    if (status == HAPT_OK && isfinite(latency_s)) status = search_trace(&table, latency_s * (1 + 1e-12), arena, plan);
-    search_table_release(&table);
-    return status;
-}
 
 /* The plan at the largest t_max, which admits every feasible plan. stage_count 0: no plan. */
 static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                      double memory_factor, struct hapt_arena *arena, struct hapt_plan *plan)
 {
     struct hapt_arena scratch; /* freed after each of dozens of searches; only the plans stay */
+    struct search_problem *problem;
     *plan = hapt_search_plan(profile, options);
     hapt_arena_init(&scratch);
-    const enum hapt_status status = search_relaxed(profile, options, memory_factor, &scratch, arena, plan);
+    enum hapt_status status = search_problem_create(profile, options, memory_factor, -1, &scratch, &problem);
+    if (status == HAPT_OK && problem->all_candidates > 0) {
+        plan->t_max_s = problem->longest_s;
+        status = search_trace(problem, plan->t_max_s, INFINITY, arena, plan);
+    }
     hapt_arena_release(&scratch);
     return status;
 }

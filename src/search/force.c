@@ -1,6 +1,5 @@
 /* Plans without a search: given stages (--stages), and the even split. */
 #include "search.h"
-#include "hapt/search.h"
 
 #include <ctype.h>
 #include <math.h>

@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hapt/search.h"
 #include "hapt/progress.h"
 
 /* TIE: objectives this close are equal. SAFE: bounds leave a few times as much. */
@@ -401,19 +400,6 @@ static struct priced choose(const struct search *search)
     return chosen;
 }
 
-/* Traces the plan at the chosen t_max, from a table that holds all programs that tie. */
-static enum hapt_status trace_plan(const struct search_problem *problem, double t_max_s, double budget_s,
-                                   struct hapt_arena *scratch, struct hapt_arena *result, struct hapt_plan *plan)
-{
-    struct search_table table;
-    double latency_s;
-    HAPT_TRY(search_table_init(problem, scratch, &table));
-    enum hapt_status status = search_table_fill(&table, t_max_s, budget_s, true, &latency_s);
-    if (status == HAPT_OK) status = search_trace(&table, budget_s, result, plan);
-    search_table_release(&table);
-    return status;
-}
-
 static enum hapt_status make_plan(struct search *search, struct hapt_arena *scratch, struct hapt_arena *result,
                                   struct hapt_plan *plan)
 {
@@ -428,7 +414,7 @@ static enum hapt_status make_plan(struct search *search, struct hapt_arena *scra
         HAPT_TRY(search_problem_create(problem->profile, problem->options, 1, SAFE * search->best_s, scratch, &whole));
         problem = whole;
     }
-    HAPT_TRY(trace_plan(problem, t_max_s, chosen.latency_s + left_s, scratch, result, plan));
+    HAPT_TRY(search_trace(problem, t_max_s, chosen.latency_s + left_s, result, plan));
     HAPT_TRY(hapt_plan_price_at(problem->profile, t_max_s, plan));
     plan->search.candidates = search->t_max_count;
     plan->search.evaluated = search->priced_count;

@@ -230,11 +230,8 @@ static int compare_stages(const struct search_problem *problem, const struct sea
 {
     if (a->end != b->end) return a->end - b->end;
     if (x != y || x >= problem->C) return x - y;
-    const struct hapt_submesh one = problem->profile->cluster[x].submesh[a->submesh];
-    const struct hapt_submesh two = problem->profile->cluster[y].submesh[b->submesh];
-    if (one.n != two.n) return one.n - two.n;
-    if (one.m != two.m) return one.m - two.m;
-    return one.tp != two.tp ? one.tp - two.tp : one.program - two.program;
+    const struct hapt_submesh *submesh = problem->profile->cluster[x].submesh;
+    return search_compare_submeshes(&submesh[a->submesh], &submesh[b->submesh]);
 }
 
 static enum hapt_status choose(void *context, const struct search_candidate *stage, const struct prefix *to)
@@ -320,15 +317,24 @@ static enum hapt_status trace_plan(const struct trace *trace, struct hapt_arena 
     return walk(trace, level, result, plan);
 }
 
-enum hapt_status search_trace(const struct search_table *table, double budget_s, struct hapt_arena *arena,
-                              struct hapt_plan *plan)
+enum hapt_status search_trace(const struct search_problem *problem, double t_max_s, double budget_s,
+                              struct hapt_arena *arena, struct hapt_plan *plan)
 {
+    const bool any = isinf(budget_s);
     struct hapt_arena scratch;
+    struct search_table table = {0};
+    double latency_s = INFINITY;
     hapt_arena_init(&scratch);
-    /* sums from the front and from the back round differently; far below the difference between plans */
-    const struct trace trace = {
-        .table = table, .problem = table->problem, .budget_s = budget_s * (1 + 1e-14), .arena = &scratch};
-    const enum hapt_status status = trace_plan(&trace, arena, plan);
+    enum hapt_status status = search_table_init(problem, &scratch, &table);
+    if (status == HAPT_OK) status = search_table_fill(&table, t_max_s, budget_s, !any, &latency_s);
+    if (status == HAPT_OK && (!any || isfinite(latency_s))) {
+        /* sums from the front and from the back round differently; far below the difference between plans */
+        const double least_s = any ? latency_s * (1 + 1e-12) : budget_s;
+        const struct trace trace = {
+            .table = &table, .problem = problem, .budget_s = least_s * (1 + 1e-14), .arena = &scratch};
+        status = trace_plan(&trace, arena, plan);
+    }
+    search_table_release(&table);
     hapt_arena_release(&scratch);
     return status;
 }

@@ -37,6 +37,9 @@ enum hapt_status selection_miss(struct selection *selection, enum hapt_status st
 enum hapt_status selection_close(const struct selection *selection, enum hapt_strategy strategy,
                                  struct hapt_plan **plan);
 
+/* The index of this submesh with this program in a subcluster; -1: none. */
+int find_submesh(const struct hapt_profile_cluster *cluster, const struct hapt_submesh *submesh);
+
 /* Orders of the subclusters: all orders of up to `most` subclusters, beyond that the profile's own and its reverse. */
 void order_first(int *order, int count);
 bool order_next(int *order, int count, int most);

@@ -26,11 +26,8 @@ static bool fill(struct trial *trial)
     for (int c = 0; c < profile->cluster_count; c++) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[c];
         const int devices = cluster->nodes * cluster->devices_per_node, each = trial->shape.n * trial->shape.m;
-        bool known = false;
-        for (int s = 0; s < cluster->submesh_count; s++)
-            known = known || (cluster->submesh[s].n == trial->shape.n && cluster->submesh[s].m == trial->shape.m &&
-                              cluster->submesh[s].tp == trial->shape.tp && cluster->submesh[s].program == 0);
-        if (!known || devices % each != 0 || cluster->nodes % trial->shape.n != 0) return false;
+        if (find_submesh(cluster, &trial->shape) < 0 || devices % each != 0 || cluster->nodes % trial->shape.n != 0)
+            return false;
         trial->stages[c] = devices / each;
         trial->stage_count += trial->stages[c];
     }

@@ -98,6 +98,13 @@ enum hapt_status selection_close(const struct selection *selection, enum hapt_st
     return HAPT_OK;
 }
 
+int find_submesh(const struct hapt_profile_cluster *cluster, const struct hapt_submesh *submesh)
+{
+    int s = cluster->submesh_count - 1;
+    while (s >= 0 && memcmp(&cluster->submesh[s], submesh, sizeof *submesh) != 0) s--; /* four ints */
+    return s;
+}
+
 void order_first(int *order, int count)
 {
     for (int k = 0; k < count; k++) order[k] = k;

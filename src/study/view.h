@@ -5,7 +5,6 @@
 #define HAPT_STUDY_VIEW_H
 
 #include "hapt/search.h"
-#include "hapt/plan.h"
 
 /* Exactly these subclusters, in this order. The boundary behind the k-th lies at layer boundary_low[k] to
  * boundary_high[k]. */
