@@ -111,6 +111,11 @@ bool hapt_plan_same_devices(const struct hapt_plan_stage *a, const struct hapt_p
 /* The first mixed stage; -1: none. */
 int hapt_plan_first_mixed(const struct hapt_plan *plan);
 
+/* Microbatches per second of the simulated step; infinite if it takes no time (a profile may have only zero times). */
+static inline double hapt_plan_rate(const struct hapt_plan *plan)
+{
+    return plan->simulated_s > 0 ? plan->microbatches / plan->simulated_s : INFINITY;
+}
 /* Model FLOPs utilisation of the simulated step, in (0, 1]; 0: unknown. */
 double hapt_plan_mfu(const struct hapt_plan *plan);
 /* Computes warm-up, latency, t_max, memory, eta and simulated time of the stages already in `plan`. */

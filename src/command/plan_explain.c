@@ -36,12 +36,6 @@ json_t *hapt_plan_number(double value)
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-/* Microbatches per second. */
-static double rate(const struct hapt_plan *plan)
-{
-    return hapt_plan_ratio(plan->microbatches, plan->simulated_s);
-}
-
 static bool is_limited_by(const struct hapt_plan *plan, const char *what)
 {
     return strcmp(plan->limit, what) == 0;
@@ -127,8 +121,8 @@ static void print_worth(const struct hapt_env *env, const struct hapt_profile *p
     for (int c = 0; c < worth->subclusters; c++) {
         const struct hapt_plan *alone = worth->alone[c];
         if (alone)
-            hapt_print(env, "  %12.4g  %s alone: this plan is %.3g times as fast\n", rate(alone),
-                       profile->cluster[c].name, hapt_plan_ratio(worth->together_per_s, rate(alone)));
+            hapt_print(env, "  %12.4g  %s alone: this plan is %.3g times as fast\n", hapt_plan_rate(alone),
+                       profile->cluster[c].name, hapt_plan_ratio(worth->together_per_s, hapt_plan_rate(alone)));
         else
             hapt_print(env, "  %12s  %s alone: %s\n", "-", profile->cluster[c].name, worth->obstacle[c]);
     }
@@ -182,7 +176,7 @@ static json_t *worth_object(const struct hapt_profile *profile, const struct hap
         const char *name = profile->cluster[c].name;
         json_array_append_new(alone, plan ? json_pack("{s:s, s:f, s:f, s:o}", "subcluster", name, "latency_s",
                                                       plan->latency_s, "simulated_s", plan->simulated_s,
-                                                      "microbatches_per_s", hapt_plan_number(rate(plan)))
+                                                      "microbatches_per_s", hapt_plan_number(hapt_plan_rate(plan)))
                                           : json_pack("{s:s, s:s}", "subcluster", name, "reason", worth->obstacle[c]));
     }
     json_t *object = json_pack("{s:o, s:o, s:o, s:i}", "together_microbatches_per_s",

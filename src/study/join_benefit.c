@@ -6,12 +6,6 @@
 #include "hapt/search.h"
 #include "hapt/rivals.h"
 
-static double rate(const struct hapt_plan *plan)
-{
-    return plan->simulated_s > 0 ? plan->microbatches / plan->simulated_s
-                                 : INFINITY; /* a profile may have only zero times */
-}
-
 static enum hapt_status judge(const struct hapt_env *env, const struct hapt_profile *profile,
                               const struct hapt_search_options *options, struct hapt_arena *arena,
                               struct hapt_join_benefit *benefit)
@@ -25,7 +19,7 @@ static enum hapt_status judge(const struct hapt_env *env, const struct hapt_prof
         HAPT_TRY(hapt_env_agree(env->world, benefit->obstacle[c] ? HAPT_OK : HAPT_ERR_MEMORY));
         hapt_fail_reset();
         if (!benefit->alone[c]) continue;
-        const double alone_per_s = rate(benefit->alone[c]);
+        const double alone_per_s = hapt_plan_rate(benefit->alone[c]);
         benefit->apart_per_s += alone_per_s;
         benefit->copies++;
         if (benefit->best >= 0 && alone_per_s <= benefit->alone_per_s) continue;
@@ -42,7 +36,7 @@ enum hapt_status hapt_plan_join_benefit(const struct hapt_env *env, const struct
     const int C = profile->cluster_count;
     struct hapt_join_benefit *made = hapt_arena_alloc(arena, 1, sizeof *made);
     if (made) {
-        *made = (struct hapt_join_benefit){.subclusters = C, .best = -1, .together_per_s = rate(plan)};
+        *made = (struct hapt_join_benefit){.subclusters = C, .best = -1, .together_per_s = hapt_plan_rate(plan)};
         made->alone = hapt_arena_alloc(arena, (size_t)C, sizeof *made->alone);
         made->obstacle = hapt_arena_alloc(arena, (size_t)C, sizeof *made->obstacle);
     }
