@@ -125,14 +125,13 @@ enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt
  * simulated time follow. Memory may then exceed the devices' memory. */
 enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kind schedule, int microbatches,
                                   double hide_threshold);
-/* Simulates one step of the plan under `kind`. The plan's own schedule uses the plan's launch counts. */
-enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_schedule_kind kind,
-                                    struct hapt_arena *arena, struct hapt_simulation **simulation);
+/* Simulates one step of the plan. hapt_plan_change gives it another schedule. */
+enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_arena *arena,
+                                    struct hapt_simulation **simulation);
 /* Steady-state seconds per microbatch (hapt_simulate_period); independent of the number of microbatches. */
-enum hapt_status hapt_plan_period(const struct hapt_plan *plan, enum hapt_schedule_kind kind, double *period_s);
+enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s);
 /* Share of the communication behind `stage` that is hidden (hapt_simulate_overlap). */
-enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, enum hapt_schedule_kind kind, int stage,
-                                   double *overlap);
+enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, int stage, double *overlap);
 /* Computes stage tables from the profile, launch counts, latency, eta and simulated time for a given t_max. */
 enum hapt_status hapt_plan_price_at(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan);
 /* Computes stage tables, launch counts and memory only. `misfit`: the first stage that exceeds its devices' memory;

@@ -239,8 +239,8 @@ static const char *limit_of(const struct hapt_plan *plan)
 }
 
 /* Converts the plan to the simulator's input. */
-static enum hapt_status lay_out(const struct hapt_plan *plan, enum hapt_schedule_kind kind, struct hapt_arena *arena,
-                                struct hapt_schedule **schedule, struct hapt_costs *costs)
+static enum hapt_status lay_out(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_schedule **schedule,
+                                struct hapt_costs *costs)
 {
     const int S = plan->stage_count;
     double *cost[4];
@@ -255,8 +255,6 @@ static enum hapt_status lay_out(const struct hapt_plan *plan, enum hapt_schedule
         cost[3][i] = stage->step_s - stage->tied_s;
         warmup[i] = stage->warmup;
     }
-    if (kind != plan->schedule)
-        hapt_schedule_warmup(kind, S, plan->microbatches, cost[2], plan->t_max_s, plan->hide_threshold, warmup);
     *costs = (struct hapt_costs){.forward_s = cost[0],
                                  .backward_s = cost[1],
                                  .comm_s = cost[2],
@@ -264,38 +262,37 @@ static enum hapt_status lay_out(const struct hapt_plan *plan, enum hapt_schedule
                                  .exchange_s = plan->exchange_s,
                                  .blocking = plan->blocking,
                                  .transfer_slots = HAPT_TRANSFER_SLOTS};
-    return hapt_schedule_build(kind, S, plan->microbatches, warmup, plan->exchange_s > 0, arena, schedule);
+    return hapt_schedule_build(plan->schedule, S, plan->microbatches, warmup, plan->exchange_s > 0, arena, schedule);
 }
 
-enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_schedule_kind kind,
-                                    struct hapt_arena *arena, struct hapt_simulation **simulation)
+enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_arena *arena,
+                                    struct hapt_simulation **simulation)
 {
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
-    HAPT_TRY(lay_out(plan, kind, arena, &schedule, &costs));
+    HAPT_TRY(lay_out(plan, arena, &schedule, &costs));
     return hapt_simulate(schedule, &costs, arena, simulation);
 }
 
-enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, enum hapt_schedule_kind kind, int stage,
-                                   double *overlap)
+enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, int stage, double *overlap)
 {
     struct hapt_arena scratch;
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
     hapt_arena_init(&scratch);
-    enum hapt_status status = lay_out(plan, kind, &scratch, &schedule, &costs);
+    enum hapt_status status = lay_out(plan, &scratch, &schedule, &costs);
     if (status == HAPT_OK) status = hapt_simulate_overlap(schedule, &costs, stage, &scratch, overlap);
     hapt_arena_release(&scratch);
     return status;
 }
 
-enum hapt_status hapt_plan_period(const struct hapt_plan *plan, enum hapt_schedule_kind kind, double *period_s)
+enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s)
 {
     struct hapt_arena scratch;
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
     hapt_arena_init(&scratch);
-    enum hapt_status status = lay_out(plan, kind, &scratch, &schedule, &costs);
+    enum hapt_status status = lay_out(plan, &scratch, &schedule, &costs);
     if (status == HAPT_OK) status = hapt_simulate_period(schedule, &costs, &scratch, period_s);
     hapt_arena_release(&scratch);
     return status;
@@ -313,7 +310,7 @@ static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt
     struct hapt_plan part = *plan;
     double part_s[2];
     if (plan->microbatches <= LONG_STEP || round > LONG_STEP / 64) {
-        HAPT_TRY(hapt_plan_simulate(plan, plan->schedule, scratch, &simulation));
+        HAPT_TRY(hapt_plan_simulate(plan, scratch, &simulation));
         *total_s = simulation->total_s;
         return HAPT_OK;
     }
@@ -327,7 +324,7 @@ static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt
                 plan->stage[i].step_s / part.microbatches - plan->stage[i].step_s / plan->microbatches;
             if (plan->schedule == HAPT_SCHEDULE_GPIPE) part.stage[i].warmup = part.microbatches;
         }
-        HAPT_TRY(hapt_plan_simulate(&part, plan->schedule, scratch, &simulation));
+        HAPT_TRY(hapt_plan_simulate(&part, scratch, &simulation));
         part_s[k] = simulation->total_s;
     }
     *total_s = part_s[1] + (plan->microbatches - 2.0 * half) * (part_s[1] - part_s[0]) / half;

@@ -39,7 +39,8 @@ struct trace {
 };
 
 /* Called for every next stage with which the prefix can be completed. */
-typedef enum hapt_status visit_step(void *context, const struct search_candidate *stage, const struct prefix *to);
+typedef enum hapt_status visit_step(const struct trace *trace, void *context, const struct search_candidate *stage,
+                                    const struct prefix *to);
 
 static int compare_prefixes(const void *left, const void *right)
 {
@@ -121,7 +122,7 @@ static enum hapt_status visit_stage(const struct trace *trace, const struct pref
     if (stage->end == problem->L) {
         to.next = NOWHERE;
         to.latency_s = from->latency_s + stage->time_s;
-        return ends_well(trace, &to, devices, launches) ? visit(context, stage, &to) : HAPT_OK;
+        return ends_well(trace, &to, devices, launches) ? visit(trace, context, stage, &to) : HAPT_OK;
     }
     for (to.next = 0; to.next < problem->device_set_count; to.next++) {
         const size_t link = search_link(problem, to.current, to.next, stage->end - 1);
@@ -132,7 +133,7 @@ static enum hapt_status visit_stage(const struct trace *trace, const struct pref
             to.devices = shared_subcluster >= 0 ? problem->taken[to.current * problem->C + shared_subcluster] : 0;
         to.latency_s = from->latency_s + (stage->time_s + 2 * problem->comm_s[link]);
         to.launches = launches >= problem->cap ? problem->cap : launches - delta;
-        if (completes(trace, &to)) HAPT_TRY(visit(context, stage, &to));
+        if (completes(trace, &to)) HAPT_TRY(visit(trace, context, stage, &to));
     }
     return HAPT_OK;
 }
@@ -162,16 +163,11 @@ static enum hapt_status append(struct level *level, const struct prefix *prefix,
     return HAPT_OK;
 }
 
-struct growing {
-    struct level *level;
-    struct hapt_arena *arena;
-};
-
-static enum hapt_status grow(void *context, const struct search_candidate *stage, const struct prefix *to)
+static enum hapt_status grow(const struct trace *trace, void *context, const struct search_candidate *stage,
+                             const struct prefix *to)
 {
     (void)stage;
-    struct growing *growing = context;
-    return append(growing->level, to, growing->arena);
+    return append(context, to, trace->arena);
 }
 
 /* Keeps one prefix per state, with the least latency. */
@@ -207,9 +203,10 @@ struct marking {
     bool finishes;
 };
 
-static enum hapt_status mark(void *context, const struct search_candidate *stage, const struct prefix *to)
+static enum hapt_status mark(const struct trace *trace, void *context, const struct search_candidate *stage,
+                             const struct prefix *to)
 {
-    (void)stage;
+    (void)trace, (void)stage;
     struct marking *marking = context;
     const struct prefix *known = find(marking->behind, to);
     marking->finishes |= known && known->finishes;
@@ -217,7 +214,6 @@ static enum hapt_status mark(void *context, const struct search_candidate *stage
 }
 
 struct choosing {
-    const struct trace *trace;
     const struct level *behind;
     const struct search_candidate *best; /* stage so far */
     int best_subcluster;                 /* its name by search_name */
@@ -234,22 +230,22 @@ static int compare_stages(const struct search_problem *problem, const struct sea
     return search_compare_submeshes(&submesh[a->submesh], &submesh[b->submesh]);
 }
 
-static enum hapt_status choose(void *context, const struct search_candidate *stage, const struct prefix *to)
+static enum hapt_status choose(const struct trace *trace, void *context, const struct search_candidate *stage,
+                               const struct prefix *to)
 {
     struct choosing *choosing = context;
     const struct prefix *known = find(choosing->behind, to);
     if (!known || !known->finishes) return HAPT_OK;
-    const int name = search_name(choosing->trace->problem, (unsigned)to->used, to->current);
-    const int order = choosing->best ? compare_stages(choosing->trace->problem, stage, name, choosing->best,
-                                                      choosing->best_subcluster)
-                                     : -1;
+    const int name = search_name(trace->problem, (unsigned)to->used, to->current);
+    const int order =
+        choosing->best ? compare_stages(trace->problem, stage, name, choosing->best, choosing->best_subcluster) : -1;
     if (order > 0) return HAPT_OK;
     if (order < 0) {
         choosing->best = stage;
         choosing->best_subcluster = name;
         choosing->reached.count = 0;
     }
-    return append(&choosing->reached, to, choosing->trace->arena);
+    return append(&choosing->reached, to, trace->arena);
 }
 
 /* Grows levels until one holds a complete pipeline. Then marks, from the back, the prefixes that lead to it. */
@@ -261,9 +257,8 @@ static enum hapt_status build_levels(const struct trace *trace, struct level *le
     }
     for (*stages = 1;; ++*stages) {
         HAPT_ASSERT(*stages <= trace->problem->L);
-        struct growing growing = {&level[*stages], trace->arena};
         for (int i = 0; i < level[*stages - 1].count; i++)
-            HAPT_TRY(visit_steps(trace, &level[*stages - 1].prefix[i], grow, &growing));
+            HAPT_TRY(visit_steps(trace, &level[*stages - 1].prefix[i], grow, &level[*stages]));
         merge(&level[*stages]);
         if (has_end(&level[*stages])) break;
     }
@@ -297,7 +292,7 @@ static enum hapt_status walk(const struct trace *trace, const struct level *leve
     struct level here = {0};
     for (int i = 0; i < level[0].count; i++) HAPT_TRY(append(&here, &level[0].prefix[i], trace->arena));
     for (int l = 0; l < plan->stage_count; l++) {
-        struct choosing choosing = {.trace = trace, .behind = &level[l + 1]};
+        struct choosing choosing = {.behind = &level[l + 1]};
         for (int i = 0; i < here.count; i++) HAPT_TRY(visit_steps(trace, &here.prefix[i], choose, &choosing));
         HAPT_ASSERT(choosing.best);
         HAPT_TRY(fill_stage(problem, here.prefix[0].layer, choosing.best, choosing.best_subcluster, result,

@@ -284,7 +284,7 @@ static void long_steps(void)
         if (options.schedule == HAPT_SCHEDULE_GPIPE) profile->cluster[0].device_memory_bytes = 1e9;
         if (options.schedule == HAPT_SCHEDULE_GPIPE) profile->cluster[1].device_memory_bytes = 1e9;
         CHECK_OK(hapt_plan_force(profile, &options, "0-2@fast:1x1,2-4@fast:1x1,4-6@slow:1x2", &arena, &plan));
-        CHECK_OK(hapt_plan_simulate(plan, options.schedule, &arena, &simulation));
+        CHECK_OK(hapt_plan_simulate(plan, &arena, &simulation));
         CHECK_NEAR(plan->simulated_s, simulation->total_s, 1e-3 * simulation->total_s);
         hapt_arena_reset(&arena);
         profile = two_subclusters(&arena);
@@ -369,7 +369,7 @@ static void tied_parameters(void)
     CHECK_OK(hapt_plan_load(path_of("plan.h5"), &arena, &loaded));
     CHECK(loaded->exchange_s == tied->exchange_s && loaded->stage[1].tied_s == tied->stage[1].tied_s);
     struct hapt_simulation *simulation;
-    CHECK_OK(hapt_plan_simulate(loaded, loaded->schedule, &arena, &simulation));
+    CHECK_OK(hapt_plan_simulate(loaded, &arena, &simulation));
     CHECK(simulation->total_s == tied->simulated_s);
     loaded->stage[1].tied_s = loaded->stage[1].step_s + 1;
     CHECK_FAILS(hapt_plan_check(loaded), HAPT_ERR_INPUT);
