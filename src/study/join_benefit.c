@@ -1,9 +1,6 @@
 /* Compares the plan on all subclusters with plans on each subcluster alone. */
 #include "view.h"
 
-#include <math.h>
-
-#include "hapt/search.h"
 #include "hapt/rivals.h"
 
 static enum hapt_status judge(const struct hapt_env *env, const struct hapt_profile *profile,
