@@ -6,7 +6,6 @@
 #define HAPT_BASELINES_H
 
 #include "hapt/search.h"
-#include "hapt/plan.h"
 
 enum hapt_strategy {
     HAPT_STRATEGY_HAPT,      /* the exact optimum (hapt_plan_search) */

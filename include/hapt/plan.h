@@ -87,9 +87,6 @@ struct hapt_plan {
 enum hapt_status hapt_plan_allot(struct hapt_plan *plan, int stages, struct hapt_arena *arena);
 /* Gives the submesh of a stage `parts` parts; all zero. */
 enum hapt_status hapt_plan_stage_parts(struct hapt_plan_stage *stage, int parts, struct hapt_arena *arena);
-/* Copies devices and layout of a stage of another plan. */
-enum hapt_status hapt_plan_stage_like(const struct hapt_plan_stage *from, struct hapt_arena *arena,
-                                      struct hapt_plan_stage *stage);
 /* Sets submesh->name from the parts' names. */
 void hapt_plan_submesh_set_name(struct hapt_plan_submesh *submesh);
 static inline bool hapt_plan_is_mixed(const struct hapt_plan_stage *stage)
@@ -114,37 +111,47 @@ bool hapt_plan_same_devices(const struct hapt_plan_stage *a, const struct hapt_p
 /* The first mixed stage; -1: none. */
 int hapt_plan_first_mixed(const struct hapt_plan *plan);
 
+/* Microbatches per second of the simulated step; infinite if it takes no time (a profile may have only zero times). */
+static inline double hapt_plan_rate(const struct hapt_plan *plan)
+{
+    return plan->simulated_s > 0 ? plan->microbatches / plan->simulated_s : INFINITY;
+}
 /* Model FLOPs utilisation of the simulated step, in (0, 1]; 0: unknown. */
 double hapt_plan_mfu(const struct hapt_plan *plan);
 /* Computes warm-up, latency, t_max, memory, eta and simulated time of the stages already in `plan`. */
-enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan,
-                                 struct hapt_arena *scratch);
+enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan);
 /* The same stages with another schedule, number of microbatches or epsilon. Only a new number of microbatches changes
  * t_max: it becomes the largest t_i or c_i if compute set it, else at least that. Launch counts, memory, latency and
  * simulated time follow. Memory may then exceed the devices' memory. */
 enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kind schedule, int microbatches,
                                   double hide_threshold);
-/* Simulates one step of the plan under `kind`. The plan's own schedule uses the plan's launch counts. */
-enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_schedule_kind kind,
-                                    struct hapt_arena *arena, struct hapt_simulation **simulation);
+/* Simulates one step of the plan. hapt_plan_change gives it another schedule. */
+enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_arena *arena,
+                                    struct hapt_simulation **simulation);
 /* Steady-state seconds per microbatch (hapt_simulate_period); independent of the number of microbatches. */
-enum hapt_status hapt_plan_period(const struct hapt_plan *plan, enum hapt_schedule_kind kind, double *period_s);
+enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s);
 /* Share of the communication behind `stage` that is hidden (hapt_simulate_overlap). */
-enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, enum hapt_schedule_kind kind, int stage,
-                                   double *overlap);
+enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, int stage, double *overlap);
 /* Computes stage tables from the profile, launch counts, latency, eta and simulated time for a given t_max. */
 enum hapt_status hapt_plan_price_at(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan);
+/* Computes stage tables, launch counts and memory only. `misfit`: the first stage that exceeds its devices' memory;
+ * -1: none. */
+enum hapt_status hapt_plan_launch(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan,
+                                  int *misfit);
 
-/* hapt_plan_stage_run sets the stage's program from a row of the profile. hapt_plan_stage_mix makes it a stage of the
- * profile's mixed group; times and bytes are left unset (mixed.c). */
-void hapt_plan_stage_run(const struct hapt_profile *profile, const struct hapt_submesh *submesh,
+/* hapt_plan_stage_run puts the stage on a submesh of subcluster c, with its program. hapt_plan_stage_mix makes it a
+ * stage of the profile's mixed group. Times and bytes are left unset. */
+void hapt_plan_stage_run(const struct hapt_profile *profile, int c, const struct hapt_submesh *submesh,
                          struct hapt_plan_stage *stage);
 enum hapt_status hapt_plan_stage_mix(const struct hapt_profile *profile, int group, struct hapt_arena *arena,
                                      struct hapt_plan_stage *stage);
 /* Sets its bytes to those of the device that its launches fill most, relative to its memory. */
 void hapt_plan_stage_tighten(struct hapt_plan_stage *stage);
-/* "2x4"; for a mixed stage "2+1" devices. */
-const char *hapt_plan_stage_short(const struct hapt_plan_stage *stage, char text[64]);
+/* "2x4" with `times` "x"; for a mixed stage hapt_plan_stage_submesh. */
+const char *hapt_plan_stage_short(const struct hapt_plan_stage *stage, const char *times, char text[64]);
+/* "stage 1 (layers 3-6 on slow 2 x 4)" */
+#define HAPT_PLAN_STAGE_TITLE 192
+const char *hapt_plan_stage_title(const struct hapt_plan *plan, int stage, char text[HAPT_PLAN_STAGE_TITLE]);
 /* The mixed group of a stage; -1: the profile has none on these devices. */
 int hapt_plan_stage_mixed_group(const struct hapt_profile *profile, const struct hapt_plan_stage *stage);
 /* HAPT_ERR_INPUT: a mixed stage is at a wrong position (hapt/plan.h). */
@@ -161,16 +168,12 @@ enum hapt_status hapt_plan_precision(const char *path, enum hapt_precision *prec
 void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan);
 /* New references; NULL: out of memory. */
 struct json_t *hapt_plan_json(const struct hapt_plan *plan);
-struct json_t *hapt_plan_stage_json(const struct hapt_plan_stage *stage);
+struct json_t *hapt_plan_stages_json(const struct hapt_plan *plan); /* an array */
 /* Prints to standard output. `extra` (an object, may be NULL, stays the caller's) adds its members. */
 enum hapt_status hapt_plan_print_json(const struct hapt_plan *plan, struct json_t *extra);
-/* Index of each stage's first rank in subcluster->ranks. Stages of a subcluster fill whole nodes first, then parts of
- * nodes in descending size, then the parts of mixed stages, in pipeline order. first_device[stage_count]; for a mixed
- * stage in its first subcluster. HAPT_ERR_INPUT: they do not fit the cluster. */
-enum hapt_status hapt_plan_assign_devices(const struct hapt_plan *plan, const struct hapt_cluster *cluster,
-                                          int *first_device);
-/* The world ranks of a stage's devices under that placement, subcluster by subcluster; the cluster must be bound.
- * rank[nodes * devices_per_node]. */
+/* The world ranks of a stage's devices, subcluster by subcluster; the cluster must be bound. Stages of a subcluster
+ * fill whole nodes first, then parts of nodes in descending size, then the parts of mixed stages, in pipeline order.
+ * rank[nodes * devices_per_node]. HAPT_ERR_INPUT: the stages do not fit the cluster. */
 enum hapt_status hapt_plan_ranks(const struct hapt_plan *plan, const struct hapt_cluster *cluster, int stage,
                                  int *rank);
 

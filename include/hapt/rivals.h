@@ -7,7 +7,6 @@
 #define HAPT_RIVALS_H
 
 #include "hapt/search.h"
-#include "hapt/plan.h"
 
 /* The cause of a plan's t_max, and the distance of the other resources from it. Stages count from 0; -1: none. */
 struct hapt_limit {

@@ -45,6 +45,16 @@ enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profil
                                 const struct hapt_search_options *options, struct hapt_arena *result,
                                 struct hapt_plan **plan);
 
+/* A plan under these options, still without stages. */
+static inline struct hapt_plan hapt_search_plan(const struct hapt_profile *profile,
+                                                const struct hapt_search_options *options)
+{
+    return (struct hapt_plan){.microbatches = options->microbatches,
+                              .schedule = options->schedule,
+                              .hide_threshold = options->hide_threshold,
+                              .replicas = 1,
+                              .layer_count = profile->layer_count};
+}
 /* Agrees at the end of a planning phase; with options->may_fail a missing plan is not printed. */
 static inline enum hapt_status hapt_search_agree(MPI_Comm comm, const struct hapt_search_options *options,
                                                  enum hapt_status status)

@@ -6,7 +6,6 @@
 #define HAPT_SWEEP_H
 
 #include "hapt/search.h"
-#include "hapt/plan.h"
 
 enum hapt_sweep_kind { HAPT_SWEEP_LINK, HAPT_SWEEP_NODES, HAPT_SWEEP_MEMORY, HAPT_SWEEP_MICROBATCHES };
 

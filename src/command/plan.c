@@ -157,16 +157,14 @@ static enum hapt_status answer(struct hapt_env *env, struct hapt_config *config,
                                struct hapt_arena *arena, json_t *extra)
 {
     enum hapt_status status = HAPT_OK;
-    if (hapt_config_bool(config, "explain")) status = hapt_plan_explain(env, config, profile, plan, arena, extra);
-    if (status == HAPT_OK && hapt_config_bool(config, "explain"))
-        status = hapt_plan_programs(env, config, inputs, plan, arena, extra);
-    if (status == HAPT_OK && hapt_config_text(config, "what-if"))
-        status = hapt_plan_what_if(env, config, profile, what_if_inputs, arena, extra);
-    if (status == HAPT_OK) {
-        if (env->world_rank == 0 && env->quiet) status = hapt_plan_print_json(plan, extra);
-        status = hapt_env_agree(env->world, status);
+    if (hapt_config_bool(config, "explain")) {
+        HAPT_TRY(hapt_plan_explain(env, config, profile, plan, arena, extra));
+        HAPT_TRY(hapt_plan_programs(env, config, inputs, plan, arena, extra));
     }
-    return status;
+    if (hapt_config_text(config, "what-if"))
+        HAPT_TRY(hapt_plan_what_if(env, config, profile, what_if_inputs, arena, extra));
+    if (env->world_rank == 0 && env->quiet) status = hapt_plan_print_json(plan, extra);
+    return hapt_env_agree(env->world, status);
 }
 
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena, json_t *extra)

@@ -43,14 +43,6 @@ static void print_rows(const struct hapt_env *env, const struct hapt_compare_row
     for (int r = 0; r < count; r++) print_row(env, &row[r]);
 }
 
-static json_t *stages_array(const struct hapt_plan *plan)
-{
-    json_t *stages = json_array();
-    for (int i = 0; stages && i < plan->stage_count; i++)
-        json_array_append_new(stages, hapt_plan_stage_json(&plan->stage[i]));
-    return stages;
-}
-
 static json_t *row_object(const struct hapt_compare_row *row)
 {
     const struct hapt_plan *plan = row->plan;
@@ -74,7 +66,7 @@ static json_t *row_object(const struct hapt_compare_row *row)
     json_object_set_new(object, "balance_eta", json_real(plan->balance_eta));
     if (mfu > 0) json_object_set_new(object, "mfu", json_real(mfu));
     json_object_set_new(object, "search_seconds", json_real(plan->search.seconds));
-    json_object_set_new(object, "stages", stages_array(plan));
+    json_object_set_new(object, "stages", hapt_plan_stages_json(plan));
     return object;
 }
 

@@ -42,10 +42,7 @@ static void describe(const struct hapt_plan_stage *stage, char text[8][FIELD_CHA
 {
     snprintf(text[0], FIELD_CHARS, "%d-%d", stage->first_layer, stage->end_layer);
     snprintf(text[1], FIELD_CHARS, "%s", stage->submesh->name);
-    if (hapt_plan_is_mixed(stage))
-        hapt_plan_stage_submesh(stage, text[2]);
-    else
-        snprintf(text[2], FIELD_CHARS, "%d x %d", stage->submesh->nodes, stage->submesh->devices_per_node);
+    hapt_plan_stage_short(stage, " x ", text[2]);
     snprintf(text[3], FIELD_CHARS, "%d", stage->layout.tensor_parallel);
     hapt_units_time(stage->compute_s, text[4]);
     hapt_units_time(stage->comm_s, text[5]);

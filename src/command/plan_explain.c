@@ -36,12 +36,6 @@ json_t *hapt_plan_number(double value)
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-/* Microbatches per second. */
-static double rate(const struct hapt_plan *plan)
-{
-    return hapt_plan_ratio(plan->microbatches, plan->simulated_s);
-}
-
 static bool is_limited_by(const struct hapt_plan *plan, const char *what)
 {
     return strcmp(plan->limit, what) == 0;
@@ -74,18 +68,13 @@ void hapt_plan_print_link_limit(const struct hapt_env *env, const struct hapt_pr
 
 static void print_limit(const struct hapt_env *env, const struct hapt_plan *plan, const struct hapt_limit *limit)
 {
-    char time[3][32], size[2][32], rate[2][32];
-    const struct hapt_plan_stage *slow = &plan->stage[limit->compute_stage], *tight = &plan->stage[limit->memory_stage];
-    char submesh[64];
-    if (hapt_plan_is_mixed(slow))
-        hapt_plan_stage_submesh(slow, submesh);
-    else
-        snprintf(submesh, sizeof submesh, "%d x %d", slow->submesh->nodes, slow->submesh->devices_per_node);
+    char time[3][32], size[2][32], rate[2][32], slow[HAPT_PLAN_STAGE_TITLE];
+    const struct hapt_plan_stage *tight = &plan->stage[limit->memory_stage];
     hapt_print(env, "why: t_max, %s per microbatch, is set by %s\n", hapt_units_time(plan->t_max_s, time[0]),
                plan->limit);
-    hapt_print(env, "  compute  stage %d (layers %d-%d on %s %s) takes longest: %s, %.1f %% of t_max\n",
-               limit->compute_stage, slow->first_layer, slow->end_layer, slow->submesh->name, submesh,
-               hapt_units_time(limit->compute_s, time[1]), 100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
+    hapt_print(env, "  compute  %s takes longest: %s, %.1f %% of t_max\n",
+               hapt_plan_stage_title(plan, limit->compute_stage, slow), hapt_units_time(limit->compute_s, time[1]),
+               100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
     if (limit->link_stage >= 0)
         hapt_print(env,
                    "  link     %s to %s after stage %d takes longest: %s for %s at %s, %.1f %% of t_max; as long as "
@@ -132,8 +121,8 @@ static void print_worth(const struct hapt_env *env, const struct hapt_profile *p
     for (int c = 0; c < worth->subclusters; c++) {
         const struct hapt_plan *alone = worth->alone[c];
         if (alone)
-            hapt_print(env, "  %12.4g  %s alone: this plan is %.3g times as fast\n", rate(alone),
-                       profile->cluster[c].name, hapt_plan_ratio(worth->together_per_s, rate(alone)));
+            hapt_print(env, "  %12.4g  %s alone: this plan is %.3g times as fast\n", hapt_plan_rate(alone),
+                       profile->cluster[c].name, hapt_plan_ratio(worth->together_per_s, hapt_plan_rate(alone)));
         else
             hapt_print(env, "  %12s  %s alone: %s\n", "-", profile->cluster[c].name, worth->obstacle[c]);
     }
@@ -187,7 +176,7 @@ static json_t *worth_object(const struct hapt_profile *profile, const struct hap
         const char *name = profile->cluster[c].name;
         json_array_append_new(alone, plan ? json_pack("{s:s, s:f, s:f, s:o}", "subcluster", name, "latency_s",
                                                       plan->latency_s, "simulated_s", plan->simulated_s,
-                                                      "microbatches_per_s", hapt_plan_number(rate(plan)))
+                                                      "microbatches_per_s", hapt_plan_number(hapt_plan_rate(plan)))
                                           : json_pack("{s:s, s:s}", "subcluster", name, "reason", worth->obstacle[c]));
     }
     json_t *object = json_pack("{s:o, s:o, s:o, s:i}", "together_microbatches_per_s",

@@ -45,21 +45,13 @@ struct shared_listing {
     struct program_printed printed;
 };
 
-static bool same_program(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)
-{
-    return a->submesh->subcluster[0] == b->submesh->subcluster[0] && a->submesh->nodes == b->submesh->nodes &&
-           a->submesh->devices_per_node == b->submesh->devices_per_node &&
-           a->layout.tensor_parallel == b->layout.tensor_parallel && a->layout.number == b->layout.number &&
-           !hapt_plan_is_mixed(a) && !hapt_plan_is_mixed(b);
-}
-
 static enum hapt_status print_stage(const struct hapt_prediction_inputs *inputs, const struct hapt_plan *plan,
                                     int index, const struct hapt_efficiency *efficiency, bool full,
                                     struct shared_listing *all, struct hapt_arena *arena, FILE *stream)
 {
     const struct hapt_plan_stage *stage = &plan->stage[index];
     const struct hapt_graph *graph = inputs->model->graph;
-    const int dp = stage->submesh->nodes * stage->submesh->devices_per_node / stage->layout.tensor_parallel;
+    const int dp = hapt_plan_submesh_size(stage->submesh) / stage->layout.tensor_parallel;
     struct shared_listing *shared = &all[index];
     fprintf(stream, "\nStage %d: layers [%d, %d) on %s, %d x %d devices, ", index, stage->first_layer, stage->end_layer,
             stage->submesh->name, stage->submesh->nodes, stage->submesh->devices_per_node);
@@ -69,11 +61,12 @@ static enum hapt_status print_stage(const struct hapt_prediction_inputs *inputs,
         fputs("rows by ratio on every operator\n", stream);
     else
         fprintf(stream, "%d data-parallel group%s of %d\n", dp, dp > 1 ? "s" : "", stage->layout.tensor_parallel);
-    if (!stage->layout.program &&
-        (hapt_plan_is_mixed(stage) || stage->submesh->nodes * stage->submesh->devices_per_node == 1))
+    if (!stage->layout.program && (hapt_plan_is_mixed(stage) || hapt_plan_submesh_size(stage->submesh) == 1))
         return HAPT_OK; /* no program to print */
     for (int s = 0; s < index && !shared->stage; s++)
-        if (all[s].stage == &plan->stage[s] && same_program(stage, all[s].stage)) shared = &all[s];
+        if (all[s].stage == &plan->stage[s] && !hapt_plan_is_mixed(stage) &&
+            hapt_plan_same_devices(stage, all[s].stage))
+            shared = &all[s];
     if (!shared->stage) {
         shared->stage = stage;
         if (stage->layout.program)

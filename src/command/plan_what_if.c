@@ -98,8 +98,8 @@ static void print_points(const struct hapt_env *env, const struct hapt_sweep *sw
         if (point->link_s > 0) snprintf(share, sizeof share, "%.1f %%", 100 * point->link_s / plan->t_max_s);
         hapt_print(env, "  %12s  %10s  %10s  %12.4g  %10s  %-8s  %8s  %6d  %s\n", value,
                    hapt_units_time(plan->latency_s, time[0]), hapt_units_time(plan->simulated_s, time[1]),
-                   hapt_plan_ratio(plan->microbatches, plan->simulated_s), hapt_units_time(plan->t_max_s, time[2]),
-                   plan->limit, share, plan->stage_count, print_order(plan, order));
+                   hapt_plan_rate(plan), hapt_units_time(plan->t_max_s, time[2]), plan->limit, share, plan->stage_count,
+                   print_order(plan, order));
     }
 }
 
@@ -144,8 +144,7 @@ static json_t *point_object(const struct hapt_sweep_point *point)
     return json_pack("{s:f, s:f, s:f, s:f, s:s, s:f, s:o, s:o}", "value", point->value, "latency_s", plan->latency_s,
                      "simulated_s", plan->simulated_s, "t_max_s", plan->t_max_s, "limit", plan->limit, "link_share",
                      plan->t_max_s > 0 ? point->link_s / plan->t_max_s : 0, "microbatches_per_s",
-                     hapt_plan_number(hapt_plan_ratio(plan->microbatches, plan->simulated_s)), "stages",
-                     stages_text(plan));
+                     hapt_plan_number(hapt_plan_rate(plan)), "stages", stages_text(plan));
 }
 
 static json_t *sweep_object(const struct hapt_sweep *sweep)
@@ -155,12 +154,11 @@ static json_t *sweep_object(const struct hapt_sweep *sweep)
     const enum hapt_sweep_kind kind = sweep->range->kind;
     json_t *points = json_array();
     for (int i = 0; points && i < sweep->count; i++) json_array_append_new(points, point_object(&sweep->point[i]));
-    json_t *object = json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "what", kinds[kind], "subject", sweep->range->subject,
-                               "text", sweep->range->text, "units", units[kind], "points", points, "knee",
-                               isnan(sweep->knee) ? json_null() : json_real(sweep->knee));
+    json_t *object =
+        json_pack("{s:s, s:s, s:s, s:s, s:o, s:o}", "what", kinds[kind], "subject", sweep->range->subject, "text",
+                  sweep->range->text, "units", units[kind], "points", points, "knee", hapt_plan_number(sweep->knee));
     if (object && kind == HAPT_SWEEP_LINK)
-        json_object_set_new(object, "link_sets_pace_below",
-                            isnan(sweep->balance_bandwidth) ? json_null() : json_real(sweep->balance_bandwidth));
+        json_object_set_new(object, "link_sets_pace_below", hapt_plan_number(sweep->balance_bandwidth));
     return object;
 }
 

@@ -30,7 +30,7 @@ static enum hapt_status prepare(const struct hapt_config *config, struct hapt_ar
     if (profile_path) {
         struct hapt_profile *profile;
         HAPT_TRY(hapt_profile_load(profile_path, arena, &profile));
-        HAPT_TRY(hapt_plan_price(profile, *plan, arena));
+        HAPT_TRY(hapt_plan_price(profile, *plan));
     }
     return hapt_phase_plan_override(config, *plan);
 }
@@ -38,11 +38,10 @@ static enum hapt_status prepare(const struct hapt_config *config, struct hapt_ar
 static enum hapt_status simulate_step(const struct hapt_plan *plan, struct hapt_arena *arena, struct outcome *outcome)
 {
     *outcome = (struct outcome){.plan = plan, .fits = true};
-    HAPT_TRY(hapt_plan_simulate(plan, plan->schedule, arena, &outcome->simulation));
+    HAPT_TRY(hapt_plan_simulate(plan, arena, &outcome->simulation));
     HAPT_NEW(outcome->overlap, arena, plan->stage_count);
-    for (int i = 0; i < plan->stage_count - 1; i++)
-        HAPT_TRY(hapt_plan_overlap(plan, plan->schedule, i, &outcome->overlap[i]));
-    HAPT_TRY(hapt_plan_period(plan, plan->schedule, &outcome->period_s));
+    for (int i = 0; i < plan->stage_count - 1; i++) HAPT_TRY(hapt_plan_overlap(plan, i, &outcome->overlap[i]));
+    HAPT_TRY(hapt_plan_period(plan, &outcome->period_s));
     outcome->hidden = hapt_at_most(outcome->period_s, plan->t_max_s * (1 + 2 * plan->hide_threshold));
     for (int i = 0; i < plan->stage_count; i++)
         outcome->fits &= hapt_at_most(plan->stage[i].memory_bytes, plan->stage[i].device_memory_bytes);

@@ -70,14 +70,14 @@ static enum hapt_status compute_memory(const struct spmd_outcome *outcome, const
 }
 
 /* Fills the submesh, a part for each subcluster of the cluster; memory is that of a part's device with the largest
- * need. The stage's own figures are those of the part with the least relative memory left. */
+ * need. */
 static enum hapt_status fill_devices(const struct spmd_outcome *outcome, const struct device_bytes *bytes,
                                      struct hapt_arena *arena, struct hapt_plan_stage *stage)
 {
     const struct hapt_cluster *cluster = outcome->cluster;
     struct hapt_plan_submesh *submesh = stage->submesh;
     const bool mixed = cluster->count > 1;
-    double *ratio, tightest = 0;
+    double *ratio;
     HAPT_TRY(hapt_plan_stage_parts(stage, cluster->count, arena));
     submesh->nodes = mixed ? 1 : cluster->subcluster[0].nodes;
     submesh->devices_per_node = mixed ? outcome->mesh->size : cluster->subcluster[0].devices_per_node;
@@ -94,17 +94,12 @@ static enum hapt_status fill_devices(const struct spmd_outcome *outcome, const s
     if (mixed) stage->layout.ratio = ratio;
     for (int c = 0; c < cluster->count; c++) {
         const struct hapt_subcluster *own = &cluster->subcluster[c];
-        const double needed = stage->part_parameter_bytes[c] + stage->part_activation_bytes[c];
         submesh->subcluster[c] = c;
         submesh->part_name[c] = own->name;
         submesh->device_memory_bytes[c] = own->device.memory_bytes;
-        if (needed / own->device.memory_bytes < tightest) continue;
-        tightest = needed / own->device.memory_bytes;
-        stage->parameter_bytes = stage->part_parameter_bytes[c];
-        stage->activation_bytes = stage->part_activation_bytes[c];
-        stage->device_memory_bytes = own->device.memory_bytes;
     }
     hapt_plan_submesh_set_name(submesh);
+    hapt_plan_stage_tighten(stage);
     return HAPT_OK;
 }
 
@@ -154,7 +149,6 @@ enum hapt_status spmd_save_plan(const struct spmd_outcome *outcome, int optimize
     stage->layout = (struct hapt_layout){HAPT_LAYOUT_PROGRAM, 1, 1, layout, NULL};
     set_costs(outcome, &plan, stage);
     HAPT_TRY(fill_devices(outcome, bytes, arena, stage));
-    stage->memory_bytes = stage->parameter_bytes + stage->activation_bytes;
     if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes))
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use a smaller microbatch or more devices",
                          "the plan needs %.1f MB of the %.1f MB of a device", 1e-6 * stage->memory_bytes,

@@ -85,25 +85,6 @@ static enum hapt_status assign_in(const struct hapt_plan *plan, const struct hap
                      cluster->subcluster[c].name);
 }
 
-enum hapt_status hapt_plan_assign_devices(const struct hapt_plan *plan, const struct hapt_cluster *cluster,
-                                          int *first_device)
-{
-    struct hapt_arena scratch;
-    int *first;
-    HAPT_TRY(check_assignment(plan, cluster));
-    hapt_arena_init(&scratch);
-    first = hapt_arena_alloc(&scratch, (size_t)plan->submesh_count, sizeof *first);
-    enum hapt_status status = first ? HAPT_OK : HAPT_ERR_MEMORY;
-    for (int c = 0; c < cluster->count && status == HAPT_OK; c++) {
-        status = assign_in(plan, cluster, c, first);
-        for (int i = 0; i < plan->stage_count && status == HAPT_OK; i++)
-            if (plan->stage[i].submesh->subcluster[0] == c)
-                first_device[i] = first[plan->stage[i].submesh - plan->submesh];
-    }
-    hapt_arena_release(&scratch);
-    return status;
-}
-
 enum hapt_status hapt_plan_ranks(const struct hapt_plan *plan, const struct hapt_cluster *cluster, int stage, int *rank)
 {
     const struct hapt_plan_submesh *submesh = plan->stage[stage].submesh;

@@ -8,7 +8,7 @@
  *     stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S]
  *     stage_tensor_parallel [S]      absent: 1
  *     stage_program [S]              only with layouts, which follow as in hapt/layout.h
- *     stage_compute [S] and so on    seconds and bytes, `columns` below
+ *     stage_compute [S] and so on    seconds and bytes, `tables` below
  *
  * Mixed submeshes have one row per subcluster, in the order of their stages:
  *
@@ -25,33 +25,63 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "plan_private.h"
+#include "hapt/plan.h"
 
 #define FORMAT "hapt-plan"
 #define VERSION 2
 #define MAX_STAGES 65536
+#define MAX_DEVICES (1 << 20)
 #define PATH_MAX_CHARS 512
 
-static const struct {
-    const char *name, *units;
-    size_t offset;
-} columns[] = {
-    {"stage_compute", "s", offsetof(struct hapt_plan_stage, compute_s)},
-    {"stage_forward", "s", offsetof(struct hapt_plan_stage, forward_s)},
-    {"stage_step", "s", offsetof(struct hapt_plan_stage, step_s)},
-    {"stage_comm", "s", offsetof(struct hapt_plan_stage, comm_s)},
-    {"stage_parameter_bytes", "byte", offsetof(struct hapt_plan_stage, parameter_bytes)},
-    {"stage_activation_bytes", "byte", offsetof(struct hapt_plan_stage, activation_bytes)},
-    {"stage_memory_bytes", "byte", offsetof(struct hapt_plan_stage, memory_bytes)},
-    {"stage_device_memory_bytes", "byte", offsetof(struct hapt_plan_stage, device_memory_bytes)},
-    {"stage_tied", "s", offsetof(struct hapt_plan_stage, tied_s)}, /* present only if tied parameters are exchanged */
+/* Where the values of a row are: in the stage or its submesh, or there at element k of an array. */
+enum place { STAGE, SUBMESH, STAGE_PART, SUBMESH_PART, SUBMESH_INDEX, STAGE_INDEX /* written from no member */ };
+/* When a file has a table. MIXED tables have a row for each part k of the mixed stages, others one (k = 0) per stage.
+ */
+enum presence {
+    ALWAYS,
+    NEWER,    /* files of the first release lack it */
+    PROGRAMS, /* some stage runs a program */
+    TIED,     /* tied parameters are exchanged */
+    MIXED     /* some stage is mixed */
 };
-#define COLUMNS ((int)(sizeof columns / sizeof columns[0]))
 
-static double *column_of(struct hapt_plan_stage *stage, int column)
-{
-    return (double *)(void *)((char *)stage + columns[column].offset);
-}
+static const struct table {
+    const char *name, *units; /* units NULL: text */
+    enum presence presence;
+    enum hapt_h5_type type;
+    int columns; /* members that follow each other */
+    enum place place;
+    size_t offset; /* of the first member, or of the array */
+} tables[] = {
+#define OF_STAGE(place, member) place, offsetof(struct hapt_plan_stage, member)
+#define OF_SUBMESH(place, member) place, offsetof(struct hapt_plan_submesh, member)
+    {"stage_layers", "", ALWAYS, HAPT_H5_I32, 2, OF_STAGE(STAGE, first_layer)},
+    {"stage_ops", "", ALWAYS, HAPT_H5_I32, 2, OF_STAGE(STAGE, first_op)},
+    {"stage_submesh", "", ALWAYS, HAPT_H5_I32, 2, OF_SUBMESH(SUBMESH, nodes)},
+    {"stage_submesh_index", "", ALWAYS, HAPT_H5_I32, 1, SUBMESH_INDEX, 0},
+    {"stage_subcluster", "", ALWAYS, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH_PART, subcluster)},
+    {"stage_warmup", "", ALWAYS, HAPT_H5_I32, 1, OF_STAGE(STAGE, warmup)},
+    {"stage_tensor_parallel", "", NEWER, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.tensor_parallel)},
+    {"stage_program", "", PROGRAMS, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.number)},
+    {"stage_subcluster_name", NULL, ALWAYS, HAPT_H5_U8, 1, OF_SUBMESH(SUBMESH, name)},
+    {"stage_compute", "s", ALWAYS, HAPT_H5_F64, 1, OF_STAGE(STAGE, compute_s)},
+    {"stage_forward", "s", ALWAYS, HAPT_H5_F64, 1, OF_STAGE(STAGE, forward_s)},
+    {"stage_step", "s", ALWAYS, HAPT_H5_F64, 1, OF_STAGE(STAGE, step_s)},
+    {"stage_comm", "s", ALWAYS, HAPT_H5_F64, 1, OF_STAGE(STAGE, comm_s)},
+    {"stage_parameter_bytes", "byte", ALWAYS, HAPT_H5_F64, 1, OF_STAGE(STAGE, parameter_bytes)},
+    {"stage_activation_bytes", "byte", ALWAYS, HAPT_H5_F64, 1, OF_STAGE(STAGE, activation_bytes)},
+    {"stage_memory_bytes", "byte", ALWAYS, HAPT_H5_F64, 1, OF_STAGE(STAGE, memory_bytes)},
+    {"stage_device_memory_bytes", "byte", ALWAYS, HAPT_H5_F64, 1, OF_STAGE(STAGE, device_memory_bytes)},
+    {"stage_tied", "s", TIED, HAPT_H5_F64, 1, OF_STAGE(STAGE, tied_s)},
+    {"mixed_stage", "", MIXED, HAPT_H5_I32, 1, STAGE_INDEX, 0},
+    {"mixed_subcluster", "", MIXED, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH_PART, subcluster)},
+    {"mixed_subcluster_name", NULL, MIXED, HAPT_H5_U8, 1, OF_SUBMESH(SUBMESH_PART, part_name)},
+    {"mixed_devices", "", MIXED, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH_PART, devices)},
+    {"mixed_parameter_bytes", "byte", MIXED, HAPT_H5_F64, 1, OF_STAGE(STAGE_PART, part_parameter_bytes)},
+    {"mixed_activation_bytes", "byte", MIXED, HAPT_H5_F64, 1, OF_STAGE(STAGE_PART, part_activation_bytes)},
+    {"mixed_device_memory_bytes", "byte", MIXED, HAPT_H5_F64, 1, OF_SUBMESH(SUBMESH_PART, device_memory_bytes)},
+};
+enum { TABLES = sizeof tables / sizeof tables[0] };
 
 static const char *join(char path[PATH_MAX_CHARS], const char *group, const char *name)
 {
@@ -62,6 +92,44 @@ static const char *join(char path[PATH_MAX_CHARS], const char *group, const char
 static const char *root_of(const char *group)
 {
     return *group ? group : "/";
+}
+
+/* Bytes of a row. */
+static size_t size_of(const struct table *table)
+{
+    const size_t each = !table->units ? sizeof(char *) : table->type == HAPT_H5_F64 ? sizeof(double) : sizeof(int);
+    return each * (size_t)table->columns;
+}
+
+static void *cell(const struct table *table, struct hapt_plan_stage *stage, int k)
+{
+    const bool of_submesh = table->place == SUBMESH || table->place == SUBMESH_PART;
+    char *at = (of_submesh ? (char *)stage->submesh : (char *)stage) + table->offset, *array;
+    if (table->place == STAGE || table->place == SUBMESH) return at;
+    memcpy(&array, at, sizeof array); /* an array of any type */
+    return array + (size_t)k * size_of(table);
+}
+
+/* The number of rows of a stage. */
+static int rows_of(const struct table *table, const struct hapt_plan_stage *stage)
+{
+    if (table->presence != MIXED) return 1;
+    return hapt_plan_is_mixed(stage) ? stage->submesh->part_count : 0;
+}
+
+static int count_rows(const struct table *table, const struct hapt_plan *plan)
+{
+    int count = 0;
+    for (int i = 0; i < plan->stage_count; i++) count += rows_of(table, &plan->stage[i]);
+    return count;
+}
+
+static bool is_needed(const struct table *table, const struct hapt_plan *plan)
+{
+    bool programs = false;
+    for (int i = 0; i < plan->stage_count; i++) programs |= plan->stage[i].layout.number > 0;
+    return (table->presence != PROGRAMS || programs) && (table->presence != TIED || plan->exchange_s != 0) &&
+           (table->presence != MIXED || hapt_plan_first_mixed(plan) >= 0);
 }
 
 static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, const struct hapt_plan *plan)
@@ -94,62 +162,56 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
     return hapt_h5_write_attribute_int(file, at, "search_evaluated", plan->search.evaluated);
 }
 
+static enum hapt_status write_table(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
+                                    const struct table *table, struct hapt_arena *scratch)
+{
+    const int64_t shape[2] = {count_rows(table, plan), table->columns};
+    const size_t size = size_of(table);
+    char path[PATH_MAX_CHARS], *data, *to;
+    HAPT_NEW(data, scratch, (size_t)shape[0] * size);
+    to = data;
+    for (int i = 0; i < plan->stage_count; i++) {
+        const int index = table->place == STAGE_INDEX ? i : (int)(plan->stage[i].submesh - plan->submesh);
+        for (int k = 0; k < rows_of(table, &plan->stage[i]); k++, to += size) {
+            const void *value = table->place >= SUBMESH_INDEX ? &index : cell(table, &plan->stage[i], k);
+            const bool inside = !table->units && table->place == SUBMESH; /* the text itself, not a pointer to it */
+            memcpy(to, inside ? (const void *)&value : value, size);
+        }
+    }
+    join(path, group, table->name);
+    if (!table->units) return hapt_h5_write_strings(file, path, shape[0], (const char *const *)(void *)data);
+    return hapt_h5_write(file, path, table->type, table->columns > 1 ? 2 : 1, shape, data, table->units);
+}
+
+/* One ratio for each device of the mixed stages. */
+static enum hapt_status write_ratios(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
+                                     struct hapt_arena *scratch)
+{
+    int64_t devices = 0;
+    double *ratio;
+    char path[PATH_MAX_CHARS];
+    for (int i = 0; i < plan->stage_count; i++) devices += plan->stage[i].submesh->devices_per_node; /* at most */
+    HAPT_NEW(ratio, scratch, devices);
+    devices = 0;
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        for (int d = 0; hapt_plan_is_mixed(stage) && d < stage->submesh->devices_per_node; d++)
+            ratio[devices++] = stage->layout.ratio ? stage->layout.ratio[d] : NAN;
+    }
+    if (devices == 0) return HAPT_OK;
+    return hapt_h5_write(file, join(path, group, "mixed_ratio"), HAPT_H5_F64, 1, &devices, ratio, "");
+}
+
 static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
                                      struct hapt_arena *scratch)
 {
-    const int64_t S = plan->stage_count, pair[2] = {S, 2};
-    char path[PATH_MAX_CHARS];
-    int *layers, *ops, *submesh, *submesh_index, *subcluster, *warmup, *tp, *program;
-    bool named = false;
-    const char **name;
-    double *values;
-    HAPT_NEW(layers, scratch, 2 * S);
-    HAPT_NEW(ops, scratch, 2 * S);
-    HAPT_NEW(submesh, scratch, 2 * S);
-    HAPT_NEW(submesh_index, scratch, S);
-    HAPT_NEW(subcluster, scratch, S);
-    HAPT_NEW(warmup, scratch, S);
-    HAPT_NEW(tp, scratch, S);
-    HAPT_NEW(program, scratch, S);
-    HAPT_NEW(name, scratch, S);
-    HAPT_NEW(values, scratch, S);
-    for (int i = 0; i < S; i++) {
-        const struct hapt_plan_stage *stage = &plan->stage[i];
-        layers[2 * i] = stage->first_layer, layers[2 * i + 1] = stage->end_layer;
-        ops[2 * i] = stage->first_op, ops[2 * i + 1] = stage->end_op;
-        submesh[2 * i] = stage->submesh->nodes, submesh[2 * i + 1] = stage->submesh->devices_per_node;
-        submesh_index[i] = (int)(stage->submesh - plan->submesh);
-        subcluster[i] = stage->submesh->subcluster[0];
-        warmup[i] = stage->warmup;
-        tp[i] = stage->layout.tensor_parallel;
-        program[i] = stage->layout.number;
-        named = named || program[i] > 0;
-        name[i] = stage->submesh->name;
-    }
-    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_layers"), HAPT_H5_I32, 2, pair, layers, ""));
-    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_ops"), HAPT_H5_I32, 2, pair, ops, ""));
-    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_submesh"), HAPT_H5_I32, 2, pair, submesh, ""));
-    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_submesh_index"), HAPT_H5_I32, 1, &S, submesh_index, ""));
-    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_subcluster"), HAPT_H5_I32, 1, &S, subcluster, ""));
-    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_warmup"), HAPT_H5_I32, 1, &S, warmup, ""));
-    HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_tensor_parallel"), HAPT_H5_I32, 1, &S, tp, ""));
-    if (named) HAPT_TRY(hapt_h5_write(file, join(path, group, "stage_program"), HAPT_H5_I32, 1, &S, program, ""));
-    HAPT_TRY(hapt_h5_write_strings(file, join(path, group, "stage_subcluster_name"), S, name));
-    for (int column = 0; column < COLUMNS - (plan->exchange_s == 0); column++) {
-        for (int i = 0; i < S; i++) values[i] = *column_of(&plan->stage[i], column);
-        HAPT_TRY(hapt_h5_write(file, join(path, group, columns[column].name), HAPT_H5_F64, 1, &S, values,
-                               columns[column].units));
-    }
-    return HAPT_OK;
-}
-
-/* Writes each used layout once. */
-static enum hapt_status write_layouts(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan)
-{
-    for (int i = 0; i < plan->stage_count; i++) {
-        const struct hapt_plan_stage *stage = &plan->stage[i];
-        if (stage->layout.number > 0 && !hapt_stage_layout_exists(file, group, stage->layout.number))
-            HAPT_TRY(hapt_stage_layout_write(file, group, stage->layout.number, stage->layout.program));
+    for (int t = 0; t < TABLES; t++)
+        if (is_needed(&tables[t], plan)) HAPT_TRY(write_table(file, group, plan, &tables[t], scratch));
+    HAPT_TRY(write_ratios(file, group, plan, scratch));
+    for (int i = 0; i < plan->stage_count; i++) { /* each layout once */
+        const struct hapt_layout *layout = &plan->stage[i].layout;
+        if (layout->number > 0 && !hapt_stage_layout_exists(file, group, layout->number))
+            HAPT_TRY(hapt_stage_layout_write(file, group, layout->number, layout->program));
     }
     return HAPT_OK;
 }
@@ -158,9 +220,7 @@ enum hapt_status hapt_plan_write(struct hapt_h5 *file, const char *group, const 
 {
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    enum hapt_status status = write_tables(file, group, plan, &scratch);
-    if (status == HAPT_OK && hapt_plan_first_mixed(plan) >= 0) status = plan_write_mixed(file, group, plan, &scratch);
-    if (status == HAPT_OK) status = write_layouts(file, group, plan);
+    const enum hapt_status status = write_tables(file, group, plan, &scratch);
     hapt_arena_release(&scratch);
     return status == HAPT_OK ? write_attributes(file, root_of(group), plan) : status;
 }
@@ -204,30 +264,11 @@ static enum hapt_status read_making(struct hapt_h5 *file, const char *at, struct
     return HAPT_OK;
 }
 
-/* Reads attributes that files of the first release do not have. */
-static enum hapt_status read_newer_attributes(struct hapt_h5 *file, const char *at, struct hapt_plan *plan)
-{
-    const struct {
-        const char *name;
-        double *value;
-    } reals[] = {{"flops_per_microbatch", &plan->flops},
-                 {"peak_flops", &plan->peak_flops},
-                 {"exchange", &plan->exchange_s},
-                 {"search_gap", &plan->search.gap}};
-    for (int k = 0; k < 4; k++)
-        if (hapt_h5_has_attribute(file, at, reals[k].name))
-            HAPT_TRY(hapt_h5_read_attribute_real(file, at, reals[k].name, reals[k].value));
-    int64_t blocking = 0;
-    if (hapt_h5_has_attribute(file, at, "blocking")) HAPT_TRY(read_int(file, at, "blocking", 0, 1, &blocking));
-    plan->blocking = blocking != 0;
-    return HAPT_OK;
-}
-
 static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, struct hapt_arena *arena,
                                         struct hapt_plan *plan)
 {
     static const char *const limits[] = {"compute", "link", "memory"};
-    int64_t microbatches, replicas, layers, threads;
+    int64_t microbatches, replicas, layers, threads, blocking = 0;
     const char *schedule, *limit;
     HAPT_TRY(read_int(file, at, "microbatches", 1, 1000000, &microbatches));
     HAPT_TRY(read_int(file, at, "replicas", 1, 1000000, &replicas));
@@ -248,90 +289,92 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
     const struct {
         const char *name;
         double *value;
-    } reals[] = {{"hide_threshold", &plan->hide_threshold}, {"latency", &plan->latency_s},
-                 {"simulated", &plan->simulated_s},         {"t_max", &plan->t_max_s},
-                 {"balance_eta", &plan->balance_eta},       {"search_seconds", &plan->search.seconds}};
-    for (int k = 0; k < 6; k++) HAPT_TRY(hapt_h5_read_attribute_real(file, at, reals[k].name, reals[k].value));
-    HAPT_TRY(read_making(file, at, arena, plan));
-    return read_newer_attributes(file, at, plan);
+        bool newer; /* files of the first release lack it */
+    } reals[] = {{"hide_threshold", &plan->hide_threshold, false},
+                 {"latency", &plan->latency_s, false},
+                 {"simulated", &plan->simulated_s, false},
+                 {"t_max", &plan->t_max_s, false},
+                 {"balance_eta", &plan->balance_eta, false},
+                 {"search_seconds", &plan->search.seconds, false},
+                 {"flops_per_microbatch", &plan->flops, true},
+                 {"peak_flops", &plan->peak_flops, true},
+                 {"exchange", &plan->exchange_s, true},
+                 {"search_gap", &plan->search.gap, true}};
+    for (int k = 0; k < (int)(sizeof reals / sizeof reals[0]); k++)
+        if (!reals[k].newer || hapt_h5_has_attribute(file, at, reals[k].name))
+            HAPT_TRY(hapt_h5_read_attribute_real(file, at, reals[k].name, reals[k].value));
+    if (hapt_h5_has_attribute(file, at, "blocking")) HAPT_TRY(read_int(file, at, "blocking", 0, 1, &blocking));
+    plan->blocking = blocking != 0;
+    return read_making(file, at, arena, plan);
 }
 
-static enum hapt_status read_ints(struct hapt_h5 *file, const char *group, const char *name, int dims, int64_t *count,
-                                  struct hapt_arena *arena, int **values)
+/* Reads numbers. count -1: any number of rows. */
+static enum hapt_status read_numbers(struct hapt_h5 *file, const char *group, const char *name, enum hapt_h5_type type,
+                                     int columns, int64_t *count, struct hapt_arena *arena, void **data)
 {
     char path[PATH_MAX_CHARS];
-    int64_t shape[2] = {*count, 2};
-    void *data;
-    HAPT_TRY(hapt_h5_read(file, join(path, group, name), HAPT_H5_I32, dims, shape, 2 * MAX_STAGES, arena, &data));
+    int64_t shape[2] = {*count, columns};
+    HAPT_TRY(hapt_h5_read(file, join(path, group, name), type, columns > 1 ? 2 : 1, shape,
+                          (int64_t)columns * MAX_STAGES, arena, data));
     *count = shape[0];
-    *values = data;
     return HAPT_OK;
 }
 
-/* Reads the layouts of the stages; stages with the same number share one. */
-static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
-                                     struct hapt_plan *plan)
+static enum hapt_status read_names(struct hapt_h5 *file, const char *group, struct hapt_plan *plan,
+                                   const struct table *table, struct hapt_arena *arena)
 {
-    int *program;
-    int64_t S = plan->stage_count;
-    char path[PATH_MAX_CHARS];
-    if (!hapt_h5_exists(file, join(path, group, "stage_program"))) return HAPT_OK;
-    HAPT_TRY(read_ints(file, group, "stage_program", 1, &S, arena, &program));
-    for (int i = 0; i < plan->stage_count; i++) {
-        struct hapt_plan_stage *stage = &plan->stage[i];
-        struct hapt_stage_layout *read = NULL;
-        if (program[i] == 0) continue;
-        if (program[i] < 0 || program[i] > HAPT_MAX_LAYOUTS)
-            return damaged(file, "stage_program has an invalid program number");
-        stage->layout.kind = HAPT_LAYOUT_PROGRAM;
-        stage->layout.number = program[i];
-        for (int before = 0; before < i && !stage->layout.program; before++)
-            if (program[before] == program[i]) stage->layout.program = plan->stage[before].layout.program;
-        if (stage->layout.program) continue;
-        HAPT_TRY(hapt_stage_layout_read(file, group, program[i], arena, &read));
-        stage->layout.program = read;
-    }
-    return HAPT_OK;
-}
-
-static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
-                                    struct hapt_plan *plan)
-{
-    int64_t S = -1, names;
-    int *layers, *ops, *submesh, *subcluster, *warmup, *tp = NULL;
+    const bool mixed = table->presence == MIXED;
+    int64_t count;
     char path[PATH_MAX_CHARS];
     const char **name;
-    void *data;
-    HAPT_TRY(read_ints(file, group, "stage_layers", 2, &S, arena, &layers));
-    HAPT_TRY(read_ints(file, group, "stage_ops", 2, &S, arena, &ops));
-    HAPT_TRY(read_ints(file, group, "stage_submesh", 2, &S, arena, &submesh));
-    HAPT_TRY(read_ints(file, group, "stage_subcluster", 1, &S, arena, &subcluster));
-    HAPT_TRY(read_ints(file, group, "stage_warmup", 1, &S, arena, &warmup));
-    if (hapt_h5_exists(file, join(path, group, "stage_tensor_parallel")))
-        HAPT_TRY(read_ints(file, group, "stage_tensor_parallel", 1, &S, arena, &tp));
-    HAPT_TRY(hapt_h5_read_strings(file, join(path, group, "stage_subcluster_name"), MAX_STAGES, arena, &names, &name));
-    if (names != S) return damaged(file, "stage_subcluster_name and stage_layers differ in length");
+    HAPT_TRY(hapt_h5_read_strings(file, join(path, group, table->name), MAX_STAGES, arena, &count, &name));
+    if (count != count_rows(table, plan))
+        return damaged(file, mixed ? "mixed_subcluster_name and mixed_stage differ in length"
+                                   : "stage_subcluster_name and stage_layers differ in length");
+    for (int i = 0; i < plan->stage_count; i++) {
+        struct hapt_plan_submesh *submesh = plan->stage[i].submesh;
+        for (int k = 0; k < rows_of(table, &plan->stage[i]); k++) submesh->part_name[k] = *name++;
+        if (mixed) continue;
+        if (strlen(submesh->part_name[0]) >= sizeof submesh->name)
+            return damaged(file, "a subcluster's name is too long");
+        snprintf(submesh->name, sizeof submesh->name, "%s", submesh->part_name[0]);
+    }
+    return HAPT_OK;
+}
+
+/* Reads the tables of mixed stages, or all others. */
+static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, bool mixed, struct hapt_arena *arena,
+                                    struct hapt_plan *plan)
+{
+    for (const struct table *table = tables; table < tables + TABLES; table++) {
+        const bool optional = table->presence == NEWER || table->presence == PROGRAMS;
+        int64_t count = count_rows(table, plan);
+        char path[PATH_MAX_CHARS];
+        void *data;
+        if ((table->presence == MIXED) != mixed || table->place >= SUBMESH_INDEX) continue;
+        if (optional ? !hapt_h5_exists(file, join(path, group, table->name)) : !is_needed(table, plan)) continue;
+        if (!table->units) {
+            HAPT_TRY(read_names(file, group, plan, table, arena));
+            continue;
+        }
+        HAPT_TRY(read_numbers(file, group, table->name, table->type, table->columns, &count, arena, &data));
+        const char *from = data;
+        for (int i = 0; i < plan->stage_count; i++)
+            for (int k = 0; k < rows_of(table, &plan->stage[i]); k++, from += size_of(table))
+                memcpy(cell(table, &plan->stage[i], k), from, size_of(table));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status read_stages(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                    struct hapt_plan *plan)
+{
+    int64_t S = -1;
+    void *layers;
+    HAPT_TRY(read_numbers(file, group, "stage_layers", HAPT_H5_I32, 2, &S, arena, &layers)); /* for their number */
     HAPT_TRY(hapt_plan_allot(plan, (int)S, arena));
-    for (int i = 0; i < S; i++) {
-        struct hapt_plan_stage *stage = &plan->stage[i];
-        stage->first_layer = layers[2 * i];
-        stage->end_layer = layers[2 * i + 1];
-        stage->first_op = ops[2 * i];
-        stage->end_op = ops[2 * i + 1];
-        stage->warmup = warmup[i];
-        stage->layout = hapt_layout_plain(tp ? tp[i] : 1);
-        stage->submesh->nodes = submesh[2 * i];
-        stage->submesh->devices_per_node = submesh[2 * i + 1];
-        stage->submesh->subcluster[0] = subcluster[i];
-        stage->submesh->part_name[0] = name[i];
-        if (strlen(name[i]) >= sizeof stage->submesh->name) return damaged(file, "a subcluster's name is too long");
-        snprintf(stage->submesh->name, sizeof stage->submesh->name, "%s", name[i]);
-    }
-    for (int column = 0; column < COLUMNS - (plan->exchange_s == 0); column++) {
-        HAPT_TRY(
-            hapt_h5_read(file, join(path, group, columns[column].name), HAPT_H5_F64, 1, &S, MAX_STAGES, arena, &data));
-        for (int i = 0; i < S; i++) *column_of(&plan->stage[i], column) = ((double *)data)[i];
-    }
+    for (int i = 0; i < S; i++) plan->stage[i].layout.tensor_parallel = 1;
+    HAPT_TRY(read_tables(file, group, false, arena, plan));
     for (int i = 0; i < S; i++) { /* mixed stages have tables of their own */
         struct hapt_plan_stage *stage = &plan->stage[i];
         stage->part_parameter_bytes[0] = stage->parameter_bytes;
@@ -342,15 +385,103 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, str
     return HAPT_OK;
 }
 
+/* Gives each mixed stage its parts, still empty: a run of equal numbers in mixed_stage [rows]. */
+static enum hapt_status allot_parts(struct hapt_h5 *file, const int *stage_of, int64_t rows, struct hapt_arena *arena,
+                                    struct hapt_plan *plan)
+{
+    for (int64_t first = 0, end; first < rows; first = end) {
+        const int i = stage_of[first];
+        if (i < 0 || i >= plan->stage_count || (first > 0 && i <= stage_of[first - 1]))
+            return damaged(file, "mixed_stage has an invalid or repeated stage");
+        for (end = first; end < rows && stage_of[end] == i;) end++;
+        if (end - first < 2) return damaged(file, "a mixed stage of one subcluster");
+        HAPT_TRY(hapt_plan_stage_parts(&plan->stage[i], (int)(end - first), arena));
+    }
+    return HAPT_OK;
+}
+
+/* Gives each mixed stage the ratios of its devices. `alone` [S]: stage_subcluster. */
+static enum hapt_status read_ratios(struct hapt_h5 *file, const char *group, const int *alone, struct hapt_arena *arena,
+                                    struct hapt_plan *plan)
+{
+    int64_t D = -1, devices = 0;
+    char path[PATH_MAX_CHARS];
+    void *data;
+    HAPT_TRY(hapt_h5_read(file, join(path, group, "mixed_ratio"), HAPT_H5_F64, 1, &D, MAX_DEVICES, arena, &data));
+    const double *ratio = data;
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_submesh *submesh = plan->stage[i].submesh;
+        for (int k = 0; submesh->part_count > 1 && k < submesh->part_count; k++) {
+            if (submesh->devices[k] < 1 || submesh->devices[k] > MAX_DEVICES)
+                return damaged(file, "a mixed stage without devices");
+            devices += submesh->devices[k];
+        }
+    }
+    if (devices != D) return damaged(file, "mixed_ratio does not have one value per device");
+    for (int i = 0; i < plan->stage_count; i++) {
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        int own = 0;
+        if (!hapt_plan_is_mixed(stage)) continue;
+        for (int k = 0; k < stage->submesh->part_count; k++) own += stage->submesh->devices[k];
+        if (own != stage->submesh->devices_per_node)
+            return damaged(file, "stage_submesh and mixed_devices of a mixed stage differ");
+        if (stage->submesh->subcluster[0] != alone[i] || stage->layout.tensor_parallel != 1)
+            return damaged(file, "stage_subcluster or stage_tensor_parallel does not fit a mixed stage");
+        stage->layout.ratio = isnan(*ratio) ? NULL : ratio;
+        ratio += own;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status read_mixed(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                   struct hapt_plan *plan)
+{
+    int64_t R = -1;
+    int *alone;
+    char path[PATH_MAX_CHARS];
+    void *stage_of;
+    if (!hapt_h5_exists(file, join(path, group, "mixed_stage"))) return HAPT_OK;
+    HAPT_NEW(alone, arena, plan->stage_count);
+    for (int i = 0; i < plan->stage_count; i++) alone[i] = plan->stage[i].submesh->subcluster[0];
+    HAPT_TRY(read_numbers(file, group, "mixed_stage", HAPT_H5_I32, 1, &R, arena, &stage_of));
+    HAPT_TRY(allot_parts(file, stage_of, R, arena, plan));
+    HAPT_TRY(read_tables(file, group, true, arena, plan));
+    return read_ratios(file, group, alone, arena, plan);
+}
+
+/* Completes the layouts; stages with the same number share a program. */
+static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                     struct hapt_plan *plan)
+{
+    for (int i = 0; i < plan->stage_count; i++) {
+        struct hapt_layout *layout = &plan->stage[i].layout;
+        struct hapt_stage_layout *read = NULL;
+        layout->kind =
+            hapt_plan_is_mixed(&plan->stage[i]) ? HAPT_LAYOUT_ROWS : hapt_layout_plain(layout->tensor_parallel).kind;
+        if (layout->number == 0) continue;
+        if (layout->number < 0 || layout->number > HAPT_MAX_LAYOUTS)
+            return damaged(file, "stage_program has an invalid program number");
+        layout->kind = HAPT_LAYOUT_PROGRAM;
+        for (int before = 0; before < i && !layout->program; before++)
+            if (plan->stage[before].layout.number == layout->number)
+                layout->program = plan->stage[before].layout.program;
+        if (layout->program) continue;
+        HAPT_TRY(hapt_stage_layout_read(file, group, layout->number, arena, &read));
+        layout->program = read;
+    }
+    return HAPT_OK;
+}
+
 /* Lets stages with the same stage_submesh_index share one submesh. */
 static enum hapt_status read_sharing(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                      struct hapt_plan *plan)
 {
-    int *index;
     int64_t S = plan->stage_count;
     char path[PATH_MAX_CHARS];
+    void *data;
     if (!hapt_h5_exists(file, join(path, group, "stage_submesh_index"))) return HAPT_OK;
-    HAPT_TRY(read_ints(file, group, "stage_submesh_index", 1, &S, arena, &index));
+    HAPT_TRY(read_numbers(file, group, "stage_submesh_index", HAPT_H5_I32, 1, &S, arena, &data));
+    const int *index = data;
     plan->submesh_count = 0;
     for (int i = 0; i < plan->stage_count; i++) {
         struct hapt_plan_stage *stage = &plan->stage[i];
@@ -376,8 +507,8 @@ enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct 
     struct hapt_plan *read;
     HAPT_NEW(read, arena, 1);
     HAPT_TRY(read_attributes(file, root_of(group), arena, read));
-    HAPT_TRY(read_tables(file, group, arena, read));
-    HAPT_TRY(plan_read_mixed(file, group, arena, read));
+    HAPT_TRY(read_stages(file, group, arena, read));
+    HAPT_TRY(read_mixed(file, group, arena, read));
     HAPT_TRY(read_layouts(file, group, arena, read));
     HAPT_TRY(read_sharing(file, group, arena, read));
     HAPT_TRY(hapt_plan_check(read));

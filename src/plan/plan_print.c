@@ -51,7 +51,7 @@ static json_t *mixed_object(const struct hapt_plan_submesh *submesh, const doubl
     return json_pack("{s:o, s:o}", "devices", devices, "ratios", ratios);
 }
 
-struct json_t *hapt_plan_stage_json(const struct hapt_plan_stage *stage)
+static json_t *stage_object(const struct hapt_plan_stage *stage)
 {
     const struct hapt_plan_submesh *submesh = stage->submesh;
     const struct hapt_layout *layout = &stage->layout;
@@ -76,12 +76,16 @@ struct json_t *hapt_plan_stage_json(const struct hapt_plan_stage *stage)
     return all;
 }
 
+struct json_t *hapt_plan_stages_json(const struct hapt_plan *plan)
+{
+    json_t *stages = json_array();
+    for (int i = 0; stages && i < plan->stage_count; i++) json_array_append_new(stages, stage_object(&plan->stage[i]));
+    return stages;
+}
+
 struct json_t *hapt_plan_json(const struct hapt_plan *plan)
 {
     const double mfu = hapt_plan_mfu(plan);
-    json_t *stages = json_array();
-    for (int i = 0; stages && i < plan->stage_count; i++)
-        json_array_append_new(stages, hapt_plan_stage_json(&plan->stage[i]));
     json_t *object =
         json_pack("{s:s, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:f, s:s, s:o, s:{s:f, s:I, s:I, s:f}, s:o}", "format",
                   "hapt-plan", "version", 1, "microbatches", plan->microbatches, "schedule",
@@ -89,7 +93,7 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
                   "simulated_s", plan->simulated_s, "t_max_s", plan->t_max_s, "balance_eta", plan->balance_eta, "limit",
                   plan->limit, "mfu", mfu > 0 ? json_real(mfu) : json_null(), "search", "seconds", plan->search.seconds,
                   "candidates", (json_int_t)plan->search.candidates, "evaluated", (json_int_t)plan->search.evaluated,
-                  "gap", plan->search.gap, "stages", stages);
+                  "gap", plan->search.gap, "stages", hapt_plan_stages_json(plan));
     if (object && plan->precision != HAPT_PRECISION_UNKNOWN) {
         json_object_set_new(object, "precision", json_string(hapt_precision_name(plan->precision)));
         json_object_set_new(object, "boundary_dtype",

@@ -41,7 +41,7 @@ static enum hapt_status no_candidate(const struct hapt_plan_stage *stage, const 
     char submesh[64];
     return hapt_fail(HAPT_ERR_INPUT, "stages must be candidates of the profile: `h5dump -d /cluster_0/stage_time P.h5`",
                      "layers %d-%d cannot be a stage on %s:%s: %s", stage->first_layer, stage->end_layer,
-                     stage->submesh->name, hapt_plan_stage_short(stage, submesh), why);
+                     stage->submesh->name, hapt_plan_stage_short(stage, "x", submesh), why);
 }
 
 /* Times of a stage in the profile, and memory of each part. */
@@ -76,8 +76,7 @@ static enum hapt_status find_alone(const struct hapt_profile *profile, struct ha
     stage->submesh->part_name[0] = stage->submesh->name;
     const int s = find_submesh(profile, stage);
     if (s < 0) return no_candidate(stage, "the profile has no such submesh");
-    hapt_plan_stage_run(profile, &cluster->submesh[s], stage);
-    stage->submesh->devices[0] = hapt_plan_submesh_size(stage->submesh);
+    hapt_plan_stage_run(profile, stage->submesh->subcluster[0], &cluster->submesh[s], stage);
     *cells = (struct cells){.stage_s = cluster->stage_time,
                             .forward_s = cluster->stage_forward_time,
                             .step_s = cluster->step_time,
@@ -240,8 +239,8 @@ static const char *limit_of(const struct hapt_plan *plan)
 }
 
 /* Converts the plan to the simulator's input. */
-static enum hapt_status lay_out(const struct hapt_plan *plan, enum hapt_schedule_kind kind, struct hapt_arena *arena,
-                                struct hapt_schedule **schedule, struct hapt_costs *costs)
+static enum hapt_status lay_out(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_schedule **schedule,
+                                struct hapt_costs *costs)
 {
     const int S = plan->stage_count;
     double *cost[4];
@@ -256,8 +255,6 @@ static enum hapt_status lay_out(const struct hapt_plan *plan, enum hapt_schedule
         cost[3][i] = stage->step_s - stage->tied_s;
         warmup[i] = stage->warmup;
     }
-    if (kind != plan->schedule)
-        hapt_schedule_warmup(kind, S, plan->microbatches, cost[2], plan->t_max_s, plan->hide_threshold, warmup);
     *costs = (struct hapt_costs){.forward_s = cost[0],
                                  .backward_s = cost[1],
                                  .comm_s = cost[2],
@@ -265,38 +262,37 @@ static enum hapt_status lay_out(const struct hapt_plan *plan, enum hapt_schedule
                                  .exchange_s = plan->exchange_s,
                                  .blocking = plan->blocking,
                                  .transfer_slots = HAPT_TRANSFER_SLOTS};
-    return hapt_schedule_build(kind, S, plan->microbatches, warmup, plan->exchange_s > 0, arena, schedule);
+    return hapt_schedule_build(plan->schedule, S, plan->microbatches, warmup, plan->exchange_s > 0, arena, schedule);
 }
 
-enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, enum hapt_schedule_kind kind,
-                                    struct hapt_arena *arena, struct hapt_simulation **simulation)
+enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_arena *arena,
+                                    struct hapt_simulation **simulation)
 {
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
-    HAPT_TRY(lay_out(plan, kind, arena, &schedule, &costs));
+    HAPT_TRY(lay_out(plan, arena, &schedule, &costs));
     return hapt_simulate(schedule, &costs, arena, simulation);
 }
 
-enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, enum hapt_schedule_kind kind, int stage,
-                                   double *overlap)
+enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, int stage, double *overlap)
 {
     struct hapt_arena scratch;
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
     hapt_arena_init(&scratch);
-    enum hapt_status status = lay_out(plan, kind, &scratch, &schedule, &costs);
+    enum hapt_status status = lay_out(plan, &scratch, &schedule, &costs);
     if (status == HAPT_OK) status = hapt_simulate_overlap(schedule, &costs, stage, &scratch, overlap);
     hapt_arena_release(&scratch);
     return status;
 }
 
-enum hapt_status hapt_plan_period(const struct hapt_plan *plan, enum hapt_schedule_kind kind, double *period_s)
+enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s)
 {
     struct hapt_arena scratch;
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
     hapt_arena_init(&scratch);
-    enum hapt_status status = lay_out(plan, kind, &scratch, &schedule, &costs);
+    enum hapt_status status = lay_out(plan, &scratch, &schedule, &costs);
     if (status == HAPT_OK) status = hapt_simulate_period(schedule, &costs, &scratch, period_s);
     hapt_arena_release(&scratch);
     return status;
@@ -314,7 +310,7 @@ static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt
     struct hapt_plan part = *plan;
     double part_s[2];
     if (plan->microbatches <= LONG_STEP || round > LONG_STEP / 64) {
-        HAPT_TRY(hapt_plan_simulate(plan, plan->schedule, scratch, &simulation));
+        HAPT_TRY(hapt_plan_simulate(plan, scratch, &simulation));
         *total_s = simulation->total_s;
         return HAPT_OK;
     }
@@ -328,7 +324,7 @@ static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt
                 plan->stage[i].step_s / part.microbatches - plan->stage[i].step_s / plan->microbatches;
             if (plan->schedule == HAPT_SCHEDULE_GPIPE) part.stage[i].warmup = part.microbatches;
         }
-        HAPT_TRY(hapt_plan_simulate(&part, plan->schedule, scratch, &simulation));
+        HAPT_TRY(hapt_plan_simulate(&part, scratch, &simulation));
         part_s[k] = simulation->total_s;
     }
     *total_s = part_s[1] + (plan->microbatches - 2.0 * half) * (part_s[1] - part_s[0]) / half;
@@ -387,12 +383,20 @@ enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kin
     return status;
 }
 
+enum hapt_status hapt_plan_launch(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan,
+                                  int *misfit)
+{
+    HAPT_TRY(price_stages(profile, plan));
+    plan->t_max_s = t_max_s;
+    *misfit = launch(plan, t_max_s);
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_plan_price_at(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan)
 {
     struct hapt_arena scratch;
-    HAPT_TRY(price_stages(profile, plan));
-    plan->t_max_s = t_max_s;
-    const int misfit = launch(plan, t_max_s);
+    int misfit;
+    HAPT_TRY(hapt_plan_launch(profile, t_max_s, plan, &misfit));
     HAPT_ASSERT(misfit < 0);
     hapt_arena_init(&scratch);
     const enum hapt_status status = finish(profile, plan, &scratch);
@@ -428,14 +432,18 @@ static enum hapt_status choose_t_max(struct hapt_plan *plan, struct hapt_arena *
     const struct hapt_plan_stage *stage = &plan->stage[misfit];
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use a larger submesh, fewer layers or fewer microbatches in flight",
                      "stage %d (layers %d-%d on %s:%s) needs %s of %s per device for %d microbatches in flight", misfit,
-                     stage->first_layer, stage->end_layer, stage->submesh->name, hapt_plan_stage_short(stage, submesh),
-                     hapt_units_bytes(stage->memory_bytes, need), hapt_units_bytes(stage->device_memory_bytes, have),
-                     stage->warmup);
+                     stage->first_layer, stage->end_layer, stage->submesh->name,
+                     hapt_plan_stage_short(stage, "x", submesh), hapt_units_bytes(stage->memory_bytes, need),
+                     hapt_units_bytes(stage->device_memory_bytes, have), stage->warmup);
 }
 
-enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan, struct hapt_arena *scratch)
+enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
+    struct hapt_arena scratch;
     HAPT_TRY(price_stages(profile, plan));
-    HAPT_TRY(choose_t_max(plan, scratch));
-    return finish(profile, plan, scratch);
+    hapt_arena_init(&scratch);
+    enum hapt_status status = choose_t_max(plan, &scratch);
+    if (status == HAPT_OK) status = finish(profile, plan, &scratch);
+    hapt_arena_release(&scratch);
+    return status;
 }

@@ -30,25 +30,6 @@ enum hapt_status hapt_plan_allot(struct hapt_plan *plan, int stages, struct hapt
     return HAPT_OK;
 }
 
-enum hapt_status hapt_plan_stage_like(const struct hapt_plan_stage *from, struct hapt_arena *arena,
-                                      struct hapt_plan_stage *stage)
-{
-    const struct hapt_plan_submesh *source = from->submesh;
-    struct hapt_plan_submesh *submesh = stage->submesh;
-    HAPT_TRY(hapt_plan_stage_parts(stage, source->part_count, arena));
-    submesh->nodes = source->nodes;
-    submesh->devices_per_node = source->devices_per_node;
-    for (int k = 0; k < source->part_count; k++) {
-        submesh->subcluster[k] = source->subcluster[k];
-        submesh->devices[k] = source->devices[k];
-        submesh->part_name[k] = source->part_name[k];
-        submesh->device_memory_bytes[k] = source->device_memory_bytes[k];
-    }
-    memcpy(submesh->name, source->name, sizeof submesh->name);
-    stage->layout = from->layout;
-    return HAPT_OK;
-}
-
 void hapt_plan_submesh_set_name(struct hapt_plan_submesh *submesh)
 {
     size_t length = 0;
@@ -96,10 +77,19 @@ const char *hapt_plan_stage_submesh(const struct hapt_plan_stage *stage, char te
     return text;
 }
 
-const char *hapt_plan_stage_short(const struct hapt_plan_stage *stage, char text[64])
+const char *hapt_plan_stage_short(const struct hapt_plan_stage *stage, const char *times, char text[64])
 {
     if (hapt_plan_is_mixed(stage)) return hapt_plan_stage_submesh(stage, text);
-    write_devices(stage->submesh, "x", text);
+    write_devices(stage->submesh, times, text);
+    return text;
+}
+
+const char *hapt_plan_stage_title(const struct hapt_plan *plan, int stage, char text[HAPT_PLAN_STAGE_TITLE])
+{
+    const struct hapt_plan_stage *at = &plan->stage[stage];
+    char submesh[64];
+    snprintf(text, HAPT_PLAN_STAGE_TITLE, "stage %d (layers %d-%d on %s %s)", stage, at->first_layer, at->end_layer,
+             at->submesh->name, hapt_plan_stage_short(at, " x ", submesh));
     return text;
 }
 
@@ -144,9 +134,13 @@ int hapt_plan_first_mixed(const struct hapt_plan *plan)
     return -1;
 }
 
-void hapt_plan_stage_run(const struct hapt_profile *profile, const struct hapt_submesh *submesh,
+void hapt_plan_stage_run(const struct hapt_profile *profile, int c, const struct hapt_submesh *submesh,
                          struct hapt_plan_stage *stage)
 {
+    stage->submesh->subcluster[0] = c;
+    stage->submesh->nodes = submesh->n;
+    stage->submesh->devices_per_node = submesh->m;
+    stage->submesh->devices[0] = submesh->n * submesh->m;
     stage->layout = hapt_layout_plain(submesh->tp);
     if (submesh->program > 0)
         stage->layout = (struct hapt_layout){HAPT_LAYOUT_PROGRAM, submesh->tp, submesh->program,

@@ -1,97 +1,53 @@
 /* Explains why no plan exists: repeats the search with relaxed constraints and reports the nearest obstacle. Runs on
  * failure only. */
 #include "search.h"
-#include "hapt/search.h"
 
 #include <math.h>
 
 #define HINT "add devices or memory, or use fewer microbatches, a smaller model or a smaller microbatch"
-
-static enum hapt_status search_relaxed(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                       double memory_factor, struct hapt_arena *scratch, struct hapt_arena *arena,
-                                       struct hapt_plan *plan)
-{
-    struct search_problem *problem;
-    struct search_table table = {0};
-    double latency_s;
-    HAPT_TRY(search_problem_create(profile, options, memory_factor, -1, scratch, &problem));
-    if (problem->all_candidates == 0) return HAPT_OK;
-    plan->t_max_s = problem->longest_s;
-    enum hapt_status status = search_table_init(problem, scratch, &table);
-    if (status == HAPT_OK) status = search_table_fill(&table, plan->t_max_s, INFINITY, false, &latency_s);
-    if (status == HAPT_OK && isfinite(latency_s)) status = search_trace(&table, latency_s * (1 + 1e-12), arena, plan);
-    search_table_release(&table);
-    return status;
-}
 
 /* The plan at the largest t_max, which admits every feasible plan. stage_count 0: no plan. */
 static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                      double memory_factor, struct hapt_arena *arena, struct hapt_plan *plan)
 {
     struct hapt_arena scratch; /* freed after each of dozens of searches; only the plans stay */
-    *plan = (struct hapt_plan){.microbatches = options->microbatches,
-                               .schedule = options->schedule,
-                               .hide_threshold = options->hide_threshold};
+    struct search_problem *problem;
+    *plan = hapt_search_plan(profile, options);
     hapt_arena_init(&scratch);
-    const enum hapt_status status = search_relaxed(profile, options, memory_factor, &scratch, arena, plan);
+    enum hapt_status status = search_problem_create(profile, options, memory_factor, -1, &scratch, &problem);
+    if (status == HAPT_OK && problem->all_candidates > 0) {
+        plan->t_max_s = problem->longest_s;
+        status = search_trace(problem, plan->t_max_s, INFINITY, arena, plan);
+    }
     hapt_arena_release(&scratch);
     return status;
 }
 
-/* Bytes that a stage needs on a device of its k-th subcluster. */
-static double stage_bytes(const struct hapt_profile *profile, const struct hapt_plan_stage *stage, int k, int warmup)
+static enum hapt_status explain_memory(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
-    const struct hapt_plan_submesh *submesh = stage->submesh;
-    const struct hapt_profile_cluster *cluster = &profile->cluster[submesh->subcluster[0]];
-    const struct hapt_profile_mixed *mixed =
-        hapt_plan_is_mixed(stage) ? &profile->mixed[hapt_plan_stage_mixed_group(profile, stage)] : NULL;
-    int s = 0;
-    while (!mixed && (cluster->submesh[s].n != submesh->nodes || cluster->submesh[s].m != submesh->devices_per_node ||
-                      cluster->submesh[s].tp != stage->layout.tensor_parallel ||
-                      cluster->submesh[s].program != stage->layout.number))
-        s++;
-    if (mixed) s = mixed->memory_rows > 1 ? k : 0;
-    const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
-    return mixed ? mixed->parameter_bytes[cell] + warmup * mixed->activation_bytes[cell]
-                 : cluster->parameter_bytes[cell] + warmup * cluster->activation_bytes[cell];
-}
-
-static enum hapt_status explain_memory(const struct hapt_profile *profile, const struct hapt_plan *plan)
-{
-    double worst = 0;
-    int warmup = 0, worst_launches = 0;
+    double worst = 0, worst_bytes = 0;
     const struct hapt_plan_stage *at = NULL;
-    const struct hapt_profile_cluster *cluster = NULL;
-    double at_bytes = 0;
+    int part = 0, misfit;
+    HAPT_TRY(hapt_plan_launch(profile, plan->t_max_s, plan, &misfit));
     for (int i = plan->stage_count - 1; i >= 0; i--) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
-        if (i == plan->stage_count - 1) {
-            warmup = plan->schedule == HAPT_SCHEDULE_GPIPE ? plan->microbatches : 1;
-        } else {
-            const double comm_s =
-                hapt_profile_boundary_s(profile, stage->end_layer - 1, hapt_plan_stage_subclusters(stage),
-                                        hapt_plan_stage_subclusters(&stage[1]), NULL);
-            warmup += hapt_schedule_delta(plan->schedule, comm_s, plan->t_max_s, plan->hide_threshold);
-            if (warmup > plan->microbatches) warmup = plan->microbatches;
-        }
-        const struct hapt_subclusters mine = hapt_plan_stage_subclusters(stage);
-        for (int k = 0; k < mine.count; k++) {
-            const struct hapt_profile_cluster *own = &profile->cluster[mine.index[k]];
-            const double bytes = stage_bytes(profile, stage, k, warmup);
-            if (at && (isinf(worst) || bytes <= worst * own->device_memory_bytes)) continue;
-            worst = own->device_memory_bytes > 0 ? bytes / own->device_memory_bytes : INFINITY;
+        for (int k = 0; k < stage->submesh->part_count; k++) {
+            const double bytes = stage->part_parameter_bytes[k] + stage->warmup * stage->part_activation_bytes[k];
+            const double room = stage->submesh->device_memory_bytes[k];
+            if (at && (isinf(worst) || bytes <= worst * room)) continue;
+            worst = room > 0 ? bytes / room : INFINITY;
+            worst_bytes = bytes;
             at = stage;
-            cluster = own;
-            at_bytes = bytes;
-            worst_launches = warmup;
+            part = k;
         }
     }
     char need[32], have[32], submesh[64];
     return hapt_fail(HAPT_ERR_INFEASIBLE, HINT,
                      "no plan fits into memory: the nearest one needs %s of the %s of a device of %s for layers %d-%d "
                      "on %s with %d microbatches in flight",
-                     hapt_units_bytes(at_bytes, need), hapt_units_bytes(cluster->device_memory_bytes, have),
-                     cluster->name, at->first_layer, at->end_layer, hapt_plan_stage_short(at, submesh), worst_launches);
+                     hapt_units_bytes(worst_bytes, need),
+                     hapt_units_bytes(at->submesh->device_memory_bytes[part], have), at->submesh->part_name[part],
+                     at->first_layer, at->end_layer, hapt_plan_stage_short(at, "x", submesh), at->warmup);
 }
 
 /* Finds the least factor on every device's memory that admits a plan, and that plan. */

@@ -1,6 +1,5 @@
 /* Plans without a search: given stages (--stages), and the even split. */
 #include "search.h"
-#include "hapt/search.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -184,61 +183,31 @@ static enum hapt_status parse_stages(const struct hapt_profile *profile, const c
     return HAPT_OK;
 }
 
-static enum hapt_status start_plan(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                   struct hapt_arena *arena, struct hapt_plan **plan)
-{
-    HAPT_NEW(*plan, arena, 1);
-    if (options->microbatches < 1)
-        return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches per step",
-                         options->microbatches);
-    **plan = (struct hapt_plan){.microbatches = options->microbatches,
-                                .schedule = options->schedule,
-                                .hide_threshold = options->hide_threshold,
-                                .replicas = 1,
-                                .layer_count = profile->layer_count};
-    return HAPT_OK;
-}
-
-static enum hapt_status price_plan(const struct hapt_profile *profile, struct hapt_plan *plan)
-{
-    struct hapt_arena scratch;
-    hapt_arena_init(&scratch);
-    const enum hapt_status status = hapt_plan_price(profile, plan, &scratch);
-    hapt_arena_release(&scratch);
-    return status;
-}
-
 enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                  const char *stages, struct hapt_arena *result, struct hapt_plan **plan)
 {
     struct hapt_plan *made;
-    HAPT_TRY(start_plan(profile, options, result, &made));
+    HAPT_NEW(made, result, 1);
+    HAPT_TRY(search_check_options(options));
+    *made = hapt_search_plan(profile, options);
     HAPT_TRY(parse_stages(profile, stages, result, made));
-    HAPT_TRY(price_plan(profile, made));
+    HAPT_TRY(hapt_plan_price(profile, made));
     *plan = made;
     return HAPT_OK;
 }
 
-/* Stage i of S takes layers [i L / S, (i + 1) L / S) on the optimum's submesh i. */
-static enum hapt_status split_evenly(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                     const struct hapt_plan *optimum, struct hapt_arena *result,
-                                     struct hapt_plan **plan)
+/* Changes the optimum: stage i of S takes layers [i L / S, (i + 1) L / S) on the same submesh. */
+static enum hapt_status split_evenly(const struct hapt_profile *profile, enum hapt_schedule_kind schedule,
+                                     struct hapt_plan *plan)
 {
-    struct hapt_plan *made;
-    HAPT_TRY(start_plan(profile, options, result, &made));
-    const int S = optimum->stage_count;
-    HAPT_TRY(hapt_plan_allot(made, S, result));
+    const int64_t S = plan->stage_count, L = profile->layer_count;
     for (int i = 0; i < S; i++) {
-        const int64_t L = profile->layer_count;
-        made->stage[i].first_layer = (int)(i * L / S);
-        made->stage[i].end_layer = (int)((i + 1) * L / S);
-        HAPT_TRY(hapt_plan_stage_like(&optimum->stage[i], result, &made->stage[i]));
+        plan->stage[i].first_layer = (int)(i * L / S);
+        plan->stage[i].end_layer = (int)((i + 1) * L / S);
     }
-    HAPT_TRY(price_plan(profile, made));
-    made->search = optimum->search;
-    made->search.gap = 0; /* it is the optimum's gap, not this plan's */
-    *plan = made;
-    return HAPT_OK;
+    plan->schedule = schedule;
+    plan->search.gap = 0; /* it was the optimum's gap */
+    return hapt_plan_price(profile, plan);
 }
 
 enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profile,
@@ -249,5 +218,7 @@ enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profil
     struct hapt_plan *optimum;
     best.schedule = HAPT_SCHEDULE_H1F1B;
     HAPT_TRY(hapt_plan_search(comm, profile, &best, result, &optimum));
-    return hapt_search_agree(comm, options, split_evenly(profile, options, optimum, result, plan));
+    HAPT_TRY(hapt_search_agree(comm, options, split_evenly(profile, options->schedule, optimum)));
+    *plan = optimum;
+    return HAPT_OK;
 }

@@ -95,6 +95,18 @@ static inline void put(const struct search_table *table, const struct search_row
     if (launches > table->high[devices]) table->high[devices] = launches;
 }
 
+/* Puts a stage in front of the suffixes [first, end) of the pool. `devices`: those of the front subcluster then used.
+ */
+static inline void extend_points(const struct search_table *table, const struct search_candidate *at,
+                                 const struct search_row *row, int first, int end, int devices, double cost_s,
+                                 int delta)
+{
+    for (int i = first; i < end; i++) {
+        const int launches = search_launches(table->problem, table->pool[i].launches, delta);
+        if (launches <= at->launches) put(table, row, devices, launches, cost_s + table->pool[i].latency_s);
+    }
+}
+
 /* Puts a stage in front of a suffix of the same subcluster. */
 static void extend_same(const struct search_table *table, const struct search_candidate *at,
                         const struct search_row *row, const struct search_row *after, double cost_s, int delta)
@@ -102,22 +114,8 @@ static void extend_same(const struct search_table *table, const struct search_ca
     const int *start = &table->starts[after->start];
     const int low = row->low - at->devices > after->first_d ? row->low - at->devices : after->first_d;
     const int high = row->high - at->devices < after->last_d ? row->high - at->devices : after->last_d;
-    for (int d = low; d <= high; d++) {
-        for (int i = start[d - after->low]; i < start[d + 1 - after->low]; i++) {
-            const int launches = search_launches(table->problem, table->pool[i].launches, delta);
-            if (launches <= at->launches) put(table, row, d + at->devices, launches, cost_s + table->pool[i].latency_s);
-        }
-    }
-}
-
-/* Puts the last stage of its subcluster in front of a suffix that does not use it. */
-static void extend_other(const struct search_table *table, const struct search_candidate *at,
-                         const struct search_row *row, const struct search_row *after, double cost_s, int delta)
-{
-    for (int i = after->any_first; i < after->any_end; i++) {
-        const int launches = search_launches(table->problem, table->pool[i].launches, delta);
-        if (launches <= at->launches) put(table, row, at->devices, launches, cost_s + table->pool[i].latency_s);
-    }
+    for (int d = low; d <= high; d++)
+        extend_points(table, at, row, start[d - after->low], start[d + 1 - after->low], d + at->devices, cost_s, delta);
 }
 
 /* Puts a mixed stage in front of a suffix that may use `left` devices of the subcluster that they share. */
@@ -128,11 +126,9 @@ static void extend_shared(const struct search_table *table, const struct search_
     const int *start = &table->starts[after->start];
     const int high = after->last_d < left ? after->last_d : left;
     const int low = table->problem->options->use_all_devices && left > after->first_d ? left : after->first_d;
-    if (low > high) return;
-    for (int i = start[low - after->low]; i < start[high + 1 - after->low]; i++) {
-        const int launches = search_launches(table->problem, table->pool[i].launches, delta);
-        if (launches <= at->launches) put(table, row, at->devices, launches, cost_s + table->pool[i].latency_s);
-    }
+    if (low <= high)
+        extend_points(table, at, row, start[low - after->low], start[high + 1 - after->low], at->devices, cost_s,
+                      delta);
 }
 
 /* Puts a stage in front of the suffixes whose first stage is on device set `next`. */
@@ -155,8 +151,8 @@ static void extend_to(const struct search_table *table, const struct search_cand
     else if (shared_subcluster >= 0)
         extend_shared(table, at, row, after, search_left(problem, current, shared_subcluster), cost_s,
                       table->delta[link]);
-    else if (within)
-        extend_other(table, at, row, after, cost_s, table->delta[link]);
+    else if (within) /* the last stage of its subcluster */
+        extend_points(table, at, row, after->any_first, after->any_end, at->devices, cost_s, table->delta[link]);
 }
 
 static void extend(const struct search_table *table, const struct search_candidate *at, const struct search_row *row,
@@ -183,9 +179,7 @@ static enum hapt_status reserve(struct search_table *table, int64_t more)
     if (table->pool_count + more <= table->pool_room) return HAPT_OK;
     const int64_t room = 2 * table->pool_room + more + 4096;
     struct search_point *pool = room > INT32_MAX ? NULL : realloc(table->pool, (size_t)room * sizeof *pool);
-    if (!pool)
-        return hapt_fail(HAPT_ERR_MEMORY, "plan with fewer layers (--layers-per-model), or with --gap",
-                         "the search needs memory for %lld states", (long long)room);
+    if (!pool) return search_no_memory(room);
     table->pool = pool;
     table->pool_room = room;
     return HAPT_OK;

@@ -80,6 +80,13 @@ struct search_problem {
     bool thinned; /* slower programs for the same layers were omitted */
 };
 
+/* HAPT_ERR_USAGE: no microbatches. */
+static inline enum hapt_status search_check_options(const struct hapt_search_options *options)
+{
+    if (options->microbatches >= 1) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches per step",
+                     options->microbatches);
+}
 /*
  * Builds the problem. `memory_factor` scales every device's memory (1; other values only explain infeasibility). A
  * candidate is omitted if another one for the same layers dominates it: at most as many devices, at least as fast, at
@@ -159,6 +166,11 @@ struct search_table {
     struct hapt_search_effort effort;
 };
 
+static inline enum hapt_status search_no_memory(int64_t states)
+{
+    return hapt_fail(HAPT_ERR_MEMORY, "plan with fewer layers (--layers-per-model), or with --gap",
+                     "the search needs memory for %lld states", (long long)states);
+}
 enum hapt_status search_table_init(const struct search_problem *problem, struct hapt_arena *arena,
                                    struct search_table *table);
 void search_table_release(struct search_table *table);
@@ -178,11 +190,19 @@ enum hapt_status search_table_fill(struct search_table *table, double t_max_s, d
 enum hapt_status search_bound_reach(struct search_table *table, double t_max_s, bool *reaches);
 enum hapt_status search_bound_prefixes(struct search_table *table, double *least_s);
 
-/* Selects one plan of those whose latency sum is at most `budget_s` (tolerance included) in the filled table: fewest
- * stages, then the lexicographically first (layers, subcluster, n, m). Mixed stages count as subclusters after all
- * others, in the order of their groups. Fills layers, subcluster and submesh of the stages. */
-enum hapt_status search_trace(const struct search_table *table, double budget_s, struct hapt_arena *arena,
-                              struct hapt_plan *plan);
+/* Selects one plan at t_max of those whose latency sum is at most `budget_s` (tolerance included; infinite: the least
+ * sum): fewest stages, then the lexicographically first (layers, subcluster, n, m). Mixed stages count as subclusters
+ * after all others, in the order of their groups. Fills layers, subcluster and submesh of the stages; no stages: there
+ * is no plan. */
+enum hapt_status search_trace(const struct search_problem *problem, double t_max_s, double budget_s,
+                              struct hapt_arena *arena, struct hapt_plan *plan);
+/* The order of ties between submeshes of a subcluster: negative if `a` comes first. */
+static inline int search_compare_submeshes(const struct hapt_submesh *a, const struct hapt_submesh *b)
+{
+    if (a->n != b->n) return a->n - b->n;
+    if (a->m != b->m) return a->m - b->m;
+    return a->tp != b->tp ? a->tp - b->tp : a->program - b->program;
+}
 
 /* Explains why nothing is feasible; returns HAPT_ERR_INFEASIBLE. */
 enum hapt_status search_explain(const struct hapt_profile *profile, const struct hapt_search_options *options);

@@ -9,7 +9,6 @@
  *   - prefixes: the least sum over all prefixes, without launch counts.
  */
 #include "search.h"
-#include "hapt/search.h"
 
 #include <limits.h>
 #include <math.h>
@@ -328,12 +327,6 @@ static void meeting_layers(const struct search_table *table, size_t state, int *
     }
 }
 
-static enum hapt_status no_memory(int64_t count)
-{
-    return hapt_fail(HAPT_ERR_MEMORY, "plan with fewer layers (--layers-per-model), or with --gap",
-                     "the search needs memory for %lld states", (long long)count);
-}
-
 static enum hapt_status reserve_rows(struct search_table *table, int64_t count)
 {
     if (count <= table->row_room) return HAPT_OK;
@@ -342,7 +335,7 @@ static enum hapt_status reserve_rows(struct search_table *table, int64_t count)
     table->row_room = 0;
     table->row = malloc((size_t)count * sizeof *table->row);
     table->untouched_prefix_s = malloc((size_t)count * sizeof *table->untouched_prefix_s);
-    if (!table->row || !table->untouched_prefix_s) return no_memory(count);
+    if (!table->row || !table->untouched_prefix_s) return search_no_memory(count);
     table->row_room = count;
     return HAPT_OK;
 }
@@ -356,7 +349,7 @@ static enum hapt_status reserve_cells(struct search_table *table, int64_t count)
     count += count / 4;
     table->prefix_s = malloc((size_t)count * sizeof *table->prefix_s);
     table->starts = malloc((size_t)count * sizeof *table->starts);
-    if (!table->prefix_s || !table->starts) return no_memory(count);
+    if (!table->prefix_s || !table->starts) return search_no_memory(count);
     table->cell_room = count;
     return HAPT_OK;
 }

@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hapt/search.h"
 #include "hapt/progress.h"
 
 /* TIE: objectives this close are equal. SAFE: bounds leave a few times as much. */
@@ -401,19 +400,6 @@ static struct priced choose(const struct search *search)
     return chosen;
 }
 
-/* Traces the plan at the chosen t_max, from a table that holds all programs that tie. */
-static enum hapt_status trace_plan(const struct search_problem *problem, double t_max_s, double budget_s,
-                                   struct hapt_arena *scratch, struct hapt_arena *result, struct hapt_plan *plan)
-{
-    struct search_table table;
-    double latency_s;
-    HAPT_TRY(search_table_init(problem, scratch, &table));
-    enum hapt_status status = search_table_fill(&table, t_max_s, budget_s, true, &latency_s);
-    if (status == HAPT_OK) status = search_trace(&table, budget_s, result, plan);
-    search_table_release(&table);
-    return status;
-}
-
 static enum hapt_status make_plan(struct search *search, struct hapt_arena *scratch, struct hapt_arena *result,
                                   struct hapt_plan *plan)
 {
@@ -428,7 +414,7 @@ static enum hapt_status make_plan(struct search *search, struct hapt_arena *scra
         HAPT_TRY(search_problem_create(problem->profile, problem->options, 1, SAFE * search->best_s, scratch, &whole));
         problem = whole;
     }
-    HAPT_TRY(trace_plan(problem, t_max_s, chosen.latency_s + left_s, scratch, result, plan));
+    HAPT_TRY(search_trace(problem, t_max_s, chosen.latency_s + left_s, result, plan));
     HAPT_TRY(hapt_plan_price_at(problem->profile, t_max_s, plan));
     plan->search.candidates = search->t_max_count;
     plan->search.evaluated = search->priced_count;
@@ -440,9 +426,7 @@ static enum hapt_status set_up(struct search *search, const struct hapt_profile 
                                const struct hapt_search_options *options, struct hapt_arena *scratch)
 {
     struct search_problem *problem;
-    if (options->microbatches < 1)
-        return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches per step",
-                         options->microbatches);
+    HAPT_TRY(search_check_options(options));
     HAPT_TRY(search_problem_create(profile, options, 1, -1, scratch, &problem));
     search->problem = problem;
     return search_table_init(problem, scratch, &search->table);
@@ -458,11 +442,7 @@ static enum hapt_status run_search(struct search *search, const struct hapt_prof
     search->table.effort.index_s = hapt_time_s() - start_s;
     HAPT_TRY(search_all(search, scratch, &found));
     if (!found) return hapt_search_agree(search->comm, options, search_explain(profile, options));
-    *plan = (struct hapt_plan){.microbatches = options->microbatches,
-                               .schedule = options->schedule,
-                               .hide_threshold = options->hide_threshold,
-                               .replicas = 1,
-                               .layer_count = profile->layer_count};
+    *plan = hapt_search_plan(profile, options);
     const double searched_s = hapt_time_s();
     HAPT_TRY(hapt_env_agree(search->comm, make_plan(search, scratch, result, plan)));
     search->table.effort.trace_s = hapt_time_s() - searched_s;

@@ -1,6 +1,5 @@
 /* The sparse index of feasible stages, and the candidates for t_max (HAPT 5.2.2). */
 #include "search.h"
-#include "hapt/search.h"
 
 #include <limits.h>
 #include <math.h>
@@ -35,16 +34,6 @@ static inline double stage_time(const double *stage_time, const double *step_tim
     return stage_time[cell] + (step_time ? step_time[cell] : 0) / B;
 }
 
-/* True if `a` precedes `b` in the order of ties; both have the same layers and subcluster. */
-static bool precedes(const struct hapt_profile_cluster *cluster, const struct search_candidate *a,
-                     const struct search_candidate *b)
-{
-    const struct hapt_submesh *x = &cluster->submesh[a->submesh], *y = &cluster->submesh[b->submesh];
-    if (x->n != y->n) return x->n < y->n;
-    if (x->m != y->m) return x->m < y->m;
-    return x->tp != y->tp ? x->tp < y->tp : x->program < y->program;
-}
-
 struct thinning {
     const struct hapt_profile_cluster *cluster;
     bool exact; /* every device must be used: only equal device counts compare */
@@ -55,7 +44,8 @@ static bool beats(const struct thinning *thinning, const struct search_candidate
 {
     if (a->launches < b->launches || a->time_s > b->time_s) return false;
     if (thinning->exact ? a->devices != b->devices : a->devices > b->devices) return false;
-    if (precedes(thinning->cluster, a, b)) return true;
+    const struct hapt_submesh *submesh = thinning->cluster->submesh;
+    if (search_compare_submeshes(&submesh[a->submesh], &submesh[b->submesh]) < 0) return true;
     if (thinning->tie_s >= 0) return b->time_s - a->time_s > thinning->tie_s;
     /* equal in all that a pass uses: keep one of them */
     return a->time_s < b->time_s || a->launches > b->launches || a->devices < b->devices;

@@ -39,7 +39,8 @@ struct trace {
 };
 
 /* Called for every next stage with which the prefix can be completed. */
-typedef enum hapt_status visit_step(void *context, const struct search_candidate *stage, const struct prefix *to);
+typedef enum hapt_status visit_step(const struct trace *trace, void *context, const struct search_candidate *stage,
+                                    const struct prefix *to);
 
 static int compare_prefixes(const void *left, const void *right)
 {
@@ -121,7 +122,7 @@ static enum hapt_status visit_stage(const struct trace *trace, const struct pref
     if (stage->end == problem->L) {
         to.next = NOWHERE;
         to.latency_s = from->latency_s + stage->time_s;
-        return ends_well(trace, &to, devices, launches) ? visit(context, stage, &to) : HAPT_OK;
+        return ends_well(trace, &to, devices, launches) ? visit(trace, context, stage, &to) : HAPT_OK;
     }
     for (to.next = 0; to.next < problem->device_set_count; to.next++) {
         const size_t link = search_link(problem, to.current, to.next, stage->end - 1);
@@ -132,7 +133,7 @@ static enum hapt_status visit_stage(const struct trace *trace, const struct pref
             to.devices = shared_subcluster >= 0 ? problem->taken[to.current * problem->C + shared_subcluster] : 0;
         to.latency_s = from->latency_s + (stage->time_s + 2 * problem->comm_s[link]);
         to.launches = launches >= problem->cap ? problem->cap : launches - delta;
-        if (completes(trace, &to)) HAPT_TRY(visit(context, stage, &to));
+        if (completes(trace, &to)) HAPT_TRY(visit(trace, context, stage, &to));
     }
     return HAPT_OK;
 }
@@ -162,16 +163,11 @@ static enum hapt_status append(struct level *level, const struct prefix *prefix,
     return HAPT_OK;
 }
 
-struct growing {
-    struct level *level;
-    struct hapt_arena *arena;
-};
-
-static enum hapt_status grow(void *context, const struct search_candidate *stage, const struct prefix *to)
+static enum hapt_status grow(const struct trace *trace, void *context, const struct search_candidate *stage,
+                             const struct prefix *to)
 {
     (void)stage;
-    struct growing *growing = context;
-    return append(growing->level, to, growing->arena);
+    return append(context, to, trace->arena);
 }
 
 /* Keeps one prefix per state, with the least latency. */
@@ -207,9 +203,10 @@ struct marking {
     bool finishes;
 };
 
-static enum hapt_status mark(void *context, const struct search_candidate *stage, const struct prefix *to)
+static enum hapt_status mark(const struct trace *trace, void *context, const struct search_candidate *stage,
+                             const struct prefix *to)
 {
-    (void)stage;
+    (void)trace, (void)stage;
     struct marking *marking = context;
     const struct prefix *known = find(marking->behind, to);
     marking->finishes |= known && known->finishes;
@@ -217,7 +214,6 @@ static enum hapt_status mark(void *context, const struct search_candidate *stage
 }
 
 struct choosing {
-    const struct trace *trace;
     const struct level *behind;
     const struct search_candidate *best; /* stage so far */
     int best_subcluster;                 /* its name by search_name */
@@ -230,29 +226,26 @@ static int compare_stages(const struct search_problem *problem, const struct sea
 {
     if (a->end != b->end) return a->end - b->end;
     if (x != y || x >= problem->C) return x - y;
-    const struct hapt_submesh one = problem->profile->cluster[x].submesh[a->submesh];
-    const struct hapt_submesh two = problem->profile->cluster[y].submesh[b->submesh];
-    if (one.n != two.n) return one.n - two.n;
-    if (one.m != two.m) return one.m - two.m;
-    return one.tp != two.tp ? one.tp - two.tp : one.program - two.program;
+    const struct hapt_submesh *submesh = problem->profile->cluster[x].submesh;
+    return search_compare_submeshes(&submesh[a->submesh], &submesh[b->submesh]);
 }
 
-static enum hapt_status choose(void *context, const struct search_candidate *stage, const struct prefix *to)
+static enum hapt_status choose(const struct trace *trace, void *context, const struct search_candidate *stage,
+                               const struct prefix *to)
 {
     struct choosing *choosing = context;
     const struct prefix *known = find(choosing->behind, to);
     if (!known || !known->finishes) return HAPT_OK;
-    const int name = search_name(choosing->trace->problem, (unsigned)to->used, to->current);
-    const int order = choosing->best ? compare_stages(choosing->trace->problem, stage, name, choosing->best,
-                                                      choosing->best_subcluster)
-                                     : -1;
+    const int name = search_name(trace->problem, (unsigned)to->used, to->current);
+    const int order =
+        choosing->best ? compare_stages(trace->problem, stage, name, choosing->best, choosing->best_subcluster) : -1;
     if (order > 0) return HAPT_OK;
     if (order < 0) {
         choosing->best = stage;
         choosing->best_subcluster = name;
         choosing->reached.count = 0;
     }
-    return append(&choosing->reached, to, choosing->trace->arena);
+    return append(&choosing->reached, to, trace->arena);
 }
 
 /* Grows levels until one holds a complete pipeline. Then marks, from the back, the prefixes that lead to it. */
@@ -264,9 +257,8 @@ static enum hapt_status build_levels(const struct trace *trace, struct level *le
     }
     for (*stages = 1;; ++*stages) {
         HAPT_ASSERT(*stages <= trace->problem->L);
-        struct growing growing = {&level[*stages], trace->arena};
         for (int i = 0; i < level[*stages - 1].count; i++)
-            HAPT_TRY(visit_steps(trace, &level[*stages - 1].prefix[i], grow, &growing));
+            HAPT_TRY(visit_steps(trace, &level[*stages - 1].prefix[i], grow, &level[*stages]));
         merge(&level[*stages]);
         if (has_end(&level[*stages])) break;
     }
@@ -289,11 +281,7 @@ static enum hapt_status fill_stage(const struct search_problem *problem, int fir
     stage->first_layer = first;
     stage->end_layer = at->end;
     if (name >= problem->C) return hapt_plan_stage_mix(problem->profile, name - problem->C, result, stage);
-    const struct hapt_submesh submesh = problem->profile->cluster[name].submesh[at->submesh];
-    stage->submesh->subcluster[0] = name;
-    stage->submesh->nodes = submesh.n;
-    stage->submesh->devices_per_node = submesh.m;
-    hapt_plan_stage_run(problem->profile, &submesh, stage);
+    hapt_plan_stage_run(problem->profile, name, &problem->profile->cluster[name].submesh[at->submesh], stage);
     return HAPT_OK;
 }
 
@@ -304,7 +292,7 @@ static enum hapt_status walk(const struct trace *trace, const struct level *leve
     struct level here = {0};
     for (int i = 0; i < level[0].count; i++) HAPT_TRY(append(&here, &level[0].prefix[i], trace->arena));
     for (int l = 0; l < plan->stage_count; l++) {
-        struct choosing choosing = {.trace = trace, .behind = &level[l + 1]};
+        struct choosing choosing = {.behind = &level[l + 1]};
         for (int i = 0; i < here.count; i++) HAPT_TRY(visit_steps(trace, &here.prefix[i], choose, &choosing));
         HAPT_ASSERT(choosing.best);
         HAPT_TRY(fill_stage(problem, here.prefix[0].layer, choosing.best, choosing.best_subcluster, result,
@@ -324,15 +312,24 @@ static enum hapt_status trace_plan(const struct trace *trace, struct hapt_arena 
     return walk(trace, level, result, plan);
 }
 
-enum hapt_status search_trace(const struct search_table *table, double budget_s, struct hapt_arena *arena,
-                              struct hapt_plan *plan)
+enum hapt_status search_trace(const struct search_problem *problem, double t_max_s, double budget_s,
+                              struct hapt_arena *arena, struct hapt_plan *plan)
 {
+    const bool any = isinf(budget_s);
     struct hapt_arena scratch;
+    struct search_table table = {0};
+    double latency_s = INFINITY;
     hapt_arena_init(&scratch);
-    /* sums from the front and from the back round differently; far below the difference between plans */
-    const struct trace trace = {
-        .table = table, .problem = table->problem, .budget_s = budget_s * (1 + 1e-14), .arena = &scratch};
-    const enum hapt_status status = trace_plan(&trace, arena, plan);
+    enum hapt_status status = search_table_init(problem, &scratch, &table);
+    if (status == HAPT_OK) status = search_table_fill(&table, t_max_s, budget_s, !any, &latency_s);
+    if (status == HAPT_OK && (!any || isfinite(latency_s))) {
+        /* sums from the front and from the back round differently; far below the difference between plans */
+        const double least_s = any ? latency_s * (1 + 1e-12) : budget_s;
+        const struct trace trace = {
+            .table = &table, .problem = problem, .budget_s = least_s * (1 + 1e-14), .arena = &scratch};
+        status = trace_plan(&trace, arena, plan);
+    }
+    search_table_release(&table);
     hapt_arena_release(&scratch);
     return status;
 }

@@ -7,8 +7,6 @@
  * own model that they do hold.
  */
 #include "baselines.h"
-#include "hapt/search.h"
-#include "hapt/search.h"
 
 #include <math.h>
 
@@ -23,19 +21,6 @@ struct assumption {
     int64_t second_choices[64]; /* candidates chosen under the true memory */
     int second_count;
 };
-
-/* equal[c]: index of an equal submesh in subcluster c, or -1. */
-static void find_equals(const struct hapt_profile *profile, struct hapt_submesh shape, int *equal)
-{
-    for (int c = 0; c < profile->cluster_count; c++) {
-        equal[c] = -1;
-        for (int s = 0; s < profile->cluster[c].submesh_count; s++) {
-            const struct hapt_submesh *at = &profile->cluster[c].submesh[s];
-            if (at->n == shape.n && at->m == shape.m && at->tp == shape.tp && at->program == shape.program)
-                equal[c] = s;
-        }
-    }
-}
 
 /* Assumed values of one stage: means over the subclusters that have it. */
 struct mean {
@@ -92,7 +77,7 @@ static enum hapt_status assume(struct assumption *assumption, const bool *bounda
 {
     const struct hapt_profile *profile = assumption->selection.profile;
     struct coarse truth;
-    int equal[HAPT_MAX_SUBCLUSTERS];
+    int equal[HAPT_MAX_SUBCLUSTERS]; /* index of the same submesh in each subcluster; -1: none */
     HAPT_TRY(coarse_make(profile, boundary, arena, &truth));
     HAPT_TRY(coarse_make(profile, boundary, arena, &assumption->ideal));
     HAPT_TRY(coarse_make(profile, boundary, arena, &assumption->possible));
@@ -100,7 +85,8 @@ static enum hapt_status assume(struct assumption *assumption, const bool *bounda
         0; /* Alpa has no mixed stages */
     for (int c = 0; c < profile->cluster_count; c++) {
         for (int s = 0; s < profile->cluster[c].submesh_count; s++) {
-            find_equals(profile, profile->cluster[c].submesh[s], equal);
+            for (int other = 0; other < profile->cluster_count; other++)
+                equal[other] = find_submesh(&profile->cluster[other], &profile->cluster[c].submesh[s]);
             for (int i = 0; i < truth.profile->layer_count; i++) {
                 for (int j = i; j < truth.profile->layer_count; j++) {
                     const struct mean mean = mean_stage(truth.profile, equal, i, j);

@@ -14,8 +14,6 @@ enum hapt_status coarse_make(const struct hapt_profile *fine, const bool *bounda
                              struct coarse *coarse);
 /* Converts a plan's coarse layers to fine ones. Its times and bytes stay those of the coarse profile. */
 void coarse_restore(const struct coarse *coarse, const struct hapt_profile *fine, struct hapt_plan *plan);
-/* Copies the profile with link tables of its own. All other tables are shared and must not be written. */
-enum hapt_status own_links(const struct hapt_profile *profile, struct hapt_arena *arena, struct hapt_profile *same);
 
 /* Candidates of one system: the fastest simulated one wins. If none can run, the nearest miss gives the reason. */
 struct selection {
@@ -38,6 +36,9 @@ enum hapt_status selection_enter(struct selection *selection, struct hapt_plan *
 enum hapt_status selection_miss(struct selection *selection, enum hapt_status status);
 enum hapt_status selection_close(const struct selection *selection, enum hapt_strategy strategy,
                                  struct hapt_plan **plan);
+
+/* The index of this submesh with this program in a subcluster; -1: none. */
+int find_submesh(const struct hapt_profile_cluster *cluster, const struct hapt_submesh *submesh);
 
 /* Orders of the subclusters: all orders of up to `most` subclusters, beyond that the profile's own and its reverse. */
 void order_first(int *order, int count);

@@ -34,7 +34,7 @@ static enum hapt_status look_at_link(struct hapt_compare_row *row)
     }
     if (row->boundary < 0) return HAPT_OK;
     row->comm_s = plan->stage[row->boundary].comm_s;
-    return hapt_plan_overlap(plan, plan->schedule, row->boundary, &row->overlap);
+    return hapt_plan_overlap(plan, row->boundary, &row->overlap);
 }
 
 static enum hapt_status fill_row(MPI_Comm comm, const struct hapt_profile *profile,

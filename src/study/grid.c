@@ -139,29 +139,33 @@ enum hapt_status hapt_plan_blocks(const struct hapt_layers *layers, struct hapt_
     return HAPT_OK;
 }
 
+/* to [rows][coarse][coarse] takes the cells of from [rows][fine][fine] whose layers end where coarse ones do. */
+static void coarsen_table(const struct hapt_profile *fine, const struct coarse *coarse, int rows, const double *from,
+                          double *to)
+{
+    for (int row = 0; from && row < rows; row++) {
+        for (int i = 0; i < coarse->profile->layer_count; i++) {
+            const int first = i > 0 ? coarse->end_layer[i - 1] : 0;
+            for (int j = i; j < coarse->profile->layer_count; j++)
+                to[hapt_profile_index(coarse->profile, row, i, j)] =
+                    from[hapt_profile_index(fine, row, first, coarse->end_layer[j] - 1)];
+        }
+    }
+}
+
 static enum hapt_status coarsen_cluster(const struct hapt_profile *fine, int c, const struct coarse *coarse,
                                         struct hapt_arena *arena)
 {
     const struct hapt_profile_cluster *from = &fine->cluster[c];
-    struct hapt_profile *profile = coarse->profile;
-    struct hapt_profile_cluster *to = &profile->cluster[c];
-    HAPT_TRY(hapt_profile_add_cluster(profile, c, from->name, from->nodes, from->devices_per_node,
-                                      from->device_memory_bytes, from->peak_flops, from->submesh, from->submesh_count,
-                                      arena));
-    for (int s = 0; s < from->submesh_count; s++) {
-        for (int i = 0; i < profile->layer_count; i++) {
-            for (int j = i; j < profile->layer_count; j++) {
-                const size_t cell = hapt_profile_index(profile, s, i, j);
-                const int first = i > 0 ? coarse->end_layer[i - 1] : 0;
-                const size_t source = hapt_profile_index(fine, s, first, coarse->end_layer[j] - 1);
-                to->stage_time[cell] = from->stage_time[source];
-                to->stage_forward_time[cell] = from->stage_forward_time[source];
-                to->parameter_bytes[cell] = from->parameter_bytes[source];
-                to->activation_bytes[cell] = from->activation_bytes[source];
-                to->step_time[cell] = from->step_time ? from->step_time[source] : 0;
-            }
-        }
-    }
+    struct hapt_profile_cluster *to = &coarse->profile->cluster[c];
+    const int rows = from->submesh_count;
+    HAPT_TRY(hapt_profile_add_cluster(coarse->profile, c, from->name, from->nodes, from->devices_per_node,
+                                      from->device_memory_bytes, from->peak_flops, from->submesh, rows, arena));
+    coarsen_table(fine, coarse, rows, from->stage_time, to->stage_time);
+    coarsen_table(fine, coarse, rows, from->stage_forward_time, to->stage_forward_time);
+    coarsen_table(fine, coarse, rows, from->parameter_bytes, to->parameter_bytes);
+    coarsen_table(fine, coarse, rows, from->activation_bytes, to->activation_bytes);
+    coarsen_table(fine, coarse, rows, from->step_time, to->step_time);
     return HAPT_OK;
 }
 
@@ -169,9 +173,8 @@ static enum hapt_status coarsen_mixed(const struct hapt_profile *fine, int k, co
                                       struct hapt_arena *arena)
 {
     const struct hapt_profile_mixed *from = &fine->mixed[k];
-    const struct hapt_profile *profile = coarse->profile;
-    struct hapt_profile_mixed *to = &profile->mixed[k];
-    const size_t cells = hapt_profile_index(profile, 1, 0, 0);
+    struct hapt_profile_mixed *to = &coarse->profile->mixed[k];
+    const size_t cells = hapt_profile_index(coarse->profile, 1, 0, 0);
     *to = *from; /* shares the device tables */
     HAPT_NEW(to->stage_time, arena, cells);
     HAPT_NEW(to->stage_forward_time, arena, cells);
@@ -179,21 +182,11 @@ static enum hapt_status coarsen_mixed(const struct hapt_profile *fine, int k, co
     HAPT_NEW(to->parameter_bytes, arena, (size_t)from->memory_rows * cells);
     HAPT_NEW(to->activation_bytes, arena, (size_t)from->memory_rows * cells);
     for (size_t cell = 0; cell < cells; cell++) to->stage_time[cell] = to->stage_forward_time[cell] = NAN;
-    for (int i = 0; i < profile->layer_count; i++) {
-        for (int j = i; j < profile->layer_count; j++) {
-            const int first = i > 0 ? coarse->end_layer[i - 1] : 0, last = coarse->end_layer[j] - 1;
-            const size_t cell = hapt_profile_index(profile, 0, i, j), source = hapt_profile_index(fine, 0, first, last);
-            to->stage_time[cell] = from->stage_time[source];
-            to->stage_forward_time[cell] = from->stage_forward_time[source];
-            if (from->step_time) to->step_time[cell] = from->step_time[source];
-            for (int row = 0; row < from->memory_rows; row++) {
-                to->parameter_bytes[hapt_profile_index(profile, row, i, j)] =
-                    from->parameter_bytes[hapt_profile_index(fine, row, first, last)];
-                to->activation_bytes[hapt_profile_index(profile, row, i, j)] =
-                    from->activation_bytes[hapt_profile_index(fine, row, first, last)];
-            }
-        }
-    }
+    coarsen_table(fine, coarse, 1, from->stage_time, to->stage_time);
+    coarsen_table(fine, coarse, 1, from->stage_forward_time, to->stage_forward_time);
+    coarsen_table(fine, coarse, 1, from->step_time, to->step_time);
+    coarsen_table(fine, coarse, from->memory_rows, from->parameter_bytes, to->parameter_bytes);
+    coarsen_table(fine, coarse, from->memory_rows, from->activation_bytes, to->activation_bytes);
     return HAPT_OK;
 }
 
@@ -230,15 +223,4 @@ void coarse_restore(const struct coarse *coarse, const struct hapt_profile *fine
         plan->stage[i].first_layer = i > 0 ? plan->stage[i - 1].end_layer : 0;
         plan->stage[i].end_layer = coarse->end_layer[plan->stage[i].end_layer - 1];
     }
-}
-
-enum hapt_status own_links(const struct hapt_profile *profile, struct hapt_arena *arena, struct hapt_profile *same)
-{
-    const size_t links = (size_t)profile->cluster_count * (size_t)profile->cluster_count;
-    *same = *profile;
-    HAPT_NEW(same->link_bandwidth, arena, links);
-    HAPT_NEW(same->link_latency, arena, links);
-    memcpy(same->link_bandwidth, profile->link_bandwidth, links * sizeof(double));
-    memcpy(same->link_latency, profile->link_latency, links * sizeof(double));
-    return HAPT_OK;
 }

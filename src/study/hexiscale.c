@@ -9,8 +9,6 @@
  * the whole grid, as long as that helps. For two subclusters this tries every order and every boundary.
  */
 #include "baselines.h"
-#include "hapt/search.h"
-#include "hapt/search.h"
 
 #include <math.h>
 #include <string.h>

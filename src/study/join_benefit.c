@@ -1,46 +1,22 @@
 /* Compares the plan on all subclusters with plans on each subcluster alone. */
 #include "view.h"
 
-#include <math.h>
-
-#include "hapt/search.h"
 #include "hapt/rivals.h"
-
-static enum hapt_status search_alone(const struct hapt_env *env, const struct hapt_profile *profile,
-                                     const struct hapt_search_options *options, int c, struct hapt_arena *arena,
-                                     struct hapt_plan **plan)
-{
-    struct hapt_search_options alone = *options;
-    struct hapt_profile *view;
-    struct hapt_arena scratch;
-    alone.use_all_devices &= profile->cluster_count == 1;
-    hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_env_agree(env->world, view_create(profile, &scratch, &view));
-    if (status == HAPT_OK) {
-        view_keep_subclusters(view, 1u << c);
-        status = view_search(env->world, view, &alone, arena, plan);
-    }
-    hapt_arena_release(&scratch);
-    return status;
-}
-
-static double rate(const struct hapt_plan *plan)
-{
-    return plan->simulated_s > 0 ? plan->microbatches / plan->simulated_s
-                                 : INFINITY; /* a profile may have only zero times */
-}
 
 static enum hapt_status judge(const struct hapt_env *env, const struct hapt_profile *profile,
                               const struct hapt_search_options *options, struct hapt_arena *arena,
                               struct hapt_join_benefit *benefit)
 {
+    struct hapt_search_options alone = *options;
+    alone.use_all_devices &= profile->cluster_count == 1;
     for (int c = 0; c < benefit->subclusters; c++) {
-        HAPT_TRY(search_alone(env, profile, options, c, arena, &benefit->alone[c]));
+        const struct view_limits limits = {.left_out = ~(1u << c)};
+        HAPT_TRY(view_search(env, profile, &limits, &alone, arena, &benefit->alone[c]));
         benefit->obstacle[c] = hapt_arena_strdup(arena, benefit->alone[c] ? "" : hapt_fail_message());
         HAPT_TRY(hapt_env_agree(env->world, benefit->obstacle[c] ? HAPT_OK : HAPT_ERR_MEMORY));
         hapt_fail_reset();
         if (!benefit->alone[c]) continue;
-        const double alone_per_s = rate(benefit->alone[c]);
+        const double alone_per_s = hapt_plan_rate(benefit->alone[c]);
         benefit->apart_per_s += alone_per_s;
         benefit->copies++;
         if (benefit->best >= 0 && alone_per_s <= benefit->alone_per_s) continue;
@@ -57,7 +33,7 @@ enum hapt_status hapt_plan_join_benefit(const struct hapt_env *env, const struct
     const int C = profile->cluster_count;
     struct hapt_join_benefit *made = hapt_arena_alloc(arena, 1, sizeof *made);
     if (made) {
-        *made = (struct hapt_join_benefit){.subclusters = C, .best = -1, .together_per_s = rate(plan)};
+        *made = (struct hapt_join_benefit){.subclusters = C, .best = -1, .together_per_s = hapt_plan_rate(plan)};
         made->alone = hapt_arena_alloc(arena, (size_t)C, sizeof *made->alone);
         made->obstacle = hapt_arena_alloc(arena, (size_t)C, sizeof *made->obstacle);
     }

@@ -26,11 +26,8 @@ static bool fill(struct trial *trial)
     for (int c = 0; c < profile->cluster_count; c++) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[c];
         const int devices = cluster->nodes * cluster->devices_per_node, each = trial->shape.n * trial->shape.m;
-        bool known = false;
-        for (int s = 0; s < cluster->submesh_count; s++)
-            known = known || (cluster->submesh[s].n == trial->shape.n && cluster->submesh[s].m == trial->shape.m &&
-                              cluster->submesh[s].tp == trial->shape.tp && cluster->submesh[s].program == 0);
-        if (!known || devices % each != 0 || cluster->nodes % trial->shape.n != 0) return false;
+        if (find_submesh(cluster, &trial->shape) < 0 || devices % each != 0 || cluster->nodes % trial->shape.n != 0)
+            return false;
         trial->stages[c] = devices / each;
         trial->stage_count += trial->stages[c];
     }
@@ -41,15 +38,10 @@ static bool fill(struct trial *trial)
 static enum hapt_status enter(struct trial *trial, const int *order, const int *unit_end, int units)
 {
     const struct hapt_profile *profile = trial->selection.profile;
-    const struct hapt_search_options *search = &trial->options->search;
     const int S = trial->stage_count;
     struct hapt_plan *plan;
     HAPT_NEW(plan, trial->selection.result, 1);
-    *plan = (struct hapt_plan){.microbatches = search->microbatches,
-                               .schedule = search->schedule,
-                               .hide_threshold = search->hide_threshold,
-                               .replicas = 1,
-                               .layer_count = profile->layer_count};
+    *plan = hapt_search_plan(profile, &trial->options->search);
     HAPT_TRY(hapt_plan_allot(plan, S, trial->selection.result));
     int64_t i = 0;
     for (int k = 0; k < profile->cluster_count; k++) {
@@ -57,10 +49,7 @@ static enum hapt_status enter(struct trial *trial, const int *order, const int *
             struct hapt_plan_stage *stage = &plan->stage[i];
             stage->first_layer = i > 0 ? plan->stage[i - 1].end_layer : 0;
             stage->end_layer = unit_end[(i + 1) * units / S - 1];
-            stage->layout = hapt_layout_plain(trial->shape.tp);
-            stage->submesh->subcluster[0] = order[k];
-            stage->submesh->nodes = trial->shape.n;
-            stage->submesh->devices_per_node = trial->shape.m;
+            hapt_plan_stage_run(profile, order[k], &trial->shape, stage);
         }
     }
     return selection_enter(&trial->selection, plan, NULL);

@@ -3,12 +3,9 @@
  * pipeline. For each suffix the least latency is kept, per launch count of its first stage.
  */
 #include "recut.h"
-#include "hapt/search.h"
 
 #include <math.h>
 #include <stdlib.h>
-
-#include "hapt/search.h"
 
 #define SLOWEST_S 1e300 /* a t_max that nothing reaches; finite, so that its product with epsilon 0 is 0 */
 
@@ -167,25 +164,17 @@ static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena,
     struct hapt_plan *made;
     fill(recut, recut->best_t_max_s);
     HAPT_NEW(made, arena, 1);
-    *made = (struct hapt_plan){.microbatches = recut->B,
-                               .schedule = recut->options->schedule,
-                               .hide_threshold = recut->options->hide_threshold,
-                               .replicas = 1,
-                               .layer_count = recut->L};
+    *made = hapt_search_plan(recut->profile, recut->options);
     HAPT_TRY(hapt_plan_allot(made, recut->count, arena));
     int best = 0, layer = 0;
     for (int k = 1; k < recut->launches; k++)
         if (suffix_at(recut, 0, 0)[k].latency_s < suffix_at(recut, 0, 0)[best].latency_s) best = k;
     for (int slot = 0; slot < recut->count; slot++) {
         const struct suffix *at = &suffix_at(recut, slot, layer)[best];
-        const struct recut_slot *on = &recut->slot[slot];
-        const struct hapt_submesh *runs = &recut->profile->cluster[on->subcluster].submesh[at->submesh];
+        const int c = recut->slot[slot].subcluster;
         made->stage[slot].first_layer = layer;
         made->stage[slot].end_layer = at->end;
-        made->submesh[slot].subcluster[0] = on->subcluster;
-        made->submesh[slot].nodes = on->n;
-        made->submesh[slot].devices_per_node = on->m;
-        hapt_plan_stage_run(recut->profile, runs, &made->stage[slot]);
+        hapt_plan_stage_run(recut->profile, c, &recut->profile->cluster[c].submesh[at->submesh], &made->stage[slot]);
         layer = at->end;
         best = at->behind;
     }

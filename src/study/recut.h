@@ -3,7 +3,6 @@
 #define HAPT_STUDY_RECUT_H
 
 #include "hapt/search.h"
-#include "hapt/plan.h"
 
 struct recut_slot {
     int subcluster, n, m;

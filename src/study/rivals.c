@@ -1,9 +1,7 @@
 /* Finds the rivals of a plan by restricted searches. Each plan is listed once. */
 #include "rivals.h"
 
-#include "hapt/search.h"
 #include "hapt/progress.h"
-#include "hapt/search.h"
 #include "view.h"
 
 #include <math.h>
@@ -88,26 +86,23 @@ static enum hapt_status add_rival(struct finder *finder, const char *what, struc
     return hapt_env_agree(finder->env->world, status);
 }
 
-static enum hapt_status prepare_order(const struct finder *finder, const struct view_order *order,
-                                      struct hapt_arena *scratch, struct hapt_profile **view)
+/* The best plan within these limits; NULL: none. `all_devices`: every one must be used. */
+static enum hapt_status search_within(struct finder *finder, const struct view_limits *limits, bool all_devices,
+                                      struct hapt_plan **found)
 {
-    HAPT_TRY(view_create(finder->profile, scratch, view));
-    return view_keep_order(*view, order, scratch);
+    struct hapt_search_options options = *finder->options;
+    options.use_all_devices = all_devices;
+    const enum hapt_status status = view_search(finder->env, finder->profile, limits, &options, finder->arena, found);
+    count_search(finder);
+    return status;
 }
 
 /* The best plan of an order; NULL: none. If subclusters are left out, devices may stay idle. */
 static enum hapt_status search_order(struct finder *finder, const struct view_order *order, struct hapt_plan **found)
 {
-    struct hapt_search_options options = *finder->options;
-    struct hapt_profile *view;
-    struct hapt_arena scratch;
-    options.use_all_devices &= order->count == finder->profile->cluster_count;
-    hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_env_agree(finder->env->world, prepare_order(finder, order, &scratch, &view));
-    if (status == HAPT_OK) status = view_search(finder->env->world, view, &options, finder->arena, found);
-    hapt_arena_release(&scratch);
-    count_search(finder);
-    return status;
+    const bool complete = order->count == finder->profile->cluster_count;
+    return search_within(finder, &(struct view_limits){.order = order}, finder->options->use_all_devices && complete,
+                         found);
 }
 
 static const char *describe_order(const struct finder *finder, const struct view_order *order)
@@ -161,24 +156,6 @@ static enum hapt_status other_orders(struct finder *finder)
     return try_order(finder, &order);
 }
 
-/* The best plan on the other subclusters, in any order. */
-static enum hapt_status search_without(struct finder *finder, int c, struct hapt_plan **found)
-{
-    struct hapt_search_options options = *finder->options;
-    struct hapt_profile *view;
-    struct hapt_arena scratch;
-    options.use_all_devices = false;
-    hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_env_agree(finder->env->world, view_create(finder->profile, &scratch, &view));
-    if (status == HAPT_OK) {
-        view_keep_subclusters(view, ~(1u << c));
-        status = view_search(finder->env->world, view, &options, finder->arena, found);
-    }
-    hapt_arena_release(&scratch);
-    count_search(finder);
-    return status;
-}
-
 static enum hapt_status other_subclusters(struct finder *finder)
 {
     const int C = finder->profile->cluster_count;
@@ -192,7 +169,7 @@ static enum hapt_status other_subclusters(struct finder *finder)
     }
     for (int c = 0; C > 2 && c < C; c++) {
         if (!(used >> c & 1u) || finder->order.count == 1) continue;
-        HAPT_TRY(search_without(finder, c, &found));
+        HAPT_TRY(search_within(finder, &(struct view_limits){.left_out = 1u << c}, false, &found));
         HAPT_TRY(add_rival(finder, hapt_arena_printf(finder->arena, "without %s", name_of(finder, c)), found, true));
     }
     for (int c = 0; c < C; c++) { /* unused ones: inserted at each position */
@@ -328,14 +305,11 @@ static enum hapt_status other_bytes(struct finder *finder, struct hapt_arena *sc
 }
 
 /* Finds faster plans that exceed the devices' memory: the gain of more memory. */
-static enum hapt_status unlimited_memory(struct finder *finder, struct hapt_arena *scratch)
+static enum hapt_status unlimited_memory(struct finder *finder)
 {
-    struct hapt_profile *view;
     struct hapt_plan *found;
-    HAPT_TRY(hapt_env_agree(finder->env->world, view_create(finder->profile, scratch, &view)));
-    for (int c = 0; c < view->cluster_count; c++) view->cluster[c].device_memory_bytes = INFINITY;
-    HAPT_TRY(view_search(finder->env->world, view, finder->options, finder->arena, &found));
-    count_search(finder);
+    HAPT_TRY(search_within(finder, &(struct view_limits){.unlimited_memory = true}, finder->options->use_all_devices,
+                           &found));
     if (!found || hapt_at_most(finder->plan->latency_s, found->latency_s)) return HAPT_OK;
     bool fits = true;
     for (int i = 0; i < found->stage_count; i++) {
@@ -350,29 +324,23 @@ static enum hapt_status unlimited_memory(struct finder *finder, struct hapt_aren
 }
 
 /* Searches without mixed stages, to show their gain. */
-static enum hapt_status without_mixed(struct finder *finder, struct hapt_arena *scratch)
+static enum hapt_status without_mixed(struct finder *finder)
 {
-    struct hapt_profile *view;
     struct hapt_plan *found;
     if (hapt_plan_first_mixed(finder->plan) < 0) return HAPT_OK;
-    HAPT_TRY(hapt_env_agree(finder->env->world, view_create(finder->profile, scratch, &view)));
-    view->mixed_count = 0;
-    HAPT_TRY(view_search(finder->env->world, view, finder->options, finder->arena, &found));
-    count_search(finder);
+    HAPT_TRY(search_within(finder, &(struct view_limits){.unmixed = true}, finder->options->use_all_devices, &found));
     return add_rival(finder, "without mixed stages", found, true);
 }
 
 static enum hapt_status idle_devices(struct finder *finder)
 {
-    struct hapt_search_options options = *finder->options;
+    const bool other = !finder->options->use_all_devices;
     struct hapt_plan *found;
     struct hapt_limit limit;
     hapt_plan_limit(finder->profile, finder->plan, &limit);
-    if (!options.use_all_devices && limit.idle_devices == 0) return HAPT_OK;
-    options.use_all_devices = !options.use_all_devices;
-    HAPT_TRY(view_search(finder->env->world, finder->profile, &options, finder->arena, &found));
-    count_search(finder);
-    return add_rival(finder, options.use_all_devices ? "every device used" : "devices may stay idle", found, true);
+    if (other && limit.idle_devices == 0) return HAPT_OK;
+    HAPT_TRY(search_within(finder, &(struct view_limits){.order = NULL}, other, &found));
+    return add_rival(finder, other ? "every device used" : "devices may stay idle", found, true);
 }
 
 static enum hapt_status other_stages(struct finder *finder)
@@ -401,7 +369,8 @@ static enum hapt_status find_rivals(struct finder *finder, bool given, struct ha
 {
     if (given) {
         struct hapt_plan *found;
-        HAPT_TRY(view_search(finder->env->world, finder->profile, finder->options, finder->arena, &found));
+        HAPT_TRY(view_search(finder->env, finder->profile, &(struct view_limits){.order = NULL}, finder->options,
+                             finder->arena, &found));
         HAPT_TRY(add_rival(finder, "the best plan", found, true));
     }
     HAPT_TRY(other_subclusters(finder));
@@ -411,8 +380,8 @@ static enum hapt_status find_rivals(struct finder *finder, bool given, struct ha
         HAPT_TRY(other_bytes(finder, scratch));
     }
     HAPT_TRY(other_stages(finder));
-    HAPT_TRY(without_mixed(finder, scratch));
-    HAPT_TRY(unlimited_memory(finder, scratch));
+    HAPT_TRY(without_mixed(finder));
+    HAPT_TRY(unlimited_memory(finder));
     HAPT_TRY(idle_devices(finder));
     if (finder->rivals->count > 0)
         qsort(finder->rivals->rival, (size_t)finder->rivals->count, sizeof *finder->rivals->rival, compare_rivals);

@@ -55,7 +55,7 @@ void hapt_plan_limit(const struct hapt_profile *profile, const struct hapt_plan 
         const struct hapt_plan_stage *stage = &plan->stage[i];
         const double room = stage->device_memory_bytes;
         const double left = room > 0 ? (room - stage->memory_bytes) / room : 0;
-        limit->idle_devices -= stage->submesh->nodes * stage->submesh->devices_per_node;
+        limit->idle_devices -= hapt_plan_submesh_size(stage->submesh);
         if (stage->compute_s > limit->compute_s) {
             limit->compute_stage = i;
             limit->compute_s = stage->compute_s;
@@ -71,19 +71,6 @@ void hapt_plan_limit(const struct hapt_profile *profile, const struct hapt_plan 
     }
     if (limit->link_stage >= 0) find_link(profile, plan, limit);
     if (strcmp(plan->limit, "memory") == 0) find_memory_limit(plan, limit);
-}
-
-static const char *describe_stage(const struct hapt_plan *plan, int i, char text[160])
-{
-    const struct hapt_plan_stage *stage = &plan->stage[i];
-    char submesh[64];
-    if (hapt_plan_is_mixed(stage))
-        hapt_plan_stage_submesh(stage, submesh);
-    else
-        snprintf(submesh, sizeof submesh, "%d x %d", stage->submesh->nodes, stage->submesh->devices_per_node);
-    snprintf(text, 160, "stage %d (layers %d-%d on %s %s)", i, stage->first_layer, stage->end_layer,
-             stage->submesh->name, submesh);
-    return text;
 }
 
 struct sentence {
@@ -107,20 +94,22 @@ static void say_t_max(struct sentence *sentence, const struct hapt_profile *prof
                       const struct hapt_plan *rival)
 {
     struct hapt_limit limit;
-    char stage[160], size[32], time[2][32];
+    char stage[HAPT_PLAN_STAGE_TITLE], size[32], time[2][32];
     hapt_plan_limit(profile, rival, &limit);
     hapt_units_time(plan->t_max_s, time[1]);
     if (strcmp(rival->limit, "compute") == 0)
         say(sentence, "%s computes %s per microbatch against a t_max of %s",
-            describe_stage(rival, limit.compute_stage, stage), hapt_units_time(limit.compute_s, time[0]), time[1]);
+            hapt_plan_stage_title(rival, limit.compute_stage, stage), hapt_units_time(limit.compute_s, time[0]),
+            time[1]);
     else if (strcmp(rival->limit, "link") == 0)
         say(sentence, "%s takes %s to send %s per microbatch against a t_max of %s",
-            describe_stage(rival, limit.link_stage, stage), hapt_units_time(limit.link_s, time[0]),
+            hapt_plan_stage_title(rival, limit.link_stage, stage), hapt_units_time(limit.link_s, time[0]),
             hapt_units_bytes(limit.link_bytes, size), time[1]);
     else if (limit.memory_limiting_stage >= 0)
         say(sentence, "limited by memory: its t_max is %s against %s; with less, %s would exceed its memory by %s",
             hapt_units_time(rival->t_max_s, time[0]), time[1],
-            describe_stage(rival, limit.memory_limiting_stage, stage), hapt_units_bytes(limit.missing_bytes, size));
+            hapt_plan_stage_title(rival, limit.memory_limiting_stage, stage),
+            hapt_units_bytes(limit.missing_bytes, size));
     else
         say(sentence, "limited by memory to a t_max of %s against %s", hapt_units_time(rival->t_max_s, time[0]),
             time[1]);
@@ -157,7 +146,7 @@ static void say_transfer(struct sentence *sentence, const struct hapt_profile *p
 
 static void say_short(struct sentence *sentence, struct hapt_rival *rival)
 {
-    char stage[160], need[32], have[32], over[32];
+    char stage[HAPT_PLAN_STAGE_TITLE], need[32], have[32], over[32];
     for (int i = 0; i < rival->plan->stage_count; i++) {
         const struct hapt_plan_stage *at = &rival->plan->stage[i];
         const double excess = at->memory_bytes - at->device_memory_bytes;
@@ -167,7 +156,7 @@ static void say_short(struct sentence *sentence, struct hapt_rival *rival)
     }
     const struct hapt_plan_stage *at = &rival->plan->stage[rival->short_stage];
     say(sentence, "out of memory: %s needs %s of %s per device, %s too much, with %d microbatches in flight",
-        describe_stage(rival->plan, rival->short_stage, stage), hapt_units_bytes(at->memory_bytes, need),
+        hapt_plan_stage_title(rival->plan, rival->short_stage, stage), hapt_units_bytes(at->memory_bytes, need),
         hapt_units_bytes(at->device_memory_bytes, have), hapt_units_bytes(rival->short_bytes, over), at->warmup);
 }
 

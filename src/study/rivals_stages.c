@@ -67,8 +67,7 @@ static enum hapt_status prepare(struct shapes *shapes, struct hapt_arena *scratc
     for (int c = 0; c < shapes->profile->cluster_count; c++)
         shapes->idle[c] = shapes->profile->cluster[c].nodes * shapes->profile->cluster[c].devices_per_node;
     for (int i = 0; i < plan->stage_count; i++)
-        shapes->idle[plan->stage[i].submesh->subcluster[0]] -=
-            plan->stage[i].submesh->nodes * plan->stage[i].submesh->devices_per_node;
+        shapes->idle[plan->stage[i].submesh->subcluster[0]] -= hapt_plan_submesh_size(plan->stage[i].submesh);
     return HAPT_OK;
 }
 
@@ -79,12 +78,11 @@ static enum hapt_status try_all(struct shapes *shapes, int more, struct hapt_are
     HAPT_TRY(prepare(shapes, scratch));
     for (int i = 0; i + (more < 0) < S; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
-        int devices =
-            shapes->idle[stage->submesh->subcluster[0]] + stage->submesh->nodes * stage->submesh->devices_per_node;
+        int devices = shapes->idle[stage->submesh->subcluster[0]] + hapt_plan_submesh_size(stage->submesh);
         const int taken = more < 0 ? 2 : 1;
         if (more < 0) {
             if (stage[1].submesh->subcluster[0] != stage->submesh->subcluster[0]) continue;
-            devices += stage[1].submesh->nodes * stage[1].submesh->devices_per_node;
+            devices += hapt_plan_submesh_size(stage[1].submesh);
         }
         copy_slots(shapes, 0, i, shapes->slot);
         copy_slots(shapes, i + taken, S, shapes->slot + i + taken + more);

@@ -1,7 +1,6 @@
 /* Strategies by name: HAPT with its ablations, and the code that the other systems share. */
 #include "baselines.h"
-#include "hapt/search.h"
-#include "hapt/search.h"
+#include "view.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -66,10 +65,7 @@ enum hapt_status selection_miss(struct selection *selection, enum hapt_status st
 
 enum hapt_status selection_enter(struct selection *selection, struct hapt_plan *candidate, bool *fits)
 {
-    struct hapt_arena scratch;
-    hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_plan_price(selection->profile, candidate, &scratch);
-    hapt_arena_release(&scratch);
+    const enum hapt_status status = hapt_plan_price(selection->profile, candidate);
     const int64_t number = selection->entered++;
     selection->seconds += candidate->search.seconds;
     selection->candidates += candidate->search.candidates;
@@ -100,6 +96,13 @@ enum hapt_status selection_close(const struct selection *selection, enum hapt_st
     selection->best->search.evaluated = selection->evaluated;
     *plan = selection->best;
     return HAPT_OK;
+}
+
+int find_submesh(const struct hapt_profile_cluster *cluster, const struct hapt_submesh *submesh)
+{
+    int s = cluster->submesh_count - 1;
+    while (s >= 0 && memcmp(&cluster->submesh[s], submesh, sizeof *submesh) != 0) s--; /* four ints */
+    return s;
 }
 
 void order_first(int *order, int count)
@@ -166,7 +169,7 @@ enum hapt_status need_equal_nodes(const struct hapt_profile *profile, enum hapt_
 
 /* The profile that the search sees: coarse layers, free links, or both. */
 static enum hapt_status alter(const struct hapt_profile *profile, const struct hapt_strategy_options *options,
-                              struct hapt_arena *scratch, struct coarse *coarse, struct hapt_profile *seen)
+                              struct hapt_arena *scratch, struct coarse *coarse, struct hapt_profile **seen)
 {
     bool *boundary;
     const struct hapt_profile *from = profile;
@@ -175,8 +178,8 @@ static enum hapt_status alter(const struct hapt_profile *profile, const struct h
         HAPT_TRY(coarse_make(profile, boundary, scratch, coarse));
         from = coarse->profile;
     }
-    HAPT_TRY(own_links(from, scratch, seen));
-    if (options->ignore_communication) free_links(seen);
+    HAPT_TRY(view_create(from, scratch, seen));
+    if (options->ignore_communication) free_links(*seen);
     return HAPT_OK;
 }
 
@@ -186,12 +189,12 @@ static enum hapt_status search_altered(MPI_Comm comm, const struct hapt_profile 
                                        struct hapt_arena *result, struct hapt_plan **plan)
 {
     struct coarse coarse;
-    struct hapt_profile seen;
+    struct hapt_profile *seen;
     HAPT_TRY(hapt_env_agree(comm, alter(profile, options, scratch, &coarse, &seen)));
-    HAPT_TRY(hapt_plan_search(comm, &seen, &options->search, result, plan));
+    HAPT_TRY(hapt_plan_search(comm, seen, &options->search, result, plan));
     if (options->granularity > 0) coarse_restore(&coarse, profile, *plan);
     if (options->ignore_communication) (*plan)->search.gap = 0; /* it belongs to another objective */
-    return hapt_search_agree(comm, &options->search, hapt_plan_price(profile, *plan, scratch));
+    return hapt_search_agree(comm, &options->search, hapt_plan_price(profile, *plan));
 }
 
 static enum hapt_status plan_hapt(MPI_Comm comm, const struct hapt_profile *profile,

@@ -215,12 +215,14 @@ static bool is_free(const struct hapt_sweep *sweep, const struct hapt_sweep_poin
 
 typedef bool holds(const struct hapt_sweep *sweep, const struct hapt_sweep_point *point);
 
-/* Narrows low (condition false) and high (true) to a relative precision; whole numbers to neighbours. */
-static enum hapt_status bisect(struct sweeper *sweeper, const struct hapt_sweep *sweep, holds *condition,
-                               double precision, struct hapt_sweep_point *low, struct hapt_sweep_point *high)
+/* Narrows the points from - 1 (condition false) and `from` (true) to PRECISION; whole numbers to neighbours. */
+static enum hapt_status bisect(struct sweeper *sweeper, const struct hapt_sweep *sweep, holds *condition, int from,
+                               struct hapt_sweep_point *low, struct hapt_sweep_point *high)
 {
     const bool whole = sweep->range->kind == HAPT_SWEEP_MICROBATCHES;
-    while (whole ? high->value - low->value > 1 : high->value - low->value > precision * high->value) {
+    *low = sweep->point[from - 1];
+    *high = sweep->point[from];
+    while (high->value - low->value > (whole ? 1 : PRECISION * high->value)) {
         struct hapt_sweep_point middle;
         const double value = 0.5 * (low->value + high->value);
         HAPT_TRY(solve(sweeper, whole ? floor(value) : value, &middle));
@@ -246,8 +248,8 @@ static enum hapt_status find_flat(struct sweeper *sweeper, struct hapt_sweep *sw
         sweep->knee = sweep->point[0].value;
         return HAPT_OK;
     }
-    struct hapt_sweep_point low = sweep->point[from - 1], high = sweep->point[from];
-    HAPT_TRY(bisect(sweeper, sweep, is_flat, PRECISION, &low, &high));
+    struct hapt_sweep_point low, high;
+    HAPT_TRY(bisect(sweeper, sweep, is_flat, from, &low, &high));
     sweep->knee = high.value;
     return HAPT_OK;
 }
@@ -257,8 +259,8 @@ static enum hapt_status find_meeting(struct sweeper *sweeper, struct hapt_sweep 
 {
     const int from = holds_from(sweep, is_free);
     if (from == 0 || from == sweep->count) return HAPT_OK;
-    struct hapt_sweep_point low = sweep->point[from - 1], high = sweep->point[from];
-    HAPT_TRY(bisect(sweeper, sweep, is_free, PRECISION, &low, &high));
+    struct hapt_sweep_point low, high;
+    HAPT_TRY(bisect(sweeper, sweep, is_free, from, &low, &high));
     if (!low.plan) return HAPT_OK;
     const double latency_s = high.link_s - high.link_bytes / high.value;
     const double balance_bandwidth = high.link_bytes / (high.plan->t_max_s - latency_s);

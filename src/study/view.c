@@ -24,7 +24,7 @@ enum hapt_status view_create(const struct hapt_profile *profile, struct hapt_are
     return HAPT_OK;
 }
 
-void view_keep_subclusters(struct hapt_profile *view, unsigned subclusters)
+static void keep_subclusters(struct hapt_profile *view, unsigned subclusters)
 {
     for (int c = 0; c < view->cluster_count; c++)
         if (!(subclusters >> c & 1u)) view->cluster[c].submesh_count = 0;
@@ -56,11 +56,13 @@ static enum hapt_status keep_range(struct hapt_profile *view, int c, int first, 
 }
 
 /*
+ * Allows all plans of this order without mixed stages, and no others.
+ *
  * Links exist only from each subcluster to the next, so a pipeline must follow the order. Only the first subcluster
  * holds layer 0 and only the last holds the last layer, so the pipeline visits all of them. Mixed stages are left out,
  * because they belong to two positions of an order.
  */
-enum hapt_status view_keep_order(struct hapt_profile *view, const struct view_order *order, struct hapt_arena *arena)
+static enum hapt_status keep_order(struct hapt_profile *view, const struct view_order *order, struct hapt_arena *arena)
 {
     const int C = view->cluster_count, last = order->count - 1;
     unsigned kept = 0;
@@ -71,7 +73,7 @@ enum hapt_status view_keep_order(struct hapt_profile *view, const struct view_or
         kept |= 1u << order->subcluster[k];
         if (last > 0) HAPT_TRY(keep_range(view, order->subcluster[k], first, end, arena));
     }
-    view_keep_subclusters(view, kept);
+    keep_subclusters(view, kept);
     for (int from = 0; from < C; from++) {
         for (int to = 0; to < C; to++) {
             bool follows = from == to;
@@ -111,15 +113,33 @@ void view_order_free(struct view_order *order, int layer_count)
     }
 }
 
-enum hapt_status view_search(MPI_Comm comm, const struct hapt_profile *view, const struct hapt_search_options *options,
+static enum hapt_status restrict_view(struct hapt_profile *view, const struct view_limits *limits,
+                                      struct hapt_arena *arena)
+{
+    if (limits->unmixed) view->mixed_count = 0;
+    for (int c = 0; limits->unlimited_memory && c < view->cluster_count; c++)
+        view->cluster[c].device_memory_bytes = INFINITY;
+    if (limits->left_out) keep_subclusters(view, ~limits->left_out);
+    return limits->order ? keep_order(view, limits->order, arena) : HAPT_OK;
+}
+
+enum hapt_status view_search(const struct hapt_env *env, const struct hapt_profile *profile,
+                             const struct view_limits *limits, const struct hapt_search_options *options,
                              struct hapt_arena *arena, struct hapt_plan **plan)
 {
     struct hapt_search_options question = *options;
+    struct hapt_profile *view;
+    struct hapt_arena scratch;
     question.may_fail = true;
-    hapt_fail_reset();
-    *plan = NULL;
-    const enum hapt_status status = hapt_plan_search(comm, view, &question, arena, plan);
-    if (status != HAPT_ERR_INFEASIBLE) return status;
-    *plan = NULL;
-    return HAPT_OK;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = view_create(profile, &scratch, &view);
+    if (status == HAPT_OK) status = restrict_view(view, limits, &scratch);
+    status = hapt_env_agree(env->world, status);
+    if (status == HAPT_OK) {
+        hapt_fail_reset();
+        status = hapt_plan_search(env->world, view, &question, arena, plan);
+    }
+    hapt_arena_release(&scratch);
+    if (status != HAPT_OK) *plan = NULL;
+    return status == HAPT_ERR_INFEASIBLE ? HAPT_OK : status;
 }

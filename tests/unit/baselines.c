@@ -54,7 +54,7 @@ static double priced_s(const struct hapt_profile *profile, const struct hapt_sea
     if (!blocking) return plan->simulated_s;
     struct hapt_simulation *simulation;
     plan->blocking = true;
-    CHECK_OK(hapt_plan_simulate(plan, plan->schedule, arena, &simulation));
+    CHECK_OK(hapt_plan_simulate(plan, arena, &simulation));
     return simulation->total_s;
 }
 

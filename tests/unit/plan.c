@@ -236,7 +236,7 @@ static void plans_round_trip(void)
             for (int i = 0; i < plan->stage_count; i++)
                 CHECK(loaded->stage[i].submesh - loaded->submesh == plan->stage[i].submesh - plan->submesh);
             /* priced again it is what the search said */
-            CHECK_OK(hapt_plan_price(profile, loaded, &arena));
+            CHECK_OK(hapt_plan_price(profile, loaded));
             CHECK_NEAR(loaded->latency_s, plan->latency_s, 1e-12 * plan->latency_s);
             CHECK(loaded->simulated_s == plan->simulated_s || loaded->t_max_s != plan->t_max_s);
         }
@@ -284,7 +284,7 @@ static void long_steps(void)
         if (options.schedule == HAPT_SCHEDULE_GPIPE) profile->cluster[0].device_memory_bytes = 1e9;
         if (options.schedule == HAPT_SCHEDULE_GPIPE) profile->cluster[1].device_memory_bytes = 1e9;
         CHECK_OK(hapt_plan_force(profile, &options, "0-2@fast:1x1,2-4@fast:1x1,4-6@slow:1x2", &arena, &plan));
-        CHECK_OK(hapt_plan_simulate(plan, options.schedule, &arena, &simulation));
+        CHECK_OK(hapt_plan_simulate(plan, &arena, &simulation));
         CHECK_NEAR(plan->simulated_s, simulation->total_s, 1e-3 * simulation->total_s);
         hapt_arena_reset(&arena);
         profile = two_subclusters(&arena);
@@ -369,7 +369,7 @@ static void tied_parameters(void)
     CHECK_OK(hapt_plan_load(path_of("plan.h5"), &arena, &loaded));
     CHECK(loaded->exchange_s == tied->exchange_s && loaded->stage[1].tied_s == tied->stage[1].tied_s);
     struct hapt_simulation *simulation;
-    CHECK_OK(hapt_plan_simulate(loaded, loaded->schedule, &arena, &simulation));
+    CHECK_OK(hapt_plan_simulate(loaded, &arena, &simulation));
     CHECK(simulation->total_s == tied->simulated_s);
     loaded->stage[1].tied_s = loaded->stage[1].step_s + 1;
     CHECK_FAILS(hapt_plan_check(loaded), HAPT_ERR_INPUT);
@@ -445,12 +445,14 @@ static void placing(void)
         CHECK_OK(hapt_plan_allot(&plan, 64, &arena));
         struct hapt_plan_stage *stage = plan.stage;
         plan.stage_count = 0;
-        struct hapt_subcluster subcluster = {.name = "a", .nodes = 1 + random_below(&seed, 4)};
+        int ranks[64], rank[64];
+        for (int d = 0; d < 64; d++) ranks[d] = d;
+        struct hapt_subcluster subcluster = {.name = "a", .nodes = 1 + random_below(&seed, 4), .ranks = ranks};
         static const int sizes[] = {1, 2, 4, 6, 8, 12};
         subcluster.devices_per_node = sizes[random_below(&seed, 6)];
         const struct hapt_cluster cluster = {.count = 1, .subcluster = &subcluster};
         const int M = subcluster.devices_per_node;
-        int left = subcluster.nodes * M, first[64];
+        int left = subcluster.nodes * M;
         while (left > 0 && plan.stage_count < 64) {
             struct hapt_plan_stage *next = &stage[plan.stage_count];
             next->submesh->nodes = 1;
@@ -465,19 +467,22 @@ static void placing(void)
             plan.stage_count++;
         }
         plan.submesh_count = plan.stage_count;
-        CHECK_OK(hapt_plan_assign_devices(&plan, &cluster, first));
         char taken[64] = {0};
         for (int i = 0; i < plan.stage_count; i++) {
             const int m = stage[i].submesh->devices_per_node, count = stage[i].submesh->nodes * m;
-            CHECK_MESSAGE(first[i] / M == (first[i] + m - 1) / M, "a part of a node crosses nodes");
-            if (m == M) CHECK(first[i] % M == 0);
-            for (int d = first[i]; d < first[i] + count; d++) {
+            CHECK_OK(hapt_plan_ranks(&plan, &cluster, i, rank));
+            const int first = rank[0];
+            CHECK_MESSAGE(first / M == (first + m - 1) / M, "a part of a node crosses nodes");
+            if (m == M) CHECK(first % M == 0);
+            for (int k = 0; k < count; k++) {
+                const int d = rank[k];
+                CHECK(d == first + k);
                 if (!CHECK_MESSAGE(d >= 0 && d < subcluster.nodes * M && !taken[d], "device %d twice", d)) break;
                 taken[d] = 1;
             }
         }
         strcpy(stage[0].submesh->name, "b");
-        CHECK_FAILS(hapt_plan_assign_devices(&plan, &cluster, first), HAPT_ERR_INPUT);
+        CHECK_FAILS(hapt_plan_ranks(&plan, &cluster, 0, rank), HAPT_ERR_INPUT);
         hapt_arena_release(&arena);
     }
 }

@@ -216,7 +216,7 @@ static void files(void)
             CHECK(diff->equal && diff->relocation_count == 0);
             struct hapt_arena scratch;
             hapt_arena_init(&scratch);
-            CHECK_OK(hapt_plan_price(profile, loaded, &scratch)); /* a loaded plan can be priced again */
+            CHECK_OK(hapt_plan_price(profile, loaded)); /* a plan that was read can be priced again */
             CHECK_NEAR(loaded->latency_s, plan->latency_s, 1e-11 * plan->latency_s);
             CHECK_NEAR(loaded->t_max_s, plan->t_max_s,
                        1e-11 * plan->t_max_s); /* one of several values of t_max with equal objective */
@@ -298,12 +298,11 @@ static void placing(void)
         }
         if (hapt_plan_search(MPI_COMM_SELF, profile, &some, &arena, &plan) == HAPT_OK) {
             bool taken[24] = {false};
-            int first[64];
-            CHECK_OK(hapt_plan_assign_devices(plan, &cluster, first));
+            int rank[24];
             for (int i = 0; i < plan->stage_count; i++) {
-                int rank[24], count[3] = {0};
+                int count[3] = {0};
                 CHECK_OK(hapt_plan_ranks(plan, &cluster, i, rank));
-                CHECK(rank[0] == ranks[plan->stage[i].submesh->subcluster[0]][first[i]]);
+                CHECK(owner[rank[0]] == plan->stage[i].submesh->subcluster[0]);
                 for (int d = 0; d < plan->stage[i].submesh->nodes * plan->stage[i].submesh->devices_per_node; d++) {
                     CHECK(!taken[rank[d]]);
                     taken[rank[d]] = true;
@@ -315,7 +314,7 @@ static void placing(void)
             mixed_plans += mixed >= 0;
             if (mixed >= 0) {
                 strcpy(subcluster[plan->stage[mixed].submesh->subcluster[1]].name, "other");
-                CHECK_FAILS(hapt_plan_assign_devices(plan, &cluster, first), HAPT_ERR_INPUT);
+                CHECK_FAILS(hapt_plan_ranks(plan, &cluster, 0, rank), HAPT_ERR_INPUT);
             }
         }
         hapt_fail_reset();
