@@ -334,11 +334,11 @@ static enum hapt_status gather_weights(struct hapt_engine *engine, const struct 
     return convert_group(engine, group);
 }
 
-enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hapt_update *update)
+enum hapt_status hapt_engine_update(struct hapt_engine *engine, int part, int parts, const struct hapt_update *update)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     HAPT_ASSERT((update->optimizer == HAPT_OPTIMIZER_ADAMW) == (plan->state_count == 2));
-    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+    for (int g = part; g < HAPT_PARAMETER_GROUPS; g += parts) {
         const struct hapt_parameter_group *group = &plan->group[g];
         HAPT_TRY(update_block(engine, update, group, group->first, group->decayed_end, update->weight_decay));
         HAPT_TRY(update_block(engine, update, group, group->decayed_end, group->end, 0));

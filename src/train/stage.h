@@ -1,5 +1,5 @@
-/* One rank's part of a plan. train.c drives it, stage.c executes it, stage_flows.c connects stages, stage_moves.c moves
- * tensors inside one. */
+/* One rank's part of a plan. train.c drives it, stage.c builds it, stage_step.c executes it, stage_flows.c connects
+ * stages, stage_moves.c moves tensors inside one. */
 #ifndef HAPT_TRAIN_STAGE_H
 #define HAPT_TRAIN_STAGE_H
 
@@ -54,6 +54,14 @@ struct stage_input {
     int first_row, rows;           /* rows to fetch of a microbatch */
     struct hapt_strided_list runs; /* of these rows; count 0: all of them */
     size_t bytes;
+};
+
+/* What NORM needs of the owner of the stage: the agreement of all ranks behind the gradients of a step. */
+struct stage_agreement {
+    void *context;
+    /* Shares this rank's sum of squares with all ranks. *update: settings of the update; *updates false: no rank
+     * executes an UPDATE. Collective over env->world. */
+    enum hapt_status (*agree)(void *context, double square_sum, struct hapt_update *update, bool *updates);
 };
 
 /* The timeline of the newest steps (trace.h). */
@@ -120,6 +128,9 @@ struct stage {
     int64_t step, sequence; /* sequence: number of messages in earlier steps of this run */
     double begun_s;         /* start of the current instruction, without the wait for send slots */
     double loss;            /* sum over the microbatches, as counted by this rank; none if emulated */
+    const struct stage_agreement *agreement;
+    struct hapt_update update; /* agreed by NORM */
+    bool updates;              /* UPDATE does something: the step was neither refused nor skipped */
 };
 
 /* Mesh coordinates of rank `index` of a chunk. */
@@ -184,12 +195,11 @@ double stage_agreement_timeout_s(const struct stage *stage);
 enum hapt_status stage_drain(struct stage *stage);
 void stage_release(struct stage *stage);
 
-/* Runs a step up to the update. */
-enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *data, int64_t step, int64_t sequence);
+/* Runs the rank's instruction list once (stage_step.c). A rank without a chunk only agrees. */
+enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *data, int64_t step, int64_t sequence,
+                                const struct stage_agreement *agreement);
 /* Sums the gradients of tied parameters over the chunks that hold them. */
 enum hapt_status stage_exchange(struct stage *stage);
-enum hapt_status stage_square_sum(struct stage *stage, double *sum);
-enum hapt_status stage_update(struct stage *stage, const struct hapt_update *update);
 /* Time per message to or from a neighbouring chunk since the last call; 0: unknown. counted: measured by the network
  * (hapt_comm_thread_message_s). */
 struct stage_link_time {

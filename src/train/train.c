@@ -154,13 +154,24 @@ static bool is_due_by_time(const struct run *run)
            hapt_time_s() - run->saved_s >= (run->saver.background ? every_s / 2 : every_s);
 }
 
-static enum hapt_status agree_on_step(struct run *run, int64_t step)
+/* One step as all ranks agree on it. */
+struct step {
+    struct run *run;
+    int64_t number;
+    double loss, norm, time_s;
+    int stop;            /* bits of enum watch_stop */
+    bool skips, refuses; /* an overflow in fp16; a value that is not finite: nothing is updated */
+    struct hapt_update update;
+};
+
+static enum hapt_status exchange_votes(struct run *run, int64_t step, double square_sum)
 {
     struct stage *stage = &run->stage;
     char what[64];
     struct hapt_team *team = &stage->team;
     const double comm_s = stage->chunk >= 0 ? stage_comm_s(stage) : 0, scale = stage->time_scale;
-    struct vote mine = {.loss = stage->loss,
+    struct vote mine = {.square_sum = square_sum,
+                        .loss = stage->loss,
                         .busy_s = team->busy_s / scale,
                         .reduce_s = team->reduce_s / scale,
                         .comm_s = (comm_s - run->comm_s) / scale,
@@ -173,26 +184,47 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
     mine.sample.effort = stage->team.times;
     stage->team.times = (struct hapt_team_times){0};
     stage_take_link_times(stage, mine.sample.link);
-    HAPT_TRY(stage_square_sum(stage, &mine.square_sum));
     snprintf(what, sizeof what, "end of step %lld", (long long)step);
-    hapt_heartbeat_note((struct hapt_activity){"end", stage->chunk, -1, step, -1});
     return hapt_link_all_gather(run->env->world, what, stage_agreement_timeout_s(&run->stage), &mine, sizeof mine,
                                 run->vote);
 }
 
 /* Sums the votes in the same order on every rank. Emulated: no loss and no norm. */
-static void sum_votes(const struct run *run, int64_t step, double *loss, double *norm, int *stop)
+static void sum_votes(struct step *step)
 {
+    const struct run *run = step->run;
     const struct stage *stage = &run->stage;
     const int last = run->plan->stage_count - 1;
     double total = 0, squares = 0;
     for (int r = 0; r < stage_size(stage, last); r++) total += run->vote[stage_world_rank(stage, last, r)].loss;
     for (int c = 0; c <= last; c++)
         for (int r = 0; r < stage_size(stage, c); r++) squares += run->vote[stage_world_rank(stage, c, r)].square_sum;
-    *loss = stage->emulated ? NAN : total / (double)hapt_data_targets(run->data, step);
-    *norm = stage->emulated ? NAN : sqrt(squares) / run->scale.value;
-    *stop = 0;
-    for (int r = 0; r < run->env->world_size; r++) *stop |= (int)run->vote[r].stop;
+    step->loss = stage->emulated ? NAN : total / (double)hapt_data_targets(run->data, step->number);
+    step->norm = stage->emulated ? NAN : sqrt(squares) / run->scale.value;
+    step->stop = 0;
+    for (int r = 0; r < run->env->world_size; r++) step->stop |= (int)run->vote[r].stop;
+}
+
+/* The agreement that NORM asks for (struct stage_agreement). The time of a step is that between two of them. */
+static enum hapt_status agree_on_step(void *context, double square_sum, struct hapt_update *update, bool *updates)
+{
+    struct step *step = context;
+    struct run *run = step->run;
+    HAPT_TRY(exchange_votes(run, step->number, square_sum));
+    sum_votes(step);
+    const double now_s = hapt_time_s();
+    step->time_s = (now_s - run->mark_s) / run->stage.time_scale;
+    run->mark_s = now_s;
+    watch_step(&run->watch, step->time_s * run->stage.time_scale);
+    step->skips = !run->stage.emulated && loss_scale_overflows(&run->scale, step->loss, step->norm);
+    step->refuses = !run->stage.emulated && !step->skips && (!isfinite(step->loss) || !isfinite(step->norm));
+    if (step->skips) step->norm = INFINITY;
+    hapt_optimizer_update(&run->optimizer, step->number, run->stage.emulated ? 0 : step->norm, &step->update);
+    step->update.gradient_scale /= run->scale.value;
+    step->update.step -= run->scale.skipped;
+    *update = step->update;
+    *updates = !step->skips && !step->refuses;
+    return HAPT_OK;
 }
 
 /* Reports the first signal. */
@@ -211,56 +243,45 @@ static enum hapt_status watch_ranks(struct run *run, int64_t step, double time_s
     return watch_slow_step(run->slow, step, time_s, run->sample, run->result);
 }
 
-/* Called before the update, so the weights are those of the previous step. */
-static enum hapt_status refuse_step(struct run *run, int64_t step, double loss, double norm)
+/* Nothing was updated, so the weights are those of the previous step. */
+static enum hapt_status refuse_step(const struct step *step)
 {
+    struct run *run = step->run;
     char origin[320];
     const enum hapt_status found = watch_origin_find(&run->stage, origin, sizeof origin, &run->weights_not_finite);
     if (found != HAPT_OK) hapt_die(found);
     return hapt_env_agree(run->env->world,
                           hapt_fail(HAPT_ERR_INPUT, "lower --learning-rate or set --clip-norm, then --resume",
                                     "step %lld: the loss is %g and the gradient's norm %g; nothing was updated%s",
-                                    (long long)step, loss, norm, origin));
+                                    (long long)step->number, step->loss, step->norm, origin));
 }
 
 /* Runs one step on every rank; the returned status is agreed. A failure of one rank ends the job, because its peers
  * wait. */
-static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
+static enum hapt_status take_step(struct run *run, int64_t number, int *stop)
 {
     struct hapt_history *history = &run->result->history;
-    double loss, norm;
-    enum hapt_status status = reserve_history(run, step < history->capacity ? history->capacity : 2 * step + 1);
-    const int64_t sequence = (step - run->first) * run->plan->microbatches;
+    struct step step = {.run = run, .number = number};
+    const struct stage_agreement agreement = {&step, agree_on_step};
+    enum hapt_status status = reserve_history(run, number < history->capacity ? history->capacity : 2 * number + 1);
+    const int64_t sequence = (number - run->first) * run->plan->microbatches;
     run->stage.loss_scale = run->scale.value;
-    if (status == HAPT_OK) status = stage_run_step(&run->stage, run->data, step, sequence);
-    if (status == HAPT_OK) status = agree_on_step(run, step);
+    if (status == HAPT_OK) status = stage_run_step(&run->stage, run->data, number, sequence, &agreement);
     if (status != HAPT_OK) hapt_die(status);
-    sum_votes(run, step, &loss, &norm, stop);
-    const double now_s = hapt_time_s(), time_s = (now_s - run->mark_s) / run->stage.time_scale;
-    run->mark_s = now_s;
-    watch_step(&run->watch, time_s * run->stage.time_scale);
-    const bool skips = !run->stage.emulated && loss_scale_overflows(&run->scale, loss, norm);
-    if (!run->stage.emulated && !skips && (!isfinite(loss) || !isfinite(norm)))
-        return refuse_step(run, step, loss, norm);
-    if (skips) norm = INFINITY;
-    struct hapt_update update;
-    hapt_optimizer_update(&run->optimizer, step, run->stage.emulated ? 0 : norm, &update);
-    update.gradient_scale /= run->scale.value;
-    update.step -= run->scale.skipped;
-    status = skips ? HAPT_OK : stage_update(&run->stage, &update);
-    if (status != HAPT_OK) hapt_die(status);
-    loss_scale_note(&run->scale, norm);
-    if (skips)
+    *stop = step.stop;
+    if (step.refuses) return refuse_step(&step);
+    loss_scale_note(&run->scale, step.norm);
+    if (step.skips)
         hapt_note(run->env, "step %lld: gradients overflow in fp16; nothing was updated, the loss scale is now %g\n",
-                  (long long)step, run->scale.value);
-    record_stages(run, time_s);
-    status = watch_ranks(run, step, time_s);
+                  (long long)number, run->scale.value);
+    record_stages(run, step.time_s);
+    status = watch_ranks(run, number, step.time_s);
     if (status != HAPT_OK) hapt_die(status);
-    history->loss[step] = loss;
-    history->gradient_norm[step] = norm;
-    history->learning_rate[step] = update.learning_rate;
-    history->time_s[step] = time_s;
-    history->count = step + 1;
+    history->loss[number] = step.loss;
+    history->gradient_norm[number] = step.norm;
+    history->learning_rate[number] = step.update.learning_rate;
+    history->time_s[number] = step.time_s;
+    history->count = number + 1;
     return HAPT_OK;
 }
 

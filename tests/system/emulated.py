@@ -61,8 +61,8 @@ def trace(path, stages, microbatches, simulated):
             for a, b in zip(own, own[1:]):
                 if a["ts"] + a["dur"] > b["ts"] + 1:
                     problems.append("stage %d, rank %d: %s overlaps %s" % (stage, rank, a["name"], b["name"]))
-            # from the first pass to the end of the update there is time for all of the work, in modelled seconds; waking late hides some
-            whole = [e for e in own if e["cat"] in ("forward", "backward", "update")]
+            # from the first pass to the agreement, which begins with the modelled update, there is time for all of the work, in modelled seconds; waking late hides some
+            whole = [e for e in own if e["cat"] in ("forward", "backward", "norm")]
             if 1e-6 * (max(e["ts"] + e["dur"] for e in whole) - min(e["ts"] for e in whole)) < busy[stage] * (1 - STEP):
                 problems.append("stage %d, rank %d: its events last less than the %.4f s of its work" % (stage, rank, busy[stage]))
     return problems
