@@ -8,6 +8,14 @@
 #define SHARD_FORMAT "hapt-checkpoint-shard"
 #define CHECKPOINT_VERSION 1
 #define CHECKPOINT_LIMIT 100000 /* of checkpoints in a folder, options, shards */
+#define CHECKPOINT_SAMPLE 64    /* elements per parameter in a sampled checkpoint, at most */
+
+/* Elements of a parameter in a checkpoint; `sampled`: of modelled devices. */
+static inline int64_t checkpoint_elements(const struct hapt_tensor *parameter, bool sampled)
+{
+    const int64_t elements = hapt_tensor_elements(parameter);
+    return sampled && elements > CHECKPOINT_SAMPLE ? CHECKPOINT_SAMPLE : elements;
+}
 
 /* "FOLDER/shard-0003.h5" */
 char *checkpoint_shard_path(struct hapt_arena *arena, const char *folder, int shard);

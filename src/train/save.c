@@ -6,10 +6,10 @@
 #include <sys/mman.h>
 #include <sys/statvfs.h>
 
-#include "emulate.h"
 #include "hapt/link.h"
 #include "hapt/progress.h"
 #include "hapt/run_folder.h"
+#include "runtime.h"
 
 static enum hapt_status fill(struct saver *saver, const struct hapt_checkpoint *checkpoint)
 {
@@ -24,8 +24,8 @@ static enum hapt_status fill(struct saver *saver, const struct hapt_checkpoint *
         const int states = checkpoint ? saver->state_count : 0;
         for (int state = -1; state < states; state++) {
             HAPT_TRY(checkpoint ? hapt_checkpoint_read(checkpoint, parameter->name, state, elements, saver->buffer)
-                                : stage_initial(stage, tensor, saver->buffer));
-            HAPT_TRY(stage_set_parameter(stage, tensor, state, saver->buffer, saver->local));
+                                : stage->runtime->initial(stage, tensor, saver->buffer));
+            HAPT_TRY(stage->runtime->set(stage, tensor, state, saver->buffer, saver->local));
         }
     }
     return HAPT_OK;
@@ -91,7 +91,8 @@ static long tensors_of(const struct saver *saver)
 static enum hapt_status gather_and_write(struct saver *saver, int tensor, int state, void *context)
 {
     struct shard_file *shard = context;
-    const enum hapt_status gathered = stage_gather_parameter(saver->stage, tensor, state, saver->local, saver->buffer);
+    const enum hapt_status gathered =
+        saver->stage->runtime->gather(saver->stage, tensor, state, saver->local, saver->buffer);
     if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
     hapt_progress_advance(1);
     if (shard->file && shard->status == HAPT_OK)
@@ -124,7 +125,7 @@ static enum hapt_status copy_tensor(struct saver *saver, int tensor, int state, 
     struct copied *copied = context;
     const bool keeps = saver->writer.shard >= 0;
     const enum hapt_status gathered =
-        stage_gather_parameter(saver->stage, tensor, state, saver->local, keeps ? copied->at : saver->buffer);
+        saver->stage->runtime->gather(saver->stage, tensor, state, saver->local, keeps ? copied->at : saver->buffer);
     if (gathered != HAPT_OK) hapt_die(gathered);
     if (keeps) copied->at += elements_of(saver, tensor);
     return HAPT_OK;
@@ -202,7 +203,7 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
         .parameter = name,
         .parameter_shard = shard,
         .state_count = state_count,
-        .sampled = stage->emulated,
+        .sampled = !stage->runtime->computes,
         .plan = plan,
         .config = config,
         .data = &saver->identity,
@@ -221,7 +222,7 @@ enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct 
     const char *folder = hapt_config_text(config, "output");
     char needed[32], left[32];
     double bytes = 0;
-    if (env->world_rank != 0 || emulation_asked(config) || statvfs(folder, &disk) != 0 || disk.f_blocks == 0)
+    if (env->world_rank != 0 || runtime_is_modelled(config) || statvfs(folder, &disk) != 0 || disk.f_blocks == 0)
         return hapt_env_agree(env->world, HAPT_OK);
     hapt_optimizer_options(config, &optimizer);
     for (int t = 0; t < model->graph->tensor_count; t++)
@@ -330,7 +331,7 @@ void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint 
 {
     struct hapt_data_identity now;
     const struct hapt_data_identity *then = &checkpoint->data;
-    if (saver->env->world_rank != 0 || !then->kind[0] || !saver->data) return; /* emulated runs need no data */
+    if (saver->env->world_rank != 0 || !then->kind[0] || !saver->data) return; /* modelled devices need none */
     hapt_data_identify(saver->data, checkpoint->step, &now);
     if (strcmp(then->kind, now.kind) != 0 || then->count != now.count || then->checksum != now.checksum)
         hapt_warn(saver->env,

@@ -1,5 +1,5 @@
 /* One stage on one rank: places the plan, builds programs, schedule and engine, and connects the ranks. */
-#include "emulate.h"
+#include "runtime.h"
 
 #include <math.h>
 #include <string.h>
@@ -111,7 +111,7 @@ static const struct hapt_device_spec *device_of(const struct stage *stage, int w
 /* Limit of the device memory of a rank in bytes; 0: none. */
 static size_t memory_cap(const struct stage *stage, int world_rank)
 {
-    const struct hapt_device_spec *spec = device_of(stage, world_rank); /* emulated devices are capped */
+    const struct hapt_device_spec *spec = device_of(stage, world_rank); /* modelled devices are capped */
     return spec->memory_capped ? (size_t)spec->memory_bytes : 0;
 }
 
@@ -166,7 +166,7 @@ static enum hapt_status build_engine(struct stage *stage, const struct hapt_conf
                                           .threads = threads,
                                           .state_count = state_count,
                                           .slots = stage->list->slots};
-    if (!stage->emulated) hapt_team_links(&stage->team, &options.links);
+    stage->runtime->links(&stage->team, &options.links);
     HAPT_TRY(choose_state(stage, config, &options));
     for (int t = 0; t < stage->ties->count; t++)
         for (int c = 0; c < stage->ties->tie[t].chunk_count; c++)
@@ -239,7 +239,7 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
     stage->comm = MPI_COMM_NULL;
     stage->graph = stage->model->graph;
     stage->chunk = -1;
-    stage->emulated = emulation_of(stage->cluster, config, &stage->time_scale);
+    stage->time_scale = stage->runtime->computes ? 1 : hapt_config_real(config, "time-scale");
     stage->timeout_s = fmax(1, stage->time_scale) * watch_timeout_s(config, stage->plan);
     HAPT_TRY(find_own_stage(stage));
     HAPT_TRY(build_programs(stage));
@@ -249,43 +249,21 @@ enum hapt_status stage_build(struct stage *stage, const struct hapt_config *conf
     HAPT_TRY(hapt_team_prepare(&stage->team, stage->sharding[stage->chunk], stage->program[stage->chunk], stage->rank,
                                device_of(stage, stage->env->world_rank)->slowdown, stage->arena));
     HAPT_TRY(build_engine(stage, config, state_count));
-    if (stage->emulated) HAPT_TRY(emulation_create(stage, state_count));
+    HAPT_TRY(stage->runtime->prepare(stage, state_count));
     return find_inputs(stage);
-}
-
-/* Throttles the collectives of a stage on several subclusters to the slow link between them. A mixed stage has one
- * axis. */
-static enum hapt_status throttle_stage(struct stage *stage)
-{
-    int *world_rank;
-    HAPT_NEW(world_rank, stage->arena, stage->size);
-    for (int r = 0; r < stage->size; r++) world_rank[r] = stage_world_rank(stage, stage->chunk, r);
-    hapt_cluster_pace(stage->cluster, stage->size, world_rank, stage->team.all_ranks);
-    return HAPT_OK;
 }
 
 enum hapt_status stage_connect(struct stage *stage)
 {
     const int color = stage->chunk < 0 ? MPI_UNDEFINED : stage->chunk;
     HAPT_MPI(MPI_Comm_split(stage->env->world, color, stage->rank, &stage->comm));
-    enum hapt_status status = HAPT_OK;
-    const bool computes = stage->chunk >= 0 && !stage->emulated;
-    if (computes) status = hapt_team_connect(&stage->team, stage->comm, stage->name, stage->timeout_s);
-    if (computes && status == HAPT_OK) status = throttle_stage(stage);
+    enum hapt_status status = stage->chunk >= 0 ? stage->runtime->connect_team(stage) : HAPT_OK;
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' communicators", status));
-    struct hapt_device_comm *stage_group = NULL;
-    status = stage_create_device_groups(stage, &stage_group);
-    if (computes && status == HAPT_OK)
-        status = hapt_team_use_devices(&stage->team, stage->backend, stage->device, stage_group, stage->carrier);
-    if (computes && status == HAPT_OK) status = hapt_engine_connect(stage->engine, stage->team.devices != NULL);
+    struct hapt_device_comm *group = NULL;
+    status = stage_create_device_groups(stage, &group);
+    if (stage->chunk >= 0 && status == HAPT_OK) status = stage->runtime->connect_devices(stage, group);
     HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the stages' collectives", status));
-    struct hapt_path *path = NULL; /* NULL: modelled messages are short, so MPI carries them */
-    if (!stage->emulated) status = hapt_cluster_paths(stage->env, stage->cluster, stage->arena, &path);
-    HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the routes between hosts", status));
-    HAPT_TRY(hapt_comm_thread_create(stage->emulated ? &hapt_transfer_mpi : &hapt_transfer_routed, stage->env->world,
-                                     path, stage->timeout_s, &stage->comm_thread));
-    if (stage->emulated)
-        HAPT_TRY(hapt_comm_thread_use_wakeups(stage->comm_thread, stage->env->world, stage->env->node));
+    HAPT_TRY(stage->runtime->create_comm_thread(stage));
     if (stage->chunk >= 0 && stage->backend->pin)
         hapt_comm_thread_use_device(stage->comm_thread, stage->backend, stage->device);
     return stage->chunk >= 0 ? stage_add_flows(stage) : HAPT_OK; /* the caller agrees */

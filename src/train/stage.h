@@ -11,7 +11,8 @@
 
 #define MAX_STAGE_FLOWS 64
 
-struct emulation; /* emulate.h */
+struct stage_runtime; /* runtime.h */
+struct emulation;     /* emulate.c */
 
 /* The flows of one direction between the stage and its neighbours on one side. */
 struct stage_flows {
@@ -83,10 +84,10 @@ struct stage {
     const struct hapt_plan *plan;
     const struct hapt_graph *graph;
     struct hapt_arena *arena;
-    bool emulated;               /* devices are modelled, nothing is computed (emulate.h) */
-    double time_scale;           /* real seconds per modelled second; 1 unless emulated */
-    double loss_scale;           /* factor on the loss at the start of the backward pass (loss_scale.h) */
-    struct emulation *emulation; /* NULL: this rank's device computes, or the rank idles */
+    const struct stage_runtime *runtime; /* set before stage_build */
+    double time_scale;                   /* real seconds per modelled second; 1: devices compute */
+    double loss_scale;                   /* factor on the loss at the start of the backward pass (loss_scale.h) */
+    struct emulation *emulation;         /* of a modelled device; else NULL */
     double timeout_s;
     int **ranks;                     /* [stage_count][stage_size] world ranks */
     struct hapt_sharding **sharding; /* [stage_count] as seen by its first rank; own chunk: by this rank */
@@ -127,7 +128,7 @@ struct stage {
     int64_t first_step;     /* of the run; set before stage_connect */
     int64_t step, sequence; /* sequence: number of messages in earlier steps of this run */
     double begun_s;         /* start of the current instruction, without the wait for send slots */
-    double loss;            /* sum over the microbatches, as counted by this rank; none if emulated */
+    double loss;            /* sum over the microbatches, as counted by this rank */
     const struct stage_agreement *agreement;
     struct hapt_update update; /* agreed by NORM */
     bool updates;              /* UPDATE does something: the step was neither refused nor skipped */
@@ -178,16 +179,10 @@ enum hapt_status stage_edge_bytes(const struct stage *stage, const struct hapt_e
 enum hapt_status stage_add_flows(struct stage *stage);
 void stage_release_flows(struct stage *stage);
 
-/* stage_gather_parameter: gathers a weight (state -1) or optimizer state to rank 0 of the stage (`full` is NULL
- * elsewhere). stage_set_parameter: each rank takes its part from `full`. Both collective over the stage; `local` has
- * room for this rank's elements. */
-/* stage_kept: number of elements kept of a parameter (all, or its sample). `dims` not NULL: also their dimensions. */
+/* stage_parameters.c: number of elements kept of a parameter (all, or its sample). `dims` not NULL: also their
+ * dimensions. */
 int64_t stage_kept(const struct stage *stage, const struct hapt_tensor *parameter, int *dims,
                    int64_t shape[HAPT_MAX_DIMS]);
-/* The values of a parameter before the first step. */
-enum hapt_status stage_initial(const struct stage *stage, int parameter, float *value);
-enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *full);
-enum hapt_status stage_set_parameter(struct stage *stage, int parameter, int state, const float *full, float *local);
 /* Longest wait of an agreement between steps for the last rank. Each wait inside a step has its own deadline, and
  * several may follow each other. */
 double stage_agreement_timeout_s(const struct stage *stage);

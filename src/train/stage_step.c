@@ -1,5 +1,5 @@
 /* One step of a stage on one rank: executes the same instruction list that the simulator reads. */
-#include "emulate.h"
+#include "runtime.h"
 
 #include <math.h>
 #include <string.h>
@@ -56,38 +56,25 @@ static enum hapt_status wait_received(struct stage *stage, const struct stage_fl
 {
     for (int f = 0; f < flows->count; f++) {
         const int64_t sequence = stage->sequence + microbatch;
-        HAPT_TRY(stage->emulation ? emulation_wait_received(stage, flows->flow[f], sequence)
-                                  : hapt_comm_thread_wait_received(stage->comm_thread, flows->flow[f], sequence));
+        HAPT_TRY(stage->runtime->wait_received(stage, flows->flow[f], sequence));
     }
     return HAPT_OK;
 }
 
 static enum hapt_status wait_sent(struct stage *stage, const struct stage_flows *flows, int slot)
 {
-    for (int f = 0; f < flows->count; f++)
-        HAPT_TRY(stage->emulation ? emulation_wait_sent(stage, flows->flow[f], slot)
-                                  : hapt_comm_thread_wait_sent(stage->comm_thread, flows->flow[f], slot));
+    for (int f = 0; f < flows->count; f++) HAPT_TRY(stage->runtime->wait_sent(stage, flows->flow[f], slot));
     return HAPT_OK;
 }
 
 static void send(struct stage *stage, const struct stage_flows *flows, int slot)
 {
-    for (int f = 0; f < flows->count; f++) {
-        if (stage->emulation)
-            emulation_send(stage, flows->flow[f], slot);
-        else
-            hapt_comm_thread_send(stage->comm_thread, flows->flow[f], slot);
-    }
+    for (int f = 0; f < flows->count; f++) stage->runtime->send(stage, flows->flow[f], slot);
 }
 
 static void free_received(struct stage *stage, const struct stage_flows *flows)
 {
-    for (int f = 0; f < flows->count; f++) {
-        if (stage->emulation)
-            emulation_free(stage, flows->flow[f]);
-        else
-            hapt_comm_thread_free(stage->comm_thread, flows->flow[f]);
-    }
+    for (int f = 0; f < flows->count; f++) stage->runtime->free(stage, flows->flow[f]);
 }
 
 static int transfer_slot(const struct stage *stage, int microbatch)
@@ -126,18 +113,12 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     HAPT_TRY(wait_sent(stage, &stage->forward_out, slot));
     stage->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->forward_in, HAPT_STAGING_FORWARD_IN, stage->forward_replicas, transfer));
-    if (stage->emulation) hapt_team_set_length(&stage->team, stage->time_scale * own_plan(stage)->forward_s);
+    stage->runtime->begin_pass(stage, own_plan(stage)->forward_s);
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(put_inputs(stage, microbatch, slot));
     HAPT_TRY(hapt_engine_forward(stage->engine, slot, transfer));
-    const int loss = program->graph->loss;
-    if (!stage->emulated && stage->chunk == stage->plan->stage_count - 1 && stage_counts(stage, loss, 0)) {
-        float value;
-        struct hapt_queue *queue = stage->backend->queue(stage->device, 0);
-        HAPT_TRY(stage->backend->copy(queue, &value, hapt_engine_tensor(stage->engine, loss, slot), sizeof value));
-        HAPT_TRY(stage->backend->wait(stage->backend->record(queue)));
-        stage->loss += value;
-    }
+    if (stage->chunk == stage->plan->stage_count - 1 && stage_counts(stage, program->graph->loss, 0))
+        HAPT_TRY(stage->runtime->add_loss(stage, slot));
     hapt_team_stretch_end(&stage->team);
     free_received(stage, &stage->forward_in);
     return HAPT_OK;
@@ -151,21 +132,13 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
     HAPT_TRY(wait_sent(stage, &stage->backward_out, transfer));
     stage->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->backward_in, HAPT_STAGING_BACKWARD_IN, stage->backward_replicas, transfer));
-    if (stage->emulation) hapt_team_set_length(&stage->team, stage->time_scale * backward_s(stage));
+    stage->runtime->begin_pass(stage, backward_s(stage));
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(hapt_engine_backward(stage->engine, instruction->slot, stage->backward_in.count ? transfer : -1,
                                   stage->backward_out.count ? transfer : -1));
     hapt_team_stretch_end(&stage->team);
     free_received(stage, &stage->backward_in);
     return HAPT_OK;
-}
-
-/* Models the end of a step in one piece, including the sum of gradients, at the same position as the simulator. */
-static void model_end_of_step(struct stage *stage)
-{
-    hapt_team_set_length(&stage->team, stage->time_scale * (own_plan(stage)->step_s - own_plan(stage)->tied_s));
-    hapt_team_stretch_begin(&stage->team);
-    hapt_team_stretch_end(&stage->team);
 }
 
 static enum hapt_status receive_forward(struct stage *stage, const struct hapt_instruction *instruction)
@@ -193,8 +166,7 @@ static enum hapt_status send_backward(struct stage *stage, const struct hapt_ins
 static enum hapt_status reduce(struct stage *stage, const struct hapt_instruction *instruction)
 {
     stage->team.microbatch = instruction->microbatch;
-    if (stage->size == 1) return HAPT_OK;
-    return stage->emulation ? emulation_barrier(stage) : hapt_engine_reduce(stage->engine);
+    return stage->size == 1 ? HAPT_OK : stage->runtime->reduce(stage);
 }
 
 static enum hapt_status exchange(struct stage *stage, const struct hapt_instruction *instruction)
@@ -207,20 +179,17 @@ static enum hapt_status norm(struct stage *stage, const struct hapt_instruction 
 {
     double square_sum = 0;
     (void)instruction;
-    if (stage->emulation) model_end_of_step(stage);
-    if (stage->chunk >= 0) HAPT_TRY(hapt_engine_square_sum(stage->engine, stage->counts, &square_sum));
+    if (stage->chunk >= 0) {
+        stage->runtime->end_step(stage);
+        HAPT_TRY(hapt_engine_square_sum(stage->engine, stage->counts, &square_sum));
+    }
     return stage->agreement->agree(stage->agreement->context, square_sum, &stage->update, &stage->updates);
 }
 
 static enum hapt_status update(struct stage *stage, const struct hapt_instruction *instruction)
 {
-    if (!stage->updates) return HAPT_OK;
-    if (stage->emulation) return instruction->group == 0 ? emulation_update(stage, &stage->update) : HAPT_OK;
     stage->team.microbatch = instruction->microbatch;
-    hapt_team_stretch_begin(&stage->team);
-    HAPT_TRY(hapt_engine_update(stage->engine, instruction->group, stage->schedule->update_groups, &stage->update));
-    hapt_team_stretch_end(&stage->team);
-    return HAPT_OK;
+    return stage->updates ? stage->runtime->update(stage, instruction->group, &stage->update) : HAPT_OK;
 }
 
 /* What runs each kind of instruction. `activity` is what the heartbeat reports to peers that wait for this rank; `to`:

@@ -4,13 +4,13 @@
 #include <string.h>
 
 #include "checkpoint.h"
-#include "emulate.h"
 #include "hapt/progress.h"
 #include "hapt/heartbeat.h"
 #include "hapt/run_folder.h"
 #include "hapt/stop.h"
 #include "loss_scale.h"
 #include "replicas.h"
+#include "runtime.h"
 #include "save.h"
 #include "trace.h"
 #include "watch.h"
@@ -189,7 +189,7 @@ static enum hapt_status exchange_votes(struct run *run, int64_t step, double squ
                                 run->vote);
 }
 
-/* Sums the votes in the same order on every rank. Emulated: no loss and no norm. */
+/* Sums the votes in the same order on every rank. Devices that do not compute have no loss and no norm. */
 static void sum_votes(struct step *step)
 {
     const struct run *run = step->run;
@@ -199,8 +199,8 @@ static void sum_votes(struct step *step)
     for (int r = 0; r < stage_size(stage, last); r++) total += run->vote[stage_world_rank(stage, last, r)].loss;
     for (int c = 0; c <= last; c++)
         for (int r = 0; r < stage_size(stage, c); r++) squares += run->vote[stage_world_rank(stage, c, r)].square_sum;
-    step->loss = stage->emulated ? NAN : total / (double)hapt_data_targets(run->data, step->number);
-    step->norm = stage->emulated ? NAN : sqrt(squares) / run->scale.value;
+    step->loss = stage->runtime->computes ? total / (double)hapt_data_targets(run->data, step->number) : NAN;
+    step->norm = stage->runtime->computes ? sqrt(squares) / run->scale.value : NAN;
     step->stop = 0;
     for (int r = 0; r < run->env->world_size; r++) step->stop |= (int)run->vote[r].stop;
 }
@@ -216,10 +216,11 @@ static enum hapt_status agree_on_step(void *context, double square_sum, struct h
     step->time_s = (now_s - run->mark_s) / run->stage.time_scale;
     run->mark_s = now_s;
     watch_step(&run->watch, step->time_s * run->stage.time_scale);
-    step->skips = !run->stage.emulated && loss_scale_overflows(&run->scale, step->loss, step->norm);
-    step->refuses = !run->stage.emulated && !step->skips && (!isfinite(step->loss) || !isfinite(step->norm));
+    const bool computes = run->stage.runtime->computes;
+    step->skips = computes && loss_scale_overflows(&run->scale, step->loss, step->norm);
+    step->refuses = computes && !step->skips && (!isfinite(step->loss) || !isfinite(step->norm));
     if (step->skips) step->norm = INFINITY;
-    hapt_optimizer_update(&run->optimizer, step->number, run->stage.emulated ? 0 : step->norm, &step->update);
+    hapt_optimizer_update(&run->optimizer, step->number, computes ? step->norm : 0, &step->update);
     step->update.gradient_scale /= run->scale.value;
     step->update.step -= run->scale.skipped;
     *update = step->update;
@@ -292,7 +293,7 @@ static void show(struct run *run, struct hapt_progress *progress, int64_t step)
     double time_s = 0;
     for (int64_t s = from; s <= step; s++) time_s += history->time_s[s];
     char detail[96], loss[32];
-    snprintf(loss, sizeof loss, run->stage.emulated ? "no loss (modelled)" : "loss %.4f", history->loss[step]);
+    snprintf(loss, sizeof loss, run->stage.runtime->computes ? "loss %.4f" : "no loss (modelled)", history->loss[step]);
     snprintf(detail, sizeof detail, "%s, %.0f %ss/s", loss,
              (double)run->result->items_per_step * (double)(step + 1 - from) / time_s, run->result->item);
     hapt_progress_update(progress, (long)(step + 1), detail);
@@ -361,7 +362,7 @@ static enum hapt_status check_options(const struct run *run)
         return hapt_fail(HAPT_ERR_USAGE, "with --resume, hapt --replan plans again for that number",
                          "the plan is for %d microbatches per step, not %lld", run->plan->microbatches,
                          (long long)hapt_config_int(config, "microbatches"));
-    if (!emulation_asked(config) && hapt_config_given(config, "time-scale"))
+    if (!runtime_is_modelled(config) && hapt_config_given(config, "time-scale"))
         return hapt_fail(HAPT_ERR_USAGE, "add --device emulated, or leave out --time-scale",
                          "--time-scale needs modelled devices");
     if (!run->optimizer.cosine && hapt_config_given(config, "warmup-steps") && run->optimizer.warmup_steps > 0)
@@ -383,7 +384,7 @@ static enum hapt_status find_data(const struct hapt_env *env, const struct hapt_
 /* Modelled devices need no data. If there is some, it is read as in a real run. */
 static bool needs_no_data(const struct hapt_config *config, const struct hapt_model *model)
 {
-    return emulation_asked(config) && !hapt_config_text(config, "data") && !model->has_data;
+    return runtime_is_modelled(config) && !hapt_config_text(config, "data") && !model->has_data;
 }
 
 /* The end of the range of steps, for a run of `steps`. */
@@ -420,7 +421,7 @@ static enum hapt_status refuse_to_replace_weights(const struct run *run, const s
 {
     int count;
     int64_t *step;
-    if (checkpoint || run->env->world_rank != 0 || !run->stage.emulated) return HAPT_OK;
+    if (checkpoint || run->env->world_rank != 0 || run->stage.runtime->computes) return HAPT_OK;
     HAPT_TRY(checkpoint_list(run->saver.writer.folder, run->arena, &count, &step));
     for (int i = 0; i < count; i++)
         if (!checkpoint_is_sampled(run->saver.writer.folder, step[i], run->arena))
@@ -450,7 +451,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     if (checkpoint) run->saver.writer.resumed_step = checkpoint->step;
     HAPT_NEW(run->vote, run->arena, run->env->world_size);
     HAPT_NEW(run->sample, run->arena, run->env->world_size);
-    if (run->env->world_rank == 0 && !run->stage.emulated) /* modelled devices follow the plan */
+    if (run->env->world_rank == 0 && run->stage.runtime->computes) /* modelled devices follow the plan */
         HAPT_TRY(
             watch_slow_create(&run->stage, hapt_config_real(run->config, "slow-threshold"), run->arena, &run->slow));
     watch_init(&run->watch, run->env, run->config, run->saver.shard_bytes);
@@ -460,7 +461,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     run->end = end_of_run(run->config, run->optimizer.steps);
     if (run->end < run->first) run->end = run->first;
     result->first_step = run->first;
-    result->time_scale = run->stage.emulated ? run->stage.time_scale : 0;
+    result->time_scale = run->stage.runtime->computes ? 0 : run->stage.time_scale;
     result->stage_count = run->plan->stage_count;
     if (checkpoint) {
         run->saver.path = checkpoint->path;
@@ -468,7 +469,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
         result->history.capacity = 0; /* its arrays belong to the checkpoint */
     }
     const enum hapt_dtype dtype =
-        run->stage.emulated ? HAPT_F32 : run->stage.model->dtype; /* modelled devices have no gradients */
+        run->stage.runtime->computes ? run->stage.model->dtype : HAPT_F32; /* modelled devices have no gradients */
     loss_scale_begin(&run->scale, dtype, hapt_config_real(run->config, "loss-scale"), result->history.gradient_norm,
                      result->history.count);
     HAPT_NEW(result->planned_bytes, run->arena, result->stage_count);
@@ -609,6 +610,7 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
     struct run run = {.env = env, .plan = plan, .config = config, .arena = arena};
     run.stage = (struct stage){.env = env,
                                .cluster = cluster,
+                               .runtime = runtime_of(cluster),
                                .model = model,
                                .plan = plan,
                                .arena = arena,
@@ -638,12 +640,12 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
 
 static enum hapt_status check_kind(const struct hapt_config *config, const struct hapt_checkpoint *checkpoint)
 {
-    const bool emulated = emulation_asked(config);
-    if (checkpoint->sampled == emulated) return HAPT_OK;
+    const bool modelled = runtime_is_modelled(config);
+    if (checkpoint->sampled == modelled) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INPUT,
-                     emulated ? "use another --output for --device emulated"
+                     modelled ? "use another --output for --device emulated"
                               : "add --device emulated to continue this run",
-                     emulated ? "checkpoint %s was written by real training, not with --device emulated"
+                     modelled ? "checkpoint %s was written by real training, not with --device emulated"
                               : "checkpoint %s was written with --device emulated: it holds samples, not weights",
                      checkpoint->path);
 }
