@@ -1,4 +1,4 @@
-/* Transfers weights and optimizer state between a stage and checkpoints. */
+/* Saves the weights and optimizer state of a stage in checkpoints. */
 #include "save.h"
 
 #include <math.h>
@@ -10,36 +10,6 @@
 #include "hapt/progress.h"
 #include "hapt/run_folder.h"
 #include "runtime.h"
-
-static enum hapt_status fill(struct saver *saver, const struct hapt_checkpoint *checkpoint)
-{
-    struct stage *stage = saver->stage;
-    const struct hapt_program *program = stage->program[stage->chunk];
-    hapt_progress_expect(program->tensor_count);
-    for (int t = 0; t < program->tensor_count; t++, hapt_progress_advance(1)) {
-        const int tensor = program->tensor[t].tensor;
-        const struct hapt_tensor *parameter = &program->graph->tensor[tensor];
-        if (parameter->kind != HAPT_TENSOR_PARAMETER) continue;
-        const int64_t elements = stage_kept(stage, parameter, NULL, NULL);
-        const int states = checkpoint ? saver->state_count : 0;
-        for (int state = -1; state < states; state++) {
-            HAPT_TRY(checkpoint ? hapt_checkpoint_read(checkpoint, parameter->name, state, elements, saver->buffer)
-                                : stage->runtime->initial(stage, tensor, saver->buffer));
-            HAPT_TRY(stage->runtime->set(stage, tensor, state, saver->buffer, saver->local));
-        }
-    }
-    return HAPT_OK;
-}
-
-enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *checkpoint)
-{
-    struct hapt_progress progress;
-    if (saver->stage->chunk < 0) return HAPT_OK;
-    hapt_progress_init(&progress, saver->env, checkpoint ? "loading weights" : "initialising weights", 0);
-    const enum hapt_status status = fill(saver, checkpoint);
-    hapt_progress_release(&progress);
-    return status;
-}
 
 typedef enum hapt_status take_tensor(struct saver *saver, int tensor, int state, void *context);
 

@@ -1,6 +1,6 @@
 /*
- * Weights and optimizer state of a run: initialised before the first step, saved between steps. A save is synchronous.
- * With --checkpoint-async it is written from a copy during training.
+ * Checkpoints of a run, saved between steps. A save is synchronous. With --checkpoint-async it is written from a copy
+ * during training.
  */
 #ifndef HAPT_TRAIN_SAVE_H
 #define HAPT_TRAIN_SAVE_H
@@ -33,8 +33,6 @@ struct saver {
 /* Call after stage_build; `folder` is the run's. Rank-local. */
 enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const struct hapt_config *config,
                                int state_count, const char *folder);
-/* Loads this rank's parameters from `checkpoint`, or (NULL) initialises them as the model says. Rank-local. */
-enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *checkpoint);
 /* Creates and cleans the folder of checkpoints; renames damaged ones that the search for `checkpoint` (may be NULL)
  * skipped. If the run will write more than the last one (`several`): reserves memory for a copy and starts a writer
  * thread, or prints why not. Collective over env->world; ends in agreement. */

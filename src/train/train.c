@@ -8,6 +8,7 @@
 #include "hapt/heartbeat.h"
 #include "hapt/run_folder.h"
 #include "hapt/stop.h"
+#include "initial.h"
 #include "loss_scale.h"
 #include "replicas.h"
 #include "runtime.h"
@@ -590,7 +591,9 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     HAPT_TRY(started);
     HAPT_TRY(gather_environment(run));
     HAPT_TRY(report_carriers(run));
-    HAPT_TRY(hapt_env_agree(world, saver_fill(&run->saver, checkpoint)));
+    const enum hapt_status set =
+        initial_set(&run->stage, checkpoint, run->optimizer.state_count, run->saver.buffer, run->saver.local);
+    HAPT_TRY(hapt_env_agree(world, set));
     HAPT_TRY(saver_open(&run->saver, run->config, run->data, checkpoint, saves_often(run)));
     if (checkpoint) saver_compare_data(&run->saver, checkpoint);
     enum hapt_status status = loop(run);
