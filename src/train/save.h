@@ -5,7 +5,7 @@
 #ifndef HAPT_TRAIN_SAVE_H
 #define HAPT_TRAIN_SAVE_H
 
-#include "snapshot.h"
+#include "saving.h"
 #include "stage.h"
 
 struct saver {
@@ -23,11 +23,12 @@ struct saver {
     double shard_bytes;                 /* the largest shard of a checkpoint */
     double started_s, taken_s;          /* start of the newest checkpoint; time until it was complete */
     float *buffer, *local;              /* size of the largest parameter */
-    struct snapshot snapshot;
+    struct saving saving;
     bool background; /* write checkpoints from `copy` during training */
     bool slow;       /* the warning about a slow disk was printed */
     float *copy;
     size_t copy_bytes;
+    long tensors; /* that this rank's stage saves */
 };
 
 /* Call after stage_build; `folder` is the run's. Rank-local. */
@@ -43,10 +44,9 @@ void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint 
 /* Saves a checkpoint after history->count steps. `last`: it is complete on return; otherwise only the previous one is.
  * Collective over env->world; ends in agreement. */
 enum hapt_status saver_save(struct saver *saver, const struct hapt_history *history, bool last);
-/* Call saver_vote, exchange the votes of all ranks (saver->snapshot.all), then call saver_advance. HAPT_ERR_IO on all
- * ranks if one could not write. */
+/* Call saving_vote, exchange the votes of all ranks (saver->saving.all), then call this. HAPT_ERR_IO on all ranks if
+ * one could not write. */
 enum hapt_status saver_advance(struct saver *saver);
-void saver_vote(struct saver *saver, struct snapshot_vote *vote);
 void saver_release(struct saver *saver);
 
 #endif

@@ -26,7 +26,7 @@ struct vote {
     double busy_s, reduce_s, comm_s, late_s;
     int64_t stop; /* enum watch_stop */
     int64_t save; /* 1: a checkpoint is due by time */
-    struct snapshot_vote saving;
+    struct saving_vote saving;
     struct watch_sample sample;
 };
 
@@ -181,7 +181,7 @@ static enum hapt_status exchange_votes(struct run *run, int64_t step, double squ
                         .save = is_due_by_time(run)};
     run->comm_s = comm_s;
     team->busy_s = team->reduce_s = team->late_s = 0;
-    saver_vote(&run->saver, &mine.saving);
+    saving_vote(&run->saver.saving, &mine.saving);
     mine.sample.effort = stage->team.times;
     stage->team.times = (struct hapt_team_times){0};
     stage_take_link_times(stage, mine.sample.link);
@@ -304,7 +304,7 @@ static void show(struct run *run, struct hapt_progress *progress, int64_t step)
 static enum hapt_status advance_checkpoint(struct run *run)
 {
     if (!run->saver.background) return HAPT_OK;
-    for (int r = 0; r < run->env->world_size; r++) run->saver.snapshot.all[r] = run->vote[r].saving;
+    for (int r = 0; r < run->env->world_size; r++) run->saver.saving.all[r] = run->vote[r].saving;
     HAPT_TRY(saver_advance(&run->saver));
     report_checkpoint_time(run);
     return HAPT_OK;
