@@ -129,7 +129,8 @@ struct hapt_update {
     double gradient_scale; /* clipping: factor of the gradients */
     int64_t step;          /* 1 for the first update */
 };
-/* Updates every trainable parameter. Weight decay is decoupled, and only for published dimensions >= 2. */
-enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hapt_update *update);
+/* Updates the trainable parameters of part `part` of `parts`: of each parameter group g with g mod parts = part. Parts
+ * may be updated in any order. Weight decay is decoupled, and only for published dimensions >= 2. */
+enum hapt_status hapt_engine_update(struct hapt_engine *engine, int part, int parts, const struct hapt_update *update);
 
 #endif

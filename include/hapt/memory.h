@@ -19,7 +19,17 @@
 
 enum hapt_optimizer { HAPT_OPTIMIZER_SGD, HAPT_OPTIMIZER_ADAMW };
 
+/* Where memory is. Plans put everything on the device; offloading would put some of it on the host. */
+enum hapt_memory_space { HAPT_SPACE_DEVICE, HAPT_SPACE_HOST };
+
 enum hapt_region { HAPT_REGION_NONE, HAPT_REGION_RESIDENT, HAPT_REGION_SLOT, HAPT_REGION_WORKSPACE };
+
+/* Where a program tensor is. */
+struct hapt_memory_location {
+    enum hapt_memory_space space;
+    enum hapt_region region;
+    size_t offset; /* from the start of its region (slot: of one slot) */
+};
 
 /* Scratch bytes of an operator's kernel with local shapes, as the back end reports it; context is the caller's.
  * Operator -1: the kernels that run once per step over the resident blocks (square sums, update). */
@@ -44,13 +54,12 @@ struct hapt_parameter_group {
 #define HAPT_PARAMETER_GROUPS (1 << HAPT_MESH_AXES)
 
 struct hapt_memory_plan {
-    size_t parameter_bytes;   /* resident + workspace + transfer slots */
-    size_t activation_bytes;  /* one slot; a slot holds one microbatch of one chunk */
-    size_t total_bytes;       /* parameter_bytes + slots * activation_bytes */
-    int slots;                /* N */
-    enum hapt_region *region; /* [program->tensor_count] */
-    size_t *offset;           /* [program->tensor_count] from the start of its region (slot: of one slot) */
-    size_t slot_offset;       /* of slot 0 in the allocation */
+    size_t parameter_bytes;                /* resident + workspace + transfer slots */
+    size_t activation_bytes;               /* one slot; a slot holds one microbatch of one chunk */
+    size_t total_bytes;                    /* parameter_bytes + slots * activation_bytes */
+    int slots;                             /* N */
+    struct hapt_memory_location *location; /* [program->tensor_count] */
+    size_t slot_offset;                    /* of slot 0 in the allocation */
     size_t workspace_offset, workspace_bytes;
     size_t scratch_offset, scratch_bytes; /* kernel scratch, inside the workspace */
     /* Resident blocks: trained parameters by group, then frozen ones, in the same order in every block. Every parameter
@@ -62,7 +71,8 @@ struct hapt_memory_plan {
     bool sharded_state;
     struct hapt_parameter_group group[HAPT_PARAMETER_GROUPS];
     size_t master_offset, gradient_offset, state_offset[2], copy_offset; /* copy: bf16 or (size_t)-1 */
-    int state_count;                                                     /* 0 SGD without momentum, 1 with, 2 AdamW */
+    enum hapt_memory_space state_space; /* of the optimizer state, which is no tensor of the program */
+    int state_count;                    /* 0 SGD without momentum, 1 with, 2 AdamW */
     size_t *parameter_element; /* [program->tensor_count] first element of a parameter in the blocks; (size_t)-1 for
                                   others */
     struct hapt_staging forward_in, backward_in, backward_out;
@@ -121,7 +131,7 @@ enum hapt_status hapt_memory_work_create(const struct hapt_memory_ranges *ranges
 enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
                                        struct hapt_memory_work *work, struct hapt_memory_bytes *bytes);
 
-/* HAPT_ERR_INTERNAL if two live tensors overlap or a tensor lies outside its region. */
+/* HAPT_ERR_INTERNAL if two live tensors overlap, or a tensor lies outside its region or not on the device. */
 enum hapt_status hapt_memory_check(const struct hapt_memory_plan *plan, const struct hapt_program *program);
 
 #endif

@@ -25,15 +25,17 @@ enum hapt_instruction_kind {
     HAPT_INSTRUCTION_SEND_BACKWARD,
     HAPT_INSTRUCTION_REDUCE,   /* gradients across the submesh */
     HAPT_INSTRUCTION_EXCHANGE, /* gradients of tied parameters across chunks */
-    HAPT_INSTRUCTION_UPDATE
+    HAPT_INSTRUCTION_NORM,     /* all ranks agree on loss, gradient norm, and whether the step updates; no chunk */
+    HAPT_INSTRUCTION_UPDATE    /* one parameter group of a chunk; nothing if the step was refused or skipped */
 };
 
 struct hapt_instruction {
     enum hapt_instruction_kind kind;
     int step;       /* relative to the list's first step */
-    int chunk;      /* part of the graph; chunks ascend along it, a submesh may run several */
+    int chunk;      /* part of the graph; chunks ascend along it, a submesh may run several; -1: NORM, for all */
     int microbatch; /* -1 for once-per-step instructions */
     int slot;       /* activation slot of (chunk, microbatch); -1 for once-per-step instructions */
+    int group;      /* UPDATE: parameter group, of `update_groups`; else 0 */
 };
 
 /* Microbatches for which a boundary has room in each direction, beside the slots. Without spare room a slow link stalls
@@ -51,8 +53,15 @@ struct hapt_schedule {
     int microbatches; /* B */
     int chunk_count;
     int submesh_count;
+    int update_groups;                  /* UPDATE instructions of a chunk */
     int *submesh_of;                    /* [chunk_count] */
     struct hapt_instruction_list *list; /* [submesh_count] */
+    struct hapt_instruction_list idle;  /* of a rank without a chunk: NORM alone */
+};
+
+struct hapt_schedule_options {
+    bool tied;         /* an EXCHANGE before the agreement */
+    int update_groups; /* UPDATE instructions per chunk; 0: one */
 };
 
 /* Does the boundary behind a chunk join two submeshes? Inside one, nothing is sent. False behind the last chunk and for
@@ -79,12 +88,14 @@ int hapt_schedule_delta(enum hapt_schedule_kind kind, double comm_s, double t_ma
  * transfer slots per boundary; argument: tests/unit/schedule_random.c. */
 void hapt_schedule_warmup(enum hapt_schedule_kind kind, int stages, int microbatches, const double *comm_s,
                           double t_max_s, double hide_threshold, int *warmup);
-/* One step of a plain pipeline, with chunk i on submesh i. `tied`: an EXCHANGE before the update. HAPT_ERR_INPUT:
+/* One step of a plain pipeline, with chunk i on submesh i. `options` NULL: nothing tied, one update. HAPT_ERR_INPUT:
  * launch counts outside [1, microbatches] or rising along the pipeline. */
 enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int stages, int microbatches, const int *warmup,
-                                     bool tied, struct hapt_arena *arena, struct hapt_schedule **schedule);
+                                     const struct hapt_schedule_options *options, struct hapt_arena *arena,
+                                     struct hapt_schedule **schedule);
 /* Checks order, completeness and slots: no deadlock, each microbatch once forward and once backward, launch counts
- * respected. HAPT_ERR_INTERNAL otherwise. */
+ * respected. Each list has one NORM, behind its last gradient, and every UPDATE is behind it. HAPT_ERR_INTERNAL
+ * otherwise. */
 enum hapt_status hapt_schedule_check(const struct hapt_schedule *schedule);
 
 #endif

@@ -241,8 +241,8 @@ struct hapt_checkpoint_writer {
     enum hapt_status (*write_shard)(void *context, struct hapt_h5 *file);
     void *context;
 };
-/* Collective over env->world; ends in agreement. *path (in `arena`): the folder written. HAPT_ERR_IO leaves older ones
- * unchanged. */
+/* One synchronous save (src/train/saving.h). Collective over env->world; ends in agreement. *path (in `arena`): the
+ * folder written. HAPT_ERR_IO leaves older ones unchanged. */
 enum hapt_status hapt_checkpoint_save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer,
                                       int64_t step, const struct hapt_history *history, struct hapt_arena *arena,
                                       const char **path);

@@ -17,11 +17,19 @@ enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program, con
     return hapt_memory_plan(program, &memory, arena, plan);
 }
 
+static bool is_on_device(const struct hapt_memory_plan *plan, const struct hapt_program *program)
+{
+    for (int t = 0; t < program->tensor_count; t++)
+        if (plan->location[t].space != HAPT_SPACE_DEVICE) return false;
+    return plan->state_space == HAPT_SPACE_DEVICE;
+}
+
 static enum hapt_status set_up(struct hapt_engine *engine)
 {
     const struct hapt_backend *backend = engine->options.backend;
     void *memory;
     HAPT_TRY(hapt_engine_plan_memory(engine->program, &engine->options, &engine->arena, &engine->plan));
+    HAPT_ASSERT(is_on_device(engine->plan, engine->program)); /* nothing moves tensors between spaces yet */
     HAPT_TRY(backend->allocate(engine->options.device, engine->plan->total_bytes, &memory));
     engine->memory = memory;
     engine->queue = backend->queue(engine->options.device, 0);
@@ -65,12 +73,13 @@ void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot)
     const struct hapt_memory_plan *plan = engine->plan;
     const int local = engine->program->local[tensor];
     if (local < 0) return NULL;
-    switch (plan->region[local]) {
-    case HAPT_REGION_RESIDENT: return engine->memory + plan->offset[local];
-    case HAPT_REGION_WORKSPACE: return engine->memory + plan->workspace_offset + plan->offset[local];
+    switch (plan->location[local].region) {
+    case HAPT_REGION_RESIDENT: return engine->memory + plan->location[local].offset;
+    case HAPT_REGION_WORKSPACE: return engine->memory + plan->workspace_offset + plan->location[local].offset;
     case HAPT_REGION_SLOT:
         HAPT_ASSERT(slot >= 0 && slot < plan->slots);
-        return engine->memory + plan->slot_offset + (size_t)slot * plan->activation_bytes + plan->offset[local];
+        return engine->memory + plan->slot_offset + (size_t)slot * plan->activation_bytes +
+               plan->location[local].offset;
     case HAPT_REGION_NONE: break;
     }
     return NULL;
@@ -334,11 +343,11 @@ static enum hapt_status gather_weights(struct hapt_engine *engine, const struct 
     return convert_group(engine, group);
 }
 
-enum hapt_status hapt_engine_update(struct hapt_engine *engine, const struct hapt_update *update)
+enum hapt_status hapt_engine_update(struct hapt_engine *engine, int part, int parts, const struct hapt_update *update)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     HAPT_ASSERT((update->optimizer == HAPT_OPTIMIZER_ADAMW) == (plan->state_count == 2));
-    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+    for (int g = part; g < HAPT_PARAMETER_GROUPS; g += parts) {
         const struct hapt_parameter_group *group = &plan->group[g];
         HAPT_TRY(update_block(engine, update, group, group->first, group->decayed_end, update->weight_decay));
         HAPT_TRY(update_block(engine, update, group, group->decayed_end, group->end, 0));

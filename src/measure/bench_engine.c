@@ -332,7 +332,7 @@ enum hapt_status bench_engines_time_update(struct bench_engines *bench_engines, 
         const double start = clock_s(bench_engines);
         HAPT_TRY(hapt_engine_square_sum(bench_engine->engine, NULL, &sum));
         const double middle = clock_s(bench_engines);
-        HAPT_TRY(hapt_engine_update(bench_engine->engine, &update));
+        HAPT_TRY(hapt_engine_update(bench_engine->engine, 0, 1, &update));
         const double behind = clock_s(bench_engines);
         HAPT_TRY(hapt_engine_begin_step(bench_engine->engine));
         sample[0][update.step - 1] = behind - middle;

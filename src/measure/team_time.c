@@ -189,7 +189,7 @@ static enum hapt_status run_step(struct range *range, int microbatches, int step
     HAPT_TRY(all_ready(range, "end of a timed step"));
     then_s = hapt_time_s();
     hapt_team_stretch_begin(team);
-    HAPT_TRY(hapt_engine_update(range->engine, &update));
+    HAPT_TRY(hapt_engine_update(range->engine, 0, 1, &update));
     hapt_team_stretch_end(team);
     HAPT_TRY(hapt_engine_begin_step(range->engine));
     part->update_s = hapt_time_s() - then_s;

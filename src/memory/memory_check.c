@@ -58,8 +58,8 @@ static void add_tensor(const struct hapt_memory_plan *plan, const struct hapt_pr
                        struct hapt_lifetime *const *lifetime, struct pieces *pieces)
 {
     const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
-    size_t bytes = hapt_lifetime_bytes(program, tensor), begin = plan->offset[tensor];
-    const enum hapt_region region = plan->region[tensor];
+    size_t bytes = hapt_lifetime_bytes(program, tensor), begin = plan->location[tensor].offset;
+    const enum hapt_region region = plan->location[tensor].region;
     if (whole->kind == HAPT_TENSOR_PARAMETER) bytes = parameter_bytes(program, tensor);
     if (region == HAPT_REGION_SLOT) begin += plan->slot_offset;
     if (region == HAPT_REGION_WORKSPACE) begin += plan->workspace_offset;
@@ -113,9 +113,11 @@ static enum hapt_status check(const struct hapt_memory_plan *plan, const struct 
     HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + HAPT_TRANSFER_SLOTS * boundaries + 1);
     HAPT_TRY(hapt_lifetime_derive(program, scratch, region, lifetime));
     for (int t = 0; t < program->tensor_count; t++) {
-        if (plan->region[t] != region[t])
+        if (plan->location[t].space != HAPT_SPACE_DEVICE || plan->state_space != HAPT_SPACE_DEVICE)
+            return broken(program, "not on the device", program->graph->tensor[program->tensor[t].tensor].name, "");
+        if (plan->location[t].region != region[t])
             return broken(program, "wrong region", program->graph->tensor[program->tensor[t].tensor].name, "");
-        if (plan->offset[t] != plan->offset[program->tensor[t].root])
+        if (plan->location[t].offset != plan->location[program->tensor[t].root].offset)
             return broken(program, "its offset differs from its root's",
                           program->graph->tensor[program->tensor[t].tensor].name, "");
         if (program->tensor[t].root == t) add_tensor(plan, program, t, lifetime, &pieces);

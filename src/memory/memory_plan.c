@@ -119,7 +119,7 @@ static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_
     plan->copy_offset = copies ? reserve(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;
     plan->gradient_offset = reserve(planner, plan->trained_elements * sizeof(float));
     for (int t = 0; t < program->tensor_count; t++)
-        if (is_sum(program, t)) plan->offset[t] = reserve(planner, hapt_lifetime_bytes(program, t));
+        if (is_sum(program, t)) plan->location[t].offset = reserve(planner, hapt_lifetime_bytes(program, t));
     plan->zeroed_elements = (*planner->end - plan->gradient_offset) / sizeof(float);
     share_state(planner);
     for (int s = 0; s < plan->state_count; s++)
@@ -133,15 +133,16 @@ static enum hapt_status reserve_resident(struct planner *planner, struct hapt_ar
     struct hapt_memory_plan *plan = planner->plan;
     HAPT_TRY(reserve_parameters(planner, scratch));
     for (int t = 0; t < program->tensor_count; t++) {
-        if (plan->region[t] != HAPT_REGION_RESIDENT || program->tensor[t].root != t || is_sum(program, t)) continue;
+        if (plan->location[t].region != HAPT_REGION_RESIDENT || program->tensor[t].root != t || is_sum(program, t))
+            continue;
         const struct hapt_tensor *tensor = whole_tensor(program, t);
         if (tensor->kind == HAPT_TENSOR_PARAMETER) {
-            plan->offset[t] = plan->master_offset + plan->parameter_element[t] * sizeof(float);
+            plan->location[t].offset = plan->master_offset + plan->parameter_element[t] * sizeof(float);
         } else if (hapt_lifetime_updates(program->graph, program->tensor[t].tensor)) {
             const int primal = program->local[tensor->primal];
-            plan->offset[t] = plan->gradient_offset + plan->parameter_element[primal] * sizeof(float);
+            plan->location[t].offset = plan->gradient_offset + plan->parameter_element[primal] * sizeof(float);
         } else { /* the loss scale; a frozen weight's gradient, made by the same kernel as its bias's */
-            plan->offset[t] = reserve(planner, hapt_lifetime_bytes(program, t));
+            plan->location[t].offset = reserve(planner, hapt_lifetime_bytes(program, t));
         }
     }
     return HAPT_OK;
@@ -153,8 +154,8 @@ static void lay_out_slot(struct planner *planner)
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
     for (int t = 0; t < program->tensor_count; t++) {
-        if (plan->region[t] != HAPT_REGION_SLOT || program->tensor[t].root != t) continue;
-        plan->offset[t] = plan->activation_bytes;
+        if (plan->location[t].region != HAPT_REGION_SLOT || program->tensor[t].root != t) continue;
+        plan->location[t].offset = plan->activation_bytes;
         plan->activation_bytes += hapt_align(hapt_lifetime_bytes(program, t));
     }
 }
@@ -201,7 +202,7 @@ static enum hapt_status plan_section(struct planner *planner, enum hapt_section 
     HAPT_NEW(death, scratch, program->tensor_count);
     HAPT_NEW(gaps.gap, scratch, program->tensor_count + 1);
     for (int t = 0; t < program->tensor_count; t++) {
-        if (planner->plan->region[t] != HAPT_REGION_WORKSPACE || program->tensor[t].root != t) continue;
+        if (planner->plan->location[t].region != HAPT_REGION_WORKSPACE || program->tensor[t].root != t) continue;
         if (lifetime[t].last < lifetime[t].first) continue;
         const int key = program->sharding->storage[program->tensor[t].tensor];
         birth[count] = (struct event){lifetime[t].first, key, t};
@@ -211,10 +212,11 @@ static enum hapt_status plan_section(struct planner *planner, enum hapt_section 
     qsort(death, (size_t)count, sizeof *death, compare_events);
     for (int b = 0; b < count; b++) {
         for (; dead < count && death[dead].step < birth[b].step; dead++)
-            hapt_gaps_give(&gaps, planner->plan->offset[death[dead].tensor],
+            hapt_gaps_give(&gaps, planner->plan->location[death[dead].tensor].offset,
                            hapt_align(hapt_lifetime_bytes(program, death[dead].tensor)));
         const int tensor = birth[b].tensor;
-        planner->plan->offset[tensor] = hapt_gaps_take(&gaps, hapt_align(hapt_lifetime_bytes(program, tensor)));
+        planner->plan->location[tensor].offset =
+            hapt_gaps_take(&gaps, hapt_align(hapt_lifetime_bytes(program, tensor)));
     }
     *bytes = gaps.end;
     return HAPT_OK;
@@ -277,11 +279,15 @@ static enum hapt_status begin_chunk(struct planner *planner, struct hapt_arena *
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
-    HAPT_NEW(plan->region, arena, program->tensor_count);
-    HAPT_NEW(plan->offset, arena, program->tensor_count);
+    enum hapt_region *region;
+    HAPT_NEW(region, scratch, program->tensor_count);
+    HAPT_NEW(plan->location, arena, program->tensor_count);
     HAPT_NEW(plan->parameter_element, arena, program->tensor_count);
     for (int t = 0; t < program->tensor_count; t++) plan->parameter_element[t] = (size_t)-1;
-    HAPT_TRY(hapt_lifetime_derive(program, scratch, plan->region, planner->lifetime));
+    HAPT_TRY(hapt_lifetime_derive(program, scratch, region, planner->lifetime));
+    plan->state_space = HAPT_SPACE_DEVICE;
+    for (int t = 0; t < program->tensor_count; t++)
+        plan->location[t] = (struct hapt_memory_location){.space = HAPT_SPACE_DEVICE, .region = region[t]};
     return reserve_resident(planner, scratch);
 }
 
@@ -289,7 +295,8 @@ static enum hapt_status end_chunk(struct planner *planner, struct hapt_arena *ar
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
-    for (int t = 0; t < program->tensor_count; t++) plan->offset[t] = plan->offset[program->tensor[t].root];
+    for (int t = 0; t < program->tensor_count; t++)
+        plan->location[t].offset = plan->location[program->tensor[t].root].offset;
     HAPT_TRY(reserve_staging(planner, &program->forward_in, arena, &plan->forward_in));
     HAPT_TRY(reserve_staging(planner, &program->backward_in, arena, &plan->backward_in));
     return reserve_staging(planner, &program->backward_out, arena, &plan->backward_out);

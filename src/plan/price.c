@@ -262,7 +262,8 @@ static enum hapt_status lay_out(const struct hapt_plan *plan, struct hapt_arena 
                                  .exchange_s = plan->exchange_s,
                                  .blocking = plan->blocking,
                                  .transfer_slots = HAPT_TRANSFER_SLOTS};
-    return hapt_schedule_build(plan->schedule, S, plan->microbatches, warmup, plan->exchange_s > 0, arena, schedule);
+    const struct hapt_schedule_options options = {.tied = plan->exchange_s > 0};
+    return hapt_schedule_build(plan->schedule, S, plan->microbatches, warmup, &options, arena, schedule);
 }
 
 enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_arena *arena,

@@ -16,6 +16,7 @@ struct state {
     unsigned char *done;          /* [chunk][microbatch] */
     int *owner;                   /* [slot] (chunk, microbatch) of the list at hand, -1: free */
     int *closed;                  /* [chunk] its latest once-per-step instruction, -1: none yet */
+    int *updated;                 /* [chunk] parameter groups */
     struct transfer_queue *queue; /* [chunk][2] forward, backward */
 };
 
@@ -71,22 +72,53 @@ static unsigned char bits_of_chunk(const struct hapt_schedule *schedule, int chu
                            (hapt_schedule_crosses(schedule, chunk) ? SENT_FORWARD | RECEIVED_BACKWARD : 0));
 }
 
+/* The agreement of all ranks: once in a list, after the gradients of all its chunks. */
+static enum hapt_status check_norm(const struct state *state, int submesh, const struct hapt_instruction *at,
+                                   bool *agreed)
+{
+    const struct hapt_schedule *schedule = state->schedule;
+    if (at->chunk != -1 || at->microbatch != -1 || at->slot != -1 || at->group != 0)
+        return wrong(at, "the agreement concerns all chunks of a rank");
+    if (*agreed) return wrong(at, "a list agrees twice");
+    for (int chunk = 0; chunk < schedule->chunk_count; chunk++)
+        if (schedule->submesh_of[chunk] == submesh && state->closed[chunk] < 0)
+            return wrong(at, "the agreement comes before a gradient");
+    *agreed = true;
+    return HAPT_OK;
+}
+
+/* The instructions of a chunk behind its passes, in the order of their kinds; the groups of an update in rising order.
+ */
+static enum hapt_status check_end(const struct state *state, const struct hapt_instruction *at, bool agreed)
+{
+    const bool updates = at->kind == HAPT_INSTRUCTION_UPDATE;
+    int *closed = &state->closed[at->chunk], *updated = &state->updated[at->chunk];
+    if (at->microbatch != -1 || at->slot != -1) return wrong(at, "a once-per-step instruction names a microbatch");
+    if (agreed != updates) return wrong(at, "only updates stand behind the agreement");
+    if ((int)at->kind < *closed || ((int)at->kind == *closed && !updates))
+        return wrong(at, "reduce, exchange and update are out of order");
+    if (at->group != (updates ? (*updated)++ : 0)) return wrong(at, "it names another parameter group");
+    *closed = (int)at->kind;
+    return HAPT_OK;
+}
+
 static enum hapt_status check_list(const struct state *state, int submesh)
 {
     const struct hapt_schedule *schedule = state->schedule;
     const struct hapt_instruction_list *list = &schedule->list[submesh];
     const int B = schedule->microbatches, last = schedule->chunk_count - 1;
+    bool agreed = false;
     for (int slot = 0; slot < list->slots; slot++) state->owner[slot] = -1;
     for (int i = 0; i < list->count; i++) {
         const struct hapt_instruction *at = &list->instruction[i];
+        if (at->kind == HAPT_INSTRUCTION_NORM) {
+            HAPT_TRY(check_norm(state, submesh, at, &agreed));
+            continue;
+        }
         if (at->chunk < 0 || at->chunk > last || schedule->submesh_of[at->chunk] != submesh)
             return wrong(at, "its chunk belongs to another submesh");
         if (bit_of(at->kind) == 0) {
-            if (at->microbatch != -1 || at->slot != -1)
-                return wrong(at, "a once-per-step instruction names a microbatch");
-            if ((int)at->kind <= state->closed[at->chunk])
-                return wrong(at, "reduce, exchange and update are out of order");
-            state->closed[at->chunk] = (int)at->kind;
+            HAPT_TRY(check_end(state, at, agreed));
             continue;
         }
         if (state->closed[at->chunk] >= 0) return wrong(at, "work after the gradients were reduced");
@@ -111,7 +143,7 @@ static enum hapt_status check_list(const struct state *state, int submesh)
         if (at->kind == HAPT_INSTRUCTION_BACKWARD) state->owner[at->slot] = -1;
     }
     for (int chunk = 0; chunk <= last; chunk++)
-        if (schedule->submesh_of[chunk] == submesh && state->closed[chunk] != HAPT_INSTRUCTION_UPDATE)
+        if (schedule->submesh_of[chunk] == submesh && state->updated[chunk] != schedule->update_groups)
             return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: no update of chunk %d at the end", chunk);
     return HAPT_OK;
 }
@@ -139,6 +171,7 @@ static bool has_arrived(const struct transfer_queue *queue, int microbatch)
 /* Runs one instruction, as the simulator does; false: it waits. */
 static bool run(struct state *state, const struct hapt_instruction *at)
 {
+    if (at->chunk < 0) return true; /* an agreement behind everything that may wait */
     const bool from_before = hapt_schedule_crosses(state->schedule, at->chunk - 1),
                behind = hapt_schedule_crosses(state->schedule, at->chunk);
     struct transfer_queue *queue = &state->queue[2 * at->chunk];       /* behind the chunk */
@@ -187,6 +220,8 @@ static enum hapt_status check_all(struct state *state, int *at)
     for (int chunk = 0; chunk < schedule->chunk_count; chunk++) state->closed[chunk] = -1;
     for (int submesh = 0; submesh < schedule->submesh_count; submesh++) HAPT_TRY(check_list(state, submesh));
     HAPT_TRY(check_complete(state));
+    if (schedule->idle.count != 1 || schedule->idle.instruction[0].kind != HAPT_INSTRUCTION_NORM)
+        return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: a rank without a chunk has to agree, and nothing else");
     return check_progress(state, at);
 }
 
@@ -207,11 +242,13 @@ enum hapt_status hapt_schedule_check(const struct hapt_schedule *schedule)
         .done = hapt_arena_alloc(&scratch, (size_t)schedule->chunk_count * (size_t)schedule->microbatches, 1),
         .owner = hapt_arena_alloc(&scratch, (size_t)slots, sizeof(int)),
         .closed = hapt_arena_alloc(&scratch, (size_t)schedule->chunk_count, sizeof(int)),
+        .updated = hapt_arena_alloc(&scratch, (size_t)schedule->chunk_count, sizeof(int)),
         .queue = hapt_arena_alloc(&scratch, 2 * (size_t)schedule->chunk_count, sizeof(struct transfer_queue)),
     };
     int *at = hapt_arena_alloc(&scratch, (size_t)schedule->submesh_count, sizeof *at);
-    const enum hapt_status status =
-        state.done && state.owner && state.closed && state.queue && at ? check_all(&state, at) : HAPT_ERR_MEMORY;
+    const enum hapt_status status = state.done && state.owner && state.closed && state.updated && state.queue && at
+                                        ? check_all(&state, at)
+                                        : HAPT_ERR_MEMORY;
     hapt_arena_release(&scratch);
     return status;
 }

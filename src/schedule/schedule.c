@@ -69,10 +69,10 @@ static void append_backward(struct hapt_instruction_list *list, int chunk, int s
 }
 
 /* One rule makes all four schedules: `ahead` forwards, then a backward and a forward in turn. GPipe: ahead = B. */
-static enum hapt_status build_list(int chunk, int stages, int microbatches, int ahead, bool tied,
+static enum hapt_status build_list(int chunk, int stages, int microbatches, int ahead, bool tied, int groups,
                                    struct hapt_arena *arena, struct hapt_instruction_list *list)
 {
-    HAPT_NEW(list->instruction, arena, 6 * (size_t)microbatches + 3);
+    HAPT_NEW(list->instruction, arena, 6 * (size_t)microbatches + 3 + (size_t)groups);
     list->slots = ahead;
     for (int microbatch = 0; microbatch < ahead; microbatch++) append_forward(list, chunk, stages, microbatch);
     for (int microbatch = 0; microbatch < microbatches; microbatch++) {
@@ -81,18 +81,30 @@ static enum hapt_status build_list(int chunk, int stages, int microbatches, int 
     }
     append(list, HAPT_INSTRUCTION_REDUCE, chunk, -1);
     if (tied) append(list, HAPT_INSTRUCTION_EXCHANGE, chunk, -1);
-    append(list, HAPT_INSTRUCTION_UPDATE, chunk, -1);
+    append(list, HAPT_INSTRUCTION_NORM, -1, -1);
+    for (int group = 0; group < groups; group++) {
+        append(list, HAPT_INSTRUCTION_UPDATE, chunk, -1);
+        list->instruction[list->count - 1].group = group;
+    }
     return HAPT_OK;
 }
 
 enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int stages, int microbatches, const int *warmup,
-                                     bool tied, struct hapt_arena *arena, struct hapt_schedule **schedule)
+                                     const struct hapt_schedule_options *options, struct hapt_arena *arena,
+                                     struct hapt_schedule **schedule)
 {
     HAPT_ASSERT(stages >= 1 && microbatches >= 1);
+    const bool tied = options && options->tied && stages > 1;
+    const int groups = options && options->update_groups > 0 ? options->update_groups : 1;
     struct hapt_schedule *built;
     HAPT_NEW(built, arena, 1);
-    *built = (struct hapt_schedule){
-        .kind = kind, .microbatches = microbatches, .chunk_count = stages, .submesh_count = stages};
+    *built = (struct hapt_schedule){.kind = kind,
+                                    .microbatches = microbatches,
+                                    .chunk_count = stages,
+                                    .submesh_count = stages,
+                                    .update_groups = groups};
+    HAPT_NEW(built->idle.instruction, arena, 1);
+    append(&built->idle, HAPT_INSTRUCTION_NORM, -1, -1);
     HAPT_NEW(built->submesh_of, arena, stages);
     HAPT_NEW(built->list, arena, stages);
     for (int stage = 0; stage < stages; stage++) {
@@ -102,8 +114,7 @@ enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int stages, i
                              "launch counts must lie in [1, microbatches] and must not rise along the pipeline",
                              "stage %d cannot launch %d of %d microbatches", stage, warmup[stage], microbatches);
         built->submesh_of[stage] = stage;
-        HAPT_TRY(
-            build_list(stage, stages, microbatches, warmup[stage], tied && stages > 1, arena, &built->list[stage]));
+        HAPT_TRY(build_list(stage, stages, microbatches, warmup[stage], tied, groups, arena, &built->list[stage]));
     }
     *schedule = built;
     return HAPT_OK;

@@ -189,8 +189,11 @@ static inline bool execute(struct simulator *simulator, int submesh, const struc
         if (!backward(simulator, at, start_s, clock_s)) return false;
         break;
     case HAPT_INSTRUCTION_EXCHANGE: return exchange(simulator, submesh, clock_s);
-    case HAPT_INSTRUCTION_UPDATE: *clock_s += simulator->costs->step_s ? simulator->costs->step_s[chunk] : 0; break;
-    case HAPT_INSTRUCTION_REDUCE: /* its time is part of step_s */ break;
+    case HAPT_INSTRUCTION_UPDATE: /* step_s is the time of all groups */
+        *clock_s += simulator->costs->step_s ? simulator->costs->step_s[chunk] / simulator->schedule->update_groups : 0;
+        break;
+    case HAPT_INSTRUCTION_REDUCE: /* its time is part of step_s */
+    case HAPT_INSTRUCTION_NORM: /* the step ends when the last list ends, so waiting here would change nothing */ break;
     }
     *busy_s += *clock_s - *start_s;
     return true;
@@ -307,7 +310,7 @@ enum hapt_status hapt_simulate_period(const struct hapt_schedule *schedule, cons
     if (schedule->kind != HAPT_SCHEDULE_GPIPE && microbatches < 32 * warmup[0]) microbatches = 32 * warmup[0];
     struct hapt_schedule *copy;
     struct hapt_simulation *simulation;
-    HAPT_TRY(hapt_schedule_build(schedule->kind, stages, microbatches, warmup, false, scratch, &copy));
+    HAPT_TRY(hapt_schedule_build(schedule->kind, stages, microbatches, warmup, NULL, scratch, &copy));
     HAPT_TRY(hapt_simulate(copy, &passes, scratch, &simulation));
     *period_s = simulation->period_s;
     if (schedule->kind == HAPT_SCHEDULE_GPIPE && microbatches > 1) {

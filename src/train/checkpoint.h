@@ -8,6 +8,14 @@
 #define SHARD_FORMAT "hapt-checkpoint-shard"
 #define CHECKPOINT_VERSION 1
 #define CHECKPOINT_LIMIT 100000 /* of checkpoints in a folder, options, shards */
+#define CHECKPOINT_SAMPLE 64    /* elements per parameter in a sampled checkpoint, at most */
+
+/* Elements of a parameter in a checkpoint; `sampled`: of modelled devices. */
+static inline int64_t checkpoint_elements(const struct hapt_tensor *parameter, bool sampled)
+{
+    const int64_t elements = hapt_tensor_elements(parameter);
+    return sampled && elements > CHECKPOINT_SAMPLE ? CHECKPOINT_SAMPLE : elements;
+}
 
 /* "FOLDER/shard-0003.h5" */
 char *checkpoint_shard_path(struct hapt_arena *arena, const char *folder, int shard);
@@ -41,21 +49,23 @@ struct checkpoint_shard {
     int64_t shard, size, checksum;
 };
 
-/* The parts of a save, each on one rank; the caller synchronises the ranks between them. */
+/* The parts of a save, each on one rank; saving.h synchronises the ranks between them. */
 /* Creates the folder of checkpoints, removes unfinished ones of a killed run, and calls checkpoint_recover. */
 enum hapt_status checkpoint_clean(const char *folder, struct hapt_arena *arena);
 /* Restores the name of a checkpoint that a killed run had renamed before replacing it. Best effort. */
 void checkpoint_recover(const char *folder, struct hapt_arena *arena);
+/* Creates an empty folder to write in; removes what a killed run left there. */
+enum hapt_status checkpoint_begin(const struct hapt_checkpoint_writer *writer, int64_t step);
 /* Writes this rank's shard of the checkpoint after `step` steps. */
 enum hapt_status checkpoint_write_shard(const struct hapt_checkpoint_writer *writer, int64_t step,
                                         struct hapt_arena *arena, struct checkpoint_shard *written);
 /* Call when all shards of `ranks` ranks are written: writes the manifest, renames the folder, removes older
- * checkpoints. */
+ * checkpoints. A failure leaves no unfinished folder. */
 enum hapt_status checkpoint_publish(const struct hapt_checkpoint_writer *writer, int64_t step,
                                     const struct hapt_history *history, const struct checkpoint_shard *shard, int ranks,
                                     struct hapt_arena *arena);
-/* Removes the remains of a failed save. Best effort. */
-void checkpoint_discard(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena);
+/* Removes the remains of shards that failed. Best effort. */
+void checkpoint_discard(const struct hapt_checkpoint_writer *writer, int64_t step);
 
 /* True if the checkpoint of that step is certainly one of --device emulated. */
 bool checkpoint_is_sampled(const char *folder, int64_t step, struct hapt_arena *arena);

@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include "checkpoint.h"
-#include "emulate.h"
 #include "hapt/progress.h"
 
 static enum hapt_status read_history(struct hapt_h5 *file, int64_t step, struct hapt_arena *arena,
@@ -323,7 +322,7 @@ static enum hapt_status fits_tensor(const struct hapt_checkpoint *checkpoint, co
     hapt_h5_close(file);
     HAPT_TRY(status);
     for (int d = 0; d < dims; d++) count *= shape[d];
-    const int64_t elements = checkpoint->sampled ? emulation_sample(tensor) : hapt_tensor_elements(tensor);
+    const int64_t elements = checkpoint_elements(tensor, checkpoint->sampled);
     if (count == elements) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INPUT, hint, "checkpoint %s belongs to another model: its %s has %lld elements, not %lld",
                      checkpoint->path, tensor->name, (long long)count, (long long)elements);

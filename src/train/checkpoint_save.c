@@ -1,8 +1,8 @@
 /*
- * Writes a checkpoint. Every stage writes its shard to a folder under a temporary name; all ranks agree; rank 0 writes
- * the manifest and renames the folder. The previous checkpoint is removed only after that. A folder named step-N is
- * always complete: folders are created under names that begin with a dot, and get such a name again before their files
- * are removed. Files that this run did not write are renamed at most.
+ * The files of a checkpoint. Every stage writes its shard to a folder under a temporary name; all ranks agree
+ * (saving.h); rank 0 writes the manifest and renames the folder. The previous checkpoint is removed only after that. A
+ * folder named step-N is always complete: folders are created under names that begin with a dot, and get such a name
+ * again before their files are removed. Files that this run did not write are renamed at most.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,7 +15,6 @@
 
 #include "checkpoint.h"
 #include "hapt/folder.h"
-#include "hapt/link.h"
 #include "hapt/lock.h"
 
 char *checkpoint_shard_path(struct hapt_arena *arena, const char *folder, int shard)
@@ -151,14 +150,18 @@ static char *temporary_path(const struct hapt_checkpoint_writer *writer, int64_t
     return hapt_arena_printf(arena, "%s/.partial-%08lld", writer->folder, (long long)step);
 }
 
-/* Creates an empty folder to write in; removes what a killed run left there. */
-static enum hapt_status open_temporary(const char *folder, const char *temporary)
+enum hapt_status checkpoint_begin(const struct hapt_checkpoint_writer *writer, int64_t step)
 {
-    HAPT_TRY(hapt_folder_make(folder));
-    if (!hapt_folder_remove(folder, name_of(temporary), is_ours) || mkdir(temporary, 0777) != 0)
-        return hapt_fail(HAPT_ERR_IO, "check the free disk space, and that nothing else writes there",
-                         "folder %s cannot be created: %s", temporary, strerror(errno));
-    return hapt_folder_sync(folder);
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    const char *temporary = temporary_path(writer, step, &scratch);
+    enum hapt_status status = temporary ? hapt_folder_make(writer->folder) : HAPT_ERR_MEMORY;
+    if (status == HAPT_OK &&
+        (!hapt_folder_remove(writer->folder, name_of(temporary), is_ours) || mkdir(temporary, 0777) != 0))
+        status = hapt_fail(HAPT_ERR_IO, "check the free disk space, and that nothing else writes there",
+                           "folder %s cannot be created: %s", temporary, strerror(errno));
+    hapt_arena_release(&scratch);
+    return status == HAPT_OK ? hapt_folder_sync(writer->folder) : status;
 }
 
 static bool remove_unfinished(void *context, const char *name)
@@ -393,12 +396,11 @@ static enum hapt_status remove_older(const struct hapt_checkpoint_writer *writer
     return HAPT_OK;
 }
 
-/* Moves the new checkpoint into place, then removes older ones. */
+/* Moves the new checkpoint into place. `old`: the name of the one that it replaces, if there is one. */
 static enum hapt_status install_checkpoint(const struct hapt_checkpoint_writer *writer, const char *temporary,
-                                           int64_t step, const struct hapt_history *history, struct hapt_arena *arena)
+                                           const char *old, int64_t step, struct hapt_arena *arena)
 {
     const char *path = checkpoint_folder(arena, writer->folder, step);
-    const char *old = hapt_arena_printf(arena, "%s/.replaced-%08lld", writer->folder, (long long)step);
     struct stat about;
     if (!path || !old) return HAPT_ERR_MEMORY;
     HAPT_TRY(hapt_lock_check()); /* the folder may belong to another job by now */
@@ -406,13 +408,7 @@ static enum hapt_status install_checkpoint(const struct hapt_checkpoint_writer *
     if (lstat(path, &about) == 0 && (step != writer->resumed_step || !S_ISDIR(about.st_mode)))
         checkpoint_set_aside(writer->folder, name_of(path), "foreign");
     hapt_folder_remove(writer->folder, name_of(old), is_ours);
-    const enum hapt_status renamed = rename_into_place(temporary, path, old);
-    if (renamed != HAPT_OK) hapt_folder_remove(writer->folder, name_of(temporary), is_ours);
-    HAPT_TRY(renamed);
-    HAPT_TRY(hapt_folder_sync(writer->folder));
-    hapt_folder_remove(writer->folder, name_of(temporary), is_ours);
-    hapt_folder_remove(writer->folder, name_of(old), is_ours);
-    return remove_older(writer, step, history, arena);
+    return rename_into_place(temporary, path, old);
 }
 
 enum hapt_status checkpoint_publish(const struct hapt_checkpoint_writer *writer, int64_t step,
@@ -420,47 +416,21 @@ enum hapt_status checkpoint_publish(const struct hapt_checkpoint_writer *writer,
                                     struct hapt_arena *arena)
 {
     const char *temporary = temporary_path(writer, step, arena);
+    const char *old = hapt_arena_printf(arena, "%s/.replaced-%08lld", writer->folder, (long long)step);
     if (!temporary) return HAPT_ERR_MEMORY;
-    const enum hapt_status status = write_manifest(writer, temporary, step, history, shard, ranks, arena);
-    if (status != HAPT_OK) hapt_folder_remove(writer->folder, name_of(temporary), is_ours);
-    return status == HAPT_OK ? install_checkpoint(writer, temporary, step, history, arena) : status;
-}
-
-void checkpoint_discard(const struct hapt_checkpoint_writer *writer, int64_t step, struct hapt_arena *arena)
-{
-    const char *temporary = temporary_path(writer, step, arena);
-    if (temporary) hapt_folder_remove(writer->folder, name_of(temporary), is_ours);
-}
-
-static enum hapt_status save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer, int64_t step,
-                             const struct hapt_history *history, struct hapt_arena *scratch)
-{
-    const char *temporary = temporary_path(writer, step, scratch);
-    struct checkpoint_shard mine, *all = hapt_arena_alloc(scratch, (size_t)env->world_size, sizeof *all);
-    char what[64];
-    snprintf(what, sizeof what, "checkpoint of step %lld", (long long)step);
-    enum hapt_status status = temporary && all ? HAPT_OK : HAPT_ERR_MEMORY;
-    if (status == HAPT_OK && env->world_rank == 0) status = open_temporary(writer->folder, temporary);
-    HAPT_TRY(hapt_link_agree(env->world, what, writer->patience_s, status));
-    status =
-        hapt_link_agree(env->world, what, writer->patience_s, checkpoint_write_shard(writer, step, scratch, &mine));
-    if (status != HAPT_OK && env->world_rank == 0)
-        checkpoint_discard(writer, step, scratch); /* frees the space of a full disk */
+    enum hapt_status status = write_manifest(writer, temporary, step, history, shard, ranks, arena);
+    if (status == HAPT_OK) status = install_checkpoint(writer, temporary, old, step, arena);
+    /* An exchange has left the replaced checkpoint there, which stands until the new one is on the disk. */
+    if (status == HAPT_OK) HAPT_TRY(hapt_folder_sync(writer->folder));
+    hapt_folder_remove(writer->folder, name_of(temporary), is_ours);
     HAPT_TRY(status);
-    status = hapt_link_all_gather(env->world, what, writer->patience_s, &mine, sizeof mine, all);
-    if (status != HAPT_OK) hapt_die(status);
-    if (env->world_rank == 0) status = checkpoint_publish(writer, step, history, all, env->world_size, scratch);
-    return hapt_link_agree(env->world, what, writer->patience_s, status);
+    hapt_folder_remove(writer->folder, name_of(old), is_ours);
+    return remove_older(writer, step, history, arena);
 }
 
-enum hapt_status hapt_checkpoint_save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer,
-                                      int64_t step, const struct hapt_history *history, struct hapt_arena *arena,
-                                      const char **path)
+void checkpoint_discard(const struct hapt_checkpoint_writer *writer, int64_t step)
 {
-    struct hapt_arena scratch;
-    hapt_arena_init(&scratch);
-    const enum hapt_status status = save(env, writer, step, history, &scratch);
-    if (status == HAPT_OK) *path = checkpoint_folder(arena, writer->folder, step);
-    hapt_arena_release(&scratch);
-    return status;
+    char name[64];
+    snprintf(name, sizeof name, ".partial-%08lld", (long long)step);
+    hapt_folder_remove(writer->folder, name, is_ours);
 }

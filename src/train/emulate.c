@@ -1,9 +1,11 @@
-/* Modelled devices in training: times, messages and the sample of the weights. */
-#include "emulate.h"
+/* The runtime of modelled devices: times, messages and the sample of the weights. */
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "checkpoint.h"
+#include "runtime.h"
 
 /* Header of a message; bytes computed from its seed follow. */
 struct message {
@@ -37,24 +39,11 @@ struct emulation {
     float *value[3], *gradient;
 };
 
-bool emulation_asked(const struct hapt_config *config)
-{
-    return strcmp(hapt_config_text(config, "device"), "emulated") == 0;
-}
-
-bool emulation_of(const struct hapt_cluster *cluster, const struct hapt_config *config, double *time_scale)
-{
-    const bool emulated = cluster->subcluster[0].device.emulated;
-    *time_scale = emulated ? hapt_config_real(config, "time-scale") : 1;
-    return emulated;
-}
-
 /* ---- the sample ---- */
 
-int64_t emulation_sample(const struct hapt_tensor *parameter)
+static int64_t sample_of(const struct hapt_tensor *parameter)
 {
-    const int64_t elements = hapt_tensor_elements(parameter);
-    return elements < EMULATED_SAMPLE ? elements : EMULATED_SAMPLE;
+    return checkpoint_elements(parameter, true);
 }
 
 /* A number in [-1, 1), a function of the arguments. */
@@ -65,10 +54,11 @@ static float by_rule(uint64_t seed, const char *name, int64_t step, int64_t elem
     return (float)(2 * hapt_random_unit(&state) - 1);
 }
 
-void emulation_initial(const struct stage *stage, const struct hapt_tensor *parameter, float *value)
+static enum hapt_status initial(const struct stage *stage, int parameter, float *value)
 {
-    const int64_t count = emulation_sample(parameter);
-    for (int64_t i = 0; i < count; i++) value[i] = 0.02f * by_rule(stage->model->seed, parameter->name, -1, i);
+    const struct hapt_tensor *about = &stage->graph->tensor[parameter];
+    for (int64_t i = 0; i < sample_of(about); i++) value[i] = 0.02f * by_rule(stage->model->seed, about->name, -1, i);
+    return HAPT_OK;
 }
 
 static bool is_sampled(const struct stage *stage, int tensor)
@@ -87,7 +77,7 @@ static enum hapt_status create_sample(struct stage *stage, struct emulation *mad
             if (decays) made->first[t] = -1;
             if (!is_sampled(stage, t) || (parameter->dims >= 2) != (decays == 1)) continue;
             made->first[t] = made->elements;
-            made->elements += emulation_sample(parameter);
+            made->elements += sample_of(parameter);
         }
         if (decays) made->decayed = made->elements;
     }
@@ -96,7 +86,8 @@ static enum hapt_status create_sample(struct stage *stage, struct emulation *mad
     return HAPT_OK;
 }
 
-enum hapt_status emulation_create(struct stage *stage, int state_count)
+/* Sets up the times of this rank's stage and the sample of its parameters. */
+static enum hapt_status prepare(struct stage *stage, int state_count)
 {
     struct emulation *made;
     HAPT_NEW(made, stage->arena, 1);
@@ -130,13 +121,15 @@ static enum hapt_status update_part(struct emulation *sample, const struct hapt_
     return sample->optimizer->run(&call, NULL);
 }
 
-enum hapt_status emulation_update(struct stage *stage, const struct hapt_update *update)
+/* One optimizer step on the whole sample, with the first group. */
+static enum hapt_status update_sample(struct stage *stage, int group, const struct hapt_update *update)
 {
     struct emulation *sample = stage->emulation;
     const struct hapt_graph *graph = stage->graph;
+    if (group > 0) return HAPT_OK;
     for (int t = 0; t < graph->tensor_count; t++) {
         if (sample->first[t] < 0) continue;
-        const int64_t count = emulation_sample(&graph->tensor[t]);
+        const int64_t count = sample_of(&graph->tensor[t]);
         for (int64_t i = 0; i < count; i++)
             sample->gradient[sample->first[t] + i] =
                 by_rule(stage->model->seed, graph->tensor[t].name, update->step, i);
@@ -145,18 +138,22 @@ enum hapt_status emulation_update(struct stage *stage, const struct hapt_update 
     return update_part(sample, update, sample->decayed, sample->elements, 0);
 }
 
-void emulation_set(struct stage *stage, int parameter, int state, const float *value)
+static enum hapt_status set_sample(struct stage *stage, int parameter, int state, const float *full, float *local)
 {
     struct emulation *sample = stage->emulation;
-    memcpy(sample->value[state + 1] + sample->first[parameter], value,
-           (size_t)emulation_sample(&stage->graph->tensor[parameter]) * sizeof *value);
+    (void)local;
+    memcpy(sample->value[state + 1] + sample->first[parameter], full,
+           (size_t)sample_of(&stage->graph->tensor[parameter]) * sizeof *full);
+    return HAPT_OK;
 }
 
-void emulation_get(const struct stage *stage, int parameter, int state, float *value)
+static enum hapt_status get_sample(struct stage *stage, int parameter, int state, float *local, float *full)
 {
     const struct emulation *sample = stage->emulation;
-    memcpy(value, sample->value[state + 1] + sample->first[parameter],
-           (size_t)emulation_sample(&stage->graph->tensor[parameter]) * sizeof *value);
+    (void)local;
+    memcpy(full, sample->value[state + 1] + sample->first[parameter],
+           (size_t)sample_of(&stage->graph->tensor[parameter]) * sizeof *full);
+    return HAPT_OK;
 }
 
 /* ---- messages ---- */
@@ -191,7 +188,8 @@ static enum hapt_status keep_flow(struct stage *stage, const struct emulated_flo
     return HAPT_OK;
 }
 
-enum hapt_status emulation_add_flow(struct stage *stage, const struct hapt_flow_options *options, bool paced, int *flow)
+/* One message per peer, throttled to the link in `options`. */
+static enum hapt_status add_flow(struct stage *stage, const struct hapt_flow_options *options, bool paced, int *flow)
 {
     struct hapt_arena *arena = stage->arena;
     struct emulated_flow made = {.options = *options};
@@ -249,7 +247,9 @@ static void fill_sample(uint64_t seed, char sample[MESSAGE_BYTES - sizeof(struct
 
 _Static_assert((1024 - sizeof(struct message)) % sizeof(uint64_t) == 0, "samples are whole words");
 
-void emulation_send(struct stage *stage, int number, int slot)
+/* Messages carry a description of themselves, which is checked. They advance the device's modelled time: it is free
+ * from the time at which the awaited event was due. */
+static void send_message(struct stage *stage, int number, int slot)
 {
     struct emulated_flow *flow = &stage->emulation->flow[number];
     const int64_t sequence = flow->next++;
@@ -288,7 +288,7 @@ static void wait_until_now(struct stage *stage, double start_s)
     if (hapt_time_s() - start_s > looking_s) hapt_team_inputs_ready(&stage->team, hapt_time_s());
 }
 
-enum hapt_status emulation_wait_received(struct stage *stage, int number, int64_t sequence)
+static enum hapt_status wait_received(struct stage *stage, int number, int64_t sequence)
 {
     const struct emulated_flow *flow = &stage->emulation->flow[number];
     const double start_s = hapt_time_s();
@@ -302,7 +302,7 @@ enum hapt_status emulation_wait_received(struct stage *stage, int number, int64_
     return HAPT_OK;
 }
 
-enum hapt_status emulation_wait_sent(struct stage *stage, int number, int slot)
+static enum hapt_status wait_sent(struct stage *stage, int number, int slot)
 {
     const struct emulated_flow *flow = &stage->emulation->flow[number];
     const double start_s = hapt_time_s();
@@ -314,14 +314,95 @@ enum hapt_status emulation_wait_sent(struct stage *stage, int number, int slot)
     return HAPT_OK;
 }
 
-void emulation_free(struct stage *stage, int number)
+static void free_slot(struct stage *stage, int number)
 {
     hapt_comm_thread_free_at(stage->comm_thread, number, stage->team.free_s);
 }
 
-enum hapt_status emulation_barrier(const struct stage *stage)
+/* ---- the stage ---- */
+
+/* Communication inside a stage is part of its planned time. */
+static void no_links(struct hapt_team *team, struct hapt_engine_links *links)
+{
+    (void)team;
+    (void)links;
+}
+
+static enum hapt_status no_team(struct stage *stage)
+{
+    (void)stage;
+    return HAPT_OK;
+}
+
+static enum hapt_status no_devices(struct stage *stage, struct hapt_device_comm *group)
+{
+    (void)stage;
+    (void)group;
+    return HAPT_OK;
+}
+
+/* Messages are short, so MPI carries them. */
+static enum hapt_status create_comm_thread(struct stage *stage)
+{
+    HAPT_TRY(
+        hapt_comm_thread_create(&hapt_transfer_mpi, stage->env->world, NULL, stage->timeout_s, &stage->comm_thread));
+    return hapt_comm_thread_use_wakeups(stage->comm_thread, stage->env->world, stage->env->node);
+}
+
+static void begin_pass(struct stage *stage, double planned_s)
+{
+    hapt_team_set_length(&stage->team, stage->time_scale * planned_s);
+}
+
+static enum hapt_status no_loss(struct stage *stage, int slot)
+{
+    (void)stage;
+    (void)slot;
+    return HAPT_OK;
+}
+
+/* Waits for all ranks of the stage, as the sum of its gradients does. */
+static enum hapt_status wait_for_stage(struct stage *stage)
 {
     char what[64], mine = 0, *all = stage->emulation->barrier_buffer;
     hapt_team_describe(&stage->team, "sum of the gradients", what, sizeof what);
     return hapt_link_all_gather(stage->comm, what, stage->timeout_s, &mine, sizeof mine, all);
 }
+
+/* All stages that hold tied parameters have exchanged. */
+static void end_exchange(struct stage *stage, double start_s)
+{
+    (void)start_s;
+    if (stage->tie_count > 0)
+        hapt_team_inputs_ready(&stage->team, stage->team.free_s + stage->time_scale * stage->plan->exchange_s);
+}
+
+/* The end of a step in one piece, including the sum of gradients and the update, where the simulator ends a list. */
+static void end_step(struct stage *stage)
+{
+    const struct hapt_plan_stage *own = &stage->plan->stage[stage->chunk];
+    begin_pass(stage, own->step_s - own->tied_s);
+    hapt_team_stretch_begin(&stage->team);
+    hapt_team_stretch_end(&stage->team);
+}
+
+const struct stage_runtime runtime_modelled = {.computes = false,
+                                               .links = no_links,
+                                               .prepare = prepare,
+                                               .connect_team = no_team,
+                                               .connect_devices = no_devices,
+                                               .create_comm_thread = create_comm_thread,
+                                               .add_flow = add_flow,
+                                               .wait_received = wait_received,
+                                               .wait_sent = wait_sent,
+                                               .send = send_message,
+                                               .free = free_slot,
+                                               .begin_pass = begin_pass,
+                                               .add_loss = no_loss,
+                                               .reduce = wait_for_stage,
+                                               .end_exchange = end_exchange,
+                                               .end_step = end_step,
+                                               .update = update_sample,
+                                               .initial = initial,
+                                               .gather = get_sample,
+                                               .set = set_sample};

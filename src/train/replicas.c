@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "hapt/heartbeat.h"
+#include "runtime.h"
 
 enum { BLOCK = 64 }; /* parameters per message: a few kB from each rank */
 
@@ -29,7 +30,7 @@ enum hapt_status replicas_prepare(struct replicas *replicas, struct stage *stage
     for (int t = 0; t < graph->tensor_count; t++) {
         if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
         replicas->parameter[replicas->count++] = t;
-        if (stage->chunk < 0 || stage->emulated || stage->program[stage->chunk]->local[t] < 0) continue;
+        if (stage->chunk < 0 || !stage->runtime->computes || stage->program[stage->chunk]->local[t] < 0) continue;
         const size_t elements = hapt_engine_tensor_bytes(stage->engine, t) / sizeof(float);
         if (elements > largest) largest = elements;
     }
@@ -68,7 +69,7 @@ static enum hapt_status mark(struct replicas *replicas, int first, int count)
 {
     struct stage *stage = replicas->stage;
     memset(replicas->mine, 0, BLOCK * sizeof *replicas->mine);
-    if (stage->chunk < 0 || stage->emulated) return HAPT_OK;
+    if (stage->chunk < 0 || !stage->runtime->computes) return HAPT_OK;
     for (int i = 0; i < count; i++) {
         const int parameter = replicas->parameter[first + i];
         if (stage->program[stage->chunk]->local[parameter] < 0) continue;

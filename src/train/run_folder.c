@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "checkpoint.h"
-#include "emulate.h"
+#include "runtime.h"
 #include "hapt/folder.h"
 #include "hapt/lock.h"
 
@@ -38,7 +38,8 @@ enum hapt_status hapt_run_folder_name(const struct hapt_config *config, struct h
     if (!output) {
         const char *name = input_name(config), *dot = strrchr(name, '.');
         const int length = dot && dot > name ? (int)(dot - name) : (int)strlen(name);
-        output = hapt_arena_printf(arena, "outputs/%.*s%s", length, name, emulation_asked(config) ? "-emulated" : "");
+        output =
+            hapt_arena_printf(arena, "outputs/%.*s%s", length, name, runtime_is_modelled(config) ? "-emulated" : "");
     }
     if (!output) return HAPT_ERR_MEMORY;
     *folder = output;

@@ -1,4 +1,4 @@
-/* Transfers weights and optimizer state between a stage and checkpoints. */
+/* Saves the weights and optimizer state of a stage in checkpoints. */
 #include "save.h"
 
 #include <math.h>
@@ -6,53 +6,10 @@
 #include <sys/mman.h>
 #include <sys/statvfs.h>
 
-#include "emulate.h"
 #include "hapt/link.h"
 #include "hapt/progress.h"
 #include "hapt/run_folder.h"
-
-static enum hapt_status fill(struct saver *saver, const struct hapt_checkpoint *checkpoint)
-{
-    struct stage *stage = saver->stage;
-    const struct hapt_program *program = stage->program[stage->chunk];
-    hapt_progress_expect(program->tensor_count);
-    for (int t = 0; t < program->tensor_count; t++, hapt_progress_advance(1)) {
-        const int tensor = program->tensor[t].tensor;
-        const struct hapt_tensor *parameter = &program->graph->tensor[tensor];
-        if (parameter->kind != HAPT_TENSOR_PARAMETER) continue;
-        const int64_t elements = stage_kept(stage, parameter, NULL, NULL);
-        const int states = checkpoint ? saver->state_count : 0;
-        for (int state = -1; state < states; state++) {
-            HAPT_TRY(checkpoint ? hapt_checkpoint_read(checkpoint, parameter->name, state, elements, saver->buffer)
-                                : stage_initial(stage, tensor, saver->buffer));
-            HAPT_TRY(stage_set_parameter(stage, tensor, state, saver->buffer, saver->local));
-        }
-    }
-    return HAPT_OK;
-}
-
-enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *checkpoint)
-{
-    struct hapt_progress progress;
-    if (saver->stage->chunk < 0) return HAPT_OK;
-    hapt_progress_init(&progress, saver->env, checkpoint ? "loading weights" : "initialising weights", 0);
-    const enum hapt_status status = fill(saver, checkpoint);
-    hapt_progress_release(&progress);
-    return status;
-}
-
-typedef enum hapt_status take_tensor(struct saver *saver, int tensor, int state, void *context);
-
-/* Calls `take` for each tensor that the stage saves, in the same order on all its ranks. */
-static enum hapt_status each_tensor(struct saver *saver, take_tensor *take, void *context)
-{
-    const struct stage *stage = saver->stage;
-    for (int t = 0; t < stage->graph->tensor_count; t++) {
-        if (stage->graph->tensor[t].kind != HAPT_TENSOR_PARAMETER || stage_owner(stage, t) != stage->chunk) continue;
-        for (int state = -1; state < saver->state_count; state++) HAPT_TRY(take(saver, t, state, context));
-    }
-    return HAPT_OK;
-}
+#include "runtime.h"
 
 static enum hapt_status write_tensor(const struct saver *saver, struct hapt_h5 *file, int tensor, int state,
                                      const float *value)
@@ -70,87 +27,36 @@ static enum hapt_status write_tensor(const struct saver *saver, struct hapt_h5 *
     return status;
 }
 
-/* ---- Synchronous: full tensors, gathered one by one from the ranks of the stage ---- */
-
-struct shard_file {
-    struct hapt_h5 *file;
-    enum hapt_status status;
-};
-
-static long tensors_of(const struct saver *saver)
+/* Takes each tensor that the stage saves, in the same order on all its ranks: from the stage to the file (synchronous),
+ * from the stage to the copy, or from the copy to the file. A rank that cannot write still takes part in all gathers.
+ * file NULL: another rank writes, or nothing is written yet. */
+static enum hapt_status pass_tensors(const struct saver *saver, bool from_stage, float *copy, struct hapt_h5 *file)
 {
-    const struct stage *stage = saver->stage;
-    long count = 0;
-    for (int t = 0; t < stage->graph->tensor_count; t++)
-        if (stage->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && stage_owner(stage, t) == stage->chunk)
-            count += 1 + saver->state_count;
-    return count;
+    struct stage *stage = saver->stage;
+    enum hapt_status status = HAPT_OK;
+    for (int t = 0; t < stage->graph->tensor_count; t++) {
+        const struct hapt_tensor *parameter = &stage->graph->tensor[t];
+        if (parameter->kind != HAPT_TENSOR_PARAMETER || stage_owner(stage, t) != stage->chunk) continue;
+        for (int state = -1; state < saver->state_count; state++) {
+            float *value = copy ? copy : saver->buffer;
+            const enum hapt_status gathered =
+                from_stage ? stage->runtime->gather(stage, t, state, saver->local, value) : HAPT_OK;
+            if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
+            if (file && status == HAPT_OK) status = write_tensor(saver, file, t, state, value);
+            if (copy) copy += stage_kept(stage, parameter, NULL, NULL);
+            if (!saver->saving.copies) hapt_progress_advance(1);
+        }
+    }
+    return status;
 }
 
-/* If the first rank cannot write, it still takes part in all gathers. */
-static enum hapt_status gather_and_write(struct saver *saver, int tensor, int state, void *context)
-{
-    struct shard_file *shard = context;
-    const enum hapt_status gathered = stage_gather_parameter(saver->stage, tensor, state, saver->local, saver->buffer);
-    if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
-    hapt_progress_advance(1);
-    if (shard->file && shard->status == HAPT_OK)
-        shard->status = write_tensor(saver, shard->file, tensor, state, saver->buffer);
-    return HAPT_OK;
-}
-
+/* Runs on the writer thread if there is a copy. */
 static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
 {
-    struct shard_file shard = {.file = file};
-    hapt_progress_expect(tensors_of(context));
-    HAPT_TRY(each_tensor(context, gather_and_write, &shard));
-    return shard.status;
-}
-
-/* ---- Asynchronous, from a copy ---- */
-
-struct copied {
-    struct hapt_h5 *file;
-    float *at;
-};
-
-static size_t elements_of(const struct saver *saver, int tensor)
-{
-    return (size_t)stage_kept(saver->stage, &saver->stage->graph->tensor[tensor], NULL, NULL);
-}
-
-static enum hapt_status copy_tensor(struct saver *saver, int tensor, int state, void *context)
-{
-    struct copied *copied = context;
-    const bool keeps = saver->writer.shard >= 0;
-    const enum hapt_status gathered =
-        stage_gather_parameter(saver->stage, tensor, state, saver->local, keeps ? copied->at : saver->buffer);
-    if (gathered != HAPT_OK) hapt_die(gathered);
-    if (keeps) copied->at += elements_of(saver, tensor);
-    return HAPT_OK;
-}
-
-static enum hapt_status write_copied(struct saver *saver, int tensor, int state, void *context)
-{
-    struct copied *copied = context;
-    HAPT_TRY(write_tensor(saver, copied->file, tensor, state, copied->at));
-    copied->at += elements_of(saver, tensor);
-    return HAPT_OK;
-}
-
-static enum hapt_status count_tensor(struct saver *saver, int tensor, int state, void *context)
-{
-    (void)state;
-    *(size_t *)context += elements_of(saver, tensor) * sizeof(float);
-    return HAPT_OK;
-}
-
-/* Runs on the writer thread. */
-static enum hapt_status write_copy(void *context, struct hapt_h5 *file)
-{
-    struct saver *saver = context;
-    struct copied copied = {.file = file, .at = saver->copy};
-    return each_tensor(saver, write_copied, &copied);
+    const struct saver *saver = context;
+    if (saver->saving.copies) return pass_tensors(saver, false, saver->copy, file);
+    hapt_progress_expect(saver->tensors);
+    return pass_tensors(saver, true, NULL, file);
 }
 
 /* ---- Setup ---- */
@@ -184,6 +90,7 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
         HAPT_ASSERT(shard[count] >= 0); /* every parameter belongs to a stage */
         bytes[shard[count]] += 4.0 * (double)elements * (1 + state_count);
         most = fmax(most, bytes[shard[count]]);
+        if (shard[count] == stage->chunk) saver->tensors += 1 + state_count;
         name[count++] = graph->tensor[t].name;
     }
     saver->shard_bytes = most;
@@ -197,19 +104,20 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
         .patience_s = stage_agreement_timeout_s(stage) + most / SLOWEST_DISK_BYTES_PER_S,
         .shard_count = plan->stage_count,
         .shard = stage->chunk >= 0 && stage->rank == 0 ? stage->chunk : -1,
-        .shared = stage->chunk >= 0,
         .parameter_count = count,
         .parameter = name,
         .parameter_shard = shard,
         .state_count = state_count,
-        .sampled = stage->emulated,
+        .sampled = !stage->runtime->computes,
         .plan = plan,
         .config = config,
         .data = &saver->identity,
         .write_shard = write_shard,
         .context = saver,
     };
-    return saver->writer.folder ? HAPT_OK : HAPT_ERR_MEMORY;
+    if (!saver->writer.folder) return HAPT_ERR_MEMORY;
+    if (saver->writer.shard >= 0) saver->copy_bytes = (size_t)bytes[stage->chunk];
+    return saving_open(&saver->saving, stage->env, &saver->writer, arena);
 }
 
 /* Checked early, because the first checkpoint may be hours away. */
@@ -221,7 +129,7 @@ enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct 
     const char *folder = hapt_config_text(config, "output");
     char needed[32], left[32];
     double bytes = 0;
-    if (env->world_rank != 0 || emulation_asked(config) || statvfs(folder, &disk) != 0 || disk.f_blocks == 0)
+    if (env->world_rank != 0 || runtime_is_modelled(config) || statvfs(folder, &disk) != 0 || disk.f_blocks == 0)
         return hapt_env_agree(env->world, HAPT_OK);
     hapt_optimizer_options(config, &optimizer);
     for (int t = 0; t < model->graph->tensor_count; t++)
@@ -280,11 +188,7 @@ static bool reserve_copy(struct saver *saver)
 static enum hapt_status open_background(struct saver *saver)
 {
     const struct hapt_env *env = saver->env;
-    struct hapt_checkpoint_writer writer = saver->writer;
     bool room = false;
-    writer.write_shard = write_copy;
-    writer.shared = false;
-    if (writer.shard >= 0) HAPT_TRY(each_tensor(saver, count_tensor, &saver->copy_bytes));
     HAPT_TRY(find_room(saver, &room));
     if (!room) return HAPT_OK;
     const enum hapt_status reserved =
@@ -297,7 +201,7 @@ static enum hapt_status open_background(struct saver *saver)
         return HAPT_OK;
     }
     saver->background = true;
-    return snapshot_open(&saver->snapshot, env, &writer, saver->stage->arena);
+    return saving_start_thread(&saver->saving);
 }
 
 /* Renames an earlier run (--overwrite), and damaged checkpoints that were skipped, so that nobody resumes from them. */
@@ -330,7 +234,7 @@ void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint 
 {
     struct hapt_data_identity now;
     const struct hapt_data_identity *then = &checkpoint->data;
-    if (saver->env->world_rank != 0 || !then->kind[0] || !saver->data) return; /* emulated runs need no data */
+    if (saver->env->world_rank != 0 || !then->kind[0] || !saver->data) return; /* modelled devices need none */
     hapt_data_identify(saver->data, checkpoint->step, &now);
     if (strcmp(then->kind, now.kind) != 0 || then->count != now.count || then->checksum != now.checksum)
         hapt_warn(saver->env,
@@ -355,63 +259,56 @@ static enum hapt_status mark_complete(struct saver *saver, int64_t step)
     return saver->path ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 
-void saver_vote(struct saver *saver, struct snapshot_vote *vote)
-{
-    *vote = (struct snapshot_vote){.phase = SNAPSHOT_NONE};
-    if (saver->background) snapshot_vote(&saver->snapshot, vote);
-}
-
 enum hapt_status saver_advance(struct saver *saver)
 {
     bool done = false;
-    if (saver->background) HAPT_TRY(snapshot_advance(&saver->snapshot, &done));
-    return done ? mark_complete(saver, saver->snapshot.step) : HAPT_OK;
+    HAPT_TRY(saving_advance(&saver->saving, &done));
+    return done ? mark_complete(saver, saver->saving.step) : HAPT_OK;
 }
 
-/* Waits for the checkpoint in progress. */
-static enum hapt_status finish(struct saver *saver, bool last)
+/* Waits for the checkpoint in progress, or does a synchronous one after the steps of `now`. */
+static enum hapt_status complete(struct saver *saver, const struct hapt_history *now)
 {
-    bool done;
-    const double start_s = hapt_time_s();
-    if (!saver->background || !saver->snapshot.under_way) return HAPT_OK;
+    bool done = false;
     struct hapt_progress progress;
-    hapt_progress_init(&progress, saver->env, "finishing the checkpoint", 0);
-    const enum hapt_status status = snapshot_finish(&saver->snapshot, &done);
+    enum hapt_status status = HAPT_OK;
+    hapt_progress_init(&progress, saver->env, now ? "writing the checkpoint" : "finishing the checkpoint", 0);
+    if (now) status = saving_begin(&saver->saving, now->count, now, false);
+    if (status == HAPT_OK) status = saving_finish(&saver->saving, &done);
     hapt_progress_release(&progress);
-    HAPT_TRY(status);
-    if (!last && !saver->slow) {
+    return done ? mark_complete(saver, saver->saving.step) : status;
+}
+
+enum hapt_status saver_finish(struct saver *saver, bool last)
+{
+    const double start_s = hapt_time_s();
+    if (!saving_is_active(&saver->saving)) return HAPT_OK;
+    HAPT_TRY(complete(saver, NULL));
+    if (!last && !saver->slow)
         hapt_note(saver->env,
                   "checkpoints take longer to write than --checkpoint-every allows: training waited %.2g s for one\n",
                   hapt_time_s() - start_s);
-        saver->slow = true;
-    }
-    return done ? mark_complete(saver, saver->snapshot.step) : HAPT_OK;
+    saver->slow = saver->slow || !last;
+    return HAPT_OK;
 }
 
 enum hapt_status saver_save(struct saver *saver, const struct hapt_history *history, bool last)
 {
-    HAPT_TRY(finish(saver, last));
     if (saver->saved == history->count) return HAPT_OK;
     saver->started_s = hapt_time_s();
     if (saver->env->world_rank == 0 && saver->data) hapt_data_identify(saver->data, history->count, &saver->identity);
-    if (last || !saver->background) {
-        const char *path = NULL;
-        struct hapt_progress progress;
-        hapt_progress_init(&progress, saver->env, "writing the checkpoint", 0);
-        const enum hapt_status status =
-            hapt_checkpoint_save(saver->env, &saver->writer, history->count, history, saver->stage->arena, &path);
-        hapt_progress_release(&progress);
-        return status == HAPT_OK ? mark_complete(saver, history->count) : status;
-    }
-    struct copied copied = {.at = saver->copy};
-    if (saver->stage->chunk >= 0) HAPT_TRY(each_tensor(saver, copy_tensor, &copied));
-    snapshot_start(&saver->snapshot, history->count, history);
+    const bool copies = saver->background && !last, holds = saver->stage->chunk >= 0;
+    saver->writer.shared = holds && !copies;
+    if (!copies) return complete(saver, history);
+    HAPT_TRY(saving_begin(&saver->saving, history->count, history, true));
+    if (holds) HAPT_TRY(pass_tensors(saver, true, saver->copy, NULL));
+    saving_copied(&saver->saving);
     return HAPT_OK;
 }
 
 void saver_release(struct saver *saver)
 {
-    if (saver->background) snapshot_release(&saver->snapshot);
+    saving_release(&saver->saving);
     if (saver->copy) munmap(saver->copy, saver->copy_bytes);
     saver->copy = NULL;
     saver->background = false;

@@ -1,11 +1,11 @@
 /*
- * Weights and optimizer state of a run: initialised before the first step, saved between steps. A save is synchronous.
- * With --checkpoint-async it is written from a copy during training.
+ * Checkpoints of a run, saved between steps. A save is synchronous. With --checkpoint-async it is written from a copy
+ * during training.
  */
 #ifndef HAPT_TRAIN_SAVE_H
 #define HAPT_TRAIN_SAVE_H
 
-#include "snapshot.h"
+#include "saving.h"
 #include "stage.h"
 
 struct saver {
@@ -23,18 +23,17 @@ struct saver {
     double shard_bytes;                 /* the largest shard of a checkpoint */
     double started_s, taken_s;          /* start of the newest checkpoint; time until it was complete */
     float *buffer, *local;              /* size of the largest parameter */
-    struct snapshot snapshot;
+    struct saving saving;
     bool background; /* write checkpoints from `copy` during training */
     bool slow;       /* the warning about a slow disk was printed */
     float *copy;
     size_t copy_bytes;
+    long tensors; /* that this rank's stage saves */
 };
 
 /* Call after stage_build; `folder` is the run's. Rank-local. */
 enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const struct hapt_config *config,
                                int state_count, const char *folder);
-/* Loads this rank's parameters from `checkpoint`, or (NULL) initialises them as the model says. Rank-local. */
-enum hapt_status saver_fill(struct saver *saver, const struct hapt_checkpoint *checkpoint);
 /* Creates and cleans the folder of checkpoints; renames damaged ones that the search for `checkpoint` (may be NULL)
  * skipped. If the run will write more than the last one (`several`): reserves memory for a copy and starts a writer
  * thread, or prints why not. Collective over env->world; ends in agreement. */
@@ -42,13 +41,15 @@ enum hapt_status saver_open(struct saver *saver, const struct hapt_config *confi
                             const struct hapt_checkpoint *checkpoint, bool several);
 /* Warns if the data differ from those that `checkpoint` was trained on. */
 void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint *checkpoint);
-/* Saves a checkpoint after history->count steps. `last`: it is complete on return; otherwise only the previous one is.
- * Collective over env->world; ends in agreement. */
+/* Waits for the checkpoint in progress, if any; unless `last`, a note says so. Collective over env->world; ends in
+ * agreement. */
+enum hapt_status saver_finish(struct saver *saver, bool last);
+/* Saves a checkpoint after history->count steps; none may be in progress. `last`: it is complete on return. Collective
+ * over env->world; ends in agreement. */
 enum hapt_status saver_save(struct saver *saver, const struct hapt_history *history, bool last);
-/* Call saver_vote, exchange the votes of all ranks (saver->snapshot.all), then call saver_advance. HAPT_ERR_IO on all
- * ranks if one could not write. */
+/* Call saving_vote, exchange the votes of all ranks (saver->saving.all), then call this. HAPT_ERR_IO on all ranks if
+ * one could not write. */
 enum hapt_status saver_advance(struct saver *saver);
-void saver_vote(struct saver *saver, struct snapshot_vote *vote);
 void saver_release(struct saver *saver);
 
 #endif

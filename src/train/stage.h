@@ -1,5 +1,5 @@
-/* One rank's part of a plan. train.c drives it, stage.c executes it, stage_flows.c connects stages, stage_moves.c moves
- * tensors inside one. */
+/* One rank's part of a plan. train.c drives it, stage.c builds it, stage_step.c executes it, stage_flows.c connects
+ * stages, stage_moves.c moves tensors inside one. */
 #ifndef HAPT_TRAIN_STAGE_H
 #define HAPT_TRAIN_STAGE_H
 
@@ -11,7 +11,8 @@
 
 #define MAX_STAGE_FLOWS 64
 
-struct emulation; /* emulate.h */
+struct stage_runtime; /* runtime.h */
+struct emulation;     /* emulate.c */
 
 /* The flows of one direction between the stage and its neighbours on one side. */
 struct stage_flows {
@@ -56,6 +57,14 @@ struct stage_input {
     size_t bytes;
 };
 
+/* What NORM needs of the owner of the stage: the agreement of all ranks behind the gradients of a step. */
+struct stage_agreement {
+    void *context;
+    /* Shares this rank's sum of squares with all ranks. *update: settings of the update; *updates false: no rank
+     * executes an UPDATE. Collective over env->world. */
+    enum hapt_status (*agree)(void *context, double square_sum, struct hapt_update *update, bool *updates);
+};
+
 /* The timeline of the newest steps (trace.h). */
 struct stage_trace {
     int64_t steps;  /* number of steps kept; 0: none */
@@ -75,10 +84,10 @@ struct stage {
     const struct hapt_plan *plan;
     const struct hapt_graph *graph;
     struct hapt_arena *arena;
-    bool emulated;               /* devices are modelled, nothing is computed (emulate.h) */
-    double time_scale;           /* real seconds per modelled second; 1 unless emulated */
-    double loss_scale;           /* factor on the loss at the start of the backward pass (loss_scale.h) */
-    struct emulation *emulation; /* NULL: this rank's device computes, or the rank idles */
+    const struct stage_runtime *runtime; /* set before stage_build */
+    double time_scale;                   /* real seconds per modelled second; 1: devices compute */
+    double loss_scale;                   /* factor on the loss at the start of the backward pass (loss_scale.h) */
+    struct emulation *emulation;         /* of a modelled device; else NULL */
     double timeout_s;
     int **ranks;                     /* [stage_count][stage_size] world ranks */
     struct hapt_sharding **sharding; /* [stage_count] as seen by its first rank; own chunk: by this rank */
@@ -119,7 +128,10 @@ struct stage {
     int64_t first_step;     /* of the run; set before stage_connect */
     int64_t step, sequence; /* sequence: number of messages in earlier steps of this run */
     double begun_s;         /* start of the current instruction, without the wait for send slots */
-    double loss;            /* sum over the microbatches, as counted by this rank; none if emulated */
+    double loss;            /* sum over the microbatches, as counted by this rank */
+    const struct stage_agreement *agreement;
+    struct hapt_update update; /* agreed by NORM */
+    bool updates;              /* UPDATE does something: the step was neither refused nor skipped */
 };
 
 /* Mesh coordinates of rank `index` of a chunk. */
@@ -167,16 +179,10 @@ enum hapt_status stage_edge_bytes(const struct stage *stage, const struct hapt_e
 enum hapt_status stage_add_flows(struct stage *stage);
 void stage_release_flows(struct stage *stage);
 
-/* stage_gather_parameter: gathers a weight (state -1) or optimizer state to rank 0 of the stage (`full` is NULL
- * elsewhere). stage_set_parameter: each rank takes its part from `full`. Both collective over the stage; `local` has
- * room for this rank's elements. */
-/* stage_kept: number of elements kept of a parameter (all, or its sample). `dims` not NULL: also their dimensions. */
+/* stage_parameters.c: number of elements kept of a parameter (all, or its sample). `dims` not NULL: also their
+ * dimensions. */
 int64_t stage_kept(const struct stage *stage, const struct hapt_tensor *parameter, int *dims,
                    int64_t shape[HAPT_MAX_DIMS]);
-/* The values of a parameter before the first step. */
-enum hapt_status stage_initial(const struct stage *stage, int parameter, float *value);
-enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *full);
-enum hapt_status stage_set_parameter(struct stage *stage, int parameter, int state, const float *full, float *local);
 /* Longest wait of an agreement between steps for the last rank. Each wait inside a step has its own deadline, and
  * several may follow each other. */
 double stage_agreement_timeout_s(const struct stage *stage);
@@ -184,12 +190,11 @@ double stage_agreement_timeout_s(const struct stage *stage);
 enum hapt_status stage_drain(struct stage *stage);
 void stage_release(struct stage *stage);
 
-/* Runs a step up to the update. */
-enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *data, int64_t step, int64_t sequence);
+/* Runs the rank's instruction list once (stage_step.c). A rank without a chunk only agrees. */
+enum hapt_status stage_run_step(struct stage *stage, const struct hapt_data *data, int64_t step, int64_t sequence,
+                                const struct stage_agreement *agreement);
 /* Sums the gradients of tied parameters over the chunks that hold them. */
 enum hapt_status stage_exchange(struct stage *stage);
-enum hapt_status stage_square_sum(struct stage *stage, double *sum);
-enum hapt_status stage_update(struct stage *stage, const struct hapt_update *update);
 /* Time per message to or from a neighbouring chunk since the last call; 0: unknown. counted: measured by the network
  * (hapt_comm_thread_message_s). */
 struct stage_link_time {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "stage.h"
+#include "runtime.h"
 
 /* The subcluster of all ranks of a chunk; -1: they are in several. */
 static int home_of(const struct stage *stage, int chunk)
@@ -22,7 +22,7 @@ static int home_of(const struct stage *stage, int chunk)
  * on all ranks of those stages. */
 static int exchange_subcluster(const struct stage *stage)
 {
-    if (stage->chunk < 0 || stage->emulated || !stage->backend->device_comms) return -1;
+    if (stage->chunk < 0 || !stage->runtime->computes || !stage->backend->device_comms) return -1;
     const int home = home_of(stage, stage->chunk);
     int stages = 0;
     for (int c = 0; c < stage->plan->stage_count; c++) stages += home_of(stage, c) == home;

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "emulate.h"
+#include "runtime.h"
 #include "trace.h"
 
 static int boundary_index(const struct hapt_boundary *boundary, int tensor)
@@ -218,8 +218,7 @@ static enum hapt_status add_edge(struct stage *stage, const struct hapt_edge *ed
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer stages", "stage %d exchanges tensors with more than %d stages",
                          stage->chunk, MAX_STAGE_FLOWS);
     flows->peer[flows->count] = other;
-    if (stage->emulation) return emulation_add_flow(stage, &options, true, &flows->flow[flows->count++]);
-    HAPT_TRY(hapt_comm_thread_add(stage->comm_thread, &options, &flows->flow[flows->count]));
+    HAPT_TRY(stage->runtime->add_flow(stage, &options, true, &flows->flow[flows->count]));
     const bool copies = hapt_comm_thread_copies(stage->comm_thread, flows->flow[flows->count++]);
     if (sends && options.pair)
         note_route(stage, stage->backend->device_comms(&reason)->library(), "");
@@ -259,10 +258,8 @@ static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct 
                                         .base = base,
                                         .piece_count = pieces,
                                         .piece = piece};
-    /* emulated: the plan includes its time (stage_exchange) */
-    if (stage->emulation) return emulation_add_flow(stage, &options, false, flow);
     if (sends) HAPT_TRY(set_throttle(stage, crossing, 1, &options));
-    return hapt_comm_thread_add(stage->comm_thread, &options, flow);
+    return stage->runtime->add_flow(stage, &options, false, flow); /* modelled: its time counts in end_exchange */
 }
 
 /* The gradient of a parameter that a chunk's update reads. */
@@ -298,7 +295,7 @@ static enum hapt_status add_tie(struct stage *stage, int index, const struct hap
         HAPT_TRY(add_tie_flow(stage, index, &out, true, mine->gradient, &flow));
         HAPT_ASSERT(mine->send.count < MAX_STAGE_FLOWS);
         if (flow >= 0) mine->send.flow[mine->send.count++] = flow;
-        if (!stage->emulation)
+        if (stage->runtime->computes)
             HAPT_NEW(mine->received[c], stage->arena, mine->mine.count * mine->mine.run / sizeof(float));
         HAPT_TRY(add_tie_flow(stage, index, &in, false, mine->received[c], &mine->receive_flow[c]));
     }
@@ -384,12 +381,7 @@ enum hapt_status stage_exchange(struct stage *stage)
         if (tie->on_device)
             HAPT_TRY(
                 stage_copy(stage, tie->gradient, tie->on_device, hapt_engine_tensor_bytes(stage->engine, gradient)));
-        for (int f = 0; f < tie->send.count; f++) {
-            if (stage->emulation)
-                emulation_send(stage, tie->send.flow[f], 0);
-            else
-                hapt_comm_thread_send(stage->comm_thread, tie->send.flow[f], 0);
-        }
+        for (int f = 0; f < tie->send.count; f++) stage->runtime->send(stage, tie->send.flow[f], 0);
         for (int c = 0; c < tie->tie->chunk_count; c++)
             if (tie->receive_flow[c] >= 0) hapt_comm_thread_expect(stage->comm_thread, tie->receive_flow[c], 1);
     }
@@ -401,11 +393,9 @@ enum hapt_status stage_exchange(struct stage *stage)
         const int64_t exchanges = stage->sequence / stage->plan->microbatches;
         for (int c = 0; c < tie->tie->chunk_count; c++) {
             if (tie->receive_flow[c] < 0) continue;
-            HAPT_TRY(stage->emulation
-                         ? emulation_wait_received(stage, tie->receive_flow[c], exchanges)
-                         : hapt_comm_thread_wait_received(stage->comm_thread, tie->receive_flow[c], exchanges));
+            HAPT_TRY(stage->runtime->wait_received(stage, tie->receive_flow[c], exchanges));
         }
-        if (!stage->emulation) sum_part(stage, tie);
+        if (stage->runtime->computes) sum_part(stage, tie);
         for (int c = 0; c < tie->tie->chunk_count; c++)
             if (tie->receive_flow[c] >= 0) hapt_comm_thread_free(stage->comm_thread, tie->receive_flow[c]);
         const int gradient = gradient_in(stage, stage->chunk, tie->tie->tensor);
@@ -414,9 +404,6 @@ enum hapt_status stage_exchange(struct stage *stage)
             HAPT_TRY(
                 stage_copy(stage, tie->on_device, tie->gradient, hapt_engine_tensor_bytes(stage->engine, gradient)));
     }
-    if (!stage->emulation)
-        stage->team.reduce_s += hapt_time_s() - start_s;
-    else if (stage->tie_count > 0) /* all stages that hold tied parameters have exchanged */
-        hapt_team_inputs_ready(&stage->team, stage->team.free_s + stage->time_scale * stage->plan->exchange_s);
+    stage->runtime->end_exchange(stage, start_s);
     return HAPT_OK;
 }

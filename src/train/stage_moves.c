@@ -1,5 +1,5 @@
 /* The parts that the ranks of a stage hold of its tensors, and the assembly of replicated tensors from parts. */
-#include "stage.h"
+#include "runtime.h"
 
 /* ---- mesh coordinates and boxes ---- */
 
@@ -58,7 +58,7 @@ enum hapt_status stage_prepare_replicas(struct stage *stage, int tensor, struct 
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         if (sharding->property[tensor][axis].kind != HAPT_PROPERTY_REPLICATED || sharding->axis[axis].size == 1)
             continue;
-        if (!stage->emulated) replicas->axes |= 1u << axis;
+        if (stage->runtime->computes) replicas->axes |= 1u << axis;
     }
     stage_box(stage, stage->chunk, stage->rank, tensor, &box);
     replicas->mine = hapt_reshard_slice(&box, replicas->count, replicas->index);

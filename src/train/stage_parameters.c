@@ -1,10 +1,9 @@
 /* Converts between the parts of parameters on the ranks of a stage and the full tensors of initial values and
  * checkpoints. */
-#include "stage.h"
-
 #include <string.h>
 
-#include "emulate.h"
+#include "checkpoint.h"
+#include "runtime.h"
 
 static void boxes_of(const struct stage *stage, int rank, int parameter, struct hapt_box *box, struct hapt_box *full)
 {
@@ -15,27 +14,17 @@ static void boxes_of(const struct stage *stage, int rank, int parameter, struct 
 int64_t stage_kept(const struct stage *stage, const struct hapt_tensor *parameter, int *dims,
                    int64_t shape[HAPT_MAX_DIMS])
 {
-    const int64_t elements = stage->emulated ? emulation_sample(parameter) : hapt_tensor_elements(parameter);
+    const bool sampled = !stage->runtime->computes;
+    const int64_t elements = checkpoint_elements(parameter, sampled);
     if (!dims) return elements;
-    *dims = stage->emulated ? 1 : parameter->dims;
+    *dims = sampled ? 1 : parameter->dims;
     memcpy(shape, parameter->shape, sizeof parameter->shape);
-    if (stage->emulated) shape[0] = elements;
+    if (sampled) shape[0] = elements;
     return elements;
 }
 
-enum hapt_status stage_initial(const struct stage *stage, int parameter, float *value)
+enum hapt_status runtime_set_parameter(struct stage *stage, int parameter, int state, const float *full, float *local)
 {
-    if (!stage->emulated) return hapt_model_initial(stage->model, parameter, value);
-    emulation_initial(stage, &stage->graph->tensor[parameter], value);
-    return HAPT_OK;
-}
-
-enum hapt_status stage_set_parameter(struct stage *stage, int parameter, int state, const float *full, float *local)
-{
-    if (stage->emulation) {
-        emulation_set(stage, parameter, state, full);
-        return HAPT_OK;
-    }
     struct hapt_box box, all;
     struct hapt_strided_list in_full, here;
     struct hapt_arena scratch;
@@ -81,14 +70,10 @@ static enum hapt_status gather(struct stage *stage, int parameter, const float *
                                       local, receive, full);
 }
 
-enum hapt_status stage_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *full)
+enum hapt_status runtime_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *full)
 {
     struct hapt_arena scratch;
     const struct hapt_program *program = stage->program[stage->chunk];
-    if (stage->emulation) {
-        emulation_get(stage, parameter, state, full);
-        return HAPT_OK;
-    }
     const unsigned sliced = state < 0 ? 0 : stage_sliced_axes(stage, program->local[parameter]);
     struct hapt_box box, all;
     boxes_of(stage, 0, parameter, &box, &all);

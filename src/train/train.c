@@ -4,13 +4,14 @@
 #include <string.h>
 
 #include "checkpoint.h"
-#include "emulate.h"
 #include "hapt/progress.h"
 #include "hapt/heartbeat.h"
 #include "hapt/run_folder.h"
 #include "hapt/stop.h"
+#include "initial.h"
 #include "loss_scale.h"
 #include "replicas.h"
+#include "runtime.h"
 #include "save.h"
 #include "trace.h"
 #include "watch.h"
@@ -25,7 +26,7 @@ struct vote {
     double busy_s, reduce_s, comm_s, late_s;
     int64_t stop; /* enum watch_stop */
     int64_t save; /* 1: a checkpoint is due by time */
-    struct snapshot_vote saving;
+    struct saving_vote saving;
     struct watch_sample sample;
 };
 
@@ -70,18 +71,22 @@ static enum hapt_status compare_replicas(struct run *run, bool now)
     return HAPT_OK;
 }
 
-/* Its duration does not count for any step. */
+/* Its duration does not count for any step. The replicas are compared after the wait for the checkpoint in progress, so
+ * that nothing changes between the comparison and the copy. */
 static enum hapt_status save(struct run *run, bool last)
 {
-    HAPT_TRY(compare_replicas(run, true));
-    hapt_heartbeat_note(
-        (struct hapt_activity){"checkpoint at the end", run->stage.chunk, -1, run->result->history.count - 1, -1});
     struct hapt_train_result *result = run->result;
     const double start_s = hapt_time_s();
     run->saved_s = start_s;
+    HAPT_TRY(saver_finish(&run->saver, last));
+    result->checkpoint_s += hapt_time_s() - start_s;
+    HAPT_TRY(compare_replicas(run, true));
+    hapt_heartbeat_note(
+        (struct hapt_activity){"checkpoint at the end", run->stage.chunk, -1, result->history.count - 1, -1});
+    const double compared_s = hapt_time_s();
     HAPT_TRY(saver_save(&run->saver, &result->history, last));
     run->mark_s = hapt_time_s();
-    result->checkpoint_s += run->mark_s - start_s;
+    result->checkpoint_s += run->mark_s - compared_s;
     report_checkpoint_time(run);
     run->stage.team.busy_s = run->stage.team.reduce_s = 0;
     return HAPT_OK;
@@ -154,13 +159,24 @@ static bool is_due_by_time(const struct run *run)
            hapt_time_s() - run->saved_s >= (run->saver.background ? every_s / 2 : every_s);
 }
 
-static enum hapt_status agree_on_step(struct run *run, int64_t step)
+/* One step as all ranks agree on it. */
+struct step {
+    struct run *run;
+    int64_t number;
+    double loss, norm, time_s;
+    int stop;            /* bits of enum watch_stop */
+    bool skips, refuses; /* an overflow in fp16; a value that is not finite: nothing is updated */
+    struct hapt_update update;
+};
+
+static enum hapt_status exchange_votes(struct run *run, int64_t step, double square_sum)
 {
     struct stage *stage = &run->stage;
     char what[64];
     struct hapt_team *team = &stage->team;
     const double comm_s = stage->chunk >= 0 ? stage_comm_s(stage) : 0, scale = stage->time_scale;
-    struct vote mine = {.loss = stage->loss,
+    struct vote mine = {.square_sum = square_sum,
+                        .loss = stage->loss,
                         .busy_s = team->busy_s / scale,
                         .reduce_s = team->reduce_s / scale,
                         .comm_s = (comm_s - run->comm_s) / scale,
@@ -169,30 +185,52 @@ static enum hapt_status agree_on_step(struct run *run, int64_t step)
                         .save = is_due_by_time(run)};
     run->comm_s = comm_s;
     team->busy_s = team->reduce_s = team->late_s = 0;
-    saver_vote(&run->saver, &mine.saving);
+    saving_vote(&run->saver.saving, &mine.saving);
     mine.sample.effort = stage->team.times;
     stage->team.times = (struct hapt_team_times){0};
     stage_take_link_times(stage, mine.sample.link);
-    HAPT_TRY(stage_square_sum(stage, &mine.square_sum));
     snprintf(what, sizeof what, "end of step %lld", (long long)step);
-    hapt_heartbeat_note((struct hapt_activity){"end", stage->chunk, -1, step, -1});
     return hapt_link_all_gather(run->env->world, what, stage_agreement_timeout_s(&run->stage), &mine, sizeof mine,
                                 run->vote);
 }
 
-/* Sums the votes in the same order on every rank. Emulated: no loss and no norm. */
-static void sum_votes(const struct run *run, int64_t step, double *loss, double *norm, int *stop)
+/* Sums the votes in the same order on every rank. Devices that do not compute have no loss and no norm. */
+static void sum_votes(struct step *step)
 {
+    const struct run *run = step->run;
     const struct stage *stage = &run->stage;
     const int last = run->plan->stage_count - 1;
     double total = 0, squares = 0;
     for (int r = 0; r < stage_size(stage, last); r++) total += run->vote[stage_world_rank(stage, last, r)].loss;
     for (int c = 0; c <= last; c++)
         for (int r = 0; r < stage_size(stage, c); r++) squares += run->vote[stage_world_rank(stage, c, r)].square_sum;
-    *loss = stage->emulated ? NAN : total / (double)hapt_data_targets(run->data, step);
-    *norm = stage->emulated ? NAN : sqrt(squares) / run->scale.value;
-    *stop = 0;
-    for (int r = 0; r < run->env->world_size; r++) *stop |= (int)run->vote[r].stop;
+    step->loss = stage->runtime->computes ? total / (double)hapt_data_targets(run->data, step->number) : NAN;
+    step->norm = stage->runtime->computes ? sqrt(squares) / run->scale.value : NAN;
+    step->stop = 0;
+    for (int r = 0; r < run->env->world_size; r++) step->stop |= (int)run->vote[r].stop;
+}
+
+/* The agreement that NORM asks for (struct stage_agreement). The time of a step is that between two of them. */
+static enum hapt_status agree_on_step(void *context, double square_sum, struct hapt_update *update, bool *updates)
+{
+    struct step *step = context;
+    struct run *run = step->run;
+    HAPT_TRY(exchange_votes(run, step->number, square_sum));
+    sum_votes(step);
+    const double now_s = hapt_time_s();
+    step->time_s = (now_s - run->mark_s) / run->stage.time_scale;
+    run->mark_s = now_s;
+    watch_step(&run->watch, step->time_s * run->stage.time_scale);
+    const bool computes = run->stage.runtime->computes;
+    step->skips = computes && loss_scale_overflows(&run->scale, step->loss, step->norm);
+    step->refuses = computes && !step->skips && (!isfinite(step->loss) || !isfinite(step->norm));
+    if (step->skips) step->norm = INFINITY;
+    hapt_optimizer_update(&run->optimizer, step->number, computes ? step->norm : 0, &step->update);
+    step->update.gradient_scale /= run->scale.value;
+    step->update.step -= run->scale.skipped;
+    *update = step->update;
+    *updates = !step->skips && !step->refuses;
+    return HAPT_OK;
 }
 
 /* Reports the first signal. */
@@ -211,56 +249,45 @@ static enum hapt_status watch_ranks(struct run *run, int64_t step, double time_s
     return watch_slow_step(run->slow, step, time_s, run->sample, run->result);
 }
 
-/* Called before the update, so the weights are those of the previous step. */
-static enum hapt_status refuse_step(struct run *run, int64_t step, double loss, double norm)
+/* Nothing was updated, so the weights are those of the previous step. */
+static enum hapt_status refuse_step(const struct step *step)
 {
+    struct run *run = step->run;
     char origin[320];
     const enum hapt_status found = watch_origin_find(&run->stage, origin, sizeof origin, &run->weights_not_finite);
     if (found != HAPT_OK) hapt_die(found);
     return hapt_env_agree(run->env->world,
                           hapt_fail(HAPT_ERR_INPUT, "lower --learning-rate or set --clip-norm, then --resume",
                                     "step %lld: the loss is %g and the gradient's norm %g; nothing was updated%s",
-                                    (long long)step, loss, norm, origin));
+                                    (long long)step->number, step->loss, step->norm, origin));
 }
 
 /* Runs one step on every rank; the returned status is agreed. A failure of one rank ends the job, because its peers
  * wait. */
-static enum hapt_status take_step(struct run *run, int64_t step, int *stop)
+static enum hapt_status take_step(struct run *run, int64_t number, int *stop)
 {
     struct hapt_history *history = &run->result->history;
-    double loss, norm;
-    enum hapt_status status = reserve_history(run, step < history->capacity ? history->capacity : 2 * step + 1);
-    const int64_t sequence = (step - run->first) * run->plan->microbatches;
+    struct step step = {.run = run, .number = number};
+    const struct stage_agreement agreement = {&step, agree_on_step};
+    enum hapt_status status = reserve_history(run, number < history->capacity ? history->capacity : 2 * number + 1);
+    const int64_t sequence = (number - run->first) * run->plan->microbatches;
     run->stage.loss_scale = run->scale.value;
-    if (status == HAPT_OK) status = stage_run_step(&run->stage, run->data, step, sequence);
-    if (status == HAPT_OK) status = agree_on_step(run, step);
+    if (status == HAPT_OK) status = stage_run_step(&run->stage, run->data, number, sequence, &agreement);
     if (status != HAPT_OK) hapt_die(status);
-    sum_votes(run, step, &loss, &norm, stop);
-    const double now_s = hapt_time_s(), time_s = (now_s - run->mark_s) / run->stage.time_scale;
-    run->mark_s = now_s;
-    watch_step(&run->watch, time_s * run->stage.time_scale);
-    const bool skips = !run->stage.emulated && loss_scale_overflows(&run->scale, loss, norm);
-    if (!run->stage.emulated && !skips && (!isfinite(loss) || !isfinite(norm)))
-        return refuse_step(run, step, loss, norm);
-    if (skips) norm = INFINITY;
-    struct hapt_update update;
-    hapt_optimizer_update(&run->optimizer, step, run->stage.emulated ? 0 : norm, &update);
-    update.gradient_scale /= run->scale.value;
-    update.step -= run->scale.skipped;
-    status = skips ? HAPT_OK : stage_update(&run->stage, &update);
-    if (status != HAPT_OK) hapt_die(status);
-    loss_scale_note(&run->scale, norm);
-    if (skips)
+    *stop = step.stop;
+    if (step.refuses) return refuse_step(&step);
+    loss_scale_note(&run->scale, step.norm);
+    if (step.skips)
         hapt_note(run->env, "step %lld: gradients overflow in fp16; nothing was updated, the loss scale is now %g\n",
-                  (long long)step, run->scale.value);
-    record_stages(run, time_s);
-    status = watch_ranks(run, step, time_s);
+                  (long long)number, run->scale.value);
+    record_stages(run, step.time_s);
+    status = watch_ranks(run, number, step.time_s);
     if (status != HAPT_OK) hapt_die(status);
-    history->loss[step] = loss;
-    history->gradient_norm[step] = norm;
-    history->learning_rate[step] = update.learning_rate;
-    history->time_s[step] = time_s;
-    history->count = step + 1;
+    history->loss[number] = step.loss;
+    history->gradient_norm[number] = step.norm;
+    history->learning_rate[number] = step.update.learning_rate;
+    history->time_s[number] = step.time_s;
+    history->count = number + 1;
     return HAPT_OK;
 }
 
@@ -271,7 +298,7 @@ static void show(struct run *run, struct hapt_progress *progress, int64_t step)
     double time_s = 0;
     for (int64_t s = from; s <= step; s++) time_s += history->time_s[s];
     char detail[96], loss[32];
-    snprintf(loss, sizeof loss, run->stage.emulated ? "no loss (modelled)" : "loss %.4f", history->loss[step]);
+    snprintf(loss, sizeof loss, run->stage.runtime->computes ? "loss %.4f" : "no loss (modelled)", history->loss[step]);
     snprintf(detail, sizeof detail, "%s, %.0f %ss/s", loss,
              (double)run->result->items_per_step * (double)(step + 1 - from) / time_s, run->result->item);
     hapt_progress_update(progress, (long)(step + 1), detail);
@@ -281,7 +308,7 @@ static void show(struct run *run, struct hapt_progress *progress, int64_t step)
 static enum hapt_status advance_checkpoint(struct run *run)
 {
     if (!run->saver.background) return HAPT_OK;
-    for (int r = 0; r < run->env->world_size; r++) run->saver.snapshot.all[r] = run->vote[r].saving;
+    for (int r = 0; r < run->env->world_size; r++) run->saver.saving.all[r] = run->vote[r].saving;
     HAPT_TRY(saver_advance(&run->saver));
     report_checkpoint_time(run);
     return HAPT_OK;
@@ -340,7 +367,7 @@ static enum hapt_status check_options(const struct run *run)
         return hapt_fail(HAPT_ERR_USAGE, "with --resume, hapt --replan plans again for that number",
                          "the plan is for %d microbatches per step, not %lld", run->plan->microbatches,
                          (long long)hapt_config_int(config, "microbatches"));
-    if (!emulation_asked(config) && hapt_config_given(config, "time-scale"))
+    if (!runtime_is_modelled(config) && hapt_config_given(config, "time-scale"))
         return hapt_fail(HAPT_ERR_USAGE, "add --device emulated, or leave out --time-scale",
                          "--time-scale needs modelled devices");
     if (!run->optimizer.cosine && hapt_config_given(config, "warmup-steps") && run->optimizer.warmup_steps > 0)
@@ -362,7 +389,7 @@ static enum hapt_status find_data(const struct hapt_env *env, const struct hapt_
 /* Modelled devices need no data. If there is some, it is read as in a real run. */
 static bool needs_no_data(const struct hapt_config *config, const struct hapt_model *model)
 {
-    return emulation_asked(config) && !hapt_config_text(config, "data") && !model->has_data;
+    return runtime_is_modelled(config) && !hapt_config_text(config, "data") && !model->has_data;
 }
 
 /* The end of the range of steps, for a run of `steps`. */
@@ -399,7 +426,7 @@ static enum hapt_status refuse_to_replace_weights(const struct run *run, const s
 {
     int count;
     int64_t *step;
-    if (checkpoint || run->env->world_rank != 0 || !run->stage.emulated) return HAPT_OK;
+    if (checkpoint || run->env->world_rank != 0 || run->stage.runtime->computes) return HAPT_OK;
     HAPT_TRY(checkpoint_list(run->saver.writer.folder, run->arena, &count, &step));
     for (int i = 0; i < count; i++)
         if (!checkpoint_is_sampled(run->saver.writer.folder, step[i], run->arena))
@@ -429,7 +456,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     if (checkpoint) run->saver.writer.resumed_step = checkpoint->step;
     HAPT_NEW(run->vote, run->arena, run->env->world_size);
     HAPT_NEW(run->sample, run->arena, run->env->world_size);
-    if (run->env->world_rank == 0 && !run->stage.emulated) /* modelled devices follow the plan */
+    if (run->env->world_rank == 0 && run->stage.runtime->computes) /* modelled devices follow the plan */
         HAPT_TRY(
             watch_slow_create(&run->stage, hapt_config_real(run->config, "slow-threshold"), run->arena, &run->slow));
     watch_init(&run->watch, run->env, run->config, run->saver.shard_bytes);
@@ -439,7 +466,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     run->end = end_of_run(run->config, run->optimizer.steps);
     if (run->end < run->first) run->end = run->first;
     result->first_step = run->first;
-    result->time_scale = run->stage.emulated ? run->stage.time_scale : 0;
+    result->time_scale = run->stage.runtime->computes ? 0 : run->stage.time_scale;
     result->stage_count = run->plan->stage_count;
     if (checkpoint) {
         run->saver.path = checkpoint->path;
@@ -447,7 +474,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
         result->history.capacity = 0; /* its arrays belong to the checkpoint */
     }
     const enum hapt_dtype dtype =
-        run->stage.emulated ? HAPT_F32 : run->stage.model->dtype; /* modelled devices have no gradients */
+        run->stage.runtime->computes ? run->stage.model->dtype : HAPT_F32; /* modelled devices have no gradients */
     loss_scale_begin(&run->scale, dtype, hapt_config_real(run->config, "loss-scale"), result->history.gradient_norm,
                      result->history.count);
     HAPT_NEW(result->planned_bytes, run->arena, result->stage_count);
@@ -568,7 +595,9 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     HAPT_TRY(started);
     HAPT_TRY(gather_environment(run));
     HAPT_TRY(report_carriers(run));
-    HAPT_TRY(hapt_env_agree(world, saver_fill(&run->saver, checkpoint)));
+    const enum hapt_status set =
+        initial_set(&run->stage, checkpoint, run->optimizer.state_count, run->saver.buffer, run->saver.local);
+    HAPT_TRY(hapt_env_agree(world, set));
     HAPT_TRY(saver_open(&run->saver, run->config, run->data, checkpoint, saves_often(run)));
     if (checkpoint) saver_compare_data(&run->saver, checkpoint);
     enum hapt_status status = loop(run);
@@ -588,6 +617,7 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
     struct run run = {.env = env, .plan = plan, .config = config, .arena = arena};
     run.stage = (struct stage){.env = env,
                                .cluster = cluster,
+                               .runtime = runtime_of(cluster),
                                .model = model,
                                .plan = plan,
                                .arena = arena,
@@ -617,12 +647,12 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
 
 static enum hapt_status check_kind(const struct hapt_config *config, const struct hapt_checkpoint *checkpoint)
 {
-    const bool emulated = emulation_asked(config);
-    if (checkpoint->sampled == emulated) return HAPT_OK;
+    const bool modelled = runtime_is_modelled(config);
+    if (checkpoint->sampled == modelled) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INPUT,
-                     emulated ? "use another --output for --device emulated"
+                     modelled ? "use another --output for --device emulated"
                               : "add --device emulated to continue this run",
-                     emulated ? "checkpoint %s was written by real training, not with --device emulated"
+                     modelled ? "checkpoint %s was written by real training, not with --device emulated"
                               : "checkpoint %s was written with --device emulated: it holds samples, not weights",
                      checkpoint->path);
 }

@@ -68,7 +68,7 @@ static double time_update(struct hapt_engine *engine, const struct hapt_engine_o
                                            .step = round + 1};
         struct hapt_queue *queue = options->backend->queue(options->device, HAPT_QUEUE_COMPUTE);
         const double start_s = hapt_time_s();
-        must(hapt_engine_update(engine, &update), "the update");
+        must(hapt_engine_update(engine, 0, 1, &update), "the update");
         must(options->backend->wait(options->backend->record(queue)), "the update");
         least_s = fmin(least_s, hapt_time_s() - start_s);
     }

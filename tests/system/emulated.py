@@ -62,8 +62,9 @@ def trace(path, stages, microbatches, simulated):
             for a, b in zip(own, own[1:]):
                 if a["ts"] + a["dur"] > b["ts"] + 1:
                     problems.append("stage %d, rank %d: %s overlaps %s" % (stage, rank, a["name"], b["name"]))
-            # the time from the first pass to the end of the update suffices for all work, in modelled seconds; late wakeups hide some of it
-            whole = [e for e in own if e["cat"] in ("forward", "backward", "update")]
+            # The time from the first pass to the agreement, which begins with the modelled update, suffices for all work, in modelled seconds.
+            # Late wakeups hide some of it.
+            whole = [e for e in own if e["cat"] in ("forward", "backward", "norm")]
             if 1e-6 * (max(e["ts"] + e["dur"] for e in whole) - min(e["ts"] for e in whole)) < busy[stage] * (1 - STEP):
                 problems.append("stage %d, rank %d: its events last less than the %.4f s of its work" % (stage, rank, busy[stage]))
     return problems

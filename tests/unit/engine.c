@@ -364,7 +364,7 @@ static void updates(void)
                                            .weight_decay = 0.1,
                                            .gradient_scale = 0.5,
                                            .step = 1};
-        CHECK_OK(hapt_engine_update(stage.engine, &update));
+        for (int part = 2; part >= 0; part--) CHECK_OK(hapt_engine_update(stage.engine, part, 3, &update));
         for (int t = 0, k = 0; t < graph->tensor_count; t++) {
             if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
             CHECK_OK(hapt_engine_get(stage.engine, t, -1, kept[k].after));

@@ -115,7 +115,7 @@ static void train(struct rig *rig, struct outcome *outcome)
                                            .weight_decay = 0.1,
                                            .gradient_scale = step % 2 ? 0.5 : 1,
                                            .step = step + 1};
-        CHECK_OK(hapt_engine_update(rig->engine, &update));
+        CHECK_OK(hapt_engine_update(rig->engine, 0, 1, &update));
     }
     for (int t = 0; t < model->graph->tensor_count; t++) {
         if (model->graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;

@@ -40,8 +40,8 @@ static void add_chunk(const struct hapt_memory_plan *plan, const struct hapt_pro
     for (int s = 0; s < plan->state_count; s++)
         add(span, count, chunk, plan->state_offset[s], plan->state_elements * sizeof(float));
     for (int t = 0; t < program->tensor_count; t++)
-        if (plan->region[t] == HAPT_REGION_RESIDENT)
-            add(span, count, chunk, plan->offset[t],
+        if (plan->location[t].region == HAPT_REGION_RESIDENT)
+            add(span, count, chunk, plan->location[t].offset,
                 hapt_tensor_bytes(&program->shard->tensor[program->tensor[t].tensor]));
     const struct hapt_staging *staging[] = {&plan->forward_in, &plan->backward_in, &plan->backward_out};
     for (int k = 0; k < 3; k++) add(span, count, chunk, staging[k]->offset, HAPT_TRANSFER_SLOTS * staging[k]->stride);

@@ -44,15 +44,22 @@ static void broken_plans_are_found(void)
     int found = 0, tried = 0;
     for (int t = 0; t < program->tensor_count; t++) {
         /* At the offset of the tensor before it in the same region, while both are alive. */
-        if (plan->region[t] != HAPT_REGION_SLOT || plan->offset[t] == 0) continue;
-        const size_t kept = plan->offset[t];
-        plan->offset[t] -= 64;
+        if (plan->location[t].region != HAPT_REGION_SLOT || plan->location[t].offset == 0) continue;
+        const size_t kept = plan->location[t].offset;
+        plan->location[t].offset -= 64;
         tried++;
         found += hapt_memory_check(plan, program) != HAPT_OK;
         hapt_fail_reset();
-        plan->offset[t] = kept;
+        plan->location[t].offset = kept;
     }
     CHECK(tried > 3 && found == tried);
+    enum hapt_memory_space *space[] = {&plan->location[program->tensor_count / 2].space, &plan->state_space};
+    for (int k = 0; k < 2; k++) {
+        CHECK(*space[k] == HAPT_SPACE_DEVICE);
+        *space[k] = HAPT_SPACE_HOST;
+        CHECK_FAILS(hapt_memory_check(plan, program), HAPT_ERR_INTERNAL);
+        *space[k] = HAPT_SPACE_DEVICE;
+    }
     plan->total_bytes += 64;
     CHECK_FAILS(hapt_memory_check(plan, program), HAPT_ERR_INTERNAL);
     hapt_arena_release(&arena);

@@ -59,7 +59,8 @@ static void build(struct pipeline *p, enum hapt_schedule_kind kind, int transfer
                                    .exchange_s = tied ? 0.1 : 0,
                                    .transfer_slots = transfer_slots};
     hapt_schedule_warmup(kind, p->stages, p->microbatches, p->comm_s, p->t_max_s, 0.02, p->warmup);
-    CHECK_OK(hapt_schedule_build(kind, p->stages, p->microbatches, p->warmup, tied, arena, &p->schedule));
+    const struct hapt_schedule_options options = {.tied = tied};
+    CHECK_OK(hapt_schedule_build(kind, p->stages, p->microbatches, p->warmup, &options, arena, &p->schedule));
 }
 
 /* The period of a long run, and the hidden share of boundary 0. */
@@ -136,6 +137,51 @@ static void damaged_schedules_fail(void)
     hapt_arena_release(&arena);
 }
 
+/* Every rank agrees once, behind its last gradient; then each parameter group is updated once. More groups change no
+ * time but the share of each. */
+static void every_list_ends_alike(void)
+{
+    const double step_s[3] = {0.5, 1, 2};
+    for (int groups = 0; groups <= 3; groups++) {
+        struct hapt_arena arena;
+        struct hapt_simulation *simulation;
+        struct pipeline p = {.stages = 3, .microbatches = 4, .forward_s = {1, 1, 1}, .backward_s = {2, 2, 2}};
+        const int warmup[3] = {3, 2, 1}, all = groups ? groups : 1;
+        const struct hapt_schedule_options options = {.tied = true, .update_groups = groups};
+        hapt_arena_init(&arena);
+        CHECK_OK(hapt_schedule_build(HAPT_SCHEDULE_1F1B, 3, 4, warmup, &options, &arena, &p.schedule));
+        CHECK_OK(hapt_schedule_check(p.schedule));
+        const struct hapt_instruction_list *idle = &p.schedule->idle;
+        CHECK(idle->count == 1 && idle->instruction[0].kind == HAPT_INSTRUCTION_NORM);
+        CHECK(idle->instruction[0].chunk == -1 && idle->instruction[0].microbatch == -1);
+        for (int s = 0; s < 3; s++) {
+            struct hapt_instruction_list *list = &p.schedule->list[s];
+            struct hapt_instruction *norm = &list->instruction[list->count - all - 1];
+            CHECK(norm->kind == HAPT_INSTRUCTION_NORM && norm->chunk == -1);
+            for (int g = 0; g < all; g++) {
+                CHECK(norm[1 + g].kind == HAPT_INSTRUCTION_UPDATE && norm[1 + g].group == g && norm[1 + g].chunk == s);
+                norm[1 + g].group++;
+                CHECK_FAILS(hapt_schedule_check(p.schedule), HAPT_ERR_INTERNAL);
+                norm[1 + g].group--;
+            }
+            list->count--; /* one group is left out */
+            CHECK_FAILS(hapt_schedule_check(p.schedule), HAPT_ERR_INTERNAL);
+            list->count++;
+            norm->kind = HAPT_INSTRUCTION_UPDATE; /* nobody agrees */
+            CHECK_FAILS(hapt_schedule_check(p.schedule), HAPT_ERR_INTERNAL);
+            norm->kind = HAPT_INSTRUCTION_NORM;
+        }
+        p.schedule->idle.count = 0;
+        CHECK_FAILS(hapt_schedule_check(p.schedule), HAPT_ERR_INTERNAL);
+        p.schedule->idle.count = 1;
+        p.costs = (struct hapt_costs){
+            .forward_s = p.forward_s, .backward_s = p.backward_s, .comm_s = p.comm_s, .step_s = step_s};
+        CHECK_OK(hapt_simulate(p.schedule, &p.costs, &arena, &simulation));
+        for (int s = 0; s < 3; s++) CHECK_NEAR(simulation->busy_s[s], 12 + step_s[s], 1e-12);
+        hapt_arena_release(&arena);
+    }
+}
+
 /* Stage 0 waits for gradients before it has launched what stage 1 waits for. */
 static void deadlocks_are_found(void)
 {
@@ -144,14 +190,14 @@ static void deadlocks_are_found(void)
     struct pipeline p = {.stages = 2, .microbatches = 4, .forward_s = {1, 1}, .backward_s = {1, 1}, .t_max_s = 2};
     const int rising[2] = {1, 2};
     hapt_arena_init(&arena);
-    CHECK_FAILS(hapt_schedule_build(HAPT_SCHEDULE_H1F1B, 2, 4, rising, false, &arena, &p.schedule), HAPT_ERR_INPUT);
+    CHECK_FAILS(hapt_schedule_build(HAPT_SCHEDULE_H1F1B, 2, 4, rising, NULL, &arena, &p.schedule), HAPT_ERR_INPUT);
     build(&p, HAPT_SCHEDULE_1F1B, 0, false, &arena);
     struct hapt_schedule *other;
     const int one[2] = {2, 2};
-    CHECK_OK(hapt_schedule_build(HAPT_SCHEDULE_1F1B, 2, 4, one, false, &arena, &other));
+    CHECK_OK(hapt_schedule_build(HAPT_SCHEDULE_1F1B, 2, 4, one, NULL, &arena, &other));
     struct hapt_schedule *early;
     const int least[2] = {1, 1};
-    CHECK_OK(hapt_schedule_build(HAPT_SCHEDULE_1F1B, 2, 4, least, false, &arena, &early));
+    CHECK_OK(hapt_schedule_build(HAPT_SCHEDULE_1F1B, 2, 4, least, NULL, &arena, &early));
     /* stage 0 launches one at a time; stage 1 wants two before the first backward */
     p.schedule->list[0] = early->list[0];
     p.schedule->list[1] = other->list[1];
@@ -255,6 +301,7 @@ int main(int argc, char **argv)
     RUN(launch_counts_of_the_paper);
     RUN(two_stages_overlap);
     RUN(damaged_schedules_fail);
+    RUN(every_list_ends_alike);
     RUN(deadlocks_are_found);
     RUN(tied_parameters_meet);
     RUN(gpipe_by_hand);

@@ -21,7 +21,7 @@ struct made {
     struct hapt_schedule schedule;
     int submesh_of[MOST_CHUNKS];
     struct hapt_instruction_list list[MOST_SUBMESHES];
-    struct hapt_instruction instruction[MOST_SUBMESHES][MOST_INSTRUCTIONS];
+    struct hapt_instruction instruction[MOST_SUBMESHES][MOST_INSTRUCTIONS], idle[1];
     bool taken[MOST_SUBMESHES][MOST_CHUNKS * MOST_MICROBATCHES]; /* slots in use */
     int slot[MOST_CHUNKS][MOST_MICROBATCHES];
     double forward_s[MOST_CHUNKS], backward_s[MOST_CHUNKS], comm_s[MOST_CHUNKS], step_s[MOST_CHUNKS];
@@ -71,7 +71,9 @@ static void make(struct made *made, uint64_t *seed)
                                        .microbatches = B,
                                        .chunk_count = chunks,
                                        .submesh_count = submeshes < chunks ? submeshes : chunks,
+                                       .update_groups = 1 + below(seed, 3),
                                        .submesh_of = made->submesh_of,
+                                       .idle = {.count = 1, .instruction = made->idle},
                                        .list = made->list}};
     const int S = made->schedule.submesh_count;
     for (int c = 0; c < chunks; c++) {
@@ -96,7 +98,14 @@ static void make(struct made *made, uint64_t *seed)
         }
     }
     for (int c = 0; c < chunks; c++) append(made, HAPT_INSTRUCTION_REDUCE, c, -1);
-    for (int c = 0; c < chunks; c++) append(made, HAPT_INSTRUCTION_UPDATE, c, -1);
+    made->idle[0] = (struct hapt_instruction){.kind = HAPT_INSTRUCTION_NORM, .chunk = -1, .microbatch = -1, .slot = -1};
+    for (int s = 0; s < S; s++) made->list[s].instruction[made->list[s].count++] = made->idle[0];
+    for (int c = 0; c < chunks; c++)
+        for (int g = 0; g < made->schedule.update_groups; g++) {
+            struct hapt_instruction_list *list = &made->list[made->submesh_of[c]];
+            append(made, HAPT_INSTRUCTION_UPDATE, c, -1);
+            list->instruction[list->count - 1].group = g;
+        }
 }
 
 /* The end time of a pass or a transfer, or -1 until the end times of its predecessors are known. */
@@ -136,7 +145,7 @@ static bool time_instruction(struct dag *dag, int submesh, int index)
     if (at->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD && !wait_for(&start_s, dag->transfer[0][c - 1][m])) return false;
     if (at->kind == HAPT_INSTRUCTION_RECEIVE_BACKWARD && !wait_for(&start_s, dag->transfer[1][c][m])) return false;
     if (at->kind == HAPT_INSTRUCTION_FORWARD) lasts_s = made->forward_s[c];
-    if (at->kind == HAPT_INSTRUCTION_UPDATE) lasts_s = made->step_s[c];
+    if (at->kind == HAPT_INSTRUCTION_UPDATE) lasts_s = made->step_s[c] / made->schedule.update_groups;
     if (at->kind == HAPT_INSTRUCTION_BACKWARD) {
         lasts_s = made->backward_s[c];
         if (m >= HAPT_TRANSFER_SLOTS && hapt_schedule_crosses(&made->schedule, c - 1) &&
@@ -234,11 +243,12 @@ static void damage_is_found(void)
         struct hapt_instruction_list *list = &made.list[below(&seed, made.schedule.submesh_count)];
         struct hapt_instruction *at = &list->instruction[below(&seed, list->count)];
         const struct hapt_instruction kept = *at;
-        switch (below(&seed, 4)) {
+        switch (below(&seed, 5)) {
         case 0: at->slot = kept.slot + 1 + below(&seed, 3); break;
         case 1: at->chunk = (kept.chunk + 1 + below(&seed, MOST_CHUNKS - 1)) % MOST_CHUNKS; break;
         case 2: at->microbatch = kept.microbatch + 1; break;
         case 3: *at = list->instruction[list->count - 1]; break;
+        case 4: at->group = kept.kind == HAPT_INSTRUCTION_UPDATE ? kept.group + 1 : kept.group; break;
         }
         if (kept.kind == HAPT_INSTRUCTION_SEND_BACKWARD && at->slot != kept.slot)
             continue; /* its slot is free by then */

@@ -78,7 +78,8 @@ static void build(struct pipeline *p, int transfer_slots, struct hapt_arena *are
                                    .exchange_s = p->exchange_s,
                                    .transfer_slots = transfer_slots};
     hapt_schedule_warmup(p->kind, p->stages, p->microbatches, p->comm_s, p->t_max_s, EPSILON, p->warmup);
-    CHECK_OK(hapt_schedule_build(p->kind, p->stages, p->microbatches, p->warmup, p->tied, arena, &p->schedule));
+    const struct hapt_schedule_options options = {.tied = p->tied};
+    CHECK_OK(hapt_schedule_build(p->kind, p->stages, p->microbatches, p->warmup, &options, arena, &p->schedule));
 }
 
 /* The DAG of HAPT 4.2.1 by recursion, without lists and clocks. End times of forwards, backwards and transfers; -1
@@ -279,7 +280,7 @@ static double simulated(struct pipeline *p, int slots, bool blocking, double *pe
             double steady_s = NAN;
             struct hapt_schedule *shorter;
             *period_s = simulation->period_s;
-            CHECK_OK(hapt_schedule_build(p->kind, p->stages, p->warmup[0], p->warmup, false, &arena, &shorter));
+            CHECK_OK(hapt_schedule_build(p->kind, p->stages, p->warmup[0], p->warmup, NULL, &arena, &shorter));
             CHECK_OK(hapt_simulate_period(shorter, &p->costs, &arena, &steady_s));
             CHECK_NEAR(steady_s, *period_s, 2 * EPSILON * *period_s);
         }
