@@ -59,6 +59,7 @@ want libglpk-dev header glpk.h
 want bible-kjv program bible
 if [ $style = yes ]; then
     want clang-format program clang-format
+    want clang-tidy program clang-tidy
 fi
 if [ $bench = yes ]; then
     want python3-torch module torch

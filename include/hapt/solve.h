@@ -1,8 +1,9 @@
 /*
  * Linear programs: minimise cost . x subject to row_lower <= A x <= row_upper and lower <= x <= upper.
  *
- * An instance is scaled, solved by PETSc/TAO's interior point method, and moved from that interior solution to a vertex
- * by pivots. Pivots alone, a dual and primal simplex method, take large instances and those that TAO could not solve.
+ * An instance is scaled. Small ones are solved by pivots alone, a dual and primal simplex method, which is fastest
+ * there. Larger ones are solved by PETSc/TAO's interior point method and moved from that interior solution to a vertex
+ * by pivots. Each takes over where the other fails.
  * `optimal` is reported only after two checks against the instance: x is feasible, and its objective meets the bound
  * from the multipliers (weak duality).
  */
@@ -29,7 +30,7 @@ enum hapt_lp_result {
 };
 
 enum hapt_lp_solver {
-    HAPT_LP_AUTO, /* TAO where it is suitable and available, else pivots alone */
+    HAPT_LP_AUTO, /* by size: pivots alone, or TAO and pivots where it is available */
     HAPT_LP_TAO,  /* TAO and pivots, for any size */
     HAPT_LP_PIVOT /* pivots alone, from the origin */
 };

@@ -29,15 +29,15 @@ enum hapt_status hapt_sharding_trivial(const struct hapt_graph *graph, struct ha
     return HAPT_OK;
 }
 
-enum hapt_status hapt_sharding_at(const struct hapt_sharding *sharding, const int *place, struct hapt_arena *arena,
+enum hapt_status hapt_sharding_at(const struct hapt_sharding *sharding, const int *mesh_coordinate, struct hapt_arena *arena,
                                   struct hapt_sharding **local)
 {
     struct hapt_sharding *made;
     HAPT_NEW(made, arena, 1);
     *made = *sharding;
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
-        HAPT_ASSERT(place[axis] >= 0 && place[axis] < sharding->axis[axis].size);
-        made->mesh_coordinate[axis] = place[axis];
+        HAPT_ASSERT(mesh_coordinate[axis] >= 0 && mesh_coordinate[axis] < sharding->axis[axis].size);
+        made->mesh_coordinate[axis] = mesh_coordinate[axis];
     }
     HAPT_TRY(localise(made, arena));
     *local = made;

@@ -359,7 +359,7 @@ def resume():
             total = count_calls(counts)
             places = []
             for kind in kinds:
-                most = int(os.environ.get("HAPT_FAULTS", 0)) or (total.get(kind, 0) if long_round else 3 if ranks == 1 else 1)
+                most = int(os.environ.get("HAPT_FAULTS", 0)) or (total.get(kind, 0) if long_round else 2 if ranks == 1 else 1)
                 mine = range(1 + share, total.get(kind, 0) + 1, shares)
                 if "HAPT_AT" in os.environ:
                     mine = [int(at) for at in os.environ["HAPT_AT"].split()]
