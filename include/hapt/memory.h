@@ -19,12 +19,12 @@
 
 enum hapt_optimizer { HAPT_OPTIMIZER_SGD, HAPT_OPTIMIZER_ADAMW };
 
-/* Where memory is. Plans put everything on the device; offloading would put some of it on the host. */
+/* The memory space. Plans put everything on the device; offloading would put some of it on the host. */
 enum hapt_memory_space { HAPT_SPACE_DEVICE, HAPT_SPACE_HOST };
 
 enum hapt_region { HAPT_REGION_NONE, HAPT_REGION_RESIDENT, HAPT_REGION_SLOT, HAPT_REGION_WORKSPACE };
 
-/* Where a program tensor is. */
+/* The location of a program tensor. */
 struct hapt_memory_location {
     enum hapt_memory_space space;
     enum hapt_region region;

@@ -131,7 +131,7 @@ static bool reference_is_valid(struct hapt_h5_heap *heap, const unsigned char *r
 
 /* ---- References ---- */
 
-/* The conversion: `buffer` holds `count` references. What it becomes is not used. */
+/* The conversion: `buffer` holds `count` references. Its result is not used. */
 static herr_t check_references(hid_t from, hid_t to, H5T_cdata_t *data, size_t count, size_t stride, size_t unused,
                                void *buffer, void *background, hid_t transfer)
 {

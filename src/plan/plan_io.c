@@ -33,7 +33,7 @@
 #define MAX_DEVICES (1 << 20)
 #define PATH_MAX_CHARS 512
 
-/* Where the values of a row are: in the stage or its submesh, or there at element k of an array. */
+/* Location of the values of a row: in the stage or its submesh, or there at element k of an array. */
 enum place { STAGE, SUBMESH, STAGE_PART, SUBMESH_PART, SUBMESH_INDEX, STAGE_INDEX /* written from no member */ };
 /* When a file has a table. MIXED tables have a row for each part k of the mixed stages, others one (k = 0) per stage.
  */

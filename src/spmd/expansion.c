@@ -278,7 +278,7 @@ static int newest_with(const struct expansion *expansion, int tensor, struct hap
     return NONE;
 }
 
-/* Of several equal versions, most operators see the oldest. */
+/* Most operators see the oldest of several equal versions. */
 static int oldest_with(const struct expansion *expansion, int tensor, struct hapt_property property)
 {
     int found = NONE;
@@ -341,10 +341,10 @@ static enum hapt_status communicate_parameter(struct expansion *expansion,
     return add_collective(expansion, instruction->kind, source, to, NONE, -1, &moved);
 }
 
-/* The version that a communication starts from. Of several communications in a row, each starts from the result of
- * the one before: an older version of that layout may be visible to later operators only. Otherwise it is a version
- * that the next operator sees, since a communication runs just before its reader. Of several, or if there is none, it
- * is the oldest version, which most operators see. */
+/* The version that a communication starts from. In a row of communications, each starts from the result of the one
+ * before: an older version of that layout may be visible to later operators only. Otherwise it is a version that the
+ * next operator sees, since a communication runs just before its reader. If there are several or none, it is the oldest
+ * version, which most operators see. */
 static int source_of(const struct expansion *expansion, int tensor, struct hapt_property from)
 {
     int seen = NONE;

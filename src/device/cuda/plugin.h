@@ -17,7 +17,7 @@ extern "C" {
 /* Increase it with any change of these tables or of the structures of device.h. */
 enum { CUDA_PLUGIN_ABI = 8 };
 
-/* What the plug-in may use of the executable. */
+/* Functions of the executable that the plug-in may use. */
 struct cuda_host {
     enum hapt_status (*fail)(enum hapt_status status, const char *hint, const char *format, ...);
     /* Opens a shared library by its soname, wherever it is installed (cuda_libraries.h). NULL: *error says why. */
