@@ -61,8 +61,7 @@ static enum hapt_lp_result try_all(struct attempt *attempt, enum hapt_lp_solver 
 {
     const struct hapt_lp *lp = attempt->lp;
     const int constraints = lp->row_count + lp->column_count, entries = lp->start[lp->row_count];
-    const bool suits_tao =
-        constraints > PIVOT_CONSTRAINTS && constraints <= TAO_CONSTRAINTS && entries <= TAO_ENTRIES;
+    const bool suits_tao = constraints > PIVOT_CONSTRAINTS && constraints <= TAO_CONSTRAINTS && entries <= TAO_ENTRIES;
     enum hapt_lp_result result = HAPT_LP_FAILED;
     if (lp->column_count == 0) solver = HAPT_LP_PIVOT; /* nothing to optimise */
     if (solver == HAPT_LP_TAO || (solver == HAPT_LP_AUTO && suits_tao)) {

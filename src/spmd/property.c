@@ -170,7 +170,8 @@ static int clip_runs(const struct hapt_box_run *run, int runs, int64_t begin, in
     return made_count;
 }
 
-void hapt_sharding_box(const struct hapt_sharding *sharding, int tensor, const int *mesh_coordinate, struct hapt_box *box)
+void hapt_sharding_box(const struct hapt_sharding *sharding, int tensor, const int *mesh_coordinate,
+                       struct hapt_box *box)
 {
     const struct hapt_tensor *whole = &sharding->graph->tensor[tensor];
     box->dims = whole->dims;
@@ -187,7 +188,8 @@ void hapt_sharding_box(const struct hapt_sharding *sharding, int tensor, const i
         struct hapt_box_run made[HAPT_MAX_RUNS];
         int64_t first, count;
         int runs = 0;
-        HAPT_ASSERT(hapt_property_share(property, &sharding->axis[axis], box->extent[d], mesh_coordinate[axis], &first, &count));
+        HAPT_ASSERT(hapt_property_share(property, &sharding->axis[axis], box->extent[d], mesh_coordinate[axis], &first,
+                                        &count));
         for (int b = 0; b < blocks; b++)
             runs = clip_runs(box->run[d], box->runs[d], b * block + first, count, made, runs);
         /* Merge adjacent runs. */

@@ -1,7 +1,6 @@
 /* Sharding rules derived from index signatures. */
 #include "hapt/rules.h"
 
-
 /* The dimension that is sharded if `letter` is, or -1. */
 static int position(const struct hapt_signature_operand *operand, char letter)
 {

@@ -29,8 +29,8 @@ enum hapt_status hapt_sharding_trivial(const struct hapt_graph *graph, struct ha
     return HAPT_OK;
 }
 
-enum hapt_status hapt_sharding_at(const struct hapt_sharding *sharding, const int *mesh_coordinate, struct hapt_arena *arena,
-                                  struct hapt_sharding **local)
+enum hapt_status hapt_sharding_at(const struct hapt_sharding *sharding, const int *mesh_coordinate,
+                                  struct hapt_arena *arena, struct hapt_sharding **local)
 {
     struct hapt_sharding *made;
     HAPT_NEW(made, arena, 1);
