@@ -193,7 +193,7 @@ $(BUILD)/bench/%: bench/%.c $(BUILD)/libhapt.a
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
-# What a fresh Debian or Ubuntu lacks. Where pkg-config finds everything, nothing is installed. Without root the command is printed, and run by
+# Installs the packages that a fresh Debian or Ubuntu lacks. Where pkg-config finds everything, nothing is installed. Without root the command is printed, and run by
 # SUDO=sudo alone.
 deps:
 	$(Q)SUDO='$(SUDO)' jobs/setup-debian.sh $(DEPS)
@@ -244,7 +244,7 @@ fuzz: deps
 	$(Q)mkdir -p build/fuzz
 	$(Q)OMP_NUM_THREADS=1 build/asan/tests/fuzz/fuzz --inputs $(FUZZ_INPUTS) --seed "$(FUZZ_SEED)" --jobs $(FUZZ_JOBS) --keep build/fuzz tests/fuzz/corpus
 
-# What needs a GPU; without one it builds everything and says that nothing ran.
+# The tests that need a GPU. Without one it builds everything and says that nothing ran.
 check-gpu: deps
 	$(Q)$(MAKE) --no-print-directory build/hapt $(cuda_plugin) $(gpu_programs)
 	$(Q)tests/gpu/run $(BUILD) || [ $$? -eq 77 ]

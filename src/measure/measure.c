@@ -18,7 +18,7 @@
 #include "hapt/progress.h"
 #include "afford.h"
 
-/* Of --profile-seconds, with mixed stages: for timing single devices, and the minimum for mixed stages. */
+/* Shares of --profile-seconds with mixed stages: for timing single devices, and the minimum for mixed stages. */
 #define ALONE_SHARE 0.5
 #define SLOWED_SHARE 0.5 /* for running stages of slowed devices */
 #define MIXED_SHARE 0.3

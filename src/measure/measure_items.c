@@ -1,6 +1,6 @@
 /*
- * What all parts of measuring share: the tables of a class's items, the memory that each needs, what the measurement
- * will cost, and sums over ranks.
+ * Shared by all parts of measuring: the tables of a class's items, the memory that each needs, the expected duration of
+ * the measurement, and sums over ranks.
  */
 #include <math.h>
 #include <string.h>

@@ -22,7 +22,7 @@ bool view_order_of(const struct hapt_plan *plan, struct view_order *order);
 /* Allows every boundary at any layer. */
 void view_order_free(struct view_order *order, int layer_count);
 
-/* What a restricted search changes; zeros: nothing. */
+/* Restrictions of a search; zeros: none. */
 struct view_limits {
     const struct view_order *order; /* all plans of this order without mixed stages, and no others; NULL: any order */
     unsigned left_out;              /* bits of subclusters without stages, also without mixed ones */

@@ -1,6 +1,6 @@
 /*
- * What operators and communications cost on an axis: the cuts of every operator, the collectives between layouts, and
- * the check and the price of a program, instruction by instruction and device by device. Independent of the search.
+ * The costs of operators and communications on an axis: the cuts of every operator, the collectives between layouts,
+ * and the check and the price of a program, instruction by instruction and device by device. Independent of the search.
  */
 #include <math.h>
 #include <string.h>

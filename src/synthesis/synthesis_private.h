@@ -55,7 +55,7 @@ typedef uint16_t layout_set;
         (capacity) = wider_;                                                             \
     } while (0)
 
-/* Of kinds of devices; 0 without any. */
+/* The time of the slowest kind of device; 0 without any. */
 static inline double slowest(const double *seconds, int count)
 {
     double most = 0;

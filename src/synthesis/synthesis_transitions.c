@@ -1,5 +1,5 @@
 /*
- * What a step and a border do to the versions of a state's tensors, with their communications and memory.
+ * The effects of a step and of a border on the versions of a state's tensors, with their communications and memory.
  *
  * A step is an operator's cut, the communications before it and those after it.
  * Partial sums are removed right after their writer. An addend to a gradient of another layout is also converted right

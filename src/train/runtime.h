@@ -1,6 +1,6 @@
 /*
- * What differs between a stage whose device computes and one whose device is modelled (--device emulated): one table of
- * functions for each. Everything else of a run is the same code for both.
+ * The differences between a stage whose device computes and one whose device is modelled (--device emulated): one table
+ * of functions for each. Everything else of a run is the same code for both.
  *
  * On a modelled device computation lasts as long as the plan says. Messages are a header and a few bytes, throttled to
  * their modelled size. The weights are replaced by a sample, which the optimizer updates with gradients from a rule. So

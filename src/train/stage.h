@@ -57,7 +57,7 @@ struct stage_input {
     size_t bytes;
 };
 
-/* What NORM needs of the owner of the stage: the agreement of all ranks behind the gradients of a step. */
+/* The agreement of all ranks on the gradients of a step, which NORM asks the owner of the stage for. */
 struct stage_agreement {
     void *context;
     /* Shares this rank's sum of squares with all ranks. *update: settings of the update; *updates false: no rank

@@ -192,8 +192,8 @@ static enum hapt_status update(struct stage *stage, const struct hapt_instructio
     return stage->updates ? stage->runtime->update(stage, instruction->group, &stage->update) : HAPT_OK;
 }
 
-/* What runs each kind of instruction. `activity` is what the heartbeat reports to peers that wait for this rank; `to`:
- * the neighbour that this rank then waits for, 0: none. */
+/* The function of each kind of instruction. `activity` is what the heartbeat reports to peers that wait for this rank;
+ * `to`: the neighbour that this rank then waits for, 0: none. */
 static const struct {
     const char *activity;
     int to;

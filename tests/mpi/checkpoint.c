@@ -1,6 +1,6 @@
 /* ranks: 1 2 3
- * Checkpoints. What is written can be read back. Damage of every kind is noticed, and the checkpoint before it is used.
- * A write that fails leaves older checkpoints intact. */
+ * Checkpoints. A written checkpoint can be read back. Damage of every kind is noticed, and the checkpoint before it is
+ * used. A write that fails leaves older checkpoints intact. */
 #include "test.h"
 
 #include <signal.h>

@@ -7,7 +7,7 @@
 #include "hapt/ratios.h"
 #include "hapt/sharding.h"
 
-/* What rank `rank` holds at `i`: values whose float sum depends on the order. */
+/* The values of rank `rank` at `i`: ones whose float sum depends on the order. */
 static float value(int round, int rank, size_t i)
 {
     static const double scale[] = {1, 1e3, 1e6, 1e2, 1e5, 1e1, 1e4};

@@ -62,7 +62,7 @@ static struct hapt_model *build_family(int family)
 
 /* ---- programs at random ---- */
 
-/* What was drawn, for the statistics. */
+/* Counts of the random draws, for the statistics. */
 struct drawn {
     struct shape shape;
     const struct hapt_sharding *sharding[2]; /* by stage */

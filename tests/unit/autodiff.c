@@ -62,8 +62,8 @@ static int stage_of(const int *end, int op)
     return stage;
 }
 
-/* Runs the operators of one stage in the memory of that stage. What it touches and others wrote last comes from the
- * stage that wrote it last, as a copy. holder[t]: the stage that wrote tensor t last, -1: none. */
+/* Runs the operators of one stage in the memory of that stage. Tensors that others wrote last are copied from the
+ * stage that wrote them last. holder[t]: the stage that wrote tensor t last, -1: none. */
 static void run_stage(const struct hapt_graph *graph, struct memory *memory, const int *end, int stage, bool backward,
                       int *holder, int *received)
 {

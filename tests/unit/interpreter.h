@@ -235,7 +235,7 @@ static void run_op(const struct hapt_graph *graph, int index, const struct memor
     }
     for (int o = 0; o < call.op->output_count; o++) {
         double **value = &memory->value[call.op->output[o]];
-        /* What is neither cleared nor received is garbage: NaN shows a missing first writer. */
+        /* Memory that is neither cleared nor received is garbage: NaN shows a missing first writer. */
         if (!*value) {
             const int64_t count = elements(graph, call.op->output[o]);
             *value = hapt_arena_alloc(&arena, (size_t)count, sizeof **value);

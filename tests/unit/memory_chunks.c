@@ -30,7 +30,7 @@ static void add(struct span *span, int *count, int chunk, size_t first, size_t b
     span[(*count)++] = (struct span){chunk, first, first + bytes};
 }
 
-/* What a chunk keeps to itself: blocks of parameters, gradients and state, other residents, transfer slots. */
+/* A chunk's own memory: blocks of parameters, gradients and state, other residents, transfer slots. */
 static void add_chunk(const struct hapt_memory_plan *plan, const struct hapt_program *program, int chunk,
                       struct span *span, int *count)
 {

@@ -7,7 +7,7 @@
 
 enum { MOST_STAGES = 8, MOST_T_MAX = 4096 };
 
-/* What a stage uses of one subcluster, and the memory of a device there. */
+/* The devices that a stage uses of one subcluster, and the memory of each. */
 struct brute_part {
     int subcluster, devices;
     double parameter_bytes, activation_bytes, memory_bytes;

@@ -72,7 +72,7 @@ static bool contains(const struct hapt_boundary *boundary, int tensor)
     return false;
 }
 
-/* What enters a stage leaves another: activations an earlier one, gradients a later one. */
+/* Each tensor that enters a stage leaves another: activations an earlier one, gradients a later one. */
 static void check_cuts(const struct hapt_graph *graph, const int *cut, int stages, struct hapt_arena *arena)
 {
     struct hapt_program *program[16];

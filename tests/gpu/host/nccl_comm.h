@@ -5,7 +5,7 @@
 #include "nccl.h"
 #include "nccl_mail.h"
 
-/* Of operations. */
+/* Operations. */
 enum kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE, PAIR, SPLIT };
 
 /* The description of an operation in a message. */
