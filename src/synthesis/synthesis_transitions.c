@@ -46,11 +46,14 @@ double hapt_kept_seconds(const struct problem *problem, const struct object *obj
 
 int hapt_cheapest_source(const struct layouts *layouts, layout_set from, int to)
 {
+    double best_s = INFINITY;
     int best = -1;
-    for (int l = 0; l < layouts->count; l++)
-        if (l != PARTIAL && from >> l & 1u && l != to && isfinite(layouts->convert_s[l][to]) &&
-            (best < 0 || layouts->convert_s[l][to] < layouts->convert_s[best][to]))
-            best = l;
+    for (uint32_t rest = from & ~(1u << PARTIAL | 1u << to); rest; rest &= rest - 1) {
+        const int l = __builtin_ctz(rest);
+        if (!(layouts->convert_s[l][to] < best_s)) continue;
+        best = l;
+        best_s = layouts->convert_s[l][to];
+    }
     return best;
 }
 
