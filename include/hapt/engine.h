@@ -49,17 +49,28 @@ struct hapt_engine_options {
  * both figures). HAPT_ERR_INPUT: the back end lacks an operator. */
 enum hapt_status hapt_engine_create(const struct hapt_program *program, const struct hapt_engine_options *options,
                                     struct hapt_engine **engine);
+/* Engines of the chunks of one device, in one allocation (hapt_memory_plan_chunks) that is freed with the last of them.
+ * options[k]: of chunk k; they may differ in `links` and `all_reduce_gradients`. engine[0 .. chunks): all, or none. */
+enum hapt_status hapt_engine_create_chunks(const struct hapt_program *const *program, int chunks,
+                                           const struct hapt_engine_options *options, struct hapt_engine **engine);
 void hapt_engine_destroy(struct hapt_engine *engine);
-/* On back ends with `pin`, runs every kernel once on zeros, then clears the memory. Loading a kernel may synchronise
- * the device, which would deadlock a pending collective. Call right after hapt_engine_create. */
+/* On back ends with `pin`, runs every kernel once on zeros, then clears the memory of all chunks. Loading a kernel may
+ * synchronise the device, which would deadlock a pending collective. Call right after hapt_engine_create. */
 enum hapt_status hapt_engine_warm_up(struct hapt_engine *engine);
 /* Call before the first collective. `on_device`: collectives take device addresses. Otherwise, if the host cannot read
  * device memory, reserves host memory for what collectives transfer. */
 enum hapt_status hapt_engine_connect(struct hapt_engine *engine, bool on_device);
 const struct hapt_memory_plan *hapt_engine_memory(const struct hapt_engine *engine);
-/* The memory plan that such an engine would have, without a device allocation. */
-enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program, const struct hapt_engine_options *options,
-                                         struct hapt_arena *arena, struct hapt_memory_plan **plan);
+/* The memory plans that such engines would have, without a device allocation. */
+enum hapt_status hapt_engine_plan_chunks(const struct hapt_program *const *program, int chunks,
+                                         const struct hapt_engine_options *options, struct hapt_arena *arena,
+                                         struct hapt_memory_plan **plan);
+static inline enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program,
+                                                       const struct hapt_engine_options *options,
+                                                       struct hapt_arena *arena, struct hapt_memory_plan **plan)
+{
+    return hapt_engine_plan_chunks(&program, 1, options, arena, plan);
+}
 
 /* Kernel scratch as the back end reports it (hapt_kernel_scratch); context: struct hapt_engine_options. */
 size_t hapt_engine_scratch(void *context, const struct hapt_program *program, int op);

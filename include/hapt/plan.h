@@ -125,6 +125,9 @@ enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt
  * simulated time follow. Memory may then exceed the devices' memory. */
 enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kind schedule, int microbatches,
                                   double hide_threshold);
+/* The instruction lists of one step. `tied`: chunks share parameters. */
+enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, struct hapt_arena *arena,
+                                    struct hapt_schedule **schedule);
 /* Simulates one step of the plan. hapt_plan_change gives it another schedule. */
 enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_arena *arena,
                                     struct hapt_simulation **simulation);

@@ -24,7 +24,7 @@ enum hapt_instruction_kind {
     HAPT_INSTRUCTION_BACKWARD,
     HAPT_INSTRUCTION_SEND_BACKWARD,
     HAPT_INSTRUCTION_REDUCE,   /* gradients across the submesh */
-    HAPT_INSTRUCTION_EXCHANGE, /* gradients of tied parameters across chunks */
+    HAPT_INSTRUCTION_EXCHANGE, /* gradients of tied parameters across chunks; no chunk */
     HAPT_INSTRUCTION_NORM,     /* all ranks agree on loss, gradient norm, and whether the step updates; no chunk */
     HAPT_INSTRUCTION_UPDATE    /* one parameter group of a chunk; nothing if the step was refused or skipped */
 };
@@ -32,7 +32,7 @@ enum hapt_instruction_kind {
 struct hapt_instruction {
     enum hapt_instruction_kind kind;
     int step;       /* relative to the list's first step */
-    int chunk;      /* part of the graph; chunks ascend along it, a submesh may run several; -1: NORM, for all */
+    int chunk;      /* part of the graph; chunks ascend along it, a submesh may run several; -1: for all of them */
     int microbatch; /* -1 for once-per-step instructions */
     int slot;       /* activation slot of (chunk, microbatch); -1 for once-per-step instructions */
     int group;      /* UPDATE: parameter group, of `update_groups`; else 0 */
@@ -54,14 +54,16 @@ struct hapt_schedule {
     int chunk_count;
     int submesh_count;
     int update_groups;                  /* UPDATE instructions of a chunk */
-    int *submesh_of;                    /* [chunk_count] */
+    int *submesh_of;                    /* [chunk_count] numbered by their first chunks */
+    int *launches;                      /* [chunk_count] N_i: microbatches of the chunk in flight at most */
     struct hapt_instruction_list *list; /* [submesh_count] */
     struct hapt_instruction_list idle;  /* of a rank without a chunk: NORM alone */
 };
 
 struct hapt_schedule_options {
-    bool tied;         /* an EXCHANGE before the agreement */
-    int update_groups; /* UPDATE instructions per chunk; 0: one */
+    bool tied;             /* an EXCHANGE before the agreement */
+    int update_groups;     /* UPDATE instructions per chunk; 0: one */
+    const int *submesh_of; /* [chunks] numbered by their first chunks; NULL: each chunk has its own */
 };
 
 /* Does the boundary behind a chunk join two submeshes? Inside one, nothing is sent. False behind the last chunk and for
@@ -88,9 +90,10 @@ int hapt_schedule_delta(enum hapt_schedule_kind kind, double comm_s, double t_ma
  * transfer slots per boundary; argument: tests/unit/schedule_random.c. */
 void hapt_schedule_warmup(enum hapt_schedule_kind kind, int stages, int microbatches, const double *comm_s,
                           double t_max_s, double hide_threshold, int *warmup);
-/* One step of a plain pipeline, with chunk i on submesh i. `options` NULL: nothing tied, one update. HAPT_ERR_INPUT:
- * launch counts outside [1, microbatches] or rising along the pipeline. */
-enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int stages, int microbatches, const int *warmup,
+/* One step of a pipeline. `options` NULL: nothing tied, one update, a submesh per chunk. A submesh with several chunks
+ * runs their lists in turn: whatever is ready, gradients first (merge.c). HAPT_ERR_INPUT: launch counts outside [1,
+ * microbatches] or rising along the pipeline. */
+enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int chunks, int microbatches, const int *warmup,
                                      const struct hapt_schedule_options *options, struct hapt_arena *arena,
                                      struct hapt_schedule **schedule);
 /* Checks order, completeness and slots: no deadlock, each microbatch once forward and once backward, launch counts

@@ -41,8 +41,7 @@ struct hapt_simulation {
 enum hapt_status hapt_simulate(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
                                struct hapt_arena *arena, struct hapt_simulation **simulation);
 /* Steady-state seconds per microbatch under the schedule's launch counts, from a run that is long enough for it. GPipe
- * launches B microbatches and has no steady state: the average cost of one more microbatch. Plain pipelines only, with
- * chunk i on submesh i. */
+ * launches B microbatches and has no steady state: the average cost of one more microbatch. */
 enum hapt_status hapt_simulate_period(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
                                       struct hapt_arena *arena, double *period_s);
 /* Hidden share of the communication at boundary `chunk`: 1 - (T(c) - T(0)) / (B c) over the steady phase

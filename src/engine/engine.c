@@ -4,17 +4,18 @@
 
 #include "engine_private.h"
 
-enum hapt_status hapt_engine_plan_memory(const struct hapt_program *program, const struct hapt_engine_options *options,
-                                         struct hapt_arena *arena, struct hapt_memory_plan **plan)
+enum hapt_status hapt_engine_plan_chunks(const struct hapt_program *const *program, int chunks,
+                                         const struct hapt_engine_options *options, struct hapt_arena *arena,
+                                         struct hapt_memory_plan **plan)
 {
-    HAPT_TRY(hapt_engine_check_kernels(program, options));
+    for (int k = 0; k < chunks; k++) HAPT_TRY(hapt_engine_check_kernels(program[k], options));
     struct hapt_engine_options context = *options;
     const struct hapt_memory_options memory = {.slots = options->slots,
                                                .state_count = options->state_count,
                                                .sharded_state = options->sharded_state,
                                                .scratch = hapt_engine_scratch,
                                                .scratch_context = &context};
-    return hapt_memory_plan(program, &memory, arena, plan);
+    return hapt_memory_plan_chunks(program, chunks, &memory, arena, plan);
 }
 
 static bool is_on_device(const struct hapt_memory_plan *plan, const struct hapt_program *program)
@@ -24,33 +25,78 @@ static bool is_on_device(const struct hapt_memory_plan *plan, const struct hapt_
     return plan->state_space == HAPT_SPACE_DEVICE;
 }
 
-static enum hapt_status set_up(struct hapt_engine *engine)
+static void release(struct engine_memory *shared, const struct hapt_engine_options *options)
 {
-    const struct hapt_backend *backend = engine->options.backend;
-    void *memory;
-    HAPT_TRY(hapt_engine_plan_memory(engine->program, &engine->options, &engine->arena, &engine->plan));
-    HAPT_ASSERT(is_on_device(engine->plan, engine->program)); /* nothing moves tensors between spaces yet */
-    HAPT_TRY(backend->allocate(engine->options.device, engine->plan->total_bytes, &memory));
-    engine->memory = memory;
-    engine->queue = backend->queue(engine->options.device, 0);
+    if (!shared || --shared->users > 0) return;
+    if (shared->address) options->backend->free(options->device, shared->address);
+    hapt_arena_release(&shared->arena);
+    free(shared);
+}
+
+static enum hapt_status set_memory(struct hapt_engine *engine, struct hapt_memory_plan *plan)
+{
+    HAPT_ASSERT(is_on_device(plan, engine->program)); /* nothing moves tensors between spaces yet */
+    engine->plan = plan;
+    engine->memory = engine->shared->address;
+    engine->queue = engine->options.backend->queue(engine->options.device, 0);
     HAPT_TRY(hapt_engine_bind(engine));
     return hapt_engine_find_replay_ranges(engine);
+}
+
+static struct hapt_engine *create(const struct hapt_program *program, const struct hapt_engine_options *options,
+                                  struct engine_memory *shared)
+{
+    struct hapt_engine *made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    hapt_arena_init(&made->arena);
+    made->program = program;
+    made->options = *options;
+    made->shared = shared;
+    shared->users++;
+    return made;
+}
+
+static enum hapt_status set_up(const struct hapt_program *const *program, int chunks,
+                               const struct hapt_engine_options *options, struct engine_memory *shared,
+                               struct hapt_engine **engine)
+{
+    struct hapt_memory_plan *plan;
+    void *memory;
+    HAPT_TRY(hapt_engine_plan_chunks(program, chunks, options, &shared->arena, &plan));
+    HAPT_TRY(options->backend->allocate(options->device, plan->total_bytes, &memory));
+    shared->address = memory;
+    for (int k = 0; k < chunks; k++) {
+        engine[k] = create(program[k], &options[k], shared);
+        if (!engine[k]) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for an engine");
+        HAPT_TRY(set_memory(engine[k], &plan[k]));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_engine_create_chunks(const struct hapt_program *const *program, int chunks,
+                                           const struct hapt_engine_options *options, struct hapt_engine **engine)
+{
+    struct engine_memory *shared = calloc(1, sizeof *shared);
+    if (!shared) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for an engine");
+    hapt_arena_init(&shared->arena);
+    shared->users = 1; /* until all exist */
+    for (int k = 0; k < chunks; k++) engine[k] = NULL;
+    const enum hapt_status status = set_up(program, chunks, options, shared, engine);
+    for (int k = 0; k < chunks && status != HAPT_OK; k++) {
+        hapt_engine_destroy(engine[k]);
+        engine[k] = NULL;
+    }
+    release(shared, options);
+    return status;
 }
 
 enum hapt_status hapt_engine_create(const struct hapt_program *program, const struct hapt_engine_options *options,
                                     struct hapt_engine **engine)
 {
-    struct hapt_engine *made = calloc(1, sizeof *made);
-    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for an engine");
-    hapt_arena_init(&made->arena);
-    made->program = program;
-    made->options = *options;
-    const enum hapt_status status = set_up(made);
-    if (status != HAPT_OK)
-        hapt_engine_destroy(made);
-    else
-        *engine = made;
-    return status;
+    struct hapt_engine *made;
+    HAPT_TRY(hapt_engine_create_chunks(&program, 1, options, &made));
+    *engine = made;
+    return HAPT_OK;
 }
 
 void hapt_engine_destroy(struct hapt_engine *engine)
@@ -58,7 +104,7 @@ void hapt_engine_destroy(struct hapt_engine *engine)
     if (!engine) return;
     hapt_engine_disable_replays(engine);
     hapt_engine_release_host(engine);
-    if (engine->memory) engine->options.backend->free(engine->options.device, engine->memory);
+    release(engine->shared, &engine->options);
     hapt_arena_release(&engine->arena);
     free(engine);
 }

@@ -31,13 +31,21 @@ struct section_binding {
     struct replay_range *range; /* in order; none if nothing can be replayed */
 };
 
+/* Shared by the engines of the chunks of a device. */
+struct engine_memory {
+    int users;
+    struct hapt_arena arena; /* of the memory plans */
+    char *address;           /* device memory, plan->total_bytes */
+};
+
 struct hapt_engine {
     struct hapt_arena arena;
+    struct engine_memory *shared;
     const struct hapt_program *program;
     struct hapt_engine_options options;
     struct hapt_memory_plan *plan;
     struct hapt_queue *queue;
-    char *memory; /* device memory, plan->total_bytes */
+    char *memory; /* shared->address */
     char *bounce; /* bounce buffer on the host if it cannot read device memory (engine_host.c); else NULL */
     struct section_binding section[HAPT_SECTION_COUNT];
     int parameter_count;                     /* trained parameters; square sums are in their order */

@@ -238,22 +238,36 @@ static const char *limit_of(const struct hapt_plan *plan)
     return "memory";
 }
 
+enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, struct hapt_arena *arena,
+                                    struct hapt_schedule **schedule)
+{
+    int *warmup, *submesh_of, submeshes = 0;
+    HAPT_NEW(warmup, arena, plan->stage_count);
+    HAPT_NEW(submesh_of, arena, plan->stage_count);
+    for (int i = 0; i < plan->stage_count; i++) {
+        int same = 0;
+        while (plan->stage[same].submesh != plan->stage[i].submesh) same++;
+        submesh_of[i] = same < i ? submesh_of[same] : submeshes++;
+        warmup[i] = plan->stage[i].warmup;
+    }
+    const struct hapt_schedule_options options = {.tied = tied, .submesh_of = submesh_of};
+    return hapt_schedule_build(plan->schedule, plan->stage_count, plan->microbatches, warmup, &options, arena,
+                               schedule);
+}
+
 /* Converts the plan to the simulator's input. */
 static enum hapt_status lay_out(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_schedule **schedule,
                                 struct hapt_costs *costs)
 {
     const int S = plan->stage_count;
     double *cost[4];
-    int *warmup;
     for (int k = 0; k < 4; k++) HAPT_NEW(cost[k], arena, S);
-    HAPT_NEW(warmup, arena, S);
     for (int i = 0; i < S; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         cost[0][i] = stage->forward_s;
         cost[1][i] = fmax(0, stage->compute_s - stage->step_s / plan->microbatches - stage->forward_s);
         cost[2][i] = stage->comm_s;
         cost[3][i] = stage->step_s - stage->tied_s;
-        warmup[i] = stage->warmup;
     }
     *costs = (struct hapt_costs){.forward_s = cost[0],
                                  .backward_s = cost[1],
@@ -262,8 +276,7 @@ static enum hapt_status lay_out(const struct hapt_plan *plan, struct hapt_arena 
                                  .exchange_s = plan->exchange_s,
                                  .blocking = plan->blocking,
                                  .transfer_slots = HAPT_TRANSFER_SLOTS};
-    const struct hapt_schedule_options options = {.tied = plan->exchange_s > 0};
-    return hapt_schedule_build(plan->schedule, S, plan->microbatches, warmup, &options, arena, schedule);
+    return hapt_plan_schedule(plan, plan->exchange_s > 0, arena, schedule);
 }
 
 enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_arena *arena,

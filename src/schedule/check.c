@@ -64,6 +64,15 @@ static bool is_ready(const struct state *state, const struct hapt_instruction *a
     }
 }
 
+/* A gradient for the chunk before, on the same submesh, waits in a transfer slot. */
+static bool has_transfer_slot(const struct state *state, const struct hapt_instruction *at)
+{
+    const struct hapt_schedule *schedule = state->schedule;
+    const int before = at->microbatch - HAPT_TRANSFER_SLOTS;
+    return at->chunk == 0 || before < 0 || hapt_schedule_crosses(schedule, at->chunk - 1) ||
+           (state->done[cell_of(schedule, at->chunk - 1, before)] & BACKWARD);
+}
+
 /* The instructions of each microbatch of a chunk. */
 static unsigned char bits_of_chunk(const struct hapt_schedule *schedule, int chunk)
 {
@@ -72,18 +81,19 @@ static unsigned char bits_of_chunk(const struct hapt_schedule *schedule, int chu
                            (hapt_schedule_crosses(schedule, chunk) ? SENT_FORWARD | RECEIVED_BACKWARD : 0));
 }
 
-/* The agreement of all ranks: once in a list, after the gradients of all its chunks. */
-static enum hapt_status check_norm(const struct state *state, int submesh, const struct hapt_instruction *at,
-                                   bool *agreed)
+/* The exchange of tied gradients and the agreement of all ranks: once in a list, after the gradients of all its chunks.
+ */
+static enum hapt_status check_common(const struct state *state, int submesh, const struct hapt_instruction *at,
+                                     int *common)
 {
     const struct hapt_schedule *schedule = state->schedule;
     if (at->chunk != -1 || at->microbatch != -1 || at->slot != -1 || at->group != 0)
-        return wrong(at, "the agreement concerns all chunks of a rank");
-    if (*agreed) return wrong(at, "a list agrees twice");
+        return wrong(at, "exchange and agreement concern all chunks of a rank");
+    if (*common >= (int)at->kind) return wrong(at, "exchange and agreement are out of order or appear twice");
     for (int chunk = 0; chunk < schedule->chunk_count; chunk++)
         if (schedule->submesh_of[chunk] == submesh && state->closed[chunk] < 0)
-            return wrong(at, "the agreement comes before a gradient");
-    *agreed = true;
+            return wrong(at, "exchange or agreement comes before a gradient");
+    *common = (int)at->kind;
     return HAPT_OK;
 }
 
@@ -96,7 +106,7 @@ static enum hapt_status check_end(const struct state *state, const struct hapt_i
     if (at->microbatch != -1 || at->slot != -1) return wrong(at, "a once-per-step instruction names a microbatch");
     if (agreed != updates) return wrong(at, "only updates stand behind the agreement");
     if ((int)at->kind < *closed || ((int)at->kind == *closed && !updates))
-        return wrong(at, "reduce, exchange and update are out of order");
+        return wrong(at, "reduce and update are out of order");
     if (at->group != (updates ? (*updated)++ : 0)) return wrong(at, "it names another parameter group");
     *closed = (int)at->kind;
     return HAPT_OK;
@@ -107,18 +117,18 @@ static enum hapt_status check_list(const struct state *state, int submesh)
     const struct hapt_schedule *schedule = state->schedule;
     const struct hapt_instruction_list *list = &schedule->list[submesh];
     const int B = schedule->microbatches, last = schedule->chunk_count - 1;
-    bool agreed = false;
+    int common = -1; /* its latest instruction for all chunks */
     for (int slot = 0; slot < list->slots; slot++) state->owner[slot] = -1;
     for (int i = 0; i < list->count; i++) {
         const struct hapt_instruction *at = &list->instruction[i];
-        if (at->kind == HAPT_INSTRUCTION_NORM) {
-            HAPT_TRY(check_norm(state, submesh, at, &agreed));
+        if (at->kind == HAPT_INSTRUCTION_NORM || at->kind == HAPT_INSTRUCTION_EXCHANGE) {
+            HAPT_TRY(check_common(state, submesh, at, &common));
             continue;
         }
         if (at->chunk < 0 || at->chunk > last || schedule->submesh_of[at->chunk] != submesh)
             return wrong(at, "its chunk belongs to another submesh");
         if (bit_of(at->kind) == 0) {
-            HAPT_TRY(check_end(state, at, agreed));
+            HAPT_TRY(check_end(state, at, common == HAPT_INSTRUCTION_NORM));
             continue;
         }
         if (state->closed[at->chunk] >= 0) return wrong(at, "work after the gradients were reduced");
@@ -132,6 +142,8 @@ static enum hapt_status check_list(const struct state *state, int submesh)
         const bool computes = at->kind == HAPT_INSTRUCTION_FORWARD || at->kind == HAPT_INSTRUCTION_BACKWARD;
         if (computes && at->microbatch > 0 && !(done[-1] & bit_of(at->kind)))
             return wrong(at, "passes are out of microbatch order");
+        if (at->kind == HAPT_INSTRUCTION_BACKWARD && !has_transfer_slot(state, at))
+            return wrong(at, "its gradient would replace one that waits inside the submesh");
         *done |= bit_of(at->kind);
         const bool opens = at->kind == HAPT_INSTRUCTION_FORWARD && !hapt_schedule_crosses(schedule, at->chunk - 1);
         if (opens || at->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD) {

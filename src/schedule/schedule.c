@@ -1,5 +1,5 @@
 /* Pipeline schedules as instruction lists: launch counts (HAPT (1), (2)), then the order of a step. */
-#include "hapt/schedule.h"
+#include "merge.h"
 
 #include <string.h>
 
@@ -43,6 +43,8 @@ void hapt_schedule_warmup(enum hapt_schedule_kind kind, int stages, int microbat
     }
 }
 
+/* ---- The list of one chunk ---- */
+
 static void append(struct hapt_instruction_list *list, enum hapt_instruction_kind kind, int chunk, int microbatch)
 {
     list->instruction[list->count++] = (struct hapt_instruction){
@@ -54,68 +56,116 @@ static void append(struct hapt_instruction_list *list, enum hapt_instruction_kin
     };
 }
 
-static void append_forward(struct hapt_instruction_list *list, int chunk, int stages, int microbatch)
+static void append_forward(const struct hapt_schedule *schedule, struct hapt_instruction_list *list, int chunk,
+                           int microbatch)
 {
-    if (chunk > 0) append(list, HAPT_INSTRUCTION_RECEIVE_FORWARD, chunk, microbatch);
+    if (hapt_schedule_crosses(schedule, chunk - 1)) append(list, HAPT_INSTRUCTION_RECEIVE_FORWARD, chunk, microbatch);
     append(list, HAPT_INSTRUCTION_FORWARD, chunk, microbatch);
-    if (chunk < stages - 1) append(list, HAPT_INSTRUCTION_SEND_FORWARD, chunk, microbatch);
+    if (hapt_schedule_crosses(schedule, chunk)) append(list, HAPT_INSTRUCTION_SEND_FORWARD, chunk, microbatch);
 }
 
-static void append_backward(struct hapt_instruction_list *list, int chunk, int stages, int microbatch)
+static void append_backward(const struct hapt_schedule *schedule, struct hapt_instruction_list *list, int chunk,
+                            int microbatch)
 {
-    if (chunk < stages - 1) append(list, HAPT_INSTRUCTION_RECEIVE_BACKWARD, chunk, microbatch);
+    if (hapt_schedule_crosses(schedule, chunk)) append(list, HAPT_INSTRUCTION_RECEIVE_BACKWARD, chunk, microbatch);
     append(list, HAPT_INSTRUCTION_BACKWARD, chunk, microbatch);
-    if (chunk > 0) append(list, HAPT_INSTRUCTION_SEND_BACKWARD, chunk, microbatch);
+    if (hapt_schedule_crosses(schedule, chunk - 1)) append(list, HAPT_INSTRUCTION_SEND_BACKWARD, chunk, microbatch);
 }
 
-/* One rule makes all four schedules: `ahead` forwards, then a backward and a forward in turn. GPipe: ahead = B. */
-static enum hapt_status build_list(int chunk, int stages, int microbatches, int ahead, bool tied, int groups,
-                                   struct hapt_arena *arena, struct hapt_instruction_list *list)
+/* One rule makes all four schedules: `launches` forwards, then a backward and a forward in turn. GPipe: launches = B.
+ */
+static enum hapt_status build_list(const struct hapt_schedule *schedule, int chunk, struct hapt_arena *arena,
+                                   struct hapt_instruction_list *list)
 {
-    HAPT_NEW(list->instruction, arena, 6 * (size_t)microbatches + 3 + (size_t)groups);
-    list->slots = ahead;
-    for (int microbatch = 0; microbatch < ahead; microbatch++) append_forward(list, chunk, stages, microbatch);
-    for (int microbatch = 0; microbatch < microbatches; microbatch++) {
-        append_backward(list, chunk, stages, microbatch);
-        if (microbatch + ahead < microbatches) append_forward(list, chunk, stages, microbatch + ahead);
-    }
-    append(list, HAPT_INSTRUCTION_REDUCE, chunk, -1);
-    if (tied) append(list, HAPT_INSTRUCTION_EXCHANGE, chunk, -1);
-    append(list, HAPT_INSTRUCTION_NORM, -1, -1);
-    for (int group = 0; group < groups; group++) {
-        append(list, HAPT_INSTRUCTION_UPDATE, chunk, -1);
-        list->instruction[list->count - 1].group = group;
+    const int B = schedule->microbatches, launches = schedule->launches[chunk];
+    HAPT_NEW(list->instruction, arena, 6 * (size_t)B);
+    list->slots = launches;
+    for (int microbatch = 0; microbatch < launches; microbatch++) append_forward(schedule, list, chunk, microbatch);
+    for (int microbatch = 0; microbatch < B; microbatch++) {
+        append_backward(schedule, list, chunk, microbatch);
+        if (microbatch + launches < B) append_forward(schedule, list, chunk, microbatch + launches);
     }
     return HAPT_OK;
 }
 
-enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int stages, int microbatches, const int *warmup,
+/* ---- The lists of the submeshes ---- */
+
+/* The instructions of a submesh behind all passes. */
+static void append_end(const struct hapt_schedule *schedule, int submesh, bool tied, struct hapt_instruction_list *list)
+{
+    for (int chunk = 0; chunk < schedule->chunk_count; chunk++)
+        if (schedule->submesh_of[chunk] == submesh) append(list, HAPT_INSTRUCTION_REDUCE, chunk, -1);
+    if (tied) append(list, HAPT_INSTRUCTION_EXCHANGE, -1, -1);
+    append(list, HAPT_INSTRUCTION_NORM, -1, -1);
+    for (int chunk = 0; chunk < schedule->chunk_count; chunk++)
+        for (int group = 0; schedule->submesh_of[chunk] == submesh && group < schedule->update_groups; group++) {
+            append(list, HAPT_INSTRUCTION_UPDATE, chunk, -1);
+            list->instruction[list->count - 1].group = group;
+        }
+}
+
+static enum hapt_status build_lists(struct hapt_schedule *schedule, bool tied, struct hapt_arena *arena)
+{
+    struct hapt_instruction_list *part;
+    HAPT_NEW(part, arena, schedule->chunk_count);
+    for (int chunk = 0; chunk < schedule->chunk_count; chunk++)
+        HAPT_TRY(build_list(schedule, chunk, arena, &part[chunk]));
+    for (int submesh = 0; submesh < schedule->submesh_count; submesh++) {
+        struct hapt_instruction_list *list = &schedule->list[submesh];
+        int passes = 0, ends = 2;
+        for (int chunk = 0; chunk < schedule->chunk_count; chunk++) {
+            if (schedule->submesh_of[chunk] != submesh) continue;
+            passes += part[chunk].count;
+            ends += 1 + schedule->update_groups;
+            list->slots += part[chunk].slots;
+        }
+        HAPT_NEW(list->instruction, arena, (size_t)passes + (size_t)ends);
+    }
+    HAPT_TRY(schedule_merge(schedule, part));
+    for (int submesh = 0; submesh < schedule->submesh_count; submesh++)
+        append_end(schedule, submesh, tied, &schedule->list[submesh]);
+    return HAPT_OK;
+}
+
+static enum hapt_status place_chunks(struct hapt_schedule *schedule, const struct hapt_schedule_options *options,
+                                     const int *warmup, struct hapt_arena *arena)
+{
+    const int chunks = schedule->chunk_count, B = schedule->microbatches;
+    HAPT_NEW(schedule->submesh_of, arena, chunks);
+    HAPT_NEW(schedule->launches, arena, chunks);
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        const bool falls = chunk == chunks - 1 || warmup[chunk] >= warmup[chunk + 1];
+        if (warmup[chunk] < 1 || warmup[chunk] > B || !falls)
+            return hapt_fail(HAPT_ERR_INPUT,
+                             "launch counts must lie in [1, microbatches] and must not rise along the pipeline",
+                             "stage %d cannot launch %d of %d microbatches", chunk, warmup[chunk], B);
+        const int submesh = options && options->submesh_of ? options->submesh_of[chunk] : chunk;
+        HAPT_ASSERT(submesh >= 0 && submesh <= schedule->submesh_count);
+        schedule->submesh_of[chunk] = submesh;
+        schedule->launches[chunk] = warmup[chunk];
+        if (submesh == schedule->submesh_count) schedule->submesh_count++;
+    }
+    HAPT_NEW(schedule->list, arena, schedule->submesh_count);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int chunks, int microbatches, const int *warmup,
                                      const struct hapt_schedule_options *options, struct hapt_arena *arena,
                                      struct hapt_schedule **schedule)
 {
-    HAPT_ASSERT(stages >= 1 && microbatches >= 1);
-    const bool tied = options && options->tied && stages > 1;
-    const int groups = options && options->update_groups > 0 ? options->update_groups : 1;
+    HAPT_ASSERT(chunks >= 1 && microbatches >= 1);
     struct hapt_schedule *built;
     HAPT_NEW(built, arena, 1);
-    *built = (struct hapt_schedule){.kind = kind,
-                                    .microbatches = microbatches,
-                                    .chunk_count = stages,
-                                    .submesh_count = stages,
-                                    .update_groups = groups};
+    *built = (struct hapt_schedule){
+        .kind = kind,
+        .microbatches = microbatches,
+        .chunk_count = chunks,
+        .update_groups = options && options->update_groups > 0 ? options->update_groups : 1,
+    };
     HAPT_NEW(built->idle.instruction, arena, 1);
     append(&built->idle, HAPT_INSTRUCTION_NORM, -1, -1);
-    HAPT_NEW(built->submesh_of, arena, stages);
-    HAPT_NEW(built->list, arena, stages);
-    for (int stage = 0; stage < stages; stage++) {
-        const bool falls = stage == stages - 1 || warmup[stage] >= warmup[stage + 1];
-        if (warmup[stage] < 1 || warmup[stage] > microbatches || !falls)
-            return hapt_fail(HAPT_ERR_INPUT,
-                             "launch counts must lie in [1, microbatches] and must not rise along the pipeline",
-                             "stage %d cannot launch %d of %d microbatches", stage, warmup[stage], microbatches);
-        built->submesh_of[stage] = stage;
-        HAPT_TRY(build_list(stage, stages, microbatches, warmup[stage], tied, groups, arena, &built->list[stage]));
-    }
+    HAPT_TRY(place_chunks(built, options, warmup, arena));
+    HAPT_TRY(build_lists(built, options && options->tied && chunks > 1, arena));
     *schedule = built;
     return HAPT_OK;
 }

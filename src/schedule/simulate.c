@@ -251,7 +251,7 @@ static double steady_period(const struct simulator *simulator, double total_s)
     const struct hapt_schedule *schedule = simulator->schedule;
     const int first = schedule->submesh_of[0], B = schedule->microbatches;
     const struct hapt_instruction_list *list = &schedule->list[first];
-    const int launches = list->slots, last = B - 1 - launches;
+    const int launches = schedule->launches[0], last = B - 1 - launches;
     const int from_least = B / 2 < last ? B / 2 : last;
     const bool plain = schedule->submesh_count == schedule->chunk_count;
     const int rounds = plain && launches > 0 ? (last - from_least) / launches : 0;
@@ -301,16 +301,15 @@ enum hapt_status hapt_simulate_period(const struct hapt_schedule *schedule, cons
                                       struct hapt_arena *scratch, double *period_s)
 {
     const int stages = schedule->chunk_count;
+    const struct hapt_schedule_options options = {.submesh_of = schedule->submesh_of};
     struct hapt_costs passes = *costs;
     passes.step_s = NULL;
-    for (int k = 0; k < stages; k++) HAPT_ASSERT(schedule->submesh_of[k] == k);
-    int *warmup, microbatches = schedule->microbatches;
-    HAPT_NEW(warmup, scratch, stages);
-    for (int stage = 0; stage < stages; stage++) warmup[stage] = schedule->list[schedule->submesh_of[stage]].slots;
-    if (schedule->kind != HAPT_SCHEDULE_GPIPE && microbatches < 32 * warmup[0]) microbatches = 32 * warmup[0];
+    int microbatches = schedule->microbatches;
+    if (schedule->kind != HAPT_SCHEDULE_GPIPE && microbatches < 32 * schedule->launches[0])
+        microbatches = 32 * schedule->launches[0];
     struct hapt_schedule *copy;
     struct hapt_simulation *simulation;
-    HAPT_TRY(hapt_schedule_build(schedule->kind, stages, microbatches, warmup, NULL, scratch, &copy));
+    HAPT_TRY(hapt_schedule_build(schedule->kind, stages, microbatches, schedule->launches, &options, scratch, &copy));
     HAPT_TRY(hapt_simulate(copy, &passes, scratch, &simulation));
     *period_s = simulation->period_s;
     if (schedule->kind == HAPT_SCHEDULE_GPIPE && microbatches > 1) {

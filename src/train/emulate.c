@@ -30,8 +30,11 @@ struct emulated_flow {
 struct emulation {
     struct emulated_flow *flow; /* [flow_count] indexed as in the communication thread */
     int flow_count, flow_capacity;
-    char *barrier_buffer; /* [ranks of the stage] */
-    /* Sample of all parameters of this rank, those with weight decay first: weights and states, one array each. */
+    char *barrier_buffer; /* [ranks of the submesh] */
+};
+
+/* Sample of all parameters of a stage, those with weight decay first: weights and states, one array each. */
+struct emulated_sample {
     const struct hapt_kernel *optimizer;
     int state_count;
     int64_t elements, decayed;
@@ -54,23 +57,22 @@ static float by_rule(uint64_t seed, const char *name, int64_t step, int64_t elem
     return (float)(2 * hapt_random_unit(&state) - 1);
 }
 
-static enum hapt_status initial(const struct stage *stage, int parameter, float *value)
+static enum hapt_status initial(const struct worker *worker, int parameter, float *value)
 {
-    const struct hapt_tensor *about = &stage->graph->tensor[parameter];
-    for (int64_t i = 0; i < sample_of(about); i++) value[i] = 0.02f * by_rule(stage->model->seed, about->name, -1, i);
+    const struct hapt_tensor *about = &worker->graph->tensor[parameter];
+    for (int64_t i = 0; i < sample_of(about); i++) value[i] = 0.02f * by_rule(worker->model->seed, about->name, -1, i);
     return HAPT_OK;
 }
 
 static bool is_sampled(const struct stage *stage, int tensor)
 {
-    return stage->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER &&
-           stage->program[stage->chunk]->local[tensor] >= 0;
+    return stage->worker->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER && stage->program->local[tensor] >= 0;
 }
 
-static enum hapt_status create_sample(struct stage *stage, struct emulation *made)
+static enum hapt_status list_parameters(struct stage *stage, struct emulated_sample *made)
 {
-    const struct hapt_graph *graph = stage->graph;
-    HAPT_NEW(made->first, stage->arena, graph->tensor_count);
+    const struct hapt_graph *graph = stage->worker->graph;
+    HAPT_NEW(made->first, stage->worker->arena, graph->tensor_count);
     for (int decays = 1; decays >= 0; decays--) {
         for (int t = 0; t < graph->tensor_count; t++) {
             const struct hapt_tensor *parameter = &graph->tensor[t];
@@ -81,23 +83,29 @@ static enum hapt_status create_sample(struct stage *stage, struct emulation *mad
         }
         if (decays) made->decayed = made->elements;
     }
-    for (int k = 0; k <= made->state_count; k++) HAPT_NEW(made->value[k], stage->arena, made->elements + 1);
-    HAPT_NEW(made->gradient, stage->arena, made->elements + 1);
+    for (int k = 0; k <= made->state_count; k++) HAPT_NEW(made->value[k], stage->worker->arena, made->elements + 1);
+    HAPT_NEW(made->gradient, stage->worker->arena, made->elements + 1);
     return HAPT_OK;
 }
 
-/* Sets up the times of this rank's stage and the sample of its parameters. */
-static enum hapt_status prepare(struct stage *stage, int state_count)
+static enum hapt_status create_sample(struct stage *stage, int state_count)
 {
-    struct emulation *made;
-    HAPT_NEW(made, stage->arena, 1);
+    struct emulated_sample *made;
+    HAPT_NEW(made, stage->worker->arena, 1);
     made->state_count = state_count;
     /* the real optimizer on the CPU, because the sample is in host memory */
     made->optimizer = hapt_backend_find("cpu")->find_kernel(NULL, state_count == 2 ? "adamw" : "sgd", HAPT_F32);
     HAPT_ASSERT(made->optimizer && state_count <= 2);
-    HAPT_NEW(made->barrier_buffer, stage->arena, stage->size);
-    HAPT_TRY(create_sample(stage, made));
-    stage->emulation = made;
+    stage->sample = made;
+    return list_parameters(stage, made);
+}
+
+/* Sets up the messages of this rank and the samples of its stages. */
+static enum hapt_status prepare(struct worker *worker, int state_count)
+{
+    HAPT_NEW(worker->emulation, worker->arena, 1);
+    HAPT_NEW(worker->emulation->barrier_buffer, worker->arena, worker->stage[0].size);
+    for (int s = 0; s < worker->stage_count; s++) HAPT_TRY(create_sample(&worker->stage[s], state_count));
     return HAPT_OK;
 }
 
@@ -106,7 +114,7 @@ static struct hapt_view part_of(float *values, int64_t first, int64_t end)
     return (struct hapt_view){.data = values + first, .dtype = HAPT_F32, .dims = 1, .shape = {end - first}};
 }
 
-static enum hapt_status update_part(struct emulation *sample, const struct hapt_update *update, int64_t first,
+static enum hapt_status update_part(struct emulated_sample *sample, const struct hapt_update *update, int64_t first,
                                     int64_t end, double decay)
 {
     struct hapt_call call = {
@@ -124,15 +132,15 @@ static enum hapt_status update_part(struct emulation *sample, const struct hapt_
 /* One optimizer step on the whole sample, with the first group. */
 static enum hapt_status update_sample(struct stage *stage, int group, const struct hapt_update *update)
 {
-    struct emulation *sample = stage->emulation;
-    const struct hapt_graph *graph = stage->graph;
+    struct emulated_sample *sample = stage->sample;
+    const struct hapt_graph *graph = stage->worker->graph;
     if (group > 0) return HAPT_OK;
     for (int t = 0; t < graph->tensor_count; t++) {
         if (sample->first[t] < 0) continue;
         const int64_t count = sample_of(&graph->tensor[t]);
         for (int64_t i = 0; i < count; i++)
             sample->gradient[sample->first[t] + i] =
-                by_rule(stage->model->seed, graph->tensor[t].name, update->step, i);
+                by_rule(stage->worker->model->seed, graph->tensor[t].name, update->step, i);
     }
     HAPT_TRY(update_part(sample, update, 0, sample->decayed, update->weight_decay));
     return update_part(sample, update, sample->decayed, sample->elements, 0);
@@ -140,19 +148,19 @@ static enum hapt_status update_sample(struct stage *stage, int group, const stru
 
 static enum hapt_status set_sample(struct stage *stage, int parameter, int state, const float *full, float *local)
 {
-    struct emulation *sample = stage->emulation;
+    struct emulated_sample *sample = stage->sample;
     (void)local;
     memcpy(sample->value[state + 1] + sample->first[parameter], full,
-           (size_t)sample_of(&stage->graph->tensor[parameter]) * sizeof *full);
+           (size_t)sample_of(&stage->worker->graph->tensor[parameter]) * sizeof *full);
     return HAPT_OK;
 }
 
 static enum hapt_status get_sample(struct stage *stage, int parameter, int state, float *local, float *full)
 {
-    const struct emulation *sample = stage->emulation;
+    const struct emulated_sample *sample = stage->sample;
     (void)local;
     memcpy(full, sample->value[state + 1] + sample->first[parameter],
-           (size_t)sample_of(&stage->graph->tensor[parameter]) * sizeof *full);
+           (size_t)sample_of(&stage->worker->graph->tensor[parameter]) * sizeof *full);
     return HAPT_OK;
 }
 
@@ -174,12 +182,12 @@ static enum hapt_status list_peers(const struct hapt_flow_options *options, stru
 
 static enum hapt_status keep_flow(struct stage *stage, const struct emulated_flow *flow, int number)
 {
-    struct emulation *emulation = stage->emulation;
+    struct emulation *emulation = stage->worker->emulation;
     HAPT_ASSERT(number == emulation->flow_count);
     if (emulation->flow_count == emulation->flow_capacity) {
         struct emulated_flow *grown;
         const int capacity = emulation->flow_capacity ? 2 * emulation->flow_capacity : 16;
-        HAPT_NEW(grown, stage->arena, capacity);
+        HAPT_NEW(grown, stage->worker->arena, capacity);
         if (emulation->flow_count) memcpy(grown, emulation->flow, (size_t)emulation->flow_count * sizeof *grown);
         emulation->flow = grown;
         emulation->flow_capacity = capacity;
@@ -191,7 +199,7 @@ static enum hapt_status keep_flow(struct stage *stage, const struct emulated_flo
 /* One message per peer, throttled to the link in `options`. */
 static enum hapt_status add_flow(struct stage *stage, const struct hapt_flow_options *options, bool paced, int *flow)
 {
-    struct hapt_arena *arena = stage->arena;
+    struct hapt_arena *arena = stage->worker->arena;
     struct emulated_flow made = {.options = *options};
     struct hapt_piece *piece;
     void **base;
@@ -208,10 +216,11 @@ static enum hapt_status add_flow(struct stage *stage, const struct hapt_flow_opt
     made.options.piece = piece;
     made.options.stamped = true;
     for (int p = 0; p < made.peers; p++)
-        made.options.stamped = made.options.stamped && hapt_comm_thread_has_wakeup(stage->comm_thread, made.peer[p]);
-    made.options.bandwidth = paced ? options->bandwidth / stage->time_scale : 0;
-    made.options.latency_s = paced ? options->latency_s * stage->time_scale : 0;
-    HAPT_TRY(hapt_comm_thread_add(stage->comm_thread, &made.options, flow));
+        made.options.stamped =
+            made.options.stamped && hapt_comm_thread_has_wakeup(stage->worker->comm_thread, made.peer[p]);
+    made.options.bandwidth = paced ? options->bandwidth / stage->worker->time_scale : 0;
+    made.options.latency_s = paced ? options->latency_s * stage->worker->time_scale : 0;
+    HAPT_TRY(hapt_comm_thread_add(stage->worker->comm_thread, &made.options, flow));
     return keep_flow(stage, &made, *flow);
 }
 
@@ -219,8 +228,8 @@ static struct message message_of(const struct stage *stage, const struct emulate
                                  int64_t sequence)
 {
     const bool sends = flow->options.sends;
-    const int me = stage->env->world_rank;
-    struct message message = {.step = stage->step,
+    const int me = stage->worker->env->world_rank;
+    struct message message = {.step = stage->worker->step,
                               .microbatch = sequence % flow->options.per_step,
                               .sequence = sequence,
                               .modelled_bytes = (int64_t)flow->modelled[peer],
@@ -228,7 +237,7 @@ static struct message message_of(const struct stage *stage, const struct emulate
                               .from_stage = sends ? flow->options.stage : flow->options.peer_stage,
                               .from_rank = sends ? me : flow->peer[peer],
                               .to_rank = sends ? flow->peer[peer] : me};
-    message.seed = hapt_hash(stage->model->seed, &message, sizeof message); /* arrival_s is still 0 */
+    message.seed = hapt_hash(stage->worker->model->seed, &message, sizeof message); /* arrival_s is still 0 */
     return message;
 }
 
@@ -251,14 +260,14 @@ _Static_assert((1024 - sizeof(struct message)) % sizeof(uint64_t) == 0, "samples
  * from the time at which the awaited event was due. */
 static void send_message(struct stage *stage, int number, int slot)
 {
-    struct emulated_flow *flow = &stage->emulation->flow[number];
+    struct emulated_flow *flow = &stage->worker->emulation->flow[number];
     const int64_t sequence = flow->next++;
     for (int p = 0; p < flow->peers; p++) {
         const struct message message = message_of(stage, flow, p, sequence);
         memcpy(message_address(flow, slot, p), &message, sizeof message);
         fill_sample(message.seed, message_address(flow, slot, p) + sizeof message);
     }
-    hapt_comm_thread_send_at(stage->comm_thread, number, slot, stage->team.free_s);
+    hapt_comm_thread_send_at(stage->worker->comm_thread, number, slot, stage->team.free_s);
 }
 
 /* Checks the part of message `sequence` that came from `peer`. */
@@ -290,9 +299,9 @@ static void wait_until_now(struct stage *stage, double start_s)
 
 static enum hapt_status wait_received(struct stage *stage, int number, int64_t sequence)
 {
-    const struct emulated_flow *flow = &stage->emulation->flow[number];
+    const struct emulated_flow *flow = &stage->worker->emulation->flow[number];
     const double start_s = hapt_time_s();
-    HAPT_TRY(hapt_comm_thread_wait_received(stage->comm_thread, number, sequence));
+    HAPT_TRY(hapt_comm_thread_wait_received(stage->worker->comm_thread, number, sequence));
     if (!flow->options.stamped) wait_until_now(stage, start_s);
     for (int p = 0; p < flow->peers; p++) {
         double arrival_s;
@@ -304,11 +313,11 @@ static enum hapt_status wait_received(struct stage *stage, int number, int64_t s
 
 static enum hapt_status wait_sent(struct stage *stage, int number, int slot)
 {
-    const struct emulated_flow *flow = &stage->emulation->flow[number];
+    const struct emulated_flow *flow = &stage->worker->emulation->flow[number];
     const double start_s = hapt_time_s();
-    HAPT_TRY(hapt_comm_thread_wait_sent(stage->comm_thread, number, slot));
+    HAPT_TRY(hapt_comm_thread_wait_sent(stage->worker->comm_thread, number, slot));
     if (flow->options.stamped)
-        hapt_team_inputs_ready(&stage->team, hapt_comm_thread_due_s(stage->comm_thread, number, slot));
+        hapt_team_inputs_ready(&stage->team, hapt_comm_thread_due_s(stage->worker->comm_thread, number, slot));
     else
         wait_until_now(stage, start_s);
     return HAPT_OK;
@@ -316,7 +325,7 @@ static enum hapt_status wait_sent(struct stage *stage, int number, int slot)
 
 static void free_slot(struct stage *stage, int number)
 {
-    hapt_comm_thread_free_at(stage->comm_thread, number, stage->team.free_s);
+    hapt_comm_thread_free_at(stage->worker->comm_thread, number, stage->team.free_s);
 }
 
 /* ---- the stage ---- */
@@ -334,24 +343,17 @@ static enum hapt_status no_team(struct stage *stage)
     return HAPT_OK;
 }
 
-static enum hapt_status no_devices(struct stage *stage, struct hapt_device_comm *group)
-{
-    (void)stage;
-    (void)group;
-    return HAPT_OK;
-}
-
 /* Messages are short, so MPI carries them. */
-static enum hapt_status create_comm_thread(struct stage *stage)
+static enum hapt_status create_comm_thread(struct worker *worker)
 {
     HAPT_TRY(
-        hapt_comm_thread_create(&hapt_transfer_mpi, stage->env->world, NULL, stage->timeout_s, &stage->comm_thread));
-    return hapt_comm_thread_use_wakeups(stage->comm_thread, stage->env->world, stage->env->node);
+        hapt_comm_thread_create(&hapt_transfer_mpi, worker->env->world, NULL, worker->timeout_s, &worker->comm_thread));
+    return hapt_comm_thread_use_wakeups(worker->comm_thread, worker->env->world, worker->env->node);
 }
 
 static void begin_pass(struct stage *stage, double planned_s)
 {
-    hapt_team_set_length(&stage->team, stage->time_scale * planned_s);
+    hapt_team_set_length(&stage->team, stage->worker->time_scale * planned_s);
 }
 
 static enum hapt_status no_loss(struct stage *stage, int slot)
@@ -364,24 +366,25 @@ static enum hapt_status no_loss(struct stage *stage, int slot)
 /* Waits for all ranks of the stage, as the sum of its gradients does. */
 static enum hapt_status wait_for_stage(struct stage *stage)
 {
-    char what[64], mine = 0, *all = stage->emulation->barrier_buffer;
+    char what[64], mine = 0, *all = stage->worker->emulation->barrier_buffer;
     hapt_team_describe(&stage->team, "sum of the gradients", what, sizeof what);
-    return hapt_link_all_gather(stage->comm, what, stage->timeout_s, &mine, sizeof mine, all);
+    return hapt_link_all_gather(stage->worker->comm, what, stage->worker->timeout_s, &mine, sizeof mine, all);
 }
 
 /* All stages that hold tied parameters have exchanged. */
-static void end_exchange(struct stage *stage, double start_s)
+static void end_exchange(struct worker *worker, double start_s)
 {
+    struct hapt_team *team = &worker->active->team;
+    bool tied = false;
     (void)start_s;
-    if (stage->tie_count > 0)
-        hapt_team_inputs_ready(&stage->team, stage->team.free_s + stage->time_scale * stage->plan->exchange_s);
+    for (int s = 0; s < worker->stage_count; s++) tied = tied || worker->stage[s].tie_count > 0;
+    if (tied) hapt_team_inputs_ready(team, team->free_s + worker->time_scale * worker->plan->exchange_s);
 }
 
 /* The end of a step in one piece, including the sum of gradients and the update, where the simulator ends a list. */
 static void end_step(struct stage *stage)
 {
-    const struct hapt_plan_stage *own = &stage->plan->stage[stage->chunk];
-    begin_pass(stage, own->step_s - own->tied_s);
+    begin_pass(stage, stage->plan->step_s - stage->plan->tied_s);
     hapt_team_stretch_begin(&stage->team);
     hapt_team_stretch_end(&stage->team);
 }
@@ -390,7 +393,7 @@ const struct stage_runtime runtime_modelled = {.computes = false,
                                                .links = no_links,
                                                .prepare = prepare,
                                                .connect_team = no_team,
-                                               .connect_devices = no_devices,
+                                               .connect_devices = no_team,
                                                .create_comm_thread = create_comm_thread,
                                                .add_flow = add_flow,
                                                .wait_received = wait_received,

@@ -2,11 +2,11 @@
 #ifndef HAPT_TRAIN_INITIAL_H
 #define HAPT_TRAIN_INITIAL_H
 
-#include "stage.h"
+#include "worker.h"
 
 /* Sets this rank's parameters: weights and `state_count` states from `checkpoint`, or (NULL) weights as the model says;
  * its states are 0. `full` and `local` have room for the largest parameter. Rank-local. */
-enum hapt_status initial_set(struct stage *stage, const struct hapt_checkpoint *checkpoint, int state_count,
+enum hapt_status initial_set(struct worker *worker, const struct hapt_checkpoint *checkpoint, int state_count,
                              float *full, float *local);
 
 #endif

@@ -14,43 +14,47 @@ struct replica_mark {
     uint64_t part, hash;
 };
 
-/* The rank that differs, or two that differ from each other. */
+/* The holder (record of a stage on a rank) that differs, or two that differ from each other. */
 struct mismatch {
     int rank, other, copies, ranks; /* rank -1: none; other -1: `rank` is outvoted; ranks: that differ */
     int parameter, parameters;      /* the first parameter, and their number */
 };
 
-enum hapt_status replicas_prepare(struct replicas *replicas, struct stage *stage, int64_t every)
+enum hapt_status replicas_prepare(struct replicas *replicas, struct worker *worker, int64_t every)
 {
-    const struct hapt_graph *graph = stage->graph;
+    const struct hapt_graph *graph = worker->graph;
     size_t largest = 1;
-    *replicas = (struct replicas){.stage = stage, .every = every, .checked = -1};
+    *replicas = (struct replicas){.worker = worker, .every = every, .checked = -1};
     if (every == 0) return HAPT_OK;
-    HAPT_NEW(replicas->parameter, stage->arena, graph->tensor_count);
+    HAPT_NEW(replicas->parameter, worker->arena, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++) {
         if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
         replicas->parameter[replicas->count++] = t;
-        if (stage->chunk < 0 || !stage->runtime->computes || stage->program[stage->chunk]->local[t] < 0) continue;
-        const size_t elements = hapt_engine_tensor_bytes(stage->engine, t) / sizeof(float);
-        if (elements > largest) largest = elements;
+        for (int s = 0; s < worker->stage_count && worker->runtime->computes; s++) {
+            const struct stage *stage = &worker->stage[s];
+            if (stage->program->local[t] < 0) continue;
+            const size_t elements = hapt_engine_tensor_bytes(stage->engine, t) / sizeof(float);
+            if (elements > largest) largest = elements;
+        }
     }
-    HAPT_NEW(replicas->value, stage->arena, (int64_t)largest);
-    HAPT_NEW(replicas->mine, stage->arena, BLOCK);
-    HAPT_NEW(replicas->all, stage->arena, (int64_t)stage->env->world_size * BLOCK);
+    replicas->holders = worker->env->world_size * worker->most;
+    HAPT_NEW(replicas->value, worker->arena, (int64_t)largest);
+    HAPT_NEW(replicas->mine, worker->arena, (int64_t)worker->most * BLOCK);
+    HAPT_NEW(replicas->all, worker->arena, (int64_t)replicas->holders * BLOCK);
     return HAPT_OK;
 }
 
 /* Hash of the arithmetic: updates round alike on devices of one kind, and on CPUs that all have fused multiply-add or
  * all lack it. */
-static uint64_t arithmetic(const struct stage *stage)
+static uint64_t arithmetic(const struct worker *worker)
 {
-    const int subcluster = stage->cluster->subcluster_of_rank[stage->env->world_rank];
-    const char *device = subcluster < 0 ? "" : stage->cluster->subcluster[subcluster].device.name;
+    const int subcluster = worker->cluster->subcluster_of_rank[worker->env->world_rank];
+    const char *device = subcluster < 0 ? "" : worker->cluster->subcluster[subcluster].device.name;
     int fuses = -1;
 #ifdef __x86_64__
     fuses = __builtin_cpu_supports("fma") != 0;
 #endif
-    uint64_t hash = hapt_hash(1, stage->backend->name, strlen(stage->backend->name));
+    uint64_t hash = hapt_hash(1, worker->backend->name, strlen(worker->backend->name));
     hash = hapt_hash(hash, device, strlen(device));
     return hapt_hash(hash, &fuses, sizeof fuses);
 }
@@ -59,30 +63,32 @@ static uint64_t arithmetic(const struct stage *stage)
 static uint64_t part_of(const struct stage *stage, int parameter)
 {
     struct hapt_box box;
-    stage_box(stage, stage->chunk, stage->rank, parameter, &box);
-    uint64_t hash = hapt_hash(arithmetic(stage), &box.dims, sizeof box.dims);
+    stage_box(stage->worker, stage->chunk, stage->rank, parameter, &box);
+    uint64_t hash = hapt_hash(arithmetic(stage->worker), &box.dims, sizeof box.dims);
     for (int d = 0; d < box.dims; d++) hash = hapt_hash(hash, box.run[d], (size_t)box.runs[d] * sizeof box.run[d][0]);
     return hash | 1;
 }
 
 static enum hapt_status mark(struct replicas *replicas, int first, int count)
 {
-    struct stage *stage = replicas->stage;
-    memset(replicas->mine, 0, BLOCK * sizeof *replicas->mine);
-    if (stage->chunk < 0 || !stage->runtime->computes) return HAPT_OK;
-    for (int i = 0; i < count; i++) {
-        const int parameter = replicas->parameter[first + i];
-        if (stage->program[stage->chunk]->local[parameter] < 0) continue;
-        HAPT_TRY(hapt_engine_get(stage->engine, parameter, -1, replicas->value));
-        const uint64_t hash = hapt_hash(1, replicas->value, hapt_engine_tensor_bytes(stage->engine, parameter));
-        replicas->mine[i] = (struct replica_mark){part_of(stage, parameter), hash};
+    const struct worker *worker = replicas->worker;
+    memset(replicas->mine, 0, (size_t)worker->most * BLOCK * sizeof *replicas->mine);
+    for (int s = 0; s < worker->stage_count && worker->runtime->computes; s++) {
+        const struct stage *stage = &worker->stage[s];
+        for (int i = 0; i < count; i++) {
+            const int parameter = replicas->parameter[first + i];
+            if (stage->program->local[parameter] < 0) continue;
+            HAPT_TRY(hapt_engine_get(stage->engine, parameter, -1, replicas->value));
+            const uint64_t hash = hapt_hash(1, replicas->value, hapt_engine_tensor_bytes(stage->engine, parameter));
+            replicas->mine[s * BLOCK + i] = (struct replica_mark){part_of(stage, parameter), hash};
+        }
     }
     return HAPT_OK;
 }
 
-static const struct replica_mark *mark_of(const struct replicas *replicas, int rank, int i)
+static const struct replica_mark *mark_of(const struct replicas *replicas, int holder, int i)
 {
-    return &replicas->all[(size_t)rank * BLOCK + (size_t)i];
+    return &replicas->all[(size_t)holder * BLOCK + (size_t)i];
 }
 
 /* True for the first rank with that part. Ranks with equal parts are mostly neighbours. */
@@ -102,14 +108,14 @@ static int count_copies(const struct replicas *replicas, int first, int i, uint6
     int copies = 0, lead = 0;
     *hash = 0;
     *alike = 0;
-    for (int r = first; r < replicas->stage->env->world_size; r++) {
+    for (int r = first; r < replicas->holders; r++) {
         const struct replica_mark *its = mark_of(replicas, r, i);
         if (its->part != part) continue;
         if (lead == 0) *hash = its->hash;
         lead += its->hash == *hash ? 1 : -1;
         copies++;
     }
-    for (int r = first; r < replicas->stage->env->world_size; r++)
+    for (int r = first; r < replicas->holders; r++)
         *alike += mark_of(replicas, r, i)->part == part && mark_of(replicas, r, i)->hash == *hash;
     return copies;
 }
@@ -129,7 +135,7 @@ static int judge(const struct replicas *replicas, int parameter, int i, struct m
 {
     struct mismatch found = {.rank = -1};
     int most = 0;
-    for (int r = 0; r < replicas->stage->env->world_size; r++) {
+    for (int r = 0; r < replicas->holders; r++) {
         uint64_t hash;
         int alike;
         if (!leads(replicas, r, i)) continue;
@@ -154,18 +160,19 @@ static int judge(const struct replicas *replicas, int parameter, int i, struct m
     return most;
 }
 
-static int stage_of(const struct stage *stage, int world_rank)
+static int stage_of(const struct worker *worker, int holder)
 {
-    for (int c = 0; c < stage->plan->stage_count; c++)
-        for (int r = 0; r < stage_size(stage, c); r++)
-            if (stage_world_rank(stage, c, r) == world_rank) return c;
+    for (int c = 0; c < worker->plan->stage_count; c++)
+        for (int r = 0; r < stage_size(worker, c); r++)
+            if (worker_record(worker, c, r) == (size_t)holder) return c;
     return -1;
 }
 
 static enum hapt_status report_mismatch(const struct replicas *replicas, int64_t done, const struct mismatch *mismatch)
 {
-    const struct stage *stage = replicas->stage;
-    const char *name = stage->graph->tensor[mismatch->parameter].name;
+    const struct worker *worker = replicas->worker;
+    const int rank = mismatch->rank / worker->most, other = mismatch->other / worker->most;
+    const char *name = worker->graph->tensor[mismatch->parameter].name;
     static const char *const hint = "a host's memory or processor may be faulty: remove %s from the job and start "
                                     "again with --resume yes; no checkpoint holds these weights";
     char more[32] = "", ranks[64] = "", do_this[192];
@@ -175,25 +182,24 @@ static enum hapt_status report_mismatch(const struct replicas *replicas, int64_t
         return hapt_fail(HAPT_ERR_INTERNAL, do_this,
                          "after step %lld rank %d of stage %d on host %s and rank %d of stage %d on host %s differ in "
                          "their copies of parameter %s%s",
-                         (long long)done, mismatch->rank, stage_of(stage, mismatch->rank),
-                         hapt_env_host(mismatch->rank), mismatch->other, stage_of(stage, mismatch->other),
-                         hapt_env_host(mismatch->other), name, more);
+                         (long long)done, rank, stage_of(worker, mismatch->rank), hapt_env_host(rank), other,
+                         stage_of(worker, mismatch->other), hapt_env_host(other), name, more);
     if (mismatch->ranks > 1) snprintf(ranks, sizeof ranks, "; %d ranks differ in all", mismatch->ranks);
     return hapt_fail(HAPT_ERR_INTERNAL, do_this,
                      "after step %lld rank %d of stage %d on host %s differs from most of the %d ranks that hold "
                      "copies of parameter %s%s%s",
-                     (long long)done, mismatch->rank, stage_of(stage, mismatch->rank), hapt_env_host(mismatch->rank),
-                     mismatch->copies, name, more, ranks);
+                     (long long)done, rank, stage_of(worker, mismatch->rank), hapt_env_host(rank), mismatch->copies,
+                     name, more, ranks);
 }
 
 static void report_once(const struct replicas *replicas)
 {
     if (replicas->checked >= 0) return;
     if (replicas->shared == 0)
-        hapt_note(replicas->stage->env,
+        hapt_note(replicas->worker->env,
                   "replica check: no two ranks hold copies of the same weights; nothing is compared\n");
     else
-        hapt_note(replicas->stage->env,
+        hapt_note(replicas->worker->env,
                   "replica check: %d of %d parameters have copies, on up to %d ranks; compared every %lld step%s and "
                   "before checkpoints\n",
                   replicas->shared, replicas->count, replicas->most, (long long)replicas->every,
@@ -202,17 +208,19 @@ static void report_once(const struct replicas *replicas)
 
 enum hapt_status replicas_check(struct replicas *replicas, int64_t done, bool now, bool *compared)
 {
-    const struct stage *stage = replicas->stage;
+    const struct worker *worker = replicas->worker;
     struct mismatch mismatch = {.rank = -1};
     *compared = false;
     if (replicas->every == 0 || replicas->checked == done || (!now && done % replicas->every != 0)) return HAPT_OK;
-    hapt_heartbeat_note((struct hapt_activity){"comparison of replicas", stage->chunk, -1, done - 1, -1});
+    hapt_heartbeat_note((struct hapt_activity){"comparison of replicas",
+                                               worker_first_chunk(worker, worker->env->world_rank), -1, done - 1, -1});
     for (int first = 0; first < replicas->count; first += BLOCK) {
         const int count = replicas->count - first < BLOCK ? replicas->count - first : BLOCK;
         enum hapt_status status = mark(replicas, first, count);
         if (status == HAPT_OK)
-            status = hapt_link_all_gather(stage->env->world, "comparison of replicas", stage_agreement_timeout_s(stage),
-                                          replicas->mine, BLOCK * sizeof *replicas->mine, replicas->all);
+            status = hapt_link_all_gather(worker->env->world, "comparison of replicas",
+                                          worker_agreement_timeout_s(worker), replicas->mine,
+                                          (size_t)worker->most * BLOCK * sizeof *replicas->mine, replicas->all);
         if (status != HAPT_OK) hapt_die(status); /* peers may wait */
         for (int i = 0; i < count; i++) {
             const int copies = judge(replicas, replicas->parameter[first + i], i, &mismatch);
@@ -223,5 +231,5 @@ enum hapt_status replicas_check(struct replicas *replicas, int64_t done, bool no
     report_once(replicas);
     replicas->checked = done;
     *compared = true;
-    return mismatch.rank < 0 ? HAPT_OK : hapt_env_agree(stage->env->world, report_mismatch(replicas, done, &mismatch));
+    return mismatch.rank < 0 ? HAPT_OK : hapt_env_agree(worker->env->world, report_mismatch(replicas, done, &mismatch));
 }

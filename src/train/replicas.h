@@ -10,21 +10,22 @@
 #ifndef HAPT_TRAIN_REPLICAS_H
 #define HAPT_TRAIN_REPLICAS_H
 
-#include "stage.h"
+#include "worker.h"
 
 struct replicas {
-    struct stage *stage;
+    struct worker *worker;
     int64_t every;                   /* steps; 0: never */
     int64_t checked;                 /* after this many steps; -1: never */
     int count;                       /* parameters of the model */
     int *parameter;                  /* [count] tensors of the model's graph */
     float *value;                    /* buffer for the largest parameter of this rank */
-    struct replica_mark *mine, *all; /* [block], [world_size][block] */
+    struct replica_mark *mine, *all; /* [stages of a rank][block], [holders][block] */
+    int holders;                     /* records of all ranks: worker_record */
     int shared, most;                /* number of parameters with copies; largest number of copies */
 };
 
-/* Call after stage_build. `every` 0: reserves nothing. Rank-local. */
-enum hapt_status replicas_prepare(struct replicas *replicas, struct stage *stage, int64_t every);
+/* Call after worker_build. `every` 0: reserves nothing. Rank-local. */
+enum hapt_status replicas_prepare(struct replicas *replicas, struct worker *worker, int64_t every);
 /* Call after `done` steps; compares if it is due, or if `now` (before a checkpoint). *compared: it did.
  * HAPT_ERR_INTERNAL, agreed on, names the rank that differs from the others, or both of two. Collective over
  * env->world. */

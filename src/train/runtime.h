@@ -19,14 +19,14 @@ struct stage_runtime {
     /* ---- Before the first step ---- */
     /* Gives the engine the collectives of the team. */
     void (*links)(struct hapt_team *team, struct hapt_engine_links *links);
-    /* After the engine exists, on ranks of a stage. Rank-local. */
-    enum hapt_status (*prepare)(struct stage *stage, int state_count);
-    /* The collectives of the stage: first over hosts, then over devices if `group` is not NULL. Ranks of a stage; the
-     * caller agrees. */
+    /* After the engines exist, on ranks with stages. Rank-local. */
+    enum hapt_status (*prepare)(struct worker *worker, int state_count);
+    /* The collectives of the stage: first over hosts, then over devices, with stage->group if it is not NULL. Ranks of
+     * a stage; the caller agrees. */
     enum hapt_status (*connect_team)(struct stage *stage);
-    enum hapt_status (*connect_devices)(struct stage *stage, struct hapt_device_comm *group);
+    enum hapt_status (*connect_devices)(struct stage *stage);
     /* Creates the communication thread. Collective over env->world. */
-    enum hapt_status (*create_comm_thread)(struct stage *stage);
+    enum hapt_status (*create_comm_thread)(struct worker *worker);
     /* Adds a flow to it. `paced` false: its time counts elsewhere if it is modelled. */
     enum hapt_status (*add_flow)(struct stage *stage, const struct hapt_flow_options *options, bool paced, int *flow);
 
@@ -44,14 +44,14 @@ struct stage_runtime {
     /* REDUCE of a stage of several ranks. Collective over the stage. */
     enum hapt_status (*reduce)(struct stage *stage);
     /* End of EXCHANGE, which began at `start_s`. */
-    void (*end_exchange)(struct stage *stage, double start_s);
-    /* Start of NORM on ranks of a stage. */
+    void (*end_exchange)(struct worker *worker, double start_s);
+    /* Start of NORM, for each stage. */
     void (*end_step)(struct stage *stage);
     enum hapt_status (*update)(struct stage *stage, int group, const struct hapt_update *update);
 
     /* ---- Parameters; state -1: weight ---- */
     /* The values before the first step. */
-    enum hapt_status (*initial)(const struct stage *stage, int parameter, float *value);
+    enum hapt_status (*initial)(const struct worker *worker, int parameter, float *value);
     /* gather: gathers a weight or optimizer state to rank 0 of the stage (`full` is NULL elsewhere). set: each rank
      * takes its part from `full`. Both collective over the stage; `local` has room for this rank's elements. */
     enum hapt_status (*gather)(struct stage *stage, int parameter, int state, float *local, float *full);

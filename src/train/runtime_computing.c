@@ -1,9 +1,9 @@
 /* The runtime of devices that compute: the engine, the collectives of the team, and routed messages. */
 #include "runtime.h"
 
-static enum hapt_status prepare(struct stage *stage, int state_count)
+static enum hapt_status prepare(struct worker *worker, int state_count)
 {
-    (void)stage;
+    (void)worker;
     (void)state_count;
     return HAPT_OK;
 }
@@ -12,52 +12,53 @@ static enum hapt_status prepare(struct stage *stage, int state_count)
 static enum hapt_status connect_team(struct stage *stage)
 {
     int *world_rank;
-    HAPT_TRY(hapt_team_connect(&stage->team, stage->comm, stage->name, stage->timeout_s));
-    HAPT_NEW(world_rank, stage->arena, stage->size);
-    for (int r = 0; r < stage->size; r++) world_rank[r] = stage_world_rank(stage, stage->chunk, r);
-    hapt_cluster_pace(stage->cluster, stage->size, world_rank, stage->team.all_ranks);
+    HAPT_TRY(hapt_team_connect(&stage->team, stage->worker->comm, stage->name, stage->worker->timeout_s));
+    HAPT_NEW(world_rank, stage->worker->arena, stage->size);
+    for (int r = 0; r < stage->size; r++) world_rank[r] = stage_world_rank(stage->worker, stage->chunk, r);
+    hapt_cluster_pace(stage->worker->cluster, stage->size, world_rank, stage->team.all_ranks);
     return HAPT_OK;
 }
 
-static enum hapt_status connect_devices(struct stage *stage, struct hapt_device_comm *group)
+static enum hapt_status connect_devices(struct stage *stage)
 {
-    HAPT_TRY(hapt_team_use_devices(&stage->team, stage->backend, stage->device, group, stage->carrier));
+    HAPT_TRY(hapt_team_use_devices(&stage->team, stage->worker->backend, stage->worker->device, stage->group,
+                                   stage->carrier));
     return hapt_engine_connect(stage->engine, stage->team.devices != NULL);
 }
 
-static enum hapt_status create_comm_thread(struct stage *stage)
+static enum hapt_status create_comm_thread(struct worker *worker)
 {
     struct hapt_path *path = NULL;
-    const enum hapt_status status = hapt_cluster_paths(stage->env, stage->cluster, stage->arena, &path);
-    HAPT_TRY(hapt_link_all_or_none(stage->env->world, "the routes between hosts", status));
-    return hapt_comm_thread_create(&hapt_transfer_routed, stage->env->world, path, stage->timeout_s,
-                                   &stage->comm_thread);
+    const enum hapt_status status = hapt_cluster_paths(worker->env, worker->cluster, worker->arena, &path);
+    HAPT_TRY(hapt_link_all_or_none(worker->env->world, "the routes between hosts", status));
+    return hapt_comm_thread_create(&hapt_transfer_routed, worker->env->world, path, worker->timeout_s,
+                                   &worker->comm_thread);
 }
 
 static enum hapt_status add_flow(struct stage *stage, const struct hapt_flow_options *options, bool paced, int *flow)
 {
     (void)paced;
-    return hapt_comm_thread_add(stage->comm_thread, options, flow);
+    return hapt_comm_thread_add(stage->worker->comm_thread, options, flow);
 }
 
 static enum hapt_status wait_received(struct stage *stage, int flow, int64_t sequence)
 {
-    return hapt_comm_thread_wait_received(stage->comm_thread, flow, sequence);
+    return hapt_comm_thread_wait_received(stage->worker->comm_thread, flow, sequence);
 }
 
 static enum hapt_status wait_sent(struct stage *stage, int flow, int slot)
 {
-    return hapt_comm_thread_wait_sent(stage->comm_thread, flow, slot);
+    return hapt_comm_thread_wait_sent(stage->worker->comm_thread, flow, slot);
 }
 
 static void send(struct stage *stage, int flow, int slot)
 {
-    hapt_comm_thread_send(stage->comm_thread, flow, slot);
+    hapt_comm_thread_send(stage->worker->comm_thread, flow, slot);
 }
 
 static void free_slot(struct stage *stage, int flow)
 {
-    hapt_comm_thread_free(stage->comm_thread, flow);
+    hapt_comm_thread_free(stage->worker->comm_thread, flow);
 }
 
 static void begin_pass(struct stage *stage, double planned_s)
@@ -69,10 +70,10 @@ static void begin_pass(struct stage *stage, double planned_s)
 static enum hapt_status add_loss(struct stage *stage, int slot)
 {
     float value;
-    struct hapt_queue *queue = stage->backend->queue(stage->device, 0);
-    const void *loss = hapt_engine_tensor(stage->engine, stage->program[stage->chunk]->graph->loss, slot);
-    HAPT_TRY(stage->backend->copy(queue, &value, loss, sizeof value));
-    HAPT_TRY(stage->backend->wait(stage->backend->record(queue)));
+    struct hapt_queue *queue = stage->worker->backend->queue(stage->worker->device, 0);
+    const void *loss = hapt_engine_tensor(stage->engine, stage->program->graph->loss, slot);
+    HAPT_TRY(stage->worker->backend->copy(queue, &value, loss, sizeof value));
+    HAPT_TRY(stage->worker->backend->wait(stage->worker->backend->record(queue)));
     stage->loss += value;
     return HAPT_OK;
 }
@@ -82,9 +83,9 @@ static enum hapt_status reduce(struct stage *stage)
     return hapt_engine_reduce(stage->engine);
 }
 
-static void end_exchange(struct stage *stage, double start_s)
+static void end_exchange(struct worker *worker, double start_s)
 {
-    stage->team.reduce_s += hapt_time_s() - start_s;
+    worker->active->team.reduce_s += hapt_time_s() - start_s;
 }
 
 static void end_step(struct stage *stage)
@@ -95,14 +96,14 @@ static void end_step(struct stage *stage)
 static enum hapt_status update(struct stage *stage, int group, const struct hapt_update *update)
 {
     hapt_team_stretch_begin(&stage->team);
-    HAPT_TRY(hapt_engine_update(stage->engine, group, stage->schedule->update_groups, update));
+    HAPT_TRY(hapt_engine_update(stage->engine, group, stage->worker->schedule->update_groups, update));
     hapt_team_stretch_end(&stage->team);
     return HAPT_OK;
 }
 
-static enum hapt_status initial(const struct stage *stage, int parameter, float *value)
+static enum hapt_status initial(const struct worker *worker, int parameter, float *value)
 {
-    return hapt_model_initial(stage->model, parameter, value);
+    return hapt_model_initial(worker->model, parameter, value);
 }
 
 const struct stage_runtime runtime_computing = {.computes = true,

@@ -1,4 +1,4 @@
-/* Saves the weights and optimizer state of a stage in checkpoints. */
+/* Saves the weights and optimizer state of a worker in checkpoints: one shard per submesh. */
 #include "save.h"
 
 #include <math.h>
@@ -14,11 +14,11 @@
 static enum hapt_status write_tensor(const struct saver *saver, struct hapt_h5 *file, int tensor, int state,
                                      const float *value)
 {
-    const struct hapt_tensor *about = &saver->stage->graph->tensor[tensor];
+    const struct hapt_tensor *about = &saver->worker->graph->tensor[tensor];
     struct hapt_arena scratch;
     int dims;
     int64_t shape[HAPT_MAX_DIMS];
-    stage_kept(saver->stage, about, &dims, shape);
+    worker_kept(saver->worker, about, &dims, shape);
     hapt_arena_init(&scratch);
     const char *dataset = checkpoint_dataset(&scratch, about->name, state);
     const enum hapt_status status =
@@ -27,23 +27,24 @@ static enum hapt_status write_tensor(const struct saver *saver, struct hapt_h5 *
     return status;
 }
 
-/* Takes each tensor that the stage saves, in the same order on all its ranks: from the stage to the file (synchronous),
- * from the stage to the copy, or from the copy to the file. A rank that cannot write still takes part in all gathers.
- * file NULL: another rank writes, or nothing is written yet. */
+/* Takes each tensor that the worker saves, in the same order on all ranks of its submesh: from the stage to the file
+ * (synchronous), from the stage to the copy, or from the copy to the file. A rank that cannot write still takes part in
+ * all gathers. file NULL: another rank writes, or nothing is written yet. */
 static enum hapt_status pass_tensors(const struct saver *saver, bool from_stage, float *copy, struct hapt_h5 *file)
 {
-    struct stage *stage = saver->stage;
+    const struct worker *worker = saver->worker;
     enum hapt_status status = HAPT_OK;
-    for (int t = 0; t < stage->graph->tensor_count; t++) {
-        const struct hapt_tensor *parameter = &stage->graph->tensor[t];
-        if (parameter->kind != HAPT_TENSOR_PARAMETER || stage_owner(stage, t) != stage->chunk) continue;
-        for (int state = -1; state < saver->state_count; state++) {
+    for (int t = 0; t < worker->graph->tensor_count; t++) {
+        const struct hapt_tensor *parameter = &worker->graph->tensor[t];
+        if (parameter->kind != HAPT_TENSOR_PARAMETER) continue;
+        struct stage *stage = worker_stage(worker, stage_owner(worker, t));
+        for (int state = -1; stage && state < saver->state_count; state++) {
             float *value = copy ? copy : saver->buffer;
             const enum hapt_status gathered =
-                from_stage ? stage->runtime->gather(stage, t, state, saver->local, value) : HAPT_OK;
+                from_stage ? worker->runtime->gather(stage, t, state, saver->local, value) : HAPT_OK;
             if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
             if (file && status == HAPT_OK) status = write_tensor(saver, file, t, state, value);
-            if (copy) copy += stage_kept(stage, parameter, NULL, NULL);
+            if (copy) copy += worker_kept(worker, parameter, NULL, NULL);
             if (!saver->saving.copies) hapt_progress_advance(1);
         }
     }
@@ -63,34 +64,36 @@ static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
 
 #define SLOWEST_DISK_BYTES_PER_S 10e6 /* peers wait for a shard as long as this disk takes */
 
-enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const struct hapt_config *config,
+enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const struct hapt_config *config,
                                int state_count, const char *folder)
 {
-    const struct hapt_graph *graph = stage->graph;
-    const struct hapt_plan *plan = stage->plan;
-    struct hapt_arena *arena = stage->arena;
+    const struct hapt_graph *graph = worker->graph;
+    const int *submesh_of = worker->schedule->submesh_of, shards = worker->schedule->submesh_count;
+    const int own = worker->stage_count > 0 ? submesh_of[worker->stage[0].chunk] : -1;
+    struct hapt_arena *arena = worker->arena;
     const char **name;
     int32_t *shard;
     int64_t count = 0, largest = 1;
-    double *bytes, most = 0; /* bytes per stage; of the largest shard */
-    *saver = (struct saver){.env = stage->env,
-                            .stage = stage,
+    double *bytes, most = 0; /* bytes per shard; of the largest one */
+    *saver = (struct saver){.env = worker->env,
+                            .worker = worker,
                             .state_count = state_count,
                             .saved = -1,
                             .folder = folder,
                             .overwrites = hapt_config_bool(config, "overwrite")};
-    HAPT_NEW(bytes, arena, plan->stage_count);
+    HAPT_NEW(bytes, arena, shards);
     HAPT_NEW(name, arena, graph->tensor_count);
     HAPT_NEW(shard, arena, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++) {
         if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
-        const int64_t elements = stage_kept(stage, &graph->tensor[t], NULL, NULL);
+        const int64_t elements = worker_kept(worker, &graph->tensor[t], NULL, NULL);
         if (elements > largest) largest = elements;
-        shard[count] = stage_owner(stage, t);
-        HAPT_ASSERT(shard[count] >= 0); /* every parameter belongs to a stage */
+        const int owner = stage_owner(worker, t);
+        HAPT_ASSERT(owner >= 0); /* every parameter belongs to a stage */
+        shard[count] = submesh_of[owner];
         bytes[shard[count]] += 4.0 * (double)elements * (1 + state_count);
         most = fmax(most, bytes[shard[count]]);
-        if (shard[count] == stage->chunk) saver->tensors += 1 + state_count;
+        if (shard[count] == own) saver->tensors += 1 + state_count;
         name[count++] = graph->tensor[t].name;
     }
     saver->shard_bytes = most;
@@ -101,23 +104,23 @@ enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const s
         .keep = hapt_config_int(config, "keep"),
         .keep_every = hapt_config_int(config, "keep-every"),
         .resumed_step = -1,
-        .patience_s = stage_agreement_timeout_s(stage) + most / SLOWEST_DISK_BYTES_PER_S,
-        .shard_count = plan->stage_count,
-        .shard = stage->chunk >= 0 && stage->rank == 0 ? stage->chunk : -1,
+        .patience_s = worker_agreement_timeout_s(worker) + most / SLOWEST_DISK_BYTES_PER_S,
+        .shard_count = shards,
+        .shard = own >= 0 && worker->stage[0].rank == 0 ? own : -1,
         .parameter_count = count,
         .parameter = name,
         .parameter_shard = shard,
         .state_count = state_count,
-        .sampled = !stage->runtime->computes,
-        .plan = plan,
+        .sampled = !worker->runtime->computes,
+        .plan = worker->plan,
         .config = config,
         .data = &saver->identity,
         .write_shard = write_shard,
         .context = saver,
     };
     if (!saver->writer.folder) return HAPT_ERR_MEMORY;
-    if (saver->writer.shard >= 0) saver->copy_bytes = (size_t)bytes[stage->chunk];
-    return saving_open(&saver->saving, stage->env, &saver->writer, arena);
+    if (saver->writer.shard >= 0) saver->copy_bytes = (size_t)bytes[own];
+    return saving_open(&saver->saving, worker->env, &saver->writer, arena);
 }
 
 /* Checked early, because the first checkpoint may be hours away. */
@@ -155,7 +158,7 @@ static enum hapt_status find_room(struct saver *saver, bool *room)
         int64_t node;
     } mine = {(double)saver->copy_bytes, hapt_memory_available(), env->node_index}, *all;
     char most[32], left[32];
-    HAPT_NEW(all, saver->stage->arena, env->world_size);
+    HAPT_NEW(all, saver->worker->arena, env->world_size);
     HAPT_TRY(
         hapt_link_all_gather(env->world, "memory for checkpoints", saver->writer.patience_s, &mine, sizeof mine, all));
     *room = true;
@@ -255,7 +258,7 @@ static enum hapt_status mark_complete(struct saver *saver, int64_t step)
     if (saver->count++ == 0 && saver->overwrites && saver->env->world_rank == 0)
         hapt_run_folder_first_checkpoint(saver->folder);
     saver->taken_s = hapt_time_s() - saver->started_s;
-    saver->path = checkpoint_folder(saver->stage->arena, saver->writer.folder, step);
+    saver->path = checkpoint_folder(saver->worker->arena, saver->writer.folder, step);
     return saver->path ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 
@@ -297,7 +300,7 @@ enum hapt_status saver_save(struct saver *saver, const struct hapt_history *hist
     if (saver->saved == history->count) return HAPT_OK;
     saver->started_s = hapt_time_s();
     if (saver->env->world_rank == 0 && saver->data) hapt_data_identify(saver->data, history->count, &saver->identity);
-    const bool copies = saver->background && !last, holds = saver->stage->chunk >= 0;
+    const bool copies = saver->background && !last, holds = saver->worker->stage_count > 0;
     saver->writer.shared = holds && !copies;
     if (!copies) return complete(saver, history);
     HAPT_TRY(saving_begin(&saver->saving, history->count, history, true));

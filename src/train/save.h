@@ -6,11 +6,11 @@
 #define HAPT_TRAIN_SAVE_H
 
 #include "saving.h"
-#include "stage.h"
+#include "worker.h"
 
 struct saver {
     const struct hapt_env *env;
-    struct stage *stage;
+    struct worker *worker;
     struct hapt_data *data;
     int state_count;
     struct hapt_checkpoint_writer writer;
@@ -28,11 +28,11 @@ struct saver {
     bool slow;       /* the warning about a slow disk was printed */
     float *copy;
     size_t copy_bytes;
-    long tensors; /* that this rank's stage saves */
+    long tensors; /* that this rank's stages save */
 };
 
-/* Call after stage_build; `folder` is the run's. Rank-local. */
-enum hapt_status saver_prepare(struct saver *saver, struct stage *stage, const struct hapt_config *config,
+/* Call after worker_build; `folder` is the run's. Rank-local. */
+enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const struct hapt_config *config,
                                int state_count, const char *folder);
 /* Creates and cleans the folder of checkpoints; renames damaged ones that the search for `checkpoint` (may be NULL)
  * skipped. If the run will write more than the last one (`several`): reserves memory for a copy and starts a writer

@@ -7,14 +7,14 @@
 
 static void boxes_of(const struct stage *stage, int rank, int parameter, struct hapt_box *box, struct hapt_box *full)
 {
-    stage_box(stage, stage->chunk, rank, parameter, box);
-    hapt_reshard_full_box(&stage->graph->tensor[parameter], full);
+    stage_box(stage->worker, stage->chunk, rank, parameter, box);
+    hapt_reshard_full_box(&stage->worker->graph->tensor[parameter], full);
 }
 
-int64_t stage_kept(const struct stage *stage, const struct hapt_tensor *parameter, int *dims,
-                   int64_t shape[HAPT_MAX_DIMS])
+int64_t worker_kept(const struct worker *worker, const struct hapt_tensor *parameter, int *dims,
+                    int64_t shape[HAPT_MAX_DIMS])
 {
-    const bool sampled = !stage->runtime->computes;
+    const bool sampled = !worker->runtime->computes;
     const int64_t elements = checkpoint_elements(parameter, sampled);
     if (!dims) return elements;
     *dims = sampled ? 1 : parameter->dims;
@@ -58,7 +58,7 @@ static enum hapt_status gather(struct stage *stage, int parameter, const float *
         struct hapt_box box, all;
         struct hapt_strided_list in_full, there;
         int copies, copy;
-        stage_replica(stage, stage->chunk, r, parameter, &copies, &copy);
+        stage_replica(stage->worker, stage->chunk, r, parameter, &copies, &copy);
         if (copy > 0) continue;
         boxes_of(stage, r, parameter, &box, &all);
         HAPT_TRY(hapt_reshard_common(&all, &box, NULL, sizeof(float), scratch, &in_full, &there));
@@ -73,7 +73,7 @@ static enum hapt_status gather(struct stage *stage, int parameter, const float *
 enum hapt_status runtime_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *full)
 {
     struct hapt_arena scratch;
-    const struct hapt_program *program = stage->program[stage->chunk];
+    const struct hapt_program *program = stage->program;
     const unsigned sliced = state < 0 ? 0 : stage_sliced_axes(stage, program->local[parameter]);
     struct hapt_box box, all;
     boxes_of(stage, 0, parameter, &box, &all);

@@ -7,27 +7,27 @@
 #include <string.h>
 #include <time.h>
 
-enum hapt_status trace_create(struct stage *stage, int64_t steps)
+enum hapt_status trace_create(struct worker *worker, int64_t steps)
 {
-    stage->trace = (struct stage_trace){0};
-    if (stage->chunk < 0 || steps == 0) return HAPT_OK;
-    HAPT_NEW(stage->trace.time_s, stage->arena, 2 * steps * stage->list->count);
-    HAPT_NEW(stage->trace.flow, stage->arena, stage->edges->count);
-    stage->trace.steps = steps;
+    worker->trace = (struct worker_trace){0};
+    if (worker->stage_count == 0 || steps == 0) return HAPT_OK;
+    HAPT_NEW(worker->trace.time_s, worker->arena, 2 * steps * worker->list->count);
+    HAPT_NEW(worker->trace.flow, worker->arena, worker->edges->count);
+    worker->trace.steps = steps;
     return HAPT_OK;
 }
 
-enum hapt_status trace_add_flow(struct stage *stage, int peer_stage, bool backward, bool sends, int *count,
+enum hapt_status trace_add_flow(struct worker *worker, int chunk, int peer, bool backward, bool sends, int *count,
                                 double **time_s)
 {
-    struct stage_trace *trace = &stage->trace;
+    struct worker_trace *trace = &worker->trace;
     *count = 0;
     *time_s = NULL;
     if (trace->steps == 0) return HAPT_OK;
-    struct stage_trace_flow *flow = &trace->flow[trace->flow_count++];
-    *count = (int)trace->steps * stage->plan->microbatches;
-    HAPT_NEW(*time_s, stage->arena, *count);
-    *flow = (struct stage_trace_flow){peer_stage, backward, sends, *time_s};
+    struct worker_trace_flow *flow = &trace->flow[trace->flow_count++];
+    *count = (int)trace->steps * worker->plan->microbatches;
+    HAPT_NEW(*time_s, worker->arena, *count);
+    *flow = (struct worker_trace_flow){chunk, peer, backward, sends, *time_s};
     return HAPT_OK;
 }
 
@@ -39,56 +39,58 @@ static double offset_s(void)
     return (double)day.tv_sec + 1e-9 * (double)day.tv_nsec - hapt_time_s();
 }
 
-static int64_t fill(const struct stage *stage, int64_t run_first, int64_t from, int64_t end,
+static int64_t fill(const struct worker *worker, int64_t run_first, int64_t from, int64_t end,
                     struct hapt_train_event *event)
 {
-    const struct stage_trace *trace = &stage->trace;
-    const int rank = stage->env->world_rank, B = stage->plan->microbatches;
+    const struct worker_trace *trace = &worker->trace;
+    const int rank = worker->env->world_rank, B = worker->plan->microbatches;
+    const int first = worker_first_chunk(worker, rank); /* stands for all its stages */
     const double shift_s = offset_s();
     int64_t count = 0;
     for (int64_t step = from; step < end; step++) {
         const int64_t place = (step - run_first) % trace->steps;
-        for (int i = 0; i < stage->list->count; i++) {
-            const double *time_s = trace->time_s + 2 * (place * stage->list->count + i);
+        for (int i = 0; i < worker->list->count; i++) {
+            const double *time_s = trace->time_s + 2 * (place * worker->list->count + i);
+            const struct hapt_instruction *instruction = &worker->list->instruction[i];
             event[count++] = (struct hapt_train_event){rank,
-                                                       stage->chunk,
+                                                       instruction->chunk >= 0 ? instruction->chunk : first,
                                                        -1,
-                                                       (int)stage->list->instruction[i].kind,
-                                                       stage->list->instruction[i].microbatch,
+                                                       (int)instruction->kind,
+                                                       instruction->microbatch,
                                                        (int)step,
                                                        time_s[0] + shift_s,
                                                        time_s[1] + shift_s};
         }
         for (int f = 0; f < trace->flow_count; f++)
             for (int m = 0; m < B; m++) {
-                const struct stage_trace_flow *flow = &trace->flow[f];
+                const struct worker_trace_flow *flow = &trace->flow[f];
                 const double time_s = flow->time_s[place * B + m] + shift_s;
                 const int kind = flow->sends ? flow->backward ? HAPT_EVENT_GRADIENTS_SENT : HAPT_EVENT_ACTIVATIONS_SENT
                                  : flow->backward ? HAPT_EVENT_GRADIENTS_ARRIVED
                                                   : HAPT_EVENT_ACTIVATIONS_ARRIVED;
                 event[count++] =
-                    (struct hapt_train_event){rank, stage->chunk, flow->peer_stage, kind, m, (int)step, time_s, time_s};
+                    (struct hapt_train_event){rank, flow->chunk, flow->peer, kind, m, (int)step, time_s, time_s};
             }
     }
     return count;
 }
 
-enum hapt_status trace_gather(struct stage *stage, int64_t run_first, int64_t end, struct hapt_train_result *result)
+enum hapt_status trace_gather(struct worker *worker, int64_t run_first, int64_t end, struct hapt_train_result *result)
 {
-    const struct hapt_env *env = stage->env;
-    const double patience_s = stage_agreement_timeout_s(stage);
-    const int64_t kept = stage->trace.steps, from = end - kept > run_first ? end - kept : run_first;
-    const int64_t of_step = kept ? stage->list->count + stage->trace.flow_count * stage->plan->microbatches : 0;
+    const struct hapt_env *env = worker->env;
+    const double patience_s = worker_agreement_timeout_s(worker);
+    const int64_t kept = worker->trace.steps, from = end - kept > run_first ? end - kept : run_first;
+    const int64_t of_step = kept ? worker->list->count + worker->trace.flow_count * worker->plan->microbatches : 0;
     int64_t mine = of_step * (end - from), most = 0, *counts;
     struct hapt_train_event *event, *all;
-    HAPT_NEW(counts, stage->arena, env->world_size);
+    HAPT_NEW(counts, worker->arena, env->world_size);
     HAPT_TRY(hapt_link_all_gather(env->world, "sizes of the timeline", patience_s, &mine, sizeof mine, counts));
     for (int r = 0; r < env->world_size; r++)
         if (counts[r] > most) most = counts[r];
     if (most == 0) return HAPT_OK;
-    HAPT_NEW(event, stage->arena, most);
-    HAPT_NEW(all, stage->arena, most * env->world_size);
-    if (mine > 0) HAPT_ASSERT(fill(stage, run_first, from, end, event) == mine);
+    HAPT_NEW(event, worker->arena, most);
+    HAPT_NEW(all, worker->arena, most * env->world_size);
+    if (mine > 0) HAPT_ASSERT(fill(worker, run_first, from, end, event) == mine);
     HAPT_TRY(hapt_link_all_gather(env->world, "the timeline", patience_s, event, (size_t)most * sizeof *event, all));
     double first_s = INFINITY;
     for (int r = 0; r < env->world_size; r++)
@@ -97,8 +99,8 @@ enum hapt_status trace_gather(struct stage *stage, int64_t run_first, int64_t en
             first_s = fmin(first_s, all[result->event_count++].begin_s);
         }
     for (int64_t i = 0; i < result->event_count; i++) {
-        all[i].begin_s = (all[i].begin_s - first_s) / stage->time_scale;
-        all[i].end_s = (all[i].end_s - first_s) / stage->time_scale;
+        all[i].begin_s = (all[i].begin_s - first_s) / worker->time_scale;
+        all[i].end_s = (all[i].end_s - first_s) / worker->time_scale;
     }
     result->event = all;
     return HAPT_OK;

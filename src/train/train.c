@@ -22,12 +22,14 @@
 
 /* Data that every rank sends to all others once per step. */
 struct vote {
-    double square_sum, loss;
-    double busy_s, reduce_s, comm_s, late_s;
     int64_t stop; /* enum watch_stop */
     int64_t save; /* 1: a checkpoint is due by time */
     struct saving_vote saving;
-    struct watch_sample sample;
+    struct stage_vote {
+        double square_sum, loss;
+        double busy_s, reduce_s, comm_s, late_s;
+        struct watch_sample sample;
+    } stage[]; /* [worker.most] */
 };
 
 struct run {
@@ -35,7 +37,7 @@ struct run {
     const struct hapt_plan *plan;
     const struct hapt_config *config;
     struct hapt_arena *arena;
-    struct stage stage;
+    struct worker worker;
     struct hapt_data *data;
     struct hapt_optimizer_options optimizer;
     struct loss_scale scale;
@@ -45,12 +47,14 @@ struct run {
     bool exits_together;         /* all ranks agreed that startup failed: hosts cannot connect */
     bool weights_not_finite;     /* so they must not be saved */
     struct watch_slow *slow;     /* on rank 0, as are the samples */
-    struct watch_sample *sample; /* [world_size] */
+    struct watch_sample *sample; /* worker_record */
     struct hapt_train_result *result;
-    struct vote *vote;  /* [world_size] */
+    size_t vote_bytes;
+    char *mine, *votes; /* struct vote of this rank, and of all */
     int64_t first, end; /* range of steps */
     int64_t stage_capacity;
-    double mark_s, comm_s;
+    double mark_s;
+    double *comm_s; /* [stages of this rank] stage_comm_s at the previous step */
     double saved_s; /* start of the last checkpoint, or of the run */
 };
 
@@ -81,14 +85,16 @@ static enum hapt_status save(struct run *run, bool last)
     HAPT_TRY(saver_finish(&run->saver, last));
     result->checkpoint_s += hapt_time_s() - start_s;
     HAPT_TRY(compare_replicas(run, true));
-    hapt_heartbeat_note(
-        (struct hapt_activity){"checkpoint at the end", run->stage.chunk, -1, result->history.count - 1, -1});
+    hapt_heartbeat_note((struct hapt_activity){"checkpoint at the end",
+                                               worker_first_chunk(&run->worker, run->env->world_rank), -1,
+                                               result->history.count - 1, -1});
     const double compared_s = hapt_time_s();
     HAPT_TRY(saver_save(&run->saver, &result->history, last));
     run->mark_s = hapt_time_s();
     result->checkpoint_s += run->mark_s - compared_s;
     report_checkpoint_time(run);
-    run->stage.team.busy_s = run->stage.team.reduce_s = 0;
+    for (int s = 0; s < run->worker.stage_count; s++)
+        run->worker.stage[s].team.busy_s = run->worker.stage[s].team.reduce_s = 0;
     return HAPT_OK;
 }
 
@@ -123,27 +129,49 @@ static enum hapt_status reserve_history(struct run *run, int64_t count)
     return HAPT_OK;
 }
 
+static const struct vote *vote_of(const struct run *run, int rank)
+{
+    return (const struct vote *)(run->votes + (size_t)rank * run->vote_bytes);
+}
+
+static const struct stage_vote *stage_vote_of(const struct run *run, int chunk, int index)
+{
+    return &vote_of(run, stage_world_rank(&run->worker, chunk, index))->stage[run->worker.index[chunk]];
+}
+
+static void record_stage(struct run *run, int chunk, int64_t at)
+{
+    const int size = stage_size(&run->worker, chunk);
+    struct hapt_train_result *result = run->result;
+    double busy_s = 0, reduce_s = 0, comm_s = 0, microbatches_s = 0;
+    for (int r = 0; r < size; r++) {
+        const struct stage_vote *vote = stage_vote_of(run, chunk, r);
+        busy_s += vote->busy_s / size;
+        reduce_s += vote->reduce_s / size;
+        microbatches_s += (vote->sample.effort.busy_s + vote->sample.effort.wait_s) / size;
+        comm_s = fmax(comm_s, vote->comm_s); /* a few ranks may send for all */
+        result->late_s = fmax(result->late_s, vote->late_s);
+    }
+    result->busy_s[at] = busy_s;
+    result->reduce_s[at] = reduce_s;
+    result->comm_s[at] = comm_s;
+    result->microbatch_s[at] = microbatches_s / run->plan->microbatches;
+}
+
+/* The stages of a submesh idle together. */
 static void record_stages(struct run *run, double time_s)
 {
     if (run->env->world_rank != 0) return;
-    const struct stage *stage = &run->stage;
     struct hapt_train_result *result = run->result;
     const int64_t row = (result->history.count - run->first) * run->plan->stage_count;
+    for (int c = 0; c < run->plan->stage_count; c++) record_stage(run, c, row + c);
     for (int c = 0; c < run->plan->stage_count; c++) {
-        double busy_s = 0, reduce_s = 0, comm_s = 0, microbatches_s = 0;
-        const int size = stage_size(stage, c);
-        for (int r = 0; r < size; r++) {
-            const struct vote *vote = &run->vote[stage_world_rank(stage, c, r)];
-            busy_s += vote->busy_s / size;
-            reduce_s += vote->reduce_s / size;
-            microbatches_s += (vote->sample.effort.busy_s + vote->sample.effort.wait_s) / size;
-            comm_s = fmax(comm_s, vote->comm_s); /* a few ranks may send for all */
-            result->late_s = fmax(result->late_s, vote->late_s);
+        double busy_s = 0, reduce_s = 0;
+        for (int other = 0; other < run->plan->stage_count; other++) {
+            if (!worker_shares(&run->worker, c, other)) continue;
+            busy_s += result->busy_s[row + other];
+            reduce_s += result->reduce_s[row + other];
         }
-        result->busy_s[row + c] = busy_s;
-        result->reduce_s[row + c] = reduce_s;
-        result->comm_s[row + c] = comm_s;
-        result->microbatch_s[row + c] = microbatches_s / run->plan->microbatches;
         result->idle_s[row + c] = fmax(0, time_s - busy_s - reduce_s);
     }
 }
@@ -169,59 +197,65 @@ struct step {
     struct hapt_update update;
 };
 
-static enum hapt_status exchange_votes(struct run *run, int64_t step, double square_sum)
+/* Takes the times of a stage since the last vote. */
+static void take_stage_vote(struct run *run, int index, struct stage_vote *mine)
 {
-    struct stage *stage = &run->stage;
-    char what[64];
+    struct stage *stage = &run->worker.stage[index];
     struct hapt_team *team = &stage->team;
-    const double comm_s = stage->chunk >= 0 ? stage_comm_s(stage) : 0, scale = stage->time_scale;
-    struct vote mine = {.square_sum = square_sum,
-                        .loss = stage->loss,
-                        .busy_s = team->busy_s / scale,
-                        .reduce_s = team->reduce_s / scale,
-                        .comm_s = (comm_s - run->comm_s) / scale,
-                        .late_s = team->late_s / scale,
-                        .stop = watch_stop_bits(&run->watch),
-                        .save = is_due_by_time(run)};
-    run->comm_s = comm_s;
+    const double comm_s = stage_comm_s(stage), scale = run->worker.time_scale;
+    *mine = (struct stage_vote){.square_sum = stage->square_sum,
+                                .loss = stage->loss,
+                                .busy_s = team->busy_s / scale,
+                                .reduce_s = team->reduce_s / scale,
+                                .comm_s = (comm_s - run->comm_s[index]) / scale,
+                                .late_s = team->late_s / scale,
+                                .sample.effort = team->times};
+    run->comm_s[index] = comm_s;
     team->busy_s = team->reduce_s = team->late_s = 0;
-    saving_vote(&run->saver.saving, &mine.saving);
-    mine.sample.effort = stage->team.times;
-    stage->team.times = (struct hapt_team_times){0};
-    stage_take_link_times(stage, mine.sample.link);
+    team->times = (struct hapt_team_times){0};
+    stage_take_link_times(stage, mine->sample.link);
+}
+
+static enum hapt_status exchange_votes(struct run *run, int64_t step)
+{
+    char what[64];
+    struct vote *mine = (struct vote *)run->mine;
+    *mine = (struct vote){.stop = watch_stop_bits(&run->watch), .save = is_due_by_time(run)};
+    saving_vote(&run->saver.saving, &mine->saving);
+    for (int s = 0; s < run->worker.stage_count; s++) take_stage_vote(run, s, &mine->stage[s]);
     snprintf(what, sizeof what, "end of step %lld", (long long)step);
-    return hapt_link_all_gather(run->env->world, what, stage_agreement_timeout_s(&run->stage), &mine, sizeof mine,
-                                run->vote);
+    return hapt_link_all_gather(run->env->world, what, worker_agreement_timeout_s(&run->worker), mine, run->vote_bytes,
+                                run->votes);
 }
 
 /* Sums the votes in the same order on every rank. Devices that do not compute have no loss and no norm. */
 static void sum_votes(struct step *step)
 {
     const struct run *run = step->run;
-    const struct stage *stage = &run->stage;
+    const struct worker *worker = &run->worker;
     const int last = run->plan->stage_count - 1;
     double total = 0, squares = 0;
-    for (int r = 0; r < stage_size(stage, last); r++) total += run->vote[stage_world_rank(stage, last, r)].loss;
+    for (int r = 0; r < stage_size(worker, last); r++) total += stage_vote_of(run, last, r)->loss;
     for (int c = 0; c <= last; c++)
-        for (int r = 0; r < stage_size(stage, c); r++) squares += run->vote[stage_world_rank(stage, c, r)].square_sum;
-    step->loss = stage->runtime->computes ? total / (double)hapt_data_targets(run->data, step->number) : NAN;
-    step->norm = stage->runtime->computes ? sqrt(squares) / run->scale.value : NAN;
+        for (int r = 0; r < stage_size(worker, c); r++) squares += stage_vote_of(run, c, r)->square_sum;
+    step->loss = worker->runtime->computes ? total / (double)hapt_data_targets(run->data, step->number) : NAN;
+    step->norm = worker->runtime->computes ? sqrt(squares) / run->scale.value : NAN;
     step->stop = 0;
-    for (int r = 0; r < run->env->world_size; r++) step->stop |= (int)run->vote[r].stop;
+    for (int r = 0; r < run->env->world_size; r++) step->stop |= (int)vote_of(run, r)->stop;
 }
 
-/* The agreement that NORM asks for (struct stage_agreement). The time of a step is that between two of them. */
-static enum hapt_status agree_on_step(void *context, double square_sum, struct hapt_update *update, bool *updates)
+/* The agreement that NORM asks for (struct worker_agreement). The time of a step is that between two of them. */
+static enum hapt_status agree_on_step(void *context, struct hapt_update *update, bool *updates)
 {
     struct step *step = context;
     struct run *run = step->run;
-    HAPT_TRY(exchange_votes(run, step->number, square_sum));
+    HAPT_TRY(exchange_votes(run, step->number));
     sum_votes(step);
     const double now_s = hapt_time_s();
-    step->time_s = (now_s - run->mark_s) / run->stage.time_scale;
+    step->time_s = (now_s - run->mark_s) / run->worker.time_scale;
     run->mark_s = now_s;
-    watch_step(&run->watch, step->time_s * run->stage.time_scale);
-    const bool computes = run->stage.runtime->computes;
+    watch_step(&run->watch, step->time_s * run->worker.time_scale);
+    const bool computes = run->worker.runtime->computes;
     step->skips = computes && loss_scale_overflows(&run->scale, step->loss, step->norm);
     step->refuses = computes && !step->skips && (!isfinite(step->loss) || !isfinite(step->norm));
     if (step->skips) step->norm = INFINITY;
@@ -245,7 +279,9 @@ static void report_stop(struct run *run, int stop, int64_t step)
 static enum hapt_status watch_ranks(struct run *run, int64_t step, double time_s)
 {
     if (!run->slow) return HAPT_OK;
-    for (int r = 0; r < run->env->world_size; r++) run->sample[r] = run->vote[r].sample;
+    for (int c = 0; c < run->plan->stage_count; c++)
+        for (int r = 0; r < stage_size(&run->worker, c); r++)
+            run->sample[worker_record(&run->worker, c, r)] = stage_vote_of(run, c, r)->sample;
     return watch_slow_step(run->slow, step, time_s, run->sample, run->result);
 }
 
@@ -254,7 +290,7 @@ static enum hapt_status refuse_step(const struct step *step)
 {
     struct run *run = step->run;
     char origin[320];
-    const enum hapt_status found = watch_origin_find(&run->stage, origin, sizeof origin, &run->weights_not_finite);
+    const enum hapt_status found = watch_origin_find(&run->worker, origin, sizeof origin, &run->weights_not_finite);
     if (found != HAPT_OK) hapt_die(found);
     return hapt_env_agree(run->env->world,
                           hapt_fail(HAPT_ERR_INPUT, "lower --learning-rate or set --clip-norm, then --resume",
@@ -268,11 +304,11 @@ static enum hapt_status take_step(struct run *run, int64_t number, int *stop)
 {
     struct hapt_history *history = &run->result->history;
     struct step step = {.run = run, .number = number};
-    const struct stage_agreement agreement = {&step, agree_on_step};
+    const struct worker_agreement agreement = {&step, agree_on_step};
     enum hapt_status status = reserve_history(run, number < history->capacity ? history->capacity : 2 * number + 1);
     const int64_t sequence = (number - run->first) * run->plan->microbatches;
-    run->stage.loss_scale = run->scale.value;
-    if (status == HAPT_OK) status = stage_run_step(&run->stage, run->data, number, sequence, &agreement);
+    run->worker.loss_scale = run->scale.value;
+    if (status == HAPT_OK) status = worker_run_step(&run->worker, run->data, number, sequence, &agreement);
     if (status != HAPT_OK) hapt_die(status);
     *stop = step.stop;
     if (step.refuses) return refuse_step(&step);
@@ -298,7 +334,8 @@ static void show(struct run *run, struct hapt_progress *progress, int64_t step)
     double time_s = 0;
     for (int64_t s = from; s <= step; s++) time_s += history->time_s[s];
     char detail[96], loss[32];
-    snprintf(loss, sizeof loss, run->stage.runtime->computes ? "loss %.4f" : "no loss (modelled)", history->loss[step]);
+    snprintf(loss, sizeof loss, run->worker.runtime->computes ? "loss %.4f" : "no loss (modelled)",
+             history->loss[step]);
     snprintf(detail, sizeof detail, "%s, %.0f %ss/s", loss,
              (double)run->result->items_per_step * (double)(step + 1 - from) / time_s, run->result->item);
     hapt_progress_update(progress, (long)(step + 1), detail);
@@ -308,7 +345,7 @@ static void show(struct run *run, struct hapt_progress *progress, int64_t step)
 static enum hapt_status advance_checkpoint(struct run *run)
 {
     if (!run->saver.background) return HAPT_OK;
-    for (int r = 0; r < run->env->world_size; r++) run->saver.saving.all[r] = run->vote[r].saving;
+    for (int r = 0; r < run->env->world_size; r++) run->saver.saving.all[r] = vote_of(run, r)->saving;
     HAPT_TRY(saver_advance(&run->saver));
     report_checkpoint_time(run);
     return HAPT_OK;
@@ -323,7 +360,7 @@ static bool is_due(const struct run *run, int64_t done)
 {
     const int64_t every = hapt_config_int(run->config, "checkpoint-every");
     if (done == run->end) return false; /* the last one is saved separately */
-    if (run->vote[0].save) return true;
+    if (vote_of(run, 0)->save) return true;
     return every > 0 && (done % every == 0 || (run->saver.background && done % every == (every + 1) / 2));
 }
 
@@ -412,12 +449,12 @@ enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct 
 static enum hapt_status open_data(struct run *run)
 {
     const char *path = NULL;
-    run->result->item = hapt_model_item(run->stage.model);
-    run->result->items_per_step = run->plan->microbatches * hapt_model_items(run->stage.model);
-    if (needs_no_data(run->config, run->stage.model)) return HAPT_OK;
-    HAPT_TRY(find_data(run->env, run->config, run->stage.model, &path));
-    const int rows = run->plan->microbatches * run->stage.model->microbatch;
-    return hapt_data_open(run->env, path, run->stage.model, rows, run->end,
+    run->result->item = hapt_model_item(run->worker.model);
+    run->result->items_per_step = run->plan->microbatches * hapt_model_items(run->worker.model);
+    if (needs_no_data(run->config, run->worker.model)) return HAPT_OK;
+    HAPT_TRY(find_data(run->env, run->config, run->worker.model, &path));
+    const int rows = run->plan->microbatches * run->worker.model->microbatch;
+    return hapt_data_open(run->env, path, run->worker.model, rows, run->end,
                           (uint64_t)hapt_config_int(run->config, "data-seed"), &run->data);
 }
 
@@ -426,7 +463,7 @@ static enum hapt_status refuse_to_replace_weights(const struct run *run, const s
 {
     int count;
     int64_t *step;
-    if (checkpoint || run->env->world_rank != 0 || run->stage.runtime->computes) return HAPT_OK;
+    if (checkpoint || run->env->world_rank != 0 || run->worker.runtime->computes) return HAPT_OK;
     HAPT_TRY(checkpoint_list(run->saver.writer.folder, run->arena, &count, &step));
     for (int i = 0; i < count; i++)
         if (!checkpoint_is_sampled(run->saver.writer.folder, step[i], run->arena))
@@ -448,25 +485,28 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
         return hapt_fail(HAPT_ERR_USAGE, "resume with the optimizer the checkpoint was made with",
                          "checkpoint %s holds %d optimizer states, but this optimizer has %d", checkpoint->path,
                          checkpoint->state_count, run->optimizer.state_count);
-    HAPT_TRY(stage_build(&run->stage, run->config, run->optimizer.state_count));
-    HAPT_TRY(replicas_prepare(&run->replicas, &run->stage, hapt_config_int(run->config, "replica-check")));
+    HAPT_TRY(worker_build(&run->worker, run->config, run->optimizer.state_count));
+    HAPT_TRY(replicas_prepare(&run->replicas, &run->worker, hapt_config_int(run->config, "replica-check")));
     HAPT_TRY(hapt_run_folder_name(run->config, run->arena, &folder));
-    HAPT_TRY(saver_prepare(&run->saver, &run->stage, run->config, run->optimizer.state_count, folder));
+    HAPT_TRY(saver_prepare(&run->saver, &run->worker, run->config, run->optimizer.state_count, folder));
     HAPT_TRY(refuse_to_replace_weights(run, checkpoint));
     if (checkpoint) run->saver.writer.resumed_step = checkpoint->step;
-    HAPT_NEW(run->vote, run->arena, run->env->world_size);
-    HAPT_NEW(run->sample, run->arena, run->env->world_size);
-    if (run->env->world_rank == 0 && run->stage.runtime->computes) /* modelled devices follow the plan */
+    run->vote_bytes = sizeof(struct vote) + (size_t)run->worker.most * sizeof(struct stage_vote);
+    HAPT_NEW(run->mine, run->arena, run->vote_bytes);
+    HAPT_NEW(run->votes, run->arena, (size_t)run->env->world_size * run->vote_bytes);
+    HAPT_NEW(run->sample, run->arena, run->env->world_size * run->worker.most);
+    HAPT_NEW(run->comm_s, run->arena, run->worker.most);
+    if (run->env->world_rank == 0 && run->worker.runtime->computes) /* modelled devices follow the plan */
         HAPT_TRY(
-            watch_slow_create(&run->stage, hapt_config_real(run->config, "slow-threshold"), run->arena, &run->slow));
+            watch_slow_create(&run->worker, hapt_config_real(run->config, "slow-threshold"), run->arena, &run->slow));
     watch_init(&run->watch, run->env, run->config, run->saver.shard_bytes);
-    run->first = run->stage.first_step = checkpoint ? checkpoint->step : 0;
+    run->first = run->worker.first_step = checkpoint ? checkpoint->step : 0;
     /* Another plan's checkpoint is saved again, so that the newest one is always this run's. */
     if (checkpoint && checkpoint->plan == run->plan) run->saver.saved = checkpoint->step;
     run->end = end_of_run(run->config, run->optimizer.steps);
     if (run->end < run->first) run->end = run->first;
     result->first_step = run->first;
-    result->time_scale = run->stage.runtime->computes ? 0 : run->stage.time_scale;
+    result->time_scale = run->worker.runtime->computes ? 0 : run->worker.time_scale;
     result->stage_count = run->plan->stage_count;
     if (checkpoint) {
         run->saver.path = checkpoint->path;
@@ -474,7 +514,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
         result->history.capacity = 0; /* its arrays belong to the checkpoint */
     }
     const enum hapt_dtype dtype =
-        run->stage.runtime->computes ? run->stage.model->dtype : HAPT_F32; /* modelled devices have no gradients */
+        run->worker.runtime->computes ? run->worker.model->dtype : HAPT_F32; /* modelled devices have no gradients */
     loss_scale_begin(&run->scale, dtype, hapt_config_real(run->config, "loss-scale"), result->history.gradient_norm,
                      result->history.count);
     HAPT_NEW(result->planned_bytes, run->arena, result->stage_count);
@@ -482,23 +522,28 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     return reserve_history(run, run->end - run->first < 1000000 ? run->end + 1 : run->first + 1000000);
 }
 
+static bool uses_device_comms(const struct worker *worker)
+{
+    return worker->pair_count > 0 || (worker->stage_count > 0 && worker->stage[0].team.devices);
+}
+
 static enum hapt_status gather_environment(struct run *run)
 {
-    const struct stage *stage = &run->stage;
-    const int subcluster = stage->cluster->subcluster_of_rank[run->env->world_rank];
+    const struct worker *worker = &run->worker;
+    const int subcluster = worker->cluster->subcluster_of_rank[run->env->world_rank];
     struct hapt_environment mine;
     hapt_environment_collect(&mine);
-    mine.stage = stage->chunk;
+    mine.stage = worker_first_chunk(worker, run->env->world_rank);
     if (subcluster >= 0) {
-        const struct hapt_subcluster *home = &stage->cluster->subcluster[subcluster];
+        const struct hapt_subcluster *home = &worker->cluster->subcluster[subcluster];
         snprintf(mine.subcluster, sizeof mine.subcluster, "%s", home->name);
         snprintf(mine.device, sizeof mine.device, "%s", home->device.name);
         snprintf(mine.back_end, sizeof mine.back_end, "%s", home->device.backend);
     }
-    if (stage->backend) {
-        mine.threads = stage->threads;
-        const char *libraries = stage->backend->libraries ? stage->backend->libraries() : NULL, *also = NULL, *reason;
-        if (stage->team.devices || stage->pair_count > 0) also = stage->backend->device_comms(&reason)->library();
+    if (worker->backend) {
+        mine.threads = worker->threads;
+        const char *libraries = worker->backend->libraries ? worker->backend->libraries() : NULL, *also = NULL, *reason;
+        if (uses_device_comms(worker)) also = worker->backend->device_comms(&reason)->library();
         if (libraries)
             snprintf(mine.libraries, sizeof mine.libraries, "%s%s%.40s", libraries, also ? ", " : "", also ? also : "");
     }
@@ -509,20 +554,21 @@ static enum hapt_status gather_environment(struct run *run)
 /* Prints the carriers of collectives and boundaries, for devices that could exchange directly. */
 static enum hapt_status report_carriers(struct run *run)
 {
-    const struct stage *stage = &run->stage;
+    const struct worker *worker = &run->worker;
     const int stages = run->plan->stage_count;
-    char mine[2][HAPT_TEAM_TRANSPORT_CHARS] = {"", ""}, (*all)[2][HAPT_TEAM_TRANSPORT_CHARS];
-    HAPT_NEW(all, run->arena, run->env->world_size);
-    if (stage->backend && stage->backend->device_comms) {
-        memcpy(mine[0], stage->carrier, sizeof mine[0]);
-        memcpy(mine[1], stage->boundary_route, sizeof mine[1]);
+    char(*mine)[2][HAPT_TEAM_TRANSPORT_CHARS], (*all)[2][HAPT_TEAM_TRANSPORT_CHARS];
+    HAPT_NEW(mine, run->arena, worker->most);
+    HAPT_NEW(all, run->arena, run->env->world_size * worker->most);
+    for (int s = 0; s < worker->stage_count && worker->backend->device_comms; s++) {
+        memcpy(mine[s][0], worker->stage[s].carrier, sizeof mine[s][0]);
+        memcpy(mine[s][1], worker->stage[s].boundary_route, sizeof mine[s][1]);
     }
-    HAPT_TRY(hapt_link_all_gather(run->env->world, "carriers of collectives", stage_agreement_timeout_s(stage), mine,
-                                  sizeof mine, all));
+    HAPT_TRY(hapt_link_all_gather(run->env->world, "carriers of collectives", worker_agreement_timeout_s(worker), mine,
+                                  (size_t)worker->most * sizeof *mine, all));
     for (int what = 0; what < 2; what++)
         for (int c = 0, same = 0; c < stages; c = same) {
-            const char *carrier = all[stage_world_rank(stage, c, 0)][what];
-            for (same = c + 1; same < stages && strcmp(all[stage_world_rank(stage, same, 0)][what], carrier) == 0;)
+            const char *carrier = all[worker_record(worker, c, 0)][what];
+            for (same = c + 1; same < stages && strcmp(all[worker_record(worker, same, 0)][what], carrier) == 0;)
                 same++;
             if (!carrier[0]) continue;
             const char *name = what == 0 ? "collectives" : "boundaries";
@@ -537,35 +583,36 @@ static enum hapt_status report_carriers(struct run *run)
 /* Prints what the engines report on replays. */
 static enum hapt_status report_replays(struct run *run)
 {
-    const struct stage *stage = &run->stage;
-    char mine[HAPT_ENGINE_REPLAY_CHARS] = "", (*all)[HAPT_ENGINE_REPLAY_CHARS];
-    HAPT_NEW(all, run->arena, run->env->world_size);
-    if (stage->chunk >= 0) hapt_engine_describe_replays(stage->engine, mine);
-    HAPT_TRY(
-        hapt_link_all_gather(run->env->world, "replays", stage_agreement_timeout_s(stage), mine, sizeof mine, all));
+    const struct worker *worker = &run->worker;
+    char(*mine)[HAPT_ENGINE_REPLAY_CHARS], (*all)[HAPT_ENGINE_REPLAY_CHARS];
+    HAPT_NEW(mine, run->arena, worker->most);
+    HAPT_NEW(all, run->arena, run->env->world_size * worker->most);
+    for (int s = 0; s < worker->stage_count; s++) hapt_engine_describe_replays(worker->stage[s].engine, mine[s]);
+    HAPT_TRY(hapt_link_all_gather(run->env->world, "replays", worker_agreement_timeout_s(worker), mine,
+                                  (size_t)worker->most * sizeof *mine, all));
     for (int c = 0; c < run->plan->stage_count; c++)
-        if (all[stage_world_rank(stage, c, 0)][0])
-            hapt_note(run->env, "stage %d: %s\n", c, all[stage_world_rank(stage, c, 0)]);
+        if (all[worker_record(worker, c, 0)][0])
+            hapt_note(run->env, "stage %d: %s\n", c, all[worker_record(worker, c, 0)]);
     return HAPT_OK;
 }
 
-/* Gathers the planned and measured device memory of the stages. */
+/* Gathers the planned and measured device memory of the stages: that of the whole device for each. */
 static enum hapt_status gather_memory(struct run *run)
 {
-    struct stage *stage = &run->stage;
+    const struct worker *worker = &run->worker;
     struct {
         double planned, measured;
     } mine = {0, 0}, *all;
     HAPT_NEW(all, run->arena, run->env->world_size);
-    if (stage->chunk >= 0) {
-        mine.planned = (double)hapt_engine_memory(stage->engine)->total_bytes;
-        mine.measured = (double)stage->backend->memory_peak(stage->device);
+    if (worker->stage_count > 0) {
+        mine.planned = (double)hapt_engine_memory(worker->stage[0].engine)->total_bytes;
+        mine.measured = (double)worker->backend->memory_peak(worker->device);
     }
-    HAPT_TRY(hapt_link_all_gather(run->env->world, "memory of the stages", stage_agreement_timeout_s(&run->stage),
+    HAPT_TRY(hapt_link_all_gather(run->env->world, "memory of the stages", worker_agreement_timeout_s(&run->worker),
                                   &mine, sizeof mine, all));
     for (int c = 0; c < run->plan->stage_count; c++)
-        for (int r = 0; r < stage_size(stage, c); r++) {
-            const int rank = stage_world_rank(stage, c, r);
+        for (int r = 0; r < stage_size(worker, c); r++) {
+            const int rank = stage_world_rank(worker, c, r);
             run->result->planned_bytes[c] = fmax(run->result->planned_bytes[c], all[rank].planned);
             run->result->measured_bytes[c] = fmax(run->result->measured_bytes[c], all[rank].measured);
         }
@@ -588,23 +635,23 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     const MPI_Comm world = run->env->world;
     HAPT_TRY(hapt_env_agree(world, prepare(run, checkpoint)));
     HAPT_TRY(open_data(run));
-    HAPT_TRY(hapt_env_agree(world, trace_create(&run->stage, hapt_config_int(run->config, "trace"))));
-    HAPT_TRY(hapt_env_agree(world, stage_connect(&run->stage)));
-    const enum hapt_status started = hapt_env_agree(world, stage_start(&run->stage));
+    HAPT_TRY(hapt_env_agree(world, trace_create(&run->worker, hapt_config_int(run->config, "trace"))));
+    HAPT_TRY(hapt_env_agree(world, worker_connect(&run->worker)));
+    const enum hapt_status started = hapt_env_agree(world, worker_start(&run->worker));
     run->exits_together = started != HAPT_OK;
     HAPT_TRY(started);
     HAPT_TRY(gather_environment(run));
     HAPT_TRY(report_carriers(run));
     const enum hapt_status set =
-        initial_set(&run->stage, checkpoint, run->optimizer.state_count, run->saver.buffer, run->saver.local);
+        initial_set(&run->worker, checkpoint, run->optimizer.state_count, run->saver.buffer, run->saver.local);
     HAPT_TRY(hapt_env_agree(world, set));
     HAPT_TRY(saver_open(&run->saver, run->config, run->data, checkpoint, saves_often(run)));
     if (checkpoint) saver_compare_data(&run->saver, checkpoint);
     enum hapt_status status = loop(run);
-    const enum hapt_status drained = stage_drain(&run->stage);
+    const enum hapt_status drained = worker_drain(&run->worker);
     if (drained != HAPT_OK) hapt_die(drained);
     HAPT_TRY(status);
-    HAPT_TRY(hapt_env_agree(world, trace_gather(&run->stage, run->first, run->result->history.count, run->result)));
+    HAPT_TRY(hapt_env_agree(world, trace_gather(&run->worker, run->first, run->result->history.count, run->result)));
     HAPT_TRY(hapt_env_agree(world, report_replays(run)));
     return hapt_env_agree(world, gather_memory(run));
 }
@@ -615,14 +662,13 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
                                 struct hapt_arena *arena, struct hapt_train_result **result)
 {
     struct run run = {.env = env, .plan = plan, .config = config, .arena = arena};
-    run.stage = (struct stage){.env = env,
-                               .cluster = cluster,
-                               .runtime = runtime_of(cluster),
-                               .model = model,
-                               .plan = plan,
-                               .arena = arena,
-                               .comm = MPI_COMM_NULL,
-                               .chunk = -1};
+    run.worker = (struct worker){.env = env,
+                                 .cluster = cluster,
+                                 .runtime = runtime_of(cluster),
+                                 .model = model,
+                                 .plan = plan,
+                                 .arena = arena,
+                                 .comm = MPI_COMM_NULL};
     hapt_stop_defer(); /* until the end of a step */
     /* An agreement may wait for a slow disk, so it has a longer deadline than a message. */
     hapt_env_set_agree_timeout(10 * hapt_config_real(config, "timeout"));
@@ -630,10 +676,10 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
     hapt_env_set_agree_timeout(0);
     /* After a timeout this rank cannot agree on the exit, and peers cannot free shared resources. */
     if (status == HAPT_ERR_COMM && !run.exits_together) hapt_die(status);
-    const enum hapt_status drained = stage_drain(&run.stage); /* a failure before the first step leaves it running */
+    const enum hapt_status drained = worker_drain(&run.worker); /* a failure before the first step leaves it running */
     if (drained != HAPT_OK) hapt_die(drained);
     saver_release(&run.saver);
-    stage_release(&run.stage);
+    worker_release(&run.worker);
     hapt_data_close(run.data);
     if (status != HAPT_OK) return status;
     const struct hapt_history *history = &run.result->history;

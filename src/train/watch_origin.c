@@ -1,6 +1,8 @@
 /* Finds the origin of a loss or gradient that is not finite. */
 #include "watch_origin.h"
 
+#include "stage.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,9 +26,8 @@ static bool is_finite(struct stage *stage, int tensor)
 /* Finds the first weight; without one the last parameter's gradient, because the backward pass computes it first. */
 static void look(struct stage *stage, struct origin *origin)
 {
-    memset(origin, 0, sizeof *origin);
-    if (stage->chunk < 0 || strcmp(stage->backend->name, "cpu") != 0) return; /* only its memory is host memory */
-    const struct hapt_program *program = stage->program[stage->chunk];
+    const struct hapt_program *program = stage->program;
+    if (strcmp(stage->worker->backend->name, "cpu") != 0) return; /* only its memory is host memory */
     for (int t = 0; t < program->tensor_count; t++) {
         const struct hapt_tensor *tensor = &program->graph->tensor[program->tensor[t].tensor];
         if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
@@ -41,29 +42,31 @@ static void look(struct stage *stage, struct origin *origin)
     }
 }
 
-enum hapt_status watch_origin_find(struct stage *stage, char *text, size_t size, bool *weights)
+enum hapt_status watch_origin_find(struct worker *worker, char *text, size_t size, bool *weights)
 {
-    struct origin mine, *all;
-    int best = -1;
+    struct origin *mine, *all;
+    const struct origin *best = NULL;
+    int rank = -1, stage = -1;
     text[0] = '\0';
     *weights = false;
-    look(stage, &mine);
-    HAPT_NEW(all, stage->arena, stage->env->world_size);
-    HAPT_TRY(hapt_link_all_gather(stage->env->world, "where a value is not finite", stage_agreement_timeout_s(stage),
-                                  &mine, sizeof mine, all));
-    int best_stage = -1;
-    for (int c = 0; c < stage->plan->stage_count; c++)
-        for (int r = 0; r < stage_size(stage, c); r++) {
-            const int rank = stage_world_rank(stage, c, r);
+    HAPT_NEW(mine, worker->arena, worker->most);
+    for (int s = 0; s < worker->stage_count; s++) look(&worker->stage[s], &mine[s]);
+    HAPT_NEW(all, worker->arena, worker->env->world_size * worker->most);
+    HAPT_TRY(hapt_link_all_gather(worker->env->world, "where a value is not finite", worker_agreement_timeout_s(worker),
+                                  mine, (size_t)worker->most * sizeof *mine, all));
+    for (int c = 0; c < worker->plan->stage_count; c++)
+        for (int r = 0; r < stage_size(worker, c); r++) {
+            const struct origin *its = &all[worker_record(worker, c, r)];
             /* the first stage with such a weight; else the last with such a gradient */
-            if (all[rank].found == FOUND_NOTHING || (best >= 0 && all[best].found == FOUND_WEIGHT)) continue;
-            if (best >= 0 && all[rank].found == FOUND_GRADIENT && best_stage == c) continue;
-            best = rank;
-            best_stage = c;
+            if (its->found == FOUND_NOTHING || (best && best->found == FOUND_WEIGHT)) continue;
+            if (best && its->found == FOUND_GRADIENT && stage == c) continue;
+            best = its;
+            rank = stage_world_rank(worker, c, r);
+            stage = c;
         }
-    if (best < 0) return HAPT_OK;
-    *weights = all[best].found == FOUND_WEIGHT;
+    if (!best) return HAPT_OK;
+    *weights = best->found == FOUND_WEIGHT;
     snprintf(text, size, "; it began at %s %s on rank %d of stage %d, host %s",
-             *weights ? "the weight" : "the gradient of", all[best].parameter, best, best_stage, hapt_env_host(best));
+             *weights ? "the weight" : "the gradient of", best->parameter, rank, stage, hapt_env_host(rank));
     return HAPT_OK;
 }

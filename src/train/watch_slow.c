@@ -67,13 +67,12 @@ struct suspect {
 };
 
 struct watch_slow {
-    const struct stage *stage;
+    const struct worker *worker;
     struct hapt_arena *arena;
     double threshold;
     int64_t steps;
-    int *chunk_of;             /* [world_size] -1: idle */
     int *host_of;              /* [world_size] lowest rank of the same host */
-    double *planned_s;         /* [stages] for all microbatches of a step */
+    double *planned_s;         /* [world_size] for all microbatches of a step */
     struct ring step_s;        /* from end to end */
     struct rank_history *rank; /* [world_size] */
     struct link_history *link; /* [2 * stages] boundary behind stage k, forward and backward */
@@ -90,15 +89,15 @@ struct watch_slow {
 static bool is_on(const struct watch_slow *slow, int chunk, int host, bool elsewhere)
 {
     bool found = false;
-    for (int r = 0; r < stage_size(slow->stage, chunk); r++)
-        found = found || (slow->host_of[stage_world_rank(slow->stage, chunk, r)] == host) != elsewhere;
+    for (int r = 0; r < stage_size(slow->worker, chunk); r++)
+        found = found || (slow->host_of[stage_world_rank(slow->worker, chunk, r)] == host) != elsewhere;
     return found;
 }
 
 /* Number of directions in which stages on a host have neighbours on other hosts. */
 static int remote_directions(const struct watch_slow *slow, int host)
 {
-    const int stages = slow->stage->plan->stage_count;
+    const int stages = slow->worker->plan->stage_count;
     int count = 0;
     for (int c = 0; c < stages; c++)
         for (int to = c - 1; to <= c + 1; to += 2)
@@ -109,8 +108,8 @@ static int remote_directions(const struct watch_slow *slow, int host)
 static int most_remote_directions(const struct watch_slow *slow, int chunk)
 {
     int most = 1;
-    for (int r = 0; r < stage_size(slow->stage, chunk); r++) {
-        const int directions = remote_directions(slow, slow->host_of[stage_world_rank(slow->stage, chunk, r)]);
+    for (int r = 0; r < stage_size(slow->worker, chunk); r++) {
+        const int directions = remote_directions(slow, slow->host_of[stage_world_rank(slow->worker, chunk, r)]);
         most = directions > most ? directions : most;
     }
     return most;
@@ -119,8 +118,8 @@ static int most_remote_directions(const struct watch_slow *slow, int chunk)
 /* True if the ranks of some host outnumber the cores of this one. */
 static bool shares_cores(const struct watch_slow *slow)
 {
-    const struct hapt_env *env = slow->stage->env;
-    const int own = slow->stage->threads, planned = slow->stage->plan->threads,
+    const struct hapt_env *env = slow->worker->env;
+    const int own = slow->worker->threads, planned = slow->worker->plan->threads,
               threads = own > 0       ? own
                         : planned > 0 ? planned
                                       : 1;
@@ -133,16 +132,15 @@ static bool shares_cores(const struct watch_slow *slow)
     return found;
 }
 
-enum hapt_status watch_slow_create(const struct stage *stage, double threshold, struct hapt_arena *arena,
+enum hapt_status watch_slow_create(const struct worker *worker, double threshold, struct hapt_arena *arena,
                                    struct watch_slow **result)
 {
-    const int ranks = stage->env->world_size, stages = stage->plan->stage_count;
+    const int ranks = worker->env->world_size, stages = worker->plan->stage_count;
     struct watch_slow *slow;
     HAPT_NEW(slow, arena, 1);
-    *slow = (struct watch_slow){.stage = stage, .arena = arena, .threshold = threshold};
-    HAPT_NEW(slow->chunk_of, arena, ranks);
+    *slow = (struct watch_slow){.worker = worker, .arena = arena, .threshold = threshold};
     HAPT_NEW(slow->host_of, arena, ranks);
-    HAPT_NEW(slow->planned_s, arena, stages);
+    HAPT_NEW(slow->planned_s, arena, ranks);
     HAPT_NEW(slow->rank, arena, ranks);
     HAPT_NEW(slow->link, arena, 2 * stages);
     HAPT_NEW(slow->rank_suspect, arena, ranks);
@@ -152,13 +150,13 @@ enum hapt_status watch_slow_create(const struct stage *stage, double threshold, 
     HAPT_NEW(slow->core_sharing, arena, ranks);
     HAPT_NEW(slow->sorted, arena, ranks);
     for (int r = 0; r < ranks; r++) {
-        slow->chunk_of[r] = -1;
         while (strcmp(hapt_env_host(slow->host_of[r]), hapt_env_host(r)) != 0) slow->host_of[r]++;
     }
     for (int c = 0; c < stages; c++) {
-        const struct hapt_plan_stage *part = &stage->plan->stage[c];
-        slow->planned_s[c] = stage->plan->microbatches * part->compute_s - part->step_s;
-        for (int r = 0; r < stage_size(stage, c); r++) slow->chunk_of[stage_world_rank(stage, c, r)] = c;
+        const struct hapt_plan_stage *part = &worker->plan->stage[c];
+        for (int r = 0; r < stage_size(worker, c); r++)
+            slow->planned_s[stage_world_rank(worker, c, r)] +=
+                worker->plan->microbatches * part->compute_s - part->step_s;
     }
     slow->oversubscribed = shares_cores(slow);
     for (int b = 0; b + 1 < stages; b++) {
@@ -192,7 +190,7 @@ static double sum(const struct ring *ring)
 static double others(struct watch_slow *slow, const double *value, int rank)
 {
     int count = 0;
-    for (int r = 0; r < slow->stage->env->world_size; r++)
+    for (int r = 0; r < slow->worker->env->world_size; r++)
         if (r != rank && value[r] > 0) slow->sorted[count++] = value[r];
     if (count == 0) return 0;
     qsort(slow->sorted, (size_t)count, sizeof *slow->sorted, hapt_compare_doubles);
@@ -217,25 +215,25 @@ static bool suspect_add(struct suspect *suspect, bool slower, bool clearly)
 static enum hapt_status warn(struct watch_slow *slow, struct hapt_train_result *result,
                              const struct hapt_train_warning *warning)
 {
-    const int most = slow->stage->env->world_size + 2 * slow->stage->plan->stage_count + 1;
+    const int most = slow->worker->env->world_size + 2 * slow->worker->plan->stage_count + 1;
     if (!result->warning) HAPT_NEW(result->warning, slow->arena, most); /* each is named once */
     HAPT_ASSERT(result->warning_count < most);
     result->warning[result->warning_count++] = *warning;
-    hapt_warn(slow->stage->env, "step %lld: %s\n", (long long)warning->step, warning->text);
+    hapt_warn(slow->worker->env, "step %lld: %s\n", (long long)warning->step, warning->text);
     return HAPT_OK;
 }
 
 static enum hapt_status name_rank(struct watch_slow *slow, int64_t step, int rank, double measured_s, bool starved,
                                   struct hapt_train_result *result)
 {
-    const int chunk = slow->chunk_of[rank];
+    const int chunk = worker_first_chunk(slow->worker, rank);
     char measured[32], planned[32];
     struct hapt_train_warning warning = {.step = step,
                                          .rank = rank,
                                          .stage = chunk,
                                          .peer_stage = -1,
                                          .measured_s = measured_s,
-                                         .planned_s = slow->planned_s[chunk]};
+                                         .planned_s = slow->planned_s[rank]};
     warning.ratio = measured_s / warning.planned_s;
     snprintf(warning.text, sizeof warning.text,
              "rank %d of stage %d on host %s computes %.1f times as long as the plan assumes (%s per step, planned "
@@ -249,15 +247,15 @@ static enum hapt_status name_link(struct watch_slow *slow, int64_t step, int bou
                                   struct hapt_train_result *result)
 {
     const int from = boundary + backward, to = boundary + !backward;
-    const int rank = stage_world_rank(slow->stage, from, 0), peer = stage_world_rank(slow->stage, to, 0);
-    const char *own = slow->stage->plan->stage[from].submesh->name, *its = slow->stage->plan->stage[to].submesh->name;
+    const int rank = stage_world_rank(slow->worker, from, 0), peer = stage_world_rank(slow->worker, to, 0);
+    const char *own = slow->worker->plan->stage[from].submesh->name, *its = slow->worker->plan->stage[to].submesh->name;
     char measured[32], planned[32];
     struct hapt_train_warning warning = {.step = step,
                                          .rank = rank,
                                          .stage = from,
                                          .peer_stage = to,
                                          .measured_s = measured_s,
-                                         .planned_s = slow->stage->plan->stage[boundary].comm_s};
+                                         .planned_s = slow->worker->plan->stage[boundary].comm_s};
     warning.ratio = measured_s / warning.planned_s;
     snprintf(
         warning.text, sizeof warning.text,
@@ -291,21 +289,27 @@ static enum hapt_status name_step(struct watch_slow *slow, int64_t step, double 
 static double collectives_s(const struct watch_slow *slow, const struct watch_sample *sample, int chunk)
 {
     double least_s = INFINITY;
-    for (int r = 0; r < stage_size(slow->stage, chunk); r++)
-        least_s = fmin(least_s, sample[stage_world_rank(slow->stage, chunk, r)].effort.wait_s);
+    for (int r = 0; r < stage_size(slow->worker, chunk); r++)
+        least_s = fmin(least_s, sample[worker_record(slow->worker, chunk, r)].effort.wait_s);
     return least_s;
 }
 
 /* Adds the collectives of the microbatches, because the plan's times include them. */
 static void keep_sample(struct watch_slow *slow, const struct watch_sample *sample)
 {
+    const struct worker *worker = slow->worker;
     const int at = (int)(slow->steps % MEDIAN_STEPS);
-    for (int r = 0; r < slow->stage->env->world_size; r++) {
-        const int chunk = slow->chunk_of[r];
-        const double shared_s = chunk < 0 ? 0 : collectives_s(slow, sample, chunk);
-        slow->rank[r].busy_s.of_step[at] = sample[r].effort.busy_s + shared_s;
-        slow->rank[r].device_s.of_step[at] = sample[r].effort.device_s + shared_s;
-        slow->rank[r].raw_s.of_step[at] = sample[r].effort.wall_s + shared_s;
+    for (int r = 0; r < worker->env->world_size; r++)
+        slow->rank[r].busy_s.of_step[at] = slow->rank[r].device_s.of_step[at] = slow->rank[r].raw_s.of_step[at] = 0;
+    for (int c = 0; c < worker->plan->stage_count; c++) {
+        const double shared_s = collectives_s(slow, sample, c);
+        for (int r = 0; r < stage_size(worker, c); r++) {
+            const struct hapt_team_times *effort = &sample[worker_record(worker, c, r)].effort;
+            struct rank_history *its = &slow->rank[stage_world_rank(worker, c, r)];
+            its->busy_s.of_step[at] += effort->busy_s + shared_s;
+            its->device_s.of_step[at] += effort->device_s + shared_s;
+            its->raw_s.of_step[at] += effort->wall_s + shared_s;
+        }
     }
 }
 
@@ -314,14 +318,13 @@ static void keep_sample(struct watch_slow *slow, const struct watch_sample *samp
 static double cpu_time_uncertainty(struct watch_slow *slow)
 {
     double widest = 0, fullest = 1;
-    for (int r = 0; r < slow->stage->env->world_size; r++) slow->core_sharing[r] = 1;
-    for (int r = 0; r < slow->stage->env->world_size; r++) {
-        const int chunk = slow->chunk_of[r];
+    for (int r = 0; r < slow->worker->env->world_size; r++) slow->core_sharing[r] = 1;
+    for (int r = 0; r < slow->worker->env->world_size; r++) {
         double spread = 0;
         slow->device[r] = slow->clock[r] = 0;
-        if (chunk < 0 || !(slow->planned_s[chunk] > 0)) continue;
-        slow->device[r] = median(&slow->rank[r].device_s, &spread) / slow->planned_s[chunk];
-        slow->clock[r] = median(&slow->rank[r].raw_s, NULL) / slow->planned_s[chunk];
+        if (!(slow->planned_s[r] > 0)) continue; /* it idles, or the plan has no times */
+        slow->device[r] = median(&slow->rank[r].device_s, &spread) / slow->planned_s[r];
+        slow->clock[r] = median(&slow->rank[r].raw_s, NULL) / slow->planned_s[r];
         widest = fmax(widest, spread);
         if (slow->device[r] <= 0) continue;
         double *core_sharing = &slow->core_sharing[slow->host_of[r]];
@@ -335,20 +338,20 @@ static double cpu_time_uncertainty(struct watch_slow *slow)
 /* The share of a step in which the rank idles beyond the plan. */
 static double idle_share(const struct watch_slow *slow, int rank)
 {
-    const struct hapt_plan *plan = slow->stage->plan;
+    const struct hapt_plan *plan = slow->worker->plan;
     const double step_s = median(&slow->step_s, NULL), busy_s = median(&slow->rank[rank].busy_s, NULL);
-    const double planned_s = fmax(
-        (isfinite(plan->simulated_s) ? plan->simulated_s : plan->latency_s) - slow->planned_s[slow->chunk_of[rank]], 0);
+    const double planned_s =
+        fmax((isfinite(plan->simulated_s) ? plan->simulated_s : plan->latency_s) - slow->planned_s[rank], 0);
     return step_s > 0 ? fmin(fmax(step_s - busy_s - planned_s, 0) / step_s, 1) : 0;
 }
 
 static enum hapt_status judge_ranks(struct watch_slow *slow, int64_t step, struct hapt_train_result *result)
 {
     const double limit = 1 + slow->threshold, noise = cpu_time_uncertainty(slow);
-    for (int r = 0; r < slow->stage->env->world_size; r++) {
+    for (int r = 0; r < slow->worker->env->world_size; r++) {
         const double device_others = others(slow, slow->device, r), clock_others = others(slow, slow->clock, r);
         if (slow->device[r] <= 0 || device_others <= 0) continue;
-        const double planned_s = slow->planned_s[slow->chunk_of[r]], busy_s = median(&slow->rank[r].busy_s, NULL);
+        const double planned_s = slow->planned_s[r], busy_s = median(&slow->rank[r].busy_s, NULL);
         const double unsure = limit + noise + IDLE_NOISE * idle_share(slow, r);
         const bool device_slow = slow->device[r] > unsure && slow->device[r] > unsure * device_others;
         const bool starved = slow->clock[r] > fmax(STARVED, limit) * clock_others;
@@ -367,8 +370,8 @@ static struct stage_link_time slowest(const struct watch_slow *slow, const struc
                                       enum stage_link link)
 {
     struct stage_link_time longest = {0, false};
-    for (int r = 0; r < stage_size(slow->stage, chunk); r++) {
-        const struct stage_link_time *its = &sample[stage_world_rank(slow->stage, chunk, r)].link[link];
+    for (int r = 0; r < stage_size(slow->worker, chunk); r++) {
+        const struct stage_link_time *its = &sample[worker_record(slow->worker, chunk, r)].link[link];
         longest.time_s = fmax(longest.time_s, its->time_s);
         longest.counted = longest.counted || its->counted;
     }
@@ -378,8 +381,8 @@ static struct stage_link_time slowest(const struct watch_slow *slow, const struc
 static double core_sharing_of(const struct watch_slow *slow, int chunk)
 {
     double fullest = 1;
-    for (int r = 0; r < stage_size(slow->stage, chunk); r++)
-        fullest = fmax(fullest, slow->core_sharing[slow->host_of[stage_world_rank(slow->stage, chunk, r)]]);
+    for (int r = 0; r < stage_size(slow->worker, chunk); r++)
+        fullest = fmax(fullest, slow->core_sharing[slow->host_of[stage_world_rank(slow->worker, chunk, r)]]);
     return fullest;
 }
 
@@ -392,7 +395,7 @@ static void keep_link(struct link_history *link, int at, struct stage_link_time 
 static void keep_links(struct watch_slow *slow, const struct watch_sample *sample)
 {
     const int at = (int)(slow->steps % MEDIAN_STEPS);
-    for (int b = 0; b + 1 < slow->stage->plan->stage_count; b++) {
+    for (int b = 0; b + 1 < slow->worker->plan->stage_count; b++) {
         keep_link(&slow->link[2 * b], at, slowest(slow, sample, b, STAGE_LINK_FORWARD_OUT),
                   slowest(slow, sample, b + 1, STAGE_LINK_FORWARD_IN));
         keep_link(&slow->link[2 * b + 1], at, slowest(slow, sample, b + 1, STAGE_LINK_BACKWARD_OUT),
@@ -405,7 +408,7 @@ static void keep_links(struct watch_slow *slow, const struct watch_sample *sampl
 static void tolerate(const struct watch_slow *slow, const struct link_history *link, double core_sharing, double *share,
                      double *time_s)
 {
-    const struct hapt_plan *plan = slow->stage->plan;
+    const struct hapt_plan *plan = slow->worker->plan;
     const double shared = fmin(core_sharing, SHARING_MOST), noise = link->counted ? COUNTED_NOISE * (shared - 1) : 0;
     *share = (1 + slow->threshold + noise) * (link->counted ? link->sharing : 1) - 1;
     *time_s =
@@ -415,7 +418,7 @@ static void tolerate(const struct watch_slow *slow, const struct link_history *l
 
 static enum hapt_status judge_links(struct watch_slow *slow, int64_t step, struct hapt_train_result *result)
 {
-    const struct hapt_plan *plan = slow->stage->plan;
+    const struct hapt_plan *plan = slow->worker->plan;
     for (int b = 0; b + 1 < plan->stage_count; b++)
         for (int backward = 0; backward < 2; backward++) {
             const struct link_history *link = &slow->link[2 * b + backward];
@@ -433,11 +436,11 @@ static enum hapt_status judge_links(struct watch_slow *slow, int64_t step, struc
 /* Compares the whole step with the prediction; warns once. */
 static enum hapt_status judge_step(struct watch_slow *slow, int64_t step, struct hapt_train_result *result)
 {
-    const double planned_s = slow->stage->plan->simulated_s, step_s = median(&slow->step_s, NULL);
+    const double planned_s = slow->worker->plan->simulated_s, step_s = median(&slow->step_s, NULL);
     double core_sharing = 1;
     if (!isfinite(planned_s) || planned_s <= 0 || slow->step_suspect[0].named || slow->step_suspect[1].named)
         return HAPT_OK;
-    for (int r = 0; r < slow->stage->env->world_size && slow->oversubscribed; r++)
+    for (int r = 0; r < slow->worker->env->world_size && slow->oversubscribed; r++)
         core_sharing = fmax(core_sharing, slow->core_sharing[r]);
     for (int shorter = 0; shorter < 2; shorter++) {
         struct suspect *suspect = &slow->step_suspect[shorter];

@@ -18,7 +18,7 @@
 
 #include "stage.h"
 
-/* Data of one step that every rank sends. */
+/* Data of one step of a stage on one rank. */
 struct watch_sample {
     struct hapt_team_times effort;
     struct stage_link_time link[STAGE_LINKS];
@@ -27,9 +27,9 @@ struct watch_sample {
 struct watch_slow;
 
 /* `threshold`: --slow-threshold. On the rank that judges. */
-enum hapt_status watch_slow_create(const struct stage *stage, double threshold, struct hapt_arena *arena,
+enum hapt_status watch_slow_create(const struct worker *worker, double threshold, struct hapt_arena *arena,
                                    struct watch_slow **slow);
-/* Judges one more step, which took `step_s`, by the samples of all world ranks. Warns and adds to result->warning. */
+/* Judges one more step, which took `step_s`, by sample[worker_record]. Warns and adds to result->warning. */
 enum hapt_status watch_slow_step(struct watch_slow *slow, int64_t step, double step_s,
                                  const struct watch_sample *sample, struct hapt_train_result *result);
 

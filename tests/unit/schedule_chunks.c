@@ -19,7 +19,7 @@ static int below(uint64_t *seed, int count)
 
 struct made {
     struct hapt_schedule schedule;
-    int submesh_of[MOST_CHUNKS];
+    int submesh_of[MOST_CHUNKS], launches[MOST_CHUNKS];
     struct hapt_instruction_list list[MOST_SUBMESHES];
     struct hapt_instruction instruction[MOST_SUBMESHES][MOST_INSTRUCTIONS], idle[1];
     bool taken[MOST_SUBMESHES][MOST_CHUNKS * MOST_MICROBATCHES]; /* slots in use */
@@ -61,6 +61,13 @@ static void backward(struct made *made, int chunk, int microbatch)
     made->taken[made->submesh_of[chunk]][made->slot[chunk][microbatch]] = false;
 }
 
+/* A gradient for the chunk before, on the same submesh, waits in one of a few transfer slots. */
+static bool has_transfer_slot(const struct made *made, const int *behind, int chunk)
+{
+    return chunk == 0 || hapt_schedule_crosses(&made->schedule, chunk - 1) ||
+           behind[chunk] < behind[chunk - 1] + HAPT_TRANSFER_SLOTS;
+}
+
 /* Passes in a random order that respects their inputs and the order of microbatches. Only transfer slots can deadlock
  * such lists. `eager`: how much more likely forward passes are than backward ones. */
 static void make(struct made *made, uint64_t *seed)
@@ -73,6 +80,7 @@ static void make(struct made *made, uint64_t *seed)
                                        .submesh_count = submeshes < chunks ? submeshes : chunks,
                                        .update_groups = 1 + below(seed, 3),
                                        .submesh_of = made->submesh_of,
+                                       .launches = made->launches,
                                        .idle = {.count = 1, .instruction = made->idle},
                                        .list = made->list}};
     const int S = made->schedule.submesh_count;
@@ -88,7 +96,8 @@ static void make(struct made *made, uint64_t *seed)
     for (int left = 2 * chunks * B; left > 0;) {
         const int c = below(seed, chunks), choice = below(seed, eager + 1);
         const bool can_forward = ahead[c] < B && (c == 0 || ahead[c - 1] > ahead[c]);
-        const bool can_backward = behind[c] < ahead[c] && (c == chunks - 1 || behind[c + 1] > behind[c]);
+        const bool can_backward = behind[c] < ahead[c] && (c == chunks - 1 || behind[c + 1] > behind[c]) &&
+                                  has_transfer_slot(made, behind, c);
         if (choice > 0 && can_forward) {
             forward(made, c, ahead[c]++);
             left--;
@@ -228,6 +237,89 @@ static void random_lists(void)
                   deadlocks, several);
 }
 
+/* The instructions of a built schedule are timed by the DAG too: they end, and as the simulator says. */
+static void built_lists(void)
+{
+    static struct made made;
+    static struct dag dag = {.made = &made};
+    struct hapt_arena arena;
+    int several = 0;
+    hapt_arena_init(&arena);
+    for (uint64_t name = 1; name <= (test_long() ? 20000 : 2000); name++) {
+        uint64_t seed = name;
+        struct hapt_schedule *built;
+        struct hapt_simulation *simulation;
+        int submeshes = 0, warmup[MOST_CHUNKS];
+        make(&made, &seed); /* for its costs */
+        const int chunks = made.schedule.chunk_count, B = made.schedule.microbatches;
+        for (int c = 0; c < chunks; c++) {
+            made.submesh_of[c] = submeshes == MOST_SUBMESHES ? below(&seed, submeshes) : below(&seed, submeshes + 1);
+            submeshes += made.submesh_of[c] == submeshes;
+        }
+        const enum hapt_schedule_kind kind = (enum hapt_schedule_kind)below(&seed, HAPT_SCHEDULE_H1F1B + 1);
+        hapt_schedule_warmup(kind, chunks, B, made.comm_s, 1, 0.1, warmup);
+        struct hapt_schedule_options options = {
+            .tied = true, .update_groups = made.schedule.update_groups, .submesh_of = made.submesh_of};
+        CHECK_OK(hapt_schedule_build(kind, chunks, B, warmup, &options, &arena, &built));
+        CHECK_OK(hapt_schedule_check(built));
+        options.tied = false; /* the DAG has no exchange */
+        CHECK_OK(hapt_schedule_build(kind, chunks, B, warmup, &options, &arena, &built));
+        CHECK_OK(hapt_schedule_check(built));
+        CHECK(built->submesh_count == submeshes);
+        made.schedule = *built;
+        for (int s = 0; s < submeshes; s++) {
+            made.list[s] = built->list[s];
+            memcpy(made.instruction[s], built->list[s].instruction,
+                   (size_t)built->list[s].count * sizeof made.instruction[s][0]);
+        }
+        CHECK(time_all(&dag));
+        const struct hapt_costs costs = {.forward_s = made.forward_s,
+                                         .backward_s = made.backward_s,
+                                         .comm_s = made.comm_s,
+                                         .step_s = made.step_s,
+                                         .transfer_slots = HAPT_TRANSFER_SLOTS};
+        CHECK_OK(hapt_simulate(built, &costs, &arena, &simulation));
+        double worst = 0, longest_s = 0;
+        for (int s = 0; s < submeshes; s++)
+            for (int i = 0; i < built->list[s].count; i++) {
+                worst = fmax(worst, fabs(simulation->time[s][i].end_s - dag.end[s][i]));
+                longest_s = fmax(longest_s, dag.end[s][i]);
+            }
+        CHECK_MESSAGE(worst <= 1e-12 * 1000, "seed %llu: %g s off", (unsigned long long)name, worst);
+        CHECK_NEAR(simulation->total_s, longest_s, 1e-12);
+        several += chunks > submeshes;
+        hapt_arena_reset(&arena);
+    }
+    hapt_arena_release(&arena);
+    CHECK_MESSAGE(several > 300, "%d with several chunks", several);
+}
+
+/* Three chunks that fold over two submeshes, by hand: tick by tick, gradients first. */
+static void folded_by_hand(void)
+{
+    static const int submesh_of[] = {0, 1, 0}, warmup[] = {2, 2, 1};
+    static const char want[2][32] = {"a0 a1 c0 C0 c1 A0 C1 A1", "b0 b1 B0 B1"};
+    struct hapt_arena arena;
+    struct hapt_schedule *built;
+    hapt_arena_init(&arena);
+    const struct hapt_schedule_options options = {.submesh_of = submesh_of};
+    CHECK_OK(hapt_schedule_build(HAPT_SCHEDULE_1F1B, 3, 2, warmup, &options, &arena, &built));
+    CHECK_OK(hapt_schedule_check(built));
+    CHECK(built->list[0].slots == 3 && built->list[1].slots == 2);
+    for (int s = 0; s < 2; s++) {
+        char got[64] = "";
+        for (int i = 0; i < built->list[s].count; i++) {
+            const struct hapt_instruction *at = &built->list[s].instruction[i];
+            const bool goes_forward = at->kind == HAPT_INSTRUCTION_FORWARD;
+            if (!goes_forward && at->kind != HAPT_INSTRUCTION_BACKWARD) continue;
+            const char letter[] = {(char)((goes_forward ? 'a' : 'A') + at->chunk), (char)('0' + at->microbatch), '\0'};
+            snprintf(got + strlen(got), sizeof got - strlen(got), "%s%s", got[0] ? " " : "", letter);
+        }
+        CHECK_MESSAGE(strcmp(got, want[s]) == 0, "submesh %d runs %s, not %s", s, got, want[s]);
+    }
+    hapt_arena_release(&arena);
+}
+
 /* Each chunk has its own slots, and a chunk is finished when it has been updated. */
 static void damage_is_found(void)
 {
@@ -263,6 +355,8 @@ int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
     RUN(random_lists);
+    RUN(built_lists);
+    RUN(folded_by_hand);
     RUN(damage_is_found);
     return test_finish();
 }

@@ -14,7 +14,8 @@ struct run {
     struct hapt_plan plan;
     struct hapt_plan_submesh submesh[STAGES];
     int rank[STAGES][SIZE], *ranks[STAGES];
-    struct stage stage;
+    struct worker worker;
+    int index[STAGES];
     struct hapt_arena arena;
     struct watch_slow *slow;
     struct hapt_train_result result;
@@ -40,9 +41,10 @@ static void begin(struct run *run)
                                    .simulated_s = NAN,
                                    .hide_threshold = 0.02,
                                    .stage = run->part};
-    run->stage = (struct stage){.env = &run->env, .plan = &run->plan, .ranks = run->ranks};
+    run->worker =
+        (struct worker){.env = &run->env, .plan = &run->plan, .ranks = run->ranks, .index = run->index, .most = 1};
     hapt_arena_init(&run->arena);
-    CHECK_OK(watch_slow_create(&run->stage, 0.2, &run->arena, &run->slow));
+    CHECK_OK(watch_slow_create(&run->worker, 0.2, &run->arena, &run->slow));
 }
 
 static void end(struct run *run)
@@ -191,7 +193,7 @@ static void off_prediction(void)
         begin(&run);
         run.env.cores = one[i].cores;
         run.plan.simulated_s = one[i].predicted;
-        watch_slow_create(&run.stage, 0.2, &run.arena, &run.slow);
+        watch_slow_create(&run.worker, 0.2, &run.arena, &run.slow);
         const double step_s = one[i].times * (isfinite(one[i].predicted) ? one[i].predicted : 0.3);
         for (int s = 0; s < one[i].steps; s++) step_of(&run, step_s, COMM_S, COMM_S, one[i].crowd, 1);
         CHECK_MESSAGE(run.result.warning_count == one[i].said, "%g times %g s, case %zu: %d warnings", one[i].times,

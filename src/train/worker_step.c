@@ -1,0 +1,297 @@
+/* One step of a worker: executes the same instruction list that the simulator reads. */
+#include "runtime.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "hapt/heartbeat.h"
+#include "trace.h"
+
+/* ---- Inputs ---- */
+
+static enum hapt_status put(struct stage *stage, int tensor, int slot, const void *value)
+{
+    const struct worker *worker = stage->worker;
+    return worker->backend->copy(worker->backend->queue(worker->device, 0),
+                                 hapt_engine_tensor(stage->engine, tensor, slot), value,
+                                 hapt_engine_tensor_bytes(stage->engine, tensor));
+}
+
+/* Waits until the copies of host memory are done. */
+static enum hapt_status finish_puts(const struct worker *worker)
+{
+    return worker->backend->wait(worker->backend->record(worker->backend->queue(worker->device, 0)));
+}
+
+static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot)
+{
+    const struct worker *worker = stage->worker;
+    for (int i = 0; worker->data && i < stage->input_count; i++) {
+        const struct stage_input *input = &stage->input[i];
+        const int first = microbatch * worker->model->microbatch + input->first_row;
+        const void *value = worker->row_buffer;
+        if (input->role == HAPT_ROLE_LOSS_SCALE) continue;
+        hapt_data_read(worker->data, input->role, worker->step, first, input->rows, worker->row_buffer);
+        if (input->runs.count > 0) {
+            hapt_strided_pack(&input->runs, worker->row_buffer, 0, hapt_strided_bytes(&input->runs),
+                              worker->shard_buffer);
+            value = worker->shard_buffer;
+        }
+        HAPT_TRY(put(stage, input->tensor, slot, value));
+        HAPT_TRY(finish_puts(worker)); /* the buffer is reused at once */
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status begin_step(struct stage *stage)
+{
+    const struct worker *worker = stage->worker;
+    const float scale =
+        worker->data ? (float)(worker->loss_scale / (double)hapt_data_targets(worker->data, worker->step)) : 0;
+    stage->loss = stage->square_sum = 0;
+    HAPT_TRY(hapt_engine_begin_step(stage->engine));
+    stage->team.free_s = hapt_time_s(); /* all stages have agreed on the previous step */
+    stage->team.step = worker->step;
+    for (int i = 0; i < stage->input_count; i++)
+        if (stage->input[i].role == HAPT_ROLE_LOSS_SCALE) HAPT_TRY(put(stage, stage->input[i].tensor, 0, &scale));
+    HAPT_TRY(finish_puts(worker)); /* `scale` is a local variable */
+    const struct stage_flows *incoming[] = {&stage->forward_in, &stage->backward_in};
+    for (int k = 0; k < 2; k++)
+        for (int f = 0; f < incoming[k]->count; f++)
+            hapt_comm_thread_expect(worker->comm_thread, incoming[k]->flow[f], worker->plan->microbatches);
+    return HAPT_OK;
+}
+
+/* ---- Messages and boundary tensors ---- */
+
+static enum hapt_status wait_received(struct stage *stage, const struct stage_flows *flows, int microbatch)
+{
+    for (int f = 0; f < flows->count; f++) {
+        const int64_t sequence = stage->worker->sequence + microbatch;
+        HAPT_TRY(stage->worker->runtime->wait_received(stage, flows->flow[f], sequence));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status wait_sent(struct stage *stage, const struct stage_flows *flows, int slot)
+{
+    for (int f = 0; f < flows->count; f++) HAPT_TRY(stage->worker->runtime->wait_sent(stage, flows->flow[f], slot));
+    return HAPT_OK;
+}
+
+static void send(struct stage *stage, const struct stage_flows *flows, int slot)
+{
+    for (int f = 0; f < flows->count; f++) stage->worker->runtime->send(stage, flows->flow[f], slot);
+}
+
+static void free_received(struct stage *stage, const struct stage_flows *flows)
+{
+    for (int f = 0; f < flows->count; f++) stage->worker->runtime->free(stage, flows->flow[f]);
+}
+
+static int transfer_slot(const struct worker *worker, int microbatch)
+{
+    return (int)((worker->sequence + microbatch) % HAPT_TRANSFER_SLOTS);
+}
+
+/* Assembles incoming tensors from the parts that this rank and its replicas received. */
+static enum hapt_status rebuild(struct stage *stage, const struct hapt_boundary *boundary, enum hapt_staging_kind kind,
+                                const struct stage_replicas *replicas, int transfer)
+{
+    for (int i = 0; i < boundary->count; i++)
+        HAPT_TRY(stage_rebuild_received(stage, &replicas[i], boundary->tensor[i],
+                                        hapt_engine_staging(stage->engine, kind, transfer, i)));
+    return HAPT_OK;
+}
+
+/* Takes the tensors of an edge from another stage of this worker, where they have the same layout. They are in the
+ * slot of the microbatch there; gradients in its transfer slot, because the engine reuses their memory. */
+static enum hapt_status take(struct stage *stage, const struct hapt_edge *edge, struct stage *from, int microbatch,
+                             int transfer)
+{
+    const struct worker *worker = stage->worker;
+    for (int i = 0; i < edge->count; i++) {
+        const void *there = stage_edge_address(from, edge, true, i, edge->backward ? transfer : from->slot[microbatch]);
+        HAPT_TRY(worker->backend->copy(worker->backend->queue(worker->device, 0),
+                                       stage_edge_address(stage, edge, false, i, transfer), there,
+                                       hapt_engine_tensor_bytes(stage->engine, edge->tensor[i])));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status hand_over(struct stage *stage, bool backward, int microbatch, int transfer)
+{
+    const struct worker *worker = stage->worker;
+    for (int r = 0; r < worker->edges->count && worker->stage_count > 1; r++) {
+        const struct hapt_edge *edge = &worker->edges->edge[r];
+        struct stage *from = worker_stage(worker, edge->from);
+        if (edge->to == stage->chunk && edge->backward == backward && from)
+            HAPT_TRY(take(stage, edge, from, microbatch, transfer));
+    }
+    return HAPT_OK;
+}
+
+/* ---- Instructions of a stage ---- */
+
+/* The backward time of the plan, as the simulator computes it. */
+static double backward_s(const struct stage *stage)
+{
+    const struct hapt_plan_stage *own = stage->plan;
+    return fmax(0, own->compute_s - own->step_s / stage->worker->plan->microbatches - own->forward_s);
+}
+
+static enum hapt_status forward(struct stage *stage, const struct hapt_instruction *instruction)
+{
+    struct worker *worker = stage->worker;
+    const struct hapt_program *program = stage->program;
+    const int slot = instruction->slot, microbatch = instruction->microbatch;
+    const int transfer = transfer_slot(worker, microbatch);
+    stage->slot[microbatch] = slot;
+    HAPT_TRY(wait_sent(stage, &stage->forward_out, slot));
+    worker->begun_s = hapt_time_s();
+    HAPT_TRY(rebuild(stage, &program->forward_in, HAPT_STAGING_FORWARD_IN, stage->forward_replicas, transfer));
+    worker->runtime->begin_pass(stage, stage->plan->forward_s);
+    hapt_team_stretch_begin(&stage->team);
+    HAPT_TRY(put_inputs(stage, microbatch, slot));
+    HAPT_TRY(hand_over(stage, false, microbatch, transfer));
+    HAPT_TRY(hapt_engine_forward(stage->engine, slot, transfer));
+    if (stage->chunk == worker->plan->stage_count - 1 && stage_counts(stage, program->graph->loss, 0))
+        HAPT_TRY(worker->runtime->add_loss(stage, slot));
+    hapt_team_stretch_end(&stage->team);
+    free_received(stage, &stage->forward_in);
+    return HAPT_OK;
+}
+
+static enum hapt_status backward(struct stage *stage, const struct hapt_instruction *instruction)
+{
+    struct worker *worker = stage->worker;
+    const struct hapt_program *program = stage->program;
+    const int microbatch = instruction->microbatch, transfer = transfer_slot(worker, microbatch);
+    HAPT_TRY(wait_sent(stage, &stage->backward_out, transfer));
+    worker->begun_s = hapt_time_s();
+    HAPT_TRY(rebuild(stage, &program->backward_in, HAPT_STAGING_BACKWARD_IN, stage->backward_replicas, transfer));
+    worker->runtime->begin_pass(stage, backward_s(stage));
+    hapt_team_stretch_begin(&stage->team);
+    HAPT_TRY(hand_over(stage, true, microbatch, transfer));
+    HAPT_TRY(hapt_engine_backward(stage->engine, instruction->slot, transfer, transfer));
+    hapt_team_stretch_end(&stage->team);
+    free_received(stage, &stage->backward_in);
+    return HAPT_OK;
+}
+
+static enum hapt_status receive_forward(struct stage *stage, const struct hapt_instruction *instruction)
+{
+    return wait_received(stage, &stage->forward_in, instruction->microbatch);
+}
+
+static enum hapt_status send_forward(struct stage *stage, const struct hapt_instruction *instruction)
+{
+    send(stage, &stage->forward_out, instruction->slot);
+    return HAPT_OK;
+}
+
+static enum hapt_status receive_backward(struct stage *stage, const struct hapt_instruction *instruction)
+{
+    return wait_received(stage, &stage->backward_in, instruction->microbatch);
+}
+
+static enum hapt_status send_backward(struct stage *stage, const struct hapt_instruction *instruction)
+{
+    send(stage, &stage->backward_out, transfer_slot(stage->worker, instruction->microbatch));
+    return HAPT_OK;
+}
+
+static enum hapt_status reduce(struct stage *stage, const struct hapt_instruction *instruction)
+{
+    (void)instruction;
+    return stage->size == 1 ? HAPT_OK : stage->worker->runtime->reduce(stage);
+}
+
+static enum hapt_status update(struct stage *stage, const struct hapt_instruction *instruction)
+{
+    struct worker *worker = stage->worker;
+    return worker->updates ? worker->runtime->update(stage, instruction->group, &worker->update) : HAPT_OK;
+}
+
+/* ---- The list ---- */
+
+/* The device goes on with a stage when it has ended the instructions before. */
+static void activate(struct stage *stage)
+{
+    struct worker *worker = stage->worker;
+    if (worker->active != stage) hapt_team_inputs_ready(&stage->team, worker->active->team.free_s);
+    worker->active = stage;
+}
+
+static enum hapt_status exchange(struct worker *worker)
+{
+    for (int s = 0; s < worker->stage_count; s++) worker->stage[s].team.microbatch = -1;
+    return worker_exchange(worker);
+}
+
+static enum hapt_status norm(struct worker *worker)
+{
+    for (int s = 0; s < worker->stage_count; s++) {
+        struct stage *stage = &worker->stage[s];
+        activate(stage);
+        worker->runtime->end_step(stage);
+        HAPT_TRY(hapt_engine_square_sum(stage->engine, stage->counts, &stage->square_sum));
+    }
+    return worker->agreement->agree(worker->agreement->context, &worker->update, &worker->updates);
+}
+
+/* The function of each kind of instruction: of its stage, or of the whole worker. `activity` is what the heartbeat
+ * reports to peers that wait for this rank; `to`: the neighbour that this rank then waits for, 0: none. */
+static const struct {
+    const char *activity;
+    int to;
+    enum hapt_status (*run)(struct stage *stage, const struct hapt_instruction *instruction);
+    enum hapt_status (*run_all)(struct worker *worker);
+} executor[] = {[HAPT_INSTRUCTION_RECEIVE_FORWARD] = {"waiting for activations", -1, receive_forward, NULL},
+                [HAPT_INSTRUCTION_FORWARD] = {"forward", 0, forward, NULL},
+                [HAPT_INSTRUCTION_SEND_FORWARD] = {"sending activations", 1, send_forward, NULL},
+                [HAPT_INSTRUCTION_RECEIVE_BACKWARD] = {"waiting for gradients", 1, receive_backward, NULL},
+                [HAPT_INSTRUCTION_BACKWARD] = {"backward", 0, backward, NULL},
+                [HAPT_INSTRUCTION_SEND_BACKWARD] = {"sending gradients", -1, send_backward, NULL},
+                [HAPT_INSTRUCTION_REDUCE] = {"sum of the gradients", 0, reduce, NULL},
+                [HAPT_INSTRUCTION_EXCHANGE] = {"sum of tied gradients", 0, NULL, exchange},
+                [HAPT_INSTRUCTION_NORM] = {"end", 0, NULL, norm},
+                [HAPT_INSTRUCTION_UPDATE] = {"end", 0, update, NULL}};
+
+static void report_activity(const struct worker *worker, const struct hapt_instruction *instruction)
+{
+    const int to = executor[instruction->kind].to, own = worker->stage_count > 0 ? worker->active->chunk : -1;
+    const int peer = to ? own + to : -1;
+    hapt_heartbeat_note((struct hapt_activity){executor[instruction->kind].activity, own,
+                                               peer < worker->plan->stage_count ? peer : -1, worker->step,
+                                               instruction->microbatch});
+}
+
+static enum hapt_status execute(struct worker *worker, const struct hapt_instruction *instruction)
+{
+    struct stage *stage = instruction->chunk >= 0 ? worker_stage(worker, instruction->chunk) : NULL;
+    if (stage) {
+        activate(stage);
+        stage->team.microbatch = instruction->microbatch;
+    }
+    report_activity(worker, instruction);
+    return stage ? executor[instruction->kind].run(stage, instruction) : executor[instruction->kind].run_all(worker);
+}
+
+enum hapt_status worker_run_step(struct worker *worker, const struct hapt_data *data, int64_t step, int64_t sequence,
+                                 const struct worker_agreement *agreement)
+{
+    worker->data = data;
+    worker->step = step;
+    worker->sequence = sequence;
+    worker->agreement = agreement;
+    worker->updates = false;
+    worker->active = worker->stage;
+    for (int s = 0; s < worker->stage_count; s++) HAPT_TRY(begin_step(&worker->stage[s]));
+    for (int i = 0; i < worker->list->count; i++) {
+        worker->begun_s = hapt_time_s();
+        HAPT_TRY(execute(worker, &worker->list->instruction[i]));
+        trace_note(worker, sequence / worker->plan->microbatches, i, worker->begun_s, hapt_time_s());
+    }
+    return HAPT_OK;
+}
