@@ -11,16 +11,18 @@
 
 #define REFERENCE "tests/data/gpt-small.h5"
 #define STEPS 20
-#define MAX_STAGES 4
+#define MAX_STAGES 8
 
 static char folder[256];
 static struct hapt_arena arena;
 static struct hapt_model *model;
 static double fp64[STEPS];
 
-/* A hand-made plan: stage i holds the operators up to end[i] on size[i] ranks, and is a subcluster of its own. */
+/* A hand-made plan: stage i holds the operators up to end[i] on size[i] ranks. It has a subcluster of its own, or
+ * shares the submesh of an earlier stage with the same layout. */
 struct shape {
     int stages, end[MAX_STAGES], size[MAX_STAGES];
+    int shares[MAX_STAGES];          /* 1 + that stage; 0: none */
     int tensor_parallel[MAX_STAGES]; /* tensor-parallel degree; 0: data-parallel */
     const struct hapt_stage_layout *layout[MAX_STAGES];
     enum hapt_schedule_kind schedule;
@@ -39,14 +41,14 @@ __attribute__((unused)) static struct hapt_cluster *make_cluster(const struct sh
 {
     struct hapt_cluster *cluster = hapt_arena_alloc(&arena, 1, sizeof *cluster);
     int *of_rank = hapt_arena_alloc(&arena, (size_t)test_env.world_size, sizeof *of_rank), rank = 0;
-    cluster->count = shape->stages;
     cluster->subcluster = hapt_arena_alloc(&arena, (size_t)shape->stages, sizeof *cluster->subcluster);
     cluster->link = hapt_arena_alloc(&arena, (size_t)(shape->stages * shape->stages), sizeof *cluster->link);
     for (int r = 0; r < test_env.world_size; r++) of_rank[r] = -1;
     for (int s = 0; s < shape->stages; s++) {
-        struct hapt_subcluster *subcluster = &cluster->subcluster[s];
+        if (shape->shares[s]) continue;
+        struct hapt_subcluster *subcluster = &cluster->subcluster[cluster->count];
         int *ranks = hapt_arena_alloc(&arena, (size_t)shape->size[s], sizeof *ranks);
-        snprintf(subcluster->name, sizeof subcluster->name, "s%d", s);
+        snprintf(subcluster->name, sizeof subcluster->name, "s%d", cluster->count);
         subcluster->nodes = nodes_of(shape, s);
         subcluster->devices_per_node = shape->size[s] / subcluster->nodes;
         subcluster->device = (struct hapt_device_spec){.name = "cpu",
@@ -54,12 +56,13 @@ __attribute__((unused)) static struct hapt_cluster *make_cluster(const struct sh
                                                        .memory_bytes = 1e9,
                                                        .slowdown = shape->slowdown > 1 ? shape->slowdown : 1};
         for (int r = 0; r < shape->size[s]; r++) {
-            of_rank[rank] = s;
+            of_rank[rank] = cluster->count;
             ranks[r] = rank++;
         }
         subcluster->ranks = ranks;
+        cluster->count++;
     }
-    for (int l = 0; l < shape->stages * shape->stages; l++)
+    for (int l = 0; l < cluster->count * cluster->count; l++)
         cluster->link[l] = (struct hapt_link){
             .bandwidth = shape->bandwidth > 0 ? shape->bandwidth : 1e9, .latency = 1e-4, .paced = shape->bandwidth > 0};
     cluster->subcluster_of_rank = of_rank;
@@ -85,8 +88,11 @@ static struct hapt_plan *make_plan(const struct shape *shape)
                                .simulated_s = 1,
                                .balance_eta = 1};
     HAPT_ASSERT(hapt_plan_allot(plan, shape->stages, &arena) == HAPT_OK);
+    plan->submesh_count = 0;
     for (int s = 0; s < shape->stages; s++) {
         struct hapt_plan_stage *stage = &plan->stage[s];
+        stage->submesh =
+            shape->shares[s] ? plan->stage[shape->shares[s] - 1].submesh : &plan->submesh[plan->submesh_count];
         stage->layout = hapt_layout_plain(shape->tensor_parallel[s] > 1 ? shape->tensor_parallel[s] : 1);
         if (shape->layout[s])
             stage->layout = (struct hapt_layout){HAPT_LAYOUT_PROGRAM, 1, s + 1, shape->layout[s], NULL};
@@ -94,10 +100,10 @@ static struct hapt_plan *make_plan(const struct shape *shape)
         stage->end_layer = s + 1;
         stage->first_op = s ? shape->end[s - 1] : 0;
         stage->end_op = shape->end[s];
-        stage->submesh->subcluster[0] = s;
+        if (!shape->shares[s]) stage->submesh->subcluster[0] = plan->submesh_count++;
         stage->submesh->nodes = nodes_of(shape, s);
         stage->submesh->devices_per_node = shape->size[s] / nodes_of(shape, s);
-        snprintf(stage->submesh->name, sizeof stage->submesh->name, "s%d", s);
+        snprintf(stage->submesh->name, sizeof stage->submesh->name, "s%d", stage->submesh->subcluster[0]);
         stage->submesh->part_name[0] = stage->submesh->name;
         stage->warmup = warmup[s];
         stage->compute_s = 1;

@@ -98,6 +98,8 @@ static inline int hapt_plan_submesh_size(const struct hapt_plan_submesh *submesh
 {
     return submesh->nodes * submesh->devices_per_node;
 }
+/* True if the stages of a submesh fit into its memory together; each slot has room for the largest activations. */
+bool hapt_plan_submesh_fits(const struct hapt_plan *plan, const struct hapt_plan_submesh *submesh);
 /* The subclusters that a stage runs on (borrowed), and its number of devices in one of them. */
 struct hapt_subclusters hapt_plan_stage_subclusters(const struct hapt_plan_stage *stage);
 int hapt_plan_stage_devices(const struct hapt_plan_stage *stage, int subcluster);

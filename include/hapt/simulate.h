@@ -32,8 +32,9 @@ struct hapt_simulation {
     double total_s;  /* one whole step */
     double period_s; /* seconds per microbatch over whole launch rounds in the second half; total_s / B in a shorter
                         step */
-    double *busy_s, *comm_s, *idle_s; /* [submesh] computing; transfers over the outgoing boundary; total minus busy */
-    int *peak_slots;                  /* [submesh] microbatches in flight at most */
+    double *busy_s, *comm_s;                  /* [chunk] computing; transfers over the boundary behind it */
+    double *idle_s;                           /* [chunk] of its submesh: total minus computing */
+    int *peak_slots;                          /* [submesh] microbatches in flight at most */
     struct hapt_simulated_instruction **time; /* [submesh][instruction] */
 };
 

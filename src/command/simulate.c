@@ -43,8 +43,7 @@ static enum hapt_status simulate_step(const struct hapt_plan *plan, struct hapt_
     for (int i = 0; i < plan->stage_count - 1; i++) HAPT_TRY(hapt_plan_overlap(plan, i, &outcome->overlap[i]));
     HAPT_TRY(hapt_plan_period(plan, &outcome->period_s));
     outcome->hidden = hapt_at_most(outcome->period_s, plan->t_max_s * (1 + 2 * plan->hide_threshold));
-    for (int i = 0; i < plan->stage_count; i++)
-        outcome->fits &= hapt_at_most(plan->stage[i].memory_bytes, plan->stage[i].device_memory_bytes);
+    for (int i = 0; i < plan->stage_count; i++) outcome->fits &= hapt_plan_submesh_fits(plan, plan->stage[i].submesh);
     return HAPT_OK;
 }
 

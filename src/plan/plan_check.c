@@ -45,9 +45,6 @@ static enum hapt_status check_submesh(const struct hapt_plan *plan, int i)
     const struct hapt_plan_submesh *submesh = plan->stage[i].submesh;
     const struct hapt_layout *layout = &plan->stage[i].layout;
     const int n = submesh->nodes, m = submesh->devices_per_node;
-    for (int k = 0; k < i; k++)
-        if (plan->stage[k].submesh == submesh)
-            return BAD("stages %d and %d share a submesh, which this version does not run", k, i);
     if (submesh->part_count < 1 || submesh->subcluster[0] < 0 || submesh->subcluster[0] >= HAPT_MAX_SUBCLUSTERS)
         return BAD("stage %d has invalid subcluster %d", i, submesh->subcluster[0]);
     if (n < 1 || m < 1 || n > 65536 / m) return BAD("stage %d has an invalid submesh of %d x %d devices", i, n, m);
@@ -92,6 +89,9 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
     if (hapt_plan_is_mixed(stage)) HAPT_TRY(check_parts(plan, i));
     if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes))
         return BAD("stage %d needs %g of %g bytes", i, stage->memory_bytes, stage->device_memory_bytes);
+    if (!hapt_plan_submesh_fits(plan, stage->submesh))
+        return BAD("stage %d and others need more than the memory of their submesh, %g bytes", i,
+                   stage->device_memory_bytes);
     if (!hapt_at_most(stage->compute_s, plan->t_max_s) || !hapt_at_most(stage->comm_s, plan->t_max_s))
         return BAD("stage %d is slower than t_max, %g s", i, plan->t_max_s);
     return HAPT_OK;

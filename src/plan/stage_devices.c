@@ -119,6 +119,23 @@ static bool same_parts(const struct hapt_plan_submesh *a, int count, const int *
            (count == 1 || memcmp(a->devices, devices, bytes) == 0);
 }
 
+bool hapt_plan_submesh_fits(const struct hapt_plan *plan, const struct hapt_plan_submesh *submesh)
+{
+    double bytes = 0, largest = 0, least = INFINITY;
+    int slots = 0, stages = 0;
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        if (stage->submesh != submesh) continue;
+        if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes)) return false;
+        bytes += stage->parameter_bytes;
+        slots += stage->warmup;
+        largest = fmax(largest, stage->activation_bytes);
+        least = fmin(least, stage->device_memory_bytes);
+        stages++;
+    }
+    return stages <= 1 || hapt_at_most(bytes + slots * largest, least);
+}
+
 bool hapt_plan_same_devices(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)
 {
     const struct hapt_plan_submesh *other = b->submesh;

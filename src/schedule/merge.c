@@ -31,14 +31,15 @@ static const struct hapt_instruction *next_pass(const struct merge *merge, int c
     return NULL;
 }
 
-/* Is there a transfer slot for the gradient? Between two submeshes the receiver has as many again. */
+/* Is there a transfer slot for the gradients? They may be for any chunk before. On another submesh the receiver has as
+ * many slots again. */
 static bool has_transfer_slot(const struct merge *merge, const struct hapt_instruction *pass)
 {
     const struct hapt_schedule *schedule = merge->schedule;
     for (int chunk = pass->chunk - 1; chunk >= 0; chunk--) {
         const bool here = schedule->submesh_of[chunk] == schedule->submesh_of[pass->chunk];
         const int room = here ? HAPT_TRANSFER_SLOTS : 2 * HAPT_TRANSFER_SLOTS;
-        if ((here || chunk == pass->chunk - 1) && pass->microbatch >= merge->now[chunk].backwards + room) return false;
+        if (pass->microbatch >= merge->now[chunk].backwards + room) return false;
     }
     return true;
 }

@@ -43,9 +43,9 @@ static enum hapt_status create_result(struct simulator *simulator, struct hapt_a
     const int submeshes = schedule->submesh_count;
     struct hapt_simulation *result;
     HAPT_NEW(result, arena, 1);
-    HAPT_NEW(result->busy_s, arena, submeshes);
-    HAPT_NEW(result->comm_s, arena, submeshes);
-    HAPT_NEW(result->idle_s, arena, submeshes);
+    HAPT_NEW(result->busy_s, arena, schedule->chunk_count);
+    HAPT_NEW(result->comm_s, arena, schedule->chunk_count);
+    HAPT_NEW(result->idle_s, arena, schedule->chunk_count);
     HAPT_NEW(result->peak_slots, arena, submeshes);
     HAPT_NEW(result->time, arena, submeshes);
     for (int s = 0; s < submeshes; s++) HAPT_NEW(result->time[s], arena, schedule->list[s].count);
@@ -167,10 +167,9 @@ static inline bool backward(const struct simulator *simulator, const struct hapt
     return true;
 }
 
-/* Executes one instruction on the submesh's clock; false: it must wait for another list. Adds the computing time to
- * *busy_s. */
+/* Executes one instruction on the submesh's clock; false: it must wait for another list. */
 static inline bool execute(struct simulator *simulator, int submesh, const struct hapt_instruction *at, double *start_s,
-                           double *clock_s, double *busy_s)
+                           double *clock_s)
 {
     const int chunk = at->chunk;
     switch (at->kind) {
@@ -189,13 +188,13 @@ static inline bool execute(struct simulator *simulator, int submesh, const struc
         if (!backward(simulator, at, start_s, clock_s)) return false;
         break;
     case HAPT_INSTRUCTION_EXCHANGE: return exchange(simulator, submesh, clock_s);
-    case HAPT_INSTRUCTION_UPDATE: /* step_s is the time of all groups */
+    case HAPT_INSTRUCTION_NORM: return true; /* the step ends when the last list ends: waiting would change nothing */
+    case HAPT_INSTRUCTION_UPDATE:            /* step_s is the time of all groups */
         *clock_s += simulator->costs->step_s ? simulator->costs->step_s[chunk] / simulator->schedule->update_groups : 0;
         break;
-    case HAPT_INSTRUCTION_REDUCE: /* its time is part of step_s */
-    case HAPT_INSTRUCTION_NORM: /* the step ends when the last list ends, so waiting here would change nothing */ break;
+    case HAPT_INSTRUCTION_REDUCE: break; /* its time is part of step_s */
     }
-    *busy_s += *clock_s - *start_s;
+    simulator->result->busy_s[chunk] += *clock_s - *start_s;
     return true;
 }
 
@@ -204,17 +203,16 @@ static bool advance_submesh(struct simulator *simulator, int submesh)
     const struct hapt_instruction_list *list = &simulator->schedule->list[submesh];
     struct hapt_simulated_instruction *time = simulator->result->time[submesh];
     const int from = simulator->at[submesh];
-    double clock_s = simulator->clock_s[submesh], busy_s = simulator->result->busy_s[submesh];
+    double clock_s = simulator->clock_s[submesh];
     int index = from;
     for (; index < list->count; index++) {
         double start_s = clock_s, end_s = clock_s;
-        if (!execute(simulator, submesh, &list->instruction[index], &start_s, &end_s, &busy_s)) break;
+        if (!execute(simulator, submesh, &list->instruction[index], &start_s, &end_s)) break;
         time[index] = (struct hapt_simulated_instruction){start_s, end_s};
         clock_s = end_s;
     }
     simulator->at[submesh] = index;
     simulator->clock_s[submesh] = clock_s;
-    simulator->result->busy_s[submesh] = busy_s;
     return index > from;
 }
 
@@ -276,8 +274,13 @@ static void summarize(const struct simulator *simulator)
     }
     for (int chunk = 0; chunk < schedule->chunk_count; chunk++)
         if (hapt_schedule_crosses(schedule, chunk))
-            result->comm_s[schedule->submesh_of[chunk]] += schedule->microbatches * simulator->costs->comm_s[chunk];
-    for (int s = 0; s < schedule->submesh_count; s++) result->idle_s[s] = result->total_s - result->busy_s[s];
+            result->comm_s[chunk] = schedule->microbatches * simulator->costs->comm_s[chunk];
+    for (int chunk = 0; chunk < schedule->chunk_count; chunk++) {
+        double busy_s = 0;
+        for (int other = 0; other < schedule->chunk_count; other++)
+            if (schedule->submesh_of[other] == schedule->submesh_of[chunk]) busy_s += result->busy_s[other];
+        result->idle_s[chunk] = result->total_s - busy_s;
+    }
     result->period_s = steady_period(simulator, result->total_s);
 }
 

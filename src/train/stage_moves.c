@@ -52,6 +52,13 @@ bool stage_counts(const struct stage *stage, int tensor, unsigned sliced)
 
 /* ---- replicas ---- */
 
+enum hapt_status worker_copy(struct worker *worker, void *to, const void *from, size_t bytes)
+{
+    struct hapt_queue *queue = worker->backend->queue(worker->device, HAPT_QUEUE_COMPUTE);
+    HAPT_TRY(worker->backend->copy(queue, to, from, bytes));
+    return worker->backend->wait(worker->backend->record(queue));
+}
+
 enum hapt_status stage_prepare_replicas(struct stage *stage, int tensor, struct stage_replicas *replicas)
 {
     const struct hapt_sharding *sharding = stage->sharding;

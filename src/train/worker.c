@@ -375,13 +375,6 @@ enum hapt_status worker_drain(struct worker *worker)
     return worker->comm_thread ? hapt_comm_thread_drain(worker->comm_thread) : HAPT_OK;
 }
 
-enum hapt_status worker_copy(struct worker *worker, void *to, const void *from, size_t bytes)
-{
-    struct hapt_queue *queue = worker->backend->queue(worker->device, HAPT_QUEUE_COMPUTE);
-    HAPT_TRY(worker->backend->copy(queue, to, from, bytes));
-    return worker->backend->wait(worker->backend->record(queue));
-}
-
 void worker_release(struct worker *worker)
 {
     hapt_comm_thread_destroy(worker->comm_thread);

@@ -196,12 +196,3 @@ void worker_destroy_device_groups(struct worker *worker)
     const char *reason;
     if (worker->pair_count > 0) destroy_pairs(worker, worker->backend->device_comms(&reason));
 }
-
-const struct hapt_pair *worker_find_pair(const struct worker *worker, int edge, int from, int to)
-{
-    for (int p = 0; p < worker->pair_count; p++) {
-        const struct worker_pair *pair = &worker->pair[p];
-        if (pair->edge == edge && pair->from == from && pair->to == to) return pair->own.group ? &pair->own : NULL;
-    }
-    return NULL;
-}

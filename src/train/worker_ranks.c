@@ -1,4 +1,4 @@
-/* The ranks of the chunks, and the records that ranks keep per chunk. */
+/* The ranks of the chunks, the records that ranks keep per chunk, and how two ranks exchange messages. */
 #include "stage.h"
 
 int stage_size(const struct worker *worker, int chunk)
@@ -46,4 +46,13 @@ double worker_agreement_timeout_s(const struct worker *worker)
 {
     /* Longer than the waits for messages, because these report more detail and should print first. */
     return worker->timeout_s * (worker->stage_count > 0 ? 3 : 4);
+}
+
+const struct hapt_pair *worker_find_pair(const struct worker *worker, int edge, int from, int to)
+{
+    for (int p = 0; p < worker->pair_count; p++) {
+        const struct worker_pair *pair = &worker->pair[p];
+        if (pair->edge == edge && pair->from == from && pair->to == to) return pair->own.group ? &pair->own : NULL;
+    }
+    return NULL;
 }

@@ -140,6 +140,18 @@ static double backward_s(const struct stage *stage)
     return fmax(0, own->compute_s - own->step_s / stage->worker->plan->microbatches - own->forward_s);
 }
 
+/* Has the list instructions for the messages in front of the stage, and behind it? Else the neighbour is on the same
+ * submesh. Messages past the neighbour, to other submeshes, then belong to the passes. */
+static bool is_received(const struct stage *stage)
+{
+    return hapt_schedule_crosses(stage->worker->schedule, stage->chunk - 1);
+}
+
+static bool is_sent(const struct stage *stage)
+{
+    return hapt_schedule_crosses(stage->worker->schedule, stage->chunk);
+}
+
 static enum hapt_status forward(struct stage *stage, const struct hapt_instruction *instruction)
 {
     struct worker *worker = stage->worker;
@@ -147,6 +159,7 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     const int slot = instruction->slot, microbatch = instruction->microbatch;
     const int transfer = transfer_slot(worker, microbatch);
     stage->slot[microbatch] = slot;
+    if (!is_received(stage)) HAPT_TRY(wait_received(stage, &stage->forward_in, microbatch));
     HAPT_TRY(wait_sent(stage, &stage->forward_out, slot));
     worker->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->forward_in, HAPT_STAGING_FORWARD_IN, stage->forward_replicas, transfer));
@@ -159,6 +172,7 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
         HAPT_TRY(worker->runtime->add_loss(stage, slot));
     hapt_team_stretch_end(&stage->team);
     free_received(stage, &stage->forward_in);
+    if (!is_sent(stage)) send(stage, &stage->forward_out, slot);
     return HAPT_OK;
 }
 
@@ -167,6 +181,7 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
     struct worker *worker = stage->worker;
     const struct hapt_program *program = stage->program;
     const int microbatch = instruction->microbatch, transfer = transfer_slot(worker, microbatch);
+    if (!is_sent(stage)) HAPT_TRY(wait_received(stage, &stage->backward_in, microbatch));
     HAPT_TRY(wait_sent(stage, &stage->backward_out, transfer));
     worker->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->backward_in, HAPT_STAGING_BACKWARD_IN, stage->backward_replicas, transfer));
@@ -176,6 +191,7 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
     HAPT_TRY(hapt_engine_backward(stage->engine, instruction->slot, transfer, transfer));
     hapt_team_stretch_end(&stage->team);
     free_received(stage, &stage->backward_in);
+    if (!is_received(stage)) send(stage, &stage->backward_out, transfer);
     return HAPT_OK;
 }
 

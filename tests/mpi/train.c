@@ -68,6 +68,81 @@ static struct shape pipeline(enum hapt_schedule_kind kind)
     return shape;
 }
 
+/* Stages between operators at random on fewer submeshes, each of which may run several. `two`: submeshes of two ranks
+ * are allowed. */
+static struct shape folded_shape(uint64_t *random, bool two)
+{
+    struct shape shape = {.microbatches = 4, .schedule = (enum hapt_schedule_kind)(hapt_random_next(random) % 4)};
+    int first[MAX_STAGES], submeshes = 0, left = test_env.world_size, end = 0;
+    shape.stages = 2 + (int)(hapt_random_next(random) % (MAX_STAGES - 1));
+    for (int s = 0; s < shape.stages; s++) {
+        const int after = shape.stages - s - 1, most = model->graph->forward_count - after;
+        const int step = 1 + (int)(hapt_random_next(random) % (uint64_t)(most - end < 8 ? most - end : 8));
+        shape.end[s] = end = after == 0 ? most : end + step;
+        if (left > 0 && (s == 0 || hapt_random_next(random) % 2)) {
+            shape.size[s] = two && left > 1 && hapt_random_next(random) % 2 ? 2 : 1;
+            shape.tensor_parallel[s] = shape.size[s] == 2 && hapt_random_next(random) % 2 ? 2 : 1;
+            left -= shape.size[s];
+            first[submeshes++] = s;
+        } else {
+            const int of = first[hapt_random_next(random) % (uint64_t)submeshes];
+            shape.shares[s] = of + 1;
+            shape.size[s] = shape.size[of];
+            shape.tensor_parallel[s] = shape.tensor_parallel[of];
+        }
+    }
+    return shape;
+}
+
+static void print_shape(const struct shape *shape)
+{
+    for (int s = 0; s < shape->stages; s++)
+        fprintf(stderr, "  stage %d: up to operator %d on %d, tp %d, shares %d\n", s, shape->end[s], shape->size[s],
+                shape->tensor_parallel[s], shape->shares[s] - 1);
+}
+
+/* Several stages on a submesh: the losses of PyTorch, the planned memory, and the same bits twice. */
+static void stages_share_submeshes(void)
+{
+    uint64_t random = 23;
+    const int rounds = test_long() ? 200 : 6;
+    for (int round = 0; round < rounds; round++) {
+        const struct shape shape = folded_shape(&random, true);
+        struct hapt_train_result *result = train(&shape, make_config("folded", reference_options), NULL);
+        struct hapt_train_result *again =
+            round % 3 == 0 ? train(&shape, make_config("folded", reference_options), NULL) : result;
+        if (!result || !again) {
+            print_shape(&shape);
+            return;
+        }
+        const double difference = worst(result->history.loss, fp64, STEPS);
+        bool good = CHECK_MESSAGE(difference < 1e-5, "round %d: losses differ by %g", round, difference);
+        good &= CHECK(!memcmp(result->history.loss, again->history.loss, sizeof fp64));
+        for (int s = 0; test_env.world_rank == 0 && s < shape.stages; s++)
+            good &= CHECK(result->planned_bytes[s] > 0 && result->planned_bytes[s] == result->measured_bytes[s]);
+        if (!good) print_shape(&shape);
+    }
+}
+
+/* Without tied parameters and sharding the bits are those of one rank, wherever the stages are. */
+static void folded_pipelines_are_bitwise_one_rank(void)
+{
+    struct hapt_model *const usual = model;
+    uint64_t random = 29;
+    model = make_model("fp32", "no", NULL);
+    const struct shape alone = one_rank();
+    struct hapt_train_result *a = train(&alone, make_config("alone", reference_options), NULL);
+    for (int round = 0; a && round < (test_long() ? 50 : 4); round++) {
+        const struct shape shape = folded_shape(&random, false);
+        struct hapt_train_result *b = train(&shape, make_config("folded", reference_options), NULL);
+        if (!b) break;
+        if (!CHECK_MESSAGE(!memcmp(a->history.loss, b->history.loss, sizeof fp64), "round %d: losses differ by %g",
+                           round, worst(b->history.loss, a->history.loss, STEPS)))
+            print_shape(&shape);
+    }
+    model = usual;
+}
+
 static void schedules_agree_bitwise(void)
 {
     double first[STEPS];
@@ -81,9 +156,8 @@ static void schedules_agree_bitwise(void)
     }
 }
 
-static void resume_is_bitwise(void)
+static void resume_shape(const struct shape *shape)
 {
-    const struct shape shape = pipeline(HAPT_SCHEDULE_H1F1B);
     const char *stopped[64], *resumed[64];
     int count = 0;
     for (; reference_options[count]; count++) stopped[count] = resumed[count] = reference_options[count];
@@ -91,8 +165,8 @@ static void resume_is_bitwise(void)
     stopped[count + 1] = "10";
     resumed[count] = "--resume";
     stopped[count + 2] = resumed[count + 1] = NULL;
-    struct hapt_train_result *whole = train(&shape, make_config("whole", reference_options), NULL);
-    struct hapt_train_result *half = train(&shape, make_config("halves", stopped), NULL);
+    struct hapt_train_result *whole = train(shape, make_config("whole", reference_options), NULL);
+    struct hapt_train_result *half = train(shape, make_config("halves", stopped), NULL);
     if (!whole || !half) return;
     CHECK(half->history.count == 10);
     struct hapt_checkpoint *checkpoint = NULL;
@@ -100,7 +174,7 @@ static void resume_is_bitwise(void)
     CHECK_OK(hapt_train_resume(&test_env, config, model, &arena, &checkpoint));
     CHECK(checkpoint && checkpoint->step == 10);
     if (!checkpoint) return;
-    struct hapt_train_result *rest = train(&shape, config, checkpoint);
+    struct hapt_train_result *rest = train(shape, config, checkpoint);
     if (!rest) return;
     CHECK(rest->first_step == 10 && rest->history.count == STEPS);
     CHECK(!memcmp(rest->history.loss, whole->history.loss, sizeof fp64));
@@ -120,6 +194,14 @@ static void resume_is_bitwise(void)
             CHECK_MESSAGE(!memcmp(x, y, (size_t)elements * 4), "%s (state %d) differs", tensor->name, state);
         }
     }
+}
+
+static void resume_is_bitwise(void)
+{
+    uint64_t random = 31;
+    const struct shape plain = pipeline(HAPT_SCHEDULE_H1F1B), folded = folded_shape(&random, true);
+    resume_shape(&plain);
+    resume_shape(&folded);
 }
 
 /* Clipping, momentum and the learning-rate schedule apply to the whole model, for any boundaries. */
@@ -220,6 +302,8 @@ int main(int argc, char **argv)
     if (model) {
         RUN(one_rank_against_pytorch);
         RUN(random_plans);
+        RUN(stages_share_submeshes);
+        RUN(folded_pipelines_are_bitwise_one_rank);
         RUN(schedules_agree_bitwise);
         RUN(resume_is_bitwise);
         RUN(optimizers_agree);
