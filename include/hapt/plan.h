@@ -163,6 +163,7 @@ int hapt_plan_stage_mixed_group(const struct hapt_profile *profile, const struct
 enum hapt_status hapt_plan_check_mixed_order(const struct hapt_plan *plan);
 enum hapt_status hapt_plan_check(const struct hapt_plan *plan);
 
+#define HAPT_PLAN_VERSION 2 /* of plan files that are written; earlier ones are read */
 enum hapt_status hapt_plan_write(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan);
 enum hapt_status hapt_plan_save(const char *path, const struct hapt_plan *plan);
 enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,

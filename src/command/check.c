@@ -191,24 +191,26 @@ static enum hapt_status check_manifest(const char *path, struct hapt_arena *aren
     return HAPT_OK;
 }
 
-/* The current version of every kind is 1. `member`: identifies a file without a format, written by another program;
- * NULL: no such files. */
+/* `version`: the newest that is read. `member`: identifies a file without a format, written by another program; NULL: no
+ * such files. */
 static const struct kind {
-    const char *format, *member;
+    const char *format;
+    int version;
+    const char *member;
     enum hapt_status (*check)(const char *path, struct hapt_arena *arena, struct finding *finding);
 } kinds[] = {
-    {"hapt-model", NULL, check_model},
-    {"hapt-profile", "/cluster_0", check_profile},
-    {"hapt-efficiency", NULL, check_efficiency},
-    {"hapt-plan", NULL, check_plan},
-    {"hapt-run", NULL, check_run},
-    {"hapt-topology", NULL, check_topology},
-    {"hapt-weights", "/parameters", check_weights},
-    {"hapt-data", "/tokens", check_data},
-    {"hapt-data", "/batches", check_data},
-    {"hapt-data", "/images", check_data},
-    {"hapt-checkpoint", NULL, check_manifest},
-    {"hapt-checkpoint-shard", NULL, check_shard},
+    {"hapt-model", 1, NULL, check_model},
+    {"hapt-profile", 1, "/cluster_0", check_profile},
+    {"hapt-efficiency", 1, NULL, check_efficiency},
+    {"hapt-plan", HAPT_PLAN_VERSION, NULL, check_plan},
+    {"hapt-run", 1, NULL, check_run},
+    {"hapt-topology", 1, NULL, check_topology},
+    {"hapt-weights", 1, "/parameters", check_weights},
+    {"hapt-data", 1, "/tokens", check_data},
+    {"hapt-data", 1, "/batches", check_data},
+    {"hapt-data", 1, "/images", check_data},
+    {"hapt-checkpoint", 1, NULL, check_manifest},
+    {"hapt-checkpoint-shard", 1, NULL, check_shard},
 };
 
 /* ---- Files ---- */
@@ -241,10 +243,10 @@ static enum hapt_status identify(struct hapt_h5 *file, struct hapt_arena *arena,
     snprintf(finding->kind, sizeof finding->kind, "%s%s", (*kind)->format, format ? "" : " (of another maker)");
     if (format && hapt_h5_has_attribute(file, "/", "version"))
         HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "version", &finding->version));
-    if (finding->version <= 1) return HAPT_OK;
+    if (finding->version <= (*kind)->version) return HAPT_OK;
     finding->state = "newer";
-    return hapt_fail(HAPT_ERR_INPUT, "use a newer hapt", "%s has version %" PRId64 ", this hapt reads up to 1", path,
-                     finding->version);
+    return hapt_fail(HAPT_ERR_INPUT, "use a newer hapt", "%s has version %" PRId64 ", this hapt reads up to %d", path,
+                     finding->version, (*kind)->version);
 }
 
 static enum hapt_status check_hdf5(const char *path, struct hapt_arena *arena, struct finding *finding)

@@ -28,7 +28,6 @@
 #include "hapt/plan.h"
 
 #define FORMAT "hapt-plan"
-#define VERSION 2
 #define MAX_STAGES 65536
 #define MAX_DEVICES (1 << 20)
 #define PATH_MAX_CHARS 512
@@ -228,7 +227,7 @@ enum hapt_status hapt_plan_write(struct hapt_h5 *file, const char *group, const 
 enum hapt_status hapt_plan_save(const char *path, const struct hapt_plan *plan)
 {
     struct hapt_h5 *file;
-    HAPT_TRY(hapt_h5_create(path, FORMAT, VERSION, &file));
+    HAPT_TRY(hapt_h5_create(path, FORMAT, HAPT_PLAN_VERSION, &file));
     return hapt_h5_finish(file, hapt_plan_write(file, "", plan));
 }
 
@@ -519,7 +518,7 @@ enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct 
 enum hapt_status hapt_plan_load(const char *path, struct hapt_arena *arena, struct hapt_plan **plan)
 {
     struct hapt_h5 *file;
-    HAPT_TRY(hapt_h5_open(path, FORMAT, VERSION, false, &file));
+    HAPT_TRY(hapt_h5_open(path, FORMAT, HAPT_PLAN_VERSION, false, &file));
     const enum hapt_status status = hapt_plan_read(file, "", arena, plan);
     hapt_h5_close(file);
     return status;
@@ -528,7 +527,7 @@ enum hapt_status hapt_plan_load(const char *path, struct hapt_arena *arena, stru
 enum hapt_status hapt_plan_precision(const char *path, enum hapt_precision *precision)
 {
     char name[16];
-    HAPT_TRY(hapt_h5_peek_text(path, FORMAT, VERSION, false, "precision", name, sizeof name));
+    HAPT_TRY(hapt_h5_peek_text(path, FORMAT, HAPT_PLAN_VERSION, false, "precision", name, sizeof name));
     *precision = hapt_precision_find(name); /* an unknown name is reported when the whole file is read */
     return HAPT_OK;
 }
