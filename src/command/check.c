@@ -191,8 +191,8 @@ static enum hapt_status check_manifest(const char *path, struct hapt_arena *aren
     return HAPT_OK;
 }
 
-/* `version`: the newest that is read. `member`: identifies a file without a format, written by another program; NULL: no
- * such files. */
+/* `version`: the newest that is read. `member`: identifies a file without a format, written by another program; NULL:
+ * no such files. */
 static const struct kind {
     const char *format;
     int version;
