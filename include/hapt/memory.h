@@ -131,7 +131,4 @@ enum hapt_status hapt_memory_work_create(const struct hapt_memory_ranges *ranges
 enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
                                        struct hapt_memory_work *work, struct hapt_memory_bytes *bytes);
 
-/* HAPT_ERR_INTERNAL if two live tensors overlap, or a tensor lies outside its region or not on the device. */
-enum hapt_status hapt_memory_check(const struct hapt_memory_plan *plan, const struct hapt_program *program);
-
 #endif

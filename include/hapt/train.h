@@ -221,7 +221,7 @@ enum hapt_status hapt_checkpoint_read(const struct hapt_checkpoint *checkpoint, 
 /* Writes the checkpoint's parameters to a weights file as /parameters. One rank. */
 enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint, const char *path);
 
-/* Input of hapt_checkpoint_save. */
+/* The content of a checkpoint and its folder. */
 struct hapt_checkpoint_writer {
     const char *folder;       /* checkpoints/ */
     int64_t keep, keep_every; /* keep the newest `keep`, the best, and the first in each `keep_every` steps (0: none) */
@@ -241,11 +241,6 @@ struct hapt_checkpoint_writer {
     enum hapt_status (*write_shard)(void *context, struct hapt_h5 *file);
     void *context;
 };
-/* One synchronous save (src/train/saving.h). Collective over env->world; ends in agreement. *path (in `arena`): the
- * folder written. HAPT_ERR_IO leaves older ones unchanged. */
-enum hapt_status hapt_checkpoint_save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer,
-                                      int64_t step, const struct hapt_history *history, struct hapt_arena *arena,
-                                      const char **path);
 
 /* ---- The run ---- */
 

@@ -221,19 +221,3 @@ void saving_release(struct saving *saving)
     pthread_mutex_destroy(&saving->lock);
     saving->running = false;
 }
-
-enum hapt_status hapt_checkpoint_save(const struct hapt_env *env, const struct hapt_checkpoint_writer *writer,
-                                      int64_t step, const struct hapt_history *history, struct hapt_arena *arena,
-                                      const char **path)
-{
-    struct hapt_arena scratch;
-    struct saving saving;
-    bool done;
-    hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_env_agree(env->world, saving_open(&saving, env, writer, &scratch));
-    if (status == HAPT_OK) status = saving_begin(&saving, step, history, false);
-    if (status == HAPT_OK) status = saving_finish(&saving, &done);
-    if (status == HAPT_OK) *path = checkpoint_folder(arena, writer->folder, step);
-    hapt_arena_release(&scratch);
-    return status;
-}

@@ -1,5 +1,6 @@
 /* The engine on one rank: cuts, shards, gradients, memory, updates. */
 #include "fixture.h"
+#include "memory_check.h"
 #include "programs.h"
 
 #include "hapt/engine.h"
@@ -307,7 +308,7 @@ static void memory_is_the_plan(void)
     CHECK_OK(open_stage(model->graph, 0, end, 1, 0, &arena, &stage));
     const struct hapt_memory_plan *plan = hapt_engine_memory(stage.engine);
     const size_t total = plan->total_bytes;
-    CHECK_OK(hapt_memory_check(plan, stage.program));
+    CHECK_OK(memory_check(plan, stage.program));
     CHECK(plan->copy_offset != (size_t)-1);
     set_parameters(model, &stage, 0.3);
     run_step(model, &stage, 1, loss);
@@ -408,7 +409,7 @@ static void frozen_weights_stay(void)
         CHECK_OK(hapt_graph_check(graph));
         CHECK_OK(open_stage(whole->graph, 0, whole->graph->forward_count, 1, 0, &arena, &free_stage));
         CHECK_OK(open_stage(graph, 0, graph->forward_count, 1, 0, &arena, &stage));
-        CHECK_OK(hapt_memory_check(hapt_engine_memory(stage.engine), stage.program));
+        CHECK_OK(memory_check(hapt_engine_memory(stage.engine), stage.program));
         set_parameters(whole, &free_stage, 0.3);
         set_parameters(model, &stage, 0.3);
         run_step(whole, &free_stage, 1, loss);

@@ -1,5 +1,6 @@
 /* One memory plan for several chunks of a device, against the plans of the chunks alone. */
 #include "fixture.h"
+#include "memory_check.h"
 #include "programs.h"
 
 #include "hapt/memory.h"
@@ -58,7 +59,7 @@ static void check_chunks(struct hapt_program *const *program, int chunks, const 
     CHECK_OK(hapt_memory_plan_chunks((const struct hapt_program *const *)program, chunks, options, &arena, &together));
     for (int k = 0; k < chunks; k++) {
         CHECK_OK(hapt_memory_plan(program[k], options, &arena, &alone[k]));
-        CHECK_OK(hapt_memory_check(&together[k], program[k]));
+        CHECK_OK(memory_check(&together[k], program[k]));
         CHECK(together[k].total_bytes == together->total_bytes && together[k].slots == options->slots);
         CHECK(together[k].slot_offset == together->slot_offset &&
               together[k].activation_bytes == together->activation_bytes);

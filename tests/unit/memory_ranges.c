@@ -1,5 +1,6 @@
 /* Memory of ranges without their programs equals the planner's memory of each program, to the byte. */
 #include "cuts.h"
+#include "memory_check.h"
 #include "programs.h"
 #include "fixture.h"
 
@@ -40,7 +41,7 @@ static void compare_sharding(const struct hapt_sharding *sharding, const struct 
                 CHECK_OK(hapt_memory_plan(program, options, &scratch_arena, &plan));
                 CHECK_OK(hapt_memory_plan(program, &sharded_options, &scratch_arena, &sharded));
                 if (check) CHECK_OK(program_check(program));
-                if (check) CHECK_OK(hapt_memory_check(plan, program));
+                if (check) CHECK_OK(memory_check(plan, program));
                 CHECK_OK(hapt_memory_ranges_of(ranges, first, end, work, &figures));
                 CHECK_MESSAGE(figures.parameter_bytes == plan->parameter_bytes &&
                                   figures.activation_bytes == plan->activation_bytes &&

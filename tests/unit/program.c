@@ -1,5 +1,6 @@
 /* SPMD programs and memory plans of GPT ranges and of random graphs. */
 #include "fixture.h"
+#include "memory_check.h"
 #include "programs.h"
 
 #include "hapt/memory.h"
@@ -21,7 +22,7 @@ static void check_memory(const struct hapt_program *program, int slots, int stat
     CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
     CHECK_OK(hapt_memory_plan(program, &one, &arena, &single));
     if (plan && single) {
-        CHECK_OK(hapt_memory_check(plan, program));
+        CHECK_OK(memory_check(plan, program));
         CHECK(plan->total_bytes == plan->parameter_bytes + (size_t)slots * plan->activation_bytes);
         CHECK(plan->parameter_bytes == single->parameter_bytes && plan->activation_bytes == single->activation_bytes);
         CHECK(plan->total_bytes % 64 == 0);
@@ -40,7 +41,7 @@ static void broken_plans_are_found(void)
     const struct hapt_memory_options options = {.slots = 2, .state_count = 2};
     CHECK_OK(program_data_parallel(model->graph, 3, 14, 1, 1, &arena, &program));
     CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
-    CHECK_OK(hapt_memory_check(plan, program));
+    CHECK_OK(memory_check(plan, program));
     int found = 0, tried = 0;
     for (int t = 0; t < program->tensor_count; t++) {
         /* At the offset of the tensor before it in the same region, while both are alive. */
@@ -48,7 +49,7 @@ static void broken_plans_are_found(void)
         const size_t kept = plan->location[t].offset;
         plan->location[t].offset -= 64;
         tried++;
-        found += hapt_memory_check(plan, program) != HAPT_OK;
+        found += memory_check(plan, program) != HAPT_OK;
         hapt_fail_reset();
         plan->location[t].offset = kept;
     }
@@ -57,11 +58,11 @@ static void broken_plans_are_found(void)
     for (int k = 0; k < 2; k++) {
         CHECK(*space[k] == HAPT_SPACE_DEVICE);
         *space[k] = HAPT_SPACE_HOST;
-        CHECK_FAILS(hapt_memory_check(plan, program), HAPT_ERR_INTERNAL);
+        CHECK_FAILS(memory_check(plan, program), HAPT_ERR_INTERNAL);
         *space[k] = HAPT_SPACE_DEVICE;
     }
     plan->total_bytes += 64;
-    CHECK_FAILS(hapt_memory_check(plan, program), HAPT_ERR_INTERNAL);
+    CHECK_FAILS(memory_check(plan, program), HAPT_ERR_INTERNAL);
     hapt_arena_release(&arena);
 }
 

@@ -3,6 +3,7 @@
  * Their shards together must be the result of one device.
  */
 #include "world.h"
+#include "memory_check.h"
 #include "programs.h"
 
 #include "hapt/memory.h"
@@ -353,7 +354,7 @@ static void activations_follow_the_formula(void)
             struct hapt_memory_plan *plan = NULL;
             CHECK_OK(program_tensor_parallel(graph, 1, 1 + (k + 1) * per_block, 1, tp, &arena, &program));
             CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
-            if (plan) CHECK_OK(hapt_memory_check(plan, program));
+            if (plan) CHECK_OK(memory_check(plan, program));
             if (plan) bytes[k] = plan->activation_bytes;
         }
         const double sb = (double)sequence * rows, sbh = sb * hidden;
@@ -381,7 +382,7 @@ static void ranges_are_views(void)
             if (!program) continue;
             CHECK_OK(program_check(program));
             CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
-            CHECK_OK(hapt_memory_check(plan, program));
+            CHECK_OK(memory_check(plan, program));
         }
     }
     struct hapt_program *whole = NULL, *part[2] = {NULL};

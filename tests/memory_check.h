@@ -1,5 +1,8 @@
 /* Brute-force check of a memory plan: compares all pairs of pieces that are alive together. */
-#include "lifetime.h"
+#ifndef HAPT_TEST_MEMORY_CHECK_H
+#define HAPT_TEST_MEMORY_CHECK_H
+
+#include "../src/memory/lifetime.h"
 
 struct piece {
     const char *name;
@@ -13,33 +16,35 @@ struct pieces {
     struct piece *piece;
 };
 
-static enum hapt_status broken(const struct hapt_program *program, const char *what, const char *a, const char *b)
+static enum hapt_status memory_broken(const struct hapt_program *program, const char *what, const char *a,
+                                      const char *b)
 {
     return hapt_fail(HAPT_ERR_INTERNAL, NULL, "memory plan of operators [%d, %d): %s: %s %s", program->first_op,
                      program->end_op, what, a, b);
 }
 
-static void add(struct pieces *pieces, const char *name, size_t begin, size_t bytes, enum hapt_region region)
+static void memory_add(struct pieces *pieces, const char *name, size_t begin, size_t bytes, enum hapt_region region)
 {
     if (bytes > 0)
         pieces->piece[pieces->count++] =
             (struct piece){.name = name, .begin = begin, .end = begin + bytes, .region = region};
 }
 
-static size_t parameter_bytes(const struct hapt_program *program, int tensor)
+static size_t memory_parameter_bytes(const struct hapt_program *program, int tensor)
 {
     const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
     return hapt_lifetime_bytes(program, tensor) / hapt_dtype_bytes(whole->dtype) * sizeof(float);
 }
 
 /* Adds what a parameter occupies besides its own memory: compute copy and optimizer state. */
-static void add_parameter(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor,
-                          struct pieces *pieces)
+static void memory_add_parameter(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor,
+                                 struct pieces *pieces)
 {
     const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
-    const size_t element = plan->parameter_element[tensor], bytes = parameter_bytes(program, tensor);
+    const size_t element = plan->parameter_element[tensor], bytes = memory_parameter_bytes(program, tensor);
     if (plan->copy_offset != (size_t)-1)
-        add(pieces, whole->name, plan->copy_offset + element * sizeof(uint16_t), bytes / 2, HAPT_REGION_RESIDENT);
+        memory_add(pieces, whole->name, plan->copy_offset + element * sizeof(uint16_t), bytes / 2,
+                   HAPT_REGION_RESIDENT);
     if (!whole->trainable) return;
     for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
         const struct hapt_parameter_group *group = &plan->group[g];
@@ -48,40 +53,40 @@ static void add_parameter(const struct hapt_memory_plan *plan, const struct hapt
         const size_t end = last < group->slice_end ? last : group->slice_end;
         if (element < group->first || element >= group->end || from >= end) continue;
         for (int s = 0; s < plan->state_count; s++)
-            add(pieces, whole->name,
-                plan->state_offset[s] + (group->state_first + from - group->slice_first) * sizeof(float),
-                (end - from) * sizeof(float), HAPT_REGION_RESIDENT);
+            memory_add(pieces, whole->name,
+                       plan->state_offset[s] + (group->state_first + from - group->slice_first) * sizeof(float),
+                       (end - from) * sizeof(float), HAPT_REGION_RESIDENT);
     }
 }
 
-static void add_tensor(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor,
-                       struct hapt_lifetime *const *lifetime, struct pieces *pieces)
+static void memory_add_tensor(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor,
+                              struct hapt_lifetime *const *lifetime, struct pieces *pieces)
 {
     const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
     size_t bytes = hapt_lifetime_bytes(program, tensor), begin = plan->location[tensor].offset;
     const enum hapt_region region = plan->location[tensor].region;
-    if (whole->kind == HAPT_TENSOR_PARAMETER) bytes = parameter_bytes(program, tensor);
+    if (whole->kind == HAPT_TENSOR_PARAMETER) bytes = memory_parameter_bytes(program, tensor);
     if (region == HAPT_REGION_SLOT) begin += plan->slot_offset;
     if (region == HAPT_REGION_WORKSPACE) begin += plan->workspace_offset;
     const int before = pieces->count;
-    add(pieces, whole->name, begin, bytes, region);
+    memory_add(pieces, whole->name, begin, bytes, region);
     if (region == HAPT_REGION_WORKSPACE && pieces->count > before)
         for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
             pieces->piece[before].lifetime[section] = lifetime[section][tensor];
-    if (whole->kind == HAPT_TENSOR_PARAMETER) add_parameter(plan, program, tensor, pieces);
+    if (whole->kind == HAPT_TENSOR_PARAMETER) memory_add_parameter(plan, program, tensor, pieces);
 }
 
-static void add_staging(const struct hapt_memory_plan *plan, const struct hapt_program *program,
-                        const struct hapt_boundary *boundary, const struct hapt_staging *staging, struct pieces *pieces)
+static void memory_add_staging(const struct hapt_program *program, const struct hapt_boundary *boundary,
+                               const struct hapt_staging *staging, struct pieces *pieces)
 {
-    (void)plan;
     for (int k = 0; k < HAPT_TRANSFER_SLOTS; k++)
         for (int b = 0; b < boundary->count; b++)
-            add(pieces, "transfer slot", staging->offset + (size_t)k * staging->stride + staging->tensor_offset[b],
-                hapt_lifetime_bytes(program, program->local[boundary->tensor[b]]), HAPT_REGION_NONE);
+            memory_add(pieces, "transfer slot",
+                       staging->offset + (size_t)k * staging->stride + staging->tensor_offset[b],
+                       hapt_lifetime_bytes(program, program->local[boundary->tensor[b]]), HAPT_REGION_NONE);
 }
 
-static bool together(const struct piece *a, const struct piece *b)
+static bool memory_together(const struct piece *a, const struct piece *b)
 {
     if (a->region != HAPT_REGION_WORKSPACE || b->region != HAPT_REGION_WORKSPACE) return true;
     for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
@@ -91,7 +96,7 @@ static bool together(const struct piece *a, const struct piece *b)
     return false;
 }
 
-static bool inside(const struct hapt_memory_plan *plan, const struct piece *piece)
+static bool memory_inside(const struct hapt_memory_plan *plan, const struct piece *piece)
 {
     if (piece->begin % 64 != 0 || piece->end > plan->total_bytes) return false;
     if (piece->region == HAPT_REGION_SLOT)
@@ -102,8 +107,8 @@ static bool inside(const struct hapt_memory_plan *plan, const struct piece *piec
     return piece->begin >= plan->slot_offset + (size_t)plan->slots * plan->activation_bytes;
 }
 
-static enum hapt_status check(const struct hapt_memory_plan *plan, const struct hapt_program *program,
-                              struct hapt_arena *scratch)
+static enum hapt_status memory_compare(const struct hapt_memory_plan *plan, const struct hapt_program *program,
+                                       struct hapt_arena *scratch)
 {
     struct hapt_lifetime *lifetime[HAPT_SECTION_COUNT] = {NULL};
     enum hapt_region *region;
@@ -114,35 +119,40 @@ static enum hapt_status check(const struct hapt_memory_plan *plan, const struct 
     HAPT_TRY(hapt_lifetime_derive(program, scratch, region, lifetime));
     for (int t = 0; t < program->tensor_count; t++) {
         if (plan->location[t].space != HAPT_SPACE_DEVICE || plan->state_space != HAPT_SPACE_DEVICE)
-            return broken(program, "not on the device", program->graph->tensor[program->tensor[t].tensor].name, "");
+            return memory_broken(program, "not on the device", program->graph->tensor[program->tensor[t].tensor].name,
+                                 "");
         if (plan->location[t].region != region[t])
-            return broken(program, "wrong region", program->graph->tensor[program->tensor[t].tensor].name, "");
+            return memory_broken(program, "wrong region", program->graph->tensor[program->tensor[t].tensor].name, "");
         if (plan->location[t].offset != plan->location[program->tensor[t].root].offset)
-            return broken(program, "its offset differs from its root's",
-                          program->graph->tensor[program->tensor[t].tensor].name, "");
-        if (program->tensor[t].root == t) add_tensor(plan, program, t, lifetime, &pieces);
+            return memory_broken(program, "its offset differs from its root's",
+                                 program->graph->tensor[program->tensor[t].tensor].name, "");
+        if (program->tensor[t].root == t) memory_add_tensor(plan, program, t, lifetime, &pieces);
     }
-    add_staging(plan, program, &program->forward_in, &plan->forward_in, &pieces);
-    add_staging(plan, program, &program->backward_in, &plan->backward_in, &pieces);
-    add_staging(plan, program, &program->backward_out, &plan->backward_out, &pieces);
-    add(&pieces, "kernel scratch", plan->scratch_offset, plan->scratch_bytes, HAPT_REGION_NONE);
+    memory_add_staging(program, &program->forward_in, &plan->forward_in, &pieces);
+    memory_add_staging(program, &program->backward_in, &plan->backward_in, &pieces);
+    memory_add_staging(program, &program->backward_out, &plan->backward_out, &pieces);
+    memory_add(&pieces, "kernel scratch", plan->scratch_offset, plan->scratch_bytes, HAPT_REGION_NONE);
     for (int a = 0; a < pieces.count; a++) {
-        if (!inside(plan, &pieces.piece[a])) return broken(program, "outside its region", pieces.piece[a].name, "");
+        if (!memory_inside(plan, &pieces.piece[a]))
+            return memory_broken(program, "outside its region", pieces.piece[a].name, "");
         for (int b = 0; b < a; b++)
             if (pieces.piece[a].begin < pieces.piece[b].end && pieces.piece[b].begin < pieces.piece[a].end &&
-                together(&pieces.piece[a], &pieces.piece[b]))
-                return broken(program, "overlap", pieces.piece[a].name, pieces.piece[b].name);
+                memory_together(&pieces.piece[a], &pieces.piece[b]))
+                return memory_broken(program, "overlap", pieces.piece[a].name, pieces.piece[b].name);
     }
     if (plan->total_bytes != plan->parameter_bytes + (size_t)plan->slots * plan->activation_bytes)
-        return broken(program, "the total differs from the sum of its parts", "", "");
+        return memory_broken(program, "the total differs from the sum of its parts", "", "");
     return HAPT_OK;
 }
 
-enum hapt_status hapt_memory_check(const struct hapt_memory_plan *plan, const struct hapt_program *program)
+/* HAPT_ERR_INTERNAL if two live tensors overlap, or a tensor lies outside its region or not on the device. */
+static enum hapt_status memory_check(const struct hapt_memory_plan *plan, const struct hapt_program *program)
 {
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    const enum hapt_status status = check(plan, program, &scratch);
+    const enum hapt_status status = memory_compare(plan, program, &scratch);
     hapt_arena_release(&scratch);
     return status;
 }
+
+#endif
