@@ -53,6 +53,12 @@ struct hapt_plan_stage {
     double device_memory_bytes;
 };
 
+struct hapt_plan_search_figures {
+    double seconds;
+    int64_t candidates, evaluated; /* t_max values: between the bounds from both sides; priced */
+    double gap;                    /* proven: latency_s <= (1 + gap) * optimum; 0: it is the optimum */
+};
+
 struct hapt_plan {
     int microbatches; /* B */
     enum hapt_schedule_kind schedule;
@@ -70,16 +76,13 @@ struct hapt_plan {
     double exchange_s;  /* exchange of tied parameters between the first and the last stage, once a step; 0: none */
     double latency_s;   /* value of the objective */
     double simulated_s; /* step time by the simulator */
+    double bound_s;     /* proven: no plan that was searched has a shorter simulated step; 0: unknown */
     double t_max_s;
     const char *limit;  /* what sets t_max: "compute", "link", "memory" */
     double balance_eta; /* HAPT (25) */
     double flops;       /* of the model per microbatch; 0: unknown */
     double peak_flops;  /* of all devices of the cluster, including idle ones; 0: unknown */
-    struct {
-        double seconds;
-        int64_t candidates, evaluated; /* t_max values: between the bounds from both sides; priced */
-        double gap;                    /* proven: latency_s <= (1 + gap) * optimum; 0: it is the optimum */
-    } search;
+    struct hapt_plan_search_figures search;
 };
 
 /* Gives a plan `stages` stages, each on a submesh of its own with one part; all else is zero, first_op and end_op -1.
@@ -130,6 +133,8 @@ enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kin
 /* The instruction lists of one step. `tied`: chunks share parameters. */
 enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, struct hapt_arena *arena,
                                     struct hapt_schedule **schedule);
+/* The simulator's costs of a plan; arrays in `arena`. */
+enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_costs *costs);
 /* Simulates one step of the plan. hapt_plan_change gives it another schedule. */
 enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_arena *arena,
                                     struct hapt_simulation **simulation);
@@ -143,6 +148,20 @@ enum hapt_status hapt_plan_price_at(const struct hapt_profile *profile, double t
  * -1: none. */
 enum hapt_status hapt_plan_launch(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan,
                                   int *misfit);
+
+/* Sets launch counts and memory of priced stages under a launch rule and t_max. Returns the first stage that exceeds
+ * its devices' memory, or -1. */
+int hapt_plan_relaunch(struct hapt_plan *plan, enum hapt_schedule_kind schedule, double hide_threshold, double t_max_s);
+/* Sets the memory of priced stages with given launch counts. Returns the first stage that exceeds its devices' memory,
+ * or -1. */
+int hapt_plan_tighten(struct hapt_plan *plan);
+/* Prices given stages with given launch counts; t_max becomes the largest t_i or c_i. HAPT_ERR_INFEASIBLE: a stage
+ * exceeds its devices' memory. */
+enum hapt_status hapt_plan_price_launches(const struct hapt_profile *profile, struct hapt_plan *plan);
+/* Estimates the simulated step of priced stages with launch counts. A long step is extrapolated from two that are at
+ * least `microbatches` and twice that long. Exact if the step is shorter. */
+enum hapt_status hapt_plan_estimate(const struct hapt_plan *plan, int microbatches, struct hapt_arena *scratch,
+                                    double *step_s);
 
 /* hapt_plan_stage_run puts the stage on a submesh of subcluster c, with its program. hapt_plan_stage_mix makes it a
  * stage of the profile's mixed group. Times and bytes are left unset. */

@@ -1,4 +1,10 @@
-/* The exact search for the best plan (HAPT 5.2; objective HAPT (13)), and plans whose stages are given. */
+/*
+ * The search for the best plan, and plans whose stages are given.
+ *
+ * Objectives. FORMULA: HAPT (13), the exact optimum (HAPT 5.2). STEP: the simulated step, with a proven lower bound.
+ * Candidates of STEP come from the exact search under several launch rules, from other rows of submeshes, from the
+ * enumeration of small instances, and from a beam over stage boundaries (Pfeife 4.3).
+ */
 #ifndef HAPT_SEARCH_H
 #define HAPT_SEARCH_H
 
@@ -16,7 +22,13 @@ struct hapt_search_effort {
     int64_t candidates, cells, points; /* stages; prefixes and suffix points, over all t_max values */
 };
 
+enum hapt_objective { HAPT_OBJECTIVE_FORMULA, HAPT_OBJECTIVE_STEP };
+
 struct hapt_search_options {
+    enum hapt_objective objective;
+    bool any_schedule, any_threshold; /* STEP: the search chooses them; false: as given below */
+    double work; /* STEP: limit of the refinement, in simulated microbatches times stages; 0: about 3 s on a core */
+    bool no_enumeration; /* STEP: do not enumerate a small instance; shows what the refinement alone finds */
     int microbatches;
     enum hapt_schedule_kind schedule; /* H-1F1B: the objective's warm-up rule; others: their own launch counts */
     double hide_threshold;
@@ -26,19 +38,31 @@ struct hapt_search_options {
     bool may_fail;                     /* "no plan" is a valid answer and is not printed (hapt_env_agree_quietly) */
 };
 
+/* By options->objective: hapt_plan_search_formula or hapt_plan_search_step. */
+enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *profile,
+                                  const struct hapt_search_options *options, struct hapt_arena *result,
+                                  struct hapt_plan **plan);
+/* The plan of the least simulated step that was found. plan->bound_s: no plan of these options takes less. The result
+ * is bit-identical on every rank and for every number of ranks. Collective. Errors: as hapt_plan_search_formula. */
+enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile *profile,
+                                       const struct hapt_search_options *options, struct hapt_arena *result,
+                                       struct hapt_plan **plan);
 /* The optimal plan, or one within options->gap of it (plan->search.gap is proven). The ranks of `comm` share the t_max
  * candidates. The plan is bit-identical on every rank and for every number of ranks. Collective. HAPT_ERR_INFEASIBLE
  * names the nearest obstacle; HAPT_ERR_INPUT: more than 12 subclusters; HAPT_ERR_MEMORY on all ranks if one runs out of
  * memory. */
-enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *profile,
-                                  const struct hapt_search_options *options, struct hapt_arena *result,
-                                  struct hapt_plan **plan);
+enum hapt_status hapt_plan_search_formula(MPI_Comm comm, const struct hapt_profile *profile,
+                                          const struct hapt_search_options *options, struct hapt_arena *result,
+                                          struct hapt_plan **plan);
 /* Prices given stages "0-6@fast:1x2,6-9@slow:1x2t2" (half-open layer ranges). t2: tensor-parallel over 2; p3: layout 3
  * of the profile; neither: the fastest program that fits. "0-6@fast:2+slow:1": a mixed stage on 2 devices of fast and 1
  * of slow; then p3 as above, p0: data-parallel rows only. HAPT_ERR_INPUT: a stage is no candidate; HAPT_ERR_INFEASIBLE:
  * they exceed memory. */
 enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                  const char *stages, struct hapt_arena *result, struct hapt_plan **plan);
+/* Prices given stages. STEP: with the launch counts of the least simulated step, where they are free. Rank-local. */
+enum hapt_status hapt_plan_price_stages(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                        struct hapt_plan *plan);
 /* The comparison plan: submeshes and order of the optimum under H-1F1B, layers split evenly, priced with
  * options->schedule. Collective. HAPT_ERR_INPUT or HAPT_ERR_INFEASIBLE: the even stages cannot run. */
 enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profile,
@@ -54,6 +78,11 @@ static inline struct hapt_plan hapt_search_plan(const struct hapt_profile *profi
                               .hide_threshold = options->hide_threshold,
                               .replicas = 1,
                               .layer_count = profile->layer_count};
+}
+/* The value that the search minimises. */
+static inline double hapt_search_value_s(enum hapt_objective objective, const struct hapt_plan *plan)
+{
+    return objective == HAPT_OBJECTIVE_STEP ? plan->simulated_s : plan->latency_s;
 }
 /* Agrees at the end of a planning phase; with options->may_fail a missing plan is not printed. */
 static inline enum hapt_status hapt_search_agree(MPI_Comm comm, const struct hapt_search_options *options,

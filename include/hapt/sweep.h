@@ -46,9 +46,10 @@ struct hapt_sweep_point {
 
 struct hapt_sweep {
     const struct hapt_sweep_range *range;
+    enum hapt_objective objective; /* decides what a step is: the formula's or the simulated one */
     int count;
     struct hapt_sweep_point *point; /* by ascending value */
-    /* Link, memory: the least value at which the step (latency_s) is within 1 % of that at the largest. Nodes: the
+    /* Link, memory: the least value at which the step is within 1 % of that at the largest. Nodes: the
      * value from which one more node gains less than 2 %. Microbatches: the value from which a microbatch costs at most
      * 2 % more than at the largest. Links, memory and microbatches are bisected between points (to 0.1 %). NAN: outside
      * the range (nodes still gain, the link still limits), or no plan at the largest value. */

@@ -71,7 +71,12 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
                                      const struct hapt_layers *layers, struct hapt_arena *arena,
                                      struct hapt_strategy_options *options)
 {
-    *options = (struct hapt_strategy_options){.search = {.microbatches = (int)hapt_config_int(config, "microbatches"),
+    const bool formula = !strcmp(hapt_config_text(config, "objective"), "formula");
+    *options = (struct hapt_strategy_options){.search = {.objective = formula ? HAPT_OBJECTIVE_FORMULA
+                                                                              : HAPT_OBJECTIVE_STEP,
+                                                         .any_schedule = !hapt_config_given(config, "schedule"),
+                                                         .any_threshold = !hapt_config_given(config, "hide-threshold"),
+                                                         .microbatches = (int)hapt_config_int(config, "microbatches"),
                                                          .schedule = schedule_of(config),
                                                          .hide_threshold = hapt_config_real(config, "hide-threshold"),
                                                          .use_all_devices = hapt_config_bool(config, "use-all-devices"),

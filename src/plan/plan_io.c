@@ -155,6 +155,7 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
     if (plan->profile != HAPT_PROFILE_UNKNOWN)
         HAPT_TRY(hapt_h5_write_attribute_text(file, at, "profile", hapt_profile_origin_name(plan->profile)));
     if (plan->exchange_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "exchange", plan->exchange_s, "s"));
+    if (plan->bound_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "bound", plan->bound_s, "s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_gap", plan->search.gap, ""));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_seconds", plan->search.seconds, "s"));
     HAPT_TRY(hapt_h5_write_attribute_int(file, at, "search_candidates", plan->search.candidates));
@@ -298,6 +299,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
                  {"flops_per_microbatch", &plan->flops, true},
                  {"peak_flops", &plan->peak_flops, true},
                  {"exchange", &plan->exchange_s, true},
+                 {"bound", &plan->bound_s, true},
                  {"search_gap", &plan->search.gap, true}};
     for (int k = 0; k < (int)(sizeof reals / sizeof reals[0]); k++)
         if (!reals[k].newer || hapt_h5_has_attribute(file, at, reals[k].name))

@@ -25,9 +25,15 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
                    hapt_plan_stage_submesh(stage, submesh), hapt_units_time(stage->compute_s, time[0]),
                    i == plan->stage_count - 1 ? "-" : hapt_units_time(stage->comm_s, time[1]), stage->warmup, memory);
     }
-    hapt_print(env, "  predicted step %s (simulated %s), t_max %s per microbatch set by %s, balance %.1f %%\n",
-               hapt_units_time(plan->latency_s, time[2]), hapt_units_time(plan->simulated_s, time[3]),
-               hapt_units_time(plan->t_max_s, time[4]), plan->limit, 100 * plan->balance_eta);
+    hapt_print(env, "  simulated step %s", hapt_units_time(plan->simulated_s, time[3]));
+    if (plan->bound_s > 0 && plan->bound_s < plan->simulated_s)
+        hapt_print(env, ", proven within %.2g %% of the least possible %s",
+                   100 * (plan->simulated_s / plan->bound_s - 1), hapt_units_time(plan->bound_s, time[0]));
+    else if (plan->bound_s > 0)
+        hapt_print(env, ", proven the least");
+    hapt_print(env, "\n  HAPT (13): %s, t_max %s per microbatch set by %s, balance %.1f %%\n",
+               hapt_units_time(plan->latency_s, time[2]), hapt_units_time(plan->t_max_s, time[4]), plan->limit,
+               100 * plan->balance_eta);
     if (mfu > 0) hapt_print(env, "  model FLOPs utilisation %.1f %%\n", 100 * mfu);
     if (plan->search.candidates > 0)
         hapt_print(env, "  searched in %s: %lld of %lld t_max values priced",
@@ -98,6 +104,10 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
         json_object_set_new(object, "precision", json_string(hapt_precision_name(plan->precision)));
         json_object_set_new(object, "boundary_dtype",
                             json_string(hapt_dtype_name(hapt_precision_dtype(plan->precision))));
+    }
+    if (object && plan->bound_s > 0) {
+        json_object_set_new(object, "bound_s", json_real(plan->bound_s));
+        json_object_set_new(object, "bound_gap", json_real(plan->simulated_s / plan->bound_s - 1));
     }
     if (object && plan->profile != HAPT_PROFILE_UNKNOWN)
         json_object_set_new(object, "profile", json_string(hapt_profile_origin_name(plan->profile)));

@@ -191,11 +191,21 @@ void hapt_plan_stage_tighten(struct hapt_plan_stage *stage)
     stage->memory_bytes = stage->parameter_bytes + stage->warmup * stage->activation_bytes;
 }
 
+int hapt_plan_tighten(struct hapt_plan *plan)
+{
+    int misfit = -1;
+    for (int i = plan->stage_count - 1; i >= 0; i--) {
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        hapt_plan_stage_tighten(stage);
+        if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes)) misfit = i;
+    }
+    return misfit;
+}
+
 /* Computes launch counts and memory for t_max. Returns the first stage that does not fit, or -1. */
 static int launch(struct hapt_plan *plan, double t_max_s)
 {
     const int S = plan->stage_count;
-    int misfit = -1;
     for (int i = S - 1; i >= 0; i--) {
         struct hapt_plan_stage *stage = &plan->stage[i];
         if (i == S - 1) {
@@ -204,10 +214,8 @@ static int launch(struct hapt_plan *plan, double t_max_s)
             const int delta = hapt_schedule_delta(plan->schedule, stage->comm_s, t_max_s, plan->hide_threshold);
             stage->warmup = stage[1].warmup + delta < plan->microbatches ? stage[1].warmup + delta : plan->microbatches;
         }
-        hapt_plan_stage_tighten(stage);
-        if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes)) misfit = i;
     }
-    return misfit;
+    return hapt_plan_tighten(plan);
 }
 
 /* HAPT (25); idle devices count with time 0. */
@@ -255,9 +263,7 @@ enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, str
                                schedule);
 }
 
-/* Converts the plan to the simulator's input. */
-static enum hapt_status lay_out(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_schedule **schedule,
-                                struct hapt_costs *costs)
+enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_costs *costs)
 {
     const int S = plan->stage_count;
     double *cost[4];
@@ -276,6 +282,14 @@ static enum hapt_status lay_out(const struct hapt_plan *plan, struct hapt_arena 
                                  .exchange_s = plan->exchange_s,
                                  .blocking = plan->blocking,
                                  .transfer_slots = HAPT_TRANSFER_SLOTS};
+    return HAPT_OK;
+}
+
+/* Converts the plan to the simulator's input. */
+static enum hapt_status lay_out(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_schedule **schedule,
+                                struct hapt_costs *costs)
+{
+    HAPT_TRY(hapt_plan_costs(plan, arena, costs));
     return hapt_plan_schedule(plan, plan->exchange_s > 0, arena, schedule);
 }
 
@@ -315,20 +329,13 @@ enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s
 /* more microbatches than this are not simulated in full */
 enum { LONG_STEP = 1 << 16 };
 
-/* The simulated step. A very long step is periodic, so it is extrapolated from two shorter ones. Their lengths are
- * multiples of a launch round. */
-static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt_arena *scratch, double *total_s)
+/* Extrapolates a long step from two shorter ones of `half` and 2 `half` microbatches, because it is periodic. `half`
+ * is a multiple of a launch round. */
+static enum hapt_status extrapolate(const struct hapt_plan *plan, int half, struct hapt_arena *scratch, double *total_s)
 {
     struct hapt_simulation *simulation;
-    const int round = plan->schedule == HAPT_SCHEDULE_GPIPE ? 1 : plan->stage[0].warmup;
     struct hapt_plan part = *plan;
     double part_s[2];
-    if (plan->microbatches <= LONG_STEP || round > LONG_STEP / 64) {
-        HAPT_TRY(hapt_plan_simulate(plan, scratch, &simulation));
-        *total_s = simulation->total_s;
-        return HAPT_OK;
-    }
-    const int half = LONG_STEP / 16 / round * round;
     HAPT_NEW(part.stage, scratch, plan->stage_count);
     for (int k = 0; k < 2; k++) {
         part.microbatches = (k + 1) * half;
@@ -343,6 +350,30 @@ static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt
     }
     *total_s = part_s[1] + (plan->microbatches - 2.0 * half) * (part_s[1] - part_s[0]) / half;
     return HAPT_OK;
+}
+
+static int launch_round(const struct hapt_plan *plan)
+{
+    return plan->schedule == HAPT_SCHEDULE_GPIPE ? 1 : plan->stage[0].warmup;
+}
+
+static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt_arena *scratch, double *total_s)
+{
+    struct hapt_simulation *simulation;
+    const int round = launch_round(plan);
+    if (plan->microbatches > LONG_STEP && round <= LONG_STEP / 64)
+        return extrapolate(plan, LONG_STEP / 16 / round * round, scratch, total_s);
+    HAPT_TRY(hapt_plan_simulate(plan, scratch, &simulation));
+    *total_s = simulation->total_s;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_estimate(const struct hapt_plan *plan, int microbatches, struct hapt_arena *scratch,
+                                    double *step_s)
+{
+    const int round = launch_round(plan), half = (microbatches + round - 1) / round * round;
+    return 4 * half < plan->microbatches ? extrapolate(plan, half, scratch, step_s)
+                                         : simulated_step(plan, scratch, step_s);
 }
 
 /* Computes all values that follow from stages and t_max alone. */
@@ -397,6 +428,14 @@ enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kin
     return status;
 }
 
+int hapt_plan_relaunch(struct hapt_plan *plan, enum hapt_schedule_kind schedule, double hide_threshold, double t_max_s)
+{
+    plan->schedule = schedule;
+    plan->hide_threshold = hide_threshold;
+    plan->t_max_s = t_max_s;
+    return launch(plan, t_max_s);
+}
+
 enum hapt_status hapt_plan_launch(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan,
                                   int *misfit)
 {
@@ -418,16 +457,48 @@ enum hapt_status hapt_plan_price_at(const struct hapt_profile *profile, double t
     return status;
 }
 
+static enum hapt_status exceeds_memory(const struct hapt_plan *plan, int misfit)
+{
+    char need[32], have[32], submesh[64];
+    const struct hapt_plan_stage *stage = &plan->stage[misfit];
+    return hapt_fail(HAPT_ERR_INFEASIBLE, "use a larger submesh, fewer layers or fewer microbatches in flight",
+                     "stage %d (layers %d-%d on %s:%s) needs %s of %s per device for %d microbatches in flight", misfit,
+                     stage->first_layer, stage->end_layer, stage->submesh->name,
+                     hapt_plan_stage_short(stage, "x", submesh), hapt_units_bytes(stage->memory_bytes, need),
+                     hapt_units_bytes(stage->device_memory_bytes, have), stage->warmup);
+}
+
+/* The largest t_i or c_i. */
+static double longest(const struct hapt_plan *plan)
+{
+    double longest_s = 0;
+    for (int i = 0; i < plan->stage_count; i++)
+        longest_s = fmax(longest_s, fmax(plan->stage[i].compute_s, plan->stage[i].comm_s));
+    return longest_s;
+}
+
+enum hapt_status hapt_plan_price_launches(const struct hapt_profile *profile, struct hapt_plan *plan)
+{
+    struct hapt_arena scratch;
+    HAPT_TRY(price_stages(profile, plan));
+    const int misfit = hapt_plan_tighten(plan);
+    if (misfit >= 0) return exceeds_memory(plan, misfit);
+    plan->t_max_s = longest(plan);
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = finish(profile, plan, &scratch);
+    hapt_arena_release(&scratch);
+    return status;
+}
+
 /* Finds the smallest t_max at which everything fits: a t, c, 2c or c / epsilon of these stages. */
 static enum hapt_status choose_t_max(struct hapt_plan *plan, struct hapt_arena *scratch)
 {
-    double *t_max, least_s = 0;
+    double *t_max;
+    const double least_s = longest(plan);
     int count = 0, misfit = -1;
-    char need[32], have[32], submesh[64];
     HAPT_NEW(t_max, scratch, 4 * (size_t)plan->stage_count);
     for (int i = 0; i < plan->stage_count; i++) {
         const double comm_s = plan->stage[i].comm_s, lone_s = comm_s / plan->hide_threshold;
-        least_s = fmax(least_s, fmax(plan->stage[i].compute_s, comm_s));
         t_max[count++] = plan->stage[i].compute_s;
         t_max[count++] = comm_s;
         t_max[count++] = 2 * comm_s;
@@ -443,12 +514,7 @@ static enum hapt_status choose_t_max(struct hapt_plan *plan, struct hapt_arena *
     if (misfit < 0)
         return hapt_fail(HAPT_ERR_INFEASIBLE, "check link_bandwidth and boundary_bytes",
                          "a boundary between stages never finishes its transfer");
-    const struct hapt_plan_stage *stage = &plan->stage[misfit];
-    return hapt_fail(HAPT_ERR_INFEASIBLE, "use a larger submesh, fewer layers or fewer microbatches in flight",
-                     "stage %d (layers %d-%d on %s:%s) needs %s of %s per device for %d microbatches in flight", misfit,
-                     stage->first_layer, stage->end_layer, stage->submesh->name,
-                     hapt_plan_stage_short(stage, "x", submesh), hapt_units_bytes(stage->memory_bytes, need),
-                     hapt_units_bytes(stage->device_memory_bytes, have), stage->warmup);
+    return exceeds_memory(plan, misfit);
 }
 
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan)

@@ -191,7 +191,7 @@ enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struc
     HAPT_TRY(search_check_options(options));
     *made = hapt_search_plan(profile, options);
     HAPT_TRY(parse_stages(profile, stages, result, made));
-    HAPT_TRY(hapt_plan_price(profile, made));
+    HAPT_TRY(hapt_plan_price_stages(profile, options, made));
     *plan = made;
     return HAPT_OK;
 }
@@ -217,7 +217,7 @@ enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profil
     struct hapt_search_options best = *options;
     struct hapt_plan *optimum;
     best.schedule = HAPT_SCHEDULE_H1F1B;
-    HAPT_TRY(hapt_plan_search(comm, profile, &best, result, &optimum));
+    HAPT_TRY(hapt_plan_search_formula(comm, profile, &best, result, &optimum));
     HAPT_TRY(hapt_search_agree(comm, options, split_evenly(profile, options->schedule, optimum)));
     *plan = optimum;
     return HAPT_OK;

@@ -453,9 +453,9 @@ static enum hapt_status run_search(struct search *search, const struct hapt_prof
     return HAPT_OK;
 }
 
-enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *profile,
-                                  const struct hapt_search_options *options, struct hapt_arena *result,
-                                  struct hapt_plan **plan)
+enum hapt_status hapt_plan_search_formula(MPI_Comm comm, const struct hapt_profile *profile,
+                                          const struct hapt_search_options *options, struct hapt_arena *result,
+                                          struct hapt_plan **plan)
 {
     struct search search = {.comm = comm, .mpi_window = MPI_WIN_NULL, .best_s = INFINITY, .lower_s = INFINITY};
     struct hapt_arena scratch;

@@ -103,8 +103,8 @@ static enum hapt_status assume(struct assumption *assumption, const bool *bounda
 static enum hapt_status enter_choice(struct assumption *assumption, const struct coarse *world, bool *fits)
 {
     struct hapt_plan *plan;
-    const enum hapt_status status =
-        hapt_plan_search(assumption->comm, world->profile, &assumption->options, assumption->selection.result, &plan);
+    const enum hapt_status status = hapt_plan_search_formula(assumption->comm, world->profile, &assumption->options,
+                                                             assumption->selection.result, &plan);
     *fits = false;
     if (status != HAPT_OK) return selection_miss(&assumption->selection, status);
     coarse_restore(world, assumption->selection.profile, plan);

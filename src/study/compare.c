@@ -44,6 +44,7 @@ static enum hapt_status fill_row(MPI_Comm comm, const struct hapt_profile *profi
     struct hapt_strategy_options own = *options;
     struct hapt_plan *plan = NULL;
     own.search.schedule = row->schedule;
+    own.search.any_schedule = options->search.any_schedule && row->schedule == HAPT_SCHEDULE_H1F1B;
     own.search.may_fail = true;
     own.granularity = row->granularity;
     own.ignore_communication = row->ignore_communication;

@@ -92,7 +92,7 @@ static enum hapt_status try_order(struct hexi *hexi, const struct subcluster_ord
     free_links(hexi->work);
     for (int k = 0; k < order->count; k++) restrict_layers(hexi, order, k);
     const enum hapt_status status =
-        hapt_plan_search(hexi->comm, hexi->work, &hexi->options, hexi->selection.result, &plan);
+        hapt_plan_search_formula(hexi->comm, hexi->work, &hexi->options, hexi->selection.result, &plan);
     if (status != HAPT_OK) return selection_miss(&hexi->selection, status);
     plan->blocking = true;
     coarse_restore(&hexi->truth, hexi->selection.profile, plan);
@@ -145,7 +145,7 @@ static enum hapt_status descend(struct hexi *hexi, const int *order)
     memcpy(hexi->work->link_latency, hexi->folded->link_latency, links * sizeof(double));
     if (order) order_links(hexi->work, order);
     const enum hapt_status status =
-        hapt_plan_search(hexi->comm, hexi->work, &hexi->options, hexi->selection.result, &start);
+        hapt_plan_search_formula(hexi->comm, hexi->work, &hexi->options, hexi->selection.result, &start);
     if (status != HAPT_OK) return selection_miss(&hexi->selection, status);
     struct subcluster_order current = order_of(start);
     HAPT_TRY(try_order(hexi, &current, &best_s));

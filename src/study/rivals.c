@@ -14,6 +14,9 @@ enum {
 
 enum { MOST_UNWANTED = 16 }; /* limit of excluded boundaries with few bytes, because each may cost a search */
 
+/* Work of the refinement of one rival: about a tenth of a second. */
+#define QUICK 1e6
+
 struct finder {
     const struct hapt_env *env;
     const struct hapt_profile *profile;
@@ -33,6 +36,11 @@ struct finder {
 static const char *name_of(const struct finder *finder, int c)
 {
     return finder->profile->cluster[c].name;
+}
+
+static double value_of(const struct finder *finder, const struct hapt_plan *plan)
+{
+    return hapt_search_value_s(finder->options->objective, plan);
 }
 
 /* Counts a search for the progress display, whose total is an estimate. */
@@ -73,7 +81,7 @@ static enum hapt_status note_rival(struct finder *finder, const char *what, stru
     }
     struct hapt_rival *rival = &rivals->rival[rivals->count++];
     *rival = (struct hapt_rival){.what = what, .plan = found, .fits = fits};
-    if (found) return rivals_judge(finder->profile, finder->plan, finder->arena, rival);
+    if (found) return rivals_judge(finder->profile, finder->options->objective, finder->plan, finder->arena, rival);
     rival->reason = hapt_arena_strdup(finder->arena, hapt_fail_message());
     return rival->reason ? HAPT_OK : HAPT_ERR_MEMORY;
 }
@@ -181,7 +189,7 @@ static enum hapt_status other_subclusters(struct finder *finder)
                 order.subcluster[k] = k == position ? c : finder->order.subcluster[k - (k > position)];
             view_order_free(&order, finder->profile->layer_count);
             HAPT_TRY(search_order(finder, &order, &found));
-            if (found && (!best || found->latency_s < best->latency_s)) best = found;
+            if (found && (!best || value_of(finder, found) < value_of(finder, best))) best = found;
         }
         HAPT_TRY(add_rival(finder, hapt_arena_printf(finder->arena, "with %s too", name_of(finder, c)), best, true));
     }
@@ -259,7 +267,7 @@ static enum hapt_status search_wanted(struct finder *finder, int k, const bool *
     while (spans.count > 0) {
         int best = 0;
         for (int i = 1; i < spans.count; i++)
-            if (spans.span[i].plan->latency_s < spans.span[best].plan->latency_s) best = i;
+            if (value_of(finder, spans.span[i].plan) < value_of(finder, spans.span[best].plan)) best = i;
         const struct span span = spans.span[best];
         const int boundary = boundary_of(span.plan, k);
         if (wanted[boundary]) {
@@ -310,7 +318,7 @@ static enum hapt_status unlimited_memory(struct finder *finder)
     struct hapt_plan *found;
     HAPT_TRY(search_within(finder, &(struct view_limits){.unlimited_memory = true}, finder->options->use_all_devices,
                            &found));
-    if (!found || hapt_at_most(finder->plan->latency_s, found->latency_s)) return HAPT_OK;
+    if (!found || hapt_at_most(value_of(finder, finder->plan), value_of(finder, found))) return HAPT_OK;
     bool fits = true;
     for (int i = 0; i < found->stage_count; i++) {
         struct hapt_plan_stage *stage = &found->stage[i];
@@ -361,7 +369,7 @@ static int compare_rivals(const void *left, const void *right)
 {
     const struct hapt_rival *a = left, *b = right;
     if (!a->plan != !b->plan) return a->plan ? -1 : 1;
-    if (a->plan && a->plan->latency_s != b->plan->latency_s) return a->plan->latency_s < b->plan->latency_s ? -1 : 1;
+    if (a->plan && a->loss != b->loss) return a->loss < b->loss ? -1 : 1;
     return strcmp(a->what, b->what);
 }
 
@@ -393,8 +401,10 @@ enum hapt_status hapt_plan_rivals(const struct hapt_env *env, const struct hapt_
                                   const struct hapt_join_benefit *benefit, bool given, struct hapt_arena *arena,
                                   struct hapt_rivals **rivals)
 {
+    struct hapt_search_options quick = *options; /* many searches */
+    quick.work = QUICK;
     struct finder finder = {
-        .env = env, .profile = profile, .options = options, .plan = plan, .benefit = benefit, .arena = arena};
+        .env = env, .profile = profile, .options = &quick, .plan = plan, .benefit = benefit, .arena = arena};
     struct hapt_arena scratch;
     finder.rivals = hapt_arena_alloc(arena, 1, sizeof *finder.rivals);
     HAPT_TRY(hapt_env_agree(env->world, finder.rivals ? HAPT_OK : HAPT_ERR_MEMORY));

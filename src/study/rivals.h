@@ -6,8 +6,8 @@
 #include "hapt/rivals.h"
 
 /* Fills loss, its parts and the reason of a rival whose plan is known. */
-enum hapt_status rivals_judge(const struct hapt_profile *profile, const struct hapt_plan *plan,
-                              struct hapt_arena *arena, struct hapt_rival *rival);
+enum hapt_status rivals_judge(const struct hapt_profile *profile, enum hapt_objective objective,
+                              const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_rival *rival);
 
 /* The best plan on the submeshes of `plan`, with one change. `more` 1: two stages share the devices of one. `more` -1:
  * one stage takes those of two neighbours in a subcluster. Idle devices of the subcluster may be added. Boundaries,

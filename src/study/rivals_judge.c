@@ -166,9 +166,8 @@ static void say_parts(struct sentence *sentence, const struct hapt_profile *prof
 {
     double part[3] = {rival->steady_s, rival->fill_s, rival->transfer_s}, left_s = part[0] + part[1] + part[2];
     char time[32];
-    if (hapt_at_most(rival->plan->latency_s, plan->latency_s)) {
-        say(sentence, "%s",
-            hapt_at_most(plan->latency_s, rival->plan->latency_s) ? "as fast: the tie rules decide" : "faster");
+    if (part[0] <= 0 && part[1] <= 0 && part[2] <= 0) { /* the simulated step is longer, but no part of the formula */
+        say(sentence, "its stages wait longer for each other in the simulated step");
         return;
     }
     const double enough_s = 0.1 * left_s;
@@ -189,12 +188,13 @@ static void say_parts(struct sentence *sentence, const struct hapt_profile *prof
         say(sentence, "; its t_max is %s smaller", hapt_units_time(plan->t_max_s - rival->plan->t_max_s, time));
 }
 
-enum hapt_status rivals_judge(const struct hapt_profile *profile, const struct hapt_plan *plan,
-                              struct hapt_arena *arena, struct hapt_rival *rival)
+enum hapt_status rivals_judge(const struct hapt_profile *profile, enum hapt_objective objective,
+                              const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_rival *rival)
 {
+    const double own_s = hapt_search_value_s(objective, plan), value_s = hapt_search_value_s(objective, rival->plan);
     struct sentence sentence = {.length = 0};
     const struct hapt_plan *other = rival->plan;
-    rival->loss = plan->latency_s > 0 ? other->latency_s / plan->latency_s - 1 : 0;
+    rival->loss = own_s > 0 ? value_s / own_s - 1 : 0;
     rival->steady_s = (plan->microbatches - 1) * (other->t_max_s - plan->t_max_s);
     for (int i = 0; i < other->stage_count; i++) {
         rival->fill_s += other->stage[i].compute_s;
@@ -204,7 +204,9 @@ enum hapt_status rivals_judge(const struct hapt_profile *profile, const struct h
         rival->fill_s -= plan->stage[i].compute_s;
         rival->transfer_s -= 2 * plan->stage[i].comm_s;
     }
-    if (rival->fits)
+    if (rival->fits && hapt_at_most(value_s, own_s))
+        say(&sentence, "%s", hapt_at_most(own_s, value_s) ? "as fast: the tie rules decide" : "faster");
+    else if (rival->fits)
         say_parts(&sentence, profile, plan, rival);
     else
         say_short(&sentence, rival);

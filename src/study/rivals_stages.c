@@ -5,33 +5,42 @@
 
 #include <math.h>
 
-#include "recut.h"
+#include "hapt/recut.h"
+
+#define NEAR 1.02
 
 struct shapes {
     const struct hapt_profile *profile;
     const struct hapt_search_options *options;
     const struct hapt_plan *plan;
-    struct recut_slot *slot; /* [stage_count + 1] */
+    struct hapt_recut_slot *slot; /* [stage_count + 1] */
     int idle[HAPT_MAX_SUBCLUSTERS];
     struct hapt_arena *arena;
     struct hapt_plan *best;
 };
 
-static void copy_slots(const struct shapes *shapes, int from, int end, struct recut_slot *slot)
+static void copy_slots(const struct shapes *shapes, int from, int end, struct hapt_recut_slot *slot)
 {
     for (int i = from; i < end; i++) {
         const struct hapt_plan_stage *stage = &shapes->plan->stage[i];
-        *slot++ =
-            (struct recut_slot){stage->submesh->subcluster[0], stage->submesh->nodes, stage->submesh->devices_per_node};
+        *slot++ = (struct hapt_recut_slot){stage->submesh->subcluster[0], stage->submesh->nodes,
+                                           stage->submesh->devices_per_node};
     }
 }
 
 static enum hapt_status try_shape(struct shapes *shapes, int count)
 {
     struct hapt_plan *found;
-    HAPT_TRY(recut_search(shapes->profile, shapes->options, shapes->slot, count,
-                          shapes->best ? shapes->best->latency_s : INFINITY, shapes->arena, &found));
-    if (found) shapes->best = found;
+    const enum hapt_objective objective = shapes->options->objective;
+    /* rows that are slower by the formula may have a shorter simulated step */
+    const double most_s = !shapes->best                         ? INFINITY
+                          : objective == HAPT_OBJECTIVE_FORMULA ? shapes->best->latency_s
+                                                                : NEAR * shapes->best->latency_s;
+    HAPT_TRY(hapt_plan_recut(shapes->profile, shapes->options, shapes->slot, count, most_s, shapes->arena, &found));
+    if (!found) return HAPT_OK;
+    if (objective == HAPT_OBJECTIVE_STEP) HAPT_TRY(hapt_plan_price_stages(shapes->profile, shapes->options, found));
+    if (!shapes->best || hapt_search_value_s(objective, found) < hapt_search_value_s(objective, shapes->best))
+        shapes->best = found;
     return HAPT_OK;
 }
 
@@ -51,7 +60,7 @@ static enum hapt_status share(struct shapes *shapes, int c, int devices, int at,
     for (int s = 0; s < cluster->submesh_count; s++) {
         const int left = devices - cluster->submesh[s].n * cluster->submesh[s].m;
         if (left < 0 || repeats(cluster, s)) continue;
-        shapes->slot[at] = (struct recut_slot){c, cluster->submesh[s].n, cluster->submesh[s].m};
+        shapes->slot[at] = (struct hapt_recut_slot){c, cluster->submesh[s].n, cluster->submesh[s].m};
         if (two)
             HAPT_TRY(share(shapes, c, left, at + 1, false, count));
         else if (left == 0 || !shapes->options->use_all_devices)

@@ -194,7 +194,7 @@ static enum hapt_status search_altered(MPI_Comm comm, const struct hapt_profile 
     HAPT_TRY(hapt_plan_search(comm, seen, &options->search, result, plan));
     if (options->granularity > 0) coarse_restore(&coarse, profile, *plan);
     if (options->ignore_communication) (*plan)->search.gap = 0; /* it belongs to another objective */
-    return hapt_search_agree(comm, &options->search, hapt_plan_price(profile, *plan));
+    return hapt_search_agree(comm, &options->search, hapt_plan_price_stages(profile, &options->search, *plan));
 }
 
 static enum hapt_status plan_hapt(MPI_Comm comm, const struct hapt_profile *profile,
@@ -219,6 +219,7 @@ enum hapt_status hapt_plan_by_strategy(MPI_Comm comm, const struct hapt_profile 
     if (!note) note = &unread;
     *note = NULL;
     own.search.schedule = hapt_strategy_schedule(strategy, options->search.schedule);
+    if (strategy != HAPT_STRATEGY_HAPT) own.search.objective = HAPT_OBJECTIVE_FORMULA;        /* they have their own */
     if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN) own.search.gap = 0; /* small searches */
     switch (strategy) {
     case HAPT_STRATEGY_EVEN: return hapt_plan_even(comm, profile, &own.search, result, plan);

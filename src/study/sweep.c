@@ -13,6 +13,7 @@
 #define NODE_GAIN 0.02   /* least gain of one more node */
 #define WORK_EXCESS 0.02 /* allowed cost of a microbatch above that at the most microbatches */
 #define PRECISION 1e-3   /* relative precision of a bisected knee */
+#define QUICK 3e6        /* work of the refinement at one point: about 0.3 s */
 enum { CHOSEN_POINTS = 9, MOST_NODE_POINTS = 16 };
 
 struct sweeper {
@@ -136,6 +137,7 @@ static enum hapt_status solve(struct sweeper *sweeper, double value, struct hapt
 {
     MPI_Comm world = sweeper->env->world;
     struct hapt_search_options options = *sweeper->question->options;
+    options.work = QUICK;
     struct hapt_profile *profile;
     struct hapt_arena scratch;
     *point = (struct hapt_sweep_point){.value = value};
@@ -192,11 +194,16 @@ static enum hapt_status solve_points(struct sweeper *sweeper, int count, struct 
     return HAPT_OK;
 }
 
+static double sweep_value_s(const struct hapt_sweep *sweep, const struct hapt_plan *plan)
+{
+    return hapt_search_value_s(sweep->objective, plan);
+}
+
 /* The cost that the knee compares: the step; for microbatches, the step per microbatch. */
 static double cost(const struct hapt_sweep *sweep, const struct hapt_sweep_point *point)
 {
     if (!point->plan) return INFINITY;
-    return point->plan->latency_s / (sweep->range->kind == HAPT_SWEEP_MICROBATCHES ? point->value : 1);
+    return sweep_value_s(sweep, point->plan) / (sweep->range->kind == HAPT_SWEEP_MICROBATCHES ? point->value : 1);
 }
 
 static bool is_flat(const struct hapt_sweep *sweep, const struct hapt_sweep_point *point)
@@ -275,7 +282,8 @@ static void find_enough_nodes(struct hapt_sweep *sweep)
     for (int i = sweep->count - 1; i > 0; i--) {
         const struct hapt_sweep_point *at = &sweep->point[i - 1], *next = &sweep->point[i];
         if (!at->plan || !next->plan) return;
-        const double kept = pow(next->plan->latency_s / at->plan->latency_s, 1 / (next->value - at->value));
+        const double kept =
+            pow(sweep_value_s(sweep, next->plan) / sweep_value_s(sweep, at->plan), 1 / (next->value - at->value));
         if (1 - kept >= NODE_GAIN) return;
         sweep->knee = at->value;
     }
@@ -314,7 +322,8 @@ enum hapt_status hapt_sweep_run(const struct hapt_env *env, const struct hapt_sw
     struct hapt_sweep *made = hapt_arena_alloc(arena, 1, sizeof *made);
     enum hapt_status status = made ? resolve(&sweeper) : HAPT_ERR_MEMORY;
     HAPT_TRY(hapt_env_agree(env->world, status));
-    *made = (struct hapt_sweep){.range = range, .knee = NAN, .balance_bandwidth = NAN};
+    *made = (struct hapt_sweep){
+        .range = range, .objective = question->options->objective, .knee = NAN, .balance_bandwidth = NAN};
     HAPT_TRY(run(&sweeper, made));
     *sweep = made;
     return HAPT_OK;

@@ -27,7 +27,7 @@ refuses 3 'cuda' 2 --input "$m" --cluster "$scratch/gpus.json" --steps 1 --outpu
 
 # Optimizer state is part of the memory: SGD plans need less than AdamW's.
 memory() {
-    passes 1 plan --input "$m" --cluster "$scratch/gpus.json" --json "$@" && /usr/bin/python3 -c '
+    passes 1 plan --objective formula --input "$m" --cluster "$scratch/gpus.json" --json "$@" && /usr/bin/python3 -c '
 import json, sys
 print(int(json.load(open(sys.argv[1]))["stages"][0]["memory_bytes"]))' "$scratch/out"
 }

@@ -19,7 +19,7 @@ def the_plan():
     profile("plain.h5")
     document = plan("plain.h5", "--output", "plan.h5")
     keys = ["format", "version", "microbatches", "schedule", "latency_s", "simulated_s", "t_max_s", "balance_eta", "search", "stages",
-            "limit", "mfu", "blocking"]
+            "limit", "mfu", "blocking", "bound_s", "bound_gap"]
     check(sorted(document) == sorted(keys), f"the keys of the plan: {sorted(document)}")
     stages = document["stages"]
     check(all(sorted(stage) == sorted(["layers", "subcluster", "nodes", "devices_per_node", "tensor_parallel", "program", "compute_s", "comm_s",

@@ -15,7 +15,7 @@ holds() {
 # where it matters, the devices with more memory in front, where most microbatches are in flight, and a nearly balanced pipeline.
 passes 1 model gpt-39b --microbatch 8 --tied-embeddings no --output "$model"
 for ranks in 1 2 3; do
-    passes $ranks plan --input "$model" --cluster "$clusters/a100x4-v100x4.json" --microbatches 128 --sharded-optimizer no --json
+    passes $ranks plan --objective formula --input "$model" --cluster "$clusters/a100x4-v100x4.json" --microbatches 128 --sharded-optimizer no --json
     sed '/"seconds"/d' "$scratch/out" >"$scratch/plan$ranks.json"
 done
 checks=$((checks + 2))
@@ -29,7 +29,7 @@ holds 'sum(s["tensor_parallel"] == 8 for s in d["stages"]) > len(d["stages"]) / 
 holds 'all(s["memory_bytes"] <= {"a100": 40e9, "v100": 32e9}[s["subcluster"]] for s in d["stages"])'
 # Sharding the optimizer state never makes a plan worse.
 latency=$(/usr/bin/python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["latency_s"])' "$scratch/out")
-passes 1 plan --input "$model" --cluster "$clusters/a100x4-v100x4.json" --microbatches 128 --json
+passes 1 plan --objective formula --input "$model" --cluster "$clusters/a100x4-v100x4.json" --microbatches 128 --json
 holds "d['latency_s'] < $latency"
 # Without tensor parallelism no plan fits.
 refuses 4 'memory' 1 plan --input "$model" --cluster "$clusters/a100x4-v100x4.json" --microbatches 128 --tensor-parallel 1

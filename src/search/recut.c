@@ -2,7 +2,7 @@
  * The best boundaries for a given row of submeshes. With fixed submeshes, slot and first layer identify a suffix of the
  * pipeline. For each suffix the least latency is kept, per launch count of its first stage.
  */
-#include "recut.h"
+#include "hapt/recut.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ struct suffix {
 struct recut {
     const struct hapt_profile *profile;
     const struct hapt_search_options *options;
-    const struct recut_slot *slot;
+    const struct hapt_recut_slot *slot;
     int count, L, B;
     int launches;          /* number of launch counts; 1 (index 0) under GPipe */
     struct suffix *suffix; /* [slot][layer][launches] */
@@ -34,7 +34,7 @@ static struct suffix *suffix_at(const struct recut *recut, int slot, int layer)
 
 static bool serves(const struct recut *recut, int slot, int submesh)
 {
-    const struct recut_slot *at = &recut->slot[slot];
+    const struct hapt_recut_slot *at = &recut->slot[slot];
     const struct hapt_submesh *candidate = &recut->profile->cluster[at->subcluster].submesh[submesh];
     return candidate->n == at->n && candidate->m == at->m;
 }
@@ -233,9 +233,9 @@ static enum hapt_status prepare(struct recut *recut, struct hapt_arena *scratch)
     return HAPT_OK;
 }
 
-enum hapt_status recut_search(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                              const struct recut_slot *slot, int count, double bound_s, struct hapt_arena *arena,
-                              struct hapt_plan **plan)
+enum hapt_status hapt_plan_recut(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                 const struct hapt_recut_slot *slot, int count, double bound_s,
+                                 struct hapt_arena *arena, struct hapt_plan **plan)
 {
     struct recut recut = {.profile = profile,
                           .options = options,

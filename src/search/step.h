@@ -1,0 +1,87 @@
+/*
+ * Inside src/search: the plan of the least simulated step.
+ *
+ *   step.c            the order of the work: seeds, rows, enumeration, refinement, bound
+ *   step_price.c      the step of given stages: bounds, and the best launch counts by simulation
+ *   step_bound.c      a lower bound of every plan's step
+ *   step_enumerate.c  all plans of a small instance, by depth-first search with bounds
+ *   step_rows.c       other rows of submeshes around a candidate
+ *   step_refine.c     the beam over stage boundaries and programs
+ */
+#ifndef HAPT_SEARCH_STEP_H
+#define HAPT_SEARCH_STEP_H
+
+#include "hapt/search.h"
+
+/* A stage: `device_set` is a subcluster, or the number of subclusters + a mixed group. `submesh`: index in the
+ * profile; 0 for mixed stages. The layers end at `end`. */
+struct step_stage {
+    int device_set, submesh, end;
+};
+
+/* Stages, their launch counts, and the simulated step. */
+struct step_candidate {
+    int count;
+    struct step_stage *stage; /* [count] */
+    int *launches;            /* [count] never rise */
+    enum hapt_schedule_kind schedule;
+    double hide_threshold; /* of the rule that the launch counts come from */
+    double step_s;         /* INFINITY: no candidate; may be an estimate (hapt_plan_estimate) */
+};
+
+struct step_search {
+    MPI_Comm comm;
+    int rank, size;
+    const struct hapt_profile *profile;
+    const struct hapt_search_options *options;
+    int L, C, B;
+    int most_stages;
+    int estimate;            /* steps longer than about four times this many microbatches are extrapolated; B: none */
+    struct hapt_arena arena; /* lives as long as the search */
+    struct hapt_arena trial; /* of one pricing */
+    struct hapt_profile passes; /* the profile without step times */
+    struct step_candidate best;
+    /* The lists of the newest simulation; they depend on schedule, launch counts and ties alone. */
+    struct hapt_arena lists;
+    struct hapt_schedule *schedule; /* NULL: none */
+    bool schedule_is_tied;
+    int64_t simulated; /* number of simulations on this rank */
+    double work;       /* microbatches times stages of all simulations by the beam, on all ranks */
+    double most_work;  /* refinement ends there */
+};
+
+/* Stages with room for `most_stages`; no candidate yet. */
+enum hapt_status step_candidate_create(struct step_search *search, struct step_candidate *candidate);
+bool step_same_stages(const struct step_candidate *a, const struct step_candidate *b);
+void step_candidate_copy(struct step_candidate *to, const struct step_candidate *from);
+/* Reads the stages and launch counts of a plan. */
+enum hapt_status step_candidate_from(const struct step_search *search, const struct hapt_plan *plan,
+                                     struct step_candidate *candidate);
+/* Makes a plan of the candidate's stages, without prices, in `arena`. */
+enum hapt_status step_candidate_plan(const struct step_search *search, const struct step_candidate *candidate,
+                                     struct hapt_arena *arena, struct hapt_plan *plan);
+/* True if launch counts beside those of the rules are allowed. */
+static inline bool step_launches_are_free(const struct step_search *search, const struct step_candidate *candidate)
+{
+    return search->options->any_threshold && candidate->schedule != HAPT_SCHEDULE_GPIPE &&
+           (search->options->any_schedule || search->options->schedule == HAPT_SCHEDULE_H1F1B);
+}
+
+/* A lower bound of the simulated step of a plan with priced stages, for all launch counts (step_price.c). */
+double step_lower_s(const struct hapt_plan *plan);
+/* Prices the candidate's stages under its own launch counts. step_s becomes INFINITY if the stages are no candidates,
+ * exceed memory, or cannot be faster than `limit_s`. */
+enum hapt_status step_price(struct step_search *search, double limit_s, struct step_candidate *candidate);
+/* The same with the best launch counts of the rules that the options allow. */
+enum hapt_status step_price_launches(struct step_search *search, double limit_s, struct step_candidate *candidate);
+
+/* Enumerates all plans if there are few. *complete: none was left out, so that search->best is the optimum. */
+enum hapt_status step_enumerate(struct step_search *search, bool *complete);
+/* Tries rows of submeshes beside that of the best candidate, and refines the best of them. Collective. */
+enum hapt_status step_rows(struct step_search *search);
+/* Improves candidate boundaries and programs until nothing changes. Collective over search->comm. */
+enum hapt_status step_refine(struct step_search *search, struct step_candidate *candidate);
+/* A lower bound of the simulated step of all plans that the options allow. */
+enum hapt_status step_bound(struct step_search *search, double *bound_s);
+
+#endif

@@ -1,0 +1,157 @@
+/*
+ * A lower bound of the simulated step of every plan.
+ *
+ * Let F(t) be the least sum of w_i + 2 c_i of a plan whose stages take at most t per microbatch (w_i: without the end
+ * of the step; memory for one microbatch). A plan whose longest stage takes t has a step of at least B t and at least
+ * F(t) + (B - 1) max c_i, plus what stage 0 still does behind its last backward: the exchange of tied parameters. F
+ * falls with t, so the bound is where both meet. Plans on several subclusters cross at least the fastest link between
+ * two of them; plans inside one subcluster are bounded apart.
+ */
+#include "search.h"
+#include "step.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Relative width of t at which the bisection stops. */
+#define PRECISION 5e-4
+
+struct bounding {
+    struct step_search *search;
+    struct hapt_profile profile; /* step times left out; no candidate that cannot hold one microbatch */
+    struct hapt_search_options options;
+    struct search_table table;
+    struct hapt_arena scratch;
+};
+
+static enum hapt_status copy_times(const struct hapt_profile *from, struct hapt_arena *scratch,
+                                   struct hapt_profile_cluster *cluster)
+{
+    const size_t cells = (size_t)cluster->submesh_count * (size_t)from->layer_count * (size_t)from->layer_count;
+    const double *time_s = cluster->stage_time;
+    HAPT_NEW(cluster->stage_time, scratch, cells);
+    for (size_t k = 0; k < cells; k++) {
+        const bool fits =
+            hapt_at_most(cluster->parameter_bytes[k] + cluster->activation_bytes[k], cluster->device_memory_bytes);
+        cluster->stage_time[k] = fits ? time_s[k] : NAN;
+    }
+    cluster->step_time = NULL;
+    cluster->device_memory_bytes = INFINITY;
+    return HAPT_OK;
+}
+
+/* The profile of the subclusters in `subclusters`: a view with times of its own. */
+static enum hapt_status restrict_profile(struct bounding *bounding, unsigned subclusters)
+{
+    const struct hapt_profile *from = bounding->search->profile;
+    struct hapt_profile *to = &bounding->profile;
+    *to = *from;
+    HAPT_NEW(to->cluster, &bounding->scratch, from->cluster_count);
+    memcpy(to->cluster, from->cluster, (size_t)from->cluster_count * sizeof *to->cluster);
+    HAPT_NEW(to->mixed, &bounding->scratch, from->mixed_count);
+    to->mixed_count = 0;
+    for (int k = 0; k < from->mixed_count; k++) {
+        unsigned uses = 0;
+        for (int i = 0; i < from->mixed[k].count; i++) uses |= 1u << from->mixed[k].cluster[i];
+        if ((uses & subclusters) != uses) continue;
+        to->mixed[to->mixed_count] = from->mixed[k];
+        to->mixed[to->mixed_count++].step_time = NULL;
+    }
+    for (int c = 0; c < from->cluster_count; c++) {
+        HAPT_TRY(copy_times(from, &bounding->scratch, &to->cluster[c]));
+        if (subclusters >> c & 1u) continue;
+        const size_t cells =
+            (size_t)to->cluster[c].submesh_count * (size_t)from->layer_count * (size_t)from->layer_count;
+        for (size_t k = 0; k < cells; k++) to->cluster[c].stage_time[k] = NAN;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status sum_at(struct bounding *bounding, double t_s, double *sum_s)
+{
+    return search_table_fill(&bounding->table, t_s, INFINITY, false, sum_s);
+}
+
+/* The least of max(B t, F(t) + more_s). Between two values of t, F is at least that of the larger one. */
+static enum hapt_status meet(struct bounding *bounding, double longest_s, double more_s, double *bound_s)
+{
+    const int B = bounding->search->B;
+    double low_s = 0, high_s = longest_s, low_sum_s = INFINITY, high_sum_s;
+    *bound_s = INFINITY;
+    HAPT_TRY(sum_at(bounding, high_s, &high_sum_s));
+    if (!isfinite(high_sum_s)) return HAPT_OK;
+    while (high_s - low_s > PRECISION * high_s) {
+        const double middle_s = 0.5 * (low_s + high_s);
+        double sum_s;
+        HAPT_TRY(sum_at(bounding, middle_s, &sum_s));
+        if (sum_s + more_s > B * middle_s) {
+            low_s = middle_s;
+            low_sum_s = sum_s;
+        } else {
+            high_s = middle_s;
+            high_sum_s = sum_s;
+        }
+    }
+    *bound_s = fmin(low_sum_s + more_s, fmax(B * low_s, high_sum_s + more_s));
+    return HAPT_OK;
+}
+
+/* What every plan on these subclusters adds: the least exchange of tied parameters, and B - 1 transfers over the
+ * fastest link between two subclusters if there are several. A plan of one stage has neither. */
+static double least_more_s(const struct bounding *bounding, bool several)
+{
+    const struct hapt_profile *profile = bounding->search->profile;
+    double comm_s = INFINITY, tied_s = INFINITY;
+    if (!several) return 0;
+    for (int from = 0; from < profile->cluster_count; from++)
+        for (int to = 0; to < profile->cluster_count; to++) {
+            const struct hapt_subclusters first = {1, &from}, last = {1, &to};
+            for (int layer = 0; layer + 1 < profile->layer_count; layer++) {
+                if (from == to) continue; /* the stages of a subcluster are neighbours */
+                comm_s = fmin(comm_s, hapt_profile_comm_s(profile, layer, from, to));
+                tied_s = fmin(tied_s, hapt_profile_tied_s(profile, layer + 1, first, last));
+            }
+        }
+    return (bounding->search->B - 1) * comm_s + tied_s;
+}
+
+static enum hapt_status bound_of(struct bounding *bounding, unsigned subclusters, bool several, double *bound_s)
+{
+    struct search_problem *problem;
+    hapt_arena_reset(&bounding->scratch);
+    HAPT_TRY(restrict_profile(bounding, subclusters));
+    if (several) bounding->profile.mixed_count = 0; /* mixed stages: see step_bound */
+    HAPT_TRY(search_problem_create(&bounding->profile, &bounding->options, INFINITY, -1, &bounding->scratch, &problem));
+    *bound_s = INFINITY;
+    if (problem->all_candidates == 0) return HAPT_OK;
+    enum hapt_status status = search_table_init(problem, &bounding->scratch, &bounding->table);
+    if (status == HAPT_OK) status = meet(bounding, problem->longest_s, least_more_s(bounding, several), bound_s);
+    search_table_release(&bounding->table);
+    return status;
+}
+
+enum hapt_status step_bound(struct step_search *search, double *bound_s)
+{
+    struct bounding bounding = {.search = search, .options = *search->options};
+    const unsigned every = (1u << search->C) - 1;
+    enum hapt_status status = HAPT_OK;
+    double alone_s = INFINITY, part_s;
+    /* one launch per stage is enough for a bound; 1F1B's launch counts do not matter without a limit of memory */
+    bounding.options.schedule = HAPT_SCHEDULE_1F1B;
+    bounding.options.use_all_devices = false;
+    hapt_arena_init(&bounding.scratch);
+    *bound_s = INFINITY;
+    for (int c = 0; c < search->C && search->C > 1 && status == HAPT_OK; c++) {
+        status = bound_of(&bounding, 1u << c, false, &part_s);
+        alone_s = fmin(alone_s, part_s);
+    }
+    /* A plan with a mixed stage may cross no link between subclusters by a boundary. */
+    if (status == HAPT_OK && search->profile->mixed_count > 0) {
+        status = bound_of(&bounding, every, false, &part_s);
+        alone_s = fmin(alone_s, part_s);
+    }
+    if (status == HAPT_OK) status = bound_of(&bounding, every, search->C > 1, &part_s);
+    hapt_arena_release(&bounding.scratch);
+    *bound_s = fmin(alone_s, part_s) * (1 - 1e-9);
+    return status;
+}

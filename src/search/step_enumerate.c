@@ -1,0 +1,203 @@
+/*
+ * Enumerates the plans of a small instance from the first layer on, depth first. A partial plan is dropped if a lower
+ * bound of its simulated step is not below the best step so far.
+ *
+ * Every rank does the same work. It is limited in partial plans and simulations, so that a larger instance ends early.
+ */
+#include "step.h"
+
+#include <math.h>
+
+enum { MOST_LAYERS = 32, MOST_NODES = 300000, MOST_SIMULATIONS = 4000 };
+
+struct enumeration {
+    struct step_search *search;
+    struct step_candidate trial;
+    double *rest_s; /* [L + 1] least sum of t_i + 2 c_i behind a layer, for unlimited devices */
+    int used[HAPT_MAX_SUBCLUSTERS];
+    unsigned visited; /* subclusters of the stages so far, as bits */
+    int64_t nodes, first_simulation;
+};
+
+/* The bounds of a partial plan. */
+struct prefix {
+    double sum_s;   /* of work and 2 c_i */
+    double stage_s; /* the largest bound by a stage */
+    double comm_s;  /* the largest c_i */
+};
+
+static int device_sets(const struct step_search *search)
+{
+    return search->C + search->profile->mixed_count;
+}
+
+static struct hapt_subclusters subclusters_of(const struct step_search *search, const int *device_set)
+{
+    if (*device_set < search->C) return (struct hapt_subclusters){1, device_set};
+    const struct hapt_profile_mixed *mixed = &search->profile->mixed[*device_set - search->C];
+    return (struct hapt_subclusters){mixed->count, mixed->cluster};
+}
+
+static int submeshes_of(const struct step_search *search, int device_set)
+{
+    return device_set < search->C ? search->profile->cluster[device_set].submesh_count : 1;
+}
+
+/* Work per microbatch of layers [first, end); NaN or infinite: no candidate. */
+static double work_s(const struct step_search *search, int device_set, int submesh, int first, int end)
+{
+    const struct hapt_profile *profile = search->profile;
+    const size_t cell = hapt_profile_index(profile, submesh, first, end - 1);
+    return device_set < search->C ? profile->cluster[device_set].stage_time[cell]
+                                  : profile->mixed[device_set - search->C].stage_time[cell];
+}
+
+/* Devices of subcluster c that a stage takes. */
+static int devices_of(const struct step_search *search, int device_set, int submesh, int c)
+{
+    if (device_set < search->C) {
+        const struct hapt_submesh *at = &search->profile->cluster[device_set].submesh[submesh];
+        return device_set == c ? at->n * at->m : 0;
+    }
+    const struct hapt_profile_mixed *mixed = &search->profile->mixed[device_set - search->C];
+    for (int k = 0; k < mixed->count; k++)
+        if (mixed->cluster[k] == c) return mixed->devices[k];
+    return 0;
+}
+
+static double least_comm_s(const struct step_search *search, int layer)
+{
+    double least_s = INFINITY;
+    for (int from = 0; from < device_sets(search); from++)
+        for (int to = 0; to < device_sets(search); to++)
+            least_s = fmin(least_s, hapt_profile_boundary_s(search->profile, layer, subclusters_of(search, &from),
+                                                            subclusters_of(search, &to), NULL));
+    return least_s;
+}
+
+static enum hapt_status find_rest(struct enumeration *enumeration)
+{
+    const struct step_search *search = enumeration->search;
+    HAPT_NEW(enumeration->rest_s, &enumeration->search->arena, search->L + 1);
+    for (int first = search->L - 1; first >= 0; first--) {
+        double best_s = INFINITY;
+        for (int end = first + 1; end <= search->L; end++) {
+            const double rest_s = end < search->L ? 2 * least_comm_s(search, end - 1) + enumeration->rest_s[end] : 0;
+            for (int p = 0; p < device_sets(search); p++)
+                for (int s = 0; s < submeshes_of(search, p); s++) {
+                    const double time_s = work_s(search, p, s, first, end);
+                    if (isfinite(time_s)) best_s = fmin(best_s, time_s + rest_s);
+                }
+        }
+        enumeration->rest_s[first] = best_s;
+    }
+    return HAPT_OK;
+}
+
+static bool within_limits(const struct enumeration *enumeration)
+{
+    return enumeration->nodes <= MOST_NODES &&
+           enumeration->search->simulated - enumeration->first_simulation <= MOST_SIMULATIONS;
+}
+
+static bool uses_all(const struct enumeration *enumeration)
+{
+    const struct hapt_profile *profile = enumeration->search->profile;
+    for (int c = 0; c < profile->cluster_count; c++)
+        if (enumeration->used[c] < profile->cluster[c].nodes * profile->cluster[c].devices_per_node) return false;
+    return true;
+}
+
+static enum hapt_status take_plan(struct enumeration *enumeration)
+{
+    struct step_search *search = enumeration->search;
+    if (search->options->use_all_devices && !uses_all(enumeration)) return HAPT_OK;
+    HAPT_TRY(step_price_launches(search, search->best.step_s, &enumeration->trial));
+    if (enumeration->trial.step_s < search->best.step_s) step_candidate_copy(&search->best, &enumeration->trial);
+    return HAPT_OK;
+}
+
+/* True if a stage on the device set may come next: its devices are free, and a subcluster that was left is not used
+ * again. */
+static bool may_follow(const struct enumeration *enumeration, int device_set, int submesh)
+{
+    const struct step_search *search = enumeration->search;
+    const int count = enumeration->trial.count;
+    for (int c = 0; c < search->C; c++) {
+        const struct hapt_profile_cluster *cluster = &search->profile->cluster[c];
+        const int more = devices_of(search, device_set, submesh, c);
+        if (more == 0) continue;
+        if (enumeration->used[c] + more > cluster->nodes * cluster->devices_per_node) return false;
+        const struct step_stage *last = count > 0 ? &enumeration->trial.stage[count - 1] : NULL;
+        if ((enumeration->visited >> c & 1u) && last && devices_of(search, last->device_set, last->submesh, c) == 0)
+            return false;
+    }
+    return true;
+}
+
+static enum hapt_status descend(struct enumeration *enumeration, int first, const struct prefix *prefix);
+
+static enum hapt_status add_stage(struct enumeration *enumeration, const struct step_stage *stage, int first,
+                                  const struct prefix *prefix)
+{
+    struct step_search *search = enumeration->search;
+    struct step_candidate *trial = &enumeration->trial;
+    const double time_s = work_s(search, stage->device_set, stage->submesh, first, stage->end);
+    struct prefix next = *prefix;
+    if (!isfinite(time_s)) return HAPT_OK;
+    if (trial->count > 0) {
+        const double comm_s = hapt_profile_boundary_s(
+            search->profile, first - 1, subclusters_of(search, &trial->stage[trial->count - 1].device_set),
+            subclusters_of(search, &stage->device_set), NULL);
+        next.sum_s += 2 * comm_s;
+        next.comm_s = fmax(next.comm_s, comm_s);
+    }
+    next.stage_s = fmax(next.stage_s, next.sum_s + search->B * time_s);
+    next.sum_s += time_s;
+    const double all_s = next.sum_s + enumeration->rest_s[stage->end] + (search->B - 1) * next.comm_s;
+    enumeration->nodes++;
+    if (fmax(next.stage_s, all_s) * (1 - 1e-12) >= search->best.step_s) return HAPT_OK;
+    const unsigned visited = enumeration->visited;
+    for (int c = 0; c < search->C; c++) {
+        const int more = devices_of(search, stage->device_set, stage->submesh, c);
+        enumeration->used[c] += more;
+        enumeration->visited |= more > 0 ? 1u << c : 0;
+    }
+    trial->stage[trial->count++] = *stage;
+    const enum hapt_status status =
+        stage->end == search->L ? take_plan(enumeration) : descend(enumeration, stage->end, &next);
+    trial->count--;
+    enumeration->visited = visited;
+    for (int c = 0; c < search->C; c++)
+        enumeration->used[c] -= devices_of(search, stage->device_set, stage->submesh, c);
+    return status;
+}
+
+static enum hapt_status descend(struct enumeration *enumeration, int first, const struct prefix *prefix)
+{
+    const struct step_search *search = enumeration->search;
+    if (enumeration->trial.count == search->most_stages) return HAPT_OK;
+    for (int p = 0; p < device_sets(search); p++)
+        for (int s = 0; s < submeshes_of(search, p); s++) {
+            if (!may_follow(enumeration, p, s)) continue;
+            for (int end = first + 1; end <= search->L; end++) {
+                const struct step_stage stage = {p, s, end};
+                if (!within_limits(enumeration)) return HAPT_OK;
+                HAPT_TRY(add_stage(enumeration, &stage, first, prefix));
+            }
+        }
+    return HAPT_OK;
+}
+
+enum hapt_status step_enumerate(struct step_search *search, bool *complete)
+{
+    struct enumeration enumeration = {.search = search, .first_simulation = search->simulated};
+    const struct prefix nothing = {0};
+    *complete = false;
+    if (search->L > MOST_LAYERS || search->options->no_enumeration) return HAPT_OK;
+    HAPT_TRY(step_candidate_create(search, &enumeration.trial));
+    HAPT_TRY(find_rest(&enumeration));
+    HAPT_TRY(descend(&enumeration, 0, &nothing));
+    *complete = within_limits(&enumeration);
+    return HAPT_OK;
+}

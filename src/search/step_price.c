@@ -1,0 +1,277 @@
+/*
+ * The simulated step of given stages.
+ *
+ * Launch counts. Under H-1F1B a boundary adds 1, 2 or 3 launches, by two thresholds on c_i: epsilon t_max and t_max / 2
+ * (HAPT (2)). Between two distinct c_i a threshold changes nothing. So a few values of epsilon and t_max give all
+ * launch counts of this family; they include those of 1F1B and eager 1F1B.
+ */
+#include "step.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Launch rules tried for one row of stages. */
+enum { MOST_RULES = 64 };
+
+enum hapt_status step_candidate_create(struct step_search *search, struct step_candidate *candidate)
+{
+    *candidate = (struct step_candidate){.step_s = INFINITY};
+    HAPT_NEW(candidate->stage, &search->arena, search->most_stages);
+    HAPT_NEW(candidate->launches, &search->arena, search->most_stages);
+    return HAPT_OK;
+}
+
+void step_candidate_copy(struct step_candidate *to, const struct step_candidate *from)
+{
+    struct step_stage *stage = to->stage;
+    int *launches = to->launches;
+    memcpy(stage, from->stage, (size_t)from->count * sizeof *stage);
+    memcpy(launches, from->launches, (size_t)from->count * sizeof *launches);
+    *to = *from;
+    to->stage = stage;
+    to->launches = launches;
+}
+
+bool step_same_stages(const struct step_candidate *a, const struct step_candidate *b)
+{
+    return a->count == b->count && memcmp(a->stage, b->stage, (size_t)a->count * sizeof *a->stage) == 0;
+}
+
+/* The profile's submesh of a stage of one subcluster; -1: none. */
+static int find_submesh(const struct hapt_profile *profile, const struct hapt_plan_stage *stage)
+{
+    const struct hapt_profile_cluster *cluster = &profile->cluster[stage->submesh->subcluster[0]];
+    for (int s = 0; s < cluster->submesh_count; s++) {
+        const struct hapt_submesh *submesh = &cluster->submesh[s];
+        if (submesh->n == stage->submesh->nodes && submesh->m == stage->submesh->devices_per_node &&
+            submesh->tp == stage->layout.tensor_parallel && submesh->program == stage->layout.number)
+            return s;
+    }
+    return -1;
+}
+
+enum hapt_status step_candidate_from(const struct step_search *search, const struct hapt_plan *plan,
+                                     struct step_candidate *candidate)
+{
+    HAPT_ASSERT(plan->stage_count <= search->most_stages);
+    candidate->count = plan->stage_count;
+    candidate->schedule = plan->schedule;
+    candidate->hide_threshold = plan->hide_threshold;
+    candidate->step_s = plan->simulated_s;
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        struct step_stage *made = &candidate->stage[i];
+        *made = (struct step_stage){.end = stage->end_layer};
+        candidate->launches[i] = stage->warmup;
+        if (hapt_plan_is_mixed(stage)) {
+            made->device_set = search->C + hapt_plan_stage_mixed_group(search->profile, stage);
+        } else {
+            made->device_set = stage->submesh->subcluster[0];
+            made->submesh = find_submesh(search->profile, stage);
+            HAPT_ASSERT(made->submesh >= 0);
+        }
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status step_candidate_plan(const struct step_search *search, const struct step_candidate *candidate,
+                                     struct hapt_arena *arena, struct hapt_plan *plan)
+{
+    const struct hapt_profile *profile = search->profile;
+    *plan = hapt_search_plan(profile, search->options);
+    plan->schedule = candidate->schedule;
+    plan->hide_threshold = candidate->hide_threshold;
+    HAPT_TRY(hapt_plan_allot(plan, candidate->count, arena));
+    for (int i = 0; i < candidate->count; i++) {
+        const struct step_stage *from = &candidate->stage[i];
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        stage->first_layer = i > 0 ? from[-1].end : 0;
+        stage->end_layer = from->end;
+        stage->warmup = candidate->launches[i];
+        if (from->device_set >= search->C)
+            HAPT_TRY(hapt_plan_stage_mix(profile, from->device_set - search->C, arena, stage));
+        else
+            hapt_plan_stage_run(profile, from->device_set, &profile->cluster[from->device_set].submesh[from->submesh],
+                                stage);
+    }
+    return HAPT_OK;
+}
+
+/* ---- Bounds ---- */
+
+static double work_s(const struct hapt_plan *plan, int i)
+{
+    return plan->stage[i].compute_s - plan->stage[i].step_s / plan->microbatches;
+}
+
+/* On each stage, B passes follow the first arrival, and the last gradient still goes to stage 0. Between the first
+ * forward and the first backward of a stage, a microbatch passes all stages behind it. The same for links. */
+double step_lower_s(const struct hapt_plan *plan)
+{
+    const int S = plan->stage_count;
+    const double B = plan->microbatches;
+    double all_s = 0, head_s = 0, least_s = 0;
+    for (int i = 0; i < S; i++) all_s += work_s(plan, i) + 2 * plan->stage[i].comm_s;
+    for (int i = 0; i < S; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        const double w = work_s(plan, i), f = stage->forward_s, behind_s = fmax(0, all_s - head_s - w);
+        least_s = fmax(least_s, head_s + B * w);
+        least_s = fmax(least_s, head_s + behind_s + f + B * (w - f));
+        least_s = fmax(least_s, head_s + behind_s + B * f + (w - f));
+        least_s = fmax(least_s, all_s + (B - 1) * stage->comm_s);
+        head_s += w + 2 * stage->comm_s;
+    }
+    least_s += plan->exchange_s + plan->stage[0].step_s - plan->stage[0].tied_s;
+    return least_s * (1 - 1e-12);
+}
+
+/* ---- Launch rules ---- */
+
+static double least_t_max_s(const struct hapt_plan *plan)
+{
+    double least_s = 0;
+    for (int i = 0; i < plan->stage_count; i++)
+        least_s = fmax(least_s, fmax(plan->stage[i].compute_s, plan->stage[i].comm_s));
+    return least_s;
+}
+
+/* Prices the stages in search->trial. *plan NULL: they are no candidates or cannot be faster than `limit_s`. */
+static enum hapt_status begin(struct step_search *search, double limit_s, const struct step_candidate *candidate,
+                              struct hapt_plan **plan)
+{
+    struct hapt_plan *made;
+    int misfit;
+    *plan = NULL;
+    hapt_arena_reset(&search->trial);
+    HAPT_NEW(made, &search->trial, 1);
+    HAPT_TRY(step_candidate_plan(search, candidate, &search->trial, made));
+    const enum hapt_status status = hapt_plan_launch(search->profile, INFINITY, made, &misfit);
+    if (status == HAPT_ERR_INPUT) {
+        hapt_fail_reset();
+        return HAPT_OK;
+    }
+    HAPT_TRY(status);
+    if (step_lower_s(made) < limit_s) *plan = made;
+    return HAPT_OK;
+}
+
+/* Are the lists of the newest simulation those of this plan? */
+static bool has_lists(const struct step_search *search, const struct hapt_plan *plan)
+{
+    const struct hapt_schedule *schedule = search->schedule;
+    if (!schedule || schedule->kind != plan->schedule || schedule->chunk_count != plan->stage_count ||
+        schedule->microbatches != plan->microbatches || search->schedule_is_tied != (plan->exchange_s > 0))
+        return false;
+    for (int i = 0; i < plan->stage_count; i++)
+        if (schedule->launches[i] != plan->stage[i].warmup) return false;
+    return true;
+}
+
+static enum hapt_status simulate(struct step_search *search, const struct hapt_plan *plan, double *step_s)
+{
+    struct hapt_costs costs;
+    struct hapt_simulation *simulation;
+    search->simulated++;
+    if (plan->microbatches > 4 * search->estimate)
+        return hapt_plan_estimate(plan, search->estimate, &search->trial, step_s);
+    if (!has_lists(search, plan)) {
+        search->schedule = NULL;
+        hapt_arena_reset(&search->lists);
+        search->schedule_is_tied = plan->exchange_s > 0;
+        HAPT_TRY(hapt_plan_schedule(plan, search->schedule_is_tied, &search->lists, &search->schedule));
+    }
+    HAPT_TRY(hapt_plan_costs(plan, &search->trial, &costs));
+    HAPT_TRY(hapt_simulate(search->schedule, &costs, &search->trial, &simulation));
+    *step_s = simulation->total_s;
+    return HAPT_OK;
+}
+
+enum hapt_status step_price(struct step_search *search, double limit_s, struct step_candidate *candidate)
+{
+    struct hapt_plan *plan;
+    candidate->step_s = INFINITY;
+    HAPT_TRY(begin(search, limit_s, candidate, &plan));
+    if (!plan) return HAPT_OK;
+    for (int i = 0; i < plan->stage_count; i++) plan->stage[i].warmup = candidate->launches[i];
+    if (!isfinite(least_t_max_s(plan)) || hapt_plan_tighten(plan) >= 0) return HAPT_OK;
+    return simulate(search, plan, &candidate->step_s);
+}
+
+/* Launch counts that were tried. */
+struct tried {
+    int count;
+    int *launches[MOST_RULES]; /* [stage] */
+};
+
+static bool is_new(struct step_search *search, const struct hapt_plan *plan, struct tried *tried)
+{
+    const int S = plan->stage_count;
+    for (int k = 0; k < tried->count; k++) {
+        int same = 0;
+        while (same < S && tried->launches[k][same] == plan->stage[same].warmup) same++;
+        if (same == S) return false;
+    }
+    if (tried->count == MOST_RULES) return false;
+    int *launches = hapt_arena_alloc(&search->trial, (size_t)S, sizeof *launches);
+    if (!launches) return false;
+    for (int i = 0; i < S; i++) launches[i] = plan->stage[i].warmup;
+    tried->launches[tried->count++] = launches;
+    return true;
+}
+
+static enum hapt_status try_rule(struct step_search *search, struct hapt_plan *plan, enum hapt_schedule_kind schedule,
+                                 double hide_threshold, double t_max_s, struct tried *tried,
+                                 struct step_candidate *candidate)
+{
+    double step_s;
+    if (hapt_plan_relaunch(plan, schedule, hide_threshold, t_max_s) >= 0 || !is_new(search, plan, tried))
+        return HAPT_OK;
+    HAPT_TRY(simulate(search, plan, &step_s));
+    if (!(step_s < candidate->step_s)) return HAPT_OK;
+    candidate->step_s = step_s;
+    candidate->schedule = schedule;
+    candidate->hide_threshold = hide_threshold;
+    for (int i = 0; i < plan->stage_count; i++) candidate->launches[i] = plan->stage[i].warmup;
+    return HAPT_OK;
+}
+
+/* The rules at one t_max: every epsilon up to 1/2 at which a launch count changes. */
+static enum hapt_status try_thresholds(struct step_search *search, struct hapt_plan *plan, double t_max_s,
+                                       struct tried *tried, struct step_candidate *candidate)
+{
+    const struct hapt_search_options *options = search->options;
+    HAPT_TRY(try_rule(search, plan, HAPT_SCHEDULE_H1F1B, options->hide_threshold, t_max_s, tried, candidate));
+    if (!options->any_threshold) return HAPT_OK;
+    HAPT_TRY(try_rule(search, plan, HAPT_SCHEDULE_H1F1B, 0, t_max_s, tried, candidate));
+    for (int i = 0; i + 1 < plan->stage_count; i++) {
+        const double share = plan->stage[i].comm_s / t_max_s;
+        if (share <= 0.5) HAPT_TRY(try_rule(search, plan, HAPT_SCHEDULE_H1F1B, share, t_max_s, tried, candidate));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status step_price_launches(struct step_search *search, double limit_s, struct step_candidate *candidate)
+{
+    const struct hapt_search_options *options = search->options;
+    struct hapt_plan *plan;
+    struct tried tried = {0};
+    candidate->step_s = INFINITY;
+    HAPT_TRY(begin(search, limit_s, candidate, &plan));
+    const double least_s = plan ? least_t_max_s(plan) : INFINITY;
+    if (!isfinite(least_s)) return HAPT_OK;
+    if (options->any_schedule || options->schedule == HAPT_SCHEDULE_H1F1B) {
+        HAPT_TRY(try_thresholds(search, plan, least_s, &tried, candidate));
+        for (int i = 0; i + 1 < plan->stage_count; i++) {
+            const double c = plan->stage[i].comm_s, each[2] = {2 * c, c / options->hide_threshold};
+            for (int k = 0; k < 2; k++)
+                if (each[k] > least_s && isfinite(each[k]))
+                    HAPT_TRY(try_thresholds(search, plan, each[k], &tried, candidate));
+        }
+    }
+    for (int kind = 0; kind <= HAPT_SCHEDULE_H1F1B; kind++)
+        if (kind != HAPT_SCHEDULE_H1F1B &&
+            (options->any_schedule || options->schedule == (enum hapt_schedule_kind)kind))
+            HAPT_TRY(try_rule(search, plan, (enum hapt_schedule_kind)kind, options->hide_threshold, least_s, &tried,
+                              candidate));
+    return HAPT_OK;
+}

@@ -1,0 +1,148 @@
+/*
+ * The search for the least simulated step, compared with all plans of small random profiles: every cut, submesh,
+ * program and launch rule, priced one by one. HAPT_LONG=1: more instances.
+ */
+#include "random_profile.h"
+
+enum { MOST_STAGES = 8 };
+
+struct brute {
+    const struct hapt_profile *profile;
+    struct hapt_search_options options;
+    struct hapt_arena arena;
+    int stages, end[MOST_STAGES], subcluster[MOST_STAGES], submesh[MOST_STAGES];
+    int used[HAPT_MAX_SUBCLUSTERS];
+    double best_s;
+    long priced;
+};
+
+/* Prices the stages under every rule. */
+static void price(struct brute *brute)
+{
+    static const struct {
+        enum hapt_schedule_kind kind;
+        double threshold;
+    } rule[] = {{HAPT_SCHEDULE_H1F1B, 0},    {HAPT_SCHEDULE_H1F1B, 0.02}, {HAPT_SCHEDULE_H1F1B, 0.1},
+                {HAPT_SCHEDULE_H1F1B, 0.25}, {HAPT_SCHEDULE_H1F1B, 0.5},  {HAPT_SCHEDULE_1F1B, 0.02},
+                {HAPT_SCHEDULE_EAGER, 0.02}, {HAPT_SCHEDULE_GPIPE, 0.02}};
+    for (int r = 0; r < 8; r++) {
+        struct hapt_plan plan = hapt_search_plan(brute->profile, &brute->options);
+        hapt_arena_reset(&brute->arena);
+        plan.schedule = rule[r].kind;
+        plan.hide_threshold = rule[r].threshold;
+        CHECK_OK(hapt_plan_allot(&plan, brute->stages, &brute->arena));
+        for (int i = 0; i < brute->stages; i++) {
+            const struct hapt_profile_cluster *cluster = &brute->profile->cluster[brute->subcluster[i]];
+            plan.stage[i].first_layer = i > 0 ? brute->end[i - 1] : 0;
+            plan.stage[i].end_layer = brute->end[i];
+            hapt_plan_stage_run(brute->profile, brute->subcluster[i], &cluster->submesh[brute->submesh[i]],
+                                &plan.stage[i]);
+        }
+        if (hapt_plan_price(brute->profile, &plan) == HAPT_OK) brute->best_s = fmin(brute->best_s, plan.simulated_s);
+        hapt_fail_reset();
+        brute->priced++;
+    }
+}
+
+static void extend(struct brute *brute, int layer)
+{
+    const struct hapt_profile *profile = brute->profile;
+    if (layer == profile->layer_count) {
+        price(brute);
+        return;
+    }
+    for (int c = 0; c < profile->cluster_count && brute->stages < MOST_STAGES; c++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        if (brute->used[c] > 0 && brute->subcluster[brute->stages - 1] != c) continue;
+        for (int s = 0; s < cluster->submesh_count; s++) {
+            const int devices = cluster->submesh[s].n * cluster->submesh[s].m;
+            if (brute->used[c] + devices > cluster->nodes * cluster->devices_per_node) continue;
+            for (int end = layer + 1; end <= profile->layer_count; end++) {
+                if (!isfinite(cluster->stage_time[hapt_profile_index(profile, s, layer, end - 1)])) continue;
+                brute->end[brute->stages] = end;
+                brute->subcluster[brute->stages] = c;
+                brute->submesh[brute->stages++] = s;
+                brute->used[c] += devices;
+                extend(brute, end);
+                brute->used[c] -= devices;
+                brute->stages--;
+            }
+        }
+    }
+}
+
+static double brute_step_s(const struct hapt_profile *profile, const struct hapt_search_options *options)
+{
+    struct brute brute = {.profile = profile, .options = *options, .best_s = INFINITY};
+    hapt_arena_init(&brute.arena);
+    extend(&brute, 0);
+    hapt_arena_release(&brute.arena);
+    return brute.best_s;
+}
+
+/* The simulated step that the search finds; INFINITY: no plan. */
+static double search_step_s(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                            struct hapt_arena *arena, double *bound_s)
+{
+    struct hapt_plan *plan;
+    struct hapt_search_options quiet = *options;
+    quiet.may_fail = true;
+    const enum hapt_status status = hapt_plan_search_step(MPI_COMM_SELF, profile, &quiet, arena, &plan);
+    hapt_fail_reset();
+    CHECK(status == HAPT_OK || status == HAPT_ERR_INFEASIBLE);
+    if (status != HAPT_OK) return INFINITY;
+    CHECK_OK(hapt_plan_check(plan));
+    *bound_s = plan->bound_s;
+    return plan->simulated_s;
+}
+
+static void optimum_of_small_instances(void)
+{
+    const int instances = test_long() ? 2000 : 300;
+    int compared = 0, optimal[2] = {0, 0};
+    double worst[2] = {0, 0}, gap = 0;
+    for (uint64_t start = 1; compared < instances; start++) {
+        uint64_t seed = 1000 + start;
+        struct hapt_arena arena;
+        hapt_arena_init(&arena);
+        struct hapt_profile *profile = random_profile(&seed, &arena);
+        struct hapt_search_options options = {.objective = HAPT_OBJECTIVE_STEP,
+                                              .any_schedule = true,
+                                              .any_threshold = true,
+                                              .microbatches = 1 + random_below(&seed, 24),
+                                              .schedule = HAPT_SCHEDULE_H1F1B,
+                                              .hide_threshold = 0.02};
+        profile->mixed_count = 0;
+        const double least_s = brute_step_s(profile, &options);
+        for (int way = 0; way < 2; way++) {
+            double bound_s = 0;
+            options.no_enumeration = way == 1;
+            const double step_s = search_step_s(profile, &options, &arena, &bound_s);
+            CHECK_MESSAGE(isfinite(step_s) == isfinite(least_s), "seed %d: a plan %s", (int)start,
+                          isfinite(least_s) ? "is missed" : "does not exist");
+            if (!isfinite(step_s) || !isfinite(least_s)) continue;
+            CHECK_MESSAGE(bound_s <= least_s * (1 + 1e-9) && bound_s <= step_s * (1 + 1e-9),
+                          "seed %d: bound %.9g above the least step %.9g, found %.9g", (int)start, bound_s, least_s,
+                          step_s);
+            const double excess = step_s / least_s - 1;
+            compared += way == 0;
+            optimal[way] += excess <= 1e-9;
+            worst[way] = fmax(worst[way], excess);
+            if (way == 1) gap = fmax(gap, 1 - bound_s / step_s);
+            if (way == 0)
+                CHECK_MESSAGE(excess <= 1e-9, "seed %d: %.9g found, %.9g is possible", (int)start, step_s, least_s);
+        }
+        hapt_arena_release(&arena);
+    }
+    printf("  %d instances; optimum with enumeration in %.1f %%; by refinement alone in %.1f %%, worst %.2f %% off; "
+           "largest gap of a bound %.0f %%\n",
+           compared, 100.0 * optimal[0] / compared, 100.0 * optimal[1] / compared, 100 * worst[1], 100 * gap);
+    CHECK(optimal[1] >= 0.6 * compared);
+}
+
+int main(int argc, char **argv)
+{
+    test_init_mpi(&argc, &argv);
+    RUN(optimum_of_small_instances);
+    return test_finish();
+}
