@@ -72,17 +72,17 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
                                      struct hapt_strategy_options *options)
 {
     const bool formula = !strcmp(hapt_config_text(config, "objective"), "formula");
-    *options = (struct hapt_strategy_options){.search = {.objective = formula ? HAPT_OBJECTIVE_FORMULA
-                                                                              : HAPT_OBJECTIVE_STEP,
-                                                         .any_schedule = !hapt_config_given(config, "schedule"),
-                                                         .any_threshold = !hapt_config_given(config, "hide-threshold"),
-                                                         .microbatches = (int)hapt_config_int(config, "microbatches"),
-                                                         .schedule = schedule_of(config),
-                                                         .hide_threshold = hapt_config_real(config, "hide-threshold"),
-                                                         .use_all_devices = hapt_config_bool(config, "use-all-devices"),
-                                                         .gap = hapt_config_real(config, "gap")},
-                                              .granularity = (int)hapt_config_int(config, "granularity"),
-                                              .ignore_communication = hapt_config_bool(config, "ignore-communication")};
+    *options =
+        (struct hapt_strategy_options){.search = {.objective = formula ? HAPT_OBJECTIVE_FORMULA : HAPT_OBJECTIVE_STEP,
+                                                  .any_schedule = !hapt_config_given(config, "schedule"),
+                                                  .any_threshold = !hapt_config_given(config, "hide-threshold"),
+                                                  .microbatches = (int)hapt_config_int(config, "microbatches"),
+                                                  .schedule = schedule_of(config),
+                                                  .hide_threshold = hapt_config_real(config, "hide-threshold"),
+                                                  .use_all_devices = hapt_config_bool(config, "use-all-devices"),
+                                                  .gap = hapt_config_real(config, "gap")},
+                                       .granularity = (int)hapt_config_int(config, "granularity"),
+                                       .ignore_communication = hapt_config_bool(config, "ignore-communication")};
     if (!layers || layers->count != profile->layer_count) return HAPT_OK;
     return hapt_plan_blocks(layers, arena, &options->block_end);
 }
