@@ -255,9 +255,8 @@ enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, str
                                schedule);
 }
 
-/* Converts the plan to the simulator's input. */
-static enum hapt_status lay_out(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_schedule **schedule,
-                                struct hapt_costs *costs)
+enum hapt_status hapt_plan_lay_out(const struct hapt_plan *plan, struct hapt_arena *arena,
+                                   struct hapt_schedule **schedule, struct hapt_costs *costs)
 {
     const int S = plan->stage_count;
     double *cost[4];
@@ -284,7 +283,7 @@ enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_ar
 {
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
-    HAPT_TRY(lay_out(plan, arena, &schedule, &costs));
+    HAPT_TRY(hapt_plan_lay_out(plan, arena, &schedule, &costs));
     return hapt_simulate(schedule, &costs, arena, simulation);
 }
 
@@ -294,7 +293,7 @@ enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, int stage, doub
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
     hapt_arena_init(&scratch);
-    enum hapt_status status = lay_out(plan, &scratch, &schedule, &costs);
+    enum hapt_status status = hapt_plan_lay_out(plan, &scratch, &schedule, &costs);
     if (status == HAPT_OK) status = hapt_simulate_overlap(schedule, &costs, stage, &scratch, overlap);
     hapt_arena_release(&scratch);
     return status;
@@ -306,7 +305,7 @@ enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
     hapt_arena_init(&scratch);
-    enum hapt_status status = lay_out(plan, &scratch, &schedule, &costs);
+    enum hapt_status status = hapt_plan_lay_out(plan, &scratch, &schedule, &costs);
     if (status == HAPT_OK) status = hapt_simulate_period(schedule, &costs, &scratch, period_s);
     hapt_arena_release(&scratch);
     return status;
