@@ -8,7 +8,8 @@
  * simgrid: time-independent traces of SMPI, platform, hosts, and a script that replays them. A flop is a nanosecond. A
  * link joins each pair of submeshes that exchange messages, full duplex, with the bandwidth that gives the plan's
  * transfer times. Replayed with links that serve messages in turn, the step takes the simulator's time.
- * chakra: execution traces of MLCommons Chakra, in the JSON form that its feeder reads.
+ * chakra: execution traces of MLCommons Chakra: rank.N.et in its binary form, for ASTRA-sim and Chakra's tools, and
+ * rank.N.json, the same nodes for reading.
  */
 #ifndef HAPT_EMIT_H
 #define HAPT_EMIT_H

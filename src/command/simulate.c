@@ -15,8 +15,8 @@ const char hapt_command_simulate_help[] =
     "\n"
     "--emit simgrid --output FOLDER writes the same lists as traces for SimGrid: rank.N.txt for each submesh, the\n"
     "platform, the hosts, and replay.sh, which replays them with smpirun and prints the time of the step. --emit\n"
-    "chakra writes execution traces of MLCommons Chakra, rank.N.json for each submesh, as its feeder reads them.\n"
-    "--profile gives messages their bytes. hapt plan takes the same options.\n";
+    "chakra writes execution traces of MLCommons Chakra: rank.N.et for each submesh, which ASTRA-sim reads, and the\n"
+    "same nodes as rank.N.json. --profile gives messages their bytes. hapt plan takes the same options.\n";
 
 struct outcome {
     const struct hapt_plan *plan; /* with the launch counts of the simulated schedule */

@@ -12,10 +12,13 @@
 
 enum { MOST_PATH = 4096 };
 
+enum { MOST_FORMS = 2 };
+
 static const struct {
     const char *name;
-    const struct emit_functions *functions;
-} formats[] = {[HAPT_EMIT_SIMGRID] = {"simgrid", &emit_simgrid}, [HAPT_EMIT_CHAKRA] = {"chakra", &emit_chakra}};
+    const struct emit_functions *form[MOST_FORMS]; /* each writes a file per rank; NULL: no further one */
+} formats[] = {[HAPT_EMIT_SIMGRID] = {"simgrid", {&emit_simgrid}},
+               [HAPT_EMIT_CHAKRA] = {"chakra", {&emit_chakra_et, &emit_chakra_json}}};
 enum { FORMATS = sizeof formats / sizeof *formats };
 
 bool hapt_emit_format_parse(const char *name, enum hapt_emit_format *format)
@@ -28,18 +31,24 @@ bool hapt_emit_format_parse(const char *name, enum hapt_emit_format *format)
     return false;
 }
 
+static bool is_file_of(const struct emit_functions *functions, const char *name)
+{
+    char own[64];
+    int rank;
+    if (sscanf(name, "rank.%d.", &rank) == 1) {
+        snprintf(own, sizeof own, functions->file_name, rank);
+        return strcmp(name, own) == 0;
+    }
+    for (const struct emit_file *file = functions->file; file->name; file++)
+        if (strcmp(name, file->name) == 0) return true;
+    return false;
+}
+
 bool hapt_emit_is_own(const char *name)
 {
-    for (int k = 0; k < FORMATS; k++) {
-        char own[64];
-        int rank;
-        if (sscanf(name, "rank.%d.", &rank) == 1) {
-            snprintf(own, sizeof own, formats[k].functions->file_name, rank);
-            if (strcmp(name, own) == 0) return true;
-        }
-        for (const struct emit_file *file = formats[k].functions->file; file->name; file++)
-            if (strcmp(name, file->name) == 0) return true;
-    }
+    for (int k = 0; k < FORMATS; k++)
+        for (int form = 0; form < MOST_FORMS && formats[k].form[form]; form++)
+            if (is_file_of(formats[k].form[form], name)) return true;
     return false;
 }
 
@@ -152,7 +161,6 @@ static enum hapt_status write_trace(const struct emit_functions *functions, cons
 static enum hapt_status write_files(const struct emit_functions *functions, const struct emit_step *step,
                                     const char *folder)
 {
-    HAPT_TRY(hapt_folder_make(folder));
     for (int s = 0; s < step->schedule->submesh_count; s++) HAPT_TRY(write_trace(functions, step, s, folder));
     for (const struct emit_file *file = functions->file; file->name; file++) {
         struct output output;
@@ -160,7 +168,7 @@ static enum hapt_status write_files(const struct emit_functions *functions, cons
         file->write(step, output.file);
         HAPT_TRY(output_close(&output, HAPT_OK));
     }
-    return hapt_folder_sync(folder);
+    return HAPT_OK;
 }
 
 enum hapt_status hapt_emit_write(const struct hapt_plan *plan, const struct hapt_profile *profile,
@@ -176,7 +184,10 @@ enum hapt_status hapt_emit_write(const struct hapt_plan *plan, const struct hapt
                          "the plan has %d layers, the profile %d", plan->layer_count, profile->layer_count);
     hapt_arena_init(&arena);
     enum hapt_status status = make_step(plan, profile, &arena, &step);
-    if (status == HAPT_OK) status = write_files(formats[format].functions, &step, folder);
+    if (status == HAPT_OK) status = hapt_folder_make(folder);
+    for (int form = 0; status == HAPT_OK && form < MOST_FORMS && formats[format].form[form]; form++)
+        status = write_files(formats[format].form[form], &step, folder);
+    if (status == HAPT_OK) status = hapt_folder_sync(folder);
     hapt_arena_release(&arena);
     return status;
 }

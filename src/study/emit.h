@@ -57,6 +57,6 @@ struct emit_functions {
 /* The calls for one submesh, begin to end. */
 enum hapt_status emit_walk(const struct emit_functions *functions, struct emit_trace *trace, struct hapt_arena *arena);
 
-extern const struct emit_functions emit_simgrid, emit_chakra;
+extern const struct emit_functions emit_simgrid, emit_chakra_et, emit_chakra_json;
 
 #endif

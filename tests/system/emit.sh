@@ -52,11 +52,15 @@ for rank in 0, 1:
 P
 fi
 
+checks=$((checks + 1))
+/usr/bin/python3 tests/system/chakra.py "$scratch/plan-chakra" >"$scratch/said" 2>&1 && grep -q '^38 nodes' "$scratch/said" ||
+    fail "binary and JSON differ: $(cat "$scratch/said")"
+
 # Folders: a new one, or an empty one. --overwrite replaces traces, also those of more ranks, and keeps other files.
 mkdir "$scratch/empty"
 passes 1 simulate --plan "$plan" --emit chakra --output "$scratch/empty"
 refuses 2 'folder with files' 1 simulate --plan "$plan" --emit simgrid --output "$scratch/empty"
-touch "$scratch/empty/rank.7.json" "$scratch/empty/notes.txt"
+touch "$scratch/empty/rank.7.json" "$scratch/empty/rank.8.et" "$scratch/empty/notes.txt"
 passes 1 simulate --plan "$plan" --emit simgrid --output "$scratch/empty" --overwrite yes
 checks=$((checks + 1))
 [ "$(ls "$scratch/empty" | tr '\n' ' ')" = "hosts.txt notes.txt platform.xml rank.0.txt rank.1.txt replay.sh traces.txt " ] ||

@@ -237,7 +237,8 @@ static void refusals(void)
     CHECK(hapt_emit_format_parse("simgrid", &format) && format == HAPT_EMIT_SIMGRID);
     CHECK(hapt_emit_format_parse("chakra", &format) && format == HAPT_EMIT_CHAKRA);
     CHECK(!hapt_emit_format_parse("no", &format));
-    CHECK(hapt_emit_is_own("rank.12.txt") && hapt_emit_is_own("rank.0.json") && hapt_emit_is_own("platform.xml"));
+    CHECK(hapt_emit_is_own("rank.12.txt") && hapt_emit_is_own("rank.0.json") && hapt_emit_is_own("rank.3.et") &&
+          hapt_emit_is_own("platform.xml"));
     CHECK(!hapt_emit_is_own("rank.01.txt") && !hapt_emit_is_own("rank.1.h5") && !hapt_emit_is_own("notes.txt"));
     hapt_arena_release(&arena);
 }
