@@ -1,7 +1,6 @@
 /* Writes the traces of a plan for another simulator: options, folder, files. */
 #include "emit.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -9,6 +8,7 @@
 
 #include "hapt/emit.h"
 #include "hapt/folder.h"
+#include "outputs.h"
 
 bool hapt_emit_asked(const struct hapt_config *config)
 {
@@ -29,15 +29,15 @@ static enum hapt_status check_folder(const struct hapt_config *config)
     bool has_entries = false;
     if (!folder)
         return hapt_fail(HAPT_ERR_USAGE, "give the folder for the traces: --output FOLDER", "--emit has no --output");
-    if (lstat(folder, &about) == 0 && !S_ISDIR(about.st_mode))
+    const bool exists = lstat(folder, &about) == 0;
+    if (exists && !S_ISDIR(about.st_mode))
         return hapt_fail(HAPT_ERR_USAGE, "with --emit, --output is the folder for the traces; give another name",
                          "--output %s is %s", folder, S_ISLNK(about.st_mode) ? "a symbolic link" : "a file");
     HAPT_TRY(hapt_folder_list(folder, note_entry, &has_entries));
     if (has_entries && !hapt_config_bool(config, "overwrite"))
         return hapt_fail(HAPT_ERR_USAGE, "give another folder, or --overwrite yes to replace the traces in it",
                          "--output %s is a folder with files", folder);
-    HAPT_TRY(hapt_folder_make(folder));
-    return hapt_folder_try(folder);
+    return exists ? hapt_folder_try(folder) : hapt_outputs_try_parent("output", folder);
 }
 
 enum hapt_status hapt_emit_check(const struct hapt_env *env, const struct hapt_config *config)

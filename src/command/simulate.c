@@ -110,11 +110,12 @@ static enum hapt_status print_json(const struct outcome *outcome)
                                                 "idle_s", simulation->idle_s[i], "comm_s", simulation->comm_s[i],
                                                 "overlap", outcome->overlap[i], "warmup", plan->stage[i].warmup,
                                                 "memory_bytes", plan->stage[i].memory_bytes));
-    json_t *object = json_pack("{s:s, s:i, s:i, s:s, s:b, s:f, s:f, s:f, s:s, s:b, s:b, s:o}", "format",
-                               "hapt-simulation", "version", 1, "microbatches", plan->microbatches, "schedule",
-                               hapt_schedule_kind_name(plan->schedule), "blocking", plan->blocking, "simulated_s",
-                               simulation->total_s, "period_s", outcome->period_s, "t_max_s", plan->t_max_s, "limit",
-                               plan->limit, "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
+    json_t *object =
+        json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:s, s:b, s:b, s:o}", "format", "hapt-simulation", "version", 1,
+                  "microbatches", plan->microbatches, "schedule", hapt_schedule_kind_name(plan->schedule),
+                  "simulated_s", simulation->total_s, "period_s", outcome->period_s, "t_max_s", plan->t_max_s, "limit",
+                  plan->limit, "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
+    if (object && plan->blocking) json_object_set_new(object, "blocking", json_true());
     return hapt_json_print(object, "the simulation's", 2);
 }
 

@@ -75,6 +75,9 @@ refuses 2 'emit has no effect' 1 plan --profile "$P" --compare --emit simgrid --
 refuses 2 'emit has no effect' 1 plan --diff "$plan" "$plan" --emit simgrid
 refuses 2 'use one of' 1 simulate --plan "$plan" --emit dot --output "$scratch/nothing"
 refuses 2 'without overlap' 1 simulate --plan "$plan" --blocking yes --emit simgrid --output "$scratch/nothing"
+refuses 3 'cannot open' 1 simulate --plan "$scratch/absent.h5" --emit simgrid --output "$scratch/nothing"
+refuses 6 'cannot be written' 1 simulate --plan "$plan" --emit simgrid --output /proc/traces
+check "refusals make no folder" test ! -e "$scratch/nothing"
 
 # A disk that fails: one error, and nothing unfinished is left.
 for call in fsync rename; do
@@ -89,7 +92,7 @@ step() { # OPTIONS...
     passes 1 simulate --json "$@" && /usr/bin/python3 -c '
 import json, sys
 d = json.load(open(sys.argv[1]))
-print(d["simulated_s"], d["blocking"])' "$scratch/out"
+print(d["simulated_s"], d.get("blocking", False))' "$scratch/out"
 }
 own=$(step --plan "$plan") overlapped=$(step --plan "$plan" --blocking no) blocked=$(step --plan "$plan" --blocking yes)
 check "a plan is priced with overlap" test "$own" = "$overlapped"
