@@ -217,13 +217,20 @@ check-quick: deps
 check-hold: $(BUILD)/hapt
 	$(Q)tests/hold/run $(or $(BASE),$(error say BASE=COMMIT))
 
-check-long: deps
+check-long:
+	$(Q)SUDO='$(SUDO)' jobs/setup-debian.sh judge $(DEPS)
 	$(Q)$(MAKE) --no-print-directory all
 	$(Q)HAPT_LONG=1 HAPT_TEST_SECONDS=3600 tests/run $(BUILD) '$(TESTS)'
 
 bench: deps
 	$(Q)$(MAKE) --no-print-directory all inputs
 	$(Q)bench/run
+
+# The simulator against steps that others measured, and against another simulator, where it is installed.
+judge:
+	$(Q)SUDO='$(SUDO)' jobs/setup-debian.sh judge
+	$(Q)$(MAKE) --no-print-directory build/hapt
+	$(Q)bench/judge
 
 asan: deps
 	$(Q)$(MAKE) --no-print-directory VARIANT=asan build/asan/hapt asan-tests
@@ -293,9 +300,9 @@ clean:
 	$(Q)rm -rf build
 
 help:
-	@echo "targets:   all run check check-quick check-long check-hold check-gpu gpu-bundle bench asan tsan lsan fuzz tidy format format-check check-layers inputs deps clean help"
+	@echo "targets:   all run check check-quick check-long check-hold check-gpu gpu-bundle bench judge asan tsan lsan fuzz tidy format format-check check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system); BASE=COMMIT of check-hold;"
-	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan|tsan|lsan; PETSC=0 leaves its solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; HARDEN=0 leaves the hardening of the build out; SUDO=sudo lets deps install as another user than root, DEPS='bench lab' more groups; CC, CFLAGS, LDFLAGS as usual"
+	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan|tsan|lsan; PETSC=0 leaves its solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; HARDEN=0 leaves the hardening of the build out; SUDO=sudo lets deps install as another user than root, DEPS='bench judge lab' more groups; CC, CFLAGS, LDFLAGS as usual"
 
-.PHONY: FORCE all run check check-quick check-long check-hold check-gpu gpu-bundle bundle-parts without_cuda bench asan asan-tests tsan lsan fuzz tidy format format-check check-layers inputs deps clean help
+.PHONY: FORCE all run check check-quick check-long check-hold check-gpu gpu-bundle bundle-parts without_cuda bench judge asan asan-tests tsan lsan fuzz tidy format format-check check-layers inputs deps clean help
 .SECONDARY:

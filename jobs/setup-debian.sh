@@ -2,22 +2,24 @@
 # Installs the missing Debian or Ubuntu packages for building, testing and running hapt.
 #   jobs/setup-debian.sh           build, tests, and the text for the demonstration model
 #   jobs/setup-debian.sh bench     also PyTorch, which `make bench` compares with, and the digits for a test
-#   jobs/setup-debian.sh style   also the formatter, for `make format-check`
+#   jobs/setup-debian.sh judge     also SimGrid, which replays the simulator's instruction lists (make judge; 13 MB)
+#   jobs/setup-debian.sh style     also the formatter, for `make format-check`
 #   jobs/setup-debian.sh lab       also Slurm and tc (link shaping), for the tests on a cluster of network namespaces (tests/lab)
 # It checks whether each item works, whatever installed it. If all are present, it is quick and changes nothing.
 # As root it installs. For other users it prints the command; SUDO=sudo (also: make deps SUDO=sudo) runs it. Nothing else calls sudo.
 # Exit code 3: a package that hapt needs to be built or run is missing.
 set -euo pipefail
 
-bench=no lab=no style=no
+bench=no judge=no lab=no style=no
 for group in "$@"; do
     case $group in
     bench) bench=yes ;;
+    judge) judge=yes ;;
     lab) lab=yes ;;
     style) style=yes ;;
     *)
         echo "setup-debian: error: unknown group $group" >&2
-        echo "hint: the groups are bench, lab and style" >&2
+        echo "hint: the groups are bench, judge, lab and style" >&2
         exit 2
         ;;
     esac
@@ -64,6 +66,9 @@ fi
 if [ $bench = yes ]; then
     want python3-torch module torch
     want python3-sklearn module sklearn
+fi
+if [ $judge = yes ]; then
+    want libsimgrid-dev program smpirun
 fi
 if [ $lab = yes ]; then
     want iproute2 program tc

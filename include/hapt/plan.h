@@ -135,6 +135,9 @@ enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, str
                                     struct hapt_schedule **schedule);
 /* The simulator's costs of a plan; arrays in `arena`. */
 enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_costs *costs);
+/* The simulator's input: instruction lists and costs of one step. The arena owns both. */
+enum hapt_status hapt_plan_lay_out(const struct hapt_plan *plan, struct hapt_arena *arena,
+                                   struct hapt_schedule **schedule, struct hapt_costs *costs);
 /* Simulates one step of the plan. hapt_plan_change gives it another schedule. */
 enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_arena *arena,
                                     struct hapt_simulation **simulation);

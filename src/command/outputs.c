@@ -59,7 +59,7 @@ static enum hapt_status check_existing(const struct hapt_config *config, const c
     struct stat about;
     const bool overwrite = hapt_config_bool(config, "overwrite");
     const char *option = output->option;
-    if (lstat(path, &about) != 0) return HAPT_OK; /* no such file, or check_folder_writable reports the error */
+    if (lstat(path, &about) != 0) return HAPT_OK; /* no such file, or hapt_outputs_try_parent reports the error */
     if (S_ISLNK(about.st_mode) && !overwrite)
         return hapt_fail(HAPT_ERR_USAGE, "give the target of the link, or --overwrite yes to replace the link itself",
                          "--%s %s is a symbolic link", option, path);
@@ -76,8 +76,7 @@ static enum hapt_status check_existing(const struct hapt_config *config, const c
                      "--%s %s exists and is not %s", option, path, output->format ? output->format : "a timeline");
 }
 
-/* Creates and removes a test file in the output's folder, or its first existing parent; the folder is created later. */
-static enum hapt_status check_folder_writable(const char *option, const char *path)
+enum hapt_status hapt_outputs_try_parent(const char *option, const char *path)
 {
     char folder[MOST_PATH], probe[MOST_PATH + HAPT_TEMPORARY_SUFFIX_BYTES];
     struct stat about;
@@ -123,7 +122,7 @@ static enum hapt_status check_all(const struct hapt_config *config, int count, c
         const char *path = hapt_config_text(config, output[i].option);
         if (!path) continue;
         HAPT_TRY(check_existing(config, path, &output[i]));
-        HAPT_TRY(check_folder_writable(output[i].option, path));
+        HAPT_TRY(hapt_outputs_try_parent(output[i].option, path));
         for (int j = 0; j < i; j++)
             if (hapt_config_text(config, output[j].option))
                 HAPT_TRY(check_pair(config, output[j].option, output[i].option));

@@ -21,5 +21,8 @@ struct hapt_output {
 /* Collective over env->world: rank 0 checks, all ranks agree. */
 enum hapt_status hapt_outputs_check(const struct hapt_env *env, const struct hapt_config *config, int count,
                                     const struct hapt_output *output);
+/* HAPT_ERR_IO if no file can be created in the folder that holds `path`, or in its first parent that exists; the folder
+ * itself is created later. Rank-local. */
+enum hapt_status hapt_outputs_try_parent(const char *option, const char *path);
 
 #endif

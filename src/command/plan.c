@@ -1,4 +1,5 @@
 /* hapt plan: finds the best plan of a profile, or of a model on a cluster. */
+#include "emit.h"
 #include "outputs.h"
 #include "plan_explain.h"
 
@@ -56,6 +57,9 @@ const char hapt_command_plan_help[] =
     "hapt plan --diff a.h5 b.h5 compares two plan files: step times (x: second over first), matching stages (each\n"
     "shares most layers with the other) and their changes (= none, ~ some, - removed, + new), and the layers that\n"
     "run in another subcluster. JSON: format hapt-plan-diff with stages, moved, a and b.\n"
+    "\n"
+    "--emit simgrid|chakra writes the plan's instruction lists as traces for another simulator, to the folder\n"
+    "--output, instead of a plan file (hapt simulate --help describes the files; it emits an existing plan).\n"
     "\n"
     "A plan file (--output) holds one row per stage in each table:\n"
     "  /stage_layers [S][2]            layers [first, end), counted from 0\n"
@@ -121,7 +125,7 @@ static enum hapt_status check_options(const struct hapt_config *config, struct h
     if (hapt_config_bool(config, "compare"))
         return hapt_phase_refuse_unused(
             config, "--compare covers all strategies and schedules, and writes no plan",
-            "strategy schedule stages granularity ignore-communication output explain what-if");
+            "strategy schedule stages granularity ignore-communication emit output explain what-if");
     if (!path && hapt_config_text(config, "run") && hapt_config_text(config, "what-if"))
         return hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5 instead of --input, or leave out one of them",
                          "--what-if predicts new profiles, but --run corrects only the first one");
@@ -169,6 +173,17 @@ static enum hapt_status answer(struct hapt_env *env, struct hapt_config *config,
     return hapt_env_agree(env->world, status);
 }
 
+/* Writes --output: the plan, or its traces. */
+static enum hapt_status save(const struct hapt_env *env, const struct hapt_config *config,
+                             const struct hapt_profile *profile, const struct hapt_plan *plan)
+{
+    enum hapt_status status = HAPT_OK;
+    if (hapt_emit_asked(config)) return hapt_emit_plan(env, config, plan, profile);
+    if (env->world_rank == 0 && hapt_config_text(config, "output"))
+        status = hapt_plan_save(hapt_config_text(config, "output"), plan);
+    return hapt_env_agree(env->world, status);
+}
+
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena, json_t *extra)
 {
     struct hapt_layers *layers;
@@ -176,7 +191,10 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     struct hapt_plan *plan;
     struct hapt_prediction_inputs inputs, what_if_inputs;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config, arena)));
-    HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-plan"}));
+    if (hapt_emit_asked(config))
+        HAPT_TRY(hapt_emit_check(env, config));
+    else
+        HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-plan"}));
     if (hapt_config_bool(config, "diff")) return hapt_plan_diff_print(env, config, arena);
     HAPT_TRY(get_profile(env, config, arena, &layers, &inputs, &what_if_inputs, &profile));
     HAPT_TRY(correct(env, config, arena, extra, &profile));
@@ -185,10 +203,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     HAPT_TRY(hapt_phase_plan(env, config, profile, layers, arena, &plan));
     hapt_plan_print(env, plan);
     hapt_plan_print_link_limit(env, profile, plan);
-    enum hapt_status status = HAPT_OK;
-    if (env->world_rank == 0 && hapt_config_text(config, "output"))
-        status = hapt_plan_save(hapt_config_text(config, "output"), plan);
-    HAPT_TRY(hapt_env_agree(env->world, status));
+    HAPT_TRY(save(env, config, profile, plan));
     return answer(env, config, profile, &inputs, &what_if_inputs, plan, arena, extra);
 }
 

@@ -2,14 +2,21 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "phases.h"
+#include "emit.h"
 #include "json_print.h"
+#include "phases.h"
 
 const char hapt_command_simulate_help[] =
     "Simulates one step of a plan file (--plan) from its instruction lists: computation in order, transfers in\n"
     "parallel to it, at most three received microbatches waiting at a boundary. --schedule simulates another\n"
     "schedule on the same stages with the plan's t_max (launch counts and memory follow), --microbatches a step of\n"
-    "another size. --profile takes the costs from that profile.\n";
+    "another size. --profile takes the costs from that profile. --blocking yes simulates a framework without overlap:\n"
+    "a transfer occupies its sender and its receiver.\n"
+    "\n"
+    "--emit simgrid --output FOLDER writes the same lists as traces for SimGrid: rank.N.txt for each submesh, the\n"
+    "platform, the hosts, and replay.sh, which replays them with smpirun and prints the time of the step. --emit\n"
+    "chakra writes execution traces of MLCommons Chakra: rank.N.et for each submesh, which ASTRA-sim reads, and the\n"
+    "same nodes as rank.N.json. --profile gives messages their bytes. hapt plan takes the same options.\n";
 
 struct outcome {
     const struct hapt_plan *plan; /* with the launch counts of the simulated schedule */
@@ -20,17 +27,20 @@ struct outcome {
     bool fits;       /* in every device's memory */
 };
 
-static enum hapt_status prepare(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_plan **plan)
+static enum hapt_status prepare(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_plan **plan,
+                                struct hapt_profile **profile)
 {
     const char *path = hapt_config_text(config, "plan"), *profile_path = hapt_config_text(config, "profile");
+    const char *blocking = hapt_config_text(config, "blocking");
+    *profile = NULL;
     if (!path)
         return hapt_fail(HAPT_ERR_USAGE, "make one with `hapt plan --output plan.h5`, then give --plan plan.h5",
                          "no plan file given");
     HAPT_TRY(hapt_plan_load(path, arena, plan));
+    if (strcmp(blocking, "auto") != 0) (*plan)->blocking = strcmp(blocking, "yes") == 0;
     if (profile_path) {
-        struct hapt_profile *profile;
-        HAPT_TRY(hapt_profile_load(profile_path, arena, &profile));
-        HAPT_TRY(hapt_plan_price(profile, *plan));
+        HAPT_TRY(hapt_profile_load(profile_path, arena, profile));
+        HAPT_TRY(hapt_plan_price(*profile, *plan));
     }
     return hapt_phase_plan_override(config, *plan);
 }
@@ -62,10 +72,12 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
     const struct hapt_plan *plan = outcome->plan;
     const struct hapt_simulation *simulation = outcome->simulation;
     char time[4][32], bytes[2][32];
-    hapt_print(env, "simulated step %s: %s, %d stages, %d microbatches, steady period %s, t_max %s, communication %s\n",
+    hapt_print(env,
+               "simulated step %s: %s%s, %d stages, %d microbatches, steady period %s, t_max %s, communication %s\n",
                hapt_units_time(simulation->total_s, time[0]), hapt_schedule_kind_name(plan->schedule),
-               plan->stage_count, plan->microbatches, hapt_units_time(outcome->period_s, time[1]),
-               hapt_units_time(plan->t_max_s, time[2]), outcome->hidden ? "hidden" : "not hidden");
+               plan->blocking ? " without overlap" : "", plan->stage_count, plan->microbatches,
+               hapt_units_time(outcome->period_s, time[1]), hapt_units_time(plan->t_max_s, time[2]),
+               outcome->hidden ? "hidden" : "not hidden");
     const double compute_s = slowest_compute_s(plan);
     if (compute_s > 0)
         hapt_print(env,
@@ -103,17 +115,28 @@ static enum hapt_status print_json(const struct outcome *outcome)
                   "microbatches", plan->microbatches, "schedule", hapt_schedule_kind_name(plan->schedule),
                   "simulated_s", simulation->total_s, "period_s", outcome->period_s, "t_max_s", plan->t_max_s, "limit",
                   plan->limit, "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
+    if (object && plan->blocking) json_object_set_new(object, "blocking", json_true());
     return hapt_json_print(object, "the simulation's", 2);
+}
+
+static enum hapt_status check_options(const struct hapt_env *env, const struct hapt_config *config)
+{
+    if (hapt_emit_asked(config)) return hapt_emit_check(env, config);
+    return hapt_env_agree(env->world,
+                          hapt_phase_refuse_unused(config, "without --emit, nothing is written", "output overwrite"));
 }
 
 enum hapt_status hapt_command_simulate(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_plan *plan;
+    struct hapt_profile *profile;
     struct outcome outcome;
-    enum hapt_status status = prepare(config, arena, &plan);
+    HAPT_TRY(check_options(env, config));
+    enum hapt_status status = prepare(config, arena, &plan, &profile);
     if (status == HAPT_OK) status = simulate_step(plan, arena, &outcome);
     HAPT_TRY(hapt_env_agree(env->world, status));
     print_outcome(env, &outcome);
+    if (hapt_emit_asked(config)) HAPT_TRY(hapt_emit_plan(env, config, plan, profile));
     if (env->world_rank == 0 && env->quiet) status = print_json(&outcome);
     return hapt_env_agree(env->world, status);
 }

@@ -285,9 +285,8 @@ enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena
     return HAPT_OK;
 }
 
-/* Converts the plan to the simulator's input. */
-static enum hapt_status lay_out(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_schedule **schedule,
-                                struct hapt_costs *costs)
+enum hapt_status hapt_plan_lay_out(const struct hapt_plan *plan, struct hapt_arena *arena,
+                                    struct hapt_schedule **schedule, struct hapt_costs *costs)
 {
     HAPT_TRY(hapt_plan_costs(plan, arena, costs));
     return hapt_plan_schedule(plan, plan->exchange_s > 0, arena, schedule);
@@ -298,7 +297,7 @@ enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_ar
 {
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
-    HAPT_TRY(lay_out(plan, arena, &schedule, &costs));
+    HAPT_TRY(hapt_plan_lay_out(plan, arena, &schedule, &costs));
     return hapt_simulate(schedule, &costs, arena, simulation);
 }
 
@@ -308,7 +307,7 @@ enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, int stage, doub
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
     hapt_arena_init(&scratch);
-    enum hapt_status status = lay_out(plan, &scratch, &schedule, &costs);
+    enum hapt_status status = hapt_plan_lay_out(plan, &scratch, &schedule, &costs);
     if (status == HAPT_OK) status = hapt_simulate_overlap(schedule, &costs, stage, &scratch, overlap);
     hapt_arena_release(&scratch);
     return status;
@@ -320,7 +319,7 @@ enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
     hapt_arena_init(&scratch);
-    enum hapt_status status = lay_out(plan, &scratch, &schedule, &costs);
+    enum hapt_status status = hapt_plan_lay_out(plan, &scratch, &schedule, &costs);
     if (status == HAPT_OK) status = hapt_simulate_period(schedule, &costs, &scratch, period_s);
     hapt_arena_release(&scratch);
     return status;

@@ -1,0 +1,62 @@
+/*
+ * From instruction lists to traces. emit_walk.c turns the list of a submesh into calls of a format's functions; each
+ * format writes them in its own way (emit_simgrid.c, emit_chakra.c). emit.c makes the step and the files.
+ */
+#ifndef HAPT_STUDY_EMIT_H
+#define HAPT_STUDY_EMIT_H
+
+#include <stdio.h>
+
+#include "hapt/emit.h"
+
+enum emit_direction { EMIT_FORWARD, EMIT_BACKWARD, EMIT_DIRECTIONS };
+
+/* One direction between two submeshes: messages in order, each with a number. */
+struct emit_channel {
+    int index; /* in step->channel; also the tag of its messages */
+    int from, to;
+    double cost_s, bytes; /* of one message */
+};
+
+struct emit_step {
+    const struct hapt_schedule *schedule;
+    struct hapt_costs costs;
+    int channel_count;
+    /* [2 * chunks + 2]: of the boundary behind each chunk, forward and backward; then tied gradients, first to last
+     * submesh and back. from = -1: no such channel. */
+    struct emit_channel *channel;
+};
+
+struct emit_trace {
+    const struct emit_step *step;
+    int submesh;
+    FILE *file;
+    void *state; /* of the format */
+};
+
+/* A file that a format needs beside the traces. */
+struct emit_file {
+    const char *name;
+    void (*write)(const struct emit_step *step, FILE *file);
+};
+
+/* A message is the number `at` of its channel. Receives are posted, and messages sent, in order of `at`. */
+struct emit_functions {
+    const char *file_name; /* with the rank as %d */
+    bool waits_at_end;     /* for the last sends */
+    enum hapt_status (*begin)(struct emit_trace *trace, struct hapt_arena *arena);
+    void (*compute)(struct emit_trace *trace, const char *name, const struct hapt_instruction *at, double time_s);
+    void (*post)(struct emit_trace *trace, const struct emit_channel *channel, int at);    /* a receive */
+    void (*receive)(struct emit_trace *trace, const struct emit_channel *channel, int at); /* waits for it */
+    void (*send)(struct emit_trace *trace, const struct emit_channel *channel, int at);
+    void (*sent)(struct emit_trace *trace, const struct emit_channel *channel, int at); /* waits for the send */
+    void (*end)(struct emit_trace *trace);
+    const struct emit_file *file; /* the last has no name */
+};
+
+/* The calls for one submesh, begin to end. */
+enum hapt_status emit_walk(const struct emit_functions *functions, struct emit_trace *trace, struct hapt_arena *arena);
+
+extern const struct emit_functions emit_simgrid, emit_chakra_et, emit_chakra_json;
+
+#endif
