@@ -42,6 +42,16 @@ enum hapt_status team_ranges_list(const struct hapt_candidates *candidates, team
     return HAPT_OK;
 }
 
+enum hapt_status team_ranges_mark_sharded(struct team_ranges *ranges, team_wanted *sharded, const void *context,
+                                          struct hapt_arena *arena)
+{
+    const int L = ranges->candidates->layer_count;
+    HAPT_NEW(ranges->sharded, arena, L * L);
+    for (int k = 0; k < ranges->count; k++)
+        ranges->sharded[ranges->order[k]] = sharded(context, ranges->order[k] / L, ranges->order[k] % L);
+    return HAPT_OK;
+}
+
 static void keep(struct team_ranges *ranges, int cell, const struct team_seconds *seconds)
 {
     const struct hapt_candidates *candidates = ranges->candidates;
@@ -68,10 +78,29 @@ enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *
         if (k > 0 && left_s <= 0) break;
         const int cell = ranges->order[k];
         const bool longest = cell == ranges->longest[kind_of(ranges, cell)];
+        stage->options.sharded_state = ranges->sharded && ranges->sharded[cell];
         HAPT_TRY(team_stage_time(stage, cell / L, cell % L,
                                  longest ? LONGEST_SHARE * budget_s : left_s / (ranges->count - k), &seconds));
         keep(ranges, cell, &seconds);
         ranges->runs++;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status team_ranges_sums(const struct team_ranges *ranges, const double *const layer[3],
+                                  struct hapt_arena *arena, double *base[3])
+{
+    const struct hapt_candidates *candidates = ranges->candidates;
+    const int L = candidates->layer_count;
+    const double *const table[3] = {ranges->times->stage_s, ranges->times->forward_s, ranges->times->step_s};
+    bool known = true;
+    for (int l = 0; l < L; l++) known = known && ranges->run[l * L + l];
+    for (int t = 0; t < 3; t++) {
+        HAPT_NEW(base[t], arena, L * L);
+        for (int i = 0; i < L; i++) {
+            double sum = 0;
+            for (int j = i; j < L; j++) base[t][i * L + j] = sum += known ? table[t][j * L + j] : layer[t][j];
+        }
     }
     return HAPT_OK;
 }
