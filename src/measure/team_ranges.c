@@ -23,6 +23,7 @@ enum hapt_status team_ranges_list(const struct hapt_candidates *candidates, team
     *ranges = (struct team_ranges){.candidates = candidates, .times = times, .longest = {-1, -1}};
     HAPT_NEW(ranges->order, arena, L * L);
     HAPT_NEW(ranges->run, arena, L * L);
+    HAPT_NEW(ranges->like, arena, candidates->structure_count);
     HAPT_NEW(more, arena, L * L);
     HAPT_NEW(listed, arena, candidates->structure_count);
     for (int length = L - 1; length >= 0; length--)
@@ -131,8 +132,10 @@ void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, 
         for (int j = i; j < L; j++) {
             const int cell = i * L + j;
             if (ranges->run[cell] || !wanted(context, i, j)) continue;
-            const int whole = enclosing_range(ranges, i, j);
+            int *like = &ranges->like[ranges->candidates->structure[cell]];
+            if (*like == 0) *like = 1 + cell;
+            const int first = *like - 1, whole = enclosing_range(ranges, first / L, first % L);
             for (int t = 0; t < 3; t++)
-                table[t][cell] = base[t][whole] > 0 ? table[t][whole] * base[t][cell] / base[t][whole] : 0;
+                table[t][cell] = base[t][whole] > 0 ? table[t][whole] * base[t][first] / base[t][whole] : 0;
         }
 }

@@ -10,6 +10,7 @@ struct team_ranges {
     int count, *order;              /* cells (first * L + last) in the order of running */
     bool *sharded;                  /* [L * L] cells that run with sharded optimizer state; NULL: none */
     bool *run;                      /* [L * L] cells that were run */
+    int *like;                      /* [structures] 1 + the first wanted cell of that structure; 0: none */
     int longest[2]; /* cell of the longest range that ends before the last layer, and of the longest that ends with it;
                        -1: none */
     int64_t runs;
@@ -32,7 +33,8 @@ enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *
 enum hapt_status team_ranges_sums(const struct team_ranges *ranges, const double *const layer[3],
                                   struct hapt_arena *arena, double *base[3]);
 /* Composes the other wanted ranges in proportion to base[stage, forward, step][L * L]. The scale comes from the
- * shortest range of the same kind that was run and contains them, or else from the longest. */
+ * shortest range of the same kind that was run and contains them, or else from the longest. Equal ranges get equal
+ * times. */
 void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, const void *context,
                          const double *const base[3]);
 
