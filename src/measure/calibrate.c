@@ -160,8 +160,8 @@ static enum hapt_status choose_windows(struct calibration *calibration)
     bool some = mark_layers(calibration, limit);
     if (!some && isfinite(room)) some = mark_layers(calibration, limit = room);
     if (!some) return hapt_fail(HAPT_ERR_MEMORY, "use a smaller model", "no layer of the model fits the device");
-    return bench_engines_choose(candidates, &calibration->options, limit, memory, calibration->needed, calibration->scratch,
-                                &calibration->bench_engines);
+    return bench_engines_choose(candidates, &calibration->options, limit, memory, calibration->needed,
+                                calibration->scratch, &calibration->bench_engines);
 }
 
 /* Time that reading the clock adds to a step. */

@@ -6,8 +6,8 @@
  * slow moment or a slow core. The median of the rounds counts; their spread is the reported noise (steadiness.h).
  *
  * Every number comes from engine runs. Times of single devices are thread CPU time, on a GPU device time, multiplied by
- * the device's slowdown (measure_rounds.c). Times of mixed stages are wall time of the ranks that would train them
- * (measure_mixed.c).
+ * the device's slowdown (measure_rounds.c). Times of tensor-parallel, synthesised and mixed stages, and of steps with
+ * sharded optimizer state, are wall time of the ranks that would train them (measure_stages.c, measure_mixed.c).
  */
 #include "measure.h"
 
@@ -24,7 +24,7 @@
 #define SLOWED_SHARE 0.5 /* for running stages of slowed devices */
 #define MIXED_SHARE 0.3
 #define STAGES_SHARE 0.4 /* for running tensor-parallel, synthesised and sharded stages */
-#define NOISY 0.1 /* warn if the uncertainty is larger: plans differ by less */
+#define NOISY 0.1        /* warn if the uncertainty is larger: plans differ by less */
 
 /* ---- needed items ---- */
 
@@ -139,9 +139,8 @@ static void warn_of_noise(const struct measure *measure, const struct hapt_profi
 }
 
 /* Memory of a mixed stage on one of its two kinds of devices. */
-static const struct hapt_item_memory *memory_of_side(const struct measure *measure,
-                                                     const struct hapt_mixed_group *group, int side, int first,
-                                                     int last)
+static const struct hapt_item_memory *
+memory_of_side(const struct measure *measure, const struct hapt_mixed_group *group, int side, int first, int last)
 {
     return measure_memory(measure, measure->classes.of_subcluster[group->cluster[side]],
                           hapt_candidates_item(measure->candidates, group->mesh_index[side], first, last));
@@ -161,8 +160,9 @@ static bool sharded(const void *context, const struct hapt_mixed_group *group, i
     const struct measure *measure = context;
     bool any = false;
     for (int side = 0; side < 2; side++)
-        any = any || hapt_candidates_shards_state(measure->candidates, memory_of_side(measure, group, side, first, last),
-                                                  measure->cluster->subcluster[group->cluster[side]].device.memory_bytes);
+        any =
+            any || hapt_candidates_shards_state(measure->candidates, memory_of_side(measure, group, side, first, last),
+                                                measure->cluster->subcluster[group->cluster[side]].device.memory_bytes);
     return any;
 }
 

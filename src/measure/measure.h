@@ -17,7 +17,7 @@ enum { MEASURE_MOST_ROUNDS = 15 };
 struct measure_stages {
     struct hapt_submesh *submesh[HAPT_MAX_SUBCLUSTERS]; /* [count] with their programs */
     int count[HAPT_MAX_SUBCLUSTERS], rounds;            /* rounds: the largest count */
-    bool *longest; /* [item] the longest range of each submesh of my subcluster */
+    bool *longest;                                      /* [item] the longest range of each submesh of my subcluster */
     struct hapt_item_time *time; /* [subcluster][item] on its devices; end_s: number of teams, 0: not run. NULL: none */
 };
 
@@ -102,7 +102,7 @@ struct hapt_item_time measure_stage_time(const struct measure *measure, int subc
 
 /* Finds the mixed groups: rows from measured speeds, programs from calibrated operators and measured collectives.
  * Collective over env->world. */
-enum hapt_status measure_mix(struct measure *like, const struct hapt_layers *layers,
-                             struct hapt_candidates *candidates, struct hapt_arena *arena);
+enum hapt_status measure_mix(struct measure *like, const struct hapt_layers *layers, struct hapt_candidates *candidates,
+                             struct hapt_arena *arena);
 
 #endif

@@ -94,8 +94,8 @@ static enum hapt_status mix_rows(const struct measure *like, struct hapt_candida
                           hapt_candidates_mix(candidates, like->config, programs, times, arena, scratch));
 }
 
-static enum hapt_status mix(struct measure *like, const struct hapt_layers *layers,
-                            struct hapt_candidates *candidates, struct hapt_arena *arena, struct hapt_arena *scratch)
+static enum hapt_status mix(struct measure *like, const struct hapt_layers *layers, struct hapt_candidates *candidates,
+                            struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const unsigned programs = hapt_candidates_programs(like->config);
     struct mixed_measuring measuring = {.env = like->env, .config = like->config, .candidates = candidates};
@@ -109,8 +109,8 @@ static enum hapt_status mix(struct measure *like, const struct hapt_layers *laye
     return classes_same_structures(like->env, candidates);
 }
 
-enum hapt_status measure_mix(struct measure *like, const struct hapt_layers *layers,
-                             struct hapt_candidates *candidates, struct hapt_arena *arena)
+enum hapt_status measure_mix(struct measure *like, const struct hapt_layers *layers, struct hapt_candidates *candidates,
+                             struct hapt_arena *arena)
 {
     struct hapt_arena scratch;
     if (!hapt_candidates_may_mix(candidates, like->config)) return HAPT_OK;

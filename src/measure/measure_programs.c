@@ -14,7 +14,7 @@
 #include "measure_programs.h"
 
 #define CALIBRATION_SHARE 0.15 /* of --profile-seconds, to time the operators from which programs are priced */
-#define NEARLY_FULL 0.8 /* of the device memory: kernel scratch and a rounding may not be counted */
+#define NEARLY_FULL 0.8        /* of the device memory: kernel scratch and a rounding may not be counted */
 
 /* True if the rule of --program auto decides about tensor-parallel stages. */
 static bool depends_on_memory(const struct hapt_config *config)
@@ -45,9 +45,9 @@ static enum hapt_status may_lack_memory(const struct hapt_candidates *candidates
         for (int s = 0; s < count; s++) {
             const int d = hapt_candidates_mesh_index_of(candidates, submesh[s]);
             if (d >= 0)
-                fits = fits || hapt_candidates_resident_bytes(candidates, &memory[d], limit) +
-                                       memory[d].activation_bytes <=
-                                   NEARLY_FULL * limit;
+                fits = fits ||
+                       hapt_candidates_resident_bytes(candidates, &memory[d], limit) + memory[d].activation_bytes <=
+                           NEARLY_FULL * limit;
         }
         *lacks = *lacks || !fits;
     }
@@ -63,8 +63,8 @@ static bool fits_data_parallel(const struct measure *measure, int subcluster, in
     for (int s = 0; s < count; s++) {
         const int d = hapt_candidates_mesh_index_of(candidates, submesh[s]);
         if (d < 0) continue;
-        const struct hapt_item_memory *memory = measure_memory(measure, measure->classes.of_subcluster[subcluster],
-                                                               structure * candidates->mesh_count + d);
+        const struct hapt_item_memory *memory =
+            measure_memory(measure, measure->classes.of_subcluster[subcluster], structure * candidates->mesh_count + d);
         if (hapt_candidates_resident_bytes(candidates, memory, limit) + memory->activation_bytes <= limit) return true;
     }
     return false;
@@ -114,8 +114,7 @@ static enum hapt_status build_plain(const struct measure *like, const struct hap
     const unsigned programs = hapt_candidates_programs(like->config) & ~(unsigned)PROGRAM_SYNTHESISED;
     const bool ask = depends_on_memory(like->config);
     struct hapt_candidates_options options = {.programs = programs,
-                                              .tensor_parallel =
-                                                  (int)hapt_config_int(like->config, "tensor-parallel")};
+                                              .tensor_parallel = (int)hapt_config_int(like->config, "tensor-parallel")};
     struct hapt_arena scratch;
     bool lacks;
     if (ask) options.programs = PROGRAM_DATA;
@@ -157,20 +156,20 @@ static enum hapt_status share_meshes(const struct hapt_env *env, struct hapt_can
         if (root) mesh = candidates->mesh[first + k];
         HAPT_MPI(MPI_Bcast(&mesh, sizeof mesh, MPI_BYTE, 0, env->world));
         HAPT_TRY(programs_share_layout(env, root ? candidates->layout[mesh.program - 1] : NULL, arena, &layout));
-        HAPT_TRY(hapt_env_agree(env->world,
-                                root ? HAPT_OK : hapt_synthesised_add_layout(candidates, &mesh, layout, arena)));
+        HAPT_TRY(
+            hapt_env_agree(env->world, root ? HAPT_OK : hapt_synthesised_add_layout(candidates, &mesh, layout, arena)));
     }
     return HAPT_OK;
 }
 
 enum hapt_status programs_calibrate(struct measure *measure, const struct hapt_model *model,
-                                   const struct hapt_layers *layers, struct hapt_arena *arena)
+                                    const struct hapt_layers *layers, struct hapt_arena *arena)
 {
     const double budget_s = CALIBRATION_SHARE * hapt_config_real(measure->config, "profile-seconds");
     struct hapt_efficiency *efficiency;
     if (measure->efficiency) return HAPT_OK;
-    HAPT_TRY(calibrate_within(measure->env, measure->cluster, model, layers, measure->config, budget_s, arena,
-                              &efficiency));
+    HAPT_TRY(
+        calibrate_within(measure->env, measure->cluster, model, layers, measure->config, budget_s, arena, &efficiency));
     measure->efficiency = efficiency;
     return HAPT_OK;
 }
@@ -192,8 +191,8 @@ static enum hapt_status add_synthesised(struct measure *measure, const struct ha
 }
 
 enum hapt_status programs_build(struct measure *measure, const struct hapt_model *model,
-                                          const struct hapt_layers *layers, struct hapt_candidates *candidates,
-                                          struct hapt_arena *arena)
+                                const struct hapt_layers *layers, struct hapt_candidates *candidates,
+                                struct hapt_arena *arena)
 {
     HAPT_TRY(hapt_env_agree(measure->env->world, build_plain(measure, model, layers, candidates, arena)));
     if (hapt_candidates_programs(measure->config) & PROGRAM_SYNTHESISED)

@@ -1,8 +1,8 @@
 /*
  * Times of stages that only a team can have: tensor-parallel and synthesised ones, and the end of a step with sharded
  * optimizer state. A tensor-parallel device waits for its peers inside every layer, so the time of a single device says
- * little. Teams run a few ranges of each submesh as training does (team_ranges.h), all subclusters at once. The times of
- * the other ranges are composed of them.
+ * little. Teams run a few ranges of each submesh as training does (team_ranges.h), all subclusters at once. The times
+ * of the other ranges are composed of them.
  */
 #include "measure.h"
 
@@ -77,9 +77,9 @@ static void take_times(const struct submesh_team *team, const struct team_ranges
     const struct hapt_candidates *candidates = measure->candidates;
     const int L = candidates->layer_count, class = measure->classes.of_subcluster[team->subcluster];
     for (int k = 0; k < candidates->structure_count; k++) {
-        const int cell = candidates->first[k] * L + candidates->last[k], item = k * candidates->mesh_count + team->mesh_index;
-        const double stage_s = ranges->times->stage_s[cell],
-                     forward_s = fmin(ranges->times->forward_s[cell], stage_s),
+        const int cell = candidates->first[k] * L + candidates->last[k],
+                  item = k * candidates->mesh_count + team->mesh_index;
+        const double stage_s = ranges->times->stage_s[cell], forward_s = fmin(ranges->times->forward_s[cell], stage_s),
                      sum_s = measure_sum_s(measure, team->subcluster, team->submesh,
                                            4 * measure_memory(measure, class, item)->trained_elements);
         if (!isfinite(stage_s)) continue;
@@ -167,8 +167,7 @@ static enum hapt_status publish_times(struct measure *measure)
     return HAPT_OK;
 }
 
-enum hapt_status measure_run_stages(struct measure *measure, const struct hapt_engine_options *options,
-                                    double budget_s)
+enum hapt_status measure_run_stages(struct measure *measure, const struct hapt_engine_options *options, double budget_s)
 {
     struct measure_stages *stages = &measure->stages;
     const size_t items = (size_t)measure->cluster->count * (size_t)measure->candidates->item_count;

@@ -148,8 +148,7 @@ static enum hapt_status run_round(struct measure *measure, const struct hapt_eng
                   class = measure->classes.of_subcluster[other];
         if (rounds->done[class * D + mesh_index]) continue;
         rounds->done[class * D + mesh_index] = true;
-        const bool mine =
-            own.mesh_index == mesh_index && measure->classes.of_subcluster[own.subcluster] == class;
+        const bool mine = own.mesh_index == mesh_index && measure->classes.of_subcluster[own.subcluster] == class;
         HAPT_TRY(take_factors(measure, class, mesh_index, mine ? rounds->factor : NULL, rounds->mean));
     }
     return HAPT_OK;

@@ -1,4 +1,4 @@
-/* ranks: 2 4
+/* ranks: 4
  * Measured profiles with every program: tensor-parallel and synthesised stages, sharded optimizer state. Memory is that
  * of the programs, planned here without the profiler. */
 #include <unistd.h>
@@ -58,11 +58,12 @@ static void load(struct run *run, double memory_bytes)
 
 static void measure(struct run *run, const char *program, const char *sharded)
 {
-    char *words[] = {"hapt", "profile",   "--profile-seconds", "1", "--threads",
-                     "1",    "--program", (char *)program,     "--sharded-optimizer", (char *)sharded};
+    char *words[] = {"hapt",      "profile",       "--profile-seconds",   "0.3",          "--threads", "1",
+                     "--program", (char *)program, "--sharded-optimizer", (char *)sharded};
     struct hapt_config *config = NULL;
     CHECK_OK(hapt_config_parse(sizeof words / sizeof *words, words, &run->arena, &config));
-    CHECK_OK(hapt_profile_measure(&test_env, run->cluster, run->model, run->layers, config, &run->arena, &run->profile));
+    CHECK_OK(
+        hapt_profile_measure(&test_env, run->cluster, run->model, run->layers, config, &run->arena, &run->profile));
     if (!run->profile) exit(1); /* on all ranks */
     CHECK_OK(hapt_profile_check(run->profile));
 }
@@ -83,8 +84,8 @@ static struct hapt_memory_plan plan_of(struct run *run, struct hapt_submesh row,
     if (layout)
         CHECK_OK(hapt_stage_layout_apply(layout, run->model->graph, &run->arena, &sharding));
     else
-        CHECK_OK(hapt_sharding_tensor_parallel(run->model->graph, row.n * row.m / row.tp, row.tp, &run->arena,
-                                               &sharding));
+        CHECK_OK(
+            hapt_sharding_tensor_parallel(run->model->graph, row.n * row.m / row.tp, row.tp, &run->arena, &sharding));
     CHECK_OK(hapt_program_build(sharding, hapt_layers_first_op(run->layers, first), run->layers->end_op[last],
                                 &run->arena, &program));
     CHECK_OK(hapt_engine_plan_memory(program, &options, &run->arena, &plan));

@@ -40,8 +40,8 @@ static void set_up(struct setting *setting, int longest)
     for (int t = 0; t < 3; t++)
         for (int l = 0; l < L; l++) setting->layer[t][l] = (l == 0 ? 0.25 : l == 8 ? 2.5 : 1.0) / (1 + t);
     CHECK_OK(hapt_range_times_create(L, &setting->arena, &setting->times));
-    CHECK_OK(team_ranges_list(&setting->candidates, is_wanted, setting, setting->times, &setting->arena,
-                              &setting->ranges));
+    CHECK_OK(
+        team_ranges_list(&setting->candidates, is_wanted, setting, setting->times, &setting->arena, &setting->ranges));
 }
 
 static double sum_of(const struct setting *setting, int t, int cell)
@@ -57,7 +57,8 @@ static void run_first(struct setting *setting, int count, double factor)
     double *const table[3] = {setting->times->stage_s, setting->times->forward_s, setting->times->step_s};
     for (int k = 0; k < count; k++)
         for (int cell = 0; cell < L * L; cell++) {
-            if (cell / L > cell % L || setting->structure[cell] != setting->structure[setting->ranges.order[k]]) continue;
+            if (cell / L > cell % L || setting->structure[cell] != setting->structure[setting->ranges.order[k]])
+                continue;
             setting->ranges.run[cell] = true;
             for (int t = 0; t < 3; t++) table[t][cell] = factor * sum_of(setting, t, cell);
         }
