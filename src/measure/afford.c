@@ -8,7 +8,7 @@
 #include "hapt/efficiency.h"
 
 enum { LAYER_ROUNDS = 3, PASS_ROUNDS = 2, PASS_ITEMS = 8 }; /* minimum run by measure_rounds.c */
-enum { TEAM_MICROBATCHES = 6 };                             /* minimum run by team_time.c */
+enum { TEAM_MICROBATCHES = 8 };                             /* minimum run by team_time.c */
 #define MEMORY_SHARE 0.5                                    /* of a host's free memory */
 #define TOLERANCE 1.05     /* free memory changes a little after the benchmark engines were chosen by it */
 #define TOUCH_RATE 5e8     /* byte/s of host memory touched for the first time */

@@ -133,9 +133,13 @@ void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, 
             const int cell = i * L + j;
             if (ranges->run[cell] || !wanted(context, i, j)) continue;
             int *like = &ranges->like[ranges->candidates->structure[cell]];
-            if (*like == 0) *like = 1 + cell;
-            const int first = *like - 1, whole = enclosing_range(ranges, first / L, first % L);
+            if (*like > 0) {
+                for (int t = 0; t < 3; t++) table[t][cell] = table[t][*like - 1];
+                continue;
+            }
+            *like = 1 + cell;
+            const int whole = enclosing_range(ranges, i, j);
             for (int t = 0; t < 3; t++)
-                table[t][cell] = base[t][whole] > 0 ? table[t][whole] * base[t][first] / base[t][whole] : 0;
+                table[t][cell] = base[t][whole] > 0 ? table[t][whole] * base[t][cell] / base[t][whole] : 0;
         }
 }

@@ -46,7 +46,7 @@ passes 1 plan --profile "$P" --microbatches 128
 
 # a measured profile has tensor-parallel rows and sharded optimizer state, too
 passes 1 model gpt --layers 2 --hidden 32 --heads 2 --sequence 16 --vocab 64 --microbatch 2 --output "$scratch/tiny.h5"
-measured=(2 profile --input "$scratch/tiny.h5" --threads 1 --profile-seconds 0.5 --output "$scratch/m.h5")
+measured=(2 profile --input "$scratch/tiny.h5" --threads 1 --profile-seconds 0.5 --output "$scratch/measured.h5")
 passes "${measured[@]}" && ! grep -q ' tp ' "$scratch/out" || fail "tensor-parallel stages without need: $(cat "$scratch/out")"
 passes "${measured[@]}" --tensor-parallel 2 && grep -q '1x2 tp 2' "$scratch/out" || fail "--tensor-parallel 2: $(cat "$scratch/out")"
 passes "${measured[@]}" --sharded-optimizer yes
