@@ -94,17 +94,35 @@ static enum hapt_status mix_rows(const struct measure *like, struct hapt_candida
                           hapt_candidates_mix(candidates, like->config, programs, times, arena, scratch));
 }
 
+/* Opens this rank's device for the collectives of mixed groups. */
+static enum hapt_status open_device(const struct measure *like, struct hapt_engine_options *options)
+{
+    *options = (struct hapt_engine_options){.threads = like->threads};
+    if (like->cluster->subcluster_of_rank[like->env->world_rank] < 0) return HAPT_OK;
+    return classes_open_device(like->env, like->cluster, "measure on", "see hapt doctor", options);
+}
+
+/* Groups with synthesised programs. */
+static enum hapt_status mix_programs(struct measure *like, const struct hapt_layers *layers,
+                                     struct hapt_candidates *candidates, struct hapt_arena *arena)
+{
+    struct mixed_measuring measuring = {.env = like->env, .config = like->config, .candidates = candidates};
+    struct hapt_engine_options options;
+    if (candidates->mixable_count == 0) return HAPT_OK;
+    HAPT_TRY(programs_calibrate(like, candidates->model, layers, arena));
+    measuring.efficiency = like->efficiency;
+    enum hapt_status status = hapt_env_agree(like->env->world, open_device(like, &options));
+    if (status == HAPT_OK) status = measure_mixed_programs(&measuring, &options, arena);
+    if (options.device) options.backend->close(options.device);
+    return status;
+}
+
 static enum hapt_status mix(struct measure *like, const struct hapt_layers *layers, struct hapt_candidates *candidates,
                             struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const unsigned programs = hapt_candidates_programs(like->config);
-    struct mixed_measuring measuring = {.env = like->env, .config = like->config, .candidates = candidates};
     HAPT_TRY(mix_rows(like, candidates, programs, arena, scratch));
-    if (candidates->mixable_count > 0) {
-        HAPT_TRY(programs_calibrate(like, candidates->model, layers, arena));
-        measuring.efficiency = like->efficiency;
-        HAPT_TRY(measure_mixed_programs(&measuring, arena));
-    }
+    HAPT_TRY(mix_programs(like, layers, candidates, arena));
     HAPT_TRY(hapt_env_agree(like->env->world, hapt_candidates_find_structures(candidates, arena)));
     return classes_same_structures(like->env, candidates);
 }

@@ -67,27 +67,37 @@ static enum hapt_status publish(const struct mixed_measuring *measuring, const s
 
 /* ---- programs ---- */
 
+/* As the programs of the mixed group will run them. */
 static enum hapt_status time_collectives(const struct mixed_measuring *measuring, const struct hapt_mixed_group *group,
-                                         MPI_Comm comm, struct hapt_collective_model *model)
+                                         const struct hapt_engine_options *options, MPI_Comm comm,
+                                         struct hapt_collective_model *model)
 {
-    struct hapt_collective *collective;
-    HAPT_TRY(
-        hapt_collective_create(comm, "profile", hapt_config_real(measuring->config, "timeout"), true, &collective));
-    enum hapt_status status =
-        hapt_link_all_or_none(comm, "the collectives' measuring", throttle_links(measuring, group, collective));
-    if (status == HAPT_OK) status = hapt_collective_measure(collective, COLLECTIVE_SECONDS, model, NULL, NULL);
-    hapt_collective_destroy(collective);
+    const struct hapt_sharding sharding = {.axis = {{.size = device_count(group)}, {.size = 1}}}; /* only its axes */
+    struct hapt_team team = {
+        .sharding = &sharding, .rank = my_device(measuring, group), .size = device_count(group), .microbatch = -1};
+    char carrier[HAPT_TEAM_TRANSPORT_CHARS];
+    hapt_team_mesh_coordinate(&sharding, team.rank, team.mesh_coordinate);
+    enum hapt_status status = hapt_team_connect(&team, comm, "profile", hapt_config_real(measuring->config, "timeout"));
+    if (status == HAPT_OK)
+        status =
+            hapt_link_all_or_none(comm, "the collectives' measuring", throttle_links(measuring, group, team.all_ranks));
+    if (status == HAPT_OK) status = hapt_team_use_devices(&team, options->backend, options->device, NULL, carrier);
+    if (status == HAPT_OK)
+        status = hapt_collective_measure_team(&team, options->backend, options->device, COLLECTIVE_SECONDS, model);
+    hapt_team_release(&team);
     return status;
 }
 
 static enum hapt_status measure_collectives(const struct mixed_measuring *measuring,
-                                            const struct hapt_mixed_group *group, struct hapt_collective_model *model)
+                                            const struct hapt_mixed_group *group,
+                                            const struct hapt_engine_options *options,
+                                            struct hapt_collective_model *model)
 {
     MPI_Comm comm;
     enum hapt_status status = HAPT_OK;
     HAPT_TRY(split(measuring, group, &comm));
     if (comm != MPI_COMM_NULL) {
-        status = time_collectives(measuring, group, comm, model);
+        status = time_collectives(measuring, group, options, comm, model);
         MPI_Comm_free(&comm);
     }
     HAPT_TRY(sums_barrier(measuring->env->world));
@@ -95,7 +105,8 @@ static enum hapt_status measure_collectives(const struct mixed_measuring *measur
     return publish(measuring, group, model, sizeof *model);
 }
 
-enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring, struct hapt_arena *arena)
+enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring,
+                                        const struct hapt_engine_options *options, struct hapt_arena *arena)
 {
     const struct hapt_env *env = measuring->env;
     struct hapt_candidates *candidates = measuring->candidates;
@@ -104,7 +115,7 @@ enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring,
         struct hapt_stage_layout *found[MIXED_PROGRAMS] = {NULL};
         int count = 0;
         enum hapt_status status = HAPT_OK;
-        HAPT_TRY(measure_collectives(measuring, group, &group->sums));
+        HAPT_TRY(measure_collectives(measuring, group, options, &group->sums));
         const struct hapt_mixed_question question = {.candidates = candidates,
                                                      .group = group,
                                                      .efficiency = measuring->efficiency,

@@ -13,9 +13,10 @@ struct mixed_measuring {
     struct hapt_candidates *candidates;
     const struct hapt_efficiency *efficiency;
 };
-/* Adds groups with programs for candidates->mixable, the same on all ranks. Collective over env->world; agrees on
- * failures. */
-enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring, struct hapt_arena *arena);
+/* Adds groups with programs for candidates->mixable, the same on all ranks. `options`: of this rank's open device, none
+ * on an idle rank. Collective over env->world; agrees on failures. */
+enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring,
+                                        const struct hapt_engine_options *options, struct hapt_arena *arena);
 /* Fills ->times of every group in about `budget_s`. The longest range that fits is always run, then single layers,
  * then the others by descending length; the remaining ones are composed. `wanted`: true if a range of a group is a
  * candidate; `sharded`: true if it has sharded optimizer state. Both are the same on all ranks. `options`: of this
