@@ -154,6 +154,9 @@ struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *can
 /* Memory of an item by its program; `engine` NULL: without kernel scratch. */
 enum hapt_status hapt_candidates_plan_memory(const struct hapt_candidates *candidates, int item,
                                              const struct hapt_engine_options *engine, struct hapt_item_memory *memory);
+/* True if a stage on devices of `limit` bytes is a candidate with sharded optimizer state. */
+bool hapt_candidates_shards_state(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
+                                  double limit);
 /* Least resident bytes on a device of `limit` bytes. A stage that fits with unsharded state is trained so and takes
  * more. */
 double hapt_candidates_resident_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,

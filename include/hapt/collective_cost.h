@@ -82,5 +82,14 @@ struct hapt_collective;
 enum hapt_status hapt_collective_measure(struct hapt_collective *collective, double seconds,
                                          struct hapt_collective_model *model,
                                          struct hapt_collective_sample (*sample)[HAPT_COLLECTIVE_SAMPLES], int *count);
+/* The same for the collectives of programs: the devices of the team run them or, if the host does, copies between
+ * device and host are included where the host cannot read the device's memory. `team`: connected, all ranks along axis
+ * 0; it has asked for its devices. `device`: this rank's, open. */
+struct hapt_team;
+struct hapt_backend;
+struct hapt_device;
+enum hapt_status hapt_collective_measure_team(struct hapt_team *team, const struct hapt_backend *backend,
+                                              struct hapt_device *device, double seconds,
+                                              struct hapt_collective_model *model);
 
 #endif

@@ -11,6 +11,10 @@
 /* Adds meshes with programs to candidates->mesh and ->sharding, which have room for `room` more. Leaves out
  * programs that shard the graph like an existing mesh, and meshes without a program. */
 enum hapt_status hapt_synthesised_add(struct hapt_candidates *candidates, int room, struct hapt_arena *arena);
+/* Adds a mesh with a known program: its n, m and subclusters count, and the layout is borrowed. The candidates have
+ * room for it. */
+enum hapt_status hapt_synthesised_add_layout(struct hapt_candidates *candidates, const struct hapt_candidate_mesh *like,
+                                             const struct hapt_stage_layout *layout, struct hapt_arena *arena);
 /* Upper limit of the meshes added: all (n, m) of all subclusters, with several programs each. */
 int hapt_synthesised_room(const struct hapt_candidates *candidates);
 

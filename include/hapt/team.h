@@ -87,6 +87,12 @@ enum hapt_status hapt_team_use_devices(struct hapt_team *team, const struct hapt
  * Rank-local. */
 enum hapt_status hapt_team_reserve(struct hapt_team *team);
 enum hapt_status hapt_team_reserve_parts(struct hapt_team *team, unsigned axes, const struct hapt_strided *part);
+/* Runs one collective as the programs of the team do. `from`, `to`: device addresses if devices run the team's
+ * collectives, else host addresses. Collective over the ranks of its axis. Call hapt_team_reserve_collective before;
+ * that one is rank-local. */
+enum hapt_status hapt_team_run_collective(struct hapt_team *team, const struct hapt_team_collective *planned,
+                                          const char *what, const void *from, void *to);
+enum hapt_status hapt_team_reserve_collective(struct hapt_team *team, const struct hapt_team_collective *planned);
 void hapt_team_release(struct hapt_team *team);
 /* The functions that the engine calls; they refer to the team. */
 void hapt_team_links(struct hapt_team *team, struct hapt_engine_links *links);

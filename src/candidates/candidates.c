@@ -176,6 +176,12 @@ static int optimizer_states(const struct hapt_config *config)
     return hapt_config_real(config, "momentum") > 0 ? 1 : 0;
 }
 
+static enum state_sharing state_sharing_of(const struct hapt_config *config)
+{
+    const char *choice = hapt_config_text(config, "sharded-optimizer");
+    return strcmp(choice, "yes") == 0 ? STATE_SHARDED : strcmp(choice, "no") == 0 ? STATE_REPLICATED : STATE_AS_NEEDED;
+}
+
 enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                        const struct hapt_layers *layers, const struct hapt_config *config,
                                        const struct hapt_candidates_options *options, struct hapt_arena *arena,
@@ -190,7 +196,8 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
                                            .efficiency = options->efficiency,
                                            .imbalance = hapt_config_real(config, "imbalance"),
                                            .microbatches = (int)hapt_config_int(config, "microbatches"),
-                                           .state_count = optimizer_states(config)};
+                                           .state_count = optimizer_states(config),
+                                           .state_sharing = state_sharing_of(config)};
     struct hapt_arena scratch;
     for (int c = 0; c < cluster->count; c++)
         candidates->speed += hapt_candidates_device_speed(candidates, c) * cluster->subcluster[c].nodes *
@@ -253,13 +260,34 @@ struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *can
                                      .sharded_bytes = (double)figures->sharded_bytes};
 }
 
+bool hapt_candidates_shards_state(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
+                                  double limit)
+{
+    const bool fits = memory->parameter_bytes + candidates->microbatches * memory->activation_bytes <= limit;
+    return candidates->state_sharing == STATE_SHARDED || (candidates->state_sharing == STATE_AS_NEEDED && !fits);
+}
+
 double hapt_candidates_resident_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
                                       double limit)
 {
-    const bool fits = memory->parameter_bytes + candidates->microbatches * memory->activation_bytes <= limit;
-    const bool sharded =
-        candidates->state_sharing == STATE_SHARDED || (candidates->state_sharing == STATE_AS_NEEDED && !fits);
-    return sharded ? memory->sharded_bytes : memory->parameter_bytes;
+    return hapt_candidates_shards_state(candidates, memory, limit) ? memory->sharded_bytes : memory->parameter_bytes;
+}
+
+/* Resident bytes of a plan with whole optimizer state, if the state were sharded. */
+static size_t sharded_bytes(const struct hapt_sharding *sharding, const struct hapt_memory_plan *plan)
+{
+    size_t elements = 0;
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group *group = &plan->group[g];
+        size_t first = group->first, end = group->end;
+        int index;
+        hapt_parameter_group_ranks(sharding, group->axes, &index);
+        if (group->axes != 0) hapt_parameter_group_slice(sharding, group, index, &first, &end);
+        elements += end - first;
+    }
+    const size_t states = (size_t)plan->state_count;
+    return plan->parameter_bytes + states * hapt_align(elements * sizeof(float)) -
+           states * hapt_align(plan->state_elements * sizeof(float));
 }
 
 enum hapt_status hapt_candidates_plan_memory(const struct hapt_candidates *candidates, int item,
@@ -281,7 +309,7 @@ enum hapt_status hapt_candidates_plan_memory(const struct hapt_candidates *candi
     if (status == HAPT_OK) status = plan_program(candidates, program, engine, &scratch, &plan);
     if (status == HAPT_OK) {
         const struct hapt_memory_bytes figures = {.parameter_bytes = plan->parameter_bytes,
-                                                  .sharded_bytes = plan->parameter_bytes,
+                                                  .sharded_bytes = sharded_bytes(program->sharding, plan),
                                                   .activation_bytes = plan->activation_bytes,
                                                   .trained_elements = plan->trained_elements,
                                                   .copies = plan->copy_offset != (size_t)-1};

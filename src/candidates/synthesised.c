@@ -197,6 +197,29 @@ static unsigned with_submesh(const struct hapt_candidates *candidates, struct ha
     return bits;
 }
 
+static enum hapt_status append(struct hapt_candidates *candidates, struct hapt_candidate_mesh mesh,
+                               const struct hapt_stage_layout *layout, struct hapt_sharding *sharding,
+                               struct hapt_arena *arena)
+{
+    const struct hapt_stage_layout **list;
+    HAPT_NEW(list, arena, candidates->layout_count + 1);
+    if (candidates->layout_count > 0) memcpy(list, candidates->layout, (size_t)candidates->layout_count * sizeof *list);
+    list[candidates->layout_count++] = layout;
+    candidates->layout = list;
+    mesh.program = candidates->layout_count;
+    candidates->mesh[candidates->mesh_count] = mesh;
+    candidates->sharding[candidates->mesh_count++] = sharding;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_synthesised_add_layout(struct hapt_candidates *candidates, const struct hapt_candidate_mesh *like,
+                                             const struct hapt_stage_layout *layout, struct hapt_arena *arena)
+{
+    struct hapt_sharding *sharding;
+    HAPT_TRY(hapt_stage_layout_apply(layout, candidates->model->graph, arena, &sharding));
+    return append(candidates, *like, layout, sharding, arena);
+}
+
 static enum hapt_status add(struct hapt_candidates *candidates, int subcluster, struct hapt_candidate_mesh mesh,
                             struct hapt_stage_layout *layout, struct hapt_sharding *sharding, struct hapt_arena *arena,
                             struct hapt_arena *scratch)
@@ -212,16 +235,8 @@ static enum hapt_status add(struct hapt_candidates *candidates, int subcluster, 
     }
     snprintf(layout->name, sizeof layout->name, "synthesised %dx%d %.40s", mesh.n, mesh.m,
              candidates->cluster->subcluster[subcluster].name);
-    const struct hapt_stage_layout **list;
-    HAPT_NEW(list, arena, candidates->layout_count + 1);
-    if (candidates->layout_count > 0) memcpy(list, candidates->layout, (size_t)candidates->layout_count * sizeof *list);
-    list[candidates->layout_count++] = layout;
-    candidates->layout = list;
-    mesh.program = candidates->layout_count;
     mesh.subclusters = with_submesh(candidates, (struct hapt_submesh){.n = mesh.n, .m = mesh.m});
-    candidates->mesh[candidates->mesh_count] = mesh;
-    candidates->sharding[candidates->mesh_count++] = sharding;
-    return HAPT_OK;
+    return append(candidates, mesh, layout, sharding, arena);
 }
 
 static int compare_kept(const void *a, const void *b)

@@ -29,20 +29,6 @@ static enum hapt_status load_efficiency(struct hapt_env *env, struct hapt_config
     return HAPT_OK;
 }
 
-/* Measured stages of one subcluster are data-parallel; mixed stages may have synthesised programs. */
-static enum hapt_status check_programs(const struct hapt_config *config, bool measured)
-{
-    const char *program = hapt_config_text(config, "program");
-    if (!measured) return HAPT_OK;
-    if (hapt_config_int(config, "tensor-parallel") > 1)
-        return hapt_fail(HAPT_ERR_USAGE, "leave it out, or add --predict yes",
-                         "--tensor-parallel %d: measured profiles are data-parallel",
-                         (int)hapt_config_int(config, "tensor-parallel"));
-    if (strcmp(program, "auto") == 0 || strcmp(program, "data") == 0) return HAPT_OK;
-    if (strcmp(program, "tensor") != 0 && strcmp(hapt_config_text(config, "mixed"), "no") != 0) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_USAGE, "leave it out, or add --predict yes",
-                     "--program %s: measured profiles are data-parallel, except for mixed stages (--mixed)", program);
-}
 /* Restricts a loaded profile to the programs of --program, in a copy. */
 static enum hapt_status keep_programs(const struct hapt_config *config, struct hapt_arena *arena,
                                       struct hapt_profile **profile)
@@ -83,12 +69,7 @@ static bool is_measured(const struct hapt_config *config, const struct hapt_clus
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster)
 {
     const bool measured = is_measured(config, cluster);
-    HAPT_TRY(check_programs(config, measured));
     if (!measured) return HAPT_OK;
-    if (hapt_config_command(config) != HAPT_COMMAND_JOB) /* there training uses the option */
-        HAPT_TRY(hapt_phase_refuse_unused(
-            config, "measured profiles hold the optimizer's whole state; only --predict yes shards it",
-            "sharded-optimizer"));
     return hapt_phase_refuse_unused(
         config, "the profile is measured here; only --predict yes and clusters on paper are predicted", "efficiency");
 }
@@ -111,8 +92,6 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, cluster)));
     if (is_measured(config, cluster)) {
         HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, arena, profile));
-        if (strcmp(hapt_config_text(config, "program"), "synthesised") == 0)
-            hapt_profile_keep_programs(*profile, "synthesised");
         (*profile)->origin = HAPT_PROFILE_MEASURED;
     } else {
         struct hapt_progress progress;

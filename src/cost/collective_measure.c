@@ -2,6 +2,9 @@
  * Measures collectives over the ranks that will use them (HAP 3.2): every kind at sizes that grow by a factor of four,
  * with even shards and with one rank holding most. A call counts by its slowest rank; of several calls, the quickest
  * counts. Ranks agree on times before any decision that depends on them, so that all take the same branch.
+ *
+ * A team's collectives run as in its programs: by the devices, or by the host behind a copy from the device and before
+ * one to it.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -12,6 +15,7 @@
 #include "hapt/progress.h"
 #include "hapt/ratios.h"
 #include "hapt/sharding.h"
+#include "hapt/team.h"
 
 enum {
     FEWEST_UNITS = 64, /* smallest tensor: 16 KiB */
@@ -32,7 +36,11 @@ struct bench {
     struct hapt_strided *give, *take; /* [ranks] all-to-all: parts of this rank's rows and of its columns */
     struct hapt_strided_list *give_list, *take_list;
     double *ratio;
-    char *whole, *mine, *other;
+    char *whole, *mine, *other; /* in host memory, or in device memory if devices run the collectives */
+    struct hapt_team *team;     /* whose devices run the collectives; NULL: the host does */
+    const struct hapt_backend *backend;
+    struct hapt_device *device;
+    char *staged; /* device memory that the host cannot read, copied from and to; NULL: none */
 };
 
 static size_t full_bytes(const struct bench *bench)
@@ -66,9 +74,32 @@ static size_t largest_shard(const struct bench *bench)
     return (size_t)most;
 }
 
-static enum hapt_status call(struct bench *bench, enum hapt_collective_kind kind)
+static const char what[] = "measuring collectives";
+
+static struct hapt_team_collective plan(const struct bench *bench, enum hapt_collective_kind kind)
 {
-    static const char what[] = "measuring collectives";
+    const size_t units = largest_shard(bench);
+    return (struct hapt_team_collective){.kind = kind,
+                                         .dtype = HAPT_F32,
+                                         .elements = full_bytes(bench) / sizeof(float),
+                                         .part = bench->row,
+                                         .send = bench->give_list,
+                                         .receive = bench->take_list,
+                                         .longest = units * units * bench->cell};
+}
+
+static enum hapt_status call_on_devices(struct bench *bench, enum hapt_collective_kind kind)
+{
+    const struct hapt_team_collective planned = plan(bench, kind);
+    const bool whole_from = kind == HAPT_COLLECTIVE_ALL_REDUCE || kind == HAPT_COLLECTIVE_REDUCE_SCATTER;
+    char *to = kind == HAPT_COLLECTIVE_REDUCE_SCATTER ? bench->mine
+               : kind == HAPT_COLLECTIVE_ALL_TO_ALL   ? bench->other
+                                                      : bench->whole;
+    return hapt_team_run_collective(bench->team, &planned, what, whole_from ? bench->whole : bench->mine, to);
+}
+
+static enum hapt_status call_on_host(struct bench *bench, enum hapt_collective_kind kind)
+{
     const size_t units = largest_shard(bench);
     switch (kind) {
     case HAPT_COLLECTIVE_ALL_REDUCE:
@@ -87,12 +118,35 @@ static enum hapt_status call(struct bench *bench, enum hapt_collective_kind kind
     }
 }
 
+static enum hapt_status copy(const struct bench *bench, void *to, const void *from, size_t bytes)
+{
+    struct hapt_queue *queue = bench->backend->queue(bench->device, 0);
+    HAPT_TRY(bench->backend->copy(queue, to, from, bytes));
+    return bench->backend->wait(bench->backend->record(queue));
+}
+
+static enum hapt_status call(struct bench *bench, enum hapt_collective_kind kind)
+{
+    const size_t all = full_bytes(bench),
+                 own = (size_t)(bench->first[bench->rank + 1] - bench->first[bench->rank]) * bench->units * bench->cell;
+    const bool from_all = kind == HAPT_COLLECTIVE_ALL_REDUCE || kind == HAPT_COLLECTIVE_REDUCE_SCATTER,
+               to_own = kind == HAPT_COLLECTIVE_REDUCE_SCATTER || kind == HAPT_COLLECTIVE_ALL_TO_ALL;
+    if (bench->team) return call_on_devices(bench, kind);
+    if (bench->staged)
+        HAPT_TRY(copy(bench, from_all ? bench->whole : bench->mine, bench->staged, from_all ? all : own));
+    HAPT_TRY(call_on_host(bench, kind));
+    if (!bench->staged) return HAPT_OK;
+    const char *result = kind == HAPT_COLLECTIVE_REDUCE_SCATTER ? bench->mine
+                         : kind == HAPT_COLLECTIVE_ALL_TO_ALL   ? bench->other
+                                                                : bench->whole;
+    return copy(bench, bench->staged, result, to_own ? own : all);
+}
+
 /* The maximum over all ranks, on all ranks. */
 static enum hapt_status agree_on(struct bench *bench, double *value)
 {
     float most = (float)*value;
-    HAPT_TRY(
-        hapt_collective_combine(bench->collective, "measuring collectives", HAPT_COMBINE_MAXIMUM, HAPT_F32, &most, 1));
+    HAPT_TRY(hapt_collective_combine(bench->collective, what, HAPT_COMBINE_MAXIMUM, HAPT_F32, &most, 1));
     *value = (double)most;
     return HAPT_OK;
 }
@@ -125,6 +179,23 @@ static enum hapt_status quickest_call(struct bench *bench, enum hapt_collective_
     return HAPT_OK;
 }
 
+/* Fails on all ranks alike. */
+static enum hapt_status agree_on_status(struct bench *bench, enum hapt_status status)
+{
+    double failed = status != HAPT_OK;
+    HAPT_TRY(agree_on(bench, &failed));
+    if (failed == 0 || status != HAPT_OK) return status;
+    return hapt_fail(HAPT_ERR_MEMORY, NULL, "another rank has no memory to measure collectives");
+}
+
+static enum hapt_status prepare_call(struct bench *bench, enum hapt_collective_kind kind, bool skewed)
+{
+    lay_out(bench, skewed);
+    if (!bench->team) return HAPT_OK;
+    const struct hapt_team_collective planned = plan(bench, kind);
+    return agree_on_status(bench, hapt_team_reserve_collective(bench->team, &planned));
+}
+
 static enum hapt_status measure_kind(struct bench *bench, enum hapt_collective_kind kind, double seconds, int *count,
                                      struct hapt_collective_sample *sample)
 {
@@ -136,7 +207,7 @@ static enum hapt_status measure_kind(struct bench *bench, enum hapt_collective_k
         hapt_progress_advance(1);
         for (int skewed = 0; skewed < (kind == HAPT_COLLECTIVE_ALL_REDUCE ? 1 : 2); skewed++) {
             struct hapt_collective_sample *next = &sample[(*count)++];
-            lay_out(bench, skewed);
+            HAPT_TRY(prepare_call(bench, kind, skewed));
             *next =
                 (struct hapt_collective_sample){.bytes = (double)full_bytes(bench),
                                                 .largest_share = (double)largest_shard(bench) / (double)bench->units};
@@ -145,6 +216,33 @@ static enum hapt_status measure_kind(struct bench *bench, enum hapt_collective_k
         /* Larger sizes would exceed the time; a line needs three sizes. */
         if (size >= 2 && spent_s + 2 * GROWTH * FEW_ROUNDS * sample[*count - 1].time_s > seconds) break;
     }
+    return HAPT_OK;
+}
+
+/* True if the host runs the collectives and cannot read the device's memory. */
+static bool is_staged(const struct bench *bench)
+{
+    return !bench->team && bench->backend && bench->backend->pin;
+}
+
+static enum hapt_status allocate(const struct bench *bench, size_t bytes, char **block)
+{
+    void *memory;
+    HAPT_TRY(bench->backend->allocate(bench->device, bytes, &memory));
+    *block = memory;
+    return HAPT_OK;
+}
+
+static enum hapt_status reserve_block(const struct bench *bench, size_t bytes, struct hapt_arena *arena, char **block)
+{
+    void *memory;
+    if (bench->team) return allocate(bench, bytes, block);
+    if (!is_staged(bench)) {
+        HAPT_NEW(*block, arena, bytes);
+        return HAPT_OK;
+    }
+    HAPT_TRY(hapt_backend_pin(bench->backend, bytes, &memory));
+    *block = memset(memory, 0, bytes);
     return HAPT_OK;
 }
 
@@ -160,10 +258,20 @@ static enum hapt_status reserve(struct bench *bench, struct hapt_arena *arena)
     HAPT_NEW(bench->give_list, arena, n);
     HAPT_NEW(bench->take_list, arena, n);
     HAPT_NEW(bench->ratio, arena, n);
-    HAPT_NEW(bench->whole, arena, most);
-    HAPT_NEW(bench->mine, arena, most);
-    HAPT_NEW(bench->other, arena, most);
-    return HAPT_OK;
+    HAPT_TRY(reserve_block(bench, most, arena, &bench->whole));
+    HAPT_TRY(reserve_block(bench, most, arena, &bench->mine));
+    HAPT_TRY(reserve_block(bench, most, arena, &bench->other));
+    return is_staged(bench) ? allocate(bench, most, &bench->staged) : HAPT_OK;
+}
+
+static void release(const struct bench *bench)
+{
+    char *const data[] = {bench->whole, bench->mine, bench->other};
+    for (int k = 0; k < 3; k++) {
+        if (data[k] && bench->team) bench->backend->free(bench->device, data[k]);
+        if (data[k] && is_staged(bench)) bench->backend->unpin(data[k]);
+    }
+    if (bench->staged) bench->backend->free(bench->device, bench->staged);
 }
 
 static enum hapt_status measure(struct bench *bench, struct hapt_arena *arena, double seconds,
@@ -171,13 +279,7 @@ static enum hapt_status measure(struct bench *bench, struct hapt_arena *arena, d
                                 struct hapt_collective_sample (*all)[HAPT_COLLECTIVE_SAMPLES], int *counts)
 {
     /* Continue only if every rank has its memory. */
-    const enum hapt_status status = reserve(bench, arena);
-    double failed = status != HAPT_OK;
-    HAPT_TRY(agree_on(bench, &failed));
-    if (failed > 0)
-        return status != HAPT_OK
-                   ? status
-                   : hapt_fail(HAPT_ERR_MEMORY, NULL, "another rank has no memory to measure collectives");
+    HAPT_TRY(agree_on_status(bench, reserve(bench, arena)));
     hapt_progress_expect((HAPT_COLLECTIVE_ALL_TO_ALL - HAPT_COLLECTIVE_ALL_REDUCE + 1) * SIZES);
     for (int k = HAPT_COLLECTIVE_ALL_REDUCE; k <= HAPT_COLLECTIVE_ALL_TO_ALL; k++) {
         struct hapt_collective_sample sample[HAPT_COLLECTIVE_SAMPLES];
@@ -190,22 +292,38 @@ static enum hapt_status measure(struct bench *bench, struct hapt_arena *arena, d
     return HAPT_OK;
 }
 
+static enum hapt_status run(struct bench *bench, double seconds, struct hapt_collective_model *model,
+                            struct hapt_collective_sample (*sample)[HAPT_COLLECTIVE_SAMPLES], int *count)
+{
+    struct hapt_collective_model made = {.measured = true};
+    struct hapt_arena arena;
+    enum hapt_status status = HAPT_OK;
+    bench->ranks = made.ranks = hapt_collective_ranks(bench->collective);
+    bench->rank = hapt_collective_rank(bench->collective);
+    bench->units = FEWEST_UNITS;
+    while (bench->units < (size_t)bench->ranks) bench->units *= 2;
+    hapt_arena_init(&arena);
+    if (bench->ranks > 1) status = measure(bench, &arena, seconds, &made, sample, count);
+    release(bench);
+    hapt_arena_release(&arena);
+    if (status == HAPT_OK) *model = made;
+    return status;
+}
+
 enum hapt_status hapt_collective_measure(struct hapt_collective *collective, double seconds,
                                          struct hapt_collective_model *model,
                                          struct hapt_collective_sample (*sample)[HAPT_COLLECTIVE_SAMPLES], int *count)
 {
-    struct bench bench = {.collective = collective,
-                          .ranks = hapt_collective_ranks(collective),
-                          .rank = hapt_collective_rank(collective),
-                          .units = FEWEST_UNITS};
-    struct hapt_collective_model made = {.ranks = bench.ranks, .measured = true};
-    struct hapt_arena arena;
-    enum hapt_status status = HAPT_OK;
+    struct bench bench = {.collective = collective};
     for (int k = 0; sample && k < HAPT_COLLECTIVE_COUNT; k++) count[k] = 0;
-    while (bench.units < (size_t)bench.ranks) bench.units *= 2;
-    hapt_arena_init(&arena);
-    if (bench.ranks > 1) status = measure(&bench, &arena, seconds, &made, sample, count);
-    hapt_arena_release(&arena);
-    if (status == HAPT_OK) *model = made;
-    return status;
+    return run(&bench, seconds, model, sample, count);
+}
+
+enum hapt_status hapt_collective_measure_team(struct hapt_team *team, const struct hapt_backend *backend,
+                                              struct hapt_device *device, double seconds,
+                                              struct hapt_collective_model *model)
+{
+    struct bench bench = {
+        .collective = team->all_ranks, .team = team->devices ? team : NULL, .backend = backend, .device = device};
+    return run(&bench, seconds, model, NULL, NULL);
 }

@@ -8,6 +8,7 @@
 #include "hapt/efficiency.h"
 
 enum { LAYER_ROUNDS = 3, PASS_ROUNDS = 2, PASS_ITEMS = 8 }; /* minimum run by measure_rounds.c */
+enum { TEAM_MICROBATCHES = 8 };                             /* minimum run by team_time.c */
 #define MEMORY_SHARE 0.5                                    /* of a host's free memory */
 #define TOLERANCE 1.05     /* free memory changes a little after the benchmark engines were chosen by it */
 #define TOUCH_RATE 5e8     /* byte/s of host memory touched for the first time */
@@ -133,6 +134,17 @@ static void add_items(const struct afford_question *question, struct estimate *e
     estimate->time_s += (LAYER_ROUNDS * layers_s + PASS_ROUNDS * few * others_s) / question->classes->actives;
 }
 
+/* Minimum of the stages that teams run, all ranks at the same time. */
+static void add_stages(const struct afford_question *question, struct estimate *estimate)
+{
+    const struct hapt_cluster *cluster = question->candidates->cluster;
+    const int mine = cluster->subcluster_of_rank[question->env->world_rank];
+    const double slowdown = fmax(cluster->subcluster[mine].device.slowdown, 1);
+    for (int item = 0; item < question->candidates->item_count; item++)
+        if (question->run_by_teams[item])
+            estimate->time_s += TEAM_MICROBATCHES * slowdown * item_s(question, estimate, item);
+}
+
 /* The quickest layer; -1: none is quick and small enough. */
 static int find_trial(const struct afford_question *question, const struct estimate *estimate)
 {
@@ -187,8 +199,8 @@ static enum hapt_status estimate_own(const struct afford_question *question, str
     double stage_bytes = 0, factor = 1;
     *estimate = (struct estimate){0};
     if (question->classes->own_class < 0) return HAPT_OK;
-    for (int item = 0; item < candidates->item_count && question->teams; item++)
-        if (question->needed[item])
+    for (int item = 0; item < candidates->item_count; item++)
+        if ((question->teams && question->needed[item]) || (question->run_by_teams && question->run_by_teams[item]))
             stage_bytes =
                 fmax(stage_bytes, question->memory[item].parameter_bytes + question->memory[item].activation_bytes);
     if (question->classes->active >= 0) {
@@ -196,6 +208,7 @@ static enum hapt_status estimate_own(const struct afford_question *question, str
         HAPT_TRY(time_layers(question, scratch, estimate->layer_s));
         add_bench_engines(question, estimate);
         if (question->whole_rounds == 0) add_items(question, estimate);
+        if (question->run_by_teams) add_stages(question, estimate);
     }
     if (estimate->time_s > TRIAL_LOW * limit_s(question) && estimate->time_s < TRIAL_HIGH * limit_s(question))
         HAPT_TRY(try_layer(question, estimate, scratch, &factor));

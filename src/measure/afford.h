@@ -23,6 +23,7 @@ struct afford_question {
     const struct bench_engines *bench_engines; /* as chosen; none is open */
     const bool *needed;                        /* [item] */
     const struct hapt_item_memory *memory;     /* [item] */
+    const bool *run_by_teams;                  /* [item] teams run it at least a few times; NULL: none */
     int whole_rounds;                          /* > 0: rounds over complete benchmark engines; 0: rounds over items */
     bool teams;                                /* all ranks of a host will run stages at the same time */
 };

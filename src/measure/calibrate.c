@@ -129,28 +129,39 @@ static enum hapt_status list_operators(struct calibration *calibration)
 
 /* ---- timing on this rank ---- */
 
-/* Benchmark engines with every layer that fits the device, at every share of the rows. */
+/* Marks every layer within the limit; true if there is one. */
+static bool mark_layers(const struct calibration *calibration, double limit)
+{
+    const struct hapt_candidates *candidates = &calibration->candidates;
+    bool some = false;
+    for (int item = 0; item < candidates->item_count; item++) {
+        const int structure = item / candidates->mesh_count;
+        const struct hapt_item_memory *memory = &calibration->memory[item];
+        calibration->needed[item] = candidates->first[structure] == candidates->last[structure] &&
+                                    memory->parameter_bytes + memory->activation_bytes <= limit;
+        some = some || calibration->needed[item];
+    }
+    return some;
+}
+
+/* Benchmark engines with every layer that fits the device, at every share of the rows. If none fits and the device's
+ * limit is rehearsed in host memory, with every layer that fits the host. */
 static enum hapt_status choose_windows(struct calibration *calibration)
 {
     const struct hapt_candidates *candidates = &calibration->candidates;
-    const double limit = fmin(classes_memory(calibration->cluster, &calibration->classes),
-                              afford_room(&calibration->options, &calibration->classes));
+    const double room = afford_room(&calibration->options, &calibration->classes);
+    double limit = fmin(classes_memory(calibration->cluster, &calibration->classes), room);
     struct hapt_item_memory *memory;
-    bool *needed, some = false;
     HAPT_NEW(memory, calibration->scratch, candidates->item_count);
-    HAPT_NEW(needed, calibration->scratch, candidates->item_count);
+    HAPT_NEW(calibration->needed, calibration->scratch, candidates->item_count);
     calibration->memory = memory;
-    calibration->needed = needed;
-    for (int item = 0; item < candidates->item_count; item++) {
-        const int structure = item / candidates->mesh_count;
+    for (int item = 0; item < candidates->item_count; item++)
         HAPT_TRY(hapt_candidates_plan_memory(candidates, item, &calibration->options, &memory[item]));
-        needed[item] = candidates->first[structure] == candidates->last[structure] &&
-                       memory[item].parameter_bytes + memory[item].activation_bytes <= limit;
-        some = some || needed[item];
-    }
+    bool some = mark_layers(calibration, limit);
+    if (!some && isfinite(room)) some = mark_layers(calibration, limit = room);
     if (!some) return hapt_fail(HAPT_ERR_MEMORY, "use a smaller model", "no layer of the model fits the device");
-    return bench_engines_choose(candidates, &calibration->options, limit, memory, needed, calibration->scratch,
-                                &calibration->bench_engines);
+    return bench_engines_choose(candidates, &calibration->options, limit, memory, calibration->needed,
+                                calibration->scratch, &calibration->bench_engines);
 }
 
 /* Time that reading the clock adds to a step. */

@@ -6,8 +6,8 @@
  * slow moment or a slow core. The median of the rounds counts; their spread is the reported noise (steadiness.h).
  *
  * Every number comes from engine runs. Times of single devices are thread CPU time, on a GPU device time, multiplied by
- * the device's slowdown (measure_rounds.c). Times of mixed stages are wall time of the ranks that would train them
- * (measure_mixed.c).
+ * the device's slowdown (measure_rounds.c). Times of tensor-parallel, synthesised and mixed stages, and of steps with
+ * sharded optimizer state, are wall time of the ranks that would train them (measure_stages.c, measure_mixed.c).
  */
 #include "measure.h"
 
@@ -17,12 +17,14 @@
 #include "hapt/measure.h"
 #include "hapt/progress.h"
 #include "afford.h"
+#include "measure_programs.h"
 
 /* Shares of --profile-seconds with mixed stages: for timing single devices, and the minimum for mixed stages. */
 #define ALONE_SHARE 0.5
 #define SLOWED_SHARE 0.5 /* for running stages of slowed devices */
 #define MIXED_SHARE 0.3
-#define NOISY 0.1 /* warn if the uncertainty is larger: plans differ by less */
+#define STAGES_SHARE 0.4 /* for running tensor-parallel, synthesised and sharded stages */
+#define NOISY 0.1        /* warn if the uncertainty is larger: plans differ by less */
 
 /* ---- needed items ---- */
 
@@ -64,9 +66,10 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
         HAPT_NEW(time[c], measure->scratch, candidates->item_count);
         for (int item = 0; item < candidates->item_count; item++) {
             const struct hapt_item_time *cpu = measure_time(measure, measure->classes.of_subcluster[c], item);
-            time[c][item] = (struct hapt_item_time){.forward_s = slowdown * cpu->forward_s,
-                                                    .backward_s = slowdown * cpu->backward_s,
-                                                    .update_s = slowdown * cpu->update_s + cpu->end_s};
+            const struct hapt_item_time alone = {.forward_s = slowdown * cpu->forward_s,
+                                                 .backward_s = slowdown * cpu->backward_s,
+                                                 .update_s = slowdown * cpu->update_s + cpu->end_s};
+            time[c][item] = measure_stage_time(measure, c, item, alone);
         }
     }
     return hapt_candidates_fill(candidates, memory, time, measure_sum_s, measure, result, profile);
@@ -91,7 +94,8 @@ static enum hapt_status choose_windows(struct measure *measure, const struct hap
 /* Sums over ranks; one rank per class counts its items. Collective. */
 static enum hapt_status gather_effort(struct measure *measure, struct hapt_profile_effort *effort)
 {
-    int64_t sum[] = {0, 0, measure->bench_engines.opened, measure->effort.runs};
+    int64_t sum[] = {measure->effort.unique, measure->effort.timed,
+                     measure->bench_engines.opened + measure->effort.programs, measure->effort.runs};
     for (int item = 0; item < measure->candidates->item_count && measure->classes.is_lead; item++) {
         sum[0] += measure->needed[item];
         sum[1] += measure->timed[item];
@@ -134,14 +138,32 @@ static void warn_of_noise(const struct measure *measure, const struct hapt_profi
                   100 * profile->noise, hint);
 }
 
+/* Memory of a mixed stage on one of its two kinds of devices. */
+static const struct hapt_item_memory *
+memory_of_side(const struct measure *measure, const struct hapt_mixed_group *group, int side, int first, int last)
+{
+    return measure_memory(measure, measure->classes.of_subcluster[group->cluster[side]],
+                          hapt_candidates_item(measure->candidates, group->mesh_index[side], first, last));
+}
+
 static bool wanted(const void *context, const struct hapt_mixed_group *group, int first, int last)
 {
     const struct measure *measure = context;
     const struct hapt_item_memory *memory[2];
-    for (int side = 0; side < 2; side++)
-        memory[side] = measure_memory(measure, measure->classes.of_subcluster[group->cluster[side]],
-                                      hapt_candidates_item(measure->candidates, group->mesh_index[side], first, last));
+    for (int side = 0; side < 2; side++) memory[side] = memory_of_side(measure, group, side, first, last);
     return hapt_candidates_wanted_mixed(measure->candidates, group, first, last, memory);
+}
+
+/* Training shards the state of a stage if one of its devices requires it. */
+static bool sharded(const void *context, const struct hapt_mixed_group *group, int first, int last)
+{
+    const struct measure *measure = context;
+    bool any = false;
+    for (int side = 0; side < 2; side++)
+        any =
+            any || hapt_candidates_shards_state(measure->candidates, memory_of_side(measure, group, side, first, last),
+                                                measure->cluster->subcluster[group->cluster[side]].device.memory_bytes);
+    return any;
 }
 
 /* Runs mixed stages as in training, in what is left of --profile-seconds. */
@@ -153,7 +175,20 @@ static enum hapt_status run_mixed(struct measure *measure, struct hapt_candidate
     int64_t runs;
     HAPT_TRY(measure_budget_left(measure, &budget_s));
     budget_s = fmax(budget_s, MIXED_SHARE * hapt_config_real(measure->config, "profile-seconds"));
-    return measure_mixed_times(&measuring, options, wanted, measure, budget_s, measure->scratch, &runs);
+    return measure_mixed_times(&measuring, options, wanted, sharded, measure, budget_s, measure->scratch, &runs);
+}
+
+/* Runs the stages of slowed devices, then those that only teams can time. */
+static enum hapt_status run_teams(struct measure *measure, const struct hapt_engine_options *options)
+{
+    const double whole_s = hapt_config_real(measure->config, "profile-seconds");
+    const bool more = measure->stages.rounds > 0;
+    double left_s;
+    HAPT_TRY(measure_run_submeshes(measure, options, SLOWED_SHARE * (more ? 1 - STAGES_SHARE : 1) * whole_s));
+    if (!more) return HAPT_OK;
+    HAPT_TRY(measure_budget_left(measure, &left_s));
+    if (measure->candidates->mixed_count > 0) left_s -= MIXED_SHARE * whole_s;
+    return measure_run_stages(measure, options, fmax(left_s, STAGES_SHARE * whole_s));
 }
 
 static enum hapt_status measure_all(struct measure *measure, struct hapt_candidates *candidates,
@@ -166,8 +201,11 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
     HAPT_TRY(measure_sum_over_ranks(measure, (double *)measure->memory,
                                     (size_t)measure->classes.count * (size_t)measure->candidates->item_count *
                                         sizeof *measure->memory / sizeof(double)));
+    HAPT_TRY(hapt_env_agree(env->world, programs_choose(measure, candidates)));
+    HAPT_TRY(hapt_env_agree(env->world, measure_list_stages(measure)));
     HAPT_TRY(hapt_env_agree(env->world, choose_windows(measure, options)));
     HAPT_TRY(measure_check_cost(measure));
+    if (measure->stages.rounds > 0) measure->budget_s *= 1 - STAGES_SHARE;
     HAPT_TRY(sums_measure(env, measure->cluster, options, hapt_config_real(measure->config, "timeout"),
                           measure->scratch, &measure->sums));
     MPI_Comm class_comm;
@@ -177,8 +215,7 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
     if (class_comm != MPI_COMM_NULL) MPI_Comm_free(&class_comm);
     HAPT_TRY(status);
     bench_engines_close(&measure->bench_engines); /* the stages need their memory */
-    HAPT_TRY(
-        measure_run_submeshes(measure, options, SLOWED_SHARE * hapt_config_real(measure->config, "profile-seconds")));
+    HAPT_TRY(run_teams(measure, options));
     if (candidates->mixed_count > 0) HAPT_TRY(run_mixed(measure, candidates, options));
     HAPT_TRY(hapt_env_agree(env->world, make_tables(measure, result, profile)));
     HAPT_TRY(gather_noise(measure, *profile));
@@ -193,7 +230,6 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
     struct hapt_candidates candidates;
     struct hapt_arena scratch;
     struct hapt_engine_options options = {0};
-    const struct hapt_candidates_options data = {.programs = PROGRAM_DATA, .tensor_parallel = 1};
     hapt_arena_init(&scratch);
     struct measure measure = {.env = env,
                               .cluster = cluster,
@@ -203,9 +239,7 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
                               .threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads")),
                               .start_s = hapt_time_s(),
                               .budget_s = hapt_config_real(config, "profile-seconds")};
-    enum hapt_status status =
-        hapt_env_agree(env->world, hapt_candidates_build(cluster, model, layers, config, &data, &scratch, &candidates));
-    if (status == HAPT_OK) status = classes_same_structures(env, &candidates);
+    enum hapt_status status = programs_build(&measure, model, layers, &candidates, &scratch);
     if (status == HAPT_OK) status = measure_mix(&measure, layers, &candidates, &scratch);
     if (candidates.mixed_count > 0) measure.budget_s *= ALONE_SHARE;
     if (measure_any_slowed(cluster)) measure.budget_s *= 1 - SLOWED_SHARE;

@@ -13,6 +13,14 @@
 
 enum { MEASURE_MOST_ROUNDS = 15 };
 
+/* Stages that teams run (measure_stages.c). */
+struct measure_stages {
+    struct hapt_submesh *submesh[HAPT_MAX_SUBCLUSTERS]; /* [count] with their programs */
+    int count[HAPT_MAX_SUBCLUSTERS], rounds;            /* rounds: the largest count */
+    bool *longest;                                      /* [item] the longest range of each submesh of my subcluster */
+    struct hapt_item_time *time; /* [subcluster][item] on its devices; end_s: number of teams, 0: not run. NULL: none */
+};
+
 struct measure {
     const struct hapt_env *env;
     const struct hapt_cluster *cluster;
@@ -34,8 +42,10 @@ struct measure {
     double noise[2];                   /* relative standard error of a median: forward, backward */
     struct steadiness steadiness;      /* of the least steady pass */
     double *sample;                    /* [item][MEASURE_MOST_ROUNDS][2] */
-    struct hapt_profile_effort effort; /* of this rank; at the end, of all ranks */
+    struct hapt_profile_effort effort; /* of this rank */
     struct sums_table sums;
+    const struct hapt_efficiency *efficiency; /* calibrated here; NULL: not needed */
+    struct measure_stages stages;
 };
 
 static inline struct hapt_item_memory *measure_memory(const struct measure *measure, int class, int item)
@@ -69,7 +79,8 @@ enum hapt_status measure_time_updates(struct measure *measure, MPI_Comm class_co
 /* Times all items and gives the times to all ranks. Collective over env->world and class_comm. */
 enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm);
 
-/* Measured seconds to sum gradients of `bytes` per device over a submesh. `measure`: a struct measure. */
+/* Measured seconds to sum gradients of `bytes` per device over a submesh; 0 if a team's times include the sum.
+ * `measure`: a struct measure. */
 hapt_candidates_all_reduce measure_sum_s;
 /* True if some device is slowed down. */
 bool measure_any_slowed(const struct hapt_cluster *cluster);
@@ -78,9 +89,20 @@ bool measure_any_slowed(const struct hapt_cluster *cluster);
 enum hapt_status measure_run_submeshes(struct measure *measure, const struct hapt_engine_options *options,
                                        double budget_s);
 
+/* Lists the submeshes whose stages teams run: tensor-parallel and synthesised ones, and data-parallel ones with sharded
+ * optimizer state. Call when the memory of all items is known. Rank-local; the same on all ranks. */
+enum hapt_status measure_list_stages(struct measure *measure);
+/* Runs a few ranges of each as in training, for about `budget_s`, and composes the others. Collective over env->world;
+ * agrees on failures. */
+enum hapt_status measure_run_stages(struct measure *measure, const struct hapt_engine_options *options,
+                                    double budget_s);
+/* Seconds of an item on a subcluster's devices: the teams' times, where teams ran it, in place of `alone`. */
+struct hapt_item_time measure_stage_time(const struct measure *measure, int subcluster, int item,
+                                         struct hapt_item_time alone);
+
 /* Finds the mixed groups: rows from measured speeds, programs from calibrated operators and measured collectives.
  * Collective over env->world. */
-enum hapt_status measure_mix(const struct measure *like, const struct hapt_layers *layers,
-                             struct hapt_candidates *candidates, struct hapt_arena *arena);
+enum hapt_status measure_mix(struct measure *like, const struct hapt_layers *layers, struct hapt_candidates *candidates,
+                             struct hapt_arena *arena);
 
 #endif

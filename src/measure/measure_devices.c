@@ -5,9 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "calibrate.h"
-
-#define CALIBRATION_SHARE 0.15 /* of --profile-seconds, to time the operators from which programs are priced */
+#include "measure_programs.h"
 
 /* Every single layer with all rows of a microbatch and with few. */
 static enum hapt_status choose_layers(struct measure *measure, const struct hapt_engine_options *options,
@@ -96,26 +94,41 @@ static enum hapt_status mix_rows(const struct measure *like, struct hapt_candida
                           hapt_candidates_mix(candidates, like->config, programs, times, arena, scratch));
 }
 
-static enum hapt_status mix(const struct measure *like, const struct hapt_layers *layers,
-                            struct hapt_candidates *candidates, struct hapt_arena *arena, struct hapt_arena *scratch)
+/* Opens this rank's device for the collectives of mixed groups. */
+static enum hapt_status open_device(const struct measure *like, struct hapt_engine_options *options)
+{
+    *options = (struct hapt_engine_options){.threads = like->threads};
+    if (like->cluster->subcluster_of_rank[like->env->world_rank] < 0) return HAPT_OK;
+    return classes_open_device(like->env, like->cluster, "measure on", "see hapt doctor", options);
+}
+
+/* Groups with synthesised programs. */
+static enum hapt_status mix_programs(struct measure *like, const struct hapt_layers *layers,
+                                     struct hapt_candidates *candidates, struct hapt_arena *arena)
+{
+    struct mixed_measuring measuring = {.env = like->env, .config = like->config, .candidates = candidates};
+    struct hapt_engine_options options;
+    if (candidates->mixable_count == 0) return HAPT_OK;
+    HAPT_TRY(programs_calibrate(like, candidates->model, layers, arena));
+    measuring.efficiency = like->efficiency;
+    enum hapt_status status = hapt_env_agree(like->env->world, open_device(like, &options));
+    if (status == HAPT_OK) status = measure_mixed_programs(&measuring, &options, arena);
+    if (options.device) options.backend->close(options.device);
+    return status;
+}
+
+static enum hapt_status mix(struct measure *like, const struct hapt_layers *layers, struct hapt_candidates *candidates,
+                            struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const unsigned programs = hapt_candidates_programs(like->config);
-    const double budget_s = CALIBRATION_SHARE * hapt_config_real(like->config, "profile-seconds");
-    struct mixed_measuring measuring = {.env = like->env, .config = like->config, .candidates = candidates};
     HAPT_TRY(mix_rows(like, candidates, programs, arena, scratch));
-    if (candidates->mixable_count > 0) {
-        struct hapt_efficiency *efficiency;
-        HAPT_TRY(calibrate_within(like->env, like->cluster, candidates->model, layers, like->config, budget_s, scratch,
-                                  &efficiency));
-        measuring.efficiency = efficiency;
-        HAPT_TRY(measure_mixed_programs(&measuring, arena));
-    }
+    HAPT_TRY(mix_programs(like, layers, candidates, arena));
     HAPT_TRY(hapt_env_agree(like->env->world, hapt_candidates_find_structures(candidates, arena)));
     return classes_same_structures(like->env, candidates);
 }
 
-enum hapt_status measure_mix(const struct measure *like, const struct hapt_layers *layers,
-                             struct hapt_candidates *candidates, struct hapt_arena *arena)
+enum hapt_status measure_mix(struct measure *like, const struct hapt_layers *layers, struct hapt_candidates *candidates,
+                             struct hapt_arena *arena)
 {
     struct hapt_arena scratch;
     if (!hapt_candidates_may_mix(candidates, like->config)) return HAPT_OK;

@@ -28,6 +28,18 @@ enum hapt_status measure_budget_left(const struct measure *measure, double *budg
     return HAPT_OK;
 }
 
+static enum hapt_status plan_item(const struct measure *measure, const struct hapt_engine_options *options, int item,
+                                  struct hapt_item_memory *memory)
+{
+    const struct hapt_candidates *candidates = measure->candidates;
+    const int structure = item / candidates->mesh_count;
+    if (hapt_candidates_may_be_wanted(candidates, item % candidates->mesh_count, candidates->first[structure],
+                                      candidates->last[structure]))
+        return hapt_candidates_plan_memory(candidates, item, options, memory);
+    *memory = FITS_NOWHERE;
+    return HAPT_OK;
+}
+
 static enum hapt_status plan_items(struct measure *measure, const struct hapt_engine_options *options)
 {
     struct hapt_progress progress;
@@ -35,8 +47,7 @@ static enum hapt_status plan_items(struct measure *measure, const struct hapt_en
     if (!measure->classes.is_lead) return HAPT_OK;
     hapt_progress_init(&progress, measure->env, "planning memory", measure->candidates->item_count);
     for (int item = 0; item < measure->candidates->item_count && status == HAPT_OK; item++) {
-        status = hapt_candidates_plan_memory(measure->candidates, item, options,
-                                             measure_memory(measure, measure->classes.own_class, item));
+        status = plan_item(measure, options, item, measure_memory(measure, measure->classes.own_class, item));
         hapt_progress_update(&progress, item + 1, NULL);
     }
     hapt_progress_release(&progress);
@@ -65,6 +76,7 @@ enum hapt_status measure_check_cost(const struct measure *measure)
         .bench_engines = &measure->bench_engines,
         .needed = measure->needed,
         .memory = measure->classes.own_class < 0 ? NULL : measure_memory(measure, measure->classes.own_class, 0),
+        .run_by_teams = measure->stages.rounds > 0 ? measure->stages.longest : NULL,
         .teams = measure_any_slowed(measure->cluster) || measure->candidates->mixed_count > 0};
     return afford_check(&question, measure->scratch);
 }
@@ -72,7 +84,7 @@ enum hapt_status measure_check_cost(const struct measure *measure)
 double measure_sum_s(const void *context, int subcluster, struct hapt_submesh submesh, double bytes)
 {
     const struct measure *measure = context;
-    if (submesh.n * submesh.m == 1) return 0;
+    if (submesh.n * submesh.m == 1 || submesh.tp > 1 || submesh.program > 0) return 0;
     const int index = hapt_candidates_submesh_index(&measure->cluster->subcluster[subcluster], submesh);
     return sums_measured_s(&measure->sums, subcluster, index, bytes);
 }

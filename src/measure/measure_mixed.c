@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "hapt/progress.h"
+#include "measure_programs.h"
 #include "measure_sums.h"
 #include "team_ranges.h"
 
@@ -66,27 +67,37 @@ static enum hapt_status publish(const struct mixed_measuring *measuring, const s
 
 /* ---- programs ---- */
 
+/* As the programs of the mixed group will run them. */
 static enum hapt_status time_collectives(const struct mixed_measuring *measuring, const struct hapt_mixed_group *group,
-                                         MPI_Comm comm, struct hapt_collective_model *model)
+                                         const struct hapt_engine_options *options, MPI_Comm comm,
+                                         struct hapt_collective_model *model)
 {
-    struct hapt_collective *collective;
-    HAPT_TRY(
-        hapt_collective_create(comm, "profile", hapt_config_real(measuring->config, "timeout"), true, &collective));
-    enum hapt_status status =
-        hapt_link_all_or_none(comm, "the collectives' measuring", throttle_links(measuring, group, collective));
-    if (status == HAPT_OK) status = hapt_collective_measure(collective, COLLECTIVE_SECONDS, model, NULL, NULL);
-    hapt_collective_destroy(collective);
+    const struct hapt_sharding sharding = {.axis = {{.size = device_count(group)}, {.size = 1}}}; /* only its axes */
+    struct hapt_team team = {
+        .sharding = &sharding, .rank = my_device(measuring, group), .size = device_count(group), .microbatch = -1};
+    char carrier[HAPT_TEAM_TRANSPORT_CHARS];
+    hapt_team_mesh_coordinate(&sharding, team.rank, team.mesh_coordinate);
+    enum hapt_status status = hapt_team_connect(&team, comm, "profile", hapt_config_real(measuring->config, "timeout"));
+    if (status == HAPT_OK)
+        status =
+            hapt_link_all_or_none(comm, "the collectives' measuring", throttle_links(measuring, group, team.all_ranks));
+    if (status == HAPT_OK) status = hapt_team_use_devices(&team, options->backend, options->device, NULL, carrier);
+    if (status == HAPT_OK)
+        status = hapt_collective_measure_team(&team, options->backend, options->device, COLLECTIVE_SECONDS, model);
+    hapt_team_release(&team);
     return status;
 }
 
 static enum hapt_status measure_collectives(const struct mixed_measuring *measuring,
-                                            const struct hapt_mixed_group *group, struct hapt_collective_model *model)
+                                            const struct hapt_mixed_group *group,
+                                            const struct hapt_engine_options *options,
+                                            struct hapt_collective_model *model)
 {
     MPI_Comm comm;
     enum hapt_status status = HAPT_OK;
     HAPT_TRY(split(measuring, group, &comm));
     if (comm != MPI_COMM_NULL) {
-        status = time_collectives(measuring, group, comm, model);
+        status = time_collectives(measuring, group, options, comm, model);
         MPI_Comm_free(&comm);
     }
     HAPT_TRY(sums_barrier(measuring->env->world));
@@ -94,20 +105,8 @@ static enum hapt_status measure_collectives(const struct mixed_measuring *measur
     return publish(measuring, group, model, sizeof *model);
 }
 
-/* Broadcasts a layout from rank 0. */
-static enum hapt_status share_layout(const struct hapt_env *env, const struct hapt_stage_layout *own,
-                                     struct hapt_arena *arena, const struct hapt_stage_layout **layout)
-{
-    uint64_t bytes = own ? hapt_stage_layout_pack(own, NULL) : 0;
-    HAPT_MPI(MPI_Bcast(&bytes, 1, MPI_UINT64_T, 0, env->world));
-    char *block = hapt_arena_alloc(arena, bytes, 1);
-    HAPT_TRY(hapt_env_agree(env->world, block ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a program")));
-    if (own) hapt_stage_layout_pack(own, block);
-    HAPT_MPI(MPI_Bcast(block, (int)bytes, MPI_BYTE, 0, env->world));
-    return hapt_env_agree(env->world, hapt_stage_layout_unpack(block, arena, layout));
-}
-
-enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring, struct hapt_arena *arena)
+enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring,
+                                        const struct hapt_engine_options *options, struct hapt_arena *arena)
 {
     const struct hapt_env *env = measuring->env;
     struct hapt_candidates *candidates = measuring->candidates;
@@ -116,7 +115,7 @@ enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring,
         struct hapt_stage_layout *found[MIXED_PROGRAMS] = {NULL};
         int count = 0;
         enum hapt_status status = HAPT_OK;
-        HAPT_TRY(measure_collectives(measuring, group, &group->sums));
+        HAPT_TRY(measure_collectives(measuring, group, options, &group->sums));
         const struct hapt_mixed_question question = {.candidates = candidates,
                                                      .group = group,
                                                      .efficiency = measuring->efficiency,
@@ -129,7 +128,7 @@ enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring,
         HAPT_MPI(MPI_Bcast(&count, 1, MPI_INT, 0, env->world));
         for (int p = 0; p < count; p++) {
             const struct hapt_stage_layout *layout;
-            HAPT_TRY(share_layout(env, found[p], arena, &layout));
+            HAPT_TRY(programs_share_layout(env, found[p], arena, &layout));
             HAPT_TRY(hapt_env_agree(env->world, hapt_candidates_mix_program(candidates, group, layout, arena)));
         }
     }
@@ -141,7 +140,7 @@ enum hapt_status measure_mixed_programs(const struct mixed_measuring *measuring,
 struct timing {
     const struct mixed_measuring *measuring;
     struct hapt_mixed_group *group;
-    mixed_wanted *wanted;
+    mixed_wanted *wanted, *sharded;
     const void *context;
     struct team_ranges ranges;
 };
@@ -171,26 +170,28 @@ static bool is_wanted(const void *context, int first, int last)
     return timing->wanted(timing->context, timing->group, first, last);
 }
 
-/* Base times for ranges that are not run: the sum of their layers' times. If not all layers were run alone, the sum
- * of their work. */
+static bool is_sharded(const void *context, int first, int last)
+{
+    const struct timing *timing = context;
+    return timing->sharded(timing->context, timing->group, first, last);
+}
+
+static enum hapt_status list_ranges(struct timing *timing, struct hapt_arena *scratch)
+{
+    HAPT_TRY(team_ranges_list(timing->measuring->candidates, is_wanted, timing, timing->group->times, scratch,
+                              &timing->ranges));
+    return team_ranges_mark_sharded(&timing->ranges, is_sharded, timing, scratch);
+}
+
+/* Base times for ranges that are not run: the sums of their layers' times or, if unknown, of their work. */
 static enum hapt_status sum_layers(const struct timing *timing, struct hapt_arena *scratch, double *base[3])
 {
     const struct hapt_candidates *candidates = timing->measuring->candidates;
-    const int L = candidates->layer_count;
-    const struct hapt_range_times *times = timing->group->times;
-    const double *const table[3] = {times->stage_s, times->forward_s, times->step_s};
-    bool known = true;
-    for (int l = 0; l < L; l++) known = known && timing->ranges.run[l * L + l];
-    for (int t = 0; t < 3; t++) {
-        HAPT_NEW(base[t], scratch, L * L);
-        for (int i = 0; i < L; i++) {
-            double sum = 0;
-            for (int j = i; j < L; j++)
-                base[t][i * L + j] = sum +=
-                    known ? table[t][j * L + j] : candidates->work[j + 1] - candidates->work[j] + 1;
-        }
-    }
-    return HAPT_OK;
+    double *work;
+    HAPT_NEW(work, scratch, candidates->layer_count);
+    for (int l = 0; l < candidates->layer_count; l++) work[l] = candidates->work[l + 1] - candidates->work[l] + 1;
+    const double *const layer[3] = {work, work, work};
+    return team_ranges_sums(&timing->ranges, layer, scratch, base);
 }
 
 static enum hapt_status open_stage(const struct timing *timing, const struct hapt_engine_options *options,
@@ -239,8 +240,7 @@ static enum hapt_status time_group(struct timing *timing, const struct hapt_engi
     const size_t L = (size_t)measuring->candidates->layer_count;
     struct hapt_range_times *times = timing->group->times;
     MPI_Comm comm;
-    HAPT_TRY(hapt_env_agree(
-        env->world, team_ranges_list(measuring->candidates, is_wanted, timing, times, scratch, &timing->ranges)));
+    HAPT_TRY(hapt_env_agree(env->world, list_ranges(timing, scratch)));
     if (timing->ranges.count == 0) return HAPT_OK;
     HAPT_TRY(split(measuring, timing->group, &comm));
     enum hapt_status status = HAPT_OK;
@@ -256,7 +256,7 @@ static enum hapt_status time_group(struct timing *timing, const struct hapt_engi
 }
 
 enum hapt_status measure_mixed_times(const struct mixed_measuring *measuring, const struct hapt_engine_options *options,
-                                     mixed_wanted *wanted, const void *context, double budget_s,
+                                     mixed_wanted *wanted, mixed_wanted *sharded, const void *context, double budget_s,
                                      struct hapt_arena *arena, int64_t *runs)
 {
     struct hapt_candidates *candidates = measuring->candidates;
@@ -272,7 +272,8 @@ enum hapt_status measure_mixed_times(const struct mixed_measuring *measuring, co
         status = hapt_env_agree(measuring->env->world,
                                 hapt_range_times_create(candidates->layer_count, arena, &group->times));
         HAPT_MPI(MPI_Bcast(&left_s, 1, MPI_DOUBLE, 0, measuring->env->world));
-        struct timing timing = {.measuring = measuring, .group = group, .wanted = wanted, .context = context};
+        struct timing timing = {
+            .measuring = measuring, .group = group, .wanted = wanted, .sharded = sharded, .context = context};
         hapt_arena_init(&scratch);
         if (status == HAPT_OK)
             status = time_group(&timing, options, fmax(left_s, 0) / (candidates->mixed_count - g), &scratch);

@@ -10,15 +10,7 @@
 #include <string.h>
 
 #include "hapt/progress.h"
-#include "team_ranges.h"
-
-struct submesh_runs {
-    struct measure *measure;
-    struct hapt_arena *scratch;
-    int subcluster; /* this rank's */
-    struct hapt_submesh submesh;
-    int mesh_index;
-};
+#include "submesh_team.h"
 
 static bool is_slowed(const struct measure *measure, int subcluster)
 {
@@ -40,26 +32,16 @@ static void list_item(const struct measure *measure, int subcluster, int item, d
     seconds[2] = slowdown * time->update_s + time->end_s;
 }
 
-static bool is_wanted(const void *context, int first, int last)
+static enum hapt_status list_base(const struct submesh_team *team, double *base[3])
 {
-    const struct submesh_runs *runs = context;
-    const struct hapt_candidates *candidates = runs->measure->candidates;
-    const struct hapt_item_memory *memory =
-        measure_memory(runs->measure, runs->measure->classes.of_subcluster[runs->subcluster],
-                       hapt_candidates_item(candidates, runs->mesh_index, first, last));
-    return hapt_candidates_wanted(candidates, runs->subcluster, runs->submesh, first, last, memory);
-}
-
-static enum hapt_status list_base(const struct submesh_runs *runs, double *base[3])
-{
-    const struct measure *measure = runs->measure;
+    const struct measure *measure = team->measure;
     const struct hapt_candidates *candidates = measure->candidates;
     const int L = candidates->layer_count;
-    for (int t = 0; t < 3; t++) HAPT_NEW(base[t], runs->scratch, L * L);
+    for (int t = 0; t < 3; t++) HAPT_NEW(base[t], team->scratch, L * L);
     for (int i = 0; i < L; i++)
         for (int j = i; j < L; j++) {
             double seconds[3];
-            list_item(measure, runs->subcluster, hapt_candidates_item(candidates, runs->mesh_index, i, j), seconds);
+            list_item(measure, team->subcluster, hapt_candidates_item(candidates, team->mesh_index, i, j), seconds);
             for (int t = 0; t < 3; t++) base[t][i * L + j] = seconds[t];
         }
     return HAPT_OK;
@@ -73,16 +55,16 @@ static double over(double seconds, double base_s)
     return base_s > 0 && seconds > 0 ? seconds / base_s : 1;
 }
 
-static void list_factors(const struct submesh_runs *runs, const struct hapt_range_times *times,
+static void list_factors(const struct submesh_team *team, const struct hapt_range_times *times,
                          const double *const base[3], double *factor)
 {
-    const struct measure *measure = runs->measure;
+    const struct measure *measure = team->measure;
     const struct hapt_candidates *candidates = measure->candidates;
-    const int L = candidates->layer_count, cells = L * L, class = measure->classes.of_subcluster[runs->subcluster];
+    const int L = candidates->layer_count, cells = L * L, class = measure->classes.of_subcluster[team->subcluster];
     for (int cell = 0; cell < cells; cell++) {
         if (!isfinite(times->stage_s[cell])) continue;
-        const int item = hapt_candidates_item(candidates, runs->mesh_index, cell / L, cell % L);
-        const double sum_s = measure_sum_s(measure, runs->subcluster, runs->submesh,
+        const int item = hapt_candidates_item(candidates, team->mesh_index, cell / L, cell % L);
+        const double sum_s = measure_sum_s(measure, team->subcluster, team->submesh,
                                            4 * measure_memory(measure, class, item)->trained_elements);
         factor[FACTOR_FORWARD * cells + cell] = over(times->forward_s[cell], base[1][cell]);
         factor[FACTOR_BACKWARD * cells + cell] =
@@ -93,39 +75,19 @@ static void list_factors(const struct submesh_runs *runs, const struct hapt_rang
     }
 }
 
-static enum hapt_status run_team(const struct submesh_runs *runs, const struct hapt_engine_options *options,
-                                 MPI_Comm comm, int rank, double budget_s, int64_t *count, double *factor)
+static enum hapt_status run_team(const struct submesh_team *team, const struct hapt_engine_options *options,
+                                 MPI_Comm comm, double budget_s, int64_t *count, double *factor)
 {
-    const struct measure *measure = runs->measure;
-    const struct hapt_candidates *candidates = measure->candidates;
-    const int place[HAPT_MESH_AXES] = {rank, 0};
     struct team_ranges ranges;
-    struct hapt_range_times *times;
-    struct hapt_sharding *sharding;
     double *base[3];
-    enum hapt_status status = hapt_range_times_create(candidates->layer_count, runs->scratch, &times);
-    if (status == HAPT_OK) status = team_ranges_list(candidates, is_wanted, runs, times, runs->scratch, &ranges);
-    if (status == HAPT_OK) status = list_base(runs, base);
-    if (status == HAPT_OK)
-        status = hapt_sharding_at(candidates->sharding[runs->mesh_index], place, runs->scratch, &sharding);
+    enum hapt_status status = submesh_team_list(team, submesh_team_wants, &ranges);
+    if (status == HAPT_OK) status = list_base(team, base);
     HAPT_TRY(hapt_link_all_or_none(comm, "a submesh's stages", status));
     if (ranges.count == 0) return HAPT_OK;
-    struct team_stage stage = {.candidates = candidates,
-                               .sharding = sharding,
-                               .options = *options,
-                               .comm = comm,
-                               .rank = rank,
-                               .slowdown = measure->cluster->subcluster[runs->subcluster].device.slowdown,
-                               .timeout_s = hapt_config_real(measure->config, "timeout"),
-                               .memory_bytes = measure->cluster->subcluster[runs->subcluster].device.memory_bytes};
-    status = team_stage_open(&stage);
-    if (status == HAPT_OK) status = team_stage_use_devices(&stage);
-    if (status == HAPT_OK) status = team_ranges_run(&ranges, &stage, budget_s);
-    team_stage_close(&stage);
-    HAPT_TRY(status);
+    HAPT_TRY(submesh_team_run(team, options, comm, budget_s, &ranges));
     *count += ranges.runs;
-    team_ranges_compose(&ranges, is_wanted, runs, (const double *const *)base);
-    if (rank == 0) list_factors(runs, times, (const double *const *)base, factor);
+    team_ranges_compose(&ranges, submesh_team_wants, team, (const double *const *)base);
+    if (team->rank == 0) list_factors(team, ranges.times, (const double *const *)base, factor);
     return HAPT_OK;
 }
 
@@ -167,26 +129,15 @@ static enum hapt_status run_round(struct measure *measure, const struct hapt_eng
 {
     const struct hapt_env *env = measure->env;
     const struct hapt_candidates *candidates = measure->candidates;
-    const int c = measure->cluster->subcluster_of_rank[env->world_rank], L = candidates->layer_count,
-              D = candidates->mesh_count;
-    struct submesh_runs runs = {.measure = measure, .scratch = scratch, .subcluster = c};
-    int team = MPI_UNDEFINED, rank = 0;
+    const int L = candidates->layer_count, D = candidates->mesh_count;
+    struct submesh_team own = {.measure = measure, .scratch = scratch};
     enum hapt_status status = HAPT_OK;
     MPI_Comm comm;
-    if (c >= 0 && now[c].n > 0) {
-        const struct hapt_subcluster *own = &measure->cluster->subcluster[c];
-        const int all = own->nodes * own->devices_per_node, size = now[c].n * now[c].m;
-        int index = 0;
-        while (own->ranks[index] != env->world_rank) index++;
-        runs.submesh = now[c];
-        runs.mesh_index = hapt_candidates_mesh_index_of(candidates, now[c]);
-        if ((index / size + 1) * size <= all) team = own->ranks[index / size * size];
-        rank = index % size;
-    }
+    submesh_team_find(now, &own);
     memset(rounds->factor, 0, FACTORS * (size_t)L * (size_t)L * sizeof *rounds->factor);
-    HAPT_MPI(MPI_Comm_split(env->world, team, rank, &comm));
+    HAPT_MPI(MPI_Comm_split(env->world, own.color, own.rank, &comm));
     if (comm != MPI_COMM_NULL) {
-        status = run_team(&runs, options, comm, rank, budget_s, &measure->effort.runs, rounds->factor);
+        status = run_team(&own, options, comm, budget_s, &measure->effort.runs, rounds->factor);
         MPI_Comm_free(&comm);
     }
     HAPT_TRY(sums_barrier(env->world));
@@ -197,8 +148,7 @@ static enum hapt_status run_round(struct measure *measure, const struct hapt_eng
                   class = measure->classes.of_subcluster[other];
         if (rounds->done[class * D + mesh_index]) continue;
         rounds->done[class * D + mesh_index] = true;
-        const bool mine =
-            c >= 0 && now[c].n > 0 && runs.mesh_index == mesh_index && measure->classes.of_subcluster[c] == class;
+        const bool mine = own.mesh_index == mesh_index && measure->classes.of_subcluster[own.subcluster] == class;
         HAPT_TRY(take_factors(measure, class, mesh_index, mine ? rounds->factor : NULL, rounds->mean));
     }
     return HAPT_OK;

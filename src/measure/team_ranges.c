@@ -23,6 +23,7 @@ enum hapt_status team_ranges_list(const struct hapt_candidates *candidates, team
     *ranges = (struct team_ranges){.candidates = candidates, .times = times, .longest = {-1, -1}};
     HAPT_NEW(ranges->order, arena, L * L);
     HAPT_NEW(ranges->run, arena, L * L);
+    HAPT_NEW(ranges->like, arena, candidates->structure_count);
     HAPT_NEW(more, arena, L * L);
     HAPT_NEW(listed, arena, candidates->structure_count);
     for (int length = L - 1; length >= 0; length--)
@@ -39,6 +40,16 @@ enum hapt_status team_ranges_list(const struct hapt_candidates *candidates, team
         }
     memcpy(ranges->order + ranges->count, more, (size_t)others * sizeof *more);
     ranges->count += others;
+    return HAPT_OK;
+}
+
+enum hapt_status team_ranges_mark_sharded(struct team_ranges *ranges, team_wanted *sharded, const void *context,
+                                          struct hapt_arena *arena)
+{
+    const int L = ranges->candidates->layer_count;
+    HAPT_NEW(ranges->sharded, arena, L * L);
+    for (int k = 0; k < ranges->count; k++)
+        ranges->sharded[ranges->order[k]] = sharded(context, ranges->order[k] / L, ranges->order[k] % L);
     return HAPT_OK;
 }
 
@@ -68,10 +79,29 @@ enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *
         if (k > 0 && left_s <= 0) break;
         const int cell = ranges->order[k];
         const bool longest = cell == ranges->longest[kind_of(ranges, cell)];
+        stage->options.sharded_state = ranges->sharded && ranges->sharded[cell];
         HAPT_TRY(team_stage_time(stage, cell / L, cell % L,
                                  longest ? LONGEST_SHARE * budget_s : left_s / (ranges->count - k), &seconds));
         keep(ranges, cell, &seconds);
         ranges->runs++;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status team_ranges_sums(const struct team_ranges *ranges, const double *const layer[3],
+                                  struct hapt_arena *arena, double *base[3])
+{
+    const struct hapt_candidates *candidates = ranges->candidates;
+    const int L = candidates->layer_count;
+    const double *const table[3] = {ranges->times->stage_s, ranges->times->forward_s, ranges->times->step_s};
+    bool known = true;
+    for (int l = 0; l < L; l++) known = known && ranges->run[l * L + l];
+    for (int t = 0; t < 3; t++) {
+        HAPT_NEW(base[t], arena, L * L);
+        for (int i = 0; i < L; i++) {
+            double sum = 0;
+            for (int j = i; j < L; j++) base[t][i * L + j] = sum += known ? table[t][j * L + j] : layer[t][j];
+        }
     }
     return HAPT_OK;
 }
@@ -102,6 +132,12 @@ void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, 
         for (int j = i; j < L; j++) {
             const int cell = i * L + j;
             if (ranges->run[cell] || !wanted(context, i, j)) continue;
+            int *like = &ranges->like[ranges->candidates->structure[cell]];
+            if (*like > 0) {
+                for (int t = 0; t < 3; t++) table[t][cell] = table[t][*like - 1];
+                continue;
+            }
+            *like = 1 + cell;
             const int whole = enclosing_range(ranges, i, j);
             for (int t = 0; t < 3; t++)
                 table[t][cell] = base[t][whole] > 0 ? table[t][whole] * base[t][cell] / base[t][whole] : 0;

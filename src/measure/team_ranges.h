@@ -8,7 +8,9 @@ struct team_ranges {
     const struct hapt_candidates *candidates;
     struct hapt_range_times *times; /* output; equal for ranges of equal structure */
     int count, *order;              /* cells (first * L + last) in the order of running */
+    bool *sharded;                  /* [L * L] cells that run with sharded optimizer state; NULL: none */
     bool *run;                      /* [L * L] cells that were run */
+    int *like;                      /* [structures] 1 + the first wanted cell of that structure; 0: none */
     int longest[2]; /* cell of the longest range that ends before the last layer, and of the longest that ends with it;
                        -1: none */
     int64_t runs;
@@ -20,11 +22,19 @@ typedef bool team_wanted(const void *context, int first, int last);
  * length. */
 enum hapt_status team_ranges_list(const struct hapt_candidates *candidates, team_wanted *wanted, const void *context,
                                   struct hapt_range_times *times, struct hapt_arena *arena, struct team_ranges *ranges);
+/* Marks the listed ranges for which `sharded` is true: they run with sharded optimizer state. */
+enum hapt_status team_ranges_mark_sharded(struct team_ranges *ranges, team_wanted *sharded, const void *context,
+                                          struct hapt_arena *arena);
 /* Runs them in order for about `budget_s`, the first in any case. Collective over stage->comm; the same times on
  * all its ranks. */
 enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *stage, double budget_s);
+/* Base times for ranges that were not run: the sums of their layers' times. If not all layers were run alone, the sums
+ * of layer[stage, forward, step][L], which are in proportion to them. */
+enum hapt_status team_ranges_sums(const struct team_ranges *ranges, const double *const layer[3],
+                                  struct hapt_arena *arena, double *base[3]);
 /* Composes the other wanted ranges in proportion to base[stage, forward, step][L * L]. The scale comes from the
- * shortest range of the same kind that was run and contains them, or else from the longest. */
+ * shortest range of the same kind that was run and contains them, or else from the longest. Equal ranges get equal
+ * times. */
 void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, const void *context,
                          const double *const base[3]);
 

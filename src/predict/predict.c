@@ -218,11 +218,6 @@ static enum hapt_status mix(struct hapt_candidates *candidates, const struct hap
     return HAPT_OK;
 }
 
-static enum state_sharing state_sharing_of(const char *choice)
-{
-    return strcmp(choice, "yes") == 0 ? STATE_SHARDED : strcmp(choice, "no") == 0 ? STATE_REPLICATED : STATE_AS_NEEDED;
-}
-
 enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                       const struct hapt_layers *layers, const struct hapt_config *config,
                                       const struct hapt_efficiency *efficiency, struct hapt_arena *result,
@@ -236,7 +231,6 @@ enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const 
                                                     .tensor_parallel = (int)hapt_config_int(config, "tensor-parallel"),
                                                     .efficiency = efficiency};
     enum hapt_status status = hapt_candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
-    candidates.state_sharing = state_sharing_of(hapt_config_text(config, "sharded-optimizer"));
     if (status == HAPT_OK && hapt_candidates_may_mix(&candidates, config)) status = mix(&candidates, config, &scratch);
     if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);
     if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;

@@ -301,6 +301,11 @@ enum hapt_status hapt_team_reserve(struct hapt_team *team)
     return team->devices ? grow_scratch(team->devices, most) : HAPT_OK;
 }
 
+enum hapt_status hapt_team_reserve_collective(struct hapt_team *team, const struct hapt_team_collective *planned)
+{
+    return team->devices ? grow_scratch(team->devices, scratch_of(team, planned)) : HAPT_OK;
+}
+
 enum hapt_status hapt_team_reserve_parts(struct hapt_team *team, unsigned axes, const struct hapt_strided *part)
 {
     if (!team->devices) return HAPT_OK;

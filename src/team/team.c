@@ -240,8 +240,8 @@ static enum hapt_status resume_computation(struct hapt_team *team, double start_
     return status;
 }
 
-static enum hapt_status run_planned_collective(struct hapt_team *team, const struct hapt_team_collective *planned,
-                                               const char *what, const void *from, void *to)
+enum hapt_status hapt_team_run_collective(struct hapt_team *team, const struct hapt_team_collective *planned,
+                                          const char *what, const void *from, void *to)
 {
     struct hapt_collective *comm = team->axis_comm[planned->axis];
     if (team->devices) return team_devices_collective(team, planned, what, from, to);
@@ -277,7 +277,7 @@ static enum hapt_status run_collective(void *context, int op, const void *from, 
     }
     hapt_team_describe(team, team->sharding->graph->op[op].name, what, sizeof what);
     const double start_s = leave_computation(team);
-    return resume_computation(team, start_s, run_planned_collective(team, planned, what, from, to));
+    return resume_computation(team, start_s, hapt_team_run_collective(team, planned, what, from, to));
 }
 
 static enum hapt_status all_reduce(void *context, unsigned axes, float *data, size_t elements)

@@ -11,12 +11,13 @@
 #include "hapt/engine.h"
 #include "hapt/profile.h"
 
-static struct hapt_config *config_of(struct hapt_arena *arena, const char *seconds)
+/* profile_programs.c tests programs that are not data-parallel. */
+static struct hapt_config *config_of(struct hapt_arena *arena, const char *seconds, const char *program)
 {
     char *budget = hapt_arena_strdup(arena, seconds); /* the configuration borrows it */
-    char *words[] = {"hapt", "profile", "--profile-seconds", budget, "--threads", "1"};
+    char *words[] = {"hapt", "profile", "--profile-seconds", budget, "--threads", "1", "--program", (char *)program};
     struct hapt_config *config = NULL;
-    CHECK_OK(hapt_config_parse(6, words, arena, &config));
+    CHECK_OK(hapt_config_parse(sizeof words / sizeof *words, words, arena, &config));
     return config;
 }
 
@@ -60,7 +61,8 @@ struct run {
     struct hapt_profile *profile;
 };
 
-static void profile_of(struct run *run, int hidden, int microbatch, const char *seconds, const char *slow_memory)
+static void profile_of(struct run *run, int hidden, int microbatch, const char *seconds, const char *slow_memory,
+                       const char *program)
 {
     hapt_arena_init(&run->arena);
     run->model = fixture_gpt(&run->arena, (struct fixture_gpt){3, hidden, 2, 16, 64, microbatch, true, false});
@@ -68,8 +70,8 @@ static void profile_of(struct run *run, int hidden, int microbatch, const char *
     const struct hapt_layers_options options = {.granularity = 0, .heavy_minimum = 2};
     CHECK_OK(hapt_layers_build(run->model->graph, &options, &run->arena, &run->layers));
     run->profile = NULL;
-    CHECK_OK(hapt_profile_measure(&test_env, run->cluster, run->model, run->layers, config_of(&run->arena, seconds),
-                                  &run->arena, &run->profile));
+    CHECK_OK(hapt_profile_measure(&test_env, run->cluster, run->model, run->layers,
+                                  config_of(&run->arena, seconds, program), &run->arena, &run->profile));
 }
 
 static size_t cells_of(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster)
@@ -197,7 +199,7 @@ static void check_effort(struct run *run)
 static void tables(void)
 {
     struct run run;
-    profile_of(&run, 32, 4, "2", "400 MB");
+    profile_of(&run, 32, 4, "2", "400 MB", "auto");
     if (!run.profile) return;
     CHECK_OK(hapt_profile_check(run.profile));
     check_equal_on_ranks(run.profile);
@@ -230,7 +232,7 @@ static void tables(void)
 static void holes(void)
 {
     struct run run;
-    profile_of(&run, 32, 1, "2", "500 kB");
+    profile_of(&run, 32, 1, "2", "500 kB", "data");
     if (!run.profile) return;
     check_equal_on_ranks(run.profile);
     const int L = run.profile->layer_count;
@@ -260,8 +262,8 @@ static void holes(void)
 static void small_budget(void)
 {
     struct run run, full;
-    profile_of(&run, 128, 8, "0.1", "400 MB");
-    profile_of(&full, 128, 8, "1", "400 MB");
+    profile_of(&run, 128, 8, "0.1", "400 MB", "auto");
+    profile_of(&full, 128, 8, "1", "400 MB", "auto");
     if (run.profile && full.profile) {
         check_equal_on_ranks(run.profile);
         for (int c = 0; c < run.profile->cluster_count; c++) {
@@ -308,7 +310,7 @@ static void calibration(void)
         struct hapt_model *model = fixture_gpt(&arena, (struct fixture_gpt){2, 32, 2, 16, 64, 4, true, bf16});
         const struct hapt_layers_options options = {.granularity = 0, .heavy_minimum = 2};
         struct hapt_cluster *cluster = cluster_of(&arena, "400 MB");
-        struct hapt_config *config = config_of(&arena, "1");
+        struct hapt_config *config = config_of(&arena, "1", "auto");
         CHECK_OK(hapt_layers_build(model->graph, &options, &arena, &layers));
         CHECK_OK(hapt_profile_calibrate(&test_env, cluster, model, layers, config, &arena, &efficiency));
         if (!efficiency) exit(1);

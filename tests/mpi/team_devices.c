@@ -1,9 +1,11 @@
 /* ranks: 2 3 4
  * A team whose devices communicate directly, compared with the same team through the host: all collectives, equal bits.
+ * Measuring collectives uses what would run them.
  * The devices are part of this test. An operation writes its result only when the communicator is ready, which takes a
  * few polls. No work may be queued before that. */
 #include "test.h"
 
+#include "hapt/collective_cost.h"
 #include "hapt/link.h"
 #include "hapt/ratios.h"
 #include "hapt/sharding.h"
@@ -26,6 +28,8 @@ static struct {
     bool none, shared, fails, stuck, faulty, splits; /* how communicators behave */
     int groups, asked;                               /* communicators alive; operations so far */
     struct hapt_device_comm *busy;
+    bool full;  /* no memory on rank 1 */
+    int copied; /* between device and host */
     size_t used;
 } fake;
 
@@ -247,6 +251,7 @@ static enum hapt_status wait(struct hapt_event *event)
 
 static enum hapt_status allocate(struct hapt_device *device, size_t bytes, void **memory)
 {
+    if (fake.full && test_env.world_rank == 1) return hapt_fail(HAPT_ERR_MEMORY, NULL, "a full device");
     fake.used += device != NULL && bytes > 0;
     *memory = calloc(1, bytes + 1);
     return HAPT_OK;
@@ -522,6 +527,88 @@ static void reasons(void)
     unsetenv("HAPT_COLLECTIVES");
 }
 
+/* All kinds cost time, the same on all ranks. */
+static void check_model(const struct hapt_collective_model *model)
+{
+    CHECK(model->measured && model->ranks == test_env.world_size);
+    for (int kind = HAPT_COLLECTIVE_ALL_REDUCE; kind <= HAPT_COLLECTIVE_ALL_TO_ALL; kind++)
+        CHECK(hapt_collective_cost_s(model, (enum hapt_collective_kind)kind, 1 << 20, 0) > 0);
+    struct hapt_collective_model first = *model;
+    MPI_Bcast(&first, sizeof first, MPI_BYTE, 0, test_env.world);
+    CHECK(memcmp(first.term, model->term, sizeof first.term) == 0);
+}
+
+static enum hapt_status measure(const struct hapt_backend *by, struct hapt_collective_model *model)
+{
+    char text[HAPT_TEAM_TRANSPORT_CHARS];
+    struct bench bench;
+    open_bench(&bench, 1, 0);
+    CHECK_OK(hapt_team_use_devices(&bench.team, by, device, NULL, text));
+    fake.asked = fake.copied = 0;
+    const enum hapt_status status = hapt_collective_measure_team(&bench.team, by, device, 0.1, model);
+    close_bench(&bench);
+    return status;
+}
+
+static enum hapt_status copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
+{
+    CHECK(queue != NULL);
+    fake.copied++;
+    memcpy(to, from, bytes);
+    return HAPT_OK;
+}
+
+static void *pin(size_t bytes)
+{
+    fake.used++;
+    return malloc(bytes);
+}
+
+static void unpin(void *memory)
+{
+    fake.used--;
+    free(memory);
+}
+
+static void measured(void)
+{
+    struct hapt_collective_model model = {0};
+    CHECK_OK(measure(&backend, &model));
+    check_model(&model);
+    const int asked = fake.asked;
+    CHECK_MESSAGE(asked >= 5 * 3 * 3 && fake.copied == 0, "%d operations of the devices, %d copies", asked,
+                  fake.copied);
+    fake.none = true; /* by the host, which reads this memory */
+    CHECK_OK(measure(&backend, &model));
+    check_model(&model);
+    CHECK(fake.asked == 0 && fake.copied == 0);
+    struct hapt_backend apart = backend; /* by the host, which does not */
+    apart.pin = pin;
+    apart.unpin = unpin;
+    apart.copy = copy;
+    CHECK_OK(measure(&apart, &model));
+    check_model(&model);
+    CHECK_MESSAGE(fake.asked == 0 && fake.copied >= 5 * 3 * 3 * 2, "%d copies", fake.copied);
+    fake.none = false;
+    fake.asked = 0;
+}
+
+/* One device without memory for the data: no rank waits for it. */
+static void measured_without_memory(void)
+{
+    struct hapt_collective_model model = {0};
+    struct hapt_backend apart = backend;
+    apart.pin = pin;
+    apart.unpin = unpin;
+    apart.copy = copy;
+    fake.full = fake.none = true;
+    CHECK(measure(&apart, &model) == HAPT_ERR_MEMORY);
+    CHECK(model.ranks == 0);
+    fake.full = fake.none = false;
+    hapt_fail_reset();
+    fake.asked = 0;
+}
+
 static void failures(void)
 {
     char text[HAPT_TEAM_TRANSPORT_CHARS], absent[32];
@@ -567,6 +654,8 @@ int main(int argc, char **argv)
     RUN(one_axis);
     if (test_env.world_size == 4) RUN(two_axes);
     RUN(reasons);
+    RUN(measured);
+    RUN(measured_without_memory);
     RUN(failures);
     return test_finish();
 }

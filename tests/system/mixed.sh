@@ -92,7 +92,6 @@ profile 3 programs.h5 --cluster "$scratch/c.json" --mixed yes --program all
 plan programs.h5 "0-$layers@fast:1+slow:2" found.h5
 train found found.h5
 check "measured with programs: PyTorch's losses" close found
-refuses 2 "except for mixed stages" 3 profile --input "$scratch/m8.h5" --cluster "$scratch/c.json" --output "$scratch/x.h5" --program synthesised
 
 # A share below half a row
 /usr/bin/python3 - "$scratch/two.h5" "$scratch/small.h5" <<'PY' || exit 1

@@ -44,13 +44,14 @@ checks=$((checks + 1))
 grep -q '1x8 tp 4' "$scratch/out" && ! grep -q 'tp 8' "$scratch/out" || fail "--tensor-parallel 4: $(cat "$scratch/out")"
 passes 1 plan --profile "$P" --microbatches 128
 
-# measuring and training are data-parallel
+# a measured profile has tensor-parallel rows and sharded optimizer state, too
 passes 1 model gpt --layers 2 --hidden 32 --heads 2 --sequence 16 --vocab 64 --microbatch 2 --output "$scratch/tiny.h5"
-refuses 2 'measured profiles are data-parallel' 1 profile --input "$scratch/tiny.h5" --tensor-parallel 2 --output "$P"
-refuses 2 'measured profiles are data-parallel' 1 --input "$scratch/tiny.h5" --tensor-parallel 2 --steps 1 --output "$scratch/run"
+measured=(2 profile --input "$scratch/tiny.h5" --threads 1 --profile-seconds 0.5 --output "$scratch/measured.h5")
+passes "${measured[@]}" && ! grep -q ' tp ' "$scratch/out" || fail "tensor-parallel stages without need: $(cat "$scratch/out")"
+passes "${measured[@]}" --tensor-parallel 2 && grep -q '1x2 tp 2' "$scratch/out" || fail "--tensor-parallel 2: $(cat "$scratch/out")"
+passes "${measured[@]}" --sharded-optimizer yes
 refuses 2 'not measured again' 1 plan --profile "$P" --tensor-parallel 2
 for option in "--mixed yes" "--mixed-rows even" "--segments 2" "--sharded-optimizer yes"; do
     refuses 2 'has no effect: --profile is not measured again' 1 plan --profile "$P" $option
 done
-refuses 2 'measured profiles hold the optimizer.s whole state' 1 profile --input "$scratch/tiny.h5" --sharded-optimizer yes --output "$P"
 finish
