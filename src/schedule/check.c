@@ -1,23 +1,26 @@
-/* Checks that a schedule must pass before anything runs by it. */
-#include "hapt/schedule.h"
+/* Checks that a schedule must pass before anything runs by it: each list alone. check_play.c plays them. */
+#include "check.h"
 
 #include <stdlib.h>
 
 /* Progress of one (chunk, microbatch). */
-enum { RECEIVED_FORWARD = 1, FORWARD = 2, SENT_FORWARD = 4, RECEIVED_BACKWARD = 8, BACKWARD = 16, SENT_BACKWARD = 32 };
-
-/* One direction of the boundary behind a chunk. Microbatches cross it in order. */
-struct transfer_queue {
-    int sent, consumed; /* microbatches handed over; computed with by the receiver */
+enum {
+    RECEIVED_FORWARD = 1,
+    FORWARD = 2,
+    SENT_FORWARD = 4,
+    RECEIVED_BACKWARD = 8,
+    BACKWARD = 16,
+    SENT_BACKWARD = 32,
+    WEIGHT = 64
 };
 
 struct state {
     const struct hapt_schedule *schedule;
-    unsigned char *done;          /* [chunk][microbatch] */
-    int *owner;                   /* [slot] (chunk, microbatch) of the list at hand, -1: free */
-    int *closed;                  /* [chunk] its latest once-per-step instruction, -1: none yet */
-    int *updated;                 /* [chunk] parameter groups */
-    struct transfer_queue *queue; /* [chunk][2] forward, backward */
+    unsigned char *done; /* [chunk][microbatch] */
+    int *owner;          /* [slot] (chunk, microbatch) of the list at hand, -1: free */
+    int *closed;         /* [chunk] its latest once-per-step instruction, -1: none yet */
+    int *updated;        /* [chunk] parameter groups */
+    int *at;             /* [submesh] of check_play */
 };
 
 static size_t cell_of(const struct hapt_schedule *schedule, int chunk, int microbatch)
@@ -39,46 +42,80 @@ static unsigned char bit_of(enum hapt_instruction_kind kind)
     case HAPT_INSTRUCTION_RECEIVE_BACKWARD: return RECEIVED_BACKWARD;
     case HAPT_INSTRUCTION_BACKWARD: return BACKWARD;
     case HAPT_INSTRUCTION_SEND_BACKWARD: return SENT_BACKWARD;
+    case HAPT_INSTRUCTION_WEIGHT: return WEIGHT;
     default: return 0;
     }
 }
 
-/* Has everything been done that the instruction needs, in its chunk and in a neighbour on the same submesh? */
-static bool is_ready(const struct state *state, const struct hapt_instruction *at)
+static unsigned char done_of(const struct state *state, int chunk, int microbatch)
 {
-    const struct hapt_schedule *schedule = state->schedule;
-    const unsigned char *done = &state->done[cell_of(schedule, at->chunk, at->microbatch)];
-    const bool first = at->chunk == 0, last = at->chunk == schedule->chunk_count - 1;
-    const bool from_before = hapt_schedule_crosses(schedule, at->chunk - 1),
-               behind = hapt_schedule_crosses(schedule, at->chunk);
-    switch (at->kind) {
-    case HAPT_INSTRUCTION_FORWARD:
-        return first || (from_before ? *done & RECEIVED_FORWARD : *(done - schedule->microbatches) & FORWARD);
-    case HAPT_INSTRUCTION_BACKWARD:
-        if (!(*done & FORWARD)) return false;
-        if (behind) return (*done & SENT_FORWARD) && (*done & RECEIVED_BACKWARD);
-        return last || (*(done + schedule->microbatches) & BACKWARD);
-    case HAPT_INSTRUCTION_SEND_FORWARD: return *done & FORWARD;
-    case HAPT_INSTRUCTION_SEND_BACKWARD: return *done & BACKWARD;
-    default: return true;
-    }
-}
-
-/* A gradient for the chunk before, on the same submesh, waits in a transfer slot. */
-static bool has_transfer_slot(const struct state *state, const struct hapt_instruction *at)
-{
-    const struct hapt_schedule *schedule = state->schedule;
-    const int before = at->microbatch - HAPT_TRANSFER_SLOTS;
-    return at->chunk == 0 || before < 0 || hapt_schedule_crosses(schedule, at->chunk - 1) ||
-           (state->done[cell_of(schedule, at->chunk - 1, before)] & BACKWARD);
+    return state->done[cell_of(state->schedule, chunk, microbatch)];
 }
 
 /* The instructions of each microbatch of a chunk. */
 static unsigned char bits_of_chunk(const struct hapt_schedule *schedule, int chunk)
 {
-    return (unsigned char)(FORWARD | BACKWARD |
-                           (hapt_schedule_crosses(schedule, chunk - 1) ? RECEIVED_FORWARD | SENT_BACKWARD : 0) |
-                           (hapt_schedule_crosses(schedule, chunk) ? SENT_FORWARD | RECEIVED_BACKWARD : 0));
+    const bool trained = !schedule->forward_only[chunk];
+    return (unsigned char)(FORWARD | (trained ? BACKWARD : 0) | (trained && schedule->split ? WEIGHT : 0) |
+                           (hapt_schedule_receives(schedule, chunk, 0) ? RECEIVED_FORWARD : 0) |
+                           (hapt_schedule_sends(schedule, chunk, 0) ? SENT_FORWARD : 0) |
+                           (hapt_schedule_receives(schedule, chunk, 1) ? RECEIVED_BACKWARD : 0) |
+                           (hapt_schedule_sends(schedule, chunk, 1) ? SENT_BACKWARD : 0));
+}
+
+/* Have the chunks before it on the same submesh computed the pass whose tensors come over edges of a direction? */
+static bool has_local_inputs(const struct state *state, const struct hapt_instruction *at, int direction)
+{
+    const struct hapt_schedule_edges *edges = &state->schedule->edges;
+    const int row = direction * state->schedule->chunk_count + at->chunk;
+    for (int k = edges->in_start[row]; k < edges->in_start[row + 1]; k++) {
+        const int e = edges->in[k];
+        if (edges->channel_of[e] < 0 &&
+            !(done_of(state, edges->edge[e].from, at->microbatch) & (direction ? BACKWARD : FORWARD)))
+            return false;
+    }
+    return true;
+}
+
+/* Has everything been done that the instruction needs, in its chunk and in others of the same submesh? */
+static bool is_ready(const struct state *state, const struct hapt_instruction *at)
+{
+    const struct hapt_schedule *schedule = state->schedule;
+    const unsigned char done = done_of(state, at->chunk, at->microbatch), needed = bits_of_chunk(schedule, at->chunk);
+    const unsigned char before_backward = needed & (FORWARD | SENT_FORWARD | RECEIVED_BACKWARD);
+    switch (at->kind) {
+    case HAPT_INSTRUCTION_FORWARD:
+        return (done & RECEIVED_FORWARD) == (needed & RECEIVED_FORWARD) && has_local_inputs(state, at, 0);
+    case HAPT_INSTRUCTION_BACKWARD:
+        return (done & before_backward) == before_backward && has_local_inputs(state, at, 1);
+    case HAPT_INSTRUCTION_SEND_FORWARD: return done & FORWARD;
+    case HAPT_INSTRUCTION_SEND_BACKWARD:
+    case HAPT_INSTRUCTION_WEIGHT: return done & BACKWARD;
+    default: return true;
+    }
+}
+
+/* Gradients for a chunk on the same submesh wait in a transfer slot. */
+static bool has_transfer_slot(const struct state *state, const struct hapt_instruction *at)
+{
+    const struct hapt_schedule_edges *edges = &state->schedule->edges;
+    const int before = at->microbatch - HAPT_TRANSFER_SLOTS, row = state->schedule->chunk_count + at->chunk;
+    for (int e = edges->out_start[row]; before >= 0 && e < edges->out_start[row + 1]; e++)
+        if (edges->channel_of[e] < 0 && !(done_of(state, edges->edge[e].to, before) & BACKWARD)) return false;
+    return true;
+}
+
+/* May another microbatch take the slot of this one? It was sent, and its readers on the submesh have computed. */
+static bool is_free(const struct state *state, int key)
+{
+    const struct hapt_schedule *schedule = state->schedule;
+    const struct hapt_schedule_edges *edges = &schedule->edges;
+    if (key < 0) return true;
+    const int chunk = key / schedule->microbatches, microbatch = key % schedule->microbatches;
+    if (!schedule->forward_only[chunk] || state->done[key] != bits_of_chunk(schedule, chunk)) return false;
+    for (int e = edges->out_start[chunk]; e < edges->out_start[chunk + 1]; e++)
+        if (edges->channel_of[e] < 0 && !(done_of(state, edges->edge[e].to, microbatch) & FORWARD)) return false;
+    return true;
 }
 
 /* The exchange of tied gradients and the agreement of all ranks: once in a list, after the gradients of all its chunks.
@@ -91,7 +128,7 @@ static enum hapt_status check_common(const struct state *state, int submesh, con
         return wrong(at, "exchange and agreement concern all chunks of a rank");
     if (*common >= (int)at->kind) return wrong(at, "exchange and agreement are out of order or appear twice");
     for (int chunk = 0; chunk < schedule->chunk_count; chunk++)
-        if (schedule->submesh_of[chunk] == submesh && state->closed[chunk] < 0)
+        if (schedule->submesh_of[chunk] == submesh && !schedule->forward_only[chunk] && state->closed[chunk] < 0)
             return wrong(at, "exchange or agreement comes before a gradient");
     *common = (int)at->kind;
     return HAPT_OK;
@@ -104,6 +141,7 @@ static enum hapt_status check_end(const struct state *state, const struct hapt_i
     const bool updates = at->kind == HAPT_INSTRUCTION_UPDATE;
     int *closed = &state->closed[at->chunk], *updated = &state->updated[at->chunk];
     if (at->microbatch != -1 || at->slot != -1) return wrong(at, "a once-per-step instruction names a microbatch");
+    if (state->schedule->forward_only[at->chunk]) return wrong(at, "the chunk has no gradients");
     if (agreed != updates) return wrong(at, "only updates stand behind the agreement");
     if ((int)at->kind < *closed || ((int)at->kind == *closed && !updates))
         return wrong(at, "reduce and update are out of order");
@@ -112,11 +150,53 @@ static enum hapt_status check_end(const struct state *state, const struct hapt_i
     return HAPT_OK;
 }
 
+/* The slot of an instruction: taken by the first one of a microbatch, held to the last pass. */
+static enum hapt_status check_slot(const struct state *state, const struct hapt_instruction *at, int key)
+{
+    const struct hapt_schedule *schedule = state->schedule;
+    const enum hapt_instruction_kind closes = schedule->split ? HAPT_INSTRUCTION_WEIGHT : HAPT_INSTRUCTION_BACKWARD;
+    const bool receives = hapt_schedule_receives(schedule, at->chunk, 0);
+    int *owner = &state->owner[at->slot];
+    if (at->kind == (receives ? HAPT_INSTRUCTION_RECEIVE_FORWARD : HAPT_INSTRUCTION_FORWARD)) {
+        if (!is_free(state, *owner)) return wrong(at, "its slot is in use: the launch count is exceeded");
+        *owner = key;
+    }
+    if (*owner != key && (at->kind != HAPT_INSTRUCTION_SEND_BACKWARD || schedule->split))
+        return wrong(at, "it uses the slot of another microbatch or chunk");
+    if (at->kind == closes) *owner = -1;
+    return HAPT_OK;
+}
+
+static enum hapt_status check_pass(const struct state *state, const struct hapt_instruction *at, int slots)
+{
+    const struct hapt_schedule *schedule = state->schedule;
+    const unsigned char bit = bit_of(at->kind);
+    if (state->closed[at->chunk] >= 0) return wrong(at, "work after the gradients were reduced");
+    if (at->microbatch < 0 || at->microbatch >= schedule->microbatches) return wrong(at, "no such microbatch");
+    if (at->slot < 0 || at->slot >= slots) return wrong(at, "no such slot");
+    const int key = (int)cell_of(schedule, at->chunk, at->microbatch);
+    unsigned char *done = &state->done[key];
+    if (*done & bit) return wrong(at, "an instruction appears twice");
+    if (!(bit & bits_of_chunk(schedule, at->chunk)))
+        return wrong(at, bit & (BACKWARD | WEIGHT) ? "the chunk has no such pass" : "nothing crosses there");
+    if (!is_ready(state, at)) return wrong(at, "an instruction comes too early");
+    if ((bit & (FORWARD | BACKWARD | WEIGHT)) && at->microbatch > 0 && !(done[-1] & bit))
+        return wrong(at, "passes are out of microbatch order");
+    if (at->kind == HAPT_INSTRUCTION_BACKWARD && !has_transfer_slot(state, at))
+        return hapt_fail(hapt_schedule_loops(schedule->kind) ? HAPT_ERR_USAGE : HAPT_ERR_INTERNAL,
+                         "choose a smaller loop batch",
+                         "schedule: chunk %d, microbatch %d: its gradient would replace one that waits inside the "
+                         "submesh",
+                         at->chunk, at->microbatch);
+    *done |= bit;
+    return check_slot(state, at, key);
+}
+
 static enum hapt_status check_list(const struct state *state, int submesh)
 {
     const struct hapt_schedule *schedule = state->schedule;
     const struct hapt_instruction_list *list = &schedule->list[submesh];
-    const int B = schedule->microbatches, last = schedule->chunk_count - 1;
+    const int chunks = schedule->chunk_count;
     int common = -1; /* its latest instruction for all chunks */
     for (int slot = 0; slot < list->slots; slot++) state->owner[slot] = -1;
     for (int i = 0; i < list->count; i++) {
@@ -125,37 +205,14 @@ static enum hapt_status check_list(const struct state *state, int submesh)
             HAPT_TRY(check_common(state, submesh, at, &common));
             continue;
         }
-        if (at->chunk < 0 || at->chunk > last || schedule->submesh_of[at->chunk] != submesh)
+        if (at->chunk < 0 || at->chunk >= chunks || schedule->submesh_of[at->chunk] != submesh)
             return wrong(at, "its chunk belongs to another submesh");
-        if (bit_of(at->kind) == 0) {
-            HAPT_TRY(check_end(state, at, common == HAPT_INSTRUCTION_NORM));
-            continue;
-        }
-        if (state->closed[at->chunk] >= 0) return wrong(at, "work after the gradients were reduced");
-        if (at->microbatch < 0 || at->microbatch >= B) return wrong(at, "no such microbatch");
-        if (at->slot < 0 || at->slot >= list->slots) return wrong(at, "no such slot");
-        const int key = (int)cell_of(schedule, at->chunk, at->microbatch);
-        unsigned char *done = &state->done[key];
-        if (*done & bit_of(at->kind)) return wrong(at, "an instruction appears twice");
-        if (!(bit_of(at->kind) & bits_of_chunk(schedule, at->chunk))) return wrong(at, "nothing crosses there");
-        if (!is_ready(state, at)) return wrong(at, "an instruction comes too early");
-        const bool computes = at->kind == HAPT_INSTRUCTION_FORWARD || at->kind == HAPT_INSTRUCTION_BACKWARD;
-        if (computes && at->microbatch > 0 && !(done[-1] & bit_of(at->kind)))
-            return wrong(at, "passes are out of microbatch order");
-        if (at->kind == HAPT_INSTRUCTION_BACKWARD && !has_transfer_slot(state, at))
-            return wrong(at, "its gradient would replace one that waits inside the submesh");
-        *done |= bit_of(at->kind);
-        const bool opens = at->kind == HAPT_INSTRUCTION_FORWARD && !hapt_schedule_crosses(schedule, at->chunk - 1);
-        if (opens || at->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD) {
-            if (state->owner[at->slot] != -1) return wrong(at, "its slot is in use: the launch count is exceeded");
-            state->owner[at->slot] = key;
-        }
-        if (state->owner[at->slot] != key && at->kind != HAPT_INSTRUCTION_SEND_BACKWARD)
-            return wrong(at, "it uses the slot of another microbatch or chunk");
-        if (at->kind == HAPT_INSTRUCTION_BACKWARD) state->owner[at->slot] = -1;
+        HAPT_TRY(bit_of(at->kind) == 0 ? check_end(state, at, common == HAPT_INSTRUCTION_NORM)
+                                       : check_pass(state, at, list->slots));
     }
-    for (int chunk = 0; chunk <= last; chunk++)
-        if (schedule->submesh_of[chunk] == submesh && state->updated[chunk] != schedule->update_groups)
+    for (int chunk = 0; chunk < chunks; chunk++)
+        if (schedule->submesh_of[chunk] == submesh &&
+            state->updated[chunk] != (schedule->forward_only[chunk] ? 0 : schedule->update_groups))
             return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: no update of chunk %d at the end", chunk);
     return HAPT_OK;
 }
@@ -174,59 +231,7 @@ static enum hapt_status check_complete(const struct state *state)
     return HAPT_OK;
 }
 
-/* Has the microbatch arrived? Not before it was sent, nor while as many wait as there are transfer slots. */
-static bool has_arrived(const struct transfer_queue *queue, int microbatch)
-{
-    return microbatch < queue->sent && microbatch < queue->consumed + HAPT_TRANSFER_SLOTS;
-}
-
-/* Runs one instruction, as the simulator does; false: it waits. */
-static bool run(struct state *state, const struct hapt_instruction *at)
-{
-    if (at->chunk < 0) return true; /* an agreement behind everything that may wait */
-    const bool from_before = hapt_schedule_crosses(state->schedule, at->chunk - 1),
-               behind = hapt_schedule_crosses(state->schedule, at->chunk);
-    struct transfer_queue *queue = &state->queue[2 * at->chunk];       /* behind the chunk */
-    struct transfer_queue *before = at->chunk > 0 ? queue - 2 : queue; /* in front of it */
-    switch (at->kind) {
-    case HAPT_INSTRUCTION_RECEIVE_FORWARD: return has_arrived(&before[0], at->microbatch);
-    case HAPT_INSTRUCTION_RECEIVE_BACKWARD: return has_arrived(&queue[1], at->microbatch);
-    case HAPT_INSTRUCTION_FORWARD: before[0].consumed += from_before; break;
-    case HAPT_INSTRUCTION_SEND_FORWARD: queue[0].sent++; break;
-    case HAPT_INSTRUCTION_BACKWARD:
-        /* its gradient needs a transfer slot */
-        if (from_before && at->microbatch >= HAPT_TRANSFER_SLOTS &&
-            !has_arrived(&before[1], at->microbatch - HAPT_TRANSFER_SLOTS))
-            return false;
-        queue[1].consumed += behind;
-        break;
-    case HAPT_INSTRUCTION_SEND_BACKWARD: before[1].sent++; break;
-    default: break;
-    }
-    return true;
-}
-
-/* Runs the lists against each other without time: every list advances while its messages are there. */
-static enum hapt_status check_progress(struct state *state, int *at)
-{
-    const struct hapt_schedule *schedule = state->schedule;
-    bool moved = true, all = false;
-    while (moved && !all) {
-        moved = false;
-        all = true;
-        for (int submesh = 0; submesh < schedule->submesh_count; submesh++) {
-            const struct hapt_instruction_list *list = &schedule->list[submesh];
-            while (at[submesh] < list->count && run(state, &list->instruction[at[submesh]])) {
-                at[submesh]++;
-                moved = true;
-            }
-            all = all && at[submesh] == list->count;
-        }
-    }
-    return all ? HAPT_OK : hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: the instruction lists deadlock");
-}
-
-static enum hapt_status check_all(struct state *state, int *at)
+static enum hapt_status check_all(struct state *state)
 {
     const struct hapt_schedule *schedule = state->schedule;
     for (int chunk = 0; chunk < schedule->chunk_count; chunk++) state->closed[chunk] = -1;
@@ -234,7 +239,9 @@ static enum hapt_status check_all(struct state *state, int *at)
     HAPT_TRY(check_complete(state));
     if (schedule->idle.count != 1 || schedule->idle.instruction[0].kind != HAPT_INSTRUCTION_NORM)
         return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: a rank without a chunk has to agree, and nothing else");
-    return check_progress(state, at);
+    bool ends;
+    HAPT_TRY(check_play(schedule, state->at, &ends));
+    return ends ? HAPT_OK : check_deadlock(schedule);
 }
 
 enum hapt_status hapt_schedule_check(const struct hapt_schedule *schedule)
@@ -255,12 +262,10 @@ enum hapt_status hapt_schedule_check(const struct hapt_schedule *schedule)
         .owner = hapt_arena_alloc(&scratch, (size_t)slots, sizeof(int)),
         .closed = hapt_arena_alloc(&scratch, (size_t)schedule->chunk_count, sizeof(int)),
         .updated = hapt_arena_alloc(&scratch, (size_t)schedule->chunk_count, sizeof(int)),
-        .queue = hapt_arena_alloc(&scratch, 2 * (size_t)schedule->chunk_count, sizeof(struct transfer_queue)),
+        .at = hapt_arena_alloc(&scratch, (size_t)schedule->submesh_count, sizeof(int)),
     };
-    int *at = hapt_arena_alloc(&scratch, (size_t)schedule->submesh_count, sizeof *at);
-    const enum hapt_status status = state.done && state.owner && state.closed && state.updated && state.queue && at
-                                        ? check_all(&state, at)
-                                        : HAPT_ERR_MEMORY;
+    const enum hapt_status status =
+        state.done && state.owner && state.closed && state.updated && state.at ? check_all(&state) : HAPT_ERR_MEMORY;
     hapt_arena_release(&scratch);
     return status;
 }

@@ -1,100 +1,99 @@
 /*
- * Plays the lists of the chunks against each other, with a pass per submesh and tick. A submesh with several chunks
- * takes the first pass that is ready: backward before forward, because it frees a slot; the later chunk of two forwards
- * and the earlier of two backwards, because it is nearer to the end of its microbatch. A chunk alone keeps its list.
+ * The order of a submesh with several chunks under GPipe, 1F1B, eager 1F1B or H-1F1B: the chunks' own lists, played
+ * against each other with a pass per submesh and tick. A submesh takes the first pass that is ready: backward before
+ * forward, because it frees a slot; the later chunk of two forwards and the earlier of two backwards, because it is
+ * nearer to the end of its microbatch. A message is sent only when its receiver has a transfer slot. So the lists end
+ * for any placement of the chunks and any launch counts, which the closed form of schedule_order.c does not promise.
  */
-#include "merge.h"
+#include "order.h"
+
+#include <stdint.h>
 
 #include <stdlib.h>
 
-/* A chunk's progress: microbatches whose pass ended in an earlier tick. */
+/* A chunk's own list: `launches` forwards, then a backward and a forward in turn. Its progress, before and after this
+ * tick. */
 struct progress {
-    int at; /* next instruction of its list */
     int forwards, backwards;
-    int slots; /* of its submesh before its own */
 };
 
 struct merge {
-    struct hapt_schedule *schedule;
-    const struct hapt_instruction_list *part;
-    struct progress *now, *next; /* [chunk_count] before and after this tick */
+    const struct hapt_schedule *schedule;
+    struct progress *now, *next; /* [chunk_count] */
 };
 
-/* The chunk's next pass. A list is a sequence of passes with a RECEIVE before or a SEND behind them. */
-static const struct hapt_instruction *next_pass(const struct merge *merge, int chunk)
-{
-    const struct hapt_instruction_list *list = &merge->part[chunk];
-    for (int i = merge->now[chunk].at; i < list->count; i++)
-        if (list->instruction[i].kind == HAPT_INSTRUCTION_FORWARD ||
-            list->instruction[i].kind == HAPT_INSTRUCTION_BACKWARD)
-            return &list->instruction[i];
-    return NULL;
-}
-
-/* Is there a transfer slot for the gradients? They may be for any chunk before. On another submesh the receiver has as
- * many slots again. */
-static bool has_transfer_slot(const struct merge *merge, const struct hapt_instruction *pass)
+/* The next pass of the chunk's own list; false: none is left. */
+static bool next_pass(const struct merge *merge, int chunk, struct pass *pass)
 {
     const struct hapt_schedule *schedule = merge->schedule;
-    for (int chunk = pass->chunk - 1; chunk >= 0; chunk--) {
-        const bool here = schedule->submesh_of[chunk] == schedule->submesh_of[pass->chunk];
-        const int room = here ? HAPT_TRANSFER_SLOTS : 2 * HAPT_TRANSFER_SLOTS;
-        if (pass->microbatch >= merge->now[chunk].backwards + room) return false;
+    const struct progress *now = &merge->now[chunk];
+    const int B = schedule->microbatches;
+    const bool ahead = schedule->forward_only[chunk] || now->forwards < now->backwards + schedule->launches[chunk];
+    if (now->forwards < B && ahead)
+        *pass = (struct pass){HAPT_INSTRUCTION_FORWARD, chunk, now->forwards};
+    else
+        *pass = (struct pass){HAPT_INSTRUCTION_BACKWARD, chunk, now->backwards};
+    return pass->kind == HAPT_INSTRUCTION_FORWARD || (!schedule->forward_only[chunk] && now->backwards < B);
+}
+
+static int passes_of(const struct merge *merge, int chunk, int direction)
+{
+    return direction ? merge->now[chunk].backwards : merge->now[chunk].forwards;
+}
+
+/* Has each receiver a transfer slot? Then no message of the pass can hold up others on its channel. Activations stay in
+ * their slot on the same submesh. */
+static bool has_transfer_slot(const struct merge *merge, const struct pass *pass, int direction)
+{
+    const struct hapt_schedule_edges *edges = &merge->schedule->edges;
+    const int at = direction * merge->schedule->chunk_count + pass->chunk;
+    for (int e = edges->out_start[at]; e < edges->out_start[at + 1]; e++) {
+        const bool waits = direction || edges->channel_of[e] >= 0;
+        if (waits && pass->microbatch >= passes_of(merge, edges->edge[e].to, direction) + HAPT_TRANSFER_SLOTS)
+            return false;
     }
     return true;
 }
 
-static bool is_ready(const struct merge *merge, const struct hapt_instruction *pass)
+static bool is_ready(const struct merge *merge, const struct pass *pass)
 {
-    if (pass->kind == HAPT_INSTRUCTION_FORWARD)
-        return pass->chunk == 0 || pass->microbatch < merge->now[pass->chunk - 1].forwards;
-    const bool last = pass->chunk == merge->schedule->chunk_count - 1;
-    return pass->microbatch < merge->now[pass->chunk].forwards &&
-           (last || pass->microbatch < merge->now[pass->chunk + 1].backwards) && has_transfer_slot(merge, pass);
+    const struct hapt_schedule_edges *edges = &merge->schedule->edges;
+    const int direction = pass->kind == HAPT_INSTRUCTION_BACKWARD;
+    const int at = direction * merge->schedule->chunk_count + pass->chunk;
+    if (direction && pass->microbatch >= merge->now[pass->chunk].forwards) return false;
+    for (int k = edges->in_start[at]; k < edges->in_start[at + 1]; k++)
+        if (pass->microbatch >= passes_of(merge, edges->edge[edges->in[k]].from, direction)) return false;
+    return has_transfer_slot(merge, pass, direction);
 }
 
-/* The pass that the submesh runs in this tick; NULL: none is ready. */
-static const struct hapt_instruction *choose(const struct merge *merge, int submesh)
+/* The pass that the submesh runs in this tick; false: none is ready. */
+static bool choose(const struct merge *merge, int submesh, struct pass *best)
 {
-    const struct hapt_instruction *best = NULL;
+    bool found = false;
     for (int chunk = 0; chunk < merge->schedule->chunk_count; chunk++) {
+        struct pass pass;
         if (merge->schedule->submesh_of[chunk] != submesh) continue;
-        const struct hapt_instruction *pass = next_pass(merge, chunk);
-        if (!pass || !is_ready(merge, pass)) continue;
-        if (!best || best->kind == HAPT_INSTRUCTION_FORWARD) best = pass;
+        if (!next_pass(merge, chunk, &pass) || !is_ready(merge, &pass)) continue;
+        if (!found || best->kind == HAPT_INSTRUCTION_FORWARD) *best = pass;
+        found = true;
     }
-    return best;
+    return found;
 }
 
-/* Appends the chunk's list up to and including its next pass and what it sends. */
-static void take(struct merge *merge, const struct hapt_instruction *pass)
-{
-    const struct hapt_instruction_list *part = &merge->part[pass->chunk];
-    struct hapt_instruction_list *list = &merge->schedule->list[merge->schedule->submesh_of[pass->chunk]];
-    struct progress *progress = &merge->next[pass->chunk];
-    const int before = progress->at;
-    progress->at = (int)(pass - part->instruction) + 1;
-    if (progress->at < part->count && (part->instruction[progress->at].kind == HAPT_INSTRUCTION_SEND_FORWARD ||
-                                       part->instruction[progress->at].kind == HAPT_INSTRUCTION_SEND_BACKWARD))
-        progress->at++;
-    for (int i = before; i < progress->at; i++) {
-        list->instruction[list->count] = part->instruction[i];
-        list->instruction[list->count++].slot += progress->slots;
-    }
-    progress->forwards += pass->kind == HAPT_INSTRUCTION_FORWARD;
-    progress->backwards += pass->kind == HAPT_INSTRUCTION_BACKWARD;
-}
-
-static enum hapt_status play(struct merge *merge)
+static enum hapt_status play(struct merge *merge, struct pass_list *list)
 {
     const struct hapt_schedule *schedule = merge->schedule;
-    int64_t left = 2 * (int64_t)schedule->chunk_count * schedule->microbatches;
+    int64_t left = 0;
+    for (int chunk = 0; chunk < schedule->chunk_count; chunk++)
+        left += (schedule->forward_only[chunk] ? 1 : 2) * (int64_t)schedule->microbatches;
     while (left > 0) {
         const int64_t before = left;
         for (int submesh = 0; submesh < schedule->submesh_count; submesh++) {
-            const struct hapt_instruction *pass = choose(merge, submesh);
-            if (!pass) continue;
-            take(merge, pass);
+            struct pass pass;
+            if (!choose(merge, submesh, &pass)) continue;
+            list[submesh].pass[list[submesh].count++] = pass;
+            merge->next[pass.chunk].forwards += pass.kind == HAPT_INSTRUCTION_FORWARD;
+            merge->next[pass.chunk].backwards += pass.kind == HAPT_INSTRUCTION_BACKWARD;
             left--;
         }
         if (left == before) return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: the chunks' lists deadlock");
@@ -103,33 +102,14 @@ static enum hapt_status play(struct merge *merge)
     return HAPT_OK;
 }
 
-/* A submesh of one chunk needs no play. */
-static bool copy_lists(struct merge *merge)
+enum hapt_status merge_passes(const struct hapt_schedule *schedule, struct pass_list *list)
 {
-    struct hapt_schedule *schedule = merge->schedule;
-    if (schedule->submesh_count < schedule->chunk_count) return false;
-    for (int chunk = 0; chunk < schedule->chunk_count; chunk++)
-        for (int i = 0; i < merge->part[chunk].count; i++)
-            schedule->list[chunk].instruction[schedule->list[chunk].count++] = merge->part[chunk].instruction[i];
-    return true;
-}
-
-enum hapt_status schedule_merge(struct hapt_schedule *schedule, const struct hapt_instruction_list *part)
-{
-    struct merge merge = {.schedule = schedule, .part = part};
-    if (copy_lists(&merge)) return HAPT_OK;
-    const size_t chunks = (size_t)schedule->chunk_count;
-    struct progress *progress = calloc(2 * chunks, sizeof *progress);
+    struct merge merge = {.schedule = schedule};
+    struct progress *progress = calloc(2 * (size_t)schedule->chunk_count, sizeof *progress);
     if (!progress) return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted by a schedule");
     merge.now = progress;
-    merge.next = progress + chunks;
-    for (int chunk = 0; chunk < schedule->chunk_count; chunk++) {
-        for (int before = 0; before < chunk; before++)
-            if (schedule->submesh_of[before] == schedule->submesh_of[chunk])
-                merge.now[chunk].slots += schedule->launches[before];
-        merge.next[chunk] = merge.now[chunk];
-    }
-    const enum hapt_status status = play(&merge);
+    merge.next = progress + schedule->chunk_count;
+    const enum hapt_status status = play(&merge, list);
     free(progress);
     return status;
 }

@@ -1,9 +1,12 @@
-/* Pipeline schedules as instruction lists: launch counts (HAPT (1), (2)), then the order of a step. */
-#include "merge.h"
+/* Pipeline schedules as instruction lists: launch counts (HAPT (1), (2)), then the phases of building the lists. */
+#include "check.h"
+#include "order.h"
 
+#include <stdint.h>
 #include <string.h>
 
-static const char *const kind_names[] = {"gpipe", "1f1b", "eager1f1b", "h1f1b"};
+static const char *const kind_names[] = {"gpipe",       "1f1b",          "eager1f1b", "h1f1b",
+                                         "interleaved", "breadth-first", "looped"};
 
 const char *hapt_schedule_kind_name(enum hapt_schedule_kind kind)
 {
@@ -12,7 +15,7 @@ const char *hapt_schedule_kind_name(enum hapt_schedule_kind kind)
 
 bool hapt_schedule_kind_parse(const char *name, enum hapt_schedule_kind *kind)
 {
-    for (int k = 0; k < (int)(sizeof kind_names / sizeof kind_names[0]); k++) {
+    for (int k = 0; k < HAPT_SCHEDULE_KINDS; k++) {
         if (strcmp(name, kind_names[k]) == 0) {
             *kind = (enum hapt_schedule_kind)k;
             return true;
@@ -27,7 +30,7 @@ int hapt_schedule_delta(enum hapt_schedule_kind kind, double comm_s, double t_ma
     case HAPT_SCHEDULE_GPIPE: return 0;
     case HAPT_SCHEDULE_1F1B: return 1;
     case HAPT_SCHEDULE_EAGER: return 2;
-    case HAPT_SCHEDULE_H1F1B: break;
+    default: break;
     }
     if (hapt_at_most(comm_s, hide_threshold * t_max_s)) return 1;
     return hapt_at_most(comm_s, 0.5 * t_max_s) ? 2 : 3;
@@ -43,109 +46,222 @@ void hapt_schedule_warmup(enum hapt_schedule_kind kind, int stages, int microbat
     }
 }
 
-/* ---- The list of one chunk ---- */
-
-static void append(struct hapt_instruction_list *list, enum hapt_instruction_kind kind, int chunk, int microbatch)
+int hapt_schedule_forward_only_launches(enum hapt_schedule_kind kind, int microbatches, double comm_s, double t_max_s,
+                                        double hide_threshold)
 {
-    list->instruction[list->count++] = (struct hapt_instruction){
-        .kind = kind,
-        .step = 0,
-        .chunk = chunk,
-        .microbatch = microbatch,
-        .slot = microbatch < 0 ? -1 : microbatch % list->slots,
-    };
+    const bool hides = kind == HAPT_SCHEDULE_H1F1B;
+    const int launches = hides ? hapt_schedule_delta(kind, comm_s, t_max_s, hide_threshold) : 2;
+    return launches < microbatches ? launches : microbatches;
 }
 
-static void append_forward(const struct hapt_schedule *schedule, struct hapt_instruction_list *list, int chunk,
-                           int microbatch)
-{
-    if (hapt_schedule_crosses(schedule, chunk - 1)) append(list, HAPT_INSTRUCTION_RECEIVE_FORWARD, chunk, microbatch);
-    append(list, HAPT_INSTRUCTION_FORWARD, chunk, microbatch);
-    if (hapt_schedule_crosses(schedule, chunk)) append(list, HAPT_INSTRUCTION_SEND_FORWARD, chunk, microbatch);
-}
+/* ---- Building ---- */
 
-static void append_backward(const struct hapt_schedule *schedule, struct hapt_instruction_list *list, int chunk,
-                            int microbatch)
-{
-    if (hapt_schedule_crosses(schedule, chunk)) append(list, HAPT_INSTRUCTION_RECEIVE_BACKWARD, chunk, microbatch);
-    append(list, HAPT_INSTRUCTION_BACKWARD, chunk, microbatch);
-    if (hapt_schedule_crosses(schedule, chunk - 1)) append(list, HAPT_INSTRUCTION_SEND_BACKWARD, chunk, microbatch);
-}
-
-/* One rule makes all four schedules: `launches` forwards, then a backward and a forward in turn. GPipe: launches = B.
- */
-static enum hapt_status build_list(const struct hapt_schedule *schedule, int chunk, struct hapt_arena *arena,
-                                   struct hapt_instruction_list *list)
-{
-    const int B = schedule->microbatches, launches = schedule->launches[chunk];
-    HAPT_NEW(list->instruction, arena, 6 * (size_t)B);
-    list->slots = launches;
-    for (int microbatch = 0; microbatch < launches; microbatch++) append_forward(schedule, list, chunk, microbatch);
-    for (int microbatch = 0; microbatch < B; microbatch++) {
-        append_backward(schedule, list, chunk, microbatch);
-        if (microbatch + launches < B) append_forward(schedule, list, chunk, microbatch + launches);
-    }
-    return HAPT_OK;
-}
-
-/* ---- The lists of the submeshes ---- */
-
-/* The instructions of a submesh behind all passes. */
-static void append_end(const struct hapt_schedule *schedule, int submesh, bool tied, struct hapt_instruction_list *list)
-{
-    for (int chunk = 0; chunk < schedule->chunk_count; chunk++)
-        if (schedule->submesh_of[chunk] == submesh) append(list, HAPT_INSTRUCTION_REDUCE, chunk, -1);
-    if (tied) append(list, HAPT_INSTRUCTION_EXCHANGE, -1, -1);
-    append(list, HAPT_INSTRUCTION_NORM, -1, -1);
-    for (int chunk = 0; chunk < schedule->chunk_count; chunk++)
-        for (int group = 0; schedule->submesh_of[chunk] == submesh && group < schedule->update_groups; group++) {
-            append(list, HAPT_INSTRUCTION_UPDATE, chunk, -1);
-            list->instruction[list->count - 1].group = group;
-        }
-}
-
-static enum hapt_status build_lists(struct hapt_schedule *schedule, bool tied, struct hapt_arena *arena)
-{
-    struct hapt_instruction_list *part;
-    HAPT_NEW(part, arena, schedule->chunk_count);
-    for (int chunk = 0; chunk < schedule->chunk_count; chunk++)
-        HAPT_TRY(build_list(schedule, chunk, arena, &part[chunk]));
-    for (int submesh = 0; submesh < schedule->submesh_count; submesh++) {
-        struct hapt_instruction_list *list = &schedule->list[submesh];
-        int passes = 0, ends = 2;
-        for (int chunk = 0; chunk < schedule->chunk_count; chunk++) {
-            if (schedule->submesh_of[chunk] != submesh) continue;
-            passes += part[chunk].count;
-            ends += 1 + schedule->update_groups;
-            list->slots += part[chunk].slots;
-        }
-        HAPT_NEW(list->instruction, arena, (size_t)passes + (size_t)ends);
-    }
-    HAPT_TRY(schedule_merge(schedule, part));
-    for (int submesh = 0; submesh < schedule->submesh_count; submesh++)
-        append_end(schedule, submesh, tied, &schedule->list[submesh]);
-    return HAPT_OK;
-}
-
+/* Numbers the submeshes and copies what the caller may release. */
 static enum hapt_status place_chunks(struct hapt_schedule *schedule, const struct hapt_schedule_options *options,
-                                     const int *warmup, struct hapt_arena *arena)
+                                     struct hapt_arena *arena)
 {
-    const int chunks = schedule->chunk_count, B = schedule->microbatches;
+    const int chunks = schedule->chunk_count;
     HAPT_NEW(schedule->submesh_of, arena, chunks);
-    HAPT_NEW(schedule->launches, arena, chunks);
-    for (int chunk = 0; chunk < chunks; chunk++) {
-        const bool falls = chunk == chunks - 1 || warmup[chunk] >= warmup[chunk + 1];
-        if (warmup[chunk] < 1 || warmup[chunk] > B || !falls)
-            return hapt_fail(HAPT_ERR_INPUT,
-                             "launch counts must lie in [1, microbatches] and must not rise along the pipeline",
-                             "stage %d cannot launch %d of %d microbatches", chunk, warmup[chunk], B);
-        const int submesh = options && options->submesh_of ? options->submesh_of[chunk] : chunk;
+    HAPT_NEW(schedule->forward_only, arena, chunks);
+    for (int c = 0; c < chunks; c++) {
+        const int submesh = options->submesh_of ? options->submesh_of[c] : c;
         HAPT_ASSERT(submesh >= 0 && submesh <= schedule->submesh_count);
-        schedule->submesh_of[chunk] = submesh;
-        schedule->launches[chunk] = warmup[chunk];
+        schedule->submesh_of[c] = submesh;
         if (submesh == schedule->submesh_count) schedule->submesh_count++;
+        schedule->forward_only[c] = options->forward_only && options->forward_only[c];
+        HAPT_ASSERT(!schedule->forward_only[c] || (c < chunks - 1 && (c == 0 || schedule->forward_only[c - 1])));
     }
     HAPT_NEW(schedule->list, arena, schedule->submesh_count);
+    return hapt_schedule_connect(schedule, options->edge_count, options->edge, arena);
+}
+
+static enum hapt_status launch_chunks(struct hapt_schedule *schedule, const int *warmup, struct hapt_arena *arena)
+{
+    const int chunks = schedule->chunk_count, B = schedule->microbatches;
+    const bool loops = hapt_schedule_loops(schedule->kind);
+    HAPT_NEW(schedule->launches, arena, chunks);
+    for (int c = 0; c < chunks; c++) {
+        schedule->launches[c] = loops && !(warmup && schedule->forward_only[c]) ? 2 : warmup[c];
+        if (loops && schedule->launches[c] > B) schedule->launches[c] = B;
+        const bool falls = loops || schedule->forward_only[c] || c == chunks - 1 || warmup[c] >= warmup[c + 1];
+        if (schedule->launches[c] < 1 || schedule->launches[c] > B || !falls)
+            return hapt_fail(HAPT_ERR_INPUT,
+                             "launch counts must lie in [1, microbatches] and must not rise along the pipeline",
+                             "stage %d cannot launch %d of %d microbatches", c, schedule->launches[c], B);
+    }
+    return HAPT_OK;
+}
+
+/* The most microbatches of a chunk in flight, which follow from a looped order. */
+static enum hapt_status count_launches(struct hapt_schedule *schedule, const struct pass_list *order,
+                                       struct hapt_arena *arena)
+{
+    int *open;
+    HAPT_NEW(open, arena, schedule->chunk_count);
+    for (int c = 0; c < schedule->chunk_count; c++)
+        if (!schedule->forward_only[c]) schedule->launches[c] = 1;
+    for (int s = 0; s < schedule->submesh_count; s++)
+        for (int i = 0; i < order[s].count; i++) {
+            const int c = order[s].pass[i].chunk;
+            open[c] += order[s].pass[i].kind == HAPT_INSTRUCTION_FORWARD;
+            open[c] -= order[s].pass[i].kind == HAPT_INSTRUCTION_BACKWARD;
+            if (open[c] > schedule->launches[c] && !schedule->forward_only[c]) schedule->launches[c] = open[c];
+        }
+    return HAPT_OK;
+}
+
+int hapt_schedule_loop_batch(enum hapt_schedule_kind kind, int microbatches, int submeshes, int asked)
+{
+    if (kind == HAPT_SCHEDULE_BREADTH_FIRST || !hapt_schedule_loops(kind)) return microbatches;
+    if (asked > 0) return asked;
+    return kind == HAPT_SCHEDULE_INTERLEAVED && submeshes < microbatches ? submeshes : microbatches;
+}
+
+/* What a submesh computes of a microbatch, in visits: runs of neighbouring chunks. Only trained chunks count. */
+struct visits {
+    int chunks, in_last; /* of all visits; of the last one */
+    int rest;            /* visits of any submesh from its last one to the end of the pipeline */
+};
+
+static struct visits find_visits(const struct hapt_schedule *schedule, int submesh)
+{
+    struct visits visits = {0};
+    for (int c = 0; c < schedule->chunk_count; c++) {
+        const bool begins = c == 0 || schedule->submesh_of[c] != schedule->submesh_of[c - 1];
+        if (schedule->submesh_of[c] == submesh) {
+            if (begins) visits.in_last = 0;
+            visits.rest = 1;
+            visits.chunks += !schedule->forward_only[c];
+            visits.in_last += !schedule->forward_only[c];
+        } else {
+            visits.rest += begins;
+        }
+    }
+    return visits;
+}
+
+/* Forwards before the first backward of each submesh: the formula of hapt_schedule_build. */
+static void find_ahead(const struct hapt_schedule *schedule, int loop_batch, int *ahead)
+{
+    const struct hapt_schedule_options *options = &schedule->options;
+    const enum hapt_schedule_kind kind = schedule->kind;
+    const int64_t B = schedule->microbatches;
+    for (int s = 0; s < schedule->submesh_count; s++) {
+        const struct visits visits = find_visits(schedule, s);
+        int more = kind == HAPT_SCHEDULE_INTERLEAVED ? visits.rest : options->prefetch;
+        if (more > visits.rest - 1) more = visits.rest - 1;
+        int64_t count =
+            (int64_t)(visits.chunks - visits.in_last) * loop_batch + (int64_t)visits.in_last * (visits.rest + more);
+        for (int c = 0; !hapt_schedule_loops(kind) && c < schedule->chunk_count; c++)
+            if (schedule->submesh_of[c] == s) count = schedule->launches[c]; /* its only chunk */
+        if (kind == HAPT_SCHEDULE_BREADTH_FIRST) count = visits.chunks * B;
+        if (options->ahead) count = options->ahead[s];
+        ahead[s] = (int)(count < visits.chunks * B ? count : visits.chunks * B);
+    }
+}
+
+/* A submesh that waits for gradients for ever needs more forwards before them. Gives each of these one more; false:
+ * none can have more. */
+static bool raise_ahead(const struct hapt_schedule *schedule, const int *at, int *ahead)
+{
+    bool raised = false;
+    for (int s = 0; s < schedule->submesh_count; s++) {
+        const struct hapt_instruction_list *list = &schedule->list[s];
+        const int64_t all = (int64_t)find_visits(schedule, s).chunks * schedule->microbatches;
+        if (at[s] == list->count || ahead[s] >= all) continue;
+        const enum hapt_instruction_kind kind = list->instruction[at[s]].kind;
+        if (kind != HAPT_INSTRUCTION_RECEIVE_BACKWARD && kind != HAPT_INSTRUCTION_BACKWARD) continue;
+        ahead[s]++;
+        raised = true;
+    }
+    return raised;
+}
+
+/* The looped order with the least `ahead`, from the formula on, that ends. Loops around all submeshes need no more than
+ * the formula; other placements, such as a V, may. */
+static enum hapt_status order_looped(struct hapt_schedule *schedule, int loop_batch, int *ahead,
+                                     struct pass_list *order, struct hapt_arena *scratch)
+{
+    const bool split = schedule->split;
+    bool ends = false, raised = true;
+    schedule->split = false; /* WEIGHT instructions wait for nothing */
+    while (!ends && raised) {
+        int *at;
+        hapt_arena_reset(scratch);
+        HAPT_NEW(at, scratch, schedule->submesh_count);
+        for (int s = 0; s < schedule->submesh_count; s++) order[s].count = 0;
+        order_passes(schedule, loop_batch, ahead, order);
+        HAPT_TRY(make_lists(schedule, order, false, scratch));
+        HAPT_TRY(check_play(schedule, at, &ends));
+        raised = !ends && !schedule->options.ahead && raise_ahead(schedule, at, ahead);
+    }
+    schedule->split = split;
+    for (int s = 0; s < schedule->submesh_count; s++) schedule->list[s] = (struct hapt_instruction_list){0};
+    return ends ? HAPT_OK : check_deadlock(schedule);
+}
+
+static enum hapt_status order_chunks(struct hapt_schedule *schedule, const int *warmup, struct pass_list *order,
+                                     struct hapt_arena *arena)
+{
+    const int B = schedule->microbatches;
+    const int loop_batch =
+        hapt_schedule_loop_batch(schedule->kind, B, schedule->submesh_count, schedule->options.loop_batch);
+    int *ahead;
+    if (B % loop_batch != 0)
+        return hapt_fail(HAPT_ERR_INPUT, "choose a loop batch that divides the number of microbatches",
+                         "%d microbatches cannot be divided into groups of %d", B, loop_batch);
+    HAPT_TRY(launch_chunks(schedule, warmup, arena));
+    if (!hapt_schedule_loops(schedule->kind) && schedule->submesh_count < schedule->chunk_count)
+        return merge_passes(schedule, order);
+    HAPT_NEW(ahead, arena, schedule->submesh_count);
+    find_ahead(schedule, loop_batch, ahead);
+    if (hapt_schedule_loops(schedule->kind)) {
+        struct hapt_arena scratch;
+        hapt_arena_init(&scratch);
+        const enum hapt_status status = order_looped(schedule, loop_batch, ahead, order, &scratch);
+        hapt_arena_release(&scratch);
+        return status == HAPT_OK ? count_launches(schedule, order, arena) : status;
+    }
+    order_passes(schedule, loop_batch, ahead, order);
+    return HAPT_OK;
+}
+
+static enum hapt_status build_lists(struct hapt_schedule *schedule, const int *warmup, struct hapt_arena *arena)
+{
+    const struct hapt_schedule_options *options = &schedule->options;
+    struct pass_list *order;
+    HAPT_NEW(order, arena, schedule->submesh_count);
+    for (int s = 0; s < schedule->submesh_count; s++) {
+        int64_t chunks = 0;
+        for (int c = 0; c < schedule->chunk_count; c++) chunks += schedule->submesh_of[c] == s;
+        HAPT_NEW(order[s].pass, arena, chunks * schedule->microbatches * (schedule->split ? 3 : 2));
+    }
+    HAPT_TRY(order_chunks(schedule, warmup, order, arena));
+    if (schedule->split) HAPT_TRY(place_weights(schedule, options->costs, options->pool, order));
+    return make_lists(schedule, order, options->tied && schedule->chunk_count > 1, arena);
+}
+
+/* Keeps the options for hapt_schedule_resize. The arrays that it reads are copied. */
+static enum hapt_status keep_options(struct hapt_schedule *schedule, const struct hapt_schedule_options *options,
+                                     struct hapt_arena *arena)
+{
+    struct hapt_schedule_options *kept = &schedule->options;
+    const int submeshes = schedule->submesh_count;
+    int *copy[2];
+    const int *const from[2] = {options->ahead, options->pool};
+    *kept = *options;
+    kept->submesh_of = schedule->submesh_of;
+    kept->forward_only = schedule->forward_only;
+    kept->edge_count = schedule->edges.count;
+    kept->edge = schedule->edges.edge;
+    for (int k = 0; k < 2; k++) {
+        copy[k] = NULL;
+        if (!from[k]) continue;
+        HAPT_NEW(copy[k], arena, submeshes);
+        memcpy(copy[k], from[k], (size_t)submeshes * sizeof(int));
+    }
+    kept->ahead = copy[0];
+    kept->pool = copy[1];
     return HAPT_OK;
 }
 
@@ -153,19 +269,41 @@ enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int chunks, i
                                      const struct hapt_schedule_options *options, struct hapt_arena *arena,
                                      struct hapt_schedule **schedule)
 {
-    HAPT_ASSERT(chunks >= 1 && microbatches >= 1);
+    const struct hapt_schedule_options none = {0};
+    if (!options) options = &none;
+    HAPT_ASSERT(chunks >= 1 && microbatches >= 1 && (warmup || hapt_schedule_loops(kind)));
+    HAPT_ASSERT(!options->split || options->costs);
     struct hapt_schedule *built;
     HAPT_NEW(built, arena, 1);
     *built = (struct hapt_schedule){
         .kind = kind,
         .microbatches = microbatches,
         .chunk_count = chunks,
-        .update_groups = options && options->update_groups > 0 ? options->update_groups : 1,
+        .split = options->split,
+        .update_groups = options->update_groups > 0 ? options->update_groups : 1,
     };
     HAPT_NEW(built->idle.instruction, arena, 1);
-    append(&built->idle, HAPT_INSTRUCTION_NORM, -1, -1);
-    HAPT_TRY(place_chunks(built, options, warmup, arena));
-    HAPT_TRY(build_lists(built, options && options->tied && chunks > 1, arena));
+    built->idle.count = 1;
+    built->idle.instruction[0] =
+        (struct hapt_instruction){.kind = HAPT_INSTRUCTION_NORM, .chunk = -1, .microbatch = -1, .slot = -1};
+    HAPT_TRY(place_chunks(built, options, arena));
+    HAPT_TRY(keep_options(built, options, arena));
+    HAPT_TRY(build_lists(built, warmup, arena));
     *schedule = built;
     return HAPT_OK;
+}
+
+enum hapt_status hapt_schedule_resize(const struct hapt_schedule *schedule, int microbatches,
+                                      const struct hapt_costs *costs, struct hapt_arena *arena,
+                                      struct hapt_schedule **resized)
+{
+    struct hapt_schedule_options options = schedule->options;
+    int *launches;
+    options.tied = false;
+    options.update_groups = 0;
+    options.costs = costs;
+    HAPT_NEW(launches, arena, schedule->chunk_count);
+    for (int c = 0; c < schedule->chunk_count; c++)
+        launches[c] = schedule->launches[c] < microbatches ? schedule->launches[c] : microbatches;
+    return hapt_schedule_build(schedule->kind, schedule->chunk_count, microbatches, launches, &options, arena, resized);
 }
