@@ -208,6 +208,7 @@ static enum hapt_status run_all(struct step_search *search, struct hapt_arena *r
 
 static void release(struct step_search *search)
 {
+    hapt_simulate_work_release(&search->simulation);
     hapt_arena_release(&search->lists);
     hapt_arena_release(&search->trial);
     hapt_arena_release(&search->arena);

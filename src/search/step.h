@@ -45,6 +45,7 @@ struct step_search {
     struct hapt_arena lists;
     struct hapt_schedule *schedule; /* NULL: none */
     bool schedule_is_tied;
+    struct hapt_simulate_work simulation;
     int64_t simulated; /* number of simulations on this rank */
     double work;       /* microbatches times stages of all simulations by the beam, on all ranks */
     double most_work;  /* refinement ends there */

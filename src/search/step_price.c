@@ -170,7 +170,6 @@ static bool has_lists(const struct step_search *search, const struct hapt_plan *
 static enum hapt_status simulate(struct step_search *search, const struct hapt_plan *plan, double *step_s)
 {
     struct hapt_costs costs;
-    struct hapt_simulation *simulation;
     search->simulated++;
     if (plan->microbatches > 4 * search->estimate)
         return hapt_plan_estimate(plan, search->estimate, &search->trial, step_s);
@@ -181,9 +180,7 @@ static enum hapt_status simulate(struct step_search *search, const struct hapt_p
         HAPT_TRY(hapt_plan_schedule(plan, search->schedule_is_tied, &search->lists, &search->schedule));
     }
     HAPT_TRY(hapt_plan_costs(plan, &search->trial, &costs));
-    HAPT_TRY(hapt_simulate(search->schedule, &costs, &search->trial, &simulation));
-    *step_s = simulation->total_s;
-    return HAPT_OK;
+    return hapt_simulate_step(search->schedule, &costs, &search->simulation, step_s);
 }
 
 enum hapt_status step_price(struct step_search *search, double limit_s, struct step_candidate *candidate)

@@ -21,6 +21,11 @@ static double backward_s(const struct emit_step *step, int chunk)
     return step->costs.backward_s[chunk];
 }
 
+static double weight_s(const struct emit_step *step, int chunk)
+{
+    return step->costs.weight_s ? step->costs.weight_s[chunk] : 0;
+}
+
 static double update_s(const struct emit_step *step, int chunk)
 {
     return step->costs.step_s ? step->costs.step_s[chunk] / step->schedule->update_groups : 0;
@@ -41,6 +46,7 @@ static const struct action action_of[] = {
                                    .takes = {[EMIT_BACKWARD] = true},
                                    .gives_backward = true},
     [HAPT_INSTRUCTION_SEND_BACKWARD] = {.does = SEND, .direction = EMIT_BACKWARD},
+    [HAPT_INSTRUCTION_WEIGHT] = {.does = COMPUTE, .name = "weight", .time_s = weight_s},
     [HAPT_INSTRUCTION_REDUCE] = {.does = NOTHING},
     [HAPT_INSTRUCTION_EXCHANGE] = {.does = EXCHANGE},
     [HAPT_INSTRUCTION_NORM] = {.does = NOTHING},
