@@ -286,7 +286,7 @@ enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena
 }
 
 enum hapt_status hapt_plan_lay_out(const struct hapt_plan *plan, struct hapt_arena *arena,
-                                    struct hapt_schedule **schedule, struct hapt_costs *costs)
+                                   struct hapt_schedule **schedule, struct hapt_costs *costs)
 {
     HAPT_TRY(hapt_plan_costs(plan, arena, costs));
     return hapt_plan_schedule(plan, plan->exchange_s > 0, arena, schedule);
