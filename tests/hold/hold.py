@@ -27,10 +27,21 @@ for name, value in (("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CO
 LAUNCHER = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np"]
 VOLATILE = {"creator", "version", "reason", "note", "because", "what"}
 LIMIT_S = 600  # of one command
+objectives = {}  # of an executable: the options that select the formula
+
+
+def formula(hapt):
+    """The objective that every commit knows, where there is a choice of objectives."""
+    if hapt not in objectives:
+        help_text = subprocess.run([hapt, "plan", "--help"], stdout=subprocess.PIPE, universal_newlines=True).stdout
+        objectives[hapt] = ["--objective", "formula"] if "--objective" in help_text else []
+    return objectives[hapt]
 
 
 def run(hapt, words, ranks=1):
     """Code and output of a command; a word @NAME is the file NAME of FOLDER."""
+    if words[0] == "plan" and "--diff" not in words:
+        words = words + formula(hapt)
     command = [os.path.join(folder, word[1:]) if word.startswith("@") else word for word in words]
     launcher = [] if ranks == 1 else LAUNCHER + [str(ranks)]
     done = subprocess.run(launcher + [hapt] + command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=LIMIT_S)
