@@ -12,6 +12,8 @@
 #include <string.h>
 
 /* The best entry's boundaries move by up to REACH layers, those of the others by up to NEAR. */
+/* Work to price a stage, where a simulated microbatch of a stage is 1. */
+enum { PRICING = 12 };
 enum { WIDTH = 8, REACH = 10, NEAR = 3, MOST_ROUNDS = 40 };
 
 struct beam {
@@ -192,6 +194,8 @@ static enum hapt_status improve(struct beam *beam, struct moves *moves, bool *ch
         status =
             hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, moves->step_s, moves->count, MPI_DOUBLE, MPI_MIN, search->comm),
                          "MPI_Allreduce");
+    for (int k = 0; k < moves->count && status == HAPT_OK; k++)
+        search->work += (double)PRICING * beam->entry[moves->move[k].entry].count;
     for (int k = 0; k < moves->count && status == HAPT_OK; k++)
         if (isfinite(moves->step_s[k])) search->work += (double)search->B * beam->entry[moves->move[k].entry].count;
     /* The moves refer to the entries of the round's start, so they are applied before any entry changes. */

@@ -9,6 +9,8 @@
 enum { KEPT = 3 };
 /* A row is refined if its step is at most this factor longer than the best. */
 #define ROW_WORTH 1.01
+/* Searches of boundaries end after this much work, as a share of the refinement's: stages times layers squared. */
+#define ROW_WORK 0.4
 
 struct rows {
     struct step_search *search;
@@ -16,7 +18,8 @@ struct rows {
     struct step_candidate kept[KEPT]; /* by ascending step; unused: INFINITY */
     struct hapt_search_options options;
     struct hapt_recut_slot *slot; /* [base.count + 1] */
-    double most_s;                /* of the formula: rows above are left out */
+    double work, most_work;
+    double most_s; /* of the formula: rows above are left out */
     struct hapt_arena scratch;
 };
 
@@ -44,7 +47,9 @@ static enum hapt_status try_row(struct rows *rows, int count)
 {
     struct step_search *search = rows->search;
     struct hapt_plan *plan;
-    if (count > search->most_stages) return HAPT_OK;
+    const double work = (double)count * search->L * search->L;
+    if (count > search->most_stages || rows->work + work > rows->most_work) return HAPT_OK;
+    rows->work += work;
     hapt_arena_reset(&rows->scratch);
     HAPT_TRY(hapt_plan_recut(&search->passes, &rows->options, rows->slot, count, rows->most_s, &rows->scratch, &plan));
     if (!plan) return HAPT_OK;
@@ -137,7 +142,7 @@ static enum hapt_status find_rows(struct rows *rows)
 
 enum hapt_status step_rows(struct step_search *search)
 {
-    struct rows rows = {.search = search, .options = *search->options};
+    struct rows rows = {.search = search, .options = *search->options, .most_work = ROW_WORK * search->most_work};
     for (int i = 0; i < search->best.count; i++)
         if (search->best.stage[i].device_set >= search->C) return HAPT_OK; /* slots are submeshes of one subcluster */
     rows.options.schedule = search->best.schedule;
