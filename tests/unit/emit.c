@@ -54,8 +54,8 @@ static struct hapt_plan *random_plan(uint64_t *seed, struct hapt_arena *arena)
 }
 
 struct node {
-    int rank, type, tag, dep_count, dep[80]; /* nodes of the whole DAG */
-    double time_s, end_s;                    /* end_s: NaN until known; of a message for both of its nodes */
+    int rank, peer, type, tag, dep_count, dep[80]; /* nodes of the whole DAG */
+    double time_s, end_s;                          /* end_s: NaN until known; of a message for both of its nodes */
     const char *name;
     int other, before; /* a send's receive; the send before it in the channel; -1: none */
 };
@@ -88,6 +88,7 @@ static void read_rank(struct dag *dag, const char *folder, int rank)
         if (node->type != COMPUTES) {
             const char *own = node->type == SENDS ? "comm_src" : "comm_dst";
             CHECK(json_integer_value(json_object_get(item, own)) == rank);
+            node->peer = (int)json_integer_value(json_object_get(item, "comm_dst"));
             CHECK_NEAR(json_integer_value(json_object_get(item, "comm_size")), node->time_s * 1e9, 0.5);
         }
         json_array_foreach(json_object_get(item, "data_deps"), k, dep)
@@ -99,16 +100,17 @@ static void read_rank(struct dag *dag, const char *folder, int rank)
     }
 }
 
-/* The n-th send of a tag belongs to the n-th receive; sends of a tag follow each other. */
+/* The n-th send of a tag belongs to the n-th receive; sends to a peer follow each other, as one link carries them. */
 static void match(struct dag *dag)
 {
     for (int s = 0; s < dag->count; s++) {
         if (dag->node[s].type != SENDS) continue;
         int before = 0, r = 0;
         for (int i = 0; i < s; i++)
-            if (dag->node[i].type == SENDS && dag->node[i].tag == dag->node[s].tag) {
-                before++;
-                dag->node[s].before = i;
+            if (dag->node[i].type == SENDS) {
+                before += dag->node[i].tag == dag->node[s].tag;
+                if (dag->node[i].rank == dag->node[s].rank && dag->node[i].peer == dag->node[s].peer)
+                    dag->node[s].before = i;
             }
         for (; r < dag->count; r++)
             if (dag->node[r].type == RECEIVES && dag->node[r].tag == dag->node[s].tag && before-- == 0) break;
