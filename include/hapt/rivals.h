@@ -1,7 +1,8 @@
 /*
  * Explains a plan: what limits it, how much worse the next best plans are, and whether joining the subclusters pays.
  *
- * A rival is the optimum of a restricted search. So no rival that fits the memory beats the optimum.
+ * A rival is the best plan of a restricted search. Of the formula it is the optimum, so no rival that fits the memory
+ * beats the plan. Of the simulated step it is refined less than the plan, so it may be slower than possible.
  */
 #ifndef HAPT_RIVALS_H
 #define HAPT_RIVALS_H
@@ -31,7 +32,7 @@ struct hapt_rival {
     const char *reason;     /* why it is worse, in words and numbers, or why there is no plan */
     struct hapt_plan *plan; /* NULL: no plan */
     bool fits;              /* false: exceeds the devices' memory (warm-up and memory at its own t_max) */
-    double loss;            /* latency_s / plan->latency_s - 1 */
+    double loss;            /* value / value of the plan - 1, by the objective of the search */
     /* parts of latency_s minus the plan's: (B - 1) t_max, sum of t_i, sum of 2 c_i */
     double steady_s, fill_s, transfer_s;
     int short_stage;    /* if it does not fit: the stage with the largest excess */
@@ -40,7 +41,7 @@ struct hapt_rival {
 
 struct hapt_rivals {
     int count;
-    struct hapt_rival *rival; /* by ascending latency; rivals without a plan last */
+    struct hapt_rival *rival; /* by ascending loss; rivals without a plan last */
 };
 
 /* Whether joining the subclusters pays. Throughputs are those of simulated steps. */

@@ -46,9 +46,12 @@ enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
     const bool searched = hapt_config_command(config) == HAPT_COMMAND_PLAN && hapt_config_bool(config, "explain");
     if (hapt_config_text(config, "stages") && !searched)
         HAPT_TRY(hapt_phase_refuse_unused(config, "--stages determines which devices work", "use-all-devices"));
-    if (strategy != HAPT_STRATEGY_HAPT)
+    if (strategy != HAPT_STRATEGY_HAPT) {
         HAPT_TRY(hapt_phase_refuse_unused(config, "it is for --strategy hapt; other strategies choose their own layers",
                                           "granularity ignore-communication"));
+        HAPT_TRY(hapt_phase_refuse_unused(
+            config, "it is for --strategy hapt; other strategies have their own objective", "objective"));
+    }
     if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN && hapt_config_given(config, "gap"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out --gap",
                          "--gap applies to the search of --strategy hapt; %s has another search", name);

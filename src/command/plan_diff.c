@@ -75,8 +75,8 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
     const struct {
         const char *name;
         double x, y;
-    } times[] = {{"predicted step", a->latency_s, b->latency_s},
-                 {"simulated step", a->simulated_s, b->simulated_s},
+    } times[] = {{"simulated step", a->simulated_s, b->simulated_s},
+                 {"HAPT (13)", a->latency_s, b->latency_s},
                  {"t_max", a->t_max_s, b->t_max_s}};
     char time[2][32];
     hapt_print(env, "%s -> %s\n", pair->path[0], pair->path[1]);

@@ -95,10 +95,11 @@ static void print_limit(const struct hapt_env *env, const struct hapt_plan *plan
         hapt_print(env, "  devices  all %d busy\n", limit->devices);
 }
 
-static void print_rivals(const struct hapt_env *env, const struct hapt_rivals *rivals)
+static void print_rivals(const struct hapt_env *env, enum hapt_objective objective, const struct hapt_rivals *rivals)
 {
     char time[2][32];
-    hapt_print(env, "rivals: the best plans of other kinds, by predicted step\n");
+    hapt_print(env, "rivals: the best plans of other kinds, by %s\n",
+               objective == HAPT_OBJECTIVE_STEP ? "simulated step" : "HAPT (13)");
     if (rivals->count == 0) hapt_print(env, "  none: there is only one plan\n");
     for (int i = 0; i < rivals->count; i++) {
         const struct hapt_rival *rival = &rivals->rival[i];
@@ -106,9 +107,9 @@ static void print_rivals(const struct hapt_env *env, const struct hapt_rivals *r
             hapt_print(env, "  %9s  %s\n             %s\n", "none", rival->what, rival->reason);
             continue;
         }
-        hapt_print(env, "  %+7.2f %%  %s: step %s (simulated %s), %d stages%s\n             %s\n", 100 * rival->loss,
-                   rival->what, hapt_units_time(rival->plan->latency_s, time[0]),
-                   hapt_units_time(rival->plan->simulated_s, time[1]), rival->plan->stage_count,
+        hapt_print(env, "  %+7.2f %%  %s: simulated step %s (HAPT (13): %s), %d stages%s\n             %s\n",
+                   100 * rival->loss, rival->what, hapt_units_time(rival->plan->simulated_s, time[0]),
+                   hapt_units_time(rival->plan->latency_s, time[1]), rival->plan->stage_count,
                    rival->fits ? "" : ", does not fit", rival->reason);
     }
 }
@@ -218,7 +219,7 @@ enum hapt_status hapt_plan_explain(const struct hapt_env *env, const struct hapt
                               arena, &rivals));
     hapt_plan_limit(profile, plan, &limit);
     print_limit(env, plan, &limit);
-    print_rivals(env, rivals);
+    print_rivals(env, options.search.objective, rivals);
     print_worth(env, profile, worth);
     enum hapt_status status = HAPT_OK;
     if (env->world_rank == 0 && env->quiet) status = make_object(profile, plan, &limit, rivals, worth, extra);

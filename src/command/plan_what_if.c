@@ -84,7 +84,7 @@ static void print_points(const struct hapt_env *env, const struct hapt_sweep *sw
     const enum hapt_sweep_kind kind = sweep->range->kind;
     static const char *const heads[] = {"bandwidth", "nodes", "memory", "microbatches"};
     hapt_print(env, "what if %s\n", sweep->range->text);
-    hapt_print(env, "  %12s  %10s  %10s  %12s  %10s  %-8s  %8s  %6s  %s\n", heads[kind], "step", "simulated",
+    hapt_print(env, "  %12s  %10s  %10s  %12s  %10s  %-8s  %8s  %6s  %s\n", heads[kind], "simulated", "HAPT (13)",
                "microbatch/s", "t_max", "set by", "link", "stages", "order");
     for (int i = 0; i < sweep->count; i++) {
         const struct hapt_sweep_point *point = &sweep->point[i];
@@ -97,7 +97,7 @@ static void print_points(const struct hapt_env *env, const struct hapt_sweep *sw
         }
         if (point->link_s > 0) snprintf(share, sizeof share, "%.1f %%", 100 * point->link_s / plan->t_max_s);
         hapt_print(env, "  %12s  %10s  %10s  %12.4g  %10s  %-8s  %8s  %6d  %s\n", value,
-                   hapt_units_time(plan->latency_s, time[0]), hapt_units_time(plan->simulated_s, time[1]),
+                   hapt_units_time(plan->simulated_s, time[0]), hapt_units_time(plan->latency_s, time[1]),
                    hapt_plan_rate(plan), hapt_units_time(plan->t_max_s, time[2]), plan->limit, share, plan->stage_count,
                    print_order(plan, order));
     }

@@ -281,7 +281,8 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
     plan->layer_count = (int)layers;
     plan->threads = (int)threads;
     HAPT_TRY(hapt_h5_read_attribute_text(file, at, "schedule", arena, &schedule));
-    if (!hapt_schedule_kind_parse(schedule, &plan->schedule)) return damaged(file, "unknown schedule");
+    if (!hapt_schedule_kind_parse(schedule, &plan->schedule) || hapt_schedule_loops(plan->schedule))
+        return damaged(file, "unknown schedule"); /* plans have no looped schedules yet */
     HAPT_TRY(hapt_h5_read_attribute_text(file, at, "limit", arena, &limit));
     for (int k = 0; k < 3; k++)
         if (strcmp(limit, limits[k]) == 0) plan->limit = limits[k];

@@ -254,3 +254,28 @@ enum hapt_status hapt_plan_recut(const struct hapt_profile *profile, const struc
     hapt_arena_release(&scratch);
     return status;
 }
+
+/* True if the same submesh is listed before, with another program. */
+static bool repeats(const struct hapt_profile_cluster *cluster, int s)
+{
+    for (int other = 0; other < s; other++)
+        if (cluster->submesh[other].n == cluster->submesh[s].n && cluster->submesh[other].m == cluster->submesh[s].m)
+            return true;
+    return false;
+}
+
+enum hapt_status hapt_recut_share(const struct hapt_profile *profile, int c, int devices, bool two, bool exact,
+                                  struct hapt_recut_slot *slot, enum hapt_status (*take)(void *context), void *context)
+{
+    const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+    for (int s = 0; s < cluster->submesh_count; s++) {
+        const int left = devices - cluster->submesh[s].n * cluster->submesh[s].m;
+        if (left < 0 || repeats(cluster, s)) continue;
+        *slot = (struct hapt_recut_slot){c, cluster->submesh[s].n, cluster->submesh[s].m};
+        if (two)
+            HAPT_TRY(hapt_recut_share(profile, c, left, false, exact, slot + 1, take, context));
+        else if (left == 0 || !exact)
+            HAPT_TRY(take(context));
+    }
+    return HAPT_OK;
+}

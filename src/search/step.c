@@ -56,7 +56,7 @@ static enum hapt_status add_seed(struct step_search *search, const struct hapt_p
 enum { MOST_RULES = 4 };
 /* Microbatches of the shorter of two steps from which a long one is extrapolated. */
 enum { ESTIMATE = 512 };
-/* Of the beam: about three seconds on one core. */
+/* Work of all beams together: about three seconds on one core. */
 #define MOST_WORK 6e7
 /* Seeds that are slower than the best by more than this factor are not refined. */
 #define SEED_WORTH 1.02
@@ -148,33 +148,38 @@ static enum hapt_status find_seeds(struct step_search *search, struct step_candi
     return HAPT_OK;
 }
 
-static enum hapt_status refine_seeds(struct step_search *search, struct step_candidate *seed, int count,
+/* --gap: is the best candidate proven to be close enough? */
+static bool is_enough(const struct step_search *search, double bound_s)
+{
+    return hapt_at_most(search->best.step_s, (1 + search->options->gap) * bound_s);
+}
+
+static enum hapt_status refine_seeds(struct step_search *search, struct step_candidate *seed, int count, double bound_s,
                                      struct hapt_plan_search_figures *figures)
 {
     const double worth_s = SEED_WORTH * search->best.step_s;
-    for (int k = 0; k < count; k++)
+    for (int k = 0; k < count && !is_enough(search, bound_s); k++)
         if (seed[k].step_s <= worth_s) HAPT_TRY(improve(search, &seed[k]));
-    HAPT_TRY(try_orders(search, figures));
-    return step_rows(search);
+    if (!is_enough(search, bound_s)) HAPT_TRY(try_orders(search, figures));
+    return is_enough(search, bound_s) ? HAPT_OK : step_rows(search);
 }
 
 static enum hapt_status run(struct step_search *search, struct hapt_plan_search_figures *figures, double *bound_s)
 {
     struct step_candidate seed[MOST_RULES];
-    bool complete;
     int seeds;
     enum hapt_status status = step_candidate_create(search, &search->best);
     for (int k = 0; k < MOST_RULES && status == HAPT_OK; k++) status = step_candidate_create(search, &seed[k]);
     if (status == HAPT_OK) status = leave_out_step(search, &search->arena, &search->passes);
     HAPT_TRY(hapt_env_agree(search->comm, status));
     HAPT_TRY(find_seeds(search, seed, &seeds, figures));
-    HAPT_TRY(hapt_env_agree(search->comm, step_enumerate(search, &complete)));
-    if (complete) {
-        *bound_s = search->best.step_s;
-        return HAPT_OK;
+    HAPT_TRY(hapt_env_agree(search->comm, step_enumerate(search, bound_s)));
+    if (*bound_s > 0) {
+        step_candidate_copy(&seed[0], &search->best);
+        return improve(search, &seed[0]); /* launch counts beside those of the rules */
     }
-    HAPT_TRY(refine_seeds(search, seed, seeds, figures));
-    return hapt_env_agree(search->comm, step_bound(search, bound_s));
+    HAPT_TRY(hapt_env_agree(search->comm, step_bound(search, bound_s)));
+    return refine_seeds(search, seed, seeds, *bound_s, figures);
 }
 
 /* The plan of the best candidate, with the exact simulated step. */

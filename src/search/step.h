@@ -27,6 +27,7 @@ struct step_candidate {
     enum hapt_schedule_kind schedule;
     double hide_threshold; /* of the rule that the launch counts come from */
     double step_s;         /* INFINITY: no candidate; may be an estimate (hapt_plan_estimate) */
+    double lower_s;        /* no launch counts of these stages have a shorter step; set with step_s */
 };
 
 struct step_search {
@@ -68,16 +69,15 @@ static inline bool step_launches_are_free(const struct step_search *search, cons
            (search->options->any_schedule || search->options->schedule == HAPT_SCHEDULE_H1F1B);
 }
 
-/* A lower bound of the simulated step of a plan with priced stages, for all launch counts (step_price.c). */
-double step_lower_s(const struct hapt_plan *plan);
 /* Prices the candidate's stages under its own launch counts. step_s becomes INFINITY if the stages are no candidates,
  * exceed memory, or cannot be faster than `limit_s`. */
 enum hapt_status step_price(struct step_search *search, double limit_s, struct step_candidate *candidate);
 /* The same with the best launch counts of the rules that the options allow. */
 enum hapt_status step_price_launches(struct step_search *search, double limit_s, struct step_candidate *candidate);
 
-/* Enumerates all plans if there are few. *complete: none was left out, so that search->best is the optimum. */
-enum hapt_status step_enumerate(struct step_search *search, bool *complete);
+/* Enumerates all plans if there are few. *bound_s: no plan has a shorter step, with any launch counts; 0: there are too
+ * many plans. Else search->best is the best over all stages and launch rules. */
+enum hapt_status step_enumerate(struct step_search *search, double *bound_s);
 /* Tries rows of submeshes beside that of the best candidate, and refines the best of them. Collective. */
 enum hapt_status step_rows(struct step_search *search);
 /* Improves candidate boundaries and programs until nothing changes. Collective over search->comm. */

@@ -96,8 +96,8 @@ static enum hapt_status meet(struct bounding *bounding, double longest_s, double
     return HAPT_OK;
 }
 
-/* What every plan on these subclusters adds: the least exchange of tied parameters, and B - 1 transfers over the
- * fastest link between two subclusters if there are several. A plan of one stage has neither. */
+/* The least that every plan on these subclusters adds. If there are several, it is an exchange of tied parameters, and
+ * B - 1 transfers over the fastest link between two of them. A plan of one stage has neither. INFINITY: no link. */
 static double least_more_s(const struct bounding *bounding, bool several)
 {
     const struct hapt_profile *profile = bounding->search->profile;
@@ -112,7 +112,7 @@ static double least_more_s(const struct bounding *bounding, bool several)
                 tied_s = fmin(tied_s, hapt_profile_tied_s(profile, layer + 1, first, last));
             }
         }
-    return (bounding->search->B - 1) * comm_s + tied_s;
+    return isfinite(comm_s) ? (bounding->search->B - 1) * comm_s + tied_s : INFINITY;
 }
 
 static enum hapt_status bound_of(struct bounding *bounding, unsigned subclusters, bool several, double *bound_s)
@@ -135,7 +135,7 @@ enum hapt_status step_bound(struct step_search *search, double *bound_s)
     struct bounding bounding = {.search = search, .options = *search->options};
     const unsigned every = (1u << search->C) - 1;
     enum hapt_status status = HAPT_OK;
-    double alone_s = INFINITY, part_s;
+    double alone_s = INFINITY, part_s = INFINITY;
     /* one launch per stage is enough for a bound; 1F1B's launch counts do not matter without a limit of memory */
     bounding.options.schedule = HAPT_SCHEDULE_1F1B;
     bounding.options.use_all_devices = false;

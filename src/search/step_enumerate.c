@@ -16,6 +16,7 @@ struct enumeration {
     double *rest_s; /* [L + 1] least sum of t_i + 2 c_i behind a layer, for unlimited devices */
     int used[HAPT_MAX_SUBCLUSTERS];
     unsigned visited; /* subclusters of the stages so far, as bits */
+    double least_s;   /* least lower_s of the plans that were priced */
     int64_t nodes, first_simulation;
 };
 
@@ -113,6 +114,7 @@ static enum hapt_status take_plan(struct enumeration *enumeration)
     struct step_search *search = enumeration->search;
     if (search->options->use_all_devices && !uses_all(enumeration)) return HAPT_OK;
     HAPT_TRY(step_price_launches(search, search->best.step_s, &enumeration->trial));
+    enumeration->least_s = fmin(enumeration->least_s, enumeration->trial.lower_s);
     if (enumeration->trial.step_s < search->best.step_s) step_candidate_copy(&search->best, &enumeration->trial);
     return HAPT_OK;
 }
@@ -189,15 +191,16 @@ static enum hapt_status descend(struct enumeration *enumeration, int first, cons
     return HAPT_OK;
 }
 
-enum hapt_status step_enumerate(struct step_search *search, bool *complete)
+enum hapt_status step_enumerate(struct step_search *search, double *bound_s)
 {
-    struct enumeration enumeration = {.search = search, .first_simulation = search->simulated};
+    struct enumeration enumeration = {.search = search, .first_simulation = search->simulated, .least_s = INFINITY};
     const struct prefix nothing = {0};
-    *complete = false;
+    *bound_s = 0;
     if (search->L > MOST_LAYERS || search->options->no_enumeration) return HAPT_OK;
     HAPT_TRY(step_candidate_create(search, &enumeration.trial));
     HAPT_TRY(find_rest(&enumeration));
     HAPT_TRY(descend(&enumeration, 0, &nothing));
-    *complete = within_limits(&enumeration);
+    /* A plan that was dropped has a step of at least that of the best. */
+    if (within_limits(&enumeration)) *bound_s = fmin(enumeration.least_s, search->best.step_s);
     return HAPT_OK;
 }

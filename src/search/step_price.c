@@ -104,9 +104,11 @@ static double work_s(const struct hapt_plan *plan, int i)
     return plan->stage[i].compute_s - plan->stage[i].step_s / plan->microbatches;
 }
 
-/* On each stage, B passes follow the first arrival, and the last gradient still goes to stage 0. Between the first
+/* A lower bound of the simulated step of a plan with priced stages, for all launch counts.
+ *
+ * On each stage, B passes follow the first arrival, and the last gradient still goes to stage 0. Between the first
  * forward and the first backward of a stage, a microbatch passes all stages behind it. The same for links. */
-double step_lower_s(const struct hapt_plan *plan)
+static double lower_s(const struct hapt_plan *plan)
 {
     const int S = plan->stage_count;
     const double B = plan->microbatches;
@@ -135,13 +137,15 @@ static double least_t_max_s(const struct hapt_plan *plan)
     return least_s;
 }
 
-/* Prices the stages in search->trial. *plan NULL: they are no candidates or cannot be faster than `limit_s`. */
-static enum hapt_status begin(struct step_search *search, double limit_s, const struct step_candidate *candidate,
+/* Prices the stages in search->trial, and sets the candidate's lower_s. *plan NULL: they are no candidates or cannot be
+ * faster than `limit_s`. */
+static enum hapt_status begin(struct step_search *search, double limit_s, struct step_candidate *candidate,
                               struct hapt_plan **plan)
 {
     struct hapt_plan *made;
     int misfit;
     *plan = NULL;
+    candidate->lower_s = INFINITY;
     hapt_arena_reset(&search->trial);
     HAPT_NEW(made, &search->trial, 1);
     HAPT_TRY(step_candidate_plan(search, candidate, &search->trial, made));
@@ -151,7 +155,8 @@ static enum hapt_status begin(struct step_search *search, double limit_s, const 
         return HAPT_OK;
     }
     HAPT_TRY(status);
-    if (step_lower_s(made) < limit_s) *plan = made;
+    candidate->lower_s = lower_s(made);
+    if (candidate->lower_s < limit_s) *plan = made;
     return HAPT_OK;
 }
 
@@ -200,20 +205,24 @@ struct tried {
     int *launches[MOST_RULES]; /* [stage] */
 };
 
-static bool is_new(struct step_search *search, const struct hapt_plan *plan, struct tried *tried)
+/* Adds the plan's launch counts; *is_new: they were not tried before. */
+static enum hapt_status note_launches(struct step_search *search, const struct hapt_plan *plan, struct tried *tried,
+                                      bool *is_new)
 {
     const int S = plan->stage_count;
+    *is_new = false;
     for (int k = 0; k < tried->count; k++) {
         int same = 0;
         while (same < S && tried->launches[k][same] == plan->stage[same].warmup) same++;
-        if (same == S) return false;
+        if (same == S) return HAPT_OK;
     }
-    if (tried->count == MOST_RULES) return false;
-    int *launches = hapt_arena_alloc(&search->trial, (size_t)S, sizeof *launches);
-    if (!launches) return false;
+    if (tried->count == MOST_RULES) return HAPT_OK;
+    int *launches;
+    HAPT_NEW(launches, &search->trial, S);
     for (int i = 0; i < S; i++) launches[i] = plan->stage[i].warmup;
     tried->launches[tried->count++] = launches;
-    return true;
+    *is_new = true;
+    return HAPT_OK;
 }
 
 static enum hapt_status try_rule(struct step_search *search, struct hapt_plan *plan, enum hapt_schedule_kind schedule,
@@ -221,8 +230,10 @@ static enum hapt_status try_rule(struct step_search *search, struct hapt_plan *p
                                  struct step_candidate *candidate)
 {
     double step_s;
-    if (hapt_plan_relaunch(plan, schedule, hide_threshold, t_max_s) >= 0 || !is_new(search, plan, tried))
-        return HAPT_OK;
+    bool is_new;
+    if (hapt_plan_relaunch(plan, schedule, hide_threshold, t_max_s) >= 0) return HAPT_OK;
+    HAPT_TRY(note_launches(search, plan, tried, &is_new));
+    if (!is_new) return HAPT_OK;
     HAPT_TRY(simulate(search, plan, &step_s));
     if (!(step_s < candidate->step_s)) return HAPT_OK;
     candidate->step_s = step_s;

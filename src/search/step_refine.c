@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The best entry's boundaries move by up to REACH layers, those of the others by up to NEAR. */
 /* Work to price a stage, where a simulated microbatch of a stage is 1. */
 enum { PRICING = 12 };
+/* The best entry's boundaries move by up to REACH layers, those of the others by up to NEAR. */
 enum { WIDTH = 8, REACH = 10, NEAR = 3, MOST_ROUNDS = 40 };
 
 struct beam {
@@ -37,7 +37,7 @@ struct moves {
     double *step_s;
 };
 
-static int round_up(double value)
+static int nearest(double value)
 {
     return (int)floor(value + 0.5);
 }
@@ -70,8 +70,8 @@ static bool apply(struct beam *beam, const struct move *move)
     to->stage[s].end = now;
     for (int i = 0; move->kind == PROPORTIONAL && i + 1 < to->count; i++) {
         const int end = from->stage[i].end;
-        if (i < s) to->stage[i].end = round_up((double)end * now / old);
-        if (i > s) to->stage[i].end = now + round_up((double)(end - old) * (L - now) / (L - old));
+        if (i < s) to->stage[i].end = nearest((double)end * now / old);
+        if (i > s) to->stage[i].end = now + nearest((double)(end - old) * (L - now) / (L - old));
     }
     for (int i = 0, first = 0; i < to->count; first = to->stage[i++].end)
         if (to->stage[i].end <= first) return false;
@@ -119,10 +119,10 @@ static enum hapt_status add_launches(int entry, int stage, struct moves *moves)
     return HAPT_OK;
 }
 
-static enum hapt_status list_moves(const struct beam *beam, int from, struct moves *moves)
+static enum hapt_status list_moves(const struct beam *beam, struct moves *moves)
 {
     moves->count = 0;
-    for (int e = from; e < beam->count; e++)
+    for (int e = 0; e < beam->count; e++)
         for (int s = 0; s < beam->entry[e].count; s++) {
             HAPT_TRY(add_programs(beam, e, s, moves));
             if (step_launches_are_free(beam->search, &beam->entry[e])) HAPT_TRY(add_launches(e, s, moves));
@@ -178,65 +178,71 @@ static enum hapt_status price_share(struct beam *beam, const struct moves *moves
     return HAPT_OK;
 }
 
-/* One round: prices all moves of the entries, and keeps the best. *changed: an entry is new. */
-static enum hapt_status improve(struct beam *beam, struct moves *moves, bool *changed)
+/* Prices all moves of the entries; every rank gets all prices. Collective. */
+static enum hapt_status price_moves(struct beam *beam, struct moves *moves, struct hapt_arena *scratch)
 {
     struct step_search *search = beam->search;
-    struct hapt_arena scratch;
-    *changed = false;
-    hapt_arena_init(&scratch);
-    enum hapt_status status = list_moves(beam, 0, moves);
-    moves->step_s = hapt_arena_alloc(&scratch, (size_t)moves->count + 1, sizeof *moves->step_s);
+    enum hapt_status status = list_moves(beam, moves);
+    moves->step_s = hapt_arena_alloc(scratch, (size_t)moves->count + 1, sizeof *moves->step_s);
     if (status == HAPT_OK && !moves->step_s) status = HAPT_ERR_MEMORY;
     if (status == HAPT_OK) status = price_share(beam, moves);
-    status = hapt_env_agree(search->comm, status);
-    if (status == HAPT_OK && search->size > 1)
-        status =
-            hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, moves->step_s, moves->count, MPI_DOUBLE, MPI_MIN, search->comm),
-                         "MPI_Allreduce");
-    for (int k = 0; k < moves->count && status == HAPT_OK; k++)
-        search->work += (double)PRICING * beam->entry[moves->move[k].entry].count;
-    for (int k = 0; k < moves->count && status == HAPT_OK; k++)
-        if (isfinite(moves->step_s[k])) search->work += (double)search->B * beam->entry[moves->move[k].entry].count;
-    /* The moves refer to the entries of the round's start, so they are applied before any entry changes. */
+    HAPT_TRY(hapt_env_agree(search->comm, status));
+    if (search->size > 1)
+        HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, moves->step_s, moves->count, MPI_DOUBLE, MPI_MIN, search->comm));
+    for (int k = 0; k < moves->count; k++) {
+        const double stages = beam->entry[moves->move[k].entry].count;
+        search->work += PRICING * stages + (isfinite(moves->step_s[k]) ? search->B * stages : 0);
+    }
+    return HAPT_OK;
+}
+
+/* Puts the best moves into the beam. A move refers to an entry of the round's start, so all are applied before an entry
+ * changes. *changed: an entry is new. */
+static enum hapt_status take_best(struct beam *beam, struct moves *moves, struct hapt_arena *scratch, bool *changed)
+{
     struct step_candidate found[WIDTH];
-    int found_count = 0;
-    while (status == HAPT_OK && found_count < WIDTH) {
+    int count = 0;
+    for (; count < WIDTH; count++) {
         int best = -1;
         for (int k = 0; k < moves->count; k++)
             if (moves->step_s[k] < (best < 0 ? worst_s(beam) : moves->step_s[best])) best = k;
         if (best < 0) break;
+        HAPT_NEW(found[count].stage, scratch, beam->search->most_stages);
+        HAPT_NEW(found[count].launches, scratch, beam->search->most_stages);
         apply(beam, &moves->move[best]);
-        found[found_count].stage = hapt_arena_alloc(&scratch, (size_t)search->most_stages, sizeof *found[0].stage);
-        found[found_count].launches = hapt_arena_alloc(&scratch, (size_t)search->most_stages, sizeof(int));
-        if (!found[found_count].stage || !found[found_count].launches) status = HAPT_ERR_MEMORY;
-        if (status != HAPT_OK) break;
-        const double step_s = moves->step_s[best];
+        beam->trial.step_s = moves->step_s[best];
         moves->step_s[best] = INFINITY;
-        beam->trial.step_s = step_s;
-        step_candidate_copy(&found[found_count++], &beam->trial);
+        step_candidate_copy(&found[count], &beam->trial);
     }
-    for (int k = 0; k < found_count; k++) {
+    for (int k = 0; k < count; k++) {
         step_candidate_copy(&beam->trial, &found[k]);
         *changed |= insert(beam);
     }
-    hapt_arena_release(&scratch);
-    return status;
+    return HAPT_OK;
 }
 
-static enum hapt_status run(struct beam *beam, struct moves *moves)
+/* Gives the best entry the launch counts of the rules, if they are better for its new boundaries. */
+static enum hapt_status relaunch(struct beam *beam, bool *changed)
 {
+    step_candidate_copy(&beam->trial, &beam->entry[0]);
+    HAPT_TRY(step_price_launches(beam->search, INFINITY, &beam->trial));
+    if (!(beam->trial.step_s < beam->entry[0].step_s)) return HAPT_OK;
+    step_candidate_copy(&beam->entry[0], &beam->trial);
+    *changed = true;
+    return HAPT_OK;
+}
+
+static enum hapt_status run(struct beam *beam, struct moves *moves, struct hapt_arena *scratch)
+{
+    const struct step_search *search = beam->search;
     bool changed = true;
-    for (int round = 0; changed && round < MOST_ROUNDS && beam->search->work < beam->search->most_work; round++) {
-        HAPT_TRY(improve(beam, moves, &changed));
-        if (changed) continue;
-        /* other launch counts may be better for the new boundaries */
-        const double before_s = beam->entry[0].step_s;
-        step_candidate_copy(&beam->trial, &beam->entry[0]);
-        HAPT_TRY(step_price_launches(beam->search, INFINITY, &beam->trial));
-        if (!(beam->trial.step_s < before_s)) break;
-        step_candidate_copy(&beam->entry[0], &beam->trial);
-        changed = true;
+    for (int round = 0; changed && round < MOST_ROUNDS && search->work < search->most_work; round++) {
+        changed = false;
+        hapt_arena_reset(scratch);
+        HAPT_TRY(price_moves(beam, moves, scratch));
+        enum hapt_status status = take_best(beam, moves, scratch, &changed);
+        if (status == HAPT_OK && !changed) status = relaunch(beam, &changed);
+        HAPT_TRY(hapt_env_agree(search->comm, status));
     }
     return HAPT_OK;
 }
@@ -249,7 +255,10 @@ enum hapt_status step_refine(struct step_search *search, struct step_candidate *
     for (int e = 0; e < WIDTH && status == HAPT_OK; e++) status = step_candidate_create(search, &beam.entry[e]);
     HAPT_TRY(hapt_env_agree(search->comm, status));
     step_candidate_copy(&beam.entry[0], candidate);
-    status = run(&beam, &moves);
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    status = run(&beam, &moves, &scratch);
+    hapt_arena_release(&scratch);
     free(moves.move);
     if (status == HAPT_OK && beam.entry[0].step_s < candidate->step_s) step_candidate_copy(candidate, &beam.entry[0]);
     return status;

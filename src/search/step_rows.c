@@ -17,6 +17,7 @@ struct rows {
     struct step_candidate base, trial;
     struct step_candidate kept[KEPT]; /* by ascending step; unused: INFINITY */
     struct hapt_search_options options;
+    int count;                    /* of the row that is tried */
     struct hapt_recut_slot *slot; /* [base.count + 1] */
     double work, most_work;
     double most_s; /* of the formula: rows above are left out */
@@ -43,8 +44,10 @@ static void keep(struct rows *rows)
     step_candidate_copy(&rows->kept[at], &rows->trial);
 }
 
-static enum hapt_status try_row(struct rows *rows, int count)
+static enum hapt_status try_row(void *context)
 {
+    struct rows *rows = context;
+    const int count = rows->count;
     struct step_search *search = rows->search;
     struct hapt_plan *plan;
     const double work = (double)count * search->L * search->L;
@@ -59,31 +62,6 @@ static enum hapt_status try_row(struct rows *rows, int count)
     return HAPT_OK;
 }
 
-/* True if the same submesh is listed before, with another program. */
-static bool repeats(const struct hapt_profile_cluster *cluster, int s)
-{
-    for (int other = 0; other < s; other++)
-        if (cluster->submesh[other].n == cluster->submesh[s].n && cluster->submesh[other].m == cluster->submesh[s].m)
-            return true;
-    return false;
-}
-
-/* Divides `devices` of subcluster c over slot `at` and, if `two`, the next one. */
-static enum hapt_status share(struct rows *rows, int c, int devices, int at, bool two, int count)
-{
-    const struct hapt_profile_cluster *cluster = &rows->search->profile->cluster[c];
-    for (int s = 0; s < cluster->submesh_count; s++) {
-        const int left = devices - cluster->submesh[s].n * cluster->submesh[s].m;
-        if (left < 0 || repeats(cluster, s)) continue;
-        rows->slot[at] = (struct hapt_recut_slot){c, cluster->submesh[s].n, cluster->submesh[s].m};
-        if (two)
-            HAPT_TRY(share(rows, c, left, at + 1, false, count));
-        else if (left == 0)
-            HAPT_TRY(try_row(rows, count));
-    }
-    return HAPT_OK;
-}
-
 /* Replaces `taken` stages from i on by `given`. */
 static enum hapt_status replace(struct rows *rows, int i, int taken, int given)
 {
@@ -95,7 +73,9 @@ static enum hapt_status replace(struct rows *rows, int i, int taken, int given)
         if (k < i) rows->slot[k] = slot;
         if (k >= i + taken) rows->slot[k + given - taken] = slot;
     }
-    return share(rows, base->stage[i].device_set, devices, i, given == 2, base->count + given - taken);
+    rows->count = base->count + given - taken;
+    return hapt_recut_share(rows->search->profile, base->stage[i].device_set, devices, given == 2, true, &rows->slot[i],
+                            try_row, rows);
 }
 
 static enum hapt_status try_all(struct rows *rows)

@@ -7,12 +7,14 @@
 
 #include "hapt/recut.h"
 
+/* A row may be this much slower by the formula than the best one, and still faster when simulated. */
 #define NEAR 1.02
 
 struct shapes {
     const struct hapt_profile *profile;
     const struct hapt_search_options *options;
     const struct hapt_plan *plan;
+    int count;                    /* of the row that is tried */
     struct hapt_recut_slot *slot; /* [stage_count + 1] */
     int idle[HAPT_MAX_SUBCLUSTERS];
     struct hapt_arena *arena;
@@ -28,44 +30,21 @@ static void copy_slots(const struct shapes *shapes, int from, int end, struct ha
     }
 }
 
-static enum hapt_status try_shape(struct shapes *shapes, int count)
+static enum hapt_status try_shape(void *context)
 {
+    struct shapes *shapes = context;
     struct hapt_plan *found;
     const enum hapt_objective objective = shapes->options->objective;
     /* rows that are slower by the formula may have a shorter simulated step */
     const double most_s = !shapes->best                         ? INFINITY
                           : objective == HAPT_OBJECTIVE_FORMULA ? shapes->best->latency_s
                                                                 : NEAR * shapes->best->latency_s;
-    HAPT_TRY(hapt_plan_recut(shapes->profile, shapes->options, shapes->slot, count, most_s, shapes->arena, &found));
+    HAPT_TRY(
+        hapt_plan_recut(shapes->profile, shapes->options, shapes->slot, shapes->count, most_s, shapes->arena, &found));
     if (!found) return HAPT_OK;
     if (objective == HAPT_OBJECTIVE_STEP) HAPT_TRY(hapt_plan_price_stages(shapes->profile, shapes->options, found));
     if (!shapes->best || hapt_search_value_s(objective, found) < hapt_search_value_s(objective, shapes->best))
         shapes->best = found;
-    return HAPT_OK;
-}
-
-/* True if the same submesh is listed before, with another program. */
-static bool repeats(const struct hapt_profile_cluster *cluster, int s)
-{
-    for (int other = 0; other < s; other++)
-        if (cluster->submesh[other].n == cluster->submesh[s].n && cluster->submesh[other].m == cluster->submesh[s].m)
-            return true;
-    return false;
-}
-
-/* Divides `devices` of subcluster c over slot `at` and, if `two`, the next slot. */
-static enum hapt_status share(struct shapes *shapes, int c, int devices, int at, bool two, int count)
-{
-    const struct hapt_profile_cluster *cluster = &shapes->profile->cluster[c];
-    for (int s = 0; s < cluster->submesh_count; s++) {
-        const int left = devices - cluster->submesh[s].n * cluster->submesh[s].m;
-        if (left < 0 || repeats(cluster, s)) continue;
-        shapes->slot[at] = (struct hapt_recut_slot){c, cluster->submesh[s].n, cluster->submesh[s].m};
-        if (two)
-            HAPT_TRY(share(shapes, c, left, at + 1, false, count));
-        else if (left == 0 || !shapes->options->use_all_devices)
-            HAPT_TRY(try_shape(shapes, count));
-    }
     return HAPT_OK;
 }
 
@@ -95,7 +74,9 @@ static enum hapt_status try_all(struct shapes *shapes, int more, struct hapt_are
         }
         copy_slots(shapes, 0, i, shapes->slot);
         copy_slots(shapes, i + taken, S, shapes->slot + i + taken + more);
-        HAPT_TRY(share(shapes, stage->submesh->subcluster[0], devices, i, more > 0, S + more));
+        shapes->count = S + more;
+        HAPT_TRY(hapt_recut_share(shapes->profile, stage->submesh->subcluster[0], devices, more > 0,
+                                  shapes->options->use_all_devices, &shapes->slot[i], try_shape, shapes));
     }
     return HAPT_OK;
 }

@@ -40,7 +40,7 @@ def formula(hapt):
 
 def run(hapt, words, ranks=1):
     """Code and output of a command; a word @NAME is the file NAME of FOLDER."""
-    if words[0] == "plan" and "--diff" not in words:
+    if words[0] == "plan" and "--diff" not in words and "--strategy" not in words:
         words = words + formula(hapt)
     command = [os.path.join(folder, word[1:]) if word.startswith("@") else word for word in words]
     launcher = [] if ranks == 1 else LAUNCHER + [str(ranks)]

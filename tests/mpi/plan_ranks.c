@@ -43,6 +43,19 @@ static void compare(const struct hapt_profile *profile, const struct hapt_search
         CHECK_MESSAGE(same_plan(together, alone), "seed %llu: another plan together", (unsigned long long)seed);
 }
 
+/* The search for the simulated step: by enumeration, and by the beam, whose moves the ranks share. */
+static void compare_steps(const struct hapt_profile *profile, struct hapt_search_options options, uint64_t seed,
+                          struct hapt_arena *arena)
+{
+    options.objective = HAPT_OBJECTIVE_STEP;
+    options.any_schedule = options.any_threshold = seed % 3 > 0;
+    options.gap = 0;
+    for (int k = 0; k < 2; k++) {
+        options.no_enumeration = k > 0;
+        compare(profile, &options, seed, arena);
+    }
+}
+
 static void small_profiles(void)
 {
     const int count = test_long() ? 2000 : 150;
@@ -55,6 +68,7 @@ static void small_profiles(void)
         compare(profile, &options, start, &arena);
         options.gap = start % 2 ? 0.02 : 0.2;
         compare(profile, &options, start, &arena);
+        compare_steps(profile, options, start, &arena);
         hapt_arena_release(&arena);
     }
 }
@@ -72,6 +86,7 @@ static void mixed_profiles(void)
         options.gap = start % 2 ? 0 : 0.1;
         options.use_all_devices = !options.use_all_devices;
         compare(profile, &options, start, &arena);
+        compare_steps(profile, options, start, &arena);
         hapt_arena_release(&arena);
     }
 }
@@ -125,10 +140,14 @@ static size_t address_space_bytes(void)
 }
 
 /* One rank runs out of memory: all ranks fail, and none hangs. */
-static void short_of_memory(void)
+static void run_short_of_memory(enum hapt_objective objective)
 {
-    const struct hapt_search_options options = {
-        .microbatches = 32, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
+    const struct hapt_search_options options = {.objective = objective,
+                                                .any_threshold = true,
+                                                .microbatches = 32,
+                                                .schedule = HAPT_SCHEDULE_H1F1B,
+                                                .hide_threshold = 0.02,
+                                                .work = 1e5};
     for (int extra = 0; extra < 6; extra++) { /* each round fails at another reservation */
         struct hapt_arena arena;
         struct hapt_plan *plan = NULL;
@@ -153,6 +172,12 @@ static void short_of_memory(void)
         if (extra == 5) CHECK(status == HAPT_OK);
         hapt_arena_release(&arena);
     }
+}
+
+static void short_of_memory(void)
+{
+    run_short_of_memory(HAPT_OBJECTIVE_FORMULA);
+    run_short_of_memory(HAPT_OBJECTIVE_STEP);
 }
 
 int main(int argc, char **argv)
