@@ -2,6 +2,7 @@
 import json
 import math
 
+import h5py
 import numpy as np
 
 from profiles import campaign, check, mixed, profile, put, refuses, run
@@ -59,6 +60,10 @@ def schedules(document):
     refuses(3, "plan", "--profile", "plain.h5", "--stages", "0-8@fast:1x1")
     refuses(3, "simulate", "--plan", "plain.h5")
     refuses(3, "simulate", "--plan", "absent.h5", ranks=2)
+    run("plan", "--profile", "plain.h5", "--output", "looped.h5", "--overwrite", "yes")
+    with h5py.File("looped.h5", "r+") as file:
+        file.attrs["schedule"] = "looped"
+    refuses(3, "simulate", "--plan", "looped.h5", says="unknown schedule")
     refuses(2, "simulate")
     refuses(2, "plan")
     refuses(2, "plan", "--profile", "plain.h5", "--cluster", "c.json")
@@ -135,16 +140,23 @@ def foreign(document):
 def with_gap():
     """A search that may stop early prints its proven gap, and the gap is true."""
     profile("p.h5")
-    best = json.loads(run("plan", "--profile", "p.h5", "--microbatches", "16", "--json").stdout)
+    plan_p = ["plan", "--profile", "p.h5", "--microbatches", "16", "--json"]
+    best = json.loads(run(*plan_p, "--objective", "formula").stdout)
+    least = json.loads(run(*plan_p).stdout)
     check(best["search"]["gap"] == 0, "the optimum has no gap")
+    check(least["simulated_s"] <= best["simulated_s"] * (1 + 1e-12), "the formula's plan is a candidate of the simulated step")
     for gap in (1e-6, 0.05, 0.5):
-        near = json.loads(run("plan", "--profile", "p.h5", "--microbatches", "16", "--gap", str(gap), "--json", ranks=2).stdout)
+        near = json.loads(run(*plan_p, "--gap", str(gap), ranks=2).stdout)
+        check(near["bound_s"] <= least["simulated_s"] * (1 + 1e-12), "the bound of the simulated step is one")
+        check(near["bound_gap"] <= gap or near["simulated_s"] <= least["simulated_s"] * (1 + 1e-12), "--gap ends the search too early")
+        near = json.loads(run(*plan_p, "--objective", "formula", "--gap", str(gap), ranks=2).stdout)
         proven = near["search"]["gap"]
         check(0 <= proven <= gap * (1 + 1e-9), f"proven gap {proven} of {gap}")
         check(near["latency_s"] >= best["latency_s"] * (1 - 1e-12), "no better than the optimum")
         check(near["latency_s"] / (1 + proven) <= best["latency_s"] * (1 + 1e-12), "the lower bound is one")
     refuses(2, "plan", "--profile", "p.h5", "--gap", "-1", says="gap")
     refuses(2, "plan", "--profile", "p.h5", "--gap", "0.1", "--strategy", "megatron", says="gap")
+    refuses(2, "plan", "--profile", "p.h5", "--objective", "formula", "--strategy", "megatron", says="objective")
     refuses(2, "plan", "--profile", "p.h5", "--gap", "0.1", "--stages", "0-5@fast:1x2,5-9@slow:1x2", says="gap")
 
 
