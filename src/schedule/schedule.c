@@ -117,7 +117,7 @@ int hapt_schedule_loop_batch(enum hapt_schedule_kind kind, int microbatches, int
     return kind == HAPT_SCHEDULE_INTERLEAVED && submeshes < microbatches ? submeshes : microbatches;
 }
 
-/* What a submesh computes of a microbatch, in visits: runs of neighbouring chunks. Only trained chunks count. */
+/* The visits of a submesh in one microbatch: runs of neighbouring chunks. Only trained chunks count. */
 struct visits {
     int chunks, in_last; /* of all visits; of the last one */
     int rest;            /* visits of any submesh from its last one to the end of the pipeline */

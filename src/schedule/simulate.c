@@ -23,7 +23,7 @@ struct player {
     bool meets, agrees;  /* waits in the EXCHANGE or NORM of its step */
 };
 
-/* What ends each step. */
+/* The instructions that end each step. */
 struct step_end {
     double total_s;
     int met, agreed; /* submeshes that reached EXCHANGE and NORM, of the two and of all */

@@ -1,7 +1,7 @@
 /* Walks the instruction list of a submesh. In: the list and the costs. Out: calls of a format's functions. */
 #include "emit.h"
 
-/* What an instruction is in a trace. A new kind of computation is one more row with its time. */
+/* The role of an instruction in a trace. A new kind of computation is one more row with its time. */
 struct action {
     enum { NOTHING, RECEIVE, COMPUTE, SEND, EXCHANGE } does;
     enum emit_direction direction; /* of RECEIVE and SEND */

@@ -522,103 +522,6 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     return reserve_history(run, run->end - run->first < 1000000 ? run->end + 1 : run->first + 1000000);
 }
 
-static bool uses_device_comms(const struct worker *worker)
-{
-    return worker->pair_count > 0 || (worker->stage_count > 0 && worker->stage[0].team.devices);
-}
-
-static enum hapt_status gather_environment(struct run *run)
-{
-    const struct worker *worker = &run->worker;
-    const int subcluster = worker->cluster->subcluster_of_rank[run->env->world_rank];
-    struct hapt_environment mine;
-    hapt_environment_collect(&mine);
-    mine.stage = worker_first_chunk(worker, run->env->world_rank);
-    if (subcluster >= 0) {
-        const struct hapt_subcluster *home = &worker->cluster->subcluster[subcluster];
-        snprintf(mine.subcluster, sizeof mine.subcluster, "%s", home->name);
-        snprintf(mine.device, sizeof mine.device, "%s", home->device.name);
-        snprintf(mine.back_end, sizeof mine.back_end, "%s", home->device.backend);
-    }
-    if (worker->backend) {
-        mine.threads = worker->threads;
-        const char *libraries = worker->backend->libraries ? worker->backend->libraries() : NULL, *also = NULL, *reason;
-        if (uses_device_comms(worker)) also = worker->backend->device_comms(&reason)->library();
-        if (libraries)
-            snprintf(mine.libraries, sizeof mine.libraries, "%s%s%.40s", libraries, also ? ", " : "", also ? also : "");
-    }
-    run->result->rank_count = run->env->world_size;
-    return hapt_environment_gather(run->env, &mine, run->arena, &run->result->environment);
-}
-
-/* Prints the carriers of collectives and boundaries, for devices that could exchange directly. */
-static enum hapt_status report_carriers(struct run *run)
-{
-    const struct worker *worker = &run->worker;
-    const int stages = run->plan->stage_count;
-    char(*mine)[2][HAPT_TEAM_TRANSPORT_CHARS], (*all)[2][HAPT_TEAM_TRANSPORT_CHARS];
-    HAPT_NEW(mine, run->arena, worker->most);
-    HAPT_NEW(all, run->arena, run->env->world_size * worker->most);
-    for (int s = 0; s < worker->stage_count && worker->backend->device_comms; s++) {
-        memcpy(mine[s][0], worker->stage[s].carrier, sizeof mine[s][0]);
-        memcpy(mine[s][1], worker->stage[s].boundary_route, sizeof mine[s][1]);
-    }
-    HAPT_TRY(hapt_link_all_gather(run->env->world, "carriers of collectives", worker_agreement_timeout_s(worker), mine,
-                                  (size_t)worker->most * sizeof *mine, all));
-    for (int what = 0; what < 2; what++)
-        for (int c = 0, same = 0; c < stages; c = same) {
-            const char *carrier = all[worker_record(worker, c, 0)][what];
-            for (same = c + 1; same < stages && strcmp(all[worker_record(worker, same, 0)][what], carrier) == 0;)
-                same++;
-            if (!carrier[0]) continue;
-            const char *name = what == 0 ? "collectives" : "boundaries";
-            if (same == c + 1)
-                hapt_note(run->env, "stage %d: %s of its devices by %s\n", c, name, carrier);
-            else
-                hapt_note(run->env, "stages %d to %d: %s of their devices by %s\n", c, same - 1, name, carrier);
-        }
-    return HAPT_OK;
-}
-
-/* Prints what the engines report on replays. */
-static enum hapt_status report_replays(struct run *run)
-{
-    const struct worker *worker = &run->worker;
-    char(*mine)[HAPT_ENGINE_REPLAY_CHARS], (*all)[HAPT_ENGINE_REPLAY_CHARS];
-    HAPT_NEW(mine, run->arena, worker->most);
-    HAPT_NEW(all, run->arena, run->env->world_size * worker->most);
-    for (int s = 0; s < worker->stage_count; s++) hapt_engine_describe_replays(worker->stage[s].engine, mine[s]);
-    HAPT_TRY(hapt_link_all_gather(run->env->world, "replays", worker_agreement_timeout_s(worker), mine,
-                                  (size_t)worker->most * sizeof *mine, all));
-    for (int c = 0; c < run->plan->stage_count; c++)
-        if (all[worker_record(worker, c, 0)][0])
-            hapt_note(run->env, "stage %d: %s\n", c, all[worker_record(worker, c, 0)]);
-    return HAPT_OK;
-}
-
-/* Gathers the planned and measured device memory of the stages: that of the whole device for each. */
-static enum hapt_status gather_memory(struct run *run)
-{
-    const struct worker *worker = &run->worker;
-    struct {
-        double planned, measured;
-    } mine = {0, 0}, *all;
-    HAPT_NEW(all, run->arena, run->env->world_size);
-    if (worker->stage_count > 0) {
-        mine.planned = (double)hapt_engine_memory(worker->stage[0].engine)->total_bytes;
-        mine.measured = (double)worker->backend->memory_peak(worker->device);
-    }
-    HAPT_TRY(hapt_link_all_gather(run->env->world, "memory of the stages", worker_agreement_timeout_s(&run->worker),
-                                  &mine, sizeof mine, all));
-    for (int c = 0; c < run->plan->stage_count; c++)
-        for (int r = 0; r < stage_size(worker, c); r++) {
-            const int rank = stage_world_rank(worker, c, r);
-            run->result->planned_bytes[c] = fmax(run->result->planned_bytes[c], all[rank].planned);
-            run->result->measured_bytes[c] = fmax(run->result->measured_bytes[c], all[rank].measured);
-        }
-    return HAPT_OK;
-}
-
 /* True if checkpoints are written before the end, so that asynchronous writing is useful. It is not if every step is
  * saved, or if no interval ends before the run does. */
 static bool saves_often(const struct run *run)
@@ -640,8 +543,8 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     const enum hapt_status started = hapt_env_agree(world, worker_start(&run->worker));
     run->exits_together = started != HAPT_OK;
     HAPT_TRY(started);
-    HAPT_TRY(gather_environment(run));
-    HAPT_TRY(report_carriers(run));
+    HAPT_TRY(worker_gather_environment(&run->worker, run->result));
+    HAPT_TRY(worker_report_carriers(&run->worker));
     const enum hapt_status set =
         initial_set(&run->worker, checkpoint, run->optimizer.state_count, run->saver.buffer, run->saver.local);
     HAPT_TRY(hapt_env_agree(world, set));
@@ -652,8 +555,8 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     if (drained != HAPT_OK) hapt_die(drained);
     HAPT_TRY(status);
     HAPT_TRY(hapt_env_agree(world, trace_gather(&run->worker, run->first, run->result->history.count, run->result)));
-    HAPT_TRY(hapt_env_agree(world, report_replays(run)));
-    return hapt_env_agree(world, gather_memory(run));
+    HAPT_TRY(hapt_env_agree(world, worker_report_replays(&run->worker)));
+    return hapt_env_agree(world, worker_gather_memory(&run->worker, run->result));
 }
 
 enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cluster *cluster,

@@ -132,6 +132,17 @@ enum hapt_status worker_copy(struct worker *worker, void *to, const void *from, 
 int64_t worker_kept(const struct worker *worker, const struct hapt_tensor *parameter, int *dims,
                     int64_t shape[HAPT_MAX_DIMS]);
 
+/* ---- The description of the run: worker_report.c ---- */
+
+/* Each is collective over env->world. `result` has room for the plan's stages. */
+enum hapt_status worker_gather_environment(const struct worker *worker, struct hapt_train_result *result);
+/* Prints the carriers of collectives and boundaries, for devices that could exchange directly. */
+enum hapt_status worker_report_carriers(const struct worker *worker);
+/* Prints what the engines report on replays. */
+enum hapt_status worker_report_replays(const struct worker *worker);
+/* Gathers the planned and measured device memory of the stages: that of the whole device for each. */
+enum hapt_status worker_gather_memory(const struct worker *worker, struct hapt_train_result *result);
+
 /* ---- Direct exchange between devices: worker_devices.c ---- */
 
 /* Creates the device groups of a subcluster's submeshes, if supported and if the subcluster has several.

@@ -1,15 +1,12 @@
 /* ranks: 1 2 3 4
  * Measured profiles: equal on all ranks, equal for equal structures, empty for ranges that cannot run. */
-#include <unistd.h>
-
-#include "fixture.h"
+#include "measured.h"
 #include "programs.h"
 
 #include "hapt/calibration.h"
 #include "hapt/measure.h"
 #include "hapt/predict.h"
 #include "hapt/engine.h"
-#include "hapt/profile.h"
 
 /* profile_programs.c tests programs that are not data-parallel. */
 static struct hapt_config *config_of(struct hapt_arena *arena, const char *seconds, const char *program)
@@ -24,42 +21,19 @@ static struct hapt_config *config_of(struct hapt_arena *arena, const char *secon
 /* The first two ranks are fast. The others are slow and have little memory. */
 static struct hapt_cluster *cluster_of(struct hapt_arena *arena, const char *slow_memory)
 {
-    static int number;
     const int fast = test_env.world_size > 2 ? 2 : test_env.world_size, slow = test_env.world_size - fast;
-    struct hapt_cluster *cluster = NULL;
-    char path[128], tail[512] = "";
-    snprintf(path, sizeof path, "/tmp/hapt-profile-test-%ld-%d.json", (long)getppid(), number++);
+    char text[1024];
+    const int length = snprintf(text, sizeof text,
+                                "{\"name\": \"fast\", \"nodes\": 1, \"devices_per_node\": %d, \"device\": \"cpu\", "
+                                "\"slowdown\": 2, \"memory\": \"400 MB\"}",
+                                fast);
     if (slow > 0)
-        snprintf(tail, sizeof tail,
+        snprintf(text + length, sizeof text - (size_t)length,
                  ", {\"name\": \"slow\", \"nodes\": 1, \"devices_per_node\": %d, \"device\": \"cpu\", \"slowdown\": 5, "
                  "\"memory\": \"%s\"}",
                  slow, slow_memory);
-    if (test_env.world_rank == 0) {
-        FILE *file = fopen(path, "w");
-        CHECK(file != NULL);
-        if (!file) exit(1);
-        fprintf(file,
-                "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [{\"name\": \"fast\", \"nodes\": 1, "
-                "\"devices_per_node\": %d, \"device\": \"cpu\", \"slowdown\": 2, \"memory\": \"400 MB\"}%s]}\n",
-                fast, tail);
-        fclose(file);
-    }
-    MPI_Barrier(test_env.world);
-    CHECK_OK(hapt_cluster_load(path, arena, &cluster));
-    MPI_Barrier(test_env.world);
-    if (test_env.world_rank == 0) unlink(path);
-    CHECK_OK(hapt_cluster_bind(&test_env, arena, cluster));
-    CHECK_OK(hapt_cluster_probe(&test_env, cluster));
-    return cluster;
+    return measured_cluster(arena, text);
 }
-
-struct run {
-    struct hapt_arena arena;
-    struct hapt_model *model;
-    struct hapt_cluster *cluster;
-    struct hapt_layers *layers;
-    struct hapt_profile *profile;
-};
 
 static void profile_of(struct run *run, int hidden, int microbatch, const char *seconds, const char *slow_memory,
                        const char *program)
@@ -94,14 +68,6 @@ static void check_equal_on_ranks(const struct hapt_profile *profile)
     MPI_Allreduce(&hash, &low, 1, MPI_UINT64_T, MPI_MIN, test_env.world);
     MPI_Allreduce(&hash, &high, 1, MPI_UINT64_T, MPI_MAX, test_env.world);
     CHECK(low == high);
-}
-
-static const uint64_t *structures_of(struct run *run)
-{
-    const size_t L = (size_t)run->layers->count;
-    uint64_t *structure = hapt_arena_alloc(&run->arena, L * L, sizeof *structure);
-    CHECK_OK(hapt_layers_structures(run->layers, run->model->graph, NULL, structure));
-    return structure;
 }
 
 static void check_duplicates(struct run *run)

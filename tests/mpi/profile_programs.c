@@ -1,49 +1,22 @@
 /* ranks: 4
  * Measured profiles with every program: tensor-parallel and synthesised stages, sharded optimizer state. Memory is that
  * of the programs, planned here without the profiler. */
-#include <unistd.h>
-
-#include "fixture.h"
+#include "measured.h"
 
 #include "hapt/engine.h"
 #include "hapt/measure.h"
-#include "hapt/profile.h"
-
-struct run {
-    struct hapt_arena arena;
-    struct hapt_model *model;
-    struct hapt_cluster *cluster;
-    struct hapt_layers *layers;
-    struct hapt_profile *profile;
-};
 
 /* Two ranks of a subcluster, and with four ranks two of a slower one. */
 static struct hapt_cluster *cluster_of(struct hapt_arena *arena, double memory_bytes)
 {
-    static int number;
-    struct hapt_cluster *cluster = NULL;
-    char path[128];
-    snprintf(path, sizeof path, "/tmp/hapt-programs-test-%ld-%d.json", (long)getppid(), number++);
-    if (test_env.world_rank == 0) {
-        FILE *file = fopen(path, "w");
-        CHECK(file != NULL);
-        if (!file) exit(1);
-        fprintf(file, "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [");
-        for (int c = 0; c < test_env.world_size / 2; c++)
-            fprintf(file,
-                    "%s{\"name\": \"s%d\", \"nodes\": 1, \"devices_per_node\": 2, \"device\": \"cpu\", \"slowdown\": "
-                    "%d, \"memory\": %.0f}",
-                    c ? ", " : "", c, 2 + 3 * c, memory_bytes);
-        fprintf(file, "]}\n");
-        fclose(file);
-    }
-    MPI_Barrier(test_env.world);
-    CHECK_OK(hapt_cluster_load(path, arena, &cluster));
-    MPI_Barrier(test_env.world);
-    if (test_env.world_rank == 0) unlink(path);
-    CHECK_OK(hapt_cluster_bind(&test_env, arena, cluster));
-    CHECK_OK(hapt_cluster_probe(&test_env, cluster));
-    return cluster;
+    char text[1024];
+    int length = 0;
+    for (int c = 0; c < test_env.world_size / 2; c++)
+        length += snprintf(text + length, sizeof text - (size_t)length,
+                           "%s{\"name\": \"s%d\", \"nodes\": 1, \"devices_per_node\": 2, \"device\": \"cpu\", "
+                           "\"slowdown\": %d, \"memory\": %.0f}",
+                           c ? ", " : "", c, 2 + 3 * c, memory_bytes);
+    return measured_cluster(arena, text);
 }
 
 static void load(struct run *run, double memory_bytes)
@@ -160,14 +133,6 @@ static void check_cells(struct run *run, bool sharded_state)
                     CHECK(cluster->step_time[cell] > 0);
                 }
     }
-}
-
-static const uint64_t *structures_of(struct run *run)
-{
-    const size_t L = (size_t)run->layers->count;
-    uint64_t *structure = hapt_arena_alloc(&run->arena, L * L, sizeof *structure);
-    CHECK_OK(hapt_layers_structures(run->layers, run->model->graph, NULL, structure));
-    return structure;
 }
 
 /* A range that was run serves its equals; so do composed ones. A longer range takes no less time. */
