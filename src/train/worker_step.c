@@ -290,6 +290,7 @@ static enum hapt_status execute(struct worker *worker, const struct hapt_instruc
         activate(stage);
         stage->team.microbatch = instruction->microbatch;
     }
+    HAPT_ASSERT(executor[instruction->kind].activity); /* plans have no split backward passes, so no WEIGHT */
     report_activity(worker, instruction);
     return stage ? executor[instruction->kind].run(stage, instruction) : executor[instruction->kind].run_all(worker);
 }
