@@ -19,6 +19,7 @@
  *   FAULTS_COUNTS  file: the number of calls of each kind, "KIND N" per line, written when the process ends. `look` and
  *                  the kinds after it are counted only if FAULTS_READS is set.
  *   FAULTS_SHOW    file: where in the program a call of the second group failed
+ *   FAULTS_STACKS  file: a hash of the call stack of each malloc, 64 bits each, in order of the calls
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -40,7 +41,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_FILES = 1024, KINDS = 14, LOOK = 8, MALLOC = 10, MMAP = 11, THREAD = 12 };
+enum { MOST_FILES = 1024, KINDS = 14, LOOK = 8, MALLOC = 10, MMAP = 11, THREAD = 12, MOST_STACKS = 1 << 18 };
 
 static struct {
     pthread_mutex_t lock;
@@ -56,6 +57,7 @@ static struct {
     char *read[MOST_FILES]; /* of descriptors that are only read */
     _Atomic bool began;     /* a file under the folder was opened */
     _Atomic long *made; /* [KINDS] kinds of the whole process: counted without a lock, and together with the children */
+    uint64_t *stack;    /* [MOST_STACKS] of the mallocs; shared with the children and the file. Or NULL */
 } faults = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
 
 static const char *const kinds[] = {"write",  "fsync", "rename", "ftruncate", "close", "open",   "mkdir",
@@ -87,6 +89,18 @@ __attribute__((constructor)) static void find_calls(void)
 /* Other libraries' constructors may run first. */
 #define REAL(name) (real.name ? real.name : (__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
+/* Maps the file of stacks. The first backtrace loads a library, so it is made here. */
+static void record_stacks(const char *path)
+{
+    void *frame[1];
+    const int file = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CREAT, 0666);
+    const long bytes = MOST_STACKS * (long)sizeof *faults.stack;
+    if (file < 0 || syscall(SYS_ftruncate, file, bytes) != 0) abort();
+    faults.stack = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    syscall(SYS_close, file);
+    backtrace(frame, 1);
+}
+
 static void set_up(void)
 {
     const char *under = getenv("FAULTS_UNDER"), *at = getenv("FAULTS_AT"), *error = getenv("FAULTS_ERROR");
@@ -103,6 +117,7 @@ static void set_up(void)
     faults.made = (void *)syscall(SYS_mmap, NULL, KINDS * sizeof *faults.made, PROT_READ | PROT_WRITE,
                                   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     faults.armed = !rank || !strcmp(rank, mine ? mine : "0");
+    if (faults.armed && getenv("FAULTS_STACKS")) record_stacks(getenv("FAULTS_STACKS"));
     faults.deadly = error && !strcmp(error, "KILL");
     faults.error = !error || !strcmp(error, "ENOSPC") ? ENOSPC
                    : !strcmp(error, "EINVAL")         ? EINVAL
@@ -131,11 +146,25 @@ static void show(void)
     inside = false;
 }
 
+/* FNV-1a over the return addresses. */
+static void note_stack(long at)
+{
+    void *frame[48];
+    uint64_t hash = 14695981039346656037u;
+    if (at >= MOST_STACKS) return;
+    inside = true;
+    const int depth = backtrace(frame, 48);
+    inside = false;
+    for (int f = 0; f < depth; f++) hash = (hash ^ (uint64_t)(uintptr_t)frame[f]) * 1099511628211u;
+    faults.stack[at] = hash;
+}
+
 /* Counts a call of a kind that has no file. It runs before malloc, so it uses no locks and no memory. */
 static bool fails_anywhere(int kind)
 {
     if (inside || !atomic_load_explicit(&faults.began, memory_order_relaxed)) return false;
     const long done = atomic_fetch_add(&faults.made[kind], 1) + 1;
+    if (faults.stack && kind == MALLOC) note_stack(done - 1);
     const bool now = faults.armed && faults.call && faults.at > 0 &&
                      (done == faults.at || (faults.sticky && done > faults.at)) && !strcmp(faults.call, kinds[kind]);
     if (now && faults.deadly) kill(getpid(), SIGKILL);

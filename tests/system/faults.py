@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import h5py
+import numpy
 
 import crash_states
 import processes
@@ -337,9 +338,20 @@ def judge_resume(done, good, before, why):
         sys.exit(text + "%d errors" % len(errors))
 
 
+def one_of_each_stack(path, total):
+    """Of the mallocs with equal call stacks: the first, the last, and one between."""
+    stacks = {}
+    for at, stack in enumerate(numpy.fromfile(path, "uint64")[:total].tolist(), 1):
+        stacks.setdefault(stack, []).append(at)
+    os.remove(path)
+    if len(stacks) < 50:
+        sys.exit("only %d call stacks were recorded" % len(stacks))
+    return sorted({at for same in stacks.values() for at in (same[0], random.choice(same), same[-1])})
+
+
 def resume():
-    """A call fails while a run is resumed: memory, opening, reading, mapping, threads. HAPT_KINDS: only some. HAPT_FAULTS: how many of
-    each.
+    """A call fails while a run is resumed: memory, opening, reading, mapping, threads. The long round tries each call; of memory, each call
+    stack, or with HAPT_EVERY=1 each call. HAPT_KINDS: only some. HAPT_FAULTS: how many of each.
     HAPT_SHARE=K/N: share K of N of the calls, from 0, so that N processes test all of them. HAPT_AT="17 23": only these calls."""
     tried, codes, wrong, kinds = 0, {}, 0, os.environ.get("HAPT_KINDS", " ".join(KINDS)).split()
     share, shares = (int(number) for number in os.environ.get("HAPT_SHARE", "0/1").split("/"))
@@ -352,15 +364,16 @@ def resume():
         if len(before) < 2:
             sys.exit("only %s stand" % sorted(before))
         for rank in range(ranks):
-            counts = folder + "/counts"
-            done = resume_once(ranks, rank, (), FAULTS_COUNTS=counts, FAULTS_READS="1")
+            counts, stacks = folder + "/counts", folder + "/stacks"
+            done = resume_once(ranks, rank, (), FAULTS_COUNTS=counts, FAULTS_READS="1", FAULTS_STACKS=stacks)
             if done.returncode:
                 sys.exit("the library alone disturbs it: %s" % done.stderr)
             total = count_calls(counts)
-            places = []
+            places, of_stacks = [], one_of_each_stack(stacks, total["malloc"])
             for kind in kinds:
                 most = int(os.environ.get("HAPT_FAULTS", 0)) or (total.get(kind, 0) if long_round else 2 if ranks == 1 else 1)
-                mine = range(1 + share, total.get(kind, 0) + 1, shares)
+                mine = of_stacks if kind == "malloc" and not os.environ.get("HAPT_EVERY") else range(1, total.get(kind, 0) + 1)
+                mine = mine[share::shares]
                 if "HAPT_AT" in os.environ:
                     mine = [int(at) for at in os.environ["HAPT_AT"].split()]
                 places += [(kind, at) for at in sorted(random.sample(list(mine), min(most, len(mine))))]
