@@ -95,6 +95,10 @@ void hapt_shared_release_newer(struct hapt_shared *mark);
 
 /* The readable result of a phase, from rank 0: to standard output, or to standard error under --json. */
 void hapt_print(const struct hapt_env *env, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same for sentences: lines break at spaces before HAPT_PRINT_COLUMNS, and go on behind `hang` spaces. */
+enum { HAPT_PRINT_COLUMNS = 100 };
+void hapt_print_wrapped(const struct hapt_env *env, int hang, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /* Messages to the user on standard error, from rank 0 alone. */
 void hapt_note(const struct hapt_env *env, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void hapt_warn(const struct hapt_env *env, const char *format, ...) __attribute__((format(printf, 2, 3)));

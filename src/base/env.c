@@ -313,6 +313,54 @@ void hapt_print(const struct hapt_env *env, const char *format, ...)
     va_end(arguments);
 }
 
+/* Columns that a UTF-8 text takes. */
+static int columns(const char *text, const char *end)
+{
+    int count = 0;
+    for (; text < end; text++) count += ((unsigned char)*text & 0xc0) != 0x80;
+    return count;
+}
+
+/* One line, without its newline. A word that is too long stays whole. */
+static void print_line(FILE *stream, const char *line, const char *end, int hang)
+{
+    const char *word = line;
+    int used = 0;
+    while (word < end) {
+        const char *start = word; /* with the spaces before it */
+        while (word < end && *word == ' ') word++;
+        const char *text = word;
+        while (word < end && *word != ' ') word++;
+        if (used > hang && used + columns(start, word) > HAPT_PRINT_COLUMNS) {
+            fprintf(stream, "\n%*s", hang, "");
+            used = hang;
+            start = text;
+        }
+        fwrite(start, 1, (size_t)(word - start), stream);
+        used += columns(start, word);
+    }
+}
+
+void hapt_print_wrapped(const struct hapt_env *env, int hang, const char *format, ...)
+{
+    FILE *stream = env->quiet ? stderr : stdout;
+    char *text = NULL;
+    va_list arguments;
+    if (env->world_rank != 0) return;
+    va_start(arguments, format);
+    const int length = vasprintf(&text, format, arguments);
+    va_end(arguments);
+    if (length < 0) return; /* no memory: a text for readers is lost, the plan is not */
+    const char *line = text;
+    for (const char *end; (end = strchr(line, '\n')); line = end + 1) {
+        print_line(stream, line, end, hang);
+        fputc('\n', stream);
+    }
+    print_line(stream, line, text + length, hang);
+    fflush(stream);
+    free(text);
+}
+
 void hapt_note(const struct hapt_env *env, const char *format, ...)
 {
     va_list arguments;

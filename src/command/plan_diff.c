@@ -63,9 +63,9 @@ static void print_row(const struct hapt_env *env, const struct pair *pair, const
         length += (size_t)snprintf(line + length, sizeof line - length, "%s%s %s", k ? ", " : "", head[k],
                                    change(row->changed >> k & 1u, one[k], two[k], text));
     if (x && y)
-        hapt_print(env, "  %c stage %d -> %d: %s\n", row->changed ? '~' : '=', row->a, row->b, line);
+        hapt_print_wrapped(env, 6, "  %c stage %d -> %d: %s\n", row->changed ? '~' : '=', row->a, row->b, line);
     else
-        hapt_print(env, "  %c stage %d: %s\n", x ? '-' : '+', x ? row->a : row->b, line);
+        hapt_print_wrapped(env, 6, "  %c stage %d: %s\n", x ? '-' : '+', x ? row->a : row->b, line);
 }
 
 static void print_pair(const struct hapt_env *env, const struct pair *pair)
@@ -80,10 +80,11 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
                  {"t_max", a->t_max_s, b->t_max_s}};
     char time[2][32];
     hapt_print(env, "%s -> %s\n", pair->path[0], pair->path[1]);
-    hapt_print(env, "  %d stages, %d microbatches, %s%s, set by %s -> %d stages, %d microbatches, %s%s, set by %s\n",
-               a->stage_count, a->microbatches, hapt_schedule_kind_name(a->schedule),
-               a->blocking ? " without overlap" : "", a->limit, b->stage_count, b->microbatches,
-               hapt_schedule_kind_name(b->schedule), b->blocking ? " without overlap" : "", b->limit);
+    hapt_print_wrapped(env, 6,
+                       "  %d stages, %d microbatches, %s%s, set by %s -> %d stages, %d microbatches, %s%s, set by %s\n",
+                       a->stage_count, a->microbatches, hapt_schedule_kind_name(a->schedule),
+                       a->blocking ? " without overlap" : "", a->limit, b->stage_count, b->microbatches,
+                       hapt_schedule_kind_name(b->schedule), b->blocking ? " without overlap" : "", b->limit);
     for (int k = 0; k < 3; k++)
         hapt_print(env, "  %-14s  %10s -> %10s  x %.4f\n", times[k].name, hapt_units_time(times[k].x, time[0]),
                    hapt_units_time(times[k].y, time[1]), hapt_plan_ratio(times[k].y, times[k].x));
@@ -92,8 +93,8 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
                    b->layer_count);
     for (int r = 0; r < diff->row_count; r++) print_row(env, pair, &diff->row[r]);
     for (int m = 0; m < diff->relocation_count; m++)
-        hapt_print(env, "  layers %d-%d move from %s to %s\n", diff->relocation[m].first_layer,
-                   diff->relocation[m].end_layer, diff->relocation[m].from, diff->relocation[m].to);
+        hapt_print_wrapped(env, 6, "  layers %d-%d move from %s to %s\n", diff->relocation[m].first_layer,
+                           diff->relocation[m].end_layer, diff->relocation[m].from, diff->relocation[m].to);
     if (diff->equal) hapt_print(env, "  the plans are equal\n");
 }
 

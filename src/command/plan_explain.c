@@ -57,8 +57,8 @@ void hapt_plan_print_link_limit(const struct hapt_env *env, const struct hapt_pr
     if (isfinite(limit.knee_bandwidth))
         snprintf(cure, sizeof cure, "%s instead of %s would suffice", hapt_units_bits(limit.knee_bandwidth, rate[0]),
                  hapt_units_bits(limit.link_bandwidth, rate[1]));
-    hapt_print(
-        env,
+    hapt_print_wrapped(
+        env, 6,
         "  the link is the limit: %s to %s takes %s for %s per microbatch, %.4g times the slowest stage's %s; %s\n",
         plan->stage[limit.link_stage].submesh->name, receiver(plan, limit.link_stage),
         hapt_units_time(limit.link_s, time[0]), hapt_units_bytes(limit.link_bytes, size),
@@ -72,23 +72,25 @@ static void print_limit(const struct hapt_env *env, const struct hapt_plan *plan
     const struct hapt_plan_stage *tight = &plan->stage[limit->memory_stage];
     hapt_print(env, "why: t_max, %s per microbatch, is set by %s\n", hapt_units_time(plan->t_max_s, time[0]),
                plan->limit);
-    hapt_print(env, "  compute  %s takes longest: %s, %.1f %% of t_max\n",
-               hapt_plan_stage_title(plan, limit->compute_stage, slow), hapt_units_time(limit->compute_s, time[1]),
-               100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
+    hapt_print_wrapped(env, 11, "  compute  %s takes longest: %s, %.1f %% of t_max\n",
+                       hapt_plan_stage_title(plan, limit->compute_stage, slow),
+                       hapt_units_time(limit->compute_s, time[1]),
+                       100 * hapt_plan_ratio(limit->compute_s, plan->t_max_s));
     if (limit->link_stage >= 0)
-        hapt_print(env,
-                   "  link     %s to %s after stage %d takes longest: %s for %s at %s, %.1f %% of t_max; as long as "
-                   "the slowest stage at %s\n",
-                   plan->stage[limit->link_stage].submesh->name, receiver(plan, limit->link_stage), limit->link_stage,
-                   hapt_units_time(limit->link_s, time[2]), hapt_units_bytes(limit->link_bytes, size[0]),
-                   hapt_units_bits(limit->link_bandwidth, rate[0]), 100 * hapt_plan_ratio(limit->link_s, plan->t_max_s),
-                   isfinite(limit->knee_bandwidth) ? hapt_units_bits(limit->knee_bandwidth, rate[1]) : "no bandwidth");
-    hapt_print(env, "  memory   stage %d has the least left: %s of %s with %d microbatches in flight\n",
-               limit->memory_stage, hapt_units_bytes(limit->memory_left_bytes, size[0]),
-               hapt_units_bytes(tight->device_memory_bytes, size[1]), tight->warmup);
+        hapt_print_wrapped(
+            env, 11,
+            "  link     %s to %s after stage %d takes longest: %s for %s at %s, %.1f %% of t_max; as long as "
+            "the slowest stage at %s\n",
+            plan->stage[limit->link_stage].submesh->name, receiver(plan, limit->link_stage), limit->link_stage,
+            hapt_units_time(limit->link_s, time[2]), hapt_units_bytes(limit->link_bytes, size[0]),
+            hapt_units_bits(limit->link_bandwidth, rate[0]), 100 * hapt_plan_ratio(limit->link_s, plan->t_max_s),
+            isfinite(limit->knee_bandwidth) ? hapt_units_bits(limit->knee_bandwidth, rate[1]) : "no bandwidth");
+    hapt_print_wrapped(env, 11, "  memory   stage %d has the least left: %s of %s with %d microbatches in flight\n",
+                       limit->memory_stage, hapt_units_bytes(limit->memory_left_bytes, size[0]),
+                       hapt_units_bytes(tight->device_memory_bytes, size[1]), tight->warmup);
     if (limit->memory_limiting_stage >= 0)
-        hapt_print(env, "           a smaller t_max needs one more launch, for which stage %d lacks %s\n",
-                   limit->memory_limiting_stage, hapt_units_bytes(limit->missing_bytes, size[0]));
+        hapt_print_wrapped(env, 11, "           a smaller t_max needs one more launch, for which stage %d lacks %s\n",
+                           limit->memory_limiting_stage, hapt_units_bytes(limit->missing_bytes, size[0]));
     if (limit->idle_devices > 0)
         hapt_print(env, "  devices  %d of %d idle\n", limit->idle_devices, limit->devices);
     else
@@ -104,13 +106,14 @@ static void print_rivals(const struct hapt_env *env, enum hapt_objective objecti
     for (int i = 0; i < rivals->count; i++) {
         const struct hapt_rival *rival = &rivals->rival[i];
         if (!rival->plan) {
-            hapt_print(env, "  %9s  %s\n             %s\n", "none", rival->what, rival->reason);
+            hapt_print_wrapped(env, 13, "  %9s  %s\n             %s\n", "none", rival->what, rival->reason);
             continue;
         }
-        hapt_print(env, "  %+7.2f %%  %s: simulated step %s (HAPT (13): %s), %d stages%s\n             %s\n",
-                   100 * rival->loss, rival->what, hapt_units_time(rival->plan->simulated_s, time[0]),
-                   hapt_units_time(rival->plan->latency_s, time[1]), rival->plan->stage_count,
-                   rival->fits ? "" : ", does not fit", rival->reason);
+        hapt_print_wrapped(env, 13,
+                           "  %+7.2f %%  %s: simulated step %s (HAPT (13): %s), %d stages%s\n             %s\n",
+                           100 * rival->loss, rival->what, hapt_units_time(rival->plan->simulated_s, time[0]),
+                           hapt_units_time(rival->plan->latency_s, time[1]), rival->plan->stage_count,
+                           rival->fits ? "" : ", does not fit", rival->reason);
     }
 }
 
@@ -122,14 +125,15 @@ static void print_worth(const struct hapt_env *env, const struct hapt_profile *p
     for (int c = 0; c < worth->subclusters; c++) {
         const struct hapt_plan *alone = worth->alone[c];
         if (alone)
-            hapt_print(env, "  %12.4g  %s alone: this plan is %.3g times as fast\n", hapt_plan_rate(alone),
-                       profile->cluster[c].name, hapt_plan_ratio(worth->together_per_s, hapt_plan_rate(alone)));
+            hapt_print_wrapped(env, 16, "  %12.4g  %s alone: this plan is %.3g times as fast\n", hapt_plan_rate(alone),
+                               profile->cluster[c].name, hapt_plan_ratio(worth->together_per_s, hapt_plan_rate(alone)));
         else
-            hapt_print(env, "  %12s  %s alone: %s\n", "-", profile->cluster[c].name, worth->obstacle[c]);
+            hapt_print_wrapped(env, 16, "  %12s  %s alone: %s\n", "-", profile->cluster[c].name, worth->obstacle[c]);
     }
     if (worth->copies > 1)
-        hapt_print(
-            env, "  %12.4g  %d separate jobs side by side, each with its own model: this plan is %.3g times as fast\n",
+        hapt_print_wrapped(
+            env, 16,
+            "  %12.4g  %d separate jobs side by side, each with its own model: this plan is %.3g times as fast\n",
             worth->apart_per_s, worth->copies, hapt_plan_ratio(worth->together_per_s, worth->apart_per_s));
     else if (worth->subclusters > 1)
         hapt_print(env, "  %12s  separate jobs: %s subcluster can hold the model alone\n", "-",

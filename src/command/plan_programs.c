@@ -120,7 +120,7 @@ static enum hapt_status print_programs(const struct hapt_env *env, const struct 
             print_stage(inputs, plan, s, efficiency, hapt_config_bool(config, "full"), all, arena, stream);
         fclose(stream);
         if (status == HAPT_OK && env->quiet) status = add_object(plan, s, text, extra);
-        if (status == HAPT_OK) hapt_print(env, "%s", text);
+        if (status == HAPT_OK) hapt_print_wrapped(env, 6, "%s", text);
         free(text);
         HAPT_TRY(status);
     }

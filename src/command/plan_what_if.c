@@ -84,7 +84,7 @@ static void print_points(const struct hapt_env *env, const struct hapt_sweep *sw
     const enum hapt_sweep_kind kind = sweep->range->kind;
     static const char *const heads[] = {"bandwidth", "nodes", "memory", "microbatches"};
     hapt_print(env, "what if %s\n", sweep->range->text);
-    hapt_print(env, "  %12s  %10s  %10s  %12s  %10s  %-8s  %8s  %6s  %s\n", heads[kind], "simulated", "HAPT (13)",
+    hapt_print(env, "  %12s %10s %10s %12s %10s  %-7s %7s %6s  %s\n", heads[kind], "simulated", "HAPT (13)",
                "microbatch/s", "t_max", "set by", "link", "stages", "order");
     for (int i = 0; i < sweep->count; i++) {
         const struct hapt_sweep_point *point = &sweep->point[i];
@@ -92,14 +92,14 @@ static void print_points(const struct hapt_env *env, const struct hapt_sweep *sw
         char value[32], time[3][32], share[32] = "-", order[200];
         print_value(kind, point->value, value);
         if (!plan) {
-            hapt_print(env, "  %12s  none: %s\n", value, point->obstacle);
+            hapt_print_wrapped(env, 15, "  %12s  none: %s\n", value, point->obstacle);
             continue;
         }
         if (point->link_s > 0) snprintf(share, sizeof share, "%.1f %%", 100 * point->link_s / plan->t_max_s);
-        hapt_print(env, "  %12s  %10s  %10s  %12.4g  %10s  %-8s  %8s  %6d  %s\n", value,
-                   hapt_units_time(plan->simulated_s, time[0]), hapt_units_time(plan->latency_s, time[1]),
-                   hapt_plan_rate(plan), hapt_units_time(plan->t_max_s, time[2]), plan->limit, share, plan->stage_count,
-                   print_order(plan, order));
+        hapt_print_wrapped(env, 84, "  %12s %10s %10s %12.4g %10s  %-7s %7s %6d  %s\n", value,
+                           hapt_units_time(plan->simulated_s, time[0]), hapt_units_time(plan->latency_s, time[1]),
+                           hapt_plan_rate(plan), hapt_units_time(plan->t_max_s, time[2]), plan->limit, share,
+                           plan->stage_count, print_order(plan, order));
     }
 }
 
@@ -117,13 +117,14 @@ static void print_knee(const struct hapt_env *env, const struct hapt_sweep *swee
     if (sweep->count > 1 && !last->plan)
         hapt_print(env, "  knee: none, there is no plan at the largest value\n");
     else if (sweep->count > 1 && isnan(sweep->knee))
-        hapt_print(env, "  knee: none, %s\n", none[kind]);
+        hapt_print_wrapped(env, 8, "  knee: none, %s\n", none[kind]);
     else if (sweep->count > 1)
-        hapt_print(env, "  knee: from %s on %s%s\n", print_value(kind, sweep->knee, value), flat[kind],
-                   sweep->knee > sweep->range->low ? "" : " (the whole range)");
+        hapt_print_wrapped(env, 8, "  knee: from %s on %s%s\n", print_value(kind, sweep->knee, value), flat[kind],
+                           sweep->knee > sweep->range->low ? "" : " (the whole range)");
     if (!isnan(sweep->balance_bandwidth))
-        hapt_print(env, "  at %s the transfer takes as long as the slowest stage; below it the link sets t_max\n",
-                   print_value(kind, sweep->balance_bandwidth, value));
+        hapt_print_wrapped(env, 8,
+                           "  at %s the transfer takes as long as the slowest stage; below it the link sets t_max\n",
+                           print_value(kind, sweep->balance_bandwidth, value));
 }
 
 /* In the syntax of --stages. */

@@ -8,11 +8,11 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
 {
     char time[6][32], bytes[2][32];
     const double mfu = hapt_plan_mfu(plan);
-    hapt_print(env, "plan: %d stages, %d microbatches, schedule %s%s%s%s%s\n", plan->stage_count, plan->microbatches,
-               hapt_schedule_kind_name(plan->schedule), plan->blocking ? " without overlap" : "",
-               plan->precision != HAPT_PRECISION_UNKNOWN ? ", " : "",
-               plan->precision != HAPT_PRECISION_UNKNOWN ? hapt_precision_name(plan->precision) : "",
-               plan->profile == HAPT_PROFILE_PREDICTED ? "; times are predicted, not measured" : "");
+    hapt_print_wrapped(env, 6, "plan: %d stages, %d microbatches, schedule %s%s%s%s%s\n", plan->stage_count,
+                       plan->microbatches, hapt_schedule_kind_name(plan->schedule),
+                       plan->blocking ? " without overlap" : "", plan->precision != HAPT_PRECISION_UNKNOWN ? ", " : "",
+                       plan->precision != HAPT_PRECISION_UNKNOWN ? hapt_precision_name(plan->precision) : "",
+                       plan->profile == HAPT_PROFILE_PREDICTED ? "; times are predicted, not measured" : "");
     hapt_print(env, "  %5s  %-9s  %-12s  %9s  %10s  %10s  %8s  %-21s\n", "stage", "layers", "subcluster", "submesh",
                "compute", "transfer", "launches", "memory of device");
     for (int i = 0; i < plan->stage_count; i++) {
@@ -31,9 +31,9 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
                    100 * (plan->simulated_s / plan->bound_s - 1), hapt_units_time(plan->bound_s, time[0]));
     else if (plan->bound_s > 0)
         hapt_print(env, ", proven the least");
-    hapt_print(env, "\n  HAPT (13): %s, t_max %s per microbatch set by %s, balance %.1f %%\n",
-               hapt_units_time(plan->latency_s, time[2]), hapt_units_time(plan->t_max_s, time[4]), plan->limit,
-               100 * plan->balance_eta);
+    hapt_print_wrapped(env, 4, "\n  HAPT (13): %s, t_max %s per microbatch set by %s, balance %.1f %%\n",
+                       hapt_units_time(plan->latency_s, time[2]), hapt_units_time(plan->t_max_s, time[4]), plan->limit,
+                       100 * plan->balance_eta);
     if (mfu > 0) hapt_print(env, "  model FLOPs utilisation %.1f %%\n", 100 * mfu);
     if (plan->search.candidates > 0)
         hapt_print(env, "  searched in %s: %lld of %lld t_max values priced",

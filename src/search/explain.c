@@ -3,6 +3,7 @@
 #include "search.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #define HINT "add devices or memory, or use fewer microbatches, a smaller model or a smaller microbatch"
 
@@ -23,7 +24,8 @@ static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const s
     return status;
 }
 
-static enum hapt_status explain_memory(const struct hapt_profile *profile, struct hapt_plan *plan)
+/* factor: of every device's memory, with which the plan fits. */
+static enum hapt_status explain_memory(const struct hapt_profile *profile, struct hapt_plan *plan, double factor)
 {
     double worst = 0, worst_bytes = 0;
     const struct hapt_plan_stage *at = NULL;
@@ -41,13 +43,16 @@ static enum hapt_status explain_memory(const struct hapt_profile *profile, struc
             part = k;
         }
     }
-    char need[32], have[32], submesh[64];
-    return hapt_fail(HAPT_ERR_INFEASIBLE, HINT,
-                     "no plan fits into memory: the nearest one needs %s of the %s of a device of %s for layers %d-%d "
-                     "on %s with %d microbatches in flight",
-                     hapt_units_bytes(worst_bytes, need),
-                     hapt_units_bytes(at->submesh->device_memory_bytes[part], have), at->submesh->part_name[part],
-                     at->first_layer, at->end_layer, hapt_plan_stage_short(at, "x", submesh), at->warmup);
+    char need[32], have[32], lack[32], submesh[64], hint[200];
+    const double room = at->submesh->device_memory_bytes[part];
+    snprintf(hint, sizeof hint, "a plan fits into %.4g times the memory of every device. Else " HINT,
+             ceil(1e3 * factor) / 1e3);
+    return hapt_fail(HAPT_ERR_INFEASIBLE, hint,
+                     "no plan fits into memory: the nearest one lacks %s on a device of %s: it needs %s of %s for "
+                     "layers %d-%d on %s with %d microbatches in flight",
+                     hapt_units_bytes(fmax(worst_bytes - room, 0), lack), at->submesh->part_name[part],
+                     hapt_units_bytes(worst_bytes, need), hapt_units_bytes(room, have), at->first_layer, at->end_layer,
+                     hapt_plan_stage_short(at, "x", submesh), at->warmup);
 }
 
 /* Finds the least factor on every device's memory that admits a plan, and that plan. */
@@ -77,7 +82,7 @@ static enum hapt_status nearest_memory(const struct hapt_profile *profile, const
             low = middle;
         }
     }
-    return explain_memory(profile, &found);
+    return explain_memory(profile, &found, high);
 }
 
 /* The layer up to which stages can reach from the first one, ignoring memory and device counts. */
@@ -104,6 +109,54 @@ static int covered_layers(const struct hapt_profile *profile, bool *reached)
     return reached[L] ? L : furthest;
 }
 
+/* The least bytes that stay resident over all devices, activations aside, if the candidates cover the layers with any
+ * number of devices: a shortest path over boundaries. */
+static enum hapt_status resident_bytes(const struct hapt_profile *profile, struct hapt_arena *arena, double *bytes)
+{
+    const int L = profile->layer_count;
+    double *least;
+    HAPT_NEW(least, arena, L + 1);
+    for (int end = 1; end <= L; end++) {
+        least[end] = INFINITY;
+        for (int c = 0; c < profile->cluster_count; c++) {
+            const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+            for (int s = 0; s < cluster->submesh_count; s++) {
+                for (int first = 0; first < end; first++) {
+                    const size_t at = hapt_profile_index(profile, s, first, end - 1);
+                    const int devices = cluster->submesh[s].n * cluster->submesh[s].m;
+                    if (isfinite(cluster->stage_time[at]))
+                        least[end] = fmin(least[end], least[first] + devices * cluster->parameter_bytes[at]);
+                }
+            }
+        }
+    }
+    *bytes = least[L];
+    return HAPT_OK;
+}
+
+/* Candidates that exceed their devices are not in the profile. */
+static enum hapt_status explain_coverage(const struct hapt_profile *profile, struct hapt_arena *arena)
+{
+    double need_bytes, have_bytes = 0;
+    char need[32], have[32], lack[32], hint[160];
+    HAPT_TRY(resident_bytes(profile, arena, &need_bytes));
+    for (int c = 0; c < profile->cluster_count; c++)
+        have_bytes +=
+            profile->cluster[c].nodes * profile->cluster[c].devices_per_node * profile->cluster[c].device_memory_bytes;
+    if (need_bytes <= have_bytes || profile->mixed_count > 0 || isinf(need_bytes))
+        return hapt_fail(HAPT_ERR_INFEASIBLE,
+                         "add devices or larger ones (profiles omit stages that exceed device memory), or profile "
+                         "longer layer ranges",
+                         "the candidates that cover the layers need more devices than the cluster has");
+    snprintf(hint, sizeof hint,
+             "%s lack, and activations take more: add devices or larger ones, or use a smaller model",
+             hapt_units_bytes(need_bytes - have_bytes, lack));
+    return hapt_fail(HAPT_ERR_INFEASIBLE, hint,
+                     "no plan fits into memory: weights, gradients and optimizer state take at least %s, all devices "
+                     "together have %s",
+                     hapt_units_bytes(need_bytes, need), hapt_units_bytes(have_bytes, have));
+}
+
 static enum hapt_status explain(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                 struct hapt_arena *arena)
 {
@@ -124,10 +177,7 @@ static enum hapt_status explain(const struct hapt_profile *profile, const struct
     }
     HAPT_TRY(relaxed_plan(profile, options, INFINITY, arena, &plan));
     if (plan.stage_count > 0) return nearest_memory(profile, options, arena);
-    return hapt_fail(
-        HAPT_ERR_INFEASIBLE,
-        "add devices or larger ones (profiles omit stages that exceed device memory), or profile longer layer ranges",
-        "the candidates that cover the layers need more devices than the cluster has");
+    return explain_coverage(profile, arena);
 }
 
 enum hapt_status search_explain(const struct hapt_profile *profile, const struct hapt_search_options *options)
