@@ -79,8 +79,10 @@ struct hapt_profile {
     struct hapt_profile_mixed *mixed; /* [mixed_count] */
     double *boundary_bytes;           /* [L] */
     double *tied_bytes; /* [L] bytes of parameters that layers before l and layers from l on both read; NULL: none */
-    double *link_bandwidth; /* [C][C] byte/s */
-    double *link_latency;   /* [C][C] s */
+    double *link_bandwidth;     /* [C][C] byte/s */
+    double *link_latency;       /* [C][C] s */
+    const double *tied_latency; /* [C][C] s of exchanges of tied parameters, where a search forbids boundaries by an
+                                   infinite link_latency; NULL: link_latency */
     struct hapt_profile_effort effort;
     double noise; /* measured: relative uncertainty of the times; 0: unknown */
     double drift; /* measured: relative slowdown of the devices meanwhile (speedup: negative); 0: unknown */

@@ -42,7 +42,8 @@ enum hapt_status hapt_profile_tied_bytes(const struct hapt_graph *graph, const s
 static double link_s(const struct hapt_profile *profile, int a, int b, double bytes)
 {
     const int link = a * profile->cluster_count + b;
-    return profile->link_latency[link] + bytes / profile->link_bandwidth[link];
+    const double *latency = profile->tied_latency ? profile->tied_latency : profile->link_latency;
+    return latency[link] + bytes / profile->link_bandwidth[link];
 }
 
 static double last_owes(const struct hapt_profile *profile, int last, double bytes)

@@ -110,6 +110,7 @@ static enum hapt_status try_without(struct step_search *search, int from, int to
     HAPT_TRY(hapt_env_agree(search->comm, other.link_latency ? HAPT_OK : HAPT_ERR_MEMORY));
     for (size_t k = 0; k < links; k++) other.link_latency[k] = search->profile->link_latency[k];
     other.link_latency[from * search->C + to] = INFINITY;
+    if (!other.tied_latency) other.tied_latency = search->profile->link_latency;
     HAPT_TRY(may_lack(add_seed(search, &other, &rule, trial, figures)));
     return trial->step_s <= SEED_WORTH * search->best.step_s ? improve(search, trial) : HAPT_OK;
 }

@@ -20,6 +20,7 @@ enum hapt_status view_create(const struct hapt_profile *profile, struct hapt_are
     HAPT_NEW(made->mixed, arena, profile->mixed_count);
     if (profile->mixed_count > 0)
         memcpy(made->mixed, profile->mixed, (size_t)profile->mixed_count * sizeof *made->mixed);
+    if (!made->tied_latency) made->tied_latency = profile->link_latency;
     *view = made;
     return HAPT_OK;
 }

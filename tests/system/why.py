@@ -1,6 +1,7 @@
 """`hapt plan --explain`, `--what-if` and `--diff` as users run them."""
 import json
 import math
+import re
 
 import h5py
 import numpy as np
@@ -222,7 +223,7 @@ def long_names():
     for name in names:
         plan("long.h5", "--stages", f"0-1@{name}:1x1,1-2@{name}:1x1", "--output", name[-1] + ".h5")
     text = run("plan", "--diff", "a.h5", "b.h5").stdout
-    check(f"on {names[0]} -> {names[1]}," in text, text)
+    check(f"on {names[0]} -> {names[1]}," in text.replace("\n      ", " "), text)
 
 
 def programs_are_shown():
@@ -242,7 +243,9 @@ def programs_are_shown():
     forced = ("--stages", f"0-{half}@fast:2x2t2,{half}-14@slow:1x2t2", "--precision", "fp32")
     shown, full = run(*words, *forced, "--explain"), run(*words, *forced, "--explain", "--full")
     check(shown.returncode == 0 and full.returncode == 0, f"--explain: {shown.stderr}{full.stderr}")
-    lines = shown.stdout.splitlines()
+    wide = [line for line in shown.stdout.splitlines() if len(line) > 100]
+    check(not wide, f"at most 100 columns: {wide[:3]}")
+    lines = shown.stdout.replace("\n      ", " ").splitlines()  # without the breaks
     stages = [line for line in lines if line.startswith("Stage ")]
     check(len(stages) == 2 and "2 x 2 devices, 2 data-parallel groups of 2" in stages[0] and "1 x 2 devices, 1 data-parallel group of 2" in stages[1],
           f"every stage is introduced: {stages}")
@@ -266,4 +269,33 @@ def programs_are_shown():
     refuses(2, *words, "--full", says="--full has no effect")
 
 
-campaign(the_link_is_the_limit, the_explanation, the_sweeps, predicted_sweeps, differences, nothing_takes_time, long_names, programs_are_shown)
+def what_lacks():
+    """Bytes that lack, and the memory that would do: a plan exists there and not below."""
+    def parts(text, pattern):
+        found = re.search(pattern, text)
+        check(found is not None, f"/{pattern}/: {text}")
+        return [float(word) for word in found.groups()] if found else []
+
+    for memory in ((80.0, 80.0), (150.0, 40.0)):
+        pair("small.h5", memory=memory)
+        refuses(4, "plan", "--profile", "small.h5", "--microbatches", "8", says="no plan fits into memory")
+        text = run("plan", "--profile", "small.h5", "--microbatches", "8").stderr
+        lack, need, have = parts(text, r"lacks (\d+) B on .* needs (\d+) B of (\d+) B") or (0, 0, 0)
+        check(lack > 0 and lack == need - have, text)
+        factor = (parts(text, r"fits into ([\d.]+) times the memory") or [1])[0]
+        for scale, code in ((factor, 0), (0.98 * factor, 4)):
+            pair("scaled.h5", memory=[scale * room for room in memory])
+            result = run("plan", "--profile", "scaled.h5", "--microbatches", "8")
+            check(result.returncode == code, f"{scale} times the memory {memory}: code {result.returncode}, {result.stderr}")
+    pair("alone.h5", memory=(60.0, 60.0))  # b has no candidates: two layers of 100 B on one device
+    with h5py.File("alone.h5", "r+") as file:
+        file["cluster_1/stage_time"][...] = np.nan
+    refuses(4, "plan", "--profile", "alone.h5", says="at least 200 B, all devices together have 120 B", hint="80 B lack")
+    pair("alone.h5", memory=(200.0, 60.0))  # enough bytes, too few devices
+    with h5py.File("alone.h5", "r+") as file:
+        file["cluster_1/stage_time"][...] = np.nan
+    refuses(4, "plan", "--profile", "alone.h5", says="need more devices")
+
+
+campaign(the_link_is_the_limit, the_explanation, the_sweeps, predicted_sweeps, differences, nothing_takes_time, long_names, programs_are_shown,
+         what_lacks)
