@@ -33,7 +33,7 @@ enum hapt_command {
 enum hapt_option_type {
     HAPT_OPTION_TEXT,
     HAPT_OPTION_PATH,
-    HAPT_OPTION_INT,
+    HAPT_OPTION_INT, /* or the word in `choices`: -1 */
     HAPT_OPTION_REAL,
     HAPT_OPTION_BOOL,   /* yes/no; the option without a value means yes */
     HAPT_OPTION_CHOICE, /* one of `choices`, separated by '|' */

@@ -21,8 +21,10 @@ struct hapt_layers {
     double *boundary_bytes; /* [L] size of all activations live across the boundary after layer l; the last is 0 */
 };
 
+/* A granularity: the layers of granularity 0 are divided further, until each has one heavy operator at most. */
+#define HAPT_LAYERS_BY_OPERATOR (-1)
 struct hapt_layers_options {
-    int granularity;   /* approximate number of layers; 0: as fine as balance allows */
+    int granularity;   /* approximate number of layers; 0: as fine as balance allows; HAPT_LAYERS_BY_OPERATOR */
     int heavy_minimum; /* z: minimum number of heavy operators in a repeated module */
 };
 

@@ -126,6 +126,9 @@ struct hapt_flow_options {
     int time_count;
     double bandwidth; /* limit (byte/s) of this rank's sending; 0: not paced */
     double latency_s; /* added if paced */
+    /* Paced, sending: flows of this rank with the same port above 0 share one link. Their messages take turns, in the
+     * order in which they were handed over. 0: a link of its own. */
+    int port;
     /* Modelled messages between ranks with a common clock. The first 8 bytes of each message become its due time
      * (hapt_time_s), and slot releases carry the time of the release. Later times derive from these, not from when
      * threads were woken. All pieces are modelled and have one chunk. */
@@ -156,6 +159,10 @@ bool hapt_comm_thread_copies(const struct hapt_comm_thread *comm_thread, int flo
 /* Adds a flow; *flow is its index. Call before hapt_comm_thread_start. */
 enum hapt_status hapt_comm_thread_add(struct hapt_comm_thread *comm_thread, const struct hapt_flow_options *options,
                                       int *flow);
+/* Messages of flow `received` are passed on by flow `sending`, from the transfer slots in which they arrived: message m
+ * by message m. The slot is free for another message when hapt_comm_thread_free was called and the message has been
+ * sent. Call before hapt_comm_thread_start. */
+enum hapt_status hapt_comm_thread_pass_on(struct hapt_comm_thread *comm_thread, int received, int sending);
 /* Enables wakeups, for messages of one chunk that the library delivers without a reply (HAPT_LINK_SHORT_BYTES). Ranks
  * of a node wake each other, so a communication thread whose peers are all on its node sleeps instead of polling. This
  * keeps communication threads cheap if there are many more ranks than cores. Call before hapt_comm_thread_start.

@@ -53,6 +53,12 @@ struct hapt_plan_stage {
     double device_memory_bytes;
 };
 
+/* A message of each microbatch from one stage to another. */
+struct hapt_plan_edge {
+    struct hapt_schedule_edge edge; /* link: 0 inside a subcluster, else the same number for messages that share it */
+    double time_s, bytes;
+};
+
 struct hapt_plan_search_figures {
     double seconds;
     int64_t candidates, evaluated; /* t_max values: between the bounds from both sides; priced */
@@ -60,7 +66,8 @@ struct hapt_plan_search_figures {
 };
 
 struct hapt_plan {
-    int microbatches; /* B */
+    struct hapt_arena *arena; /* of its arrays */
+    int microbatches;         /* B */
     enum hapt_schedule_kind schedule;
     double hide_threshold; /* epsilon */
     int replicas;          /* of the pipeline; 1 */
@@ -73,6 +80,10 @@ struct hapt_plan {
     struct hapt_plan_submesh *submesh; /* each is used by at least one stage */
     int stage_count;
     struct hapt_plan_stage *stage;
+    int edge_count; /* 0: each stage sends to its neighbours alone, over links of its own, in comm_s */
+    struct hapt_plan_edge *edge; /* in the order of hapt_schedule_edges; plan_edges.c finds them */
+    int relay_count;
+    struct hapt_schedule_relay *relay; /* messages whose tensors the receiver passes on */
     double exchange_s;  /* exchange of tied parameters between the first and the last stage, once a step; 0: none */
     double latency_s;   /* value of the objective */
     double simulated_s; /* step time by the simulator */
@@ -130,6 +141,22 @@ enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt
  * simulated time follow. Memory may then exceed the devices' memory. */
 enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kind schedule, int microbatches,
                                   double hide_threshold);
+/*
+ * The stage from which reader[index] gets a tensor that `producer` makes and the stages reader[] use, in ascending
+ * order. Inside the producer's subcluster, and for mixed stages, it is the producer. Readers in another subcluster form
+ * a chain, so that the tensor crosses the link to it once: each passes it on to the next. A tensor that is passed on waits
+ * in a transfer slot, and these are few. So a reader on the same submesh as the one before it, or more than
+ * HAPT_TRANSFER_SLOTS stages behind it, gets the tensor from the producer.
+ */
+int hapt_plan_source(const struct hapt_plan *plan, int producer, const int *reader, int index);
+/* Sets the edges of a plan with given stages and comm_s. */
+enum hapt_status hapt_plan_find_edges(const struct hapt_profile *profile, struct hapt_plan *plan);
+/* Gives the plan's edges to a schedule; those of neighbours are the default. */
+enum hapt_status hapt_plan_add_edges(const struct hapt_plan *plan, struct hapt_arena *arena,
+                                     struct hapt_schedule_options *options);
+/* True if a schedule has the plan's edges. */
+bool hapt_plan_has_edges(const struct hapt_plan *plan, const struct hapt_schedule *schedule);
+enum hapt_status hapt_plan_check_edges(const struct hapt_plan *plan);
 /* The instruction lists of one step. `tied`: chunks share parameters. */
 enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, struct hapt_arena *arena,
                                     struct hapt_schedule **schedule);

@@ -54,6 +54,15 @@ struct hapt_profile_mixed {
     double *activation_bytes; /* [memory_rows][L][L] per device and microbatch in flight */
 };
 
+/* Activations and gradients that several layers use. Tensors with the same layers are one entry. */
+struct hapt_crossings {
+    int count;     /* K */
+    double *bytes; /* [K] of a microbatch */
+    int *start;    /* [K + 1] into the next two */
+    int *layer;    /* in the order of computing: activations ascend, gradients descend. The first one writes the tensor, */
+    bool *writes;  /* others read it, and may add to it (gradients) */
+};
+
 /* Cost of making the profile; zeros in a profile that was loaded. */
 struct hapt_profile_effort {
     int64_t unique;   /* distinct layer ranges (structure, device count) that have candidates, counted for each kind of
@@ -78,6 +87,7 @@ struct hapt_profile {
     int mixed_count;
     struct hapt_profile_mixed *mixed; /* [mixed_count] */
     double *boundary_bytes;           /* [L] */
+    const struct hapt_crossings *crossings; /* NULL: each layer reads from the layer before it alone */
     double *tied_bytes; /* [L] bytes of parameters that layers before l and layers from l on both read; NULL: none */
     double *link_bandwidth;     /* [C][C] byte/s */
     double *link_latency;       /* [C][C] s */
@@ -155,6 +165,9 @@ struct hapt_subclusters {
  * All code that prices a boundary calls this. */
 double hapt_profile_boundary_s(const struct hapt_profile *profile, int last, struct hapt_subclusters from,
                                struct hapt_subclusters to, int link[2]);
+/* The same for any number of bytes, from a stage to any later or earlier one. */
+double hapt_profile_transfer_s(const struct hapt_profile *profile, double bytes, struct hapt_subclusters from,
+                               struct hapt_subclusters to, int link[2]);
 /*
  * Cost of exchanging tied parameters' gradients between the first and the last stage, once a step. All shards together
  * cross the link once, whatever the variants. The price depends on both stages' subclusters, but a candidate knows only
@@ -175,6 +188,19 @@ double hapt_profile_comm_s(const struct hapt_profile *profile, int last, int fro
  * (tied.c). */
 enum hapt_status hapt_profile_tied_bytes(const struct hapt_graph *graph, const struct hapt_layers *layers,
                                          struct hapt_arena *result, struct hapt_arena *scratch, double **tied);
+
+/* The crossings of a graph; NULL: none goes past the next layer. */
+enum hapt_status hapt_crossings_find(const struct hapt_graph *graph, const struct hapt_layers *layers,
+                                     struct hapt_arena *result, struct hapt_arena *scratch,
+                                     const struct hapt_crossings **crossings);
+/* The crossings between coarser layers: coarse_layer [layer]. */
+enum hapt_status hapt_crossings_coarsen(const struct hapt_crossings *fine, const int *coarse_layer,
+                                        struct hapt_arena *arena, const struct hapt_crossings **coarse);
+/* bytes [layer_count]: the least that crosses the boundary behind each layer in either direction, wherever other stages
+ * begin. */
+enum hapt_status hapt_crossings_direct_bytes(const struct hapt_crossings *crossings, int layer_count,
+                                             struct hapt_arena *arena, double **bytes);
+enum hapt_status hapt_crossings_check(const struct hapt_crossings *crossings, int layer_count);
 
 /* Counts the submeshes of a subcluster, and lists them in the profile's order if `submesh` is not NULL. */
 int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh *submesh);

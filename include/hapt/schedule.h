@@ -68,6 +68,12 @@ struct hapt_instruction_list {
 struct hapt_schedule_edge {
     int from, to;
     bool backward;
+    int link; /* edges of one submesh with the same link above 0 share a channel; 0: the channel to the other submesh */
+};
+/* Tensors that chunk `via` gets from chunk `from` and sends on to chunk `to`, from the transfer slot in which they
+ * arrived: forward only. */
+struct hapt_schedule_relay {
+    int from, via, to;
 };
 
 /* The edges of a schedule, sorted by (backward, from, to), and their indices. Direction d: 0 forward, 1 backward. */
@@ -77,12 +83,16 @@ struct hapt_schedule_edges {
     int *out_start; /* [2 chunk_count + 1] edges from chunk c in direction d: out_start[d chunk_count + c] .. + 1 */
     int *in_start;  /* [2 chunk_count + 1] the same for edges to chunk c, through `in` */
     int *in;        /* [count] */
-    /* One channel for each pair of submeshes in each direction. Its messages cross one at a time, in the order in which
-     * they were sent. */
+    bool given; /* by the options */
+    /* One channel for each pair of submeshes in each direction, and one for each link of a submesh. Its messages cross
+     * one at a time, in the order in which they were sent. */
     int channel_count;
     int *channel_of; /* [count] -1: inside one submesh */
     bool *sends;     /* [2 chunk_count] chunk c has an edge in direction d to another submesh */
     bool *receives;  /* [2 chunk_count] or from one */
+    /* Relays; NULL: none. A transfer slot of edge e is free when the receiver has computed and has sent the microbatch
+     * over the edges next[next_start[e]] .. + 1. before: the same from the edge that sends on to those that bring. */
+    int *next_start, *next, *before_start, *before;
 };
 
 struct hapt_costs; /* simulate.h */
@@ -93,6 +103,8 @@ struct hapt_schedule_options {
     const int *submesh_of;                 /* [chunks] numbered by their first chunks; NULL: each has its own */
     int edge_count;                        /* NULL: between neighbours, no gradients to forward-only chunks */
     const struct hapt_schedule_edge *edge; /* any order, each once */
+    int relay_count;
+    const struct hapt_schedule_relay *relay; /* of `edge`; those inside a submesh have no effect */
     const bool *forward_only;              /* [chunks] a frozen prefix; NULL: none */
     int loop_batch;                        /* B_l of looped kinds; 0: the kind's, else B */
     int prefetch;                          /* b of Pfeife's B_f, HAPT_SCHEDULE_LOOPED only */
@@ -170,7 +182,8 @@ int hapt_schedule_forward_only_launches(enum hapt_schedule_kind kind, int microb
  * one forward more until they end; loops around all submeshes need none, a V does.
  *
  * Of GPipe, 1F1B, eager and H-1F1B a submesh with several chunks runs the chunks' own lists in turn: whatever is ready,
- * gradients first (merge.c). This works for any placement, where the order above may deadlock.
+ * gradients first (merge.c). This works for any placement, where the order above may deadlock. If messages past the next
+ * chunk then need more transfer slots than there are, the largest launch counts are lowered until the lists end.
  *
  * `warmup` [chunks]: N_i. Looped kinds read it for forward-only chunks alone; NULL: 2.
  *
@@ -190,9 +203,12 @@ int hapt_schedule_loop_batch(enum hapt_schedule_kind kind, int microbatches, int
 enum hapt_status hapt_schedule_resize(const struct hapt_schedule *schedule, int microbatches,
                                       const struct hapt_costs *costs, struct hapt_arena *arena,
                                       struct hapt_schedule **resized);
-/* Edges of a schedule whose chunk_count, submesh_of and forward_only are set. `edge` NULL: between neighbours. */
-enum hapt_status hapt_schedule_connect(struct hapt_schedule *schedule, int edge_count,
-                                       const struct hapt_schedule_edge *edge, struct hapt_arena *arena);
+/* The order of edges: forward before backward, then by chunks. */
+int hapt_schedule_compare_edges(const struct hapt_schedule_edge *a, const struct hapt_schedule_edge *b);
+/* Edges of a schedule whose chunk_count, submesh_of and forward_only are set. Reads edges and relays of `options`; no
+ * edges: between neighbours. */
+enum hapt_status hapt_schedule_connect(struct hapt_schedule *schedule, const struct hapt_schedule_options *options,
+                                       struct hapt_arena *arena);
 /*
  * Checks order, completeness and slots, and plays the lists with HAPT_TRANSFER_SLOTS credits per edge:
  *   - Each (chunk, microbatch) has one forward; unless forward-only, one backward, and one WEIGHT if split.

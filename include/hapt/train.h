@@ -58,6 +58,7 @@ void hapt_data_identify(struct hapt_data *data, int64_t steps, struct hapt_data_
 struct hapt_edge {
     int from, to;  /* chunks */
     bool backward; /* gradients; else activations */
+    bool relayed;  /* activations that `from` received as well, and passes on from the transfer slots */
     int count;
     int *tensor; /* numbering of the receiver's expanded graph, ascending */
     int *source; /* numbering of the sender: possibly another version of the same model tensor */
@@ -65,14 +66,15 @@ struct hapt_edge {
 
 struct hapt_edges {
     int count;
-    struct hapt_edge *edge; /* by (backward, from, to) */
+    struct hapt_edge *edge; /* by (backward, from, to, relayed) */
 };
 
 /* Direct edges of a chain of programs, chunk k = program[k]. An activation goes from its producer to each chunk that
- * reads it. A gradient goes from each chunk that writes it to the next chunks that read it, up to and including the
- * next that adds to it. Rank-local, deterministic. */
-enum hapt_status hapt_edges_build(struct hapt_program *const *program, int chunks, struct hapt_arena *arena,
-                                  struct hapt_edges **edges);
+ * reads it; in another subcluster it goes from reader to reader (hapt_plan_source). A gradient goes from each chunk that
+ * writes it to the next chunks that read it, up to and including the next that adds to it. `plan` NULL: no relays.
+ * Rank-local, deterministic. */
+enum hapt_status hapt_edges_build(struct hapt_program *const *program, int chunks, const struct hapt_plan *plan,
+                                  struct hapt_arena *arena, struct hapt_edges **edges);
 
 /* A trainable parameter that several chunks hold: copies that share one gradient. */
 struct hapt_tie {

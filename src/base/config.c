@@ -112,11 +112,24 @@ static bool parse_bool(const char *text, bool *value)
     return *value || !strcmp(text, "no") || !strcmp(text, "false") || !strcmp(text, "0") || !strcmp(text, "off");
 }
 
+static bool is_choice(const char *choices, const char *text)
+{
+    const size_t length = strlen(text);
+    for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
+        if (length && !strncmp(at, text, length) && (at[length] == '|' || !at[length])) return true;
+    return false;
+}
+
 static bool parse_number(const struct option *option, const char *text, double *value)
 {
     char *end;
     switch (option->type) {
     case HAPT_OPTION_INT:
+        if (is_choice(option->choices, text)) {
+            *value = -1;
+            return true;
+        }
+        /* fall through */
     case HAPT_OPTION_REAL:
         *value = strtod(text, &end);
         return end != text && !*end && isfinite(*value) &&
@@ -124,14 +137,6 @@ static bool parse_number(const struct option *option, const char *text, double *
     case HAPT_OPTION_TIME: return hapt_units_parse_time(text, value);
     default: return false;
     }
-}
-
-static bool is_choice(const char *choices, const char *text)
-{
-    const size_t length = strlen(text);
-    for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
-        if (length && !strncmp(at, text, length) && (at[length] == '|' || !at[length])) return true;
-    return false;
 }
 
 /* Why the value is invalid, as a hint; NULL if it is valid. */
@@ -152,12 +157,14 @@ static const char *value_error(const struct option *option, const char *text, ch
     case HAPT_OPTION_REAL: break;
     }
     if (!parse_number(option, text, &value)) {
-        snprintf(buffer, 200, "use %s",
+        snprintf(buffer, 200, "use %s%s%s",
                  option->type == HAPT_OPTION_INT    ? "a whole number"
                  : option->type == HAPT_OPTION_TIME ? "a time such as 60 s"
-                                                    : "a number");
+                                                    : "a number",
+                 option->choices ? " or " : "", option->choices ? option->choices : "");
         return buffer;
     }
+    if (option->choices && value == -1) return is_choice(option->choices, text) ? NULL : "use a positive number";
     if (value >= option->low && value <= option->high) return NULL;
     snprintf(buffer, 200, "use a value between %g and %g", option->low, option->high);
     return buffer;
@@ -256,8 +263,8 @@ static void print_options(enum hapt_command command, FILE *stream)
         if (!accepts_command(option, command)) continue;
         static const char *const kind[] = {"TEXT", "PATH", "N", "X", "yes|no", "", "TIME"};
         char left[96];
-        snprintf(left, sizeof left, "--%s %s", option->name,
-                 option->type == HAPT_OPTION_CHOICE ? option->choices : kind[option->type]);
+        snprintf(left, sizeof left, "--%s %s%s%s", option->name, kind[option->type],
+                 *kind[option->type] && option->choices ? "|" : "", option->choices ? option->choices : "");
         fprintf(stream, "  %-34s %s", left, option->help);
         if (option->value) fprintf(stream, " [%s]", option->value);
         fputc('\n', stream);

@@ -100,6 +100,7 @@ static enum hapt_status fill_frame(const struct filling *filling, struct hapt_ar
     const struct hapt_cluster *cluster = candidates->cluster;
     for (int l = 0; l < candidates->layer_count; l++)
         profile->boundary_bytes[l] = candidates->layers->boundary_bytes[l];
+    HAPT_TRY(hapt_crossings_find(candidates->model->graph, candidates->layers, result, scratch, &profile->crossings));
     for (int a = 0; a < cluster->count; a++) {
         const struct hapt_subcluster *subcluster = &cluster->subcluster[a];
         struct hapt_submesh *row;

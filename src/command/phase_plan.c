@@ -117,7 +117,7 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
 }
 
 /* Sets the operator ranges of a plan that was made from a profile alone: from the model's layers at the given
- * granularity, or, if their number differs, at the plan's number of layers. */
+ * granularity, or, if their number differs, at the plan's number of layers, or by operator. */
 static enum hapt_status give_operators(const struct hapt_model *model, const struct hapt_config *config,
                                        struct hapt_arena *arena, struct hapt_plan *plan)
 {
@@ -128,6 +128,10 @@ static enum hapt_status give_operators(const struct hapt_model *model, const str
     HAPT_TRY(hapt_layers_build(model->graph, &options, arena, &layers));
     if (layers->count != plan->layer_count) {
         options.granularity = plan->layer_count;
+        HAPT_TRY(hapt_layers_build(model->graph, &options, arena, &layers));
+    }
+    if (layers->count != plan->layer_count) {
+        options.granularity = HAPT_LAYERS_BY_OPERATOR;
         HAPT_TRY(hapt_layers_build(model->graph, &options, arena, &layers));
     }
     return bind_operators(plan, layers);

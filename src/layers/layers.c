@@ -261,6 +261,31 @@ static enum hapt_status cluster(const struct builder *builder, int granularity, 
     return HAPT_OK;
 }
 
+/* Divides layers between any two heavy atoms, where fewest bytes cross; on a tie light atoms join the next heavy one.
+ * The boundaries so far stay, so no plan over them is lost. */
+static enum hapt_status divide_by_operator(const struct builder *builder, const bool *heavy, struct hapt_layers *layers)
+{
+    bool *ends; /* [atoms + 1] a layer ends before the atom */
+    int last = -1;
+    HAPT_NEW(ends, builder->arena, builder->atoms + 1);
+    for (int l = 0; l < layers->count; l++) ends[builder->atom_of[layers->end_op[l]]] = true;
+    for (int a = 0; a < builder->atoms; a++) {
+        if (!heavy[a]) continue;
+        bool divided = last < 0;
+        int best = last + 1;
+        for (int cut = last + 1; cut <= a; cut++) {
+            divided = divided || ends[cut];
+            if (builder->boundary_bytes[builder->atom[cut]] < builder->boundary_bytes[builder->atom[best]]) best = cut;
+        }
+        if (!divided) ends[best] = true;
+        last = a;
+    }
+    layers->count = 0;
+    for (int a = 1; a <= builder->atoms; a++)
+        if (ends[a]) layers->end_op[layers->count++] = builder->atom[a];
+    return HAPT_OK;
+}
+
 static enum hapt_status build(struct builder *builder, const struct hapt_layers_options *options,
                               struct hapt_arena *result, struct hapt_layers *layers)
 {
@@ -286,7 +311,9 @@ static enum hapt_status build(struct builder *builder, const struct hapt_layers_
     HAPT_NEW(layers->module, result, layers->module_count);
     memcpy(layers->module, module, (size_t)layers->module_count * sizeof *module);
     HAPT_NEW(layers->end_op, result, count);
-    HAPT_TRY(cluster(builder, options->granularity, layers));
+    const bool by_operator = options->granularity == HAPT_LAYERS_BY_OPERATOR;
+    HAPT_TRY(cluster(builder, by_operator ? 0 : options->granularity, layers));
+    if (by_operator) HAPT_TRY(divide_by_operator(builder, heavy, layers));
     HAPT_NEW(layers->module_of, result, layers->count);
     HAPT_NEW(layers->flops, result, layers->count);
     HAPT_NEW(layers->boundary_bytes, result, layers->count);
@@ -306,7 +333,7 @@ enum hapt_status hapt_layers_build(const struct hapt_graph *graph, const struct 
     struct hapt_layers *built;
     struct hapt_arena scratch;
     struct builder builder = {.graph = graph, .arena = &scratch};
-    HAPT_ASSERT(options->granularity >= 0 && options->heavy_minimum >= 1);
+    HAPT_ASSERT(options->granularity >= HAPT_LAYERS_BY_OPERATOR && options->heavy_minimum >= 1);
     HAPT_NEW(built, arena, 1);
     hapt_arena_init(&scratch);
     const enum hapt_status status = build(&builder, options, arena, built);

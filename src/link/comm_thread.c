@@ -145,6 +145,8 @@ enum hapt_status hapt_comm_thread_add(struct hapt_comm_thread *comm_thread, cons
     }
     HAPT_NEW(made->queue_slot, &comm_thread->arena, options->slot_count);
     HAPT_NEW(made->queue_ready_s, &comm_thread->arena, options->slot_count);
+    HAPT_NEW(made->queue_turn, &comm_thread->arena, options->slot_count);
+    if (options->sends && options->bandwidth > 0) HAPT_TRY(port_open(comm_thread, options->port, &made->port));
     HAPT_NEW(made->last_of_slot, &comm_thread->arena, options->slot_count);
     HAPT_NEW(made->slot_due_s, &comm_thread->arena, options->slot_count);
     HAPT_NEW(made->freed_s, &comm_thread->arena, options->peer_slots);
@@ -162,6 +164,21 @@ enum hapt_status hapt_comm_thread_add(struct hapt_comm_thread *comm_thread, cons
     comm_thread->flow[comm_thread->flow_count++] = made;
     if (options->pair) return device_flow_prepare(comm_thread, made);
     return options->on_device ? staging_create(comm_thread, made) : HAPT_OK;
+}
+
+enum hapt_status hapt_comm_thread_pass_on(struct hapt_comm_thread *comm_thread, int received, int sending)
+{
+    struct flow *flow = comm_thread->flow[received];
+    const struct flow **next = flow->next;
+    HAPT_ASSERT(!comm_thread->running && !flow->options.sends && comm_thread->flow[sending]->options.sends);
+    HAPT_ASSERT(comm_thread->flow[sending]->options.slot_count == flow->options.peer_slots);
+    if (flow->next_count == flow->next_capacity) {
+        flow->next_capacity = flow->next_capacity ? 2 * flow->next_capacity : 2;
+        HAPT_NEW(flow->next, &comm_thread->arena, flow->next_capacity);
+        for (int k = 0; k < flow->next_count; k++) flow->next[k] = next[k];
+    }
+    flow->next[flow->next_count++] = comm_thread->flow[sending];
+    return HAPT_OK;
 }
 
 static void wake_compute(struct hapt_comm_thread *comm_thread)
@@ -361,6 +378,7 @@ static void hand_over(struct hapt_comm_thread *comm_thread, int flow, int slot, 
     HAPT_ASSERT(sequence - atomic_load(&sender->sent) < sender->options.slot_count);
     sender->queue_slot[index] = slot;
     sender->queue_ready_s[index] = ready_s;
+    sender->queue_turn[index] = port_hand_over(sender->port);
     sender->last_of_slot[slot] = sequence + 1;
     atomic_store(&sender->queued, sequence + 1);
     wake_comm_thread(comm_thread);

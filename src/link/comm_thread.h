@@ -62,8 +62,17 @@ struct channel {
     double *released_s; /* [peer_slots] sending: times of the last releases, by their index */
 };
 
+/* One direction of a paced link, as this rank uses it (port.c). */
+struct port {
+    int number;          /* hapt_flow_options.port */
+    double free_s;       /* when the link is free after the newest message that started */
+    int64_t handed_over; /* messages handed over; compute thread only */
+    int64_t turn;        /* the message that starts next, or is under way; communication thread only */
+};
+
 struct flow {
     struct hapt_flow_options options;
+    struct port *port; /* sending, paced; else NULL */
     int channel_count;
     struct channel *channel;
     int *piece_channel; /* [piece_count] */
@@ -72,6 +81,7 @@ struct flow {
     atomic_llong queued, sent; /* messages handed over; messages sent */
     int *queue_slot;           /* [slot_count] ring buffer, by sequence */
     double *queue_ready_s;     /* [slot_count] */
+    int64_t *queue_turn;       /* [slot_count] on the port */
     int peers_done;            /* between devices: peers that are done with the current message */
     int64_t *last_of_slot;     /* [slot_count] 1 + newest sequence handed over in the slot; compute thread only */
     int64_t started;           /* messages whose first chunk may be sent */
@@ -79,11 +89,13 @@ struct flow {
     struct cursor cursor;
     size_t done_bytes;  /* of the current message */
     double start_s;     /* of the current message */
-    double port_free_s; /* paced: when the link is free after the previous message */
     double finished_s;  /* when the last message was sent */
     double due_s;       /* stamped: of the current message */
     double *slot_due_s; /* [slot_count] stamped: of the newest message sent from the slot */
     double *freed_s;    /* [peer_slots] receiving, stamped: when slots were released, by index of the release */
+    /* receiving: sending flows that pass its messages on from their transfer slots (hapt_comm_thread_pass_on) */
+    int next_count, next_capacity;
+    const struct flow **next;
     struct chunk_queue chunk_queue;
     atomic_llong active_ns, shortest_ns; /* shortest_ns: of one message, since the last call; 0: none */
     /* receiving */
@@ -159,12 +171,27 @@ void staging_add_arrived(struct flow *flow, int64_t sequence, const struct hapt_
  * another message. */
 bool staging_finish_message(struct flow *flow);
 
+/* port.c. NULL is the port of a flow that is not paced: it is always its turn. */
+/* The port with that number; 0: a new one. */
+enum hapt_status port_open(struct hapt_comm_thread *comm_thread, int number, struct port **port);
+/* The turn of a message that is handed over now. */
+int64_t port_hand_over(struct port *port);
+bool port_is_turn(const struct port *port, int64_t turn);
+/* The whole message has been given to the network. */
+void port_end_turn(struct port *port);
+
 /* Functions of flow.c for all flows. */
+/* Received messages whose transfer slots are free: the compute thread has freed them, and no flow still passes them on.
+ */
+int64_t flow_released(const struct flow *flow);
 void flow_receive_credits(struct hapt_comm_thread *comm_thread, struct flow *flow, struct poll_result *result);
 void flow_send_credits(struct hapt_comm_thread *comm_thread, const struct flow *flow, struct channel *channel,
                        struct poll_result *result);
-/* Starts the next message if there is one and every receiver has a free slot; true if one is in progress. */
+/* Starts the next message if there is one, it is its turn on the port, and every receiver has a free slot; true if one
+ * is in progress. */
 bool flow_start_message(struct hapt_comm_thread *comm_thread, struct flow *flow, const struct poll_result *result);
+/* All of the current message has been given to the network. */
+void flow_end_message(struct flow *flow);
 /* Counts a message that began at `start_s` and is now sent. */
 void flow_count_sent(struct flow *flow, double start_s, double now_s, struct poll_result *result);
 void flow_keep_time(const struct flow *flow, int64_t sequence, double time_s);

@@ -148,13 +148,14 @@ bool flow_start_message(struct hapt_comm_thread *comm_thread, struct flow *flow,
 {
     if (flow->under_way) return true;
     if (flow->started >= atomic_load(&flow->queued)) return false;
+    const int index = (int)(flow->started % flow->options.slot_count);
+    if (!port_is_turn(flow->port, flow->queue_turn[index])) return false;
     if (!has_credit(flow)) {
         flow->blocked = true;
         return false;
     }
     ask_network(comm_thread, flow);
-    const double ready_s = flow->queue_ready_s[flow->started % flow->options.slot_count];
-    flow->start_s = fmax(ready_s, flow->port_free_s);
+    flow->start_s = fmax(flow->queue_ready_s[index], flow->port ? flow->port->free_s : 0);
     if (flow->options.stamped)
         flow->start_s = fmax(flow->start_s, released_s(flow));
     else if (flow->blocked)
@@ -164,10 +165,15 @@ bool flow_start_message(struct hapt_comm_thread *comm_thread, struct flow *flow,
     flow_keep_time(flow, flow->started, flow->start_s);
     flow->started++;
     flow->done_bytes = 0;
-    if (flow->options.bandwidth > 0)
-        flow->port_free_s = flow->start_s + (double)flow->message_bytes / flow->options.bandwidth;
-    flow->due_s = (flow->options.bandwidth > 0 ? flow->port_free_s : flow->start_s) + flow->options.latency_s;
+    if (flow->port) flow->port->free_s = flow->start_s + (double)flow->message_bytes / flow->options.bandwidth;
+    flow->due_s = (flow->port ? flow->port->free_s : flow->start_s) + flow->options.latency_s;
     return true;
+}
+
+void flow_end_message(struct flow *flow)
+{
+    flow->under_way = false;
+    port_end_turn(flow->port);
 }
 
 /* A paced chunk is sent when its last byte would have crossed the link. Times are absolute, so a late chunk does not
@@ -206,7 +212,7 @@ static void post_sends(struct hapt_comm_thread *comm_thread, struct flow *flow, 
         flow->chunk_queue.last[entry] = advance(&flow->cursor, flow->options.piece, flow->options.piece_count, bytes);
         flow->chunk_queue.start_s[entry] = flow->start_s;
         flow->chunk_queue.due_s[entry] = flow->due_s;
-        if (flow->chunk_queue.last[entry]) flow->under_way = false;
+        if (flow->chunk_queue.last[entry]) flow_end_message(flow);
         result->progress = true;
     }
 }
@@ -252,11 +258,30 @@ void hapt_flow_advance_sender(struct hapt_comm_thread *comm_thread, struct flow 
     flow_update_sender_state(flow, result);
 }
 
+int64_t flow_released(const struct flow *flow)
+{
+    int64_t released = atomic_load(&flow->freed);
+    for (int k = 0; k < flow->next_count; k++) {
+        const int64_t sent = atomic_load(&flow->next[k]->sent);
+        if (sent < released) released = sent;
+    }
+    return released;
+}
+
+/* Stamped flows: when the slot of a message was released. */
+static double release_s(const struct flow *flow, int64_t sequence)
+{
+    double time_s = flow->freed_s[sequence % flow->options.peer_slots];
+    for (int k = 0; k < flow->next_count && flow->options.stamped; k++)
+        time_s = fmax(time_s, flow->next[k]->slot_due_s[sequence % flow->next[k]->options.slot_count]);
+    return time_s;
+}
+
 static void post_receives(struct hapt_comm_thread *comm_thread, const struct flow *flow, struct channel *channel,
                           struct poll_result *result)
 {
     const int64_t expected = atomic_load(&flow->expected);
-    const int64_t allowed = atomic_load(&flow->freed) + flow->options.peer_slots;
+    const int64_t allowed = flow_released(flow) + flow->options.peer_slots;
     while (result->status == HAPT_OK && channel->chunk_queue.count < MAX_CHUNKS_IN_FLIGHT &&
            channel->posted < expected && channel->posted < allowed) {
         const struct hapt_piece *piece = &channel->piece[channel->cursor.piece];
@@ -285,8 +310,8 @@ void flow_send_credits(struct hapt_comm_thread *comm_thread, const struct flow *
             if (result->status != HAPT_OK || !done) return;
             channel->credit_in_flight = false;
         }
-        if (channel->credited >= atomic_load(&flow->freed)) return;
-        channel->credit_s = flow->freed_s[channel->credited % flow->options.peer_slots];
+        if (channel->credited >= flow_released(flow)) return;
+        channel->credit_s = release_s(flow, channel->credited);
         result->status = comm_thread->transfer->send(comm_thread->context, &channel->credit_s, credit_bytes(flow),
                                                      channel->peer, 2 * flow->options.tag + 1, &channel->credit);
         channel->credit_in_flight = result->status == HAPT_OK;

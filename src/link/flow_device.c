@@ -142,7 +142,7 @@ void device_flow_advance_sender(struct hapt_comm_thread *comm_thread, struct flo
 {
     if (end(comm_thread, flow, result) && ++flow->peers_done == flow->channel_count) {
         flow->peers_done = 0;
-        flow->under_way = false;
+        flow_end_message(flow);
         flow_count_sent(flow, flow->start_s, hapt_time_s(), result);
     }
     flow_receive_credits(comm_thread, flow, result);
@@ -167,7 +167,7 @@ static void receive_notice(struct hapt_comm_thread *comm_thread, const struct fl
                            struct poll_result *result)
 {
     const int64_t expected = atomic_load(&flow->expected),
-                  allowed = atomic_load(&flow->freed) + flow->options.peer_slots;
+                  allowed = flow_released(flow) + flow->options.peer_slots;
     if (channel->notice_in_flight && test_notice(comm_thread, channel, result)) {
         channel->notices_received++;
         result->progress = true;

@@ -110,5 +110,6 @@ enum hapt_status hapt_plan_check(const struct hapt_plan *plan)
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(check_stage(plan, i));
     if (plan->stage[plan->stage_count - 1].end_layer != plan->layer_count)
         return BAD("its stages end at layer %d of %d", plan->stage[plan->stage_count - 1].end_layer, plan->layer_count);
+    HAPT_TRY(hapt_plan_check_edges(plan));
     return hapt_plan_check_mixed_order(plan);
 }

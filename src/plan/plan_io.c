@@ -16,6 +16,8 @@
  *     mixed_parameter_bytes [R], mixed_activation_bytes [R], mixed_device_memory_bytes [R]    per device
  *     mixed_ratio [D]                one per device, row by row; NaN: unknown
  *
+ * Messages past the next stage: plan_edges_io.c.
+ *
  * Optional attributes: precision (fp32, tf32, bf16, fp16) of the model, boundary_dtype (of tensors between stages;
  * follows from precision, for readers), profile (measured, predicted). Version 1 has no stage_submesh_index: each
  * stage has a submesh of its own.
@@ -25,7 +27,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "hapt/plan.h"
+#include "plan_private.h"
 
 #define FORMAT "hapt-plan"
 #define MAX_STAGES 65536
@@ -222,6 +224,7 @@ enum hapt_status hapt_plan_write(struct hapt_h5 *file, const char *group, const 
     hapt_arena_init(&scratch);
     const enum hapt_status status = write_tables(file, group, plan, &scratch);
     hapt_arena_release(&scratch);
+    if (status == HAPT_OK) HAPT_TRY(plan_write_edges(file, group, plan));
     return status == HAPT_OK ? write_attributes(file, root_of(group), plan) : status;
 }
 
@@ -513,6 +516,7 @@ enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct 
     HAPT_TRY(read_mixed(file, group, arena, read));
     HAPT_TRY(read_layouts(file, group, arena, read));
     HAPT_TRY(read_sharing(file, group, arena, read));
+    HAPT_TRY(plan_read_edges(file, group, arena, read));
     HAPT_TRY(hapt_plan_check(read));
     *plan = read;
     return HAPT_OK;

@@ -173,7 +173,8 @@ static enum hapt_status price_stages(const struct hapt_profile *profile, struct 
                          "the stages end at layer %d of %d", layer, profile->layer_count);
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(price_stage(profile, plan, i));
     price_exchange(profile, plan);
-    return check_devices(profile, plan);
+    HAPT_TRY(check_devices(profile, plan));
+    return hapt_plan_find_edges(profile, plan);
 }
 
 void hapt_plan_stage_tighten(struct hapt_plan_stage *stage)
@@ -258,7 +259,8 @@ enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, str
         submesh_of[i] = same < i ? submesh_of[same] : submeshes++;
         warmup[i] = plan->stage[i].warmup;
     }
-    const struct hapt_schedule_options options = {.tied = tied, .submesh_of = submesh_of};
+    struct hapt_schedule_options options = {.tied = tied, .submesh_of = submesh_of};
+    HAPT_TRY(hapt_plan_add_edges(plan, arena, &options));
     return hapt_schedule_build(plan->schedule, plan->stage_count, plan->microbatches, warmup, &options, arena,
                                schedule);
 }
@@ -275,9 +277,13 @@ enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena
         cost[2][i] = stage->comm_s;
         cost[3][i] = stage->step_s - stage->tied_s;
     }
+    double *edge_s = NULL;
+    if (plan->edge_count > 0) HAPT_NEW(edge_s, arena, plan->edge_count);
+    for (int e = 0; e < plan->edge_count; e++) edge_s[e] = plan->edge[e].time_s;
     *costs = (struct hapt_costs){.forward_s = cost[0],
                                  .backward_s = cost[1],
                                  .comm_s = cost[2],
+                                 .edge_s = edge_s,
                                  .step_s = cost[3],
                                  .exchange_s = plan->exchange_s,
                                  .blocking = plan->blocking,

@@ -22,6 +22,7 @@ enum hapt_status hapt_plan_allot(struct hapt_plan *plan, int stages, struct hapt
 {
     HAPT_NEW(plan->submesh, arena, stages);
     HAPT_NEW(plan->stage, arena, stages);
+    plan->arena = arena;
     plan->stage_count = plan->submesh_count = stages;
     for (int i = 0; i < stages; i++) {
         plan->stage[i] = (struct hapt_plan_stage){.first_op = -1, .end_op = -1, .submesh = &plan->submesh[i]};

@@ -123,6 +123,7 @@ enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, con
                            "byte/s"));
     HAPT_TRY(
         hapt_h5_write(file, join(path, group, "link_latency"), HAPT_H5_F64, 2, square, profile->link_latency, "s"));
+    if (profile->crossings) HAPT_TRY(profile_write_crossings(file, group, profile->crossings));
     for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(write_cluster(file, group, profile, c));
     HAPT_TRY(hapt_profile_write_mixed(file, group, profile));
     for (int k = 0; k < profile->layout_count; k++)
@@ -285,6 +286,7 @@ enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, stru
         HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_F64, 1, &L, HAPT_PROFILE_MAX_LAYERS, arena, &data));
         read->tied_bytes = data;
     }
+    HAPT_TRY(profile_read_crossings(file, group, arena, &read->crossings));
     HAPT_TRY(hapt_h5_read(file, join(path, group, "link_bandwidth"), HAPT_H5_F64, 2, square,
                           HAPT_MAX_SUBCLUSTERS * HAPT_MAX_SUBCLUSTERS, arena, &data));
     read->link_bandwidth = data;

@@ -191,12 +191,13 @@ enum hapt_status hapt_profile_check(const struct hapt_profile *profile)
         HAPT_TRY(check_candidates(profile, cluster, &candidates));
     }
     HAPT_TRY(hapt_profile_check_mixed(profile, &candidates));
+    if (profile->crossings) HAPT_TRY(hapt_crossings_check(profile->crossings, profile->layer_count));
     if (candidates == 0) return BAD("no stage_time is finite, so there are no candidates");
     return HAPT_OK;
 }
 
 /* Seconds from subcluster c to the nearest of `others` (`outward`: from c, else to c), if slower than `slowest_s`. */
-static double keep_slower(const struct hapt_profile *profile, int last, int c, struct hapt_subclusters others,
+static double keep_slower(const struct hapt_profile *profile, double bytes, int c, struct hapt_subclusters others,
                           bool outward, double slowest_s, int deciding[2])
 {
     double nearest_s = INFINITY;
@@ -204,8 +205,7 @@ static double keep_slower(const struct hapt_profile *profile, int last, int c, s
     for (int k = 0; k < others.count; k++) {
         const int other = others.index[k];
         const int link = outward ? c * profile->cluster_count + other : other * profile->cluster_count + c;
-        const double link_s =
-            profile->link_latency[link] + profile->boundary_bytes[last] / profile->link_bandwidth[link];
+        const double link_s = profile->link_latency[link] + bytes / profile->link_bandwidth[link];
         if (link_s >= nearest_s) continue;
         nearest_s = link_s;
         nearest = other;
@@ -216,19 +216,26 @@ static double keep_slower(const struct hapt_profile *profile, int last, int c, s
     return nearest_s;
 }
 
-double hapt_profile_boundary_s(const struct hapt_profile *profile, int last, struct hapt_subclusters from,
+double hapt_profile_transfer_s(const struct hapt_profile *profile, double bytes, struct hapt_subclusters from,
                                struct hapt_subclusters to, int link[2])
 {
     double slowest_s = -1;
     int deciding[2] = {from.index[0], to.index[0]};
-    if (last < profile->layer_count - 1) {
-        for (int k = 0; k < from.count; k++)
-            slowest_s = keep_slower(profile, last, from.index[k], to, true, slowest_s, deciding);
-        for (int k = 0; k < to.count; k++)
-            slowest_s = keep_slower(profile, last, to.index[k], from, false, slowest_s, deciding);
-    }
+    for (int k = 0; k < from.count; k++)
+        slowest_s = keep_slower(profile, bytes, from.index[k], to, true, slowest_s, deciding);
+    for (int k = 0; k < to.count; k++)
+        slowest_s = keep_slower(profile, bytes, to.index[k], from, false, slowest_s, deciding);
     if (link) memcpy(link, deciding, sizeof deciding);
     return fmax(0, slowest_s);
+}
+
+double hapt_profile_boundary_s(const struct hapt_profile *profile, int last, struct hapt_subclusters from,
+                               struct hapt_subclusters to, int link[2])
+{
+    if (last < profile->layer_count - 1)
+        return hapt_profile_transfer_s(profile, profile->boundary_bytes[last], from, to, link);
+    if (link) link[0] = from.index[0], link[1] = to.index[0];
+    return 0;
 }
 
 double hapt_profile_comm_s(const struct hapt_profile *profile, int last, int from, int to)

@@ -37,6 +37,7 @@ enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct ha
     }
     memcpy(made->link_bandwidth, profile->link_bandwidth, C * C * sizeof(double));
     memcpy(made->link_latency, profile->link_latency, C * C * sizeof(double));
+    made->crossings = profile->crossings; /* they never change, so they are shared */
     made->flops = profile->flops;
     made->precision = profile->precision;
     made->origin = profile->origin;

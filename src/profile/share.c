@@ -80,6 +80,24 @@ static enum hapt_status pack_layout(struct layout *layout, const struct hapt_sta
     return HAPT_OK;
 }
 
+static enum hapt_status pack_crossings(struct layout *layout, const struct hapt_crossings *from,
+                                       struct hapt_arena *arena, const struct hapt_crossings **to)
+{
+    struct hapt_crossings *made;
+    const struct hapt_crossings *frame = next_piece(layout, from, sizeof *from);
+    HAPT_NEW(made, arena, 1);
+    *made = from ? *from : *frame;
+    const size_t count = (size_t)made->count;
+    made->bytes = next_piece(layout, from ? from->bytes : NULL, count * sizeof(double));
+    made->start = next_piece(layout, from ? from->start : NULL, (count + 1) * sizeof(int));
+    const int *start = made->start ? made->start : from->start; /* without a block (size only) it is NULL */
+    const size_t layers = (size_t)start[count];
+    made->layer = next_piece(layout, from ? from->layer : NULL, layers * sizeof(int));
+    made->writes = next_piece(layout, from ? from->writes : NULL, layers * sizeof(bool));
+    *to = made;
+    return HAPT_OK;
+}
+
 static enum hapt_status pack_profile(struct layout *layout, const struct hapt_profile *from, struct hapt_arena *arena,
                                      struct hapt_profile *to)
 {
@@ -95,6 +113,7 @@ static enum hapt_status pack_profile(struct layout *layout, const struct hapt_pr
     if (to->tied_bytes)
         to->tied_bytes =
             next_piece(layout, from ? from->tied_bytes : NULL, (size_t)to->layer_count * sizeof *to->tied_bytes);
+    if (to->crossings) HAPT_TRY(pack_crossings(layout, from ? from->crossings : NULL, arena, &to->crossings));
     to->link_bandwidth = next_piece(layout, from ? from->link_bandwidth : NULL, C * C * sizeof *to->link_bandwidth);
     to->link_latency = next_piece(layout, from ? from->link_latency : NULL, C * C * sizeof *to->link_latency);
     for (size_t c = 0; c < C; c++)

@@ -25,14 +25,28 @@ struct play {
     int **owner; /* [submesh][slot] 1 + (chunk, microbatch) that used it last; 0: none */
 };
 
-/* A message arrives unless one before it on the channel, or itself, has no transfer slot at the receiver. */
-static void carry(struct play *play, struct channel *channel)
+/* Microbatches of an edge that need no transfer slot any more: the receiver has computed, and has passed them on. */
+static int released(const struct play *play, int e)
 {
+    const struct hapt_schedule_edges *edges = &play->schedule->edges;
+    int least = play->transfers[e].consumed;
+    if (!edges->next_start) return least;
+    for (int k = edges->next_start[e]; k < edges->next_start[e + 1]; k++)
+        if (play->transfers[edges->next[k]].arrived < least) least = play->transfers[edges->next[k]].arrived;
+    return least;
+}
+
+/* A message arrives unless one before it on the channel, or itself, has no transfer slot at the receiver. Returns true
+ * if one did. */
+static bool carry(struct play *play, struct channel *channel)
+{
+    const int first = channel->next;
     for (; channel->next < channel->count; channel->next++) {
-        struct transfers *transfers = &play->transfers[channel->edge[channel->next]];
-        if (transfers->arrived >= transfers->consumed + HAPT_TRANSFER_SLOTS) return;
-        transfers->arrived++;
+        const int e = channel->edge[channel->next];
+        if (play->transfers[e].arrived >= released(play, e) + HAPT_TRANSFER_SLOTS) break;
+        play->transfers[e].arrived++;
     }
+    return channel->next > first;
 }
 
 /* The k-th edge to (`in`) or from a chunk in a direction; -1: it has fewer, or the edge stays on the submesh. */
@@ -120,6 +134,8 @@ static bool play_all(struct play *play)
     while (moved && !all) {
         moved = false;
         all = true;
+        /* What was passed on has freed slots. */
+        for (int k = 0; k < schedule->edges.channel_count; k++) moved |= carry(play, &play->channel[k]);
         for (int submesh = 0; submesh < schedule->submesh_count; submesh++) {
             const struct hapt_instruction_list *list = &schedule->list[submesh];
             while (play->at[submesh] < list->count && run(play, submesh, &list->instruction[play->at[submesh]])) {

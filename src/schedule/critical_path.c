@@ -104,7 +104,8 @@ static void before_instruction(const struct walk *walk, const struct node *node,
     }
 }
 
-/* A transfer begins when it is handed over, when the channel is free, or when a transfer slot is. Without overlap it is
+/* A transfer begins when it is handed over, when the channel is free, or when a transfer slot is: its message before
+ * was computed with and has been passed on. Without overlap it is
  * part of the sender's instruction. */
 static void before_transfer(const struct walk *walk, const struct node *node, struct latest *latest)
 {
@@ -115,8 +116,12 @@ static void before_transfer(const struct walk *walk, const struct node *node, st
     const int send = walk->send[node->edge][node->microbatch] - walk->costs->blocking;
     consider(walk, (struct node){schedule->submesh_of[edge->from], send, -1, -1}, latest);
     if (before >= 0) consider(walk, (struct node){-1, -1, before / B, before % B}, latest);
-    if (slots > 0 && freed >= 0)
-        consider(walk, (struct node){schedule->submesh_of[edge->to], walk->use[node->edge][freed], -1, -1}, latest);
+    if (slots == 0 || freed < 0) return;
+    consider(walk, (struct node){schedule->submesh_of[edge->to], walk->use[node->edge][freed], -1, -1}, latest);
+    const struct hapt_schedule_edges *edges = &schedule->edges;
+    if (!edges->next_start) return;
+    for (int k = edges->next_start[node->edge]; k < edges->next_start[node->edge + 1]; k++)
+        consider(walk, (struct node){-1, -1, edges->next[k], freed}, latest);
 }
 
 /* Finds who hands over and who uses each message, and the order on the channels. */

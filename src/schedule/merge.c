@@ -4,11 +4,13 @@
  * forward, because it frees a slot; the later chunk of two forwards and the earlier of two backwards, because it is
  * nearer to the end of its microbatch. A message is sent only when its receiver has a transfer slot. So the lists end
  * for any placement of the chunks and any launch counts, which the closed form of schedule_order.c does not promise.
+ *
+ * With messages past the next chunk, large launch counts may need more of them on their way than there are transfer
+ * slots. Then the lists do not end, and schedule.c lowers the launch counts.
  */
 #include "order.h"
 
 #include <stdint.h>
-
 #include <stdlib.h>
 
 /* A chunk's own list: `launches` forwards, then a backward and a forward in turn. Its progress, before and after this
@@ -41,6 +43,20 @@ static int passes_of(const struct merge *merge, int chunk, int direction)
     return direction ? merge->now[chunk].backwards : merge->now[chunk].forwards;
 }
 
+/* Has the receiver of an edge a transfer slot for a microbatch? One before it must have been computed with and passed
+ * on. */
+static bool edge_has_slot(const struct merge *merge, int e, int microbatch)
+{
+    const struct hapt_schedule_edges *edges = &merge->schedule->edges;
+    const struct hapt_schedule_edge *edge = &edges->edge[e];
+    const int before = microbatch - HAPT_TRANSFER_SLOTS;
+    if (before < 0) return true;
+    if (before >= passes_of(merge, edge->to, edge->backward)) return false;
+    for (int k = edges->next_start ? edges->next_start[e] : 0; edges->next_start && k < edges->next_start[e + 1]; k++)
+        if (!edge_has_slot(merge, edges->next[k], before)) return false;
+    return true;
+}
+
 /* Has each receiver a transfer slot? Then no message of the pass can hold up others on its channel. Activations stay in
  * their slot on the same submesh. */
 static bool has_transfer_slot(const struct merge *merge, const struct pass *pass, int direction)
@@ -49,8 +65,7 @@ static bool has_transfer_slot(const struct merge *merge, const struct pass *pass
     const int at = direction * merge->schedule->chunk_count + pass->chunk;
     for (int e = edges->out_start[at]; e < edges->out_start[at + 1]; e++) {
         const bool waits = direction || edges->channel_of[e] >= 0;
-        if (waits && pass->microbatch >= passes_of(merge, edges->edge[e].to, direction) + HAPT_TRANSFER_SLOTS)
-            return false;
+        if (waits && !edge_has_slot(merge, e, pass->microbatch)) return false;
     }
     return true;
 }
@@ -80,7 +95,8 @@ static bool choose(const struct merge *merge, int submesh, struct pass *best)
     return found;
 }
 
-static enum hapt_status play(struct merge *merge, struct pass_list *list)
+/* *ends becomes false if no submesh can go on. */
+static void play(struct merge *merge, struct pass_list *list, bool *ends)
 {
     const struct hapt_schedule *schedule = merge->schedule;
     int64_t left = 0;
@@ -96,20 +112,23 @@ static enum hapt_status play(struct merge *merge, struct pass_list *list)
             merge->next[pass.chunk].backwards += pass.kind == HAPT_INSTRUCTION_BACKWARD;
             left--;
         }
-        if (left == before) return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: the chunks' lists deadlock");
+        if (left == before) {
+            *ends = false;
+            return;
+        }
         for (int chunk = 0; chunk < schedule->chunk_count; chunk++) merge->now[chunk] = merge->next[chunk];
     }
-    return HAPT_OK;
 }
 
-enum hapt_status merge_passes(const struct hapt_schedule *schedule, struct pass_list *list)
+enum hapt_status merge_passes(const struct hapt_schedule *schedule, struct pass_list *list, bool *ends)
 {
     struct merge merge = {.schedule = schedule};
     struct progress *progress = calloc(2 * (size_t)schedule->chunk_count, sizeof *progress);
     if (!progress) return hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted by a schedule");
     merge.now = progress;
     merge.next = progress + schedule->chunk_count;
-    const enum hapt_status status = play(&merge, list);
+    *ends = true;
+    play(&merge, list, ends);
     free(progress);
-    return status;
+    return HAPT_OK;
 }

@@ -16,8 +16,8 @@ struct pass_list {
 
 /* schedule_order.c: the order of a schedule. ahead [submesh]. */
 void order_passes(const struct hapt_schedule *schedule, int loop_batch, const int *ahead, struct pass_list *list);
-/* merge.c: the order of the chunks' own lists, played against each other. HAPT_ERR_INTERNAL if they deadlock. */
-enum hapt_status merge_passes(const struct hapt_schedule *schedule, struct pass_list *list);
+/* merge.c: the order of the chunks' own lists, played against each other. */
+enum hapt_status merge_passes(const struct hapt_schedule *schedule, struct pass_list *list, bool *ends);
 /* schedule_lists.c: adds messages, slots and the instructions behind all passes. */
 enum hapt_status make_lists(struct hapt_schedule *schedule, const struct pass_list *order, bool tied,
                             struct hapt_arena *arena);

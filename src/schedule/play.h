@@ -82,20 +82,40 @@ static inline size_t play_cell(const struct play *play, int edge, int microbatch
     return (size_t)edge * (size_t)play->count + (size_t)microbatch;
 }
 
-/* Times every transfer whose sender and transfer slot are known. */
+/* When the transfer slot of a microbatch is free: it was computed with, and has been passed on. false: not yet known.
+ */
+static inline bool play_slot_free(const struct play *play, int e, int microbatch, double *start_s)
+{
+    const struct hapt_schedule_edges *edges = &play->schedule->edges;
+    if (play->consumed[e] <= microbatch) return false;
+    *start_s = later(*start_s, play->consumed_s[play_cell(play, e, microbatch)]);
+    for (int k = edges->next_start ? edges->next_start[e] : 0; edges->next_start && k < edges->next_start[e + 1]; k++) {
+        const int next = edges->next[k];
+        if (play->arrived[next] <= microbatch) return false;
+        *start_s = later(*start_s, play->arrived_s[play_cell(play, next, microbatch)]);
+    }
+    return true;
+}
+
+/* Times every transfer whose sender and transfer slot are known. What it passes on frees slots of other channels. */
 static inline void play_advance(const struct play *play, struct channel *channel)
 {
-    for (; channel->next < channel->count; channel->next++) {
+    const struct hapt_schedule_edges *edges = &play->schedule->edges;
+    while (channel->next < channel->count) {
         const struct message *message = &channel->message[channel->next];
         const int e = message->edge, before = message->microbatch - play->slots;
         double start_s = later(message->ready_s, channel->free_s);
-        if (play->slots > 0 && before >= 0) {
-            if (play->consumed[e] <= before) break;
-            start_s = later(start_s, play->consumed_s[play_cell(play, e, before)]);
-        }
+        if (play->slots > 0 && before >= 0 && !play_slot_free(play, e, before, &start_s)) break;
         channel->free_s = start_s + play->edge_s[e];
         play->arrived_s[play_cell(play, e, message->microbatch)] = channel->free_s;
         play->arrived[e]++;
+        channel->next++;
+        if (!edges->before_start) continue;
+        for (int k = edges->before_start[e]; k < edges->before_start[e + 1]; k++) {
+            struct channel *other = &play->channel[edges->channel_of[edges->before[k]]];
+            if (other->next < other->count && other->message[other->next].edge == edges->before[k])
+                play_advance(play, other); /* a chain of relays is as long as the pipeline at most */
+        }
     }
 }
 

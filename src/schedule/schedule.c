@@ -72,7 +72,7 @@ static enum hapt_status place_chunks(struct hapt_schedule *schedule, const struc
         HAPT_ASSERT(!schedule->forward_only[c] || (c < chunks - 1 && (c == 0 || schedule->forward_only[c - 1])));
     }
     HAPT_NEW(schedule->list, arena, schedule->submesh_count);
-    return hapt_schedule_connect(schedule, options->edge_count, options->edge, arena);
+    return hapt_schedule_connect(schedule, options, arena);
 }
 
 static enum hapt_status launch_chunks(struct hapt_schedule *schedule, const int *warmup, struct hapt_arena *arena)
@@ -200,6 +200,46 @@ static enum hapt_status order_looped(struct hapt_schedule *schedule, int loop_ba
     return ends ? HAPT_OK : check_deadlock(schedule);
 }
 
+/* Do the lists of the order end? */
+static enum hapt_status try_order(struct hapt_schedule *schedule, struct pass_list *order, bool *ends)
+{
+    const bool split = schedule->split;
+    struct hapt_arena scratch;
+    int *at;
+    hapt_arena_init(&scratch);
+    schedule->split = false; /* WEIGHT instructions wait for nothing */
+    at = hapt_arena_alloc(&scratch, (size_t)schedule->submesh_count, sizeof *at);
+    enum hapt_status status = at ? make_lists(schedule, order, false, &scratch) : HAPT_ERR_MEMORY;
+    if (status == HAPT_OK) status = check_play(schedule, at, ends);
+    hapt_arena_release(&scratch);
+    schedule->split = split;
+    for (int s = 0; s < schedule->submesh_count; s++) schedule->list[s] = (struct hapt_instruction_list){0};
+    return status;
+}
+
+/* The order of kinds with launch counts. If messages past the next chunk need more transfer slots than there are, the
+ * largest launch counts are lowered until the lists end. */
+static enum hapt_status order_launches(struct hapt_schedule *schedule, int *ahead, struct pass_list *order)
+{
+    bool ends = true;
+    int most = 1;
+    for (int c = 0; c < schedule->chunk_count; c++)
+        if (schedule->launches[c] > most) most = schedule->launches[c];
+    for (; most > 0; most--) {
+        for (int c = 0; c < schedule->chunk_count; c++)
+            if (schedule->launches[c] > most) schedule->launches[c] = most;
+        for (int s = 0; s < schedule->submesh_count; s++) order[s].count = 0;
+        find_ahead(schedule, schedule->microbatches, ahead);
+        if (schedule->submesh_count < schedule->chunk_count)
+            HAPT_TRY(merge_passes(schedule, order, &ends));
+        else
+            order_passes(schedule, schedule->microbatches, ahead, order);
+        if (ends && schedule->edges.given) HAPT_TRY(try_order(schedule, order, &ends));
+        if (ends || !schedule->edges.given) break;
+    }
+    return ends ? HAPT_OK : check_deadlock(schedule);
+}
+
 static enum hapt_status order_chunks(struct hapt_schedule *schedule, const int *warmup, struct pass_list *order,
                                      struct hapt_arena *arena)
 {
@@ -211,19 +251,14 @@ static enum hapt_status order_chunks(struct hapt_schedule *schedule, const int *
         return hapt_fail(HAPT_ERR_INPUT, "choose a loop batch that divides the number of microbatches",
                          "%d microbatches cannot be divided into groups of %d", B, loop_batch);
     HAPT_TRY(launch_chunks(schedule, warmup, arena));
-    if (!hapt_schedule_loops(schedule->kind) && schedule->submesh_count < schedule->chunk_count)
-        return merge_passes(schedule, order);
     HAPT_NEW(ahead, arena, schedule->submesh_count);
+    if (!hapt_schedule_loops(schedule->kind)) return order_launches(schedule, ahead, order);
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
     find_ahead(schedule, loop_batch, ahead);
-    if (hapt_schedule_loops(schedule->kind)) {
-        struct hapt_arena scratch;
-        hapt_arena_init(&scratch);
-        const enum hapt_status status = order_looped(schedule, loop_batch, ahead, order, &scratch);
-        hapt_arena_release(&scratch);
-        return status == HAPT_OK ? count_launches(schedule, order, arena) : status;
-    }
-    order_passes(schedule, loop_batch, ahead, order);
-    return HAPT_OK;
+    const enum hapt_status status = order_looped(schedule, loop_batch, ahead, order, &scratch);
+    hapt_arena_release(&scratch);
+    return status == HAPT_OK ? count_launches(schedule, order, arena) : status;
 }
 
 static enum hapt_status build_lists(struct hapt_schedule *schedule, const int *warmup, struct hapt_arena *arena)
@@ -254,6 +289,12 @@ static enum hapt_status keep_options(struct hapt_schedule *schedule, const struc
     kept->forward_only = schedule->forward_only;
     kept->edge_count = schedule->edges.count;
     kept->edge = schedule->edges.edge;
+    if (kept->relay_count > 0) {
+        struct hapt_schedule_relay *relay;
+        HAPT_NEW(relay, arena, kept->relay_count);
+        memcpy(relay, options->relay, (size_t)kept->relay_count * sizeof *relay);
+        kept->relay = relay;
+    }
     for (int k = 0; k < 2; k++) {
         copy[k] = NULL;
         if (!from[k]) continue;

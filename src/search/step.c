@@ -226,6 +226,7 @@ static void initialise(struct step_search *search, MPI_Comm comm, const struct h
     *search = (struct step_search){.comm = comm,
                                    .size = 1,
                                    .profile = profile,
+                                   .lowest = profile,
                                    .options = options,
                                    .L = profile->layer_count,
                                    .C = profile->cluster_count,
@@ -238,6 +239,24 @@ static void initialise(struct step_search *search, MPI_Comm comm, const struct h
     hapt_arena_init(&search->arena);
     hapt_arena_init(&search->trial);
     hapt_arena_init(&search->lists);
+}
+
+/* Tensors that go past the next stage do not cross the boundaries between, so boundary_bytes bound nothing. What a layer
+ * gives the next one crosses each boundary there. */
+static enum hapt_status lower_boundaries(struct step_search *search)
+{
+    const size_t links = (size_t)search->C * (size_t)search->C;
+    struct hapt_profile *lowest;
+    bool none = false;
+    if (!search->profile->crossings) return HAPT_OK;
+    HAPT_NEW(lowest, &search->arena, 1);
+    *lowest = *search->profile;
+    HAPT_TRY(hapt_crossings_direct_bytes(search->profile->crossings, search->L, &search->arena,
+                                         &lowest->boundary_bytes));
+    for (int l = 0; l + 1 < search->L; l++) none = none || lowest->boundary_bytes[l] == 0;
+    if (none) HAPT_NEW(lowest->link_latency, &search->arena, links); /* zeros: nothing may cross */
+    search->lowest = lowest;
+    return HAPT_OK;
 }
 
 static enum hapt_status price_stages(struct step_search *search, struct hapt_plan *plan)
@@ -276,7 +295,7 @@ enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile 
     HAPT_MPI(MPI_Comm_rank(comm, &search.rank));
     HAPT_MPI(MPI_Comm_size(comm, &search.size));
     struct hapt_plan *made = hapt_arena_alloc(result, 1, sizeof *made);
-    enum hapt_status status = hapt_env_agree(comm, made ? HAPT_OK : HAPT_ERR_MEMORY);
+    enum hapt_status status = hapt_env_agree(comm, made ? lower_boundaries(&search) : HAPT_ERR_MEMORY);
     if (status == HAPT_OK) status = run_all(&search, result, made);
     release(&search);
     if (status == HAPT_OK) *plan = made;

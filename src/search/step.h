@@ -34,6 +34,7 @@ struct step_search {
     MPI_Comm comm;
     int rank, size;
     const struct hapt_profile *profile;
+    const struct hapt_profile *lowest; /* for bounds: boundary_bytes are the least that crosses in any plan */
     const struct hapt_search_options *options;
     int L, C, B;
     int most_stages;
@@ -42,7 +43,7 @@ struct step_search {
     struct hapt_arena trial; /* of one pricing */
     struct hapt_profile passes; /* the profile without step times */
     struct step_candidate best;
-    /* The lists of the newest simulation; they depend on schedule, launch counts and ties alone. */
+    /* The lists of the newest simulation; they depend on schedule, launch counts, ties and edges alone. */
     struct hapt_arena lists;
     struct hapt_schedule *schedule; /* NULL: none */
     bool schedule_is_tied;

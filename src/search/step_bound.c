@@ -43,7 +43,7 @@ static enum hapt_status copy_times(const struct hapt_profile *from, struct hapt_
 /* The profile of the subclusters in `subclusters`: a view with times of its own. */
 static enum hapt_status restrict_profile(struct bounding *bounding, unsigned subclusters)
 {
-    const struct hapt_profile *from = bounding->search->profile;
+    const struct hapt_profile *from = bounding->search->lowest;
     struct hapt_profile *to = &bounding->profile;
     *to = *from;
     HAPT_NEW(to->cluster, &bounding->scratch, from->cluster_count);
@@ -100,7 +100,7 @@ static enum hapt_status meet(struct bounding *bounding, double longest_s, double
  * B - 1 transfers over the fastest link between two of them. A plan of one stage has neither. INFINITY: no link. */
 static double least_more_s(const struct bounding *bounding, bool several)
 {
-    const struct hapt_profile *profile = bounding->search->profile;
+    const struct hapt_profile *profile = bounding->search->lowest;
     double comm_s = INFINITY, tied_s = INFINITY;
     if (!several) return 0;
     for (int from = 0; from < profile->cluster_count; from++)

@@ -71,7 +71,7 @@ static double least_comm_s(const struct step_search *search, int layer)
     double least_s = INFINITY;
     for (int from = 0; from < device_sets(search); from++)
         for (int to = 0; to < device_sets(search); to++)
-            least_s = fmin(least_s, hapt_profile_boundary_s(search->profile, layer, subclusters_of(search, &from),
+            least_s = fmin(least_s, hapt_profile_boundary_s(search->lowest, layer, subclusters_of(search, &from),
                                                             subclusters_of(search, &to), NULL));
     return least_s;
 }
@@ -149,7 +149,7 @@ static enum hapt_status add_stage(struct enumeration *enumeration, const struct 
     if (!isfinite(time_s)) return HAPT_OK;
     if (trial->count > 0) {
         const double comm_s = hapt_profile_boundary_s(
-            search->profile, first - 1, subclusters_of(search, &trial->stage[trial->count - 1].device_set),
+            search->lowest, first - 1, subclusters_of(search, &trial->stage[trial->count - 1].device_set),
             subclusters_of(search, &stage->device_set), NULL);
         next.sum_s += 2 * comm_s;
         next.comm_s = fmax(next.comm_s, comm_s);

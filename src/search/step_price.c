@@ -99,9 +99,23 @@ enum hapt_status step_candidate_plan(const struct step_search *search, const str
 
 /* ---- Bounds ---- */
 
+/* One transfer between neighbouring stages of a plan with edges of its own; 0: the pipeline has ended. */
+static double transfer_s(const struct hapt_plan *plan, int from, int to)
+{
+    for (int e = 0; e < plan->edge_count; e++)
+        if (plan->edge[e].edge.from == from && plan->edge[e].edge.to == to) return plan->edge[e].time_s;
+    return 0;
+}
+
 static double work_s(const struct hapt_plan *plan, int i)
 {
     return plan->stage[i].compute_s - plan->stage[i].step_s / plan->microbatches;
+}
+
+/* Activations and gradients over the boundary behind a stage. */
+static double there_and_back_s(const struct hapt_plan *plan, int i)
+{
+    return plan->edge_count > 0 ? transfer_s(plan, i, i + 1) + transfer_s(plan, i + 1, i) : 2 * plan->stage[i].comm_s;
 }
 
 /* A lower bound of the simulated step of a plan with priced stages, for all launch counts.
@@ -113,15 +127,17 @@ static double lower_s(const struct hapt_plan *plan)
     const int S = plan->stage_count;
     const double B = plan->microbatches;
     double all_s = 0, head_s = 0, least_s = 0;
-    for (int i = 0; i < S; i++) all_s += work_s(plan, i) + 2 * plan->stage[i].comm_s;
+    for (int i = 0; i < S; i++) all_s += work_s(plan, i) + there_and_back_s(plan, i);
     for (int i = 0; i < S; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         const double w = work_s(plan, i), f = stage->forward_s, behind_s = fmax(0, all_s - head_s - w);
+        const double comm_s =
+            plan->edge_count > 0 ? fmax(transfer_s(plan, i, i + 1), transfer_s(plan, i + 1, i)) : stage->comm_s;
         least_s = fmax(least_s, head_s + B * w);
         least_s = fmax(least_s, head_s + behind_s + f + B * (w - f));
         least_s = fmax(least_s, head_s + behind_s + B * f + (w - f));
-        least_s = fmax(least_s, all_s + (B - 1) * stage->comm_s);
-        head_s += w + 2 * stage->comm_s;
+        least_s = fmax(least_s, all_s + (B - 1) * comm_s);
+        head_s += w + there_and_back_s(plan, i);
     }
     least_s += plan->exchange_s + plan->stage[0].step_s - plan->stage[0].tied_s;
     return least_s * (1 - 1e-12);
@@ -165,7 +181,8 @@ static bool has_lists(const struct step_search *search, const struct hapt_plan *
 {
     const struct hapt_schedule *schedule = search->schedule;
     if (!schedule || schedule->kind != plan->schedule || schedule->chunk_count != plan->stage_count ||
-        schedule->microbatches != plan->microbatches || search->schedule_is_tied != (plan->exchange_s > 0))
+        schedule->microbatches != plan->microbatches || search->schedule_is_tied != (plan->exchange_s > 0) ||
+        !hapt_plan_has_edges(plan, schedule))
         return false;
     for (int i = 0; i < plan->stage_count; i++)
         if (schedule->launches[i] != plan->stage[i].warmup) return false;

@@ -61,10 +61,51 @@ static double bytes_of(const struct hapt_profile *profile, const double *bytes, 
     return bytes ? bytes[layer] : 0;
 }
 
-static void open_channel(struct emit_step *step, int index, int from, int to, double cost_s, double bytes)
+/* The schedule's channel of an edge, if it leads to several submeshes; -1: to one. */
+static int port_of(const struct hapt_schedule *schedule, int e)
 {
-    step->channel[index] =
-        (struct emit_channel){.index = index, .from = from, .to = to, .cost_s = cost_s, .bytes = bytes};
+    const struct hapt_schedule_edges *edges = &schedule->edges;
+    for (int other = 0; other < edges->count; other++)
+        if (edges->channel_of[other] == edges->channel_of[e] &&
+            schedule->submesh_of[edges->edge[other].to] != schedule->submesh_of[edges->edge[e].to])
+            return edges->channel_of[e];
+    return -1;
+}
+
+static void open_edge(const struct hapt_plan *plan, const struct hapt_profile *profile, struct emit_step *step, int e)
+{
+    const struct hapt_schedule *schedule = step->schedule;
+    const struct hapt_schedule_edge *edge = &schedule->edges.edge[e];
+    const int low = edge->from < edge->to ? edge->from : edge->to;
+    const double cost_s = step->costs.edge_s ? step->costs.edge_s[e] : step->costs.comm_s[low];
+    const double bytes =
+        plan->edge_count > 0
+            ? plan->edge[e].bytes
+            : bytes_of(profile, profile ? profile->boundary_bytes : NULL, plan->stage[low].end_layer - 1, cost_s);
+    step->channel[e] = (struct emit_channel){.index = e,
+                                             .tag = plan->edge_count > 0 ? e : EMIT_DIRECTIONS * low + edge->backward,
+                                             .from = schedule->submesh_of[edge->from],
+                                             .to = schedule->submesh_of[edge->to],
+                                             .from_chunk = edge->from,
+                                             .to_chunk = edge->to,
+                                             .port = port_of(schedule, e),
+                                             .cost_s = cost_s,
+                                             .bytes = bytes};
+}
+
+static void open_tied(struct emit_step *step, int index, int from, int to, double bytes)
+{
+    const int chunks = step->schedule->chunk_count, edges = step->schedule->edges.count;
+    const int first = edges > EMIT_DIRECTIONS * chunks ? edges : EMIT_DIRECTIONS * chunks;
+    step->channel[index] = (struct emit_channel){.index = index,
+                                                 .tag = first + index - edges,
+                                                 .from = from,
+                                                 .to = to,
+                                                 .from_chunk = -1,
+                                                 .to_chunk = -1,
+                                                 .port = -1,
+                                                 .cost_s = step->costs.exchange_s,
+                                                 .bytes = bytes};
 }
 
 static enum hapt_status make_step(const struct hapt_plan *plan, const struct hapt_profile *profile,
@@ -72,26 +113,19 @@ static enum hapt_status make_step(const struct hapt_plan *plan, const struct hap
 {
     struct hapt_schedule *schedule;
     HAPT_TRY(hapt_plan_lay_out(plan, arena, &schedule, &step->costs));
-    const int chunks = schedule->chunk_count, tied = EMIT_DIRECTIONS * chunks;
+    const int chunks = schedule->chunk_count, tied = schedule->edges.count;
     const int first = schedule->submesh_of[0], last = schedule->submesh_of[chunks - 1];
     step->schedule = schedule;
     step->channel_count = tied + 2;
     HAPT_NEW(step->channel, arena, step->channel_count);
     for (int c = 0; c < step->channel_count; c++) step->channel[c].from = -1;
-    for (int k = 0; k < chunks; k++) {
-        if (!hapt_schedule_crosses(schedule, k)) continue;
-        const int from = schedule->submesh_of[k], to = schedule->submesh_of[k + 1];
-        const double cost_s = step->costs.comm_s[k];
-        const double bytes =
-            bytes_of(profile, profile ? profile->boundary_bytes : NULL, plan->stage[k].end_layer - 1, cost_s);
-        open_channel(step, EMIT_DIRECTIONS * k + EMIT_FORWARD, from, to, cost_s, bytes);
-        open_channel(step, EMIT_DIRECTIONS * k + EMIT_BACKWARD, to, from, cost_s, bytes);
-    }
+    for (int e = 0; e < schedule->edges.count; e++)
+        if (schedule->edges.channel_of[e] >= 0) open_edge(plan, profile, step, e);
     if (step->costs.exchange_s > 0 && first != last) {
         const double bytes = bytes_of(profile, profile ? profile->tied_bytes : NULL,
                                       plan->stage[chunks - 1].first_layer, step->costs.exchange_s);
-        open_channel(step, tied, first, last, step->costs.exchange_s, bytes);
-        open_channel(step, tied + 1, last, first, step->costs.exchange_s, bytes);
+        open_tied(step, tied, first, last, bytes);
+        open_tied(step, tied + 1, last, first, bytes);
     }
     return HAPT_OK;
 }

@@ -82,12 +82,15 @@ static void communicate(struct emit_trace *trace, const struct emit_channel *cha
     struct state *state = trace->state;
     struct chakra_node node = {.type = type, .time_s = channel->cost_s, .channel = channel};
     const char *does = type == CHAKRA_COMM_SEND_NODE ? "send" : "receive";
-    if (channel->index >= EMIT_DIRECTIONS * trace->step->schedule->chunk_count)
+    const int from = channel->from_chunk, to = channel->to_chunk;
+    const char *what = from < to ? "activations" : "gradients";
+    if (from < 0)
         snprintf(node.name, sizeof node.name, "%s tied gradients", does);
+    else if (to == from + 1 || from == to + 1)
+        snprintf(node.name, sizeof node.name, "%s %s behind chunk %d microbatch %d", does, what, from < to ? from : to,
+                 at);
     else
-        snprintf(node.name, sizeof node.name, "%s %s behind chunk %d microbatch %d", does,
-                 channel->index % EMIT_DIRECTIONS == EMIT_FORWARD ? "activations" : "gradients",
-                 channel->index / EMIT_DIRECTIONS, at);
+        snprintf(node.name, sizeof node.name, "%s %s from chunk %d to chunk %d microbatch %d", does, what, from, to, at);
     need(&node.needed_count, node.needed, state->computed);
     write_node(trace, &node);
     state->message[channel->index][at] = node.id;

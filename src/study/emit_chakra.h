@@ -8,7 +8,7 @@
 #include "emit.h"
 
 enum { CHAKRA_COMP_NODE = 4, CHAKRA_COMM_SEND_NODE = 5, CHAKRA_COMM_RECV_NODE = 6 };
-enum { CHAKRA_MOST_NEEDED = 64, CHAKRA_NAME = 96 };
+enum { CHAKRA_MOST_NEEDED = 256, CHAKRA_NAME = 96 };
 #define CHAKRA_VERSION "0.0.4" /* of the schema */
 
 struct chakra_node {

@@ -95,7 +95,7 @@ static void write(FILE *file, const struct chakra_node *node)
     if (node->channel) {
         put_attribute(&message, "comm_src", ATTR_INT32, (uint64_t)node->channel->from);
         put_attribute(&message, "comm_dst", ATTR_INT32, (uint64_t)node->channel->to);
-        put_attribute(&message, "comm_tag", ATTR_INT32, (uint64_t)node->channel->index);
+        put_attribute(&message, "comm_tag", ATTR_INT32, (uint64_t)node->channel->tag);
         put_attribute(&message, "comm_size", ATTR_INT64, (uint64_t)chakra_whole(node->channel->bytes));
     }
     put_time(&message, node->time_s);

@@ -22,7 +22,7 @@ static void write(FILE *file, const struct chakra_node *node)
     fprintf(file, "], \"runtime\": %" PRId64, node->channel ? 0 : chakra_whole(1e6 * node->time_s));
     if (node->channel)
         fprintf(file, ", \"comm_src\": %d, \"comm_dst\": %d, \"comm_tag\": %d, \"comm_size\": %" PRId64,
-                node->channel->from, node->channel->to, node->channel->index, chakra_whole(node->channel->bytes));
+                node->channel->from, node->channel->to, node->channel->tag, chakra_whole(node->channel->bytes));
     fprintf(file, ", \"time_s\": %.17g}", node->time_s);
 }
 

@@ -14,14 +14,32 @@ static const double FLOPS = 1e9; /* of each host: a flop is a nanosecond */
 /* Largest message: MPI counts its bytes in an int. */
 static const double MOST_BYTES = 1 << 30;
 
-/* Bandwidth of the link between two submeshes: that of its first channel, or less if a message would be too large. 0:
- * no channel joins them. */
-static double bandwidth_between(const struct emit_step *step, int a, int b)
+/* The port over which messages of a submesh go to another; -1: the link of the two. */
+static int port_between(const struct emit_step *step, int from, int to)
+{
+    for (int c = 0; c < step->channel_count; c++)
+        if (step->channel[c].from == from && step->channel[c].to == to && step->channel[c].port >= 0)
+            return step->channel[c].port;
+    return -1;
+}
+
+/* Do the messages of a channel go over the same link as those from one submesh to another? */
+static bool same_link(const struct emit_step *step, const struct emit_channel *channel, int from, int to)
+{
+    if (channel->from < 0) return false;
+    const int port = port_between(step, from, to), its = port_between(step, channel->from, channel->to);
+    if (port >= 0 || its >= 0) return port == its;
+    return (channel->from == from && channel->to == to) || (channel->from == to && channel->to == from);
+}
+
+/* Bandwidth of the link from one submesh to another: that of its first channel, or less if a message would be too large.
+ * 0: no channel joins them. */
+static double bandwidth_between(const struct emit_step *step, int from, int to)
 {
     double bandwidth = 0, longest_s = 0;
     for (int c = 0; c < step->channel_count; c++) {
         const struct emit_channel *channel = &step->channel[c];
-        if (!(channel->from == a && channel->to == b) && !(channel->from == b && channel->to == a)) continue;
+        if (!same_link(step, channel, from, to)) continue;
         longest_s = fmax(longest_s, channel->cost_s);
         if (bandwidth > 0) continue;
         const bool known = channel->cost_s > 0 && channel->bytes >= 0.5;
@@ -56,7 +74,7 @@ static void compute(struct emit_trace *trace, const char *name, const struct hap
 static void post(struct emit_trace *trace, const struct emit_channel *channel, int at)
 {
     (void)at;
-    fprintf(trace->file, "%d irecv %d %d %.17g\n", trace->submesh, channel->from, channel->index,
+    fprintf(trace->file, "%d irecv %d %d %.17g\n", trace->submesh, channel->from, channel->tag,
             ((const double *)trace->state)[channel->index]);
 }
 
@@ -64,19 +82,60 @@ static void post(struct emit_trace *trace, const struct emit_channel *channel, i
 static void wait(struct emit_trace *trace, const struct emit_channel *channel, int at)
 {
     (void)at;
-    fprintf(trace->file, "%d wait %d %d %d\n", trace->submesh, channel->from, channel->to, channel->index);
+    fprintf(trace->file, "%d wait %d %d %d\n", trace->submesh, channel->from, channel->to, channel->tag);
 }
 
 static void send(struct emit_trace *trace, const struct emit_channel *channel, int at)
 {
     (void)at;
-    fprintf(trace->file, "%d isend %d %d %.17g\n", trace->submesh, channel->to, channel->index,
+    fprintf(trace->file, "%d isend %d %d %.17g\n", trace->submesh, channel->to, channel->tag,
             ((const double *)trace->state)[channel->index]);
 }
 
 static void end(struct emit_trace *trace)
 {
     fprintf(trace->file, "%d finalize\n", trace->submesh);
+}
+
+/* Does the link of two submeshes carry messages in this direction? Not if a port of the sender does. */
+static bool joins(const struct emit_step *step, int from, int to)
+{
+    return port_between(step, from, to) < 0 && bandwidth_between(step, from, to) > 0;
+}
+
+static void write_link(const struct emit_step *step, int a, int b, FILE *file)
+{
+    const bool there = joins(step, a, b), back = joins(step, b, a);
+    if (there || back)
+        fprintf(file,
+                "    <link id=\"link%d-%d\" bandwidth=\"%.17gBps\" latency=\"0s\" "
+                "sharing_policy=\"SPLITDUPLEX\"/>\n",
+                a, b, there ? bandwidth_between(step, a, b) : bandwidth_between(step, b, a));
+}
+
+/* Links of a submesh that lead to several others, one direction each. */
+static void write_ports(const struct emit_step *step, FILE *file)
+{
+    for (int c = 0; c < step->channel_count; c++) {
+        const struct emit_channel *channel = &step->channel[c];
+        bool first = channel->from >= 0 && channel->port >= 0;
+        for (int before = 0; before < c; before++)
+            first = first && !(step->channel[before].from >= 0 && step->channel[before].port == channel->port);
+        if (first)
+            fprintf(file, "    <link id=\"port%d\" bandwidth=\"%.17gBps\" latency=\"0s\" sharing_policy=\"SHARED\"/>\n",
+                    channel->port, bandwidth_between(step, channel->from, channel->to));
+    }
+}
+
+/* The route from one submesh to another: over the port of the sender, or the link of submeshes a < b. */
+static void write_route(const struct emit_step *step, int from, int to, FILE *file)
+{
+    const int port = port_between(step, from, to), a = from < to ? from : to, b = from < to ? to : from;
+    fprintf(file, "    <route src=\"submesh%d\" dst=\"submesh%d\" symmetrical=\"NO\"><link_ctn id=\"", from, to);
+    if (port >= 0)
+        fprintf(file, "port%d\"/></route>\n", port);
+    else
+        fprintf(file, "link%d-%d\" direction=\"%s\"/></route>\n", a, b, from == a ? "UP" : "DOWN");
 }
 
 static void write_platform(const struct emit_step *step, FILE *file)
@@ -88,21 +147,14 @@ static void write_platform(const struct emit_step *step, FILE *file)
             "of the plan. -->\n<platform version=\"4.1\">\n  <zone id=\"plan\" routing=\"Full\">\n");
     for (int s = 0; s < submeshes; s++) fprintf(file, "    <host id=\"submesh%d\" speed=\"%.17gf\"/>\n", s, FLOPS);
     for (int a = 0; a < submeshes; a++)
-        for (int b = a + 1; b < submeshes; b++)
-            if (bandwidth_between(step, a, b) > 0)
-                fprintf(file,
-                        "    <link id=\"link%d-%d\" bandwidth=\"%.17gBps\" latency=\"0s\" "
-                        "sharing_policy=\"SPLITDUPLEX\"/>\n",
-                        a, b, bandwidth_between(step, a, b));
+        for (int b = a + 1; b < submeshes; b++) write_link(step, a, b, file);
+    write_ports(step, file);
     for (int a = 0; a < submeshes; a++)
-        for (int b = a + 1; b < submeshes; b++)
-            if (bandwidth_between(step, a, b) > 0)
-                fprintf(file,
-                        "    <route src=\"submesh%d\" dst=\"submesh%d\" symmetrical=\"NO\"><link_ctn id=\"link%d-%d\" "
-                        "direction=\"UP\"/></route>\n"
-                        "    <route src=\"submesh%d\" dst=\"submesh%d\" symmetrical=\"NO\"><link_ctn id=\"link%d-%d\" "
-                        "direction=\"DOWN\"/></route>\n",
-                        a, b, a, b, b, a, a, b);
+        for (int b = a + 1; b < submeshes; b++) {
+            const bool there = bandwidth_between(step, a, b) > 0, back = bandwidth_between(step, b, a) > 0;
+            if (there) write_route(step, a, b, file);
+            if (back) write_route(step, b, a, file);
+        }
     fprintf(file, "  </zone>\n</platform>\n");
 }
 

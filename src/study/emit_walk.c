@@ -60,13 +60,17 @@ struct walk {
     int *sent;   /* [channel_count] */
 };
 
-/* The channel of a chunk's incoming or outgoing messages; NULL: nothing crosses there. */
+/* The k-th channel of a chunk's incoming or outgoing messages; NULL: it has fewer. One that stays on a submesh has
+ * from = -1. */
 static const struct emit_channel *channel_of(const struct emit_step *step, int chunk, enum emit_direction direction,
-                                             bool incoming)
+                                             bool incoming, int k)
 {
-    const int boundary = (direction == EMIT_FORWARD) == incoming ? chunk - 1 : chunk;
-    if (!hapt_schedule_crosses(step->schedule, boundary)) return NULL;
-    return &step->channel[EMIT_DIRECTIONS * boundary + (int)direction];
+    const struct hapt_schedule_edges *edges = &step->schedule->edges;
+    const int row = (int)direction * step->schedule->chunk_count + chunk;
+    const int *const start = incoming ? edges->in_start : edges->out_start;
+    const int at = start[row] + k;
+    if (at >= start[row + 1]) return NULL;
+    return &step->channel[incoming ? edges->in[at] : at];
 }
 
 /* Waits for the sends of a channel up to `end`. */
@@ -81,27 +85,34 @@ static void send(struct walk *walk, const struct emit_channel *channel, int at)
     walk->sent[channel->index]++;
 }
 
+static void wait_all_sent(struct walk *walk, int chunk, enum emit_direction direction, int end)
+{
+    const struct emit_channel *channel;
+    for (int k = 0; (channel = channel_of(walk->trace->step, chunk, direction, false, k)); k++)
+        if (channel->from >= 0) wait_sent(walk, channel, end);
+}
+
+/* A tensor that is passed on is sent after its slot was given to the next message here; the simulator and the trainer
+ * keep the slot until it has left. That matters only if the next stage is three microbatches behind. */
 static void compute(struct walk *walk, const struct action *action, const struct hapt_instruction *at)
 {
     const struct emit_step *step = walk->trace->step;
     const int slots = step->costs.transfer_slots, B = step->schedule->microbatches;
-    const struct emit_channel *gradient = channel_of(step, at->chunk, EMIT_BACKWARD, false);
-    const struct emit_channel *activations = channel_of(step, at->chunk, EMIT_FORWARD, false);
-    if (action->gives_backward && activations) wait_sent(walk, activations, at->microbatch + 1);
-    if (action->gives_backward && gradient && slots > 0) wait_sent(walk, gradient, at->microbatch - slots + 1);
+    const struct emit_channel *taken;
+    if (action->gives_backward) wait_all_sent(walk, at->chunk, EMIT_FORWARD, at->microbatch + 1);
+    if (action->gives_backward && slots > 0) wait_all_sent(walk, at->chunk, EMIT_BACKWARD, at->microbatch - slots + 1);
     walk->functions->compute(walk->trace, action->name, at, action->time_s(step, at->chunk));
-    for (int d = 0; d < EMIT_DIRECTIONS; d++) {
-        const struct emit_channel *taken = channel_of(step, at->chunk, (enum emit_direction)d, true);
-        if (action->takes[d] && taken && slots > 0 && at->microbatch + slots < B)
-            walk->functions->post(walk->trace, taken, at->microbatch + slots);
-    }
+    for (int d = 0; d < EMIT_DIRECTIONS; d++)
+        for (int k = 0; (taken = channel_of(step, at->chunk, (enum emit_direction)d, true, k)); k++)
+            if (action->takes[d] && taken->from >= 0 && slots > 0 && at->microbatch + slots < B)
+                walk->functions->post(walk->trace, taken, at->microbatch + slots);
 }
 
 /* Only the ends of the pipeline hold tied parameters. Each sends its gradients to the other. */
 static void exchange(struct walk *walk)
 {
     const struct emit_step *step = walk->trace->step;
-    const struct emit_channel *channel = &step->channel[EMIT_DIRECTIONS * step->schedule->chunk_count];
+    const struct emit_channel *channel = &step->channel[step->schedule->edges.count];
     const int submesh = walk->trace->submesh;
     if (channel->from < 0 || (submesh != channel->from && submesh != channel->to)) return;
     const struct emit_channel *out = submesh == channel->from ? channel : channel + 1;
@@ -116,15 +127,22 @@ static void take(struct walk *walk, const struct hapt_instruction *at)
 {
     HAPT_ASSERT((size_t)at->kind < sizeof action_of / sizeof *action_of);
     const struct action *action = &action_of[at->kind];
-    const struct emit_step *step = walk->trace->step;
+    const bool receives = action->does == RECEIVE;
+    const struct emit_channel *channel;
     switch (action->does) {
     case NOTHING: break;
-    case RECEIVE:
-        walk->functions->receive(walk->trace, channel_of(step, at->chunk, action->direction, true), at->microbatch);
-        break;
     case COMPUTE: compute(walk, action, at); break;
-    case SEND: send(walk, channel_of(step, at->chunk, action->direction, false), at->microbatch); break;
     case EXCHANGE: exchange(walk); break;
+    case RECEIVE:
+    case SEND:
+        for (int k = 0; (channel = channel_of(walk->trace->step, at->chunk, action->direction, receives, k)); k++) {
+            if (channel->from < 0) continue;
+            if (receives)
+                walk->functions->receive(walk->trace, channel, at->microbatch);
+            else
+                send(walk, channel, at->microbatch);
+        }
+        break;
     }
 }
 
@@ -133,7 +151,7 @@ static void post_first(struct walk *walk)
 {
     const struct emit_step *step = walk->trace->step;
     const int slots = step->costs.transfer_slots, B = step->schedule->microbatches;
-    for (int c = 0; c < EMIT_DIRECTIONS * step->schedule->chunk_count; c++)
+    for (int c = 0; c < step->schedule->edges.count; c++)
         for (int at = 0; step->channel[c].from >= 0 && step->channel[c].to == walk->trace->submesh &&
                          at < (slots > 0 && slots < B ? slots : B);
              at++)

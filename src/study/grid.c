@@ -204,6 +204,13 @@ enum hapt_status coarse_make(const struct hapt_profile *fine, const bool *bounda
         HAPT_NEW(coarse->profile->tied_bytes, arena, count);
         for (int k = 1; k < count; k++) coarse->profile->tied_bytes[k] = fine->tied_bytes[coarse->end_layer[k - 1]];
     }
+    int *coarse_layer;
+    HAPT_NEW(coarse_layer, arena, fine->layer_count);
+    for (int l = 0, k = 0; l < fine->layer_count; l++) {
+        coarse_layer[l] = k;
+        k += l + 1 == coarse->end_layer[k];
+    }
+    HAPT_TRY(hapt_crossings_coarsen(fine->crossings, coarse_layer, arena, &coarse->profile->crossings));
     memcpy(coarse->profile->link_bandwidth, fine->link_bandwidth, links * sizeof(double));
     memcpy(coarse->profile->link_latency, fine->link_latency, links * sizeof(double));
     coarse->profile->flops = fine->flops;

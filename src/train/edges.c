@@ -21,27 +21,73 @@ static int source(struct hapt_program *const *program, int chunks, int to, bool 
     return -1;
 }
 
-enum hapt_status hapt_edges_build(struct hapt_program *const *program, int chunks, struct hapt_arena *arena,
-                                  struct hapt_edges **edges)
+struct building {
+    struct hapt_program *const *program;
+    int chunks;
+    const struct hapt_plan *plan; /* NULL: no relays */
+    int *reader;                  /* [chunks] */
+};
+
+/* The chunk that sends an activation to chunk `to`: its producer, or a reader before, which passes it on. -1: none. */
+static int sender(const struct building *building, int to, int tensor, int *sent)
 {
+    struct hapt_program *const *program = building->program;
+    const int producer = source(program, building->chunks, to, false, tensor, sent);
+    const int origin = program[to]->origin[tensor];
+    int readers = 0;
+    if (!building->plan || producer < 0) return producer;
+    for (int c = producer + 1; c <= to; c++)
+        if (version_in(program[c], &program[c]->forward_in, origin) >= 0) building->reader[readers++] = c;
+    const int from = hapt_plan_source(building->plan, producer, building->reader, readers - 1);
+    if (from != producer) *sent = version_in(program[from], &program[from]->forward_in, origin);
+    return from;
+}
+
+/* Is the tensor of the sender one that it received? */
+static bool is_received(const struct hapt_program *program, int tensor)
+{
+    for (int i = 0; i < program->forward_in.count; i++)
+        if (program->forward_in.tensor[i] == tensor) return true;
+    return false;
+}
+
+/* Adds the edge, if a tensor goes over it. */
+static enum hapt_status add_edge(const struct building *building, struct hapt_edge edge, struct hapt_arena *arena,
+                                 struct hapt_edges *made)
+{
+    const struct hapt_program *to = building->program[edge.to];
+    const struct hapt_boundary *in = edge.backward ? &to->backward_in : &to->forward_in;
+    HAPT_NEW(edge.tensor, arena, in->count);
+    HAPT_NEW(edge.source, arena, in->count);
+    for (int i = 0; i < in->count; i++) {
+        int sent;
+        const int from = edge.backward
+                             ? source(building->program, building->chunks, edge.to, true, in->tensor[i], &sent)
+                             : sender(building, edge.to, in->tensor[i], &sent);
+        if (from != edge.from) continue;
+        if (!edge.backward && is_received(building->program[from], sent) != edge.relayed) continue;
+        edge.source[edge.count] = sent;
+        edge.tensor[edge.count++] = in->tensor[i];
+    }
+    if (edge.count > 0) made->edge[made->count++] = edge;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_edges_build(struct hapt_program *const *program, int chunks, const struct hapt_plan *plan,
+                                  struct hapt_arena *arena, struct hapt_edges **edges)
+{
+    struct building building = {.program = program, .chunks = chunks, .plan = plan};
     struct hapt_edges *made;
     HAPT_NEW(made, arena, 1);
-    HAPT_NEW(made->edge, arena, 2 * chunks * chunks);
+    HAPT_NEW(made->edge, arena, 3 * chunks * chunks);
+    HAPT_NEW(building.reader, arena, chunks);
     for (int backward = 0; backward < 2; backward++)
         for (int from = 0; from < chunks; from++)
-            for (int to = 0; to < chunks; to++) {
-                const struct hapt_boundary *in = backward ? &program[to]->backward_in : &program[to]->forward_in;
-                struct hapt_edge edge = {.from = from, .to = to, .backward = backward};
-                HAPT_NEW(edge.tensor, arena, in->count);
-                HAPT_NEW(edge.source, arena, in->count);
-                for (int i = 0; i < in->count; i++) {
-                    int sent;
-                    if (source(program, chunks, to, backward, in->tensor[i], &sent) != from) continue;
-                    edge.source[edge.count] = sent;
-                    edge.tensor[edge.count++] = in->tensor[i];
+            for (int to = 0; to < chunks; to++)
+                for (int relayed = 0; relayed < (backward ? 1 : 2); relayed++) {
+                    const struct hapt_edge edge = {.from = from, .to = to, .backward = backward, .relayed = relayed};
+                    HAPT_TRY(add_edge(&building, edge, arena, made));
                 }
-                if (edge.count > 0) made->edge[made->count++] = edge;
-            }
     for (int c = 0; c < chunks; c++)
         for (int backward = 0; backward < 2; backward++) {
             const struct hapt_boundary *in = backward ? &program[c]->backward_in : &program[c]->forward_in;

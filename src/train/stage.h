@@ -14,6 +14,7 @@ struct emulated_sample; /* emulate.c */
 struct stage_flows {
     int count;
     int flow[MAX_STAGE_FLOWS], peer[MAX_STAGE_FLOWS]; /* the peer's chunk */
+    int edge[MAX_STAGE_FLOWS];                        /* of worker->edges; not of tied parameters */
 };
 
 /* A tensor replicated over ranks of the stage: each receives its part, then all gather the parts. */
@@ -61,6 +62,7 @@ struct stage {
     char boundary_route[HAPT_TEAM_TRANSPORT_CHARS];
     struct stage_replicas *forward_replicas, *backward_replicas; /* of incoming boundary tensors */
     struct stage_flows forward_in, forward_out, backward_in, backward_out;
+    struct stage_flows passed_on; /* activations of forward_in that other stages read as well */
     char *bounce; /* page-locked buffer to assemble incoming tensors if the host cannot read device memory; else NULL */
     int tie_count;
     struct stage_tie *tie;
@@ -120,7 +122,7 @@ void stage_release_flows(struct stage *stage);
 /* Adds the pieces that this rank sends or receives, in the order of the peers. */
 enum hapt_status stage_add_pieces(const struct stage *stage, const struct stage_crossing *crossing, bool sends,
                                   int buffer, struct hapt_piece *piece, int *count);
-/* Sets the bandwidth of a throttled link, shared by the ranks that send over it at the same time. */
+/* Sets the bandwidth of a throttled link, shared by the ranks that send over it at the same time, and its port. */
 enum hapt_status stage_set_throttle(const struct stage *stage, const struct stage_crossing *crossing, int tensors,
                                     struct hapt_flow_options *options);
 

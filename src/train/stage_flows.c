@@ -28,7 +28,7 @@ void *stage_edge_address(struct stage *stage, const struct hapt_edge *edge, bool
     const struct hapt_program *program = stage->program;
     const int tensor = sends ? edge->source[index] : edge->tensor[index];
     if (!edge->backward) {
-        if (sends) return hapt_engine_tensor(stage->engine, tensor, slot);
+        if (sends && !edge->relayed) return hapt_engine_tensor(stage->engine, tensor, slot);
         return hapt_engine_staging(stage->engine, HAPT_STAGING_FORWARD_IN, slot,
                                    boundary_index(&program->forward_in, tensor));
     }
@@ -122,6 +122,18 @@ static enum hapt_status find_link(const struct worker *worker, const struct stag
     return HAPT_OK;
 }
 
+/* Messages to another subcluster share the link to it. Inside a subcluster each submesh is reached over a link of its
+ * own. The simulator's channels are the same (hapt_schedule_edge.link). */
+static int port_of(const struct worker *worker, const struct hapt_link *link, int chunk)
+{
+    const int count = worker->cluster->count, index = (int)(link - worker->cluster->link);
+    int first = chunk;
+    if (index / count != index % count) return 1 + index % count;
+    for (int c = chunk - 1; c >= 0; c--)
+        if (worker_shares(worker, c, chunk)) first = c;
+    return 1 + count + first;
+}
+
 enum hapt_status stage_set_throttle(const struct stage *stage, const struct stage_crossing *crossing, int tensors,
                                     struct hapt_flow_options *options)
 {
@@ -135,6 +147,7 @@ enum hapt_status stage_set_throttle(const struct stage *stage, const struct stag
     }
     options->bandwidth = mine->bandwidth / senders;
     options->latency_s = mine->latency > 0 ? mine->latency : 0;
+    options->port = port_of(stage->worker, mine, crossing->to);
     return HAPT_OK;
 }
 
@@ -169,7 +182,8 @@ static enum hapt_status add_edge(struct stage *stage, const struct hapt_edge *ed
                                  struct stage_flows *flows)
 {
     const int other = sends ? edge->to : edge->from;
-    const int slots = sends && !edge->backward ? stage->worker->list->slots : HAPT_TRANSFER_SLOTS;
+    const bool from_slots = sends && !edge->backward && !edge->relayed;
+    const int slots = from_slots ? stage->worker->list->slots : HAPT_TRANSFER_SLOTS;
     struct hapt_piece *piece;
     struct stage_crossing *crossing;
     void **base;
@@ -206,6 +220,7 @@ static enum hapt_status add_edge(struct stage *stage, const struct hapt_edge *ed
         return hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer stages", "stage %d exchanges tensors with more than %d stages",
                          stage->chunk, MAX_STAGE_FLOWS);
     flows->peer[flows->count] = other;
+    flows->edge[flows->count] = tag;
     HAPT_TRY(stage->worker->runtime->add_flow(stage, &options, true, &flows->flow[flows->count]));
     const bool copies = hapt_comm_thread_copies(stage->worker->comm_thread, flows->flow[flows->count++]);
     if (sends && options.pair)
@@ -260,6 +275,32 @@ static enum hapt_status reserve_bounce(struct stage *stage)
     return HAPT_OK;
 }
 
+static bool brings(const struct hapt_edge *edge, const struct hapt_edge *next)
+{
+    for (int i = 0; i < edge->count; i++)
+        for (int k = 0; k < next->count; k++)
+            if (edge->tensor[i] == next->source[k]) return true;
+    return false;
+}
+
+/* Received activations that are passed on keep their transfer slots until they are sent. */
+static enum hapt_status join_relays(const struct stage *stage)
+{
+    const struct hapt_edge *edge = stage->worker->edges->edge;
+    for (int out = 0; out < stage->passed_on.count; out++)
+        for (int in = 0; in < stage->forward_in.count; in++)
+            if (brings(&edge[stage->forward_in.edge[in]], &edge[stage->passed_on.edge[out]]))
+                HAPT_TRY(hapt_comm_thread_pass_on(stage->worker->comm_thread, stage->forward_in.flow[in],
+                                                  stage->passed_on.flow[out]));
+    return HAPT_OK;
+}
+
+static struct stage_flows *flows_out(struct stage *stage, const struct hapt_edge *edge)
+{
+    if (edge->backward) return &stage->backward_out;
+    return edge->relayed ? &stage->passed_on : &stage->forward_out;
+}
+
 /* Edges inside a submesh have no flows (hand_over in worker_step.c). */
 enum hapt_status stage_add_flows(struct stage *stage)
 {
@@ -268,35 +309,37 @@ enum hapt_status stage_add_flows(struct stage *stage)
         const struct hapt_edge *edge = &worker->edges->edge[r];
         if (worker_shares(worker, edge->from, edge->to)) continue;
         if (edge->from == stage->chunk)
-            HAPT_TRY(add_edge(stage, edge, r, true, edge->backward ? &stage->backward_out : &stage->forward_out));
+            HAPT_TRY(add_edge(stage, edge, r, true, flows_out(stage, edge)));
         if (edge->to == stage->chunk)
             HAPT_TRY(add_edge(stage, edge, r, false, edge->backward ? &stage->backward_in : &stage->forward_in));
     }
+    HAPT_TRY(join_relays(stage));
     HAPT_TRY(prepare_boundary(stage, false, &stage->forward_replicas));
     HAPT_TRY(prepare_boundary(stage, true, &stage->backward_replicas));
     return reserve_bounce(stage);
 }
 
-static struct stage_link_time longest_link(const struct stage *stage, const struct stage_flows *flows, int peer)
+/* Adds the times of the flows to or from a peer: what the stage makes and what it passes on are two flows. */
+static void add_link_time(const struct stage *stage, const struct stage_flows *flows, int peer,
+                          struct stage_link_time *link)
 {
-    struct stage_link_time longest = {0, false};
     for (int f = 0; f < flows->count; f++) {
         bool counted;
         const double time_s = hapt_comm_thread_message_s(stage->worker->comm_thread, flows->flow[f], &counted);
         if (flows->peer[f] != peer) continue;
-        longest.time_s = fmax(longest.time_s, time_s);
-        longest.counted = longest.counted || counted;
+        link->time_s += time_s;
+        link->counted = link->counted || counted;
     }
-    return longest;
 }
 
 void stage_take_link_times(const struct stage *stage, struct stage_link_time link[STAGE_LINKS])
 {
     memset(link, 0, STAGE_LINKS * sizeof *link);
-    link[STAGE_LINK_FORWARD_OUT] = longest_link(stage, &stage->forward_out, stage->chunk + 1);
-    link[STAGE_LINK_BACKWARD_OUT] = longest_link(stage, &stage->backward_out, stage->chunk - 1);
-    link[STAGE_LINK_FORWARD_IN] = longest_link(stage, &stage->forward_in, stage->chunk - 1);
-    link[STAGE_LINK_BACKWARD_IN] = longest_link(stage, &stage->backward_in, stage->chunk + 1);
+    add_link_time(stage, &stage->forward_out, stage->chunk + 1, &link[STAGE_LINK_FORWARD_OUT]);
+    add_link_time(stage, &stage->passed_on, stage->chunk + 1, &link[STAGE_LINK_FORWARD_OUT]);
+    add_link_time(stage, &stage->backward_out, stage->chunk - 1, &link[STAGE_LINK_BACKWARD_OUT]);
+    add_link_time(stage, &stage->forward_in, stage->chunk - 1, &link[STAGE_LINK_FORWARD_IN]);
+    add_link_time(stage, &stage->backward_in, stage->chunk + 1, &link[STAGE_LINK_BACKWARD_IN]);
 }
 
 double stage_comm_s(const struct stage *stage)

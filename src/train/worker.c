@@ -77,7 +77,7 @@ static enum hapt_status build_programs(struct worker *worker)
     }
     if (end != worker->graph->forward_count)
         return hapt_fail(HAPT_ERR_INPUT, "create the plan from this model", "the plan's stages do not cover the model");
-    HAPT_TRY(hapt_edges_build(worker->program, plan->stage_count, worker->arena, &worker->edges));
+    HAPT_TRY(hapt_edges_build(worker->program, plan->stage_count, plan, worker->arena, &worker->edges));
     return hapt_ties_find(worker->program, plan->stage_count, worker->arena, &worker->ties);
 }
 

@@ -11,6 +11,8 @@ enum {
     MOST_SUBMESHES = 4,
     MOST_MICROBATCHES = 20,
     MOST_EDGES = MOST_CHUNKS * MOST_CHUNKS,
+    MOST_RELAYS = 3 * MOST_EDGES,
+    MOST_LINKS = 8,
     MOST_INSTRUCTIONS = 10 * MOST_CHUNKS * MOST_MICROBATCHES
 };
 
@@ -25,6 +27,8 @@ struct made {
     bool forward_only[MOST_CHUNKS];
     int edge_count;
     struct hapt_schedule_edge edge[MOST_EDGES]; /* any order */
+    int relay_count;
+    struct hapt_schedule_relay relay[MOST_RELAYS];
     struct hapt_instruction_list list[MOST_SUBMESHES];
     struct hapt_instruction instruction[MOST_SUBMESHES][MOST_INSTRUCTIONS], idle[1];
     int user[MOST_SUBMESHES][MOST_CHUNKS * MOST_MICROBATCHES]; /* [slot] 1 + chunk * most + microbatch; 0: free */
@@ -120,6 +124,32 @@ static bool is_ready(const struct made *made, int chunk, bool backward)
     return true;
 }
 
+/* Submeshes are at two sites; messages of a submesh to the other site share a link. */
+static void make_links(struct made *made, uint64_t *seed)
+{
+    int site[MOST_SUBMESHES];
+    const bool shared = below(seed, 2);
+    for (int s = 0; s < MOST_SUBMESHES; s++) site[s] = below(seed, 2);
+    for (int e = 0; e < made->edge_count; e++) {
+        const int from = site[made->submesh_of[made->edge[e].from]], to = site[made->submesh_of[made->edge[e].to]];
+        made->edge[e].link = shared && from != to ? 1 + 2 * from + to : 0;
+    }
+}
+
+/* What a chunk receives it sends on, at random; some relays are inside a submesh, and have no effect. */
+static void make_relays(struct made *made, uint64_t *seed)
+{
+    const bool some = below(seed, 2);
+    made->relay_count = 0;
+    for (int a = 0; a < made->edge_count && some; a++)
+        for (int b = 0; b < made->edge_count; b++) {
+            const struct hapt_schedule_edge *in = &made->edge[a], *out = &made->edge[b];
+            if (in->backward || out->backward || in->to != out->from || below(seed, 3)) continue;
+            if (made->relay_count < MOST_RELAYS)
+                made->relay[made->relay_count++] = (struct hapt_schedule_relay){in->from, in->to, out->to};
+        }
+}
+
 /* Neighbours exchange tensors; others at random. Frozen chunks take no gradients. */
 static void make_edges(struct made *made, uint64_t *seed)
 {
@@ -128,8 +158,8 @@ static void make_edges(struct made *made, uint64_t *seed)
     for (int from = 0; from < chunks; from++)
         for (int to = from + 1; to < chunks; to++) {
             if (to > from + 1 && (skips == 0 || below(seed, 2 + skips) > 0)) continue;
-            made->edge[made->edge_count++] = (struct hapt_schedule_edge){from, to, false};
-            if (!made->forward_only[from]) made->edge[made->edge_count++] = (struct hapt_schedule_edge){to, from, true};
+            made->edge[made->edge_count++] = (struct hapt_schedule_edge){from, to, false, 0};
+            if (!made->forward_only[from]) made->edge[made->edge_count++] = (struct hapt_schedule_edge){to, from, true, 0};
         }
     for (int e = made->edge_count - 1; e > 0; e--) {
         const int other = below(seed, e + 1);
@@ -183,6 +213,8 @@ static void make_chunks(struct made *made, uint64_t *seed)
     }
     for (int s = 0; s < MOST_SUBMESHES; s++) made->list[s].instruction = made->instruction[s];
     make_edges(made, seed);
+    make_links(made, seed);
+    make_relays(made, seed);
     make_costs(made, seed);
 }
 
@@ -193,7 +225,11 @@ static void make(struct made *made, uint64_t *seed, struct hapt_arena *arena)
     make_chunks(made, seed);
     const struct hapt_schedule *schedule = &made->schedule;
     const int chunks = schedule->chunk_count, B = schedule->microbatches, eager = 1 + below(seed, 60);
-    CHECK_OK(hapt_schedule_connect(&made->schedule, made->edge_count, made->edge, arena));
+    const struct hapt_schedule_options options = {.edge_count = made->edge_count,
+                                                  .edge = made->edge,
+                                                  .relay_count = made->relay_count,
+                                                  .relay = made->relay};
+    CHECK_OK(hapt_schedule_connect(&made->schedule, &options, arena));
     int left = 0;
     for (int c = 0; c < chunks; c++) left += made->forward_only[c] ? B : (schedule->split ? 3 : 2) * B;
     while (left > 0) {
@@ -255,7 +291,8 @@ static void list_transfers(struct dag *dag)
     const struct made *made = dag->made;
     dag->transfers = 0;
     for (int s = 0; s < made->schedule.submesh_count; s++) {
-        int last[MOST_SUBMESHES] = {-1, -1, -1, -1};
+        int last[MOST_LINKS + MOST_SUBMESHES];
+        for (int k = 0; k < MOST_LINKS + MOST_SUBMESHES; k++) last[k] = -1;
         for (int i = 0; i < made->list[s].count; i++) {
             const struct hapt_instruction *at = &made->instruction[s][i];
             if (at->kind == HAPT_INSTRUCTION_FORWARD) dag->at[0][at->chunk][at->microbatch] = i;
@@ -267,7 +304,7 @@ static void list_transfers(struct dag *dag)
                     const struct hapt_schedule_edge *edge = &made->edge[e];
                     if (edge->from != at->chunk || edge->to != to || edge->backward != backward) continue;
                     if (is_local(made, edge)) continue;
-                    int *before = &last[made->submesh_of[to]];
+                    int *before = &last[edge->link > 0 ? edge->link : MOST_LINKS + made->submesh_of[to]];
                     dag->transfer[dag->transfers] = (struct transfer){e, at->microbatch, s, i, *before, -1};
                     dag->transfer_of[e][at->microbatch] = *before = dag->transfers++;
                 }
@@ -279,6 +316,22 @@ static bool wait_for(double *start_s, double end_s)
 {
     if (end_s < 0) return false;
     *start_s = fmax(*start_s, end_s);
+    return true;
+}
+
+/* What edge `in` brought has been sent over all edges that a relay names. */
+static bool wait_for_relays(const struct dag *dag, const struct hapt_schedule_edge *in, int microbatch, double *start_s)
+{
+    const struct made *made = dag->made;
+    for (int k = 0; k < made->relay_count; k++) {
+        const struct hapt_schedule_relay *relay = &made->relay[k];
+        if (relay->from != in->from || relay->via != in->to) continue;
+        for (int e = 0; e < made->edge_count; e++) {
+            const struct hapt_schedule_edge *out = &made->edge[e];
+            if (out->backward || out->from != relay->via || out->to != relay->to || is_local(made, out)) continue;
+            if (!wait_for(start_s, dag->transfer[dag->transfer_of[e][microbatch]].end_s)) return false;
+        }
+    }
     return true;
 }
 
@@ -294,6 +347,7 @@ static bool time_transfer(struct dag *dag, struct transfer *transfer)
     if (freed >= 0 &&
         !wait_for(&start_s, dag->end[made->submesh_of[edge->to]][dag->at[edge->backward][edge->to][freed]]))
         return false;
+    if (freed >= 0 && !edge->backward && !wait_for_relays(dag, edge, freed, &start_s)) return false;
     transfer->end_s = start_s + edge_cost(made, transfer->edge);
     return true;
 }
@@ -454,10 +508,13 @@ static struct hapt_schedule_options random_options(struct made *made, enum hapt_
     }
     int loop_batch = 1 + below(seed, B);
     while (B % loop_batch != 0) loop_batch--;
+    make_links(made, seed);
     return (struct hapt_schedule_options){.update_groups = schedule->update_groups,
                                           .submesh_of = made->submesh_of,
                                           .edge_count = made->edge_count,
                                           .edge = below(seed, 2) ? made->edge : NULL,
+                                          .relay_count = made->relay_count,
+                                          .relay = made->relay,
                                           .forward_only = made->forward_only,
                                           .loop_batch = kind == HAPT_SCHEDULE_LOOPED ? loop_batch : 0,
                                           .prefetch = below(seed, MOST_SUBMESHES)};
@@ -469,6 +526,7 @@ static void take(struct made *made, const struct hapt_schedule *built)
     made->schedule = *built;
     made->edge_count = built->edges.count;
     memcpy(made->edge, built->edges.edge, (size_t)built->edges.count * sizeof made->edge[0]);
+    if (!built->edges.given) made->relay_count = 0;
     for (int s = 0; s < built->submesh_count; s++) {
         made->list[s] = built->list[s];
         memcpy(made->instruction[s], built->list[s].instruction,
@@ -495,7 +553,7 @@ static void built_lists(void)
         const enum hapt_schedule_kind kind = (enum hapt_schedule_kind)below(&seed, HAPT_SCHEDULE_KINDS);
         const struct hapt_costs costs = costs_of(&made);
         struct hapt_schedule_options options = random_options(&made, kind, &seed);
-        if (!hapt_schedule_loops(kind)) options.edge = NULL; /* merge.c orders neighbours */
+        if (!options.edge) options.relay_count = 0;
         hapt_schedule_warmup(kind, chunks, B, made.comm_s, 1, 0.1, warmup);
         for (int c = 0; c < chunks; c++)
             if (made.forward_only[c]) warmup[c] = hapt_schedule_forward_only_launches(kind, B, made.comm_s[c], 1, 0.1);

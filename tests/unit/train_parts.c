@@ -85,7 +85,7 @@ static void edges_by_brute_force(void)
             end[chunks] = at = next;
         }
         struct hapt_edges *edges = NULL;
-        CHECK_OK(hapt_edges_build(program, chunks, &arena, &edges));
+        CHECK_OK(hapt_edges_build(program, chunks, NULL, &arena, &edges));
         if (edges) CHECK(check_edges(graph, end, chunks, edges) == entries(edges));
         if (test_failures > before) fprintf(stderr, "round %d, %d chunks\n", round, chunks);
         hapt_arena_release(&arena);

@@ -1,0 +1,271 @@
+/*
+ * The messages between the stages of a plan. In: the profile's crossings and the stages. Out: plan->edge, with times,
+ * links, and which messages are passed on.
+ *
+ * A plan has edges of its own only if they differ from those between neighbours: if a tensor goes past the next stage,
+ * or if two messages of a submesh to different submeshes share a link. Neighbours always have an edge, also one without
+ * bytes, so that the stages depend on each other in order.
+ */
+#include "hapt/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A stage passes tensors on to stages so far behind it. Each stage between is a microbatch later at least, and what waits
+ * occupies transfer slots. */
+enum { MOST_STAGES_APART = HAPT_TRANSFER_SLOTS };
+
+/* The subcluster of a stage; -1: several. */
+static int home_of(const struct hapt_plan *plan, int stage)
+{
+    const struct hapt_plan_submesh *submesh = plan->stage[stage].submesh;
+    return submesh->part_count == 1 ? submesh->subcluster[0] : -1;
+}
+
+int hapt_plan_source(const struct hapt_plan *plan, int producer, const int *reader, int index)
+{
+    const int home = home_of(plan, reader[index]);
+    if (home < 0 || home == home_of(plan, producer)) return producer;
+    for (int k = index - 1; k >= 0 && reader[k] + MOST_STAGES_APART >= reader[index]; k--)
+        if (home_of(plan, reader[k]) == home && plan->stage[reader[k]].submesh != plan->stage[reader[index]].submesh)
+            return reader[k];
+    return producer;
+}
+
+/* Bytes from stage to stage, before they become a list. */
+struct sums {
+    int stages, relay_count, relay_capacity;
+    double *bytes[2]; /* [stages][stages] forward, backward */
+    struct hapt_schedule_relay *relay;
+};
+
+static enum hapt_status note_relay(struct hapt_plan *plan, struct sums *sums, struct hapt_schedule_relay relay)
+{
+    for (int k = 0; k < sums->relay_count; k++)
+        if (memcmp(&sums->relay[k], &relay, sizeof relay) == 0) return HAPT_OK;
+    if (sums->relay_count == sums->relay_capacity) {
+        struct hapt_schedule_relay *grown;
+        sums->relay_capacity = sums->relay_capacity ? 2 * sums->relay_capacity : 8;
+        HAPT_NEW(grown, plan->arena, sums->relay_capacity);
+        if (sums->relay_count) memcpy(grown, sums->relay, (size_t)sums->relay_count * sizeof *grown);
+        sums->relay = grown;
+    }
+    sums->relay[sums->relay_count++] = relay;
+    return HAPT_OK;
+}
+
+/* A stage that uses a tensor, in the order of computing. */
+struct use {
+    int stage;
+    bool writes;
+};
+
+/* The stages of a crossing's layers, each once. Returns their number; *far: two that follow each other are no
+ * neighbours. */
+static int stages_of(const struct hapt_crossings *crossings, int k, const int *stage_of, struct use *use, bool *far)
+{
+    int count = 0;
+    for (int i = crossings->start[k]; i < crossings->start[k + 1]; i++) {
+        const int stage = stage_of[crossings->layer[i]];
+        if (count == 0 || stage != use[count - 1].stage) use[count++] = (struct use){stage, false};
+        use[count - 1].writes = use[count - 1].writes || crossings->writes[i];
+    }
+    *far = abs(use[count - 1].stage - use[0].stage) > 1;
+    return count;
+}
+
+/* An activation goes from its producer to each reader, or from reader to reader. */
+static enum hapt_status add_activation(struct hapt_plan *plan, struct sums *sums, double bytes, const struct use *use,
+                                       int count, int *reader, int *source)
+{
+    for (int k = 0; k + 1 < count; k++) {
+        reader[k] = use[k + 1].stage;
+        const int from = source[k] = hapt_plan_source(plan, use[0].stage, reader, k);
+        sums->bytes[0][from * sums->stages + reader[k]] += bytes;
+        for (int via = 0; via < k && from != use[0].stage; via++)
+            if (reader[via] == from)
+                HAPT_TRY(note_relay(plan, sums, (struct hapt_schedule_relay){source[via], from, reader[k]}));
+    }
+    return HAPT_OK;
+}
+
+/* A gradient goes from each stage that writes it to those that read it, up to the next that adds to it. */
+static void add_gradient(struct sums *sums, double bytes, const struct use *use, int count)
+{
+    int newest = use[0].stage;
+    for (int k = 1; k < count; k++) {
+        sums->bytes[1][newest * sums->stages + use[k].stage] += bytes;
+        if (use[k].writes) newest = use[k].stage;
+    }
+}
+
+static enum hapt_status sum_crossings(const struct hapt_crossings *crossings, struct hapt_plan *plan, struct sums *sums,
+                                      bool *far)
+{
+    const int S = plan->stage_count;
+    int *stage_of, *reader;
+    struct use *use;
+    bool its;
+    HAPT_NEW(stage_of, plan->arena, plan->layer_count);
+    HAPT_NEW(reader, plan->arena, 2 * S);
+    HAPT_NEW(use, plan->arena, S);
+    for (int i = 0; i < S; i++)
+        for (int l = plan->stage[i].first_layer; l < plan->stage[i].end_layer; l++) stage_of[l] = i;
+    *far = false;
+    for (int k = 0; k < crossings->count && !*far; k++) stages_of(crossings, k, stage_of, use, far);
+    if (!*far) return HAPT_OK;
+    for (int d = 0; d < 2; d++) HAPT_NEW(sums->bytes[d], plan->arena, S * S);
+    for (int k = 0; k < crossings->count; k++) {
+        const int count = stages_of(crossings, k, stage_of, use, &its);
+        const bool backward = count > 1 && use[1].stage < use[0].stage;
+        if (backward)
+            add_gradient(sums, crossings->bytes[k], use, count);
+        else
+            HAPT_TRY(add_activation(plan, sums, crossings->bytes[k], use, count, reader, reader + S));
+    }
+    return HAPT_OK;
+}
+
+/* An edge that takes `time_s`, or the time of its bytes if that is negative. */
+static struct hapt_plan_edge make_edge(const struct hapt_profile *profile, const struct hapt_plan *plan, int from,
+                                       int to, double bytes, double time_s)
+{
+    int link[2];
+    const double transfer_s = hapt_profile_transfer_s(profile, bytes, hapt_plan_stage_subclusters(&plan->stage[from]),
+                                                      hapt_plan_stage_subclusters(&plan->stage[to]), link);
+    return (struct hapt_plan_edge){.edge = {.from = from,
+                                            .to = to,
+                                            .backward = to < from,
+                                            .link = link[0] == link[1]
+                                                        ? 0
+                                                        : 1 + link[0] * profile->cluster_count + link[1]},
+                                   .time_s = time_s >= 0 ? time_s
+                                             : bytes > 0 ? transfer_s
+                                                         : 0,
+                                   .bytes = bytes};
+}
+
+/* Lists the edges in the order of hapt_schedule_edges. Without sums: those of neighbours, with the plan's c_i. */
+static enum hapt_status list_edges(const struct hapt_profile *profile, const struct sums *sums, struct hapt_plan *plan)
+{
+    const int S = plan->stage_count;
+    int count = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        count = 0;
+        for (int d = 0; d < 2; d++)
+            for (int from = 0; from < S; from++)
+                for (int to = d ? 0 : from + 1; to < (d ? from : S); to++) {
+                    const bool neighbours = to == from + 1 || from == to + 1;
+                    const double bytes = sums->bytes[d] ? sums->bytes[d][from * S + to] : 0;
+                    if (!neighbours && bytes == 0) continue;
+                    const int low = from < to ? from : to;
+                    if (pass == 1 && !sums->bytes[d])
+                        plan->edge[count] = make_edge(profile, plan, from, to,
+                                                      profile->boundary_bytes[plan->stage[low].end_layer - 1],
+                                                      plan->stage[low].comm_s);
+                    else if (pass == 1)
+                        plan->edge[count] = make_edge(profile, plan, from, to, bytes, -1);
+                    count++;
+                }
+        if (pass == 0) HAPT_NEW(plan->edge, plan->arena, count);
+    }
+    plan->edge_count = count;
+    plan->relay_count = sums->relay_count;
+    plan->relay = sums->relay;
+    return HAPT_OK;
+}
+
+/* Do two messages between neighbours leave one submesh for different ones over the same link? */
+static bool neighbours_share_a_link(const struct hapt_plan *plan)
+{
+    for (int a = 0; a < plan->stage_count; a++)
+        for (int b = a; b < plan->stage_count; b++) {
+            if (plan->stage[a].submesh != plan->stage[b].submesh || home_of(plan, a) < 0) continue;
+            for (int k = 0; k < 4; k++) {
+                const int x = a + (k & 1 ? 1 : -1), y = b + (k & 2 ? 1 : -1);
+                if (x < 0 || y < 0 || x >= plan->stage_count || y >= plan->stage_count) continue;
+                if (plan->stage[x].submesh != plan->stage[y].submesh && home_of(plan, x) >= 0 &&
+                    home_of(plan, x) == home_of(plan, y) && home_of(plan, x) != home_of(plan, a))
+                    return true;
+            }
+        }
+    return false;
+}
+
+enum hapt_status hapt_plan_find_edges(const struct hapt_profile *profile, struct hapt_plan *plan)
+{
+    struct sums sums = {.stages = plan->stage_count};
+    bool far = false;
+    plan->edge_count = plan->relay_count = 0;
+    plan->edge = NULL;
+    plan->relay = NULL;
+    if (plan->stage_count < 3) return HAPT_OK; /* all are neighbours */
+    if (profile->crossings) HAPT_TRY(sum_crossings(profile->crossings, plan, &sums, &far));
+    if (!far && !neighbours_share_a_link(plan)) return HAPT_OK;
+    return list_edges(profile, &sums, plan);
+}
+
+enum hapt_status hapt_plan_add_edges(const struct hapt_plan *plan, struct hapt_arena *arena,
+                                     struct hapt_schedule_options *options)
+{
+    struct hapt_schedule_edge *edge;
+    if (plan->edge_count == 0) return HAPT_OK;
+    HAPT_NEW(edge, arena, plan->edge_count);
+    for (int e = 0; e < plan->edge_count; e++) edge[e] = plan->edge[e].edge;
+    options->edge_count = plan->edge_count;
+    options->edge = edge;
+    options->relay_count = plan->relay_count;
+    options->relay = plan->relay;
+    return HAPT_OK;
+}
+
+bool hapt_plan_has_edges(const struct hapt_plan *plan, const struct hapt_schedule *schedule)
+{
+    const struct hapt_schedule_options *options = &schedule->options;
+    if (plan->edge_count == 0) return !schedule->edges.given;
+    if (!schedule->edges.given || plan->edge_count != schedule->edges.count ||
+        plan->relay_count != options->relay_count)
+        return false;
+    for (int e = 0; e < plan->edge_count; e++) {
+        const struct hapt_schedule_edge *a = &plan->edge[e].edge, *b = &schedule->edges.edge[e];
+        if (a->from != b->from || a->to != b->to || a->backward != b->backward || a->link != b->link) return false;
+    }
+    return plan->relay_count == 0 ||
+           memcmp(plan->relay, options->relay, (size_t)plan->relay_count * sizeof *plan->relay) == 0;
+}
+
+#define BAD(...) hapt_fail(HAPT_ERR_INPUT, "create the plan again with `hapt plan`", "plan: " __VA_ARGS__)
+
+static bool has_edge(const struct hapt_plan *plan, int from, int to)
+{
+    for (int e = 0; e < plan->edge_count; e++)
+        if (plan->edge[e].edge.from == from && plan->edge[e].edge.to == to) return true;
+    return false;
+}
+
+enum hapt_status hapt_plan_check_edges(const struct hapt_plan *plan)
+{
+    const int S = plan->stage_count;
+    for (int e = 0; e < plan->edge_count; e++) {
+        const struct hapt_plan_edge *at = &plan->edge[e];
+        const int from = at->edge.from, to = at->edge.to;
+        if (from < 0 || from >= S || to < 0 || to >= S || from == to)
+            return BAD("a message goes from stage %d to stage %d, but there are %d stages", from, to, S);
+        if (!(at->time_s >= 0 && isfinite(at->time_s)) || !(at->bytes >= 0 && isfinite(at->bytes)) || at->edge.link < 0)
+            return BAD("a message from stage %d to stage %d takes %g s for %g bytes over link %d", from, to, at->time_s,
+                       at->bytes, at->edge.link);
+        if (e > 0 && hapt_schedule_compare_edges(&at[-1].edge, &at->edge) >= 0)
+            return BAD("the messages from stage %d are not in order", from);
+    }
+    for (int i = 0; i + 1 < S && plan->edge_count > 0; i++)
+        if (!has_edge(plan, i, i + 1) || !has_edge(plan, i + 1, i))
+            return BAD("no message joins stages %d and %d", i, i + 1);
+    for (int k = 0; k < plan->relay_count; k++) {
+        const struct hapt_schedule_relay *relay = &plan->relay[k];
+        if (relay->from >= relay->via || relay->via >= relay->to || !has_edge(plan, relay->from, relay->via) ||
+            !has_edge(plan, relay->via, relay->to))
+            return BAD("stage %d passes on what no message from stage %d to stage %d brings or takes", relay->via,
+                       relay->from, relay->to);
+    }
+    return HAPT_OK;
+}
