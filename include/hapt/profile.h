@@ -196,10 +196,11 @@ enum hapt_status hapt_crossings_find(const struct hapt_graph *graph, const struc
 /* The crossings between coarser layers: coarse_layer [layer]. */
 enum hapt_status hapt_crossings_coarsen(const struct hapt_crossings *fine, const int *coarse_layer,
                                         struct hapt_arena *arena, const struct hapt_crossings **coarse);
-/* bytes [layer_count]: the least that crosses the boundary behind each layer in either direction, wherever other stages
- * begin. */
-enum hapt_status hapt_crossings_direct_bytes(const struct hapt_crossings *crossings, int layer_count,
-                                             struct hapt_arena *arena, double **bytes);
+/* Lower bounds of what crosses the boundary behind each layer, wherever other stages begin [layer_count]. next: from the
+ * stage in front of it to the next one, and back, the smaller of the two. all: from one of them to all stages beyond the
+ * boundary, the larger of activations and gradients. */
+enum hapt_status hapt_crossings_least_bytes(const struct hapt_crossings *crossings, int layer_count,
+                                            struct hapt_arena *arena, double **next, double **all);
 enum hapt_status hapt_crossings_check(const struct hapt_crossings *crossings, int layer_count);
 
 /* Counts the submeshes of a subcluster, and lists them in the profile's order if `submesh` is not NULL. */

@@ -185,22 +185,39 @@ enum hapt_status hapt_crossings_coarsen(const struct hapt_crossings *fine, const
     return HAPT_OK;
 }
 
-enum hapt_status hapt_crossings_direct_bytes(const struct hapt_crossings *crossings, int layer_count,
-                                             struct hapt_arena *arena, double **bytes)
+/* From layer `from`, as the last writer, to the layers that follow it in an entry. */
+struct sums {
+    double *next[2], *all[2]; /* [boundary] activations, gradients */
+};
+
+static void add_to_sums(const struct hapt_crossings *crossings, int k, struct sums *sums)
 {
-    double *back;
-    HAPT_NEW(*bytes, arena, layer_count);
-    HAPT_NEW(back, arena, layer_count);
-    for (int k = 0; k < crossings->count; k++) {
-        int newest = crossings->layer[crossings->start[k]]; /* that has written */
-        for (int i = crossings->start[k] + 1; i < crossings->start[k + 1]; i++) {
-            const int layer = crossings->layer[i];
-            if (layer == newest + 1) (*bytes)[newest] += crossings->bytes[k];
-            if (layer == newest - 1) back[layer] += crossings->bytes[k];
-            if (crossings->writes[i]) newest = layer;
-        }
+    const int *layer = crossings->layer;
+    const int first = crossings->start[k], end = crossings->start[k + 1];
+    const int d = layer[first + 1] < layer[first]; /* gradients descend */
+    for (int writer = first, i = first + 1; i < end; i++) {
+        const int boundary = d ? layer[writer] - 1 : layer[writer];
+        if (abs(layer[i] - layer[writer]) == 1) sums->next[d][boundary] += crossings->bytes[k];
+        if (i == writer + 1) sums->all[d][boundary] += crossings->bytes[k];
+        if (crossings->writes[i]) writer = i;
     }
-    for (int l = 0; l < layer_count; l++) (*bytes)[l] = fmin((*bytes)[l], back[l]);
+}
+
+enum hapt_status hapt_crossings_least_bytes(const struct hapt_crossings *crossings, int layer_count,
+                                            struct hapt_arena *arena, double **next, double **all)
+{
+    struct sums sums;
+    for (int d = 0; d < 2; d++) {
+        HAPT_NEW(sums.next[d], arena, layer_count);
+        HAPT_NEW(sums.all[d], arena, layer_count);
+    }
+    for (int k = 0; k < crossings->count; k++) add_to_sums(crossings, k, &sums);
+    for (int l = 0; l < layer_count; l++) {
+        sums.next[0][l] = fmin(sums.next[0][l], sums.next[1][l]);
+        sums.all[0][l] = fmax(sums.all[0][l], sums.all[1][l]);
+    }
+    *next = sums.next[0];
+    *all = sums.all[0];
     return HAPT_OK;
 }
 

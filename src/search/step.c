@@ -227,6 +227,7 @@ static void initialise(struct step_search *search, MPI_Comm comm, const struct h
                                    .size = 1,
                                    .profile = profile,
                                    .lowest = profile,
+                                   .link_load = profile,
                                    .options = options,
                                    .L = profile->layer_count,
                                    .C = profile->cluster_count,
@@ -242,20 +243,22 @@ static void initialise(struct step_search *search, MPI_Comm comm, const struct h
 }
 
 /* Tensors that go past the next stage do not cross the boundaries between, so boundary_bytes bound nothing. What a layer
- * gives the next one crosses each boundary there. */
+ * makes crosses the boundary behind it: with two subclusters over one link, to whichever stage. */
 static enum hapt_status lower_boundaries(struct step_search *search)
 {
     const size_t links = (size_t)search->C * (size_t)search->C;
-    struct hapt_profile *lowest;
+    struct hapt_profile *lowest, *link_load;
     bool none = false;
     if (!search->profile->crossings) return HAPT_OK;
     HAPT_NEW(lowest, &search->arena, 1);
-    *lowest = *search->profile;
-    HAPT_TRY(hapt_crossings_direct_bytes(search->profile->crossings, search->L, &search->arena,
-                                         &lowest->boundary_bytes));
+    HAPT_NEW(link_load, &search->arena, 1);
+    *lowest = *link_load = *search->profile;
+    HAPT_TRY(hapt_crossings_least_bytes(search->profile->crossings, search->L, &search->arena, &lowest->boundary_bytes,
+                                        &link_load->boundary_bytes));
     for (int l = 0; l + 1 < search->L; l++) none = none || lowest->boundary_bytes[l] == 0;
     if (none) HAPT_NEW(lowest->link_latency, &search->arena, links); /* zeros: nothing may cross */
     search->lowest = lowest;
+    search->link_load = search->C == 2 ? link_load : lowest;
     return HAPT_OK;
 }
 

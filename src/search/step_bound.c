@@ -100,7 +100,7 @@ static enum hapt_status meet(struct bounding *bounding, double longest_s, double
  * B - 1 transfers over the fastest link between two of them. A plan of one stage has neither. INFINITY: no link. */
 static double least_more_s(const struct bounding *bounding, bool several)
 {
-    const struct hapt_profile *profile = bounding->search->lowest;
+    const struct hapt_profile *profile = bounding->search->link_load;
     double comm_s = INFINITY, tied_s = INFINITY;
     if (!several) return 0;
     for (int from = 0; from < profile->cluster_count; from++)

@@ -118,6 +118,24 @@ static double there_and_back_s(const struct hapt_plan *plan, int i)
     return plan->edge_count > 0 ? transfer_s(plan, i, i + 1) + transfer_s(plan, i + 1, i) : 2 * plan->stage[i].comm_s;
 }
 
+/* Seconds per microbatch during which the channel from stage i to the next one, or back, is busy: the longer. */
+static double channel_s(const struct hapt_plan *plan, int i)
+{
+    double longest_s = plan->edge_count > 0 ? 0 : plan->stage[i].comm_s;
+    for (int first = 0; first < plan->edge_count; first++) {
+        const struct hapt_schedule_edge *edge = &plan->edge[first].edge;
+        double sum_s = 0;
+        if (!(edge->from == i && edge->to == i + 1) && !(edge->from == i + 1 && edge->to == i)) continue;
+        for (int e = 0; e < plan->edge_count; e++) {
+            const struct hapt_schedule_edge *other = &plan->edge[e].edge;
+            const bool same = other->from == edge->from && other->backward == edge->backward;
+            if (e == first || (same && edge->link > 0 && other->link == edge->link)) sum_s += plan->edge[e].time_s;
+        }
+        longest_s = fmax(longest_s, sum_s);
+    }
+    return longest_s;
+}
+
 /* A lower bound of the simulated step of a plan with priced stages, for all launch counts.
  *
  * On each stage, B passes follow the first arrival, and the last gradient still goes to stage 0. Between the first
@@ -131,12 +149,10 @@ static double lower_s(const struct hapt_plan *plan)
     for (int i = 0; i < S; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         const double w = work_s(plan, i), f = stage->forward_s, behind_s = fmax(0, all_s - head_s - w);
-        const double comm_s =
-            plan->edge_count > 0 ? fmax(transfer_s(plan, i, i + 1), transfer_s(plan, i + 1, i)) : stage->comm_s;
         least_s = fmax(least_s, head_s + B * w);
         least_s = fmax(least_s, head_s + behind_s + f + B * (w - f));
         least_s = fmax(least_s, head_s + behind_s + B * f + (w - f));
-        least_s = fmax(least_s, all_s + (B - 1) * comm_s);
+        least_s = fmax(least_s, all_s + (B - 1) * channel_s(plan, i));
         head_s += w + there_and_back_s(plan, i);
     }
     least_s += plan->exchange_s + plan->stage[0].step_s - plan->stage[0].tied_s;
