@@ -27,16 +27,17 @@ struct hapt_chunk_cuts {
     /* The lists. They stay the same for all boundaries; those of a split schedule too, though the generator would place
      * its WEIGHT instructions anew. */
     const struct hapt_schedule *schedule;
-    /* Costs of a chunk that holds layers [first, end). Called many times for the same range, so it should be a table. */
+    /* Costs of a chunk that holds layers [first, end). Called many times for the same range, so it should be a table.
+     */
     void (*chunk)(const void *context, int chunk, int first, int end, struct hapt_chunk_costs *costs);
     const void *context;
-    /* [submesh] of a device; NULL: unlimited. A submesh needs the parameter bytes of its chunks, and for each slot of its
-     * list the largest activation bytes of its chunks (hapt_plan_submesh_fits). */
+    /* [submesh] of a device; NULL: unlimited. A submesh needs the parameter bytes of its chunks, and for each slot of
+     * its list the largest activation bytes of its chunks (hapt_plan_submesh_fits). */
     const double *memory_bytes;
     double exchange_s; /* as in struct hapt_costs */
     bool blocking;
     int transfer_slots;
-    int width;                /* entries of the beam, L_K; 0: 8 */
+    int width;                /* entries of the beam, L_K; 0: 16 */
     int reach;                /* layers that a boundary moves at most; 0: 10 */
     int64_t most_simulations; /* the beam ends there; 0: no limit */
 };
@@ -50,20 +51,21 @@ struct hapt_chunk_cuts_found {
 
 /*
  * The beam. It starts from `start` [chunk] (ends), or if NULL from chunks of about equal time. Each entry moves each
- * boundary by up to `reach` layers, alone and with the others in proportion (hapt_chunk_cuts_move). It ends when no move
- * improves on the slowest of `width` entries. While nothing fits the memory, it minimises what is exceeded.
+ * boundary by up to `reach` layers, alone and with the others in proportion (hapt_chunk_cuts_move). It ends when no
+ * move improves on the slowest of `width` entries. While nothing fits the memory, it minimises what is exceeded.
  * HAPT_ERR_INFEASIBLE: no boundaries were found that fit, with the least excess in the message.
  */
-enum hapt_status hapt_chunk_cuts_beam(const struct hapt_chunk_cuts *problem, const int *start, struct hapt_arena *result,
-                                      struct hapt_chunk_cuts_found *found);
+enum hapt_status hapt_chunk_cuts_beam(const struct hapt_chunk_cuts *problem, const int *start,
+                                      struct hapt_arena *result, struct hapt_chunk_cuts_found *found);
 /* The step of given boundaries by the same rules. INFINITY: they do not fit the memory or a chunk is impossible. */
 enum hapt_status hapt_chunk_cuts_price(const struct hapt_chunk_cuts *problem, const int *end,
                                        struct hapt_simulate_work *work, double *step_s);
-/* Ends of chunks of about equal time: the least longest chunk. */
-void hapt_chunk_cuts_even(const struct hapt_chunk_cuts *problem, int *end);
+/* Ends [chunk] of chunks of about equal time: the least longest chunk. The time of a chunk must not fall with more
+ * layers. Where none is possible, the ends are of no use, but still leave each chunk a layer. */
+enum hapt_status hapt_chunk_cuts_even(const struct hapt_chunk_cuts *problem, struct hapt_arena *scratch, int *end);
 /*
- * Moves the boundary behind chunk `at` by `by` layers. In proportion: the boundaries before it stretch with the layers in
- * front of it, those behind it shrink with the layers behind it. (The paper's formula for these gives lengths of
+ * Moves the boundary behind chunk `at` by `by` layers. In proportion: the boundaries before it stretch with the layers
+ * in front of it, those behind it shrink with the layers behind it. (The paper's formula for these gives lengths of
  * segments; its authors' code moves boundaries as here.) False: a chunk would be empty.
  */
 bool hapt_chunk_cuts_move(const int *from, int chunks, int layers, int at, int by, bool in_proportion, int *to);

@@ -8,7 +8,8 @@
 
 enum { MOST_ORDERED = 6 };
 
-/* Submeshes of the shape per subcluster; their sum, or 0: devices are left over, or a subcluster has no such submesh. */
+/* Submeshes of the shape per subcluster; their sum, or 0: devices are left over, or a subcluster has no such submesh.
+ */
 static int count_submeshes(const struct hapt_profile *profile, const struct hapt_submesh *shape,
                            int stages[HAPT_MAX_SUBCLUSTERS])
 {
@@ -132,7 +133,7 @@ enum hapt_status even_rows_balance(const struct even_row *row, const int *unit_e
     HAPT_TRY(hapt_schedule_build(HAPT_SCHEDULE_1F1B, row->count, 1, launches, NULL, scratch, &schedule));
     const struct hapt_chunk_cuts problem = {
         .layer_count = units, .schedule = schedule, .chunk = weigh, .context = &balance};
-    hapt_chunk_cuts_even(&problem, end);
+    HAPT_TRY(hapt_chunk_cuts_even(&problem, scratch, end));
     for (int i = 0; i < row->count; i++) end[i] = unit_end[end[i] - 1];
     return HAPT_OK;
 }

@@ -16,9 +16,9 @@ struct even_row {
     int pass;
 };
 
-/* Calls `take` for each row: every shape without programs of the profile's layouts, every order of the subclusters. Shapes
- * that leave devices over are omitted. `tensor_parallel` false: data-parallel shapes only. The rows of a shape are passed
- * `passes` times. Stops at the first failure. */
+/* Calls `take` for each row: every shape without programs of the profile's layouts, every order of the subclusters.
+ * Shapes that leave devices over are omitted. `tensor_parallel` false: data-parallel shapes only. The rows of a shape
+ * are passed `passes` times. Stops at the first failure. */
 enum hapt_status even_rows_each(const struct hapt_profile *profile, bool tensor_parallel, int passes,
                                 enum hapt_status (*take)(void *context, const struct even_row *row), void *context);
 

@@ -100,7 +100,8 @@ static void grown_clusters(void)
     const int pairs = wanted ? atoi(wanted) : test_long() ? 2000 : 100;
     struct tally tally[GROWTHS] = {0};
     uint64_t start = 1;
-    for (int k = 0; k < pairs; start++) k += compare_once(start, (enum growth)(start % GROWTHS), &tally[start % GROWTHS]);
+    for (int k = 0; k < pairs; start++)
+        k += compare_once(start, (enum growth)(start % GROWTHS), &tally[start % GROWTHS]);
     struct tally grown = {0};
     for (int g = 0; g < GROWTHS; g++) {
         printf("  %-12s %4d pairs, %3d slower, worst %.3f %%\n", growth_name[g], tally[g].pairs, tally[g].slower,
