@@ -27,7 +27,9 @@ struct shape {
     const struct hapt_stage_layout *layout[MAX_STAGES];
     enum hapt_schedule_kind schedule;
     int microbatches;
-    double bandwidth; /* paced links; 0: not paced */
+    bool split;            /* backward passes */
+    int slots[MAX_STAGES]; /* split: hapt_plan_stage.slots */
+    double bandwidth;      /* paced links; 0: not paced */
     double slowdown;
 };
 
@@ -78,6 +80,7 @@ static struct hapt_plan *make_plan(const struct shape *shape)
     hapt_schedule_warmup(shape->schedule, shape->stages, shape->microbatches, comm_s, 1, 0.02, warmup);
     *plan = (struct hapt_plan){.microbatches = shape->microbatches,
                                .schedule = shape->schedule,
+                               .split = shape->split,
                                .hide_threshold = 0.02,
                                .replicas = 1,
                                .layer_count = shape->stages,
@@ -108,8 +111,10 @@ static struct hapt_plan *make_plan(const struct shape *shape)
         stage->warmup = warmup[s];
         stage->compute_s = 1;
         stage->forward_s = 0.3;
+        stage->weight_s = 0.35;
+        stage->slots = shape->slots[s];
         stage->parameter_bytes = stage->activation_bytes = 1;
-        stage->memory_bytes = 1 + warmup[s];
+        stage->memory_bytes = 1 + hapt_plan_stage_slots(stage);
         stage->device_memory_bytes = 1e9;
     }
     return plan;

@@ -41,7 +41,10 @@ struct hapt_candidates_options {
     unsigned programs;
     int tensor_parallel;                      /* largest degree; 0: the devices of a node */
     const struct hapt_efficiency *efficiency; /* calibrated tables for prediction; NULL: the built-in ones */
+    bool split;                               /* also the figures of split backward passes */
 };
+/* True if --split-backward or `hapt profile` needs the figures of split backward passes. */
+bool hapt_candidates_wants_split(const struct hapt_config *config);
 /* The programs of --program. */
 unsigned hapt_candidates_programs(const struct hapt_config *config);
 
@@ -51,6 +54,7 @@ struct hapt_candidates {
     const struct hapt_layers *layers;
     const struct hapt_efficiency *efficiency; /* calibrated tables for prediction; NULL: the built-in ones */
     int layer_count;                          /* L */
+    bool split;                               /* also the figures of split backward passes */
     double imbalance; /* candidates with more work, relative to their submesh's part of the speed, are pruned */
     int state_count;  /* number of optimizer states */
     /* ZeRO-1: ranks that sum a gradient hold one slice each of its optimizer state. STATE_REPLICATED: never;
@@ -80,7 +84,8 @@ struct hapt_candidates {
 /* One device's share of an item; doubles, so that ranks can sum their parts of a table. */
 struct hapt_item_memory {
     double parameter_bytes, activation_bytes, trained_elements, update_bytes;
-    double sharded_bytes; /* parameter_bytes if the optimizer state were sharded */
+    double sharded_bytes;                                 /* parameter_bytes if the optimizer state were sharded */
+    double split_parameter_bytes, split_activation_bytes; /* the same of the split program */
 };
 #define FITS_NOWHERE ((struct hapt_item_memory){.parameter_bytes = INFINITY, .sharded_bytes = INFINITY})
 struct hapt_item_time {
@@ -173,11 +178,13 @@ double hapt_candidates_device_speed(const struct hapt_candidates *candidates, in
 typedef double hapt_candidates_all_reduce(const void *context, int subcluster, struct hapt_submesh submesh,
                                           double bytes);
 /* Makes the profile. memory[c] and time[c]: tables by item for subcluster c; time in real seconds of its devices.
+ * weight_share[c]: the part of backward_s that a split backward pass defers, NaN: unknown; NULL: all are unknown.
  * Variants without candidates are left out. So are variants that another one of the same submesh beats in time and
  * memory on every range (a plain variant is compared with plain ones only). A submesh keeps its data-parallel row if
  * that is its only variant. */
 enum hapt_status hapt_candidates_fill(const struct hapt_candidates *candidates, struct hapt_item_memory *const *memory,
-                                      struct hapt_item_time *const *time, hapt_candidates_all_reduce *all_reduce,
-                                      const void *context, struct hapt_arena *result, struct hapt_profile **profile);
+                                      struct hapt_item_time *const *time, double *const *weight_share,
+                                      hapt_candidates_all_reduce *all_reduce, const void *context,
+                                      struct hapt_arena *result, struct hapt_profile **profile);
 
 #endif

@@ -3,8 +3,10 @@
  * functions.
  *
  * One allocation holds the chunks of a device: residents | N slots | workspace | transfer slots. Every tensor is
- * aligned to 64 bytes. resident   fp32 master weights, bf16 compute copies, fp32 gradients, optimizer state, the loss
- * scale slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations
+ * aligned to 64 bytes.
+ *   resident   fp32 master weights, bf16 compute copies, fp32 gradients, optimizer state, the loss scale
+ *   slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations; of a
+ *              split sharding (hapt_sharding_split) also what BACKWARD leaves for WEIGHT
  *   workspace  tensors of one instruction, offsets by liveness, and kernel scratch; also gradients that cross a
  *              boundary: they are copied from and to their transfer slots
  *   transfer   HAPT_TRANSFER_SLOTS buffers per boundary: activations and gradients received, gradients sent

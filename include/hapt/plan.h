@@ -43,13 +43,15 @@ struct hapt_plan_stage {
     struct hapt_layout layout;         /* of its operators over the submesh */
     double compute_s;                  /* t_i, step_time / B included */
     double forward_s, step_s;
-    double tied_s; /* the part of step_s for the exchange of tied parameters; first and last stage */
-    double comm_s; /* c_i */
-    int warmup;    /* N_i */
+    double weight_s; /* part of the backward time that a split backward pass defers; NaN: unknown */
+    double tied_s;   /* the part of step_s for the exchange of tied parameters; first and last stage */
+    double comm_s;   /* c_i */
+    int warmup;      /* N_i */
+    int slots;       /* split: activation slots that it may hold; at most N_i: N_i */
     double *part_parameter_bytes, *part_activation_bytes; /* [submesh->part_count] per device of each part */
     /* of the device that is fullest relative to its memory */
     double parameter_bytes, activation_bytes;
-    double memory_bytes; /* parameter_bytes + warmup * activation_bytes */
+    double memory_bytes; /* parameter_bytes + hapt_plan_stage_slots * activation_bytes */
     double device_memory_bytes;
 };
 
@@ -69,6 +71,7 @@ struct hapt_plan {
     struct hapt_arena *arena; /* of its arrays */
     int microbatches;         /* B */
     enum hapt_schedule_kind schedule;
+    bool split;            /* backward passes are split (zero bubble): WEIGHT instructions, bytes of split programs */
     double hide_threshold; /* epsilon */
     int replicas;          /* of the pipeline; 1 */
     int layer_count;
@@ -80,7 +83,7 @@ struct hapt_plan {
     struct hapt_plan_submesh *submesh; /* each is used by at least one stage */
     int stage_count;
     struct hapt_plan_stage *stage;
-    int edge_count; /* 0: each stage sends to its neighbours alone, over links of its own, in comm_s */
+    int edge_count;              /* 0: each stage sends to its neighbours alone, over links of its own, in comm_s */
     struct hapt_plan_edge *edge; /* in the order of hapt_schedule_edges; plan_edges.c finds them */
     int relay_count;
     struct hapt_schedule_relay *relay; /* messages whose tensors the receiver passes on */
@@ -111,6 +114,11 @@ static inline bool hapt_plan_is_mixed(const struct hapt_plan_stage *stage)
 static inline int hapt_plan_submesh_size(const struct hapt_plan_submesh *submesh)
 {
     return submesh->nodes * submesh->devices_per_node;
+}
+/* The microbatches whose activations it may hold. Unsplit: its launches. */
+static inline int hapt_plan_stage_slots(const struct hapt_plan_stage *stage)
+{
+    return stage->slots > stage->warmup ? stage->slots : stage->warmup;
 }
 /* True if the stages of a submesh fit into its memory together; each slot has room for the largest activations. */
 bool hapt_plan_submesh_fits(const struct hapt_plan *plan, const struct hapt_plan_submesh *submesh);
@@ -144,8 +152,8 @@ enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kin
 /*
  * The stage from which reader[index] gets a tensor that `producer` makes and the stages reader[] use, in ascending
  * order. Inside the producer's subcluster, and for mixed stages, it is the producer. Readers in another subcluster form
- * a chain, so that the tensor crosses the link to it once: each passes it on to the next. A tensor that is passed on waits
- * in a transfer slot, and these are few. So a reader on the same submesh as the one before it, or more than
+ * a chain, so that the tensor crosses the link to it once: each passes it on to the next. A tensor that is passed on
+ * waits in a transfer slot, and these are few. So a reader on the same submesh as the one before it, or more than
  * HAPT_TRANSFER_SLOTS stages behind it, gets the tensor from the producer.
  */
 int hapt_plan_source(const struct hapt_plan *plan, int producer, const int *reader, int index);
@@ -185,6 +193,14 @@ int hapt_plan_relaunch(struct hapt_plan *plan, enum hapt_schedule_kind schedule,
 /* Sets the memory of priced stages with given launch counts. Returns the first stage that exceeds its devices' memory,
  * or -1. */
 int hapt_plan_tighten(struct hapt_plan *plan);
+/* Splits the backward passes of a priced plan, with its launch counts. Each stage gets the number of slots, of those
+ * that fit its devices, with which the simulated step is shortest. There is then no bound_s. HAPT_ERR_INPUT: the
+ * profile does not know the part of the backward time that waits. HAPT_ERR_INFEASIBLE: the launches of a stage do not
+ * fit; the plan is unchanged. */
+enum hapt_status hapt_plan_split_backward(const struct hapt_profile *profile, struct hapt_plan *plan);
+/* The same, if its simulated step is then shorter; else the plan is unchanged. *fits false: the launches of a stage do
+ * not fit. HAPT_OK also if the profile does not know the times. */
+enum hapt_status hapt_plan_split_if_shorter(const struct hapt_profile *profile, struct hapt_plan *plan, bool *fits);
 /* Prices given stages with given launch counts; t_max becomes the largest t_i or c_i. HAPT_ERR_INFEASIBLE: a stage
  * exceeds its devices' memory. */
 enum hapt_status hapt_plan_price_launches(const struct hapt_profile *profile, struct hapt_plan *plan);

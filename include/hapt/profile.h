@@ -34,6 +34,10 @@ struct hapt_profile_cluster {
     double *parameter_bytes;    /* per device, always resident */
     double *activation_bytes;   /* per device and microbatch in flight */
     double *step_time;          /* s per step outside the pipeline; NULL: 0 */
+    /* Split backward passes (hapt_sharding_split); all three or none. Other files and mixed stages have none. */
+    double *weight_time;            /* s per microbatch, the part of the backward pass that waits; NULL: unknown */
+    double *split_parameter_bytes;  /* as parameter_bytes, of the split program */
+    double *split_activation_bytes; /* as activation_bytes */
 };
 
 /* Stages over devices of several subclusters: one program on devices[i] devices of each subcluster cluster[i].
@@ -59,8 +63,8 @@ struct hapt_crossings {
     int count;     /* K */
     double *bytes; /* [K] of a microbatch */
     int *start;    /* [K + 1] into the next two */
-    int *layer;    /* in the order of computing: activations ascend, gradients descend. The first one writes the tensor, */
-    bool *writes;  /* others read it, and may add to it (gradients) */
+    int *layer; /* in the order of computing: activations ascend, gradients descend. The first one writes the tensor, */
+    bool *writes; /* others read it, and may add to it (gradients) */
 };
 
 /* Cost of making the profile; zeros in a profile that was loaded. */
@@ -85,8 +89,8 @@ struct hapt_profile {
     int cluster_count; /* C */
     struct hapt_profile_cluster *cluster;
     int mixed_count;
-    struct hapt_profile_mixed *mixed; /* [mixed_count] */
-    double *boundary_bytes;           /* [L] */
+    struct hapt_profile_mixed *mixed;       /* [mixed_count] */
+    double *boundary_bytes;                 /* [L] */
     const struct hapt_crossings *crossings; /* NULL: each layer reads from the layer before it alone */
     double *tied_bytes; /* [L] bytes of parameters that layers before l and layers from l on both read; NULL: none */
     double *link_bandwidth;     /* [C][C] byte/s */
@@ -113,6 +117,8 @@ enum hapt_status hapt_profile_create(int layer_count, int cluster_count, struct 
 enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int index, const char *name, int nodes,
                                           int devices_per_node, double memory_bytes, double peak_flops,
                                           const struct hapt_submesh *submesh, int count, struct hapt_arena *arena);
+/* Allocates weight_time (NaN) and the bytes of split programs of a subcluster. */
+enum hapt_status hapt_profile_add_split(struct hapt_profile *profile, int index, struct hapt_arena *arena);
 /* Adds an entry of mixed stages: times are NaN, one memory row per subcluster, no ratios and no step_time (the
  * caller may set both). `mixed` becomes invalid when another entry is added. */
 enum hapt_status hapt_profile_add_mixed(struct hapt_profile *profile, int count, const int *cluster, const int *devices,
@@ -148,6 +154,11 @@ void hapt_profile_keep_subclusters(struct hapt_profile *profile, unsigned subclu
 /* Keeps only the candidates with "data"-parallel, "tensor"-parallel or "synthesised" programs; a single device
  * counts as each of them. */
 void hapt_profile_keep_programs(struct hapt_profile *profile, const char *program);
+
+/* The same candidates with the memory of split programs; tables are shared. For searches of plans whose backward passes
+ * are split afterwards. Mixed stages and subclusters without these figures have no candidates in it. */
+enum hapt_status hapt_profile_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                         struct hapt_profile **view);
 
 /*
  * Cost of the boundary after layer `last`: latency + bytes / bandwidth of one link; 0 after the last layer.
@@ -196,9 +207,9 @@ enum hapt_status hapt_crossings_find(const struct hapt_graph *graph, const struc
 /* The crossings between coarser layers: coarse_layer [layer]. */
 enum hapt_status hapt_crossings_coarsen(const struct hapt_crossings *fine, const int *coarse_layer,
                                         struct hapt_arena *arena, const struct hapt_crossings **coarse);
-/* Lower bounds of what crosses the boundary behind each layer, wherever other stages begin [layer_count]. next: from the
- * stage in front of it to the next one, and back, the smaller of the two. all: from one of them to all stages beyond the
- * boundary, the larger of activations and gradients. */
+/* Lower bounds of what crosses the boundary behind each layer, wherever other stages begin [layer_count]. next: from
+ * the stage in front of it to the next one, and back, the smaller of the two. all: from one of them to all stages
+ * beyond the boundary, the larger of activations and gradients. */
 enum hapt_status hapt_crossings_least_bytes(const struct hapt_crossings *crossings, int layer_count,
                                             struct hapt_arena *arena, double **next, double **all);
 enum hapt_status hapt_crossings_check(const struct hapt_crossings *crossings, int layer_count);

@@ -25,11 +25,13 @@ struct hapt_program_step {
      * (hapt_op_type.inner_all_reduces), or -1. */
     int axis;
     unsigned first_rank_inputs[HAPT_MESH_AXES]; /* computation: bit i: only the axis' first rank has input i */
+    bool weight; /* hapt_sharding.weight: in HAPT_SECTION_WEIGHT if the sharding is split, else in BACKWARD */
 };
 
 enum hapt_section {
     HAPT_SECTION_FORWARD,  /* once per microbatch */
     HAPT_SECTION_BACKWARD, /* once per microbatch */
+    HAPT_SECTION_WEIGHT,   /* once per microbatch, of split shardings: gradients of parameters, taken from BACKWARD */
     HAPT_SECTION_REDUCE,   /* once per step: parameter gradients across the submesh */
     HAPT_SECTION_COUNT
 };
@@ -64,7 +66,8 @@ struct hapt_program {
     int inputs;                        /* bit r: the program reads the input of role r */
 };
 
-/* The program of operators [first_op, end_op). The sharding must outlive it. HAPT_ERR_INFEASIBLE if partial sums
+/* The program of operators [first_op, end_op). The sharding must outlive it. Of a split sharding, the steps that only
+ * make gradients of parameters are in HAPT_SECTION_WEIGHT, in the same order. HAPT_ERR_INFEASIBLE if partial sums
  * cross one of its ends. Rank-local and deterministic; shapes are those of sharding->mesh_coordinate. */
 enum hapt_status hapt_program_build(const struct hapt_sharding *sharding, int first_op, int end_op,
                                     struct hapt_arena *arena, struct hapt_program **program);

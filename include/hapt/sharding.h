@@ -129,6 +129,11 @@ struct hapt_sharding {
     /* [graph->tensor_count] the tensor whose storage it uses: itself or a lower index. An all-reduce works in place
      * if nothing else reads the partial sums. */
     int *storage;
+    /* [graph->op_count] backward operators that make gradients of parameters only, and collectives that only serve
+     * those: in the split sharding they can wait until all others of their range have run. All writers of a gradient
+     * can wait, or none. */
+    bool *weight;
+    bool split;           /* made by hapt_sharding_split */
     bool *not_a_boundary; /* [source->forward_count + 1] no range begins or ends here: partial sums would cross */
 };
 
@@ -145,6 +150,11 @@ enum hapt_status hapt_sharding_apply(const struct hapt_sharding *sharding, int a
 /* The same sharding for another rank. Shapes, sizes and first values are its own; everything else is shared. */
 enum hapt_status hapt_sharding_at(const struct hapt_sharding *sharding, const int *mesh_coordinate,
                                   struct hapt_arena *arena, struct hapt_sharding **local);
+/* The same sharding for split backward passes (zero bubble). Gradients of activations are summed in place, so an
+ * operator that waits may read one that others add to meanwhile. It reads a copy instead, a further version. No other
+ * operator changes. */
+enum hapt_status hapt_sharding_split(const struct hapt_sharding *sharding, struct hapt_arena *arena,
+                                     struct hapt_sharding **split);
 /* The full instruction list for chosen cuts, one for every operator of sharding->graph. Each version that a cut
  * needs is made from the cheapest existing one. A parameter whose readers need different layouts is replicated.
  * HAPT_ERR_INFEASIBLE if a cut is impossible. */

@@ -193,6 +193,7 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
                                            .layer_count = layers->count,
                                            .tensor_parallel = options->tensor_parallel,
                                            .programs = options->programs,
+                                           .split = options->split,
                                            .efficiency = options->efficiency,
                                            .imbalance = hapt_config_real(config, "imbalance"),
                                            .microbatches = (int)hapt_config_int(config, "microbatches"),
@@ -246,6 +247,12 @@ static enum hapt_status plan_program(const struct hapt_candidates *candidates, c
     return hapt_engine_plan_memory(program, &one, arena, plan);
 }
 
+bool hapt_candidates_wants_split(const struct hapt_config *config)
+{
+    return hapt_config_command(config) == HAPT_COMMAND_PROFILE ||
+           strcmp(hapt_config_text(config, "split-backward"), "no") != 0;
+}
+
 struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *candidates,
                                                const struct hapt_memory_bytes *figures)
 {
@@ -290,31 +297,55 @@ static size_t sharded_bytes(const struct hapt_sharding *sharding, const struct h
            states * hapt_align(plan->state_elements * sizeof(float));
 }
 
+/* Adds the figures of the split program of an item. */
+static enum hapt_status plan_split(const struct hapt_candidates *candidates, const struct hapt_program *whole,
+                                   const struct hapt_engine_options *engine, struct hapt_arena *scratch,
+                                   struct hapt_item_memory *memory)
+{
+    struct hapt_sharding *sharding;
+    struct hapt_program *program;
+    struct hapt_memory_plan *plan;
+    if (!candidates->split) return HAPT_OK;
+    HAPT_TRY(hapt_sharding_split(whole->sharding, scratch, &sharding));
+    HAPT_TRY(hapt_program_build(sharding, whole->first_op, whole->end_op, scratch, &program));
+    HAPT_TRY(plan_program(candidates, program, engine, scratch, &plan));
+    memory->split_parameter_bytes = (double)plan->parameter_bytes;
+    memory->split_activation_bytes = (double)plan->activation_bytes;
+    return HAPT_OK;
+}
+
+static enum hapt_status plan_item(const struct hapt_candidates *candidates, int item,
+                                  const struct hapt_engine_options *engine, struct hapt_arena *scratch,
+                                  struct hapt_item_memory *memory)
+{
+    const int structure = item / candidates->mesh_count;
+    struct hapt_program *program;
+    struct hapt_memory_plan *plan;
+    HAPT_TRY(hapt_candidates_program(candidates, candidates->first[structure], candidates->last[structure],
+                                     item % candidates->mesh_count, scratch, &program));
+    HAPT_TRY(plan_program(candidates, program, engine, scratch, &plan));
+    const struct hapt_memory_bytes figures = {.parameter_bytes = plan->parameter_bytes,
+                                              .sharded_bytes = sharded_bytes(program->sharding, plan),
+                                              .activation_bytes = plan->activation_bytes,
+                                              .trained_elements = plan->trained_elements,
+                                              .copies = plan->copy_offset != (size_t)-1};
+    *memory = hapt_candidates_memory(candidates, &figures);
+    return plan_split(candidates, program, engine, scratch, memory);
+}
+
 enum hapt_status hapt_candidates_plan_memory(const struct hapt_candidates *candidates, int item,
                                              const struct hapt_engine_options *engine, struct hapt_item_memory *memory)
 {
     const int structure = item / candidates->mesh_count, first = candidates->first[structure],
               last = candidates->last[structure];
     struct hapt_arena scratch;
-    struct hapt_program *program;
-    struct hapt_memory_plan *plan;
     if (!hapt_sharding_allows(candidates->sharding[item % candidates->mesh_count],
                               hapt_layers_first_op(candidates->layers, first), candidates->layers->end_op[last])) {
         *memory = FITS_NOWHERE;
         return HAPT_OK;
     }
     hapt_arena_init(&scratch);
-    enum hapt_status status =
-        hapt_candidates_program(candidates, first, last, item % candidates->mesh_count, &scratch, &program);
-    if (status == HAPT_OK) status = plan_program(candidates, program, engine, &scratch, &plan);
-    if (status == HAPT_OK) {
-        const struct hapt_memory_bytes figures = {.parameter_bytes = plan->parameter_bytes,
-                                                  .sharded_bytes = sharded_bytes(program->sharding, plan),
-                                                  .activation_bytes = plan->activation_bytes,
-                                                  .trained_elements = plan->trained_elements,
-                                                  .copies = plan->copy_offset != (size_t)-1};
-        *memory = hapt_candidates_memory(candidates, &figures);
-    }
+    const enum hapt_status status = plan_item(candidates, item, engine, &scratch, memory);
     hapt_arena_release(&scratch);
     return status;
 }

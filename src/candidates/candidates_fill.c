@@ -9,6 +9,7 @@ struct filling {
     const struct hapt_candidates *candidates;
     struct hapt_item_memory *const *memory; /* [subcluster][item] */
     struct hapt_item_time *const *time;     /* [subcluster][item] */
+    double *const *weight_share;            /* [subcluster][item], or NULL */
     hapt_candidates_all_reduce *all_reduce;
     const void *context;
 };
@@ -109,6 +110,7 @@ static enum hapt_status fill_frame(const struct filling *filling, struct hapt_ar
         HAPT_TRY(hapt_profile_add_cluster(profile, a, subcluster->name, subcluster->nodes, subcluster->devices_per_node,
                                           subcluster->device.memory_bytes, hapt_candidates_device_speed(candidates, a),
                                           row, rows, result));
+        if (filling->weight_share) HAPT_TRY(hapt_profile_add_split(profile, a, result));
         for (int b = 0; b < cluster->count; b++) {
             const struct hapt_link *link = hapt_cluster_link(cluster, a, b);
             profile->link_bandwidth[a * cluster->count + b] = link->bandwidth;
@@ -141,6 +143,11 @@ static void fill_row(const struct filling *filling, int subcluster, int s, bool 
             table->activation_bytes[cell] = memory->activation_bytes;
             table->step_time[cell] =
                 step_s(filling, subcluster, submesh, item) + hapt_profile_tied_share_s(profile, subcluster, i, j);
+            if (!table->weight_time) continue;
+            table->weight_time[cell] = filling->weight_share[subcluster][item] * time->backward_s;
+            table->split_parameter_bytes[cell] =
+                memory->split_parameter_bytes + table->parameter_bytes[cell] - memory->parameter_bytes;
+            table->split_activation_bytes[cell] = memory->split_activation_bytes;
         }
     }
 }
@@ -309,11 +316,16 @@ static enum hapt_status fill(struct filling *filling, struct hapt_arena *result,
 }
 
 enum hapt_status hapt_candidates_fill(const struct hapt_candidates *candidates, struct hapt_item_memory *const *memory,
-                                      struct hapt_item_time *const *time, hapt_candidates_all_reduce *all_reduce,
-                                      const void *context, struct hapt_arena *result, struct hapt_profile **profile)
+                                      struct hapt_item_time *const *time, double *const *weight_share,
+                                      hapt_candidates_all_reduce *all_reduce, const void *context,
+                                      struct hapt_arena *result, struct hapt_profile **profile)
 {
-    struct filling filling = {
-        .candidates = candidates, .memory = memory, .time = time, .all_reduce = all_reduce, .context = context};
+    struct filling filling = {.candidates = candidates,
+                              .memory = memory,
+                              .time = time,
+                              .weight_share = weight_share,
+                              .all_reduce = all_reduce,
+                              .context = context};
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
     const enum hapt_status status = fill(&filling, result, &scratch, profile);

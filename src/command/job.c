@@ -39,7 +39,7 @@ static enum hapt_status check_options(const struct hapt_config *config)
     if (hapt_config_text(config, "plan"))
         HAPT_TRY(hapt_phase_refuse_unused(config, "with --plan there is no search",
                                           "profile objective strategy stages hide-threshold use-all-devices gap "
-                                          "program " HAPT_PHASE_MEASURING));
+                                          "split-backward program " HAPT_PHASE_MEASURING));
     if (hapt_config_text(config, "profile"))
         HAPT_TRY(hapt_phase_refuse_unused(config, "--profile is not measured again", HAPT_PHASE_MEASURING));
     HAPT_TRY(hapt_phase_plan_options(config));

@@ -55,6 +55,9 @@ enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
     if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN && hapt_config_given(config, "gap"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out --gap",
                          "--gap applies to the search of --strategy hapt; %s has another search", name);
+    if (strategy != HAPT_STRATEGY_HAPT)
+        HAPT_TRY(hapt_phase_refuse_unused(
+            config, "it is for --strategy hapt; other systems do not split backward passes", "split-backward"));
     if (hapt_config_given(config, "schedule") && runs != asked)
         return hapt_fail(HAPT_ERR_USAGE, "leave out --schedule", "--strategy %s runs %s, not %s", name,
                          hapt_schedule_kind_name(runs), hapt_schedule_kind_name(asked));
@@ -90,24 +93,82 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
     return hapt_plan_blocks(layers, arena, &options->block_end);
 }
 
+struct question {
+    struct hapt_env *env;
+    const struct hapt_config *config;
+    struct hapt_strategy_options options;
+    const char *note; /* of the strategy */
+};
+
+/* Finds a plan, or prices the given stages. Collective. */
+static enum hapt_status find_plan(struct question *question, const struct hapt_profile *profile,
+                                  struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    const char *stages = hapt_config_text(question->config, "stages");
+    struct hapt_progress progress;
+    enum hapt_status status;
+    hapt_progress_init(&progress, question->env, "planning", 0);
+    if (stages)
+        status = hapt_search_agree(question->env->world, &question->options.search,
+                                   hapt_plan_force(profile, &question->options.search, stages, arena, plan));
+    else
+        status = hapt_plan_by_strategy(question->env->world, profile, strategy_of(question->config), &question->options,
+                                       arena, plan, &question->note);
+    hapt_progress_release(&progress);
+    return status;
+}
+
+static enum hapt_status check_weight_times(const struct hapt_profile *profile)
+{
+    for (int c = 0; c < profile->cluster_count; c++)
+        if (profile->cluster[c].weight_time) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "make the profile again, or leave out --split-backward",
+                     "the profile has no weight_time, which split backward passes need");
+}
+
+/* The best plan whose launches fit with the memory of split programs, then split. Collective. */
+static enum hapt_status find_split_plan(struct question *question, const struct hapt_profile *profile,
+                                        struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    struct hapt_profile *view;
+    enum hapt_status status = check_weight_times(profile);
+    if (status == HAPT_OK) status = hapt_profile_split_view(profile, arena, &view);
+    HAPT_TRY(hapt_env_agree(question->env->world, status));
+    HAPT_TRY(find_plan(question, view, arena, plan));
+    return hapt_env_agree(question->env->world, hapt_plan_split_backward(profile, *plan));
+}
+
+/* --split-backward auto: the plan, split if the simulated step is then shorter. If its launches do not fit when it is
+ * split, the best plan of those that do is tried instead. */
+static enum hapt_status choose_split(struct question *question, const struct hapt_profile *profile,
+                                     struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    struct question again = *question;
+    struct hapt_plan *other = NULL;
+    bool fits;
+    HAPT_TRY(find_plan(question, profile, arena, plan));
+    HAPT_TRY(hapt_env_agree(question->env->world, hapt_plan_split_if_shorter(profile, *plan, &fits)));
+    if (fits) return HAPT_OK;
+    again.options.search.may_fail = true;
+    const enum hapt_status status = find_split_plan(&again, profile, arena, &other);
+    if (status == HAPT_OK && other->simulated_s < (*plan)->simulated_s) *plan = other;
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
                                  const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan)
 {
-    struct hapt_strategy_options options;
-    const char *stages = hapt_config_text(config, "stages"), *note = NULL;
-    const enum hapt_strategy strategy = strategy_of(config);
+    struct question question = {.env = env, .config = config};
+    const char *split = hapt_config_text(config, "split-backward");
     HAPT_TRY(hapt_env_agree(env->world,
                             hapt_phase_plan_options(config))); /* again: the model file may have set the schedule */
-    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &options)));
-    enum hapt_status status;
-    struct hapt_progress progress;
-    hapt_progress_init(&progress, env, "planning", 0);
-    if (stages)
-        status = hapt_env_agree(env->world, hapt_plan_force(profile, &options.search, stages, arena, plan));
-    else
-        status = hapt_plan_by_strategy(env->world, profile, strategy, &options, arena, plan, &note);
-    hapt_progress_release(&progress);
-    if (note) hapt_note(env, "%s: %s\n", hapt_strategy_name(strategy), note);
+    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &question.options)));
+    const enum hapt_status status = !strcmp(split, "no")    ? find_plan(&question, profile, arena, plan)
+                                    : !strcmp(split, "yes") ? find_split_plan(&question, profile, arena, plan)
+                                                            : choose_split(&question, profile, arena, plan);
+    if (question.note) hapt_note(env, "%s: %s\n", hapt_strategy_name(strategy_of(config)), question.note);
     if (status != HAPT_OK) return status;
     (*plan)->precision = profile->precision;
     (*plan)->profile = profile->origin;
@@ -152,6 +213,11 @@ enum hapt_status hapt_phase_plan_override(const struct hapt_config *config, stru
 /* A checkpoint's plan is kept unchanged, so another --schedule would be ignored: an error. */
 static enum hapt_status check_kept(const struct hapt_config *config, const struct hapt_plan *plan)
 {
+    const char *split = hapt_config_text(config, "split-backward");
+    if (hapt_config_given(config, "split-backward") && strcmp(split, plan->split ? "no" : "yes") == 0)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --split-backward, or plan again with hapt --replan",
+                         "--resume keeps the checkpoint's backward passes, which are %s",
+                         plan->split ? "split" : "not split");
     if (!hapt_config_given(config, "schedule") || schedule_of(config) == plan->schedule) return HAPT_OK;
     return hapt_fail(HAPT_ERR_USAGE, "leave out --schedule, or plan again with hapt --replan",
                      "--resume keeps the checkpoint's schedule %s", hapt_schedule_kind_name(plan->schedule));

@@ -71,6 +71,8 @@ const char hapt_command_plan_help[] =
     "  /stage_program [S], /program_k  if stages run synthesised programs: k of each (0: none); per axis of the\n"
     "                                  devices its instructions and ratios\n"
     "  /stage_warmup [S]               microbatches in flight at most\n"
+    "  /stage_weight, _slots [S]       if backward passes are split: seconds that gradients of parameters take per\n"
+    "                                  microbatch, and microbatches whose activations a device holds\n"
     "  /stage_compute, _forward, _step, _comm [S]          seconds: t_i, its forward part, once per step, c_i\n"
     "  /stage_parameter_bytes, _activation_bytes, _memory_bytes, _device_memory_bytes [S]     per device\n"
     "  /mixed_stage, _subcluster, _subcluster_name, _devices, _*_bytes [R]    if there are mixed stages: a row for\n"
@@ -126,11 +128,14 @@ static enum hapt_status check_options(const struct hapt_config *config, struct h
     if (hapt_config_bool(config, "compare"))
         return hapt_phase_refuse_unused(
             config, "--compare covers all strategies and schedules, and writes no plan",
-            "strategy schedule stages granularity ignore-communication emit output explain what-if");
+            "strategy schedule stages granularity ignore-communication emit output explain what-if split-backward");
     if (!path && hapt_config_text(config, "run") && hapt_config_text(config, "what-if"))
         return hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5 instead of --input, or leave out one of them",
                          "--what-if predicts new profiles, but --run corrects only the first one");
     HAPT_TRY(hapt_phase_plan_options(config));
+    if (hapt_config_bool(config, "explain") || hapt_config_text(config, "what-if"))
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--explain and --what-if know plans without split backward passes",
+                                          "split-backward"));
     return hapt_plan_explain_options(config, arena);
 }
 

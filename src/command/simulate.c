@@ -11,7 +11,8 @@ const char hapt_command_simulate_help[] =
     "parallel to it, at most three received microbatches waiting at a boundary. --schedule simulates another\n"
     "schedule on the same stages with the plan's t_max (launch counts and memory follow), --microbatches a step of\n"
     "another size. --profile takes the costs from that profile. --blocking yes simulates a framework without overlap:\n"
-    "a transfer occupies its sender and its receiver.\n"
+    "a transfer occupies its sender and its receiver. --split-backward with --profile: the same stages with split\n"
+    "backward passes, or without them.\n"
     "\n"
     "--emit simgrid --output FOLDER writes the same lists as traces for SimGrid: rank.N.txt for each submesh, the\n"
     "platform, the hosts, and replay.sh, which replays them with smpirun and prints the time of the step. --emit\n"
@@ -27,6 +28,21 @@ struct outcome {
     bool fits;       /* in every device's memory */
 };
 
+/* Prices the plan's stages anew; split as before, or as --split-backward says. */
+static enum hapt_status price(const struct hapt_config *config, const struct hapt_profile *profile,
+                              struct hapt_plan *plan)
+{
+    const char *choice = hapt_config_text(config, "split-backward");
+    const bool given = hapt_config_given(config, "split-backward"),
+               split = given ? !strcmp(choice, "yes") : plan->split;
+    bool fits;
+    plan->split = false;
+    for (int i = 0; i < plan->stage_count; i++) plan->stage[i].slots = 0;
+    HAPT_TRY(hapt_plan_price(profile, plan));
+    if (given && !strcmp(choice, "auto")) return hapt_plan_split_if_shorter(profile, plan, &fits);
+    return split ? hapt_plan_split_backward(profile, plan) : HAPT_OK;
+}
+
 static enum hapt_status prepare(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_plan **plan,
                                 struct hapt_profile **profile)
 {
@@ -40,7 +56,7 @@ static enum hapt_status prepare(const struct hapt_config *config, struct hapt_ar
     if (strcmp(blocking, "auto") != 0) (*plan)->blocking = strcmp(blocking, "yes") == 0;
     if (profile_path) {
         HAPT_TRY(hapt_profile_load(profile_path, arena, profile));
-        HAPT_TRY(hapt_plan_price(*profile, *plan));
+        HAPT_TRY(price(config, *profile, *plan));
     }
     return hapt_phase_plan_override(config, *plan);
 }
@@ -73,10 +89,10 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
     const struct hapt_simulation *simulation = outcome->simulation;
     char time[4][32], bytes[2][32];
     hapt_print(env,
-               "simulated step %s: %s%s, %d stages, %d microbatches, steady period %s, t_max %s, communication %s\n",
+               "simulated step %s: %s%s%s, %d stages, %d microbatches, steady period %s, t_max %s, communication %s\n",
                hapt_units_time(simulation->total_s, time[0]), hapt_schedule_kind_name(plan->schedule),
-               plan->blocking ? " without overlap" : "", plan->stage_count, plan->microbatches,
-               hapt_units_time(outcome->period_s, time[1]), hapt_units_time(plan->t_max_s, time[2]),
+               plan->blocking ? " without overlap" : "", plan->split ? ", split backward" : "", plan->stage_count,
+               plan->microbatches, hapt_units_time(outcome->period_s, time[1]), hapt_units_time(plan->t_max_s, time[2]),
                outcome->hidden ? "hidden" : "not hidden");
     const double compute_s = slowest_compute_s(plan);
     if (compute_s > 0)
@@ -116,11 +132,15 @@ static enum hapt_status print_json(const struct outcome *outcome)
                   "simulated_s", simulation->total_s, "period_s", outcome->period_s, "t_max_s", plan->t_max_s, "limit",
                   plan->limit, "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
     if (object && plan->blocking) json_object_set_new(object, "blocking", json_true());
+    if (object && plan->split) json_object_set_new(object, "split_backward", json_true());
     return hapt_json_print(object, "the simulation's", 2);
 }
 
 static enum hapt_status check_options(const struct hapt_env *env, const struct hapt_config *config)
 {
+    if (!hapt_config_text(config, "profile"))
+        HAPT_TRY(hapt_env_agree(env->world,
+                                hapt_phase_refuse_unused(config, "it needs the costs of --profile", "split-backward")));
     if (hapt_emit_asked(config)) return hapt_emit_check(env, config);
     return hapt_env_agree(env->world,
                           hapt_phase_refuse_unused(config, "without --emit, nothing is written", "output overwrite"));

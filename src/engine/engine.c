@@ -196,11 +196,13 @@ static enum hapt_status copy_boundary(struct hapt_engine *engine, const struct h
 enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
                                         int end_op)
 {
-    const struct section_binding *binding = &engine->section[section];
+    const bool deferrable = section == HAPT_SECTION_WEIGHT && engine->section[section].step_count == 0;
+    const struct section_binding *binding = &engine->section[deferrable ? HAPT_SECTION_BACKWARD : section];
     HAPT_ASSERT(section != HAPT_SECTION_REDUCE && slot >= 0 && slot < engine->options.slots);
     const struct bound_step *step = &binding->step[slot * binding->step_count];
     for (int s = 0; s < binding->step_count; s++)
-        if (step[s].forward_op >= first_op && step[s].forward_op < end_op) HAPT_TRY(hapt_engine_run(engine, &step[s]));
+        if (step[s].forward_op >= first_op && step[s].forward_op < end_op && (!deferrable || step[s].weight))
+            HAPT_TRY(hapt_engine_run(engine, &step[s]));
     return HAPT_OK;
 }
 
@@ -235,6 +237,12 @@ enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int 
     HAPT_TRY(run_section(engine, HAPT_SECTION_BACKWARD, slot));
     if (staged_out >= 0)
         HAPT_TRY(copy_boundary(engine, &program->backward_out, HAPT_STAGING_BACKWARD_OUT, slot, staged_out));
+    return hapt_engine_finish(engine);
+}
+
+enum hapt_status hapt_engine_weight(struct hapt_engine *engine, int slot)
+{
+    HAPT_TRY(run_section(engine, HAPT_SECTION_WEIGHT, slot));
     return hapt_engine_finish(engine);
 }
 
@@ -471,7 +479,7 @@ static enum hapt_status run_kernels(struct hapt_engine *engine)
                                             engine->plan->state_count == 2 ? HAPT_OPTIMIZER_ADAMW : HAPT_OPTIMIZER_SGD,
                                         .epsilon = 1,
                                         .step = 1};
-    for (enum hapt_section section = HAPT_SECTION_FORWARD; section <= HAPT_SECTION_BACKWARD; section++)
+    for (enum hapt_section section = HAPT_SECTION_FORWARD; section < HAPT_SECTION_REDUCE; section++)
         for (int s = 0; s < engine->section[section].step_count; s++) {
             const struct bound_step *step = &engine->section[section].step[s];
             struct hapt_call call = step->call;

@@ -187,6 +187,7 @@ static void bind_step(struct hapt_engine *engine, const struct hapt_program_step
     const bool computes = step->kind == HAPT_COLLECTIVE_NONE;
     bound->kernel = computes ? hapt_engine_find_kernel(engine->program, &engine->options, step->op) : NULL;
     bound->op = step->op;
+    bound->weight = step->weight;
     bound->forward_op = op->forward_op;
     hapt_engine_describe_call(engine->program, &engine->options, step->op, &bound->call);
     for (int i = 0; i < op->input_count; i++)

@@ -9,6 +9,7 @@ struct bound_step {
     const struct hapt_kernel *kernel;
     struct hapt_call call;
     int op, forward_op;
+    bool weight;         /* hapt_program_step */
     int parameter_group; /* REDUCE: parameter group whose collective does this sum; -1: none */
 };
 

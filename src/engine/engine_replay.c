@@ -63,6 +63,7 @@ enum hapt_status hapt_engine_find_replay_ranges(struct hapt_engine *engine)
     if (!can_replay(engine)) return HAPT_OK;
     HAPT_TRY(find_in_section(engine, &engine->section[HAPT_SECTION_FORWARD]));
     HAPT_TRY(find_in_section(engine, &engine->section[HAPT_SECTION_BACKWARD]));
+    HAPT_TRY(find_in_section(engine, &engine->section[HAPT_SECTION_WEIGHT]));
     return engine->parameter_count >= LEAST_STEPS ? range_init(engine, &engine->norm, 0, engine->parameter_count, 1)
                                                   : HAPT_OK;
 }

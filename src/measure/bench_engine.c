@@ -298,6 +298,37 @@ enum hapt_status bench_engines_time(struct bench_engines *bench_engines, int ite
     return HAPT_OK;
 }
 
+/* Seconds of a range's operators in a section, without copies. */
+static enum hapt_status time_part(struct bench_engines *bench_engines, struct bench_engine *bench_engine,
+                                  enum hapt_section section, const int op[2], double *time_s)
+{
+    if (bench_engines->options.backend->timestamp)
+        return hapt_engine_time_part(bench_engine->engine, section, 0, op[0], op[1], hapt_time_s, time_s);
+    const double start_s = clock_s(bench_engines);
+    HAPT_TRY(hapt_engine_run_part(bench_engine->engine, section, 0, op[0], op[1]));
+    *time_s = clock_s(bench_engines) - start_s;
+    return HAPT_OK;
+}
+
+enum hapt_status bench_engines_time_weight(struct bench_engines *bench_engines, int item, double *share)
+{
+    enum { ROUNDS = 5 };
+    const struct hapt_candidates *candidates = bench_engines->candidates;
+    const int structure = item / candidates->mesh_count;
+    const int op[2] = {hapt_layers_first_op(candidates->layers, candidates->first[structure]),
+                       candidates->layers->end_op[candidates->last[structure]]};
+    struct bench_engine *bench_engine = &bench_engines->bench_engine[bench_engines->bench_engine_of[item]];
+    double sample[2][ROUNDS], unused[2];
+    HAPT_TRY(bench_engines_time(bench_engines, item, &unused[0], &unused[1])); /* opens it and warms it up */
+    for (int round = 0; round < ROUNDS; round++) {
+        HAPT_TRY(time_part(bench_engines, bench_engine, HAPT_SECTION_BACKWARD, op, &sample[0][round]));
+        HAPT_TRY(time_part(bench_engines, bench_engine, HAPT_SECTION_WEIGHT, op, &sample[1][round]));
+    }
+    const double backward_s = hapt_median(sample[0], ROUNDS), weight_s = hapt_median(sample[1], ROUNDS);
+    *share = backward_s > 0 ? fmin(weight_s / backward_s, 1) : 0;
+    return HAPT_OK;
+}
+
 enum hapt_status bench_engines_open(struct bench_engines *bench_engines, int w)
 {
     return open_bench_engine(bench_engines, &bench_engines->bench_engine[w]);

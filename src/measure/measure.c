@@ -58,11 +58,16 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
     const struct hapt_candidates *candidates = measure->candidates;
     struct hapt_item_memory **memory;
     struct hapt_item_time **time;
+    double **weight_share = NULL;
     HAPT_NEW(memory, measure->scratch, measure->cluster->count);
     HAPT_NEW(time, measure->scratch, measure->cluster->count);
+    if (measure->weight_share) HAPT_NEW(weight_share, measure->scratch, measure->cluster->count);
     for (int c = 0; c < measure->cluster->count; c++) {
         const double slowdown = fmax(measure->cluster->subcluster[c].device.slowdown, 1);
         memory[c] = measure_memory(measure, measure->classes.of_subcluster[c], 0);
+        if (weight_share)
+            weight_share[c] =
+                &measure->weight_share[(size_t)measure->classes.of_subcluster[c] * (size_t)candidates->item_count];
         HAPT_NEW(time[c], measure->scratch, candidates->item_count);
         for (int item = 0; item < candidates->item_count; item++) {
             const struct hapt_item_time *cpu = measure_time(measure, measure->classes.of_subcluster[c], item);
@@ -72,7 +77,7 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
             time[c][item] = measure_stage_time(measure, c, item, alone);
         }
     }
-    return hapt_candidates_fill(candidates, memory, time, measure_sum_s, measure, result, profile);
+    return hapt_candidates_fill(candidates, memory, time, weight_share, measure_sum_s, measure, result, profile);
 }
 
 static enum hapt_status choose_windows(struct measure *measure, const struct hapt_engine_options *options)
@@ -214,6 +219,7 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
     const enum hapt_status status = measure_run_class(measure, class_comm);
     if (class_comm != MPI_COMM_NULL) MPI_Comm_free(&class_comm);
     HAPT_TRY(status);
+    if (candidates->split) HAPT_TRY(measure_weights(measure));
     bench_engines_close(&measure->bench_engines); /* the stages need their memory */
     HAPT_TRY(run_teams(measure, options));
     if (candidates->mixed_count > 0) HAPT_TRY(run_mixed(measure, candidates, options));

@@ -32,6 +32,7 @@ struct measure {
     struct classes classes;
     struct hapt_item_memory *memory; /* [class][item] */
     struct hapt_item_time *time;     /* [class][item] CPU or device time, without slowdown */
+    double *weight_share;            /* [class][item] deferrable part of backward_s, NaN: unknown; NULL: not wanted */
     bool *needed;                    /* [item] in my class */
     double *layer_s;                 /* [mesh][L] seconds of a single layer, in my class */
     struct bench_engines bench_engines;
@@ -78,6 +79,10 @@ enum hapt_status measure_time_layers(struct measure *measure, MPI_Comm class_com
 enum hapt_status measure_time_updates(struct measure *measure, MPI_Comm class_comm, int item, double s_per_element[2]);
 /* Times all items and gives the times to all ranks. Collective over env->world and class_comm. */
 enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm);
+
+/* Times the deferrable parts of backward passes: sets weight_share. Ranges that only teams run stay unknown. Call while
+ * the benchmark engines are open, after measure_run_class. Collective over env->world. */
+enum hapt_status measure_weights(struct measure *measure);
 
 /* Measured seconds to sum gradients of `bytes` per device over a submesh; 0 if a team's times include the sum.
  * `measure`: a struct measure. */

@@ -114,7 +114,8 @@ static enum hapt_status build_plain(const struct measure *like, const struct hap
     const unsigned programs = hapt_candidates_programs(like->config) & ~(unsigned)PROGRAM_SYNTHESISED;
     const bool ask = depends_on_memory(like->config);
     struct hapt_candidates_options options = {.programs = programs,
-                                              .tensor_parallel = (int)hapt_config_int(like->config, "tensor-parallel")};
+                                              .tensor_parallel = (int)hapt_config_int(like->config, "tensor-parallel"),
+                                              .split = hapt_candidates_wants_split(like->config)};
     struct hapt_arena scratch;
     bool lacks;
     if (ask) options.programs = PROGRAM_DATA;

@@ -45,7 +45,8 @@ static void walk(const struct hapt_program *program, enum hapt_section section, 
     }
 }
 
-static enum hapt_region region_of(const struct hapt_program *program, int tensor, struct hapt_lifetime backward)
+/* `read_later`: backward operators of either section touch the tensor. */
+static enum hapt_region region_of(const struct hapt_program *program, int tensor, bool read_later)
 {
     const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
     switch (whole->kind) {
@@ -59,7 +60,7 @@ static enum hapt_region region_of(const struct hapt_program *program, int tensor
     }
     /* The trainer reads the loss after the forward. Tensors that the backward creates for itself live only there. */
     const int loss = program->local[program->graph->loss];
-    const bool kept = alive(backward) || (loss >= 0 && program->tensor[loss].root == tensor);
+    const bool kept = read_later || (loss >= 0 && program->tensor[loss].root == tensor);
     return kept && whole->producer < program->graph->forward_count ? HAPT_REGION_SLOT : HAPT_REGION_WORKSPACE;
 }
 
@@ -82,15 +83,17 @@ enum hapt_status hapt_lifetime_derive(const struct hapt_program *program, struct
         for (int t = 0; t < program->tensor_count; t++) lifetime[section][t] = (struct hapt_lifetime){0, -1};
         walk(program, section, lifetime[section]);
     }
-    struct hapt_lifetime *backward = lifetime[HAPT_SECTION_BACKWARD];
+    struct hapt_lifetime *backward = lifetime[HAPT_SECTION_BACKWARD], *weight = lifetime[HAPT_SECTION_WEIGHT];
     for (int t = 0; t < program->tensor_count; t++)
-        if (program->tensor[t].root == t) region[t] = region_of(program, t, backward[t]);
+        if (program->tensor[t].root == t) region[t] = region_of(program, t, alive(backward[t]) || alive(weight[t]));
     keep_boundary(program, &program->forward_in, region);
     keep_boundary(program, &program->forward_out, region);
     for (int b = 0; b < program->backward_in.count; b++)
         backward[root_of(program, program->backward_in.tensor[b])].first = -1;
     for (int b = 0; b < program->backward_out.count; b++)
         backward[root_of(program, program->backward_out.tensor[b])].last = program->step_count[HAPT_SECTION_BACKWARD];
+    for (int t = 0; t < program->tensor_count; t++) /* what BACKWARD leaves for WEIGHT, which runs later */
+        if (region[t] == HAPT_REGION_WORKSPACE && alive(backward[t]) && alive(weight[t])) region[t] = HAPT_REGION_SLOT;
     for (int t = 0; t < program->tensor_count; t++) region[t] = region[program->tensor[t].root];
     return HAPT_OK;
 }

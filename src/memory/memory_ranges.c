@@ -8,6 +8,8 @@ struct hapt_memory_work {
     struct hapt_gap *gap;
     size_t *offset; /* [tensor] */
     int *dead;      /* tensors that the current operator touches last */
+    /* Split shardings, by `stamp`: backward tensors that operators of the range touch in each section. */
+    int *section_stamp[2];
     /* State of the current range, marked by `stamp`: tensors that leave it, and origins already handled. */
     int stamp, *leaving_stamp, *handled_stamp;
     /* Workspace activations that are also touched behind the range, and their last operator in it. */
@@ -22,6 +24,7 @@ enum hapt_status hapt_memory_work_create(const struct hapt_memory_ranges *ranges
     HAPT_NEW(made->gap, arena, ranges->graph->tensor_count + 1);
     HAPT_NEW(made->offset, arena, ranges->graph->tensor_count);
     HAPT_NEW(made->dead, arena, HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS);
+    for (int k = 0; k < 2; k++) HAPT_NEW(made->section_stamp[k], arena, ranges->graph->tensor_count);
     HAPT_NEW(made->leaving_stamp, arena, ranges->graph->tensor_count);
     HAPT_NEW(made->handled_stamp, arena, ranges->graph->tensor_count);
     HAPT_NEW(made->outliving, arena, ranges->graph->tensor_count);
@@ -152,18 +155,37 @@ static size_t forward_peak(const struct hapt_memory_ranges *ranges, int first, i
     return gaps.end;
 }
 
-static size_t backward_peak(const struct hapt_memory_ranges *ranges, int first, int end, struct hapt_memory_work *work)
+/* Which backward operators of a range run: all of an unsplit sharding, or those of one section of a split one. */
+enum pass { ALL_BACKWARD, SPLIT_BACKWARD, SPLIT_WEIGHT };
+
+static bool runs(const struct hapt_memory_ranges *ranges, enum pass pass, int op)
+{
+    return pass == ALL_BACKWARD || ranges->sharding->weight[op] == (pass == SPLIT_WEIGHT);
+}
+
+/* True if the memory of a backward tensor is in the workspace of the pass: both sections share it only in slots. */
+static bool is_in_workspace(const struct hapt_memory_work *work, enum pass pass, int tensor)
+{
+    return pass == ALL_BACKWARD || work->section_stamp[pass != SPLIT_WEIGHT][tensor] != work->stamp;
+}
+
+static size_t backward_peak(const struct hapt_memory_ranges *ranges, enum pass pass, int first, int end,
+                            struct hapt_memory_work *work)
 {
     struct hapt_gaps gaps = {.gap = work->gap};
     const int behind = ranges->backward_start[first];
-    for (int c = ranges->boundary_start[end]; end < ranges->positions && c < ranges->boundary_start[end + 1]; c++) {
+    for (int c = ranges->boundary_start[end];
+         pass != SPLIT_WEIGHT && end < ranges->positions && c < ranges->boundary_start[end + 1]; c++) {
         const int tensor = ranges->boundary_tensor[c];
-        if (comes_in(ranges, tensor, first, end)) work->offset[tensor] = hapt_gaps_take(&gaps, ranges->bytes[tensor]);
+        if (comes_in(ranges, tensor, first, end) && is_in_workspace(work, pass, tensor))
+            work->offset[tensor] = hapt_gaps_take(&gaps, ranges->bytes[tensor]);
     }
     for (int o = ranges->backward_start[end]; o < behind; o++) {
         int dead = 0;
+        if (!runs(ranges, pass, o)) continue;
         for (int k = ranges->operand_start[o]; k < ranges->operand_start[o + 1]; k++) {
             const struct operand *operand = &ranges->operand[k];
+            if (!is_in_workspace(work, pass, operand->tensor)) continue;
             if (operand->born) work->offset[operand->tensor] = hapt_gaps_take(&gaps, ranges->bytes[operand->tensor]);
             /* Gradients that are sent to earlier stages stay. */
             if (operand->next == INT_MAX ||
@@ -173,6 +195,32 @@ static size_t backward_peak(const struct hapt_memory_ranges *ranges, int first, 
         for (int d = 0; d < dead; d++) hapt_gaps_give(&gaps, work->offset[work->dead[d]], ranges->bytes[work->dead[d]]);
     }
     return gaps.end;
+}
+
+/* Marks which section of a split program touches each backward tensor. Incoming gradients are copied in before
+ * BACKWARD. Returns the bytes that both sections touch: they move from the workspace to the slots. */
+static size_t mark_sections(const struct hapt_memory_ranges *ranges, int first, int end, struct hapt_memory_work *work)
+{
+    size_t bytes = 0;
+    for (int c = ranges->boundary_start[end]; end < ranges->positions && c < ranges->boundary_start[end + 1]; c++)
+        if (comes_in(ranges, ranges->boundary_tensor[c], first, end))
+            work->section_stamp[0][ranges->boundary_tensor[c]] = work->stamp;
+    for (int o = ranges->backward_start[end]; o < ranges->backward_start[first]; o++)
+        for (int k = ranges->operand_start[o]; k < ranges->operand_start[o + 1]; k++) {
+            const int tensor = ranges->operand[k].tensor, section = ranges->sharding->weight[o];
+            if (work->section_stamp[section][tensor] == work->stamp) continue;
+            work->section_stamp[section][tensor] = work->stamp;
+            if (work->section_stamp[!section][tensor] == work->stamp) bytes += ranges->bytes[tensor];
+        }
+    return bytes;
+}
+
+/* The larger workspace of the two sections. */
+static size_t split_peak(const struct hapt_memory_ranges *ranges, int first, int end, struct hapt_memory_work *work)
+{
+    const size_t backward = backward_peak(ranges, SPLIT_BACKWARD, first, end, work);
+    const size_t weight = backward_peak(ranges, SPLIT_WEIGHT, first, end, work);
+    return backward > weight ? backward : weight;
 }
 
 /* Bytes of one slot and of one set of transfer slots: what the backward reads, and what crosses the range's ends. */
@@ -252,7 +300,13 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
     mark_leaving(ranges, first_op, end_op, work);
     add_crossings(ranges, first_op, end_op, work, &slot, &transfer);
     const size_t forward = forward_peak(ranges, first_op, end_op, work);
-    const size_t backward = backward_peak(ranges, first_op, end_op, work);
+    size_t backward;
+    if (ranges->sharding->split) {
+        slot += mark_sections(ranges, first_op, end_op, work);
+        backward = split_peak(ranges, first_op, end_op, work);
+    } else {
+        backward = backward_peak(ranges, ALL_BACKWARD, first_op, end_op, work);
+    }
     HAPT_TRY(scratch_bytes(ranges, first_op, end_op, &scratch));
     const size_t blocks = hapt_align(sum.elements * sizeof(float)) +
                           (sum.copies ? hapt_align(sum.elements * sizeof(uint16_t)) : 0) +

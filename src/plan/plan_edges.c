@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A stage passes tensors on to stages so far behind it. Each stage between is a microbatch later at least, and what waits
- * occupies transfer slots. */
+/* A stage passes tensors on to stages so far behind it. Each stage between is a microbatch later at least, and what
+ * waits occupies transfer slots. */
 enum { MOST_STAGES_APART = HAPT_TRANSFER_SLOTS };
 
 /* The subcluster of a stage; -1: several. */
@@ -133,16 +133,15 @@ static struct hapt_plan_edge make_edge(const struct hapt_profile *profile, const
     int link[2];
     const double transfer_s = hapt_profile_transfer_s(profile, bytes, hapt_plan_stage_subclusters(&plan->stage[from]),
                                                       hapt_plan_stage_subclusters(&plan->stage[to]), link);
-    return (struct hapt_plan_edge){.edge = {.from = from,
-                                            .to = to,
-                                            .backward = to < from,
-                                            .link = link[0] == link[1]
-                                                        ? 0
-                                                        : 1 + link[0] * profile->cluster_count + link[1]},
-                                   .time_s = time_s >= 0 ? time_s
-                                             : bytes > 0 ? transfer_s
-                                                         : 0,
-                                   .bytes = bytes};
+    return (struct hapt_plan_edge){
+        .edge = {.from = from,
+                 .to = to,
+                 .backward = to < from,
+                 .link = link[0] == link[1] ? 0 : 1 + link[0] * profile->cluster_count + link[1]},
+        .time_s = time_s >= 0 ? time_s
+                  : bytes > 0 ? transfer_s
+                              : 0,
+        .bytes = bytes};
 }
 
 /* Lists the edges in the order of hapt_schedule_edges. Without sums: those of neighbours, with the plan's c_i. */
@@ -160,9 +159,9 @@ static enum hapt_status list_edges(const struct hapt_profile *profile, const str
                     if (!neighbours && bytes == 0) continue;
                     const int low = from < to ? from : to;
                     if (pass == 1 && !sums->bytes[d])
-                        plan->edge[count] = make_edge(profile, plan, from, to,
-                                                      profile->boundary_bytes[plan->stage[low].end_layer - 1],
-                                                      plan->stage[low].comm_s);
+                        plan->edge[count] =
+                            make_edge(profile, plan, from, to, profile->boundary_bytes[plan->stage[low].end_layer - 1],
+                                      plan->stage[low].comm_s);
                     else if (pass == 1)
                         plan->edge[count] = make_edge(profile, plan, from, to, bytes, -1);
                     count++;

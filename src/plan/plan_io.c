@@ -10,6 +10,9 @@
  *     stage_program [S]              only with layouts, which follow as in hapt/layout.h
  *     stage_compute [S] and so on    seconds and bytes, `tables` below
  *
+ *     stage_weight [S], stage_slots [S]   only with the attribute split_backward (1): seconds that the gradients of
+ *                                    parameters take, slots (hapt_plan_stage); the bytes are those of split programs
+ *
  * Mixed submeshes have one row per subcluster, in the order of their stages:
  *
  *     mixed_stage [R], mixed_subcluster [R], mixed_subcluster_name [R], mixed_devices [R]
@@ -43,6 +46,7 @@ enum presence {
     NEWER,    /* files of the first release lack it */
     PROGRAMS, /* some stage runs a program */
     TIED,     /* tied parameters are exchanged */
+    SPLIT,    /* backward passes are split */
     MIXED     /* some stage is mixed */
 };
 
@@ -74,6 +78,8 @@ static const struct table {
     {"stage_memory_bytes", "byte", ALWAYS, HAPT_H5_F64, 1, OF_STAGE(STAGE, memory_bytes)},
     {"stage_device_memory_bytes", "byte", ALWAYS, HAPT_H5_F64, 1, OF_STAGE(STAGE, device_memory_bytes)},
     {"stage_tied", "s", TIED, HAPT_H5_F64, 1, OF_STAGE(STAGE, tied_s)},
+    {"stage_weight", "s", SPLIT, HAPT_H5_F64, 1, OF_STAGE(STAGE, weight_s)},
+    {"stage_slots", "", SPLIT, HAPT_H5_I32, 1, OF_STAGE(STAGE, slots)},
     {"mixed_stage", "", MIXED, HAPT_H5_I32, 1, STAGE_INDEX, 0},
     {"mixed_subcluster", "", MIXED, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH_PART, subcluster)},
     {"mixed_subcluster_name", NULL, MIXED, HAPT_H5_U8, 1, OF_SUBMESH(SUBMESH_PART, part_name)},
@@ -130,7 +136,7 @@ static bool is_needed(const struct table *table, const struct hapt_plan *plan)
     bool programs = false;
     for (int i = 0; i < plan->stage_count; i++) programs |= plan->stage[i].layout.number > 0;
     return (table->presence != PROGRAMS || programs) && (table->presence != TIED || plan->exchange_s != 0) &&
-           (table->presence != MIXED || hapt_plan_first_mixed(plan) >= 0);
+           (table->presence != SPLIT || plan->split) && (table->presence != MIXED || hapt_plan_first_mixed(plan) >= 0);
 }
 
 static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, const struct hapt_plan *plan)
@@ -156,6 +162,7 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
     }
     if (plan->profile != HAPT_PROFILE_UNKNOWN)
         HAPT_TRY(hapt_h5_write_attribute_text(file, at, "profile", hapt_profile_origin_name(plan->profile)));
+    if (plan->split) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "split_backward", 1));
     if (plan->exchange_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "exchange", plan->exchange_s, "s"));
     if (plan->bound_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "bound", plan->bound_s, "s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_gap", plan->search.gap, ""));
@@ -271,7 +278,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
                                         struct hapt_plan *plan)
 {
     static const char *const limits[] = {"compute", "link", "memory"};
-    int64_t microbatches, replicas, layers, threads, blocking = 0;
+    int64_t microbatches, replicas, layers, threads, blocking = 0, split = 0;
     const char *schedule, *limit;
     HAPT_TRY(read_int(file, at, "microbatches", 1, 1000000, &microbatches));
     HAPT_TRY(read_int(file, at, "replicas", 1, 1000000, &replicas));
@@ -309,7 +316,9 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
         if (!reals[k].newer || hapt_h5_has_attribute(file, at, reals[k].name))
             HAPT_TRY(hapt_h5_read_attribute_real(file, at, reals[k].name, reals[k].value));
     if (hapt_h5_has_attribute(file, at, "blocking")) HAPT_TRY(read_int(file, at, "blocking", 0, 1, &blocking));
+    if (hapt_h5_has_attribute(file, at, "split_backward")) HAPT_TRY(read_int(file, at, "split_backward", 0, 1, &split));
     plan->blocking = blocking != 0;
+    plan->split = split != 0;
     return read_making(file, at, arena, plan);
 }
 
@@ -378,7 +387,10 @@ static enum hapt_status read_stages(struct hapt_h5 *file, const char *group, str
     void *layers;
     HAPT_TRY(read_numbers(file, group, "stage_layers", HAPT_H5_I32, 2, &S, arena, &layers)); /* for their number */
     HAPT_TRY(hapt_plan_allot(plan, (int)S, arena));
-    for (int i = 0; i < S; i++) plan->stage[i].layout.tensor_parallel = 1;
+    for (int i = 0; i < S; i++) {
+        plan->stage[i].layout.tensor_parallel = 1;
+        plan->stage[i].weight_s = NAN;
+    }
     HAPT_TRY(read_tables(file, group, false, arena, plan));
     for (int i = 0; i < S; i++) { /* mixed stages have tables of their own */
         struct hapt_plan_stage *stage = &plan->stage[i];

@@ -8,9 +8,10 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
 {
     char time[6][32], bytes[2][32];
     const double mfu = hapt_plan_mfu(plan);
-    hapt_print_wrapped(env, 6, "plan: %d stages, %d microbatches, schedule %s%s%s%s%s\n", plan->stage_count,
+    hapt_print_wrapped(env, 6, "plan: %d stages, %d microbatches, schedule %s%s%s%s%s%s\n", plan->stage_count,
                        plan->microbatches, hapt_schedule_kind_name(plan->schedule),
-                       plan->blocking ? " without overlap" : "", plan->precision != HAPT_PRECISION_UNKNOWN ? ", " : "",
+                       plan->blocking ? " without overlap" : "", plan->split ? ", split backward" : "",
+                       plan->precision != HAPT_PRECISION_UNKNOWN ? ", " : "",
                        plan->precision != HAPT_PRECISION_UNKNOWN ? hapt_precision_name(plan->precision) : "",
                        plan->profile == HAPT_PROFILE_PREDICTED ? "; times are predicted, not measured" : "");
     hapt_print(env, "  %5s  %-9s  %-12s  %9s  %10s  %10s  %8s  %-21s\n", "stage", "layers", "subcluster", "submesh",
@@ -24,6 +25,11 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
         hapt_print(env, "  %5d  %-9s  %-12s  %9s  %10s  %10s  %8d  %-21s\n", i, layers, stage->submesh->name,
                    hapt_plan_stage_submesh(stage, submesh), hapt_units_time(stage->compute_s, time[0]),
                    i == plan->stage_count - 1 ? "-" : hapt_units_time(stage->comm_s, time[1]), stage->warmup, memory);
+    }
+    if (plan->split) {
+        hapt_print(env, "  gradients of parameters wait for idle times; microbatches held, by stage:");
+        for (int i = 0; i < plan->stage_count; i++) hapt_print(env, " %d", hapt_plan_stage_slots(&plan->stage[i]));
+        hapt_print(env, "\n");
     }
     hapt_print(env, "  simulated step %s", hapt_units_time(plan->simulated_s, time[3]));
     if (plan->bound_s > 0 && plan->bound_s < plan->simulated_s)
@@ -57,7 +63,7 @@ static json_t *mixed_object(const struct hapt_plan_submesh *submesh, const doubl
     return json_pack("{s:o, s:o}", "devices", devices, "ratios", ratios);
 }
 
-static json_t *stage_object(const struct hapt_plan_stage *stage)
+static json_t *stage_object(const struct hapt_plan_stage *stage, bool split)
 {
     const struct hapt_plan_submesh *submesh = stage->submesh;
     const struct hapt_layout *layout = &stage->layout;
@@ -77,6 +83,10 @@ static json_t *stage_object(const struct hapt_plan_stage *stage)
         json_decref(all);
         all = NULL;
     }
+    if (all && split) {
+        json_object_set_new(all, "weight_s", json_real(stage->weight_s));
+        json_object_set_new(all, "slots", json_integer(hapt_plan_stage_slots(stage)));
+    }
     json_decref(object);
     json_decref(figures);
     return all;
@@ -85,7 +95,8 @@ static json_t *stage_object(const struct hapt_plan_stage *stage)
 struct json_t *hapt_plan_stages_json(const struct hapt_plan *plan)
 {
     json_t *stages = json_array();
-    for (int i = 0; stages && i < plan->stage_count; i++) json_array_append_new(stages, stage_object(&plan->stage[i]));
+    for (int i = 0; stages && i < plan->stage_count; i++)
+        json_array_append_new(stages, stage_object(&plan->stage[i], plan->split));
     return stages;
 }
 
@@ -105,6 +116,7 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
         json_object_set_new(object, "boundary_dtype",
                             json_string(hapt_dtype_name(hapt_precision_dtype(plan->precision))));
     }
+    if (object && plan->split) json_object_set_new(object, "split_backward", json_true());
     if (object && plan->bound_s > 0) {
         json_object_set_new(object, "bound_s", json_real(plan->bound_s));
         json_object_set_new(object, "bound_gap", json_real(plan->simulated_s / plan->bound_s - 1));

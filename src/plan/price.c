@@ -47,6 +47,7 @@ static enum hapt_status no_candidate(const struct hapt_plan_stage *stage, const 
 /* Times of a stage in the profile, and memory of each part. */
 struct cells {
     const double *stage_s, *forward_s, *step_s;
+    const double *weight_s; /* NULL: unknown */
     const double *parameter_bytes, *activation_bytes;
     size_t time, memory, next_memory; /* cell of the times, of the first part's memory, and from part to part */
 };
@@ -68,7 +69,7 @@ static enum hapt_status find_mixed(const struct hapt_profile *profile, const str
     return HAPT_OK;
 }
 
-static enum hapt_status find_alone(const struct hapt_profile *profile, struct hapt_plan_stage *stage,
+static enum hapt_status find_alone(const struct hapt_profile *profile, bool split, struct hapt_plan_stage *stage,
                                    struct cells *cells)
 {
     const struct hapt_profile_cluster *cluster = &profile->cluster[stage->submesh->subcluster[0]];
@@ -80,8 +81,9 @@ static enum hapt_status find_alone(const struct hapt_profile *profile, struct ha
     *cells = (struct cells){.stage_s = cluster->stage_time,
                             .forward_s = cluster->stage_forward_time,
                             .step_s = cluster->step_time,
-                            .parameter_bytes = cluster->parameter_bytes,
-                            .activation_bytes = cluster->activation_bytes};
+                            .weight_s = cluster->weight_time,
+                            .parameter_bytes = split ? cluster->split_parameter_bytes : cluster->parameter_bytes,
+                            .activation_bytes = split ? cluster->split_activation_bytes : cluster->activation_bytes};
     cells->time = cells->memory = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
     return HAPT_OK;
 }
@@ -91,11 +93,13 @@ static enum hapt_status price_layers(const struct hapt_profile *profile, const s
                                      struct hapt_plan_stage *stage)
 {
     struct cells cells = {0};
-    HAPT_TRY(hapt_plan_is_mixed(stage) ? find_mixed(profile, stage, &cells) : find_alone(profile, stage, &cells));
+    HAPT_TRY(hapt_plan_is_mixed(stage) ? find_mixed(profile, stage, &cells)
+                                       : find_alone(profile, plan->split, stage, &cells));
     if (!isfinite(cells.stage_s[cells.time])) return no_candidate(stage, "the profile has no time for it");
     stage->step_s = cells.step_s ? cells.step_s[cells.time] : 0;
     stage->compute_s = cells.stage_s[cells.time] + stage->step_s / plan->microbatches;
     stage->forward_s = fmin(cells.forward_s[cells.time], cells.stage_s[cells.time]);
+    stage->weight_s = cells.weight_s ? cells.weight_s[cells.time] : NAN;
     for (int k = 0; k < stage->submesh->part_count; k++) {
         const size_t at = cells.memory + (size_t)k * cells.next_memory;
         stage->part_parameter_bytes[k] = cells.parameter_bytes[at];
@@ -181,7 +185,8 @@ void hapt_plan_stage_tighten(struct hapt_plan_stage *stage)
 {
     double fullest = -1;
     for (int k = 0; k < stage->submesh->part_count; k++) {
-        const double bytes = stage->part_parameter_bytes[k] + stage->warmup * stage->part_activation_bytes[k];
+        const double bytes =
+            stage->part_parameter_bytes[k] + hapt_plan_stage_slots(stage) * stage->part_activation_bytes[k];
         const double room = stage->submesh->device_memory_bytes[k], full = bytes > 0 ? bytes / room : 0;
         if (full <= fullest) continue;
         fullest = full;
@@ -189,7 +194,7 @@ void hapt_plan_stage_tighten(struct hapt_plan_stage *stage)
         stage->activation_bytes = stage->part_activation_bytes[k];
         stage->device_memory_bytes = room;
     }
-    stage->memory_bytes = stage->parameter_bytes + stage->warmup * stage->activation_bytes;
+    stage->memory_bytes = stage->parameter_bytes + hapt_plan_stage_slots(stage) * stage->activation_bytes;
 }
 
 int hapt_plan_tighten(struct hapt_plan *plan)
@@ -215,6 +220,7 @@ static int launch(struct hapt_plan *plan, double t_max_s)
             const int delta = hapt_schedule_delta(plan->schedule, stage->comm_s, t_max_s, plan->hide_threshold);
             stage->warmup = stage[1].warmup + delta < plan->microbatches ? stage[1].warmup + delta : plan->microbatches;
         }
+        if (stage->slots > plan->microbatches) stage->slots = plan->microbatches;
     }
     return hapt_plan_tighten(plan);
 }
@@ -250,17 +256,26 @@ static const char *limit_of(const struct hapt_plan *plan)
 enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, struct hapt_arena *arena,
                                     struct hapt_schedule **schedule)
 {
-    int *warmup, *submesh_of, submeshes = 0;
+    int *warmup, *submesh_of, *pool, submeshes = 0;
+    struct hapt_costs costs;
     HAPT_NEW(warmup, arena, plan->stage_count);
+    HAPT_NEW(pool, arena, plan->stage_count);
     HAPT_NEW(submesh_of, arena, plan->stage_count);
     for (int i = 0; i < plan->stage_count; i++) {
         int same = 0;
         while (plan->stage[same].submesh != plan->stage[i].submesh) same++;
         submesh_of[i] = same < i ? submesh_of[same] : submeshes++;
         warmup[i] = plan->stage[i].warmup;
+        pool[submesh_of[i]] += hapt_plan_stage_slots(&plan->stage[i]);
     }
     struct hapt_schedule_options options = {.tied = tied, .submesh_of = submesh_of};
     HAPT_TRY(hapt_plan_add_edges(plan, arena, &options));
+    if (plan->split) { /* the costs place the WEIGHT instructions, alike on all ranks */
+        HAPT_TRY(hapt_plan_costs(plan, arena, &costs));
+        options.split = true;
+        options.pool = pool;
+        options.costs = &costs;
+    }
     return hapt_schedule_build(plan->schedule, plan->stage_count, plan->microbatches, warmup, &options, arena,
                                schedule);
 }
@@ -268,20 +283,24 @@ enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, str
 enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_costs *costs)
 {
     const int S = plan->stage_count;
-    double *cost[4];
-    for (int k = 0; k < 4; k++) HAPT_NEW(cost[k], arena, S);
+    double *cost[5];
+    for (int k = 0; k < 5; k++) HAPT_NEW(cost[k], arena, S);
     for (int i = 0; i < S; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         cost[0][i] = stage->forward_s;
         cost[1][i] = fmax(0, stage->compute_s - stage->step_s / plan->microbatches - stage->forward_s);
         cost[2][i] = stage->comm_s;
         cost[3][i] = stage->step_s - stage->tied_s;
+        if (!plan->split) continue;
+        cost[4][i] = fmin(stage->weight_s, cost[1][i]);
+        cost[1][i] -= cost[4][i];
     }
     double *edge_s = NULL;
     if (plan->edge_count > 0) HAPT_NEW(edge_s, arena, plan->edge_count);
     for (int e = 0; e < plan->edge_count; e++) edge_s[e] = plan->edge[e].time_s;
     *costs = (struct hapt_costs){.forward_s = cost[0],
                                  .backward_s = cost[1],
+                                 .weight_s = plan->split ? cost[4] : NULL,
                                  .comm_s = cost[2],
                                  .edge_s = edge_s,
                                  .step_s = cost[3],

@@ -129,7 +129,7 @@ bool hapt_plan_submesh_fits(const struct hapt_plan *plan, const struct hapt_plan
         if (stage->submesh != submesh) continue;
         if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes)) return false;
         bytes += stage->parameter_bytes;
-        slots += stage->warmup;
+        slots += hapt_plan_stage_slots(stage);
         largest = fmax(largest, stage->activation_bytes);
         least = fmin(least, stage->device_memory_bytes);
         stages++;

@@ -61,44 +61,52 @@ static double operator_s(const struct hapt_candidates *candidates, const struct 
     return moves ? seconds + collective_s(candidates, subcluster, &candidates->mesh[mesh_index], sharding, o) : seconds;
 }
 
-/* Seconds of every layer on one device of a subcluster: forward [L], backward [L]. */
+/* Seconds of every layer on one device of a subcluster: forward [L], backward [L], and the part of the backward that a
+ * split pass defers [L]. */
 static enum hapt_status time_layers(const struct hapt_candidates *candidates, int subcluster, int mesh_index,
-                                    struct hapt_arena *scratch, double *forward_s, double *backward_s)
+                                    struct hapt_arena *scratch, double *forward_s, double *backward_s, double *weight_s)
 {
     const struct hapt_sharding *sharding = candidates->sharding[mesh_index];
     const struct hapt_graph *graph = sharding->graph;
     const struct hapt_roofline roofline = describe(candidates, subcluster);
     int *layer_of;
     HAPT_TRY(hapt_layers_of_operators(candidates->layers, scratch, &layer_of));
-    for (int l = 0; l < candidates->layer_count; l++) forward_s[l] = backward_s[l] = 0;
-    for (int o = 0; o < sharding->reduce_first; o++)
-        (o < graph->forward_count ? forward_s : backward_s)[layer_of[graph->op[o].forward_op]] +=
-            operator_s(candidates, &roofline, subcluster, mesh_index, o);
+    for (int l = 0; l < candidates->layer_count; l++) forward_s[l] = backward_s[l] = weight_s[l] = 0;
+    for (int o = 0; o < sharding->reduce_first; o++) {
+        const int l = layer_of[graph->op[o].forward_op];
+        const double seconds = operator_s(candidates, &roofline, subcluster, mesh_index, o);
+        (o < graph->forward_count ? forward_s : backward_s)[l] += seconds;
+        if (sharding->weight[o]) weight_s[l] += seconds;
+    }
     return HAPT_OK;
 }
 
 static enum hapt_status time_items(const struct hapt_candidates *candidates, int subcluster,
                                    const struct hapt_item_memory *memory, struct hapt_arena *scratch,
-                                   struct hapt_item_time *time)
+                                   struct hapt_item_time *time, double *weight_share)
 {
     const struct hapt_roofline roofline = describe(candidates, subcluster);
     const int L = candidates->layer_count;
-    double *forward_s, *backward_s;
+    double *forward_s, *backward_s, *weight_s;
     HAPT_NEW(forward_s, scratch, L);
     HAPT_NEW(backward_s, scratch, L);
+    HAPT_NEW(weight_s, scratch, L);
     for (int d = 0; d < candidates->mesh_count; d++) {
         struct hapt_synthesised_reduce *reduce = NULL;
         const struct hapt_candidate_mesh *mesh = &candidates->mesh[d];
         if (mesh->program > 0 && !(mesh->subclusters >> subcluster & 1u)) continue;
         if (mesh->program > 0) HAPT_TRY(hapt_synthesised_reduce_create(candidates, subcluster, d, scratch, &reduce));
-        HAPT_TRY(time_layers(candidates, subcluster, d, scratch, forward_s, backward_s));
+        HAPT_TRY(time_layers(candidates, subcluster, d, scratch, forward_s, backward_s, weight_s));
         for (int k = 0; k < candidates->structure_count; k++) {
             const int item = k * candidates->mesh_count + d;
             struct hapt_item_time mine = {0};
+            double waits_s = 0;
             for (int l = candidates->first[k]; l <= candidates->last[k]; l++) {
                 mine.forward_s += forward_s[l];
                 mine.backward_s += backward_s[l];
+                waits_s += weight_s[l];
             }
+            weight_share[item] = mine.backward_s > 0 ? waits_s / mine.backward_s : 0;
             mine.update_s = hapt_roofline_stream_s(&roofline, memory[item].update_bytes);
             if (reduce) mine.update_s += hapt_synthesised_reduce_s(reduce, candidates->first[k], candidates->last[k]);
             time[item] = mine;
@@ -143,6 +151,31 @@ static enum hapt_status plan_mesh(const struct hapt_candidates *candidates, int 
     return HAPT_OK;
 }
 
+/* The same of the split programs, for the items that have programs. */
+static enum hapt_status plan_split_mesh(const struct hapt_candidates *candidates, int mesh_index,
+                                        hapt_kernel_scratch *kernel_scratch, struct hapt_engine_options *engine,
+                                        struct hapt_arena *scratch, struct hapt_item_memory *memory)
+{
+    const struct hapt_memory_options options = {
+        .slots = 1, .state_count = candidates->state_count, .scratch = kernel_scratch, .scratch_context = engine};
+    struct hapt_sharding *sharding;
+    struct hapt_memory_ranges *ranges;
+    struct hapt_memory_work *work;
+    HAPT_TRY(hapt_sharding_split(candidates->sharding[mesh_index], scratch, &sharding));
+    HAPT_TRY(hapt_memory_ranges_create(sharding, &options, scratch, &ranges));
+    HAPT_TRY(hapt_memory_work_create(ranges, scratch, &work));
+    for (int k = 0; k < candidates->structure_count; k++) {
+        struct hapt_item_memory *mine = &memory[k * candidates->mesh_count + mesh_index];
+        struct hapt_memory_bytes figures;
+        if (!isfinite(mine->parameter_bytes)) continue;
+        HAPT_TRY(hapt_memory_ranges_of(ranges, hapt_layers_first_op(candidates->layers, candidates->first[k]),
+                                       candidates->layers->end_op[candidates->last[k]], work, &figures));
+        mine->split_parameter_bytes = (double)figures.parameter_bytes;
+        mine->split_activation_bytes = (double)figures.activation_bytes;
+    }
+    return HAPT_OK;
+}
+
 /* Memory of every item as the engine plans it. Kernel scratch is included if the back end is available, and for
  * predicted GPUs that of matrix products. Subclusters with the same back end share the figures. */
 static enum hapt_status plan_memory(const struct hapt_candidates *candidates, int subcluster,
@@ -169,6 +202,8 @@ static enum hapt_status plan_memory(const struct hapt_candidates *candidates, in
     hapt_kernel_scratch *kernel_scratch = engine.device ? hapt_engine_scratch : on_paper;
     for (int d = 0; status == HAPT_OK && d < candidates->mesh_count; d++)
         status = plan_mesh(candidates, d, kernel_scratch, &engine, scratch, memory[subcluster]);
+    for (int d = 0; candidates->split && status == HAPT_OK && d < candidates->mesh_count; d++)
+        status = plan_split_mesh(candidates, d, kernel_scratch, &engine, scratch, memory[subcluster]);
     if (engine.device) engine.backend->close(engine.device);
     return status;
 }
@@ -179,14 +214,18 @@ static enum hapt_status predict(const struct hapt_candidates *candidates, struct
     const struct hapt_cluster *cluster = candidates->cluster;
     struct hapt_item_memory **memory;
     struct hapt_item_time **time;
+    double **weight_share;
     HAPT_NEW(memory, scratch, cluster->count);
     HAPT_NEW(time, scratch, cluster->count);
+    HAPT_NEW(weight_share, scratch, cluster->count);
     for (int c = 0; c < cluster->count; c++) {
         HAPT_TRY(plan_memory(candidates, c, memory, scratch));
         HAPT_NEW(time[c], scratch, candidates->item_count);
-        HAPT_TRY(time_items(candidates, c, memory[c], scratch, time[c]));
+        HAPT_NEW(weight_share[c], scratch, candidates->item_count);
+        HAPT_TRY(time_items(candidates, c, memory[c], scratch, time[c], weight_share[c]));
     }
-    return hapt_candidates_fill(candidates, memory, time, all_reduce, candidates, result, profile);
+    return hapt_candidates_fill(candidates, memory, time, candidates->split ? weight_share : NULL, all_reduce,
+                                candidates, result, profile);
 }
 
 /* Mixed stages by rows, and with the programs found for their devices. */
@@ -229,7 +268,8 @@ enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const 
     hapt_arena_init(&scratch);
     const struct hapt_candidates_options options = {.programs = hapt_candidates_programs(config),
                                                     .tensor_parallel = (int)hapt_config_int(config, "tensor-parallel"),
-                                                    .efficiency = efficiency};
+                                                    .efficiency = efficiency,
+                                                    .split = hapt_candidates_wants_split(config)};
     enum hapt_status status = hapt_candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
     if (status == HAPT_OK && hapt_candidates_may_mix(&candidates, config)) status = mix(&candidates, config, &scratch);
     if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);

@@ -98,8 +98,11 @@ static enum hapt_status write_cluster(struct hapt_h5 *file, const char *group, c
         {"parameter_bytes", "byte", cluster->parameter_bytes},
         {"activation_bytes", "byte", cluster->activation_bytes},
         {"step_time", "s", cluster->step_time},
+        {"weight_time", "s", cluster->weight_time},
+        {"split_parameter_bytes", "byte", cluster->split_parameter_bytes},
+        {"split_activation_bytes", "byte", cluster->split_activation_bytes},
     };
-    for (int k = 0; k < 5; k++) {
+    for (size_t k = 0; k < sizeof tables / sizeof *tables; k++) {
         if (!tables[k].table) continue;
         snprintf(path, sizeof path, "%s/%s", folder, tables[k].name);
         HAPT_TRY(hapt_h5_write(file, path, HAPT_H5_F64, 3, shape, tables[k].table, tables[k].units));
@@ -183,7 +186,8 @@ static enum hapt_status check_memory(struct hapt_h5 *file, const char *group, in
         snprintf(path, sizeof path, "%s/cluster_%d/submesh", group, c);
         HAPT_TRY(hapt_h5_shape(file, path, &dims, shape));
         const double table = (double)shape[0] * L * L;
-        cells += 5 * table;
+        snprintf(path, sizeof path, "%s/cluster_%d/weight_time", group, c);
+        cells += (hapt_h5_exists(file, path) ? 8 : 5) * table;
         largest = fmax(largest, table);
     }
     HAPT_TRY(hapt_profile_count_mixed(file, group, L, mixed_count, &mixed_bytes));
@@ -256,7 +260,10 @@ static enum hapt_status read_cluster(struct hapt_h5 *file, const char *group, st
     HAPT_TRY(read_table(file, folder, "activation_bytes", S, L, arena, &cluster->activation_bytes));
     if (hapt_h5_exists(file, join(path, folder, "step_time")))
         HAPT_TRY(read_table(file, folder, "step_time", S, L, arena, &cluster->step_time));
-    return HAPT_OK;
+    if (!hapt_h5_exists(file, join(path, folder, "weight_time"))) return HAPT_OK;
+    HAPT_TRY(read_table(file, folder, "weight_time", S, L, arena, &cluster->weight_time));
+    HAPT_TRY(read_table(file, folder, "split_parameter_bytes", S, L, arena, &cluster->split_parameter_bytes));
+    return read_table(file, folder, "split_activation_bytes", S, L, arena, &cluster->split_activation_bytes);
 }
 
 /* Reads the uncertainty of the times, which is not used in computations. */

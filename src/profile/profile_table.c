@@ -60,6 +60,17 @@ enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int inde
     return HAPT_OK;
 }
 
+enum hapt_status hapt_profile_add_split(struct hapt_profile *profile, int index, struct hapt_arena *arena)
+{
+    struct hapt_profile_cluster *cluster = &profile->cluster[index];
+    const size_t cells = hapt_profile_index(profile, cluster->submesh_count, 0, 0);
+    HAPT_NEW(cluster->weight_time, arena, cells);
+    HAPT_NEW(cluster->split_parameter_bytes, arena, cells);
+    HAPT_NEW(cluster->split_activation_bytes, arena, cells);
+    for (size_t cell = 0; cell < cells; cell++) cluster->weight_time[cell] = NAN;
+    return HAPT_OK;
+}
+
 /* Finite, not negative, and small enough that sums and quotients stay finite. */
 static bool is_amount(double value)
 {
@@ -132,6 +143,21 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
     return HAPT_OK;
 }
 
+/* weight_time NaN: unknown for this candidate. */
+static enum hapt_status check_split(const struct hapt_profile_cluster *cluster, size_t cell, int s, int i, int j)
+{
+    const double backward_s = cluster->stage_time[cell] - cluster->stage_forward_time[cell];
+    if (!cluster->weight_time || isnan(cluster->weight_time[cell])) return HAPT_OK;
+    if (!is_amount(cluster->weight_time[cell]) ||
+        cluster->weight_time[cell] > backward_s + 1e-6 * cluster->stage_time[cell])
+        return BAD("%s: weight_time[%d][%d][%d] is %g s, but the backward pass takes %g s", cluster->name, s, i, j,
+                   cluster->weight_time[cell], backward_s);
+    if (!is_amount(cluster->split_parameter_bytes[cell]) || !is_amount(cluster->split_activation_bytes[cell]))
+        return BAD("%s: split_parameter_bytes or split_activation_bytes[%d][%d][%d] is not between 0 and 1e30",
+                   cluster->name, s, i, j);
+    return HAPT_OK;
+}
+
 static enum hapt_status check_candidates(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster,
                                          int64_t *candidates)
 {
@@ -158,6 +184,7 @@ static enum hapt_status check_candidates(const struct hapt_profile *profile, con
                 if (cluster->step_time && !is_amount(cluster->step_time[cell]))
                     return BAD("%s: step_time[%d][%d][%d] is %g s; it must be between 0 and 1e30 s", cluster->name, s,
                                i, j, cluster->step_time[cell]);
+                HAPT_TRY(check_split(cluster, cell, s, i, j));
             }
         }
     }

@@ -21,6 +21,11 @@ static enum hapt_status copy_cluster(const struct hapt_profile *profile, int c, 
         memcpy(to->step_time, from->step_time, bytes);
     else
         to->step_time = NULL;
+    if (!from->weight_time) return HAPT_OK;
+    HAPT_TRY(hapt_profile_add_split(copy, c, arena));
+    memcpy(to->weight_time, from->weight_time, bytes);
+    memcpy(to->split_parameter_bytes, from->split_parameter_bytes, bytes);
+    memcpy(to->split_activation_bytes, from->split_activation_bytes, bytes);
     return HAPT_OK;
 }
 
@@ -85,4 +90,29 @@ void hapt_profile_keep_programs(struct hapt_profile *profile, const char *progra
         if (strcmp(program, profile->mixed[k].program > 0 ? "synthesised" : "data") == 0)
             profile->mixed[kept++] = profile->mixed[k];
     profile->mixed_count = kept;
+}
+
+enum hapt_status hapt_profile_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                         struct hapt_profile **view)
+{
+    struct hapt_profile *made;
+    HAPT_NEW(made, arena, 1);
+    *made = *profile;
+    made->mixed_count = 0;
+    HAPT_NEW(made->cluster, arena, profile->cluster_count);
+    for (int c = 0; c < profile->cluster_count; c++) {
+        struct hapt_profile_cluster *cluster = &made->cluster[c];
+        *cluster = profile->cluster[c];
+        const size_t cells = hapt_profile_index(profile, cluster->submesh_count, 0, 0);
+        HAPT_NEW(cluster->stage_time, arena, cells);
+        for (size_t cell = 0; cell < cells; cell++)
+            cluster->stage_time[cell] = cluster->weight_time && isfinite(cluster->weight_time[cell])
+                                            ? profile->cluster[c].stage_time[cell]
+                                            : NAN;
+        if (!cluster->weight_time) continue;
+        cluster->parameter_bytes = cluster->split_parameter_bytes;
+        cluster->activation_bytes = cluster->split_activation_bytes;
+    }
+    *view = made;
+    return HAPT_OK;
 }

@@ -68,6 +68,7 @@ enum hapt_status hapt_report_correct(const struct hapt_report *report, struct ha
                              cluster->name, ratio[c]);
         scale(cluster->stage_time, candidates, ratio[c]);
         scale(cluster->stage_forward_time, candidates, ratio[c]);
+        if (cluster->weight_time) scale(cluster->weight_time, candidates, ratio[c]);
     }
     for (int k = 0; k < profile->mixed_count; k++) {
         struct hapt_profile_mixed *mixed = &profile->mixed[k];

@@ -242,8 +242,8 @@ static void initialise(struct step_search *search, MPI_Comm comm, const struct h
     hapt_arena_init(&search->lists);
 }
 
-/* Tensors that go past the next stage do not cross the boundaries between, so boundary_bytes bound nothing. What a layer
- * makes crosses the boundary behind it: with two subclusters over one link, to whichever stage. */
+/* Tensors that go past the next stage do not cross the boundaries between, so boundary_bytes bound nothing. What a
+ * layer makes crosses the boundary behind it: with two subclusters over one link, to whichever stage. */
 static enum hapt_status lower_boundaries(struct step_search *search)
 {
     const size_t links = (size_t)search->C * (size_t)search->C;

@@ -5,6 +5,7 @@
 
 #include "expansion.h"
 #include "localise.h"
+#include "weight.h"
 
 struct node_order {
     int anchor, side, node;
@@ -174,9 +175,8 @@ static enum hapt_status write_op(struct expanding *expanding, int index)
     return HAPT_OK;
 }
 
-/* The cut of an operator that this axis added, on an axis where its tensor has a property. */
-static struct hapt_cut cut_through(const struct hapt_graph *graph, const struct hapt_op *op,
-                                   struct hapt_property property)
+struct hapt_cut expansion_cut_through(const struct hapt_graph *graph, const struct hapt_op *op,
+                                      struct hapt_property property)
 {
     if (property.kind == HAPT_PROPERTY_REPLICATED) return (struct hapt_cut){.letter = HAPT_CUT_REPLICATED};
     if (property.kind == HAPT_PROPERTY_PARTIAL) return (struct hapt_cut){.letter = HAPT_CUT_PARTIAL};
@@ -205,10 +205,12 @@ static enum hapt_status write_operators(struct expanding *expanding)
         const struct node *node = &state->node[expanding->order[o].node];
         const struct hapt_op *op = &graph->op[o];
         const int other = 1 - state->axis_index;
-        if (node->op == NONE) made->cut[o][other] = cut_through(graph, op, made->property[op->input[0]][other]);
+        if (node->op == NONE)
+            made->cut[o][other] = expansion_cut_through(graph, op, made->property[op->input[0]][other]);
         /* A copy that adds is a computation on its own axis, too. */
         if (node->op == NONE && !hapt_op_type_at(op->type)->collective)
-            made->cut[o][state->axis_index] = cut_through(graph, op, made->property[op->input[0]][state->axis_index]);
+            made->cut[o][state->axis_index] =
+                expansion_cut_through(graph, op, made->property[op->input[0]][state->axis_index]);
     }
     return HAPT_OK;
 }
@@ -317,6 +319,7 @@ static enum hapt_status expand(struct expanding *expanding, const struct hapt_ax
     find_producers(expanding->graph);
     HAPT_TRY(share_storage(expanding->made, expanding->arena, expanding->state.scratch));
     HAPT_TRY(find_parted(expanding->made, expanding->arena, expanding->state.scratch));
+    HAPT_TRY(find_weight_operators(expanding->made, expanding->arena));
     return localise(expanding->made, expanding->arena);
 }
 

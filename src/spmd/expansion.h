@@ -65,6 +65,10 @@ enum hapt_status expansion_check_end(const struct expansion *expansion);
 /* The version of a parameter's gradient that its update reads, or NONE. */
 int expansion_final(const struct expansion *expansion, int gradient);
 
+/* The cut of an elementwise operator on an axis where its tensor has that property. */
+struct hapt_cut expansion_cut_through(const struct hapt_graph *graph, const struct hapt_op *op,
+                                      struct hapt_property property);
+
 /* True for the gradient that a parameter's update reads (not for a version that an outer axis sums). */
 static inline bool expansion_is_trained_gradient(const struct hapt_graph *graph, int tensor)
 {

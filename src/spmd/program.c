@@ -130,8 +130,10 @@ static enum hapt_status fill_tensors(struct hapt_program *program, const struct 
 static struct hapt_program_step step_of(const struct hapt_sharding *sharding, int o)
 {
     const struct hapt_op *op = &sharding->graph->op[o];
-    struct hapt_program_step step = {
-        .op = o, .kind = hapt_op_type_at(op->type)->collective, .axis = sharding->exchange[o]};
+    struct hapt_program_step step = {.op = o,
+                                     .kind = hapt_op_type_at(op->type)->collective,
+                                     .axis = sharding->exchange[o],
+                                     .weight = sharding->weight[o]};
     if (step.kind != HAPT_COLLECTIVE_NONE) step.axis = (int)op->integer[0];
     memcpy(step.first_rank_inputs, sharding->first_rank_inputs[o], sizeof step.first_rank_inputs);
     return step;
@@ -140,6 +142,7 @@ static struct hapt_program_step step_of(const struct hapt_sharding *sharding, in
 static enum hapt_section section_of(const struct hapt_sharding *sharding, int o)
 {
     if (o >= sharding->reduce_first) return HAPT_SECTION_REDUCE;
+    if (sharding->split && sharding->weight[o]) return HAPT_SECTION_WEIGHT;
     return o < sharding->graph->forward_count ? HAPT_SECTION_FORWARD : HAPT_SECTION_BACKWARD;
 }
 

@@ -82,7 +82,8 @@ static void print_step(const struct hapt_program *program, const struct hapt_pro
 
 void hapt_program_print(const struct hapt_program *program, const struct hapt_program_costs *costs, FILE *stream)
 {
-    static const char *const title[HAPT_SECTION_COUNT] = {"forward", "backward", "reduce, once a step"};
+    static const char *const title[HAPT_SECTION_COUNT] = {"forward", "backward", "gradients of parameters",
+                                                          "reduce, once a step"};
     const struct hapt_sharding *sharding = program->sharding;
     fprintf(stream, "operators [%d, %d) on %d x %d devices, as device (%d, %d) runs them\n", program->first_op,
             program->end_op, program->nodes, program->devices, sharding->mesh_coordinate[0],

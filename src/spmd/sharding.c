@@ -3,6 +3,7 @@
 
 #include "hapt/env.h"
 #include "localise.h"
+#include "weight.h"
 
 enum hapt_status hapt_sharding_trivial(const struct hapt_graph *graph, struct hapt_arena *arena,
                                        struct hapt_sharding **sharding)
@@ -25,6 +26,7 @@ enum hapt_status hapt_sharding_trivial(const struct hapt_graph *graph, struct ha
         made->source_op[o] = o;
     }
     HAPT_TRY(localise(made, arena));
+    HAPT_TRY(find_weight_operators(made, arena));
     *sharding = made;
     return HAPT_OK;
 }

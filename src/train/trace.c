@@ -112,6 +112,7 @@ static const char *const kind_name[HAPT_EVENT_COUNT] = {[HAPT_INSTRUCTION_RECEIV
                                                         [HAPT_INSTRUCTION_RECEIVE_BACKWARD] = "receive backward",
                                                         [HAPT_INSTRUCTION_BACKWARD] = "backward",
                                                         [HAPT_INSTRUCTION_SEND_BACKWARD] = "send backward",
+                                                        [HAPT_INSTRUCTION_WEIGHT] = "weight",
                                                         [HAPT_INSTRUCTION_REDUCE] = "reduce",
                                                         [HAPT_INSTRUCTION_EXCHANGE] = "exchange",
                                                         [HAPT_INSTRUCTION_NORM] = "norm",

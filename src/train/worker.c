@@ -43,8 +43,9 @@ static enum hapt_status shard(const struct worker *worker, int chunk, struct hap
     const struct hapt_plan_stage *part = &worker->plan->stage[chunk];
     char name[32];
     snprintf(name, sizeof name, "stage %d", chunk);
-    return hapt_layout_shard(&part->layout, worker->graph, part->submesh->nodes, part->submesh->devices_per_node,
-                             worker->model->microbatch, name, worker->arena, sharding);
+    HAPT_TRY(hapt_layout_shard(&part->layout, worker->graph, part->submesh->nodes, part->submesh->devices_per_node,
+                               worker->model->microbatch, name, worker->arena, sharding));
+    return worker->plan->split ? hapt_sharding_split(*sharding, worker->arena, sharding) : HAPT_OK;
 }
 
 static enum hapt_status build_programs(struct worker *worker)

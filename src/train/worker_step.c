@@ -133,11 +133,16 @@ static enum hapt_status hand_over(struct stage *stage, bool backward, int microb
 
 /* ---- Instructions of a stage ---- */
 
-/* The backward time of the plan, as the simulator computes it. */
+/* The backward time of the plan, as the simulator computes it, and the part of it that a split pass defers. */
 static double backward_s(const struct stage *stage)
 {
     const struct hapt_plan_stage *own = stage->plan;
     return fmax(0, own->compute_s - own->step_s / stage->worker->plan->microbatches - own->forward_s);
+}
+
+static double weight_s(const struct stage *stage)
+{
+    return stage->worker->plan->split ? fmin(stage->plan->weight_s, backward_s(stage)) : 0;
 }
 
 /* Has the list instructions for the messages of the stage? Else the plan knows the neighbours alone, and they are on
@@ -193,13 +198,24 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
     HAPT_TRY(wait_sent(stage, &stage->backward_out, transfer));
     worker->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->backward_in, HAPT_STAGING_BACKWARD_IN, stage->backward_replicas, transfer));
-    worker->runtime->begin_pass(stage, backward_s(stage));
+    worker->runtime->begin_pass(stage, backward_s(stage) - weight_s(stage));
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(hand_over(stage, true, microbatch, transfer));
     HAPT_TRY(hapt_engine_backward(stage->engine, instruction->slot, transfer, transfer));
     hapt_team_stretch_end(&stage->team);
     free_received(stage, &stage->backward_in);
     if (!is_sent(stage, true)) send(stage, &stage->backward_out, transfer);
+    return HAPT_OK;
+}
+
+/* The gradients of parameters, behind a split backward. Nothing waits for them before REDUCE. */
+static enum hapt_status weight(struct stage *stage, const struct hapt_instruction *instruction)
+{
+    struct worker *worker = stage->worker;
+    worker->runtime->begin_pass(stage, weight_s(stage));
+    hapt_team_stretch_begin(&stage->team);
+    HAPT_TRY(hapt_engine_weight(stage->engine, instruction->slot));
+    hapt_team_stretch_end(&stage->team);
     return HAPT_OK;
 }
 
@@ -277,6 +293,7 @@ static const struct {
                 [HAPT_INSTRUCTION_RECEIVE_BACKWARD] = {"waiting for gradients", 1, receive_backward, NULL},
                 [HAPT_INSTRUCTION_BACKWARD] = {"backward", 0, backward, NULL},
                 [HAPT_INSTRUCTION_SEND_BACKWARD] = {"sending gradients", -1, send_backward, NULL},
+                [HAPT_INSTRUCTION_WEIGHT] = {"gradients of parameters", 0, weight, NULL},
                 [HAPT_INSTRUCTION_REDUCE] = {"sum of the gradients", 0, reduce, NULL},
                 [HAPT_INSTRUCTION_EXCHANGE] = {"sum of tied gradients", 0, NULL, exchange},
                 [HAPT_INSTRUCTION_NORM] = {"end", 0, NULL, norm},
@@ -298,7 +315,7 @@ static enum hapt_status execute(struct worker *worker, const struct hapt_instruc
         activate(stage);
         stage->team.microbatch = instruction->microbatch;
     }
-    HAPT_ASSERT(executor[instruction->kind].activity); /* plans have no split backward passes, so no WEIGHT */
+    HAPT_ASSERT(executor[instruction->kind].activity);
     report_activity(worker, instruction);
     return stage ? executor[instruction->kind].run(stage, instruction) : executor[instruction->kind].run_all(worker);
 }

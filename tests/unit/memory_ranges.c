@@ -13,10 +13,10 @@ static size_t fake_scratch(void *context, const struct hapt_program *program, in
     return (size_t)(op * 7919 % 13) * 400;
 }
 
-static long compared, saved;
+static long compared, saved, waiting;
 
-static void compare_sharding(const struct hapt_sharding *sharding, const struct hapt_memory_options *options,
-                             bool check, const char *what)
+static void compare_ranges(const struct hapt_sharding *sharding, const struct hapt_memory_options *options, bool check,
+                           const char *what)
 {
     struct hapt_arena arena;
     struct hapt_memory_ranges *ranges = NULL;
@@ -53,6 +53,7 @@ static void compare_sharding(const struct hapt_sharding *sharding, const struct 
                 CHECK_MESSAGE(figures.sharded_bytes == sharded->parameter_bytes,
                               "%s, operators [%d, %d): state sharded %zu, planned %zu", what, first, end,
                               figures.sharded_bytes, sharded->parameter_bytes);
+                waiting += program->step_count[HAPT_SECTION_WEIGHT] > 0;
                 compared++;
                 saved += sharded->parameter_bytes < plan->parameter_bytes;
             }
@@ -60,6 +61,21 @@ static void compare_sharding(const struct hapt_sharding *sharding, const struct 
             hapt_arena_release(&scratch_arena);
         }
     }
+    hapt_arena_release(&arena);
+}
+
+/* The same for split backward passes. */
+static void compare_sharding(const struct hapt_sharding *sharding, const struct hapt_memory_options *options,
+                             bool check, const char *what)
+{
+    struct hapt_arena arena;
+    struct hapt_sharding *split = NULL;
+    char name[128];
+    hapt_arena_init(&arena);
+    compare_ranges(sharding, options, check, what);
+    snprintf(name, sizeof name, "%s, split", what);
+    CHECK_OK(hapt_sharding_split(sharding, &arena, &split));
+    if (split) compare_ranges(split, options, check, name);
     hapt_arena_release(&arena);
 }
 
@@ -153,6 +169,7 @@ static void random_graphs(void)
         hapt_arena_release(&arena);
     }
     CHECK_MESSAGE(compared > 20000, "only %ld ranges compared", compared);
+    CHECK_MESSAGE(waiting > 10000, "in only %ld ranges something waits", waiting);
     CHECK_MESSAGE(saved > 1000, "sharded state saves memory in %ld of %ld ranges", saved, compared);
 }
 

@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# Split backward passes (--split-backward): plans, refusals, rehearsals beside the simulator, and on CPU ranks over a paced link the measured
+# gain beside the simulated one, and the bits.
+. "$(dirname "$0")/lib.sh.inc"
+cd "$(dirname "$0")/../.." || exit 1
+
+cat >"$scratch/c.json" <<'JSON'
+{ "format": "hapt-cluster", "version": 1,
+  "subclusters": [
+    { "name": "a100", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB" },
+    { "name": "v100", "nodes": 1, "devices_per_node": 2, "device": "V100-32GB", "hosts": ["not-here"] } ],
+  "links": [ { "between": ["a100", "v100"], "bandwidth": "10 Gbit/s", "latency": "50 us" } ] }
+JSON
+model=$scratch/m.h5 c=$scratch/c.json
+number() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$1" "$2"; }
+less() { python3 -c 'import sys; sys.exit(not float(sys.argv[1]) < float(sys.argv[2]))' "$1" "$2"; }
+
+# ---- plans on paper ----
+passes 1 model gpt --layers 6 --hidden 1024 --heads 16 --sequence 1024 --vocab 8000 --microbatch 4 --dtype bf16 --output "$model" || finish
+passes 1 profile --input "$model" --cluster "$c" --output "$scratch/p.h5" || finish
+
+for choice in no yes auto; do
+    passes 1 plan --profile "$scratch/p.h5" --input "$model" --microbatches 8 --split-backward $choice --json --output "$scratch/$choice.h5" &&
+        cp "$scratch/out" "$scratch/$choice"
+done
+check "a split shortens the simulated step" less "$(number "$scratch/yes" simulated_s)" "$(number "$scratch/no" simulated_s)"
+check "auto takes the shorter one" [ "$(number "$scratch/auto" simulated_s)" = "$(python3 -c 'print(min(map(float, __import__("sys").argv[1:])))' \
+    "$(number "$scratch/yes" simulated_s)" "$(number "$scratch/no" simulated_s)")" ]
+check "the split plan says so" [ "$(number "$scratch/yes" split_backward)" = True ]
+grep -q split_backward "$scratch/no" && fail "a plan that is not split says so"
+passes 1 simulate --plan "$scratch/yes.h5" --json
+check "the file simulates as planned" [ "$(number "$scratch/out" simulated_s)" = "$(number "$scratch/yes" simulated_s)" ]
+passes 1 simulate --plan "$scratch/yes.h5" --profile "$scratch/p.h5" --split-backward no --json
+check "and as before without the split" less "$(number "$scratch/yes" simulated_s)" "$(number "$scratch/out" simulated_s)"
+passes 1 plan --profile "$scratch/p.h5" --microbatches 8 --split-backward yes
+grep -q 'split backward' "$scratch/out" && grep -q 'microbatches held' "$scratch/out" || fail "text: $(cat "$scratch/out")"
+
+# ---- refusals ----
+refuses 2 'split-backward' 1 plan --profile "$scratch/p.h5" --strategy megatron --split-backward yes
+refuses 2 'split-backward' 1 plan --profile "$scratch/p.h5" --explain --split-backward yes
+refuses 2 'split-backward' 1 plan --profile "$scratch/p.h5" --compare --split-backward auto
+refuses 2 'split-backward' 1 simulate --plan "$scratch/no.h5" --split-backward yes
+refuses 2 'split-backward' 1 plan --profile "$scratch/p.h5" --split-backward maybe
+cp "$scratch/p.h5" "$scratch/old.h5"
+/usr/bin/python3 - "$scratch/old.h5" <<'P' || { echo "needs python3-h5py"; exit 77; }
+import sys, h5py
+with h5py.File(sys.argv[1], "r+") as f:
+    for c in ("cluster_0", "cluster_1"):
+        for table in ("weight_time", "split_parameter_bytes", "split_activation_bytes"):
+            del f[c][table]
+P
+refuses 3 'no weight_time' 1 plan --profile "$scratch/old.h5" --microbatches 8 --split-backward yes
+passes 1 plan --profile "$scratch/old.h5" --microbatches 8 --split-backward auto --json
+check "an earlier profile gives the plan without a split" [ "$(number "$scratch/out" simulated_s)" = "$(number "$scratch/no" simulated_s)" ]
+# Memory for the launches of the plan, but not for what split programs keep for them.
+cp "$scratch/p.h5" "$scratch/tight.h5"
+/usr/bin/python3 - "$scratch/tight.h5" <<'P'
+import sys, h5py
+with h5py.File(sys.argv[1], "r+") as f:
+    for c in ("cluster_0", "cluster_1"):
+        f[c]["split_activation_bytes"][...] = 41e9
+P
+refuses 4 '' 1 plan --profile "$scratch/tight.h5" --microbatches 8 --split-backward yes
+passes 1 plan --profile "$scratch/tight.h5" --microbatches 8 --split-backward auto --json
+check "what does not fit is not split" [ "$(number "$scratch/out" simulated_s)" = "$(number "$scratch/no" simulated_s)" ]
+
+# ---- rehearsal: never faster than simulated, in a quiet moment as fast, and all passes of the lists ----
+passes 1 simulate --plan "$scratch/yes.h5" --json && cp "$scratch/out" "$scratch/rehearsal.simulated"
+for attempt in 1 2 3 4 5; do
+    passes 4 train --input "$model" --cluster "$c" --plan "$scratch/yes.h5" --device emulated --overwrite --output "$scratch/rehearsal" --steps 2 \
+        --time-scale 20 --trace 1 --json && cp "$scratch/out" "$scratch/rehearsal.$attempt"
+    python3 tests/system/emulated.py "$scratch/rehearsal" >"$scratch/said" 2>&1 && break
+done
+checks=$((checks + 1))
+python3 tests/system/emulated.py "$scratch/rehearsal" >"$scratch/said" 2>&1 || fail "$(cat "$scratch/said")"
+passes 1 report --input "$scratch/rehearsal/run.h5" --timeline "$scratch/t.json"
+checks=$((checks + 1))
+python3 - "$scratch/t.json" "$scratch/yes" <<'P' || fail "the timeline lacks WEIGHT passes"
+import json, sys
+events = [e for e in json.load(open(sys.argv[1]))["traceEvents"] if e["ph"] == "X"]
+stages = json.load(open(sys.argv[2]))["stages"]
+for stage, plan in enumerate(stages):
+    for rank in {e["tid"] for e in events if e["pid"] == stage}:
+        own = [e for e in events if e["tid"] == rank]
+        ends = {k: {e["name"].split()[-1]: e["ts"] + e["dur"] for e in own if e["cat"] == k} for k in ("backward", "weight")}
+        assert len(ends["weight"]) == len(ends["backward"]) == 8, (stage, rank)
+        assert all(ends["backward"][m] <= ends["weight"][m] for m in ends["weight"])
+P
+
+# ---- CPU ranks over a paced link: measured times, the gain beside the simulated one, the same bits ----
+# Slowed devices sleep most of the time, so other work on the cores matters little.
+cat >"$scratch/slow.json" <<'JSON'
+{ "format": "hapt-cluster", "version": 1,
+  "subclusters": [
+    { "name": "a", "nodes": 1, "devices_per_node": 1, "device": "cpu", "slowdown": 8, "memory": "1 GB" },
+    { "name": "b", "nodes": 1, "devices_per_node": 1, "device": "cpu", "slowdown": 8, "memory": "1 GB" } ],
+  "links": [ { "between": ["a", "b"], "bandwidth": "32 Mbit/s", "latency": "100 us", "paced": true } ] }
+JSON
+head -c 60000 src/model/*.c >"$scratch/text.txt"
+passes 1 data "$scratch/text.txt" --output "$scratch/tokens.h5"
+passes 1 model gpt --layers 4 --hidden 128 --heads 4 --sequence 64 --vocab 256 --microbatch 4 --tied-embeddings no --data "$scratch/tokens.h5" \
+    --output "$scratch/cpu.h5"
+small="--input $scratch/cpu.h5 --layers-per-model 10 --threads 1"
+# shellcheck disable=SC2086
+passes 2 profile $small --cluster "$scratch/slow.json" --profile-seconds 4 --output "$scratch/measured.h5"
+for choice in no yes; do
+    # shellcheck disable=SC2086
+    passes 1 plan $small --profile "$scratch/measured.h5" --microbatches 4 --schedule h1f1b --stages "0-5@a:1x1,5-10@b:1x1" --split-backward $choice \
+        --output "$scratch/cpu-$choice.h5" --json && cp "$scratch/out" "$scratch/cpu-$choice"
+done
+gain() { # the measured gain of the shortest steps so far beside the simulated one
+    python3 - "$scratch" "$1" <<'P'
+import json, sys
+scratch, attempts = sys.argv[1], int(sys.argv[2])
+train = {c: [json.load(open("%s/run-%s.%d" % (scratch, c, i)))["train"] for i in range(1, attempts + 1)] for c in ("no", "yes")}
+simulated = {c: json.load(open("%s/cpu-%s" % (scratch, c)))["simulated_s"] for c in ("no", "yes")}
+losses = {str(run["loss"]) for runs in train.values() for run in runs}
+assert len(losses) == 1, losses
+measured = {c: min(run["step_time_s"] for run in train[c]) for c in train}
+gain, wanted = 1 - measured["yes"] / measured["no"], 1 - simulated["yes"] / simulated["no"]
+print("%.1f %% measured, %.1f %% simulated" % (100 * gain, 100 * wanted))
+assert wanted > 0.05, "the split should matter here"
+assert gain > 0.8 * wanted
+P
+}
+for attempt in 1 2 3 4 5; do
+    for choice in no yes; do
+        # shellcheck disable=SC2086
+        passes 2 train $small --cluster "$scratch/slow.json" --plan "$scratch/cpu-$choice.h5" --steps 7 --overwrite --output "$scratch/run-$choice" --json &&
+            cp "$scratch/out" "$scratch/run-$choice.$attempt"
+    done
+    gain $attempt >"$scratch/said" 2>&1 && break
+done
+checks=$((checks + 1))
+gain $attempt >"$scratch/said" 2>&1 || fail "the measured gain: $(cat "$scratch/said")"
+head -n 1 "$scratch/said"
+finish
