@@ -132,7 +132,7 @@ static enum hapt_status bound_of(struct bounding *bounding, unsigned subclusters
 
 enum hapt_status step_bound(struct step_search *search, double *bound_s)
 {
-    struct bounding bounding = {.search = search, .options = *search->options};
+    struct bounding bounding = {.search = search, .options = search->options};
     const unsigned every = (1u << search->C) - 1;
     enum hapt_status status = HAPT_OK;
     double alone_s = INFINITY, part_s = INFINITY;

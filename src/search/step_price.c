@@ -78,7 +78,7 @@ enum hapt_status step_candidate_plan(const struct step_search *search, const str
                                      struct hapt_arena *arena, struct hapt_plan *plan)
 {
     const struct hapt_profile *profile = search->profile;
-    *plan = hapt_search_plan(profile, search->options);
+    *plan = hapt_search_plan(profile, &search->options);
     plan->schedule = candidate->schedule;
     plan->hide_threshold = candidate->hide_threshold;
     HAPT_TRY(hapt_plan_allot(plan, candidate->count, arena));
@@ -247,7 +247,7 @@ static enum hapt_status try_rule(struct step_search *search, struct hapt_plan *p
 static enum hapt_status try_thresholds(struct step_search *search, struct hapt_plan *plan, double t_max_s,
                                        struct tried *tried, struct step_candidate *candidate)
 {
-    const struct hapt_search_options *options = search->options;
+    const struct hapt_search_options *options = &search->options;
     HAPT_TRY(try_rule(search, plan, HAPT_SCHEDULE_H1F1B, options->hide_threshold, t_max_s, tried, candidate));
     if (!options->any_threshold) return HAPT_OK;
     HAPT_TRY(try_rule(search, plan, HAPT_SCHEDULE_H1F1B, 0, t_max_s, tried, candidate));
@@ -260,7 +260,7 @@ static enum hapt_status try_thresholds(struct step_search *search, struct hapt_p
 
 enum hapt_status step_price_launches(struct step_search *search, double limit_s, struct step_candidate *candidate)
 {
-    const struct hapt_search_options *options = search->options;
+    const struct hapt_search_options *options = &search->options;
     struct hapt_plan *plan;
     struct tried tried = {0};
     candidate->step_s = INFINITY;
