@@ -193,7 +193,6 @@ enum hapt_status step_finish(struct step_search *search, struct hapt_arena *resu
 void step_release(struct step_search *search)
 {
     hapt_simulate_work_release(&search->simulation);
-    hapt_arena_release(&search->lists);
     hapt_arena_release(&search->trial);
     hapt_arena_release(&search->arena);
 }
@@ -214,7 +213,6 @@ enum hapt_status step_begin(struct step_search *search, MPI_Comm comm, const str
     if (search->most_stages > search->L) search->most_stages = search->L;
     hapt_arena_init(&search->arena);
     hapt_arena_init(&search->trial);
-    hapt_arena_init(&search->lists);
     HAPT_MPI(MPI_Comm_rank(comm, &search->rank));
     return hapt_env_mpi(MPI_Comm_size(comm, &search->size), "MPI_Comm_size");
 }

@@ -50,10 +50,6 @@ struct step_search {
     bool enumerated;                             /* the best over all stages and launch rules is known */
     double bound_s;                              /* no plan that the options allow has a shorter step */
     struct hapt_plan_search_figures figures;
-    /* The lists of the newest simulation; they depend on schedule, launch counts and ties alone. */
-    struct hapt_arena lists;
-    struct hapt_schedule *schedule; /* NULL: none */
-    bool schedule_is_tied;
     struct hapt_simulate_work simulation;
     int64_t simulated; /* number of simulations on this rank */
     double work;       /* microbatches times stages of all simulations by the beam, on all ranks */

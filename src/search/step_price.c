@@ -160,32 +160,19 @@ static enum hapt_status begin(struct step_search *search, double limit_s, struct
     return HAPT_OK;
 }
 
-/* Are the lists of the newest simulation those of this plan? */
-static bool has_lists(const struct step_search *search, const struct hapt_plan *plan)
-{
-    const struct hapt_schedule *schedule = search->schedule;
-    if (!schedule || schedule->kind != plan->schedule || schedule->chunk_count != plan->stage_count ||
-        schedule->microbatches != plan->microbatches || search->schedule_is_tied != (plan->exchange_s > 0))
-        return false;
-    for (int i = 0; i < plan->stage_count; i++)
-        if (schedule->launches[i] != plan->stage[i].warmup) return false;
-    return true;
-}
-
 static enum hapt_status simulate(struct step_search *search, const struct hapt_plan *plan, double *step_s)
 {
     struct hapt_costs costs;
+    struct hapt_chain chain = {plan->stage_count, plan->microbatches, NULL, plan->exchange_s > 0};
+    int *launches;
     search->simulated++;
     if (plan->microbatches > 4 * search->estimate)
         return hapt_plan_estimate(plan, search->estimate, &search->trial, step_s);
-    if (!has_lists(search, plan)) {
-        search->schedule = NULL;
-        hapt_arena_reset(&search->lists);
-        search->schedule_is_tied = plan->exchange_s > 0;
-        HAPT_TRY(hapt_plan_schedule(plan, search->schedule_is_tied, &search->lists, &search->schedule));
-    }
+    HAPT_NEW(launches, &search->trial, plan->stage_count);
+    for (int i = 0; i < plan->stage_count; i++) launches[i] = plan->stage[i].warmup;
+    chain.launches = launches;
     HAPT_TRY(hapt_plan_costs(plan, &search->trial, &costs));
-    return hapt_simulate_step(search->schedule, &costs, &search->simulation, step_s);
+    return hapt_simulate_chain(&chain, &costs, &search->simulation, step_s);
 }
 
 enum hapt_status step_price(struct step_search *search, double limit_s, struct step_candidate *candidate)
