@@ -28,7 +28,9 @@ struct rows {
     int count;                    /* of the row that is tried */
     struct hapt_recut_slot *slot; /* [base.count + 1] */
     double work, most_work;
-    double most_s; /* of the formula: rows above are left out */
+    double most_s;   /* of the formula: rows above are left out */
+    double *spare_s; /* [base.count + 1] of the stages of a row, relative to the last one */
+    double *head_s;  /* [base.count + 1] of the base: the sum of w_i + 2 c_i in front of a stage */
     struct hapt_arena scratch;
 };
 
@@ -42,6 +44,8 @@ static struct hapt_recut_slot slot_of(const struct step_search *search, const st
 static void keep(struct rows *rows, int64_t number)
 {
     int at = KEPT;
+    for (int k = 0; k < KEPT; k++) /* with and without spare time the stages may be the same */
+        if (rows->number[k] == number && step_same_stages(&rows->kept[k], &rows->trial)) return;
     while (at > 0 && rows->trial.step_s < rows->kept[at - 1].step_s) at--;
     if (at == KEPT || step_same_stages(&rows->base, &rows->trial)) return; /* the base was refined */
     const struct step_candidate room = rows->kept[KEPT - 1];
@@ -74,6 +78,21 @@ static enum hapt_status note_row(struct rows *rows, bool *is_new)
     return HAPT_OK;
 }
 
+/* Stage i gets its first microbatch, and gives back its last gradient, through the stages in front. So it may take
+ * longer than the last stage, by a B-th of the difference between the sums in front of both. Those of the base, at the
+ * same relative position, serve for the row. */
+static void find_spare(struct rows *rows)
+{
+    const int count = rows->count, last = rows->base.count - 1;
+    for (int i = 0; i < count; i++) {
+        const double at = count > 1 ? (double)i * last / (count - 1) : last;
+        const int low = (int)at < last ? (int)at : last - (last > 0);
+        const double head_s =
+            last > 0 ? rows->head_s[low] + (at - low) * (rows->head_s[low + 1] - rows->head_s[low]) : 0;
+        rows->spare_s[i] = (rows->head_s[last] - head_s) / rows->search->B;
+    }
+}
+
 static enum hapt_status try_row(void *context)
 {
     struct rows *rows = context;
@@ -88,12 +107,16 @@ static enum hapt_status try_row(void *context)
     rows->work += work;
     const int64_t number = rows->tried - 1;
     if (number % search->size != search->rank) return HAPT_OK;
-    hapt_arena_reset(&rows->scratch);
-    HAPT_TRY(hapt_plan_recut(&search->passes, &rows->options, rows->slot, count, rows->most_s, &rows->scratch, &plan));
-    if (!plan) return HAPT_OK;
-    HAPT_TRY(step_candidate_from(search, plan, &rows->trial));
-    HAPT_TRY(step_price_launches(search, ROW_WORTH * search->best.step_s, &rows->trial));
-    keep(rows, number);
+    find_spare(rows);
+    for (int spare = 0; spare < 2; spare++) {
+        hapt_arena_reset(&rows->scratch);
+        HAPT_TRY(hapt_plan_recut(&search->passes, &rows->options, rows->slot, count, spare ? rows->spare_s : NULL,
+                                 rows->most_s, &rows->scratch, &plan));
+        if (!plan) continue;
+        HAPT_TRY(step_candidate_from(search, plan, &rows->trial));
+        HAPT_TRY(step_price_launches(search, ROW_WORTH * search->best.step_s, &rows->trial));
+        keep(rows, number);
+    }
     return HAPT_OK;
 }
 
@@ -135,6 +158,7 @@ static enum hapt_status formula_s(struct rows *rows, double *latency_s)
     HAPT_TRY(hapt_plan_launch(&rows->search->passes, INFINITY, &plan, &misfit));
     double sum_s = 0, longest_s = 0;
     for (int i = 0; i < plan.stage_count; i++) {
+        rows->head_s[i] = sum_s;
         sum_s += plan.stage[i].compute_s + 2 * plan.stage[i].comm_s;
         longest_s = fmax(longest_s, fmax(plan.stage[i].compute_s, plan.stage[i].comm_s));
     }
@@ -153,6 +177,8 @@ static enum hapt_status find_rows(struct rows *rows)
     }
     HAPT_NEW(rows->slot, &search->arena, search->most_stages + 2);
     step_candidate_copy(&rows->base, &search->best);
+    HAPT_NEW(rows->spare_s, &search->arena, search->most_stages + 2);
+    HAPT_NEW(rows->head_s, &search->arena, search->most_stages + 2);
     HAPT_TRY(formula_s(rows, &rows->most_s));
     rows->most_s *= ROW_WORTH;
     return try_all(rows);

@@ -55,7 +55,7 @@ refuses 2 'global-batch 64: the plan has' 3 --input "$model" --cluster "$c" --da
 
 # 16-bit messages: each term is rounded, on both sides alike.
 sgd="--optimizer sgd --learning-rate 1000 --lr-schedule constant --clip-norm 0 --weight-decay 0 --steps 1 --threads 1 --overwrite"
-python3 tests/system/exchange.py make "$model" "$scratch/tied.h5" "$scratch/untied.h5" || fail "weights for the exchange"
+/usr/bin/python3 tests/system/exchange.py make "$model" "$scratch/tied.h5" "$scratch/untied.h5" || fail "weights for the exchange"
 passes 1 model gpt $small --microbatch 4 --weights "$scratch/tied.h5" --output "$scratch/t.h5"
 passes 1 model gpt $small --microbatch 4 --tied-embeddings no --weights "$scratch/untied.h5" --output "$scratch/u.h5"
 for run in u:fp32 t:fp32 t:16bit; do
@@ -66,7 +66,7 @@ for run in u:fp32 t:fp32 t:16bit; do
     passes 1 export --checkpoint "$scratch/$run" --output "$scratch/w.$one.$type.h5"
 done
 checks=$((checks + 2))
-python3 tests/system/exchange.py compare "$scratch/tied.h5" "$scratch"/w.u.fp32.h5 "$scratch"/w.t.{fp32,16bit}.h5 >"$scratch/said" 2>&1 ||
+/usr/bin/python3 tests/system/exchange.py compare "$scratch/tied.h5" "$scratch"/w.u.fp32.h5 "$scratch"/w.t.{fp32,16bit}.h5 >"$scratch/said" 2>&1 ||
     fail "16-bit exchange: $(tail -n 1 "$scratch/said")"
 python3 -c '
 import json, sys
