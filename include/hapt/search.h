@@ -47,6 +47,18 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
 enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile *profile,
                                        const struct hapt_search_options *options, struct hapt_arena *result,
                                        struct hapt_plan **plan);
+/* A way to divide the rows of a step into microbatches. */
+struct hapt_search_batching {
+    int microbatches;
+    const struct hapt_profile *profile; /* of microbatches with these rows */
+};
+/* The plan of the least simulated step over all batchings; *chosen is its batching. plan->bound_s: no plan of any
+ * batching takes less. A batching without a plan is left out. options->microbatches is not read. Collective; the result
+ * is bit-identical on every rank and for every number of ranks. Errors: as hapt_plan_search_formula, for the first
+ * batching, if none has a plan. */
+enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                            const struct hapt_search_options *options, struct hapt_arena *result,
+                                            struct hapt_plan **plan, int *chosen);
 /* The optimal plan, or one within options->gap of it (plan->search.gap is proven). The ranks of `comm` share the t_max
  * candidates. The plan is bit-identical on every rank and for every number of ranks. Collective. HAPT_ERR_INFEASIBLE
  * names the nearest obstacle; HAPT_ERR_INPUT: more than 12 subclusters; HAPT_ERR_MEMORY on all ranks if one runs out of

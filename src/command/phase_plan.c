@@ -1,7 +1,7 @@
 #include <string.h>
 
+#include "fix.h"
 #include "hapt/search.h"
-#include "hapt/progress.h"
 #include "phases.h"
 
 /* Sets the operator ranges of a plan's stages. */
@@ -93,6 +93,25 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
     return hapt_plan_blocks(layers, arena, &options->block_end);
 }
 
+bool hapt_phase_searches_steps(const struct hapt_config *config)
+{
+    return strategy_of(config) == HAPT_STRATEGY_HAPT && !hapt_config_text(config, "stages") &&
+           strcmp(hapt_config_text(config, "objective"), "formula") != 0 &&
+           strcmp(hapt_config_text(config, "split-backward"), "yes") != 0 &&
+           hapt_config_int(config, "granularity") == 0 && !hapt_config_bool(config, "ignore-communication");
+}
+
+static enum hapt_status complete(struct hapt_env *env, const struct hapt_config *config,
+                                 const struct hapt_profile *profile, const struct hapt_layers *layers,
+                                 struct hapt_plan *plan)
+{
+    plan->precision = profile->precision;
+    plan->profile = profile->origin;
+    if (!layers) return HAPT_OK;
+    plan->threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"));
+    return hapt_env_agree(env->world, bind_operators(plan, layers));
+}
+
 struct question {
     struct hapt_env *env;
     const struct hapt_config *config;
@@ -100,17 +119,24 @@ struct question {
     const char *note; /* of the strategy */
 };
 
+static enum hapt_status force(const struct question *question, const struct hapt_profile *profile,
+                              struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    HAPT_TRY(
+        hapt_plan_force(profile, &question->options.search, hapt_config_text(question->config, "stages"), arena, plan));
+    return hapt_fix_launches(question->config, profile, *plan);
+}
+
 /* Finds a plan, or prices the given stages. Collective. */
 static enum hapt_status find_plan(struct question *question, const struct hapt_profile *profile,
                                   struct hapt_arena *arena, struct hapt_plan **plan)
 {
-    const char *stages = hapt_config_text(question->config, "stages");
     struct hapt_progress progress;
     enum hapt_status status;
     hapt_progress_init(&progress, question->env, "planning", 0);
-    if (stages)
-        status = hapt_search_agree(question->env->world, &question->options.search,
-                                   hapt_plan_force(profile, &question->options.search, stages, arena, plan));
+    if (hapt_config_text(question->config, "stages"))
+        status =
+            hapt_search_agree(question->env->world, &question->options.search, force(question, profile, arena, plan));
     else
         status = hapt_plan_by_strategy(question->env->world, profile, strategy_of(question->config), &question->options,
                                        arena, plan, &question->note);
@@ -138,7 +164,7 @@ static enum hapt_status find_split_plan(struct question *question, const struct 
     return hapt_env_agree(question->env->world, hapt_plan_split_backward(profile, *plan));
 }
 
-/* --split-backward auto: the plan, split if the simulated step is then shorter. If its launches do not fit when it is
+/* --split-backward auto: splits the plan if the simulated step is then shorter. If its launches do not fit when it is
  * split, the best plan of those that do is tried instead. */
 static enum hapt_status choose_split(struct question *question, const struct hapt_profile *profile,
                                      struct hapt_arena *arena, struct hapt_plan **plan)
@@ -146,7 +172,6 @@ static enum hapt_status choose_split(struct question *question, const struct hap
     struct question again = *question;
     struct hapt_plan *other = NULL;
     bool fits;
-    HAPT_TRY(find_plan(question, profile, arena, plan));
     HAPT_TRY(hapt_env_agree(question->env->world, hapt_plan_split_if_shorter(profile, *plan, &fits)));
     if (fits) return HAPT_OK;
     again.options.search.may_fail = true;
@@ -157,24 +182,46 @@ static enum hapt_status choose_split(struct question *question, const struct hap
     return HAPT_OK;
 }
 
-enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
-                                 const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan)
+static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
+                                  const struct hapt_layers *layers, bool quietly, struct hapt_arena *arena,
+                                  struct hapt_plan **plan)
 {
     struct question question = {.env = env, .config = config};
     const char *split = hapt_config_text(config, "split-backward");
     HAPT_TRY(hapt_env_agree(env->world,
                             hapt_phase_plan_options(config))); /* again: the model file may have set the schedule */
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &question.options)));
-    const enum hapt_status status = !strcmp(split, "no")    ? find_plan(&question, profile, arena, plan)
-                                    : !strcmp(split, "yes") ? find_split_plan(&question, profile, arena, plan)
-                                                            : choose_split(&question, profile, arena, plan);
+    question.options.search.may_fail = quietly;
+    const enum hapt_status status = !strcmp(split, "yes") ? find_split_plan(&question, profile, arena, plan)
+                                                          : find_plan(&question, profile, arena, plan);
     if (question.note) hapt_note(env, "%s: %s\n", hapt_strategy_name(strategy_of(config)), question.note);
-    if (status != HAPT_OK) return status;
-    (*plan)->precision = profile->precision;
-    (*plan)->profile = profile->origin;
-    if (!layers) return HAPT_OK;
-    (*plan)->threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"));
-    return hapt_env_agree(env->world, bind_operators(*plan, layers));
+    HAPT_TRY(status);
+    if (!strcmp(split, "auto")) HAPT_TRY(choose_split(&question, profile, arena, plan));
+    return complete(env, config, profile, layers, *plan);
+}
+
+enum hapt_status hapt_phase_plan_complete(struct hapt_env *env, struct hapt_config *config,
+                                          const struct hapt_profile *profile, const struct hapt_layers *layers,
+                                          struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    struct question question = {.env = env, .config = config};
+    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &question.options)));
+    if (!strcmp(hapt_config_text(config, "split-backward"), "auto"))
+        HAPT_TRY(choose_split(&question, profile, arena, plan));
+    return complete(env, config, profile, layers, *plan);
+}
+
+enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
+                                 const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    return make_plan(env, config, profile, layers, false, arena, plan);
+}
+
+enum hapt_status hapt_phase_plan_quietly(struct hapt_env *env, struct hapt_config *config,
+                                         const struct hapt_profile *profile, const struct hapt_layers *layers,
+                                         struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    return make_plan(env, config, profile, layers, true, arena, plan);
 }
 
 /* Sets the operator ranges of a plan that was made from a profile alone: from the model's layers at the given

@@ -22,7 +22,8 @@
  * Messages past the next stage: plan_edges_io.c.
  *
  * Optional attributes: precision (fp32, tf32, bf16, fp16) of the model, boundary_dtype (of tensors between stages;
- * follows from precision, for readers), profile (measured, predicted). Version 1 has no stage_submesh_index: each
+ * follows from precision, for readers), profile (measured, predicted), rows of a microbatch (if the planner chose
+ * them), tied_exchange (16bit; else fp32), exchange_bytes in each direction. Version 1 has no stage_submesh_index: each
  * stage has a submesh of its own.
  */
 #include <math.h>
@@ -164,6 +165,11 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
         HAPT_TRY(hapt_h5_write_attribute_text(file, at, "profile", hapt_profile_origin_name(plan->profile)));
     if (plan->split) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "split_backward", 1));
     if (plan->exchange_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "exchange", plan->exchange_s, "s"));
+    if (plan->exchange_bytes > 0)
+        HAPT_TRY(hapt_h5_write_attribute_real(file, at, "exchange_bytes", plan->exchange_bytes, "byte"));
+    if (plan->exchange != HAPT_TIED_EXCHANGE_FP32)
+        HAPT_TRY(hapt_h5_write_attribute_text(file, at, "tied_exchange", hapt_tied_exchange_name(plan->exchange)));
+    if (plan->rows > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "rows", plan->rows));
     if (plan->bound_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "bound", plan->bound_s, "s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_gap", plan->search.gap, ""));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_seconds", plan->search.seconds, "s"));
@@ -271,6 +277,10 @@ static enum hapt_status read_making(struct hapt_h5 *file, const char *at, struct
         HAPT_TRY(hapt_h5_read_attribute_text(file, at, "profile", arena, &text));
         plan->profile = hapt_profile_origin_find(text);
     }
+    if (hapt_h5_has_attribute(file, at, "tied_exchange")) {
+        HAPT_TRY(hapt_h5_read_attribute_text(file, at, "tied_exchange", arena, &text));
+        if (!hapt_tied_exchange_find(text, &plan->exchange)) return damaged(file, "unknown tied_exchange");
+    }
     return HAPT_OK;
 }
 
@@ -278,7 +288,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
                                         struct hapt_plan *plan)
 {
     static const char *const limits[] = {"compute", "link", "memory"};
-    int64_t microbatches, replicas, layers, threads, blocking = 0, split = 0;
+    int64_t microbatches, replicas, layers, threads, blocking = 0, split = 0, rows = 0;
     const char *schedule, *limit;
     HAPT_TRY(read_int(file, at, "microbatches", 1, 1000000, &microbatches));
     HAPT_TRY(read_int(file, at, "replicas", 1, 1000000, &replicas));
@@ -310,6 +320,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
                  {"flops_per_microbatch", &plan->flops, true},
                  {"peak_flops", &plan->peak_flops, true},
                  {"exchange", &plan->exchange_s, true},
+                 {"exchange_bytes", &plan->exchange_bytes, true},
                  {"bound", &plan->bound_s, true},
                  {"search_gap", &plan->search.gap, true}};
     for (int k = 0; k < (int)(sizeof reals / sizeof reals[0]); k++)
@@ -319,6 +330,8 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
     if (hapt_h5_has_attribute(file, at, "split_backward")) HAPT_TRY(read_int(file, at, "split_backward", 0, 1, &split));
     plan->blocking = blocking != 0;
     plan->split = split != 0;
+    if (hapt_h5_has_attribute(file, at, "rows")) HAPT_TRY(read_int(file, at, "rows", 1, 1000000, &rows));
+    plan->rows = (int)rows;
     return read_making(file, at, arena, plan);
 }
 

@@ -34,8 +34,7 @@ static enum hapt_status leave_out_step(const struct step_search *search, struct 
 
 /* The optimum of the formula in a profile becomes a candidate. */
 static enum hapt_status add_seed(struct step_search *search, const struct hapt_profile *profile,
-                                 const struct hapt_search_options *rule, struct step_candidate *trial,
-                                 struct hapt_plan_search_figures *figures)
+                                 const struct hapt_search_options *rule, struct step_candidate *trial)
 {
     struct hapt_plan *plan;
     struct hapt_arena scratch;
@@ -43,8 +42,8 @@ static enum hapt_status add_seed(struct step_search *search, const struct hapt_p
     enum hapt_status status = hapt_plan_search_formula(search->comm, profile, rule, &scratch, &plan);
     if (status == HAPT_OK) {
         status = step_candidate_from(search, plan, trial);
-        figures->candidates += plan->search.candidates;
-        figures->evaluated += plan->search.evaluated;
+        search->figures.candidates += plan->search.candidates;
+        search->figures.evaluated += plan->search.evaluated;
         if (status == HAPT_OK) status = step_price_launches(search, INFINITY, trial);
         if (status == HAPT_OK && trial->step_s < search->best.step_s) step_candidate_copy(&search->best, trial);
         status = hapt_env_agree(search->comm, status);
@@ -53,7 +52,6 @@ static enum hapt_status add_seed(struct step_search *search, const struct hapt_p
     return status;
 }
 
-enum { MOST_RULES = 4 };
 /* Microbatches of the shorter of two steps from which a long one is extrapolated. */
 enum { ESTIMATE = 512 };
 /* Work of all beams together: about three seconds on one core. */
@@ -62,7 +60,7 @@ enum { ESTIMATE = 512 };
 #define SEED_WORTH 1.02
 
 /* The launch rules under which the formula gives seeds; returns their number. */
-static int list_rules(const struct hapt_search_options *options, struct hapt_search_options rule[MOST_RULES])
+static int list_rules(const struct hapt_search_options *options, struct hapt_search_options rule[STEP_MOST_SEEDS])
 {
     static const double threshold[] = {0.1, 0.5};
     int count = 0;
@@ -96,12 +94,11 @@ static enum hapt_status may_lack(enum hapt_status status)
 }
 
 /* The optimum if the boundary from subcluster `from` to `to` is forbidden: another order, or fewer subclusters. */
-static enum hapt_status try_without(struct step_search *search, int from, int to, struct step_candidate *trial,
-                                    struct hapt_plan_search_figures *figures)
+static enum hapt_status try_without(struct step_search *search, int from, int to, struct step_candidate *trial)
 {
     const size_t links = (size_t)search->C * (size_t)search->C;
     struct hapt_profile other = search->passes;
-    struct hapt_search_options rule = *search->options;
+    struct hapt_search_options rule = search->options;
     rule.may_fail = true;
     if (rule.any_schedule) rule.schedule = search->best.schedule;
     if (rule.any_threshold) rule.hide_threshold = search->best.hide_threshold;
@@ -111,12 +108,12 @@ static enum hapt_status try_without(struct step_search *search, int from, int to
     for (size_t k = 0; k < links; k++) other.link_latency[k] = search->profile->link_latency[k];
     other.link_latency[from * search->C + to] = INFINITY;
     if (!other.tied_latency) other.tied_latency = search->profile->link_latency;
-    HAPT_TRY(may_lack(add_seed(search, &other, &rule, trial, figures)));
+    HAPT_TRY(may_lack(add_seed(search, &other, &rule, trial)));
     return trial->step_s <= SEED_WORTH * search->best.step_s ? improve(search, trial) : HAPT_OK;
 }
 
 /* Other orders of the subclusters: without one of the boundaries between subclusters of the best candidate. */
-static enum hapt_status try_orders(struct step_search *search, struct hapt_plan_search_figures *figures)
+static enum hapt_status try_orders(struct step_search *search)
 {
     struct step_candidate base, trial;
     enum hapt_status status = step_candidate_create(search, &base);
@@ -125,121 +122,80 @@ static enum hapt_status try_orders(struct step_search *search, struct hapt_plan_
     step_candidate_copy(&base, &search->best);
     for (int i = 0; i + 1 < base.count; i++) {
         const int from = base.stage[i].device_set, to = base.stage[i + 1].device_set;
-        if (from < search->C && to < search->C && from != to) HAPT_TRY(try_without(search, from, to, &trial, figures));
+        if (from < search->C && to < search->C && from != to) HAPT_TRY(try_without(search, from, to, &trial));
     }
     return HAPT_OK;
 }
 
 /* The optima of the formula under several launch rules, each row of stages once. */
-static enum hapt_status find_seeds(struct step_search *search, struct step_candidate seed[MOST_RULES], int *count,
-                                   struct hapt_plan_search_figures *figures)
+static enum hapt_status find_seeds(struct step_search *search)
 {
-    struct hapt_search_options rule[MOST_RULES];
-    const int rules = list_rules(search->options, rule);
-    *count = 0;
+    struct hapt_search_options rule[STEP_MOST_SEEDS];
+    const int rules = list_rules(&search->options, rule);
+    search->seed_count = 0;
     for (int k = 0; k < rules; k++) {
+        struct step_candidate *seed = &search->seed[search->seed_count];
         bool known = false;
         rule[k].may_fail = rule[k].may_fail || k > 0;
-        seed[*count].step_s = INFINITY;
-        const enum hapt_status status = add_seed(search, &search->passes, &rule[k], &seed[*count], figures);
+        seed->step_s = INFINITY;
+        const enum hapt_status status = add_seed(search, &search->passes, &rule[k], seed);
         HAPT_TRY(k > 0 ? may_lack(status) : status);
-        for (int other = 0; other < *count; other++) known |= step_same_stages(&seed[other], &seed[*count]);
-        *count += !known && isfinite(seed[*count].step_s);
+        for (int other = 0; other < search->seed_count; other++) known |= step_same_stages(&search->seed[other], seed);
+        search->seed_count += !known && isfinite(seed->step_s);
     }
     return HAPT_OK;
 }
 
 /* --gap: is the best candidate proven to be close enough? */
-static bool is_enough(const struct step_search *search, double bound_s)
+static bool is_enough(const struct step_search *search)
 {
-    return hapt_at_most(search->best.step_s, (1 + search->options->gap) * bound_s);
+    return hapt_at_most(search->best.step_s, (1 + search->options.gap) * search->bound_s);
 }
 
-static enum hapt_status refine_seeds(struct step_search *search, struct step_candidate *seed, int count, double bound_s,
-                                     struct hapt_plan_search_figures *figures)
+enum hapt_status step_improve(struct step_search *search)
 {
     const double worth_s = SEED_WORTH * search->best.step_s;
-    for (int k = 0; k < count && !is_enough(search, bound_s); k++)
-        if (seed[k].step_s <= worth_s) HAPT_TRY(improve(search, &seed[k]));
-    if (!is_enough(search, bound_s)) HAPT_TRY(try_orders(search, figures));
-    return is_enough(search, bound_s) ? HAPT_OK : step_rows(search);
+    if (search->enumerated) {
+        step_candidate_copy(&search->seed[0], &search->best);
+        return improve(search, &search->seed[0]); /* launch counts beside those of the rules */
+    }
+    for (int k = 0; k < search->seed_count && !is_enough(search); k++)
+        if (search->seed[k].step_s <= worth_s) HAPT_TRY(improve(search, &search->seed[k]));
+    if (!is_enough(search)) HAPT_TRY(try_orders(search));
+    return is_enough(search) ? HAPT_OK : step_rows(search);
 }
 
-static enum hapt_status run(struct step_search *search, struct hapt_plan_search_figures *figures, double *bound_s)
+enum hapt_status step_start(struct step_search *search)
 {
-    struct step_candidate seed[MOST_RULES];
-    int seeds;
     enum hapt_status status = step_candidate_create(search, &search->best);
-    for (int k = 0; k < MOST_RULES && status == HAPT_OK; k++) status = step_candidate_create(search, &seed[k]);
+    for (int k = 0; k < STEP_MOST_SEEDS && status == HAPT_OK; k++)
+        status = step_candidate_create(search, &search->seed[k]);
     if (status == HAPT_OK) status = leave_out_step(search, &search->arena, &search->passes);
     HAPT_TRY(hapt_env_agree(search->comm, status));
-    HAPT_TRY(find_seeds(search, seed, &seeds, figures));
-    HAPT_TRY(hapt_env_agree(search->comm, step_enumerate(search, bound_s)));
-    if (*bound_s > 0) {
-        step_candidate_copy(&seed[0], &search->best);
-        return improve(search, &seed[0]); /* launch counts beside those of the rules */
-    }
-    HAPT_TRY(hapt_env_agree(search->comm, step_bound(search, bound_s)));
-    return refine_seeds(search, seed, seeds, *bound_s, figures);
+    HAPT_TRY(find_seeds(search));
+    HAPT_TRY(hapt_env_agree(search->comm, step_enumerate(search, &search->bound_s)));
+    search->enumerated = search->bound_s > 0;
+    if (!search->enumerated) HAPT_TRY(hapt_env_agree(search->comm, step_bound(search, &search->bound_s)));
+    if (isfinite(search->best.step_s)) return HAPT_OK;
+    return hapt_search_agree(search->comm, &search->options,
+                             hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer microbatches, or devices with more memory",
+                                       "no launch counts of the planned stages fit the devices' memory"));
 }
 
-/* The plan of the best candidate, with the exact simulated step. */
-static enum hapt_status make_plan(struct step_search *search, double bound_s, struct hapt_arena *result,
-                                  struct hapt_plan *plan)
+enum hapt_status step_finish(struct step_search *search, struct hapt_arena *result, struct hapt_plan *plan)
 {
-    const struct step_candidate *best = &search->best;
-    HAPT_TRY(step_candidate_plan(search, best, result, plan));
+    HAPT_TRY(step_candidate_plan(search, &search->best, result, plan));
     HAPT_TRY(hapt_plan_price_launches(search->profile, plan));
-    plan->bound_s = fmin(bound_s, plan->simulated_s);
+    plan->bound_s = fmin(search->bound_s, plan->simulated_s);
     plan->search.gap = 0;
     return HAPT_OK;
 }
 
-static enum hapt_status run_all(struct step_search *search, struct hapt_arena *result, struct hapt_plan *plan)
-{
-    struct hapt_plan_search_figures figures = {0};
-    double bound_s = 0;
-    const double start_s = hapt_time_s();
-    HAPT_TRY(run(search, &figures, &bound_s));
-    if (!isfinite(search->best.step_s))
-        return hapt_search_agree(search->comm, search->options,
-                                 hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer microbatches, or devices with more memory",
-                                           "no launch counts of the planned stages fit the devices' memory"));
-    HAPT_TRY(hapt_env_agree(search->comm, make_plan(search, bound_s, result, plan)));
-    plan->search.candidates = figures.candidates;
-    plan->search.evaluated = figures.evaluated;
-    plan->search.seconds = hapt_time_s() - start_s;
-    return hapt_env_mpi(MPI_Bcast(&plan->search.seconds, 1, MPI_DOUBLE, 0, search->comm), "MPI_Bcast");
-}
-
-static void release(struct step_search *search)
+void step_release(struct step_search *search)
 {
     hapt_simulate_work_release(&search->simulation);
-    hapt_arena_release(&search->lists);
     hapt_arena_release(&search->trial);
     hapt_arena_release(&search->arena);
-}
-
-static void initialise(struct step_search *search, MPI_Comm comm, const struct hapt_profile *profile,
-                       const struct hapt_search_options *options)
-{
-    *search = (struct step_search){.comm = comm,
-                                   .size = 1,
-                                   .profile = profile,
-                                   .lowest = profile,
-                                   .link_load = profile,
-                                   .options = options,
-                                   .L = profile->layer_count,
-                                   .C = profile->cluster_count,
-                                   .B = options->microbatches,
-                                   .estimate = ESTIMATE,
-                                   .most_work = options->work > 0 ? options->work : MOST_WORK};
-    for (int c = 0; c < search->C; c++)
-        search->most_stages += profile->cluster[c].nodes * profile->cluster[c].devices_per_node;
-    if (search->most_stages > search->L) search->most_stages = search->L;
-    hapt_arena_init(&search->arena);
-    hapt_arena_init(&search->trial);
-    hapt_arena_init(&search->lists);
 }
 
 /* Tensors that go past the next stage do not cross the boundaries between, so boundary_bytes bound nothing. What a
@@ -262,6 +218,29 @@ static enum hapt_status lower_boundaries(struct step_search *search)
     return HAPT_OK;
 }
 
+enum hapt_status step_begin(struct step_search *search, MPI_Comm comm, const struct hapt_profile *profile,
+                            const struct hapt_search_options *options)
+{
+    *search = (struct step_search){.comm = comm,
+                                   .profile = profile,
+                                   .lowest = profile,
+                                   .link_load = profile,
+                                   .options = *options,
+                                   .L = profile->layer_count,
+                                   .C = profile->cluster_count,
+                                   .B = options->microbatches,
+                                   .estimate = ESTIMATE,
+                                   .most_work = options->work > 0 ? options->work : MOST_WORK};
+    for (int c = 0; c < search->C; c++)
+        search->most_stages += profile->cluster[c].nodes * profile->cluster[c].devices_per_node;
+    if (search->most_stages > search->L) search->most_stages = search->L;
+    hapt_arena_init(&search->arena);
+    hapt_arena_init(&search->trial);
+    HAPT_MPI(MPI_Comm_rank(comm, &search->rank));
+    HAPT_MPI(MPI_Comm_size(comm, &search->size));
+    return lower_boundaries(search);
+}
+
 static enum hapt_status price_stages(struct step_search *search, struct hapt_plan *plan)
 {
     struct step_candidate own;
@@ -281,26 +260,9 @@ enum hapt_status hapt_plan_price_stages(const struct hapt_profile *profile, cons
     struct step_search search;
     HAPT_TRY(hapt_plan_price(profile, plan));
     if (options->objective == HAPT_OBJECTIVE_FORMULA) return HAPT_OK;
-    initialise(&search, MPI_COMM_SELF, profile, options);
+    enum hapt_status status = step_begin(&search, MPI_COMM_SELF, profile, options);
     if (plan->stage_count > search.most_stages) search.most_stages = plan->stage_count;
-    const enum hapt_status status = price_stages(&search, plan);
-    release(&search);
-    return status;
-}
-
-enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile *profile,
-                                       const struct hapt_search_options *options, struct hapt_arena *result,
-                                       struct hapt_plan **plan)
-{
-    struct step_search search;
-    HAPT_TRY(hapt_env_agree(comm, search_check_options(options)));
-    initialise(&search, comm, profile, options);
-    HAPT_MPI(MPI_Comm_rank(comm, &search.rank));
-    HAPT_MPI(MPI_Comm_size(comm, &search.size));
-    struct hapt_plan *made = hapt_arena_alloc(result, 1, sizeof *made);
-    enum hapt_status status = hapt_env_agree(comm, made ? lower_boundaries(&search) : HAPT_ERR_MEMORY);
-    if (status == HAPT_OK) status = run_all(&search, result, made);
-    release(&search);
-    if (status == HAPT_OK) *plan = made;
+    if (status == HAPT_OK) status = price_stages(&search, plan);
+    step_release(&search);
     return status;
 }

@@ -2,6 +2,7 @@
  * Inside src/search: the plan of the least simulated step.
  *
  *   step.c            the order of the work: seeds, rows, enumeration, refinement, bound
+ *   step_batchings.c  the same over several numbers of microbatches
  *   step_price.c      the step of given stages: bounds, and the best launch counts by simulation
  *   step_bound.c      a lower bound of every plan's step
  *   step_enumerate.c  all plans of a small instance, by depth-first search with bounds
@@ -30,6 +31,8 @@ struct step_candidate {
     double lower_s;        /* no launch counts of these stages have a shorter step; set with step_s */
 };
 
+enum { STEP_MOST_SEEDS = 4 };
+
 struct step_search {
     MPI_Comm comm;
     int rank, size;
@@ -37,7 +40,7 @@ struct step_search {
     /* For bounds: boundary_bytes are the least that crosses in any plan. lowest: from stage to stage; link_load: over
      * the link between the last stage of a subcluster and those of the next one. */
     const struct hapt_profile *lowest, *link_load;
-    const struct hapt_search_options *options;
+    struct hapt_search_options options;
     int L, C, B;
     int most_stages;
     int estimate;            /* steps longer than about four times this many microbatches are extrapolated; B: none */
@@ -45,15 +48,28 @@ struct step_search {
     struct hapt_arena trial; /* of one pricing */
     struct hapt_profile passes; /* the profile without step times */
     struct step_candidate best;
-    /* The lists of the newest simulation; they depend on schedule, launch counts, ties and edges alone. */
-    struct hapt_arena lists;
-    struct hapt_schedule *schedule; /* NULL: none */
-    bool schedule_is_tied;
+    int seed_count;
+    struct step_candidate seed[STEP_MOST_SEEDS]; /* optima of the formula under several launch rules */
+    bool enumerated;                             /* the best over all stages and launch rules is known */
+    double bound_s;                              /* no plan that the options allow has a shorter step */
+    struct hapt_plan_search_figures figures;
     struct hapt_simulate_work simulation;
     int64_t simulated; /* number of simulations on this rank */
     double work;       /* microbatches times stages of all simulations by the beam, on all ranks */
     double most_work;  /* refinement ends there */
 };
+
+/* Begins the search in a profile. step_release ends it. Rank-local, except for the rank numbers. */
+enum hapt_status step_begin(struct step_search *search, MPI_Comm comm, const struct hapt_profile *profile,
+                            const struct hapt_search_options *options);
+void step_release(struct step_search *search);
+/* Seeds, enumeration and bound: sets search->best and bound_s. HAPT_ERR_INFEASIBLE: there is no plan; it is printed
+ * unless options.may_fail. Collective. */
+enum hapt_status step_start(struct step_search *search);
+/* Refines search->best. Collective. */
+enum hapt_status step_improve(struct step_search *search);
+/* The plan of search->best, with the exact simulated step. Rank-local. */
+enum hapt_status step_finish(struct step_search *search, struct hapt_arena *result, struct hapt_plan *plan);
 
 /* Stages with room for `most_stages`; no candidate yet. */
 enum hapt_status step_candidate_create(struct step_search *search, struct step_candidate *candidate);
@@ -68,8 +84,8 @@ enum hapt_status step_candidate_plan(const struct step_search *search, const str
 /* True if launch counts beside those of the rules are allowed. */
 static inline bool step_launches_are_free(const struct step_search *search, const struct step_candidate *candidate)
 {
-    return search->options->any_threshold && candidate->schedule != HAPT_SCHEDULE_GPIPE &&
-           (search->options->any_schedule || search->options->schedule == HAPT_SCHEDULE_H1F1B);
+    return search->options.any_threshold && candidate->schedule != HAPT_SCHEDULE_GPIPE &&
+           (search->options.any_schedule || search->options.schedule == HAPT_SCHEDULE_H1F1B);
 }
 
 /* Prices the candidate's stages under its own launch counts. step_s becomes INFINITY if the stages are no candidates,

@@ -112,7 +112,7 @@ static bool uses_all(const struct enumeration *enumeration)
 static enum hapt_status take_plan(struct enumeration *enumeration)
 {
     struct step_search *search = enumeration->search;
-    if (search->options->use_all_devices && !uses_all(enumeration)) return HAPT_OK;
+    if (search->options.use_all_devices && !uses_all(enumeration)) return HAPT_OK;
     HAPT_TRY(step_price_launches(search, search->best.step_s, &enumeration->trial));
     enumeration->least_s = fmin(enumeration->least_s, enumeration->trial.lower_s);
     if (enumeration->trial.step_s < search->best.step_s) step_candidate_copy(&search->best, &enumeration->trial);
@@ -196,7 +196,7 @@ enum hapt_status step_enumerate(struct step_search *search, double *bound_s)
     struct enumeration enumeration = {.search = search, .first_simulation = search->simulated, .least_s = INFINITY};
     const struct prefix nothing = {0};
     *bound_s = 0;
-    if (search->L > MOST_LAYERS || search->options->no_enumeration) return HAPT_OK;
+    if (search->L > MOST_LAYERS || search->options.no_enumeration) return HAPT_OK;
     HAPT_TRY(step_candidate_create(search, &enumeration.trial));
     HAPT_TRY(find_rest(&enumeration));
     HAPT_TRY(descend(&enumeration, 0, &nothing));

@@ -78,7 +78,7 @@ enum hapt_status step_candidate_plan(const struct step_search *search, const str
                                      struct hapt_arena *arena, struct hapt_plan *plan)
 {
     const struct hapt_profile *profile = search->profile;
-    *plan = hapt_search_plan(profile, search->options);
+    *plan = hapt_search_plan(profile, &search->options);
     plan->schedule = candidate->schedule;
     plan->hide_threshold = candidate->hide_threshold;
     HAPT_TRY(hapt_plan_allot(plan, candidate->count, arena));
@@ -192,33 +192,24 @@ static enum hapt_status begin(struct step_search *search, double limit_s, struct
     return HAPT_OK;
 }
 
-/* Are the lists of the newest simulation those of this plan? */
-static bool has_lists(const struct step_search *search, const struct hapt_plan *plan)
-{
-    const struct hapt_schedule *schedule = search->schedule;
-    if (!schedule || schedule->kind != plan->schedule || schedule->chunk_count != plan->stage_count ||
-        schedule->microbatches != plan->microbatches || search->schedule_is_tied != (plan->exchange_s > 0) ||
-        !hapt_plan_has_edges(plan, schedule))
-        return false;
-    for (int i = 0; i < plan->stage_count; i++)
-        if (schedule->launches[i] != plan->stage[i].warmup) return false;
-    return true;
-}
-
 static enum hapt_status simulate(struct step_search *search, const struct hapt_plan *plan, double *step_s)
 {
     struct hapt_costs costs;
+    struct hapt_chain chain = {plan->stage_count, plan->microbatches, NULL, plan->exchange_s > 0};
+    int *launches;
     search->simulated++;
     if (plan->microbatches > 4 * search->estimate)
         return hapt_plan_estimate(plan, search->estimate, &search->trial, step_s);
-    if (!has_lists(search, plan)) {
-        search->schedule = NULL;
-        hapt_arena_reset(&search->lists);
-        search->schedule_is_tied = plan->exchange_s > 0;
-        HAPT_TRY(hapt_plan_schedule(plan, search->schedule_is_tied, &search->lists, &search->schedule));
-    }
     HAPT_TRY(hapt_plan_costs(plan, &search->trial, &costs));
-    return hapt_simulate_step(search->schedule, &costs, &search->simulation, step_s);
+    if (plan->edge_count > 0) {
+        struct hapt_schedule *schedule;
+        HAPT_TRY(hapt_plan_schedule(plan, chain.tied, &search->trial, &schedule));
+        return hapt_simulate_step(schedule, &costs, &search->simulation, step_s);
+    }
+    HAPT_NEW(launches, &search->trial, plan->stage_count);
+    for (int i = 0; i < plan->stage_count; i++) launches[i] = plan->stage[i].warmup;
+    chain.launches = launches;
+    return hapt_simulate_chain(&chain, &costs, &search->simulation, step_s);
 }
 
 enum hapt_status step_price(struct step_search *search, double limit_s, struct step_candidate *candidate)
@@ -280,7 +271,7 @@ static enum hapt_status try_rule(struct step_search *search, struct hapt_plan *p
 static enum hapt_status try_thresholds(struct step_search *search, struct hapt_plan *plan, double t_max_s,
                                        struct tried *tried, struct step_candidate *candidate)
 {
-    const struct hapt_search_options *options = search->options;
+    const struct hapt_search_options *options = &search->options;
     HAPT_TRY(try_rule(search, plan, HAPT_SCHEDULE_H1F1B, options->hide_threshold, t_max_s, tried, candidate));
     if (!options->any_threshold) return HAPT_OK;
     HAPT_TRY(try_rule(search, plan, HAPT_SCHEDULE_H1F1B, 0, t_max_s, tried, candidate));
@@ -293,7 +284,7 @@ static enum hapt_status try_thresholds(struct step_search *search, struct hapt_p
 
 enum hapt_status step_price_launches(struct step_search *search, double limit_s, struct step_candidate *candidate)
 {
-    const struct hapt_search_options *options = search->options;
+    const struct hapt_search_options *options = &search->options;
     struct hapt_plan *plan;
     struct tried tried = {0};
     candidate->step_s = INFINITY;
