@@ -27,7 +27,7 @@ enum hapt_objective { HAPT_OBJECTIVE_FORMULA, HAPT_OBJECTIVE_STEP };
 struct hapt_search_options {
     enum hapt_objective objective;
     bool any_schedule, any_threshold; /* STEP: the search chooses them; false: as given below */
-    double work; /* STEP: limit of the refinement, in simulated microbatches times stages; 0: about 3 s on a core */
+    double work; /* STEP: limit of the refinement, in simulated microbatches times stages; 0: about 1 s on a core */
     bool no_enumeration; /* STEP: do not enumerate a small instance; shows what the refinement alone finds */
     int microbatches;
     enum hapt_schedule_kind schedule; /* H-1F1B: the objective's warm-up rule; others: their own launch counts */
@@ -35,6 +35,7 @@ struct hapt_search_options {
     bool use_all_devices;
     double gap;                        /* stop when proven this close to the optimum; 0: exact */
     struct hapt_search_effort *effort; /* output; may be NULL */
+    const double *spare_s; /* [layer] a stage that starts there counts as so much faster; NULL: 0. For seeds of STEP */
     bool may_fail;                     /* "no plan" is a valid answer and is not printed (hapt_env_agree_quietly) */
 };
 

@@ -52,15 +52,17 @@ static enum hapt_status add_seed(struct step_search *search, const struct hapt_p
     return status;
 }
 
+/* Launch rules under which the formula gives seeds. */
+enum { MOST_RULES = 4 };
 /* Microbatches of the shorter of two steps from which a long one is extrapolated. */
 enum { ESTIMATE = 512 };
-/* Work of all beams together: about three seconds on one core. */
-#define MOST_WORK 6e7
+/* Work of all beams together: about a second on one core. */
+#define MOST_WORK 1.2e8
 /* Seeds that are slower than the best by more than this factor are not refined. */
 #define SEED_WORTH 1.02
 
 /* The launch rules under which the formula gives seeds; returns their number. */
-static int list_rules(const struct hapt_search_options *options, struct hapt_search_options rule[STEP_MOST_SEEDS])
+static int list_rules(const struct hapt_search_options *options, struct hapt_search_options rule[MOST_RULES])
 {
     static const double threshold[] = {0.1, 0.5};
     int count = 0;
@@ -130,7 +132,7 @@ static enum hapt_status try_orders(struct step_search *search)
 /* The optima of the formula under several launch rules, each row of stages once. */
 static enum hapt_status find_seeds(struct step_search *search)
 {
-    struct hapt_search_options rule[STEP_MOST_SEEDS];
+    struct hapt_search_options rule[MOST_RULES];
     const int rules = list_rules(&search->options, rule);
     search->seed_count = 0;
     for (int k = 0; k < rules; k++) {
@@ -143,6 +145,50 @@ static enum hapt_status find_seeds(struct step_search *search)
         for (int other = 0; other < search->seed_count; other++) known |= step_same_stages(&search->seed[other], seed);
         search->seed_count += !known && isfinite(seed->step_s);
     }
+    return HAPT_OK;
+}
+
+/* Stage i gets its first microbatch, and gives back its last gradient, through the stages in front. So it may take longer
+ * than the last stage by a B-th of the difference between the sums of w + 2 c in front of both. spare_s [L]: this time
+ * by the layer where a stage starts, as in the best candidate. */
+static enum hapt_status find_spare(struct step_search *search, double *spare_s)
+{
+    const struct step_candidate *best = &search->best;
+    struct hapt_plan plan;
+    int misfit, first = 0;
+    double head_s = 0;
+    hapt_arena_reset(&search->trial);
+    HAPT_TRY(step_candidate_plan(search, best, &search->trial, &plan));
+    HAPT_TRY(hapt_plan_launch(&search->passes, INFINITY, &plan, &misfit));
+    for (int i = 0; i < plan.stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan.stage[i];
+        const double more_s = stage->compute_s + 2 * stage->comm_s;
+        for (int l = first; l < stage->end_layer; l++)
+            spare_s[l] = head_s + more_s * (l - first) / (stage->end_layer - first);
+        if (i + 1 < plan.stage_count) head_s += more_s;
+        first = stage->end_layer;
+    }
+    for (int l = 0; l < search->L; l++) spare_s[l] = fmax(0, head_s - spare_s[l]) / search->B;
+    return HAPT_OK;
+}
+
+/* The optimum of the formula if early stages may be slower becomes a seed. */
+static enum hapt_status add_spared_seed(struct step_search *search)
+{
+    struct hapt_search_options rule = search->options;
+    struct step_candidate *seed = &search->seed[search->seed_count];
+    double *spare_s = hapt_arena_alloc(&search->arena, (size_t)search->L, sizeof *spare_s);
+    if (!isfinite(search->best.step_s) || search->seed_count == STEP_MOST_SEEDS) return HAPT_OK;
+    HAPT_TRY(hapt_env_agree(search->comm, spare_s ? find_spare(search, spare_s) : HAPT_ERR_MEMORY));
+    rule.schedule = search->best.schedule;
+    rule.hide_threshold = search->best.hide_threshold;
+    rule.may_fail = true;
+    rule.spare_s = spare_s;
+    seed->step_s = INFINITY;
+    HAPT_TRY(may_lack(add_seed(search, &search->passes, &rule, seed)));
+    bool known = !isfinite(seed->step_s);
+    for (int other = 0; other < search->seed_count; other++) known |= step_same_stages(&search->seed[other], seed);
+    search->seed_count += !known;
     return HAPT_OK;
 }
 
@@ -175,6 +221,7 @@ enum hapt_status step_start(struct step_search *search)
     HAPT_TRY(find_seeds(search));
     HAPT_TRY(hapt_env_agree(search->comm, step_enumerate(search, &search->bound_s)));
     search->enumerated = search->bound_s > 0;
+    if (!search->enumerated) HAPT_TRY(add_spared_seed(search));
     if (!search->enumerated) HAPT_TRY(hapt_env_agree(search->comm, step_bound(search, &search->bound_s)));
     if (isfinite(search->best.step_s)) return HAPT_OK;
     return hapt_search_agree(search->comm, &search->options,

@@ -31,7 +31,7 @@ struct step_candidate {
     double lower_s;        /* no launch counts of these stages have a shorter step; set with step_s */
 };
 
-enum { STEP_MOST_SEEDS = 4 };
+enum { STEP_MOST_SEEDS = 8 };
 
 struct step_search {
     MPI_Comm comm;

@@ -17,7 +17,9 @@
 #include <string.h>
 
 /* Relative width at which the bisection stops. */
-#define PRECISION 1e-4
+#define PRECISION 3e-4
+/* The share of the best step that is tried first: bounds are rarely further away. */
+#define NEAR 0.9
 
 struct bounding {
     struct step_search *search;
@@ -90,16 +92,18 @@ static enum hapt_status try_step(struct bounding *bounding, const struct more *m
     return HAPT_OK;
 }
 
-/* The largest step up to that of the best plan which is found to be impossible. */
-static enum hapt_status bisect(struct bounding *bounding, const struct more *more, double *bound_s)
+/* The largest step up to `high_s` which is found to be impossible. */
+static enum hapt_status bisect(struct bounding *bounding, const struct more *more, double high_s, double *bound_s)
 {
-    double low_s = 0, high_s = bounding->search->best.step_s;
+    double low_s = 0, first_s = NEAR * high_s;
+    const double precision_s = PRECISION * high_s;
     bool possible;
     *bound_s = high_s;
     HAPT_TRY(try_step(bounding, more, high_s, &possible));
     if (!possible) return HAPT_OK;
-    while (high_s - low_s > PRECISION * high_s) {
-        const double middle_s = 0.5 * (low_s + high_s);
+    while (high_s - low_s > precision_s) {
+        const double middle_s = first_s > 0 ? first_s : 0.5 * (low_s + high_s);
+        first_s = 0;
         HAPT_TRY(try_step(bounding, more, middle_s, &possible));
         *(possible ? &high_s : &low_s) = middle_s;
     }
@@ -127,7 +131,9 @@ static struct more least_more(const struct bounding *bounding, bool several)
     return (struct more){tied_s, (bounding->search->B - 1) * comm_s + tied_s};
 }
 
-static enum hapt_status bound_of(struct bounding *bounding, unsigned subclusters, bool several, double *bound_s)
+/* The bound of the plans on these subclusters, at most `most_s`. */
+static enum hapt_status bound_of(struct bounding *bounding, unsigned subclusters, bool several, double most_s,
+                                 double *bound_s)
 {
     struct search_problem *problem;
     struct more more;
@@ -135,11 +141,11 @@ static enum hapt_status bound_of(struct bounding *bounding, unsigned subclusters
     HAPT_TRY(restrict_profile(bounding, subclusters));
     if (several) bounding->profile.mixed_count = 0; /* mixed stages: see step_bound */
     HAPT_TRY(search_problem_create(&bounding->profile, &bounding->options, INFINITY, -1, &bounding->scratch, &problem));
-    *bound_s = INFINITY;
-    if (problem->all_candidates == 0 || !isfinite(bounding->search->best.step_s)) return HAPT_OK;
+    *bound_s = most_s;
+    if (problem->all_candidates == 0) return HAPT_OK;
     enum hapt_status status = search_table_init(problem, &bounding->scratch, &bounding->table);
     more = least_more(bounding, several);
-    if (status == HAPT_OK) status = bisect(bounding, &more, bound_s);
+    if (status == HAPT_OK) status = bisect(bounding, &more, most_s, bound_s);
     search_table_release(&bounding->table);
     return status;
 }
@@ -148,24 +154,20 @@ enum hapt_status step_bound(struct step_search *search, double *bound_s)
 {
     struct bounding bounding = {.search = search, .options = search->options};
     const unsigned every = (1u << search->C) - 1;
-    enum hapt_status status = HAPT_OK;
-    double alone_s = INFINITY, part_s = INFINITY;
+    double least_s = search->best.step_s;
+    *bound_s = INFINITY;
+    if (!isfinite(least_s)) return HAPT_OK; /* there is no plan */
     /* one launch per stage is enough for a bound; 1F1B's launch counts do not matter without a limit of memory */
     bounding.options.schedule = HAPT_SCHEDULE_1F1B;
     bounding.options.use_all_devices = false;
     hapt_arena_init(&bounding.scratch);
-    *bound_s = INFINITY;
-    for (int c = 0; c < search->C && search->C > 1 && status == HAPT_OK; c++) {
-        status = bound_of(&bounding, 1u << c, false, &part_s);
-        alone_s = fmin(alone_s, part_s);
-    }
+    enum hapt_status status = bound_of(&bounding, every, search->C > 1, least_s, &least_s);
+    for (int c = 0; c < search->C && search->C > 1 && status == HAPT_OK; c++)
+        status = bound_of(&bounding, 1u << c, false, least_s, &least_s);
     /* A plan with a mixed stage may cross no link between subclusters by a boundary. */
-    if (status == HAPT_OK && search->profile->mixed_count > 0) {
-        status = bound_of(&bounding, every, false, &part_s);
-        alone_s = fmin(alone_s, part_s);
-    }
-    if (status == HAPT_OK) status = bound_of(&bounding, every, search->C > 1, &part_s);
+    if (status == HAPT_OK && search->profile->mixed_count > 0)
+        status = bound_of(&bounding, every, false, least_s, &least_s);
     hapt_arena_release(&bounding.scratch);
-    *bound_s = fmin(alone_s, part_s) * (1 - 1e-9);
+    *bound_s = least_s * (1 - 1e-9);
     return status;
 }

@@ -1,15 +1,22 @@
-/* Other rows of submeshes around the best candidate: a stage split in two, two stages joined, or their devices shared
- * out anew. Each row starts from its exact boundaries by the formula (hapt/recut.h). The ranks share the rows. The best
- * rows are refined. */
+/*
+ * Other rows of submeshes around good candidates: a stage split in two, two stages joined, or their devices shared out
+ * anew. Each row is tried once. It starts from its best boundaries by the formula (hapt/recut.h), with and without spare
+ * time for early stages. The ranks share the rows. The best rows are refined, and may become bases themselves.
+ */
 #include "step.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <time.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "hapt/recut.h"
 
-enum { KEPT = 3 };
+/* Rows around one base that are refined; candidates around which rows are tried. */
+enum { KEPT = 3, MOST_BASES = 4 };
+/* A candidate becomes a base if its step is at most this factor longer than the best. */
+#define BASE_WORTH 1.005
 /* A row is refined if its step is at most this factor longer than the best. */
 #define ROW_WORTH 1.01
 /* Searches of boundaries end after this much work, as a share of the refinement's: stages times layers squared. */
@@ -21,6 +28,9 @@ struct rows {
     struct step_candidate kept[KEPT]; /* by ascending step; unused: INFINITY */
     int64_t number[KEPT];             /* of the row */
     struct step_candidate best[KEPT]; /* of all ranks */
+    int base_count;
+    struct step_candidate bases[MOST_BASES];
+    bool is_done[MOST_BASES]; /* the rows around it were tried */
     int64_t tried;                    /* rows on all ranks */
     uint64_t *hash;                   /* [tried] of the rows */
     int64_t room;
@@ -93,12 +103,25 @@ static void find_spare(struct rows *rows)
     }
 }
 
+/* Cuts and prices rows->slot; rows->trial is the result. */
+static enum hapt_status cut(struct rows *rows, bool spare, double most_s, double limit_s)
+{
+    struct step_search *search = rows->search;
+    struct hapt_plan *plan;
+    rows->trial.step_s = INFINITY;
+    hapt_arena_reset(&rows->scratch);
+    HAPT_TRY(hapt_plan_recut(&search->passes, &rows->options, rows->slot, rows->count, spare ? rows->spare_s : NULL,
+                             most_s, &rows->scratch, &plan));
+    if (!plan) return HAPT_OK;
+    HAPT_TRY(step_candidate_from(search, plan, &rows->trial));
+    return step_price_launches(search, limit_s, &rows->trial);
+}
+
 static enum hapt_status try_row(void *context)
 {
     struct rows *rows = context;
     const int count = rows->count;
     struct step_search *search = rows->search;
-    struct hapt_plan *plan;
     bool is_new;
     const double work = (double)count * search->L * search->L;
     if (count > search->most_stages || rows->work + work > rows->most_work) return HAPT_OK;
@@ -109,14 +132,25 @@ static enum hapt_status try_row(void *context)
     if (number % search->size != search->rank) return HAPT_OK;
     find_spare(rows);
     for (int spare = 0; spare < 2; spare++) {
-        hapt_arena_reset(&rows->scratch);
-        HAPT_TRY(hapt_plan_recut(&search->passes, &rows->options, rows->slot, count, spare ? rows->spare_s : NULL,
-                                 rows->most_s, &rows->scratch, &plan));
-        if (!plan) continue;
-        HAPT_TRY(step_candidate_from(search, plan, &rows->trial));
-        HAPT_TRY(step_price_launches(search, ROW_WORTH * search->best.step_s, &rows->trial));
-        keep(rows, number);
+        HAPT_TRY(cut(rows, spare, rows->most_s, ROW_WORTH * search->best.step_s));
+        if (isfinite(rows->trial.step_s)) keep(rows, number);
     }
+    return HAPT_OK;
+}
+
+static enum hapt_status create(struct rows *rows)
+{
+    struct step_search *search = rows->search;
+    HAPT_TRY(step_candidate_create(search, &rows->base));
+    HAPT_TRY(step_candidate_create(search, &rows->trial));
+    for (int k = 0; k < KEPT; k++) {
+        HAPT_TRY(step_candidate_create(search, &rows->kept[k]));
+        HAPT_TRY(step_candidate_create(search, &rows->best[k]));
+    }
+    for (int k = 0; k < MOST_BASES; k++) HAPT_TRY(step_candidate_create(search, &rows->bases[k]));
+    HAPT_NEW(rows->slot, &search->arena, search->most_stages + 2);
+    HAPT_NEW(rows->spare_s, &search->arena, search->most_stages + 2);
+    HAPT_NEW(rows->head_s, &search->arena, search->most_stages + 2);
     return HAPT_OK;
 }
 
@@ -166,19 +200,14 @@ static enum hapt_status formula_s(struct rows *rows, double *latency_s)
     return HAPT_OK;
 }
 
-static enum hapt_status find_rows(struct rows *rows)
+/* Tries the rows around a candidate. */
+static enum hapt_status find_rows(struct rows *rows, const struct step_candidate *base)
 {
-    struct step_search *search = rows->search;
-    HAPT_TRY(step_candidate_create(search, &rows->base));
-    HAPT_TRY(step_candidate_create(search, &rows->trial));
-    for (int k = 0; k < KEPT; k++) {
-        HAPT_TRY(step_candidate_create(search, &rows->kept[k]));
-        HAPT_TRY(step_candidate_create(search, &rows->best[k]));
-    }
-    HAPT_NEW(rows->slot, &search->arena, search->most_stages + 2);
-    step_candidate_copy(&rows->base, &search->best);
-    HAPT_NEW(rows->spare_s, &search->arena, search->most_stages + 2);
-    HAPT_NEW(rows->head_s, &search->arena, search->most_stages + 2);
+    step_candidate_copy(&rows->base, base);
+    rows->options = rows->search->options;
+    rows->options.schedule = base->schedule;
+    rows->options.hide_threshold = base->hide_threshold;
+    for (int k = 0; k < KEPT; k++) rows->kept[k].step_s = rows->best[k].step_s = INFINITY;
     HAPT_TRY(formula_s(rows, &rows->most_s));
     rows->most_s *= ROW_WORTH;
     return try_all(rows);
@@ -225,21 +254,49 @@ static enum hapt_status gather_kept(struct rows *rows)
     return HAPT_OK;
 }
 
+static void add_base(struct rows *rows, const struct step_candidate *candidate)
+{
+    for (int i = 0; i < candidate->count; i++)
+        if (candidate->stage[i].device_set >= rows->search->C) return; /* slots are submeshes of one subcluster */
+    for (int k = 0; k < rows->base_count; k++)
+        if (step_same_stages(&rows->bases[k], candidate)) return;
+    if (rows->base_count < MOST_BASES) step_candidate_copy(&rows->bases[rows->base_count++], candidate);
+}
+
+/* The best base around which no rows were tried, if it is good enough; -1: none. */
+static int next_base(const struct rows *rows)
+{
+    const struct step_search *search = rows->search;
+    int next = -1;
+    if (search->work >= search->most_work || hapt_at_most(search->best.step_s, (1 + search->options.gap) * search->bound_s))
+        return -1;
+    for (int k = 0; k < rows->base_count; k++)
+        if (!rows->is_done[k] && (next < 0 || rows->bases[k].step_s < rows->bases[next].step_s)) next = k;
+    return next >= 0 && rows->bases[next].step_s <= BASE_WORTH * search->best.step_s ? next : -1;
+}
+
+static enum hapt_status refine_kept(struct rows *rows)
+{
+    struct step_search *search = rows->search;
+    for (int k = 0; k < KEPT && isfinite(rows->best[k].step_s); k++) {
+        HAPT_TRY(step_refine(search, &rows->best[k]));
+        if (rows->best[k].step_s < search->best.step_s) step_candidate_copy(&search->best, &rows->best[k]);
+        add_base(rows, &rows->best[k]);
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status step_rows(struct step_search *search)
 {
-    struct rows rows = {.search = search, .options = search->options, .most_work = ROW_WORK * search->most_work};
-    for (int i = 0; i < search->best.count; i++)
-        if (search->best.stage[i].device_set >= search->C) return HAPT_OK; /* slots are submeshes of one subcluster */
-    rows.options.schedule = search->best.schedule;
-    rows.options.hide_threshold = search->best.hide_threshold;
+    struct rows rows = {.search = search, .most_work = ROW_WORK * search->most_work};
     hapt_arena_init(&rows.scratch);
-    enum hapt_status status = hapt_env_agree(search->comm, find_rows(&rows));
-    if (status == HAPT_OK) status = gather_kept(&rows);
-    for (int k = 0; k < KEPT && status == HAPT_OK; k++) {
-        if (!isfinite(rows.best[k].step_s)) break;
-        status = step_refine(search, &rows.best[k]);
-        if (status == HAPT_OK && rows.best[k].step_s < search->best.step_s)
-            step_candidate_copy(&search->best, &rows.best[k]);
+    enum hapt_status status = hapt_env_agree(search->comm, create(&rows));
+    if (status == HAPT_OK) add_base(&rows, &search->best);
+    for (int base; status == HAPT_OK && (base = next_base(&rows)) >= 0;) {
+        rows.is_done[base] = true;
+        status = hapt_env_agree(search->comm, find_rows(&rows, &rows.bases[base]));
+        if (status == HAPT_OK) status = gather_kept(&rows);
+        if (status == HAPT_OK) status = refine_kept(&rows);
     }
     free(rows.hash);
     hapt_arena_release(&rows.scratch);
