@@ -230,6 +230,7 @@ static enum hapt_status order_launches(struct hapt_schedule *schedule, int *ahea
             if (schedule->launches[c] > most) schedule->launches[c] = most;
         for (int s = 0; s < schedule->submesh_count; s++) order[s].count = 0;
         find_ahead(schedule, schedule->microbatches, ahead);
+        ends = true;
         if (schedule->submesh_count < schedule->chunk_count)
             HAPT_TRY(merge_passes(schedule, order, &ends));
         else

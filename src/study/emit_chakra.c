@@ -4,7 +4,7 @@
  * All dependencies are data_deps, because the feeders of Chakra follow these alone:
  *   computation   the computation before it, the messages it needs, and the send whose transfer slot it fills
  *   send          the computation that made the message
- *   receive       the computation that freed the transfer slot
+ *   receive       the computation that freed the transfer slot, and the sends that passed its message on
  */
 #include "emit_chakra.h"
 
@@ -18,6 +18,8 @@ struct state {
     int64_t **message;      /* [channel_count][message] its node on this rank */
     int needed_count;
     int64_t needed[CHAKRA_MOST_NEEDED]; /* by the next computation */
+    int held_count;
+    int64_t held[CHAKRA_MOST_NEEDED]; /* sends from the slot of the next receive */
 };
 
 static enum hapt_status begin(struct emit_trace *trace, const struct chakra_writer *writer, struct hapt_arena *arena)
@@ -93,6 +95,8 @@ static void communicate(struct emit_trace *trace, const struct emit_channel *cha
         snprintf(node.name, sizeof node.name, "%s %s from chunk %d to chunk %d microbatch %d", does, what, from, to,
                  at);
     need(&node.needed_count, node.needed, state->computed);
+    for (int k = 0; k < state->held_count; k++) need(&node.needed_count, node.needed, state->held[k]);
+    state->held_count = 0;
     write_node(trace, &node);
     state->message[channel->index][at] = node.id;
 }
@@ -105,6 +109,12 @@ static void post(struct emit_trace *trace, const struct emit_channel *channel, i
 static void send(struct emit_trace *trace, const struct emit_channel *channel, int at)
 {
     communicate(trace, channel, at, CHAKRA_COMM_SEND_NODE);
+}
+
+static void passes_on(struct emit_trace *trace, const struct emit_channel *channel, int at)
+{
+    struct state *state = trace->state;
+    need(&state->held_count, state->held, state->message[channel->index][at]);
 }
 
 static void wait(struct emit_trace *trace, const struct emit_channel *channel, int at)
@@ -124,7 +134,7 @@ static const struct emit_file no_files[] = {{NULL, NULL}};
 #define CHAKRA(name, begins)                                                                                 \
     {                                                                                                        \
         .file_name = name, .begin = begins, .compute = compute, .post = post, .receive = wait, .send = send, \
-        .sent = wait, .end = end, .file = no_files                                                           \
+        .sent = wait, .passes_on = passes_on, .end = end, .file = no_files                                   \
     }
 const struct emit_functions emit_chakra_json = CHAKRA("rank.%d.json", begin_json);
 const struct emit_functions emit_chakra_et = CHAKRA("rank.%d.et", begin_et);

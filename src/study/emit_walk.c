@@ -92,8 +92,30 @@ static void wait_all_sent(struct walk *walk, int chunk, enum emit_direction dire
         if (channel->from >= 0) wait_sent(walk, channel, end);
 }
 
-/* A tensor that is passed on is sent after its slot was given to the next message here; the simulator and the trainer
- * keep the slot until it has left. That matters only if the next stage is three microbatches behind. */
+/* Is a message passed on? Then its slot is free when that has been sent. */
+static bool is_passed_on(const struct emit_step *step, const struct emit_channel *channel)
+{
+    const struct hapt_schedule_edges *edges = &step->schedule->edges;
+    return edges->next_start && edges->next_start[channel->index] < edges->next_start[channel->index + 1];
+}
+
+/* Behind the sends of a microbatch: receives in the slots from which it was passed on. */
+static void post_behind_sends(struct walk *walk, int chunk, int microbatch)
+{
+    const struct emit_step *step = walk->trace->step;
+    const struct hapt_schedule_edges *edges = &step->schedule->edges;
+    const int at = microbatch + step->costs.transfer_slots;
+    const struct emit_channel *taken;
+    if (step->costs.transfer_slots == 0 || at >= step->schedule->microbatches) return;
+    for (int k = 0; (taken = channel_of(step, chunk, EMIT_FORWARD, true, k)); k++) {
+        if (taken->from < 0 || !is_passed_on(step, taken)) continue;
+        for (int e = edges->next_start[taken->index]; e < edges->next_start[taken->index + 1]; e++)
+            if (walk->functions->passes_on)
+                walk->functions->passes_on(walk->trace, &step->channel[edges->next[e]], microbatch);
+        walk->functions->post(walk->trace, taken, at);
+    }
+}
+
 static void compute(struct walk *walk, const struct action *action, const struct hapt_instruction *at)
 {
     const struct emit_step *step = walk->trace->step;
@@ -104,7 +126,8 @@ static void compute(struct walk *walk, const struct action *action, const struct
     walk->functions->compute(walk->trace, action->name, at, action->time_s(step, at->chunk));
     for (int d = 0; d < EMIT_DIRECTIONS; d++)
         for (int k = 0; (taken = channel_of(step, at->chunk, (enum emit_direction)d, true, k)); k++)
-            if (action->takes[d] && taken->from >= 0 && slots > 0 && at->microbatch + slots < B)
+            if (action->takes[d] && taken->from >= 0 && !is_passed_on(step, taken) && slots > 0 &&
+                at->microbatch + slots < B)
                 walk->functions->post(walk->trace, taken, at->microbatch + slots);
 }
 
@@ -142,6 +165,8 @@ static void take(struct walk *walk, const struct hapt_instruction *at)
             else
                 send(walk, channel, at->microbatch);
         }
+        if (action->does == SEND && action->direction == EMIT_FORWARD)
+            post_behind_sends(walk, at->chunk, at->microbatch);
         break;
     }
 }

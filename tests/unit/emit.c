@@ -25,6 +25,38 @@ static int submesh_of(int fold, int stages, int stage)
     return stage % ((stages + 1) / 2);
 }
 
+static bool has_link[MOST_STAGES][MOST_STAGES]; /* submeshes whose messages share a link with others of the sender */
+static int site_of[MOST_STAGES];
+
+/* Messages past the next stage, relays, and links between two sites of submeshes. */
+static void add_edges(struct hapt_plan *plan, uint64_t *seed, struct hapt_arena *arena)
+{
+    const int stages = plan->stage_count;
+    const bool linked = below(seed, 2);
+    memset(has_link, 0, sizeof has_link);
+    if (stages < 3 || below(seed, 2)) return;
+    plan->edge = hapt_arena_alloc(arena, (size_t)(stages * stages), sizeof *plan->edge);
+    plan->relay = hapt_arena_alloc(arena, (size_t)(stages * stages * stages), sizeof *plan->relay);
+    for (int s = 0; s < MOST_STAGES; s++) site_of[s] = below(seed, 2);
+    for (int d = 0; d < 2; d++)
+        for (int from = 0; from < stages; from++)
+            for (int to = 0; to < stages; to++) {
+                if (from == to || (to < from) != d || (abs(from - to) > 1 && below(seed, 3))) continue;
+                const int a = (int)(plan->stage[from].submesh - plan->submesh),
+                          b = (int)(plan->stage[to].submesh - plan->submesh);
+                const double time_s = below(seed, 5) ? hapt_random_unit(seed) : 0;
+                has_link[a][b] = linked && site_of[a] != site_of[b];
+                plan->edge[plan->edge_count++] = (struct hapt_plan_edge){
+                    .edge = {from, to, d, has_link[a][b] ? 1 + site_of[a] : 0}, .time_s = time_s, .bytes = 1e9 * time_s};
+            }
+    for (int x = 0; x < plan->edge_count; x++)
+        for (int y = 0; y < plan->edge_count; y++) {
+            const struct hapt_schedule_edge *in = &plan->edge[x].edge, *out = &plan->edge[y].edge;
+            if (!in->backward && !out->backward && in->to == out->from && below(seed, 3) == 0)
+                plan->relay[plan->relay_count++] = (struct hapt_schedule_relay){in->from, in->to, out->to};
+        }
+}
+
 static struct hapt_plan *random_plan(uint64_t *seed, struct hapt_arena *arena)
 {
     const int stages = 1 + below(seed, MOST_STAGES), fold = below(seed, 3);
@@ -50,6 +82,7 @@ static struct hapt_plan *random_plan(uint64_t *seed, struct hapt_arena *arena)
     plan->exchange_s = stages > 1 && below(seed, 2) ? hapt_random_unit(seed) : 0;
     hapt_schedule_warmup(plan->schedule, stages, plan->microbatches, comm_s, 2, 0.02, warmup);
     for (int i = 0; i < stages; i++) plan->stage[i].warmup = warmup[i];
+    add_edges(plan, seed, arena);
     return plan;
 }
 
@@ -100,7 +133,14 @@ static void read_rank(struct dag *dag, const char *folder, int rank)
     }
 }
 
-/* The n-th send of a tag belongs to the n-th receive; sends to a peer follow each other, as one link carries them. */
+/* Do two sends of a rank go over the same link? */
+static bool same_link(const struct node *a, const struct node *b)
+{
+    if (a->rank != b->rank) return false;
+    return a->peer == b->peer || (has_link[a->rank][a->peer] && has_link[b->rank][b->peer]);
+}
+
+/* The n-th send of a tag belongs to the n-th receive; sends over a link follow each other. */
 static void match(struct dag *dag)
 {
     for (int s = 0; s < dag->count; s++) {
@@ -109,8 +149,7 @@ static void match(struct dag *dag)
         for (int i = 0; i < s; i++)
             if (dag->node[i].type == SENDS) {
                 before += dag->node[i].tag == dag->node[s].tag;
-                if (dag->node[i].rank == dag->node[s].rank && dag->node[i].peer == dag->node[s].peer)
-                    dag->node[s].before = i;
+                if (same_link(&dag->node[i], &dag->node[s])) dag->node[s].before = i;
             }
         for (; r < dag->count; r++)
             if (dag->node[r].type == RECEIVES && dag->node[r].tag == dag->node[s].tag && before-- == 0) break;

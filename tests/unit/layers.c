@@ -324,6 +324,63 @@ static void unbalanced_models_are_cut(void)
     }
 }
 
+/* Bytes of what operators before `at` make and operators from `at` on use. */
+static double live_bytes(const struct hapt_graph *graph, int at)
+{
+    double bytes = 0;
+    for (int t = 0; t < graph->tensor_count; t++) {
+        bool used = false;
+        if (graph->tensor[t].kind != HAPT_TENSOR_ACTIVATION || graph->tensor[t].producer >= at) continue;
+        for (int o = 0; o < graph->op_count && !used; o++)
+            for (int i = 0; i < graph->op[o].input_count && !used; i++)
+                used = graph->op[o].input[i] == t && graph->op[o].forward_op >= at;
+        bytes += used ? (double)hapt_tensor_bytes(&graph->tensor[t]) : 0;
+    }
+    return bytes;
+}
+
+/* Between any two heavy operators is a boundary: the automatic ones, or the one with the fewest bytes. */
+static void check_by_operator(const struct hapt_model *model)
+{
+    const struct hapt_graph *graph = model->graph;
+    const struct hapt_layers *coarse = layers_of(model, 0), *fine = layers_of(model, HAPT_LAYERS_BY_OPERATOR);
+    const int ops = graph->forward_count;
+    bool *is_coarse = hapt_arena_alloc(&arena, (size_t)ops + 1, sizeof *is_coarse);
+    bool *is_fine = hapt_arena_alloc(&arena, (size_t)ops + 1, sizeof *is_fine);
+    int added = 0;
+    for (int l = 0; l < coarse->count; l++) is_coarse[coarse->end_op[l]] = true;
+    for (int l = 0; l < fine->count; l++) is_fine[fine->end_op[l]] = true;
+    for (int at = 0; at <= ops; at++) CHECK(is_fine[at] || !is_coarse[at]);
+    for (int op = 0, last = -1; op < ops; op++) {
+        if (!hapt_op_type_at(graph->op[op].type)->heavy) continue;
+        int automatic = 0, own = -1;
+        double least = INFINITY;
+        for (int at = last + 1; at <= op && last >= 0; at++) {
+            automatic += is_coarse[at];
+            if (is_fine[at] && !is_coarse[at]) own = at, added++;
+            least = fmin(least, live_bytes(graph, at));
+        }
+        CHECK_MESSAGE(last < 0 || (automatic == 0) == (own >= 0), "%s: no boundary, or one too many",
+                      graph->op[op].name);
+        if (own >= 0) CHECK(live_bytes(graph, own) == least);
+        last = op;
+    }
+    CHECK(fine->count == coarse->count + added);
+}
+
+static void layers_by_operator(void)
+{
+    const struct hapt_model *gpt = small_gpt(), *resnet = MODEL("resnet", "--stages", "2,2,2,2", "--width", "8",
+                                                               "--image", "32", "--classes", "10", "--microbatch", "2");
+    check_by_operator(gpt);
+    check_by_operator(resnet);
+    check_by_operator(MODEL("llama", "--layers", "2", "--hidden", "64", "--heads", "4", "--sequence", "32", "--vocab",
+                            "64", "--microbatch", "2"));
+    check_by_operator(MODEL("vgg", "--stages", "1,1", "--width", "8", "--hidden", "64", "--image", "16", "--classes",
+                            "10", "--microbatch", "2"));
+    CHECK(layers_of(resnet, HAPT_LAYERS_BY_OPERATOR)->count > layers_of(resnet, 0)->count);
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
@@ -337,6 +394,7 @@ int main(int argc, char **argv)
     RUN(structures);
     RUN(run_file_table);
     RUN(mixtures_are_not_cut);
+    RUN(layers_by_operator);
     hapt_arena_release(&arena);
     return test_finish();
 }

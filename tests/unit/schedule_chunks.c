@@ -583,6 +583,38 @@ static void built_lists(void)
                   "%d with several chunks, %d looped, %d split, %d deadlock", several, looped, split, deadlocks);
 }
 
+/* Messages between the ends of a long pipeline, over one link with those to the next stage: launch counts may ask for more
+ * of them on their way than there are transfer slots. The lists end all the same. */
+static void far_messages_end(void)
+{
+    enum { CHUNKS = 12 };
+    struct hapt_schedule_edge edge[2 * CHUNKS];
+    int edges = 0, lowered = 0;
+    for (int c = 0; c + 1 < CHUNKS; c++) {
+        edge[edges++] = (struct hapt_schedule_edge){c, c + 1, false, c == 0};
+        edge[edges++] = (struct hapt_schedule_edge){c + 1, c, true, c == 0 ? 2 : 0};
+    }
+    edge[edges++] = (struct hapt_schedule_edge){0, CHUNKS - 1, false, 1};
+    edge[edges++] = (struct hapt_schedule_edge){CHUNKS - 1, 0, true, 2};
+    for (int kind = 0; kind <= HAPT_SCHEDULE_H1F1B; kind++)
+        for (int k = 0; k < 21; k++) {
+            struct hapt_arena arena;
+            struct hapt_schedule *built;
+            const struct hapt_schedule_options options = {.edge_count = edges, .edge = edge};
+            const int B = 1 + 9 * (k / 3);
+            double comm_s[CHUNKS];
+            int warmup[CHUNKS];
+            for (int c = 0; c < CHUNKS; c++) comm_s[c] = c + 1 < CHUNKS ? 0.4 * (k % 3) : 0;
+            hapt_schedule_warmup((enum hapt_schedule_kind)kind, CHUNKS, B, comm_s, 1, 0.02, warmup);
+            hapt_arena_init(&arena);
+            CHECK_OK(hapt_schedule_build((enum hapt_schedule_kind)kind, CHUNKS, B, warmup, &options, &arena, &built));
+            CHECK_OK(hapt_schedule_check(built));
+            lowered += built->launches[0] < warmup[0];
+            hapt_arena_release(&arena);
+        }
+    CHECK(lowered > 0);
+}
+
 /* Three chunks that fold over two submeshes, by hand: tick by tick, gradients first. */
 static void folded_by_hand(void)
 {
@@ -653,6 +685,7 @@ int main(int argc, char **argv)
     test_init(&argc, &argv);
     RUN(random_lists);
     RUN(built_lists);
+    RUN(far_messages_end);
     RUN(folded_by_hand);
     RUN(damage_is_found);
     return test_finish();
