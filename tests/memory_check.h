@@ -67,6 +67,7 @@ static void memory_add_tensor(const struct hapt_memory_plan *plan, const struct 
     const enum hapt_region region = plan->location[tensor].region;
     if (whole->kind == HAPT_TENSOR_PARAMETER) bytes = memory_parameter_bytes(program, tensor);
     if (region == HAPT_REGION_SLOT) begin += plan->slot_offset;
+    if (region == HAPT_REGION_WEIGHT_SLOT) begin += plan->weight_slot_offset;
     if (region == HAPT_REGION_WORKSPACE) begin += plan->workspace_offset;
     const int before = pieces->count;
     memory_add(pieces, whole->name, begin, bytes, region);
@@ -101,10 +102,14 @@ static bool memory_inside(const struct hapt_memory_plan *plan, const struct piec
     if (piece->begin % 64 != 0 || piece->end > plan->total_bytes) return false;
     if (piece->region == HAPT_REGION_SLOT)
         return piece->begin >= plan->slot_offset && piece->end <= plan->slot_offset + plan->activation_bytes;
+    if (piece->region == HAPT_REGION_WEIGHT_SLOT)
+        return piece->begin >= plan->weight_slot_offset &&
+               piece->end <= plan->weight_slot_offset + plan->weight_slot_bytes;
     if (piece->region == HAPT_REGION_WORKSPACE)
         return piece->begin >= plan->workspace_offset && piece->end <= plan->scratch_offset;
     if (piece->region == HAPT_REGION_RESIDENT) return piece->end <= plan->slot_offset;
-    return piece->begin >= plan->slot_offset + (size_t)plan->slots * plan->activation_bytes;
+    const size_t slots_end = plan->slot_offset + (size_t)plan->slots * plan->activation_bytes;
+    return piece->begin >= slots_end + (size_t)plan->weight_slots * plan->weight_slot_bytes;
 }
 
 static enum hapt_status memory_compare(const struct hapt_memory_plan *plan, const struct hapt_program *program,
@@ -140,7 +145,8 @@ static enum hapt_status memory_compare(const struct hapt_memory_plan *plan, cons
                 memory_together(&pieces.piece[a], &pieces.piece[b]))
                 return memory_broken(program, "overlap", pieces.piece[a].name, pieces.piece[b].name);
     }
-    if (plan->total_bytes != plan->parameter_bytes + (size_t)plan->slots * plan->activation_bytes)
+    if (plan->total_bytes != plan->parameter_bytes + (size_t)plan->slots * plan->activation_bytes +
+                                 (size_t)plan->weight_slots * plan->weight_slot_bytes)
         return memory_broken(program, "the total differs from the sum of its parts", "", "");
     return HAPT_OK;
 }

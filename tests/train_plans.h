@@ -28,7 +28,7 @@ struct shape {
     enum hapt_schedule_kind schedule;
     int microbatches;
     bool split;            /* backward passes */
-    int slots[MAX_STAGES]; /* split: hapt_plan_stage.slots */
+    int slots[MAX_STAGES]; /* split: hapt_plan_stage.slots, and as many weight slots */
     double bandwidth;      /* paced links; 0: not paced */
     double slowdown;
 };
@@ -113,6 +113,7 @@ static struct hapt_plan *make_plan(const struct shape *shape)
         stage->forward_s = 0.3;
         stage->weight_s = 0.35;
         stage->slots = shape->slots[s];
+        if (shape->split) stage->weight_slots = shape->slots[s] > 1 ? shape->slots[s] : 1;
         stage->parameter_bytes = stage->activation_bytes = 1;
         stage->memory_bytes = 1 + hapt_plan_stage_slots(stage);
         stage->device_memory_bytes = 1e9;

@@ -85,8 +85,8 @@ struct hapt_candidates {
 /* One device's share of an item; doubles, so that ranks can sum their parts of a table. */
 struct hapt_item_memory {
     double parameter_bytes, activation_bytes, trained_elements, update_bytes;
-    double sharded_bytes;                                 /* parameter_bytes if the optimizer state were sharded */
-    double split_parameter_bytes, split_activation_bytes; /* the same of the split program */
+    double sharded_bytes;                            /* parameter_bytes if the optimizer state were sharded */
+    double split_parameter_bytes, weight_slot_bytes; /* of the split program, which has the same activation_bytes */
 };
 #define FITS_NOWHERE ((struct hapt_item_memory){.parameter_bytes = INFINITY, .sharded_bytes = INFINITY})
 struct hapt_item_time {

@@ -39,6 +39,7 @@ struct hapt_engine_options {
     int threads;
     int state_count;
     int slots;
+    int weight_slots;          /* of split programs; 0: 1 */
     bool sharded_state;        /* ZeRO-1: hapt_memory_options */
     bool all_reduce_gradients; /* with sharded_state: gradients are still all-reduced, since other stages hold the same
                              parameters */
@@ -77,8 +78,8 @@ size_t hapt_engine_scratch(void *context, const struct hapt_program *program, in
 /* The same for GPUs that are not present: scratch of their matrix products (hapt_product_workspace). */
 size_t hapt_engine_scratch_predicted(void *context, const struct hapt_program *program, int op);
 
-/* Device address of a graph tensor in a slot (ignored for resident and workspace tensors); NULL: not on this rank. A
- * parameter gives its fp32 master weight, its gradient the fp32 gradient. */
+/* Device address of a graph tensor in a slot (ignored for resident and workspace tensors; weight slot 0); NULL: not on
+ * this rank. A parameter gives its fp32 master weight, its gradient the fp32 gradient. */
 void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot);
 /* Local bytes of a graph tensor (the compute type for activations). */
 size_t hapt_engine_tensor_bytes(const struct hapt_engine *engine, int tensor);
@@ -98,8 +99,11 @@ enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine);
  * staged_out >= 0: outgoing gradients are copied to that transfer slot. */
 enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int staged);
 enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int staged, int staged_out);
+/* The same for split programs: what WEIGHT reads stays in a weight slot. hapt_engine_backward takes weight slot 0. */
+enum hapt_status hapt_engine_backward_split(struct hapt_engine *engine, int slot, int weight_slot, int staged,
+                                            int staged_out);
 /* The gradients of parameters of one microbatch, behind its backward; nothing if the program is not split. */
-enum hapt_status hapt_engine_weight(struct hapt_engine *engine, int slot);
+enum hapt_status hapt_engine_weight(struct hapt_engine *engine, int slot, int weight_slot);
 /* Runs only the steps of forward operators [first_op, end_op) of a section, without copies. So one engine of a long
  * range can time every range inside it. HAPT_SECTION_WEIGHT of an unsplit program: those steps of BACKWARD that a split
  * would defer; for their time only, since their inputs may have been overwritten. */

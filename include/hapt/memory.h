@@ -2,16 +2,17 @@
  * The static memory plan of a program under a schedule: regions and offsets, known before anything runs. Pure
  * functions.
  *
- * One allocation holds the chunks of a device: residents | N slots | workspace | transfer slots. Every tensor is
- * aligned to 64 bytes.
+ * One allocation holds the chunks of a device: residents | N slots | weight slots | workspace | transfer
+ * slots. Every tensor is aligned to 64 bytes.
  *   resident   fp32 master weights, bf16 compute copies, fp32 gradients, optimizer state, the loss scale
- *   slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations; of a
- *              split sharding (hapt_sharding_split) also what BACKWARD leaves for WEIGHT
+ *   slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations
+ *   weight     weight slots of a split sharding (hapt_sharding_split): what BACKWARD leaves for WEIGHT
  *   workspace  tensors of one instruction, offsets by liveness, and kernel scratch; also gradients that cross a
  *              boundary: they are copied from and to their transfer slots
  *   transfer   HAPT_TRANSFER_SLOTS buffers per boundary: activations and gradients received, gradients sent
  *              (activations are sent from their slot)
- * parameter_bytes = everything but the slots; peak = parameter_bytes + slots * activation_bytes, exactly.
+ * parameter_bytes = everything but the slots; peak = parameter_bytes + slots * activation_bytes + weight_slots *
+ * weight_slot_bytes, exactly.
  */
 #ifndef HAPT_MEMORY_H
 #define HAPT_MEMORY_H
@@ -24,13 +25,19 @@ enum hapt_optimizer { HAPT_OPTIMIZER_SGD, HAPT_OPTIMIZER_ADAMW };
 /* The memory space. Plans put everything on the device; offloading would put some of it on the host. */
 enum hapt_memory_space { HAPT_SPACE_DEVICE, HAPT_SPACE_HOST };
 
-enum hapt_region { HAPT_REGION_NONE, HAPT_REGION_RESIDENT, HAPT_REGION_SLOT, HAPT_REGION_WORKSPACE };
+enum hapt_region {
+    HAPT_REGION_NONE,
+    HAPT_REGION_RESIDENT,
+    HAPT_REGION_SLOT,
+    HAPT_REGION_WEIGHT_SLOT,
+    HAPT_REGION_WORKSPACE
+};
 
 /* The location of a program tensor. */
 struct hapt_memory_location {
     enum hapt_memory_space space;
     enum hapt_region region;
-    size_t offset; /* from the start of its region (slot: of one slot) */
+    size_t offset; /* from the start of its region (slot, weight slot: of one of them) */
 };
 
 /* Scratch bytes of an operator's kernel with local shapes, as the back end reports it; context is the caller's.
@@ -56,12 +63,14 @@ struct hapt_parameter_group {
 #define HAPT_PARAMETER_GROUPS (1 << HAPT_MESH_AXES)
 
 struct hapt_memory_plan {
-    size_t parameter_bytes;                /* resident + workspace + transfer slots */
-    size_t activation_bytes;               /* one slot; a slot holds one microbatch of one chunk */
-    size_t total_bytes;                    /* parameter_bytes + slots * activation_bytes */
-    int slots;                             /* N */
-    struct hapt_memory_location *location; /* [program->tensor_count] */
-    size_t slot_offset;                    /* of slot 0 in the allocation */
+    size_t parameter_bytes;   /* resident + workspace + transfer slots */
+    size_t activation_bytes;  /* one slot; a slot holds one microbatch of one chunk */
+    size_t weight_slot_bytes; /* one weight slot; 0: the programs are not split */
+    size_t total_bytes;       /* parameter_bytes + slots * activation_bytes + weight_slots * weight_slot_bytes */
+    int slots;                /* N */
+    int weight_slots;         /* at least 1 */
+    struct hapt_memory_location *location;  /* [program->tensor_count] */
+    size_t slot_offset, weight_slot_offset; /* of slot 0 in the allocation */
     size_t workspace_offset, workspace_bytes;
     size_t scratch_offset, scratch_bytes; /* kernel scratch, inside the workspace */
     /* Resident blocks: trained parameters by group, then frozen ones, in the same order in every block. Every parameter
@@ -82,6 +91,7 @@ struct hapt_memory_plan {
 
 struct hapt_memory_options {
     int slots;
+    int weight_slots; /* of split programs; 0: 1 */
     int state_count;
     bool sharded_state; /* ZeRO-1: ranks that sum a gradient update one slice each and hold only that slice's state */
     hapt_kernel_scratch *scratch;
@@ -98,8 +108,8 @@ int hapt_parameter_group_ranks(const struct hapt_sharding *sharding, unsigned ax
 
 /* Plans the memory of a device that executes one instruction list over `chunks` programs. plan[0 .. chunks): offsets of
  * each program in the one allocation. All chunks share the pool of slots, the workspace and the totals;
- * activation_bytes is the largest chunk's. HAPT_ERR_MEMORY only for host memory; the caller checks the device's limit.
- * Deterministic. */
+ * activation_bytes and weight_slot_bytes are the largest chunk's. HAPT_ERR_MEMORY only for host memory; the caller
+ * checks the device's limit. Deterministic. */
 enum hapt_status hapt_memory_plan_chunks(const struct hapt_program *const *program, int chunks,
                                          const struct hapt_memory_options *options, struct hapt_arena *arena,
                                          struct hapt_memory_plan **plan);
@@ -115,7 +125,7 @@ static inline enum hapt_status hapt_memory_plan(const struct hapt_program *progr
  * range are gathered once. Equal to hapt_memory_plan for any number of slots.
  */
 struct hapt_memory_bytes {
-    size_t parameter_bytes, activation_bytes;
+    size_t parameter_bytes, activation_bytes, weight_slot_bytes;
     size_t sharded_bytes; /* parameter_bytes with sharded optimizer state */
     size_t trained_elements;
     bool copies; /* weights have compute copies */

@@ -43,15 +43,17 @@ struct hapt_plan_stage {
     struct hapt_layout layout;         /* of its operators over the submesh */
     double compute_s;                  /* t_i, step_time / B included */
     double forward_s, step_s;
-    double weight_s; /* part of the backward time that a split backward pass defers; NaN: unknown */
-    double tied_s;   /* the part of step_s for the exchange of tied parameters; first and last stage */
-    double comm_s;   /* c_i */
-    int warmup;      /* N_i */
-    int slots;       /* split: activation slots that it may hold; at most N_i: N_i */
+    double weight_s;  /* part of the backward time that a split backward pass defers; NaN: unknown */
+    double tied_s;    /* the part of step_s for the exchange of tied parameters; first and last stage */
+    double comm_s;    /* c_i */
+    int warmup;       /* N_i */
+    int slots;        /* split: activation slots that it may hold; at most N_i: N_i */
+    int weight_slots; /* split: microbatches whose gradients of parameters may wait; unsplit: 0 */
     double *part_parameter_bytes, *part_activation_bytes; /* [submesh->part_count] per device of each part */
     /* of the device that is fullest relative to its memory */
     double parameter_bytes, activation_bytes;
-    double memory_bytes; /* parameter_bytes + hapt_plan_stage_slots * activation_bytes */
+    double weight_slot_bytes; /* of one weight slot; unsplit: 0 */
+    double memory_bytes;      /* parameter_bytes + its slots * activation_bytes + weight_slots * weight_slot_bytes */
     double device_memory_bytes;
 };
 
@@ -122,6 +124,12 @@ static inline int hapt_plan_submesh_size(const struct hapt_plan_submesh *submesh
 static inline int hapt_plan_stage_slots(const struct hapt_plan_stage *stage)
 {
     return stage->slots > stage->warmup ? stage->slots : stage->warmup;
+}
+/* Bytes on a device of part k. */
+static inline double hapt_plan_stage_bytes(const struct hapt_plan_stage *stage, int k)
+{
+    return stage->part_parameter_bytes[k] + hapt_plan_stage_slots(stage) * stage->part_activation_bytes[k] +
+           stage->weight_slots * stage->weight_slot_bytes;
 }
 /* True if the stages of a submesh fit into its memory together; each slot has room for the largest activations. */
 bool hapt_plan_submesh_fits(const struct hapt_plan *plan, const struct hapt_plan_submesh *submesh);
@@ -201,10 +209,10 @@ int hapt_plan_relaunch(struct hapt_plan *plan, enum hapt_schedule_kind schedule,
 /* Sets the memory of priced stages with given launch counts. Returns the first stage that exceeds its devices' memory,
  * or -1. */
 int hapt_plan_tighten(struct hapt_plan *plan);
-/* Splits the backward passes of a priced plan, with its launch counts. Each stage gets the number of slots, of those
- * that fit its devices, with which the simulated step is shortest. There is then no bound_s. HAPT_ERR_INPUT: the
- * profile does not know the part of the backward time that waits. HAPT_ERR_INFEASIBLE: the launches of a stage do not
- * fit; the plan is unchanged. */
+/* Splits the backward passes of a priced plan, with its launch counts. Each stage gets the numbers of slots
+ * and weight slots, of those that fit its devices, with which the simulated step is shortest. There is then no bound_s.
+ * HAPT_ERR_INPUT: the profile does not know the part of the backward time that waits. HAPT_ERR_INFEASIBLE: the launches
+ * of a stage do not fit; the plan is unchanged. */
 enum hapt_status hapt_plan_split_backward(const struct hapt_profile *profile, struct hapt_plan *plan);
 /* The same, if its simulated step is then shorter; else the plan is unchanged. *fits false: the launches of a stage do
  * not fit. HAPT_OK also if the profile does not know the times. */

@@ -35,9 +35,9 @@ struct hapt_profile_cluster {
     double *activation_bytes;   /* per device and microbatch in flight */
     double *step_time;          /* s per step outside the pipeline; NULL: 0 */
     /* Split backward passes (hapt_sharding_split); all three or none. Other files and mixed stages have none. */
-    double *weight_time;            /* s per microbatch, the part of the backward pass that waits; NULL: unknown */
-    double *split_parameter_bytes;  /* as parameter_bytes, of the split program */
-    double *split_activation_bytes; /* as activation_bytes */
+    double *weight_time;           /* s per microbatch, the part of the backward pass that waits; NULL: unknown */
+    double *split_parameter_bytes; /* as parameter_bytes, of the split program */
+    double *weight_slot_bytes;     /* per device and microbatch between BACKWARD and WEIGHT */
 };
 
 /* Stages over devices of several subclusters: one program on devices[i] devices of each subcluster cluster[i].

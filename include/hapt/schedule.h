@@ -47,11 +47,12 @@ enum hapt_instruction_kind {
 
 struct hapt_instruction {
     enum hapt_instruction_kind kind;
-    int step;       /* relative to the list's first step */
-    int chunk;      /* part of the graph; chunks ascend along it, a submesh may run several; -1: for all of them */
-    int microbatch; /* -1 for once-per-step instructions */
-    int slot;       /* activation slot of (chunk, microbatch); -1 for once-per-step instructions */
-    int group;      /* UPDATE: parameter group, of `update_groups`; else 0 */
+    int step;        /* relative to the list's first step */
+    int chunk;       /* part of the graph; chunks ascend along it, a submesh may run several; -1: for all of them */
+    int microbatch;  /* -1 for once-per-step instructions */
+    int slot;        /* activation slot of (chunk, microbatch); -1 for once-per-step instructions */
+    int group;       /* UPDATE: parameter group, of `update_groups`; else 0 */
+    int weight_slot; /* BACKWARD and WEIGHT of a split pass: slot of what BACKWARD leaves for WEIGHT; else 0 */
 };
 
 /* Microbatches for which a boundary has room in each direction, beside the slots. Without spare room a slow link stalls
@@ -61,7 +62,8 @@ struct hapt_instruction {
 struct hapt_instruction_list {
     int count;
     struct hapt_instruction *instruction;
-    int slots; /* activation slots of the submesh, each of one (chunk, microbatch) at a time */
+    int slots;        /* activation slots of the submesh, each of one (chunk, microbatch) at a time */
+    int weight_slots; /* split: the most (chunk, microbatch)es between BACKWARD and WEIGHT; else 0 */
 };
 
 /* Chunks between which tensors go: activations, or their gradients. */
@@ -111,6 +113,7 @@ struct hapt_schedule_options {
     const int *ahead;               /* [submeshes] looped: forwards before the first backward; NULL: the kind's */
     bool split;                     /* backward passes are split; `costs` place the WEIGHT instructions */
     const int *pool;                /* [submeshes] split: slots that the device holds; NULL: as unsplit */
+    const int *weight_slots;        /* [submeshes] split: the most passes that may wait; NULL: any number */
     const struct hapt_costs *costs; /* split */
 };
 
@@ -188,7 +191,8 @@ int hapt_schedule_forward_only_launches(enum hapt_schedule_kind kind, int microb
  * `warmup` [chunks]: N_i. Looped kinds read it for forward-only chunks alone; NULL: 2.
  *
  * Split: a submesh that waits runs its oldest WEIGHT if half of it fits into the wait (hapt_costs.weight_s); it runs
- * one before a forward that has no slot; the others at the end. Slots are held until WEIGHT.
+ * one before a forward that has no slot, and before a backward that has no weight slot; the others at the end. Slots
+ * are held until WEIGHT, weight slots from BACKWARD to WEIGHT.
  *
  * HAPT_ERR_INPUT: launch counts outside [1, microbatches] or rising along the pipeline; microbatches no multiple of
  * B_l. HAPT_ERR_USAGE: the lists of a looped kind deadlock. HAPT_ERR_INTERNAL: those of another do.
@@ -213,6 +217,7 @@ enum hapt_status hapt_schedule_connect(struct hapt_schedule *schedule, const str
  * Checks order, completeness and slots, and plays the lists with HAPT_TRANSFER_SLOTS credits per edge:
  *   - Each (chunk, microbatch) has one forward; unless forward-only, one backward, and one WEIGHT if split.
  * Microbatches ascend in each of them, so that all schedules of the same chunks give the same bits.
+ *   - A weight slot belongs to one (chunk, microbatch) from BACKWARD to WEIGHT.
  *   - A slot belongs to one (chunk, microbatch): until BACKWARD, if split until WEIGHT. That of a forward-only chunk is
  *     free when its sends have ended and its readers on the submesh have computed.
  *   - Each list has one NORM, behind its last gradient, and every UPDATE is behind it.

@@ -311,7 +311,8 @@ static enum hapt_status plan_split(const struct hapt_candidates *candidates, con
     HAPT_TRY(hapt_program_build(sharding, whole->first_op, whole->end_op, scratch, &program));
     HAPT_TRY(plan_program(candidates, program, engine, scratch, &plan));
     memory->split_parameter_bytes = (double)plan->parameter_bytes;
-    memory->split_activation_bytes = (double)plan->activation_bytes;
+    memory->weight_slot_bytes = (double)plan->weight_slot_bytes;
+    HAPT_ASSERT((double)plan->activation_bytes == memory->activation_bytes);
     return HAPT_OK;
 }
 

@@ -147,7 +147,7 @@ static void fill_row(const struct filling *filling, int subcluster, int s, bool 
             table->weight_time[cell] = filling->weight_share[subcluster][item] * time->backward_s;
             table->split_parameter_bytes[cell] =
                 memory->split_parameter_bytes + table->parameter_bytes[cell] - memory->parameter_bytes;
-            table->split_activation_bytes[cell] = memory->split_activation_bytes;
+            table->weight_slot_bytes[cell] = memory->weight_slot_bytes;
         }
     }
 }

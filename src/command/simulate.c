@@ -37,7 +37,7 @@ static enum hapt_status price(const struct hapt_config *config, const struct hap
                split = given ? !strcmp(choice, "yes") : plan->split;
     bool fits;
     plan->split = false;
-    for (int i = 0; i < plan->stage_count; i++) plan->stage[i].slots = 0;
+    for (int i = 0; i < plan->stage_count; i++) plan->stage[i].slots = plan->stage[i].weight_slots = 0;
     HAPT_TRY(hapt_plan_price(profile, plan));
     if (given && !strcmp(choice, "auto")) return hapt_plan_split_if_shorter(profile, plan, &fits);
     return split ? hapt_plan_split_backward(profile, plan) : HAPT_OK;

@@ -11,6 +11,7 @@ enum hapt_status hapt_engine_plan_chunks(const struct hapt_program *const *progr
     for (int k = 0; k < chunks; k++) HAPT_TRY(hapt_engine_check_kernels(program[k], options));
     struct hapt_engine_options context = *options;
     const struct hapt_memory_options memory = {.slots = options->slots,
+                                               .weight_slots = options->weight_slots,
                                                .state_count = options->state_count,
                                                .sharded_state = options->sharded_state,
                                                .scratch = hapt_engine_scratch,
@@ -116,6 +117,11 @@ const struct hapt_memory_plan *hapt_engine_memory(const struct hapt_engine *engi
 
 void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot)
 {
+    return hapt_engine_address(engine, tensor, slot, 0);
+}
+
+void *hapt_engine_address(struct hapt_engine *engine, int tensor, int slot, int weight_slot)
+{
     const struct hapt_memory_plan *plan = engine->plan;
     const int local = engine->program->local[tensor];
     if (local < 0) return NULL;
@@ -125,6 +131,10 @@ void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot)
     case HAPT_REGION_SLOT:
         HAPT_ASSERT(slot >= 0 && slot < plan->slots);
         return engine->memory + plan->slot_offset + (size_t)slot * plan->activation_bytes +
+               plan->location[local].offset;
+    case HAPT_REGION_WEIGHT_SLOT:
+        HAPT_ASSERT(weight_slot >= 0 && weight_slot < plan->weight_slots);
+        return engine->memory + plan->weight_slot_offset + (size_t)weight_slot * plan->weight_slot_bytes +
                plan->location[local].offset;
     case HAPT_REGION_NONE: break;
     }
@@ -181,10 +191,10 @@ enum hapt_status hapt_engine_run(struct hapt_engine *engine, const struct bound_
 
 /* Copies a boundary between its transfer slot and the memory that its operators use. */
 static enum hapt_status copy_boundary(struct hapt_engine *engine, const struct hapt_boundary *boundary,
-                                      enum hapt_staging_kind kind, int slot, int staged)
+                                      enum hapt_staging_kind kind, int slot, int weight_slot, int staged)
 {
     for (int b = 0; b < boundary->count; b++) {
-        void *address = hapt_engine_tensor(engine, boundary->tensor[b], slot);
+        void *address = hapt_engine_address(engine, boundary->tensor[b], slot, weight_slot);
         void *transfer = hapt_engine_staging(engine, kind, staged, b);
         const bool out = kind == HAPT_STAGING_BACKWARD_OUT;
         HAPT_TRY(engine->options.backend->copy(engine->queue, out ? transfer : address, out ? address : transfer,
@@ -199,21 +209,24 @@ enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_se
     const bool deferrable = section == HAPT_SECTION_WEIGHT && engine->section[section].step_count == 0;
     const struct section_binding *binding = &engine->section[deferrable ? HAPT_SECTION_BACKWARD : section];
     HAPT_ASSERT(section != HAPT_SECTION_REDUCE && slot >= 0 && slot < engine->options.slots);
-    const struct bound_step *step = &binding->step[slot * binding->step_count];
+    const struct bound_step *step = &binding->step[slot * binding->weight_slots * binding->step_count];
     for (int s = 0; s < binding->step_count; s++)
         if (step[s].forward_op >= first_op && step[s].forward_op < end_op && (!deferrable || step[s].weight))
             HAPT_TRY(hapt_engine_run(engine, &step[s]));
     return HAPT_OK;
 }
 
-static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_section section, int slot)
+/* A section that reads no weight slot is bound once for all of them. */
+static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_section section, int slot, int weight_slot)
 {
     const struct section_binding *binding = &engine->section[section];
-    HAPT_ASSERT(slot >= 0 && slot < engine->options.slots);
-    const struct bound_step *step = &binding->step[slot * binding->step_count];
+    HAPT_ASSERT(slot >= 0 && slot < engine->options.slots && weight_slot >= 0 &&
+                weight_slot < engine->plan->weight_slots);
+    const int variant = slot * binding->weight_slots + (binding->weight_slots > 1 ? weight_slot : 0);
+    const struct bound_step *step = &binding->step[variant * binding->step_count];
     for (int s = 0, c = 0; s < binding->step_count;) {
         if (c < binding->range_count && s == binding->range[c].first) {
-            HAPT_TRY(hapt_engine_run_range(engine, &binding->range[c], step, slot));
+            HAPT_TRY(hapt_engine_run_range(engine, &binding->range[c], step, variant));
             s = binding->range[c++].end;
         } else {
             HAPT_TRY(hapt_engine_run(engine, &step[s++]));
@@ -225,24 +238,32 @@ static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_sectio
 enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int staged)
 {
     const struct hapt_program *program = engine->program;
-    if (staged >= 0) HAPT_TRY(copy_boundary(engine, &program->forward_in, HAPT_STAGING_FORWARD_IN, slot, staged));
-    HAPT_TRY(run_section(engine, HAPT_SECTION_FORWARD, slot));
+    if (staged >= 0) HAPT_TRY(copy_boundary(engine, &program->forward_in, HAPT_STAGING_FORWARD_IN, slot, 0, staged));
+    HAPT_TRY(run_section(engine, HAPT_SECTION_FORWARD, slot, 0));
+    return hapt_engine_finish(engine);
+}
+
+enum hapt_status hapt_engine_backward_split(struct hapt_engine *engine, int slot, int weight_slot, int staged,
+                                            int staged_out)
+{
+    const struct hapt_program *program = engine->program;
+    if (staged >= 0)
+        HAPT_TRY(copy_boundary(engine, &program->backward_in, HAPT_STAGING_BACKWARD_IN, slot, weight_slot, staged));
+    HAPT_TRY(run_section(engine, HAPT_SECTION_BACKWARD, slot, weight_slot));
+    if (staged_out >= 0)
+        HAPT_TRY(
+            copy_boundary(engine, &program->backward_out, HAPT_STAGING_BACKWARD_OUT, slot, weight_slot, staged_out));
     return hapt_engine_finish(engine);
 }
 
 enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int staged, int staged_out)
 {
-    const struct hapt_program *program = engine->program;
-    if (staged >= 0) HAPT_TRY(copy_boundary(engine, &program->backward_in, HAPT_STAGING_BACKWARD_IN, slot, staged));
-    HAPT_TRY(run_section(engine, HAPT_SECTION_BACKWARD, slot));
-    if (staged_out >= 0)
-        HAPT_TRY(copy_boundary(engine, &program->backward_out, HAPT_STAGING_BACKWARD_OUT, slot, staged_out));
-    return hapt_engine_finish(engine);
+    return hapt_engine_backward_split(engine, slot, 0, staged, staged_out);
 }
 
-enum hapt_status hapt_engine_weight(struct hapt_engine *engine, int slot)
+enum hapt_status hapt_engine_weight(struct hapt_engine *engine, int slot, int weight_slot)
 {
-    HAPT_TRY(run_section(engine, HAPT_SECTION_WEIGHT, slot));
+    HAPT_TRY(run_section(engine, HAPT_SECTION_WEIGHT, slot, weight_slot));
     return hapt_engine_finish(engine);
 }
 
@@ -443,7 +464,7 @@ static enum hapt_status convert_parameter(struct hapt_engine *engine, int tensor
     float *address = parameter_address(engine, tensor, -1, &first, &count);
     const enum hapt_dtype dtype = engine->program->graph->tensor[tensor].dtype;
     if (count == 0 || dtype == HAPT_F32) return HAPT_OK;
-    return convert(engine, address, hapt_engine_operand(engine, tensor, 0), dtype, count);
+    return convert(engine, address, hapt_engine_operand(engine, tensor, 0, 0), dtype, count);
 }
 
 enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value)

@@ -170,17 +170,17 @@ size_t hapt_engine_scratch_predicted(void *context, const struct hapt_program *p
     return hapt_product_workspace(hapt_view_elements(&call.output[0]), HAPT_PRODUCT_WORKSPACE_BYTES);
 }
 
-void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot)
+void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot, int weight_slot)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     const struct hapt_tensor *whole = &engine->program->graph->tensor[tensor];
     if (whole->kind != HAPT_TENSOR_PARAMETER || whole->dtype == HAPT_F32)
-        return hapt_engine_tensor(engine, tensor, slot);
+        return hapt_engine_address(engine, tensor, slot, weight_slot);
     const size_t element = plan->parameter_element[engine->program->local[tensor]];
     return engine->memory + plan->copy_offset + element * hapt_dtype_bytes(whole->dtype);
 }
 
-static void bind_step(struct hapt_engine *engine, const struct hapt_program_step *step, int slot,
+static void bind_step(struct hapt_engine *engine, const struct hapt_program_step *step, int slot, int weight_slot,
                       struct bound_step *bound)
 {
     const struct hapt_op *op = &engine->program->graph->op[step->op];
@@ -192,9 +192,10 @@ static void bind_step(struct hapt_engine *engine, const struct hapt_program_step
     hapt_engine_describe_call(engine->program, &engine->options, step->op, &bound->call);
     for (int i = 0; i < op->input_count; i++)
         if (op->input[i] >= 0 && !is_other_ranks_term(engine->program, step->op, i))
-            bound->call.input[i].data = hapt_engine_operand(engine, op->input[i], slot);
+            bound->call.input[i].data = hapt_engine_operand(engine, op->input[i], slot, weight_slot);
     for (int o = 0; o < op->output_count; o++)
-        if (op->output[o] >= 0) bound->call.output[o].data = hapt_engine_tensor(engine, op->output[o], slot);
+        if (op->output[o] >= 0)
+            bound->call.output[o].data = hapt_engine_address(engine, op->output[o], slot, weight_slot);
     bound->call.workspace = engine->memory + engine->plan->scratch_offset;
     bound->call.workspace_bytes = engine->plan->scratch_bytes;
 }
@@ -301,22 +302,30 @@ static enum hapt_status bind_flat(struct hapt_engine *engine)
     return HAPT_OK;
 }
 
-enum hapt_status hapt_engine_bind(struct hapt_engine *engine)
+static enum hapt_status bind_section(struct hapt_engine *engine, enum hapt_section section)
 {
     const struct hapt_program *program = engine->program;
-    for (int section = 0; section < HAPT_SECTION_COUNT; section++) {
-        struct section_binding *binding = &engine->section[section];
-        const int slots = section == HAPT_SECTION_REDUCE ? 1 : engine->options.slots;
-        binding->step_count = program->step_count[section];
-        HAPT_NEW(binding->step, &engine->arena, (size_t)binding->step_count * (size_t)slots);
-        for (int slot = 0; slot < slots; slot++)
-            for (int s = 0; s < binding->step_count; s++) {
-                struct bound_step *bound = &binding->step[slot * binding->step_count + s];
-                bind_step(engine, &program->step[section][s], slot, bound);
-                bound->parameter_group =
-                    section == HAPT_SECTION_REDUCE ? parameter_group_of(engine, &program->step[section][s], bound) : -1;
-            }
-    }
+    struct section_binding *binding = &engine->section[section];
+    const bool waits = section == HAPT_SECTION_BACKWARD || section == HAPT_SECTION_WEIGHT;
+    const int slots = section == HAPT_SECTION_REDUCE ? 1 : engine->options.slots;
+    binding->step_count = program->step_count[section];
+    binding->weight_slots = waits && program->step_count[HAPT_SECTION_WEIGHT] > 0 ? engine->plan->weight_slots : 1;
+    const int variants = slots * binding->weight_slots;
+    HAPT_NEW(binding->step, &engine->arena, (size_t)binding->step_count * (size_t)variants);
+    for (int v = 0; v < variants; v++)
+        for (int s = 0; s < binding->step_count; s++) {
+            struct bound_step *bound = &binding->step[v * binding->step_count + s];
+            bind_step(engine, &program->step[section][s], v / binding->weight_slots, v % binding->weight_slots, bound);
+            bound->parameter_group =
+                section == HAPT_SECTION_REDUCE ? parameter_group_of(engine, &program->step[section][s], bound) : -1;
+        }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_engine_bind(struct hapt_engine *engine)
+{
+    for (int section = 0; section < HAPT_SECTION_COUNT; section++)
+        HAPT_TRY(bind_section(engine, (enum hapt_section)section));
     schedule_groups(engine);
     return bind_flat(engine);
 }

@@ -17,17 +17,19 @@ struct bound_step {
 struct replay_range {
     int first, end; /* steps of its section */
     enum range_choice { RANGE_TRIES_STEPS, RANGE_TRIES_REPLAYS, RANGE_STEPS, RANGE_REPLAYS } choice;
+    int variants;             /* slots times weight slots */
     int trials;               /* of the current choice */
     double steps_s, replay_s; /* shortest trial; 0: none */
     struct range_slot {
         int runs, replays; /* so far */
         struct hapt_replay *replay;
-    } * slot; /* [slots] */
+    } * slot; /* [slots][weight_slots] of its section */
 };
 
 struct section_binding {
     int step_count;
-    struct bound_step *step; /* [slots][step_count] */
+    int weight_slots;        /* BACKWARD and WEIGHT: those of the plan; else 1 */
+    struct bound_step *step; /* [slots][weight_slots][step_count] */
     int range_count;
     struct replay_range *range; /* in order; none if nothing can be replayed */
 };
@@ -77,7 +79,9 @@ void hapt_engine_describe_call(const struct hapt_program *program, const struct 
 /* View of a flat array. */
 struct hapt_view hapt_engine_flat_view(void *data, enum hapt_dtype dtype, size_t elements);
 /* Address that kernels read: a parameter's compute copy if it has one, else the tensor itself. */
-void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot);
+void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot, int weight_slot);
+/* hapt_engine_tensor in any weight slot. */
+void *hapt_engine_address(struct hapt_engine *engine, int tensor, int slot, int weight_slot);
 enum hapt_status hapt_engine_bind(struct hapt_engine *engine);
 /* Runs one step: starts its kernel, or runs its collective. */
 enum hapt_status hapt_engine_run(struct hapt_engine *engine, const struct bound_step *bound);

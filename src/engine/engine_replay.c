@@ -35,8 +35,10 @@ static bool needs_no_host(const struct hapt_engine *engine, const struct bound_s
 static enum hapt_status range_init(struct hapt_engine *engine, struct replay_range *range, int first, int end,
                                    int slots)
 {
-    *range = (struct replay_range){
-        .first = first, .end = end, .choice = replay_mode() == REPLAY_ALWAYS ? RANGE_REPLAYS : RANGE_TRIES_STEPS};
+    *range = (struct replay_range){.first = first,
+                                   .end = end,
+                                   .variants = slots,
+                                   .choice = replay_mode() == REPLAY_ALWAYS ? RANGE_REPLAYS : RANGE_TRIES_STEPS};
     HAPT_NEW(range->slot, &engine->arena, slots);
     return HAPT_OK;
 }
@@ -47,7 +49,8 @@ static enum hapt_status find_in_section(struct hapt_engine *engine, struct secti
     for (int first = 0, end; first < binding->step_count; first = end) {
         for (end = first; end < binding->step_count && needs_no_host(engine, &binding->step[end]);) end++;
         if (end - first >= LEAST_STEPS)
-            HAPT_TRY(range_init(engine, &binding->range[binding->range_count++], first, end, engine->options.slots));
+            HAPT_TRY(range_init(engine, &binding->range[binding->range_count++], first, end,
+                                engine->options.slots * binding->weight_slots));
         if (end == first) end++;
     }
     return HAPT_OK;
@@ -69,18 +72,13 @@ enum hapt_status hapt_engine_find_replay_ranges(struct hapt_engine *engine)
 }
 
 /* From now on, the range runs step by step. */
-static void release_replays(struct hapt_engine *engine, struct replay_range *range, int slots)
+static void disable_replay(struct hapt_engine *engine, struct replay_range *range)
 {
-    for (int slot = 0; slot < slots && range->slot; slot++) {
+    for (int slot = 0; slot < range->variants && range->slot; slot++) {
         if (range->slot[slot].replay) engine->options.backend->replay_destroy(range->slot[slot].replay);
         range->slot[slot].replay = NULL;
     }
     range->choice = RANGE_STEPS;
-}
-
-static void disable_replay(struct hapt_engine *engine, struct replay_range *range)
-{
-    release_replays(engine, range, range == &engine->norm ? 1 : engine->options.slots);
 }
 
 void hapt_engine_disable_replays(struct hapt_engine *engine)

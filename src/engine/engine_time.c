@@ -50,7 +50,8 @@ enum hapt_status hapt_engine_time_section(struct hapt_engine *engine, enum hapt_
 {
     const int count = engine->section[section].step_count;
     HAPT_ASSERT(slot >= 0 && slot < engine->options.slots);
-    const struct bound_step *step = &engine->section[section].step[slot * count];
+    const struct bound_step *step =
+        &engine->section[section].step[slot * engine->section[section].weight_slots * count];
     if (!engine->options.backend->timestamp) return time_by_host(engine, step, count, clock, step_s);
     for (int s = 0; s < count; s += STEPS_PER_WAIT)
         HAPT_TRY(time_by_device(engine, &step[s], count - s < STEPS_PER_WAIT ? count - s : STEPS_PER_WAIT, &step_s[s]));

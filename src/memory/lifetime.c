@@ -93,7 +93,8 @@ enum hapt_status hapt_lifetime_derive(const struct hapt_program *program, struct
     for (int b = 0; b < program->backward_out.count; b++)
         backward[root_of(program, program->backward_out.tensor[b])].last = program->step_count[HAPT_SECTION_BACKWARD];
     for (int t = 0; t < program->tensor_count; t++) /* what BACKWARD leaves for WEIGHT, which runs later */
-        if (region[t] == HAPT_REGION_WORKSPACE && alive(backward[t]) && alive(weight[t])) region[t] = HAPT_REGION_SLOT;
+        if (region[t] == HAPT_REGION_WORKSPACE && alive(backward[t]) && alive(weight[t]))
+            region[t] = HAPT_REGION_WEIGHT_SLOT;
     for (int t = 0; t < program->tensor_count; t++) region[t] = region[program->tensor[t].root];
     return HAPT_OK;
 }

@@ -148,31 +148,37 @@ static enum hapt_status reserve_resident(struct planner *planner, struct hapt_ar
     return HAPT_OK;
 }
 
-/* Sets the offsets of a chunk's tensors inside a slot. */
-static void lay_out_slot(struct planner *planner)
+/* Sets the offsets of a chunk's tensors inside a slot or a weight slot; *bytes: their sum. */
+static void lay_out_slot(struct planner *planner, enum hapt_region region, size_t *bytes)
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
     for (int t = 0; t < program->tensor_count; t++) {
-        if (plan->location[t].region != HAPT_REGION_SLOT || program->tensor[t].root != t) continue;
-        plan->location[t].offset = plan->activation_bytes;
-        plan->activation_bytes += hapt_align(hapt_lifetime_bytes(program, t));
+        if (plan->location[t].region != region || program->tensor[t].root != t) continue;
+        plan->location[t].offset = *bytes;
+        *bytes += hapt_align(hapt_lifetime_bytes(program, t));
     }
 }
 
 /* One pool serves all chunks, so a slot is as large as the largest chunk's. */
 static void reserve_slots(struct planner *planner, int chunks)
 {
-    size_t largest = 0;
+    size_t largest = 0, largest_weight = 0;
     for (int k = 0; k < chunks; k++) {
-        lay_out_slot(&planner[k]);
-        if (planner[k].plan->activation_bytes > largest) largest = planner[k].plan->activation_bytes;
+        struct hapt_memory_plan *plan = planner[k].plan;
+        lay_out_slot(&planner[k], HAPT_REGION_SLOT, &plan->activation_bytes);
+        lay_out_slot(&planner[k], HAPT_REGION_WEIGHT_SLOT, &plan->weight_slot_bytes);
+        if (plan->activation_bytes > largest) largest = plan->activation_bytes;
+        if (plan->weight_slot_bytes > largest_weight) largest_weight = plan->weight_slot_bytes;
     }
-    const size_t offset = *planner->end;
-    *planner->end += (size_t)planner->plan->slots * largest;
+    const size_t offset = *planner->end, weight_offset = offset + (size_t)planner->plan->slots * largest;
+    *planner->end = weight_offset + (size_t)planner->plan->weight_slots * largest_weight;
     for (int k = 0; k < chunks; k++) {
-        planner[k].plan->slot_offset = offset;
-        planner[k].plan->activation_bytes = largest;
+        struct hapt_memory_plan *plan = planner[k].plan;
+        plan->slot_offset = offset;
+        plan->weight_slot_offset = weight_offset;
+        plan->activation_bytes = largest;
+        plan->weight_slot_bytes = largest_weight;
     }
 }
 
@@ -312,7 +318,8 @@ static enum hapt_status plan_all(struct planner *planner, int chunks, struct hap
     for (int k = 0; k < chunks; k++) {
         struct hapt_memory_plan *plan = planner[k].plan;
         plan->total_bytes = *planner->end;
-        plan->parameter_bytes = *planner->end - (size_t)plan->slots * plan->activation_bytes;
+        plan->parameter_bytes = *planner->end - (size_t)plan->slots * plan->activation_bytes -
+                                (size_t)plan->weight_slots * plan->weight_slot_bytes;
     }
     return HAPT_OK;
 }
@@ -328,6 +335,7 @@ static enum hapt_status plan_chunks(const struct hapt_program *const *program, i
     HAPT_NEW(made, arena, chunks);
     for (int k = 0; k < chunks; k++) {
         made[k].slots = options->slots;
+        made[k].weight_slots = options->weight_slots > 0 ? options->weight_slots : 1;
         made[k].state_count = options->state_count;
         planner[k] = (struct planner){.program = program[k], .options = options, .plan = &made[k], .end = &end};
     }

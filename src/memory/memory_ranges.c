@@ -163,7 +163,7 @@ static bool runs(const struct hapt_memory_ranges *ranges, enum pass pass, int op
     return pass == ALL_BACKWARD || ranges->sharding->weight[op] == (pass == SPLIT_WEIGHT);
 }
 
-/* True if the memory of a backward tensor is in the workspace of the pass: both sections share it only in slots. */
+/* True if the memory of a backward tensor is in the workspace of the pass: both sections share weight slots only. */
 static bool is_in_workspace(const struct hapt_memory_work *work, enum pass pass, int tensor)
 {
     return pass == ALL_BACKWARD || work->section_stamp[pass != SPLIT_WEIGHT][tensor] != work->stamp;
@@ -198,7 +198,7 @@ static size_t backward_peak(const struct hapt_memory_ranges *ranges, enum pass p
 }
 
 /* Marks which section of a split program touches each backward tensor. Incoming gradients are copied in before
- * BACKWARD. Returns the bytes that both sections touch: they move from the workspace to the slots. */
+ * BACKWARD. Returns the bytes that both sections touch: they are in weight slots. */
 static size_t mark_sections(const struct hapt_memory_ranges *ranges, int first, int end, struct hapt_memory_work *work)
 {
     size_t bytes = 0;
@@ -303,9 +303,9 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
     mark_leaving(ranges, first_op, end_op, work);
     add_crossings(ranges, first_op, end_op, work, &slot, &transfer);
     const size_t forward = forward_peak(ranges, first_op, end_op, work);
-    size_t backward;
+    size_t backward, weight_slot = 0;
     if (ranges->sharding->split) {
-        slot += mark_sections(ranges, first_op, end_op, work);
+        weight_slot = mark_sections(ranges, first_op, end_op, work);
         backward = split_peak(ranges, first_op, end_op, work);
     } else {
         backward = backward_peak(ranges, ALL_BACKWARD, first_op, end_op, work);
@@ -322,6 +322,7 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
     *figures = (struct hapt_memory_bytes){.parameter_bytes = rest + (ranges->options.sharded_state ? sharded : whole),
                                           .sharded_bytes = rest + sharded,
                                           .activation_bytes = slot + sum.slot,
+                                          .weight_slot_bytes = weight_slot,
                                           .trained_elements = sum.trained,
                                           .copies = sum.copies > 0};
     return HAPT_OK;

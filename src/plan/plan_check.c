@@ -20,8 +20,7 @@ static enum hapt_status check_parts(const struct hapt_plan *plan, int i)
     if (submesh->part_count > HAPT_MAX_SUBCLUSTERS) return BAD("stage %d mixes %d subclusters", i, submesh->part_count);
     for (int k = 0; k < submesh->part_count; k++) {
         const double parameter = stage->part_parameter_bytes[k], activation = stage->part_activation_bytes[k],
-                     room = submesh->device_memory_bytes[k],
-                     need = parameter + hapt_plan_stage_slots(stage) * activation;
+                     room = submesh->device_memory_bytes[k], need = hapt_plan_stage_bytes(stage, k);
         if (submesh->subcluster[k] < 0 || submesh->subcluster[k] >= HAPT_MAX_SUBCLUSTERS ||
             (k > 0 && submesh->subcluster[k] <= submesh->subcluster[k - 1]))
             return BAD("stage %d mixes subcluster %d, out of range or order", i, submesh->subcluster[k]);
@@ -89,6 +88,10 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
         return BAD("stage %d has an invalid time of %g s for the gradients of its parameters", i, stage->weight_s);
     if (stage->slots < 0 || stage->slots > plan->microbatches || (stage->slots > 0 && !plan->split))
         return BAD("stage %d holds %d of %d microbatches", i, stage->slots, plan->microbatches);
+    if (stage->weight_slots < plan->split || stage->weight_slots > plan->split * plan->microbatches ||
+        !is_amount(stage->weight_slot_bytes))
+        return BAD("stage %d has %d weight slots of %g bytes for %d microbatches", i, stage->weight_slots,
+                   stage->weight_slot_bytes, plan->microbatches);
     if (stage->tied_s > stage->step_s)
         return BAD("stage %d: the exchange of tied parameters is longer than the work at the end of its step", i);
     if (hapt_plan_is_mixed(stage)) HAPT_TRY(check_parts(plan, i));

@@ -10,8 +10,8 @@
  *     stage_program [S]              only with layouts, which follow as in hapt/layout.h
  *     stage_compute [S] and so on    seconds and bytes, `tables` below
  *
- *     stage_weight [S], stage_slots [S]   only with the attribute split_backward (1): seconds that the gradients of
- *                                    parameters take, slots (hapt_plan_stage); the bytes are those of split programs
+ *     stage_weight [S], stage_slots [S], stage_weight_slots [S], stage_weight_slot_bytes [S]   only with the attribute
+ *                                    split_backward (1): as in hapt_plan_stage; the bytes are those of split programs
  *
  * Mixed submeshes have one row per subcluster, in the order of their stages:
  *
@@ -81,6 +81,8 @@ static const struct table {
     {"stage_tied", "s", TIED, HAPT_H5_F64, 1, OF_STAGE(STAGE, tied_s)},
     {"stage_weight", "s", SPLIT, HAPT_H5_F64, 1, OF_STAGE(STAGE, weight_s)},
     {"stage_slots", "", SPLIT, HAPT_H5_I32, 1, OF_STAGE(STAGE, slots)},
+    {"stage_weight_slots", "", SPLIT, HAPT_H5_I32, 1, OF_STAGE(STAGE, weight_slots)},
+    {"stage_weight_slot_bytes", "byte", SPLIT, HAPT_H5_F64, 1, OF_STAGE(STAGE, weight_slot_bytes)},
     {"mixed_stage", "", MIXED, HAPT_H5_I32, 1, STAGE_INDEX, 0},
     {"mixed_subcluster", "", MIXED, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH_PART, subcluster)},
     {"mixed_subcluster_name", NULL, MIXED, HAPT_H5_U8, 1, OF_SUBMESH(SUBMESH_PART, part_name)},

@@ -29,8 +29,8 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
                    i == plan->stage_count - 1 ? "-" : hapt_units_time(stage->comm_s, time[1]), stage->warmup, memory);
     }
     if (plan->split) {
-        hapt_print(env, "  gradients of parameters wait for idle times; microbatches held, by stage:");
-        for (int i = 0; i < plan->stage_count; i++) hapt_print(env, " %d", hapt_plan_stage_slots(&plan->stage[i]));
+        hapt_print(env, "  gradients of parameters wait for idle times; microbatches that may wait, by stage:");
+        for (int i = 0; i < plan->stage_count; i++) hapt_print(env, " %d", plan->stage[i].weight_slots);
         hapt_print(env, "\n");
     }
     if (plan->exchange_s > 0 && plan->exchange_bytes > 0)
@@ -92,6 +92,7 @@ static json_t *stage_object(const struct hapt_plan_stage *stage, bool split)
     if (all && split) {
         json_object_set_new(all, "weight_s", json_real(stage->weight_s));
         json_object_set_new(all, "slots", json_integer(hapt_plan_stage_slots(stage)));
+        json_object_set_new(all, "weight_slots", json_integer(stage->weight_slots));
     }
     json_decref(object);
     json_decref(figures);

@@ -47,7 +47,7 @@ static enum hapt_status no_candidate(const struct hapt_plan_stage *stage, const 
 /* Times of a stage in the profile, and memory of each part. */
 struct cells {
     const double *stage_s, *forward_s, *step_s;
-    const double *weight_s; /* NULL: unknown */
+    const double *weight_s, *weight_slot_bytes; /* NULL: unknown */
     const double *parameter_bytes, *activation_bytes;
     size_t time, memory, next_memory; /* cell of the times, of the first part's memory, and from part to part */
 };
@@ -82,8 +82,9 @@ static enum hapt_status find_alone(const struct hapt_profile *profile, bool spli
                             .forward_s = cluster->stage_forward_time,
                             .step_s = cluster->step_time,
                             .weight_s = cluster->weight_time,
+                            .weight_slot_bytes = cluster->weight_slot_bytes,
                             .parameter_bytes = split ? cluster->split_parameter_bytes : cluster->parameter_bytes,
-                            .activation_bytes = split ? cluster->split_activation_bytes : cluster->activation_bytes};
+                            .activation_bytes = cluster->activation_bytes};
     cells->time = cells->memory = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
     return HAPT_OK;
 }
@@ -100,6 +101,8 @@ static enum hapt_status price_layers(const struct hapt_profile *profile, const s
     stage->compute_s = cells.stage_s[cells.time] + stage->step_s / plan->microbatches;
     stage->forward_s = fmin(cells.forward_s[cells.time], cells.stage_s[cells.time]);
     stage->weight_s = cells.weight_s ? cells.weight_s[cells.time] : NAN;
+    stage->weight_slot_bytes = plan->split ? cells.weight_slot_bytes[cells.time] : 0;
+    stage->weight_slots = !plan->split ? 0 : stage->weight_slots > 1 ? stage->weight_slots : 1;
     for (int k = 0; k < stage->submesh->part_count; k++) {
         const size_t at = cells.memory + (size_t)k * cells.next_memory;
         stage->part_parameter_bytes[k] = cells.parameter_bytes[at];
@@ -187,8 +190,7 @@ void hapt_plan_stage_tighten(struct hapt_plan_stage *stage)
 {
     double fullest = -1;
     for (int k = 0; k < stage->submesh->part_count; k++) {
-        const double bytes =
-            stage->part_parameter_bytes[k] + hapt_plan_stage_slots(stage) * stage->part_activation_bytes[k];
+        const double bytes = hapt_plan_stage_bytes(stage, k);
         const double room = stage->submesh->device_memory_bytes[k], full = bytes > 0 ? bytes / room : 0;
         if (full <= fullest) continue;
         fullest = full;
@@ -196,7 +198,8 @@ void hapt_plan_stage_tighten(struct hapt_plan_stage *stage)
         stage->activation_bytes = stage->part_activation_bytes[k];
         stage->device_memory_bytes = room;
     }
-    stage->memory_bytes = stage->parameter_bytes + hapt_plan_stage_slots(stage) * stage->activation_bytes;
+    stage->memory_bytes = stage->parameter_bytes + hapt_plan_stage_slots(stage) * stage->activation_bytes +
+                          stage->weight_slots * stage->weight_slot_bytes;
 }
 
 int hapt_plan_tighten(struct hapt_plan *plan)
@@ -223,6 +226,7 @@ static int launch(struct hapt_plan *plan, double t_max_s)
             stage->warmup = stage[1].warmup + delta < plan->microbatches ? stage[1].warmup + delta : plan->microbatches;
         }
         if (stage->slots > plan->microbatches) stage->slots = plan->microbatches;
+        if (stage->weight_slots > plan->microbatches) stage->weight_slots = plan->microbatches;
     }
     return hapt_plan_tighten(plan);
 }
@@ -258,10 +262,11 @@ static const char *limit_of(const struct hapt_plan *plan)
 enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, struct hapt_arena *arena,
                                     struct hapt_schedule **schedule)
 {
-    int *warmup, *submesh_of, *pool, submeshes = 0;
+    int *warmup, *submesh_of, *pool, *weight_slots, submeshes = 0;
     struct hapt_costs costs;
     HAPT_NEW(warmup, arena, plan->stage_count);
     HAPT_NEW(pool, arena, plan->stage_count);
+    HAPT_NEW(weight_slots, arena, plan->stage_count);
     HAPT_NEW(submesh_of, arena, plan->stage_count);
     for (int i = 0; i < plan->stage_count; i++) {
         int same = 0;
@@ -269,6 +274,7 @@ enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, str
         submesh_of[i] = same < i ? submesh_of[same] : submeshes++;
         warmup[i] = plan->stage[i].warmup;
         pool[submesh_of[i]] += hapt_plan_stage_slots(&plan->stage[i]);
+        weight_slots[submesh_of[i]] += plan->stage[i].weight_slots;
     }
     struct hapt_schedule_options options = {.tied = tied, .submesh_of = submesh_of};
     HAPT_TRY(hapt_plan_add_edges(plan, arena, &options));
@@ -276,6 +282,7 @@ enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, str
         HAPT_TRY(hapt_plan_costs(plan, arena, &costs));
         options.split = true;
         options.pool = pool;
+        options.weight_slots = weight_slots;
         options.costs = &costs;
     }
     return hapt_schedule_build(plan->schedule, plan->stage_count, plan->microbatches, warmup, &options, arena,

@@ -23,16 +23,15 @@ static enum hapt_status check_known(const struct hapt_profile *profile, const st
     return HAPT_OK;
 }
 
-/* The most microbatches whose activations fit the devices of a stage, of at most `most`. */
-static int fitting_slots(const struct hapt_plan_stage *stage, int most)
+/* Does the stage fit with these slots? */
+static bool fits(const struct hapt_plan_stage *stage, int slots, int weight_slots)
 {
-    int slots = most;
-    for (int k = 0; k < stage->submesh->part_count; k++) {
-        const double room = stage->submesh->device_memory_bytes[k] - stage->part_parameter_bytes[k],
-                     each = stage->part_activation_bytes[k];
-        if (each * slots > room) slots = (int)fmax(0, floor(room / each));
-    }
-    return slots;
+    struct hapt_plan_stage with = *stage;
+    with.slots = slots;
+    with.weight_slots = weight_slots;
+    for (int k = 0; k < stage->submesh->part_count; k++)
+        if (!hapt_at_most(hapt_plan_stage_bytes(&with, k), stage->submesh->device_memory_bytes[k])) return false;
+    return true;
 }
 
 static bool is_alone(const struct hapt_plan *plan, int i)
@@ -42,19 +41,25 @@ static bool is_alone(const struct hapt_plan *plan, int i)
     return true;
 }
 
-/* Gives each stage `wanted` slots, or as many as fit. Stages that share a submesh keep those of their launches. True:
- * some stage has more than before. */
-static bool grant_slots(struct hapt_plan *plan, int wanted)
+/* A microbatch that waits keeps its slot. With more slots than launches it does not delay the next forward; without, it
+ * waits only while no forward needs the slot: behind the last one, above all. */
+static int slots_for(const struct hapt_plan_stage *stage, int weight_slots, bool more, int microbatches)
 {
-    bool more = false;
+    const int slots = more ? stage->warmup + weight_slots - 1 : stage->warmup;
+    return slots < microbatches ? slots : microbatches;
+}
+
+/* Gives each stage `wanted` weight slots, or as many as fit, and the slots for them. Stages that share a submesh keep
+ * one each. */
+static void grant_slots(struct hapt_plan *plan, int wanted, bool more)
+{
     for (int i = 0; i < plan->stage_count; i++) {
         struct hapt_plan_stage *stage = &plan->stage[i];
-        const int slots = is_alone(plan, i) ? fitting_slots(stage, wanted) : 0;
-        if (slots <= hapt_plan_stage_slots(stage)) continue;
-        stage->slots = slots;
-        more = true;
+        int waits = is_alone(plan, i) ? wanted : 1;
+        while (waits > 1 && !fits(stage, slots_for(stage, waits, more, plan->microbatches), waits)) waits--;
+        stage->weight_slots = waits;
+        stage->slots = slots_for(stage, waits, more, plan->microbatches);
     }
-    return more;
 }
 
 static enum hapt_status simulate(const struct hapt_plan *plan, double *step_s)
@@ -66,23 +71,26 @@ static enum hapt_status simulate(const struct hapt_plan *plan, double *step_s)
     return status;
 }
 
-/* More slots let more WEIGHT passes wait for an idle time. N_0 slots everywhere often do; B never wait for a slot. */
+/* Tries 1, 2, 4, ... and B passes that may wait, each with slots of their own and without. More do not always help: a
+ * pass that waits for an idle time may end the step. */
 static enum hapt_status choose_slots(struct hapt_plan *plan, struct hapt_arena *scratch)
 {
     const int S = plan->stage_count, B = plan->microbatches;
-    int *best;
+    struct hapt_plan_stage *best;
     HAPT_NEW(best, scratch, S);
-    for (int i = 0; i < S; i++) best[i] = plan->stage[i].slots;
-    for (int wanted = plan->stage[0].warmup, last = 0; !last; wanted = wanted < B / 2 ? 2 * wanted : B) {
-        double step_s;
+    memcpy(best, plan->stage, (size_t)S * sizeof *best);
+    for (int wanted = 2, last = B < 2; !last; wanted = 2 * wanted < B ? 2 * wanted : B) {
         last = wanted >= B;
-        if (!grant_slots(plan, wanted)) continue;
-        HAPT_TRY(simulate(plan, &step_s));
-        if (hapt_at_most(plan->simulated_s, step_s)) continue;
-        plan->simulated_s = step_s;
-        for (int i = 0; i < S; i++) best[i] = plan->stage[i].slots;
+        for (int more = 0; more < 2; more++) {
+            double step_s;
+            grant_slots(plan, wanted < B ? wanted : B, more);
+            HAPT_TRY(simulate(plan, &step_s));
+            if (hapt_at_most(plan->simulated_s, step_s)) continue;
+            plan->simulated_s = step_s;
+            memcpy(best, plan->stage, (size_t)S * sizeof *best);
+        }
     }
-    for (int i = 0; i < S; i++) plan->stage[i].slots = best[i];
+    memcpy(plan->stage, best, (size_t)S * sizeof *best);
     hapt_plan_tighten(plan);
     return HAPT_OK;
 }
@@ -93,6 +101,7 @@ static enum hapt_status split(const struct hapt_profile *profile, struct hapt_pl
     const char *const limit = plan->limit;
     HAPT_TRY(check_known(profile, plan));
     plan->split = true;
+    for (int i = 0; i < plan->stage_count; i++) plan->stage[i].slots = plan->stage[i].warmup;
     HAPT_TRY(hapt_plan_price_launches(profile, plan));
     plan->t_max_s = t_max_s; /* the formula does not know splits */
     plan->latency_s = latency_s;

@@ -122,19 +122,21 @@ static bool same_parts(const struct hapt_plan_submesh *a, int count, const int *
 
 bool hapt_plan_submesh_fits(const struct hapt_plan *plan, const struct hapt_plan_submesh *submesh)
 {
-    double bytes = 0, largest = 0, least = INFINITY;
-    int slots = 0, stages = 0;
+    double bytes = 0, largest = 0, largest_weight = 0, least = INFINITY;
+    int slots = 0, weight_slots = 0, stages = 0;
     for (int i = 0; i < plan->stage_count; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         if (stage->submesh != submesh) continue;
         if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes)) return false;
         bytes += stage->parameter_bytes;
         slots += hapt_plan_stage_slots(stage);
+        weight_slots += stage->weight_slots;
+        largest_weight = fmax(largest_weight, stage->weight_slot_bytes);
         largest = fmax(largest, stage->activation_bytes);
         least = fmin(least, stage->device_memory_bytes);
         stages++;
     }
-    return stages <= 1 || hapt_at_most(bytes + slots * largest, least);
+    return stages <= 1 || hapt_at_most(bytes + slots * largest + weight_slots * largest_weight, least);
 }
 
 bool hapt_plan_same_devices(const struct hapt_plan_stage *a, const struct hapt_plan_stage *b)

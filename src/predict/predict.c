@@ -174,7 +174,8 @@ static enum hapt_status plan_split_mesh(const struct hapt_candidates *candidates
         HAPT_TRY(hapt_memory_ranges_of(ranges, hapt_layers_first_op(candidates->layers, candidates->first[k]),
                                        candidates->layers->end_op[candidates->last[k]], work, &figures));
         mine->split_parameter_bytes = (double)figures.parameter_bytes;
-        mine->split_activation_bytes = (double)figures.activation_bytes;
+        mine->weight_slot_bytes = (double)figures.weight_slot_bytes;
+        HAPT_ASSERT((double)figures.activation_bytes == mine->activation_bytes);
     }
     return HAPT_OK;
 }

@@ -100,7 +100,7 @@ static enum hapt_status write_cluster(struct hapt_h5 *file, const char *group, c
         {"step_time", "s", cluster->step_time},
         {"weight_time", "s", cluster->weight_time},
         {"split_parameter_bytes", "byte", cluster->split_parameter_bytes},
-        {"split_activation_bytes", "byte", cluster->split_activation_bytes},
+        {"weight_slot_bytes", "byte", cluster->weight_slot_bytes},
     };
     for (size_t k = 0; k < sizeof tables / sizeof *tables; k++) {
         if (!tables[k].table) continue;
@@ -266,7 +266,7 @@ static enum hapt_status read_cluster(struct hapt_h5 *file, const char *group, st
     if (!hapt_h5_exists(file, join(path, folder, "weight_time"))) return HAPT_OK;
     HAPT_TRY(read_table(file, folder, "weight_time", S, L, arena, &cluster->weight_time));
     HAPT_TRY(read_table(file, folder, "split_parameter_bytes", S, L, arena, &cluster->split_parameter_bytes));
-    return read_table(file, folder, "split_activation_bytes", S, L, arena, &cluster->split_activation_bytes);
+    return read_table(file, folder, "weight_slot_bytes", S, L, arena, &cluster->weight_slot_bytes);
 }
 
 /* Reads the uncertainty of the times, which is not used in computations. */

@@ -66,7 +66,7 @@ enum hapt_status hapt_profile_add_split(struct hapt_profile *profile, int index,
     const size_t cells = hapt_profile_index(profile, cluster->submesh_count, 0, 0);
     HAPT_NEW(cluster->weight_time, arena, cells);
     HAPT_NEW(cluster->split_parameter_bytes, arena, cells);
-    HAPT_NEW(cluster->split_activation_bytes, arena, cells);
+    HAPT_NEW(cluster->weight_slot_bytes, arena, cells);
     for (size_t cell = 0; cell < cells; cell++) cluster->weight_time[cell] = NAN;
     return HAPT_OK;
 }
@@ -152,8 +152,8 @@ static enum hapt_status check_split(const struct hapt_profile_cluster *cluster, 
         cluster->weight_time[cell] > backward_s + 1e-6 * cluster->stage_time[cell])
         return BAD("%s: weight_time[%d][%d][%d] is %g s, but the backward pass takes %g s", cluster->name, s, i, j,
                    cluster->weight_time[cell], backward_s);
-    if (!is_amount(cluster->split_parameter_bytes[cell]) || !is_amount(cluster->split_activation_bytes[cell]))
-        return BAD("%s: split_parameter_bytes or split_activation_bytes[%d][%d][%d] is not between 0 and 1e30",
+    if (!is_amount(cluster->split_parameter_bytes[cell]) || !is_amount(cluster->weight_slot_bytes[cell]))
+        return BAD("%s: split_parameter_bytes or weight_slot_bytes[%d][%d][%d] is not between 0 and 1e30",
                    cluster->name, s, i, j);
     return HAPT_OK;
 }

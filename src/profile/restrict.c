@@ -25,7 +25,7 @@ static enum hapt_status copy_cluster(const struct hapt_profile *profile, int c, 
     HAPT_TRY(hapt_profile_add_split(copy, c, arena));
     memcpy(to->weight_time, from->weight_time, bytes);
     memcpy(to->split_parameter_bytes, from->split_parameter_bytes, bytes);
-    memcpy(to->split_activation_bytes, from->split_activation_bytes, bytes);
+    memcpy(to->weight_slot_bytes, from->weight_slot_bytes, bytes);
     return HAPT_OK;
 }
 
@@ -111,8 +111,9 @@ enum hapt_status hapt_profile_split_view(const struct hapt_profile *profile, str
                                             ? profile->cluster[c].stage_time[cell]
                                             : NAN;
         if (!cluster->weight_time) continue;
-        cluster->parameter_bytes = cluster->split_parameter_bytes;
-        cluster->activation_bytes = cluster->split_activation_bytes;
+        HAPT_NEW(cluster->parameter_bytes, arena, cells);
+        for (size_t cell = 0; cell < cells; cell++) /* with one weight slot */
+            cluster->parameter_bytes[cell] = cluster->split_parameter_bytes[cell] + cluster->weight_slot_bytes[cell];
     }
     *view = made;
     return HAPT_OK;

@@ -49,7 +49,7 @@ static void pack_cluster(struct layout *layout, int L, const struct hapt_profile
     if (!splits) return;
     to->weight_time = copy_and_free(layout, from ? from->weight_time : NULL, bytes);
     to->split_parameter_bytes = copy_and_free(layout, from ? from->split_parameter_bytes : NULL, bytes);
-    to->split_activation_bytes = copy_and_free(layout, from ? from->split_activation_bytes : NULL, bytes);
+    to->weight_slot_bytes = copy_and_free(layout, from ? from->weight_slot_bytes : NULL, bytes);
 }
 
 /* The same for a mixed group. */

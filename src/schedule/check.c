@@ -18,6 +18,7 @@ struct state {
     const struct hapt_schedule *schedule;
     unsigned char *done; /* [chunk][microbatch] */
     int *owner;          /* [slot] (chunk, microbatch) of the list at hand, -1: free */
+    int *weight_owner;   /* [weight slot] the same */
     int *closed;         /* [chunk] its latest once-per-step instruction, -1: none yet */
     int *updated;        /* [chunk] parameter groups */
     int *at;             /* [submesh] of check_play */
@@ -167,8 +168,23 @@ static enum hapt_status check_slot(const struct state *state, const struct hapt_
     return HAPT_OK;
 }
 
-static enum hapt_status check_pass(const struct state *state, const struct hapt_instruction *at, int slots)
+/* The weight slot of a split pass: taken by BACKWARD, held to WEIGHT. */
+static enum hapt_status check_weight_slot(const struct state *state, const struct hapt_instruction *at, int slots,
+                                          int key)
 {
+    const bool takes = at->kind == HAPT_INSTRUCTION_BACKWARD;
+    if (!state->schedule->split || (!takes && at->kind != HAPT_INSTRUCTION_WEIGHT)) return HAPT_OK;
+    if (at->weight_slot < 0 || at->weight_slot >= slots) return wrong(at, "no such weight slot");
+    int *owner = &state->weight_owner[at->weight_slot];
+    if (*owner != (takes ? -1 : key)) return wrong(at, "its weight slot belongs to another microbatch or chunk");
+    *owner = takes ? key : -1;
+    return HAPT_OK;
+}
+
+static enum hapt_status check_pass(const struct state *state, const struct hapt_instruction *at,
+                                   const struct hapt_instruction_list *list)
+{
+    const int slots = list->slots;
     const struct hapt_schedule *schedule = state->schedule;
     const unsigned char bit = bit_of(at->kind);
     if (state->closed[at->chunk] >= 0) return wrong(at, "work after the gradients were reduced");
@@ -189,6 +205,7 @@ static enum hapt_status check_pass(const struct state *state, const struct hapt_
                          "submesh",
                          at->chunk, at->microbatch);
     *done |= bit;
+    HAPT_TRY(check_weight_slot(state, at, list->weight_slots, key));
     return check_slot(state, at, key);
 }
 
@@ -199,6 +216,7 @@ static enum hapt_status check_list(const struct state *state, int submesh)
     const int chunks = schedule->chunk_count;
     int common = -1; /* its latest instruction for all chunks */
     for (int slot = 0; slot < list->slots; slot++) state->owner[slot] = -1;
+    for (int slot = 0; slot < list->weight_slots; slot++) state->weight_owner[slot] = -1;
     for (int i = 0; i < list->count; i++) {
         const struct hapt_instruction *at = &list->instruction[i];
         if (at->kind == HAPT_INSTRUCTION_NORM || at->kind == HAPT_INSTRUCTION_EXCHANGE) {
@@ -208,7 +226,7 @@ static enum hapt_status check_list(const struct state *state, int submesh)
         if (at->chunk < 0 || at->chunk >= chunks || schedule->submesh_of[at->chunk] != submesh)
             return wrong(at, "its chunk belongs to another submesh");
         HAPT_TRY(bit_of(at->kind) == 0 ? check_end(state, at, common == HAPT_INSTRUCTION_NORM)
-                                       : check_pass(state, at, list->slots));
+                                       : check_pass(state, at, list));
     }
     for (int chunk = 0; chunk < chunks; chunk++)
         if (schedule->submesh_of[chunk] == submesh &&
@@ -246,13 +264,17 @@ static enum hapt_status check_all(struct state *state)
 
 enum hapt_status hapt_schedule_check(const struct hapt_schedule *schedule)
 {
-    int slots = 1;
+    int slots = 1, weight_slots = 1;
     for (int submesh = 0; submesh < schedule->submesh_count; submesh++) {
         const int most = schedule->microbatches * schedule->chunk_count;
         if (schedule->list[submesh].slots < 1 || schedule->list[submesh].slots > most)
             return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: submesh %d has %d slots, at most %d are of use",
                              submesh, schedule->list[submesh].slots, most);
+        if (schedule->list[submesh].weight_slots < 0 || schedule->list[submesh].weight_slots > most)
+            return hapt_fail(HAPT_ERR_INTERNAL, NULL, "schedule: submesh %d has %d weight slots, at most %d are of use",
+                             submesh, schedule->list[submesh].weight_slots, most);
         if (schedule->list[submesh].slots > slots) slots = schedule->list[submesh].slots;
+        if (schedule->list[submesh].weight_slots > weight_slots) weight_slots = schedule->list[submesh].weight_slots;
     }
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
@@ -260,12 +282,14 @@ enum hapt_status hapt_schedule_check(const struct hapt_schedule *schedule)
         .schedule = schedule,
         .done = hapt_arena_alloc(&scratch, (size_t)schedule->chunk_count * (size_t)schedule->microbatches, 1),
         .owner = hapt_arena_alloc(&scratch, (size_t)slots, sizeof(int)),
+        .weight_owner = hapt_arena_alloc(&scratch, (size_t)weight_slots, sizeof(int)),
         .closed = hapt_arena_alloc(&scratch, (size_t)schedule->chunk_count, sizeof(int)),
         .updated = hapt_arena_alloc(&scratch, (size_t)schedule->chunk_count, sizeof(int)),
         .at = hapt_arena_alloc(&scratch, (size_t)schedule->submesh_count, sizeof(int)),
     };
     const enum hapt_status status =
-        state.done && state.owner && state.closed && state.updated && state.at ? check_all(&state) : HAPT_ERR_MEMORY;
+        state.done && state.owner && state.weight_owner && state.closed && state.updated && state.at ? check_all(&state)
+                                                                                                     : HAPT_ERR_MEMORY;
     hapt_arena_release(&scratch);
     return status;
 }

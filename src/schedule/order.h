@@ -21,8 +21,8 @@ enum hapt_status merge_passes(const struct hapt_schedule *schedule, struct pass_
 /* schedule_lists.c: adds messages, slots and the instructions behind all passes. */
 enum hapt_status make_lists(struct hapt_schedule *schedule, const struct pass_list *order, bool tied,
                             struct hapt_arena *arena);
-/* place_weights.c: adds the WEIGHT passes by simulation. */
-enum hapt_status place_weights(const struct hapt_schedule *schedule, const struct hapt_costs *costs, const int *pool,
+/* place_weights.c: adds the WEIGHT passes by simulation, with the pool and weight slots of schedule->options. */
+enum hapt_status place_weights(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
                                struct pass_list *list);
 
 #endif

@@ -1,11 +1,13 @@
 /*
  * Adds the WEIGHT passes of a split backward by simulation. A submesh that waits runs its oldest pending one if half of
- * it fits into the wait; it runs one before a forward that would need more slots than the device holds; the others at
- * the end. Every decision is made when the start of the next pass is known, which no WEIGHT of its submesh decides. So
- * the order of evaluation does not matter, and the same costs give the same lists.
+ * it fits into the wait; it runs one before a forward that would need more slots than the device holds, and before a
+ * backward that would need more weight slots; the others at the end. Every decision is made when the start of the next
+ * pass is known, which no WEIGHT of its submesh decides. So the order of evaluation does not matter, and the same costs
+ * give the same lists.
  */
 #include "order.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +19,7 @@ struct placer {
     int pending;        /* first backward, among the passes placed so far, whose WEIGHT is not placed */
     int waiting;        /* backwards without WEIGHT */
     int open, capacity; /* slots in use; of the device */
+    int weight_slots;   /* of the device */
     double clock_s;
     struct pass_list placed;
 };
@@ -67,6 +70,13 @@ static void run_pass(const struct weights *weights, struct placer *placer, const
     placer->open += !backward && !play->schedule->forward_only[pass->chunk];
 }
 
+/* Does a pass need a slot that a WEIGHT has to free? */
+static bool lacks_slot(const struct weights *weights, const struct placer *placer, const struct pass *pass)
+{
+    if (pass->kind == HAPT_INSTRUCTION_BACKWARD) return placer->waiting >= placer->weight_slots;
+    return !weights->play.schedule->forward_only[pass->chunk] && placer->open >= placer->capacity;
+}
+
 static bool advance(struct weights *weights, int submesh)
 {
     struct placer *placer = &weights->placer[submesh];
@@ -74,11 +84,10 @@ static bool advance(struct weights *weights, int submesh)
     const int from = placer->at;
     for (; placer->at < list->count; placer->at++) {
         const struct pass *pass = &list->pass[placer->at];
-        const bool takes = pass->kind == HAPT_INSTRUCTION_FORWARD && !weights->play.schedule->forward_only[pass->chunk];
         double start_s = placer->clock_s;
         if (!find_start(weights, pass, &start_s)) break;
-        while (placer->waiting > 0 && ((takes && placer->open >= placer->capacity) ||
-                                       start_s - placer->clock_s > 0.5 * pending_s(weights, placer))) {
+        while (placer->waiting > 0 &&
+               (lacks_slot(weights, placer, pass) || start_s - placer->clock_s > 0.5 * pending_s(weights, placer))) {
             run_weight(weights, placer);
             start_s = placer->clock_s;
             find_start(weights, pass, &start_s);
@@ -123,9 +132,10 @@ static int least_slots(const struct hapt_schedule *schedule, const struct pass_l
     return most;
 }
 
-enum hapt_status place_weights(const struct hapt_schedule *schedule, const struct hapt_costs *costs, const int *pool,
+enum hapt_status place_weights(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
                                struct pass_list *list)
 {
+    const int *const pool = schedule->options.pool, *const weight_slots = schedule->options.weight_slots;
     struct weights weights = {.play = {.schedule = schedule,
                                        .costs = costs,
                                        .slots = costs->blocking ? 0 : costs->transfer_slots,
@@ -146,6 +156,7 @@ enum hapt_status place_weights(const struct hapt_schedule *schedule, const struc
             const int least = least_slots(schedule, &list[s]);
             const int most = pool ? trained_slots(schedule, (int)s, pool[s]) : least;
             weights.placer[s].capacity = most > least ? most : least;
+            weights.placer[s].weight_slots = weight_slots && weight_slots[s] > 0 ? weight_slots[s] : INT_MAX;
         }
         if (block) break;
         block = calloc(1, used);

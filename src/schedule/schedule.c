@@ -273,7 +273,7 @@ static enum hapt_status build_lists(struct hapt_schedule *schedule, const int *w
         HAPT_NEW(order[s].pass, arena, chunks * schedule->microbatches * (schedule->split ? 3 : 2));
     }
     HAPT_TRY(order_chunks(schedule, warmup, order, arena));
-    if (schedule->split) HAPT_TRY(place_weights(schedule, options->costs, options->pool, order));
+    if (schedule->split) HAPT_TRY(place_weights(schedule, options->costs, order));
     return make_lists(schedule, order, options->tied && schedule->chunk_count > 1, arena);
 }
 
@@ -283,8 +283,8 @@ static enum hapt_status keep_options(struct hapt_schedule *schedule, const struc
 {
     struct hapt_schedule_options *kept = &schedule->options;
     const int submeshes = schedule->submesh_count;
-    int *copy[2];
-    const int *const from[2] = {options->ahead, options->pool};
+    int *copy[3];
+    const int *const from[3] = {options->ahead, options->pool, options->weight_slots};
     *kept = *options;
     kept->submesh_of = schedule->submesh_of;
     kept->forward_only = schedule->forward_only;
@@ -296,7 +296,7 @@ static enum hapt_status keep_options(struct hapt_schedule *schedule, const struc
         memcpy(relay, options->relay, (size_t)kept->relay_count * sizeof *relay);
         kept->relay = relay;
     }
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 3; k++) {
         copy[k] = NULL;
         if (!from[k]) continue;
         HAPT_NEW(copy[k], arena, submeshes);
@@ -304,6 +304,7 @@ static enum hapt_status keep_options(struct hapt_schedule *schedule, const struc
     }
     kept->ahead = copy[0];
     kept->pool = copy[1];
+    kept->weight_slots = copy[2];
     return HAPT_OK;
 }
 

@@ -5,12 +5,15 @@ struct maker {
     const struct hapt_schedule *schedule;
     int submesh;
     struct hapt_instruction_list *list;
-    int *forwards;   /* [chunk_count] forward passes so far */
-    int *freed;      /* [chunk_count] forward-only: microbatches whose slots are free */
-    int *slot;       /* [chunk_count][microbatches] */
-    int *ring;       /* [slots] free slots, in the order in which they became free */
-    int taken, open; /* slots taken so far; in use */
-    int returned;    /* slots made free so far, without those free at first */
+    int *forwards;    /* [chunk_count] forward passes so far */
+    int *freed;       /* [chunk_count] forward-only: microbatches whose slots are free */
+    int *slot;        /* [chunk_count][microbatches] */
+    int *ring;        /* [slots] free slots, in the order in which they became free */
+    int taken, open;  /* slots taken so far; in use */
+    int returned;     /* slots made free so far, without those free at first */
+    int *weight_ring; /* [weight_slots] the same for weight slots */
+    int weights_taken, weights_returned;
+    int *weight_slot; /* [chunk_count][microbatches] */
 };
 
 static int *slot_of(const struct maker *maker, int chunk, int microbatch)
@@ -60,9 +63,12 @@ static void count_slots(struct maker *maker, const struct pass_list *order)
 {
     const struct hapt_schedule *schedule = maker->schedule;
     const enum hapt_instruction_kind closes = schedule->split ? HAPT_INSTRUCTION_WEIGHT : HAPT_INSTRUCTION_BACKWARD;
-    int most = 1;
+    int most = 1, waiting = 0;
+    maker->list->weight_slots = 0;
     for (int i = 0; i < order->count; i++) {
         const struct pass *pass = &order->pass[i];
+        waiting += pass->kind == HAPT_INSTRUCTION_BACKWARD ? 1 : pass->kind == HAPT_INSTRUCTION_WEIGHT ? -1 : 0;
+        if (schedule->split && waiting > maker->list->weight_slots) maker->list->weight_slots = waiting;
         if (pass->kind == HAPT_INSTRUCTION_FORWARD) {
             free_forward_only(maker, pass->chunk);
             take_slot(maker, pass->chunk, pass->microbatch);
@@ -81,6 +87,20 @@ static void append(struct hapt_instruction_list *list, enum hapt_instruction_kin
         (struct hapt_instruction){.kind = kind, .step = 0, .chunk = chunk, .microbatch = microbatch, .slot = slot};
 }
 
+/* Gives a split backward pass the weight slot that is free for longest, until its WEIGHT. */
+static void hold_weight_slot(struct maker *maker, const struct pass *pass)
+{
+    const int slots = maker->list->weight_slots;
+    int *slot =
+        &maker->weight_slot[(size_t)pass->chunk * (size_t)maker->schedule->microbatches + (size_t)pass->microbatch];
+    if (!maker->schedule->split || pass->kind == HAPT_INSTRUCTION_FORWARD) return;
+    if (pass->kind == HAPT_INSTRUCTION_BACKWARD)
+        *slot = maker->weight_ring[maker->weights_taken++ % slots];
+    else
+        maker->weight_ring[maker->weights_returned++ % slots] = *slot;
+    maker->list->instruction[maker->list->count - 1].weight_slot = *slot;
+}
+
 static void append_pass(struct maker *maker, const struct pass *pass)
 {
     const struct hapt_schedule *schedule = maker->schedule;
@@ -93,6 +113,7 @@ static void append_pass(struct maker *maker, const struct pass *pass)
     const int slot = *slot_of(maker, c, m);
     if (pass->kind == HAPT_INSTRUCTION_WEIGHT) {
         append(maker->list, pass->kind, c, m, slot);
+        hold_weight_slot(maker, pass);
         free_slot(maker, c, m);
         return;
     }
@@ -100,6 +121,7 @@ static void append_pass(struct maker *maker, const struct pass *pass)
         append(maker->list, direction ? HAPT_INSTRUCTION_RECEIVE_BACKWARD : HAPT_INSTRUCTION_RECEIVE_FORWARD, c, m,
                slot);
     append(maker->list, pass->kind, c, m, slot);
+    hold_weight_slot(maker, pass);
     if (hapt_schedule_sends(schedule, c, direction))
         append(maker->list, direction ? HAPT_INSTRUCTION_SEND_BACKWARD : HAPT_INSTRUCTION_SEND_FORWARD, c, m, slot);
     if (direction && !schedule->split) free_slot(maker, c, m);
@@ -133,6 +155,10 @@ static enum hapt_status make_list(struct maker *maker, const struct pass_list *o
     count_slots(maker, order);
     HAPT_NEW(maker->ring, arena, list->slots);
     for (int slot = 0; slot < list->slots; slot++) maker->ring[slot] = slot;
+    HAPT_NEW(maker->weight_ring, arena, list->weight_slots);
+    for (int slot = 0; slot < list->weight_slots; slot++) maker->weight_ring[slot] = slot;
+    maker->weights_taken = 0;
+    maker->weights_returned = list->weight_slots;
     maker->returned = list->slots; /* the slots that are free at first were "returned" in their order */
     maker->taken = maker->open = 0;
     for (int c = 0; c < chunks; c++) maker->forwards[c] = maker->freed[c] = 0;
@@ -152,6 +178,7 @@ enum hapt_status make_lists(struct hapt_schedule *schedule, const struct pass_li
     const size_t chunks = (size_t)schedule->chunk_count;
     HAPT_NEW(maker.forwards, arena, 2 * chunks);
     HAPT_NEW(maker.slot, arena, chunks * (size_t)schedule->microbatches);
+    HAPT_NEW(maker.weight_slot, arena, schedule->split ? chunks * (size_t)schedule->microbatches : 0);
     maker.freed = maker.forwards + chunks;
     for (int s = 0; s < schedule->submesh_count; s++) {
         maker.submesh = s;

@@ -34,8 +34,7 @@ static enum hapt_status explain_memory(const struct hapt_profile *profile, struc
     for (int i = plan->stage_count - 1; i >= 0; i--) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         for (int k = 0; k < stage->submesh->part_count; k++) {
-            const double bytes =
-                stage->part_parameter_bytes[k] + hapt_plan_stage_slots(stage) * stage->part_activation_bytes[k];
+            const double bytes = hapt_plan_stage_bytes(stage, k);
             const double room = stage->submesh->device_memory_bytes[k];
             if (at && (isinf(worst) || bytes <= worst * room)) continue;
             worst = room > 0 ? bytes / room : INFINITY;

@@ -236,7 +236,8 @@ static enum hapt_status build_engines(struct worker *worker, const struct hapt_c
                                                    .device = worker->device,
                                                    .threads = worker->threads,
                                                    .state_count = state_count,
-                                                   .slots = worker->list->slots};
+                                                   .slots = worker->list->slots,
+                                                   .weight_slots = worker->list->weight_slots};
     const struct hapt_program **program;
     struct hapt_engine **engine;
     HAPT_NEW(options, worker->arena, worker->stage_count);

@@ -201,7 +201,8 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
     worker->runtime->begin_pass(stage, backward_s(stage) - weight_s(stage));
     hapt_team_stretch_begin(&stage->team);
     HAPT_TRY(hand_over(stage, true, microbatch, transfer));
-    HAPT_TRY(hapt_engine_backward(stage->engine, instruction->slot, transfer, transfer));
+    HAPT_TRY(
+        hapt_engine_backward_split(stage->engine, instruction->slot, instruction->weight_slot, transfer, transfer));
     hapt_team_stretch_end(&stage->team);
     free_received(stage, &stage->backward_in);
     if (!is_sent(stage, true)) send(stage, &stage->backward_out, transfer);
@@ -214,7 +215,7 @@ static enum hapt_status weight(struct stage *stage, const struct hapt_instructio
     struct worker *worker = stage->worker;
     worker->runtime->begin_pass(stage, weight_s(stage));
     hapt_team_stretch_begin(&stage->team);
-    HAPT_TRY(hapt_engine_weight(stage->engine, instruction->slot));
+    HAPT_TRY(hapt_engine_weight(stage->engine, instruction->slot, instruction->weight_slot));
     hapt_team_stretch_end(&stage->team);
     return HAPT_OK;
 }

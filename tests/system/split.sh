@@ -33,7 +33,7 @@ check "the file simulates as planned" [ "$(number "$scratch/out" simulated_s)" =
 passes 1 simulate --plan "$scratch/yes.h5" --profile "$scratch/p.h5" --split-backward no --json
 check "and as before without the split" less "$(number "$scratch/yes" simulated_s)" "$(number "$scratch/out" simulated_s)"
 passes 1 plan --profile "$scratch/p.h5" --microbatches 8 --split-backward yes
-grep -q 'split backward' "$scratch/out" && grep -q 'microbatches held' "$scratch/out" || fail "text: $(cat "$scratch/out")"
+grep -q 'split backward' "$scratch/out" && grep -q 'microbatches that may wait' "$scratch/out" || fail "text: $(cat "$scratch/out")"
 
 # ---- refusals ----
 refuses 2 'split-backward' 1 plan --profile "$scratch/p.h5" --strategy megatron --split-backward yes
@@ -46,7 +46,7 @@ cp "$scratch/p.h5" "$scratch/old.h5"
 import sys, h5py
 with h5py.File(sys.argv[1], "r+") as f:
     for c in ("cluster_0", "cluster_1"):
-        for table in ("weight_time", "split_parameter_bytes", "split_activation_bytes"):
+        for table in ("weight_time", "split_parameter_bytes", "weight_slot_bytes"):
             del f[c][table]
 P
 refuses 3 'no weight_time' 1 plan --profile "$scratch/old.h5" --microbatches 8 --split-backward yes
@@ -58,7 +58,7 @@ cp "$scratch/p.h5" "$scratch/tight.h5"
 import sys, h5py
 with h5py.File(sys.argv[1], "r+") as f:
     for c in ("cluster_0", "cluster_1"):
-        f[c]["split_activation_bytes"][...] = 41e9
+        f[c]["weight_slot_bytes"][...] = 41e9
 P
 refuses 4 '' 1 plan --profile "$scratch/tight.h5" --microbatches 8 --split-backward yes
 passes 1 plan --profile "$scratch/tight.h5" --microbatches 8 --split-backward auto --json

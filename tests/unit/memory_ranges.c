@@ -45,6 +45,7 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                 CHECK_OK(hapt_memory_ranges_of(ranges, first, end, work, &figures));
                 CHECK_MESSAGE(figures.parameter_bytes == plan->parameter_bytes &&
                                   figures.activation_bytes == plan->activation_bytes &&
+                                  figures.weight_slot_bytes == plan->weight_slot_bytes &&
                                   figures.trained_elements == plan->trained_elements &&
                                   figures.copies == (plan->copy_offset != (size_t)-1),
                               "%s, operators [%d, %d): %zu and %zu, planned %zu and %zu", what, first, end,
@@ -53,7 +54,7 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                 CHECK_MESSAGE(figures.sharded_bytes == sharded->parameter_bytes,
                               "%s, operators [%d, %d): state sharded %zu, planned %zu", what, first, end,
                               figures.sharded_bytes, sharded->parameter_bytes);
-                waiting += program->step_count[HAPT_SECTION_WEIGHT] > 0;
+                waiting += plan->weight_slot_bytes > 0;
                 compared++;
                 saved += sharded->parameter_bytes < plan->parameter_bytes;
             }

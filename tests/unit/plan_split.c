@@ -14,8 +14,7 @@ static void add_split(uint64_t *seed, struct hapt_profile *profile, struct hapt_
             const double backward_s = cluster->stage_time[cell] - cluster->stage_forward_time[cell];
             cluster->weight_time[cell] = backward_s * 0.7 * hapt_random_unit(seed);
             cluster->split_parameter_bytes[cell] = cluster->parameter_bytes[cell];
-            cluster->split_activation_bytes[cell] =
-                cluster->activation_bytes[cell] * (1 + 0.5 * hapt_random_unit(seed)) + 0.01;
+            cluster->weight_slot_bytes[cell] = cluster->activation_bytes[cell] * hapt_random_unit(seed) + 0.01;
         }
     }
     profile->mixed_count = 0;
@@ -34,13 +33,13 @@ static bool search(const struct hapt_profile *profile, int microbatches, struct 
     return status == HAPT_OK;
 }
 
-/* The simulated step of a split plan with up to `wanted` slots per stage, computed from the tables, not by the planner:
- * costs and lists are made here. */
-static double step_by_hand(const struct hapt_profile *profile, const struct hapt_plan *plan, int wanted,
+/* The simulated step of a split plan in which up to `wanted` passes of a stage may wait, with slots of their own if
+ * `more`. Computed from the tables, not by the planner: costs and lists are made here. NAN: it does not fit. */
+static double step_by_hand(const struct hapt_profile *profile, const struct hapt_plan *plan, int wanted, int more,
                            struct hapt_arena *arena)
 {
     double forward[16], backward[16], weight[16], comm[16], step[16], total_s = -1;
-    int warmup[16], pool[16];
+    int warmup[16], pool[16], waits[16];
     struct hapt_schedule *schedule = NULL;
     struct hapt_simulation *simulation = NULL;
     for (int i = 0; i < plan->stage_count; i++) {
@@ -57,10 +56,16 @@ static double step_by_hand(const struct hapt_profile *profile, const struct hapt
         backward[i] = cluster->stage_time[cell] - forward[i] - weight[i];
         comm[i] = stage->comm_s;
         step[i] = stage->step_s - stage->tied_s;
-        warmup[i] = pool[i] = stage->warmup;
-        const double room = cluster->device_memory_bytes - cluster->split_parameter_bytes[cell];
-        while (pool[i] < wanted && (pool[i] + 1) * cluster->split_activation_bytes[cell] <= room) pool[i]++;
-        if (pool[i] * cluster->split_activation_bytes[cell] > room * (1 + 1e-12)) return NAN; /* does not fit */
+        warmup[i] = stage->warmup;
+        for (waits[i] = wanted; waits[i] > 0; waits[i]--) {
+            pool[i] = more ? warmup[i] + waits[i] - 1 : warmup[i];
+            if (pool[i] > plan->microbatches) pool[i] = plan->microbatches;
+            if (cluster->split_parameter_bytes[cell] + pool[i] * cluster->activation_bytes[cell] +
+                    waits[i] * cluster->weight_slot_bytes[cell] <=
+                cluster->device_memory_bytes)
+                break;
+        }
+        if (waits[i] == 0) return NAN;
     }
     const struct hapt_costs costs = {.forward_s = forward,
                                      .backward_s = backward,
@@ -70,7 +75,7 @@ static double step_by_hand(const struct hapt_profile *profile, const struct hapt
                                      .exchange_s = plan->exchange_s,
                                      .transfer_slots = HAPT_TRANSFER_SLOTS};
     const struct hapt_schedule_options options = {
-        .tied = plan->exchange_s > 0, .split = true, .pool = pool, .costs = &costs};
+        .tied = plan->exchange_s > 0, .split = true, .pool = pool, .weight_slots = waits, .costs = &costs};
     CHECK_OK(
         hapt_schedule_build(plan->schedule, plan->stage_count, plan->microbatches, warmup, &options, arena, &schedule));
     if (schedule) CHECK_OK(hapt_schedule_check(schedule));
@@ -98,7 +103,7 @@ static void compare_once(uint64_t start_seed)
     const int B = 2 + random_below(&seed, 15);
     if (search(profile, B, &arena, &plan) && search(profile, B, &arena, &other) && plan->stage_count <= 16) {
         const double unsplit_s = plan->simulated_s;
-        double best_s = step_by_hand(profile, plan, 0, &arena);
+        double best_s = step_by_hand(profile, plan, 1, 0, &arena);
         const enum hapt_status status = hapt_plan_split_backward(profile, plan);
         bool fits;
         CHECK_MESSAGE((status == HAPT_OK) == isfinite(best_s), "seed %llu: fits %d", (unsigned long long)start_seed,
@@ -107,14 +112,14 @@ static void compare_once(uint64_t start_seed)
         CHECK_OK(hapt_plan_split_if_shorter(profile, other, &fits));
         CHECK(fits == (status == HAPT_OK));
         if (status == HAPT_OK) {
-            for (int wanted = plan->stage[0].warmup; wanted < B; wanted *= 2)
-                best_s = fmin(best_s, step_by_hand(profile, plan, wanted, &arena));
-            best_s = fmin(best_s, step_by_hand(profile, plan, B, &arena));
+            for (int level = 2; level / 2 < B; level *= 2)
+                for (int more = 0; more < 2; more++)
+                    best_s = fmin(best_s, step_by_hand(profile, plan, level < B ? level : B, more, &arena));
             CHECK_MESSAGE(fabs(plan->simulated_s - best_s) <= 1e-9 * best_s, "seed %llu: %.12g s, by hand %.12g s",
                           (unsigned long long)start_seed, plan->simulated_s, best_s);
             CHECK_OK(hapt_plan_check(plan));
             CHECK(plan->bound_s == 0 && plan->split);
-            for (int i = 0; i < plan->stage_count; i++) more_slots += plan->stage[i].slots > plan->stage[i].warmup;
+            for (int i = 0; i < plan->stage_count; i++) more_slots += plan->stage[i].weight_slots > 1;
             shorter += plan->simulated_s < unsplit_s;
             longer += plan->simulated_s > unsplit_s;
             split_count++;
@@ -131,7 +136,7 @@ static void compare_once(uint64_t start_seed)
             for (int i = 0; again && i < again->stage_count; i++) {
                 CHECK(other->stage[i].memory_bytes == again->stage[i].memory_bytes);
                 CHECK(other->stage[i].part_activation_bytes[0] == again->stage[i].part_activation_bytes[0]);
-                CHECK(other->stage[i].slots == 0);
+                CHECK(other->stage[i].slots == 0 && other->stage[i].weight_slots == 0);
             }
         }
     }
@@ -186,7 +191,7 @@ static void files(void)
         for (int c = 0; read && c < profile->cluster_count; c++) {
             const size_t cells = hapt_profile_index(profile, profile->cluster[c].submesh_count, 0, 0);
             CHECK(read->cluster[c].weight_time &&
-                  !memcmp(read->cluster[c].split_activation_bytes, profile->cluster[c].split_activation_bytes,
+                  !memcmp(read->cluster[c].weight_slot_bytes, profile->cluster[c].weight_slot_bytes,
                           cells * sizeof(double)));
         }
         unlink(path);
@@ -202,6 +207,7 @@ static void files(void)
         for (int i = 0; i < plan->stage_count; i++)
             CHECK(loaded->stage[i].weight_s == plan->stage[i].weight_s &&
                   loaded->stage[i].slots == plan->stage[i].slots &&
+                  loaded->stage[i].weight_slots == plan->stage[i].weight_slots &&
                   loaded->stage[i].memory_bytes == plan->stage[i].memory_bytes);
         struct hapt_simulation *simulation = NULL;
         CHECK_OK(hapt_plan_simulate(loaded, &arena, &simulation));

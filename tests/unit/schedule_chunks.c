@@ -92,11 +92,20 @@ static void forward(struct made *made, int chunk)
     made->forwards[chunk]++;
 }
 
+/* Each pass that waits has a weight slot of its own. */
+static void set_weight_slot(struct made *made, int chunk, int microbatch)
+{
+    struct hapt_instruction_list *list = &made->list[made->submesh_of[chunk]];
+    list->weight_slots = made->schedule.chunk_count * made->schedule.microbatches;
+    list->instruction[list->count - 1].weight_slot = chunk * made->schedule.microbatches + microbatch;
+}
+
 static void backward(struct made *made, int chunk)
 {
     const int microbatch = made->backwards[chunk]++;
     if (has_edge(made, chunk, true, true, false)) append(made, HAPT_INSTRUCTION_RECEIVE_BACKWARD, chunk, microbatch);
     append(made, HAPT_INSTRUCTION_BACKWARD, chunk, microbatch);
+    if (made->schedule.split) set_weight_slot(made, chunk, microbatch);
     if (has_edge(made, chunk, true, false, false)) append(made, HAPT_INSTRUCTION_SEND_BACKWARD, chunk, microbatch);
     if (!made->schedule.split) made->user[made->submesh_of[chunk]][made->slot[chunk][microbatch]] = 0;
 }
@@ -105,6 +114,7 @@ static void weight(struct made *made, int chunk)
 {
     const int microbatch = made->weights[chunk]++;
     append(made, HAPT_INSTRUCTION_WEIGHT, chunk, microbatch);
+    set_weight_slot(made, chunk, microbatch);
     made->user[made->submesh_of[chunk]][made->slot[chunk][microbatch]] = 0;
 }
 

@@ -186,8 +186,12 @@ static void engine_holds_what_waits(void)
         for (int k = 0; k < 2; k++) {
             const struct hapt_backend *cpu = hapt_backend_find("cpu");
             CHECK_OK(cpu->open(0, 1, 0, &device[k]));
-            const struct hapt_engine_options options = {
-                .backend = cpu, .device = device[k], .threads = 1, .state_count = 2, .slots = MICROBATCHES};
+            const struct hapt_engine_options options = {.backend = cpu,
+                                                        .device = device[k],
+                                                        .threads = 1,
+                                                        .state_count = 2,
+                                                        .slots = MICROBATCHES,
+                                                        .weight_slots = MICROBATCHES};
             CHECK_OK(hapt_engine_create(program[k], &options, &engine[k]));
             CHECK(cpu->memory_peak(device[k]) == hapt_engine_memory(engine[k])->total_bytes);
             CHECK_OK(hapt_engine_begin_step(engine[k]));
@@ -209,8 +213,9 @@ static void engine_holds_what_waits(void)
                 }
             }
             for (int m = 0; m < MICROBATCHES; m++) CHECK_OK(hapt_engine_forward(engine[k], m, -1));
-            for (int m = 0; m < MICROBATCHES; m++) CHECK_OK(hapt_engine_backward(engine[k], m, -1, -1));
-            for (int m = 0; m < MICROBATCHES; m++) CHECK_OK(hapt_engine_weight(engine[k], m));
+            for (int m = 0; m < MICROBATCHES; m++)
+                CHECK_OK(hapt_engine_backward_split(engine[k], m, k ? m : 0, -1, -1));
+            for (int m = 0; m < MICROBATCHES; m++) CHECK_OK(hapt_engine_weight(engine[k], m, k ? m : 0));
         }
         int gradients = 0;
         for (int t = 0; t < graph->tensor_count; t++) {
