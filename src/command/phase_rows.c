@@ -122,15 +122,20 @@ static enum hapt_status prepare_all(struct rows *rows, const struct hapt_plannin
     return HAPT_OK;
 }
 
+static enum hapt_status decide_microbatches(const struct rows *rows, int k)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%d", rows->one[k].microbatches);
+    return hapt_env_agree(rows->env->world, hapt_config_decide(rows->config, "microbatches", text));
+}
+
 /* Plans each case by itself. */
 static enum hapt_status plan_each(struct rows *rows, int *chosen)
 {
     double best_s = INFINITY;
     for (int k = 0; k < rows->count; k++) {
         struct rows_case *one = &rows->one[k];
-        char text[32];
-        snprintf(text, sizeof text, "%d", one->microbatches);
-        HAPT_TRY(hapt_env_agree(rows->env->world, hapt_config_decide(rows->config, "microbatches", text)));
+        HAPT_TRY(decide_microbatches(rows, k));
         const enum hapt_status status = hapt_phase_plan_quietly(rows->env, rows->config, one->planning.profile,
                                                                 one->planning.layers, rows->arena, &one->planning.plan);
         const bool lacks = status == HAPT_ERR_INFEASIBLE || status == HAPT_ERR_INPUT; /* INPUT: given stages */
@@ -159,6 +164,7 @@ static enum hapt_status plan_together(struct rows *rows, int *chosen)
     HAPT_TRY(status);
     struct hapt_planning *best = &rows->one[*chosen].planning;
     best->plan = plan;
+    HAPT_TRY(decide_microbatches(rows, *chosen));
     return hapt_phase_plan_complete(rows->env, rows->config, best->profile, best->layers, rows->arena, &best->plan);
 }
 
@@ -178,7 +184,6 @@ enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *
 {
     struct rows *rows = hapt_arena_alloc(arena, 1, sizeof *rows);
     int chosen = -1;
-    char text[32];
     HAPT_TRY(hapt_env_agree(env->world, rows ? HAPT_OK : HAPT_ERR_MEMORY));
     *rows = (struct rows){
         .env = env, .config = config, .arena = arena, .global_batch = hapt_config_int(config, "global-batch")};
@@ -192,8 +197,7 @@ enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *
     }
     *planning = rows->one[chosen].planning;
     planning->plan->rows = rows->one[chosen].rows;
-    snprintf(text, sizeof text, "%d", planning->plan->microbatches);
-    HAPT_TRY(hapt_env_agree(env->world, hapt_config_decide(config, "microbatches", text)));
+    HAPT_TRY(decide_microbatches(rows, chosen));
     say_rows(rows, chosen);
     return HAPT_OK;
 }

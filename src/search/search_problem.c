@@ -85,12 +85,12 @@ static int index_range(struct search_problem *problem, const struct thinning *th
         const int launches =
             fitting_launches(cluster->parameter_bytes[cell], cluster->activation_bytes[cell], memory_bytes, problem->B);
         if (launches < (gpipe ? problem->B : 1)) continue;
-        const struct search_candidate one = {.time_s =
-                                                 stage_time(problem, cluster->stage_time, cluster->step_time, cell, first),
-                                             .end = end,
-                                             .submesh = s,
-                                             .devices = cluster->submesh[s].n * cluster->submesh[s].m,
-                                             .launches = gpipe ? 1 : launches};
+        const struct search_candidate one = {
+            .time_s = stage_time(problem, cluster->stage_time, cluster->step_time, cell, first),
+            .end = end,
+            .submesh = s,
+            .devices = cluster->submesh[s].n * cluster->submesh[s].m,
+            .launches = gpipe ? 1 : launches};
         count = add(thinning, list, count, &one, &problem->thinned);
     }
     return count;

@@ -148,9 +148,9 @@ static enum hapt_status find_seeds(struct step_search *search)
     return HAPT_OK;
 }
 
-/* Stage i gets its first microbatch, and gives back its last gradient, through the stages in front. So it may take longer
- * than the last stage by a B-th of the difference between the sums of w + 2 c in front of both. spare_s [L]: this time
- * by the layer where a stage starts, as in the best candidate. */
+/* Stage i gets its first microbatch, and gives back its last gradient, through the stages in front. So it may take
+ * longer than the last stage by a B-th of the difference between the sums of w + 2 c in front of both. spare_s [L]:
+ * this time by the layer where a stage starts, as in the best candidate. */
 static enum hapt_status find_spare(struct step_search *search, double *spare_s)
 {
     const struct step_candidate *best = &search->best;

@@ -4,8 +4,8 @@
  * Launch counts. Under H-1F1B a boundary adds 1, 2 or 3 launches, by two thresholds on c_i: epsilon t_max and t_max / 2
  * (HAPT (2)). Between two distinct c_i a threshold changes nothing. So a few values of epsilon and t_max give all
  * launch counts of this family; they include those of 1F1B and eager 1F1B. Behind a slow link, fewer launches give an
- * earlier first backward pass: a stage computes its N_i forward passes first, and waits for their messages. So counts by
- * need are tried as well: the time until a microbatch's gradient can be back, in units of the longest w_i or c_i.
+ * earlier first backward pass: a stage computes its N_i forward passes first, and waits for their messages. So counts
+ * by need are tried as well: the time until a microbatch's gradient can be back, in units of the longest w_i or c_i.
  */
 #include "step.h"
 
@@ -348,9 +348,8 @@ enum hapt_status step_price_launches(struct step_search *search, double limit_s,
         }
     }
     static const double factors[] = {0.95, 1, 1.1, 1.25, 1.5};
-    for (int k = 0; k < 10 && options->any_threshold &&
-                    (options->any_schedule || options->schedule == HAPT_SCHEDULE_H1F1B);
-         k++)
+    for (int k = 0;
+         k < 10 && options->any_threshold && (options->any_schedule || options->schedule == HAPT_SCHEDULE_H1F1B); k++)
         HAPT_TRY(try_needs(search, plan, least_pass_s(plan), factors[k / 2], k % 2, &tried, candidate));
     for (int kind = 0; kind <= HAPT_SCHEDULE_H1F1B; kind++)
         if (kind != HAPT_SCHEDULE_H1F1B &&

@@ -1,7 +1,7 @@
 /*
  * Other rows of submeshes around good candidates: a stage split in two, two stages joined, or their devices shared out
- * anew. Each row is tried once. It starts from its best boundaries by the formula (hapt/recut.h), with and without spare
- * time for early stages. The ranks share the rows. The best rows are refined, and may become bases themselves.
+ * anew. Each row is tried once. It starts from its best boundaries by the formula (hapt/recut.h), with and without
+ * spare time for early stages. The ranks share the rows. The best rows are refined, and may become bases themselves.
  */
 #include "step.h"
 
@@ -31,8 +31,8 @@ struct rows {
     int base_count;
     struct step_candidate bases[MOST_BASES];
     bool is_done[MOST_BASES]; /* the rows around it were tried */
-    int64_t tried;                    /* rows on all ranks */
-    uint64_t *hash;                   /* [tried] of the rows */
+    int64_t tried;            /* rows on all ranks */
+    uint64_t *hash;           /* [tried] of the rows */
     int64_t room;
     struct hapt_search_options options;
     int count;                    /* of the row that is tried */
@@ -268,7 +268,8 @@ static int next_base(const struct rows *rows)
 {
     const struct step_search *search = rows->search;
     int next = -1;
-    if (search->work >= search->most_work || hapt_at_most(search->best.step_s, (1 + search->options.gap) * search->bound_s))
+    if (search->work >= search->most_work ||
+        hapt_at_most(search->best.step_s, (1 + search->options.gap) * search->bound_s))
         return -1;
     for (int k = 0; k < rows->base_count; k++)
         if (!rows->is_done[k] && (next < 0 || rows->bases[k].step_s < rows->bases[next].step_s)) next = k;

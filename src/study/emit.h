@@ -53,7 +53,8 @@ struct emit_functions {
     void (*receive)(struct emit_trace *trace, const struct emit_channel *channel, int at); /* waits for it */
     void (*send)(struct emit_trace *trace, const struct emit_channel *channel, int at);
     void (*sent)(struct emit_trace *trace, const struct emit_channel *channel, int at); /* waits for the send */
-    /* Optional: the receive that is posted next takes the slot from which that message is sent. NULL: it does not wait. */
+    /* Optional: the receive that is posted next takes the slot from which that message is sent. NULL: it does not wait.
+     */
     void (*passes_on)(struct emit_trace *trace, const struct emit_channel *channel, int at);
     void (*end)(struct emit_trace *trace);
     const struct emit_file *file; /* the last has no name */

@@ -236,7 +236,8 @@ static void optimum_over_rows(void)
             const enum hapt_status status =
                 hapt_plan_search_batchings(MPI_COMM_SELF, batching, ROWS, &options, &arena, &plan, &chosen);
             hapt_fail_reset();
-            CHECK_MESSAGE((status == HAPT_OK) == isfinite(least_s), "seed %d: %s", (int)start, hapt_status_name(status));
+            CHECK_MESSAGE((status == HAPT_OK) == isfinite(least_s), "seed %d: %s", (int)start,
+                          hapt_status_name(status));
             if (status != HAPT_OK || !isfinite(least_s)) continue;
             found_s[way] = plan->simulated_s;
             CHECK_OK(hapt_plan_check(plan));
@@ -253,7 +254,8 @@ static void optimum_over_rows(void)
         }
         hapt_arena_release(&arena);
     }
-    printf("  %d instances of %d numbers of rows: the optimum by refinement alone in %.1f %%; in %d the first rows are not "
+    printf("  %d instances of %d numbers of rows: the optimum by refinement alone in %.1f %%; in %d the first rows are "
+           "not "
            "the best\n",
            compared, (int)ROWS, 100.0 * optimal / compared, chosen_not_first);
     CHECK(optimal >= 0.88 * compared && chosen_not_first >= compared / 10);

@@ -593,8 +593,8 @@ static void built_lists(void)
                   "%d with several chunks, %d looped, %d split, %d deadlock", several, looped, split, deadlocks);
 }
 
-/* Messages between the ends of a long pipeline, over one link with those to the next stage: launch counts may ask for more
- * of them on their way than there are transfer slots. The lists end all the same. */
+/* Messages between the ends of a long pipeline, over one link with those to the next stage: launch counts may ask for
+ * more of them on their way than there are transfer slots. The lists end all the same. */
 static void far_messages_end(void)
 {
     enum { CHUNKS = 12 };
