@@ -61,6 +61,7 @@ struct hapt_plan_stage {
 struct hapt_plan_edge {
     struct hapt_schedule_edge edge; /* link: 0 inside a subcluster, else the same number for messages that share it */
     double time_s, bytes;
+    double share; /* of the link's bandwidth: other submeshes may send over it in the same direction; 1: none does */
 };
 
 struct hapt_plan_search_figures {
@@ -178,6 +179,8 @@ enum hapt_status hapt_plan_find_edges(const struct hapt_profile *profile, struct
 /* Gives the plan's edges to a schedule; those of neighbours are the default. */
 enum hapt_status hapt_plan_add_edges(const struct hapt_plan *plan, struct hapt_arena *arena,
                                      struct hapt_schedule_options *options);
+/* The share of the link's bandwidth for messages from one stage to another. */
+double hapt_plan_link_share(const struct hapt_plan *plan, int from, int to);
 /* True if a schedule has the plan's edges. */
 bool hapt_plan_has_edges(const struct hapt_plan *plan, const struct hapt_schedule *schedule);
 enum hapt_status hapt_plan_check_edges(const struct hapt_plan *plan);

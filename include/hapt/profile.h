@@ -226,8 +226,8 @@ enum hapt_status hapt_crossings_find(const struct hapt_graph *graph, const struc
 enum hapt_status hapt_crossings_coarsen(const struct hapt_crossings *fine, const int *coarse_layer,
                                         struct hapt_arena *arena, const struct hapt_crossings **coarse);
 /* Lower bounds of what crosses the boundary behind each layer, wherever other stages begin [layer_count]. next: from
- * the stage in front of it to the next one, and back, the smaller of the two. all: from one of them to all stages
- * beyond the boundary, the larger of activations and gradients. */
+ * the stage in front of it to the next one, and back, the smaller of the two. all: activations from the stage in front
+ * of it to all stages beyond the boundary. */
 enum hapt_status hapt_crossings_least_bytes(const struct hapt_crossings *crossings, int layer_count,
                                             struct hapt_arena *arena, double **next, double **all);
 enum hapt_status hapt_crossings_check(const struct hapt_crossings *crossings, int layer_count);

@@ -3,8 +3,8 @@
  * links, and which messages are passed on.
  *
  * A plan has edges of its own only if they differ from those between neighbours: if a tensor goes past the next stage,
- * or if two messages of a submesh to different submeshes share a link. Neighbours always have an edge, also one without
- * bytes, so that the stages depend on each other in order.
+ * or if messages between different submeshes share a link. Neighbours always have an edge, also one without bytes, so
+ * that the stages depend on each other in order.
  */
 #include "hapt/plan.h"
 
@@ -126,25 +126,13 @@ static enum hapt_status sum_crossings(const struct hapt_crossings *crossings, st
     return HAPT_OK;
 }
 
-/* An edge that takes `time_s`, or the time of its bytes if that is negative. */
-static struct hapt_plan_edge make_edge(const struct hapt_profile *profile, const struct hapt_plan *plan, int from,
-                                       int to, double bytes, double time_s)
+/* The bytes of a message between neighbours without sums. */
+static double boundary_bytes(const struct hapt_profile *profile, const struct hapt_plan *plan, int from, int to)
 {
-    int link[2];
-    const double transfer_s = hapt_profile_transfer_s(profile, bytes, hapt_plan_stage_subclusters(&plan->stage[from]),
-                                                      hapt_plan_stage_subclusters(&plan->stage[to]), link);
-    return (struct hapt_plan_edge){
-        .edge = {.from = from,
-                 .to = to,
-                 .backward = to < from,
-                 .link = link[0] == link[1] ? 0 : 1 + link[0] * profile->cluster_count + link[1]},
-        .time_s = time_s >= 0 ? time_s
-                  : bytes > 0 ? transfer_s
-                              : 0,
-        .bytes = bytes};
+    return profile->boundary_bytes[plan->stage[from < to ? from : to].end_layer - 1];
 }
 
-/* Lists the edges in the order of hapt_schedule_edges. Without sums: those of neighbours, with the plan's c_i. */
+/* Lists the edges in the order of hapt_schedule_edges. Without sums: those of neighbours. */
 static enum hapt_status list_edges(const struct hapt_profile *profile, const struct sums *sums, struct hapt_plan *plan)
 {
     const int S = plan->stage_count;
@@ -155,15 +143,13 @@ static enum hapt_status list_edges(const struct hapt_profile *profile, const str
             for (int from = 0; from < S; from++)
                 for (int to = d ? 0 : from + 1; to < (d ? from : S); to++) {
                     const bool neighbours = to == from + 1 || from == to + 1;
-                    const double bytes = sums->bytes[d] ? sums->bytes[d][from * S + to] : 0;
+                    const double bytes = sums->bytes[d] ? sums->bytes[d][from * S + to]
+                                         : neighbours   ? boundary_bytes(profile, plan, from, to)
+                                                        : 0;
                     if (!neighbours && bytes == 0) continue;
-                    const int low = from < to ? from : to;
-                    if (pass == 1 && !sums->bytes[d])
+                    if (pass == 1)
                         plan->edge[count] =
-                            make_edge(profile, plan, from, to, profile->boundary_bytes[plan->stage[low].end_layer - 1],
-                                      plan->stage[low].comm_s);
-                    else if (pass == 1)
-                        plan->edge[count] = make_edge(profile, plan, from, to, bytes, -1);
+                            (struct hapt_plan_edge){.edge = {from, to, d, 0}, .bytes = bytes, .share = 1};
                     count++;
                 }
         if (pass == 0) HAPT_NEW(plan->edge, plan->arena, count);
@@ -174,21 +160,65 @@ static enum hapt_status list_edges(const struct hapt_profile *profile, const str
     return HAPT_OK;
 }
 
-/* Do two messages between neighbours leave one submesh for different ones over the same link? */
+static double transfer_s(const struct hapt_profile *profile, const struct hapt_plan *plan,
+                         const struct hapt_plan_edge *at, double bytes, int link[2])
+{
+    return hapt_profile_transfer_s(profile, bytes, hapt_plan_stage_subclusters(&plan->stage[at->edge.from]),
+                                   hapt_plan_stage_subclusters(&plan->stage[at->edge.to]), link);
+}
+
+/* Finds links and times. Submeshes that send over one link in the same direction share its bandwidth, each by its
+ * bytes, so that all need the same time for a microbatch. */
+static void price_edges(const struct hapt_profile *profile, struct hapt_plan *plan)
+{
+    int link[2];
+    for (int e = 0; e < plan->edge_count; e++) {
+        struct hapt_plan_edge *at = &plan->edge[e];
+        transfer_s(profile, plan, at, at->bytes, link);
+        at->edge.link = link[0] == link[1] ? 0 : 1 + link[0] * profile->cluster_count + link[1];
+    }
+    for (int e = 0; e < plan->edge_count; e++) {
+        struct hapt_plan_edge *at = &plan->edge[e];
+        double all = 0, own = 0;
+        for (int k = 0; k < plan->edge_count && at->edge.link > 0; k++) {
+            const struct hapt_plan_edge *other = &plan->edge[k];
+            if (other->edge.link != at->edge.link) continue;
+            all += other->bytes;
+            if (plan->stage[other->edge.from].submesh == plan->stage[at->edge.from].submesh) own += other->bytes;
+        }
+        if (own > 0) at->share = own / all;
+        at->time_s = at->bytes > 0 ? transfer_s(profile, plan, at, at->bytes / at->share, link) : 0;
+    }
+}
+
+/* Do two messages between neighbours go over one link in the same direction, but not between the same submeshes? */
 static bool neighbours_share_a_link(const struct hapt_plan *plan)
 {
-    for (int a = 0; a < plan->stage_count; a++)
-        for (int b = a; b < plan->stage_count; b++) {
-            if (plan->stage[a].submesh != plan->stage[b].submesh || home_of(plan, a) < 0) continue;
-            for (int k = 0; k < 4; k++) {
-                const int x = a + (k & 1 ? 1 : -1), y = b + (k & 2 ? 1 : -1);
-                if (x < 0 || y < 0 || x >= plan->stage_count || y >= plan->stage_count) continue;
-                if (plan->stage[x].submesh != plan->stage[y].submesh && home_of(plan, x) >= 0 &&
-                    home_of(plan, x) == home_of(plan, y) && home_of(plan, x) != home_of(plan, a))
-                    return true;
-            }
+    const int messages = 2 * (plan->stage_count - 1);
+    for (int k = 0; k < messages; k++)
+        for (int other = 0; other < k; other++) {
+            const int from[2] = {(k + 1) / 2, (other + 1) / 2}; /* 0 to 1, 1 to 0, 1 to 2, 2 to 1 ... */
+            const int to[2] = {k / 2 + (k % 2 == 0), other / 2 + (other % 2 == 0)};
+            const int there[2] = {home_of(plan, from[0]), home_of(plan, to[0])};
+            if (there[0] < 0 || there[1] < 0 || there[0] == there[1]) continue;
+            if (home_of(plan, from[1]) != there[0] || home_of(plan, to[1]) != there[1]) continue;
+            if (plan->stage[from[0]].submesh != plan->stage[from[1]].submesh ||
+                plan->stage[to[0]].submesh != plan->stage[to[1]].submesh)
+                return true;
         }
     return false;
+}
+
+/* Are the messages those of a plan without edges of its own? So it is where each stage passes a far tensor on. */
+static bool are_neighbours(const struct hapt_plan *plan)
+{
+    bool alike = plan->relay_count == 0 && !neighbours_share_a_link(plan);
+    for (int e = 0; e < plan->edge_count && alike; e++) {
+        const struct hapt_plan_edge *at = &plan->edge[e];
+        const int low = at->edge.from < at->edge.to ? at->edge.from : at->edge.to;
+        alike = abs(at->edge.from - at->edge.to) == 1 && at->time_s == plan->stage[low].comm_s;
+    }
+    return alike;
 }
 
 enum hapt_status hapt_plan_find_edges(const struct hapt_profile *profile, struct hapt_plan *plan)
@@ -201,7 +231,10 @@ enum hapt_status hapt_plan_find_edges(const struct hapt_profile *profile, struct
     if (plan->stage_count < 3) return HAPT_OK; /* all are neighbours */
     if (profile->crossings) HAPT_TRY(sum_crossings(profile->crossings, plan, &sums, &far));
     if (!far && !neighbours_share_a_link(plan)) return HAPT_OK;
-    return list_edges(profile, &sums, plan);
+    HAPT_TRY(list_edges(profile, &sums, plan));
+    price_edges(profile, plan);
+    if (are_neighbours(plan)) plan->edge_count = 0;
+    return HAPT_OK;
 }
 
 enum hapt_status hapt_plan_add_edges(const struct hapt_plan *plan, struct hapt_arena *arena,
@@ -216,6 +249,13 @@ enum hapt_status hapt_plan_add_edges(const struct hapt_plan *plan, struct hapt_a
     options->relay_count = plan->relay_count;
     options->relay = plan->relay;
     return HAPT_OK;
+}
+
+double hapt_plan_link_share(const struct hapt_plan *plan, int from, int to)
+{
+    for (int e = 0; e < plan->edge_count; e++)
+        if (plan->edge[e].edge.from == from && plan->edge[e].edge.to == to) return plan->edge[e].share;
+    return 1;
 }
 
 bool hapt_plan_has_edges(const struct hapt_plan *plan, const struct hapt_schedule *schedule)
@@ -250,9 +290,10 @@ enum hapt_status hapt_plan_check_edges(const struct hapt_plan *plan)
         const int from = at->edge.from, to = at->edge.to;
         if (from < 0 || from >= S || to < 0 || to >= S || from == to)
             return BAD("a message goes from stage %d to stage %d, but there are %d stages", from, to, S);
-        if (!(at->time_s >= 0 && isfinite(at->time_s)) || !(at->bytes >= 0 && isfinite(at->bytes)) || at->edge.link < 0)
-            return BAD("a message from stage %d to stage %d takes %g s for %g bytes over link %d", from, to, at->time_s,
-                       at->bytes, at->edge.link);
+        if (!(at->time_s >= 0 && isfinite(at->time_s)) || !(at->bytes >= 0 && isfinite(at->bytes)) ||
+            at->edge.link < 0 || !(at->share > 0 && at->share <= 1))
+            return BAD("a message from stage %d to stage %d takes %g s for %g bytes over a share of %g of link %d",
+                       from, to, at->time_s, at->bytes, at->share, at->edge.link);
         if (e > 0 && hapt_schedule_compare_edges(&at[-1].edge, &at->edge) >= 0)
             return BAD("the messages from stage %d are not in order", from);
     }

@@ -2,7 +2,7 @@
  * The messages between stages in plan files; optional, since most plans have those between neighbours alone:
  *
  *     edge_stages [E][2]      from, to; forward edges first, ascending
- *     edge_time [E], edge_bytes [E]
+ *     edge_time [E], edge_bytes [E], edge_share [E]
  *     edge_link [E]           messages of one submesh with the same link above 0 take turns
  *     relay_stages [R][3]     what stage 0 of the row sends to stage 1 goes on to stage 2; optional
  */
@@ -21,22 +21,24 @@ static enum hapt_status write(struct hapt_h5 *file, const char *group, const str
 {
     const int64_t E = plan->edge_count, R = plan->relay_count, pairs[2] = {E, 2}, triples[2] = {R, 3};
     int *stages, *link;
-    double *time_s, *bytes;
+    double *time_s, *bytes, *share;
     char path[512];
     HAPT_NEW(stages, scratch, 2 * E);
     HAPT_NEW(link, scratch, E);
     HAPT_NEW(time_s, scratch, E);
     HAPT_NEW(bytes, scratch, E);
+    HAPT_NEW(share, scratch, E);
     for (int e = 0; e < E; e++) {
         const struct hapt_plan_edge *at = &plan->edge[e];
         stages[2 * e] = at->edge.from, stages[2 * e + 1] = at->edge.to;
         link[e] = at->edge.link;
-        time_s[e] = at->time_s, bytes[e] = at->bytes;
+        time_s[e] = at->time_s, bytes[e] = at->bytes, share[e] = at->share;
     }
     HAPT_TRY(hapt_h5_write(file, join(path, group, "edge_stages"), HAPT_H5_I32, 2, pairs, stages, ""));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "edge_link"), HAPT_H5_I32, 1, &E, link, ""));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "edge_time"), HAPT_H5_F64, 1, &E, time_s, "s"));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "edge_bytes"), HAPT_H5_F64, 1, &E, bytes, "byte"));
+    HAPT_TRY(hapt_h5_write(file, join(path, group, "edge_share"), HAPT_H5_F64, 1, &E, share, ""));
     if (R == 0) return HAPT_OK;
     HAPT_NEW(stages, scratch, 3 * R);
     for (int k = 0; k < R; k++) {
@@ -79,12 +81,13 @@ enum hapt_status plan_read_edges(struct hapt_h5 *file, const char *group, struct
 {
     int64_t shape[2] = {-1, 2};
     char path[512];
-    void *stages, *link, *time_s, *bytes;
+    void *stages, *link, *time_s, *bytes, *share;
     if (!hapt_h5_exists(file, join(path, group, "edge_stages"))) return HAPT_OK;
     HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_I32, 2, shape, 2 * MAX_EDGES, arena, &stages));
     HAPT_TRY(hapt_h5_read(file, join(path, group, "edge_link"), HAPT_H5_I32, 1, shape, MAX_EDGES, arena, &link));
     HAPT_TRY(hapt_h5_read(file, join(path, group, "edge_time"), HAPT_H5_F64, 1, shape, MAX_EDGES, arena, &time_s));
     HAPT_TRY(hapt_h5_read(file, join(path, group, "edge_bytes"), HAPT_H5_F64, 1, shape, MAX_EDGES, arena, &bytes));
+    HAPT_TRY(hapt_h5_read(file, join(path, group, "edge_share"), HAPT_H5_F64, 1, shape, MAX_EDGES, arena, &share));
     HAPT_NEW(plan->edge, arena, shape[0]);
     plan->edge_count = (int)shape[0];
     for (int e = 0; e < plan->edge_count; e++) {
@@ -92,7 +95,8 @@ enum hapt_status plan_read_edges(struct hapt_h5 *file, const char *group, struct
         plan->edge[e] = (struct hapt_plan_edge){
             .edge = {.from = from, .to = to, .backward = to < from, .link = ((const int *)link)[e]},
             .time_s = ((const double *)time_s)[e],
-            .bytes = ((const double *)bytes)[e]};
+            .bytes = ((const double *)bytes)[e],
+            .share = ((const double *)share)[e]};
     }
     return read_relays(file, group, arena, plan);
 }

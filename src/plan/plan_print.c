@@ -4,6 +4,22 @@
 
 #include "hapt/plan.h"
 
+/* Messages that pass stages over; the table has those between neighbours. */
+static void print_far_messages(const struct hapt_env *env, const struct hapt_plan *plan)
+{
+    enum { SHOWN = 8 };
+    int count = 0;
+    for (int e = 0; e < plan->edge_count; e++) {
+        const struct hapt_schedule_edge *edge = &plan->edge[e].edge;
+        char bytes[32];
+        if (edge->backward || edge->to == edge->from + 1 || count++ >= SHOWN) continue;
+        hapt_print(env, "%s %d to %d (%s)", count == 1 ? "  past the next stage:" : ",", edge->from, edge->to,
+                   hapt_units_bytes(plan->edge[e].bytes, bytes));
+    }
+    if (count > SHOWN) hapt_print(env, ", and %d more", count - SHOWN);
+    if (count > 0) hapt_print(env, "\n");
+}
+
 void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
 {
     char time[6][32], bytes[2][32];
@@ -37,6 +53,7 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
         hapt_print(env, "  exchange of tied gradients at the end of the step: %s in each direction as %s, %s\n",
                    hapt_units_bytes(plan->exchange_bytes, bytes[0]), hapt_tied_exchange_name(plan->exchange),
                    hapt_units_time(plan->exchange_s, time[0]));
+    print_far_messages(env, plan);
     hapt_print(env, "  simulated step %s", hapt_units_time(plan->simulated_s, time[3]));
     if (plan->bound_s > 0 && plan->bound_s < plan->simulated_s)
         hapt_print(env, ", proven within %.2g %% of the least possible %s",
@@ -107,6 +124,17 @@ struct json_t *hapt_plan_stages_json(const struct hapt_plan *plan)
     return stages;
 }
 
+static json_t *messages_json(const struct hapt_plan *plan)
+{
+    json_t *messages = json_array();
+    for (int e = 0; messages && e < plan->edge_count; e++) {
+        const struct hapt_plan_edge *at = &plan->edge[e];
+        json_array_append_new(messages, json_pack("{s:i, s:i, s:f, s:f, s:f}", "from", at->edge.from, "to", at->edge.to,
+                                                  "bytes", at->bytes, "time_s", at->time_s, "share", at->share));
+    }
+    return messages;
+}
+
 struct json_t *hapt_plan_json(const struct hapt_plan *plan)
 {
     const double mfu = hapt_plan_mfu(plan);
@@ -136,6 +164,7 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
         json_object_set_new(object, "tied_exchange",
                             json_pack("{s:s, s:f, s:f}", "type", hapt_tied_exchange_name(plan->exchange), "seconds",
                                       plan->exchange_s, "bytes", plan->exchange_bytes));
+    if (object && plan->edge_count > 0) json_object_set_new(object, "messages", messages_json(plan));
     if (object && plan->profile != HAPT_PROFILE_UNKNOWN)
         json_object_set_new(object, "profile", json_string(hapt_profile_origin_name(plan->profile)));
     return object;

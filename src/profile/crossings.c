@@ -185,9 +185,8 @@ enum hapt_status hapt_crossings_coarsen(const struct hapt_crossings *fine, const
     return HAPT_OK;
 }
 
-/* From layer `from`, as the last writer, to the layers that follow it in an entry. */
 struct sums {
-    double *next[2], *all[2]; /* [boundary] activations, gradients */
+    double *next[2], *all; /* [boundary] next: activations, gradients; all: activations */
 };
 
 static void add_to_sums(const struct hapt_crossings *crossings, int k, struct sums *sums)
@@ -198,7 +197,7 @@ static void add_to_sums(const struct hapt_crossings *crossings, int k, struct su
     for (int writer = first, i = first + 1; i < end; i++) {
         const int boundary = d ? layer[writer] - 1 : layer[writer];
         if (abs(layer[i] - layer[writer]) == 1) sums->next[d][boundary] += crossings->bytes[k];
-        if (i == writer + 1) sums->all[d][boundary] += crossings->bytes[k];
+        if (i == first + 1 && d == 0) sums->all[boundary] += crossings->bytes[k];
         if (crossings->writes[i]) writer = i;
     }
 }
@@ -207,17 +206,12 @@ enum hapt_status hapt_crossings_least_bytes(const struct hapt_crossings *crossin
                                             struct hapt_arena *arena, double **next, double **all)
 {
     struct sums sums;
-    for (int d = 0; d < 2; d++) {
-        HAPT_NEW(sums.next[d], arena, layer_count);
-        HAPT_NEW(sums.all[d], arena, layer_count);
-    }
+    for (int d = 0; d < 2; d++) HAPT_NEW(sums.next[d], arena, layer_count);
+    HAPT_NEW(sums.all, arena, layer_count);
     for (int k = 0; k < crossings->count; k++) add_to_sums(crossings, k, &sums);
-    for (int l = 0; l < layer_count; l++) {
-        sums.next[0][l] = fmin(sums.next[0][l], sums.next[1][l]);
-        sums.all[0][l] = fmax(sums.all[0][l], sums.all[1][l]);
-    }
+    for (int l = 0; l < layer_count; l++) sums.next[0][l] = fmin(sums.next[0][l], sums.next[1][l]);
     *next = sums.next[0];
-    *all = sums.all[0];
+    *all = sums.all;
     return HAPT_OK;
 }
 

@@ -245,23 +245,27 @@ void step_release(struct step_search *search)
     hapt_arena_release(&search->arena);
 }
 
-/* Tensors that go past the next stage do not cross the boundaries between, so boundary_bytes bound nothing. What a
- * layer makes crosses the boundary behind it: with two subclusters over one link, to whichever stage. */
+/* Tensors that go past the next stage do not cross the boundaries between, so boundary_bytes bound nothing there. With
+ * two subclusters, all of them cross the link between, which their senders share: with the last stage before it, if its
+ * last layer makes any of them. */
 static enum hapt_status lower_boundaries(struct step_search *search)
 {
     const size_t links = (size_t)search->C * (size_t)search->C;
-    struct hapt_profile *lowest, *link_load;
-    bool none = false;
+    struct hapt_profile *lowest;
+    double *made_last;
+    bool none = false, all = search->C == 2;
     if (!search->profile->crossings) return HAPT_OK;
     HAPT_NEW(lowest, &search->arena, 1);
-    HAPT_NEW(link_load, &search->arena, 1);
-    *lowest = *link_load = *search->profile;
+    *lowest = *search->profile;
     HAPT_TRY(hapt_crossings_least_bytes(search->profile->crossings, search->L, &search->arena, &lowest->boundary_bytes,
-                                        &link_load->boundary_bytes));
-    for (int l = 0; l + 1 < search->L; l++) none = none || lowest->boundary_bytes[l] == 0;
+                                        &made_last));
+    for (int l = 0; l + 1 < search->L; l++) {
+        none = none || lowest->boundary_bytes[l] == 0;
+        all = all && made_last[l] > 0;
+    }
     if (none) HAPT_NEW(lowest->link_latency, &search->arena, links); /* zeros: nothing may cross */
     search->lowest = lowest;
-    search->link_load = search->C == 2 ? link_load : lowest;
+    search->link_load = all ? search->profile : lowest;
     return HAPT_OK;
 }
 

@@ -214,6 +214,7 @@ static enum hapt_status add_edge(struct stage *stage, const struct hapt_edge *ed
     const char *reason;
     HAPT_TRY(find_pairs(stage, tag, sends, pieces, piece, &options.pair));
     if (sends) HAPT_TRY(stage_set_throttle(stage, crossing, edge->count, &options));
+    options.bandwidth *= hapt_plan_link_share(stage->worker->plan, edge->from, edge->to);
     HAPT_TRY(trace_add_flow(stage->worker, stage->chunk, other, edge->backward, sends, &options.time_count,
                             &options.time_s));
     if (flows->count == MAX_STAGE_FLOWS)

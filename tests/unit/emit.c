@@ -49,7 +49,8 @@ static void add_edges(struct hapt_plan *plan, uint64_t *seed, struct hapt_arena 
                 plan->edge[plan->edge_count++] =
                     (struct hapt_plan_edge){.edge = {from, to, d, has_link[a][b] ? 1 + site_of[a] : 0},
                                             .time_s = time_s,
-                                            .bytes = 1e9 * time_s};
+                                            .bytes = 1e9 * time_s,
+                                            .share = 1};
             }
     for (int x = 0; x < plan->edge_count; x++)
         for (int y = 0; y < plan->edge_count; y++) {

@@ -162,15 +162,36 @@ static void check_least_bytes(struct instance *instance)
         hapt_crossings_least_bytes(instance->profile->crossings, plan->layer_count, &instance->arena, &next, &all));
     for (int i = 0; i + 1 < plan->stage_count; i++) {
         const int boundary = plan->stage[i].end_layer - 1;
-        double there = 0, back = 0;
-        for (int k = 0; k < plan->stage_count; k++) {
-            if (k > i) there += trained_bytes(instance, i, k);
-            if (k <= i) back += trained_bytes(instance, i + 1, k);
-        }
+        double there = 0;
+        for (int k = i + 1; k < plan->stage_count; k++) there += trained_bytes(instance, i, k);
         CHECK(next[boundary] <= trained_bytes(instance, i, i + 1) &&
               next[boundary] <= trained_bytes(instance, i + 1, i));
         /* Subclusters one behind the other: none of the stages beyond gets a tensor from one that it passes on. */
-        if (plan->relay_count == 0) CHECK(all[boundary] <= fmax(there, back));
+        if (plan->relay_count == 0) CHECK(all[boundary] <= there);
+    }
+}
+
+/* All that submeshes send over a link in one direction takes the time of the link for all of it. */
+static void check_shares(const struct instance *instance)
+{
+    const struct hapt_plan *plan = &instance->plan;
+    for (int e = 0; e < plan->edge_count; e++) {
+        const struct hapt_plan_edge *at = &plan->edge[e];
+        const int a = plan->stage[at->edge.from].submesh->subcluster[0],
+                  b = plan->stage[at->edge.to].submesh->subcluster[0];
+        double all = 0, own_s = 0, messages = 0;
+        for (int k = 0; k < plan->edge_count && a != b && at->bytes > 0; k++) {
+            const struct hapt_plan_edge *other = &plan->edge[k];
+            const int c = plan->stage[other->edge.from].submesh->subcluster[0],
+                      d = plan->stage[other->edge.to].submesh->subcluster[0];
+            if (a != c || b != d) continue;
+            all += other->bytes;
+            if (plan->stage[other->edge.from].submesh != plan->stage[at->edge.from].submesh) continue;
+            own_s += other->time_s;
+            messages += other->bytes > 0;
+        }
+        const double link_s = all / instance->profile->link_bandwidth[a * MOST_CLUSTERS + b];
+        if (all > 0) CHECK_NEAR(own_s, link_s + messages * 1e-4, 1e-9 * link_s);
     }
 }
 
@@ -207,6 +228,7 @@ static void plans_know_what_is_sent(void)
         relays += plan->relay_count;
         trunks += check_trunk(&instance);
         check_least_bytes(&instance);
+        check_shares(&instance);
         if (test_failures > before) fprintf(stderr, "round %d, %d stages\n", round, plan->stage_count);
         hapt_arena_release(&instance.arena);
     }
