@@ -16,6 +16,10 @@ const char hapt_command_plan_help[] =
     "A mixed stage runs on devices of several subclusters (if the profile has such stages). It may be first, last,\n"
     "or between the stages of two of its subclusters. A transfer at its boundary takes as long as on the slowest of\n"
     "its subclusters' fastest links. JSON: \"devices\" and \"ratios\" instead of \"subcluster\".\n"
+    "--global-batch N gives the rows of a step. The planner then chooses the rows of a microbatch: the model's own or\n"
+    "a power of two that divides N (measured: the model's own, half, a quarter). The bound holds for all of them.\n"
+    "--explain and --what-if then use the chosen rows. JSON: \"rows\", \"global_batch\". --fix restricts single\n"
+    "decisions. JSON: \"tied_exchange\" with type, seconds and bytes in each direction, if stages exchange gradients.\n"
     "--run outputs/NAME/run.h5 corrects the profile by an earlier run: each subcluster's times are scaled by\n"
     "measured over profiled stage time. This includes effects that a profile cannot see: other work on the hosts,\n"
     "the CPU cost of the network, lower clocks under load. JSON: \"corrected\", the factor of each subcluster.\n"
@@ -84,7 +88,8 @@ const char hapt_command_plan_help[] =
     "sets t_max: compute, link or memory), balance_eta (HAPT 25), blocking (1: priced without overlap),\n"
     "flops_per_microbatch, peak_flops, search figures. Optional: precision of times and bytes (fp32, tf32, bf16,\n"
     "fp16; training uses it unless --precision is given), boundary_dtype (type of the tensors between stages),\n"
-    "profile (measured, predicted). Times and bytes are those of --precision: for GPUs, also on paper, those of the\n"
+    "profile (measured, predicted), rows (of a microbatch, if chosen; training uses them), tied_exchange (16bit; else\n"
+    "fp32) and exchange_bytes. Times and bytes are those of --precision: for GPUs, also on paper, those of the\n"
     "precision that would run there.\n";
 
 /* Loads --input with its cluster and layers, as far as they are given. */

@@ -18,6 +18,7 @@ struct columns {
     int64_t *rank, *stage, *step, *microbatch;
     double *begin_s, *end_s;
     const char **kind;
+    double exchange_bytes; /* of tied gradients, in each direction; 0: unknown or none */
 };
 
 /* Trace viewers require UTF-8; kinds of events are printable ASCII. */
@@ -46,6 +47,8 @@ static enum hapt_status read_columns(struct hapt_h5 *file, struct hapt_arena *ar
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)
         HAPT_TRY(hapt_h5_read(file, part[i].name, part[i].type, 1, shape, MAX_EVENTS, arena, part[i].to));
     HAPT_TRY(hapt_h5_read_strings(file, "/trace/kind", MAX_EVENTS, arena, &columns->count, &columns->kind));
+    if (hapt_h5_has_attribute(file, "/plan", "exchange_bytes"))
+        HAPT_TRY(hapt_h5_read_attribute_real(file, "/plan", "exchange_bytes", &columns->exchange_bytes));
     if (columns->count != shape[0])
         return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: the columns of /trace differ in length",
                          hapt_h5_path(file));
@@ -71,6 +74,8 @@ static json_t *event_of(const struct columns *columns, int64_t i)
         json_pack("{s:s, s:s, s:s, s:f, s:I, s:I, s:{s:I}}", "name", text, "cat", kind, "ph", message ? "i" : "X", "ts",
                   1e6 * columns->begin_s[i], "pid", (json_int_t)columns->stage[i], "tid", (json_int_t)columns->rank[i],
                   "args", "step", (json_int_t)columns->step[i]);
+    if (event && columns->exchange_bytes > 0 && strcmp(kind, "exchange") == 0)
+        json_object_set_new(json_object_get(event, "args"), "bytes", json_real(columns->exchange_bytes));
     if (event && message) json_object_set_new(event, "s", json_string("t"));
     if (event && !message)
         json_object_set_new(event, "dur", json_real(1e6 * (columns->end_s[i] - columns->begin_s[i])));

@@ -76,6 +76,22 @@ assert x["bytes"] == 2 * y["bytes"] == 256 * 64 * 4 and y["type"] == "16bit", (x
 assert abs((a["simulated_s"] - b["simulated_s"]) - (x["seconds"] - y["seconds"])) < 1e-9 * a["simulated_s"], (a, b)' "$scratch"/t.{fp32,16bit}.json >"$scratch/said" 2>&1 ||
     fail "the exchange in the plan: $(tail -n 1 "$scratch/said")"
 
+# The exchange in the timeline has its bytes. A loaded profile is converted.
+for type in fp32 16bit; do
+    passes 3 train --input "$scratch/t.h5" --cluster "$c" --plan "$scratch/t.$type.plan.h5" --data "$scratch/d.h5" --steps 1 --threads 1 --trace 1 --overwrite --output "$scratch/trace"
+    passes 1 report --input "$scratch/trace/run.h5" --timeline "$scratch/t.json" --overwrite
+    checks=$((checks + 1))
+    python3 -c '
+import json, sys
+bytes = {e["args"].get("bytes") for e in json.load(open(sys.argv[1]))["traceEvents"] if e["name"] == "exchange"}
+assert bytes == {256 * 64 * (4 if sys.argv[2] == "fp32" else 2)}, bytes' "$scratch/t.json" $type >"$scratch/said" 2>&1 || fail "timeline: $(tail -n 1 "$scratch/said")"
+done
+passes 1 profile --input "$model" --cluster "$c" --predict --threads 1 --microbatches 8 --output "$scratch/p.h5"
+passes 1 plan --profile "$scratch/p.h5" --microbatches 8 --tied-exchange 16bit --stages "0-4@a:1x2,4-14@b:1x1" --json
+converted=$(value "o['simulated_s']")
+passes 1 plan --input "$model" --cluster "$c" --predict --threads 1 --microbatches 8 --tied-exchange 16bit --stages "0-4@a:1x2,4-14@b:1x1" --json
+holds "a converted profile" "abs(o['simulated_s'] / $converted - 1) < 1e-12 and o['tied_exchange']['type'] == '16bit'"
+
 # --fix restricts as its options do.
 on_c="--input $model --cluster $c --predict --threads 1"
 passes 1 plan $on_c --microbatches 8 --fix schedule=eager1f1b,exchange=16bit --fix program=data --json
@@ -96,7 +112,6 @@ refuses 2 'needs --stages' 1 plan $on_c --fix launches=3:1
 refuses 2 'there are 2 stages' 1 plan $on_c --microbatches 8 --stages "0-4@a:1x2,4-10@b:1x1" --layers-per-model 10 --fix launches=3
 refuses 2 'bad value "maybe"' 1 plan $on_c --fix exchange=maybe
 refuses 4 'no candidate of this degree' 1 plan $on_c --fix tensor-parallel=8
-passes 1 profile --input "$model" --cluster "$c" --predict --threads 1 --output "$scratch/p.h5"
 refuses 2 'holds one number of rows' 1 plan --profile "$scratch/p.h5" --global-batch 32
 passes 1 model resnet --image 32 --width 8 --stages 2 --classes 7 --microbatch 4 --output "$scratch/resnet.h5"
 passes 1 plan --input "$scratch/resnet.h5" --cluster "$c" --predict --threads 1 --global-batch 32 --json
