@@ -310,7 +310,8 @@ static enum hapt_status time_part(struct bench_engines *bench_engines, struct be
     return HAPT_OK;
 }
 
-enum hapt_status bench_engines_time_weight(struct bench_engines *bench_engines, int item, double *share)
+enum hapt_status bench_engines_time_weight(struct bench_engines *bench_engines, int item, double *weight_s,
+                                           double *backward_s)
 {
     enum { ROUNDS = 5 };
     const struct hapt_candidates *candidates = bench_engines->candidates;
@@ -324,8 +325,8 @@ enum hapt_status bench_engines_time_weight(struct bench_engines *bench_engines, 
         HAPT_TRY(time_part(bench_engines, bench_engine, HAPT_SECTION_BACKWARD, op, &sample[0][round]));
         HAPT_TRY(time_part(bench_engines, bench_engine, HAPT_SECTION_WEIGHT, op, &sample[1][round]));
     }
-    const double backward_s = hapt_median(sample[0], ROUNDS), weight_s = hapt_median(sample[1], ROUNDS);
-    *share = backward_s > 0 ? fmin(weight_s / backward_s, 1) : 0;
+    *backward_s = hapt_median(sample[0], ROUNDS);
+    *weight_s = fmin(hapt_median(sample[1], ROUNDS), *backward_s);
     return HAPT_OK;
 }
 

@@ -50,8 +50,10 @@ void bench_engines_close(struct bench_engines *bench_engines);
  * clock. */
 enum hapt_status bench_engines_time(struct bench_engines *bench_engines, int item, double *forward_s,
                                     double *backward_s);
-/* The part of an item's backward pass that a split defers, of its time by the same clock: 0 to 1. */
-enum hapt_status bench_engines_time_weight(struct bench_engines *bench_engines, int item, double *share);
+/* Seconds of the part of an item's backward pass that a split defers, and of the whole pass, by the same clock. Without
+ * the copies of boundaries. */
+enum hapt_status bench_engines_time_weight(struct bench_engines *bench_engines, int item, double *weight_s,
+                                           double *backward_s);
 /* bench_engines_time_steps runs forward and backward of a complete benchmark engine and times every step, by the same
  * clock. forward_s and backward_s are as long as the sections of bench_engines->bench_engine[w].program, which
  * bench_engines_open creates. */

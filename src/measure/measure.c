@@ -219,7 +219,7 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
     const enum hapt_status status = measure_run_class(measure, class_comm);
     if (class_comm != MPI_COMM_NULL) MPI_Comm_free(&class_comm);
     HAPT_TRY(status);
-    if (candidates->split) HAPT_TRY(measure_weights(measure));
+    if (candidates->split) HAPT_TRY(measure_weights(measure, options));
     bench_engines_close(&measure->bench_engines); /* the stages need their memory */
     HAPT_TRY(run_teams(measure, options));
     if (candidates->mixed_count > 0) HAPT_TRY(run_mixed(measure, candidates, options));

@@ -80,9 +80,9 @@ enum hapt_status measure_time_updates(struct measure *measure, MPI_Comm class_co
 /* Times all items and gives the times to all ranks. Collective over env->world and class_comm. */
 enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm);
 
-/* Times the deferrable parts of backward passes: sets weight_share. Ranges that only teams run stay unknown. Call while
- * the benchmark engines are open, after measure_run_class. Collective over env->world. */
-enum hapt_status measure_weights(struct measure *measure);
+/* Times the deferrable parts of backward passes: sets weight_share. Call while the benchmark engines are open, after
+ * measure_run_class; it closes them. Collective over env->world. */
+enum hapt_status measure_weights(struct measure *measure, const struct hapt_engine_options *options);
 
 /* Measured seconds to sum gradients of `bytes` per device over a submesh; 0 if a team's times include the sum.
  * `measure`: a struct measure. */

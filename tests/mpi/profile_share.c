@@ -21,7 +21,10 @@ static void compare_clusters(const struct hapt_profile *profile, const struct ha
         same_bytes(a->stage_time, b->stage_time, table) &&
         same_bytes(a->stage_forward_time, b->stage_forward_time, table) &&
         same_bytes(a->parameter_bytes, b->parameter_bytes, table) &&
-        same_bytes(a->activation_bytes, b->activation_bytes, table) && same_bytes(a->step_time, b->step_time, table);
+        same_bytes(a->activation_bytes, b->activation_bytes, table) && same_bytes(a->step_time, b->step_time, table) &&
+        same_bytes(a->weight_time, b->weight_time, table) &&
+        same_bytes(a->split_parameter_bytes, b->split_parameter_bytes, table) &&
+        same_bytes(a->weight_slot_bytes, b->weight_slot_bytes, table);
     CHECK_MESSAGE(same, "seed %llu: subcluster %d differs", (unsigned long long)seed, c);
 }
 
@@ -55,10 +58,16 @@ static void compare(const struct hapt_profile *profile, const struct hapt_profil
     for (int k = 0; k < own->mixed_count; k++) compare_mixed(own, &profile->mixed[k], &own->mixed[k], seed);
 }
 
-/* Every other profile has mixed stages. */
+/* Every other profile has mixed stages, every third the tables of split backward passes. */
 static struct hapt_profile *some_profile(uint64_t *seed, struct hapt_arena *arena)
 {
-    return *seed % 2 ? random_mixed_profile(seed, arena) : random_profile(seed, arena);
+    const bool split = *seed % 3 == 0;
+    struct hapt_profile *profile = *seed % 2 ? random_mixed_profile(seed, arena) : random_profile(seed, arena);
+    for (int c = 0; split && c < profile->cluster_count; c++) {
+        CHECK_OK(hapt_profile_add_split(profile, c, arena));
+        profile->cluster[c].weight_time[0] = 0.5 + c;
+    }
+    return profile;
 }
 
 /* Rank 0 of the node makes the profile and releases its own copy. The other ranks make one only for comparison. */
