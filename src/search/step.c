@@ -32,34 +32,11 @@ static enum hapt_status leave_out_step(const struct step_search *search, struct 
     return HAPT_OK;
 }
 
-/* The optimum of the formula in a profile becomes a candidate. */
-static enum hapt_status add_seed(struct step_search *search, const struct hapt_profile *profile,
-                                 const struct hapt_search_options *rule, struct step_candidate *trial,
-                                 struct hapt_plan_search_figures *figures)
-{
-    struct hapt_plan *plan;
-    struct hapt_arena scratch;
-    hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_plan_search_formula(search->comm, profile, rule, &scratch, &plan);
-    if (status == HAPT_OK) {
-        status = step_candidate_from(search, plan, trial);
-        figures->candidates += plan->search.candidates;
-        figures->evaluated += plan->search.evaluated;
-        if (status == HAPT_OK) status = step_price_launches(search, INFINITY, trial);
-        if (status == HAPT_OK && trial->step_s < search->best.step_s) step_candidate_copy(&search->best, trial);
-        status = hapt_env_agree(search->comm, status);
-    }
-    hapt_arena_release(&scratch);
-    return status;
-}
-
 enum { MOST_RULES = 4 };
 /* Microbatches of the shorter of two steps from which a long one is extrapolated. */
 enum { ESTIMATE = 512 };
 /* Work of all beams together: about three seconds on one core. */
 #define MOST_WORK 6e7
-/* Seeds that are slower than the best by more than this factor are not refined. */
-#define SEED_WORTH 1.02
 
 /* The launch rules under which the formula gives seeds; returns their number. */
 static int list_rules(const struct hapt_search_options *options, struct hapt_search_options rule[MOST_RULES])
@@ -80,21 +57,6 @@ static int list_rules(const struct hapt_search_options *options, struct hapt_sea
     return count;
 }
 
-static enum hapt_status improve(struct step_search *search, struct step_candidate *seed)
-{
-    HAPT_TRY(step_refine(search, seed));
-    if (seed->step_s < search->best.step_s) step_candidate_copy(&search->best, seed);
-    return HAPT_OK;
-}
-
-/* A rule or a restriction may leave no plan. */
-static enum hapt_status may_lack(enum hapt_status status)
-{
-    if (status != HAPT_ERR_INFEASIBLE) return status;
-    hapt_fail_reset();
-    return HAPT_OK;
-}
-
 /* The optimum if the boundary from subcluster `from` to `to` is forbidden: another order, or fewer subclusters. */
 static enum hapt_status try_without(struct step_search *search, int from, int to, struct step_candidate *trial,
                                     struct hapt_plan_search_figures *figures)
@@ -110,8 +72,8 @@ static enum hapt_status try_without(struct step_search *search, int from, int to
     HAPT_TRY(hapt_env_agree(search->comm, other.link_latency ? HAPT_OK : HAPT_ERR_MEMORY));
     for (size_t k = 0; k < links; k++) other.link_latency[k] = search->profile->link_latency[k];
     other.link_latency[from * search->C + to] = INFINITY;
-    HAPT_TRY(may_lack(add_seed(search, &other, &rule, trial, figures)));
-    return trial->step_s <= SEED_WORTH * search->best.step_s ? improve(search, trial) : HAPT_OK;
+    HAPT_TRY(step_may_lack(step_add_seed(search, &other, &rule, trial, figures)));
+    return trial->step_s <= STEP_SEED_WORTH * search->best.step_s ? step_improve(search, trial) : HAPT_OK;
 }
 
 /* Other orders of the subclusters: without one of the boundaries between subclusters of the best candidate. */
@@ -140,8 +102,8 @@ static enum hapt_status find_seeds(struct step_search *search, struct step_candi
         bool known = false;
         rule[k].may_fail = rule[k].may_fail || k > 0;
         seed[*count].step_s = INFINITY;
-        const enum hapt_status status = add_seed(search, &search->passes, &rule[k], &seed[*count], figures);
-        HAPT_TRY(k > 0 ? may_lack(status) : status);
+        const enum hapt_status status = step_add_seed(search, &search->passes, &rule[k], &seed[*count], figures);
+        HAPT_TRY(k > 0 ? step_may_lack(status) : status);
         for (int other = 0; other < *count; other++) known |= step_same_stages(&seed[other], &seed[*count]);
         *count += !known && isfinite(seed[*count].step_s);
     }
@@ -157,11 +119,16 @@ static bool is_enough(const struct step_search *search, double bound_s)
 static enum hapt_status refine_seeds(struct step_search *search, struct step_candidate *seed, int count, double bound_s,
                                      struct hapt_plan_search_figures *figures)
 {
-    const double worth_s = SEED_WORTH * search->best.step_s;
+    HAPT_TRY(step_views(search, bound_s, figures));
+    const double worth_s = STEP_SEED_WORTH * search->best.step_s;
     for (int k = 0; k < count && !is_enough(search, bound_s); k++)
-        if (seed[k].step_s <= worth_s) HAPT_TRY(improve(search, &seed[k]));
+        if (seed[k].step_s <= worth_s) HAPT_TRY(step_improve(search, &seed[k]));
     if (!is_enough(search, bound_s)) HAPT_TRY(try_orders(search, figures));
-    return is_enough(search, bound_s) ? HAPT_OK : step_rows(search);
+    for (double before_s = INFINITY; search->best.step_s < before_s && !is_enough(search, bound_s);) {
+        before_s = search->best.step_s;
+        HAPT_TRY(step_rows(search));
+    }
+    return HAPT_OK;
 }
 
 static enum hapt_status run(struct step_search *search, struct hapt_plan_search_figures *figures, double *bound_s)
@@ -176,9 +143,11 @@ static enum hapt_status run(struct step_search *search, struct hapt_plan_search_
     HAPT_TRY(hapt_env_agree(search->comm, step_enumerate(search, bound_s)));
     if (*bound_s > 0) {
         step_candidate_copy(&seed[0], &search->best);
-        return improve(search, &seed[0]); /* launch counts beside those of the rules */
+        HAPT_TRY(step_improve(search, &seed[0])); /* launch counts beside those of the rules */
+        return is_enough(search, *bound_s) ? HAPT_OK : step_views(search, *bound_s, figures);
     }
     HAPT_TRY(hapt_env_agree(search->comm, step_bound(search, bound_s)));
+    HAPT_TRY(hapt_env_agree(search->comm, step_enumerate_short(search)));
     return refine_seeds(search, seed, seeds, *bound_s, figures);
 }
 
