@@ -37,7 +37,8 @@ enum hapt_option_type {
     HAPT_OPTION_REAL,
     HAPT_OPTION_BOOL,   /* yes/no; the option without a value means yes */
     HAPT_OPTION_CHOICE, /* one of `choices`, separated by '|' */
-    HAPT_OPTION_TIME    /* s: "50 us", "1.5" */
+    HAPT_OPTION_TIME,   /* s: "50 us", "1.5" */
+    HAPT_OPTION_LIST    /* key=value, separated by commas; given again, it is continued */
 };
 
 struct hapt_config;
@@ -75,6 +76,12 @@ enum hapt_status hapt_config_default(struct hapt_config *config, const char *nam
 enum hapt_status hapt_config_preset(struct hapt_config *config, const char *name, const char *value);
 /* True for a value from the command line or a preset. */
 bool hapt_config_chosen(const struct hapt_config *config, const char *name);
+
+/* Replaces a value by one that a phase has decided, also a given one. For bad values, which are bugs, it aborts. */
+enum hapt_status hapt_config_decide(struct hapt_config *config, const char *name, const char *value);
+/* Sets an option as the command line would: HAPT_ERR_USAGE for a bad value, or if it is given with another value.
+ * `source` names where the value stands, for the message. */
+enum hapt_status hapt_config_give(struct hapt_config *config, const char *name, const char *value, const char *source);
 
 /* Visits every training option (these are saved in model files, run files and checkpoints). */
 typedef void hapt_config_visitor(void *context, const char *name, const char *value);

@@ -84,6 +84,7 @@ struct hapt_memory_options {
     bool sharded_state; /* ZeRO-1: ranks that sum a gradient update one slice each and hold only that slice's state */
     hapt_kernel_scratch *scratch;
     void *scratch_context;
+    bool scratch_by_operator; /* scratch(program, -1) is 0 for every program: it need not be asked */
 };
 
 /* Slice `index` of the ranks of a group: elements [*first, *end) of the blocks. Ranks are ordered by mesh coordinates.

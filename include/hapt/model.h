@@ -49,6 +49,14 @@ enum hapt_status hapt_model_check(const struct hapt_model *model);
  * would build it, so old indices are invalid. HAPT_ERR_INPUT if an operator of a foreign file uses a tensor that stays
  * fp32 as its compute type. */
 enum hapt_status hapt_model_compute_in(struct hapt_model *model, enum hapt_precision precision);
+/* Makes the same model with other rows of a microbatch: the graph that hapt_model_build makes with --microbatch `rows`,
+ * in the model's precision. The two models share all else. HAPT_ERR_INPUT: the graph of a foreign file fits only its
+ * own rows; the message names the operator. */
+enum hapt_status hapt_model_rebatch(const struct hapt_model *model, int rows, struct hapt_arena *arena,
+                                    struct hapt_model **rebatched);
+/* True if the loss of a row depends on the other rows of its microbatch (batch norm). Losses of different rows of a
+ * microbatch then differ. */
+bool hapt_model_mixes_rows(const struct hapt_model *model);
 /* The input tensor with that role, or -1. */
 int hapt_model_input(const struct hapt_model *model, enum hapt_tensor_role role);
 const char *hapt_model_setting(const struct hapt_model *model, const char *name); /* NULL: absent */

@@ -54,6 +54,8 @@ struct hapt_op_type {
     /* Linear in all inputs together, so partial sums in give partial sums out. (HAP Fig. 9 names none; sums and copies
      * qualify.) */
     bool linear;
+    /* integer[0] is the number of values of a statistic over a whole microbatch: a multiple of its rows. */
+    bool counts_batch;
     /* The collective it runs over a mesh axis; HAPT_COLLECTIVE_NONE: it computes. */
     enum hapt_collective_kind collective;
     const char *attributes; /* documentation of integer[] and real[] */

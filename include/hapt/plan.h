@@ -61,6 +61,7 @@ struct hapt_plan_search_figures {
 
 struct hapt_plan {
     int microbatches; /* B */
+    int rows;         /* of a microbatch, if the planner chose them; 0: the model's own */
     enum hapt_schedule_kind schedule;
     double hide_threshold; /* epsilon */
     int replicas;          /* of the pipeline; 1 */
@@ -73,10 +74,12 @@ struct hapt_plan {
     struct hapt_plan_submesh *submesh; /* each is used by at least one stage */
     int stage_count;
     struct hapt_plan_stage *stage;
-    double exchange_s;  /* exchange of tied parameters between the first and the last stage, once a step; 0: none */
-    double latency_s;   /* value of the objective */
-    double simulated_s; /* step time by the simulator */
-    double bound_s;     /* proven: no plan that was searched has a shorter simulated step; 0: unknown */
+    double exchange_s; /* exchange of tied parameters between the first and the last stage, once a step; 0: none */
+    enum hapt_tied_exchange exchange; /* type of its messages */
+    double exchange_bytes;            /* in each direction; 0: unknown, if exchange_s is not 0 */
+    double latency_s;                 /* value of the objective */
+    double simulated_s;               /* step time by the simulator */
+    double bound_s;                   /* proven: no plan that was searched has a shorter simulated step; 0: unknown */
     double t_max_s;
     const char *limit;  /* what sets t_max: "compute", "link", "memory" */
     double balance_eta; /* HAPT (25) */
@@ -116,6 +119,11 @@ bool hapt_plan_same_devices(const struct hapt_plan_stage *a, const struct hapt_p
 /* The first mixed stage; -1: none. */
 int hapt_plan_first_mixed(const struct hapt_plan *plan);
 
+/* Rows of a step; 0: unknown. */
+static inline int64_t hapt_plan_global_batch(const struct hapt_plan *plan)
+{
+    return (int64_t)plan->rows * plan->microbatches;
+}
 /* Microbatches per second of the simulated step; infinite if it takes no time (a profile may have only zero times). */
 static inline double hapt_plan_rate(const struct hapt_plan *plan)
 {

@@ -69,6 +69,16 @@ enum hapt_profile_origin { HAPT_PROFILE_UNKNOWN, HAPT_PROFILE_MEASURED, HAPT_PRO
 const char *hapt_profile_origin_name(enum hapt_profile_origin origin); /* "measured", "predicted", "unknown" */
 enum hapt_profile_origin hapt_profile_origin_find(const char *name);
 
+/* Element type of the messages that exchange gradients of tied parameters between stages. 16BIT: bf16; fp16 for a model
+ * in fp16. */
+enum hapt_tied_exchange { HAPT_TIED_EXCHANGE_FP32, HAPT_TIED_EXCHANGE_16BIT };
+const char *hapt_tied_exchange_name(enum hapt_tied_exchange exchange); /* "fp32", "16bit" */
+bool hapt_tied_exchange_find(const char *name, enum hapt_tied_exchange *exchange);
+static inline double hapt_tied_exchange_bytes(enum hapt_tied_exchange exchange)
+{
+    return exchange == HAPT_TIED_EXCHANGE_16BIT ? 2 : 4;
+}
+
 struct hapt_profile {
     int layer_count;               /* L */
     enum hapt_precision precision; /* precision of the model's computation; other tools' files do not contain it */
@@ -78,9 +88,11 @@ struct hapt_profile {
     int mixed_count;
     struct hapt_profile_mixed *mixed; /* [mixed_count] */
     double *boundary_bytes;           /* [L] */
-    double *tied_bytes; /* [L] bytes of parameters that layers before l and layers from l on both read; NULL: none */
-    double *link_bandwidth; /* [C][C] byte/s */
-    double *link_latency;   /* [C][C] s */
+    double *tied_bytes; /* [L] bytes of the messages for parameters that layers before l and layers from l on both read;
+                           NULL: none */
+    enum hapt_tied_exchange exchange; /* type of these messages; step_time holds their time */
+    double *link_bandwidth;           /* [C][C] byte/s */
+    double *link_latency;             /* [C][C] s */
     struct hapt_profile_effort effort;
     double noise; /* measured: relative uncertainty of the times; 0: unknown */
     double drift; /* measured: relative slowdown of the devices meanwhile (speedup: negative); 0: unknown */
@@ -136,6 +148,9 @@ void hapt_profile_keep_subclusters(struct hapt_profile *profile, unsigned subclu
 /* Keeps only the candidates with "data"-parallel, "tensor"-parallel or "synthesised" programs; a single device
  * counts as each of them. */
 void hapt_profile_keep_programs(struct hapt_profile *profile, const char *program);
+/* Keeps only the candidates of this tensor-parallel degree; false: none is left. A single device has degree 1;
+ * synthesised programs and mixed stages have none. */
+bool hapt_profile_keep_degree(struct hapt_profile *profile, int degree);
 
 /*
  * Cost of the boundary after layer `last`: latency + bytes / bandwidth of one link; 0 after the last layer.
@@ -169,10 +184,13 @@ double hapt_profile_tied_s(const struct hapt_profile *profile, int first_layer, 
 /* hapt_profile_boundary_s between two single subclusters. */
 double hapt_profile_comm_s(const struct hapt_profile *profile, int last, int from, int to);
 
-/* tied [layer_count]: bytes of parameters that layers on both sides of the boundary before a layer read; NULL: none
- * (tied.c). */
+/* tied [layer_count]: bytes of gradients of parameters that layers on both sides of the boundary before a layer read;
+ * NULL: none (tied.c). */
 enum hapt_status hapt_profile_tied_bytes(const struct hapt_graph *graph, const struct hapt_layers *layers,
-                                         struct hapt_arena *result, struct hapt_arena *scratch, double **tied);
+                                         enum hapt_tied_exchange exchange, struct hapt_arena *result,
+                                         struct hapt_arena *scratch, double **tied);
+/* Gives the messages another type: changes tied_bytes and the share of step_time, which the caller may change. */
+void hapt_profile_exchange_in(struct hapt_profile *profile, enum hapt_tied_exchange exchange);
 
 /* Counts the submeshes of a subcluster, and lists them in the profile's order if `submesh` is not NULL. */
 int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh *submesh);

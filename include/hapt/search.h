@@ -27,7 +27,7 @@ enum hapt_objective { HAPT_OBJECTIVE_FORMULA, HAPT_OBJECTIVE_STEP };
 struct hapt_search_options {
     enum hapt_objective objective;
     bool any_schedule, any_threshold; /* STEP: the search chooses them; false: as given below */
-    double work; /* STEP: limit of the refinement, in simulated microbatches times stages; 0: about 3 s on a core */
+    double work; /* STEP: limit of the refinement, in simulated microbatches times stages; 0: about 1 s on a core */
     bool no_enumeration; /* STEP: do not enumerate a small instance; shows what the refinement alone finds */
     int microbatches;
     enum hapt_schedule_kind schedule; /* H-1F1B: the objective's warm-up rule; others: their own launch counts */
@@ -35,7 +35,8 @@ struct hapt_search_options {
     bool use_all_devices;
     double gap;                        /* stop when proven this close to the optimum; 0: exact */
     struct hapt_search_effort *effort; /* output; may be NULL */
-    bool may_fail;                     /* "no plan" is a valid answer and is not printed (hapt_env_agree_quietly) */
+    const double *spare_s; /* [layer] a stage that starts there counts as so much faster; NULL: 0. For seeds of STEP */
+    bool may_fail;         /* "no plan" is a valid answer and is not printed (hapt_env_agree_quietly) */
 };
 
 /* By options->objective: hapt_plan_search_formula or hapt_plan_search_step. */
@@ -47,6 +48,18 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
 enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile *profile,
                                        const struct hapt_search_options *options, struct hapt_arena *result,
                                        struct hapt_plan **plan);
+/* A way to divide the rows of a step into microbatches. */
+struct hapt_search_batching {
+    int microbatches;
+    const struct hapt_profile *profile; /* of microbatches with these rows */
+};
+/* The plan of the least simulated step over all batchings; *chosen is its batching. plan->bound_s: no plan of any
+ * batching takes less. A batching without a plan is left out. options->microbatches is not read. Collective; the result
+ * is bit-identical on every rank and for every number of ranks. Errors: as hapt_plan_search_formula, for the first
+ * batching, if none has a plan. */
+enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                            const struct hapt_search_options *options, struct hapt_arena *result,
+                                            struct hapt_plan **plan, int *chosen);
 /* The optimal plan, or one within options->gap of it (plan->search.gap is proven). The ranks of `comm` share the t_max
  * candidates. The plan is bit-identical on every rank and for every number of ranks. Collective. HAPT_ERR_INFEASIBLE
  * names the nearest obstacle; HAPT_ERR_INPUT: more than 12 subclusters; HAPT_ERR_MEMORY on all ranks if one runs out of

@@ -141,6 +141,7 @@ static const char *value_error(const struct option *option, const char *text, ch
     bool truth;
     switch (option->type) {
     case HAPT_OPTION_TEXT:
+    case HAPT_OPTION_LIST:
     case HAPT_OPTION_PATH: return *text ? NULL : "it must not be empty";
     case HAPT_OPTION_BOOL: return parse_bool(text, &truth) ? NULL : "use yes or no";
     case HAPT_OPTION_CHOICE:
@@ -168,6 +169,10 @@ static enum hapt_status set_value(struct hapt_config *config, int index, const c
     char buffer[200];
     const char *wrong = value_error(&table[index], text, buffer);
     if (wrong) return hapt_fail(HAPT_ERR_USAGE, wrong, "bad value \"%s\" of --%s", text, table[index].name);
+    if (config->given[index] && table[index].type == HAPT_OPTION_LIST) {
+        config->value[index] = hapt_arena_printf(config->arena, "%s,%s", config->value[index], text);
+        return config->value[index] ? HAPT_OK : HAPT_ERR_MEMORY;
+    }
     if (config->given[index])
         return hapt_fail(HAPT_ERR_USAGE, "give it once", "option --%s is given twice", table[index].name);
     config->value[index] = text;
@@ -254,7 +259,7 @@ static void print_options(enum hapt_command command, FILE *stream)
     for (int i = 0; i < OPTION_COUNT; i++) {
         const struct option *option = &table[i];
         if (!accepts_command(option, command)) continue;
-        static const char *const kind[] = {"TEXT", "PATH", "N", "X", "yes|no", "", "TIME"};
+        static const char *const kind[] = {"TEXT", "PATH", "N", "X", "yes|no", "", "TIME", "KEY=VALUE,..."};
         char left[96];
         snprintf(left, sizeof left, "--%s %s", option->name,
                  option->type == HAPT_OPTION_CHOICE ? option->choices : kind[option->type]);
@@ -368,6 +373,29 @@ enum hapt_status hapt_config_preset(struct hapt_config *config, const char *name
     if (config->given[index]) return HAPT_OK;
     config->value[index] = hapt_arena_strdup(config->arena, value);
     config->preset[index] = true;
+    return config->value[index] ? HAPT_OK : HAPT_ERR_MEMORY;
+}
+
+enum hapt_status hapt_config_decide(struct hapt_config *config, const char *name, const char *value)
+{
+    const int index = index_of(name);
+    char buffer[200];
+    HAPT_ASSERT(!value_error(&table[index], value, buffer));
+    config->value[index] = hapt_arena_strdup(config->arena, value);
+    return config->value[index] ? HAPT_OK : HAPT_ERR_MEMORY;
+}
+
+enum hapt_status hapt_config_give(struct hapt_config *config, const char *name, const char *value, const char *source)
+{
+    const int index = index_of(name);
+    char buffer[200];
+    const char *wrong = value_error(&table[index], value, buffer);
+    if (wrong) return hapt_fail(HAPT_ERR_USAGE, wrong, "bad value \"%s\" in %s", value, source);
+    if (config->given[index] && strcmp(config->value[index], value) != 0)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "%s contradicts --%s %s", source, name,
+                         config->value[index]);
+    config->value[index] = hapt_arena_strdup(config->arena, value);
+    config->given[index] = true;
     return config->value[index] ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 

@@ -199,6 +199,7 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
                                            .state_count = optimizer_states(config),
                                            .state_sharing = state_sharing_of(config)};
     struct hapt_arena scratch;
+    HAPT_ASSERT(hapt_tied_exchange_find(hapt_config_text(config, "tied-exchange"), &candidates->exchange));
     for (int c = 0; c < cluster->count; c++)
         candidates->speed += hapt_candidates_device_speed(candidates, c) * cluster->subcluster[c].nodes *
                              cluster->subcluster[c].devices_per_node;

@@ -292,7 +292,9 @@ static enum hapt_status fill(struct filling *filling, struct hapt_arena *result,
     HAPT_NEW(seen, scratch, candidates->item_count);
     HAPT_TRY(hapt_profile_create(candidates->layer_count, candidates->cluster->count, result, &made));
     HAPT_TRY(fill_frame(filling, result, scratch, made));
-    HAPT_TRY(hapt_profile_tied_bytes(candidates->model->graph, candidates->layers, result, scratch, &made->tied_bytes));
+    HAPT_TRY(hapt_profile_tied_bytes(candidates->model->graph, candidates->layers, candidates->exchange, result,
+                                     scratch, &made->tied_bytes));
+    made->exchange = candidates->exchange;
     made->flops = hapt_model_flops(candidates->model);
     for (int c = 0; c < made->cluster_count; c++) {
         memset(seen, 0, (size_t)candidates->item_count * sizeof *seen);

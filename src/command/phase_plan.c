@@ -1,7 +1,7 @@
 #include <string.h>
 
+#include "fix.h"
 #include "hapt/search.h"
-#include "hapt/progress.h"
 #include "phases.h"
 
 /* Sets the operator ranges of a plan's stages. */
@@ -90,30 +90,67 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
     return hapt_plan_blocks(layers, arena, &options->block_end);
 }
 
-enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
-                                 const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan)
+bool hapt_phase_searches_steps(const struct hapt_config *config)
+{
+    return strategy_of(config) == HAPT_STRATEGY_HAPT && !hapt_config_text(config, "stages") &&
+           strcmp(hapt_config_text(config, "objective"), "formula") != 0 &&
+           hapt_config_int(config, "granularity") == 0 && !hapt_config_bool(config, "ignore-communication");
+}
+
+enum hapt_status hapt_phase_plan_complete(struct hapt_env *env, const struct hapt_config *config,
+                                          const struct hapt_profile *profile, const struct hapt_layers *layers,
+                                          struct hapt_plan *plan)
+{
+    plan->precision = profile->precision;
+    plan->profile = profile->origin;
+    if (!layers) return HAPT_OK;
+    plan->threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"));
+    return hapt_env_agree(env->world, bind_operators(plan, layers));
+}
+
+static enum hapt_status force(const struct hapt_config *config, const struct hapt_profile *profile,
+                              const struct hapt_search_options *options, struct hapt_arena *arena,
+                              struct hapt_plan **plan)
+{
+    HAPT_TRY(hapt_plan_force(profile, options, hapt_config_text(config, "stages"), arena, plan));
+    return hapt_fix_launches(config, profile, *plan);
+}
+
+static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
+                                  const struct hapt_layers *layers, bool quietly, struct hapt_arena *arena,
+                                  struct hapt_plan **plan)
 {
     struct hapt_strategy_options options;
-    const char *stages = hapt_config_text(config, "stages"), *note = NULL;
+    const char *note = NULL;
     const enum hapt_strategy strategy = strategy_of(config);
     HAPT_TRY(hapt_env_agree(env->world,
                             hapt_phase_plan_options(config))); /* again: the model file may have set the schedule */
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &options)));
+    options.search.may_fail = quietly;
     enum hapt_status status;
     struct hapt_progress progress;
     hapt_progress_init(&progress, env, "planning", 0);
-    if (stages)
-        status = hapt_env_agree(env->world, hapt_plan_force(profile, &options.search, stages, arena, plan));
+    if (hapt_config_text(config, "stages"))
+        status = hapt_search_agree(env->world, &options.search, force(config, profile, &options.search, arena, plan));
     else
         status = hapt_plan_by_strategy(env->world, profile, strategy, &options, arena, plan, &note);
     hapt_progress_release(&progress);
     if (note) hapt_note(env, "%s: %s\n", hapt_strategy_name(strategy), note);
-    if (status != HAPT_OK) return status;
-    (*plan)->precision = profile->precision;
-    (*plan)->profile = profile->origin;
-    if (!layers) return HAPT_OK;
-    (*plan)->threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"));
-    return hapt_env_agree(env->world, bind_operators(*plan, layers));
+    HAPT_TRY(status);
+    return hapt_phase_plan_complete(env, config, profile, layers, *plan);
+}
+
+enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
+                                 const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    return make_plan(env, config, profile, layers, false, arena, plan);
+}
+
+enum hapt_status hapt_phase_plan_quietly(struct hapt_env *env, struct hapt_config *config,
+                                         const struct hapt_profile *profile, const struct hapt_layers *layers,
+                                         struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    return make_plan(env, config, profile, layers, true, arena, plan);
 }
 
 /* Sets the operator ranges of a plan that was made from a profile alone: from the model's layers at the given

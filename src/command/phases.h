@@ -8,6 +8,7 @@
 #include "hapt/baselines.h"
 #include "hapt/command.h"
 #include "hapt/plan.h"
+#include "hapt/progress.h"
 #include "hapt/report.h"
 #include "hapt/train.h"
 
@@ -37,6 +38,13 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
                                     const struct hapt_cluster *cluster, const struct hapt_model *model,
                                     const struct hapt_layers *layers, struct hapt_arena *arena,
                                     struct hapt_profile **profile);
+/* The same; HAPT_ERR_INFEASIBLE of a prediction is not printed. */
+enum hapt_status hapt_phase_profile_quietly(struct hapt_env *env, struct hapt_config *config,
+                                            const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                            const struct hapt_layers *layers, struct hapt_arena *arena,
+                                            struct hapt_profile **profile);
+/* True if profiles of this cluster are measured, not predicted. */
+bool hapt_phase_is_measured(const struct hapt_config *config, const struct hapt_cluster *cluster);
 /* HAPT_ERR_USAGE if --strategy, --stages, --schedule and the ablations contradict each other or do not fit this
  * command. Rank-local. */
 enum hapt_status hapt_phase_plan_options(const struct hapt_config *config);
@@ -47,6 +55,34 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
 /* Plans by --stages, --strategy or the search; `layers` (may be NULL) gives the stages their operators. */
 enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
                                  const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan);
+/* The same; HAPT_ERR_INFEASIBLE is not printed. */
+enum hapt_status hapt_phase_plan_quietly(struct hapt_env *env, struct hapt_config *config,
+                                         const struct hapt_profile *profile, const struct hapt_layers *layers,
+                                         struct hapt_arena *arena, struct hapt_plan **plan);
+/* Gives a plan of this profile its precision, origin, threads and operators. */
+enum hapt_status hapt_phase_plan_complete(struct hapt_env *env, const struct hapt_config *config,
+                                          const struct hapt_profile *profile, const struct hapt_layers *layers,
+                                          struct hapt_plan *plan);
+/* True if the plan is found by the search of the least simulated step alone. */
+bool hapt_phase_searches_steps(const struct hapt_config *config);
+
+/* What is planned. */
+struct hapt_planning {
+    struct hapt_model *model;
+    struct hapt_cluster *cluster;
+    struct hapt_layers *layers;
+    struct hapt_profile *profile;
+    struct hapt_plan *plan;
+};
+/* --global-batch: chooses the rows of a microbatch. In: model, cluster and layers. Out: those of the best plan, with
+ * its profile; sets --microbatches. */
+enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                      struct hapt_planning *planning);
+/* HAPT_ERR_USAGE if other options do not fit --global-batch. Rank-local. */
+enum hapt_status hapt_phase_rows_options(const struct hapt_config *config);
+/* Gives the model the rows of a microbatch that the plan was made for. */
+enum hapt_status hapt_phase_rebatch(const struct hapt_env *env, const struct hapt_plan *plan, struct hapt_arena *arena,
+                                    struct hapt_model **model);
 /* Applies --schedule, --microbatches and --hide-threshold, if given, to the same stages; launch counts, memory and
  * predictions follow. Rank-local. */
 enum hapt_status hapt_phase_plan_override(const struct hapt_config *config, struct hapt_plan *plan);

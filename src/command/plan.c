@@ -1,5 +1,6 @@
 /* hapt plan: finds the best plan of a profile, or of a model on a cluster. */
 #include "emit.h"
+#include "fix.h"
 #include "outputs.h"
 #include "plan_explain.h"
 
@@ -83,34 +84,34 @@ const char hapt_command_plan_help[] =
     "profile (measured, predicted). Times and bytes are those of --precision: for GPUs, also on paper, those of the\n"
     "precision that would run there.\n";
 
-/* Loads --profile, or profiles --input: measured if the ranks are there, predicted on paper. With --profile alone,
- * `layers` stays NULL. *inputs: those known; *what_if_inputs: the same if the profile was predicted, else NULL. */
-static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
-                                    struct hapt_layers **layers, struct hapt_prediction_inputs *inputs,
-                                    struct hapt_prediction_inputs *what_if_inputs, struct hapt_profile **profile)
+/* Loads --input with its cluster and layers, as far as they are given. */
+static enum hapt_status get_inputs(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                   struct hapt_planning *planning)
 {
-    const char *path = hapt_config_text(config, "profile");
-    struct hapt_model *model = NULL;
-    struct hapt_cluster *cluster = NULL;
-    *layers = NULL;
-    *what_if_inputs = *inputs = (struct hapt_prediction_inputs){0};
-    if (hapt_config_text(config, "input")) {
-        HAPT_TRY(hapt_phase_model(env, config, arena, &model));
-        if (!path) HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &cluster));
-        HAPT_TRY(hapt_phase_precision(env, config, cluster, NULL, model));
-        HAPT_TRY(hapt_phase_layers(env, config, model, arena, layers));
-        *inputs = (struct hapt_prediction_inputs){cluster, model, *layers};
-    }
-    if (path) return hapt_phase_profile(env, config, NULL, NULL, NULL, arena, profile); /* from the file */
-    if (!cluster->subcluster_of_rank || hapt_config_bool(config, "predict")) *what_if_inputs = *inputs;
-    return hapt_phase_profile(env, config, cluster, model, *layers, arena, profile);
+    if (!hapt_config_text(config, "input")) return HAPT_OK;
+    HAPT_TRY(hapt_phase_model(env, config, arena, &planning->model));
+    if (!hapt_config_text(config, "profile"))
+        HAPT_TRY(hapt_phase_cluster(env, config, false, arena, &planning->cluster));
+    HAPT_TRY(hapt_phase_precision(env, config, planning->cluster, NULL, planning->model));
+    return hapt_phase_layers(env, config, planning->model, arena, &planning->layers);
 }
 
-static enum hapt_status check_options(const struct hapt_config *config, struct hapt_arena *arena)
+/* What is known of a plan's profile. *what_if: the same if the profile was predicted, else NULL. */
+static void describe(const struct hapt_config *config, const struct hapt_planning *planning,
+                     struct hapt_prediction_inputs *inputs, struct hapt_prediction_inputs *what_if)
+{
+    *inputs = (struct hapt_prediction_inputs){planning->cluster, planning->model, planning->layers};
+    *what_if = (struct hapt_prediction_inputs){0};
+    if (!planning->cluster) return; /* from a file */
+    if (!planning->cluster->subcluster_of_rank || hapt_config_bool(config, "predict")) *what_if = *inputs;
+}
+
+static enum hapt_status check_options(struct hapt_config *config, struct hapt_arena *arena)
 {
     const char *path = hapt_config_text(config, "profile");
     HAPT_TRY(hapt_plan_diff_options(config));
     if (hapt_config_bool(config, "diff")) return HAPT_OK;
+    HAPT_TRY(hapt_fix_options(config, arena));
     if (!path && !hapt_config_text(config, "input"))
         return hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5, or --input m.h5 with --cluster C.json",
                          "nothing to plan");
@@ -131,6 +132,7 @@ static enum hapt_status check_options(const struct hapt_config *config, struct h
         return hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5 instead of --input, or leave out one of them",
                          "--what-if predicts new profiles, but --run corrects only the first one");
     HAPT_TRY(hapt_phase_plan_options(config));
+    HAPT_TRY(hapt_phase_rows_options(config));
     return hapt_plan_explain_options(config, arena);
 }
 
@@ -185,27 +187,51 @@ static enum hapt_status save(const struct hapt_env *env, const struct hapt_confi
     return hapt_env_agree(env->world, status);
 }
 
+/* Plans at the given rows of a microbatch. *done: --compare has printed its table. */
+static enum hapt_status plan_given_rows(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                        json_t *extra, struct hapt_planning *planning, bool *done)
+{
+    struct hapt_prediction_inputs inputs, what_if;
+    HAPT_TRY(hapt_phase_profile(env, config, planning->cluster, planning->model, planning->layers, arena,
+                                &planning->profile));
+    HAPT_TRY(correct(env, config, arena, extra, &planning->profile));
+    describe(config, planning, &inputs, &what_if);
+    HAPT_TRY(hapt_plan_what_if_check(env, config, planning->profile, &what_if, arena));
+    *done = hapt_config_bool(config, "compare");
+    if (*done) return hapt_plan_compare_print(env, config, planning->profile, planning->layers, arena);
+    return hapt_phase_plan(env, config, planning->profile, planning->layers, arena, &planning->plan);
+}
+
+static enum hapt_status plan_all_rows(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                      struct hapt_planning *planning)
+{
+    struct hapt_prediction_inputs inputs, what_if;
+    HAPT_TRY(hapt_phase_plan_rows(env, config, arena, planning));
+    describe(config, planning, &inputs, &what_if);
+    return hapt_plan_what_if_check(env, config, planning->profile, &what_if, arena);
+}
+
 static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena, json_t *extra)
 {
-    struct hapt_layers *layers;
-    struct hapt_profile *profile;
-    struct hapt_plan *plan;
-    struct hapt_prediction_inputs inputs, what_if_inputs;
+    struct hapt_planning planning = {0};
+    struct hapt_prediction_inputs inputs, what_if;
+    bool done = false;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config, arena)));
     if (hapt_emit_asked(config))
         HAPT_TRY(hapt_emit_check(env, config));
     else
         HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-plan"}));
     if (hapt_config_bool(config, "diff")) return hapt_plan_diff_print(env, config, arena);
-    HAPT_TRY(get_profile(env, config, arena, &layers, &inputs, &what_if_inputs, &profile));
-    HAPT_TRY(correct(env, config, arena, extra, &profile));
-    HAPT_TRY(hapt_plan_what_if_check(env, config, profile, &what_if_inputs, arena));
-    if (hapt_config_bool(config, "compare")) return hapt_plan_compare_print(env, config, profile, layers, arena);
-    HAPT_TRY(hapt_phase_plan(env, config, profile, layers, arena, &plan));
-    hapt_plan_print(env, plan);
-    hapt_plan_print_link_limit(env, profile, plan);
-    HAPT_TRY(save(env, config, profile, plan));
-    return answer(env, config, profile, &inputs, &what_if_inputs, plan, arena, extra);
+    HAPT_TRY(get_inputs(env, config, arena, &planning));
+    HAPT_TRY(hapt_config_int(config, "global-batch") > 0
+                 ? plan_all_rows(env, config, arena, &planning)
+                 : plan_given_rows(env, config, arena, extra, &planning, &done));
+    if (done) return HAPT_OK;
+    hapt_plan_print(env, planning.plan);
+    hapt_plan_print_link_limit(env, planning.profile, planning.plan);
+    HAPT_TRY(save(env, config, planning.profile, planning.plan));
+    describe(config, &planning, &inputs, &what_if);
+    return answer(env, config, planning.profile, &inputs, &what_if, planning.plan, arena, extra);
 }
 
 enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "fix.h"
 #include "hapt/calibration.h"
 #include "hapt/predict.h"
 #include "hapt/sweep.h"
@@ -55,6 +56,7 @@ static enum hapt_status predict(void *context, enum hapt_sweep_kind kind, int su
     const enum hapt_status agreed = hapt_env_agree_quietly(env->world, status);
     status = agreed == HAPT_OK || agreed == HAPT_ERR_INFEASIBLE ? agreed : hapt_env_agree(env->world, status);
     if (status == HAPT_OK) status = hapt_profile_share(env, HAPT_OK, made, arena, profile);
+    if (status == HAPT_OK) status = hapt_fix_profile(prediction->config, arena, profile);
     hapt_arena_release(&own);
     return status;
 }

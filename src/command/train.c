@@ -65,6 +65,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &cluster));
     HAPT_TRY(hapt_phase_precision(env, config, cluster, checkpoint, model));
     HAPT_TRY(hapt_phase_plan_given(env, config, model, checkpoint, arena, &plan));
+    HAPT_TRY(hapt_phase_rebatch(env, plan, arena, &model));
     plan->precision = model->precision;
     HAPT_TRY(hapt_train_run(env, cluster, model, plan, checkpoint, config, arena, &result));
     const struct hapt_run finished = {

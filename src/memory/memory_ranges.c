@@ -208,10 +208,13 @@ static enum hapt_status scratch_bytes(const struct hapt_memory_ranges *ranges, i
     struct hapt_program *program;
     *bytes = 0;
     if (!ranges->op_scratch) return HAPT_OK;
-    hapt_arena_init(&arena);
-    const enum hapt_status status = hapt_program_build(ranges->sharding, first, end, &arena, &program);
-    if (status == HAPT_OK) *bytes = ranges->options.scratch(ranges->options.scratch_context, program, -1);
-    hapt_arena_release(&arena);
+    enum hapt_status status = HAPT_OK;
+    if (!ranges->options.scratch_by_operator) {
+        hapt_arena_init(&arena);
+        status = hapt_program_build(ranges->sharding, first, end, &arena, &program);
+        if (status == HAPT_OK) *bytes = ranges->options.scratch(ranges->options.scratch_context, program, -1);
+        hapt_arena_release(&arena);
+    }
     for (int o = ranges->forward_start[first]; o < ranges->forward_start[end]; o++)
         if (ranges->op_scratch[o] > *bytes) *bytes = ranges->op_scratch[o];
     for (int o = ranges->backward_start[end]; o < ranges->backward_start[first]; o++)

@@ -104,7 +104,8 @@ enum hapt_status hapt_plan_check(const struct hapt_plan *plan)
         return BAD("%d stages for %d layers", plan->stage_count, plan->layer_count);
     if (!is_amount(plan->latency_s) || !is_amount(plan->simulated_s) || !is_amount(plan->t_max_s) ||
         !is_amount(plan->hide_threshold) || !is_amount(plan->balance_eta) || !is_amount(plan->flops) ||
-        !is_amount(plan->peak_flops) || !is_amount(plan->exchange_s) || !is_amount(plan->search.gap))
+        !is_amount(plan->peak_flops) || !is_amount(plan->exchange_s) || !is_amount(plan->exchange_bytes) ||
+        !is_amount(plan->search.gap))
         return BAD("invalid times: predicted step %g s, simulated %g s, t_max %g s", plan->latency_s, plan->simulated_s,
                    plan->t_max_s);
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(check_stage(plan, i));

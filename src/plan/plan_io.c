@@ -17,7 +17,8 @@
  *     mixed_ratio [D]                one per device, row by row; NaN: unknown
  *
  * Optional attributes: precision (fp32, tf32, bf16, fp16) of the model, boundary_dtype (of tensors between stages;
- * follows from precision, for readers), profile (measured, predicted). Version 1 has no stage_submesh_index: each
+ * follows from precision, for readers), profile (measured, predicted), rows of a microbatch (if the planner chose
+ * them), tied_exchange (16bit; else fp32), exchange_bytes in each direction. Version 1 has no stage_submesh_index: each
  * stage has a submesh of its own.
  */
 #include <math.h>
@@ -155,6 +156,11 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
     if (plan->profile != HAPT_PROFILE_UNKNOWN)
         HAPT_TRY(hapt_h5_write_attribute_text(file, at, "profile", hapt_profile_origin_name(plan->profile)));
     if (plan->exchange_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "exchange", plan->exchange_s, "s"));
+    if (plan->exchange_bytes > 0)
+        HAPT_TRY(hapt_h5_write_attribute_real(file, at, "exchange_bytes", plan->exchange_bytes, "byte"));
+    if (plan->exchange != HAPT_TIED_EXCHANGE_FP32)
+        HAPT_TRY(hapt_h5_write_attribute_text(file, at, "tied_exchange", hapt_tied_exchange_name(plan->exchange)));
+    if (plan->rows > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "rows", plan->rows));
     if (plan->bound_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "bound", plan->bound_s, "s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_gap", plan->search.gap, ""));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_seconds", plan->search.seconds, "s"));
@@ -261,6 +267,10 @@ static enum hapt_status read_making(struct hapt_h5 *file, const char *at, struct
         HAPT_TRY(hapt_h5_read_attribute_text(file, at, "profile", arena, &text));
         plan->profile = hapt_profile_origin_find(text);
     }
+    if (hapt_h5_has_attribute(file, at, "tied_exchange")) {
+        HAPT_TRY(hapt_h5_read_attribute_text(file, at, "tied_exchange", arena, &text));
+        if (!hapt_tied_exchange_find(text, &plan->exchange)) return damaged(file, "unknown tied_exchange");
+    }
     return HAPT_OK;
 }
 
@@ -268,7 +278,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
                                         struct hapt_plan *plan)
 {
     static const char *const limits[] = {"compute", "link", "memory"};
-    int64_t microbatches, replicas, layers, threads, blocking = 0;
+    int64_t microbatches, replicas, layers, threads, blocking = 0, rows = 0;
     const char *schedule, *limit;
     HAPT_TRY(read_int(file, at, "microbatches", 1, 1000000, &microbatches));
     HAPT_TRY(read_int(file, at, "replicas", 1, 1000000, &replicas));
@@ -300,6 +310,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
                  {"flops_per_microbatch", &plan->flops, true},
                  {"peak_flops", &plan->peak_flops, true},
                  {"exchange", &plan->exchange_s, true},
+                 {"exchange_bytes", &plan->exchange_bytes, true},
                  {"bound", &plan->bound_s, true},
                  {"search_gap", &plan->search.gap, true}};
     for (int k = 0; k < (int)(sizeof reals / sizeof reals[0]); k++)
@@ -307,6 +318,8 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
             HAPT_TRY(hapt_h5_read_attribute_real(file, at, reals[k].name, reals[k].value));
     if (hapt_h5_has_attribute(file, at, "blocking")) HAPT_TRY(read_int(file, at, "blocking", 0, 1, &blocking));
     plan->blocking = blocking != 0;
+    if (hapt_h5_has_attribute(file, at, "rows")) HAPT_TRY(read_int(file, at, "rows", 1, 1000000, &rows));
+    plan->rows = (int)rows;
     return read_making(file, at, arena, plan);
 }
 

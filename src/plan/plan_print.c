@@ -8,8 +8,10 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
 {
     char time[6][32], bytes[2][32];
     const double mfu = hapt_plan_mfu(plan);
-    hapt_print(env, "plan: %d stages, %d microbatches, schedule %s%s%s%s%s\n", plan->stage_count, plan->microbatches,
-               hapt_schedule_kind_name(plan->schedule), plan->blocking ? " without overlap" : "",
+    char rows[32] = "";
+    if (plan->rows > 0) snprintf(rows, sizeof rows, " of %d row%s", plan->rows, plan->rows > 1 ? "s" : "");
+    hapt_print(env, "plan: %d stages, %d microbatches%s, schedule %s%s%s%s%s\n", plan->stage_count, plan->microbatches,
+               rows, hapt_schedule_kind_name(plan->schedule), plan->blocking ? " without overlap" : "",
                plan->precision != HAPT_PRECISION_UNKNOWN ? ", " : "",
                plan->precision != HAPT_PRECISION_UNKNOWN ? hapt_precision_name(plan->precision) : "",
                plan->profile == HAPT_PROFILE_PREDICTED ? "; times are predicted, not measured" : "");
@@ -25,6 +27,10 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
                    hapt_plan_stage_submesh(stage, submesh), hapt_units_time(stage->compute_s, time[0]),
                    i == plan->stage_count - 1 ? "-" : hapt_units_time(stage->comm_s, time[1]), stage->warmup, memory);
     }
+    if (plan->exchange_s > 0 && plan->exchange_bytes > 0)
+        hapt_print(env, "  exchange of tied gradients at the end of the step: %s in each direction as %s, %s\n",
+                   hapt_units_bytes(plan->exchange_bytes, bytes[0]), hapt_tied_exchange_name(plan->exchange),
+                   hapt_units_time(plan->exchange_s, time[0]));
     hapt_print(env, "  simulated step %s", hapt_units_time(plan->simulated_s, time[3]));
     if (plan->bound_s > 0 && plan->bound_s < plan->simulated_s)
         hapt_print(env, ", proven within %.2g %% of the least possible %s",
@@ -109,6 +115,14 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
         json_object_set_new(object, "bound_s", json_real(plan->bound_s));
         json_object_set_new(object, "bound_gap", json_real(plan->simulated_s / plan->bound_s - 1));
     }
+    if (object && plan->rows > 0) {
+        json_object_set_new(object, "rows", json_integer(plan->rows));
+        json_object_set_new(object, "global_batch", json_integer(hapt_plan_global_batch(plan)));
+    }
+    if (object && plan->exchange_s > 0)
+        json_object_set_new(object, "tied_exchange",
+                            json_pack("{s:s, s:f, s:f}", "type", hapt_tied_exchange_name(plan->exchange), "seconds",
+                                      plan->exchange_s, "bytes", plan->exchange_bytes));
     if (object && plan->profile != HAPT_PROFILE_UNKNOWN)
         json_object_set_new(object, "profile", json_string(hapt_profile_origin_name(plan->profile)));
     return object;

@@ -139,11 +139,13 @@ static void price_exchange(const struct hapt_profile *profile, struct hapt_plan 
 {
     const int S = plan->stage_count;
     struct hapt_plan_stage *end[2] = {&plan->stage[0], &plan->stage[S - 1]};
-    plan->exchange_s = 0;
+    plan->exchange_s = plan->exchange_bytes = 0;
+    plan->exchange = profile->exchange;
     for (int i = 0; i < S; i++) plan->stage[i].tied_s = 0;
     if (S > 1)
         plan->exchange_s = hapt_profile_tied_s(profile, end[1]->first_layer, hapt_plan_stage_subclusters(end[0]),
                                                hapt_plan_stage_subclusters(end[1]));
+    if (plan->exchange_s > 0) plan->exchange_bytes = profile->tied_bytes[end[1]->first_layer];
     for (int e = 0; e < 2 && plan->exchange_s > 0; e++) {
         const struct hapt_subclusters own = hapt_plan_stage_subclusters(end[e]);
         for (int k = 0; k < own.count; k++)

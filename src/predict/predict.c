@@ -122,8 +122,11 @@ static enum hapt_status plan_mesh(const struct hapt_candidates *candidates, int 
                                   struct hapt_arena *scratch, struct hapt_item_memory *memory)
 {
     const struct hapt_layers *layers = candidates->layers;
-    const struct hapt_memory_options options = {
-        .slots = 1, .state_count = candidates->state_count, .scratch = kernel_scratch, .scratch_context = engine};
+    const struct hapt_memory_options options = {.slots = 1,
+                                                .state_count = candidates->state_count,
+                                                .scratch = kernel_scratch,
+                                                .scratch_context = engine,
+                                                .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted};
     struct hapt_memory_ranges *ranges;
     struct hapt_memory_work *work;
     HAPT_TRY(hapt_memory_ranges_create(candidates->sharding[mesh_index], &options, scratch, &ranges));

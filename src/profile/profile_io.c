@@ -117,6 +117,9 @@ enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, con
     const int64_t L = profile->layer_count, square[2] = {profile->cluster_count, profile->cluster_count};
     HAPT_TRY(
         hapt_h5_write(file, join(path, group, "boundary_bytes"), HAPT_H5_F64, 1, &L, profile->boundary_bytes, "byte"));
+    if (profile->exchange != HAPT_TIED_EXCHANGE_FP32)
+        HAPT_TRY(hapt_h5_write_attribute_text(file, *group ? group : "/", "tied_exchange",
+                                              hapt_tied_exchange_name(profile->exchange)));
     if (profile->tied_bytes)
         HAPT_TRY(hapt_h5_write(file, join(path, group, "tied_bytes"), HAPT_H5_F64, 1, &L, profile->tied_bytes, "byte"));
     HAPT_TRY(hapt_h5_write(file, join(path, group, "link_bandwidth"), HAPT_H5_F64, 2, square, profile->link_bandwidth,
@@ -281,6 +284,13 @@ enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, stru
     HAPT_TRY(hapt_h5_read(file, join(path, group, "boundary_bytes"), HAPT_H5_F64, 1, &L, HAPT_PROFILE_MAX_LAYERS, arena,
                           &data));
     read->boundary_bytes = data;
+    if (hapt_h5_has_attribute(file, *group ? group : "/", "tied_exchange")) {
+        const char *name;
+        HAPT_TRY(hapt_h5_read_attribute_text(file, *group ? group : "/", "tied_exchange", arena, &name));
+        if (!hapt_tied_exchange_find(name, &read->exchange))
+            return hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables",
+                             "%s: unknown tied_exchange \"%.20s\"", hapt_h5_path(file), name);
+    }
     if (hapt_h5_exists(file, join(path, group, "tied_bytes"))) {
         HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_F64, 1, &L, HAPT_PROFILE_MAX_LAYERS, arena, &data));
         read->tied_bytes = data;

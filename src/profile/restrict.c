@@ -42,6 +42,7 @@ enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct ha
     made->origin = profile->origin;
     made->noise = profile->noise;
     made->drift = profile->drift;
+    made->exchange = profile->exchange;
     made->layout_count = profile->layout_count; /* layouts never change, so they are shared */
     made->layout = profile->layout;
     for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(copy_cluster(profile, c, arena, made));
@@ -84,4 +85,22 @@ void hapt_profile_keep_programs(struct hapt_profile *profile, const char *progra
         if (strcmp(program, profile->mixed[k].program > 0 ? "synthesised" : "data") == 0)
             profile->mixed[kept++] = profile->mixed[k];
     profile->mixed_count = kept;
+}
+
+bool hapt_profile_keep_degree(struct hapt_profile *profile, int degree)
+{
+    bool some = false;
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        for (int s = 0; s < cluster->submesh_count; s++) {
+            const bool kept = cluster->submesh[s].tp == degree && cluster->submesh[s].program == 0;
+            const size_t end = hapt_profile_index(profile, s + 1, 0, 0);
+            for (size_t cell = hapt_profile_index(profile, s, 0, 0); cell < end; cell++) {
+                if (!kept) cluster->stage_time[cell] = NAN;
+                some |= isfinite(cluster->stage_time[cell]);
+            }
+        }
+    }
+    profile->mixed_count = 0;
+    return some;
 }

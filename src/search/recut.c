@@ -6,12 +6,27 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define SLOWEST_S 1e300 /* a t_max that nothing reaches; finite, so that its product with epsilon 0 is 0 */
 
 struct suffix {
     double latency_s;         /* INFINITY: none */
     int end, submesh, behind; /* its first stage; the launch index of the suffix behind it */
+};
+
+/* A stage that may start at some layer. */
+struct entry {
+    double time_s;
+    int end, submesh;
+    int most; /* microbatches in flight that fit, at most B */
+};
+
+/* The stages on n x m devices of a subcluster; slots of the same kind share them. */
+struct entries {
+    struct hapt_recut_slot kind;
+    int *first; /* [L + 1] those that start at layer l are entry[first[l]] to entry[first[l + 1] - 1], by end */
+    struct entry *entry;
 };
 
 struct recut {
@@ -22,8 +37,14 @@ struct recut {
     int launches;          /* number of launch counts; 1 (index 0) under GPipe */
     struct suffix *suffix; /* [slot][layer][launches] */
     int *low, *high;       /* [slot] layers at which a suffix starts; low > high: none */
+    int kinds;
+    struct entries *entries;   /* [kinds] */
+    const struct entries **of; /* [slot] */
+    int *delta;                /* [L + 1] launches that a boundary adds at the t_max of `fill`; -1: not allowed */
+    double *comm_s;            /* [L + 1] */
     double *t_max;
     int64_t t_max_count;
+    const double *spare_s; /* [slot] */
     double best_s, best_t_max_s;
 };
 
@@ -51,29 +72,94 @@ static double comm_behind(const struct recut *recut, int slot, int end)
     return hapt_profile_comm_s(recut->profile, end - 1, recut->slot[slot].subcluster, recut->slot[slot + 1].subcluster);
 }
 
-/* Puts a stage of slot `slot` over layers [layer, end) in front of every suffix that starts at `end`. */
-static void put_stage(struct recut *recut, int slot, int layer, int end, int submesh, double t_max_s)
+/* The least t_max of a stage. */
+static double pace_of(const struct recut *recut, int slot, double time_s)
+{
+    return recut->spare_s ? fmax(0, time_s - recut->spare_s[slot]) : time_s;
+}
+
+/* The most launches, of those that can occur, that fit into the memory. */
+static int most_launches(const struct recut *recut, const struct hapt_profile_cluster *cluster, size_t cell)
+{
+    const bool all = recut->options->schedule == HAPT_SCHEDULE_GPIPE;
+    int most = all ? recut->B : recut->launches;
+    while (most > 0 && !hapt_at_most(cluster->parameter_bytes[cell] + most * cluster->activation_bytes[cell],
+                                     cluster->device_memory_bytes))
+        most = all ? 0 : most - 1;
+    return most;
+}
+
+/* True if an entry for the same layers makes the new one useless. */
+static bool is_beaten(const struct entry *list, int count, const struct entry *one)
+{
+    for (int k = count - 1; k >= 0 && list[k].end == one->end; k--)
+        if (list[k].time_s <= one->time_s && list[k].most >= one->most) return true;
+    return false;
+}
+
+/* Lists the stages of a slot's kind. */
+static enum hapt_status list_entries(const struct recut *recut, int slot, struct hapt_arena *scratch,
+                                     struct entries *list)
 {
     const struct hapt_profile_cluster *cluster = &recut->profile->cluster[recut->slot[slot].subcluster];
-    const size_t cell = hapt_profile_index(recut->profile, submesh, layer, end - 1);
-    const double time_s = time_of(recut, slot, cell), comm_s = comm_behind(recut, slot, end);
-    const bool last = slot == recut->count - 1, all = recut->options->schedule == HAPT_SCHEDULE_GPIPE;
-    if (!isfinite(time_s) || !hapt_at_most(time_s, t_max_s) || !hapt_at_most(comm_s, t_max_s) || !isfinite(comm_s))
+    int programs = 0, count = 0;
+    for (int s = 0; s < cluster->submesh_count; s++) programs += serves(recut, slot, s);
+    list->kind = recut->slot[slot];
+    HAPT_NEW(list->first, scratch, recut->L + 1);
+    HAPT_NEW(list->entry, scratch, (size_t)programs * (size_t)recut->L * (size_t)(recut->L + 1) / 2);
+    for (int layer = 0; layer < recut->L; layer++) {
+        list->first[layer] = count;
+        for (int end = layer + 1; end <= recut->L; end++)
+            for (int s = 0; s < cluster->submesh_count; s++) {
+                if (!serves(recut, slot, s)) continue;
+                const size_t cell = hapt_profile_index(recut->profile, s, layer, end - 1);
+                struct entry one = {.time_s = time_of(recut, slot, cell), .end = end, .submesh = s};
+                if (!isfinite(one.time_s)) continue;
+                one.most = most_launches(recut, cluster, cell);
+                if (one.most == 0 || is_beaten(&list->entry[list->first[layer]], count - list->first[layer], &one))
+                    continue;
+                list->entry[count++] = one;
+            }
+    }
+    list->first[recut->L] = count;
+    return HAPT_OK;
+}
+
+/* Prices the boundaries behind a slot at a t_max. */
+static void price_boundaries(struct recut *recut, int slot, double t_max_s)
+{
+    for (int end = 1; end <= recut->L; end++) {
+        const double comm_s = comm_behind(recut, slot, end);
+        recut->comm_s[end] = comm_s;
+        recut->delta[end] =
+            isfinite(comm_s) && hapt_at_most(comm_s, t_max_s)
+                ? hapt_schedule_delta(recut->options->schedule, comm_s, t_max_s, recut->options->hide_threshold)
+                : -1;
+    }
+}
+
+/* Puts a stage in front of every suffix that starts at its end. `here`: the suffixes from its first layer on. */
+static void put_stage(struct recut *recut, int slot, const struct entry *entry, struct suffix *here)
+{
+    const bool all = recut->options->schedule == HAPT_SCHEDULE_GPIPE, last = slot == recut->count - 1;
+    const int delta = recut->delta[entry->end];
+    const double cost_s = entry->time_s + 2 * recut->comm_s[entry->end];
+    if (last) {
+        if (cost_s < here[0].latency_s) here[0] = (struct suffix){cost_s, entry->end, entry->submesh, 0};
         return;
-    const int delta = hapt_schedule_delta(recut->options->schedule, comm_s, t_max_s, recut->options->hide_threshold);
-    const struct suffix *behind = last ? NULL : suffix_at(recut, slot + 1, end);
-    struct suffix *here = suffix_at(recut, slot, layer);
-    for (int k = 0; k < (last ? 1 : recut->launches); k++) {
-        const double rest_s = last ? 0 : behind[k].latency_s;
-        const int more = last ? 1 : k + 1 + delta; /* index k means k + 1 launches */
+    }
+    const struct suffix *behind = suffix_at(recut, slot + 1, entry->end);
+    const int stages = recut->count - 1 - slot; /* behind: they have at least `stages` launches, at most 3 more each */
+    const int first = all ? 0 : stages - 1 < recut->B - 1 ? stages - 1 : recut->B - 1;
+    const int highest = 3 * (stages - 1), end = all ? 1 : highest < recut->launches ? highest + 1 : recut->launches;
+    for (int k = first; k < end; k++) {
+        const double rest_s = behind[k].latency_s;
+        const int more = k + 1 + delta; /* index k means k + 1 launches */
         const int launches = all || more > recut->B ? recut->B : more;
-        if (!isfinite(rest_s)) continue;
-        if (!hapt_at_most(cluster->parameter_bytes[cell] + launches * cluster->activation_bytes[cell],
-                          cluster->device_memory_bytes))
-            continue;
+        if (launches > entry->most) return;
         struct suffix *to = &here[all ? 0 : launches - 1];
-        const double latency_s = (time_s + 2 * comm_s) + rest_s;
-        if (latency_s < to->latency_s) *to = (struct suffix){latency_s, end, submesh, k};
+        const double latency_s = cost_s + rest_s;
+        if (latency_s < to->latency_s) *to = (struct suffix){latency_s, entry->end, entry->submesh, k};
     }
 }
 
@@ -84,18 +170,22 @@ static double fill(struct recut *recut, double t_max_s)
     double best_s = INFINITY;
     for (size_t i = 0; i < all; i++) recut->suffix[i].latency_s = INFINITY;
     for (int slot = recut->count - 1; slot >= 0; slot--) {
-        const struct hapt_profile_cluster *cluster = &recut->profile->cluster[recut->slot[slot].subcluster];
+        const struct entries *list = recut->of[slot];
         const bool last = slot == recut->count - 1;
-        const int furthest = last ? recut->L : recut->high[slot + 1];
+        const int furthest = last ? recut->L : recut->high[slot + 1], nearest = last ? recut->L : recut->low[slot + 1];
+        price_boundaries(recut, slot, t_max_s);
         recut->low[slot] = recut->L;
         recut->high[slot] = -1;
         for (int layer = slot; layer < furthest && layer <= (slot == 0 ? 0 : recut->L - 1); layer++) {
-            int end = last ? recut->L : recut->low[slot + 1];
-            if (end <= layer) end = layer + 1;
-            for (; end <= furthest; end++)
-                for (int s = 0; s < cluster->submesh_count; s++)
-                    if (serves(recut, slot, s)) put_stage(recut, slot, layer, end, s, t_max_s);
-            const struct suffix *here = suffix_at(recut, slot, layer);
+            struct suffix *here = suffix_at(recut, slot, layer);
+            for (int e = list->first[layer]; e < list->first[layer + 1]; e++) {
+                const struct entry *entry = &list->entry[e];
+                if (entry->end > furthest) break;
+                if (entry->end < nearest || recut->delta[entry->end] < 0 ||
+                    !hapt_at_most(pace_of(recut, slot, entry->time_s), t_max_s))
+                    continue;
+                put_stage(recut, slot, entry, here);
+            }
             bool some = false;
             for (int k = 0; k < recut->launches; k++) some |= isfinite(here[k].latency_s);
             if (!some) continue;
@@ -123,7 +213,8 @@ static int64_t collect(const struct recut *recut, double low_s, double high_s, d
         for (int s = 0; s < cluster->submesh_count; s++) {
             for (int i = 0; serves(recut, slot, s) && i < recut->L; i++) {
                 for (int j = i; j < recut->L; j++) {
-                    const double time_s = time_of(recut, slot, hapt_profile_index(recut->profile, s, i, j));
+                    const double time_s =
+                        pace_of(recut, slot, time_of(recut, slot, hapt_profile_index(recut->profile, s, i, j)));
                     if (!(time_s > low_s && time_s <= high_s)) continue;
                     if (t_max) t_max[count] = time_s;
                     count++;
@@ -179,7 +270,7 @@ static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena,
         best = at->behind;
     }
     *plan = made;
-    return hapt_plan_price_at(recut->profile, recut->best_t_max_s, made);
+    return recut->spare_s ? HAPT_OK : hapt_plan_price_at(recut->profile, recut->best_t_max_s, made);
 }
 
 /* Narrows the range of t_max. At or below *low_s no plan exists. Above *high_s none beats a plan just above *low_s.
@@ -230,11 +321,22 @@ static enum hapt_status prepare(struct recut *recut, struct hapt_arena *scratch)
     HAPT_NEW(recut->suffix, scratch, (size_t)recut->count * (size_t)recut->L * (size_t)recut->launches);
     HAPT_NEW(recut->low, scratch, recut->count);
     HAPT_NEW(recut->high, scratch, recut->count);
+    HAPT_NEW(recut->delta, scratch, recut->L + 1);
+    HAPT_NEW(recut->comm_s, scratch, recut->L + 1);
+    HAPT_NEW(recut->entries, scratch, recut->count);
+    HAPT_NEW(recut->of, scratch, recut->count);
+    for (int slot = 0; slot < recut->count; slot++) {
+        int kind = 0;
+        while (kind < recut->kinds && memcmp(&recut->entries[kind].kind, &recut->slot[slot], sizeof *recut->slot) != 0)
+            kind++;
+        if (kind == recut->kinds) HAPT_TRY(list_entries(recut, slot, scratch, &recut->entries[recut->kinds++]));
+        recut->of[slot] = &recut->entries[kind];
+    }
     return HAPT_OK;
 }
 
 enum hapt_status hapt_plan_recut(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                 const struct hapt_recut_slot *slot, int count, double bound_s,
+                                 const struct hapt_recut_slot *slot, int count, const double *spare_s, double bound_s,
                                  struct hapt_arena *arena, struct hapt_plan **plan)
 {
     struct recut recut = {.profile = profile,
@@ -243,6 +345,7 @@ enum hapt_status hapt_plan_recut(const struct hapt_profile *profile, const struc
                           .count = count,
                           .L = profile->layer_count,
                           .B = options->microbatches,
+                          .spare_s = spare_s,
                           .best_s = bound_s};
     struct hapt_arena scratch;
     *plan = NULL;

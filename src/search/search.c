@@ -32,7 +32,7 @@ static int longest_list(const struct search_problem *problem)
 enum hapt_status search_table_init(const struct search_problem *problem, struct hapt_arena *arena,
                                    struct search_table *table)
 {
-    *table = (struct search_table){.problem = problem, .ceiling_s = INFINITY};
+    *table = (struct search_table){.problem = problem, .ceiling_s = INFINITY, .limit_s = INFINITY};
     const size_t sets = (size_t)problem->device_set_count, L = (size_t)problem->L,
                  states = (size_t)problem->suffix_state_count;
     const size_t devices = (size_t)problem->most_devices + 1, launches = (size_t)problem->most_launches + 1;

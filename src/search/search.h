@@ -158,6 +158,8 @@ struct search_table {
     double *work;    /* [devices + 1][most_launches + 1] */
     double *carry;   /* [most_launches + 1] */
     int *low, *high; /* [devices + 1] range of launches present in work */
+    double limit_s;  /* of the prefixes: what is in front of a stage, and B times the stage, take at most this; set by
+                        search_table_init to infinity */
     double budget_s;
     double *least_behind_s;                /* [L + 1] least latency of the points at a layer */
     const struct search_candidate **close; /* candidates of a layer and device set that may stay within the budget */
@@ -188,6 +190,7 @@ enum hapt_status search_table_fill(struct search_table *table, double t_max_s, d
 
 /* Bounds of search_bound.c: active candidates, reach and rows for a t_max; then the relaxed prefixes. */
 enum hapt_status search_bound_reach(struct search_table *table, double t_max_s, bool *reaches);
+/* *least_s: of all prefixes that reach the last layer. */
 enum hapt_status search_bound_prefixes(struct search_table *table, double *least_s);
 
 /* Selects one plan at t_max of those whose latency sum is at most `budget_s` (tolerance included; infinite: the least

@@ -396,18 +396,18 @@ static enum hapt_status lay_rows(struct search_table *table)
     return HAPT_OK;
 }
 
-WIDE static void lower(double *restrict to, const double *restrict from, double more_s, int count)
+WIDE static void lower(double *restrict to, const double *restrict from, double more_s, double most_s, int count)
 {
 #pragma omp simd
     for (int i = 0; i < count; i++) {
-        const double sum_s = from[i] + more_s;
+        const double sum_s = from[i] <= most_s ? from[i] + more_s : INFINITY;
         to[i] = sum_s < to[i] ? sum_s : to[i];
     }
 }
 
 /* Adds a stage of layers [k, end) behind the prefixes of a row; the next stage, at `next`, uses the same subcluster. */
 static void extend_same(const struct search_table *table, const struct search_candidate *at,
-                        const struct search_row *row, unsigned mask, int next)
+                        const struct search_row *row, double most_s, unsigned mask, int next)
 {
     const struct search_problem *problem = table->problem;
     const size_t link = search_link(problem, row->current, next, at->end - 1);
@@ -418,7 +418,7 @@ static void extend_same(const struct search_table *table, const struct search_ca
     const int high = row->high < to->high + at->devices ? row->high : to->high + at->devices;
     if (low > high) return;
     lower(&table->prefix_s[to->cell + (low - at->devices - to->low)], &table->prefix_s[row->cell + (low - row->low)],
-          cost_s, high - low + 1);
+          cost_s, most_s, high - low + 1);
 }
 
 /* Adds the last stage of the front subcluster, or a mixed stage that leaves some devices of the next stage's front.
@@ -458,14 +458,17 @@ static void extend_prefixes(const struct search_table *table, int k, unsigned ma
         const struct search_candidate *at = &table->active[i];
         /* sum of all stages in front of the last stage of `current`, if that one uses its devices alone */
         const bool within = at->devices >= row->low && at->devices <= row->high;
-        const double before_s = within ? table->prefix_s[row->cell + (at->devices - row->low)] : INFINITY;
+        const double most_s = table->limit_s - problem->B * at->time_s; /* the sum in front of this stage */
+        double before_s = within ? table->prefix_s[row->cell + (at->devices - row->low)] : INFINITY;
+        if (before_s > most_s) before_s = INFINITY;
         if (at->end == problem->L) {
             if (rest == 0 && device_set->ends && before_s + at->time_s < *least_s) *least_s = before_s + at->time_s;
             continue;
         }
-        if (!mixed) extend_same(table, at, row, mask, current);
+        if (!mixed) extend_same(table, at, row, most_s, mask, current);
         for (int next = problem->C; !mixed && next < problem->device_set_count; next++)
-            if (search_shared_subcluster(problem, current, next) == current) extend_same(table, at, row, mask, next);
+            if (search_shared_subcluster(problem, current, next) == current)
+                extend_same(table, at, row, most_s, mask, next);
         if (!isfinite(before_s)) continue;
         for (int next = 0; next < problem->C; next++)
             if (mixed || rest >> next & 1u) extend_other(table, at, row, mask, next, before_s);

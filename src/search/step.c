@@ -32,11 +32,12 @@ static enum hapt_status leave_out_step(const struct step_search *search, struct 
     return HAPT_OK;
 }
 
+/* Launch rules under which the formula gives seeds. */
 enum { MOST_RULES = 4 };
 /* Microbatches of the shorter of two steps from which a long one is extrapolated. */
 enum { ESTIMATE = 512 };
-/* Work of all beams together: about three seconds on one core. */
-#define MOST_WORK 6e7
+/* Work of all beams together: about a second on one core. */
+#define MOST_WORK 1.2e8
 
 /* The launch rules under which the formula gives seeds; returns their number. */
 static int list_rules(const struct hapt_search_options *options, struct hapt_search_options rule[MOST_RULES])
@@ -58,12 +59,11 @@ static int list_rules(const struct hapt_search_options *options, struct hapt_sea
 }
 
 /* The optimum if the boundary from subcluster `from` to `to` is forbidden: another order, or fewer subclusters. */
-static enum hapt_status try_without(struct step_search *search, int from, int to, struct step_candidate *trial,
-                                    struct hapt_plan_search_figures *figures)
+static enum hapt_status try_without(struct step_search *search, int from, int to, struct step_candidate *trial)
 {
     const size_t links = (size_t)search->C * (size_t)search->C;
     struct hapt_profile other = search->passes;
-    struct hapt_search_options rule = *search->options;
+    struct hapt_search_options rule = search->options;
     rule.may_fail = true;
     if (rule.any_schedule) rule.schedule = search->best.schedule;
     if (rule.any_threshold) rule.hide_threshold = search->best.hide_threshold;
@@ -72,12 +72,12 @@ static enum hapt_status try_without(struct step_search *search, int from, int to
     HAPT_TRY(hapt_env_agree(search->comm, other.link_latency ? HAPT_OK : HAPT_ERR_MEMORY));
     for (size_t k = 0; k < links; k++) other.link_latency[k] = search->profile->link_latency[k];
     other.link_latency[from * search->C + to] = INFINITY;
-    HAPT_TRY(step_may_lack(step_add_seed(search, &other, &rule, trial, figures)));
-    return trial->step_s <= STEP_SEED_WORTH * search->best.step_s ? step_improve(search, trial) : HAPT_OK;
+    HAPT_TRY(step_may_lack(step_add_seed(search, &other, &rule, trial)));
+    return trial->step_s <= STEP_SEED_WORTH * search->best.step_s ? step_improve_seed(search, trial) : HAPT_OK;
 }
 
 /* Other orders of the subclusters: without one of the boundaries between subclusters of the best candidate. */
-static enum hapt_status try_orders(struct step_search *search, struct hapt_plan_search_figures *figures)
+static enum hapt_status try_orders(struct step_search *search)
 {
     struct step_candidate base, trial;
     enum hapt_status status = step_candidate_create(search, &base);
@@ -86,115 +86,136 @@ static enum hapt_status try_orders(struct step_search *search, struct hapt_plan_
     step_candidate_copy(&base, &search->best);
     for (int i = 0; i + 1 < base.count; i++) {
         const int from = base.stage[i].device_set, to = base.stage[i + 1].device_set;
-        if (from < search->C && to < search->C && from != to) HAPT_TRY(try_without(search, from, to, &trial, figures));
+        if (from < search->C && to < search->C && from != to) HAPT_TRY(try_without(search, from, to, &trial));
     }
     return HAPT_OK;
 }
 
 /* The optima of the formula under several launch rules, each row of stages once. */
-static enum hapt_status find_seeds(struct step_search *search, struct step_candidate seed[MOST_RULES], int *count,
-                                   struct hapt_plan_search_figures *figures)
+static enum hapt_status find_seeds(struct step_search *search)
 {
     struct hapt_search_options rule[MOST_RULES];
-    const int rules = list_rules(search->options, rule);
-    *count = 0;
+    const int rules = list_rules(&search->options, rule);
+    search->seed_count = 0;
     for (int k = 0; k < rules; k++) {
+        struct step_candidate *seed = &search->seed[search->seed_count];
         bool known = false;
         rule[k].may_fail = rule[k].may_fail || k > 0;
-        seed[*count].step_s = INFINITY;
-        const enum hapt_status status = step_add_seed(search, &search->passes, &rule[k], &seed[*count], figures);
+        seed->step_s = INFINITY;
+        const enum hapt_status status = step_add_seed(search, &search->passes, &rule[k], seed);
         HAPT_TRY(k > 0 ? step_may_lack(status) : status);
-        for (int other = 0; other < *count; other++) known |= step_same_stages(&seed[other], &seed[*count]);
-        *count += !known && isfinite(seed[*count].step_s);
+        for (int other = 0; other < search->seed_count; other++) known |= step_same_stages(&search->seed[other], seed);
+        search->seed_count += !known && isfinite(seed->step_s);
     }
+    return HAPT_OK;
+}
+
+/* Stage i gets its first microbatch, and gives back its last gradient, through the stages in front. So it may take
+ * longer than the last stage by a B-th of the difference between the sums of w + 2 c in front of both. spare_s [L]:
+ * this time by the layer where a stage starts, as in the best candidate. */
+static enum hapt_status find_spare(struct step_search *search, double *spare_s)
+{
+    const struct step_candidate *best = &search->best;
+    struct hapt_plan plan;
+    int misfit, first = 0;
+    double head_s = 0;
+    hapt_arena_reset(&search->trial);
+    HAPT_TRY(step_candidate_plan(search, best, &search->trial, &plan));
+    HAPT_TRY(hapt_plan_launch(&search->passes, INFINITY, &plan, &misfit));
+    for (int i = 0; i < plan.stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan.stage[i];
+        const double more_s = stage->compute_s + 2 * stage->comm_s;
+        for (int l = first; l < stage->end_layer; l++)
+            spare_s[l] = head_s + more_s * (l - first) / (stage->end_layer - first);
+        if (i + 1 < plan.stage_count) head_s += more_s;
+        first = stage->end_layer;
+    }
+    for (int l = 0; l < search->L; l++) spare_s[l] = fmax(0, head_s - spare_s[l]) / search->B;
+    return HAPT_OK;
+}
+
+/* The optimum of the formula if early stages may be slower becomes a seed. */
+static enum hapt_status add_spared_seed(struct step_search *search)
+{
+    struct hapt_search_options rule = search->options;
+    struct step_candidate *seed = &search->seed[search->seed_count];
+    double *spare_s = hapt_arena_alloc(&search->arena, (size_t)search->L, sizeof *spare_s);
+    if (!isfinite(search->best.step_s) || search->seed_count == STEP_MOST_SEEDS) return HAPT_OK;
+    HAPT_TRY(hapt_env_agree(search->comm, spare_s ? find_spare(search, spare_s) : HAPT_ERR_MEMORY));
+    rule.schedule = search->best.schedule;
+    rule.hide_threshold = search->best.hide_threshold;
+    rule.may_fail = true;
+    rule.spare_s = spare_s;
+    seed->step_s = INFINITY;
+    HAPT_TRY(step_may_lack(step_add_seed(search, &search->passes, &rule, seed)));
+    bool known = !isfinite(seed->step_s);
+    for (int other = 0; other < search->seed_count; other++) known |= step_same_stages(&search->seed[other], seed);
+    search->seed_count += !known;
     return HAPT_OK;
 }
 
 /* --gap: is the best candidate proven to be close enough? */
-static bool is_enough(const struct step_search *search, double bound_s)
+static bool is_enough(const struct step_search *search)
 {
-    return hapt_at_most(search->best.step_s, (1 + search->options->gap) * bound_s);
+    return hapt_at_most(search->best.step_s, (1 + search->options.gap) * search->bound_s);
 }
 
-static enum hapt_status refine_seeds(struct step_search *search, struct step_candidate *seed, int count, double bound_s,
-                                     struct hapt_plan_search_figures *figures)
+enum hapt_status step_improve(struct step_search *search)
 {
-    HAPT_TRY(step_views(search, bound_s, figures));
     const double worth_s = STEP_SEED_WORTH * search->best.step_s;
-    for (int k = 0; k < count && !is_enough(search, bound_s); k++)
-        if (seed[k].step_s <= worth_s) HAPT_TRY(step_improve(search, &seed[k]));
-    if (!is_enough(search, bound_s)) HAPT_TRY(try_orders(search, figures));
-    for (double before_s = INFINITY; search->best.step_s < before_s && !is_enough(search, bound_s);) {
-        before_s = search->best.step_s;
-        HAPT_TRY(step_rows(search));
+    if (search->enumerated) {
+        step_candidate_copy(&search->seed[0], &search->best);
+        HAPT_TRY(step_improve_seed(search, &search->seed[0])); /* launch counts beside those of the rules */
+        return is_enough(search) ? HAPT_OK : step_views(search);
     }
-    return HAPT_OK;
+    if (!is_enough(search)) HAPT_TRY(step_views(search));
+    for (int k = 0; k < search->seed_count && !is_enough(search); k++)
+        if (search->seed[k].step_s <= worth_s) HAPT_TRY(step_improve_seed(search, &search->seed[k]));
+    if (!is_enough(search)) HAPT_TRY(try_orders(search));
+    return is_enough(search) ? HAPT_OK : step_rows(search);
 }
 
-static enum hapt_status run(struct step_search *search, struct hapt_plan_search_figures *figures, double *bound_s)
+enum hapt_status step_start(struct step_search *search)
 {
-    struct step_candidate seed[MOST_RULES];
-    int seeds;
     enum hapt_status status = step_candidate_create(search, &search->best);
-    for (int k = 0; k < MOST_RULES && status == HAPT_OK; k++) status = step_candidate_create(search, &seed[k]);
+    for (int k = 0; k < STEP_MOST_SEEDS && status == HAPT_OK; k++)
+        status = step_candidate_create(search, &search->seed[k]);
     if (status == HAPT_OK) status = leave_out_step(search, &search->arena, &search->passes);
     HAPT_TRY(hapt_env_agree(search->comm, status));
-    HAPT_TRY(find_seeds(search, seed, &seeds, figures));
-    HAPT_TRY(hapt_env_agree(search->comm, step_enumerate(search, bound_s)));
-    if (*bound_s > 0) {
-        step_candidate_copy(&seed[0], &search->best);
-        HAPT_TRY(step_improve(search, &seed[0])); /* launch counts beside those of the rules */
-        return is_enough(search, *bound_s) ? HAPT_OK : step_views(search, *bound_s, figures);
-    }
-    HAPT_TRY(hapt_env_agree(search->comm, step_bound(search, bound_s)));
-    HAPT_TRY(hapt_env_agree(search->comm, step_enumerate_short(search)));
-    return refine_seeds(search, seed, seeds, *bound_s, figures);
+    HAPT_TRY(find_seeds(search));
+    HAPT_TRY(hapt_env_agree(search->comm, step_enumerate(search, &search->bound_s)));
+    search->enumerated = search->bound_s > 0;
+    if (!search->enumerated) HAPT_TRY(add_spared_seed(search));
+    if (!search->enumerated) HAPT_TRY(hapt_env_agree(search->comm, step_bound(search, &search->bound_s)));
+    if (!search->enumerated) HAPT_TRY(hapt_env_agree(search->comm, step_enumerate_short(search)));
+    if (isfinite(search->best.step_s)) return HAPT_OK;
+    return hapt_search_agree(search->comm, &search->options,
+                             hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer microbatches, or devices with more memory",
+                                       "no launch counts of the planned stages fit the devices' memory"));
 }
 
-/* The plan of the best candidate, with the exact simulated step. */
-static enum hapt_status make_plan(struct step_search *search, double bound_s, struct hapt_arena *result,
-                                  struct hapt_plan *plan)
+enum hapt_status step_finish(struct step_search *search, struct hapt_arena *result, struct hapt_plan *plan)
 {
-    const struct step_candidate *best = &search->best;
-    HAPT_TRY(step_candidate_plan(search, best, result, plan));
+    HAPT_TRY(step_candidate_plan(search, &search->best, result, plan));
     HAPT_TRY(hapt_plan_price_launches(search->profile, plan));
-    plan->bound_s = fmin(bound_s, plan->simulated_s);
+    plan->bound_s = fmin(search->bound_s, plan->simulated_s);
     plan->search.gap = 0;
     return HAPT_OK;
 }
 
-static enum hapt_status run_all(struct step_search *search, struct hapt_arena *result, struct hapt_plan *plan)
-{
-    struct hapt_plan_search_figures figures = {0};
-    double bound_s = 0;
-    const double start_s = hapt_time_s();
-    HAPT_TRY(run(search, &figures, &bound_s));
-    if (!isfinite(search->best.step_s))
-        return hapt_search_agree(search->comm, search->options,
-                                 hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer microbatches, or devices with more memory",
-                                           "no launch counts of the planned stages fit the devices' memory"));
-    HAPT_TRY(hapt_env_agree(search->comm, make_plan(search, bound_s, result, plan)));
-    plan->search.candidates = figures.candidates;
-    plan->search.evaluated = figures.evaluated;
-    plan->search.seconds = hapt_time_s() - start_s;
-    return hapt_env_mpi(MPI_Bcast(&plan->search.seconds, 1, MPI_DOUBLE, 0, search->comm), "MPI_Bcast");
-}
-
-static void release(struct step_search *search)
+void step_release(struct step_search *search)
 {
     hapt_simulate_work_release(&search->simulation);
-    hapt_arena_release(&search->lists);
     hapt_arena_release(&search->trial);
     hapt_arena_release(&search->arena);
 }
 
-static void initialise(struct step_search *search, MPI_Comm comm, const struct hapt_profile *profile,
-                       const struct hapt_search_options *options)
+enum hapt_status step_begin(struct step_search *search, MPI_Comm comm, const struct hapt_profile *profile,
+                            const struct hapt_search_options *options)
 {
     *search = (struct step_search){.comm = comm,
-                                   .size = 1,
                                    .profile = profile,
-                                   .options = options,
+                                   .options = *options,
                                    .L = profile->layer_count,
                                    .C = profile->cluster_count,
                                    .B = options->microbatches,
@@ -205,7 +226,8 @@ static void initialise(struct step_search *search, MPI_Comm comm, const struct h
     if (search->most_stages > search->L) search->most_stages = search->L;
     hapt_arena_init(&search->arena);
     hapt_arena_init(&search->trial);
-    hapt_arena_init(&search->lists);
+    HAPT_MPI(MPI_Comm_rank(comm, &search->rank));
+    return hapt_env_mpi(MPI_Comm_size(comm, &search->size), "MPI_Comm_size");
 }
 
 static enum hapt_status price_stages(struct step_search *search, struct hapt_plan *plan)
@@ -227,26 +249,9 @@ enum hapt_status hapt_plan_price_stages(const struct hapt_profile *profile, cons
     struct step_search search;
     HAPT_TRY(hapt_plan_price(profile, plan));
     if (options->objective == HAPT_OBJECTIVE_FORMULA) return HAPT_OK;
-    initialise(&search, MPI_COMM_SELF, profile, options);
+    enum hapt_status status = step_begin(&search, MPI_COMM_SELF, profile, options);
     if (plan->stage_count > search.most_stages) search.most_stages = plan->stage_count;
-    const enum hapt_status status = price_stages(&search, plan);
-    release(&search);
-    return status;
-}
-
-enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile *profile,
-                                       const struct hapt_search_options *options, struct hapt_arena *result,
-                                       struct hapt_plan **plan)
-{
-    struct step_search search;
-    HAPT_TRY(hapt_env_agree(comm, search_check_options(options)));
-    initialise(&search, comm, profile, options);
-    HAPT_MPI(MPI_Comm_rank(comm, &search.rank));
-    HAPT_MPI(MPI_Comm_size(comm, &search.size));
-    struct hapt_plan *made = hapt_arena_alloc(result, 1, sizeof *made);
-    enum hapt_status status = hapt_env_agree(comm, made ? HAPT_OK : HAPT_ERR_MEMORY);
-    if (status == HAPT_OK) status = run_all(&search, result, made);
-    release(&search);
-    if (status == HAPT_OK) *plan = made;
+    if (status == HAPT_OK) status = price_stages(&search, plan);
+    step_release(&search);
     return status;
 }

@@ -2,11 +2,12 @@
  * Inside src/search: the plan of the least simulated step.
  *
  *   step.c            the order of the work: seeds, rows, enumeration, refinement, bound
+ *   step_batchings.c  the same over several numbers of microbatches
  *   step_price.c      the step of given stages: bounds, and the best launch counts by simulation
  *   step_bound.c      a lower bound of every plan's step
  *   step_enumerate.c  all plans of a small instance, by depth-first search with bounds
  *   step_seed.c       optima of the formula as candidates
- *   step_views.c      seeds from restricted profiles: first stages with less work once a step
+ *   step_views.c      seeds from restricted and altered profiles
  *   step_rows.c       other rows of submeshes around a candidate
  *   step_refine.c     the beam over stage boundaries and programs
  */
@@ -32,11 +33,13 @@ struct step_candidate {
     double lower_s;        /* no launch counts of these stages have a shorter step; set with step_s */
 };
 
+enum { STEP_MOST_SEEDS = 8 };
+
 struct step_search {
     MPI_Comm comm;
     int rank, size;
     const struct hapt_profile *profile;
-    const struct hapt_search_options *options;
+    struct hapt_search_options options;
     int L, C, B;
     int most_stages;
     int estimate;            /* steps longer than about four times this many microbatches are extrapolated; B: none */
@@ -44,15 +47,28 @@ struct step_search {
     struct hapt_arena trial; /* of one pricing */
     struct hapt_profile passes; /* the profile without step times */
     struct step_candidate best;
-    /* The lists of the newest simulation; they depend on schedule, launch counts and ties alone. */
-    struct hapt_arena lists;
-    struct hapt_schedule *schedule; /* NULL: none */
-    bool schedule_is_tied;
+    int seed_count;
+    struct step_candidate seed[STEP_MOST_SEEDS]; /* optima of the formula under several launch rules */
+    bool enumerated;                             /* the best over all stages and launch rules is known */
+    double bound_s;                              /* no plan that the options allow has a shorter step */
+    struct hapt_plan_search_figures figures;
     struct hapt_simulate_work simulation;
     int64_t simulated; /* number of simulations on this rank */
     double work;       /* microbatches times stages of all simulations by the beam, on all ranks */
     double most_work;  /* refinement ends there */
 };
+
+/* Begins the search in a profile. step_release ends it. Rank-local, except for the rank numbers. */
+enum hapt_status step_begin(struct step_search *search, MPI_Comm comm, const struct hapt_profile *profile,
+                            const struct hapt_search_options *options);
+void step_release(struct step_search *search);
+/* Seeds, enumeration and bound: sets search->best and bound_s. HAPT_ERR_INFEASIBLE: there is no plan; it is printed
+ * unless options.may_fail. Collective. */
+enum hapt_status step_start(struct step_search *search);
+/* Refines search->best. Collective. */
+enum hapt_status step_improve(struct step_search *search);
+/* The plan of search->best, with the exact simulated step. Rank-local. */
+enum hapt_status step_finish(struct step_search *search, struct hapt_arena *result, struct hapt_plan *plan);
 
 /* Seeds that are slower than the best by more than this factor are not refined. */
 #define STEP_SEED_WORTH 1.02
@@ -70,8 +86,8 @@ enum hapt_status step_candidate_plan(const struct step_search *search, const str
 /* True if launch counts beside those of the rules are allowed. */
 static inline bool step_launches_are_free(const struct step_search *search, const struct step_candidate *candidate)
 {
-    return search->options->any_threshold && candidate->schedule != HAPT_SCHEDULE_GPIPE &&
-           (search->options->any_schedule || search->options->schedule == HAPT_SCHEDULE_H1F1B);
+    return search->options.any_threshold && candidate->schedule != HAPT_SCHEDULE_GPIPE &&
+           (search->options.any_schedule || search->options.schedule == HAPT_SCHEDULE_H1F1B);
 }
 
 /* Prices the candidate's stages under its own launch counts. step_s becomes INFINITY if the stages are no candidates,
@@ -83,14 +99,13 @@ enum hapt_status step_price_launches(struct step_search *search, double limit_s,
 /* The optimum of the formula in a profile becomes `trial`, and the best candidate if it is faster. Collective.
  * HAPT_ERR_INFEASIBLE: there is none. */
 enum hapt_status step_add_seed(struct step_search *search, const struct hapt_profile *profile,
-                               const struct hapt_search_options *rule, struct step_candidate *trial,
-                               struct hapt_plan_search_figures *figures);
+                               const struct hapt_search_options *rule, struct step_candidate *trial);
 /* Refines a seed; it becomes the best candidate if it is faster. Collective. */
-enum hapt_status step_improve(struct step_search *search, struct step_candidate *seed);
+enum hapt_status step_improve_seed(struct step_search *search, struct step_candidate *seed);
 /* HAPT_OK instead of HAPT_ERR_INFEASIBLE: a rule or a restriction may leave no plan. */
 enum hapt_status step_may_lack(enum hapt_status status);
-/* Seeds whose first stage has less work once a step. Improves the best candidate with them. Collective. */
-enum hapt_status step_views(struct step_search *search, double bound_s, struct hapt_plan_search_figures *figures);
+/* Seeds from views of the cluster. Improves the best candidate with them. Collective. */
+enum hapt_status step_views(struct step_search *search);
 /* Enumerates all plans if there are few. *bound_s: no plan has a shorter step, with any launch counts; 0: there are too
  * many plans. Else search->best is the best over all stages and launch rules. */
 enum hapt_status step_enumerate(struct step_search *search, double *bound_s);

@@ -1,11 +1,14 @@
 /*
  * A lower bound of the simulated step of every plan.
  *
- * Let F(t) be the least sum of w_i + 2 c_i of a plan whose stages take at most t per microbatch (w_i: without the end
- * of the step; memory for one microbatch). A plan whose longest stage takes t has a step of at least B t and at least
- * F(t) + (B - 1) max c_i, plus what stage 0 still does behind its last backward: the exchange of tied parameters. F
- * falls with t, so the bound is where both meet. Plans on several subclusters cross at least the fastest link between
- * two of them; plans inside one subcluster are bounded apart.
+ * Let h_i be the sum of w_j + 2 c_j in front of stage i (w_j: without the end of the step). Stage i gets its first
+ * microbatch, and gives back its last gradient, through all stages in front. So a step takes at least h_i + B w_i + e,
+ * where e is what stage 0 still does behind its last backward: the exchange of tied parameters. It also takes at least
+ * F + (B - 1) max c_i + e, where F is the sum over all stages. A step of T is possible only if some plan keeps both
+ * within T. For a given T, the least F of the plans with h_i + B w_i + e <= T comes from the prefixes of the exact
+ * search: the least sum in front of a stage is also the best for every stage behind. So the bound is found by
+ * bisection. Memory for one microbatch is required. Plans on several subclusters cross at least the fastest link
+ * between two of them; plans inside one subcluster are bounded apart.
  */
 #include "search.h"
 #include "step.h"
@@ -13,8 +16,10 @@
 #include <math.h>
 #include <string.h>
 
-/* Relative width of t at which the bisection stops. */
-#define PRECISION 5e-4
+/* Relative width at which the bisection stops. */
+#define PRECISION 3e-4
+/* The share of the best step that is tried first: bounds are rarely further away. */
+#define NEAR 0.9
 
 struct bounding {
     struct step_search *search;
@@ -67,42 +72,52 @@ static enum hapt_status restrict_profile(struct bounding *bounding, unsigned sub
     return HAPT_OK;
 }
 
-static enum hapt_status sum_at(struct bounding *bounding, double t_s, double *sum_s)
-{
-    return search_table_fill(&bounding->table, t_s, INFINITY, false, sum_s);
-}
+/* What every plan adds: e, and e + (B - 1) times a transfer. */
+struct more {
+    double end_s, sum_s;
+};
 
-/* The least of max(B t, F(t) + more_s). Between two values of t, F is at least that of the larger one. */
-static enum hapt_status meet(struct bounding *bounding, double longest_s, double more_s, double *bound_s)
+/* *possible: the bounds allow a step of T. */
+static enum hapt_status try_step(struct bounding *bounding, const struct more *more, double step_s, bool *possible)
 {
     const int B = bounding->search->B;
-    double low_s = 0, high_s = longest_s, low_sum_s = INFINITY, high_sum_s;
-    *bound_s = INFINITY;
-    HAPT_TRY(sum_at(bounding, high_s, &high_sum_s));
-    if (!isfinite(high_sum_s)) return HAPT_OK;
-    while (high_s - low_s > PRECISION * high_s) {
-        const double middle_s = 0.5 * (low_s + high_s);
-        double sum_s;
-        HAPT_TRY(sum_at(bounding, middle_s, &sum_s));
-        if (sum_s + more_s > B * middle_s) {
-            low_s = middle_s;
-            low_sum_s = sum_s;
-        } else {
-            high_s = middle_s;
-            high_sum_s = sum_s;
-        }
+    double sum_s;
+    bounding->table.limit_s = (step_s - more->end_s) * (1 + 1e-12);
+    *possible = false;
+    if (!(bounding->table.limit_s > 0)) return HAPT_OK;
+    HAPT_TRY(search_bound_reach(&bounding->table, bounding->table.limit_s / B, possible));
+    if (!*possible) return HAPT_OK;
+    HAPT_TRY(search_bound_prefixes(&bounding->table, &sum_s));
+    *possible = sum_s + more->sum_s <= step_s * (1 + 1e-12);
+    return HAPT_OK;
+}
+
+/* The largest step up to `high_s` which is found to be impossible. */
+static enum hapt_status bisect(struct bounding *bounding, const struct more *more, double high_s, double *bound_s)
+{
+    double low_s = 0, first_s = NEAR * high_s;
+    const double precision_s = PRECISION * high_s;
+    bool possible;
+    *bound_s = high_s;
+    HAPT_TRY(try_step(bounding, more, high_s, &possible));
+    if (!possible) return HAPT_OK;
+    while (high_s - low_s > precision_s) {
+        const double middle_s = first_s > 0 ? first_s : 0.5 * (low_s + high_s);
+        first_s = 0;
+        HAPT_TRY(try_step(bounding, more, middle_s, &possible));
+        *(possible ? &high_s : &low_s) = middle_s;
     }
-    *bound_s = fmin(low_sum_s + more_s, fmax(B * low_s, high_sum_s + more_s));
+    *bound_s = low_s;
     return HAPT_OK;
 }
 
 /* The least that every plan on these subclusters adds. If there are several, it is an exchange of tied parameters, and
  * B - 1 transfers over the fastest link between two of them. A plan of one stage has neither. INFINITY: no link. */
-static double least_more_s(const struct bounding *bounding, bool several)
+static struct more least_more(const struct bounding *bounding, bool several)
 {
     const struct hapt_profile *profile = bounding->search->profile;
     double comm_s = INFINITY, tied_s = INFINITY;
-    if (!several) return 0;
+    if (!several) return (struct more){0};
     for (int from = 0; from < profile->cluster_count; from++)
         for (int to = 0; to < profile->cluster_count; to++) {
             const struct hapt_subclusters first = {1, &from}, last = {1, &to};
@@ -112,46 +127,47 @@ static double least_more_s(const struct bounding *bounding, bool several)
                 tied_s = fmin(tied_s, hapt_profile_tied_s(profile, layer + 1, first, last));
             }
         }
-    return isfinite(comm_s) ? (bounding->search->B - 1) * comm_s + tied_s : INFINITY;
+    if (!isfinite(comm_s)) return (struct more){0, INFINITY};
+    return (struct more){tied_s, (bounding->search->B - 1) * comm_s + tied_s};
 }
 
-static enum hapt_status bound_of(struct bounding *bounding, unsigned subclusters, bool several, double *bound_s)
+/* The bound of the plans on these subclusters, at most `most_s`. */
+static enum hapt_status bound_of(struct bounding *bounding, unsigned subclusters, bool several, double most_s,
+                                 double *bound_s)
 {
     struct search_problem *problem;
+    struct more more;
     hapt_arena_reset(&bounding->scratch);
     HAPT_TRY(restrict_profile(bounding, subclusters));
     if (several) bounding->profile.mixed_count = 0; /* mixed stages: see step_bound */
     HAPT_TRY(search_problem_create(&bounding->profile, &bounding->options, INFINITY, -1, &bounding->scratch, &problem));
-    *bound_s = INFINITY;
+    *bound_s = most_s;
     if (problem->all_candidates == 0) return HAPT_OK;
     enum hapt_status status = search_table_init(problem, &bounding->scratch, &bounding->table);
-    if (status == HAPT_OK) status = meet(bounding, problem->longest_s, least_more_s(bounding, several), bound_s);
+    more = least_more(bounding, several);
+    if (status == HAPT_OK) status = bisect(bounding, &more, most_s, bound_s);
     search_table_release(&bounding->table);
     return status;
 }
 
 enum hapt_status step_bound(struct step_search *search, double *bound_s)
 {
-    struct bounding bounding = {.search = search, .options = *search->options};
+    struct bounding bounding = {.search = search, .options = search->options};
     const unsigned every = (1u << search->C) - 1;
-    enum hapt_status status = HAPT_OK;
-    double alone_s = INFINITY, part_s = INFINITY;
+    double least_s = search->best.step_s;
+    *bound_s = INFINITY;
+    if (!isfinite(least_s)) return HAPT_OK; /* there is no plan */
     /* one launch per stage is enough for a bound; 1F1B's launch counts do not matter without a limit of memory */
     bounding.options.schedule = HAPT_SCHEDULE_1F1B;
     bounding.options.use_all_devices = false;
     hapt_arena_init(&bounding.scratch);
-    *bound_s = INFINITY;
-    for (int c = 0; c < search->C && search->C > 1 && status == HAPT_OK; c++) {
-        status = bound_of(&bounding, 1u << c, false, &part_s);
-        alone_s = fmin(alone_s, part_s);
-    }
+    enum hapt_status status = bound_of(&bounding, every, search->C > 1, least_s, &least_s);
+    for (int c = 0; c < search->C && search->C > 1 && status == HAPT_OK; c++)
+        status = bound_of(&bounding, 1u << c, false, least_s, &least_s);
     /* A plan with a mixed stage may cross no link between subclusters by a boundary. */
-    if (status == HAPT_OK && search->profile->mixed_count > 0) {
-        status = bound_of(&bounding, every, false, &part_s);
-        alone_s = fmin(alone_s, part_s);
-    }
-    if (status == HAPT_OK) status = bound_of(&bounding, every, search->C > 1, &part_s);
+    if (status == HAPT_OK && search->profile->mixed_count > 0)
+        status = bound_of(&bounding, every, false, least_s, &least_s);
     hapt_arena_release(&bounding.scratch);
-    *bound_s = fmin(alone_s, part_s) * (1 - 1e-9);
+    *bound_s = least_s * (1 - 1e-9);
     return status;
 }

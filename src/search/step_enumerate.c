@@ -115,7 +115,7 @@ static bool uses_all(const struct enumeration *enumeration)
 static enum hapt_status take_plan(struct enumeration *enumeration)
 {
     struct step_search *search = enumeration->search;
-    if (search->options->use_all_devices && !uses_all(enumeration)) return HAPT_OK;
+    if (search->options.use_all_devices && !uses_all(enumeration)) return HAPT_OK;
     HAPT_TRY(step_price_launches(search, search->best.step_s, &enumeration->trial));
     enumeration->least_s = fmin(enumeration->least_s, enumeration->trial.lower_s);
     if (enumeration->trial.step_s < search->best.step_s) step_candidate_copy(&search->best, &enumeration->trial);
@@ -210,7 +210,7 @@ enum hapt_status step_enumerate(struct step_search *search, double *bound_s)
                                       .most_simulations = MOST_SIMULATIONS};
     const struct prefix nothing = {0};
     *bound_s = 0;
-    if (search->L > MOST_LAYERS || search->options->no_enumeration) return HAPT_OK;
+    if (search->L > MOST_LAYERS || search->options.no_enumeration) return HAPT_OK;
     HAPT_TRY(begin(&enumeration));
     HAPT_TRY(descend(&enumeration, 0, &nothing));
     /* A plan that was dropped has a step of at least that of the best. */
@@ -222,7 +222,7 @@ enum hapt_status step_enumerate_short(struct step_search *search)
 {
     struct enumeration enumeration = {.search = search, .least_s = INFINITY, .most_simulations = SHORT_SIMULATIONS};
     const struct prefix nothing = {0};
-    if (search->L > SHORT_LAYERS || search->options->no_enumeration) return HAPT_OK;
+    if (search->L > SHORT_LAYERS || search->options.no_enumeration) return HAPT_OK;
     HAPT_TRY(begin(&enumeration));
     for (int stages = 1; stages <= search->most_stages; stages++) {
         enumeration.most_stages = stages;

@@ -3,7 +3,9 @@
  *
  * Launch counts. Under H-1F1B a boundary adds 1, 2 or 3 launches, by two thresholds on c_i: epsilon t_max and t_max / 2
  * (HAPT (2)). Between two distinct c_i a threshold changes nothing. So a few values of epsilon and t_max give all
- * launch counts of this family; they include those of 1F1B and eager 1F1B.
+ * launch counts of this family; they include those of 1F1B and eager 1F1B. Behind a slow link, fewer launches give an
+ * earlier first backward pass: a stage computes its N_i forward passes first, and waits for their messages. So counts
+ * by need are tried as well: the time until a microbatch's gradient can be back, in units of the longest w_i or c_i.
  */
 #include "step.h"
 
@@ -78,7 +80,7 @@ enum hapt_status step_candidate_plan(const struct step_search *search, const str
                                      struct hapt_arena *arena, struct hapt_plan *plan)
 {
     const struct hapt_profile *profile = search->profile;
-    *plan = hapt_search_plan(profile, search->options);
+    *plan = hapt_search_plan(profile, &search->options);
     plan->schedule = candidate->schedule;
     plan->hide_threshold = candidate->hide_threshold;
     HAPT_TRY(hapt_plan_allot(plan, candidate->count, arena));
@@ -137,6 +139,14 @@ static double least_t_max_s(const struct hapt_plan *plan)
     return least_s;
 }
 
+/* The longest w_i or c_i. */
+static double least_pass_s(const struct hapt_plan *plan)
+{
+    double least_s = 0;
+    for (int i = 0; i < plan->stage_count; i++) least_s = fmax(least_s, fmax(work_s(plan, i), plan->stage[i].comm_s));
+    return least_s;
+}
+
 /* Prices the stages in search->trial, and sets the candidate's lower_s. *plan NULL: they are no candidates or cannot be
  * faster than `limit_s`. */
 static enum hapt_status begin(struct step_search *search, double limit_s, struct step_candidate *candidate,
@@ -160,32 +170,19 @@ static enum hapt_status begin(struct step_search *search, double limit_s, struct
     return HAPT_OK;
 }
 
-/* Are the lists of the newest simulation those of this plan? */
-static bool has_lists(const struct step_search *search, const struct hapt_plan *plan)
-{
-    const struct hapt_schedule *schedule = search->schedule;
-    if (!schedule || schedule->kind != plan->schedule || schedule->chunk_count != plan->stage_count ||
-        schedule->microbatches != plan->microbatches || search->schedule_is_tied != (plan->exchange_s > 0))
-        return false;
-    for (int i = 0; i < plan->stage_count; i++)
-        if (schedule->launches[i] != plan->stage[i].warmup) return false;
-    return true;
-}
-
 static enum hapt_status simulate(struct step_search *search, const struct hapt_plan *plan, double *step_s)
 {
     struct hapt_costs costs;
+    struct hapt_chain chain = {plan->stage_count, plan->microbatches, NULL, plan->exchange_s > 0};
+    int *launches;
     search->simulated++;
     if (plan->microbatches > 4 * search->estimate)
         return hapt_plan_estimate(plan, search->estimate, &search->trial, step_s);
-    if (!has_lists(search, plan)) {
-        search->schedule = NULL;
-        hapt_arena_reset(&search->lists);
-        search->schedule_is_tied = plan->exchange_s > 0;
-        HAPT_TRY(hapt_plan_schedule(plan, search->schedule_is_tied, &search->lists, &search->schedule));
-    }
+    HAPT_NEW(launches, &search->trial, plan->stage_count);
+    for (int i = 0; i < plan->stage_count; i++) launches[i] = plan->stage[i].warmup;
+    chain.launches = launches;
     HAPT_TRY(hapt_plan_costs(plan, &search->trial, &costs));
-    return hapt_simulate_step(search->schedule, &costs, &search->simulation, step_s);
+    return hapt_simulate_chain(&chain, &costs, &search->simulation, step_s);
 }
 
 enum hapt_status step_price(struct step_search *search, double limit_s, struct step_candidate *candidate)
@@ -225,13 +222,12 @@ static enum hapt_status note_launches(struct step_search *search, const struct h
     return HAPT_OK;
 }
 
-static enum hapt_status try_rule(struct step_search *search, struct hapt_plan *plan, enum hapt_schedule_kind schedule,
-                                 double hide_threshold, double t_max_s, struct tried *tried,
-                                 struct step_candidate *candidate)
+/* Simulates the launch counts of the plan, unless they were tried. */
+static enum hapt_status try_counts(struct step_search *search, struct hapt_plan *plan, enum hapt_schedule_kind schedule,
+                                   double hide_threshold, struct tried *tried, struct step_candidate *candidate)
 {
     double step_s;
     bool is_new;
-    if (hapt_plan_relaunch(plan, schedule, hide_threshold, t_max_s) >= 0) return HAPT_OK;
     HAPT_TRY(note_launches(search, plan, tried, &is_new));
     if (!is_new) return HAPT_OK;
     HAPT_TRY(simulate(search, plan, &step_s));
@@ -243,11 +239,49 @@ static enum hapt_status try_rule(struct step_search *search, struct hapt_plan *p
     return HAPT_OK;
 }
 
+static enum hapt_status try_rule(struct step_search *search, struct hapt_plan *plan, enum hapt_schedule_kind schedule,
+                                 double hide_threshold, double t_max_s, struct tried *tried,
+                                 struct step_candidate *candidate)
+{
+    if (hapt_plan_relaunch(plan, schedule, hide_threshold, t_max_s) >= 0) return HAPT_OK;
+    return try_counts(search, plan, schedule, hide_threshold, tried, candidate);
+}
+
+/* The most launches of a stage that fit, at most `launches`; 0: none. */
+static int fitting(struct hapt_plan_stage *stage, int launches)
+{
+    for (stage->warmup = launches; stage->warmup > 0; stage->warmup--) {
+        hapt_plan_stage_tighten(stage);
+        if (hapt_at_most(stage->memory_bytes, stage->device_memory_bytes)) break;
+    }
+    return stage->warmup;
+}
+
+/* Launch counts by need: `factor` times the time until the gradient is back, and `more`; as far as memory allows. */
+static enum hapt_status try_needs(struct step_search *search, struct hapt_plan *plan, double pace_s, double factor,
+                                  int more, struct tried *tried, struct step_candidate *candidate)
+{
+    double back_s = 0;
+    int most = plan->microbatches;
+    for (int i = plan->stage_count - 1; i >= 0; i--) {
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        back_s += work_s(plan, i) + 2 * stage->comm_s;
+        const double needed = i + 1 == plan->stage_count ? 1 : ceil(factor * back_s / pace_s) + more;
+        stage->warmup = needed < most ? (int)needed : most;
+    }
+    for (int i = 0; i < plan->stage_count; i++) { /* counts never rise */
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        most = fitting(stage, stage->warmup < most ? stage->warmup : most);
+        if (most == 0) return HAPT_OK;
+    }
+    return try_counts(search, plan, HAPT_SCHEDULE_H1F1B, search->options.hide_threshold, tried, candidate);
+}
+
 /* The rules at one t_max: every epsilon up to 1/2 at which a launch count changes. */
 static enum hapt_status try_thresholds(struct step_search *search, struct hapt_plan *plan, double t_max_s,
                                        struct tried *tried, struct step_candidate *candidate)
 {
-    const struct hapt_search_options *options = search->options;
+    const struct hapt_search_options *options = &search->options;
     HAPT_TRY(try_rule(search, plan, HAPT_SCHEDULE_H1F1B, options->hide_threshold, t_max_s, tried, candidate));
     if (!options->any_threshold) return HAPT_OK;
     HAPT_TRY(try_rule(search, plan, HAPT_SCHEDULE_H1F1B, 0, t_max_s, tried, candidate));
@@ -260,7 +294,7 @@ static enum hapt_status try_thresholds(struct step_search *search, struct hapt_p
 
 enum hapt_status step_price_launches(struct step_search *search, double limit_s, struct step_candidate *candidate)
 {
-    const struct hapt_search_options *options = search->options;
+    const struct hapt_search_options *options = &search->options;
     struct hapt_plan *plan;
     struct tried tried = {0};
     candidate->step_s = INFINITY;
@@ -276,6 +310,10 @@ enum hapt_status step_price_launches(struct step_search *search, double limit_s,
                     HAPT_TRY(try_thresholds(search, plan, each[k], &tried, candidate));
         }
     }
+    static const double factors[] = {0.95, 1, 1.1, 1.25, 1.5};
+    for (int k = 0;
+         k < 10 && options->any_threshold && (options->any_schedule || options->schedule == HAPT_SCHEDULE_H1F1B); k++)
+        HAPT_TRY(try_needs(search, plan, least_pass_s(plan), factors[k / 2], k % 2, &tried, candidate));
     for (int kind = 0; kind <= HAPT_SCHEDULE_H1F1B; kind++)
         if (kind != HAPT_SCHEDULE_H1F1B &&
             (options->any_schedule || options->schedule == (enum hapt_schedule_kind)kind))

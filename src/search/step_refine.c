@@ -126,7 +126,7 @@ static enum hapt_status list_moves(const struct beam *beam, struct moves *moves)
         for (int s = 0; s < beam->entry[e].count; s++) {
             HAPT_TRY(add_programs(beam, e, s, moves));
             if (step_launches_are_free(beam->search, &beam->entry[e])) HAPT_TRY(add_launches(e, s, moves));
-            const int reach = getenv("WIDE") || e == 0 ? REACH : NEAR;
+            const int reach = e == 0 ? REACH : NEAR;
             for (int k = -reach; k <= reach && s + 1 < beam->entry[e].count; k++)
                 for (int kind = SINGLE; kind <= PROPORTIONAL && k != 0; kind++) {
                     const struct move move = {.kind = kind, .entry = e, .stage = s, .by = k};

@@ -1,12 +1,22 @@
-/* Other rows of submeshes around the best candidate: a stage split in two, two stages joined, or their devices shared
- * out anew. Each row starts from its exact boundaries by the formula (hapt/recut.h). The best rows are refined. */
+/*
+ * Other rows of submeshes around good candidates: a stage split in two, two stages joined, or their devices shared out
+ * anew. Each row is tried once. It starts from its best boundaries by the formula (hapt/recut.h), with and without
+ * spare time for early stages. The ranks share the rows. The best rows are refined, and may become bases themselves.
+ */
 #include "step.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <time.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "hapt/recut.h"
 
-enum { KEPT = 3 };
+/* Rows around one base that are refined; candidates around which rows are tried. */
+enum { KEPT = 3, MOST_BASES = 4 };
+/* A candidate becomes a base if its step is at most this factor longer than the best. */
+#define BASE_WORTH 1.005
 /* A row is refined if its step is at most this factor longer than the best. */
 #define ROW_WORTH 1.01
 /* Searches of boundaries end after this much work, as a share of the refinement's: stages times layers squared. */
@@ -16,11 +26,21 @@ struct rows {
     struct step_search *search;
     struct step_candidate base, trial;
     struct step_candidate kept[KEPT]; /* by ascending step; unused: INFINITY */
+    int64_t number[KEPT];             /* of the row */
+    struct step_candidate best[KEPT]; /* of all ranks */
+    int base_count;
+    struct step_candidate bases[MOST_BASES];
+    bool is_done[MOST_BASES]; /* the rows around it were tried */
+    int64_t tried;            /* rows on all ranks */
+    uint64_t *hash;           /* [tried] of the rows */
+    int64_t room;
     struct hapt_search_options options;
     int count;                    /* of the row that is tried */
     struct hapt_recut_slot *slot; /* [base.count + 1] */
     double work, most_work;
-    double most_s; /* of the formula: rows above are left out */
+    double most_s;   /* of the formula: rows above are left out */
+    double *spare_s; /* [base.count + 1] of the stages of a row, relative to the last one */
+    double *head_s;  /* [base.count + 1] of the base: the sum of w_i + 2 c_i in front of a stage */
     struct hapt_arena scratch;
 };
 
@@ -30,18 +50,71 @@ static struct hapt_recut_slot slot_of(const struct step_search *search, const st
     return (struct hapt_recut_slot){stage->device_set, submesh->n, submesh->m};
 }
 
-/* Takes the trial among the best rows. */
-static void keep(struct rows *rows)
+/* Takes the trial among the best rows. Rows of equal steps stay in order of their numbers. */
+static void keep(struct rows *rows, int64_t number)
 {
     int at = KEPT;
+    for (int k = 0; k < KEPT; k++) /* with and without spare time the stages may be the same */
+        if (rows->number[k] == number && step_same_stages(&rows->kept[k], &rows->trial)) return;
     while (at > 0 && rows->trial.step_s < rows->kept[at - 1].step_s) at--;
-    for (int k = 0; k < KEPT; k++)
-        if (step_same_stages(&rows->kept[k], &rows->trial)) return;
-    if (at == KEPT) return;
+    if (at == KEPT || step_same_stages(&rows->base, &rows->trial)) return; /* the base was refined */
     const struct step_candidate room = rows->kept[KEPT - 1];
-    for (int k = KEPT - 1; k > at; k--) rows->kept[k] = rows->kept[k - 1];
+    for (int k = KEPT - 1; k > at; k--) {
+        rows->kept[k] = rows->kept[k - 1];
+        rows->number[k] = rows->number[k - 1];
+    }
     rows->kept[at] = room;
+    rows->number[at] = number;
     step_candidate_copy(&rows->kept[at], &rows->trial);
+}
+
+/* Notes the row; *is_new: it was not tried before. */
+static enum hapt_status note_row(struct rows *rows, bool *is_new)
+{
+    const uint64_t hash = hapt_hash(0, rows->slot, (size_t)rows->count * sizeof *rows->slot);
+    *is_new = false;
+    for (int64_t k = 0; k < rows->tried; k++)
+        if (rows->hash[k] == hash) return HAPT_OK;
+    if (rows->tried == rows->room) {
+        const int64_t room = 2 * rows->room + 256;
+        uint64_t *wider = realloc(rows->hash, (size_t)room * sizeof *wider);
+        if (!wider)
+            return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted by the search");
+        rows->hash = wider;
+        rows->room = room;
+    }
+    rows->hash[rows->tried++] = hash;
+    *is_new = true;
+    return HAPT_OK;
+}
+
+/* Stage i gets its first microbatch, and gives back its last gradient, through the stages in front. So it may take
+ * longer than the last stage, by a B-th of the difference between the sums in front of both. Those of the base, at the
+ * same relative position, serve for the row. */
+static void find_spare(struct rows *rows)
+{
+    const int count = rows->count, last = rows->base.count - 1;
+    for (int i = 0; i < count; i++) {
+        const double at = count > 1 ? (double)i * last / (count - 1) : last;
+        const int low = (int)at < last ? (int)at : last - (last > 0);
+        const double head_s =
+            last > 0 ? rows->head_s[low] + (at - low) * (rows->head_s[low + 1] - rows->head_s[low]) : 0;
+        rows->spare_s[i] = (rows->head_s[last] - head_s) / rows->search->B;
+    }
+}
+
+/* Cuts and prices rows->slot; rows->trial is the result. */
+static enum hapt_status cut(struct rows *rows, bool spare, double most_s, double limit_s)
+{
+    struct step_search *search = rows->search;
+    struct hapt_plan *plan;
+    rows->trial.step_s = INFINITY;
+    hapt_arena_reset(&rows->scratch);
+    HAPT_TRY(hapt_plan_recut(&search->passes, &rows->options, rows->slot, rows->count, spare ? rows->spare_s : NULL,
+                             most_s, &rows->scratch, &plan));
+    if (!plan) return HAPT_OK;
+    HAPT_TRY(step_candidate_from(search, plan, &rows->trial));
+    return step_price_launches(search, limit_s, &rows->trial);
 }
 
 static enum hapt_status try_row(void *context)
@@ -49,16 +122,35 @@ static enum hapt_status try_row(void *context)
     struct rows *rows = context;
     const int count = rows->count;
     struct step_search *search = rows->search;
-    struct hapt_plan *plan;
+    bool is_new;
     const double work = (double)count * search->L * search->L;
     if (count > search->most_stages || rows->work + work > rows->most_work) return HAPT_OK;
+    HAPT_TRY(note_row(rows, &is_new));
+    if (!is_new) return HAPT_OK;
     rows->work += work;
-    hapt_arena_reset(&rows->scratch);
-    HAPT_TRY(hapt_plan_recut(&search->passes, &rows->options, rows->slot, count, rows->most_s, &rows->scratch, &plan));
-    if (!plan) return HAPT_OK;
-    HAPT_TRY(step_candidate_from(search, plan, &rows->trial));
-    HAPT_TRY(step_price_launches(search, ROW_WORTH * search->best.step_s, &rows->trial));
-    keep(rows);
+    const int64_t number = rows->tried - 1;
+    if (number % search->size != search->rank) return HAPT_OK;
+    find_spare(rows);
+    for (int spare = 0; spare < 2; spare++) {
+        HAPT_TRY(cut(rows, spare, rows->most_s, ROW_WORTH * search->best.step_s));
+        if (isfinite(rows->trial.step_s)) keep(rows, number);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status create(struct rows *rows)
+{
+    struct step_search *search = rows->search;
+    HAPT_TRY(step_candidate_create(search, &rows->base));
+    HAPT_TRY(step_candidate_create(search, &rows->trial));
+    for (int k = 0; k < KEPT; k++) {
+        HAPT_TRY(step_candidate_create(search, &rows->kept[k]));
+        HAPT_TRY(step_candidate_create(search, &rows->best[k]));
+    }
+    for (int k = 0; k < MOST_BASES; k++) HAPT_TRY(step_candidate_create(search, &rows->bases[k]));
+    HAPT_NEW(rows->slot, &search->arena, search->most_stages + 2);
+    HAPT_NEW(rows->spare_s, &search->arena, search->most_stages + 2);
+    HAPT_NEW(rows->head_s, &search->arena, search->most_stages + 2);
     return HAPT_OK;
 }
 
@@ -100,6 +192,7 @@ static enum hapt_status formula_s(struct rows *rows, double *latency_s)
     HAPT_TRY(hapt_plan_launch(&rows->search->passes, INFINITY, &plan, &misfit));
     double sum_s = 0, longest_s = 0;
     for (int i = 0; i < plan.stage_count; i++) {
+        rows->head_s[i] = sum_s;
         sum_s += plan.stage[i].compute_s + 2 * plan.stage[i].comm_s;
         longest_s = fmax(longest_s, fmax(plan.stage[i].compute_s, plan.stage[i].comm_s));
     }
@@ -107,34 +200,106 @@ static enum hapt_status formula_s(struct rows *rows, double *latency_s)
     return HAPT_OK;
 }
 
-static enum hapt_status find_rows(struct rows *rows)
+/* Tries the rows around a candidate. */
+static enum hapt_status find_rows(struct rows *rows, const struct step_candidate *base)
 {
-    struct step_search *search = rows->search;
-    HAPT_TRY(step_candidate_create(search, &rows->base));
-    HAPT_TRY(step_candidate_create(search, &rows->trial));
-    for (int k = 0; k < KEPT; k++) HAPT_TRY(step_candidate_create(search, &rows->kept[k]));
-    HAPT_NEW(rows->slot, &search->arena, search->most_stages + 2);
-    step_candidate_copy(&rows->base, &search->best);
+    step_candidate_copy(&rows->base, base);
+    rows->options = rows->search->options;
+    rows->options.schedule = base->schedule;
+    rows->options.hide_threshold = base->hide_threshold;
+    for (int k = 0; k < KEPT; k++) rows->kept[k].step_s = rows->best[k].step_s = INFINITY;
     HAPT_TRY(formula_s(rows, &rows->most_s));
     rows->most_s *= ROW_WORTH;
     return try_all(rows);
 }
 
+/* Sends a candidate of rank `from` to all ranks. */
+static enum hapt_status send(struct rows *rows, int from, struct step_candidate *candidate)
+{
+    const struct step_search *search = rows->search;
+    double figure[3] = {candidate->hide_threshold, candidate->step_s, candidate->lower_s};
+    int number[2] = {candidate->count, candidate->schedule};
+    HAPT_MPI(MPI_Bcast(figure, 3, MPI_DOUBLE, from, search->comm));
+    HAPT_MPI(MPI_Bcast(number, 2, MPI_INT, from, search->comm));
+    candidate->hide_threshold = figure[0];
+    candidate->step_s = figure[1];
+    candidate->lower_s = figure[2];
+    candidate->count = number[0];
+    candidate->schedule = (enum hapt_schedule_kind)number[1];
+    HAPT_MPI(MPI_Bcast(candidate->launches, candidate->count, MPI_INT, from, search->comm));
+    return hapt_env_mpi(
+        MPI_Bcast(candidate->stage, candidate->count * (int)sizeof *candidate->stage, MPI_BYTE, from, search->comm),
+        "MPI_Bcast");
+}
+
+/* Gives all ranks the best rows of all of them. */
+static enum hapt_status gather_kept(struct rows *rows)
+{
+    struct step_search *search = rows->search;
+    int next = 0; /* of this rank's rows */
+    for (int k = 0; k < KEPT && search->size > 1; k++) {
+        const bool some = next < KEPT && isfinite(rows->kept[next].step_s);
+        const double mine_s = some ? rows->kept[next].step_s : INFINITY;
+        double least_s;
+        HAPT_MPI(MPI_Allreduce(&mine_s, &least_s, 1, MPI_DOUBLE, MPI_MIN, search->comm));
+        if (!isfinite(least_s)) return HAPT_OK;
+        const int64_t mine = mine_s <= least_s ? rows->number[next] : INT64_MAX;
+        int64_t first;
+        HAPT_MPI(MPI_Allreduce(&mine, &first, 1, MPI_INT64_T, MPI_MIN, search->comm));
+        if (mine == first) step_candidate_copy(&rows->best[k], &rows->kept[next++]);
+        HAPT_TRY(send(rows, (int)(first % search->size), &rows->best[k]));
+    }
+    for (int k = 0; k < KEPT && search->size == 1; k++)
+        if (isfinite(rows->kept[k].step_s)) step_candidate_copy(&rows->best[k], &rows->kept[k]);
+    return HAPT_OK;
+}
+
+static void add_base(struct rows *rows, const struct step_candidate *candidate)
+{
+    for (int i = 0; i < candidate->count; i++)
+        if (candidate->stage[i].device_set >= rows->search->C) return; /* slots are submeshes of one subcluster */
+    for (int k = 0; k < rows->base_count; k++)
+        if (step_same_stages(&rows->bases[k], candidate)) return;
+    if (rows->base_count < MOST_BASES) step_candidate_copy(&rows->bases[rows->base_count++], candidate);
+}
+
+/* The best base around which no rows were tried, if it is good enough; -1: none. */
+static int next_base(const struct rows *rows)
+{
+    const struct step_search *search = rows->search;
+    int next = -1;
+    if (search->work >= search->most_work ||
+        hapt_at_most(search->best.step_s, (1 + search->options.gap) * search->bound_s))
+        return -1;
+    for (int k = 0; k < rows->base_count; k++)
+        if (!rows->is_done[k] && (next < 0 || rows->bases[k].step_s < rows->bases[next].step_s)) next = k;
+    return next >= 0 && rows->bases[next].step_s <= BASE_WORTH * search->best.step_s ? next : -1;
+}
+
+static enum hapt_status refine_kept(struct rows *rows)
+{
+    struct step_search *search = rows->search;
+    for (int k = 0; k < KEPT && isfinite(rows->best[k].step_s); k++) {
+        HAPT_TRY(step_refine(search, &rows->best[k]));
+        if (rows->best[k].step_s < search->best.step_s) step_candidate_copy(&search->best, &rows->best[k]);
+        add_base(rows, &rows->best[k]);
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status step_rows(struct step_search *search)
 {
-    struct rows rows = {.search = search, .options = *search->options, .most_work = ROW_WORK * search->most_work};
-    for (int i = 0; i < search->best.count; i++)
-        if (search->best.stage[i].device_set >= search->C) return HAPT_OK; /* slots are submeshes of one subcluster */
-    rows.options.schedule = search->best.schedule;
-    rows.options.hide_threshold = search->best.hide_threshold;
+    struct rows rows = {.search = search, .most_work = ROW_WORK * search->most_work};
     hapt_arena_init(&rows.scratch);
-    enum hapt_status status = hapt_env_agree(search->comm, find_rows(&rows));
-    for (int k = 0; k < KEPT && status == HAPT_OK; k++) {
-        if (!isfinite(rows.kept[k].step_s)) break;
-        status = step_refine(search, &rows.kept[k]);
-        if (status == HAPT_OK && rows.kept[k].step_s < search->best.step_s)
-            step_candidate_copy(&search->best, &rows.kept[k]);
+    enum hapt_status status = hapt_env_agree(search->comm, create(&rows));
+    if (status == HAPT_OK) add_base(&rows, &search->best);
+    for (int base; status == HAPT_OK && (base = next_base(&rows)) >= 0;) {
+        rows.is_done[base] = true;
+        status = hapt_env_agree(search->comm, find_rows(&rows, &rows.bases[base]));
+        if (status == HAPT_OK) status = gather_kept(&rows);
+        if (status == HAPT_OK) status = refine_kept(&rows);
     }
+    free(rows.hash);
     hapt_arena_release(&rows.scratch);
     return status;
 }

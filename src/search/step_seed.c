@@ -4,8 +4,7 @@
 #include <math.h>
 
 enum hapt_status step_add_seed(struct step_search *search, const struct hapt_profile *profile,
-                               const struct hapt_search_options *rule, struct step_candidate *trial,
-                               struct hapt_plan_search_figures *figures)
+                               const struct hapt_search_options *rule, struct step_candidate *trial)
 {
     struct hapt_plan *plan;
     struct hapt_arena scratch;
@@ -13,8 +12,8 @@ enum hapt_status step_add_seed(struct step_search *search, const struct hapt_pro
     enum hapt_status status = hapt_plan_search_formula(search->comm, profile, rule, &scratch, &plan);
     if (status == HAPT_OK) {
         status = step_candidate_from(search, plan, trial);
-        figures->candidates += plan->search.candidates;
-        figures->evaluated += plan->search.evaluated;
+        search->figures.candidates += plan->search.candidates;
+        search->figures.evaluated += plan->search.evaluated;
         if (status == HAPT_OK) status = step_price_launches(search, INFINITY, trial);
         if (status == HAPT_OK && trial->step_s < search->best.step_s) step_candidate_copy(&search->best, trial);
         status = hapt_env_agree(search->comm, status);
@@ -23,7 +22,7 @@ enum hapt_status step_add_seed(struct step_search *search, const struct hapt_pro
     return status;
 }
 
-enum hapt_status step_improve(struct step_search *search, struct step_candidate *seed)
+enum hapt_status step_improve_seed(struct step_search *search, struct step_candidate *seed)
 {
     HAPT_TRY(step_refine(search, seed));
     if (seed->step_s < search->best.step_s) step_candidate_copy(&search->best, seed);

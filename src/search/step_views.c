@@ -35,9 +35,7 @@ enum {
 
 struct views {
     struct step_search *search;
-    struct hapt_plan_search_figures *figures;
     struct hapt_search_options rule;
-    double bound_s;
     struct hapt_profile view; /* `passes`, with subclusters of its own */
     struct step_candidate seed;
     struct step_candidate kept[KEPT]; /* by ascending step; unused: INFINITY */
@@ -93,8 +91,8 @@ static void keep(struct views *views)
 static enum hapt_status try_view(struct views *views)
 {
     views->seed.step_s = INFINITY;
-    if (views->search->best.step_s <= CLOSE * views->bound_s) return HAPT_OK;
-    HAPT_TRY(step_may_lack(step_add_seed(views->search, &views->view, &views->rule, &views->seed, views->figures)));
+    if (views->search->best.step_s <= CLOSE * views->search->bound_s) return HAPT_OK;
+    HAPT_TRY(step_may_lack(step_add_seed(views->search, &views->view, &views->rule, &views->seed)));
     keep(views);
     return HAPT_OK;
 }
@@ -192,7 +190,7 @@ static enum hapt_status change_rule(struct views *views)
     for (int all = rule.use_all_devices; all < 2; all++)
         for (int kind = HAPT_SCHEDULE_1F1B; kind <= HAPT_SCHEDULE_H1F1B; kind++) {
             const bool same = kind == (int)rule.schedule;
-            if ((!same && !views->search->options->any_schedule) || (same && all == rule.use_all_devices)) continue;
+            if ((!same && !views->search->options.any_schedule) || (same && all == rule.use_all_devices)) continue;
             views->rule.use_all_devices = all;
             views->rule.schedule = (enum hapt_schedule_kind)kind;
             HAPT_TRY(try_view(views));
@@ -289,9 +287,9 @@ static enum hapt_status change_microbatches(struct views *views)
     return HAPT_OK;
 }
 
-enum hapt_status step_views(struct step_search *search, double bound_s, struct hapt_plan_search_figures *figures)
+enum hapt_status step_views(struct step_search *search)
 {
-    struct views views = {.search = search, .figures = figures, .rule = *search->options, .bound_s = bound_s};
+    struct views views = {.search = search, .rule = search->options};
     if (count_cells(search->profile) > MOST_CELLS) return HAPT_OK;
     views.rule.may_fail = true;
     if (views.rule.any_schedule) views.rule.schedule = search->best.schedule;
@@ -307,6 +305,7 @@ enum hapt_status step_views(struct step_search *search, double bound_s, struct h
     HAPT_TRY(change_links(&views));
     HAPT_TRY(change_microbatches(&views));
     for (int k = 0; k < KEPT; k++)
-        if (views.kept[k].step_s <= VIEW_WORTH * search->best.step_s) HAPT_TRY(step_improve(search, &views.kept[k]));
+        if (views.kept[k].step_s <= VIEW_WORTH * search->best.step_s)
+            HAPT_TRY(step_improve_seed(search, &views.kept[k]));
     return HAPT_OK;
 }

@@ -32,7 +32,11 @@ struct stage_tie {
     float *gradient;          /* the engine's buffer, or a host copy if the host cannot read that */
     float *on_device;         /* then the device buffer; else NULL */
     float **received;         /* [tie->chunk_count] dense parts, one per chunk; NULL: own */
-    int *receive_flow;        /* [tie->chunk_count], -1: none */
+    uint16_t *narrow;         /* 16-bit exchange: the gradient as it is sent, of this rank's shape; else NULL */
+    uint16_t **arrived;       /* [tie->chunk_count] 16-bit exchange: the messages from other workers; else NULL */
+    int sent_count;           /* 16-bit exchange: what this rank sends of it, in elements of 2 bytes */
+    struct hapt_strided_list *sent;
+    int *receive_flow; /* [tie->chunk_count], -1: none */
     struct stage_flows send;
 };
 

@@ -1,6 +1,69 @@
-/* Tied parameters: chunks that hold copies of a parameter sum its gradient part by part, each in the order of the
- * chunks. */
+/*
+ * Tied parameters: chunks that hold copies of a parameter sum its gradient part by part, each in the order of the
+ * chunks.
+ *
+ * With a 16-bit exchange every term is rounded to nearest even, that of the chunk itself as well, and the sum is taken
+ * in fp32. So all chunks get the same bits. The type is fp16 in fp16 training, where the loss scale keeps gradients in
+ * range (an overflow becomes infinite and skips the update), and bf16 otherwise, which has the range of fp32.
+ */
 #include "runtime.h"
+
+static bool is_narrow(const struct worker *worker)
+{
+    return worker->plan->exchange == HAPT_TIED_EXCHANGE_16BIT;
+}
+
+static uint16_t to_narrow(const struct worker *worker, float value)
+{
+    return worker->model->dtype == HAPT_F16 ? hapt_f16_from_f32(value) : hapt_bf16_from_f32(value);
+}
+
+static float from_narrow(const struct worker *worker, uint16_t bits)
+{
+    return worker->model->dtype == HAPT_F16 ? hapt_f16_to_f32(bits) : hapt_bf16_to_f32(bits);
+}
+
+/* The same elements in an array of half the element size. */
+static enum hapt_status halve_piece(struct hapt_piece *piece, struct hapt_arena *arena)
+{
+    struct hapt_strided *part;
+    HAPT_NEW(part, arena, piece->runs.count + 1);
+    for (int k = 0; k < piece->runs.count; k++) {
+        const struct hapt_strided *from = &piece->runs.part[k];
+        part[k] = (struct hapt_strided){from->offset / 2, from->count, from->run / 2, from->stride / 2};
+    }
+    piece->runs.part = part;
+    piece->offset /= 2;
+    piece->bytes /= 2;
+    return HAPT_OK;
+}
+
+/* Remembers the elements of a piece, to round them before it is sent. */
+static enum hapt_status note_sent(struct stage_tie *tie, const struct hapt_piece *piece, struct hapt_arena *arena)
+{
+    struct hapt_strided_list *list = &tie->sent[tie->sent_count++];
+    struct hapt_strided *whole;
+    *list = piece->runs;
+    if (list->count > 0) return HAPT_OK;
+    HAPT_NEW(whole, arena, 1);
+    *whole = (struct hapt_strided){piece->offset, 1, piece->bytes, piece->bytes};
+    *list = (struct hapt_strided_list){1, whole};
+    return HAPT_OK;
+}
+
+/* Rounds what this rank sends. */
+static void fill_narrow(const struct stage *stage, const struct stage_tie *tie)
+{
+    for (int s = 0; s < tie->sent_count; s++)
+        for (int p = 0; p < tie->sent[s].count; p++) {
+            const struct hapt_strided *part = &tie->sent[s].part[p];
+            for (size_t k = 0; k < part->count; k++) {
+                const size_t first = (part->offset + k * part->stride) / sizeof(uint16_t);
+                for (size_t i = first; i < first + part->run / sizeof(uint16_t); i++)
+                    tie->narrow[i] = to_narrow(stage->worker, tie->gradient[i]);
+            }
+        }
+}
 
 static int tie_tag(const struct stage *stage, int tie, int from, int to)
 {
@@ -8,8 +71,9 @@ static int tie_tag(const struct stage *stage, int tie, int from, int to)
     return stage->worker->edges->count + (tie * chunks + from) * chunks + to;
 }
 
+/* `mine`: what is sent is noted there, if it must be rounded first. */
 static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct stage_crossing *crossing, bool sends,
-                                     void *address, int *flow)
+                                     void *address, struct stage_tie *mine, int *flow)
 {
     const int other = sends ? crossing->to : crossing->from;
     struct hapt_piece *piece;
@@ -19,6 +83,10 @@ static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct 
     HAPT_NEW(piece, stage->worker->arena, stage_size(stage->worker, other));
     HAPT_TRY(stage_add_pieces(stage, crossing, sends, 0, piece, &pieces));
     if (pieces == 0) return HAPT_OK;
+    for (int p = 0; p < pieces && is_narrow(stage->worker); p++) {
+        HAPT_TRY(halve_piece(&piece[p], stage->worker->arena));
+        if (sends && mine->narrow) HAPT_TRY(note_sent(mine, &piece[p], stage->worker->arena));
+    }
     struct hapt_flow_options options = {.what = "gradients of tied parameters",
                                         .stage = stage->chunk,
                                         .peer_stage = other,
@@ -44,6 +112,19 @@ static int gradient_in(const struct stage *stage, int chunk, int parameter)
     return stage->worker->program[chunk]->graph->tensor[parameter].gradient;
 }
 
+/* Buffers of a 16-bit exchange. */
+static enum hapt_status add_narrow(struct stage *stage, const struct hapt_tie *tie, int gradient,
+                                   struct stage_tie *mine)
+{
+    size_t pieces = 0;
+    HAPT_NEW(mine->arrived, stage->worker->arena, tie->chunk_count);
+    if (!is_narrow(stage->worker) || !stage->worker->runtime->computes) return HAPT_OK;
+    for (int c = 0; c < tie->chunk_count; c++) pieces += (size_t)stage_size(stage->worker, tie->chunk[c]);
+    HAPT_NEW(mine->narrow, stage->worker->arena, hapt_engine_tensor_bytes(stage->engine, gradient) / sizeof(float));
+    HAPT_NEW(mine->sent, stage->worker->arena, pieces);
+    return HAPT_OK;
+}
+
 static enum hapt_status add_tie(struct stage *stage, int index, const struct hapt_tie *tie)
 {
     struct stage_tie *mine = &stage->tie[stage->tie_count++];
@@ -60,6 +141,7 @@ static enum hapt_status add_tie(struct stage *stage, int index, const struct hap
     mine->mine = mine->replicas.part[mine->replicas.index];
     HAPT_NEW(mine->received, stage->worker->arena, tie->chunk_count);
     HAPT_NEW(mine->receive_flow, stage->worker->arena, tie->chunk_count);
+    HAPT_TRY(add_narrow(stage, tie, gradient, mine));
     for (int c = 0; c < tie->chunk_count; c++) {
         const int other = tie->chunk[c];
         int flow;
@@ -71,10 +153,14 @@ static enum hapt_status add_tie(struct stage *stage, int index, const struct hap
         const int its = gradient_in(stage, other, tie->tensor);
         const struct stage_crossing out = {stage->chunk, other, gradient, its, true};
         const struct stage_crossing in = {other, stage->chunk, its, gradient, true};
-        HAPT_TRY(add_tie_flow(stage, index, &out, true, mine->gradient, &flow));
+        if (mine->narrow)
+            HAPT_NEW(mine->arrived[c], stage->worker->arena, mine->mine.count * mine->mine.run / sizeof(float));
+        void *from = mine->narrow ? (void *)mine->narrow : mine->gradient;
+        void *to = mine->narrow ? (void *)mine->arrived[c] : mine->received[c];
+        HAPT_TRY(add_tie_flow(stage, index, &out, true, from, mine, &flow));
         HAPT_ASSERT(mine->send.count < MAX_STAGE_FLOWS);
         if (flow >= 0) mine->send.flow[mine->send.count++] = flow;
-        HAPT_TRY(add_tie_flow(stage, index, &in, false, mine->received[c], &mine->receive_flow[c]));
+        HAPT_TRY(add_tie_flow(stage, index, &in, false, to, mine, &mine->receive_flow[c]));
     }
     return HAPT_OK;
 }
@@ -99,13 +185,15 @@ void stage_release_ties(struct stage *stage)
 /* Sums this rank's part in the order of the chunks, so every chunk gets the same bits. */
 static void sum_part(const struct stage *stage, const struct stage_tie *tie)
 {
+    const bool narrow = is_narrow(stage->worker);
     const size_t row = tie->mine.run / sizeof(float), stride = tie->mine.stride / sizeof(float);
     for (size_t k = 0; k < tie->mine.count; k++) {
         float *own = tie->gradient + tie->mine.offset / sizeof(float) + k * stride;
         for (size_t i = 0; i < row; i++) {
             float sum = 0;
             for (int c = 0; c < tie->tie->chunk_count; c++) {
-                const float term = tie->tie->chunk[c] == stage->chunk ? own[i] : tie->received[c][k * row + i];
+                float term = tie->tie->chunk[c] == stage->chunk ? own[i] : tie->received[c][k * row + i];
+                if (narrow) term = from_narrow(stage->worker, to_narrow(stage->worker, term));
                 sum = c == 0 ? term : sum + term;
             }
             own[i] = sum;
@@ -123,6 +211,7 @@ static enum hapt_status start(struct stage *stage)
         if (tie->on_device)
             HAPT_TRY(
                 worker_copy(worker, tie->gradient, tie->on_device, hapt_engine_tensor_bytes(stage->engine, gradient)));
+        if (tie->narrow) fill_narrow(stage, tie);
         for (int f = 0; f < tie->send.count; f++) worker->runtime->send(stage, tie->send.flow[f], 0);
         for (int c = 0; c < tie->tie->chunk_count; c++)
             if (tie->receive_flow[c] >= 0) hapt_comm_thread_expect(worker->comm_thread, tie->receive_flow[c], 1);
@@ -152,6 +241,14 @@ static void take_local_parts(struct stage *stage)
     }
 }
 
+static void widen_arrived(const struct stage *stage, const struct stage_tie *tie)
+{
+    const size_t elements = tie->mine.count * tie->mine.run / sizeof(float);
+    for (int c = 0; c < tie->tie->chunk_count; c++)
+        for (size_t i = 0; tie->arrived[c] && i < elements; i++)
+            tie->received[c][i] = from_narrow(stage->worker, tie->arrived[c][i]);
+}
+
 /* Waits for the parts of the other workers and sums. */
 static enum hapt_status finish(struct stage *stage)
 {
@@ -166,6 +263,7 @@ static enum hapt_status finish(struct stage *stage)
             if (tie->receive_flow[c] < 0) continue;
             HAPT_TRY(worker->runtime->wait_received(stage, tie->receive_flow[c], exchanges));
         }
+        widen_arrived(stage, tie);
         if (worker->runtime->computes) sum_part(stage, tie);
         for (int c = 0; c < tie->tie->chunk_count; c++)
             if (tie->receive_flow[c] >= 0) hapt_comm_thread_free(worker->comm_thread, tie->receive_flow[c]);

@@ -440,7 +440,8 @@ enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct 
                                        const struct hapt_model *model)
 {
     const char *path = NULL;
-    const int rows = (int)hapt_config_int(config, "microbatches") * model->microbatch;
+    const int64_t given = hapt_config_int(config, "global-batch");
+    const int rows = given > 0 ? (int)given : (int)hapt_config_int(config, "microbatches") * model->microbatch;
     if (needs_no_data(config, model)) return HAPT_OK;
     HAPT_TRY(find_data(env, config, model, &path));
     return hapt_data_check(env, path, model, rows, end_of_run(config, hapt_config_int(config, "steps")));

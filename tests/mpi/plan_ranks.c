@@ -56,6 +56,39 @@ static void compare_steps(const struct hapt_profile *profile, struct hapt_search
     }
 }
 
+/* Two numbers of microbatches: the ranks choose the same one. */
+static void compare_batchings(const struct hapt_profile *profile, struct hapt_search_options options, uint64_t seed,
+                              struct hapt_arena *arena)
+{
+    struct hapt_plan *together = NULL, *alone = NULL;
+    struct hapt_profile *halves = NULL;
+    int chosen[2] = {-1, -1};
+    CHECK_OK(hapt_profile_copy(profile, arena, &halves));
+    for (int c = 0; c < halves->cluster_count; c++) {
+        const size_t cells = hapt_profile_index(halves, halves->cluster[c].submesh_count, 0, 0);
+        for (size_t k = 0; k < cells; k++) {
+            halves->cluster[c].stage_time[k] *= 0.55;
+            halves->cluster[c].stage_forward_time[k] *= 0.55;
+            halves->cluster[c].activation_bytes[k] *= 0.5;
+        }
+    }
+    const struct hapt_search_batching batching[] = {{options.microbatches, profile},
+                                                    {2 * options.microbatches, halves}};
+    options.objective = HAPT_OBJECTIVE_STEP;
+    options.any_schedule = options.any_threshold = true;
+    options.no_enumeration = seed % 2;
+    options.may_fail = true;
+    hapt_plan_search_batchings(test_env.world, batching, 2, &options, arena, &together, &chosen[0]);
+    hapt_fail_reset();
+    hapt_plan_search_batchings(MPI_COMM_SELF, batching, 2, &options, arena, &alone, &chosen[1]);
+    hapt_fail_reset();
+    CHECK_MESSAGE(chosen[0] == chosen[1], "seed %llu: batching %d together, %d alone", (unsigned long long)seed,
+                  chosen[0], chosen[1]);
+    if (together && alone)
+        CHECK_MESSAGE(same_plan(together, alone) && same_real(together->bound_s, alone->bound_s),
+                      "seed %llu: another plan together", (unsigned long long)seed);
+}
+
 static void small_profiles(void)
 {
     const int count = test_long() ? 2000 : 150;
@@ -69,6 +102,7 @@ static void small_profiles(void)
         options.gap = start % 2 ? 0.02 : 0.2;
         compare(profile, &options, start, &arena);
         compare_steps(profile, options, start, &arena);
+        compare_batchings(profile, options, start, &arena);
         hapt_arena_release(&arena);
     }
 }

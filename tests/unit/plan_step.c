@@ -1,6 +1,7 @@
 /*
  * The search for the least simulated step, compared with all plans of small random profiles: every cut, submesh,
- * program and launch rule, priced one by one. HAPT_LONG=1: more instances.
+ * program and launch rule, priced one by one; also over several numbers of rows of a microbatch. HAPT_LONG=1: more
+ * instances.
  */
 #include "random_profile.h"
 
@@ -140,9 +141,88 @@ static void optimum_of_small_instances(void)
     CHECK(optimal[1] >= 0.95 * compared);
 }
 
+/* The same profile for microbatches with `share` of the rows: what does not depend on the rows is drawn anew. */
+static struct hapt_profile *rebatched(const struct hapt_profile *from, double share, uint64_t *seed,
+                                      struct hapt_arena *arena)
+{
+    struct hapt_profile *copy = NULL;
+    CHECK_OK(hapt_profile_copy(from, arena, &copy));
+    for (int l = 0; l < copy->layer_count; l++) copy->boundary_bytes[l] *= share;
+    for (int c = 0; c < copy->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &copy->cluster[c];
+        const double fixed = hapt_random_unit(seed) * 0.3;
+        const size_t cells = hapt_profile_index(copy, cluster->submesh_count, 0, 0);
+        for (size_t k = 0; k < cells; k++) {
+            cluster->stage_time[k] *= share + fixed * (1 - share);
+            cluster->stage_forward_time[k] *= share + fixed * (1 - share);
+            cluster->activation_bytes[k] *= share;
+        }
+    }
+    return copy;
+}
+
+/* Several numbers of rows: the best over all of them, and one bound. */
+static void optimum_over_rows(void)
+{
+    enum { ROWS = 3 };
+    const int instances = test_long() ? 1000 : 100;
+    int compared = 0, chosen_not_first = 0, optimal = 0;
+    for (uint64_t start = 1; compared < instances; start++) {
+        uint64_t seed = 50000 + start;
+        struct hapt_arena arena;
+        hapt_arena_init(&arena);
+        struct hapt_profile *profile = random_profile(&seed, &arena);
+        struct hapt_search_options options = {.objective = HAPT_OBJECTIVE_STEP,
+                                              .any_schedule = true,
+                                              .any_threshold = true,
+                                              .schedule = HAPT_SCHEDULE_H1F1B,
+                                              .hide_threshold = 0.02,
+                                              .may_fail = true};
+        struct hapt_search_batching batching[ROWS];
+        double least_s = INFINITY, found_s[2] = {INFINITY, INFINITY};
+        const int B = 1 + random_below(&seed, 8);
+        profile->mixed_count = 0;
+        for (int k = 0; k < ROWS; k++) {
+            batching[k] = (struct hapt_search_batching){B << k, rebatched(profile, 1.0 / (1 << k), &seed, &arena)};
+            options.microbatches = batching[k].microbatches;
+            least_s = fmin(least_s, brute_step_s(batching[k].profile, &options));
+        }
+        for (int way = 0; way < 2; way++) {
+            struct hapt_plan *plan = NULL;
+            int chosen = -1;
+            options.no_enumeration = way == 1;
+            const enum hapt_status status =
+                hapt_plan_search_batchings(MPI_COMM_SELF, batching, ROWS, &options, &arena, &plan, &chosen);
+            hapt_fail_reset();
+            CHECK_MESSAGE((status == HAPT_OK) == isfinite(least_s), "seed %d: %s", (int)start,
+                          hapt_status_name(status));
+            if (status != HAPT_OK || !isfinite(least_s)) continue;
+            found_s[way] = plan->simulated_s;
+            CHECK_OK(hapt_plan_check(plan));
+            CHECK(plan->microbatches == batching[chosen].microbatches);
+            CHECK_MESSAGE(plan->bound_s <= least_s * (1 + 1e-9), "seed %d: bound %.9g above the least step %.9g",
+                          (int)start, plan->bound_s, least_s);
+            if (way == 0) chosen_not_first += chosen > 0;
+        }
+        if (isfinite(least_s)) {
+            compared++;
+            CHECK_MESSAGE(found_s[0] <= least_s * (1 + 1e-9), "seed %d: %.9g found, %.9g is possible", (int)start,
+                          found_s[0], least_s);
+            optimal += found_s[1] <= least_s * (1 + 1e-9);
+        }
+        hapt_arena_release(&arena);
+    }
+    printf("  %d instances of %d numbers of rows: the optimum by refinement alone in %.1f %%; in %d the first rows are "
+           "not "
+           "the best\n",
+           compared, (int)ROWS, 100.0 * optimal / compared, chosen_not_first);
+    CHECK(optimal >= 0.88 * compared && chosen_not_first >= compared / 10);
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
     RUN(optimum_of_small_instances);
+    RUN(optimum_over_rows);
     return test_finish();
 }

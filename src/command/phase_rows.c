@@ -1,0 +1,221 @@
+/* --global-batch: chooses the rows of a microbatch. Each number of rows has its own graph, layers and profile; the best
+ * plan over all of them is kept. */
+#include <stdio.h>
+#include <string.h>
+
+#include "fix.h"
+#include "phases.h"
+
+enum { MOST_ROWS = 24, MOST_MICROBATCHES = 1000000 };
+/* Measured profiles: rows that are tried below the model's own, halving each time. Each takes a measurement. */
+enum { MEASURED_ROWS = 2 };
+
+/* A number of rows, and what is planned with it. */
+struct rows_case {
+    int rows, microbatches;
+    struct hapt_planning planning;
+};
+
+struct rows {
+    struct hapt_env *env;
+    struct hapt_config *config;
+    struct hapt_arena *arena;
+    int64_t global_batch;
+    int count; /* cases that have a profile: the model's own rows first, then ascending */
+    struct rows_case one[MOST_ROWS];
+    struct hapt_search_batching batching[MOST_ROWS];
+};
+
+/* The rows that --fix or --microbatches determine; 0: neither does. */
+static enum hapt_status find_given(const struct rows *rows, int *given)
+{
+    const struct hapt_config *config = rows->config;
+    const long long N = rows->global_batch;
+    const bool counted = hapt_config_given(config, "microbatches");
+    const int B = counted ? (int)hapt_config_int(config, "microbatches") : 0;
+    *given = hapt_fix_number(config, "rows");
+    if (counted && N % B != 0)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --microbatches, or give a divisor of the rows",
+                         "--global-batch %lld rows cannot be divided into --microbatches %d", N, B);
+    if (*given > 0 && (N % *given != 0 || (counted && N / *given != B)))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
+                         counted ? "--fix rows=%d contradicts --global-batch %lld with --microbatches %d"
+                                 : "--fix rows=%d does not divide --global-batch %lld",
+                         *given, N, B);
+    if (counted) *given = (int)(N / B);
+    return HAPT_OK;
+}
+
+static void add_rows(const struct rows *rows, int64_t value, int list[MOST_ROWS], int *count)
+{
+    if (value < 1 || rows->global_batch % value != 0 || rows->global_batch / value > MOST_MICROBATCHES) return;
+    for (int k = 0; k < *count; k++)
+        if (list[k] == value) return;
+    if (*count < MOST_ROWS) list[(*count)++] = (int)value;
+}
+
+/* Lists the rows to try. */
+static enum hapt_status list_rows(const struct rows *rows, const struct hapt_model *model, bool measured,
+                                  int list[MOST_ROWS], int *count)
+{
+    const long long N = rows->global_batch;
+    const int own = model->microbatch;
+    int given;
+    *count = 0;
+    HAPT_TRY(find_given(rows, &given));
+    if (given > 0) {
+        list[(*count)++] = given;
+        return HAPT_OK;
+    }
+    add_rows(rows, own, list, count);
+    if (hapt_model_mixes_rows(model)) {
+        hapt_note(rows->env, "rows of a microbatch are not chosen: batch norm uses the statistics of a microbatch\n");
+        if (*count > 0) return HAPT_OK;
+        return hapt_fail(HAPT_ERR_USAGE, "give a multiple of the model's rows, or --fix rows=R",
+                         "--global-batch %lld is no multiple of the model's %d rows", N, own);
+    }
+    if (measured)
+        for (int k = 0, value = own; k < MEASURED_ROWS && value % 2 == 0; k++) add_rows(rows, value /= 2, list, count);
+    for (int64_t value = 1; value <= N && (!measured || *count == 0); value *= 2) add_rows(rows, value, list, count);
+    return HAPT_OK;
+}
+
+/* Makes graph, layers and profile of one number of rows. HAPT_ERR_INFEASIBLE is not printed. */
+static enum hapt_status prepare(struct rows *rows, int value, const struct hapt_planning *from, struct rows_case *one)
+{
+    struct hapt_env *env = rows->env;
+    char text[32];
+    *one = (struct rows_case){.rows = value, .microbatches = (int)(rows->global_batch / value), .planning = *from};
+    snprintf(text, sizeof text, "%d", one->microbatches);
+    enum hapt_status status = hapt_config_decide(rows->config, "microbatches", text);
+    if (status == HAPT_OK && value != from->model->microbatch)
+        status = hapt_model_rebatch(from->model, value, rows->arena, &one->planning.model);
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    if (one->planning.model != from->model)
+        HAPT_TRY(hapt_phase_layers(env, rows->config, one->planning.model, rows->arena, &one->planning.layers));
+    return hapt_phase_profile_quietly(env, rows->config, from->cluster, one->planning.model, one->planning.layers,
+                                      rows->arena, &one->planning.profile);
+}
+
+static enum hapt_status prepare_all(struct rows *rows, const struct hapt_planning *from)
+{
+    int list[MOST_ROWS], count;
+    char left_out[200] = "";
+    enum hapt_status last = HAPT_OK;
+    HAPT_TRY(
+        hapt_env_agree(rows->env->world, list_rows(rows, from->model,
+                                                   hapt_phase_is_measured(rows->config, from->cluster), list, &count)));
+    for (int k = 0; k < count; k++) {
+        struct rows_case *one = &rows->one[rows->count];
+        last = prepare(rows, list[k], from, one);
+        if (last == HAPT_ERR_INFEASIBLE) {
+            const size_t used = strlen(left_out);
+            snprintf(left_out + used, sizeof left_out - used, " %d", list[k]);
+            if (k + 1 < count || rows->count > 0) hapt_fail_reset();
+            continue;
+        }
+        HAPT_TRY(last);
+        rows->batching[rows->count++] = (struct hapt_search_batching){one->microbatches, one->planning.profile};
+    }
+    if (rows->count == 0) return hapt_env_agree(rows->env->world, HAPT_ERR_INFEASIBLE);
+    if (left_out[0]) hapt_note(rows->env, "no candidates fit with these rows of a microbatch:%s\n", left_out);
+    return HAPT_OK;
+}
+
+/* Plans each case by itself. */
+static enum hapt_status plan_each(struct rows *rows, int *chosen)
+{
+    double best_s = INFINITY;
+    for (int k = 0; k < rows->count; k++) {
+        struct rows_case *one = &rows->one[k];
+        char text[32];
+        snprintf(text, sizeof text, "%d", one->microbatches);
+        HAPT_TRY(hapt_env_agree(rows->env->world, hapt_config_decide(rows->config, "microbatches", text)));
+        const enum hapt_status status = hapt_phase_plan_quietly(rows->env, rows->config, one->planning.profile,
+                                                                one->planning.layers, rows->arena, &one->planning.plan);
+        const bool lacks = status == HAPT_ERR_INFEASIBLE || status == HAPT_ERR_INPUT; /* INPUT: given stages */
+        if (status != HAPT_OK && !lacks) return status;
+        if (status == HAPT_OK && one->planning.plan->simulated_s < best_s) {
+            best_s = one->planning.plan->simulated_s;
+            *chosen = k;
+        }
+        hapt_fail_reset();
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status plan_together(struct rows *rows, int *chosen)
+{
+    struct hapt_strategy_options options;
+    struct hapt_plan *plan = NULL;
+    const struct hapt_planning *first = &rows->one[0].planning;
+    HAPT_TRY(hapt_env_agree(rows->env->world,
+                            hapt_phase_strategy(rows->config, first->profile, first->layers, rows->arena, &options)));
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, rows->env, "planning", 0);
+    const enum hapt_status status = hapt_plan_search_batchings(rows->env->world, rows->batching, rows->count,
+                                                               &options.search, rows->arena, &plan, chosen);
+    hapt_progress_release(&progress);
+    HAPT_TRY(status);
+    struct hapt_planning *best = &rows->one[*chosen].planning;
+    best->plan = plan;
+    return hapt_phase_plan_complete(rows->env, rows->config, best->profile, best->layers, plan);
+}
+
+static void say_rows(const struct rows *rows, int chosen)
+{
+    char text[200] = "";
+    for (int k = 0; k < rows->count; k++) {
+        const size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, "%s%d", k > 0 ? ", " : "", rows->one[k].rows);
+    }
+    if (rows->count > 1)
+        hapt_note(rows->env, "rows of a microbatch: %d, the best of %s\n", rows->one[chosen].rows, text);
+}
+
+enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                      struct hapt_planning *planning)
+{
+    struct rows *rows = hapt_arena_alloc(arena, 1, sizeof *rows);
+    int chosen = -1;
+    char text[32];
+    HAPT_TRY(hapt_env_agree(env->world, rows ? HAPT_OK : HAPT_ERR_MEMORY));
+    *rows = (struct rows){
+        .env = env, .config = config, .arena = arena, .global_batch = hapt_config_int(config, "global-batch")};
+    HAPT_TRY(prepare_all(rows, planning));
+    HAPT_TRY(hapt_phase_searches_steps(config) ? plan_together(rows, &chosen) : plan_each(rows, &chosen));
+    if (chosen < 0) { /* plans the first case again, to print why it has no plan */
+        struct hapt_planning *first = &rows->one[0].planning;
+        const enum hapt_status status =
+            hapt_phase_plan(env, config, first->profile, first->layers, arena, &first->plan);
+        return status == HAPT_OK ? HAPT_ERR_INTERNAL : status;
+    }
+    *planning = rows->one[chosen].planning;
+    planning->plan->rows = rows->one[chosen].rows;
+    snprintf(text, sizeof text, "%d", planning->plan->microbatches);
+    HAPT_TRY(hapt_env_agree(env->world, hapt_config_decide(config, "microbatches", text)));
+    say_rows(rows, chosen);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_phase_rebatch(const struct hapt_env *env, const struct hapt_plan *plan, struct hapt_arena *arena,
+                                    struct hapt_model **model)
+{
+    enum hapt_status status = HAPT_OK;
+    if (plan->rows > 0 && plan->rows != (*model)->microbatch)
+        status = hapt_model_rebatch(*model, plan->rows, arena, model);
+    return hapt_env_agree(env->world, status);
+}
+
+enum hapt_status hapt_phase_rows_options(const struct hapt_config *config)
+{
+    const long long N = hapt_config_int(config, "global-batch");
+    if (N == 0) return HAPT_OK;
+    HAPT_TRY(hapt_phase_refuse_unused(config, "--global-batch plans with several profiles", "compare run"));
+    if (hapt_config_text(config, "profile"))
+        return hapt_fail(HAPT_ERR_USAGE, "give --input and --cluster, or --microbatches instead",
+                         "--global-batch %lld chooses the rows of a microbatch, but --profile holds one number of "
+                         "rows only",
+                         N);
+    return HAPT_OK;
+}

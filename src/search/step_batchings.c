@@ -1,0 +1,166 @@
+/*
+ * The least simulated step over several ways to divide the rows of a step into microbatches.
+ *
+ * Each batching gets seeds and a lower bound first. They are refined in order of their best seed. A batching is left
+ * out if its bound is not below the best step so far, or if refinement has never gained what it would need. The work of
+ * the refinement is limited over all of them together.
+ */
+#include "search.h"
+#include "step.h"
+
+#include <math.h>
+
+/* A batching is refined if its best seed is at most this factor slower than the best refined step. Refinement gains
+ * less: 1 to 5 % in trials. */
+#define BATCHING_WORTH 1.06
+
+struct batchings {
+    MPI_Comm comm;
+    int count;
+    struct step_search *search; /* [count] */
+    bool *feasible;
+    int *order; /* [count] by ascending step of the best seed; the infeasible ones last */
+    int best;   /* -1: none */
+};
+
+static enum hapt_status may_lack(enum hapt_status status)
+{
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
+static double best_s(const struct batchings *all)
+{
+    return all->best < 0 ? INFINITY : all->search[all->best].best.step_s;
+}
+
+static void take_best(struct batchings *all)
+{
+    for (int k = 0; k < all->count; k++)
+        if (all->feasible[k] && all->search[k].best.step_s < best_s(all)) all->best = k;
+}
+
+static enum hapt_status start_all(struct batchings *all)
+{
+    for (int k = 0; k < all->count; k++) {
+        const enum hapt_status status = step_start(&all->search[k]);
+        HAPT_TRY(all->count > 1 ? may_lack(status) : status);
+        all->feasible[k] = status == HAPT_OK;
+    }
+    take_best(all);
+    for (int k = 0; k < all->count; k++) { /* insertion: equal steps keep their order */
+        int at = k;
+        const double step_s = all->feasible[k] ? all->search[k].best.step_s : INFINITY;
+        while (at > 0) {
+            const int before = all->order[at - 1];
+            if (all->feasible[before] && !(step_s < all->search[before].best.step_s)) break;
+            if (!all->feasible[before] && !isfinite(step_s)) break;
+            all->order[at] = before;
+            at--;
+        }
+        all->order[at] = k;
+    }
+    return HAPT_OK;
+}
+
+/* Is it proven that the batching has no better plan, or at least not to be expected? */
+static bool is_hopeless(const struct batchings *all, int k)
+{
+    const struct step_search *search = &all->search[k];
+    return hapt_at_most(best_s(all), (1 + search->options.gap) * search->bound_s) ||
+           search->best.step_s > BATCHING_WORTH * best_s(all);
+}
+
+static enum hapt_status improve_all(struct batchings *all)
+{
+    double work = 0;
+    for (int i = 0; i < all->count; i++) {
+        const int k = all->order[i];
+        struct step_search *search = &all->search[k];
+        if (!all->feasible[k] || (all->count > 1 && is_hopeless(all, k))) continue;
+        search->most_work -= work;
+        HAPT_TRY(step_improve(search));
+        work += search->work;
+        take_best(all);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status finish(struct batchings *all, struct hapt_arena *result, struct hapt_plan *plan)
+{
+    HAPT_TRY(step_finish(&all->search[all->best], result, plan));
+    plan->search.candidates = plan->search.evaluated = 0;
+    for (int k = 0; k < all->count; k++) {
+        plan->search.candidates += all->search[k].figures.candidates;
+        plan->search.evaluated += all->search[k].figures.evaluated;
+        if (all->feasible[k]) plan->bound_s = fmin(plan->bound_s, all->search[k].bound_s);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status run(struct batchings *all, const struct hapt_search_batching *batching,
+                            const struct hapt_search_options *options, struct hapt_arena *result,
+                            struct hapt_plan *plan)
+{
+    const double start_s = hapt_time_s();
+    HAPT_TRY(start_all(all));
+    if (all->best < 0) { /* the search of the formula says why */
+        struct hapt_search_options first = *options;
+        struct hapt_plan *none;
+        first.microbatches = batching[0].microbatches;
+        HAPT_TRY(hapt_plan_search_formula(all->comm, batching[0].profile, &first, result, &none));
+        return hapt_search_agree(all->comm, options,
+                                 hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer microbatches, or devices with more memory",
+                                           "no launch counts of the planned stages fit the devices' memory"));
+    }
+    HAPT_TRY(improve_all(all));
+    HAPT_TRY(hapt_env_agree(all->comm, finish(all, result, plan)));
+    plan->search.seconds = hapt_time_s() - start_s;
+    return hapt_env_mpi(MPI_Bcast(&plan->search.seconds, 1, MPI_DOUBLE, 0, all->comm), "MPI_Bcast");
+}
+
+static enum hapt_status create(struct batchings *all, const struct hapt_search_batching *batching,
+                               const struct hapt_search_options *options, struct hapt_arena *scratch)
+{
+    HAPT_NEW(all->search, scratch, all->count);
+    HAPT_NEW(all->feasible, scratch, all->count);
+    HAPT_NEW(all->order, scratch, all->count);
+    for (int k = 0; k < all->count; k++) {
+        struct hapt_search_options own = *options;
+        own.microbatches = batching[k].microbatches;
+        own.may_fail = options->may_fail || all->count > 1;
+        HAPT_TRY(search_check_options(&own));
+        HAPT_TRY(step_begin(&all->search[k], all->comm, batching[k].profile, &own));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                            const struct hapt_search_options *options, struct hapt_arena *result,
+                                            struct hapt_plan **plan, int *chosen)
+{
+    struct batchings all = {.comm = comm, .count = count, .best = -1};
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = create(&all, batching, options, &scratch);
+    struct hapt_plan *made = hapt_arena_alloc(result, 1, sizeof *made);
+    if (status == HAPT_OK && !made) status = HAPT_ERR_MEMORY;
+    status = hapt_env_agree(comm, status);
+    if (status == HAPT_OK) status = run(&all, batching, options, result, made);
+    for (int k = 0; all.search && k < count; k++) step_release(&all.search[k]);
+    hapt_arena_release(&scratch);
+    if (status != HAPT_OK) return status;
+    *plan = made;
+    *chosen = all.best;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile *profile,
+                                       const struct hapt_search_options *options, struct hapt_arena *result,
+                                       struct hapt_plan **plan)
+{
+    const struct hapt_search_batching only = {options->microbatches, profile};
+    int chosen;
+    return hapt_plan_search_batchings(comm, &only, 1, options, result, plan, &chosen);
+}
