@@ -32,34 +32,12 @@ static enum hapt_status leave_out_step(const struct step_search *search, struct 
     return HAPT_OK;
 }
 
-/* The optimum of the formula in a profile becomes a candidate. */
-static enum hapt_status add_seed(struct step_search *search, const struct hapt_profile *profile,
-                                 const struct hapt_search_options *rule, struct step_candidate *trial)
-{
-    struct hapt_plan *plan;
-    struct hapt_arena scratch;
-    hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_plan_search_formula(search->comm, profile, rule, &scratch, &plan);
-    if (status == HAPT_OK) {
-        status = step_candidate_from(search, plan, trial);
-        search->figures.candidates += plan->search.candidates;
-        search->figures.evaluated += plan->search.evaluated;
-        if (status == HAPT_OK) status = step_price_launches(search, INFINITY, trial);
-        if (status == HAPT_OK && trial->step_s < search->best.step_s) step_candidate_copy(&search->best, trial);
-        status = hapt_env_agree(search->comm, status);
-    }
-    hapt_arena_release(&scratch);
-    return status;
-}
-
 /* Launch rules under which the formula gives seeds. */
 enum { MOST_RULES = 4 };
 /* Microbatches of the shorter of two steps from which a long one is extrapolated. */
 enum { ESTIMATE = 512 };
 /* Work of all beams together: about a second on one core. */
 #define MOST_WORK 1.2e8
-/* Seeds that are slower than the best by more than this factor are not refined. */
-#define SEED_WORTH 1.02
 
 /* The launch rules under which the formula gives seeds; returns their number. */
 static int list_rules(const struct hapt_search_options *options, struct hapt_search_options rule[MOST_RULES])
@@ -80,21 +58,6 @@ static int list_rules(const struct hapt_search_options *options, struct hapt_sea
     return count;
 }
 
-static enum hapt_status improve(struct step_search *search, struct step_candidate *seed)
-{
-    HAPT_TRY(step_refine(search, seed));
-    if (seed->step_s < search->best.step_s) step_candidate_copy(&search->best, seed);
-    return HAPT_OK;
-}
-
-/* A rule or a restriction may leave no plan. */
-static enum hapt_status may_lack(enum hapt_status status)
-{
-    if (status != HAPT_ERR_INFEASIBLE) return status;
-    hapt_fail_reset();
-    return HAPT_OK;
-}
-
 /* The optimum if the boundary from subcluster `from` to `to` is forbidden: another order, or fewer subclusters. */
 static enum hapt_status try_without(struct step_search *search, int from, int to, struct step_candidate *trial)
 {
@@ -110,8 +73,8 @@ static enum hapt_status try_without(struct step_search *search, int from, int to
     for (size_t k = 0; k < links; k++) other.link_latency[k] = search->profile->link_latency[k];
     other.link_latency[from * search->C + to] = INFINITY;
     if (!other.tied_latency) other.tied_latency = search->profile->link_latency;
-    HAPT_TRY(may_lack(add_seed(search, &other, &rule, trial)));
-    return trial->step_s <= SEED_WORTH * search->best.step_s ? improve(search, trial) : HAPT_OK;
+    HAPT_TRY(step_may_lack(step_add_seed(search, &other, &rule, trial)));
+    return trial->step_s <= STEP_SEED_WORTH * search->best.step_s ? step_improve_seed(search, trial) : HAPT_OK;
 }
 
 /* Other orders of the subclusters: without one of the boundaries between subclusters of the best candidate. */
@@ -140,8 +103,8 @@ static enum hapt_status find_seeds(struct step_search *search)
         bool known = false;
         rule[k].may_fail = rule[k].may_fail || k > 0;
         seed->step_s = INFINITY;
-        const enum hapt_status status = add_seed(search, &search->passes, &rule[k], seed);
-        HAPT_TRY(k > 0 ? may_lack(status) : status);
+        const enum hapt_status status = step_add_seed(search, &search->passes, &rule[k], seed);
+        HAPT_TRY(k > 0 ? step_may_lack(status) : status);
         for (int other = 0; other < search->seed_count; other++) known |= step_same_stages(&search->seed[other], seed);
         search->seed_count += !known && isfinite(seed->step_s);
     }
@@ -185,7 +148,7 @@ static enum hapt_status add_spared_seed(struct step_search *search)
     rule.may_fail = true;
     rule.spare_s = spare_s;
     seed->step_s = INFINITY;
-    HAPT_TRY(may_lack(add_seed(search, &search->passes, &rule, seed)));
+    HAPT_TRY(step_may_lack(step_add_seed(search, &search->passes, &rule, seed)));
     bool known = !isfinite(seed->step_s);
     for (int other = 0; other < search->seed_count; other++) known |= step_same_stages(&search->seed[other], seed);
     search->seed_count += !known;
@@ -200,13 +163,15 @@ static bool is_enough(const struct step_search *search)
 
 enum hapt_status step_improve(struct step_search *search)
 {
-    const double worth_s = SEED_WORTH * search->best.step_s;
+    const double worth_s = STEP_SEED_WORTH * search->best.step_s;
     if (search->enumerated) {
         step_candidate_copy(&search->seed[0], &search->best);
-        return improve(search, &search->seed[0]); /* launch counts beside those of the rules */
+        HAPT_TRY(step_improve_seed(search, &search->seed[0])); /* launch counts beside those of the rules */
+        return is_enough(search) ? HAPT_OK : step_views(search);
     }
+    if (!is_enough(search)) HAPT_TRY(step_views(search));
     for (int k = 0; k < search->seed_count && !is_enough(search); k++)
-        if (search->seed[k].step_s <= worth_s) HAPT_TRY(improve(search, &search->seed[k]));
+        if (search->seed[k].step_s <= worth_s) HAPT_TRY(step_improve_seed(search, &search->seed[k]));
     if (!is_enough(search)) HAPT_TRY(try_orders(search));
     return is_enough(search) ? HAPT_OK : step_rows(search);
 }
@@ -223,6 +188,7 @@ enum hapt_status step_start(struct step_search *search)
     search->enumerated = search->bound_s > 0;
     if (!search->enumerated) HAPT_TRY(add_spared_seed(search));
     if (!search->enumerated) HAPT_TRY(hapt_env_agree(search->comm, step_bound(search, &search->bound_s)));
+    if (!search->enumerated) HAPT_TRY(hapt_env_agree(search->comm, step_enumerate_short(search)));
     if (isfinite(search->best.step_s)) return HAPT_OK;
     return hapt_search_agree(search->comm, &search->options,
                              hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer microbatches, or devices with more memory",

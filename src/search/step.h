@@ -6,6 +6,8 @@
  *   step_price.c      the step of given stages: bounds, and the best launch counts by simulation
  *   step_bound.c      a lower bound of every plan's step
  *   step_enumerate.c  all plans of a small instance, by depth-first search with bounds
+ *   step_seed.c       optima of the formula as candidates
+ *   step_views.c      seeds from restricted and altered profiles
  *   step_rows.c       other rows of submeshes around a candidate
  *   step_refine.c     the beam over stage boundaries and programs
  */
@@ -71,6 +73,9 @@ enum hapt_status step_improve(struct step_search *search);
 /* The plan of search->best, with the exact simulated step. Rank-local. */
 enum hapt_status step_finish(struct step_search *search, struct hapt_arena *result, struct hapt_plan *plan);
 
+/* Seeds that are slower than the best by more than this factor are not refined. */
+#define STEP_SEED_WORTH 1.02
+
 /* Stages with room for `most_stages`; no candidate yet. */
 enum hapt_status step_candidate_create(struct step_search *search, struct step_candidate *candidate);
 bool step_same_stages(const struct step_candidate *a, const struct step_candidate *b);
@@ -94,9 +99,21 @@ enum hapt_status step_price(struct step_search *search, double limit_s, struct s
 /* The same with the best launch counts of the rules that the options allow. */
 enum hapt_status step_price_launches(struct step_search *search, double limit_s, struct step_candidate *candidate);
 
+/* The optimum of the formula in a profile becomes `trial`, and the best candidate if it is faster. Collective.
+ * HAPT_ERR_INFEASIBLE: there is none. */
+enum hapt_status step_add_seed(struct step_search *search, const struct hapt_profile *profile,
+                               const struct hapt_search_options *rule, struct step_candidate *trial);
+/* Refines a seed; it becomes the best candidate if it is faster. Collective. */
+enum hapt_status step_improve_seed(struct step_search *search, struct step_candidate *seed);
+/* HAPT_OK instead of HAPT_ERR_INFEASIBLE: a rule or a restriction may leave no plan. */
+enum hapt_status step_may_lack(enum hapt_status status);
+/* Seeds from views of the cluster. Improves the best candidate with them. Collective. */
+enum hapt_status step_views(struct step_search *search);
 /* Enumerates all plans if there are few. *bound_s: no plan has a shorter step, with any launch counts; 0: there are too
  * many plans. Else search->best is the best over all stages and launch rules. */
 enum hapt_status step_enumerate(struct step_search *search, double *bound_s);
+/* Enumerates plans of few stages, as many as are soon done, where step_enumerate was not. Improves search->best. */
+enum hapt_status step_enumerate_short(struct step_search *search);
 /* Tries rows of submeshes beside that of the best candidate, and refines the best of them. Collective. */
 enum hapt_status step_rows(struct step_search *search);
 /* Improves candidate boundaries and programs until nothing changes. Collective over search->comm. */

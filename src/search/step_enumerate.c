@@ -9,6 +9,8 @@
 #include <math.h>
 
 enum { MOST_LAYERS = 32, MOST_NODES = 300000, MOST_SIMULATIONS = 4000 };
+/* Of step_enumerate_short, for each number of stages. */
+enum { SHORT_LAYERS = 64, SHORT_NODES = 100000, SHORT_SIMULATIONS = 500 };
 
 struct enumeration {
     struct step_search *search;
@@ -17,7 +19,8 @@ struct enumeration {
     int used[HAPT_MAX_SUBCLUSTERS];
     unsigned visited; /* subclusters of the stages so far, as bits */
     double least_s;   /* least lower_s of the plans that were priced */
-    int64_t nodes, first_simulation;
+    int most_stages;
+    int64_t nodes, most_nodes, first_simulation, most_simulations;
 };
 
 /* The bounds of a partial plan. */
@@ -97,8 +100,8 @@ static enum hapt_status find_rest(struct enumeration *enumeration)
 
 static bool within_limits(const struct enumeration *enumeration)
 {
-    return enumeration->nodes <= MOST_NODES &&
-           enumeration->search->simulated - enumeration->first_simulation <= MOST_SIMULATIONS;
+    return enumeration->nodes <= enumeration->most_nodes &&
+           enumeration->search->simulated - enumeration->first_simulation <= enumeration->most_simulations;
 }
 
 static bool uses_all(const struct enumeration *enumeration)
@@ -178,7 +181,7 @@ static enum hapt_status add_stage(struct enumeration *enumeration, const struct 
 static enum hapt_status descend(struct enumeration *enumeration, int first, const struct prefix *prefix)
 {
     const struct step_search *search = enumeration->search;
-    if (enumeration->trial.count == search->most_stages) return HAPT_OK;
+    if (enumeration->trial.count == enumeration->most_stages) return HAPT_OK;
     for (int p = 0; p < device_sets(search); p++)
         for (int s = 0; s < submeshes_of(search, p); s++) {
             if (!may_follow(enumeration, p, s)) continue;
@@ -191,16 +194,43 @@ static enum hapt_status descend(struct enumeration *enumeration, int first, cons
     return HAPT_OK;
 }
 
+static enum hapt_status begin(struct enumeration *enumeration)
+{
+    HAPT_TRY(step_candidate_create(enumeration->search, &enumeration->trial));
+    return find_rest(enumeration);
+}
+
 enum hapt_status step_enumerate(struct step_search *search, double *bound_s)
 {
-    struct enumeration enumeration = {.search = search, .first_simulation = search->simulated, .least_s = INFINITY};
+    struct enumeration enumeration = {.search = search,
+                                      .least_s = INFINITY,
+                                      .most_stages = search->most_stages,
+                                      .most_nodes = MOST_NODES,
+                                      .first_simulation = search->simulated,
+                                      .most_simulations = MOST_SIMULATIONS};
     const struct prefix nothing = {0};
     *bound_s = 0;
     if (search->L > MOST_LAYERS || search->options.no_enumeration) return HAPT_OK;
-    HAPT_TRY(step_candidate_create(search, &enumeration.trial));
-    HAPT_TRY(find_rest(&enumeration));
+    HAPT_TRY(begin(&enumeration));
     HAPT_TRY(descend(&enumeration, 0, &nothing));
     /* A plan that was dropped has a step of at least that of the best. */
     if (within_limits(&enumeration)) *bound_s = fmin(enumeration.least_s, search->best.step_s);
+    return HAPT_OK;
+}
+
+enum hapt_status step_enumerate_short(struct step_search *search)
+{
+    struct enumeration enumeration = {.search = search, .least_s = INFINITY, .most_simulations = SHORT_SIMULATIONS};
+    const struct prefix nothing = {0};
+    if (search->L > SHORT_LAYERS || search->options.no_enumeration) return HAPT_OK;
+    HAPT_TRY(begin(&enumeration));
+    for (int stages = 1; stages <= search->most_stages; stages++) {
+        enumeration.most_stages = stages;
+        enumeration.nodes = 0;
+        enumeration.most_nodes = SHORT_NODES;
+        enumeration.first_simulation = search->simulated;
+        HAPT_TRY(descend(&enumeration, 0, &nothing));
+        if (!within_limits(&enumeration)) break;
+    }
     return HAPT_OK;
 }

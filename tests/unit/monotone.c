@@ -79,7 +79,7 @@ static bool compare_once(uint64_t start, enum growth growth, struct tally *tally
                                           .may_fail = true};
     if (!grow(&seed, growth, &before, &after)) return false;
     options.microbatches = before.B;
-    options.work = 3e6; /* large instances end early, as with the default limit */
+    options.work = getenv("WORK") ? atof(getenv("WORK")) : 1e7;
     struct hapt_search_options fewer = options;
     if (growth == OPTIONS) restrict_options(&seed, &fewer);
     const double before_s = answer_s(&before, &fewer);
@@ -94,14 +94,23 @@ static bool compare_once(uint64_t start, enum growth growth, struct tally *tally
     return true;
 }
 
+static void compare_all(struct tally tally[GROWTHS])
+{
+    const char *wanted = getenv("HAPT_TEST_PAIRS"), *seeds = getenv("HAPT_TEST_SEEDS");
+    const int pairs = wanted ? atoi(wanted) : test_long() ? 2000 : 100;
+    char *next;
+    for (; seeds && *seeds; seeds = *next ? next + 1 : next) { /* "166,394" repeats these */
+        const uint64_t start = strtoull(seeds, &next, 10);
+        compare_once(start, (enum growth)(start % GROWTHS), &tally[start % GROWTHS]);
+    }
+    for (uint64_t start = 1, k = 0; !seeds && k < (uint64_t)pairs; start++)
+        k += compare_once(start, (enum growth)(start % GROWTHS), &tally[start % GROWTHS]);
+}
+
 static void grown_clusters(void)
 {
-    const char *wanted = getenv("HAPT_TEST_PAIRS");
-    const int pairs = wanted ? atoi(wanted) : test_long() ? 2000 : 100;
     struct tally tally[GROWTHS] = {0};
-    uint64_t start = 1;
-    for (int k = 0; k < pairs; start++)
-        k += compare_once(start, (enum growth)(start % GROWTHS), &tally[start % GROWTHS]);
+    compare_all(tally);
     struct tally grown = {0};
     for (int g = 0; g < GROWTHS; g++) {
         printf("  %-12s %4d pairs, %3d slower, worst %.3f %%\n", growth_name[g], tally[g].pairs, tally[g].slower,
