@@ -81,7 +81,7 @@ struct hapt_plan {
     struct hapt_plan_submesh *submesh; /* each is used by at least one stage */
     int stage_count;
     struct hapt_plan_stage *stage;
-    int edge_count; /* 0: each stage sends to its neighbours alone, over links of its own, in comm_s */
+    int edge_count;              /* 0: each stage sends to its neighbours alone, over links of its own, in comm_s */
     struct hapt_plan_edge *edge; /* in the order of hapt_schedule_edges; plan_edges.c finds them */
     int relay_count;
     struct hapt_schedule_relay *relay; /* messages whose tensors the receiver passes on */
@@ -145,8 +145,8 @@ enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kin
 /*
  * The stage from which reader[index] gets a tensor that `producer` makes and the stages reader[] use, in ascending
  * order. Inside the producer's subcluster, and for mixed stages, it is the producer. Readers in another subcluster form
- * a chain, so that the tensor crosses the link to it once: each passes it on to the next. A tensor that is passed on waits
- * in a transfer slot, and these are few. So a reader on the same submesh as the one before it, or more than
+ * a chain, so that the tensor crosses the link to it once: each passes it on to the next. A tensor that is passed on
+ * waits in a transfer slot, and these are few. So a reader on the same submesh as the one before it, or more than
  * HAPT_TRANSFER_SLOTS stages behind it, gets the tensor from the producer.
  */
 int hapt_plan_source(const struct hapt_plan *plan, int producer, const int *reader, int index);

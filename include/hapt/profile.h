@@ -59,8 +59,8 @@ struct hapt_crossings {
     int count;     /* K */
     double *bytes; /* [K] of a microbatch */
     int *start;    /* [K + 1] into the next two */
-    int *layer;    /* in the order of computing: activations ascend, gradients descend. The first one writes the tensor, */
-    bool *writes;  /* others read it, and may add to it (gradients) */
+    int *layer; /* in the order of computing: activations ascend, gradients descend. The first one writes the tensor, */
+    bool *writes; /* others read it, and may add to it (gradients) */
 };
 
 /* Cost of making the profile; zeros in a profile that was loaded. */
@@ -85,8 +85,8 @@ struct hapt_profile {
     int cluster_count; /* C */
     struct hapt_profile_cluster *cluster;
     int mixed_count;
-    struct hapt_profile_mixed *mixed; /* [mixed_count] */
-    double *boundary_bytes;           /* [L] */
+    struct hapt_profile_mixed *mixed;       /* [mixed_count] */
+    double *boundary_bytes;                 /* [L] */
     const struct hapt_crossings *crossings; /* NULL: each layer reads from the layer before it alone */
     double *tied_bytes; /* [L] bytes of parameters that layers before l and layers from l on both read; NULL: none */
     double *link_bandwidth; /* [C][C] byte/s */
@@ -194,9 +194,9 @@ enum hapt_status hapt_crossings_find(const struct hapt_graph *graph, const struc
 /* The crossings between coarser layers: coarse_layer [layer]. */
 enum hapt_status hapt_crossings_coarsen(const struct hapt_crossings *fine, const int *coarse_layer,
                                         struct hapt_arena *arena, const struct hapt_crossings **coarse);
-/* Lower bounds of what crosses the boundary behind each layer, wherever other stages begin [layer_count]. next: from the
- * stage in front of it to the next one, and back, the smaller of the two. all: activations from the stage in front of it
- * to all stages beyond the boundary. */
+/* Lower bounds of what crosses the boundary behind each layer, wherever other stages begin [layer_count]. next: from
+ * the stage in front of it to the next one, and back, the smaller of the two. all: activations from the stage in front
+ * of it to all stages beyond the boundary. */
 enum hapt_status hapt_crossings_least_bytes(const struct hapt_crossings *crossings, int layer_count,
                                             struct hapt_arena *arena, double **next, double **all);
 enum hapt_status hapt_crossings_check(const struct hapt_crossings *crossings, int layer_count);

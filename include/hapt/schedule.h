@@ -83,7 +83,7 @@ struct hapt_schedule_edges {
     int *out_start; /* [2 chunk_count + 1] edges from chunk c in direction d: out_start[d chunk_count + c] .. + 1 */
     int *in_start;  /* [2 chunk_count + 1] the same for edges to chunk c, through `in` */
     int *in;        /* [count] */
-    bool given; /* by the options */
+    bool given;     /* by the options */
     /* One channel for each pair of submeshes in each direction, and one for each link of a submesh. Its messages cross
      * one at a time, in the order in which they were sent. */
     int channel_count;
@@ -105,9 +105,9 @@ struct hapt_schedule_options {
     const struct hapt_schedule_edge *edge; /* any order, each once */
     int relay_count;
     const struct hapt_schedule_relay *relay; /* of `edge`; those inside a submesh have no effect */
-    const bool *forward_only;              /* [chunks] a frozen prefix; NULL: none */
-    int loop_batch;                        /* B_l of looped kinds; 0: the kind's, else B */
-    int prefetch;                          /* b of Pfeife's B_f, HAPT_SCHEDULE_LOOPED only */
+    const bool *forward_only;                /* [chunks] a frozen prefix; NULL: none */
+    int loop_batch;                          /* B_l of looped kinds; 0: the kind's, else B */
+    int prefetch;                            /* b of Pfeife's B_f, HAPT_SCHEDULE_LOOPED only */
     const int *ahead;               /* [submeshes] looped: forwards before the first backward; NULL: the kind's */
     bool split;                     /* backward passes are split; `costs` place the WEIGHT instructions */
     const int *pool;                /* [submeshes] split: slots that the device holds; NULL: as unsplit */
@@ -182,8 +182,8 @@ int hapt_schedule_forward_only_launches(enum hapt_schedule_kind kind, int microb
  * one forward more until they end; loops around all submeshes need none, a V does.
  *
  * Of GPipe, 1F1B, eager and H-1F1B a submesh with several chunks runs the chunks' own lists in turn: whatever is ready,
- * gradients first (merge.c). This works for any placement, where the order above may deadlock. If messages past the next
- * chunk then need more transfer slots than there are, the largest launch counts are lowered until the lists end.
+ * gradients first (merge.c). This works for any placement, where the order above may deadlock. If messages past the
+ * next chunk then need more transfer slots than there are, the largest launch counts are lowered until the lists end.
  *
  * `warmup` [chunks]: N_i. Looped kinds read it for forward-only chunks alone; NULL: 2.
  *

@@ -166,8 +166,7 @@ void device_flow_advance_sender(struct hapt_comm_thread *comm_thread, struct flo
 static void receive_notice(struct hapt_comm_thread *comm_thread, const struct flow *flow, struct channel *channel,
                            struct poll_result *result)
 {
-    const int64_t expected = atomic_load(&flow->expected),
-                  allowed = flow_released(flow) + flow->options.peer_slots;
+    const int64_t expected = atomic_load(&flow->expected), allowed = flow_released(flow) + flow->options.peer_slots;
     if (channel->notice_in_flight && test_notice(comm_thread, channel, result)) {
         channel->notices_received++;
         result->progress = true;

@@ -1,5 +1,5 @@
-/* Ports: the paced links of a rank, each in one direction. Messages of all flows over a port take turns, in the order in
- * which they were handed over. The simulator's channels (hapt/schedule.h) have the same order. */
+/* Ports: the paced links of a rank, each in one direction. Messages of all flows over a port take turns, in the order
+ * in which they were handed over. The simulator's channels (hapt/schedule.h) have the same order. */
 #include "comm_thread.h"
 
 enum hapt_status port_open(struct hapt_comm_thread *comm_thread, int number, struct port **port)

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A stage passes tensors on to stages so far behind it. Each stage between is a microbatch later at least, and what waits
- * occupies transfer slots. */
+/* A stage passes tensors on to stages so far behind it. Each stage between is a microbatch later at least, and what
+ * waits occupies transfer slots. */
 enum { MOST_STAGES_APART = HAPT_TRANSFER_SLOTS };
 
 /* The subcluster of a stage; -1: several. */
@@ -167,8 +167,8 @@ static double transfer_s(const struct hapt_profile *profile, const struct hapt_p
                                    hapt_plan_stage_subclusters(&plan->stage[at->edge.to]), link);
 }
 
-/* Finds links and times. Submeshes that send over one link in the same direction share its bandwidth, each by its bytes,
- * so that all need the same time for a microbatch. */
+/* Finds links and times. Submeshes that send over one link in the same direction share its bandwidth, each by its
+ * bytes, so that all need the same time for a microbatch. */
 static void price_edges(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
     int link[2];

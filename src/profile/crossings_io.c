@@ -26,14 +26,14 @@ enum hapt_status profile_write_crossings(struct hapt_h5 *file, const char *group
     enum hapt_status status = writes ? HAPT_OK : HAPT_ERR_MEMORY;
     for (int64_t i = 0; writes && i < layers; i++) writes[i] = crossings->writes[i];
     if (status == HAPT_OK)
-        status = hapt_h5_write(file, join(path, group, "crossing_bytes"), HAPT_H5_F64, 1, &count, crossings->bytes,
-                               "byte");
+        status =
+            hapt_h5_write(file, join(path, group, "crossing_bytes"), HAPT_H5_F64, 1, &count, crossings->bytes, "byte");
     if (status == HAPT_OK)
-        status = hapt_h5_write(file, join(path, group, "crossing_start"), HAPT_H5_I32, 1, &starts, crossings->start,
-                               "");
+        status =
+            hapt_h5_write(file, join(path, group, "crossing_start"), HAPT_H5_I32, 1, &starts, crossings->start, "");
     if (status == HAPT_OK)
-        status = hapt_h5_write(file, join(path, group, "crossing_layer"), HAPT_H5_I32, 1, &layers, crossings->layer,
-                               "");
+        status =
+            hapt_h5_write(file, join(path, group, "crossing_layer"), HAPT_H5_I32, 1, &layers, crossings->layer, "");
     if (status == HAPT_OK)
         status = hapt_h5_write(file, join(path, group, "crossing_writes"), HAPT_H5_I32, 1, &layers, writes, "");
     hapt_arena_release(&scratch);

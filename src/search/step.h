@@ -34,8 +34,8 @@ struct step_search {
     MPI_Comm comm;
     int rank, size;
     const struct hapt_profile *profile;
-    /* For bounds: boundary_bytes are the least that crosses in any plan. lowest: from stage to stage; link_load: over the
-     * link between the last stage of a subcluster and those of the next one. */
+    /* For bounds: boundary_bytes are the least that crosses in any plan. lowest: from stage to stage; link_load: over
+     * the link between the last stage of a subcluster and those of the next one. */
     const struct hapt_profile *lowest, *link_load;
     const struct hapt_search_options *options;
     int L, C, B;

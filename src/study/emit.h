@@ -13,20 +13,20 @@ enum emit_direction { EMIT_FORWARD, EMIT_BACKWARD, EMIT_DIRECTIONS };
 
 /* The messages from one submesh to another that belong together, in order, each with a number. */
 struct emit_channel {
-    int index;                    /* in step->channel */
-    int tag;                      /* of its messages */
-    int from, to;                 /* submeshes */
-    int from_chunk, to_chunk;     /* -1: tied gradients */
-    int port;                     /* its messages and those of other channels with the same port take turns; -1: none */
-    double cost_s, bytes;         /* of one message */
+    int index;                /* in step->channel */
+    int tag;                  /* of its messages */
+    int from, to;             /* submeshes */
+    int from_chunk, to_chunk; /* -1: tied gradients */
+    int port;                 /* its messages and those of other channels with the same port take turns; -1: none */
+    double cost_s, bytes;     /* of one message */
 };
 
 struct emit_step {
     const struct hapt_schedule *schedule;
     struct hapt_costs costs;
     int channel_count;
-    /* One for each edge of the schedule, then two for tied gradients: first to last submesh and back. from = -1: no such
-     * channel. */
+    /* One for each edge of the schedule, then two for tied gradients: first to last submesh and back. from = -1: no
+     * such channel. */
     struct emit_channel *channel;
 };
 
@@ -53,7 +53,8 @@ struct emit_functions {
     void (*receive)(struct emit_trace *trace, const struct emit_channel *channel, int at); /* waits for it */
     void (*send)(struct emit_trace *trace, const struct emit_channel *channel, int at);
     void (*sent)(struct emit_trace *trace, const struct emit_channel *channel, int at); /* waits for the send */
-    /* Optional: the receive that is posted next takes the slot from which that message is sent. NULL: it does not wait. */
+    /* Optional: the receive that is posted next takes the slot from which that message is sent. NULL: it does not wait.
+     */
     void (*passes_on)(struct emit_trace *trace, const struct emit_channel *channel, int at);
     void (*end)(struct emit_trace *trace);
     const struct emit_file *file; /* the last has no name */

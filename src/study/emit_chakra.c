@@ -92,7 +92,8 @@ static void communicate(struct emit_trace *trace, const struct emit_channel *cha
         snprintf(node.name, sizeof node.name, "%s %s behind chunk %d microbatch %d", does, what, from < to ? from : to,
                  at);
     else
-        snprintf(node.name, sizeof node.name, "%s %s from chunk %d to chunk %d microbatch %d", does, what, from, to, at);
+        snprintf(node.name, sizeof node.name, "%s %s from chunk %d to chunk %d microbatch %d", does, what, from, to,
+                 at);
     need(&node.needed_count, node.needed, state->computed);
     for (int k = 0; k < state->held_count; k++) need(&node.needed_count, node.needed, state->held[k]);
     state->held_count = 0;

@@ -32,8 +32,8 @@ static bool same_link(const struct emit_step *step, const struct emit_channel *c
     return (channel->from == from && channel->to == to) || (channel->from == to && channel->to == from);
 }
 
-/* Bandwidth of the link from one submesh to another: that of its first channel, or less if a message would be too large.
- * 0: no channel joins them. */
+/* Bandwidth of the link from one submesh to another: that of its first channel, or less if a message would be too
+ * large. 0: no channel joins them. */
 static double bandwidth_between(const struct emit_step *step, int from, int to)
 {
     double bandwidth = 0, longest_s = 0;

@@ -309,8 +309,7 @@ enum hapt_status stage_add_flows(struct stage *stage)
     for (int r = 0; r < worker->edges->count; r++) {
         const struct hapt_edge *edge = &worker->edges->edge[r];
         if (worker_shares(worker, edge->from, edge->to)) continue;
-        if (edge->from == stage->chunk)
-            HAPT_TRY(add_edge(stage, edge, r, true, flows_out(stage, edge)));
+        if (edge->from == stage->chunk) HAPT_TRY(add_edge(stage, edge, r, true, flows_out(stage, edge)));
         if (edge->to == stage->chunk)
             HAPT_TRY(add_edge(stage, edge, r, false, edge->backward ? &stage->backward_in : &stage->forward_in));
     }

@@ -42,12 +42,8 @@ static int operator(struct hapt_graph *graph, const char *type, int block, int a
 static int input(struct hapt_graph *graph, const char *name, enum hapt_tensor_role role)
 {
     int tensor;
-    const struct hapt_tensor made = {.name = name,
-                                     .kind = HAPT_TENSOR_INPUT,
-                                     .role = role,
-                                     .dtype = HAPT_I32,
-                                     .dims = 2,
-                                     .shape = {ROWS, TOKENS}};
+    const struct hapt_tensor made = {
+        .name = name, .kind = HAPT_TENSOR_INPUT, .role = role, .dtype = HAPT_I32, .dims = 2, .shape = {ROWS, TOKENS}};
     CHECK_OK(hapt_graph_add_tensor(graph, &made, &tensor));
     return tensor;
 }
@@ -152,13 +148,22 @@ static double simulated_s(const struct hapt_plan *plan)
     return simulation ? simulation->total_s : NAN;
 }
 
-static const char *const options[] = {"--data",     REFERENCE,        "--steps",          "5",   "--learning-rate",
-                                      "1e-3",       "--lr-schedule",  "constant",         "--clip-norm", "0",
-                                      "--checkpoint-every", "0", NULL};
+static const char *const options[] = {"--data",
+                                      REFERENCE,
+                                      "--steps",
+                                      "5",
+                                      "--learning-rate",
+                                      "1e-3",
+                                      "--lr-schedule",
+                                      "constant",
+                                      "--clip-norm",
+                                      "0",
+                                      "--checkpoint-every",
+                                      "0",
+                                      NULL};
 
 static const char *const modelled_options[] = {
-    "--data",      REFERENCE,  "--steps",      "2", "--device", "emulated",
-    "--time-scale", "2", "--checkpoint-every", "0", NULL};
+    "--data", REFERENCE, "--steps", "2", "--device", "emulated", "--time-scale", "2", "--checkpoint-every", "0", NULL};
 
 static struct hapt_train_result *run(const char *name, struct hapt_plan *plan, struct hapt_cluster *cluster,
                                      const char *const *given)
@@ -210,8 +215,8 @@ static void steps_take_the_predicted_time(void)
     CHECK_MESSAGE(best <= 0.1, "measured and predicted steps are %.1f %% apart", 100 * best);
 }
 
-/* Modelled devices, whose messages have modelled times: the simulated step. Their clocks are real, so that a quiet moment
- * is needed. */
+/* Modelled devices, whose messages have modelled times: the simulated step. Their clocks are real, so that a quiet
+ * moment is needed. */
 static void modelled_steps_take_the_simulated_time(void)
 {
     const double compute_s[STAGES] = {0.05, 0.02, 0.03, 0.06};
@@ -230,7 +235,8 @@ static void modelled_steps_take_the_simulated_time(void)
     CHECK_MESSAGE(least < 1.02, "a step took %.4f of the simulated time", least);
 }
 
-/* Five ranks: stages of one and two ranks with other layouts, which pass tensors on that each rank holds in part or whole. */
+/* Five ranks: stages of one and two ranks with other layouts, which pass tensors on that each rank holds in part or
+ * whole. */
 static void other_layouts_pass_tensors_on(void)
 {
     uint64_t random = 5;

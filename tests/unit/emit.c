@@ -46,8 +46,11 @@ static void add_edges(struct hapt_plan *plan, uint64_t *seed, struct hapt_arena 
                           b = (int)(plan->stage[to].submesh - plan->submesh);
                 const double time_s = below(seed, 5) ? hapt_random_unit(seed) : 0;
                 has_link[a][b] = linked && site_of[a] != site_of[b];
-                plan->edge[plan->edge_count++] = (struct hapt_plan_edge){
-                    .edge = {from, to, d, has_link[a][b] ? 1 + site_of[a] : 0}, .time_s = time_s, .bytes = 1e9 * time_s, .share = 1};
+                plan->edge[plan->edge_count++] =
+                    (struct hapt_plan_edge){.edge = {from, to, d, has_link[a][b] ? 1 + site_of[a] : 0},
+                                            .time_s = time_s,
+                                            .bytes = 1e9 * time_s,
+                                            .share = 1};
             }
     for (int x = 0; x < plan->edge_count; x++)
         for (int y = 0; y < plan->edge_count; y++) {

@@ -370,8 +370,9 @@ static void check_by_operator(const struct hapt_model *model)
 
 static void layers_by_operator(void)
 {
-    const struct hapt_model *gpt = small_gpt(), *resnet = MODEL("resnet", "--stages", "2,2,2,2", "--width", "8",
-                                                               "--image", "32", "--classes", "10", "--microbatch", "2");
+    const struct hapt_model *gpt = small_gpt(),
+                            *resnet = MODEL("resnet", "--stages", "2,2,2,2", "--width", "8", "--image", "32",
+                                            "--classes", "10", "--microbatch", "2");
     check_by_operator(gpt);
     check_by_operator(resnet);
     check_by_operator(MODEL("llama", "--layers", "2", "--hidden", "64", "--heads", "4", "--sequence", "32", "--vocab",

@@ -72,9 +72,9 @@ static void make_plan(struct instance *instance, uint64_t *seed)
         stage->end_op = instance->layers.end_op[end - 1];
     }
     for (int i = 0; i + 1 < S; i++)
-        plan->stage[i].comm_s = hapt_profile_comm_s(instance->profile, plan->stage[i].end_layer - 1,
-                                                    plan->stage[i].submesh->subcluster[0],
-                                                    plan->stage[i + 1].submesh->subcluster[0]);
+        plan->stage[i].comm_s =
+            hapt_profile_comm_s(instance->profile, plan->stage[i].end_layer - 1, plan->stage[i].submesh->subcluster[0],
+                                plan->stage[i + 1].submesh->subcluster[0]);
     CHECK_OK(hapt_plan_find_edges(instance->profile, plan));
     for (int i = 0; i < S; i++)
         CHECK_OK(program_data_parallel(instance->graph, plan->stage[i].first_op, plan->stage[i].end_op, 1, 1,

@@ -159,7 +159,8 @@ static void make_edges(struct made *made, uint64_t *seed)
         for (int to = from + 1; to < chunks; to++) {
             if (to > from + 1 && (skips == 0 || below(seed, 2 + skips) > 0)) continue;
             made->edge[made->edge_count++] = (struct hapt_schedule_edge){from, to, false, 0};
-            if (!made->forward_only[from]) made->edge[made->edge_count++] = (struct hapt_schedule_edge){to, from, true, 0};
+            if (!made->forward_only[from])
+                made->edge[made->edge_count++] = (struct hapt_schedule_edge){to, from, true, 0};
         }
     for (int e = made->edge_count - 1; e > 0; e--) {
         const int other = below(seed, e + 1);
@@ -225,10 +226,8 @@ static void make(struct made *made, uint64_t *seed, struct hapt_arena *arena)
     make_chunks(made, seed);
     const struct hapt_schedule *schedule = &made->schedule;
     const int chunks = schedule->chunk_count, B = schedule->microbatches, eager = 1 + below(seed, 60);
-    const struct hapt_schedule_options options = {.edge_count = made->edge_count,
-                                                  .edge = made->edge,
-                                                  .relay_count = made->relay_count,
-                                                  .relay = made->relay};
+    const struct hapt_schedule_options options = {
+        .edge_count = made->edge_count, .edge = made->edge, .relay_count = made->relay_count, .relay = made->relay};
     CHECK_OK(hapt_schedule_connect(&made->schedule, &options, arena));
     int left = 0;
     for (int c = 0; c < chunks; c++) left += made->forward_only[c] ? B : (schedule->split ? 3 : 2) * B;
@@ -584,8 +583,8 @@ static void built_lists(void)
                   "%d with several chunks, %d looped, %d split, %d deadlock", several, looped, split, deadlocks);
 }
 
-/* Messages between the ends of a long pipeline, over one link with those to the next stage: launch counts may ask for more
- * of them on their way than there are transfer slots. The lists end all the same. */
+/* Messages between the ends of a long pipeline, over one link with those to the next stage: launch counts may ask for
+ * more of them on their way than there are transfer slots. The lists end all the same. */
 static void far_messages_end(void)
 {
     enum { CHUNKS = 12 };
