@@ -31,6 +31,30 @@ done
 check "the optimum of all plans" less "$found" "$best"
 check "no plan is better than the optimum" less "$best" "$found"
 
+# A network with skips: from the model, from a profile file on two ranks, and from a plan file the same messages and steps.
+passes 1 model gpt --layers 4 --hidden 64 --heads 2 --sequence 64 --vocab 64 --microbatch 2 --tied-embeddings no --output "$scratch/n.h5" || finish
+/usr/bin/python3 tests/system/skips.py "$scratch/n.h5" 0:2 -1:3
+stages="0-6@a:1x1,6-11@b:1x1,11-17@b:1x1,17-23@b:1x1"
+sed 's/"name": "b", "nodes": 1, "devices_per_node": 1/"name": "b", "nodes": 3, "devices_per_node": 1/' "$scratch/c.json" >"$scratch/c3.json"
+messages() { python3 -c 'import json, sys; found = json.load(open(sys.argv[1])); print(found.get("messages"), found["simulated_s"])' "$scratch/out"; }
+passes 1 plan --input "$scratch/n.h5" --cluster "$scratch/c3.json" --predict --threads 1 --microbatches 4 --layers-per-model ops --stages "$stages" \
+    --output "$scratch/n-plan.h5" --json && want=$(messages)
+check "a message past the next stage" grep -q "'from': 0, 'to': 3" <<<"$want"
+passes 1 profile --input "$scratch/n.h5" --cluster "$scratch/c3.json" --predict --threads 1 --layers-per-model ops --output "$scratch/n-p.h5"
+passes 2 plan --profile "$scratch/n-p.h5" --microbatches 4 --stages "$stages" --json && check "messages of a profile file" [ "$(messages)" = "$want" ]
+passes 1 simulate --plan "$scratch/n-plan.h5" --json && check "the step of a plan file" [ "$(value simulated_s)" = "${want##* }" ]
+damage() { # FILE TABLE ROW VALUE
+    cp "$scratch/$1.h5" "$scratch/bad.h5"
+    /usr/bin/python3 -c 'import sys, h5py
+with h5py.File(sys.argv[1], "r+") as file: file[sys.argv[2]][int(sys.argv[3])] = float(sys.argv[4])' "$scratch/bad.h5" "${@:2}"
+}
+damage n-p crossing_layer 1 99 && refuses 3 'crossing_layer' 1 plan --profile "$scratch/bad.h5" --microbatches 4
+damage n-p crossing_start 1 9999 && refuses 3 'crossing_start' 1 plan --profile "$scratch/bad.h5" --microbatches 4
+damage n-p crossing_bytes 0 -1 && refuses 3 'crossing_bytes' 1 plan --profile "$scratch/bad.h5" --microbatches 4
+damage n-plan edge_time 0 -1 && refuses 3 'message from stage' 1 simulate --plan "$scratch/bad.h5"
+damage n-plan edge_share 1 2 && refuses 3 'share' 1 simulate --plan "$scratch/bad.h5"
+damage n-plan edge_stages 0 3 && refuses 3 'stage 3' 1 simulate --plan "$scratch/bad.h5"
+
 # On equal terms, more boundaries are never slower.
 for model in "gpt --layers 4 --hidden 256 --heads 4 --sequence 128 --vocab 512" "resnet --stages 2,2,2,2 --width 16 --image 64 --classes 10"; do
     passes 1 model $model --microbatch 4 --overwrite --output "$scratch/n.h5" || continue
