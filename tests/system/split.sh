@@ -134,4 +134,14 @@ done
 checks=$((checks + 1))
 gain $attempt >"$scratch/said" 2>&1 || fail "the measured gain: $(cat "$scratch/said")"
 head -n 1 "$scratch/said"
+
+# ---- the whole job; resuming keeps its lists, unless a new plan is wanted ----
+job="$small --cluster $scratch/slow.json --profile $scratch/measured.h5 --microbatches 4 --output $scratch/job"
+# shellcheck disable=SC2086
+passes 2 $job --split-backward yes --steps 2
+grep -q 'split backward' "$scratch/out" || fail "the job does not split: $(head -n 5 "$scratch/out")"
+# shellcheck disable=SC2086
+refuses 2 "keeps the checkpoint's backward passes" 2 ${job/--profile $scratch\/measured.h5/} --split-backward no --steps 3 --resume yes
+# shellcheck disable=SC2086
+passes 2 $job --split-backward no --steps 3 --resume yes --replan yes
 finish
