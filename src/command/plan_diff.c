@@ -80,11 +80,12 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
                  {"t_max", a->t_max_s, b->t_max_s}};
     char time[2][32];
     hapt_print(env, "%s -> %s\n", pair->path[0], pair->path[1]);
-    hapt_print_wrapped(env, 6,
-                       "  %d stages, %d microbatches, %s%s, set by %s -> %d stages, %d microbatches, %s%s, set by %s\n",
-                       a->stage_count, a->microbatches, hapt_schedule_kind_name(a->schedule),
-                       a->blocking ? " without overlap" : "", a->limit, b->stage_count, b->microbatches,
-                       hapt_schedule_kind_name(b->schedule), b->blocking ? " without overlap" : "", b->limit);
+    hapt_print_wrapped(
+        env, 6, "  %d stages, %d microbatches, %s%s%s, set by %s -> %d stages, %d microbatches, %s%s%s, set by %s\n",
+        a->stage_count, a->microbatches, hapt_schedule_kind_name(a->schedule), a->blocking ? " without overlap" : "",
+        a->split ? ", split backward" : "", a->limit, b->stage_count, b->microbatches,
+        hapt_schedule_kind_name(b->schedule), b->blocking ? " without overlap" : "", b->split ? ", split backward" : "",
+        b->limit);
     for (int k = 0; k < 3; k++)
         hapt_print(env, "  %-14s  %10s -> %10s  x %.4f\n", times[k].name, hapt_units_time(times[k].x, time[0]),
                    hapt_units_time(times[k].y, time[1]), hapt_plan_ratio(times[k].y, times[k].x));

@@ -71,6 +71,20 @@ static enum hapt_status simulate(const struct hapt_plan *plan, double *step_s)
     return status;
 }
 
+/* Leaves each stage the slots that its list uses. With fewer that nobody takes, the same lists follow. */
+static enum hapt_status drop_unused_slots(struct hapt_plan *plan, struct hapt_arena *scratch)
+{
+    struct hapt_schedule *schedule;
+    HAPT_TRY(hapt_plan_schedule(plan, plan->exchange_s > 0, scratch, &schedule));
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_instruction_list *list = &schedule->list[schedule->submesh_of[i]];
+        if (!is_alone(plan, i)) continue;
+        plan->stage[i].slots = list->slots;
+        plan->stage[i].weight_slots = list->weight_slots;
+    }
+    return HAPT_OK;
+}
+
 /* Tries 1, 2, 4, ... and B passes that may wait, each with slots of their own and without. More do not always help: a
  * pass that waits for an idle time may end the step. */
 static enum hapt_status choose_slots(struct hapt_plan *plan, struct hapt_arena *scratch)
@@ -91,6 +105,7 @@ static enum hapt_status choose_slots(struct hapt_plan *plan, struct hapt_arena *
         }
     }
     memcpy(plan->stage, best, (size_t)S * sizeof *best);
+    HAPT_TRY(drop_unused_slots(plan, scratch));
     hapt_plan_tighten(plan);
     return HAPT_OK;
 }

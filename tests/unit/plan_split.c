@@ -119,6 +119,11 @@ static void compare_once(uint64_t start_seed)
                           (unsigned long long)start_seed, plan->simulated_s, best_s);
             CHECK_OK(hapt_plan_check(plan));
             CHECK(plan->bound_s == 0 && plan->split);
+            struct hapt_schedule *schedule = NULL;
+            CHECK_OK(hapt_plan_schedule(plan, plan->exchange_s > 0, &arena, &schedule));
+            for (int i = 0; schedule && i < plan->stage_count; i++) /* no memory for slots that no list takes */
+                CHECK(schedule->list[i].slots == plan->stage[i].slots &&
+                      schedule->list[i].weight_slots == plan->stage[i].weight_slots);
             for (int i = 0; i < plan->stage_count; i++) more_slots += plan->stage[i].weight_slots > 1;
             shorter += plan->simulated_s < unsplit_s;
             longer += plan->simulated_s > unsplit_s;

@@ -556,7 +556,7 @@ static void built_lists(void)
     for (uint64_t name = 1; name <= count; name++) {
         uint64_t seed = name;
         struct hapt_schedule *built;
-        int warmup[MOST_CHUNKS], pool[MOST_SUBMESHES];
+        int warmup[MOST_CHUNKS], pool[MOST_SUBMESHES], weight_slots[MOST_SUBMESHES];
         make_chunks(&made, &seed);
         const int chunks = made.schedule.chunk_count, B = made.schedule.microbatches;
         const enum hapt_schedule_kind kind = (enum hapt_schedule_kind)below(&seed, HAPT_SCHEDULE_KINDS);
@@ -567,12 +567,18 @@ static void built_lists(void)
         for (int c = 0; c < chunks; c++)
             if (made.forward_only[c]) warmup[c] = hapt_schedule_forward_only_launches(kind, B, made.comm_s[c], 1, 0.1);
         for (int s = 0; s < MOST_SUBMESHES; s++) pool[s] = 1 + below(&seed, 2 * B);
+        for (int s = 0; s < MOST_SUBMESHES; s++) weight_slots[s] = 1 + below(&seed, B);
         options.split = made.schedule.split;
         options.costs = &costs;
         options.pool = below(&seed, 2) ? pool : NULL;
+        options.weight_slots = below(&seed, 2) ? weight_slots : NULL;
         const enum hapt_status status = hapt_schedule_build(kind, chunks, B, warmup, &options, &arena, &built);
         if (status == HAPT_OK) {
             bool ends;
+            for (int s = 0; s < built->submesh_count; s++) {
+                CHECK(built->list[s].weight_slots <= (options.weight_slots ? weight_slots[s] : B * chunks));
+                CHECK(options.split || built->list[s].weight_slots == 0);
+            }
             take(&made, built);
             compare(&dag, name, hapt_schedule_loops(kind) ? HAPT_ERR_USAGE : HAPT_ERR_INTERNAL, &arena, &ends);
             CHECK_MESSAGE(ends || hapt_schedule_loops(kind), "seed %llu: %s deadlocks", (unsigned long long)name,
@@ -669,12 +675,13 @@ static void damage_is_found(void)
         struct hapt_instruction_list *list = &made.list[below(&seed, made.schedule.submesh_count)];
         struct hapt_instruction *at = &list->instruction[below(&seed, list->count)];
         const struct hapt_instruction kept = *at;
-        switch (below(&seed, 5)) {
+        switch (below(&seed, 6)) {
         case 0: at->slot = kept.slot + 1 + below(&seed, 3); break;
         case 1: at->chunk = (kept.chunk + 1 + below(&seed, MOST_CHUNKS - 1)) % MOST_CHUNKS; break;
         case 2: at->microbatch = kept.microbatch + 1; break;
         case 3: *at = list->instruction[list->count - 1]; break;
         case 4: at->group = kept.kind == HAPT_INSTRUCTION_UPDATE ? kept.group + 1 : kept.group; break;
+        case 5: at->weight_slot += kept.kind == HAPT_INSTRUCTION_WEIGHT; break;
         }
         if (kept.kind == HAPT_INSTRUCTION_SEND_BACKWARD && at->slot != kept.slot && !made.schedule.split)
             continue; /* its slot is free by then */
