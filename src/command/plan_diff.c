@@ -68,6 +68,12 @@ static void print_row(const struct hapt_env *env, const struct pair *pair, const
         hapt_print_wrapped(env, 6, "  %c stage %d: %s\n", x ? '-' : '+', x ? row->a : row->b, line);
 }
 
+static const char *rows_text(const struct hapt_plan *plan, char text[16])
+{
+    snprintf(text, 16, "%d", plan->rows);
+    return plan->rows > 0 ? text : "the model's";
+}
+
 static void print_pair(const struct hapt_env *env, const struct pair *pair)
 {
     const struct hapt_plan *a = pair->plan[0], *b = pair->plan[1];
@@ -78,7 +84,7 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
     } times[] = {{"simulated step", a->simulated_s, b->simulated_s},
                  {"HAPT (13)", a->latency_s, b->latency_s},
                  {"t_max", a->t_max_s, b->t_max_s}};
-    char time[2][32];
+    char time[2][32], rows[2][16];
     hapt_print(env, "%s -> %s\n", pair->path[0], pair->path[1]);
     hapt_print_wrapped(
         env, 6, "  %d stages, %d microbatches, %s%s%s, set by %s -> %d stages, %d microbatches, %s%s%s, set by %s\n",
@@ -86,6 +92,8 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
         a->split ? ", split backward" : "", a->limit, b->stage_count, b->microbatches,
         hapt_schedule_kind_name(b->schedule), b->blocking ? " without overlap" : "", b->split ? ", split backward" : "",
         b->limit);
+    if (a->rows > 0 || b->rows > 0)
+        hapt_print(env, "  rows of a microbatch: %s -> %s\n", rows_text(a, rows[0]), rows_text(b, rows[1]));
     for (int k = 0; k < 3; k++)
         hapt_print(env, "  %-14s  %10s -> %10s  x %.4f\n", times[k].name, hapt_units_time(times[k].x, time[0]),
                    hapt_units_time(times[k].y, time[1]), hapt_plan_ratio(times[k].y, times[k].x));

@@ -25,6 +25,9 @@ holds "the bound" "0 < o['bound_s'] <= o['simulated_s']"
 rows=$(value "o['rows']")
 grep -q "rows of a microbatch: $rows, the best of 4, 1, 2, 8, 16, 32" "$scratch/err" || fail "the rows that were tried: $(cat "$scratch/err")"
 passes 1 check "$scratch/plan.h5"
+passes 1 plan --input "$model" --cluster "$c" --predict --threads 1 --microbatches 8 --output "$scratch/plan4.h5"
+passes 1 plan --diff "$scratch/plan4.h5" "$scratch/plan.h5"
+grep -q "rows of a microbatch: the model's -> $rows" "$scratch/out" || fail "no rows in the difference: $(head -n 4 "$scratch/out")"
 passes 1 plan --input "$model" --cluster "$c" --predict --threads 1 --global-batch 32 --objective formula --json
 holds "the rows of the formula's plans" "o['rows'] * o['microbatches'] == 32"
 passes 1 plan --input "$model" --cluster "$c" --predict --threads 1 --global-batch 32 --fix rows=2 --json
