@@ -3,7 +3,7 @@
  * under its own simulation (Pfeife 3.4, Algorithm 1). All devices are used.
  *
  * Pfeife profiles one device and takes all for equal, so a stage has the mean time of the subclusters; it measures the
- * links. Every shape of submeshes, order of the subclusters and prefetch b = 0 ... S - 1 is tried; the fastest
+ * links. Every shape of submeshes, order of the subclusters and prefetch b = 0, 1, 2, 4, 8 is tried; the fastest
  * simulated plan on the true devices wins. Stages are cut between operators, here between the profile's layers.
  *
  * Not modelled: loops (N_l = 1 only); tensor parallelism, which it does not have.
@@ -17,8 +17,10 @@
 
 #include "hapt/chunk_cuts.h"
 
-/* Prefetches beyond these add nothing: every transfer is hidden. */
+/* The largest prefetch that is tried. */
 enum { MOST_PREFETCH = 8 };
+/* Of a beam, in simulated microbatches times stages: about a tenth of a second. */
+#define BEAM_WORK 2e6
 
 struct trial {
     struct selection selection;
@@ -82,7 +84,7 @@ static enum hapt_status enter_prefetch(struct trial *trial, const struct belief 
                                             .context = belief,
                                             .memory_bytes = memory_bytes,
                                             .transfer_slots = HAPT_TRANSFER_SLOTS,
-                                            .most_simulations = 20000};
+                                            .most_simulations = 1 + (int64_t)(BEAM_WORK / ((double)B * S))};
     const enum hapt_status status = hapt_chunk_cuts_beam(&problem, NULL, &trial->scratch, &found);
     if (status != HAPT_OK) return selection_miss(&trial->selection, status);
     HAPT_TRY(even_rows_plan(row, &trial->options->search, found.end, trial->selection.result, &plan));
@@ -101,7 +103,7 @@ static enum hapt_status enter_row(void *context, const struct even_row *row)
     HAPT_NEW(memory_bytes, &trial->scratch, row->count);
     for (int i = 0; i < row->count; i++)
         memory_bytes[i] = row->profile->cluster[row->subcluster[i]].device_memory_bytes;
-    for (int b = 0; b < row->count && b <= MOST_PREFETCH; b++)
+    for (int b = 0; b < row->count && b <= MOST_PREFETCH; b = b > 0 ? 2 * b : 1)
         HAPT_TRY(enter_prefetch(trial, &belief, memory_bytes, b));
     return HAPT_OK;
 }
