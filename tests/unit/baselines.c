@@ -644,7 +644,7 @@ static void rows_equal_single_runs(void)
         struct hapt_strategy_options options = {.search = random_options(&seed)};
         options.search.use_all_devices = false;
         CHECK_OK(hapt_plan_compare(MPI_COMM_SELF, profile, &options, &arena, &rows, &row_count));
-        CHECK(row_count == 12 && strcmp(rows[0].name, "hapt") == 0);
+        CHECK(row_count == 15 && strcmp(rows[0].name, "hapt") == 0);
         for (int r = 0; r < row_count; r++) {
             struct hapt_strategy_options single = options;
             struct hapt_plan *plan = NULL;
