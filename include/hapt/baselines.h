@@ -14,6 +14,9 @@ enum hapt_strategy {
                                 overlapped transfers */
     HAPT_STRATEGY_ALPA,      /* 8 or 16 coarse layers, assumes identical devices and free links; eager 1F1B */
     HAPT_STRATEGY_HEXISCALE, /* 48 coarse layers, knows device speeds; 1F1B, computation stops during transfers */
+    HAPT_STRATEGY_PFEIFE, /* assumes identical devices, knows links; data parallelism, prefetch, boundaries by a beam */
+    HAPT_STRATEGY_DEEPSPEED, /* stages of equal parameter bytes, data parallelism; 1F1B */
+    HAPT_STRATEGY_COLOSSAL,  /* stages of equal time on identical devices; 1F1B */
     HAPT_STRATEGY_COUNT
 };
 const char *hapt_strategy_name(enum hapt_strategy strategy);

@@ -26,6 +26,8 @@ enum {
 };
 /* Cells of all tables of stages; larger profiles have no views. */
 #define MOST_CELLS 1e7
+/* Smaller ones are not shared by the ranks. */
+#define FEW_CELLS 1e5
 /* Epsilon of their rule, where the search chooses it: few launches where transfers are short. */
 #define VIEW_THRESHOLD 0.1
 /* Seeds of views that are slower than the best by more than this factor are not refined. */
@@ -247,6 +249,17 @@ static enum hapt_status lower_memory(struct views *views)
     return HAPT_OK;
 }
 
+/* Less memory in one subcluster. */
+static enum hapt_status lower_one_memory(struct views *views)
+{
+    for (int c = 0; c < views->search->C && views->search->C > 1; c++) {
+        reset(views);
+        views->view.cluster[c].device_memory_bytes = level_below(0.75 * views->view.cluster[c].device_memory_bytes);
+        HAPT_TRY(try_view(views));
+    }
+    return HAPT_OK;
+}
+
 /* Other orders: the boundary from one subcluster to another is forbidden. */
 static enum hapt_status change_orders(struct views *views)
 {
@@ -287,25 +300,44 @@ static enum hapt_status change_microbatches(struct views *views)
     return HAPT_OK;
 }
 
+static enum hapt_status run(struct views *views)
+{
+    struct step_search *search = views->search;
+    HAPT_TRY(hapt_env_agree(search->comm, create(views)));
+    reset(views);
+    HAPT_TRY(limit_first_stages(views));
+    HAPT_TRY(change_rule(views));
+    HAPT_TRY(leave_out_subclusters(views));
+    HAPT_TRY(leave_out_nodes(views));
+    HAPT_TRY(lower_memory(views));
+    HAPT_TRY(lower_one_memory(views));
+    HAPT_TRY(change_orders(views));
+    HAPT_TRY(change_links(views));
+    HAPT_TRY(change_microbatches(views));
+    for (int k = 0; k < KEPT; k++)
+        if (views->kept[k].step_s <= VIEW_WORTH * search->best.step_s)
+            HAPT_TRY(step_improve_seed(search, &views->kept[k]));
+    return HAPT_OK;
+}
+
 enum hapt_status step_views(struct step_search *search)
 {
     struct views views = {.search = search, .rule = search->options};
-    if (count_cells(search->profile) > MOST_CELLS) return HAPT_OK;
+    const double cells = count_cells(search->profile);
+    const MPI_Comm comm = search->comm;
+    const int rank = search->rank, size = search->size;
+    if (cells > MOST_CELLS) return HAPT_OK;
     views.rule.may_fail = true;
     if (views.rule.any_schedule) views.rule.schedule = search->best.schedule;
     if (views.rule.any_threshold) views.rule.hide_threshold = VIEW_THRESHOLD;
-    HAPT_TRY(hapt_env_agree(search->comm, create(&views)));
-    reset(&views);
-    HAPT_TRY(limit_first_stages(&views));
-    HAPT_TRY(change_rule(&views));
-    HAPT_TRY(leave_out_subclusters(&views));
-    HAPT_TRY(leave_out_nodes(&views));
-    HAPT_TRY(lower_memory(&views));
-    HAPT_TRY(change_orders(&views));
-    HAPT_TRY(change_links(&views));
-    HAPT_TRY(change_microbatches(&views));
-    for (int k = 0; k < KEPT; k++)
-        if (views.kept[k].step_s <= VIEW_WORTH * search->best.step_s)
-            HAPT_TRY(step_improve_seed(search, &views.kept[k]));
-    return HAPT_OK;
+    if (cells <= FEW_CELLS) { /* each rank does all of it, which takes less than the collectives */
+        search->comm = MPI_COMM_SELF;
+        search->rank = 0;
+        search->size = 1;
+    }
+    const enum hapt_status status = run(&views);
+    search->comm = comm;
+    search->rank = rank;
+    search->size = size;
+    return hapt_env_agree(comm, status);
 }

@@ -31,6 +31,8 @@ struct selection selection_open(const struct hapt_profile *profile, struct hapt_
 /* Prices a candidate's stages with the true profile. A candidate that cannot run is no error. `fits` (may be NULL):
  * whether it can. */
 enum hapt_status selection_enter(struct selection *selection, struct hapt_plan *candidate, bool *fits);
+/* The same with the candidate's own launch counts. */
+enum hapt_status selection_enter_launches(struct selection *selection, struct hapt_plan *candidate);
 /* Records a search without a plan as a miss, with the recorded failure. Returns HAPT_OK, or the status of any other
  * failure. */
 enum hapt_status selection_miss(struct selection *selection, enum hapt_status status);
@@ -52,6 +54,12 @@ enum hapt_status need_equal_nodes(const struct hapt_profile *profile, enum hapt_
 
 /* The systems; collective over `comm` if they take one. */
 enum hapt_status plan_megatron(const struct hapt_profile *profile, const struct hapt_strategy_options *options,
+                               struct hapt_arena *result, struct hapt_plan **plan);
+enum hapt_status plan_pfeife(const struct hapt_profile *profile, const struct hapt_strategy_options *options,
+                             struct hapt_arena *result, struct hapt_plan **plan);
+enum hapt_status plan_deepspeed(const struct hapt_profile *profile, const struct hapt_strategy_options *options,
+                                struct hapt_arena *result, struct hapt_plan **plan);
+enum hapt_status plan_colossal(const struct hapt_profile *profile, const struct hapt_strategy_options *options,
                                struct hapt_arena *result, struct hapt_plan **plan);
 enum hapt_status plan_alpa(MPI_Comm comm, const struct hapt_profile *profile,
                            const struct hapt_strategy_options *options, struct hapt_arena *result,

@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const names[HAPT_STRATEGY_COUNT] = {"hapt", "even", "megatron", "alpa", "hexiscale"};
+static const char *const names[HAPT_STRATEGY_COUNT] = {"hapt",      "even",   "megatron",  "alpa",
+                                                       "hexiscale", "pfeife", "deepspeed", "colossal"};
 
 const char *hapt_strategy_name(enum hapt_strategy strategy)
 {
@@ -28,8 +29,11 @@ enum hapt_schedule_kind hapt_strategy_schedule(enum hapt_strategy strategy, enum
 {
     switch (strategy) {
     case HAPT_STRATEGY_MEGATRON:
+    case HAPT_STRATEGY_DEEPSPEED:
+    case HAPT_STRATEGY_COLOSSAL:
     case HAPT_STRATEGY_HEXISCALE: return HAPT_SCHEDULE_1F1B;
     case HAPT_STRATEGY_ALPA: return HAPT_SCHEDULE_EAGER;
+    case HAPT_STRATEGY_PFEIFE: return HAPT_SCHEDULE_H1F1B; /* with launch counts of its own */
     default: return asked;
     }
 }
@@ -63,9 +67,9 @@ enum hapt_status selection_miss(struct selection *selection, enum hapt_status st
     return HAPT_OK;
 }
 
-enum hapt_status selection_enter(struct selection *selection, struct hapt_plan *candidate, bool *fits)
+static enum hapt_status enter(struct selection *selection, struct hapt_plan *candidate, enum hapt_status status,
+                              bool *fits)
 {
-    const enum hapt_status status = hapt_plan_price(selection->profile, candidate);
     const int64_t number = selection->entered++;
     selection->seconds += candidate->search.seconds;
     selection->candidates += candidate->search.candidates;
@@ -83,6 +87,16 @@ enum hapt_status selection_enter(struct selection *selection, struct hapt_plan *
     selection->best = candidate;
     selection->winner = number;
     return HAPT_OK;
+}
+
+enum hapt_status selection_enter(struct selection *selection, struct hapt_plan *candidate, bool *fits)
+{
+    return enter(selection, candidate, hapt_plan_price(selection->profile, candidate), fits);
+}
+
+enum hapt_status selection_enter_launches(struct selection *selection, struct hapt_plan *candidate)
+{
+    return enter(selection, candidate, hapt_plan_price_launches(selection->profile, candidate), NULL);
 }
 
 enum hapt_status selection_close(const struct selection *selection, enum hapt_strategy strategy,
@@ -226,6 +240,11 @@ enum hapt_status hapt_plan_by_strategy(MPI_Comm comm, const struct hapt_profile 
     case HAPT_STRATEGY_MEGATRON:
         return hapt_search_agree(comm, &own.search, plan_megatron(profile, &own, result, plan));
     case HAPT_STRATEGY_ALPA: return plan_alpa(comm, profile, &own, result, plan, note);
+    case HAPT_STRATEGY_PFEIFE: return hapt_search_agree(comm, &own.search, plan_pfeife(profile, &own, result, plan));
+    case HAPT_STRATEGY_DEEPSPEED:
+        return hapt_search_agree(comm, &own.search, plan_deepspeed(profile, &own, result, plan));
+    case HAPT_STRATEGY_COLOSSAL:
+        return hapt_search_agree(comm, &own.search, plan_colossal(profile, &own, result, plan));
     case HAPT_STRATEGY_HEXISCALE: return plan_hexiscale(comm, profile, &own, result, plan);
     default: return plan_hapt(comm, profile, &own, result, plan);
     }

@@ -18,7 +18,7 @@ passes 1 profile --input "$model" --cluster "$clusters/a100x1-v100x1.json" --pre
 # text: a line for every system and ablation, with its schedule
 passes 1 plan --profile "$P" --microbatches 16 --compare
 for row in 'hapt +h1f1b' 'hexiscale +1f1b' 'alpa +eager1f1b' 'megatron +1f1b' 'even +h1f1b' 'granularity 8 +h1f1b' \
-    'granularity 48 +h1f1b' 'ignore-communication +h1f1b' 'schedule gpipe +gpipe'; do
+    'pfeife +h1f1b' 'deepspeed +1f1b' 'colossal +1f1b' 'granularity 48 +h1f1b' 'ignore-communication +h1f1b' 'schedule gpipe +gpipe'; do
     checks=$((checks + 1))
     grep -qE "^  $row" "$scratch/out" || fail "no line '$row' in: $(cat "$scratch/out")"
 done
@@ -31,7 +31,7 @@ for ranks in 1 2 3; do
     checks=$((checks + 1))
     cmp -s "$scratch/table1.json" "$scratch/table$ranks.json" || fail "another table on $ranks ranks"
 done
-holds "$scratch/table.json" 'd["format"] == "hapt-comparison" and d["microbatches"] == 16 and len(d["rows"]) == 12'
+holds "$scratch/table.json" 'd["format"] == "hapt-comparison" and d["microbatches"] == 16 and len(d["rows"]) == 15'
 holds "$scratch/table.json" 'all(r["reason"] or r["simulated_s"] > 0 for r in d["rows"])'
 holds "$scratch/table.json" 'd["rows"][0]["ratio"] == 1 and d["rows"][0]["mfu"] > 0'
 holds "$scratch/table.json" 'd["rows"][1]["blocking"] and not d["rows"][3]["blocking"]'
@@ -52,6 +52,9 @@ single hexiscale --strategy hexiscale
 single alpa --strategy alpa
 single megatron --strategy megatron
 single even --strategy even
+single pfeife --strategy pfeife
+single deepspeed --strategy deepspeed
+single colossal --strategy colossal
 single 'granularity 8' --granularity 8
 single ignore-communication --ignore-communication
 single 'schedule 1f1b' --schedule 1f1b
@@ -63,11 +66,11 @@ holds "$scratch/out" 'sum(s["nodes"] * s["devices_per_node"] for s in d["stages"
 
 # nodes of different sizes: a reason in the table, an error in the single command
 passes 1 plan --input "$model" --cluster "$clusters/a100x1-v100x1of4.json" --microbatches 16 --compare --json
-holds "$scratch/out" '[r["name"] for r in d["rows"] if r["reason"] and "devices per node" in r["reason"]] == ["alpa", "megatron"]'
+holds "$scratch/out" '[r["name"] for r in d["rows"] if r["reason"] and "devices per node" in r["reason"]] == ["alpa", "megatron", "pfeife", "deepspeed", "colossal"]'
 holds "$scratch/out" '"simulated_s" in d["rows"][0] and "simulated_s" in d["rows"][1]'
 checks=$((checks + 1))
 grep -q 'hapt: error' "$scratch/err" && fail "a failing row printed an error: $(cat "$scratch/err")"
-for strategy in alpa megatron; do
+for strategy in alpa megatron pfeife deepspeed colossal; do
     refuses 4 'devices per node' 2 plan --input "$model" --cluster "$clusters/a100x1-v100x1of4.json" --strategy $strategy
 done
 

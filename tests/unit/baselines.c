@@ -210,6 +210,122 @@ static void megatron_without_blocks(void)
     hapt_arena_release(&arena);
 }
 
+/* ---- DeepSpeed, Colossal-AI, Pfeife ---- */
+
+/* The largest weight of the stages [from, S) of a row of like submeshes, if the first of them begins at `layer`: the
+ * least over all cuts. */
+static double least_largest(const struct hapt_profile *profile, int s, bool by_bytes, int stages, int layer)
+{
+    const int L = profile->layer_count;
+    double least = INFINITY;
+    for (int end = layer + 1; end <= L - (stages - 1); end++) {
+        const size_t cell = hapt_profile_index(profile, s, layer, end - 1);
+        double weight = 0;
+        if (stages == 1 && end < L) continue;
+        for (int c = 0; c < 2; c++)
+            weight += (by_bytes ? profile->cluster[c].parameter_bytes : profile->cluster[c].stage_time)[cell] / 2;
+        least = fmin(least, fmax(weight, stages > 1 ? least_largest(profile, s, by_bytes, stages - 1, end) : 0));
+    }
+    return least;
+}
+
+/* Stages of one shape on all devices. The largest weight, by the mean over the subclusters, is the least possible one,
+ * and no shape and order with such stages is faster. */
+static void equal_weights(void)
+{
+    for (uint64_t start = 1; start <= 40; start++)
+        for (int which = 0; which < 2; which++) {
+            struct hapt_arena arena;
+            uint64_t seed = start;
+            hapt_arena_init(&arena);
+            const double speed[2] = {1, 1 + 2 * hapt_random_unit(&seed)};
+            const int L = 8 + (int)(start % 3);
+            struct hapt_profile *profile = two_subclusters(&seed, L, speed, 100, &arena);
+            struct hapt_strategy_options options = {.search = {.microbatches = 12, .hide_threshold = 0.02}};
+            struct hapt_plan *plan;
+            const enum hapt_strategy strategy = which ? HAPT_STRATEGY_DEEPSPEED : HAPT_STRATEGY_COLOSSAL;
+            CHECK_OK(hapt_plan_by_strategy(MPI_COMM_SELF, profile, strategy, &options, &arena, &plan, NULL));
+            CHECK(plan->schedule == HAPT_SCHEDULE_1F1B && !plan->blocking);
+            const int n = plan->stage[0].submesh->nodes, m = plan->stage[0].submesh->devices_per_node;
+            int s = 0, devices = 0;
+            double largest = 0;
+            while (profile->cluster[0].submesh[s].n != n || profile->cluster[0].submesh[s].m != m) s++;
+            for (int i = 0; i < plan->stage_count; i++) {
+                const size_t cell =
+                    hapt_profile_index(profile, s, plan->stage[i].first_layer, plan->stage[i].end_layer - 1);
+                double weight = 0;
+                for (int c = 0; c < 2; c++)
+                    weight += (which ? profile->cluster[c].parameter_bytes : profile->cluster[c].stage_time)[cell] / 2;
+                largest = fmax(largest, weight);
+                devices += hapt_plan_submesh_size(plan->stage[i].submesh);
+                CHECK(plan->stage[i].submesh->nodes == n && plan->stage[i].submesh->devices_per_node == m);
+            }
+            CHECK(devices == 8);
+            CHECK_NEAR(largest, least_largest(profile, s, which, plan->stage_count, 0), 1e-9);
+            char text[TEXT];
+            describe(plan, text);
+            options.search.schedule = HAPT_SCHEDULE_1F1B;
+            CHECK(priced_s(profile, &options.search, text, false, &arena) == plan->simulated_s);
+            hapt_arena_release(&arena);
+        }
+}
+
+/* Pfeife Fig. 4: 15 equal operators on three devices, four microbatches. */
+static void pfeife_cuts_figure_4(void)
+{
+    struct hapt_arena arena;
+    struct hapt_profile *profile;
+    struct hapt_plan *plan;
+    const int L = 15;
+    hapt_arena_init(&arena);
+    CHECK_OK(hapt_profile_create(L, 1, &arena, &profile));
+    CHECK_OK(random_profile_cluster(profile, 0, "gpu", 3, 1, 1000, 1, &arena));
+    profile->cluster[0].step_time = NULL;
+    for (int s = 0; s < profile->cluster[0].submesh_count; s++)
+        for (int i = 0; i < L; i++)
+            for (int j = i; j < L; j++) {
+                const size_t cell = hapt_profile_index(profile, s, i, j);
+                const double forward_s = j - i + 1.0;
+                /* more devices on a stage do not help here, so that the figure's row of three is the best */
+                profile->cluster[0].stage_time[cell] = s == 0 ? 3 * forward_s : NAN;
+                profile->cluster[0].stage_forward_time[cell] = forward_s;
+                profile->cluster[0].parameter_bytes[cell] = profile->cluster[0].activation_bytes[cell] = 1;
+            }
+    for (int l = 0; l < L - 1; l++) profile->boundary_bytes[l] = 0;
+    profile->link_bandwidth[0] = 1;
+    const struct hapt_strategy_options options = {.search = {.microbatches = 4, .hide_threshold = 0.02}};
+    CHECK_OK(hapt_plan_by_strategy(MPI_COMM_SELF, profile, HAPT_STRATEGY_PFEIFE, &options, &arena, &plan, NULL));
+    CHECK(plan->stage_count == 3 && plan->stage[0].end_layer == 6 && plan->stage[1].end_layer == 11);
+    CHECK(plan->simulated_s == 84 && plan->stage[0].warmup > 3); /* prefetched; 90 with equal stages */
+    hapt_arena_release(&arena);
+}
+
+/* On devices that are equal it is at least as fast as the others: their cuts are among those of its beam, or slower. On
+ * unlike devices it keeps taking them for equal. */
+static void pfeife_on_equal_devices(void)
+{
+    int better = 0, worse = 0;
+    for (uint64_t start = 1; start <= 30; start++) {
+        struct hapt_arena arena;
+        uint64_t seed = 100 + start;
+        struct hapt_plan *plan[3];
+        hapt_arena_init(&arena);
+        struct hapt_profile *profile = two_subclusters(&seed, 12, (double[2]){1, 1}, 100, &arena);
+        for (int link = 0; link < 4; link++) profile->link_bandwidth[link] = 100;
+        const struct hapt_strategy_options options = {.search = {.microbatches = 8, .hide_threshold = 0.02}};
+        static const enum hapt_strategy strategy[] = {HAPT_STRATEGY_PFEIFE, HAPT_STRATEGY_DEEPSPEED,
+                                                      HAPT_STRATEGY_COLOSSAL};
+        for (int k = 0; k < 3; k++)
+            CHECK_OK(hapt_plan_by_strategy(MPI_COMM_SELF, profile, strategy[k], &options, &arena, &plan[k], NULL));
+        for (int k = 1; k < 3; k++) {
+            better += plan[0]->simulated_s < plan[k]->simulated_s;
+            worse += plan[0]->simulated_s > plan[k]->simulated_s * (1 + 1e-9);
+        }
+        hapt_arena_release(&arena);
+    }
+    CHECK_MESSAGE(worse == 0 && better > 30, "Pfeife is faster in %d of 60 comparisons, slower in %d", better, worse);
+}
+
 /* ---- Alpa ---- */
 
 /* Alpa's objective: every device is the mean device, and links are free. */
@@ -528,7 +644,7 @@ static void rows_equal_single_runs(void)
         struct hapt_strategy_options options = {.search = random_options(&seed)};
         options.search.use_all_devices = false;
         CHECK_OK(hapt_plan_compare(MPI_COMM_SELF, profile, &options, &arena, &rows, &row_count));
-        CHECK(row_count == 12 && strcmp(rows[0].name, "hapt") == 0);
+        CHECK(row_count == 15 && strcmp(rows[0].name, "hapt") == 0);
         for (int r = 0; r < row_count; r++) {
             struct hapt_strategy_options single = options;
             struct hapt_plan *plan = NULL;
@@ -567,6 +683,9 @@ int main(int argc, char **argv)
     test_init_mpi(&argc, &argv);
     RUN(megatron_equals_enumeration);
     RUN(megatron_without_blocks);
+    RUN(equal_weights);
+    RUN(pfeife_cuts_figure_4);
+    RUN(pfeife_on_equal_devices);
     RUN(alpa_takes_devices_for_identical);
     RUN(alpa_meets_memory);
     RUN(hexiscale_minimises_its_own_cost);
