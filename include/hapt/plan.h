@@ -15,6 +15,7 @@
 
 #include "hapt/config.h"
 #include "hapt/env.h"
+#include "hapt/graph.h"
 #include "hapt/h5.h"
 #include "hapt/layout.h"
 #include "hapt/profile.h"
@@ -22,7 +23,7 @@
 #include "hapt/sharding.h"
 #include "hapt/simulate.h"
 
-enum { HAPT_SUBMESH_NAME = 64 };
+enum { HAPT_SUBMESH_NAME = 64, HAPT_PLAN_MOST_LOOPED_PASSES = 1 << 22 /* stages times microbatches */ };
 /*
  * Devices on which stages run, as a mesh. One part: nodes x devices_per_node devices of a subcluster. Several parts: a
  * mixed submesh, 1 x all devices, part by part.
@@ -34,6 +35,8 @@ struct hapt_plan_submesh {
     const char **part_name;       /* [part_count] names of the subclusters */
     double *device_memory_bytes;  /* [part_count] */
     char name[HAPT_SUBMESH_NAME]; /* the parts' names joined by '+', truncated if too long */
+    int ahead; /* looped: forwards before its first backward; 0: those of the schedule and its prefetch */
+    int slots; /* looped: activation slots of its list; 0: the launches of its stages together */
 };
 /* Contiguous layers on one submesh, under one layout: a chunk of the model. */
 struct hapt_plan_stage {
@@ -43,9 +46,10 @@ struct hapt_plan_stage {
     struct hapt_layout layout;         /* of its operators over the submesh */
     double compute_s;                  /* t_i, step_time / B included */
     double forward_s, step_s;
-    double tied_s; /* the part of step_s for the exchange of tied parameters; first and last stage */
-    double comm_s; /* c_i */
-    int warmup;    /* N_i */
+    double tied_s;    /* the part of step_s for the exchange of tied parameters; first and last stage */
+    double comm_s;    /* c_i */
+    int warmup;       /* N_i */
+    int forward_only; /* 1: neither it nor a stage before it has a backward pass (a frozen prefix) */
     double *part_parameter_bytes, *part_activation_bytes; /* [submesh->part_count] per device of each part */
     /* of the device that is fullest relative to its memory */
     double parameter_bytes, activation_bytes;
@@ -63,6 +67,8 @@ struct hapt_plan {
     int microbatches; /* B */
     enum hapt_schedule_kind schedule;
     double hide_threshold; /* epsilon */
+    int loop_batch;        /* B_l of a looped schedule; 0: the kind's (hapt_schedule_loop_batch) */
+    int prefetch;          /* b of Pfeife's B_f; HAPT_SCHEDULE_LOOPED only */
     int replicas;          /* of the pipeline; 1 */
     int layer_count;
     bool blocking;                    /* transfers occupy sender and receiver: prices systems without overlap */
@@ -125,14 +131,20 @@ static inline double hapt_plan_rate(const struct hapt_plan *plan)
 double hapt_plan_mfu(const struct hapt_plan *plan);
 /* Computes warm-up, latency, t_max, memory, eta and simulated time of the stages already in `plan`. */
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan);
-/* The same stages with another schedule, number of microbatches or epsilon. Only a new number of microbatches changes
- * t_max: it becomes the largest t_i or c_i if compute set it, else at least that. Launch counts, memory, latency and
- * simulated time follow. Memory may then exceed the devices' memory. */
+/* The same stages with another schedule, number of microbatches or epsilon. Of schedules that are not looped, only a
+ * new number of microbatches changes t_max: it becomes the largest t_i or c_i if compute set it, else at least that.
+ * Looped: hapt_plan_busiest_s; the caller sets loop_batch, prefetch and `ahead` before. Launch counts, memory, latency
+ * and simulated time follow. Memory may then exceed the devices' memory. */
 enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kind schedule, int microbatches,
                                   double hide_threshold);
-/* The instruction lists of one step. `tied`: chunks share parameters. */
+/* The instruction lists of one step. `tied`: chunks share parameters. Stages exchange tensors with their neighbours.
+ * HAPT_ERR_INPUT, HAPT_ERR_USAGE: as hapt_schedule_build. */
 enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, struct hapt_arena *arena,
                                     struct hapt_schedule **schedule);
+/* The same with given edges between the stages, such as skips. */
+enum hapt_status hapt_plan_schedule_edges(const struct hapt_plan *plan, bool tied, int edge_count,
+                                          const struct hapt_schedule_edge *edge, struct hapt_arena *arena,
+                                          struct hapt_schedule **schedule);
 /* The simulator's costs of a plan; arrays in `arena`. */
 enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_costs *costs);
 /* The simulator's input: instruction lists and costs of one step. The arena owns both. */
@@ -155,12 +167,46 @@ enum hapt_status hapt_plan_launch(const struct hapt_profile *profile, double t_m
 /* Sets launch counts and memory of priced stages under a launch rule and t_max. Returns the first stage that exceeds
  * its devices' memory, or -1. */
 int hapt_plan_relaunch(struct hapt_plan *plan, enum hapt_schedule_kind schedule, double hide_threshold, double t_max_s);
+/* Stage tables only: times, bytes, the exchange of tied parameters. Checks that the devices suffice. */
+enum hapt_status hapt_plan_price_tables(const struct hapt_profile *profile, struct hapt_plan *plan);
 /* Sets the memory of priced stages with given launch counts. Returns the first stage that exceeds its devices' memory,
  * or -1. */
 int hapt_plan_tighten(struct hapt_plan *plan);
 /* Prices given stages with given launch counts; t_max becomes the largest t_i or c_i. HAPT_ERR_INFEASIBLE: a stage
  * exceeds its devices' memory. */
 enum hapt_status hapt_plan_price_launches(const struct hapt_profile *profile, struct hapt_plan *plan);
+
+/* ---- Looped schedules and frozen prefixes: plan_loops.c, plan_freeze.c ---- */
+
+/* How many times the pipeline visits submesh 0; 1: each submesh once. */
+int hapt_plan_loops(const struct hapt_plan *plan);
+/* The submesh of visit-ordered chunk k among D. Loops: k mod D. A V goes back and forth, so that the neighbours at its
+ * turns share a submesh. */
+int hapt_plan_place(int chunk, int submeshes, bool v);
+/* True if the stages are placed as a V of at least two visits. */
+bool hapt_plan_is_v(const struct hapt_plan *plan);
+/* Lets stage k of an allotted plan run on submesh hapt_plan_place(k), which must have the same devices and program;
+ * `submeshes` divides the number of stages. HAPT_ERR_INPUT: it does not, or they differ. */
+enum hapt_status hapt_plan_fold(struct hapt_plan *plan, int submeshes, bool v);
+/* Sets launch counts, slots and memory of a looped plan with priced stages from its lists, which are checked. *misfit:
+ * the first stage whose submesh lacks memory; -1: none. HAPT_ERR_USAGE: the lists do not work; the hint names settings
+ * that do. */
+enum hapt_status hapt_plan_launch_loops(struct hapt_plan *plan, int *misfit);
+/* Bytes of a submesh's fullest device, relative to its memory: all stages, each slot as large as the largest
+ * activations. *have_bytes: its memory. */
+double hapt_plan_submesh_bytes(const struct hapt_plan *plan, const struct hapt_plan_submesh *submesh,
+                               double *have_bytes);
+/* The largest t_i or c_i. Looped: the largest work per microbatch of a submesh (*compute_s), or of the messages from
+ * one submesh to another. */
+double hapt_plan_busiest_s(const struct hapt_plan *plan, double *compute_s);
+/* HAPT_ERR_USAGE: the lists of a looped plan deadlock with the model's skips, whose messages wait in few transfer
+ * slots; the hint names settings that work. Stages must have operators. */
+enum hapt_status hapt_plan_check_skips(const struct hapt_plan *plan, const struct hapt_graph *graph);
+/* Marks the stages before operator `first_trained_op` as forward-only, with the launches that they need, and simulates
+ * the step anew if there are any. A looped plan that this would slow down keeps empty backward passes. Stages must have
+ * operators. */
+enum hapt_status hapt_plan_freeze(struct hapt_plan *plan, int first_trained_op);
+
 /* Estimates the simulated step of priced stages with launch counts. A long step is extrapolated from two that are at
  * least `microbatches` and twice that long. Exact if the step is shorter. */
 enum hapt_status hapt_plan_estimate(const struct hapt_plan *plan, int microbatches, struct hapt_arena *scratch,

@@ -167,7 +167,8 @@ int hapt_schedule_forward_only_launches(enum hapt_schedule_kind kind, int microb
  * of the pipeline (in Pfeife 3.4 n = N_l, l = 1, r = D - d): ahead = min(n B, (n - l) B_l + l (r + min(b, r - 1)))
  * GPipe: ahead = B. 1F1B, eager, H-1F1B with a chunk per submesh: ahead = warmup. Interleaved: B_l = submeshes, b = B.
  * Breadth-first: B_l = B, ahead = n B. If the lists of a looped kind deadlock, submeshes that wait for gradients get
- * one forward more until they end; loops around all submeshes need none, a V does.
+ * one forward more until they end; loops around all submeshes need none, a V does. Behind a
+ * frozen prefix, a submesh with fewer trained chunks than another starts with at most n B_l forwards.
  *
  * Of GPipe, 1F1B, eager and H-1F1B a submesh with several chunks runs the chunks' own lists in turn: whatever is ready,
  * gradients first (merge.c). This works for any placement, where the order above may deadlock.
@@ -201,7 +202,8 @@ enum hapt_status hapt_schedule_connect(struct hapt_schedule *schedule, int edge_
  *     free when its sends have ended and its readers on the submesh have computed.
  *   - Each list has one NORM, behind its last gradient, and every UPDATE is behind it.
  *   - The lists end: no deadlock.
- * HAPT_ERR_INTERNAL otherwise; HAPT_ERR_USAGE for a deadlock of a looped kind, since its options come from the user.
+ * HAPT_ERR_INTERNAL otherwise; HAPT_ERR_USAGE for a deadlock of a looped kind, and for too small a given `ahead`, since
+ * these options come from the user.
  */
 enum hapt_status hapt_schedule_check(const struct hapt_schedule *schedule);
 

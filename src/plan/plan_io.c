@@ -8,6 +8,8 @@
  *     stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S]
  *     stage_tensor_parallel [S]      absent: 1
  *     stage_program [S]              only with layouts, which follow as in hapt/layout.h
+ *     stage_forward_only [S]         1: no backward pass; absent: 0
+ *     stage_ahead [S]                looped: forwards of its submesh before the first backward; absent: the schedule's
  *     stage_compute [S] and so on    seconds and bytes, `tables` below
  *
  * Mixed submeshes have one row per subcluster, in the order of their stages:
@@ -17,8 +19,9 @@
  *     mixed_ratio [D]                one per device, row by row; NaN: unknown
  *
  * Optional attributes: precision (fp32, tf32, bf16, fp16) of the model, boundary_dtype (of tensors between stages;
- * follows from precision, for readers), profile (measured, predicted). Version 1 has no stage_submesh_index: each
- * stage has a submesh of its own.
+ * follows from precision, for readers), profile (measured, predicted), loop_batch and prefetch of a looped schedule
+ * (the lists follow from these, from stage_submesh_index and from stage_ahead). Version 1 has no stage_submesh_index:
+ * each stage has a submesh of its own.
  */
 #include <math.h>
 #include <stddef.h>
@@ -41,6 +44,8 @@ enum presence {
     NEWER,    /* files of the first release lack it */
     PROGRAMS, /* some stage runs a program */
     TIED,     /* tied parameters are exchanged */
+    FROZEN,   /* some stage has no backward pass */
+    AHEAD,    /* looped, with forwards before the first backward of their own */
     MIXED     /* some stage is mixed */
 };
 
@@ -61,6 +66,8 @@ static const struct table {
     {"stage_subcluster", "", ALWAYS, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH_PART, subcluster)},
     {"stage_warmup", "", ALWAYS, HAPT_H5_I32, 1, OF_STAGE(STAGE, warmup)},
     {"stage_tensor_parallel", "", NEWER, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.tensor_parallel)},
+    {"stage_forward_only", "", FROZEN, HAPT_H5_I32, 1, OF_STAGE(STAGE, forward_only)},
+    {"stage_ahead", "", AHEAD, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH, ahead)},
     {"stage_program", "", PROGRAMS, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.number)},
     {"stage_subcluster_name", NULL, ALWAYS, HAPT_H5_U8, 1, OF_SUBMESH(SUBMESH, name)},
     {"stage_compute", "s", ALWAYS, HAPT_H5_F64, 1, OF_STAGE(STAGE, compute_s)},
@@ -128,6 +135,8 @@ static bool is_needed(const struct table *table, const struct hapt_plan *plan)
     bool programs = false;
     for (int i = 0; i < plan->stage_count; i++) programs |= plan->stage[i].layout.number > 0;
     return (table->presence != PROGRAMS || programs) && (table->presence != TIED || plan->exchange_s != 0) &&
+           (table->presence != FROZEN || plan->stage[0].forward_only) &&
+           (table->presence != AHEAD || plan->submesh[0].ahead > 0) &&
            (table->presence != MIXED || hapt_plan_first_mixed(plan) >= 0);
 }
 
@@ -154,6 +163,8 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
     }
     if (plan->profile != HAPT_PROFILE_UNKNOWN)
         HAPT_TRY(hapt_h5_write_attribute_text(file, at, "profile", hapt_profile_origin_name(plan->profile)));
+    if (plan->loop_batch > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "loop_batch", plan->loop_batch));
+    if (plan->prefetch > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "prefetch", plan->prefetch));
     if (plan->exchange_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "exchange", plan->exchange_s, "s"));
     if (plan->bound_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "bound", plan->bound_s, "s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_gap", plan->search.gap, ""));
@@ -268,7 +279,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
                                         struct hapt_plan *plan)
 {
     static const char *const limits[] = {"compute", "link", "memory"};
-    int64_t microbatches, replicas, layers, threads, blocking = 0;
+    int64_t microbatches, replicas, layers, threads, blocking = 0, loop_batch = 0, prefetch = 0;
     const char *schedule, *limit;
     HAPT_TRY(read_int(file, at, "microbatches", 1, 1000000, &microbatches));
     HAPT_TRY(read_int(file, at, "replicas", 1, 1000000, &replicas));
@@ -281,8 +292,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
     plan->layer_count = (int)layers;
     plan->threads = (int)threads;
     HAPT_TRY(hapt_h5_read_attribute_text(file, at, "schedule", arena, &schedule));
-    if (!hapt_schedule_kind_parse(schedule, &plan->schedule) || hapt_schedule_loops(plan->schedule))
-        return damaged(file, "unknown schedule"); /* plans have no looped schedules yet */
+    if (!hapt_schedule_kind_parse(schedule, &plan->schedule)) return damaged(file, "unknown schedule");
     HAPT_TRY(hapt_h5_read_attribute_text(file, at, "limit", arena, &limit));
     for (int k = 0; k < 3; k++)
         if (strcmp(limit, limits[k]) == 0) plan->limit = limits[k];
@@ -307,6 +317,11 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
             HAPT_TRY(hapt_h5_read_attribute_real(file, at, reals[k].name, reals[k].value));
     if (hapt_h5_has_attribute(file, at, "blocking")) HAPT_TRY(read_int(file, at, "blocking", 0, 1, &blocking));
     plan->blocking = blocking != 0;
+    if (hapt_h5_has_attribute(file, at, "loop_batch"))
+        HAPT_TRY(read_int(file, at, "loop_batch", 1, 1000000, &loop_batch));
+    if (hapt_h5_has_attribute(file, at, "prefetch")) HAPT_TRY(read_int(file, at, "prefetch", 1, 1000000, &prefetch));
+    plan->loop_batch = (int)loop_batch;
+    plan->prefetch = (int)prefetch;
     return read_making(file, at, arena, plan);
 }
 
@@ -349,7 +364,8 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, boo
                                     struct hapt_plan *plan)
 {
     for (const struct table *table = tables; table < tables + TABLES; table++) {
-        const bool optional = table->presence == NEWER || table->presence == PROGRAMS;
+        const bool optional = table->presence == NEWER || table->presence == PROGRAMS || table->presence == FROZEN ||
+                              table->presence == AHEAD;
         int64_t count = count_rows(table, plan);
         char path[PATH_MAX_CHARS];
         void *data;
@@ -498,9 +514,25 @@ static enum hapt_status read_sharing(struct hapt_h5 *file, const char *group, st
         first.submesh = &plan->submesh[index[i]];
         first.layout = stage->layout;
         if (!hapt_plan_same_devices(stage, &first)) return damaged(file, "stages of one submesh have other devices");
+        if (stage->submesh->ahead != first.submesh->ahead)
+            return damaged(file, "stages of one submesh differ in stage_ahead");
         stage->submesh = first.submesh;
     }
     return HAPT_OK;
+}
+
+/* Launch counts, slots and memory of a looped plan follow from its lists. */
+static enum hapt_status read_lists(struct hapt_h5 *file, struct hapt_plan *plan)
+{
+    int misfit;
+    if (!hapt_schedule_loops(plan->schedule)) return HAPT_OK;
+    const enum hapt_status status = hapt_plan_launch_loops(plan, &misfit);
+    if (status == HAPT_ERR_USAGE || status == HAPT_ERR_INPUT) {
+        hapt_fail_reset();
+        return damaged(file, "its looped schedule cannot run with these microbatches, stages and submeshes");
+    }
+    HAPT_TRY(status);
+    return misfit < 0 ? HAPT_OK : damaged(file, "its looped schedule exceeds the memory of a submesh");
 }
 
 enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
@@ -514,6 +546,7 @@ enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct 
     HAPT_TRY(read_layouts(file, group, arena, read));
     HAPT_TRY(read_sharing(file, group, arena, read));
     HAPT_TRY(hapt_plan_check(read));
+    HAPT_TRY(read_lists(file, read));
     *plan = read;
     return HAPT_OK;
 }

@@ -179,6 +179,10 @@ static enum hapt_status check_pass(const struct state *state, const struct hapt_
     if (*done & bit) return wrong(at, "an instruction appears twice");
     if (!(bit & bits_of_chunk(schedule, at->chunk)))
         return wrong(at, bit & (BACKWARD | WEIGHT) ? "the chunk has no such pass" : "nothing crosses there");
+    if (!is_ready(state, at) && schedule->options.ahead)
+        return hapt_fail(HAPT_ERR_USAGE, "start with more forwards before the first backward",
+                         "schedule: chunk %d, microbatch %d: a backward pass comes before its forward pass", at->chunk,
+                         at->microbatch);
     if (!is_ready(state, at)) return wrong(at, "an instruction comes too early");
     if ((bit & (FORWARD | BACKWARD | WEIGHT)) && at->microbatch > 0 && !(done[-1] & bit))
         return wrong(at, "passes are out of microbatch order");

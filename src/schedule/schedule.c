@@ -146,12 +146,20 @@ static void find_ahead(const struct hapt_schedule *schedule, int loop_batch, int
     const struct hapt_schedule_options *options = &schedule->options;
     const enum hapt_schedule_kind kind = schedule->kind;
     const int64_t B = schedule->microbatches;
+    int most = 0;
+    for (int s = 0; s < schedule->submesh_count; s++) {
+        const int chunks = find_visits(schedule, s).chunks;
+        if (chunks > most) most = chunks;
+    }
     for (int s = 0; s < schedule->submesh_count; s++) {
         const struct visits visits = find_visits(schedule, s);
         int more = kind == HAPT_SCHEDULE_INTERLEAVED ? visits.rest : options->prefetch;
         if (more > visits.rest - 1) more = visits.rest - 1;
         int64_t count =
             (int64_t)(visits.chunks - visits.in_last) * loop_batch + (int64_t)visits.in_last * (visits.rest + more);
+        /* behind a frozen prefix, others have more passes of the group to do before the next group gets here */
+        if (schedule->forward_only[0] && visits.chunks < most && count > (int64_t)visits.chunks * loop_batch)
+            count = (int64_t)visits.chunks * loop_batch;
         for (int c = 0; !hapt_schedule_loops(kind) && c < schedule->chunk_count; c++)
             if (schedule->submesh_of[c] == s) count = schedule->launches[c]; /* its only chunk */
         if (kind == HAPT_SCHEDULE_BREADTH_FIRST) count = visits.chunks * B;

@@ -85,7 +85,8 @@ static enum hapt_status make_step(const struct hapt_plan *plan, const struct hap
         const double bytes =
             bytes_of(profile, profile ? profile->boundary_bytes : NULL, plan->stage[k].end_layer - 1, cost_s);
         open_channel(step, EMIT_DIRECTIONS * k + EMIT_FORWARD, from, to, cost_s, bytes);
-        open_channel(step, EMIT_DIRECTIONS * k + EMIT_BACKWARD, to, from, cost_s, bytes);
+        if (!schedule->forward_only[k])
+            open_channel(step, EMIT_DIRECTIONS * k + EMIT_BACKWARD, to, from, cost_s, bytes);
     }
     if (step->costs.exchange_s > 0 && first != last) {
         const double bytes = bytes_of(profile, profile ? profile->tied_bytes : NULL,

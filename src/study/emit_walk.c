@@ -66,7 +66,8 @@ static const struct emit_channel *channel_of(const struct emit_step *step, int c
 {
     const int boundary = (direction == EMIT_FORWARD) == incoming ? chunk - 1 : chunk;
     if (!hapt_schedule_crosses(step->schedule, boundary)) return NULL;
-    return &step->channel[EMIT_DIRECTIONS * boundary + (int)direction];
+    const struct emit_channel *channel = &step->channel[EMIT_DIRECTIONS * boundary + (int)direction];
+    return channel->from < 0 ? NULL : channel; /* no gradients go to forward-only chunks */
 }
 
 /* Waits for the sends of a channel up to `end`. */
@@ -87,6 +88,9 @@ static void compute(struct walk *walk, const struct action *action, const struct
     const int slots = step->costs.transfer_slots, B = step->schedule->microbatches;
     const struct emit_channel *gradient = channel_of(step, at->chunk, EMIT_BACKWARD, false);
     const struct emit_channel *activations = channel_of(step, at->chunk, EMIT_FORWARD, false);
+    /* a forward-only chunk takes a slot again when its activations have left */
+    if (step->schedule->forward_only[at->chunk] && activations && at->microbatch >= 0)
+        wait_sent(walk, activations, at->microbatch - step->schedule->launches[at->chunk] + 1);
     if (action->gives_backward && activations) wait_sent(walk, activations, at->microbatch + 1);
     if (action->gives_backward && gradient && slots > 0) wait_sent(walk, gradient, at->microbatch - slots + 1);
     walk->functions->compute(walk->trace, action->name, at, action->time_s(step, at->chunk));
