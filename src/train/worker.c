@@ -135,13 +135,42 @@ static enum hapt_status check_shared_submesh(const struct worker *worker)
     return HAPT_OK;
 }
 
+/* A forward-only stage of the plan has no gradients in this model either. */
+static enum hapt_status check_forward_only(const struct worker *worker)
+{
+    for (int c = 0; c < worker->plan->stage_count; c++) {
+        const struct hapt_program *program = worker->program[c];
+        const int steps = program->step_count[HAPT_SECTION_BACKWARD] + program->step_count[HAPT_SECTION_REDUCE];
+        if (worker->plan->stage[c].forward_only && steps > 0)
+            return hapt_fail(HAPT_ERR_INPUT, "create the plan from this model",
+                             "stage %d of the plan has no backward pass, but the model trains parameters in it", c);
+    }
+    return HAPT_OK;
+}
+
+/* Under a looped schedule messages past neighbours can deadlock, so the schedule knows all edges. */
+static enum hapt_status list_edges(const struct worker *worker, struct hapt_schedule_edge **edge)
+{
+    const struct hapt_edges *edges = worker->edges;
+    HAPT_NEW(*edge, worker->arena, edges->count);
+    for (int r = 0; r < edges->count; r++)
+        (*edge)[r] = (struct hapt_schedule_edge){edges->edge[r].from, edges->edge[r].to, edges->edge[r].backward};
+    return HAPT_OK;
+}
+
 static enum hapt_status build_schedule(struct worker *worker)
 {
     const struct hapt_plan *plan = worker->plan;
-    HAPT_TRY(hapt_plan_schedule(plan, worker->ties->count > 0, worker->arena, &worker->schedule));
+    const bool tied = worker->ties->count > 0;
+    struct hapt_schedule_edge *edge = NULL;
+    HAPT_TRY(check_forward_only(worker));
+    if (hapt_schedule_loops(plan->schedule)) HAPT_TRY(list_edges(worker, &edge));
+    HAPT_TRY(
+        hapt_plan_schedule_edges(plan, tied, edge ? worker->edges->count : 0, edge, worker->arena, &worker->schedule));
     HAPT_TRY(hapt_schedule_check(worker->schedule));
     struct hapt_schedule *made = worker->schedule;
     worker->list = worker->stage_count > 0 ? &made->list[made->submesh_of[worker->stage[0].chunk]] : &made->idle;
+    HAPT_NEW(worker->slot_owner, worker->arena, worker->list->slots);
     return HAPT_OK;
 }
 

@@ -140,16 +140,25 @@ static double backward_s(const struct stage *stage)
     return fmax(0, own->compute_s - own->step_s / stage->worker->plan->microbatches - own->forward_s);
 }
 
-/* Has the list instructions for the messages in front of the stage, and behind it? Else the neighbour is on the same
- * submesh. Messages past the neighbour, to other submeshes, then belong to the passes. */
-static bool is_received(const struct stage *stage)
+/* Has the list instructions for the messages to the stage, or from it? Direction 0: activations, 1: gradients. Else its
+ * neighbours are on the same submesh, and messages past them, to other submeshes, belong to the passes. */
+static bool is_received(const struct stage *stage, int direction)
 {
-    return hapt_schedule_crosses(stage->worker->schedule, stage->chunk - 1);
+    return hapt_schedule_receives(stage->worker->schedule, stage->chunk, direction);
 }
 
-static bool is_sent(const struct stage *stage)
+static bool is_sent(const struct stage *stage, int direction)
 {
-    return hapt_schedule_crosses(stage->worker->schedule, stage->chunk);
+    return hapt_schedule_sends(stage->worker->schedule, stage->chunk, direction);
+}
+
+/* Waits until the slot's microbatch before, of any stage of this worker, is no longer being sent. */
+static enum hapt_status take_slot(struct stage *stage, int slot)
+{
+    struct stage **owner = &stage->worker->slot_owner[slot];
+    if (*owner) HAPT_TRY(wait_sent(*owner, &(*owner)->forward_out, slot));
+    *owner = stage;
+    return HAPT_OK;
 }
 
 static enum hapt_status forward(struct stage *stage, const struct hapt_instruction *instruction)
@@ -159,8 +168,8 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     const int slot = instruction->slot, microbatch = instruction->microbatch;
     const int transfer = transfer_slot(worker, microbatch);
     stage->slot[microbatch] = slot;
-    if (!is_received(stage)) HAPT_TRY(wait_received(stage, &stage->forward_in, microbatch));
-    HAPT_TRY(wait_sent(stage, &stage->forward_out, slot));
+    if (!is_received(stage, 0)) HAPT_TRY(wait_received(stage, &stage->forward_in, microbatch));
+    HAPT_TRY(take_slot(stage, slot));
     worker->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->forward_in, HAPT_STAGING_FORWARD_IN, stage->forward_replicas, transfer));
     worker->runtime->begin_pass(stage, stage->plan->forward_s);
@@ -172,7 +181,7 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
         HAPT_TRY(worker->runtime->add_loss(stage, slot));
     hapt_team_stretch_end(&stage->team);
     free_received(stage, &stage->forward_in);
-    if (!is_sent(stage)) send(stage, &stage->forward_out, slot);
+    if (!is_sent(stage, 0)) send(stage, &stage->forward_out, slot);
     return HAPT_OK;
 }
 
@@ -181,7 +190,7 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
     struct worker *worker = stage->worker;
     const struct hapt_program *program = stage->program;
     const int microbatch = instruction->microbatch, transfer = transfer_slot(worker, microbatch);
-    if (!is_sent(stage)) HAPT_TRY(wait_received(stage, &stage->backward_in, microbatch));
+    if (!is_received(stage, 1)) HAPT_TRY(wait_received(stage, &stage->backward_in, microbatch));
     HAPT_TRY(wait_sent(stage, &stage->backward_out, transfer));
     worker->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->backward_in, HAPT_STAGING_BACKWARD_IN, stage->backward_replicas, transfer));
@@ -191,7 +200,7 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
     HAPT_TRY(hapt_engine_backward(stage->engine, instruction->slot, transfer, transfer));
     hapt_team_stretch_end(&stage->team);
     free_received(stage, &stage->backward_in);
-    if (!is_received(stage)) send(stage, &stage->backward_out, transfer);
+    if (!is_sent(stage, 1)) send(stage, &stage->backward_out, transfer);
     return HAPT_OK;
 }
 
