@@ -31,7 +31,8 @@ static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *conf
     hapt_heartbeat_note((struct hapt_activity){"profiling", -1, -1, -1, -1});
     HAPT_TRY(hapt_phase_profile(env, config, job->cluster, job->model, job->layers, arena, &job->profile));
     hapt_heartbeat_note((struct hapt_activity){"planning", -1, -1, -1, -1});
-    return hapt_phase_plan(env, config, job->profile, job->layers, arena, &job->plan);
+    HAPT_TRY(hapt_phase_plan(env, config, job->profile, job->layers, arena, &job->plan));
+    return hapt_phase_plan_freeze(env, job->model, job->plan);
 }
 
 static enum hapt_status check_options(const struct hapt_config *config)
@@ -39,6 +40,7 @@ static enum hapt_status check_options(const struct hapt_config *config)
     if (hapt_config_text(config, "plan"))
         HAPT_TRY(hapt_phase_refuse_unused(config, "with --plan there is no search",
                                           "profile objective strategy stages hide-threshold use-all-devices gap "
+                                          "loops placement "
                                           "program " HAPT_PHASE_MEASURING));
     if (hapt_config_text(config, "profile"))
         HAPT_TRY(hapt_phase_refuse_unused(config, "--profile is not measured again", HAPT_PHASE_MEASURING));
