@@ -120,6 +120,7 @@ static struct hapt_plan *make_plan(const struct shape *shape)
         stage->device_memory_bytes = stage->submesh->device_memory_bytes[0] = 1e9;
     }
     if (shape->frozen) CHECK_OK(hapt_plan_freeze(plan, hapt_graph_first_trained(model->graph)));
+    if (loops) CHECK_OK(hapt_plan_choose_skip_slots(plan, model->graph));
     if (loops) CHECK_OK(hapt_plan_launch_loops(plan, &misfit));
     CHECK(misfit < 0);
     return plan;

@@ -39,6 +39,7 @@ struct hapt_engine_options {
     int threads;
     int state_count;
     int slots;
+    int transfer_slots;        /* 0: HAPT_TRANSFER_SLOTS */
     bool sharded_state;        /* ZeRO-1: hapt_memory_options */
     bool all_reduce_gradients; /* with sharded_state: gradients are still all-reduced, since other stages hold the same
                              parameters */

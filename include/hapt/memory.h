@@ -7,7 +7,7 @@
  * scale slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations
  *   workspace  tensors of one instruction, offsets by liveness, and kernel scratch; also gradients that cross a
  *              boundary: they are copied from and to their transfer slots
- *   transfer   HAPT_TRANSFER_SLOTS buffers per boundary: activations and gradients received, gradients sent
+ *   transfer   HAPT_TRANSFER_SLOTS buffers per boundary, or as many as asked for: activations and gradients received, gradients sent
  *              (activations are sent from their slot)
  * parameter_bytes = everything but the slots; peak = parameter_bytes + slots * activation_bytes, exactly.
  */
@@ -37,6 +37,7 @@ typedef size_t hapt_kernel_scratch(void *context, const struct hapt_program *pro
 
 /* Transfer slots of one boundary: slot k at offset + k * stride, boundary tensor i at tensor_offset[i] inside it. */
 struct hapt_staging {
+    int slots;
     size_t offset, stride;
     size_t *tensor_offset;
 };
@@ -80,6 +81,7 @@ struct hapt_memory_plan {
 
 struct hapt_memory_options {
     int slots;
+    int transfer_slots; /* of each boundary; 0: HAPT_TRANSFER_SLOTS */
     int state_count;
     bool sharded_state; /* ZeRO-1: ranks that sum a gradient update one slice each and hold only that slice's state */
     hapt_kernel_scratch *scratch;

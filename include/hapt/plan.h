@@ -23,7 +23,7 @@
 #include "hapt/sharding.h"
 #include "hapt/simulate.h"
 
-enum { HAPT_SUBMESH_NAME = 64, HAPT_PLAN_MOST_LOOPED_PASSES = 1 << 22 /* stages times microbatches */ };
+enum { HAPT_SUBMESH_NAME = 64, HAPT_PLAN_MOST_LOOPED_PASSES = 1 << 20 /* stages times microbatches */ };
 /*
  * Devices on which stages run, as a mesh. One part: nodes x devices_per_node devices of a subcluster. Several parts: a
  * mixed submesh, 1 x all devices, part by part.
@@ -69,6 +69,7 @@ struct hapt_plan {
     double hide_threshold; /* epsilon */
     int loop_batch;        /* B_l of a looped schedule; 0: the kind's (hapt_schedule_loop_batch) */
     int prefetch;          /* b of Pfeife's B_f; HAPT_SCHEDULE_LOOPED only */
+    int transfer_slots;    /* of each boundary of a looped schedule; 0: HAPT_TRANSFER_SLOTS */
     int replicas;          /* of the pipeline; 1 */
     int layer_count;
     bool blocking;                    /* transfers occupy sender and receiver: prices systems without overlap */
@@ -188,6 +189,11 @@ bool hapt_plan_is_v(const struct hapt_plan *plan);
 /* Lets stage k of an allotted plan run on submesh hapt_plan_place(k), which must have the same devices and program;
  * `submeshes` divides the number of stages. HAPT_ERR_INPUT: it does not, or they differ. */
 enum hapt_status hapt_plan_fold(struct hapt_plan *plan, int submeshes, bool v);
+/* Sets transfer_slots of a looped plan to the least number, from its present one on, with which its lists run; price its
+ * stages afterwards. Edges: as hapt_plan_schedule_edges. HAPT_ERR_USAGE: no number helps; the hint names settings that
+ * work. */
+enum hapt_status hapt_plan_choose_transfer_slots(struct hapt_plan *plan, int edge_count,
+                                                 const struct hapt_schedule_edge *edge);
 /* Sets launch counts, slots and memory of a looped plan with priced stages from its lists, which are checked. *misfit:
  * the first stage whose submesh lacks memory; -1: none. HAPT_ERR_USAGE: the lists do not work; the hint names settings
  * that do. */
@@ -199,9 +205,9 @@ double hapt_plan_submesh_bytes(const struct hapt_plan *plan, const struct hapt_p
 /* The largest t_i or c_i. Looped: the largest work per microbatch of a submesh (*compute_s), or of the messages from
  * one submesh to another. */
 double hapt_plan_busiest_s(const struct hapt_plan *plan, double *compute_s);
-/* HAPT_ERR_USAGE: the lists of a looped plan deadlock with the model's skips, whose messages wait in few transfer
- * slots; the hint names settings that work. Stages must have operators. */
-enum hapt_status hapt_plan_check_skips(const struct hapt_plan *plan, const struct hapt_graph *graph);
+/* hapt_plan_choose_transfer_slots with the model's edges: the messages of skips wait longer than those between
+ * neighbours. Stages must have operators. */
+enum hapt_status hapt_plan_choose_skip_slots(struct hapt_plan *plan, const struct hapt_graph *graph);
 /* Marks the stages before operator `first_trained_op` as forward-only, with the launches that they need, and simulates
  * the step anew if there are any. A looped plan that this would slow down keeps empty backward passes. Stages must have
  * operators. */

@@ -54,8 +54,8 @@ struct hapt_instruction {
     int group;      /* UPDATE: parameter group, of `update_groups`; else 0 */
 };
 
-/* Microbatches for which a boundary has room in each direction, beside the slots. Without spare room a slow link stalls
- * the pipeline: 361 instead of 264 ms a step were measured with 1. */
+/* Microbatches for which a boundary has room in each direction, beside the slots, unless a schedule needs more. Without
+ * spare room a slow link stalls the pipeline: 361 instead of 264 ms a step were measured with 1. */
 #define HAPT_TRANSFER_SLOTS 3
 
 struct hapt_instruction_list {
@@ -96,6 +96,7 @@ struct hapt_schedule_options {
     const bool *forward_only;              /* [chunks] a frozen prefix; NULL: none */
     int loop_batch;                        /* B_l of looped kinds; 0: the kind's, else B */
     int prefetch;                          /* b of Pfeife's B_f, HAPT_SCHEDULE_LOOPED only */
+    int transfer_slots;             /* of each edge; 0: HAPT_TRANSFER_SLOTS */
     const int *ahead;               /* [submeshes] looped: forwards before the first backward; NULL: the kind's */
     bool split;                     /* backward passes are split; `costs` place the WEIGHT instructions */
     const int *pool;                /* [submeshes] split: slots that the device holds; NULL: as unsplit */
@@ -108,6 +109,7 @@ struct hapt_schedule {
     int chunk_count;
     int submesh_count;
     int update_groups; /* UPDATE instructions of a chunk */
+    int transfer_slots; /* of each edge; 0: HAPT_TRANSFER_SLOTS */
     bool split;
     bool *forward_only; /* [chunk_count] no BACKWARD, WEIGHT, REDUCE, UPDATE; only a prefix of the chunks */
     int *submesh_of;    /* [chunk_count] numbered by their first chunks */
@@ -117,6 +119,11 @@ struct hapt_schedule {
     struct hapt_instruction_list idle;    /* of a rank without a chunk: NORM alone */
     struct hapt_schedule_options options; /* copies, for another number of microbatches */
 };
+
+static inline int hapt_schedule_transfer_slots(const struct hapt_schedule *schedule)
+{
+    return schedule->transfer_slots > 0 ? schedule->transfer_slots : HAPT_TRANSFER_SLOTS;
+}
 
 /* Does the boundary behind a chunk join two submeshes? Inside one, nothing is sent. False behind the last chunk and for
  * chunk -1. */
@@ -195,7 +202,7 @@ enum hapt_status hapt_schedule_resize(const struct hapt_schedule *schedule, int 
 enum hapt_status hapt_schedule_connect(struct hapt_schedule *schedule, int edge_count,
                                        const struct hapt_schedule_edge *edge, struct hapt_arena *arena);
 /*
- * Checks order, completeness and slots, and plays the lists with HAPT_TRANSFER_SLOTS credits per edge:
+ * Checks order, completeness and slots, and plays the lists with as many credits per edge as it has transfer slots:
  *   - Each (chunk, microbatch) has one forward; unless forward-only, one backward, and one WEIGHT if split.
  * Microbatches ascend in each of them, so that all schedules of the same chunks give the same bits.
  *   - A slot belongs to one (chunk, microbatch): until BACKWARD, if split until WEIGHT. That of a forward-only chunk is

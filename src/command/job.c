@@ -32,7 +32,7 @@ static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *conf
     HAPT_TRY(hapt_phase_profile(env, config, job->cluster, job->model, job->layers, arena, &job->profile));
     hapt_heartbeat_note((struct hapt_activity){"planning", -1, -1, -1, -1});
     HAPT_TRY(hapt_phase_plan(env, config, job->profile, job->layers, arena, &job->plan));
-    return hapt_phase_plan_freeze(env, job->model, job->plan);
+    return hapt_phase_plan_adapt(env, job->model, job->profile, job->plan);
 }
 
 static enum hapt_status check_options(const struct hapt_config *config)

@@ -199,11 +199,22 @@ enum hapt_status hapt_phase_plan_override(const struct hapt_config *config, stru
     return hapt_plan_change(plan, kind, microbatches, hide_threshold);
 }
 
-enum hapt_status hapt_phase_plan_freeze(struct hapt_env *env, const struct hapt_model *model, struct hapt_plan *plan)
+/* Forward-only stages, and transfer slots for skips; their memory counts if the profile is known. */
+static enum hapt_status adapt(const struct hapt_model *model, const struct hapt_profile *profile,
+                              struct hapt_plan *plan)
 {
-    enum hapt_status status = hapt_plan_freeze(plan, hapt_graph_first_trained(model->graph));
-    if (status == HAPT_OK) status = hapt_plan_check_skips(plan, model->graph);
-    return hapt_env_agree(env->world, status);
+    const int first_trained = hapt_graph_first_trained(model->graph), before = plan->transfer_slots;
+    HAPT_TRY(hapt_plan_freeze(plan, first_trained));
+    HAPT_TRY(hapt_plan_choose_skip_slots(plan, model->graph));
+    if (plan->transfer_slots == before) return HAPT_OK;
+    if (!profile) return hapt_plan_change(plan, plan->schedule, plan->microbatches, plan->hide_threshold);
+    return hapt_plan_price_launches(profile, plan);
+}
+
+enum hapt_status hapt_phase_plan_adapt(struct hapt_env *env, const struct hapt_model *model,
+                                       const struct hapt_profile *profile, struct hapt_plan *plan)
+{
+    return hapt_env_agree(env->world, adapt(model, profile, plan));
 }
 
 /* A checkpoint's plan is kept unchanged, so another --schedule would be ignored: an error. */
@@ -223,13 +234,12 @@ static enum hapt_status load_given(struct hapt_config *config, const struct hapt
         *plan = checkpoint->plan;
         HAPT_TRY(check_kept(config, *plan));
         HAPT_TRY(give_operators(model, config, arena, *plan));
-        return hapt_plan_freeze(*plan, hapt_graph_first_trained(model->graph));
+        return adapt(model, NULL, *plan);
     }
     HAPT_TRY(hapt_plan_load(hapt_config_text(config, "plan"), arena, plan));
     HAPT_TRY(give_operators(model, config, arena, *plan));
-    HAPT_TRY(hapt_plan_freeze(*plan, hapt_graph_first_trained(model->graph)));
     HAPT_TRY(hapt_phase_plan_override(config, *plan));
-    return hapt_plan_check_skips(*plan, model->graph);
+    return adapt(model, NULL, *plan);
 }
 
 enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,

@@ -202,7 +202,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     HAPT_TRY(hapt_plan_what_if_check(env, config, profile, &what_if_inputs, arena));
     if (hapt_config_bool(config, "compare")) return hapt_plan_compare_print(env, config, profile, layers, arena);
     HAPT_TRY(hapt_phase_plan(env, config, profile, layers, arena, &plan));
-    if (inputs.model) HAPT_TRY(hapt_phase_plan_freeze(env, inputs.model, plan));
+    if (inputs.model) HAPT_TRY(hapt_phase_plan_adapt(env, inputs.model, profile, plan));
     hapt_plan_print(env, plan);
     hapt_plan_print_link_limit(env, profile, plan);
     HAPT_TRY(save(env, config, profile, plan));

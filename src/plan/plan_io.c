@@ -19,8 +19,8 @@
  *     mixed_ratio [D]                one per device, row by row; NaN: unknown
  *
  * Optional attributes: precision (fp32, tf32, bf16, fp16) of the model, boundary_dtype (of tensors between stages;
- * follows from precision, for readers), profile (measured, predicted), loop_batch and prefetch of a looped schedule
- * (the lists follow from these, from stage_submesh_index and from stage_ahead). Version 1 has no stage_submesh_index:
+ * follows from precision, for readers), profile (measured, predicted), loop_batch, prefetch and transfer_slots of a
+ * looped schedule (the lists follow from these, from stage_submesh_index and from stage_ahead). Version 1 has no stage_submesh_index:
  * each stage has a submesh of its own.
  */
 #include <math.h>
@@ -165,6 +165,8 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
         HAPT_TRY(hapt_h5_write_attribute_text(file, at, "profile", hapt_profile_origin_name(plan->profile)));
     if (plan->loop_batch > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "loop_batch", plan->loop_batch));
     if (plan->prefetch > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "prefetch", plan->prefetch));
+    if (plan->transfer_slots > 0)
+        HAPT_TRY(hapt_h5_write_attribute_int(file, at, "transfer_slots", plan->transfer_slots));
     if (plan->exchange_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "exchange", plan->exchange_s, "s"));
     if (plan->bound_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "bound", plan->bound_s, "s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, at, "search_gap", plan->search.gap, ""));
@@ -279,7 +281,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
                                         struct hapt_plan *plan)
 {
     static const char *const limits[] = {"compute", "link", "memory"};
-    int64_t microbatches, replicas, layers, threads, blocking = 0, loop_batch = 0, prefetch = 0;
+    int64_t microbatches, replicas, layers, threads, blocking = 0, loop_batch = 0, prefetch = 0, slots = 0;
     const char *schedule, *limit;
     HAPT_TRY(read_int(file, at, "microbatches", 1, 1000000, &microbatches));
     HAPT_TRY(read_int(file, at, "replicas", 1, 1000000, &replicas));
@@ -320,6 +322,9 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
     if (hapt_h5_has_attribute(file, at, "loop_batch"))
         HAPT_TRY(read_int(file, at, "loop_batch", 1, 1000000, &loop_batch));
     if (hapt_h5_has_attribute(file, at, "prefetch")) HAPT_TRY(read_int(file, at, "prefetch", 1, 1000000, &prefetch));
+    if (hapt_h5_has_attribute(file, at, "transfer_slots"))
+        HAPT_TRY(read_int(file, at, "transfer_slots", 1, 1000000, &slots));
+    plan->transfer_slots = (int)slots;
     plan->loop_batch = (int)loop_batch;
     plan->prefetch = (int)prefetch;
     return read_making(file, at, arena, plan);

@@ -30,6 +30,7 @@ enum hapt_status hapt_plan_schedule_edges(const struct hapt_plan *plan, bool tie
                                                   .forward_only = forward_only,
                                                   .loop_batch = plan->loop_batch,
                                                   .prefetch = plan->prefetch,
+                                                  .transfer_slots = plan->transfer_slots,
                                                   .ahead = given ? ahead : NULL};
     return hapt_schedule_build(plan->schedule, S, plan->microbatches, warmup, &options, arena, schedule);
 }

@@ -136,10 +136,12 @@ static enum hapt_status find_launches(struct hapt_plan *plan, struct hapt_arena 
 /* The edges between the stages of a plan; NULL: between neighbours. */
 struct skips {
     int count;
-    struct hapt_schedule_edge *edge;
+    const struct hapt_schedule_edge *edge;
 };
 
-static bool runs(const struct hapt_plan *plan, const struct skips *skips, int microbatches, int loop_batch)
+/* Do the lists run with these settings? */
+static bool runs(const struct hapt_plan *plan, const struct skips *skips, int microbatches, int loop_batch,
+                 int transfer_slots)
 {
     struct hapt_plan other = *plan;
     struct hapt_schedule *schedule;
@@ -147,6 +149,7 @@ static bool runs(const struct hapt_plan *plan, const struct skips *skips, int mi
     hapt_arena_init(&scratch);
     other.microbatches = microbatches;
     other.loop_batch = loop_batch;
+    other.transfer_slots = transfer_slots;
     enum hapt_status status =
         hapt_plan_schedule_edges(&other, plan->exchange_s > 0, skips->count, skips->edge, &scratch, &schedule);
     if (status == HAPT_OK) status = hapt_schedule_check(schedule);
@@ -166,16 +169,55 @@ static enum hapt_status cannot_loop(const struct hapt_plan *plan, const struct s
     int best = 0;
     for (int d = 1; d <= B && plan->schedule != HAPT_SCHEDULE_BREADTH_FIRST; d++) {
         const bool nearer = best == 0 || abs(d - batch) < abs(best - batch);
-        if (B % d == 0 && d != batch && nearer && runs(plan, skips, B, d)) best = d;
+        if (B % d == 0 && d != batch && nearer && runs(plan, skips, B, d, d < plan->transfer_slots ? plan->transfer_slots : d)) best = d;
     }
     for (int more = batch; best == 0 && more <= B + 4 * batch; more += batch) {
-        if (more == B || !runs(plan, skips, more, plan->loop_batch)) continue;
+        if (more == B || !runs(plan, skips, more, plan->loop_batch, more)) continue;
         snprintf(hint, sizeof hint, "give --microbatches %d", more);
         break;
     }
     if (best > 0) snprintf(hint, sizeof hint, "give --loop-batch %d", best);
     return hapt_fail(HAPT_ERR_USAGE, hint, "schedule %s of %d microbatches on %d submeshes: %s",
                      hapt_schedule_kind_name(plan->schedule), B, D, why);
+}
+
+/* Makes and checks the lists. HAPT_ERR_USAGE: cannot_loop reports the failure. */
+static enum hapt_status try_lists(const struct hapt_plan *plan, const struct skips *skips)
+{
+    struct hapt_schedule *schedule;
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    enum hapt_status status =
+        hapt_plan_schedule_edges(plan, plan->exchange_s > 0, skips->count, skips->edge, &scratch, &schedule);
+    if (status == HAPT_OK) status = hapt_schedule_check(schedule);
+    hapt_arena_release(&scratch);
+    return status == HAPT_ERR_INPUT ? HAPT_ERR_USAGE : status;
+}
+
+enum hapt_status hapt_plan_choose_transfer_slots(struct hapt_plan *plan, int edge_count,
+                                                 const struct hapt_schedule_edge *edge)
+{
+    const struct skips skips = {edge_count, edge};
+    const int B = plan->microbatches, least = plan->transfer_slots > 0 ? plan->transfer_slots : HAPT_TRANSFER_SLOTS;
+    HAPT_ASSERT(hapt_schedule_loops(plan->schedule));
+    const enum hapt_status status = try_lists(plan, &skips);
+    if (status != HAPT_ERR_USAGE) return status;
+    const int batch = hapt_schedule_loop_batch(plan->schedule, B, plan->submesh_count, plan->loop_batch);
+    char message[512], hint[256];
+    snprintf(message, sizeof message, "%s", hapt_fail_message());
+    snprintf(hint, sizeof hint, "%s", hapt_fail_hint());
+    hapt_fail_reset();
+    if (B % batch != 0 || !runs(plan, &skips, B, plan->loop_batch, B)) { /* more slots than microbatches are of no use */
+        hapt_fail(HAPT_ERR_USAGE, hint, "%s", message);
+        return cannot_loop(plan, &skips);
+    }
+    int fails = least, works = B;
+    while (works - fails > 1) { /* lists that run also run with more slots */
+        const int middle = fails + (works - fails) / 2;
+        *(runs(plan, &skips, B, plan->loop_batch, middle) ? &works : &fails) = middle;
+    }
+    plan->transfer_slots = works;
+    return HAPT_OK;
 }
 
 /* Forward-only stages of a looped plan have the launches of the kind's rule, before the lists are made. */
@@ -252,31 +294,23 @@ static enum hapt_status find_edges(const struct hapt_plan *plan, const struct ha
     }
     for (int t = 0; t < graph->tensor_count; t++)
         if (producer[t] >= 0) add_edges(plan, producer[t], &reads[t * S], has);
-    HAPT_NEW(skips->edge, arena, S * S);
+    struct hapt_schedule_edge *edge;
+    HAPT_NEW(edge, arena, S * S);
     for (int from = 0; from < S; from++)
         for (int to = 0; to < S; to++)
-            if (has[from * S + to]) skips->edge[skips->count++] = (struct hapt_schedule_edge){from, to, to < from};
+            if (has[from * S + to]) edge[skips->count++] = (struct hapt_schedule_edge){from, to, to < from};
+    skips->edge = edge;
     return HAPT_OK;
 }
 
-static enum hapt_status check_edges(const struct hapt_plan *plan, const struct hapt_graph *graph,
-                                    struct hapt_arena *scratch)
-{
-    struct skips skips = {0};
-    struct hapt_schedule *schedule;
-    HAPT_TRY(find_edges(plan, graph, scratch, &skips));
-    enum hapt_status status =
-        hapt_plan_schedule_edges(plan, plan->exchange_s > 0, skips.count, skips.edge, scratch, &schedule);
-    if (status == HAPT_OK) status = hapt_schedule_check(schedule);
-    return status == HAPT_ERR_USAGE ? cannot_loop(plan, &skips) : status;
-}
-
-enum hapt_status hapt_plan_check_skips(const struct hapt_plan *plan, const struct hapt_graph *graph)
+enum hapt_status hapt_plan_choose_skip_slots(struct hapt_plan *plan, const struct hapt_graph *graph)
 {
     struct hapt_arena scratch;
+    struct skips skips = {0};
     if (!hapt_schedule_loops(plan->schedule)) return HAPT_OK;
     hapt_arena_init(&scratch);
-    const enum hapt_status status = check_edges(plan, graph, &scratch);
+    enum hapt_status status = find_edges(plan, graph, &scratch, &skips);
+    if (status == HAPT_OK) status = hapt_plan_choose_transfer_slots(plan, skips.count, skips.edge);
     hapt_arena_release(&scratch);
     return status;
 }

@@ -7,10 +7,11 @@
 /* "2 loops over 4 submeshes, B_l 8, prefetch 2" */
 static void print_loops(const struct hapt_env *env, const struct hapt_plan *plan)
 {
-    hapt_print(env, "  %d loops over %d submeshes%s, %d microbatches a group, prefetch %d\n", hapt_plan_loops(plan),
+    hapt_print(env, "  %d loops over %d submeshes%s, %d microbatches a group, prefetch %d, %d transfer slots\n",
+               hapt_plan_loops(plan),
                plan->submesh_count, hapt_plan_is_v(plan) ? " as a V" : "",
                hapt_schedule_loop_batch(plan->schedule, plan->microbatches, plan->submesh_count, plan->loop_batch),
-               plan->prefetch);
+               plan->prefetch, plan->transfer_slots > 0 ? plan->transfer_slots : HAPT_TRANSFER_SLOTS);
     for (int s = 0; s < plan->submesh_count; s++) {
         const struct hapt_plan_submesh *submesh = &plan->submesh[s];
         char need[32], have[32], stages[64] = "";
@@ -133,11 +134,12 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
     }
     if (object && hapt_schedule_loops(plan->schedule))
         json_object_set_new(object, "loops",
-                            json_pack("{s:i, s:s, s:i, s:i}", "loops", hapt_plan_loops(plan), "placement",
+                            json_pack("{s:i, s:s, s:i, s:i, s:i}", "loops", hapt_plan_loops(plan), "placement",
                                       hapt_plan_is_v(plan) ? "v" : "loop", "loop_batch",
                                       hapt_schedule_loop_batch(plan->schedule, plan->microbatches, plan->submesh_count,
                                                                plan->loop_batch),
-                                      "prefetch", plan->prefetch));
+                                      "prefetch", plan->prefetch, "transfer_slots",
+                                      plan->transfer_slots > 0 ? plan->transfer_slots : HAPT_TRANSFER_SLOTS));
     if (object && plan->bound_s > 0) {
         json_object_set_new(object, "bound_s", json_real(plan->bound_s));
         json_object_set_new(object, "bound_gap", json_real(plan->simulated_s / plan->bound_s - 1));

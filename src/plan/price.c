@@ -86,6 +86,21 @@ static enum hapt_status find_alone(const struct hapt_profile *profile, struct ha
     return HAPT_OK;
 }
 
+/* Bytes of the transfer slots beyond those that the profile counts, per device: activations and gradients received,
+ * gradients sent. A device of a data-parallel stage holds its rows of a boundary, others at most all of it. */
+static double more_transfer_bytes(const struct hapt_profile *profile, const struct hapt_plan *plan,
+                                  const struct hapt_plan_stage *stage)
+{
+    if (plan->transfer_slots <= HAPT_TRANSFER_SLOTS) return 0;
+    const double in_bytes = stage->first_layer > 0 ? profile->boundary_bytes[stage->first_layer - 1] : 0;
+    const double out_bytes =
+        stage->end_layer < profile->layer_count ? profile->boundary_bytes[stage->end_layer - 1] : 0;
+    const int shares = stage->layout.kind == HAPT_LAYOUT_PROGRAM || hapt_plan_is_mixed(stage)
+                           ? 1
+                           : hapt_plan_submesh_size(stage->submesh) / stage->layout.tensor_parallel;
+    return (plan->transfer_slots - HAPT_TRANSFER_SLOTS) * (2 * in_bytes + out_bytes) / shares;
+}
+
 /* Fills all values that do not depend on t_max. */
 static enum hapt_status price_layers(const struct hapt_profile *profile, const struct hapt_plan *plan,
                                      struct hapt_plan_stage *stage)
@@ -98,7 +113,7 @@ static enum hapt_status price_layers(const struct hapt_profile *profile, const s
     stage->forward_s = fmin(cells.forward_s[cells.time], cells.stage_s[cells.time]);
     for (int k = 0; k < stage->submesh->part_count; k++) {
         const size_t at = cells.memory + (size_t)k * cells.next_memory;
-        stage->part_parameter_bytes[k] = cells.parameter_bytes[at];
+        stage->part_parameter_bytes[k] = cells.parameter_bytes[at] + more_transfer_bytes(profile, plan, stage);
         stage->part_activation_bytes[k] = cells.activation_bytes[at];
         stage->submesh->device_memory_bytes[k] = profile->cluster[stage->submesh->subcluster[k]].device_memory_bytes;
     }
@@ -241,7 +256,8 @@ enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena
                                  .step_s = cost[3],
                                  .exchange_s = plan->exchange_s,
                                  .blocking = plan->blocking,
-                                 .transfer_slots = HAPT_TRANSFER_SLOTS};
+                                 .transfer_slots =
+                                     plan->transfer_slots > 0 ? plan->transfer_slots : HAPT_TRANSFER_SLOTS};
     return HAPT_OK;
 }
 
@@ -384,11 +400,12 @@ enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kin
     plan->hide_threshold = hide_threshold;
     if (hapt_schedule_loops(schedule)) {
         int misfit;
+        HAPT_TRY(hapt_plan_choose_transfer_slots(plan, 0, NULL));
         HAPT_TRY(hapt_plan_launch_loops(plan, &misfit));
         plan->t_max_s = hapt_plan_busiest_s(plan, &compute_s);
     } else {
         for (int s = 0; s < plan->submesh_count; s++) plan->submesh[s].ahead = plan->submesh[s].slots = 0;
-        plan->loop_batch = plan->prefetch = 0;
+        plan->loop_batch = plan->prefetch = plan->transfer_slots = 0;
         launch(plan, plan->t_max_s);
     }
     hapt_arena_init(&scratch);

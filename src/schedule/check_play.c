@@ -30,7 +30,7 @@ static void carry(struct play *play, struct channel *channel)
 {
     for (; channel->next < channel->count; channel->next++) {
         struct transfers *transfers = &play->transfers[channel->edge[channel->next]];
-        if (transfers->arrived >= transfers->consumed + HAPT_TRANSFER_SLOTS) return;
+        if (transfers->arrived >= transfers->consumed + hapt_schedule_transfer_slots(play->schedule)) return;
         transfers->arrived++;
     }
 }
@@ -104,8 +104,8 @@ static bool run(struct play *play, int submesh, const struct hapt_instruction *a
         consume(play, at->chunk, 0);
         return true;
     case HAPT_INSTRUCTION_BACKWARD: /* its gradients need transfer slots */
-        if (at->microbatch >= HAPT_TRANSFER_SLOTS &&
-            !has_arrived(play, at->chunk, 1, false, at->microbatch - HAPT_TRANSFER_SLOTS))
+        if (at->microbatch >= hapt_schedule_transfer_slots(play->schedule) &&
+            !has_arrived(play, at->chunk, 1, false, at->microbatch - hapt_schedule_transfer_slots(play->schedule)))
             return false;
         consume(play, at->chunk, 1);
         return true;

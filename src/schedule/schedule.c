@@ -168,9 +168,9 @@ static void find_ahead(const struct hapt_schedule *schedule, int loop_batch, int
     }
 }
 
-/* A submesh that waits for gradients for ever needs more forwards before them. Gives each of these one more; false:
+/* A submesh that waits for gradients for ever needs more forwards before them. Gives each of these `by` more; false:
  * none can have more. */
-static bool raise_ahead(const struct hapt_schedule *schedule, const int *at, int *ahead)
+static bool raise_ahead(const struct hapt_schedule *schedule, const int *at, int by, int *ahead)
 {
     bool raised = false;
     for (int s = 0; s < schedule->submesh_count; s++) {
@@ -179,11 +179,14 @@ static bool raise_ahead(const struct hapt_schedule *schedule, const int *at, int
         if (at[s] == list->count || ahead[s] >= all) continue;
         const enum hapt_instruction_kind kind = list->instruction[at[s]].kind;
         if (kind != HAPT_INSTRUCTION_RECEIVE_BACKWARD && kind != HAPT_INSTRUCTION_BACKWARD) continue;
-        ahead[s]++;
+        ahead[s] = all - ahead[s] < by ? (int)all : ahead[s] + by;
         raised = true;
     }
     return raised;
 }
+
+/* Single steps of `ahead`; then they double, so that lists which never end are given up soon. */
+enum { SINGLE_STEPS = 64 };
 
 /* The looped order with the least `ahead`, from the formula on, that ends. Loops around all submeshes need no more than
  * the formula; other placements, such as a V, may. */
@@ -193,7 +196,7 @@ static enum hapt_status order_looped(struct hapt_schedule *schedule, int loop_ba
     const bool split = schedule->split;
     bool ends = false, raised = true;
     schedule->split = false; /* WEIGHT instructions wait for nothing */
-    while (!ends && raised) {
+    for (int step = 0, by = 1; !ends && raised; step++, by *= step > SINGLE_STEPS ? 2 : 1) {
         int *at;
         hapt_arena_reset(scratch);
         HAPT_NEW(at, scratch, schedule->submesh_count);
@@ -201,7 +204,7 @@ static enum hapt_status order_looped(struct hapt_schedule *schedule, int loop_ba
         order_passes(schedule, loop_batch, ahead, order);
         HAPT_TRY(make_lists(schedule, order, false, scratch));
         HAPT_TRY(check_play(schedule, at, &ends));
-        raised = !ends && !schedule->options.ahead && raise_ahead(schedule, at, ahead);
+        raised = !ends && !schedule->options.ahead && raise_ahead(schedule, at, by, ahead);
     }
     schedule->split = split;
     for (int s = 0; s < schedule->submesh_count; s++) schedule->list[s] = (struct hapt_instruction_list){0};
@@ -289,6 +292,7 @@ enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int chunks, i
         .chunk_count = chunks,
         .split = options->split,
         .update_groups = options->update_groups > 0 ? options->update_groups : 1,
+        .transfer_slots = options->transfer_slots,
     };
     HAPT_NEW(built->idle.instruction, arena, 1);
     built->idle.count = 1;

@@ -651,6 +651,8 @@ static enum hapt_status price_setting(const struct hapt_profile *profile, const 
 {
     plan->loop_batch = setting->loop_batch;
     plan->prefetch = setting->prefetch;
+    plan->transfer_slots = 0;
+    HAPT_TRY(hapt_plan_choose_transfer_slots(plan, 0, NULL));
     return hapt_plan_price_launches(profile, plan);
 }
 

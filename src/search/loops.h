@@ -17,6 +17,7 @@ struct loops_slot {
 
 struct loops_candidate {
     int slots, loops, loop_batch, prefetch;
+    int transfer_slots;      /* that its lists need; set with step_s */
     struct loops_slot *slot; /* [slots] */
     int *end;                /* [slots * loops] the layers of stage k end there */
     int *ahead;              /* [slots] forwards before the first backward; 0: the schedule's */

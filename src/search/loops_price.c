@@ -59,6 +59,7 @@ enum hapt_status loops_plan(const struct loops_search *search, const struct loop
 {
     HAPT_TRY(allot(search, candidate, arena, plan));
     fill(search, candidate, plan);
+    plan->transfer_slots = candidate->transfer_slots;
     return HAPT_OK;
 }
 
@@ -89,9 +90,10 @@ static enum hapt_status set_lists(struct loops_search *search)
     struct hapt_schedule *made;
     search->tied = search->frame->exchange_s > 0;
     search->lists = NULL;
+    search->frame->transfer_slots = 0;
     hapt_arena_reset(&search->lists_arena);
-    enum hapt_status status = hapt_plan_schedule(search->frame, search->tied, &search->lists_arena, &made);
-    if (status == HAPT_OK) status = hapt_schedule_check(made);
+    enum hapt_status status = hapt_plan_choose_transfer_slots(search->frame, 0, NULL);
+    if (status == HAPT_OK) status = hapt_plan_schedule(search->frame, search->tied, &search->lists_arena, &made);
     if (status == HAPT_ERR_USAGE || status == HAPT_ERR_INPUT) {
         hapt_fail_reset();
         return HAPT_OK;
@@ -147,7 +149,11 @@ enum hapt_status loops_price(struct loops_search *search, double limit_s, struct
         return HAPT_OK;
     }
     HAPT_TRY(status);
-    if (!known || search->tied != (search->frame->exchange_s > 0)) HAPT_TRY(set_lists(search));
+    if (!known || search->tied != (search->frame->exchange_s > 0)) {
+        HAPT_TRY(set_lists(search));
+        if (search->frame->transfer_slots > 0) HAPT_TRY(hapt_plan_price_tables(search->profile, search->frame));
+    }
+    candidate->transfer_slots = search->frame->transfer_slots;
     search->frame->t_max_s = fmax(hapt_plan_busiest_s(search->frame, &compute_s), 1e-300);
     if (!search->lists || !isfinite(search->frame->t_max_s)) return HAPT_OK;
     const double misfit = find_misfit(search);

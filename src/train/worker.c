@@ -101,16 +101,17 @@ static enum hapt_status check_same_part(const struct worker *worker, int from, i
 /* The gradients of such an edge wait in a transfer slot of the sender until the receiver's backward pass. */
 static enum hapt_status check_transfer_slots(const struct worker *worker, const struct hapt_edge *edge)
 {
+    const int slots = hapt_schedule_transfer_slots(worker->schedule);
     int taken = 0;
     for (int i = 0; i < worker->list->count; i++) {
         const struct hapt_instruction *at = &worker->list->instruction[i];
         if (at->kind != HAPT_INSTRUCTION_BACKWARD) continue;
         if (at->chunk == edge->to) taken++;
-        if (at->chunk == edge->from && at->microbatch >= taken + HAPT_TRANSFER_SLOTS)
+        if (at->chunk == edge->from && at->microbatch >= taken + slots)
             return hapt_fail(HAPT_ERR_INPUT, "give them submeshes of their own",
                              "stage %d computes gradients more than %d microbatches before stage %d of the same "
                              "submesh takes them",
-                             edge->from, HAPT_TRANSFER_SLOTS, edge->to);
+                             edge->from, slots, edge->to);
     }
     return HAPT_OK;
 }
@@ -264,7 +265,8 @@ static enum hapt_status build_engines(struct worker *worker, const struct hapt_c
                                                    .device = worker->device,
                                                    .threads = worker->threads,
                                                    .state_count = state_count,
-                                                   .slots = worker->list->slots};
+                                                   .slots = worker->list->slots,
+                                                   .transfer_slots = worker->schedule->transfer_slots};
     const struct hapt_program **program;
     struct hapt_engine **engine;
     HAPT_NEW(options, worker->arena, worker->stage_count);

@@ -91,7 +91,7 @@ static void free_received(struct stage *stage, const struct stage_flows *flows)
 
 static int transfer_slot(const struct worker *worker, int microbatch)
 {
-    return (int)((worker->sequence + microbatch) % HAPT_TRANSFER_SLOTS);
+    return (int)((worker->sequence + microbatch) % hapt_schedule_transfer_slots(worker->schedule));
 }
 
 /* Assembles incoming tensors from the parts that this rank and its replicas received. */
