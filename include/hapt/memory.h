@@ -7,9 +7,9 @@
  * scale slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations
  *   workspace  tensors of one instruction, offsets by liveness, and kernel scratch; also gradients that cross a
  *              boundary: they are copied from and to their transfer slots
- *   transfer   HAPT_TRANSFER_SLOTS buffers per boundary, or as many as asked for: activations and gradients received, gradients sent
- *              (activations are sent from their slot)
- * parameter_bytes = everything but the slots; peak = parameter_bytes + slots * activation_bytes, exactly.
+ *   transfer   HAPT_TRANSFER_SLOTS buffers per boundary, or as many as asked for: activations and gradients received,
+ * gradients sent (activations are sent from their slot) parameter_bytes = everything but the slots; peak =
+ * parameter_bytes + slots * activation_bytes, exactly.
  */
 #ifndef HAPT_MEMORY_H
 #define HAPT_MEMORY_H

@@ -189,9 +189,9 @@ bool hapt_plan_is_v(const struct hapt_plan *plan);
 /* Lets stage k of an allotted plan run on submesh hapt_plan_place(k), which must have the same devices and program;
  * `submeshes` divides the number of stages. HAPT_ERR_INPUT: it does not, or they differ. */
 enum hapt_status hapt_plan_fold(struct hapt_plan *plan, int submeshes, bool v);
-/* Sets transfer_slots of a looped plan to the least number, from its present one on, with which its lists run; price its
- * stages afterwards. Edges: as hapt_plan_schedule_edges. HAPT_ERR_USAGE: no number helps; the hint names settings that
- * work. */
+/* Sets transfer_slots of a looped plan to the least number, from its present one on, with which its lists run; price
+ * its stages afterwards. Edges: as hapt_plan_schedule_edges. HAPT_ERR_USAGE: no number helps; the hint names settings
+ * that work. */
 enum hapt_status hapt_plan_choose_transfer_slots(struct hapt_plan *plan, int edge_count,
                                                  const struct hapt_schedule_edge *edge);
 /* Sets launch counts, slots and memory of a looped plan with priced stages from its lists, which are checked. *misfit:

@@ -96,7 +96,7 @@ struct hapt_schedule_options {
     const bool *forward_only;              /* [chunks] a frozen prefix; NULL: none */
     int loop_batch;                        /* B_l of looped kinds; 0: the kind's, else B */
     int prefetch;                          /* b of Pfeife's B_f, HAPT_SCHEDULE_LOOPED only */
-    int transfer_slots;             /* of each edge; 0: HAPT_TRANSFER_SLOTS */
+    int transfer_slots;                    /* of each edge; 0: HAPT_TRANSFER_SLOTS */
     const int *ahead;               /* [submeshes] looped: forwards before the first backward; NULL: the kind's */
     bool split;                     /* backward passes are split; `costs` place the WEIGHT instructions */
     const int *pool;                /* [submeshes] split: slots that the device holds; NULL: as unsplit */
@@ -108,7 +108,7 @@ struct hapt_schedule {
     int microbatches; /* B */
     int chunk_count;
     int submesh_count;
-    int update_groups; /* UPDATE instructions of a chunk */
+    int update_groups;  /* UPDATE instructions of a chunk */
     int transfer_slots; /* of each edge; 0: HAPT_TRANSFER_SLOTS */
     bool split;
     bool *forward_only; /* [chunk_count] no BACKWARD, WEIGHT, REDUCE, UPDATE; only a prefix of the chunks */

@@ -47,8 +47,8 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
 /* Plans by --stages, --strategy or the search; `layers` (may be NULL) gives the stages their operators. */
 enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
                                  const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_plan **plan);
-/* Finds the plan's stages without backward passes, the frozen prefix of the model, and the transfer slots that its skips
- * need in loops. `profile` (may be NULL) prices these. After hapt_phase_plan. */
+/* Finds the plan's stages without backward passes, the frozen prefix of the model, and the transfer slots that its
+ * skips need in loops. `profile` (may be NULL) prices these. After hapt_phase_plan. */
 enum hapt_status hapt_phase_plan_adapt(struct hapt_env *env, const struct hapt_model *model,
                                        const struct hapt_profile *profile, struct hapt_plan *plan);
 /* Applies --schedule, --microbatches, --hide-threshold, --loop-batch and --prefetch, if given, to the same stages;

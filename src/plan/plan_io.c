@@ -20,8 +20,8 @@
  *
  * Optional attributes: precision (fp32, tf32, bf16, fp16) of the model, boundary_dtype (of tensors between stages;
  * follows from precision, for readers), profile (measured, predicted), loop_batch, prefetch and transfer_slots of a
- * looped schedule (the lists follow from these, from stage_submesh_index and from stage_ahead). Version 1 has no stage_submesh_index:
- * each stage has a submesh of its own.
+ * looped schedule (the lists follow from these, from stage_submesh_index and from stage_ahead). Version 1 has no
+ * stage_submesh_index: each stage has a submesh of its own.
  */
 #include <math.h>
 #include <stddef.h>

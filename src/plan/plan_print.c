@@ -8,8 +8,7 @@
 static void print_loops(const struct hapt_env *env, const struct hapt_plan *plan)
 {
     hapt_print(env, "  %d loops over %d submeshes%s, %d microbatches a group, prefetch %d, %d transfer slots\n",
-               hapt_plan_loops(plan),
-               plan->submesh_count, hapt_plan_is_v(plan) ? " as a V" : "",
+               hapt_plan_loops(plan), plan->submesh_count, hapt_plan_is_v(plan) ? " as a V" : "",
                hapt_schedule_loop_batch(plan->schedule, plan->microbatches, plan->submesh_count, plan->loop_batch),
                plan->prefetch, plan->transfer_slots > 0 ? plan->transfer_slots : HAPT_TRANSFER_SLOTS);
     for (int s = 0; s < plan->submesh_count; s++) {

@@ -250,14 +250,14 @@ enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena
         cost[2][i] = stage->comm_s;
         cost[3][i] = stage->step_s - stage->tied_s;
     }
-    *costs = (struct hapt_costs){.forward_s = cost[0],
-                                 .backward_s = cost[1],
-                                 .comm_s = cost[2],
-                                 .step_s = cost[3],
-                                 .exchange_s = plan->exchange_s,
-                                 .blocking = plan->blocking,
-                                 .transfer_slots =
-                                     plan->transfer_slots > 0 ? plan->transfer_slots : HAPT_TRANSFER_SLOTS};
+    *costs =
+        (struct hapt_costs){.forward_s = cost[0],
+                            .backward_s = cost[1],
+                            .comm_s = cost[2],
+                            .step_s = cost[3],
+                            .exchange_s = plan->exchange_s,
+                            .blocking = plan->blocking,
+                            .transfer_slots = plan->transfer_slots > 0 ? plan->transfer_slots : HAPT_TRANSFER_SLOTS};
     return HAPT_OK;
 }
 

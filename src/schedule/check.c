@@ -99,7 +99,8 @@ static bool is_ready(const struct state *state, const struct hapt_instruction *a
 static bool has_transfer_slot(const struct state *state, const struct hapt_instruction *at)
 {
     const struct hapt_schedule_edges *edges = &state->schedule->edges;
-    const int before = at->microbatch - hapt_schedule_transfer_slots(state->schedule), row = state->schedule->chunk_count + at->chunk;
+    const int before = at->microbatch - hapt_schedule_transfer_slots(state->schedule),
+              row = state->schedule->chunk_count + at->chunk;
     for (int e = edges->out_start[row]; before >= 0 && e < edges->out_start[row + 1]; e++)
         if (edges->channel_of[e] < 0 && !(done_of(state, edges->edge[e].to, before) & BACKWARD)) return false;
     return true;

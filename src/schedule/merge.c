@@ -49,7 +49,8 @@ static bool has_transfer_slot(const struct merge *merge, const struct pass *pass
     const int at = direction * merge->schedule->chunk_count + pass->chunk;
     for (int e = edges->out_start[at]; e < edges->out_start[at + 1]; e++) {
         const bool waits = direction || edges->channel_of[e] >= 0;
-        if (waits && pass->microbatch >= passes_of(merge, edges->edge[e].to, direction) + hapt_schedule_transfer_slots(merge->schedule))
+        if (waits && pass->microbatch >=
+                         passes_of(merge, edges->edge[e].to, direction) + hapt_schedule_transfer_slots(merge->schedule))
             return false;
     }
     return true;

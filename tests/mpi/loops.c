@@ -151,7 +151,8 @@ static struct shape shape_of(enum hapt_schedule_kind kind, int stages, int subme
     return shape;
 }
 
-/* `tied`: a tied parameter. Its gradients add up chunk by chunk, so such a model is compared with two chunks on one rank. */
+/* `tied`: a tied parameter. Its gradients add up chunk by chunk, so such a model is compared with two chunks on one
+ * rank. */
 static void matrix_of(const char *name, struct hapt_model *of, bool tied)
 {
     struct hapt_model *const usual = model;
@@ -268,8 +269,8 @@ static void plans_with_and_without_loops_resume_each_other(void)
     model = usual;
 }
 
-/* Gradients of skips wait for their readers in transfer slots: large groups need more than there are. The planner, which
- * knows the graph alone, chooses enough of them for the trainer, which knows the programs; fewer are refused. */
+/* Gradients of skips wait for their readers in transfer slots: large groups need more than there are. The planner,
+ * which knows the graph alone, chooses enough of them for the trainer, which knows the programs; fewer are refused. */
 static void transfer_slots_for_skips(void)
 {
     struct hapt_model *const usual = model;

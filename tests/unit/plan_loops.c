@@ -126,6 +126,38 @@ static void memory_is_that_of_the_lists(void)
     }
 }
 
+/* Two devices that take turns need a transfer slot for most of a group. One less deadlocks, and its memory counts: of a
+ * stage, two boundaries in front (received, sent) and one behind. */
+static void large_groups_get_transfer_slots(void)
+{
+    struct hapt_search_options options = options_of(HAPT_SCHEDULE_BREADTH_FIRST, 64);
+    struct hapt_plan *plan = NULL, *read = NULL;
+    int misfit;
+    double have_bytes;
+    options.loops.loops = 2;
+    CHECK_OK(hapt_plan_force(even_profile(2, 4, 1e6), &options, "0-1@even:1x1,1-2@even:1x1,2-3@even:1x1,3-4@even:1x1",
+                             &arena, &plan));
+    if (!plan) return;
+    CHECK(plan->transfer_slots > HAPT_TRANSFER_SLOTS && plan->transfer_slots <= 64);
+    const int more = plan->transfer_slots - HAPT_TRANSFER_SLOTS;
+    CHECK_NEAR(plan->stage[0].parameter_bytes, 100 + more, 0);
+    CHECK_NEAR(plan->stage[1].parameter_bytes, 100 + 3 * more, 0);
+    CHECK_NEAR(plan->stage[3].parameter_bytes, 100 + 2 * more, 0);
+    CHECK_NEAR(hapt_plan_submesh_bytes(plan, &plan->submesh[0], &have_bytes),
+               200 + 4 * more + 10 * plan->submesh[0].slots, 0);
+    CHECK_OK(hapt_plan_save(path_of("slots.h5"), plan));
+    CHECK_OK(hapt_plan_load(path_of("slots.h5"), &arena, &read));
+    CHECK(read && read->transfer_slots == plan->transfer_slots);
+    plan->transfer_slots--;
+    CHECK_FAILS(hapt_plan_launch_loops(plan, &misfit), HAPT_ERR_USAGE);
+    CHECK_OK(hapt_plan_save(path_of("slots.h5"), plan));
+    CHECK_FAILS(hapt_plan_load(path_of("slots.h5"), &arena, &read), HAPT_ERR_INPUT);
+    /* without loops there are as few as ever */
+    plan->transfer_slots++;
+    CHECK_OK(hapt_plan_change(plan, HAPT_SCHEDULE_1F1B, 64, 0.02));
+    CHECK(plan->transfer_slots == 0);
+}
+
 #define REFUSED(change)                                                \
     do {                                                               \
         struct hapt_plan *plan = looped_plan(HAPT_SCHEDULE_LOOPED, 0); \
@@ -139,6 +171,8 @@ static void contradictions_are_refused(void)
     REFUSED(plan->loop_batch = 3);
     REFUSED(plan->loop_batch = -1);
     REFUSED(plan->prefetch = -1);
+    REFUSED(plan->transfer_slots = 2);
+    REFUSED(plan->schedule = HAPT_SCHEDULE_1F1B; plan->loop_batch = plan->prefetch = 0; plan->transfer_slots = 4);
     REFUSED(plan->schedule = HAPT_SCHEDULE_INTERLEAVED; plan->prefetch = 1);
     REFUSED(plan->schedule = HAPT_SCHEDULE_1F1B; plan->loop_batch = 4);
     REFUSED(plan->submesh[1].ahead = 3);
@@ -426,6 +460,7 @@ int main(int argc, char **argv)
     RUN(files_keep_what_makes_the_lists);
     RUN(loops_halve_the_bubble);
     RUN(memory_is_that_of_the_lists);
+    RUN(large_groups_get_transfer_slots);
     RUN(contradictions_are_refused);
     RUN(hints_name_settings_that_work);
     RUN(schedules_can_be_changed);
