@@ -233,6 +233,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
                  ? plan_all_rows(env, config, arena, &planning)
                  : plan_given_rows(env, config, arena, extra, &planning, &done));
     if (done) return HAPT_OK;
+    if (planning.model) HAPT_TRY(hapt_phase_plan_adapt(env, planning.model, planning.profile, planning.plan));
     hapt_plan_print(env, planning.plan);
     hapt_plan_print_link_limit(env, planning.profile, planning.plan);
     HAPT_TRY(save(env, config, planning.profile, planning.plan));

@@ -1,0 +1,74 @@
+/*
+ * Inside src/search: plans under a looped schedule (Pfeife 3.4, 4.3).
+ *
+ *   loops.c        rows of submeshes, settings, the order of the work
+ *   loops_price.c  the simulated step of given boundaries; boundaries of equal time
+ *   loops_beam.c   the beam over boundaries and programs, and forwards before the first backward
+ */
+#ifndef HAPT_SEARCH_LOOPS_PRIVATE_H
+#define HAPT_SEARCH_LOOPS_PRIVATE_H
+
+#include "hapt/search.h"
+
+/* A submesh of a row: indices in the profile. */
+struct loops_slot {
+    int cluster, submesh;
+};
+
+struct loops_candidate {
+    int slots, loops, loop_batch, prefetch;
+    int transfer_slots;      /* that its lists need; set with step_s */
+    struct loops_slot *slot; /* [slots] */
+    int *end;                /* [slots * loops] the layers of stage k end there */
+    int *ahead;              /* [slots] forwards before the first backward; 0: the schedule's */
+    double step_s; /* LOOPS_MISFIT and more: it lacks memory, so many times more as it lacks; INFINITY: no candidate */
+};
+#define LOOPS_MISFIT 1e30
+static inline bool loops_is_plan(const struct loops_candidate *candidate)
+{
+    return candidate->step_s < LOOPS_MISFIT;
+}
+
+/* Why there is no plan: the nearest obstacle seen. */
+enum loops_obstacle {
+    LOOPS_NO_LISTS,  /* no setting gives lists that run */
+    LOOPS_NO_LAYERS, /* more stages than layers */
+    LOOPS_NO_RANGES, /* stages that the profile lacks */
+    LOOPS_NO_MEMORY
+};
+
+struct loops_search {
+    MPI_Comm comm;
+    int rank, size;
+    const struct hapt_profile *profile;
+    const struct hapt_search_options *options;
+    int L, B, most_slots, most_stages;
+    struct hapt_arena arena; /* lives as long as the search */
+    struct hapt_arena trial; /* of one pricing */
+    /* The plan and the lists of the newest pricing; they depend on the setting alone. */
+    struct hapt_arena frame_arena, lists_arena;
+    struct hapt_plan *frame;
+    struct hapt_schedule *lists; /* NULL: none, or they do not run */
+    struct loops_candidate key;  /* the setting of frame and lists; slots 0: none */
+    bool tied;
+    struct hapt_simulate_work simulation;
+    double work, most_work; /* microbatches times stages of all simulations, on all ranks */
+    enum loops_obstacle obstacle;
+    double missing_bytes; /* LOOPS_NO_MEMORY: the least that a submesh lacks */
+};
+
+enum hapt_status loops_candidate_create(struct loops_search *search, struct loops_candidate *candidate);
+void loops_candidate_copy(struct loops_candidate *to, const struct loops_candidate *from);
+/* The plan of a candidate, without prices, in `arena`. */
+enum hapt_status loops_plan(const struct loops_search *search, const struct loops_candidate *candidate,
+                            struct hapt_arena *arena, struct hapt_plan *plan);
+/* Sets step_s; INFINITY if the lists do not run, the stages are no candidates, or cannot be faster than `limit_s`. */
+enum hapt_status loops_price(struct loops_search *search, double limit_s, struct loops_candidate *candidate);
+/* Boundaries under which the slowest stage is as fast as possible. *found false: there are none. */
+enum hapt_status loops_even_boundaries(struct loops_search *search, struct loops_candidate *candidate, bool *found);
+/* Improves boundaries and programs until nothing changes. Collective over search->comm. */
+enum hapt_status loops_refine(struct loops_search *search, struct loops_candidate *candidate);
+/* Tries a forward more or less before the first backward of each submesh. Rank-local, the same on all ranks. */
+enum hapt_status loops_refine_ahead(struct loops_search *search, struct loops_candidate *candidate);
+
+#endif
