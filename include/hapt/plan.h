@@ -282,8 +282,9 @@ double hapt_plan_busiest_s(const struct hapt_plan *plan, double *compute_s);
 /* The largest work per microbatch of a looped plan, of a submesh (*compute_s) or of a channel between two. A step takes
  * at least as long for each microbatch. */
 double hapt_plan_looped_work_s(const struct hapt_plan *plan, double *compute_s);
-/* hapt_plan_choose_transfer_slots, after hapt_plan_find_model_edges if the plan has no edges of its own: the messages of
- * skips wait longer than those between neighbours. Stages must have operators. Nothing, if the plan is not looped. */
+/* hapt_plan_choose_transfer_slots, after hapt_plan_find_model_edges if the plan has no edges of its own: the messages
+ * of skips wait longer than those between neighbours. Stages must have operators. Nothing, if the plan is not looped.
+ */
 enum hapt_status hapt_plan_choose_skip_slots(struct hapt_plan *plan, const struct hapt_graph *graph);
 /* Marks the stages before operator `first_trained_op` as forward-only, with the launches that they need, and simulates
  * the step anew if there are any. A looped plan that this would slow down keeps empty backward passes. Stages must have

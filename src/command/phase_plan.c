@@ -130,8 +130,7 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
 bool hapt_phase_searches_steps(const struct hapt_config *config)
 {
     return strategy_of(config) == HAPT_STRATEGY_HAPT && !hapt_config_text(config, "stages") &&
-           !hapt_schedule_loops(schedule_of(config)) &&
-           strcmp(hapt_config_text(config, "objective"), "formula") != 0 &&
+           !hapt_schedule_loops(schedule_of(config)) && strcmp(hapt_config_text(config, "objective"), "formula") != 0 &&
            strcmp(hapt_config_text(config, "split-backward"), "yes") != 0 &&
            hapt_config_int(config, "granularity") == 0 && !hapt_config_bool(config, "ignore-communication");
 }

@@ -100,7 +100,8 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
         return BAD("stage %d has no backward pass, but is not in front of all stages that have one", i);
     if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes))
         return BAD("stage %d needs %g of %g bytes", i, stage->memory_bytes, stage->device_memory_bytes);
-    const bool knows_slots = !hapt_schedule_loops(plan->schedule) || stage->submesh->slots > 0; /* else read_lists does */
+    const bool knows_slots =
+        !hapt_schedule_loops(plan->schedule) || stage->submesh->slots > 0; /* else read_lists does */
     if (knows_slots && !hapt_plan_submesh_fits(plan, stage->submesh))
         return BAD("stage %d and others need more than the memory of their submesh, %g bytes", i,
                    stage->device_memory_bytes);

@@ -184,8 +184,7 @@ static enum hapt_status cannot_loop(const struct hapt_plan *plan)
     int best = 0;
     for (int d = 1; d <= B && plan->schedule != HAPT_SCHEDULE_BREADTH_FIRST; d++) {
         const bool nearer = best == 0 || abs(d - batch) < abs(best - batch);
-        if (B % d == 0 && d != batch && nearer &&
-            runs(plan, B, d, d < plan->transfer_slots ? plan->transfer_slots : d))
+        if (B % d == 0 && d != batch && nearer && runs(plan, B, d, d < plan->transfer_slots ? plan->transfer_slots : d))
             best = d;
     }
     for (int more = batch; best == 0 && more <= B + 4 * batch; more += batch) {
@@ -221,8 +220,7 @@ enum hapt_status hapt_plan_choose_transfer_slots(struct hapt_plan *plan)
     snprintf(message, sizeof message, "%s", hapt_fail_message());
     snprintf(hint, sizeof hint, "%s", hapt_fail_hint());
     hapt_fail_reset();
-    if (B % batch != 0 ||
-        !runs(plan, B, plan->loop_batch, B)) { /* more slots than microbatches are of no use */
+    if (B % batch != 0 || !runs(plan, B, plan->loop_batch, B)) { /* more slots than microbatches are of no use */
         hapt_fail(HAPT_ERR_USAGE, hint, "%s", message);
         return cannot_loop(plan);
     }

@@ -155,8 +155,7 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
                                       hapt_plan_is_v(plan) ? "v" : "loop", "loop_batch",
                                       hapt_schedule_loop_batch(plan->schedule, plan->microbatches, plan->submesh_count,
                                                                plan->loop_batch),
-                                      "prefetch", plan->prefetch, "transfer_slots",
-                                      hapt_plan_transfer_slots(plan)));
+                                      "prefetch", plan->prefetch, "transfer_slots", hapt_plan_transfer_slots(plan)));
     if (object && plan->bound_s > 0) {
         json_object_set_new(object, "bound_s", json_real(plan->bound_s));
         json_object_set_new(object, "bound_gap", json_real(plan->simulated_s / plan->bound_s - 1));

@@ -1,7 +1,7 @@
 /* ranks: 1 2 3 4
- * Looped schedules and frozen prefixes, trained: for each model one set of losses and weights, whatever the schedule,
- * the placement, the cuts and the number of ranks. Checkpoints of looped plans are resumed without loops, and the
- * reverse. */
+ * Looped schedules, also with split backward passes, and frozen prefixes, trained: for each model one set of losses and
+ * weights, whatever the schedule, the placement, the cuts and the number of ranks. Checkpoints of looped plans are
+ * resumed without loops, and the reverse. */
 #include "fixture.h"
 
 #include "train_plans.h"
@@ -167,9 +167,14 @@ static void matrix_of(const char *name, struct hapt_model *of, bool tied)
                {"interleaved", shape_of(HAPT_SCHEDULE_INTERLEAVED, D * loops, D, 1, false)},
                {"breadth-first", shape_of(HAPT_SCHEDULE_BREADTH_FIRST, D * 2, D, 1, false)},
                {"looped", shape_of(HAPT_SCHEDULE_LOOPED, D * loops, D, 1, false)},
-               {"v", shape_of(HAPT_SCHEDULE_LOOPED, D * 2, D, 1, true)}};
+               {"v", shape_of(HAPT_SCHEDULE_LOOPED, D * 2, D, 1, true)},
+               {"split interleaved", shape_of(HAPT_SCHEDULE_INTERLEAVED, D * loops, D, 1, false)},
+               {"split v", shape_of(HAPT_SCHEDULE_LOOPED, D * 2, D, 1, true)}};
+    const int runs = (int)(sizeof run / sizeof *run);
+    run[runs - 2].shape.split = run[runs - 1].shape.split = true;
+    run[runs - 1].shape.slots[0] = 3; /* of weight slots: several may wait */
     struct hapt_train_result *a = train(&alone, config_of(hapt_arena_printf(&arena, "%s/alone", name), plain), NULL);
-    for (int k = 0; a && k < (int)(sizeof run / sizeof *run); k++) {
+    for (int k = 0; a && k < runs; k++) {
         if (tied && run[k].shape.stages == 1) continue;
         struct hapt_train_result *b =
             train(&run[k].shape, config_of(hapt_arena_printf(&arena, "%s/%s", name, run[k].name), plain), NULL);
