@@ -50,7 +50,7 @@ static struct hapt_search_options options_of(enum hapt_schedule_kind kind, int m
 }
 
 /* Four devices, two loops, one layer a stage. */
-static struct hapt_plan *looped_plan(enum hapt_schedule_kind kind, bool v)
+static struct hapt_plan *looped_on(const struct hapt_profile *profile, enum hapt_schedule_kind kind, bool v)
 {
     struct hapt_plan *plan = NULL;
     struct hapt_search_options options = options_of(kind, 8);
@@ -58,8 +58,13 @@ static struct hapt_plan *looped_plan(enum hapt_schedule_kind kind, bool v)
                          "4-5@even:1x1,5-6@even:1x1,6-7@even:1x1,7-8@even:1x1";
     options.loops.loops = 2;
     options.loops.v = v;
-    CHECK_OK(hapt_plan_force(even_profile(4, 8, 1e6), &options, stages, &arena, &plan));
+    CHECK_OK(hapt_plan_force(profile, &options, stages, &arena, &plan));
     return plan;
+}
+
+static struct hapt_plan *looped_plan(enum hapt_schedule_kind kind, bool v)
+{
+    return looped_on(even_profile(4, 8, 1e6), kind, v);
 }
 
 static void files_keep_what_makes_the_lists(void)
@@ -123,6 +128,10 @@ static void memory_is_that_of_the_lists(void)
                                                         &arena, &tight);
         CHECK(status == (less ? HAPT_ERR_INFEASIBLE : HAPT_OK));
         hapt_fail_reset();
+        if (less) continue;
+        CHECK_OK(hapt_plan_save(path_of("tight.h5"), tight));
+        CHECK_OK(hapt_plan_load(path_of("tight.h5"), &arena, &plan));
+        CHECK(plan && plan->submesh[0].slots == slots);
     }
 }
 
@@ -156,6 +165,121 @@ static void large_groups_get_transfer_slots(void)
     plan->transfer_slots++;
     CHECK_OK(hapt_plan_change(plan, HAPT_SCHEDULE_1F1B, 64, 0.02));
     CHECK(plan->transfer_slots == 0);
+}
+
+/* Of the 2 s of a layer's backward pass, 1 s may wait, with 5 bytes in a weight slot. */
+static struct hapt_profile *split_profile(double memory_bytes)
+{
+    struct hapt_profile *profile = even_profile(4, 8, memory_bytes);
+    struct hapt_profile_cluster *cluster = &profile->cluster[0];
+    const size_t cells = (size_t)cluster->submesh_count * 64;
+    cluster->weight_time = hapt_arena_alloc(&arena, cells, sizeof(double));
+    cluster->split_parameter_bytes = hapt_arena_alloc(&arena, cells, sizeof(double));
+    cluster->weight_slot_bytes = hapt_arena_alloc(&arena, cells, sizeof(double));
+    for (int s = 0; s < cluster->submesh_count; s++)
+        for (int i = 0; i < 8; i++)
+            for (int j = i; j < 8; j++) {
+                const size_t cell = hapt_profile_index(profile, s, i, j);
+                cluster->weight_time[cell] = j - i + 1;
+                cluster->split_parameter_bytes[cell] = cluster->parameter_bytes[cell];
+                cluster->weight_slot_bytes[cell] = 5 * (j - i + 1);
+            }
+    return profile;
+}
+
+/* Split loops: shorter, with the slots of unsplit ones; weight slots have their bytes, and as many are granted as fit.
+ * Files keep them. */
+static void loops_can_be_split(void)
+{
+    for (int v = 0; v < 2; v++) {
+        struct hapt_plan *plan = looped_on(split_profile(1e6), HAPT_SCHEDULE_LOOPED, v), *read = NULL;
+        const double whole_s = plan->simulated_s;
+        const int slots = plan->submesh[0].slots;
+        double have_bytes;
+        CHECK_OK(hapt_plan_split_backward(split_profile(1e6), plan));
+        CHECK_OK(hapt_plan_check(plan));
+        CHECK_MESSAGE(plan->simulated_s < whole_s && plan->simulated_s >= 8 * 2 * 3.0, "%g s, %g s before",
+                      plan->simulated_s, whole_s);
+        CHECK(plan->split && plan->submesh[0].slots == slots);
+        const int other = v ? 7 : 4, waits = plan->stage[0].weight_slots + plan->stage[other].weight_slots;
+        CHECK(plan->stage[other].submesh == plan->submesh && waits >= 2);
+        CHECK_NEAR(hapt_plan_submesh_bytes(plan, plan->submesh, &have_bytes), 200 + 10 * slots + 5 * waits, 0);
+        CHECK_OK(hapt_plan_save(path_of("split.h5"), plan));
+        CHECK_OK(hapt_plan_load(path_of("split.h5"), &arena, &read));
+        if (!read) continue;
+        struct hapt_schedule *a, *b;
+        CHECK_OK(hapt_plan_schedule(plan, false, &arena, &a));
+        CHECK_OK(hapt_plan_schedule(read, false, &arena, &b));
+        CHECK_OK(hapt_schedule_check(b));
+        for (int s = 0; s < 4; s++)
+            CHECK(a->list[s].count == b->list[s].count && a->list[s].slots == read->submesh[s].slots &&
+                  !memcmp(a->list[s].instruction, b->list[s].instruction,
+                          (size_t)a->list[s].count * sizeof *a->list[s].instruction));
+        /* room for one weight slot each, and less */
+        for (int less = 0; less < 2; less++) {
+            struct hapt_plan *tight = looped_on(split_profile(1e6), HAPT_SCHEDULE_LOOPED, v);
+            int most = 0;
+            for (int s = 0; s < 4; s++) most = tight->submesh[s].slots > most ? tight->submesh[s].slots : most;
+            const struct hapt_profile *small = split_profile(200 + 10 * most + 5 * 2 - less);
+            CHECK(hapt_plan_split_backward(small, tight) == (less ? HAPT_ERR_INFEASIBLE : HAPT_OK));
+            CHECK(tight->split == !less && (less || tight->stage[0].weight_slots == 1));
+            hapt_fail_reset();
+        }
+    }
+}
+
+/* A tensor that layer `from` makes and `to` reads, and its gradient. */
+static void add_skip(struct hapt_crossings *crossings, int from, int to)
+{
+    for (int d = 0; d < 2; d++) {
+        const int k = crossings->count++, at = crossings->start[k];
+        crossings->layer[at] = d ? to : from;
+        crossings->layer[at + 1] = d ? from : to;
+        crossings->writes[at] = true;
+        crossings->bytes[k] = 10 * (1 + from);
+        crossings->start[k + 1] = at + 2;
+    }
+}
+
+/* The lists of a plan have its messages past the next stage, but for gradients to stages without backward passes. */
+static void lists_have_the_messages_of_the_plan(void)
+{
+    enum { CROSSINGS = 20 };
+    struct hapt_profile *profile = even_profile(4, 8, 1e6);
+    struct hapt_crossings *crossings = hapt_arena_alloc(&arena, 1, sizeof *crossings);
+    crossings->bytes = hapt_arena_alloc(&arena, CROSSINGS, sizeof(double));
+    crossings->start = hapt_arena_alloc(&arena, CROSSINGS + 1, sizeof(int));
+    crossings->layer = hapt_arena_alloc(&arena, 2 * CROSSINGS, sizeof(int));
+    crossings->writes = hapt_arena_alloc(&arena, 2 * CROSSINGS, sizeof(bool));
+    for (int l = 0; l + 1 < 8; l++) add_skip(crossings, l, l + 1);
+    add_skip(crossings, 0, 6);
+    add_skip(crossings, 2, 5);
+    CHECK_OK(hapt_crossings_check(crossings, 8));
+    profile->crossings = crossings;
+    for (int kind = HAPT_SCHEDULE_INTERLEAVED; kind < HAPT_SCHEDULE_KINDS; kind++)
+        for (int frozen = 0; frozen < 4; frozen += 3) {
+            struct hapt_plan *plan = looped_on(profile, (enum hapt_schedule_kind)kind, false);
+            struct hapt_schedule *made;
+            struct hapt_costs costs;
+            if (!plan) continue;
+            CHECK(plan->edge_count == 2 * 7 + 2 * 2);
+            for (int i = 0; i < frozen; i++) plan->stage[i].forward_only = 1;
+            CHECK_OK(hapt_plan_change(plan, plan->schedule, 8, 0.02));
+            CHECK_OK(hapt_plan_lay_out(plan, &arena, &made, &costs));
+            CHECK(hapt_plan_has_edges(plan, made));
+            CHECK(made->edges.count == plan->edge_count - (frozen ? 3 + 2 : 0));
+            for (int e = 0; e < made->edges.count; e++) {
+                const struct hapt_schedule_edge *edge = &made->edges.edge[e];
+                const struct hapt_plan_edge *of = hapt_plan_sent_edge(plan, e);
+                const int low = edge->from < edge->to ? edge->from : edge->to;
+                CHECK(of->edge.from == edge->from && of->edge.to == edge->to);
+                CHECK(!edge->backward || edge->to >= frozen);
+                CHECK_NEAR(of->bytes, 10 * (1 + low), 0);
+                CHECK_NEAR(costs.edge_s[e], of->bytes / 1e3, 1e-12);
+            }
+            plan->stage[0].forward_only = !plan->stage[0].forward_only;
+            CHECK(!hapt_plan_has_edges(plan, made));
+        }
 }
 
 #define REFUSED(change)                                                \
@@ -461,6 +585,8 @@ int main(int argc, char **argv)
     RUN(loops_halve_the_bubble);
     RUN(memory_is_that_of_the_lists);
     RUN(large_groups_get_transfer_slots);
+    RUN(loops_can_be_split);
+    RUN(lists_have_the_messages_of_the_plan);
     RUN(contradictions_are_refused);
     RUN(hints_name_settings_that_work);
     RUN(schedules_can_be_changed);
