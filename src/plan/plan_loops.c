@@ -94,8 +94,10 @@ double hapt_plan_looped_work_s(const struct hapt_plan *plan, double *compute_s)
         for (int i = 0; i < plan->stage_count; i++)
             if (index_of(plan, i) == s) sum_s += plan->stage[i].compute_s;
         *compute_s = fmax(*compute_s, sum_s);
-        for (int to = 0; to < plan->submesh_count && plan->edge_count == 0; to++)
-            if (to != s) busiest_s = fmax(busiest_s, messages_s(plan, s, to));
+    }
+    for (int i = 0; i + 1 < plan->stage_count && plan->edge_count == 0; i++) {
+        const int from = index_of(plan, i), to = index_of(plan, i + 1);
+        if (from != to) busiest_s = fmax(busiest_s, fmax(messages_s(plan, from, to), messages_s(plan, to, from)));
     }
     for (int e = 0; e < plan->edge_count; e++)
         if (index_of(plan, plan->edge[e].edge.from) != index_of(plan, plan->edge[e].edge.to))

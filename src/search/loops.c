@@ -19,6 +19,8 @@
 #define ITEM_WORTH 1.3
 /* They may use this share of the work. */
 #define ITEM_WORK 0.5
+/* Pricing the settings of new rows may use this share. */
+#define ROW_SHARE 0.15
 enum {
     MOST_SETTINGS = 96,
     MOST_BATCHES = 6,
@@ -43,7 +45,7 @@ struct rows {
     struct loops_search *search;
     int count, done; /* done: rows that were priced */
     struct row row[MOST_ROWS];
-    struct loops_candidate trial, kept[KEPT], best;
+    struct loops_candidate trial, other, kept[KEPT], best;
 };
 
 /* ---- Settings ---- */
@@ -216,7 +218,7 @@ static int left_of(const struct loops_search *search, const struct loops_slot *s
 }
 
 /* Is the submesh the first of its size in the profile? Others differ in their programs. */
-static bool is_first(const struct hapt_profile_cluster *cluster, int s)
+static bool is_own_size(const struct hapt_profile_cluster *cluster, int s)
 {
     for (int other = 0; other < s; other++)
         if (cluster->submesh[other].n == cluster->submesh[s].n && cluster->submesh[other].m == cluster->submesh[s].m)
@@ -237,7 +239,7 @@ static enum hapt_status add_sizes(struct rows *rows, const struct row *row, int 
     memcpy(slot, row->slot, (size_t)row->slots * sizeof *slot);
     for (int s = 0; s < cluster->submesh_count; s++) {
         const struct hapt_submesh *other = &cluster->submesh[s];
-        if (!is_first(cluster, s) || other->n * other->m > devices) continue;
+        if (!is_own_size(cluster, s) || other->n * other->m > devices) continue;
         slot[at].submesh = find_submesh(search, c, other->n, other->m, row->slots);
         HAPT_TRY(add_row(rows, slot, row->slots));
     }
@@ -271,7 +273,7 @@ static enum hapt_status extend(struct rows *rows, struct loops_slot *slot, int s
         const int left = left_of(search, slot, slots, c);
         for (int s = 0; s < cluster->submesh_count; s++) {
             const struct hapt_submesh *own = &cluster->submesh[s];
-            if (!is_first(cluster, s) || own->n * own->m > left) continue;
+            if (!is_own_size(cluster, s) || own->n * own->m > left) continue;
             slot[slots] = (struct loops_slot){c, find_submesh(search, c, own->n, own->m, 2 * (slots + 1))};
             HAPT_TRY(extend(rows, slot, slots + 1));
         }
@@ -357,92 +359,155 @@ static enum hapt_status price_even(struct rows *rows, const struct row *row, con
     memcpy(candidate->slot, row->slot, (size_t)row->slots * sizeof *row->slot);
     memset(candidate->ahead, 0, (size_t)row->slots * sizeof *candidate->ahead);
     bool found;
-    HAPT_TRY(loops_even_boundaries(search, candidate, &found));
-    if (found) return loops_price(search, INFINITY, candidate);
-    if (search->obstacle < LOOPS_NO_RANGES) search->obstacle = LOOPS_NO_RANGES;
+    HAPT_TRY(loops_even_boundaries(search, false, candidate, &found));
+    if (!found && search->obstacle < LOOPS_NO_RANGES) search->obstacle = LOOPS_NO_RANGES;
+    if (found) HAPT_TRY(loops_price(search, INFINITY, candidate));
+    if (!found || loops_is_plan(candidate) || !search->lists) return HAPT_OK;
+    /* it lacks memory */
+    loops_candidate_copy(&rows->other, candidate);
+    HAPT_TRY(loops_even_boundaries(search, true, candidate, &found));
+    if (found) HAPT_TRY(loops_price(search, INFINITY, candidate));
+    if (!found || candidate->step_s > rows->other.step_s) loops_candidate_copy(candidate, &rows->other);
     return HAPT_OK;
 }
 
 struct item {
-    int row;
+    int row, group; /* a group has the settings of a row under a number of loops */
+    bool first;     /* it is priced before others of its group */
     struct setting setting;
 };
-
-/* All settings of the rows that were not priced yet. */
-static enum hapt_status list_items(struct rows *rows, struct hapt_arena *scratch, struct item **item, int *count)
-{
-    struct loops_search *search = rows->search;
-    const struct hapt_search_loops *loops = &search->options->loops;
-    struct setting setting[MOST_SETTINGS];
-    *count = 0;
-    HAPT_NEW(*item, scratch, (rows->count - rows->done) * MOST_SETTINGS + 1);
-    bool several = false;
-    for (int r = 0; r < rows->count; r++) several = several || rows->row[r].slots > 1;
-    for (int r = rows->done; r < rows->count; r++) {
-        const int D = rows->row[r].slots, least = loops->loops > 0 ? loops->loops : 2;
-        if (D == 1 && several) continue; /* loops around one submesh are none */
-        const int settings = list_settings(search->options, D, least, loops->loops > 0 ? least : 4, setting);
-        for (int k = 0; k < settings; k++) {
-            const bool enough = D * setting[k].loops <= search->L;
-            if (enough) (*item)[(*count)++] = (struct item){r, setting[k]};
-            if (!enough && search->obstacle < LOOPS_NO_LAYERS) search->obstacle = LOOPS_NO_LAYERS;
-        }
-    }
-    rows->done = rows->count;
-    return HAPT_OK;
-}
 
 struct items {
     int count;
     struct item *item;
-    double *step_s;
-    bool *taken;
+    double *step_s; /* INFINITY: not priced, or no plan */
+    bool *taken, *group_taken;
 };
 
-/* The best item that is not taken; `distinct`: of a row, under a number of loops, that no taken one has. -1: none. */
+/* Settings of a row that are priced first: the smallest groups, with little prefetch and with most. */
+static bool is_first(const struct setting *setting, int count, int k)
+{
+    return setting[k].loop_batch == setting[0].loop_batch &&
+           (setting[k].prefetch == (count > 1 ? 1 : setting[0].prefetch) || k + 1 == count ||
+            setting[k + 1].loop_batch != setting[0].loop_batch);
+}
+
+/* All settings of the rows that were not priced yet. */
+static enum hapt_status list_items(struct rows *rows, struct hapt_arena *scratch, struct items *items)
+{
+    struct loops_search *search = rows->search;
+    const int asked = search->options->loops.loops;
+    struct setting setting[MOST_SETTINGS];
+    HAPT_NEW(items->item, scratch, (rows->count - rows->done) * 3 * MOST_SETTINGS + 1);
+    HAPT_NEW(items->group_taken, scratch, (rows->count - rows->done) * 3 + 1);
+    bool several = false;
+    int groups = 0;
+    for (int r = 0; r < rows->count; r++) several = several || rows->row[r].slots > 1;
+    for (int r = rows->done; r < rows->count; r++)
+        for (int loops = asked > 0 ? asked : 2; loops <= (asked > 0 ? asked : 4); loops++) {
+            const int D = rows->row[r].slots, settings = list_settings(search->options, D, loops, loops, setting);
+            if (D == 1 && several) continue; /* loops around one submesh are none */
+            if (D * loops > search->L) {
+                if (search->obstacle < LOOPS_NO_LAYERS) search->obstacle = LOOPS_NO_LAYERS;
+                continue;
+            }
+            for (int k = 0; k < settings; k++)
+                items->item[items->count++] = (struct item){r, groups, is_first(setting, settings, k), setting[k]};
+            groups++;
+        }
+    rows->done = rows->count;
+    HAPT_NEW(items->step_s, scratch, items->count + 1);
+    HAPT_NEW(items->taken, scratch, items->count + 1);
+    for (int k = 0; k < items->count; k++) items->step_s[k] = INFINITY;
+    return HAPT_OK;
+}
+
+/* Prices the items [0, count) of `order`; every rank gets all prices. Collective. */
+static enum hapt_status price_share(struct rows *rows, struct items *items, const int *order, int count)
+{
+    struct loops_search *search = rows->search;
+    enum hapt_status status = HAPT_OK;
+    for (int k = 0; k < count && status == HAPT_OK; k++) {
+        const struct item *item = &items->item[order[k]];
+        if (k % search->size != search->rank) continue;
+        status = price_even(rows, &rows->row[item->row], &item->setting, &rows->trial);
+        items->step_s[order[k]] = rows->trial.step_s;
+    }
+    HAPT_TRY(hapt_env_agree(search->comm, status));
+    if (search->size > 1)
+        HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, items->step_s, items->count, MPI_DOUBLE, MPI_MIN, search->comm));
+    for (int k = 0; k < count; k++) {
+        const struct item *item = &items->item[order[k]], *before = k > 0 ? &items->item[order[k - 1]] : item;
+        const int slots = rows->row[item->row].slots;
+        const bool builds = k == 0 || slots != rows->row[before->row].slots ||
+                            memcmp(&item->setting, &before->setting, sizeof item->setting) != 0;
+        search->work += (builds ? LOOPS_BUILDING : 1) * search->B * (double)(slots * item->setting.loops);
+    }
+    return HAPT_OK;
+}
+
+/* The best item that is not taken; `distinct`: of a group of which none is. -1: none. */
 static int best_item(const struct items *items, bool distinct)
 {
     int best = -1;
     for (int k = 0; k < items->count; k++) {
-        bool known = items->taken[k];
-        for (int other = 0; other < items->count && distinct && !known; other++)
-            known = items->taken[other] && items->item[other].row == items->item[k].row &&
-                    items->item[other].setting.loops == items->item[k].setting.loops;
+        const bool known = items->taken[k] || (distinct && items->group_taken[items->item[k].group]);
         if (!known && items->step_s[k] < (best < 0 ? INFINITY : items->step_s[best])) best = k;
     }
     return best;
 }
 
-/* Prices the new rows under all settings. Keeps the best: first of distinct rows, then of all. Collective. */
-static enum hapt_status price_items(struct rows *rows, struct hapt_arena *scratch, int *kept, int *distinct)
+static void take_item(struct items *items, int item)
+{
+    items->taken[item] = items->group_taken[items->item[item].group] = true;
+}
+
+/* Prices a setting of each row, then all settings of the best rows. Collective. */
+static enum hapt_status price_rows(struct rows *rows, struct items *items, struct hapt_arena *scratch)
 {
     struct loops_search *search = rows->search;
-    struct items items = {0};
-    *kept = *distinct = 0;
-    enum hapt_status status = list_items(rows, scratch, &items.item, &items.count);
-    items.step_s = hapt_arena_alloc(scratch, (size_t)items.count + 1, sizeof *items.step_s);
-    items.taken = hapt_arena_alloc(scratch, (size_t)items.count + 1, sizeof *items.taken);
-    if (status == HAPT_OK && (!items.step_s || !items.taken)) status = HAPT_ERR_MEMORY;
-    for (int k = 0; k < items.count && status == HAPT_OK; k++) {
-        items.step_s[k] = INFINITY;
-        if (k % search->size != search->rank) continue;
-        status = price_even(rows, &rows->row[items.item[k].row], &items.item[k].setting, &rows->trial);
-        items.step_s[k] = rows->trial.step_s;
+    const double most_work = search->work + ROW_SHARE * search->most_work;
+    int *order, count = 0;
+    HAPT_TRY(hapt_env_agree(search->comm, list_items(rows, scratch, items)));
+    order = hapt_arena_alloc(scratch, (size_t)items->count + 1, sizeof *order);
+    HAPT_TRY(hapt_env_agree(search->comm, order ? HAPT_OK : HAPT_ERR_MEMORY));
+    for (int slots = 1; slots <= search->most_slots; slots++) /* rows of a length share their lists */
+        for (int loops = 1; loops <= search->L / slots; loops++)
+            for (int much = 0; much < 2; much++)
+                for (int k = 0; k < items->count; k++)
+                    if (items->item[k].first && items->item[k].setting.loops == loops &&
+                        (items->item[k].setting.prefetch > 1) == much && rows->row[items->item[k].row].slots == slots)
+                        order[count++] = k;
+    HAPT_TRY(price_share(rows, items, order, count));
+    for (int row = best_item(items, true); row >= 0 && search->work < most_work; row = best_item(items, true)) {
+        take_item(items, row);
+        count = 0;
+        for (int k = 0; k < items->count; k++)
+            if (!items->item[k].first && items->item[k].group == items->item[row].group) order[count++] = k;
+        HAPT_TRY(price_share(rows, items, order, count));
     }
-    HAPT_TRY(hapt_env_agree(search->comm, status));
-    if (search->size > 1)
-        HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, items.step_s, items.count, MPI_DOUBLE, MPI_MIN, search->comm));
+    for (int k = 0; k < items->count; k++) items->taken[k] = items->group_taken[items->item[k].group] = false;
+    return HAPT_OK;
+}
+
+/* Keeps the best items: first of distinct rows, then of all. Collective. */
+static enum hapt_status price_items(struct rows *rows, struct hapt_arena *scratch, int *kept, int *distinct)
+{
+    struct items items = {0};
+    enum hapt_status status = HAPT_OK;
+    *kept = *distinct = 0;
+    HAPT_TRY(price_rows(rows, &items, scratch));
     for (bool all = false; *kept < KEPT && status == HAPT_OK;) {
         all = all || *kept == DISTINCT;
         const int best = best_item(&items, !all);
         if (best < 0 && all) break;
         all = all || best < 0;
         if (best < 0) continue;
-        items.taken[best] = true;
+        take_item(&items, best);
         *distinct += !all;
         status = price_even(rows, &rows->row[items.item[best].row], &items.item[best].setting, &rows->kept[(*kept)++]);
     }
-    return hapt_env_agree(search->comm, status);
+    return hapt_env_agree(rows->search->comm, status);
 }
 
 /* The best setting for given boundaries. Rank-local, the same on all ranks. *changed: it is another one. */
@@ -452,12 +517,12 @@ static enum hapt_status retune(struct rows *rows, struct loops_candidate *candid
     const int count =
         list_settings(rows->search->options, candidate->slots, candidate->loops, candidate->loops, setting);
     *changed = false;
-    for (int k = 0; k < count; k++) {
+    for (int k = 0; k < count && rows->search->work < rows->search->most_work; k++) {
         loops_candidate_copy(&rows->trial, candidate);
         rows->trial.loop_batch = setting[k].loop_batch;
         rows->trial.prefetch = setting[k].prefetch;
         HAPT_TRY(loops_price(rows->search, candidate->step_s, &rows->trial));
-        rows->search->work += rows->search->B * (double)(candidate->slots * candidate->loops);
+        rows->search->work += LOOPS_BUILDING * rows->search->B * (double)(candidate->slots * candidate->loops);
         if (!(rows->trial.step_s < candidate->step_s)) continue;
         loops_candidate_copy(candidate, &rows->trial);
         *changed = true;
@@ -577,6 +642,7 @@ static enum hapt_status create(struct rows *rows)
     struct loops_search *search = rows->search;
     HAPT_TRY(loops_candidate_create(search, &search->key));
     HAPT_TRY(loops_candidate_create(search, &rows->trial));
+    HAPT_TRY(loops_candidate_create(search, &rows->other));
     HAPT_TRY(loops_candidate_create(search, &rows->best));
     for (int k = 0; k < KEPT; k++) HAPT_TRY(loops_candidate_create(search, &rows->kept[k]));
     return HAPT_OK;

@@ -37,6 +37,9 @@ enum loops_obstacle {
     LOOPS_NO_MEMORY
 };
 
+/* Work to build the lists of a setting, where a simulated microbatch of a stage is 1. */
+enum { LOOPS_BUILDING = 20 };
+
 struct loops_search {
     MPI_Comm comm;
     int rank, size;
@@ -64,8 +67,10 @@ enum hapt_status loops_plan(const struct loops_search *search, const struct loop
                             struct hapt_arena *arena, struct hapt_plan *plan);
 /* Sets step_s; INFINITY if the lists do not run, the stages are no candidates, or cannot be faster than `limit_s`. */
 enum hapt_status loops_price(struct loops_search *search, double limit_s, struct loops_candidate *candidate);
-/* Boundaries under which the slowest stage is as fast as possible. *found false: there are none. */
-enum hapt_status loops_even_boundaries(struct loops_search *search, struct loops_candidate *candidate, bool *found);
+/* Boundaries under which the slowest stage is as fast as possible. `fits`: each stage takes at most its share of the
+ * memory, with the slots of the newest lists. *found false: there are none. */
+enum hapt_status loops_even_boundaries(struct loops_search *search, bool fits, struct loops_candidate *candidate,
+                                       bool *found);
 /* Improves boundaries and programs until nothing changes. Collective over search->comm. */
 enum hapt_status loops_refine(struct loops_search *search, struct loops_candidate *candidate);
 /* Tries a forward more or less before the first backward of each submesh. Rank-local, the same on all ranks. */

@@ -238,7 +238,7 @@ static enum hapt_status try_ahead(struct loops_search *search, const struct loop
         if (trial->ahead[s] < 1) return HAPT_OK;
     }
     HAPT_TRY(loops_price(search, best->step_s, trial));
-    search->work += search->B * (double)(trial->slots * trial->loops);
+    search->work += LOOPS_BUILDING * search->B * (double)(trial->slots * trial->loops);
     *better = trial->step_s < best->step_s * (1 - 1e-9);
     return HAPT_OK;
 }

@@ -182,21 +182,24 @@ enum hapt_status loops_price(struct loops_search *search, double limit_s, struct
 
 enum { MOST_CELLS = 4000000 }; /* of the exact boundaries: stages times layers squared */
 
-/* Seconds of a stage over layers [first, end); INFINITY: no candidate, or its parameters alone exceed the memory. */
-static double stage_s(const struct loops_search *search, const struct loops_candidate *candidate, int stage, int first,
-                      int end)
+/* Seconds of a stage over layers [first, end); INFINITY: no candidate, or too large for the memory: alone, or (`fits`)
+ * if the other stages of its submesh were as large, with the slots of the newest lists. */
+static double stage_s(const struct loops_search *search, const struct loops_candidate *candidate, bool fits, int stage,
+                      int first, int end)
 {
     const int at = hapt_plan_place(stage, candidate->slots, search->options->loops.v);
     const struct hapt_profile_cluster *cluster = &search->profile->cluster[candidate->slot[at].cluster];
     const size_t cell = hapt_profile_index(search->profile, candidate->slot[at].submesh, first, end - 1);
-    const double bytes = cluster->parameter_bytes[cell] + cluster->activation_bytes[cell];
+    const int stages = fits ? candidate->loops : 1, slots = fits ? search->lists->list[at].slots : 1;
+    const double bytes = stages * cluster->parameter_bytes[cell] + slots * cluster->activation_bytes[cell];
     return isfinite(cluster->stage_time[cell]) && hapt_at_most(bytes, cluster->device_memory_bytes)
                ? cluster->stage_time[cell]
                : INFINITY;
 }
 
 /* Exact: the least slowest stage of each prefix of stages and layers. */
-static enum hapt_status cut_exactly(struct loops_search *search, struct loops_candidate *candidate, bool *found)
+static enum hapt_status cut_exactly(struct loops_search *search, bool fits, struct loops_candidate *candidate,
+                                    bool *found)
 {
     const int stages = candidate->slots * candidate->loops, L = search->L, row = L + 1;
     double *least_s;
@@ -211,7 +214,7 @@ static enum hapt_status cut_exactly(struct loops_search *search, struct loops_ca
             const double before_s = least_s[stage * row + first];
             for (int end = first + 1; end <= L - (stages - 1 - stage) && isfinite(before_s); end++) {
                 double *const to = &least_s[(stage + 1) * row + end];
-                const double time_s = fmax(before_s, stage_s(search, candidate, stage, first, end));
+                const double time_s = fmax(before_s, stage_s(search, candidate, fits, stage, first, end));
                 if (!(time_s < *to)) continue;
                 *to = time_s;
                 from[(stage + 1) * row + end] = first;
@@ -224,14 +227,14 @@ static enum hapt_status cut_exactly(struct loops_search *search, struct loops_ca
 }
 
 /* Gives each stage as many layers as take at most `most_s`. False: layers are left. */
-static bool pack(const struct loops_search *search, double most_s, struct loops_candidate *candidate)
+static bool pack(const struct loops_search *search, bool fits, double most_s, struct loops_candidate *candidate)
 {
     const int stages = candidate->slots * candidate->loops;
     int first = 0;
     for (int i = 0; i < stages; i++) {
         int best = 0;
         for (int end = first + 1; end <= search->L - (stages - 1 - i); end++) {
-            const double time_s = stage_s(search, candidate, i, first, end);
+            const double time_s = stage_s(search, candidate, fits, i, first, end);
             if (time_s <= most_s) best = end;
             if (isfinite(time_s) && time_s > most_s) break;
         }
@@ -241,20 +244,21 @@ static bool pack(const struct loops_search *search, double most_s, struct loops_
     return first == search->L;
 }
 
-enum hapt_status loops_even_boundaries(struct loops_search *search, struct loops_candidate *candidate, bool *found)
+enum hapt_status loops_even_boundaries(struct loops_search *search, bool fits, struct loops_candidate *candidate,
+                                       bool *found)
 {
     double low_s = 0, high_s = 1e-9;
     if ((double)candidate->slots * candidate->loops * search->L * search->L <= MOST_CELLS)
-        return cut_exactly(search, candidate, found);
+        return cut_exactly(search, fits, candidate, found);
     *found = false;
-    while (!pack(search, high_s, candidate)) {
+    while (!pack(search, fits, high_s, candidate)) {
         high_s *= 2;
         if (high_s > 1e12) return HAPT_OK;
     }
     for (int k = 0; k < 50 && high_s - low_s > 1e-6 * high_s; k++) {
         const double middle_s = 0.5 * (low_s + high_s);
-        *(pack(search, middle_s, candidate) ? &high_s : &low_s) = middle_s;
+        *(pack(search, fits, middle_s, candidate) ? &high_s : &low_s) = middle_s;
     }
-    *found = pack(search, high_s, candidate);
+    *found = pack(search, fits, high_s, candidate);
     return HAPT_OK;
 }
