@@ -1,9 +1,11 @@
 /*
  * Inside src/search: plans under a looped schedule (Pfeife 3.4, 4.3).
  *
- *   loops.c        rows of submeshes, settings, the order of the work
- *   loops_price.c  the simulated step of given boundaries; boundaries of equal time
- *   loops_beam.c   the beam over boundaries and programs, and forwards before the first backward
+ *   loops.c           the order of the work
+ *   loops_rows.c      rows of submeshes
+ *   loops_settings.c  groups and prefetch; given stages
+ *   loops_price.c     the simulated step of given boundaries; boundaries of equal time
+ *   loops_beam.c      the beam over boundaries and programs, and forwards before the first backward
  */
 #ifndef HAPT_SEARCH_LOOPS_PRIVATE_H
 #define HAPT_SEARCH_LOOPS_PRIVATE_H
@@ -28,6 +30,21 @@ static inline bool loops_is_plan(const struct loops_candidate *candidate)
 {
     return candidate->step_s < LOOPS_MISFIT;
 }
+
+struct loops_setting {
+    int loops, loop_batch, prefetch;
+};
+
+struct loops_row {
+    int slots;
+    struct loops_slot *slot;
+};
+enum { LOOPS_MOST_SETTINGS = 96, LOOPS_MOST_ROWS = 512 };
+struct loops_rows {
+    struct loops_search *search;
+    int count;
+    struct loops_row row[LOOPS_MOST_ROWS];
+};
 
 /* Why there is no plan: the nearest obstacle seen. */
 enum loops_obstacle {
@@ -71,6 +88,15 @@ enum hapt_status loops_price(struct loops_search *search, double limit_s, struct
  * memory, with the slots of the newest lists. *found false: there are none. */
 enum hapt_status loops_even_boundaries(struct loops_search *search, bool fits, struct loops_candidate *candidate,
                                        bool *found);
+/* Rows around those of plans without loops. Collective. */
+enum hapt_status loops_find_rows(struct loops_rows *rows);
+/* Adds rows with a submesh more or less, with a larger or smaller one, or in reverse order. */
+enum hapt_status loops_add_neighbours(struct loops_rows *rows, const struct loops_row *row);
+/* The settings of a row of so many submeshes; returns their number. */
+int loops_list_settings(const struct hapt_search_options *options, int submeshes, int least_loops, int most_loops,
+                        struct loops_setting setting[LOOPS_MOST_SETTINGS]);
+/* HAPT_ERR_USAGE: groups of `batch` do not divide the microbatches of a step. */
+enum hapt_status loops_check_batch(const struct hapt_search_options *options, int batch);
 /* Improves boundaries and programs until nothing changes. Collective over search->comm. */
 enum hapt_status loops_refine(struct loops_search *search, struct loops_candidate *candidate);
 /* Tries a forward more or less before the first backward of each submesh. Rank-local, the same on all ranks. */
