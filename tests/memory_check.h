@@ -80,7 +80,7 @@ static void memory_add_tensor(const struct hapt_memory_plan *plan, const struct 
 static void memory_add_staging(const struct hapt_program *program, const struct hapt_boundary *boundary,
                                const struct hapt_staging *staging, struct pieces *pieces)
 {
-    for (int k = 0; k < HAPT_TRANSFER_SLOTS; k++)
+    for (int k = 0; k < staging->slots; k++)
         for (int b = 0; b < boundary->count; b++)
             memory_add(pieces, "transfer slot",
                        staging->offset + (size_t)k * staging->stride + staging->tensor_offset[b],
@@ -120,7 +120,7 @@ static enum hapt_status memory_compare(const struct hapt_memory_plan *plan, cons
     struct pieces pieces = {0};
     const int boundaries = program->forward_in.count + program->backward_in.count + program->backward_out.count;
     HAPT_NEW(region, scratch, program->tensor_count);
-    HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + HAPT_TRANSFER_SLOTS * boundaries + 1);
+    HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + plan->forward_in.slots * boundaries + 1);
     HAPT_TRY(hapt_lifetime_derive(program, scratch, region, lifetime));
     for (int t = 0; t < program->tensor_count; t++) {
         if (plan->location[t].space != HAPT_SPACE_DEVICE || plan->state_space != HAPT_SPACE_DEVICE)

@@ -27,9 +27,11 @@ struct shape {
     const struct hapt_stage_layout *layout[MAX_STAGES];
     enum hapt_schedule_kind schedule;
     int microbatches;
-    bool split;            /* backward passes */
-    int slots[MAX_STAGES]; /* split: hapt_plan_stage.slots, and as many weight slots */
-    double bandwidth;      /* paced links; 0: not paced */
+    bool split;               /* backward passes */
+    int slots[MAX_STAGES];    /* split: hapt_plan_stage.slots, and as many weight slots */
+    int loop_batch, prefetch; /* of a looped schedule */
+    bool frozen;              /* stages in front of the model's first trained operator are forward-only */
+    double bandwidth;         /* paced links; 0: not paced */
     double slowdown;
 };
 
@@ -76,12 +78,16 @@ static struct hapt_plan *make_plan(const struct shape *shape)
 {
     struct hapt_plan *plan = hapt_arena_alloc(&arena, 1, sizeof *plan);
     const double comm_s[MAX_STAGES] = {0.7, 0.3, 0.001};
-    int warmup[MAX_STAGES];
-    hapt_schedule_warmup(shape->schedule, shape->stages, shape->microbatches, comm_s, 1, 0.02, warmup);
+    const bool loops = hapt_schedule_loops(shape->schedule);
+    int warmup[MAX_STAGES], misfit = -1;
+    hapt_schedule_warmup(loops ? HAPT_SCHEDULE_1F1B : shape->schedule, shape->stages, shape->microbatches, comm_s, 1,
+                         0.02, warmup);
     *plan = (struct hapt_plan){.microbatches = shape->microbatches,
                                .schedule = shape->schedule,
                                .split = shape->split,
                                .hide_threshold = 0.02,
+                               .loop_batch = shape->loop_batch,
+                               .prefetch = shape->prefetch,
                                .replicas = 1,
                                .layer_count = shape->stages,
                                .threads = 1,
@@ -115,9 +121,14 @@ static struct hapt_plan *make_plan(const struct shape *shape)
         stage->slots = shape->slots[s];
         if (shape->split) stage->weight_slots = shape->slots[s] > 1 ? shape->slots[s] : 1;
         stage->parameter_bytes = stage->activation_bytes = 1;
+        stage->part_parameter_bytes[0] = stage->part_activation_bytes[0] = 1;
         stage->memory_bytes = 1 + hapt_plan_stage_slots(stage);
-        stage->device_memory_bytes = 1e9;
+        stage->device_memory_bytes = stage->submesh->device_memory_bytes[0] = 1e9;
     }
+    if (shape->frozen) CHECK_OK(hapt_plan_freeze(plan, hapt_graph_first_trained(model->graph)));
+    if (loops) CHECK_OK(hapt_plan_choose_skip_slots(plan, model->graph));
+    if (loops) CHECK_OK(hapt_plan_launch_loops(plan, &misfit));
+    CHECK(misfit < 0);
     return plan;
 }
 

@@ -40,6 +40,7 @@ struct hapt_engine_options {
     int state_count;
     int slots;
     int weight_slots;          /* of split programs; 0: 1 */
+    int transfer_slots;        /* 0: HAPT_TRANSFER_SLOTS */
     bool sharded_state;        /* ZeRO-1: hapt_memory_options */
     bool all_reduce_gradients; /* with sharded_state: gradients are still all-reduced, since other stages hold the same
                              parameters */

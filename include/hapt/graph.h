@@ -89,6 +89,12 @@ enum hapt_status hapt_graph_check(const struct hapt_graph *graph);
 /* Appends the backward operators of every trainable parameter (reverse mode). Idempotent. */
 enum hapt_status hapt_graph_differentiate(struct hapt_graph *graph);
 
+/* The first forward operator that has a backward one: those before it are a frozen prefix. forward_count: none has. */
+static inline int hapt_graph_first_trained(const struct hapt_graph *graph)
+{
+    return graph->op_count > graph->forward_count ? graph->op[graph->op_count - 1].forward_op : graph->forward_count;
+}
+
 /* True for a gradient of a parameter. */
 static inline bool hapt_graph_is_parameter_gradient(const struct hapt_graph *graph, int tensor)
 {

@@ -9,8 +9,8 @@
  *   weight     weight slots of a split sharding (hapt_sharding_split): what BACKWARD leaves for WEIGHT
  *   workspace  tensors of one instruction, offsets by liveness, and kernel scratch; also gradients that cross a
  *              boundary: they are copied from and to their transfer slots
- *   transfer   HAPT_TRANSFER_SLOTS buffers per boundary: activations and gradients received, gradients sent
- *              (activations are sent from their slot)
+ *   transfer   HAPT_TRANSFER_SLOTS buffers per boundary, or as many as asked for: activations and gradients received,
+ *              gradients sent (activations are sent from their slot)
  * parameter_bytes = everything but the slots; peak = parameter_bytes + slots * activation_bytes + weight_slots *
  * weight_slot_bytes, exactly.
  */
@@ -46,6 +46,7 @@ typedef size_t hapt_kernel_scratch(void *context, const struct hapt_program *pro
 
 /* Transfer slots of one boundary: slot k at offset + k * stride, boundary tensor i at tensor_offset[i] inside it. */
 struct hapt_staging {
+    int slots;
     size_t offset, stride;
     size_t *tensor_offset;
 };
@@ -91,7 +92,8 @@ struct hapt_memory_plan {
 
 struct hapt_memory_options {
     int slots;
-    int weight_slots; /* of split programs; 0: 1 */
+    int weight_slots;   /* of split programs; 0: 1 */
+    int transfer_slots; /* of each boundary; 0: HAPT_TRANSFER_SLOTS */
     int state_count;
     bool sharded_state; /* ZeRO-1: ranks that sum a gradient update one slice each and hold only that slice's state */
     hapt_kernel_scratch *scratch;

@@ -15,6 +15,7 @@
 
 #include "hapt/config.h"
 #include "hapt/env.h"
+#include "hapt/graph.h"
 #include "hapt/h5.h"
 #include "hapt/layout.h"
 #include "hapt/profile.h"
@@ -22,7 +23,7 @@
 #include "hapt/sharding.h"
 #include "hapt/simulate.h"
 
-enum { HAPT_SUBMESH_NAME = 64 };
+enum { HAPT_SUBMESH_NAME = 64, HAPT_PLAN_MOST_LOOPED_PASSES = 1 << 20 /* stages times microbatches */ };
 /*
  * Devices on which stages run, as a mesh. One part: nodes x devices_per_node devices of a subcluster. Several parts: a
  * mixed submesh, 1 x all devices, part by part.
@@ -34,6 +35,8 @@ struct hapt_plan_submesh {
     const char **part_name;       /* [part_count] names of the subclusters */
     double *device_memory_bytes;  /* [part_count] */
     char name[HAPT_SUBMESH_NAME]; /* the parts' names joined by '+', truncated if too long */
+    int ahead; /* looped: forwards before its first backward; 0: those of the schedule and its prefetch */
+    int slots; /* looped: activation slots of its list; 0: the launches of its stages together */
 };
 /* Contiguous layers on one submesh, under one layout: a chunk of the model. */
 struct hapt_plan_stage {
@@ -49,6 +52,7 @@ struct hapt_plan_stage {
     int warmup;       /* N_i */
     int slots;        /* split: activation slots that it may hold; at most N_i: N_i */
     int weight_slots; /* split: microbatches whose gradients of parameters may wait; unsplit: 0 */
+    int forward_only; /* 1: neither it nor a stage before it has a backward pass (a frozen prefix) */
     double *part_parameter_bytes, *part_activation_bytes; /* [submesh->part_count] per device of each part */
     /* of the device that is fullest relative to its memory */
     double parameter_bytes, activation_bytes;
@@ -77,6 +81,9 @@ struct hapt_plan {
     enum hapt_schedule_kind schedule;
     bool split;            /* backward passes are split (zero bubble): WEIGHT instructions, bytes of split programs */
     double hide_threshold; /* epsilon */
+    int loop_batch;        /* B_l of a looped schedule; 0: the kind's (hapt_schedule_loop_batch) */
+    int prefetch;          /* b of Pfeife's B_f; HAPT_SCHEDULE_LOOPED only */
+    int transfer_slots;    /* of each boundary of a looped schedule; 0: HAPT_TRANSFER_SLOTS */
     int replicas;          /* of the pipeline; 1 */
     int layer_count;
     bool blocking;                    /* transfers occupy sender and receiver: prices systems without overlap */
@@ -115,6 +122,11 @@ void hapt_plan_submesh_set_name(struct hapt_plan_submesh *submesh);
 static inline bool hapt_plan_is_mixed(const struct hapt_plan_stage *stage)
 {
     return stage->submesh->part_count > 1;
+}
+/* Of each boundary. */
+static inline int hapt_plan_transfer_slots(const struct hapt_plan *plan)
+{
+    return plan->transfer_slots > 0 ? plan->transfer_slots : HAPT_TRANSFER_SLOTS;
 }
 /* The number of its devices. */
 static inline int hapt_plan_submesh_size(const struct hapt_plan_submesh *submesh)
@@ -161,9 +173,10 @@ static inline double hapt_plan_rate(const struct hapt_plan *plan)
 double hapt_plan_mfu(const struct hapt_plan *plan);
 /* Computes warm-up, latency, t_max, memory, eta and simulated time of the stages already in `plan`. */
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan);
-/* The same stages with another schedule, number of microbatches or epsilon. Only a new number of microbatches changes
- * t_max: it becomes the largest t_i or c_i if compute set it, else at least that. Launch counts, memory, latency and
- * simulated time follow. Memory may then exceed the devices' memory. */
+/* The same stages with another schedule, number of microbatches or epsilon. Of schedules that are not looped, only a
+ * new number of microbatches changes t_max: it becomes the largest t_i or c_i if compute set it, else at least that.
+ * Looped: hapt_plan_busiest_s; the caller sets loop_batch, prefetch and `ahead` before. Launch counts, memory, latency
+ * and simulated time follow. Memory may then exceed the devices' memory. */
 enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kind schedule, int microbatches,
                                   double hide_threshold);
 /*
@@ -176,15 +189,33 @@ enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kin
 int hapt_plan_source(const struct hapt_plan *plan, int producer, const int *reader, int index);
 /* Sets the edges of a plan with given stages and comm_s. */
 enum hapt_status hapt_plan_find_edges(const struct hapt_profile *profile, struct hapt_plan *plan);
-/* Gives the plan's edges to a schedule; those of neighbours are the default. */
+/* The same from the model, for a plan without edges whose profile did not know which tensors skip stages. Messages
+ * between neighbours keep c_i; others take no time, since each c_i counts all that crosses its boundary. Stages must
+ * have operators. */
+enum hapt_status hapt_plan_find_model_edges(const struct hapt_graph *graph, struct hapt_plan *plan);
+/* Gives the plan's edges to a schedule; those of neighbours are the default. Gradients to forward-only stages have no
+ * edge. */
 enum hapt_status hapt_plan_add_edges(const struct hapt_plan *plan, struct hapt_arena *arena,
                                      struct hapt_schedule_options *options);
 /* The share of the link's bandwidth for messages from one stage to another. */
 double hapt_plan_link_share(const struct hapt_plan *plan, int from, int to);
+/* True if a message of the plan is not sent, because the receiver is forward-only. */
+static inline bool hapt_plan_drops_edge(const struct hapt_plan *plan, const struct hapt_plan_edge *edge)
+{
+    return edge->edge.backward && plan->stage[edge->edge.to].forward_only;
+}
+/* The plan's edge that is edge e of its schedule; the plan must have edges. */
+static inline const struct hapt_plan_edge *hapt_plan_sent_edge(const struct hapt_plan *plan, int e)
+{
+    int at = 0;
+    for (int sent = -1; (sent += !hapt_plan_drops_edge(plan, &plan->edge[at])) < e;) at++;
+    return &plan->edge[at];
+}
 /* True if a schedule has the plan's edges. */
 bool hapt_plan_has_edges(const struct hapt_plan *plan, const struct hapt_schedule *schedule);
 enum hapt_status hapt_plan_check_edges(const struct hapt_plan *plan);
-/* The instruction lists of one step. `tied`: chunks share parameters. */
+/* The instruction lists of one step. `tied`: chunks share parameters. HAPT_ERR_INPUT, HAPT_ERR_USAGE: as
+ * hapt_schedule_build. */
 enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, struct hapt_arena *arena,
                                     struct hapt_schedule **schedule);
 /* The simulator's costs of a plan; arrays in `arena`. */
@@ -209,6 +240,8 @@ enum hapt_status hapt_plan_launch(const struct hapt_profile *profile, double t_m
 /* Sets launch counts and memory of priced stages under a launch rule and t_max. Returns the first stage that exceeds
  * its devices' memory, or -1. */
 int hapt_plan_relaunch(struct hapt_plan *plan, enum hapt_schedule_kind schedule, double hide_threshold, double t_max_s);
+/* Stage tables only: times, bytes, the exchange of tied parameters. Checks that the devices suffice. */
+enum hapt_status hapt_plan_price_tables(const struct hapt_profile *profile, struct hapt_plan *plan);
 /* Sets the memory of priced stages with given launch counts. Returns the first stage that exceeds its devices' memory,
  * or -1. */
 int hapt_plan_tighten(struct hapt_plan *plan);
@@ -223,6 +256,44 @@ enum hapt_status hapt_plan_split_if_shorter(const struct hapt_profile *profile, 
 /* Prices given stages with given launch counts; t_max becomes the largest t_i or c_i. HAPT_ERR_INFEASIBLE: a stage
  * exceeds its devices' memory. */
 enum hapt_status hapt_plan_price_launches(const struct hapt_profile *profile, struct hapt_plan *plan);
+
+/* ---- Looped schedules and frozen prefixes: plan_loops.c, plan_freeze.c ---- */
+
+/* How many times the pipeline visits submesh 0; 1: each submesh once. */
+int hapt_plan_loops(const struct hapt_plan *plan);
+/* The submesh of visit-ordered chunk k among D. Loops: k mod D. A V goes back and forth, so that the neighbours at its
+ * turns share a submesh. */
+int hapt_plan_place(int chunk, int submeshes, bool v);
+/* True if the stages are placed as a V of at least two visits. */
+bool hapt_plan_is_v(const struct hapt_plan *plan);
+/* Lets stage k of an allotted plan run on submesh hapt_plan_place(k), which must have the same devices and program;
+ * `submeshes` divides the number of stages. HAPT_ERR_INPUT: it does not, or they differ. */
+enum hapt_status hapt_plan_fold(struct hapt_plan *plan, int submeshes, bool v);
+/* Sets transfer_slots of a looped plan to the least number, from its present one on, with which its lists run; price
+ * its stages afterwards. HAPT_ERR_USAGE: no number helps; the hint names settings that work. */
+enum hapt_status hapt_plan_choose_transfer_slots(struct hapt_plan *plan);
+/* Sets launch counts, slots and memory of a looped plan with priced stages from its lists, which are checked. *misfit:
+ * the first stage whose submesh lacks memory; -1: none. HAPT_ERR_USAGE: the lists do not work; the hint names settings
+ * that do. */
+enum hapt_status hapt_plan_launch_loops(struct hapt_plan *plan, int *misfit);
+/* Bytes of a submesh's fullest device, relative to its memory: all stages, each slot and weight slot as large as the
+ * largest. *have_bytes: its memory. */
+double hapt_plan_submesh_bytes(const struct hapt_plan *plan, const struct hapt_plan_submesh *submesh,
+                               double *have_bytes);
+/* The largest t_i (*compute_s) or c_i. Looped: c_i or hapt_plan_looped_work_s. */
+double hapt_plan_busiest_s(const struct hapt_plan *plan, double *compute_s);
+/* The largest work per microbatch of a looped plan, of a submesh (*compute_s) or of a channel between two. A step takes
+ * at least as long for each microbatch. */
+double hapt_plan_looped_work_s(const struct hapt_plan *plan, double *compute_s);
+/* hapt_plan_choose_transfer_slots, after hapt_plan_find_model_edges if the plan has no edges of its own: the messages
+ * of skips wait longer than those between neighbours. Stages must have operators. Nothing, if the plan is not looped.
+ */
+enum hapt_status hapt_plan_choose_skip_slots(struct hapt_plan *plan, const struct hapt_graph *graph);
+/* Marks the stages before operator `first_trained_op` as forward-only, with the launches that they need, and simulates
+ * the step anew if there are any. A looped plan that this would slow down keeps empty backward passes. Stages must have
+ * operators. */
+enum hapt_status hapt_plan_freeze(struct hapt_plan *plan, int first_trained_op);
+
 /* Estimates the simulated step of priced stages with launch counts. A long step is extrapolated from two that are at
  * least `microbatches` and twice that long. Exact if the step is shorter. */
 enum hapt_status hapt_plan_estimate(const struct hapt_plan *plan, int microbatches, struct hapt_arena *scratch,

@@ -55,8 +55,8 @@ struct hapt_instruction {
     int weight_slot; /* BACKWARD and WEIGHT of a split pass: slot of what BACKWARD leaves for WEIGHT; else 0 */
 };
 
-/* Microbatches for which a boundary has room in each direction, beside the slots. Without spare room a slow link stalls
- * the pipeline: 361 instead of 264 ms a step were measured with 1. */
+/* Microbatches for which a boundary has room in each direction, beside the slots, unless a schedule needs more. Without
+ * spare room a slow link stalls the pipeline: 361 instead of 264 ms a step were measured with 1. */
 #define HAPT_TRANSFER_SLOTS 3
 
 struct hapt_instruction_list {
@@ -110,6 +110,7 @@ struct hapt_schedule_options {
     const bool *forward_only;                /* [chunks] a frozen prefix; NULL: none */
     int loop_batch;                          /* B_l of looped kinds; 0: the kind's, else B */
     int prefetch;                            /* b of Pfeife's B_f, HAPT_SCHEDULE_LOOPED only */
+    int transfer_slots;                      /* of each edge; 0: HAPT_TRANSFER_SLOTS */
     const int *ahead;               /* [submeshes] looped: forwards before the first backward; NULL: the kind's */
     bool split;                     /* backward passes are split; `costs` place the WEIGHT instructions */
     const int *pool;                /* [submeshes] split: slots that the device holds; NULL: as unsplit */
@@ -122,7 +123,8 @@ struct hapt_schedule {
     int microbatches; /* B */
     int chunk_count;
     int submesh_count;
-    int update_groups; /* UPDATE instructions of a chunk */
+    int update_groups;  /* UPDATE instructions of a chunk */
+    int transfer_slots; /* of each edge; 0: HAPT_TRANSFER_SLOTS */
     bool split;
     bool *forward_only; /* [chunk_count] no BACKWARD, WEIGHT, REDUCE, UPDATE; only a prefix of the chunks */
     int *submesh_of;    /* [chunk_count] numbered by their first chunks */
@@ -132,6 +134,11 @@ struct hapt_schedule {
     struct hapt_instruction_list idle;    /* of a rank without a chunk: NORM alone */
     struct hapt_schedule_options options; /* copies, for another number of microbatches */
 };
+
+static inline int hapt_schedule_transfer_slots(const struct hapt_schedule *schedule)
+{
+    return schedule->transfer_slots > 0 ? schedule->transfer_slots : HAPT_TRANSFER_SLOTS;
+}
 
 /* Does the boundary behind a chunk join two submeshes? Inside one, nothing is sent. False behind the last chunk and for
  * chunk -1. */
@@ -182,7 +189,8 @@ int hapt_schedule_forward_only_launches(enum hapt_schedule_kind kind, int microb
  * of the pipeline (in Pfeife 3.4 n = N_l, l = 1, r = D - d): ahead = min(n B, (n - l) B_l + l (r + min(b, r - 1)))
  * GPipe: ahead = B. 1F1B, eager, H-1F1B with a chunk per submesh: ahead = warmup. Interleaved: B_l = submeshes, b = B.
  * Breadth-first: B_l = B, ahead = n B. If the lists of a looped kind deadlock, submeshes that wait for gradients get
- * one forward more until they end; loops around all submeshes need none, a V does.
+ * one forward more until they end; loops around all submeshes need none, a V does. Behind a
+ * frozen prefix, a submesh with fewer trained chunks than another starts with at most n B_l forwards.
  *
  * Of GPipe, 1F1B, eager and H-1F1B a submesh with several chunks runs the chunks' own lists in turn: whatever is ready,
  * gradients first (merge.c). This works for any placement, where the order above may deadlock. If messages past the
@@ -214,7 +222,7 @@ int hapt_schedule_compare_edges(const struct hapt_schedule_edge *a, const struct
 enum hapt_status hapt_schedule_connect(struct hapt_schedule *schedule, const struct hapt_schedule_options *options,
                                        struct hapt_arena *arena);
 /*
- * Checks order, completeness and slots, and plays the lists with HAPT_TRANSFER_SLOTS credits per edge:
+ * Checks order, completeness and slots, and plays the lists with as many credits per edge as it has transfer slots:
  *   - Each (chunk, microbatch) has one forward; unless forward-only, one backward, and one WEIGHT if split.
  * Microbatches ascend in each of them, so that all schedules of the same chunks give the same bits.
  *   - A weight slot belongs to one (chunk, microbatch) from BACKWARD to WEIGHT.
@@ -222,7 +230,8 @@ enum hapt_status hapt_schedule_connect(struct hapt_schedule *schedule, const str
  *     free when its sends have ended and its readers on the submesh have computed.
  *   - Each list has one NORM, behind its last gradient, and every UPDATE is behind it.
  *   - The lists end: no deadlock.
- * HAPT_ERR_INTERNAL otherwise; HAPT_ERR_USAGE for a deadlock of a looped kind, since its options come from the user.
+ * HAPT_ERR_INTERNAL otherwise; HAPT_ERR_USAGE for a deadlock of a looped kind, and for too small a given `ahead`, since
+ * these options come from the user.
  */
 enum hapt_status hapt_schedule_check(const struct hapt_schedule *schedule);
 

@@ -24,6 +24,14 @@ struct hapt_search_effort {
 
 enum hapt_objective { HAPT_OBJECTIVE_FORMULA, HAPT_OBJECTIVE_STEP };
 
+/* How a looped schedule is restricted. */
+struct hapt_search_loops {
+    int loops;      /* stages of each submesh, N_l of Pfeife 3.4; 0: 2 to 4, with given stages 2 */
+    int loop_batch; /* B_l; 0: the kind's, HAPT_SCHEDULE_LOOPED: free */
+    int prefetch;   /* b, HAPT_SCHEDULE_LOOPED only; -1: free */
+    bool v;         /* the pipeline goes back and forth; else around */
+};
+
 struct hapt_search_options {
     enum hapt_objective objective;
     bool any_schedule, any_threshold; /* STEP: the search chooses them; false: as given below */
@@ -31,6 +39,7 @@ struct hapt_search_options {
     bool no_enumeration; /* STEP: do not enumerate a small instance; shows what the refinement alone finds */
     int microbatches;
     enum hapt_schedule_kind schedule; /* H-1F1B: the objective's warm-up rule; others: their own launch counts */
+    struct hapt_search_loops loops;   /* of a looped schedule */
     double hide_threshold;
     bool use_all_devices;
     double gap;                        /* stop when proven this close to the optimum; 0: exact */
@@ -39,7 +48,8 @@ struct hapt_search_options {
     bool may_fail;         /* "no plan" is a valid answer and is not printed (hapt_env_agree_quietly) */
 };
 
-/* By options->objective: hapt_plan_search_formula or hapt_plan_search_step. */
+/* By options->schedule and options->objective: hapt_plan_search_loops, hapt_plan_search_formula or
+ * hapt_plan_search_step. */
 enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *profile,
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan);
@@ -60,6 +70,12 @@ struct hapt_search_batching {
 enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
                                             const struct hapt_search_options *options, struct hapt_arena *result,
                                             struct hapt_plan **plan, int *chosen);
+/* A plan under a looped schedule with a short simulated step: boundaries by Pfeife's beam on rows of submeshes around
+ * those of plans without loops. Mixed stages are left out; nothing is proven (bound_s 0). The result is bit-identical
+ * on every rank and for every number of ranks. Collective. HAPT_ERR_USAGE: no setting gives lists that run. */
+enum hapt_status hapt_plan_search_loops(MPI_Comm comm, const struct hapt_profile *profile,
+                                        const struct hapt_search_options *options, struct hapt_arena *result,
+                                        struct hapt_plan **plan);
 /* The optimal plan, or one within options->gap of it (plan->search.gap is proven). The ranks of `comm` share the t_max
  * candidates. The plan is bit-identical on every rank and for every number of ranks. Collective. HAPT_ERR_INFEASIBLE
  * names the nearest obstacle; HAPT_ERR_INPUT: more than 12 subclusters; HAPT_ERR_MEMORY on all ranks if one runs out of
@@ -70,7 +86,8 @@ enum hapt_status hapt_plan_search_formula(MPI_Comm comm, const struct hapt_profi
 /* Prices given stages "0-6@fast:1x2,6-9@slow:1x2t2" (half-open layer ranges). t2: tensor-parallel over 2; p3: layout 3
  * of the profile; neither: the fastest program that fits. "0-6@fast:2+slow:1": a mixed stage on 2 devices of fast and 1
  * of slow; then p3 as above, p0: data-parallel rows only. HAPT_ERR_INPUT: a stage is no candidate; HAPT_ERR_INFEASIBLE:
- * they exceed memory. */
+ * they exceed memory. A looped schedule: the stages visit the submeshes options->loops.loops times, and those of one
+ * submesh name the same devices. */
 enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                  const char *stages, struct hapt_arena *result, struct hapt_plan **plan);
 /* Prices given stages. STEP: with the launch counts of the least simulated step, where they are free. Rank-local. */

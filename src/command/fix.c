@@ -112,6 +112,10 @@ enum hapt_status hapt_fix_launches(const struct hapt_config *config, const struc
 {
     struct pair pair;
     if (!find(config, "launches", &pair)) return HAPT_OK;
+    if (hapt_schedule_loops(plan->schedule))
+        return hapt_fail(HAPT_ERR_USAGE, "leave it out, or choose a schedule that is not looped",
+                         "--fix launches=%s: the launches of schedule %s follow from its lists", pair.value,
+                         hapt_schedule_kind_name(plan->schedule));
     const char *at = pair.value;
     for (int i = 0; i < plan->stage_count; i++) {
         char *end;

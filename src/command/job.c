@@ -28,11 +28,15 @@ static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *conf
         return hapt_phase_plan_given(env, config, planning->model, keep ? job->checkpoint : NULL, arena,
                                      &planning->plan);
     hapt_heartbeat_note((struct hapt_activity){"profiling", -1, -1, -1, -1});
-    if (hapt_config_int(config, "global-batch") > 0) return hapt_phase_plan_rows(env, config, arena, planning);
-    HAPT_TRY(hapt_phase_profile(env, config, planning->cluster, planning->model, planning->layers, arena,
-                                &planning->profile));
-    hapt_heartbeat_note((struct hapt_activity){"planning", -1, -1, -1, -1});
-    return hapt_phase_plan(env, config, planning->profile, planning->layers, arena, &planning->plan);
+    if (hapt_config_int(config, "global-batch") > 0) {
+        HAPT_TRY(hapt_phase_plan_rows(env, config, arena, planning));
+    } else {
+        HAPT_TRY(hapt_phase_profile(env, config, planning->cluster, planning->model, planning->layers, arena,
+                                    &planning->profile));
+        hapt_heartbeat_note((struct hapt_activity){"planning", -1, -1, -1, -1});
+        HAPT_TRY(hapt_phase_plan(env, config, planning->profile, planning->layers, arena, &planning->plan));
+    }
+    return hapt_phase_plan_adapt(env, planning->model, planning->profile, planning->plan);
 }
 
 static enum hapt_status check_options(struct hapt_config *config, struct hapt_arena *arena)
@@ -41,7 +45,8 @@ static enum hapt_status check_options(struct hapt_config *config, struct hapt_ar
     if (hapt_config_text(config, "plan"))
         HAPT_TRY(hapt_phase_refuse_unused(config, "with --plan there is no search",
                                           "profile objective strategy stages hide-threshold use-all-devices gap "
-                                          "split-backward program tied-exchange fix " HAPT_PHASE_MEASURING));
+                                          "loops placement split-backward program tied-exchange "
+                                          "fix " HAPT_PHASE_MEASURING));
     if (hapt_config_text(config, "profile"))
         HAPT_TRY(hapt_phase_refuse_unused(config, "--profile is not measured again", HAPT_PHASE_MEASURING));
     HAPT_TRY(hapt_phase_plan_options(config));

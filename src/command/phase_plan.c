@@ -34,11 +34,41 @@ static enum hapt_schedule_kind schedule_of(const struct hapt_config *config)
     return kind;
 }
 
+/* Options of looped schedules, for the schedule that runs. */
+static enum hapt_status check_loops(const struct hapt_config *config, enum hapt_schedule_kind kind)
+{
+    if (!hapt_schedule_loops(kind))
+        return hapt_phase_refuse_unused(config, "it is for --schedule interleaved, breadth-first and looped",
+                                        "loops placement loop-batch prefetch");
+    if (kind == HAPT_SCHEDULE_BREADTH_FIRST)
+        HAPT_TRY(hapt_phase_refuse_unused(config, "--schedule breadth-first has one group", "loop-batch"));
+    if (kind == HAPT_SCHEDULE_LOOPED) return HAPT_OK;
+    return hapt_phase_refuse_unused(config, "it is for --schedule looped", "prefetch");
+}
+
+/* What the search of looped plans does not do. */
+static enum hapt_status check_looped_search(const struct hapt_config *config, enum hapt_strategy strategy)
+{
+    if (strategy != HAPT_STRATEGY_HAPT)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --strategy, or choose another --schedule",
+                         "--strategy %s has no looped schedules", hapt_strategy_name(strategy));
+    if (!strcmp(hapt_config_text(config, "objective"), "formula"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --objective", "HAPT (13) knows no looped schedules");
+    HAPT_TRY(hapt_phase_refuse_unused(config, "looped plans have no proven gap", "gap"));
+    if (hapt_config_command(config) != HAPT_COMMAND_PLAN) return HAPT_OK;
+    if (hapt_config_bool(config, "explain"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --explain", "--explain compares plans without loops only");
+    return hapt_phase_refuse_unused(config, "it compares plans without loops",
+                                    "granularity ignore-communication what-if");
+}
+
 enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
 {
     const enum hapt_strategy strategy = strategy_of(config);
     const enum hapt_schedule_kind asked = schedule_of(config), runs = hapt_strategy_schedule(strategy, asked);
     const char *name = hapt_strategy_name(strategy);
+    HAPT_TRY(check_loops(config, runs));
+    if (hapt_schedule_loops(asked)) HAPT_TRY(check_looped_search(config, strategy));
     if (hapt_config_text(config, "stages"))
         HAPT_TRY(hapt_phase_refuse_unused(config, "--stages leaves nothing to choose",
                                           "strategy granularity ignore-communication gap"));
@@ -78,17 +108,21 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
                                      struct hapt_strategy_options *options)
 {
     const bool formula = !strcmp(hapt_config_text(config, "objective"), "formula");
-    *options =
-        (struct hapt_strategy_options){.search = {.objective = formula ? HAPT_OBJECTIVE_FORMULA : HAPT_OBJECTIVE_STEP,
-                                                  .any_schedule = !hapt_config_given(config, "schedule"),
-                                                  .any_threshold = !hapt_config_given(config, "hide-threshold"),
-                                                  .microbatches = (int)hapt_config_int(config, "microbatches"),
-                                                  .schedule = schedule_of(config),
-                                                  .hide_threshold = hapt_config_real(config, "hide-threshold"),
-                                                  .use_all_devices = hapt_config_bool(config, "use-all-devices"),
-                                                  .gap = hapt_config_real(config, "gap")},
-                                       .granularity = (int)hapt_config_int(config, "granularity"),
-                                       .ignore_communication = hapt_config_bool(config, "ignore-communication")};
+    const bool loops = hapt_schedule_loops(schedule_of(config)); /* the model file may ask for them */
+    *options = (struct hapt_strategy_options){
+        .search = {.objective = formula ? HAPT_OBJECTIVE_FORMULA : HAPT_OBJECTIVE_STEP,
+                   .any_schedule = !hapt_config_given(config, "schedule") && !loops,
+                   .any_threshold = !hapt_config_given(config, "hide-threshold"),
+                   .microbatches = (int)hapt_config_int(config, "microbatches"),
+                   .schedule = schedule_of(config),
+                   .loops = {(int)hapt_config_int(config, "loops"), (int)hapt_config_int(config, "loop-batch"),
+                             (int)hapt_config_int(config, "prefetch"),
+                             !strcmp(hapt_config_text(config, "placement"), "v")},
+                   .hide_threshold = hapt_config_real(config, "hide-threshold"),
+                   .use_all_devices = hapt_config_bool(config, "use-all-devices"),
+                   .gap = hapt_config_real(config, "gap")},
+        .granularity = (int)hapt_config_int(config, "granularity"),
+        .ignore_communication = hapt_config_bool(config, "ignore-communication")};
     if (!layers || layers->count != profile->layer_count) return HAPT_OK;
     return hapt_plan_blocks(layers, arena, &options->block_end);
 }
@@ -96,7 +130,7 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
 bool hapt_phase_searches_steps(const struct hapt_config *config)
 {
     return strategy_of(config) == HAPT_STRATEGY_HAPT && !hapt_config_text(config, "stages") &&
-           strcmp(hapt_config_text(config, "objective"), "formula") != 0 &&
+           !hapt_schedule_loops(schedule_of(config)) && strcmp(hapt_config_text(config, "objective"), "formula") != 0 &&
            strcmp(hapt_config_text(config, "split-backward"), "yes") != 0 &&
            hapt_config_int(config, "granularity") == 0 && !hapt_config_bool(config, "ignore-communication");
 }
@@ -245,6 +279,23 @@ static enum hapt_status give_operators(const struct hapt_model *model, const str
     return bind_operators(plan, layers);
 }
 
+/* --loop-batch and --prefetch of the schedule that will run. */
+static enum hapt_status override_loops(const struct hapt_config *config, enum hapt_schedule_kind kind, int microbatches,
+                                       struct hapt_plan *plan, bool *changes)
+{
+    const bool batch_given = hapt_config_given(config, "loop-batch"), given = hapt_config_given(config, "prefetch");
+    const int old_batch = plan->loop_batch, old_prefetch = plan->prefetch;
+    HAPT_TRY(check_loops(config, kind));
+    if (!hapt_schedule_loops(kind)) return HAPT_OK;
+    if (kind != plan->schedule) plan->loop_batch = plan->prefetch = 0;
+    if (batch_given) plan->loop_batch = (int)hapt_config_int(config, "loop-batch");
+    if (given) plan->prefetch = hapt_config_int(config, "prefetch") > 0 ? (int)hapt_config_int(config, "prefetch") : 0;
+    *changes = plan->loop_batch != old_batch || plan->prefetch != old_prefetch;
+    if (*changes || kind != plan->schedule || microbatches != plan->microbatches) /* they were chosen for other lists */
+        for (int s = 0; s < plan->submesh_count; s++) plan->submesh[s].ahead = 0;
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_phase_plan_override(const struct hapt_config *config, struct hapt_plan *plan)
 {
     const bool given = hapt_config_given(config, "hide-threshold");
@@ -252,9 +303,32 @@ enum hapt_status hapt_phase_plan_override(const struct hapt_config *config, stru
     const int microbatches =
         hapt_config_given(config, "microbatches") ? (int)hapt_config_int(config, "microbatches") : plan->microbatches;
     const double hide_threshold = given ? hapt_config_real(config, "hide-threshold") : plan->hide_threshold;
-    if (kind == plan->schedule && microbatches == plan->microbatches && hide_threshold == plan->hide_threshold)
+    bool loops = false;
+    HAPT_TRY(override_loops(config, kind, microbatches, plan, &loops));
+    if (!loops && kind == plan->schedule && microbatches == plan->microbatches &&
+        hide_threshold == plan->hide_threshold)
         return HAPT_OK;
     return hapt_plan_change(plan, kind, microbatches, hide_threshold);
+}
+
+/* Forward-only stages, and transfer slots for skips; their memory counts if the profile is known. */
+static enum hapt_status adapt(const struct hapt_model *model, const struct hapt_profile *profile,
+                              struct hapt_plan *plan)
+{
+    const int slots = plan->transfer_slots, edges = plan->edge_count;
+    HAPT_TRY(hapt_plan_freeze(plan, hapt_graph_first_trained(model->graph)));
+    HAPT_TRY(hapt_plan_choose_skip_slots(plan, model->graph));
+    const bool more_edges = plan->edge_count != edges, more_slots = plan->transfer_slots != slots;
+    if (more_slots && profile) HAPT_TRY(hapt_plan_price_launches(profile, plan));
+    if (more_edges) HAPT_TRY(hapt_plan_choose_skip_slots(plan, model->graph)); /* the profile does not know them */
+    if (!more_edges && (profile || !more_slots)) return HAPT_OK;
+    return hapt_plan_change(plan, plan->schedule, plan->microbatches, plan->hide_threshold);
+}
+
+enum hapt_status hapt_phase_plan_adapt(struct hapt_env *env, const struct hapt_model *model,
+                                       const struct hapt_profile *profile, struct hapt_plan *plan)
+{
+    return hapt_env_agree(env->world, adapt(model, profile, plan));
 }
 
 /* A checkpoint's plan is kept unchanged, so another --schedule would be ignored: an error. */
@@ -265,6 +339,7 @@ static enum hapt_status check_kept(const struct hapt_config *config, const struc
         return hapt_fail(HAPT_ERR_USAGE, "leave out --split-backward, or plan again with hapt --replan",
                          "--resume keeps the checkpoint's backward passes, which are %s",
                          plan->split ? "split" : "not split");
+    HAPT_TRY(hapt_phase_refuse_unused(config, "--resume keeps the checkpoint's lists", "loop-batch prefetch"));
     if (!hapt_config_given(config, "schedule") || schedule_of(config) == plan->schedule) return HAPT_OK;
     return hapt_fail(HAPT_ERR_USAGE, "leave out --schedule, or plan again with hapt --replan",
                      "--resume keeps the checkpoint's schedule %s", hapt_schedule_kind_name(plan->schedule));
@@ -277,11 +352,13 @@ static enum hapt_status load_given(struct hapt_config *config, const struct hapt
     if (checkpoint) {
         *plan = checkpoint->plan;
         HAPT_TRY(check_kept(config, *plan));
-        return give_operators(model, config, arena, *plan);
+        HAPT_TRY(give_operators(model, config, arena, *plan));
+        return adapt(model, NULL, *plan);
     }
     HAPT_TRY(hapt_plan_load(hapt_config_text(config, "plan"), arena, plan));
     HAPT_TRY(give_operators(model, config, arena, *plan));
-    return hapt_phase_plan_override(config, *plan);
+    HAPT_TRY(hapt_phase_plan_override(config, *plan));
+    return adapt(model, NULL, *plan);
 }
 
 enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,

@@ -84,8 +84,12 @@ enum hapt_status hapt_phase_rows_options(const struct hapt_config *config);
 /* Gives the model the rows of a microbatch that the plan was made for. */
 enum hapt_status hapt_phase_rebatch(const struct hapt_env *env, const struct hapt_plan *plan, struct hapt_arena *arena,
                                     struct hapt_model **model);
-/* Applies --schedule, --microbatches and --hide-threshold, if given, to the same stages; launch counts, memory and
- * predictions follow. Rank-local. */
+/* Finds the plan's stages without backward passes, the frozen prefix of the model, and the transfer slots that its
+ * skips need in loops. `profile` (may be NULL) prices these. After hapt_phase_plan. */
+enum hapt_status hapt_phase_plan_adapt(struct hapt_env *env, const struct hapt_model *model,
+                                       const struct hapt_profile *profile, struct hapt_plan *plan);
+/* Applies --schedule, --microbatches, --hide-threshold, --loop-batch and --prefetch, if given, to the same stages;
+ * launch counts, memory and predictions follow. Rank-local. */
 enum hapt_status hapt_phase_plan_override(const struct hapt_config *config, struct hapt_plan *plan);
 /* Loads --plan, with --schedule and --microbatches applied if given; or takes the checkpoint's plan (may be NULL)
  * unchanged. Stages without operator ranges get them from the model. */

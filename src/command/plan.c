@@ -26,6 +26,9 @@ const char hapt_command_plan_help[] =
     "a power of two that divides N (measured: the model's own, half, a quarter). The bound holds for all of them.\n"
     "--explain and --what-if then use the chosen rows. JSON: \"rows\", \"global_batch\". --fix restricts single\n"
     "decisions. JSON: \"tied_exchange\" with type, seconds and bytes in each direction, if stages exchange gradients.\n"
+    "--schedule interleaved, breadth-first and looped plan several stages for each submesh (--loops, --placement,\n"
+    "--loop-batch, --prefetch); nothing is proven. --stages then names each submesh once per loop. JSON: \"loops\",\n"
+    "and for each stage \"submesh\" and \"forward_only\".\n"
     "--run outputs/NAME/run.h5 corrects the profile by an earlier run: each subcluster's times are scaled by\n"
     "measured over profiled stage time. This includes effects that a profile cannot see: other work on the hosts,\n"
     "the CPU cost of the network, lower clocks under load. JSON: \"corrected\", the factor of each subcluster.\n"
@@ -88,6 +91,9 @@ const char hapt_command_plan_help[] =
     "  /stage_weight, _slots, _weight_slots, _weight_slot_bytes [S]     if backward passes are split: seconds that\n"
     "                                  gradients of parameters take per microbatch; microbatches whose activations\n"
     "                                  a device holds; of these, those that may wait; bytes that each takes then\n"
+    "  /stage_submesh_index [S]        stages with the same number share a submesh\n"
+    "  /stage_forward_only, _ahead [S] if there are any: 1 without backward pass; looped: forwards of the submesh\n"
+    "                                  before its first backward\n"
     "  /stage_compute, _forward, _step, _comm [S]          seconds: t_i, its forward part, once per step, c_i\n"
     "  /stage_parameter_bytes, _activation_bytes, _memory_bytes, _device_memory_bytes [S]     per device\n"
     "  /edge_stages [E][2], _time, _bytes, _link, _share [E], /relay_stages [R][3]    if tensors go past the next\n"
@@ -99,10 +105,11 @@ const char hapt_command_plan_help[] =
     "  /mixed_ratio                    share of the work of each of their devices, row by row; NaN: unknown\n"
     "and as attributes: microbatches, schedule, hide_threshold, latency and simulated (s), t_max (s), limit (what\n"
     "sets t_max: compute, link or memory), balance_eta (HAPT 25), blocking (1: priced without overlap),\n"
-    "flops_per_microbatch, peak_flops, search figures. Optional: precision of times and bytes (fp32, tf32, bf16,\n"
-    "fp16; training uses it unless --precision is given), boundary_dtype (type of the tensors between stages),\n"
-    "profile (measured, predicted), rows (of a microbatch, if chosen; training uses them), tied_exchange (16bit; else\n"
-    "fp32) and exchange_bytes. Times and bytes are those of --precision: for GPUs, also on paper, those of the\n"
+    "flops_per_microbatch, peak_flops, search figures. Optional: loop_batch, prefetch and transfer_slots of loops;\n"
+    "precision of times and bytes (fp32, tf32, bf16, fp16; training uses it unless --precision is given),\n"
+    "boundary_dtype (type of the tensors between stages), profile (measured, predicted), rows (of a microbatch, if\n"
+    "chosen; training uses them), tied_exchange (16bit; else fp32) and exchange_bytes. Times and bytes are those of\n"
+    "--precision: for GPUs, also on paper, those of the\n"
     "precision that would run there.\n";
 
 /* Loads --input with its cluster and layers, as far as they are given. */
@@ -251,6 +258,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
                  ? plan_all_rows(env, config, arena, &planning)
                  : plan_given_rows(env, config, arena, extra, &planning, &done));
     if (done) return HAPT_OK;
+    if (planning.model) HAPT_TRY(hapt_phase_plan_adapt(env, planning.model, planning.profile, planning.plan));
     hapt_plan_print(env, planning.plan);
     hapt_plan_print_link_limit(env, planning.profile, planning.plan);
     HAPT_TRY(save(env, config, planning.profile, planning.plan));

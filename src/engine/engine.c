@@ -12,6 +12,7 @@ enum hapt_status hapt_engine_plan_chunks(const struct hapt_program *const *progr
     struct hapt_engine_options context = *options;
     const struct hapt_memory_options memory = {.slots = options->slots,
                                                .weight_slots = options->weight_slots,
+                                               .transfer_slots = options->transfer_slots,
                                                .state_count = options->state_count,
                                                .sharded_state = options->sharded_state,
                                                .scratch = hapt_engine_scratch,
@@ -167,7 +168,7 @@ static const struct hapt_staging *staging_of(const struct hapt_engine *engine, e
 void *hapt_engine_staging(struct hapt_engine *engine, enum hapt_staging_kind kind, int slot, int index)
 {
     const struct hapt_staging *staging = staging_of(engine, kind);
-    HAPT_ASSERT(slot >= 0 && slot < HAPT_TRANSFER_SLOTS);
+    HAPT_ASSERT(slot >= 0 && slot < staging->slots);
     return engine->memory + staging->offset + (size_t)slot * staging->stride + staging->tensor_offset[index];
 }
 

@@ -277,7 +277,8 @@ static enum hapt_status reserve_staging(struct planner *planner, const struct ha
         staging->tensor_offset[b] = staging->stride;
         staging->stride += hapt_align(hapt_lifetime_bytes(planner->program, tensor));
     }
-    staging->offset = reserve(planner, HAPT_TRANSFER_SLOTS * staging->stride);
+    staging->slots = planner->options->transfer_slots > 0 ? planner->options->transfer_slots : HAPT_TRANSFER_SLOTS;
+    staging->offset = reserve(planner, (size_t)staging->slots * staging->stride);
     return HAPT_OK;
 }
 

@@ -318,7 +318,8 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
     const size_t whole = states * hapt_align(sum.trained * sizeof(float));
     const size_t sharded = states * hapt_align(sharded_elements(ranges, &sum) * sizeof(float));
     const size_t workspace = (forward > backward ? forward : backward) + scratch;
-    const size_t rest = blocks + sum.resident + workspace + HAPT_TRANSFER_SLOTS * transfer;
+    const int slots = ranges->options.transfer_slots > 0 ? ranges->options.transfer_slots : HAPT_TRANSFER_SLOTS;
+    const size_t rest = blocks + sum.resident + workspace + (size_t)slots * transfer;
     *figures = (struct hapt_memory_bytes){.parameter_bytes = rest + (ranges->options.sharded_state ? sharded : whole),
                                           .sharded_bytes = rest + sharded,
                                           .activation_bytes = slot + sum.slot,

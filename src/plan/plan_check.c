@@ -79,7 +79,8 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
     if (bound && stage->first_op != (i == 0 ? 0 : stage[-1].end_op))
         return BAD("stage %d starts at operator %d, not at the end of the stage before it", i, stage->first_op);
     HAPT_TRY(check_submesh(plan, i));
-    if (stage->warmup < 1 || stage->warmup > plan->microbatches || (!last && stage->warmup < stage[1].warmup))
+    const bool falls = last || stage->forward_only || hapt_schedule_loops(plan->schedule);
+    if (stage->warmup < 1 || stage->warmup > plan->microbatches || (!falls && stage->warmup < stage[1].warmup))
         return BAD("stage %d launches %d of %d microbatches, which no schedule does", i, stage->warmup,
                    plan->microbatches);
     for (int k = 0; k < (int)(sizeof amounts / sizeof amounts[0]); k++)
@@ -95,13 +96,43 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
     if (stage->tied_s > stage->step_s)
         return BAD("stage %d: the exchange of tied parameters is longer than the work at the end of its step", i);
     if (hapt_plan_is_mixed(stage)) HAPT_TRY(check_parts(plan, i));
+    if (stage->forward_only != 0 && (stage->forward_only != 1 || last || (i > 0 && !stage[-1].forward_only)))
+        return BAD("stage %d has no backward pass, but is not in front of all stages that have one", i);
     if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes))
         return BAD("stage %d needs %g of %g bytes", i, stage->memory_bytes, stage->device_memory_bytes);
-    if (!hapt_plan_submesh_fits(plan, stage->submesh))
+    const bool knows_slots =
+        !hapt_schedule_loops(plan->schedule) || stage->submesh->slots > 0; /* else read_lists does */
+    if (knows_slots && !hapt_plan_submesh_fits(plan, stage->submesh))
         return BAD("stage %d and others need more than the memory of their submesh, %g bytes", i,
                    stage->device_memory_bytes);
     if (!hapt_at_most(stage->compute_s, plan->t_max_s) || !hapt_at_most(stage->comm_s, plan->t_max_s))
         return BAD("stage %d is slower than t_max, %g s", i, plan->t_max_s);
+    return HAPT_OK;
+}
+
+/* The settings of a looped schedule. hapt_plan_read builds the lists. */
+static enum hapt_status check_loops(const struct hapt_plan *plan)
+{
+    const bool loops = hapt_schedule_loops(plan->schedule);
+    const int first = plan->submesh[0].ahead;
+    if (!loops && (plan->loop_batch != 0 || plan->prefetch != 0 || plan->transfer_slots != 0))
+        return BAD("a loop batch of %d, a prefetch of %d and %d transfer slots under schedule %s", plan->loop_batch,
+                   plan->prefetch, plan->transfer_slots, hapt_schedule_kind_name(plan->schedule));
+    if (plan->transfer_slots != 0 && plan->transfer_slots < HAPT_TRANSFER_SLOTS)
+        return BAD("%d transfer slots", plan->transfer_slots);
+    if (plan->prefetch < 0 || (plan->prefetch > 0 && plan->schedule != HAPT_SCHEDULE_LOOPED))
+        return BAD("a prefetch of %d under schedule %s", plan->prefetch, hapt_schedule_kind_name(plan->schedule));
+    if (plan->loop_batch < 0 || (plan->loop_batch > 0 && plan->microbatches % plan->loop_batch != 0))
+        return BAD("%d microbatches in groups of %d", plan->microbatches, plan->loop_batch);
+    for (int s = 0; s < plan->submesh_count; s++) {
+        const int ahead = plan->submesh[s].ahead;
+        if (ahead < 0 || (ahead > 0) != (first > 0) || (ahead > 0 && !loops))
+            return BAD("submesh %d has %d forwards before its first backward under schedule %s", s, ahead,
+                       hapt_schedule_kind_name(plan->schedule));
+    }
+    if (loops && (int64_t)plan->stage_count * plan->microbatches > HAPT_PLAN_MOST_LOOPED_PASSES)
+        return BAD("%d stages with %d microbatches are too many for a looped schedule", plan->stage_count,
+                   plan->microbatches);
     return HAPT_OK;
 }
 
@@ -116,6 +147,7 @@ enum hapt_status hapt_plan_check(const struct hapt_plan *plan)
         !is_amount(plan->search.gap))
         return BAD("invalid times: predicted step %g s, simulated %g s, t_max %g s", plan->latency_s, plan->simulated_s,
                    plan->t_max_s);
+    HAPT_TRY(check_loops(plan));
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(check_stage(plan, i));
     if (plan->stage[plan->stage_count - 1].end_layer != plan->layer_count)
         return BAD("its stages end at layer %d of %d", plan->stage[plan->stage_count - 1].end_layer, plan->layer_count);

@@ -99,18 +99,16 @@ static void add_gradient(struct sums *sums, double bytes, const struct use *use,
     }
 }
 
-static enum hapt_status sum_crossings(const struct hapt_crossings *crossings, struct hapt_plan *plan, struct sums *sums,
-                                      bool *far)
+/* stage_of [layer of the crossings] */
+static enum hapt_status sum_crossings(const struct hapt_crossings *crossings, const int *stage_of,
+                                      struct hapt_plan *plan, struct sums *sums, bool *far)
 {
     const int S = plan->stage_count;
-    int *stage_of, *reader;
+    int *reader;
     struct use *use;
     bool its;
-    HAPT_NEW(stage_of, plan->arena, plan->layer_count);
     HAPT_NEW(reader, plan->arena, 2 * S);
     HAPT_NEW(use, plan->arena, S);
-    for (int i = 0; i < S; i++)
-        for (int l = plan->stage[i].first_layer; l < plan->stage[i].end_layer; l++) stage_of[l] = i;
     *far = false;
     for (int k = 0; k < crossings->count && !*far; k++) stages_of(crossings, k, stage_of, use, far);
     if (!*far) return HAPT_OK;
@@ -221,20 +219,73 @@ static bool are_neighbours(const struct hapt_plan *plan)
     return alike;
 }
 
+static void drop_edges(struct hapt_plan *plan)
+{
+    plan->edge_count = plan->relay_count = 0;
+    plan->edge = NULL;
+    plan->relay = NULL;
+}
+
 enum hapt_status hapt_plan_find_edges(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
     struct sums sums = {.stages = plan->stage_count};
     bool far = false;
-    plan->edge_count = plan->relay_count = 0;
-    plan->edge = NULL;
-    plan->relay = NULL;
+    int *stage_of;
+    drop_edges(plan);
     if (plan->stage_count < 3) return HAPT_OK; /* all are neighbours */
-    if (profile->crossings) HAPT_TRY(sum_crossings(profile->crossings, plan, &sums, &far));
+    if (profile->crossings) {
+        HAPT_NEW(stage_of, plan->arena, plan->layer_count);
+        for (int i = 0; i < plan->stage_count; i++)
+            for (int l = plan->stage[i].first_layer; l < plan->stage[i].end_layer; l++) stage_of[l] = i;
+        HAPT_TRY(sum_crossings(profile->crossings, stage_of, plan, &sums, &far));
+    }
     if (!far && !neighbours_share_a_link(plan)) return HAPT_OK;
     HAPT_TRY(list_edges(profile, &sums, plan));
     price_edges(profile, plan);
-    if (are_neighbours(plan)) plan->edge_count = 0;
+    if (are_neighbours(plan)) drop_edges(plan);
     return HAPT_OK;
+}
+
+/* The crossings of the model between the stages, as if these were layers; NULL: all are between neighbours. */
+static enum hapt_status find_crossings(const struct hapt_graph *graph, const struct hapt_plan *plan,
+                                       struct hapt_arena *scratch, const struct hapt_crossings **crossings)
+{
+    struct hapt_layers stages = {.count = plan->stage_count};
+    HAPT_NEW(stages.end_op, scratch, plan->stage_count);
+    for (int i = 0; i < plan->stage_count; i++) stages.end_op[i] = plan->stage[i].end_op;
+    return hapt_crossings_find(graph, &stages, scratch, scratch, crossings);
+}
+
+static enum hapt_status find_model_edges(const struct hapt_graph *graph, struct hapt_plan *plan,
+                                         struct hapt_arena *scratch)
+{
+    struct sums sums = {.stages = plan->stage_count};
+    const struct hapt_crossings *crossings;
+    bool far = false;
+    int *stage_of;
+    HAPT_TRY(find_crossings(graph, plan, scratch, &crossings));
+    if (!crossings) return HAPT_OK;
+    HAPT_NEW(stage_of, scratch, plan->stage_count);
+    for (int i = 0; i < plan->stage_count; i++) stage_of[i] = i;
+    HAPT_TRY(sum_crossings(crossings, stage_of, plan, &sums, &far));
+    if (!far) return HAPT_OK;
+    HAPT_TRY(list_edges(NULL, &sums, plan));
+    for (int e = 0; e < plan->edge_count; e++) {
+        struct hapt_plan_edge *edge = &plan->edge[e];
+        const int low = edge->edge.from < edge->edge.to ? edge->edge.from : edge->edge.to;
+        edge->time_s = abs(edge->edge.from - edge->edge.to) == 1 ? plan->stage[low].comm_s : 0;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_find_model_edges(const struct hapt_graph *graph, struct hapt_plan *plan)
+{
+    struct hapt_arena scratch;
+    HAPT_ASSERT(plan->edge_count == 0);
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = find_model_edges(graph, plan, &scratch);
+    hapt_arena_release(&scratch);
+    return status;
 }
 
 enum hapt_status hapt_plan_add_edges(const struct hapt_plan *plan, struct hapt_arena *arena,
@@ -243,8 +294,8 @@ enum hapt_status hapt_plan_add_edges(const struct hapt_plan *plan, struct hapt_a
     struct hapt_schedule_edge *edge;
     if (plan->edge_count == 0) return HAPT_OK;
     HAPT_NEW(edge, arena, plan->edge_count);
-    for (int e = 0; e < plan->edge_count; e++) edge[e] = plan->edge[e].edge;
-    options->edge_count = plan->edge_count;
+    for (int e = 0; e < plan->edge_count; e++)
+        if (!hapt_plan_drops_edge(plan, &plan->edge[e])) edge[options->edge_count++] = plan->edge[e].edge;
     options->edge = edge;
     options->relay_count = plan->relay_count;
     options->relay = plan->relay;
@@ -262,13 +313,16 @@ bool hapt_plan_has_edges(const struct hapt_plan *plan, const struct hapt_schedul
 {
     const struct hapt_schedule_options *options = &schedule->options;
     if (plan->edge_count == 0) return !schedule->edges.given;
-    if (!schedule->edges.given || plan->edge_count != schedule->edges.count ||
-        plan->relay_count != options->relay_count)
-        return false;
+    if (!schedule->edges.given || plan->relay_count != options->relay_count) return false;
+    int sent = 0;
     for (int e = 0; e < plan->edge_count; e++) {
-        const struct hapt_schedule_edge *a = &plan->edge[e].edge, *b = &schedule->edges.edge[e];
-        if (a->from != b->from || a->to != b->to || a->backward != b->backward || a->link != b->link) return false;
+        const struct hapt_schedule_edge *a = &plan->edge[e].edge, *b = &schedule->edges.edge[sent];
+        if (hapt_plan_drops_edge(plan, &plan->edge[e])) continue;
+        if (sent++ == schedule->edges.count || a->from != b->from || a->to != b->to || a->backward != b->backward ||
+            a->link != b->link)
+            return false;
     }
+    if (sent != schedule->edges.count) return false;
     return plan->relay_count == 0 ||
            memcmp(plan->relay, options->relay, (size_t)plan->relay_count * sizeof *plan->relay) == 0;
 }

@@ -8,6 +8,8 @@
  *     stage_subcluster [S], stage_subcluster_name [S], stage_warmup [S]
  *     stage_tensor_parallel [S]      absent: 1
  *     stage_program [S]              only with layouts, which follow as in hapt/layout.h
+ *     stage_forward_only [S]         1: no backward pass; absent: 0
+ *     stage_ahead [S]                looped: forwards of its submesh before the first backward; absent: the schedule's
  *     stage_compute [S] and so on    seconds and bytes, `tables` below
  *
  *     stage_weight [S], stage_slots [S], stage_weight_slots [S], stage_weight_slot_bytes [S]   only with the attribute
@@ -23,8 +25,9 @@
  *
  * Optional attributes: precision (fp32, tf32, bf16, fp16) of the model, boundary_dtype (of tensors between stages;
  * follows from precision, for readers), profile (measured, predicted), rows of a microbatch (if the planner chose
- * them), tied_exchange (16bit; else fp32), exchange_bytes in each direction. Version 1 has no stage_submesh_index: each
- * stage has a submesh of its own.
+ * them), tied_exchange (16bit; else fp32), exchange_bytes in each direction, loop_batch, prefetch and transfer_slots of
+ * a looped schedule (the lists follow from these, from stage_submesh_index and from stage_ahead). Version 1 has no
+ * stage_submesh_index: each stage has a submesh of its own.
  */
 #include <math.h>
 #include <stddef.h>
@@ -48,6 +51,8 @@ enum presence {
     PROGRAMS, /* some stage runs a program */
     TIED,     /* tied parameters are exchanged */
     SPLIT,    /* backward passes are split */
+    FROZEN,   /* some stage has no backward pass */
+    AHEAD,    /* looped, with forwards before the first backward of their own */
     MIXED     /* some stage is mixed */
 };
 
@@ -68,6 +73,8 @@ static const struct table {
     {"stage_subcluster", "", ALWAYS, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH_PART, subcluster)},
     {"stage_warmup", "", ALWAYS, HAPT_H5_I32, 1, OF_STAGE(STAGE, warmup)},
     {"stage_tensor_parallel", "", NEWER, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.tensor_parallel)},
+    {"stage_forward_only", "", FROZEN, HAPT_H5_I32, 1, OF_STAGE(STAGE, forward_only)},
+    {"stage_ahead", "", AHEAD, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH, ahead)},
     {"stage_program", "", PROGRAMS, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.number)},
     {"stage_subcluster_name", NULL, ALWAYS, HAPT_H5_U8, 1, OF_SUBMESH(SUBMESH, name)},
     {"stage_compute", "s", ALWAYS, HAPT_H5_F64, 1, OF_STAGE(STAGE, compute_s)},
@@ -139,7 +146,9 @@ static bool is_needed(const struct table *table, const struct hapt_plan *plan)
     bool programs = false;
     for (int i = 0; i < plan->stage_count; i++) programs |= plan->stage[i].layout.number > 0;
     return (table->presence != PROGRAMS || programs) && (table->presence != TIED || plan->exchange_s != 0) &&
-           (table->presence != SPLIT || plan->split) && (table->presence != MIXED || hapt_plan_first_mixed(plan) >= 0);
+           (table->presence != SPLIT || plan->split) && (table->presence != FROZEN || plan->stage[0].forward_only) &&
+           (table->presence != AHEAD || plan->submesh[0].ahead > 0) &&
+           (table->presence != MIXED || hapt_plan_first_mixed(plan) >= 0);
 }
 
 static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, const struct hapt_plan *plan)
@@ -166,6 +175,10 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
     if (plan->profile != HAPT_PROFILE_UNKNOWN)
         HAPT_TRY(hapt_h5_write_attribute_text(file, at, "profile", hapt_profile_origin_name(plan->profile)));
     if (plan->split) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "split_backward", 1));
+    if (plan->loop_batch > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "loop_batch", plan->loop_batch));
+    if (plan->prefetch > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "prefetch", plan->prefetch));
+    if (plan->transfer_slots > 0)
+        HAPT_TRY(hapt_h5_write_attribute_int(file, at, "transfer_slots", plan->transfer_slots));
     if (plan->exchange_s > 0) HAPT_TRY(hapt_h5_write_attribute_real(file, at, "exchange", plan->exchange_s, "s"));
     if (plan->exchange_bytes > 0)
         HAPT_TRY(hapt_h5_write_attribute_real(file, at, "exchange_bytes", plan->exchange_bytes, "byte"));
@@ -291,6 +304,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
 {
     static const char *const limits[] = {"compute", "link", "memory"};
     int64_t microbatches, replicas, layers, threads, blocking = 0, split = 0, rows = 0;
+    int64_t loop_batch = 0, prefetch = 0, slots = 0;
     const char *schedule, *limit;
     HAPT_TRY(read_int(file, at, "microbatches", 1, 1000000, &microbatches));
     HAPT_TRY(read_int(file, at, "replicas", 1, 1000000, &replicas));
@@ -303,8 +317,7 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
     plan->layer_count = (int)layers;
     plan->threads = (int)threads;
     HAPT_TRY(hapt_h5_read_attribute_text(file, at, "schedule", arena, &schedule));
-    if (!hapt_schedule_kind_parse(schedule, &plan->schedule) || hapt_schedule_loops(plan->schedule))
-        return damaged(file, "unknown schedule"); /* plans have no looped schedules yet */
+    if (!hapt_schedule_kind_parse(schedule, &plan->schedule)) return damaged(file, "unknown schedule");
     HAPT_TRY(hapt_h5_read_attribute_text(file, at, "limit", arena, &limit));
     for (int k = 0; k < 3; k++)
         if (strcmp(limit, limits[k]) == 0) plan->limit = limits[k];
@@ -334,6 +347,14 @@ static enum hapt_status read_attributes(struct hapt_h5 *file, const char *at, st
     plan->split = split != 0;
     if (hapt_h5_has_attribute(file, at, "rows")) HAPT_TRY(read_int(file, at, "rows", 1, 1000000, &rows));
     plan->rows = (int)rows;
+    if (hapt_h5_has_attribute(file, at, "loop_batch"))
+        HAPT_TRY(read_int(file, at, "loop_batch", 1, 1000000, &loop_batch));
+    if (hapt_h5_has_attribute(file, at, "prefetch")) HAPT_TRY(read_int(file, at, "prefetch", 1, 1000000, &prefetch));
+    if (hapt_h5_has_attribute(file, at, "transfer_slots"))
+        HAPT_TRY(read_int(file, at, "transfer_slots", 1, 1000000, &slots));
+    plan->transfer_slots = (int)slots;
+    plan->loop_batch = (int)loop_batch;
+    plan->prefetch = (int)prefetch;
     return read_making(file, at, arena, plan);
 }
 
@@ -376,7 +397,8 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, boo
                                     struct hapt_plan *plan)
 {
     for (const struct table *table = tables; table < tables + TABLES; table++) {
-        const bool optional = table->presence == NEWER || table->presence == PROGRAMS;
+        const bool optional = table->presence == NEWER || table->presence == PROGRAMS || table->presence == FROZEN ||
+                              table->presence == AHEAD;
         int64_t count = count_rows(table, plan);
         char path[PATH_MAX_CHARS];
         void *data;
@@ -528,9 +550,25 @@ static enum hapt_status read_sharing(struct hapt_h5 *file, const char *group, st
         first.submesh = &plan->submesh[index[i]];
         first.layout = stage->layout;
         if (!hapt_plan_same_devices(stage, &first)) return damaged(file, "stages of one submesh have other devices");
+        if (stage->submesh->ahead != first.submesh->ahead)
+            return damaged(file, "stages of one submesh differ in stage_ahead");
         stage->submesh = first.submesh;
     }
     return HAPT_OK;
+}
+
+/* Launch counts, slots and memory of a looped plan follow from its lists. */
+static enum hapt_status read_lists(struct hapt_h5 *file, struct hapt_plan *plan)
+{
+    int misfit;
+    if (!hapt_schedule_loops(plan->schedule)) return HAPT_OK;
+    const enum hapt_status status = hapt_plan_launch_loops(plan, &misfit);
+    if (status == HAPT_ERR_USAGE || status == HAPT_ERR_INPUT) {
+        hapt_fail_reset();
+        return damaged(file, "its looped schedule cannot run with these microbatches, stages and submeshes");
+    }
+    HAPT_TRY(status);
+    return misfit < 0 ? HAPT_OK : damaged(file, "its looped schedule exceeds the memory of a submesh");
 }
 
 enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
@@ -545,6 +583,7 @@ enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct 
     HAPT_TRY(read_sharing(file, group, arena, read));
     HAPT_TRY(plan_read_edges(file, group, arena, read));
     HAPT_TRY(hapt_plan_check(read));
+    HAPT_TRY(read_lists(file, read));
     *plan = read;
     return HAPT_OK;
 }

@@ -20,6 +20,27 @@ static void print_far_messages(const struct hapt_env *env, const struct hapt_pla
     if (count > 0) hapt_print(env, "\n");
 }
 
+/* "2 loops over 4 submeshes, B_l 8, prefetch 2" */
+static void print_loops(const struct hapt_env *env, const struct hapt_plan *plan)
+{
+    hapt_print(env, "  %d loops over %d submeshes%s, %d microbatches a group, prefetch %d, %d transfer slots\n",
+               hapt_plan_loops(plan), plan->submesh_count, hapt_plan_is_v(plan) ? " as a V" : "",
+               hapt_schedule_loop_batch(plan->schedule, plan->microbatches, plan->submesh_count, plan->loop_batch),
+               plan->prefetch, hapt_plan_transfer_slots(plan));
+    for (int s = 0; s < plan->submesh_count; s++) {
+        const struct hapt_plan_submesh *submesh = &plan->submesh[s];
+        char need[32], have[32], stages[64] = "";
+        double have_bytes = 0;
+        const double bytes = hapt_plan_submesh_bytes(plan, submesh, &have_bytes);
+        int length = 0;
+        for (int i = 0; i < plan->stage_count && length < (int)sizeof stages - 8; i++)
+            if (plan->stage[i].submesh == submesh)
+                length += snprintf(stages + length, sizeof stages - (size_t)length, "%s%d", length > 0 ? ", " : "", i);
+        hapt_print(env, "  submesh %d (%s): stages %s, %d slots, %s of %s\n", s, submesh->name, stages, submesh->slots,
+                   hapt_units_bytes(bytes, need), hapt_units_bytes(have_bytes, have));
+    }
+}
+
 void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
 {
     char time[6][32], bytes[2][32];
@@ -54,6 +75,7 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
                    hapt_units_bytes(plan->exchange_bytes, bytes[0]), hapt_tied_exchange_name(plan->exchange),
                    hapt_units_time(plan->exchange_s, time[0]));
     print_far_messages(env, plan);
+    if (hapt_schedule_loops(plan->schedule)) print_loops(env, plan);
     hapt_print(env, "  simulated step %s", hapt_units_time(plan->simulated_s, time[3]));
     if (plan->bound_s > 0 && plan->bound_s < plan->simulated_s)
         hapt_print(env, ", proven within %.2g %% of the least possible %s",
@@ -86,7 +108,7 @@ static json_t *mixed_object(const struct hapt_plan_submesh *submesh, const doubl
     return json_pack("{s:o, s:o}", "devices", devices, "ratios", ratios);
 }
 
-static json_t *stage_object(const struct hapt_plan_stage *stage, bool split)
+static json_t *stage_object(const struct hapt_plan *plan, const struct hapt_plan_stage *stage)
 {
     const struct hapt_plan_submesh *submesh = stage->submesh;
     const struct hapt_layout *layout = &stage->layout;
@@ -106,13 +128,16 @@ static json_t *stage_object(const struct hapt_plan_stage *stage, bool split)
         json_decref(all);
         all = NULL;
     }
-    if (all && split) {
+    if (all && plan->split) {
         json_object_set_new(all, "weight_s", json_real(stage->weight_s));
         json_object_set_new(all, "slots", json_integer(hapt_plan_stage_slots(stage)));
         json_object_set_new(all, "weight_slots", json_integer(stage->weight_slots));
     }
     json_decref(object);
     json_decref(figures);
+    if (all && plan->submesh_count < plan->stage_count)
+        json_object_set_new(all, "submesh", json_integer(stage->submesh - plan->submesh));
+    if (all && stage->forward_only) json_object_set_new(all, "forward_only", json_true());
     return all;
 }
 
@@ -120,7 +145,7 @@ struct json_t *hapt_plan_stages_json(const struct hapt_plan *plan)
 {
     json_t *stages = json_array();
     for (int i = 0; stages && i < plan->stage_count; i++)
-        json_array_append_new(stages, stage_object(&plan->stage[i], plan->split));
+        json_array_append_new(stages, stage_object(plan, &plan->stage[i]));
     return stages;
 }
 
@@ -152,6 +177,13 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
                             json_string(hapt_dtype_name(hapt_precision_dtype(plan->precision))));
     }
     if (object && plan->split) json_object_set_new(object, "split_backward", json_true());
+    if (object && hapt_schedule_loops(plan->schedule))
+        json_object_set_new(object, "loops",
+                            json_pack("{s:i, s:s, s:i, s:i, s:i}", "loops", hapt_plan_loops(plan), "placement",
+                                      hapt_plan_is_v(plan) ? "v" : "loop", "loop_batch",
+                                      hapt_schedule_loop_batch(plan->schedule, plan->microbatches, plan->submesh_count,
+                                                               plan->loop_batch),
+                                      "prefetch", plan->prefetch, "transfer_slots", hapt_plan_transfer_slots(plan)));
     if (object && plan->bound_s > 0) {
         json_object_set_new(object, "bound_s", json_real(plan->bound_s));
         json_object_set_new(object, "bound_gap", json_real(plan->simulated_s / plan->bound_s - 1));

@@ -89,6 +89,21 @@ static enum hapt_status find_alone(const struct hapt_profile *profile, bool spli
     return HAPT_OK;
 }
 
+/* Bytes of the transfer slots beyond those that the profile counts, per device: activations and gradients received,
+ * gradients sent. A device of a data-parallel stage holds its rows of a boundary, others at most all of it. */
+static double more_transfer_bytes(const struct hapt_profile *profile, const struct hapt_plan *plan,
+                                  const struct hapt_plan_stage *stage)
+{
+    if (plan->transfer_slots <= HAPT_TRANSFER_SLOTS) return 0;
+    const double in_bytes = stage->first_layer > 0 ? profile->boundary_bytes[stage->first_layer - 1] : 0;
+    const double out_bytes =
+        stage->end_layer < profile->layer_count ? profile->boundary_bytes[stage->end_layer - 1] : 0;
+    const int shares = stage->layout.kind == HAPT_LAYOUT_PROGRAM || hapt_plan_is_mixed(stage)
+                           ? 1
+                           : hapt_plan_submesh_size(stage->submesh) / stage->layout.tensor_parallel;
+    return (plan->transfer_slots - HAPT_TRANSFER_SLOTS) * (2 * in_bytes + out_bytes) / shares;
+}
+
 /* Fills all values that do not depend on t_max. */
 static enum hapt_status price_layers(const struct hapt_profile *profile, const struct hapt_plan *plan,
                                      struct hapt_plan_stage *stage)
@@ -105,7 +120,7 @@ static enum hapt_status price_layers(const struct hapt_profile *profile, const s
     stage->weight_slots = !plan->split ? 0 : stage->weight_slots > 1 ? stage->weight_slots : 1;
     for (int k = 0; k < stage->submesh->part_count; k++) {
         const size_t at = cells.memory + (size_t)k * cells.next_memory;
-        stage->part_parameter_bytes[k] = cells.parameter_bytes[at];
+        stage->part_parameter_bytes[k] = cells.parameter_bytes[at] + more_transfer_bytes(profile, plan, stage);
         stage->part_activation_bytes[k] = cells.activation_bytes[at];
         stage->submesh->device_memory_bytes[k] = profile->cluster[stage->submesh->subcluster[k]].device_memory_bytes;
     }
@@ -149,7 +164,7 @@ static void price_exchange(const struct hapt_profile *profile, struct hapt_plan 
     plan->exchange_s = plan->exchange_bytes = 0;
     plan->exchange = profile->exchange;
     for (int i = 0; i < S; i++) plan->stage[i].tied_s = 0;
-    if (S > 1)
+    if (S > 1) /* stages of one submesh exchange nothing: the simulator leaves this out */
         plan->exchange_s = hapt_profile_tied_s(profile, end[1]->first_layer, hapt_plan_stage_subclusters(end[0]),
                                                hapt_plan_stage_subclusters(end[1]));
     if (plan->exchange_s > 0) plan->exchange_bytes = profile->tied_bytes[end[1]->first_layer];
@@ -162,7 +177,7 @@ static void price_exchange(const struct hapt_profile *profile, struct hapt_plan 
     }
 }
 
-static enum hapt_status price_stages(const struct hapt_profile *profile, struct hapt_plan *plan)
+enum hapt_status hapt_plan_price_tables(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
     int layer = 0;
     if (plan->stage_count < 1) return hapt_fail(HAPT_ERR_INPUT, "name at least one stage", "a plan without stages");
@@ -186,40 +201,17 @@ static enum hapt_status price_stages(const struct hapt_profile *profile, struct 
     return hapt_plan_find_edges(profile, plan);
 }
 
-void hapt_plan_stage_tighten(struct hapt_plan_stage *stage)
-{
-    double fullest = -1;
-    for (int k = 0; k < stage->submesh->part_count; k++) {
-        const double bytes = hapt_plan_stage_bytes(stage, k);
-        const double room = stage->submesh->device_memory_bytes[k], full = bytes > 0 ? bytes / room : 0;
-        if (full <= fullest) continue;
-        fullest = full;
-        stage->parameter_bytes = stage->part_parameter_bytes[k];
-        stage->activation_bytes = stage->part_activation_bytes[k];
-        stage->device_memory_bytes = room;
-    }
-    stage->memory_bytes = stage->parameter_bytes + hapt_plan_stage_slots(stage) * stage->activation_bytes +
-                          stage->weight_slots * stage->weight_slot_bytes;
-}
-
-int hapt_plan_tighten(struct hapt_plan *plan)
-{
-    int misfit = -1;
-    for (int i = plan->stage_count - 1; i >= 0; i--) {
-        struct hapt_plan_stage *stage = &plan->stage[i];
-        hapt_plan_stage_tighten(stage);
-        if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes)) misfit = i;
-    }
-    return misfit;
-}
-
 /* Computes launch counts and memory for t_max. Returns the first stage that does not fit, or -1. */
 static int launch(struct hapt_plan *plan, double t_max_s)
 {
     const int S = plan->stage_count;
+    HAPT_ASSERT(!hapt_schedule_loops(plan->schedule)); /* hapt_plan_launch_loops */
     for (int i = S - 1; i >= 0; i--) {
         struct hapt_plan_stage *stage = &plan->stage[i];
-        if (i == S - 1) {
+        if (stage->forward_only) {
+            stage->warmup = hapt_schedule_forward_only_launches(plan->schedule, plan->microbatches, stage->comm_s,
+                                                                t_max_s, plan->hide_threshold);
+        } else if (i == S - 1) {
             stage->warmup = plan->schedule == HAPT_SCHEDULE_GPIPE ? plan->microbatches : 1;
         } else {
             const int delta = hapt_schedule_delta(plan->schedule, stage->comm_s, t_max_s, plan->hide_threshold);
@@ -237,7 +229,7 @@ static double balance(const struct hapt_profile *profile, const struct hapt_plan
     double longest_s = 0, busy = 0, all = 0;
     bool known = true;
     for (int c = 0; c < profile->cluster_count; c++) known = known && profile->cluster[c].peak_flops > 0;
-    for (int i = 0; i < plan->stage_count; i++) longest_s = fmax(longest_s, plan->stage[i].compute_s);
+    hapt_plan_busiest_s(plan, &longest_s);
     for (int c = 0; c < profile->cluster_count; c++) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[c];
         const double weight = known ? cluster->peak_flops : 1;
@@ -252,41 +244,10 @@ static double balance(const struct hapt_profile *profile, const struct hapt_plan
 
 static const char *limit_of(const struct hapt_plan *plan)
 {
-    for (int i = 0; i < plan->stage_count; i++)
-        if (hapt_at_most(plan->t_max_s, plan->stage[i].compute_s)) return "compute";
-    for (int i = 0; i < plan->stage_count; i++)
-        if (hapt_at_most(plan->t_max_s, plan->stage[i].comm_s)) return "link";
-    return "memory";
-}
-
-enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, struct hapt_arena *arena,
-                                    struct hapt_schedule **schedule)
-{
-    int *warmup, *submesh_of, *pool, *weight_slots, submeshes = 0;
-    struct hapt_costs costs;
-    HAPT_NEW(warmup, arena, plan->stage_count);
-    HAPT_NEW(pool, arena, plan->stage_count);
-    HAPT_NEW(weight_slots, arena, plan->stage_count);
-    HAPT_NEW(submesh_of, arena, plan->stage_count);
-    for (int i = 0; i < plan->stage_count; i++) {
-        int same = 0;
-        while (plan->stage[same].submesh != plan->stage[i].submesh) same++;
-        submesh_of[i] = same < i ? submesh_of[same] : submeshes++;
-        warmup[i] = plan->stage[i].warmup;
-        pool[submesh_of[i]] += hapt_plan_stage_slots(&plan->stage[i]);
-        weight_slots[submesh_of[i]] += plan->stage[i].weight_slots;
-    }
-    struct hapt_schedule_options options = {.tied = tied, .submesh_of = submesh_of};
-    HAPT_TRY(hapt_plan_add_edges(plan, arena, &options));
-    if (plan->split) { /* the costs place the WEIGHT instructions, alike on all ranks */
-        HAPT_TRY(hapt_plan_costs(plan, arena, &costs));
-        options.split = true;
-        options.pool = pool;
-        options.weight_slots = weight_slots;
-        options.costs = &costs;
-    }
-    return hapt_schedule_build(plan->schedule, plan->stage_count, plan->microbatches, warmup, &options, arena,
-                               schedule);
+    double compute_s;
+    const double busiest_s = hapt_plan_busiest_s(plan, &compute_s);
+    if (hapt_at_most(plan->t_max_s, compute_s)) return "compute";
+    return hapt_at_most(plan->t_max_s, busiest_s) ? "link" : "memory";
 }
 
 enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_costs *costs)
@@ -306,7 +267,8 @@ enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena
     }
     double *edge_s = NULL;
     if (plan->edge_count > 0) HAPT_NEW(edge_s, arena, plan->edge_count);
-    for (int e = 0; e < plan->edge_count; e++) edge_s[e] = plan->edge[e].time_s;
+    for (int e = 0, sent = 0; e < plan->edge_count; e++)
+        if (!hapt_plan_drops_edge(plan, &plan->edge[e])) edge_s[sent++] = plan->edge[e].time_s;
     *costs = (struct hapt_costs){.forward_s = cost[0],
                                  .backward_s = cost[1],
                                  .weight_s = plan->split ? cost[4] : NULL,
@@ -315,7 +277,7 @@ enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena
                                  .step_s = cost[3],
                                  .exchange_s = plan->exchange_s,
                                  .blocking = plan->blocking,
-                                 .transfer_slots = HAPT_TRANSFER_SLOTS};
+                                 .transfer_slots = hapt_plan_transfer_slots(plan)};
     return HAPT_OK;
 }
 
@@ -387,6 +349,8 @@ static enum hapt_status extrapolate(const struct hapt_plan *plan, int half, stru
 
 static int launch_round(const struct hapt_plan *plan)
 {
+    if (hapt_schedule_loops(plan->schedule)) /* the groups of microbatches repeat */
+        return hapt_schedule_loop_batch(plan->schedule, plan->microbatches, plan->submesh_count, plan->loop_batch);
     return plan->schedule == HAPT_SCHEDULE_GPIPE ? 1 : plan->stage[0].warmup;
 }
 
@@ -444,17 +408,26 @@ enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kin
 {
     struct hapt_arena scratch;
     const bool computes = strcmp(limit_of(plan), "compute") == 0;
-    double least_s = 0;
     for (int i = 0; i < plan->stage_count; i++) {
         struct hapt_plan_stage *stage = &plan->stage[i];
         stage->compute_s += stage->step_s / microbatches - stage->step_s / plan->microbatches;
-        least_s = fmax(least_s, fmax(stage->compute_s, stage->comm_s));
     }
+    double compute_s;
+    const double least_s = hapt_plan_busiest_s(plan, &compute_s);
     if (microbatches != plan->microbatches) plan->t_max_s = computes ? least_s : fmax(plan->t_max_s, least_s);
     plan->schedule = schedule;
     plan->microbatches = microbatches;
     plan->hide_threshold = hide_threshold;
-    launch(plan, plan->t_max_s);
+    if (hapt_schedule_loops(schedule)) {
+        int misfit;
+        HAPT_TRY(hapt_plan_choose_transfer_slots(plan));
+        HAPT_TRY(hapt_plan_launch_loops(plan, &misfit));
+        plan->t_max_s = hapt_plan_busiest_s(plan, &compute_s);
+    } else {
+        for (int s = 0; s < plan->submesh_count; s++) plan->submesh[s].ahead = plan->submesh[s].slots = 0;
+        plan->loop_batch = plan->prefetch = plan->transfer_slots = 0;
+        launch(plan, plan->t_max_s);
+    }
     hapt_arena_init(&scratch);
     const enum hapt_status status = finish_times(plan, &scratch);
     hapt_arena_release(&scratch);
@@ -472,7 +445,7 @@ int hapt_plan_relaunch(struct hapt_plan *plan, enum hapt_schedule_kind schedule,
 enum hapt_status hapt_plan_launch(const struct hapt_profile *profile, double t_max_s, struct hapt_plan *plan,
                                   int *misfit)
 {
-    HAPT_TRY(price_stages(profile, plan));
+    HAPT_TRY(hapt_plan_price_tables(profile, plan));
     plan->t_max_s = t_max_s;
     *misfit = launch(plan, t_max_s);
     return HAPT_OK;
@@ -494,6 +467,14 @@ static enum hapt_status exceeds_memory(const struct hapt_plan *plan, int misfit)
 {
     char need[32], have[32], submesh[64];
     const struct hapt_plan_stage *stage = &plan->stage[misfit];
+    if (hapt_schedule_loops(plan->schedule)) {
+        double have_bytes;
+        const double bytes = hapt_plan_submesh_bytes(plan, stage->submesh, &have_bytes);
+        return hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer loops, a smaller loop batch or prefetch, or larger submeshes",
+                         "the stages on %s:%s need %s of %s per device for %d passes in flight", stage->submesh->name,
+                         hapt_plan_stage_short(stage, "x", submesh), hapt_units_bytes(bytes, need),
+                         hapt_units_bytes(have_bytes, have), stage->submesh->slots);
+    }
     return hapt_fail(HAPT_ERR_INFEASIBLE, "use a larger submesh, fewer layers or fewer microbatches in flight",
                      "stage %d (layers %d-%d on %s:%s) needs %s of %s per device for %d microbatches in flight", misfit,
                      stage->first_layer, stage->end_layer, stage->submesh->name,
@@ -501,22 +482,18 @@ static enum hapt_status exceeds_memory(const struct hapt_plan *plan, int misfit)
                      hapt_units_bytes(stage->device_memory_bytes, have), stage->warmup);
 }
 
-/* The largest t_i or c_i. */
-static double longest(const struct hapt_plan *plan)
-{
-    double longest_s = 0;
-    for (int i = 0; i < plan->stage_count; i++)
-        longest_s = fmax(longest_s, fmax(plan->stage[i].compute_s, plan->stage[i].comm_s));
-    return longest_s;
-}
-
 enum hapt_status hapt_plan_price_launches(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
     struct hapt_arena scratch;
-    HAPT_TRY(price_stages(profile, plan));
-    const int misfit = hapt_plan_tighten(plan);
+    double compute_s;
+    int misfit = -1;
+    HAPT_TRY(hapt_plan_price_tables(profile, plan));
+    if (hapt_schedule_loops(plan->schedule))
+        HAPT_TRY(hapt_plan_launch_loops(plan, &misfit));
+    else
+        misfit = hapt_plan_tighten(plan);
     if (misfit >= 0) return exceeds_memory(plan, misfit);
-    plan->t_max_s = longest(plan);
+    plan->t_max_s = hapt_plan_busiest_s(plan, &compute_s);
     hapt_arena_init(&scratch);
     const enum hapt_status status = finish(profile, plan, &scratch);
     hapt_arena_release(&scratch);
@@ -527,7 +504,8 @@ enum hapt_status hapt_plan_price_launches(const struct hapt_profile *profile, st
 static enum hapt_status choose_t_max(struct hapt_plan *plan, struct hapt_arena *scratch)
 {
     double *t_max;
-    const double least_s = longest(plan);
+    double compute_s;
+    const double least_s = hapt_plan_busiest_s(plan, &compute_s);
     int count = 0, misfit = -1;
     HAPT_NEW(t_max, scratch, 4 * (size_t)plan->stage_count);
     for (int i = 0; i < plan->stage_count; i++) {
@@ -553,7 +531,8 @@ static enum hapt_status choose_t_max(struct hapt_plan *plan, struct hapt_arena *
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
     struct hapt_arena scratch;
-    HAPT_TRY(price_stages(profile, plan));
+    if (hapt_schedule_loops(plan->schedule)) return hapt_plan_price_launches(profile, plan);
+    HAPT_TRY(hapt_plan_price_tables(profile, plan));
     hapt_arena_init(&scratch);
     enum hapt_status status = choose_t_max(plan, &scratch);
     if (status == HAPT_OK) status = finish(profile, plan, &scratch);

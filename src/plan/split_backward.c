@@ -49,10 +49,29 @@ static int slots_for(const struct hapt_plan_stage *stage, int weight_slots, bool
     return slots < microbatches ? slots : microbatches;
 }
 
+/* Looped lists hold as many slots as unsplit ones. Gives each stage of a submesh `wanted` weight slots, or as many as
+ * fit. */
+static void grant_looped_slots(struct hapt_plan *plan, int wanted)
+{
+    for (int s = 0; s < plan->submesh_count; s++) {
+        double have_bytes = 0;
+        bool fits = false;
+        for (int waits = wanted; waits > 0 && !fits; waits--) {
+            for (int i = 0; i < plan->stage_count; i++)
+                if (plan->stage[i].submesh == &plan->submesh[s]) plan->stage[i].weight_slots = waits;
+            fits = hapt_at_most(hapt_plan_submesh_bytes(plan, &plan->submesh[s], &have_bytes), have_bytes);
+        }
+    }
+}
+
 /* Gives each stage `wanted` weight slots, or as many as fit, and the slots for them. Stages that share a submesh keep
  * one each. */
 static void grant_slots(struct hapt_plan *plan, int wanted, bool more)
 {
+    if (hapt_schedule_loops(plan->schedule)) {
+        grant_looped_slots(plan, wanted);
+        return;
+    }
     for (int i = 0; i < plan->stage_count; i++) {
         struct hapt_plan_stage *stage = &plan->stage[i];
         int waits = is_alone(plan, i) ? wanted : 1;
@@ -95,7 +114,7 @@ static enum hapt_status choose_slots(struct hapt_plan *plan, struct hapt_arena *
     memcpy(best, plan->stage, (size_t)S * sizeof *best);
     for (int wanted = 2, last = B < 2; !last; wanted = 2 * wanted < B ? 2 * wanted : B) {
         last = wanted >= B;
-        for (int more = 0; more < 2; more++) {
+        for (int more = 0; more < (hapt_schedule_loops(plan->schedule) ? 1 : 2); more++) {
             double step_s;
             grant_slots(plan, wanted < B ? wanted : B, more);
             HAPT_TRY(simulate(plan, &step_s));

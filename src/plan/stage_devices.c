@@ -136,6 +136,7 @@ bool hapt_plan_submesh_fits(const struct hapt_plan *plan, const struct hapt_plan
         least = fmin(least, stage->device_memory_bytes);
         stages++;
     }
+    if (submesh->slots > 0) slots = submesh->slots;
     return stages <= 1 || hapt_at_most(bytes + slots * largest + weight_slots * largest_weight, least);
 }
 

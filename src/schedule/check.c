@@ -100,7 +100,8 @@ static bool is_ready(const struct state *state, const struct hapt_instruction *a
 static bool has_transfer_slot(const struct state *state, const struct hapt_instruction *at)
 {
     const struct hapt_schedule_edges *edges = &state->schedule->edges;
-    const int before = at->microbatch - HAPT_TRANSFER_SLOTS, row = state->schedule->chunk_count + at->chunk;
+    const int before = at->microbatch - hapt_schedule_transfer_slots(state->schedule),
+              row = state->schedule->chunk_count + at->chunk;
     for (int e = edges->out_start[row]; before >= 0 && e < edges->out_start[row + 1]; e++)
         if (edges->channel_of[e] < 0 && !(done_of(state, edges->edge[e].to, before) & BACKWARD)) return false;
     return true;
@@ -195,6 +196,10 @@ static enum hapt_status check_pass(const struct state *state, const struct hapt_
     if (*done & bit) return wrong(at, "an instruction appears twice");
     if (!(bit & bits_of_chunk(schedule, at->chunk)))
         return wrong(at, bit & (BACKWARD | WEIGHT) ? "the chunk has no such pass" : "nothing crosses there");
+    if (!is_ready(state, at) && schedule->options.ahead)
+        return hapt_fail(HAPT_ERR_USAGE, "start with more forwards before the first backward",
+                         "schedule: chunk %d, microbatch %d: a backward pass comes before its forward pass", at->chunk,
+                         at->microbatch);
     if (!is_ready(state, at)) return wrong(at, "an instruction comes too early");
     if ((bit & (FORWARD | BACKWARD | WEIGHT)) && at->microbatch > 0 && !(done[-1] & bit))
         return wrong(at, "passes are out of microbatch order");

@@ -43,7 +43,7 @@ static bool carry(struct play *play, struct channel *channel)
     const int first = channel->next;
     for (; channel->next < channel->count; channel->next++) {
         const int e = channel->edge[channel->next];
-        if (play->transfers[e].arrived >= released(play, e) + HAPT_TRANSFER_SLOTS) break;
+        if (play->transfers[e].arrived >= released(play, e) + hapt_schedule_transfer_slots(play->schedule)) break;
         play->transfers[e].arrived++;
     }
     return channel->next > first;
@@ -118,8 +118,8 @@ static bool run(struct play *play, int submesh, const struct hapt_instruction *a
         consume(play, at->chunk, 0);
         return true;
     case HAPT_INSTRUCTION_BACKWARD: /* its gradients need transfer slots */
-        if (at->microbatch >= HAPT_TRANSFER_SLOTS &&
-            !has_arrived(play, at->chunk, 1, false, at->microbatch - HAPT_TRANSFER_SLOTS))
+        if (at->microbatch >= hapt_schedule_transfer_slots(play->schedule) &&
+            !has_arrived(play, at->chunk, 1, false, at->microbatch - hapt_schedule_transfer_slots(play->schedule)))
             return false;
         consume(play, at->chunk, 1);
         return true;

@@ -49,7 +49,7 @@ static bool edge_has_slot(const struct merge *merge, int e, int microbatch)
 {
     const struct hapt_schedule_edges *edges = &merge->schedule->edges;
     const struct hapt_schedule_edge *edge = &edges->edge[e];
-    const int before = microbatch - HAPT_TRANSFER_SLOTS;
+    const int before = microbatch - hapt_schedule_transfer_slots(merge->schedule);
     if (before < 0) return true;
     if (before >= passes_of(merge, edge->to, edge->backward)) return false;
     for (int k = edges->next_start ? edges->next_start[e] : 0; edges->next_start && k < edges->next_start[e + 1]; k++)

@@ -146,12 +146,20 @@ static void find_ahead(const struct hapt_schedule *schedule, int loop_batch, int
     const struct hapt_schedule_options *options = &schedule->options;
     const enum hapt_schedule_kind kind = schedule->kind;
     const int64_t B = schedule->microbatches;
+    int most = 0;
+    for (int s = 0; s < schedule->submesh_count; s++) {
+        const int chunks = find_visits(schedule, s).chunks;
+        if (chunks > most) most = chunks;
+    }
     for (int s = 0; s < schedule->submesh_count; s++) {
         const struct visits visits = find_visits(schedule, s);
         int more = kind == HAPT_SCHEDULE_INTERLEAVED ? visits.rest : options->prefetch;
         if (more > visits.rest - 1) more = visits.rest - 1;
         int64_t count =
             (int64_t)(visits.chunks - visits.in_last) * loop_batch + (int64_t)visits.in_last * (visits.rest + more);
+        /* behind a frozen prefix, others have more passes of the group to do before the next group gets here */
+        if (schedule->forward_only[0] && visits.chunks < most && count > (int64_t)visits.chunks * loop_batch)
+            count = (int64_t)visits.chunks * loop_batch;
         for (int c = 0; !hapt_schedule_loops(kind) && c < schedule->chunk_count; c++)
             if (schedule->submesh_of[c] == s) count = schedule->launches[c]; /* its only chunk */
         if (kind == HAPT_SCHEDULE_BREADTH_FIRST) count = visits.chunks * B;
@@ -160,9 +168,9 @@ static void find_ahead(const struct hapt_schedule *schedule, int loop_batch, int
     }
 }
 
-/* A submesh that waits for gradients for ever needs more forwards before them. Gives each of these one more; false:
+/* A submesh that waits for gradients for ever needs more forwards before them. Gives each of these `by` more; false:
  * none can have more. */
-static bool raise_ahead(const struct hapt_schedule *schedule, const int *at, int *ahead)
+static bool raise_ahead(const struct hapt_schedule *schedule, const int *at, int by, int *ahead)
 {
     bool raised = false;
     for (int s = 0; s < schedule->submesh_count; s++) {
@@ -171,11 +179,14 @@ static bool raise_ahead(const struct hapt_schedule *schedule, const int *at, int
         if (at[s] == list->count || ahead[s] >= all) continue;
         const enum hapt_instruction_kind kind = list->instruction[at[s]].kind;
         if (kind != HAPT_INSTRUCTION_RECEIVE_BACKWARD && kind != HAPT_INSTRUCTION_BACKWARD) continue;
-        ahead[s]++;
+        ahead[s] = all - ahead[s] < by ? (int)all : ahead[s] + by;
         raised = true;
     }
     return raised;
 }
+
+/* Single steps of `ahead`; then they double, so that lists which never end are given up soon. */
+enum { SINGLE_STEPS = 64 };
 
 /* The looped order with the least `ahead`, from the formula on, that ends. Loops around all submeshes need no more than
  * the formula; other placements, such as a V, may. */
@@ -185,7 +196,7 @@ static enum hapt_status order_looped(struct hapt_schedule *schedule, int loop_ba
     const bool split = schedule->split;
     bool ends = false, raised = true;
     schedule->split = false; /* WEIGHT instructions wait for nothing */
-    while (!ends && raised) {
+    for (int step = 0, by = 1; !ends && raised; step++, by *= step > SINGLE_STEPS ? 2 : 1) {
         int *at;
         hapt_arena_reset(scratch);
         HAPT_NEW(at, scratch, schedule->submesh_count);
@@ -193,7 +204,7 @@ static enum hapt_status order_looped(struct hapt_schedule *schedule, int loop_ba
         order_passes(schedule, loop_batch, ahead, order);
         HAPT_TRY(make_lists(schedule, order, false, scratch));
         HAPT_TRY(check_play(schedule, at, &ends));
-        raised = !ends && !schedule->options.ahead && raise_ahead(schedule, at, ahead);
+        raised = !ends && !schedule->options.ahead && raise_ahead(schedule, at, by, ahead);
     }
     schedule->split = split;
     for (int s = 0; s < schedule->submesh_count; s++) schedule->list[s] = (struct hapt_instruction_list){0};
@@ -324,6 +335,7 @@ enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int chunks, i
         .chunk_count = chunks,
         .split = options->split,
         .update_groups = options->update_groups > 0 ? options->update_groups : 1,
+        .transfer_slots = options->transfer_slots,
     };
     HAPT_NEW(built->idle.instruction, arena, 1);
     built->idle.count = 1;

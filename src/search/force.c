@@ -191,7 +191,8 @@ enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struc
     HAPT_TRY(search_check_options(options));
     *made = hapt_search_plan(profile, options);
     HAPT_TRY(parse_stages(profile, stages, result, made));
-    HAPT_TRY(hapt_plan_price_stages(profile, options, made));
+    HAPT_TRY(hapt_schedule_loops(options->schedule) ? search_price_loops(profile, options, made)
+                                                    : hapt_plan_price_stages(profile, options, made));
     *plan = made;
     return HAPT_OK;
 }

@@ -87,6 +87,11 @@ static inline enum hapt_status search_check_options(const struct hapt_search_opt
     return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches per step",
                      options->microbatches);
 }
+/* loops.c. HAPT_ERR_USAGE: the settings of a looped schedule do not fit the microbatches. */
+enum hapt_status search_check_loops(const struct hapt_search_options *options);
+/* Folds given stages onto submeshes, and prices them with the best of the settings that the options allow. */
+enum hapt_status search_price_loops(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                    struct hapt_plan *plan);
 /*
  * Builds the problem. `memory_factor` scales every device's memory (1; other values only explain infeasibility). A
  * candidate is omitted if another one for the same layers dominates it: at most as many devices, at least as fast, at

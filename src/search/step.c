@@ -4,14 +4,6 @@
 
 #include <math.h>
 
-enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *profile,
-                                  const struct hapt_search_options *options, struct hapt_arena *result,
-                                  struct hapt_plan **plan)
-{
-    return options->objective == HAPT_OBJECTIVE_STEP ? hapt_plan_search_step(comm, profile, options, result, plan)
-                                                     : hapt_plan_search_formula(comm, profile, options, result, plan);
-}
-
 /* The profile without what stages do once a step: the simulator counts that outside the pipeline, the formula in every
  * microbatch. */
 static enum hapt_status leave_out_step(const struct step_search *search, struct hapt_arena *arena,

@@ -78,7 +78,7 @@ static void open_edge(const struct hapt_plan *plan, const struct hapt_profile *p
     const struct hapt_schedule_edge *edge = &schedule->edges.edge[e];
     const int low = edge->from < edge->to ? edge->from : edge->to;
     const double cost_s = step->costs.edge_s ? step->costs.edge_s[e] : step->costs.comm_s[low];
-    const double bytes = plan->edge_count > 0 ? plan->edge[e].bytes
+    const double bytes = plan->edge_count > 0 ? hapt_plan_sent_edge(plan, e)->bytes
                                               : bytes_of(profile, profile ? profile->boundary_bytes : NULL,
                                                          plan->stage[low].end_layer - 1, cost_s);
     step->channel[e] = (struct emit_channel){.index = e,

@@ -121,6 +121,9 @@ static void compute(struct walk *walk, const struct action *action, const struct
     const struct emit_step *step = walk->trace->step;
     const int slots = step->costs.transfer_slots, B = step->schedule->microbatches;
     const struct emit_channel *taken;
+    /* a forward-only chunk takes a slot again when its activations have left */
+    if (step->schedule->forward_only[at->chunk] && at->microbatch >= 0)
+        wait_all_sent(walk, at->chunk, EMIT_FORWARD, at->microbatch - step->schedule->launches[at->chunk] + 1);
     if (action->gives_backward) wait_all_sent(walk, at->chunk, EMIT_FORWARD, at->microbatch + 1);
     if (action->gives_backward && slots > 0) wait_all_sent(walk, at->chunk, EMIT_BACKWARD, at->microbatch - slots + 1);
     walk->functions->compute(walk->trace, action->name, at, action->time_s(step, at->chunk));

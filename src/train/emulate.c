@@ -378,12 +378,14 @@ static void end_exchange(struct worker *worker, double start_s)
     bool tied = false;
     (void)start_s;
     for (int s = 0; s < worker->stage_count; s++) tied = tied || worker->stage[s].tie_count > 0;
-    if (tied) hapt_team_inputs_ready(team, team->free_s + worker->time_scale * worker->plan->exchange_s);
+    if (tied && !worker_shares(worker, 0, worker->plan->stage_count - 1))
+        hapt_team_inputs_ready(team, team->free_s + worker->time_scale * worker->plan->exchange_s);
 }
 
 /* The end of a step in one piece, including the sum of gradients and the update, where the simulator ends a list. */
 static void end_step(struct stage *stage)
 {
+    if (stage->plan->forward_only) return;
     begin_pass(stage, stage->plan->step_s - stage->plan->tied_s);
     hapt_team_stretch_begin(&stage->team);
     hapt_team_stretch_end(&stage->team);

@@ -182,8 +182,9 @@ static enum hapt_status add_edge(struct stage *stage, const struct hapt_edge *ed
                                  struct stage_flows *flows)
 {
     const int other = sends ? edge->to : edge->from;
+    const int transfer_slots = hapt_schedule_transfer_slots(stage->worker->schedule);
     const bool from_slots = sends && !edge->backward && !edge->relayed;
-    const int slots = from_slots ? stage->worker->list->slots : HAPT_TRANSFER_SLOTS;
+    const int slots = from_slots ? stage->worker->list->slots : transfer_slots;
     struct hapt_piece *piece;
     struct stage_crossing *crossing;
     void **base;
@@ -204,7 +205,7 @@ static enum hapt_status add_edge(struct stage *stage, const struct hapt_edge *ed
                                         .tag = tag,
                                         .per_step = stage->worker->plan->microbatches,
                                         .first_step = stage->worker->first_step,
-                                        .peer_slots = HAPT_TRANSFER_SLOTS,
+                                        .peer_slots = transfer_slots,
                                         .slot_count = slots,
                                         .buffer_count = edge->count,
                                         .base = base,

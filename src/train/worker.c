@@ -102,16 +102,17 @@ static enum hapt_status check_same_part(const struct worker *worker, int from, i
 /* The gradients of such an edge wait in a transfer slot of the sender until the receiver's backward pass. */
 static enum hapt_status check_transfer_slots(const struct worker *worker, const struct hapt_edge *edge)
 {
+    const int slots = hapt_schedule_transfer_slots(worker->schedule);
     int taken = 0;
     for (int i = 0; i < worker->list->count; i++) {
         const struct hapt_instruction *at = &worker->list->instruction[i];
         if (at->kind != HAPT_INSTRUCTION_BACKWARD) continue;
         if (at->chunk == edge->to) taken++;
-        if (at->chunk == edge->from && at->microbatch >= taken + HAPT_TRANSFER_SLOTS)
+        if (at->chunk == edge->from && at->microbatch >= taken + slots)
             return hapt_fail(HAPT_ERR_INPUT, "give them submeshes of their own",
                              "stage %d computes gradients more than %d microbatches before stage %d of the same "
                              "submesh takes them",
-                             edge->from, HAPT_TRANSFER_SLOTS, edge->to);
+                             edge->from, slots, edge->to);
     }
     return HAPT_OK;
 }
@@ -136,13 +137,46 @@ static enum hapt_status check_shared_submesh(const struct worker *worker)
     return HAPT_OK;
 }
 
+/* A forward-only stage of the plan has no gradients in this model either. */
+static enum hapt_status check_forward_only(const struct worker *worker)
+{
+    for (int c = 0; c < worker->plan->stage_count; c++) {
+        const struct hapt_program *program = worker->program[c];
+        const int steps = program->step_count[HAPT_SECTION_BACKWARD] + program->step_count[HAPT_SECTION_REDUCE];
+        if (worker->plan->stage[c].forward_only && steps > 0)
+            return hapt_fail(HAPT_ERR_INPUT, "create the plan from this model",
+                             "stage %d of the plan has no backward pass, but the model trains parameters in it", c);
+    }
+    return HAPT_OK;
+}
+
+/* Under a looped schedule messages past neighbours can deadlock, so the lists must know all of them. */
+static enum hapt_status check_looped_edges(const struct worker *worker)
+{
+    const struct hapt_schedule_edges *made = &worker->schedule->edges;
+    for (int r = 0; r < worker->edges->count; r++) {
+        const struct hapt_edge *edge = &worker->edges->edge[r];
+        bool known = worker_shares(worker, edge->from, edge->to);
+        for (int e = 0; e < made->count && !known; e++)
+            known = made->edge[e].from == edge->from && made->edge[e].to == edge->to;
+        if (!known)
+            return hapt_fail(HAPT_ERR_INPUT, "create the plan from this model",
+                             "stage %d of the model sends %s to stage %d, but the plan has no such message", edge->from,
+                             edge->backward ? "gradients" : "activations", edge->to);
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status build_schedule(struct worker *worker)
 {
     const struct hapt_plan *plan = worker->plan;
+    HAPT_TRY(check_forward_only(worker));
     HAPT_TRY(hapt_plan_schedule(plan, worker->ties->count > 0, worker->arena, &worker->schedule));
     HAPT_TRY(hapt_schedule_check(worker->schedule));
+    if (hapt_schedule_loops(plan->schedule)) HAPT_TRY(check_looped_edges(worker));
     struct hapt_schedule *made = worker->schedule;
     worker->list = worker->stage_count > 0 ? &made->list[made->submesh_of[worker->stage[0].chunk]] : &made->idle;
+    HAPT_NEW(worker->slot_owner, worker->arena, worker->list->slots);
     return HAPT_OK;
 }
 
@@ -237,7 +271,8 @@ static enum hapt_status build_engines(struct worker *worker, const struct hapt_c
                                                    .threads = worker->threads,
                                                    .state_count = state_count,
                                                    .slots = worker->list->slots,
-                                                   .weight_slots = worker->list->weight_slots};
+                                                   .weight_slots = worker->list->weight_slots,
+                                                   .transfer_slots = worker->schedule->transfer_slots};
     const struct hapt_program **program;
     struct hapt_engine **engine;
     HAPT_NEW(options, worker->arena, worker->stage_count);

@@ -65,7 +65,8 @@ struct worker {
     int stage_count;     /* 0: it idles */
     struct stage *stage; /* [stage_count] by chunk */
     const struct hapt_instruction_list *list;
-    int threads; /* of its device */
+    struct stage **slot_owner; /* [list->slots] the stage of its newest microbatch; NULL: none yet */
+    int threads;               /* of its device */
     const struct hapt_backend *backend;
     struct hapt_device *device;
     struct emulation *emulation; /* of a modelled device; else NULL */

@@ -91,7 +91,7 @@ static void free_received(struct stage *stage, const struct stage_flows *flows)
 
 static int transfer_slot(const struct worker *worker, int microbatch)
 {
-    return (int)((worker->sequence + microbatch) % HAPT_TRANSFER_SLOTS);
+    return (int)((worker->sequence + microbatch) % hapt_schedule_transfer_slots(worker->schedule));
 }
 
 /* Assembles incoming tensors from the parts that this rank and its replicas received. */
@@ -145,8 +145,8 @@ static double weight_s(const struct stage *stage)
     return stage->worker->plan->split ? fmin(stage->plan->weight_s, backward_s(stage)) : 0;
 }
 
-/* Has the list instructions for the messages of the stage? Else the plan knows the neighbours alone, and they are on
- * the same submesh. Messages past the neighbour then belong to the passes. */
+/* Has the list instructions for the messages to the stage, or from it? Else the plan knows the neighbours alone, and
+ * they are on the same submesh. Messages past them, to other submeshes, then belong to the passes. */
 static bool is_received(const struct stage *stage, bool backward)
 {
     return hapt_schedule_receives(stage->worker->schedule, stage->chunk, backward);
@@ -164,6 +164,15 @@ static void send_activations(struct stage *stage, int slot, int microbatch)
     send(stage, &stage->passed_on, transfer_slot(stage->worker, microbatch));
 }
 
+/* Waits until the slot's microbatch before, of any stage of this worker, is no longer being sent. */
+static enum hapt_status take_slot(struct stage *stage, int slot)
+{
+    struct stage **owner = &stage->worker->slot_owner[slot];
+    if (*owner) HAPT_TRY(wait_sent(*owner, &(*owner)->forward_out, slot));
+    *owner = stage;
+    return HAPT_OK;
+}
+
 static enum hapt_status forward(struct stage *stage, const struct hapt_instruction *instruction)
 {
     struct worker *worker = stage->worker;
@@ -172,7 +181,7 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     const int transfer = transfer_slot(worker, microbatch);
     stage->slot[microbatch] = slot;
     if (!is_received(stage, false)) HAPT_TRY(wait_received(stage, &stage->forward_in, microbatch));
-    HAPT_TRY(wait_sent(stage, &stage->forward_out, slot));
+    HAPT_TRY(take_slot(stage, slot));
     HAPT_TRY(wait_sent(stage, &stage->passed_on, transfer)); /* a replica may not have received the message itself */
     worker->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->forward_in, HAPT_STAGING_FORWARD_IN, stage->forward_replicas, transfer));

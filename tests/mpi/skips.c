@@ -103,7 +103,7 @@ static struct hapt_cluster *make_two(bool paced, bool modelled)
     return cluster;
 }
 
-/* The stages of a shape, the first in subcluster 0, with their messages. */
+/* The stages of a shape, those of the first submesh in subcluster 0, with their messages. */
 static struct hapt_plan *make_stages(const struct shape *shape, const double *compute_s)
 {
     struct hapt_profile *profile = NULL;
@@ -123,12 +123,18 @@ static struct hapt_plan *make_stages(const struct shape *shape, const double *co
     CHECK_OK(hapt_crossings_find(model->graph, &layers, &arena, &arena, &profile->crossings));
     for (int s = 0; s < shape->stages; s++) {
         struct hapt_plan_stage *stage = &plan->stage[s];
-        stage->submesh->subcluster[0] = s > 0;
-        snprintf(stage->submesh->name, sizeof stage->submesh->name, "s%d", s > 0);
+        const int home = stage->submesh > plan->submesh,
+                  next = s + 1 < shape->stages && stage[1].submesh > plan->submesh;
+        stage->submesh->subcluster[0] = home;
+        snprintf(stage->submesh->name, sizeof stage->submesh->name, "s%d", home);
         if (compute_s) stage->compute_s = compute_s[s], stage->forward_s = compute_s[s] / 3;
-        if (s + 1 < shape->stages) stage->comm_s = hapt_profile_comm_s(profile, s, s > 0, 1);
+        if (s + 1 < shape->stages) stage->comm_s = hapt_profile_comm_s(profile, s, home, next);
     }
     CHECK_OK(hapt_plan_find_edges(profile, plan));
+    if (!hapt_schedule_loops(shape->schedule)) return plan;
+    int misfit;
+    CHECK_OK(hapt_plan_choose_transfer_slots(plan));
+    CHECK_OK(hapt_plan_launch_loops(plan, &misfit));
     return plan;
 }
 
@@ -138,6 +144,22 @@ static struct hapt_plan *make_four(int microbatches, const double *compute_s)
     struct shape shape = {
         .stages = STAGES, .size = {1, 1, 1, 1}, .schedule = HAPT_SCHEDULE_H1F1B, .microbatches = microbatches};
     memcpy(shape.end, op_ends, sizeof op_ends);
+    return make_stages(&shape, compute_s);
+}
+
+/* Two stages of each rank, in loops around the ranks or as a V: three blocks, then parts of the last one. */
+static struct hapt_plan *make_eight(enum hapt_schedule_kind kind, bool v, bool split, const double *compute_s)
+{
+    const int rest = op_ends[2], end[2 * STAGES] = {op_ends[0], op_ends[1], rest,     rest + 1,
+                                                    rest + 3,   rest + 5,   rest + 6, model->graph->forward_count};
+    struct shape shape = {.stages = 2 * STAGES, .schedule = kind, .microbatches = 4, .split = split};
+    for (int s = 0; s < 2 * STAGES; s++) {
+        const int place = hapt_plan_place(s, STAGES, v);
+        shape.size[s] = 1;
+        shape.shares[s] = place < s ? place + 1 : 0;
+        shape.end[s] = end[s];
+    }
+    if (kind == HAPT_SCHEDULE_LOOPED) shape.loop_batch = 2, shape.prefetch = 1;
     return make_stages(&shape, compute_s);
 }
 
@@ -215,17 +237,33 @@ static void steps_take_the_predicted_time(void)
     CHECK_MESSAGE(best <= 0.1, "measured and predicted steps are %.1f %% apart", 100 * best);
 }
 
+/* Losses of looped lists, also with split backward passes, are those of one rank, bit by bit. */
+static void loops_pass_tensors_on(void)
+{
+    const struct shape alone = one_rank();
+    struct hapt_train_result *one = train(&alone, make_config("one", options), NULL);
+    for (int k = 0; one && k < 8; k++) {
+        static const enum hapt_schedule_kind kinds[] = {HAPT_SCHEDULE_INTERLEAVED, HAPT_SCHEDULE_BREADTH_FIRST,
+                                                        HAPT_SCHEDULE_LOOPED, HAPT_SCHEDULE_LOOPED};
+        const bool v = k % 4 == 3, split = k >= 4;
+        struct hapt_plan *plan = make_eight(kinds[k % 4], v, split, NULL);
+        CHECK(plan->relay_count > 0 && plan->split == split);
+        struct hapt_train_result *eight = run("loops", plan, make_two(false, false), options);
+        if (!eight) return;
+        CHECK_MESSAGE(!memcmp(one->history.loss, eight->history.loss, RUN_STEPS * sizeof(double)),
+                      "%s%s%s: losses differ", hapt_schedule_kind_name(kinds[k % 4]), v ? ", V" : "",
+                      split ? ", split" : "");
+    }
+}
+
 /* Modelled devices, whose messages have modelled times: the simulated step. Their clocks are real, so that a quiet
  * moment is needed. */
-static void modelled_steps_take_the_simulated_time(void)
+static void check_modelled(struct hapt_plan *(*make)(const double *compute_s), const double *compute_s)
 {
-    const double compute_s[STAGES] = {0.05, 0.02, 0.03, 0.06};
-    struct hapt_plan *plan = make_four(4, compute_s);
-    const double predicted_s = simulated_s(plan);
+    const double predicted_s = simulated_s(make(compute_s));
     double least = INFINITY;
     for (int attempt = 0; attempt < 4 && least > 1.02; attempt++) {
-        struct hapt_train_result *result =
-            run("modelled", make_four(4, compute_s), make_two(true, true), modelled_options);
+        struct hapt_train_result *result = run("modelled", make(compute_s), make_two(true, true), modelled_options);
         if (!result) return;
         double ratio = result->steady_step_s / predicted_s;
         MPI_Bcast(&ratio, 1, MPI_DOUBLE, 0, test_env.world);
@@ -233,6 +271,22 @@ static void modelled_steps_take_the_simulated_time(void)
         least = fmin(least, ratio);
     }
     CHECK_MESSAGE(least < 1.02, "a step took %.4f of the simulated time", least);
+}
+
+static struct hapt_plan *four(const double *compute_s)
+{
+    return make_four(4, compute_s);
+}
+
+static struct hapt_plan *eight(const double *compute_s)
+{
+    return make_eight(HAPT_SCHEDULE_INTERLEAVED, false, false, compute_s);
+}
+
+static void modelled_steps_take_the_simulated_time(void)
+{
+    check_modelled(four, (const double[]){0.05, 0.02, 0.03, 0.06});
+    check_modelled(eight, (const double[]){0.03, 0.02, 0.03, 0.04, 0.02, 0.03, 0.02, 0.03});
 }
 
 /* Five ranks: stages of one and two ranks with other layouts, which pass tensors on that each rank holds in part or
@@ -273,6 +327,7 @@ int main(int argc, char **argv)
         RUN(link_carries_each_tensor_once);
         RUN(steps_take_the_predicted_time);
         RUN(modelled_steps_take_the_simulated_time);
+        RUN(loops_pass_tensors_on);
     } else {
         RUN(other_layouts_pass_tensors_on);
     }

@@ -60,10 +60,10 @@ def schedules(document):
     refuses(3, "plan", "--profile", "plain.h5", "--stages", "0-8@fast:1x1")
     refuses(3, "simulate", "--plan", "plain.h5")
     refuses(3, "simulate", "--plan", "absent.h5", ranks=2)
-    run("plan", "--profile", "plain.h5", "--output", "looped.h5", "--overwrite", "yes")
-    with h5py.File("looped.h5", "r+") as file:
-        file.attrs["schedule"] = "looped"
-    refuses(3, "simulate", "--plan", "looped.h5", says="unknown schedule")
+    run("plan", "--profile", "plain.h5", "--output", "sawtooth.h5", "--overwrite", "yes")
+    with h5py.File("sawtooth.h5", "r+") as file:
+        file.attrs["schedule"] = "sawtooth"
+    refuses(3, "simulate", "--plan", "sawtooth.h5", says="unknown schedule")
     refuses(2, "simulate")
     refuses(2, "plan")
     refuses(2, "plan", "--profile", "plain.h5", "--cluster", "c.json")

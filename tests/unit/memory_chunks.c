@@ -45,7 +45,8 @@ static void add_chunk(const struct hapt_memory_plan *plan, const struct hapt_pro
             add(span, count, chunk, plan->location[t].offset,
                 hapt_tensor_bytes(&program->shard->tensor[program->tensor[t].tensor]));
     const struct hapt_staging *staging[] = {&plan->forward_in, &plan->backward_in, &plan->backward_out};
-    for (int k = 0; k < 3; k++) add(span, count, chunk, staging[k]->offset, HAPT_TRANSFER_SLOTS * staging[k]->stride);
+    for (int k = 0; k < 3; k++)
+        add(span, count, chunk, staging[k]->offset, (size_t)staging[k]->slots * staging[k]->stride);
 }
 
 static void check_chunks(struct hapt_program *const *program, int chunks, const struct hapt_memory_options *options)
@@ -97,8 +98,10 @@ static void random_chunks(void)
         hapt_arena_init(&arena);
         const bool tied = below(&seed, 2) == 1, bf16 = below(&seed, 2) == 1;
         const struct hapt_model *model = fixture_gpt(&arena, (struct fixture_gpt){4, 16, 2, 8, 32, 4, tied, bf16});
-        const struct hapt_memory_options options = {
-            .slots = 1 + below(&seed, 5), .state_count = below(&seed, 3), .scratch = fake_scratch};
+        const struct hapt_memory_options options = {.slots = 1 + below(&seed, 5),
+                                                    .transfer_slots = below(&seed, 6),
+                                                    .state_count = below(&seed, 3),
+                                                    .scratch = fake_scratch};
         const int ops = model->graph->forward_count, apart = 1 + below(&seed, 3);
         int chunks = 0;
         for (int first = 0, k = 0; first < ops && chunks < MOST_CHUNKS; k++) {

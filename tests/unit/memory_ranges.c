@@ -107,7 +107,7 @@ static void forced_cuts(void)
         struct hapt_axis_program *program;
         uint64_t random = (uint64_t)k + 77;
         const struct hapt_memory_options options = {
-            .slots = 2, .state_count = k % 3, .scratch = k % 2 ? fake_scratch : NULL};
+            .slots = 2, .transfer_slots = k % 5, .state_count = k % 3, .scratch = k % 2 ? fake_scratch : NULL};
         char name[32];
         hapt_arena_init(&arena);
         const struct hapt_graph *graph =

@@ -195,6 +195,29 @@ static void check_shares(const struct instance *instance)
     }
 }
 
+/* Without the profile's tables the model gives the same messages between the same stages, and the same relays. */
+static void check_model_edges(const struct instance *instance)
+{
+    const struct hapt_plan *plan = &instance->plan;
+    struct hapt_plan other = *plan;
+    other.edge_count = other.relay_count = 0;
+    CHECK_OK(hapt_plan_find_model_edges(instance->graph, &other));
+    if (other.edge_count ==
+        0) { /* all tensors go to neighbours; these may share links, which the profile knows alone */
+        CHECK(!has_far_edge(plan) && plan->relay_count == 0);
+        return;
+    }
+    if (!CHECK(other.edge_count == plan->edge_count && other.relay_count == plan->relay_count)) return;
+    for (int e = 0; e < plan->edge_count; e++) {
+        const struct hapt_plan_edge *a = &plan->edge[e], *b = &other.edge[e];
+        const bool far = abs(b->edge.from - b->edge.to) > 1;
+        const int low = b->edge.from < b->edge.to ? b->edge.from : b->edge.to;
+        CHECK(hapt_schedule_compare_edges(&a->edge, &b->edge) == 0 && a->bytes == b->bytes);
+        CHECK(b->edge.link == 0 && b->time_s == (far ? 0 : plan->stage[low].comm_s));
+    }
+    CHECK(plan->relay_count == 0 || !memcmp(plan->relay, other.relay, (size_t)plan->relay_count * sizeof *plan->relay));
+}
+
 static void plans_know_what_is_sent(void)
 {
     const int rounds = test_long() ? 20000 : 1500;
@@ -225,6 +248,7 @@ static void plans_know_what_is_sent(void)
             links += edge->link > 0;
         }
         CHECK_OK(hapt_plan_check_edges(plan));
+        check_model_edges(&instance);
         relays += plan->relay_count;
         trunks += check_trunk(&instance);
         check_least_bytes(&instance);

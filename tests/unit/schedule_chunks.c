@@ -128,7 +128,7 @@ static bool is_ready(const struct made *made, int chunk, bool backward)
         if (edge->backward != backward) continue;
         if (edge->to == chunk && done[edge->from] <= done[chunk]) return false;
         if (edge->from == chunk && backward && is_local(made, edge) &&
-            done[chunk] >= done[edge->to] + HAPT_TRANSFER_SLOTS)
+            done[chunk] >= done[edge->to] + hapt_schedule_transfer_slots(&made->schedule))
             return false;
     }
     return true;
@@ -200,7 +200,7 @@ static struct hapt_costs costs_of(const struct made *made)
                                .comm_s = made->comm_s,
                                .edge_s = made->edge_s,
                                .step_s = made->step_s,
-                               .transfer_slots = HAPT_TRANSFER_SLOTS};
+                               .transfer_slots = hapt_schedule_transfer_slots(&made->schedule)};
 }
 
 static void make_chunks(struct made *made, uint64_t *seed)
@@ -212,6 +212,7 @@ static void make_chunks(struct made *made, uint64_t *seed)
                                        .chunk_count = chunks,
                                        .submesh_count = submeshes < chunks ? submeshes : chunks,
                                        .update_groups = 1 + below(seed, 3),
+                                       .transfer_slots = below(seed, 2) ? 0 : 1 + below(seed, 6),
                                        .split = below(seed, 2),
                                        .forward_only = made->forward_only,
                                        .submesh_of = made->submesh_of,
@@ -349,7 +350,7 @@ static bool time_transfer(struct dag *dag, struct transfer *transfer)
 {
     const struct made *made = dag->made;
     const struct hapt_schedule_edge *edge = &made->edge[transfer->edge];
-    const int freed = transfer->microbatch - HAPT_TRANSFER_SLOTS;
+    const int freed = transfer->microbatch - hapt_schedule_transfer_slots(&made->schedule);
     double start_s = 0;
     if (!wait_for(&start_s, dag->end[transfer->submesh][transfer->send])) return false;
     if (transfer->before >= 0 && !wait_for(&start_s, dag->transfer[transfer->before].end_s)) return false;
@@ -398,7 +399,8 @@ static bool time_instruction(struct dag *dag, int submesh, int index)
     }
     if (at->kind == HAPT_INSTRUCTION_BACKWARD) {
         lasts_s = made->backward_s[c];
-        if (m >= HAPT_TRANSFER_SLOTS && !wait_for_edges(dag, c, true, false, m - HAPT_TRANSFER_SLOTS, &start_s))
+        if (m >= hapt_schedule_transfer_slots(&made->schedule) &&
+            !wait_for_edges(dag, c, true, false, m - hapt_schedule_transfer_slots(&made->schedule), &start_s))
             return false;
     }
     if (at->kind == HAPT_INSTRUCTION_WEIGHT) lasts_s = made->weight_s[c];
@@ -441,7 +443,7 @@ static bool has_local_room(const struct made *made)
             if (at->kind != HAPT_INSTRUCTION_BACKWARD) continue;
             for (int e = 0; e < made->edge_count; e++)
                 if (made->edge[e].from == at->chunk && made->edge[e].backward && is_local(made, &made->edge[e]) &&
-                    at->microbatch >= done[made->edge[e].to] + HAPT_TRANSFER_SLOTS)
+                    at->microbatch >= done[made->edge[e].to] + hapt_schedule_transfer_slots(&made->schedule))
                     return false;
             done[at->chunk]++;
         }
@@ -559,6 +561,7 @@ static void built_lists(void)
         int warmup[MOST_CHUNKS], pool[MOST_SUBMESHES], weight_slots[MOST_SUBMESHES];
         make_chunks(&made, &seed);
         const int chunks = made.schedule.chunk_count, B = made.schedule.microbatches;
+        if (made.schedule.transfer_slots > 0) made.schedule.transfer_slots += HAPT_TRANSFER_SLOTS;
         const enum hapt_schedule_kind kind = (enum hapt_schedule_kind)below(&seed, HAPT_SCHEDULE_KINDS);
         const struct hapt_costs costs = costs_of(&made);
         struct hapt_schedule_options options = random_options(&made, kind, &seed);
@@ -568,6 +571,7 @@ static void built_lists(void)
             if (made.forward_only[c]) warmup[c] = hapt_schedule_forward_only_launches(kind, B, made.comm_s[c], 1, 0.1);
         for (int s = 0; s < MOST_SUBMESHES; s++) pool[s] = 1 + below(&seed, 2 * B);
         for (int s = 0; s < MOST_SUBMESHES; s++) weight_slots[s] = 1 + below(&seed, B);
+        options.transfer_slots = made.schedule.transfer_slots;
         options.split = made.schedule.split;
         options.costs = &costs;
         options.pool = below(&seed, 2) ? pool : NULL;

@@ -1,0 +1,90 @@
+/* The instruction lists and the memory of a plan, from its launch counts and settings. */
+#include "hapt/plan.h"
+
+#include <math.h>
+
+/* What the lists read of the plan, by submesh and by stage. */
+struct inputs {
+    int *warmup, *submesh_of; /* [stage] */
+    bool *forward_only;
+    int *ahead, *pool, *weight_slots; /* [submesh] */
+    bool has_ahead;
+};
+
+static enum hapt_status read_inputs(const struct hapt_plan *plan, struct hapt_arena *arena, struct inputs *inputs)
+{
+    const int S = plan->stage_count;
+    int submeshes = 0;
+    *inputs = (struct inputs){.has_ahead = true};
+    HAPT_NEW(inputs->warmup, arena, S);
+    HAPT_NEW(inputs->submesh_of, arena, S);
+    HAPT_NEW(inputs->forward_only, arena, S);
+    HAPT_NEW(inputs->ahead, arena, S);
+    HAPT_NEW(inputs->pool, arena, S);
+    HAPT_NEW(inputs->weight_slots, arena, S);
+    for (int i = 0; i < S; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        int same = 0;
+        while (plan->stage[same].submesh != stage->submesh) same++;
+        const int at = inputs->submesh_of[i] = same < i ? inputs->submesh_of[same] : submeshes++;
+        inputs->ahead[at] = stage->submesh->ahead;
+        inputs->has_ahead = inputs->has_ahead && stage->submesh->ahead > 0;
+        inputs->warmup[i] = stage->warmup;
+        inputs->forward_only[i] = stage->forward_only != 0;
+        inputs->pool[at] += hapt_plan_stage_slots(stage);
+        inputs->weight_slots[at] += stage->weight_slots;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, struct hapt_arena *arena,
+                                    struct hapt_schedule **schedule)
+{
+    struct inputs inputs;
+    struct hapt_costs costs;
+    HAPT_TRY(read_inputs(plan, arena, &inputs));
+    struct hapt_schedule_options options = {.tied = tied,
+                                            .submesh_of = inputs.submesh_of,
+                                            .forward_only = inputs.forward_only,
+                                            .loop_batch = plan->loop_batch,
+                                            .prefetch = plan->prefetch,
+                                            .transfer_slots = plan->transfer_slots,
+                                            .ahead = inputs.has_ahead ? inputs.ahead : NULL};
+    HAPT_TRY(hapt_plan_add_edges(plan, arena, &options));
+    if (plan->split) { /* the costs place the WEIGHT instructions, alike on all ranks */
+        HAPT_TRY(hapt_plan_costs(plan, arena, &costs));
+        options.split = true;
+        options.pool = hapt_schedule_loops(plan->schedule) ? NULL : inputs.pool; /* loops: launches follow from lists */
+        options.weight_slots = inputs.weight_slots;
+        options.costs = &costs;
+    }
+    return hapt_schedule_build(plan->schedule, plan->stage_count, plan->microbatches, inputs.warmup, &options, arena,
+                               schedule);
+}
+
+void hapt_plan_stage_tighten(struct hapt_plan_stage *stage)
+{
+    double fullest = -1;
+    for (int k = 0; k < stage->submesh->part_count; k++) {
+        const double bytes = hapt_plan_stage_bytes(stage, k);
+        const double room = stage->submesh->device_memory_bytes[k], full = bytes > 0 ? bytes / room : 0;
+        if (full <= fullest) continue;
+        fullest = full;
+        stage->parameter_bytes = stage->part_parameter_bytes[k];
+        stage->activation_bytes = stage->part_activation_bytes[k];
+        stage->device_memory_bytes = room;
+    }
+    stage->memory_bytes = stage->parameter_bytes + hapt_plan_stage_slots(stage) * stage->activation_bytes +
+                          stage->weight_slots * stage->weight_slot_bytes;
+}
+
+int hapt_plan_tighten(struct hapt_plan *plan)
+{
+    int misfit = -1;
+    for (int i = plan->stage_count - 1; i >= 0; i--) {
+        struct hapt_plan_stage *stage = &plan->stage[i];
+        hapt_plan_stage_tighten(stage);
+        if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes)) misfit = i;
+    }
+    return misfit;
+}

@@ -1,0 +1,134 @@
+/* The settings of a looped schedule that the options allow, and stages that --stages gives. */
+#include "loops.h"
+#include "search.h"
+
+#include <math.h>
+#include <stdio.h>
+
+enum { MOST_BATCHES = 6, MOST_PREFETCH = 8 };
+
+static int add_setting(struct loops_setting *setting, int count, struct loops_setting added)
+{
+    if (count < LOOPS_MOST_SETTINGS) setting[count++] = added;
+    return count;
+}
+
+/* Group sizes of the looped kind: divisors of B that are at least the number of submeshes, the smallest ones and B. */
+static int list_batches(const struct hapt_search_options *options, int submeshes, int batch[MOST_BATCHES])
+{
+    const int B = options->microbatches;
+    int count = 0;
+    if (options->schedule != HAPT_SCHEDULE_LOOPED || options->loops.loop_batch > 0) {
+        batch[0] = options->loops.loop_batch;
+        return 1;
+    }
+    for (int d = submeshes < B ? submeshes : B; d < B && count < MOST_BATCHES - 1; d++)
+        if (B % d == 0) batch[count++] = d;
+    batch[count++] = B;
+    return count;
+}
+
+/* The settings of a number of loops. */
+static int add_settings(const struct hapt_search_options *options, int submeshes, int loops,
+                        struct loops_setting *setting, int count)
+{
+    int batch[MOST_BATCHES];
+    const int batches = list_batches(options, submeshes, batch);
+    const bool chosen = options->schedule == HAPT_SCHEDULE_LOOPED && options->loops.prefetch < 0;
+    const int given = options->schedule == HAPT_SCHEDULE_LOOPED && !chosen ? options->loops.prefetch : 0;
+    const int last = chosen ? (submeshes - 1 < MOST_PREFETCH ? submeshes - 1 : MOST_PREFETCH) : given;
+    for (int k = 0; k < batches; k++) {
+        const int of = hapt_schedule_loop_batch(options->schedule, options->microbatches, submeshes, batch[k]);
+        if (options->microbatches % of != 0) continue;
+        for (int b = chosen ? 0 : given; b <= last; b++)
+            count = add_setting(setting, count, (struct loops_setting){loops, batch[k], b});
+    }
+    return count;
+}
+
+int loops_list_settings(const struct hapt_search_options *options, int submeshes, int least_loops, int most_loops,
+                        struct loops_setting setting[LOOPS_MOST_SETTINGS])
+{
+    int count = 0;
+    for (int loops = least_loops; loops <= most_loops; loops++)
+        count = add_settings(options, submeshes, loops, setting, count);
+    return count;
+}
+
+enum hapt_status loops_check_batch(const struct hapt_search_options *options, int batch)
+{
+    const int B = options->microbatches;
+    char hint[96];
+    if (B % batch == 0) return HAPT_OK;
+    int nearest = 1;
+    for (int d = 1; d <= B; d++)
+        if (B % d == 0 && fabs((double)d - batch) < fabs((double)nearest - batch)) nearest = d;
+    const int more = (B + batch / 2) / batch * batch;
+    snprintf(hint, sizeof hint, "give --loop-batch %d, or --microbatches %d", nearest, more > 0 ? more : batch);
+    return hapt_fail(HAPT_ERR_USAGE, hint, "%d microbatches cannot be divided into groups of %d", B, batch);
+}
+
+enum hapt_status search_check_loops(const struct hapt_search_options *options)
+{
+    const struct hapt_search_loops *loops = &options->loops;
+    HAPT_ASSERT(hapt_schedule_loops(options->schedule));
+    return loops->loop_batch > 0 ? loops_check_batch(options, loops->loop_batch) : HAPT_OK;
+}
+
+/* ---- Given stages ---- */
+
+/* Programs that --stages leaves open: the stages of a submesh take that of its first one. */
+static enum hapt_status choose_programs(const struct hapt_profile *profile, struct hapt_plan *plan)
+{
+    HAPT_TRY(hapt_plan_price_tables(profile, plan));
+    for (int i = plan->stage_count - 1; i >= 0; i--) {
+        int first = 0;
+        while (plan->stage[first].submesh != plan->stage[i].submesh) first++;
+        plan->stage[i].layout = plan->stage[first].layout;
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status price_setting(const struct hapt_profile *profile, const struct loops_setting *setting,
+                                      struct hapt_plan *plan)
+{
+    plan->loop_batch = setting->loop_batch;
+    plan->prefetch = setting->prefetch;
+    plan->transfer_slots = 0;
+    HAPT_TRY(hapt_plan_choose_transfer_slots(plan));
+    return hapt_plan_price_launches(profile, plan);
+}
+
+enum hapt_status search_price_loops(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                    struct hapt_plan *plan)
+{
+    const int loops = options->loops.loops > 0 ? options->loops.loops : 2;
+    struct loops_setting setting[LOOPS_MOST_SETTINGS];
+    HAPT_TRY(search_check_loops(options));
+    if (hapt_plan_first_mixed(plan) >= 0)
+        return hapt_fail(HAPT_ERR_INPUT, "choose a schedule that is not looped",
+                         "stage %d is mixed and cannot be looped", hapt_plan_first_mixed(plan));
+    if (plan->stage_count % loops != 0)
+        return hapt_fail(HAPT_ERR_USAGE, "name each submesh once per loop, in the order of the layers",
+                         "--stages names %d stages, which are no %d loops", plan->stage_count, loops);
+    HAPT_TRY(hapt_plan_fold(plan, plan->stage_count / loops, options->loops.v));
+    const int settings = loops_list_settings(options, plan->submesh_count, loops, loops, setting);
+    if (settings == 0)
+        return loops_check_batch(options, hapt_schedule_loop_batch(options->schedule, options->microbatches,
+                                                                   plan->submesh_count, options->loops.loop_batch));
+    HAPT_TRY(choose_programs(profile, plan));
+    int best = 0;
+    double least_s = INFINITY;
+    for (int k = 0; k < settings; k++) {
+        const enum hapt_status status = price_setting(profile, &setting[k], plan);
+        if (status == HAPT_OK && plan->simulated_s < least_s) {
+            least_s = plan->simulated_s;
+            best = k;
+        }
+        if (status == HAPT_ERR_INFEASIBLE || status == HAPT_ERR_USAGE)
+            hapt_fail_reset();
+        else
+            HAPT_TRY(status);
+    }
+    return price_setting(profile, &setting[best], plan);
+}

@@ -1,0 +1,202 @@
+#!/usr/bin/env bash
+# Looped schedules for users: hapt plan, train, simulate and the whole job; losses, resuming, modelled devices beside the simulator, files,
+# refusals. mpi/loops.c compares the bits of more models.
+. "$(dirname "$0")/lib.sh.inc"
+cd "$(dirname "$0")/../.." || exit 1
+
+losses() { grep -o '"loss": \[[^]]*\]' "$scratch/out"; }
+same() { # WHAT WANT GOT
+    checks=$((checks + 1))
+    [ -n "$2" ] && [ "$2" = "$3" ] || fail "$1: losses $3 instead of $2"
+}
+python() { # WHAT ARGUMENTS... <SCRIPT
+    local what=$1
+    shift
+    checks=$((checks + 1))
+    /usr/bin/python3 - "$@" >"$scratch/said" 2>&1 || fail "$what: $(tail -n 5 "$scratch/said")"
+}
+head -c 60000 src/model/*.c >"$scratch/text.txt"
+passes 1 data "$scratch/text.txt" --output "$scratch/tokens.h5"
+passes 1 model gpt --layers 4 --hidden 64 --heads 2 --sequence 32 --vocab 256 --microbatch 2 --tied-embeddings no --data "$scratch/tokens.h5" \
+    --output "$scratch/m.h5" || finish
+plan() { # OUTPUT OPTIONS...
+    passes 1 plan --input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --microbatches 8 --layers-per-model 16 --json \
+        --output "$scratch/$1.h5" "${@:2}"
+}
+run() { # PLAN OUTPUT OPTIONS...
+    passes 4 train --input "$scratch/m.h5" --cluster inputs/two-hosts.json --plan "$scratch/$1.h5" --layers-per-model 16 --threads 1 --json \
+        --output "$scratch/$2" "${@:3}"
+}
+
+# Planned loops have the losses of the plan without loops, bit for bit: submeshes of one rank, no tied parameters.
+# split MODEL: $stages, four of equally many layers on ranks of the two hosts in turn
+split() {
+    passes 1 plan --input "$scratch/$1.h5" --cluster inputs/two-hosts.json --predict yes --microbatches 8 --layers-per-model 16 --json || finish
+    stages=$(python3 - "$scratch/out" <<'P'
+import json, sys
+layers = json.load(open(sys.argv[1]))["stages"][-1]["layers"][1]
+print(",".join("%d-%d@%s:1x1" % (layers * i // 4, layers * (i + 1) // 4, ("slow", "fast")[i % 2]) for i in range(4)))
+P
+)
+}
+split m
+plan straight --stages "$stages" && run straight straight --steps 4 && want=$(losses)
+plan loops --schedule interleaved --stages "$stages" || finish
+python "the plan's JSON" "$scratch/out" <<'P'
+import json, sys
+plan = json.load(open(sys.argv[1]))
+assert plan["schedule"] == "interleaved" and plan["loops"] == {"loops": 2, "placement": "loop", "loop_batch": 2, "prefetch": 0, "transfer_slots": 3}, plan["loops"]
+assert [stage["submesh"] for stage in plan["stages"]] == [0, 1, 0, 1], plan["stages"]
+P
+run loops loops --steps 4 --trace 1 && same interleaved "$want" "$(losses)"
+for schedule in looped breadth-first 1f1b; do
+    run loops $schedule --steps 4 --schedule $schedule && same "the plan under $schedule" "$want" "$(losses)"
+done
+plan searched --schedule looped --loops 2 || finish
+python "a searched plan" "$scratch/out" <<'P'
+import json, sys
+plan = json.load(open(sys.argv[1]))
+submeshes = max(stage["submesh"] for stage in plan["stages"]) + 1
+assert plan["schedule"] == "looped" and plan["loops"]["loops"] == 2 and len(plan["stages"]) == 2 * submeshes >= 4, plan
+assert 8 % plan["loops"]["loop_batch"] == 0 and plan["simulated_s"] > 0, plan
+P
+passes 1 plan --input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --microbatches 8 --layers-per-model 16 --schedule looped
+grep -q 'loops over . submeshes' "$scratch/out" || fail "no loops in the plan's table: $(cat "$scratch/out")"
+run searched searched --steps 4 && python "losses of a searched plan" "$want" "$(losses)" <<'P'
+import json, sys
+want, got = (json.loads("{" + text + "}")["loss"] for text in sys.argv[1:])
+assert max(abs(a - b) / b for a, b in zip(got, want)) < 1e-5, (want, got)  # submeshes of two ranks add in another order
+P
+passes 4 plan --input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --microbatches 8 --layers-per-model 16 --json --schedule looped --loops 2 \
+    --output "$scratch/four.h5"
+checks=$((checks + 1))
+h5diff "$scratch/searched.h5" "$scratch/four.h5" /stage_layers /stage_layers >"$scratch/said" || fail "four ranks plan otherwise: $(cat "$scratch/said")"
+
+# A looped checkpoint goes on without loops, planned anew, and with the given bits.
+passes 4 --input "$scratch/m.h5" --cluster inputs/two-hosts.json --plan "$scratch/loops.h5" --layers-per-model 16 --threads 1 --json \
+    --output "$scratch/half" --steps 4 --stop-after 2 --checkpoint-every 1
+passes 4 --input "$scratch/m.h5" --cluster inputs/two-hosts.json --plan "$scratch/straight.h5" --layers-per-model 16 --threads 1 --json \
+    --output "$scratch/half" --steps 4 --resume yes --replan && same "resumed without loops" "$want" "$(losses)"
+refuses 2 'has no effect: --resume keeps' 4 train --input "$scratch/m.h5" --cluster inputs/two-hosts.json --output "$scratch/half" --steps 5 --resume --loop-batch 4
+
+# The whole job.
+passes 4 --input "$scratch/m.h5" --cluster inputs/two-hosts.json --schedule interleaved --loops 2 --microbatches 8 --predict yes --layers-per-model 16 \
+    --threads 1 --steps 2 --output "$scratch/job"
+grep -q 'schedule interleaved' "$scratch/out" || fail "the job's plan: $(cat "$scratch/out")"
+
+# The timeline names both stages of each rank.
+python "the timeline" "$scratch/loops/run.h5" <<'P'
+import sys, h5py
+with h5py.File(sys.argv[1]) as run:
+    passes = [(r, s, m) for r, s, m, k in zip(run["/trace/rank"][...], run["/trace/stage"][...], run["/trace/microbatch"][...], run["/trace/kind"][...])
+              if k in (b"forward", "forward")]
+    assert sorted((s, m) for r, s, m in passes) == [(s, m) for s in range(4) for m in range(8)], passes
+    ranks = [{r for r, s, m in passes if s == stage} for stage in range(4)]
+    assert ranks[0] == ranks[2] and ranks[1] == ranks[3] and ranks[0] != ranks[1], ranks
+P
+
+# Simulation: other groups on the same stages; traces for other simulators.
+passes 1 simulate --plan "$scratch/loops.h5" --loop-batch 4 --schedule looped --prefetch 1 --json
+passes 1 simulate --plan "$scratch/loops.h5" --microbatches 16
+passes 1 simulate --plan "$scratch/loops.h5" --emit chakra --output "$scratch/traces"
+check "two traces" test "$(ls "$scratch"/traces/rank.*.json | wc -l)" = 2
+passes 1 check "$scratch/loops.h5" "$scratch/searched.h5"
+
+# Modelled devices take the simulated step: a V, which has one edge between two submeshes in each direction, and loops over a link whose
+# transfers are short. Never faster than simulated; busy times are exact; in a quiet moment of several runs the step takes the simulated time.
+cat >"$scratch/c.json" <<'JSON'
+{ "format": "hapt-cluster", "version": 1,
+  "subclusters": [
+    { "name": "a100", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB" },
+    { "name": "v100", "nodes": 1, "devices_per_node": 2, "device": "V100-32GB", "hosts": ["not-here"] } ],
+  "links": [ { "between": ["a100", "v100"], "bandwidth": "200 Gbit/s", "latency": "20 us" } ] }
+JSON
+passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 1024 --vocab 8000 --microbatch 8 --dtype bf16 --output "$scratch/large.h5" || finish
+compare() {
+    python3 - "$scratch/$1.simulated" "$scratch/$1".run.* <<'P' >"$scratch/said" 2>&1
+import json, sys
+simulated = json.load(open(sys.argv[1]))
+runs = [json.load(open(path))["train"] for path in sys.argv[2:]]
+step = simulated["simulated_s"]
+for run in runs:
+    assert run["step_time_s"] > 0.999 * step, (run["step_time_s"], step)
+    for ours, theirs in zip(run["stages"], simulated["stages"]):
+        assert abs(ours["busy_s"] - theirs["busy_s"]) < 0.001 * step, (ours, theirs)
+assert min(run["step_time_s"] for run in runs) < 1.05 * step, ([run["step_time_s"] for run in runs], step)
+P
+}
+for case in v loop; do
+    passes 1 plan --input "$scratch/large.h5" --cluster "$scratch/c.json" --microbatches 12 --schedule looped --loops 2 --placement $case --loop-batch 4 \
+        --stages "0-5@v100:1x1,5-13@a100:1x1,$([ $case = v ] && echo 13-21@a100:1x1,21-26@v100:1x1 || echo 13-18@v100:1x1,18-26@a100:1x1)" \
+        --output "$scratch/$case.h5" || finish
+    passes 1 simulate --plan "$scratch/$case.h5" --json && cp "$scratch/out" "$scratch/$case.simulated"
+    for attempt in 1 2 3 4 5 6; do
+        passes 4 train --input "$scratch/large.h5" --cluster "$scratch/c.json" --plan "$scratch/$case.h5" --device emulated --overwrite --steps 2 \
+            --time-scale 3 --json --output "$scratch/rehearsed" && cp "$scratch/out" "$scratch/$case.run.$attempt"
+        compare $case && break
+    done
+    checks=$((checks + 1))
+    compare $case || fail "$case: $(cat "$scratch/said")"
+done
+
+# A frozen prefix: the stages in front of the first trained operator have no backward pass and hold few microbatches. The losses are the same
+# with and without loops.
+/usr/bin/python3 - "$scratch/m.h5" "$scratch/fixed.h5" <<'P'
+import shutil, sys, h5py
+shutil.copy(sys.argv[1], sys.argv[2])
+with h5py.File(sys.argv[2], "r+") as model:
+    names = [name.decode() if isinstance(name, bytes) else name for name in model["tensors/name"][...]]
+    trainable = model["tensors/trainable"][...]
+    for t, name in enumerate(names):
+        if name in ("wte.weight", "wpe.weight") or name.startswith(("h.0.", "h.1.")):
+            trainable[t] = 0
+    model["tensors/trainable"][...] = trainable
+P
+freeze() { # OUTPUT OPTIONS...
+    passes 1 plan --input "$scratch/fixed.h5" --cluster inputs/two-hosts.json --predict yes --microbatches 8 --layers-per-model 16 --json \
+        --output "$scratch/$1.h5" --stages "$stages" "${@:2}" || return
+    python "$1: forward-only stages" "$scratch/out" <<'P'
+import json, sys
+plan = json.load(open(sys.argv[1]))
+stages = plan["stages"]
+frozen = [stage.get("forward_only", False) for stage in stages]
+# loops whose submeshes train unequally many stages may keep empty backward passes
+assert (frozen[0] or "loops" in plan) and not frozen[-1] and frozen == sorted(frozen, reverse=True), stages
+assert all(stage["warmup"] <= 3 for stage, fixed in zip(stages, frozen) if fixed), stages
+P
+    passes 4 train --input "$scratch/fixed.h5" --cluster inputs/two-hosts.json --plan "$scratch/$1.h5" --layers-per-model 16 --threads 1 --json \
+        --output "$scratch/$1" --steps 3
+}
+every=$stages
+split fixed
+freeze frozen && want=$(losses)
+freeze frozen_loops --schedule interleaved && same "a frozen prefix in loops" "$want" "$(losses)"
+stages=$every
+
+# Refusals.
+same_plan=(--input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --layers-per-model 16)
+refuses 2 'loops has no effect' 1 plan "${same_plan[@]}" --loops 2
+refuses 2 'loop-batch has no effect' 1 plan "${same_plan[@]}" --schedule breadth-first --loop-batch 2
+refuses 2 'prefetch has no effect' 1 plan "${same_plan[@]}" --schedule interleaved --prefetch 1
+refuses 2 '8 microbatches cannot be divided into groups of 3' 1 plan "${same_plan[@]}" --schedule looped --loop-batch 3
+grep -q 'give --loop-batch [24], or --microbatches 9' "$scratch/err" || fail "the hint: $(cat "$scratch/err")"
+refuses 2 'no looped schedules' 1 plan "${same_plan[@]}" --schedule interleaved --objective formula
+refuses 2 'no looped schedules' 1 plan "${same_plan[@]}" --schedule looped --strategy even
+refuses 2 'explain' 1 plan "${same_plan[@]}" --schedule looped --explain
+refuses 2 'what-if has no effect' 1 plan "${same_plan[@]}" --schedule looped --what-if microbatches=8..16
+refuses 4 'layers are too few' 1 plan "${same_plan[@]}" --schedule interleaved --loops 64
+refuses 2 'which are no 3 loops' 1 plan "${same_plan[@]}" --schedule interleaved --loops 3 --stages "$stages"
+refuses 3 'share a submesh' 1 plan "${same_plan[@]}" --schedule interleaved --placement v --stages "$stages"
+refuses 2 'groups' 4 train --input "$scratch/m.h5" --cluster inputs/two-hosts.json --plan "$scratch/loops.h5" --microbatches 7 --output "$scratch/none" --steps 1
+refuses 2 'loop-batch has no effect' 1 simulate --plan "$scratch/straight.h5" --loop-batch 2
+for damage in 'loop_batch=3' 'prefetch=1' 'schedule=looping'; do
+    cp "$scratch/loops.h5" "$scratch/bad.h5"
+    /usr/bin/python3 - "$scratch/bad.h5" "$damage" <<'P'
+import sys, h5py, numpy
+with h5py.File(sys.argv[1], "r+") as plan:
+    name, value = sys.argv[2].split("=")
+    plan.attrs[name] = numpy.int64(value) if value.isdigit() else value
+P
+    refuses 3 'plan|schedule' 1 simulate --plan "$scratch/bad.h5"
+done
+finish
