@@ -32,8 +32,8 @@ enum {
 #define VIEW_THRESHOLD 0.1
 /* Seeds of views that are slower than the best by more than this factor are not refined. */
 #define VIEW_WORTH 1.05
-/* A plan this close to the bound is not slower by more than the answer of any smaller cluster. */
-#define CLOSE 1.001
+/* A plan this close to the bound needs no views: the answer of no smaller cluster is faster by more. */
+#define CLOSE 1.01
 
 struct views {
     struct step_search *search;
