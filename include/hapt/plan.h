@@ -272,6 +272,9 @@ enum hapt_status hapt_plan_fold(struct hapt_plan *plan, int submeshes, bool v);
 /* Sets transfer_slots of a looped plan to the least number, from its present one on, with which its lists run; price
  * its stages afterwards. HAPT_ERR_USAGE: no number helps; the hint names settings that work. */
 enum hapt_status hapt_plan_choose_transfer_slots(struct hapt_plan *plan);
+/* The same, with the lists in `arena`. *schedule NULL: no number helps. */
+enum hapt_status hapt_plan_find_lists(struct hapt_plan *plan, struct hapt_arena *arena,
+                                      struct hapt_schedule **schedule);
 /* Sets launch counts, slots and memory of a looped plan with priced stages from its lists, which are checked. *misfit:
  * the first stage whose submesh lacks memory; -1: none. HAPT_ERR_USAGE: the lists do not work; the hint names settings
  * that do. */

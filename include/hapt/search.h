@@ -114,11 +114,14 @@ static inline double hapt_search_value_s(enum hapt_objective objective, const st
 {
     return objective == HAPT_OBJECTIVE_STEP ? plan->simulated_s : plan->latency_s;
 }
-/* Agrees at the end of a planning phase; with options->may_fail a missing plan is not printed. */
+/* Agrees at the end of a planning phase; with options->may_fail a missing plan is not printed. It is missing, too, if
+ * the lists of a looped schedule do not run with these microbatches. */
 static inline enum hapt_status hapt_search_agree(MPI_Comm comm, const struct hapt_search_options *options,
                                                  enum hapt_status status)
 {
-    return options->may_fail ? hapt_env_agree_quietly(comm, status) : hapt_env_agree(comm, status);
+    if (!options->may_fail) return hapt_env_agree(comm, status);
+    if (status == HAPT_ERR_USAGE && hapt_schedule_loops(options->schedule)) status = HAPT_ERR_INFEASIBLE;
+    return hapt_env_agree_quietly(comm, status);
 }
 
 #endif

@@ -199,40 +199,50 @@ static enum hapt_status cannot_loop(const struct hapt_plan *plan)
                      hapt_schedule_kind_name(plan->schedule), B, D, why);
 }
 
-/* Makes and checks the lists. HAPT_ERR_USAGE: cannot_loop reports the failure. */
-static enum hapt_status try_lists(const struct hapt_plan *plan)
+/* Makes and checks the lists. HAPT_ERR_USAGE: they do not work. */
+static enum hapt_status make_lists(const struct hapt_plan *plan, struct hapt_arena *arena,
+                                   struct hapt_schedule **schedule)
 {
-    struct hapt_schedule *schedule;
-    struct hapt_arena scratch;
-    hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_plan_schedule(plan, plan->exchange_s > 0, &scratch, &schedule);
-    if (status == HAPT_OK) status = hapt_schedule_check(schedule);
-    hapt_arena_release(&scratch);
+    enum hapt_status status = hapt_plan_schedule(plan, plan->exchange_s > 0, arena, schedule);
+    if (status == HAPT_OK) status = hapt_schedule_check(*schedule);
     return status == HAPT_ERR_INPUT ? HAPT_ERR_USAGE : status;
 }
 
-enum hapt_status hapt_plan_choose_transfer_slots(struct hapt_plan *plan)
+enum hapt_status hapt_plan_find_lists(struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_schedule **schedule)
 {
     const int B = plan->microbatches, least = hapt_plan_transfer_slots(plan);
     HAPT_ASSERT(hapt_schedule_loops(plan->schedule));
-    const enum hapt_status status = try_lists(plan);
+    const enum hapt_status status = make_lists(plan, arena, schedule);
     if (status != HAPT_ERR_USAGE) return status;
-    const int batch = hapt_schedule_loop_batch(plan->schedule, B, plan->submesh_count, plan->loop_batch);
-    char message[512], hint[256];
-    snprintf(message, sizeof message, "%s", hapt_fail_message());
-    snprintf(hint, sizeof hint, "%s", hapt_fail_hint());
     hapt_fail_reset();
-    if (B % batch != 0 || !runs(plan, B, plan->loop_batch, B)) { /* more slots than microbatches are of no use */
-        hapt_fail(HAPT_ERR_USAGE, hint, "%s", message);
-        return cannot_loop(plan);
-    }
+    *schedule = NULL;
+    const int batch = hapt_schedule_loop_batch(plan->schedule, B, plan->submesh_count, plan->loop_batch);
+    if (B % batch != 0 || !runs(plan, B, plan->loop_batch, B)) return HAPT_OK; /* more slots are of no use */
     int fails = least, works = B;
     while (works - fails > 1) { /* lists that run also run with more slots */
         const int middle = fails + (works - fails) / 2;
         *(runs(plan, B, plan->loop_batch, middle) ? &works : &fails) = middle;
     }
     plan->transfer_slots = works;
-    return HAPT_OK;
+    return make_lists(plan, arena, schedule);
+}
+
+static enum hapt_status choose_transfer_slots(struct hapt_plan *plan, struct hapt_arena *scratch)
+{
+    struct hapt_schedule *schedule;
+    HAPT_TRY(hapt_plan_find_lists(plan, scratch, &schedule));
+    if (schedule) return HAPT_OK;
+    const enum hapt_status status = make_lists(plan, scratch, &schedule); /* again, for its failure */
+    return status == HAPT_ERR_USAGE ? cannot_loop(plan) : status;
+}
+
+enum hapt_status hapt_plan_choose_transfer_slots(struct hapt_plan *plan)
+{
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = choose_transfer_slots(plan, &scratch);
+    hapt_arena_release(&scratch);
+    return status;
 }
 
 /* Forward-only stages of a looped plan have the launches of the kind's rule, before the lists are made. */

@@ -89,7 +89,8 @@ static bool is_ready(const struct state *state, const struct hapt_instruction *a
         return (done & RECEIVED_FORWARD) == (needed & RECEIVED_FORWARD) && has_local_inputs(state, at, 0);
     case HAPT_INSTRUCTION_BACKWARD:
         return (done & before_backward) == before_backward && has_local_inputs(state, at, 1);
-    case HAPT_INSTRUCTION_SEND_FORWARD: return done & FORWARD;
+    case HAPT_INSTRUCTION_SEND_FORWARD:
+    case HAPT_INSTRUCTION_RECEIVE_BACKWARD: return done & FORWARD;
     case HAPT_INSTRUCTION_SEND_BACKWARD:
     case HAPT_INSTRUCTION_WEIGHT: return done & BACKWARD;
     default: return true;

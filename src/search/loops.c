@@ -355,7 +355,7 @@ enum hapt_status hapt_plan_search_loops(MPI_Comm comm, const struct hapt_profile
                                   .most_work = options->work > 0 ? options->work : MOST_WORK};
     alone.mixed_count = 0; /* stages of several subclusters are not looped */
     HAPT_TRY(hapt_env_agree(comm, search_check_options(options)));
-    HAPT_TRY(hapt_env_agree(comm, search_check_loops(options)));
+    HAPT_TRY(hapt_search_agree(comm, options, search_check_loops(options)));
     HAPT_MPI(MPI_Comm_rank(comm, &search.rank));
     HAPT_MPI(MPI_Comm_size(comm, &search.size));
     for (int c = 0; c < profile->cluster_count; c++)
@@ -365,10 +365,10 @@ enum hapt_status hapt_plan_search_loops(MPI_Comm comm, const struct hapt_profile
     hapt_arena_init(&search.arena);
     hapt_arena_init(&search.trial);
     hapt_arena_init(&search.frame_arena);
-    hapt_arena_init(&search.lists_arena);
+    for (int k = 0; k < LOOPS_LISTS; k++) hapt_arena_init(&search.newest[k].arena);
     const enum hapt_status status = run_all(&search, result, plan);
     hapt_simulate_work_release(&search.simulation);
-    hapt_arena_release(&search.lists_arena);
+    for (int k = 0; k < LOOPS_LISTS; k++) hapt_arena_release(&search.newest[k].arena);
     hapt_arena_release(&search.frame_arena);
     hapt_arena_release(&search.trial);
     hapt_arena_release(&search.arena);

@@ -57,6 +57,18 @@ enum loops_obstacle {
 /* Work to build the lists of a setting, where a simulated microbatch of a stage is 1. */
 enum { LOOPS_BUILDING = 20 };
 
+/* Lists of a setting, for some edges between the stages. */
+struct loops_lists {
+    struct hapt_arena arena;
+    struct hapt_schedule *made; /* NULL: they do not run */
+    int transfer_slots;
+    bool tied;
+    int edge_count, relay_count; /* of the plan */
+    struct hapt_schedule_edge *edge;
+    struct hapt_schedule_relay *relay;
+};
+enum { LOOPS_LISTS = 32 };
+
 struct loops_search {
     MPI_Comm comm;
     int rank, size;
@@ -65,12 +77,13 @@ struct loops_search {
     int L, B, most_slots, most_stages;
     struct hapt_arena arena; /* lives as long as the search */
     struct hapt_arena trial; /* of one pricing */
-    /* The plan and the lists of the newest pricing; they depend on the setting alone. */
-    struct hapt_arena frame_arena, lists_arena;
+    /* The plan of the newest pricing, and lists of its setting. */
+    struct hapt_arena frame_arena;
     struct hapt_plan *frame;
-    struct hapt_schedule *lists; /* NULL: none, or they do not run */
-    struct loops_candidate key;  /* the setting of frame and lists; slots 0: none */
-    bool tied;
+    struct loops_candidate key;             /* the setting of frame and lists; slots 0: none */
+    int list_count, list_next;              /* the next one that is overwritten */
+    struct loops_lists newest[LOOPS_LISTS]; /* [list_count] */
+    struct hapt_schedule *lists;            /* of the newest pricing; NULL: none, or they do not run */
     struct hapt_simulate_work simulation;
     double work, most_work; /* microbatches times stages of all simulations, on all ranks */
     enum loops_obstacle obstacle;

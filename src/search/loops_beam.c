@@ -11,6 +11,9 @@
 
 /* Work to price a stage, where a simulated microbatch of a stage is 1. */
 enum { PRICING = 12 };
+/* The same for a move on average, if tensors skip stages: their messages, and so the lists, depend on the boundaries.
+ */
+enum { SKIP_BUILDING = LOOPS_BUILDING / 2 };
 /* The best entry's boundaries move by up to REACH layers, those of the others by up to NEAR. */
 enum { WIDTH = 8, REACH = 10, NEAR = 3, MOST_ROUNDS = 40 };
 
@@ -153,8 +156,8 @@ static enum hapt_status price_moves(struct beam *beam, struct moves *moves, stru
     if (search->size > 1)
         HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, moves->step_s, moves->count, MPI_DOUBLE, MPI_MIN, search->comm));
     const double stages = beam->entry[0].slots * beam->entry[0].loops;
-    for (int k = 0; k < moves->count; k++)
-        search->work += PRICING * stages + (isfinite(moves->step_s[k]) ? search->B * stages : 0);
+    const double each = search->B * stages * (search->profile->crossings ? SKIP_BUILDING : 1);
+    for (int k = 0; k < moves->count; k++) search->work += PRICING * stages + (isfinite(moves->step_s[k]) ? each : 0);
     return HAPT_OK;
 }
 

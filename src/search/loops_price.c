@@ -77,6 +77,7 @@ static enum hapt_status set_frame(struct loops_search *search, const struct loop
 {
     search->key.slots = 0;
     search->lists = NULL;
+    search->list_count = search->list_next = 0;
     hapt_arena_reset(&search->frame_arena);
     HAPT_NEW(search->frame, &search->frame_arena, 1);
     HAPT_TRY(allot(search, candidate, &search->frame_arena, search->frame));
@@ -84,31 +85,55 @@ static enum hapt_status set_frame(struct loops_search *search, const struct loop
     return HAPT_OK;
 }
 
-/* Builds the lists for a new setting. */
-static enum hapt_status set_lists(struct loops_search *search)
+/* Are the lists those of the plan's stages? Boundaries decide which messages pass the next stage, and whether tied
+ * parameters are exchanged; submeshes decide which messages share a link. */
+static bool has_lists(const struct loops_search *search, const struct loops_lists *lists)
 {
-    struct hapt_schedule *made;
-    search->tied = search->frame->exchange_s > 0;
-    search->lists = NULL;
-    search->frame->transfer_slots = 0;
-    hapt_arena_reset(&search->lists_arena);
-    enum hapt_status status = hapt_plan_choose_transfer_slots(search->frame);
-    if (status == HAPT_OK) status = hapt_plan_schedule(search->frame, search->tied, &search->lists_arena, &made);
-    if (status == HAPT_ERR_USAGE || status == HAPT_ERR_INPUT) {
-        hapt_fail_reset();
-        return HAPT_OK;
-    }
-    HAPT_TRY(status);
-    search->lists = made;
+    const struct hapt_plan *plan = search->frame;
+    if (lists->tied != (plan->exchange_s > 0) || lists->edge_count != plan->edge_count ||
+        lists->relay_count != plan->relay_count)
+        return false;
+    for (int e = 0; e < plan->edge_count; e++)
+        if (hapt_schedule_compare_edges(&lists->edge[e], &plan->edge[e].edge) != 0 ||
+            lists->edge[e].link != plan->edge[e].edge.link)
+            return false;
+    return plan->relay_count == 0 ||
+           memcmp(lists->relay, plan->relay, (size_t)plan->relay_count * sizeof *plan->relay) == 0;
+}
+
+static enum hapt_status make_lists(struct loops_search *search, struct loops_lists *lists)
+{
+    struct hapt_plan *plan = search->frame;
+    hapt_arena_reset(&lists->arena);
+    plan->transfer_slots = 0;
+    HAPT_NEW(lists->edge, &lists->arena, plan->edge_count);
+    HAPT_NEW(lists->relay, &lists->arena, plan->relay_count);
+    for (int e = 0; e < plan->edge_count; e++) lists->edge[e] = plan->edge[e].edge;
+    for (int k = 0; k < plan->relay_count; k++) lists->relay[k] = plan->relay[k];
+    lists->edge_count = plan->edge_count;
+    lists->relay_count = plan->relay_count;
+    lists->tied = plan->exchange_s > 0;
+    HAPT_TRY(hapt_plan_find_lists(plan, &lists->arena, &lists->made));
+    lists->transfer_slots = plan->transfer_slots;
     return HAPT_OK;
 }
 
-/* Are the lists those of the plan's stages? Boundaries decide which messages pass the next stage, and whether tied
- * parameters are exchanged. */
-static bool has_lists(const struct loops_search *search)
+/* Finds the lists of the frame among the newest, or makes them. */
+static enum hapt_status set_lists(struct loops_search *search)
 {
-    if (search->tied != (search->frame->exchange_s > 0)) return false;
-    return search->lists ? hapt_plan_has_edges(search->frame, search->lists) : search->frame->edge_count == 0;
+    int k = 0;
+    while (k < search->list_count && !has_lists(search, &search->newest[k])) k++;
+    struct loops_lists *lists = &search->newest[k];
+    search->lists = NULL;
+    if (k == search->list_count) {
+        lists = &search->newest[search->list_next];
+        search->list_next = (search->list_next + 1) % LOOPS_LISTS;
+        HAPT_TRY(make_lists(search, lists));
+        if (search->list_count < LOOPS_LISTS) search->list_count++;
+    }
+    search->lists = lists->made;
+    search->frame->transfer_slots = lists->transfer_slots;
+    return HAPT_OK;
 }
 
 /* ---- Pricing ---- */
@@ -148,7 +173,7 @@ enum hapt_status loops_price(struct loops_search *search, double limit_s, struct
     double compute_s;
     candidate->step_s = INFINITY;
     if (!has_frame(search, candidate)) HAPT_TRY(set_frame(search, candidate));
-    const bool known = search->frame->t_max_s > 0; /* lists were built, or do not run */
+    const int slots = search->frame->transfer_slots;
     hapt_arena_reset(&search->trial);
     search->frame->arena = &search->trial; /* of its edges */
     fill(search, candidate, search->frame);
@@ -159,10 +184,8 @@ enum hapt_status loops_price(struct loops_search *search, double limit_s, struct
         return HAPT_OK;
     }
     HAPT_TRY(status);
-    if (!known || !has_lists(search)) {
-        HAPT_TRY(set_lists(search));
-        if (search->frame->transfer_slots > 0) HAPT_TRY(hapt_plan_price_tables(search->profile, search->frame));
-    }
+    HAPT_TRY(set_lists(search));
+    if (search->frame->transfer_slots != slots) HAPT_TRY(hapt_plan_price_tables(search->profile, search->frame));
     candidate->transfer_slots = search->frame->transfer_slots;
     search->frame->t_max_s = fmax(hapt_plan_looped_work_s(search->frame, &compute_s), 1e-300);
     if (!search->lists || !isfinite(search->frame->t_max_s)) return HAPT_OK;

@@ -173,6 +173,36 @@ freeze frozen && want=$(losses)
 freeze frozen_loops --schedule interleaved && same "a frozen prefix in loops" "$want" "$(losses)"
 stages=$every
 
+# Split backward passes, tensors that skip stages, and rows that the planner chooses. The losses stay the same.
+split m
+plan straight --stages "$stages" && run straight straight --overwrite --steps 3 && want=$(losses)
+plan split_loops --schedule interleaved --stages "$stages" --split-backward yes && run split_loops split_loops --steps 3 &&
+    same "split loops" "$want" "$(losses)"
+passes 1 simulate --plan "$scratch/split_loops.h5" --json && check "the plan is split" grep -q '"split_backward": true' "$scratch/out"
+cp "$scratch/m.h5" "$scratch/skips.h5"
+/usr/bin/python3 tests/system/skips.py "$scratch/skips.h5" 0:2 -1:3 || fail "skips"
+skip() { # OUTPUT OPTIONS...
+    passes 1 plan --input "$scratch/skips.h5" --cluster inputs/two-hosts.json --predict yes --microbatches 8 --layers-per-model 16 --json \
+        --output "$scratch/$1.h5" "${@:2}" && planned=$(grep -o '"simulated_s": [^,]*' "$scratch/out" | head -n 1)
+    passes 4 train --input "$scratch/skips.h5" --cluster inputs/two-hosts.json --plan "$scratch/$1.h5" --layers-per-model 16 --threads 1 --json \
+        --output "$scratch/$1" --steps 3
+}
+split skips
+skip straight_skips --stages "$stages" && want=$(losses)
+skip skip_loops --schedule interleaved --stages "$stages" && same "loops with skips" "$want" "$(losses)"
+passes 1 simulate --plan "$scratch/skip_loops.h5" --json
+same "the file simulates as planned" "$planned" "$(grep -o '"simulated_s": [^,]*' "$scratch/out" | head -n 1)"
+check "the plan has the messages of skips" h5ls "$scratch/skip_loops.h5/edge_stages"
+stages=$every
+skip skip_v --schedule looped --loops 2 --placement v --split-backward yes
+passes 1 plan --input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --global-batch 8 --layers-per-model 16 --schedule looped --loop-batch 4 --json
+python "rows of looped plans" "$scratch/out" <<'P'
+import json, sys
+plan = json.load(open(sys.argv[1]))
+assert plan["rows"] * plan["microbatches"] == 8 and plan["microbatches"] % 4 == 0 and plan["loops"]["loop_batch"] == 4, plan
+P
+passes 1 plan --input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --microbatches 1 --layers-per-model 16 --schedule looped --loops 2
+
 # Refusals.
 same_plan=(--input "$scratch/m.h5" --cluster inputs/two-hosts.json --predict yes --layers-per-model 16)
 refuses 2 'loops has no effect' 1 plan "${same_plan[@]}" --loops 2
@@ -184,6 +214,8 @@ refuses 2 'no looped schedules' 1 plan "${same_plan[@]}" --schedule interleaved 
 refuses 2 'no looped schedules' 1 plan "${same_plan[@]}" --schedule looped --strategy even
 refuses 2 'explain' 1 plan "${same_plan[@]}" --schedule looped --explain
 refuses 2 'what-if has no effect' 1 plan "${same_plan[@]}" --schedule looped --what-if microbatches=8..16
+refuses 2 'fix launches=4:3:2:1' 1 plan "${same_plan[@]}" --schedule interleaved --stages "$stages" --fix launches=4:3:2:1
+refuses 2 'cannot be divided into groups of 3' 1 plan "${same_plan[@]}" --schedule looped --global-batch 16 --loop-batch 3
 refuses 4 'layers are too few' 1 plan "${same_plan[@]}" --schedule interleaved --loops 64
 refuses 2 'which are no 3 loops' 1 plan "${same_plan[@]}" --schedule interleaved --loops 3 --stages "$stages"
 refuses 3 'share a submesh' 1 plan "${same_plan[@]}" --schedule interleaved --placement v --stages "$stages"
