@@ -68,37 +68,6 @@ static enum hapt_status read_inputs(const struct hapt_plan *plan, struct hapt_ar
     return HAPT_OK;
 }
 
-enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_costs *costs)
-{
-    const int S = plan->stage_count;
-    double *cost[5];
-    for (int k = 0; k < 5; k++) HAPT_NEW(cost[k], arena, S);
-    for (int i = 0; i < S; i++) {
-        const struct hapt_plan_stage *stage = &plan->stage[i];
-        cost[0][i] = stage->forward_s;
-        cost[1][i] = fmax(0, stage->compute_s - stage->step_s / plan->microbatches - stage->forward_s);
-        cost[2][i] = stage->comm_s;
-        cost[3][i] = stage->step_s - stage->tied_s;
-        if (!plan->split) continue;
-        cost[4][i] = fmin(stage->weight_s, cost[1][i]);
-        cost[1][i] -= cost[4][i];
-    }
-    double *edge_s = NULL;
-    if (plan->edge_count > 0) HAPT_NEW(edge_s, arena, plan->edge_count);
-    for (int e = 0, sent = 0; e < plan->edge_count; e++)
-        if (!hapt_plan_drops_edge(plan, &plan->edge[e])) edge_s[sent++] = plan->edge[e].time_s;
-    *costs = (struct hapt_costs){.forward_s = cost[0],
-                                 .backward_s = cost[1],
-                                 .weight_s = plan->split ? cost[4] : NULL,
-                                 .comm_s = cost[2],
-                                 .edge_s = edge_s,
-                                 .step_s = cost[3],
-                                 .exchange_s = plan->exchange_s,
-                                 .blocking = plan->blocking,
-                                 .transfer_slots = hapt_plan_transfer_slots(plan)};
-    return HAPT_OK;
-}
-
 enum hapt_status hapt_plan_schedule(const struct hapt_plan *plan, bool tied, struct hapt_arena *arena,
                                     struct hapt_schedule **schedule)
 {

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # The flagship of HAPT 6: GPT-39B, 1,024 rows a step, on 32 A100 and 32 V100 over 5 Gbit/s. Upper limits of the simulated step with the rows
-# of a microbatch chosen by the planner: tied embeddings exchanged in fp32 and in 16 bits, and untied ones. The device tables are built in.
+# of a microbatch chosen by the planner, with tied embeddings exchanged in fp32. The device tables are built in.
+# HAPT_LONG=1: untied and 16-bit ones, and split backward passes.
+# Runs beside others
 . "$(dirname "$0")/lib.sh.inc"
 cluster=inputs/clusters/a100x4-v100x4.json
 "$HAPT" model gpt-39b --output "$scratch/tied.h5" >/dev/null && "$HAPT" model gpt-39b --tied-embeddings no --output "$scratch/untied.h5" >/dev/null || exit 1
@@ -11,13 +13,18 @@ plans() {
     checks=$((checks + 1))
     python3 - "$scratch/out" "$3" "$4" >"$scratch/said" 2>&1 <<'PY' || fail "$1 $2: $(tail -n 1 "$scratch/said")"
 import json, sys
-plan, limit_s, gap = json.load(open(sys.argv[1])), float(sys.argv[2]), float(sys.argv[3])
+plan, limit_s = json.load(open(sys.argv[1])), float(sys.argv[2])
 assert plan["rows"] * plan["microbatches"] == 1024, plan["rows"]
 assert plan["simulated_s"] <= limit_s, plan["simulated_s"]
-assert 0 <= plan["bound_gap"] <= gap, plan["bound_gap"]
+assert sys.argv[3] == "-" or 0 <= plan["bound_gap"] <= float(sys.argv[3]), plan["bound_gap"]
 PY
 }
-plans tied "" 31.0 0.05
-plans tied "--tied-exchange 16bit" 29.9 0.05
-plans untied "" 28.4 0.05
+plans tied "" 31.05 0.05
+if [ "${HAPT_LONG:-0}" != 0 ]; then
+    plans tied "--tied-exchange 16bit" 29.75 0.05
+    plans untied "" 28.46 0.05
+    # Zero bubble: nothing is proven about split plans.
+    plans tied "--split-backward auto" 31.0 -
+    plans untied "--split-backward auto" 28.4 -
+fi
 finish

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # --global-batch: the rows of a microbatch are chosen, in the plan, in training and in the one-command job. --tied-exchange and --fix.
+# Runs beside others
 . "$(dirname "$0")/lib.sh.inc"
 value() { python3 -c 'import json, sys; o = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$scratch/out" "$1"; }
 holds() { # WHAT PYTHON-CONDITION on the JSON `o` of the last command

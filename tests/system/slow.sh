@@ -64,7 +64,7 @@ for name, factor in (("third", 1 / 3), ("thirtyfold", 30)):
     path = f"{sys.argv[1]}/{name}.h5"
     shutil.copy(f"{sys.argv[1]}/p.h5", path)
     with h5py.File(path, "r+") as file:
-        for table in ("stage_time", "stage_forward_time", "step_time"):
+        for table in ("stage_time", "stage_forward_time", "step_time", "weight_time"):
             values = file["cluster_0"][table][...]
             attributes = dict(file["cluster_0"][table].attrs)
             del file["cluster_0"][table]
