@@ -9,11 +9,9 @@ struct hapt_recut_slot {
 };
 
 /* The best plan whose stages run on these submeshes in this order. Boundaries, programs and t_max are free. NULL: none
- * takes less than `bound_s`. Exact; rank-local, the same on every rank.
- * spare_s [count] (NULL: 0): a stage may take so much longer than t_max, because it starts earlier than the last one.
- * The plan then is not an optimum of the formula, and its prices are not set. */
+ * takes less than `bound_s`. Exact; rank-local, the same on every rank. */
 enum hapt_status hapt_plan_recut(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                 const struct hapt_recut_slot *slot, int count, const double *spare_s, double bound_s,
+                                 const struct hapt_recut_slot *slot, int count, double bound_s,
                                  struct hapt_arena *arena, struct hapt_plan **plan);
 
 /* Shares `devices` of subcluster c out over slot[0] and, if `two`, slot[1], in every way; calls `take` for each way.

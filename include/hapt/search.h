@@ -44,8 +44,7 @@ struct hapt_search_options {
     bool use_all_devices;
     double gap;                        /* stop when proven this close to the optimum; 0: exact */
     struct hapt_search_effort *effort; /* output; may be NULL */
-    const double *spare_s; /* [layer] a stage that starts there counts as so much faster; NULL: 0. For seeds of STEP */
-    bool may_fail;         /* "no plan" is a valid answer and is not printed (hapt_env_agree_quietly) */
+    bool may_fail;                     /* "no plan" is a valid answer and is not printed (hapt_env_agree_quietly) */
 };
 
 /* By options->schedule and options->objective: hapt_plan_search_loops, hapt_plan_search_formula or

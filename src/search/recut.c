@@ -44,7 +44,6 @@ struct recut {
     double *comm_s;            /* [L + 1] */
     double *t_max;
     int64_t t_max_count;
-    const double *spare_s; /* [slot] */
     double best_s, best_t_max_s;
 };
 
@@ -70,12 +69,6 @@ static double comm_behind(const struct recut *recut, int slot, int end)
 {
     if (slot == recut->count - 1) return 0;
     return hapt_profile_comm_s(recut->profile, end - 1, recut->slot[slot].subcluster, recut->slot[slot + 1].subcluster);
-}
-
-/* The least t_max of a stage. */
-static double pace_of(const struct recut *recut, int slot, double time_s)
-{
-    return recut->spare_s ? fmax(0, time_s - recut->spare_s[slot]) : time_s;
 }
 
 /* The most launches, of those that can occur, that fit into the memory. */
@@ -181,8 +174,7 @@ static double fill(struct recut *recut, double t_max_s)
             for (int e = list->first[layer]; e < list->first[layer + 1]; e++) {
                 const struct entry *entry = &list->entry[e];
                 if (entry->end > furthest) break;
-                if (entry->end < nearest || recut->delta[entry->end] < 0 ||
-                    !hapt_at_most(pace_of(recut, slot, entry->time_s), t_max_s))
+                if (entry->end < nearest || recut->delta[entry->end] < 0 || !hapt_at_most(entry->time_s, t_max_s))
                     continue;
                 put_stage(recut, slot, entry, here);
             }
@@ -213,8 +205,7 @@ static int64_t collect(const struct recut *recut, double low_s, double high_s, d
         for (int s = 0; s < cluster->submesh_count; s++) {
             for (int i = 0; serves(recut, slot, s) && i < recut->L; i++) {
                 for (int j = i; j < recut->L; j++) {
-                    const double time_s =
-                        pace_of(recut, slot, time_of(recut, slot, hapt_profile_index(recut->profile, s, i, j)));
+                    const double time_s = time_of(recut, slot, hapt_profile_index(recut->profile, s, i, j));
                     if (!(time_s > low_s && time_s <= high_s)) continue;
                     if (t_max) t_max[count] = time_s;
                     count++;
@@ -270,7 +261,7 @@ static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena,
         best = at->behind;
     }
     *plan = made;
-    return recut->spare_s ? HAPT_OK : hapt_plan_price_at(recut->profile, recut->best_t_max_s, made);
+    return hapt_plan_price_at(recut->profile, recut->best_t_max_s, made);
 }
 
 /* Narrows the range of t_max. At or below *low_s no plan exists. Above *high_s none beats a plan just above *low_s.
@@ -336,7 +327,7 @@ static enum hapt_status prepare(struct recut *recut, struct hapt_arena *scratch)
 }
 
 enum hapt_status hapt_plan_recut(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                 const struct hapt_recut_slot *slot, int count, const double *spare_s, double bound_s,
+                                 const struct hapt_recut_slot *slot, int count, double bound_s,
                                  struct hapt_arena *arena, struct hapt_plan **plan)
 {
     struct recut recut = {.profile = profile,
@@ -345,7 +336,6 @@ enum hapt_status hapt_plan_recut(const struct hapt_profile *profile, const struc
                           .count = count,
                           .L = profile->layer_count,
                           .B = options->microbatches,
-                          .spare_s = spare_s,
                           .best_s = bound_s};
     struct hapt_arena scratch;
     *plan = NULL;

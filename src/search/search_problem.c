@@ -29,13 +29,9 @@ static int fitting_launches(double parameter_bytes, double activation_bytes, dou
 }
 
 /* t_i of a stage; NaN or infinite: no candidate. */
-static inline double stage_time(const struct search_problem *problem, const double *stage_time, const double *step_time,
-                                size_t cell, int first)
+static inline double stage_time(const double *stage_time, const double *step_time, size_t cell, int B)
 {
-    const double time_s = stage_time[cell] + (step_time ? step_time[cell] : 0) / problem->B;
-    if (!problem->options->spare_s) return time_s;
-    const double rest_s = time_s - problem->options->spare_s[first];
-    return rest_s < 0 ? 0 : rest_s; /* NaN stays NaN */
+    return stage_time[cell] + (step_time ? step_time[cell] : 0) / B;
 }
 
 struct thinning {
@@ -85,12 +81,12 @@ static int index_range(struct search_problem *problem, const struct thinning *th
         const int launches =
             fitting_launches(cluster->parameter_bytes[cell], cluster->activation_bytes[cell], memory_bytes, problem->B);
         if (launches < (gpipe ? problem->B : 1)) continue;
-        const struct search_candidate one = {
-            .time_s = stage_time(problem, cluster->stage_time, cluster->step_time, cell, first),
-            .end = end,
-            .submesh = s,
-            .devices = cluster->submesh[s].n * cluster->submesh[s].m,
-            .launches = gpipe ? 1 : launches};
+        const struct search_candidate one = {.time_s =
+                                                 stage_time(cluster->stage_time, cluster->step_time, cell, problem->B),
+                                             .end = end,
+                                             .submesh = s,
+                                             .devices = cluster->submesh[s].n * cluster->submesh[s].m,
+                                             .launches = gpipe ? 1 : launches};
         count = add(thinning, list, count, &one, &problem->thinned);
     }
     return count;
@@ -125,7 +121,7 @@ static int index_mixed(const struct search_problem *problem, int p, int first, d
         const int launches = mixed_launches(problem, mixed, first, end, memory_factor);
         if (launches < (gpipe ? problem->B : 1)) continue;
         list[count++] =
-            (struct search_candidate){.time_s = stage_time(problem, mixed->stage_time, mixed->step_time, cell, first),
+            (struct search_candidate){.time_s = stage_time(mixed->stage_time, mixed->step_time, cell, problem->B),
                                       .end = end,
                                       .devices = problem->taken[p * problem->C + problem->device_set[p].front],
                                       .launches = gpipe ? 1 : launches};
@@ -301,16 +297,16 @@ static void add_stage_t_max(const struct search_problem *problem, struct t_max_l
         for (int s = 0; s < cluster->submesh_count; s++)
             for (int first = 0; first < L; first++)
                 for (int last = first; last < L; last++)
-                    add_t_max(list, stage_time(problem, cluster->stage_time, cluster->step_time,
-                                               hapt_profile_index(problem->profile, s, first, last), first));
+                    add_t_max(list, stage_time(cluster->stage_time, cluster->step_time,
+                                               hapt_profile_index(problem->profile, s, first, last), problem->B));
     }
     for (int p = problem->C; p < problem->device_set_count; p++) {
         const struct hapt_profile_mixed *mixed = &problem->profile->mixed[problem->device_set[p].mixed_group];
         if (problem->device_set[p].front != mixed->cluster[0]) continue; /* once per group */
         for (int first = 0; first < L; first++)
             for (int last = first; last < L; last++)
-                add_t_max(list, stage_time(problem, mixed->stage_time, mixed->step_time,
-                                           hapt_profile_index(problem->profile, 0, first, last), first));
+                add_t_max(list, stage_time(mixed->stage_time, mixed->step_time,
+                                           hapt_profile_index(problem->profile, 0, first, last), problem->B));
     }
 }
 

@@ -103,50 +103,6 @@ static enum hapt_status find_seeds(struct step_search *search)
     return HAPT_OK;
 }
 
-/* Stage i gets its first microbatch, and gives back its last gradient, through the stages in front. So it may take
- * longer than the last stage by a B-th of the difference between the sums of w + 2 c in front of both. spare_s [L]:
- * this time by the layer where a stage starts, as in the best candidate. */
-static enum hapt_status find_spare(struct step_search *search, double *spare_s)
-{
-    const struct step_candidate *best = &search->best;
-    struct hapt_plan plan;
-    int misfit, first = 0;
-    double head_s = 0;
-    hapt_arena_reset(&search->trial);
-    HAPT_TRY(step_candidate_plan(search, best, &search->trial, &plan));
-    HAPT_TRY(hapt_plan_launch(&search->passes, INFINITY, &plan, &misfit));
-    for (int i = 0; i < plan.stage_count; i++) {
-        const struct hapt_plan_stage *stage = &plan.stage[i];
-        const double more_s = stage->compute_s + 2 * stage->comm_s;
-        for (int l = first; l < stage->end_layer; l++)
-            spare_s[l] = head_s + more_s * (l - first) / (stage->end_layer - first);
-        if (i + 1 < plan.stage_count) head_s += more_s;
-        first = stage->end_layer;
-    }
-    for (int l = 0; l < search->L; l++) spare_s[l] = fmax(0, head_s - spare_s[l]) / search->B;
-    return HAPT_OK;
-}
-
-/* The optimum of the formula if early stages may be slower becomes a seed. */
-static enum hapt_status add_spared_seed(struct step_search *search)
-{
-    struct hapt_search_options rule = search->options;
-    struct step_candidate *seed = &search->seed[search->seed_count];
-    double *spare_s = hapt_arena_alloc(&search->arena, (size_t)search->L, sizeof *spare_s);
-    if (!isfinite(search->best.step_s) || search->seed_count == STEP_MOST_SEEDS) return HAPT_OK;
-    HAPT_TRY(hapt_env_agree(search->comm, spare_s ? find_spare(search, spare_s) : HAPT_ERR_MEMORY));
-    rule.schedule = search->best.schedule;
-    rule.hide_threshold = search->best.hide_threshold;
-    rule.may_fail = true;
-    rule.spare_s = spare_s;
-    seed->step_s = INFINITY;
-    HAPT_TRY(step_may_lack(step_add_seed(search, &search->passes, &rule, seed)));
-    bool known = !isfinite(seed->step_s);
-    for (int other = 0; other < search->seed_count; other++) known |= step_same_stages(&search->seed[other], seed);
-    search->seed_count += !known;
-    return HAPT_OK;
-}
-
 /* --gap: is the best candidate proven to be close enough? */
 static bool is_enough(const struct step_search *search)
 {
@@ -180,7 +136,6 @@ enum hapt_status step_start(struct step_search *search)
     HAPT_TRY(find_seeds(search));
     HAPT_TRY(hapt_env_agree(search->comm, step_enumerate(search, &search->bound_s)));
     search->enumerated = search->bound_s > 0;
-    if (!search->enumerated) HAPT_TRY(add_spared_seed(search));
     if (!search->enumerated) HAPT_TRY(hapt_env_agree(search->comm, step_bound(search, &search->bound_s)));
     if (!search->enumerated) HAPT_TRY(hapt_env_agree(search->comm, step_enumerate_short(search)));
     if (isfinite(search->best.step_s)) return HAPT_OK;

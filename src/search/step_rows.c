@@ -1,13 +1,11 @@
 /*
  * Other rows of submeshes around good candidates: a stage split in two, two stages joined, or their devices shared out
- * anew. Each row is tried once. It starts from its best boundaries by the formula (hapt/recut.h), with and without
- * spare time for early stages. The ranks share the rows. The best rows are refined, and may become bases themselves.
+ * anew. Each row is tried once. It starts from its best boundaries by the formula (hapt/recut.h). The ranks share the
+ * rows. The best rows are refined, and may become bases themselves.
  */
 #include "step.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <time.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,9 +36,7 @@ struct rows {
     int count;                    /* of the row that is tried */
     struct hapt_recut_slot *slot; /* [base.count + 1] */
     double work, most_work;
-    double most_s;   /* of the formula: rows above are left out */
-    double *spare_s; /* [base.count + 1] of the stages of a row, relative to the last one */
-    double *head_s;  /* [base.count + 1] of the base: the sum of w_i + 2 c_i in front of a stage */
+    double most_s; /* of the formula: rows above are left out */
     struct hapt_arena scratch;
 };
 
@@ -54,8 +50,6 @@ static struct hapt_recut_slot slot_of(const struct step_search *search, const st
 static void keep(struct rows *rows, int64_t number)
 {
     int at = KEPT;
-    for (int k = 0; k < KEPT; k++) /* with and without spare time the stages may be the same */
-        if (rows->number[k] == number && step_same_stages(&rows->kept[k], &rows->trial)) return;
     while (at > 0 && rows->trial.step_s < rows->kept[at - 1].step_s) at--;
     if (at == KEPT || step_same_stages(&rows->base, &rows->trial)) return; /* the base was refined */
     const struct step_candidate room = rows->kept[KEPT - 1];
@@ -88,33 +82,18 @@ static enum hapt_status note_row(struct rows *rows, bool *is_new)
     return HAPT_OK;
 }
 
-/* Stage i gets its first microbatch, and gives back its last gradient, through the stages in front. So it may take
- * longer than the last stage, by a B-th of the difference between the sums in front of both. Those of the base, at the
- * same relative position, serve for the row. */
-static void find_spare(struct rows *rows)
-{
-    const int count = rows->count, last = rows->base.count - 1;
-    for (int i = 0; i < count; i++) {
-        const double at = count > 1 ? (double)i * last / (count - 1) : last;
-        const int low = (int)at < last ? (int)at : last - (last > 0);
-        const double head_s =
-            last > 0 ? rows->head_s[low] + (at - low) * (rows->head_s[low + 1] - rows->head_s[low]) : 0;
-        rows->spare_s[i] = (rows->head_s[last] - head_s) / rows->search->B;
-    }
-}
-
 /* Cuts and prices rows->slot; rows->trial is the result. */
-static enum hapt_status cut(struct rows *rows, bool spare, double most_s, double limit_s)
+static enum hapt_status cut(struct rows *rows)
 {
     struct step_search *search = rows->search;
     struct hapt_plan *plan;
     rows->trial.step_s = INFINITY;
     hapt_arena_reset(&rows->scratch);
-    HAPT_TRY(hapt_plan_recut(&search->passes, &rows->options, rows->slot, rows->count, spare ? rows->spare_s : NULL,
-                             most_s, &rows->scratch, &plan));
+    HAPT_TRY(
+        hapt_plan_recut(&search->passes, &rows->options, rows->slot, rows->count, rows->most_s, &rows->scratch, &plan));
     if (!plan) return HAPT_OK;
     HAPT_TRY(step_candidate_from(search, plan, &rows->trial));
-    return step_price_launches(search, limit_s, &rows->trial);
+    return step_price_launches(search, ROW_WORTH * search->best.step_s, &rows->trial);
 }
 
 static enum hapt_status try_row(void *context)
@@ -130,11 +109,8 @@ static enum hapt_status try_row(void *context)
     rows->work += work;
     const int64_t number = rows->tried - 1;
     if (number % search->size != search->rank) return HAPT_OK;
-    find_spare(rows);
-    for (int spare = 0; spare < 2; spare++) {
-        HAPT_TRY(cut(rows, spare, rows->most_s, ROW_WORTH * search->best.step_s));
-        if (isfinite(rows->trial.step_s)) keep(rows, number);
-    }
+    HAPT_TRY(cut(rows));
+    if (isfinite(rows->trial.step_s)) keep(rows, number);
     return HAPT_OK;
 }
 
@@ -149,8 +125,6 @@ static enum hapt_status create(struct rows *rows)
     }
     for (int k = 0; k < MOST_BASES; k++) HAPT_TRY(step_candidate_create(search, &rows->bases[k]));
     HAPT_NEW(rows->slot, &search->arena, search->most_stages + 2);
-    HAPT_NEW(rows->spare_s, &search->arena, search->most_stages + 2);
-    HAPT_NEW(rows->head_s, &search->arena, search->most_stages + 2);
     return HAPT_OK;
 }
 
@@ -192,7 +166,6 @@ static enum hapt_status formula_s(struct rows *rows, double *latency_s)
     HAPT_TRY(hapt_plan_launch(&rows->search->passes, INFINITY, &plan, &misfit));
     double sum_s = 0, longest_s = 0;
     for (int i = 0; i < plan.stage_count; i++) {
-        rows->head_s[i] = sum_s;
         sum_s += plan.stage[i].compute_s + 2 * plan.stage[i].comm_s;
         longest_s = fmax(longest_s, fmax(plan.stage[i].compute_s, plan.stage[i].comm_s));
     }

@@ -39,8 +39,8 @@ static enum hapt_status try_shape(void *context)
     const double most_s = !shapes->best                         ? INFINITY
                           : objective == HAPT_OBJECTIVE_FORMULA ? shapes->best->latency_s
                                                                 : NEAR * shapes->best->latency_s;
-    HAPT_TRY(hapt_plan_recut(shapes->profile, shapes->options, shapes->slot, shapes->count, NULL, most_s, shapes->arena,
-                             &found));
+    HAPT_TRY(
+        hapt_plan_recut(shapes->profile, shapes->options, shapes->slot, shapes->count, most_s, shapes->arena, &found));
     if (!found) return HAPT_OK;
     if (objective == HAPT_OBJECTIVE_STEP) HAPT_TRY(hapt_plan_price_stages(shapes->profile, shapes->options, found));
     if (!shapes->best || hapt_search_value_s(objective, found) < hapt_search_value_s(objective, shapes->best))

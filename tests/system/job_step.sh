@@ -71,6 +71,9 @@ begin hangs-lost LOST=yes                   # the node of rank 0 failed
 begin leaves-done LEAVES=0 STEPS=1000
 begin leaves-stopped CODE=9 LEAVES=9 STEPS=1000
 begin leaves-failed CODE=3 LEAVES=3 STEPS=1000
+begin aborts-done LEAVES=134 STEPS=1000     # srun's own abort after its ranks have ended
+begin aborts-failed CODE=3 LEAVES=134 STEPS=1000
+begin aborts-lost LEAVES=134 LOST=yes STEPS=1000
 begin leaves-killed LEAVES=137 STEPS=1000   # srun's own code for a killed rank
 wait
 expect hangs-done 0
@@ -83,6 +86,9 @@ expect hangs-lost 8
 expect leaves-done 0
 expect leaves-stopped 0 "requeue 7"
 expect leaves-failed 3
+expect aborts-done 0
+expect aborts-failed 3
+expect aborts-lost 134
 expect leaves-killed 137
 checks=$((checks + 1))
 [ "$(wc -l <"$scratch/hangs-away/asked")" -gt 15 ] || fail "a step was ended while the controller was away"
