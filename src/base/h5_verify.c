@@ -19,15 +19,15 @@ static enum hapt_status read_values(struct hapt_h5 *file, hid_t id, const char *
     const hid_t native = type < 0 ? -1 : H5Tget_native_type(type, H5T_DIR_DEFAULT);
     const hssize_t points = space < 0 ? -1 : H5Sget_simple_extent_npoints(space);
     const size_t bytes = native < 0 ? 0 : H5Tget_size(native);
-    void *value = points >= 0 && bytes > 0 && points <= (hssize_t)(BLOCK_BYTES / bytes)
-                      ? calloc((size_t)points + 1, bytes)
-                      : NULL;
+    const bool fits = points >= 0 && bytes > 0 && points <= (hssize_t)(BLOCK_BYTES / bytes);
+    void *value = fits ? calloc((size_t)points + 1, bytes) : NULL;
     const bool read = value && H5Aread(id, native, value) >= 0;
     if (read && H5Tdetect_class(native, H5T_STRING) > 0) H5Dvlen_reclaim(native, space, H5P_DEFAULT, value);
     free(value);
     if (native >= 0) H5Tclose(native);
     if (type >= 0) H5Tclose(type);
     if (space >= 0) H5Sclose(space);
+    if (fits && !value) return hapt_h5_fail_system(file->path, ENOMEM);
     return read ? HAPT_OK : hapt_h5_fail(file, "attribute", name);
 }
 
