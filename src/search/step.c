@@ -120,10 +120,11 @@ enum hapt_status step_improve(struct step_search *search)
     for (int k = 0; k < search->seed_count && !is_enough(search); k++)
         if (search->seed[k].step_s <= worth_s) HAPT_TRY(step_improve_seed(search, &search->seed[k]));
     if (!is_enough(search)) HAPT_TRY(try_orders(search));
-    if (!is_enough(search)) HAPT_TRY(step_rows(search));
+    if (!is_enough(search)) HAPT_TRY(step_rows(search, false));
     const double before_s = search->best.step_s;
     if (!is_enough(search)) HAPT_TRY(step_views(search));
-    return search->best.step_s < before_s && !is_enough(search) ? step_rows(search) : HAPT_OK;
+    if (search->best.step_s < before_s && !is_enough(search)) HAPT_TRY(step_rows(search, false));
+    return is_enough(search) || search->best.step_s <= STEP_NEAR * search->bound_s ? HAPT_OK : step_rows(search, true);
 }
 
 enum hapt_status step_start(struct step_search *search)

@@ -8,6 +8,7 @@
  *   step_enumerate.c  all plans of a small instance, by depth-first search with bounds
  *   step_seed.c       optima of the formula as candidates
  *   step_views.c      seeds from restricted and altered profiles
+ *   step_relax.c      profiles whose activations take fewer bytes
  *   step_rows.c       other rows of submeshes around a candidate
  *   step_refine.c     the beam over stage boundaries and programs
  */
@@ -33,7 +34,7 @@ struct step_candidate {
     double lower_s;        /* no launch counts of these stages have a shorter step; set with step_s */
 };
 
-enum { STEP_MOST_SEEDS = 8 };
+enum { STEP_MOST_SEEDS = 12, STEP_RELAXATIONS = 3 };
 
 struct step_search {
     MPI_Comm comm;
@@ -48,7 +49,9 @@ struct step_search {
     int estimate;            /* steps longer than about four times this many microbatches are extrapolated; B: none */
     struct hapt_arena arena; /* lives as long as the search */
     struct hapt_arena trial; /* of one pricing */
-    struct hapt_profile passes; /* the profile without step times */
+    struct hapt_profile passes;                    /* the profile without step times */
+    struct hapt_profile relaxed[STEP_RELAXATIONS]; /* passes, with fewer bytes of activations */
+    bool is_relaxed[STEP_RELAXATIONS];             /* it was created */
     struct step_candidate best;
     int seed_count;
     struct step_candidate seed[STEP_MOST_SEEDS]; /* optima of the formula under several launch rules */
@@ -73,6 +76,10 @@ enum hapt_status step_improve(struct step_search *search);
 /* The plan of search->best, with the exact simulated step. Rank-local. */
 enum hapt_status step_finish(struct step_search *search, struct hapt_arena *result, struct hapt_plan *plan);
 
+/* A plan this close to the bound needs no views: the answer of no smaller cluster is faster by more. */
+#define STEP_CLOSE 1.01
+/* The same for far rows. */
+#define STEP_NEAR 1.015
 /* Seeds that are slower than the best by more than this factor are not refined. */
 #define STEP_SEED_WORTH 1.02
 
@@ -98,6 +105,10 @@ static inline bool step_launches_are_free(const struct step_search *search, cons
 enum hapt_status step_price(struct step_search *search, double limit_s, struct step_candidate *candidate);
 /* The same with the best launch counts of the rules that the options allow. */
 enum hapt_status step_price_launches(struct step_search *search, double limit_s, struct step_candidate *candidate);
+/* Adds or takes single launches of a priced candidate as long as its step becomes shorter. */
+enum hapt_status step_price_nearby(struct step_search *search, struct step_candidate *candidate);
+/* Candidates that are slower than the best by more than this factor are not worth that. */
+#define STEP_NEARBY_WORTH 1.05
 
 /* The optimum of the formula in a profile becomes `trial`, and the best candidate if it is faster. Collective.
  * HAPT_ERR_INFEASIBLE: there is none. */
@@ -107,6 +118,8 @@ enum hapt_status step_add_seed(struct step_search *search, const struct hapt_pro
 enum hapt_status step_improve_seed(struct step_search *search, struct step_candidate *seed);
 /* HAPT_OK instead of HAPT_ERR_INFEASIBLE: a rule or a restriction may leave no plan. */
 enum hapt_status step_may_lack(enum hapt_status status);
+/* The profile without step times, whose activations take fewer bytes, the higher `level` the fewer. Rank-local. */
+enum hapt_status step_relaxed(struct step_search *search, int level, const struct hapt_profile **view);
 /* Seeds from views of the cluster. Improves the best candidate with them. Collective. */
 enum hapt_status step_views(struct step_search *search);
 /* Enumerates all plans if there are few. *bound_s: no plan has a shorter step, with any launch counts; 0: there are too
@@ -114,8 +127,9 @@ enum hapt_status step_views(struct step_search *search);
 enum hapt_status step_enumerate(struct step_search *search, double *bound_s);
 /* Enumerates plans of few stages, as many as are soon done, where step_enumerate was not. Improves search->best. */
 enum hapt_status step_enumerate_short(struct step_search *search);
-/* Tries rows of submeshes beside that of the best candidate, and refines the best of them. Collective. */
-enum hapt_status step_rows(struct step_search *search);
+/* Tries rows of submeshes beside that of the best candidate, and refines the best of them. `far`: also rows that are
+ * less likely, and rows beside the seeds. Collective. */
+enum hapt_status step_rows(struct step_search *search, bool far);
 /* Improves candidate boundaries and programs until nothing changes. Collective over search->comm. */
 enum hapt_status step_refine(struct step_search *search, struct step_candidate *candidate);
 /* A lower bound of the simulated step of all plans that the options allow. */

@@ -118,6 +118,8 @@ static enum hapt_status take_plan(struct enumeration *enumeration)
     if (search->options.use_all_devices && !uses_all(enumeration)) return HAPT_OK;
     HAPT_TRY(step_price_launches(search, search->best.step_s, &enumeration->trial));
     enumeration->least_s = fmin(enumeration->least_s, enumeration->trial.lower_s);
+    if (enumeration->trial.step_s <= STEP_NEARBY_WORTH * search->best.step_s)
+        HAPT_TRY(step_price_nearby(search, &enumeration->trial));
     if (enumeration->trial.step_s < search->best.step_s) step_candidate_copy(&search->best, &enumeration->trial);
     return HAPT_OK;
 }

@@ -358,3 +358,37 @@ enum hapt_status step_price_launches(struct step_search *search, double limit_s,
                               candidate));
     return HAPT_OK;
 }
+
+/* Adds `by` to the launches of stages [first, last]; false: a count would leave [1, B], or rise along the pipeline. */
+static bool shift_launches(struct step_candidate *candidate, int first, int last, int by, int B)
+{
+    int *launches = candidate->launches;
+    for (int i = first; i <= last; i++)
+        if (launches[i] + by < 1 || launches[i] + by > B) return false;
+    if (first > 0 && launches[first - 1] < launches[first] + by) return false;
+    if (last + 1 < candidate->count && launches[last] + by < launches[last + 1]) return false;
+    for (int i = first; i <= last; i++) launches[i] += by;
+    return true;
+}
+
+enum hapt_status step_price_nearby(struct step_search *search, struct step_candidate *candidate)
+{
+    const int S = candidate->count;
+    if (!isfinite(candidate->step_s) || !step_launches_are_free(search, candidate)) return HAPT_OK;
+    for (int fails = 0, move = 0; fails < 4 * S && candidate->lower_s < candidate->step_s;
+         move = (move + 1) % (4 * S)) {
+        const int last = move / 4, first = move & 1 ? 0 : last, by = move & 2 ? 1 : -1;
+        const struct step_candidate before = *candidate;
+        fails++;
+        if ((first == last && move & 1) || !shift_launches(candidate, first, last, by, search->B)) continue;
+        candidate->schedule = HAPT_SCHEDULE_H1F1B;
+        HAPT_TRY(step_price(search, before.step_s, candidate));
+        if (candidate->step_s < before.step_s) {
+            fails = 0;
+            continue;
+        }
+        for (int i = first; i <= last; i++) candidate->launches[i] -= by;
+        *candidate = before;
+    }
+    return HAPT_OK;
+}

@@ -11,22 +11,32 @@
 
 #include "hapt/recut.h"
 
-/* Rows around one base that are refined; candidates around which rows are tried. */
-enum { KEPT = 3, MOST_BASES = 4 };
-/* A candidate becomes a base if its step is at most this factor longer than the best. */
-#define BASE_WORTH 1.005
-/* A row is refined if its step is at most this factor longer than the best. */
-#define ROW_WORTH 1.01
+/* Rows around one base that are kept; candidates that may be bases. */
+enum { MOST_KEPT = 6, MOST_BASES = 32 };
+
+/* Which rows are tried. */
+struct reach {
+    int kept;          /* rows around one base that are refined */
+    int bases;         /* candidates around which rows are tried */
+    double base_worth; /* their steps are at most this factor longer than the best */
+    double row_worth;  /* the same of rows that are refined, and of their values by the formula */
+    bool idle;         /* stages may take idle devices, or leave devices idle */
+    bool relaxed;      /* rows are also cut with fewer microbatches in flight than the rule asks for */
+};
+
+static const struct reach narrow = {3, 4, 1.005, 1.01, false, false}, wide = {MOST_KEPT, 16, 1.05, 1.2, true, true};
+
 /* Searches of boundaries end after this much work, as a share of the refinement's: stages times layers squared. */
 #define ROW_WORK 0.4
 
 struct rows {
     struct step_search *search;
+    const struct reach *reach;
     struct step_candidate base, trial;
-    struct step_candidate kept[KEPT]; /* by ascending step; unused: INFINITY */
-    int64_t number[KEPT];             /* of the row */
-    struct step_candidate best[KEPT]; /* of all ranks */
-    int base_count;
+    struct step_candidate kept[MOST_KEPT]; /* by ascending step; unused: INFINITY */
+    int64_t number[MOST_KEPT];             /* of the row */
+    struct step_candidate best[MOST_KEPT]; /* of all ranks */
+    int base_count, bases_done;
     struct step_candidate bases[MOST_BASES];
     bool is_done[MOST_BASES]; /* the rows around it were tried */
     int64_t tried;            /* rows on all ranks */
@@ -36,7 +46,8 @@ struct rows {
     int count;                    /* of the row that is tried */
     struct hapt_recut_slot *slot; /* [base.count + 1] */
     double work, most_work;
-    double most_s; /* of the formula: rows above are left out */
+    const struct hapt_profile *view; /* in which the rows are cut */
+    double most_s;                   /* of the formula: rows above are left out */
     struct hapt_arena scratch;
 };
 
@@ -49,11 +60,12 @@ static struct hapt_recut_slot slot_of(const struct step_search *search, const st
 /* Takes the trial among the best rows. Rows of equal steps stay in order of their numbers. */
 static void keep(struct rows *rows, int64_t number)
 {
-    int at = KEPT;
+    const int last = rows->reach->kept - 1;
+    int at = last + 1;
     while (at > 0 && rows->trial.step_s < rows->kept[at - 1].step_s) at--;
-    if (at == KEPT || step_same_stages(&rows->base, &rows->trial)) return; /* the base was refined */
-    const struct step_candidate room = rows->kept[KEPT - 1];
-    for (int k = KEPT - 1; k > at; k--) {
+    if (at > last || step_same_stages(&rows->base, &rows->trial)) return; /* the base was refined */
+    const struct step_candidate room = rows->kept[last];
+    for (int k = last; k > at; k--) {
         rows->kept[k] = rows->kept[k - 1];
         rows->number[k] = rows->number[k - 1];
     }
@@ -89,11 +101,10 @@ static enum hapt_status cut(struct rows *rows)
     struct hapt_plan *plan;
     rows->trial.step_s = INFINITY;
     hapt_arena_reset(&rows->scratch);
-    HAPT_TRY(
-        hapt_plan_recut(&search->passes, &rows->options, rows->slot, rows->count, rows->most_s, &rows->scratch, &plan));
+    HAPT_TRY(hapt_plan_recut(rows->view, &rows->options, rows->slot, rows->count, rows->most_s, &rows->scratch, &plan));
     if (!plan) return HAPT_OK;
     HAPT_TRY(step_candidate_from(search, plan, &rows->trial));
-    return step_price_launches(search, ROW_WORTH * search->best.step_s, &rows->trial);
+    return step_price_launches(search, rows->reach->row_worth * search->best.step_s, &rows->trial);
 }
 
 static enum hapt_status try_row(void *context)
@@ -109,8 +120,14 @@ static enum hapt_status try_row(void *context)
     rows->work += work;
     const int64_t number = rows->tried - 1;
     if (number % search->size != search->rank) return HAPT_OK;
+    rows->view = &search->passes;
     HAPT_TRY(cut(rows));
     if (isfinite(rows->trial.step_s)) keep(rows, number);
+    for (int level = 0; level < STEP_RELAXATIONS && rows->reach->relaxed; level++) {
+        HAPT_TRY(step_relaxed(search, level, &rows->view));
+        HAPT_TRY(cut(rows));
+        if (isfinite(rows->trial.step_s)) keep(rows, number);
+    }
     return HAPT_OK;
 }
 
@@ -119,7 +136,7 @@ static enum hapt_status create(struct rows *rows)
     struct step_search *search = rows->search;
     HAPT_TRY(step_candidate_create(search, &rows->base));
     HAPT_TRY(step_candidate_create(search, &rows->trial));
-    for (int k = 0; k < KEPT; k++) {
+    for (int k = 0; k < MOST_KEPT; k++) {
         HAPT_TRY(step_candidate_create(search, &rows->kept[k]));
         HAPT_TRY(step_candidate_create(search, &rows->best[k]));
     }
@@ -128,11 +145,23 @@ static enum hapt_status create(struct rows *rows)
     return HAPT_OK;
 }
 
-/* Replaces `taken` stages from i on by `given`. */
+/* Devices of subcluster c that the base leaves idle. */
+static int idle_devices(const struct rows *rows, int c)
+{
+    const struct hapt_profile_cluster *cluster = &rows->search->profile->cluster[c];
+    int idle = cluster->nodes * cluster->devices_per_node;
+    for (int k = 0; k < rows->base.count; k++) {
+        const struct hapt_recut_slot slot = slot_of(rows->search, &rows->base.stage[k]);
+        if (slot.subcluster == c) idle -= slot.n * slot.m;
+    }
+    return idle;
+}
+
+/* Replaces `taken` stages from i on by `given`, on their devices and, with reach.idle, on idle ones. */
 static enum hapt_status replace(struct rows *rows, int i, int taken, int given)
 {
     const struct step_candidate *base = &rows->base;
-    int devices = 0;
+    int devices = rows->reach->idle ? idle_devices(rows, base->stage[i].device_set) : 0;
     for (int k = 0; k < base->count; k++) {
         const struct hapt_recut_slot slot = slot_of(rows->search, &base->stage[k]);
         if (k >= i && k < i + taken) devices += slot.n * slot.m;
@@ -140,8 +169,10 @@ static enum hapt_status replace(struct rows *rows, int i, int taken, int given)
         if (k >= i + taken) rows->slot[k + given - taken] = slot;
     }
     rows->count = base->count + given - taken;
-    return hapt_recut_share(rows->search->profile, base->stage[i].device_set, devices, given == 2, true, &rows->slot[i],
-                            try_row, rows);
+    if (rows->count == 0) return HAPT_OK;
+    if (given == 0) return try_row(rows);
+    return hapt_recut_share(rows->search->profile, base->stage[i].device_set, devices, given == 2,
+                            !rows->reach->idle || rows->search->options.use_all_devices, &rows->slot[i], try_row, rows);
 }
 
 static enum hapt_status try_all(struct rows *rows)
@@ -153,6 +184,8 @@ static enum hapt_status try_all(struct rows *rows)
             HAPT_TRY(replace(rows, i, 2, 1));
             HAPT_TRY(replace(rows, i, 2, 2));
         }
+        if (rows->reach->idle) HAPT_TRY(replace(rows, i, 1, 1));
+        if (rows->reach->idle && !rows->search->options.use_all_devices) HAPT_TRY(replace(rows, i, 1, 0));
     }
     return HAPT_OK;
 }
@@ -180,9 +213,9 @@ static enum hapt_status find_rows(struct rows *rows, const struct step_candidate
     rows->options = rows->search->options;
     rows->options.schedule = base->schedule;
     rows->options.hide_threshold = base->hide_threshold;
-    for (int k = 0; k < KEPT; k++) rows->kept[k].step_s = rows->best[k].step_s = INFINITY;
+    for (int k = 0; k < MOST_KEPT; k++) rows->kept[k].step_s = rows->best[k].step_s = INFINITY;
     HAPT_TRY(formula_s(rows, &rows->most_s));
-    rows->most_s *= ROW_WORTH;
+    rows->most_s *= rows->reach->row_worth;
     return try_all(rows);
 }
 
@@ -210,8 +243,8 @@ static enum hapt_status gather_kept(struct rows *rows)
 {
     struct step_search *search = rows->search;
     int next = 0; /* of this rank's rows */
-    for (int k = 0; k < KEPT && search->size > 1; k++) {
-        const bool some = next < KEPT && isfinite(rows->kept[next].step_s);
+    for (int k = 0; k < MOST_KEPT && search->size > 1; k++) {
+        const bool some = next < MOST_KEPT && isfinite(rows->kept[next].step_s);
         const double mine_s = some ? rows->kept[next].step_s : INFINITY;
         double least_s;
         HAPT_MPI(MPI_Allreduce(&mine_s, &least_s, 1, MPI_DOUBLE, MPI_MIN, search->comm));
@@ -222,7 +255,7 @@ static enum hapt_status gather_kept(struct rows *rows)
         if (mine == first) step_candidate_copy(&rows->best[k], &rows->kept[next++]);
         HAPT_TRY(send(rows, (int)(first % search->size), &rows->best[k]));
     }
-    for (int k = 0; k < KEPT && search->size == 1; k++)
+    for (int k = 0; k < MOST_KEPT && search->size == 1; k++)
         if (isfinite(rows->kept[k].step_s)) step_candidate_copy(&rows->best[k], &rows->kept[k]);
     return HAPT_OK;
 }
@@ -241,18 +274,18 @@ static int next_base(const struct rows *rows)
 {
     const struct step_search *search = rows->search;
     int next = -1;
-    if (search->work >= search->most_work ||
+    if (search->work >= search->most_work || rows->bases_done == rows->reach->bases ||
         hapt_at_most(search->best.step_s, (1 + search->options.gap) * search->bound_s))
         return -1;
     for (int k = 0; k < rows->base_count; k++)
         if (!rows->is_done[k] && (next < 0 || rows->bases[k].step_s < rows->bases[next].step_s)) next = k;
-    return next >= 0 && rows->bases[next].step_s <= BASE_WORTH * search->best.step_s ? next : -1;
+    return next >= 0 && rows->bases[next].step_s <= rows->reach->base_worth * search->best.step_s ? next : -1;
 }
 
 static enum hapt_status refine_kept(struct rows *rows)
 {
     struct step_search *search = rows->search;
-    for (int k = 0; k < KEPT && isfinite(rows->best[k].step_s); k++) {
+    for (int k = 0; k < MOST_KEPT && isfinite(rows->best[k].step_s); k++) {
         HAPT_TRY(step_refine(search, &rows->best[k]));
         if (rows->best[k].step_s < search->best.step_s) step_candidate_copy(&search->best, &rows->best[k]);
         add_base(rows, &rows->best[k]);
@@ -260,14 +293,16 @@ static enum hapt_status refine_kept(struct rows *rows)
     return HAPT_OK;
 }
 
-enum hapt_status step_rows(struct step_search *search)
+enum hapt_status step_rows(struct step_search *search, bool far)
 {
-    struct rows rows = {.search = search, .most_work = ROW_WORK * search->most_work};
+    struct rows rows = {.search = search, .reach = far ? &wide : &narrow, .most_work = ROW_WORK * search->most_work};
     hapt_arena_init(&rows.scratch);
     enum hapt_status status = hapt_env_agree(search->comm, create(&rows));
     if (status == HAPT_OK) add_base(&rows, &search->best);
+    for (int k = 0; k < search->seed_count && status == HAPT_OK && far; k++) add_base(&rows, &search->seed[k]);
     for (int base; status == HAPT_OK && (base = next_base(&rows)) >= 0;) {
         rows.is_done[base] = true;
+        rows.bases_done++;
         status = hapt_env_agree(search->comm, find_rows(&rows, &rows.bases[base]));
         if (status == HAPT_OK) status = gather_kept(&rows);
         if (status == HAPT_OK) status = refine_kept(&rows);

@@ -32,8 +32,6 @@ enum {
 #define VIEW_THRESHOLD 0.1
 /* Seeds of views that are slower than the best by more than this factor are not refined. */
 #define VIEW_WORTH 1.05
-/* A plan this close to the bound needs no views: the answer of no smaller cluster is faster by more. */
-#define CLOSE 1.01
 
 struct views {
     struct step_search *search;
@@ -93,7 +91,7 @@ static void keep(struct views *views)
 static enum hapt_status try_view(struct views *views)
 {
     views->seed.step_s = INFINITY;
-    if (views->search->best.step_s <= CLOSE * views->search->bound_s) return HAPT_OK;
+    if (views->search->best.step_s <= STEP_CLOSE * views->search->bound_s) return HAPT_OK;
     HAPT_TRY(step_may_lack(step_add_seed(views->search, &views->view, &views->rule, &views->seed)));
     keep(views);
     return HAPT_OK;
@@ -249,6 +247,22 @@ static enum hapt_status lower_memory(struct views *views)
     return HAPT_OK;
 }
 
+/* Fewer microbatches in flight than the rules ask for. */
+static enum hapt_status relax_activations(struct views *views)
+{
+    const struct hapt_profile *relaxed;
+    for (int level = 0; level < STEP_RELAXATIONS; level++) {
+        HAPT_TRY(hapt_env_agree(views->search->comm, step_relaxed(views->search, level, &relaxed)));
+        reset(views);
+        for (int c = 0; c < views->search->C; c++)
+            views->view.cluster[c].activation_bytes = relaxed->cluster[c].activation_bytes;
+        views->view.mixed = relaxed->mixed;
+        HAPT_TRY(try_view(views));
+        views->view.mixed = views->search->passes.mixed;
+    }
+    return HAPT_OK;
+}
+
 /* Less memory in one subcluster. */
 static enum hapt_status lower_one_memory(struct views *views)
 {
@@ -307,6 +321,7 @@ static enum hapt_status run(struct views *views)
     reset(views);
     HAPT_TRY(limit_first_stages(views));
     HAPT_TRY(change_rule(views));
+    HAPT_TRY(relax_activations(views));
     HAPT_TRY(leave_out_subclusters(views));
     HAPT_TRY(leave_out_nodes(views));
     HAPT_TRY(lower_memory(views));
@@ -314,9 +329,12 @@ static enum hapt_status run(struct views *views)
     HAPT_TRY(change_orders(views));
     HAPT_TRY(change_links(views));
     HAPT_TRY(change_microbatches(views));
-    for (int k = 0; k < KEPT; k++)
-        if (views->kept[k].step_s <= VIEW_WORTH * search->best.step_s)
-            HAPT_TRY(step_improve_seed(search, &views->kept[k]));
+    for (int k = 0; k < KEPT; k++) {
+        if (!(views->kept[k].step_s <= VIEW_WORTH * search->best.step_s)) continue;
+        HAPT_TRY(step_improve_seed(search, &views->kept[k]));
+        if (search->seed_count < STEP_MOST_SEEDS)
+            step_candidate_copy(&search->seed[search->seed_count++], &views->kept[k]);
+    }
     return HAPT_OK;
 }
 
