@@ -123,8 +123,9 @@ def unconnected(folder, model, data, layers, stages):
     if "HAPT_HOST_GPUS" not in os.environ:
         return
     what = (model, data, cluster(os.path.join(folder, "apart.json"), [2]), 2, stages.replace("L", str(layers)), "")
-    loss, _, said = train(*what, os.path.join(folder, "apart"), HAPT_HOST_NCCL_UNCONNECTED="1", HAPT_HOST_NCCL_TIMEOUT_S="1")
-    expected, _, _ = train(*what, os.path.join(folder, "apart-host"), HAPT_COLLECTIVES="host")
+    where = os.path.join(folder, f"apart-{stages.count('@')}")
+    loss, _, said = train(*what, where, HAPT_HOST_NCCL_UNCONNECTED="1", HAPT_HOST_NCCL_TIMEOUT_S="1")
+    expected, _, _ = train(*what, where + "-host", HAPT_COLLECTIVES="host")
     check("NCCL: unhandled system error: no " in said, f"{stages}, no connection: {said[-300:]}")
     check(len(loss) > 0 and np.array_equal(loss, expected), f"{stages}, no connection: losses {loss} and {expected}")
 
