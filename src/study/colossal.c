@@ -18,7 +18,7 @@ static double time_of(const struct even_stage *stage)
 }
 
 enum hapt_status plan_colossal(const struct hapt_profile *profile, const struct hapt_strategy_options *options,
-                                struct hapt_arena *result, struct hapt_plan **plan)
+                               struct hapt_arena *result, struct hapt_plan **plan)
 {
     return even_rows_best(profile, HAPT_STRATEGY_COLOSSAL, options, true, time_of, result, plan);
 }
