@@ -13,6 +13,7 @@
  * Reproduces its authors' cost model on its own plans for two random subclusters: half of the simulated steps are
  * within 1.3 %, the median within 0.1 %, all within -13 and +49 % (tests/unit/baselines_published.c). The authors state
  * that it is within 2 % of measured steps. It charges a transfer to the sender alone; here the receiver waits as well.
+ * Their plan for Llama-2 7B on 40 GPUs takes 17 % longer at peak FLOP/s than this baseline's (the same test).
  */
 #include "baselines.h"
 
