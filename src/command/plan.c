@@ -264,7 +264,8 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     if (planning.model) HAPT_TRY(hapt_phase_plan_adapt(env, planning.model, planning.profile, planning.plan));
     hapt_plan_print(env, planning.plan);
     hapt_plan_print_link_limit(env, planning.profile, planning.plan);
-    HAPT_TRY(hapt_plan_show_pipelines(env, config, planning.profile, planning.layers, arena, extra));
+    HAPT_TRY(hapt_plan_show_pipelines(env, config, planning.profile, planning.layers, planning.plan->microbatches,
+                                      arena, extra));
     HAPT_TRY(save(env, config, planning.profile, planning.plan));
     describe(config, &planning, &inputs, &what_if);
     return answer(env, config, planning.profile, &inputs, &what_if, planning.plan, arena, extra);

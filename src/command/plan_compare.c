@@ -23,8 +23,8 @@ static void print_pipelines(const struct hapt_env *env, const struct hapt_compar
     if (pipelines->simulated_s <= hapt_compare_step_s(row) && !isnan(row->ratio))
         snprintf(ratio, sizeof ratio, ", ratio %.3f", row->ratio);
     hapt_print_wrapped(env, 24,
-                       "  %-20s  (as %d independent pipelines, which hapt cannot run: step %s%s, %s of it "
-                       "gradients)\n",
+                       "  %-20s  (as %d independent pipelines, which hapt cannot run: step %s%s, of it %s "
+                       "for gradients)\n",
                        "", pipelines->count, hapt_units_time(pipelines->simulated_s, time[0]), ratio,
                        hapt_units_time(pipelines->reduce_s, time[1]));
 }

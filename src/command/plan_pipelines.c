@@ -32,7 +32,8 @@ void hapt_plan_print_pipelines(const struct hapt_env *env, const struct hapt_pip
 {
     char time[2][32], devices[DEVICES_TEXT];
     hapt_print_wrapped(
-        env, 4, "  as %d independent pipelines (priced; hapt cannot run them): simulated step %s, %s of it gradients\n",
+        env, 4,
+        "  as %d independent pipelines (priced; hapt cannot run them): simulated step %s, of it %s for gradients\n",
         pipelines->count, hapt_units_time(pipelines->simulated_s, time[0]),
         hapt_units_time(pipelines->reduce_s, time[1]));
     for (int p = 0, next; p < pipelines->count; p = next) {
@@ -63,7 +64,7 @@ json_t *hapt_plan_pipelines_json(const struct hapt_pipelines *pipelines)
 
 enum hapt_status hapt_plan_show_pipelines(const struct hapt_env *env, const struct hapt_config *config,
                                           const struct hapt_profile *profile, const struct hapt_layers *layers,
-                                          struct hapt_arena *arena, json_t *extra)
+                                          int microbatches, struct hapt_arena *arena, json_t *extra)
 {
     struct hapt_strategy_options options;
     struct hapt_pipelines *pipelines;
@@ -71,6 +72,7 @@ enum hapt_status hapt_plan_show_pipelines(const struct hapt_env *env, const stru
     if (!hapt_strategy_parse(hapt_config_text(config, "strategy"), &strategy) || hapt_config_text(config, "stages"))
         return HAPT_OK;
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &options)));
+    options.search.microbatches = microbatches; /* those of --global-batch */
     HAPT_TRY(hapt_plan_pipelines(env->world, profile, strategy, &options, arena, &pipelines));
     if (!pipelines) return HAPT_OK;
     hapt_plan_print_pipelines(env, pipelines);

@@ -137,6 +137,44 @@ static void megatron_against_recurrence(void)
     for (int i = 0; i < count; i++) megatron_once((uint64_t)i + 1);
 }
 
+/* Three nodes of one device in one subcluster: three pipelines of one stage, reduced over the nodes' network. */
+static void megatron_inside_a_subcluster(void)
+{
+    for (uint64_t start = 1; start <= 50; start++) {
+        enum { NODES = 3, B = 9 };
+        uint64_t seed = start;
+        struct hapt_arena arena;
+        struct hapt_profile *profile;
+        struct hapt_pipelines *pipelines;
+        const double layer_s = 0.5 + hapt_random_unit(&seed), bytes = 9 * hapt_random_unit(&seed);
+        const double bandwidth = 0.01 + hapt_random_unit(&seed), latency_s = hapt_random_unit(&seed);
+        hapt_arena_init(&arena);
+        CHECK_OK(hapt_profile_create(2, 1, &arena, &profile));
+        CHECK_OK(random_profile_cluster(profile, 0, "gpu", NODES, 1, 1e6, 1, &arena));
+        struct hapt_profile_cluster *cluster = &profile->cluster[0];
+        profile->precision = HAPT_PRECISION_FP32;
+        for (int s = 0; s < cluster->submesh_count; s++)
+            for (int i = 0; i < 2; i++)
+                for (int j = i; j < 2; j++) {
+                    const size_t cell = hapt_profile_index(profile, s, i, j);
+                    cluster->stage_time[cell] = cluster->submesh[s].n == 1 ? (j - i + 1) * layer_s : NAN;
+                    cluster->stage_forward_time[cell] = (j - i + 1) * layer_s / 3;
+                    cluster->parameter_bytes[cell] = (j - i + 1) * bytes;
+                    cluster->activation_bytes[cell] = 1;
+                    cluster->step_time[cell] = 0.25;
+                }
+        profile->link_bandwidth[0] = bandwidth;
+        profile->link_latency[0] = latency_s;
+        const struct hapt_strategy_options options = {.search = {.microbatches = B, .hide_threshold = 0.02}};
+        CHECK_OK(hapt_plan_pipelines(MPI_COMM_SELF, profile, HAPT_STRATEGY_MEGATRON, &options, &arena, &pipelines));
+        if (!CHECK(pipelines && pipelines->count == NODES)) return;
+        /* fp32: messages of 4 of 16 resident bytes; a ring of three sends two thirds twice */
+        const double ring_s = 2 * (NODES - 1) * (2 * bytes / 4 / NODES / bandwidth + latency_s);
+        CHECK_NEAR(pipelines->simulated_s, B / NODES * 2 * layer_s + ring_s + 0.25, 1e-9 * pipelines->simulated_s);
+        hapt_arena_release(&arena);
+    }
+}
+
 /* ---- HexiScale ---- */
 
 /* Two devices, a pipeline of one stage on each: the best division of the microbatches by trying all. */
@@ -217,6 +255,7 @@ int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
     RUN(megatron_against_recurrence);
+    RUN(megatron_inside_a_subcluster);
     RUN(hexiscale_divides_microbatches);
     RUN(hexiscale_pipelines_are_sound);
     return test_finish();
