@@ -137,41 +137,50 @@ static void megatron_against_recurrence(void)
     for (int i = 0; i < count; i++) megatron_once((uint64_t)i + 1);
 }
 
-/* Three nodes of one device in one subcluster: three pipelines of one stage, reduced over the nodes' network. */
+/* `count` pipelines of one stage on `wide` nodes each, in one subcluster: reduced over the nodes' network. */
+static void inside_once(uint64_t start, int count, int wide)
+{
+    enum { B = 30 };
+    uint64_t seed = start;
+    struct hapt_arena arena;
+    struct hapt_profile *profile;
+    struct hapt_pipelines *pipelines;
+    const double layer_s = 0.5 + hapt_random_unit(&seed), bytes = 9 * hapt_random_unit(&seed);
+    const double bandwidth = 0.01 + hapt_random_unit(&seed), latency_s = hapt_random_unit(&seed);
+    hapt_arena_init(&arena);
+    CHECK_OK(hapt_profile_create(2, 1, &arena, &profile));
+    CHECK_OK(random_profile_cluster(profile, 0, "gpu", count * wide, 1, 1e6, 1, &arena));
+    struct hapt_profile_cluster *cluster = &profile->cluster[0];
+    profile->precision = HAPT_PRECISION_FP32;
+    for (int s = 0; s < cluster->submesh_count; s++)
+        for (int i = 0; i < 2; i++)
+            for (int j = i; j < 2; j++) {
+                const size_t cell = hapt_profile_index(profile, s, i, j);
+                const int n = cluster->submesh[s].n;
+                const double time_s = (j - i + 1) * layer_s * (n == wide ? 1 : 1e6); /* other submeshes are of no use */
+                cluster->stage_time[cell] = n == 1 || n == wide ? time_s : NAN;
+                cluster->stage_forward_time[cell] = time_s / 3;
+                cluster->parameter_bytes[cell] = (j - i + 1) * bytes;
+                cluster->activation_bytes[cell] = 1;
+                cluster->step_time[cell] = 0.25;
+            }
+    profile->link_bandwidth[0] = bandwidth;
+    profile->link_latency[0] = latency_s;
+    const struct hapt_strategy_options options = {.search = {.microbatches = B, .hide_threshold = 0.02}};
+    CHECK_OK(hapt_plan_pipelines(MPI_COMM_SELF, profile, HAPT_STRATEGY_MEGATRON, &options, &arena, &pipelines));
+    if (!CHECK(pipelines && pipelines->count == count)) return;
+    /* fp32: messages of 4 of 16 resident bytes; a ring sends (count - 1) parts twice, each node its own share */
+    const double ring_s = 2 * (count - 1) * (2 * bytes / 4 / wide / count / bandwidth + latency_s);
+    CHECK_NEAR(pipelines->simulated_s, B / count * 2 * layer_s + ring_s + 0.25, 1e-9 * pipelines->simulated_s);
+    hapt_arena_release(&arena);
+}
+
 static void megatron_inside_a_subcluster(void)
 {
     for (uint64_t start = 1; start <= 50; start++) {
-        enum { NODES = 3, B = 9 };
-        uint64_t seed = start;
-        struct hapt_arena arena;
-        struct hapt_profile *profile;
-        struct hapt_pipelines *pipelines;
-        const double layer_s = 0.5 + hapt_random_unit(&seed), bytes = 9 * hapt_random_unit(&seed);
-        const double bandwidth = 0.01 + hapt_random_unit(&seed), latency_s = hapt_random_unit(&seed);
-        hapt_arena_init(&arena);
-        CHECK_OK(hapt_profile_create(2, 1, &arena, &profile));
-        CHECK_OK(random_profile_cluster(profile, 0, "gpu", NODES, 1, 1e6, 1, &arena));
-        struct hapt_profile_cluster *cluster = &profile->cluster[0];
-        profile->precision = HAPT_PRECISION_FP32;
-        for (int s = 0; s < cluster->submesh_count; s++)
-            for (int i = 0; i < 2; i++)
-                for (int j = i; j < 2; j++) {
-                    const size_t cell = hapt_profile_index(profile, s, i, j);
-                    cluster->stage_time[cell] = cluster->submesh[s].n == 1 ? (j - i + 1) * layer_s : NAN;
-                    cluster->stage_forward_time[cell] = (j - i + 1) * layer_s / 3;
-                    cluster->parameter_bytes[cell] = (j - i + 1) * bytes;
-                    cluster->activation_bytes[cell] = 1;
-                    cluster->step_time[cell] = 0.25;
-                }
-        profile->link_bandwidth[0] = bandwidth;
-        profile->link_latency[0] = latency_s;
-        const struct hapt_strategy_options options = {.search = {.microbatches = B, .hide_threshold = 0.02}};
-        CHECK_OK(hapt_plan_pipelines(MPI_COMM_SELF, profile, HAPT_STRATEGY_MEGATRON, &options, &arena, &pipelines));
-        if (!CHECK(pipelines && pipelines->count == NODES)) return;
-        /* fp32: messages of 4 of 16 resident bytes; a ring of three sends two thirds twice */
-        const double ring_s = 2 * (NODES - 1) * (2 * bytes / 4 / NODES / bandwidth + latency_s);
-        CHECK_NEAR(pipelines->simulated_s, B / NODES * 2 * layer_s + ring_s + 0.25, 1e-9 * pipelines->simulated_s);
-        hapt_arena_release(&arena);
+        inside_once(start, 3, 1);
+        inside_once(start, 3, 2);
+        inside_once(start, 2, 3);
     }
 }
 
@@ -209,6 +218,47 @@ static void hexiscale_divides_microbatches(void)
     }
     printf("the best division in %d of %d cases, faster than halves in %d\n", best_found, count, faster_than_halves);
     CHECK(best_found > count * 8 / 10 && faster_than_halves > count / 2);
+}
+
+/* Two pipelines that cross the link between subclusters in step share it: each has half of its bandwidth. A device
+ * holds one layer of two, and the gradients of pipelines that do not cross it would take longer. */
+static void hexiscale_shares_the_link(void)
+{
+    struct hapt_arena arena;
+    struct hapt_profile *profile;
+    struct hapt_pipelines *pipelines;
+    hapt_arena_init(&arena);
+    CHECK_OK(hapt_profile_create(2, 2, &arena, &profile));
+    for (int c = 0; c < 2; c++) {
+        CHECK_OK(random_profile_cluster(profile, c, c ? "b" : "a", 2, 1, 1000, 1, &arena));
+        struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        for (int s = 0; s < cluster->submesh_count; s++)
+            for (int i = 0; i < 2; i++)
+                for (int j = i; j < 2; j++) {
+                    const size_t cell = hapt_profile_index(profile, s, i, j);
+                    cluster->stage_time[cell] = cluster->submesh[s].n == 1 ? j - i + 1 : NAN;
+                    cluster->stage_forward_time[cell] = cluster->stage_time[cell] / 3;
+                    cluster->parameter_bytes[cell] = 900 * (j - i + 1);
+                    cluster->activation_bytes[cell] = 1;
+                    cluster->step_time[cell] = 0;
+                }
+    }
+    profile->boundary_bytes[0] = 0.1;
+    for (int link = 0; link < 4; link++) {
+        profile->link_bandwidth[link] = link % 3 == 0 ? 1e12 : 1;
+        profile->link_latency[link] = 0;
+    }
+    const struct hapt_strategy_options options = {
+        .search = {.microbatches = 8, .hide_threshold = 0.02, .may_fail = true}};
+    CHECK_OK(hapt_plan_pipelines(MPI_COMM_SELF, profile, HAPT_STRATEGY_HEXISCALE, &options, &arena, &pipelines));
+    if (!CHECK(pipelines && pipelines->count == 2)) return;
+    for (int p = 0; p < 2; p++) {
+        const struct hapt_plan *plan = pipelines->plan[p];
+        if (!CHECK(plan->stage_count == 2 && plan->microbatches == 4)) continue;
+        CHECK(plan->stage[0].submesh->subcluster[0] != plan->stage[1].submesh->subcluster[0]);
+        CHECK_NEAR(plan->stage[0].comm_s, 0.2, 1e-12);
+    }
+    hapt_arena_release(&arena);
 }
 
 /* On random profiles: devices are used once, microbatches are complete, and unequal tensor-parallel degrees and unequal
@@ -257,6 +307,7 @@ int main(int argc, char **argv)
     RUN(megatron_against_recurrence);
     RUN(megatron_inside_a_subcluster);
     RUN(hexiscale_divides_microbatches);
+    RUN(hexiscale_shares_the_link);
     RUN(hexiscale_pipelines_are_sound);
     return test_finish();
 }
