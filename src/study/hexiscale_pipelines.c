@@ -6,6 +6,9 @@
  * HexiScale finds its groups by graph partitioning, and may have more of them; it may also divide a node. Each
  * pipeline is planned as in hexiscale.c. Microbatches are divided so that all pipelines take equally long.
  *
+ * Optimizer state is sharded over the pipelines, as by its FSDP. A reduction then scatters gradients and gathers
+ * weights, which takes as long as the all-reduce.
+ *
  * Pipelines are in step (HAPT 6.1.2: strict synchronisation), so those that cross a link between subclusters share it.
  */
 #include "pipelines.h"
@@ -124,7 +127,7 @@ static enum hapt_status plan_pipeline(struct hexi_groups *groups, const struct s
     options.search.microbatches = microbatches;
     options.search.may_fail = true;
     HAPT_TRY(hapt_env_agree(groups->comm, pipelines_view(groups->profile, split->nodes[p], crossing > 1 ? crossing : 1,
-                                                         &groups->scratch, &view, subcluster_of)));
+                                                         split->count, &groups->scratch, &view, subcluster_of)));
     const enum hapt_status status = plan_hexiscale(groups->comm, view, &options, groups->result, plan);
     if (status == HAPT_OK)
         pipelines_restore(subcluster_of, *plan);

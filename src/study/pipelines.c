@@ -43,13 +43,23 @@ static double layer_bytes(const struct hapt_profile *profile, int l)
     return NAN;
 }
 
+/* Resident bytes of a parameter with AdamW: fp32 weight, gradient and two moments; beside 16-bit computation also a
+ * copy of the size of a message. Sharding spreads the moments, and the fp32 weight if there is a copy. */
+struct parameter_bytes {
+    double resident, message, sharded;
+};
+
+static struct parameter_bytes bytes_of(const struct hapt_profile *profile)
+{
+    const bool single = profile->precision == HAPT_PRECISION_FP32 || profile->precision == HAPT_PRECISION_TF32;
+    return single ? (struct parameter_bytes){16, 4, 8} : (struct parameter_bytes){18, 2, 12};
+}
+
 double pipelines_gradient_bytes(const struct hapt_profile *profile, int first, int end)
 {
-    /* Resident bytes of a parameter with AdamW: fp32 weight, gradient and two moments, and a 16-bit copy. */
-    const double message =
-        profile->precision == HAPT_PRECISION_FP32 || profile->precision == HAPT_PRECISION_TF32 ? 4.0 / 16 : 2.0 / 18;
+    const struct parameter_bytes bytes = bytes_of(profile);
     double sum = 0;
-    for (int l = first; l < end; l++) sum += message * layer_bytes(profile, l);
+    for (int l = first; l < end; l++) sum += bytes.message / bytes.resident * layer_bytes(profile, l);
     return sum;
 }
 
@@ -217,9 +227,38 @@ static enum hapt_status keep_nodes(const struct hapt_profile *profile, int nodes
     return HAPT_OK;
 }
 
-enum hapt_status pipelines_view(const struct hapt_profile *profile, const int *nodes, int sharing,
+/* The subcluster with optimizer state sharded over `shards` pipelines. layer [L] bytes of each layer. Only submeshes
+ * without replicas: others may shard it already. */
+static enum hapt_status shard(const struct hapt_profile *profile, int shards, const double *layer,
+                              struct hapt_arena *arena, struct hapt_profile_cluster *cluster)
+{
+    const int L = profile->layer_count;
+    const size_t all = hapt_profile_index(profile, cluster->submesh_count, 0, 0);
+    const struct parameter_bytes bytes = bytes_of(profile);
+    const double spared = bytes.sharded / bytes.resident * (1 - 1.0 / shards);
+    double *parameter_bytes;
+    HAPT_NEW(parameter_bytes, arena, all);
+    memcpy(parameter_bytes, cluster->parameter_bytes, all * sizeof *parameter_bytes);
+    for (int s = 0; s < cluster->submesh_count; s++) {
+        const struct hapt_submesh *submesh = &cluster->submesh[s];
+        if (submesh->program > 0 || submesh->n * submesh->m != submesh->tp) continue;
+        for (int i = 0; i < L; i++) {
+            double sum = 0;
+            for (int j = i; j < L; j++) {
+                double *held = &parameter_bytes[hapt_profile_index(profile, s, i, j)];
+                sum += layer[j];
+                *held = fmax(0, *held - spared * sum / submesh->tp);
+            }
+        }
+    }
+    cluster->parameter_bytes = parameter_bytes;
+    return HAPT_OK;
+}
+
+enum hapt_status pipelines_view(const struct hapt_profile *profile, const int *nodes, int sharing, int shards,
                                 struct hapt_arena *arena, struct hapt_profile **view, int *subcluster_of)
 {
+    double *layer;
     const size_t C = (size_t)profile->cluster_count;
     struct hapt_profile *made;
     int count = 0;
@@ -228,10 +267,16 @@ enum hapt_status pipelines_view(const struct hapt_profile *profile, const int *n
     HAPT_NEW(made->cluster, arena, C);
     HAPT_NEW(made->link_bandwidth, arena, C * C);
     HAPT_NEW(made->link_latency, arena, C * C);
+    HAPT_NEW(layer, arena, profile->layer_count);
+    for (int l = 0; l < profile->layer_count; l++) {
+        layer[l] = layer_bytes(profile, l);
+        if (isnan(layer[l])) shards = 1; /* unknown */
+    }
     for (int c = 0; c < profile->cluster_count; c++) {
         if (nodes[c] == 0) continue;
         made->cluster[count] = profile->cluster[c];
         HAPT_TRY(keep_nodes(profile, nodes[c], arena, &made->cluster[count]));
+        if (shards > 1) HAPT_TRY(shard(profile, shards, layer, arena, &made->cluster[count]));
         subcluster_of[count++] = c;
     }
     for (int a = 0; a < count; a++) {

@@ -23,8 +23,9 @@ void pipelines_keep(struct hapt_pipelines *priced, struct hapt_pipelines **best)
 /* Bytes of the messages for the gradients of layers [first, end); NaN: unknown. */
 double pipelines_gradient_bytes(const struct hapt_profile *profile, int first, int end);
 /* A view of the profile with nodes[c] nodes of each subcluster, those without nodes left out, and without mixed stages.
- * Links between subclusters have a `sharing`-th of their bandwidth. subcluster_of [subclusters of the view]. */
-enum hapt_status pipelines_view(const struct hapt_profile *profile, const int *nodes, int sharing,
+ * Links between subclusters have a `sharing`-th of their bandwidth. Optimizer state is sharded over `shards` pipelines,
+ * where stages have no replicas. subcluster_of [subclusters of the view]. */
+enum hapt_status pipelines_view(const struct hapt_profile *profile, const int *nodes, int sharing, int shards,
                                 struct hapt_arena *arena, struct hapt_profile **view, int *subcluster_of);
 /* Gives the plan of a view the subclusters of the profile. */
 void pipelines_restore(const int *subcluster_of, struct hapt_plan *plan);

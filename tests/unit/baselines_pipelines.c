@@ -261,6 +261,31 @@ static void hexiscale_shares_the_link(void)
     hapt_arena_release(&arena);
 }
 
+/* Two pipelines of one device each. AdamW's 12 of 18 bytes are sharded over both: of 1800 bytes 1200 stay. */
+static void hexiscale_shards_state(void)
+{
+    for (int memory = 1199; memory <= 1210; memory += 11) {
+        struct hapt_arena arena;
+        struct hapt_pipelines *pipelines;
+        struct instance instance = {.link_bytes_per_s = 1};
+        hapt_arena_init(&arena);
+        for (int l = 0; l < LAYERS; l++) {
+            instance.layer_s[0][l] = instance.layer_s[1][l] = 1;
+            instance.layer_bytes[l] = 1800.0 / LAYERS;
+        }
+        struct hapt_profile *profile = make_profile(&instance, 1, &arena);
+        for (int c = 0; c < SUBCLUSTERS; c++) profile->cluster[c].device_memory_bytes = memory;
+        const struct hapt_strategy_options options = {
+            .search = {.microbatches = 4, .hide_threshold = 0.02, .may_fail = true}};
+        CHECK_OK(hapt_plan_pipelines(MPI_COMM_SELF, profile, HAPT_STRATEGY_HEXISCALE, &options, &arena, &pipelines));
+        if (memory < 1200)
+            CHECK(!pipelines);
+        else if (CHECK(pipelines && pipelines->count == 2)) /* 5 bytes beside the layers, 1 of activations */
+            CHECK_NEAR(pipelines->plan[0]->stage[0].memory_bytes, 1206, 1e-9);
+        hapt_arena_release(&arena);
+    }
+}
+
 /* On random profiles: devices are used once, microbatches are complete, and unequal tensor-parallel degrees and unequal
  * pipelines occur. */
 static void hexiscale_pipelines_are_sound(void)
@@ -308,6 +333,7 @@ int main(int argc, char **argv)
     RUN(megatron_inside_a_subcluster);
     RUN(hexiscale_divides_microbatches);
     RUN(hexiscale_shares_the_link);
+    RUN(hexiscale_shards_state);
     RUN(hexiscale_pipelines_are_sound);
     return test_finish();
 }
