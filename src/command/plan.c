@@ -35,12 +35,15 @@ const char hapt_command_plan_help[] =
     "--stages prices the given stages instead. --strategy even splits the layers evenly over the optimum's\n"
     "submeshes.\n"
     "Other systems in the same simulator (HAPT 6.1), each at its best settings:\n"
-    "  megatron    even blocks, one submesh and tensor-parallel degree everywhere, every device used; 1f1b\n"
+    "  megatron    even blocks, one submesh and tensor-parallel degree everywhere, every device used; 1f1b or\n"
+    "              interleaved\n"
     "  alpa        8 or 16 layers; assumes identical devices and free links; eager1f1b\n"
     "  pfeife      layers by a beam; assumes identical devices; data parallelism, prefetched forward passes\n"
     "  deepspeed   stages of equal parameter bytes; data parallelism; 1f1b\n"
     "  colossal    stages of equal time on identical devices; 1f1b\n"
     "  hexiscale   48 layers; knows the devices' speeds; a stage does not compute while it sends or receives; 1f1b\n"
+    "megatron and hexiscale are also priced as independent pipelines, which hapt cannot run: each holds the whole\n"
+    "model and takes its own microbatches; gradients are reduced over them. JSON: \"pipelines\".\n"
     "--granularity N and --ignore-communication are ablations of hapt (HAPT 6.4, 6.5). --compare prints one table\n"
     "of all of them: simulated step, its ratio to hapt's, t_max, the slowest transfer between subclusters and the\n"
     "share of it that is hidden, balance, model FLOPs utilisation. A system without a plan shows the reason. (The\n"
@@ -261,6 +264,8 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     if (planning.model) HAPT_TRY(hapt_phase_plan_adapt(env, planning.model, planning.profile, planning.plan));
     hapt_plan_print(env, planning.plan);
     hapt_plan_print_link_limit(env, planning.profile, planning.plan);
+    HAPT_TRY(hapt_plan_show_pipelines(env, config, planning.profile, planning.layers, planning.plan->microbatches,
+                                      arena, extra));
     HAPT_TRY(save(env, config, planning.profile, planning.plan));
     describe(config, &planning, &inputs, &what_if);
     return answer(env, config, planning.profile, &inputs, &what_if, planning.plan, arena, extra);

@@ -15,6 +15,20 @@ static const char *percent(double share, char text[16])
     return text;
 }
 
+static void print_pipelines(const struct hapt_env *env, const struct hapt_compare_row *row)
+{
+    char time[2][32], ratio[24] = "";
+    const struct hapt_pipelines *pipelines = row->pipelines;
+    if (!pipelines) return;
+    if (pipelines->simulated_s <= hapt_compare_step_s(row) && !isnan(row->ratio))
+        snprintf(ratio, sizeof ratio, ", ratio %.3f", row->ratio);
+    hapt_print_wrapped(env, 24,
+                       "  %-20s  (as %d independent pipelines, which hapt cannot run: step %s%s, of it %s "
+                       "for gradients)\n",
+                       "", pipelines->count, hapt_units_time(pipelines->simulated_s, time[0]), ratio,
+                       hapt_units_time(pipelines->reduce_s, time[1]));
+}
+
 static void print_row(const struct hapt_env *env, const struct hapt_compare_row *row)
 {
     const struct hapt_plan *plan = row->plan;
@@ -23,15 +37,18 @@ static void print_row(const struct hapt_env *env, const struct hapt_compare_row 
              plan && plan->blocking ? ", blocking" : "");
     if (!plan) {
         hapt_print_wrapped(env, 24, "  %-20s  %-15s  none: %s\n", row->name, schedule, row->reason);
+        print_pipelines(env, row);
         return;
     }
     const double mfu = hapt_plan_mfu(plan); /* 0: the model is unknown */
-    if (!isnan(row->ratio)) snprintf(ratio, sizeof ratio, "%.3f", row->ratio);
+    if (!isnan(row->ratio))
+        snprintf(ratio, sizeof ratio, "%.3f", row->ratio * plan->simulated_s / hapt_compare_step_s(row));
     hapt_print(env, "  %-20s  %-15s  %8s %6s %8s %8s %7s %7s %6s %3d\n", row->name, schedule,
                hapt_units_time(plan->simulated_s, time[0]), ratio, hapt_units_time(plan->t_max_s, time[1]),
                row->boundary < 0 ? "-" : hapt_units_time(row->comm_s, time[2]), percent(row->overlap, share[0]),
                percent(plan->balance_eta, share[1]), percent(mfu > 0 ? mfu : NAN, share[2]), plan->stage_count);
     if (row->note) hapt_print_wrapped(env, 24, "  %-20s  (%s)\n", "", row->note);
+    print_pipelines(env, row);
 }
 
 static void print_rows(const struct hapt_env *env, const struct hapt_compare_row *row, int count, int microbatches)
@@ -52,6 +69,7 @@ static json_t *row_object(const struct hapt_compare_row *row)
     if (!object) return NULL;
     json_object_set_new(object, "note", row->note ? json_string(row->note) : json_null());
     json_object_set_new(object, "reason", row->reason ? json_string(row->reason) : json_null());
+    if (row->pipelines) json_object_set_new(object, "pipelines", hapt_plan_pipelines_json(row->pipelines));
     if (!plan) return object;
     const double mfu = hapt_plan_mfu(plan);
     json_object_set_new(object, "blocking", json_boolean(plan->blocking));

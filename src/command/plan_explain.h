@@ -42,6 +42,15 @@ double hapt_plan_ratio(double x, double y);
 /* A JSON number; null for infinity and NaN, which JSON lacks. */
 json_t *hapt_plan_number(double value);
 
+/* Independent pipelines of another system (hapt_plan_pipelines). Prints step, microbatches and stages. */
+void hapt_plan_print_pipelines(const struct hapt_env *env, const struct hapt_pipelines *pipelines);
+/* An object; null without pipelines. A new reference; NULL: out of memory. */
+json_t *hapt_plan_pipelines_json(const struct hapt_pipelines *pipelines);
+/* Prices and prints those of --strategy, if it has any; extra: "pipelines". Collective over env->world. */
+enum hapt_status hapt_plan_show_pipelines(const struct hapt_env *env, const struct hapt_config *config,
+                                          const struct hapt_profile *profile, const struct hapt_layers *layers,
+                                          int microbatches, struct hapt_arena *arena, json_t *extra);
+
 /* If a link sets t_max, prints one line: by how much, and which bandwidth would change that. */
 void hapt_plan_print_link_limit(const struct hapt_env *env, const struct hapt_profile *profile,
                                 const struct hapt_plan *plan);

@@ -40,6 +40,11 @@ static enum hapt_status look_at_link(struct hapt_compare_row *row)
     return hapt_plan_overlap(plan, row->boundary, &row->overlap);
 }
 
+double hapt_compare_step_s(const struct hapt_compare_row *row)
+{
+    return fmin(row->plan ? row->plan->simulated_s : INFINITY, row->pipelines ? row->pipelines->simulated_s : INFINITY);
+}
+
 static enum hapt_status fill_row(MPI_Comm comm, const struct hapt_profile *profile,
                                  const struct hapt_strategy_options *options, struct hapt_arena *result,
                                  struct hapt_compare_row *row)
@@ -62,9 +67,14 @@ static enum hapt_status fill_row(MPI_Comm comm, const struct hapt_profile *profi
     } else {
         HAPT_TRY(status); /* agreed and printed already */
         row->plan = plan;
+        if (row->strategy == HAPT_STRATEGY_MEGATRON) row->schedule = plan->schedule; /* it chooses */
         status = look_at_link(row);
     }
-    return hapt_env_agree(comm, status);
+    HAPT_TRY(hapt_env_agree(comm, status));
+    struct hapt_pipelines *pipelines;
+    HAPT_TRY(hapt_plan_pipelines(comm, profile, row->strategy, &own, result, &pipelines));
+    row->pipelines = pipelines;
+    return HAPT_OK;
 }
 
 enum hapt_status hapt_plan_compare(MPI_Comm comm, const struct hapt_profile *profile,
@@ -80,7 +90,8 @@ enum hapt_status hapt_plan_compare(MPI_Comm comm, const struct hapt_profile *pro
         made[r] = table[r];
         hapt_progress_update(&progress, r, NULL);
         status = fill_row(comm, profile, options, result, &made[r]);
-        if (made[r].plan && made[0].plan) made[r].ratio = made[r].plan->simulated_s / made[0].plan->simulated_s;
+        const double step_s = hapt_compare_step_s(&made[r]);
+        if (isfinite(step_s) && made[0].plan) made[r].ratio = step_s / made[0].plan->simulated_s;
     }
     hapt_progress_release(&progress);
     HAPT_TRY(status);

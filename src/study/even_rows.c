@@ -137,3 +137,39 @@ enum hapt_status even_rows_balance(const struct even_row *row, const int *unit_e
     for (int i = 0; i < row->count; i++) end[i] = unit_end[end[i] - 1];
     return HAPT_OK;
 }
+
+struct even_trial {
+    struct selection selection;
+    const struct hapt_strategy_options *options;
+    double (*weight)(const struct even_stage *stage);
+    int *unit_end, *end; /* [L] */
+    struct hapt_arena scratch;
+};
+
+static enum hapt_status enter_balanced(void *context, const struct even_row *row)
+{
+    struct even_trial *trial = context;
+    struct hapt_plan *plan;
+    const int units = even_rows_units(row->profile, trial->options->block_end, trial->unit_end);
+    if (units < row->count) return HAPT_OK;
+    hapt_arena_reset(&trial->scratch);
+    HAPT_TRY(even_rows_balance(row, trial->unit_end, units, trial->weight, &trial->scratch, trial->end));
+    HAPT_TRY(even_rows_plan(row, &trial->options->search, trial->end, trial->selection.result, &plan));
+    return selection_enter(&trial->selection, plan, NULL);
+}
+
+enum hapt_status even_rows_best(const struct hapt_profile *profile, enum hapt_strategy strategy,
+                                const struct hapt_strategy_options *options, bool tensor_parallel,
+                                double (*weight)(const struct even_stage *stage), struct hapt_arena *result,
+                                struct hapt_plan **plan)
+{
+    struct even_trial trial = {.selection = selection_open(profile, result), .options = options, .weight = weight};
+    HAPT_TRY(need_equal_nodes(profile, strategy));
+    HAPT_NEW(trial.unit_end, result, profile->layer_count);
+    HAPT_NEW(trial.end, result, profile->layer_count);
+    hapt_arena_init(&trial.scratch);
+    const enum hapt_status status = even_rows_each(profile, tensor_parallel, 1, enter_balanced, &trial);
+    hapt_arena_release(&trial.scratch);
+    HAPT_TRY(status);
+    return selection_close(&trial.selection, strategy, plan);
+}

@@ -37,5 +37,10 @@ struct even_stage even_rows_mean(const struct even_row *row, int first, int end)
 enum hapt_status even_rows_balance(const struct even_row *row, const int *unit_end, int units,
                                    double (*weight)(const struct even_stage *stage), struct hapt_arena *scratch,
                                    int *end);
+/* The fastest simulated plan whose submeshes hold about equal `weight` of the mean stage, over all rows. */
+enum hapt_status even_rows_best(const struct hapt_profile *profile, enum hapt_strategy strategy,
+                                const struct hapt_strategy_options *options, bool tensor_parallel,
+                                double (*weight)(const struct even_stage *stage), struct hapt_arena *result,
+                                struct hapt_plan **plan);
 
 #endif

@@ -1,5 +1,6 @@
 /* Strategies by name: HAPT with its ablations, and the code that the other systems share. */
 #include "baselines.h"
+#include "pipelines.h"
 #include "view.h"
 
 #include <math.h>
@@ -224,17 +225,36 @@ static enum hapt_status plan_hapt(MPI_Comm comm, const struct hapt_profile *prof
     return status;
 }
 
+/* Options of a strategy: each has its own schedule and objective. */
+static struct hapt_strategy_options own_options(enum hapt_strategy strategy,
+                                                const struct hapt_strategy_options *options)
+{
+    struct hapt_strategy_options own = *options;
+    own.search.schedule = hapt_strategy_schedule(strategy, options->search.schedule);
+    if (strategy != HAPT_STRATEGY_HAPT) own.search.objective = HAPT_OBJECTIVE_FORMULA;
+    if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN) own.search.gap = 0; /* small searches */
+    return own;
+}
+
+enum hapt_status hapt_plan_pipelines(MPI_Comm comm, const struct hapt_profile *profile, enum hapt_strategy strategy,
+                                     const struct hapt_strategy_options *options, struct hapt_arena *result,
+                                     struct hapt_pipelines **pipelines)
+{
+    const struct hapt_strategy_options own = own_options(strategy, options);
+    *pipelines = NULL;
+    if (strategy == HAPT_STRATEGY_MEGATRON)
+        return hapt_env_agree(comm, pipelines_megatron(profile, &own, result, pipelines));
+    return strategy == HAPT_STRATEGY_HEXISCALE ? pipelines_hexiscale(comm, profile, &own, result, pipelines) : HAPT_OK;
+}
+
 enum hapt_status hapt_plan_by_strategy(MPI_Comm comm, const struct hapt_profile *profile, enum hapt_strategy strategy,
                                        const struct hapt_strategy_options *options, struct hapt_arena *result,
                                        struct hapt_plan **plan, const char **note)
 {
-    struct hapt_strategy_options own = *options;
+    const struct hapt_strategy_options own = own_options(strategy, options);
     const char *unread;
     if (!note) note = &unread;
     *note = NULL;
-    own.search.schedule = hapt_strategy_schedule(strategy, options->search.schedule);
-    if (strategy != HAPT_STRATEGY_HAPT) own.search.objective = HAPT_OBJECTIVE_FORMULA;        /* they have their own */
-    if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN) own.search.gap = 0; /* small searches */
     switch (strategy) {
     case HAPT_STRATEGY_EVEN: return hapt_plan_even(comm, profile, &own.search, result, plan);
     case HAPT_STRATEGY_MEGATRON:

@@ -17,7 +17,7 @@ passes 1 profile --input "$model" --cluster "$clusters/a100x1-v100x1.json" --pre
 
 # text: a line for every system and ablation, with its schedule
 passes 1 plan --profile "$P" --microbatches 16 --compare
-for row in 'hapt +h1f1b' 'hexiscale +1f1b' 'alpa +eager1f1b' 'megatron +1f1b' 'even +h1f1b' 'granularity 8 +h1f1b' \
+for row in 'hapt +h1f1b' 'hexiscale +1f1b' 'alpa +eager1f1b' 'megatron +(1f1b|interleaved)' 'even +h1f1b' 'granularity 8 +h1f1b' \
     'pfeife +h1f1b' 'deepspeed +1f1b' 'colossal +1f1b' 'granularity 48 +h1f1b' 'ignore-communication +h1f1b' 'schedule gpipe +gpipe'; do
     checks=$((checks + 1))
     grep -qE "^  $row" "$scratch/out" || fail "no line '$row' in: $(cat "$scratch/out")"
@@ -34,6 +34,13 @@ done
 holds "$scratch/table.json" 'd["format"] == "hapt-comparison" and d["microbatches"] == 16 and len(d["rows"]) == 15'
 holds "$scratch/table.json" 'all(r["reason"] or r["simulated_s"] > 0 for r in d["rows"])'
 holds "$scratch/table.json" 'd["rows"][0]["ratio"] == 1 and d["rows"][0]["mfu"] > 0'
+# Megatron and HexiScale also as independent pipelines: all microbatches, the reduction inside the step
+for row in 1 3; do
+    holds "$scratch/table.json" "len(d['rows'][$row]['pipelines']['plans']) > 1"
+    holds "$scratch/table.json" "sum(p['microbatches'] for p in d['rows'][$row]['pipelines']['plans']) == 16"
+    holds "$scratch/table.json" "d['rows'][$row]['pipelines']['simulated_s'] > max(p['simulated_s'] for p in d['rows'][$row]['pipelines']['plans'])"
+    holds "$scratch/table.json" "abs(d['rows'][$row]['ratio'] * d['rows'][0]['simulated_s'] - min(d['rows'][$row]['simulated_s'], d['rows'][$row]['pipelines']['simulated_s'])) < 1e-9"
+done
 holds "$scratch/table.json" 'd["rows"][1]["blocking"] and not d["rows"][3]["blocking"]'
 
 # every row equals the result of the single command
@@ -51,6 +58,9 @@ single hapt
 single hexiscale --strategy hexiscale
 single alpa --strategy alpa
 single megatron --strategy megatron
+checks=$((checks + 1))
+[ "$(read_json "$scratch/out" 'd["pipelines"]["simulated_s"]')" = "$(read_json "$scratch/table.json" 'd["rows"][3]["pipelines"]["simulated_s"]')" ] ||
+    fail "other pipelines with --strategy than with --compare"
 single even --strategy even
 single pfeife --strategy pfeife
 single deepspeed --strategy deepspeed
@@ -62,7 +72,7 @@ single 'schedule 1f1b' --schedule 1f1b
 # Megatron's stages are whole blocks: equal computation inside a subcluster, apart from the ends
 passes 1 plan --input "$model" --cluster "$clusters/a100x1-v100x1.json" --strategy megatron --json
 holds "$scratch/out" 'len({(s["nodes"], s["devices_per_node"], s["tensor_parallel"]) for s in d["stages"]}) == 1'
-holds "$scratch/out" 'sum(s["nodes"] * s["devices_per_node"] for s in d["stages"]) == 16 and d["schedule"] == "1f1b"'
+holds "$scratch/out" 'sum(s["nodes"] * s["devices_per_node"] for s in d["stages"][:16 // (d["stages"][0]["nodes"] * d["stages"][0]["devices_per_node"])]) == 16 and d["schedule"] in ("1f1b", "interleaved")'
 
 # nodes of different sizes: a reason in the table, an error in the single command
 passes 1 plan --input "$model" --cluster "$clusters/a100x1-v100x1of4.json" --microbatches 16 --compare --json
