@@ -113,7 +113,8 @@ static enum hapt_status try_row(void *context)
     const int count = rows->count;
     struct step_search *search = rows->search;
     bool is_new;
-    const double work = (double)count * search->L * search->L;
+    const double cuts = rows->reach->relaxed ? 1 + STEP_RELAXATIONS : 1;
+    const double work = cuts * count * search->L * search->L;
     if (count > search->most_stages || rows->work + work > rows->most_work) return HAPT_OK;
     HAPT_TRY(note_row(rows, &is_new));
     if (!is_new) return HAPT_OK;
