@@ -15,6 +15,8 @@
 #ifndef HAPT_SEARCH_STEP_H
 #define HAPT_SEARCH_STEP_H
 
+#include <math.h>
+
 #include "hapt/search.h"
 
 /* A stage: `device_set` is a subcluster, or the number of subclusters + a mixed group. `submesh`: index in the
@@ -99,6 +101,16 @@ static inline bool step_launches_are_free(const struct step_search *search, cons
     return search->options.any_threshold && candidate->schedule != HAPT_SCHEDULE_GPIPE &&
            (search->options.any_schedule || search->options.schedule == HAPT_SCHEDULE_H1F1B);
 }
+
+/* The most microbatches in flight that fit, from 1 to B. */
+static inline double step_in_flight(double parameter_bytes, double activation_bytes, double memory_bytes, int B)
+{
+    const double most = floor((memory_bytes - parameter_bytes) / activation_bytes * (1 + 1e-9) + 1e-6);
+    return most >= 1 ? fmin(most, B) : activation_bytes > 0 ? 1 : B; /* NaN: no activations */
+}
+/* rest_s [L + 1]: the least time that a microbatch spends behind the boundary in front of a layer, its transfers
+ * included, there and back, for unlimited devices. Rank-local. */
+enum hapt_status step_least_rest(struct step_search *search, double **rest_s);
 
 /* Prices the candidate's stages under its own launch counts. step_s becomes INFINITY if the stages are no candidates,
  * exceed memory, or cannot be faster than `limit_s`. */

@@ -7,7 +7,9 @@
  * F + (B - 1) max c_i + e, where F is the sum over all stages. A step of T is possible only if some plan keeps both
  * within T. For a given T, the least F of the plans with h_i + B w_i + e <= T comes from the prefixes of the exact
  * search: the least sum in front of a stage is also the best for every stage behind. So the bound is found by
- * bisection. Memory for one microbatch is required. Plans on several subclusters cross at least the fastest link
+ * bisection. A microbatch is in flight on a stage from its forward to its backward, at least for the time that it
+ * spends on that stage and behind. So a stage that holds N takes B / N times as long: it is left out if that is longer
+ * than the best step. Plans on several subclusters cross at least the fastest link
  * between two of them; plans inside one subcluster are bounded apart.
  */
 #include "search.h"
@@ -23,21 +25,26 @@
 
 struct bounding {
     struct step_search *search;
-    struct hapt_profile profile; /* step times left out; no candidate that cannot hold one microbatch */
+    struct hapt_profile profile; /* step times left out; no stage that holds too few microbatches */
+    double *rest_s;              /* [L + 1], step_least_rest */
     struct hapt_search_options options;
     struct search_table table;
     struct hapt_arena scratch;
 };
 
-static enum hapt_status copy_times(const struct hapt_profile *from, struct hapt_arena *scratch,
-                                   struct hapt_profile_cluster *cluster)
+/* Keeps the stages that a plan with a shorter step than the best one may have. */
+static enum hapt_status copy_times(struct bounding *bounding, struct hapt_profile_cluster *cluster)
 {
-    const size_t cells = (size_t)cluster->submesh_count * (size_t)from->layer_count * (size_t)from->layer_count;
+    const struct step_search *search = bounding->search;
+    const int L = search->L, B = search->B;
     const double *time_s = cluster->stage_time;
-    HAPT_NEW(cluster->stage_time, scratch, cells);
+    const size_t cells = hapt_profile_index(search->profile, cluster->submesh_count, 0, 0);
+    HAPT_NEW(cluster->stage_time, &bounding->scratch, cells);
     for (size_t k = 0; k < cells; k++) {
-        const bool fits =
-            hapt_at_most(cluster->parameter_bytes[k] + cluster->activation_bytes[k], cluster->device_memory_bytes);
+        const double rest_s = bounding->rest_s[k % (size_t)L + 1], bytes = cluster->parameter_bytes[k];
+        const double most = step_in_flight(bytes, cluster->activation_bytes[k], cluster->device_memory_bytes, B);
+        const bool fits = hapt_at_most(bytes + cluster->activation_bytes[k], cluster->device_memory_bytes) &&
+                          hapt_at_most(B * (time_s[k] + rest_s) / most, search->best.step_s);
         cluster->stage_time[k] = fits ? time_s[k] : NAN;
     }
     cluster->step_time = NULL;
@@ -63,7 +70,7 @@ static enum hapt_status restrict_profile(struct bounding *bounding, unsigned sub
         to->mixed[to->mixed_count++].step_time = NULL;
     }
     for (int c = 0; c < from->cluster_count; c++) {
-        HAPT_TRY(copy_times(from, &bounding->scratch, &to->cluster[c]));
+        HAPT_TRY(copy_times(bounding, &to->cluster[c]));
         if (subclusters >> c & 1u) continue;
         const size_t cells =
             (size_t)to->cluster[c].submesh_count * (size_t)from->layer_count * (size_t)from->layer_count;
@@ -160,6 +167,7 @@ enum hapt_status step_bound(struct step_search *search, double *bound_s)
     /* one launch per stage is enough for a bound; 1F1B's launch counts do not matter without a limit of memory */
     bounding.options.schedule = HAPT_SCHEDULE_1F1B;
     bounding.options.use_all_devices = false;
+    HAPT_TRY(step_least_rest(search, &bounding.rest_s));
     hapt_arena_init(&bounding.scratch);
     enum hapt_status status = bound_of(&bounding, every, search->C > 1, least_s, &least_s);
     for (int c = 0; c < search->C && search->C > 1 && status == HAPT_OK; c++)

@@ -15,7 +15,7 @@ enum { SHORT_LAYERS = 64, SHORT_NODES = 100000, SHORT_SIMULATIONS = 500 };
 struct enumeration {
     struct step_search *search;
     struct step_candidate trial;
-    double *rest_s; /* [L + 1] least sum of t_i + 2 c_i behind a layer, for unlimited devices */
+    double *rest_s; /* [L + 1], step_least_rest */
     int used[HAPT_MAX_SUBCLUSTERS];
     unsigned visited; /* subclusters of the stages so far, as bits */
     double least_s;   /* least lower_s of the plans that were priced */
@@ -25,9 +25,10 @@ struct enumeration {
 
 /* The bounds of a partial plan. */
 struct prefix {
-    double sum_s;   /* of work and 2 c_i */
-    double stage_s; /* the largest bound by a stage */
-    double comm_s;  /* the largest c_i */
+    double sum_s;     /* of work and 2 c_i */
+    double stage_s;   /* the largest bound by a stage */
+    double comm_s;    /* the largest c_i */
+    double in_flight; /* microbatches that fit on each of its stages */
 };
 
 static int device_sets(const struct step_search *search)
@@ -79,21 +80,21 @@ static double least_comm_s(const struct step_search *search, int layer)
     return least_s;
 }
 
-static enum hapt_status find_rest(struct enumeration *enumeration)
+enum hapt_status step_least_rest(struct step_search *search, double **made)
 {
-    const struct step_search *search = enumeration->search;
-    HAPT_NEW(enumeration->rest_s, &enumeration->search->arena, search->L + 1);
+    double *all_s;
+    HAPT_NEW(all_s, &search->arena, search->L + 1);
+    *made = all_s;
     for (int first = search->L - 1; first >= 0; first--) {
         double best_s = INFINITY;
         for (int end = first + 1; end <= search->L; end++) {
-            const double rest_s = end < search->L ? 2 * least_comm_s(search, end - 1) + enumeration->rest_s[end] : 0;
             for (int p = 0; p < device_sets(search); p++)
                 for (int s = 0; s < submeshes_of(search, p); s++) {
                     const double time_s = work_s(search, p, s, first, end);
-                    if (isfinite(time_s)) best_s = fmin(best_s, time_s + rest_s);
+                    if (isfinite(time_s)) best_s = fmin(best_s, time_s + all_s[end]);
                 }
         }
-        enumeration->rest_s[first] = best_s;
+        all_s[first] = best_s + (first > 0 ? 2 * least_comm_s(search, first - 1) : 0);
     }
     return HAPT_OK;
 }
@@ -142,6 +143,26 @@ static bool may_follow(const struct enumeration *enumeration, int device_set, in
     return true;
 }
 
+/* Microbatches in flight that fit on a stage. */
+static double in_flight(const struct step_search *search, const struct step_stage *stage, int first)
+{
+    const struct hapt_profile *profile = search->profile;
+    double most = search->B;
+    if (stage->device_set < search->C) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[stage->device_set];
+        const size_t cell = hapt_profile_index(profile, stage->submesh, first, stage->end - 1);
+        return step_in_flight(cluster->parameter_bytes[cell], cluster->activation_bytes[cell],
+                              cluster->device_memory_bytes, search->B);
+    }
+    const struct hapt_profile_mixed *mixed = &profile->mixed[stage->device_set - search->C];
+    for (int k = 0; k < mixed->count; k++) {
+        const size_t cell = hapt_profile_index(profile, mixed->memory_rows > 1 ? k : 0, first, stage->end - 1);
+        most = fmin(most, step_in_flight(mixed->parameter_bytes[cell], mixed->activation_bytes[cell],
+                                         profile->cluster[mixed->cluster[k]].device_memory_bytes, search->B));
+    }
+    return most;
+}
+
 static enum hapt_status descend(struct enumeration *enumeration, int first, const struct prefix *prefix);
 
 static enum hapt_status add_stage(struct enumeration *enumeration, const struct step_stage *stage, int first,
@@ -159,7 +180,10 @@ static enum hapt_status add_stage(struct enumeration *enumeration, const struct 
         next.sum_s += 2 * comm_s;
         next.comm_s = fmax(next.comm_s, comm_s);
     }
+    next.in_flight = fmin(next.in_flight, in_flight(search, stage, first));
     next.stage_s = fmax(next.stage_s, next.sum_s + search->B * time_s);
+    next.stage_s =
+        fmax(next.stage_s, next.sum_s + search->B * (time_s + enumeration->rest_s[stage->end]) / next.in_flight);
     next.sum_s += time_s;
     const double all_s = next.sum_s + enumeration->rest_s[stage->end] + (search->B - 1) * next.comm_s;
     enumeration->nodes++;
@@ -199,7 +223,7 @@ static enum hapt_status descend(struct enumeration *enumeration, int first, cons
 static enum hapt_status begin(struct enumeration *enumeration)
 {
     HAPT_TRY(step_candidate_create(enumeration->search, &enumeration->trial));
-    return find_rest(enumeration);
+    return step_least_rest(enumeration->search, &enumeration->rest_s);
 }
 
 enum hapt_status step_enumerate(struct step_search *search, double *bound_s)
@@ -210,7 +234,7 @@ enum hapt_status step_enumerate(struct step_search *search, double *bound_s)
                                       .most_nodes = MOST_NODES,
                                       .first_simulation = search->simulated,
                                       .most_simulations = MOST_SIMULATIONS};
-    const struct prefix nothing = {0};
+    const struct prefix nothing = {.in_flight = INFINITY};
     *bound_s = 0;
     if (search->L > MOST_LAYERS || search->options.no_enumeration) return HAPT_OK;
     HAPT_TRY(begin(&enumeration));
@@ -223,7 +247,7 @@ enum hapt_status step_enumerate(struct step_search *search, double *bound_s)
 enum hapt_status step_enumerate_short(struct step_search *search)
 {
     struct enumeration enumeration = {.search = search, .least_s = INFINITY, .most_simulations = SHORT_SIMULATIONS};
-    const struct prefix nothing = {0};
+    const struct prefix nothing = {.in_flight = INFINITY};
     if (search->L > SHORT_LAYERS || search->options.no_enumeration) return HAPT_OK;
     HAPT_TRY(begin(&enumeration));
     for (int stages = 1; stages <= search->most_stages; stages++) {

@@ -138,15 +138,26 @@ static double channel_s(const struct hapt_plan *plan, int i)
     return longest_s;
 }
 
+/* The most microbatches in flight that fit on the stage. */
+static double most_in_flight(const struct hapt_plan *plan, const struct hapt_plan_stage *stage)
+{
+    double most = plan->microbatches;
+    for (int k = 0; k < stage->submesh->part_count; k++)
+        most = fmin(most, step_in_flight(stage->part_parameter_bytes[k], stage->part_activation_bytes[k],
+                                         stage->submesh->device_memory_bytes[k], plan->microbatches));
+    return most;
+}
+
 /* A lower bound of the simulated step of a plan with priced stages, for all launch counts.
  *
  * On each stage, B passes follow the first arrival, and the last gradient still goes to stage 0. Between the first
- * forward and the first backward of a stage, a microbatch passes all stages behind it. The same for links. */
+ * forward and the first backward of a stage, a microbatch passes all stages behind it. The stage holds it for so long,
+ * and only as many at a time as fit on it and on those in front. The same for links. */
 static double lower_s(const struct hapt_plan *plan)
 {
     const int S = plan->stage_count;
     const double B = plan->microbatches;
-    double all_s = 0, head_s = 0, least_s = 0;
+    double all_s = 0, head_s = 0, least_s = 0, in_flight = B;
     for (int i = 0; i < S; i++) all_s += work_s(plan, i) + there_and_back_s(plan, i);
     for (int i = 0; i < S; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
@@ -154,6 +165,8 @@ static double lower_s(const struct hapt_plan *plan)
         least_s = fmax(least_s, head_s + B * w);
         least_s = fmax(least_s, head_s + behind_s + f + B * (w - f));
         least_s = fmax(least_s, head_s + behind_s + B * f + (w - f));
+        in_flight = fmin(in_flight, most_in_flight(plan, stage));
+        least_s = fmax(least_s, head_s + B * (w + behind_s) / in_flight);
         least_s = fmax(least_s, all_s + (B - 1) * channel_s(plan, i));
         head_s += w + there_and_back_s(plan, i);
     }
