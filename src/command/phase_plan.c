@@ -139,8 +139,11 @@ static enum hapt_status complete(struct hapt_env *env, const struct hapt_config 
                                  const struct hapt_profile *profile, const struct hapt_layers *layers,
                                  struct hapt_plan *plan)
 {
+    const bool formula = !strcmp(hapt_config_text(config, "objective"), "formula");
     plan->precision = profile->precision;
     plan->profile = profile->origin;
+    if (!formula && strategy_of(config) == HAPT_STRATEGY_HAPT) /* the formula's plans, and others', are as they were */
+        HAPT_TRY(hapt_env_agree(env->world, hapt_plan_widen_skips(profile, plan)));
     if (!layers) return HAPT_OK;
     plan->threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"));
     return hapt_env_agree(env->world, bind_operators(plan, layers));
