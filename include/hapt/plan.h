@@ -83,7 +83,7 @@ struct hapt_plan {
     double hide_threshold; /* epsilon */
     int loop_batch;        /* B_l of a looped schedule; 0: the kind's (hapt_schedule_loop_batch) */
     int prefetch;          /* b of Pfeife's B_f; HAPT_SCHEDULE_LOOPED only */
-    int transfer_slots;    /* of each boundary of a looped schedule; 0: HAPT_TRANSFER_SLOTS */
+    int transfer_slots;    /* of each boundary, if loops or skips need more; 0: HAPT_TRANSFER_SLOTS */
     int replicas;          /* of the pipeline; 1 */
     int layer_count;
     bool blocking;                    /* transfers occupy sender and receiver: prices systems without overlap */
@@ -292,6 +292,10 @@ double hapt_plan_looped_work_s(const struct hapt_plan *plan, double *compute_s);
  * of skips wait longer than those between neighbours. Stages must have operators. Nothing, if the plan is not looped.
  */
 enum hapt_status hapt_plan_choose_skip_slots(struct hapt_plan *plan, const struct hapt_graph *graph);
+/* Gives a priced plan without loops more transfer slots, if messages to stages far away would wait for them and the
+ * simulated step gets shorter: the least number that is enough, of those that fit. There is then no bound_s. Launch
+ * counts stay. Nothing, if the plan is looped. skip_slots.c */
+enum hapt_status hapt_plan_widen_skips(const struct hapt_profile *profile, struct hapt_plan *plan);
 /* Marks the stages before operator `first_trained_op` as forward-only, with the launches that they need, and simulates
  * the step anew if there are any. A looped plan that this would slow down keeps empty backward passes. Stages must have
  * operators. */

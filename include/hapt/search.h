@@ -92,6 +92,11 @@ enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struc
 /* Prices given stages. STEP: with the launch counts of the least simulated step, where they are free. Rank-local. */
 enum hapt_status hapt_plan_price_stages(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                         struct hapt_plan *plan);
+/* Replaces a plan by one with split backward passes and other stage boundaries on the same submeshes, if a short search
+ * finds one with a shorter simulated step. Looped plans and those with mixed stages stay. Rank-local, the same on every
+ * rank. HAPT_ERR_INPUT: the profile does not know the part of the backward time that waits. */
+enum hapt_status hapt_plan_search_split(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                        struct hapt_arena *arena, struct hapt_plan **plan);
 /* The comparison plan: submeshes and order of the optimum under H-1F1B, layers split evenly, priced with
  * options->schedule. Collective. HAPT_ERR_INPUT or HAPT_ERR_INFEASIBLE: the even stages cannot run. */
 enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profile,

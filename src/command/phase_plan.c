@@ -139,8 +139,11 @@ static enum hapt_status complete(struct hapt_env *env, const struct hapt_config 
                                  const struct hapt_profile *profile, const struct hapt_layers *layers,
                                  struct hapt_plan *plan)
 {
+    const bool formula = !strcmp(hapt_config_text(config, "objective"), "formula");
     plan->precision = profile->precision;
     plan->profile = profile->origin;
+    if (!formula && strategy_of(config) == HAPT_STRATEGY_HAPT) /* the formula's plans, and others', are as they were */
+        HAPT_TRY(hapt_env_agree(env->world, hapt_plan_widen_skips(profile, plan)));
     if (!layers) return HAPT_OK;
     plan->threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads"));
     return hapt_env_agree(env->world, bind_operators(plan, layers));
@@ -186,6 +189,17 @@ static enum hapt_status check_weight_times(const struct hapt_profile *profile)
                      "the profile has no weight_time, which split backward passes need");
 }
 
+/* Better boundaries for split passes, where boundaries and objective are free. Collective. */
+static enum hapt_status recut_split(const struct question *question, const struct hapt_profile *profile,
+                                    struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    const struct hapt_strategy_options *options = &question->options;
+    if (hapt_config_text(question->config, "stages") || options->search.objective == HAPT_OBJECTIVE_FORMULA ||
+        options->granularity > 0 || options->ignore_communication)
+        return HAPT_OK;
+    return hapt_env_agree(question->env->world, hapt_plan_search_split(profile, &options->search, arena, plan));
+}
+
 /* The best plan whose launches fit with the memory of split programs, then split. Collective. */
 static enum hapt_status find_split_plan(struct question *question, const struct hapt_profile *profile,
                                         struct hapt_arena *arena, struct hapt_plan **plan)
@@ -195,7 +209,8 @@ static enum hapt_status find_split_plan(struct question *question, const struct 
     if (status == HAPT_OK) status = hapt_profile_split_view(profile, arena, &view);
     HAPT_TRY(hapt_env_agree(question->env->world, status));
     HAPT_TRY(find_plan(question, view, arena, plan));
-    return hapt_env_agree(question->env->world, hapt_plan_split_backward(profile, *plan));
+    HAPT_TRY(hapt_env_agree(question->env->world, hapt_plan_split_backward(profile, *plan)));
+    return recut_split(question, profile, arena, plan);
 }
 
 /* --split-backward auto: splits the plan if the simulated step is then shorter. If its launches do not fit when it is
@@ -207,7 +222,7 @@ static enum hapt_status choose_split(struct question *question, const struct hap
     struct hapt_plan *other = NULL;
     bool fits;
     HAPT_TRY(hapt_env_agree(question->env->world, hapt_plan_split_if_shorter(profile, *plan, &fits)));
-    if (fits) return HAPT_OK;
+    if (fits) return recut_split(question, profile, arena, plan);
     again.options.search.may_fail = true;
     const enum hapt_status status = find_split_plan(&again, profile, arena, &other);
     if (status == HAPT_OK && other->simulated_s < (*plan)->simulated_s) *plan = other;

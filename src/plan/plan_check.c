@@ -115,9 +115,12 @@ static enum hapt_status check_loops(const struct hapt_plan *plan)
 {
     const bool loops = hapt_schedule_loops(plan->schedule);
     const int first = plan->submesh[0].ahead;
-    if (!loops && (plan->loop_batch != 0 || plan->prefetch != 0 || plan->transfer_slots != 0))
-        return BAD("a loop batch of %d, a prefetch of %d and %d transfer slots under schedule %s", plan->loop_batch,
-                   plan->prefetch, plan->transfer_slots, hapt_schedule_kind_name(plan->schedule));
+    if (!loops && (plan->loop_batch != 0 || plan->prefetch != 0))
+        return BAD("a loop batch of %d and a prefetch of %d under schedule %s", plan->loop_batch, plan->prefetch,
+                   hapt_schedule_kind_name(plan->schedule));
+    if (!loops && plan->transfer_slots != 0 && plan->edge_count == 0)
+        return BAD("%d transfer slots under schedule %s, without messages past the next stage", plan->transfer_slots,
+                   hapt_schedule_kind_name(plan->schedule));
     if (plan->transfer_slots != 0 && plan->transfer_slots < HAPT_TRANSFER_SLOTS)
         return BAD("%d transfer slots", plan->transfer_slots);
     if (plan->prefetch < 0 || (plan->prefetch > 0 && plan->schedule != HAPT_SCHEDULE_LOOPED))

@@ -17,6 +17,8 @@ static void print_far_messages(const struct hapt_env *env, const struct hapt_pla
                    hapt_units_bytes(plan->edge[e].bytes, bytes));
     }
     if (count > SHOWN) hapt_print(env, ", and %d more", count - SHOWN);
+    if (plan->transfer_slots > 0 && !hapt_schedule_loops(plan->schedule))
+        hapt_print(env, "; %d transfer slots", plan->transfer_slots);
     if (count > 0) hapt_print(env, "\n");
 }
 
@@ -197,6 +199,8 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
                             json_pack("{s:s, s:f, s:f}", "type", hapt_tied_exchange_name(plan->exchange), "seconds",
                                       plan->exchange_s, "bytes", plan->exchange_bytes));
     if (object && plan->edge_count > 0) json_object_set_new(object, "messages", messages_json(plan));
+    if (object && plan->transfer_slots > 0 && !hapt_schedule_loops(plan->schedule))
+        json_object_set_new(object, "transfer_slots", json_integer(plan->transfer_slots));
     if (object && plan->profile != HAPT_PROFILE_UNKNOWN)
         json_object_set_new(object, "profile", json_string(hapt_profile_origin_name(plan->profile)));
     return object;

@@ -376,7 +376,7 @@ enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kin
                                   double hide_threshold)
 {
     struct hapt_arena scratch;
-    const bool computes = strcmp(limit_of(plan), "compute") == 0;
+    const bool computes = strcmp(limit_of(plan), "compute") == 0, looped = hapt_schedule_loops(plan->schedule);
     for (int i = 0; i < plan->stage_count; i++) {
         struct hapt_plan_stage *stage = &plan->stage[i];
         stage->compute_s += stage->step_s / microbatches - stage->step_s / plan->microbatches;
@@ -394,7 +394,8 @@ enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kin
         plan->t_max_s = hapt_plan_busiest_s(plan, &compute_s);
     } else {
         for (int s = 0; s < plan->submesh_count; s++) plan->submesh[s].ahead = plan->submesh[s].slots = 0;
-        plan->loop_batch = plan->prefetch = plan->transfer_slots = 0;
+        plan->loop_batch = plan->prefetch = 0;
+        if (looped) plan->transfer_slots = 0;
         launch(plan, plan->t_max_s);
     }
     hapt_arena_init(&scratch);

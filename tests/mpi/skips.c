@@ -237,6 +237,19 @@ static void steps_take_the_predicted_time(void)
     CHECK_MESSAGE(best <= 0.1, "measured and predicted steps are %.1f %% apart", 100 * best);
 }
 
+/* More transfer slots than usual change no bit. */
+static void more_transfer_slots_change_nothing(void)
+{
+    const struct shape alone = one_rank();
+    struct hapt_plan *plan = make_four(4, NULL);
+    struct hapt_train_result *one = train(&alone, make_config("one", options), NULL), *four;
+    plan->transfer_slots = HAPT_TRANSFER_SLOTS + 3;
+    four = run("slots", plan, make_two(false, false), options);
+    CHECK(one && four && !memcmp(one->history.loss, four->history.loss, RUN_STEPS * sizeof(double)));
+    for (int s = 0; four && test_env.world_rank == 0 && s < STAGES; s++)
+        CHECK(four->planned_bytes[s] > 0 && four->planned_bytes[s] == four->measured_bytes[s]);
+}
+
 /* Losses of looped lists, also with split backward passes, are those of one rank, bit by bit. */
 static void loops_pass_tensors_on(void)
 {
@@ -328,6 +341,7 @@ int main(int argc, char **argv)
         RUN(steps_take_the_predicted_time);
         RUN(modelled_steps_take_the_simulated_time);
         RUN(loops_pass_tensors_on);
+        RUN(more_transfer_slots_change_nothing);
     } else {
         RUN(other_layouts_pass_tensors_on);
     }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every section of the benchmarks in its smallest form (HAPT_BENCH_SMOKE=1): it ends well, and the lines with its figures are there, with
-# numbers that are finite. HAPT_LONG=1: `lab`, too, where the machine allows one.
+# numbers that are finite. HAPT_LONG=1: `lab` and `schedules`, too, where the machine allows a lab.
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 own_tree
@@ -35,8 +35,9 @@ section 1 '^step, busy and idle times of the stages: at most @ % of a step ' run
 section 2 '^run with checkpoints .* / with none: median @ ' run checkpoint
 if [ "${HAPT_LONG:-0}" != 0 ] && tests/lab/lab.sh missing >/dev/null; then
     section 2 '^step time, even blocks with .* / hapt.s plan: median @ ' run lab
+    section 2 '^(predicted|own) against measured steps: median error @ %, largest @ %,' run schedules
 fi
-# A section that is added has a smoke run: `compare`, `hap` and `lab` are programs of their own.
+# A section that is added has a smoke run: `compare` and `hap` are programs of their own.
 for name in $(sed -n 's/^usage: bench\/[a-z]* *\(\[.*\)(default.*/\1/p' bench/run bench/compare bench/hap | tr -d '[]'); do
     [[ $name =~ ^(compare|hap)$ ]] || check "section $name has a smoke run" grep -qE "^ *section .* (run|compare|hap) $name\$" tests/system/bench.sh
 done

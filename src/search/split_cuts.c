@@ -1,0 +1,168 @@
+/*
+ * Stage boundaries of plans with split backward passes, near those of a plan without.
+ *
+ * Unsplit, the first stages may take more work than the last ones, because the work hides the fill and the drain. Split
+ * passes fill these times anyway, so the best boundaries are those of more equal stages. Two seeds are moved, boundary
+ * by boundary, while the simulated step gets shorter: the boundaries of the given plan, and the best ones of the
+ * formula for more microbatches, where fill and drain count less.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "hapt/recut.h"
+
+enum { FARTHEST = 4, MORE_MICROBATCHES = 8 };
+
+/* Trials end after this much work, in simulated microbatches times stages: about a second on a core. */
+static const double MOST_WORK = 1e6;
+/* A trial simulates about so many steps, to choose slots. */
+enum { SIMULATIONS = 16 };
+
+struct split_cuts {
+    const struct hapt_profile *profile, *view; /* view: with the memory of split programs */
+    const struct hapt_search_options *options;
+    const struct hapt_plan *base; /* its submeshes and programs */
+    int *end, *best_end;          /* [stages] */
+    double best_s, work;
+};
+
+static bool is_suitable(const struct hapt_plan *plan)
+{
+    if (hapt_schedule_loops(plan->schedule) || plan->stage_count < 2) return false;
+    for (int i = 0; i < plan->stage_count; i++) {
+        if (hapt_plan_is_mixed(&plan->stage[i])) return false;
+        for (int other = 0; other < i; other++)
+            if (plan->stage[other].submesh == plan->stage[i].submesh) return false;
+    }
+    return true;
+}
+
+/* The base's stages with other boundaries, priced and split. */
+static enum hapt_status make(const struct split_cuts *cuts, const int *end, struct hapt_arena *arena,
+                             struct hapt_plan **plan)
+{
+    struct hapt_plan *made;
+    HAPT_NEW(made, arena, 1);
+    *made = hapt_search_plan(cuts->profile, cuts->options);
+    HAPT_TRY(hapt_plan_allot(made, cuts->base->stage_count, arena));
+    for (int i = 0; i < made->stage_count; i++) {
+        struct hapt_plan_stage *stage = &made->stage[i];
+        const struct hapt_plan_stage *like = &cuts->base->stage[i];
+        stage->first_layer = i > 0 ? end[i - 1] : 0;
+        stage->end_layer = end[i];
+        stage->layout = like->layout;
+        stage->submesh->subcluster[0] = like->submesh->subcluster[0];
+        stage->submesh->nodes = like->submesh->nodes;
+        stage->submesh->devices_per_node = like->submesh->devices_per_node;
+    }
+    HAPT_TRY(hapt_plan_price(cuts->view, made));
+    HAPT_TRY(hapt_plan_split_backward(cuts->profile, made));
+    made->search = cuts->base->search;
+    *plan = made;
+    return HAPT_OK;
+}
+
+/* *step_s: INFINITY, if a stage is no candidate or does not fit. */
+static enum hapt_status price(struct split_cuts *cuts, const int *end, double *step_s)
+{
+    struct hapt_arena scratch;
+    struct hapt_plan *plan;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = make(cuts, end, &scratch, &plan);
+    *step_s = status == HAPT_OK ? plan->simulated_s : INFINITY;
+    hapt_arena_release(&scratch);
+    cuts->work += (double)SIMULATIONS * cuts->options->microbatches * cuts->base->stage_count;
+    if (status != HAPT_ERR_INFEASIBLE && status != HAPT_ERR_INPUT) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
+/* Takes the boundaries `end` if they are better. */
+static enum hapt_status try_ends(struct split_cuts *cuts, bool *better)
+{
+    double step_s;
+    HAPT_TRY(price(cuts, cuts->end, &step_s));
+    *better = step_s < cuts->best_s && !hapt_at_most(cuts->best_s, step_s);
+    if (!*better) return HAPT_OK;
+    cuts->best_s = step_s;
+    memcpy(cuts->best_end, cuts->end, (size_t)cuts->base->stage_count * sizeof *cuts->end);
+    return HAPT_OK;
+}
+
+/* Moves one boundary of the best ones by some layers. */
+static enum hapt_status try_move(struct split_cuts *cuts, int boundary, int by, bool *better)
+{
+    const int S = cuts->base->stage_count;
+    memcpy(cuts->end, cuts->best_end, (size_t)S * sizeof *cuts->end);
+    cuts->end[boundary] += by;
+    *better = false;
+    if (cuts->end[boundary] <= (boundary > 0 ? cuts->end[boundary - 1] : 0) ||
+        cuts->end[boundary] >= cuts->end[boundary + 1] || cuts->work >= MOST_WORK)
+        return HAPT_OK;
+    return try_ends(cuts, better);
+}
+
+static enum hapt_status descend(struct split_cuts *cuts)
+{
+    bool better, some = true;
+    for (int by = FARTHEST; by > 0; some = true, by /= 2)
+        while (some) {
+            some = false;
+            for (int move = 0; move < 2 * (cuts->base->stage_count - 1); move++) {
+                HAPT_TRY(try_move(cuts, move / 2, move % 2 ? -by : by, &better));
+                some = some || better;
+            }
+        }
+    return HAPT_OK;
+}
+
+/* The best boundaries of the formula on the base's submeshes, for more microbatches. */
+static enum hapt_status try_even(struct split_cuts *cuts, struct hapt_arena *scratch)
+{
+    const int S = cuts->base->stage_count;
+    struct hapt_search_options options = *cuts->options;
+    struct hapt_recut_slot *slot;
+    struct hapt_plan *plan;
+    bool better;
+    HAPT_NEW(slot, scratch, S);
+    options.microbatches *= MORE_MICROBATCHES;
+    options.schedule = HAPT_SCHEDULE_H1F1B;
+    for (int i = 0; i < S; i++) {
+        const struct hapt_plan_submesh *submesh = cuts->base->stage[i].submesh;
+        slot[i] = (struct hapt_recut_slot){submesh->subcluster[0], submesh->nodes, submesh->devices_per_node};
+    }
+    HAPT_TRY(hapt_plan_recut(cuts->view, &options, slot, S, INFINITY, scratch, &plan));
+    if (!plan) return HAPT_OK;
+    for (int i = 0; i < S; i++) cuts->end[i] = plan->stage[i].end_layer;
+    return try_ends(cuts, &better);
+}
+
+static enum hapt_status search(struct split_cuts *cuts, struct hapt_arena *scratch, struct hapt_arena *arena,
+                               struct hapt_plan **plan)
+{
+    const int S = cuts->base->stage_count;
+    const double given_s = cuts->best_s;
+    struct hapt_profile *view;
+    bool better;
+    HAPT_TRY(hapt_profile_split_view(cuts->profile, scratch, &view));
+    cuts->view = view;
+    HAPT_NEW(cuts->end, scratch, S);
+    HAPT_NEW(cuts->best_end, scratch, S);
+    for (int i = 0; i < S; i++) cuts->end[i] = cuts->best_end[i] = cuts->base->stage[i].end_layer;
+    if (!cuts->base->split) HAPT_TRY(try_ends(cuts, &better));
+    HAPT_TRY(try_even(cuts, scratch));
+    HAPT_TRY(descend(cuts));
+    return cuts->best_s < given_s ? make(cuts, cuts->best_end, arena, plan) : HAPT_OK;
+}
+
+enum hapt_status hapt_plan_search_split(const struct hapt_profile *profile, const struct hapt_search_options *options,
+                                        struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    struct split_cuts cuts = {.profile = profile, .options = options, .base = *plan, .best_s = (*plan)->simulated_s};
+    struct hapt_arena scratch;
+    if (!is_suitable(*plan)) return HAPT_OK;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = search(&cuts, &scratch, arena, plan);
+    hapt_arena_release(&scratch);
+    return status;
+}
