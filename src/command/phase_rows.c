@@ -7,7 +7,8 @@
 #include "phases.h"
 
 enum { MOST_ROWS = 24, MOST_MICROBATCHES = 1000000 };
-/* Measured profiles: rows that are tried below the model's own, halving each time. Each takes a measurement. */
+/* Measured profiles: how many numbers of rows below the model's own are tried, each half of the one before. Each needs
+ * a measurement. */
 enum { MEASURED_ROWS = 2 };
 
 /* A number of rows, and what is planned with it. */

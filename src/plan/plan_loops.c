@@ -158,7 +158,7 @@ static enum hapt_status find_launches(struct hapt_plan *plan, struct hapt_arena 
     return HAPT_OK;
 }
 
-/* Do the lists run with these settings? */
+/* True if the lists run with these settings. */
 static bool runs(const struct hapt_plan *plan, int microbatches, int loop_batch, int transfer_slots)
 {
     struct hapt_plan other = *plan;

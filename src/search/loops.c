@@ -226,7 +226,7 @@ static enum hapt_status refine(struct rows *rows, struct loops_candidate *candid
     return HAPT_OK;
 }
 
-/* Is an item beside the best ones of the rows worth refining? */
+/* True if an item beside the best ones of the rows is worth refining. */
 static bool is_worth(const struct rows *rows, const struct loops_candidate *candidate)
 {
     return candidate->step_s <= ITEM_WORTH * rows->best.step_s &&

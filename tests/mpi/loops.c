@@ -48,7 +48,7 @@ static struct hapt_model *bert_moe(void)
     return built;
 }
 
-/* A generated network, of which many tensors are read far behind. Its last operator shares the embedding. */
+/* A generated network. Operators far behind read many of its tensors. Its last operator shares the embedding. */
 static struct hapt_model *skips(void)
 {
     uint64_t random = 5;

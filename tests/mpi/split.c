@@ -40,7 +40,7 @@ static void read_instead(struct hapt_graph *graph, const char *op, int tensor)
         if (!strcmp(graph->op[o].name, op)) graph->op[o].input[0] = tensor;
 }
 
-/* The residual of block 1 adds the embedding, that of block 3 what block 0 leaves. */
+/* The residual of block 1 adds the embedding, that of block 3 adds the output of block 0. */
 static void add_skips(struct hapt_graph *graph)
 {
     read_instead(graph, "h.1.residual_2", tensor_of(graph, "embedding", 0));

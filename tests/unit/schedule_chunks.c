@@ -146,7 +146,7 @@ static void make_links(struct made *made, uint64_t *seed)
     }
 }
 
-/* What a chunk receives it sends on, at random; some relays are inside a submesh, and have no effect. */
+/* A chunk passes received tensors on, at random. Some relays are inside a submesh, and have no effect. */
 static void make_relays(struct made *made, uint64_t *seed)
 {
     const bool some = below(seed, 2);
@@ -329,7 +329,7 @@ static bool wait_for(double *start_s, double end_s)
     return true;
 }
 
-/* What edge `in` brought has been sent over all edges that a relay names. */
+/* The message of edge `in` has been sent over all edges that a relay names. */
 static bool wait_for_relays(const struct dag *dag, const struct hapt_schedule_edge *in, int microbatch, double *start_s)
 {
     const struct made *made = dag->made;
