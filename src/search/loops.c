@@ -89,6 +89,7 @@ static enum hapt_status list_items(struct rows *rows, struct hapt_arena *scratch
             const int D = rows->all.row[r].slots,
                       settings = loops_list_settings(search->options, D, loops, loops, setting);
             if (D == 1 && several) continue; /* loops around one submesh are none */
+            if ((int64_t)D * loops * search->B > HAPT_PLAN_MOST_LOOPED_PASSES) continue; /* no file may hold the plan */
             if (D * loops > search->L) {
                 if (search->obstacle < LOOPS_NO_LAYERS) search->obstacle = LOOPS_NO_LAYERS;
                 continue;

@@ -202,6 +202,9 @@ refuses 2 'which are no 3 loops' 1 plan "${same_plan[@]}" --schedule interleaved
 refuses 3 'share a submesh' 1 plan "${same_plan[@]}" --schedule interleaved --placement v --stages "$stages"
 refuses 2 'groups' 4 train --input "$scratch/m.h5" --cluster inputs/two-hosts.json --plan "$scratch/loops.h5" --microbatches 7 --output "$scratch/none" --steps 1
 refuses 2 'loop-batch has no effect' 1 simulate --plan "$scratch/straight.h5" --loop-batch 2
+# Plan files with more passes are refused, so no plan may have them.
+refuses 2 '1000000 microbatches are too many for a looped schedule' 1 plan "${same_plan[@]}" --schedule looped --microbatches 1000000
+refuses 2 '4 stages with 300000 microbatches are too many' 1 simulate --plan "$scratch/loops.h5" --microbatches 300000
 for damage in 'loop_batch=3' 'prefetch=1' 'schedule=looping'; do
     cp "$scratch/loops.h5" "$scratch/bad.h5"
     /usr/bin/python3 - "$scratch/bad.h5" "$damage" <<'P'
