@@ -1,5 +1,5 @@
-/* Random clusters and models that can grow: more memory, faster links, more nodes. What stays keeps its times, so a
- * plan of the smaller cluster is one of the grown cluster. */
+/* Random clusters and models that can grow: more memory, faster links, more nodes. Parts that stay keep their times, so
+ * a plan of the smaller cluster is one of the grown cluster. */
 #ifndef HAPT_GROWN_PROFILE_H
 #define HAPT_GROWN_PROFILE_H
 

@@ -2,9 +2,9 @@
  * The test harness. A test file holds functions `static void name(void)` and ends with
  *     int main(int argc, char **argv) { test_init(&argc, &argv); RUN(name); ...; return test_finish(); }
  *
- * MPI tests call test_init_mpi instead and find the environment in test_env. A comment `ranks: 1 2 3 4` in their first
- * lines gives their rank counts. A failure on any rank fails the test. HAPT_LONG=1 selects long campaigns
- * (test_long()). HAPT_TEST_ONLY=NAME,NAME runs only those functions.
+ * MPI tests call test_init_mpi instead and find the environment in test_env. A comment `ranks: 1 2 4` in their first
+ * lines gives their rank counts; `ranks: 1 2 4; HAPT_LONG: 3` adds one for long campaigns. A failure on any rank fails
+ * the test. HAPT_LONG=1 selects long campaigns (test_long()). HAPT_TEST_ONLY=NAME,NAME runs only those functions.
  */
 #ifndef HAPT_TEST_H
 #define HAPT_TEST_H

@@ -62,7 +62,7 @@ struct hapt_candidates {
     enum state_sharing { STATE_REPLICATED, STATE_AS_NEEDED, STATE_SHARDED } state_sharing;
     unsigned programs;
     int tensor_parallel;              /* largest tensor-parallel degree; 0: the devices of a node */
-    enum hapt_tied_exchange exchange; /* of gradients of tied parameters */
+    enum hapt_tied_exchange exchange; /* element type of the gradients of tied parameters */
     int layout_count;
     const struct hapt_stage_layout **layout; /* [layout_count] program k is layout[k - 1] */
     int mesh_count;

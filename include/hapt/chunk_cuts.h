@@ -52,8 +52,8 @@ struct hapt_chunk_cuts_found {
 /*
  * The beam. It starts from `start` [chunk] (ends), or if NULL from chunks of about equal time. Each entry moves each
  * boundary by up to `reach` layers, alone and with the others in proportion (hapt_chunk_cuts_move). It ends when no
- * move improves on the slowest of `width` entries. While nothing fits the memory, it minimises what is exceeded.
- * HAPT_ERR_INFEASIBLE: no boundaries were found that fit, with the least excess in the message.
+ * move improves on the slowest of `width` entries. Until an entry fits the memory, the beam minimises the missing
+ * bytes. HAPT_ERR_INFEASIBLE: no boundaries were found that fit, with the least excess in the message.
  */
 enum hapt_status hapt_chunk_cuts_beam(const struct hapt_chunk_cuts *problem, const int *start,
                                       struct hapt_arena *result, struct hapt_chunk_cuts_found *found);
@@ -61,7 +61,7 @@ enum hapt_status hapt_chunk_cuts_beam(const struct hapt_chunk_cuts *problem, con
 enum hapt_status hapt_chunk_cuts_price(const struct hapt_chunk_cuts *problem, const int *end,
                                        struct hapt_simulate_work *work, double *step_s);
 /* Ends [chunk] of chunks of about equal time: the least longest chunk. The time of a chunk must not fall with more
- * layers. Where none is possible, the ends are of no use, but still leave each chunk a layer. */
+ * layers. If no chunks are possible, the ends have no meaning, but each chunk still has a layer. */
 enum hapt_status hapt_chunk_cuts_even(const struct hapt_chunk_cuts *problem, struct hapt_arena *scratch, int *end);
 /*
  * Moves the boundary behind chunk `at` by `by` layers. In proportion: the boundaries before it stretch with the layers

@@ -77,7 +77,8 @@ enum hapt_status hapt_config_preset(struct hapt_config *config, const char *name
 /* True for a value from the command line or a preset. */
 bool hapt_config_chosen(const struct hapt_config *config, const char *name);
 
-/* Replaces a value by one that a phase has decided, also a given one. For bad values, which are bugs, it aborts. */
+/* Replaces the value of an option, also of a given one, by the decision of a phase. A bad value is a bug: the function
+ * aborts. */
 enum hapt_status hapt_config_decide(struct hapt_config *config, const char *name, const char *value);
 /* Sets an option as the command line would: HAPT_ERR_USAGE for a bad value, or if it is given with another value.
  * `source` names where the value stands, for the message. */

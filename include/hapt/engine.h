@@ -100,14 +100,16 @@ enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine);
  * staged_out >= 0: outgoing gradients are copied to that transfer slot. */
 enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int staged);
 enum hapt_status hapt_engine_backward(struct hapt_engine *engine, int slot, int staged, int staged_out);
-/* The same for split programs: what WEIGHT reads stays in a weight slot. hapt_engine_backward takes weight slot 0. */
+/* The same for split programs: the tensors that WEIGHT reads stay in a weight slot. hapt_engine_backward takes weight
+ * slot 0. */
 enum hapt_status hapt_engine_backward_split(struct hapt_engine *engine, int slot, int weight_slot, int staged,
                                             int staged_out);
-/* The gradients of parameters of one microbatch, behind its backward; nothing if the program is not split. */
+/* Computes the gradients of parameters of one microbatch. Call behind its backward pass. It does nothing if the program
+ * is not split. */
 enum hapt_status hapt_engine_weight(struct hapt_engine *engine, int slot, int weight_slot);
 /* Runs only the steps of forward operators [first_op, end_op) of a section, without copies. So one engine of a long
- * range can time every range inside it. HAPT_SECTION_WEIGHT of an unsplit program: those steps of BACKWARD that a split
- * would defer; for their time only, since their inputs may have been overwritten. */
+ * range can time every range inside it. HAPT_SECTION_WEIGHT of an unsplit program runs the steps of BACKWARD that a
+ * split would defer. It serves for their time only, since their inputs may have been overwritten. */
 enum hapt_status hapt_engine_run_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
                                       int end_op);
 

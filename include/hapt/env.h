@@ -95,7 +95,7 @@ void hapt_shared_release_newer(struct hapt_shared *mark);
 
 /* The readable result of a phase, from rank 0: to standard output, or to standard error under --json. */
 void hapt_print(const struct hapt_env *env, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The same for sentences: lines break at spaces before HAPT_PRINT_COLUMNS, and go on behind `hang` spaces. */
+/* The same for sentences: lines break at spaces before HAPT_PRINT_COLUMNS, and continue behind `hang` spaces. */
 enum { HAPT_PRINT_COLUMNS = 100 };
 void hapt_print_wrapped(const struct hapt_env *env, int hang, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -6,7 +6,7 @@
  * slots. Every tensor is aligned to 64 bytes.
  *   resident   fp32 master weights, bf16 compute copies, fp32 gradients, optimizer state, the loss scale
  *   slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations
- *   weight     weight slots of a split sharding (hapt_sharding_split): what BACKWARD leaves for WEIGHT
+ *   weight     weight slots of a split sharding (hapt_sharding_split): tensors that BACKWARD keeps for WEIGHT
  *   workspace  tensors of one instruction, offsets by liveness, and kernel scratch; also gradients that cross a
  *              boundary: they are copied from and to their transfer slots
  *   transfer   HAPT_TRANSFER_SLOTS buffers per boundary, or as many as asked for: activations and gradients received,

@@ -123,7 +123,7 @@ static inline bool hapt_plan_is_mixed(const struct hapt_plan_stage *stage)
 {
     return stage->submesh->part_count > 1;
 }
-/* Of each boundary. */
+/* The number of transfer slots of each boundary. */
 static inline int hapt_plan_transfer_slots(const struct hapt_plan *plan)
 {
     return plan->transfer_slots > 0 ? plan->transfer_slots : HAPT_TRANSFER_SLOTS;
@@ -133,7 +133,7 @@ static inline int hapt_plan_submesh_size(const struct hapt_plan_submesh *submesh
 {
     return submesh->nodes * submesh->devices_per_node;
 }
-/* The microbatches whose activations it may hold. Unsplit: its launches. */
+/* The number of microbatches whose activations the stage may hold. An unsplit stage holds its launches. */
 static inline int hapt_plan_stage_slots(const struct hapt_plan_stage *stage)
 {
     return stage->slots > stage->warmup ? stage->slots : stage->warmup;
@@ -173,10 +173,10 @@ static inline double hapt_plan_rate(const struct hapt_plan *plan)
 double hapt_plan_mfu(const struct hapt_plan *plan);
 /* Computes warm-up, latency, t_max, memory, eta and simulated time of the stages already in `plan`. */
 enum hapt_status hapt_plan_price(const struct hapt_profile *profile, struct hapt_plan *plan);
-/* The same stages with another schedule, number of microbatches or epsilon. Of schedules that are not looped, only a
- * new number of microbatches changes t_max: it becomes the largest t_i or c_i if compute set it, else at least that.
- * Looped: hapt_plan_busiest_s; the caller sets loop_batch, prefetch and `ahead` before. Launch counts, memory, latency
- * and simulated time follow. Memory may then exceed the devices' memory. */
+/* The same stages with another schedule, number of microbatches or epsilon. Without loops, only a new number of
+ * microbatches changes t_max. It becomes the largest t_i or c_i if compute set it, else at least that. With loops,
+ * t_max is hapt_plan_busiest_s; the caller sets loop_batch, prefetch and `ahead` before. Launch counts, memory, latency
+ * and simulated time are computed anew. Memory may then exceed the devices' memory. */
 enum hapt_status hapt_plan_change(struct hapt_plan *plan, enum hapt_schedule_kind schedule, int microbatches,
                                   double hide_threshold);
 /*
@@ -289,8 +289,8 @@ double hapt_plan_busiest_s(const struct hapt_plan *plan, double *compute_s);
  * at least as long for each microbatch. */
 double hapt_plan_looped_work_s(const struct hapt_plan *plan, double *compute_s);
 /* hapt_plan_choose_transfer_slots, after hapt_plan_find_model_edges if the plan has no edges of its own: the messages
- * of skips wait longer than those between neighbours. Stages must have operators. Nothing, if the plan is not looped.
- */
+ * of skips wait longer than those between neighbours. Stages must have operators. It does nothing if the plan is not
+ * looped. */
 enum hapt_status hapt_plan_choose_skip_slots(struct hapt_plan *plan, const struct hapt_graph *graph);
 /* Gives a priced plan without loops more transfer slots, if messages to stages far away would wait for them and the
  * simulated step gets shorter: the least number that is enough, of those that fit. There is then no bound_s. Launch

@@ -225,9 +225,9 @@ enum hapt_status hapt_crossings_find(const struct hapt_graph *graph, const struc
 /* The crossings between coarser layers: coarse_layer [layer]. */
 enum hapt_status hapt_crossings_coarsen(const struct hapt_crossings *fine, const int *coarse_layer,
                                         struct hapt_arena *arena, const struct hapt_crossings **coarse);
-/* Lower bounds of what crosses the boundary behind each layer, wherever other stages begin [layer_count]. next: from
- * the stage in front of it to the next one, and back, the smaller of the two. all: activations from the stage in front
- * of it to all stages beyond the boundary. */
+/* Lower bounds [layer_count] of the bytes that cross the boundary behind each layer, for all choices of the other
+ * boundaries. next: from the stage in front of it to the next one, and back, the smaller of the two. all: activations
+ * from the stage in front of it to all stages beyond the boundary. */
 enum hapt_status hapt_crossings_least_bytes(const struct hapt_crossings *crossings, int layer_count,
                                             struct hapt_arena *arena, double **next, double **all);
 enum hapt_status hapt_crossings_check(const struct hapt_crossings *crossings, int layer_count);

@@ -66,9 +66,9 @@ struct hapt_program {
     int inputs;                        /* bit r: the program reads the input of role r */
 };
 
-/* The program of operators [first_op, end_op). The sharding must outlive it. Of a split sharding, the steps that only
- * make gradients of parameters are in HAPT_SECTION_WEIGHT, in the same order. HAPT_ERR_INFEASIBLE if partial sums
- * cross one of its ends. Rank-local and deterministic; shapes are those of sharding->mesh_coordinate. */
+/* The program of operators [first_op, end_op). The sharding must outlive it. The steps of a split sharding that only
+ * make gradients of parameters are in HAPT_SECTION_WEIGHT, in the same order. HAPT_ERR_INFEASIBLE if partial sums cross
+ * one of its ends. Rank-local and deterministic; shapes are those of sharding->mesh_coordinate. */
 enum hapt_status hapt_program_build(const struct hapt_sharding *sharding, int first_op, int end_op,
                                     struct hapt_arena *arena, struct hapt_program **program);
 /* Seconds of a step that moves data; NaN if unknown. */

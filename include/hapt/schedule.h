@@ -192,9 +192,10 @@ int hapt_schedule_forward_only_launches(enum hapt_schedule_kind kind, int microb
  * one forward more until they end; loops around all submeshes need none, a V does. Behind a
  * frozen prefix, a submesh with fewer trained chunks than another starts with at most n B_l forwards.
  *
- * Of GPipe, 1F1B, eager and H-1F1B a submesh with several chunks runs the chunks' own lists in turn: whatever is ready,
- * gradients first (merge.c). This works for any placement, where the order above may deadlock. If messages past the
- * next chunk then need more transfer slots than there are, the largest launch counts are lowered until the lists end.
+ * Under GPipe, 1F1B, eager and H-1F1B a submesh with several chunks runs the chunks' own lists in turn: the first pass
+ * that is ready, backward before forward (merge.c). This works for any placement, where the order above may deadlock.
+ * If messages past the next chunk then need more transfer slots than there are, the largest launch counts are lowered
+ * until the lists end.
  *
  * `warmup` [chunks]: N_i. Looped kinds read it for forward-only chunks alone; NULL: 2.
  *
@@ -203,7 +204,7 @@ int hapt_schedule_forward_only_launches(enum hapt_schedule_kind kind, int microb
  * are held until WEIGHT, weight slots from BACKWARD to WEIGHT.
  *
  * HAPT_ERR_INPUT: launch counts outside [1, microbatches] or rising along the pipeline; microbatches no multiple of
- * B_l. HAPT_ERR_USAGE: the lists of a looped kind deadlock. HAPT_ERR_INTERNAL: those of another do.
+ * B_l. HAPT_ERR_USAGE: the lists of a looped kind deadlock. HAPT_ERR_INTERNAL: the lists of another kind deadlock.
  */
 enum hapt_status hapt_schedule_build(enum hapt_schedule_kind kind, int chunks, int microbatches, const int *warmup,
                                      const struct hapt_schedule_options *options, struct hapt_arena *arena,

@@ -24,7 +24,7 @@ struct hapt_search_effort {
 
 enum hapt_objective { HAPT_OBJECTIVE_FORMULA, HAPT_OBJECTIVE_STEP };
 
-/* How a looped schedule is restricted. */
+/* Restrictions of a looped schedule. */
 struct hapt_search_loops {
     int loops;      /* stages of each submesh, N_l of Pfeife 3.4; 0: 2 to 4, with given stages 2 */
     int loop_batch; /* B_l; 0: the kind's, HAPT_SCHEDULE_LOOPED: free */
@@ -118,8 +118,8 @@ static inline double hapt_search_value_s(enum hapt_objective objective, const st
 {
     return objective == HAPT_OBJECTIVE_STEP ? plan->simulated_s : plan->latency_s;
 }
-/* Agrees at the end of a planning phase; with options->may_fail a missing plan is not printed. It is missing, too, if
- * the lists of a looped schedule do not run with these microbatches. */
+/* Agrees at the end of a planning phase; with options->may_fail a missing plan is not printed. A plan is also missing
+ * if the lists of a looped schedule do not run with these microbatches. */
 static inline enum hapt_status hapt_search_agree(MPI_Comm comm, const struct hapt_search_options *options,
                                                  enum hapt_status status)
 {

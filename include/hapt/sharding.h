@@ -130,8 +130,8 @@ struct hapt_sharding {
      * if nothing else reads the partial sums. */
     int *storage;
     /* [graph->op_count] backward operators that make gradients of parameters only, and collectives that only serve
-     * those: in the split sharding they can wait until all others of their range have run. All writers of a gradient
-     * can wait, or none. */
+     * those: in the split sharding they can wait until all others of their range have run. Either all writers of a
+     * gradient can wait, or none can. */
     bool *weight;
     bool split;           /* made by hapt_sharding_split */
     bool *not_a_boundary; /* [source->forward_count + 1] no range begins or ends here: partial sums would cross */

@@ -67,8 +67,8 @@ struct hapt_chain {
     const int *launches; /* [chunk] 1 to B, never rise */
     bool tied;           /* the ends exchange gradients of tied parameters */
 };
-/* hapt_simulate_step of such a schedule, with the same bits, without its lists: several times faster. `costs`: one
- * step, with overlap, without edge_s and agreement. */
+/* Gives the bits of hapt_simulate_step for such a schedule. It makes no lists, so it is several times faster. `costs`:
+ * one step, with overlap, without edge_s and agreement. */
 enum hapt_status hapt_simulate_chain(const struct hapt_chain *chain, const struct hapt_costs *costs,
                                      struct hapt_simulate_work *work, double *step_s);
 /* Steady-state seconds per microbatch under the schedule's launch counts, from a run that is long enough for it. GPipe

@@ -71,8 +71,8 @@ struct hapt_edges {
 
 /* Direct edges of a chain of programs, chunk k = program[k]. An activation goes from its producer to each chunk that
  * reads it; in another subcluster it goes from reader to reader (hapt_plan_source). A gradient goes from each chunk
- * that writes it to the next chunks that read it, up to and including the next that adds to it. `plan` NULL: no relays.
- * Rank-local, deterministic. */
+ * that writes it to the next chunks that read it. The last of these is the next chunk that adds to it. `plan` NULL: no
+ * relays. Rank-local, deterministic. */
 enum hapt_status hapt_edges_build(struct hapt_program *const *program, int chunks, const struct hapt_plan *plan,
                                   struct hapt_arena *arena, struct hapt_edges **edges);
 

@@ -130,7 +130,7 @@ enum hapt_status hapt_fix_launches(const struct hapt_config *config, const struc
         plan->stage[i].warmup = (int)launches;
         at = end + 1;
     }
-    plan->schedule = HAPT_SCHEDULE_H1F1B; /* which has any counts */
+    plan->schedule = HAPT_SCHEDULE_H1F1B; /* the schedule that allows any counts */
     return hapt_plan_price_launches(profile, plan);
 }
 

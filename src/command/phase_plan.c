@@ -34,7 +34,7 @@ static enum hapt_schedule_kind schedule_of(const struct hapt_config *config)
     return kind;
 }
 
-/* Options of looped schedules, for the schedule that runs. */
+/* Refuses options of looped schedules that have no effect on the schedule that runs. */
 static enum hapt_status check_loops(const struct hapt_config *config, enum hapt_schedule_kind kind)
 {
     if (!hapt_schedule_loops(kind))
@@ -46,7 +46,7 @@ static enum hapt_status check_loops(const struct hapt_config *config, enum hapt_
     return hapt_phase_refuse_unused(config, "it is for --schedule looped", "prefetch");
 }
 
-/* What the search of looped plans does not do. */
+/* Refuses options that the search of looped plans would ignore. */
 static enum hapt_status check_looped_search(const struct hapt_config *config, enum hapt_strategy strategy)
 {
     if (strategy != HAPT_STRATEGY_HAPT)
@@ -200,7 +200,7 @@ static enum hapt_status recut_split(const struct question *question, const struc
     return hapt_env_agree(question->env->world, hapt_plan_search_split(profile, &options->search, arena, plan));
 }
 
-/* The best plan whose launches fit with the memory of split programs, then split. Collective. */
+/* Finds the best plan whose launches fit with the memory of split programs, and splits it. Collective. */
 static enum hapt_status find_split_plan(struct question *question, const struct hapt_profile *profile,
                                         struct hapt_arena *arena, struct hapt_plan **plan)
 {
@@ -273,8 +273,9 @@ enum hapt_status hapt_phase_plan_quietly(struct hapt_env *env, struct hapt_confi
     return make_plan(env, config, profile, layers, true, arena, plan);
 }
 
-/* Sets the operator ranges of a plan that was made from a profile alone: from the model's layers at the given
- * granularity, or, if their number differs, at the plan's number of layers, or by operator. */
+/* Sets the operator ranges of a plan that was made from a profile alone. They come from the model's layers at the given
+ * granularity. If the number of these layers differs from the plan's, the plan's number is tried, then layers by
+ * operator. */
 static enum hapt_status give_operators(const struct hapt_model *model, const struct hapt_config *config,
                                        struct hapt_arena *arena, struct hapt_plan *plan)
 {
@@ -306,7 +307,7 @@ static enum hapt_status override_loops(const struct hapt_config *config, enum ha
     if (batch_given) plan->loop_batch = (int)hapt_config_int(config, "loop-batch");
     if (given) plan->prefetch = hapt_config_int(config, "prefetch") > 0 ? (int)hapt_config_int(config, "prefetch") : 0;
     *changes = plan->loop_batch != old_batch || plan->prefetch != old_prefetch;
-    if (*changes || kind != plan->schedule || microbatches != plan->microbatches) /* they were chosen for other lists */
+    if (*changes || kind != plan->schedule || microbatches != plan->microbatches) /* chosen for other lists */
         for (int s = 0; s < plan->submesh_count; s++) plan->submesh[s].ahead = 0;
     return HAPT_OK;
 }
@@ -326,7 +327,8 @@ enum hapt_status hapt_phase_plan_override(const struct hapt_config *config, stru
     return hapt_plan_change(plan, kind, microbatches, hide_threshold);
 }
 
-/* Forward-only stages, and transfer slots for skips; their memory counts if the profile is known. */
+/* Finds forward-only stages and the transfer slots for skips. The memory of the slots counts if the profile is known.
+ */
 static enum hapt_status adapt(const struct hapt_model *model, const struct hapt_profile *profile,
                               struct hapt_plan *plan)
 {

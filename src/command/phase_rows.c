@@ -7,7 +7,8 @@
 #include "phases.h"
 
 enum { MOST_ROWS = 24, MOST_MICROBATCHES = 1000000 };
-/* Measured profiles: rows that are tried below the model's own, halving each time. Each takes a measurement. */
+/* Measured profiles: how many numbers of rows below the model's own are tried, each half of the one before. Each needs
+ * a measurement. */
 enum { MEASURED_ROWS = 2 };
 
 /* A number of rows, and what is planned with it. */
@@ -77,7 +78,11 @@ static enum hapt_status list_rows(const struct rows *rows, const struct hapt_mod
     if (measured)
         for (int k = 0, value = own; k < MEASURED_ROWS && value % 2 == 0; k++) add_rows(rows, value /= 2, list, count);
     for (int64_t value = 1; value <= N && (!measured || *count == 0); value *= 2) add_rows(rows, value, list, count);
-    return HAPT_OK;
+    if (*count > 0) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "give fewer rows, or --fix rows=R",
+                     "--global-batch %lld: the model's %d rows and the powers of two that divide it give more than %d "
+                     "microbatches",
+                     N, own, MOST_MICROBATCHES);
 }
 
 /* Makes graph, layers and profile of one number of rows. HAPT_ERR_INFEASIBLE is not printed. */

@@ -67,7 +67,7 @@ enum hapt_status hapt_phase_plan_complete(struct hapt_env *env, struct hapt_conf
 /* True if the plan is found by the search of the least simulated step alone. */
 bool hapt_phase_searches_steps(const struct hapt_config *config);
 
-/* What is planned. */
+/* The inputs of a plan, and the plan. */
 struct hapt_planning {
     struct hapt_model *model;
     struct hapt_cluster *cluster;

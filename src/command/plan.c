@@ -15,9 +15,10 @@ const char hapt_command_plan_help[] =
     "distance is printed. With a --schedule other than h1f1b, that schedule's launch counts determine the memory.\n"
     "Every device must hold its parameters and the activations of all microbatches in flight.\n"
     "--split-backward yes splits the backward passes of the plan (zero bubble): gradients of parameters are made in\n"
-    "idle times. A device then holds some gradients of activations for longer. The launches must fit with them; as\n"
-    "many passes wait as fit and shorten the simulated step. Boundaries of stages are moved for it. auto: only if\n"
-    "that step is shorter. The lower bound is that of plans without a split, so a split plan has none. JSON:\n"
+    "idle times. A device then holds some gradients of activations for longer. The launches must fit with them.\n"
+    "The number of waiting passes is the one that fits and gives the shortest step. The boundaries of the stages are\n"
+    "moved for it. auto: splits only if that step is shorter. The lower bound holds for plans without a split, so a\n"
+    "split plan has none. JSON:\n"
     "\"split_backward\"; per stage \"weight_s\", \"slots\", \"weight_slots\".\n"
     "A mixed stage runs on devices of several subclusters (if the profile has such stages). It may be first, last,\n"
     "or between the stages of two of its subclusters. A transfer at its boundary takes as long as on the slowest of\n"
@@ -95,14 +96,14 @@ const char hapt_command_plan_help[] =
     "                                  gradients of parameters take per microbatch; microbatches whose activations\n"
     "                                  a device holds; of these, those that may wait; bytes that each takes then\n"
     "  /stage_submesh_index [S]        stages with the same number share a submesh\n"
-    "  /stage_forward_only, _ahead [S] if there are any: 1 without backward pass; looped: forwards of the submesh\n"
-    "                                  before its first backward\n"
+    "  /stage_forward_only, _ahead [S] if there are any: 1: no backward pass; loops: forward passes of the submesh\n"
+    "                                  before its first backward pass\n"
     "  /stage_compute, _forward, _step, _comm [S]          seconds: t_i, its forward part, once per step, c_i\n"
     "  /stage_parameter_bytes, _activation_bytes, _memory_bytes, _device_memory_bytes [S]     per device\n"
     "  /edge_stages [E][2], _time, _bytes, _link, _share [E], /relay_stages [R][3]    if tensors go past the next\n"
-    "                                  stage: messages from stage to stage, seconds and byte per microbatch; equal\n"
-    "                                  links above 0 are one link, of whose bandwidth the submesh has a share; the\n"
-    "                                  second stage of a relay passes on what it gets from the first to the third\n"
+    "                                  stage: messages from stage to stage, seconds and byte per microbatch;\n"
+    "                                  messages with the same link above 0 share it, share: of its bandwidth; the\n"
+    "                                  second stage of a relay passes messages of the first on to the third\n"
     "  /mixed_stage, _subcluster, _subcluster_name, _devices, _*_bytes [R]    if there are mixed stages: a row for\n"
     "                                  each of their subclusters\n"
     "  /mixed_ratio                    share of the work of each of their devices, row by row; NaN: unknown\n"
@@ -113,8 +114,7 @@ const char hapt_command_plan_help[] =
     "precision of times and bytes (fp32, tf32, bf16, fp16; training uses it unless --precision is given),\n"
     "boundary_dtype (type of the tensors between stages), profile (measured, predicted), rows (of a microbatch, if\n"
     "chosen; training uses them), tied_exchange (16bit; else fp32) and exchange_bytes. Times and bytes are those of\n"
-    "--precision: for GPUs, also on paper, those of the\n"
-    "precision that would run there.\n";
+    "--precision; for GPUs, also on paper, those of the precision that would run there.\n";
 
 /* Loads --input with its cluster and layers, as far as they are given. */
 static enum hapt_status get_inputs(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
@@ -128,7 +128,8 @@ static enum hapt_status get_inputs(struct hapt_env *env, struct hapt_config *con
     return hapt_phase_layers(env, config, planning->model, arena, &planning->layers);
 }
 
-/* What is known of a plan's profile. *what_if: the same if the profile was predicted, else NULL. */
+/* Sets *inputs to the inputs of the plan's profile, as far as they are known. *what_if: the same if the profile was
+ * predicted, else NULL. */
 static void describe(const struct hapt_config *config, const struct hapt_planning *planning,
                      struct hapt_prediction_inputs *inputs, struct hapt_prediction_inputs *what_if)
 {

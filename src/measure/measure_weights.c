@@ -53,7 +53,7 @@ static bool communicates(struct hapt_submesh submesh)
     return submesh.tp > 1 || submesh.program > 0;
 }
 
-/* The single layers of the stages of my class that only teams run. */
+/* Times the single layers of those stages of my class that only teams run. */
 static void mark_team_layers(const struct measure *measure, bool *layer, bool *of_mesh)
 {
     const struct hapt_candidates *candidates = measure->candidates;

@@ -92,7 +92,7 @@ enum hapt_status hapt_lifetime_derive(const struct hapt_program *program, struct
         backward[root_of(program, program->backward_in.tensor[b])].first = -1;
     for (int b = 0; b < program->backward_out.count; b++)
         backward[root_of(program, program->backward_out.tensor[b])].last = program->step_count[HAPT_SECTION_BACKWARD];
-    for (int t = 0; t < program->tensor_count; t++) /* what BACKWARD leaves for WEIGHT, which runs later */
+    for (int t = 0; t < program->tensor_count; t++) /* tensors that BACKWARD keeps for WEIGHT, which runs later */
         if (region[t] == HAPT_REGION_WORKSPACE && alive(backward[t]) && alive(weight[t]))
             region[t] = HAPT_REGION_WEIGHT_SLOT;
     for (int t = 0; t < program->tensor_count; t++) region[t] = region[program->tensor[t].root];

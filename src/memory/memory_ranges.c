@@ -155,7 +155,7 @@ static size_t forward_peak(const struct hapt_memory_ranges *ranges, int first, i
     return gaps.end;
 }
 
-/* Which backward operators of a range run: all of an unsplit sharding, or those of one section of a split one. */
+/* The backward operators of a range that run: all of an unsplit sharding, or those of one section of a split one. */
 enum pass { ALL_BACKWARD, SPLIT_BACKWARD, SPLIT_WEIGHT };
 
 static bool runs(const struct hapt_memory_ranges *ranges, enum pass pass, int op)

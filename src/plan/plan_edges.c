@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A stage passes tensors on to stages so far behind it. Each stage between is a microbatch later at least, and what
- * waits occupies transfer slots. */
+/* A stage passes tensors on to stages at most so far behind it. Each stage between adds a delay of a microbatch at
+ * least, and waiting tensors occupy transfer slots. */
 enum { MOST_STAGES_APART = HAPT_TRANSFER_SLOTS };
 
 /* The subcluster of a stage; -1: several. */
@@ -165,8 +165,8 @@ static double transfer_s(const struct hapt_profile *profile, const struct hapt_p
                                    hapt_plan_stage_subclusters(&plan->stage[at->edge.to]), link);
 }
 
-/* Finds links and times. Submeshes that send over one link in the same direction share its bandwidth, each by its
- * bytes, so that all need the same time for a microbatch. */
+/* Finds links and times. Submeshes that send over one link in the same direction share its bandwidth in proportion to
+ * their bytes. So all of them need the same time for a microbatch. */
 static void price_edges(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
     int link[2];
@@ -189,7 +189,8 @@ static void price_edges(const struct hapt_profile *profile, struct hapt_plan *pl
     }
 }
 
-/* Do two messages between neighbours go over one link in the same direction, but not between the same submeshes? */
+/* True if two messages between neighbours go over one link in the same direction, but not between the same submeshes.
+ */
 static bool neighbours_share_a_link(const struct hapt_plan *plan)
 {
     const int messages = 2 * (plan->stage_count - 1);
@@ -207,7 +208,8 @@ static bool neighbours_share_a_link(const struct hapt_plan *plan)
     return false;
 }
 
-/* Are the messages those of a plan without edges of its own? So it is where each stage passes a far tensor on. */
+/* True if the messages are those of a plan without edges of its own. They are if each stage passes a far tensor on to
+ * the next. */
 static bool are_neighbours(const struct hapt_plan *plan)
 {
     bool alike = plan->relay_count == 0 && !neighbours_share_a_link(plan);

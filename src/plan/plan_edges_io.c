@@ -4,7 +4,7 @@
  *     edge_stages [E][2]      from, to; forward edges first, ascending
  *     edge_time [E], edge_bytes [E], edge_share [E]
  *     edge_link [E]           messages of one submesh with the same link above 0 take turns
- *     relay_stages [R][3]     what stage 0 of the row sends to stage 1 goes on to stage 2; optional
+ *     relay_stages [R][3]     the second stage passes on to the third what it gets from the first; optional
  */
 #include "plan_private.h"
 

@@ -34,7 +34,7 @@ enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena
     return HAPT_OK;
 }
 
-/* What the lists read of the plan, by submesh and by stage. */
+/* Figures of the plan that the lists read, by submesh and by stage. */
 struct inputs {
     int *warmup, *submesh_of; /* [stage] */
     bool *forward_only;

@@ -158,7 +158,7 @@ static enum hapt_status find_launches(struct hapt_plan *plan, struct hapt_arena 
     return HAPT_OK;
 }
 
-/* Do the lists run with these settings? */
+/* True if the lists run with these settings. */
 static bool runs(const struct hapt_plan *plan, int microbatches, int loop_batch, int transfer_slots)
 {
     struct hapt_plan other = *plan;
@@ -227,9 +227,21 @@ enum hapt_status hapt_plan_find_lists(struct hapt_plan *plan, struct hapt_arena 
     return make_lists(plan, arena, schedule);
 }
 
+/* Plan files with more passes are refused, so no plan may have them. */
+static enum hapt_status check_passes(const struct hapt_plan *plan)
+{
+    char hint[96];
+    const int most = HAPT_PLAN_MOST_LOOPED_PASSES / plan->stage_count;
+    if (plan->microbatches <= most) return HAPT_OK;
+    snprintf(hint, sizeof hint, "use at most %d microbatches, with more rows each", most);
+    return hapt_fail(HAPT_ERR_USAGE, hint, "%d stages with %d microbatches are too many for a looped schedule",
+                     plan->stage_count, plan->microbatches);
+}
+
 static enum hapt_status choose_transfer_slots(struct hapt_plan *plan, struct hapt_arena *scratch)
 {
     struct hapt_schedule *schedule;
+    HAPT_TRY(check_passes(plan));
     HAPT_TRY(hapt_plan_find_lists(plan, scratch, &schedule));
     if (schedule) return HAPT_OK;
     const enum hapt_status status = make_lists(plan, scratch, &schedule); /* again, for its failure */
@@ -257,6 +269,7 @@ enum hapt_status hapt_plan_launch_loops(struct hapt_plan *plan, int *misfit)
 {
     struct hapt_arena scratch;
     HAPT_ASSERT(hapt_schedule_loops(plan->schedule));
+    HAPT_TRY(check_passes(plan));
     for (int i = 0; i < plan->stage_count; i++)
         if (!plan->stage[i].forward_only) plan->stage[i].warmup = 1; /* the lists decide */
     launch_frozen(plan);

@@ -23,7 +23,7 @@ static enum hapt_status check_known(const struct hapt_profile *profile, const st
     return HAPT_OK;
 }
 
-/* Does the stage fit with these slots? */
+/* True if the stage fits with these slots. */
 static bool fits(const struct hapt_plan_stage *stage, int slots, int weight_slots)
 {
     struct hapt_plan_stage with = *stage;
@@ -41,8 +41,8 @@ static bool is_alone(const struct hapt_plan *plan, int i)
     return true;
 }
 
-/* A microbatch that waits keeps its slot. With more slots than launches it does not delay the next forward; without, it
- * waits only while no forward needs the slot: behind the last one, above all. */
+/* A microbatch that waits keeps its slot. With more slots than launches, it does not delay the next forward. Otherwise
+ * it waits only while no forward needs the slot, so mostly behind the last forward. */
 static int slots_for(const struct hapt_plan_stage *stage, int weight_slots, bool more, int microbatches)
 {
     const int slots = more ? stage->warmup + weight_slots - 1 : stage->warmup;
@@ -90,7 +90,7 @@ static enum hapt_status simulate(const struct hapt_plan *plan, double *step_s)
     return status;
 }
 
-/* Leaves each stage the slots that its list uses. With fewer that nobody takes, the same lists follow. */
+/* Reduces the slots of each stage to those that its list uses. The lists stay the same. */
 static enum hapt_status drop_unused_slots(struct hapt_plan *plan, struct hapt_arena *scratch)
 {
     struct hapt_schedule *schedule;
@@ -144,7 +144,7 @@ static enum hapt_status split(const struct hapt_profile *profile, struct hapt_pl
     return choose_slots(plan, scratch);
 }
 
-/* What a plan's split may overwrite. */
+/* Figures of a plan that its split may overwrite. */
 struct backup {
     struct hapt_plan plan;
     struct hapt_plan_stage *stage;
@@ -178,7 +178,7 @@ static void restore(const struct backup *backup, struct hapt_plan *plan)
         }
 }
 
-/* `shorter`: only if the simulated step is then shorter. */
+/* `shorter`: splits the plan only if the simulated step is then shorter. */
 static enum hapt_status try_split(const struct hapt_profile *profile, bool shorter, struct hapt_plan *plan)
 {
     struct hapt_arena scratch;

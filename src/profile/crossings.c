@@ -1,4 +1,4 @@
-/* Tensors between layers: which layers use what another one makes. */
+/* Tensors between layers: for each, the layers that make it and use it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

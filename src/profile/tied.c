@@ -107,7 +107,7 @@ double hapt_profile_tied_s(const struct hapt_profile *profile, int first_layer, 
     return slowest_s;
 }
 
-/* The share of tied parameters in the step_time of a mixed stage: that of its subcluster that owes most. */
+/* The share of tied parameters in the step_time of a mixed stage: the largest share of its subclusters. */
 static double mixed_share_s(const struct hapt_profile *profile, const struct hapt_profile_mixed *mixed, int i, int j)
 {
     double share_s = 0;

@@ -25,7 +25,8 @@ struct play {
     int **owner; /* [submesh][slot] 1 + (chunk, microbatch) that used it last; 0: none */
 };
 
-/* Microbatches of an edge that need no transfer slot any more: the receiver has computed, and has passed them on. */
+/* Microbatches of an edge that need no transfer slot any more: the receiver has computed with them and has passed them
+ * on. */
 static int released(const struct play *play, int e)
 {
     const struct hapt_schedule_edges *edges = &play->schedule->edges;
@@ -134,7 +135,7 @@ static bool play_all(struct play *play)
     while (moved && !all) {
         moved = false;
         all = true;
-        /* What was passed on has freed slots. */
+        /* Messages that were passed on have freed slots. */
         for (int k = 0; k < schedule->edges.channel_count; k++) moved |= carry(play, &play->channel[k]);
         for (int submesh = 0; submesh < schedule->submesh_count; submesh++) {
             const struct hapt_instruction_list *list = &schedule->list[submesh];

@@ -104,9 +104,9 @@ static void before_instruction(const struct walk *walk, const struct node *node,
     }
 }
 
-/* A transfer begins when it is handed over, when the channel is free, or when a transfer slot is: its message before
- * was computed with and has been passed on. Without overlap it is
- * part of the sender's instruction. */
+/* A transfer begins when its message is handed over, the channel is free and a transfer slot is free. The slot is free
+ * when its earlier message was computed with and passed on. Without overlap a transfer is part of the sender's
+ * instruction. */
 static void before_transfer(const struct walk *walk, const struct node *node, struct latest *latest)
 {
     const struct hapt_schedule *schedule = walk->schedule;

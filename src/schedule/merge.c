@@ -1,9 +1,10 @@
 /*
  * The order of a submesh with several chunks under GPipe, 1F1B, eager 1F1B or H-1F1B: the chunks' own lists, played
- * against each other with a pass per submesh and tick. A submesh takes the first pass that is ready: backward before
- * forward, because it frees a slot; the later chunk of two forwards and the earlier of two backwards, because it is
- * nearer to the end of its microbatch. A message is sent only when its receiver has a transfer slot. So the lists end
- * for any placement of the chunks and any launch counts, which the closed form of schedule_order.c does not promise.
+ * against each other with a pass per submesh and tick. A submesh takes the first pass that is ready. A backward goes
+ * before a forward, because it frees a slot. The later chunk of two forwards and the earlier of two backwards goes
+ * first, because it is nearer to the end of its microbatch. A message is sent only when its receiver has a transfer
+ * slot. So the lists end for any placement of the chunks and any launch counts, which the closed form of
+ * schedule_order.c does not promise.
  *
  * With messages past the next chunk, large launch counts may need more of them on their way than there are transfer
  * slots. Then the lists do not end, and schedule.c lowers the launch counts.
@@ -43,8 +44,8 @@ static int passes_of(const struct merge *merge, int chunk, int direction)
     return direction ? merge->now[chunk].backwards : merge->now[chunk].forwards;
 }
 
-/* Has the receiver of an edge a transfer slot for a microbatch? One before it must have been computed with and passed
- * on. */
+/* True if the receiver of an edge has a transfer slot for a microbatch. The earlier microbatch of the slot must have
+ * been computed with and passed on. */
 static bool edge_has_slot(const struct merge *merge, int e, int microbatch)
 {
     const struct hapt_schedule_edges *edges = &merge->schedule->edges;

@@ -1,9 +1,9 @@
 /*
  * Adds the WEIGHT passes of a split backward by simulation. A submesh that waits runs its oldest pending one if half of
- * it fits into the wait; it runs one before a forward that would need more slots than the device holds, and before a
- * backward that would need more weight slots; the others at the end. Every decision is made when the start of the next
- * pass is known, which no WEIGHT of its submesh decides. So the order of evaluation does not matter, and the same costs
- * give the same lists.
+ * it fits into the wait. It also runs one before a forward that would need more slots than the device holds, and before
+ * a backward that would need more weight slots. The others run at the end. Every decision is made when the start of the
+ * next pass is known, which no WEIGHT of its submesh decides. So the order of evaluation does not matter, and the same
+ * costs give the same lists.
  */
 #include "order.h"
 
@@ -70,7 +70,7 @@ static void run_pass(const struct weights *weights, struct placer *placer, const
     placer->open += !backward && !play->schedule->forward_only[pass->chunk];
 }
 
-/* Does a pass need a slot that a WEIGHT has to free? */
+/* True if a pass needs a slot that a WEIGHT has to free. */
 static bool lacks_slot(const struct weights *weights, const struct placer *placer, const struct pass *pass)
 {
     if (pass->kind == HAPT_INSTRUCTION_BACKWARD) return placer->waiting >= placer->weight_slots;

@@ -97,7 +97,8 @@ static inline bool play_slot_free(const struct play *play, int e, int microbatch
     return true;
 }
 
-/* Times every transfer whose sender and transfer slot are known. What it passes on frees slots of other channels. */
+/* Times every transfer whose sender and transfer slot are known. A transfer that passes a message on frees slots of
+ * other channels. */
 static inline void play_advance(const struct play *play, struct channel *channel)
 {
     const struct hapt_schedule_edges *edges = &play->schedule->edges;

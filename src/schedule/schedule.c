@@ -157,7 +157,8 @@ static void find_ahead(const struct hapt_schedule *schedule, int loop_batch, int
         if (more > visits.rest - 1) more = visits.rest - 1;
         int64_t count =
             (int64_t)(visits.chunks - visits.in_last) * loop_batch + (int64_t)visits.in_last * (visits.rest + more);
-        /* behind a frozen prefix, others have more passes of the group to do before the next group gets here */
+        /* behind a frozen prefix, other submeshes have more passes of the group to run before the next group arrives
+         * here */
         if (schedule->forward_only[0] && visits.chunks < most && count > (int64_t)visits.chunks * loop_batch)
             count = (int64_t)visits.chunks * loop_batch;
         for (int c = 0; !hapt_schedule_loops(kind) && c < schedule->chunk_count; c++)
@@ -211,7 +212,7 @@ static enum hapt_status order_looped(struct hapt_schedule *schedule, int loop_ba
     return ends ? HAPT_OK : check_deadlock(schedule);
 }
 
-/* Do the lists of the order end? */
+/* True if the lists of the order end. */
 static enum hapt_status try_order(struct hapt_schedule *schedule, struct pass_list *order, bool *ends)
 {
     const bool split = schedule->split;

@@ -46,7 +46,7 @@ static void index_edges(const struct hapt_schedule *schedule, struct hapt_schedu
     edges->in_start[2 * chunks] = edges->count;
 }
 
-/* Do two edges leave the same submesh over one channel? */
+/* True if two edges leave the same submesh over one channel. */
 static bool same_channel(const struct hapt_schedule *schedule, const struct hapt_schedule_edge *a,
                          const struct hapt_schedule_edge *b)
 {

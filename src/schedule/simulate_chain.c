@@ -2,9 +2,9 @@
  * The step of a chain, without instruction lists: each chunk on a submesh of its own, messages between neighbours only.
  *
  * Stage i computes the forward passes 0 .. N_i - 1, then a backward and a forward pass in turn. So forward pass k of a
- * stage needs nothing beyond backward pass k - N_i of the same stage, and backward pass m nothing beyond forward pass
- * m + N_i - 1. Rounds over m, down the pipeline and up again, therefore find each operand computed. The maxima and sums
- * are those of simulate.c, so the times have the same bits.
+ * stage follows its backward pass k - N_i. Backward pass m follows its forward pass m + N_i - 1. Rounds over m, down
+ * the pipeline and up again, therefore find each operand computed. The maxima and sums are those of simulate.c, so the
+ * times have the same bits.
  */
 #include <string.h>
 
@@ -117,7 +117,7 @@ static void run_backward(struct chain *chain, int i, int m)
     chain->clock_s[i] = mine->backward_end_s[m & mask] = start_s + chain->costs->backward_s[i];
 }
 
-/* What stands behind all passes. */
+/* The end of the step, behind all passes. */
 static double end_step(struct chain *chain)
 {
     const int last = chain->about->chunks - 1;

@@ -37,7 +37,7 @@ struct beam {
     double *step_s;         /* [move_count] */
 };
 
-/* Of one kind of search. `context` is beam->context. */
+/* Functions of one kind of search. `context` is beam->context. */
 struct beam_rules {
     enum hapt_status (*create)(void *context, void **candidate);
     void (*copy)(void *to, const void *from);

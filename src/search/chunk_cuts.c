@@ -41,7 +41,7 @@ static int nearest(double value)
     return (int)floor(value + 0.5);
 }
 
-/* Does each chunk have a layer? */
+/* True if each chunk has a layer. */
 static bool are_ends(const int *end, int chunks)
 {
     for (int c = 0, first = 0; c < chunks; first = end[c++])

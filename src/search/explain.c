@@ -24,7 +24,7 @@ static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const s
     return status;
 }
 
-/* factor: of every device's memory, with which the plan fits. */
+/* factor: the multiple of every device's memory with which the plan fits. */
 static enum hapt_status explain_memory(const struct hapt_profile *profile, struct hapt_plan *plan, double factor)
 {
     double worst = 0, worst_bytes = 0;

@@ -89,6 +89,7 @@ static enum hapt_status list_items(struct rows *rows, struct hapt_arena *scratch
             const int D = rows->all.row[r].slots,
                       settings = loops_list_settings(search->options, D, loops, loops, setting);
             if (D == 1 && several) continue; /* loops around one submesh are none */
+            if ((int64_t)D * loops * search->B > HAPT_PLAN_MOST_LOOPED_PASSES) continue; /* no file may hold the plan */
             if (D * loops > search->L) {
                 if (search->obstacle < LOOPS_NO_LAYERS) search->obstacle = LOOPS_NO_LAYERS;
                 continue;
@@ -226,7 +227,7 @@ static enum hapt_status refine(struct rows *rows, struct loops_candidate *candid
     return HAPT_OK;
 }
 
-/* Is an item beside the best ones of the rows worth refining? */
+/* True if an item beside the best ones of the rows is worth refining. */
 static bool is_worth(const struct rows *rows, const struct loops_candidate *candidate)
 {
     return candidate->step_s <= ITEM_WORTH * rows->best.step_s &&

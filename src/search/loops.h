@@ -23,7 +23,7 @@ struct loops_candidate {
     struct loops_slot *slot; /* [slots] */
     int *end;                /* [slots * loops] the layers of stage k end there */
     int *ahead;              /* [slots] forwards before the first backward; 0: the schedule's */
-    double step_s; /* LOOPS_MISFIT and more: it lacks memory, so many times more as it lacks; INFINITY: no candidate */
+    double step_s;           /* memory is short: LOOPS_MISFIT * (1 + share that lacks); INFINITY: no candidate */
 };
 #define LOOPS_MISFIT 1e30
 static inline bool loops_is_plan(const struct loops_candidate *candidate)
@@ -46,7 +46,7 @@ struct loops_rows {
     struct loops_row row[LOOPS_MOST_ROWS];
 };
 
-/* Why there is no plan: the nearest obstacle seen. */
+/* The nearest obstacle to a plan. */
 enum loops_obstacle {
     LOOPS_NO_LISTS,  /* no setting gives lists that run */
     LOOPS_NO_LAYERS, /* more stages than layers */

@@ -137,7 +137,7 @@ static void read_ahead(const struct loops_search *search, struct loops_candidate
     }
 }
 
-/* One submesh's forwards, or those of all submeshes up to it, by one. *better: it is. */
+/* Changes the forwards of one submesh, or of all submeshes up to it, by one. *better: the step is shorter. */
 static enum hapt_status try_ahead(struct loops_search *search, const struct loops_candidate *best, int first, int last,
                                   int by, struct loops_candidate *trial, bool *better)
 {

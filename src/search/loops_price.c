@@ -85,8 +85,8 @@ static enum hapt_status set_frame(struct loops_search *search, const struct loop
     return HAPT_OK;
 }
 
-/* Are the lists those of the plan's stages? Boundaries decide which messages pass the next stage, and whether tied
- * parameters are exchanged; submeshes decide which messages share a link. */
+/* True if the lists are those of the plan's stages. Boundaries decide which messages pass the next stage, and whether
+ * tied parameters are exchanged; submeshes decide which messages share a link. */
 static bool has_lists(const struct loops_search *search, const struct loops_lists *lists)
 {
     const struct hapt_plan *plan = search->frame;

@@ -71,7 +71,14 @@ enum hapt_status loops_check_batch(const struct hapt_search_options *options, in
 enum hapt_status search_check_loops(const struct hapt_search_options *options)
 {
     const struct hapt_search_loops *loops = &options->loops;
+    const int most = HAPT_PLAN_MOST_LOOPED_PASSES / (2 * (loops->loops > 1 ? loops->loops : 2)); /* two submeshes */
+    char hint[96];
     HAPT_ASSERT(hapt_schedule_loops(options->schedule));
+    if (options->microbatches > most) {
+        snprintf(hint, sizeof hint, "use at most %d microbatches, with more rows each", most);
+        return hapt_fail(HAPT_ERR_USAGE, hint, "%d microbatches are too many for a looped schedule",
+                         options->microbatches);
+    }
     return loops->loop_batch > 0 ? loops_check_batch(options, loops->loop_batch) : HAPT_OK;
 }
 

@@ -2,8 +2,8 @@
  * The least simulated step over several ways to divide the rows of a step into microbatches.
  *
  * Each batching gets seeds and a lower bound first. They are refined in order of their best seed. A batching is left
- * out if its bound is not below the best step so far, or if refinement has never gained what it would need. The work of
- * the refinement is limited over all of them together.
+ * out if its bound is not below the best step so far, or if refinement has never gained as much as it needs. The work
+ * of the refinement is limited over all of them together.
  */
 #include "search.h"
 #include "step.h"
@@ -64,7 +64,7 @@ static enum hapt_status start_all(struct batchings *all)
     return HAPT_OK;
 }
 
-/* Is it proven that the batching has no better plan, or at least not to be expected? */
+/* True if the batching has no better plan by its bound, or if none is to be expected. */
 static bool is_hopeless(const struct batchings *all, int k)
 {
     const struct step_search *search = &all->search[k];

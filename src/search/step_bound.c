@@ -79,7 +79,7 @@ static enum hapt_status restrict_profile(struct bounding *bounding, unsigned sub
     return HAPT_OK;
 }
 
-/* What every plan adds: e, and e + (B - 1) times a transfer. */
+/* Terms that every plan adds: e, and e + (B - 1) times a transfer. */
 struct more {
     double end_s, sum_s;
 };

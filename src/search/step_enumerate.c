@@ -9,7 +9,7 @@
 #include <math.h>
 
 enum { MOST_LAYERS = 32, MOST_NODES = 300000, MOST_SIMULATIONS = 4000 };
-/* Of step_enumerate_short, for each number of stages. */
+/* Limits of step_enumerate_short, for each number of stages. */
 enum { SHORT_LAYERS = 64, SHORT_NODES = 100000, SHORT_SIMULATIONS = 500 };
 
 struct enumeration {

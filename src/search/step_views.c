@@ -26,7 +26,7 @@ enum {
 };
 /* Cells of all tables of stages; larger profiles have no views. */
 #define MOST_CELLS 1e7
-/* Smaller ones are not shared by the ranks. */
+/* Views of smaller profiles are not shared by the ranks. */
 #define FEW_CELLS 1e5
 /* Epsilon of their rule, where the search chooses it: few launches where transfers are short. */
 #define VIEW_THRESHOLD 0.1
@@ -97,8 +97,8 @@ static enum hapt_status try_view(struct views *views)
     return HAPT_OK;
 }
 
-/* Of the seed: what its first stage does once a step, without the exchange of tied parameters, and its fullest device.
- */
+/* Figures of the seed: its first stage's work once a step, without the exchange of tied parameters, and its fullest
+ * device. */
 static enum hapt_status look_at_seed(struct views *views, double *first_s, double *fullness)
 {
     const struct step_search *search = views->search;

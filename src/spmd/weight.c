@@ -71,9 +71,9 @@ static void note_spans(const struct finding *finding)
         }
 }
 
-/* Can an operator run behind all operators that cannot wait? Gradients of parameters must have no other writers, which
- * would change the order of their sums. What a collective reads must keep its value; what it makes must have no other
- * readers. It may not leave a range either, which ends its backward pass with what leaves it. */
+/* True if an operator can run behind all operators that cannot wait. Gradients of parameters must have no other
+ * writers, which would change the order of their sums. The input of a collective must keep its value, and its output
+ * must have no other readers. It may not leave a range either, which ends its backward pass with what leaves it. */
 static bool can_wait(const struct finding *finding, int o)
 {
     const struct hapt_op *op = &finding->sharding->graph->op[o];
@@ -99,7 +99,7 @@ static enum hapt_status find(struct finding *finding, struct hapt_arena *scratch
     for (int o = graph->forward_count; o < sharding->reduce_first; o++)
         finding->weight[o] = is_collective(&graph->op[o]) || makes_parameter_gradients_only(graph, &graph->op[o]);
     note_spans(finding);
-    for (bool changed = true; changed;) { /* what cannot wait may keep others from waiting */
+    for (bool changed = true; changed;) { /* an operator that cannot wait may keep others from waiting */
         changed = false;
         note_touches(finding);
         for (int o = graph->forward_count; o < sharding->reduce_first; o++) {

@@ -43,7 +43,7 @@ static int sender(const struct building *building, int to, int tensor, int *sent
     return from;
 }
 
-/* Is the tensor of the sender one that it received? */
+/* True if the sender received the tensor. */
 static bool is_received(const struct hapt_program *program, int tensor)
 {
     for (int i = 0; i < program->forward_in.count; i++)

@@ -2,9 +2,9 @@
  * Tied parameters: chunks that hold copies of a parameter sum its gradient part by part, each in the order of the
  * chunks.
  *
- * With a 16-bit exchange every term is rounded to nearest even, that of the chunk itself as well, and the sum is taken
- * in fp32. So all chunks get the same bits. The type is fp16 in fp16 training, where the loss scale keeps gradients in
- * range (an overflow becomes infinite and skips the update), and bf16 otherwise, which has the range of fp32.
+ * A 16-bit exchange rounds every term to nearest even, the chunk's own term as well. The sum is taken in fp32. So all
+ * chunks get the same bits. The type is fp16 in fp16 training, where the loss scale keeps gradients in range: an
+ * overflow becomes infinite and skips the update. Otherwise it is bf16, which has the range of fp32.
  */
 #include "runtime.h"
 
@@ -51,7 +51,7 @@ static enum hapt_status note_sent(struct stage_tie *tie, const struct hapt_piece
     return HAPT_OK;
 }
 
-/* Rounds what this rank sends. */
+/* Rounds the elements that this rank sends. */
 static void fill_narrow(const struct stage *stage, const struct stage_tie *tie)
 {
     for (int s = 0; s < tie->sent_count; s++)
@@ -71,7 +71,7 @@ static int tie_tag(const struct stage *stage, int tie, int from, int to)
     return stage->worker->edges->count + (tie * chunks + from) * chunks + to;
 }
 
-/* `mine`: what is sent is noted there, if it must be rounded first. */
+/* `mine`: receives the elements that are sent, if they must be rounded first. */
 static enum hapt_status add_tie_flow(struct stage *stage, int tie, const struct stage_crossing *crossing, bool sends,
                                      void *address, struct stage_tie *mine, int *flow)
 {

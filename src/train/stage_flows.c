@@ -320,7 +320,8 @@ enum hapt_status stage_add_flows(struct stage *stage)
     return reserve_bounce(stage);
 }
 
-/* Adds the times of the flows to or from a peer: what the stage makes and what it passes on are two flows. */
+/* Adds the times of the flows to or from a peer: the outputs of the stage and the tensors that it passes on are two
+ * flows. */
 static void add_link_time(const struct stage *stage, const struct stage_flows *flows, int peer,
                           struct stage_link_time *link)
 {

@@ -145,8 +145,8 @@ static double weight_s(const struct stage *stage)
     return stage->worker->plan->split ? fmin(stage->plan->weight_s, backward_s(stage)) : 0;
 }
 
-/* Has the list instructions for the messages to the stage, or from it? Else the plan knows the neighbours alone, and
- * they are on the same submesh. Messages past them, to other submeshes, then belong to the passes. */
+/* True if the list has instructions for the messages to the stage, or from it. Otherwise the plan knows the neighbours
+ * alone, and they are on the same submesh. The passes then include the messages past them, to other submeshes. */
 static bool is_received(const struct stage *stage, bool backward)
 {
     return hapt_schedule_receives(stage->worker->schedule, stage->chunk, backward);
@@ -157,7 +157,7 @@ static bool is_sent(const struct stage *stage, bool backward)
     return hapt_schedule_sends(stage->worker->schedule, stage->chunk, backward);
 }
 
-/* What the stage made, and what it received and passes on. */
+/* Sends the outputs of the stage, and the received tensors that it passes on. */
 static void send_activations(struct stage *stage, int slot, int microbatch)
 {
     send(stage, &stage->forward_out, slot);

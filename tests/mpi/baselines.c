@@ -1,5 +1,6 @@
 /* The comparison is the same for every number of ranks, including the rows that fail.
- * ranks: 1 2 3 4 */
+ * ranks: 1 2 3 4
+ * Runs beside others: it measures no time. */
 #include "hapt/baselines.h"
 #include "random_profile.h"
 

@@ -1,4 +1,5 @@
 /* ranks: 1 2 3
+ * Runs beside others: it measures no time.
  * Checkpoints. A written checkpoint can be read back. Damage of every kind is noticed, and the checkpoint before it is
  * used. A write that fails leaves older checkpoints intact. */
 #include "test.h"

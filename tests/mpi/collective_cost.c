@@ -1,4 +1,4 @@
-/* ranks: 1 2 3 4
+/* ranks: 1 2 4; HAPT_LONG: 3
  * Measured costs of collectives: all ranks have the same model, and it reproduces the measurements about as well as a
  * linear fit can. */
 #include "test.h"

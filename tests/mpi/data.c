@@ -1,4 +1,5 @@
 /* ranks: 1 2 3
+ * Runs beside others: it measures no time.
  * Data: rows depend on seed and step only. Given batches come in order. All ranks refuse a file that does not fit. */
 #include "test.h"
 

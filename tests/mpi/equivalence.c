@@ -1,5 +1,6 @@
 /*
- * ranks: 2 3 4
+ * ranks: 2 4; HAPT_LONG: 3
+ * Runs beside others: it measures no time.
  * Random programs of every family are trained and compared with one rank.
  *
  * Synthesised programs have random costs, ratios, forced cuts and memory, on one or two axes, so that any collective

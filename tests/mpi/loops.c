@@ -1,4 +1,5 @@
-/* ranks: 1 2 3 4
+/* ranks: 1 2 4; HAPT_LONG: 3
+ * Runs beside others: it measures no time.
  * Looped schedules, also with split backward passes, and frozen prefixes, trained: for each model one set of losses and
  * weights, whatever the schedule, the placement, the cuts and the number of ranks. Checkpoints of looped plans are
  * resumed without loops, and the reverse. */
@@ -48,7 +49,7 @@ static struct hapt_model *bert_moe(void)
     return built;
 }
 
-/* A generated network, of which many tensors are read far behind. Its last operator shares the embedding. */
+/* A generated network. Operators far behind read many of its tensors. Its last operator shares the embedding. */
 static struct hapt_model *skips(void)
 {
     uint64_t random = 5;

@@ -1,5 +1,6 @@
 /*
- * ranks: 2 3 4
+ * ranks: 3 4; HAPT_LONG: 2
+ * Runs beside others: it measures no time.
  * Stages on devices of two subclusters that differ in speed, memory and links: rows by ratio, or a synthesised program
  * with uneven shards, alone and between stages of one subcluster. Losses and weights must be those of PyTorch
  * (tests/data/gpt-small.h5). The same plan again, in one piece or resumed, must give the same bits.

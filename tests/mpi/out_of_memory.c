@@ -1,4 +1,5 @@
 /* ranks: 2 3
+ * Runs beside others: it measures no time.
  * One rank has no memory, at each reservation in turn. All ranks must fail, none may hang, and the next call must
  * work. */
 #include <errno.h>

@@ -43,34 +43,36 @@ static void turns_on_paper(double base_s, uint64_t random, struct turns *turns)
     }
 }
 
-/* A stamped flow between two ranks; -1 on other ranks. */
+/* Adds a flow of one piece between two ranks; -1 on other ranks. The options that the two kinds of flow share are set
+ * here. */
+static int add_flow(struct hapt_comm_thread *comm_thread, int from, int to, struct hapt_piece piece, void **base,
+                    struct hapt_flow_options options)
+{
+    const int me = test_env.world_rank;
+    int flow = -1;
+    piece.peer = me == from ? to : from;
+    options.stage = me;
+    options.peer_stage = piece.peer;
+    options.sends = me == from;
+    options.per_step = 1;
+    options.peer_slots = options.slot_count = SLOTS;
+    options.buffer_count = options.piece_count = 1;
+    options.base = base;
+    options.piece = &piece;
+    if (me == from || me == to) CHECK_OK(hapt_comm_thread_add(comm_thread, &options, &flow));
+    return flow;
+}
+
 static int add_stamped(struct hapt_comm_thread *comm_thread, int from, int to, int tag, int port, size_t modelled_bytes,
                        unsigned char memory[SLOTS][HAPT_LINK_SHORT_BYTES])
 {
-    const int me = test_env.world_rank;
     void *base[SLOTS];
-    int flow = -1;
     for (int s = 0; s < SLOTS; s++) base[s] = memory[s];
-    const struct hapt_piece piece = {
-        .peer = me == from ? to : from, .bytes = HAPT_LINK_SHORT_BYTES, .modelled_bytes = modelled_bytes};
-    const struct hapt_flow_options options = {.what = "stamps",
-                                              .stage = me,
-                                              .peer_stage = piece.peer,
-                                              .sends = me == from,
-                                              .tag = tag,
-                                              .per_step = 1,
-                                              .peer_slots = SLOTS,
-                                              .slot_count = SLOTS,
-                                              .buffer_count = 1,
-                                              .base = base,
-                                              .piece_count = 1,
-                                              .piece = &piece,
-                                              .bandwidth = RATE,
-                                              .latency_s = LATENCY_S,
-                                              .port = port,
-                                              .stamped = true};
-    if (me == from || me == to) CHECK_OK(hapt_comm_thread_add(comm_thread, &options, &flow));
-    return flow;
+    return add_flow(
+        comm_thread, from, to, (struct hapt_piece){.bytes = HAPT_LINK_SHORT_BYTES, .modelled_bytes = modelled_bytes},
+        base,
+        (struct hapt_flow_options){
+            .what = "stamps", .tag = tag, .bandwidth = RATE, .latency_s = LATENCY_S, .port = port, .stamped = true});
 }
 
 static struct hapt_comm_thread *open_comm_thread(bool wakeups)
@@ -181,25 +183,11 @@ static void passed_on_messages_are_whole(void)
     const int me = test_env.world_rank;
     unsigned char *memory = calloc(SLOTS, bytes);
     void *base[SLOTS];
-    int flow[2] = {-1, -1};
+    int flow[2];
     for (int s = 0; s < SLOTS; s++) base[s] = memory + (size_t)s * bytes;
-    for (int k = 0; k < 2; k++) {
-        if (me != k && me != k + 1) continue;
-        const struct hapt_piece piece = {.peer = me == k ? k + 1 : k, .bytes = bytes};
-        const struct hapt_flow_options options = {.what = "noise",
-                                                  .stage = me,
-                                                  .peer_stage = piece.peer,
-                                                  .sends = me == k,
-                                                  .tag = k,
-                                                  .per_step = 1,
-                                                  .peer_slots = SLOTS,
-                                                  .slot_count = SLOTS,
-                                                  .buffer_count = 1,
-                                                  .base = base,
-                                                  .piece_count = 1,
-                                                  .piece = &piece};
-        CHECK_OK(hapt_comm_thread_add(comm_thread, &options, &flow[k]));
-    }
+    for (int k = 0; k < 2; k++)
+        flow[k] = add_flow(comm_thread, k, k + 1, (struct hapt_piece){.bytes = bytes}, base,
+                           (struct hapt_flow_options){.what = "noise", .tag = k});
     if (me == 1) CHECK_OK(hapt_comm_thread_pass_on(comm_thread, flow[0], flow[1]));
     CHECK_OK(hapt_comm_thread_start(comm_thread));
     if (me > 0) hapt_comm_thread_expect(comm_thread, flow[me - 1], COUNT);

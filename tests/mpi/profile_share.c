@@ -1,4 +1,5 @@
 /* ranks: 1 2 3 4
+ * Runs beside others: it measures no time.
  * A profile with one copy per node is the same for every rank. If one rank fails, all ranks fail. */
 #include "random_profile.h"
 

@@ -184,9 +184,6 @@ static const char *const options[] = {"--data",
                                       "0",
                                       NULL};
 
-static const char *const modelled_options[] = {
-    "--data", REFERENCE, "--steps", "2", "--device", "emulated", "--time-scale", "2", "--checkpoint-every", "0", NULL};
-
 static struct hapt_train_result *run(const char *name, struct hapt_plan *plan, struct hapt_cluster *cluster,
                                      const char *const *given)
 {
@@ -270,13 +267,25 @@ static void loops_pass_tensors_on(void)
 }
 
 /* Modelled devices, whose messages have modelled times: the simulated step. Their clocks are real, so that a quiet
- * moment is needed. */
+ * moment is needed. Only the later attempts are stretched: late wakeups matter less in them. */
 static void check_modelled(struct hapt_plan *(*make)(const double *compute_s), const double *compute_s)
 {
     const double predicted_s = simulated_s(make(compute_s));
+    static const char *const scale[] = {"0.5", "1", "2", "2", "2"};
     double least = INFINITY;
-    for (int attempt = 0; attempt < 4 && least > 1.02; attempt++) {
-        struct hapt_train_result *result = run("modelled", make(compute_s), make_two(true, true), modelled_options);
+    for (int attempt = 0; attempt < 5 && least > 1.02; attempt++) {
+        const char *const modelled[] = {"--data",
+                                        REFERENCE,
+                                        "--steps",
+                                        "2",
+                                        "--device",
+                                        "emulated",
+                                        "--time-scale",
+                                        scale[attempt],
+                                        "--checkpoint-every",
+                                        "0",
+                                        NULL};
+        struct hapt_train_result *result = run("modelled", make(compute_s), make_two(true, true), modelled);
         if (!result) return;
         double ratio = result->steady_step_s / predicted_s;
         MPI_Bcast(&ratio, 1, MPI_DOUBLE, 0, test_env.world);

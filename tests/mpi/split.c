@@ -1,5 +1,6 @@
 /*
- * ranks: 1 2 3 4
+ * ranks: 1 2 4; HAPT_LONG: 3
+ * Runs beside others: it measures no time.
  * Split backward passes in training. Losses, gradient norms and weights must have the bits of the unsplit run of the
  * same stages, and memory must be as planned. Models: GPT (tied, bf16), a GPT with two long skips, BERT with experts,
  * and a GPT whose first stages are frozen.
@@ -40,7 +41,7 @@ static void read_instead(struct hapt_graph *graph, const char *op, int tensor)
         if (!strcmp(graph->op[o].name, op)) graph->op[o].input[0] = tensor;
 }
 
-/* The residual of block 1 adds the embedding, that of block 3 what block 0 leaves. */
+/* The residual of block 1 adds the embedding, that of block 3 adds the output of block 0. */
 static void add_skips(struct hapt_graph *graph)
 {
     read_instead(graph, "h.1.residual_2", tensor_of(graph, "embedding", 0));

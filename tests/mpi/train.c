@@ -1,4 +1,5 @@
-/* ranks: 1 2 3 4
+/* ranks: 1 2 4; HAPT_LONG: 3
+ * Runs beside others: it measures no time.
  * Training by hand-made plans, compared with a run of PyTorch (tests/data/gpt-small.h5), with one rank, and with
  * itself. */
 #include "train_plans.h"

@@ -339,7 +339,7 @@ def judge_resume(done, good, before, why):
 
 
 def one_of_each_stack(path, total):
-    """Of the mallocs with equal call stacks: the first, the last, and one between."""
+    """Picks the first, the last and one other of the mallocs with equal call stacks."""
     stacks = {}
     for at, stack in enumerate(numpy.fromfile(path, "uint64")[:total].tolist(), 1):
         stacks.setdefault(stack, []).append(at)

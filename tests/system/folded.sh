@@ -61,8 +61,7 @@ assert max(abs(a - b) / b for a, b in zip(got, want)) < 1e-5, (want, got)
 P
 
 # Modelled devices. In each direction, activations and gradients of three pairs of stages share the link of two submeshes, which is slow: they
-# take turns as in the simulator. Never faster than simulated; busy times are exact; in a quiet moment of several runs the step takes the
-# simulated time.
+# take turns as in the simulator.
 cat >"$scratch/c.json" <<'JSON'
 { "format": "hapt-cluster", "version": 1,
   "subclusters": [
@@ -74,26 +73,7 @@ passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 1024 --vocab 8
 passes 1 plan --input "$scratch/large.h5" --cluster "$scratch/c.json" --microbatches 12 \
     --stages "0-5@v100:1x1,5-13@a100:1x1,13-21@v100:1x1,21-26@a100:1x1" --output "$scratch/gpu.h5" || finish
 fold "$scratch/gpu.h5" 0 1 0 1
-passes 1 simulate --plan "$scratch/gpu.h5" --json && cp "$scratch/out" "$scratch/simulated"
-compare() {
-    python3 - "$scratch/simulated" "$scratch"/rehearsed.* <<'P' >"$scratch/said" 2>&1
-import json, sys
-simulated = json.load(open(sys.argv[1]))
-runs = [json.load(open(path))["train"] for path in sys.argv[2:]]
-step = simulated["simulated_s"]
-for run in runs:
-    assert run["step_time_s"] > 0.999 * step, (run["step_time_s"], step)
-    for ours, theirs in zip(run["stages"], simulated["stages"]):
-        assert abs(ours["busy_s"] - theirs["busy_s"]) < 0.001 * step, (ours, theirs)
-assert min(run["step_time_s"] for run in runs) < 1.05 * step, ([run["step_time_s"] for run in runs], step)
-P
-}
-for attempt in 1 2 3 4 5 6; do
-    passes 4 train --input "$scratch/large.h5" --cluster "$scratch/c.json" --plan "$scratch/gpu.h5" --device emulated --overwrite --steps 2 \
-        --time-scale 4 --json --output "$scratch/rehearsed" && cp "$scratch/out" "$scratch/rehearsed.$attempt"
-    compare && break
-done
-checks=$((checks + 1))
-compare || fail "$(cat "$scratch/said")"
+passes 1 simulate --plan "$scratch/gpu.h5" --json && cp "$scratch/out" "$scratch/rehearsed.simulated"
+shared=shared rehearses rehearsed 1 4 --input "$scratch/large.h5" --cluster "$scratch/c.json" --plan "$scratch/gpu.h5"
 
 finish

@@ -103,7 +103,7 @@ check "two traces" test "$(ls "$scratch"/traces/rank.*.json | wc -l)" = 2
 passes 1 check "$scratch/loops.h5" "$scratch/searched.h5"
 
 # Modelled devices take the simulated step: a V, which has one edge between two submeshes in each direction, and loops over a link whose
-# transfers are short. Never faster than simulated; busy times are exact; in a quiet moment of several runs the step takes the simulated time.
+# transfers are short.
 cat >"$scratch/c.json" <<'JSON'
 { "format": "hapt-cluster", "version": 1,
   "subclusters": [
@@ -112,31 +112,12 @@ cat >"$scratch/c.json" <<'JSON'
   "links": [ { "between": ["a100", "v100"], "bandwidth": "200 Gbit/s", "latency": "20 us" } ] }
 JSON
 passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 1024 --vocab 8000 --microbatch 8 --dtype bf16 --output "$scratch/large.h5" || finish
-compare() {
-    python3 - "$scratch/$1.simulated" "$scratch/$1".run.* <<'P' >"$scratch/said" 2>&1
-import json, sys
-simulated = json.load(open(sys.argv[1]))
-runs = [json.load(open(path))["train"] for path in sys.argv[2:]]
-step = simulated["simulated_s"]
-for run in runs:
-    assert run["step_time_s"] > 0.999 * step, (run["step_time_s"], step)
-    for ours, theirs in zip(run["stages"], simulated["stages"]):
-        assert abs(ours["busy_s"] - theirs["busy_s"]) < 0.001 * step, (ours, theirs)
-assert min(run["step_time_s"] for run in runs) < 1.05 * step, ([run["step_time_s"] for run in runs], step)
-P
-}
 for case in v loop; do
     passes 1 plan --input "$scratch/large.h5" --cluster "$scratch/c.json" --microbatches 12 --schedule looped --loops 2 --placement $case --loop-batch 4 \
         --stages "0-5@v100:1x1,5-13@a100:1x1,$([ $case = v ] && echo 13-21@a100:1x1,21-26@v100:1x1 || echo 13-18@v100:1x1,18-26@a100:1x1)" \
         --output "$scratch/$case.h5" || finish
     passes 1 simulate --plan "$scratch/$case.h5" --json && cp "$scratch/out" "$scratch/$case.simulated"
-    for attempt in 1 2 3 4 5 6; do
-        passes 4 train --input "$scratch/large.h5" --cluster "$scratch/c.json" --plan "$scratch/$case.h5" --device emulated --overwrite --steps 2 \
-            --time-scale 3 --json --output "$scratch/rehearsed" && cp "$scratch/out" "$scratch/$case.run.$attempt"
-        compare $case && break
-    done
-    checks=$((checks + 1))
-    compare $case || fail "$case: $(cat "$scratch/said")"
+    shared=shared rehearses $case 1 4 --input "$scratch/large.h5" --cluster "$scratch/c.json" --plan "$scratch/$case.h5"
 done
 
 # A frozen prefix: the stages in front of the first trained operator have no backward pass and hold few microbatches.
@@ -213,6 +194,9 @@ refuses 2 'which are no 3 loops' 1 plan "${same_plan[@]}" --schedule interleaved
 refuses 3 'share a submesh' 1 plan "${same_plan[@]}" --schedule interleaved --placement v --stages "$stages"
 refuses 2 'groups' 4 train --input "$scratch/m.h5" --cluster inputs/two-hosts.json --plan "$scratch/loops.h5" --microbatches 7 --output "$scratch/none" --steps 1
 refuses 2 'loop-batch has no effect' 1 simulate --plan "$scratch/straight.h5" --loop-batch 2
+# Plan files with more passes are refused, so no plan may have them.
+refuses 2 '1000000 microbatches are too many for a looped schedule' 1 plan "${same_plan[@]}" --schedule looped --microbatches 1000000
+refuses 2 '4 stages with 300000 microbatches are too many' 1 simulate --plan "$scratch/loops.h5" --microbatches 300000
 for damage in 'loop_batch=3' 'prefetch=1' 'schedule=looping'; do
     cp "$scratch/loops.h5" "$scratch/bad.h5"
     /usr/bin/python3 - "$scratch/bad.h5" "$damage" <<'P'

@@ -107,6 +107,7 @@ holds "fixed launches" "[s['warmup'] for s in o['stages']] == [3, 1]"
 
 refuses 2 'unknown key "cuts"' 1 plan $on_c --fix cuts=3
 refuses 2 'rows=3 does not divide' 1 plan $on_c --global-batch 32 --fix rows=3
+refuses 2 'give more than 1000000 microbatches' 1 plan $on_c --global-batch 1000000000
 refuses 2 'needs --global-batch' 1 plan $on_c --fix rows=2
 refuses 2 'cannot be divided' 1 plan $on_c --global-batch 32 --microbatches 5
 refuses 2 'contradicts --global-batch' 1 plan $on_c --global-batch 32 --microbatches 4 --fix rows=4

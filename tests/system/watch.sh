@@ -4,11 +4,12 @@
 pids=() guards=() begun=()
 trap 'kill -KILL "${pids[@]}" 2>/dev/null; rm -rf "$scratch"' EXIT
 
-# start NAME RANKS ARGUMENTS...: hapt in the background; $launcher is mpirun, ${rank[@]} the processes of the ranks
+# start NAME RANKS ARGUMENTS...: hapt in the background; $launcher is mpirun, ${rank[@]} the processes of the ranks. $grace: seconds that mpirun
+# leaves the others when a rank ends with an error (twice; its default is 1). Most runs here end by themselves and need none.
 start() {
     local name=$1 ranks=$2
     shift 2
-    mpirun --oversubscribe --bind-to none -np "$ranks" "$HAPT" "$@" >"$scratch/$name.out" 2>"$scratch/$name.err" &
+    OMPI_MCA_odls_base_sigkill_timeout=${grace:-0} mpirun --oversubscribe --bind-to none -np "$ranks" "$HAPT" "$@" >"$scratch/$name.out" 2>"$scratch/$name.err" &
     launcher=$! rank=()
     for _ in $(seq 300); do
         read -ra rank < <(cat /proc/$launcher/task/*/children 2>/dev/null | tr '\n' ' ')
@@ -158,6 +159,7 @@ for phase in profile train; do
 done
 
 # a rank dies in any phase: the job ends, and checkpoints stay
+grace=1
 start dead-profile 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 \
     --profile-seconds 60 --output "$scratch/dead-profile"
 remember dead-profile
@@ -172,6 +174,7 @@ for phase in profile train; do
     check "a rank dies in $phase: code $code" [ "$code" -ne 0 ]
 done
 steps=$(($(ls "$scratch/dead-train/checkpoints" | sed -n 's/^step-0*\([0-9]*\)$/\1/p' | tail -n 1) + 2))
+grace=0
 train dead-train --resume --steps 100000 --stop-after $steps
 ends 100
 check "the run goes on from there: code $code" [ "$code" -eq 0 ]
@@ -185,7 +188,8 @@ check "where it began is named: $(grep error: "$scratch/burst.err")" \
     grep -Eq 'nothing was updated; it began at the (weight|gradient of) [a-z0-9._]+ on rank [0-2] of stage [01]' "$scratch/burst.err"
 check "what stands is good" $HAPT export --checkpoint "$scratch/burst" --output "$scratch/burst-weights.h5" >/dev/null
 
-# a signal while the model is measured: no training, code 9
+# a signal while the model is measured: no training, code 9. The rank may leave alone, so the others need a moment to say so.
+grace=1
 start early 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --data "$scratch/t.h5" --threads 1 --profile-seconds 60 --output "$scratch/early"
 until_true 60 grep -q '^Cluster' "$scratch/early.out"
 sleep 0.5

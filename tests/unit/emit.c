@@ -136,7 +136,7 @@ static void read_rank(struct dag *dag, const char *folder, int rank)
     }
 }
 
-/* Do two sends of a rank go over the same link? */
+/* True if two sends of a rank go over the same link. */
 static bool same_link(const struct node *a, const struct node *b)
 {
     if (a->rank != b->rank) return false;

@@ -125,7 +125,7 @@ static bool is_remote(const struct hapt_plan *plan, int from, int to)
     return plan->stage[from].submesh->subcluster[0] != plan->stage[to].submesh->subcluster[0];
 }
 
-/* Does a subcluster's part of the pipeline stand in one piece, each stage on a submesh of its own? */
+/* True if the stages of each subcluster are neighbours, each on a submesh of its own. */
 static bool is_plain(const struct hapt_plan *plan)
 {
     for (int i = 0; i < plan->stage_count; i++)
@@ -136,8 +136,8 @@ static bool is_plain(const struct hapt_plan *plan)
     return true;
 }
 
-/* With two subclusters one behind the other, what crosses the link between them is what the boundary there is charged
- * for: each tensor once. Returns false if the plan is no such one. */
+/* With two subclusters one behind the other, the boundary between them is charged for exactly the bytes that cross the
+ * link: each tensor once. Returns false if the plan is no such one. */
 static bool check_trunk(const struct instance *instance)
 {
     const struct hapt_plan *plan = &instance->plan;
@@ -152,7 +152,7 @@ static bool check_trunk(const struct instance *instance)
     return true;
 }
 
-/* The bounds of what crosses are at most what this plan sends. */
+/* The lower bounds are at most the bytes that this plan sends. */
 static void check_least_bytes(struct instance *instance)
 {
     const struct hapt_plan *plan = &instance->plan;

@@ -167,7 +167,7 @@ static void large_groups_get_transfer_slots(void)
     CHECK(plan->transfer_slots == 0);
 }
 
-/* Of the 2 s of a layer's backward pass, 1 s may wait, with 5 bytes in a weight slot. */
+/* A layer's backward pass takes 2 s, of which 1 s may wait, with 5 bytes in a weight slot. */
 static struct hapt_profile *split_profile(double memory_bytes)
 {
     struct hapt_profile *profile = even_profile(4, 8, memory_bytes);

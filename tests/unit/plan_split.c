@@ -132,7 +132,7 @@ static void compare_once(uint64_t start_seed)
             hapt_fail_reset();
             refused++;
         }
-        /* The choice is by the simulated step; what is not chosen leaves no trace. */
+        /* The simulated step decides; the rejected plan leaves no trace. */
         CHECK(other->split == (status == HAPT_OK && plan->simulated_s < unsplit_s * (1 - 1e-12)));
         CHECK_NEAR(other->simulated_s, other->split ? plan->simulated_s : unsplit_s, 0);
         if (!other->split) {

@@ -137,6 +137,25 @@ static void add_crossings(struct hapt_profile *profile, uint64_t *seed, struct h
     CHECK_OK(hapt_crossings_check(crossings, L));
 }
 
+/* A random profile without mixed stages. */
+static struct hapt_profile *draw_profile(uint64_t *seed, struct hapt_arena *arena)
+{
+    struct hapt_profile *profile = random_profile(seed, arena);
+    profile->mixed_count = 0;
+    return profile;
+}
+
+/* The search chooses all that it can. */
+static struct hapt_search_options free_options(int microbatches)
+{
+    return (struct hapt_search_options){.objective = HAPT_OBJECTIVE_STEP,
+                                        .any_schedule = true,
+                                        .any_threshold = true,
+                                        .microbatches = microbatches,
+                                        .schedule = HAPT_SCHEDULE_H1F1B,
+                                        .hide_threshold = 0.02};
+}
+
 static void optimum_of_small_instances(void)
 {
     const int instances = test_long() ? 2000 : 300;
@@ -146,14 +165,8 @@ static void optimum_of_small_instances(void)
         uint64_t seed = 1000 + start;
         struct hapt_arena arena;
         hapt_arena_init(&arena);
-        struct hapt_profile *profile = random_profile(&seed, &arena);
-        struct hapt_search_options options = {.objective = HAPT_OBJECTIVE_STEP,
-                                              .any_schedule = true,
-                                              .any_threshold = true,
-                                              .microbatches = 1 + random_below(&seed, 24),
-                                              .schedule = HAPT_SCHEDULE_H1F1B,
-                                              .hide_threshold = 0.02};
-        profile->mixed_count = 0;
+        struct hapt_profile *profile = draw_profile(&seed, &arena);
+        struct hapt_search_options options = free_options(1 + random_below(&seed, 24));
         if (start % 2) add_crossings(profile, &seed, &arena);
         const double least_s = brute_step_s(profile, &options);
         for (int way = 0; way < 2; way++) {
@@ -213,17 +226,12 @@ static void optimum_over_rows(void)
         uint64_t seed = 50000 + start;
         struct hapt_arena arena;
         hapt_arena_init(&arena);
-        struct hapt_profile *profile = random_profile(&seed, &arena);
-        struct hapt_search_options options = {.objective = HAPT_OBJECTIVE_STEP,
-                                              .any_schedule = true,
-                                              .any_threshold = true,
-                                              .schedule = HAPT_SCHEDULE_H1F1B,
-                                              .hide_threshold = 0.02,
-                                              .may_fail = true};
+        struct hapt_profile *profile = draw_profile(&seed, &arena);
+        struct hapt_search_options options = free_options(0);
+        options.may_fail = true;
         struct hapt_search_batching batching[ROWS];
         double least_s = INFINITY, found_s[2] = {INFINITY, INFINITY};
         const int B = 1 + random_below(&seed, 8);
-        profile->mixed_count = 0;
         for (int k = 0; k < ROWS; k++) {
             batching[k] = (struct hapt_search_batching){B << k, rebatched(profile, 1.0 / (1 << k), &seed, &arena)};
             options.microbatches = batching[k].microbatches;

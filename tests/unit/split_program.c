@@ -31,7 +31,7 @@ static int count_copies(const struct hapt_program *split, const struct hapt_prog
     return copies;
 }
 
-/* The rule, step by step and by definition: what each section may contain, and who writes and reads what. */
+/* Checks the definition step by step: the contents of each section, and the writers and readers of its tensors. */
 static void check_sections(const struct hapt_program *split, const struct hapt_program *whole)
 {
     const struct hapt_graph *graph = split->graph;
