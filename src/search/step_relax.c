@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* Shares of the bytes, falling. */
+/* The shares of the bytes that remain. */
 static const double share[STEP_RELAXATIONS] = {0.75, 0.5, 0.25};
 
 static enum hapt_status scale(const double *from, size_t cells, double factor, struct hapt_arena *arena, double **to)

@@ -14,7 +14,7 @@
 /* Rows around one base that are kept; candidates that may be bases. */
 enum { MOST_KEPT = 6, MOST_BASES = 32 };
 
-/* Which rows are tried. */
+/* Limits the rows that are tried. */
 struct reach {
     int kept;          /* rows around one base that are refined */
     int bases;         /* candidates around which rows are tried */

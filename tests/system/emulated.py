@@ -7,6 +7,7 @@ import sys
 
 STEP = 0.05  # share of a step: late wakeups and agreements may add this on a quiet machine
 EXACT = 0.001
+LATE = 0.02   # a rank that is woken late starts its step late, and measures it as shorter
 
 
 def measured(path):
@@ -21,7 +22,7 @@ def check(name, shared=False):
     step, problems, best = simulated["simulated_s"], [], None
     for path in sorted(glob.glob(name + ".[0-9]*")):
         run = measured(path)
-        if run["step_time_s"] < step * (1 - EXACT):
+        if run["step_time_s"] < step * (1 - LATE):
             problems.append("%s: a step took %.4f s, faster than simulated, %.4f s" % (path, run["step_time_s"], step))
         for i, (ours, theirs) in enumerate(zip(run["stages"], simulated["stages"])):
             if abs(ours["busy_s"] - theirs["busy_s"]) > EXACT * step:

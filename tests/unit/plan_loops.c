@@ -2,7 +2,7 @@
  * Looped plans: files, settings that are refused, frozen prefixes, memory; and their search compared with all rows,
  * cuts and programs of small random profiles. HAPT_LONG=1: more instances.
  */
-#include "random_profile.h"
+#include "even_profile.h"
 
 #include <unistd.h>
 
@@ -14,30 +14,6 @@ static char folder[64];
 static const char *path_of(const char *name)
 {
     return hapt_arena_printf(&arena, "%s/%s", folder, name);
-}
-
-/* `devices` submeshes of one device each, equal layers of 1 s forward and 2 s backward, `bytes` per slot. */
-static struct hapt_profile *even_profile(int devices, int layers, double memory_bytes)
-{
-    struct hapt_profile *profile;
-    CHECK_OK(hapt_profile_create(layers, 1, &arena, &profile));
-    CHECK_OK(random_profile_cluster(profile, 0, "even", devices, 1, memory_bytes, 1, &arena));
-    struct hapt_profile_cluster *cluster = &profile->cluster[0];
-    for (int s = 0; s < cluster->submesh_count; s++)
-        for (int i = 0; i < layers; i++)
-            for (int j = i; j < layers; j++) {
-                const size_t cell = hapt_profile_index(profile, s, i, j);
-                const int count = j - i + 1;
-                cluster->stage_time[cell] = 3.0 * count;
-                cluster->stage_forward_time[cell] = count;
-                cluster->parameter_bytes[cell] = 100 * count;
-                cluster->activation_bytes[cell] = 10 * count;
-            }
-    cluster->step_time = NULL;
-    for (int l = 0; l < layers - 1; l++) profile->boundary_bytes[l] = 1;
-    profile->link_bandwidth[0] = 1e3;
-    profile->link_latency[0] = 0;
-    return profile;
 }
 
 static struct hapt_search_options options_of(enum hapt_schedule_kind kind, int microbatches)
@@ -64,7 +40,7 @@ static struct hapt_plan *looped_on(const struct hapt_profile *profile, enum hapt
 
 static struct hapt_plan *looped_plan(enum hapt_schedule_kind kind, bool v)
 {
-    return looped_on(even_profile(4, 8, 1e6), kind, v);
+    return looped_on(even_profile(4, 8, 1e6, &arena), kind, v);
 }
 
 static void files_keep_what_makes_the_lists(void)
@@ -122,7 +98,7 @@ static void memory_is_that_of_the_lists(void)
     options.loops.loops = 2;
     for (int less = 0; less < 2; less++) {
         struct hapt_plan *tight = NULL;
-        const enum hapt_status status = hapt_plan_force(even_profile(4, 8, 200 + 10 * slots - less), &options,
+        const enum hapt_status status = hapt_plan_force(even_profile(4, 8, 200 + 10 * slots - less, &arena), &options,
                                                         "0-1@even:1x1,1-2@even:1x1,2-3@even:1x1,3-4@even:1x1,"
                                                         "4-5@even:1x1,5-6@even:1x1,6-7@even:1x1,7-8@even:1x1",
                                                         &arena, &tight);
@@ -144,8 +120,8 @@ static void large_groups_get_transfer_slots(void)
     int misfit;
     double have_bytes;
     options.loops.loops = 2;
-    CHECK_OK(hapt_plan_force(even_profile(2, 4, 1e6), &options, "0-1@even:1x1,1-2@even:1x1,2-3@even:1x1,3-4@even:1x1",
-                             &arena, &plan));
+    CHECK_OK(hapt_plan_force(even_profile(2, 4, 1e6, &arena), &options,
+                             "0-1@even:1x1,1-2@even:1x1,2-3@even:1x1,3-4@even:1x1", &arena, &plan));
     if (!plan) return;
     CHECK(plan->transfer_slots > HAPT_TRANSFER_SLOTS && plan->transfer_slots <= 64);
     const int more = plan->transfer_slots - HAPT_TRANSFER_SLOTS;
@@ -170,7 +146,7 @@ static void large_groups_get_transfer_slots(void)
 /* A layer's backward pass takes 2 s, of which 1 s may wait, with 5 bytes in a weight slot. */
 static struct hapt_profile *split_profile(double memory_bytes)
 {
-    struct hapt_profile *profile = even_profile(4, 8, memory_bytes);
+    struct hapt_profile *profile = even_profile(4, 8, memory_bytes, &arena);
     struct hapt_profile_cluster *cluster = &profile->cluster[0];
     const size_t cells = (size_t)cluster->submesh_count * 64;
     cluster->weight_time = hapt_arena_alloc(&arena, cells, sizeof(double));
@@ -245,7 +221,7 @@ static void add_skip(struct hapt_crossings *crossings, int from, int to)
 static void lists_have_the_messages_of_the_plan(void)
 {
     enum { CROSSINGS = 20 };
-    struct hapt_profile *profile = even_profile(4, 8, 1e6);
+    struct hapt_profile *profile = even_profile(4, 8, 1e6, &arena);
     struct hapt_crossings *crossings = hapt_arena_alloc(&arena, 1, sizeof *crossings);
     crossings->bytes = hapt_arena_alloc(&arena, CROSSINGS, sizeof(double));
     crossings->start = hapt_arena_alloc(&arena, CROSSINGS + 1, sizeof(int));
@@ -318,7 +294,7 @@ static void hints_name_settings_that_work(void)
     struct hapt_search_options options = options_of(HAPT_SCHEDULE_LOOPED, 8);
     struct hapt_plan *plan;
     options.loops.loop_batch = 3;
-    CHECK(hapt_plan_search(MPI_COMM_SELF, even_profile(4, 8, 1e6), &options, &arena, &plan) == HAPT_ERR_USAGE);
+    CHECK(hapt_plan_search(MPI_COMM_SELF, even_profile(4, 8, 1e6, &arena), &options, &arena, &plan) == HAPT_ERR_USAGE);
     CHECK_MESSAGE(strstr(hapt_fail_hint(), "--loop-batch 2") || strstr(hapt_fail_hint(), "--loop-batch 4"), "%s",
                   hapt_fail_hint());
     hapt_fail_reset();
@@ -333,12 +309,14 @@ static void hints_name_settings_that_work(void)
     /* too few layers */
     options = options_of(HAPT_SCHEDULE_INTERLEAVED, 8);
     options.loops.loops = 8;
-    CHECK(hapt_plan_search(MPI_COMM_SELF, even_profile(4, 8, 1e6), &options, &arena, &plan) == HAPT_ERR_INFEASIBLE);
+    CHECK(hapt_plan_search(MPI_COMM_SELF, even_profile(4, 8, 1e6, &arena), &options, &arena, &plan) ==
+          HAPT_ERR_INFEASIBLE);
     CHECK_MESSAGE(strstr(hapt_fail_hint(), "--layers-per-model"), "%s", hapt_fail_hint());
     hapt_fail_reset();
     /* no memory */
     options.loops.loops = 2;
-    CHECK(hapt_plan_search(MPI_COMM_SELF, even_profile(4, 8, 215), &options, &arena, &plan) == HAPT_ERR_INFEASIBLE);
+    CHECK(hapt_plan_search(MPI_COMM_SELF, even_profile(4, 8, 215, &arena), &options, &arena, &plan) ==
+          HAPT_ERR_INFEASIBLE);
     hapt_fail_reset();
 }
 

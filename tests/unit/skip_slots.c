@@ -2,7 +2,7 @@
  * Transfer slots of plans without loops whose tensors go to a stage far behind: the number, against all numbers;
  * memory, files, other schedules.
  */
-#include "random_profile.h"
+#include "even_profile.h"
 
 #include <unistd.h>
 
@@ -32,27 +32,11 @@ static const struct hapt_crossings *crossings_to(int reader)
     return made;
 }
 
-/* Equal layers of 1 s forward and 2 s backward. Layer 0's output is also read by `reader`. */
+/* An even profile. Layer 0's output is also read by `reader`. */
 static struct hapt_profile *profile_with(int reader, double memory_bytes)
 {
-    struct hapt_profile *profile;
-    CHECK_OK(hapt_profile_create(STAGES, 1, &arena, &profile));
-    CHECK_OK(random_profile_cluster(profile, 0, "even", STAGES, 1, memory_bytes, 1, &arena));
-    struct hapt_profile_cluster *cluster = &profile->cluster[0];
-    for (int s = 0; s < cluster->submesh_count; s++)
-        for (int i = 0; i < STAGES; i++)
-            for (int j = i; j < STAGES; j++) {
-                const size_t cell = hapt_profile_index(profile, s, i, j);
-                const int count = j - i + 1;
-                cluster->stage_time[cell] = 3.0 * count;
-                cluster->stage_forward_time[cell] = count;
-                cluster->parameter_bytes[cell] = 100 * count;
-                cluster->activation_bytes[cell] = 10 * count;
-            }
-    cluster->step_time = NULL;
-    for (int l = 0; l < STAGES - 1; l++) profile->boundary_bytes[l] = l < reader ? 2 : 1;
-    profile->link_bandwidth[0] = 1e3;
-    profile->link_latency[0] = 0;
+    struct hapt_profile *profile = even_profile(STAGES, STAGES, memory_bytes, &arena);
+    for (int l = 0; l < reader && l < STAGES - 1; l++) profile->boundary_bytes[l] = 2;
     profile->crossings = crossings_to(reader);
     return profile;
 }
