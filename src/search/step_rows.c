@@ -28,6 +28,8 @@ static const struct reach narrow = {3, 4, 1.005, 1.01, false, false}, wide = {MO
 
 /* Searches of boundaries end after this much work, as a share of the refinement's: stages times layers squared. */
 #define ROW_WORK 0.4
+/* The refinement's work on far rows: a tenth of a second on a core. */
+#define FAR_WORK 1e7
 
 struct rows {
     struct step_search *search;
@@ -296,7 +298,10 @@ static enum hapt_status refine_kept(struct rows *rows)
 
 enum hapt_status step_rows(struct step_search *search, bool far)
 {
-    struct rows rows = {.search = search, .reach = far ? &wide : &narrow, .most_work = ROW_WORK * search->most_work};
+    const double all_work = search->most_work;
+    struct rows rows = {.search = search, .reach = far ? &wide : &narrow};
+    rows.most_work = ROW_WORK * (far ? fmin(FAR_WORK, all_work) : all_work);
+    if (far) search->most_work = fmin(all_work, search->work + FAR_WORK);
     hapt_arena_init(&rows.scratch);
     enum hapt_status status = hapt_env_agree(search->comm, create(&rows));
     if (status == HAPT_OK) add_base(&rows, &search->best);
@@ -308,6 +313,7 @@ enum hapt_status step_rows(struct step_search *search, bool far)
         if (status == HAPT_OK) status = gather_kept(&rows);
         if (status == HAPT_OK) status = refine_kept(&rows);
     }
+    search->most_work = all_work;
     free(rows.hash);
     hapt_arena_release(&rows.scratch);
     return status;
