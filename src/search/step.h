@@ -81,7 +81,7 @@ enum hapt_status step_finish(struct step_search *search, struct hapt_arena *resu
 /* A plan this close to the bound needs no views: the answer of no smaller cluster is faster by more. */
 #define STEP_CLOSE 1.01
 /* The same for far rows. */
-#define STEP_NEAR 1.015
+#define STEP_CLOSE_FOR_ROWS 1.015
 /* Seeds that are slower than the best by more than this factor are not refined. */
 #define STEP_SEED_WORTH 1.02
 

@@ -1,6 +1,6 @@
 /*
  * Profiles whose activations take fewer bytes. The rules of the formula ask for a number of microbatches in flight, and
- * stages that cannot hold them are no candidates. Where memory is tight, the shortest step often has fewer in flight.
+ * stages that cannot hold them are no candidates. The shortest step often has fewer in flight if memory is tight.
  * Such stages are found in a relaxed profile and priced in the true one.
  */
 #include "step.h"

@@ -10,7 +10,7 @@ enum { STAGES = 16, MICROBATCHES = 40 };
 
 static struct hapt_arena arena;
 
-/* What layer `reader` adds to the gradient of layer 0's output waits for layer 1. */
+/* The share of layer `reader` in the gradient of layer 0's output waits for layer 1. */
 static const struct hapt_crossings *crossings_to(int reader)
 {
     struct hapt_crossings *made = hapt_arena_alloc(&arena, 1, sizeof *made);
@@ -90,7 +90,7 @@ static void the_least_number_that_is_enough(void)
     CHECK_MESSAGE(widened >= 8, "only %d plans needed more slots", widened);
 }
 
-/* Of a stage, two boundaries in front count (received, sent) and one behind. What does not fit is left out. */
+/* A stage counts two boundaries in front (received, sent) and one behind. Numbers that do not fit are left out. */
 static void memory_counts(void)
 {
     const int reader = STAGES - 1;
