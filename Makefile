@@ -220,7 +220,7 @@ check-hold: $(BUILD)/hapt
 check-long:
 	$(Q)SUDO='$(SUDO)' jobs/setup-debian.sh judge $(DEPS)
 	$(Q)$(MAKE) --no-print-directory all
-	$(Q)HAPT_LONG=1 HAPT_TEST_SECONDS=3600 tests/run $(BUILD) '$(TESTS)'
+	$(Q)HAPT_LONG=1 HAPT_TEST_SECONDS=7200 tests/run $(BUILD) '$(TESTS)'
 
 bench: deps
 	$(Q)$(MAKE) --no-print-directory all inputs
