@@ -124,17 +124,24 @@ static double all_reduce(const void *context, int subcluster, struct hapt_submes
                                        HAPT_COLLECTIVE_ALL_REDUCE, bytes, 0);
 }
 
+static struct hapt_memory_options memory_options(const struct hapt_candidates *candidates,
+                                                 hapt_kernel_scratch *kernel_scratch,
+                                                 struct hapt_engine_options *engine)
+{
+    return (struct hapt_memory_options){.slots = 1,
+                                        .state_count = candidates->state_count,
+                                        .scratch = kernel_scratch,
+                                        .scratch_context = engine,
+                                        .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted};
+}
+
 /* Memory of every item of one mesh. */
 static enum hapt_status plan_mesh(const struct hapt_candidates *candidates, int mesh_index,
                                   hapt_kernel_scratch *kernel_scratch, struct hapt_engine_options *engine,
                                   struct hapt_arena *scratch, struct hapt_item_memory *memory)
 {
     const struct hapt_layers *layers = candidates->layers;
-    const struct hapt_memory_options options = {.slots = 1,
-                                                .state_count = candidates->state_count,
-                                                .scratch = kernel_scratch,
-                                                .scratch_context = engine,
-                                                .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted};
+    const struct hapt_memory_options options = memory_options(candidates, kernel_scratch, engine);
     struct hapt_memory_ranges *ranges;
     struct hapt_memory_work *work;
     HAPT_TRY(hapt_memory_ranges_create(candidates->sharding[mesh_index], &options, scratch, &ranges));
@@ -159,8 +166,7 @@ static enum hapt_status plan_split_mesh(const struct hapt_candidates *candidates
                                         hapt_kernel_scratch *kernel_scratch, struct hapt_engine_options *engine,
                                         struct hapt_arena *scratch, struct hapt_item_memory *memory)
 {
-    const struct hapt_memory_options options = {
-        .slots = 1, .state_count = candidates->state_count, .scratch = kernel_scratch, .scratch_context = engine};
+    const struct hapt_memory_options options = memory_options(candidates, kernel_scratch, engine);
     struct hapt_sharding *sharding;
     struct hapt_memory_ranges *ranges;
     struct hapt_memory_work *work;
