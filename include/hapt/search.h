@@ -24,6 +24,10 @@ struct hapt_search_effort {
 
 enum hapt_objective { HAPT_OBJECTIVE_FORMULA, HAPT_OBJECTIVE_STEP };
 
+/* Split backward passes (zero bubble). AUTO: if the simulated step is then shorter. With measured times it has to be
+ * shorter by 2 %, because split programs take up to that much longer than the parts of unsplit ones. */
+enum hapt_split_choice { HAPT_SPLIT_NO, HAPT_SPLIT_AUTO, HAPT_SPLIT_YES };
+
 /* Restrictions of a looped schedule. */
 struct hapt_search_loops {
     int loops;      /* stages of each submesh, N_l of Pfeife 3.4; 0: 2 to 4, with given stages 2 */
@@ -41,6 +45,7 @@ struct hapt_search_options {
     enum hapt_schedule_kind schedule; /* H-1F1B: the objective's warm-up rule; others: their own launch counts */
     struct hapt_search_loops loops;   /* of a looped schedule */
     double hide_threshold;
+    enum hapt_split_choice split;
     bool use_all_devices;
     double gap;                        /* stop when proven this close to the optimum; 0: exact */
     struct hapt_search_effort *effort; /* output; may be NULL */
@@ -48,12 +53,14 @@ struct hapt_search_options {
 };
 
 /* By options->schedule and options->objective: hapt_plan_search_loops, hapt_plan_search_formula or
- * hapt_plan_search_step. */
+ * hapt_plan_search_step. Then splits backward passes, as options->split says. HAPT_ERR_INPUT: they have to be split,
+ * but the profile does not know the part of their time that waits. */
 enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *profile,
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan);
-/* The plan of the least simulated step that was found. plan->bound_s: no plan of these options takes less. The result
- * is bit-identical on every rank and for every number of ranks. Collective. Errors: as hapt_plan_search_formula. */
+/* The plan of the least simulated step that was found, split as options->split says. plan->bound_s: no plan of these
+ * options takes less. The result is bit-identical on every rank and for every number of ranks. Collective. Errors: as
+ * hapt_plan_search_formula. */
 enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile *profile,
                                        const struct hapt_search_options *options, struct hapt_arena *result,
                                        struct hapt_plan **plan);
@@ -92,6 +99,12 @@ enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struc
 /* Prices given stages. STEP: with the launch counts of the least simulated step, where they are free. Rank-local. */
 enum hapt_status hapt_plan_price_stages(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                         struct hapt_plan *plan);
+/* Splits the backward passes of a plan that was searched without, as options->split says. STEP, without loops: also
+ * moves its stage boundaries. AUTO, if its launches do not fit when it is split: searches the best plan of those that
+ * do. Collective. */
+enum hapt_status hapt_plan_choose_split(MPI_Comm comm, const struct hapt_profile *profile,
+                                        const struct hapt_search_options *options, struct hapt_arena *result,
+                                        struct hapt_plan **plan);
 /* Replaces a plan by one with split backward passes and other stage boundaries on the same submeshes, if a short search
  * finds one with a shorter simulated step. Looped plans and those with mixed stages stay. Rank-local, the same on every
  * rank. HAPT_ERR_INPUT: the profile does not know the part of the backward time that waits. */

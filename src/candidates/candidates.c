@@ -250,8 +250,11 @@ static enum hapt_status plan_program(const struct hapt_candidates *candidates, c
 
 bool hapt_candidates_wants_split(const struct hapt_config *config)
 {
+    const bool chosen = !strcmp(hapt_config_text(config, "strategy"), "hapt") && !hapt_config_text(config, "stages") &&
+                        strcmp(hapt_config_text(config, "objective"), "formula") != 0;
     return hapt_config_command(config) == HAPT_COMMAND_PROFILE ||
-           strcmp(hapt_config_text(config, "split-backward"), "no") != 0;
+           (strcmp(hapt_config_text(config, "split-backward"), "no") != 0 &&
+            (chosen || hapt_config_given(config, "split-backward")));
 }
 
 struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *candidates,

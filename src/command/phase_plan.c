@@ -103,6 +103,22 @@ enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
     return HAPT_OK;
 }
 
+bool hapt_phase_searches_steps(const struct hapt_config *config)
+{
+    return strategy_of(config) == HAPT_STRATEGY_HAPT && !hapt_config_text(config, "stages") &&
+           !hapt_schedule_loops(schedule_of(config)) && strcmp(hapt_config_text(config, "objective"), "formula") != 0 &&
+           hapt_config_int(config, "granularity") == 0 && !hapt_config_bool(config, "ignore-communication");
+}
+
+/* By default the search of the simulated step chooses; what is not searched so is not split. */
+static enum hapt_split_choice split_choice(const struct hapt_config *config)
+{
+    const char *text = hapt_config_text(config, "split-backward");
+    if (!strcmp(text, "no")) return HAPT_SPLIT_NO;
+    if (!hapt_config_given(config, "split-backward") && !hapt_phase_searches_steps(config)) return HAPT_SPLIT_NO;
+    return !strcmp(text, "yes") ? HAPT_SPLIT_YES : HAPT_SPLIT_AUTO;
+}
+
 enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const struct hapt_profile *profile,
                                      const struct hapt_layers *layers, struct hapt_arena *arena,
                                      struct hapt_strategy_options *options)
@@ -119,6 +135,7 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
                              (int)hapt_config_int(config, "prefetch"),
                              !strcmp(hapt_config_text(config, "placement"), "v")},
                    .hide_threshold = hapt_config_real(config, "hide-threshold"),
+                   .split = split_choice(config),
                    .use_all_devices = hapt_config_bool(config, "use-all-devices"),
                    .gap = hapt_config_real(config, "gap")},
         .granularity = (int)hapt_config_int(config, "granularity"),
@@ -127,17 +144,9 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
     return hapt_plan_blocks(layers, arena, &options->block_end);
 }
 
-bool hapt_phase_searches_steps(const struct hapt_config *config)
-{
-    return strategy_of(config) == HAPT_STRATEGY_HAPT && !hapt_config_text(config, "stages") &&
-           !hapt_schedule_loops(schedule_of(config)) && strcmp(hapt_config_text(config, "objective"), "formula") != 0 &&
-           strcmp(hapt_config_text(config, "split-backward"), "yes") != 0 &&
-           hapt_config_int(config, "granularity") == 0 && !hapt_config_bool(config, "ignore-communication");
-}
-
-static enum hapt_status complete(struct hapt_env *env, const struct hapt_config *config,
-                                 const struct hapt_profile *profile, const struct hapt_layers *layers,
-                                 struct hapt_plan *plan)
+enum hapt_status hapt_phase_plan_complete(struct hapt_env *env, const struct hapt_config *config,
+                                          const struct hapt_profile *profile, const struct hapt_layers *layers,
+                                          struct hapt_plan *plan)
 {
     const bool formula = !strcmp(hapt_config_text(config, "objective"), "formula");
     plan->precision = profile->precision;
@@ -164,6 +173,33 @@ static enum hapt_status force(const struct question *question, const struct hapt
     return hapt_fix_launches(question->config, profile, *plan);
 }
 
+/* The same with split backward passes, also with fewer launches if those do not fit. */
+static enum hapt_status force_split(const struct question *question, const struct hapt_profile *profile,
+                                    struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    struct hapt_profile *view;
+    HAPT_TRY(hapt_profile_split_view(profile, arena, &view));
+    HAPT_TRY(force(question, view, arena, plan));
+    return hapt_plan_split_backward(profile, *plan);
+}
+
+static enum hapt_status force_by_choice(const struct question *question, const struct hapt_profile *profile,
+                                        struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    const enum hapt_split_choice split = question->options.search.split;
+    struct hapt_plan *other;
+    bool fits = true;
+    if (split == HAPT_SPLIT_YES) return force_split(question, profile, arena, plan);
+    HAPT_TRY(force(question, profile, arena, plan));
+    if (split == HAPT_SPLIT_AUTO) HAPT_TRY(hapt_plan_split_if_shorter(profile, *plan, &fits));
+    if (fits) return HAPT_OK;
+    const enum hapt_status status = force_split(question, profile, arena, &other);
+    if (status == HAPT_OK && other->simulated_s < hapt_plan_split_worth(profile) * (*plan)->simulated_s) *plan = other;
+    if (status != HAPT_ERR_INFEASIBLE && status != HAPT_ERR_INPUT) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
 /* Finds a plan, or prices the given stages. Collective. */
 static enum hapt_status find_plan(struct question *question, const struct hapt_profile *profile,
                                   struct hapt_arena *arena, struct hapt_plan **plan)
@@ -172,8 +208,8 @@ static enum hapt_status find_plan(struct question *question, const struct hapt_p
     enum hapt_status status;
     hapt_progress_init(&progress, question->env, "planning", 0);
     if (hapt_config_text(question->config, "stages"))
-        status =
-            hapt_search_agree(question->env->world, &question->options.search, force(question, profile, arena, plan));
+        status = hapt_search_agree(question->env->world, &question->options.search,
+                                   force_by_choice(question, profile, arena, plan));
     else
         status = hapt_plan_by_strategy(question->env->world, profile, strategy_of(question->config), &question->options,
                                        arena, plan, &question->note);
@@ -181,83 +217,19 @@ static enum hapt_status find_plan(struct question *question, const struct hapt_p
     return status;
 }
 
-static enum hapt_status check_weight_times(const struct hapt_profile *profile)
-{
-    for (int c = 0; c < profile->cluster_count; c++)
-        if (profile->cluster[c].weight_time) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "make the profile again, or leave out --split-backward",
-                     "the profile has no weight_time, which split backward passes need");
-}
-
-/* Better boundaries for split passes, where boundaries and objective are free. Collective. */
-static enum hapt_status recut_split(const struct question *question, const struct hapt_profile *profile,
-                                    struct hapt_arena *arena, struct hapt_plan **plan)
-{
-    const struct hapt_strategy_options *options = &question->options;
-    if (hapt_config_text(question->config, "stages") || options->search.objective == HAPT_OBJECTIVE_FORMULA ||
-        options->granularity > 0 || options->ignore_communication)
-        return HAPT_OK;
-    return hapt_env_agree(question->env->world, hapt_plan_search_split(profile, &options->search, arena, plan));
-}
-
-/* Finds the best plan whose launches fit with the memory of split programs, and splits it. Collective. */
-static enum hapt_status find_split_plan(struct question *question, const struct hapt_profile *profile,
-                                        struct hapt_arena *arena, struct hapt_plan **plan)
-{
-    struct hapt_profile *view;
-    enum hapt_status status = check_weight_times(profile);
-    if (status == HAPT_OK) status = hapt_profile_split_view(profile, arena, &view);
-    HAPT_TRY(hapt_env_agree(question->env->world, status));
-    HAPT_TRY(find_plan(question, view, arena, plan));
-    HAPT_TRY(hapt_env_agree(question->env->world, hapt_plan_split_backward(profile, *plan)));
-    return recut_split(question, profile, arena, plan);
-}
-
-/* --split-backward auto: splits the plan if the simulated step is then shorter. If its launches do not fit when it is
- * split, the best plan of those that do is tried instead. */
-static enum hapt_status choose_split(struct question *question, const struct hapt_profile *profile,
-                                     struct hapt_arena *arena, struct hapt_plan **plan)
-{
-    struct question again = *question;
-    struct hapt_plan *other = NULL;
-    bool fits;
-    HAPT_TRY(hapt_env_agree(question->env->world, hapt_plan_split_if_shorter(profile, *plan, &fits)));
-    if (fits) return recut_split(question, profile, arena, plan);
-    again.options.search.may_fail = true;
-    const enum hapt_status status = find_split_plan(&again, profile, arena, &other);
-    if (status == HAPT_OK && other->simulated_s < (*plan)->simulated_s) *plan = other;
-    if (status != HAPT_ERR_INFEASIBLE) return status;
-    hapt_fail_reset();
-    return HAPT_OK;
-}
-
 static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
                                   const struct hapt_layers *layers, bool quietly, struct hapt_arena *arena,
                                   struct hapt_plan **plan)
 {
     struct question question = {.env = env, .config = config};
-    const char *split = hapt_config_text(config, "split-backward");
     HAPT_TRY(hapt_env_agree(env->world,
                             hapt_phase_plan_options(config))); /* again: the model file may have set the schedule */
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &question.options)));
     question.options.search.may_fail = quietly;
-    const enum hapt_status status = !strcmp(split, "yes") ? find_split_plan(&question, profile, arena, plan)
-                                                          : find_plan(&question, profile, arena, plan);
+    const enum hapt_status status = find_plan(&question, profile, arena, plan);
     if (question.note) hapt_note(env, "%s: %s\n", hapt_strategy_name(strategy_of(config)), question.note);
     HAPT_TRY(status);
-    if (!strcmp(split, "auto")) HAPT_TRY(choose_split(&question, profile, arena, plan));
-    return complete(env, config, profile, layers, *plan);
-}
-
-enum hapt_status hapt_phase_plan_complete(struct hapt_env *env, struct hapt_config *config,
-                                          const struct hapt_profile *profile, const struct hapt_layers *layers,
-                                          struct hapt_arena *arena, struct hapt_plan **plan)
-{
-    struct question question = {.env = env, .config = config};
-    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &question.options)));
-    if (!strcmp(hapt_config_text(config, "split-backward"), "auto"))
-        HAPT_TRY(choose_split(&question, profile, arena, plan));
-    return complete(env, config, profile, layers, *plan);
+    return hapt_phase_plan_complete(env, config, profile, layers, *plan);
 }
 
 enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,

@@ -170,7 +170,7 @@ static enum hapt_status plan_together(struct rows *rows, int *chosen)
     struct hapt_planning *best = &rows->one[*chosen].planning;
     best->plan = plan;
     HAPT_TRY(decide_microbatches(rows, *chosen));
-    return hapt_phase_plan_complete(rows->env, rows->config, best->profile, best->layers, rows->arena, &best->plan);
+    return hapt_phase_plan_complete(rows->env, rows->config, best->profile, best->layers, best->plan);
 }
 
 static void say_rows(const struct rows *rows, int chosen)

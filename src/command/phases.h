@@ -59,11 +59,10 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
 enum hapt_status hapt_phase_plan_quietly(struct hapt_env *env, struct hapt_config *config,
                                          const struct hapt_profile *profile, const struct hapt_layers *layers,
                                          struct hapt_arena *arena, struct hapt_plan **plan);
-/* Splits the backward passes of a plan of this profile, if --split-backward auto finds that shorter, and gives it its
- * precision, origin, threads and operators. */
-enum hapt_status hapt_phase_plan_complete(struct hapt_env *env, struct hapt_config *config,
+/* Gives a plan of this profile its precision, origin, threads and operators. */
+enum hapt_status hapt_phase_plan_complete(struct hapt_env *env, const struct hapt_config *config,
                                           const struct hapt_profile *profile, const struct hapt_layers *layers,
-                                          struct hapt_arena *arena, struct hapt_plan **plan);
+                                          struct hapt_plan *plan);
 /* True if the plan is found by the search of the least simulated step alone. */
 bool hapt_phase_searches_steps(const struct hapt_config *config);
 

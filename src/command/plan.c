@@ -14,12 +14,12 @@ const char hapt_command_plan_help[] =
     "t_max is at least every t_i and c_i. The plan is the exact optimum, or within --gap of it; then its proven\n"
     "distance is printed. With a --schedule other than h1f1b, that schedule's launch counts determine the memory.\n"
     "Every device must hold its parameters and the activations of all microbatches in flight.\n"
-    "--split-backward yes splits the backward passes of the plan (zero bubble): gradients of parameters are made in\n"
-    "idle times. A device then holds some gradients of activations for longer. The launches must fit with them.\n"
-    "The number of waiting passes is the one that fits and gives the shortest step. The boundaries of the stages are\n"
-    "moved for it. auto: splits only if that step is shorter. The lower bound holds for plans without a split, so a\n"
-    "split plan has none. JSON:\n"
-    "\"split_backward\"; per stage \"weight_s\", \"slots\", \"weight_slots\".\n"
+    "Split backward passes (zero bubble) make the gradients of parameters in idle times. A device then holds some\n"
+    "gradients of activations for longer; the launches must fit with them. The number of waiting passes is the one\n"
+    "that fits and gives the shortest step, and the boundaries of the stages are moved for it. --split-backward auto,\n"
+    "the default: splits if that step is shorter, with measured times by 2 %. The lower bound holds for all plans,\n"
+    "split and not; with --split-backward no, for those without. JSON: \"split_backward\"; per stage \"weight_s\",\n"
+    "\"slots\", \"weight_slots\".\n"
     "A mixed stage runs on devices of several subclusters (if the profile has such stages). It may be first, last,\n"
     "or between the stages of two of its subclusters. A transfer at its boundary takes as long as on the slowest of\n"
     "its subclusters' fastest links. JSON: \"devices\" and \"ratios\" instead of \"subcluster\".\n"
@@ -165,9 +165,6 @@ static enum hapt_status check_options(struct hapt_config *config, struct hapt_ar
         return hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5 instead of --input, or leave out one of them",
                          "--what-if predicts new profiles, but --run corrects only the first one");
     HAPT_TRY(hapt_phase_plan_options(config));
-    if (hapt_config_bool(config, "explain") || hapt_config_text(config, "what-if"))
-        HAPT_TRY(hapt_phase_refuse_unused(config, "--explain and --what-if know plans without split backward passes",
-                                          "split-backward"));
     HAPT_TRY(hapt_phase_rows_options(config));
     return hapt_plan_explain_options(config, arena);
 }

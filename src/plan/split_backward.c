@@ -178,6 +178,11 @@ static void restore(const struct backup *backup, struct hapt_plan *plan)
         }
 }
 
+double hapt_plan_split_worth(const struct hapt_profile *profile)
+{
+    return profile->origin == HAPT_PROFILE_MEASURED ? 0.98 : 1;
+}
+
 /* `shorter`: splits the plan only if the simulated step is then shorter. */
 static enum hapt_status try_split(const struct hapt_profile *profile, bool shorter, struct hapt_plan *plan)
 {
@@ -188,8 +193,8 @@ static enum hapt_status try_split(const struct hapt_profile *profile, bool short
     enum hapt_status status = back_up(plan, &scratch, &backup);
     if (status == HAPT_OK) {
         status = split(profile, plan, &scratch);
-        if (status != HAPT_OK || (shorter && hapt_at_most(backup.plan.simulated_s, plan->simulated_s)))
-            restore(&backup, plan);
+        const double worth_s = hapt_plan_split_worth(profile) * backup.plan.simulated_s;
+        if (status != HAPT_OK || (shorter && hapt_at_most(worth_s, plan->simulated_s))) restore(&backup, plan);
     }
     hapt_arena_release(&scratch);
     return status;

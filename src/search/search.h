@@ -87,6 +87,9 @@ static inline enum hapt_status search_check_options(const struct hapt_search_opt
     return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches per step",
                      options->microbatches);
 }
+/* split.c: the profile with the memory of split programs. HAPT_ERR_INPUT: it does not know their times. */
+enum hapt_status search_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                   const struct hapt_profile **view);
 /* loops.c. HAPT_ERR_USAGE: the settings of a looped schedule do not fit the microbatches. */
 enum hapt_status search_check_loops(const struct hapt_search_options *options);
 /* Folds given stages onto submeshes, and prices them with the best of the settings that the options allow. */

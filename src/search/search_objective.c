@@ -1,11 +1,30 @@
-/* The search of the objective and schedule that the options ask for. */
-#include "hapt/search.h"
+/* The search of the objective, schedule and backward passes that the options ask for. */
+#include "search.h"
+
+static enum hapt_status search(MPI_Comm comm, const struct hapt_profile *profile,
+                               const struct hapt_search_options *options, struct hapt_arena *result,
+                               struct hapt_plan **plan)
+{
+    return hapt_schedule_loops(options->schedule) ? hapt_plan_search_loops(comm, profile, options, result, plan)
+                                                  : hapt_plan_search_formula(comm, profile, options, result, plan);
+}
 
 enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *profile,
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan)
 {
-    if (hapt_schedule_loops(options->schedule)) return hapt_plan_search_loops(comm, profile, options, result, plan);
-    return options->objective == HAPT_OBJECTIVE_STEP ? hapt_plan_search_step(comm, profile, options, result, plan)
-                                                     : hapt_plan_search_formula(comm, profile, options, result, plan);
+    struct hapt_arena scratch;
+    const struct hapt_profile *view = profile;
+    if (options->objective == HAPT_OBJECTIVE_STEP && !hapt_schedule_loops(options->schedule))
+        return hapt_plan_search_step(comm, profile, options, result, plan);
+    if (options->split != HAPT_SPLIT_YES) {
+        HAPT_TRY(search(comm, profile, options, result, plan));
+        return hapt_plan_choose_split(comm, profile, options, result, plan);
+    }
+    hapt_arena_init(&scratch);
+    enum hapt_status status = hapt_env_agree(comm, search_split_view(profile, &scratch, &view));
+    if (status == HAPT_OK) status = search(comm, view, options, result, plan);
+    if (status == HAPT_OK) status = hapt_plan_choose_split(comm, profile, options, result, plan);
+    hapt_arena_release(&scratch);
+    return status;
 }

@@ -13,8 +13,10 @@
 
 enum { FARTHEST = 4, MORE_MICROBATCHES = 8 };
 
-/* Trials end after this much work, in simulated microbatches times stages: about a second on a core. */
-static const double MOST_WORK = 1e6;
+/* Trials end after this much work, in simulated microbatches times stages: about a second on a core. A search with a
+ * limit of its own leaves them a tenth of it. */
+#define MOST_WORK 1e6
+#define WORK_SHARE 0.1
 /* A trial simulates about so many steps, to choose slots. */
 enum { SIMULATIONS = 16 };
 
@@ -23,7 +25,7 @@ struct split_cuts {
     const struct hapt_search_options *options;
     const struct hapt_plan *base; /* its submeshes and programs */
     int *end, *best_end;          /* [stages] */
-    double best_s, work;
+    double best_s, work, most_work;
 };
 
 static bool is_suitable(const struct hapt_plan *plan)
@@ -97,7 +99,7 @@ static enum hapt_status try_move(struct split_cuts *cuts, int boundary, int by, 
     cuts->end[boundary] += by;
     *better = false;
     if (cuts->end[boundary] <= (boundary > 0 ? cuts->end[boundary - 1] : 0) ||
-        cuts->end[boundary] >= cuts->end[boundary + 1] || cuts->work >= MOST_WORK)
+        cuts->end[boundary] >= cuts->end[boundary + 1] || cuts->work >= cuts->most_work)
         return HAPT_OK;
     return try_ends(cuts, better);
 }
@@ -158,8 +160,11 @@ static enum hapt_status search(struct split_cuts *cuts, struct hapt_arena *scrat
 enum hapt_status hapt_plan_search_split(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                         struct hapt_arena *arena, struct hapt_plan **plan)
 {
-    struct split_cuts cuts = {.profile = profile, .options = options, .base = *plan, .best_s = (*plan)->simulated_s};
+    struct split_cuts cuts = {
+        .profile = profile, .options = options, .base = *plan, .best_s = (*plan)->simulated_s, .most_work = MOST_WORK};
     struct hapt_arena scratch;
+    if (options->work > 0) cuts.most_work = fmin(MOST_WORK, WORK_SHARE * options->work);
+    if (!(*plan)->split && options->split != HAPT_SPLIT_YES) cuts.best_s *= hapt_plan_split_worth(profile);
     if (!is_suitable(*plan)) return HAPT_OK;
     hapt_arena_init(&scratch);
     const enum hapt_status status = search(&cuts, &scratch, arena, plan);

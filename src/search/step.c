@@ -146,13 +146,11 @@ enum hapt_status step_start(struct step_search *search)
                                        "no launch counts of the planned stages fit the devices' memory"));
 }
 
-enum hapt_status step_finish(struct step_search *search, struct hapt_arena *result, struct hapt_plan *plan)
+enum hapt_status step_finish(struct step_search *search, const struct step_candidate *candidate,
+                             struct hapt_arena *result, struct hapt_plan *plan)
 {
-    HAPT_TRY(step_candidate_plan(search, &search->best, result, plan));
-    HAPT_TRY(hapt_plan_price_launches(search->profile, plan));
-    plan->bound_s = fmin(search->bound_s, plan->simulated_s);
-    plan->search.gap = 0;
-    return HAPT_OK;
+    HAPT_TRY(step_candidate_plan(search, candidate, result, plan));
+    return hapt_plan_price_launches(search->profile, plan);
 }
 
 void step_release(struct step_search *search)

@@ -58,7 +58,7 @@ struct step_search {
     int seed_count;
     struct step_candidate seed[STEP_MOST_SEEDS]; /* optima of the formula under several launch rules */
     bool enumerated;                             /* the best over all stages and launch rules is known */
-    double bound_s;                              /* no plan that the options allow has a shorter step */
+    double bound_s; /* no plan that the options allow has a shorter step, unless it is split */
     struct hapt_plan_search_figures figures;
     struct hapt_simulate_work simulation;
     int64_t simulated; /* number of simulations on this rank */
@@ -75,8 +75,9 @@ void step_release(struct step_search *search);
 enum hapt_status step_start(struct step_search *search);
 /* Refines search->best. Collective. */
 enum hapt_status step_improve(struct step_search *search);
-/* The plan of search->best, with the exact simulated step. Rank-local. */
-enum hapt_status step_finish(struct step_search *search, struct hapt_arena *result, struct hapt_plan *plan);
+/* The plan of a candidate, with the exact simulated step. Rank-local. */
+enum hapt_status step_finish(struct step_search *search, const struct step_candidate *candidate,
+                             struct hapt_arena *result, struct hapt_plan *plan);
 
 /* A plan this close to the bound needs no views: the answer of no smaller cluster is faster by more. */
 #define STEP_CLOSE 1.01
@@ -139,12 +140,18 @@ enum hapt_status step_views(struct step_search *search);
 enum hapt_status step_enumerate(struct step_search *search, double *bound_s);
 /* Enumerates plans of few stages, as many as are soon done, where step_enumerate was not. Improves search->best. */
 enum hapt_status step_enumerate_short(struct step_search *search);
+/* Enumerates plans with split backward passes of a small instance, as many as are soon done. search->profile is the
+ * split view of `profile`. The best one replaces *plan if it is worth it (hapt_plan_split_worth). */
+enum hapt_status step_enumerate_split(struct step_search *search, const struct hapt_profile *profile,
+                                      struct hapt_arena *result, struct hapt_plan **plan);
 /* Tries rows of submeshes beside that of the best candidate, and refines the best of them. `far`: also rows that are
  * less likely, and rows beside the seeds. Collective. */
 enum hapt_status step_rows(struct step_search *search, bool far);
 /* Improves candidate boundaries and programs until nothing changes. Collective over search->comm. */
 enum hapt_status step_refine(struct step_search *search, struct step_candidate *candidate);
-/* A lower bound of the simulated step of all plans that the options allow. */
+/* A lower bound of the simulated step of all plans without split backward passes that the options allow. */
 enum hapt_status step_bound(struct step_search *search, double *bound_s);
+/* The same, at most `most_s`, of all plans, split and not. */
+enum hapt_status step_bound_split(struct step_search *search, double most_s, double *bound_s);
 
 #endif

@@ -3,7 +3,7 @@
  *
  * Each batching gets seeds and a lower bound first. They are refined in order of their best seed. A batching is left
  * out if its bound is not below the best step so far, or if refinement has never gained as much as it needs. The work
- * of the refinement is limited over all of them together.
+ * of the refinement is limited over all of them together. Backward passes are split at the end.
  */
 #include "search.h"
 #include "step.h"
@@ -13,9 +13,14 @@
 /* A batching is refined if its best seed is at most this factor slower than the best refined step. Refinement gains
  * less: 1 to 5 % in trials. */
 #define BATCHING_WORTH 1.06
+/* Backward passes are split if the step without is at most this factor longer than the best one. Splits gain less if
+ * there are many microbatches. */
+#define SPLIT_WORTH 1.01
 
 struct batchings {
     MPI_Comm comm;
+    const struct hapt_search_batching *batching; /* [count] */
+    const struct hapt_search_options *options;
     int count;
     struct step_search *search; /* [count] */
     bool *feasible;
@@ -87,51 +92,127 @@ static enum hapt_status improve_all(struct batchings *all)
     return HAPT_OK;
 }
 
-static enum hapt_status finish(struct batchings *all, struct hapt_arena *result, struct hapt_plan *plan)
+static enum hapt_status make_plan(struct batchings *all, int k, const struct step_candidate *candidate,
+                                  struct hapt_arena *result, struct hapt_plan **plan)
 {
-    HAPT_TRY(step_finish(&all->search[all->best], result, plan));
-    plan->search.candidates = plan->search.evaluated = 0;
-    for (int k = 0; k < all->count; k++) {
-        plan->search.candidates += all->search[k].figures.candidates;
-        plan->search.evaluated += all->search[k].figures.evaluated;
-        if (all->feasible[k]) plan->bound_s = fmin(plan->bound_s, all->search[k].bound_s);
+    enum hapt_status status = HAPT_OK;
+    *plan = hapt_arena_alloc(result, 1, sizeof **plan);
+    if (!*plan) status = HAPT_ERR_MEMORY;
+    if (status == HAPT_OK) status = step_finish(&all->search[k], candidate, result, *plan);
+    HAPT_TRY(hapt_env_agree(all->comm, status));
+    return hapt_plan_choose_split(all->comm, all->batching[k].profile, &all->search[k].options, result, plan);
+}
+
+static void keep_shorter(struct hapt_plan **plan, struct hapt_plan *other)
+{
+    if (other->simulated_s < (*plan)->simulated_s && !hapt_at_most((*plan)->simulated_s, other->simulated_s))
+        *plan = other;
+}
+
+static enum hapt_status enumerate_split(struct batchings *all, int k, struct hapt_arena *result,
+                                        struct hapt_plan **plan)
+{
+    const struct hapt_profile *profile = all->batching[k].profile, *view;
+    struct hapt_arena scratch;
+    struct step_search search;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = search_split_view(profile, &scratch, &view);
+    if (status == HAPT_OK) {
+        status = step_begin(&search, all->comm, view, &all->search[k].options);
+        if (status == HAPT_OK) status = step_enumerate_split(&search, profile, result, plan);
+        step_release(&search);
+    } else if (status == HAPT_ERR_INPUT) { /* it cannot be split */
+        hapt_fail_reset();
+        status = HAPT_OK;
+    }
+    hapt_arena_release(&scratch);
+    return status;
+}
+
+/* The best plan of a batching. If it may be split: of its best candidate, of the seeds near that, and of all if there
+ * are few. */
+static enum hapt_status finish_one(struct batchings *all, int k, struct hapt_arena *result, struct hapt_plan **plan)
+{
+    struct step_search *search = &all->search[k];
+    HAPT_TRY(make_plan(all, k, &search->best, result, plan));
+    if (all->options->split == HAPT_SPLIT_NO) return HAPT_OK;
+    for (int i = 0; i < search->seed_count; i++) {
+        const struct step_candidate *seed = &search->seed[i];
+        struct hapt_plan *other;
+        if (seed->step_s > SPLIT_WORTH * search->best.step_s || step_same_stages(seed, &search->best)) continue;
+        HAPT_TRY(make_plan(all, k, seed, result, &other));
+        keep_shorter(plan, other);
+    }
+    return hapt_env_agree(all->comm, enumerate_split(all, k, result, plan));
+}
+
+/* Plans of the batchings among which a split may decide; *plan: the shortest. */
+static enum hapt_status finish_best(struct batchings *all, struct hapt_arena *result, struct hapt_plan **plan)
+{
+    const double worth_s = SPLIT_WORTH * best_s(all);
+    const int first = all->best;
+    HAPT_TRY(finish_one(all, first, result, plan));
+    for (int k = 0; all->options->split != HAPT_SPLIT_NO && k < all->count; k++) {
+        struct hapt_plan *other;
+        if (k == first || !all->feasible[k] || all->search[k].best.step_s > worth_s) continue;
+        HAPT_TRY(finish_one(all, k, result, &other));
+        keep_shorter(plan, other);
+        if (*plan == other) all->best = k;
     }
     return HAPT_OK;
 }
 
-static enum hapt_status run(struct batchings *all, const struct hapt_search_batching *batching,
-                            const struct hapt_search_options *options, struct hapt_arena *result,
-                            struct hapt_plan *plan)
+static enum hapt_status finish(struct batchings *all, struct hapt_arena *result, struct hapt_plan **found)
+{
+    HAPT_TRY(finish_best(all, result, found));
+    struct hapt_plan *plan = *found;
+    plan->search.gap = 0;
+    plan->search.candidates = plan->search.evaluated = 0;
+    plan->bound_s = plan->simulated_s;
+    for (int k = 0; k < all->count; k++) {
+        double bound_s = all->search[k].bound_s;
+        plan->search.candidates += all->search[k].figures.candidates;
+        plan->search.evaluated += all->search[k].figures.evaluated;
+        if (!all->feasible[k]) continue;
+        if (all->options->split != HAPT_SPLIT_NO)
+            HAPT_TRY(hapt_env_agree(all->comm, step_bound_split(&all->search[k], plan->simulated_s, &bound_s)));
+        plan->bound_s = fmin(plan->bound_s, bound_s);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status run(struct batchings *all, struct hapt_arena *result, struct hapt_plan **plan)
 {
     const double start_s = hapt_time_s();
     HAPT_TRY(start_all(all));
     if (all->best < 0) { /* the search of the formula says why */
-        struct hapt_search_options first = *options;
+        struct hapt_search_options first = *all->options;
         struct hapt_plan *none;
-        first.microbatches = batching[0].microbatches;
-        HAPT_TRY(hapt_plan_search_formula(all->comm, batching[0].profile, &first, result, &none));
-        return hapt_search_agree(all->comm, options,
+        first.microbatches = all->batching[0].microbatches;
+        HAPT_TRY(hapt_plan_search_formula(all->comm, all->search[0].profile, &first, result, &none));
+        return hapt_search_agree(all->comm, all->options,
                                  hapt_fail(HAPT_ERR_INFEASIBLE, "use fewer microbatches, or devices with more memory",
                                            "no launch counts of the planned stages fit the devices' memory"));
     }
     HAPT_TRY(improve_all(all));
-    HAPT_TRY(hapt_env_agree(all->comm, finish(all, result, plan)));
-    plan->search.seconds = hapt_time_s() - start_s;
-    return hapt_env_mpi(MPI_Bcast(&plan->search.seconds, 1, MPI_DOUBLE, 0, all->comm), "MPI_Bcast");
+    HAPT_TRY(finish(all, result, plan));
+    (*plan)->search.seconds = hapt_time_s() - start_s;
+    return hapt_env_mpi(MPI_Bcast(&(*plan)->search.seconds, 1, MPI_DOUBLE, 0, all->comm), "MPI_Bcast");
 }
 
-static enum hapt_status create(struct batchings *all, const struct hapt_search_batching *batching,
-                               const struct hapt_search_options *options, struct hapt_arena *scratch)
+static enum hapt_status create(struct batchings *all, struct hapt_arena *scratch)
 {
     HAPT_NEW(all->search, scratch, all->count);
     HAPT_NEW(all->feasible, scratch, all->count);
     HAPT_NEW(all->order, scratch, all->count);
     for (int k = 0; k < all->count; k++) {
-        struct hapt_search_options own = *options;
-        own.microbatches = batching[k].microbatches;
-        own.may_fail = options->may_fail || all->count > 1;
+        const struct hapt_profile *profile = all->batching[k].profile;
+        struct hapt_search_options own = *all->options;
+        own.microbatches = all->batching[k].microbatches;
+        own.may_fail = all->options->may_fail || all->count > 1;
         HAPT_TRY(search_check_options(&own));
-        HAPT_TRY(step_begin(&all->search[k], all->comm, batching[k].profile, &own));
+        if (own.split == HAPT_SPLIT_YES) HAPT_TRY(search_split_view(profile, scratch, &profile));
+        HAPT_TRY(step_begin(&all->search[k], all->comm, profile, &own));
     }
     return HAPT_OK;
 }
@@ -140,20 +221,15 @@ enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_sea
                                             const struct hapt_search_options *options, struct hapt_arena *result,
                                             struct hapt_plan **plan, int *chosen)
 {
-    struct batchings all = {.comm = comm, .count = count, .best = -1};
+    struct batchings all = {.comm = comm, .batching = batching, .options = options, .count = count, .best = -1};
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    enum hapt_status status = create(&all, batching, options, &scratch);
-    struct hapt_plan *made = hapt_arena_alloc(result, 1, sizeof *made);
-    if (status == HAPT_OK && !made) status = HAPT_ERR_MEMORY;
-    status = hapt_env_agree(comm, status);
-    if (status == HAPT_OK) status = run(&all, batching, options, result, made);
+    enum hapt_status status = hapt_env_agree(comm, create(&all, &scratch));
+    if (status == HAPT_OK) status = run(&all, result, plan);
     for (int k = 0; all.search && k < count; k++) step_release(&all.search[k]);
     hapt_arena_release(&scratch);
-    if (status != HAPT_OK) return status;
-    *plan = made;
-    *chosen = all.best;
-    return HAPT_OK;
+    if (status == HAPT_OK) *chosen = all.best;
+    return status;
 }
 
 enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile *profile,

@@ -11,6 +11,13 @@
  * spends on that stage and behind. So a stage that holds N takes B / N times as long: it is left out if that is longer
  * than the best step. Plans on several subclusters cross at least the fastest link
  * between two of them; plans inside one subcluster are bounded apart.
+ *
+ * Split backward passes: the gradients of parameters wait, so they delay no other stage. Then two bounds hold, for
+ * plans without a split, too. TRANSFERS: the same as above, where w_j lacks the part that waits. WORK: a stage gets its
+ * first microbatch through the forward passes in front, and then it has all of its work. The share p of the forward
+ * pass in w_j is at least that of some stage, and at most a half for this purpose. So p h_i + B w_i <= T, which is the
+ * first condition above for B / p microbatches and a step of T / p; e and the second condition's transfers are left
+ * out.
  */
 #include "search.h"
 #include "step.h"
@@ -20,11 +27,21 @@
 
 /* Relative width at which the bisection stops. */
 #define PRECISION 3e-4
+/* Limit of scaled microbatches. */
+#define MOST_SCALED 1e8
 /* The share of the best step that is tried first: bounds are rarely further away. */
 #define NEAR 0.9
 
+/* Which work counts: all that stages do in unsplit passes; all but what waits; all, behind forward passes. */
+enum kind { UNSPLIT, TRANSFERS, WORK };
+
 struct bounding {
     struct step_search *search;
+    bool split;           /* bounds plans that are split, too */
+    double forward_share; /* p */
+    enum kind kind;
+    double scale;                /* of the step: 1, or WORK: 1 / p */
+    int B;                       /* microbatches, times the scale */
     struct hapt_profile profile; /* step times left out; no stage that holds too few microbatches */
     double *rest_s;              /* [L + 1], step_least_rest */
     struct hapt_search_options options;
@@ -32,7 +49,13 @@ struct bounding {
     struct hapt_arena scratch;
 };
 
-/* Keeps the stages that a plan with a shorter step than the best one may have. */
+static bool is_known(const struct hapt_profile_cluster *cluster, size_t cell)
+{
+    return cluster->weight_time && isfinite(cluster->weight_time[cell]);
+}
+
+/* Keeps the stages that a plan with a shorter step than the best one may have. A split program's microbatch is in
+ * flight at least until its backward, and behind the stage it may take less time than unsplit ones. */
 static enum hapt_status copy_times(struct bounding *bounding, struct hapt_profile_cluster *cluster)
 {
     const struct step_search *search = bounding->search;
@@ -41,11 +64,15 @@ static enum hapt_status copy_times(struct bounding *bounding, struct hapt_profil
     const size_t cells = hapt_profile_index(search->profile, cluster->submesh_count, 0, 0);
     HAPT_NEW(cluster->stage_time, &bounding->scratch, cells);
     for (size_t k = 0; k < cells; k++) {
-        const double rest_s = bounding->rest_s[k % (size_t)L + 1], bytes = cluster->parameter_bytes[k];
+        const bool split = bounding->kind != UNSPLIT, waits = split && is_known(cluster, k);
+        const double rest_s = split ? 0 : bounding->rest_s[k % (size_t)L + 1];
+        const double bytes =
+            waits ? fmin(cluster->parameter_bytes[k], cluster->split_parameter_bytes[k]) : cluster->parameter_bytes[k];
         const double most = step_in_flight(bytes, cluster->activation_bytes[k], cluster->device_memory_bytes, B);
+        const double least_s = waits ? fmax(0, time_s[k] - cluster->weight_time[k]) : time_s[k];
         const bool fits = hapt_at_most(bytes + cluster->activation_bytes[k], cluster->device_memory_bytes) &&
-                          hapt_at_most(B * (time_s[k] + rest_s) / most, search->best.step_s);
-        cluster->stage_time[k] = fits ? time_s[k] : NAN;
+                          hapt_at_most(B * (least_s + rest_s) / most, search->best.step_s);
+        cluster->stage_time[k] = !fits ? NAN : bounding->kind == TRANSFERS ? least_s : time_s[k];
     }
     cluster->step_time = NULL;
     cluster->device_memory_bytes = INFINITY;
@@ -87,15 +114,15 @@ struct more {
 /* *possible: the bounds allow a step of T. */
 static enum hapt_status try_step(struct bounding *bounding, const struct more *more, double step_s, bool *possible)
 {
-    const int B = bounding->search->B;
+    const double scaled_s = bounding->scale * step_s;
     double sum_s;
-    bounding->table.limit_s = (step_s - more->end_s) * (1 + 1e-12);
+    bounding->table.limit_s = (scaled_s - more->end_s) * (1 + 1e-12);
     *possible = false;
     if (!(bounding->table.limit_s > 0)) return HAPT_OK;
-    HAPT_TRY(search_bound_reach(&bounding->table, bounding->table.limit_s / B, possible));
+    HAPT_TRY(search_bound_reach(&bounding->table, bounding->table.limit_s / bounding->B, possible));
     if (!*possible) return HAPT_OK;
     HAPT_TRY(search_bound_prefixes(&bounding->table, &sum_s));
-    *possible = sum_s + more->sum_s <= step_s * (1 + 1e-12);
+    *possible = sum_s + more->sum_s <= scaled_s * (1 + 1e-12);
     return HAPT_OK;
 }
 
@@ -124,7 +151,7 @@ static struct more least_more(const struct bounding *bounding, bool several)
 {
     const struct hapt_profile *profile = bounding->search->link_load;
     double comm_s = INFINITY, tied_s = INFINITY;
-    if (!several) return (struct more){0};
+    if (!several || bounding->kind == WORK) return (struct more){0};
     for (int from = 0; from < profile->cluster_count; from++)
         for (int to = 0; to < profile->cluster_count; to++) {
             const struct hapt_subclusters first = {1, &from}, last = {1, &to};
@@ -157,25 +184,89 @@ static enum hapt_status bound_of(struct bounding *bounding, unsigned subclusters
     return status;
 }
 
+static void choose_kind(struct bounding *bounding, enum kind kind)
+{
+    const double share = bounding->forward_share;
+    bounding->kind = kind;
+    bounding->scale = kind == WORK ? 1 / share : 1;
+    bounding->B = kind == WORK ? (int)(bounding->search->B / share) : bounding->search->B;
+    bounding->options.microbatches = bounding->B;
+}
+
+/* The larger of the bounds that hold for the plans on these subclusters; *bound_s becomes it if it is less. */
+static enum hapt_status lower_to(struct bounding *bounding, unsigned subclusters, bool several, double *bound_s)
+{
+    double least_s, other_s;
+    if (!bounding->split) {
+        choose_kind(bounding, UNSPLIT);
+        return bound_of(bounding, subclusters, several, *bound_s, bound_s);
+    }
+    choose_kind(bounding, TRANSFERS);
+    HAPT_TRY(bound_of(bounding, subclusters, several, *bound_s, &least_s));
+    if (least_s >= *bound_s || bounding->forward_share * MOST_SCALED < bounding->search->B) {
+        *bound_s = least_s;
+        return HAPT_OK;
+    }
+    choose_kind(bounding, WORK);
+    HAPT_TRY(bound_of(bounding, subclusters, several, *bound_s, &other_s));
+    *bound_s = fmax(least_s, other_s);
+    return HAPT_OK;
+}
+
+/* A bound of all plans, at most *bound_s. */
+static enum hapt_status bound_all(struct bounding *bounding, double *bound_s)
+{
+    const struct step_search *search = bounding->search;
+    const unsigned every = (1u << search->C) - 1;
+    /* one launch per stage is enough for a bound; 1F1B's launch counts do not matter without a limit of memory */
+    bounding->options.schedule = HAPT_SCHEDULE_1F1B;
+    bounding->options.use_all_devices = false;
+    hapt_arena_init(&bounding->scratch);
+    enum hapt_status status = lower_to(bounding, every, search->C > 1, bound_s);
+    for (int c = 0; c < search->C && search->C > 1 && status == HAPT_OK; c++)
+        status = lower_to(bounding, 1u << c, false, bound_s);
+    /* A plan with a mixed stage may cross no link between subclusters by a boundary. */
+    if (status == HAPT_OK && search->profile->mixed_count > 0) status = lower_to(bounding, every, false, bound_s);
+    hapt_arena_release(&bounding->scratch);
+    *bound_s *= 1 - 1e-9;
+    return status;
+}
+
 enum hapt_status step_bound(struct step_search *search, double *bound_s)
 {
     struct bounding bounding = {.search = search, .options = search->options};
-    const unsigned every = (1u << search->C) - 1;
-    double least_s = search->best.step_s;
-    *bound_s = INFINITY;
-    if (!isfinite(least_s)) return HAPT_OK; /* there is no plan */
-    /* one launch per stage is enough for a bound; 1F1B's launch counts do not matter without a limit of memory */
-    bounding.options.schedule = HAPT_SCHEDULE_1F1B;
-    bounding.options.use_all_devices = false;
+    *bound_s = search->best.step_s;
+    if (!isfinite(*bound_s)) return HAPT_OK; /* there is no plan */
     HAPT_TRY(step_least_rest(search, &bounding.rest_s));
-    hapt_arena_init(&bounding.scratch);
-    enum hapt_status status = bound_of(&bounding, every, search->C > 1, least_s, &least_s);
-    for (int c = 0; c < search->C && search->C > 1 && status == HAPT_OK; c++)
-        status = bound_of(&bounding, 1u << c, false, least_s, &least_s);
-    /* A plan with a mixed stage may cross no link between subclusters by a boundary. */
-    if (status == HAPT_OK && search->profile->mixed_count > 0)
-        status = bound_of(&bounding, every, false, least_s, &least_s);
-    hapt_arena_release(&bounding.scratch);
-    *bound_s = least_s * (1 - 1e-9);
-    return status;
+    return bound_all(&bounding, bound_s);
+}
+
+static double least_share(const double *forward_s, const double *time_s, size_t cells, double share)
+{
+    for (size_t k = 0; k < cells; k++)
+        if (time_s[k] > 0 && forward_s[k] < share * time_s[k]) share = forward_s[k] / time_s[k];
+    return share;
+}
+
+/* The least share of the forward pass in the time of a stage, at most a half. */
+static double forward_share(const struct hapt_profile *profile)
+{
+    double share = 0.5;
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        share = least_share(cluster->stage_forward_time, cluster->stage_time,
+                            hapt_profile_index(profile, cluster->submesh_count, 0, 0), share);
+    }
+    for (int k = 0; k < profile->mixed_count; k++)
+        share = least_share(profile->mixed[k].stage_forward_time, profile->mixed[k].stage_time,
+                            hapt_profile_index(profile, 1, 0, 0), share);
+    return share;
+}
+
+enum hapt_status step_bound_split(struct step_search *search, double most_s, double *bound_s)
+{
+    struct bounding bounding = {
+        .search = search, .options = search->options, .split = true, .forward_share = forward_share(search->lowest)};
+    *bound_s = most_s;
+    return bound_all(&bounding, bound_s);
 }

@@ -3,6 +3,7 @@
  * bound of its simulated step is not below the best step so far.
  *
  * Every rank does the same work. It is limited in partial plans and simulations, so that a larger instance ends early.
+ * Plans with split backward passes are enumerated by themselves: other bounds hold for them (step_bound.c).
  */
 #include "step.h"
 
@@ -11,6 +12,8 @@
 enum { MOST_LAYERS = 32, MOST_NODES = 300000, MOST_SIMULATIONS = 4000 };
 /* Limits of step_enumerate_short, for each number of stages. */
 enum { SHORT_LAYERS = 64, SHORT_NODES = 100000, SHORT_SIMULATIONS = 500 };
+/* A plan is simulated about so often to split it. Limit of these simulations, in microbatches. */
+enum { SPLIT_SIMULATIONS = 16, MOST_SPLIT_MICROBATCHES = 100000 };
 
 struct enumeration {
     struct step_search *search;
@@ -19,13 +22,18 @@ struct enumeration {
     int used[HAPT_MAX_SUBCLUSTERS];
     unsigned visited; /* subclusters of the stages so far, as bits */
     double least_s;   /* least lower_s of the plans that were priced */
+    /* Plans with split backward passes; NULL: without. search->profile is the split view of this profile. */
+    const struct hapt_profile *split;
+    struct step_candidate *kept; /* the best split one */
+    double best_s;               /* its step; prefixes that cannot be shorter are dropped */
     int most_stages;
     int64_t nodes, most_nodes, first_simulation, most_simulations;
 };
 
 /* The bounds of a partial plan. */
 struct prefix {
-    double sum_s;     /* of work and 2 c_i */
+    double sum_s;     /* of work and 2 c_i; split: of work that does not wait */
+    double head_s;    /* of forward passes and c_i; split only */
     double stage_s;   /* the largest bound by a stage */
     double comm_s;    /* the largest c_i */
     double in_flight; /* microbatches that fit on each of its stages */
@@ -116,13 +124,53 @@ static bool uses_all(const struct enumeration *enumeration)
 static enum hapt_status take_plan(struct enumeration *enumeration)
 {
     struct step_search *search = enumeration->search;
-    if (search->options.use_all_devices && !uses_all(enumeration)) return HAPT_OK;
     HAPT_TRY(step_price_launches(search, search->best.step_s, &enumeration->trial));
     enumeration->least_s = fmin(enumeration->least_s, enumeration->trial.lower_s);
     if (enumeration->trial.step_s <= STEP_NEARBY_WORTH * search->best.step_s)
         HAPT_TRY(step_price_nearby(search, &enumeration->trial));
     if (enumeration->trial.step_s < search->best.step_s) step_candidate_copy(&search->best, &enumeration->trial);
+    enumeration->best_s = search->best.step_s;
     return HAPT_OK;
+}
+
+static enum hapt_status make_split(const struct enumeration *enumeration, const struct step_candidate *candidate,
+                                   struct hapt_arena *arena, struct hapt_plan **plan)
+{
+    const struct step_search *search = enumeration->search;
+    struct hapt_plan *made;
+    HAPT_NEW(made, arena, 1);
+    HAPT_TRY(step_candidate_plan(search, candidate, arena, made));
+    HAPT_TRY(hapt_plan_price_launches(search->profile, made));
+    HAPT_TRY(hapt_plan_split_backward(enumeration->split, made));
+    *plan = made;
+    return HAPT_OK;
+}
+
+static enum hapt_status take_split_plan(struct enumeration *enumeration)
+{
+    struct step_search *search = enumeration->search;
+    struct hapt_arena scratch;
+    struct hapt_plan *plan;
+    HAPT_TRY(step_price_launches(search, INFINITY, &enumeration->trial));
+    if (!isfinite(enumeration->trial.step_s)) return HAPT_OK;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = make_split(enumeration, &enumeration->trial, &scratch, &plan);
+    if (status == HAPT_OK && plan->simulated_s < enumeration->best_s &&
+        !hapt_at_most(enumeration->best_s, plan->simulated_s)) {
+        enumeration->best_s = plan->simulated_s;
+        step_candidate_copy(enumeration->kept, &enumeration->trial);
+    }
+    hapt_arena_release(&scratch);
+    search->simulated += SPLIT_SIMULATIONS;
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
+static enum hapt_status take(struct enumeration *enumeration)
+{
+    if (enumeration->search->options.use_all_devices && !uses_all(enumeration)) return HAPT_OK;
+    return enumeration->split ? take_split_plan(enumeration) : take_plan(enumeration);
 }
 
 /* True if a stage on the device set may come next: its devices are free, and a subcluster that was left is not used
@@ -165,6 +213,38 @@ static double in_flight(const struct step_search *search, const struct step_stag
 
 static enum hapt_status descend(struct enumeration *enumeration, int first, const struct prefix *prefix);
 
+/* The prefix with one more stage, which takes this long. Returns the least step of a plan that begins so. */
+static double extend(const struct enumeration *enumeration, const struct step_stage *stage, int first, double time_s,
+                     struct prefix *prefix)
+{
+    const struct step_search *search = enumeration->search;
+    const struct step_candidate *trial = &enumeration->trial;
+    const double rest_s = enumeration->rest_s[stage->end];
+    if (trial->count > 0) {
+        const double comm_s = hapt_profile_boundary_s(
+            search->lowest, first - 1, subclusters_of(search, &trial->stage[trial->count - 1].device_set),
+            subclusters_of(search, &stage->device_set), NULL);
+        prefix->sum_s += 2 * comm_s;
+        prefix->head_s += comm_s;
+        prefix->comm_s = fmax(prefix->comm_s, comm_s);
+    }
+    if (enumeration->split) { /* as in step_bound.c */
+        const struct hapt_profile_cluster *cluster = &search->profile->cluster[stage->device_set];
+        const size_t cell = hapt_profile_index(search->profile, stage->submesh, first, stage->end - 1);
+        const double least_s = fmax(0, time_s - cluster->weight_time[cell]);
+        prefix->stage_s = fmax(prefix->stage_s, prefix->sum_s + search->B * least_s);
+        prefix->stage_s = fmax(prefix->stage_s, prefix->head_s + search->B * time_s);
+        prefix->sum_s += least_s;
+        prefix->head_s += cluster->stage_forward_time[cell];
+        return fmax(prefix->stage_s, prefix->sum_s + (search->B - 1) * prefix->comm_s);
+    }
+    prefix->in_flight = fmin(prefix->in_flight, in_flight(search, stage, first));
+    prefix->stage_s = fmax(prefix->stage_s, prefix->sum_s + search->B * time_s);
+    prefix->stage_s = fmax(prefix->stage_s, prefix->sum_s + search->B * (time_s + rest_s) / prefix->in_flight);
+    prefix->sum_s += time_s;
+    return fmax(prefix->stage_s, prefix->sum_s + rest_s + (search->B - 1) * prefix->comm_s);
+}
+
 static enum hapt_status add_stage(struct enumeration *enumeration, const struct step_stage *stage, int first,
                                   const struct prefix *prefix)
 {
@@ -173,21 +253,8 @@ static enum hapt_status add_stage(struct enumeration *enumeration, const struct 
     const double time_s = work_s(search, stage->device_set, stage->submesh, first, stage->end);
     struct prefix next = *prefix;
     if (!isfinite(time_s)) return HAPT_OK;
-    if (trial->count > 0) {
-        const double comm_s = hapt_profile_boundary_s(
-            search->lowest, first - 1, subclusters_of(search, &trial->stage[trial->count - 1].device_set),
-            subclusters_of(search, &stage->device_set), NULL);
-        next.sum_s += 2 * comm_s;
-        next.comm_s = fmax(next.comm_s, comm_s);
-    }
-    next.in_flight = fmin(next.in_flight, in_flight(search, stage, first));
-    next.stage_s = fmax(next.stage_s, next.sum_s + search->B * time_s);
-    next.stage_s =
-        fmax(next.stage_s, next.sum_s + search->B * (time_s + enumeration->rest_s[stage->end]) / next.in_flight);
-    next.sum_s += time_s;
-    const double all_s = next.sum_s + enumeration->rest_s[stage->end] + (search->B - 1) * next.comm_s;
     enumeration->nodes++;
-    if (fmax(next.stage_s, all_s) * (1 - 1e-12) >= search->best.step_s) return HAPT_OK;
+    if (extend(enumeration, stage, first, time_s, &next) * (1 - 1e-12) >= enumeration->best_s) return HAPT_OK;
     const unsigned visited = enumeration->visited;
     for (int c = 0; c < search->C; c++) {
         const int more = devices_of(search, stage->device_set, stage->submesh, c);
@@ -196,7 +263,7 @@ static enum hapt_status add_stage(struct enumeration *enumeration, const struct 
     }
     trial->stage[trial->count++] = *stage;
     const enum hapt_status status =
-        stage->end == search->L ? take_plan(enumeration) : descend(enumeration, stage->end, &next);
+        stage->end == search->L ? take(enumeration) : descend(enumeration, stage->end, &next);
     trial->count--;
     enumeration->visited = visited;
     for (int c = 0; c < search->C; c++)
@@ -222,6 +289,7 @@ static enum hapt_status descend(struct enumeration *enumeration, int first, cons
 
 static enum hapt_status begin(struct enumeration *enumeration)
 {
+    if (!enumeration->split) enumeration->best_s = enumeration->search->best.step_s;
     HAPT_TRY(step_candidate_create(enumeration->search, &enumeration->trial));
     return step_least_rest(enumeration->search, &enumeration->rest_s);
 }
@@ -259,4 +327,25 @@ enum hapt_status step_enumerate_short(struct step_search *search)
         if (!within_limits(&enumeration)) break;
     }
     return HAPT_OK;
+}
+
+enum hapt_status step_enumerate_split(struct step_search *search, const struct hapt_profile *profile,
+                                      struct hapt_arena *result, struct hapt_plan **plan)
+{
+    struct step_candidate kept = {0};
+    struct enumeration enumeration = {.search = search,
+                                      .most_stages = search->most_stages,
+                                      .most_nodes = SHORT_NODES,
+                                      .first_simulation = search->simulated,
+                                      .most_simulations = MOST_SPLIT_MICROBATCHES / search->B,
+                                      .split = profile,
+                                      .kept = &kept,
+                                      .best_s = (*plan)->simulated_s};
+    const struct prefix nothing = {0};
+    if (search->L > MOST_LAYERS || search->options.no_enumeration) return HAPT_OK;
+    if (!(*plan)->split) enumeration.best_s *= hapt_plan_split_worth(profile);
+    HAPT_TRY(step_candidate_create(search, &kept));
+    HAPT_TRY(begin(&enumeration));
+    HAPT_TRY(descend(&enumeration, 0, &nothing));
+    return kept.count > 0 ? make_split(&enumeration, &kept, result, plan) : HAPT_OK;
 }

@@ -203,13 +203,16 @@ static enum hapt_status search_altered(MPI_Comm comm, const struct hapt_profile 
                                        const struct hapt_strategy_options *options, struct hapt_arena *scratch,
                                        struct hapt_arena *result, struct hapt_plan **plan)
 {
+    struct hapt_search_options unsplit = options->search;
     struct coarse coarse;
     struct hapt_profile *seen;
+    unsplit.split = HAPT_SPLIT_NO;
     HAPT_TRY(hapt_env_agree(comm, alter(profile, options, scratch, &coarse, &seen)));
-    HAPT_TRY(hapt_plan_search(comm, seen, &options->search, result, plan));
+    HAPT_TRY(hapt_plan_search(comm, seen, &unsplit, result, plan));
     if (options->granularity > 0) coarse_restore(&coarse, profile, *plan);
     if (options->ignore_communication) (*plan)->search.gap = 0; /* it belongs to another objective */
-    return hapt_search_agree(comm, &options->search, hapt_plan_price_stages(profile, &options->search, *plan));
+    HAPT_TRY(hapt_search_agree(comm, &options->search, hapt_plan_price_stages(profile, &options->search, *plan)));
+    return hapt_plan_choose_split(comm, profile, &options->search, result, plan);
 }
 
 static enum hapt_status plan_hapt(MPI_Comm comm, const struct hapt_profile *profile,
@@ -232,6 +235,7 @@ static struct hapt_strategy_options own_options(enum hapt_strategy strategy,
     struct hapt_strategy_options own = *options;
     own.search.schedule = hapt_strategy_schedule(strategy, options->search.schedule);
     if (strategy != HAPT_STRATEGY_HAPT) own.search.objective = HAPT_OBJECTIVE_FORMULA;
+    if (strategy != HAPT_STRATEGY_HAPT) own.search.split = HAPT_SPLIT_NO;
     if (strategy != HAPT_STRATEGY_HAPT && strategy != HAPT_STRATEGY_EVEN) own.search.gap = 0; /* small searches */
     return own;
 }

@@ -1,6 +1,6 @@
 /*
- * Boundaries of plans with split backward passes, against all boundaries of small random profiles on the same
- * submeshes.
+ * Plans with split backward passes: boundaries, against all boundaries of small random profiles on the same submeshes;
+ * and the search that decides whether to split, against all plans, split and not.
  */
 #include "random_profile.h"
 
@@ -127,6 +127,107 @@ static void near_the_best_boundaries(void)
     CHECK(compared > count / 2 && optimal * 20 >= compared * 19 && better * 20 > compared);
 }
 
+/* The simulated step of given stages; INFINITY: they do not fit. */
+static double forced_step(const struct hapt_profile *profile, const struct hapt_profile *view,
+                          const struct hapt_search_options *options, const char *stages, bool split)
+{
+    struct hapt_plan *plan = NULL;
+    enum hapt_status status = hapt_plan_force(split ? view : profile, options, stages, &arena, &plan);
+    if (status == HAPT_OK && split) status = hapt_plan_split_backward(profile, plan);
+    hapt_fail_reset();
+    return status == HAPT_OK ? plan->simulated_s : INFINITY;
+}
+
+struct all_plans {
+    const struct hapt_profile *profile, *view;
+    const struct hapt_search_options *options;
+    double least_s[2]; /* unsplit, split */
+};
+
+/* Adds stages from layer `first` on, on subclusters that are not in `used`. */
+static void try_all(struct all_plans *all, int first, unsigned used, const char *stages)
+{
+    for (int split = 0; first == LAYERS && split < 2; split++)
+        all->least_s[split] =
+            fmin(all->least_s[split], forced_step(all->profile, all->view, all->options, stages, split));
+    for (int c = 0; first < LAYERS && c < all->profile->cluster_count; c++)
+        for (int end = first + 1; end <= LAYERS && !(used >> c & 1u); end++) {
+            char longer[128];
+            snprintf(longer, sizeof longer, "%s%s%d-%d@s%d:1x1", stages, first ? "," : "", first, end, c);
+            try_all(all, end, used | 1u << c, longer);
+        }
+}
+
+static int chosen, best, splits;
+static double most_off, widest;
+
+static void choose_once(uint64_t start)
+{
+    uint64_t seed = start;
+    const int clusters = 1 + random_below(&seed, 3), microbatches = 1 + random_below(&seed, 12);
+    struct hapt_profile *profile = make_profile(&seed, clusters, random_chance(&seed, 0.5) ? 130 : 1e6), *view;
+    struct hapt_search_options options = options_of(microbatches);
+    struct hapt_plan *plan = NULL;
+    options.any_schedule = options.any_threshold = true;
+    options.use_all_devices = false;
+    options.split = HAPT_SPLIT_AUTO;
+    CHECK_OK(hapt_profile_split_view(profile, &arena, &view));
+    struct all_plans all = {profile, view, &options, {INFINITY, INFINITY}};
+    const enum hapt_status status = hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan);
+    hapt_fail_reset();
+    try_all(&all, 0, 0, "");
+    const double least_s = fmin(all.least_s[0], all.least_s[1]);
+    CHECK((status == HAPT_OK) == isfinite(least_s));
+    if (status != HAPT_OK) return;
+    CHECK_OK(hapt_plan_check(plan));
+    CHECK_MESSAGE(plan->bound_s <= least_s * (1 + 1e-9), "seed %llu: bound %g, but a plan takes %g",
+                  (unsigned long long)start, plan->bound_s, least_s);
+    CHECK(plan->bound_s > 0.4 * least_s && plan->bound_s <= plan->simulated_s);
+    CHECK(plan->simulated_s <= all.least_s[0] * (1 + 1e-9)); /* enumerated without a split */
+    const double off = plan->simulated_s / least_s - 1;
+    chosen++;
+    best += off < 1e-9;
+    splits += plan->split;
+    most_off = fmax(most_off, off);
+    widest = fmax(widest, plan->simulated_s / plan->bound_s - 1);
+}
+
+static void against_all_plans(void)
+{
+    const int count = test_long() ? 300 : 40;
+    for (int k = 0; k < count; k++) {
+        choose_once((uint64_t)k + 1);
+        hapt_arena_reset(&arena);
+    }
+    printf("%d searches: %d find the best of all plans, %d split; at most %.2f %% from it, gaps up to %.0f %%\n",
+           chosen, best, splits, 100 * most_off, 100 * widest);
+    CHECK(chosen > count / 2 && splits * 4 > chosen && best * 10 >= chosen * 9 && most_off < 0.05);
+}
+
+/* Measured times: a split that gains less than 2 % is not made. */
+static void small_gains(void)
+{
+    int kept = 0, split = 0;
+    for (uint64_t start = 1; start <= 40; start++) {
+        uint64_t seed = start;
+        struct hapt_profile *profile = make_profile(&seed, 2, 1e6);
+        struct hapt_search_options options = options_of(40);
+        struct hapt_plan *plain, *predicted, *measured;
+        CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plain));
+        options.split = HAPT_SPLIT_AUTO;
+        CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &predicted));
+        profile->origin = HAPT_PROFILE_MEASURED;
+        CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &measured));
+        CHECK(predicted->simulated_s <= plain->simulated_s);
+        CHECK(measured->split ? measured->simulated_s < 0.98 * plain->simulated_s
+                              : measured->simulated_s == plain->simulated_s);
+        kept += predicted->split && !measured->split;
+        split += measured->split;
+        hapt_arena_reset(&arena);
+    }
+    CHECK_MESSAGE(kept > 0 && split > 0, "%d kept, %d split", kept, split);
+}
+
 /* Without the times of weights nothing changes, and nothing fails. */
 static void unknown_times(void)
 {
@@ -139,6 +240,12 @@ static void unknown_times(void)
     before = plan;
     CHECK_OK(hapt_plan_search_split(profile, &options, &arena, &plan));
     CHECK(plan == before && !plan->split);
+    struct hapt_search_options choice = options;
+    choice.split = HAPT_SPLIT_AUTO;
+    CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &choice, &arena, &plan));
+    CHECK(!plan->split && plan->simulated_s == before->simulated_s);
+    choice.split = HAPT_SPLIT_YES;
+    CHECK_FAILS(hapt_plan_search(MPI_COMM_SELF, profile, &choice, &arena, &plan), HAPT_ERR_INPUT);
 }
 
 int main(int argc, char **argv)
@@ -146,6 +253,8 @@ int main(int argc, char **argv)
     test_init_mpi(&argc, &argv);
     hapt_arena_init(&arena);
     RUN(near_the_best_boundaries);
+    RUN(against_all_plans);
+    RUN(small_gains);
     RUN(unknown_times);
     hapt_arena_release(&arena);
     return test_finish();

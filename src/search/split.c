@@ -1,0 +1,62 @@
+/*
+ * Split backward passes of plans that were searched without (hapt_search_options.split). Input: the best plan without a
+ * split; for YES, of those whose launches fit with the memory of split programs. Output: the plan, split, with other
+ * stage boundaries where that is shorter; or the same plan.
+ */
+#include "search.h"
+
+#include "hapt/recut.h"
+
+enum hapt_status search_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                   const struct hapt_profile **view)
+{
+    struct hapt_profile *made;
+    bool known = false;
+    for (int c = 0; c < profile->cluster_count; c++) known = known || profile->cluster[c].weight_time;
+    if (!known)
+        return hapt_fail(HAPT_ERR_INPUT, "make the profile again, or leave out --split-backward",
+                         "the profile has no weight_time, which split backward passes need");
+    HAPT_TRY(hapt_profile_split_view(profile, arena, &made));
+    *view = made;
+    return HAPT_OK;
+}
+
+/* Better boundaries, where they are free. */
+static enum hapt_status move_boundaries(MPI_Comm comm, const struct hapt_profile *profile,
+                                        const struct hapt_search_options *options, struct hapt_arena *result,
+                                        struct hapt_plan **plan)
+{
+    if (options->objective != HAPT_OBJECTIVE_STEP || hapt_schedule_loops(options->schedule)) return HAPT_OK;
+    return hapt_env_agree(comm, hapt_plan_search_split(profile, options, result, plan));
+}
+
+/* The launches of the plan do not fit when it is split: replaces it by the best plan of those that do, if that is
+ * shorter. */
+static enum hapt_status search_again(MPI_Comm comm, const struct hapt_profile *profile,
+                                     const struct hapt_search_options *options, struct hapt_arena *result,
+                                     struct hapt_plan **plan)
+{
+    struct hapt_search_options again = *options;
+    struct hapt_plan *other;
+    again.split = HAPT_SPLIT_YES;
+    again.may_fail = true;
+    const enum hapt_status status = hapt_plan_search(comm, profile, &again, result, &other);
+    if (status == HAPT_OK && other->simulated_s < hapt_plan_split_worth(profile) * (*plan)->simulated_s) *plan = other;
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_choose_split(MPI_Comm comm, const struct hapt_profile *profile,
+                                        const struct hapt_search_options *options, struct hapt_arena *result,
+                                        struct hapt_plan **plan)
+{
+    bool fits = true;
+    if (options->split == HAPT_SPLIT_NO) return HAPT_OK;
+    if (options->split == HAPT_SPLIT_YES)
+        HAPT_TRY(hapt_search_agree(comm, options, hapt_plan_split_backward(profile, *plan)));
+    else
+        HAPT_TRY(hapt_env_agree(comm, hapt_plan_split_if_shorter(profile, *plan, &fits)));
+    return fits ? move_boundaries(comm, profile, options, result, plan)
+                : search_again(comm, profile, options, result, plan);
+}
