@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "fix.h"
+#include "hapt/candidates.h"
 #include "hapt/search.h"
 #include "phases.h"
 
@@ -110,12 +111,13 @@ bool hapt_phase_searches_steps(const struct hapt_config *config)
            hapt_config_int(config, "granularity") == 0 && !hapt_config_bool(config, "ignore-communication");
 }
 
-/* By default the search of the simulated step chooses; what is not searched so is not split. */
+/* By default searches of the simulated step choose; other plans are not split. */
 static enum hapt_split_choice split_choice(const struct hapt_config *config)
 {
     const char *text = hapt_config_text(config, "split-backward");
+    const bool searched = hapt_candidates_wants_split(config) && !hapt_schedule_loops(schedule_of(config));
     if (!strcmp(text, "no")) return HAPT_SPLIT_NO;
-    if (!hapt_config_given(config, "split-backward") && !hapt_phase_searches_steps(config)) return HAPT_SPLIT_NO;
+    if (!hapt_config_given(config, "split-backward") && !searched) return HAPT_SPLIT_NO;
     return !strcmp(text, "yes") ? HAPT_SPLIT_YES : HAPT_SPLIT_AUTO;
 }
 

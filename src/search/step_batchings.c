@@ -13,8 +13,7 @@
 /* A batching is refined if its best seed is at most this factor slower than the best refined step. Refinement gains
  * less: 1 to 5 % in trials. */
 #define BATCHING_WORTH 1.06
-/* Backward passes are split if the step without is at most this factor longer than the best one. Splits gain less if
- * there are many microbatches. */
+/* Seeds are split if their step is at most this factor longer than the best one. */
 #define SPLIT_WORTH 1.01
 
 struct batchings {
@@ -146,15 +145,33 @@ static enum hapt_status finish_one(struct batchings *all, int k, struct hapt_are
     return hapt_env_agree(all->comm, enumerate_split(all, k, result, plan));
 }
 
+/* What waits of a microbatch, over all stages. A split shortens a step by about that, because the drain lacks it; by
+ * more where few microbatches are in flight. */
+static double waiting_s(const struct step_search *search)
+{
+    const struct hapt_profile *profile = search->profile;
+    double sum_s = 0;
+    for (int i = 0; i < search->best.count; i++) {
+        const struct step_stage *stage = &search->best.stage[i];
+        if (stage->device_set >= search->C || !profile->cluster[stage->device_set].weight_time) continue;
+        const double time_s =
+            profile->cluster[stage->device_set]
+                .weight_time[hapt_profile_index(profile, stage->submesh, i > 0 ? stage[-1].end : 0, stage->end - 1)];
+        if (isfinite(time_s)) sum_s += time_s;
+    }
+    return sum_s;
+}
+
 /* Plans of the batchings among which a split may decide; *plan: the shortest. */
 static enum hapt_status finish_best(struct batchings *all, struct hapt_arena *result, struct hapt_plan **plan)
 {
-    const double worth_s = SPLIT_WORTH * best_s(all);
     const int first = all->best;
     HAPT_TRY(finish_one(all, first, result, plan));
-    for (int k = 0; all->options->split != HAPT_SPLIT_NO && k < all->count; k++) {
+    for (int i = 0; all->options->split != HAPT_SPLIT_NO && i < all->count; i++) {
+        const int k = all->order[i];
         struct hapt_plan *other;
-        if (k == first || !all->feasible[k] || all->search[k].best.step_s > worth_s) continue;
+        if (k == first || !all->feasible[k]) continue;
+        if (all->search[k].best.step_s - waiting_s(&all->search[k]) >= (*plan)->simulated_s) continue;
         HAPT_TRY(finish_one(all, k, result, &other));
         keep_shorter(plan, other);
         if (*plan == other) all->best = k;

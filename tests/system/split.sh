@@ -37,7 +37,8 @@ grep -q 'split backward' "$scratch/out" && grep -q 'microbatches that may wait' 
 
 # ---- refusals ----
 refuses 2 'split-backward' 1 plan --profile "$scratch/p.h5" --strategy megatron --split-backward yes
-refuses 2 'split-backward' 1 plan --profile "$scratch/p.h5" --explain --split-backward yes
+passes 1 plan --profile "$scratch/p.h5" --microbatches 8 --explain --split-backward yes
+grep -q 'split backward' "$scratch/out" && grep -q '^rivals' "$scratch/out" || fail "explained: $(head -n 20 "$scratch/out")"
 refuses 2 'split-backward' 1 plan --profile "$scratch/p.h5" --compare --split-backward auto
 refuses 2 'split-backward' 1 simulate --plan "$scratch/no.h5" --split-backward yes
 refuses 2 'split-backward' 1 plan --profile "$scratch/p.h5" --split-backward maybe
