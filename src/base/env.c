@@ -15,6 +15,7 @@
 
 #include "hapt/deadline.h"
 #include "hapt/stop.h"
+#include "hapt/text.h"
 #include "launch.h"
 
 /* Opens /dev/null for closed standard streams. Otherwise the next opened file would get such a number, and messages
@@ -297,12 +298,22 @@ enum hapt_status hapt_env_agree_quietly(MPI_Comm comm, enum hapt_status status)
     return agree(comm, status, true);
 }
 
+/* The text of printf, printable. NULL: no memory. A text for readers is then lost, but no work. */
+static char *make_text(const char *format, va_list arguments)
+{
+    char *text = NULL;
+    if (vasprintf(&text, format, arguments) < 0) return NULL;
+    hapt_text_make_printable(text, true);
+    return text;
+}
+
 static void print(const struct hapt_env *env, FILE *stream, const char *prefix, const char *format, va_list arguments)
 {
     if (env->world_rank != 0) return;
-    fputs(prefix, stream);
-    vfprintf(stream, format, arguments);
+    char *text = make_text(format, arguments);
+    if (text) fprintf(stream, "%s%s", prefix, text);
     fflush(stream);
+    free(text);
 }
 
 void hapt_print(const struct hapt_env *env, const char *format, ...)
@@ -344,19 +355,18 @@ static void print_line(FILE *stream, const char *line, const char *end, int hang
 void hapt_print_wrapped(const struct hapt_env *env, int hang, const char *format, ...)
 {
     FILE *stream = env->quiet ? stderr : stdout;
-    char *text = NULL;
     va_list arguments;
     if (env->world_rank != 0) return;
     va_start(arguments, format);
-    const int length = vasprintf(&text, format, arguments);
+    char *text = make_text(format, arguments);
     va_end(arguments);
-    if (length < 0) return; /* no memory: a text for readers is lost, the plan is not */
+    if (!text) return;
     const char *line = text;
     for (const char *end; (end = strchr(line, '\n')); line = end + 1) {
         print_line(stream, line, end, hang);
         fputc('\n', stream);
     }
-    print_line(stream, line, text + length, hang);
+    print_line(stream, line, line + strlen(line), hang);
     fflush(stream);
     free(text);
 }

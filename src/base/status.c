@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "hapt/text.h"
+
 static struct {
     pthread_mutex_t lock;
     enum hapt_status status;
@@ -23,13 +25,6 @@ static const char *usual_hint(enum hapt_status status)
     }
 }
 
-/* Names from hostile files must not end the line or control the terminal. */
-static void make_printable(char *text)
-{
-    for (; *text; text++)
-        if ((unsigned char)*text < 0x20 || *text == 0x7f) *text = '?';
-}
-
 enum hapt_status hapt_fail(enum hapt_status status, const char *hint, const char *format, ...)
 {
     pthread_mutex_lock(&record.lock);
@@ -39,8 +34,8 @@ enum hapt_status hapt_fail(enum hapt_status status, const char *hint, const char
         vsnprintf(record.message, sizeof record.message, format, arguments);
         va_end(arguments);
         snprintf(record.hint, sizeof record.hint, "%s", hint ? hint : usual_hint(status));
-        make_printable(record.message);
-        make_printable(record.hint);
+        hapt_text_make_printable(record.message, false);
+        hapt_text_make_printable(record.hint, false);
         record.status = status;
     }
     pthread_mutex_unlock(&record.lock);

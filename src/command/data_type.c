@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "data_files.h"
+#include "hapt/text.h"
 
 enum { BLOCK_BYTES = 1 << 16 };
 enum { LLMC_MAGIC = 20240520, LLMC_WIDE_MAGIC = 20240801 };
@@ -45,45 +46,8 @@ bool hapt_data_is_llmc(const unsigned char *bytes, size_t size, int *version, in
     return true;
 }
 
-/* State of the UTF-8 check, kept between blocks. */
-struct text {
-    bool plain;
-    int missing;        /* bytes that the current character still needs */
-    unsigned low, high; /* bounds of its next byte */
-};
-
-static void begin_character(struct text *text, unsigned char byte)
-{
-    text->low = 0x80;
-    text->high = 0xbf;
-    if (byte < 0x80) {
-        text->plain = (byte >= 0x20 && byte != 0x7f) || (byte >= '\t' && byte <= '\r');
-        return;
-    }
-    text->missing = byte >= 0xf0 ? 3 : byte >= 0xe0 ? 2 : 1;
-    text->plain = byte >= 0xc2 && byte <= 0xf4;
-    if (byte == 0xe0) text->low = 0xa0; /* lower bytes: an overlong form */
-    if (byte == 0xf0) text->low = 0x90;
-    if (byte == 0xed) text->high = 0x9f; /* higher bytes: surrogates */
-    if (byte == 0xf4) text->high = 0x8f; /* higher bytes: above U+10FFFF */
-}
-
-static void read_text(struct text *text, const unsigned char *bytes, size_t size)
-{
-    for (size_t i = 0; i < size && text->plain; i++) {
-        if (text->missing == 0) {
-            begin_character(text, bytes[i]);
-            continue;
-        }
-        text->plain = bytes[i] >= text->low && bytes[i] <= text->high;
-        text->missing--;
-        text->low = 0x80;
-        text->high = 0xbf;
-    }
-}
-
 struct content {
-    struct text text;
+    struct hapt_text text;
     bool labels; /* each record of CIFAR-10's size begins with a class */
     int64_t size;
     size_t head_bytes;
@@ -92,7 +56,7 @@ struct content {
 
 static void read_block(struct content *content, const unsigned char *block, size_t size)
 {
-    read_text(&content->text, block, size);
+    hapt_text_read(&content->text, block, size);
     const int64_t past = content->size % CIFAR_RECORD_BYTES;
     for (size_t at = past == 0 ? 0 : (size_t)(CIFAR_RECORD_BYTES - past); at < size; at += CIFAR_RECORD_BYTES)
         content->labels = content->labels && block[at] < CIFAR_CLASSES;

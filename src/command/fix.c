@@ -15,6 +15,7 @@ static const struct {
             {"program", "program"},
             {"epsilon", "hide-threshold"},
             {"zero1", "sharded-optimizer"},
+            {"split", "split-backward"},
             {"exchange", "tied-exchange"}};
 enum { KEYS = sizeof keys / sizeof keys[0] };
 

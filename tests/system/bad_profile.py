@@ -175,6 +175,12 @@ def bad_profiles():
         with open("cut.h5", "wb") as file:
             file.write(whole[:size])
         refuses(3, "plan", "--profile", "cut.h5", "--output", "kept.h5")
+    def hostile(file):
+        file["cluster_0"].attrs["name"] = np.bytes_(b"fast\xda\x1b[31m")
+    profile("hostile.h5", change=hostile)
+    done = subprocess.run([HAPT, "plan", "--profile", "hostile.h5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
+    said = done.stdout + done.stderr
+    check(b"fast??[31m" in said and b"\x1b" not in said and b"\xda" not in said, f"a name for the terminal: {said}")
     os.mkdir("folder.h5")
     refuses(3, "plan", "--profile", "folder.h5")
     with open("text.h5", "w") as file:

@@ -100,6 +100,8 @@ holds "a converted profile" "abs(o['simulated_s'] / $converted - 1) < 1e-12 and 
 on_c="--input $model --cluster $c --predict --threads 1"
 passes 1 plan $on_c --microbatches 8 --fix schedule=eager1f1b,exchange=16bit --fix program=data --json
 holds "fixed schedule" "o['schedule'] == 'eager1f1b' and all(s['tensor_parallel'] == 1 for s in o['stages'])"
+passes 1 plan $on_c --microbatches 8 --fix split=yes --json
+grep -q '"split_backward": true' "$scratch/out" || fail "--fix split=yes: $(cat "$scratch/out")"
 passes 1 plan $on_c --microbatches 8 --fix tensor-parallel=2 --json
 holds "fixed degree" "all(s['tensor_parallel'] == 2 for s in o['stages'])"
 passes 1 plan $on_c --microbatches 8 --stages "0-4@a:1x2,4-10@b:1x1" --layers-per-model 10 --fix launches=3:1 --json

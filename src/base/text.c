@@ -1,0 +1,54 @@
+#include "hapt/text.h"
+
+static void begin_character(struct hapt_text *text, unsigned char byte)
+{
+    text->low = 0x80;
+    text->high = 0xbf;
+    if (byte < 0x80) {
+        text->plain = (byte >= 0x20 && byte != 0x7f) || (byte >= '\t' && byte <= '\r');
+        return;
+    }
+    text->missing = byte >= 0xf0 ? 3 : byte >= 0xe0 ? 2 : 1;
+    text->plain = byte >= 0xc2 && byte <= 0xf4;
+    if (byte == 0xe0) text->low = 0xa0; /* lower bytes: an overlong form */
+    if (byte == 0xf0) text->low = 0x90;
+    if (byte == 0xed) text->high = 0x9f; /* higher bytes: surrogates */
+    if (byte == 0xf4) text->high = 0x8f; /* higher bytes: above U+10FFFF */
+}
+
+void hapt_text_read(struct hapt_text *text, const unsigned char *bytes, size_t size)
+{
+    for (size_t i = 0; i < size && text->plain; i++) {
+        if (text->missing == 0) {
+            begin_character(text, bytes[i]);
+            continue;
+        }
+        text->plain = bytes[i] >= text->low && bytes[i] <= text->high;
+        text->missing--;
+        text->low = 0x80;
+        text->high = 0xbf;
+    }
+}
+
+/* Bytes of the character at `text`; 0: it is no plain one. */
+static size_t character(const char *text)
+{
+    struct hapt_text state = {.plain = true};
+    for (size_t size = 0; text[size]; size++) {
+        const unsigned char byte = (unsigned char)text[size];
+        hapt_text_read(&state, &byte, 1);
+        if (!state.plain) return 0;
+        if (state.missing == 0) return size + 1;
+    }
+    return 0;
+}
+
+void hapt_text_make_printable(char *text, bool lines)
+{
+    while (*text) {
+        const size_t size = character(text);
+        const bool white = *text >= '\t' && *text <= '\r', kept = lines && (*text == '\t' || *text == '\n');
+        if (size == 0 || (white && !kept)) *text = '?';
+        text += size > 0 ? size : 1;
+    }
+}
