@@ -124,8 +124,9 @@ enum hapt_status step_improve(struct step_search *search)
     const double before_s = search->best.step_s;
     if (!is_enough(search)) HAPT_TRY(step_views(search));
     if (search->best.step_s < before_s && !is_enough(search)) HAPT_TRY(step_rows(search, false));
-    return is_enough(search) || search->best.step_s <= STEP_CLOSE_FOR_ROWS * search->bound_s ? HAPT_OK
-                                                                                             : step_rows(search, true);
+    if (is_enough(search) || search->best.step_s <= STEP_CLOSE_FOR_ROWS * search->bound_s) return HAPT_OK;
+    HAPT_TRY(step_rows(search, true));
+    return hapt_env_agree(search->comm, step_enumerate_late(search));
 }
 
 enum hapt_status step_start(struct step_search *search)

@@ -5,6 +5,7 @@
  *   step_batchings.c  the same over several numbers of microbatches
  *   step_price.c      the step of given stages: bounds, and the best launch counts by simulation
  *   step_bound.c      a lower bound of every plan's step
+ *   step_rest.c       what the layers behind a boundary take at least
  *   step_enumerate.c  all plans of a small instance, by depth-first search with bounds
  *   step_seed.c       optima of the formula as candidates
  *   step_views.c      seeds from restricted and altered profiles
@@ -109,8 +110,53 @@ static inline double step_in_flight(double parameter_bytes, double activation_by
     const double most = floor((memory_bytes - parameter_bytes) / activation_bytes * (1 + 1e-9) + 1e-6);
     return most >= 1 ? fmin(most, B) : activation_bytes > 0 ? 1 : B; /* NaN: no activations */
 }
-/* rest_s [L + 1]: the least time that a microbatch spends behind the boundary in front of a layer, its transfers
- * included, there and back, for unlimited devices. Rank-local. */
+static inline int step_device_sets(const struct step_search *search)
+{
+    return search->C + search->profile->mixed_count;
+}
+
+static inline struct hapt_subclusters step_subclusters_of(const struct step_search *search, const int *device_set)
+{
+    if (*device_set < search->C) return (struct hapt_subclusters){1, device_set};
+    const struct hapt_profile_mixed *mixed = &search->profile->mixed[*device_set - search->C];
+    return (struct hapt_subclusters){mixed->count, mixed->cluster};
+}
+
+static inline int step_submeshes_of(const struct step_search *search, int device_set)
+{
+    return device_set < search->C ? search->profile->cluster[device_set].submesh_count : 1;
+}
+
+/* Work per microbatch of layers [first, end); NaN or infinite: no candidate. */
+static inline double step_work_s(const struct step_search *search, int device_set, int submesh, int first, int end)
+{
+    const struct hapt_profile *profile = search->profile;
+    const size_t cell = hapt_profile_index(profile, submesh, first, end - 1);
+    return device_set < search->C ? profile->cluster[device_set].stage_time[cell]
+                                  : profile->mixed[device_set - search->C].stage_time[cell];
+}
+
+/* Devices of subcluster c that a stage takes. */
+static inline int step_devices_of(const struct step_search *search, int device_set, int submesh, int c)
+{
+    if (device_set < search->C) {
+        const struct hapt_submesh *at = &search->profile->cluster[device_set].submesh[submesh];
+        return device_set == c ? at->n * at->m : 0;
+    }
+    const struct hapt_profile_mixed *mixed = &search->profile->mixed[device_set - search->C];
+    for (int k = 0; k < mixed->count; k++)
+        if (mixed->cluster[k] == c) return mixed->devices[k];
+    return 0;
+}
+
+/* What the layers behind a boundary take at least. */
+struct step_rest {
+    double *pass_s; /* [L + 1] a microbatch, its transfers included, there and back, with unlimited devices */
+    double *work_s; /* [L + 1] device time of a microbatch; 0 with mixed stages */
+    double *ratio;  /* [C]     subcluster c needs at least ratio[c] times as much; INFINITY: it has no stage */
+};
+enum hapt_status step_rest_create(struct step_search *search, struct step_rest *rest);
+/* rest->pass_s alone. Rank-local, as step_rest_create. */
 enum hapt_status step_least_rest(struct step_search *search, double **rest_s);
 
 /* Prices the candidate's stages under its own launch counts. step_s becomes INFINITY if the stages are no candidates,
@@ -140,6 +186,9 @@ enum hapt_status step_views(struct step_search *search);
 enum hapt_status step_enumerate(struct step_search *search, double *bound_s);
 /* Enumerates plans of few stages, as many as are soon done, where step_enumerate was not. Improves search->best. */
 enum hapt_status step_enumerate_short(struct step_search *search);
+/* Enumerates again, with larger limits, behind the refinement: a good step drops more partial plans. Improves
+ * search->best and bound_s. */
+enum hapt_status step_enumerate_late(struct step_search *search);
 /* Enumerates plans with split backward passes of a small instance, as many as are soon done. search->profile is the
  * split view of `profile`. The best one replaces *plan if it is worth it (hapt_plan_split_worth). */
 enum hapt_status step_enumerate_split(struct step_search *search, const struct hapt_profile *profile,

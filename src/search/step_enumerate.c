@@ -12,13 +12,17 @@
 enum { MOST_LAYERS = 32, MOST_NODES = 300000, MOST_SIMULATIONS = 4000 };
 /* Limits of step_enumerate_short, for each number of stages. */
 enum { SHORT_LAYERS = 64, SHORT_NODES = 100000, SHORT_SIMULATIONS = 500 };
+/* Limits of step_enumerate_late, by the work of the refinement: about half a second each. */
+enum { LATE_LAYERS = 24 };
+#define LATE_NODES 0.5
+#define LATE_SIMULATIONS 2e-3
 /* A plan is simulated about so often to split it. Limit of these simulations, in microbatches. */
 enum { SPLIT_SIMULATIONS = 16, MOST_SPLIT_MICROBATCHES = 100000 };
 
 struct enumeration {
     struct step_search *search;
     struct step_candidate trial;
-    double *rest_s; /* [L + 1], step_least_rest */
+    struct step_rest rest;
     int used[HAPT_MAX_SUBCLUSTERS];
     unsigned visited; /* subclusters of the stages so far, as bits */
     double least_s;   /* least lower_s of the plans that were priced */
@@ -38,74 +42,6 @@ struct prefix {
     double comm_s;    /* the largest c_i */
     double in_flight; /* microbatches that fit on each of its stages */
 };
-
-static int device_sets(const struct step_search *search)
-{
-    return search->C + search->profile->mixed_count;
-}
-
-static struct hapt_subclusters subclusters_of(const struct step_search *search, const int *device_set)
-{
-    if (*device_set < search->C) return (struct hapt_subclusters){1, device_set};
-    const struct hapt_profile_mixed *mixed = &search->profile->mixed[*device_set - search->C];
-    return (struct hapt_subclusters){mixed->count, mixed->cluster};
-}
-
-static int submeshes_of(const struct step_search *search, int device_set)
-{
-    return device_set < search->C ? search->profile->cluster[device_set].submesh_count : 1;
-}
-
-/* Work per microbatch of layers [first, end); NaN or infinite: no candidate. */
-static double work_s(const struct step_search *search, int device_set, int submesh, int first, int end)
-{
-    const struct hapt_profile *profile = search->profile;
-    const size_t cell = hapt_profile_index(profile, submesh, first, end - 1);
-    return device_set < search->C ? profile->cluster[device_set].stage_time[cell]
-                                  : profile->mixed[device_set - search->C].stage_time[cell];
-}
-
-/* Devices of subcluster c that a stage takes. */
-static int devices_of(const struct step_search *search, int device_set, int submesh, int c)
-{
-    if (device_set < search->C) {
-        const struct hapt_submesh *at = &search->profile->cluster[device_set].submesh[submesh];
-        return device_set == c ? at->n * at->m : 0;
-    }
-    const struct hapt_profile_mixed *mixed = &search->profile->mixed[device_set - search->C];
-    for (int k = 0; k < mixed->count; k++)
-        if (mixed->cluster[k] == c) return mixed->devices[k];
-    return 0;
-}
-
-static double least_comm_s(const struct step_search *search, int layer)
-{
-    double least_s = INFINITY;
-    for (int from = 0; from < device_sets(search); from++)
-        for (int to = 0; to < device_sets(search); to++)
-            least_s = fmin(least_s, hapt_profile_boundary_s(search->lowest, layer, subclusters_of(search, &from),
-                                                            subclusters_of(search, &to), NULL));
-    return least_s;
-}
-
-enum hapt_status step_least_rest(struct step_search *search, double **made)
-{
-    double *all_s;
-    HAPT_NEW(all_s, &search->arena, search->L + 1);
-    *made = all_s;
-    for (int first = search->L - 1; first >= 0; first--) {
-        double best_s = INFINITY;
-        for (int end = first + 1; end <= search->L; end++) {
-            for (int p = 0; p < device_sets(search); p++)
-                for (int s = 0; s < submeshes_of(search, p); s++) {
-                    const double time_s = work_s(search, p, s, first, end);
-                    if (isfinite(time_s)) best_s = fmin(best_s, time_s + all_s[end]);
-                }
-        }
-        all_s[first] = best_s + (first > 0 ? 2 * least_comm_s(search, first - 1) : 0);
-    }
-    return HAPT_OK;
-}
 
 static bool within_limits(const struct enumeration *enumeration)
 {
@@ -181,14 +117,21 @@ static bool may_follow(const struct enumeration *enumeration, int device_set, in
     const int count = enumeration->trial.count;
     for (int c = 0; c < search->C; c++) {
         const struct hapt_profile_cluster *cluster = &search->profile->cluster[c];
-        const int more = devices_of(search, device_set, submesh, c);
+        const int more = step_devices_of(search, device_set, submesh, c);
         if (more == 0) continue;
         if (enumeration->used[c] + more > cluster->nodes * cluster->devices_per_node) return false;
         const struct step_stage *last = count > 0 ? &enumeration->trial.stage[count - 1] : NULL;
-        if ((enumeration->visited >> c & 1u) && last && devices_of(search, last->device_set, last->submesh, c) == 0)
+        if ((enumeration->visited >> c & 1u) && last &&
+            step_devices_of(search, last->device_set, last->submesh, c) == 0)
             return false;
     }
     return true;
+}
+
+static double most_in_flight(double parameter_bytes, double activation_bytes, double memory_bytes, int B)
+{
+    if (!hapt_at_most(parameter_bytes + activation_bytes, memory_bytes)) return 0;
+    return step_in_flight(parameter_bytes, activation_bytes, memory_bytes, B);
 }
 
 /* Microbatches in flight that fit on a stage. */
@@ -199,13 +142,13 @@ static double in_flight(const struct step_search *search, const struct step_stag
     if (stage->device_set < search->C) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[stage->device_set];
         const size_t cell = hapt_profile_index(profile, stage->submesh, first, stage->end - 1);
-        return step_in_flight(cluster->parameter_bytes[cell], cluster->activation_bytes[cell],
+        return most_in_flight(cluster->parameter_bytes[cell], cluster->activation_bytes[cell],
                               cluster->device_memory_bytes, search->B);
     }
     const struct hapt_profile_mixed *mixed = &profile->mixed[stage->device_set - search->C];
     for (int k = 0; k < mixed->count; k++) {
         const size_t cell = hapt_profile_index(profile, mixed->memory_rows > 1 ? k : 0, first, stage->end - 1);
-        most = fmin(most, step_in_flight(mixed->parameter_bytes[cell], mixed->activation_bytes[cell],
+        most = fmin(most, most_in_flight(mixed->parameter_bytes[cell], mixed->activation_bytes[cell],
                                          profile->cluster[mixed->cluster[k]].device_memory_bytes, search->B));
     }
     return most;
@@ -213,36 +156,61 @@ static double in_flight(const struct step_search *search, const struct step_stag
 
 static enum hapt_status descend(struct enumeration *enumeration, int first, const struct prefix *prefix);
 
+/* The least time of a microbatch on the slowest stage behind, if all devices work that may still come. */
+static double behind_s(const struct enumeration *enumeration, const struct step_stage *stage)
+{
+    const struct step_search *search = enumeration->search;
+    const double work_s = enumeration->rest.work_s[stage->end];
+    double rate = 0;
+    if (work_s == 0) return 0;
+    for (int c = 0; c < search->C; c++) {
+        const struct hapt_profile_cluster *cluster = &search->profile->cluster[c];
+        const int more = step_devices_of(search, stage->device_set, stage->submesh, c);
+        if ((enumeration->visited >> c & 1u) && more == 0) continue;
+        const int left = cluster->nodes * cluster->devices_per_node - enumeration->used[c] - more;
+        rate += left / enumeration->rest.ratio[c];
+    }
+    return work_s / rate;
+}
+
+/* The bounds of the prefix with one more stage; as in step_bound.c. */
+static double extend_split(const struct step_search *search, const struct step_stage *stage, int first, double time_s,
+                           double behind_s, struct prefix *prefix)
+{
+    const struct hapt_profile_cluster *cluster = &search->profile->cluster[stage->device_set];
+    const size_t cell = hapt_profile_index(search->profile, stage->submesh, first, stage->end - 1);
+    const double least_s = fmax(0, time_s - cluster->weight_time[cell]), B = search->B;
+    prefix->stage_s = fmax(prefix->stage_s, prefix->sum_s + B * least_s);
+    prefix->stage_s = fmax(prefix->stage_s, prefix->head_s + B * time_s);
+    prefix->sum_s += least_s;
+    prefix->head_s += cluster->stage_forward_time[cell];
+    return fmax(fmax(prefix->stage_s, prefix->sum_s + (B - 1) * prefix->comm_s), prefix->head_s + B * behind_s);
+}
+
 /* The prefix with one more stage, which takes this long. Returns the least step of a plan that begins so. */
 static double extend(const struct enumeration *enumeration, const struct step_stage *stage, int first, double time_s,
                      struct prefix *prefix)
 {
     const struct step_search *search = enumeration->search;
     const struct step_candidate *trial = &enumeration->trial;
-    const double rest_s = enumeration->rest_s[stage->end];
+    const double slowest_s = behind_s(enumeration, stage), B = search->B;
+    const double rest_s = fmax(enumeration->rest.pass_s[stage->end], slowest_s);
     if (trial->count > 0) {
         const double comm_s = hapt_profile_boundary_s(
-            search->lowest, first - 1, subclusters_of(search, &trial->stage[trial->count - 1].device_set),
-            subclusters_of(search, &stage->device_set), NULL);
+            search->lowest, first - 1, step_subclusters_of(search, &trial->stage[trial->count - 1].device_set),
+            step_subclusters_of(search, &stage->device_set), NULL);
         prefix->sum_s += 2 * comm_s;
         prefix->head_s += comm_s;
         prefix->comm_s = fmax(prefix->comm_s, comm_s);
     }
-    if (enumeration->split) { /* as in step_bound.c */
-        const struct hapt_profile_cluster *cluster = &search->profile->cluster[stage->device_set];
-        const size_t cell = hapt_profile_index(search->profile, stage->submesh, first, stage->end - 1);
-        const double least_s = fmax(0, time_s - cluster->weight_time[cell]);
-        prefix->stage_s = fmax(prefix->stage_s, prefix->sum_s + search->B * least_s);
-        prefix->stage_s = fmax(prefix->stage_s, prefix->head_s + search->B * time_s);
-        prefix->sum_s += least_s;
-        prefix->head_s += cluster->stage_forward_time[cell];
-        return fmax(prefix->stage_s, prefix->sum_s + (search->B - 1) * prefix->comm_s);
-    }
     prefix->in_flight = fmin(prefix->in_flight, in_flight(search, stage, first));
-    prefix->stage_s = fmax(prefix->stage_s, prefix->sum_s + search->B * time_s);
-    prefix->stage_s = fmax(prefix->stage_s, prefix->sum_s + search->B * (time_s + rest_s) / prefix->in_flight);
+    if (prefix->in_flight == 0) return INFINITY;
+    if (enumeration->split) return extend_split(search, stage, first, time_s, slowest_s, prefix);
+    prefix->stage_s = fmax(prefix->stage_s, prefix->sum_s + B * time_s);
+    prefix->stage_s = fmax(prefix->stage_s, prefix->sum_s + B * (time_s + rest_s) / prefix->in_flight);
     prefix->sum_s += time_s;
-    return fmax(prefix->stage_s, prefix->sum_s + rest_s + (search->B - 1) * prefix->comm_s);
+    return fmax(fmax(prefix->stage_s, prefix->sum_s + rest_s + (B - 1) * prefix->comm_s),
+                prefix->sum_s + B * slowest_s);
 }
 
 static enum hapt_status add_stage(struct enumeration *enumeration, const struct step_stage *stage, int first,
@@ -250,14 +218,14 @@ static enum hapt_status add_stage(struct enumeration *enumeration, const struct 
 {
     struct step_search *search = enumeration->search;
     struct step_candidate *trial = &enumeration->trial;
-    const double time_s = work_s(search, stage->device_set, stage->submesh, first, stage->end);
+    const double time_s = step_work_s(search, stage->device_set, stage->submesh, first, stage->end);
     struct prefix next = *prefix;
     if (!isfinite(time_s)) return HAPT_OK;
     enumeration->nodes++;
     if (extend(enumeration, stage, first, time_s, &next) * (1 - 1e-12) >= enumeration->best_s) return HAPT_OK;
     const unsigned visited = enumeration->visited;
     for (int c = 0; c < search->C; c++) {
-        const int more = devices_of(search, stage->device_set, stage->submesh, c);
+        const int more = step_devices_of(search, stage->device_set, stage->submesh, c);
         enumeration->used[c] += more;
         enumeration->visited |= more > 0 ? 1u << c : 0;
     }
@@ -267,7 +235,7 @@ static enum hapt_status add_stage(struct enumeration *enumeration, const struct 
     trial->count--;
     enumeration->visited = visited;
     for (int c = 0; c < search->C; c++)
-        enumeration->used[c] -= devices_of(search, stage->device_set, stage->submesh, c);
+        enumeration->used[c] -= step_devices_of(search, stage->device_set, stage->submesh, c);
     return status;
 }
 
@@ -275,8 +243,8 @@ static enum hapt_status descend(struct enumeration *enumeration, int first, cons
 {
     const struct step_search *search = enumeration->search;
     if (enumeration->trial.count == enumeration->most_stages) return HAPT_OK;
-    for (int p = 0; p < device_sets(search); p++)
-        for (int s = 0; s < submeshes_of(search, p); s++) {
+    for (int p = 0; p < step_device_sets(search); p++)
+        for (int s = 0; s < step_submeshes_of(search, p); s++) {
             if (!may_follow(enumeration, p, s)) continue;
             for (int end = first + 1; end <= search->L; end++) {
                 const struct step_stage stage = {p, s, end};
@@ -291,24 +259,40 @@ static enum hapt_status begin(struct enumeration *enumeration)
 {
     if (!enumeration->split) enumeration->best_s = enumeration->search->best.step_s;
     HAPT_TRY(step_candidate_create(enumeration->search, &enumeration->trial));
-    return step_least_rest(enumeration->search, &enumeration->rest_s);
+    return step_rest_create(enumeration->search, &enumeration->rest);
 }
 
-enum hapt_status step_enumerate(struct step_search *search, double *bound_s)
+/* *bound_s: 0, if there are more plans than the limits allow. */
+static enum hapt_status enumerate(struct step_search *search, double nodes, double simulations, double *bound_s)
 {
     struct enumeration enumeration = {.search = search,
                                       .least_s = INFINITY,
                                       .most_stages = search->most_stages,
-                                      .most_nodes = MOST_NODES,
+                                      .most_nodes = (int64_t)nodes,
                                       .first_simulation = search->simulated,
-                                      .most_simulations = MOST_SIMULATIONS};
+                                      .most_simulations = (int64_t)simulations};
     const struct prefix nothing = {.in_flight = INFINITY};
     *bound_s = 0;
-    if (search->L > MOST_LAYERS || search->options.no_enumeration) return HAPT_OK;
     HAPT_TRY(begin(&enumeration));
     HAPT_TRY(descend(&enumeration, 0, &nothing));
     /* A plan that was dropped has a step of at least that of the best. */
     if (within_limits(&enumeration)) *bound_s = fmin(enumeration.least_s, search->best.step_s);
+    return HAPT_OK;
+}
+
+enum hapt_status step_enumerate(struct step_search *search, double *bound_s)
+{
+    *bound_s = 0;
+    if (search->L > MOST_LAYERS || search->options.no_enumeration) return HAPT_OK;
+    return enumerate(search, MOST_NODES, MOST_SIMULATIONS, bound_s);
+}
+
+enum hapt_status step_enumerate_late(struct step_search *search)
+{
+    double bound_s;
+    if (search->L > LATE_LAYERS || search->options.no_enumeration) return HAPT_OK;
+    HAPT_TRY(enumerate(search, LATE_NODES * search->most_work, LATE_SIMULATIONS * search->most_work, &bound_s));
+    if (bound_s > search->bound_s) search->bound_s = bound_s;
     return HAPT_OK;
 }
 
@@ -341,7 +325,7 @@ enum hapt_status step_enumerate_split(struct step_search *search, const struct h
                                       .split = profile,
                                       .kept = &kept,
                                       .best_s = (*plan)->simulated_s};
-    const struct prefix nothing = {0};
+    const struct prefix nothing = {.in_flight = INFINITY};
     if (search->L > MOST_LAYERS || search->options.no_enumeration) return HAPT_OK;
     if (!(*plan)->split) enumeration.best_s *= hapt_plan_split_worth(profile);
     HAPT_TRY(step_candidate_create(search, &kept));
