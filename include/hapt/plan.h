@@ -251,7 +251,7 @@ int hapt_plan_tighten(struct hapt_plan *plan);
  * of a stage do not fit; the plan is unchanged. */
 enum hapt_status hapt_plan_split_backward(const struct hapt_profile *profile, struct hapt_plan *plan);
 /* A split plan is worth it if its simulated step is less than this share of that without: 1, or with measured times
- * 0.98, because split programs take up to 2 % longer than the parts of unsplit ones. */
+ * 0.99, because their errors are about as large. */
 double hapt_plan_split_worth(const struct hapt_profile *profile);
 /* The same, if its simulated step is then shorter (hapt_plan_split_worth); else the plan is unchanged. *fits false: the
  * launches of a stage do not fit. HAPT_OK also if the profile does not know the times. */

@@ -38,6 +38,7 @@ struct hapt_profile_cluster {
     double *weight_time;           /* s per microbatch, the part of the backward pass that waits; NULL: unknown */
     double *split_parameter_bytes; /* as parameter_bytes, of the split program */
     double *weight_slot_bytes;     /* per device and microbatch between BACKWARD and WEIGHT */
+    double split_overhead;         /* a split backward pass takes 1 + split_overhead times as long as an unsplit one */
 };
 
 /* Stages over devices of several subclusters: one program on devices[i] devices of each subcluster cluster[i].
@@ -129,6 +130,17 @@ enum hapt_status hapt_profile_create(int layer_count, int cluster_count, struct 
 enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int index, const char *name, int nodes,
                                           int devices_per_node, double memory_bytes, double peak_flops,
                                           const struct hapt_submesh *submesh, int count, struct hapt_arena *arena);
+/* stage_time of a stage with split backward passes. */
+static inline double hapt_profile_split_time_s(const struct hapt_profile_cluster *cluster, size_t cell)
+{
+    const double backward_s = cluster->stage_time[cell] - cluster->stage_forward_time[cell];
+    return cluster->stage_time[cell] + cluster->split_overhead * (backward_s > 0 ? backward_s : 0);
+}
+/* What of it waits. */
+static inline double hapt_profile_split_weight_s(const struct hapt_profile_cluster *cluster, size_t cell)
+{
+    return cluster->weight_time[cell] * (1 + cluster->split_overhead);
+}
 /* Allocates weight_time (NaN) and the bytes of split programs of a subcluster. */
 enum hapt_status hapt_profile_add_split(struct hapt_profile *profile, int index, struct hapt_arena *arena);
 /* Adds an entry of mixed stages: times are NaN, one memory row per subcluster, no ratios and no step_time (the
@@ -170,8 +182,9 @@ void hapt_profile_keep_programs(struct hapt_profile *profile, const char *progra
  * synthesised programs and mixed stages have none. */
 bool hapt_profile_keep_degree(struct hapt_profile *profile, int degree);
 
-/* The same candidates with the memory of split programs; tables are shared. For searches of plans whose backward passes
- * are split afterwards. Mixed stages and subclusters without these figures have no candidates in it. */
+/* The same candidates with the times and the memory of split programs; other tables are shared. For searches of plans
+ * whose backward passes are split afterwards. Mixed stages and subclusters without these figures have no candidates in
+ * it. */
 enum hapt_status hapt_profile_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
                                          struct hapt_profile **view);
 

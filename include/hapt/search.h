@@ -24,8 +24,7 @@ struct hapt_search_effort {
 
 enum hapt_objective { HAPT_OBJECTIVE_FORMULA, HAPT_OBJECTIVE_STEP };
 
-/* Split backward passes (zero bubble). AUTO: if the simulated step is then shorter. With measured times it has to be
- * shorter by 2 %, because split programs take up to that much longer than the parts of unsplit ones. */
+/* Split backward passes (zero bubble). AUTO: if it is worth it (hapt_plan_split_worth). */
 enum hapt_split_choice { HAPT_SPLIT_NO, HAPT_SPLIT_AUTO, HAPT_SPLIT_YES };
 
 /* Restrictions of a looped schedule. */

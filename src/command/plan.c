@@ -17,7 +17,7 @@ const char hapt_command_plan_help[] =
     "Split backward passes (zero bubble) make the gradients of parameters in idle times. A device then holds some\n"
     "gradients of activations for longer; the launches must fit with them. The number of waiting passes is the one\n"
     "that fits and gives the shortest step, and the boundaries of the stages are moved for it. --split-backward auto,\n"
-    "the default: splits if that step is shorter, with measured times by 2 %. The lower bound holds for all plans,\n"
+    "the default: splits if that step is shorter, with measured times by 1 %. The lower bound holds for all plans,\n"
     "split and not; with --split-backward no, for those without. JSON: \"split_backward\"; per stage \"weight_s\",\n"
     "\"slots\", \"weight_slots\".\n"
     "A mixed stage runs on devices of several subclusters (if the profile has such stages). It may be first, last,\n"

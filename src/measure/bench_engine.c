@@ -330,6 +330,57 @@ enum hapt_status bench_engines_time_weight(struct bench_engines *bench_engines, 
     return HAPT_OK;
 }
 
+/* An engine of the split program of the same range. */
+static enum hapt_status open_split(struct bench_engines *bench_engines, const struct bench_engine *whole,
+                                   struct bench_engine *split)
+{
+    const struct hapt_candidates *candidates = bench_engines->candidates;
+    struct hapt_sharding *sharding;
+    HAPT_TRY(hapt_sharding_split(whole->program->sharding, &split->arena, &sharding));
+    HAPT_TRY(
+        hapt_program_build(sharding, whole->program->first_op, whole->program->end_op, &split->arena, &split->program));
+    HAPT_TRY(hapt_engine_create(split->program, &bench_engines->options, &split->engine));
+    HAPT_TRY(samples_fill(candidates->model, &bench_engines->options, split->program, split->engine));
+    HAPT_TRY(hapt_engine_begin_step(split->engine));
+    HAPT_TRY(run_through(bench_engines, split));
+    return hapt_engine_weight(split->engine, 0, 0);
+}
+
+static enum hapt_status time_split(struct bench_engines *bench_engines, struct bench_engine *whole,
+                                   struct bench_engine *split, double *split_s, double *backward_s)
+{
+    enum { ROUNDS = 7 };
+    const int op[2] = {split->program->first_op, split->program->end_op};
+    double sample[2][ROUNDS], weight_s;
+    for (int round = 0; round < ROUNDS; round++) {
+        HAPT_TRY(time_part(bench_engines, whole, HAPT_SECTION_BACKWARD, op, &sample[0][round]));
+        HAPT_TRY(time_part(bench_engines, split, HAPT_SECTION_BACKWARD, op, &sample[1][round]));
+        HAPT_TRY(time_part(bench_engines, split, HAPT_SECTION_WEIGHT, op, &weight_s));
+        sample[1][round] += weight_s;
+    }
+    *backward_s = hapt_median(sample[0], ROUNDS);
+    *split_s = hapt_median(sample[1], ROUNDS);
+    return HAPT_OK;
+}
+
+enum hapt_status bench_engines_time_split(struct bench_engines *bench_engines, int w, double *split_s,
+                                          double *backward_s)
+{
+    struct bench_engine split = {0}, *whole = &bench_engines->bench_engine[w];
+    *split_s = *backward_s = NAN;
+    if (2 * whole->bytes > bench_engines->limit_bytes) return HAPT_OK;
+    bench_engines_close(bench_engines);
+    HAPT_TRY(open_bench_engine(bench_engines, whole));
+    hapt_arena_init(&split.arena);
+    enum hapt_status status = open_split(bench_engines, whole, &split);
+    if (status == HAPT_OK) status = time_split(bench_engines, whole, &split, split_s, backward_s);
+    if (!split.engine) hapt_arena_release(&split.arena);
+    close_bench_engine(bench_engines, &split);
+    if (status != HAPT_ERR_MEMORY) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
 enum hapt_status bench_engines_open(struct bench_engines *bench_engines, int w)
 {
     return open_bench_engine(bench_engines, &bench_engines->bench_engine[w]);

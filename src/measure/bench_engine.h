@@ -54,6 +54,10 @@ enum hapt_status bench_engines_time(struct bench_engines *bench_engines, int ite
  * the copies of boundaries. */
 enum hapt_status bench_engines_time_weight(struct bench_engines *bench_engines, int item, double *weight_s,
                                            double *backward_s);
+/* Seconds of a split backward pass of a benchmark engine's range with what it defers, and of the unsplit pass. Without
+ * the copies of boundaries. *split_s NaN: no second engine fits. */
+enum hapt_status bench_engines_time_split(struct bench_engines *bench_engines, int w, double *split_s,
+                                          double *backward_s);
 /* bench_engines_time_steps runs forward and backward of a complete benchmark engine and times every step, by the same
  * clock. forward_s and backward_s are as long as the sections of bench_engines->bench_engine[w].program, which
  * bench_engines_open creates. */

@@ -33,6 +33,7 @@ struct measure {
     struct hapt_item_memory *memory; /* [class][item] */
     struct hapt_item_time *time;     /* [class][item] CPU or device time, without slowdown */
     double *weight_share;            /* [class][item] deferrable part of backward_s, NaN: unknown; NULL: not wanted */
+    double *split_overhead;          /* [class] hapt_profile_cluster.split_overhead; set with weight_share */
     bool *needed;                    /* [item] in my class */
     double *layer_s;                 /* [mesh][L] seconds of a single layer, in my class */
     struct bench_engines bench_engines;

@@ -2,7 +2,8 @@
  * The part of backward passes that a split defers (hapt_sharding.weight), timed by the engine. Output:
  * measure->weight_share, a share of the backward pass: it stays right when later corrections change that pass.
  * Single layers are timed alone; items are sums of layers. Layers of tensor-parallel and synthesised stages run without
- * their collectives here, so their share is that of the computation.
+ * their collectives here, so their share is that of the computation. Also how much
+ * longer split backward passes take than unsplit ones.
  */
 #include "measure.h"
 
@@ -48,6 +49,27 @@ static enum hapt_status time_mesh(struct measure *measure, struct bench_engines 
     return HAPT_OK;
 }
 
+/* Adds the longest range of a mesh that has an engine to sum_s: its split and its unsplit backward pass. In a split
+ * one, what waits runs behind all layers, when less is left in the caches. */
+static enum hapt_status add_split_pass(struct bench_engines *engines, int mesh_index, double sum_s[2])
+{
+    int longest = -1;
+    double split_s, whole_s;
+    for (int w = 0; w < engines->count; w++) {
+        const struct bench_engine *engine = &engines->bench_engine[w];
+        if (engine->mesh_index != mesh_index) continue;
+        if (longest < 0 ||
+            engine->last - engine->first > engines->bench_engine[longest].last - engines->bench_engine[longest].first)
+            longest = w;
+    }
+    if (longest < 0) return HAPT_OK;
+    HAPT_TRY(bench_engines_time_split(engines, longest, &split_s, &whole_s));
+    if (!isfinite(split_s)) return HAPT_OK;
+    sum_s[0] += split_s;
+    sum_s[1] += whole_s;
+    return HAPT_OK;
+}
+
 static bool communicates(struct hapt_submesh submesh)
 {
     return submesh.tp > 1 || submesh.program > 0;
@@ -73,15 +95,18 @@ static enum hapt_status time_class(struct measure *measure, const struct hapt_en
 {
     const struct hapt_candidates *candidates = measure->candidates;
     struct bench_engines team;
-    double *weight_s, *backward_s;
+    double *weight_s, *backward_s, sum_s[2] = {0};
     bool *layer, *of_mesh;
     HAPT_NEW(weight_s, measure->scratch, candidates->layer_count);
     HAPT_NEW(backward_s, measure->scratch, candidates->layer_count);
     HAPT_NEW(layer, measure->scratch, candidates->item_count);
     HAPT_NEW(of_mesh, measure->scratch, candidates->mesh_count);
     mark_team_layers(measure, layer, of_mesh);
-    for (int d = 0; d < candidates->mesh_count; d++)
-        if (!of_mesh[d]) HAPT_TRY(time_mesh(measure, &measure->bench_engines, d, weight_s, backward_s));
+    for (int d = 0; d < candidates->mesh_count; d++) {
+        if (of_mesh[d]) continue;
+        HAPT_TRY(time_mesh(measure, &measure->bench_engines, d, weight_s, backward_s));
+        HAPT_TRY(add_split_pass(&measure->bench_engines, d, sum_s));
+    }
     bench_engines_close(&measure->bench_engines); /* the others need their memory */
     HAPT_TRY(bench_engines_choose(candidates, options, measure_room(measure, options),
                                   measure_memory(measure, measure->classes.own_class, 0), layer, measure->scratch,
@@ -90,6 +115,7 @@ static enum hapt_status time_class(struct measure *measure, const struct hapt_en
     for (int d = 0; d < candidates->mesh_count && status == HAPT_OK; d++)
         if (of_mesh[d]) status = time_mesh(measure, &team, d, weight_s, backward_s);
     bench_engines_close(&team);
+    if (sum_s[0] > sum_s[1]) measure->split_overhead[measure->classes.own_class] = sum_s[0] / sum_s[1] - 1;
     return status;
 }
 
@@ -98,10 +124,13 @@ enum hapt_status measure_weights(struct measure *measure, const struct hapt_engi
     const size_t cells = (size_t)measure->classes.count * (size_t)measure->candidates->item_count;
     enum hapt_status status = HAPT_OK;
     measure->weight_share = hapt_arena_alloc(measure->scratch, cells, sizeof *measure->weight_share);
-    if (!measure->weight_share) status = HAPT_ERR_MEMORY;
+    measure->split_overhead =
+        hapt_arena_alloc(measure->scratch, (size_t)measure->classes.count, sizeof *measure->split_overhead);
+    if (!measure->weight_share || !measure->split_overhead) status = HAPT_ERR_MEMORY;
     if (status == HAPT_OK && measure->classes.is_lead) status = time_class(measure, options);
     HAPT_TRY(hapt_env_agree(measure->env->world, status));
     HAPT_TRY(measure_sum_over_ranks(measure, measure->weight_share, cells));
+    HAPT_TRY(measure_sum_over_ranks(measure, measure->split_overhead, (size_t)measure->classes.count));
     for (size_t cell = 0; cell < cells; cell++)
         measure->weight_share[cell] = measure->weight_share[cell] > 0 ? measure->weight_share[cell] - 1 : NAN;
     return HAPT_OK;

@@ -116,6 +116,11 @@ static enum hapt_status price_layers(const struct hapt_profile *profile, const s
     stage->compute_s = cells.stage_s[cells.time] + stage->step_s / plan->microbatches;
     stage->forward_s = fmin(cells.forward_s[cells.time], cells.stage_s[cells.time]);
     stage->weight_s = cells.weight_s ? cells.weight_s[cells.time] : NAN;
+    if (plan->split) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[stage->submesh->subcluster[0]];
+        stage->compute_s += hapt_profile_split_time_s(cluster, cells.time) - cells.stage_s[cells.time];
+        stage->weight_s = hapt_profile_split_weight_s(cluster, cells.time);
+    }
     stage->weight_slot_bytes = plan->split ? cells.weight_slot_bytes[cells.time] : 0;
     stage->weight_slots = !plan->split ? 0 : stage->weight_slots > 1 ? stage->weight_slots : 1;
     for (int k = 0; k < stage->submesh->part_count; k++) {

@@ -111,6 +111,8 @@ static enum hapt_status write_cluster(struct hapt_h5 *file, const char *group, c
     HAPT_TRY(hapt_h5_write_attribute_int(file, folder, "nodes", cluster->nodes));
     HAPT_TRY(hapt_h5_write_attribute_int(file, folder, "devices_per_node", cluster->devices_per_node));
     HAPT_TRY(hapt_h5_write_attribute_real(file, folder, "device_memory_bytes", cluster->device_memory_bytes, "byte"));
+    if (cluster->weight_time && cluster->split_overhead > 0)
+        HAPT_TRY(hapt_h5_write_attribute_real(file, folder, "split_overhead", cluster->split_overhead, "1"));
     return hapt_h5_write_attribute_real(file, folder, "peak_flops", cluster->peak_flops, "FLOP/s");
 }
 
@@ -264,6 +266,8 @@ static enum hapt_status read_cluster(struct hapt_h5 *file, const char *group, st
     if (hapt_h5_exists(file, join(path, folder, "step_time")))
         HAPT_TRY(read_table(file, folder, "step_time", S, L, arena, &cluster->step_time));
     if (!hapt_h5_exists(file, join(path, folder, "weight_time"))) return HAPT_OK;
+    if (hapt_h5_has_attribute(file, folder, "split_overhead"))
+        HAPT_TRY(hapt_h5_read_attribute_real(file, folder, "split_overhead", &cluster->split_overhead));
     HAPT_TRY(read_table(file, folder, "weight_time", S, L, arena, &cluster->weight_time));
     HAPT_TRY(read_table(file, folder, "split_parameter_bytes", S, L, arena, &cluster->split_parameter_bytes));
     return read_table(file, folder, "weight_slot_bytes", S, L, arena, &cluster->weight_slot_bytes);

@@ -143,6 +143,12 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
     return HAPT_OK;
 }
 
+static enum hapt_status check_overhead(const struct hapt_profile_cluster *cluster)
+{
+    if (cluster->split_overhead >= 0 && cluster->split_overhead <= 10) return HAPT_OK;
+    return BAD("%s: split_overhead is %g; it must be between 0 and 10", cluster->name, cluster->split_overhead);
+}
+
 /* weight_time NaN: unknown for this candidate. */
 static enum hapt_status check_split(const struct hapt_profile_cluster *cluster, size_t cell, int s, int i, int j)
 {
@@ -215,6 +221,7 @@ enum hapt_status hapt_profile_check(const struct hapt_profile *profile)
             if (strcmp(profile->cluster[other].name, cluster->name) == 0)
                 return BAD("two subclusters have the name %s", cluster->name);
         HAPT_TRY(check_submeshes(profile, cluster));
+        HAPT_TRY(check_overhead(cluster));
         HAPT_TRY(check_candidates(profile, cluster, &candidates));
     }
     HAPT_TRY(hapt_profile_check_mixed(profile, &candidates));

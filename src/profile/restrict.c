@@ -22,6 +22,7 @@ static enum hapt_status copy_cluster(const struct hapt_profile *profile, int c, 
     else
         to->step_time = NULL;
     if (!from->weight_time) return HAPT_OK;
+    to->split_overhead = from->split_overhead;
     HAPT_TRY(hapt_profile_add_split(copy, c, arena));
     memcpy(to->weight_time, from->weight_time, bytes);
     memcpy(to->split_parameter_bytes, from->split_parameter_bytes, bytes);
@@ -108,7 +109,7 @@ enum hapt_status hapt_profile_split_view(const struct hapt_profile *profile, str
         HAPT_NEW(cluster->stage_time, arena, cells);
         for (size_t cell = 0; cell < cells; cell++)
             cluster->stage_time[cell] = cluster->weight_time && isfinite(cluster->weight_time[cell])
-                                            ? profile->cluster[c].stage_time[cell]
+                                            ? hapt_profile_split_time_s(&profile->cluster[c], cell)
                                             : NAN;
         if (!cluster->weight_time) continue;
         HAPT_NEW(cluster->parameter_bytes, arena, cells);

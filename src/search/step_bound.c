@@ -69,7 +69,7 @@ static enum hapt_status copy_times(struct bounding *bounding, struct hapt_profil
         const double bytes =
             waits ? fmin(cluster->parameter_bytes[k], cluster->split_parameter_bytes[k]) : cluster->parameter_bytes[k];
         const double most = step_in_flight(bytes, cluster->activation_bytes[k], cluster->device_memory_bytes, B);
-        const double least_s = waits ? fmax(0, time_s[k] - cluster->weight_time[k]) : time_s[k];
+        const double least_s = waits ? fmax(0, time_s[k] - hapt_profile_split_weight_s(cluster, k)) : time_s[k];
         const bool fits = hapt_at_most(bytes + cluster->activation_bytes[k], cluster->device_memory_bytes) &&
                           hapt_at_most(B * (least_s + rest_s) / most, search->best.step_s);
         cluster->stage_time[k] = !fits ? NAN : bounding->kind == TRANSFERS ? least_s : time_s[k];

@@ -179,7 +179,7 @@ static double extend_split(const struct step_search *search, const struct step_s
 {
     const struct hapt_profile_cluster *cluster = &search->profile->cluster[stage->device_set];
     const size_t cell = hapt_profile_index(search->profile, stage->submesh, first, stage->end - 1);
-    const double least_s = fmax(0, time_s - cluster->weight_time[cell]), B = search->B;
+    const double least_s = fmax(0, time_s - hapt_profile_split_weight_s(cluster, cell)), B = search->B;
     prefix->stage_s = fmax(prefix->stage_s, prefix->sum_s + B * least_s);
     prefix->stage_s = fmax(prefix->stage_s, prefix->head_s + B * time_s);
     prefix->sum_s += least_s;

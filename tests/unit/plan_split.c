@@ -9,6 +9,7 @@ static void add_split(uint64_t *seed, struct hapt_profile *profile, struct hapt_
     for (int c = 0; c < profile->cluster_count; c++) {
         struct hapt_profile_cluster *cluster = &profile->cluster[c];
         CHECK_OK(hapt_profile_add_split(profile, c, arena));
+        cluster->split_overhead = random_chance(seed, 0.5) ? 0.2 * hapt_random_unit(seed) : 0;
         for (size_t cell = 0; cell < hapt_profile_index(profile, cluster->submesh_count, 0, 0); cell++) {
             if (!isfinite(cluster->stage_time[cell])) continue;
             const double backward_s = cluster->stage_time[cell] - cluster->stage_forward_time[cell];
@@ -52,8 +53,8 @@ static double step_by_hand(const struct hapt_profile *profile, const struct hapt
                 cluster->submesh[s].tp == stage->layout.tensor_parallel)
                 cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
         forward[i] = cluster->stage_forward_time[cell];
-        weight[i] = cluster->weight_time[cell];
-        backward[i] = cluster->stage_time[cell] - forward[i] - weight[i];
+        weight[i] = cluster->weight_time[cell] * (1 + cluster->split_overhead);
+        backward[i] = (cluster->stage_time[cell] - forward[i]) * (1 + cluster->split_overhead) - weight[i];
         comm[i] = stage->comm_s;
         step[i] = stage->step_s - stage->tied_s;
         warmup[i] = stage->warmup;
@@ -196,6 +197,7 @@ static void files(void)
         for (int c = 0; read && c < profile->cluster_count; c++) {
             const size_t cells = hapt_profile_index(profile, profile->cluster[c].submesh_count, 0, 0);
             CHECK(read->cluster[c].weight_time &&
+                  read->cluster[c].split_overhead == profile->cluster[c].split_overhead &&
                   !memcmp(read->cluster[c].weight_slot_bytes, profile->cluster[c].weight_slot_bytes,
                           cells * sizeof(double)));
         }

@@ -21,6 +21,7 @@ static struct hapt_profile *make_profile(uint64_t *seed, int clusters, double me
         CHECK_OK(random_profile_cluster(profile, c, name, 1, 1, memory_bytes, 1, &arena));
         CHECK_OK(hapt_profile_add_split(profile, c, &arena));
         struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        cluster->split_overhead = random_chance(seed, 0.3) ? 0.1 * hapt_random_unit(seed) : 0;
         for (int i = 0; i < LAYERS; i++)
             for (int j = i; j < LAYERS; j++) {
                 const size_t cell = hapt_profile_index(profile, 0, i, j);
@@ -204,7 +205,7 @@ static void against_all_plans(void)
     CHECK(chosen > count / 2 && splits * 4 > chosen && best * 10 >= chosen * 9 && most_off < 0.05);
 }
 
-/* Measured times: a split that gains less than 2 % is not made. */
+/* Measured times: a split that gains less than 1 % is not made. */
 static void small_gains(void)
 {
     int kept = 0, split = 0;
@@ -219,7 +220,7 @@ static void small_gains(void)
         profile->origin = HAPT_PROFILE_MEASURED;
         CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &measured));
         CHECK(predicted->simulated_s <= plain->simulated_s);
-        CHECK(measured->split ? measured->simulated_s < 0.98 * plain->simulated_s
+        CHECK(measured->split ? measured->simulated_s < 0.99 * plain->simulated_s
                               : measured->simulated_s == plain->simulated_s);
         kept += predicted->split && !measured->split;
         split += measured->split;
