@@ -6,6 +6,7 @@
  *   step_price.c      the step of given stages: bounds, and the best launch counts by simulation
  *   step_bound.c      a lower bound of every plan's step
  *   step_rest.c       what the layers behind a boundary take at least
+ *   step_prefix.c     partial plans, from the first layer on, and their bounds
  *   step_enumerate.c  all plans of a small instance, by depth-first search with bounds
  *   step_seed.c       optima of the formula as candidates
  *   step_views.c      seeds from restricted and altered profiles
