@@ -5,8 +5,9 @@
  *   step_batchings.c  the same over several numbers of microbatches
  *   step_price.c      the step of given stages: bounds, and the best launch counts by simulation
  *   step_bound.c      a lower bound of every plan's step
- *   step_rest.c       what the layers behind a boundary take at least
- *   step_prefix.c     partial plans, from the first layer on, and their bounds
+ *   step_rest.c       what the layers behind a boundary, or in front, take at least
+ *   step_suffix.c     partial plans, from the last layer on, and their bounds
+ *   step_grow.c       plans from the partial plans that promise most
  *   step_enumerate.c  all plans of a small instance, by depth-first search with bounds
  *   step_seed.c       optima of the formula as candidates
  *   step_views.c      seeds from restricted and altered profiles
@@ -150,14 +151,14 @@ static inline int step_devices_of(const struct step_search *search, int device_s
     return 0;
 }
 
-/* What the layers behind a boundary take at least. */
-struct step_rest {
+/* What the layers in front of a boundary take at least. */
+struct step_front {
     double *pass_s; /* [L + 1] a microbatch, its transfers included, there and back, with unlimited devices */
     double *work_s; /* [L + 1] device time of a microbatch; 0 with mixed stages */
     double *ratio;  /* [C]     subcluster c needs at least ratio[c] times as much; INFINITY: it has no stage */
 };
-enum hapt_status step_rest_create(struct step_search *search, struct step_rest *rest);
-/* rest->pass_s alone. Rank-local, as step_rest_create. */
+enum hapt_status step_front_create(struct step_search *search, struct step_front *front);
+/* rest_s [L + 1]: as front->pass_s, for the layers behind. Rank-local, as step_front_create. */
 enum hapt_status step_least_rest(struct step_search *search, double **rest_s);
 
 /* Prices the candidate's stages under its own launch counts. step_s becomes INFINITY if the stages are no candidates,
@@ -187,6 +188,8 @@ enum hapt_status step_views(struct step_search *search);
 enum hapt_status step_enumerate(struct step_search *search, double *bound_s);
 /* Enumerates plans of few stages, as many as are soon done, where step_enumerate was not. Improves search->best. */
 enum hapt_status step_enumerate_short(struct step_search *search);
+/* Grows plans layer by layer, keeping the partial plans that promise most, and refines the best few. Collective. */
+enum hapt_status step_grow(struct step_search *search);
 /* Enumerates again, with larger limits, behind the refinement: a good step drops more partial plans. Improves
  * search->best and bound_s. */
 enum hapt_status step_enumerate_late(struct step_search *search);

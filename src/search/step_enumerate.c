@@ -1,11 +1,11 @@
 /*
- * Enumerates the plans of a small instance from the first layer on, depth first. A partial plan is dropped if a lower
+ * Enumerates the plans of a small instance from the last layer on, depth first. A partial plan is dropped if a lower
  * bound of its simulated step is not below the best step so far.
  *
  * Every rank does the same work. It is limited in partial plans and simulations, so that a larger instance ends early.
  * Plans with split backward passes are enumerated by themselves: other bounds hold for them (step_bound.c).
  */
-#include "step_prefix.h"
+#include "step_suffix.h"
 
 #include <math.h>
 
@@ -22,12 +22,14 @@ enum { SPLIT_SIMULATIONS = 16, MOST_SPLIT_MICROBATCHES = 100000 };
 struct enumeration {
     struct step_search *search;
     struct step_candidate trial;
-    struct step_prefixes prefixes;
+    struct step_suffixes suffixes;
+    struct step_stage *stage; /* [most stages] the last one first */
+    int count;
     double least_s; /* least lower_s of the plans that were priced */
     /* Plans with split backward passes; NULL: without. search->profile is the split view of this profile. */
     const struct hapt_profile *split;
     struct step_candidate *kept; /* the best split one */
-    double best_s;               /* its step; prefixes that cannot be shorter are dropped */
+    double best_s;               /* its step; suffixes that cannot be shorter are dropped */
     int most_stages;
     int64_t nodes, most_nodes, first_simulation, most_simulations;
 };
@@ -84,50 +86,51 @@ static enum hapt_status take_split_plan(struct enumeration *enumeration)
     return HAPT_OK;
 }
 
-static enum hapt_status take(struct enumeration *enumeration, const struct step_prefix *prefix)
+static enum hapt_status take(struct enumeration *enumeration, const struct step_suffix *suffix)
 {
-    if (enumeration->search->options.use_all_devices && !step_prefix_uses_all(&enumeration->prefixes, prefix))
+    if (enumeration->search->options.use_all_devices && !step_suffix_uses_all(&enumeration->suffixes, suffix))
         return HAPT_OK;
+    enumeration->trial.count = enumeration->count;
+    for (int i = 0; i < enumeration->count; i++)
+        enumeration->trial.stage[i] = enumeration->stage[enumeration->count - 1 - i];
     return enumeration->split ? take_split_plan(enumeration) : take_plan(enumeration);
 }
 
-static enum hapt_status descend(struct enumeration *enumeration, const struct step_prefix *prefix);
+static enum hapt_status descend(struct enumeration *enumeration, const struct step_suffix *suffix);
 
-static enum hapt_status add_stage(struct enumeration *enumeration, const struct step_prefix *prefix,
-                                  const struct step_stage *stage)
+static enum hapt_status add_stage(struct enumeration *enumeration, const struct step_suffix *suffix, int device_set,
+                                  int submesh, int first)
 {
-    struct step_candidate *trial = &enumeration->trial;
-    struct step_prefix next;
+    struct step_suffix next;
     enumeration->nodes++;
-    const double least_s = step_prefix_extend(&enumeration->prefixes, prefix, stage, &next);
-    if (least_s * (1 - 1e-12) >= enumeration->best_s) return HAPT_OK;
-    trial->stage[trial->count++] = *stage;
-    const enum hapt_status status =
-        stage->end == enumeration->search->L ? take(enumeration, &next) : descend(enumeration, &next);
-    trial->count--;
+    const double least_s =
+        step_suffix_extend(&enumeration->suffixes, suffix, device_set, submesh, first, &next) * (1 - 1e-12);
+    if (least_s >= enumeration->best_s) return HAPT_OK;
+    enumeration->stage[enumeration->count++] = next.stage;
+    const enum hapt_status status = first == 0 ? take(enumeration, &next) : descend(enumeration, &next);
+    enumeration->count--;
     return status;
 }
 
-static enum hapt_status descend(struct enumeration *enumeration, const struct step_prefix *prefix)
+static enum hapt_status descend(struct enumeration *enumeration, const struct step_suffix *suffix)
 {
     const struct step_search *search = enumeration->search;
-    if (enumeration->trial.count == enumeration->most_stages) return HAPT_OK;
+    if (enumeration->count == enumeration->most_stages) return HAPT_OK;
     for (int p = 0; p < step_device_sets(search); p++)
         for (int s = 0; s < step_submeshes_of(search, p); s++) {
-            if (!step_prefix_allows(&enumeration->prefixes, prefix, p, s)) continue;
-            for (int end = prefix->last.end + 1; end <= search->L; end++) {
-                const struct step_stage stage = {p, s, end};
+            if (!step_suffix_allows(&enumeration->suffixes, suffix, p, s)) continue;
+            for (int first = suffix->first - 1; first >= 0; first--) {
                 if (!within_limits(enumeration)) return HAPT_OK;
-                HAPT_TRY(add_stage(enumeration, prefix, &stage));
+                HAPT_TRY(add_stage(enumeration, suffix, p, s, first));
             }
         }
     return HAPT_OK;
 }
 
 /* Enumerates what the limits allow. */
-static enum hapt_status descend_from_start(struct enumeration *enumeration)
+static enum hapt_status descend_from_end(struct enumeration *enumeration)
 {
-    const struct step_prefix nothing = step_prefix_nothing();
+    const struct step_suffix nothing = step_suffix_nothing(&enumeration->suffixes);
     return descend(enumeration, &nothing);
 }
 
@@ -135,7 +138,8 @@ static enum hapt_status begin(struct enumeration *enumeration)
 {
     if (!enumeration->split) enumeration->best_s = enumeration->search->best.step_s;
     HAPT_TRY(step_candidate_create(enumeration->search, &enumeration->trial));
-    return step_prefixes_create(enumeration->search, enumeration->split != NULL, &enumeration->prefixes);
+    HAPT_NEW(enumeration->stage, &enumeration->search->arena, enumeration->search->most_stages);
+    return step_suffixes_create(enumeration->search, enumeration->split != NULL, &enumeration->suffixes);
 }
 
 /* *bound_s: 0, if there are more plans than the limits allow. */
@@ -149,7 +153,7 @@ static enum hapt_status enumerate(struct step_search *search, double nodes, doub
                                       .most_simulations = (int64_t)simulations};
     *bound_s = 0;
     HAPT_TRY(begin(&enumeration));
-    HAPT_TRY(descend_from_start(&enumeration));
+    HAPT_TRY(descend_from_end(&enumeration));
     /* A plan that was dropped has a step of at least that of the best. */
     if (within_limits(&enumeration)) *bound_s = fmin(enumeration.least_s, search->best.step_s);
     return HAPT_OK;
@@ -181,7 +185,7 @@ enum hapt_status step_enumerate_short(struct step_search *search)
         enumeration.nodes = 0;
         enumeration.most_nodes = SHORT_NODES;
         enumeration.first_simulation = search->simulated;
-        HAPT_TRY(descend_from_start(&enumeration));
+        HAPT_TRY(descend_from_end(&enumeration));
         if (!within_limits(&enumeration)) break;
     }
     return HAPT_OK;
@@ -203,6 +207,6 @@ enum hapt_status step_enumerate_split(struct step_search *search, const struct h
     if (!(*plan)->split) enumeration.best_s *= hapt_plan_split_worth(profile);
     HAPT_TRY(step_candidate_create(search, &kept));
     HAPT_TRY(begin(&enumeration));
-    HAPT_TRY(descend_from_start(&enumeration));
+    HAPT_TRY(descend_from_end(&enumeration));
     return kept.count > 0 ? make_split(&enumeration, &kept, result, plan) : HAPT_OK;
 }

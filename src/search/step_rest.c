@@ -1,10 +1,10 @@
 /*
- * What the layers behind a boundary take at least: bounds for plans whose stages in front are known.
+ * What the layers behind a boundary take at least, and those in front: bounds for plans whose other stages are known.
  *
  * Device time: a stage of n devices that takes t has n t of it. A layer has the least device time of the stages of that
  * layer alone. A stage on subcluster c has at least ratio[c] times the device time of its layers; the least ratio over
- * its stages. So if devices of c do 1 / ratio[c] of it per second, some stage of the layers behind takes at least their
- * device time over what all free devices do per second.
+ * its stages. So if devices of c do 1 / ratio[c] of it per second, some stage of the layers in front takes at least
+ * their device time over what all free devices do per second.
  */
 #include "step.h"
 
@@ -20,6 +20,18 @@ static double least_comm_s(const struct step_search *search, int layer)
     return least_s;
 }
 
+/* The least time of a stage of these layers. */
+static double least_time_s(const struct step_search *search, int first, int end)
+{
+    double least_s = INFINITY;
+    for (int p = 0; p < step_device_sets(search); p++)
+        for (int s = 0; s < step_submeshes_of(search, p); s++) {
+            const double time_s = step_work_s(search, p, s, first, end);
+            if (isfinite(time_s)) least_s = fmin(least_s, time_s);
+        }
+    return least_s;
+}
+
 enum hapt_status step_least_rest(struct step_search *search, double **made)
 {
     double *all_s;
@@ -27,13 +39,8 @@ enum hapt_status step_least_rest(struct step_search *search, double **made)
     *made = all_s;
     for (int first = search->L - 1; first >= 0; first--) {
         double best_s = INFINITY;
-        for (int end = first + 1; end <= search->L; end++) {
-            for (int p = 0; p < step_device_sets(search); p++)
-                for (int s = 0; s < step_submeshes_of(search, p); s++) {
-                    const double time_s = step_work_s(search, p, s, first, end);
-                    if (isfinite(time_s)) best_s = fmin(best_s, time_s + all_s[end]);
-                }
-        }
+        for (int end = first + 1; end <= search->L; end++)
+            best_s = fmin(best_s, least_time_s(search, first, end) + all_s[end]);
         all_s[first] = best_s + (first > 0 ? 2 * least_comm_s(search, first - 1) : 0);
     }
     return HAPT_OK;
@@ -50,15 +57,15 @@ static double device_time_s(const struct step_search *search, int c, int submesh
     return time_s * cluster->submesh[submesh].n * cluster->submesh[submesh].m;
 }
 
-/* The device time of all layers behind each. A layer that is no stage alone has none of its own. */
+/* The device time of all layers in front of each. A layer that is no stage alone has none of its own. */
 static void sum_work(const struct step_search *search, double *work_s)
 {
-    for (int l = search->L - 1; l >= 0; l--) {
+    for (int l = 0; l < search->L; l++) {
         double least_s = INFINITY;
         for (int c = 0; c < search->C; c++)
             for (int s = 0; s < search->profile->cluster[c].submesh_count; s++)
                 least_s = fmin(least_s, device_time_s(search, c, s, l, l + 1));
-        work_s[l] = work_s[l + 1] + (isfinite(least_s) ? least_s : 0);
+        work_s[l + 1] = work_s[l] + (isfinite(least_s) ? least_s : 0);
     }
 }
 
@@ -68,19 +75,31 @@ static double least_ratio(const struct step_search *search, const double *work_s
     for (int s = 0; s < search->profile->cluster[c].submesh_count; s++)
         for (int first = 0; first < search->L; first++)
             for (int end = first + 1; end <= search->L; end++) {
-                const double part_s = work_s[first] - work_s[end];
+                const double part_s = work_s[end] - work_s[first];
                 if (part_s > 0) least = fmin(least, device_time_s(search, c, s, first, end) / part_s);
             }
     return least;
 }
 
-enum hapt_status step_rest_create(struct step_search *search, struct step_rest *rest)
+/* As step_least_rest, for the layers in front. */
+static void find_least_front(const struct step_search *search, double *pass_s)
 {
-    HAPT_TRY(step_least_rest(search, &rest->pass_s));
-    HAPT_NEW(rest->work_s, &search->arena, search->L + 1);
-    HAPT_NEW(rest->ratio, &search->arena, search->C);
+    for (int end = 1; end <= search->L; end++) {
+        double best_s = INFINITY;
+        for (int first = 0; first < end; first++)
+            best_s = fmin(best_s, least_time_s(search, first, end) + pass_s[first]);
+        pass_s[end] = best_s + (end < search->L ? 2 * least_comm_s(search, end - 1) : 0);
+    }
+}
+
+enum hapt_status step_front_create(struct step_search *search, struct step_front *front)
+{
+    HAPT_NEW(front->pass_s, &search->arena, search->L + 1);
+    HAPT_NEW(front->work_s, &search->arena, search->L + 1);
+    HAPT_NEW(front->ratio, &search->arena, search->C);
+    find_least_front(search, front->pass_s);
     if (search->profile->mixed_count > 0) return HAPT_OK; /* no bound */
-    sum_work(search, rest->work_s);
-    for (int c = 0; c < search->C; c++) rest->ratio[c] = least_ratio(search, rest->work_s, c);
+    sum_work(search, front->work_s);
+    for (int c = 0; c < search->C; c++) front->ratio[c] = least_ratio(search, front->work_s, c);
     return HAPT_OK;
 }

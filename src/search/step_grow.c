@@ -1,0 +1,154 @@
+/*
+ * Plans grown from the last layer on: at each boundary between layers, the partial plans are kept that promise the
+ * shortest step (HAPT (13), if the layers in front took the least). Where the enumeration has too many plans, this
+ * finds other seeds than the formula does, above all if memory is tight: how long each stage holds a microbatch is
+ * known.
+ *
+ * Every rank grows the same plans. The best few are priced and refined.
+ */
+#include "step_suffix.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { MOST_LAYERS = 64, WIDTH = 1000, TRIED = 200, REFINED = 8 };
+/* Grown plans that are slower than the best by more than this factor are not refined. */
+#define GROWN_WORTH 1.05
+
+struct partial {
+    struct step_suffix suffix;
+    double estimate_s;
+    int parent; /* the partial plan without its first stage, in the level of that stage's end */
+};
+
+/* Partial plans that begin at a layer. */
+struct level {
+    struct partial *partial; /* [WIDTH] */
+    int order[WIDTH];        /* by ascending estimate */
+    int count;
+};
+
+struct growing {
+    struct step_search *search;
+    struct step_suffixes suffixes;
+    struct level *level; /* [L] */
+    struct step_candidate trial;
+    struct step_candidate kept[REFINED]; /* by ascending step */
+};
+
+static bool dominates(const struct step_suffix *a, const struct step_suffix *b)
+{
+    return a->stage.device_set == b->stage.device_set && a->visited == b->visited &&
+           memcmp(a->used, b->used, sizeof a->used) == 0 && a->sum_s <= b->sum_s && a->stage_s <= b->stage_s &&
+           a->comm_s <= b->comm_s && a->pace_s <= b->pace_s;
+}
+
+/* Inserts a partial plan in the level of its layers, unless it is full of better ones. */
+static void insert(struct growing *growing, const struct partial *made)
+{
+    struct level *level = &growing->level[made->suffix.first];
+    int slot = level->count, at = level->count;
+    if (level->count == WIDTH) {
+        slot = level->order[WIDTH - 1];
+        if (made->estimate_s >= level->partial[slot].estimate_s) return;
+        at--;
+    }
+    for (int k = 0; k < level->count; k++)
+        if (dominates(&level->partial[level->order[k]].suffix, &made->suffix)) return;
+    for (; at > 0 && made->estimate_s < level->partial[level->order[at - 1]].estimate_s; at--)
+        level->order[at] = level->order[at - 1];
+    level->order[at] = slot;
+    level->partial[slot] = *made;
+    if (level->count < WIDTH) level->count++;
+}
+
+static void grow(struct growing *growing, const struct step_suffix *suffix, int parent)
+{
+    const struct step_search *search = growing->search;
+    for (int p = 0; p < step_device_sets(search); p++)
+        for (int s = 0; s < step_submeshes_of(search, p); s++) {
+            if (!step_suffix_allows(&growing->suffixes, suffix, p, s)) continue;
+            for (int first = suffix->first - 1; first >= 0; first--) {
+                struct partial made = {.parent = parent};
+                const double least_s = step_suffix_extend(&growing->suffixes, suffix, p, s, first, &made.suffix);
+                if (least_s >= search->best.step_s) continue;
+                if (first == 0 && search->options.use_all_devices &&
+                    !step_suffix_uses_all(&growing->suffixes, &made.suffix))
+                    continue;
+                made.estimate_s = step_suffix_estimate(&growing->suffixes, &made.suffix);
+                insert(growing, &made);
+            }
+        }
+}
+
+static void grow_all(struct growing *growing)
+{
+    const struct step_search *search = growing->search;
+    const struct step_suffix nothing = step_suffix_nothing(&growing->suffixes);
+    grow(growing, &nothing, -1);
+    for (int first = search->L - 1; first > 0; first--)
+        for (int k = 0; k < growing->level[first].count; k++) {
+            const int slot = growing->level[first].order[k];
+            const struct partial *partial = &growing->level[first].partial[slot];
+            if (partial->suffix.count < search->most_stages) grow(growing, &partial->suffix, slot);
+        }
+}
+
+/* The stages of a complete plan become growing->trial. */
+static void read_stages(struct growing *growing, const struct partial *partial)
+{
+    struct step_candidate *trial = &growing->trial;
+    trial->count = partial->suffix.count;
+    for (int i = 0; i < trial->count; i++) {
+        trial->stage[i] = partial->suffix.stage;
+        if (i + 1 < trial->count) partial = &growing->level[trial->stage[i].end].partial[partial->parent];
+    }
+}
+
+static void keep(struct growing *growing)
+{
+    int at = REFINED;
+    while (at > 0 && growing->trial.step_s < growing->kept[at - 1].step_s) at--;
+    if (at == REFINED) return;
+    const struct step_candidate room = growing->kept[REFINED - 1];
+    for (int k = REFINED - 1; k > at; k--) growing->kept[k] = growing->kept[k - 1];
+    growing->kept[at] = room;
+    step_candidate_copy(&growing->kept[at], &growing->trial);
+}
+
+static enum hapt_status price_all(struct growing *growing)
+{
+    struct step_search *search = growing->search;
+    const struct level *level = &growing->level[0];
+    for (int k = 0; k < level->count && k < TRIED; k++) {
+        read_stages(growing, &level->partial[level->order[k]]);
+        HAPT_TRY(step_price_launches(search, GROWN_WORTH * search->best.step_s, &growing->trial));
+        if (growing->trial.step_s <= STEP_NEARBY_WORTH * search->best.step_s)
+            HAPT_TRY(step_price_nearby(search, &growing->trial));
+        if (isfinite(growing->trial.step_s)) keep(growing);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status find(struct growing *growing)
+{
+    struct step_search *search = growing->search;
+    HAPT_TRY(step_suffixes_create(search, false, &growing->suffixes));
+    HAPT_TRY(step_candidate_create(search, &growing->trial));
+    for (int k = 0; k < REFINED; k++) HAPT_TRY(step_candidate_create(search, &growing->kept[k]));
+    HAPT_NEW(growing->level, &search->arena, search->L);
+    for (int first = 0; first < search->L; first++) HAPT_NEW(growing->level[first].partial, &search->arena, WIDTH);
+    grow_all(growing);
+    return price_all(growing);
+}
+
+enum hapt_status step_grow(struct step_search *search)
+{
+    struct growing growing = {.search = search};
+    if (search->L > MOST_LAYERS || search->options.no_enumeration) return HAPT_OK;
+    HAPT_TRY(hapt_env_agree(search->comm, find(&growing)));
+    const double worth_s = GROWN_WORTH * search->best.step_s;
+    for (int k = 0; k < REFINED; k++)
+        if (growing.kept[k].step_s <= worth_s) HAPT_TRY(step_improve_seed(search, &growing.kept[k]));
+    return HAPT_OK;
+}
