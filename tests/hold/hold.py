@@ -3,8 +3,9 @@
 
 A change of structure must change no result. Models, clusters, data and profiles are made once, by OLD, and kept in FOLDER
 (made anew where it is missing). Then both executables plan, simulate, synthesise and train from these files. Plans are
-compared as JSON, without the seconds of the search, the creator and the format version; training by its losses, gradient
-norms and final weights. Both sides train by plans that OLD wrote, so NEW must also read OLD's plan files.
+compared as JSON, without what OLD does not write, the seconds of the search, the creator and the format version; training
+by its losses, gradient norms and final weights. Both sides train by plans that OLD wrote, so NEW must also read OLD's plan
+files.
 HAPT_HOLD=PATTERN: only the instances whose name matches. Exit code 1: at least one differs.
 """
 import concurrent.futures
@@ -102,6 +103,15 @@ def prepare():
         print("hold: made %s" % name, file=sys.stderr, flush=True)
 
 
+def known(value, old):
+    """A value without the keys that the old commit does not write."""
+    if type(value) is type(old) is dict:
+        return {key: known(value[key], old[key]) for key in value if key in old}
+    if type(value) is type(old) is list and len(value) == len(old):
+        return [known(one, other) for one, other in zip(value, old)]
+    return value
+
+
 def first_difference(a, b, where=""):
     if type(a) is type(b) is dict:
         for key in sorted(set(a) | set(b)):
@@ -119,6 +129,7 @@ def compare(instance):
         found = [trained(hapt, instance, os.path.join(folder, side, instance.name)) for hapt, side in ((old, "old"), (new, "new"))]
     else:
         found = [answer(hapt, instance) for hapt in (old, new)]
+    found[1] = known(found[1], found[0])
     if found[0] != found[1]:
         return first_difference(*found)
     return None if found[0][0] in instance.codes else "exit code %s: %s" % (found[0][0], found[0][1])
