@@ -99,11 +99,11 @@ enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struc
 enum hapt_status hapt_plan_price_stages(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                         struct hapt_plan *plan);
 /* Splits the backward passes of a plan that was searched without, as options->split says. STEP, without loops: also
- * moves its stage boundaries. AUTO, if its launches do not fit when it is split: searches the best plan of those that
- * do. Collective. */
+ * moves its stage boundaries. *fits false (AUTO only): its launches do not fit when it is split; the plan is unchanged.
+ * Collective. */
 enum hapt_status hapt_plan_choose_split(MPI_Comm comm, const struct hapt_profile *profile,
                                         const struct hapt_search_options *options, struct hapt_arena *result,
-                                        struct hapt_plan **plan);
+                                        struct hapt_plan **plan, bool *fits);
 /* Replaces a plan by one with split backward passes and other stage boundaries on the same submeshes, if a short search
  * finds one with a shorter simulated step. Looped plans and those with mixed stages stay. Rank-local, the same on every
  * rank. HAPT_ERR_INPUT: the profile does not know the part of the backward time that waits. */

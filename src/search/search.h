@@ -87,6 +87,11 @@ static inline enum hapt_status search_check_options(const struct hapt_search_opt
     return hapt_fail(HAPT_ERR_USAGE, "give --microbatches 1 or more", "%d microbatches per step",
                      options->microbatches);
 }
+/* split.c. The launches of a plan do not fit when it is split: options of a search for the best plan of those that do,
+ * and the choice between both. HAPT_OK also if there is none. */
+struct hapt_search_options search_split_again(const struct hapt_search_options *options);
+enum hapt_status search_take_split(const struct hapt_profile *profile, enum hapt_status status, struct hapt_plan *split,
+                                   struct hapt_plan **plan);
 /* split.c: the profile with the memory of split programs. HAPT_ERR_INPUT: it does not know their times. */
 enum hapt_status search_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
                                    const struct hapt_profile **view);

@@ -30,33 +30,32 @@ static enum hapt_status move_boundaries(MPI_Comm comm, const struct hapt_profile
     return hapt_env_agree(comm, hapt_plan_search_split(profile, options, result, plan));
 }
 
-/* The launches of the plan do not fit when it is split: replaces it by the best plan of those that do, if that is
- * shorter. */
-static enum hapt_status search_again(MPI_Comm comm, const struct hapt_profile *profile,
-                                     const struct hapt_search_options *options, struct hapt_arena *result,
-                                     struct hapt_plan **plan)
-{
-    struct hapt_search_options again = *options;
-    struct hapt_plan *other;
-    again.split = HAPT_SPLIT_YES;
-    again.may_fail = true;
-    const enum hapt_status status = hapt_plan_search(comm, profile, &again, result, &other);
-    if (status == HAPT_OK && other->simulated_s < hapt_plan_split_worth(profile) * (*plan)->simulated_s) *plan = other;
-    if (status != HAPT_ERR_INFEASIBLE) return status;
-    hapt_fail_reset();
-    return HAPT_OK;
-}
-
 enum hapt_status hapt_plan_choose_split(MPI_Comm comm, const struct hapt_profile *profile,
                                         const struct hapt_search_options *options, struct hapt_arena *result,
-                                        struct hapt_plan **plan)
+                                        struct hapt_plan **plan, bool *fits)
 {
-    bool fits = true;
+    *fits = true;
     if (options->split == HAPT_SPLIT_NO) return HAPT_OK;
     if (options->split == HAPT_SPLIT_YES)
         HAPT_TRY(hapt_search_agree(comm, options, hapt_plan_split_backward(profile, *plan)));
     else
-        HAPT_TRY(hapt_env_agree(comm, hapt_plan_split_if_shorter(profile, *plan, &fits)));
-    return fits ? move_boundaries(comm, profile, options, result, plan)
-                : search_again(comm, profile, options, result, plan);
+        HAPT_TRY(hapt_env_agree(comm, hapt_plan_split_if_shorter(profile, *plan, fits)));
+    return *fits ? move_boundaries(comm, profile, options, result, plan) : HAPT_OK;
+}
+
+struct hapt_search_options search_split_again(const struct hapt_search_options *options)
+{
+    struct hapt_search_options again = *options;
+    again.split = HAPT_SPLIT_YES;
+    again.may_fail = true;
+    return again;
+}
+
+enum hapt_status search_take_split(const struct hapt_profile *profile, enum hapt_status status, struct hapt_plan *split,
+                                   struct hapt_plan **plan)
+{
+    if (status == HAPT_OK && split->simulated_s < hapt_plan_split_worth(profile) * (*plan)->simulated_s) *plan = split;
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
 }

@@ -94,12 +94,18 @@ static enum hapt_status improve_all(struct batchings *all)
 static enum hapt_status make_plan(struct batchings *all, int k, const struct step_candidate *candidate,
                                   struct hapt_arena *result, struct hapt_plan **plan)
 {
+    const struct hapt_profile *profile = all->batching[k].profile;
     enum hapt_status status = HAPT_OK;
+    struct hapt_plan *split;
+    bool fits;
     *plan = hapt_arena_alloc(result, 1, sizeof **plan);
     if (!*plan) status = HAPT_ERR_MEMORY;
     if (status == HAPT_OK) status = step_finish(&all->search[k], candidate, result, *plan);
     HAPT_TRY(hapt_env_agree(all->comm, status));
-    return hapt_plan_choose_split(all->comm, all->batching[k].profile, &all->search[k].options, result, plan);
+    HAPT_TRY(hapt_plan_choose_split(all->comm, profile, &all->search[k].options, result, plan, &fits));
+    if (fits) return HAPT_OK;
+    const struct hapt_search_options again = search_split_again(&all->search[k].options);
+    return search_take_split(profile, hapt_plan_search_step(all->comm, profile, &again, result, &split), split, plan);
 }
 
 static void keep_shorter(struct hapt_plan **plan, struct hapt_plan *other)

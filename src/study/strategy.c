@@ -206,13 +206,14 @@ static enum hapt_status search_altered(MPI_Comm comm, const struct hapt_profile 
     struct hapt_search_options unsplit = options->search;
     struct coarse coarse;
     struct hapt_profile *seen;
+    bool fits;
     unsplit.split = HAPT_SPLIT_NO;
     HAPT_TRY(hapt_env_agree(comm, alter(profile, options, scratch, &coarse, &seen)));
     HAPT_TRY(hapt_plan_search(comm, seen, &unsplit, result, plan));
     if (options->granularity > 0) coarse_restore(&coarse, profile, *plan);
     if (options->ignore_communication) (*plan)->search.gap = 0; /* it belongs to another objective */
     HAPT_TRY(hapt_search_agree(comm, &options->search, hapt_plan_price_stages(profile, &options->search, *plan)));
-    return hapt_plan_choose_split(comm, profile, &options->search, result, plan);
+    return hapt_plan_choose_split(comm, profile, &options->search, result, plan, &fits);
 }
 
 static enum hapt_status plan_hapt(MPI_Comm comm, const struct hapt_profile *profile,
