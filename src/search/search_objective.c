@@ -29,7 +29,7 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan)
 {
-    struct hapt_plan *split;
+    struct hapt_plan *split = NULL;
     bool fits;
     if (options->objective == HAPT_OBJECTIVE_STEP && !hapt_schedule_loops(options->schedule))
         return hapt_plan_search_step(comm, profile, options, result, plan);

@@ -96,7 +96,7 @@ static enum hapt_status make_plan(struct batchings *all, int k, const struct ste
 {
     const struct hapt_profile *profile = all->batching[k].profile;
     enum hapt_status status = HAPT_OK;
-    struct hapt_plan *split;
+    struct hapt_plan *split = NULL;
     bool fits;
     *plan = hapt_arena_alloc(result, 1, sizeof **plan);
     if (!*plan) status = HAPT_ERR_MEMORY;
@@ -105,7 +105,8 @@ static enum hapt_status make_plan(struct batchings *all, int k, const struct ste
     HAPT_TRY(hapt_plan_choose_split(all->comm, profile, &all->search[k].options, result, plan, &fits));
     if (fits) return HAPT_OK;
     const struct hapt_search_options again = search_split_again(&all->search[k].options);
-    return search_take_split(profile, hapt_plan_search_step(all->comm, profile, &again, result, &split), split, plan);
+    status = hapt_plan_search_step(all->comm, profile, &again, result, &split);
+    return search_take_split(profile, status, split, plan);
 }
 
 static void keep_shorter(struct hapt_plan **plan, struct hapt_plan *other)
