@@ -277,6 +277,7 @@ static enum hapt_status agree(MPI_Comm comm, enum hapt_status status, bool quiet
     if (error == MPI_SUCCESS) error = wait_sleeping(&request);
     if (error != MPI_SUCCESS) {
         const enum hapt_status broken = hapt_env_mpi(error, "agreement of all ranks");
+        if (size > 1) hapt_die(status == HAPT_OK ? broken : status); /* the other ranks would wait for this one */
         print_failure(broken, rank);
         return broken;
     }

@@ -91,21 +91,25 @@ static enum hapt_status improve_all(struct batchings *all)
     return HAPT_OK;
 }
 
+/* *fits false: the launches of the plan do not fit when it is split, so it is not. */
 static enum hapt_status make_plan(struct batchings *all, int k, const struct step_candidate *candidate,
-                                  struct hapt_arena *result, struct hapt_plan **plan)
+                                  struct hapt_arena *result, struct hapt_plan **plan, bool *fits)
 {
-    const struct hapt_profile *profile = all->batching[k].profile;
     enum hapt_status status = HAPT_OK;
-    struct hapt_plan *split = NULL;
-    bool fits;
     *plan = hapt_arena_alloc(result, 1, sizeof **plan);
     if (!*plan) status = HAPT_ERR_MEMORY;
     if (status == HAPT_OK) status = step_finish(&all->search[k], candidate, result, *plan);
     HAPT_TRY(hapt_env_agree(all->comm, status));
-    HAPT_TRY(hapt_plan_choose_split(all->comm, profile, &all->search[k].options, result, plan, &fits));
-    if (fits) return HAPT_OK;
+    return hapt_plan_choose_split(all->comm, all->batching[k].profile, &all->search[k].options, result, plan, fits);
+}
+
+/* The best plan of those whose launches fit when they are split, if that is shorter. */
+static enum hapt_status search_again(struct batchings *all, int k, struct hapt_arena *result, struct hapt_plan **plan)
+{
+    const struct hapt_profile *profile = all->batching[k].profile;
     const struct hapt_search_options again = search_split_again(&all->search[k].options);
-    status = hapt_plan_search_step(all->comm, profile, &again, result, &split);
+    struct hapt_plan *split = NULL;
+    const enum hapt_status status = hapt_plan_search_step(all->comm, profile, &again, result, &split);
     return search_take_split(profile, status, split, plan);
 }
 
@@ -140,15 +144,17 @@ static enum hapt_status enumerate_split(struct batchings *all, int k, struct hap
 static enum hapt_status finish_one(struct batchings *all, int k, struct hapt_arena *result, struct hapt_plan **plan)
 {
     struct step_search *search = &all->search[k];
-    HAPT_TRY(make_plan(all, k, &search->best, result, plan));
+    bool fits, seed_fits;
+    HAPT_TRY(make_plan(all, k, &search->best, result, plan, &fits));
     if (all->options->split == HAPT_SPLIT_NO) return HAPT_OK;
     for (int i = 0; i < search->seed_count; i++) {
         const struct step_candidate *seed = &search->seed[i];
         struct hapt_plan *other;
         if (seed->step_s > SPLIT_WORTH * search->best.step_s || step_same_stages(seed, &search->best)) continue;
-        HAPT_TRY(make_plan(all, k, seed, result, &other));
+        HAPT_TRY(make_plan(all, k, seed, result, &other, &seed_fits));
         keep_shorter(plan, other);
     }
+    if (!fits) HAPT_TRY(search_again(all, k, result, plan));
     return hapt_env_agree(all->comm, enumerate_split(all, k, result, plan));
 }
 
