@@ -11,14 +11,15 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_LAYERS = 64, WIDTH = 1000, TRIED = 200, REFINED = 8 };
+enum { MOST_LAYERS = 64, WIDTH = 2000, PER_ORDER = 300, TRIED = 200, REFINED = 8 };
 /* Grown plans that are slower than the best by more than this factor are not refined. */
 #define GROWN_WORTH 1.05
 
 struct partial {
     struct step_suffix suffix;
     double estimate_s;
-    int parent; /* the partial plan without its first stage, in the level of that stage's end */
+    uint64_t sets; /* the order of its device sets */
+    int parent;    /* the partial plan without its first stage, in the level of that stage's end */
 };
 
 /* Partial plans that begin at a layer. */
@@ -43,33 +44,45 @@ static bool dominates(const struct step_suffix *a, const struct step_suffix *b)
            a->comm_s <= b->comm_s && a->pace_s <= b->pace_s;
 }
 
-/* Inserts a partial plan in the level of its layers, unless it is full of better ones. */
+/* The place in the order that a plan may take: behind all, or that of the worst plan with the same order of device
+ * sets. -1: none. */
+static int place_for(const struct level *level, const struct partial *made)
+{
+    int same = 0, worst = -1;
+    for (int k = 0; k < level->count; k++) {
+        const struct partial *other = &level->partial[level->order[k]];
+        if (other->sets != made->sets) continue;
+        if (dominates(&other->suffix, &made->suffix)) return -1;
+        same++;
+        worst = k;
+    }
+    if (same < PER_ORDER && level->count < WIDTH) return level->count;
+    if (same == 0 || made->estimate_s >= level->partial[level->order[worst]].estimate_s) return -1;
+    return worst;
+}
+
+/* Inserts a partial plan in the level of its layers, unless that has enough better ones. */
 static void insert(struct growing *growing, const struct partial *made)
 {
     struct level *level = &growing->level[made->suffix.first];
-    int slot = level->count, at = level->count;
-    if (level->count == WIDTH) {
-        slot = level->order[WIDTH - 1];
-        if (made->estimate_s >= level->partial[slot].estimate_s) return;
-        at--;
-    }
-    for (int k = 0; k < level->count; k++)
-        if (dominates(&level->partial[level->order[k]].suffix, &made->suffix)) return;
+    int at = place_for(level, made);
+    if (at < 0) return;
+    const int slot = at < level->count ? level->order[at] : level->count++;
     for (; at > 0 && made->estimate_s < level->partial[level->order[at - 1]].estimate_s; at--)
         level->order[at] = level->order[at - 1];
     level->order[at] = slot;
     level->partial[slot] = *made;
-    if (level->count < WIDTH) level->count++;
 }
 
-static void grow(struct growing *growing, const struct step_suffix *suffix, int parent)
+static void grow(struct growing *growing, const struct step_suffix *suffix, uint64_t sets, int parent)
 {
     const struct step_search *search = growing->search;
     for (int p = 0; p < step_device_sets(search); p++)
         for (int s = 0; s < step_submeshes_of(search, p); s++) {
             if (!step_suffix_allows(&growing->suffixes, suffix, p, s)) continue;
             for (int first = suffix->first - 1; first >= 0; first--) {
-                struct partial made = {.parent = parent};
+                struct partial made = {.parent = parent, .sets = sets};
+                if (suffix->count == 0 || suffix->stage.device_set != p) made.sets = sets * 64 + (uint64_t)p + 1;
                 const double least_s = step_suffix_extend(&growing->suffixes, suffix, p, s, first, &made.suffix);
                 if (least_s >= search->best.step_s) continue;
                 if (first == 0 && search->options.use_all_devices &&
@@ -85,12 +98,12 @@ static void grow_all(struct growing *growing)
 {
     const struct step_search *search = growing->search;
     const struct step_suffix nothing = step_suffix_nothing(&growing->suffixes);
-    grow(growing, &nothing, -1);
+    grow(growing, &nothing, 0, -1);
     for (int first = search->L - 1; first > 0; first--)
         for (int k = 0; k < growing->level[first].count; k++) {
             const int slot = growing->level[first].order[k];
             const struct partial *partial = &growing->level[first].partial[slot];
-            if (partial->suffix.count < search->most_stages) grow(growing, &partial->suffix, slot);
+            if (partial->suffix.count < search->most_stages) grow(growing, &partial->suffix, partial->sets, slot);
         }
 }
 
