@@ -105,6 +105,8 @@ void hapt_warn(const struct hapt_env *env, const char *format, ...) __attribute_
 
 /* Ends the whole job from one rank, because peers may wait forever. Prints the error record. */
 _Noreturn void hapt_die(enum hapt_status status);
+/* True if the last agreement of all ranks was on a failure, so that no rank waits for this one. */
+bool hapt_env_leaves_together(void);
 
 /* Monotonic wall clock, and CPU time of the calling thread. */
 double hapt_time_s(void);

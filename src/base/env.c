@@ -212,6 +212,11 @@ static struct {
     char message[256]; /* this rank's message */
 } reported;
 
+bool hapt_env_leaves_together(void)
+{
+    return reported.somewhere;
+}
+
 static bool was_reported(void)
 {
     const char *message = hapt_fail_message();

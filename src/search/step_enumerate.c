@@ -16,6 +16,8 @@ enum { SHORT_LAYERS = 64, SHORT_NODES = 100000, SHORT_SIMULATIONS = 500 };
 enum { LATE_LAYERS = 24 };
 #define LATE_NODES 0.5
 #define LATE_SIMULATIONS 1e-2
+/* A complete plan counts as so many partial ones, because its tables are filled to bound it. */
+enum { COMPLETE = 20, COMPLETE_LATE = 200 };
 /* A plan is simulated about so often to split it. Limit of these simulations, in microbatches. */
 enum { SPLIT_SIMULATIONS = 16, MOST_SPLIT_MICROBATCHES = 100000 };
 
@@ -30,7 +32,7 @@ struct enumeration {
     const struct hapt_profile *split;
     struct step_candidate *kept; /* the best split one */
     double best_s;               /* its step; suffixes that cannot be shorter are dropped */
-    int most_stages;
+    int most_stages, complete;   /* COMPLETE or COMPLETE_LATE */
     int64_t nodes, most_nodes, first_simulation, most_simulations;
 };
 
@@ -43,6 +45,7 @@ static bool within_limits(const struct enumeration *enumeration)
 static enum hapt_status take_plan(struct enumeration *enumeration)
 {
     struct step_search *search = enumeration->search;
+    enumeration->nodes += enumeration->complete;
     HAPT_TRY(step_price_launches(search, search->best.step_s, &enumeration->trial));
     enumeration->least_s = fmin(enumeration->least_s, enumeration->trial.lower_s);
     if (enumeration->trial.step_s <= STEP_NEARBY_WORTH * search->best.step_s)
@@ -143,11 +146,13 @@ static enum hapt_status begin(struct enumeration *enumeration)
 }
 
 /* *bound_s: 0, if there are more plans than the limits allow. */
-static enum hapt_status enumerate(struct step_search *search, double nodes, double simulations, double *bound_s)
+static enum hapt_status enumerate(struct step_search *search, double nodes, double simulations, int complete,
+                                  double *bound_s)
 {
     struct enumeration enumeration = {.search = search,
                                       .least_s = INFINITY,
                                       .most_stages = search->most_stages,
+                                      .complete = complete,
                                       .most_nodes = (int64_t)nodes,
                                       .first_simulation = search->simulated,
                                       .most_simulations = (int64_t)simulations};
@@ -163,21 +168,23 @@ enum hapt_status step_enumerate(struct step_search *search, double *bound_s)
 {
     *bound_s = 0;
     if (search->L > MOST_LAYERS || search->options.no_enumeration) return HAPT_OK;
-    return enumerate(search, MOST_NODES, MOST_SIMULATIONS, bound_s);
+    return enumerate(search, MOST_NODES, MOST_SIMULATIONS, COMPLETE, bound_s);
 }
 
 enum hapt_status step_enumerate_late(struct step_search *search)
 {
     double bound_s;
     if (search->L > LATE_LAYERS || search->options.no_enumeration) return HAPT_OK;
-    HAPT_TRY(enumerate(search, LATE_NODES * search->most_work, LATE_SIMULATIONS * search->most_work, &bound_s));
+    HAPT_TRY(enumerate(search, LATE_NODES * search->most_work, LATE_SIMULATIONS * search->most_work, COMPLETE_LATE,
+                       &bound_s));
     if (bound_s > search->bound_s) search->bound_s = bound_s;
     return HAPT_OK;
 }
 
 enum hapt_status step_enumerate_short(struct step_search *search)
 {
-    struct enumeration enumeration = {.search = search, .least_s = INFINITY, .most_simulations = SHORT_SIMULATIONS};
+    struct enumeration enumeration = {
+        .search = search, .least_s = INFINITY, .complete = COMPLETE, .most_simulations = SHORT_SIMULATIONS};
     if (search->L > SHORT_LAYERS || search->options.no_enumeration) return HAPT_OK;
     HAPT_TRY(begin(&enumeration));
     for (int stages = 1; stages <= search->most_stages; stages++) {

@@ -11,7 +11,17 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_LAYERS = 64, WIDTH = 2000, PER_ORDER = 300, TRIED = 200, REFINED = 8 };
+enum {
+    MOST_LAYERS = 64,
+    WIDTH = 2000,
+    MOST_ORDERS = 32,
+    LEAST_PER_ORDER = 20,
+    MOST_PER_ORDER = 200,
+    TRIED = 200,
+    REFINED = 8
+};
+/* Partial plans of an order of device sets, by the work of the refinement: about half a second in all. */
+#define PER_ORDER 2e-5
 /* Grown plans that are slower than the best by more than this factor are not refined. */
 #define GROWN_WORTH 1.05
 
@@ -22,8 +32,16 @@ struct partial {
     int parent;    /* the partial plan without its first stage, in the level of that stage's end */
 };
 
+/* Those of an order of device sets in a level. worst_s: the largest estimate, if there are per_order of them. */
+struct order {
+    uint64_t sets;
+    double worst_s;
+};
+
 /* Partial plans that begin at a layer. */
 struct level {
+    struct order full[MOST_ORDERS]; /* orders that have enough partial plans */
+    int full_count;
     struct partial *partial; /* [WIDTH] */
     int order[WIDTH];        /* by ascending estimate */
     int count;
@@ -33,6 +51,7 @@ struct growing {
     struct step_search *search;
     struct step_suffixes suffixes;
     struct level *level; /* [L] */
+    int per_order;       /* partial plans that a level keeps of an order of device sets */
     struct step_candidate trial;
     struct step_candidate kept[REFINED]; /* by ascending step */
 };
@@ -44,9 +63,35 @@ static bool dominates(const struct step_suffix *a, const struct step_suffix *b)
            a->comm_s <= b->comm_s && a->pace_s <= b->pace_s;
 }
 
+/* Early answer for most: their order has enough better ones. */
+static bool is_hopeless(const struct level *level, const struct partial *made)
+{
+    for (int k = 0; k < level->full_count; k++)
+        if (level->full[k].sets == made->sets) return made->estimate_s >= level->full[k].worst_s;
+    return false;
+}
+
+/* Remembers the worst plan of an order, if that has enough. */
+static void note_worst(struct level *level, uint64_t sets, int per_order)
+{
+    int count = 0, k = 0;
+    double worst_s = 0;
+    for (int i = 0; i < level->count; i++) {
+        const struct partial *partial = &level->partial[level->order[i]];
+        if (partial->sets != sets) continue;
+        worst_s = partial->estimate_s;
+        count++;
+    }
+    if (count < per_order) return;
+    while (k < level->full_count && level->full[k].sets != sets) k++;
+    if (k == MOST_ORDERS) return;
+    level->full[k] = (struct order){sets, worst_s};
+    if (k == level->full_count) level->full_count++;
+}
+
 /* The place in the order that a plan may take: behind all, or that of the worst plan with the same order of device
  * sets. -1: none. */
-static int place_for(const struct level *level, const struct partial *made)
+static int place_for(const struct level *level, const struct partial *made, int per_order)
 {
     int same = 0, worst = -1;
     for (int k = 0; k < level->count; k++) {
@@ -56,7 +101,7 @@ static int place_for(const struct level *level, const struct partial *made)
         same++;
         worst = k;
     }
-    if (same < PER_ORDER && level->count < WIDTH) return level->count;
+    if (same < per_order && level->count < WIDTH) return level->count;
     if (same == 0 || made->estimate_s >= level->partial[level->order[worst]].estimate_s) return -1;
     return worst;
 }
@@ -65,13 +110,15 @@ static int place_for(const struct level *level, const struct partial *made)
 static void insert(struct growing *growing, const struct partial *made)
 {
     struct level *level = &growing->level[made->suffix.first];
-    int at = place_for(level, made);
+    if (is_hopeless(level, made)) return;
+    int at = place_for(level, made, growing->per_order);
     if (at < 0) return;
     const int slot = at < level->count ? level->order[at] : level->count++;
     for (; at > 0 && made->estimate_s < level->partial[level->order[at - 1]].estimate_s; at--)
         level->order[at] = level->order[at - 1];
     level->order[at] = slot;
     level->partial[slot] = *made;
+    note_worst(level, made->sets, growing->per_order);
 }
 
 static void grow(struct growing *growing, const struct step_suffix *suffix, uint64_t sets, int parent)
@@ -146,6 +193,7 @@ static enum hapt_status price_all(struct growing *growing)
 static enum hapt_status find(struct growing *growing)
 {
     struct step_search *search = growing->search;
+    growing->per_order = (int)fmin(MOST_PER_ORDER, fmax(LEAST_PER_ORDER, PER_ORDER * search->most_work));
     HAPT_TRY(step_suffixes_create(search, false, &growing->suffixes));
     HAPT_TRY(step_candidate_create(search, &growing->trial));
     for (int k = 0; k < REFINED; k++) HAPT_TRY(step_candidate_create(search, &growing->kept[k]));

@@ -20,7 +20,7 @@ fi
 section 1 '^two ranks / two threads: median @ ' run ranks
 section 1 "^hapt / even split: median @ .*; simulator's ratio @\$" run plan
 section 1 '^each at its best rows: hapt first on [01] of 1; least @, quartiles @ @ @, most @$' compare table
-section 2 '^ +@( +@ s){4}  @, @ %, @ %, @ +@ s' compare bandwidth
+section 1 '^ +@( +@ s){4}  @, @ %, @ %, @ +@ s' compare bandwidth
 section 1 '^     @ rows: 8: @, 16: @, 48: @$' compare granularity
 section 1 '^    \(a\) .*, @ of +@: x@, .* balance @ % against @ %$' compare communication
 section 1 '; 1 rank / 2 ranks: median @ ' run search
