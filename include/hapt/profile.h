@@ -136,7 +136,7 @@ static inline double hapt_profile_split_time_s(const struct hapt_profile_cluster
     const double backward_s = cluster->stage_time[cell] - cluster->stage_forward_time[cell];
     return cluster->stage_time[cell] + cluster->split_overhead * (backward_s > 0 ? backward_s : 0);
 }
-/* What of it waits. */
+/* The part of that time that waits. */
 static inline double hapt_profile_split_weight_s(const struct hapt_profile_cluster *cluster, size_t cell)
 {
     return cluster->weight_time[cell] * (1 + cluster->split_overhead);

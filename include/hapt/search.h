@@ -98,6 +98,9 @@ enum hapt_status hapt_plan_force(const struct hapt_profile *profile, const struc
 /* Prices given stages. STEP: with the launch counts of the least simulated step, where they are free. Rank-local. */
 enum hapt_status hapt_plan_price_stages(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                         struct hapt_plan *plan);
+/* hapt_profile_split_view. HAPT_ERR_INPUT: the profile does not know the part of the backward time that waits. */
+enum hapt_status hapt_plan_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                      const struct hapt_profile **view);
 /* Splits the backward passes of a plan that was searched without, as options->split says. STEP, without loops: also
  * moves its stage boundaries. *fits false (AUTO only): its launches do not fit when it is split; the plan is unchanged.
  * Collective. */

@@ -179,8 +179,8 @@ static enum hapt_status force(const struct question *question, const struct hapt
 static enum hapt_status force_split(const struct question *question, const struct hapt_profile *profile,
                                     struct hapt_arena *arena, struct hapt_plan **plan)
 {
-    struct hapt_profile *view;
-    HAPT_TRY(hapt_profile_split_view(profile, arena, &view));
+    const struct hapt_profile *view;
+    HAPT_TRY(hapt_plan_split_view(profile, arena, &view));
     HAPT_TRY(force(question, view, arena, plan));
     return hapt_plan_split_backward(profile, *plan);
 }

@@ -92,9 +92,6 @@ static inline enum hapt_status search_check_options(const struct hapt_search_opt
 struct hapt_search_options search_split_again(const struct hapt_search_options *options);
 enum hapt_status search_take_split(const struct hapt_profile *profile, enum hapt_status status, struct hapt_plan *split,
                                    struct hapt_plan **plan);
-/* split.c: the profile with the memory of split programs. HAPT_ERR_INPUT: it does not know their times. */
-enum hapt_status search_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
-                                   const struct hapt_profile **view);
 /* loops.c. HAPT_ERR_USAGE: the settings of a looped schedule do not fit the microbatches. */
 enum hapt_status search_check_loops(const struct hapt_search_options *options);
 /* Folds given stages onto submeshes, and prices them with the best of the settings that the options allow. */

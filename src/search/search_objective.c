@@ -18,7 +18,7 @@ static enum hapt_status search_split(MPI_Comm comm, const struct hapt_profile *p
     const struct hapt_profile *view;
     bool fits;
     hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_env_agree(comm, search_split_view(profile, &scratch, &view));
+    enum hapt_status status = hapt_env_agree(comm, hapt_plan_split_view(profile, &scratch, &view));
     if (status == HAPT_OK) status = search(comm, view, options, result, plan);
     if (status == HAPT_OK) status = hapt_plan_choose_split(comm, profile, options, result, plan, &fits);
     hapt_arena_release(&scratch);

@@ -7,8 +7,8 @@
 
 #include "hapt/recut.h"
 
-enum hapt_status search_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
-                                   const struct hapt_profile **view)
+enum hapt_status hapt_plan_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                      const struct hapt_profile **view)
 {
     struct hapt_profile *made;
     bool known = false;

@@ -5,7 +5,7 @@
  *   step_batchings.c  the same over several numbers of microbatches
  *   step_price.c      the step of given stages: bounds, and the best launch counts by simulation
  *   step_bound.c      a lower bound of every plan's step
- *   step_rest.c       what the layers behind a boundary, or in front, take at least
+ *   step_rest.c       lower bounds of the layers behind a boundary, and of those in front
  *   step_suffix.c     partial plans, from the last layer on, and their bounds
  *   step_grow.c       plans from the partial plans that promise most
  *   step_enumerate.c  all plans of a small instance, by depth-first search with bounds
@@ -93,6 +93,8 @@ enum hapt_status step_finish(struct step_search *search, const struct step_candi
 enum hapt_status step_candidate_create(struct step_search *search, struct step_candidate *candidate);
 bool step_same_stages(const struct step_candidate *a, const struct step_candidate *b);
 void step_candidate_copy(struct step_candidate *to, const struct step_candidate *from);
+/* Adds a candidate to kept[size], which ascend by step; unless it is no candidate, slower than all, or known. */
+void step_candidate_keep(struct step_candidate *kept, int size, const struct step_candidate *candidate);
 /* Reads the stages and launch counts of a plan. */
 enum hapt_status step_candidate_from(const struct step_search *search, const struct hapt_plan *plan,
                                      struct step_candidate *candidate);
@@ -151,7 +153,7 @@ static inline int step_devices_of(const struct step_search *search, int device_s
     return 0;
 }
 
-/* What the layers in front of a boundary take at least. */
+/* Lower bounds of the layers in front of a boundary. */
 struct step_front {
     double *pass_s; /* [L + 1] a microbatch, its transfers included, there and back, with unlimited devices */
     double *work_s; /* [L + 1] device time of a microbatch; 0 with mixed stages */

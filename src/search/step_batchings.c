@@ -126,7 +126,7 @@ static enum hapt_status enumerate_split(struct batchings *all, int k, struct hap
     struct hapt_arena scratch;
     struct step_search search;
     hapt_arena_init(&scratch);
-    enum hapt_status status = search_split_view(profile, &scratch, &view);
+    enum hapt_status status = hapt_plan_split_view(profile, &scratch, &view);
     if (status == HAPT_OK) {
         status = step_begin(&search, all->comm, view, &all->search[k].options);
         if (status == HAPT_OK) status = step_enumerate_split(&search, profile, result, plan);
@@ -158,8 +158,8 @@ static enum hapt_status finish_one(struct batchings *all, int k, struct hapt_are
     return hapt_env_agree(all->comm, enumerate_split(all, k, result, plan));
 }
 
-/* What waits of a microbatch, over all stages. A split shortens a step by about that, because the drain lacks it; by
- * more where few microbatches are in flight. */
+/* The time of a microbatch that waits, over all stages. A split shortens a step by about that, because the drain lacks
+ * it; by more where few microbatches are in flight. */
 static double waiting_s(const struct step_search *search)
 {
     const struct hapt_profile *profile = search->profile;
@@ -241,7 +241,7 @@ static enum hapt_status create(struct batchings *all, struct hapt_arena *scratch
         own.microbatches = all->batching[k].microbatches;
         own.may_fail = all->options->may_fail || all->count > 1;
         HAPT_TRY(search_check_options(&own));
-        if (own.split == HAPT_SPLIT_YES) HAPT_TRY(search_split_view(profile, scratch, &profile));
+        if (own.split == HAPT_SPLIT_YES) HAPT_TRY(hapt_plan_split_view(profile, scratch, &profile));
         HAPT_TRY(step_begin(&all->search[k], all->comm, profile, &own));
     }
     return HAPT_OK;

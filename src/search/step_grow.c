@@ -1,8 +1,8 @@
 /*
- * Plans grown from the last layer on: at each boundary between layers, the partial plans are kept that promise the
- * shortest step (HAPT (13), if the layers in front took the least). Where the enumeration has too many plans, this
- * finds other seeds than the formula does, above all if memory is tight: how long each stage holds a microbatch is
- * known.
+ * Plans grown from the last layer on. Each boundary between layers keeps the partial plans with the shortest estimated
+ * steps: HAPT (13), if the layers in front took the least. The time that each stage holds a microbatch is then known.
+ * So these plans are other seeds than those of the formula, above all if memory is tight. They serve instances that
+ * have too many plans for the enumeration.
  *
  * Every rank grows the same plans. The best few are priced and refined.
  */
@@ -165,17 +165,6 @@ static void read_stages(struct growing *growing, const struct partial *partial)
     }
 }
 
-static void keep(struct growing *growing)
-{
-    int at = REFINED;
-    while (at > 0 && growing->trial.step_s < growing->kept[at - 1].step_s) at--;
-    if (at == REFINED) return;
-    const struct step_candidate room = growing->kept[REFINED - 1];
-    for (int k = REFINED - 1; k > at; k--) growing->kept[k] = growing->kept[k - 1];
-    growing->kept[at] = room;
-    step_candidate_copy(&growing->kept[at], &growing->trial);
-}
-
 static enum hapt_status price_all(struct growing *growing)
 {
     struct step_search *search = growing->search;
@@ -185,7 +174,7 @@ static enum hapt_status price_all(struct growing *growing)
         HAPT_TRY(step_price_launches(search, GROWN_WORTH * search->best.step_s, &growing->trial));
         if (growing->trial.step_s <= STEP_NEARBY_WORTH * search->best.step_s)
             HAPT_TRY(step_price_nearby(search, &growing->trial));
-        if (isfinite(growing->trial.step_s)) keep(growing);
+        step_candidate_keep(growing->kept, REFINED, &growing->trial);
     }
     return HAPT_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * What the layers behind a boundary take at least, and those in front: bounds for plans whose other stages are known.
+ * Lower bounds of the layers behind a boundary, and of those in front, for plans whose other stages are known.
  *
  * Device time: a stage of n devices that takes t has n t of it. A layer has the least device time of the stages of that
  * layer alone. A stage on subcluster c has at least ratio[c] times the device time of its layers; the least ratio over

@@ -4,7 +4,7 @@
 
 #include "step.h"
 
-/* What all suffixes of a search share. */
+/* Tables that all suffixes of a search share. */
 struct step_suffixes {
     const struct step_search *search;
     struct step_front front;

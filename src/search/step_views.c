@@ -73,27 +73,13 @@ static void reset(struct views *views)
     views->view.mixed_count = search->passes.mixed_count;
 }
 
-static void keep(struct views *views)
-{
-    int at = KEPT;
-    if (!isfinite(views->seed.step_s)) return;
-    for (int k = 0; k < KEPT; k++)
-        if (isfinite(views->kept[k].step_s) && step_same_stages(&views->kept[k], &views->seed)) return;
-    while (at > 0 && views->seed.step_s < views->kept[at - 1].step_s) at--;
-    if (at == KEPT) return;
-    const struct step_candidate room = views->kept[KEPT - 1];
-    for (int k = KEPT - 1; k > at; k--) views->kept[k] = views->kept[k - 1];
-    views->kept[at] = room;
-    step_candidate_copy(&views->kept[at], &views->seed);
-}
-
 /* The optimum of the view becomes views->seed. */
 static enum hapt_status try_view(struct views *views)
 {
     views->seed.step_s = INFINITY;
     if (views->search->best.step_s <= STEP_CLOSE * views->search->bound_s) return HAPT_OK;
     HAPT_TRY(step_may_lack(step_add_seed(views->search, &views->view, &views->rule, &views->seed)));
-    keep(views);
+    step_candidate_keep(views->kept, KEPT, &views->seed);
     return HAPT_OK;
 }
 

@@ -51,6 +51,11 @@ with h5py.File(sys.argv[1], "r+") as f:
             del f[c][table]
 P
 refuses 3 'no weight_time' 1 plan --profile "$scratch/old.h5" --microbatches 8 --split-backward yes
+refuses 3 'no weight_time' 1 plan --profile "$scratch/old.h5" --microbatches 8 --split-backward yes --stages "$(python3 - "$scratch/no" <<'P'
+import json, sys
+print(",".join("%d-%d@%s:%dx%d" % (*s["layers"], s["subcluster"], s["nodes"], s["devices_per_node"]) for s in json.load(open(sys.argv[1]))["stages"]))
+P
+)"
 passes 1 plan --profile "$scratch/old.h5" --microbatches 8 --split-backward auto --json
 check "an earlier profile gives the plan without a split" [ "$(number "$scratch/out" simulated_s)" = "$(number "$scratch/no" simulated_s)" ]
 # Memory for the launches of the plan, but not for what split programs keep for them.
