@@ -8,11 +8,13 @@
  *   step_rest.c       lower bounds of the layers behind a boundary, and of those in front
  *   step_suffix.c     partial plans, from the last layer on, and their bounds
  *   step_grow.c       plans from the partial plans that promise most
+ *   step_windows.c    other stages in windows of good candidates
  *   step_enumerate.c  all plans of a small instance, by depth-first search with bounds
  *   step_seed.c       optima of the formula as candidates
  *   step_views.c      seeds from restricted and altered profiles
  *   step_relax.c      profiles whose activations take fewer bytes
  *   step_rows.c       other rows of submeshes around a candidate
+ *   step_gather.c     the best few candidates of a rank, and of all
  *   step_refine.c     the beam over stage boundaries and programs
  */
 #ifndef HAPT_SEARCH_STEP_H
@@ -93,8 +95,21 @@ enum hapt_status step_finish(struct step_search *search, const struct step_candi
 enum hapt_status step_candidate_create(struct step_search *search, struct step_candidate *candidate);
 bool step_same_stages(const struct step_candidate *a, const struct step_candidate *b);
 void step_candidate_copy(struct step_candidate *to, const struct step_candidate *from);
-/* Adds a candidate to kept[size], which ascend by step; unless it is no candidate, slower than all, or known. */
-void step_candidate_keep(struct step_candidate *kept, int size, const struct step_candidate *candidate);
+
+/* The best few of many candidates. */
+enum { STEP_MOST_KEPT = 8 };
+struct step_kept {
+    int size;                                        /* at most */
+    struct step_candidate candidate[STEP_MOST_KEPT]; /* by ascending step, then by number; unused: INFINITY */
+    int64_t number[STEP_MOST_KEPT];
+};
+enum hapt_status step_kept_create(struct step_search *search, int size, struct step_kept *kept);
+void step_kept_clear(struct step_kept *kept);
+/* Adds a candidate, unless it is no candidate, slower than all, or known. Numbers ascend from call to call. */
+void step_keep(struct step_kept *kept, const struct step_candidate *candidate, int64_t number);
+/* all: the best of the candidates that the ranks have kept. No two ranks have the same numbers. Collective. */
+enum hapt_status step_gather(const struct step_search *search, const struct step_kept *kept, struct step_kept *all);
+
 /* Reads the stages and launch counts of a plan. */
 enum hapt_status step_candidate_from(const struct step_search *search, const struct hapt_plan *plan,
                                      struct step_candidate *candidate);
@@ -163,6 +178,10 @@ enum hapt_status step_front_create(struct step_search *search, struct step_front
 /* rest_s [L + 1]: as front->pass_s, for the layers behind. Rank-local, as step_front_create. */
 enum hapt_status step_least_rest(struct step_search *search, double **rest_s);
 
+/* The least time of a transfer behind a layer, and of a stage of layers [first, end), over all device sets. */
+double step_least_comm_s(const struct step_search *search, int layer);
+double step_least_time_s(const struct step_search *search, int first, int end);
+
 /* Prices the candidate's stages under its own launch counts. step_s becomes INFINITY if the stages are no candidates,
  * exceed memory, or cannot be faster than `limit_s`. */
 enum hapt_status step_price(struct step_search *search, double limit_s, struct step_candidate *candidate);
@@ -192,6 +211,8 @@ enum hapt_status step_enumerate(struct step_search *search, double *bound_s);
 enum hapt_status step_enumerate_short(struct step_search *search);
 /* Grows plans layer by layer, keeping the partial plans that promise most, and refines the best few. Collective. */
 enum hapt_status step_grow(struct step_search *search);
+/* Replaces windows of a few stages of the best candidate and of the seeds, as long as that helps. Collective. */
+enum hapt_status step_windows(struct step_search *search);
 /* Enumerates again, with larger limits, behind the refinement: a good step drops more partial plans. Improves
  * search->best and bound_s. */
 enum hapt_status step_enumerate_late(struct step_search *search);

@@ -53,7 +53,7 @@ struct growing {
     struct level *level; /* [L] */
     int per_order;       /* partial plans that a level keeps of an order of device sets */
     struct step_candidate trial;
-    struct step_candidate kept[REFINED]; /* by ascending step */
+    struct step_kept kept;
 };
 
 static bool dominates(const struct step_suffix *a, const struct step_suffix *b)
@@ -174,7 +174,7 @@ static enum hapt_status price_all(struct growing *growing)
         HAPT_TRY(step_price_launches(search, GROWN_WORTH * search->best.step_s, &growing->trial));
         if (growing->trial.step_s <= STEP_NEARBY_WORTH * search->best.step_s)
             HAPT_TRY(step_price_nearby(search, &growing->trial));
-        step_candidate_keep(growing->kept, REFINED, &growing->trial);
+        step_keep(&growing->kept, &growing->trial, k);
     }
     return HAPT_OK;
 }
@@ -185,7 +185,7 @@ static enum hapt_status find(struct growing *growing)
     growing->per_order = (int)fmin(MOST_PER_ORDER, fmax(LEAST_PER_ORDER, PER_ORDER * search->most_work));
     HAPT_TRY(step_suffixes_create(search, false, &growing->suffixes));
     HAPT_TRY(step_candidate_create(search, &growing->trial));
-    for (int k = 0; k < REFINED; k++) HAPT_TRY(step_candidate_create(search, &growing->kept[k]));
+    HAPT_TRY(step_kept_create(search, REFINED, &growing->kept));
     HAPT_NEW(growing->level, &search->arena, search->L);
     for (int first = 0; first < search->L; first++) HAPT_NEW(growing->level[first].partial, &search->arena, WIDTH);
     grow_all(growing);
@@ -199,6 +199,7 @@ enum hapt_status step_grow(struct step_search *search)
     HAPT_TRY(hapt_env_agree(search->comm, find(&growing)));
     const double worth_s = GROWN_WORTH * search->best.step_s;
     for (int k = 0; k < REFINED; k++)
-        if (growing.kept[k].step_s <= worth_s) HAPT_TRY(step_improve_seed(search, &growing.kept[k]));
+        if (growing.kept.candidate[k].step_s <= worth_s)
+            HAPT_TRY(step_improve_seed(search, &growing.kept.candidate[k]));
     return HAPT_OK;
 }

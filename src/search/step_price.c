@@ -34,20 +34,6 @@ void step_candidate_copy(struct step_candidate *to, const struct step_candidate 
     to->launches = launches;
 }
 
-void step_candidate_keep(struct step_candidate *kept, int size, const struct step_candidate *candidate)
-{
-    int at = size;
-    if (!isfinite(candidate->step_s)) return;
-    for (int k = 0; k < size; k++)
-        if (isfinite(kept[k].step_s) && step_same_stages(&kept[k], candidate)) return;
-    while (at > 0 && candidate->step_s < kept[at - 1].step_s) at--;
-    if (at == size) return;
-    const struct step_candidate room = kept[size - 1];
-    for (int k = size - 1; k > at; k--) kept[k] = kept[k - 1];
-    kept[at] = room;
-    step_candidate_copy(&kept[at], candidate);
-}
-
 bool step_same_stages(const struct step_candidate *a, const struct step_candidate *b)
 {
     return a->count == b->count && memcmp(a->stage, b->stage, (size_t)a->count * sizeof *a->stage) == 0;

@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-static double least_comm_s(const struct step_search *search, int layer)
+double step_least_comm_s(const struct step_search *search, int layer)
 {
     double least_s = INFINITY;
     for (int from = 0; from < step_device_sets(search); from++)
@@ -20,8 +20,7 @@ static double least_comm_s(const struct step_search *search, int layer)
     return least_s;
 }
 
-/* The least time of a stage of these layers. */
-static double least_time_s(const struct step_search *search, int first, int end)
+double step_least_time_s(const struct step_search *search, int first, int end)
 {
     double least_s = INFINITY;
     for (int p = 0; p < step_device_sets(search); p++)
@@ -40,8 +39,8 @@ enum hapt_status step_least_rest(struct step_search *search, double **made)
     for (int first = search->L - 1; first >= 0; first--) {
         double best_s = INFINITY;
         for (int end = first + 1; end <= search->L; end++)
-            best_s = fmin(best_s, least_time_s(search, first, end) + all_s[end]);
-        all_s[first] = best_s + (first > 0 ? 2 * least_comm_s(search, first - 1) : 0);
+            best_s = fmin(best_s, step_least_time_s(search, first, end) + all_s[end]);
+        all_s[first] = best_s + (first > 0 ? 2 * step_least_comm_s(search, first - 1) : 0);
     }
     return HAPT_OK;
 }
@@ -87,8 +86,8 @@ static void find_least_front(const struct step_search *search, double *pass_s)
     for (int end = 1; end <= search->L; end++) {
         double best_s = INFINITY;
         for (int first = 0; first < end; first++)
-            best_s = fmin(best_s, least_time_s(search, first, end) + pass_s[first]);
-        pass_s[end] = best_s + (end < search->L ? 2 * least_comm_s(search, end - 1) : 0);
+            best_s = fmin(best_s, step_least_time_s(search, first, end) + pass_s[first]);
+        pass_s[end] = best_s + (end < search->L ? 2 * step_least_comm_s(search, end - 1) : 0);
     }
 }
 

@@ -11,8 +11,8 @@
 
 #include "hapt/recut.h"
 
-/* Rows around one base that are kept; candidates that may be bases. */
-enum { MOST_KEPT = 6, MOST_BASES = 32 };
+/* Candidates that may be bases. */
+enum { MOST_BASES = 32 };
 
 /* Limits the rows that are tried. */
 struct reach {
@@ -24,7 +24,7 @@ struct reach {
     bool relaxed;      /* rows are also cut with fewer microbatches in flight than the rule asks for */
 };
 
-static const struct reach narrow = {3, 4, 1.005, 1.01, false, false}, wide = {MOST_KEPT, 16, 1.05, 1.2, true, true};
+static const struct reach narrow = {3, 4, 1.005, 1.01, false, false}, wide = {6, 16, 1.05, 1.2, true, true};
 
 /* Searches of boundaries end after this much work, as a share of the refinement's: stages times layers squared. */
 #define ROW_WORK 0.4
@@ -35,9 +35,7 @@ struct rows {
     struct step_search *search;
     const struct reach *reach;
     struct step_candidate base, trial;
-    struct step_candidate kept[MOST_KEPT]; /* by ascending step; unused: INFINITY */
-    int64_t number[MOST_KEPT];             /* of the row */
-    struct step_candidate best[MOST_KEPT]; /* of all ranks */
+    struct step_kept kept, best; /* of this rank, and of all; by the numbers of rows */
     int base_count, bases_done;
     struct step_candidate bases[MOST_BASES];
     bool is_done[MOST_BASES]; /* the rows around it were tried */
@@ -57,23 +55,6 @@ static struct hapt_recut_slot slot_of(const struct step_search *search, const st
 {
     const struct hapt_submesh *submesh = &search->profile->cluster[stage->device_set].submesh[stage->submesh];
     return (struct hapt_recut_slot){stage->device_set, submesh->n, submesh->m};
-}
-
-/* Takes the trial among the best rows. Rows of equal steps stay in order of their numbers. */
-static void keep(struct rows *rows, int64_t number)
-{
-    const int last = rows->reach->kept - 1;
-    int at = last + 1;
-    while (at > 0 && rows->trial.step_s < rows->kept[at - 1].step_s) at--;
-    if (at > last || step_same_stages(&rows->base, &rows->trial)) return; /* the base was refined */
-    const struct step_candidate room = rows->kept[last];
-    for (int k = last; k > at; k--) {
-        rows->kept[k] = rows->kept[k - 1];
-        rows->number[k] = rows->number[k - 1];
-    }
-    rows->kept[at] = room;
-    rows->number[at] = number;
-    step_candidate_copy(&rows->kept[at], &rows->trial);
 }
 
 /* Notes the row; *is_new: it was not tried before. */
@@ -109,6 +90,12 @@ static enum hapt_status cut(struct rows *rows)
     return step_price_launches(search, rows->reach->row_worth * search->best.step_s, &rows->trial);
 }
 
+/* Takes the trial among the best rows; the base was refined. */
+static void keep(struct rows *rows, int64_t number)
+{
+    if (!step_same_stages(&rows->base, &rows->trial)) step_keep(&rows->kept, &rows->trial, number);
+}
+
 static enum hapt_status try_row(void *context)
 {
     struct rows *rows = context;
@@ -125,11 +112,11 @@ static enum hapt_status try_row(void *context)
     if (number % search->size != search->rank) return HAPT_OK;
     rows->view = &search->passes;
     HAPT_TRY(cut(rows));
-    if (isfinite(rows->trial.step_s)) keep(rows, number);
+    keep(rows, number);
     for (int level = 0; level < STEP_RELAXATIONS && rows->reach->relaxed; level++) {
         HAPT_TRY(step_relaxed(search, level, &rows->view));
         HAPT_TRY(cut(rows));
-        if (isfinite(rows->trial.step_s)) keep(rows, number);
+        keep(rows, number);
     }
     return HAPT_OK;
 }
@@ -139,10 +126,8 @@ static enum hapt_status create(struct rows *rows)
     struct step_search *search = rows->search;
     HAPT_TRY(step_candidate_create(search, &rows->base));
     HAPT_TRY(step_candidate_create(search, &rows->trial));
-    for (int k = 0; k < MOST_KEPT; k++) {
-        HAPT_TRY(step_candidate_create(search, &rows->kept[k]));
-        HAPT_TRY(step_candidate_create(search, &rows->best[k]));
-    }
+    HAPT_TRY(step_kept_create(search, rows->reach->kept, &rows->kept));
+    HAPT_TRY(step_kept_create(search, rows->reach->kept, &rows->best));
     for (int k = 0; k < MOST_BASES; k++) HAPT_TRY(step_candidate_create(search, &rows->bases[k]));
     HAPT_NEW(rows->slot, &search->arena, search->most_stages + 2);
     return HAPT_OK;
@@ -216,51 +201,10 @@ static enum hapt_status find_rows(struct rows *rows, const struct step_candidate
     rows->options = rows->search->options;
     rows->options.schedule = base->schedule;
     rows->options.hide_threshold = base->hide_threshold;
-    for (int k = 0; k < MOST_KEPT; k++) rows->kept[k].step_s = rows->best[k].step_s = INFINITY;
+    step_kept_clear(&rows->kept);
     HAPT_TRY(formula_s(rows, &rows->most_s));
     rows->most_s *= rows->reach->row_worth;
     return try_all(rows);
-}
-
-/* Sends a candidate of rank `from` to all ranks. */
-static enum hapt_status send(struct rows *rows, int from, struct step_candidate *candidate)
-{
-    const struct step_search *search = rows->search;
-    double figure[3] = {candidate->hide_threshold, candidate->step_s, candidate->lower_s};
-    int number[2] = {candidate->count, candidate->schedule};
-    HAPT_MPI(MPI_Bcast(figure, 3, MPI_DOUBLE, from, search->comm));
-    HAPT_MPI(MPI_Bcast(number, 2, MPI_INT, from, search->comm));
-    candidate->hide_threshold = figure[0];
-    candidate->step_s = figure[1];
-    candidate->lower_s = figure[2];
-    candidate->count = number[0];
-    candidate->schedule = (enum hapt_schedule_kind)number[1];
-    HAPT_MPI(MPI_Bcast(candidate->launches, candidate->count, MPI_INT, from, search->comm));
-    return hapt_env_mpi(
-        MPI_Bcast(candidate->stage, candidate->count * (int)sizeof *candidate->stage, MPI_BYTE, from, search->comm),
-        "MPI_Bcast");
-}
-
-/* Gives all ranks the best rows of all of them. */
-static enum hapt_status gather_kept(struct rows *rows)
-{
-    struct step_search *search = rows->search;
-    int next = 0; /* of this rank's rows */
-    for (int k = 0; k < MOST_KEPT && search->size > 1; k++) {
-        const bool some = next < MOST_KEPT && isfinite(rows->kept[next].step_s);
-        const double mine_s = some ? rows->kept[next].step_s : INFINITY;
-        double least_s;
-        HAPT_MPI(MPI_Allreduce(&mine_s, &least_s, 1, MPI_DOUBLE, MPI_MIN, search->comm));
-        if (!isfinite(least_s)) return HAPT_OK;
-        const int64_t mine = mine_s <= least_s ? rows->number[next] : INT64_MAX;
-        int64_t first;
-        HAPT_MPI(MPI_Allreduce(&mine, &first, 1, MPI_INT64_T, MPI_MIN, search->comm));
-        if (mine == first) step_candidate_copy(&rows->best[k], &rows->kept[next++]);
-        HAPT_TRY(send(rows, (int)(first % search->size), &rows->best[k]));
-    }
-    for (int k = 0; k < MOST_KEPT && search->size == 1; k++)
-        if (isfinite(rows->kept[k].step_s)) step_candidate_copy(&rows->best[k], &rows->kept[k]);
-    return HAPT_OK;
 }
 
 static void add_base(struct rows *rows, const struct step_candidate *candidate)
@@ -288,10 +232,9 @@ static int next_base(const struct rows *rows)
 static enum hapt_status refine_kept(struct rows *rows)
 {
     struct step_search *search = rows->search;
-    for (int k = 0; k < MOST_KEPT && isfinite(rows->best[k].step_s); k++) {
-        HAPT_TRY(step_refine(search, &rows->best[k]));
-        if (rows->best[k].step_s < search->best.step_s) step_candidate_copy(&search->best, &rows->best[k]);
-        add_base(rows, &rows->best[k]);
+    for (int k = 0; k < rows->best.size && isfinite(rows->best.candidate[k].step_s); k++) {
+        HAPT_TRY(step_improve_seed(search, &rows->best.candidate[k]));
+        add_base(rows, &rows->best.candidate[k]);
     }
     return HAPT_OK;
 }
@@ -310,7 +253,7 @@ enum hapt_status step_rows(struct step_search *search, bool far)
         rows.is_done[base] = true;
         rows.bases_done++;
         status = hapt_env_agree(search->comm, find_rows(&rows, &rows.bases[base]));
-        if (status == HAPT_OK) status = gather_kept(&rows);
+        if (status == HAPT_OK) status = step_gather(search, &rows.kept, &rows.best);
         if (status == HAPT_OK) status = refine_kept(&rows);
     }
     search->most_work = all_work;

@@ -114,6 +114,7 @@ double step_suffix_extend(const struct step_suffixes *suffixes, const struct ste
     next->count++;
     next->first = first;
     next->stage = stage;
+    next->fits = fits;
     for (int c = 0; c < search->C; c++) {
         const int more = step_devices_of(search, device_set, submesh, c);
         next->used[c] += more;

@@ -17,6 +17,7 @@ struct step_suffix {
     struct step_stage stage; /* the first of them */
     int used[HAPT_MAX_SUBCLUSTERS];
     unsigned visited; /* subclusters, as bits */
+    double fits;      /* microbatches in flight that fit on its first stage */
     double sum_s;     /* of work and 2 c_i; split: of work that does not wait */
     double stage_s;   /* the largest bound by a stage */
     double comm_s;    /* the largest c_i */

@@ -38,7 +38,7 @@ struct views {
     struct hapt_search_options rule;
     struct hapt_profile view; /* `passes`, with subclusters of its own */
     struct step_candidate seed;
-    struct step_candidate kept[KEPT]; /* by ascending step; unused: INFINITY */
+    struct step_kept kept;
 };
 
 static double count_cells(const struct hapt_profile *profile)
@@ -54,7 +54,7 @@ static enum hapt_status create(struct views *views)
     struct step_search *search = views->search;
     const size_t links = (size_t)search->C * (size_t)search->C;
     HAPT_TRY(step_candidate_create(search, &views->seed));
-    for (int k = 0; k < KEPT; k++) HAPT_TRY(step_candidate_create(search, &views->kept[k]));
+    HAPT_TRY(step_kept_create(search, KEPT, &views->kept));
     views->view = search->passes;
     HAPT_NEW(views->view.cluster, &search->arena, search->C);
     HAPT_NEW(views->view.link_bandwidth, &search->arena, links);
@@ -79,7 +79,7 @@ static enum hapt_status try_view(struct views *views)
     views->seed.step_s = INFINITY;
     if (views->search->best.step_s <= STEP_CLOSE * views->search->bound_s) return HAPT_OK;
     HAPT_TRY(step_may_lack(step_add_seed(views->search, &views->view, &views->rule, &views->seed)));
-    step_candidate_keep(views->kept, KEPT, &views->seed);
+    step_keep(&views->kept, &views->seed, 0);
     return HAPT_OK;
 }
 
@@ -316,10 +316,10 @@ static enum hapt_status run(struct views *views)
     HAPT_TRY(change_links(views));
     HAPT_TRY(change_microbatches(views));
     for (int k = 0; k < KEPT; k++) {
-        if (!(views->kept[k].step_s <= VIEW_WORTH * search->best.step_s)) continue;
-        HAPT_TRY(step_improve_seed(search, &views->kept[k]));
-        if (search->seed_count < STEP_MOST_SEEDS)
-            step_candidate_copy(&search->seed[search->seed_count++], &views->kept[k]);
+        struct step_candidate *kept = &views->kept.candidate[k];
+        if (!(kept->step_s <= VIEW_WORTH * search->best.step_s)) continue;
+        HAPT_TRY(step_improve_seed(search, kept));
+        if (search->seed_count < STEP_MOST_SEEDS) step_candidate_copy(&search->seed[search->seed_count++], kept);
     }
     return HAPT_OK;
 }

@@ -93,7 +93,8 @@ for run in lab-run lab-run4; do
 done
 
 # 4. Long skips from both stages on one side to both on the other. All their messages share the trunk, which limits the step: predicted within
-# 10 % in the quietest of some runs, and never much faster. Skips that took no turns would be predicted a third faster.
+# 10 % in the quietest of some runs, and never much faster. Skips that took no turns would be predicted a third faster. The shaped trunk carries
+# 85 to 97 % of its rate, by the machine, so the prediction takes the measured one.
 passes 1 model gpt --layers 4 --hidden 128 --heads 2 --sequence 256 --vocab 256 --microbatch 2 --tied-embeddings no --output "$scratch/n.h5"
 /usr/bin/python3 tests/system/skips.py "$scratch/n.h5" 0:2 -1:3
 cat >"$scratch/trunk.json" <<'JSON'
@@ -101,9 +102,11 @@ cat >"$scratch/trunk.json" <<'JSON'
   "subclusters": [
     { "name": "left", "nodes": 1, "devices_per_node": 2, "device": "cpu", "hosts": ["a0"] },
     { "name": "right", "nodes": 1, "devices_per_node": 2, "device": "cpu", "hosts": ["b0"] } ],
-  "links": [ { "between": ["left", "right"], "bandwidth": "48 Mbit/s", "latency": "100 us" } ] }
+  "links": [ { "between": ["left", "right"], "bandwidth": "MEASURED bit/s", "latency": "100 us" } ] }
 JSON
 $lab trunk 50mbit
+measured=$(for try in 1 2 3; do share 50 || break; done | sort -n | sed -n 2p)
+sed -i "s/MEASURED/$(awk "BEGIN { printf \"%.0f\", ${measured:-0} * 50e6 }")/" "$scratch/trunk.json"
 passes 1 plan --input "$scratch/n.h5" --cluster "$scratch/trunk.json" --predict --threads 1 --microbatches 4 --layers-per-model ops \
     --stages "0-6@left:1x1,6-11@left:1x1,11-17@right:1x1,17-23@right:1x1" --output "$scratch/skips.h5" --json &&
     look "messages of the plan" <<'P'
