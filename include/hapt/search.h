@@ -38,6 +38,7 @@ struct hapt_search_loops {
 struct hapt_search_options {
     enum hapt_objective objective;
     bool any_schedule, any_threshold; /* STEP: the search chooses them; false: as given below */
+    bool any_loops;                   /* with any_schedule: also looped schedules, where they may pay */
     double work; /* STEP: limit of the refinement, in simulated microbatches times stages; 0: about 1 s on a core */
     bool no_enumeration; /* STEP: do not enumerate a small instance; shows what the refinement alone finds */
     int microbatches;
@@ -58,8 +59,8 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan);
 /* The plan of the least simulated step that was found, split as options->split says. plan->bound_s: no plan of these
- * options takes less. The result is bit-identical on every rank and for every number of ranks. Collective. Errors: as
- * hapt_plan_search_formula. */
+ * options takes less; 0: the plan is looped, nothing is proven. The result is bit-identical on every rank and for every
+ * number of ranks. Collective. Errors: as hapt_plan_search_formula. */
 enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile *profile,
                                        const struct hapt_search_options *options, struct hapt_arena *result,
                                        struct hapt_plan **plan);

@@ -12,6 +12,7 @@ static const struct {
             {"launches", NULL},
             {"tensor-parallel", NULL},
             {"schedule", "schedule"},
+            {"loops", "loops"},
             {"program", "program"},
             {"epsilon", "hide-threshold"},
             {"zero1", "sharded-optimizer"},

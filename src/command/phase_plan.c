@@ -38,9 +38,11 @@ static enum hapt_schedule_kind schedule_of(const struct hapt_config *config)
 /* Refuses options of looped schedules that have no effect on the schedule that runs. */
 static enum hapt_status check_loops(const struct hapt_config *config, enum hapt_schedule_kind kind)
 {
-    if (!hapt_schedule_loops(kind))
+    if (!hapt_schedule_loops(kind)) {
+        const bool none = hapt_config_int(config, "loops") == 1 && hapt_phase_searches_steps(config);
         return hapt_phase_refuse_unused(config, "it is for --schedule interleaved, breadth-first and looped",
-                                        "loops placement loop-batch prefetch");
+                                        none ? "placement loop-batch prefetch" : "loops placement loop-batch prefetch");
+    }
     if (kind == HAPT_SCHEDULE_BREADTH_FIRST)
         HAPT_TRY(hapt_phase_refuse_unused(config, "--schedule breadth-first has one group", "loop-batch"));
     if (kind == HAPT_SCHEDULE_LOOPED) return HAPT_OK;
@@ -121,6 +123,16 @@ static enum hapt_split_choice split_choice(const struct hapt_config *config)
     return !strcmp(text, "yes") ? HAPT_SPLIT_YES : HAPT_SPLIT_AUTO;
 }
 
+/* Plans that are studied, and proven ones, have no loops unless these are asked for. */
+static bool may_loop(const struct hapt_config *config)
+{
+    if (!hapt_phase_searches_steps(config) || hapt_config_given(config, "schedule") ||
+        hapt_config_given(config, "gap") || hapt_config_int(config, "loops") == 1)
+        return false;
+    if (hapt_config_command(config) != HAPT_COMMAND_PLAN) return hapt_config_command(config) == HAPT_COMMAND_JOB;
+    return !hapt_config_bool(config, "explain") && !hapt_config_text(config, "what-if");
+}
+
 enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const struct hapt_profile *profile,
                                      const struct hapt_layers *layers, struct hapt_arena *arena,
                                      struct hapt_strategy_options *options)
@@ -130,6 +142,7 @@ enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const str
     *options = (struct hapt_strategy_options){
         .search = {.objective = formula ? HAPT_OBJECTIVE_FORMULA : HAPT_OBJECTIVE_STEP,
                    .any_schedule = !hapt_config_given(config, "schedule") && !loops,
+                   .any_loops = may_loop(config),
                    .any_threshold = !hapt_config_given(config, "hide-threshold"),
                    .microbatches = (int)hapt_config_int(config, "microbatches"),
                    .schedule = schedule_of(config),

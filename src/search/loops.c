@@ -343,14 +343,15 @@ static enum hapt_status run_all(struct loops_search *search, struct hapt_arena *
     return HAPT_OK;
 }
 
-enum hapt_status hapt_plan_search_loops(MPI_Comm comm, const struct hapt_profile *profile,
-                                        const struct hapt_search_options *options, struct hapt_arena *result,
-                                        struct hapt_plan **plan)
+enum hapt_status search_loops(MPI_Comm comm, const struct hapt_profile *profile,
+                              const struct hapt_search_options *options, const struct hapt_plan *unlooped,
+                              struct hapt_arena *result, struct hapt_plan **plan)
 {
     struct hapt_profile alone = *profile;
     struct loops_search search = {.comm = comm,
                                   .profile = &alone,
                                   .options = options,
+                                  .unlooped = unlooped,
                                   .L = profile->layer_count,
                                   .B = options->microbatches,
                                   .most_work = options->work > 0 ? options->work : MOST_WORK};
@@ -374,4 +375,11 @@ enum hapt_status hapt_plan_search_loops(MPI_Comm comm, const struct hapt_profile
     hapt_arena_release(&search.trial);
     hapt_arena_release(&search.arena);
     return status;
+}
+
+enum hapt_status hapt_plan_search_loops(MPI_Comm comm, const struct hapt_profile *profile,
+                                        const struct hapt_search_options *options, struct hapt_arena *result,
+                                        struct hapt_plan **plan)
+{
+    return search_loops(comm, profile, options, NULL, result, plan);
 }

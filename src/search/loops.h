@@ -2,6 +2,7 @@
  * Inside src/search: plans under a looped schedule (Pfeife 3.4, 4.3).
  *
  *   loops.c           the order of the work
+ *   loops_choose.c    where loops are not asked for: whether they pay
  *   loops_rows.c      rows of submeshes
  *   loops_settings.c  groups and prefetch; given stages
  *   loops_price.c     the simulated step of given boundaries; boundaries of equal time
@@ -74,6 +75,7 @@ struct loops_search {
     int rank, size;
     const struct hapt_profile *profile;
     const struct hapt_search_options *options;
+    const struct hapt_plan *unlooped; /* its rows are the first ones; NULL: they are searched */
     int L, B, most_slots, most_stages;
     struct hapt_arena arena; /* lives as long as the search */
     struct hapt_arena trial; /* of one pricing */
@@ -89,6 +91,11 @@ struct loops_search {
     enum loops_obstacle obstacle;
     double missing_bytes; /* LOOPS_NO_MEMORY: the least that a submesh lacks */
 };
+
+/* hapt_plan_search_loops, with the rows of a given plan without loops; NULL: they are searched. */
+enum hapt_status search_loops(MPI_Comm comm, const struct hapt_profile *profile,
+                              const struct hapt_search_options *options, const struct hapt_plan *unlooped,
+                              struct hapt_arena *result, struct hapt_plan **plan);
 
 enum hapt_status loops_candidate_create(struct loops_search *search, struct loops_candidate *candidate);
 void loops_candidate_copy(struct loops_candidate *to, const struct loops_candidate *from);

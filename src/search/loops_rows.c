@@ -223,10 +223,13 @@ static enum hapt_status plan_without_loops(struct loops_rows *rows)
     struct hapt_arena scratch;
     rule.schedule = HAPT_SCHEDULE_H1F1B;
     rule.any_schedule = rule.any_threshold = true;
+    rule.any_loops = false;
     if (rule.work <= 0) rule.work = ROW_WORK;
     hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_plan_search_step(search->comm, search->profile, &rule, &scratch, &plan);
-    if (status == HAPT_OK) status = hapt_env_agree(search->comm, add_plan(rows, plan));
+    enum hapt_status status = HAPT_OK;
+    if (!search->unlooped) status = hapt_plan_search_step(search->comm, search->profile, &rule, &scratch, &plan);
+    if (status == HAPT_OK)
+        status = hapt_env_agree(search->comm, add_plan(rows, search->unlooped ? search->unlooped : plan));
     if (status == HAPT_OK) status = hapt_plan_search_formula(search->comm, search->profile, &rule, &scratch, &plan);
     if (status == HAPT_OK) status = hapt_env_agree(search->comm, add_plan(rows, plan));
     hapt_arena_release(&scratch);

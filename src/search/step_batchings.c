@@ -3,7 +3,7 @@
  *
  * Each batching gets seeds and a lower bound first. They are refined in order of their best seed. A batching is left
  * out if its bound is not below the best step so far, or if refinement has never gained as much as it needs. The work
- * of the refinement is limited over all of them together. Backward passes are split at the end.
+ * of the refinement is limited over all of them together. Backward passes are split at the end; then loops are tried.
  */
 #include "search.h"
 #include "step.h"
@@ -15,6 +15,11 @@
 #define BATCHING_WORTH 1.06
 /* Seeds are split if their step is at most this factor longer than the best one. */
 #define SPLIT_WORTH 1.01
+
+/* A looped plan has to be shorter by this factor. */
+#define LOOPS_WORTH 0.98
+/* Batchings are looped if their step without loops is at most this factor longer than the best one. */
+#define UNLOOPED_WORTH 1.5
 
 struct batchings {
     MPI_Comm comm;
@@ -211,6 +216,30 @@ static enum hapt_status finish(struct batchings *all, struct hapt_arena *result,
     return HAPT_OK;
 }
 
+/* The best looped plan of all batchings, if it is worth it. */
+static enum hapt_status choose_loops(struct batchings *all, struct hapt_arena *result, struct hapt_plan **plan)
+{
+    const struct hapt_plan *unlooped = *plan;
+    const int best = all->best;
+    const double worth_s = LOOPS_WORTH * unlooped->simulated_s;
+    for (int k = 0; all->options->any_loops && k < all->count; k++) {
+        const struct hapt_plan *from = unlooped;
+        struct hapt_plan *made, *const before = *plan;
+        bool fits;
+        if (!all->feasible[k] || all->search[k].best.step_s > UNLOOPED_WORTH * unlooped->simulated_s) continue;
+        if (k != best) {
+            HAPT_TRY(make_plan(all, k, &all->search[k].best, result, &made, &fits));
+            from = made;
+        }
+        HAPT_TRY(search_choose_loops(all->comm, all->batching[k].profile, &all->search[k].options, from,
+                                     fmin(worth_s, before->simulated_s), result, plan));
+        if (*plan == before) continue;
+        (*plan)->search = unlooped->search;
+        all->best = k;
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status run(struct batchings *all, struct hapt_arena *result, struct hapt_plan **plan)
 {
     const double start_s = hapt_time_s();
@@ -226,6 +255,7 @@ static enum hapt_status run(struct batchings *all, struct hapt_arena *result, st
     }
     HAPT_TRY(improve_all(all));
     HAPT_TRY(finish(all, result, plan));
+    HAPT_TRY(choose_loops(all, result, plan));
     (*plan)->search.seconds = hapt_time_s() - start_s;
     return hapt_env_mpi(MPI_Bcast(&(*plan)->search.seconds, 1, MPI_DOUBLE, 0, all->comm), "MPI_Bcast");
 }

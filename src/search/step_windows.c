@@ -17,8 +17,8 @@
 enum { MOST_LAYERS = 64, MOST_REACH = 4, TRIED = 24, REFINED = 2, MOST_ROUNDS = 12 };
 /* Stages of a window: around the best plan, and around the seeds. */
 enum { REACH = 4, SEED_REACH = 3 };
-/* Partial plans of a round, by the work of the refinement: at most about half of its time. The jobs share them. */
-#define MOST_NODES 0.3
+/* Partial plans of a round, by the work of the refinement: about half a second by default. The jobs share them. */
+#define MOST_NODES 0.08
 /* Plans are refined if their step is at most this factor longer than that of the plan with the window. */
 #define WINDOW_WORTH 1.01
 

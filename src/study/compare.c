@@ -53,6 +53,8 @@ static enum hapt_status fill_row(MPI_Comm comm, const struct hapt_profile *profi
     struct hapt_plan *plan = NULL;
     own.search.schedule = row->schedule;
     own.search.any_schedule = options->search.any_schedule && row->schedule == HAPT_SCHEDULE_H1F1B;
+    own.search.any_loops = options->search.any_loops && own.search.any_schedule &&
+                           row->strategy == HAPT_STRATEGY_HAPT && row->granularity == 0 && !row->ignore_communication;
     own.search.may_fail = true;
     own.granularity = row->granularity;
     own.ignore_communication = row->ignore_communication;
@@ -67,7 +69,8 @@ static enum hapt_status fill_row(MPI_Comm comm, const struct hapt_profile *profi
     } else {
         HAPT_TRY(status); /* agreed and printed already */
         row->plan = plan;
-        if (row->strategy == HAPT_STRATEGY_MEGATRON) row->schedule = plan->schedule; /* it chooses */
+        if (row->strategy == HAPT_STRATEGY_MEGATRON || own.search.any_loops)
+            row->schedule = plan->schedule; /* chosen */
         status = look_at_link(row);
     }
     HAPT_TRY(hapt_env_agree(comm, status));

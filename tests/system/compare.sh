@@ -17,7 +17,7 @@ passes 1 profile --input "$model" --cluster "$clusters/a100x1-v100x1.json" --pre
 
 # text: a line for every system and ablation, with its schedule
 passes 1 plan --profile "$P" --microbatches 16 --compare
-for row in 'hapt +h1f1b' 'hexiscale +1f1b' 'alpa +eager1f1b' 'megatron +(1f1b|interleaved)' 'even +h1f1b' 'granularity 8 +h1f1b' \
+for row in 'hapt +(h1f1b|looped)' 'hexiscale +1f1b' 'alpa +eager1f1b' 'megatron +(1f1b|interleaved)' 'even +h1f1b' 'granularity 8 +h1f1b' \
     'pfeife +h1f1b' 'deepspeed +1f1b' 'colossal +1f1b' 'granularity 48 +h1f1b' 'ignore-communication +h1f1b' 'schedule gpipe +gpipe'; do
     checks=$((checks + 1))
     grep -qE "^  $row" "$scratch/out" || fail "no line '$row' in: $(cat "$scratch/out")"

@@ -8,6 +8,8 @@ import numpy as np
 from profiles import campaign, check, mixed, profile, put, refuses, run
 
 def plan(path, *arguments, ranks=0):
+    if not {"--stages", "--strategy", "--explain"} & set(arguments):
+        arguments += ("--loops", "1")
     result = run("plan", "--profile", path, "--json", "--microbatches", "16", *arguments, ranks=ranks)
     if not check(result.returncode == 0, f"plan of {path}: {result.stderr}"):
         return {}
@@ -140,8 +142,8 @@ def foreign(document):
 def with_gap():
     """A search that may stop early prints its proven gap, and the gap is true."""
     profile("p.h5")
-    plan_p = ["plan", "--profile", "p.h5", "--microbatches", "16", "--json"]
-    best = json.loads(run(*plan_p, "--objective", "formula").stdout)
+    plan_p = ["plan", "--profile", "p.h5", "--microbatches", "16", "--loops", "1", "--json"]
+    best = json.loads(run(*plan_p[:-3], "--json", "--objective", "formula").stdout)
     least = json.loads(run(*plan_p).stdout)
     check(best["search"]["gap"] == 0, "the optimum has no gap")
     check(least["simulated_s"] <= best["simulated_s"] * (1 + 1e-12), "the formula's plan is a candidate of the simulated step")
@@ -149,7 +151,7 @@ def with_gap():
         near = json.loads(run(*plan_p, "--gap", str(gap), ranks=2).stdout)
         check(near["bound_s"] <= least["simulated_s"] * (1 + 1e-12), "the bound of the simulated step is one")
         check(near["bound_gap"] <= gap or near["simulated_s"] <= least["simulated_s"] * (1 + 1e-12), "--gap ends the search too early")
-        near = json.loads(run(*plan_p, "--objective", "formula", "--gap", str(gap), ranks=2).stdout)
+        near = json.loads(run(*plan_p[:-3], "--json", "--objective", "formula", "--gap", str(gap), ranks=2).stdout)
         proven = near["search"]["gap"]
         check(0 <= proven <= gap * (1 + 1e-9), f"proven gap {proven} of {gap}")
         check(near["latency_s"] >= best["latency_s"] * (1 - 1e-12), "no better than the optimum")

@@ -149,7 +149,7 @@ def predicted_sweeps():
                 "links": [{"between": ["a", "v"], "bandwidth": "5 Gbit/s", "latency": "50 us"}]}, file)
 
     cluster("c.json", 2, "40 MB")
-    words = ("plan", "--input", "m.h5", "--json", "--microbatches", "16", "--cluster")
+    words = ("plan", "--input", "m.h5", "--json", "--microbatches", "16", "--loops", "1", "--cluster")
     result = run(*words, "c.json", "--what-if", "nodes.v=1..3,memory.v=20..60MB:2")
     if not check(result.returncode == 0, f"predicted sweeps: {result.stderr}"):
         return

@@ -553,6 +553,55 @@ static void search_of_irregular_candidates(void)
     search_of_small_instances(false);
 }
 
+/* The best step of all rows and cuts with two loops. */
+static double brute_force_s(const struct hapt_profile *profile, const struct hapt_search_options *options)
+{
+    struct brute brute = {.profile = profile, .options = *options, .best_s = INFINITY};
+    brute.options.schedule = HAPT_SCHEDULE_LOOPED;
+    brute.options.loops.loops = 2;
+    hapt_arena_init(&brute.arena);
+    for (int v = 0; v < 2; v++) {
+        brute.options.loops.v = v;
+        rows(&brute);
+    }
+    hapt_arena_release(&brute.arena);
+    return brute.best_s;
+}
+
+/* A free schedule is looped if that is shorter by more than 2 %, else not. Few microbatches: filling takes long. */
+static void loops_are_chosen_where_they_pay(void)
+{
+    const int instances = test_long() ? 300 : 30;
+    int chosen = 0, paying = 0, found = 0;
+    for (int k = 1; k <= instances; k++) {
+        uint64_t seed = 9000 + (uint64_t)k;
+        struct hapt_arena own;
+        struct hapt_plan *unlooped, *plan;
+        hapt_arena_init(&own);
+        const struct hapt_profile *profile = layered_profile(&seed, &own);
+        struct hapt_search_options options = options_of(HAPT_SCHEDULE_H1F1B, 4);
+        options.any_schedule = options.any_threshold = options.may_fail = true;
+        const enum hapt_status status = hapt_plan_search(MPI_COMM_SELF, profile, &options, &own, &unlooped);
+        options.any_loops = true;
+        CHECK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &own, &plan) == status);
+        hapt_fail_reset();
+        if (status == HAPT_OK) {
+            const bool looped = hapt_schedule_loops(plan->schedule);
+            const double worth_s = 0.98 * unlooped->simulated_s, best_s = brute_force_s(profile, &options);
+            CHECK_OK(hapt_plan_check(plan));
+            CHECK_NEAR(plan->simulated_s, looped ? plan->simulated_s : unlooped->simulated_s, 0);
+            CHECK(!looped || plan->simulated_s <= worth_s);
+            chosen += looped;
+            paying += best_s < worth_s;
+            found += best_s < worth_s && plan->simulated_s <= 1.02 * best_s;
+        }
+        hapt_arena_release(&own);
+    }
+    printf("  %d instances: looped %d, worth it with two loops %d, found %d of these\n", instances, chosen, paying,
+           found);
+    CHECK(chosen > 0 && chosen < instances && found >= 0.95 * paying);
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
@@ -571,6 +620,7 @@ int main(int argc, char **argv)
     RUN(frozen_prefixes);
     RUN(search_of_layers);
     RUN(search_of_irregular_candidates);
+    RUN(loops_are_chosen_where_they_pay);
     if (system(hapt_arena_printf(&arena, "rm -rf %s", folder))) fprintf(stderr, "rm failed\n");
     hapt_arena_release(&arena);
     return test_finish();
