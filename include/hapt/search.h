@@ -59,7 +59,7 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan);
 /* The plan of the least simulated step that was found, split as options->split says. plan->bound_s: no plan of these
- * options takes less; 0: the plan is looped, nothing is proven. The result is bit-identical on every rank and for every
+ * options takes less. options->any_loops is not read. The result is bit-identical on every rank and for every
  * number of ranks. Collective. Errors: as hapt_plan_search_formula. */
 enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile *profile,
                                        const struct hapt_search_options *options, struct hapt_arena *result,
@@ -70,9 +70,9 @@ struct hapt_search_batching {
     const struct hapt_profile *profile; /* of microbatches with these rows */
 };
 /* The plan of the least simulated step over all batchings; *chosen is its batching. plan->bound_s: no plan of any
- * batching takes less. A batching without a plan is left out. options->microbatches is not read. Collective; the result
- * is bit-identical on every rank and for every number of ranks. Errors: as hapt_plan_search_formula, for the first
- * batching, if none has a plan. */
+ * batching without loops takes less; 0: the plan is looped. A batching without a plan is left out.
+ * options->microbatches is not read. Collective; the result is bit-identical on every rank and for every number of
+ * ranks. Errors: as hapt_plan_search_formula, for the first batching, if none has a plan. */
 enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
                                             const struct hapt_search_options *options, struct hapt_arena *result,
                                             struct hapt_plan **plan, int *chosen);

@@ -9,6 +9,10 @@
 #include "loops.h"
 #include "search.h"
 
+#include "hapt/env.h"
+
+/* A looped plan has to be shorter by this factor. */
+#define LOOPS_WORTH 0.98
 /* Limit of each of the two searches: about half a second on a core. */
 #define CHOICE_WORK 1e7
 enum { MOST_MICROBATCHES = 16, MOST_LAYERS = 64 };
@@ -46,11 +50,33 @@ static enum hapt_status try_placement(MPI_Comm comm, const struct hapt_profile *
     return HAPT_OK;
 }
 
-enum hapt_status search_choose_loops(MPI_Comm comm, const struct hapt_profile *profile,
-                                     const struct hapt_search_options *options, const struct hapt_plan *unlooped,
-                                     double limit_s, struct hapt_arena *result, struct hapt_plan **plan)
+/* The best looped plan of all batchings becomes *plan, if it is worth it. each [count]: plans without loops. */
+static enum hapt_status choose(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                               const struct hapt_search_options *options, struct hapt_plan *const *each,
+                               struct hapt_arena *result, struct hapt_plan **plan, int *chosen)
 {
-    if (!may_pay(options, unlooped)) return HAPT_OK;
-    for (int v = 0; v < 2; v++) HAPT_TRY(try_placement(comm, profile, options, unlooped, v, &limit_s, result, plan));
+    const struct hapt_plan *unlooped = *plan;
+    double least_s = LOOPS_WORTH * unlooped->simulated_s;
+    for (int k = 0; k < count; k++) {
+        struct hapt_search_options own = *options;
+        struct hapt_plan *const before = *plan;
+        own.microbatches = batching[k].microbatches;
+        if (!each[k] || !may_pay(&own, each[k])) continue;
+        for (int v = 0; v < 2; v++)
+            HAPT_TRY(try_placement(comm, batching[k].profile, &own, each[k], v, &least_s, result, plan));
+        if (*plan == before) continue;
+        (*plan)->search = unlooped->search;
+        *chosen = k;
+    }
     return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                            const struct hapt_search_options *options, struct hapt_arena *result,
+                                            struct hapt_plan **plan, int *chosen)
+{
+    struct hapt_plan **each = hapt_arena_alloc(result, (size_t)count, sizeof *each);
+    HAPT_TRY(hapt_env_agree(comm, each ? HAPT_OK : HAPT_ERR_MEMORY));
+    HAPT_TRY(search_batchings(comm, batching, count, options, result, plan, chosen, each));
+    return choose(comm, batching, count, options, each, result, plan, chosen);
 }

@@ -223,7 +223,6 @@ static enum hapt_status plan_without_loops(struct loops_rows *rows)
     struct hapt_arena scratch;
     rule.schedule = HAPT_SCHEDULE_H1F1B;
     rule.any_schedule = rule.any_threshold = true;
-    rule.any_loops = false;
     if (rule.work <= 0) rule.work = ROW_WORK;
     hapt_arena_init(&scratch);
     enum hapt_status status = HAPT_OK;

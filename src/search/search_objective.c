@@ -31,8 +31,11 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
 {
     struct hapt_plan *split = NULL;
     bool fits;
-    if (options->objective == HAPT_OBJECTIVE_STEP && !hapt_schedule_loops(options->schedule))
-        return hapt_plan_search_step(comm, profile, options, result, plan);
+    if (options->objective == HAPT_OBJECTIVE_STEP && !hapt_schedule_loops(options->schedule)) {
+        const struct hapt_search_batching only = {options->microbatches, profile};
+        int chosen;
+        return hapt_plan_search_batchings(comm, &only, 1, options, result, plan, &chosen);
+    }
     if (options->split == HAPT_SPLIT_YES) return search_split(comm, profile, options, result, plan);
     HAPT_TRY(search(comm, profile, options, result, plan));
     HAPT_TRY(hapt_plan_choose_split(comm, profile, options, result, plan, &fits));

@@ -3,7 +3,7 @@
  *
  * Each batching gets seeds and a lower bound first. They are refined in order of their best seed. A batching is left
  * out if its bound is not below the best step so far, or if refinement has never gained as much as it needs. The work
- * of the refinement is limited over all of them together. Backward passes are split at the end; then loops are tried.
+ * of the refinement is limited over all of them together. Backward passes are split at the end.
  */
 #include "search.h"
 #include "step.h"
@@ -16,10 +16,8 @@
 /* Seeds are split if their step is at most this factor longer than the best one. */
 #define SPLIT_WORTH 1.01
 
-/* A looped plan has to be shorter by this factor. */
-#define LOOPS_WORTH 0.98
-/* Batchings are looped if their step without loops is at most this factor longer than the best one. */
-#define UNLOOPED_WORTH 1.5
+/* Plans of other batchings are given if their step is at most this factor longer than the best one. */
+#define EACH_WORTH 1.5
 
 struct batchings {
     MPI_Comm comm;
@@ -216,31 +214,21 @@ static enum hapt_status finish(struct batchings *all, struct hapt_arena *result,
     return HAPT_OK;
 }
 
-/* The best looped plan of all batchings, if it is worth it. */
-static enum hapt_status choose_loops(struct batchings *all, struct hapt_arena *result, struct hapt_plan **plan)
+/* Plans of the batchings that are not much slower than the best one; NULL: none. */
+static enum hapt_status make_each(struct batchings *all, struct hapt_arena *result, struct hapt_plan *best,
+                                  struct hapt_plan **each)
 {
-    const struct hapt_plan *unlooped = *plan;
-    const int best = all->best;
-    const double worth_s = LOOPS_WORTH * unlooped->simulated_s;
-    for (int k = 0; all->options->any_loops && k < all->count; k++) {
-        const struct hapt_plan *from = unlooped;
-        struct hapt_plan *made, *const before = *plan;
+    for (int k = 0; k < all->count; k++) {
         bool fits;
-        if (!all->feasible[k] || all->search[k].best.step_s > UNLOOPED_WORTH * unlooped->simulated_s) continue;
-        if (k != best) {
-            HAPT_TRY(make_plan(all, k, &all->search[k].best, result, &made, &fits));
-            from = made;
-        }
-        HAPT_TRY(search_choose_loops(all->comm, all->batching[k].profile, &all->search[k].options, from,
-                                     fmin(worth_s, before->simulated_s), result, plan));
-        if (*plan == before) continue;
-        (*plan)->search = unlooped->search;
-        all->best = k;
+        each[k] = k == all->best ? best : NULL;
+        if (each[k] || !all->feasible[k] || all->search[k].best.step_s > EACH_WORTH * best->simulated_s) continue;
+        HAPT_TRY(make_plan(all, k, &all->search[k].best, result, &each[k], &fits));
     }
     return HAPT_OK;
 }
 
-static enum hapt_status run(struct batchings *all, struct hapt_arena *result, struct hapt_plan **plan)
+static enum hapt_status run(struct batchings *all, struct hapt_arena *result, struct hapt_plan **plan,
+                            struct hapt_plan **each)
 {
     const double start_s = hapt_time_s();
     HAPT_TRY(start_all(all));
@@ -255,7 +243,7 @@ static enum hapt_status run(struct batchings *all, struct hapt_arena *result, st
     }
     HAPT_TRY(improve_all(all));
     HAPT_TRY(finish(all, result, plan));
-    HAPT_TRY(choose_loops(all, result, plan));
+    if (each) HAPT_TRY(make_each(all, result, *plan, each));
     (*plan)->search.seconds = hapt_time_s() - start_s;
     return hapt_env_mpi(MPI_Bcast(&(*plan)->search.seconds, 1, MPI_DOUBLE, 0, all->comm), "MPI_Bcast");
 }
@@ -277,15 +265,15 @@ static enum hapt_status create(struct batchings *all, struct hapt_arena *scratch
     return HAPT_OK;
 }
 
-enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
-                                            const struct hapt_search_options *options, struct hapt_arena *result,
-                                            struct hapt_plan **plan, int *chosen)
+enum hapt_status search_batchings(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                  const struct hapt_search_options *options, struct hapt_arena *result,
+                                  struct hapt_plan **plan, int *chosen, struct hapt_plan **each)
 {
     struct batchings all = {.comm = comm, .batching = batching, .options = options, .count = count, .best = -1};
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
     enum hapt_status status = hapt_env_agree(comm, create(&all, &scratch));
-    if (status == HAPT_OK) status = run(&all, result, plan);
+    if (status == HAPT_OK) status = run(&all, result, plan, each);
     for (int k = 0; all.search && k < count; k++) step_release(&all.search[k]);
     hapt_arena_release(&scratch);
     if (status == HAPT_OK) *chosen = all.best;
@@ -298,5 +286,5 @@ enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile 
 {
     const struct hapt_search_batching only = {options->microbatches, profile};
     int chosen;
-    return hapt_plan_search_batchings(comm, &only, 1, options, result, plan, &chosen);
+    return search_batchings(comm, &only, 1, options, result, plan, &chosen, NULL);
 }
