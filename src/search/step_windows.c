@@ -19,6 +19,8 @@ enum { MOST_LAYERS = 64, MOST_REACH = 4, TRIED = 24, REFINED = 2, MOST_ROUNDS = 
 enum { REACH = 4, SEED_REACH = 3 };
 /* Partial plans of a round, by the work of the refinement: about half a second by default. The jobs share them. */
 #define MOST_NODES 0.08
+/* But so many of each job in any case. */
+#define LEAST_NODES 50000
 /* Plans are refined if their step is at most this factor longer than that of the plan with the window. */
 #define WINDOW_WORTH 1.01
 
@@ -238,7 +240,8 @@ static enum hapt_status try_window(struct windows *windows, int reach)
 static enum hapt_status try_all(struct windows *windows, int reach)
 {
     step_kept_clear(&windows->kept);
-    windows->most_nodes = (int64_t)(MOST_NODES * windows->search->most_work / (reach * reach * windows->base.count));
+    windows->most_nodes =
+        (int64_t)fmax(LEAST_NODES, MOST_NODES * windows->search->most_work / (reach * reach * windows->base.count));
     if (!look_behind(windows)) return HAPT_OK;
     windows->jobs = 0;
     for (int replaced = 1; replaced <= reach; replaced++)
