@@ -220,7 +220,8 @@ static enum hapt_status try_job(struct windows *windows, int stages)
     for (int k = 0; k < windows->found_count; k++) {
         place(windows, &windows->found[k]);
         HAPT_TRY(step_price_launches(windows->search, worth_s, &windows->trial));
-        if (windows->trial.step_s <= worth_s) HAPT_TRY(step_price_nearby(windows->search, &windows->trial));
+        if (windows->trial.step_s <= STEP_NEARBY_WORTH * windows->base.step_s)
+            HAPT_TRY(step_price_nearby(windows->search, &windows->trial));
         if (windows->trial.step_s <= worth_s) step_keep(&windows->kept, &windows->trial, windows->jobs * TRIED + k);
     }
     return HAPT_OK;
