@@ -24,6 +24,9 @@ enum { REACH = 4, SEED_REACH = 3 };
 /* Plans are refined if their step is at most this factor longer than that of the plan with the window. */
 #define WINDOW_WORTH 1.01
 
+/* Seeds that are slower than the best by more than this factor get no windows. */
+#define SEED_WORTH 1.05
+
 /* Stages that are placed in a window. */
 struct placement {
     double least_s; /* the bound of the plan */
@@ -301,6 +304,8 @@ enum hapt_status step_windows(struct step_search *search)
     if (search->L > MOST_LAYERS || search->options.no_enumeration) return HAPT_OK;
     HAPT_TRY(hapt_env_agree(search->comm, create(&windows)));
     HAPT_TRY(climb(&windows, &search->best, REACH));
-    for (int k = 0; k < search->seed_count; k++) HAPT_TRY(climb(&windows, &search->seed[k], SEED_REACH));
+    for (int k = 0; k < search->seed_count; k++)
+        if (search->seed[k].step_s <= SEED_WORTH * search->best.step_s)
+            HAPT_TRY(climb(&windows, &search->seed[k], SEED_REACH));
     return HAPT_OK;
 }
