@@ -3,6 +3,7 @@
 #include "test.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -33,6 +34,25 @@ static const char *said(void (*work)(void))
     return text;
 }
 
+/* Reads what the terminal got. It passes through a queue of the kernel, so an end mark is waited for. */
+static void read_shown(int terminal, int mine, char *text, size_t room)
+{
+    static const char mark[] = "(end)";
+    size_t length = 0;
+    struct pollfd waits = {.fd = terminal, .events = POLLIN};
+    char *end = NULL;
+    CHECK(write(mine, mark, sizeof mark - 1) == sizeof mark - 1);
+    while (!end && length + 1 < room && poll(&waits, 1, 10000) == 1) {
+        const ssize_t more = read(terminal, text + length, room - 1 - length);
+        if (more <= 0) break;
+        length += (size_t)more;
+        text[length] = '\0';
+        end = strstr(text, mark);
+    }
+    CHECK(end != NULL);
+    if (end) *end = '\0';
+}
+
 /* The same with a terminal. */
 static const char *shown(void (*work)(void))
 {
@@ -40,14 +60,13 @@ static const char *shown(void (*work)(void))
     const int terminal = posix_openpt(O_RDWR | O_NOCTTY), before = dup(STDERR_FILENO);
     CHECK(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0);
     const int mine = open(ptsname(terminal), O_RDWR | O_NOCTTY);
-    CHECK(mine >= 0 && fcntl(terminal, F_SETFL, O_NONBLOCK) == 0);
+    CHECK(mine >= 0);
     fflush(stderr);
     dup2(mine, STDERR_FILENO);
     work();
     fflush(stderr);
     dup2(before, STDERR_FILENO);
-    const ssize_t length = read(terminal, text, sizeof text - 1);
-    text[length > 0 ? length : 0] = '\0';
+    read_shown(terminal, mine, text, sizeof text);
     close(before), close(mine), close(terminal);
     return text;
 }
