@@ -20,7 +20,7 @@ passes 1 model gpt --layers 6 --hidden 1024 --heads 16 --sequence 1024 --vocab 8
 passes 1 profile --input "$model" --cluster "$c" --output "$scratch/p.h5" || finish
 
 for choice in no yes auto; do
-    passes 1 plan --profile "$scratch/p.h5" --input "$model" --microbatches 8 --split-backward $choice --json --output "$scratch/$choice.h5" &&
+    passes 1 plan --profile "$scratch/p.h5" --input "$model" --microbatches 8 --loops 1 --split-backward $choice --json --output "$scratch/$choice.h5" &&
         cp "$scratch/out" "$scratch/$choice"
 done
 check "a split shortens the simulated step" less "$(number "$scratch/yes" simulated_s)" "$(number "$scratch/no" simulated_s)"
@@ -56,7 +56,7 @@ import json, sys
 print(",".join("%d-%d@%s:%dx%d" % (*s["layers"], s["subcluster"], s["nodes"], s["devices_per_node"]) for s in json.load(open(sys.argv[1]))["stages"]))
 P
 )"
-passes 1 plan --profile "$scratch/old.h5" --microbatches 8 --split-backward auto --json
+passes 1 plan --profile "$scratch/old.h5" --microbatches 8 --loops 1 --split-backward auto --json
 check "an earlier profile gives the plan without a split" [ "$(number "$scratch/out" simulated_s)" = "$(number "$scratch/no" simulated_s)" ]
 # Memory for the launches of the plan, but not for what split programs keep for them.
 cp "$scratch/p.h5" "$scratch/tight.h5"
@@ -67,7 +67,7 @@ with h5py.File(sys.argv[1], "r+") as f:
         f[c]["weight_slot_bytes"][...] = 41e9
 P
 refuses 4 '' 1 plan --profile "$scratch/tight.h5" --microbatches 8 --split-backward yes
-passes 1 plan --profile "$scratch/tight.h5" --microbatches 8 --split-backward auto --json
+passes 1 plan --profile "$scratch/tight.h5" --microbatches 8 --loops 1 --split-backward auto --json
 check "what does not fit is not split" [ "$(number "$scratch/out" simulated_s)" = "$(number "$scratch/no" simulated_s)" ]
 
 # ---- rehearsal: never faster than simulated, in a quiet moment as fast, and all passes of the lists ----
