@@ -127,7 +127,7 @@ enum hapt_status step_improve(struct step_search *search)
     if (is_enough(search) || search->best.step_s <= STEP_CLOSE_FOR_ROWS * search->bound_s) return HAPT_OK;
     HAPT_TRY(step_rows(search, true));
     HAPT_TRY(step_grow(search));
-    HAPT_TRY(step_windows(search));
+    if (search->best.step_s > STEP_CLOSE_FOR_WINDOWS * search->bound_s) HAPT_TRY(step_windows(search));
     return hapt_env_agree(search->comm, step_enumerate_late(search));
 }
 

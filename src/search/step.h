@@ -88,6 +88,8 @@ enum hapt_status step_finish(struct step_search *search, const struct step_candi
 #define STEP_CLOSE 1.01
 /* The same for far rows. */
 #define STEP_CLOSE_FOR_ROWS 1.015
+/* The same for windows. */
+#define STEP_CLOSE_FOR_WINDOWS 1.02
 /* Seeds that are slower than the best by more than this factor are not refined. */
 #define STEP_SEED_WORTH 1.02
 
