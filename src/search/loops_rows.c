@@ -20,10 +20,24 @@ static bool is_known(const struct loops_rows *rows, const struct loops_row *row)
     return false;
 }
 
+/* False: --use-all-devices forbids the row. */
+static bool uses_enough(const struct loops_search *search, const struct loops_slot *slot, int slots)
+{
+    for (int c = 0; c < search->profile->cluster_count && search->options->use_all_devices; c++) {
+        const struct hapt_profile_cluster *cluster = &search->profile->cluster[c];
+        int idle = cluster->nodes * cluster->devices_per_node;
+        for (int k = 0; k < slots; k++)
+            if (slot[k].cluster == c) idle -= cluster->submesh[slot[k].submesh].n * cluster->submesh[slot[k].submesh].m;
+        if (idle > 0) return false;
+    }
+    return true;
+}
+
 static enum hapt_status add_row(struct loops_rows *rows, const struct loops_slot *slot, int slots)
 {
     struct loops_row row = {slots, NULL};
     if (slots > rows->search->most_slots || rows->count == LOOPS_MOST_ROWS) return HAPT_OK;
+    if (!uses_enough(rows->search, slot, slots)) return HAPT_OK;
     HAPT_NEW(row.slot, &rows->search->arena, slots);
     memcpy(row.slot, slot, (size_t)slots * sizeof *slot);
     if (!is_known(rows, &row)) rows->row[rows->count++] = row;

@@ -97,8 +97,15 @@ enum hapt_status search_check_loops(const struct hapt_search_options *options);
 /* Folds given stages onto submeshes, and prices them with the best of the settings that the options allow. */
 enum hapt_status search_price_loops(const struct hapt_profile *profile, const struct hapt_search_options *options,
                                     struct hapt_plan *plan);
-/* hapt_plan_search_batchings without loops. each [count], may be NULL: also plans of the other batchings that are not
- * much slower; NULL: none. */
+/* True if looped plans are worth a search beside those without loops. */
+bool search_may_loop(const struct hapt_profile *profile, const struct hapt_search_options *options);
+/* *plan becomes a looped one with a step below `limit_s`, if one is found. The search starts from the submeshes of
+ * `unlooped`. Collective. */
+enum hapt_status search_choose_loops(MPI_Comm comm, const struct hapt_profile *profile,
+                                     const struct hapt_search_options *options, const struct hapt_plan *unlooped,
+                                     double limit_s, struct hapt_arena *result, struct hapt_plan **plan);
+/* hapt_plan_search_batchings without loops. each [count], may be NULL: also the plans of all batchings that are not
+ * much slower, without splits; NULL: none. */
 enum hapt_status search_batchings(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan, int *chosen, struct hapt_plan **each);

@@ -1,6 +1,9 @@
 /* The search of the objective, schedule and backward passes that the options ask for. */
 #include "search.h"
 
+/* A looped plan has to be shorter by this factor. */
+#define LOOPS_WORTH 0.98
+
 static enum hapt_status search(MPI_Comm comm, const struct hapt_profile *profile,
                                const struct hapt_search_options *options, struct hapt_arena *result,
                                struct hapt_plan **plan)
@@ -43,4 +46,36 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
     const struct hapt_search_options again = search_split_again(options);
     const enum hapt_status status = search_split(comm, profile, &again, result, &split);
     return search_take_split(profile, status, split, plan);
+}
+
+/* The best looped plan of all batchings becomes *plan, if it is worth it. each [count]: plans without loops. */
+static enum hapt_status choose_loops(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                     const struct hapt_search_options *options, struct hapt_plan *const *each,
+                                     struct hapt_arena *result, struct hapt_plan **plan, int *chosen)
+{
+    const struct hapt_plan *unlooped = *plan;
+    for (int k = 0; k < count; k++) {
+        struct hapt_search_options own = *options;
+        struct hapt_plan *const before = *plan;
+        const double limit_s = before == unlooped ? LOOPS_WORTH * unlooped->simulated_s : before->simulated_s;
+        own.microbatches = batching[k].microbatches;
+        if (!each[k] || !search_may_loop(batching[k].profile, &own)) continue;
+        HAPT_TRY(search_choose_loops(comm, batching[k].profile, &own, each[k], limit_s, result, plan));
+        if (*plan == before) continue;
+        (*plan)->search = unlooped->search;
+        *chosen = k;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                            const struct hapt_search_options *options, struct hapt_arena *result,
+                                            struct hapt_plan **plan, int *chosen)
+{
+    struct hapt_plan **each;
+    if (!options->any_loops) return search_batchings(comm, batching, count, options, result, plan, chosen, NULL);
+    each = hapt_arena_alloc(result, (size_t)count, sizeof *each);
+    HAPT_TRY(hapt_env_agree(comm, each ? HAPT_OK : HAPT_ERR_MEMORY));
+    HAPT_TRY(search_batchings(comm, batching, count, options, result, plan, chosen, each));
+    return choose_loops(comm, batching, count, options, each, result, plan, chosen);
 }

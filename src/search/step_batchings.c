@@ -214,15 +214,15 @@ static enum hapt_status finish(struct batchings *all, struct hapt_arena *result,
     return HAPT_OK;
 }
 
-/* Plans of the batchings that are not much slower than the best one; NULL: none. */
-static enum hapt_status make_each(struct batchings *all, struct hapt_arena *result, struct hapt_plan *best,
+/* Plans of the batchings that are not much slower than the best one, without splits; NULL: none. Rank-local. */
+static enum hapt_status make_each(struct batchings *all, struct hapt_arena *result, const struct hapt_plan *best,
                                   struct hapt_plan **each)
 {
     for (int k = 0; k < all->count; k++) {
-        bool fits;
-        each[k] = k == all->best ? best : NULL;
-        if (each[k] || !all->feasible[k] || all->search[k].best.step_s > EACH_WORTH * best->simulated_s) continue;
-        HAPT_TRY(make_plan(all, k, &all->search[k].best, result, &each[k], &fits));
+        each[k] = NULL;
+        if (!all->feasible[k] || all->search[k].best.step_s > EACH_WORTH * best->simulated_s) continue;
+        HAPT_NEW(each[k], result, 1);
+        HAPT_TRY(step_finish(&all->search[k], &all->search[k].best, result, each[k]));
     }
     return HAPT_OK;
 }
@@ -243,7 +243,7 @@ static enum hapt_status run(struct batchings *all, struct hapt_arena *result, st
     }
     HAPT_TRY(improve_all(all));
     HAPT_TRY(finish(all, result, plan));
-    if (each) HAPT_TRY(make_each(all, result, *plan, each));
+    if (each) HAPT_TRY(hapt_env_agree(all->comm, make_each(all, result, *plan, each)));
     (*plan)->search.seconds = hapt_time_s() - start_s;
     return hapt_env_mpi(MPI_Bcast(&(*plan)->search.seconds, 1, MPI_DOUBLE, 0, all->comm), "MPI_Bcast");
 }
