@@ -39,7 +39,8 @@ static enum hapt_schedule_kind schedule_of(const struct hapt_config *config)
 static enum hapt_status check_loops(const struct hapt_config *config, enum hapt_schedule_kind kind)
 {
     if (!hapt_schedule_loops(kind)) {
-        const bool none = hapt_config_int(config, "loops") == 1 && hapt_phase_searches_steps(config);
+        const bool none = hapt_config_int(config, "loops") == 1 && hapt_phase_searches_steps(config) &&
+                          !hapt_config_given(config, "schedule");
         return hapt_phase_refuse_unused(config, "it is for --schedule interleaved, breadth-first and looped",
                                         none ? "placement loop-batch prefetch" : "loops placement loop-batch prefetch");
     }
@@ -123,7 +124,7 @@ static enum hapt_split_choice split_choice(const struct hapt_config *config)
     return !strcmp(text, "yes") ? HAPT_SPLIT_YES : HAPT_SPLIT_AUTO;
 }
 
-/* Plans that are studied, and proven ones, have no loops unless these are asked for. */
+/* --explain and --what-if study plans without loops, and --gap needs a bound, which looped plans lack. */
 static bool may_loop(const struct hapt_config *config)
 {
     if (!hapt_phase_searches_steps(config) || hapt_config_given(config, "schedule") ||

@@ -2,7 +2,7 @@
  * Inside src/search: plans under a looped schedule (Pfeife 3.4, 4.3).
  *
  *   loops.c           the order of the work
- *   loops_choose.c    where loops are not asked for: whether they pay
+ *   loops_choose.c    looped plans beside a free schedule
  *   loops_rows.c      rows of submeshes
  *   loops_settings.c  groups and prefetch; given stages
  *   loops_price.c     the simulated step of given boundaries; boundaries of equal time

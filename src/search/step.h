@@ -107,9 +107,11 @@ struct step_kept {
 };
 enum hapt_status step_kept_create(struct step_search *search, int size, struct step_kept *kept);
 void step_kept_clear(struct step_kept *kept);
-/* Adds a candidate, unless it is no candidate, slower than all, or known. Numbers ascend from call to call. */
+/* Adds a candidate, unless it is no candidate, slower than all, or known. `number`: its rank in step_gather, among
+ * candidates with equal steps; any without that. */
 void step_keep(struct step_kept *kept, const struct step_candidate *candidate, int64_t number);
-/* all: the best of the candidates that the ranks have kept. No two ranks have the same numbers. Collective. */
+/* all: the best of the candidates that the ranks have kept. Candidates of two ranks have distinct numbers. Collective.
+ */
 enum hapt_status step_gather(const struct step_search *search, const struct step_kept *kept, struct step_kept *all);
 
 /* Reads the stages and launch counts of a plan. */

@@ -90,7 +90,7 @@ static enum hapt_status cut(struct rows *rows)
     return step_price_launches(search, rows->reach->row_worth * search->best.step_s, &rows->trial);
 }
 
-/* Takes the trial among the best rows; the base was refined. */
+/* Keeps the trial if it is among the best rows. The base is left out: it was refined before. */
 static void keep(struct rows *rows, int64_t number)
 {
     if (!step_same_stages(&rows->base, &rows->trial)) step_keep(&rows->kept, &rows->trial, number);

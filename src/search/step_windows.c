@@ -1,7 +1,7 @@
 /*
  * Windows: a few consecutive stages of a good plan are replaced by all others that hold the same layers, with any
  * boundaries, submeshes and programs. The stages behind and in front stay. So good bounds of a plan are known before it
- * is simulated, and few are.
+ * is simulated, and most plans are dropped.
  *
  * Single moves (step_refine.c, step_rows.c) often have to pass worse plans where memory is tight: another submesh needs
  * other boundaries and other launch counts at the same time.
@@ -19,11 +19,10 @@ enum { MOST_LAYERS = 64, MOST_REACH = 4, TRIED = 24, REFINED = 2, MOST_ROUNDS = 
 enum { REACH = 4, SEED_REACH = 3 };
 /* Partial plans of a round, by the work of the refinement: about half a second by default. The jobs share them. */
 #define MOST_NODES 0.08
-/* But so many of each job in any case. */
+/* Partial plans that a job may have in any case: fewer missed plans where the work is limited. */
 #define LEAST_NODES 50000
-/* Plans are refined if their step is at most this factor longer than that of the plan with the window. */
+/* Plans are refined if their step is at most this factor longer than that of the base. */
 #define WINDOW_WORTH 1.01
-
 /* Seeds that are slower than the best by more than this factor get no windows. */
 #define SEED_WORTH 1.05
 
@@ -82,7 +81,7 @@ static bool look_behind(struct windows *windows)
     return true;
 }
 
-/* Of the stages in front of the window: pass_s[begin], fits and most_s. */
+/* Sets pass_s[begin], fits and most_s, which come from the stages in front of the window. */
 static void look_at_front(struct windows *windows)
 {
     const int first = windows->first;
@@ -92,7 +91,7 @@ static void look_at_front(struct windows *windows)
     ahead->fits = windows->search->B;
     ahead->most_s = INFINITY;
     if (first == 0) return;
-    /* The stages are the base's, the transfer behind them is any. */
+    /* The last transfer in front depends on the window: the least one counts. */
     const double comm_s = behind[first - 1].sum_s - behind[first].sum_s - base_work_s(windows, first - 1);
     const double rest_s = behind[first].sum_s + comm_s - 2 * windows->comm_s[windows->begin - 1];
     ahead->pass_s[windows->begin] = behind[0].sum_s - rest_s;
@@ -305,7 +304,8 @@ enum hapt_status step_windows(struct step_search *search)
     HAPT_TRY(hapt_env_agree(search->comm, create(&windows)));
     HAPT_TRY(climb(&windows, &search->best, REACH));
     for (int k = 0; k < search->seed_count; k++)
-        if (search->seed[k].step_s <= SEED_WORTH * search->best.step_s)
+        if (search->seed[k].step_s <= SEED_WORTH * search->best.step_s &&
+            !step_same_stages(&search->seed[k], &search->best))
             HAPT_TRY(climb(&windows, &search->seed[k], SEED_REACH));
     return HAPT_OK;
 }

@@ -142,8 +142,9 @@ def foreign(document):
 def with_gap():
     """A search that may stop early prints its proven gap, and the gap is true."""
     profile("p.h5")
-    plan_p = ["plan", "--profile", "p.h5", "--microbatches", "16", "--loops", "1", "--json"]
-    best = json.loads(run(*plan_p[:-3], "--json", "--objective", "formula").stdout)
+    formula = ["plan", "--profile", "p.h5", "--microbatches", "16", "--json", "--objective", "formula"]
+    plan_p = formula[:-2] + ["--loops", "1"]
+    best = json.loads(run(*formula).stdout)
     least = json.loads(run(*plan_p).stdout)
     check(best["search"]["gap"] == 0, "the optimum has no gap")
     check(least["simulated_s"] <= best["simulated_s"] * (1 + 1e-12), "the formula's plan is a candidate of the simulated step")
@@ -151,7 +152,7 @@ def with_gap():
         near = json.loads(run(*plan_p, "--gap", str(gap), ranks=2).stdout)
         check(near["bound_s"] <= least["simulated_s"] * (1 + 1e-12), "the bound of the simulated step is one")
         check(near["bound_gap"] <= gap or near["simulated_s"] <= least["simulated_s"] * (1 + 1e-12), "--gap ends the search too early")
-        near = json.loads(run(*plan_p[:-3], "--json", "--objective", "formula", "--gap", str(gap), ranks=2).stdout)
+        near = json.loads(run(*formula, "--gap", str(gap), ranks=2).stdout)
         proven = near["search"]["gap"]
         check(0 <= proven <= gap * (1 + 1e-9), f"proven gap {proven} of {gap}")
         check(near["latency_s"] >= best["latency_s"] * (1 - 1e-12), "no better than the optimum")

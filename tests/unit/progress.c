@@ -34,7 +34,7 @@ static const char *said(void (*work)(void))
     return text;
 }
 
-/* Reads what the terminal got. It passes through a queue of the kernel, so an end mark is waited for. */
+/* Reads the terminal up to an end mark. Output passes through a queue of the kernel, so one read may miss the end. */
 static void read_shown(int terminal, int mine, char *text, size_t room)
 {
     static const char mark[] = "(end)";
