@@ -81,7 +81,7 @@ static enum hapt_status list_items(struct rows *rows, struct hapt_arena *scratch
     struct loops_setting setting[LOOPS_MOST_SETTINGS];
     HAPT_NEW(items->item, scratch, (rows->all.count - rows->done) * 3 * LOOPS_MOST_SETTINGS + 1);
     HAPT_NEW(items->group_taken, scratch, (rows->all.count - rows->done) * 3 + 1);
-    bool several = false;
+    bool several = search->options->any_loops;
     int groups = 0;
     for (int r = 0; r < rows->all.count; r++) several = several || rows->all.row[r].slots > 1;
     for (int r = rows->done; r < rows->all.count; r++)

@@ -129,8 +129,22 @@ static int first_unlike(const struct replicas *replicas, int first, int i, uint6
     return r;
 }
 
-/* Judges parameter i of the block over all ranks; returns the largest number of copies of a part. A rank against a
- * majority takes precedence over two that differ. */
+/* Counts the ranks with the part of `first`. The chunks of a rank may hold copies of a parameter that is tied. */
+static int count_ranks(const struct replicas *replicas, int first, int i)
+{
+    const uint64_t part = mark_of(replicas, first, i)->part;
+    const int most = replicas->worker->most;
+    int ranks = 0, last = -1;
+    for (int r = first; r < replicas->holders; r++) {
+        if (mark_of(replicas, r, i)->part != part || r / most == last) continue;
+        last = r / most;
+        ranks++;
+    }
+    return ranks;
+}
+
+/* Judges parameter i of the block over all ranks; returns the largest number of ranks with copies of a part. A rank
+ * against a majority takes precedence over two that differ. */
 static int judge(const struct replicas *replicas, int parameter, int i, struct mismatch *mismatch)
 {
     struct mismatch found = {.rank = -1};
@@ -141,7 +155,8 @@ static int judge(const struct replicas *replicas, int parameter, int i, struct m
         if (!leads(replicas, r, i)) continue;
         const int copies = count_copies(replicas, r, i, &hash, &alike);
         const bool majority = 2 * alike > copies;
-        if (copies > most) most = copies;
+        const int ranks = count_ranks(replicas, r, i);
+        if (ranks > most) most = ranks;
         if (alike == copies || (found.rank >= 0 && (found.other < 0 || !majority))) continue;
         const int unlike = first_unlike(replicas, r, i, majority ? hash : mark_of(replicas, r, i)->hash);
         found =
@@ -223,9 +238,9 @@ enum hapt_status replicas_check(struct replicas *replicas, int64_t done, bool no
                                           (size_t)worker->most * BLOCK * sizeof *replicas->mine, replicas->all);
         if (status != HAPT_OK) hapt_die(status); /* peers may wait */
         for (int i = 0; i < count; i++) {
-            const int copies = judge(replicas, replicas->parameter[first + i], i, &mismatch);
-            if (copies > replicas->most) replicas->most = copies;
-            if (replicas->checked < 0) replicas->shared += copies > 1;
+            const int ranks = judge(replicas, replicas->parameter[first + i], i, &mismatch);
+            if (ranks > replicas->most) replicas->most = ranks;
+            if (replicas->checked < 0) replicas->shared += ranks > 1;
         }
     }
     report_once(replicas);

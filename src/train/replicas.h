@@ -21,7 +21,7 @@ struct replicas {
     float *value;                    /* buffer for the largest parameter of this rank */
     struct replica_mark *mine, *all; /* [stages of a rank][block], [holders][block] */
     int holders;                     /* records of all ranks: worker_record */
-    int shared, most;                /* number of parameters with copies; largest number of copies */
+    int shared, most;                /* parameters with copies on several ranks; most ranks with copies of one */
 };
 
 /* Call after worker_build. `every` 0: reserves nothing. Rank-local. */
