@@ -304,22 +304,32 @@ enum hapt_status hapt_env_agree_quietly(MPI_Comm comm, enum hapt_status status)
     return agree(comm, status, true);
 }
 
-/* The text of printf, printable. NULL: no memory. A text for readers is then lost, but no work. */
-static char *make_text(const char *format, va_list arguments)
+/* The text of printf, printable: in `buffer`, or, if it is longer and there is memory, on the heap. So no text is lost for
+ * lack of memory, but a long one may be cut. Release it with free_text. */
+static char *make_text(char *buffer, size_t size, const char *format, va_list arguments)
 {
-    char *text = NULL;
-    if (vasprintf(&text, format, arguments) < 0) return NULL;
+    va_list again;
+    va_copy(again, arguments);
+    char *text = buffer;
+    if (vsnprintf(buffer, size, format, arguments) >= (int)size && vasprintf(&text, format, again) < 0) text = buffer;
+    va_end(again);
     hapt_text_make_printable(text, true);
     return text;
 }
 
+static void free_text(char *text, const char *buffer)
+{
+    if (text != buffer) free(text);
+}
+
 static void print(const struct hapt_env *env, FILE *stream, const char *prefix, const char *format, va_list arguments)
 {
+    char buffer[1024];
     if (env->world_rank != 0) return;
-    char *text = make_text(format, arguments);
-    if (text) fprintf(stream, "%s%s", prefix, text);
+    char *text = make_text(buffer, sizeof buffer, format, arguments);
+    fprintf(stream, "%s%s", prefix, text);
     fflush(stream);
-    free(text);
+    free_text(text, buffer);
 }
 
 void hapt_print(const struct hapt_env *env, const char *format, ...)
@@ -362,11 +372,11 @@ void hapt_print_wrapped(const struct hapt_env *env, int hang, const char *format
 {
     FILE *stream = env->quiet ? stderr : stdout;
     va_list arguments;
+    char buffer[1024];
     if (env->world_rank != 0) return;
     va_start(arguments, format);
-    char *text = make_text(format, arguments);
+    char *text = make_text(buffer, sizeof buffer, format, arguments);
     va_end(arguments);
-    if (!text) return;
     const char *line = text;
     for (const char *end; (end = strchr(line, '\n')); line = end + 1) {
         print_line(stream, line, end, hang);
@@ -374,7 +384,7 @@ void hapt_print_wrapped(const struct hapt_env *env, int hang, const char *format
     }
     print_line(stream, line, line + strlen(line), hang);
     fflush(stream);
-    free(text);
+    free_text(text, buffer);
 }
 
 void hapt_note(const struct hapt_env *env, const char *format, ...)

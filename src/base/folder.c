@@ -164,12 +164,10 @@ enum hapt_status hapt_folder_try(const char *path)
         descriptor = open(name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     }
     const bool made = descriptor >= 0;
+    if (made) unlink(name); /* at once: a process that dies leaves nothing */
     const bool good = made && write(descriptor, "try\n", 4) == 4 && fsync(descriptor) == 0;
     const int error = errno;
-    if (made) {
-        close(descriptor);
-        unlink(name);
-    }
+    if (made) close(descriptor);
     return good ? HAPT_OK
                 : hapt_fail(HAPT_ERR_IO, "choose another --output, or check permissions and free space",
                             "folder %s cannot be written: %s", path, strerror(error));
