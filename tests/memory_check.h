@@ -2,13 +2,13 @@
 #ifndef HAPT_TEST_MEMORY_CHECK_H
 #define HAPT_TEST_MEMORY_CHECK_H
 
-#include "../src/memory/lifetime.h"
+#include "memory_lifetime.h"
 
 struct piece {
     const char *name;
     size_t begin, end; /* offsets in the allocation; of a slot's pieces: in slot 0 */
     enum hapt_region region;
-    struct hapt_lifetime lifetime[HAPT_SECTION_REDUCE]; /* workspace tensors */
+    struct lifetime lifetime[HAPT_SECTION_REDUCE]; /* workspace tensors */
 };
 
 struct pieces {
@@ -33,7 +33,7 @@ static void memory_add(struct pieces *pieces, const char *name, size_t begin, si
 static size_t memory_parameter_bytes(const struct hapt_program *program, int tensor)
 {
     const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
-    return hapt_lifetime_bytes(program, tensor) / hapt_dtype_bytes(whole->dtype) * sizeof(float);
+    return tensor_bytes(program, tensor) / hapt_dtype_bytes(whole->dtype) * sizeof(float);
 }
 
 /* Adds what a parameter occupies besides its own memory: compute copy and optimizer state. */
@@ -60,10 +60,10 @@ static void memory_add_parameter(const struct hapt_memory_plan *plan, const stru
 }
 
 static void memory_add_tensor(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor,
-                              struct hapt_lifetime *const *lifetime, struct pieces *pieces)
+                              struct lifetime *const *lifetime, struct pieces *pieces)
 {
     const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
-    size_t bytes = hapt_lifetime_bytes(program, tensor), begin = plan->location[tensor].offset;
+    size_t bytes = tensor_bytes(program, tensor), begin = plan->location[tensor].offset;
     const enum hapt_region region = plan->location[tensor].region;
     if (whole->kind == HAPT_TENSOR_PARAMETER) bytes = memory_parameter_bytes(program, tensor);
     if (region == HAPT_REGION_SLOT) begin += plan->slot_offset;
@@ -84,14 +84,14 @@ static void memory_add_staging(const struct hapt_program *program, const struct 
         for (int b = 0; b < boundary->count; b++)
             memory_add(pieces, "transfer slot",
                        staging->offset + (size_t)k * staging->stride + staging->tensor_offset[b],
-                       hapt_lifetime_bytes(program, program->local[boundary->tensor[b]]), HAPT_REGION_NONE);
+                       tensor_bytes(program, program->local[boundary->tensor[b]]), HAPT_REGION_NONE);
 }
 
 static bool memory_together(const struct piece *a, const struct piece *b)
 {
     if (a->region != HAPT_REGION_WORKSPACE || b->region != HAPT_REGION_WORKSPACE) return true;
     for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
-        const struct hapt_lifetime x = a->lifetime[section], y = b->lifetime[section];
+        const struct lifetime x = a->lifetime[section], y = b->lifetime[section];
         if (x.first <= x.last && y.first <= y.last && x.first <= y.last && y.first <= x.last) return true;
     }
     return false;
@@ -112,27 +112,49 @@ static bool memory_inside(const struct hapt_memory_plan *plan, const struct piec
     return piece->begin >= slots_end + (size_t)plan->weight_slots * plan->weight_slot_bytes;
 }
 
+/* Regions and offsets against those that follow from the program's steps: the workspace is laid out by best fit, in
+ * order of birth. *peak: of the largest section. */
+static enum hapt_status memory_compare_tensors(const struct hapt_memory_plan *plan, const struct hapt_program *program,
+                                               struct hapt_arena *scratch, struct lifetime **lifetime, size_t *peak)
+{
+    enum hapt_region *region;
+    size_t *offset;
+    HAPT_NEW(region, scratch, program->tensor_count);
+    HAPT_NEW(offset, scratch, program->tensor_count);
+    HAPT_TRY(lifetime_derive(program, scratch, region, lifetime));
+    *peak = 0;
+    for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
+        size_t bytes;
+        HAPT_TRY(lifetime_lay_out(program, region, lifetime[section], scratch, offset, &bytes));
+        if (bytes > *peak) *peak = bytes;
+    }
+    for (int t = 0; t < program->tensor_count; t++) {
+        const char *name = program->graph->tensor[program->tensor[t].tensor].name;
+        const int root = program->tensor[t].root;
+        if (plan->location[t].space != HAPT_SPACE_DEVICE || plan->state_space != HAPT_SPACE_DEVICE)
+            return memory_broken(program, "not on the device", name, "");
+        if (plan->location[t].region != region[t]) return memory_broken(program, "wrong region", name, "");
+        if (plan->location[t].offset != plan->location[root].offset)
+            return memory_broken(program, "its offset differs from its root's", name, "");
+        if (region[t] == HAPT_REGION_WORKSPACE && plan->location[t].offset != offset[root])
+            return memory_broken(program, "wrong offset", name, "");
+    }
+    if (plan->workspace_bytes - plan->scratch_bytes < *peak)
+        return memory_broken(program, "too little workspace", "", "");
+    return HAPT_OK;
+}
+
 static enum hapt_status memory_compare(const struct hapt_memory_plan *plan, const struct hapt_program *program,
                                        struct hapt_arena *scratch)
 {
-    struct hapt_lifetime *lifetime[HAPT_SECTION_COUNT] = {NULL};
-    enum hapt_region *region;
+    struct lifetime *lifetime[HAPT_SECTION_COUNT] = {NULL};
     struct pieces pieces = {0};
+    size_t peak;
     const int boundaries = program->forward_in.count + program->backward_in.count + program->backward_out.count;
-    HAPT_NEW(region, scratch, program->tensor_count);
     HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + plan->forward_in.slots * boundaries + 1);
-    HAPT_TRY(hapt_lifetime_derive(program, scratch, region, lifetime));
-    for (int t = 0; t < program->tensor_count; t++) {
-        if (plan->location[t].space != HAPT_SPACE_DEVICE || plan->state_space != HAPT_SPACE_DEVICE)
-            return memory_broken(program, "not on the device", program->graph->tensor[program->tensor[t].tensor].name,
-                                 "");
-        if (plan->location[t].region != region[t])
-            return memory_broken(program, "wrong region", program->graph->tensor[program->tensor[t].tensor].name, "");
-        if (plan->location[t].offset != plan->location[program->tensor[t].root].offset)
-            return memory_broken(program, "its offset differs from its root's",
-                                 program->graph->tensor[program->tensor[t].tensor].name, "");
+    HAPT_TRY(memory_compare_tensors(plan, program, scratch, lifetime, &peak));
+    for (int t = 0; t < program->tensor_count; t++)
         if (program->tensor[t].root == t) memory_add_tensor(plan, program, t, lifetime, &pieces);
-    }
     memory_add_staging(program, &program->forward_in, &plan->forward_in, &pieces);
     memory_add_staging(program, &program->backward_in, &plan->backward_in, &pieces);
     memory_add_staging(program, &program->backward_out, &plan->backward_out, &pieces);

@@ -65,6 +65,7 @@ struct hapt_parameter_group {
 
 struct hapt_memory_plan {
     size_t parameter_bytes;   /* resident + workspace + transfer slots */
+    size_t sharded_bytes;     /* parameter_bytes with sharded optimizer state */
     size_t activation_bytes;  /* one slot; a slot holds one microbatch of one chunk */
     size_t weight_slot_bytes; /* one weight slot; 0: the programs are not split */
     size_t total_bytes;       /* parameter_bytes + slots * activation_bytes + weight_slots * weight_slot_bytes */

@@ -284,23 +284,6 @@ double hapt_candidates_resident_bytes(const struct hapt_candidates *candidates, 
     return hapt_candidates_shards_state(candidates, memory, limit) ? memory->sharded_bytes : memory->parameter_bytes;
 }
 
-/* Resident bytes of a plan with whole optimizer state, if the state were sharded. */
-static size_t sharded_bytes(const struct hapt_sharding *sharding, const struct hapt_memory_plan *plan)
-{
-    size_t elements = 0;
-    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
-        const struct hapt_parameter_group *group = &plan->group[g];
-        size_t first = group->first, end = group->end;
-        int index;
-        hapt_parameter_group_ranks(sharding, group->axes, &index);
-        if (group->axes != 0) hapt_parameter_group_slice(sharding, group, index, &first, &end);
-        elements += end - first;
-    }
-    const size_t states = (size_t)plan->state_count;
-    return plan->parameter_bytes + states * hapt_align(elements * sizeof(float)) -
-           states * hapt_align(plan->state_elements * sizeof(float));
-}
-
 /* Adds the figures of the split program of an item. */
 static enum hapt_status plan_split(const struct hapt_candidates *candidates, const struct hapt_program *whole,
                                    const struct hapt_engine_options *engine, struct hapt_arena *scratch,
@@ -330,7 +313,7 @@ static enum hapt_status plan_item(const struct hapt_candidates *candidates, int 
                                      item % candidates->mesh_count, scratch, &program));
     HAPT_TRY(plan_program(candidates, program, engine, scratch, &plan));
     const struct hapt_memory_bytes figures = {.parameter_bytes = plan->parameter_bytes,
-                                              .sharded_bytes = sharded_bytes(program->sharding, plan),
+                                              .sharded_bytes = plan->sharded_bytes,
                                               .activation_bytes = plan->activation_bytes,
                                               .trained_elements = plan->trained_elements,
                                               .copies = plan->copy_offset != (size_t)-1};

@@ -33,7 +33,7 @@ static enum hapt_status gather_written(struct hapt_memory_ranges *made, struct h
     for (int o = graph->forward_count; o < graph->op_count; o++) {
         const struct hapt_op *op = &graph->op[o];
         for (int k = 0; k < op->output_count; k++) {
-            if (op->output[k] < 0 || !hapt_lifetime_parameter_gradient(graph, op->output[k])) continue;
+            if (op->output[k] < 0 || !hapt_graph_is_parameter_gradient(graph, op->output[k])) continue;
             if (o < made->sharding->reduce_first) {
                 HAPT_TRY(note_written(made, op->output[k], op->forward_op, arena));
                 continue;
@@ -231,15 +231,15 @@ static struct amounts amounts_of(const struct hapt_memory_ranges *made, int tens
     struct amounts amounts = {0};
     if (made->sharding->storage[tensor] != tensor) return amounts;
     if (local->kind == HAPT_TENSOR_PARAMETER) {
-        amounts.elements = hapt_lifetime_pad((size_t)hapt_tensor_elements(local));
-        amounts.trained = hapt_lifetime_parameter_class(local) < 2 ? amounts.elements : 0;
+        amounts.elements = tensor_pad((size_t)hapt_tensor_elements(local));
+        amounts.trained = tensor_parameter_class(local) < 2 ? amounts.elements : 0;
         const int gradient = made->graph->tensor[tensor].gradient;
         const unsigned axes = gradient >= 0 ? made->summed_over[made->sharding->storage[gradient]] : 0;
         amounts.summed[axes] = amounts.trained;
         amounts.copies = local->dtype != HAPT_F32;
     } else if (local->kind == HAPT_TENSOR_INPUT) {
         *(local->role == HAPT_ROLE_LOSS_SCALE ? &amounts.resident : &amounts.slot) = made->bytes[tensor];
-    } else if (hapt_lifetime_parameter_gradient(made->graph, tensor) && !hapt_lifetime_updates(made->graph, tensor)) {
+    } else if (hapt_graph_is_parameter_gradient(made->graph, tensor) && !tensor_is_updating(made->graph, tensor)) {
         amounts.resident = made->bytes[tensor];
     }
     return amounts;

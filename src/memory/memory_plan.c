@@ -1,14 +1,12 @@
-/* The static memory plan of the chunks of a device: resident blocks, slots, workspace by liveness, transfer slots. */
-#include <stdlib.h>
-
-#include "gaps.h"
-#include "lifetime.h"
+/* The static memory plan of the chunks of a device: resident blocks, slots, workspace, transfer slots. The walk of
+ * memory_ranges.c gives regions, the workspace and the totals. */
+#include "memory_ranges.h"
 
 struct planner {
     const struct hapt_program *program;
     const struct hapt_memory_options *options;
     struct hapt_memory_plan *plan;
-    struct hapt_lifetime *lifetime[HAPT_SECTION_COUNT];
+    struct memory_walk walk;
     size_t *end; /* first free byte of the allocation so far; shared by the chunks */
 };
 
@@ -24,66 +22,77 @@ static size_t reserve(struct planner *planner, size_t bytes)
     return offset;
 }
 
-/* Axes over which a gradient is all-reduced in place, once a step. */
-static unsigned axes_of(const struct hapt_program *program, int gradient)
+/* Axes over which gradients are all-reduced in place, once a step: axes [tensor], of roots. */
+static void find_axes(const struct hapt_program *program, unsigned *axes)
 {
-    unsigned axes = 0;
-    if (gradient < 0) return axes;
     for (int s = 0; s < program->step_count[HAPT_SECTION_REDUCE]; s++) {
         const struct hapt_program_step *step = &program->step[HAPT_SECTION_REDUCE][s];
         const struct hapt_op *op = &program->graph->op[step->op];
         const int from = program->tensor[program->local[op->input[0]]].root,
                   to = program->tensor[program->local[op->output[0]]].root;
-        if (step->kind == HAPT_COLLECTIVE_ALL_REDUCE && from == to && to == program->tensor[gradient].root)
-            axes |= 1u << step->axis;
-    }
-    return axes;
-}
-
-/* The parameter group of every parameter; HAPT_PARAMETER_GROUPS: frozen. */
-static void sort_parameters(const struct hapt_program *program, unsigned *group)
-{
-    for (int t = 0; t < program->tensor_count; t++) {
-        const struct hapt_tensor *tensor = whole_tensor(program, t);
-        if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
-        const int gradient = tensor->gradient >= 0 ? program->local[tensor->gradient] : -1;
-        group[t] = tensor->trainable ? axes_of(program, gradient) : HAPT_PARAMETER_GROUPS;
+        if (step->kind == HAPT_COLLECTIVE_ALL_REDUCE && from == to) axes[to] |= 1u << step->axis;
     }
 }
 
-static void number_parameters(const struct hapt_program *program, const unsigned *group, struct hapt_memory_plan *plan,
-                              bool *copies)
+/* The order of parameters in the blocks: by group, those with weight decay first. Frozen ones are last. */
+enum { CLASSES = 3, ORDERS = (HAPT_PARAMETER_GROUPS + 1) * CLASSES };
+
+static int order_of(const struct hapt_program *program, int parameter, const unsigned *axes)
 {
-    size_t elements = 0;
-    for (unsigned g = 0; g <= HAPT_PARAMETER_GROUPS; g++) {
-        size_t decayed_end = elements;
-        const size_t first = elements;
-        for (int class = 0; class < 3; class ++) {
-            for (int t = 0; t < program->tensor_count; t++) {
-                const struct hapt_tensor *tensor = whole_tensor(program, t);
-                if (tensor->kind != HAPT_TENSOR_PARAMETER || group[t] != g) continue;
-                if (hapt_lifetime_parameter_class(tensor) != class) continue;
-                plan->parameter_element[t] = elements;
-                elements += hapt_lifetime_pad(hapt_lifetime_bytes(program, t) / hapt_dtype_bytes(tensor->dtype));
-                *copies = *copies || tensor->dtype != HAPT_F32;
-            }
-            if (class == 0) decayed_end = elements;
+    const struct hapt_tensor *tensor = whole_tensor(program, parameter);
+    const int gradient = tensor->gradient >= 0 ? program->local[tensor->gradient] : -1;
+    const unsigned group = !tensor->trainable ? HAPT_PARAMETER_GROUPS
+                           : gradient >= 0    ? axes[program->tensor[gradient].root]
+                                              : 0;
+    return (int)group * CLASSES + tensor_parameter_class(tensor);
+}
+
+/* Sets first [ORDERS + 1] to the elements before each order. */
+static void number_parameters(const struct hapt_program *program, const unsigned *axes, struct hapt_memory_plan *plan,
+                              size_t *first, bool *copies)
+{
+    size_t next[ORDERS] = {0};
+    for (int pass = 0; pass < 2; pass++) {
+        for (int t = 0; t < program->tensor_count; t++) {
+            const struct hapt_tensor *tensor = whole_tensor(program, t);
+            if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
+            size_t *mine = &next[order_of(program, t, axes)];
+            plan->parameter_element[t] = *mine;
+            *mine += tensor_pad(tensor_bytes(program, t) / hapt_dtype_bytes(tensor->dtype));
+            *copies = *copies || tensor->dtype != HAPT_F32;
         }
-        if (g < HAPT_PARAMETER_GROUPS)
-            plan->group[g] =
-                (struct hapt_parameter_group){.axes = g, .first = first, .decayed_end = decayed_end, .end = elements};
+        for (int k = 0; k < ORDERS && pass == 0; k++) {
+            first[k + 1] = first[k] + next[k];
+            next[k] = first[k];
+        }
     }
-    plan->trained_elements = plan->group[HAPT_PARAMETER_GROUPS - 1].end;
-    plan->elements = elements;
+}
+
+static enum hapt_status group_parameters(const struct hapt_program *program, struct hapt_arena *scratch,
+                                         struct hapt_memory_plan *plan, bool *copies)
+{
+    size_t first[ORDERS + 1] = {0};
+    unsigned *axes;
+    HAPT_NEW(axes, scratch, program->tensor_count);
+    find_axes(program, axes);
+    number_parameters(program, axes, plan, first, copies);
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        const size_t *its = &first[g * CLASSES];
+        plan->group[g] = (struct hapt_parameter_group){
+            .axes = (unsigned)g, .first = its[0], .decayed_end = its[1], .end = its[CLASSES]};
+    }
+    plan->trained_elements = first[HAPT_PARAMETER_GROUPS * CLASSES];
+    plan->elements = first[ORDERS];
+    return HAPT_OK;
 }
 
 /* True for a sum over microbatches that is not yet a trained parameter's gradient. */
 static bool is_sum(const struct hapt_program *program, int tensor)
 {
     const int of = program->tensor[tensor].tensor;
-    return program->tensor[tensor].root == tensor && hapt_lifetime_parameter_gradient(program->graph, of) &&
+    return program->tensor[tensor].root == tensor && hapt_graph_is_parameter_gradient(program->graph, of) &&
            program->graph->tensor[program->graph->tensor[of].primal].trainable &&
-           !hapt_lifetime_updates(program->graph, of);
+           !tensor_is_updating(program->graph, of);
 }
 
 /* Sets what this rank updates of every group, and the offset of its state. */
@@ -111,15 +120,12 @@ static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
     bool copies = false;
-    unsigned *group;
-    HAPT_NEW(group, scratch, program->tensor_count);
-    sort_parameters(program, group);
-    number_parameters(program, group, plan, &copies);
+    HAPT_TRY(group_parameters(program, scratch, plan, &copies));
     plan->master_offset = reserve(planner, plan->elements * sizeof(float));
     plan->copy_offset = copies ? reserve(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;
     plan->gradient_offset = reserve(planner, plan->trained_elements * sizeof(float));
     for (int t = 0; t < program->tensor_count; t++)
-        if (is_sum(program, t)) plan->location[t].offset = reserve(planner, hapt_lifetime_bytes(program, t));
+        if (is_sum(program, t)) plan->location[t].offset = reserve(planner, tensor_bytes(program, t));
     plan->zeroed_elements = (*planner->end - plan->gradient_offset) / sizeof(float);
     share_state(planner);
     for (int s = 0; s < plan->state_count; s++)
@@ -138,11 +144,11 @@ static enum hapt_status reserve_resident(struct planner *planner, struct hapt_ar
         const struct hapt_tensor *tensor = whole_tensor(program, t);
         if (tensor->kind == HAPT_TENSOR_PARAMETER) {
             plan->location[t].offset = plan->master_offset + plan->parameter_element[t] * sizeof(float);
-        } else if (hapt_lifetime_updates(program->graph, program->tensor[t].tensor)) {
+        } else if (tensor_is_updating(program->graph, program->tensor[t].tensor)) {
             const int primal = program->local[tensor->primal];
             plan->location[t].offset = plan->gradient_offset + plan->parameter_element[primal] * sizeof(float);
         } else { /* the loss scale; a frozen weight's gradient, made by the same kernel as its bias's */
-            plan->location[t].offset = reserve(planner, hapt_lifetime_bytes(program, t));
+            plan->location[t].offset = reserve(planner, tensor_bytes(program, t));
         }
     }
     return HAPT_OK;
@@ -156,7 +162,7 @@ static void lay_out_slot(struct planner *planner, enum hapt_region region, size_
     for (int t = 0; t < program->tensor_count; t++) {
         if (plan->location[t].region != region || program->tensor[t].root != t) continue;
         plan->location[t].offset = *bytes;
-        *bytes += hapt_align(hapt_lifetime_bytes(program, t));
+        *bytes += hapt_align(tensor_bytes(program, t));
     }
 }
 
@@ -168,6 +174,8 @@ static void reserve_slots(struct planner *planner, int chunks)
         struct hapt_memory_plan *plan = planner[k].plan;
         lay_out_slot(&planner[k], HAPT_REGION_SLOT, &plan->activation_bytes);
         lay_out_slot(&planner[k], HAPT_REGION_WEIGHT_SLOT, &plan->weight_slot_bytes);
+        HAPT_ASSERT(plan->activation_bytes == planner[k].walk.slot_bytes &&
+                    plan->weight_slot_bytes == planner[k].walk.weight_slot_bytes);
         if (plan->activation_bytes > largest) largest = plan->activation_bytes;
         if (plan->weight_slot_bytes > largest_weight) largest_weight = plan->weight_slot_bytes;
     }
@@ -180,52 +188,6 @@ static void reserve_slots(struct planner *planner, int chunks)
         plan->activation_bytes = largest;
         plan->weight_slot_bytes = largest_weight;
     }
-}
-
-struct event {
-    int step;
-    int key; /* hapt_sharding.storage: gives tensors the same order in every range */
-    int tensor;
-};
-
-static int compare_events(const void *a, const void *b)
-{
-    const struct event *x = a, *y = b;
-    if (x->step != y->step) return x->step < y->step ? -1 : 1;
-    return x->key < y->key ? -1 : x->key > y->key;
-}
-
-/* Sets the offsets of one instruction's workspace tensors, in order of birth; *bytes: the peak. */
-static enum hapt_status plan_section(struct planner *planner, enum hapt_section section, struct hapt_arena *scratch,
-                                     size_t *bytes)
-{
-    const struct hapt_program *program = planner->program;
-    const struct hapt_lifetime *lifetime = planner->lifetime[section];
-    struct event *birth, *death;
-    struct hapt_gaps gaps = {0};
-    int count = 0, dead = 0;
-    HAPT_NEW(birth, scratch, program->tensor_count);
-    HAPT_NEW(death, scratch, program->tensor_count);
-    HAPT_NEW(gaps.gap, scratch, program->tensor_count + 1);
-    for (int t = 0; t < program->tensor_count; t++) {
-        if (planner->plan->location[t].region != HAPT_REGION_WORKSPACE || program->tensor[t].root != t) continue;
-        if (lifetime[t].last < lifetime[t].first) continue;
-        const int key = program->sharding->storage[program->tensor[t].tensor];
-        birth[count] = (struct event){lifetime[t].first, key, t};
-        death[count++] = (struct event){lifetime[t].last, key, t};
-    }
-    qsort(birth, (size_t)count, sizeof *birth, compare_events);
-    qsort(death, (size_t)count, sizeof *death, compare_events);
-    for (int b = 0; b < count; b++) {
-        for (; dead < count && death[dead].step < birth[b].step; dead++)
-            hapt_gaps_give(&gaps, planner->plan->location[death[dead].tensor].offset,
-                           hapt_align(hapt_lifetime_bytes(program, death[dead].tensor)));
-        const int tensor = birth[b].tensor;
-        planner->plan->location[tensor].offset =
-            hapt_gaps_take(&gaps, hapt_align(hapt_lifetime_bytes(program, tensor)));
-    }
-    *bytes = gaps.end;
-    return HAPT_OK;
 }
 
 static size_t scratch_bytes(const struct planner *planner)
@@ -245,15 +207,11 @@ static size_t scratch_bytes(const struct planner *planner)
 }
 
 /* One instruction runs at a time, so the chunks share tensors' bytes and kernel scratch. */
-static enum hapt_status reserve_workspace(struct planner *planner, int chunks, struct hapt_arena *scratch)
+static void reserve_workspace(struct planner *planner, int chunks)
 {
     size_t tensors = 0, kernels = 0;
     for (int k = 0; k < chunks; k++) {
-        for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
-            size_t bytes;
-            HAPT_TRY(plan_section(&planner[k], section, scratch, &bytes));
-            if (bytes > tensors) tensors = bytes;
-        }
+        if (planner[k].walk.workspace_bytes > tensors) tensors = planner[k].walk.workspace_bytes;
         const size_t bytes = scratch_bytes(&planner[k]);
         if (bytes > kernels) kernels = bytes;
     }
@@ -265,7 +223,6 @@ static enum hapt_status reserve_workspace(struct planner *planner, int chunks, s
         plan->workspace_offset = offset;
         plan->scratch_offset = offset + tensors;
     }
-    return HAPT_OK;
 }
 
 static enum hapt_status reserve_staging(struct planner *planner, const struct hapt_boundary *boundary,
@@ -275,10 +232,30 @@ static enum hapt_status reserve_staging(struct planner *planner, const struct ha
     for (int b = 0; b < boundary->count; b++) {
         const int tensor = planner->program->local[boundary->tensor[b]];
         staging->tensor_offset[b] = staging->stride;
-        staging->stride += hapt_align(hapt_lifetime_bytes(planner->program, tensor));
+        staging->stride += hapt_align(tensor_bytes(planner->program, tensor));
     }
     staging->slots = planner->options->transfer_slots > 0 ? planner->options->transfer_slots : HAPT_TRANSFER_SLOTS;
     staging->offset = reserve(planner, (size_t)staging->slots * staging->stride);
+    return HAPT_OK;
+}
+
+/* Sets the regions of all tensors, and the offsets of those in the workspace. */
+static enum hapt_status walk_chunk(struct planner *planner, struct hapt_arena *scratch)
+{
+    const struct hapt_program *program = planner->program;
+    struct hapt_memory_options options = *planner->options;
+    struct hapt_memory_ranges *ranges;
+    struct hapt_memory_work *work;
+    options.scratch = NULL; /* that of the program itself is added */
+    HAPT_TRY(hapt_memory_ranges_create(program->sharding, &options, scratch, &ranges));
+    HAPT_TRY(hapt_memory_work_create(ranges, scratch, &work));
+    memory_walk(ranges, program->first_op, program->end_op, work, &planner->walk);
+    for (int t = 0; t < program->tensor_count; t++) {
+        struct hapt_memory_location *mine = &planner->plan->location[t];
+        mine->space = HAPT_SPACE_DEVICE;
+        mine->region = memory_walk_region(ranges, program->first_op, program->end_op, work,
+                                          program->sharding->storage[program->tensor[t].tensor], &mine->offset);
+    }
     return HAPT_OK;
 }
 
@@ -286,16 +263,15 @@ static enum hapt_status begin_chunk(struct planner *planner, struct hapt_arena *
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
-    enum hapt_region *region;
-    HAPT_NEW(region, scratch, program->tensor_count);
+    const size_t before = *planner->end;
     HAPT_NEW(plan->location, arena, program->tensor_count);
     HAPT_NEW(plan->parameter_element, arena, program->tensor_count);
     for (int t = 0; t < program->tensor_count; t++) plan->parameter_element[t] = (size_t)-1;
-    HAPT_TRY(hapt_lifetime_derive(program, scratch, region, planner->lifetime));
     plan->state_space = HAPT_SPACE_DEVICE;
-    for (int t = 0; t < program->tensor_count; t++)
-        plan->location[t] = (struct hapt_memory_location){.space = HAPT_SPACE_DEVICE, .region = region[t]};
-    return reserve_resident(planner, scratch);
+    HAPT_TRY(walk_chunk(planner, scratch));
+    HAPT_TRY(reserve_resident(planner, scratch));
+    HAPT_ASSERT(*planner->end - before == planner->walk.resident_bytes);
+    return HAPT_OK;
 }
 
 static enum hapt_status end_chunk(struct planner *planner, struct hapt_arena *arena)
@@ -306,7 +282,10 @@ static enum hapt_status end_chunk(struct planner *planner, struct hapt_arena *ar
         plan->location[t].offset = plan->location[program->tensor[t].root].offset;
     HAPT_TRY(reserve_staging(planner, &program->forward_in, arena, &plan->forward_in));
     HAPT_TRY(reserve_staging(planner, &program->backward_in, arena, &plan->backward_in));
-    return reserve_staging(planner, &program->backward_out, arena, &plan->backward_out);
+    HAPT_TRY(reserve_staging(planner, &program->backward_out, arena, &plan->backward_out));
+    HAPT_ASSERT(plan->forward_in.stride + plan->backward_in.stride + plan->backward_out.stride ==
+                planner->walk.transfer_bytes);
+    return HAPT_OK;
 }
 
 static enum hapt_status plan_all(struct planner *planner, int chunks, struct hapt_arena *arena,
@@ -314,13 +293,19 @@ static enum hapt_status plan_all(struct planner *planner, int chunks, struct hap
 {
     for (int k = 0; k < chunks; k++) HAPT_TRY(begin_chunk(&planner[k], arena, scratch));
     reserve_slots(planner, chunks);
-    HAPT_TRY(reserve_workspace(planner, chunks, scratch));
+    reserve_workspace(planner, chunks);
     for (int k = 0; k < chunks; k++) HAPT_TRY(end_chunk(&planner[k], arena));
+    size_t resident = 0, sharded = 0;
+    for (int k = 0; k < chunks; k++) {
+        resident += planner[k].walk.resident_bytes;
+        sharded += planner[k].walk.sharded_bytes;
+    }
     for (int k = 0; k < chunks; k++) {
         struct hapt_memory_plan *plan = planner[k].plan;
         plan->total_bytes = *planner->end;
         plan->parameter_bytes = *planner->end - (size_t)plan->slots * plan->activation_bytes -
                                 (size_t)plan->weight_slots * plan->weight_slot_bytes;
+        plan->sharded_bytes = plan->parameter_bytes - resident + sharded;
     }
     return HAPT_OK;
 }

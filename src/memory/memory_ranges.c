@@ -1,6 +1,6 @@
 /*
- * Memory of many ranges of one sharding. The figures of memory_plan.c come from prefix sums and from lists of what
- * crosses a boundary. Peaks come from running the same allocator over the range's own steps.
+ * The memory of a range. Residents and slots come from prefix sums and from lists of what crosses a boundary. The
+ * workspace comes from running an allocator over the range's own operators.
  */
 #include "memory_ranges.h"
 
@@ -290,41 +290,73 @@ static size_t sharded_elements(const struct hapt_memory_ranges *ranges, const st
     return elements;
 }
 
-enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
-                                       struct hapt_memory_work *work, struct hapt_memory_bytes *figures)
+/* Resident bytes of the blocks: weights, their copies, gradients, optimizer state of `state_elements`. */
+static size_t block_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t state_elements)
+{
+    return hapt_align(sum->elements * sizeof(float)) +
+           (sum->copies ? hapt_align(sum->elements * sizeof(uint16_t)) : 0) + hapt_align(sum->trained * sizeof(float)) +
+           (size_t)ranges->options.state_count * hapt_align(state_elements * sizeof(float));
+}
+
+void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_work *work,
+                 struct memory_walk *walk)
 {
     HAPT_ASSERT(first_op >= 0 && first_op < end_op && end_op <= ranges->positions);
     struct amounts sum = ranges->prefix[end_op];
-    size_t slot, transfer = 0, scratch;
     subtract(&sum, &ranges->prefix[first_op]);
     for (int r = 0; r < ranges->repeat_count; r++)
         if (ranges->repeat[r].before >= first_op && ranges->repeat[r].position < end_op)
             subtract(&sum, &ranges->repeat[r].amounts);
+    *walk = (struct memory_walk){.trained_elements = sum.trained, .copies = sum.copies > 0};
     mark_leaving(ranges, first_op, end_op, work);
-    add_crossings(ranges, first_op, end_op, work, &slot, &transfer);
+    add_crossings(ranges, first_op, end_op, work, &walk->slot_bytes, &walk->transfer_bytes);
     const size_t forward = forward_peak(ranges, first_op, end_op, work);
-    size_t backward, weight_slot = 0;
+    size_t backward;
     if (ranges->sharding->split) {
-        weight_slot = mark_sections(ranges, first_op, end_op, work);
+        walk->weight_slot_bytes = mark_sections(ranges, first_op, end_op, work);
         backward = split_peak(ranges, first_op, end_op, work);
     } else {
         backward = backward_peak(ranges, ALL_BACKWARD, first_op, end_op, work);
     }
+    walk->workspace_bytes = forward > backward ? forward : backward;
+    walk->slot_bytes += sum.slot;
+    walk->sharded_bytes = sum.resident + block_bytes(ranges, &sum, sharded_elements(ranges, &sum));
+    walk->resident_bytes =
+        ranges->options.sharded_state ? walk->sharded_bytes : sum.resident + block_bytes(ranges, &sum, sum.trained);
+}
+
+enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                                    const struct hapt_memory_work *work, int tensor, size_t *offset)
+{
+    const struct hapt_tensor *of = &ranges->graph->tensor[tensor];
+    if (of->kind == HAPT_TENSOR_INPUT)
+        return of->role == HAPT_ROLE_LOSS_SCALE ? HAPT_REGION_RESIDENT : HAPT_REGION_SLOT;
+    if (ranges_is_forward_activation(ranges, tensor)) {
+        if (made_at(ranges, tensor) < first_op || !in_workspace(ranges, tensor, end_op, work)) return HAPT_REGION_SLOT;
+    } else if (!ranges_is_backward_tensor(ranges, tensor)) {
+        return HAPT_REGION_RESIDENT;
+    } else if (ranges->sharding->split && work->section_stamp[0][tensor] == work->stamp &&
+               work->section_stamp[1][tensor] == work->stamp) {
+        return HAPT_REGION_WEIGHT_SLOT;
+    }
+    *offset = work->offset[tensor];
+    return HAPT_REGION_WORKSPACE;
+}
+
+enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                                       struct hapt_memory_work *work, struct hapt_memory_bytes *figures)
+{
+    struct memory_walk walk;
+    size_t scratch;
+    memory_walk(ranges, first_op, end_op, work, &walk);
     HAPT_TRY(scratch_bytes(ranges, first_op, end_op, &scratch));
-    const size_t blocks = hapt_align(sum.elements * sizeof(float)) +
-                          (sum.copies ? hapt_align(sum.elements * sizeof(uint16_t)) : 0) +
-                          hapt_align(sum.trained * sizeof(float));
-    const size_t states = (size_t)ranges->options.state_count;
-    const size_t whole = states * hapt_align(sum.trained * sizeof(float));
-    const size_t sharded = states * hapt_align(sharded_elements(ranges, &sum) * sizeof(float));
-    const size_t workspace = (forward > backward ? forward : backward) + scratch;
     const int slots = ranges->options.transfer_slots > 0 ? ranges->options.transfer_slots : HAPT_TRANSFER_SLOTS;
-    const size_t rest = blocks + sum.resident + workspace + (size_t)slots * transfer;
-    *figures = (struct hapt_memory_bytes){.parameter_bytes = rest + (ranges->options.sharded_state ? sharded : whole),
-                                          .sharded_bytes = rest + sharded,
-                                          .activation_bytes = slot + sum.slot,
-                                          .weight_slot_bytes = weight_slot,
-                                          .trained_elements = sum.trained,
-                                          .copies = sum.copies > 0};
+    const size_t rest = walk.workspace_bytes + scratch + (size_t)slots * walk.transfer_bytes;
+    *figures = (struct hapt_memory_bytes){.parameter_bytes = rest + walk.resident_bytes,
+                                          .sharded_bytes = rest + walk.sharded_bytes,
+                                          .activation_bytes = walk.slot_bytes,
+                                          .weight_slot_bytes = walk.weight_slot_bytes,
+                                          .trained_elements = walk.trained_elements,
+                                          .copies = walk.copies};
     return HAPT_OK;
 }

@@ -10,7 +10,7 @@
 #include <limits.h>
 
 #include "gaps.h"
-#include "lifetime.h"
+#include "tensor_bytes.h"
 
 /* A position at which a tensor is touched, by operators of either section. */
 struct touch {
@@ -87,7 +87,7 @@ static inline bool ranges_is_forward_activation(const struct hapt_memory_ranges 
 static inline bool ranges_is_backward_tensor(const struct hapt_memory_ranges *made, int tensor)
 {
     const struct hapt_tensor *of = &made->graph->tensor[tensor];
-    if (of->kind == HAPT_TENSOR_GRADIENT) return !hapt_lifetime_parameter_gradient(made->graph, tensor);
+    if (of->kind == HAPT_TENSOR_GRADIENT) return !hapt_graph_is_parameter_gradient(made->graph, tensor);
     return of->kind == HAPT_TENSOR_ACTIVATION && of->producer >= made->graph->forward_count;
 }
 
@@ -95,6 +95,25 @@ static inline int ranges_position_of(const struct hapt_memory_ranges *made, int 
 {
     return made->graph->op[op].forward_op;
 }
+
+/* What the memory of a range consists of, aligned; without kernel scratch. */
+struct memory_walk {
+    size_t resident_bytes;    /* blocks of parameters, and resident tensors outside of them */
+    size_t sharded_bytes;     /* the same with sharded optimizer state */
+    size_t slot_bytes;        /* of one microbatch */
+    size_t weight_slot_bytes; /* the same */
+    size_t workspace_bytes;   /* the largest peak of a section */
+    size_t transfer_bytes;    /* one transfer slot of every boundary */
+    size_t trained_elements;
+    bool copies;
+};
+void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_work *work,
+                 struct memory_walk *walk);
+/* Region of a tensor that the range touches, by `storage`, after memory_walk. *offset: in the workspace; else
+ * unchanged.
+ */
+enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                                    const struct hapt_memory_work *work, int tensor, size_t *offset);
 
 static inline void amounts_add(struct amounts *sum, const struct amounts *more)
 {

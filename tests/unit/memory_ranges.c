@@ -1,4 +1,5 @@
-/* Memory of ranges without their programs equals the planner's memory of each program, to the byte. */
+/* Memory of ranges without their programs, and the plans of the programs, against regions, lifetimes and peaks that
+ * follow from each program's steps: equal to the byte. */
 #include "cuts.h"
 #include "memory_check.h"
 #include "programs.h"
@@ -14,6 +15,17 @@ static size_t fake_scratch(void *context, const struct hapt_program *program, in
 }
 
 static long compared, saved, waiting;
+
+static void check_workspace(const struct hapt_memory_plan *plan, const struct hapt_program *program)
+{
+    struct hapt_arena arena;
+    struct lifetime *lifetime[HAPT_SECTION_COUNT];
+    size_t peak = 0;
+    hapt_arena_init(&arena);
+    CHECK_OK(memory_compare_tensors(plan, program, &arena, lifetime, &peak));
+    CHECK(plan->workspace_bytes == peak + plan->scratch_bytes);
+    hapt_arena_release(&arena);
+}
 
 static void compare_ranges(const struct hapt_sharding *sharding, const struct hapt_memory_options *options, bool check,
                            const char *what)
@@ -42,6 +54,7 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                 CHECK_OK(hapt_memory_plan(program, &sharded_options, &scratch_arena, &sharded));
                 if (check) CHECK_OK(program_check(program));
                 if (check) CHECK_OK(memory_check(plan, program));
+                check_workspace(plan, program);
                 CHECK_OK(hapt_memory_ranges_of(ranges, first, end, work, &figures));
                 CHECK_MESSAGE(figures.parameter_bytes == plan->parameter_bytes &&
                                   figures.activation_bytes == plan->activation_bytes &&
@@ -51,6 +64,7 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                               "%s, operators [%d, %d): %zu and %zu, planned %zu and %zu", what, first, end,
                               figures.parameter_bytes, figures.activation_bytes, plan->parameter_bytes,
                               plan->activation_bytes);
+                CHECK(plan->sharded_bytes == figures.sharded_bytes);
                 CHECK_MESSAGE(figures.sharded_bytes == sharded->parameter_bytes,
                               "%s, operators [%d, %d): state sharded %zu, planned %zu", what, first, end,
                               figures.sharded_bytes, sharded->parameter_bytes);
