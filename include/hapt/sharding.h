@@ -102,6 +102,11 @@ struct hapt_axis_program {
 enum hapt_status hapt_axis_program_copy(const struct hapt_axis_program *program, struct hapt_arena *arena,
                                         struct hapt_axis_program *copy);
 
+/* Forward operators [first_op, end_op) of the source: a block, or a part of one. */
+struct hapt_unit {
+    int first_op, end_op;
+};
+
 struct hapt_sharding {
     const struct hapt_graph *source; /* the graph before sharding */
     /* Expanded graph: first the tensors of the source, with their indices and global shapes, then further versions.
@@ -133,7 +138,12 @@ struct hapt_sharding {
      * those: in the split sharding they can wait until all others of their range have run. Either all writers of a
      * gradient can wait, or none can. */
     bool *weight;
-    bool split;           /* made by hapt_sharding_split */
+    bool split; /* made by hapt_sharding_split */
+    /* Made by hapt_sharding_recompute; else 0 and NULL. */
+    int unit_count;
+    const struct hapt_unit *unit;
+    int *again;           /* [graph->tensor_count] of a version that is made again: that of the forward part; else -1 */
+    int *repeats;         /* [graph->op_count] of an operator that runs again: its unit; else -1 */
     bool *not_a_boundary; /* [source->forward_count + 1] no range begins or ends here: partial sums would cross */
 };
 
@@ -155,6 +165,13 @@ enum hapt_status hapt_sharding_at(const struct hapt_sharding *sharding, const in
  * operator changes. */
 enum hapt_status hapt_sharding_split(const struct hapt_sharding *sharding, struct hapt_arena *arena,
                                      struct hapt_sharding **split);
+/* The same sharding for programs that recompute the units, which are ascending and disjoint (AutoHete 3.1, activation
+ * checkpointing). Right before the first backward operator of a unit, the forward operators that its backward operators
+ * depend on run again, and make further versions ("NAME.again"). Activations that operators outside of their unit read
+ * are not made again. Programs may not begin or end inside a unit. To split the backward passes as well, split the
+ * result. */
+enum hapt_status hapt_sharding_recompute(const struct hapt_sharding *sharding, const struct hapt_unit *unit, int count,
+                                         struct hapt_arena *arena, struct hapt_sharding **result);
 /* The full instruction list for chosen cuts, one for every operator of sharding->graph. Each version that a cut
  * needs is made from the cheapest existing one. A parameter whose readers need different layouts is replicated.
  * HAPT_ERR_INFEASIBLE if a cut is impossible. */

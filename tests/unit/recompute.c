@@ -1,0 +1,221 @@
+/* Shardings that recompute: what is made again, and that it changes no bit and saves memory. */
+#include "cuts.h"
+#include "fixture.h"
+#include "memory_check.h"
+#include "world.h"
+
+#include "hapt/engine.h"
+
+enum { MOST_UNITS = 16 };
+
+struct units {
+    int count;
+    struct hapt_unit unit[MOST_UNITS];
+};
+
+/* Disjoint units of [first, end) that end where programs may end. */
+static struct units random_units(const struct hapt_sharding *sharding, int first, int end, uint64_t *random)
+{
+    struct units units = {0};
+    for (int at = first; at < end && units.count < MOST_UNITS;) {
+        int next = at + 1 + (int)(hapt_random_next(random) % 6);
+        while (next < end && sharding->not_a_boundary[next]) next++;
+        if (next > end) next = end;
+        if (hapt_random_next(random) % 3 > 0) units.unit[units.count++] = (struct hapt_unit){at, next};
+        at = next;
+    }
+    return units;
+}
+
+static struct hapt_program *recomputed(const struct hapt_program *whole, const struct units *units, bool split,
+                                       struct hapt_arena *arena)
+{
+    struct hapt_sharding *sharding = NULL;
+    struct hapt_program *program = NULL;
+    CHECK_OK(hapt_sharding_recompute(whole->sharding, units->unit, units->count, arena, &sharding));
+    if (sharding && split) CHECK_OK(hapt_sharding_split(sharding, arena, &sharding));
+    if (sharding) CHECK_OK(hapt_program_build(sharding, whole->first_op, whole->end_op, arena, &program));
+    if (!program) exit(1);
+    return program;
+}
+
+static bool reads(const struct hapt_op *op, int tensor)
+{
+    for (int i = 0; i < op->input_count; i++)
+        if (op->input[i] == tensor) return true;
+    return false;
+}
+
+static int unit_of(const struct units *units, int position)
+{
+    for (int u = 0; u < units->count; u++)
+        if (position >= units->unit[u].first_op && position < units->unit[u].end_op) return u;
+    return -1;
+}
+
+/* By the definition: what runs again serves a backward operator of its unit, and backward operators read such
+ * activations of their own unit from the forward part only that operators outside of it read as well. Returns the
+ * number of steps that run again. */
+static int check_steps(const struct hapt_program *program, const struct hapt_program *whole, const struct units *units)
+{
+    const struct hapt_graph *graph = program->graph;
+    const struct hapt_program_step *step = program->step[HAPT_SECTION_BACKWARD];
+    const int steps = program->step_count[HAPT_SECTION_BACKWARD];
+    int again = 0;
+    for (int s = 0; s < steps; s++) {
+        const struct hapt_op *op = &graph->op[step[s].op];
+        const int unit = unit_of(units, op->forward_op);
+        bool serves = false, makes = false;
+        for (int k = 0; k < op->output_count; k++) {
+            if (op->output[k] < 0 || !strstr(graph->tensor[op->output[k]].name, ".again")) continue;
+            makes = true;
+            for (int later = s + 1; later < steps; later++) {
+                const struct hapt_op *reader = &graph->op[step[later].op];
+                serves = serves || (reads(reader, op->output[k]) && unit_of(units, reader->forward_op) == unit);
+            }
+        }
+        CHECK_MESSAGE(!makes || (serves && unit >= 0), "%s runs again and serves nothing", op->name);
+        again += makes;
+        for (int i = 0; i < op->input_count; i++) {
+            const struct hapt_tensor *input = op->input[i] < 0 ? NULL : &graph->tensor[op->input[i]];
+            if (!input || input->kind != HAPT_TENSOR_ACTIVATION || input->producer >= graph->forward_count) continue;
+            if (unit < 0 || unit_of(units, graph->op[input->producer].forward_op) != unit) continue;
+            bool elsewhere = false; /* an operator outside of the unit reads it */
+            for (int o = 0; o < program->sharding->reduce_first; o++)
+                elsewhere = elsewhere ||
+                            (reads(&graph->op[o], op->input[i]) && unit_of(units, graph->op[o].forward_op) != unit);
+            CHECK_MESSAGE(elsewhere, "%s reads %s, which nobody else needs", op->name, input->name);
+        }
+    }
+    CHECK(steps == whole->step_count[HAPT_SECTION_BACKWARD] + again);
+    CHECK(program->step_count[HAPT_SECTION_FORWARD] == whole->step_count[HAPT_SECTION_FORWARD]);
+    return again;
+}
+
+static void run_passes(struct world *world)
+{
+    for (int batch = 0; batch < 2; batch++)
+        for (int section = HAPT_SECTION_FORWARD; section < HAPT_SECTION_REDUCE; section++) world_run(world, section);
+    world_run(world, HAPT_SECTION_REDUCE);
+}
+
+static long compared, repeated, saved, collectives;
+
+static void compare_bits(const struct hapt_program *whole, const struct units *units, bool split, int vocab,
+                         const char *what)
+{
+    struct hapt_arena arena;
+    struct world a, b;
+    struct hapt_memory_plan *plan[2] = {NULL};
+    const struct hapt_memory_options options = {.slots = 2, .state_count = 2};
+    hapt_arena_init(&arena);
+    const struct hapt_program *again = recomputed(whole, units, split, &arena);
+    if (!split) repeated += check_steps(again, whole, units);
+    CHECK_OK(program_check(again));
+    CHECK_OK(hapt_memory_plan(whole, &options, &arena, &plan[0]));
+    CHECK_OK(hapt_memory_plan(again, &options, &arena, &plan[1]));
+    CHECK_OK(memory_check(plan[1], again));
+    saved += plan[1]->activation_bytes < plan[0]->activation_bytes;
+    for (int s = 0; s < again->step_count[HAPT_SECTION_BACKWARD]; s++) {
+        const struct hapt_op *op = &again->graph->op[again->step[HAPT_SECTION_BACKWARD][s].op];
+        collectives += again->step[HAPT_SECTION_BACKWARD][s].kind != HAPT_COLLECTIVE_NONE && op->output[0] >= 0 &&
+                       strstr(again->graph->tensor[op->output[0]].name, ".again") != NULL;
+    }
+    world_open(&a, whole);
+    world_open(&b, again);
+    world_feed(&a, vocab);
+    world_feed(&b, vocab);
+    run_passes(&a);
+    run_passes(&b);
+    for (int t = 0; t < whole->graph->tensor_count; t++) {
+        if (whole->local[t] < 0) continue;
+        for (int r = 0; r < a.ranks; r++)
+            CHECK_MESSAGE(!memcmp(a.data[r][t], b.data[r][t], (size_t)world_elements(&a, r, t) * 4), "%s: %s differs",
+                          what, whole->graph->tensor[t].name);
+    }
+    compared++;
+    world_close(&a);
+    world_close(&b);
+    hapt_arena_release(&arena);
+}
+
+/* Random graphs, shardings, ranges and units, split or not: every tensor of every rank has the same bits. */
+static void recomputing_changes_no_bit(void)
+{
+    const int cases = test_long() ? 1500 : 150;
+    for (int k = 0; k < cases; k++) {
+        struct hapt_arena arena;
+        struct hapt_sharding *trivial = NULL, *made = NULL;
+        struct hapt_axis_program *list;
+        struct hapt_program *program = NULL;
+        uint64_t random = (uint64_t)k + 909;
+        char what[32];
+        const bool gpt = k % 3 == 0;
+        hapt_arena_init(&arena);
+        const struct hapt_graph *graph =
+            gpt ? fixture_gpt(&arena, (struct fixture_gpt){1, 12, 3, 4, 13, 4, k % 2 == 0, false})->graph
+                : fixture_random(&arena, &random, 3 + k % 20);
+        snprintf(what, sizeof what, "case %d", k);
+        CHECK_OK(hapt_sharding_trivial(graph, &arena, &trivial));
+        made = k % 4 ? cuts_add_axis(trivial, 0, 2 + k % 2, &random, &arena, &list) : trivial;
+        if (made && k % 8 > 5) made = cuts_add_axis(made, 1, 2, &random, &arena, &list);
+        int first = (int)(hapt_random_next(&random) % (uint64_t)graph->forward_count);
+        int end = first + 1 + (int)(hapt_random_next(&random) % (uint64_t)(graph->forward_count - first));
+        if (k % 2) first = 0, end = graph->forward_count;
+        if (made && hapt_program_build(made, first, end, &arena, &program) == HAPT_OK) {
+            const struct units units = random_units(made, first, end, &random);
+            compare_bits(program, &units, k % 5 == 0, gpt ? 13 : 11, what);
+        }
+        hapt_fail_reset();
+        hapt_arena_release(&arena);
+    }
+    CHECK_MESSAGE(2 * compared > cases && repeated > 2 * compared && saved > compared / 3,
+                  "%ld programs, %ld steps again, %ld save memory", compared, repeated, saved);
+    CHECK_MESSAGE(collectives > 0, "%ld collectives run again", collectives);
+}
+
+/* The blocks of a GPT model as units: between the passes each block keeps its input alone. */
+static void blocks_keep_their_input(void)
+{
+    enum { LAYERS = 4 };
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    const struct hapt_graph *graph =
+        fixture_gpt(&arena, (struct fixture_gpt){LAYERS, 16, 2, 8, 32, 4, false, false})->graph;
+    struct hapt_program *whole = NULL;
+    struct units units = {0};
+    CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &whole));
+    for (int o = 0, l = 0; o < graph->forward_count; o++) {
+        char name[32];
+        snprintf(name, sizeof name, "h.%d.", l);
+        if (l < LAYERS && !strncmp(graph->op[o].name, name, strlen(name))) {
+            units.unit[l++].first_op = o;
+            units.count = l;
+        }
+        if (units.count > 0 && !strncmp(graph->op[o].name, "h.", 2)) units.unit[units.count - 1].end_op = o + 1;
+    }
+    CHECK(units.count == LAYERS);
+    const struct hapt_program *again = recomputed(whole, &units, false, &arena);
+    const struct hapt_memory_options options = {.slots = 1};
+    struct hapt_memory_plan *plan = NULL;
+    CHECK_OK(hapt_memory_plan(again, &options, &arena, &plan));
+    for (int u = 0; u < units.count; u++) {
+        size_t bytes = 0;
+        for (int t = 0; t < again->tensor_count; t++) {
+            const struct hapt_tensor *tensor = &again->graph->tensor[again->tensor[t].tensor];
+            const bool here = tensor->kind == HAPT_TENSOR_ACTIVATION && tensor->producer >= units.unit[u].first_op &&
+                              tensor->producer < units.unit[u].end_op;
+            if (here && plan->location[t].region == HAPT_REGION_SLOT) bytes += tensor_bytes(again, t);
+        }
+        CHECK(bytes == (size_t)4 * 8 * 16 * 4); /* its output, the next one's input: rows, tokens, hidden */
+    }
+    hapt_arena_release(&arena);
+}
+
+int main(int argc, char **argv)
+{
+    test_init(&argc, &argv);
+    RUN(recomputing_changes_no_bit);
+    RUN(blocks_keep_their_input);
+    return test_finish();
+}
