@@ -66,7 +66,11 @@ static void note_touches(struct touching *touching, int o)
     for (int k = 0; k < op->input_count + op->output_count; k++) {
         const bool writes = k >= op->input_count;
         const int tensor = writes ? op->output[k - op->input_count] : op->input[k];
+        const int forward = tensor < 0 ? -1 : ranges_again(made, tensor);
         if (tensor < 0) continue;
+        if (ranges_repeats(made, o) >= 0 && forward < 0) continue; /* the forward operator of the unit touches it */
+        if (ranges_repeats(made, o) < 0 && forward >= 0)           /* its unit may be kept */
+            note_touch(touching, forward, (struct touch){op->forward_op, writes, -1});
         if (o < made->sharding->reduce_first) {
             note_touch(touching, tensor,
                        (struct touch){op->forward_op, writes, o < made->graph->forward_count ? o : -1});
@@ -155,7 +159,7 @@ static enum hapt_status gather_leaving(struct hapt_memory_ranges *made, struct h
     HAPT_NEW(fill, arena, made->positions + 1);
     HAPT_NEW(last, arena, source->tensor_count);
     for (int o = 0; o < made->sharding->reduce_first; o++)
-        for (int i = 0; i < graph->op[o].input_count; i++) {
+        for (int i = 0; i < graph->op[o].input_count && ranges_repeats(made, o) < 0; i++) {
             if (graph->op[o].input[i] < 0) continue;
             int *its = &last[made->sharding->origin[graph->op[o].input[i]]];
             if (ranges_position_of(made, o) > *its) *its = ranges_position_of(made, o);
@@ -250,13 +254,10 @@ static enum hapt_status gather_sums(struct hapt_memory_ranges *made, struct hapt
     const struct hapt_graph *graph = made->graph;
     HAPT_TRY(gather_axes(made, arena));
     HAPT_NEW(made->prefix, arena, made->positions + 1);
-    HAPT_NEW(made->kept_before, arena, made->positions + 1);
     HAPT_NEW(made->repeat, arena, made->touch_start[graph->tensor_count]);
     for (int t = 0; t < graph->tensor_count; t++) {
         const struct amounts amounts = amounts_of(made, t);
         const bool counts = amounts.elements + amounts.slot + amounts.resident > 0;
-        if (ranges_is_forward_activation(made, t) && made->kept_from[t] < made->positions)
-            made->kept_before[made->kept_from[t] + 1] += made->bytes[t];
         for (int k = made->touch_start[t]; counts && k < made->touch_start[t + 1]; k++) {
             amounts_add(&made->prefix[made->touch[k].position + 1], &amounts);
             if (k > made->touch_start[t])
@@ -264,29 +265,88 @@ static enum hapt_status gather_sums(struct hapt_memory_ranges *made, struct hapt
                     (struct repeat){made->touch[k - 1].position, made->touch[k].position, amounts};
         }
     }
-    for (int p = 0; p < made->positions; p++) {
-        amounts_add(&made->prefix[p + 1], &made->prefix[p]);
-        made->kept_before[p + 1] += made->kept_before[p];
-    }
+    for (int p = 0; p < made->positions; p++) amounts_add(&made->prefix[p + 1], &made->prefix[p]);
     return HAPT_OK;
 }
 
-/* Finds the first position whose backward operators, or the trainer, read an activation. Ranges that end behind it must
+static void lower(int *position, int other)
+{
+    if (other < *position) *position = other;
+}
+
+/* Lists what a backward operator reads of the forward part. */
+static void note_reads(struct hapt_memory_ranges *made, int o, bool store, int *fill)
+{
+    const struct hapt_op *op = &made->graph->op[o];
+    const int *storage = made->sharding->storage, unit = ranges_repeats(made, o);
+    for (int i = 0; i < op->input_count; i++) {
+        const int tensor = op->input[i], forward = tensor < 0 ? -1 : ranges_again(made, tensor);
+        if (tensor < 0 || (unit >= 0 && forward >= 0)) continue;
+        if (unit < 0 && forward < 0) lower(&made->kept_from[storage[tensor]], op->forward_op);
+        if (unit < 0 && forward >= 0) lower(&made->own_from[storage[forward]], op->forward_op);
+        if (unit < 0) continue;
+        if (store)
+            made->again_reader[made->again_start[storage[tensor]] + fill[storage[tensor]]] =
+                (struct again_reader){unit, op->forward_op};
+        fill[storage[tensor]]++;
+    }
+}
+
+/* Finds the first position whose backward operators, or the trainer, read an activation: ranges that end behind it must
  * keep the activation. */
 static enum hapt_status gather_kept(struct hapt_memory_ranges *made, struct hapt_arena *arena)
 {
     const struct hapt_graph *graph = made->graph;
-    const int *storage = made->sharding->storage, loss = storage[graph->loss];
+    const int loss = made->sharding->storage[graph->loss];
+    int *fill;
+    HAPT_NEW(fill, arena, graph->tensor_count);
     HAPT_NEW(made->kept_from, arena, graph->tensor_count);
-    for (int t = 0; t < graph->tensor_count; t++) made->kept_from[t] = INT_MAX;
-    for (int o = graph->forward_count; o < made->sharding->reduce_first; o++) {
-        const struct hapt_op *op = &graph->op[o];
-        for (int i = 0; i < op->input_count; i++)
-            if (op->input[i] >= 0 && op->forward_op < made->kept_from[storage[op->input[i]]])
-                made->kept_from[storage[op->input[i]]] = op->forward_op;
+    HAPT_NEW(made->own_from, arena, graph->tensor_count);
+    HAPT_NEW(made->again_start, arena, graph->tensor_count + 1);
+    for (int t = 0; t < graph->tensor_count; t++) made->kept_from[t] = made->own_from[t] = INT_MAX;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int o = made->sharding->reduce_first - 1; o >= graph->forward_count; o--) /* units ascend */
+            note_reads(made, o, pass == 1, fill);
+        for (int t = 0; t < graph->tensor_count && pass == 0; t++) {
+            made->again_start[t + 1] = made->again_start[t] + fill[t];
+            fill[t] = 0;
+        }
+        if (pass == 0) HAPT_NEW(made->again_reader, arena, made->again_start[graph->tensor_count]);
     }
-    const int made_at = ranges_position_of(made, graph->tensor[loss].producer);
-    if (made_at < made->kept_from[loss]) made->kept_from[loss] = made_at;
+    lower(&made->kept_from[loss], ranges_position_of(made, graph->tensor[loss].producer));
+    return HAPT_OK;
+}
+
+/* Lists the activations of the forward part by the position that makes them. */
+static enum hapt_status gather_made(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    const struct hapt_graph *graph = made->graph;
+    int *fill;
+    HAPT_NEW(made->made_start, arena, made->positions + 1);
+    HAPT_NEW(made->made, arena, graph->tensor_count);
+    HAPT_NEW(fill, arena, made->positions);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int t = 0; t < graph->tensor_count; t++) {
+            if (made->sharding->storage[t] != t || !ranges_is_forward_activation(made, t)) continue;
+            const int at = ranges_position_of(made, graph->tensor[t].producer);
+            if (pass == 1) made->made[made->made_start[at] + fill[at]] = t;
+            fill[at]++;
+        }
+        for (int p = 0; p < made->positions && pass == 0; p++) {
+            made->made_start[p + 1] = made->made_start[p] + fill[p];
+            fill[p] = 0;
+        }
+    }
+    return HAPT_OK;
+}
+
+/* Finds the unit that contains each position. */
+static enum hapt_status gather_units(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    HAPT_NEW(made->unit_of, arena, made->positions);
+    for (int p = 0; p < made->positions; p++) made->unit_of[p] = -1;
+    for (int u = 0; u < made->sharding->unit_count; u++)
+        for (int p = made->sharding->unit[u].first_op; p < made->sharding->unit[u].end_op; p++) made->unit_of[p] = u;
     return HAPT_OK;
 }
 
@@ -398,7 +458,9 @@ enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding,
     HAPT_NEW(made->bytes, arena, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++)
         made->bytes[t] = hapt_align(hapt_tensor_bytes(&sharding->shard->tensor[t]));
+    HAPT_TRY(gather_units(made, arena));
     HAPT_TRY(gather_kept(made, arena));
+    HAPT_TRY(gather_made(made, arena));
     HAPT_TRY(gather_written(made, arena));
     HAPT_TRY(gather_touches(made, arena));
     HAPT_TRY(gather_boundaries(made, arena));

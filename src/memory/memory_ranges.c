@@ -5,6 +5,7 @@
 #include "memory_ranges.h"
 
 struct hapt_memory_work {
+    int first, end, again_end; /* the current range; units in [first, again_end) recompute */
     struct hapt_gap *gap;
     size_t *offset; /* [tensor] */
     int *dead;      /* tensors that the current operator touches last */
@@ -43,6 +44,27 @@ static void subtract(struct amounts *sum, const struct amounts *less)
     for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) sum->summed[g] -= less->summed[g];
 }
 
+/* ---- recomputation ---- */
+
+static bool recomputes(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work, int unit)
+{
+    const struct hapt_unit *its = &ranges->sharding->unit[unit];
+    return its->first_op >= work->first && its->end_op <= work->again_end;
+}
+
+/* False for operators that would run again in a unit that is kept. */
+static bool is_run(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work, int op)
+{
+    const int unit = ranges_repeats(ranges, op);
+    return unit < 0 || recomputes(ranges, work, unit);
+}
+
+/* False for versions that such operators would make. */
+static bool exists(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work, int tensor)
+{
+    return ranges_again(ranges, tensor) < 0 || is_run(ranges, work, ranges->graph->tensor[tensor].producer);
+}
+
 /* True if the tensor is touched (`written`: written) at a position in [first, end). */
 static bool touched(const struct hapt_memory_ranges *ranges, int tensor, int first, int end, bool written)
 {
@@ -67,15 +89,27 @@ static int first_writer(const struct hapt_memory_ranges *ranges, int tensor)
     return ranges->touch[k].position;
 }
 
-static bool comes_in(const struct hapt_memory_ranges *ranges, int tensor, int first, int end)
+static bool comes_in(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work, int tensor)
 {
-    return ranges_is_backward_tensor(ranges, tensor) && first_writer(ranges, tensor) >= end &&
-           touched(ranges, tensor, first, end, false);
+    return ranges_is_backward_tensor(ranges, tensor) && exists(ranges, work, tensor) &&
+           first_writer(ranges, tensor) >= work->end && touched(ranges, tensor, work->first, work->end, false);
 }
 
 static int made_at(const struct hapt_memory_ranges *ranges, int tensor)
 {
     return ranges_position_of(ranges, ranges->graph->tensor[tensor].producer);
+}
+
+/* True if backward operators of the range, or the trainer, read an activation. */
+static bool is_kept(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work, int tensor)
+{
+    if (ranges->kept_from[tensor] < work->end) return true;
+    if (ranges->own_from[tensor] < work->end && !recomputes(ranges, work, ranges->unit_of[made_at(ranges, tensor)]))
+        return true;
+    for (int k = ranges->again_start[tensor]; k < ranges->again_start[tensor + 1]; k++)
+        if (ranges->again_reader[k].position < work->end && recomputes(ranges, work, ranges->again_reader[k].unit))
+            return true;
+    return false;
 }
 
 /* The version of an activation that leaves a range ending at `end`, or -1. */
@@ -84,6 +118,12 @@ static int leaving_version(const struct hapt_memory_ranges *ranges, int origin, 
     for (int v = ranges->version_start[origin]; v < ranges->version_start[origin + 1]; v++)
         if (made_at(ranges, ranges->version[v]) < end) return ranges->sharding->storage[ranges->version[v]];
     return -1;
+}
+
+static bool in_workspace(const struct hapt_memory_ranges *ranges, int tensor, const struct hapt_memory_work *work)
+{
+    return ranges_is_forward_activation(ranges, tensor) && work->leaving_stamp[tensor] != work->stamp &&
+           !is_kept(ranges, work, tensor);
 }
 
 /* Marks what leaves the range: one version of each origin. */
@@ -98,7 +138,8 @@ static void mark_leaving(const struct hapt_memory_ranges *ranges, int first, int
     }
     for (int c = ranges->boundary_start[first]; c < ranges->boundary_start[first + 1]; c++) {
         const int tensor = ranges->boundary_tensor[c], origin = ranges->sharding->origin[tensor];
-        if (!ranges_is_backward_tensor(ranges, tensor) || work->handled_stamp[origin] == work->stamp) continue;
+        if (!ranges_is_backward_tensor(ranges, tensor) || !exists(ranges, work, tensor)) continue;
+        if (work->handled_stamp[origin] == work->stamp) continue;
         if (!touched(ranges, tensor, first, end, true)) continue;
         work->leaving_stamp[tensor] = work->handled_stamp[origin] = work->stamp;
     }
@@ -108,9 +149,7 @@ static void mark_leaving(const struct hapt_memory_ranges *ranges, int first, int
         const int tensor = ranges->boundary_tensor[c];
         if (!ranges_is_forward_activation(ranges, tensor) || ranges->last_forward[tensor] < ranges->forward_start[end])
             continue;
-        if (made_at(ranges, tensor) < first || ranges->kept_from[tensor] < end ||
-            work->leaving_stamp[tensor] == work->stamp)
-            continue;
+        if (made_at(ranges, tensor) < first || !in_workspace(ranges, tensor, work)) continue;
         int last = -1;
         for (int k = ranges->touch_start[tensor];
              k < ranges->touch_start[tensor + 1] && ranges->touch[k].position < end; k++)
@@ -118,13 +157,6 @@ static void mark_leaving(const struct hapt_memory_ranges *ranges, int first, int
         work->outliving[work->outliving_count] = tensor;
         work->outliving_op[work->outliving_count++] = last;
     }
-}
-
-static bool in_workspace(const struct hapt_memory_ranges *ranges, int tensor, int end,
-                         const struct hapt_memory_work *work)
-{
-    return ranges_is_forward_activation(ranges, tensor) && ranges->kept_from[tensor] >= end &&
-           work->leaving_stamp[tensor] != work->stamp;
 }
 
 static size_t forward_peak(const struct hapt_memory_ranges *ranges, int first, int end, struct hapt_memory_work *work)
@@ -137,7 +169,7 @@ static size_t forward_peak(const struct hapt_memory_ranges *ranges, int first, i
         int born[HAPT_MAX_OUTPUTS], count = 0;
         for (int k = 0; k < op->output_count; k++) {
             const int tensor = op->output[k] < 0 ? -1 : storage[op->output[k]];
-            if (tensor < 0 || ranges->first_forward[tensor] != o || !in_workspace(ranges, tensor, end, work)) continue;
+            if (tensor < 0 || ranges->first_forward[tensor] != o || !in_workspace(ranges, tensor, work)) continue;
             int at = count++;
             for (; at > 0 && born[at - 1] > tensor; at--) born[at] = born[at - 1];
             born[at] = tensor;
@@ -145,7 +177,7 @@ static size_t forward_peak(const struct hapt_memory_ranges *ranges, int first, i
         for (int b = 0; b < count; b++) work->offset[born[b]] = hapt_gaps_take(&gaps, ranges->bytes[born[b]]);
         for (int d = ranges->death_start[o]; d < ranges->death_start[o + 1]; d++) {
             const int tensor = ranges->death[d];
-            if (made_at(ranges, tensor) >= first && in_workspace(ranges, tensor, end, work))
+            if (made_at(ranges, tensor) >= first && in_workspace(ranges, tensor, work))
                 hapt_gaps_give(&gaps, work->offset[tensor], ranges->bytes[tensor]);
         }
         for (int l = 0; l < work->outliving_count; l++)
@@ -177,15 +209,15 @@ static size_t backward_peak(const struct hapt_memory_ranges *ranges, enum pass p
     for (int c = ranges->boundary_start[end];
          pass != SPLIT_WEIGHT && end < ranges->positions && c < ranges->boundary_start[end + 1]; c++) {
         const int tensor = ranges->boundary_tensor[c];
-        if (comes_in(ranges, tensor, first, end) && is_in_workspace(work, pass, tensor))
+        if (comes_in(ranges, work, tensor) && is_in_workspace(work, pass, tensor))
             work->offset[tensor] = hapt_gaps_take(&gaps, ranges->bytes[tensor]);
     }
     for (int o = ranges->backward_start[end]; o < behind; o++) {
         int dead = 0;
-        if (!runs(ranges, pass, o)) continue;
+        if (!runs(ranges, pass, o) || !is_run(ranges, work, o)) continue;
         for (int k = ranges->operand_start[o]; k < ranges->operand_start[o + 1]; k++) {
             const struct operand *operand = &ranges->operand[k];
-            if (!is_in_workspace(work, pass, operand->tensor)) continue;
+            if (!is_in_workspace(work, pass, operand->tensor) || !exists(ranges, work, operand->tensor)) continue;
             if (operand->born) work->offset[operand->tensor] = hapt_gaps_take(&gaps, ranges->bytes[operand->tensor]);
             /* Gradients that are sent to earlier stages stay. */
             if (operand->next == INT_MAX ||
@@ -203,11 +235,12 @@ static size_t mark_sections(const struct hapt_memory_ranges *ranges, int first, 
 {
     size_t bytes = 0;
     for (int c = ranges->boundary_start[end]; end < ranges->positions && c < ranges->boundary_start[end + 1]; c++)
-        if (comes_in(ranges, ranges->boundary_tensor[c], first, end))
+        if (comes_in(ranges, work, ranges->boundary_tensor[c]))
             work->section_stamp[0][ranges->boundary_tensor[c]] = work->stamp;
     for (int o = ranges->backward_start[end]; o < ranges->backward_start[first]; o++)
         for (int k = ranges->operand_start[o]; k < ranges->operand_start[o + 1]; k++) {
             const int tensor = ranges->operand[k].tensor, section = ranges->sharding->weight[o];
+            if (!is_run(ranges, work, o) || !exists(ranges, work, tensor)) continue;
             if (work->section_stamp[section][tensor] == work->stamp) continue;
             work->section_stamp[section][tensor] = work->stamp;
             if (work->section_stamp[!section][tensor] == work->stamp) bytes += ranges->bytes[tensor];
@@ -227,31 +260,27 @@ static size_t split_peak(const struct hapt_memory_ranges *ranges, int first, int
 static void add_crossings(const struct hapt_memory_ranges *ranges, int first, int end,
                           const struct hapt_memory_work *work, size_t *slot, size_t *transfer)
 {
-    *slot = ranges->kept_before[end] - ranges->kept_before[first];
+    *slot = 0;
+    for (int k = ranges->made_start[first]; k < ranges->made_start[end]; k++)
+        if (!in_workspace(ranges, ranges->made[k], work)) *slot += ranges->bytes[ranges->made[k]];
     for (int c = ranges->boundary_start[first]; c < ranges->boundary_start[first + 1]; c++) {
         const int tensor = ranges->boundary_tensor[c];
         if (!ranges_is_forward_activation(ranges, tensor)) {
             if (work->leaving_stamp[tensor] == work->stamp) *transfer += ranges->bytes[tensor];
             continue;
         }
-        /* Kept, but produced elsewhere. */
-        if (ranges->kept_from[tensor] >= first && ranges->kept_from[tensor] < end) *slot -= ranges->bytes[tensor];
         if (!touched(ranges, tensor, first, end, false)) continue;
         *transfer += ranges->bytes[tensor];
         *slot += ranges->bytes[tensor];
     }
     for (int c = ranges->boundary_start[end]; end < ranges->positions && c < ranges->boundary_start[end + 1]; c++)
-        if (comes_in(ranges, ranges->boundary_tensor[c], first, end))
-            *transfer += ranges->bytes[ranges->boundary_tensor[c]];
-    for (int k = ranges->leaving_start[end]; end < ranges->positions && k < ranges->leaving_start[end + 1]; k++) {
-        if (ranges->sharding->source->tensor[ranges->leaving[k]].producer < first) continue;
-        const int tensor = leaving_version(ranges, ranges->leaving[k], end);
-        if (tensor >= 0 && ranges->kept_from[tensor] >= end) *slot += ranges->bytes[tensor];
-    }
+        if (comes_in(ranges, work, ranges->boundary_tensor[c])) *transfer += ranges->bytes[ranges->boundary_tensor[c]];
 }
 
-static enum hapt_status scratch_bytes(const struct hapt_memory_ranges *ranges, int first, int end, size_t *bytes)
+static enum hapt_status scratch_bytes(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work,
+                                      size_t *bytes)
 {
+    const int first = work->first, end = work->end;
     struct hapt_arena arena;
     struct hapt_program *program;
     *bytes = 0;
@@ -266,7 +295,7 @@ static enum hapt_status scratch_bytes(const struct hapt_memory_ranges *ranges, i
     for (int o = ranges->forward_start[first]; o < ranges->forward_start[end]; o++)
         if (ranges->op_scratch[o] > *bytes) *bytes = ranges->op_scratch[o];
     for (int o = ranges->backward_start[end]; o < ranges->backward_start[first]; o++)
-        if (ranges->op_scratch[o] > *bytes) *bytes = ranges->op_scratch[o];
+        if (ranges->op_scratch[o] > *bytes && is_run(ranges, work, o)) *bytes = ranges->op_scratch[o];
     for (int o = ranges->sharding->reduce_first; o < ranges->graph->op_count; o++)
         if (ranges->op_scratch[o] > *bytes &&
             touched(ranges, ranges->sharding->storage[ranges->graph->op[o].input[0]], first, end, true))
@@ -298,9 +327,12 @@ static size_t block_bytes(const struct hapt_memory_ranges *ranges, const struct 
            (size_t)ranges->options.state_count * hapt_align(state_elements * sizeof(float));
 }
 
-void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_work *work,
-                 struct memory_walk *walk)
+void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, int again_end,
+                 struct hapt_memory_work *work, struct memory_walk *walk)
 {
+    work->first = first_op;
+    work->end = end_op;
+    work->again_end = again_end < end_op ? again_end : end_op;
     HAPT_ASSERT(first_op >= 0 && first_op < end_op && end_op <= ranges->positions);
     struct amounts sum = ranges->prefix[end_op];
     subtract(&sum, &ranges->prefix[first_op]);
@@ -325,14 +357,14 @@ void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_
         ranges->options.sharded_state ? walk->sharded_bytes : sum.resident + block_bytes(ranges, &sum, sum.trained);
 }
 
-enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
-                                    const struct hapt_memory_work *work, int tensor, size_t *offset)
+enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work,
+                                    int tensor, size_t *offset)
 {
     const struct hapt_tensor *of = &ranges->graph->tensor[tensor];
     if (of->kind == HAPT_TENSOR_INPUT)
         return of->role == HAPT_ROLE_LOSS_SCALE ? HAPT_REGION_RESIDENT : HAPT_REGION_SLOT;
     if (ranges_is_forward_activation(ranges, tensor)) {
-        if (made_at(ranges, tensor) < first_op || !in_workspace(ranges, tensor, end_op, work)) return HAPT_REGION_SLOT;
+        if (made_at(ranges, tensor) < work->first || !in_workspace(ranges, tensor, work)) return HAPT_REGION_SLOT;
     } else if (!ranges_is_backward_tensor(ranges, tensor)) {
         return HAPT_REGION_RESIDENT;
     } else if (ranges->sharding->split && work->section_stamp[0][tensor] == work->stamp &&
@@ -343,13 +375,13 @@ enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, int
     return HAPT_REGION_WORKSPACE;
 }
 
-enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op, int again_end,
                                        struct hapt_memory_work *work, struct hapt_memory_bytes *figures)
 {
     struct memory_walk walk;
     size_t scratch;
-    memory_walk(ranges, first_op, end_op, work, &walk);
-    HAPT_TRY(scratch_bytes(ranges, first_op, end_op, &scratch));
+    memory_walk(ranges, first_op, end_op, again_end, work, &walk);
+    HAPT_TRY(scratch_bytes(ranges, work, &scratch));
     const int slots = ranges->options.transfer_slots > 0 ? ranges->options.transfer_slots : HAPT_TRANSFER_SLOTS;
     const size_t rest = walk.workspace_bytes + scratch + (size_t)slots * walk.transfer_bytes;
     *figures = (struct hapt_memory_bytes){.parameter_bytes = rest + walk.resident_bytes,

@@ -39,6 +39,11 @@ struct operand {
     bool born; /* no earlier operator touches it */
 };
 
+/* A unit that reads an activation when it runs again, at the position of a backward operator. */
+struct again_reader {
+    int unit, position;
+};
+
 /* A position that writes into a parameter's gradient. */
 struct written {
     int position, next;
@@ -48,24 +53,28 @@ struct hapt_memory_ranges {
     const struct hapt_sharding *sharding;
     const struct hapt_graph *graph; /* expanded */
     struct hapt_memory_options options;
-    int positions;         /* forward operators of the source */
-    int *forward_start;    /* [positions + 1] first forward operator at or behind a position */
-    size_t *bytes;         /* [tensor] local, aligned */
-    int *kept_from;        /* [tensor] first position whose backward operators, or the trainer, read an activation; else
-                              INT_MAX */
-    int *touch_start;      /* [tensor + 1] */
-    struct touch *touch;   /* by position, each position once */
-    int *boundary_start;   /* [positions + 2] boundary c lies before position c */
-    int *boundary_tensor;  /* activations and their gradients touched on both sides of a boundary, ascending */
-    int *leaving_start;    /* [positions + 2] */
-    int *leaving;          /* by boundary: source tensors produced before it, and read behind it in any version */
-    int *version_start;    /* [source tensor + 1] */
-    int *version;          /* by source activation: versions that can leave a range that produces them, by storage */
-    unsigned *summed_over; /* [tensor] a gradient is all-reduced in place, once a step, over these axes (bits) */
+    int positions;      /* forward operators of the source */
+    int *forward_start; /* [positions + 1] first forward operator at or behind a position */
+    size_t *bytes;      /* [tensor] local, aligned */
+    int *kept_from;     /* [tensor] first position whose backward operators, or the trainer, read an activation; else
+                           INT_MAX */
+    int *own_from;      /* [tensor] the same of operators that read it unless its unit makes it again */
+    int *again_start;   /* [tensor + 1] */
+    struct again_reader *again_reader; /* units that read an activation if they recompute, ascending */
+    int *made_start, *made;            /* [positions + 1] activations by the position that makes them */
+    int *unit_of;                      /* [positions] or -1 */
+    int *touch_start;                  /* [tensor + 1] */
+    struct touch *touch;               /* by position, each position once */
+    int *boundary_start;               /* [positions + 2] boundary c lies before position c */
+    int *boundary_tensor;   /* activations and their gradients touched on both sides of a boundary, ascending */
+    int *leaving_start;     /* [positions + 2] */
+    int *leaving;           /* by boundary: source tensors produced before it, and read behind it in any version */
+    int *version_start;     /* [source tensor + 1] */
+    int *version;           /* by source activation: versions that can leave a range that produces them, by storage */
+    unsigned *summed_over;  /* [tensor] a gradient is all-reduced in place, once a step, over these axes (bits) */
     struct amounts *prefix; /* [positions + 1] sums over earlier positions, repeats included */
     int repeat_count;
     struct repeat *repeat;
-    size_t *kept_before;      /* [positions + 1] bytes of activations whose kept_from is earlier */
     int *first_forward;       /* [tensor] first forward operator that writes an activation */
     int *last_forward;        /* [tensor] last forward operator that touches an activation */
     int *death_start, *death; /* [forward operators + 1] activations by last_forward */
@@ -91,6 +100,18 @@ static inline bool ranges_is_backward_tensor(const struct hapt_memory_ranges *ma
     return of->kind == HAPT_TENSOR_ACTIVATION && of->producer >= made->graph->forward_count;
 }
 
+/* The forward part's version of one that is made again; -1: it is not. */
+static inline int ranges_again(const struct hapt_memory_ranges *made, int tensor)
+{
+    return made->sharding->again ? made->sharding->again[tensor] : -1;
+}
+
+/* The unit of an operator that runs again; -1: it does not. */
+static inline int ranges_repeats(const struct hapt_memory_ranges *made, int op)
+{
+    return made->sharding->repeats ? made->sharding->repeats[op] : -1;
+}
+
 static inline int ranges_position_of(const struct hapt_memory_ranges *made, int op)
 {
     return made->graph->op[op].forward_op;
@@ -107,13 +128,13 @@ struct memory_walk {
     size_t trained_elements;
     bool copies;
 };
-void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_work *work,
-                 struct memory_walk *walk);
+/* Units that lie in [first_op, again_end) recompute. */
+void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, int again_end,
+                 struct hapt_memory_work *work, struct memory_walk *walk);
 /* Region of a tensor that the range touches, by `storage`, after memory_walk. *offset: in the workspace; else
- * unchanged.
- */
-enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
-                                    const struct hapt_memory_work *work, int tensor, size_t *offset);
+ * unchanged. */
+enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work,
+                                    int tensor, size_t *offset);
 
 static inline void amounts_add(struct amounts *sum, const struct amounts *more)
 {

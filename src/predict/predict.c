@@ -155,7 +155,7 @@ static enum hapt_status plan_mesh(const struct hapt_candidates *candidates, int 
         *mine = FITS_NOWHERE;
         if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
         if (!hapt_candidates_may_be_wanted(candidates, mesh_index, candidates->first[k], candidates->last[k])) continue;
-        HAPT_TRY(hapt_memory_ranges_of(ranges, first_op, end_op, work, &figures));
+        HAPT_TRY(hapt_memory_ranges_of(ranges, first_op, end_op, first_op, work, &figures));
         *mine = hapt_candidates_memory(candidates, &figures);
     }
     return HAPT_OK;
@@ -178,7 +178,7 @@ static enum hapt_status plan_split_mesh(const struct hapt_candidates *candidates
         struct hapt_memory_bytes figures;
         if (!isfinite(mine->parameter_bytes)) continue;
         HAPT_TRY(hapt_memory_ranges_of(ranges, hapt_layers_first_op(candidates->layers, candidates->first[k]),
-                                       candidates->layers->end_op[candidates->last[k]], work, &figures));
+                                       candidates->layers->end_op[candidates->last[k]], 0, work, &figures));
         mine->split_parameter_bytes = (double)figures.parameter_bytes;
         mine->weight_slot_bytes = (double)figures.weight_slot_bytes;
         HAPT_ASSERT((double)figures.activation_bytes == mine->activation_bytes);

@@ -55,7 +55,7 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                 if (check) CHECK_OK(program_check(program));
                 if (check) CHECK_OK(memory_check(plan, program));
                 check_workspace(plan, program);
-                CHECK_OK(hapt_memory_ranges_of(ranges, first, end, work, &figures));
+                CHECK_OK(hapt_memory_ranges_of(ranges, first, end, end, work, &figures));
                 CHECK_MESSAGE(figures.parameter_bytes == plan->parameter_bytes &&
                                   figures.activation_bytes == plan->activation_bytes &&
                                   figures.weight_slot_bytes == plan->weight_slot_bytes &&

@@ -174,6 +174,85 @@ static void recomputing_changes_no_bit(void)
     CHECK_MESSAGE(collectives > 0, "%ld collectives run again", collectives);
 }
 
+static long figures_compared, cheaper;
+
+/* Figures of the range by the sharding with all units, against the program that recomputes those in [first, again_end).
+ */
+static void compare_figures(const struct hapt_sharding *plain, bool split, const struct units *units, int first,
+                            int end, int again_end, const struct hapt_memory_ranges *ranges,
+                            struct hapt_memory_work *work, const struct hapt_memory_options *options, const char *what)
+{
+    struct hapt_arena arena;
+    struct hapt_sharding *sharding = NULL;
+    struct hapt_program *program = NULL;
+    struct hapt_memory_plan *plan = NULL;
+    struct hapt_memory_bytes figures, none;
+    struct units own = {0};
+    hapt_arena_init(&arena);
+    for (int u = 0; u < units->count; u++)
+        if (units->unit[u].first_op >= first && units->unit[u].end_op <= again_end)
+            own.unit[own.count++] = units->unit[u];
+    CHECK_OK(hapt_sharding_recompute(plain, own.unit, own.count, &arena, &sharding));
+    if (sharding && split) CHECK_OK(hapt_sharding_split(sharding, &arena, &sharding));
+    if (sharding) CHECK_OK(hapt_program_build(sharding, first, end, &arena, &program));
+    if (program) CHECK_OK(hapt_memory_plan(program, options, &arena, &plan));
+    CHECK_OK(hapt_memory_ranges_of(ranges, first, end, again_end, work, &figures));
+    CHECK_OK(hapt_memory_ranges_of(ranges, first, end, first, work, &none));
+    CHECK_MESSAGE(plan && figures.parameter_bytes == plan->parameter_bytes &&
+                      figures.activation_bytes == plan->activation_bytes &&
+                      figures.weight_slot_bytes == plan->weight_slot_bytes &&
+                      figures.sharded_bytes == plan->sharded_bytes,
+                  "%s, operators [%d, %d), again before %d: %zu and %zu, planned %zu and %zu", what, first, end,
+                  again_end, figures.parameter_bytes, figures.activation_bytes, plan ? plan->parameter_bytes : 0,
+                  plan ? plan->activation_bytes : 0);
+    figures_compared++;
+    cheaper += figures.activation_bytes < none.activation_bytes;
+    hapt_arena_release(&arena);
+}
+
+/* Planners know the memory of ranges that recompute some of their units. */
+static void figures_are_those_of_programs(void)
+{
+    const int cases = test_long() ? 1000 : 100;
+    for (int k = 0; k < cases; k++) {
+        struct hapt_arena arena;
+        struct hapt_sharding *plain = NULL, *all = NULL;
+        struct hapt_axis_program *list;
+        struct hapt_memory_ranges *ranges = NULL;
+        struct hapt_memory_work *work = NULL;
+        uint64_t random = (uint64_t)k + 31337;
+        char what[32];
+        const bool split = k % 3 == 2;
+        const struct hapt_memory_options options = {.slots = 1, .state_count = k % 3};
+        hapt_arena_init(&arena);
+        const struct hapt_graph *graph =
+            k % 4 == 0 ? fixture_gpt(&arena, (struct fixture_gpt){2, 12, 3, 4, 13, 4, k % 8 == 0, k % 16 > 8})->graph
+                       : fixture_random(&arena, &random, 5 + k % 24);
+        snprintf(what, sizeof what, "case %d", k);
+        CHECK_OK(hapt_sharding_trivial(graph, &arena, &plain));
+        if (k % 2) plain = cuts_add_axis(plain, 0, 2 + k % 3, &random, &arena, &list);
+        if (plain) {
+            const struct units units = random_units(plain, 0, graph->forward_count, &random);
+            CHECK_OK(hapt_sharding_recompute(plain, units.unit, units.count, &arena, &all));
+            if (all && split) CHECK_OK(hapt_sharding_split(all, &arena, &all));
+            if (all) CHECK_OK(hapt_memory_ranges_create(all, &options, &arena, &ranges));
+            if (ranges) CHECK_OK(hapt_memory_work_create(ranges, &arena, &work));
+            for (int trial = 0; work && trial < 40; trial++) {
+                const int first = (int)(hapt_random_next(&random) % (uint64_t)graph->forward_count);
+                const int end = first + 1 + (int)(hapt_random_next(&random) % (uint64_t)(graph->forward_count - first));
+                const int again_end = first + (int)(hapt_random_next(&random) % (uint64_t)(end - first + 1));
+                if (!hapt_sharding_allows(plain, first, end)) continue;
+                compare_figures(plain, split, &units, first, end, trial % 3 ? again_end : end, ranges, work, &options,
+                                what);
+            }
+        }
+        hapt_fail_reset();
+        hapt_arena_release(&arena);
+    }
+    CHECK_MESSAGE(figures_compared > 10 * cases && cheaper > figures_compared / 5, "%ld ranges, %ld save memory",
+                  figures_compared, cheaper);
+}
+
 /* The blocks of a GPT model as units: between the passes each block keeps its input alone. */
 static void blocks_keep_their_input(void)
 {
@@ -216,6 +295,7 @@ int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
     RUN(recomputing_changes_no_bit);
+    RUN(figures_are_those_of_programs);
     RUN(blocks_keep_their_input);
     return test_finish();
 }
