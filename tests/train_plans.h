@@ -104,7 +104,8 @@ static struct hapt_plan *make_plan(const struct shape *shape)
             shape->shares[s] ? plan->stage[shape->shares[s] - 1].submesh : &plan->submesh[plan->submesh_count];
         stage->layout = hapt_layout_plain(shape->tensor_parallel[s] > 1 ? shape->tensor_parallel[s] : 1);
         if (shape->layout[s])
-            stage->layout = (struct hapt_layout){HAPT_LAYOUT_PROGRAM, 1, s + 1, shape->layout[s], NULL};
+            stage->layout = (struct hapt_layout){
+                .kind = HAPT_LAYOUT_PROGRAM, .tensor_parallel = 1, .number = s + 1, .program = shape->layout[s]};
         stage->first_layer = s;
         stage->end_layer = s + 1;
         stage->first_op = s ? shape->end[s - 1] : 0;

@@ -35,6 +35,9 @@ struct hapt_mixed_group {
     struct hapt_range_times *times;    /* NULL: composed of the items' times */
 };
 
+/* One for none, all, and parts between. */
+enum { HAPT_MOST_SHARES = 5 };
+
 /* The programs that are candidates. A single device has only one program, which counts as each of them. */
 enum { PROGRAM_DATA = 1, PROGRAM_TENSOR = 2, PROGRAM_SYNTHESISED = 4 };
 struct hapt_candidates_options {
@@ -42,6 +45,7 @@ struct hapt_candidates_options {
     int tensor_parallel;                      /* largest degree; 0: the devices of a node */
     const struct hapt_efficiency *efficiency; /* calibrated tables for prediction; NULL: the built-in ones */
     bool split;                               /* also the figures of split backward passes */
+    bool recompute; /* also those of stages that recompute, as --recompute says (predicted profiles only) */
 };
 /* True if --split-backward or `hapt profile` needs the figures of split backward passes. */
 bool hapt_candidates_wants_split(const struct hapt_config *config);
@@ -65,6 +69,11 @@ struct hapt_candidates {
     enum hapt_tied_exchange exchange; /* element type of the gradients of tied parameters */
     int layout_count;
     const struct hapt_stage_layout **layout; /* [layout_count] program k is layout[k - 1] */
+    /* Shares of the units of a range that may recompute (hapt_submesh.recompute), ascending; 0 first if some stages may
+     * keep all. Plain programs alone recompute. */
+    int share_count, share[HAPT_MOST_SHARES];
+    int unit_count;
+    struct hapt_unit *unit; /* [unit_count] of the model */
     int mesh_count;
     struct hapt_candidate_mesh
         *mesh; /* meshes that can share the model and the microbatch's rows, ascending; then those with programs */
@@ -92,6 +101,11 @@ struct hapt_item_memory {
 struct hapt_item_time {
     double forward_s, backward_s, update_s;
     double end_s; /* rest of a step's end, not stretched by a slowdown; 0 if update_s includes it */
+};
+/* The same if a share of the item's units recomputes. */
+struct hapt_item_again {
+    struct hapt_item_memory memory;
+    double again_s; /* more than backward_s */
 };
 
 enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
@@ -179,13 +193,14 @@ double hapt_candidates_device_speed(const struct hapt_candidates *candidates, in
 typedef double hapt_candidates_all_reduce(const void *context, int subcluster, struct hapt_submesh submesh,
                                           double bytes);
 /* Makes the profile. memory[c] and time[c]: tables by item for subcluster c; time in real seconds of its devices.
+ * again[c]: [item][HAPT_MOST_SHARES] of the shares beside 0; NULL: none recompute.
  * weight_share[c]: the part of backward_s that a split backward pass defers, NaN: unknown; NULL: all are unknown.
  * Variants without candidates are left out. So are variants that another one of the same submesh beats in time and
  * memory on every range (a plain variant is compared with plain ones only). A submesh keeps its data-parallel row if
  * that is its only variant. */
 enum hapt_status hapt_candidates_fill(const struct hapt_candidates *candidates, struct hapt_item_memory *const *memory,
                                       struct hapt_item_time *const *time, double *const *weight_share,
-                                      hapt_candidates_all_reduce *all_reduce, const void *context,
-                                      struct hapt_arena *result, struct hapt_profile **profile);
+                                      struct hapt_item_again *const *again, hapt_candidates_all_reduce *all_reduce,
+                                      const void *context, struct hapt_arena *result, struct hapt_profile **profile);
 
 #endif

@@ -75,6 +75,11 @@ struct hapt_graph {
     int loss; /* tensor [1] fp32: the SUM of the loss over this microbatch's targets; -1 while building */
 };
 
+/* Forward operators [first_op, end_op) that recompute their activations together: a block, or a part of one. */
+struct hapt_unit {
+    int first_op, end_op;
+};
+
 enum hapt_status hapt_graph_create(struct hapt_arena *arena, struct hapt_graph **graph);
 /* Append a tensor or an operator; *index is its index. An operator's output shapes are inferred by its table row, and
  * its output tensors are named "name", "name.1", ... */

@@ -50,6 +50,13 @@ static inline enum hapt_status hapt_layers_of_operators(const struct hapt_layers
         for (; op < layers->end_op[l]; op++) (*layer_of)[op] = l;
     return HAPT_OK;
 }
+/* The model's units of recomputation: its repeated modules; all modules, if none is repeated. */
+enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_unit **unit,
+                                   int *count);
+/* `parts` of HAPT_RECOMPUTE_PARTS parts of the units that lie in operators [first_op, end_op), rounded up: the first of
+ * them, from unit[*first] on. Returns their number. */
+#define HAPT_RECOMPUTE_PARTS 12
+int hapt_layers_units_of(const struct hapt_unit *unit, int count, int first_op, int end_op, int parts, int *first);
 void hapt_layers_print(const struct hapt_env *env, const struct hapt_layers *layers, const struct hapt_graph *graph);
 enum hapt_status hapt_layers_write(struct hapt_h5 *file, const char *group, const struct hapt_layers *layers);
 

@@ -36,6 +36,9 @@ struct hapt_layout {
     int number;          /* PROGRAM: k >= 1, layout k of the profile; else 0 */
     const struct hapt_stage_layout *program;
     const double *ratio; /* [devices] share of the work of each; NULL: even or unknown */
+    int recompute;       /* hapt_submesh.recompute */
+    int unit_count;      /* units that recompute; 0: none, or the operators are unknown */
+    const struct hapt_unit *unit;
 };
 /* DATA or TENSOR, by the degree. */
 static inline struct hapt_layout hapt_layout_plain(int tensor_parallel)

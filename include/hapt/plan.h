@@ -313,6 +313,8 @@ enum hapt_status hapt_plan_estimate(const struct hapt_plan *plan, int microbatch
  * stage of the profile's mixed group. Times and bytes are left unset. */
 void hapt_plan_stage_run(const struct hapt_profile *profile, int c, const struct hapt_submesh *submesh,
                          struct hapt_plan_stage *stage);
+/* True if the stage is on such a submesh, with its program. */
+bool hapt_plan_stage_runs(const struct hapt_plan_stage *stage, const struct hapt_submesh *submesh);
 enum hapt_status hapt_plan_stage_mix(const struct hapt_profile *profile, int group, struct hapt_arena *arena,
                                      struct hapt_plan_stage *stage);
 /* Sets its bytes to those of the device that its launches fill most, relative to its memory. */

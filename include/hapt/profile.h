@@ -10,6 +10,7 @@
 #include "hapt/config.h"
 #include "hapt/env.h"
 #include "hapt/layers.h"
+#include "hapt/layers.h"
 #include "hapt/layout.h"
 #include "hapt/model.h"
 
@@ -18,16 +19,22 @@
  * 1): the profile's layout k instead. */
 struct hapt_submesh {
     int n, m, tp, program;
+    int recompute; /* of HAPT_RECOMPUTE_PARTS parts of a range's units, rounded up: those that recompute (AutoHete) */
 };
+/* True if two rows are the same submesh with the same program. */
+static inline bool hapt_submesh_same(const struct hapt_submesh *a, const struct hapt_submesh *b)
+{
+    return a->n == b->n && a->m == b->m && a->tp == b->tp && a->program == b->program && a->recompute == b->recompute;
+}
 
 struct hapt_profile_cluster {
     char name[64];
     int nodes, devices_per_node;
     double device_memory_bytes, peak_flops;
-    int submesh_count; /* S */
-    struct hapt_submesh
-        *submesh; /* (1, m) for m = M and the powers of two that divide M, ascending; then (2, M) ... (N, M); (n, m)
-                     appears once for each tensor-parallel degree tp and each layout with candidates */
+    int submesh_count;            /* S */
+    struct hapt_submesh *submesh; /* (1, m) for m = M and the powers of two that divide M, ascending; then (2, M) ...
+                                     (N, M); (n, m) appears once for each tensor-parallel degree tp, layout and share of
+                                     recomputed units with candidates */
     /* [S][L][L] each: */
     double *stage_time;         /* s per microbatch, forward + backward; NaN: no candidate */
     double *stage_forward_time; /* s per microbatch, forward */

@@ -102,11 +102,6 @@ struct hapt_axis_program {
 enum hapt_status hapt_axis_program_copy(const struct hapt_axis_program *program, struct hapt_arena *arena,
                                         struct hapt_axis_program *copy);
 
-/* Forward operators [first_op, end_op) of the source: a block, or a part of one. */
-struct hapt_unit {
-    int first_op, end_op;
-};
-
 struct hapt_sharding {
     const struct hapt_graph *source; /* the graph before sharding */
     /* Expanded graph: first the tensors of the source, with their indices and global shapes, then further versions.

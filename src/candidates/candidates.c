@@ -3,6 +3,7 @@
 
 #include <limits.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,16 +35,17 @@ enum hapt_status hapt_candidates_variants(const struct hapt_candidates *candidat
     int most = 1, all = 0;
     for (int tp = 1; tp < own->devices_per_node; tp *= 2) most++;
     HAPT_NEW(submesh, arena, submeshes);
-    HAPT_NEW(made, arena, submeshes * most + candidates->layout_count);
+    HAPT_NEW(made, arena, submeshes * most * HAPT_MOST_SHARES + candidates->layout_count);
     hapt_candidates_submeshes(own, submesh);
     for (int s = 0; s < submeshes; s++)
         for (int tp = 1; tp <= most_tensor_parallel(candidates, submesh[s]) && submesh[s].m % tp == 0; tp *= 2)
             if ((candidates->programs & (tp > 1 ? PROGRAM_TENSOR : PROGRAM_DATA)) || submesh[s].n * submesh[s].m == 1)
-                made[all++] = (struct hapt_submesh){submesh[s].n, submesh[s].m, tp, 0};
+                for (int k = 0; k < candidates->share_count; k++)
+                    made[all++] = (struct hapt_submesh){submesh[s].n, submesh[s].m, tp, 0, candidates->share[k]};
     for (int d = 0; d < candidates->mesh_count; d++) {
         const struct hapt_candidate_mesh *mesh = &candidates->mesh[d];
         if (mesh->program > 0 && (mesh->subclusters >> subcluster & 1u))
-            made[all++] = (struct hapt_submesh){mesh->n, mesh->m, 1, mesh->program};
+            made[all++] = (struct hapt_submesh){mesh->n, mesh->m, 1, mesh->program, 0};
     }
     *variant = made;
     *count = all;
@@ -182,6 +184,23 @@ static enum state_sharing state_sharing_of(const struct hapt_config *config)
     return strcmp(choice, "yes") == 0 ? STATE_SHARDED : strcmp(choice, "no") == 0 ? STATE_REPLICATED : STATE_AS_NEEDED;
 }
 
+/* The shares of --recompute: auto, no, all, every=K. */
+static void choose_shares(const struct hapt_config *config, bool recompute, struct hapt_candidates *candidates)
+{
+    const char *choice = recompute ? hapt_config_text(config, "recompute") : "no";
+    int *share = candidates->share, every = 1;
+    candidates->share_count = 1;
+    share[0] = 0;
+    if (!strcmp(choice, "no") || candidates->unit_count == 0) return;
+    if (!strcmp(choice, "auto")) {
+        for (int k = 1; k < HAPT_MOST_SHARES; k++)
+            share[candidates->share_count++] = HAPT_RECOMPUTE_PARTS * k / (HAPT_MOST_SHARES - 1);
+        return;
+    }
+    if (strcmp(choice, "all") != 0) HAPT_ASSERT(sscanf(choice, "every=%d", &every) == 1 && every >= 1);
+    share[0] = (HAPT_RECOMPUTE_PARTS + every - 1) / every;
+}
+
 enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                        const struct hapt_layers *layers, const struct hapt_config *config,
                                        const struct hapt_candidates_options *options, struct hapt_arena *arena,
@@ -204,6 +223,8 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
     for (int c = 0; c < cluster->count; c++)
         candidates->speed += hapt_candidates_device_speed(candidates, c) * cluster->subcluster[c].nodes *
                              cluster->subcluster[c].devices_per_node;
+    HAPT_TRY(hapt_layers_units(layers, arena, &candidates->unit, &candidates->unit_count));
+    choose_shares(config, options->recompute, candidates);
     hapt_arena_init(&scratch);
     const enum hapt_status status = find_meshes(candidates, arena, &scratch);
     hapt_arena_release(&scratch);

@@ -10,6 +10,7 @@ struct filling {
     struct hapt_item_memory *const *memory; /* [subcluster][item] */
     struct hapt_item_time *const *time;     /* [subcluster][item] */
     double *const *weight_share;            /* [subcluster][item], or NULL */
+    struct hapt_item_again *const *again;   /* [subcluster][item][HAPT_MOST_SHARES], or NULL */
     hapt_candidates_all_reduce *all_reduce;
     const void *context;
 };
@@ -29,12 +30,35 @@ static double stage_s(const struct hapt_item_time *time)
     return time->forward_s + time->backward_s;
 }
 
+/* The figures of an item for a share of recomputed units; NULL: all are kept. */
+static const struct hapt_item_again *again_of(const struct filling *filling, int subcluster, int item, int recompute)
+{
+    const struct hapt_candidates *candidates = filling->candidates;
+    int k = 0;
+    if (recompute == 0) return NULL;
+    while (candidates->share[k] != recompute) k++;
+    return &filling->again[subcluster][(size_t)item * HAPT_MOST_SHARES + (size_t)k];
+}
+
+static const struct hapt_item_memory *memory_of(const struct filling *filling, int subcluster, int item, int recompute)
+{
+    const struct hapt_item_again *again = again_of(filling, subcluster, item, recompute);
+    return again ? &again->memory : &filling->memory[subcluster][item];
+}
+
+static double item_s(const struct filling *filling, int subcluster, int item, int recompute)
+{
+    const struct hapt_item_again *again = again_of(filling, subcluster, item, recompute);
+    return stage_s(&filling->time[subcluster][item]) + (again ? again->again_s : 0);
+}
+
 static bool has_candidates(const struct filling *filling, int subcluster, struct hapt_submesh variant)
 {
     const struct hapt_candidates *candidates = filling->candidates;
     const int mesh_index = hapt_candidates_mesh_index_of(candidates, variant);
     for (int k = 0; mesh_index >= 0 && k < candidates->structure_count; k++) {
-        const struct hapt_item_memory *memory = &filling->memory[subcluster][k * candidates->mesh_count + mesh_index];
+        const struct hapt_item_memory *memory =
+            memory_of(filling, subcluster, k * candidates->mesh_count + mesh_index, variant.recompute);
         if (hapt_candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], memory))
             return true;
     }
@@ -51,13 +75,15 @@ static bool is_dominated(const struct filling *filling, int subcluster, struct h
     const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
     for (int k = 0; k < candidates->structure_count; k++) {
         const int a = k * candidates->mesh_count + mine, b = k * candidates->mesh_count + its;
-        const struct hapt_item_memory *x = &filling->memory[subcluster][a], *y = &filling->memory[subcluster][b];
+        const struct hapt_item_memory *x = memory_of(filling, subcluster, a, variant.recompute),
+                                      *y = memory_of(filling, subcluster, b, other.recompute);
         if (!hapt_candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], x))
             continue;
         if (y->parameter_bytes > x->parameter_bytes || y->activation_bytes > x->activation_bytes) return false;
         if (hapt_candidates_resident_bytes(candidates, y, limit) > hapt_candidates_resident_bytes(candidates, x, limit))
             return false;
-        if (stage_s(&filling->time[subcluster][b]) > stage_s(&filling->time[subcluster][a])) return false;
+        if (item_s(filling, subcluster, b, other.recompute) > item_s(filling, subcluster, a, variant.recompute))
+            return false;
         if (step_s(filling, subcluster, other, b) > step_s(filling, subcluster, variant, a)) return false;
     }
     return true;
@@ -74,7 +100,9 @@ static enum hapt_status choose_rows(const struct filling *filling, int subcluste
     HAPT_NEW(drop, scratch, all);
     *row = its;
     *rows = all;
-    if (filling->candidates->tensor_parallel == 1 && filling->candidates->layout_count == 0) return HAPT_OK;
+    if (filling->candidates->tensor_parallel == 1 && filling->candidates->layout_count == 0 &&
+        filling->candidates->share_count == 1)
+        return HAPT_OK;
     const struct hapt_submesh none = its[0];
     for (int v = 0; v < all; v++)
         if (has_candidates(filling, subcluster, its[v])) its[count++] = its[v];
@@ -131,13 +159,13 @@ static void fill_row(const struct filling *filling, int subcluster, int s, bool 
         for (int j = i; j < L; j++) {
             const int item = hapt_candidates_item(candidates, mesh_index, i, j);
             const size_t cell = hapt_profile_index(profile, s, i, j);
-            const struct hapt_item_memory *memory = &filling->memory[subcluster][item];
+            const struct hapt_item_memory *memory = memory_of(filling, subcluster, item, submesh.recompute);
             const struct hapt_item_time *time = &filling->time[subcluster][item];
             if (!hapt_candidates_wanted(candidates, subcluster, submesh, i, j, memory)) continue;
             profile->effort.unique += !seen[item];
             seen[item] = true;
             table->stage_forward_time[cell] = time->forward_s;
-            table->stage_time[cell] = stage_s(time);
+            table->stage_time[cell] = item_s(filling, subcluster, item, submesh.recompute);
             table->parameter_bytes[cell] =
                 hapt_candidates_resident_bytes(candidates, memory, table->device_memory_bytes);
             table->activation_bytes[cell] = memory->activation_bytes;
@@ -319,13 +347,14 @@ static enum hapt_status fill(struct filling *filling, struct hapt_arena *result,
 
 enum hapt_status hapt_candidates_fill(const struct hapt_candidates *candidates, struct hapt_item_memory *const *memory,
                                       struct hapt_item_time *const *time, double *const *weight_share,
-                                      hapt_candidates_all_reduce *all_reduce, const void *context,
-                                      struct hapt_arena *result, struct hapt_profile **profile)
+                                      struct hapt_item_again *const *again, hapt_candidates_all_reduce *all_reduce,
+                                      const void *context, struct hapt_arena *result, struct hapt_profile **profile)
 {
     struct filling filling = {.candidates = candidates,
                               .memory = memory,
                               .time = time,
                               .weight_share = weight_share,
+                              .again = again,
                               .all_reduce = all_reduce,
                               .context = context};
     struct hapt_arena scratch;

@@ -5,16 +5,22 @@
 #include "hapt/search.h"
 #include "phases.h"
 
-/* Sets the operator ranges of a plan's stages. */
+/* Sets the operator ranges of a plan's stages, and the units that recompute. */
 static enum hapt_status bind_operators(struct hapt_plan *plan, const struct hapt_layers *layers)
 {
+    struct hapt_unit *unit;
+    int units, first;
     if (plan->layer_count != layers->count)
         return hapt_fail(HAPT_ERR_INPUT, "plan again for this model and granularity (--layers-per-model)",
                          "the plan has %d layers, the model %d", plan->layer_count, layers->count);
+    HAPT_TRY(hapt_layers_units(layers, plan->arena, &unit, &units));
     for (int i = 0; i < plan->stage_count; i++) {
         struct hapt_plan_stage *stage = &plan->stage[i];
         stage->first_op = hapt_layers_first_op(layers, stage->first_layer);
         stage->end_op = layers->end_op[stage->end_layer - 1];
+        stage->layout.unit_count =
+            hapt_layers_units_of(unit, units, stage->first_op, stage->end_op, stage->layout.recompute, &first);
+        stage->layout.unit = &unit[first];
     }
     return HAPT_OK;
 }

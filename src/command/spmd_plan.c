@@ -146,7 +146,8 @@ enum hapt_status spmd_save_plan(const struct spmd_outcome *outcome, int optimize
     HAPT_NEW(bytes, arena, outcome->mesh->size);
     HAPT_TRY(make_layout(outcome, axis_index, arena, &layout));
     HAPT_TRY(compute_memory(outcome, layout, axis_index, optimizer_states, arena, bytes));
-    stage->layout = (struct hapt_layout){HAPT_LAYOUT_PROGRAM, 1, 1, layout, NULL};
+    stage->layout =
+        (struct hapt_layout){.kind = HAPT_LAYOUT_PROGRAM, .tensor_parallel = 1, .number = 1, .program = layout};
     set_costs(outcome, &plan, stage);
     HAPT_TRY(fill_devices(outcome, bytes, arena, stage));
     if (!hapt_at_most(stage->memory_bytes, stage->device_memory_bytes))

@@ -1,3 +1,4 @@
+#include "hapt/layers.h"
 #include "hapt/plan.h"
 
 #include <math.h>
@@ -62,6 +63,23 @@ static enum hapt_status check_submesh(const struct hapt_plan *plan, int i)
     return HAPT_OK;
 }
 
+static enum hapt_status check_units(const struct hapt_plan_stage *stage, int i)
+{
+    const struct hapt_layout *layout = &stage->layout;
+    int end = stage->first_op;
+    if (layout->recompute < 0 || layout->recompute > HAPT_RECOMPUTE_PARTS ||
+        (layout->unit_count > 0 && layout->recompute == 0))
+        return BAD("stage %d recomputes %d of %d parts of its units", i, layout->recompute, HAPT_RECOMPUTE_PARTS);
+    for (int u = 0; u < layout->unit_count; u++) {
+        const struct hapt_unit *unit = &layout->unit[u];
+        if (unit->first_op < end || unit->end_op <= unit->first_op || unit->end_op > stage->end_op)
+            return BAD("stage %d recomputes operators [%d, %d), which are not its own, or not in order", i,
+                       unit->first_op, unit->end_op);
+        end = unit->end_op;
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
 {
     const struct hapt_plan_stage *stage = &plan->stage[i];
@@ -79,6 +97,7 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
     if (bound && stage->first_op != (i == 0 ? 0 : stage[-1].end_op))
         return BAD("stage %d starts at operator %d, not at the end of the stage before it", i, stage->first_op);
     HAPT_TRY(check_submesh(plan, i));
+    HAPT_TRY(check_units(stage, i));
     const bool falls = last || stage->forward_only || hapt_schedule_loops(plan->schedule);
     if (stage->warmup < 1 || stage->warmup > plan->microbatches || (!falls && stage->warmup < stage[1].warmup))
         return BAD("stage %d launches %d of %d microbatches, which no schedule does", i, stage->warmup,

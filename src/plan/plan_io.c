@@ -39,6 +39,7 @@
 #define FORMAT "hapt-plan"
 #define MAX_STAGES 65536
 #define MAX_DEVICES (1 << 20)
+#define MAX_UNITS (1 << 20)
 #define PATH_MAX_CHARS 512
 
 /* Location of the values of a row: in the stage or its submesh, or there at element k of an array. */
@@ -47,13 +48,14 @@ enum place { STAGE, SUBMESH, STAGE_PART, SUBMESH_PART, SUBMESH_INDEX, STAGE_INDE
  */
 enum presence {
     ALWAYS,
-    NEWER,    /* files of the first release lack it */
-    PROGRAMS, /* some stage runs a program */
-    TIED,     /* tied parameters are exchanged */
-    SPLIT,    /* backward passes are split */
-    FROZEN,   /* some stage has no backward pass */
-    AHEAD,    /* looped, with forwards before the first backward of their own */
-    MIXED     /* some stage is mixed */
+    NEWER,      /* files of the first release lack it */
+    PROGRAMS,   /* some stage runs a program */
+    TIED,       /* tied parameters are exchanged */
+    SPLIT,      /* backward passes are split */
+    FROZEN,     /* some stage has no backward pass */
+    RECOMPUTES, /* some stage recomputes */
+    AHEAD,      /* looped, with forwards before the first backward of their own */
+    MIXED       /* some stage is mixed */
 };
 
 static const struct table {
@@ -74,6 +76,7 @@ static const struct table {
     {"stage_warmup", "", ALWAYS, HAPT_H5_I32, 1, OF_STAGE(STAGE, warmup)},
     {"stage_tensor_parallel", "", NEWER, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.tensor_parallel)},
     {"stage_forward_only", "", FROZEN, HAPT_H5_I32, 1, OF_STAGE(STAGE, forward_only)},
+    {"stage_recompute", "", RECOMPUTES, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.recompute)},
     {"stage_ahead", "", AHEAD, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH, ahead)},
     {"stage_program", "", PROGRAMS, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.number)},
     {"stage_subcluster_name", NULL, ALWAYS, HAPT_H5_U8, 1, OF_SUBMESH(SUBMESH, name)},
@@ -143,11 +146,14 @@ static int count_rows(const struct table *table, const struct hapt_plan *plan)
 
 static bool is_needed(const struct table *table, const struct hapt_plan *plan)
 {
-    bool programs = false;
-    for (int i = 0; i < plan->stage_count; i++) programs |= plan->stage[i].layout.number > 0;
+    bool programs = false, recomputes = false;
+    for (int i = 0; i < plan->stage_count; i++) {
+        programs |= plan->stage[i].layout.number > 0;
+        recomputes |= plan->stage[i].layout.recompute > 0;
+    }
     return (table->presence != PROGRAMS || programs) && (table->presence != TIED || plan->exchange_s != 0) &&
            (table->presence != SPLIT || plan->split) && (table->presence != FROZEN || plan->stage[0].forward_only) &&
-           (table->presence != AHEAD || plan->submesh[0].ahead > 0) &&
+           (table->presence != RECOMPUTES || recomputes) && (table->presence != AHEAD || plan->submesh[0].ahead > 0) &&
            (table->presence != MIXED || hapt_plan_first_mixed(plan) >= 0);
 }
 
@@ -232,12 +238,32 @@ static enum hapt_status write_ratios(struct hapt_h5 *file, const char *group, co
     return hapt_h5_write(file, join(path, group, "mixed_ratio"), HAPT_H5_F64, 1, &devices, ratio, "");
 }
 
+/* recomputed_unit [K][3]: the stage, and the operators [first, end) of each unit. */
+static enum hapt_status write_units(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
+                                    struct hapt_arena *scratch)
+{
+    int64_t shape[2] = {0, 3};
+    char path[PATH_MAX_CHARS];
+    int *row, rows = 0;
+    for (int i = 0; i < plan->stage_count; i++) shape[0] += plan->stage[i].layout.unit_count;
+    if (shape[0] == 0) return HAPT_OK;
+    HAPT_NEW(row, scratch, 3 * shape[0]);
+    for (int i = 0; i < plan->stage_count; i++)
+        for (int u = 0; u < plan->stage[i].layout.unit_count; u++, rows++) {
+            row[3 * rows] = i;
+            row[3 * rows + 1] = plan->stage[i].layout.unit[u].first_op;
+            row[3 * rows + 2] = plan->stage[i].layout.unit[u].end_op;
+        }
+    return hapt_h5_write(file, join(path, group, "recomputed_unit"), HAPT_H5_I32, 2, shape, row, "");
+}
+
 static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
                                      struct hapt_arena *scratch)
 {
     for (int t = 0; t < TABLES; t++)
         if (is_needed(&tables[t], plan)) HAPT_TRY(write_table(file, group, plan, &tables[t], scratch));
     HAPT_TRY(write_ratios(file, group, plan, scratch));
+    HAPT_TRY(write_units(file, group, plan, scratch));
     for (int i = 0; i < plan->stage_count; i++) { /* each layout once */
         const struct hapt_layout *layout = &plan->stage[i].layout;
         if (layout->number > 0 && !hapt_stage_layout_exists(file, group, layout->number))
@@ -398,7 +424,7 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, boo
 {
     for (const struct table *table = tables; table < tables + TABLES; table++) {
         const bool optional = table->presence == NEWER || table->presence == PROGRAMS || table->presence == FROZEN ||
-                              table->presence == AHEAD;
+                              table->presence == AHEAD || table->presence == RECOMPUTES;
         int64_t count = count_rows(table, plan);
         char path[PATH_MAX_CHARS];
         void *data;
@@ -526,6 +552,27 @@ static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, st
     return HAPT_OK;
 }
 
+static enum hapt_status read_units(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                   struct hapt_plan *plan)
+{
+    int64_t shape[2] = {-1, 3};
+    char path[PATH_MAX_CHARS];
+    struct hapt_unit *unit;
+    void *data;
+    if (!hapt_h5_exists(file, join(path, group, "recomputed_unit"))) return HAPT_OK;
+    HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_I32, 2, shape, 3 * MAX_UNITS, arena, &data));
+    HAPT_NEW(unit, arena, shape[0]);
+    for (int64_t k = 0; k < shape[0]; k++) {
+        const int *row = (const int *)data + 3 * k;
+        if (row[0] < (k > 0 ? row[-3] : 0) || row[0] >= plan->stage_count)
+            return damaged(file, "recomputed_unit names stages that do not exist, or not in order");
+        struct hapt_layout *layout = &plan->stage[row[0]].layout;
+        unit[k] = (struct hapt_unit){row[1], row[2]};
+        if (layout->unit_count++ == 0) layout->unit = &unit[k];
+    }
+    return HAPT_OK;
+}
+
 /* Lets stages with the same stage_submesh_index share one submesh. */
 static enum hapt_status read_sharing(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                      struct hapt_plan *plan)
@@ -580,6 +627,7 @@ enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct 
     HAPT_TRY(read_stages(file, group, arena, read));
     HAPT_TRY(read_mixed(file, group, arena, read));
     HAPT_TRY(read_layouts(file, group, arena, read));
+    HAPT_TRY(read_units(file, group, arena, read));
     HAPT_TRY(read_sharing(file, group, arena, read));
     HAPT_TRY(plan_read_edges(file, group, arena, read));
     HAPT_TRY(hapt_plan_check(read));

@@ -20,9 +20,7 @@ static int find_submesh(const struct hapt_profile *profile, const struct hapt_pl
     for (int s = 0; s < cluster->submesh_count; s++) {
         const struct hapt_submesh *submesh = &cluster->submesh[s];
         if (submesh->n != stage->submesh->nodes || submesh->m != stage->submesh->devices_per_node) continue;
-        if (layout->tensor_parallel > 0 &&
-            (submesh->tp != layout->tensor_parallel || submesh->program != layout->number))
-            continue;
+        if (layout->tensor_parallel > 0 && !hapt_plan_stage_runs(stage, submesh)) continue;
         const size_t cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
         const double time_s = isfinite(cluster->stage_time[cell]) ? cluster->stage_time[cell] : INFINITY;
         const bool fits =

@@ -164,8 +164,18 @@ void hapt_plan_stage_run(const struct hapt_profile *profile, int c, const struct
     stage->submesh->devices[0] = submesh->n * submesh->m;
     stage->layout = hapt_layout_plain(submesh->tp);
     if (submesh->program > 0)
-        stage->layout = (struct hapt_layout){HAPT_LAYOUT_PROGRAM, submesh->tp, submesh->program,
-                                             profile->layout[submesh->program - 1], NULL};
+        stage->layout = (struct hapt_layout){.kind = HAPT_LAYOUT_PROGRAM,
+                                             .tensor_parallel = submesh->tp,
+                                             .number = submesh->program,
+                                             .program = profile->layout[submesh->program - 1]};
+    stage->layout.recompute = submesh->recompute;
+}
+
+bool hapt_plan_stage_runs(const struct hapt_plan_stage *stage, const struct hapt_submesh *submesh)
+{
+    return submesh->n == stage->submesh->nodes && submesh->m == stage->submesh->devices_per_node &&
+           submesh->tp == stage->layout.tensor_parallel && submesh->program == stage->layout.number &&
+           submesh->recompute == stage->layout.recompute;
 }
 
 enum hapt_status hapt_plan_stage_mix(const struct hapt_profile *profile, int group, struct hapt_arena *arena,

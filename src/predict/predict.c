@@ -52,9 +52,8 @@ static double collective_s(const struct hapt_candidates *candidates, int subclus
 
 /* Seconds of operator `o` of the expanded graph on one rank of a mesh, from local shapes. */
 static double operator_s(const struct hapt_candidates *candidates, const struct hapt_roofline *roofline, int subcluster,
-                         int mesh_index, int o)
+                         int mesh_index, const struct hapt_sharding *sharding, int o)
 {
-    const struct hapt_sharding *sharding = candidates->sharding[mesh_index];
     const bool computes = !hapt_op_type_at(sharding->shard->op[o].type)->collective,
                moves = !computes || sharding->exchange[o] >= 0;
     const double seconds = computes ? hapt_roofline_graph_s(roofline, sharding->shard, o) : 0;
@@ -74,7 +73,7 @@ static enum hapt_status time_layers(const struct hapt_candidates *candidates, in
     for (int l = 0; l < candidates->layer_count; l++) forward_s[l] = backward_s[l] = weight_s[l] = 0;
     for (int o = 0; o < sharding->reduce_first; o++) {
         const int l = layer_of[graph->op[o].forward_op];
-        const double seconds = operator_s(candidates, &roofline, subcluster, mesh_index, o);
+        const double seconds = operator_s(candidates, &roofline, subcluster, mesh_index, sharding, o);
         (o < graph->forward_count ? forward_s : backward_s)[l] += seconds;
         if (sharding->weight[o]) weight_s[l] += seconds;
     }
@@ -135,53 +134,103 @@ static struct hapt_memory_options memory_options(const struct hapt_candidates *c
                                         .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted};
 }
 
-/* Memory of every item of one mesh. */
-static enum hapt_status plan_mesh(const struct hapt_candidates *candidates, int mesh_index,
-                                  hapt_kernel_scratch *kernel_scratch, struct hapt_engine_options *engine,
-                                  struct hapt_arena *scratch, struct hapt_item_memory *memory)
+/* ---- memory ---- */
+
+/* The shardings of a mesh: `again`: all units recompute, if any may; split: the same with split backward passes, or
+ * NULL. */
+struct variants {
+    struct hapt_sharding *again, *split;
+    bool recomputes;
+};
+
+static enum hapt_status make_variants(const struct hapt_candidates *candidates, int mesh_index,
+                                      struct hapt_arena *arena, struct variants *variants)
 {
-    const struct hapt_layers *layers = candidates->layers;
-    const struct hapt_memory_options options = memory_options(candidates, kernel_scratch, engine);
-    struct hapt_memory_ranges *ranges;
-    struct hapt_memory_work *work;
-    HAPT_TRY(hapt_memory_ranges_create(candidates->sharding[mesh_index], &options, scratch, &ranges));
-    HAPT_TRY(hapt_memory_work_create(ranges, scratch, &work));
-    for (int k = 0; k < candidates->structure_count; k++) {
-        hapt_progress_advance(1);
-        struct hapt_item_memory *mine = &memory[k * candidates->mesh_count + mesh_index];
-        struct hapt_memory_bytes figures;
-        const int first_op = hapt_layers_first_op(layers, candidates->first[k]),
-                  end_op = layers->end_op[candidates->last[k]];
-        *mine = FITS_NOWHERE;
-        if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
-        if (!hapt_candidates_may_be_wanted(candidates, mesh_index, candidates->first[k], candidates->last[k])) continue;
-        HAPT_TRY(hapt_memory_ranges_of(ranges, first_op, end_op, first_op, work, &figures));
-        *mine = hapt_candidates_memory(candidates, &figures);
+    *variants = (struct variants){.again = candidates->sharding[mesh_index]};
+    variants->recomputes = candidates->share[candidates->share_count - 1] > 0 &&
+                           candidates->mesh[mesh_index].program == 0 && candidates->mesh[mesh_index].dp > 0;
+    for (int u = 0; u < candidates->unit_count; u++)
+        variants->recomputes =
+            variants->recomputes &&
+            hapt_sharding_allows(variants->again, candidates->unit[u].first_op, candidates->unit[u].end_op);
+    if (variants->recomputes)
+        HAPT_TRY(hapt_sharding_recompute(variants->again, candidates->unit, candidates->unit_count, arena,
+                                         &variants->again));
+    return candidates->split ? hapt_sharding_split(variants->again, arena, &variants->split) : HAPT_OK;
+}
+
+/* Where the memory of ranges comes from. */
+struct sizing {
+    struct hapt_memory_ranges *ranges, *split; /* split NULL: no figures of split passes */
+    struct hapt_memory_work *work, *split_work;
+};
+
+static enum hapt_status begin_sizing(const struct variants *variants, const struct hapt_memory_options *options,
+                                     struct hapt_arena *arena, struct sizing *sizing)
+{
+    *sizing = (struct sizing){0};
+    HAPT_TRY(hapt_memory_ranges_create(variants->again, options, arena, &sizing->ranges));
+    HAPT_TRY(hapt_memory_work_create(sizing->ranges, arena, &sizing->work));
+    if (!variants->split) return HAPT_OK;
+    HAPT_TRY(hapt_memory_ranges_create(variants->split, options, arena, &sizing->split));
+    return hapt_memory_work_create(sizing->split, arena, &sizing->split_work);
+}
+
+/* Memory of a range whose units in [first_op, again_end) recompute. */
+static enum hapt_status size_range(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op,
+                                   int end_op, int again_end, struct hapt_item_memory *memory)
+{
+    struct hapt_memory_bytes figures;
+    HAPT_TRY(hapt_memory_ranges_of(sizing->ranges, first_op, end_op, again_end, sizing->work, &figures));
+    *memory = hapt_candidates_memory(candidates, &figures);
+    if (!sizing->split) return HAPT_OK;
+    HAPT_TRY(hapt_memory_ranges_of(sizing->split, first_op, end_op, again_end, sizing->split_work, &figures));
+    memory->split_parameter_bytes = (double)figures.parameter_bytes;
+    memory->weight_slot_bytes = (double)figures.weight_slot_bytes;
+    HAPT_ASSERT((double)figures.activation_bytes == memory->activation_bytes);
+    return HAPT_OK;
+}
+
+/* The same for each share of its units. Shares that add no unit to the one before are no candidates. */
+static enum hapt_status size_shares(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op,
+                                    int end_op, struct hapt_item_again *again)
+{
+    for (int k = 0, before = 0; k < candidates->share_count; k++) {
+        int first;
+        const int units = hapt_layers_units_of(candidates->unit, candidates->unit_count, first_op, end_op,
+                                               candidates->share[k], &first);
+        const bool forced = k == 0 && candidates->share[0] > 0;
+        if (candidates->share[k] == 0 || (units == before && !forced)) continue;
+        const int again_end = units > 0 ? candidates->unit[first + units - 1].end_op : first_op;
+        HAPT_TRY(size_range(candidates, sizing, first_op, end_op, again_end, &again[k].memory));
+        before = units;
     }
     return HAPT_OK;
 }
 
-/* The same of the split programs, for the items that have programs. */
-static enum hapt_status plan_split_mesh(const struct hapt_candidates *candidates, int mesh_index,
-                                        hapt_kernel_scratch *kernel_scratch, struct hapt_engine_options *engine,
-                                        struct hapt_arena *scratch, struct hapt_item_memory *memory)
+/* Memory of every item of one mesh. */
+static enum hapt_status plan_mesh(const struct hapt_candidates *candidates, int mesh_index,
+                                  const struct variants *variants, hapt_kernel_scratch *kernel_scratch,
+                                  struct hapt_engine_options *engine, struct hapt_arena *scratch,
+                                  struct hapt_item_memory *memory, struct hapt_item_again *again)
 {
+    const struct hapt_layers *layers = candidates->layers;
     const struct hapt_memory_options options = memory_options(candidates, kernel_scratch, engine);
-    struct hapt_sharding *sharding;
-    struct hapt_memory_ranges *ranges;
-    struct hapt_memory_work *work;
-    HAPT_TRY(hapt_sharding_split(candidates->sharding[mesh_index], scratch, &sharding));
-    HAPT_TRY(hapt_memory_ranges_create(sharding, &options, scratch, &ranges));
-    HAPT_TRY(hapt_memory_work_create(ranges, scratch, &work));
+    struct sizing sizing;
+    HAPT_TRY(begin_sizing(variants, &options, scratch, &sizing));
     for (int k = 0; k < candidates->structure_count; k++) {
-        struct hapt_item_memory *mine = &memory[k * candidates->mesh_count + mesh_index];
-        struct hapt_memory_bytes figures;
-        if (!isfinite(mine->parameter_bytes)) continue;
-        HAPT_TRY(hapt_memory_ranges_of(ranges, hapt_layers_first_op(candidates->layers, candidates->first[k]),
-                                       candidates->layers->end_op[candidates->last[k]], 0, work, &figures));
-        mine->split_parameter_bytes = (double)figures.parameter_bytes;
-        mine->weight_slot_bytes = (double)figures.weight_slot_bytes;
-        HAPT_ASSERT((double)figures.activation_bytes == mine->activation_bytes);
+        hapt_progress_advance(1);
+        const size_t item = (size_t)k * (size_t)candidates->mesh_count + (size_t)mesh_index;
+        const int first_op = hapt_layers_first_op(layers, candidates->first[k]),
+                  end_op = layers->end_op[candidates->last[k]];
+        memory[item] = FITS_NOWHERE;
+        for (int share = 0; again && share < HAPT_MOST_SHARES; share++)
+            again[item * HAPT_MOST_SHARES + (size_t)share].memory = FITS_NOWHERE;
+        if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
+        if (!hapt_candidates_may_be_wanted(candidates, mesh_index, candidates->first[k], candidates->last[k])) continue;
+        HAPT_TRY(size_range(candidates, &sizing, first_op, end_op, first_op, &memory[item]));
+        if (again && variants->recomputes)
+            HAPT_TRY(size_shares(candidates, &sizing, first_op, end_op, &again[item * HAPT_MOST_SHARES]));
     }
     return HAPT_OK;
 }
@@ -189,12 +238,15 @@ static enum hapt_status plan_split_mesh(const struct hapt_candidates *candidates
 /* Memory of every item as the engine plans it. Kernel scratch is included if the back end is available, and for
  * predicted GPUs that of matrix products. Subclusters with the same back end share the figures. */
 static enum hapt_status plan_memory(const struct hapt_candidates *candidates, int subcluster,
-                                    struct hapt_item_memory **memory, struct hapt_arena *scratch)
+                                    const struct variants *variants, struct hapt_item_memory **memory,
+                                    struct hapt_item_again **again, struct hapt_arena *scratch)
 {
     const struct hapt_subcluster *all = candidates->cluster->subcluster;
     for (int c = 0; c < subcluster; c++) {
         if (strcmp(all[c].device.backend, all[subcluster].device.backend) != 0) continue;
         memory[subcluster] = memory[c];
+        for (int64_t k = 0; again && k < (int64_t)candidates->item_count * HAPT_MOST_SHARES; k++)
+            again[subcluster][k].memory = again[c][k].memory;
         return HAPT_OK;
     }
     HAPT_NEW(memory[subcluster], scratch, candidates->item_count);
@@ -211,11 +263,35 @@ static enum hapt_status plan_memory(const struct hapt_candidates *candidates, in
     hapt_progress_expect(candidates->item_count);
     hapt_kernel_scratch *kernel_scratch = engine.device ? hapt_engine_scratch : on_paper;
     for (int d = 0; status == HAPT_OK && d < candidates->mesh_count; d++)
-        status = plan_mesh(candidates, d, kernel_scratch, &engine, scratch, memory[subcluster]);
-    for (int d = 0; candidates->split && status == HAPT_OK && d < candidates->mesh_count; d++)
-        status = plan_split_mesh(candidates, d, kernel_scratch, &engine, scratch, memory[subcluster]);
+        status = plan_mesh(candidates, d, &variants[d], kernel_scratch, &engine, scratch, memory[subcluster],
+                           again ? again[subcluster] : NULL);
     if (engine.device) engine.backend->close(engine.device);
     return status;
+}
+
+/* Seconds that the shares of each item's units take to run again. */
+static enum hapt_status time_shares(const struct hapt_candidates *candidates, int subcluster, int mesh_index,
+                                    const struct hapt_sharding *sharding, struct hapt_arena *scratch,
+                                    struct hapt_item_again *again)
+{
+    const struct hapt_roofline roofline = describe(candidates, subcluster);
+    double *unit_s; /* [unit_count + 1] of the units before */
+    HAPT_NEW(unit_s, scratch, candidates->unit_count + 1);
+    for (int o = sharding->graph->forward_count; o < sharding->reduce_first; o++)
+        if (sharding->repeats[o] >= 0)
+            unit_s[sharding->repeats[o] + 1] += operator_s(candidates, &roofline, subcluster, mesh_index, sharding, o);
+    for (int u = 0; u < candidates->unit_count; u++) unit_s[u + 1] += unit_s[u];
+    for (int k = 0; k < candidates->structure_count; k++)
+        for (int share = 0; share < candidates->share_count; share++) {
+            int first;
+            const int units =
+                hapt_layers_units_of(candidates->unit, candidates->unit_count,
+                                     hapt_layers_first_op(candidates->layers, candidates->first[k]),
+                                     candidates->layers->end_op[candidates->last[k]], candidates->share[share], &first);
+            const size_t item = (size_t)k * (size_t)candidates->mesh_count + (size_t)mesh_index;
+            again[item * HAPT_MOST_SHARES + (size_t)share].again_s = unit_s[first + units] - unit_s[first];
+        }
+    return HAPT_OK;
 }
 
 static enum hapt_status predict(const struct hapt_candidates *candidates, struct hapt_arena *scratch,
@@ -225,16 +301,24 @@ static enum hapt_status predict(const struct hapt_candidates *candidates, struct
     struct hapt_item_memory **memory;
     struct hapt_item_time **time;
     double **weight_share;
+    struct hapt_item_again **again = NULL;
+    struct variants *variants;
+    HAPT_NEW(variants, scratch, candidates->mesh_count);
+    for (int d = 0; d < candidates->mesh_count; d++) HAPT_TRY(make_variants(candidates, d, scratch, &variants[d]));
+    if (candidates->share[candidates->share_count - 1] > 0) HAPT_NEW(again, scratch, cluster->count);
     HAPT_NEW(memory, scratch, cluster->count);
     HAPT_NEW(time, scratch, cluster->count);
     HAPT_NEW(weight_share, scratch, cluster->count);
     for (int c = 0; c < cluster->count; c++) {
-        HAPT_TRY(plan_memory(candidates, c, memory, scratch));
+        if (again) HAPT_NEW(again[c], scratch, (int64_t)candidates->item_count * HAPT_MOST_SHARES);
+        HAPT_TRY(plan_memory(candidates, c, variants, memory, again, scratch));
+        for (int d = 0; again && d < candidates->mesh_count; d++)
+            if (variants[d].recomputes) HAPT_TRY(time_shares(candidates, c, d, variants[d].again, scratch, again[c]));
         HAPT_NEW(time[c], scratch, candidates->item_count);
         HAPT_NEW(weight_share[c], scratch, candidates->item_count);
         HAPT_TRY(time_items(candidates, c, memory[c], scratch, time[c], weight_share[c]));
     }
-    return hapt_candidates_fill(candidates, memory, time, candidates->split ? weight_share : NULL, all_reduce,
+    return hapt_candidates_fill(candidates, memory, time, candidates->split ? weight_share : NULL, again, all_reduce,
                                 candidates, result, profile);
 }
 
@@ -279,7 +363,8 @@ enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const 
     const struct hapt_candidates_options options = {.programs = hapt_candidates_programs(config),
                                                     .tensor_parallel = (int)hapt_config_int(config, "tensor-parallel"),
                                                     .efficiency = efficiency,
-                                                    .split = hapt_candidates_wants_split(config)};
+                                                    .split = hapt_candidates_wants_split(config),
+                                                    .recompute = true};
     enum hapt_status status = hapt_candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
     if (status == HAPT_OK && hapt_candidates_may_mix(&candidates, config)) status = mix(&candidates, config, &scratch);
     if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);

@@ -1,5 +1,6 @@
 /* Profile files. `hapt profile --help` describes the tables and their meaning. */
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,34 +31,52 @@ static const char *join(char path[PATH_MAX_CHARS], const char *group, const char
     return path;
 }
 
-/* Writes submesh [S][2] of (n, m); tensor_parallel [S] and program [S] only if some are not the default. */
+/* Writes one property of every submesh, if some are not the default. */
+static enum hapt_status write_property(struct hapt_h5 *file, const char *folder, const char *name,
+                                       const struct hapt_profile_cluster *cluster, size_t offset, int usual)
+{
+    const int64_t S = cluster->submesh_count;
+    char path[PATH_MAX_CHARS];
+    bool unusual = false;
+    int *value = calloc((size_t)S, sizeof *value);
+    if (!value)
+        return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "no memory to write %d submeshes", (int)S);
+    for (int s = 0; s < S; s++) {
+        memcpy(&value[s], (const char *)&cluster->submesh[s] + offset, sizeof value[s]);
+        unusual = unusual || value[s] != usual;
+    }
+    enum hapt_status status = HAPT_OK;
+    if (unusual) status = hapt_h5_write(file, join(path, folder, name), HAPT_H5_I32, 1, &S, value, "");
+    free(value);
+    return status;
+}
+
+/* Writes submesh [S][2] of (n, m), and tensor_parallel, program and recompute [S]. */
 static enum hapt_status write_submeshes(struct hapt_h5 *file, const char *folder,
                                         const struct hapt_profile_cluster *cluster)
 {
     const int64_t S = cluster->submesh_count, shape[2] = {S, 2};
     char path[PATH_MAX_CHARS];
-    bool parallel = false, named = false;
-    enum hapt_status status;
-    int *pairs = calloc((size_t)S, 2 * sizeof *pairs), *tp = calloc((size_t)S, sizeof *tp),
-        *program = calloc((size_t)S, sizeof *program);
-    if (!pairs || !tp || !program) {
-        status = hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "no memory to write %d submeshes", (int)S);
-    } else {
-        for (int s = 0; s < S; s++) {
-            pairs[2 * s] = cluster->submesh[s].n, pairs[2 * s + 1] = cluster->submesh[s].m;
-            tp[s] = cluster->submesh[s].tp;
-            program[s] = cluster->submesh[s].program;
-            parallel = parallel || tp[s] > 1;
-            named = named || program[s] > 0;
-        }
-        status = hapt_h5_write(file, join(path, folder, "submesh"), HAPT_H5_I32, 2, shape, pairs, "");
-        if (status == HAPT_OK && parallel)
-            status = hapt_h5_write(file, join(path, folder, "tensor_parallel"), HAPT_H5_I32, 1, &S, tp, "");
-        if (status == HAPT_OK && named)
-            status = hapt_h5_write(file, join(path, folder, "program"), HAPT_H5_I32, 1, &S, program, "");
-    }
-    free(pairs), free(tp), free(program);
-    return status;
+    int *pairs = calloc((size_t)S, 2 * sizeof *pairs);
+    if (!pairs)
+        return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "no memory to write %d submeshes", (int)S);
+    for (int s = 0; s < S; s++) pairs[2 * s] = cluster->submesh[s].n, pairs[2 * s + 1] = cluster->submesh[s].m;
+    const enum hapt_status status =
+        hapt_h5_write(file, join(path, folder, "submesh"), HAPT_H5_I32, 2, shape, pairs, "");
+    free(pairs);
+    HAPT_TRY(status);
+    HAPT_TRY(write_property(file, folder, "tensor_parallel", cluster, offsetof(struct hapt_submesh, tp), 1));
+    HAPT_TRY(write_property(file, folder, "program", cluster, offsetof(struct hapt_submesh, program), 0));
+    return write_property(file, folder, "recompute", cluster, offsetof(struct hapt_submesh, recompute), 0);
+}
+
+static enum hapt_status read_property(struct hapt_h5 *file, const char *folder, const char *name, int64_t *shape,
+                                      struct hapt_arena *arena, void **value)
+{
+    char path[PATH_MAX_CHARS];
+    *value = NULL;
+    if (!hapt_h5_exists(file, join(path, folder, name))) return HAPT_OK;
+    return hapt_h5_read(file, path, HAPT_H5_I32, 1, shape, HAPT_PROFILE_MAX_DEVICES, arena, value);
 }
 
 static enum hapt_status read_submeshes(struct hapt_h5 *file, const char *folder, struct hapt_arena *arena,
@@ -65,18 +84,18 @@ static enum hapt_status read_submeshes(struct hapt_h5 *file, const char *folder,
 {
     char path[PATH_MAX_CHARS];
     int64_t shape[2] = {-1, 2};
-    void *pairs, *tp = NULL, *program = NULL;
+    void *pairs, *tp, *program, *recompute;
     HAPT_TRY(hapt_h5_read(file, join(path, folder, "submesh"), HAPT_H5_I32, 2, shape, 2 * HAPT_PROFILE_MAX_DEVICES,
                           arena, &pairs));
-    if (hapt_h5_exists(file, join(path, folder, "tensor_parallel")))
-        HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_I32, 1, shape, HAPT_PROFILE_MAX_DEVICES, arena, &tp));
-    if (hapt_h5_exists(file, join(path, folder, "program")))
-        HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_I32, 1, shape, HAPT_PROFILE_MAX_DEVICES, arena, &program));
+    HAPT_TRY(read_property(file, folder, "tensor_parallel", shape, arena, &tp));
+    HAPT_TRY(read_property(file, folder, "program", shape, arena, &program));
+    HAPT_TRY(read_property(file, folder, "recompute", shape, arena, &recompute));
     cluster->submesh_count = (int)shape[0];
     HAPT_NEW(cluster->submesh, arena, shape[0]);
     for (int s = 0; s < cluster->submesh_count; s++)
-        cluster->submesh[s] = (struct hapt_submesh){((int *)pairs)[2 * s], ((int *)pairs)[2 * s + 1],
-                                                    tp ? ((int *)tp)[s] : 1, program ? ((int *)program)[s] : 0};
+        cluster->submesh[s] =
+            (struct hapt_submesh){((int *)pairs)[2 * s], ((int *)pairs)[2 * s + 1], tp ? ((int *)tp)[s] : 1,
+                                  program ? ((int *)program)[s] : 0, recompute ? ((int *)recompute)[s] : 0};
     return HAPT_OK;
 }
 

@@ -26,11 +26,11 @@ int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh 
     int count = 0;
     for (int m = 1; m < devices_per_node; m *= 2) {
         if (devices_per_node % m != 0) break;
-        if (submesh) submesh[count] = (struct hapt_submesh){1, m, 1, 0};
+        if (submesh) submesh[count] = (struct hapt_submesh){1, m, 1, 0, 0};
         count++;
     }
     for (int n = 1; n <= nodes; n++) {
-        if (submesh) submesh[count] = (struct hapt_submesh){n, devices_per_node, 1, 0};
+        if (submesh) submesh[count] = (struct hapt_submesh){n, devices_per_node, 1, 0, 0};
         count++;
     }
     return count;
@@ -129,6 +129,9 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
             return BAD("subcluster %s: %d x %d devices run program %d of %d, which does not exist or is not for "
                        "tensor-parallel degree 1",
                        cluster->name, n, m, submesh.program, profile->layout_count);
+        if (submesh.recompute < 0 || submesh.recompute > HAPT_RECOMPUTE_PARTS)
+            return BAD("subcluster %s: %d x %d devices recompute %d of %d parts of their units", cluster->name, n, m,
+                       submesh.recompute, HAPT_RECOMPUTE_PARTS);
         if (submesh.program > 0) {
             const struct hapt_axis *axis = profile->layout[submesh.program - 1]->axis;
             if (axis[0].size != n || axis[1].size != m)
@@ -136,8 +139,7 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
                            n, m, submesh.program, axis[0].size, axis[1].size);
         }
         for (int other = 0; other < s; other++)
-            if (cluster->submesh[other].n == n && cluster->submesh[other].m == m &&
-                cluster->submesh[other].tp == submesh.tp && cluster->submesh[other].program == submesh.program)
+            if (hapt_submesh_same(&cluster->submesh[other], &submesh))
                 return BAD("subcluster %s lists submesh %d x %d twice", cluster->name, n, m);
     }
     return HAPT_OK;

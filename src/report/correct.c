@@ -14,8 +14,7 @@ static long find_candidate(const struct hapt_profile *profile, int c, const stru
     const struct hapt_profile_cluster *cluster = &profile->cluster[c];
     for (int s = 0; s < cluster->submesh_count; s++) {
         const struct hapt_submesh *submesh = &cluster->submesh[s];
-        if (submesh->n != stage->submesh->nodes || submesh->m != stage->submesh->devices_per_node) continue;
-        if (submesh->tp != stage->layout.tensor_parallel || submesh->program != stage->layout.number) continue;
+        if (!hapt_plan_stage_runs(stage, submesh)) continue;
         const size_t candidate = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
         return isfinite(cluster->stage_time[candidate]) ? (long)candidate : -1;
     }

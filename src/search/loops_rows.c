@@ -217,11 +217,7 @@ static enum hapt_status add_plan(struct loops_rows *rows, const struct hapt_plan
         const int c = stage->submesh->subcluster[0];
         const struct hapt_profile_cluster *cluster = &rows->search->profile->cluster[c];
         int s = 0;
-        while (s < cluster->submesh_count && (cluster->submesh[s].n != stage->submesh->nodes ||
-                                              cluster->submesh[s].m != stage->submesh->devices_per_node ||
-                                              cluster->submesh[s].tp != stage->layout.tensor_parallel ||
-                                              cluster->submesh[s].program != stage->layout.number))
-            s++;
+        while (s < cluster->submesh_count && !hapt_plan_stage_runs(stage, &cluster->submesh[s])) s++;
         HAPT_ASSERT(s < cluster->submesh_count);
         slot[i] = (struct loops_slot){c, s};
     }

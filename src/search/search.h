@@ -226,7 +226,8 @@ static inline int search_compare_submeshes(const struct hapt_submesh *a, const s
 {
     if (a->n != b->n) return a->n - b->n;
     if (a->m != b->m) return a->m - b->m;
-    return a->tp != b->tp ? a->tp - b->tp : a->program - b->program;
+    if (a->tp != b->tp) return a->tp - b->tp;
+    return a->program != b->program ? a->program - b->program : a->recompute - b->recompute;
 }
 
 /* Explains why nothing is feasible; returns HAPT_ERR_INFEASIBLE. */

@@ -44,10 +44,7 @@ static int find_submesh(const struct hapt_profile *profile, const struct hapt_pl
 {
     const struct hapt_profile_cluster *cluster = &profile->cluster[stage->submesh->subcluster[0]];
     for (int s = 0; s < cluster->submesh_count; s++) {
-        const struct hapt_submesh *submesh = &cluster->submesh[s];
-        if (submesh->n == stage->submesh->nodes && submesh->m == stage->submesh->devices_per_node &&
-            submesh->tp == stage->layout.tensor_parallel && submesh->program == stage->layout.number)
-            return s;
+        if (hapt_plan_stage_runs(stage, &cluster->submesh[s])) return s;
     }
     return -1;
 }

@@ -27,9 +27,9 @@ static enum hapt_status shard_rows(const struct hapt_layout *layout, const struc
     return hapt_sharding_rows(graph, &axis, arena, sharding);
 }
 
-enum hapt_status hapt_layout_shard(const struct hapt_layout *layout, const struct hapt_graph *graph, int nodes,
-                                   int devices_per_node, int rows, const char *name, struct hapt_arena *arena,
-                                   struct hapt_sharding **sharding)
+static enum hapt_status shard(const struct hapt_layout *layout, const struct hapt_graph *graph, int nodes,
+                              int devices_per_node, int rows, const char *name, struct hapt_arena *arena,
+                              struct hapt_sharding **sharding)
 {
     const int ranks = nodes * devices_per_node, degree = layout->tensor_parallel;
     switch (layout->kind) {
@@ -39,6 +39,20 @@ enum hapt_status hapt_layout_shard(const struct hapt_layout *layout, const struc
     case HAPT_LAYOUT_PROGRAM: return hapt_stage_layout_apply(layout->program, graph, arena, sharding);
     }
     return HAPT_ERR_INTERNAL;
+}
+
+enum hapt_status hapt_layout_shard(const struct hapt_layout *layout, const struct hapt_graph *graph, int nodes,
+                                   int devices_per_node, int rows, const char *name, struct hapt_arena *arena,
+                                   struct hapt_sharding **sharding)
+{
+    HAPT_TRY(shard(layout, graph, nodes, devices_per_node, rows, name, arena, sharding));
+    if (layout->unit_count == 0) return HAPT_OK;
+    for (int u = 0; u < layout->unit_count; u++)
+        if (!hapt_sharding_allows(*sharding, layout->unit[u].first_op, layout->unit[u].end_op))
+            return hapt_fail(HAPT_ERR_INPUT, "plan again",
+                             "%s cannot recompute operators [%d, %d): partial sums would cross their ends", name,
+                             layout->unit[u].first_op, layout->unit[u].end_op);
+    return hapt_sharding_recompute(*sharding, layout->unit, layout->unit_count, arena, sharding);
 }
 
 static bool same_cut(struct hapt_cut a, struct hapt_cut b)

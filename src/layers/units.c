@@ -1,0 +1,27 @@
+/* Units of recomputation. */
+#include "hapt/layers.h"
+
+enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_unit **unit,
+                                   int *count)
+{
+    bool repeated = false;
+    HAPT_NEW(*unit, arena, layers->module_count);
+    *count = 0;
+    for (int m = 0; m < layers->module_count; m++) repeated = repeated || layers->module[m].kind >= 0;
+    for (int m = 0; m < layers->module_count; m++) {
+        const struct hapt_module *module = &layers->module[m];
+        if (repeated && module->kind < 0) continue;
+        (*unit)[(*count)++] = (struct hapt_unit){module->first_op, module->end_op};
+    }
+    return HAPT_OK;
+}
+
+int hapt_layers_units_of(const struct hapt_unit *unit, int count, int first_op, int end_op, int parts, int *first)
+{
+    int end;
+    *first = 0;
+    while (*first < count && unit[*first].first_op < first_op) ++*first;
+    for (end = *first; end < count && unit[end].end_op <= end_op; end++) {
+    }
+    return ((end - *first) * parts + HAPT_RECOMPUTE_PARTS - 1) / HAPT_RECOMPUTE_PARTS;
+}
