@@ -186,6 +186,8 @@ bool hapt_candidates_wanted(const struct hapt_candidates *candidates, int subclu
                             int first, int last, const struct hapt_item_memory *memory);
 /* True if a range is balanced on any submesh of that mesh; otherwise it needs no figures. */
 bool hapt_candidates_may_be_wanted(const struct hapt_candidates *candidates, int mesh_index, int first, int last);
+/* The same for a plain mesh inside a subcluster. Stages in mixed stages recompute nothing. */
+bool hapt_candidates_may_recompute(const struct hapt_candidates *candidates, int mesh_index, int first, int last);
 /* FLOP/s of one device of a subcluster in the model's type, including slowdown. */
 double hapt_candidates_device_speed(const struct hapt_candidates *candidates, int subcluster);
 

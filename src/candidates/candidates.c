@@ -380,6 +380,18 @@ bool hapt_candidates_may_be_wanted(const struct hapt_candidates *candidates, int
     return false;
 }
 
+bool hapt_candidates_may_recompute(const struct hapt_candidates *candidates, int mesh_index, int first, int last)
+{
+    const int devices = candidates->mesh[mesh_index].dp * candidates->mesh[mesh_index].tp;
+    for (int c = 0; c < candidates->cluster->count; c++) {
+        const struct hapt_subcluster *own = &candidates->cluster->subcluster[c];
+        if (devices <= own->nodes * own->devices_per_node &&
+            is_balanced(candidates, hapt_candidates_device_speed(candidates, c) * devices, first, last))
+            return true;
+    }
+    return false;
+}
+
 bool hapt_candidates_wanted(const struct hapt_candidates *candidates, int subcluster, struct hapt_submesh submesh,
                             int first, int last, const struct hapt_item_memory *memory)
 {

@@ -77,7 +77,8 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
             time[c][item] = measure_stage_time(measure, c, item, alone);
         }
     }
-    HAPT_TRY(hapt_candidates_fill(candidates, memory, time, weight_share, NULL, measure_sum_s, measure, result, profile));
+    HAPT_TRY(
+        hapt_candidates_fill(candidates, memory, time, weight_share, NULL, measure_sum_s, measure, result, profile));
     for (int c = 0; weight_share && c < measure->cluster->count; c++)
         (*profile)->cluster[c].split_overhead = measure->split_overhead[measure->classes.of_subcluster[c]];
     return HAPT_OK;

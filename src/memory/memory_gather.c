@@ -340,13 +340,16 @@ static enum hapt_status gather_made(struct hapt_memory_ranges *made, struct hapt
     return HAPT_OK;
 }
 
-/* Finds the unit that contains each position. */
+/* Finds the unit that contains each position, and that of each version that is made again. */
 static enum hapt_status gather_units(struct hapt_memory_ranges *made, struct hapt_arena *arena)
 {
     HAPT_NEW(made->unit_of, arena, made->positions);
     for (int p = 0; p < made->positions; p++) made->unit_of[p] = -1;
     for (int u = 0; u < made->sharding->unit_count; u++)
         for (int p = made->sharding->unit[u].first_op; p < made->sharding->unit[u].end_op; p++) made->unit_of[p] = u;
+    HAPT_NEW(made->again_unit, arena, made->graph->tensor_count);
+    for (int t = 0; t < made->graph->tensor_count; t++)
+        made->again_unit[t] = ranges_again(made, t) < 0 ? -1 : ranges_repeats(made, made->graph->tensor[t].producer);
     return HAPT_OK;
 }
 

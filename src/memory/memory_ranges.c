@@ -5,7 +5,8 @@
 #include "memory_ranges.h"
 
 struct hapt_memory_work {
-    int first, end, again_end; /* the current range; units in [first, again_end) recompute */
+    int first, end;           /* the current range */
+    int first_unit, end_unit; /* of it: those that recompute */
     struct hapt_gap *gap;
     size_t *offset; /* [tensor] */
     int *dead;      /* tensors that the current operator touches last */
@@ -46,23 +47,39 @@ static void subtract(struct amounts *sum, const struct amounts *less)
 
 /* ---- recomputation ---- */
 
-static bool recomputes(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work, int unit)
+static bool recomputes(const struct hapt_memory_work *work, int unit)
 {
-    const struct hapt_unit *its = &ranges->sharding->unit[unit];
-    return its->first_op >= work->first && its->end_op <= work->again_end;
+    return unit >= work->first_unit && unit < work->end_unit;
 }
 
 /* False for operators that would run again in a unit that is kept. */
 static bool is_run(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work, int op)
 {
     const int unit = ranges_repeats(ranges, op);
-    return unit < 0 || recomputes(ranges, work, unit);
+    return unit < 0 || recomputes(work, unit);
 }
 
 /* False for versions that such operators would make. */
 static bool exists(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work, int tensor)
 {
-    return ranges_again(ranges, tensor) < 0 || is_run(ranges, work, ranges->graph->tensor[tensor].producer);
+    const int unit = ranges->again_unit[tensor];
+    return unit < 0 || recomputes(work, unit);
+}
+
+static void find_units(const struct hapt_memory_ranges *ranges, int again_end, struct hapt_memory_work *work)
+{
+    const struct hapt_unit *unit = ranges->sharding->unit;
+    const int count = ranges->sharding->unit_count;
+    int low = 0, high = count; /* the first unit that begins in the range */
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (unit[middle].first_op < work->first)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    work->first_unit = work->end_unit = low;
+    while (work->end_unit < count && unit[work->end_unit].end_op <= again_end) work->end_unit++;
 }
 
 /* True if the tensor is touched (`written`: written) at a position in [first, end). */
@@ -104,11 +121,10 @@ static int made_at(const struct hapt_memory_ranges *ranges, int tensor)
 static bool is_kept(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work, int tensor)
 {
     if (ranges->kept_from[tensor] < work->end) return true;
-    if (ranges->own_from[tensor] < work->end && !recomputes(ranges, work, ranges->unit_of[made_at(ranges, tensor)]))
+    if (ranges->own_from[tensor] < work->end && !recomputes(work, ranges->unit_of[made_at(ranges, tensor)]))
         return true;
     for (int k = ranges->again_start[tensor]; k < ranges->again_start[tensor + 1]; k++)
-        if (ranges->again_reader[k].position < work->end && recomputes(ranges, work, ranges->again_reader[k].unit))
-            return true;
+        if (ranges->again_reader[k].position < work->end && recomputes(work, ranges->again_reader[k].unit)) return true;
     return false;
 }
 
@@ -332,7 +348,7 @@ void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_
 {
     work->first = first_op;
     work->end = end_op;
-    work->again_end = again_end < end_op ? again_end : end_op;
+    find_units(ranges, again_end < end_op ? again_end : end_op, work);
     HAPT_ASSERT(first_op >= 0 && first_op < end_op && end_op <= ranges->positions);
     struct amounts sum = ranges->prefix[end_op];
     subtract(&sum, &ranges->prefix[first_op]);

@@ -63,6 +63,7 @@ struct hapt_memory_ranges {
     struct again_reader *again_reader; /* units that read an activation if they recompute, ascending */
     int *made_start, *made;            /* [positions + 1] activations by the position that makes them */
     int *unit_of;                      /* [positions] or -1 */
+    int *again_unit;                   /* [tensor] of a version that is made again: its unit; else -1 */
     int *touch_start;                  /* [tensor + 1] */
     struct touch *touch;               /* by position, each position once */
     int *boundary_start;               /* [positions + 2] boundary c lies before position c */

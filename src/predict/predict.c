@@ -229,7 +229,8 @@ static enum hapt_status plan_mesh(const struct hapt_candidates *candidates, int 
         if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
         if (!hapt_candidates_may_be_wanted(candidates, mesh_index, candidates->first[k], candidates->last[k])) continue;
         HAPT_TRY(size_range(candidates, &sizing, first_op, end_op, first_op, &memory[item]));
-        if (again && variants->recomputes)
+        if (again && variants->recomputes &&
+            hapt_candidates_may_recompute(candidates, mesh_index, candidates->first[k], candidates->last[k]))
             HAPT_TRY(size_shares(candidates, &sizing, first_op, end_op, &again[item * HAPT_MOST_SHARES]));
     }
     return HAPT_OK;
