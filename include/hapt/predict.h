@@ -8,10 +8,11 @@
 /* Makes the profile that hapt_profile_measure would make, without the devices; rank-local and deterministic. It knows
  * tensor-parallel variants of a submesh (--tensor-parallel). Costs come from the operators' local shapes, collectives
  * from latency and bandwidth of the submesh's links, memory from the planner.
- * `efficiency`: calibrated tables; NULL: the built-in ones. */
+ * `efficiency`: calibrated tables; NULL: the built-in ones. `recompute`: with stages that recompute, as --recompute
+ * says. */
 enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                       const struct hapt_layers *layers, const struct hapt_config *config,
-                                      const struct hapt_efficiency *efficiency, struct hapt_arena *result,
-                                      struct hapt_profile **profile);
+                                      const struct hapt_efficiency *efficiency, bool recompute,
+                                      struct hapt_arena *result, struct hapt_profile **profile);
 
 #endif

@@ -1,6 +1,7 @@
 #include "fix.h"
 #include "phases.h"
 
+#include <math.h>
 #include <string.h>
 #include <strings.h>
 
@@ -8,6 +9,7 @@
 #include "hapt/measure.h"
 #include "hapt/predict.h"
 #include "hapt/progress.h"
+#include "hapt/search.h"
 
 /* Loads --efficiency (else NULL) and notes devices that it does not cover. */
 static enum hapt_status load_efficiency(struct hapt_env *env, struct hapt_config *config,
@@ -46,6 +48,71 @@ static enum hapt_status adapt(const struct hapt_config *config, struct hapt_aren
     return HAPT_OK;
 }
 
+/* --recompute auto: devices that hold everything would shorten the step of the formula's optimum by more than this. */
+#define MEMORY_WORTH 1.02
+
+/* The step of the formula's optimum; INFINITY: there is no plan. Rank-local. */
+static enum hapt_status formula_s(const struct hapt_config *config, const struct hapt_profile *profile,
+                                  double *latency_s)
+{
+    const struct hapt_search_options options = {.objective = HAPT_OBJECTIVE_FORMULA,
+                                                .microbatches = (int)hapt_config_int(config, "microbatches"),
+                                                .schedule = HAPT_SCHEDULE_H1F1B,
+                                                .hide_threshold = hapt_config_real(config, "hide-threshold"),
+                                                .gap = MEMORY_WORTH - 1,
+                                                .may_fail = true};
+    struct hapt_arena scratch;
+    struct hapt_plan *plan;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = hapt_plan_search_formula(MPI_COMM_SELF, profile, &options, &scratch, &plan);
+    *latency_s = status == HAPT_OK ? plan->latency_s : INFINITY;
+    hapt_arena_release(&scratch);
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
+/* True if plans that keep all activations are slower because devices lack memory, or if there are none. */
+static enum hapt_status lacks_memory(const struct hapt_config *config, const struct hapt_profile *profile, bool *lacks)
+{
+    struct hapt_profile roomy = *profile;
+    struct hapt_arena scratch;
+    double now_s, best_s;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = formula_s(config, profile, &now_s);
+    *lacks = status == HAPT_OK && !isfinite(now_s);
+    if (status == HAPT_OK && !*lacks) {
+        roomy.cluster = hapt_arena_alloc(&scratch, (size_t)profile->cluster_count, sizeof *roomy.cluster);
+        if (!roomy.cluster) status = HAPT_ERR_MEMORY;
+        for (int c = 0; status == HAPT_OK && c < profile->cluster_count; c++) {
+            roomy.cluster[c] = profile->cluster[c];
+            roomy.cluster[c].device_memory_bytes = 1e30;
+        }
+        if (status == HAPT_OK) status = formula_s(config, &roomy, &best_s);
+        *lacks = status == HAPT_OK && now_s > MEMORY_WORTH * best_s;
+    }
+    hapt_arena_release(&scratch);
+    return status;
+}
+
+enum hapt_status hapt_phase_predict(const struct hapt_config *config, const struct hapt_cluster *cluster,
+                                    const struct hapt_model *model, const struct hapt_layers *layers,
+                                    const struct hapt_efficiency *efficiency, struct hapt_arena *arena,
+                                    struct hapt_profile **profile)
+{
+    const bool given = strcmp(hapt_config_text(config, "recompute"), "auto") != 0;
+    const bool searched = !strcmp(hapt_config_text(config, "strategy"), "hapt") && !hapt_config_text(config, "stages");
+    bool lacks = false;
+    if (given) return hapt_profile_predict(cluster, model, layers, config, efficiency, true, arena, profile);
+    const enum hapt_status status =
+        hapt_profile_predict(cluster, model, layers, config, efficiency, false, arena, profile);
+    if (!searched || (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE)) return status;
+    if (status == HAPT_OK) HAPT_TRY(lacks_memory(config, *profile, &lacks));
+    if (status == HAPT_OK && !lacks) return HAPT_OK;
+    hapt_fail_reset();
+    return hapt_profile_predict(cluster, model, layers, config, efficiency, true, arena, profile);
+}
+
 /* The first rank of every node predicts and shares the profile with its node. */
 static enum hapt_status predict_shared(struct hapt_env *env, const struct hapt_config *config,
                                        const struct hapt_cluster *cluster, const struct hapt_model *model,
@@ -58,7 +125,7 @@ static enum hapt_status predict_shared(struct hapt_env *env, const struct hapt_c
     hapt_arena_init(&own);
     if (env->node_rank == 0)
         status =
-            hapt_profile_predict(cluster, model, layers, config, efficiency, env->node_size > 1 ? &own : arena, &made);
+            hapt_phase_predict(config, cluster, model, layers, efficiency, env->node_size > 1 ? &own : arena, &made);
     const enum hapt_status agreed = quietly ? hapt_env_agree_quietly(env->world, status) : HAPT_OK;
     status = agreed == HAPT_ERR_INFEASIBLE ? agreed : hapt_profile_share(env, status, made, arena, profile);
     hapt_arena_release(&own);

@@ -10,6 +10,8 @@ enum { MOST_ROWS = 24, MOST_MICROBATCHES = 1000000 };
 /* Measured profiles: how many numbers of rows below the model's own are tried, each half of the one before. Each needs
  * a measurement. */
 enum { MEASURED_ROWS = 2 };
+/* Recomputation is considered if it may shorten the step by more than this factor. */
+#define RECOMPUTE_WORTH 1.02
 
 /* A number of rows, and what is planned with it. */
 struct rows_case {
@@ -22,7 +24,8 @@ struct rows {
     struct hapt_config *config;
     struct hapt_arena *arena;
     int64_t global_batch;
-    int count; /* cases that have a profile: the model's own rows first, then ascending */
+    bool quietly; /* "no plan" is not printed */
+    int count;    /* cases that have a profile: the model's own rows first, then ascending */
     struct rows_case one[MOST_ROWS];
     struct hapt_search_batching batching[MOST_ROWS];
 };
@@ -154,17 +157,17 @@ static enum hapt_status plan_each(struct rows *rows, int *chosen)
     return HAPT_OK;
 }
 
-static enum hapt_status plan_together(struct rows *rows, int *chosen)
+static enum hapt_status plan_together(struct rows *rows, struct hapt_strategy_options *options, int *chosen)
 {
-    struct hapt_strategy_options options;
     struct hapt_plan *plan = NULL;
     const struct hapt_planning *first = &rows->one[0].planning;
     HAPT_TRY(hapt_env_agree(rows->env->world,
-                            hapt_phase_strategy(rows->config, first->profile, first->layers, rows->arena, &options)));
+                            hapt_phase_strategy(rows->config, first->profile, first->layers, rows->arena, options)));
+    options->search.may_fail = rows->quietly;
     struct hapt_progress progress;
     hapt_progress_init(&progress, rows->env, "planning", 0);
     const enum hapt_status status = hapt_plan_search_batchings(rows->env->world, rows->batching, rows->count,
-                                                               &options.search, rows->arena, &plan, chosen);
+                                                               &options->search, rows->arena, &plan, chosen);
     hapt_progress_release(&progress);
     HAPT_TRY(status);
     struct hapt_planning *best = &rows->one[*chosen].planning;
@@ -184,6 +187,52 @@ static void say_rows(const struct rows *rows, int chosen)
         hapt_note(rows->env, "rows of a microbatch: %d, the best of %s\n", rows->one[chosen].rows, text);
 }
 
+/* --recompute auto: plans that keep all activations. *enough: there is one, and if no device lacked memory no plan
+ * would be much shorter. */
+static enum hapt_status plan_without(struct rows *rows, const struct hapt_planning *planning, int *chosen, bool *enough)
+{
+    struct hapt_strategy_options options;
+    double floor_s;
+    *enough = false;
+    HAPT_TRY(hapt_env_agree(rows->env->world, hapt_config_decide(rows->config, "recompute", "no")));
+    rows->quietly = true;
+    enum hapt_status status = prepare_all(rows, planning);
+    if (status == HAPT_OK) status = plan_together(rows, &options, chosen);
+    rows->quietly = false;
+    if (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    if (status == HAPT_OK) {
+        const double step_s = rows->one[*chosen].planning.plan->simulated_s;
+        HAPT_TRY(hapt_plan_floor(rows->env->world, rows->batching, rows->count, &options.search, step_s, &floor_s));
+        *enough = step_s <= RECOMPUTE_WORTH * floor_s;
+    }
+    return hapt_env_agree(rows->env->world, hapt_config_decide(rows->config, "recompute", "auto"));
+}
+
+/* Plans all numbers of rows together. */
+static enum hapt_status plan_rows(struct rows *rows, const struct hapt_planning *planning, int *chosen)
+{
+    struct hapt_strategy_options options;
+    struct rows_case before = {0};
+    bool enough;
+    if (!strcmp(hapt_config_text(rows->config, "recompute"), "auto") &&
+        !hapt_phase_is_measured(rows->config, planning->cluster)) {
+        HAPT_TRY(plan_without(rows, planning, chosen, &enough));
+        if (enough) return HAPT_OK;
+        if (*chosen >= 0) before = rows->one[*chosen];
+        rows->count = 0;
+        *chosen = -1;
+    }
+    HAPT_TRY(prepare_all(rows, planning));
+    HAPT_TRY(plan_together(rows, &options, chosen));
+    if (before.planning.plan && *chosen >= 0 &&
+        before.planning.plan->simulated_s <= rows->one[*chosen].planning.plan->simulated_s) {
+        rows->one[*chosen] = before;
+        HAPT_TRY(decide_microbatches(rows, *chosen));
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                       struct hapt_planning *planning)
 {
@@ -192,8 +241,12 @@ enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *
     HAPT_TRY(hapt_env_agree(env->world, rows ? HAPT_OK : HAPT_ERR_MEMORY));
     *rows = (struct rows){
         .env = env, .config = config, .arena = arena, .global_batch = hapt_config_int(config, "global-batch")};
-    HAPT_TRY(prepare_all(rows, planning));
-    HAPT_TRY(hapt_phase_searches_steps(config) ? plan_together(rows, &chosen) : plan_each(rows, &chosen));
+    if (hapt_phase_searches_steps(config)) {
+        HAPT_TRY(plan_rows(rows, planning, &chosen));
+    } else {
+        HAPT_TRY(prepare_all(rows, planning));
+        HAPT_TRY(plan_each(rows, &chosen));
+    }
     if (chosen < 0) { /* plans the first case again, to print why it has no plan */
         struct hapt_planning *first = &rows->one[0].planning;
         const enum hapt_status status =

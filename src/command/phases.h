@@ -7,6 +7,7 @@
 
 #include "hapt/baselines.h"
 #include "hapt/command.h"
+#include "hapt/calibration.h"
 #include "hapt/plan.h"
 #include "hapt/progress.h"
 #include "hapt/report.h"
@@ -31,6 +32,12 @@ enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *con
 enum hapt_status hapt_phase_precision(struct hapt_env *env, const struct hapt_config *config,
                                       struct hapt_cluster *cluster, const struct hapt_checkpoint *checkpoint,
                                       struct hapt_model *model);
+/* A predicted profile, with stages that recompute as --recompute says. auto: only if without them a plan is slower, by
+ * the formula, because devices lack memory, or if there is none. Rank-local. */
+enum hapt_status hapt_phase_predict(const struct hapt_config *config, const struct hapt_cluster *cluster,
+                                    const struct hapt_model *model, const struct hapt_layers *layers,
+                                    const struct hapt_efficiency *efficiency, struct hapt_arena *arena,
+                                    struct hapt_profile **profile);
 /* HAPT_ERR_USAGE if the options for measuring and predicting do not fit the cluster. Rank-local. */
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster);
 /* Loads --profile; else measures on a bound cluster; else predicts. */

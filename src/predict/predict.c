@@ -354,8 +354,8 @@ static enum hapt_status mix(struct hapt_candidates *candidates, const struct hap
 
 enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                       const struct hapt_layers *layers, const struct hapt_config *config,
-                                      const struct hapt_efficiency *efficiency, struct hapt_arena *result,
-                                      struct hapt_profile **profile)
+                                      const struct hapt_efficiency *efficiency, bool recompute,
+                                      struct hapt_arena *result, struct hapt_profile **profile)
 {
     struct hapt_candidates candidates;
     struct hapt_arena scratch;
@@ -365,7 +365,7 @@ enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const 
                                                     .tensor_parallel = (int)hapt_config_int(config, "tensor-parallel"),
                                                     .efficiency = efficiency,
                                                     .split = hapt_candidates_wants_split(config),
-                                                    .recompute = true};
+                                                    .recompute = recompute};
     enum hapt_status status = hapt_candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
     if (status == HAPT_OK && hapt_candidates_may_mix(&candidates, config)) status = mix(&candidates, config, &scratch);
     if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);

@@ -18,6 +18,7 @@
 
 /* Plans of other batchings are given if their step is at most this factor longer than the best one. */
 #define EACH_WORTH 1.5
+#define UNLIMITED_BYTES 1e30
 
 struct batchings {
     MPI_Comm comm;
@@ -278,6 +279,44 @@ enum hapt_status search_batchings(MPI_Comm comm, const struct hapt_search_batchi
     hapt_arena_release(&scratch);
     if (status == HAPT_OK) *chosen = all.best;
     return status;
+}
+
+/* The floor of one batching: its bound on devices without limits of memory. */
+static enum hapt_status floor_of(MPI_Comm comm, const struct hapt_search_batching *batching,
+                                 const struct hapt_search_options *options, double most_s, struct hapt_arena *scratch,
+                                 double *floor_s)
+{
+    struct hapt_profile roomy = *batching->profile;
+    struct hapt_search_options own = *options;
+    struct step_search search;
+    own.microbatches = batching->microbatches;
+    HAPT_NEW(roomy.cluster, scratch, roomy.cluster_count);
+    for (int c = 0; c < roomy.cluster_count; c++) {
+        roomy.cluster[c] = batching->profile->cluster[c];
+        roomy.cluster[c].device_memory_bytes = UNLIMITED_BYTES;
+    }
+    enum hapt_status status = step_begin(&search, comm, &roomy, &own);
+    search.best.step_s = most_s;
+    if (status == HAPT_OK)
+        status = own.split == HAPT_SPLIT_NO ? step_bound(&search, floor_s) : step_bound_split(&search, most_s, floor_s);
+    step_release(&search);
+    return status;
+}
+
+enum hapt_status hapt_plan_floor(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                 const struct hapt_search_options *options, double most_s, double *floor_s)
+{
+    struct hapt_arena scratch;
+    enum hapt_status status = HAPT_OK;
+    hapt_arena_init(&scratch);
+    *floor_s = most_s;
+    for (int k = 0; k < count && status == HAPT_OK; k++) {
+        double own_s = most_s;
+        status = floor_of(comm, &batching[k], options, most_s, &scratch, &own_s);
+        *floor_s = fmin(*floor_s, own_s);
+    }
+    hapt_arena_release(&scratch);
+    return hapt_env_agree(comm, status);
 }
 
 enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile *profile,

@@ -296,8 +296,8 @@ static void calibration(void)
         CHECK_MESSAGE(classes == 4 && samples >= 3 * 15, "%d classes, %d samples", classes, samples);
         CHECK(hapt_efficiency_covers(efficiency, "cpu", bf16 ? HAPT_BF16 : HAPT_F32));
         CHECK(!hapt_efficiency_covers(efficiency, "cpu", bf16 ? HAPT_F32 : HAPT_BF16));
-        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, NULL, &arena, &plain));
-        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, efficiency, &arena, &calibrated));
+        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, NULL, false, &arena, &plain));
+        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, efficiency, false, &arena, &calibrated));
         if (plain && calibrated) {
             CHECK_OK(hapt_profile_check(calibrated));
             CHECK(plain->cluster[0].stage_time[0] != calibrated->cluster[0].stage_time[0]);

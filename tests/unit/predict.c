@@ -54,8 +54,8 @@ static void predict_up_to(struct run *run, const char *cluster, struct fixture_g
     const struct hapt_layers_options options = {.granularity = 0, .heavy_minimum = 2};
     CHECK_OK(hapt_config_parse(6, words, &run->arena, &config));
     CHECK_OK(hapt_layers_build(run->model->graph, &options, &run->arena, &run->layers));
-    CHECK_OK(hapt_profile_predict(cluster_of(&run->arena, cluster), run->model, run->layers, config, NULL, &run->arena,
-                                  &run->profile));
+    CHECK_OK(hapt_profile_predict(cluster_of(&run->arena, cluster), run->model, run->layers, config, NULL, false,
+                                  &run->arena, &run->profile));
     if (!run->profile) exit(1);
     CHECK_OK(hapt_profile_check(run->profile));
 }
