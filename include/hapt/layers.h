@@ -57,6 +57,8 @@ enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt
  * them, from unit[*first] on. Returns their number. */
 #define HAPT_RECOMPUTE_PARTS 12
 int hapt_layers_units_of(const struct hapt_unit *unit, int count, int first_op, int end_op, int parts, int *first);
+/* The parts that a choice of --recompute other than auto names: no, all, every=K; -1: unreadable. */
+int hapt_layers_recompute_parts(const char *choice);
 void hapt_layers_print(const struct hapt_env *env, const struct hapt_layers *layers, const struct hapt_graph *graph);
 enum hapt_status hapt_layers_write(struct hapt_h5 *file, const char *group, const struct hapt_layers *layers);
 

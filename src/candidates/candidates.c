@@ -3,7 +3,6 @@
 
 #include <limits.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -188,7 +187,7 @@ static enum state_sharing state_sharing_of(const struct hapt_config *config)
 static void choose_shares(const struct hapt_config *config, bool recompute, struct hapt_candidates *candidates)
 {
     const char *choice = recompute ? hapt_config_text(config, "recompute") : "no";
-    int *share = candidates->share, every = 1;
+    int *share = candidates->share;
     candidates->share_count = 1;
     share[0] = 0;
     if (!strcmp(choice, "no") || candidates->unit_count == 0) return;
@@ -197,8 +196,8 @@ static void choose_shares(const struct hapt_config *config, bool recompute, stru
             share[candidates->share_count++] = HAPT_RECOMPUTE_PARTS * k / (HAPT_MOST_SHARES - 1);
         return;
     }
-    if (strcmp(choice, "all") != 0) HAPT_ASSERT(sscanf(choice, "every=%d", &every) == 1 && every >= 1);
-    share[0] = (HAPT_RECOMPUTE_PARTS + every - 1) / every;
+    share[0] = hapt_layers_recompute_parts(choice);
+    HAPT_ASSERT(share[0] >= 0);
 }
 
 enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,

@@ -141,7 +141,14 @@ bool hapt_phase_is_measured(const struct hapt_config *config, const struct hapt_
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster)
 {
     const bool measured = hapt_phase_is_measured(config, cluster);
+    const char *recompute = hapt_config_text(config, "recompute");
+    const bool chosen = !strcmp(recompute, "auto");
+    if (!chosen && hapt_layers_recompute_parts(recompute) < 0)
+        return hapt_fail(HAPT_ERR_USAGE, "give auto, no, all or every=K", "--recompute %s cannot be read", recompute);
     if (!measured) return HAPT_OK;
+    if (!chosen && strcmp(recompute, "no") != 0)
+        return hapt_fail(HAPT_ERR_USAGE, "plan with --predict yes, or leave out --recompute",
+                         "--recompute %s: stages that recompute are not measured yet", recompute);
     return hapt_phase_refuse_unused(
         config, "the profile is measured here; only --predict yes and clusters on paper are predicted", "efficiency");
 }

@@ -87,6 +87,8 @@ const char hapt_command_profile_help[] =
     "                                            device and microbatch whose gradients of parameters wait);\n"
     "                                            attribute split_overhead: a split backward pass takes 1 + this\n"
     "                                            times as long as an unsplit one (0)\n"
+    "  /cluster_c/recompute                      [S] of 12 parts of a range's blocks, rounded up: those that make\n"
+    "                                            their activations again in the backward pass; optional (0)\n"
     "  /mixed_k/                                 optional: stages on devices of several subclusters; attributes\n"
     "                                            clusters (rising indices, two or more), counts (devices of each),\n"
     "                                            ratios (optional: share of the work of each subcluster, or of each\n"

@@ -1,4 +1,7 @@
 /* Units of recomputation. */
+#include <stdio.h>
+#include <string.h>
+
 #include "hapt/layers.h"
 
 enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_unit **unit,
@@ -14,6 +17,15 @@ enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt
         (*unit)[(*count)++] = (struct hapt_unit){module->first_op, module->end_op};
     }
     return HAPT_OK;
+}
+
+int hapt_layers_recompute_parts(const char *choice)
+{
+    int every, end = 0;
+    if (!strcmp(choice, "no")) return 0;
+    if (!strcmp(choice, "all")) return HAPT_RECOMPUTE_PARTS;
+    if (sscanf(choice, "every=%6d%n", &every, &end) != 1 || choice[end] || every < 1) return -1;
+    return (HAPT_RECOMPUTE_PARTS + every - 1) / every;
 }
 
 int hapt_layers_units_of(const struct hapt_unit *unit, int count, int first_op, int end_op, int parts, int *first)

@@ -43,6 +43,16 @@ static void print_loops(const struct hapt_env *env, const struct hapt_plan *plan
     }
 }
 
+static void print_units(const struct hapt_env *env, const struct hapt_plan *plan)
+{
+    int units = 0;
+    for (int i = 0; i < plan->stage_count; i++) units += plan->stage[i].layout.unit_count;
+    if (units == 0) return;
+    hapt_print(env, "  blocks that recompute their activations in the backward pass, by stage:");
+    for (int i = 0; i < plan->stage_count; i++) hapt_print(env, " %d", plan->stage[i].layout.unit_count);
+    hapt_print(env, "\n");
+}
+
 void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
 {
     char time[6][32], bytes[2][32];
@@ -72,6 +82,7 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
         for (int i = 0; i < plan->stage_count; i++) hapt_print(env, " %d", plan->stage[i].weight_slots);
         hapt_print(env, "\n");
     }
+    print_units(env, plan);
     if (plan->exchange_s > 0 && plan->exchange_bytes > 0)
         hapt_print(env, "  exchange of tied gradients at the end of the step: %s in each direction as %s, %s\n",
                    hapt_units_bytes(plan->exchange_bytes, bytes[0]), hapt_tied_exchange_name(plan->exchange),
@@ -140,6 +151,7 @@ static json_t *stage_object(const struct hapt_plan *plan, const struct hapt_plan
     if (all && plan->submesh_count < plan->stage_count)
         json_object_set_new(all, "submesh", json_integer(stage->submesh - plan->submesh));
     if (all && stage->forward_only) json_object_set_new(all, "forward_only", json_true());
+    if (all && layout->recompute > 0) json_object_set_new(all, "recomputed_units", json_integer(layout->unit_count));
     return all;
 }
 

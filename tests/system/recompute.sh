@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# --recompute: a model that fits no devices otherwise is planned and trained; losses and weights are the bits of a run that keeps all
+# activations; the memory is what was planned; checkpoints of either resume the other; bad choices and damaged plans are refused.
+# Runs beside others: it measures no time.
+. "$(dirname "$0")/lib.sh.inc"
+cd "$(dirname "$0")/../.." || exit 1
+
+cluster() { # NAME MEMORY
+    cat >"$scratch/$1.json" <<JSON
+{ "format": "hapt-cluster", "version": 1, "subclusters": [
+    {"name": "a", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "$2"},
+    {"name": "b", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "$2"} ],
+  "links": [ { "between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us" } ] }
+JSON
+}
+cluster wide "300 MB"
+cluster tight "3.5 MB"
+"$HAPT" data LICENSE --output "$scratch/t.h5" >/dev/null || exit 1
+model() { "$HAPT" model "$1" --sequence 64 --vocab 256 --microbatch 4 --data "$scratch/t.h5" --output "$scratch/$1.h5" "${@:2}" >/dev/null || exit 1; }
+model gpt --layers 6 --hidden 32 --heads 4
+
+# plan NAME CLUSTER OPTIONS...
+plan() { passes 1 plan --input "$scratch/$model.h5" --cluster "$scratch/$2.json" --predict --microbatches 4 --json --output "$scratch/$1.h5" "${@:3}"; }
+# train NAME CLUSTER OPTIONS...: 6 steps with the plan
+train() {
+    passes 2 train --input "$scratch/$model.h5" --cluster "$scratch/$2.json" --plan "$scratch/$1.h5" --threads 1 --steps 6 --checkpoint-every 3 \
+        --output "$scratch/run-$1" "${@:3}"
+}
+recomputes() { grep -q '"recomputed_units": [1-9]' "$scratch/out"; }
+# same NAME NAME: losses and final weights, bit for bit; measured memory is the planned one
+same() {
+    checks=$((checks + 1))
+    /usr/bin/python3 - "$scratch/run-$1" "$scratch/run-$2" <<'PY' || fail "$2 differs from $1"
+import glob, sys
+import h5py, numpy
+def weights(run):
+    found = {}
+    for shard in sorted(glob.glob(run + "/checkpoints/step-00000006/shard-*.h5")):
+        with h5py.File(shard) as file:
+            for name in file["/parameters"]:
+                found[name] = file["/parameters/" + name][()].tobytes()
+    return found
+runs = [h5py.File(run + "/run.h5") for run in sys.argv[1:]]
+losses = [run["/train/loss"][()] for run in runs]
+assert len(losses[0]) == 6 and numpy.isfinite(losses[0]).all(), losses
+shared = min(map(len, losses)) # a resumed run has its own steps alone
+assert losses[0][-shared:].tobytes() == losses[1][-shared:].tobytes(), losses
+a, b = map(weights, sys.argv[1:])
+assert len(a) > 10 and a == b
+for run in runs:
+    assert (run["/train/memory_measured"][()] == run["/train/memory_planned"][()]).all()
+PY
+}
+
+model=gpt
+plan keep wide --recompute no
+check "with enough memory nothing recomputes" bash -c "! grep -q recomputed_units '$scratch/out'"
+train keep wide
+refuses 4 'no plan fits into memory' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --microbatches 4 --recompute no
+plan auto tight
+check "auto recomputes what memory asks for" recomputes
+train auto tight
+same keep auto
+two="0-13@a:1x1,13-26@b:1x1" four="0-6@a:1x1,6-12@b:1x1,12-19@a:1x1,19-26@b:1x1"
+for choice in "all --stages $two" "every=2 --stages $two" "all --split-backward yes --stages $two" "all --schedule gpipe --stages $two" \
+    "all --schedule interleaved --stages $four"; do
+    name=${choice//[^a-z0-9]/-}
+    plan "$name" wide --recompute $choice
+    check "$choice recomputes" recomputes
+    train "$name" wide
+    same keep "$name"
+done
+
+# Checkpoints of a run that recomputes resume one that does not, and the other way round, by the one command.
+job() { # NAME CLUSTER OPTIONS...
+    passes 2 --input "$scratch/gpt.h5" --cluster "$scratch/$2.json" --predict --microbatches 4 --threads 1 --steps 6 --checkpoint-every 3 \
+        --output "$scratch/run-$1" "${@:3}"
+}
+job there tight --stop-after 3
+check "the job recomputes" grep -q 'blocks that recompute' "$scratch/out"
+job there wide --resume --replan
+check "the resumed job does not" bash -c "! grep -q 'blocks that recompute' '$scratch/out'"
+same keep there
+job back wide --recompute no --stop-after 3
+job back tight --resume --replan
+check "the resumed job recomputes" grep -q 'blocks that recompute' "$scratch/out"
+same keep back
+
+# Bad choices, and plans with units that are not the stage's.
+refuses 2 'recompute some' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --recompute some
+refuses 2 'recompute every=0' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --recompute every=0
+refuses 2 'not measured yet' 2 --input "$scratch/gpt.h5" --cluster "$scratch/wide.json" --recompute all --steps 1 --output "$scratch/none"
+for change in "0,2,100000" "0,2,-1" "7,2,0" "0,1,-3"; do
+    cp "$scratch/auto.h5" "$scratch/bad.h5"
+    /usr/bin/python3 - "$scratch/bad.h5" "$change" <<'PY'
+import sys
+import h5py
+row, column, value = map(int, sys.argv[2].split(","))
+with h5py.File(sys.argv[1], "r+") as file:
+    data = file["/recomputed_unit"]
+    data[0, column] = value
+    if row:
+        data[0, 0] = row
+PY
+    refuses 3 'bad.h5|recompute' 2 train --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --plan "$scratch/bad.h5" --steps 1 --output "$scratch/none"
+done
+finish
