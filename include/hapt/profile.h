@@ -10,7 +10,6 @@
 #include "hapt/config.h"
 #include "hapt/env.h"
 #include "hapt/layers.h"
-#include "hapt/layers.h"
 #include "hapt/layout.h"
 #include "hapt/model.h"
 
