@@ -304,8 +304,8 @@ enum hapt_status hapt_env_agree_quietly(MPI_Comm comm, enum hapt_status status)
     return agree(comm, status, true);
 }
 
-/* The text of printf, printable: in `buffer`, or, if it is longer and there is memory, on the heap. So no text is lost for
- * lack of memory, but a long one may be cut. Release it with free_text. */
+/* The text of printf, printable: in `buffer`, or, if it is longer and there is memory, on the heap. So no text is lost
+ * for lack of memory, but a long one may be cut. Release it with free_text. */
 static char *make_text(char *buffer, size_t size, const char *format, va_list arguments)
 {
     va_list again;

@@ -101,7 +101,9 @@ enum hapt_status hapt_phase_predict(const struct hapt_config *config, const stru
                                     struct hapt_profile **profile)
 {
     const bool given = strcmp(hapt_config_text(config, "recompute"), "auto") != 0;
-    const bool searched = !strcmp(hapt_config_text(config, "strategy"), "hapt") && !hapt_config_text(config, "stages");
+    const bool searched = !strcmp(hapt_config_text(config, "strategy"), "hapt") &&
+                          !hapt_config_text(config, "stages") &&
+                          strcmp(hapt_config_text(config, "objective"), "formula") != 0;
     bool lacks = false;
     if (given) return hapt_profile_predict(cluster, model, layers, config, efficiency, true, arena, profile);
     const enum hapt_status status =

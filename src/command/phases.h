@@ -33,8 +33,9 @@ enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *con
 enum hapt_status hapt_phase_precision(struct hapt_env *env, const struct hapt_config *config,
                                       struct hapt_cluster *cluster, const struct hapt_checkpoint *checkpoint,
                                       struct hapt_model *model);
-/* A predicted profile, with stages that recompute as --recompute says. auto: only if without them a plan is slower, by
- * the formula, because devices lack memory, or if there is none. Rank-local. */
+/* A predicted profile, with stages that recompute as --recompute says. auto: only for the search of the simulated step,
+ * and if without them a plan is slower, by the formula, because devices lack memory, or if there is none. Rank-local.
+ */
 enum hapt_status hapt_phase_predict(const struct hapt_config *config, const struct hapt_cluster *cluster,
                                     const struct hapt_model *model, const struct hapt_layers *layers,
                                     const struct hapt_efficiency *efficiency, struct hapt_arena *arena,
