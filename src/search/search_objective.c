@@ -1,6 +1,8 @@
 /* The search of the objective, schedule and backward passes that the options ask for. */
 #include "search.h"
 
+#include <math.h>
+
 /* A looped plan has to be shorter by this factor. */
 #define LOOPS_WORTH 0.98
 
@@ -68,9 +70,9 @@ static enum hapt_status choose_loops(MPI_Comm comm, const struct hapt_search_bat
     return HAPT_OK;
 }
 
-enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
-                                            const struct hapt_search_options *options, struct hapt_arena *result,
-                                            struct hapt_plan **plan, int *chosen)
+static enum hapt_status search_each(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                    const struct hapt_search_options *options, struct hapt_arena *result,
+                                    struct hapt_plan **plan, int *chosen)
 {
     struct hapt_plan **each;
     if (!options->any_loops) return search_batchings(comm, batching, count, options, result, plan, chosen, NULL);
@@ -78,4 +80,84 @@ enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_sea
     HAPT_TRY(hapt_env_agree(comm, each ? HAPT_OK : HAPT_ERR_MEMORY));
     HAPT_TRY(search_batchings(comm, batching, count, options, result, plan, chosen, each));
     return choose_loops(comm, batching, count, options, each, result, plan, chosen);
+}
+
+/* ---- Recomputation ---- */
+
+/* True if stages may keep their activations or recompute them. */
+static bool may_recompute(const struct hapt_profile *profile)
+{
+    bool keeps = false, recomputes = false;
+    for (int c = 0; c < profile->cluster_count; c++)
+        for (int s = 0; s < profile->cluster[c].submesh_count; s++) {
+            keeps = keeps || profile->cluster[c].submesh[s].recompute == 0;
+            recomputes = recomputes || profile->cluster[c].submesh[s].recompute > 0;
+        }
+    return keeps && recomputes;
+}
+
+/* The profile without stages that recompute. */
+static enum hapt_status keep_all(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                 const struct hapt_profile **view)
+{
+    struct hapt_profile *made;
+    HAPT_NEW(made, arena, 1);
+    *made = *profile;
+    HAPT_NEW(made->cluster, arena, profile->cluster_count);
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *from = &profile->cluster[c];
+        const size_t cells = hapt_profile_index(profile, from->submesh_count, 0, 0);
+        made->cluster[c] = *from;
+        HAPT_NEW(made->cluster[c].stage_time, arena, cells);
+        for (int s = 0; s < from->submesh_count; s++)
+            for (size_t k = hapt_profile_index(profile, s, 0, 0); k < hapt_profile_index(profile, s + 1, 0, 0); k++)
+                made->cluster[c].stage_time[k] = from->submesh[s].recompute > 0 ? NAN : from->stage_time[k];
+    }
+    *view = made;
+    return HAPT_OK;
+}
+
+/* The answer with fewer choices is a candidate, so that the other one is never slower. Without a plan, *plan is NULL.
+ */
+static enum hapt_status search_kept(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                    const struct hapt_search_options *options, struct hapt_arena *result,
+                                    struct hapt_plan **plan, int *chosen)
+{
+    struct hapt_search_options own = *options;
+    struct hapt_search_batching *view;
+    struct hapt_arena scratch;
+    own.may_fail = true;
+    *plan = NULL;
+    hapt_arena_init(&scratch);
+    view = hapt_arena_alloc(&scratch, (size_t)count, sizeof *view);
+    enum hapt_status status = view ? HAPT_OK : HAPT_ERR_MEMORY;
+    for (int k = 0; k < count && status == HAPT_OK; k++) {
+        view[k] = batching[k];
+        status = keep_all(batching[k].profile, &scratch, &view[k].profile);
+    }
+    status = hapt_env_agree(comm, status);
+    if (status == HAPT_OK) status = search_each(comm, view, count, &own, result, plan, chosen);
+    hapt_arena_release(&scratch);
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                            const struct hapt_search_options *options, struct hapt_arena *result,
+                                            struct hapt_plan **plan, int *chosen)
+{
+    struct hapt_plan *kept = NULL;
+    int chosen_kept = -1;
+    bool some = false;
+    for (int k = 0; k < count; k++) some = some || may_recompute(batching[k].profile);
+    if (some) HAPT_TRY(search_kept(comm, batching, count, options, result, &kept, &chosen_kept));
+    HAPT_TRY(search_each(comm, batching, count, options, result, plan, chosen));
+    if (!kept || (*plan)->simulated_s <= kept->simulated_s) return HAPT_OK;
+    kept->bound_s = hapt_schedule_loops(kept->schedule) || hapt_schedule_loops((*plan)->schedule)
+                        ? 0
+                        : fmin(kept->bound_s, (*plan)->bound_s);
+    *plan = kept;
+    *chosen = chosen_kept;
+    return HAPT_OK;
 }
