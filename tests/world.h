@@ -363,4 +363,30 @@ __attribute__((unused)) static void world_compare_sharding(const struct hapt_gra
     hapt_arena_release(&arena);
 }
 
+/* Runs two microbatches and the end of the step with both programs, on equal inputs: every tensor of the first one has
+ * the same bits on every rank. Gradients add up; WEIGHT follows each BACKWARD. Nothing overwrites a tensor but the
+ * microbatch's own steps. */
+__attribute__((unused)) static void world_compare_bits(const struct hapt_program *whole,
+                                                       const struct hapt_program *other, int vocab, const char *what)
+{
+    struct world world[2];
+    const struct hapt_program *program[] = {whole, other};
+    for (int k = 0; k < 2; k++) {
+        world_open(&world[k], program[k]);
+        world_feed(&world[k], vocab);
+        for (int batch = 0; batch < 2; batch++)
+            for (int section = HAPT_SECTION_FORWARD; section < HAPT_SECTION_REDUCE; section++)
+                world_run(&world[k], section);
+        world_run(&world[k], HAPT_SECTION_REDUCE);
+    }
+    for (int t = 0; t < whole->graph->tensor_count; t++) {
+        if (whole->local[t] < 0) continue;
+        for (int r = 0; r < world[0].ranks; r++)
+            CHECK_MESSAGE(
+                !memcmp(world[0].data[r][t], world[1].data[r][t], (size_t)world_elements(&world[0], r, t) * 4),
+                "%s: %s differs", what, whole->graph->tensor[t].name);
+    }
+    for (int k = 0; k < 2; k++) world_close(&world[k]);
+}
+
 #endif

@@ -35,6 +35,7 @@ def command(ranks, output, *more):
                        "--steps", str(STEPS), "--output", output] + every + resume + list(more)
 
 
+MOST_STACKS = 1500
 MOST_S = 240 if part != "resume" else 100  # seconds of a run
 hung = 0      # launchers without ranks
 
@@ -339,19 +340,19 @@ def judge_resume(done, good, before, why):
 
 
 def one_of_each_stack(path, total):
-    """Picks the first, the last and one other of the mallocs with equal call stacks."""
+    """Picks one of the mallocs with equal call stacks."""
     stacks = {}
     for at, stack in enumerate(numpy.fromfile(path, "uint64")[:total].tolist(), 1):
         stacks.setdefault(stack, []).append(at)
     os.remove(path)
     if len(stacks) < 50:
         sys.exit("only %d call stacks were recorded" % len(stacks))
-    return sorted({at for same in stacks.values() for at in (same[0], random.choice(same), same[-1])})
+    return sorted(random.choice(same) for same in stacks.values())
 
 
 def resume():
-    """A call fails while a run is resumed: memory, opening, reading, mapping, threads. The long round tries each call; of memory, each call
-    stack, or with HAPT_EVERY=1 each call. HAPT_KINDS: only some. HAPT_FAULTS: how many of each.
+    """A call fails while a run is resumed: memory, opening, reading, mapping, threads. The long round tries each call. Of memory it tries a
+    call of each stack, on two ranks of MOST_STACKS stacks; with HAPT_EVERY=1 each call. HAPT_KINDS: only some. HAPT_FAULTS: how many of each.
     HAPT_SHARE=K/N: share K of N of the calls, from 0, so that N processes test all of them. HAPT_AT="17 23": only these calls."""
     tried, codes, wrong, kinds = 0, {}, 0, os.environ.get("HAPT_KINDS", " ".join(KINDS)).split()
     share, shares = (int(number) for number in os.environ.get("HAPT_SHARE", "0/1").split("/"))
@@ -372,7 +373,10 @@ def resume():
             places, of_stacks = [], one_of_each_stack(stacks, total["malloc"])
             for kind in kinds:
                 most = int(os.environ.get("HAPT_FAULTS", 0)) or (total.get(kind, 0) if long_round else 2 if ranks == 1 else 1)
-                mine = of_stacks if kind == "malloc" and not os.environ.get("HAPT_EVERY") else range(1, total.get(kind, 0) + 1)
+                some = kind == "malloc" and not os.environ.get("HAPT_EVERY")
+                mine = of_stacks if some else range(1, total.get(kind, 0) + 1)
+                if some and ranks > 1:
+                    most = min(most, MOST_STACKS)
                 mine = mine[share::shares]
                 if "HAPT_AT" in os.environ:
                     mine = [int(at) for at in os.environ["HAPT_AT"].split()]

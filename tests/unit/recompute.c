@@ -92,20 +92,12 @@ static int check_steps(const struct hapt_program *program, const struct hapt_pro
     return again;
 }
 
-static void run_passes(struct world *world)
-{
-    for (int batch = 0; batch < 2; batch++)
-        for (int section = HAPT_SECTION_FORWARD; section < HAPT_SECTION_REDUCE; section++) world_run(world, section);
-    world_run(world, HAPT_SECTION_REDUCE);
-}
-
 static long compared, repeated, saved, collectives;
 
 static void compare_bits(const struct hapt_program *whole, const struct units *units, bool split, int vocab,
                          const char *what)
 {
     struct hapt_arena arena;
-    struct world a, b;
     struct hapt_memory_plan *plan[2] = {NULL};
     const struct hapt_memory_options options = {.slots = 2, .state_count = 2};
     hapt_arena_init(&arena);
@@ -121,21 +113,8 @@ static void compare_bits(const struct hapt_program *whole, const struct units *u
         collectives += again->step[HAPT_SECTION_BACKWARD][s].kind != HAPT_COLLECTIVE_NONE && op->output[0] >= 0 &&
                        strstr(again->graph->tensor[op->output[0]].name, ".again") != NULL;
     }
-    world_open(&a, whole);
-    world_open(&b, again);
-    world_feed(&a, vocab);
-    world_feed(&b, vocab);
-    run_passes(&a);
-    run_passes(&b);
-    for (int t = 0; t < whole->graph->tensor_count; t++) {
-        if (whole->local[t] < 0) continue;
-        for (int r = 0; r < a.ranks; r++)
-            CHECK_MESSAGE(!memcmp(a.data[r][t], b.data[r][t], (size_t)world_elements(&a, r, t) * 4), "%s: %s differs",
-                          what, whole->graph->tensor[t].name);
-    }
+    world_compare_bits(whole, again, vocab, what);
     compared++;
-    world_close(&a);
-    world_close(&b);
     hapt_arena_release(&arena);
 }
 

@@ -95,43 +95,20 @@ static void gpt_steps(void)
     }
 }
 
-/* Runs `batches` microbatches. Gradients add up; WEIGHT follows each BACKWARD, in a memory of tensors that nothing
- * overwrites but the microbatch's own steps. */
-static void run_passes(struct world *world, int batches)
-{
-    for (int batch = 0; batch < batches; batch++)
-        for (int section = HAPT_SECTION_FORWARD; section < HAPT_SECTION_REDUCE; section++) world_run(world, section);
-    world_run(world, HAPT_SECTION_REDUCE);
-}
-
 static long compared, waiting, collectives, copies;
 
 static void compare_bits(const struct hapt_program *whole, int vocab, const char *what)
 {
     struct hapt_arena arena;
-    struct world a, b;
     hapt_arena_init(&arena);
     const struct hapt_program *split = split_of(whole, &arena);
     check_sections(split, whole);
-    world_open(&a, whole);
-    world_open(&b, split);
-    world_feed(&a, vocab);
-    world_feed(&b, vocab);
-    run_passes(&a, 2);
-    run_passes(&b, 2);
-    for (int t = 0; t < whole->graph->tensor_count; t++) {
-        if (whole->local[t] < 0) continue;
-        for (int r = 0; r < a.ranks; r++)
-            CHECK_MESSAGE(!memcmp(a.data[r][t], b.data[r][t], (size_t)world_elements(&a, r, t) * 4), "%s: %s differs",
-                          what, whole->graph->tensor[t].name);
-    }
+    world_compare_bits(whole, split, vocab, what);
     compared++;
     waiting += split->step_count[HAPT_SECTION_WEIGHT];
     copies += count_copies(split, whole);
     for (int s = 0; s < split->step_count[HAPT_SECTION_WEIGHT]; s++)
         collectives += split->step[HAPT_SECTION_WEIGHT][s].kind != HAPT_COLLECTIVE_NONE;
-    world_close(&a);
-    world_close(&b);
     hapt_arena_release(&arena);
 }
 
