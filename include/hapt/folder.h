@@ -32,5 +32,7 @@ bool hapt_folder_remove(const char *parent, const char *name, bool (*ours)(const
 bool hapt_folder_rename_with_suffix(const char *parent, const char *name, const char *why, char *now, size_t size);
 /* Tests write access: creates and removes a file in the folder. HAPT_ERR_IO with the reason. */
 enum hapt_status hapt_folder_try(const char *path);
+/* Removes what a process left that died while it tried the folder. */
+void hapt_folder_drop_tries(const char *path);
 
 #endif

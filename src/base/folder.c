@@ -153,21 +153,41 @@ bool hapt_folder_rename_with_suffix(const char *parent, const char *name, const 
     return done;
 }
 
+#define TRY ".try-"
+
+static bool drop_try(void *context, const char *name)
+{
+    char path[4096];
+    if (strncmp(name, TRY, strlen(TRY)) == 0 &&
+        snprintf(path, sizeof path, "%s/%s", (const char *)context, name) < (int)sizeof path)
+        unlink(path);
+    return true;
+}
+
+void hapt_folder_drop_tries(const char *path)
+{
+    char copy[4096];
+    if (snprintf(copy, sizeof copy, "%s", path) < (int)sizeof copy && hapt_folder_list(path, drop_try, copy) != HAPT_OK)
+        hapt_fail_reset();
+}
+
 enum hapt_status hapt_folder_try(const char *path)
 {
     char name[4096];
     int descriptor = -1, length = 0;
     for (int i = 0; i < MAX_TRIES && descriptor < 0 && (i == 0 || errno == EEXIST); i++) {
-        length = snprintf(name, sizeof name, "%s/.try-%ld-%d", path, (long)getpid(), i);
+        length = snprintf(name, sizeof name, "%s/" TRY "%ld-%d", path, (long)getpid(), i);
         if (length >= (int)sizeof name)
             return hapt_fail(HAPT_ERR_IO, "use a shorter path", "path too long: %.60s...", path);
         descriptor = open(name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     }
     const bool made = descriptor >= 0;
-    if (made) unlink(name); /* at once: a process that dies leaves nothing */
     const bool good = made && write(descriptor, "try\n", 4) == 4 && fsync(descriptor) == 0;
     const int error = errno;
-    if (made) close(descriptor);
+    if (made) {
+        close(descriptor);
+        unlink(name);
+    }
     return good ? HAPT_OK
                 : hapt_fail(HAPT_ERR_IO, "choose another --output, or check permissions and free space",
                             "folder %s cannot be written: %s", path, strerror(error));

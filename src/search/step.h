@@ -41,7 +41,7 @@ struct step_candidate {
     double lower_s;        /* no launch counts of these stages have a shorter step; set with step_s */
 };
 
-enum { STEP_MOST_SEEDS = 12, STEP_RELAXATIONS = 3 };
+enum { STEP_MOST_SEEDS = 24, STEP_RELAXATIONS = 3 };
 
 struct step_search {
     MPI_Comm comm;
@@ -99,7 +99,7 @@ bool step_same_stages(const struct step_candidate *a, const struct step_candidat
 void step_candidate_copy(struct step_candidate *to, const struct step_candidate *from);
 
 /* The best few of many candidates. */
-enum { STEP_MOST_KEPT = 8 };
+enum { STEP_MOST_KEPT = 16 };
 struct step_kept {
     int size;                                        /* at most */
     struct step_candidate candidate[STEP_MOST_KEPT]; /* by ascending step, then by number; unused: INFINITY */

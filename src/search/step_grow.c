@@ -13,17 +13,17 @@
 
 enum {
     MOST_LAYERS = 64,
-    WIDTH = 2000,
-    MOST_ORDERS = 32,
+    WIDTH = 4000,
+    MOST_ORDERS = 64,
     LEAST_PER_ORDER = 20,
-    MOST_PER_ORDER = 200,
-    TRIED = 200,
-    REFINED = 8
+    MOST_PER_ORDER = 600,
+    TRIED = 800,
+    REFINED = 16
 };
-/* Partial plans of an order of device sets, by the work of the refinement: about half a second in all. */
-#define PER_ORDER 2e-5
+/* Partial plans of an order of device sets, by the work of the refinement: about a second in all. */
+#define PER_ORDER 6e-5
 /* Grown plans that are slower than the best by more than this factor are not refined. */
-#define GROWN_WORTH 1.05
+#define GROWN_WORTH 1.08
 
 struct partial {
     struct step_suffix suffix;
@@ -32,18 +32,19 @@ struct partial {
     int parent;    /* the partial plan without its first stage, in the level of that stage's end */
 };
 
-/* Those of an order of device sets in a level. worst_s: the largest estimate, if there are per_order of them. */
+/* The partial plans of an order of device sets in a level. worst_s: the largest estimate, if there are per_order. */
 struct order {
     uint64_t sets;
+    int count;
     double worst_s;
 };
 
 /* Partial plans that begin at a layer. */
 struct level {
-    struct order full[MOST_ORDERS]; /* orders that have enough partial plans */
-    int full_count;
+    struct order order_of[MOST_ORDERS];
+    int order_count;
     struct partial *partial; /* [WIDTH] */
-    int order[WIDTH];        /* by ascending estimate */
+    int by_estimate[WIDTH];
     int count;
 };
 
@@ -53,7 +54,7 @@ struct growing {
     struct level *level; /* [L] */
     int per_order;       /* partial plans that a level keeps of an order of device sets */
     struct step_candidate trial;
-    struct step_kept kept;
+    struct step_kept kept, each; /* the best; the best one of each order */
 };
 
 static bool dominates(const struct step_suffix *a, const struct step_suffix *b)
@@ -63,62 +64,51 @@ static bool dominates(const struct step_suffix *a, const struct step_suffix *b)
            a->comm_s <= b->comm_s && a->pace_s <= b->pace_s;
 }
 
-/* Early answer for most: their order has enough better ones. */
-static bool is_hopeless(const struct level *level, const struct partial *made)
+/* The level's record of an order; NULL: it has none, and no room for one. */
+static struct order *find_order(struct level *level, uint64_t sets)
 {
-    for (int k = 0; k < level->full_count; k++)
-        if (level->full[k].sets == made->sets) return made->estimate_s >= level->full[k].worst_s;
+    for (int k = 0; k < level->order_count; k++)
+        if (level->order_of[k].sets == sets) return &level->order_of[k];
+    if (level->order_count == MOST_ORDERS) return NULL;
+    level->order_of[level->order_count] = (struct order){.sets = sets, .worst_s = INFINITY};
+    return &level->order_of[level->order_count++];
+}
+
+static bool is_dominated(const struct level *level, const struct partial *made)
+{
+    for (int k = 0; k < level->count; k++) {
+        const struct partial *other = &level->partial[level->by_estimate[k]];
+        if (other->estimate_s > made->estimate_s) return false;
+        if (other->sets == made->sets && dominates(&other->suffix, &made->suffix)) return true;
+    }
     return false;
 }
 
-/* Remembers the worst plan of an order, if that has enough. */
-static void note_worst(struct level *level, uint64_t sets, int per_order)
+/* The place of the worst plan with that order of device sets; -1: none. */
+static int find_worst(const struct level *level, uint64_t sets)
 {
-    int count = 0, k = 0;
-    double worst_s = 0;
-    for (int i = 0; i < level->count; i++) {
-        const struct partial *partial = &level->partial[level->order[i]];
-        if (partial->sets != sets) continue;
-        worst_s = partial->estimate_s;
-        count++;
-    }
-    if (count < per_order) return;
-    while (k < level->full_count && level->full[k].sets != sets) k++;
-    if (k == MOST_ORDERS) return;
-    level->full[k] = (struct order){sets, worst_s};
-    if (k == level->full_count) level->full_count++;
+    int k = level->count - 1;
+    while (k >= 0 && level->partial[level->by_estimate[k]].sets != sets) k--;
+    return k;
 }
 
-/* The place in the order that a plan may take: behind all, or that of the worst plan with the same order of device
- * sets. -1: none. */
-static int place_for(const struct level *level, const struct partial *made, int per_order)
-{
-    int same = 0, worst = -1;
-    for (int k = 0; k < level->count; k++) {
-        const struct partial *other = &level->partial[level->order[k]];
-        if (other->sets != made->sets) continue;
-        if (dominates(&other->suffix, &made->suffix)) return -1;
-        same++;
-        worst = k;
-    }
-    if (same < per_order && level->count < WIDTH) return level->count;
-    if (same == 0 || made->estimate_s >= level->partial[level->order[worst]].estimate_s) return -1;
-    return worst;
-}
-
-/* Inserts a partial plan in the level of its layers, unless that has enough better ones. */
+/* Inserts a partial plan in the level of its layers, unless its order of device sets has enough better ones. */
 static void insert(struct growing *growing, const struct partial *made)
 {
     struct level *level = &growing->level[made->suffix.first];
-    if (is_hopeless(level, made)) return;
-    int at = place_for(level, made, growing->per_order);
-    if (at < 0) return;
-    const int slot = at < level->count ? level->order[at] : level->count++;
-    for (; at > 0 && made->estimate_s < level->partial[level->order[at - 1]].estimate_s; at--)
-        level->order[at] = level->order[at - 1];
-    level->order[at] = slot;
+    struct order *order = find_order(level, made->sets);
+    if (!order || made->estimate_s >= order->worst_s || is_dominated(level, made)) return;
+    const bool grows = order->count < growing->per_order && level->count < WIDTH;
+    int at = grows ? level->count : find_worst(level, made->sets);
+    if (at < 0 || (!grows && made->estimate_s >= level->partial[level->by_estimate[at]].estimate_s)) return;
+    const int slot = grows ? level->count++ : level->by_estimate[at];
+    for (; at > 0 && made->estimate_s < level->partial[level->by_estimate[at - 1]].estimate_s; at--)
+        level->by_estimate[at] = level->by_estimate[at - 1];
+    level->by_estimate[at] = slot;
     level->partial[slot] = *made;
-    note_worst(level, made->sets, growing->per_order);
+    order->count += grows;
+    if (order->count == growing->per_order)
+        order->worst_s = level->partial[level->by_estimate[find_worst(level, made->sets)]].estimate_s;
 }
 
 static void grow(struct growing *growing, const struct step_suffix *suffix, uint64_t sets, int parent)
@@ -148,7 +138,7 @@ static void grow_all(struct growing *growing)
     grow(growing, &nothing, 0, -1);
     for (int first = search->L - 1; first > 0; first--)
         for (int k = 0; k < growing->level[first].count; k++) {
-            const int slot = growing->level[first].order[k];
+            const int slot = growing->level[first].by_estimate[k];
             const struct partial *partial = &growing->level[first].partial[slot];
             if (partial->suffix.count < search->most_stages) grow(growing, &partial->suffix, partial->sets, slot);
         }
@@ -165,16 +155,39 @@ static void read_stages(struct growing *growing, const struct partial *partial)
     }
 }
 
-static enum hapt_status price_all(struct growing *growing)
+/* Prices the plan at place k of the complete ones; it becomes growing->trial. */
+static enum hapt_status price(struct growing *growing, int k)
 {
     struct step_search *search = growing->search;
     const struct level *level = &growing->level[0];
+    read_stages(growing, &level->partial[level->by_estimate[k]]);
+    HAPT_TRY(step_price_launches(search, GROWN_WORTH * search->best.step_s, &growing->trial));
+    if (growing->trial.step_s <= STEP_NEARBY_WORTH * search->best.step_s)
+        HAPT_TRY(step_price_nearby(search, &growing->trial));
+    return HAPT_OK;
+}
+
+/* Keeps the best plans, and the best one of each order of device sets. */
+static enum hapt_status price_all(struct growing *growing)
+{
+    const struct level *level = &growing->level[0];
+    double best_s[MOST_ORDERS];
+    int best[MOST_ORDERS];
+    for (int o = 0; o < level->order_count; o++) best_s[o] = INFINITY;
     for (int k = 0; k < level->count && k < TRIED; k++) {
-        read_stages(growing, &level->partial[level->order[k]]);
-        HAPT_TRY(step_price_launches(search, GROWN_WORTH * search->best.step_s, &growing->trial));
-        if (growing->trial.step_s <= STEP_NEARBY_WORTH * search->best.step_s)
-            HAPT_TRY(step_price_nearby(search, &growing->trial));
+        const uint64_t sets = level->partial[level->by_estimate[k]].sets;
+        int o = 0;
+        HAPT_TRY(price(growing, k));
         step_keep(&growing->kept, &growing->trial, k);
+        while (level->order_of[o].sets != sets) o++;
+        if (!(growing->trial.step_s < best_s[o])) continue;
+        best_s[o] = growing->trial.step_s;
+        best[o] = k;
+    }
+    for (int o = 0; o < level->order_count; o++) {
+        if (!isfinite(best_s[o])) continue;
+        HAPT_TRY(price(growing, best[o]));
+        step_keep(&growing->each, &growing->trial, best[o]);
     }
     return HAPT_OK;
 }
@@ -186,10 +199,18 @@ static enum hapt_status find(struct growing *growing)
     HAPT_TRY(step_suffixes_create(search, false, &growing->suffixes));
     HAPT_TRY(step_candidate_create(search, &growing->trial));
     HAPT_TRY(step_kept_create(search, REFINED, &growing->kept));
+    HAPT_TRY(step_kept_create(search, REFINED, &growing->each));
     HAPT_NEW(growing->level, &search->arena, search->L);
     for (int first = 0; first < search->L; first++) HAPT_NEW(growing->level[first].partial, &search->arena, WIDTH);
     grow_all(growing);
     return price_all(growing);
+}
+
+static bool is_kept(const struct step_kept *kept, const struct step_candidate *candidate)
+{
+    for (int k = 0; k < REFINED; k++)
+        if (isfinite(kept->candidate[k].step_s) && step_same_stages(&kept->candidate[k], candidate)) return true;
+    return false;
 }
 
 enum hapt_status step_grow(struct step_search *search)
@@ -198,8 +219,15 @@ enum hapt_status step_grow(struct step_search *search)
     if (search->L > MOST_LAYERS || search->options.no_enumeration) return HAPT_OK;
     HAPT_TRY(hapt_env_agree(search->comm, find(&growing)));
     const double worth_s = GROWN_WORTH * search->best.step_s;
-    for (int k = 0; k < REFINED; k++)
-        if (growing.kept.candidate[k].step_s <= worth_s)
-            HAPT_TRY(step_improve_seed(search, &growing.kept.candidate[k]));
+    if (search->seed_count < STEP_MOST_SEEDS) /* windows start from it as well */
+        step_candidate_copy(&search->seed[search->seed_count++], &search->best);
+    for (int k = 0; k < REFINED; k++) /* before refinement changes those that are kept */
+        if (is_kept(&growing.kept, &growing.each.candidate[k])) growing.each.candidate[k].step_s = INFINITY;
+    for (int k = 0; k < 2 * REFINED; k++) {
+        struct step_candidate *one = k < REFINED ? &growing.kept.candidate[k] : &growing.each.candidate[k - REFINED];
+        if (!(one->step_s <= worth_s)) continue;
+        HAPT_TRY(step_improve_seed(search, one));
+        if (search->seed_count < STEP_MOST_SEEDS) step_candidate_copy(&search->seed[search->seed_count++], one);
+    }
     return HAPT_OK;
 }

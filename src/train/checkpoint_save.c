@@ -175,6 +175,7 @@ enum hapt_status checkpoint_clean(const char *folder, struct hapt_arena *arena)
     char *copy = hapt_arena_strdup(arena, folder);
     if (!copy) return HAPT_ERR_MEMORY;
     HAPT_TRY(hapt_folder_make(folder));
+    hapt_folder_drop_tries(folder);
     checkpoint_recover(folder, arena);
     return hapt_folder_list(folder, remove_unfinished, copy);
 }
