@@ -125,8 +125,10 @@ static enum hapt_status prepare_all(struct rows *rows, const struct hapt_plannin
         HAPT_TRY(last);
         rows->batching[rows->count++] = (struct hapt_search_batching){one->microbatches, one->planning.profile};
     }
-    if (rows->count == 0) return hapt_env_agree(rows->env->world, HAPT_ERR_INFEASIBLE);
-    if (left_out[0]) hapt_note(rows->env, "no candidates fit with these rows of a microbatch:%s\n", left_out);
+    if (rows->count == 0)
+        return rows->quietly ? HAPT_ERR_INFEASIBLE : hapt_env_agree(rows->env->world, HAPT_ERR_INFEASIBLE);
+    if (left_out[0] && !rows->quietly)
+        hapt_note(rows->env, "no candidates fit with these rows of a microbatch:%s\n", left_out);
     return HAPT_OK;
 }
 
@@ -225,12 +227,12 @@ static enum hapt_status plan_rows(struct rows *rows, const struct hapt_planning 
     }
     HAPT_TRY(prepare_all(rows, planning));
     HAPT_TRY(plan_together(rows, &options, chosen));
-    if (before.planning.plan && *chosen >= 0 &&
-        before.planning.plan->simulated_s <= rows->one[*chosen].planning.plan->simulated_s) {
-        rows->one[*chosen] = before;
-        HAPT_TRY(decide_microbatches(rows, *chosen));
-    }
-    return HAPT_OK;
+    if (!before.planning.plan || before.planning.plan->simulated_s > rows->one[*chosen].planning.plan->simulated_s)
+        return HAPT_OK;
+    for (*chosen = 0; rows->one[*chosen].rows != before.rows; ++*chosen) {
+    } /* more fits, so it is among them */
+    rows->one[*chosen] = before;
+    return decide_microbatches(rows, *chosen);
 }
 
 enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
