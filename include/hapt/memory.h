@@ -142,7 +142,7 @@ enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding,
 struct hapt_memory_work;
 enum hapt_status hapt_memory_work_create(const struct hapt_memory_ranges *ranges, struct hapt_arena *arena,
                                          struct hapt_memory_work **work);
-/* Figures of operators [first_op, end_op). Of a sharding that recomputes (hapt_sharding_recompute) only the units in
+/* Figures of operators [first_op, end_op). If the sharding recomputes (hapt_sharding_recompute), the units in
  * [first_op, again_end) do so; others keep their activations. Also given for ranges without a valid program: a boundary
  * between the writers of a partial sum. */
 enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op, int again_end,

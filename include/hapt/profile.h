@@ -193,6 +193,12 @@ bool hapt_profile_keep_degree(struct hapt_profile *profile, int degree);
  * it. */
 enum hapt_status hapt_profile_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
                                          struct hapt_profile **view);
+/* The profile on devices without limits of memory. */
+enum hapt_status hapt_profile_roomy_view(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                         struct hapt_profile **view);
+/* The profile without the stages that recompute. */
+enum hapt_status hapt_profile_kept_view(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                        struct hapt_profile **view);
 
 /*
  * Cost of the boundary after layer `last`: latency + bytes / bandwidth of one link; 0 after the last layer.

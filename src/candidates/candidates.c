@@ -135,6 +135,11 @@ static enum hapt_status find_structures(struct hapt_candidates *candidates, stru
     HAPT_NEW(hash, scratch, candidates->model->graph->op_count);
     /* Equal operators may be cut differently, because of other operators that read their outputs. */
     for (int d = 0; d < candidates->mesh_count; d++) hapt_sharding_hash(candidates->sharding[d], hash);
+    /* Ranges of equal operators differ if their units begin or end elsewhere. */
+    for (int u = 0; u < candidates->unit_count && candidates->share[candidates->share_count - 1] > 0; u++) {
+        hash[candidates->unit[u].first_op] = hapt_hash(hash[candidates->unit[u].first_op], "first", 5);
+        hash[candidates->unit[u].end_op - 1] = hapt_hash(hash[candidates->unit[u].end_op - 1], "last", 4);
+    }
     HAPT_TRY(hapt_layers_structures(candidates->layers, candidates->model->graph, hash, structure));
     HAPT_NEW(range, scratch, (size_t)L * (size_t)(L + 1) / 2);
     HAPT_NEW(candidates->structure, arena, (size_t)L * (size_t)L);

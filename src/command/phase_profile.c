@@ -75,22 +75,16 @@ static enum hapt_status formula_s(const struct hapt_config *config, const struct
 /* True if plans that keep all activations are slower because devices lack memory, or if there are none. */
 static enum hapt_status lacks_memory(const struct hapt_config *config, const struct hapt_profile *profile, bool *lacks)
 {
-    struct hapt_profile roomy = *profile;
+    struct hapt_profile *roomy;
     struct hapt_arena scratch;
-    double now_s, best_s;
+    double now_s, best_s = 0;
     hapt_arena_init(&scratch);
     enum hapt_status status = formula_s(config, profile, &now_s);
-    *lacks = status == HAPT_OK && !isfinite(now_s);
-    if (status == HAPT_OK && !*lacks) {
-        roomy.cluster = hapt_arena_alloc(&scratch, (size_t)profile->cluster_count, sizeof *roomy.cluster);
-        if (!roomy.cluster) status = HAPT_ERR_MEMORY;
-        for (int c = 0; status == HAPT_OK && c < profile->cluster_count; c++) {
-            roomy.cluster[c] = profile->cluster[c];
-            roomy.cluster[c].device_memory_bytes = 1e30;
-        }
-        if (status == HAPT_OK) status = formula_s(config, &roomy, &best_s);
-        *lacks = status == HAPT_OK && now_s > MEMORY_WORTH * best_s;
+    if (status == HAPT_OK && isfinite(now_s)) {
+        status = hapt_profile_roomy_view(profile, &scratch, &roomy);
+        if (status == HAPT_OK) status = formula_s(config, roomy, &best_s);
     }
+    *lacks = status == HAPT_OK && now_s > MEMORY_WORTH * best_s;
     hapt_arena_release(&scratch);
     return status;
 }
@@ -147,6 +141,10 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
     const bool chosen = !strcmp(recompute, "auto");
     if (!chosen && hapt_layers_recompute_parts(recompute) < 0)
         return hapt_fail(HAPT_ERR_USAGE, "give auto, no, all or every=K", "--recompute %s cannot be read", recompute);
+    if (!chosen && strcmp(recompute, "no") != 0 && !strcmp(hapt_config_text(config, "program"), "synthesised"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
+                         "--recompute %s has no effect on --program synthesised: such stages keep their activations",
+                         recompute);
     if (!measured) return HAPT_OK;
     if (!chosen && strcmp(recompute, "no") != 0)
         return hapt_fail(HAPT_ERR_USAGE, "plan with --predict yes, or leave out --recompute",

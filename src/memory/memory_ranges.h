@@ -118,7 +118,7 @@ static inline int ranges_position_of(const struct hapt_memory_ranges *made, int 
     return made->graph->op[op].forward_op;
 }
 
-/* What the memory of a range consists of, aligned; without kernel scratch. */
+/* The parts of a range's memory, aligned; without kernel scratch. */
 struct memory_walk {
     size_t resident_bytes;    /* blocks of parameters, and resident tensors outside of them */
     size_t sharded_bytes;     /* the same with sharded optimizer state */

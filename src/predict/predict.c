@@ -159,7 +159,7 @@ static enum hapt_status make_variants(const struct hapt_candidates *candidates, 
     return candidates->split ? hapt_sharding_split(variants->again, arena, &variants->split) : HAPT_OK;
 }
 
-/* Where the memory of ranges comes from. */
+/* The sources of the memory of ranges. */
 struct sizing {
     struct hapt_memory_ranges *ranges, *split; /* split NULL: no figures of split passes */
     struct hapt_memory_work *work, *split_work;

@@ -4,6 +4,8 @@
 
 #include "profile_private.h"
 
+#define UNLIMITED_BYTES 1e30
+
 static enum hapt_status copy_cluster(const struct hapt_profile *profile, int c, struct hapt_arena *arena,
                                      struct hapt_profile *copy)
 {
@@ -94,17 +96,48 @@ void hapt_profile_keep_programs(struct hapt_profile *profile, const char *progra
     profile->mixed_count = kept;
 }
 
+/* A copy whose subclusters can be changed. */
+static enum hapt_status begin_view(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                   struct hapt_profile **view)
+{
+    HAPT_NEW(*view, arena, 1);
+    **view = *profile;
+    HAPT_NEW((*view)->cluster, arena, profile->cluster_count);
+    for (int c = 0; c < profile->cluster_count; c++) (*view)->cluster[c] = profile->cluster[c];
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_profile_roomy_view(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                         struct hapt_profile **view)
+{
+    HAPT_TRY(begin_view(profile, arena, view));
+    for (int c = 0; c < profile->cluster_count; c++) (*view)->cluster[c].device_memory_bytes = UNLIMITED_BYTES;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_profile_kept_view(const struct hapt_profile *profile, struct hapt_arena *arena,
+                                        struct hapt_profile **view)
+{
+    HAPT_TRY(begin_view(profile, arena, view));
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *from = &profile->cluster[c];
+        double **time = &(*view)->cluster[c].stage_time;
+        HAPT_NEW(*time, arena, hapt_profile_index(profile, from->submesh_count, 0, 0));
+        for (int s = 0; s < from->submesh_count; s++)
+            for (size_t k = hapt_profile_index(profile, s, 0, 0); k < hapt_profile_index(profile, s + 1, 0, 0); k++)
+                (*time)[k] = from->submesh[s].recompute > 0 ? NAN : from->stage_time[k];
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_profile_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
                                          struct hapt_profile **view)
 {
     struct hapt_profile *made;
-    HAPT_NEW(made, arena, 1);
-    *made = *profile;
+    HAPT_TRY(begin_view(profile, arena, &made));
     made->mixed_count = 0;
-    HAPT_NEW(made->cluster, arena, profile->cluster_count);
     for (int c = 0; c < profile->cluster_count; c++) {
         struct hapt_profile_cluster *cluster = &made->cluster[c];
-        *cluster = profile->cluster[c];
         const size_t cells = hapt_profile_index(profile, cluster->submesh_count, 0, 0);
         HAPT_NEW(cluster->stage_time, arena, cells);
         for (size_t cell = 0; cell < cells; cell++)

@@ -96,27 +96,6 @@ static bool may_recompute(const struct hapt_profile *profile)
     return keeps && recomputes;
 }
 
-/* The profile without stages that recompute. */
-static enum hapt_status keep_all(const struct hapt_profile *profile, struct hapt_arena *arena,
-                                 const struct hapt_profile **view)
-{
-    struct hapt_profile *made;
-    HAPT_NEW(made, arena, 1);
-    *made = *profile;
-    HAPT_NEW(made->cluster, arena, profile->cluster_count);
-    for (int c = 0; c < profile->cluster_count; c++) {
-        const struct hapt_profile_cluster *from = &profile->cluster[c];
-        const size_t cells = hapt_profile_index(profile, from->submesh_count, 0, 0);
-        made->cluster[c] = *from;
-        HAPT_NEW(made->cluster[c].stage_time, arena, cells);
-        for (int s = 0; s < from->submesh_count; s++)
-            for (size_t k = hapt_profile_index(profile, s, 0, 0); k < hapt_profile_index(profile, s + 1, 0, 0); k++)
-                made->cluster[c].stage_time[k] = from->submesh[s].recompute > 0 ? NAN : from->stage_time[k];
-    }
-    *view = made;
-    return HAPT_OK;
-}
-
 /* The answer with fewer choices is a candidate, so that the other one is never slower. Without a plan, *plan is NULL.
  */
 static enum hapt_status search_kept(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
@@ -132,8 +111,9 @@ static enum hapt_status search_kept(MPI_Comm comm, const struct hapt_search_batc
     view = hapt_arena_alloc(&scratch, (size_t)count, sizeof *view);
     enum hapt_status status = view ? HAPT_OK : HAPT_ERR_MEMORY;
     for (int k = 0; k < count && status == HAPT_OK; k++) {
-        view[k] = batching[k];
-        status = keep_all(batching[k].profile, &scratch, &view[k].profile);
+        struct hapt_profile *kept = NULL;
+        status = hapt_profile_kept_view(batching[k].profile, &scratch, &kept);
+        view[k] = (struct hapt_search_batching){batching[k].microbatches, kept};
     }
     status = hapt_env_agree(comm, status);
     if (status == HAPT_OK) status = search_each(comm, view, count, &own, result, plan, chosen);

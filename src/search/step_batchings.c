@@ -18,7 +18,6 @@
 
 /* Plans of other batchings are given if their step is at most this factor longer than the best one. */
 #define EACH_WORTH 1.5
-#define UNLIMITED_BYTES 1e30
 
 struct batchings {
     MPI_Comm comm;
@@ -286,16 +285,12 @@ static enum hapt_status floor_of(MPI_Comm comm, const struct hapt_search_batchin
                                  const struct hapt_search_options *options, double most_s, struct hapt_arena *scratch,
                                  double *floor_s)
 {
-    struct hapt_profile roomy = *batching->profile;
+    struct hapt_profile *roomy;
     struct hapt_search_options own = *options;
     struct step_search search;
     own.microbatches = batching->microbatches;
-    HAPT_NEW(roomy.cluster, scratch, roomy.cluster_count);
-    for (int c = 0; c < roomy.cluster_count; c++) {
-        roomy.cluster[c] = batching->profile->cluster[c];
-        roomy.cluster[c].device_memory_bytes = UNLIMITED_BYTES;
-    }
-    enum hapt_status status = step_begin(&search, comm, &roomy, &own);
+    HAPT_TRY(hapt_profile_roomy_view(batching->profile, scratch, &roomy));
+    enum hapt_status status = step_begin(&search, comm, roomy, &own);
     search.best.step_s = most_s;
     if (status == HAPT_OK)
         status = own.split == HAPT_SPLIT_NO ? step_bound(&search, floor_s) : step_bound_split(&search, most_s, floor_s);

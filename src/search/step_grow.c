@@ -14,7 +14,7 @@
 enum {
     MOST_LAYERS = 64,
     WIDTH = 4000,
-    MOST_ORDERS = 64,
+    MOST_ORDERS = 256,
     LEAST_PER_ORDER = 20,
     MOST_PER_ORDER = 600,
     TRIED = 800,

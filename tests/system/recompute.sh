@@ -81,6 +81,9 @@ check "the job recomputes" grep -q 'blocks that recompute' "$scratch/out"
 job there wide --resume --replan
 check "the resumed job does not" bash -c "! grep -q 'blocks that recompute' '$scratch/out'"
 same keep there
+job kept tight --stop-after 3
+job kept tight --resume # by the checkpoint's plan
+same keep kept
 job back wide --recompute no --stop-after 3
 job back tight --resume --replan
 check "the resumed job recomputes" grep -q 'blocks that recompute' "$scratch/out"
@@ -89,6 +92,7 @@ same keep back
 # Bad choices, and plans with units that are not the stage's.
 refuses 2 'recompute some' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --recompute some
 refuses 2 'recompute every=0' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --recompute every=0
+refuses 2 'program synthesised' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --recompute all --program synthesised
 refuses 2 'not measured yet' 2 --input "$scratch/gpt.h5" --cluster "$scratch/wide.json" --recompute all --steps 1 --output "$scratch/none"
 for change in "0,2,100000" "0,2,-1" "7,2,0" "0,1,-3"; do
     cp "$scratch/auto.h5" "$scratch/bad.h5"

@@ -198,6 +198,56 @@ static void memory_is_the_planners(void)
     hapt_arena_release(&run.arena);
 }
 
+/* Stages that recompute: each cell against the program of its own range, with the units that a plan of it gets. */
+static void memory_of_recomputing_stages(void)
+{
+    struct run run;
+    struct hapt_config *config = NULL;
+    struct hapt_unit *unit;
+    char *words[] = {"hapt", "profile", "--imbalance", "1000000", "--recompute", "auto"};
+    int units, compared = 0, saved = 0;
+    predict(&run, gpus, (struct fixture_gpt){5, 64, 4, 32, 131, 4, true, true}, "1000000");
+    CHECK_OK(hapt_config_parse(6, words, &run.arena, &config));
+    CHECK_OK(hapt_profile_predict(cluster_of(&run.arena, gpus), run.model, run.layers, config, NULL, true, &run.arena,
+                                  &run.profile));
+    CHECK_OK(hapt_layers_units(run.layers, &run.arena, &unit, &units));
+    CHECK(units >= 4);
+    const struct hapt_memory_options options = {.slots = 5, .state_count = 2, .scratch = product_scratch};
+    for (int c = 0; c < 2; c++) {
+        const struct hapt_profile_cluster *cluster = &run.profile->cluster[c];
+        for (int s = 0; s < cluster->submesh_count; s++) {
+            const struct hapt_submesh submesh = cluster->submesh[s];
+            for (int i = 0; i < run.profile->layer_count && submesh.recompute > 0; i++)
+                for (int j = i; j < run.profile->layer_count; j++) {
+                    struct hapt_arena arena;
+                    struct hapt_sharding *sharding = NULL;
+                    struct hapt_program *program = NULL;
+                    struct hapt_memory_plan *plan = NULL, *kept = NULL;
+                    const size_t cell = hapt_profile_index(run.profile, s, i, j);
+                    const int first_op = hapt_layers_first_op(run.layers, i), end_op = run.layers->end_op[j];
+                    int first;
+                    if (!isfinite(cluster->stage_time[cell])) continue;
+                    hapt_arena_init(&arena);
+                    const int count = hapt_layers_units_of(unit, units, first_op, end_op, submesh.recompute, &first);
+                    CHECK_OK(hapt_sharding_tensor_parallel(run.model->graph, submesh.n * submesh.m / submesh.tp,
+                                                           submesh.tp, &arena, &sharding));
+                    CHECK_OK(hapt_program_build(sharding, first_op, end_op, &arena, &program));
+                    CHECK_OK(hapt_memory_plan(program, &options, &arena, &kept));
+                    CHECK_OK(hapt_sharding_recompute(sharding, &unit[first], count, &arena, &sharding));
+                    CHECK_OK(hapt_program_build(sharding, first_op, end_op, &arena, &program));
+                    CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
+                    CHECK_NEAR((double)plan->total_bytes,
+                               cluster->parameter_bytes[cell] + 5 * cluster->activation_bytes[cell], 0);
+                    saved += plan->activation_bytes < kept->activation_bytes;
+                    compared++;
+                    hapt_arena_release(&arena);
+                }
+        }
+    }
+    CHECK_MESSAGE(compared > 500 && saved == compared, "%d of %d stages hold less", saved, compared);
+    hapt_arena_release(&run.arena);
+}
+
 /* Tensor-parallel degrees are powers of two that divide the devices of a node. The remaining devices share the rows.
  * Rows are ordered by n, m, tp. Every row has a candidate, and none is worse on every range than another row of its
  * submesh. */
@@ -311,6 +361,7 @@ int main(int argc, char **argv)
     RUN(times_are_plausible);
     RUN(exchanges_are_bounded);
     RUN(memory_is_the_planners);
+    RUN(memory_of_recomputing_stages);
     RUN(variants);
     RUN(collectives_are_priced);
     RUN(unbalanced_candidates_are_pruned);
