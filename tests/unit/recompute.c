@@ -1,7 +1,7 @@
 /* Shardings that recompute: what is made again, and that it changes no bit and saves memory. */
-#include "cuts.h"
 #include "fixture.h"
 #include "memory_check.h"
+#include "random_program.h"
 #include "world.h"
 
 #include "hapt/engine.h"
@@ -124,28 +124,16 @@ static void recomputing_changes_no_bit(void)
     const int cases = test_long() ? 1500 : 150;
     for (int k = 0; k < cases; k++) {
         struct hapt_arena arena;
-        struct hapt_sharding *trivial = NULL, *made = NULL;
-        struct hapt_axis_program *list;
-        struct hapt_program *program = NULL;
         uint64_t random = (uint64_t)k + 909;
         char what[32];
-        const bool gpt = k % 3 == 0;
-        hapt_arena_init(&arena);
-        const struct hapt_graph *graph =
-            gpt ? fixture_gpt(&arena, (struct fixture_gpt){1, 12, 3, 4, 13, 4, k % 2 == 0, false})->graph
-                : fixture_random(&arena, &random, 3 + k % 20);
+        int vocab;
         snprintf(what, sizeof what, "case %d", k);
-        CHECK_OK(hapt_sharding_trivial(graph, &arena, &trivial));
-        made = k % 4 ? cuts_add_axis(trivial, 0, 2 + k % 2, &random, &arena, &list) : trivial;
-        if (made && k % 8 > 5) made = cuts_add_axis(made, 1, 2, &random, &arena, &list);
-        int first = (int)(hapt_random_next(&random) % (uint64_t)graph->forward_count);
-        int end = first + 1 + (int)(hapt_random_next(&random) % (uint64_t)(graph->forward_count - first));
-        if (k % 2) first = 0, end = graph->forward_count;
-        if (made && hapt_program_build(made, first, end, &arena, &program) == HAPT_OK) {
-            const struct units units = random_units(made, first, end, &random);
-            compare_bits(program, &units, k % 5 == 0, gpt ? 13 : 11, what);
+        hapt_arena_init(&arena);
+        const struct hapt_program *program = random_program(k, &random, &arena, &vocab);
+        if (program) {
+            const struct units units = random_units(program->sharding, program->first_op, program->end_op, &random);
+            compare_bits(program, &units, k % 5 == 0, vocab, what);
         }
-        hapt_fail_reset();
         hapt_arena_release(&arena);
     }
     CHECK_MESSAGE(2 * compared > cases && repeated > 2 * compared && saved > compared / 3,

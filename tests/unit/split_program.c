@@ -1,6 +1,6 @@
 /* Split programs: which steps wait, and that waiting changes no bit. */
-#include "cuts.h"
 #include "fixture.h"
+#include "random_program.h"
 #include "world.h"
 
 #include "hapt/engine.h"
@@ -118,27 +118,13 @@ static void waiting_changes_no_bit(void)
     const int cases = test_long() ? 1500 : 120;
     for (int k = 0; k < cases; k++) {
         struct hapt_arena arena;
-        struct hapt_sharding *trivial = NULL, *made = NULL;
-        struct hapt_axis_program *list;
-        struct hapt_program *program = NULL;
         uint64_t random = (uint64_t)k + 555;
         char what[32];
-        const bool gpt = k % 3 == 0;
-        hapt_arena_init(&arena);
-        const struct hapt_graph *graph =
-            gpt ? fixture_gpt(&arena, (struct fixture_gpt){1, 12, 3, 4, 13, 4, k % 2 == 0, false})->graph
-                : fixture_random(&arena, &random, 3 + k % 20);
+        int vocab;
         snprintf(what, sizeof what, "case %d", k);
-        CHECK_OK(hapt_sharding_trivial(graph, &arena, &trivial));
-        made = k % 4 ? cuts_add_axis(trivial, 0, 2 + k % 2, &random, &arena, &list) : trivial;
-        if (made && k % 8 > 5) made = cuts_add_axis(made, 1, 2, &random, &arena, &list);
-        const int first = (int)(hapt_random_next(&random) % (uint64_t)graph->forward_count);
-        const int end = first + 1 + (int)(hapt_random_next(&random) % (uint64_t)(graph->forward_count - first));
-        const bool all = k % 2;
-        if (made &&
-            hapt_program_build(made, all ? 0 : first, all ? graph->forward_count : end, &arena, &program) == HAPT_OK)
-            compare_bits(program, gpt ? 13 : 11, what);
-        hapt_fail_reset();
+        hapt_arena_init(&arena);
+        const struct hapt_program *program = random_program(k, &random, &arena, &vocab);
+        if (program) compare_bits(program, vocab, what);
         hapt_arena_release(&arena);
     }
     CHECK_MESSAGE(2 * compared > cases && waiting > 2 * compared, "%ld programs, %ld steps wait", compared, waiting);
