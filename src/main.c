@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "hapt/command.h"
+#include "hapt/crash.h"
 #include "hapt/deadline.h"
 #include "hapt/sandbox.h"
 #include "hapt/h5.h"
@@ -66,6 +67,7 @@ int main(int argc, char **argv)
     struct hapt_env env;
     struct hapt_arena arena;
     struct hapt_config *config = NULL;
+    hapt_crash_catch();
     hapt_env_prepare(argv);
     hapt_sandbox_start(argv, hapt_h5_trial_read);
     hapt_arena_init(&arena);

@@ -6,6 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "hapt/crash.h"
+
 #define SAME_REQUEST_S 1.0
 
 static struct {
@@ -48,12 +50,8 @@ static void note_signal(int number)
     _exit(128 + number);
 }
 
-/* The handler needs its own stack: oneDNN's matrix product points the stack register into the heap, and a signal frame
- * would overwrite the data below. */
 void hapt_stop_listen(void)
 {
-    static _Alignas(64) char stack[65536];
-    const stack_t alternate = {.ss_sp = stack, .ss_size = sizeof stack};
     struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART | SA_ONSTACK}, before;
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
     if (!rank) rank = getenv("PMIX_RANK");
@@ -62,7 +60,7 @@ void hapt_stop_listen(void)
     sigemptyset(&action.sa_mask);
     for (int i = 0; i < HEARD; i++) sigaddset(&action.sa_mask, heard[i].number);
     sigaddset(&action.sa_mask, SIGALRM);
-    sigaltstack(&alternate, NULL);
+    hapt_crash_set_stack();
     sigaction(SIGALRM, &action, NULL);
     for (int i = 0; i < HEARD; i++) {
         /* Ignored by nohup or a background shell: stay ignored. */
