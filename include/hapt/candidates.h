@@ -191,6 +191,30 @@ bool hapt_candidates_may_recompute(const struct hapt_candidates *candidates, int
 /* FLOP/s of one device of a subcluster in the model's type, including slowdown. */
 double hapt_candidates_device_speed(const struct hapt_candidates *candidates, int subcluster);
 
+/* True if stages that recompute are candidates. */
+bool hapt_candidates_recompute(const struct hapt_candidates *candidates);
+/* The shardings of a mesh: `again`: all units recompute, if any may; split: the same with split backward passes, or
+ * NULL. */
+struct hapt_candidate_shardings {
+    struct hapt_sharding *again, *split;
+    bool recomputes;
+};
+enum hapt_status hapt_candidates_shardings(const struct hapt_candidates *candidates, int mesh_index,
+                                           struct hapt_arena *arena, struct hapt_candidate_shardings *shardings);
+/* Memory of every item of a mesh, equal to hapt_candidates_plan_memory: memory[item], and
+ * again[item][HAPT_MOST_SHARES] with again_s 0 unless it is NULL. kernel_scratch NULL: without. Advances the
+ * innermost progress line by one for each structure. */
+enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates, int mesh_index,
+                                       const struct hapt_candidate_shardings *shardings,
+                                       hapt_kernel_scratch *kernel_scratch, struct hapt_engine_options *engine,
+                                       struct hapt_arena *scratch, struct hapt_item_memory *memory,
+                                       struct hapt_item_again *again);
+/* Sets again_s of the items of a mesh: repeat_s[o] are the seconds of operator o of `sharding`, which repeats another
+ * one. */
+enum hapt_status hapt_candidates_again(const struct hapt_candidates *candidates, int mesh_index,
+                                       const struct hapt_sharding *sharding, const double *repeat_s,
+                                       struct hapt_arena *scratch, struct hapt_item_again *again);
+
 /* Seconds to sum gradients of `bytes` per device over the data-parallel groups of a submesh. */
 typedef double hapt_candidates_all_reduce(const void *context, int subcluster, struct hapt_submesh submesh,
                                           double bytes);

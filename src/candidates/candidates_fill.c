@@ -253,7 +253,18 @@ static enum hapt_status fill_mixed(const struct filling *filling, const struct h
     return HAPT_OK;
 }
 
-/* Every layer must fit some device alone. Memory grows with the range, so otherwise no plan is possible. */
+/* True if some candidate of a row has the layer. */
+static bool has_layer(const struct hapt_profile *profile, const struct hapt_profile_cluster *table, int s, int layer)
+{
+    if (isfinite(table->stage_time[hapt_profile_index(profile, s, layer, layer)])) return true;
+    for (int i = 0; i <= layer; i++)
+        for (int j = layer; j < profile->layer_count; j++)
+            if (isfinite(table->stage_time[hapt_profile_index(profile, s, i, j)])) return true;
+    return false;
+}
+
+/* Every layer must fit some device. Memory grows with the range, so a single layer that fits nowhere is in no
+ * candidate, unless longer ranges alone are candidates (--recompute all). */
 static enum hapt_status check_single_layers(const struct hapt_candidates *candidates,
                                             struct hapt_item_memory *const *memory, const struct hapt_profile *profile)
 {
@@ -271,7 +282,7 @@ static enum hapt_status check_single_layers(const struct hapt_candidates *candid
             for (int s = 0; s < table->submesh_count; s++) {
                 const int mesh_index = hapt_candidates_mesh_index_of(candidates, table->submesh[s]);
                 if (mesh_index < 0) continue;
-                fits = fits || isfinite(table->stage_time[hapt_profile_index(profile, s, l, l)]);
+                fits = fits || has_layer(profile, table, s, l);
             }
         }
         char needed[32], there[32];

@@ -89,20 +89,24 @@ static enum hapt_status lacks_memory(const struct hapt_config *config, const str
     return status;
 }
 
+/* True if --recompute auto decides: by the hapt strategy, with searched stages and simulated steps. */
+static bool may_choose_recompute(const struct hapt_config *config)
+{
+    return !strcmp(hapt_config_text(config, "strategy"), "hapt") && !hapt_config_text(config, "stages") &&
+           strcmp(hapt_config_text(config, "objective"), "formula") != 0;
+}
+
 enum hapt_status hapt_phase_predict(const struct hapt_config *config, const struct hapt_cluster *cluster,
                                     const struct hapt_model *model, const struct hapt_layers *layers,
                                     const struct hapt_efficiency *efficiency, struct hapt_arena *arena,
                                     struct hapt_profile **profile)
 {
     const bool given = strcmp(hapt_config_text(config, "recompute"), "auto") != 0;
-    const bool searched = !strcmp(hapt_config_text(config, "strategy"), "hapt") &&
-                          !hapt_config_text(config, "stages") &&
-                          strcmp(hapt_config_text(config, "objective"), "formula") != 0;
     bool lacks = false;
     if (given) return hapt_profile_predict(cluster, model, layers, config, efficiency, true, arena, profile);
     const enum hapt_status status =
         hapt_profile_predict(cluster, model, layers, config, efficiency, false, arena, profile);
-    if (!searched || (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE)) return status;
+    if (!may_choose_recompute(config) || (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE)) return status;
     if (status == HAPT_OK) HAPT_TRY(lacks_memory(config, *profile, &lacks));
     if (status == HAPT_OK && !lacks) return HAPT_OK;
     hapt_fail_reset();
@@ -146,11 +150,25 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
                          "--recompute %s has no effect on --program synthesised: such stages keep their activations",
                          recompute);
     if (!measured) return HAPT_OK;
-    if (!chosen && strcmp(recompute, "no") != 0)
-        return hapt_fail(HAPT_ERR_USAGE, "plan with --predict yes, or leave out --recompute",
-                         "--recompute %s: stages that recompute are not measured yet", recompute);
     return hapt_phase_refuse_unused(
         config, "the profile is measured here; only --predict yes and clusters on paper are predicted", "efficiency");
+}
+
+static enum hapt_status measure(const struct hapt_env *env, const struct hapt_config *config,
+                                const struct hapt_cluster *cluster, const struct hapt_model *model,
+                                const struct hapt_layers *layers, struct hapt_arena *arena,
+                                struct hapt_profile **profile)
+{
+    const char *recompute = hapt_config_text(config, "recompute");
+    const bool given = strcmp(recompute, "auto") != 0;
+    struct hapt_profile *with, *kept;
+    bool lacks = true;
+    HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config,
+                                  given ? strcmp(recompute, "no") != 0 : may_choose_recompute(config), arena, &with,
+                                  &kept));
+    if (!given && kept && kept != with) HAPT_TRY(hapt_env_agree(env->world, lacks_memory(config, kept, &lacks)));
+    *profile = given || lacks ? with : kept;
+    return HAPT_OK;
 }
 
 static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *config,
@@ -170,7 +188,7 @@ static enum hapt_status get_profile(struct hapt_env *env, struct hapt_config *co
     }
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, cluster)));
     if (hapt_phase_is_measured(config, cluster)) {
-        HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, arena, profile));
+        HAPT_TRY(measure(env, config, cluster, model, layers, arena, profile));
         (*profile)->origin = HAPT_PROFILE_MEASURED;
     } else {
         struct hapt_progress progress;

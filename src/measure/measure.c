@@ -42,8 +42,10 @@ static void mark_needed(struct measure *measure, struct hapt_submesh *submesh)
             for (int i = 0; mesh_index >= 0 && i < L; i++) {
                 for (int j = i; j < L; j++) {
                     const int item = hapt_candidates_item(candidates, mesh_index, i, j);
-                    if (i == j || hapt_candidates_wanted(candidates, c, submesh[s], i, j,
-                                                         measure_memory(measure, measure->classes.own_class, item)))
+                    const struct hapt_item_memory *memory = measure_memory(measure, measure->classes.own_class, item);
+                    if (i == j || hapt_candidates_wanted(candidates, c, submesh[s], i, j, memory))
+                        measure->needed[item] = measure->fits[item] = true;
+                    else if (measure_wants_again(measure, c, submesh[s], i, j))
                         measure->needed[item] = true;
                 }
             }
@@ -53,12 +55,22 @@ static void mark_needed(struct measure *measure, struct hapt_submesh *submesh)
 
 /* ---- the complete measurement ---- */
 
-static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *result, struct hapt_profile **profile)
+static void set_split_overhead(const struct measure *measure, struct hapt_profile *profile)
+{
+    for (int c = 0; measure->split_overhead && c < measure->cluster->count; c++)
+        profile->cluster[c].split_overhead = measure->split_overhead[measure->classes.of_subcluster[c]];
+}
+
+/* *kept: without stages that recompute; *profile if there are none; NULL: then some layer fits nowhere. */
+static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *result, struct hapt_profile **profile,
+                                    struct hapt_profile **kept)
 {
     const struct hapt_candidates *candidates = measure->candidates;
     struct hapt_item_memory **memory;
     struct hapt_item_time **time;
+    struct hapt_item_again **again = NULL;
     double **weight_share = NULL;
+    if (measure->again) HAPT_NEW(again, measure->scratch, measure->cluster->count);
     HAPT_NEW(memory, measure->scratch, measure->cluster->count);
     HAPT_NEW(time, measure->scratch, measure->cluster->count);
     if (measure->weight_share) HAPT_NEW(weight_share, measure->scratch, measure->cluster->count);
@@ -76,11 +88,22 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
                                                  .update_s = slowdown * cpu->update_s + cpu->end_s};
             time[c][item] = measure_stage_time(measure, c, item, alone);
         }
+        if (again) HAPT_TRY(measure_time_again(measure, c, time[c], &again[c]));
     }
     HAPT_TRY(
-        hapt_candidates_fill(candidates, memory, time, weight_share, NULL, measure_sum_s, measure, result, profile));
-    for (int c = 0; weight_share && c < measure->cluster->count; c++)
-        (*profile)->cluster[c].split_overhead = measure->split_overhead[measure->classes.of_subcluster[c]];
+        hapt_candidates_fill(candidates, memory, time, weight_share, again, measure_sum_s, measure, result, profile));
+    set_split_overhead(measure, *profile);
+    *kept = *profile;
+    if (!again) return HAPT_OK;
+    struct hapt_candidates keeping = *candidates;
+    keeping.share_count = 1;
+    keeping.share[0] = 0;
+    const enum hapt_status status =
+        hapt_candidates_fill(&keeping, memory, time, weight_share, NULL, measure_sum_s, measure, result, kept);
+    if (status == HAPT_OK) set_split_overhead(measure, *kept);
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    *kept = NULL;
     return HAPT_OK;
 }
 
@@ -96,8 +119,8 @@ static enum hapt_status choose_windows(struct measure *measure, const struct hap
     HAPT_NEW(submesh, measure->scratch, most);
     mark_needed(measure, submesh);
     return bench_engines_choose(measure->candidates, options, measure_room(measure, options),
-                                measure_memory(measure, measure->classes.own_class, 0), measure->needed,
-                                measure->scratch, &measure->bench_engines);
+                                measure_memory(measure, measure->classes.own_class, 0), measure->fits, measure->scratch,
+                                &measure->bench_engines);
 }
 
 /* Sums over ranks; one rank per class counts its items. Collective. */
@@ -202,7 +225,7 @@ static enum hapt_status run_teams(struct measure *measure, const struct hapt_eng
 
 static enum hapt_status measure_all(struct measure *measure, struct hapt_candidates *candidates,
                                     struct hapt_engine_options *options, struct hapt_arena *result,
-                                    struct hapt_profile **profile)
+                                    struct hapt_profile **profile, struct hapt_profile **kept)
 {
     const struct hapt_env *env = measure->env;
     HAPT_TRY(classes_find(env, measure->cluster, measure->threads, &measure->classes));
@@ -210,6 +233,10 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
     HAPT_TRY(measure_sum_over_ranks(measure, (double *)measure->memory,
                                     (size_t)measure->classes.count * (size_t)measure->candidates->item_count *
                                         sizeof *measure->memory / sizeof(double)));
+    if (measure->again)
+        HAPT_TRY(measure_sum_over_ranks(measure, (double *)measure->again,
+                                        (size_t)measure->classes.count * (size_t)measure->candidates->item_count *
+                                            HAPT_MOST_SHARES * sizeof *measure->again / sizeof(double)));
     HAPT_TRY(hapt_env_agree(env->world, programs_choose(measure, candidates)));
     HAPT_TRY(hapt_env_agree(env->world, measure_list_stages(measure)));
     HAPT_TRY(hapt_env_agree(env->world, choose_windows(measure, options)));
@@ -227,16 +254,22 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
     bench_engines_close(&measure->bench_engines); /* the stages need their memory */
     HAPT_TRY(run_teams(measure, options));
     if (candidates->mixed_count > 0) HAPT_TRY(run_mixed(measure, candidates, options));
-    HAPT_TRY(hapt_env_agree(env->world, make_tables(measure, result, profile)));
+    HAPT_TRY(hapt_env_agree(env->world, make_tables(measure, result, profile, kept)));
     HAPT_TRY(gather_noise(measure, *profile));
-    return gather_effort(measure, &(*profile)->effort);
+    HAPT_TRY(gather_effort(measure, &(*profile)->effort));
+    if (!*kept) return HAPT_OK;
+    (*kept)->noise = (*profile)->noise;
+    (*kept)->drift = (*profile)->drift;
+    (*kept)->effort = (*profile)->effort;
+    return HAPT_OK;
 }
 
 enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                       const struct hapt_model *model, const struct hapt_layers *layers,
-                                      const struct hapt_config *config, struct hapt_arena *result,
-                                      struct hapt_profile **profile)
+                                      const struct hapt_config *config, bool recompute, struct hapt_arena *result,
+                                      struct hapt_profile **profile, struct hapt_profile **kept)
 {
+    struct hapt_profile *without;
     struct hapt_candidates candidates;
     struct hapt_arena scratch;
     struct hapt_engine_options options = {0};
@@ -248,12 +281,14 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
                               .scratch = &scratch,
                               .threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads")),
                               .start_s = hapt_time_s(),
+                              .recompute = recompute,
                               .budget_s = hapt_config_real(config, "profile-seconds")};
     enum hapt_status status = programs_build(&measure, model, layers, &candidates, &scratch);
     if (status == HAPT_OK) status = measure_mix(&measure, layers, &candidates, &scratch);
     if (candidates.mixed_count > 0) measure.budget_s *= ALONE_SHARE;
     if (measure_any_slowed(cluster)) measure.budget_s *= 1 - SLOWED_SHARE;
-    if (status == HAPT_OK) status = measure_all(&measure, &candidates, &options, result, profile);
+    if (status == HAPT_OK)
+        status = measure_all(&measure, &candidates, &options, result, profile, kept ? kept : &without);
     bench_engines_close(&measure.bench_engines);
     if (options.device) options.backend->close(options.device);
     if (status == HAPT_OK) {

@@ -28,14 +28,17 @@ struct measure {
     const struct hapt_config *config;
     struct hapt_arena *scratch;
     double start_s, budget_s; /* for timing single devices */
+    bool recompute;           /* also stages that recompute */
     int threads;
     struct classes classes;
     struct hapt_item_memory *memory; /* [class][item] */
     struct hapt_item_time *time;     /* [class][item] CPU or device time, without slowdown */
-    double *weight_share;            /* [class][item] deferrable part of backward_s, NaN: unknown; NULL: not wanted */
-    double *split_overhead;          /* [class] hapt_profile_cluster.split_overhead; set with weight_share */
-    bool *needed;                    /* [item] in my class */
-    double *layer_s;                 /* [mesh][L] seconds of a single layer, in my class */
+    /* [class][item][HAPT_MOST_SHARES] memory of shares of units that recompute, again_s 0; NULL: none recompute */
+    struct hapt_item_again *again;
+    double *weight_share;   /* [class][item] deferrable part of backward_s, NaN: unknown; NULL: not wanted */
+    double *split_overhead; /* [class] hapt_profile_cluster.split_overhead; set with weight_share */
+    bool *needed, *fits;    /* [item] in my class: candidates; those that fit without recomputing, which run */
+    double *layer_s;        /* [mesh][L] seconds of a single layer, in my class */
     struct bench_engines bench_engines;
     unsigned char *role;               /* [item] select_role in my class */
     bool *timed;                       /* [item] */
@@ -58,6 +61,12 @@ static inline struct hapt_item_memory *measure_memory(const struct measure *meas
 static inline struct hapt_item_time *measure_time(const struct measure *measure, int class, int item)
 {
     return &measure->time[(size_t) class * (size_t)measure->candidates->item_count + (size_t)item];
+}
+
+static inline struct hapt_item_again *measure_again(const struct measure *measure, int class, int item)
+{
+    return &measure
+                ->again[((size_t) class * (size_t)measure->candidates->item_count + (size_t)item) * HAPT_MOST_SHARES];
 }
 
 /* Sums over ranks; each element comes from one rank, all others give 0. Collective over env->world. */
@@ -84,6 +93,14 @@ enum hapt_status measure_run_class(struct measure *measure, MPI_Comm class_comm)
 /* Times the deferrable parts of backward passes: sets weight_share. Call while the benchmark engines are open, after
  * measure_run_class; it closes them. Collective over env->world. */
 enum hapt_status measure_weights(struct measure *measure, const struct hapt_engine_options *options);
+
+/* True if layers [first, last] are a candidate on a submesh with some share of their units recomputed. */
+bool measure_wants_again(const struct measure *measure, int subcluster, struct hapt_submesh submesh, int first,
+                         int last);
+/* The figures of all shares on a subcluster's devices: again[item][HAPT_MOST_SHARES], in measure->scratch. time[item]:
+ * the final times of its items. */
+enum hapt_status measure_time_again(const struct measure *measure, int subcluster, const struct hapt_item_time *time,
+                                    struct hapt_item_again **again);
 
 /* Measured seconds to sum gradients of `bytes` per device over a submesh; 0 if a team's times include the sum.
  * `measure`: a struct measure. */

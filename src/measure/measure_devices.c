@@ -14,10 +14,13 @@ static enum hapt_status choose_layers(struct measure *measure, const struct hapt
     const struct hapt_candidates *candidates = measure->candidates;
     if (measure->classes.own_class < 0) return HAPT_OK;
     for (int l = 0; l < candidates->layer_count; l++)
-        for (int k = 0; k < 2; k++) measure->needed[hapt_candidates_item(candidates, mesh_index[k], l, l)] = true;
+        for (int k = 0; k < 2; k++) {
+            const int item = hapt_candidates_item(candidates, mesh_index[k], l, l);
+            measure->needed[item] = measure->fits[item] = true;
+        }
     return bench_engines_choose(candidates, options, measure_room(measure, options),
-                                measure_memory(measure, measure->classes.own_class, 0), measure->needed,
-                                measure->scratch, &measure->bench_engines);
+                                measure_memory(measure, measure->classes.own_class, 0), measure->fits, measure->scratch,
+                                &measure->bench_engines);
 }
 
 /* CPU seconds of my class: all rows, few rows, update, rest of the end of a step. */

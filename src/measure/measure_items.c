@@ -28,28 +28,29 @@ enum hapt_status measure_budget_left(const struct measure *measure, double *budg
     return HAPT_OK;
 }
 
-static enum hapt_status plan_item(const struct measure *measure, const struct hapt_engine_options *options, int item,
-                                  struct hapt_item_memory *memory)
+static enum hapt_status plan_mesh(struct measure *measure, struct hapt_engine_options *options, int mesh_index)
 {
-    const struct hapt_candidates *candidates = measure->candidates;
-    const int structure = item / candidates->mesh_count;
-    if (hapt_candidates_may_be_wanted(candidates, item % candidates->mesh_count, candidates->first[structure],
-                                      candidates->last[structure]))
-        return hapt_candidates_plan_memory(candidates, item, options, memory);
-    *memory = FITS_NOWHERE;
-    return HAPT_OK;
+    struct hapt_candidate_shardings shardings;
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = hapt_candidates_shardings(measure->candidates, mesh_index, &scratch, &shardings);
+    if (status == HAPT_OK)
+        status = hapt_candidates_sizes(measure->candidates, mesh_index, &shardings, hapt_engine_scratch, options,
+                                       &scratch, measure_memory(measure, measure->classes.own_class, 0),
+                                       measure->again ? measure_again(measure, measure->classes.own_class, 0) : NULL);
+    hapt_arena_release(&scratch);
+    return status;
 }
 
-static enum hapt_status plan_items(struct measure *measure, const struct hapt_engine_options *options)
+static enum hapt_status plan_items(struct measure *measure, struct hapt_engine_options *options)
 {
     struct hapt_progress progress;
     enum hapt_status status = HAPT_OK;
     if (!measure->classes.is_lead) return HAPT_OK;
-    hapt_progress_init(&progress, measure->env, "planning memory", measure->candidates->item_count);
-    for (int item = 0; item < measure->candidates->item_count && status == HAPT_OK; item++) {
-        status = plan_item(measure, options, item, measure_memory(measure, measure->classes.own_class, item));
-        hapt_progress_update(&progress, item + 1, NULL);
-    }
+    hapt_progress_init(&progress, measure->env, "planning memory", 0);
+    hapt_progress_expect(measure->candidates->item_count);
+    for (int d = 0; d < measure->candidates->mesh_count && status == HAPT_OK; d++)
+        status = plan_mesh(measure, options, d);
     hapt_progress_release(&progress);
     return status;
 }
@@ -74,7 +75,7 @@ enum hapt_status measure_check_cost(const struct measure *measure)
         .candidates = measure->candidates,
         .classes = &measure->classes,
         .bench_engines = &measure->bench_engines,
-        .needed = measure->needed,
+        .needed = measure->fits,
         .memory = measure->classes.own_class < 0 ? NULL : measure_memory(measure, measure->classes.own_class, 0),
         .run_by_teams = measure->stages.rounds > 0 ? measure->stages.longest : NULL,
         .teams = measure_any_slowed(measure->cluster) || measure->candidates->mixed_count > 0};
@@ -96,6 +97,8 @@ enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_opti
     HAPT_NEW(measure->memory, measure->scratch, cells);
     HAPT_NEW(measure->time, measure->scratch, cells);
     HAPT_NEW(measure->needed, measure->scratch, candidates->item_count);
+    HAPT_NEW(measure->fits, measure->scratch, candidates->item_count);
+    if (hapt_candidates_recompute(candidates)) HAPT_NEW(measure->again, measure->scratch, cells * HAPT_MOST_SHARES);
     HAPT_NEW(measure->layer_s, measure->scratch, (size_t)candidates->mesh_count * (size_t)candidates->layer_count);
     HAPT_NEW(measure->sample, measure->scratch, (size_t)candidates->item_count * MEASURE_MOST_ROUNDS * 2);
     HAPT_NEW(measure->role, measure->scratch, candidates->item_count);

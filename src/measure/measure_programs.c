@@ -4,7 +4,8 @@
  *
  * With --program auto tensor-parallel stages are candidates only if data-parallel ones lack memory: a range that fits
  * no data-parallel submesh of its subcluster fits a tensor-parallel one. --tensor-parallel or another --program
- * measures them in any case.
+ * measures them in any case. With --recompute auto stages that recompute are candidates only
+ * if the model may lack memory with all microbatches of a step in flight.
  */
 #include <math.h>
 #include <string.h>
@@ -24,13 +25,15 @@ static bool depends_on_memory(const struct hapt_config *config)
 
 /* ---- does data parallelism lack memory? ---- */
 
-/* True if the full model may not fit some subcluster: memory grows with the range, so otherwise every range fits. */
+/* lacks[0]: the full model may not fit some subcluster with one microbatch in flight; lacks[1]: with all of them.
+ * Memory grows with the range, so otherwise every range fits. */
 static enum hapt_status may_lack_memory(const struct hapt_candidates *candidates, struct hapt_arena *scratch,
-                                        bool *lacks)
+                                        bool lacks[2])
 {
+    const int in_flight[2] = {1, candidates->microbatches};
     struct hapt_item_memory *memory;
     struct hapt_submesh *submesh;
-    *lacks = false;
+    lacks[0] = lacks[1] = false;
     HAPT_NEW(memory, scratch, candidates->mesh_count);
     for (int d = 0; d < candidates->mesh_count; d++)
         HAPT_TRY(hapt_candidates_plan_memory(
@@ -39,17 +42,17 @@ static enum hapt_status may_lack_memory(const struct hapt_candidates *candidates
         const struct hapt_subcluster *own = &candidates->cluster->subcluster[c];
         const double limit = own->device.memory_bytes;
         const int count = hapt_candidates_submeshes(own, NULL);
-        bool fits = false;
+        bool fits[2] = {false, false};
         HAPT_NEW(submesh, scratch, count);
         hapt_candidates_submeshes(own, submesh);
         for (int s = 0; s < count; s++) {
             const int d = hapt_candidates_mesh_index_of(candidates, submesh[s]);
-            if (d >= 0)
-                fits = fits ||
-                       hapt_candidates_resident_bytes(candidates, &memory[d], limit) + memory[d].activation_bytes <=
-                           NEARLY_FULL * limit;
+            for (int k = 0; d >= 0 && k < 2; k++)
+                fits[k] = fits[k] || hapt_candidates_resident_bytes(candidates, &memory[d], limit) +
+                                             in_flight[k] * memory[d].activation_bytes <=
+                                         NEARLY_FULL * limit;
         }
-        *lacks = *lacks || !fits;
+        for (int k = 0; k < 2; k++) lacks[k] = lacks[k] || !fits[k];
     }
     return HAPT_OK;
 }
@@ -112,23 +115,28 @@ static enum hapt_status build_plain(const struct measure *like, const struct hap
                                     struct hapt_arena *arena)
 {
     const unsigned programs = hapt_candidates_programs(like->config) & ~(unsigned)PROGRAM_SYNTHESISED;
-    const bool ask = depends_on_memory(like->config);
+    const bool ask = depends_on_memory(like->config),
+               ask_again = like->recompute && !strcmp(hapt_config_text(like->config, "recompute"), "auto");
     struct hapt_candidates_options options = {.programs = programs,
                                               .tensor_parallel = (int)hapt_config_int(like->config, "tensor-parallel"),
-                                              .split = hapt_candidates_wants_split(like->config)};
+                                              .split = hapt_candidates_wants_split(like->config),
+                                              .recompute = like->recompute && !ask_again};
     struct hapt_arena scratch;
-    bool lacks;
+    bool lacks[2];
     if (ask) options.programs = PROGRAM_DATA;
     if (!(options.programs & PROGRAM_TENSOR)) options.tensor_parallel = 1;
     HAPT_TRY(hapt_candidates_build(like->cluster, model, layers, like->config, &options, arena, candidates));
-    if (!ask) return HAPT_OK;
+    if (!ask && !ask_again) return HAPT_OK;
     hapt_arena_init(&scratch);
-    const enum hapt_status status = may_lack_memory(candidates, &scratch, &lacks);
+    const enum hapt_status status = may_lack_memory(candidates, &scratch, lacks);
     hapt_arena_release(&scratch);
     HAPT_TRY(status);
-    if (!lacks) return HAPT_OK;
-    options.programs = programs;
-    options.tensor_parallel = 0;
+    if (!(ask && lacks[0]) && !(ask_again && lacks[1])) return HAPT_OK;
+    options.recompute = like->recompute && (!ask_again || lacks[1]);
+    if (ask && lacks[0]) {
+        options.programs = programs;
+        options.tensor_parallel = 0;
+    }
     return hapt_candidates_build(like->cluster, model, layers, like->config, &options, arena, candidates);
 }
 

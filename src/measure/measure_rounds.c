@@ -441,7 +441,7 @@ static enum hapt_status first_pass(struct measure *measure, struct estimate *wit
 {
     if (measure->classes.own_class < 0) return HAPT_OK;
     HAPT_TRY(prepare_estimate(measure, with));
-    HAPT_TRY(select_items(measure->candidates, measure->needed, measure->scratch, measure->role));
+    HAPT_TRY(select_items(measure->candidates, measure->fits, measure->scratch, measure->role));
     return choose_pass(measure, SELECT_BASE, SELECT_WITNESS, measure->budget_s);
 }
 

@@ -28,6 +28,13 @@ static bool is_run(const void *context, int first, int last)
            (communicates(team->submesh) || submesh_team_shards(team, first, last));
 }
 
+/* Ranges of the same kind that need times. */
+static bool has_time(const void *context, int first, int last)
+{
+    const struct submesh_team *team = context;
+    return is_run(team, first, last) || (communicates(team->submesh) && submesh_team_wants_time(team, first, last));
+}
+
 /* True if some range of the submesh is to be run. *longest: a range of most layers. */
 static bool has_runs(const struct submesh_team *team, int *longest)
 {
@@ -120,7 +127,7 @@ static enum hapt_status run_team(const struct submesh_team *team, const struct h
     HAPT_TRY(hapt_link_all_or_none(comm, "a submesh's stages", submesh_team_list(team, is_run, &ranges)));
     HAPT_TRY(submesh_team_run(team, options, comm, budget_s, &ranges));
     HAPT_TRY(sum_layers(team, &ranges, base));
-    team_ranges_compose(&ranges, is_run, team, (const double *const *)base);
+    team_ranges_compose(&ranges, has_time, team, (const double *const *)base);
     if (team->rank != 0) return HAPT_OK;
     take_times(team, &ranges, measure->stages.time + (size_t)c * (size_t)measure->candidates->item_count);
     measure->effort.runs += ranges.runs;

@@ -34,6 +34,13 @@ bool submesh_team_wants(const void *context, int first, int last)
                                   memory_of(team, first, last));
 }
 
+bool submesh_team_wants_time(const void *context, int first, int last)
+{
+    const struct submesh_team *team = context;
+    return submesh_team_wants(team, first, last) ||
+           measure_wants_again(team->measure, team->subcluster, team->submesh, first, last);
+}
+
 bool submesh_team_shards(const void *context, int first, int last)
 {
     const struct submesh_team *team = context;

@@ -24,6 +24,8 @@ void submesh_team_find(const struct hapt_submesh *now, struct submesh_team *team
  * submesh_team_shards: the candidate has sharded optimizer state. */
 bool submesh_team_wants(const void *team, int first, int last);
 bool submesh_team_shards(const void *team, int first, int last);
+/* Also those that are candidates only if they recompute: they are not run but composed. */
+bool submesh_team_wants_time(const void *team, int first, int last);
 /* Lists the wanted ranges (team_ranges_list), with new times. Rank-local. */
 enum hapt_status submesh_team_list(const struct submesh_team *team, team_wanted *wanted, struct team_ranges *ranges);
 /* Runs them for about `budget_s`. Collective over `comm`, the team's ranks in order. */

@@ -123,123 +123,10 @@ static double all_reduce(const void *context, int subcluster, struct hapt_submes
                                        HAPT_COLLECTIVE_ALL_REDUCE, bytes, 0);
 }
 
-static struct hapt_memory_options memory_options(const struct hapt_candidates *candidates,
-                                                 hapt_kernel_scratch *kernel_scratch,
-                                                 struct hapt_engine_options *engine)
-{
-    return (struct hapt_memory_options){.slots = 1,
-                                        .state_count = candidates->state_count,
-                                        .scratch = kernel_scratch,
-                                        .scratch_context = engine,
-                                        .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted};
-}
-
-/* ---- memory ---- */
-
-/* The shardings of a mesh: `again`: all units recompute, if any may; split: the same with split backward passes, or
- * NULL. */
-struct variants {
-    struct hapt_sharding *again, *split;
-    bool recomputes;
-};
-
-static enum hapt_status make_variants(const struct hapt_candidates *candidates, int mesh_index,
-                                      struct hapt_arena *arena, struct variants *variants)
-{
-    *variants = (struct variants){.again = candidates->sharding[mesh_index]};
-    variants->recomputes = candidates->share[candidates->share_count - 1] > 0 &&
-                           candidates->mesh[mesh_index].program == 0 && candidates->mesh[mesh_index].dp > 0;
-    for (int u = 0; u < candidates->unit_count; u++)
-        variants->recomputes =
-            variants->recomputes &&
-            hapt_sharding_allows(variants->again, candidates->unit[u].first_op, candidates->unit[u].end_op);
-    if (variants->recomputes)
-        HAPT_TRY(hapt_sharding_recompute(variants->again, candidates->unit, candidates->unit_count, arena,
-                                         &variants->again));
-    return candidates->split ? hapt_sharding_split(variants->again, arena, &variants->split) : HAPT_OK;
-}
-
-/* The sources of the memory of ranges. */
-struct sizing {
-    struct hapt_memory_ranges *ranges, *split; /* split NULL: no figures of split passes */
-    struct hapt_memory_work *work, *split_work;
-};
-
-static enum hapt_status begin_sizing(const struct variants *variants, const struct hapt_memory_options *options,
-                                     struct hapt_arena *arena, struct sizing *sizing)
-{
-    *sizing = (struct sizing){0};
-    HAPT_TRY(hapt_memory_ranges_create(variants->again, options, arena, &sizing->ranges));
-    HAPT_TRY(hapt_memory_work_create(sizing->ranges, arena, &sizing->work));
-    if (!variants->split) return HAPT_OK;
-    HAPT_TRY(hapt_memory_ranges_create(variants->split, options, arena, &sizing->split));
-    return hapt_memory_work_create(sizing->split, arena, &sizing->split_work);
-}
-
-/* Memory of a range whose units in [first_op, again_end) recompute. */
-static enum hapt_status size_range(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op,
-                                   int end_op, int again_end, struct hapt_item_memory *memory)
-{
-    struct hapt_memory_bytes figures;
-    HAPT_TRY(hapt_memory_ranges_of(sizing->ranges, first_op, end_op, again_end, sizing->work, &figures));
-    *memory = hapt_candidates_memory(candidates, &figures);
-    if (!sizing->split) return HAPT_OK;
-    HAPT_TRY(hapt_memory_ranges_of(sizing->split, first_op, end_op, again_end, sizing->split_work, &figures));
-    memory->split_parameter_bytes = (double)figures.parameter_bytes;
-    memory->weight_slot_bytes = (double)figures.weight_slot_bytes;
-    HAPT_ASSERT((double)figures.activation_bytes == memory->activation_bytes);
-    return HAPT_OK;
-}
-
-/* The same for each share of its units. Shares that add no unit to the one before are no candidates. */
-static enum hapt_status size_shares(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op,
-                                    int end_op, struct hapt_item_again *again)
-{
-    for (int k = 0, before = 0; k < candidates->share_count; k++) {
-        int first;
-        const int units = hapt_layers_units_of(candidates->unit, candidates->unit_count, first_op, end_op,
-                                               candidates->share[k], &first);
-        const bool forced = k == 0 && candidates->share[0] > 0;
-        if (candidates->share[k] == 0 || (units == before && !forced)) continue;
-        const int again_end = units > 0 ? candidates->unit[first + units - 1].end_op : first_op;
-        HAPT_TRY(size_range(candidates, sizing, first_op, end_op, again_end, &again[k].memory));
-        before = units;
-    }
-    return HAPT_OK;
-}
-
-/* Memory of every item of one mesh. */
-static enum hapt_status plan_mesh(const struct hapt_candidates *candidates, int mesh_index,
-                                  const struct variants *variants, hapt_kernel_scratch *kernel_scratch,
-                                  struct hapt_engine_options *engine, struct hapt_arena *scratch,
-                                  struct hapt_item_memory *memory, struct hapt_item_again *again)
-{
-    const struct hapt_layers *layers = candidates->layers;
-    const struct hapt_memory_options options = memory_options(candidates, kernel_scratch, engine);
-    struct sizing sizing;
-    HAPT_TRY(begin_sizing(variants, &options, scratch, &sizing));
-    for (int k = 0; k < candidates->structure_count; k++) {
-        hapt_progress_advance(1);
-        const size_t item = (size_t)k * (size_t)candidates->mesh_count + (size_t)mesh_index;
-        const int first_op = hapt_layers_first_op(layers, candidates->first[k]),
-                  end_op = layers->end_op[candidates->last[k]];
-        memory[item] = FITS_NOWHERE;
-        for (int share = 0; again && share < HAPT_MOST_SHARES; share++)
-            again[item * HAPT_MOST_SHARES + (size_t)share].memory = FITS_NOWHERE;
-        if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
-        if (!hapt_candidates_may_be_wanted(candidates, mesh_index, candidates->first[k], candidates->last[k])) continue;
-        HAPT_TRY(size_range(candidates, &sizing, first_op, end_op, first_op, &memory[item]));
-        if (again && variants->recomputes &&
-            hapt_candidates_may_recompute(candidates, mesh_index, candidates->first[k], candidates->last[k]))
-            HAPT_TRY(size_shares(candidates, &sizing, first_op, end_op, &again[item * HAPT_MOST_SHARES]));
-    }
-    return HAPT_OK;
-}
-
 /* Memory of every item as the engine plans it. Kernel scratch is included if the back end is available, and for
  * predicted GPUs that of matrix products. Subclusters with the same back end share the figures. */
 static enum hapt_status plan_memory(const struct hapt_candidates *candidates, int subcluster,
-                                    const struct variants *variants, struct hapt_item_memory **memory,
+                                    const struct hapt_candidate_shardings *shardings, struct hapt_item_memory **memory,
                                     struct hapt_item_again **again, struct hapt_arena *scratch)
 {
     const struct hapt_subcluster *all = candidates->cluster->subcluster;
@@ -264,8 +151,8 @@ static enum hapt_status plan_memory(const struct hapt_candidates *candidates, in
     hapt_progress_expect(candidates->item_count);
     hapt_kernel_scratch *kernel_scratch = engine.device ? hapt_engine_scratch : on_paper;
     for (int d = 0; status == HAPT_OK && d < candidates->mesh_count; d++)
-        status = plan_mesh(candidates, d, &variants[d], kernel_scratch, &engine, scratch, memory[subcluster],
-                           again ? again[subcluster] : NULL);
+        status = hapt_candidates_sizes(candidates, d, &shardings[d], kernel_scratch, &engine, scratch,
+                                       memory[subcluster], again ? again[subcluster] : NULL);
     if (engine.device) engine.backend->close(engine.device);
     return status;
 }
@@ -276,23 +163,12 @@ static enum hapt_status time_shares(const struct hapt_candidates *candidates, in
                                     struct hapt_item_again *again)
 {
     const struct hapt_roofline roofline = describe(candidates, subcluster);
-    double *unit_s; /* [unit_count + 1] of the units before */
-    HAPT_NEW(unit_s, scratch, candidates->unit_count + 1);
+    double *repeat_s; /* [reduce_first] */
+    HAPT_NEW(repeat_s, scratch, sharding->reduce_first);
     for (int o = sharding->graph->forward_count; o < sharding->reduce_first; o++)
         if (sharding->repeats[o] >= 0)
-            unit_s[sharding->repeats[o] + 1] += operator_s(candidates, &roofline, subcluster, mesh_index, sharding, o);
-    for (int u = 0; u < candidates->unit_count; u++) unit_s[u + 1] += unit_s[u];
-    for (int k = 0; k < candidates->structure_count; k++)
-        for (int share = 0; share < candidates->share_count; share++) {
-            int first;
-            const int units =
-                hapt_layers_units_of(candidates->unit, candidates->unit_count,
-                                     hapt_layers_first_op(candidates->layers, candidates->first[k]),
-                                     candidates->layers->end_op[candidates->last[k]], candidates->share[share], &first);
-            const size_t item = (size_t)k * (size_t)candidates->mesh_count + (size_t)mesh_index;
-            again[item * HAPT_MOST_SHARES + (size_t)share].again_s = unit_s[first + units] - unit_s[first];
-        }
-    return HAPT_OK;
+            repeat_s[o] = operator_s(candidates, &roofline, subcluster, mesh_index, sharding, o);
+    return hapt_candidates_again(candidates, mesh_index, sharding, repeat_s, scratch, again);
 }
 
 static enum hapt_status predict(const struct hapt_candidates *candidates, struct hapt_arena *scratch,
@@ -303,18 +179,19 @@ static enum hapt_status predict(const struct hapt_candidates *candidates, struct
     struct hapt_item_time **time;
     double **weight_share;
     struct hapt_item_again **again = NULL;
-    struct variants *variants;
-    HAPT_NEW(variants, scratch, candidates->mesh_count);
-    for (int d = 0; d < candidates->mesh_count; d++) HAPT_TRY(make_variants(candidates, d, scratch, &variants[d]));
-    if (candidates->share[candidates->share_count - 1] > 0) HAPT_NEW(again, scratch, cluster->count);
+    struct hapt_candidate_shardings *shardings;
+    HAPT_NEW(shardings, scratch, candidates->mesh_count);
+    for (int d = 0; d < candidates->mesh_count; d++)
+        HAPT_TRY(hapt_candidates_shardings(candidates, d, scratch, &shardings[d]));
+    if (hapt_candidates_recompute(candidates)) HAPT_NEW(again, scratch, cluster->count);
     HAPT_NEW(memory, scratch, cluster->count);
     HAPT_NEW(time, scratch, cluster->count);
     HAPT_NEW(weight_share, scratch, cluster->count);
     for (int c = 0; c < cluster->count; c++) {
         if (again) HAPT_NEW(again[c], scratch, (int64_t)candidates->item_count * HAPT_MOST_SHARES);
-        HAPT_TRY(plan_memory(candidates, c, variants, memory, again, scratch));
+        HAPT_TRY(plan_memory(candidates, c, shardings, memory, again, scratch));
         for (int d = 0; again && d < candidates->mesh_count; d++)
-            if (variants[d].recomputes) HAPT_TRY(time_shares(candidates, c, d, variants[d].again, scratch, again[c]));
+            if (shardings[d].recomputes) HAPT_TRY(time_shares(candidates, c, d, shardings[d].again, scratch, again[c]));
         HAPT_NEW(time[c], scratch, candidates->item_count);
         HAPT_NEW(weight_share[c], scratch, candidates->item_count);
         HAPT_TRY(time_items(candidates, c, memory[c], scratch, time[c], weight_share[c]));

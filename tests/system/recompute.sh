@@ -15,6 +15,7 @@ JSON
 }
 cluster wide "300 MB"
 cluster tight "3.5 MB"
+cluster middling "5 MB"
 "$HAPT" data LICENSE --output "$scratch/t.h5" >/dev/null || exit 1
 model() { "$HAPT" model "$1" --sequence 64 --vocab 256 --microbatch 4 --data "$scratch/t.h5" --output "$scratch/$1.h5" "${@:2}" >/dev/null || exit 1; }
 model gpt --layers 6 --hidden 32 --heads 4
@@ -61,7 +62,7 @@ plan auto tight
 check "auto recomputes what memory asks for" recomputes
 train auto tight
 same keep auto
-two="0-13@a:1x1,13-26@b:1x1" four="0-6@a:1x1,6-12@b:1x1,12-19@a:1x1,19-26@b:1x1"
+two="0-13@a:1x1,13-26@b:1x1" four="0-5@a:1x1,5-13@b:1x1,13-17@a:1x1,17-26@b:1x1" # at blocks
 for choice in "all --stages $two" "every=2 --stages $two" "all --split-backward yes --stages $two" "all --schedule gpipe --stages $two" \
     "all --schedule interleaved --stages $four"; do
     name=${choice//[^a-z0-9]/-}
@@ -70,6 +71,34 @@ for choice in "all --stages $two" "every=2 --stages $two" "all --split-backward 
     train "$name" wide
     same keep "$name"
 done
+
+# The one command measures, plans and trains what fits no device otherwise. Profiles of the same measurement hold both kinds of rows.
+measured() { passes 2 "$@" --microbatches 4 --threads 1 --profile-seconds 2; }
+measured --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --steps 6 --checkpoint-every 3 --output "$scratch/run-one"
+check "the measured job recomputes" grep -q 'blocks that recompute' "$scratch/out"
+same keep one
+measured profile --input "$scratch/gpt.h5" --cluster "$scratch/middling.json" --output "$scratch/measured.h5"
+measured profile --input "$scratch/gpt.h5" --cluster "$scratch/wide.json" --output "$scratch/roomy.h5"
+checks=$((checks + 1))
+/usr/bin/python3 - "$scratch/measured.h5" "$scratch/roomy.h5" <<'PY' || fail "rows of measured profiles"
+import sys
+import h5py, numpy
+with h5py.File(sys.argv[2]) as roomy:
+    assert "recompute" not in roomy["cluster_0"] # nothing lacks memory
+with h5py.File(sys.argv[1]) as file:
+    table = file["cluster_0"]
+    share, time, forward, memory = (table[name][()] for name in ("recompute", "stage_time", "stage_forward_time", "activation_bytes"))
+kept, rows = list(share).index(0), [row for row in range(len(share)) if share[row] > 0]
+assert len(rows) > 1, share
+for row in rows:
+    both = numpy.isfinite(time[kept]) & numpy.isfinite(time[row])
+    assert both.any()
+    more = (time[row] - time[kept])[both]
+    # The repeated part is some of the forward pass; a share without units has no row of that range.
+    assert (more > 0).all() and (more < forward[row][both]).all(), more
+    assert (memory[row][both] < memory[kept][both]).all()
+    assert numpy.isfinite(time[row]).sum() > both.sum() # some ranges fit only so
+PY
 
 # Checkpoints of a run that recomputes resume one that does not, and the other way round, by the one command.
 job() { # NAME CLUSTER OPTIONS...
@@ -93,7 +122,7 @@ same keep back
 refuses 2 'recompute some' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --recompute some
 refuses 2 'recompute every=0' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --recompute every=0
 refuses 2 'program synthesised' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --recompute all --program synthesised
-refuses 2 'not measured yet' 2 --input "$scratch/gpt.h5" --cluster "$scratch/wide.json" --recompute all --steps 1 --output "$scratch/none"
+refuses 3 'layers 0-6 cannot be a stage' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/wide.json" --predict --recompute all --stages "0-6@a:1x1,6-26@b:1x1"
 for change in "0,2,100000" "0,2,-1" "7,2,0" "0,1,-3"; do
     cp "$scratch/auto.h5" "$scratch/bad.h5"
     /usr/bin/python3 - "$scratch/bad.h5" "$change" <<'PY'

@@ -1,0 +1,145 @@
+/* Memory of all items of a mesh from one gathering (memory.h), and of their shares of units that recompute. */
+#include "hapt/candidates.h"
+#include "hapt/progress.h"
+
+bool hapt_candidates_recompute(const struct hapt_candidates *candidates)
+{
+    return candidates->share[candidates->share_count - 1] > 0;
+}
+
+enum hapt_status hapt_candidates_shardings(const struct hapt_candidates *candidates, int mesh_index,
+                                           struct hapt_arena *arena, struct hapt_candidate_shardings *shardings)
+{
+    const struct hapt_candidate_mesh *mesh = &candidates->mesh[mesh_index];
+    const struct hapt_unit *unit = candidates->unit;
+    *shardings = (struct hapt_candidate_shardings){.again = candidates->sharding[mesh_index]};
+    shardings->recomputes = hapt_candidates_recompute(candidates) && mesh->program == 0 && mesh->dp > 0;
+    for (int u = 0; u < candidates->unit_count; u++)
+        shardings->recomputes =
+            shardings->recomputes && hapt_sharding_allows(shardings->again, unit[u].first_op, unit[u].end_op);
+    if (shardings->recomputes)
+        HAPT_TRY(hapt_sharding_recompute(shardings->again, unit, candidates->unit_count, arena, &shardings->again));
+    return candidates->split ? hapt_sharding_split(shardings->again, arena, &shardings->split) : HAPT_OK;
+}
+
+/* The sources of the memory of ranges. */
+struct sizing {
+    struct hapt_memory_ranges *ranges, *split; /* split NULL: no figures of split passes */
+    struct hapt_memory_work *work, *split_work;
+};
+
+static enum hapt_status begin_sizing(const struct hapt_candidate_shardings *shardings,
+                                     const struct hapt_memory_options *options, struct hapt_arena *arena,
+                                     struct sizing *sizing)
+{
+    *sizing = (struct sizing){0};
+    HAPT_TRY(hapt_memory_ranges_create(shardings->again, options, arena, &sizing->ranges));
+    HAPT_TRY(hapt_memory_work_create(sizing->ranges, arena, &sizing->work));
+    if (!shardings->split) return HAPT_OK;
+    HAPT_TRY(hapt_memory_ranges_create(shardings->split, options, arena, &sizing->split));
+    return hapt_memory_work_create(sizing->split, arena, &sizing->split_work);
+}
+
+/* Memory of a range whose units in [first_op, again_end) recompute. */
+static enum hapt_status size_range(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op,
+                                   int end_op, int again_end, struct hapt_item_memory *memory)
+{
+    struct hapt_memory_bytes figures;
+    HAPT_TRY(hapt_memory_ranges_of(sizing->ranges, first_op, end_op, again_end, sizing->work, &figures));
+    *memory = hapt_candidates_memory(candidates, &figures);
+    if (!sizing->split) return HAPT_OK;
+    HAPT_TRY(hapt_memory_ranges_of(sizing->split, first_op, end_op, again_end, sizing->split_work, &figures));
+    memory->split_parameter_bytes = (double)figures.parameter_bytes;
+    memory->weight_slot_bytes = (double)figures.weight_slot_bytes;
+    HAPT_ASSERT((double)figures.activation_bytes == memory->activation_bytes);
+    return HAPT_OK;
+}
+
+/* True if the range has a part of a unit. */
+static bool cuts_unit(const struct hapt_candidates *candidates, int first_op, int end_op)
+{
+    for (int u = 0; u < candidates->unit_count; u++) {
+        const struct hapt_unit *unit = &candidates->unit[u];
+        const bool apart = unit->end_op <= first_op || unit->first_op >= end_op,
+                   inside = unit->first_op >= first_op && unit->end_op <= end_op;
+        if (!apart && !inside) return true;
+    }
+    return false;
+}
+
+/* The same for each share of its units. Shares that add no unit to the one before are no candidates. With --recompute
+ * all, ranges that cut a unit are no candidates, since its activations would be kept. */
+static enum hapt_status size_shares(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op,
+                                    int end_op, struct hapt_item_again *again)
+{
+    for (int k = 0, before = 0; k < candidates->share_count; k++) {
+        int first;
+        const int units = hapt_layers_units_of(candidates->unit, candidates->unit_count, first_op, end_op,
+                                               candidates->share[k], &first);
+        const bool forced = k == 0 && candidates->share[0] > 0;
+        if (candidates->share[k] == 0 || (units == before && !forced)) continue;
+        if (forced && candidates->share[k] == HAPT_RECOMPUTE_PARTS && cuts_unit(candidates, first_op, end_op)) continue;
+        const int again_end = units > 0 ? candidates->unit[first + units - 1].end_op : first_op;
+        HAPT_TRY(size_range(candidates, sizing, first_op, end_op, again_end, &again[k].memory));
+        before = units;
+    }
+    return HAPT_OK;
+}
+
+static void item_range(const struct hapt_candidates *candidates, int structure, int *first_op, int *end_op)
+{
+    *first_op = hapt_layers_first_op(candidates->layers, candidates->first[structure]);
+    *end_op = candidates->layers->end_op[candidates->last[structure]];
+}
+
+enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates, int mesh_index,
+                                       const struct hapt_candidate_shardings *shardings,
+                                       hapt_kernel_scratch *kernel_scratch, struct hapt_engine_options *engine,
+                                       struct hapt_arena *scratch, struct hapt_item_memory *memory,
+                                       struct hapt_item_again *again)
+{
+    const struct hapt_memory_options options = {.slots = 1,
+                                                .state_count = candidates->state_count,
+                                                .scratch = kernel_scratch,
+                                                .scratch_context = engine,
+                                                .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted};
+    struct sizing sizing;
+    HAPT_TRY(begin_sizing(shardings, &options, scratch, &sizing));
+    for (int k = 0; k < candidates->structure_count; k++) {
+        const size_t item = (size_t)k * (size_t)candidates->mesh_count + (size_t)mesh_index;
+        const int first = candidates->first[k], last = candidates->last[k];
+        int first_op, end_op;
+        hapt_progress_advance(1);
+        item_range(candidates, k, &first_op, &end_op);
+        memory[item] = FITS_NOWHERE;
+        for (int share = 0; again && share < HAPT_MOST_SHARES; share++)
+            again[item * HAPT_MOST_SHARES + (size_t)share] = (struct hapt_item_again){.memory = FITS_NOWHERE};
+        if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
+        if (!hapt_candidates_may_be_wanted(candidates, mesh_index, first, last)) continue;
+        HAPT_TRY(size_range(candidates, &sizing, first_op, end_op, first_op, &memory[item]));
+        if (again && shardings->recomputes && hapt_candidates_may_recompute(candidates, mesh_index, first, last))
+            HAPT_TRY(size_shares(candidates, &sizing, first_op, end_op, &again[item * HAPT_MOST_SHARES]));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_candidates_again(const struct hapt_candidates *candidates, int mesh_index,
+                                       const struct hapt_sharding *sharding, const double *repeat_s,
+                                       struct hapt_arena *scratch, struct hapt_item_again *again)
+{
+    double *unit_s; /* [unit_count + 1] of the units before */
+    HAPT_NEW(unit_s, scratch, candidates->unit_count + 1);
+    for (int o = sharding->graph->forward_count; o < sharding->reduce_first; o++)
+        if (sharding->repeats[o] >= 0) unit_s[sharding->repeats[o] + 1] += repeat_s[o];
+    for (int u = 0; u < candidates->unit_count; u++) unit_s[u + 1] += unit_s[u];
+    for (int k = 0; k < candidates->structure_count; k++)
+        for (int share = 0; share < candidates->share_count; share++) {
+            const size_t item = (size_t)k * (size_t)candidates->mesh_count + (size_t)mesh_index;
+            int first_op, end_op, first;
+            item_range(candidates, k, &first_op, &end_op);
+            const int units = hapt_layers_units_of(candidates->unit, candidates->unit_count, first_op, end_op,
+                                                   candidates->share[share], &first);
+            again[item * HAPT_MOST_SHARES + (size_t)share].again_s = unit_s[first + units] - unit_s[first];
+        }
+    return HAPT_OK;
+}
