@@ -27,6 +27,15 @@ struct hapt_limit {
 
 void hapt_plan_limit(const struct hapt_profile *profile, const struct hapt_plan *plan, struct hapt_limit *limit);
 
+/* What a stage that recomputes would take if it kept all activations, with as many microbatches in flight. */
+struct hapt_kept {
+    double more_s; /* per microbatch, that it takes longer now; NaN: unknown, it would not fit with one in flight */
+    double memory_bytes; /* per device, that it would need; NaN: unknown */
+};
+/* False: the stage keeps all activations, or the profile does not know the stage. */
+bool hapt_plan_kept(const struct hapt_profile *profile, const struct hapt_plan *plan, int stage,
+                    struct hapt_kept *kept);
+
 struct hapt_rival {
     const char *what;       /* the difference: "v100 before a100"; restrictions that lead to the same plan are joined */
     const char *reason;     /* why it is worse, in words and numbers, or why there is no plan */

@@ -97,6 +97,30 @@ static void print_limit(const struct hapt_env *env, const struct hapt_plan *plan
         hapt_print(env, "  devices  all %d busy\n", limit->devices);
 }
 
+/* Stages that recompute: what it costs, and what keeping all activations would need. */
+static void print_recomputing(const struct hapt_env *env, const struct hapt_profile *profile,
+                              const struct hapt_plan *plan)
+{
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        struct hapt_kept kept;
+        char time[32], need[32], have[32];
+        if (!hapt_plan_kept(profile, plan, i, &kept)) continue;
+        if (isfinite(kept.more_s))
+            hapt_print_wrapped(env, 11,
+                               "  blocks   stage %d: %d recompute, %s more per microbatch; keeping all activations "
+                               "would need %s of %s per device\n",
+                               i, stage->layout.unit_count, hapt_units_time(kept.more_s, time),
+                               hapt_units_bytes(kept.memory_bytes, need),
+                               hapt_units_bytes(stage->device_memory_bytes, have));
+        else
+            hapt_print_wrapped(env, 11,
+                               "  blocks   stage %d: %d recompute; keeping all activations would not fit with one "
+                               "microbatch in flight\n",
+                               i, stage->layout.unit_count);
+    }
+}
+
 static void print_rivals(const struct hapt_env *env, enum hapt_objective objective, const struct hapt_rivals *rivals)
 {
     char time[2][32];
@@ -160,6 +184,19 @@ static json_t *limit_object(const struct hapt_plan *plan, const struct hapt_limi
     return object;
 }
 
+static json_t *recomputing_list(const struct hapt_profile *profile, const struct hapt_plan *plan)
+{
+    json_t *list = json_array();
+    struct hapt_kept kept;
+    for (int i = 0; list && i < plan->stage_count; i++)
+        if (hapt_plan_kept(profile, plan, i, &kept))
+            json_array_append_new(list,
+                                  json_pack("{s:i, s:i, s:o, s:o}", "stage", i, "units",
+                                            plan->stage[i].layout.unit_count, "more_s", hapt_plan_number(kept.more_s),
+                                            "kept_memory_bytes", hapt_plan_number(kept.memory_bytes)));
+    return list;
+}
+
 static json_t *rival_object(const struct hapt_rival *rival)
 {
     if (!rival->plan) return json_pack("{s:s, s:s, s:n}", "what", rival->what, "reason", rival->reason, "plan");
@@ -202,8 +239,8 @@ static enum hapt_status make_object(const struct hapt_profile *profile, const st
 {
     json_t *list = json_array();
     for (int i = 0; list && i < rivals->count; i++) json_array_append_new(list, rival_object(&rivals->rival[i]));
-    json_t *object = json_pack("{s:o, s:o, s:o}", "limit", limit_object(plan, limit), "worth",
-                               worth_object(profile, worth), "rivals", list);
+    json_t *object = json_pack("{s:o, s:o, s:o, s:o}", "limit", limit_object(plan, limit), "recomputing",
+                               recomputing_list(profile, plan), "worth", worth_object(profile, worth), "rivals", list);
     return json_object_set_new(extra, "explain", object) == 0
                ? HAPT_OK
                : hapt_fail(HAPT_ERR_MEMORY, NULL, "the explanation's JSON could not be built");
@@ -223,6 +260,7 @@ enum hapt_status hapt_plan_explain(const struct hapt_env *env, const struct hapt
                               arena, &rivals));
     hapt_plan_limit(profile, plan, &limit);
     print_limit(env, plan, &limit);
+    print_recomputing(env, profile, plan);
     print_rivals(env, options.search.objective, rivals);
     print_worth(env, profile, worth);
     enum hapt_status status = HAPT_OK;

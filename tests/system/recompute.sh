@@ -62,6 +62,31 @@ plan auto tight
 check "auto recomputes what memory asks for" recomputes
 train auto tight
 same keep auto
+
+# --explain: the figures beside the profile's own rows.
+passes 1 profile --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --microbatches 4 --output "$scratch/predicted.h5"
+plan why tight --explain
+checks=$((checks + 1))
+/usr/bin/python3 - "$scratch/out" "$scratch/predicted.h5" <<'PY' || fail "--explain of stages that recompute"
+import json, math, sys
+import h5py
+plan = json.load(open(sys.argv[1]))
+told = {entry["stage"]: entry for entry in plan["explain"]["recomputing"]}
+assert told.keys() == {s for s, stage in enumerate(plan["stages"]) if stage.get("recomputed_units")} and told
+with h5py.File(sys.argv[2]) as file:
+    for s, entry in told.items():
+        stage = plan["stages"][s]
+        table = file["cluster_%d" % (stage["subcluster"] == "b")]
+        cell, row = (stage["layers"][0], stage["layers"][1] - 1), list(table["recompute"]).index(0)
+        kept = {name: table[name][(row, *cell)] for name in ("stage_time", "step_time", "parameter_bytes", "activation_bytes")}
+        needed = kept["parameter_bytes"] + stage["warmup"] * kept["activation_bytes"]
+        if not math.isfinite(kept["stage_time"]):
+            assert entry["more_s"] is None and entry["kept_memory_bytes"] is None
+            continue
+        now_s = stage["compute_s"] - kept["step_time"] / 4
+        assert math.isclose(entry["more_s"], now_s - kept["stage_time"], rel_tol=1e-6), (entry, now_s, kept)
+        assert math.isclose(entry["kept_memory_bytes"], needed, rel_tol=1e-9) and needed > 3.5e6, (entry, needed)
+PY
 two="0-13@a:1x1,13-26@b:1x1" four="0-5@a:1x1,5-13@b:1x1,13-17@a:1x1,17-26@b:1x1" # at blocks
 for choice in "all --stages $two" "every=2 --stages $two" "all --split-backward yes --stages $two" "all --schedule gpipe --stages $two" \
     "all --schedule interleaved --stages $four"; do
