@@ -12,19 +12,19 @@ enum hapt_sweep_kind { HAPT_SWEEP_LINK, HAPT_SWEEP_NODES, HAPT_SWEEP_MEMORY, HAP
 struct hapt_sweep_range {
     enum hapt_sweep_kind kind;
     const char *text;    /* as given by the user */
-    const char *subject; /* "a100-v100", "v100"; "" : every link between subclusters */
+    const char *subject; /* "a100-v100", "v100"; "": every link between subclusters, or every device */
     double low, high;    /* byte/s, nodes, bytes, microbatches */
     int points;          /* 0: chosen automatically */
 };
 
-/* "link=1..25Gbit/s", "link=a100-v100:1..25Gbit/s:9", "nodes.v100=1..8", "memory.v100=16..80GB",
- * "microbatches=32..512". Several are separated by commas; a single value may replace a range. HAPT_ERR_USAGE shows
- * valid examples. */
+/* "link=1..25Gbit/s", "link=a100-v100:1..25Gbit/s:9", "nodes.v100=1..8", "memory=16..80GB",
+ * "memory.v100=16..80GB", "microbatches=32..512". Several are separated by commas; a single value may replace a range.
+ * HAPT_ERR_USAGE shows valid examples. */
 enum hapt_status hapt_sweep_parse(const char *text, struct hapt_arena *arena, struct hapt_sweep_range **range,
                                   int *count);
 
-/* The profile of a cluster with `value` nodes or bytes of memory in `subcluster`, if it can be recomputed. Failures are
- * agreed on quietly; HAPT_ERR_INFEASIBLE is a valid answer. Collective. */
+/* The profile of a cluster with `value` nodes or bytes of memory in `subcluster` (-1: in all), if it can be recomputed.
+ * Failures are agreed on quietly; HAPT_ERR_INFEASIBLE is a valid answer. Collective. */
 typedef enum hapt_status hapt_sweep_source(void *context, enum hapt_sweep_kind kind, int subcluster, double value,
                                            struct hapt_arena *arena, struct hapt_profile **profile);
 

@@ -25,11 +25,12 @@ static enum hapt_status change_cluster(const struct hapt_cluster *cluster, enum 
     **changed = *cluster;
     HAPT_NEW((*changed)->subcluster, arena, cluster->count);
     memcpy((*changed)->subcluster, cluster->subcluster, (size_t)cluster->count * sizeof *cluster->subcluster);
-    struct hapt_subcluster *at = &(*changed)->subcluster[subcluster];
     if (kind == HAPT_SWEEP_MEMORY) {
-        at->device.memory_bytes = value;
+        for (int c = 0; c < cluster->count; c++)
+            if (subcluster < 0 || c == subcluster) (*changed)->subcluster[c].device.memory_bytes = value;
         return HAPT_OK;
     }
+    struct hapt_subcluster *at = &(*changed)->subcluster[subcluster];
     (*changed)->rank_count += ((int)value - at->nodes) * at->devices_per_node;
     at->nodes = (int)value;
     at->host_count = 0;

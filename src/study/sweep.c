@@ -20,7 +20,7 @@ struct sweeper {
     const struct hapt_env *env;
     const struct hapt_sweep_question *question;
     const struct hapt_sweep_range *range;
-    int from, to; /* ends of the link (from: also the subcluster); -1: all links */
+    int from, to; /* ends of the link (from: also the subcluster); -1: all */
     struct hapt_arena *arena;
     struct hapt_progress progress;
     long searches;
@@ -45,7 +45,8 @@ static enum hapt_status resolve(struct sweeper *sweeper)
     const struct hapt_sweep_range *range = sweeper->range;
     const int C = profile->cluster_count;
     sweeper->from = sweeper->to = -1;
-    if (range->kind == HAPT_SWEEP_MICROBATCHES) return HAPT_OK;
+    if (range->kind == HAPT_SWEEP_MICROBATCHES || (range->kind == HAPT_SWEEP_MEMORY && !*range->subject))
+        return HAPT_OK;
     if (range->kind == HAPT_SWEEP_LINK) {
         if (C < 2)
             return hapt_fail(HAPT_ERR_USAGE, "sweep nodes, memory or microbatches",
@@ -96,7 +97,10 @@ static enum hapt_status change(const struct sweeper *sweeper, double value, stru
     case HAPT_SWEEP_NODES: /* larger submeshes then find no devices */
         (*view)->cluster[sweeper->from].nodes = (int)value;
         break;
-    case HAPT_SWEEP_MEMORY: (*view)->cluster[sweeper->from].device_memory_bytes = value; break;
+    case HAPT_SWEEP_MEMORY:
+        for (int c = 0; c < C; c++)
+            if (sweeper->from < 0 || c == sweeper->from) (*view)->cluster[c].device_memory_bytes = value;
+        break;
     case HAPT_SWEEP_MICROBATCHES: options->microbatches = (int)value; break;
     }
     return HAPT_OK;

@@ -6,8 +6,9 @@
 
 #include "hapt/sweep.h"
 
-#define EXAMPLES                                                                                               \
-    "write link=1..25Gbit/s, link=a100-v100:1..25Gbit/s:9 (points), nodes.v100=1..8, memory.v100=16..80GB or " \
+#define EXAMPLES                                                                                        \
+    "write link=1..25Gbit/s, link=a100-v100:1..25Gbit/s:9 (points), nodes.v100=1..8, memory=16..80GB, " \
+    "memory.v100=16..80GB or "                                                                          \
     "microbatches=32..512"
 
 enum { MOST_POINTS = 1000 };
@@ -90,6 +91,10 @@ static bool parse_one(char *text, struct hapt_arena *arena, struct hapt_sweep_ra
     }
     if (strcmp(text, "microbatches") == 0) {
         range->kind = HAPT_SWEEP_MICROBATCHES;
+        return parse_range(value, arena, range);
+    }
+    if (strcmp(text, "memory") == 0) {
+        range->kind = HAPT_SWEEP_MEMORY;
         return parse_range(value, arena, range);
     }
     const bool nodes = strncmp(text, "nodes.", 6) == 0, memory = strncmp(text, "memory.", 7) == 0;

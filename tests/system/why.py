@@ -140,20 +140,20 @@ def predicted_sweeps():
                 "--microbatch", "8", "--output", "m.h5")
     check(model.returncode == 0, model.stderr)
 
-    def cluster(path, nodes, memory):
+    def cluster(path, nodes, memory, others="40 GB"):
         with open(path, "w") as file:
             json.dump({"format": "hapt-cluster", "version": 1, "subclusters": [
-                {"name": "a", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB"},
+                {"name": "a", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB", "memory": others},
                 {"name": "v", "nodes": nodes, "devices_per_node": 2,
                  "device": {"name": "v", "backend": "cuda", "peak_flops": {"fp32": "15.7 TFLOP/s"}, "memory": memory, "memory_bandwidth": "900 GB/s"}}],
                 "links": [{"between": ["a", "v"], "bandwidth": "5 Gbit/s", "latency": "50 us"}]}, file)
 
     cluster("c.json", 2, "40 MB")
     words = ("plan", "--input", "m.h5", "--json", "--microbatches", "16", "--loops", "1", "--cluster")
-    result = run(*words, "c.json", "--what-if", "nodes.v=1..3,memory.v=20..60MB:2")
+    result = run(*words, "c.json", "--what-if", "nodes.v=1..3,memory.v=20..60MB:2,memory=60..90MB:2")
     if not check(result.returncode == 0, f"predicted sweeps: {result.stderr}"):
         return
-    nodes, memory = json.loads(result.stdout)["what_if"]
+    nodes, memory, all_memory = json.loads(result.stdout)["what_if"]
     for point in nodes["points"]:
         cluster("point.json", int(point["value"]), "40 MB")
         alone = json.loads(run(*words, "point.json").stdout)
@@ -162,6 +162,10 @@ def predicted_sweeps():
         cluster("point.json", 2, point["value"])
         alone = json.loads(run(*words, "point.json").stdout)
         check(alone["latency_s"] == point["latency_s"], f"{point['value']} bytes: {alone['latency_s']}, {point['latency_s']}")
+    for point in all_memory["points"]:
+        cluster("point.json", 2, point["value"], point["value"])
+        alone = json.loads(run(*words, "point.json").stdout)
+        check(alone["latency_s"] == point["latency_s"], f"{point['value']} bytes everywhere: {alone['latency_s']}, {point['latency_s']}")
     for ranks in (0, 2):
         refuses(3, *words, "c.json", "--what-if", "nodes.v=1..100000:2", ranks=ranks, says="100000")
 
