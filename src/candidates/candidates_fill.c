@@ -263,34 +263,50 @@ static bool has_layer(const struct hapt_profile *profile, const struct hapt_prof
     return false;
 }
 
+/* The subcluster that a layer exceeds least. */
+struct shortage {
+    double ratio, needed_bytes, room_bytes;
+    const char *subcluster;
+};
+
+static void note_need(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory, int mesh_index,
+                      const struct hapt_profile_cluster *table, struct shortage *least)
+{
+    const struct hapt_candidate_mesh *mesh = &candidates->mesh[mesh_index];
+    const double room = table->device_memory_bytes,
+                 needed = hapt_candidates_resident_bytes(candidates, memory, room) + memory->activation_bytes;
+    if (mesh->program > 0 || mesh->dp * mesh->tp > table->nodes * table->devices_per_node ||
+        mesh->tp > table->devices_per_node || needed / room >= least->ratio)
+        return;
+    *least = (struct shortage){needed / room, needed, room, table->name};
+}
+
 /* Every layer must fit some device. Memory grows with the range, so a single layer that fits nowhere is in no
  * candidate, unless longer ranges alone are candidates (--recompute all). */
 static enum hapt_status check_single_layers(const struct hapt_candidates *candidates,
                                             struct hapt_item_memory *const *memory, const struct hapt_profile *profile)
 {
     for (int l = 0; l < profile->layer_count; l++) {
-        double least = INFINITY, most = 0;
+        struct shortage least = {.ratio = INFINITY};
         bool fits = false;
-        for (int c = 0; c < profile->cluster_count; c++) {
+        for (int c = 0; c < profile->cluster_count && !fits; c++) {
             const struct hapt_profile_cluster *table = &profile->cluster[c];
-            most = fmax(most, table->device_memory_bytes);
-            for (int d = 0; d < candidates->mesh_count; d++) {
-                const struct hapt_item_memory *need = &memory[c][hapt_candidates_item(candidates, d, l, l)];
-                least = fmin(least, hapt_candidates_resident_bytes(candidates, need, table->device_memory_bytes) +
-                                        need->activation_bytes);
-            }
-            for (int s = 0; s < table->submesh_count; s++) {
-                const int mesh_index = hapt_candidates_mesh_index_of(candidates, table->submesh[s]);
-                if (mesh_index < 0) continue;
-                fits = fits || has_layer(profile, table, s, l);
-            }
+            for (int d = 0; d < candidates->mesh_count; d++)
+                note_need(candidates, &memory[c][hapt_candidates_item(candidates, d, l, l)], d, table, &least);
+            for (int s = 0; s < table->submesh_count; s++)
+                fits = fits || (hapt_candidates_mesh_index_of(candidates, table->submesh[s]) >= 0 &&
+                                has_layer(profile, table, s, l));
         }
         char needed[32], there[32];
+        if (!fits && !least.subcluster)
+            return hapt_fail(HAPT_ERR_INFEASIBLE, "allow more programs or other rows of a microbatch",
+                             "layer %d can run on no submesh", l);
         if (!fits)
             return hapt_fail(
                 HAPT_ERR_INFEASIBLE, "use a smaller --microbatch, finer layers or devices with more memory",
-                "layer %d needs %s of device memory with one microbatch in flight, but the largest device has %s", l,
-                hapt_units_bytes(least, needed), hapt_units_bytes(most, there));
+                "layer %d needs %s of device memory with one microbatch in flight, but %s has %s per device", l,
+                hapt_units_bytes(least.needed_bytes, needed), least.subcluster,
+                hapt_units_bytes(least.room_bytes, there));
     }
     return HAPT_OK;
 }

@@ -150,7 +150,7 @@ def predicted_sweeps():
 
     cluster("c.json", 2, "40 MB")
     words = ("plan", "--input", "m.h5", "--json", "--microbatches", "16", "--loops", "1", "--cluster")
-    result = run(*words, "c.json", "--what-if", "nodes.v=1..3,memory.v=20..60MB:2,memory=60..90MB:2")
+    result = run(*words, "c.json", "--what-if", "nodes.v=1..3,memory.v=20..60MB:2,memory=80..90MB:2")
     if not check(result.returncode == 0, f"predicted sweeps: {result.stderr}"):
         return
     nodes, memory, all_memory = json.loads(result.stdout)["what_if"]
