@@ -228,8 +228,7 @@ static enum hapt_status run_group(struct timing *timing, const struct hapt_engin
     team_stage_close(&stage);
     HAPT_TRY(status);
     HAPT_TRY(sum_layers(timing, scratch, base));
-    team_ranges_compose(&timing->ranges, is_wanted, timing, (const double *const *)base);
-    return HAPT_OK;
+    return team_ranges_compose(&timing->ranges, is_wanted, timing, (const double *const *)base, scratch);
 }
 
 static enum hapt_status time_group(struct timing *timing, const struct hapt_engine_options *options, double budget_s,

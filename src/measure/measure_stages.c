@@ -127,7 +127,7 @@ static enum hapt_status run_team(const struct submesh_team *team, const struct h
     HAPT_TRY(hapt_link_all_or_none(comm, "a submesh's stages", submesh_team_list(team, is_run, &ranges)));
     HAPT_TRY(submesh_team_run(team, options, comm, budget_s, &ranges));
     HAPT_TRY(sum_layers(team, &ranges, base));
-    team_ranges_compose(&ranges, has_time, team, (const double *const *)base);
+    HAPT_TRY(team_ranges_compose(&ranges, has_time, team, (const double *const *)base, team->scratch));
     if (team->rank != 0) return HAPT_OK;
     take_times(team, &ranges, measure->stages.time + (size_t)c * (size_t)measure->candidates->item_count);
     measure->effort.runs += ranges.runs;

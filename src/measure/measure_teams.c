@@ -86,7 +86,7 @@ static enum hapt_status run_team(const struct submesh_team *team, const struct h
     if (ranges.count == 0) return HAPT_OK;
     HAPT_TRY(submesh_team_run(team, options, comm, budget_s, &ranges));
     *count += ranges.runs;
-    team_ranges_compose(&ranges, submesh_team_wants_time, team, (const double *const *)base);
+    HAPT_TRY(team_ranges_compose(&ranges, submesh_team_wants_time, team, (const double *const *)base, team->scratch));
     if (team->rank == 0) list_factors(team, ranges.times, (const double *const *)base, factor);
     return HAPT_OK;
 }

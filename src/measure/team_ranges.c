@@ -6,12 +6,26 @@
 
 #include "hapt/progress.h"
 
-#define LONGEST_SHARE 0.3 /* of the time, for the longest range of each kind */
+#define LONGEST_SHARE 0.3   /* of the time, for the longest range of each kind */
+enum { FEWEST_FITTED = 5 }; /* one of them may be an outlier */
 
 /* 0, or 1 if the range is timed as the last stage. */
 static int kind_of(const struct team_ranges *ranges, int cell)
 {
     return team_ends_model(ranges->candidates, cell % ranges->candidates->layer_count);
+}
+
+/* Orders them such that the first ones, however many, are spread evenly over all: by the reversed bits of their
+ * position. */
+static void spread(const int *cell, int count, int *order)
+{
+    int bits = 0, next = 0;
+    while (1 << bits < count) bits++;
+    for (int k = 0; k < 1 << bits; k++) {
+        int reversed = 0;
+        for (int b = 0; b < bits; b++) reversed |= (k >> b & 1) << (bits - 1 - b);
+        if (reversed < count) order[next++] = cell[reversed];
+    }
 }
 
 enum hapt_status team_ranges_list(const struct hapt_candidates *candidates, team_wanted *wanted, const void *context,
@@ -38,7 +52,7 @@ enum hapt_status team_ranges_list(const struct hapt_candidates *candidates, team
             if (ranges->longest[kind] < 0) ranges->longest[kind] = cell;
             ranges->order[ranges->count++] = cell;
         }
-    memcpy(ranges->order + ranges->count, more, (size_t)others * sizeof *more);
+    spread(more, others, ranges->order + ranges->count);
     ranges->count += others;
     return HAPT_OK;
 }
@@ -123,11 +137,60 @@ static int enclosing_range(const struct team_ranges *ranges, int i, int j)
     return best;
 }
 
-void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, const void *context,
-                         const double *const base[3])
+/* The times of ranges: `once_s` for each pass, and `factor` times the base. */
+struct fit {
+    bool known;
+    double once_s, factor;
+};
+
+/* [0..n): 1 / base and time / base of the ranges that were run; kind -1: of both. */
+static int list_points(const struct team_ranges *ranges, int kind, const double *time_s, const double *base_s,
+                       double *x, double *y)
+{
+    int count = 0;
+    for (int k = 0; k < ranges->count; k++) {
+        const int cell = ranges->order[k];
+        if (!ranges->run[cell] || (kind >= 0 && kind_of(ranges, cell) != kind) || base_s[cell] <= 0) continue;
+        x[count] = 1 / base_s[cell];
+        y[count++] = time_s[cell] / base_s[cell];
+    }
+    return count;
+}
+
+/* A robust line through the ranges of a kind that were run, or if those are few, through all (Theil and Sen: the
+ * median of the slopes between all pairs). It goes through time over base, against 1 / base, since noise is in
+ * proportion to the time. */
+static enum hapt_status fit_kind(const struct team_ranges *ranges, int kind, const double *time_s, const double *base_s,
+                                 struct hapt_arena *scratch, struct fit *fit)
+{
+    double *x, *y, *slope;
+    int pairs = 0;
+    *fit = (struct fit){.known = false};
+    HAPT_NEW(x, scratch, ranges->count);
+    HAPT_NEW(y, scratch, ranges->count);
+    int count = list_points(ranges, kind, time_s, base_s, x, y);
+    if (count < FEWEST_FITTED) count = list_points(ranges, -1, time_s, base_s, x, y);
+    if (count < FEWEST_FITTED) return HAPT_OK;
+    HAPT_NEW(slope, scratch, (size_t)count * (size_t)count);
+    for (int a = 0; a < count; a++)
+        for (int b = 0; b < a; b++)
+            if (x[a] != x[b]) slope[pairs++] = (y[a] - y[b]) / (x[a] - x[b]);
+    if (pairs == 0) return HAPT_OK;
+    fit->known = true;
+    fit->once_s = fmax(hapt_median(slope, pairs), 0);
+    for (int k = 0; k < count; k++) y[k] -= fit->once_s * x[k];
+    fit->factor = hapt_median(y, count);
+    return HAPT_OK;
+}
+
+enum hapt_status team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, const void *context,
+                                     const double *const base[3], struct hapt_arena *scratch)
 {
     const int L = ranges->candidates->layer_count;
     double *const table[3] = {ranges->times->stage_s, ranges->times->forward_s, ranges->times->step_s};
+    struct fit fit[2][3];
+    for (int kind = 0; kind < 2; kind++)
+        for (int t = 0; t < 3; t++) HAPT_TRY(fit_kind(ranges, kind, table[t], base[t], scratch, &fit[kind][t]));
     for (int i = 0; ranges->count > 0 && i < L; i++)
         for (int j = i; j < L; j++) {
             const int cell = i * L + j;
@@ -139,7 +202,13 @@ void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, 
             }
             *like = 1 + cell;
             const int whole = enclosing_range(ranges, i, j);
-            for (int t = 0; t < 3; t++)
-                table[t][cell] = base[t][whole] > 0 ? table[t][whole] * base[t][cell] / base[t][whole] : 0;
+            for (int t = 0; t < 3; t++) {
+                const struct fit *line = &fit[kind_of(ranges, cell)][t];
+                if (line->known)
+                    table[t][cell] = base[t][cell] > 0 ? line->once_s + line->factor * base[t][cell] : 0;
+                else
+                    table[t][cell] = base[t][whole] > 0 ? table[t][whole] * base[t][cell] / base[t][whole] : 0;
+            }
         }
+    return HAPT_OK;
 }

@@ -18,8 +18,8 @@ struct team_ranges {
 /* True if layers [first, last] are a candidate. The same on all ranks of a team. */
 typedef bool team_wanted(const void *context, int first, int last);
 
-/* Lists one range of each structure: the longest of both kinds, then single layers, then the others by descending
- * length. */
+/* Lists one range of each structure: the longest of both kinds, then single layers, then the others, such that the
+ * first ones are of all lengths. */
 enum hapt_status team_ranges_list(const struct hapt_candidates *candidates, team_wanted *wanted, const void *context,
                                   struct hapt_range_times *times, struct hapt_arena *arena, struct team_ranges *ranges);
 /* Marks the listed ranges for which `sharded` is true: they run with sharded optimizer state. */
@@ -32,10 +32,11 @@ enum hapt_status team_ranges_run(struct team_ranges *ranges, struct team_stage *
  * of layer[stage, forward, step][L], which are in proportion to them. */
 enum hapt_status team_ranges_sums(const struct team_ranges *ranges, const double *const layer[3],
                                   struct hapt_arena *arena, double *base[3]);
-/* Composes the other wanted ranges in proportion to base[stage, forward, step][L * L]. The scale comes from the
- * shortest range of the same kind that was run and contains them, or else from the longest. Equal ranges get equal
- * times. */
-void team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, const void *context,
-                         const double *const base[3]);
+/* Composes the other wanted ranges: a time for each pass, and a factor times base[stage, forward, step][L * L]. Both
+ * come from all ranges of the same kind that were run, or if those are few, from those of both kinds. If there are few
+ * of both, the time is in proportion to the base, by the
+ * shortest such range that contains it, or else by the longest. Equal ranges get equal times. */
+enum hapt_status team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, const void *context,
+                                     const double *const base[3], struct hapt_arena *scratch);
 
 #endif

@@ -71,7 +71,7 @@ static void compose(struct setting *setting)
         for (int l = 0; l < L; l++) proportional[t][l] = 7 * setting->layer[t][l];
     const double *const layer[3] = {proportional[0], proportional[1], proportional[2]};
     CHECK_OK(team_ranges_sums(&setting->ranges, layer, &setting->arena, base));
-    team_ranges_compose(&setting->ranges, is_wanted, setting, (const double *const *)base);
+    CHECK_OK(team_ranges_compose(&setting->ranges, is_wanted, setting, (const double *const *)base, &setting->arena));
 }
 
 /* Every structure that is wanted once: the longest of both kinds, then single layers. */
@@ -123,6 +123,46 @@ static void sums_are_exact(void)
         }
 }
 
+/* Times with a part for each pass beside the sums are composed exactly from a few ranges, even if some of them are
+ * disturbed. */
+static void passes_cost(void)
+{
+    for (int longest = 5; longest <= L; longest++)
+        for (int disturbed = 0; disturbed < 2; disturbed++)
+            for (int count = 3 + L;; count++) {
+                struct setting setting;
+                double *base[3];
+                set_up(&setting, longest);
+                const bool last = count >= setting.ranges.count;
+                double *const table[3] = {setting.times->stage_s, setting.times->forward_s, setting.times->step_s};
+                if (last) count = setting.ranges.count;
+                run_first(&setting, count, 1.5);
+                for (int t = 0; t < 3; t++) {
+                    base[t] = calloc((size_t)L * L, sizeof *base[t]);
+                    for (int cell = 0; cell < L * L; cell++)
+                        if (cell / L <= cell % L) base[t][cell] = sum_of(&setting, t, cell);
+                    for (int cell = 0; cell < L * L; cell++)
+                        if (setting.ranges.run[cell]) table[t][cell] += 0.125;
+                }
+                for (int k = 0, seen[2] = {0}; disturbed && k < count; k++) {
+                    const int cell = setting.ranges.order[k];
+                    for (int t = 0; t < 3 && seen[cell % L == L - 1] % 8 == 0; t++) table[t][cell] *= 1.3;
+                    seen[cell % L == L - 1]++;
+                }
+                CHECK_OK(team_ranges_compose(&setting.ranges, is_wanted, &setting, (const double *const *)base,
+                                             &setting.arena));
+                for (int cell = 0; cell < L * L; cell++)
+                    for (int t = 0; t < 3 && cell / L <= cell % L; t++)
+                        if (is_wanted(&setting, cell / L, cell % L) && !setting.ranges.run[cell]) {
+                            const double right = 1.5 * base[t][cell] + 0.125;
+                            CHECK_NEAR(table[t][cell], right, disturbed ? 0.1 * right : 1e-9);
+                        }
+                for (int t = 0; t < 3; t++) free(base[t]);
+                hapt_arena_release(&setting.arena);
+                if (last) break;
+            }
+}
+
 /* Equal ranges have equal times, bit for bit, even if times are no sums. */
 static void equals_are_equal(void)
 {
@@ -146,6 +186,7 @@ int main(void)
 {
     RUN(order);
     RUN(sums_are_exact);
+    RUN(passes_cost);
     RUN(equals_are_equal);
     return test_finish();
 }
