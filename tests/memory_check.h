@@ -52,7 +52,7 @@ static void memory_add_parameter(const struct hapt_memory_plan *plan, const stru
                      last = element + bytes / sizeof(float);
         const size_t end = last < group->slice_end ? last : group->slice_end;
         if (element < group->first || element >= group->end || from >= end) continue;
-        for (int s = 0; s < plan->state_count; s++)
+        for (int s = 0; s < plan->state_count && plan->state_space == HAPT_SPACE_DEVICE; s++)
             memory_add(pieces, whole->name,
                        plan->state_offset[s] + (group->state_first + from - group->slice_first) * sizeof(float),
                        (end - from) * sizeof(float), HAPT_REGION_RESIDENT);
@@ -131,8 +131,7 @@ static enum hapt_status memory_compare_tensors(const struct hapt_memory_plan *pl
     for (int t = 0; t < program->tensor_count; t++) {
         const char *name = program->graph->tensor[program->tensor[t].tensor].name;
         const int root = program->tensor[t].root;
-        if (plan->location[t].space != HAPT_SPACE_DEVICE || plan->state_space != HAPT_SPACE_DEVICE)
-            return memory_broken(program, "not on the device", name, "");
+        if (plan->location[t].space != HAPT_SPACE_DEVICE) return memory_broken(program, "not on the device", name, "");
         if (plan->location[t].region != region[t]) return memory_broken(program, "wrong region", name, "");
         if (plan->location[t].offset != plan->location[root].offset)
             return memory_broken(program, "its offset differs from its root's", name, "");
@@ -144,6 +143,27 @@ static enum hapt_status memory_compare_tensors(const struct hapt_memory_plan *pl
     return HAPT_OK;
 }
 
+/* Optimizer state on the host: windows on the device, and blocks on the host that do not overlap. */
+static enum hapt_status memory_compare_state(const struct hapt_memory_plan *plan, const struct hapt_program *program,
+                                             struct pieces *pieces)
+{
+    const size_t bytes = hapt_align(plan->state_elements * sizeof(float));
+    if (plan->state_space == HAPT_SPACE_DEVICE)
+        return plan->host_bytes == 0 ? HAPT_OK : memory_broken(program, "host memory for nothing", "", "");
+    if (plan->window_elements > plan->state_elements || (plan->state_elements > 0 && plan->window_elements == 0))
+        return memory_broken(program, "an impossible window", "", "");
+    for (int s = 0; s < plan->state_count; s++) {
+        memory_add(pieces, "state window", plan->state_offset[s], plan->window_elements * sizeof(float),
+                   HAPT_REGION_RESIDENT);
+        if (plan->host_state_offset[s] % 64 != 0 || plan->host_state_offset[s] + bytes > plan->host_bytes)
+            return memory_broken(program, "state outside the host's memory", "", "");
+        if (s == 1 && plan->host_state_offset[0] + bytes > plan->host_state_offset[1] &&
+            plan->host_state_offset[1] + bytes > plan->host_state_offset[0])
+            return memory_broken(program, "states overlap on the host", "", "");
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status memory_compare(const struct hapt_memory_plan *plan, const struct hapt_program *program,
                                        struct hapt_arena *scratch)
 {
@@ -151,13 +171,14 @@ static enum hapt_status memory_compare(const struct hapt_memory_plan *plan, cons
     struct pieces pieces = {0};
     size_t peak;
     const int boundaries = program->forward_in.count + program->backward_in.count + program->backward_out.count;
-    HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + plan->forward_in.slots * boundaries + 1);
+    HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + plan->forward_in.slots * boundaries + 3);
     HAPT_TRY(memory_compare_tensors(plan, program, scratch, lifetime, &peak));
     for (int t = 0; t < program->tensor_count; t++)
         if (program->tensor[t].root == t) memory_add_tensor(plan, program, t, lifetime, &pieces);
     memory_add_staging(program, &program->forward_in, &plan->forward_in, &pieces);
     memory_add_staging(program, &program->backward_in, &plan->backward_in, &pieces);
     memory_add_staging(program, &program->backward_out, &plan->backward_out, &pieces);
+    HAPT_TRY(memory_compare_state(plan, program, &pieces));
     memory_add(&pieces, "kernel scratch", plan->scratch_offset, plan->scratch_bytes, HAPT_REGION_NONE);
     for (int a = 0; a < pieces.count; a++) {
         if (!memory_inside(plan, &pieces.piece[a]))

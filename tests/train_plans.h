@@ -27,6 +27,7 @@ struct shape {
     const struct hapt_stage_layout *layout[MAX_STAGES];
     enum hapt_schedule_kind schedule;
     int microbatches;
+    bool host_state;          /* the optimizer state is on the host */
     bool split;               /* backward passes */
     int slots[MAX_STAGES];    /* split: hapt_plan_stage.slots, and as many weight slots */
     int loop_batch, prefetch; /* of a looped schedule */
@@ -85,6 +86,7 @@ static struct hapt_plan *make_plan(const struct shape *shape)
     *plan = (struct hapt_plan){.microbatches = shape->microbatches,
                                .schedule = shape->schedule,
                                .split = shape->split,
+                               .host_state = shape->host_state,
                                .hide_threshold = 0.02,
                                .loop_batch = shape->loop_batch,
                                .prefetch = shape->prefetch,

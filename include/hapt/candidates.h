@@ -45,7 +45,8 @@ struct hapt_candidates_options {
     int tensor_parallel;                      /* largest degree; 0: the devices of a node */
     const struct hapt_efficiency *efficiency; /* calibrated tables for prediction; NULL: the built-in ones */
     bool split;                               /* also the figures of split backward passes */
-    bool recompute; /* also those of stages that recompute, as --recompute says (predicted profiles only) */
+    bool recompute;                           /* also those of stages that recompute, as --recompute says */
+    bool host_state;                          /* the optimizer state is on the host */
 };
 /* True if --split-backward or `hapt profile` needs the figures of split backward passes. */
 bool hapt_candidates_wants_split(const struct hapt_config *config);
@@ -61,6 +62,7 @@ struct hapt_candidates {
     bool split;                               /* also the figures of split backward passes */
     double imbalance; /* candidates with more work, relative to their submesh's part of the speed, are pruned */
     int state_count;  /* number of optimizer states */
+    bool host_state;  /* they are on the host */
     /* ZeRO-1: ranks that sum a gradient hold one slice each of its optimizer state. STATE_REPLICATED: never;
      * STATE_AS_NEEDED: if not all microbatches of a step fit otherwise; STATE_SHARDED: always. */
     enum state_sharing { STATE_REPLICATED, STATE_AS_NEEDED, STATE_SHARDED } state_sharing;
@@ -95,6 +97,7 @@ struct hapt_candidates {
 struct hapt_item_memory {
     double parameter_bytes, activation_bytes, trained_elements, update_bytes;
     double sharded_bytes;                            /* parameter_bytes if the optimizer state were sharded */
+    double host_bytes, sharded_host_bytes;           /* of optimizer state on the host; 0: it is on the device */
     double split_parameter_bytes, weight_slot_bytes; /* of the split program, which has the same activation_bytes */
 };
 #define FITS_NOWHERE ((struct hapt_item_memory){.parameter_bytes = INFINITY, .sharded_bytes = INFINITY})
@@ -174,6 +177,11 @@ struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *can
 /* Memory of an item by its program; `engine` NULL: without kernel scratch. */
 enum hapt_status hapt_candidates_plan_memory(const struct hapt_candidates *candidates, int item,
                                              const struct hapt_engine_options *engine, struct hapt_item_memory *memory);
+/* Bytes of optimizer state per element on the device; -1: none (hapt_mesh_options.optimizer_bytes_per_element). */
+static inline double hapt_candidates_state_bytes(const struct hapt_candidates *candidates)
+{
+    return candidates->state_count > 0 && !candidates->host_state ? 4.0 * candidates->state_count : -1;
+}
 /* True if a stage on devices of `limit` bytes is a candidate with sharded optimizer state. */
 bool hapt_candidates_shards_state(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
                                   double limit);
@@ -181,7 +189,10 @@ bool hapt_candidates_shards_state(const struct hapt_candidates *candidates, cons
  * more. */
 double hapt_candidates_resident_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
                                       double limit);
-/* True if it fits with one microbatch in flight and is not badly unbalanced. */
+/* Its bytes on the host, in the same cases. */
+double hapt_candidates_host_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
+                                  double limit);
+/* True if it fits with one microbatch in flight, on the device and on its host, and is not badly unbalanced. */
 bool hapt_candidates_wanted(const struct hapt_candidates *candidates, int subcluster, struct hapt_submesh submesh,
                             int first, int last, const struct hapt_item_memory *memory);
 /* True if a range is balanced on any submesh of that mesh; otherwise it needs no figures. */

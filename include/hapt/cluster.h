@@ -34,7 +34,9 @@ struct hapt_subcluster {
     struct hapt_device_spec device;
     double intra_node_bandwidth, inter_node_bandwidth; /* byte/s; 0: unknown (the probe measures it) */
     double intra_node_latency, inter_node_latency;     /* s; negative: unknown */
-    int host_count; /* number of "hosts" in the file; 0: ranks are assigned in order of world rank */
+    double host_memory_bytes;                          /* of a node, for offloaded data; 0: unknown */
+    double host_bandwidth; /* byte/s in each direction between a device and its node's memory; 0: unknown */
+    int host_count;        /* number of "hosts" in the file; 0: ranks are assigned in order of world rank */
     const char **hosts;
     const int *ranks; /* [nodes * devices_per_node] world ranks, node-major; NULL before binding */
 };

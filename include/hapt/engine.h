@@ -42,13 +42,14 @@ struct hapt_engine_options {
     int weight_slots;          /* of split programs; 0: 1 */
     int transfer_slots;        /* 0: HAPT_TRANSFER_SLOTS */
     bool sharded_state;        /* ZeRO-1: hapt_memory_options */
+    bool host_state;           /* the optimizer state is on the host: hapt_memory_options */
     bool all_reduce_gradients; /* with sharded_state: gradients are still all-reduced, since other stages hold the same
                              parameters */
     struct hapt_engine_links links;
 };
 
-/* Plans memory, reserves it on the device and binds kernels. HAPT_ERR_MEMORY: over the device's cap (the message names
- * both figures). HAPT_ERR_INPUT: the back end lacks an operator. */
+/* Plans memory, reserves it on the device and on the host, and binds kernels. HAPT_ERR_MEMORY: over the device's cap
+ * (the message names both figures), or the host lacks memory. HAPT_ERR_INPUT: the back end lacks an operator. */
 enum hapt_status hapt_engine_create(const struct hapt_program *program, const struct hapt_engine_options *options,
                                     struct hapt_engine **engine);
 /* Engines of the chunks of one device, in one allocation (hapt_memory_plan_chunks) that is freed with the last of them.

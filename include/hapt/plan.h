@@ -88,6 +88,7 @@ struct hapt_plan {
     int layer_count;
     bool blocking;                    /* transfers occupy sender and receiver: prices systems without overlap */
     int threads;                      /* CPU threads per rank during the measurement; 0: unknown */
+    bool host_state;                  /* the optimizer state is on the host */
     enum hapt_precision precision;    /* of its times and bytes; tensors between stages have its element type */
     enum hapt_profile_origin profile; /* source of its times */
     int submesh_count;

@@ -9,10 +9,10 @@
  * tensor-parallel variants of a submesh (--tensor-parallel). Costs come from the operators' local shapes, collectives
  * from latency and bandwidth of the submesh's links, memory from the planner.
  * `efficiency`: calibrated tables; NULL: the built-in ones. `recompute`: with stages that recompute, as --recompute
- * says. */
+ * says. `host_state`: the optimizer state is on the host. */
 enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                       const struct hapt_layers *layers, const struct hapt_config *config,
-                                      const struct hapt_efficiency *efficiency, bool recompute,
+                                      const struct hapt_efficiency *efficiency, bool recompute, bool host_state,
                                       struct hapt_arena *result, struct hapt_profile **profile);
 
 #endif

@@ -217,6 +217,7 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
                                            .tensor_parallel = options->tensor_parallel,
                                            .programs = options->programs,
                                            .split = options->split,
+                                           .host_state = options->host_state,
                                            .efficiency = options->efficiency,
                                            .imbalance = hapt_config_real(config, "imbalance"),
                                            .microbatches = (int)hapt_config_int(config, "microbatches"),
@@ -265,11 +266,13 @@ static enum hapt_status plan_program(const struct hapt_candidates *candidates, c
                                      const struct hapt_engine_options *engine, struct hapt_arena *arena,
                                      struct hapt_memory_plan **plan)
 {
-    const struct hapt_memory_options options = {.slots = 1, .state_count = candidates->state_count};
+    const struct hapt_memory_options options = {
+        .slots = 1, .state_count = candidates->state_count, .host_state = candidates->host_state};
     if (!engine) return hapt_memory_plan(program, &options, arena, plan);
     struct hapt_engine_options one = *engine;
     one.slots = 1;
     one.state_count = candidates->state_count;
+    one.host_state = candidates->host_state;
     return hapt_engine_plan_memory(program, &one, arena, plan);
 }
 
@@ -293,7 +296,9 @@ struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *can
                                      .activation_bytes = (double)figures->activation_bytes,
                                      .trained_elements = trained,
                                      .update_bytes = trained * touched,
-                                     .sharded_bytes = (double)figures->sharded_bytes};
+                                     .sharded_bytes = (double)figures->sharded_bytes,
+                                     .host_bytes = (double)figures->host_bytes,
+                                     .sharded_host_bytes = (double)figures->sharded_host_bytes};
 }
 
 bool hapt_candidates_shards_state(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
@@ -307,6 +312,20 @@ double hapt_candidates_resident_bytes(const struct hapt_candidates *candidates, 
                                       double limit)
 {
     return hapt_candidates_shards_state(candidates, memory, limit) ? memory->sharded_bytes : memory->parameter_bytes;
+}
+
+double hapt_candidates_host_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
+                                  double limit)
+{
+    return hapt_candidates_shards_state(candidates, memory, limit) ? memory->sharded_host_bytes : memory->host_bytes;
+}
+
+/* True if the hosts of a subcluster can hold the item's state for all devices of a node. */
+static bool host_holds(const struct hapt_candidates *candidates, int subcluster, const struct hapt_item_memory *memory)
+{
+    const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
+    const double bytes = hapt_candidates_host_bytes(candidates, memory, own->device.memory_bytes);
+    return own->host_memory_bytes == 0 || bytes * own->devices_per_node <= own->host_memory_bytes;
 }
 
 /* Adds the figures of the split program of an item. */
@@ -340,6 +359,8 @@ static enum hapt_status plan_item(const struct hapt_candidates *candidates, int 
     const struct hapt_memory_bytes figures = {.parameter_bytes = plan->parameter_bytes,
                                               .sharded_bytes = plan->sharded_bytes,
                                               .activation_bytes = plan->activation_bytes,
+                                              .host_bytes = plan->host_bytes,
+                                              .sharded_host_bytes = plan->sharded_host_bytes,
                                               .trained_elements = plan->trained_elements,
                                               .copies = plan->copy_offset != (size_t)-1};
     *memory = hapt_candidates_memory(candidates, &figures);
@@ -401,6 +422,7 @@ bool hapt_candidates_wanted(const struct hapt_candidates *candidates, int subclu
 {
     const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
     if (hapt_candidates_resident_bytes(candidates, memory, limit) + memory->activation_bytes > limit) return false;
+    if (!host_holds(candidates, subcluster, memory)) return false;
     return is_balanced(candidates, hapt_candidates_device_speed(candidates, subcluster) * submesh.n * submesh.m, first,
                        last);
 }
@@ -413,6 +435,7 @@ bool hapt_candidates_wanted_mixed(const struct hapt_candidates *candidates, cons
         const double limit = candidates->cluster->subcluster[group->cluster[k]].device.memory_bytes;
         if (hapt_candidates_resident_bytes(candidates, memory[k], limit) + memory[k]->activation_bytes > limit)
             return false;
+        if (!host_holds(candidates, group->cluster[k], memory[k])) return false;
         speed += hapt_candidates_device_speed(candidates, group->cluster[k]) * group->devices[k];
     }
     return is_balanced(candidates, speed, first, last);

@@ -126,8 +126,7 @@ static enum hapt_status find(const struct hapt_mixed_question *question, struct 
                                            .memory_bytes = limit,
                                            .microbatches = candidates->microbatches,
                                            .in_flight = fmin(candidates->microbatches, ceil(1 / share)),
-                                           .optimizer_bytes_per_element =
-                                               candidates->state_count > 0 ? 4.0 * candidates->state_count : -1,
+                                           .optimizer_bytes_per_element = hapt_candidates_state_bytes(candidates),
                                            .layer_count = candidates->layer_count,
                                            .end_op = candidates->layers->end_op,
                                            .segments = question->segments,

@@ -121,8 +121,7 @@ static enum hapt_status synthesise(const struct hapt_candidates *candidates, int
                                               .in_flight = in_flight,
                                               .most_states = MOST_STATES,
                                               .most_prices = MOST_PRICES,
-                                              .optimizer_bytes_per_element =
-                                                  candidates->state_count > 0 ? 4.0 * candidates->state_count : -1,
+                                              .optimizer_bytes_per_element = hapt_candidates_state_bytes(candidates),
                                               .methods = HAPT_MESH_METHOD_OUTER_FIRST,
                                               .found = found,
                                               .found_context = keeping};

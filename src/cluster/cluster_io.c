@@ -31,6 +31,10 @@ static enum hapt_status write_subcluster(struct hapt_h5 *file, const char *group
     HAPT_TRY(hapt_h5_write_attribute_real(file, group, "intra_node_bandwidth", own->intra_node_bandwidth, "byte/s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, group, "inter_node_bandwidth", own->inter_node_bandwidth, "byte/s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, group, "intra_node_latency", own->intra_node_latency, "s"));
+    if (own->host_memory_bytes > 0)
+        HAPT_TRY(hapt_h5_write_attribute_real(file, group, "host_memory", own->host_memory_bytes, "byte"));
+    if (own->host_bandwidth > 0)
+        HAPT_TRY(hapt_h5_write_attribute_real(file, group, "host_bandwidth", own->host_bandwidth, "byte/s"));
     return hapt_h5_write_attribute_real(file, group, "inter_node_latency", own->inter_node_latency, "s");
 }
 
@@ -198,6 +202,10 @@ static enum hapt_status read_subcluster(struct hapt_h5 *file, const char *group,
     HAPT_TRY(hapt_h5_read_attribute_real(file, group, "inter_node_bandwidth", &own->inter_node_bandwidth));
     HAPT_TRY(hapt_h5_read_attribute_real(file, group, "intra_node_latency", &own->intra_node_latency));
     HAPT_TRY(hapt_h5_read_attribute_real(file, group, "inter_node_latency", &own->inter_node_latency));
+    if (hapt_h5_has_attribute(file, group, "host_memory"))
+        HAPT_TRY(hapt_h5_read_attribute_real(file, group, "host_memory", &own->host_memory_bytes));
+    if (hapt_h5_has_attribute(file, group, "host_bandwidth"))
+        HAPT_TRY(hapt_h5_read_attribute_real(file, group, "host_bandwidth", &own->host_bandwidth));
     snprintf(name, sizeof name, "%s/peak_flops", group);
     HAPT_TRY(hapt_h5_read(file, name, HAPT_H5_F64, 1, &types, HAPT_DTYPE_COUNT, arena, &peak));
     memcpy(device->peak_flops, peak, sizeof device->peak_flops);

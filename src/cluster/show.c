@@ -121,6 +121,12 @@ static json_t *subcluster_json(const struct hapt_subcluster *own)
     set_known(json, "inter_node_bandwidth", own->inter_node_bandwidth, own->inter_node_bandwidth > 0);
     set_known(json, "intra_node_latency", own->intra_node_latency, own->intra_node_latency >= 0);
     set_known(json, "inter_node_latency", own->inter_node_latency, own->inter_node_latency >= 0);
+    if (own->host_memory_bytes > 0 || own->host_bandwidth > 0) {
+        json_t *host = json_object();
+        set_known(host, "memory", own->host_memory_bytes, own->host_memory_bytes > 0);
+        set_known(host, "bandwidth", own->host_bandwidth, own->host_bandwidth > 0);
+        json_object_set_new(json, "host", host);
+    }
     if (own->host_count > 0) {
         json_t *hosts = json_array();
         for (int i = 0; i < own->host_count; i++) json_array_append_new(hosts, json_string(own->hosts[i]));

@@ -310,10 +310,24 @@ static enum hapt_status read_hosts(const struct object *object, struct hapt_subc
     return HAPT_OK;
 }
 
+static enum hapt_status read_host(const struct object *object, struct hapt_subcluster *own)
+{
+    const json_t *json = json_object_get(object->json, "host");
+    if (!json) return HAPT_OK;
+    if (!json_is_object(json))
+        return refuse(object, "host", "give memory and bandwidth of a node's host in an object",
+                      "\"host\" must be an object, not %s", type_name(json));
+    const struct object host = member(object, "host", "\"host\"");
+    HAPT_TRY(check_keys(&host, "memory, bandwidth"));
+    HAPT_TRY(read_quantity(&host, "memory", false, &bytes_quantity, &own->host_memory_bytes));
+    return read_quantity(&host, "bandwidth", false, &bandwidth_quantity, &own->host_bandwidth);
+}
+
 static enum hapt_status read_subcluster(const struct object *object, struct hapt_subcluster *own)
 {
-    HAPT_TRY(check_keys(object, "name, nodes, devices_per_node, device, slowdown, memory, hosts, intra_node_bandwidth, "
-                                "inter_node_bandwidth, intra_node_latency, inter_node_latency"));
+    HAPT_TRY(check_keys(object,
+                        "name, nodes, devices_per_node, device, slowdown, memory, host, hosts, intra_node_bandwidth, "
+                        "inter_node_bandwidth, intra_node_latency, inter_node_latency"));
     HAPT_TRY(read_name(object, "name", true, own->name, sizeof own->name));
     HAPT_TRY(read_count(object, "nodes", MAX_NODES, &own->nodes));
     HAPT_TRY(read_count(object, "devices_per_node", MAX_DEVICES_PER_NODE, &own->devices_per_node));
@@ -327,6 +341,7 @@ static enum hapt_status read_subcluster(const struct object *object, struct hapt
     HAPT_TRY(read_quantity(object, "inter_node_bandwidth", false, &bandwidth_quantity, &own->inter_node_bandwidth));
     HAPT_TRY(read_quantity(object, "intra_node_latency", false, &time_quantity, &own->intra_node_latency));
     HAPT_TRY(read_quantity(object, "inter_node_latency", false, &time_quantity, &own->inter_node_latency));
+    HAPT_TRY(read_host(object, own));
     return read_hosts(object, own);
 }
 

@@ -89,11 +89,60 @@ static enum hapt_status lacks_memory(const struct hapt_config *config, const str
     return status;
 }
 
-/* True if --recompute auto decides: by the hapt strategy, with searched stages and simulated steps. */
-static bool may_choose_recompute(const struct hapt_config *config)
+/* True if --recompute auto and --offload auto decide: by the hapt strategy, with searched stages and simulated steps.
+ */
+static bool may_choose_memory(const struct hapt_config *config)
 {
     return !strcmp(hapt_config_text(config, "strategy"), "hapt") && !hapt_config_text(config, "stages") &&
            strcmp(hapt_config_text(config, "objective"), "formula") != 0;
+}
+
+static bool is_auto(const struct hapt_config *config, const char *option)
+{
+    return !strcmp(hapt_config_text(config, option), "auto");
+}
+
+/* What is predicted. */
+struct prediction {
+    const struct hapt_config *config;
+    const struct hapt_cluster *cluster;
+    const struct hapt_model *model;
+    const struct hapt_layers *layers;
+    const struct hapt_efficiency *efficiency;
+};
+
+static enum hapt_status predict(const struct prediction *of, bool recompute, bool host_state, struct hapt_arena *arena,
+                                struct hapt_profile **profile)
+{
+    return hapt_profile_predict(of->cluster, of->model, of->layers, of->config, of->efficiency, recompute, host_state,
+                                arena, profile);
+}
+
+/* With stages that recompute as --recompute says; auto: if devices lack memory otherwise. *lacks: they do, or would if
+ * all activations were kept; false if nothing is chosen. */
+static enum hapt_status predict_recomputing(const struct prediction *of, bool host_state, struct hapt_arena *arena,
+                                            struct hapt_profile **profile, bool *lacks)
+{
+    const bool given = !is_auto(of->config, "recompute");
+    *lacks = false;
+    const enum hapt_status status = predict(of, given, host_state, arena, profile);
+    if (!may_choose_memory(of->config)) return status;
+    *lacks = status == HAPT_ERR_INFEASIBLE;
+    if (status == HAPT_OK) HAPT_TRY(lacks_memory(of->config, *profile, lacks));
+    if (given || !*lacks) return status;
+    hapt_fail_reset();
+    return predict(of, true, host_state, arena, profile);
+}
+
+/* True if the formula's optimum is shorter with the optimizer on the host. */
+static enum hapt_status is_shorter(const struct hapt_config *config, const struct hapt_profile *with,
+                                   const struct hapt_profile *without, bool *shorter)
+{
+    double step_s[2];
+    HAPT_TRY(formula_s(config, without, &step_s[0]));
+    HAPT_TRY(formula_s(config, with, &step_s[1]));
+    *shorter = step_s[1] < step_s[0];
+    return HAPT_OK;
 }
 
 enum hapt_status hapt_phase_predict(const struct hapt_config *config, const struct hapt_cluster *cluster,
@@ -101,16 +150,22 @@ enum hapt_status hapt_phase_predict(const struct hapt_config *config, const stru
                                     const struct hapt_efficiency *efficiency, struct hapt_arena *arena,
                                     struct hapt_profile **profile)
 {
-    const bool given = strcmp(hapt_config_text(config, "recompute"), "auto") != 0;
-    bool lacks = false;
-    if (given) return hapt_profile_predict(cluster, model, layers, config, efficiency, true, arena, profile);
-    const enum hapt_status status =
-        hapt_profile_predict(cluster, model, layers, config, efficiency, false, arena, profile);
-    if (!may_choose_recompute(config) || (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE)) return status;
-    if (status == HAPT_OK) HAPT_TRY(lacks_memory(config, *profile, &lacks));
-    if (status == HAPT_OK && !lacks) return HAPT_OK;
+    const struct prediction of = {config, cluster, model, layers, efficiency};
+    const bool given = !strcmp(hapt_config_text(config, "offload"), "optimizer");
+    struct hapt_profile *away;
+    bool lacks, shorter = true, ignored;
+    const enum hapt_status status = predict_recomputing(&of, given, arena, profile, &lacks);
+    if (!is_auto(config, "offload") || !lacks || (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE)) return status;
     hapt_fail_reset();
-    return hapt_profile_predict(cluster, model, layers, config, efficiency, true, arena, profile);
+    const enum hapt_status offloaded = predict_recomputing(&of, true, arena, &away, &ignored);
+    if (offloaded == HAPT_ERR_INFEASIBLE && status == HAPT_OK) {
+        hapt_fail_reset();
+        return HAPT_OK;
+    }
+    HAPT_TRY(offloaded);
+    if (status == HAPT_OK) HAPT_TRY(is_shorter(config, away, *profile, &shorter));
+    if (shorter) *profile = away;
+    return HAPT_OK;
 }
 
 /* The first rank of every node predicts and shares the profile with its node. */
@@ -154,20 +209,38 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
         config, "the profile is measured here; only --predict yes and clusters on paper are predicted", "efficiency");
 }
 
+/* --offload auto for a measurement: as it is for a prediction, so that nothing is measured twice. */
+static enum hapt_status choose_offload(const struct prediction *of, bool *host_state)
+{
+    struct hapt_profile *profile;
+    struct hapt_arena scratch;
+    *host_state = !strcmp(hapt_config_text(of->config, "offload"), "optimizer");
+    if (!is_auto(of->config, "offload") || !may_choose_memory(of->config)) return HAPT_OK;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status =
+        hapt_phase_predict(of->config, of->cluster, of->model, of->layers, NULL, &scratch, &profile);
+    *host_state = status == HAPT_OK && profile->host_state;
+    hapt_arena_release(&scratch);
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
 static enum hapt_status measure(const struct hapt_env *env, const struct hapt_config *config,
                                 const struct hapt_cluster *cluster, const struct hapt_model *model,
                                 const struct hapt_layers *layers, struct hapt_arena *arena,
                                 struct hapt_profile **profile)
 {
-    const char *recompute = hapt_config_text(config, "recompute");
-    const bool given = strcmp(recompute, "auto") != 0;
-    struct hapt_profile *with, *kept;
-    bool lacks = true;
-    HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config,
-                                  given ? strcmp(recompute, "no") != 0 : may_choose_recompute(config), arena, &with,
-                                  &kept));
-    if (!given && kept && kept != with) HAPT_TRY(hapt_env_agree(env->world, lacks_memory(config, kept, &lacks)));
-    *profile = given || lacks ? with : kept;
+    const struct prediction of = {config, cluster, model, layers, NULL};
+    const bool given = !is_auto(config, "recompute");
+    const bool recompute = given ? strcmp(hapt_config_text(config, "recompute"), "no") != 0 : may_choose_memory(config);
+    struct hapt_profile *kept;
+    bool lacks = true, host_state;
+    HAPT_TRY(hapt_env_agree(env->world, choose_offload(&of, &host_state)));
+    HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, recompute, host_state, arena, profile, &kept));
+    if (given || !kept || kept == *profile) return HAPT_OK;
+    HAPT_TRY(hapt_env_agree(env->world, lacks_memory(config, kept, &lacks)));
+    if (!lacks) *profile = kept;
     return HAPT_OK;
 }
 

@@ -11,7 +11,7 @@ enum { MOST_ROWS = 24, MOST_MICROBATCHES = 1000000 };
  * a measurement. */
 enum { MEASURED_ROWS = 2 };
 /* Recomputation is considered if it may shorten the step by more than this factor. */
-#define RECOMPUTE_WORTH 1.02
+#define MEMORY_WORTH 1.02
 
 /* A number of rows, and what is planned with it. */
 struct rows_case {
@@ -189,14 +189,37 @@ static void say_rows(const struct rows *rows, int chosen)
         hapt_note(rows->env, "rows of a microbatch: %d, the best of %s\n", rows->one[chosen].rows, text);
 }
 
-/* --recompute auto: plans that keep all activations. *enough: there is one, and if no device lacked memory no plan
- * would be much shorter. */
-static enum hapt_status plan_without(struct rows *rows, const struct hapt_planning *planning, int *chosen, bool *enough)
+static const char *const saving[] = {"recompute", "offload"};
+enum { SAVING = sizeof saving / sizeof *saving };
+
+/* Which of these options decide by themselves. */
+static bool find_auto(const struct hapt_config *config, bool is_auto[SAVING])
+{
+    bool any = false;
+    for (int k = 0; k < SAVING; k++) {
+        is_auto[k] = !strcmp(hapt_config_text(config, saving[k]), "auto");
+        any = any || is_auto[k];
+    }
+    return any;
+}
+
+static enum hapt_status decide(const struct rows *rows, const bool is_auto[SAVING], const char *value)
+{
+    enum hapt_status status = HAPT_OK;
+    for (int k = 0; k < SAVING && status == HAPT_OK; k++)
+        if (is_auto[k]) status = hapt_config_decide(rows->config, saving[k], value);
+    return hapt_env_agree(rows->env->world, status);
+}
+
+/* --recompute auto, --offload auto: plans that keep everything on the devices. *enough: there is one, and if no device
+ * lacked memory no plan would be much shorter. */
+static enum hapt_status plan_without(struct rows *rows, const struct hapt_planning *planning,
+                                     const bool is_auto[SAVING], int *chosen, bool *enough)
 {
     struct hapt_strategy_options options;
     double floor_s;
     *enough = false;
-    HAPT_TRY(hapt_env_agree(rows->env->world, hapt_config_decide(rows->config, "recompute", "no")));
+    HAPT_TRY(decide(rows, is_auto, "no"));
     rows->quietly = true;
     enum hapt_status status = prepare_all(rows, planning);
     if (status == HAPT_OK) status = plan_together(rows, &options, chosen);
@@ -206,9 +229,9 @@ static enum hapt_status plan_without(struct rows *rows, const struct hapt_planni
     if (status == HAPT_OK) {
         const double step_s = rows->one[*chosen].planning.plan->simulated_s;
         HAPT_TRY(hapt_plan_floor(rows->env->world, rows->batching, rows->count, &options.search, step_s, &floor_s));
-        *enough = step_s <= RECOMPUTE_WORTH * floor_s;
+        *enough = step_s <= MEMORY_WORTH * floor_s;
     }
-    return hapt_env_agree(rows->env->world, hapt_config_decide(rows->config, "recompute", "auto"));
+    return decide(rows, is_auto, "auto");
 }
 
 /* Plans all numbers of rows together. */
@@ -216,10 +239,9 @@ static enum hapt_status plan_rows(struct rows *rows, const struct hapt_planning 
 {
     struct hapt_strategy_options options;
     struct rows_case before = {0};
-    bool enough;
-    if (!strcmp(hapt_config_text(rows->config, "recompute"), "auto") &&
-        !hapt_phase_is_measured(rows->config, planning->cluster)) {
-        HAPT_TRY(plan_without(rows, planning, chosen, &enough));
+    bool enough, is_auto[SAVING];
+    if (find_auto(rows->config, is_auto) && !hapt_phase_is_measured(rows->config, planning->cluster)) {
+        HAPT_TRY(plan_without(rows, planning, is_auto, chosen, &enough));
         if (enough) return HAPT_OK;
         if (*chosen >= 0) before = rows->one[*chosen];
         rows->count = 0;

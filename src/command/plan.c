@@ -26,6 +26,9 @@ const char hapt_command_plan_help[] =
     "everything. JSON: per stage \"recomputed_units\". A measured profile has the times of stages that keep\n"
     "everything, and of the forward passes that run again: a predicted part of the measured forward times. With\n"
     "--recompute all stages begin and end at blocks.\n"
+    "--offload optimizer keeps the optimizer state of all stages in the memory of the hosts. The update copies it to\n"
+    "the device and back, part by part; losses and weights stay the same bits. The copies take the time that the\n"
+    "cluster file's host bandwidth gives (hapt topology --help), once a step. JSON: \"offload\".\n"
     "A mixed stage runs on devices of several subclusters (if the profile has such stages). It may be first, last,\n"
     "or between the stages of two of its subclusters. A transfer at its boundary takes as long as on the slowest of\n"
     "its subclusters' fastest links. JSON: \"devices\" and \"ratios\" instead of \"subcluster\".\n"
@@ -125,7 +128,8 @@ const char hapt_command_plan_help[] =
     "transfer_slots of each message, if loops or skips need more than three;\n"
     "precision of times and bytes (fp32, tf32, bf16, fp16; training uses it unless --precision is given),\n"
     "boundary_dtype (type of the tensors between stages), profile (measured, predicted), rows (of a microbatch, if\n"
-    "chosen; training uses them), tied_exchange (16bit; else fp32) and exchange_bytes. Times and bytes are those of\n"
+    "chosen; training uses them), offload (optimizer: its state is on the hosts), tied_exchange (16bit; else fp32)\n"
+    "and exchange_bytes. Times and bytes are those of\n"
     "--precision; for GPUs, also on paper, those of the precision that would run there.\n";
 
 /* Loads --input with its cluster and layers, as far as they are given. */

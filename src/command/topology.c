@@ -31,6 +31,8 @@ const char hapt_command_topology_help[] =
     "                          object with \"fp32\", \"bf16\", \"fp16\"), \"memory\", \"memory_bandwidth\"\n"
     "      \"slowdown\"          optional, >= 1: computation takes this many times as long\n"
     "      \"memory\"            optional: limit of the memory of each device\n"
+    "      \"host\"              optional object, for data kept on the nodes' hosts: \"memory\" of a node,\n"
+    "                          \"bandwidth\" between a device and it, in each direction\n"
     "      \"hosts\"             optional: one host name for each node; else ranks fill subclusters in order, and\n"
     "                          if GPUs differ, ranks that drive GPUs of the device's name come first\n"
     "      \"intra_node_bandwidth\", \"inter_node_bandwidth\", \"intra_node_latency\", \"inter_node_latency\"\n"

@@ -15,22 +15,30 @@ enum hapt_status hapt_engine_plan_chunks(const struct hapt_program *const *progr
                                                .transfer_slots = options->transfer_slots,
                                                .state_count = options->state_count,
                                                .sharded_state = options->sharded_state,
+                                               .host_state = options->host_state,
                                                .scratch = hapt_engine_scratch,
                                                .scratch_context = &context};
     return hapt_memory_plan_chunks(program, chunks, &memory, arena, plan);
+}
+
+/* Modelled devices hold no values, so their state needs no host memory. */
+static bool is_modelled(const struct hapt_engine_options *options)
+{
+    return strcmp(options->backend->name, "emulated") == 0;
 }
 
 static bool is_on_device(const struct hapt_memory_plan *plan, const struct hapt_program *program)
 {
     for (int t = 0; t < program->tensor_count; t++)
         if (plan->location[t].space != HAPT_SPACE_DEVICE) return false;
-    return plan->state_space == HAPT_SPACE_DEVICE;
+    return true;
 }
 
 static void release(struct engine_memory *shared, const struct hapt_engine_options *options)
 {
     if (!shared || --shared->users > 0) return;
     if (shared->address) options->backend->free(options->device, shared->address);
+    hapt_engine_release_state(options->backend, shared->host);
     hapt_arena_release(&shared->arena);
     free(shared);
 }
@@ -38,6 +46,7 @@ static void release(struct engine_memory *shared, const struct hapt_engine_optio
 static enum hapt_status set_memory(struct hapt_engine *engine, struct hapt_memory_plan *plan)
 {
     HAPT_ASSERT(is_on_device(plan, engine->program)); /* nothing moves tensors between spaces yet */
+    HAPT_ASSERT((plan->state_space == HAPT_SPACE_HOST) <= (engine->shared->host || is_modelled(&engine->options)));
     engine->plan = plan;
     engine->memory = engine->shared->address;
     engine->queue = engine->options.backend->queue(engine->options.device, 0);
@@ -67,6 +76,7 @@ static enum hapt_status set_up(const struct hapt_program *const *program, int ch
     HAPT_TRY(hapt_engine_plan_chunks(program, chunks, options, &shared->arena, &plan));
     HAPT_TRY(options->backend->allocate(options->device, plan->total_bytes, &memory));
     shared->address = memory;
+    if (!is_modelled(options)) HAPT_TRY(hapt_engine_reserve_state(options->backend, plan->host_bytes, &shared->host));
     for (int k = 0; k < chunks; k++) {
         engine[k] = create(program[k], &options[k], shared);
         if (!engine[k]) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for an engine");
@@ -350,15 +360,28 @@ static struct hapt_view resident(struct hapt_engine *engine, size_t offset, size
     return hapt_engine_flat_view((float *)(engine->memory + offset) + first, HAPT_F32, count);
 }
 
-/* One call for elements [first, end) of a group's slice. Either all of them have weight decay or none. */
-static enum hapt_status update_block(struct hapt_engine *engine, const struct hapt_update *update,
-                                     const struct hapt_parameter_group *group, size_t first, size_t end, double decay)
+static float *host_state(struct hapt_engine *engine, int state, size_t first)
+{
+    return (float *)(engine->shared->host + engine->plan->host_state_offset[state]) + first;
+}
+
+/* Copies elements [first, first + count) of the state from the host to its window, or back. */
+static enum hapt_status move_state(struct hapt_engine *engine, size_t first, size_t count, bool in)
 {
     const struct hapt_memory_plan *plan = engine->plan;
-    if (first < group->slice_first) first = group->slice_first;
-    if (end > group->slice_end) end = group->slice_end;
-    if (first >= end) return HAPT_OK;
-    const size_t state_first = group->state_first + first - group->slice_first;
+    for (int s = 0; s < plan->state_count; s++) {
+        void *window = engine->memory + plan->state_offset[s], *host = host_state(engine, s, first);
+        HAPT_TRY(engine->options.backend->copy(engine->queue, in ? window : host, in ? host : window,
+                                               count * sizeof(float)));
+    }
+    return HAPT_OK;
+}
+
+/* One call for elements [first, end) of the blocks. Their state is in its device blocks from state_first on. */
+static enum hapt_status update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
+                                   size_t end, size_t state_first, double decay)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
     struct hapt_call call = {.input_count = 1,
                              .output_count = update->optimizer == HAPT_OPTIMIZER_ADAMW ? 4 : 3,
                              .threads = engine->options.threads,
@@ -379,6 +402,27 @@ static enum hapt_status update_block(struct hapt_engine *engine, const struct ha
         call.output[output] = hapt_engine_flat_view((uint16_t *)(engine->memory + plan->copy_offset) + first,
                                                     engine->copy_dtype, end - first);
     return engine->update->run(&call, engine->queue);
+}
+
+/* Updates elements [first, end) of a group's slice: in one call, or window by window if the state is on the host.
+ * Either all of them have weight decay or none. */
+static enum hapt_status update_block(struct hapt_engine *engine, const struct hapt_update *update,
+                                     const struct hapt_parameter_group *group, size_t first, size_t end, double decay)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    const bool away = plan->state_space == HAPT_SPACE_HOST;
+    if (first < group->slice_first) first = group->slice_first;
+    if (end > group->slice_end) end = group->slice_end;
+    if (first >= end) return HAPT_OK;
+    size_t state_first = group->state_first + first - group->slice_first;
+    if (!away) return update_run(engine, update, first, end, state_first, decay);
+    for (size_t count; first < end; first += count, state_first += count) {
+        count = end - first < plan->window_elements ? end - first : plan->window_elements;
+        HAPT_TRY(move_state(engine, state_first, count, true));
+        HAPT_TRY(update_run(engine, update, first, first + count, 0, decay));
+        HAPT_TRY(move_state(engine, state_first, count, false));
+    }
+    return HAPT_OK;
 }
 
 static enum hapt_status convert(struct hapt_engine *engine, const float *from, void *to, enum hapt_dtype dtype,
@@ -453,7 +497,9 @@ static float *parameter_address(struct hapt_engine *engine, int tensor, int stat
         if (element < group->first || element >= group->end || from >= to) continue;
         *first = from - element;
         *count = to - from;
-        return (float *)(engine->memory + plan->state_offset[state]) + group->state_first + from - group->slice_first;
+        const size_t at = group->state_first + from - group->slice_first;
+        return plan->state_space == HAPT_SPACE_HOST ? host_state(engine, state, at)
+                                                    : (float *)(engine->memory + plan->state_offset[state]) + at;
     }
     return NULL;
 }

@@ -1,8 +1,10 @@
 /* For devices whose memory the host cannot read (a back end with `pin`): collectives pass through a page-locked bounce
  * buffer. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine_private.h"
+#include "hapt/config.h"
 
 static size_t view_bytes(const struct hapt_view *view)
 {
@@ -45,6 +47,30 @@ enum hapt_status hapt_engine_connect(struct hapt_engine *engine, bool on_device)
     if (!engine->options.backend->pin || !engine->options.links.collective || on_device || engine->bounce)
         return HAPT_OK;
     return reserve(engine, bounce_bytes(engine), &engine->bounce);
+}
+
+enum hapt_status hapt_engine_reserve_state(const struct hapt_backend *backend, size_t bytes, char **memory)
+{
+    char have[32], need[32];
+    void *made = NULL;
+    if (bytes == 0) return HAPT_OK;
+    const double left = hapt_memory_available();
+    if ((double)bytes <= left && !backend->pin) made = aligned_alloc(hapt_align(1), bytes);
+    if ((double)bytes <= left && backend->pin) HAPT_TRY(hapt_backend_pin(backend, bytes, &made));
+    if (!made)
+        return hapt_fail(HAPT_ERR_MEMORY, "use fewer ranks on this host, or --offload no",
+                         "the optimizer state needs %s of host memory on this rank, but the host has %s left",
+                         hapt_units_bytes((double)bytes, need), hapt_units_bytes(left, have));
+    *memory = memset(made, 0, bytes);
+    return HAPT_OK;
+}
+
+void hapt_engine_release_state(const struct hapt_backend *backend, char *memory)
+{
+    if (memory && backend->pin)
+        backend->unpin(memory);
+    else
+        free(memory);
 }
 
 void hapt_engine_release_host(struct hapt_engine *engine)

@@ -39,6 +39,7 @@ struct engine_memory {
     int users;
     struct hapt_arena arena; /* of the memory plans */
     char *address;           /* device memory, plan->total_bytes */
+    char *host;              /* optimizer state on the host, plan->host_bytes; NULL: none, or the device is modelled */
 };
 
 struct hapt_engine {
@@ -104,6 +105,9 @@ void hapt_engine_time_replay(struct hapt_engine *engine, enum hapt_section secti
                              double queued_s, double *time_s);
 
 /* engine_host.c */
+/* Host memory of the optimizer state, page-locked on back ends with `pin`, zeroed. bytes 0: *memory is unchanged. */
+enum hapt_status hapt_engine_reserve_state(const struct hapt_backend *backend, size_t bytes, char **memory);
+void hapt_engine_release_state(const struct hapt_backend *backend, char *memory);
 void hapt_engine_release_host(struct hapt_engine *engine);
 /* Runs a collective step through the owner's links; nothing may be queued before. */
 enum hapt_status hapt_engine_run_collective(struct hapt_engine *engine, const struct bound_step *step);

@@ -266,8 +266,9 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
 
 enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                       const struct hapt_model *model, const struct hapt_layers *layers,
-                                      const struct hapt_config *config, bool recompute, struct hapt_arena *result,
-                                      struct hapt_profile **profile, struct hapt_profile **kept)
+                                      const struct hapt_config *config, bool recompute, bool host_state,
+                                      struct hapt_arena *result, struct hapt_profile **profile,
+                                      struct hapt_profile **kept)
 {
     struct hapt_profile *without;
     struct hapt_candidates candidates;
@@ -282,6 +283,7 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
                               .threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads")),
                               .start_s = hapt_time_s(),
                               .recompute = recompute,
+                              .host_state = host_state,
                               .budget_s = hapt_config_real(config, "profile-seconds")};
     enum hapt_status status = programs_build(&measure, model, layers, &candidates, &scratch);
     if (status == HAPT_OK) status = measure_mix(&measure, layers, &candidates, &scratch);

@@ -29,6 +29,7 @@ struct measure {
     struct hapt_arena *scratch;
     double start_s, budget_s; /* for timing single devices */
     bool recompute;           /* also stages that recompute */
+    bool host_state;          /* the optimizer state is on the host */
     int threads;
     struct classes classes;
     struct hapt_item_memory *memory; /* [class][item] */

@@ -104,8 +104,10 @@ enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_opti
     HAPT_NEW(measure->role, measure->scratch, candidates->item_count);
     HAPT_NEW(measure->timed, measure->scratch, candidates->item_count);
     HAPT_NEW(measure->order, measure->scratch, candidates->item_count);
-    *options =
-        (struct hapt_engine_options){.threads = measure->threads, .state_count = candidates->state_count, .slots = 1};
+    *options = (struct hapt_engine_options){.threads = measure->threads,
+                                            .state_count = candidates->state_count,
+                                            .host_state = candidates->host_state,
+                                            .slots = 1};
     if (measure->classes.own_class < 0) return HAPT_OK;
     HAPT_TRY(classes_open_device(measure->env, measure->cluster, "measure on",
                                  "plan for such devices with `hapt plan --input M --cluster C`, or use --predict yes",

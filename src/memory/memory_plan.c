@@ -7,7 +7,7 @@ struct planner {
     const struct hapt_memory_options *options;
     struct hapt_memory_plan *plan;
     struct memory_walk walk;
-    size_t *end; /* first free byte of the allocation so far; shared by the chunks */
+    size_t *end, *host_end; /* first free byte of the two allocations so far; shared by the chunks */
 };
 
 static const struct hapt_tensor *whole_tensor(const struct hapt_program *program, int tensor)
@@ -115,6 +115,20 @@ static void share_state(const struct planner *planner)
     }
 }
 
+static void reserve_state(struct planner *planner)
+{
+    struct hapt_memory_plan *plan = planner->plan;
+    const bool away = planner->options->host_state && plan->state_count > 0;
+    plan->state_space = away ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
+    plan->window_elements = away ? hapt_memory_window(plan->state_elements) : plan->state_elements;
+    for (int s = 0; s < plan->state_count; s++) {
+        plan->state_offset[s] = reserve(planner, plan->window_elements * sizeof(float));
+        if (!away) continue;
+        plan->host_state_offset[s] = *planner->host_end;
+        *planner->host_end += hapt_align(plan->state_elements * sizeof(float));
+    }
+}
+
 static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_arena *scratch)
 {
     const struct hapt_program *program = planner->program;
@@ -128,8 +142,7 @@ static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_
         if (is_sum(program, t)) plan->location[t].offset = reserve(planner, tensor_bytes(program, t));
     plan->zeroed_elements = (*planner->end - plan->gradient_offset) / sizeof(float);
     share_state(planner);
-    for (int s = 0; s < plan->state_count; s++)
-        plan->state_offset[s] = reserve(planner, plan->state_elements * sizeof(float));
+    reserve_state(planner);
     return HAPT_OK;
 }
 
@@ -267,7 +280,6 @@ static enum hapt_status begin_chunk(struct planner *planner, struct hapt_arena *
     HAPT_NEW(plan->location, arena, program->tensor_count);
     HAPT_NEW(plan->parameter_element, arena, program->tensor_count);
     for (int t = 0; t < program->tensor_count; t++) plan->parameter_element[t] = (size_t)-1;
-    plan->state_space = HAPT_SPACE_DEVICE;
     HAPT_TRY(walk_chunk(planner, scratch));
     HAPT_TRY(reserve_resident(planner, scratch));
     HAPT_ASSERT(*planner->end - before == planner->walk.resident_bytes);
@@ -295,14 +307,17 @@ static enum hapt_status plan_all(struct planner *planner, int chunks, struct hap
     reserve_slots(planner, chunks);
     reserve_workspace(planner, chunks);
     for (int k = 0; k < chunks; k++) HAPT_TRY(end_chunk(&planner[k], arena));
-    size_t resident = 0, sharded = 0;
+    size_t resident = 0, sharded = 0, sharded_host = 0;
     for (int k = 0; k < chunks; k++) {
         resident += planner[k].walk.resident_bytes;
         sharded += planner[k].walk.sharded_bytes;
+        sharded_host += planner[k].walk.sharded_host_bytes;
     }
     for (int k = 0; k < chunks; k++) {
         struct hapt_memory_plan *plan = planner[k].plan;
         plan->total_bytes = *planner->end;
+        plan->host_bytes = *planner->host_end;
+        plan->sharded_host_bytes = sharded_host;
         plan->parameter_bytes = *planner->end - (size_t)plan->slots * plan->activation_bytes -
                                 (size_t)plan->weight_slots * plan->weight_slot_bytes;
         plan->sharded_bytes = plan->parameter_bytes - resident + sharded;
@@ -316,16 +331,19 @@ static enum hapt_status plan_chunks(const struct hapt_program *const *program, i
 {
     struct planner *planner;
     struct hapt_memory_plan *made;
-    size_t end = 0;
+    size_t end = 0, host_end = 0, host_walked = 0;
     HAPT_NEW(planner, scratch, chunks);
     HAPT_NEW(made, arena, chunks);
     for (int k = 0; k < chunks; k++) {
         made[k].slots = options->slots;
         made[k].weight_slots = options->weight_slots > 0 ? options->weight_slots : 1;
         made[k].state_count = options->state_count;
-        planner[k] = (struct planner){.program = program[k], .options = options, .plan = &made[k], .end = &end};
+        planner[k] = (struct planner){
+            .program = program[k], .options = options, .plan = &made[k], .end = &end, .host_end = &host_end};
     }
     HAPT_TRY(plan_all(planner, chunks, arena, scratch));
+    for (int k = 0; k < chunks; k++) host_walked += planner[k].walk.host_bytes;
+    HAPT_ASSERT(host_walked == host_end);
     *plan = made;
     return HAPT_OK;
 }

@@ -335,12 +335,18 @@ static size_t sharded_elements(const struct hapt_memory_ranges *ranges, const st
     return elements;
 }
 
+static size_t state_bytes(const struct hapt_memory_ranges *ranges, size_t elements)
+{
+    return (size_t)ranges->options.state_count * hapt_align(elements * sizeof(float));
+}
+
 /* Resident bytes of the blocks: weights, their copies, gradients, optimizer state of `state_elements`. */
 static size_t block_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t state_elements)
 {
+    const size_t here = ranges->options.host_state ? hapt_memory_window(state_elements) : state_elements;
     return hapt_align(sum->elements * sizeof(float)) +
            (sum->copies ? hapt_align(sum->elements * sizeof(uint16_t)) : 0) + hapt_align(sum->trained * sizeof(float)) +
-           (size_t)ranges->options.state_count * hapt_align(state_elements * sizeof(float));
+           state_bytes(ranges, here);
 }
 
 void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, int again_end,
@@ -368,9 +374,13 @@ void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_
     }
     walk->workspace_bytes = forward > backward ? forward : backward;
     walk->slot_bytes += sum.slot;
-    walk->sharded_bytes = sum.resident + block_bytes(ranges, &sum, sharded_elements(ranges, &sum));
+    const size_t sharded = sharded_elements(ranges, &sum);
+    walk->sharded_bytes = sum.resident + block_bytes(ranges, &sum, sharded);
     walk->resident_bytes =
         ranges->options.sharded_state ? walk->sharded_bytes : sum.resident + block_bytes(ranges, &sum, sum.trained);
+    if (!ranges->options.host_state) return;
+    walk->sharded_host_bytes = state_bytes(ranges, sharded);
+    walk->host_bytes = ranges->options.sharded_state ? walk->sharded_host_bytes : state_bytes(ranges, sum.trained);
 }
 
 enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work,
@@ -404,6 +414,8 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
                                           .sharded_bytes = rest + walk.sharded_bytes,
                                           .activation_bytes = walk.slot_bytes,
                                           .weight_slot_bytes = walk.weight_slot_bytes,
+                                          .host_bytes = walk.host_bytes,
+                                          .sharded_host_bytes = walk.sharded_host_bytes,
                                           .trained_elements = walk.trained_elements,
                                           .copies = walk.copies};
     return HAPT_OK;

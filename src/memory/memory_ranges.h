@@ -120,12 +120,13 @@ static inline int ranges_position_of(const struct hapt_memory_ranges *made, int 
 
 /* The parts of a range's memory, aligned; without kernel scratch. */
 struct memory_walk {
-    size_t resident_bytes;    /* blocks of parameters, and resident tensors outside of them */
-    size_t sharded_bytes;     /* the same with sharded optimizer state */
-    size_t slot_bytes;        /* of one microbatch */
-    size_t weight_slot_bytes; /* the same */
-    size_t workspace_bytes;   /* the largest peak of a section */
-    size_t transfer_bytes;    /* one transfer slot of every boundary */
+    size_t resident_bytes;                 /* blocks of parameters, and resident tensors outside of them */
+    size_t sharded_bytes;                  /* the same with sharded optimizer state */
+    size_t host_bytes, sharded_host_bytes; /* on the host */
+    size_t slot_bytes;                     /* of one microbatch */
+    size_t weight_slot_bytes;              /* the same */
+    size_t workspace_bytes;                /* the largest peak of a section */
+    size_t transfer_bytes;                 /* one transfer slot of every boundary */
     size_t trained_elements;
     bool copies;
 };

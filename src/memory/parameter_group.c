@@ -6,6 +6,8 @@
 #define GRAIN ((size_t)32) /* elements: slices start on 64 bytes in the fp32 and the bf16 block */
 
 enum { MOST_UNEVEN = 1024 };
+/* A window is a small share of the state, and large enough that its copies reach the bandwidth of the bus. */
+enum { WINDOWS = 16, LEAST_WINDOW = 1 << 12, MOST_WINDOW = 1 << 22 };
 
 int hapt_parameter_group_ranks(const struct hapt_sharding *sharding, unsigned axes, int *index)
 {
@@ -17,6 +19,13 @@ int hapt_parameter_group_ranks(const struct hapt_sharding *sharding, unsigned ax
         *index = *index * sharding->axis[axis].size + sharding->mesh_coordinate[axis];
     }
     return ranks;
+}
+
+size_t hapt_memory_window(size_t state_elements)
+{
+    const size_t part = (state_elements / WINDOWS + GRAIN - 1) / GRAIN * GRAIN;
+    if (state_elements <= LEAST_WINDOW) return state_elements;
+    return part < LEAST_WINDOW ? LEAST_WINDOW : part > MOST_WINDOW ? MOST_WINDOW : part;
 }
 
 void hapt_parameter_group_slice(const struct hapt_sharding *sharding, const struct hapt_parameter_group *group,

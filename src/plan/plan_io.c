@@ -24,10 +24,10 @@
  * Messages past the next stage: plan_edges_io.c.
  *
  * Optional attributes: precision (fp32, tf32, bf16, fp16) of the model, boundary_dtype (of tensors between stages;
- * follows from precision, for readers), profile (measured, predicted), rows of a microbatch (if the planner chose
- * them), tied_exchange (16bit; else fp32), exchange_bytes in each direction, loop_batch, prefetch and transfer_slots of
- * a looped schedule (the lists follow from these, from stage_submesh_index and from stage_ahead). Version 1 has no
- * stage_submesh_index: each stage has a submesh of its own.
+ * follows from precision, for readers), offload (optimizer: its state is on the host), profile (measured, predicted),
+ * rows of a microbatch (if the planner chose them), tied_exchange (16bit; else fp32), exchange_bytes in each direction,
+ * loop_batch, prefetch and transfer_slots of a looped schedule (the lists follow from these, from stage_submesh_index
+ * and from stage_ahead). Version 1 has no stage_submesh_index: each stage has a submesh of its own.
  */
 #include <math.h>
 #include <stddef.h>
@@ -181,6 +181,7 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
     if (plan->profile != HAPT_PROFILE_UNKNOWN)
         HAPT_TRY(hapt_h5_write_attribute_text(file, at, "profile", hapt_profile_origin_name(plan->profile)));
     if (plan->split) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "split_backward", 1));
+    if (plan->host_state) HAPT_TRY(hapt_h5_write_attribute_text(file, at, "offload", "optimizer"));
     if (plan->loop_batch > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "loop_batch", plan->loop_batch));
     if (plan->prefetch > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "prefetch", plan->prefetch));
     if (plan->transfer_slots > 0)
@@ -313,6 +314,11 @@ static enum hapt_status read_making(struct hapt_h5 *file, const char *at, struct
         HAPT_TRY(hapt_h5_read_attribute_text(file, at, "precision", arena, &text));
         plan->precision = hapt_precision_find(text);
         if (plan->precision == HAPT_PRECISION_UNKNOWN) return damaged(file, "unknown precision");
+    }
+    if (hapt_h5_has_attribute(file, at, "offload")) {
+        HAPT_TRY(hapt_h5_read_attribute_text(file, at, "offload", arena, &text));
+        plan->host_state = !strcmp(text, "optimizer");
+        if (!plan->host_state) return damaged(file, "unknown offload");
     }
     if (hapt_h5_has_attribute(file, at, "profile")) {
         HAPT_TRY(hapt_h5_read_attribute_text(file, at, "profile", arena, &text));

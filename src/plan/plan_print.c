@@ -82,6 +82,7 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
         for (int i = 0; i < plan->stage_count; i++) hapt_print(env, " %d", plan->stage[i].weight_slots);
         hapt_print(env, "\n");
     }
+    if (plan->host_state) hapt_print(env, "  the optimizer state is on the hosts; the update copies it part by part\n");
     print_units(env, plan);
     if (plan->exchange_s > 0 && plan->exchange_bytes > 0)
         hapt_print(env, "  exchange of tied gradients at the end of the step: %s in each direction as %s, %s\n",
@@ -185,6 +186,7 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
                   plan->limit, "mfu", mfu > 0 ? json_real(mfu) : json_null(), "search", "seconds", plan->search.seconds,
                   "candidates", (json_int_t)plan->search.candidates, "evaluated", (json_int_t)plan->search.evaluated,
                   "gap", plan->search.gap, "stages", hapt_plan_stages_json(plan));
+    if (object && plan->host_state) json_object_set_new(object, "offload", json_string("optimizer"));
     if (object && plan->precision != HAPT_PRECISION_UNKNOWN) {
         json_object_set_new(object, "precision", json_string(hapt_precision_name(plan->precision)));
         json_object_set_new(object, "boundary_dtype",

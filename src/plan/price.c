@@ -166,6 +166,7 @@ static void price_exchange(const struct hapt_profile *profile, struct hapt_plan 
     struct hapt_plan_stage *end[2] = {&plan->stage[0], &plan->stage[S - 1]};
     plan->exchange_s = plan->exchange_bytes = 0;
     plan->exchange = profile->exchange;
+    plan->host_state = profile->host_state;
     for (int i = 0; i < S; i++) plan->stage[i].tied_s = 0;
     if (S > 1) /* stages of one submesh exchange nothing: the simulator leaves this out */
         plan->exchange_s = hapt_profile_tied_s(profile, end[1]->first_layer, hapt_plan_stage_subclusters(end[0]),

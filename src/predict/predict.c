@@ -80,6 +80,15 @@ static enum hapt_status time_layers(const struct hapt_candidates *candidates, in
     return HAPT_OK;
 }
 
+/* Seconds to copy the optimizer state of an item from the host to its device and back, once a step. */
+static double host_copies_s(const struct hapt_candidates *candidates, int subcluster,
+                            const struct hapt_item_memory *memory)
+{
+    const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
+    const double bytes = hapt_candidates_host_bytes(candidates, memory, own->device.memory_bytes);
+    return own->host_bandwidth > 0 ? 2 * bytes / own->host_bandwidth : 0;
+}
+
 static enum hapt_status time_items(const struct hapt_candidates *candidates, int subcluster,
                                    const struct hapt_item_memory *memory, struct hapt_arena *scratch,
                                    struct hapt_item_time *time, double *weight_share)
@@ -107,6 +116,7 @@ static enum hapt_status time_items(const struct hapt_candidates *candidates, int
             }
             weight_share[item] = mine.backward_s > 0 ? waits_s / mine.backward_s : 0;
             mine.update_s = hapt_roofline_stream_s(&roofline, memory[item].update_bytes);
+            mine.update_s += host_copies_s(candidates, subcluster, &memory[item]);
             if (reduce) mine.update_s += hapt_synthesised_reduce_s(reduce, candidates->first[k], candidates->last[k]);
             time[item] = mine;
         }
@@ -142,7 +152,8 @@ static enum hapt_status plan_memory(const struct hapt_candidates *candidates, in
     struct hapt_engine_options engine = {.backend = hapt_backend_find(all[subcluster].device.backend),
                                          .threads = 1,
                                          .slots = 1,
-                                         .state_count = candidates->state_count};
+                                         .state_count = candidates->state_count,
+                                         .host_state = candidates->host_state};
     if (engine.backend && engine.backend->device_count(&reason) > 0)
         HAPT_TRY(engine.backend->open(0, engine.threads, 0, &engine.device));
     enum hapt_status status = HAPT_OK;
@@ -231,7 +242,7 @@ static enum hapt_status mix(struct hapt_candidates *candidates, const struct hap
 
 enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                       const struct hapt_layers *layers, const struct hapt_config *config,
-                                      const struct hapt_efficiency *efficiency, bool recompute,
+                                      const struct hapt_efficiency *efficiency, bool recompute, bool host_state,
                                       struct hapt_arena *result, struct hapt_profile **profile)
 {
     struct hapt_candidates candidates;
@@ -242,7 +253,8 @@ enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const 
                                                     .tensor_parallel = (int)hapt_config_int(config, "tensor-parallel"),
                                                     .efficiency = efficiency,
                                                     .split = hapt_candidates_wants_split(config),
-                                                    .recompute = recompute};
+                                                    .recompute = recompute,
+                                                    .host_state = host_state};
     enum hapt_status status = hapt_candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
     if (status == HAPT_OK && hapt_candidates_may_mix(&candidates, config)) status = mix(&candidates, config, &scratch);
     if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);

@@ -264,6 +264,32 @@ static bool is_tied(const struct stage *stage)
     return false;
 }
 
+/* The host must hold the optimizer state of all of its devices, before anything is reserved. */
+static enum hapt_status check_host_memory(const struct worker *worker, const struct hapt_program *const *program,
+                                          const struct hapt_engine_options *options)
+{
+    const int world_rank = worker->env->world_rank;
+    const struct hapt_subcluster *own = &worker->cluster->subcluster[worker->cluster->subcluster_of_rank[world_rank]];
+    const bool given = own->host_memory_bytes > 0;
+    struct hapt_memory_plan *plan;
+    struct hapt_arena scratch;
+    char need[32], have[32];
+    double bytes = 0;
+    if (!worker->plan->host_state) return HAPT_OK;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = hapt_engine_plan_chunks(program, worker->stage_count, options, &scratch, &plan);
+    if (status == HAPT_OK) bytes = (double)plan->host_bytes;
+    hapt_arena_release(&scratch);
+    HAPT_TRY(status);
+    if (!given && !worker->runtime->computes) return HAPT_OK;
+    const double room =
+        given ? own->host_memory_bytes / own->devices_per_node : hapt_memory_available() / worker->env->node_size;
+    if (bytes <= room) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INFEASIBLE, "plan with --offload no, or use fewer devices on a host",
+                     "the optimizer state of rank %d takes %s of host memory, but its part of the host's memory is %s",
+                     world_rank, hapt_units_bytes(bytes, need), hapt_units_bytes(room, have));
+}
+
 static enum hapt_status build_engines(struct worker *worker, const struct hapt_config *config, int state_count)
 {
     struct hapt_engine_options *options, common = {.backend = worker->backend,
@@ -272,6 +298,7 @@ static enum hapt_status build_engines(struct worker *worker, const struct hapt_c
                                                    .state_count = state_count,
                                                    .slots = worker->list->slots,
                                                    .weight_slots = worker->list->weight_slots,
+                                                   .host_state = worker->plan->host_state,
                                                    .transfer_slots = worker->schedule->transfer_slots};
     const struct hapt_program **program;
     struct hapt_engine **engine;
@@ -287,6 +314,7 @@ static enum hapt_status build_engines(struct worker *worker, const struct hapt_c
         options[s].all_reduce_gradients = is_tied(stage);
         program[s] = stage->program;
     }
+    HAPT_TRY(check_host_memory(worker, program, options));
     HAPT_TRY(hapt_engine_create_chunks(program, worker->stage_count, options, engine));
     for (int s = 0; s < worker->stage_count; s++) worker->stage[s].engine = engine[s];
     for (int s = 0; s < worker->stage_count; s++) HAPT_TRY(hapt_engine_warm_up(engine[s]));

@@ -212,6 +212,8 @@ static void plans_resume_each_other(void)
     }
 }
 
+static long host_saves;
+
 /* ---- sharded optimizer state: the same sums and updates, each on one rank ---- */
 
 static const char *const *with(const char *const *options, const char *name, const char *value)
@@ -225,24 +227,12 @@ static const char *const *with(const char *const *options, const char *name, con
     return extended;
 }
 
-static void check_sharded_state(const struct shape *shape)
+/* Weights and optimizer state of two runs, bit for bit. */
+static void check_same_state(const struct hapt_train_result *one, const struct hapt_train_result *other)
 {
-    struct hapt_train_result *whole =
-        train(shape, make_config("state", with(reference_options, "--sharded-optimizer", "no")), NULL);
-    struct hapt_train_result *sliced =
-        train(shape, make_config("slices", with(reference_options, "--sharded-optimizer", "yes")), NULL);
     struct hapt_checkpoint *a = NULL, *b = NULL;
-    if (!whole || !sliced) return;
-    CHECK(!memcmp(whole->history.loss, sliced->history.loss, sizeof fp64));
-    /* The squares of the norm are added in another order. */
-    CHECK(worst(sliced->history.gradient_norm, whole->history.gradient_norm, STEPS) < 1e-12);
-    for (int s = 0; s < shape->stages && test_env.world_rank == 0; s++) {
-        CHECK(sliced->planned_bytes[s] == sliced->measured_bytes[s]);
-        if (shape->size[s] > 1 && shape->tensor_parallel[s] < shape->size[s])
-            CHECK(sliced->planned_bytes[s] < whole->planned_bytes[s]);
-    }
-    CHECK_OK(hapt_checkpoint_find(&test_env, whole->checkpoint, &arena, &a));
-    CHECK_OK(hapt_checkpoint_find(&test_env, sliced->checkpoint, &arena, &b));
+    CHECK_OK(hapt_checkpoint_find(&test_env, one->checkpoint, &arena, &a));
+    CHECK_OK(hapt_checkpoint_find(&test_env, other->checkpoint, &arena, &b));
     for (int t = 0; a && b && t < model->graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &model->graph->tensor[t];
         if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
@@ -256,6 +246,55 @@ static void check_sharded_state(const struct shape *shape)
             CHECK_MESSAGE(wrong == 0, "%s (state %d) differs", tensor->name, state);
         }
     }
+}
+
+static void check_sharded_state(const struct shape *shape)
+{
+    struct hapt_train_result *whole =
+        train(shape, make_config("state", with(reference_options, "--sharded-optimizer", "no")), NULL);
+    struct hapt_train_result *sliced =
+        train(shape, make_config("slices", with(reference_options, "--sharded-optimizer", "yes")), NULL);
+    if (!whole || !sliced) return;
+    CHECK(!memcmp(whole->history.loss, sliced->history.loss, sizeof fp64));
+    /* The squares of the norm are added in another order. */
+    CHECK(worst(sliced->history.gradient_norm, whole->history.gradient_norm, STEPS) < 1e-12);
+    for (int s = 0; s < shape->stages && test_env.world_rank == 0; s++) {
+        CHECK(sliced->planned_bytes[s] == sliced->measured_bytes[s]);
+        if (shape->size[s] > 1 && shape->tensor_parallel[s] < shape->size[s])
+            CHECK(sliced->planned_bytes[s] < whole->planned_bytes[s]);
+    }
+    check_same_state(whole, sliced);
+}
+
+/* Optimizer state on the host, whole and sharded: the same bits in less device memory. */
+static void check_host_state(const struct shape *shape)
+{
+    for (int sharded = 0; sharded < 2; sharded++) {
+        const char *const *options = with(reference_options, "--sharded-optimizer", sharded ? "yes" : "no");
+        struct shape away = *shape;
+        away.host_state = true;
+        struct hapt_train_result *here = train(shape, make_config("device", options), NULL),
+                                 *there = train(&away, make_config("host", options), NULL);
+        if (!here || !there) return;
+        CHECK(!memcmp(here->history.loss, there->history.loss, sizeof fp64));
+        CHECK(!memcmp(here->history.gradient_norm, there->history.gradient_norm, sizeof fp64));
+        for (int s = 0; s < shape->stages && test_env.world_rank == 0; s++) {
+            CHECK(there->planned_bytes[s] == there->measured_bytes[s]);
+            CHECK(there->planned_bytes[s] <= here->planned_bytes[s]);
+            host_saves += there->planned_bytes[s] < here->planned_bytes[s];
+        }
+        check_same_state(here, there);
+    }
+}
+
+static void host_state_changes_no_bit(void)
+{
+    struct shape shape;
+    for (int k = 0; arrange(k, 0, &shape); k++)
+        if (settle(&shape)) check_host_state(&shape);
+    shape = one_rank();
+    check_host_state(&shape);
+    if (test_env.world_rank == 0) CHECK(host_saves > 0);
 }
 
 static void sharded_state_changes_no_bit(void)
@@ -321,6 +360,7 @@ int main(int argc, char **argv)
         RUN(plans_resume_each_other);
         RUN(resume_is_bitwise);
         RUN(sharded_state_changes_no_bit);
+        RUN(host_state_changes_no_bit);
     }
     clean_up();
     return test_finish();

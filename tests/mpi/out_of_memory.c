@@ -134,7 +134,7 @@ static enum hapt_status measure(void *context)
     struct hapt_profile *profile = NULL;
     hapt_arena_init(&arena);
     const enum hapt_status status = hapt_profile_measure(&test_env, with->cluster, with->model, with->layers,
-                                                         with->config, false, &arena, &profile, NULL);
+                                                         with->config, false, false, &arena, &profile, NULL);
     hapt_arena_release(&arena);
     return status;
 }

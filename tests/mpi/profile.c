@@ -45,7 +45,8 @@ static void profile_of(struct run *run, int hidden, int microbatch, const char *
     CHECK_OK(hapt_layers_build(run->model->graph, &options, &run->arena, &run->layers));
     run->profile = NULL;
     CHECK_OK(hapt_profile_measure(&test_env, run->cluster, run->model, run->layers,
-                                  config_of(&run->arena, seconds, program), false, &run->arena, &run->profile, NULL));
+                                  config_of(&run->arena, seconds, program), false, false, &run->arena, &run->profile,
+                                  NULL));
 }
 
 static size_t cells_of(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster)
@@ -296,8 +297,8 @@ static void calibration(void)
         CHECK_MESSAGE(classes == 4 && samples >= 3 * 15, "%d classes, %d samples", classes, samples);
         CHECK(hapt_efficiency_covers(efficiency, "cpu", bf16 ? HAPT_BF16 : HAPT_F32));
         CHECK(!hapt_efficiency_covers(efficiency, "cpu", bf16 ? HAPT_F32 : HAPT_BF16));
-        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, NULL, false, &arena, &plain));
-        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, efficiency, false, &arena, &calibrated));
+        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, NULL, false, false, &arena, &plain));
+        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, efficiency, false, false, &arena, &calibrated));
         if (plain && calibrated) {
             CHECK_OK(hapt_profile_check(calibrated));
             CHECK(plain->cluster[0].stage_time[0] != calibrated->cluster[0].stage_time[0]);

@@ -21,7 +21,7 @@ model() { "$HAPT" model "$1" --sequence 64 --vocab 256 --microbatch 4 --data "$s
 model gpt --layers 6 --hidden 32 --heads 4
 
 # plan NAME CLUSTER OPTIONS...
-plan() { passes 1 plan --input "$scratch/$model.h5" --cluster "$scratch/$2.json" --predict --microbatches 4 --json --output "$scratch/$1.h5" "${@:3}"; }
+plan() { passes 1 plan --input "$scratch/$model.h5" --cluster "$scratch/$2.json" --predict --microbatches 4 --offload no --json --output "$scratch/$1.h5" "${@:3}"; }
 # train NAME CLUSTER OPTIONS...: 6 steps with the plan
 train() {
     passes 2 train --input "$scratch/$model.h5" --cluster "$scratch/$2.json" --plan "$scratch/$1.h5" --threads 1 --steps 6 --checkpoint-every 3 \
@@ -57,14 +57,14 @@ model=gpt
 plan keep wide --recompute no
 check "with enough memory nothing recomputes" bash -c "! grep -q recomputed_units '$scratch/out'"
 train keep wide
-refuses 4 'no plan fits into memory' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --microbatches 4 --recompute no
+refuses 4 'no plan fits into memory' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --microbatches 4 --recompute no --offload no
 plan auto tight
 check "auto recomputes what memory asks for" recomputes
 train auto tight
 same keep auto
 
 # --explain: the figures beside the profile's own rows.
-passes 1 profile --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --microbatches 4 --output "$scratch/predicted.h5"
+passes 1 profile --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --microbatches 4 --offload no --output "$scratch/predicted.h5"
 plan why tight --explain
 checks=$((checks + 1))
 /usr/bin/python3 - "$scratch/out" "$scratch/predicted.h5" <<'PY' || fail "--explain of stages that recompute"
@@ -98,7 +98,7 @@ for choice in "all --stages $two" "every=2 --stages $two" "all --split-backward 
 done
 
 # The one command measures, plans and trains what fits no device otherwise. Profiles of the same measurement hold both kinds of rows.
-measured() { passes 2 "$@" --microbatches 4 --threads 1 --profile-seconds 2; }
+measured() { passes 2 "$@" --microbatches 4 --offload no --threads 1 --profile-seconds 2; }
 measured --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --steps 6 --checkpoint-every 3 --output "$scratch/run-one"
 check "the measured job recomputes" grep -q 'blocks that recompute' "$scratch/out"
 same keep one
@@ -127,7 +127,7 @@ PY
 
 # Checkpoints of a run that recomputes resume one that does not, and the other way round, by the one command.
 job() { # NAME CLUSTER OPTIONS...
-    passes 2 --input "$scratch/gpt.h5" --cluster "$scratch/$2.json" --predict --microbatches 4 --threads 1 --steps 6 --checkpoint-every 3 \
+    passes 2 --input "$scratch/gpt.h5" --cluster "$scratch/$2.json" --predict --microbatches 4 --offload no --threads 1 --steps 6 --checkpoint-every 3 \
         --output "$scratch/run-$1" "${@:3}"
 }
 job there tight --stop-after 3

@@ -27,16 +27,49 @@ static void check_workspace(const struct hapt_memory_plan *plan, const struct ha
     hapt_arena_release(&arena);
 }
 
+static long away;
+
+/* With optimizer state on the host: the figures against the plans, and against those with state on the device. */
+static void compare_host_state(const struct hapt_program *program, const struct hapt_memory_options *options,
+                               const struct hapt_memory_ranges *ranges, struct hapt_memory_work *work,
+                               const struct hapt_memory_plan *here, bool check, struct hapt_arena *arena)
+{
+    struct hapt_memory_options host = *options;
+    struct hapt_memory_plan *plan = NULL, *sharded = NULL;
+    struct hapt_memory_bytes figures;
+    host.host_state = true;
+    CHECK_OK(hapt_memory_plan(program, &host, arena, &plan));
+    host.sharded_state = true;
+    CHECK_OK(hapt_memory_plan(program, &host, arena, &sharded));
+    CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op, program->end_op, work, &figures));
+    if (!plan || !sharded) return;
+    if (check) CHECK_OK(memory_check(plan, program));
+    if (check) CHECK_OK(memory_check(sharded, program));
+    CHECK(figures.parameter_bytes == plan->parameter_bytes && figures.sharded_bytes == sharded->parameter_bytes);
+    CHECK(figures.activation_bytes == plan->activation_bytes && figures.activation_bytes == here->activation_bytes);
+    CHECK(figures.host_bytes == plan->host_bytes && figures.sharded_host_bytes == sharded->host_bytes);
+    CHECK(plan->sharded_bytes == figures.sharded_bytes && plan->sharded_host_bytes == figures.sharded_host_bytes);
+    /* what left the device is on the host, but for the windows */
+    const size_t windows = (size_t)plan->state_count * hapt_align(plan->window_elements * sizeof(float));
+    CHECK(here->parameter_bytes == plan->parameter_bytes + plan->host_bytes - windows * (plan->host_bytes > 0));
+    CHECK(sharded->host_bytes <= plan->host_bytes);
+    away += plan->parameter_bytes < here->parameter_bytes;
+}
+
 static void compare_ranges(const struct hapt_sharding *sharding, const struct hapt_memory_options *options, bool check,
                            const char *what)
 {
     struct hapt_arena arena;
-    struct hapt_memory_ranges *ranges = NULL;
-    struct hapt_memory_work *work = NULL;
+    struct hapt_memory_ranges *ranges = NULL, *host_ranges = NULL;
+    struct hapt_memory_work *work = NULL, *host_work = NULL;
+    struct hapt_memory_options host = *options;
     const int places = sharding->source->forward_count;
+    host.host_state = true;
     hapt_arena_init(&arena);
     CHECK_OK(hapt_memory_ranges_create(sharding, options, &arena, &ranges));
     if (ranges) CHECK_OK(hapt_memory_work_create(ranges, &arena, &work));
+    CHECK_OK(hapt_memory_ranges_create(sharding, &host, &arena, &host_ranges));
+    if (host_ranges) CHECK_OK(hapt_memory_work_create(host_ranges, &arena, &host_work));
     for (int first = 0; work && first < places; first++) {
         for (int end = first + 1; end <= places; end++) {
             struct hapt_arena scratch_arena;
@@ -68,6 +101,7 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                 CHECK_MESSAGE(figures.sharded_bytes == sharded->parameter_bytes,
                               "%s, operators [%d, %d): state sharded %zu, planned %zu", what, first, end,
                               figures.sharded_bytes, sharded->parameter_bytes);
+                compare_host_state(program, options, host_ranges, host_work, plan, check, &scratch_arena);
                 waiting += plan->weight_slot_bytes > 0;
                 compared++;
                 saved += sharded->parameter_bytes < plan->parameter_bytes;
@@ -186,6 +220,7 @@ static void random_graphs(void)
     CHECK_MESSAGE(compared > 20000, "only %ld ranges compared", compared);
     CHECK_MESSAGE(waiting > 10000, "in only %ld ranges something waits", waiting);
     CHECK_MESSAGE(saved > 1000, "sharded state saves memory in %ld of %ld ranges", saved, compared);
+    CHECK_MESSAGE(away > 1000, "state on the host saves memory in %ld of %ld ranges", away, compared);
 }
 
 int main(int argc, char **argv)

@@ -57,7 +57,7 @@ static void broken_plans_are_found(void)
     enum hapt_memory_space *space[] = {&plan->location[program->tensor_count / 2].space, &plan->state_space};
     for (int k = 0; k < 2; k++) {
         CHECK(*space[k] == HAPT_SPACE_DEVICE);
-        *space[k] = HAPT_SPACE_HOST;
+        *space[k] = HAPT_SPACE_HOST; /* the plan has no host memory */
         CHECK_FAILS(memory_check(plan, program), HAPT_ERR_INTERNAL);
         *space[k] = HAPT_SPACE_DEVICE;
     }

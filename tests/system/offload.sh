@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# --offload: a model whose optimizer state fits no device is planned and trained with the state on the hosts; losses, weights and state are the
+# bits of a run that keeps it on the devices; the memory is what was planned; checkpoints of either resume the other; too small hosts, bad
+# choices and damaged files are refused.
+# Runs beside others: it measures no time.
+. "$(dirname "$0")/lib.sh.inc"
+cd "$(dirname "$0")/../.." || exit 1
+
+cluster() { # NAME MEMORY [HOST]
+    local host=${3:+, '"host"': $3}
+    cat >"$scratch/$1.json" <<JSON
+{ "format": "hapt-cluster", "version": 1, "subclusters": [
+    {"name": "a", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "$2"$host},
+    {"name": "b", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "$2"$host} ],
+  "links": [ { "between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us" } ] }
+JSON
+}
+cluster wide "300 MB"
+cluster tight "1.05 MB"
+cluster poor "1.05 MB" '{"memory": "200 kB"}'
+cluster fast "300 MB" '{"bandwidth": "8 GB/s"}'
+cluster slow "300 MB" '{"bandwidth": "8 MB/s"}'
+"$HAPT" data LICENSE --output "$scratch/t.h5" >/dev/null || exit 1
+"$HAPT" model gpt --layers 6 --hidden 32 --heads 4 --sequence 64 --vocab 256 --microbatch 1 --data "$scratch/t.h5" --output "$scratch/m.h5" >/dev/null || exit 1
+
+# plan NAME CLUSTER OPTIONS...
+plan() { passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/$2.json" --predict --microbatches 4 --json --output "$scratch/$1.h5" "${@:3}"; }
+# train NAME CLUSTER OPTIONS...: 6 steps with the plan
+train() {
+    passes 2 train --input "$scratch/m.h5" --cluster "$scratch/$2.json" --plan "$scratch/$1.h5" --threads 1 --steps 6 --checkpoint-every 3 \
+        --output "$scratch/run-$1" "${@:3}"
+}
+offloads() { grep -q '"offload": "optimizer"' "$scratch/out"; }
+# same NAME NAME: losses, final weights and optimizer state, bit for bit; measured memory is the planned one
+same() {
+    checks=$((checks + 1))
+    /usr/bin/python3 - "$scratch/run-$1" "$scratch/run-$2" <<'PY' || fail "$2 differs from $1"
+import glob, sys
+import h5py, numpy
+def state(run):
+    found = {}
+    def keep(name, item):
+        if isinstance(item, h5py.Dataset):
+            found[name] = item[()].tobytes()
+    for shard in sorted(glob.glob(run + "/checkpoints/step-00000006/shard-*.h5")):
+        with h5py.File(shard) as file:
+            file.visititems(keep)
+    return {name: value for name, value in found.items() if name.startswith(("parameters/", "state"))}
+runs = [h5py.File(run + "/run.h5") for run in sys.argv[1:]]
+losses = [run["/train/loss"][()] for run in runs]
+assert numpy.isfinite(losses[0]).all() and len(losses[0]) == 6, losses
+shared = min(map(len, losses)) # a resumed run has its own steps alone
+assert losses[0][-shared:].tobytes() == losses[1][-shared:].tobytes(), losses
+a, b = map(state, sys.argv[1:])
+assert len(a) > 30 and a.keys() == b.keys() and a == b
+assert any(name.startswith("state") for name in a), list(a)[:5]
+for run in runs:
+    assert (run["/train/memory_measured"][()] == run["/train/memory_planned"][()]).all()
+PY
+}
+
+two="0-13@a:1x1,13-26@b:1x1" four="0-6@a:1x1,6-12@b:1x1,12-19@a:1x1,19-26@b:1x1"
+plan keep wide
+check "with enough memory nothing leaves the devices" bash -c "! grep -q offload '$scratch/out'"
+train keep wide
+refuses 4 'no plan fits into memory' 1 plan --input "$scratch/m.h5" --cluster "$scratch/tight.json" --predict --microbatches 4 --offload no
+plan auto tight
+check "auto keeps the state on the hosts where memory asks for it" offloads
+train auto tight
+same keep auto
+for choice in "--stages $two" "--split-backward yes --stages $two" "--schedule gpipe --stages $two" "--schedule interleaved --stages $four" "--recompute all"; do
+    name=${choice//[^a-z0-9]/-}
+    plan "$name" wide --offload optimizer $choice
+    check "$choice: on the hosts" offloads
+    train "$name" wide
+    same keep "$name"
+done
+
+for extra in "--precision bf16" "--optimizer sgd --momentum 0.9"; do
+    for offload in no optimizer; do
+        plan "$offload${extra//[^a-z0-9]/-}" wide --offload $offload --stages $two $extra
+        train "$offload${extra//[^a-z0-9]/-}" wide $extra
+    done
+    same "no${extra//[^a-z0-9]/-}" "optimizer${extra//[^a-z0-9]/-}"
+done
+
+# The one command, which measures.
+job() { # NAME CLUSTER OPTIONS...
+    passes 2 --input "$scratch/m.h5" --cluster "$scratch/$2.json" --microbatches 4 --threads 1 --profile-seconds 2 --steps 6 --checkpoint-every 3 \
+        --output "$scratch/run-$1" "${@:3}"
+}
+job one tight
+check "the job says so" grep -q 'the optimizer state is on the hosts' "$scratch/out"
+same keep one
+job there tight --stop-after 3
+job there wide --resume --replan --offload no
+check "the resumed job has the state on its devices" bash -c "! grep -q 'on the hosts' '$scratch/out'"
+same keep there
+job back wide --offload no --stop-after 3
+job back tight --resume --replan
+check "the resumed job has it on the hosts" grep -q 'on the hosts' "$scratch/out"
+same keep back
+
+# A step takes the copies' time: 2 states of 4 bytes, both ways. Nothing else depends on the host.
+passes 1 export --checkpoint "$scratch/run-keep" --output "$scratch/w.h5"
+for host in fast slow; do
+    passes 1 profile --input "$scratch/m.h5" --cluster "$scratch/$host.json" --predict --microbatches 4 --offload optimizer --output "$scratch/$host.h5"
+done
+checks=$((checks + 1))
+/usr/bin/python3 - "$scratch/fast.h5" "$scratch/slow.h5" "$scratch/w.h5" <<'PY' || fail "the time of the copies"
+import sys
+import h5py, numpy
+fast, slow = (h5py.File(path)["cluster_0"] for path in sys.argv[1:3])
+assert h5py.File(sys.argv[1]).attrs["offload"] in (b"optimizer", "optimizer")
+whole = (0, 0, fast["step_time"].shape[2] - 1)
+more = slow["step_time"][whole] - fast["step_time"][whole]
+bytes = 2 * 2 * 4 * sum(item.size for item in h5py.File(sys.argv[3])["parameters"].values())
+expected = bytes * (1 / 8e6 - 1 / 8e9)
+assert abs(more / expected - 1) < 0.02, (more, expected) # blocks are padded to 64 bytes
+for name in ("stage_time", "parameter_bytes", "activation_bytes"):
+    assert numpy.array_equal(fast[name], slow[name], equal_nan=True), name
+PY
+
+refuses 4 'memory' 1 plan --input "$scratch/m.h5" --cluster "$scratch/poor.json" --predict --microbatches 4
+refuses 4 'takes .* of host memory' 2 train --input "$scratch/m.h5" --cluster "$scratch/poor.json" --plan "$scratch/auto.h5" --steps 1 --output "$scratch/none"
+check "nothing was written" [ ! -e "$scratch/none" ]
+refuses 2 'offload' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload weights
+refuses 2 'offload' 1 plan --profile "$scratch/fast.h5" --offload optimizer
+sed 's/"memory": "200 kB"/"memory": "some"/' "$scratch/poor.json" >"$scratch/bad.json"
+refuses 3 'bad.json' 1 topology --cluster "$scratch/bad.json"
+for file in auto fast; do
+    cp "$scratch/$file.h5" "$scratch/bad.h5"
+    /usr/bin/python3 -c 'import h5py, numpy, sys; h5py.File(sys.argv[1], "r+").attrs["offload"] = numpy.bytes_("weights")' "$scratch/bad.h5"
+    refuses 3 'offload' 1 $([ $file = auto ] && echo simulate --plan || echo plan --profile) "$scratch/bad.h5"
+done
+finish
