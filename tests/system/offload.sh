@@ -6,20 +6,11 @@
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
-cluster() { # NAME MEMORY [HOST]
-    local host=${3:+, '"host"': $3}
-    cat >"$scratch/$1.json" <<JSON
-{ "format": "hapt-cluster", "version": 1, "subclusters": [
-    {"name": "a", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "$2"$host},
-    {"name": "b", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "$2"$host} ],
-  "links": [ { "between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us" } ] }
-JSON
-}
-cluster wide "300 MB"
-cluster tight "1.05 MB"
-cluster poor "1.05 MB" '{"memory": "200 kB"}'
-cluster fast "300 MB" '{"bandwidth": "8 GB/s"}'
-cluster slow "300 MB" '{"bandwidth": "8 MB/s"}'
+two_devices wide "300 MB"
+two_devices tight "1.05 MB"
+two_devices poor "1.05 MB" '{"memory": "200 kB"}'
+two_devices fast "300 MB" '{"bandwidth": "8 GB/s"}'
+two_devices slow "300 MB" '{"bandwidth": "8 MB/s"}'
 "$HAPT" data LICENSE --output "$scratch/t.h5" >/dev/null || exit 1
 "$HAPT" model gpt --layers 6 --hidden 32 --heads 4 --sequence 64 --vocab 256 --microbatch 1 --data "$scratch/t.h5" --output "$scratch/m.h5" >/dev/null || exit 1
 
@@ -31,33 +22,7 @@ train() {
         --output "$scratch/run-$1" "${@:3}"
 }
 offloads() { grep -q '"offload": "optimizer"' "$scratch/out"; }
-# same NAME NAME: losses, final weights and optimizer state, bit for bit; measured memory is the planned one
-same() {
-    checks=$((checks + 1))
-    /usr/bin/python3 - "$scratch/run-$1" "$scratch/run-$2" <<'PY' || fail "$2 differs from $1"
-import glob, sys
-import h5py, numpy
-def state(run):
-    found = {}
-    def keep(name, item):
-        if isinstance(item, h5py.Dataset):
-            found[name] = item[()].tobytes()
-    for shard in sorted(glob.glob(run + "/checkpoints/step-00000006/shard-*.h5")):
-        with h5py.File(shard) as file:
-            file.visititems(keep)
-    return {name: value for name, value in found.items() if name.startswith(("parameters/", "state"))}
-runs = [h5py.File(run + "/run.h5") for run in sys.argv[1:]]
-losses = [run["/train/loss"][()] for run in runs]
-assert numpy.isfinite(losses[0]).all() and len(losses[0]) == 6, losses
-shared = min(map(len, losses)) # a resumed run has its own steps alone
-assert losses[0][-shared:].tobytes() == losses[1][-shared:].tobytes(), losses
-a, b = map(state, sys.argv[1:])
-assert len(a) > 30 and a.keys() == b.keys() and a == b
-assert any(name.startswith("state") for name in a), list(a)[:5]
-for run in runs:
-    assert (run["/train/memory_measured"][()] == run["/train/memory_planned"][()]).all()
-PY
-}
+same() { same_runs "$scratch/run-$1" "$scratch/run-$2"; }
 
 two="0-13@a:1x1,13-26@b:1x1" four="0-6@a:1x1,6-12@b:1x1,12-19@a:1x1,19-26@b:1x1"
 plan keep wide

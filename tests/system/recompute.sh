@@ -5,17 +5,9 @@
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
-cluster() { # NAME MEMORY
-    cat >"$scratch/$1.json" <<JSON
-{ "format": "hapt-cluster", "version": 1, "subclusters": [
-    {"name": "a", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "$2"},
-    {"name": "b", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "$2"} ],
-  "links": [ { "between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us" } ] }
-JSON
-}
-cluster wide "300 MB"
-cluster tight "3.5 MB"
-cluster middling "5 MB"
+two_devices wide "300 MB"
+two_devices tight "3.5 MB"
+two_devices middling "5 MB"
 "$HAPT" data LICENSE --output "$scratch/t.h5" >/dev/null || exit 1
 model() { "$HAPT" model "$1" --sequence 64 --vocab 256 --microbatch 4 --data "$scratch/t.h5" --output "$scratch/$1.h5" "${@:2}" >/dev/null || exit 1; }
 model gpt --layers 6 --hidden 32 --heads 4
@@ -28,30 +20,7 @@ train() {
         --output "$scratch/run-$1" "${@:3}"
 }
 recomputes() { grep -q '"recomputed_units": [1-9]' "$scratch/out"; }
-# same NAME NAME: losses and final weights, bit for bit; measured memory is the planned one
-same() {
-    checks=$((checks + 1))
-    /usr/bin/python3 - "$scratch/run-$1" "$scratch/run-$2" <<'PY' || fail "$2 differs from $1"
-import glob, sys
-import h5py, numpy
-def weights(run):
-    found = {}
-    for shard in sorted(glob.glob(run + "/checkpoints/step-00000006/shard-*.h5")):
-        with h5py.File(shard) as file:
-            for name in file["/parameters"]:
-                found[name] = file["/parameters/" + name][()].tobytes()
-    return found
-runs = [h5py.File(run + "/run.h5") for run in sys.argv[1:]]
-losses = [run["/train/loss"][()] for run in runs]
-assert len(losses[0]) == 6 and numpy.isfinite(losses[0]).all(), losses
-shared = min(map(len, losses)) # a resumed run has its own steps alone
-assert losses[0][-shared:].tobytes() == losses[1][-shared:].tobytes(), losses
-a, b = map(weights, sys.argv[1:])
-assert len(a) > 10 and a == b
-for run in runs:
-    assert (run["/train/memory_measured"][()] == run["/train/memory_planned"][()]).all()
-PY
-}
+same() { same_runs "$scratch/run-$1" "$scratch/run-$2"; }
 
 model=gpt
 plan keep wide --recompute no
