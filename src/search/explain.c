@@ -152,9 +152,10 @@ static enum hapt_status explain_coverage(const struct hapt_profile *profile, str
              "%s lack, and activations take more: add devices or larger ones, or use a smaller model",
              hapt_units_bytes(need_bytes - have_bytes, lack));
     return hapt_fail(HAPT_ERR_INFEASIBLE, hint,
-                     "no plan fits into memory: weights, gradients and optimizer state take at least %s, all devices "
-                     "together have %s",
-                     hapt_units_bytes(need_bytes, need), hapt_units_bytes(have_bytes, have));
+                     "no plan fits into memory: weights, gradients%s workspace take at least %s, all devices together "
+                     "have %s",
+                     profile->host_state ? " and" : ", optimizer state and", hapt_units_bytes(need_bytes, need),
+                     hapt_units_bytes(have_bytes, have));
 }
 
 static enum hapt_status explain(const struct hapt_profile *profile, const struct hapt_search_options *options,
