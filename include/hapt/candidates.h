@@ -50,6 +50,8 @@ struct hapt_candidates_options {
 };
 /* True if --split-backward or `hapt profile` needs the figures of split backward passes. */
 bool hapt_candidates_wants_split(const struct hapt_config *config);
+/* Optimizer states per parameter: 2 AdamW, 1 SGD with momentum, 0 without. */
+int hapt_candidates_states(const struct hapt_config *config);
 /* The programs of --program. */
 unsigned hapt_candidates_programs(const struct hapt_config *config);
 
@@ -182,7 +184,8 @@ static inline double hapt_candidates_state_bytes(const struct hapt_candidates *c
 {
     return candidates->state_count > 0 && !candidates->host_state ? 4.0 * candidates->state_count : -1;
 }
-/* True if a stage on devices of `limit` bytes is a candidate with sharded optimizer state. */
+/* True if a stage on devices of `limit` bytes is a candidate with sharded optimizer state: as needed also if the state
+ * is on the host, since a slice takes less time to copy. */
 bool hapt_candidates_shards_state(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
                                   double limit);
 /* Least resident bytes on a device of `limit` bytes. A stage that fits with unsharded state is trained so and takes

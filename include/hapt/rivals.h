@@ -27,12 +27,14 @@ struct hapt_limit {
 
 void hapt_plan_limit(const struct hapt_profile *profile, const struct hapt_plan *plan, struct hapt_limit *limit);
 
-/* What a stage that recomputes would take if it kept all activations, with as many microbatches in flight. */
+/* Time and memory of a stage that recomputes, if it kept all activations with as many microbatches in flight. NaN: it
+ * would not fit with one. */
 struct hapt_kept {
-    double more_s; /* per microbatch, that it takes longer now; NaN: unknown, it would not fit with one in flight */
-    double memory_bytes; /* per device, that it would need; NaN: unknown */
+    double more_s;       /* per microbatch, that it takes longer now */
+    double memory_bytes; /* per device, that it would need */
 };
-/* False: the stage keeps all activations, or the profile does not know the stage. */
+/* False: the stage recomputes nothing, or the profile has no such stages that keep all activations (--recompute all).
+ */
 bool hapt_plan_kept(const struct hapt_profile *profile, const struct hapt_plan *plan, int stage,
                     struct hapt_kept *kept);
 

@@ -24,7 +24,8 @@ static char rank[32]; /* "rank N: ", or empty */
 
 static void say(const char *text)
 {
-    if (write(STDERR_FILENO, text, strlen(text)) < 0) _exit(1);
+    if (write(STDERR_FILENO, text, strlen(text)) < 0) {
+    } /* then the report is lost */
 }
 
 /* Every function here is safe in a signal handler. The first call of backtrace, which loads a library, was made

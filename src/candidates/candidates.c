@@ -176,7 +176,7 @@ enum hapt_status hapt_candidates_find_structures(struct hapt_candidates *candida
     return HAPT_OK;
 }
 
-static int optimizer_states(const struct hapt_config *config)
+int hapt_candidates_states(const struct hapt_config *config)
 {
     if (strcmp(hapt_config_text(config, "optimizer"), "adamw") == 0) return 2;
     return hapt_config_real(config, "momentum") > 0 ? 1 : 0;
@@ -221,7 +221,7 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
                                            .efficiency = options->efficiency,
                                            .imbalance = hapt_config_real(config, "imbalance"),
                                            .microbatches = (int)hapt_config_int(config, "microbatches"),
-                                           .state_count = optimizer_states(config),
+                                           .state_count = hapt_candidates_states(config),
                                            .state_sharing = state_sharing_of(config)};
     struct hapt_arena scratch;
     HAPT_ASSERT(hapt_tied_exchange_find(hapt_config_text(config, "tied-exchange"), &candidates->exchange));
@@ -305,7 +305,8 @@ bool hapt_candidates_shards_state(const struct hapt_candidates *candidates, cons
                                   double limit)
 {
     const bool fits = memory->parameter_bytes + candidates->microbatches * memory->activation_bytes <= limit;
-    return candidates->state_sharing == STATE_SHARDED || (candidates->state_sharing == STATE_AS_NEEDED && !fits);
+    return candidates->state_sharing == STATE_SHARDED ||
+           (candidates->state_sharing == STATE_AS_NEEDED && (candidates->host_state || !fits));
 }
 
 double hapt_candidates_resident_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,

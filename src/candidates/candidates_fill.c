@@ -82,6 +82,8 @@ static bool is_dominated(const struct filling *filling, int subcluster, struct h
         if (y->parameter_bytes > x->parameter_bytes || y->activation_bytes > x->activation_bytes) return false;
         if (hapt_candidates_resident_bytes(candidates, y, limit) > hapt_candidates_resident_bytes(candidates, x, limit))
             return false;
+        if (hapt_candidates_host_bytes(candidates, y, limit) > hapt_candidates_host_bytes(candidates, x, limit))
+            return false;
         if (item_s(filling, subcluster, b, other.recompute) > item_s(filling, subcluster, a, variant.recompute))
             return false;
         if (step_s(filling, subcluster, other, b) > step_s(filling, subcluster, variant, a)) return false;
@@ -301,6 +303,10 @@ static enum hapt_status check_single_layers(const struct hapt_candidates *candid
         if (!fits && !least.subcluster)
             return hapt_fail(HAPT_ERR_INFEASIBLE, "allow more programs or other rows of a microbatch",
                              "layer %d can run on no submesh", l);
+        if (!fits && least.ratio <= 1)
+            return hapt_fail(HAPT_ERR_INFEASIBLE, "give the hosts more memory in the cluster file, or --offload no",
+                             "the hosts of %s have too little memory for the optimizer state of layer %d",
+                             least.subcluster, l);
         if (!fits)
             return hapt_fail(
                 HAPT_ERR_INFEASIBLE, "use a smaller --microbatch, finer layers or devices with more memory",

@@ -55,7 +55,7 @@ static enum hapt_status size_range(const struct hapt_candidates *candidates, con
     return HAPT_OK;
 }
 
-/* True if the range has a part of a unit. */
+/* True if a unit is only partly inside the range. */
 static bool cuts_unit(const struct hapt_candidates *candidates, int first_op, int end_op)
 {
     for (int u = 0; u < candidates->unit_count; u++) {

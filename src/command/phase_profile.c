@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "hapt/calibration.h"
+#include "hapt/candidates.h"
 #include "hapt/measure.h"
 #include "hapt/predict.h"
 #include "hapt/progress.h"
@@ -48,9 +49,6 @@ static enum hapt_status adapt(const struct hapt_config *config, struct hapt_aren
     return HAPT_OK;
 }
 
-/* --recompute auto: devices that hold everything would shorten the step of the formula's optimum by more than this. */
-#define MEMORY_WORTH 1.02
-
 /* The step of the formula's optimum; INFINITY: there is no plan. Rank-local. */
 static enum hapt_status formula_s(const struct hapt_config *config, const struct hapt_profile *profile,
                                   double *latency_s)
@@ -59,7 +57,7 @@ static enum hapt_status formula_s(const struct hapt_config *config, const struct
                                                 .microbatches = (int)hapt_config_int(config, "microbatches"),
                                                 .schedule = HAPT_SCHEDULE_H1F1B,
                                                 .hide_threshold = hapt_config_real(config, "hide-threshold"),
-                                                .gap = MEMORY_WORTH - 1,
+                                                .gap = HAPT_PHASE_MEMORY_WORTH - 1,
                                                 .may_fail = true};
     struct hapt_arena scratch;
     struct hapt_plan *plan;
@@ -84,7 +82,7 @@ static enum hapt_status lacks_memory(const struct hapt_config *config, const str
         status = hapt_profile_roomy_view(profile, &scratch, &roomy);
         if (status == HAPT_OK) status = formula_s(config, roomy, &best_s);
     }
-    *lacks = status == HAPT_OK && now_s > MEMORY_WORTH * best_s;
+    *lacks = status == HAPT_OK && now_s > HAPT_PHASE_MEMORY_WORTH * best_s;
     hapt_arena_release(&scratch);
     return status;
 }
@@ -102,7 +100,7 @@ static bool is_auto(const struct hapt_config *config, const char *option)
     return !strcmp(hapt_config_text(config, option), "auto");
 }
 
-/* What is predicted. */
+/* Inputs of a prediction. */
 struct prediction {
     const struct hapt_config *config;
     const struct hapt_cluster *cluster;
@@ -126,7 +124,7 @@ static enum hapt_status predict_recomputing(const struct prediction *of, bool ho
     const bool given = !is_auto(of->config, "recompute");
     *lacks = false;
     const enum hapt_status status = predict(of, given, host_state, arena, profile);
-    if (!may_choose_memory(of->config)) return status;
+    if (!may_choose_memory(of->config) || (given && !is_auto(of->config, "offload"))) return status;
     *lacks = status == HAPT_ERR_INFEASIBLE;
     if (status == HAPT_OK) HAPT_TRY(lacks_memory(of->config, *profile, lacks));
     if (given || !*lacks) return status;
@@ -204,25 +202,38 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                          "--recompute %s has no effect on --program synthesised: such stages keep their activations",
                          recompute);
+    if (!strcmp(hapt_config_text(config, "offload"), "optimizer") && !hapt_candidates_states(config))
+        return hapt_fail(HAPT_ERR_USAGE, "leave it out, or give --optimizer adamw or a --momentum",
+                         "--offload optimizer has no effect: this optimizer keeps no state");
     if (!measured) return HAPT_OK;
     return hapt_phase_refuse_unused(
         config, "the profile is measured here; only --predict yes and clusters on paper are predicted", "efficiency");
 }
 
-/* --offload auto for a measurement: as it is for a prediction, so that nothing is measured twice. */
-static enum hapt_status choose_offload(const struct prediction *of, bool *host_state)
+/* --offload auto for a measurement: as for a prediction, by rank 0. Collective over env->world. */
+static enum hapt_status choose_offload(const struct hapt_env *env, const struct prediction *of, bool *host_state)
 {
+    struct hapt_progress progress;
     struct hapt_profile *profile;
     struct hapt_arena scratch;
-    *host_state = !strcmp(hapt_config_text(of->config, "offload"), "optimizer");
-    if (!is_auto(of->config, "offload") || !may_choose_memory(of->config)) return HAPT_OK;
-    hapt_arena_init(&scratch);
-    const enum hapt_status status =
-        hapt_phase_predict(of->config, of->cluster, of->model, of->layers, NULL, &scratch, &profile);
-    *host_state = status == HAPT_OK && profile->host_state;
-    hapt_arena_release(&scratch);
-    if (status != HAPT_ERR_INFEASIBLE) return status;
-    hapt_fail_reset();
+    enum hapt_status status = HAPT_OK;
+    int chosen = !strcmp(hapt_config_text(of->config, "offload"), "optimizer");
+    if (is_auto(of->config, "offload") && may_choose_memory(of->config)) {
+        hapt_arena_init(&scratch);
+        hapt_progress_init(&progress, env, "predicting", 0);
+        if (env->world_rank == 0)
+            status = hapt_phase_predict(of->config, of->cluster, of->model, of->layers, NULL, &scratch, &profile);
+        if (status == HAPT_OK && env->world_rank == 0) chosen = profile->host_state;
+        if (status == HAPT_ERR_INFEASIBLE) {
+            hapt_fail_reset();
+            status = HAPT_OK;
+        }
+        hapt_progress_release(&progress);
+        hapt_arena_release(&scratch);
+    }
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    HAPT_MPI(MPI_Bcast(&chosen, 1, MPI_INT, 0, env->world));
+    *host_state = chosen;
     return HAPT_OK;
 }
 
@@ -236,7 +247,7 @@ static enum hapt_status measure(const struct hapt_env *env, const struct hapt_co
     const bool recompute = given ? strcmp(hapt_config_text(config, "recompute"), "no") != 0 : may_choose_memory(config);
     struct hapt_profile *kept;
     bool lacks = true, host_state;
-    HAPT_TRY(hapt_env_agree(env->world, choose_offload(&of, &host_state)));
+    HAPT_TRY(choose_offload(env, &of, &host_state));
     HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, recompute, host_state, arena, profile, &kept));
     if (given || !kept || kept == *profile) return HAPT_OK;
     HAPT_TRY(hapt_env_agree(env->world, lacks_memory(config, kept, &lacks)));

@@ -10,8 +10,6 @@ enum { MOST_ROWS = 24, MOST_MICROBATCHES = 1000000 };
 /* Measured profiles: how many numbers of rows below the model's own are tried, each half of the one before. Each needs
  * a measurement. */
 enum { MEASURED_ROWS = 2 };
-/* Recomputation is considered if it may shorten the step by more than this factor. */
-#define MEMORY_WORTH 1.02
 
 /* A number of rows, and what is planned with it. */
 struct rows_case {
@@ -229,7 +227,7 @@ static enum hapt_status plan_without(struct rows *rows, const struct hapt_planni
     if (status == HAPT_OK) {
         const double step_s = rows->one[*chosen].planning.plan->simulated_s;
         HAPT_TRY(hapt_plan_floor(rows->env->world, rows->batching, rows->count, &options.search, step_s, &floor_s));
-        *enough = step_s <= MEMORY_WORTH * floor_s;
+        *enough = step_s <= HAPT_PHASE_MEMORY_WORTH * floor_s;
     }
     return decide(rows, is_auto, "auto");
 }

@@ -33,9 +33,11 @@ enum hapt_status hapt_phase_layers(struct hapt_env *env, struct hapt_config *con
 enum hapt_status hapt_phase_precision(struct hapt_env *env, const struct hapt_config *config,
                                       struct hapt_cluster *cluster, const struct hapt_checkpoint *checkpoint,
                                       struct hapt_model *model);
-/* A predicted profile, with stages that recompute as --recompute says. auto: only for the search of the simulated step,
- * and if without them a plan is slower, by the formula, because devices lack memory, or if there is none. Rank-local.
- */
+/* Recomputation and offloading are considered if more memory would shorten the step by more than this factor. */
+#define HAPT_PHASE_MEMORY_WORTH 1.02
+/* A predicted profile, with stages that recompute as --recompute says, and the optimizer state where --offload says.
+ * auto: only for the search of the simulated step, and if a plan that keeps everything on the devices is slower, by the
+ * formula, because they lack memory, or if there is none. Rank-local. */
 enum hapt_status hapt_phase_predict(const struct hapt_config *config, const struct hapt_cluster *cluster,
                                     const struct hapt_model *model, const struct hapt_layers *layers,
                                     const struct hapt_efficiency *efficiency, struct hapt_arena *arena,

@@ -92,6 +92,9 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
         a->split ? ", split backward" : "", a->limit, b->stage_count, b->microbatches,
         hapt_schedule_kind_name(b->schedule), b->blocking ? " without overlap" : "", b->split ? ", split backward" : "",
         b->limit);
+    if (a->host_state != b->host_state)
+        hapt_print(env, "  optimizer state: on the %s -> on the %s\n", a->host_state ? "hosts" : "devices",
+                   b->host_state ? "hosts" : "devices");
     if (a->rows > 0 || b->rows > 0)
         hapt_print(env, "  rows of a microbatch: %s -> %s\n", rows_text(a, rows[0]), rows_text(b, rows[1]));
     for (int k = 0; k < 3; k++)

@@ -46,7 +46,7 @@ static void release(struct engine_memory *shared, const struct hapt_engine_optio
 static enum hapt_status set_memory(struct hapt_engine *engine, struct hapt_memory_plan *plan)
 {
     HAPT_ASSERT(is_on_device(plan, engine->program)); /* nothing moves tensors between spaces yet */
-    HAPT_ASSERT((plan->state_space == HAPT_SPACE_HOST) <= (engine->shared->host || is_modelled(&engine->options)));
+    HAPT_ASSERT(plan->state_space == HAPT_SPACE_DEVICE || engine->shared->host || is_modelled(&engine->options));
     engine->plan = plan;
     engine->memory = engine->shared->address;
     engine->queue = engine->options.backend->queue(engine->options.device, 0);
@@ -577,5 +577,7 @@ enum hapt_status hapt_engine_warm_up(struct hapt_engine *engine)
     clear.call.output[0] = hapt_engine_flat_view(engine->memory, HAPT_F32, bytes / sizeof(float));
     HAPT_TRY(run_kernels(engine));
     HAPT_TRY(hapt_engine_run(engine, &clear));
-    return hapt_engine_finish(engine);
+    HAPT_TRY(hapt_engine_finish(engine));
+    if (engine->shared->host) memset(engine->shared->host, 0, engine->plan->host_bytes);
+    return HAPT_OK;
 }

@@ -202,7 +202,8 @@ static enum hapt_status estimate_own(const struct afford_question *question, str
     for (int item = 0; item < candidates->item_count; item++)
         if ((question->teams && question->needed[item]) || (question->run_by_teams && question->run_by_teams[item]))
             stage_bytes =
-                fmax(stage_bytes, question->memory[item].parameter_bytes + question->memory[item].activation_bytes);
+                fmax(stage_bytes, question->memory[item].parameter_bytes + question->memory[item].activation_bytes +
+                                      question->memory[item].host_bytes);
     if (question->classes->active >= 0) {
         HAPT_NEW(estimate->layer_s, scratch, (size_t)candidates->mesh_count * (size_t)(candidates->layer_count + 1));
         HAPT_TRY(time_layers(question, scratch, estimate->layer_s));

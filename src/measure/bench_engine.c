@@ -53,7 +53,7 @@ static void add_bench_engine(struct bench_engines *bench_engines, int first, int
     *bench_engine = (struct bench_engine){.first = first, .last = last, .mesh_index = mesh_index};
     for (int j = last; j < candidates->layer_count; j++) {
         const struct hapt_item_memory *mine = &memory[hapt_candidates_item(candidates, mesh_index, first, j)];
-        const double bytes = mine->parameter_bytes + mine->activation_bytes;
+        const double bytes = mine->parameter_bytes + mine->activation_bytes + mine->host_bytes;
         if (j > last && bytes > bench_engines->limit_bytes) break;
         bench_engine->last = j;
         bench_engine->bytes = bytes;

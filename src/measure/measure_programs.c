@@ -4,8 +4,8 @@
  *
  * With --program auto tensor-parallel stages are candidates only if data-parallel ones lack memory: a range that fits
  * no data-parallel submesh of its subcluster fits a tensor-parallel one. --tensor-parallel or another --program
- * measures them in any case. With --recompute auto stages that recompute are candidates only
- * if the model may lack memory with all microbatches of a step in flight.
+ * measures them in any case. With --recompute auto stages that recompute are candidates only if the model may lack
+ * memory with all microbatches of a step in flight.
  */
 #include <math.h>
 #include <string.h>

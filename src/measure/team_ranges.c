@@ -143,14 +143,18 @@ struct fit {
     double once_s, factor;
 };
 
-/* [0..n): 1 / base and time / base of the ranges that were run; kind -1: of both. */
+/* [0..n): 1 / base and time / base of the ranges that were run; kind -1: of both. Single layers whose own times are the
+ * base say nothing. */
 static int list_points(const struct team_ranges *ranges, int kind, const double *time_s, const double *base_s,
                        double *x, double *y)
 {
+    const int L = ranges->candidates->layer_count;
     int count = 0;
     for (int k = 0; k < ranges->count; k++) {
         const int cell = ranges->order[k];
-        if (!ranges->run[cell] || (kind >= 0 && kind_of(ranges, cell) != kind) || base_s[cell] <= 0) continue;
+        const bool is_base = cell / L == cell % L && time_s[cell] == base_s[cell];
+        if (!ranges->run[cell] || is_base || (kind >= 0 && kind_of(ranges, cell) != kind) || base_s[cell] <= 0)
+            continue;
         x[count] = 1 / base_s[cell];
         y[count++] = time_s[cell] / base_s[cell];
     }
@@ -176,10 +180,10 @@ static enum hapt_status fit_kind(const struct team_ranges *ranges, int kind, con
         for (int b = 0; b < a; b++)
             if (x[a] != x[b]) slope[pairs++] = (y[a] - y[b]) / (x[a] - x[b]);
     if (pairs == 0) return HAPT_OK;
-    fit->known = true;
     fit->once_s = fmax(hapt_median(slope, pairs), 0);
     for (int k = 0; k < count; k++) y[k] -= fit->once_s * x[k];
     fit->factor = hapt_median(y, count);
+    fit->known = fit->factor > 0;
     return HAPT_OK;
 }
 

@@ -34,8 +34,8 @@ enum hapt_status team_ranges_sums(const struct team_ranges *ranges, const double
                                   struct hapt_arena *arena, double *base[3]);
 /* Composes the other wanted ranges: a time for each pass, and a factor times base[stage, forward, step][L * L]. Both
  * come from all ranges of the same kind that were run, or if those are few, from those of both kinds. If there are few
- * of both, the time is in proportion to the base, by the
- * shortest such range that contains it, or else by the longest. Equal ranges get equal times. */
+ * of both, the time is in proportion to the base, by the shortest range that contains it, or else by the longest. Equal
+ * ranges get equal times. */
 enum hapt_status team_ranges_compose(const struct team_ranges *ranges, team_wanted *wanted, const void *context,
                                      const double *const base[3], struct hapt_arena *scratch);
 

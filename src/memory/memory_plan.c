@@ -118,7 +118,7 @@ static void share_state(const struct planner *planner)
 static void reserve_state(struct planner *planner)
 {
     struct hapt_memory_plan *plan = planner->plan;
-    const bool away = planner->options->host_state && plan->state_count > 0;
+    const bool away = planner->options->host_state && plan->state_count > 0 && plan->state_elements > 0;
     plan->state_space = away ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
     plan->window_elements = away ? hapt_memory_window(plan->state_elements) : plan->state_elements;
     for (int s = 0; s < plan->state_count; s++) {

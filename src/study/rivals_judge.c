@@ -73,36 +73,38 @@ void hapt_plan_limit(const struct hapt_profile *profile, const struct hapt_plan 
     if (strcmp(plan->limit, "memory") == 0) find_memory_limit(plan, limit);
 }
 
-/* The cell of a stage in the row of its submesh and layout, with this share of units that recompute; false: there is no
- * such row. */
+/* The cell of a stage in the row of its submesh and layout; false: there is no such row. */
 static bool find_cell(const struct hapt_profile_cluster *table, const struct hapt_profile *profile,
-                      const struct hapt_plan_stage *stage, int recompute, size_t *cell)
+                      const struct hapt_plan_stage *stage, size_t *cell)
 {
     for (int s = 0; s < table->submesh_count; s++) {
-        const struct hapt_submesh *submesh = &table->submesh[s];
-        if (submesh->n != stage->submesh->nodes || submesh->m != stage->submesh->devices_per_node ||
-            submesh->program != stage->layout.number || submesh->tp != stage->layout.tensor_parallel ||
-            submesh->recompute != recompute)
-            continue;
+        if (!hapt_plan_stage_runs(stage, &table->submesh[s])) continue;
         *cell = hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1);
         return true;
     }
     return false;
 }
 
+static double cell_s(const struct hapt_plan *plan, const struct hapt_profile_cluster *table, size_t cell)
+{
+    return plan->split ? hapt_profile_split_time_s(table, cell) : table->stage_time[cell];
+}
+
 bool hapt_plan_kept(const struct hapt_profile *profile, const struct hapt_plan *plan, int stage, struct hapt_kept *kept)
 {
     const struct hapt_plan_stage *its = &plan->stage[stage];
+    struct hapt_plan_stage keeping = *its;
     size_t now, without;
-    if (its->layout.recompute == 0 || its->submesh->part_count != 1) return false;
+    keeping.layout.recompute = 0;
+    if (its->layout.unit_count == 0 || its->submesh->part_count != 1) return false;
     const struct hapt_profile_cluster *table = &profile->cluster[its->submesh->subcluster[0]];
+    if (!find_cell(table, profile, its, &now) || !find_cell(table, profile, &keeping, &without)) return false;
     *kept = (struct hapt_kept){NAN, NAN};
-    if (!find_cell(table, profile, its, its->layout.recompute, &now)) return false;
-    if (!find_cell(table, profile, its, 0, &without) || !isfinite(table->stage_time[without])) return true;
-    kept->more_s = table->stage_time[now] - table->stage_time[without];
-    kept->memory_bytes =
-        its->memory_bytes + table->parameter_bytes[without] - table->parameter_bytes[now] +
-        (plan->split ? its->slots : its->warmup) * (table->activation_bytes[without] - table->activation_bytes[now]);
+    if (!isfinite(table->stage_time[without])) return true;
+    const double parameter = plan->split ? table->split_parameter_bytes[without] : table->parameter_bytes[without],
+                 waiting = plan->split ? its->weight_slots * table->weight_slot_bytes[without] : 0;
+    kept->more_s = cell_s(plan, table, now) - cell_s(plan, table, without);
+    kept->memory_bytes = parameter + waiting + hapt_plan_stage_slots(its) * table->activation_bytes[without];
     return true;
 }
 

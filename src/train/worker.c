@@ -222,6 +222,7 @@ static enum hapt_status choose_state(const struct worker *worker, const struct h
     const struct stage *stage = &worker->stage[0];
     options->sharded_state = !strcmp(choice, "yes");
     if (strcmp(choice, "auto") != 0 || stage->size == 1) return HAPT_OK;
+    options->sharded_state = options->host_state; /* fewer bytes to copy, as planned (hapt_candidates_shards_state) */
     enum hapt_status status = HAPT_OK;
     for (int r = 0; r < stage->size && status == HAPT_OK && !options->sharded_state; r++) {
         const size_t cap = (size_t)device_of(worker, stage_world_rank(worker, stage->chunk, r))->memory_bytes;
@@ -264,28 +265,25 @@ static bool is_tied(const struct stage *stage)
     return false;
 }
 
-/* The host must hold the optimizer state of all of its devices, before anything is reserved. */
+/* The cluster file may limit the host memory. Each device has an equal part, as in planning. */
 static enum hapt_status check_host_memory(const struct worker *worker, const struct hapt_program *const *program,
                                           const struct hapt_engine_options *options)
 {
     const int world_rank = worker->env->world_rank;
     const struct hapt_subcluster *own = &worker->cluster->subcluster[worker->cluster->subcluster_of_rank[world_rank]];
-    const bool given = own->host_memory_bytes > 0;
+    const double room = own->host_memory_bytes / own->devices_per_node;
     struct hapt_memory_plan *plan;
     struct hapt_arena scratch;
     char need[32], have[32];
     double bytes = 0;
-    if (!worker->plan->host_state) return HAPT_OK;
+    if (!worker->plan->host_state || room == 0) return HAPT_OK;
     hapt_arena_init(&scratch);
     const enum hapt_status status = hapt_engine_plan_chunks(program, worker->stage_count, options, &scratch, &plan);
     if (status == HAPT_OK) bytes = (double)plan->host_bytes;
     hapt_arena_release(&scratch);
     HAPT_TRY(status);
-    if (!given && !worker->runtime->computes) return HAPT_OK;
-    const double room =
-        given ? own->host_memory_bytes / own->devices_per_node : hapt_memory_available() / worker->env->node_size;
     if (bytes <= room) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INFEASIBLE, "plan with --offload no, or use fewer devices on a host",
+    return hapt_fail(HAPT_ERR_INFEASIBLE, "plan again for this cluster file, or with --offload no",
                      "the optimizer state of rank %d takes %s of host memory, but its part of the host's memory is %s",
                      world_rank, hapt_units_bytes(bytes, need), hapt_units_bytes(room, have));
 }

@@ -49,6 +49,25 @@ for extra in "--precision bf16" "--optimizer sgd --momentum 0.9"; do
     same "no${extra//[^a-z0-9]/-}" "optimizer${extra//[^a-z0-9]/-}"
 done
 
+# A stage without trained parameters has no state.
+/usr/bin/python3 - "$scratch/m.h5" "$scratch/fixed.h5" <<'PY'
+import shutil, sys, h5py
+shutil.copy(sys.argv[1], sys.argv[2])
+with h5py.File(sys.argv[2], "r+") as model:
+    names = [name.decode() if isinstance(name, bytes) else name for name in model["tensors/name"][...]]
+    trainable = model["tensors/trainable"][...]
+    for t, name in enumerate(names):
+        if name.startswith(("wte.", "wpe.", "h.0.", "h.1.", "h.2.")):
+            trainable[t] = 0
+    model["tensors/trainable"][...] = trainable
+PY
+for offload in no optimizer; do
+    passes 2 --input "$scratch/fixed.h5" --cluster "$scratch/wide.json" --microbatches 4 --threads 1 --profile-seconds 1 --steps 6 --checkpoint-every 3 \
+        --output "$scratch/run-frozen-$offload" --offload $offload --stages "0-7@a:1x1,7-23@b:1x1"
+done
+same frozen-no frozen-optimizer
+refuses 2 'keeps no state' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload optimizer --optimizer sgd
+
 # The one command, which measures.
 job() { # NAME CLUSTER OPTIONS...
     passes 2 --input "$scratch/m.h5" --cluster "$scratch/$2.json" --microbatches 4 --threads 1 --profile-seconds 2 --steps 6 --checkpoint-every 3 \
@@ -86,7 +105,7 @@ for name in ("stage_time", "parameter_bytes", "activation_bytes"):
     assert numpy.array_equal(fast[name], slow[name], equal_nan=True), name
 PY
 
-refuses 4 'memory' 1 plan --input "$scratch/m.h5" --cluster "$scratch/poor.json" --predict --microbatches 4
+refuses 4 'hosts of|no plan fits' 1 plan --input "$scratch/m.h5" --cluster "$scratch/poor.json" --predict --microbatches 4
 refuses 4 'takes .* of host memory' 2 train --input "$scratch/m.h5" --cluster "$scratch/poor.json" --plan "$scratch/auto.h5" --steps 1 --output "$scratch/none"
 check "nothing was written" [ ! -e "$scratch/none" ]
 refuses 2 'offload' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload weights

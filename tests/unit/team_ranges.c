@@ -163,6 +163,24 @@ static void passes_cost(void)
             }
 }
 
+/* If single layers define the base, they do not hide that longer ranges take less than the sums. */
+static void single_layers_are_the_base(void)
+{
+    struct setting setting;
+    set_up(&setting, L);
+    const int singles = 3, longest = 2;
+    double *const table[3] = {setting.times->stage_s, setting.times->forward_s, setting.times->step_s};
+    run_first(&setting, longest + singles, 1);
+    for (int cell = 0; cell < L * L; cell++)
+        for (int t = 0; t < 3 && setting.ranges.run[cell]; t++)
+            if (cell / L != cell % L) table[t][cell] *= 0.8;
+    compose(&setting);
+    for (int i = 0; i < L; i++)
+        for (int j = i + 1; j < L; j++)
+            for (int t = 0; t < 3; t++) CHECK_NEAR(table[t][i * L + j], 0.8 * sum_of(&setting, t, i * L + j), 1e-12);
+    hapt_arena_release(&setting.arena);
+}
+
 /* Equal ranges have equal times, bit for bit, even if times are no sums. */
 static void equals_are_equal(void)
 {
@@ -187,6 +205,7 @@ int main(void)
     RUN(order);
     RUN(sums_are_exact);
     RUN(passes_cost);
+    RUN(single_layers_are_the_base);
     RUN(equals_are_equal);
     return test_finish();
 }
