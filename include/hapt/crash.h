@@ -2,9 +2,10 @@
  * Reports of crashes, and the stack on which signal handlers run.
  *
  * On SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT the process writes one line with its rank and the signal to standard
- * error, and then its call stack. Then the signal takes its default action, so that the exit code and the core dump are
- * those of a process without a handler. The report allocates no memory. If it does not end within HAPT_CRASH_REPORT_S
- * (another thread may hold a lock of the loader), the process ends without the rest.
+ * error, and then its call stack. It is no error message: one may stand before it. Then the signal takes its default
+ * action, so that the exit code and the core dump are those of a process without a handler. The report allocates no
+ * memory. If it does not end within HAPT_CRASH_REPORT_S (another thread may hold a lock of the loader), the process
+ * ends without the rest.
  */
 #ifndef HAPT_CRASH_H
 #define HAPT_CRASH_H

@@ -36,11 +36,11 @@ static void report(int number)
     const char *name = sigabbrev_np(number);
     signal(SIGALRM, SIG_DFL);
     alarm(HAPT_CRASH_REPORT_S);
-    say("hapt: error: ");
+    say("hapt: ");
     say(rank);
-    say("the program crashed with SIG");
+    say("crashed with SIG");
     say(name ? name : "?");
-    say("\nhint: this is a defect of hapt or of a library; report it with the lines below\n");
+    say(", a defect of hapt or of a library; to be reported with this call stack:\n");
     backtrace_symbols_fd(frame, backtrace(frame, MAX_FRAMES), STDERR_FILENO);
     raise(number); /* SA_RESETHAND restored the default action */
 }
