@@ -101,7 +101,8 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                 CHECK_MESSAGE(figures.sharded_bytes == sharded->parameter_bytes,
                               "%s, operators [%d, %d): state sharded %zu, planned %zu", what, first, end,
                               figures.sharded_bytes, sharded->parameter_bytes);
-                compare_host_state(program, options, host_ranges, host_work, plan, check, &scratch_arena);
+                if (test_long() || (first + end) % 4 == 0)
+                    compare_host_state(program, options, host_ranges, host_work, plan, check, &scratch_arena);
                 waiting += plan->weight_slot_bytes > 0;
                 compared++;
                 saved += sharded->parameter_bytes < plan->parameter_bytes;
