@@ -29,6 +29,7 @@ struct hapt_report_stage {
     double busy_s, idle_s, comm_s, reduce_s; /* medians over the steps of the run */
     double microbatch_s;                     /* median over the steps; 0: unknown */
     double planned_bytes, measured_bytes;    /* device memory of one rank */
+    double host_bytes;                       /* optimizer state of one rank on its host; 0: none */
 };
 
 struct hapt_report_warning {

@@ -154,6 +154,7 @@ struct hapt_train_result {
     double time_scale;    /* modelled devices: times are modelled, losses NaN; 0: devices computed */
     double late_s;        /* largest delay of the end of a modelled computation */
     double *planned_bytes, *measured_bytes; /* [stage] maximum device memory of its ranks; valid on rank 0 */
+    double *host_bytes;                     /* [stage] the same of optimizer state on the host; 0: none */
     int64_t event_count;
     const struct hapt_train_event *event; /* by rank and step; valid on rank 0 */
     int64_t rank_count;

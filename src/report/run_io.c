@@ -79,6 +79,7 @@ struct tables {
     const double *busy_s, *idle_s, *comm_s, *reduce_s; /* [steps][stages] */
     const double *microbatch_s;                        /* [steps][stages]; NULL: an older file without it */
     const double *planned_bytes, *measured_bytes;      /* [stages] */
+    const double *host_bytes;                          /* [stages], or NULL */
 };
 
 static enum hapt_status fill(struct hapt_report *report, const struct tables *tables, struct hapt_arena *arena)
@@ -104,6 +105,7 @@ static enum hapt_status fill(struct hapt_report *report, const struct tables *ta
             HAPT_TRY(column_median(tables->microbatch_s, tables->steps, stages, i, arena, &stage->microbatch_s));
         stage->planned_bytes = tables->planned_bytes[i];
         stage->measured_bytes = tables->measured_bytes[i];
+        if (tables->host_bytes) stage->host_bytes = tables->host_bytes[i];
     }
     return HAPT_OK;
 }
@@ -139,7 +141,8 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
                                   .reduce_s = train->reduce_s,
                                   .microbatch_s = train->microbatch_s,
                                   .planned_bytes = train->planned_bytes,
-                                  .measured_bytes = train->measured_bytes};
+                                  .measured_bytes = train->measured_bytes,
+                                  .host_bytes = train->host_bytes};
     HAPT_TRY(fill(report, &tables, arena));
     *result = report;
     return HAPT_OK;
@@ -189,6 +192,8 @@ static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *rep
         HAPT_TRY(read_table(file, "/train/stage_microbatch", 2, tables.steps, stages, arena, &tables.microbatch_s));
     HAPT_TRY(read_table(file, "/train/memory_planned", 1, stages, -1, arena, &tables.planned_bytes));
     HAPT_TRY(read_table(file, "/train/memory_measured", 1, stages, -1, arena, &tables.measured_bytes));
+    if (hapt_h5_exists(file, "/train/host_memory"))
+        HAPT_TRY(read_table(file, "/train/host_memory", 1, stages, -1, arena, &tables.host_bytes));
     report->items_per_s = report->step_s > 0 ? (double)items_per_step / report->step_s : 0;
     return fill(report, &tables, arena);
 }

@@ -15,6 +15,7 @@ static double ratio_percent(double measured, double predicted)
 
 static void print_stages(const struct hapt_env *env, const struct hapt_report *report)
 {
+    double most_host_bytes = 0;
     hapt_print(env, "\n  stage   busy       idle       reduce     link busy   memory planned / measured\n");
     for (int i = 0; i < report->plan->stage_count; i++) {
         const struct hapt_report_stage *stage = &report->stage[i];
@@ -23,7 +24,12 @@ static void print_stages(const struct hapt_env *env, const struct hapt_report *r
                    hapt_units_time(stage->idle_s, idle), hapt_units_time(stage->reduce_s, reduce),
                    i + 1 < report->plan->stage_count ? hapt_units_time(stage->comm_s, comm) : "-",
                    hapt_units_bytes(stage->planned_bytes, planned), hapt_units_bytes(stage->measured_bytes, measured));
+        most_host_bytes = fmax(most_host_bytes, stage->host_bytes);
     }
+    char host[32];
+    if (most_host_bytes > 0)
+        hapt_print(env, "  optimizer state on the hosts: at most %s of a rank\n",
+                   hapt_units_bytes(most_host_bytes, host));
 }
 
 void hapt_report_print(const struct hapt_env *env, const struct hapt_report *report)
@@ -65,9 +71,12 @@ void hapt_report_print(const struct hapt_env *env, const struct hapt_report *rep
 
 static json_t *stage_json(const struct hapt_report_stage *stage)
 {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "microbatch_s", stage->microbatch_s, "busy_s",
-                     stage->busy_s, "idle_s", stage->idle_s, "reduce_s", stage->reduce_s, "comm_s", stage->comm_s,
-                     "planned_bytes", stage->planned_bytes, "measured_bytes", stage->measured_bytes);
+    json_t *json =
+        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "microbatch_s", stage->microbatch_s, "busy_s", stage->busy_s,
+                  "idle_s", stage->idle_s, "reduce_s", stage->reduce_s, "comm_s", stage->comm_s, "planned_bytes",
+                  stage->planned_bytes, "measured_bytes", stage->measured_bytes);
+    if (json && stage->host_bytes > 0) json_object_set_new(json, "host_bytes", json_real(stage->host_bytes));
+    return json;
 }
 
 /* Modelled devices have no loss. */

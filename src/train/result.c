@@ -44,6 +44,10 @@ static enum hapt_status write_stages(struct hapt_h5 *file, const struct hapt_tra
     const int64_t shape[2] = {result->history.count - result->first_step, result->stage_count};
     HAPT_TRY(hapt_h5_write(file, "/train/memory_planned", HAPT_H5_F64, 1, &shape[1], result->planned_bytes, "byte"));
     HAPT_TRY(hapt_h5_write(file, "/train/memory_measured", HAPT_H5_F64, 1, &shape[1], result->measured_bytes, "byte"));
+    double away = 0;
+    for (int c = 0; c < result->stage_count; c++) away += result->host_bytes[c];
+    if (away > 0)
+        HAPT_TRY(hapt_h5_write(file, "/train/host_memory", HAPT_H5_F64, 1, &shape[1], result->host_bytes, "byte"));
     if (shape[0] == 0) return HAPT_OK;
     HAPT_TRY(hapt_h5_write(file, "/train/stage_busy", HAPT_H5_F64, 2, shape, result->busy_s, "s"));
     HAPT_TRY(hapt_h5_write(file, "/train/stage_reduce", HAPT_H5_F64, 2, shape, result->reduce_s, "s"));

@@ -520,6 +520,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
                      result->history.count);
     HAPT_NEW(result->planned_bytes, run->arena, result->stage_count);
     HAPT_NEW(result->measured_bytes, run->arena, result->stage_count);
+    HAPT_NEW(result->host_bytes, run->arena, result->stage_count);
     return reserve_history(run, run->end - run->first < 1000000 ? run->end + 1 : run->first + 1000000);
 }
 

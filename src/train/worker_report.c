@@ -77,11 +77,12 @@ enum hapt_status worker_report_replays(const struct worker *worker)
 enum hapt_status worker_gather_memory(const struct worker *worker, struct hapt_train_result *result)
 {
     struct {
-        double planned, measured;
-    } mine = {0, 0}, *all;
+        double planned, measured, host;
+    } mine = {0, 0, 0}, *all;
     HAPT_NEW(all, worker->arena, worker->env->world_size);
     if (worker->stage_count > 0) {
         mine.planned = (double)hapt_engine_memory(worker->stage[0].engine)->total_bytes;
+        mine.host = (double)hapt_engine_memory(worker->stage[0].engine)->host_bytes;
         mine.measured = (double)worker->backend->memory_peak(worker->device);
     }
     HAPT_TRY(hapt_link_all_gather(worker->env->world, "memory of the stages", worker_agreement_timeout_s(worker), &mine,
@@ -91,6 +92,7 @@ enum hapt_status worker_gather_memory(const struct worker *worker, struct hapt_t
             const int rank = stage_world_rank(worker, c, r);
             result->planned_bytes[c] = fmax(result->planned_bytes[c], all[rank].planned);
             result->measured_bytes[c] = fmax(result->measured_bytes[c], all[rank].measured);
+            result->host_bytes[c] = fmax(result->host_bytes[c], all[rank].host);
         }
     return HAPT_OK;
 }

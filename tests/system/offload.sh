@@ -91,16 +91,20 @@ for host in fast slow; do
     passes 1 profile --input "$scratch/m.h5" --cluster "$scratch/$host.json" --predict --microbatches 4 --offload optimizer --output "$scratch/$host.h5"
 done
 checks=$((checks + 1))
-/usr/bin/python3 - "$scratch/fast.h5" "$scratch/slow.h5" "$scratch/w.h5" <<'PY' || fail "the time of the copies"
+/usr/bin/python3 - "$scratch/fast.h5" "$scratch/slow.h5" "$scratch/w.h5" "$scratch/run-auto/run.h5" "$scratch/run-keep/run.h5" <<'PY' || fail "the time of the copies"
 import sys
 import h5py, numpy
 fast, slow = (h5py.File(path)["cluster_0"] for path in sys.argv[1:3])
 assert h5py.File(sys.argv[1]).attrs["offload"] in (b"optimizer", "optimizer")
 whole = (0, 0, fast["step_time"].shape[2] - 1)
 more = slow["step_time"][whole] - fast["step_time"][whole]
-bytes = 2 * 2 * 4 * sum(item.size for item in h5py.File(sys.argv[3])["parameters"].values())
+sizes = {name: item.size for name, item in h5py.File(sys.argv[3])["parameters"].items()}
+bytes = 2 * 2 * 4 * sum(sizes.values())
 expected = bytes * (1 / 8e6 - 1 / 8e9)
 assert abs(more / expected - 1) < 0.02, (more, expected) # blocks are padded to 64 bytes
+away, kept = (h5py.File(path)["train"] for path in sys.argv[4:])
+ratio = away["host_memory"][()].sum() / (2 * 4 * (sum(sizes.values()) + sizes["wte.weight"])) # tied: on both stages
+assert 1 <= ratio < 1.01 and "host_memory" not in kept, ratio
 for name in ("stage_time", "parameter_bytes", "activation_bytes"):
     assert numpy.array_equal(fast[name], slow[name], equal_nan=True), name
 PY
