@@ -14,15 +14,15 @@ export OMP_NUM_THREADS=1
 quick="--threads 1 --profile-seconds 6"
 
 # Twice the blocks: twice the unique ranges, and about as many timed ones. If the witnesses disagree with the composed times, all are timed.
-# That happens more often on a noisy machine and in a short measurement; then it is tried again.
+# A noisy machine may cause that; then it is tried again.
 shape() { # NAME: unique and timed of a measured profile
-    passes 1 profile --input "$scratch/$1.h5" --output "$scratch/$1-measured.h5" --json --threads 1 --profile-seconds 20 &&
+    passes 1 profile --input "$scratch/$1.h5" --output "$scratch/$1-measured.h5" --json $quick &&
         /usr/bin/python3 -c 'import json, sys
 d = json.load(open(sys.argv[1]))
 assert d["candidates"] >= d["unique"] >= d["timed"] > 0 and d["runs"] >= d["timed"] and d["seconds"] > 0, d
 print(d["unique"], d["timed"])' "$scratch/out"
 }
-for try in 1 2 3 4 5 6 7 8; do
+for try in 1 2 3 4; do
     read -r few few_timed < <(shape a)
     read -r many many_timed < <(shape deep)
     [ "$many_timed" -le $((few_timed + 8)) ] && break
