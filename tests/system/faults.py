@@ -53,7 +53,7 @@ def start(ranks, output, *more, wrap=(), prepare=None, **environment):
             return subprocess.CompletedProcess(run.args, run.returncode, out, err)
         except subprocess.TimeoutExpired:
             left = [pid for pid in processes.children(run.pid) if processes.alive(pid)] if ranks > 1 else [run.pid]
-            stuck = left + [run.pid] if ranks > 1 else left
+            stuck = [run.pid] + left if ranks > 1 else left  # the end of the report is shown
             places = "".join("process %d\n%s\n" % (pid, processes.where(pid)) for pid in stuck)
             for pid in stuck:
                 with contextlib.suppress(ProcessLookupError):

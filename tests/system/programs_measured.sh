@@ -21,7 +21,7 @@ cluster() { # MEMORY: c.json. The four ranks need 3/4 of a core, so two cores ar
 JSON
 }
 job=(--input "$scratch/m.h5" --data "$scratch/t.h5" --layers-per-model 2 --microbatches 4 --steps 8 --threads 1)
-four=("${job[@]}" --cluster "$scratch/c.json")
+four=("${job[@]}" --cluster "$scratch/c.json" --recompute no --offload no)
 passes 1 "${job[@]}" --profile-seconds 0.2 --output "$scratch/one"
 
 # The layout of each stage: tN of N tensor-parallel devices, p of a program, d of whole operators
