@@ -85,6 +85,8 @@ enum hapt_status hapt_cluster_bind(const struct hapt_env *env, struct hapt_arena
  * clusters only. For an unbound cluster, hapt_cluster_assume fills unknown values from the device database instead. */
 enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_cluster *cluster);
 void hapt_cluster_assume(struct hapt_cluster *cluster);
+/* The given bandwidth between a device and its host's memory, or that of typical hardware; byte/s in each direction. */
+double hapt_cluster_host_bandwidth(const struct hapt_subcluster *subcluster);
 
 /* Sets gpu_local_interfaces. If `bind`, also binds each rank, and the threads it starts later, unless its launcher has
  * bound it. A rank with a GPU gets its share of the cores of the GPU's package or NUMA node. A CPU rank gets its share

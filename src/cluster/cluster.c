@@ -100,9 +100,6 @@ enum hapt_status hapt_cluster_check(const struct hapt_cluster *cluster)
 /* Values of typical hardware, for links that are neither given nor measured. */
 #define ASSUMED_PEER_BANDWIDTH 10e9 /* PCI Express, shared memory */
 #define ASSUMED_PEER_LATENCY 5e-6
-#define ASSUMED_HOST_BANDWIDTH 12e9 /* PCI Express 3.0 x16 */
-#define ASSUMED_HOST_SHARE \
-    0.25 /* of the memory bandwidth, for CPU devices: a copy reads and writes, and so do others */
 #define ASSUMED_NETWORK_BANDWIDTH 12.5e9 /* 100 Gbit/s inside a subcluster */
 #define ASSUMED_NETWORK_LATENCY 5e-6
 #define ASSUMED_CROSS_BANDWIDTH 1.25e9 /* 10 Gbit/s between subclusters: common in labs */
@@ -115,10 +112,6 @@ void hapt_cluster_assume(struct hapt_cluster *cluster)
         struct hapt_link *link = &cluster->link[i * cluster->count + i];
         const double peer = hapt_device_peer_bandwidth(own->device.name);
         if (own->intra_node_bandwidth == 0) own->intra_node_bandwidth = peer > 0 ? peer : ASSUMED_PEER_BANDWIDTH;
-        if (own->host_bandwidth == 0)
-            own->host_bandwidth = strcmp(own->device.backend, "cpu") == 0
-                                      ? ASSUMED_HOST_SHARE * own->device.memory_bandwidth
-                                      : ASSUMED_HOST_BANDWIDTH;
         if (own->intra_node_latency < 0) own->intra_node_latency = ASSUMED_PEER_LATENCY;
         if (own->inter_node_bandwidth == 0) own->inter_node_bandwidth = ASSUMED_NETWORK_BANDWIDTH;
         if (own->inter_node_latency < 0) own->inter_node_latency = ASSUMED_NETWORK_LATENCY;
@@ -131,6 +124,17 @@ void hapt_cluster_assume(struct hapt_cluster *cluster)
             if (cross->latency < 0 && i != j) cross->latency = ASSUMED_CROSS_LATENCY;
         }
     }
+}
+
+#define ASSUMED_HOST_BANDWIDTH 12e9 /* PCI Express 3.0 x16 */
+/* Share of the memory bandwidth of CPU devices: a copy reads and writes, and other ranks copy at the same time. */
+#define ASSUMED_HOST_SHARE 0.25
+
+double hapt_cluster_host_bandwidth(const struct hapt_subcluster *subcluster)
+{
+    if (subcluster->host_bandwidth > 0) return subcluster->host_bandwidth;
+    return strcmp(subcluster->device.backend, "cpu") == 0 ? ASSUMED_HOST_SHARE * subcluster->device.memory_bandwidth
+                                                          : ASSUMED_HOST_BANDWIDTH;
 }
 
 void hapt_cluster_emulate(struct hapt_cluster *cluster)

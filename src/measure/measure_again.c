@@ -22,7 +22,7 @@ bool measure_wants_again(const struct measure *measure, int subcluster, struct h
     return false;
 }
 
-/* Of one mesh on one subcluster. */
+/* The repeated operators of one mesh on one subcluster. */
 struct repeating {
     const struct hapt_candidates *candidates;
     int mesh_index;

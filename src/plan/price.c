@@ -166,7 +166,6 @@ static void price_exchange(const struct hapt_profile *profile, struct hapt_plan 
     struct hapt_plan_stage *end[2] = {&plan->stage[0], &plan->stage[S - 1]};
     plan->exchange_s = plan->exchange_bytes = 0;
     plan->exchange = profile->exchange;
-    plan->host_state = profile->host_state;
     for (int i = 0; i < S; i++) plan->stage[i].tied_s = 0;
     if (S > 1) /* stages of one submesh exchange nothing: the simulator leaves this out */
         plan->exchange_s = hapt_profile_tied_s(profile, end[1]->first_layer, hapt_plan_stage_subclusters(end[0]),
@@ -200,6 +199,7 @@ enum hapt_status hapt_plan_price_tables(const struct hapt_profile *profile, stru
         return hapt_fail(HAPT_ERR_INPUT, "stages are half-open layer ranges that follow each other without gaps",
                          "the stages end at layer %d of %d", layer, profile->layer_count);
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(price_stage(profile, plan, i));
+    plan->host_state = profile->host_state;
     price_exchange(profile, plan);
     HAPT_TRY(check_devices(profile, plan));
     return hapt_plan_find_edges(profile, plan);

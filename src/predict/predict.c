@@ -86,7 +86,7 @@ static double host_copies_s(const struct hapt_candidates *candidates, int subclu
 {
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
     const double bytes = hapt_candidates_host_bytes(candidates, memory, own->device.memory_bytes);
-    return own->host_bandwidth > 0 ? 2 * bytes / own->host_bandwidth : 0;
+    return 2 * bytes / hapt_cluster_host_bandwidth(own);
 }
 
 static enum hapt_status time_items(const struct hapt_candidates *candidates, int subcluster,

@@ -6,10 +6,9 @@
 
 #include "hapt/sweep.h"
 
-#define EXAMPLES                                                                                        \
-    "write link=1..25Gbit/s, link=a100-v100:1..25Gbit/s:9 (points), nodes.v100=1..8, memory=16..80GB, " \
-    "memory.v100=16..80GB or "                                                                          \
-    "microbatches=32..512"
+#define EXAMPLES                                                                                                      \
+    "write link=1..25Gbit/s, link=a100-v100:1..25Gbit/s:9 (points), nodes.v100=1..8, memory=16..80GB (all devices), " \
+    "memory.v100=16..80GB or microbatches=32..512"
 
 enum { MOST_POINTS = 1000 };
 

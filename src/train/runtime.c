@@ -1,4 +1,4 @@
-/* The choice between devices that compute and modelled ones: the only place that knows both. */
+/* The choice between devices that compute and modelled ones: the only place of this room that knows both. */
 #include "runtime.h"
 
 #include <string.h>

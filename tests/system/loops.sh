@@ -121,17 +121,7 @@ for case in v loop; do
 done
 
 # A frozen prefix: the stages in front of the first trained operator have no backward pass and hold few microbatches.
-/usr/bin/python3 - "$scratch/m.h5" "$scratch/fixed.h5" <<'P'
-import shutil, sys, h5py
-shutil.copy(sys.argv[1], sys.argv[2])
-with h5py.File(sys.argv[2], "r+") as model:
-    names = [name.decode() if isinstance(name, bytes) else name for name in model["tensors/name"][...]]
-    trainable = model["tensors/trainable"][...]
-    for t, name in enumerate(names):
-        if name in ("wte.weight", "wpe.weight") or name.startswith(("h.0.", "h.1.")):
-            trainable[t] = 0
-    model["tensors/trainable"][...] = trainable
-P
+/usr/bin/python3 tests/system/freeze.py "$scratch/m.h5" "$scratch/fixed.h5" wte.weight wpe.weight h.0. h.1.
 freeze() { # OUTPUT OPTIONS...
     passes 1 plan --input "$scratch/fixed.h5" --cluster inputs/two-hosts.json --predict yes --microbatches 8 --layers-per-model 16 --json \
         --output "$scratch/$1.h5" --stages "$stages" "${@:2}" || return

@@ -50,17 +50,7 @@ for extra in "--precision bf16" "--optimizer sgd --momentum 0.9"; do
 done
 
 # A stage without trained parameters has no state.
-/usr/bin/python3 - "$scratch/m.h5" "$scratch/fixed.h5" <<'PY'
-import shutil, sys, h5py
-shutil.copy(sys.argv[1], sys.argv[2])
-with h5py.File(sys.argv[2], "r+") as model:
-    names = [name.decode() if isinstance(name, bytes) else name for name in model["tensors/name"][...]]
-    trainable = model["tensors/trainable"][...]
-    for t, name in enumerate(names):
-        if name.startswith(("wte.", "wpe.", "h.0.", "h.1.", "h.2.")):
-            trainable[t] = 0
-    model["tensors/trainable"][...] = trainable
-PY
+/usr/bin/python3 tests/system/freeze.py "$scratch/m.h5" "$scratch/fixed.h5" wte. wpe. h.0. h.1. h.2.
 for offload in no optimizer; do
     passes 2 --input "$scratch/fixed.h5" --cluster "$scratch/wide.json" --microbatches 4 --threads 1 --profile-seconds 1 --steps 6 --checkpoint-every 3 \
         --output "$scratch/run-frozen-$offload" --offload $offload --stages "0-7@a:1x1,7-23@b:1x1"
