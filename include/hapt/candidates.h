@@ -36,7 +36,7 @@ struct hapt_mixed_group {
 };
 
 /* One for none, all, and parts between. */
-enum { HAPT_MOST_SHARES = 5 };
+enum { HAPT_MOST_SHARES = 6 };
 
 /* The programs that are candidates. A single device has only one program, which counts as each of them. */
 enum { PROGRAM_DATA = 1, PROGRAM_TENSOR = 2, PROGRAM_SYNTHESISED = 4 };
@@ -73,8 +73,8 @@ struct hapt_candidates {
     enum hapt_tied_exchange exchange; /* element type of the gradients of tied parameters */
     int layout_count;
     const struct hapt_stage_layout **layout; /* [layout_count] program k is layout[k - 1] */
-    /* Shares of the units of a range that may recompute (hapt_submesh.recompute), ascending; 0 first if some stages may
-     * keep all. Plain programs alone recompute. */
+    /* What a range may recompute (hapt_submesh.recompute), the least first; 0 if some stages may keep all. Plain
+     * programs alone recompute. */
     int share_count, share[HAPT_MOST_SHARES];
     int unit_count;
     struct hapt_unit *unit; /* [unit_count] of the model */
@@ -107,7 +107,7 @@ struct hapt_item_time {
     double forward_s, backward_s, update_s;
     double end_s; /* rest of a step's end, not stretched by a slowdown; 0 if update_s includes it */
 };
-/* The same if a share of the item's units recomputes. */
+/* The same if some of the item's units recompute. */
 struct hapt_item_again {
     struct hapt_item_memory memory;
     double again_s; /* more than backward_s */

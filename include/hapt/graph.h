@@ -78,6 +78,7 @@ struct hapt_graph {
 /* Forward operators [first_op, end_op) that recompute their activations together: a block, or a part of one. */
 struct hapt_unit {
     int first_op, end_op;
+    bool selective; /* it repeats light operators alone (hapt_sharding_recompute) */
 };
 
 enum hapt_status hapt_graph_create(struct hapt_arena *arena, struct hapt_graph **graph);

@@ -53,12 +53,20 @@ static inline enum hapt_status hapt_layers_of_operators(const struct hapt_layers
 /* The model's units of recomputation: its repeated modules; all modules, if none is repeated. */
 enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_unit **unit,
                                    int *count);
-/* `parts` of HAPT_RECOMPUTE_PARTS parts of the units that lie in operators [first_op, end_op), rounded up: the first of
- * them, from unit[*first] on. Returns their number. */
-#define HAPT_RECOMPUTE_PARTS 12
-int hapt_layers_units_of(const struct hapt_unit *unit, int count, int first_op, int end_op, int parts, int *first);
-/* The parts that a choice of --recompute other than auto names: no, all, every=K; -1: unreadable. */
-int hapt_layers_recompute_parts(const char *choice);
+/* What a range recomputes, a number: so many of HAPT_RECOMPUTE_PARTS parts of the units that lie in it, rounded up,
+ * make all their activations again. HAPT_RECOMPUTE_SELECTIVE is added if its other units are selective. */
+enum { HAPT_RECOMPUTE_PARTS = 12, HAPT_RECOMPUTE_SELECTIVE = 16 };
+static inline bool hapt_recompute_is_valid(int recompute)
+{
+    return recompute >= 0 && recompute % HAPT_RECOMPUTE_SELECTIVE <= HAPT_RECOMPUTE_PARTS &&
+           recompute < 2 * HAPT_RECOMPUTE_SELECTIVE;
+}
+/* The units of operators [first_op, end_op) that recompute: from unit[*first] on. *full: so many of them, the first,
+ * make all again; the others are selective. Returns the number of all. */
+int hapt_layers_units_of(const struct hapt_unit *unit, int count, int first_op, int end_op, int recompute, int *first,
+                         int *full);
+/* What a choice of --recompute other than auto means: no, selective, all, every=K; -1: unreadable. */
+int hapt_layers_recompute(const char *choice);
 void hapt_layers_print(const struct hapt_env *env, const struct hapt_layers *layers, const struct hapt_graph *graph);
 enum hapt_status hapt_layers_write(struct hapt_h5 *file, const char *group, const struct hapt_layers *layers);
 

@@ -35,11 +35,18 @@ struct hapt_layout {
     int tensor_parallel; /* 1 unless the kind is TENSOR; 0 in a question: any layout */
     int number;          /* PROGRAM: k >= 1, layout k of the profile; else 0 */
     const struct hapt_stage_layout *program;
-    const double *ratio; /* [devices] share of the work of each; NULL: even or unknown */
-    int recompute;       /* hapt_submesh.recompute */
-    int unit_count;      /* units that recompute; 0: none, or the operators are unknown */
-    const struct hapt_unit *unit;
+    const double *ratio;          /* [devices] share of the work of each; NULL: even or unknown */
+    int recompute;                /* hapt_submesh.recompute */
+    int unit_count;               /* units that recompute; 0: none, or the operators are unknown */
+    const struct hapt_unit *unit; /* those that make all again come first */
 };
+/* The number of units that recompute selectively. */
+static inline int hapt_layout_selective_units(const struct hapt_layout *layout)
+{
+    int count = 0;
+    for (int u = 0; u < layout->unit_count; u++) count += layout->unit[u].selective;
+    return count;
+}
 /* DATA or TENSOR, by the degree. */
 static inline struct hapt_layout hapt_layout_plain(int tensor_parallel)
 {

@@ -154,10 +154,15 @@ enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding,
 struct hapt_memory_work;
 enum hapt_status hapt_memory_work_create(const struct hapt_memory_ranges *ranges, struct hapt_arena *arena,
                                          struct hapt_memory_work **work);
-/* Figures of operators [first_op, end_op). If the sharding recomputes (hapt_sharding_recompute), the units in
- * [first_op, again_end) do so; others keep their activations. Also given for ranges without a valid program: a boundary
- * between the writers of a partial sum. */
-enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op, int again_end,
-                                       struct hapt_memory_work *work, struct hapt_memory_bytes *bytes);
+/* Which units of a range recompute. The sharding holds all of them, none selective (hapt_sharding_recompute). */
+struct hapt_memory_again {
+    int end;        /* units that lie in operators [first_op of the range, end) make all again */
+    bool selective; /* the range's other units are selective; else they keep their activations */
+};
+/* Figures of operators [first_op, end_op). Also given for ranges without a valid program: a boundary between the
+ * writers of a partial sum. */
+enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                                       struct hapt_memory_again again, struct hapt_memory_work *work,
+                                       struct hapt_memory_bytes *bytes);
 
 #endif

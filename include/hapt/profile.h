@@ -18,7 +18,7 @@
  * 1): the profile's layout k instead. */
 struct hapt_submesh {
     int n, m, tp, program;
-    int recompute; /* of HAPT_RECOMPUTE_PARTS parts of a range's units, rounded up: those that recompute (AutoHete) */
+    int recompute; /* what a range recomputes (AutoHete; layers.h) */
 };
 /* True if two rows are the same submesh with the same program. */
 static inline bool hapt_submesh_same(const struct hapt_submesh *a, const struct hapt_submesh *b)
@@ -32,8 +32,8 @@ struct hapt_profile_cluster {
     double device_memory_bytes, peak_flops;
     int submesh_count;            /* S */
     struct hapt_submesh *submesh; /* (1, m) for m = M and the powers of two that divide M, ascending; then (2, M) ...
-                                     (N, M); (n, m) appears once for each tensor-parallel degree tp, layout and share of
-                                     recomputed units with candidates */
+                                     (N, M); (n, m) appears once for each tensor-parallel degree tp, layout and choice
+                                     of recomputation with candidates */
     /* [S][L][L] each: */
     double *stage_time;         /* s per microbatch, forward + backward; NaN: no candidate */
     double *stage_forward_time; /* s per microbatch, forward */

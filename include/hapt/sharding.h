@@ -137,8 +137,9 @@ struct hapt_sharding {
     /* Made by hapt_sharding_recompute; else 0 and NULL. */
     int unit_count;
     const struct hapt_unit *unit;
-    int *again;           /* [graph->tensor_count] of a version that is made again: that of the forward part; else -1 */
-    int *repeats;         /* [graph->op_count] of an operator that runs again: its unit; else -1 */
+    int *again;   /* [graph->tensor_count] of a version that is made again: that of the forward part; else -1 */
+    int *repeats; /* [graph->op_count] of an operator that runs again: its unit; else -1 */
+    bool *light;  /* [graph->op_count] of such an operator: it would also run again if its unit were selective */
     bool *not_a_boundary; /* [source->forward_count + 1] no range begins or ends here: partial sums would cross */
 };
 
@@ -164,7 +165,10 @@ enum hapt_status hapt_sharding_split(const struct hapt_sharding *sharding, struc
  * checkpointing). Right before the first backward operator of a unit, the forward operators that its backward operators
  * depend on run again, and make further versions ("NAME.again"). Activations that operators outside of their unit read
  * are not made again. Programs may not begin or end inside a unit. To split the backward passes as well, split the
- * result. */
+ * result.
+ * A selective unit repeats light operators alone: no products, no collectives, none that reads much more than it makes,
+ * and only if all that they read is kept in any case, or made by light operators from that. So a unit of a transformer
+ * makes its norms and activation functions again, and keeps the rest. */
 enum hapt_status hapt_sharding_recompute(const struct hapt_sharding *sharding, const struct hapt_unit *unit, int count,
                                          struct hapt_arena *arena, struct hapt_sharding **result);
 /* The full instruction list for chosen cuts, one for every operator of sharding->graph. Each version that a cut

@@ -188,7 +188,7 @@ static enum state_sharing state_sharing_of(const struct hapt_config *config)
     return strcmp(choice, "yes") == 0 ? STATE_SHARDED : strcmp(choice, "no") == 0 ? STATE_REPLICATED : STATE_AS_NEEDED;
 }
 
-/* The shares of --recompute: auto, no, all, every=K. */
+/* The choices of --recompute. auto: nothing, then all units selective, then quarters of them make all again. */
 static void choose_shares(const struct hapt_config *config, bool recompute, struct hapt_candidates *candidates)
 {
     const char *choice = recompute ? hapt_config_text(config, "recompute") : "no";
@@ -197,11 +197,12 @@ static void choose_shares(const struct hapt_config *config, bool recompute, stru
     share[0] = 0;
     if (!strcmp(choice, "no") || candidates->unit_count == 0) return;
     if (!strcmp(choice, "auto")) {
-        for (int k = 1; k < HAPT_MOST_SHARES; k++)
-            share[candidates->share_count++] = HAPT_RECOMPUTE_PARTS * k / (HAPT_MOST_SHARES - 1);
+        for (int quarters = 0; quarters < 4; quarters++)
+            share[candidates->share_count++] = HAPT_RECOMPUTE_SELECTIVE + quarters * HAPT_RECOMPUTE_PARTS / 4;
+        share[candidates->share_count++] = HAPT_RECOMPUTE_PARTS;
         return;
     }
-    share[0] = hapt_layers_recompute_parts(choice);
+    share[0] = hapt_layers_recompute(choice);
     HAPT_ASSERT(share[0] >= 0);
 }
 

@@ -1,4 +1,4 @@
-/* Memory of all items of a mesh from one gathering (memory.h), and of their shares of units that recompute. */
+/* Memory of all items of a mesh from one gathering (memory.h), and of what they may recompute. */
 #include "hapt/candidates.h"
 #include "hapt/progress.h"
 
@@ -40,15 +40,14 @@ static enum hapt_status begin_sizing(const struct hapt_candidate_shardings *shar
     return hapt_memory_work_create(sizing->split, arena, &sizing->split_work);
 }
 
-/* Memory of a range whose units in [first_op, again_end) recompute. */
 static enum hapt_status size_range(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op,
-                                   int end_op, int again_end, struct hapt_item_memory *memory)
+                                   int end_op, struct hapt_memory_again again, struct hapt_item_memory *memory)
 {
     struct hapt_memory_bytes figures;
-    HAPT_TRY(hapt_memory_ranges_of(sizing->ranges, first_op, end_op, again_end, sizing->work, &figures));
+    HAPT_TRY(hapt_memory_ranges_of(sizing->ranges, first_op, end_op, again, sizing->work, &figures));
     *memory = hapt_candidates_memory(candidates, &figures);
     if (!sizing->split) return HAPT_OK;
-    HAPT_TRY(hapt_memory_ranges_of(sizing->split, first_op, end_op, again_end, sizing->split_work, &figures));
+    HAPT_TRY(hapt_memory_ranges_of(sizing->split, first_op, end_op, again, sizing->split_work, &figures));
     memory->split_parameter_bytes = (double)figures.parameter_bytes;
     memory->weight_slot_bytes = (double)figures.weight_slot_bytes;
     HAPT_ASSERT((double)figures.activation_bytes == memory->activation_bytes);
@@ -67,21 +66,23 @@ static bool cuts_unit(const struct hapt_candidates *candidates, int first_op, in
     return false;
 }
 
-/* The same for each share of its units. Shares that add no unit to the one before are no candidates. With --recompute
- * all, ranges that cut a unit are no candidates, since its activations would be kept. */
+/* The same for each choice of recomputation. Choices that differ from the one before in no unit are no candidates. With
+ * --recompute all, ranges that cut a unit are no candidates, since its activations would be kept. */
 static enum hapt_status size_shares(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op,
                                     int end_op, struct hapt_item_again *again)
 {
-    for (int k = 0, before = 0; k < candidates->share_count; k++) {
-        int first;
+    for (int k = 0, before = 0, full_before = 0; k < candidates->share_count; k++) {
+        int first, full;
         const int units = hapt_layers_units_of(candidates->unit, candidates->unit_count, first_op, end_op,
-                                               candidates->share[k], &first);
+                                               candidates->share[k], &first, &full);
         const bool forced = k == 0 && candidates->share[0] > 0;
-        if (candidates->share[k] == 0 || (units == before && !forced)) continue;
+        if (candidates->share[k] == 0 || (units == before && full == full_before && !forced)) continue;
         if (forced && candidates->share[k] == HAPT_RECOMPUTE_PARTS && cuts_unit(candidates, first_op, end_op)) continue;
-        const int again_end = units > 0 ? candidates->unit[first + units - 1].end_op : first_op;
-        HAPT_TRY(size_range(candidates, sizing, first_op, end_op, again_end, &again[k].memory));
+        const int end = full > 0 ? candidates->unit[first + full - 1].end_op : first_op;
+        HAPT_TRY(size_range(candidates, sizing, first_op, end_op, (struct hapt_memory_again){end, units > full},
+                            &again[k].memory));
         before = units;
+        full_before = full;
     }
     return HAPT_OK;
 }
@@ -117,7 +118,8 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
             again[item * HAPT_MOST_SHARES + (size_t)share] = (struct hapt_item_again){.memory = FITS_NOWHERE};
         if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
         if (!hapt_candidates_may_be_wanted(candidates, mesh_index, first, last)) continue;
-        HAPT_TRY(size_range(candidates, &sizing, first_op, end_op, first_op, &memory[item]));
+        HAPT_TRY(size_range(candidates, &sizing, first_op, end_op, (struct hapt_memory_again){first_op, false},
+                            &memory[item]));
         if (again && shardings->recomputes && hapt_candidates_may_recompute(candidates, mesh_index, first, last))
             HAPT_TRY(size_shares(candidates, &sizing, first_op, end_op, &again[item * HAPT_MOST_SHARES]));
     }
@@ -128,19 +130,27 @@ enum hapt_status hapt_candidates_again(const struct hapt_candidates *candidates,
                                        const struct hapt_sharding *sharding, const double *repeat_s,
                                        struct hapt_arena *scratch, struct hapt_item_again *again)
 {
-    double *unit_s; /* [unit_count + 1] of the units before */
+    double *unit_s, *light_s; /* [unit_count + 1] of the units before, if they make all again, or are selective */
     HAPT_NEW(unit_s, scratch, candidates->unit_count + 1);
-    for (int o = sharding->graph->forward_count; o < sharding->reduce_first; o++)
-        if (sharding->repeats[o] >= 0) unit_s[sharding->repeats[o] + 1] += repeat_s[o];
-    for (int u = 0; u < candidates->unit_count; u++) unit_s[u + 1] += unit_s[u];
+    HAPT_NEW(light_s, scratch, candidates->unit_count + 1);
+    for (int o = sharding->graph->forward_count; o < sharding->reduce_first; o++) {
+        if (sharding->repeats[o] < 0) continue;
+        unit_s[sharding->repeats[o] + 1] += repeat_s[o];
+        if (sharding->light[o]) light_s[sharding->repeats[o] + 1] += repeat_s[o];
+    }
+    for (int u = 0; u < candidates->unit_count; u++) {
+        unit_s[u + 1] += unit_s[u];
+        light_s[u + 1] += light_s[u];
+    }
     for (int k = 0; k < candidates->structure_count; k++)
         for (int share = 0; share < candidates->share_count; share++) {
             const size_t item = (size_t)k * (size_t)candidates->mesh_count + (size_t)mesh_index;
-            int first_op, end_op, first;
+            int first_op, end_op, first, full;
             item_range(candidates, k, &first_op, &end_op);
             const int units = hapt_layers_units_of(candidates->unit, candidates->unit_count, first_op, end_op,
-                                                   candidates->share[share], &first);
-            again[item * HAPT_MOST_SHARES + (size_t)share].again_s = unit_s[first + units] - unit_s[first];
+                                                   candidates->share[share], &first, &full);
+            again[item * HAPT_MOST_SHARES + (size_t)share].again_s =
+                unit_s[first + full] - unit_s[first] + (light_s[first + units] - light_s[first + full]);
         }
     return HAPT_OK;
 }

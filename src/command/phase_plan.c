@@ -9,7 +9,7 @@
 static enum hapt_status bind_operators(struct hapt_plan *plan, const struct hapt_layers *layers)
 {
     struct hapt_unit *unit;
-    int units, first;
+    int units, first, full;
     if (plan->layer_count != layers->count)
         return hapt_fail(HAPT_ERR_INPUT, "plan again for this model and granularity (--layers-per-model)",
                          "the plan has %d layers, the model %d", plan->layer_count, layers->count);
@@ -19,8 +19,9 @@ static enum hapt_status bind_operators(struct hapt_plan *plan, const struct hapt
         stage->first_op = hapt_layers_first_op(layers, stage->first_layer);
         stage->end_op = layers->end_op[stage->end_layer - 1];
         stage->layout.unit_count =
-            hapt_layers_units_of(unit, units, stage->first_op, stage->end_op, stage->layout.recompute, &first);
+            hapt_layers_units_of(unit, units, stage->first_op, stage->end_op, stage->layout.recompute, &first, &full);
         stage->layout.unit = &unit[first];
+        for (int u = first + full; u < first + stage->layout.unit_count; u++) unit[u].selective = true;
     }
     return HAPT_OK;
 }

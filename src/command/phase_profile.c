@@ -196,8 +196,9 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
     const bool measured = hapt_phase_is_measured(config, cluster);
     const char *recompute = hapt_config_text(config, "recompute");
     const bool chosen = !strcmp(recompute, "auto");
-    if (!chosen && hapt_layers_recompute_parts(recompute) < 0)
-        return hapt_fail(HAPT_ERR_USAGE, "give auto, no, all or every=K", "--recompute %s cannot be read", recompute);
+    if (!chosen && hapt_layers_recompute(recompute) < 0)
+        return hapt_fail(HAPT_ERR_USAGE, "give auto, no, selective, all or every=K", "--recompute %s cannot be read",
+                         recompute);
     if (!chosen && strcmp(recompute, "no") != 0 && !strcmp(hapt_config_text(config, "program"), "synthesised"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                          "--recompute %s has no effect on --program synthesised: such stages keep their activations",

@@ -104,20 +104,22 @@ static void print_recomputing(const struct hapt_env *env, const struct hapt_prof
     for (int i = 0; i < plan->stage_count; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         struct hapt_kept kept;
-        char time[32], need[32], have[32];
+        char time[32], need[32], have[32], units[64];
         if (!hapt_plan_kept(profile, plan, i, &kept)) continue;
+        const int selective = hapt_layout_selective_units(&stage->layout);
+        snprintf(units, sizeof units, selective > 0 ? "%d recompute, %d of them light operators only" : "%d recompute",
+                 stage->layout.unit_count, selective);
         if (isfinite(kept.more_s))
             hapt_print_wrapped(env, 11,
-                               "  blocks   stage %d: %d recompute, %s more per microbatch; keeping all activations "
+                               "  blocks   stage %d: %s, %s more per microbatch; keeping all activations "
                                "would need %s of %s per device\n",
-                               i, stage->layout.unit_count, hapt_units_time(kept.more_s, time),
-                               hapt_units_bytes(kept.memory_bytes, need),
+                               i, units, hapt_units_time(kept.more_s, time), hapt_units_bytes(kept.memory_bytes, need),
                                hapt_units_bytes(stage->device_memory_bytes, have));
         else
             hapt_print_wrapped(env, 11,
-                               "  blocks   stage %d: %d recompute; keeping all activations would not fit with one "
+                               "  blocks   stage %d: %s; keeping all activations would not fit with one "
                                "microbatch in flight\n",
-                               i, stage->layout.unit_count);
+                               i, units);
     }
 }
 

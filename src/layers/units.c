@@ -14,26 +14,30 @@ enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt
     for (int m = 0; m < layers->module_count; m++) {
         const struct hapt_module *module = &layers->module[m];
         if (repeated && module->kind < 0) continue;
-        (*unit)[(*count)++] = (struct hapt_unit){module->first_op, module->end_op};
+        (*unit)[(*count)++] = (struct hapt_unit){module->first_op, module->end_op, false};
     }
     return HAPT_OK;
 }
 
-int hapt_layers_recompute_parts(const char *choice)
+int hapt_layers_recompute(const char *choice)
 {
     int every, end = 0;
     if (!strcmp(choice, "no")) return 0;
+    if (!strcmp(choice, "selective")) return HAPT_RECOMPUTE_SELECTIVE;
     if (!strcmp(choice, "all")) return HAPT_RECOMPUTE_PARTS;
     if (sscanf(choice, "every=%6d%n", &every, &end) != 1 || choice[end] || every < 1) return -1;
     return (HAPT_RECOMPUTE_PARTS + every - 1) / every;
 }
 
-int hapt_layers_units_of(const struct hapt_unit *unit, int count, int first_op, int end_op, int parts, int *first)
+int hapt_layers_units_of(const struct hapt_unit *unit, int count, int first_op, int end_op, int recompute, int *first,
+                         int *full)
 {
+    const int parts = recompute % HAPT_RECOMPUTE_SELECTIVE;
     int end;
     *first = 0;
     while (*first < count && unit[*first].first_op < first_op) ++*first;
     for (end = *first; end < count && unit[end].end_op <= end_op; end++) {
     }
-    return ((end - *first) * parts + HAPT_RECOMPUTE_PARTS - 1) / HAPT_RECOMPUTE_PARTS;
+    *full = ((end - *first) * parts + HAPT_RECOMPUTE_PARTS - 1) / HAPT_RECOMPUTE_PARTS;
+    return recompute >= HAPT_RECOMPUTE_SELECTIVE ? end - *first : *full;
 }

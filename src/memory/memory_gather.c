@@ -287,7 +287,7 @@ static void note_reads(struct hapt_memory_ranges *made, int o, bool store, int *
         if (unit < 0) continue;
         if (store)
             made->again_reader[made->again_start[storage[tensor]] + fill[storage[tensor]]] =
-                (struct again_reader){unit, op->forward_op};
+                (struct again_reader){unit, op->forward_op, made->sharding->light[o]};
         fill[storage[tensor]]++;
     }
 }
@@ -348,8 +348,13 @@ static enum hapt_status gather_units(struct hapt_memory_ranges *made, struct hap
     for (int u = 0; u < made->sharding->unit_count; u++)
         for (int p = made->sharding->unit[u].first_op; p < made->sharding->unit[u].end_op; p++) made->unit_of[p] = u;
     HAPT_NEW(made->again_unit, arena, made->graph->tensor_count);
-    for (int t = 0; t < made->graph->tensor_count; t++)
-        made->again_unit[t] = ranges_again(made, t) < 0 ? -1 : ranges_repeats(made, made->graph->tensor[t].producer);
+    HAPT_NEW(made->again_light, arena, made->graph->tensor_count);
+    for (int t = 0; t < made->graph->tensor_count; t++) {
+        const int forward = ranges_again(made, t), producer = made->graph->tensor[t].producer;
+        made->again_unit[t] = forward < 0 ? -1 : ranges_repeats(made, producer);
+        if (forward >= 0 && made->sharding->light[producer])
+            made->again_light[t] = made->again_light[made->sharding->storage[forward]] = true;
+    }
     return HAPT_OK;
 }
 
@@ -402,8 +407,10 @@ static enum hapt_status gather_backward(struct hapt_memory_ranges *made, struct 
 {
     const struct hapt_graph *graph = made->graph;
     const int end = made->sharding->reduce_first;
-    int *previous, count = 0; /* [tensor] 1 + its operand at the last operator that touched it */
+    /* [tensor] 1 + its operand at the last operator that touched it, and at the last that a selective unit runs */
+    int *previous, *selective, count = 0;
     HAPT_NEW(previous, arena, graph->tensor_count);
+    HAPT_NEW(selective, arena, graph->tensor_count);
     HAPT_NEW(made->backward_start, arena, made->positions + 1);
     HAPT_NEW(made->operand_start, arena, graph->op_count + 1);
     HAPT_NEW(made->operand, arena, (end - graph->forward_count) * (HAPT_MAX_INPUTS + HAPT_MAX_OUTPUTS));
@@ -414,6 +421,7 @@ static enum hapt_status gather_backward(struct hapt_memory_ranges *made, struct 
     }
     for (int o = graph->forward_count; o < end; o++) {
         const struct hapt_op *op = &graph->op[o];
+        const bool light = ranges_repeats(made, o) < 0 || made->sharding->light[o];
         made->operand_start[o] = count;
         for (int k = 0; k < op->input_count + op->output_count; k++) {
             const int version = k < op->input_count ? op->input[k] : op->output[k - op->input_count];
@@ -421,8 +429,10 @@ static enum hapt_status gather_backward(struct hapt_memory_ranges *made, struct 
             if (tensor < 0 || !ranges_is_backward_tensor(made, tensor)) continue;
             if (previous[tensor] > made->operand_start[o]) continue; /* read and written by one operator */
             if (previous[tensor] > 0) made->operand[previous[tensor] - 1].next = o;
-            made->operand[count] = (struct operand){tensor, INT_MAX, previous[tensor] == 0};
+            if (light && selective[tensor] > 0) made->operand[selective[tensor] - 1].next_selective = o;
+            made->operand[count] = (struct operand){tensor, INT_MAX, previous[tensor] == 0, INT_MAX};
             previous[tensor] = ++count;
+            if (light) selective[tensor] = count;
         }
         made->operand_start[o + 1] = count;
     }

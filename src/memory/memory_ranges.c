@@ -5,8 +5,8 @@
 #include "memory_ranges.h"
 
 struct hapt_memory_work {
-    int first, end;           /* the current range */
-    int first_unit, end_unit; /* of it: those that recompute */
+    int first, end;                     /* the current range */
+    int first_unit, full_end, unit_end; /* of it: those that make all again, then those that are selective */
     struct hapt_gap *gap;
     size_t *offset; /* [tensor] */
     int *dead;      /* tensors that the current operator touches last */
@@ -47,29 +47,31 @@ static void subtract(struct amounts *sum, const struct amounts *less)
 
 /* ---- recomputation ---- */
 
-static bool recomputes(const struct hapt_memory_work *work, int unit)
+/* True if the unit recomputes; light: what selective units repeat, too. */
+static bool recomputes(const struct hapt_memory_work *work, int unit, bool light)
 {
-    return unit >= work->first_unit && unit < work->end_unit;
+    return unit >= work->first_unit && unit < (light ? work->unit_end : work->full_end);
 }
 
 /* False for operators that would run again in a unit that is kept. */
 static bool is_run(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work, int op)
 {
     const int unit = ranges_repeats(ranges, op);
-    return unit < 0 || recomputes(work, unit);
+    return unit < 0 || recomputes(work, unit, ranges->sharding->light[op]);
 }
 
 /* False for versions that such operators would make. */
 static bool exists(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work, int tensor)
 {
     const int unit = ranges->again_unit[tensor];
-    return unit < 0 || recomputes(work, unit);
+    return unit < 0 || recomputes(work, unit, ranges->again_light[tensor]);
 }
 
-static void find_units(const struct hapt_memory_ranges *ranges, int again_end, struct hapt_memory_work *work)
+static void find_units(const struct hapt_memory_ranges *ranges, struct hapt_memory_again again,
+                       struct hapt_memory_work *work)
 {
     const struct hapt_unit *unit = ranges->sharding->unit;
-    const int count = ranges->sharding->unit_count;
+    const int count = ranges->sharding->unit_count, full = again.end < work->end ? again.end : work->end;
     int low = 0, high = count; /* the first unit that begins in the range */
     while (low < high) {
         const int middle = low + (high - low) / 2;
@@ -78,8 +80,10 @@ static void find_units(const struct hapt_memory_ranges *ranges, int again_end, s
         else
             high = middle;
     }
-    work->first_unit = work->end_unit = low;
-    while (work->end_unit < count && unit[work->end_unit].end_op <= again_end) work->end_unit++;
+    work->first_unit = work->full_end = low;
+    while (work->full_end < count && unit[work->full_end].end_op <= full) work->full_end++;
+    work->unit_end = work->full_end;
+    while (again.selective && work->unit_end < count && unit[work->unit_end].end_op <= work->end) work->unit_end++;
 }
 
 /* True if the tensor is touched (`written`: written) at a position in [first, end). */
@@ -121,10 +125,13 @@ static int made_at(const struct hapt_memory_ranges *ranges, int tensor)
 static bool is_kept(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work, int tensor)
 {
     if (ranges->kept_from[tensor] < work->end) return true;
-    if (ranges->own_from[tensor] < work->end && !recomputes(work, ranges->unit_of[made_at(ranges, tensor)]))
+    if (ranges->own_from[tensor] < work->end &&
+        !recomputes(work, ranges->unit_of[made_at(ranges, tensor)], ranges->again_light[tensor]))
         return true;
-    for (int k = ranges->again_start[tensor]; k < ranges->again_start[tensor + 1]; k++)
-        if (ranges->again_reader[k].position < work->end && recomputes(work, ranges->again_reader[k].unit)) return true;
+    for (int k = ranges->again_start[tensor]; k < ranges->again_start[tensor + 1]; k++) {
+        const struct again_reader *reader = &ranges->again_reader[k];
+        if (reader->position < work->end && recomputes(work, reader->unit, reader->light)) return true;
+    }
     return false;
 }
 
@@ -236,8 +243,9 @@ static size_t backward_peak(const struct hapt_memory_ranges *ranges, enum pass p
             if (!is_in_workspace(work, pass, operand->tensor) || !exists(ranges, work, operand->tensor)) continue;
             if (operand->born) work->offset[operand->tensor] = hapt_gaps_take(&gaps, ranges->bytes[operand->tensor]);
             /* Gradients that are sent to earlier stages stay. */
-            if (operand->next == INT_MAX ||
-                (operand->next >= behind && work->leaving_stamp[operand->tensor] != work->stamp))
+            const int unit = ranges->again_unit[operand->tensor];
+            const int next = unit >= work->full_end ? operand->next_selective : operand->next;
+            if (next == INT_MAX || (next >= behind && work->leaving_stamp[operand->tensor] != work->stamp))
                 work->dead[dead++] = operand->tensor;
         }
         for (int d = 0; d < dead; d++) hapt_gaps_give(&gaps, work->offset[work->dead[d]], ranges->bytes[work->dead[d]]);
@@ -349,12 +357,12 @@ static size_t block_bytes(const struct hapt_memory_ranges *ranges, const struct 
            state_bytes(ranges, here);
 }
 
-void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, int again_end,
+void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_again again,
                  struct hapt_memory_work *work, struct memory_walk *walk)
 {
     work->first = first_op;
     work->end = end_op;
-    find_units(ranges, again_end < end_op ? again_end : end_op, work);
+    find_units(ranges, again, work);
     HAPT_ASSERT(first_op >= 0 && first_op < end_op && end_op <= ranges->positions);
     struct amounts sum = ranges->prefix[end_op];
     subtract(&sum, &ranges->prefix[first_op]);
@@ -401,12 +409,13 @@ enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, con
     return HAPT_REGION_WORKSPACE;
 }
 
-enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op, int again_end,
-                                       struct hapt_memory_work *work, struct hapt_memory_bytes *figures)
+enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                                       struct hapt_memory_again again, struct hapt_memory_work *work,
+                                       struct hapt_memory_bytes *figures)
 {
     struct memory_walk walk;
     size_t scratch;
-    memory_walk(ranges, first_op, end_op, again_end, work, &walk);
+    memory_walk(ranges, first_op, end_op, again, work, &walk);
     HAPT_TRY(scratch_bytes(ranges, work, &scratch));
     const int slots = ranges->options.transfer_slots > 0 ? ranges->options.transfer_slots : HAPT_TRANSFER_SLOTS;
     const size_t rest = walk.workspace_bytes + scratch + (size_t)slots * walk.transfer_bytes;

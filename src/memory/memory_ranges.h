@@ -35,13 +35,15 @@ struct repeat {
 /* A workspace tensor of a backward operator. */
 struct operand {
     int tensor;
-    int next;  /* the next operator that touches it, or INT_MAX */
-    bool born; /* no earlier operator touches it */
+    int next;           /* the next operator that touches it, or INT_MAX */
+    bool born;          /* no earlier operator touches it */
+    int next_selective; /* the same of those operators that a selective unit runs */
 };
 
 /* A unit that reads an activation when it runs again, at the position of a backward operator. */
 struct again_reader {
     int unit, position;
+    bool light; /* also if it is selective */
 };
 
 /* A position that writes into a parameter's gradient. */
@@ -64,6 +66,8 @@ struct hapt_memory_ranges {
     int *made_start, *made;            /* [positions + 1] activations by the position that makes them */
     int *unit_of;                      /* [positions] or -1 */
     int *again_unit;                   /* [tensor] of a version that is made again: its unit; else -1 */
+    bool *again_light;                 /* [tensor] of such a version, and of its forward version: a selective unit makes
+                                          it again, too */
     int *touch_start;                  /* [tensor + 1] */
     struct touch *touch;               /* by position, each position once */
     int *boundary_start;               /* [positions + 2] boundary c lies before position c */
@@ -130,8 +134,7 @@ struct memory_walk {
     size_t trained_elements;
     bool copies;
 };
-/* Units that lie in [first_op, again_end) recompute. */
-void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, int again_end,
+void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_again again,
                  struct hapt_memory_work *work, struct memory_walk *walk);
 /* Region of a tensor that the range touches, by `storage`, after memory_walk. *offset: in the workspace; else
  * unchanged. */

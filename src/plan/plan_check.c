@@ -67,8 +67,7 @@ static enum hapt_status check_units(const struct hapt_plan_stage *stage, int i)
 {
     const struct hapt_layout *layout = &stage->layout;
     int end = stage->first_op;
-    if (layout->recompute < 0 || layout->recompute > HAPT_RECOMPUTE_PARTS ||
-        (layout->unit_count > 0 && layout->recompute == 0))
+    if (!hapt_recompute_is_valid(layout->recompute) || (layout->unit_count > 0 && layout->recompute == 0))
         return BAD("stage %d recomputes %d of %d parts of its units", i, layout->recompute, HAPT_RECOMPUTE_PARTS);
     for (int u = 0; u < layout->unit_count; u++) {
         const struct hapt_unit *unit = &layout->unit[u];

@@ -239,21 +239,30 @@ static enum hapt_status write_ratios(struct hapt_h5 *file, const char *group, co
     return hapt_h5_write(file, join(path, group, "mixed_ratio"), HAPT_H5_F64, 1, &devices, ratio, "");
 }
 
-/* recomputed_unit [K][3]: the stage, and the operators [first, end) of each unit. */
+/* recomputed_unit [K][3]: the stage, and the operators [first, end) of each unit. If some are selective, [K][4]:
+ * whether the unit is. */
 static enum hapt_status write_units(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
                                     struct hapt_arena *scratch)
 {
     int64_t shape[2] = {0, 3};
     char path[PATH_MAX_CHARS];
-    int *row, rows = 0;
-    for (int i = 0; i < plan->stage_count; i++) shape[0] += plan->stage[i].layout.unit_count;
+    int *row, *next;
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_layout *layout = &plan->stage[i].layout;
+        shape[0] += layout->unit_count;
+        for (int u = 0; u < layout->unit_count; u++)
+            if (layout->unit[u].selective) shape[1] = 4;
+    }
     if (shape[0] == 0) return HAPT_OK;
-    HAPT_NEW(row, scratch, 3 * shape[0]);
+    HAPT_NEW(row, scratch, shape[0] * shape[1]);
+    next = row;
     for (int i = 0; i < plan->stage_count; i++)
-        for (int u = 0; u < plan->stage[i].layout.unit_count; u++, rows++) {
-            row[3 * rows] = i;
-            row[3 * rows + 1] = plan->stage[i].layout.unit[u].first_op;
-            row[3 * rows + 2] = plan->stage[i].layout.unit[u].end_op;
+        for (int u = 0; u < plan->stage[i].layout.unit_count; u++, next += shape[1]) {
+            const struct hapt_unit *unit = &plan->stage[i].layout.unit[u];
+            next[0] = i;
+            next[1] = unit->first_op;
+            next[2] = unit->end_op;
+            if (shape[1] == 4) next[3] = unit->selective;
         }
     return hapt_h5_write(file, join(path, group, "recomputed_unit"), HAPT_H5_I32, 2, shape, row, "");
 }
@@ -561,19 +570,22 @@ static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, st
 static enum hapt_status read_units(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                    struct hapt_plan *plan)
 {
-    int64_t shape[2] = {-1, 3};
+    int64_t shape[2] = {-1, -1};
     char path[PATH_MAX_CHARS];
     struct hapt_unit *unit;
     void *data;
     if (!hapt_h5_exists(file, join(path, group, "recomputed_unit"))) return HAPT_OK;
-    HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_I32, 2, shape, 3 * MAX_UNITS, arena, &data));
+    HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_I32, 2, shape, 4 * MAX_UNITS, arena, &data));
+    if (shape[1] != 3 && shape[1] != 4) return damaged(file, "recomputed_unit has neither 3 nor 4 columns");
     HAPT_NEW(unit, arena, shape[0]);
     for (int64_t k = 0; k < shape[0]; k++) {
-        const int *row = (const int *)data + 3 * k;
-        if (row[0] < (k > 0 ? row[-3] : 0) || row[0] >= plan->stage_count)
+        const int *row = (const int *)data + shape[1] * k;
+        if (row[0] < (k > 0 ? row[-shape[1]] : 0) || row[0] >= plan->stage_count)
             return damaged(file, "recomputed_unit names stages that do not exist, or not in order");
+        if (shape[1] == 4 && row[3] != 0 && row[3] != 1)
+            return damaged(file, "recomputed_unit says neither 0 nor 1 of whether a unit is selective");
         struct hapt_layout *layout = &plan->stage[row[0]].layout;
-        unit[k] = (struct hapt_unit){row[1], row[2]};
+        unit[k] = (struct hapt_unit){row[1], row[2], shape[1] == 4 && row[3] == 1};
         if (layout->unit_count++ == 0) layout->unit = &unit[k];
     }
     return HAPT_OK;

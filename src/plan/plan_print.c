@@ -43,14 +43,23 @@ static void print_loops(const struct hapt_env *env, const struct hapt_plan *plan
     }
 }
 
+static int units_of(const struct hapt_layout *layout, bool selective)
+{
+    const int light = hapt_layout_selective_units(layout);
+    return selective ? light : layout->unit_count - light;
+}
+
 static void print_units(const struct hapt_env *env, const struct hapt_plan *plan)
 {
-    int units = 0;
-    for (int i = 0; i < plan->stage_count; i++) units += plan->stage[i].layout.unit_count;
-    if (units == 0) return;
-    hapt_print(env, "  blocks that recompute their activations in the backward pass, by stage:");
-    for (int i = 0; i < plan->stage_count; i++) hapt_print(env, " %d", plan->stage[i].layout.unit_count);
-    hapt_print(env, "\n");
+    for (int selective = 0; selective < 2; selective++) {
+        int units = 0;
+        for (int i = 0; i < plan->stage_count; i++) units += units_of(&plan->stage[i].layout, selective);
+        if (units == 0) continue;
+        hapt_print(env, "  blocks that recompute %s in the backward pass, by stage:",
+                   selective ? "light operators" : "their activations");
+        for (int i = 0; i < plan->stage_count; i++) hapt_print(env, " %d", units_of(&plan->stage[i].layout, selective));
+        hapt_print(env, "\n");
+    }
 }
 
 void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
@@ -152,7 +161,10 @@ static json_t *stage_object(const struct hapt_plan *plan, const struct hapt_plan
     if (all && plan->submesh_count < plan->stage_count)
         json_object_set_new(all, "submesh", json_integer(stage->submesh - plan->submesh));
     if (all && stage->forward_only) json_object_set_new(all, "forward_only", json_true());
-    if (all && layout->recompute > 0) json_object_set_new(all, "recomputed_units", json_integer(layout->unit_count));
+    if (all && layout->recompute > 0) {
+        json_object_set_new(all, "recomputed_units", json_integer(layout->unit_count));
+        json_object_set_new(all, "selective_units", json_integer(units_of(layout, true)));
+    }
     return all;
 }
 

@@ -129,7 +129,7 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
             return BAD("subcluster %s: %d x %d devices run program %d of %d, which does not exist or is not for "
                        "tensor-parallel degree 1",
                        cluster->name, n, m, submesh.program, profile->layout_count);
-        if (submesh.recompute < 0 || submesh.recompute > HAPT_RECOMPUTE_PARTS)
+        if (!hapt_recompute_is_valid(submesh.recompute))
             return BAD("subcluster %s: %d x %d devices recompute %d of %d parts of their units", cluster->name, n, m,
                        submesh.recompute, HAPT_RECOMPUTE_PARTS);
         if (submesh.program > 0) {

@@ -7,9 +7,13 @@
  *   forward   a -> b -> c -> d        unit {b, c}: slots keep a, and c if the backward operators of d read it
  *   backward  dd b' c' dc db da       b' and c' run the operators of b and c; dc and db read what they make
  *
- * What is made again in a unit does not depend on other units.
+ * What is made again in a unit does not depend on other units. What a selective unit repeats, a full one repeats as
+ * well.
  */
 #include "rewrite.h"
+
+/* A light operator makes at least 1/4 of the bytes that it reads: its time should be in proportion to what it saves. */
+enum { MOST_READ = 4 };
 
 struct remaking {
     struct rewrite rewrite;
@@ -18,8 +22,12 @@ struct remaking {
     int count;
     int *unit_of;  /* [source->forward_count] -1: none */
     bool *kept;    /* [from->graph->tensor_count] activations that operators outside of their unit read */
-    bool *needed;  /* [from->graph->tensor_count] those that their unit makes again */
-    bool *repeats; /* [from->graph->op_count] forward operators that run again */
+    bool *needed;  /* [from->graph->tensor_count] those that a full unit makes again */
+    bool *read;    /* [from->graph->tensor_count] those that backward operators read */
+    bool *wanted;  /* [from->graph->tensor_count] those that a selective unit should make again */
+    bool *shared;  /* [from->graph->tensor_count] several tensors use its storage */
+    bool *light;   /* [from->graph->op_count] forward operators that run again in a selective unit */
+    bool *repeats; /* [from->graph->op_count] those that run again */
     bool *emitted; /* [count] */
     int *again;    /* [from->graph->tensor_count] the further version, or -1 */
     int *storage;  /* [from->graph->tensor_count] by storage: the first further version of its tensors, or -1 */
@@ -57,6 +65,7 @@ static void note_readers(const struct remaking *remaking)
         const struct hapt_op *op = &graph->op[o];
         for (int i = 0; i < op->input_count; i++) {
             const int tensor = op->input[i], maker = tensor < 0 ? -1 : maker_of(remaking, tensor);
+            if (tensor >= 0 && o >= graph->forward_count) remaking->read[tensor] = true;
             if (maker < 0) continue;
             if (unit_at(remaking, o) != maker)
                 remaking->kept[tensor] = true;
@@ -73,6 +82,59 @@ static bool makes_needed(const struct remaking *remaking, const struct hapt_op *
     return false;
 }
 
+/* True if the tensor is at hand before the backward operators of a selective unit at no cost. */
+static bool is_at_hand(const struct remaking *remaking, int tensor)
+{
+    const struct hapt_tensor *of = &remaking->from->graph->tensor[tensor];
+    if (of->kind != HAPT_TENSOR_ACTIVATION || of->producer < 0 || remaking->read[tensor]) return true;
+    return !remaking->kept[tensor] && remaking->light[of->producer];
+}
+
+/* Whether a selective unit could repeat an operator, if those before it are known. */
+static bool may_be_light(const struct remaking *remaking, int o)
+{
+    const struct hapt_graph *graph = remaking->from->graph;
+    const struct hapt_op *op = &graph->op[o];
+    const struct hapt_op_type *type = hapt_op_type_at(op->type);
+    const int unit = unit_at(remaking, o);
+    size_t read_bytes = 0, made_bytes = 0;
+    if (unit < 0 || type->heavy || type->collective || op->accumulate || remaking->from->exchange[o] >= 0) return false;
+    for (int i = 0; i < op->input_count; i++) {
+        const int tensor = op->input[i];
+        if (tensor < 0) continue;
+        /* Other units may make theirs again or not. */
+        if (!is_at_hand(remaking, tensor)) return false;
+        read_bytes += hapt_tensor_bytes(&graph->tensor[tensor]);
+    }
+    for (int k = 0; k < op->output_count; k++) {
+        if (op->output[k] < 0) continue;
+        if (remaking->shared[op->output[k]]) return false;
+        made_bytes += hapt_tensor_bytes(&graph->tensor[op->output[k]]);
+    }
+    return read_bytes <= MOST_READ * made_bytes;
+}
+
+/* Chooses what selective units repeat. First all operators that could, then of those the ones that serve a backward
+ * operator, directly or through others. */
+static void choose_light(struct remaking *remaking)
+{
+    const struct hapt_graph *graph = remaking->from->graph;
+    const int *storage = remaking->from->storage;
+    for (int t = 0; t < graph->tensor_count; t++)
+        if (storage[t] != t) remaking->shared[t] = remaking->shared[storage[t]] = true;
+    for (int o = 0; o < graph->forward_count; o++) remaking->light[o] = may_be_light(remaking, o);
+    for (int o = graph->forward_count - 1; o >= 0; o--) {
+        const struct hapt_op *op = &graph->op[o];
+        bool serves = false;
+        for (int k = 0; k < op->output_count; k++)
+            serves = serves || (op->output[k] >= 0 && !remaking->kept[op->output[k]] &&
+                                (remaking->needed[op->output[k]] || remaking->wanted[op->output[k]]));
+        remaking->light[o] = remaking->light[o] && serves;
+        for (int i = 0; i < op->input_count && remaking->light[o]; i++)
+            if (op->input[i] >= 0 && !remaking->read[op->input[i]]) remaking->wanted[op->input[i]] = true;
+    }
+}
+
 /* Chooses the operators to repeat, the last first: what they read of their own unit is needed as well. */
 static void choose(struct remaking *remaking, int *tensors, int *ops)
 {
@@ -80,8 +142,10 @@ static void choose(struct remaking *remaking, int *tensors, int *ops)
     for (int o = graph->forward_count - 1; o >= 0; o--) {
         const struct hapt_op *op = &graph->op[o];
         const int unit = unit_at(remaking, o);
-        if (unit < 0 || !makes_needed(remaking, op)) continue;
+        const bool selective = unit >= 0 && remaking->unit[unit].selective;
+        if (unit < 0 || (selective ? !remaking->light[o] : !makes_needed(remaking, op))) continue;
         HAPT_ASSERT(op->accumulate == 0);
+        HAPT_ASSERT(!remaking->light[o] || makes_needed(remaking, op));
         remaking->repeats[o] = true;
         ++*ops;
         *tensors += op->output_count;
@@ -122,7 +186,9 @@ static enum hapt_status repeat(struct remaking *remaking, int o, int before)
         rewrite->made->again[op.output[k]] = tensor;
     }
     op.forward_op = graph->op[before].forward_op;
-    rewrite->made->repeats[rewrite_add(rewrite, o, &op)] = unit;
+    const int at = rewrite_add(rewrite, o, &op);
+    rewrite->made->repeats[at] = unit;
+    rewrite->made->light[at] = remaking->light[o];
     return HAPT_OK;
 }
 
@@ -135,6 +201,7 @@ static enum hapt_status note_units(struct remaking *remaking)
     HAPT_NEW(unit, remaking->rewrite.arena, remaking->count);
     HAPT_NEW(made->again, remaking->rewrite.arena, graph->tensor_capacity);
     HAPT_NEW(made->repeats, remaking->rewrite.arena, graph->op_capacity);
+    HAPT_NEW(made->light, remaking->rewrite.arena, graph->op_capacity);
     for (int u = 0; u < remaking->count; u++) unit[u] = remaking->unit[u];
     for (int t = 0; t < graph->tensor_capacity; t++) made->again[t] = -1;
     for (int o = 0; o < graph->op_capacity; o++) made->repeats[o] = -1;
@@ -166,6 +233,10 @@ static enum hapt_status remake(struct remaking *remaking, struct hapt_arena *are
     HAPT_NEW(remaking->unit_of, scratch, from->source->forward_count);
     HAPT_NEW(remaking->kept, scratch, tensors);
     HAPT_NEW(remaking->needed, scratch, tensors);
+    HAPT_NEW(remaking->read, scratch, tensors);
+    HAPT_NEW(remaking->wanted, scratch, tensors);
+    HAPT_NEW(remaking->shared, scratch, tensors);
+    HAPT_NEW(remaking->light, scratch, from->graph->op_count);
     HAPT_NEW(remaking->repeats, scratch, from->graph->op_count);
     HAPT_NEW(remaking->emitted, scratch, remaking->count);
     HAPT_NEW(remaking->again, scratch, tensors);
@@ -173,6 +244,7 @@ static enum hapt_status remake(struct remaking *remaking, struct hapt_arena *are
     for (int t = 0; t < tensors; t++) remaking->again[t] = remaking->storage[t] = -1;
     number_units(remaking);
     note_readers(remaking);
+    choose_light(remaking);
     choose(remaking, &more_tensors, &more_ops);
     HAPT_TRY(rewrite_begin(&remaking->rewrite, from, more_tensors, more_ops, arena));
     HAPT_TRY(note_units(remaking));

@@ -37,6 +37,7 @@ enum hapt_status rewrite_begin(struct rewrite *rewrite, const struct hapt_shardi
     if (!from->again) return HAPT_OK;
     HAPT_NEW(made->again, arena, graph->tensor_capacity);
     HAPT_NEW(made->repeats, arena, graph->op_capacity);
+    HAPT_NEW(made->light, arena, graph->op_capacity);
     for (int t = 0; t < graph->tensor_capacity; t++)
         made->again[t] = t < from->graph->tensor_count ? from->again[t] : -1;
     for (int o = 0; o < graph->op_capacity; o++) made->repeats[o] = -1;
@@ -78,7 +79,10 @@ void rewrite_copy(struct rewrite *rewrite, int o, const struct hapt_op *op)
 {
     if (o == rewrite->from->reduce_first) rewrite->made->reduce_first = rewrite->graph->op_count;
     const int at = rewrite_add(rewrite, o, op);
-    if (rewrite->from->again) rewrite->made->repeats[at] = rewrite->from->repeats[o];
+    if (rewrite->from->again) {
+        rewrite->made->repeats[at] = rewrite->from->repeats[o];
+        rewrite->made->light[at] = rewrite->from->light[o];
+    }
     for (int k = 0; k < op->output_count; k++)
         if (op->output[k] >= 0 && rewrite->from->graph->tensor[op->output[k]].producer == o)
             rewrite->graph->tensor[op->output[k]].producer = at;

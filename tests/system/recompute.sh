@@ -58,7 +58,8 @@ with h5py.File(sys.argv[2]) as file:
 PY
 two="0-13@a:1x1,13-26@b:1x1" four="0-5@a:1x1,5-13@b:1x1,13-17@a:1x1,17-26@b:1x1" # at blocks
 for choice in "all --stages $two" "every=2 --stages $two" "all --split-backward yes --stages $two" "all --schedule gpipe --stages $two" \
-    "all --schedule interleaved --stages $four"; do
+    "all --schedule interleaved --stages $four" "selective --stages $two" "selective --split-backward yes --stages $two" \
+    "selective --schedule interleaved --stages $four"; do
     name=${choice//[^a-z0-9]/-}
     plan "$name" wide --recompute $choice
     check "$choice recomputes" recomputes
@@ -117,8 +118,9 @@ refuses 2 'recompute some' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/
 refuses 2 'recompute every=0' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --recompute every=0
 refuses 2 'program synthesised' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --recompute all --program synthesised
 refuses 3 'layers 0-6 cannot be a stage' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/wide.json" --predict --recompute all --stages "0-6@a:1x1,6-26@b:1x1"
-for change in "0,2,100000" "0,2,-1" "7,2,0" "0,1,-3"; do
-    cp "$scratch/auto.h5" "$scratch/bad.h5"
+for change in "0,2,100000" "0,2,-1" "7,2,0" "0,1,-3" "0,3,2"; do
+    [[ $change == *,3,* ]] && good=selective---stages-0-13-a-1x1-13-26-b-1x1 || good=auto
+    cp "$scratch/$good.h5" "$scratch/bad.h5"
     /usr/bin/python3 - "$scratch/bad.h5" "$change" <<'PY'
 import sys
 import h5py

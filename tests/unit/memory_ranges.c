@@ -41,7 +41,8 @@ static void compare_host_state(const struct hapt_program *program, const struct 
     CHECK_OK(hapt_memory_plan(program, &host, arena, &plan));
     host.sharded_state = true;
     CHECK_OK(hapt_memory_plan(program, &host, arena, &sharded));
-    CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op, program->end_op, work, &figures));
+    CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op,
+                                   (struct hapt_memory_again){program->end_op, false}, work, &figures));
     if (!plan || !sharded) return;
     if (check) CHECK_OK(memory_check(plan, program));
     if (check) CHECK_OK(memory_check(sharded, program));
@@ -88,7 +89,8 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                 if (check) CHECK_OK(program_check(program));
                 if (check) CHECK_OK(memory_check(plan, program));
                 check_workspace(plan, program);
-                CHECK_OK(hapt_memory_ranges_of(ranges, first, end, end, work, &figures));
+                CHECK_OK(
+                    hapt_memory_ranges_of(ranges, first, end, (struct hapt_memory_again){end, false}, work, &figures));
                 CHECK_MESSAGE(figures.parameter_bytes == plan->parameter_bytes &&
                                   figures.activation_bytes == plan->activation_bytes &&
                                   figures.weight_slot_bytes == plan->weight_slot_bytes &&

@@ -225,10 +225,12 @@ static void memory_of_recomputing_stages(void)
                     struct hapt_memory_plan *plan = NULL, *kept = NULL;
                     const size_t cell = hapt_profile_index(run.profile, s, i, j);
                     const int first_op = hapt_layers_first_op(run.layers, i), end_op = run.layers->end_op[j];
-                    int first;
+                    int first, full;
                     if (!isfinite(cluster->stage_time[cell])) continue;
                     hapt_arena_init(&arena);
-                    const int count = hapt_layers_units_of(unit, units, first_op, end_op, submesh.recompute, &first);
+                    const int count =
+                        hapt_layers_units_of(unit, units, first_op, end_op, submesh.recompute, &first, &full);
+                    for (int u = first; u < first + count; u++) unit[u].selective = u >= first + full;
                     CHECK_OK(hapt_sharding_tensor_parallel(run.model->graph, submesh.n * submesh.m / submesh.tp,
                                                            submesh.tp, &arena, &sharding));
                     CHECK_OK(hapt_program_build(sharding, first_op, end_op, &arena, &program));

@@ -13,15 +13,18 @@ struct units {
     struct hapt_unit unit[MOST_UNITS];
 };
 
-/* Disjoint units of [first, end) that end where programs may end. */
+/* Disjoint units of [first, end) that end where programs may end. None, all or a third of them are selective. */
 static struct units random_units(const struct hapt_sharding *sharding, int first, int end, uint64_t *random)
 {
+    const int selective = (int)(hapt_random_next(random) % 3);
     struct units units = {0};
     for (int at = first; at < end && units.count < MOST_UNITS;) {
         int next = at + 1 + (int)(hapt_random_next(random) % 6);
         while (next < end && sharding->not_a_boundary[next]) next++;
         if (next > end) next = end;
-        if (hapt_random_next(random) % 3 > 0) units.unit[units.count++] = (struct hapt_unit){at, next};
+        if (hapt_random_next(random) % 3 > 0)
+            units.unit[units.count++] =
+                (struct hapt_unit){at, next, selective == 1 || (selective == 2 && hapt_random_next(random) % 3 == 0)};
         at = next;
     }
     return units;
@@ -54,8 +57,10 @@ static int unit_of(const struct units *units, int position)
 }
 
 /* By the definition: what runs again serves a backward operator of its unit, and backward operators read such
- * activations of their own unit from the forward part only that operators outside of it read as well. Returns the
- * number of steps that run again. */
+ * activations of their own full unit from the forward part only that operators outside of it read as well. A selective
+ * unit repeats no product and no collective. Returns the number of steps that run again. */
+static long light_steps;
+
 static int check_steps(const struct hapt_program *program, const struct hapt_program *whole, const struct units *units)
 {
     const struct hapt_graph *graph = program->graph;
@@ -76,6 +81,11 @@ static int check_steps(const struct hapt_program *program, const struct hapt_pro
         }
         CHECK_MESSAGE(!makes || (serves && unit >= 0), "%s runs again and serves nothing", op->name);
         again += makes;
+        const bool selective = unit >= 0 && units->unit[unit].selective;
+        const struct hapt_op_type *type = hapt_op_type_at(op->type);
+        CHECK_MESSAGE(!makes || !selective || !(type->heavy || type->collective), "%s is not light", op->name);
+        light_steps += makes && selective;
+        if (selective) continue;
         for (int i = 0; i < op->input_count; i++) {
             const struct hapt_tensor *input = op->input[i] < 0 ? NULL : &graph->tensor[op->input[i]];
             if (!input || input->kind != HAPT_TENSOR_ACTIVATION || input->producer >= graph->forward_count) continue;
@@ -139,32 +149,37 @@ static void recomputing_changes_no_bit(void)
     CHECK_MESSAGE(2 * compared > cases && repeated > 2 * compared && saved > compared / 3,
                   "%ld programs, %ld steps again, %ld save memory", compared, repeated, saved);
     CHECK_MESSAGE(collectives > 0, "%ld collectives run again", collectives);
+    CHECK_MESSAGE(light_steps > cases / 4, "%ld steps of selective units run again", light_steps);
 }
 
-static long figures_compared, cheaper;
+static long figures_compared, cheaper, between;
 
-/* Figures of the range by the sharding with all units, against the program that recomputes those in [first, again_end).
- */
+/* Figures of the range by the sharding with all units, against the program that recomputes those in [first, again_end),
+ * and the others selectively if `selective`. */
 static void compare_figures(const struct hapt_sharding *plain, bool split, const struct units *units, int first,
-                            int end, int again_end, const struct hapt_memory_ranges *ranges,
+                            int end, int again_end, bool selective, const struct hapt_memory_ranges *ranges,
                             struct hapt_memory_work *work, const struct hapt_memory_options *options, const char *what)
 {
     struct hapt_arena arena;
     struct hapt_sharding *sharding = NULL;
     struct hapt_program *program = NULL;
     struct hapt_memory_plan *plan = NULL;
-    struct hapt_memory_bytes figures, none;
+    struct hapt_memory_bytes figures, none, all;
     struct units own = {0};
     hapt_arena_init(&arena);
     for (int u = 0; u < units->count; u++)
-        if (units->unit[u].first_op >= first && units->unit[u].end_op <= again_end)
-            own.unit[own.count++] = units->unit[u];
+        if (units->unit[u].first_op >= first && units->unit[u].end_op <= (selective ? end : again_end)) {
+            own.unit[own.count] = units->unit[u];
+            own.unit[own.count++].selective = units->unit[u].end_op > again_end;
+        }
     CHECK_OK(hapt_sharding_recompute(plain, own.unit, own.count, &arena, &sharding));
     if (sharding && split) CHECK_OK(hapt_sharding_split(sharding, &arena, &sharding));
     if (sharding) CHECK_OK(hapt_program_build(sharding, first, end, &arena, &program));
     if (program) CHECK_OK(hapt_memory_plan(program, options, &arena, &plan));
-    CHECK_OK(hapt_memory_ranges_of(ranges, first, end, again_end, work, &figures));
-    CHECK_OK(hapt_memory_ranges_of(ranges, first, end, first, work, &none));
+    CHECK_OK(
+        hapt_memory_ranges_of(ranges, first, end, (struct hapt_memory_again){again_end, selective}, work, &figures));
+    CHECK_OK(hapt_memory_ranges_of(ranges, first, end, (struct hapt_memory_again){first, false}, work, &none));
+    CHECK_OK(hapt_memory_ranges_of(ranges, first, end, (struct hapt_memory_again){end, false}, work, &all));
     CHECK_MESSAGE(plan && figures.parameter_bytes == plan->parameter_bytes &&
                       figures.activation_bytes == plan->activation_bytes &&
                       figures.weight_slot_bytes == plan->weight_slot_bytes &&
@@ -173,6 +188,8 @@ static void compare_figures(const struct hapt_sharding *plain, bool split, const
                   again_end, figures.parameter_bytes, figures.activation_bytes, plan ? plan->parameter_bytes : 0,
                   plan ? plan->activation_bytes : 0);
     figures_compared++;
+    between += selective && figures.activation_bytes < none.activation_bytes &&
+               figures.activation_bytes > all.activation_bytes;
     cheaper += figures.activation_bytes < none.activation_bytes;
     hapt_arena_release(&arena);
 }
@@ -199,7 +216,8 @@ static void figures_are_those_of_programs(void)
         CHECK_OK(hapt_sharding_trivial(graph, &arena, &plain));
         if (k % 2) plain = cuts_add_axis(plain, 0, 2 + k % 3, &random, &arena, &list);
         if (plain) {
-            const struct units units = random_units(plain, 0, graph->forward_count, &random);
+            struct units units = random_units(plain, 0, graph->forward_count, &random);
+            for (int u = 0; u < units.count; u++) units.unit[u].selective = false;
             CHECK_OK(hapt_sharding_recompute(plain, units.unit, units.count, &arena, &all));
             if (all && split) CHECK_OK(hapt_sharding_split(all, &arena, &all));
             if (all) CHECK_OK(hapt_memory_ranges_create(all, &options, &arena, &ranges));
@@ -209,18 +227,41 @@ static void figures_are_those_of_programs(void)
                 const int end = first + 1 + (int)(hapt_random_next(&random) % (uint64_t)(graph->forward_count - first));
                 const int again_end = first + (int)(hapt_random_next(&random) % (uint64_t)(end - first + 1));
                 if (!hapt_sharding_allows(plain, first, end)) continue;
-                compare_figures(plain, split, &units, first, end, trial % 3 ? again_end : end, ranges, work, &options,
-                                what);
+                compare_figures(plain, split, &units, first, end, trial % 3 ? again_end : end, trial % 2, ranges, work,
+                                &options, what);
             }
         }
         hapt_fail_reset();
         hapt_arena_release(&arena);
     }
-    CHECK_MESSAGE(figures_compared > 10 * cases && cheaper > figures_compared / 5, "%ld ranges, %ld save memory",
-                  figures_compared, cheaper);
+    CHECK_MESSAGE(figures_compared > 10 * cases && cheaper > figures_compared / 5 && between > cases,
+                  "%ld ranges, %ld save memory, %ld of them with selective units less than all", figures_compared,
+                  cheaper, between);
 }
 
-/* The blocks of a GPT model as units: between the passes each block keeps its input alone. */
+/* Each unit keeps so many bytes of what it makes. */
+static void check_kept(const struct hapt_program *whole, const struct units *units, size_t kept_bytes,
+                       struct hapt_arena *arena)
+{
+    const struct hapt_program *again = recomputed(whole, units, false, arena);
+    const struct hapt_memory_options options = {.slots = 1};
+    struct hapt_memory_plan *plan = NULL;
+    CHECK_OK(hapt_memory_plan(again, &options, arena, &plan));
+    for (int u = 0; u < units->count; u++) {
+        size_t bytes = 0;
+        for (int t = 0; t < again->tensor_count; t++) {
+            const struct hapt_tensor *tensor = &again->graph->tensor[again->tensor[t].tensor];
+            const bool here = tensor->kind == HAPT_TENSOR_ACTIVATION && tensor->producer >= units->unit[u].first_op &&
+                              tensor->producer < units->unit[u].end_op;
+            if (here && plan->location[t].region == HAPT_REGION_SLOT) bytes += tensor_bytes(again, t);
+        }
+        CHECK_MESSAGE(bytes == kept_bytes, "unit %d keeps %zu bytes, not %zu", u, bytes, kept_bytes);
+    }
+}
+
+/* The blocks of a GPT model as units: between the passes each block keeps its input alone. If they are selective, it
+ * keeps what its products and attention made, and sums: output of attention, its log-sum-exp, queries to values, the
+ * inner layer before its activation function, and both residuals. */
 static void blocks_keep_their_input(void)
 {
     enum { LAYERS = 4 };
@@ -241,19 +282,10 @@ static void blocks_keep_their_input(void)
         if (units.count > 0 && !strncmp(graph->op[o].name, "h.", 2)) units.unit[units.count - 1].end_op = o + 1;
     }
     CHECK(units.count == LAYERS);
-    const struct hapt_program *again = recomputed(whole, &units, false, &arena);
-    const struct hapt_memory_options options = {.slots = 1};
-    struct hapt_memory_plan *plan = NULL;
-    CHECK_OK(hapt_memory_plan(again, &options, &arena, &plan));
-    for (int u = 0; u < units.count; u++) {
-        size_t bytes = 0;
-        for (int t = 0; t < again->tensor_count; t++) {
-            const struct hapt_tensor *tensor = &again->graph->tensor[again->tensor[t].tensor];
-            const bool here = tensor->kind == HAPT_TENSOR_ACTIVATION && tensor->producer >= units.unit[u].first_op &&
-                              tensor->producer < units.unit[u].end_op;
-            if (here && plan->location[t].region == HAPT_REGION_SLOT) bytes += tensor_bytes(again, t);
-        }
-        CHECK(bytes == (size_t)4 * 8 * 16 * 4); /* its output, the next one's input: rows, tokens, hidden */
+    const size_t hidden = (size_t)4 * 8 * 16 * 4, heads = (size_t)4 * 8 * 2 * 4; /* bytes: rows, tokens, width */
+    for (int selective = 0; selective < 2; selective++) {
+        for (int u = 0; u < units.count; u++) units.unit[u].selective = selective;
+        check_kept(whole, &units, selective ? 10 * hidden + heads : hidden, &arena);
     }
     hapt_arena_release(&arena);
 }
