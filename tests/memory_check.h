@@ -70,7 +70,9 @@ static void memory_add_tensor(const struct hapt_memory_plan *plan, const struct 
     if (region == HAPT_REGION_WEIGHT_SLOT) begin += plan->weight_slot_offset;
     if (region == HAPT_REGION_WORKSPACE) begin += plan->workspace_offset;
     const int before = pieces->count;
-    memory_add(pieces, whole->name, begin, bytes, region);
+    const bool copy = whole->kind == HAPT_TENSOR_PARAMETER && whole->trainable &&
+                      plan->master_space == HAPT_SPACE_HOST; /* the program's parameter is added as a compute copy */
+    if (!copy) memory_add(pieces, whole->name, begin, bytes, region);
     if (region == HAPT_REGION_WORKSPACE && pieces->count > before)
         for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
             pieces->piece[before].lifetime[section] = lifetime[section][tensor];
@@ -150,16 +152,21 @@ static enum hapt_status memory_compare_state(const struct hapt_memory_plan *plan
     const size_t bytes = hapt_align(plan->state_elements * sizeof(float));
     if (plan->state_space == HAPT_SPACE_DEVICE)
         return plan->host_bytes == 0 ? HAPT_OK : memory_broken(program, "host memory for nothing", "", "");
-    if (plan->window_elements > plan->state_elements || (plan->state_elements > 0 && plan->window_elements == 0))
+    if (plan->window_elements == 0 ||
+        plan->window_elements > (plan->state_elements > 0 ? plan->state_elements : plan->trained_elements))
         return memory_broken(program, "an impossible window", "", "");
-    for (int s = 0; s < plan->state_count; s++) {
-        memory_add(pieces, "state window", plan->state_offset[s], plan->window_elements * sizeof(float),
-                   HAPT_REGION_RESIDENT);
-        if (plan->host_state_offset[s] % 64 != 0 || plan->host_state_offset[s] + bytes > plan->host_bytes)
+    size_t place[3];
+    int blocks = 0;
+    for (int s = plan->master_space == HAPT_SPACE_HOST ? -1 : 0; s < plan->state_count; s++) {
+        memory_add(pieces, "state window", s < 0 ? plan->master_offset : plan->state_offset[s],
+                   plan->window_elements * sizeof(float), HAPT_REGION_RESIDENT);
+        place[blocks] = s < 0 ? plan->host_master_offset : plan->host_state_offset[s];
+        if (place[blocks] % 64 != 0 || place[blocks] + bytes > plan->host_bytes)
             return memory_broken(program, "state outside the host's memory", "", "");
-        if (s == 1 && plan->host_state_offset[0] + bytes > plan->host_state_offset[1] &&
-            plan->host_state_offset[1] + bytes > plan->host_state_offset[0])
-            return memory_broken(program, "states overlap on the host", "", "");
+        for (int b = 0; b < blocks; b++)
+            if (bytes > 0 && place[b] + bytes > place[blocks] && place[blocks] + bytes > place[b])
+                return memory_broken(program, "states overlap on the host", "", "");
+        blocks++;
     }
     return HAPT_OK;
 }
@@ -171,7 +178,7 @@ static enum hapt_status memory_compare(const struct hapt_memory_plan *plan, cons
     struct pieces pieces = {0};
     size_t peak;
     const int boundaries = program->forward_in.count + program->backward_in.count + program->backward_out.count;
-    HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + plan->forward_in.slots * boundaries + 3);
+    HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + plan->forward_in.slots * boundaries + 4);
     HAPT_TRY(memory_compare_tensors(plan, program, scratch, lifetime, &peak));
     for (int t = 0; t < program->tensor_count; t++)
         if (program->tensor[t].root == t) memory_add_tensor(plan, program, t, lifetime, &pieces);

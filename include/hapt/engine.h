@@ -42,7 +42,7 @@ struct hapt_engine_options {
     int weight_slots;          /* of split programs; 0: 1 */
     int transfer_slots;        /* 0: HAPT_TRANSFER_SLOTS */
     bool sharded_state;        /* ZeRO-1: hapt_memory_options */
-    bool host_state;           /* the optimizer state is on the host: hapt_memory_options */
+    bool host_state;           /* hapt_memory_options */
     bool all_reduce_gradients; /* with sharded_state: gradients are still all-reduced, since other stages hold the same
                              parameters */
     struct hapt_engine_links links;
@@ -81,7 +81,8 @@ size_t hapt_engine_scratch(void *context, const struct hapt_program *program, in
 size_t hapt_engine_scratch_predicted(void *context, const struct hapt_program *program, int op);
 
 /* Device address of a graph tensor in a slot (ignored for resident and workspace tensors; weight slot 0); NULL: not on
- * this rank. A parameter gives its fp32 master weight, its gradient the fp32 gradient. */
+ * this rank. A parameter gives its fp32 master weight, or its compute copy if the master is on the host; its gradient
+ * the fp32 gradient. */
 void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot);
 /* Local bytes of a graph tensor (the compute type for activations). */
 size_t hapt_engine_tensor_bytes(const struct hapt_engine *engine, int tensor);
@@ -90,9 +91,17 @@ enum hapt_staging_kind { HAPT_STAGING_FORWARD_IN, HAPT_STAGING_BACKWARD_IN, HAPT
 void *hapt_engine_staging(struct hapt_engine *engine, enum hapt_staging_kind kind, int slot, int index);
 
 /* Copies a parameter's master weight (state -1) or optimizer state (0, 1) from and to the host: fp32, all local
- * elements. Setting a weight also updates its compute copy. Sharded state of other ranks is skipped, and read as 0. */
+ * elements. Setting a weight also updates its compute copy. What is sliced over ranks is skipped, and read as 0, in
+ * other ranks' slices. */
 enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value);
 enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value);
+/* True if each rank of a parameter's group has its own slice of that state; state -1: of the master. */
+bool hapt_engine_is_sliced(const struct hapt_engine *engine, int tensor, int state);
+/* Copies a parameter as kernels read it, in its compute type. */
+enum hapt_status hapt_engine_get_weight(struct hapt_engine *engine, int tensor, void *value, size_t *bytes);
+/* The first element of this rank's part of the master, `*count` elements, for back ends whose memory the host can read;
+ * NULL: it has none. */
+const float *hapt_engine_master(struct hapt_engine *engine, int tensor, size_t *count);
 
 /* Start of a step: zeroes the gradients of parameters. */
 enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine);

@@ -5,9 +5,9 @@
  * One allocation holds the chunks of a device: residents | N slots | weight slots | workspace | transfer
  * slots. Every tensor is aligned to 64 bytes.
  *   resident   fp32 master weights, bf16 compute copies, fp32 gradients, optimizer state, the loss scale
- *              With the optimizer state on the host (AutoHete, ZeRO-Offload): a window for it. The update copies a
- *              window of the state in, updates the weights, and copies it out, so that its bits are those of an update
- *              with resident state.
+ *              With the optimizer state on the host (AutoHete, ZeRO-Offload): a window for it. If all trained weights
+ *              have compute copies, their masters are with it. The update copies a window in, updates the weights, and
+ *              copies it out, so that its bits are those of an update with resident state.
  *   slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations
  *   weight     weight slots of a split sharding (hapt_sharding_split): tensors that BACKWARD keeps for WEIGHT
  *   workspace  tensors of one instruction, offsets by liveness, and kernel scratch; also gradients that cross a
@@ -25,7 +25,7 @@
 
 enum hapt_optimizer { HAPT_OPTIMIZER_SGD, HAPT_OPTIMIZER_ADAMW };
 
-/* The memory space. Tensors of programs are on the device; the optimizer state may be on the host. */
+/* The memory space. Tensors of programs are on the device; optimizer state and master weights may be on the host. */
 enum hapt_memory_space { HAPT_SPACE_DEVICE, HAPT_SPACE_HOST };
 
 enum hapt_region {
@@ -84,12 +84,15 @@ struct hapt_memory_plan {
      * change their layout before they are gradients come after the gradients. A step zeroes `zeroed_elements` from
      * gradient_offset on. */
     size_t elements, trained_elements, zeroed_elements, state_elements;
-    size_t window_elements; /* of the optimizer state in its device blocks: state_elements, or those of a window */
+    size_t window_elements; /* of what may be on the host, in its device blocks: state_elements, or those of a window */
     bool sharded_state;
     struct hapt_parameter_group group[HAPT_PARAMETER_GROUPS];
     size_t master_offset, gradient_offset, state_offset[2], copy_offset; /* copy: bf16 or (size_t)-1 */
-    enum hapt_memory_space state_space; /* of the optimizer state, which is no tensor of the program */
-    size_t host_state_offset[2];        /* in the host allocation, if it is there */
+    size_t frozen_offset; /* of the masters of frozen parameters, elements [trained_elements, elements) */
+    enum hapt_memory_space state_space;  /* of the optimizer state, which is no tensor of the program */
+    enum hapt_memory_space master_space; /* of the masters of trained parameters. Host: like a state, each rank has those
+                                            that it updates; the program's parameters are their compute copies */
+    size_t host_state_offset[2], host_master_offset; /* in the host allocation, if they are there */
     size_t host_bytes;                  /* of the host allocation, of all chunks of the device */
     size_t sharded_host_bytes;          /* the same with sharded optimizer state */
     int state_count;                    /* 0 SGD without momentum, 1 with, 2 AdamW */
@@ -104,7 +107,7 @@ struct hapt_memory_options {
     int transfer_slots; /* of each boundary; 0: HAPT_TRANSFER_SLOTS */
     int state_count;
     bool sharded_state; /* ZeRO-1: ranks that sum a gradient update one slice each and hold only that slice's state */
-    bool host_state;    /* the optimizer state is on the host */
+    bool host_state;    /* the optimizer state is on the host, and master weights if kernels do not read them */
     hapt_kernel_scratch *scratch;
     void *scratch_context;
     bool scratch_by_operator; /* scratch(program, -1) is 0 for every program: it need not be asked */
@@ -115,8 +118,8 @@ struct hapt_memory_options {
 void hapt_parameter_group_slice(const struct hapt_sharding *sharding, const struct hapt_parameter_group *group,
                                 int index, size_t *first, size_t *end);
 /* Elements of the optimizer state that are on the device at a time, if it is on the host. A multiple of 32, as slices
- * are, or all of it. */
-size_t hapt_memory_window(size_t state_elements);
+ * are, or all of it. A rank without state that has trained parameters converts their initial values in a window. */
+size_t hapt_memory_window(size_t state_elements, size_t trained_elements);
 /* Number of ranks on a group's axes; *index: the sharding's own rank among them. */
 int hapt_parameter_group_ranks(const struct hapt_sharding *sharding, unsigned axes, int *index);
 

@@ -360,24 +360,34 @@ static struct hapt_view resident(struct hapt_engine *engine, size_t offset, size
     return hapt_engine_flat_view((float *)(engine->memory + offset) + first, HAPT_F32, count);
 }
 
+/* Element `first` of a state on the host; state -1: of the masters. */
 static float *host_state(struct hapt_engine *engine, int state, size_t first)
 {
-    return (float *)(engine->shared->host + engine->plan->host_state_offset[state]) + first;
+    const struct hapt_memory_plan *plan = engine->plan;
+    return (float *)(engine->shared->host + (state < 0 ? plan->host_master_offset : plan->host_state_offset[state])) +
+           first;
 }
 
-/* Copies elements [first, first + count) of the state from the host to its window, or back. */
+static bool masters_are_away(const struct hapt_engine *engine)
+{
+    return engine->plan->master_space == HAPT_SPACE_HOST;
+}
+
+/* Copies elements [first, first + count) of all that is on the host to its windows, or back. */
 static enum hapt_status move_state(struct hapt_engine *engine, size_t first, size_t count, bool in)
 {
     const struct hapt_memory_plan *plan = engine->plan;
-    for (int s = 0; s < plan->state_count; s++) {
-        void *window = engine->memory + plan->state_offset[s], *host = host_state(engine, s, first);
+    for (int s = masters_are_away(engine) ? -1 : 0; s < plan->state_count; s++) {
+        void *window = engine->memory + (s < 0 ? plan->master_offset : plan->state_offset[s]),
+             *host = host_state(engine, s, first);
         HAPT_TRY(engine->options.backend->copy(engine->queue, in ? window : host, in ? host : window,
                                                count * sizeof(float)));
     }
     return HAPT_OK;
 }
 
-/* One call for elements [first, end) of the blocks. Their state is in its device blocks from state_first on. */
+/* One call for elements [first, end) of the blocks. Their state is in its device blocks from state_first on; masters of
+ * which the host has all are in their window. */
 static enum hapt_status update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
                                    size_t end, size_t state_first, double decay)
 {
@@ -394,7 +404,7 @@ static enum hapt_status update_run(struct hapt_engine *engine, const struct hapt
     call.integer[0] = update->step;
     call.input[0] = resident(engine, plan->gradient_offset, first, end - first);
     int output = 0;
-    call.output[output++] = resident(engine, plan->master_offset, first, end - first);
+    call.output[output++] = resident(engine, plan->master_offset, masters_are_away(engine) ? 0 : first, end - first);
     for (int s = 0; s < plan->state_count; s++)
         call.output[output++] = resident(engine, plan->state_offset[s], state_first, end - first);
     if (plan->state_count == 0) output++; /* no momentum buffer */
@@ -438,7 +448,7 @@ static enum hapt_status convert(struct hapt_engine *engine, const float *from, v
     return engine->convert->run(&call, engine->queue);
 }
 
-/* Updates the compute copies of a group's weights. */
+/* Updates the compute copies of a group's weights from masters on the device. */
 static enum hapt_status convert_group(struct hapt_engine *engine, const struct hapt_parameter_group *group)
 {
     const struct hapt_memory_plan *plan = engine->plan;
@@ -448,19 +458,27 @@ static enum hapt_status convert_group(struct hapt_engine *engine, const struct h
                    group->end - group->first);
 }
 
-/* All-gathers a group's weights from the ranks that updated them, and updates their compute copies. */
+/* All-gathers a group's weights from the ranks that updated them: masters, then updates their compute copies; or the
+ * copies, in pairs, if each rank has only its own masters. Slices start at even elements. */
 static enum hapt_status gather_weights(struct hapt_engine *engine, const struct hapt_parameter_group *group)
 {
     const struct hapt_engine_links *links = &engine->options.links;
     const struct hapt_memory_plan *plan = engine->plan;
-    float *weights = (float *)(engine->memory + plan->master_offset) + group->first, *block = weights;
-    const size_t elements = group->end - group->first;
+    const bool away = masters_are_away(engine);
+    const size_t in_one = away ? sizeof(float) / sizeof(uint16_t) : 1, elements = (group->end - group->first) / in_one;
+    float *weights = (float *)(engine->memory + (away ? plan->copy_offset : plan->master_offset)) +
+                     group->first / in_one,
+          *block = weights;
+    int own;
     if (!plan->sharded_state || group->axes == 0 || elements == 0 || !links->all_gather) return HAPT_OK;
     HAPT_TRY(hapt_engine_finish(engine));
     HAPT_TRY(hapt_engine_to_host(engine, &block, elements));
-    HAPT_TRY(links->all_gather(links->context, group->axes, block, bounds_of(engine, group)));
+    const size_t *bound = bounds_of(engine, group);
+    for (int r = hapt_parameter_group_ranks(engine->program->sharding, group->axes, &own); r >= 0; r--)
+        engine->bound[r] /= in_one;
+    HAPT_TRY(links->all_gather(links->context, group->axes, block, bound));
     HAPT_TRY(hapt_engine_from_host(engine, weights, block, elements));
-    return convert_group(engine, group);
+    return away ? HAPT_OK : convert_group(engine, group);
 }
 
 enum hapt_status hapt_engine_update(struct hapt_engine *engine, int part, int parts, const struct hapt_update *update)
@@ -486,9 +504,12 @@ static float *parameter_address(struct hapt_engine *engine, int tensor, int stat
     HAPT_ASSERT(state >= -1 && state < plan->state_count);
     const size_t element = plan->parameter_element[local], end = element + local_elements(engine, tensor);
     *first = *count = 0;
-    if (state < 0) {
+    if (element >= plan->trained_elements || (state < 0 && !masters_are_away(engine))) {
+        const bool frozen = element >= plan->trained_elements;
+        if (state >= 0) return NULL;
         *count = end - element;
-        return (float *)(engine->memory + plan->master_offset) + element;
+        return frozen ? (float *)(engine->memory + plan->frozen_offset) + element - plan->trained_elements
+                      : (float *)(engine->memory + plan->master_offset) + element;
     }
     for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
         const struct hapt_parameter_group *group = &plan->group[g];
@@ -498,13 +519,34 @@ static float *parameter_address(struct hapt_engine *engine, int tensor, int stat
         *first = from - element;
         *count = to - from;
         const size_t at = group->state_first + from - group->slice_first;
-        return plan->state_space == HAPT_SPACE_HOST ? host_state(engine, state, at)
-                                                    : (float *)(engine->memory + plan->state_offset[state]) + at;
+        if (plan->state_space == HAPT_SPACE_HOST) return host_state(engine, state, at);
+        return (float *)(engine->memory + plan->state_offset[state]) + at;
     }
     return NULL;
 }
 
-/* Updates its compute copy, if it has one. */
+/* True for a trained parameter whose master is on the host. */
+static bool is_away(const struct hapt_engine *engine, int tensor)
+{
+    return masters_are_away(engine) && engine->program->graph->tensor[tensor].trainable;
+}
+
+/* Sets its compute copy from host memory, through the masters' window. */
+static enum hapt_status convert_from_host(struct hapt_engine *engine, int tensor, const float *value)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    float *window = (float *)(engine->memory + plan->master_offset);
+    uint16_t *copy = hapt_engine_operand(engine, tensor, 0, 0);
+    const size_t elements = local_elements(engine, tensor);
+    for (size_t at = 0, count; at < elements; at += count) {
+        count = elements - at < plan->window_elements ? elements - at : plan->window_elements;
+        HAPT_TRY(engine->options.backend->copy(engine->queue, window, value + at, count * sizeof *value));
+        HAPT_TRY(convert(engine, window, copy + at, engine->copy_dtype, count));
+    }
+    return HAPT_OK;
+}
+
+/* Updates its compute copy, if it has one, from the master on the device. */
 static enum hapt_status convert_parameter(struct hapt_engine *engine, int tensor)
 {
     size_t first, count;
@@ -518,10 +560,31 @@ enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int sta
 {
     size_t first, count;
     float *address = parameter_address(engine, tensor, state, &first, &count);
-    if (count == 0) return HAPT_OK;
-    HAPT_TRY(engine->options.backend->copy(engine->queue, address, value + first, count * sizeof *value));
-    if (state < 0) HAPT_TRY(convert_parameter(engine, tensor));
+    if (count > 0)
+        HAPT_TRY(engine->options.backend->copy(engine->queue, address, value + first, count * sizeof *value));
+    if (state < 0)
+        HAPT_TRY(is_away(engine, tensor) ? convert_from_host(engine, tensor, value)
+                                         : convert_parameter(engine, tensor));
     return hapt_engine_finish(engine);
+}
+
+bool hapt_engine_is_sliced(const struct hapt_engine *engine, int tensor, int state)
+{
+    return engine->plan->sharded_state && (state >= 0 || is_away(engine, tensor));
+}
+
+enum hapt_status hapt_engine_get_weight(struct hapt_engine *engine, int tensor, void *value, size_t *bytes)
+{
+    *bytes = local_elements(engine, tensor) * hapt_dtype_bytes(engine->program->graph->tensor[tensor].dtype);
+    HAPT_TRY(
+        engine->options.backend->copy(engine->queue, value, hapt_engine_operand(engine, tensor, 0, 0), *bytes));
+    return hapt_engine_finish(engine);
+}
+
+const float *hapt_engine_master(struct hapt_engine *engine, int tensor, size_t *count)
+{
+    size_t first;
+    return parameter_address(engine, tensor, -1, &first, count);
 }
 
 enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value)
@@ -558,12 +621,16 @@ static enum hapt_status run_kernels(struct hapt_engine *engine)
     for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
         const struct hapt_parameter_group *group = &engine->plan->group[g];
         HAPT_TRY(update_block(engine, &nothing, group, group->first, group->end, 0));
-        HAPT_TRY(convert_group(engine, group));
+        if (!masters_are_away(engine)) HAPT_TRY(convert_group(engine, group));
     }
     for (int t = 0; t < engine->program->tensor_count; t++) {
         const int tensor = engine->program->tensor[t].tensor;
-        if (engine->program->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER)
+        if (engine->program->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
+        if (!is_away(engine, tensor))
             HAPT_TRY(convert_parameter(engine, tensor));
+        else
+            HAPT_TRY(convert(engine, (float *)(engine->memory + engine->plan->master_offset),
+                             hapt_engine_operand(engine, tensor, 0, 0), engine->copy_dtype, 1));
     }
     return HAPT_OK;
 }

@@ -241,6 +241,7 @@ static struct amounts amounts_of(const struct hapt_memory_ranges *made, int tens
         const unsigned axes = gradient >= 0 ? made->summed_over[made->sharding->storage[gradient]] : 0;
         amounts.summed[axes] = amounts.trained;
         amounts.copies = local->dtype != HAPT_F32;
+        amounts.trained_fp32 = local->dtype == HAPT_F32 ? amounts.trained : 0;
     } else if (local->kind == HAPT_TENSOR_INPUT) {
         *(local->role == HAPT_ROLE_LOSS_SCALE ? &amounts.resident : &amounts.slot) = made->bytes[tensor];
     } else if (hapt_graph_is_parameter_gradient(made->graph, tensor) && !tensor_is_updating(made->graph, tensor)) {

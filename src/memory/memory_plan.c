@@ -47,9 +47,14 @@ static int order_of(const struct hapt_program *program, int parameter, const uns
     return (int)group * CLASSES + tensor_parameter_class(tensor);
 }
 
+/* Which weights have compute copies. */
+struct copies {
+    bool some, all_trained;
+};
+
 /* Sets first [ORDERS + 1] to the elements before each order. */
 static void number_parameters(const struct hapt_program *program, const unsigned *axes, struct hapt_memory_plan *plan,
-                              size_t *first, bool *copies)
+                              size_t *first, struct copies *copies)
 {
     size_t next[ORDERS] = {0};
     for (int pass = 0; pass < 2; pass++) {
@@ -59,7 +64,8 @@ static void number_parameters(const struct hapt_program *program, const unsigned
             size_t *mine = &next[order_of(program, t, axes)];
             plan->parameter_element[t] = *mine;
             *mine += tensor_pad(tensor_bytes(program, t) / hapt_dtype_bytes(tensor->dtype));
-            *copies = *copies || tensor->dtype != HAPT_F32;
+            copies->some = copies->some || tensor->dtype != HAPT_F32;
+            copies->all_trained = copies->all_trained && (!tensor->trainable || tensor->dtype != HAPT_F32);
         }
         for (int k = 0; k < ORDERS && pass == 0; k++) {
             first[k + 1] = first[k] + next[k];
@@ -69,7 +75,7 @@ static void number_parameters(const struct hapt_program *program, const unsigned
 }
 
 static enum hapt_status group_parameters(const struct hapt_program *program, struct hapt_arena *scratch,
-                                         struct hapt_memory_plan *plan, bool *copies)
+                                         struct hapt_memory_plan *plan, struct copies *copies)
 {
     size_t first[ORDERS + 1] = {0};
     unsigned *axes;
@@ -115,17 +121,44 @@ static void share_state(const struct planner *planner)
     }
 }
 
+static size_t reserve_on_host(struct planner *planner, size_t bytes)
+{
+    const size_t offset = *planner->host_end;
+    *planner->host_end += hapt_align(bytes);
+    return offset;
+}
+
+/* Decides what is on the host. */
+static void choose_spaces(const struct planner *planner, const struct copies *copies)
+{
+    struct hapt_memory_plan *plan = planner->plan;
+    const bool away = planner->options->host_state && plan->state_count > 0 && plan->trained_elements > 0;
+    plan->state_space = away ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
+    plan->master_space = away && copies->some && copies->all_trained ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
+    plan->window_elements =
+        away ? hapt_memory_window(plan->state_elements, plan->trained_elements) : plan->state_elements;
+}
+
+static void reserve_masters(struct planner *planner)
+{
+    struct hapt_memory_plan *plan = planner->plan;
+    if (plan->master_space == HAPT_SPACE_DEVICE) {
+        plan->master_offset = reserve(planner, plan->elements * sizeof(float));
+        plan->frozen_offset = plan->master_offset + plan->trained_elements * sizeof(float);
+        return;
+    }
+    plan->frozen_offset = reserve(planner, (plan->elements - plan->trained_elements) * sizeof(float));
+    plan->master_offset = reserve(planner, plan->window_elements * sizeof(float));
+    plan->host_master_offset = reserve_on_host(planner, plan->state_elements * sizeof(float));
+}
+
 static void reserve_state(struct planner *planner)
 {
     struct hapt_memory_plan *plan = planner->plan;
-    const bool away = planner->options->host_state && plan->state_count > 0 && plan->state_elements > 0;
-    plan->state_space = away ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
-    plan->window_elements = away ? hapt_memory_window(plan->state_elements) : plan->state_elements;
     for (int s = 0; s < plan->state_count; s++) {
         plan->state_offset[s] = reserve(planner, plan->window_elements * sizeof(float));
-        if (!away) continue;
-        plan->host_state_offset[s] = *planner->host_end;
-        *planner->host_end += hapt_align(plan->state_elements * sizeof(float));
+        if (plan->state_space == HAPT_SPACE_HOST)
+            plan->host_state_offset[s] = reserve_on_host(planner, plan->state_elements * sizeof(float));
     }
 }
 
@@ -133,17 +166,27 @@ static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
-    bool copies = false;
+    struct copies copies = {.all_trained = true};
     HAPT_TRY(group_parameters(program, scratch, plan, &copies));
-    plan->master_offset = reserve(planner, plan->elements * sizeof(float));
-    plan->copy_offset = copies ? reserve(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;
+    share_state(planner);
+    choose_spaces(planner, &copies);
+    reserve_masters(planner);
+    plan->copy_offset = copies.some ? reserve(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;
     plan->gradient_offset = reserve(planner, plan->trained_elements * sizeof(float));
     for (int t = 0; t < program->tensor_count; t++)
         if (is_sum(program, t)) plan->location[t].offset = reserve(planner, tensor_bytes(program, t));
     plan->zeroed_elements = (*planner->end - plan->gradient_offset) / sizeof(float);
-    share_state(planner);
     reserve_state(planner);
     return HAPT_OK;
+}
+
+/* Of a parameter that begins at this element: its master, or its compute copy if that is on the host. */
+static size_t weight_offset(const struct hapt_memory_plan *plan, size_t element)
+{
+    if (element >= plan->trained_elements)
+        return plan->frozen_offset + (element - plan->trained_elements) * sizeof(float);
+    return plan->master_space == HAPT_SPACE_HOST ? plan->copy_offset + element * sizeof(uint16_t)
+                                                 : plan->master_offset + element * sizeof(float);
 }
 
 static enum hapt_status reserve_resident(struct planner *planner, struct hapt_arena *scratch)
@@ -156,7 +199,7 @@ static enum hapt_status reserve_resident(struct planner *planner, struct hapt_ar
             continue;
         const struct hapt_tensor *tensor = whole_tensor(program, t);
         if (tensor->kind == HAPT_TENSOR_PARAMETER) {
-            plan->location[t].offset = plan->master_offset + plan->parameter_element[t] * sizeof(float);
+            plan->location[t].offset = weight_offset(plan, plan->parameter_element[t]);
         } else if (tensor_is_updating(program->graph, program->tensor[t].tensor)) {
             const int primal = program->local[tensor->primal];
             plan->location[t].offset = plan->gradient_offset + plan->parameter_element[primal] * sizeof(float);

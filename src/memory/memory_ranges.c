@@ -39,6 +39,7 @@ static void subtract(struct amounts *sum, const struct amounts *less)
 {
     sum->elements -= less->elements;
     sum->trained -= less->trained;
+    sum->trained_fp32 -= less->trained_fp32;
     sum->copies -= less->copies;
     sum->slot -= less->slot;
     sum->resident -= less->resident;
@@ -343,18 +344,29 @@ static size_t sharded_elements(const struct hapt_memory_ranges *ranges, const st
     return elements;
 }
 
-static size_t state_bytes(const struct hapt_memory_ranges *ranges, size_t elements)
+/* True if the masters of trained parameters are on the host. */
+static bool masters_are_away(const struct hapt_memory_ranges *ranges, const struct amounts *sum)
 {
-    return (size_t)ranges->options.state_count * hapt_align(elements * sizeof(float));
+    return ranges->options.host_state && ranges->options.state_count > 0 && sum->trained > 0 && sum->copies > 0 &&
+           sum->trained_fp32 == 0;
+}
+
+/* Bytes of what the host may hold, for so many elements. */
+static size_t state_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t elements)
+{
+    const int blocks = ranges->options.state_count + masters_are_away(ranges, sum);
+    return (size_t)blocks * hapt_align(elements * sizeof(float));
 }
 
 /* Resident bytes of the blocks: weights, their copies, gradients, optimizer state of `state_elements`. */
 static size_t block_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t state_elements)
 {
-    const size_t here = ranges->options.host_state ? hapt_memory_window(state_elements) : state_elements;
-    return hapt_align(sum->elements * sizeof(float)) +
-           (sum->copies ? hapt_align(sum->elements * sizeof(uint16_t)) : 0) + hapt_align(sum->trained * sizeof(float)) +
-           state_bytes(ranges, here);
+    const size_t masters = masters_are_away(ranges, sum) ? sum->elements - sum->trained : sum->elements;
+    const size_t here = ranges->options.host_state && ranges->options.state_count > 0
+                            ? hapt_memory_window(state_elements, sum->trained)
+                            : state_elements;
+    return hapt_align(masters * sizeof(float)) + (sum->copies ? hapt_align(sum->elements * sizeof(uint16_t)) : 0) +
+           hapt_align(sum->trained * sizeof(float)) + state_bytes(ranges, sum, here);
 }
 
 void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_again again,
@@ -387,8 +399,9 @@ void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_
     walk->resident_bytes =
         ranges->options.sharded_state ? walk->sharded_bytes : sum.resident + block_bytes(ranges, &sum, sum.trained);
     if (!ranges->options.host_state) return;
-    walk->sharded_host_bytes = state_bytes(ranges, sharded);
-    walk->host_bytes = ranges->options.sharded_state ? walk->sharded_host_bytes : state_bytes(ranges, sum.trained);
+    walk->sharded_host_bytes = state_bytes(ranges, &sum, sharded);
+    walk->host_bytes =
+        ranges->options.sharded_state ? walk->sharded_host_bytes : state_bytes(ranges, &sum, sum.trained);
 }
 
 enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work,

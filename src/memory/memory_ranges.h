@@ -23,6 +23,7 @@ struct touch {
  * frozen weights. */
 struct amounts {
     size_t elements, trained, copies, slot, resident;
+    size_t trained_fp32; /* trained elements without compute copies */
     size_t summed[HAPT_PARAMETER_GROUPS]; /* trained elements by the axes over which their gradients are summed */
 };
 
@@ -145,6 +146,7 @@ static inline void amounts_add(struct amounts *sum, const struct amounts *more)
 {
     sum->elements += more->elements;
     sum->trained += more->trained;
+    sum->trained_fp32 += more->trained_fp32;
     sum->copies += more->copies;
     sum->slot += more->slot;
     sum->resident += more->resident;

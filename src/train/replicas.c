@@ -78,8 +78,12 @@ static enum hapt_status mark(struct replicas *replicas, int first, int count)
         for (int i = 0; i < count; i++) {
             const int parameter = replicas->parameter[first + i];
             if (stage->program->local[parameter] < 0) continue;
-            HAPT_TRY(hapt_engine_get(stage->engine, parameter, -1, replicas->value));
-            const uint64_t hash = hapt_hash(1, replicas->value, hapt_engine_tensor_bytes(stage->engine, parameter));
+            size_t bytes = hapt_engine_tensor_bytes(stage->engine, parameter);
+            if (hapt_engine_is_sliced(stage->engine, parameter, -1)) /* all ranks have the weights that they compute with */
+                HAPT_TRY(hapt_engine_get_weight(stage->engine, parameter, replicas->value, &bytes));
+            else
+                HAPT_TRY(hapt_engine_get(stage->engine, parameter, -1, replicas->value));
+            const uint64_t hash = hapt_hash(1, replicas->value, bytes);
             replicas->mine[s * BLOCK + i] = (struct replica_mark){part_of(stage, parameter), hash};
         }
     }

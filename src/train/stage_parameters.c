@@ -74,16 +74,18 @@ enum hapt_status runtime_gather_parameter(struct stage *stage, int parameter, in
 {
     struct hapt_arena scratch;
     const struct hapt_program *program = stage->program;
-    const unsigned sliced = state < 0 ? 0 : stage_sliced_axes(stage, program->local[parameter]);
+    const unsigned sliced = hapt_engine_is_sliced(stage->engine, parameter, state)
+                                ? stage_sliced_axes(stage, program->local[parameter])
+                                : 0;
     struct hapt_box box, all;
     boxes_of(stage, 0, parameter, &box, &all);
     if (sliced == 0 && hapt_reshard_same(&box, &all)) /* rank 0 has the full tensor */
         return stage->rank == 0 ? hapt_engine_get(stage->engine, parameter, state, full) : HAPT_OK;
     HAPT_TRY(hapt_engine_get(stage->engine, parameter, state, local));
-    /* Sharded state: slices of other ranks are 0 here, so the sum is the full state. */
+    /* Slices of other ranks are 0 here, so the sum is the whole. */
     if (sliced != 0)
         HAPT_TRY(hapt_collective_all_reduce(hapt_team_comm(&stage->team, sliced),
-                                            "gather of optimizer state for a checkpoint", local,
+                                            "gather of slices for a checkpoint", local,
                                             hapt_engine_tensor_bytes(stage->engine, parameter) / sizeof *local));
     hapt_arena_init(&scratch);
     const enum hapt_status status = gather(stage, parameter, local, full, &scratch);

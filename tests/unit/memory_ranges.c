@@ -27,7 +27,7 @@ static void check_workspace(const struct hapt_memory_plan *plan, const struct ha
     hapt_arena_release(&arena);
 }
 
-static long away;
+static long away, masters_away;
 
 /* With optimizer state on the host: the figures against the plans, and against those with state on the device. */
 static void compare_host_state(const struct hapt_program *program, const struct hapt_memory_options *options,
@@ -51,8 +51,12 @@ static void compare_host_state(const struct hapt_program *program, const struct 
     CHECK(figures.host_bytes == plan->host_bytes && figures.sharded_host_bytes == sharded->host_bytes);
     CHECK(plan->sharded_bytes == figures.sharded_bytes && plan->sharded_host_bytes == figures.sharded_host_bytes);
     /* what left the device is on the host, but for the windows */
-    const size_t windows = (size_t)plan->state_count * hapt_align(plan->window_elements * sizeof(float));
+    const bool masters = plan->master_space == HAPT_SPACE_HOST;
+    const size_t windows =
+        (size_t)(plan->state_count + masters) * hapt_align(plan->window_elements * sizeof(float));
+    CHECK(masters == (plan->host_bytes > 0 && here->copy_offset != (size_t)-1)); /* all or no weights of these models */
     CHECK(here->parameter_bytes == plan->parameter_bytes + plan->host_bytes - windows * (plan->host_bytes > 0));
+    masters_away += masters;
     CHECK(sharded->host_bytes <= plan->host_bytes);
     away += plan->parameter_bytes < here->parameter_bytes;
 }
@@ -224,6 +228,7 @@ static void random_graphs(void)
     CHECK_MESSAGE(waiting > 10000, "in only %ld ranges something waits", waiting);
     CHECK_MESSAGE(saved > 1000, "sharded state saves memory in %ld of %ld ranges", saved, compared);
     CHECK_MESSAGE(away > 100, "state on the host saves memory in %ld of %ld ranges", away, compared);
+    CHECK_MESSAGE(masters_away > 100, "%ld ranges have master weights on the host", masters_away);
 }
 
 int main(int argc, char **argv)
