@@ -83,13 +83,16 @@ struct hapt_queue;
 struct hapt_event;
 struct hapt_replay;
 
-/* Queues by purpose. The computing thread fills the first, the communication thread the others. */
+/* Queues by purpose. The computing thread fills the first and the last two, the communication thread the others. */
 enum hapt_queue_use {
     HAPT_QUEUE_COMPUTE,
     HAPT_QUEUE_COPY_OUT,
     HAPT_QUEUE_COPY_IN,
     HAPT_QUEUE_SEND,
-    HAPT_QUEUE_RECEIVE
+    HAPT_QUEUE_RECEIVE,
+    HAPT_QUEUE_STATE_OUT, /* optimizer state on the host */
+    HAPT_QUEUE_STATE_IN,
+    HAPT_QUEUES
 };
 
 struct hapt_kernel {

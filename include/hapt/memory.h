@@ -88,14 +88,14 @@ struct hapt_memory_plan {
     bool sharded_state;
     struct hapt_parameter_group group[HAPT_PARAMETER_GROUPS];
     size_t master_offset, gradient_offset, state_offset[2], copy_offset; /* copy: bf16 or (size_t)-1 */
-    size_t frozen_offset; /* of the masters of frozen parameters, elements [trained_elements, elements) */
-    enum hapt_memory_space state_space;  /* of the optimizer state, which is no tensor of the program */
-    enum hapt_memory_space master_space; /* of the masters of trained parameters. Host: like a state, each rank has those
-                                            that it updates; the program's parameters are their compute copies */
+    size_t frozen_offset;               /* of the masters of frozen parameters, elements [trained_elements, elements) */
+    enum hapt_memory_space state_space; /* of the optimizer state, which is no tensor of the program */
+    enum hapt_memory_space master_space; /* of the masters of trained parameters. Host: like a state, each rank has
+                                            those that it updates; the program's parameters are their compute copies */
     size_t host_state_offset[2], host_master_offset; /* in the host allocation, if they are there */
-    size_t host_bytes;                  /* of the host allocation, of all chunks of the device */
-    size_t sharded_host_bytes;          /* the same with sharded optimizer state */
-    int state_count;                    /* 0 SGD without momentum, 1 with, 2 AdamW */
+    size_t host_bytes;                               /* of the host allocation, of all chunks of the device */
+    size_t sharded_host_bytes;                       /* the same with sharded optimizer state */
+    int state_count;                                 /* 0 SGD without momentum, 1 with, 2 AdamW */
     size_t *parameter_element; /* [program->tensor_count] first element of a parameter in the blocks; (size_t)-1 for
                                   others */
     struct hapt_staging forward_in, backward_in, backward_out;
@@ -117,8 +117,9 @@ struct hapt_memory_options {
  * If the group has one axis and the axis has ratios, the slices follow them. */
 void hapt_parameter_group_slice(const struct hapt_sharding *sharding, const struct hapt_parameter_group *group,
                                 int index, size_t *first, size_t *end);
-/* Elements of the optimizer state that are on the device at a time, if it is on the host. A multiple of 32, as slices
- * are, or all of it. A rank without state that has trained parameters converts their initial values in a window. */
+/* Elements of the optimizer state that are on the device at a time, if it is on the host: all of it, or two halves, of
+ * which one is updated while the other is copied. Halves are multiples of 32, as slices are. A rank without state that
+ * has trained parameters converts their initial values in a window. */
 size_t hapt_memory_window(size_t state_elements, size_t trained_elements);
 /* Number of ranks on a group's axes; *index: the sharding's own rank among them. */
 int hapt_parameter_group_ranks(const struct hapt_sharding *sharding, unsigned axes, int *index);

@@ -373,21 +373,24 @@ static bool masters_are_away(const struct hapt_engine *engine)
     return engine->plan->master_space == HAPT_SPACE_HOST;
 }
 
-/* Copies elements [first, first + count) of all that is on the host to its windows, or back. */
-static enum hapt_status move_state(struct hapt_engine *engine, size_t first, size_t count, bool in)
+/* Starts to copy elements [first, first + count) of all that is on the host to element `at` of its windows, or back. */
+static enum hapt_status move_state(struct hapt_engine *engine, size_t first, size_t count, size_t at, bool in,
+                                   struct hapt_event **end)
 {
     const struct hapt_memory_plan *plan = engine->plan;
+    const struct hapt_backend *backend = engine->options.backend;
+    struct hapt_queue *queue = backend->queue(engine->options.device, in ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT);
     for (int s = masters_are_away(engine) ? -1 : 0; s < plan->state_count; s++) {
-        void *window = engine->memory + (s < 0 ? plan->master_offset : plan->state_offset[s]),
+        void *window = (float *)(engine->memory + (s < 0 ? plan->master_offset : plan->state_offset[s])) + at,
              *host = host_state(engine, s, first);
-        HAPT_TRY(engine->options.backend->copy(engine->queue, in ? window : host, in ? host : window,
-                                               count * sizeof(float)));
+        HAPT_TRY(backend->copy(queue, in ? window : host, in ? host : window, count * sizeof(float)));
     }
+    *end = backend->record(queue);
     return HAPT_OK;
 }
 
-/* One call for elements [first, end) of the blocks. Their state is in its device blocks from state_first on; masters of
- * which the host has all are in their window. */
+/* One call for elements [first, end) of the blocks. Their state is in its device blocks from state_first on, and so are
+ * masters that are on the host. */
 static enum hapt_status update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
                                    size_t end, size_t state_first, double decay)
 {
@@ -404,7 +407,8 @@ static enum hapt_status update_run(struct hapt_engine *engine, const struct hapt
     call.integer[0] = update->step;
     call.input[0] = resident(engine, plan->gradient_offset, first, end - first);
     int output = 0;
-    call.output[output++] = resident(engine, plan->master_offset, masters_are_away(engine) ? 0 : first, end - first);
+    call.output[output++] =
+        resident(engine, plan->master_offset, masters_are_away(engine) ? state_first : first, end - first);
     for (int s = 0; s < plan->state_count; s++)
         call.output[output++] = resident(engine, plan->state_offset[s], state_first, end - first);
     if (plan->state_count == 0) output++; /* no momentum buffer */
@@ -414,25 +418,44 @@ static enum hapt_status update_run(struct hapt_engine *engine, const struct hapt
     return engine->update->run(&call, engine->queue);
 }
 
-/* Updates elements [first, end) of a group's slice: in one call, or window by window if the state is on the host.
- * Either all of them have weight decay or none. */
+/* Updates elements [first, end), whose state is on the host from state_first on. While a piece is updated in one half
+ * of the window, the next is copied into the other half, and the one before is copied out of it first. */
+static enum hapt_status update_away(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
+                                    size_t end, size_t state_first, double decay)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    const struct hapt_backend *backend = engine->options.backend;
+    const size_t piece =
+        plan->window_elements < plan->state_elements ? plan->window_elements / 2 : plan->window_elements;
+    struct hapt_event *in[2] = {NULL}, *out[2] = {NULL};
+    for (size_t at = first, half = 0; at < end; at += piece, half = !half) {
+        const size_t count = end - at < piece ? end - at : piece, next = at + piece;
+        if (at == first) HAPT_TRY(move_state(engine, state_first, count, 0, true, &in[0]));
+        if (next < end) {
+            if (out[!half]) HAPT_TRY(backend->wait(out[!half]));
+            HAPT_TRY(move_state(engine, state_first + next - first, end - next < piece ? end - next : piece,
+                                !half * piece, true, &in[!half]));
+        }
+        HAPT_TRY(backend->wait(in[half]));
+        HAPT_TRY(update_run(engine, update, at, at + count, half * piece, decay));
+        HAPT_TRY(hapt_engine_finish(engine));
+        HAPT_TRY(move_state(engine, state_first + at - first, count, half * piece, false, &out[half]));
+    }
+    for (int half = 0; half < 2; half++)
+        if (out[half]) HAPT_TRY(backend->wait(out[half]));
+    return HAPT_OK;
+}
+
+/* Updates elements [first, end) of a group's slice. Either all of them have weight decay or none. */
 static enum hapt_status update_block(struct hapt_engine *engine, const struct hapt_update *update,
                                      const struct hapt_parameter_group *group, size_t first, size_t end, double decay)
 {
-    const struct hapt_memory_plan *plan = engine->plan;
-    const bool away = plan->state_space == HAPT_SPACE_HOST;
     if (first < group->slice_first) first = group->slice_first;
     if (end > group->slice_end) end = group->slice_end;
     if (first >= end) return HAPT_OK;
-    size_t state_first = group->state_first + first - group->slice_first;
-    if (!away) return update_run(engine, update, first, end, state_first, decay);
-    for (size_t count; first < end; first += count, state_first += count) {
-        count = end - first < plan->window_elements ? end - first : plan->window_elements;
-        HAPT_TRY(move_state(engine, state_first, count, true));
-        HAPT_TRY(update_run(engine, update, first, first + count, 0, decay));
-        HAPT_TRY(move_state(engine, state_first, count, false));
-    }
-    return HAPT_OK;
+    const size_t state_first = group->state_first + first - group->slice_first;
+    return engine->plan->state_space == HAPT_SPACE_HOST ? update_away(engine, update, first, end, state_first, decay)
+                                                        : update_run(engine, update, first, end, state_first, decay);
 }
 
 static enum hapt_status convert(struct hapt_engine *engine, const float *from, void *to, enum hapt_dtype dtype,
@@ -466,8 +489,8 @@ static enum hapt_status gather_weights(struct hapt_engine *engine, const struct 
     const struct hapt_memory_plan *plan = engine->plan;
     const bool away = masters_are_away(engine);
     const size_t in_one = away ? sizeof(float) / sizeof(uint16_t) : 1, elements = (group->end - group->first) / in_one;
-    float *weights = (float *)(engine->memory + (away ? plan->copy_offset : plan->master_offset)) +
-                     group->first / in_one,
+    float *weights =
+              (float *)(engine->memory + (away ? plan->copy_offset : plan->master_offset)) + group->first / in_one,
           *block = weights;
     int own;
     if (!plan->sharded_state || group->axes == 0 || elements == 0 || !links->all_gather) return HAPT_OK;
@@ -576,8 +599,7 @@ bool hapt_engine_is_sliced(const struct hapt_engine *engine, int tensor, int sta
 enum hapt_status hapt_engine_get_weight(struct hapt_engine *engine, int tensor, void *value, size_t *bytes)
 {
     *bytes = local_elements(engine, tensor) * hapt_dtype_bytes(engine->program->graph->tensor[tensor].dtype);
-    HAPT_TRY(
-        engine->options.backend->copy(engine->queue, value, hapt_engine_operand(engine, tensor, 0, 0), *bytes));
+    HAPT_TRY(engine->options.backend->copy(engine->queue, value, hapt_engine_operand(engine, tensor, 0, 0), *bytes));
     return hapt_engine_finish(engine);
 }
 

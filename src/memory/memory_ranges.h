@@ -23,7 +23,7 @@ struct touch {
  * frozen weights. */
 struct amounts {
     size_t elements, trained, copies, slot, resident;
-    size_t trained_fp32; /* trained elements without compute copies */
+    size_t trained_fp32;                  /* trained elements without compute copies */
     size_t summed[HAPT_PARAMETER_GROUPS]; /* trained elements by the axes over which their gradients are summed */
 };
 

@@ -80,13 +80,15 @@ static enum hapt_status time_layers(const struct hapt_candidates *candidates, in
     return HAPT_OK;
 }
 
-/* Seconds to copy the optimizer state of an item from the host to its device and back, once a step. */
+/* Seconds to copy what an item has on the host to its device and back, once a step. GPUs copy in both directions at a
+ * time; CPUs copy themselves. */
 static double host_copies_s(const struct hapt_candidates *candidates, int subcluster,
                             const struct hapt_item_memory *memory)
 {
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
     const double bytes = hapt_candidates_host_bytes(candidates, memory, own->device.memory_bytes);
-    return 2 * bytes / hapt_cluster_host_bandwidth(own);
+    const int turns = strcmp(own->device.backend, "cpu") == 0 ? 2 : 1;
+    return turns * bytes / hapt_cluster_host_bandwidth(own);
 }
 
 static enum hapt_status time_items(const struct hapt_candidates *candidates, int subcluster,

@@ -79,7 +79,8 @@ static enum hapt_status mark(struct replicas *replicas, int first, int count)
             const int parameter = replicas->parameter[first + i];
             if (stage->program->local[parameter] < 0) continue;
             size_t bytes = hapt_engine_tensor_bytes(stage->engine, parameter);
-            if (hapt_engine_is_sliced(stage->engine, parameter, -1)) /* all ranks have the weights that they compute with */
+            if (hapt_engine_is_sliced(stage->engine, parameter,
+                                      -1)) /* all ranks have the weights that they compute with */
                 HAPT_TRY(hapt_engine_get_weight(stage->engine, parameter, replicas->value, &bytes));
             else
                 HAPT_TRY(hapt_engine_get(stage->engine, parameter, -1, replicas->value));

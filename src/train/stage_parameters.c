@@ -84,9 +84,8 @@ enum hapt_status runtime_gather_parameter(struct stage *stage, int parameter, in
     HAPT_TRY(hapt_engine_get(stage->engine, parameter, state, local));
     /* Slices of other ranks are 0 here, so the sum is the whole. */
     if (sliced != 0)
-        HAPT_TRY(hapt_collective_all_reduce(hapt_team_comm(&stage->team, sliced),
-                                            "gather of slices for a checkpoint", local,
-                                            hapt_engine_tensor_bytes(stage->engine, parameter) / sizeof *local));
+        HAPT_TRY(hapt_collective_all_reduce(hapt_team_comm(&stage->team, sliced), "gather of slices for a checkpoint",
+                                            local, hapt_engine_tensor_bytes(stage->engine, parameter) / sizeof *local));
     hapt_arena_init(&scratch);
     const enum hapt_status status = gather(stage, parameter, local, full, &scratch);
     hapt_arena_release(&scratch);

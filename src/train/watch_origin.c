@@ -18,8 +18,8 @@ static bool is_finite(struct stage *stage, int tensor)
 {
     const bool weight = stage->program->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER;
     size_t count = hapt_engine_tensor_bytes(stage->engine, tensor) / sizeof(float);
-    const float *value = weight ? hapt_engine_master(stage->engine, tensor, &count)
-                                : hapt_engine_tensor(stage->engine, tensor, 0);
+    const float *value =
+        weight ? hapt_engine_master(stage->engine, tensor, &count) : hapt_engine_tensor(stage->engine, tensor, 0);
     for (size_t i = 0; value && i < count; i++)
         if (!isfinite(value[i])) return false;
     return true;

@@ -52,8 +52,7 @@ static void compare_host_state(const struct hapt_program *program, const struct 
     CHECK(plan->sharded_bytes == figures.sharded_bytes && plan->sharded_host_bytes == figures.sharded_host_bytes);
     /* what left the device is on the host, but for the windows */
     const bool masters = plan->master_space == HAPT_SPACE_HOST;
-    const size_t windows =
-        (size_t)(plan->state_count + masters) * hapt_align(plan->window_elements * sizeof(float));
+    const size_t windows = (size_t)(plan->state_count + masters) * hapt_align(plan->window_elements * sizeof(float));
     CHECK(masters == (plan->host_bytes > 0 && here->copy_offset != (size_t)-1)); /* all or no weights of these models */
     CHECK(here->parameter_bytes == plan->parameter_bytes + plan->host_bytes - windows * (plan->host_bytes > 0));
     masters_away += masters;

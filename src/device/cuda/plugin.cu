@@ -8,7 +8,7 @@
 #include "kernels.h"
 #include "product.h"
 
-enum { QUEUES = HAPT_QUEUE_RECEIVE + 1, EVENTS = 64 };
+enum { QUEUES = HAPT_QUEUES, EVENTS = 64 };
 
 const struct cuda_host *cuda_host;
 

@@ -1,0 +1,194 @@
+/* Optimizer state and master weights on the host: the update streams them through two halves of a window. */
+#include "fixture.h"
+#include "programs.h"
+
+#include "hapt/engine.h"
+
+/*
+ * A back end whose queues for the state are as late as they may be: a copy takes place when an event behind it is
+ * waited for. So a missing wait leaves old data, on the device or on the host.
+ */
+enum { LATE_QUEUES = 2, MOST_COPIES = 256, MOST_EVENTS = 4096 };
+
+static struct {
+    struct late_queue {
+        int asked, done;
+        struct {
+            void *to;
+            const void *from;
+            size_t bytes;
+        } copy[MOST_COPIES]; /* in turn */
+    } queue[LATE_QUEUES];
+    struct late_event {
+        int queue, copies; /* complete when its queue has made so many copies */
+    } event[MOST_EVENTS];
+    int events;
+} late;
+
+static const struct hapt_backend *cpu(void)
+{
+    return hapt_backend_find("cpu");
+}
+
+/* 0 or 1; -1: another queue. */
+static int late_index(const void *queue)
+{
+    for (int q = 0; q < LATE_QUEUES; q++)
+        if (queue == &late.queue[q]) return q;
+    return -1;
+}
+
+static struct hapt_queue *late_queue_of(struct hapt_device *device, int index)
+{
+    if (index == HAPT_QUEUE_STATE_OUT) return (struct hapt_queue *)&late.queue[0];
+    return index == HAPT_QUEUE_STATE_IN ? (struct hapt_queue *)&late.queue[1] : cpu()->queue(device, index);
+}
+
+static enum hapt_status late_copy(struct hapt_queue *queue, void *to, const void *from, size_t bytes)
+{
+    const int q = late_index(queue);
+    if (q < 0) return cpu()->copy(queue, to, from, bytes);
+    struct late_queue *its = &late.queue[q];
+    HAPT_ASSERT(its->asked - its->done < MOST_COPIES);
+    its->copy[its->asked % MOST_COPIES].to = to;
+    its->copy[its->asked % MOST_COPIES].from = from;
+    its->copy[its->asked++ % MOST_COPIES].bytes = bytes;
+    return HAPT_OK;
+}
+
+static struct hapt_event *late_record(struct hapt_queue *queue)
+{
+    const int q = late_index(queue);
+    if (q < 0) return cpu()->record(queue);
+    struct late_event *event = &late.event[late.events++ % MOST_EVENTS];
+    *event = (struct late_event){q, late.queue[q].asked};
+    return (struct hapt_event *)event;
+}
+
+static enum hapt_status late_wait(struct hapt_event *event)
+{
+    const struct late_event *its = (const struct late_event *)event;
+    if (its < late.event || its >= late.event + MOST_EVENTS) return cpu()->wait(event);
+    struct late_queue *queue = &late.queue[its->queue];
+    for (; queue->done < its->copies; queue->done++)
+        memcpy(queue->copy[queue->done % MOST_COPIES].to, queue->copy[queue->done % MOST_COPIES].from,
+               queue->copy[queue->done % MOST_COPIES].bytes);
+    return HAPT_OK;
+}
+
+struct rig {
+    struct hapt_program *program;
+    struct hapt_engine *engine;
+    struct hapt_device *device;
+};
+
+static void open_rig(const struct hapt_graph *graph, const struct hapt_backend *backend, bool host_state,
+                     struct hapt_arena *arena, struct rig *rig)
+{
+    CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, arena, &rig->program));
+    CHECK_OK(cpu()->open(0, 1, 0, &rig->device));
+    const struct hapt_engine_options options = {.backend = backend,
+                                                .device = rig->device,
+                                                .threads = 1,
+                                                .state_count = 2,
+                                                .slots = 1,
+                                                .host_state = host_state};
+    CHECK_OK(hapt_engine_create(rig->program, &options, &rig->engine));
+}
+
+/* Weights, then updates with made-up gradients. */
+static void train(const struct hapt_graph *graph, struct rig *rig)
+{
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const int64_t count = hapt_tensor_elements(&graph->tensor[t]);
+        float *value = malloc((size_t)count * sizeof *value);
+        uint64_t random = (uint64_t)t + 1;
+        for (int64_t i = 0; i < count; i++) value[i] = (float)hapt_random_unit(&random);
+        if (graph->tensor[t].kind == HAPT_TENSOR_PARAMETER) CHECK_OK(hapt_engine_set(rig->engine, t, -1, value));
+        free(value);
+    }
+    for (int step = 1; step <= 3; step++) {
+        const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW,
+                                           .learning_rate = 0.01,
+                                           .beta1 = 0.9,
+                                           .beta2 = 0.95,
+                                           .epsilon = 1e-8,
+                                           .weight_decay = 0.1,
+                                           .gradient_scale = 0.5,
+                                           .step = step};
+        CHECK_OK(hapt_engine_begin_step(rig->engine));
+        for (int t = 0; t < graph->tensor_count; t++) {
+            const int gradient = graph->tensor[t].gradient;
+            if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER || gradient < 0) continue;
+            float *value = hapt_engine_tensor(rig->engine, gradient, 0);
+            uint64_t random = (uint64_t)(100 * t + step);
+            for (int64_t i = 0; i < hapt_tensor_elements(&graph->tensor[t]); i++)
+                value[i] = (float)(hapt_random_unit(&random) - 0.5);
+        }
+        CHECK_OK(hapt_engine_update(rig->engine, 0, 1, &update));
+    }
+}
+
+/* Masters, states and the weights of the kernels. */
+static void compare(const struct hapt_graph *graph, struct rig *a, struct rig *b)
+{
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &graph->tensor[t];
+        const size_t bytes = (size_t)hapt_tensor_elements(tensor) * sizeof(float);
+        float *x = calloc(1, bytes), *y = calloc(1, bytes);
+        size_t weight[2];
+        for (int state = -1; state < 2 && tensor->kind == HAPT_TENSOR_PARAMETER; state++) {
+            CHECK_OK(hapt_engine_get(a->engine, t, state, x));
+            CHECK_OK(hapt_engine_get(b->engine, t, state, y));
+            CHECK_MESSAGE(!memcmp(x, y, bytes), "%s (state %d) differs", tensor->name, state);
+            CHECK(!tensor->trainable || x[0] != 0);
+        }
+        if (tensor->kind == HAPT_TENSOR_PARAMETER) {
+            CHECK_OK(hapt_engine_get_weight(a->engine, t, x, &weight[0]));
+            CHECK_OK(hapt_engine_get_weight(b->engine, t, y, &weight[1]));
+            CHECK_MESSAGE(weight[0] == weight[1] && !memcmp(x, y, weight[0]), "%s as kernels read it", tensor->name);
+        }
+        free(x);
+        free(y);
+    }
+}
+
+static void late_copies_change_no_bit(void)
+{
+    struct hapt_backend backend = *cpu();
+    backend.queue = late_queue_of;
+    backend.copy = late_copy;
+    backend.record = late_record;
+    backend.wait = late_wait;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        struct hapt_arena arena;
+        struct rig here, away;
+        hapt_arena_init(&arena);
+        const struct hapt_graph *graph =
+            fixture_gpt(&arena, (struct fixture_gpt){3, 32, 2, 8, 64, 2, false, bf16})->graph;
+        open_rig(graph, cpu(), false, &arena, &here);
+        open_rig(graph, &backend, true, &arena, &away);
+        const struct hapt_memory_plan *plan = hapt_engine_memory(away.engine);
+        CHECK(plan->state_space == HAPT_SPACE_HOST && (plan->master_space == HAPT_SPACE_HOST) == bf16);
+        CHECK(plan->window_elements * 4 < plan->state_elements);
+        const int before = late.queue[1].asked;
+        train(graph, &here);
+        train(graph, &away);
+        /* three steps; each copies at least four halves of windows in, of two or three blocks */
+        CHECK(late.queue[1].asked - before >= 3 * 4 * 2 && late.queue[0].asked == late.queue[1].asked);
+        for (int q = 0; q < LATE_QUEUES; q++) CHECK(late.queue[q].done == late.queue[q].asked);
+        compare(graph, &here, &away);
+        hapt_engine_destroy(here.engine);
+        hapt_engine_destroy(away.engine);
+        cpu()->close(here.device);
+        cpu()->close(away.device);
+        hapt_arena_release(&arena);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    test_init(&argc, &argv);
+    RUN(late_copies_change_no_bit);
+    return test_finish();
+}
