@@ -23,6 +23,7 @@ section 1 '^each at its best rows: hapt first on [01] of 1; least @, quartiles @
 section 1 '^ +@( +@ s){4}  @, @ %, @ %, @ +@ s' compare bandwidth
 section 1 '^     @ rows: 8: @, 16: @, 48: @$' compare granularity
 section 1 '^    \(a\) .*, @ of +@: x@, .* balance @ % against @ %$' compare communication
+section 1 '^gpt2-124m: a plan at 2 of 2 sizes; worst cliff @; the best single choice takes @ to @ times as long$' memory
 section 1 '; 1 rank / 2 ranks: median @ ' run search
 section 2 '^step time, (even|proportional) data parallelism / HAP: median @ ' run hetero
 check "bench/run hetero: predictions" grep -qE '^predicted against measured over 5 plans: Pearson -?[0-9.]+,' "$scratch/out"
