@@ -28,7 +28,7 @@ struct hapt_costs {
     bool blocking;            /* no overlap: transfers occupy sender and receiver */
     int transfer_slots;       /* 0: unlimited, as in the paper's DAG */
     int steps;                /* one after another; 0: one */
-    bool agrees;              /* NORM waits for all submeshes; false: nothing waits at the end of a step */
+    bool agrees;              /* NORM waits for all submeshes; false: no stage waits for others before its update */
 };
 
 struct hapt_simulated_instruction {

@@ -121,13 +121,14 @@ static void run_backward(struct chain *chain, int i, int m)
 static double end_step(struct chain *chain)
 {
     const int last = chain->about->chunks - 1;
-    double end_s = 0;
+    double end_s = 0, agreed_s = 0;
     if (chain->about->tied && last > 0) {
         const double met_s = later(chain->clock_s[0], chain->clock_s[last]);
         chain->clock_s[0] = chain->clock_s[last] = met_s + chain->costs->exchange_s;
     }
+    for (int i = 0; i <= last && chain->costs->agrees; i++) agreed_s = later(agreed_s, chain->clock_s[i]);
     for (int i = 0; i <= last; i++)
-        end_s = later(end_s, chain->clock_s[i] + (chain->costs->step_s ? chain->costs->step_s[i] : 0));
+        end_s = later(end_s, later(agreed_s, chain->clock_s[i]) + (chain->costs->step_s ? chain->costs->step_s[i] : 0));
     return end_s;
 }
 
@@ -136,7 +137,7 @@ enum hapt_status hapt_simulate_chain(const struct hapt_chain *about, const struc
 {
     struct chain chain = {.about = about, .costs = costs, .slots = costs->transfer_slots};
     const int B = about->microbatches;
-    HAPT_ASSERT(!costs->blocking && !costs->agrees && !costs->edge_s && costs->steps <= 1);
+    HAPT_ASSERT(!costs->blocking && !costs->edge_s && costs->steps <= 1);
     HAPT_TRY(begin(&chain, work));
     for (int m = 0; m < B; m++) {
         for (int i = 0; i < about->chunks; i++) {

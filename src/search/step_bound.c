@@ -12,6 +12,10 @@
  * than the best step. Plans on several subclusters cross at least the fastest link
  * between two of them; plans inside one subcluster are bounded apart.
  *
+ * If the optimizer state is on the hosts, all stages agree before the first of them updates. So a step takes at least
+ * h_i + B w_i + e + max u_j, where u_j is what stage j does once a step. That holds with w_j + u_j / (B + D) in place
+ * of w_j, too, without the last term: there are at most D stages.
+ *
  * Split backward passes: the gradients of parameters wait, so they delay no other stage. Then two bounds hold, for
  * plans without a split, too. TRANSFERS: the same as above, where w_j lacks the part that waits. WORK: a stage gets its
  * first microbatch through the forward passes in front, and then it has all of its work. The share p of the forward
@@ -54,12 +58,21 @@ static bool is_known(const struct hapt_profile_cluster *cluster, size_t cell)
     return cluster->weight_time && isfinite(cluster->weight_time[cell]);
 }
 
+static int device_count(const struct hapt_profile *profile)
+{
+    int count = 0;
+    for (int c = 0; c < profile->cluster_count; c++)
+        count += profile->cluster[c].nodes * profile->cluster[c].devices_per_node;
+    return count;
+}
+
 /* Keeps the stages that a plan with a shorter step than the best one may have. A split program's microbatch is in
  * flight at least until its backward, and behind the stage it may take less time than unsplit ones. */
-static enum hapt_status copy_times(struct bounding *bounding, struct hapt_profile_cluster *cluster)
+static enum hapt_status copy_times(struct bounding *bounding, int c)
 {
+    struct hapt_profile_cluster *cluster = &bounding->profile.cluster[c];
     const struct step_search *search = bounding->search;
-    const int L = search->L, B = search->B;
+    const int L = search->L, B = search->B, D = device_count(search->profile);
     const double *time_s = cluster->stage_time;
     const size_t cells = hapt_profile_index(search->profile, cluster->submesh_count, 0, 0);
     HAPT_NEW(cluster->stage_time, &bounding->scratch, cells);
@@ -73,6 +86,10 @@ static enum hapt_status copy_times(struct bounding *bounding, struct hapt_profil
         const bool fits = hapt_at_most(bytes + cluster->activation_bytes[k], cluster->device_memory_bytes) &&
                           hapt_at_most(B * (least_s + rest_s) / most, search->best.step_s);
         cluster->stage_time[k] = !fits ? NAN : bounding->kind == TRANSFERS ? least_s : time_s[k];
+        if (!search->profile->host_state || !cluster->step_time) continue;
+        const int i = (int)(k / (size_t)L % (size_t)L), j = (int)(k % (size_t)L);
+        const double end_s = cluster->step_time[k] - hapt_profile_tied_share_s(search->profile, c, i, j);
+        cluster->stage_time[k] += fmax(0, end_s) / (B + D);
     }
     cluster->step_time = NULL;
     cluster->device_memory_bytes = INFINITY;
@@ -97,7 +114,7 @@ static enum hapt_status restrict_profile(struct bounding *bounding, unsigned sub
         to->mixed[to->mixed_count++].step_time = NULL;
     }
     for (int c = 0; c < from->cluster_count; c++) {
-        HAPT_TRY(copy_times(bounding, &to->cluster[c]));
+        HAPT_TRY(copy_times(bounding, c));
         if (subclusters >> c & 1u) continue;
         const size_t cells =
             (size_t)to->cluster[c].submesh_count * (size_t)from->layer_count * (size_t)from->layer_count;

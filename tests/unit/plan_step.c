@@ -141,6 +141,7 @@ static void add_crossings(struct hapt_profile *profile, uint64_t *seed, struct h
 static struct hapt_profile *draw_profile(uint64_t *seed, struct hapt_arena *arena)
 {
     struct hapt_profile *profile = random_profile(seed, arena);
+    profile->host_state = hapt_random_next(seed) % 3 == 0; /* then all stages agree before they update */
     profile->mixed_count = 0;
     return profile;
 }

@@ -39,7 +39,8 @@ static void chains_have_the_bits_of_lists(void)
                                          .comm_s = comm_s,
                                          .step_s = hapt_random_next(&random) % 4 ? step_s : NULL,
                                          .exchange_s = random_s(&random),
-                                         .transfer_slots = (int)(hapt_random_next(&random) % 4)};
+                                         .transfer_slots = (int)(hapt_random_next(&random) % 4),
+                                         .agrees = hapt_random_next(&random) % 3 == 0};
         const struct hapt_chain chain = {S, B, launches, tied};
         const struct hapt_schedule_options options = {.tied = tied};
         struct hapt_schedule *schedule = NULL;
