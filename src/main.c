@@ -86,8 +86,7 @@ int main(int argc, char **argv)
                 "hapt: error: standard output cannot be written\nhint: check free space and the pipe's reader\n");
         status = HAPT_ERR_IO;
     }
-    /* a failed call of MPI on this rank alone: the others wait for it */
-    if (status == HAPT_ERR_COMM && env.world_size > 1 && !hapt_env_leaves_together()) hapt_die(status);
+    hapt_env_end_alone(&env, status);
     hapt_env_release(&env);
     hapt_arena_release(&arena);
     hapt_sandbox_stop();

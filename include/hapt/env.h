@@ -107,6 +107,9 @@ void hapt_warn(const struct hapt_env *env, const char *format, ...) __attribute_
 _Noreturn void hapt_die(enum hapt_status status);
 /* True if the last agreement of all ranks was on a failure, so that no rank waits for this one. */
 bool hapt_env_leaves_together(void);
+/* Call before collective clean-up. If a call of MPI failed on this rank alone (HAPT_ERR_COMM without an agreement), the
+ * others may wait for it: ends the job. */
+void hapt_env_end_alone(const struct hapt_env *env, enum hapt_status status);
 
 /* Monotonic wall clock, and CPU time of the calling thread. */
 double hapt_time_s(void);

@@ -183,11 +183,13 @@ void hapt_env_barrier(const struct hapt_env *env)
 {
     MPI_Request request;
     int done = 0;
-    if (env->world == MPI_COMM_NULL || env->world_size <= 1 || MPI_Ibarrier(env->world, &request) != MPI_SUCCESS)
-        return;
-    for (double pause_s = 1e-4; MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done;
-         pause_s = pause_s < 5e-3 ? 1.5 * pause_s : pause_s)
-        hapt_time_sleep_until(hapt_time_s() + pause_s);
+    if (env->world == MPI_COMM_NULL || env->world_size <= 1) return;
+    int error = MPI_Ibarrier(env->world, &request);
+    for (double pause_s = 1e-4; error == MPI_SUCCESS && !done; pause_s = pause_s < 5e-3 ? 1.5 * pause_s : pause_s) {
+        error = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (error == MPI_SUCCESS && !done) hapt_time_sleep_until(hapt_time_s() + pause_s);
+    }
+    if (error != MPI_SUCCESS) hapt_die(hapt_env_mpi(error, "waiting for all ranks")); /* they would wait for this one */
 }
 
 void hapt_env_release(struct hapt_env *env)
@@ -196,10 +198,10 @@ void hapt_env_release(struct hapt_env *env)
     MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
     if (!initialized || finalized) return;
-    hapt_env_barrier(env);
-    while (release_hook_count > 0) release_hook[--release_hook_count]();
     if (env->world_size > 1)
         hapt_deadline_set("leaving MPI on all ranks", env->timeout_s + TIMEOUT_A_RANK_S * env->world_size);
+    hapt_env_barrier(env);
+    while (release_hook_count > 0) release_hook[--release_hook_count]();
     hapt_shared_release_newer(NULL);
     if (env->node != MPI_COMM_NULL) MPI_Comm_free(&env->node);
     if (env->world != MPI_COMM_NULL) MPI_Comm_free(&env->world);
@@ -209,12 +211,17 @@ void hapt_env_release(struct hapt_env *env)
 /* The failure that an agreement has reported, on this rank or another: hapt_die does not repeat it. */
 static struct {
     _Atomic bool somewhere;
-    char message[256]; /* this rank's message */
+    char message[256]; /* this rank's message; "": it had none */
 } reported;
 
 bool hapt_env_leaves_together(void)
 {
     return reported.somewhere;
+}
+
+void hapt_env_end_alone(const struct hapt_env *env, enum hapt_status status)
+{
+    if (status == HAPT_ERR_COMM && env->world_size > 1 && !hapt_env_leaves_together()) hapt_die(status);
 }
 
 static bool was_reported(void)
@@ -289,7 +296,8 @@ static enum hapt_status agree(MPI_Comm comm, enum hapt_status status, bool quiet
     const bool answer = quietly && (status == HAPT_ERR_INFEASIBLE || status == HAPT_ERR_INPUT);
     const bool mine = status != HAPT_OK && result[0] == key && !answer;
     if (mine) print_failure(status, rank);
-    if (mine) snprintf(reported.message, sizeof reported.message, "%s", hapt_fail_message());
+    /* Failures of other ranks count as reported, too: they often follow from the first. */
+    if (status != HAPT_OK && !answer) snprintf(reported.message, sizeof reported.message, "%s", hapt_fail_message());
     reported.somewhere = result[1] != HAPT_OK && !quietly;
     return (enum hapt_status)result[1];
 }

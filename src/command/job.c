@@ -108,6 +108,7 @@ enum hapt_status hapt_command_job(struct hapt_env *env, struct hapt_config *conf
 {
     struct job job = {0};
     const enum hapt_status status = run_job(env, config, &job, arena);
+    hapt_env_end_alone(env, status);
     hapt_run_folder_leave(env);
     return status;
 }

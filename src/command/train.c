@@ -78,6 +78,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
 enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     const enum hapt_status status = run(env, config, arena);
+    hapt_env_end_alone(env, status);
     hapt_run_folder_leave(env);
     return status;
 }

@@ -4,8 +4,9 @@
 #include <string.h>
 
 #include "checkpoint.h"
-#include "hapt/progress.h"
+#include "hapt/deadline.h"
 #include "hapt/heartbeat.h"
+#include "hapt/progress.h"
 #include "hapt/run_folder.h"
 #include "hapt/stop.h"
 #include "initial.h"
@@ -18,6 +19,8 @@
 #include "watch_origin.h"
 #include "watch_slow.h"
 
+/* Of the time-out: waits inside the phase have one each, and report more. */
+#define CONNECT_SHARE 1.5
 #define SKIPPED_STEPS 3 /* not in the steady step time: cold caches, first page faults */
 
 /* Data that every rank sends to all others once per step. */
@@ -541,9 +544,13 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     HAPT_TRY(hapt_env_agree(world, prepare(run, checkpoint)));
     HAPT_TRY(open_data(run));
     HAPT_TRY(hapt_env_agree(world, trace_create(&run->worker, hapt_config_int(run->config, "trace"))));
-    HAPT_TRY(hapt_env_agree(world, worker_connect(&run->worker)));
-    const enum hapt_status started = hapt_env_agree(world, worker_start(&run->worker));
-    run->exits_together = started != HAPT_OK;
+    if (run->env->world_size > 1) /* MPI itself may wait for ever after a failure inside it */
+        hapt_deadline_set("connecting all ranks", CONNECT_SHARE * hapt_config_real(run->config, "timeout"));
+    const enum hapt_status connected = hapt_env_agree(world, worker_connect(&run->worker));
+    const enum hapt_status started =
+        connected == HAPT_OK ? hapt_env_agree(world, worker_start(&run->worker)) : connected;
+    hapt_deadline_clear();
+    run->exits_together = connected == HAPT_OK && started != HAPT_OK;
     HAPT_TRY(started);
     HAPT_TRY(worker_gather_environment(&run->worker, run->result));
     HAPT_TRY(worker_report_carriers(&run->worker));
