@@ -36,6 +36,7 @@ struct hapt_alternation_turn {
     double program_s; /* HAP (1) at the ratios before this turn */
     double ratios_s;  /* HAP (2) at the new ratios, in whole units; INFINITY if they are impossible or do not fit */
     double synthesis_seconds, solve_seconds; /* wall time of either half */
+    const char *solver;                      /* of the ratios: hapt_ratio_result.solver */
 };
 
 struct hapt_alternation_result {

@@ -90,7 +90,7 @@ enum hapt_queue_use {
     HAPT_QUEUE_COPY_IN,
     HAPT_QUEUE_SEND,
     HAPT_QUEUE_RECEIVE,
-    HAPT_QUEUE_STATE_OUT, /* optimizer state on the host */
+    HAPT_QUEUE_STATE_OUT, /* optimizer state and master weights on the host */
     HAPT_QUEUE_STATE_IN,
     HAPT_QUEUES
 };

@@ -32,8 +32,9 @@ struct hapt_ratio_problem {
     const double *power;
 };
 struct hapt_ratio_result {
-    double *ratio; /* [segments][devices], each row adding up to one */
-    double cost_s; /* HAP (3) at these ratios */
+    double *ratio;      /* [segments][devices], each row adding up to one */
+    double cost_s;      /* HAP (3) at these ratios */
+    const char *solver; /* of the last linear program: "tao" or "pivot"; NULL: none was needed */
     /* The same at even ratios, and at ratios proportional to power; INFINITY: out of memory. */
     double even_s, proportional_s;
 };

@@ -41,7 +41,7 @@ struct hapt_simulation {
     double period_s; /* seconds per microbatch over whole launch rounds in the second half; total_s / B in a shorter
                         step */
     double *busy_s, *comm_s;                  /* [chunk] computing; transfers over the boundary behind it */
-    double *idle_s;                           /* [chunk] of its submesh: total minus computing */
+    double *idle_s;                           /* [chunk] of its submesh: step_s minus computing */
     int *peak_slots;                          /* [submesh] microbatches in flight at most */
     struct hapt_simulated_instruction **time; /* [submesh][instruction] of the first step */
     double **arrived_s;                       /* [edge][microbatch] of the first step; edges inside a submesh: NULL */

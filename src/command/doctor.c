@@ -278,11 +278,50 @@ static void examine_libraries(struct doctor *doctor)
     }
 }
 
-/* The solver library of the linear programs of sharding ratios. */
+/* Solves an assignment of SIZE to SIZE at the costs (i + 1) (j + 1): large enough for PETSc/TAO. *right: the answer is
+ * the sum of (i + 1) (SIZE - i), since the largest factors meet the smallest (rearrangement inequality). */
+static enum hapt_status try_solver(struct hapt_arena *arena, struct hapt_lp_solution *solution, bool *right)
+{
+    enum { SIZE = 20 };
+    struct hapt_lp *lp;
+    double least = 0;
+    HAPT_TRY(hapt_lp_create(arena, SIZE * SIZE, 2 * SIZE, 2 * SIZE * SIZE, &lp));
+    for (int i = 0; i < SIZE; i++) {
+        int row[SIZE], column[SIZE];
+        double one[SIZE];
+        for (int j = 0; j < SIZE; j++) {
+            row[j] = i * SIZE + j;
+            column[j] = j * SIZE + i;
+            one[j] = 1;
+            lp->cost[i * SIZE + j] = (i + 1) * (j + 1);
+        }
+        hapt_lp_add_row(lp, 1, 1, SIZE, row, one);
+        hapt_lp_add_row(lp, 1, 1, SIZE, column, one);
+        least += (i + 1) * (SIZE - i);
+    }
+    HAPT_TRY(hapt_lp_solve(lp, HAPT_LP_AUTO, arena, solution));
+    *right = solution->result == HAPT_LP_OPTIMAL && fabs(solution->objective - least) < 1e-6 * least;
+    return HAPT_OK;
+}
+
+/* The solvers of linear programs (sharding ratios): which of them answers. */
 static void examine_solvers(struct doctor *doctor)
 {
     const char *missing = "", *version = hapt_lp_petsc_version(&missing);
+    struct hapt_lp_solution solution;
+    struct hapt_arena scratch;
+    bool right = false;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = try_solver(&scratch, &solution, &right);
+    hapt_arena_release(&scratch);
     add_fact(doctor, "solvers", "tao", "%s", version ? version : missing);
+    if (status == HAPT_OK && right) {
+        add_fact(doctor, "solvers", "used", "%s solved an assignment of 400 unknowns", solution.solver);
+        return;
+    }
+    hapt_fail_reset();
+    add_problem(doctor, HAPT_ERR_INTERNAL, "report this",
+                "no solver finds the optimum of an assignment of 400 unknowns");
 }
 
 /* Checks the folder that runs write to: outputs, or the current folder if that does not exist. */

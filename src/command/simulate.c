@@ -90,7 +90,7 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
     char time[4][32], bytes[2][32];
     hapt_print(env,
                "simulated step %s: %s%s%s, %d stages, %d microbatches, steady period %s, t_max %s, communication %s\n",
-               hapt_units_time(simulation->total_s, time[0]), hapt_schedule_kind_name(plan->schedule),
+               hapt_units_time(simulation->step_s, time[0]), hapt_schedule_kind_name(plan->schedule),
                plan->blocking ? " without overlap" : "", plan->split ? ", split backward" : "", plan->stage_count,
                plan->microbatches, hapt_units_time(outcome->period_s, time[1]), hapt_units_time(plan->t_max_s, time[2]),
                outcome->hidden ? "hidden" : "not hidden");
@@ -109,7 +109,7 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
         const bool last = i == plan->stage_count - 1;
         hapt_print(
             env, "  %5d  %-9s  %-12s  %6.1f %%  %6.1f %%  %10s  %8s  %8d  %s of %s\n", i, layers, stage->submesh->name,
-            100 * simulation->busy_s[i] / simulation->total_s, 100 * simulation->idle_s[i] / simulation->total_s,
+            100 * simulation->busy_s[i] / simulation->step_s, 100 * simulation->idle_s[i] / simulation->step_s,
             last ? "-" : hapt_units_time(stage->comm_s, time[3]), last ? "-" : hidden, stage->warmup,
             hapt_units_bytes(stage->memory_bytes, bytes[0]), hapt_units_bytes(stage->device_memory_bytes, bytes[1]));
     }
@@ -129,7 +129,7 @@ static enum hapt_status print_json(const struct outcome *outcome)
     json_t *object =
         json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:s, s:b, s:b, s:o}", "format", "hapt-simulation", "version", 1,
                   "microbatches", plan->microbatches, "schedule", hapt_schedule_kind_name(plan->schedule),
-                  "simulated_s", simulation->total_s, "period_s", outcome->period_s, "t_max_s", plan->t_max_s, "limit",
+                  "simulated_s", simulation->step_s, "period_s", outcome->period_s, "t_max_s", plan->t_max_s, "limit",
                   plan->limit, "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
     if (object && plan->blocking) json_object_set_new(object, "blocking", json_true());
     if (object && plan->split) json_object_set_new(object, "split_backward", json_true());

@@ -89,11 +89,12 @@ void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome)
     hapt_print(env, "\nIterations: best program for the ratios, then best ratios for the program\n");
     for (int t = 0; t < result->turn_count; t++) {
         const struct hapt_alternation_turn *turn = &result->turn[t];
-        hapt_print(env, "  %-12s %d segment%s  program %s (found in %s)  ratios %s (%s)\n", turn->start, turn->segments,
-                   turn->segments > 1 ? "s" : "", hapt_units_time(turn->program_s * B, text[0]),
+        hapt_print(env, "  %-12s %d segment%s  program %s (found in %s)  ratios %s (%s%s%s)\n", turn->start,
+                   turn->segments, turn->segments > 1 ? "s" : "", hapt_units_time(turn->program_s * B, text[0]),
                    hapt_units_time(turn->synthesis_seconds, text[1]),
                    isfinite(turn->ratios_s) ? hapt_units_time(turn->ratios_s * B, text[2]) : "infeasible",
-                   hapt_units_time(turn->solve_seconds, text[3]));
+                   hapt_units_time(turn->solve_seconds, text[3]), turn->solver ? ", by " : "",
+                   turn->solver ? turn->solver : "");
     }
     hapt_print(env, "\n");
     print_ratios(env, outcome);
@@ -119,10 +120,11 @@ static json_t *turns_json(const struct spmd_outcome *outcome)
     for (int t = 0; t < outcome->result.turn_count; t++) {
         const struct hapt_alternation_turn *turn = &outcome->result.turn[t];
         json_array_append_new(
-            turns, json_pack("{s:s, s:i, s:f, s:o, s:f, s:f}", "start", turn->start, "segments", turn->segments,
+            turns, json_pack("{s:s, s:i, s:f, s:o, s:f, s:f, s:s?}", "start", turn->start, "segments", turn->segments,
                              "program_s", turn->program_s * outcome->microbatches, "ratios_s",
                              isfinite(turn->ratios_s) ? json_real(turn->ratios_s * outcome->microbatches) : json_null(),
-                             "synthesis_seconds", turn->synthesis_seconds, "solve_seconds", turn->solve_seconds));
+                             "synthesis_seconds", turn->synthesis_seconds, "solve_seconds", turn->solve_seconds,
+                             "solver", turn->solver));
     }
     return turns;
 }

@@ -15,7 +15,7 @@ const char hapt_command_train_help[] =
     "The output folder holds run.h5 (/topology, /plan, /settings, and under /train: loss, gradient_norm,\n"
     "learning_rate, step_time, tokens_per_second or images_per_second [step]; stage_busy, stage_reduce, stage_idle,\n"
     "stage_communication, stage_microbatch [step][stage]; memory_planned, memory_measured,\n"
-    "host_memory (optimizer state on the hosts) [stage]) and\n"
+    "host_memory (on the hosts, --offload) [stage]) and\n"
     "checkpoints/step-N: shard-K.h5 per stage (/parameters, /state0, /state1: whole tensors by published name) and\n"
     "manifest.h5 (step, plan, options, history, identity of the data, sizes and checksums). One job owns the\n"
     "folder, through its lock .hapt-lock. A folder that holds a run needs --resume or --overwrite.\n"

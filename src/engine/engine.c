@@ -46,7 +46,7 @@ static void release(struct engine_memory *shared, const struct hapt_engine_optio
 static enum hapt_status set_memory(struct hapt_engine *engine, struct hapt_memory_plan *plan)
 {
     HAPT_ASSERT(is_on_device(plan, engine->program)); /* nothing moves tensors between spaces yet */
-    HAPT_ASSERT(plan->state_space == HAPT_SPACE_DEVICE || engine->shared->host || is_modelled(&engine->options));
+    HAPT_ASSERT(plan->host_bytes == 0 || engine->shared->host || is_modelled(&engine->options));
     engine->plan = plan;
     engine->memory = engine->shared->address;
     engine->queue = engine->options.backend->queue(engine->options.device, 0);
@@ -613,7 +613,10 @@ enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int sta
 {
     size_t first, count;
     const float *address = parameter_address(engine, tensor, state, &first, &count);
-    memset(value, 0, local_elements(engine, tensor) * sizeof *value);
+    /* -0 in other ranks' slices: a sum over the ranks then keeps each bit, also those of -0. */
+    const bool sliced =
+        engine->program->graph->tensor[tensor].trainable && hapt_engine_is_sliced(engine, tensor, state);
+    for (size_t i = 0; i < local_elements(engine, tensor); i++) value[i] = sliced ? -0.0f : 0;
     if (count == 0) return HAPT_OK;
     HAPT_TRY(engine->options.backend->copy(engine->queue, value + first, address, count * sizeof *value));
     return hapt_engine_finish(engine);

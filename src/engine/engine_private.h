@@ -39,7 +39,7 @@ struct engine_memory {
     int users;
     struct hapt_arena arena; /* of the memory plans */
     char *address;           /* device memory, plan->total_bytes */
-    char *host;              /* optimizer state on the host, plan->host_bytes; NULL: none, or the device is modelled */
+    char *host; /* state and masters on the host, plan->host_bytes; NULL: none, or the device is modelled */
 };
 
 struct hapt_engine {

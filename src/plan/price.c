@@ -299,7 +299,7 @@ enum { LONG_STEP = 1 << 16 };
 
 /* Extrapolates a long step from two shorter ones of `half` and 2 `half` microbatches, because it is periodic. `half`
  * is a multiple of a launch round. */
-static enum hapt_status extrapolate(const struct hapt_plan *plan, int half, struct hapt_arena *scratch, double *total_s)
+static enum hapt_status extrapolate(const struct hapt_plan *plan, int half, struct hapt_arena *scratch, double *step_s)
 {
     struct hapt_simulation *simulation;
     struct hapt_plan part = *plan;
@@ -314,9 +314,9 @@ static enum hapt_status extrapolate(const struct hapt_plan *plan, int half, stru
             if (plan->schedule == HAPT_SCHEDULE_GPIPE) part.stage[i].warmup = part.microbatches;
         }
         HAPT_TRY(hapt_plan_simulate(&part, scratch, &simulation));
-        part_s[k] = simulation->total_s;
+        part_s[k] = simulation->step_s;
     }
-    *total_s = part_s[1] + (plan->microbatches - 2.0 * half) * (part_s[1] - part_s[0]) / half;
+    *step_s = part_s[1] + (plan->microbatches - 2.0 * half) * (part_s[1] - part_s[0]) / half;
     return HAPT_OK;
 }
 
@@ -327,14 +327,14 @@ static int launch_round(const struct hapt_plan *plan)
     return plan->schedule == HAPT_SCHEDULE_GPIPE ? 1 : plan->stage[0].warmup;
 }
 
-static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt_arena *scratch, double *total_s)
+static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt_arena *scratch, double *step_s)
 {
     struct hapt_simulation *simulation;
     const int round = launch_round(plan);
     if (plan->microbatches > LONG_STEP && round <= LONG_STEP / 64)
-        return extrapolate(plan, LONG_STEP / 16 / round * round, scratch, total_s);
+        return extrapolate(plan, LONG_STEP / 16 / round * round, scratch, step_s);
     HAPT_TRY(hapt_plan_simulate(plan, scratch, &simulation));
-    *total_s = simulation->total_s;
+    *step_s = simulation->step_s;
     return HAPT_OK;
 }
 

@@ -130,8 +130,8 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
                        "tensor-parallel degree 1",
                        cluster->name, n, m, submesh.program, profile->layout_count);
         if (!hapt_recompute_is_valid(submesh.recompute))
-            return BAD("subcluster %s: %d x %d devices recompute %d of %d parts of their units", cluster->name, n, m,
-                       submesh.recompute, HAPT_RECOMPUTE_PARTS);
+            return BAD("subcluster %s: %d x %d devices recompute %d, not 0 to %d, or as much more than %d",
+                       cluster->name, n, m, submesh.recompute, HAPT_RECOMPUTE_PARTS, HAPT_RECOMPUTE_SELECTIVE);
         if (submesh.program > 0) {
             const struct hapt_axis *axis = profile->layout[submesh.program - 1]->axis;
             if (axis[0].size != n || axis[1].size != m)

@@ -316,7 +316,7 @@ static void summarize(const struct simulator *simulator, struct hapt_simulation 
         double busy_s = 0;
         for (int other = 0; other < chunks; other++)
             if (schedule->submesh_of[other] == schedule->submesh_of[chunk]) busy_s += result->busy_s[other];
-        result->idle_s[chunk] = result->total_s - busy_s;
+        result->idle_s[chunk] = result->step_s - busy_s;
     }
     for (int e = 0; e < schedule->edges.count; e++)
         if (result->arrived_s[e])

@@ -4,7 +4,7 @@
  * Stage i computes the forward passes 0 .. N_i - 1, then a backward and a forward pass in turn. So forward pass k of a
  * stage follows its backward pass k - N_i. Backward pass m follows its forward pass m + N_i - 1. Rounds over m, down
  * the pipeline and up again, therefore find each operand computed. The maxima and sums are those of simulate.c, so the
- * times have the same bits.
+ * times have the same bits. Several steps only if all stages agree at the end of each.
  */
 #include <string.h>
 
@@ -117,7 +117,7 @@ static void run_backward(struct chain *chain, int i, int m)
     chain->clock_s[i] = mine->backward_end_s[m & mask] = start_s + chain->costs->backward_s[i];
 }
 
-/* The end of the step, behind all passes. */
+/* The end of a step, behind all passes. */
 static double end_step(struct chain *chain)
 {
     const int last = chain->about->chunks - 1;
@@ -127,9 +127,24 @@ static double end_step(struct chain *chain)
         chain->clock_s[0] = chain->clock_s[last] = met_s + chain->costs->exchange_s;
     }
     for (int i = 0; i <= last && chain->costs->agrees; i++) agreed_s = later(agreed_s, chain->clock_s[i]);
-    for (int i = 0; i <= last; i++)
-        end_s = later(end_s, later(agreed_s, chain->clock_s[i]) + (chain->costs->step_s ? chain->costs->step_s[i] : 0));
+    for (int i = 0; i <= last; i++) {
+        chain->clock_s[i] = later(agreed_s, chain->clock_s[i]) + (chain->costs->step_s ? chain->costs->step_s[i] : 0);
+        end_s = later(end_s, chain->clock_s[i]);
+    }
     return end_s;
+}
+
+/* Microbatches [first, end) of a step. What earlier steps left is complete since the stages agreed. */
+static void run_step(struct chain *chain, int first, int end)
+{
+    const struct hapt_chain *about = chain->about;
+    for (int m = first; m < end; m++) {
+        for (int i = 0; i < about->chunks; i++) {
+            const int last = m + about->launches[i] - 1;
+            run_forward(chain, i, last < end ? last : end - 1);
+        }
+        for (int i = about->chunks - 1; i >= 0; i--) run_backward(chain, i, m);
+    }
 }
 
 enum hapt_status hapt_simulate_chain(const struct hapt_chain *about, const struct hapt_costs *costs,
@@ -137,15 +152,15 @@ enum hapt_status hapt_simulate_chain(const struct hapt_chain *about, const struc
 {
     struct chain chain = {.about = about, .costs = costs, .slots = costs->transfer_slots};
     const int B = about->microbatches;
-    HAPT_ASSERT(!costs->blocking && !costs->edge_s && costs->steps <= 1);
+    double end_s = 0;
+    HAPT_ASSERT(!costs->blocking && !costs->edge_s && (costs->steps <= 1 || costs->agrees));
     HAPT_TRY(begin(&chain, work));
-    for (int m = 0; m < B; m++) {
-        for (int i = 0; i < about->chunks; i++) {
-            const int last = m + about->launches[i] - 1;
-            run_forward(&chain, i, last < B ? last : B - 1);
-        }
-        for (int i = about->chunks - 1; i >= 0; i--) run_backward(&chain, i, m);
+    *step_s = 0;
+    for (int step = 0; step < (costs->steps > 0 ? costs->steps : 1); step++) {
+        const double before_s = end_s;
+        run_step(&chain, step * B, (step + 1) * B);
+        end_s = end_step(&chain);
+        *step_s = end_s - before_s;
     }
-    *step_s = end_step(&chain);
     return HAPT_OK;
 }

@@ -12,9 +12,8 @@
  * than the best step. Plans on several subclusters cross at least the fastest link
  * between two of them; plans inside one subcluster are bounded apart.
  *
- * If the optimizer state is on the hosts, all stages agree before the first of them updates. So a step takes at least
- * h_i + B w_i + e + max u_j, where u_j is what stage j does once a step. That holds with w_j + u_j / (B + D) in place
- * of w_j, too, without the last term: there are at most D stages.
+ * A stage also does u_i once a step, apart from its passes. With the optimizer state on hosts that takes seconds, so a
+ * stage is left out if B w_i + u_i is longer than the best step.
  *
  * Split backward passes: the gradients of parameters wait, so they delay no other stage. Then two bounds hold, for
  * plans without a split, too. TRANSFERS: the same as above, where w_j lacks the part that waits. WORK: a stage gets its
@@ -58,12 +57,15 @@ static bool is_known(const struct hapt_profile_cluster *cluster, size_t cell)
     return cluster->weight_time && isfinite(cluster->weight_time[cell]);
 }
 
-static int device_count(const struct hapt_profile *profile)
+/* u_i with the optimizer state on hosts, less its part of the exchange of tied parameters; else 0. */
+static double once_s(const struct bounding *bounding, int c, size_t cell)
 {
-    int count = 0;
-    for (int c = 0; c < profile->cluster_count; c++)
-        count += profile->cluster[c].nodes * profile->cluster[c].devices_per_node;
-    return count;
+    const struct hapt_profile *profile = bounding->search->profile;
+    const struct hapt_profile_cluster *cluster = &bounding->profile.cluster[c];
+    const size_t L = (size_t)profile->layer_count;
+    if (!profile->host_state || !cluster->step_time) return 0;
+    const double share_s = hapt_profile_tied_share_s(profile, c, (int)(cell / L % L), (int)(cell % L));
+    return fmax(0, cluster->step_time[cell] - share_s);
 }
 
 /* Keeps the stages that a plan with a shorter step than the best one may have. A split program's microbatch is in
@@ -72,7 +74,7 @@ static enum hapt_status copy_times(struct bounding *bounding, int c)
 {
     struct hapt_profile_cluster *cluster = &bounding->profile.cluster[c];
     const struct step_search *search = bounding->search;
-    const int L = search->L, B = search->B, D = device_count(search->profile);
+    const int L = search->L, B = search->B;
     const double *time_s = cluster->stage_time;
     const size_t cells = hapt_profile_index(search->profile, cluster->submesh_count, 0, 0);
     HAPT_NEW(cluster->stage_time, &bounding->scratch, cells);
@@ -84,12 +86,9 @@ static enum hapt_status copy_times(struct bounding *bounding, int c)
         const double most = step_in_flight(bytes, cluster->activation_bytes[k], cluster->device_memory_bytes, B);
         const double least_s = waits ? fmax(0, time_s[k] - hapt_profile_split_weight_s(cluster, k)) : time_s[k];
         const bool fits = hapt_at_most(bytes + cluster->activation_bytes[k], cluster->device_memory_bytes) &&
-                          hapt_at_most(B * (least_s + rest_s) / most, search->best.step_s);
+                          hapt_at_most(B * (least_s + rest_s) / most, search->best.step_s) &&
+                          hapt_at_most(B * time_s[k] + once_s(bounding, c, k), search->best.step_s);
         cluster->stage_time[k] = !fits ? NAN : bounding->kind == TRANSFERS ? least_s : time_s[k];
-        if (!search->profile->host_state || !cluster->step_time) continue;
-        const int i = (int)(k / (size_t)L % (size_t)L), j = (int)(k % (size_t)L);
-        const double end_s = cluster->step_time[k] - hapt_profile_tied_share_s(search->profile, c, i, j);
-        cluster->stage_time[k] += fmax(0, end_s) / (B + D);
     }
     cluster->step_time = NULL;
     cluster->device_memory_bytes = INFINITY;

@@ -154,7 +154,7 @@ static double lower_s(const struct hapt_plan *plan)
 {
     const int S = plan->stage_count;
     const double B = plan->microbatches;
-    double all_s = 0, head_s = 0, least_s = 0, in_flight = B, end_s = plan->stage[0].step_s - plan->stage[0].tied_s;
+    double all_s = 0, head_s = 0, least_s = 0, in_flight = B;
     for (int i = 0; i < S; i++) all_s += work_s(plan, i) + there_and_back_s(plan, i);
     for (int i = 0; i < S; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
@@ -166,9 +166,8 @@ static double lower_s(const struct hapt_plan *plan)
         least_s = fmax(least_s, head_s + B * (w + behind_s) / in_flight);
         least_s = fmax(least_s, all_s + (B - 1) * channel_s(plan, i));
         head_s += w + there_and_back_s(plan, i);
-        if (plan->host_state) end_s = fmax(end_s, stage->step_s - stage->tied_s); /* they agree before that */
     }
-    least_s += plan->exchange_s + end_s;
+    least_s += plan->exchange_s + plan->stage[0].step_s - plan->stage[0].tied_s;
     return least_s * (1 - 1e-12);
 }
 

@@ -31,7 +31,8 @@ static double update_s(const struct emit_step *step, int chunk)
     return step->costs.step_s ? step->costs.step_s[chunk] / step->schedule->update_groups : 0;
 }
 
-/* The time of REDUCE is part of UPDATE's, and NORM takes none: src/schedule/simulate.c. */
+/* The time of REDUCE is part of UPDATE's, and NORM takes none: src/schedule/simulate.c. A trace does not contain the
+ * agreement of plans with the optimizer state on hosts (hapt_costs.agrees). */
 static const struct action action_of[] = {
     [HAPT_INSTRUCTION_RECEIVE_FORWARD] = {.does = RECEIVE, .direction = EMIT_FORWARD},
     [HAPT_INSTRUCTION_FORWARD] = {.does = COMPUTE,

@@ -139,7 +139,7 @@ static enum hapt_status take_turn(const struct alternating *alternating, const c
     turn->program_s = first->price.cost_s;
     turn->synthesis_seconds = hapt_time_s() - start_s;
     *second = *first;
-    HAPT_TRY(alternating_solve(alternating, axis, &first->program, &first->price, arena, &ratio));
+    HAPT_TRY(alternating_solve(alternating, axis, &first->program, &first->price, arena, &ratio, &turn->solver));
     HAPT_TRY(make_axis(asked->devices, axis->ratio_count, ratio, false, arena, &second->axis));
     if (carry_over(alternating, &second->axis, arena, second) != HAPT_OK) {
         hapt_fail_reset();
@@ -209,7 +209,8 @@ enum hapt_status hapt_alternation_ratios(const struct hapt_alternation *asked, c
         for (int t = 0; t < TANGENTS; t++) {
             struct pair next = pair;
             double *ratio;
-            HAPT_TRY(alternating_solve(&alternating, &pair.axis, &pair.program, &pair.price, arena, &ratio));
+            const char *solver;
+            HAPT_TRY(alternating_solve(&alternating, &pair.axis, &pair.program, &pair.price, arena, &ratio, &solver));
             HAPT_TRY(make_axis(asked->devices, 1, ratio, false, arena, &next.axis));
             if (carry_over(&alternating, &next.axis, arena, &next) != HAPT_OK || !fits(asked, &next.price)) break;
             if (next.price.cost_s < best.price.cost_s) best = next;

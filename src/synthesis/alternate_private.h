@@ -22,10 +22,11 @@ enum hapt_status alternating_price(const struct alternating *alternating, const 
                                    const struct hapt_axis_program *program, struct hapt_arena *arena,
                                    struct hapt_program_price *price);
 /* The best ratios for a program, and the neighbouring segments that share them. Tensors between segments with
- * different ratios are resharded. ratio [axis->ratio_count][axis->size]. HAPT_ERR_INFEASIBLE if none fit the memory. */
+ * different ratios are resharded. ratio [axis->ratio_count][axis->size]; *solver: hapt_ratio_result.
+ * HAPT_ERR_INFEASIBLE if none fit the memory. */
 enum hapt_status alternating_solve(const struct alternating *alternating, const struct hapt_axis *axis,
                                    const struct hapt_axis_program *program, const struct hapt_program_price *here,
-                                   struct hapt_arena *arena, double **ratio);
+                                   struct hapt_arena *arena, double **ratio, const char **solver);
 /* computes [count]: true if a program computes longer than it communicates in the segment that ends at end[k]. */
 enum hapt_status alternating_computes(const struct alternating *alternating, const struct hapt_axis *axis,
                                       const struct hapt_axis_program *program, const int *end, int count,

@@ -371,7 +371,7 @@ static enum hapt_status descend(struct ratio_search *ratio_search, bool *separat
 
 enum hapt_status alternating_solve(const struct alternating *alternating, const struct hapt_axis *axis,
                                    const struct hapt_axis_program *program, const struct hapt_program_price *here,
-                                   struct hapt_arena *arena, double **ratio)
+                                   struct hapt_arena *arena, double **ratio, const char **solver)
 {
     const int segments = axis->ratio_count, devices = axis->size;
     struct ratio_search ratio_search = {
@@ -396,6 +396,7 @@ enum hapt_status alternating_solve(const struct alternating *alternating, const 
         memcpy(made + (size_t)k * devices, ratio_search.result.ratio + (size_t)run_of[k] * devices,
                (size_t)devices * sizeof *made);
     *ratio = made;
+    *solver = ratio_search.result.solver;
     return HAPT_OK;
 }
 

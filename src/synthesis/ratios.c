@@ -251,7 +251,7 @@ static enum hapt_status out_of_memory(const struct hapt_ratio_problem *problem)
 }
 
 static enum hapt_status solve_segments(const struct reduced *reduced, int first, int end, double evenness,
-                                       struct hapt_arena *scratch, double *ratio)
+                                       struct hapt_arena *scratch, struct hapt_ratio_result *found)
 {
     const struct hapt_ratio_problem *problem = reduced->problem;
     const int kinds = reduced->kinds;
@@ -270,13 +270,14 @@ static enum hapt_status solve_segments(const struct reduced *reduced, int first,
     for (int s = first; s < end; s++) add_segment(reduced, s, evenness, column[s - first], lp);
     add_memory(reduced, first, end, column, lp);
     HAPT_TRY(hapt_lp_solve(lp, HAPT_LP_AUTO, scratch, &solution));
+    found->solver = solution.solver;
     if (solution.result == HAPT_LP_INFEASIBLE && problem->limit_bytes) return out_of_memory(problem);
     if (solution.result != HAPT_LP_OPTIMAL)
         return hapt_fail(HAPT_ERR_INTERNAL, "report this with the model and the cluster file",
                          "the linear program of the sharding ratios ended with status %s",
                          hapt_lp_result_name(solution.result));
     for (int s = first; s < end; s++) {
-        double *share = ratio + (size_t)s * problem->devices, sum = 0;
+        double *share = found->ratio + (size_t)s * problem->devices, sum = 0;
         for (int j = 0; j < problem->devices; j++)
             sum += share[j] = solution.x[column[s - first] + reduced->kind_of[j]];
         for (int j = 0; j < problem->devices; j++) share[j] /= sum;
@@ -332,9 +333,9 @@ static enum hapt_status solve(const struct hapt_ratio_problem *problem, struct h
     const double evenness = EVENNESS * scale / fmax(1, segments);
     HAPT_TRY(reduce(problem, scratch, &reduced));
     for (int s = 0; s < segments && reduced.kinds > 1; s++)
-        HAPT_TRY(solve_segments(&reduced, s, s + 1, evenness, scratch, result->ratio));
+        HAPT_TRY(solve_segments(&reduced, s, s + 1, evenness, scratch, result));
     if (!hapt_ratios_fit(problem, result->ratio))
-        HAPT_TRY(solve_segments(&reduced, 0, segments, evenness, scratch, result->ratio));
+        HAPT_TRY(solve_segments(&reduced, 0, segments, evenness, scratch, result));
     result->cost_s = hapt_ratios_cost(problem, result->ratio);
     return HAPT_OK;
 }

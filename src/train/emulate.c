@@ -382,13 +382,25 @@ static void end_exchange(struct worker *worker, double start_s)
         hapt_team_inputs_ready(team, team->free_s + worker->time_scale * worker->plan->exchange_s);
 }
 
-/* The end of a step in one piece, including the sum of gradients and the update, where the simulator ends a list. */
-static void end_step(struct stage *stage)
+/* The end of a step in one piece, including the sum of gradients and the update. */
+static void take_end(struct stage *stage)
 {
     if (stage->plan->forward_only) return;
     begin_pass(stage, stage->plan->step_s - stage->plan->tied_s);
     hapt_team_stretch_begin(&stage->team);
     hapt_team_stretch_end(&stage->team);
+}
+
+/* Where the simulator has it: in front of the agreement, or behind it if the optimizer state is on hosts. */
+static void end_step(struct stage *stage)
+{
+    if (!stage->worker->plan->host_state) take_end(stage);
+}
+
+static enum hapt_status update(struct stage *stage, int group, const struct hapt_update *update)
+{
+    if (group == 0 && stage->worker->plan->host_state) take_end(stage);
+    return update_sample(stage, group, update);
 }
 
 const struct stage_runtime runtime_modelled = {.computes = false,
@@ -407,7 +419,7 @@ const struct stage_runtime runtime_modelled = {.computes = false,
                                                .reduce = wait_for_stage,
                                                .end_exchange = end_exchange,
                                                .end_step = end_step,
-                                               .update = update_sample,
+                                               .update = update,
                                                .initial = initial,
                                                .gather = get_sample,
                                                .set = set_sample};

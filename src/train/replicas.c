@@ -79,8 +79,8 @@ static enum hapt_status mark(struct replicas *replicas, int first, int count)
             const int parameter = replicas->parameter[first + i];
             if (stage->program->local[parameter] < 0) continue;
             size_t bytes = hapt_engine_tensor_bytes(stage->engine, parameter);
-            if (hapt_engine_is_sliced(stage->engine, parameter,
-                                      -1)) /* all ranks have the weights that they compute with */
+            /* Masters on hosts may be sliced on some ranks. All have the weights that they compute with. */
+            if (worker->plan->host_state && worker->graph->tensor[parameter].dtype != HAPT_F32)
                 HAPT_TRY(hapt_engine_get_weight(stage->engine, parameter, replicas->value, &bytes));
             else
                 HAPT_TRY(hapt_engine_get(stage->engine, parameter, -1, replicas->value));

@@ -31,7 +31,7 @@ for attempt in 1 2 3 4 5 6; do
     for schedule in h1f1b 1f1b; do
         rehearse $schedule --schedule $schedule --steps 2 --time-scale 6 --trace 1 --json && cp "$scratch/out" "$scratch/$schedule.$attempt"
     done
-    rehearse away --steps 2 --time-scale 6 --trace 1 --json && cp "$scratch/out" "$scratch/away.$attempt"
+    rehearse away --steps 8 --time-scale 3 --trace 1 --json && cp "$scratch/out" "$scratch/away.$attempt"
     compare "$scratch/h1f1b" "$scratch/1f1b" "$scratch/away" && break
 done
 checks=$((checks + 1))

@@ -34,13 +34,15 @@ static void chains_have_the_bits_of_lists(void)
             launches[i] = kind == HAPT_SCHEDULE_GPIPE || rise > B ? B : rise;
         }
         const bool tied = hapt_random_next(&random) % 2;
+        const bool agrees = hapt_random_next(&random) % 3 == 0;
         const struct hapt_costs costs = {.forward_s = forward_s,
                                          .backward_s = backward_s,
                                          .comm_s = comm_s,
                                          .step_s = hapt_random_next(&random) % 4 ? step_s : NULL,
                                          .exchange_s = random_s(&random),
                                          .transfer_slots = (int)(hapt_random_next(&random) % 4),
-                                         .agrees = hapt_random_next(&random) % 3 == 0};
+                                         .agrees = agrees,
+                                         .steps = agrees ? 1 + (int)(hapt_random_next(&random) % 3) : 1};
         const struct hapt_chain chain = {S, B, launches, tied};
         const struct hapt_schedule_options options = {.tied = tied};
         struct hapt_schedule *schedule = NULL;

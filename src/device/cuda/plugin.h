@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 /* Increase it with any change of these tables or of the structures of device.h. */
-enum { CUDA_PLUGIN_ABI = 8 };
+enum { CUDA_PLUGIN_ABI = 9 };
 
 /* Functions of the executable that the plug-in may use. */
 struct cuda_host {
