@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "hapt/env.h"
+#include "hapt/stop.h"
 
 #define TICK_S 0.25
 #define FIRST_REPORT_S 5.0 /* first progress message */
@@ -38,6 +39,8 @@ _Noreturn static void end_process(const char *what, double limit_s)
 {
     char host[HAPT_HOSTNAME_CHARS] = "?";
     gethostname(host, sizeof host - 1);
+    /* When a launcher ends the job, the rank that failed first has reported the error already. */
+    if (hapt_stop_terminated()) _exit(HAPT_ERR_COMM);
     fprintf(stderr,
             "hapt: error: %s lasted longer than %.3g s (rank %d on host %s): a rank is stopped, dead or unreachable\n"
             "hint: check the processes and the network of all hosts of the job; --timeout allows longer waits\n",
