@@ -1,6 +1,6 @@
 """Training on CUDA devices compared with PyTorch's fp64 references (tests/data) and with the CPU: losses and weights in fp32, losses in
 bf16. It runs on one rank, on several as a pipeline (each rank is a subcluster with one device, all on the first GPU), and data-parallel if
-there are two GPUs. The same command twice must give the same bits. A hundred steps of a small GPT are compared with the CPU's.
+there are two GPUs. The same command twice must give the same bits, and so must the optimizer state on the host. A hundred steps of a small GPT are compared with the CPU's.
 HAPT_TEST_BACKEND names the back end. Arguments: prefixes of the references' names, and `hundred`; none: all."""
 import glob
 import json
@@ -113,6 +113,11 @@ def family(path, folder):
             print(f"{name}: weights within {most:.1e}")
         loss, _ = train(half, path, folder, [1], None, steps, microbatches)
         compare(f"{name}, bf16", loss, expected, HALF)
+        if name == "gpt":
+            for where, what in (half, "bf16"), (model, "fp32"):
+                kept, _ = train(where, path, folder, [1], None, steps, microbatches, precision=what)
+                offloaded, _ = train(where, path, folder, [1], None, steps, microbatches, ["--offload", "optimizer"], precision=what)
+                check(np.array_equal(kept, offloaded), f"{name}, {what}: other losses with the optimizer state on the host")
         chosen, _ = train(model, path, folder, [1], None, steps, microbatches)
         check(np.array_equal(loss, chosen), f"{name}: a model in fp32 does not train as one in bf16 where devices have it")
         rounded, _ = train(model, path, folder, [1], None, steps, microbatches, precision="tf32")
@@ -134,6 +139,8 @@ def family(path, folder):
         if DEVICES > 1:
             loss, _ = train(model, path, folder, [2], f"0-{layers}@g0:1x2", steps, microbatches, precision="fp32")
             compare(f"{name}, 2 ranks share the rows", loss, expected, FP32)
+            sliced, _ = train(model, path, folder, [2], f"0-{layers}@g0:1x2", steps, microbatches, ["--offload", "optimizer"], precision="fp32")
+            check(np.array_equal(loss, sliced), f"{name}, 2 ranks: other losses with slices of the optimizer state on the host")
 
 
 def hundred(folder):

@@ -44,8 +44,8 @@ check "a quick profile is silent: $(cat "$scratch/err")" [ "$(grep -c ' s left\|
 begun=$SECONDS
 [ "${HAPT_LONG:-0}" != 0 ] && layers=300 || layers=150
 passes 1 plan --input "$scratch/huge.h5" --cluster inputs/clusters/site-1024.json --layers-per-model $layers --microbatches 128
-if [ $((SECONDS - begun)) -ge 6 ]; then # a phase took 3 s or more
-    check "a long plan shows its end: $(cat "$scratch/err")" grep -Eq '^hapt: (predicting|planning).*, [0-9]+ s left$' "$scratch/err"
+if [ $((SECONDS - begun)) -ge 6 ]; then # a phase took 3 s or more; some do not know their end
+    check "a long plan shows how far it is: $(cat "$scratch/err")" grep -Eq '^hapt: (predicting|planning).*, [0-9]+ s (left|so far)$' "$scratch/err"
 fi
 
 # the possible error of measured times is printed and stored with them
