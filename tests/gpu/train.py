@@ -114,10 +114,8 @@ def family(path, folder):
         loss, _ = train(half, path, folder, [1], None, steps, microbatches)
         compare(f"{name}, bf16", loss, expected, HALF)
         if name == "gpt":
-            for where, what in (half, "bf16"), (model, "fp32"):
-                kept, _ = train(where, path, folder, [1], None, steps, microbatches, precision=what)
-                offloaded, _ = train(where, path, folder, [1], None, steps, microbatches, ["--offload", "optimizer"], precision=what)
-                check(np.array_equal(kept, offloaded), f"{name}, {what}: other losses with the optimizer state on the host")
+            offloaded, _ = train(half, path, folder, [1], None, steps, microbatches, ["--offload", "optimizer"])
+            check(np.array_equal(loss, offloaded), f"{name}, bf16: other losses with the optimizer state on the host")
         chosen, _ = train(model, path, folder, [1], None, steps, microbatches)
         check(np.array_equal(loss, chosen), f"{name}: a model in fp32 does not train as one in bf16 where devices have it")
         rounded, _ = train(model, path, folder, [1], None, steps, microbatches, precision="tf32")
