@@ -73,7 +73,7 @@ struct hapt_candidates {
     enum hapt_tied_exchange exchange; /* element type of the gradients of tied parameters */
     int layout_count;
     const struct hapt_stage_layout **layout; /* [layout_count] program k is layout[k - 1] */
-    /* What a range may recompute (hapt_submesh.recompute), the least first; 0 if some stages may keep all. Plain
+    /* Choices of hapt_submesh.recompute, the least first; 0 if some stages may keep all. Plain
      * programs alone recompute. */
     int share_count, share[HAPT_MOST_SHARES];
     int unit_count;

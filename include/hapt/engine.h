@@ -91,8 +91,8 @@ enum hapt_staging_kind { HAPT_STAGING_FORWARD_IN, HAPT_STAGING_BACKWARD_IN, HAPT
 void *hapt_engine_staging(struct hapt_engine *engine, enum hapt_staging_kind kind, int slot, int index);
 
 /* Copies a parameter's master weight (state -1) or optimizer state (0, 1) from and to the host: fp32, all local
- * elements. Setting a weight also updates its compute copy. What is sliced over ranks is skipped, and read as 0, in
- * other ranks' slices. */
+ * elements. Setting a weight also updates its compute copy. Slices of other ranks are skipped,
+ * and read as 0. */
 enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value);
 enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value);
 /* True if each rank of a parameter's group has its own slice of that state; state -1: of the master. */

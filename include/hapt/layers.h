@@ -53,8 +53,8 @@ static inline enum hapt_status hapt_layers_of_operators(const struct hapt_layers
 /* The model's units of recomputation: its repeated modules; all modules, if none is repeated. */
 enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_unit **unit,
                                    int *count);
-/* What a range recomputes, a number: so many of HAPT_RECOMPUTE_PARTS parts of the units that lie in it, rounded up,
- * make all their activations again. HAPT_RECOMPUTE_SELECTIVE is added if its other units are selective. */
+/* The recomputation of a range, as a number. So many of HAPT_RECOMPUTE_PARTS parts of the units that lie in it, rounded
+ * up, make all their activations again. HAPT_RECOMPUTE_SELECTIVE is added if its other units are selective. */
 enum { HAPT_RECOMPUTE_PARTS = 12, HAPT_RECOMPUTE_SELECTIVE = 16 };
 static inline bool hapt_recompute_is_valid(int recompute)
 {
@@ -65,7 +65,7 @@ static inline bool hapt_recompute_is_valid(int recompute)
  * make all again; the others are selective. Returns the number of all. */
 int hapt_layers_units_of(const struct hapt_unit *unit, int count, int first_op, int end_op, int recompute, int *first,
                          int *full);
-/* What a choice of --recompute other than auto means: no, selective, all, every=K; -1: unreadable. */
+/* The number for a choice of --recompute: no, selective, all, every=K. -1: unreadable; auto has none. */
 int hapt_layers_recompute(const char *choice);
 void hapt_layers_print(const struct hapt_env *env, const struct hapt_layers *layers, const struct hapt_graph *graph);
 enum hapt_status hapt_layers_write(struct hapt_h5 *file, const char *group, const struct hapt_layers *layers);

@@ -180,7 +180,8 @@ static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_
     return HAPT_OK;
 }
 
-/* Of a parameter that begins at this element: its master, or its compute copy if that is on the host. */
+/* The offset of a parameter that begins at this element: of its master, or of its compute copy if the master is on the
+ * host. */
 static size_t weight_offset(const struct hapt_memory_plan *plan, size_t element)
 {
     if (element >= plan->trained_elements)

@@ -134,7 +134,7 @@ static double end_step(struct chain *chain)
     return end_s;
 }
 
-/* Microbatches [first, end) of a step. What earlier steps left is complete since the stages agreed. */
+/* Microbatches [first, end) of a step. Passes and transfers of earlier steps ended before the stages agreed. */
 static void run_step(struct chain *chain, int first, int end)
 {
     const struct hapt_chain *about = chain->about;

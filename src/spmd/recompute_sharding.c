@@ -7,8 +7,8 @@
  *   forward   a -> b -> c -> d        unit {b, c}: slots keep a, and c if the backward operators of d read it
  *   backward  dd b' c' dc db da       b' and c' run the operators of b and c; dc and db read what they make
  *
- * What is made again in a unit does not depend on other units. What a selective unit repeats, a full one repeats as
- * well.
+ * The repeated operators of a unit do not depend on other units. A full unit repeats all that it would repeat if it
+ * were selective.
  */
 #include "rewrite.h"
 

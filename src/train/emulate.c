@@ -391,7 +391,7 @@ static void take_end(struct stage *stage)
     hapt_team_stretch_end(&stage->team);
 }
 
-/* Where the simulator has it: in front of the agreement, or behind it if the optimizer state is on hosts. */
+/* The end stands where the simulator has it: before the agreement, or after it if the optimizer state is on hosts. */
 static void end_step(struct stage *stage)
 {
     if (!stage->worker->plan->host_state) take_end(stage);
