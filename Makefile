@@ -66,7 +66,7 @@ tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/*.c tests/mpi/*.c tests
 gpu_programs := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/kernels_*.c tests/gpu/*.c))
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/*.c))
 
-faults := $(BUILD)/tests/faults/faults.so
+faults := $(patsubst %.c,$(BUILD)/%.so,$(wildcard tests/faults/*.c))
 
 # The CUDA back end: a plug-in that is built where a toolkit is (CUDA_HOME, the compiler on the PATH, or the usual folder) and CUDA=0 does not
 # forbid it. For the first architectures of its kind that the toolkit knows; newer devices compile the last one's code when it is loaded.

@@ -70,6 +70,10 @@ enum hapt_status hapt_env_agree_quietly(MPI_Comm comm, enum hapt_status status);
  * value: no limit. */
 void hapt_env_set_agree_timeout(double seconds);
 
+/* Number of agreements of all ranks that this rank has completed. Another rank can only complete one that this rank has
+ * begun, so a rank that stays behind another for long waits for a lost message. */
+int64_t hapt_env_agreements(void);
+
 /* Translates an MPI return code. */
 enum hapt_status hapt_env_mpi(int mpi_error, const char *what);
 #define HAPT_MPI(call) HAPT_TRY(hapt_env_mpi((call), #call))

@@ -245,6 +245,12 @@ static void print_failure(enum hapt_status status, int rank)
 }
 
 static double agree_timeout_s;
+static _Atomic int64_t agreements;
+
+int64_t hapt_env_agreements(void)
+{
+    return agreements;
+}
 
 void hapt_env_set_agree_timeout(double seconds)
 {
@@ -293,6 +299,7 @@ static enum hapt_status agree(MPI_Comm comm, enum hapt_status status, bool quiet
         print_failure(broken, rank);
         return broken;
     }
+    if (size == world_size) agreements++;
     const bool answer = quietly && (status == HAPT_ERR_INFEASIBLE || status == HAPT_ERR_INPUT);
     const bool mine = status != HAPT_OK && result[0] == key && !answer;
     if (mine) print_failure(status, rank);

@@ -14,7 +14,7 @@
 #define BEAT_TAG 1
 
 struct beat {
-    int64_t leaving;
+    int64_t leaving, agreements;
     char doing[160];
 };
 
@@ -55,6 +55,7 @@ static bool fill(struct beat *beat)
     const struct hapt_activity activity = heartbeat.activity;
     beat->leaving = heartbeat.leaving;
     pthread_mutex_unlock(&heartbeat.lock);
+    beat->agreements = hapt_env_agreements();
     describe(&activity, beat->doing, sizeof beat->doing);
     return beat->leaving != 0;
 }
@@ -77,6 +78,19 @@ _Noreturn static void name_silent(int rank, const struct beat *last, double sile
         rank, hapt_env_host(rank), silent_s, last->doing, heartbeat.rank, hapt_env_host(heartbeat.rank), mine));
 }
 
+/* This rank waits in an agreement that its neighbour completed. MPI can lose messages of a collective operation when
+ * memory is short (Open MPI 4.1). */
+_Noreturn static void name_lost(int rank, double behind_s)
+{
+    struct beat now;
+    fill(&now);
+    hapt_die(
+        hapt_fail(HAPT_ERR_COMM, "start again; MPI loses messages when memory is short: see that each host has enough",
+                  "rank %d on host %s has waited for %.3g s in an agreement of all ranks that rank %d completed: MPI "
+                  "lost a message; activity: %s",
+                  heartbeat.rank, hapt_env_host(heartbeat.rank), behind_s, rank, now.doing));
+}
+
 static void *run_heartbeat(void *argument)
 {
     (void)argument;
@@ -85,11 +99,16 @@ static void *run_heartbeat(void *argument)
               before = (heartbeat.rank + heartbeat.size - 1) % heartbeat.size;
     struct beat out = {0}, in = {0}, last = {.doing = "nothing"};
     MPI_Request sending = MPI_REQUEST_NULL, hearing = MPI_REQUEST_NULL;
-    double silent_s = 0, looked_s = hapt_time_s(), beat_s = 0;
+    double silent_s = 0, behind_s = 0, looked_s = hapt_time_s(), beat_s = 0;
+    int64_t agreements = 0;
     bool said_farewell = false, heard_farewell = false;
     while (!said_farewell || !heard_farewell || sending != MPI_REQUEST_NULL) {
         const double now_s = hapt_time_s();
-        silent_s += fmin(now_s - looked_s, MAX_TICK_S);
+        const double tick_s = fmin(now_s - looked_s, MAX_TICK_S);
+        silent_s += tick_s;
+        const bool waits = last.agreements > agreements && hapt_env_agreements() == agreements;
+        behind_s = waits ? behind_s + tick_s : 0;
+        agreements = hapt_env_agreements();
         looked_s = now_s;
         if (sending != MPI_REQUEST_NULL && passed(&sending)) sending = MPI_REQUEST_NULL;
         bool hurried;
@@ -113,6 +132,7 @@ static void *run_heartbeat(void *argument)
             heard_farewell = in.leaving != 0;
         }
         if (!heard_farewell && silent_s > heartbeat.silence_s) name_silent(before, &last, silent_s);
+        if (behind_s > heartbeat.silence_s) name_lost(before, behind_s);
         hapt_time_sleep_until(now_s + (hurried ? 1e-3 : LOOK_S));
     }
     return NULL;

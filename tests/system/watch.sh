@@ -142,6 +142,10 @@ start still-profile 3 --input "$scratch/large.h5" --cluster "$scratch/c.json" --
 remember still-profile
 train still-train --steps 100000 --checkpoint-every 5 --timeout 5
 remember still-train
+# an agreement before training that never completes on rank 1, but on all others
+LD_PRELOAD=$HAPT_BUILD/tests/faults/lost.so LOST_RANK=1 LOST_AT=12 start lost 3 plan --input "$scratch/large.h5" --cluster "$scratch/c.json" \
+    --timeout 5 --output "$scratch/lost.h5"
+remember lost
 until_true 100 has_checkpoint still-train
 until_true 60 grep -q '^Cluster' "$scratch/still-profile.out"
 sleep 1.5 # one or two heartbeats
@@ -149,6 +153,12 @@ for phase in profile train; do
     recall still-$phase
     kill -STOP "${rank[1]}"
 done
+recall lost
+ends 60
+check "a message of MPI is lost: code 7, not $code" [ "$code" -eq 7 ]
+check "one line tells of it" [ "$(grep -c error: "$scratch/lost.err")" -eq 1 ]
+check "the waiting rank is named: $(cat "$scratch/lost.err")" \
+    grep -Eq 'error: rank 1 on host .* has waited for [0-9.]+ s in an agreement of all ranks that rank 0 completed' "$scratch/lost.err"
 for phase in profile train; do
     recall still-$phase
     ends 40
