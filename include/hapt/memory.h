@@ -168,5 +168,9 @@ struct hapt_memory_again {
 enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
                                        struct hapt_memory_again again, struct hapt_memory_work *work,
                                        struct hapt_memory_bytes *bytes);
+/* Lower bounds of those figures, for any units that recompute: without activations, workspace, scratch, transfer slots
+ * and the host. Takes a small part of the time. */
+void hapt_memory_ranges_least(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                              struct hapt_memory_bytes *bytes);
 
 #endif

@@ -54,6 +54,19 @@ static enum hapt_status size_range(const struct hapt_candidates *candidates, con
     return HAPT_OK;
 }
 
+/* True if a device of the cluster may hold the range. */
+static bool may_fit(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op, int end_op)
+{
+    struct hapt_memory_bytes least;
+    hapt_memory_ranges_least(sizing->ranges, first_op, end_op, &least);
+    const struct hapt_item_memory memory = hapt_candidates_memory(candidates, &least);
+    for (int c = 0; c < candidates->cluster->count; c++) {
+        const double limit = candidates->cluster->subcluster[c].device.memory_bytes;
+        if (hapt_candidates_resident_bytes(candidates, &memory, limit) <= limit) return true;
+    }
+    return false;
+}
+
 /* True if a unit is only partly inside the range. */
 static bool cuts_unit(const struct hapt_candidates *candidates, int first_op, int end_op)
 {
@@ -118,6 +131,8 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
             again[item * HAPT_MOST_SHARES + (size_t)share] = (struct hapt_item_again){.memory = FITS_NOWHERE};
         if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
         if (!hapt_candidates_may_be_wanted(candidates, mesh_index, first, last)) continue;
+        /* Single layers need figures in any case: "does not fit" names them. */
+        if (first < last && !may_fit(candidates, &sizing, first_op, end_op)) continue;
         HAPT_TRY(size_range(candidates, &sizing, first_op, end_op, (struct hapt_memory_again){first_op, false},
                             &memory[item]));
         if (again && shardings->recomputes && hapt_candidates_may_recompute(candidates, mesh_index, first, last))

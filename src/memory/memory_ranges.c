@@ -369,18 +369,40 @@ static size_t block_bytes(const struct hapt_memory_ranges *ranges, const struct 
            hapt_align(sum->trained * sizeof(float)) + state_bytes(ranges, sum, here);
 }
 
-void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_again again,
-                 struct hapt_memory_work *work, struct memory_walk *walk)
+static struct amounts sum_amounts(const struct hapt_memory_ranges *ranges, int first_op, int end_op)
 {
-    work->first = first_op;
-    work->end = end_op;
-    find_units(ranges, again, work);
     HAPT_ASSERT(first_op >= 0 && first_op < end_op && end_op <= ranges->positions);
     struct amounts sum = ranges->prefix[end_op];
     subtract(&sum, &ranges->prefix[first_op]);
     for (int r = 0; r < ranges->repeat_count; r++)
         if (ranges->repeat[r].before >= first_op && ranges->repeat[r].position < end_op)
             subtract(&sum, &ranges->repeat[r].amounts);
+    return sum;
+}
+
+/* Resident bytes with whole and with sharded optimizer state. */
+static void resident_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t sharded_count,
+                           size_t *whole, size_t *sharded)
+{
+    *sharded = sum->resident + block_bytes(ranges, sum, sharded_count);
+    *whole = ranges->options.sharded_state ? *sharded : sum->resident + block_bytes(ranges, sum, sum->trained);
+}
+
+void hapt_memory_ranges_least(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                              struct hapt_memory_bytes *bytes)
+{
+    const struct amounts sum = sum_amounts(ranges, first_op, end_op);
+    *bytes = (struct hapt_memory_bytes){.trained_elements = sum.trained, .copies = sum.copies > 0};
+    resident_bytes(ranges, &sum, sharded_elements(ranges, &sum), &bytes->parameter_bytes, &bytes->sharded_bytes);
+}
+
+void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_again again,
+                 struct hapt_memory_work *work, struct memory_walk *walk)
+{
+    work->first = first_op;
+    work->end = end_op;
+    find_units(ranges, again, work);
+    const struct amounts sum = sum_amounts(ranges, first_op, end_op);
     *walk = (struct memory_walk){.trained_elements = sum.trained, .copies = sum.copies > 0};
     mark_leaving(ranges, first_op, end_op, work);
     add_crossings(ranges, first_op, end_op, work, &walk->slot_bytes, &walk->transfer_bytes);
@@ -395,9 +417,7 @@ void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_
     walk->workspace_bytes = forward > backward ? forward : backward;
     walk->slot_bytes += sum.slot;
     const size_t sharded = sharded_elements(ranges, &sum);
-    walk->sharded_bytes = sum.resident + block_bytes(ranges, &sum, sharded);
-    walk->resident_bytes =
-        ranges->options.sharded_state ? walk->sharded_bytes : sum.resident + block_bytes(ranges, &sum, sum.trained);
+    resident_bytes(ranges, &sum, sharded, &walk->resident_bytes, &walk->sharded_bytes);
     if (!ranges->options.host_state) return;
     walk->sharded_host_bytes = state_bytes(ranges, &sum, sharded);
     walk->host_bytes =

@@ -27,7 +27,20 @@ static void check_workspace(const struct hapt_memory_plan *plan, const struct ha
     hapt_arena_release(&arena);
 }
 
-static long away, masters_away;
+static long away, masters_away, bounded;
+
+/* The lower bounds of a range, against the blocks of its plans. */
+static void check_least(const struct hapt_memory_ranges *ranges, const struct hapt_program *program,
+                        const struct hapt_memory_bytes *figures)
+{
+    struct hapt_memory_bytes least;
+    hapt_memory_ranges_least(ranges, program->first_op, program->end_op, &least);
+    CHECK(least.parameter_bytes <= figures->parameter_bytes && least.sharded_bytes <= figures->sharded_bytes);
+    CHECK(least.trained_elements == figures->trained_elements && least.copies == figures->copies);
+    /* the rest is the same with whole and with sharded state */
+    CHECK(figures->parameter_bytes - least.parameter_bytes == figures->sharded_bytes - least.sharded_bytes);
+    bounded += least.parameter_bytes > 0;
+}
 
 /* With optimizer state on the host: the figures against the plans, and against those with state on the device. */
 static void compare_host_state(const struct hapt_program *program, const struct hapt_memory_options *options,
@@ -44,6 +57,7 @@ static void compare_host_state(const struct hapt_program *program, const struct 
     CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op,
                                    (struct hapt_memory_again){program->end_op, false}, work, &figures));
     if (!plan || !sharded) return;
+    check_least(ranges, program, &figures);
     if (check) CHECK_OK(memory_check(plan, program));
     if (check) CHECK_OK(memory_check(sharded, program));
     CHECK(figures.parameter_bytes == plan->parameter_bytes && figures.sharded_bytes == sharded->parameter_bytes);
@@ -103,6 +117,7 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                               figures.parameter_bytes, figures.activation_bytes, plan->parameter_bytes,
                               plan->activation_bytes);
                 CHECK(plan->sharded_bytes == figures.sharded_bytes);
+                check_least(ranges, program, &figures);
                 CHECK_MESSAGE(figures.sharded_bytes == sharded->parameter_bytes,
                               "%s, operators [%d, %d): state sharded %zu, planned %zu", what, first, end,
                               figures.sharded_bytes, sharded->parameter_bytes);
@@ -227,6 +242,7 @@ static void random_graphs(void)
     CHECK_MESSAGE(waiting > 10000, "in only %ld ranges something waits", waiting);
     CHECK_MESSAGE(saved > 1000, "sharded state saves memory in %ld of %ld ranges", saved, compared);
     CHECK_MESSAGE(away > 100, "state on the host saves memory in %ld of %ld ranges", away, compared);
+    CHECK_MESSAGE(bounded > 100, "%ld ranges have a lower bound above 0", bounded);
     CHECK_MESSAGE(masters_away > 100, "%ld ranges have master weights on the host", masters_away);
 }
 
