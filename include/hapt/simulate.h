@@ -29,6 +29,9 @@ struct hapt_costs {
     int transfer_slots;       /* 0: unlimited, as in the paper's DAG */
     int steps;                /* one after another; 0: one */
     bool agrees;              /* NORM waits for all submeshes; false: no stage waits for others before its update */
+    /* With `agrees`: submeshes agreed on the step before at time 0, and begin with its updates, which the passes behind
+     * them may hide. So one step takes as long as each but the first of several. */
+    bool steady;
 };
 
 struct hapt_simulated_instruction {
@@ -36,8 +39,8 @@ struct hapt_simulated_instruction {
 };
 
 struct hapt_simulation {
-    double total_s;  /* one whole step */
-    double step_s;   /* from the end of the last step but one to that of the last; of one step: total_s */
+    double total_s;  /* end of the first step */
+    double step_s;   /* from the end of the step before the last one to that of the last */
     double period_s; /* seconds per microbatch over whole launch rounds in the second half; total_s / B in a shorter
                         step */
     double *busy_s, *comm_s;                  /* [chunk] computing; transfers over the boundary behind it */

@@ -31,7 +31,7 @@ enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena
                                  .exchange_s = plan->exchange_s,
                                  .blocking = plan->blocking,
                                  .agrees = plan->host_state, /* else updates are short */
-                                 .steps = plan->host_state ? 2 : 1,
+                                 .steady = plan->host_state,
                                  .transfer_slots = hapt_plan_transfer_slots(plan)};
     return HAPT_OK;
 }

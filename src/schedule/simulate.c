@@ -35,6 +35,7 @@ struct simulator {
     struct player *player;                    /* [submesh] */
     struct step_end *end;                     /* [steps] */
     int steps, first, last;                   /* first, last: the submeshes that hold tied parameters */
+    double begin_s;                           /* end of the step before: 0, or that of its updates */
     double *busy_s;                           /* [chunk] */
     struct hapt_simulated_instruction **time; /* [submesh][instruction] of the first step; NULL: not kept */
 };
@@ -60,6 +61,19 @@ static size_t place(struct simulator *simulator, char *block, size_t *zeroed)
     return used;
 }
 
+/* hapt_costs.steady */
+static void begin_with_updates(struct simulator *simulator)
+{
+    const struct hapt_schedule *schedule = simulator->play.schedule;
+    const struct hapt_costs *costs = simulator->play.costs;
+    HAPT_ASSERT(!costs->steady || (costs->agrees && simulator->steps == 1));
+    for (int k = 0; costs->steady && costs->step_s && k < schedule->chunk_count; k++) {
+        double *clock_s = &simulator->player[schedule->submesh_of[k]].clock_s;
+        *clock_s += costs->step_s[k];
+        simulator->begin_s = later(simulator->begin_s, *clock_s);
+    }
+}
+
 static enum hapt_status begin(struct simulator *simulator, struct hapt_simulate_work *work)
 {
     const struct hapt_schedule *schedule = simulator->play.schedule;
@@ -80,6 +94,7 @@ static enum hapt_status begin(struct simulator *simulator, struct hapt_simulate_
         for (int slot = 0; slot < schedule->list[s].slots; slot++) simulator->player[s].owner[slot].chunk = -1;
     for (int e = 0; e < schedule->edges.count; e++)
         simulator->play.edge_s[e] = play_edge_s(schedule, simulator->play.costs, e);
+    begin_with_updates(simulator);
     return HAPT_OK;
 }
 
@@ -221,7 +236,7 @@ static struct simulator simulator_of(const struct hapt_schedule *schedule, const
 static double step_s_of(const struct simulator *simulator)
 {
     const struct step_end *end = &simulator->end[simulator->steps - 1];
-    return simulator->steps > 1 ? end->total_s - end[-1].total_s : end->total_s;
+    return end->total_s - (simulator->steps > 1 ? end[-1].total_s : simulator->begin_s);
 }
 
 enum hapt_status hapt_simulate_step(const struct hapt_schedule *schedule, const struct hapt_costs *costs,
@@ -353,6 +368,7 @@ static enum hapt_status passes_s(const struct hapt_schedule *schedule, const str
     struct hapt_schedule *copy;
     passes.step_s = NULL;
     passes.steps = 1;
+    passes.steady = false;
     HAPT_TRY(hapt_schedule_resize(schedule, microbatches, &passes, scratch, &copy));
     return hapt_simulate(copy, &passes, scratch, simulation);
 }

@@ -154,7 +154,12 @@ enum hapt_status hapt_simulate_chain(const struct hapt_chain *about, const struc
     const int B = about->microbatches;
     double end_s = 0;
     HAPT_ASSERT(!costs->blocking && !costs->edge_s && (costs->steps <= 1 || costs->agrees));
+    HAPT_ASSERT(!costs->steady || (costs->steps <= 1 && costs->agrees));
     HAPT_TRY(begin(&chain, work));
+    for (int i = 0; costs->steady && costs->step_s && i < about->chunks; i++) {
+        chain.clock_s[i] = costs->step_s[i];
+        end_s = later(end_s, chain.clock_s[i]);
+    }
     *step_s = 0;
     for (int step = 0; step < (costs->steps > 0 ? costs->steps : 1); step++) {
         const double before_s = end_s;

@@ -232,6 +232,11 @@ static void several_steps(void)
             CHECK_NEAR(simulation->step_s, agrees && steps == 1 ? 38 : agrees ? 35 : 33.5, 1e-9);
             CHECK_NEAR(simulation->busy_s[0], 3 * B + 0.5, 1e-9);
         }
+    even.costs.steps = 1;
+    even.costs.steady = true;
+    CHECK_OK(hapt_simulate(schedule, &even.costs, &arena, &simulation));
+    CHECK_NEAR(simulation->step_s, 35, 1e-9);
+    CHECK_NEAR(simulation->total_s, 40, 1e-9);
     hapt_arena_release(&arena);
 }
 

@@ -34,15 +34,16 @@ static void chains_have_the_bits_of_lists(void)
             launches[i] = kind == HAPT_SCHEDULE_GPIPE || rise > B ? B : rise;
         }
         const bool tied = hapt_random_next(&random) % 2;
-        const bool agrees = hapt_random_next(&random) % 3 == 0;
-        const struct hapt_costs costs = {.forward_s = forward_s,
-                                         .backward_s = backward_s,
-                                         .comm_s = comm_s,
-                                         .step_s = hapt_random_next(&random) % 4 ? step_s : NULL,
-                                         .exchange_s = random_s(&random),
-                                         .transfer_slots = (int)(hapt_random_next(&random) % 4),
-                                         .agrees = agrees,
-                                         .steps = agrees ? 1 + (int)(hapt_random_next(&random) % 3) : 1};
+        const bool agrees = hapt_random_next(&random) % 3 == 0, steady = agrees && hapt_random_next(&random) % 2;
+        struct hapt_costs costs = {.forward_s = forward_s,
+                                   .backward_s = backward_s,
+                                   .comm_s = comm_s,
+                                   .step_s = hapt_random_next(&random) % 4 ? step_s : NULL,
+                                   .exchange_s = random_s(&random),
+                                   .transfer_slots = (int)(hapt_random_next(&random) % 4),
+                                   .agrees = agrees,
+                                   .steady = steady,
+                                   .steps = agrees && !steady ? 1 + (int)(hapt_random_next(&random) % 3) : 1};
         const struct hapt_chain chain = {S, B, launches, tied};
         const struct hapt_schedule_options options = {.tied = tied};
         struct hapt_schedule *schedule = NULL;
@@ -55,6 +56,11 @@ static void chains_have_the_bits_of_lists(void)
         CHECK_MESSAGE(memcmp(&by_chain_s, &by_lists_s, sizeof by_chain_s) == 0,
                       "case %d: %s, %d chunks, %d microbatches: %.17g by the chain, %.17g by the lists", c,
                       hapt_schedule_kind_name(kind), S, B, by_chain_s, by_lists_s);
+        if (!steady) continue;
+        costs.steady = false;
+        costs.steps = HAPT_SIMULATE_STEPS;
+        CHECK_OK(hapt_simulate_step(schedule, &costs, &list_work, &by_lists_s));
+        CHECK_NEAR(by_chain_s, by_lists_s, 1e-9 * (1 + by_lists_s)); /* the last of three steps */
     }
     hapt_simulate_work_release(&chain_work);
     hapt_simulate_work_release(&list_work);
