@@ -22,8 +22,9 @@ struct rows {
     struct hapt_config *config;
     struct hapt_arena *arena;
     int64_t global_batch;
-    bool quietly; /* "no plan" is not printed */
-    int count;    /* cases that have a profile: the model's own rows first, then ascending */
+    bool quietly;                         /* "no plan" is not printed */
+    struct hapt_profile *kept[MOST_ROWS]; /* of all cases, where the last profiles had candidates; else NULL */
+    int count;                            /* cases that have a profile: the model's own rows first, then ascending */
     struct rows_case one[MOST_ROWS];
     struct hapt_search_batching batching[MOST_ROWS];
 };
@@ -86,45 +87,52 @@ static enum hapt_status list_rows(const struct rows *rows, const struct hapt_mod
                      N, own, MOST_MICROBATCHES);
 }
 
-/* Makes graph, layers and profile of one number of rows. HAPT_ERR_INFEASIBLE is not printed. */
-static enum hapt_status prepare(struct rows *rows, int value, const struct hapt_planning *from, struct rows_case *one)
+/* Makes graph and layers of one number of rows. */
+static enum hapt_status prepare(const struct rows *rows, int value, const struct hapt_planning *from,
+                                struct rows_case *one)
 {
     struct hapt_env *env = rows->env;
-    char text[32];
     *one = (struct rows_case){.rows = value, .microbatches = (int)(rows->global_batch / value), .planning = *from};
-    snprintf(text, sizeof text, "%d", one->microbatches);
-    enum hapt_status status = hapt_config_decide(rows->config, "microbatches", text);
-    if (status == HAPT_OK && value != from->model->microbatch)
-        status = hapt_model_rebatch(from->model, value, rows->arena, &one->planning.model);
-    HAPT_TRY(hapt_env_agree(env->world, status));
-    if (one->planning.model != from->model)
-        HAPT_TRY(hapt_phase_layers(env, rows->config, one->planning.model, rows->arena, &one->planning.layers));
-    return hapt_phase_profile_quietly(env, rows->config, from->cluster, one->planning.model, one->planning.layers,
-                                      rows->arena, &one->planning.profile);
+    if (value == from->model->microbatch) return HAPT_OK;
+    HAPT_TRY(hapt_env_agree(env->world, hapt_model_rebatch(from->model, value, rows->arena, &one->planning.model)));
+    return hapt_phase_layers(env, rows->config, one->planning.model, rows->arena, &one->planning.layers);
 }
 
+/* Makes the profiles of all numbers of rows, and leaves out those without candidates. */
 static enum hapt_status prepare_all(struct rows *rows, const struct hapt_planning *from)
 {
+    const bool measured = hapt_phase_is_measured(rows->config, from->cluster);
+    struct hapt_profile_case its[MOST_ROWS] = {0};
+    struct rows_case one[MOST_ROWS];
     int list[MOST_ROWS], count;
     char left_out[200] = "";
-    enum hapt_status last = HAPT_OK;
-    HAPT_TRY(
-        hapt_env_agree(rows->env->world, list_rows(rows, from->model,
-                                                   hapt_phase_is_measured(rows->config, from->cluster), list, &count)));
+    HAPT_TRY(hapt_env_agree(rows->env->world, list_rows(rows, from->model, measured, list, &count)));
     for (int k = 0; k < count; k++) {
-        struct rows_case *one = &rows->one[rows->count];
-        last = prepare(rows, list[k], from, one);
-        if (last == HAPT_ERR_INFEASIBLE) {
-            const size_t used = strlen(left_out);
-            snprintf(left_out + used, sizeof left_out - used, " %d", list[k]);
-            if (k + 1 < count || rows->count > 0) hapt_fail_reset();
+        HAPT_TRY(prepare(rows, list[k], from, &one[k]));
+        its[k] = (struct hapt_profile_case){.microbatches = one[k].microbatches,
+                                            .model = one[k].planning.model,
+                                            .layers = one[k].planning.layers,
+                                            .kept = rows->kept[k]};
+    }
+    HAPT_TRY(hapt_phase_profiles(rows->env, rows->config, from->cluster, its, count, true, rows->arena));
+    HAPT_TRY(
+        hapt_env_agree(rows->env->world, hapt_phase_decide_microbatches(rows->config, one[count - 1].microbatches)));
+    for (int k = 0; k < count; k++) {
+        rows->kept[k] = its[k].profile;
+        one[k].planning.profile = its[k].profile;
+        if (its[k].profile) {
+            rows->batching[rows->count] = (struct hapt_search_batching){one[k].microbatches, its[k].profile};
+            rows->one[rows->count++] = one[k];
             continue;
         }
-        HAPT_TRY(last);
-        rows->batching[rows->count++] = (struct hapt_search_batching){one->microbatches, one->planning.profile};
+        const size_t used = strlen(left_out);
+        snprintf(left_out + used, sizeof left_out - used, " %d", list[k]);
     }
-    if (rows->count == 0)
-        return rows->quietly ? HAPT_ERR_INFEASIBLE : hapt_env_agree(rows->env->world, HAPT_ERR_INFEASIBLE);
+    if (rows->count == 0 && rows->quietly) return HAPT_ERR_INFEASIBLE;
+    if (rows->count == 0) { /* again, to print why */
+        HAPT_TRY(hapt_phase_profiles(rows->env, rows->config, from->cluster, its, 1, false, rows->arena));
+        return HAPT_ERR_INTERNAL;
+    }
     if (left_out[0] && !rows->quietly)
         hapt_note(rows->env, "no candidates fit with these rows of a microbatch:%s\n", left_out);
     return HAPT_OK;
@@ -132,9 +140,7 @@ static enum hapt_status prepare_all(struct rows *rows, const struct hapt_plannin
 
 static enum hapt_status decide_microbatches(const struct rows *rows, int k)
 {
-    char text[32];
-    snprintf(text, sizeof text, "%d", rows->one[k].microbatches);
-    return hapt_env_agree(rows->env->world, hapt_config_decide(rows->config, "microbatches", text));
+    return hapt_env_agree(rows->env->world, hapt_phase_decide_microbatches(rows->config, rows->one[k].microbatches));
 }
 
 /* Plans each case by itself. */

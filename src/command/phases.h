@@ -35,12 +35,26 @@ enum hapt_status hapt_phase_precision(struct hapt_env *env, const struct hapt_co
                                       struct hapt_model *model);
 /* Recomputation and offloading are considered if more memory would shorten the step by more than this factor. */
 #define HAPT_PHASE_MEMORY_WORTH 1.02
+/* True if plans that keep all activations are slower because devices lack memory, or if there are none. Rank-local. */
+enum hapt_status hapt_phase_lacks_memory(const struct hapt_config *config, const struct hapt_profile *profile,
+                                         bool *lacks);
+/* True if the program chooses what `option` ("recompute", "offload") says: it is auto, and the simulated step is
+ * searched. */
+bool hapt_phase_chooses_memory(const struct hapt_config *config, const char *option);
+/* Inputs of a prediction. `kept`: the profile with what --recompute auto and --offload auto may add left out, if it is
+ * known; else NULL. */
+struct hapt_prediction {
+    const struct hapt_config *config;
+    const struct hapt_cluster *cluster;
+    const struct hapt_model *model;
+    const struct hapt_layers *layers;
+    const struct hapt_efficiency *efficiency; /* or NULL */
+    struct hapt_profile *kept;
+};
 /* A predicted profile, with stages that recompute as --recompute says, and the optimizer state where --offload says.
  * auto: only for the search of the simulated step, and if a plan that keeps everything on the devices is slower, by the
  * formula, because they lack memory, or if there is none. Rank-local. */
-enum hapt_status hapt_phase_predict(const struct hapt_config *config, const struct hapt_cluster *cluster,
-                                    const struct hapt_model *model, const struct hapt_layers *layers,
-                                    const struct hapt_efficiency *efficiency, struct hapt_arena *arena,
+enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hapt_arena *arena,
                                     struct hapt_profile **profile);
 /* HAPT_ERR_USAGE if the options for measuring and predicting do not fit the cluster. Rank-local. */
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster);
@@ -49,11 +63,26 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
                                     const struct hapt_cluster *cluster, const struct hapt_model *model,
                                     const struct hapt_layers *layers, struct hapt_arena *arena,
                                     struct hapt_profile **profile);
-/* The same; HAPT_ERR_INFEASIBLE of a prediction is not printed. */
-enum hapt_status hapt_phase_profile_quietly(struct hapt_env *env, struct hapt_config *config,
-                                            const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                            const struct hapt_layers *layers, struct hapt_arena *arena,
-                                            struct hapt_profile **profile);
+/* A number of microbatches, and the profile for it. */
+struct hapt_profile_case {
+    int microbatches;
+    const struct hapt_model *model;
+    const struct hapt_layers *layers;
+    struct hapt_profile *kept;    /* as hapt_prediction */
+    struct hapt_profile *profile; /* NULL: nothing fits */
+};
+/* Measures or predicts them. Quietly, HAPT_ERR_INFEASIBLE is not printed and leaves the profile NULL. --microbatches is
+ * undefined afterwards. Collective over env->world. */
+enum hapt_status hapt_phase_profiles(struct hapt_env *env, struct hapt_config *config,
+                                     const struct hapt_cluster *cluster, struct hapt_profile_case *its, int count,
+                                     bool quietly, struct hapt_arena *arena);
+/* Predicts them: the ranks of a node take turns and share what they made. */
+enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_config *config,
+                                          const struct hapt_cluster *cluster, const struct hapt_efficiency *efficiency,
+                                          struct hapt_profile_case *its, int count, bool quietly,
+                                          struct hapt_arena *arena);
+/* Sets --microbatches, not as given by the user. Rank-local. */
+enum hapt_status hapt_phase_decide_microbatches(struct hapt_config *config, int microbatches);
 /* True if profiles of this cluster are measured, not predicted. */
 bool hapt_phase_is_measured(const struct hapt_config *config, const struct hapt_cluster *cluster);
 /* HAPT_ERR_USAGE if --strategy, --stages, --schedule and the ablations contradict each other or do not fit this

@@ -50,9 +50,13 @@ static enum hapt_status predict(void *context, enum hapt_sweep_kind kind, int su
     hapt_shared_release_newer(prediction->newest_shared);
     hapt_arena_init(&own);
     enum hapt_status status = change_cluster(inputs->cluster, kind, subcluster, value, arena, &cluster);
+    const struct hapt_prediction of = {.config = prediction->config,
+                                       .cluster = cluster,
+                                       .model = inputs->model,
+                                       .layers = inputs->layers,
+                                       .efficiency = prediction->efficiency};
     if (status == HAPT_OK && env->node_rank == 0)
-        status = hapt_phase_predict(prediction->config, cluster, inputs->model, inputs->layers, prediction->efficiency,
-                                    env->node_size > 1 ? &own : arena, &made);
+        status = hapt_phase_predict(&of, env->node_size > 1 ? &own : arena, &made);
     /* If nothing fits at a point, the sweep goes on; any other failure ends it, with its message. */
     const enum hapt_status agreed = hapt_env_agree_quietly(env->world, status);
     status = agreed == HAPT_OK || agreed == HAPT_ERR_INFEASIBLE ? agreed : hapt_env_agree(env->world, status);

@@ -1,0 +1,204 @@
+/* Predicted profiles: whether stages recompute and where the optimizer state is, and several profiles at a time. */
+#include "phases.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "hapt/predict.h"
+#include "hapt/progress.h"
+#include "hapt/search.h"
+
+/* The step of the formula's optimum; INFINITY: there is no plan. Rank-local. */
+static enum hapt_status formula_s(const struct hapt_config *config, const struct hapt_profile *profile,
+                                  double *latency_s)
+{
+    const struct hapt_search_options options = {.objective = HAPT_OBJECTIVE_FORMULA,
+                                                .microbatches = (int)hapt_config_int(config, "microbatches"),
+                                                .schedule = HAPT_SCHEDULE_H1F1B,
+                                                .hide_threshold = hapt_config_real(config, "hide-threshold"),
+                                                .gap = HAPT_PHASE_MEMORY_WORTH - 1,
+                                                .may_fail = true};
+    struct hapt_arena scratch;
+    struct hapt_plan *plan;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = hapt_plan_search_formula(MPI_COMM_SELF, profile, &options, &scratch, &plan);
+    *latency_s = status == HAPT_OK ? plan->latency_s : INFINITY;
+    hapt_arena_release(&scratch);
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_phase_lacks_memory(const struct hapt_config *config, const struct hapt_profile *profile,
+                                         bool *lacks)
+{
+    struct hapt_profile *roomy;
+    struct hapt_arena scratch;
+    double now_s, best_s = 0;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = formula_s(config, profile, &now_s);
+    if (status == HAPT_OK && isfinite(now_s)) {
+        status = hapt_profile_roomy_view(profile, &scratch, &roomy);
+        if (status == HAPT_OK) status = formula_s(config, roomy, &best_s);
+    }
+    *lacks = status == HAPT_OK && now_s > HAPT_PHASE_MEMORY_WORTH * best_s;
+    hapt_arena_release(&scratch);
+    return status;
+}
+
+/* True if memory is saved as is best: by the hapt strategy, with searched stages and simulated steps. */
+static bool may_choose_memory(const struct hapt_config *config)
+{
+    return !strcmp(hapt_config_text(config, "strategy"), "hapt") && !hapt_config_text(config, "stages") &&
+           strcmp(hapt_config_text(config, "objective"), "formula") != 0;
+}
+
+static bool is_auto(const struct hapt_config *config, const char *option)
+{
+    return !strcmp(hapt_config_text(config, option), "auto");
+}
+
+bool hapt_phase_chooses_memory(const struct hapt_config *config, const char *option)
+{
+    return is_auto(config, option) && may_choose_memory(config);
+}
+
+static enum hapt_status predict(const struct hapt_prediction *of, bool recompute, bool host_state,
+                                struct hapt_arena *arena, struct hapt_profile **profile)
+{
+    return hapt_profile_predict(of->cluster, of->model, of->layers, of->config, of->efficiency, recompute, host_state,
+                                arena, profile);
+}
+
+/* True if the formula's optimum is shorter with the optimizer on the host. */
+static enum hapt_status is_shorter(const struct hapt_config *config, const struct hapt_profile *with,
+                                   const struct hapt_profile *without, bool *shorter)
+{
+    double step_s[2];
+    HAPT_TRY(formula_s(config, without, &step_s[0]));
+    HAPT_TRY(formula_s(config, with, &step_s[1]));
+    *shorter = step_s[1] < step_s[0];
+    return HAPT_OK;
+}
+
+/* Predicts again if it helps: with stages that recompute, with the optimizer state on the hosts, or with both. */
+static enum hapt_status predict_saving(const struct hapt_prediction *of, bool recompute, bool host_state,
+                                       struct hapt_arena *arena, enum hapt_status status, struct hapt_profile **profile)
+{
+    const bool again = is_auto(of->config, "recompute"), away = is_auto(of->config, "offload");
+    struct hapt_profile *offloaded;
+    bool shorter = true;
+    if (again) {
+        hapt_fail_reset();
+        status = predict(of, true, host_state, arena, profile);
+    }
+    if (!away || (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE)) return status;
+    hapt_fail_reset();
+    const enum hapt_status its = predict(of, again || recompute, true, arena, &offloaded);
+    if (its == HAPT_ERR_INFEASIBLE && status == HAPT_OK) {
+        hapt_fail_reset();
+        return HAPT_OK;
+    }
+    HAPT_TRY(its);
+    if (status == HAPT_OK) HAPT_TRY(is_shorter(of->config, offloaded, *profile, &shorter));
+    if (shorter) *profile = offloaded;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hapt_arena *arena,
+                                    struct hapt_profile **profile)
+{
+    const bool recompute = !is_auto(of->config, "recompute"),
+               host_state = !strcmp(hapt_config_text(of->config, "offload"), "optimizer");
+    enum hapt_status status = HAPT_OK;
+    bool lacks = false;
+    *profile = of->kept;
+    if (!*profile) status = predict(of, recompute, host_state, arena, profile);
+    if (!may_choose_memory(of->config) || (recompute && !is_auto(of->config, "offload"))) return status;
+    if (status == HAPT_OK) HAPT_TRY(hapt_phase_lacks_memory(of->config, *profile, &lacks));
+    if (status == HAPT_OK ? !lacks : status != HAPT_ERR_INFEASIBLE) return status;
+    return predict_saving(of, recompute, host_state, arena, status, profile);
+}
+
+enum hapt_status hapt_phase_decide_microbatches(struct hapt_config *config, int microbatches)
+{
+    char text[32];
+    if (hapt_config_int(config, "microbatches") == microbatches) return HAPT_OK;
+    snprintf(text, sizeof text, "%d", microbatches);
+    return hapt_config_decide(config, "microbatches", text);
+}
+
+/* An environment in which rank `first` of each node is its first rank. Release env->node. */
+static enum hapt_status begin_node_with(const struct hapt_env *env, int first, struct hapt_env *made)
+{
+    *made = *env;
+    made->node_rank = (env->node_rank + env->node_size - first) % env->node_size;
+    HAPT_MPI(MPI_Comm_split(env->node, 0, made->node_rank, &made->node));
+    return hapt_env_mpi(MPI_Comm_set_errhandler(made->node, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
+/* Shares what rank `maker` of each node made, with its node. Quietly, HAPT_ERR_INFEASIBLE leaves its->profile NULL. */
+static enum hapt_status share_from(const struct hapt_env *env, int maker, enum hapt_status status, bool quietly,
+                                   struct hapt_profile *made, struct hapt_arena *arena, struct hapt_profile_case *its)
+{
+    struct hapt_env node;
+    int is_kept = its->kept && made == its->kept; /* all ranks have that */
+    its->profile = NULL;
+    if (env->node_rank != maker) status = HAPT_OK;
+    if (quietly && hapt_env_agree_quietly(env->world, status) == HAPT_ERR_INFEASIBLE) return HAPT_OK;
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    HAPT_MPI(MPI_Bcast(&is_kept, 1, MPI_INT, maker, env->node));
+    if (is_kept) {
+        its->profile = its->kept;
+        return HAPT_OK;
+    }
+    HAPT_TRY(hapt_env_agree(env->world, begin_node_with(env, maker, &node)));
+    status = hapt_profile_share(&node, HAPT_OK, made, arena, &its->profile);
+    MPI_Comm_free(&node.node);
+    if (status == HAPT_OK) its->profile->origin = HAPT_PROFILE_PREDICTED;
+    return status;
+}
+
+/* Ranks of the smallest node. */
+static enum hapt_status count_makers(const struct hapt_env *env, int *makers)
+{
+    return hapt_env_mpi(MPI_Allreduce(&env->node_size, makers, 1, MPI_INT, MPI_MIN, env->world), "MPI_Allreduce");
+}
+
+enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_config *config,
+                                          const struct hapt_cluster *cluster, const struct hapt_efficiency *efficiency,
+                                          struct hapt_profile_case *its, int count, bool quietly,
+                                          struct hapt_arena *arena)
+{
+    struct hapt_progress progress;
+    struct hapt_arena own; /* this rank's own copy, if it shares the profile */
+    enum hapt_status status;
+    int makers;
+    HAPT_TRY(hapt_env_agree(env->world, count_makers(env, &makers)));
+    hapt_progress_init(&progress, env, "predicting", 0);
+    hapt_arena_init(&own);
+    for (int first = 0; first < count; first += makers) {
+        const int mine = first + env->node_rank;
+        struct hapt_profile *made = NULL;
+        status = HAPT_OK;
+        if (env->node_rank < makers && mine < count) {
+            const struct hapt_prediction of = {config,           cluster,    its[mine].model,
+                                               its[mine].layers, efficiency, its[mine].kept};
+            status = hapt_phase_decide_microbatches(config, its[mine].microbatches);
+            if (status == HAPT_OK) status = hapt_phase_predict(&of, env->node_size > 1 ? &own : arena, &made);
+        }
+        for (int k = first; k < count && k < first + makers; k++) {
+            const enum hapt_status shared = share_from(env, k - first, status, quietly, made, arena, &its[k]);
+            if (shared != HAPT_OK) {
+                hapt_progress_release(&progress);
+                hapt_arena_release(&own);
+                return shared;
+            }
+        }
+        hapt_arena_release(&own);
+        if (quietly) hapt_fail_reset();
+    }
+    hapt_progress_release(&progress);
+    return HAPT_OK;
+}
