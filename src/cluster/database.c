@@ -46,6 +46,8 @@ static const struct {
     {GPU("A30", "cuda", 10.3, 165, 165, 24, 933), 25 * GB},
     {GPU("A40", "cuda", 37.4, 149.7, 149.7, 48, 696), 25 * GB},
     {GPU("L40S", "cuda", 91.6, 362.05, 362.05, 48, 864), 25 * GB},
+    /* NVIDIA L4 Tensor Core GPU data sheet (2023), half of the sparse figures; PCI Express 4.0 x16. */
+    {GPU("L4", "cuda", 30.3, 121, 121, 24, 300), 25 * GB},
     /* NVIDIA Ampere GA102 GPU architecture white paper, table 9 (fp32 accumulation); PCI Express 4.0 x16. */
     {GPU("RTX-3090", "cuda", 35.6, 71, 71, 24, 936), 25 * GB},
     /* NVIDIA Ada GPU architecture white paper, appendix A (fp32 accumulation); PCI Express 4.0 x16. */
@@ -70,7 +72,7 @@ static const struct {
     {0x10de, 0x15f9, "P100"},      {0x10de, 0x1eb8, "T4"},        {0x10de, 0x2330, "H100"},
     {0x10de, 0x2335, "H200"},      {0x10de, 0x2204, "RTX-3090"},  {0x10de, 0x2684, "RTX-4090"},
     {0x10de, 0x20b7, "A30"},       {0x10de, 0x2235, "A40"},       {0x10de, 0x26b9, "L40S"},
-    {0x1002, 0x7408, "MI250X"},
+    {0x10de, 0x27b8, "L4"},        {0x1002, 0x7408, "MI250X"},
 };
 
 const struct hapt_device_spec *hapt_device_spec_find(const char *name)

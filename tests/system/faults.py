@@ -376,7 +376,7 @@ def resume():
                 some = kind == "malloc" and not os.environ.get("HAPT_EVERY")
                 mine = of_stacks if some else range(1, total.get(kind, 0) + 1)
                 if some and ranks > 1:
-                    most = min(most, MOST_STACKS)
+                    most = min(most, MOST_STACKS // shares)
                 mine = mine[share::shares]
                 if "HAPT_AT" in os.environ:
                     mine = [int(at) for at in os.environ["HAPT_AT"].split()]

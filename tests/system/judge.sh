@@ -13,6 +13,8 @@ judge() { # CODE OPTIONS...
 judge 0 sailor
 check "12 cases of several microbatches" grep -qE 'B > 1: 12 cases, off by [0-9.]+ % in the median \(at most 3 %\), [0-9.]+ % at worst' "$scratch/out"
 check "one case of one microbatch" test "$(grep -cE '^  \S+ +1 +[0-9.]+ s +[0-9.]+ s +[0-9.]+$' "$scratch/out")" = 1
+judge 0 mist
+check "its step and its memory" test "$(grep -cE '^  (step|memory): 1 cases, off by [0-9.]+ % ' "$scratch/out")" = 2
 # A simulator that is wrong is found: here it overlaps transfers, which those frameworks do not.
 cat >"$scratch/overlaps" <<P
 #!/bin/sh

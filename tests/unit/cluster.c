@@ -270,7 +270,7 @@ static void knows_devices(void)
 {
     static const char *const name[] = {"A100-40GB", "A100-80GB", "V100-16GB", "V100-32GB", "P100",
                                        "T4",        "H100",      "H200",      "RTX-3090",  "RTX-4090",
-                                       "MI250X",    "A30",       "A40",       "L40S",      "cpu"};
+                                       "MI250X",    "A30",       "A40",       "L40S",      "L4",        "cpu"};
     for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
         const struct hapt_device_spec *device = hapt_device_spec_find(name[i]);
         if (!CHECK_MESSAGE(device != NULL, "no %s", name[i])) continue;
@@ -283,7 +283,7 @@ static void knows_devices(void)
     CHECK(hapt_device_spec_find("V100-32GB")->peak_flops[HAPT_BF16] == 0);
     int count = 0;
     while (hapt_device_spec_at(count)) count++;
-    CHECK(count == 15 && hapt_device_spec_at(-1) == NULL);
+    CHECK(count == 16 && hapt_device_spec_at(-1) == NULL);
 }
 
 static void saves_and_loads(void)
