@@ -268,9 +268,9 @@ static void survives_damage(void)
 
 static void knows_devices(void)
 {
-    static const char *const name[] = {"A100-40GB", "A100-80GB", "V100-16GB", "V100-32GB", "P100",
-                                       "T4",        "H100",      "H200",      "RTX-3090",  "RTX-4090",
-                                       "MI250X",    "A30",       "A40",       "L40S",      "L4",        "cpu"};
+    static const char *const name[] = {"A100-40GB", "A100-80GB", "V100-16GB", "V100-32GB", "P100",   "T4",
+                                       "H100",      "H200",      "RTX-3090",  "RTX-4090",  "MI250X", "A30",
+                                       "A40",       "L40S",      "L4",        "cpu"};
     for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
         const struct hapt_device_spec *device = hapt_device_spec_find(name[i]);
         if (!CHECK_MESSAGE(device != NULL, "no %s", name[i])) continue;
