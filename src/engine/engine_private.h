@@ -83,6 +83,8 @@ struct hapt_view hapt_engine_flat_view(void *data, enum hapt_dtype dtype, size_t
 void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot, int weight_slot);
 /* hapt_engine_tensor in any weight slot. */
 void *hapt_engine_address(struct hapt_engine *engine, int tensor, int slot, int weight_slot);
+/* Elements of this rank's part of a tensor. */
+size_t hapt_engine_elements(const struct hapt_engine *engine, int tensor);
 enum hapt_status hapt_engine_bind(struct hapt_engine *engine);
 /* Runs one step: starts its kernel, or runs its collective. */
 enum hapt_status hapt_engine_run(struct hapt_engine *engine, const struct bound_step *bound);
@@ -91,6 +93,9 @@ enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_se
                                         int end_op);
 /* Waits for queued work, then judges the trial that was running. */
 enum hapt_status hapt_engine_finish(struct hapt_engine *engine);
+
+/* engine_update.c: runs each kernel of the update once, without communication. */
+enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine);
 
 /* engine_replay.c. Call after hapt_engine_bind: finds what can be replayed. */
 enum hapt_status hapt_engine_find_replay_ranges(struct hapt_engine *engine);

@@ -1,0 +1,358 @@
+/* What follows the passes of a step: sums of gradients over ranks, and the update. Access to parameters from outside. */
+#include <string.h>
+
+#include "engine_private.h"
+
+/* Element bounds of the slices of a group's ranks, relative to the group's first element; in engine->bound. */
+static const size_t *bounds_of(struct hapt_engine *engine, const struct hapt_parameter_group *group)
+{
+    const struct hapt_sharding *sharding = engine->program->sharding;
+    int own;
+    const int ranks = hapt_parameter_group_ranks(sharding, group->axes, &own);
+    for (int r = 0; r < ranks; r++) {
+        size_t first, end;
+        hapt_parameter_group_slice(sharding, group, r, &first, &end);
+        engine->bound[r] = first - group->first;
+        engine->bound[r + 1] = end - group->first;
+    }
+    return engine->bound;
+}
+
+static enum hapt_status reduce_group(struct hapt_engine *engine, const struct hapt_parameter_group *group)
+{
+    const struct hapt_engine_links *links = &engine->options.links;
+    float *gradients = (float *)(engine->memory + engine->plan->gradient_offset) + group->first, *block = gradients;
+    const size_t elements = group->end - group->first;
+    HAPT_TRY(hapt_engine_finish(engine));
+    HAPT_TRY(hapt_engine_to_host(engine, &block, elements));
+    if (engine->plan->sharded_state && !engine->options.all_reduce_gradients)
+        HAPT_TRY(links->reduce_scatter(links->context, group->axes, block, bounds_of(engine, group)));
+    else
+        HAPT_TRY(links->all_reduce(links->context, group->axes, block, elements));
+    return hapt_engine_from_host(engine, gradients, block, elements);
+}
+
+/* Sums in place: one collective per parameter group. Sums that change their layout: step by step, from their memory
+ * outside the gradient block. */
+enum hapt_status hapt_engine_reduce(struct hapt_engine *engine)
+{
+    const struct section_binding *binding = &engine->section[HAPT_SECTION_REDUCE];
+    if (!engine->options.links.collective) return HAPT_OK;
+    for (int s = 0; s <= binding->step_count; s++) {
+        for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++)
+            if (engine->group_before[g] == s) HAPT_TRY(reduce_group(engine, &engine->plan->group[g]));
+        if (s < binding->step_count && binding->step[s].parameter_group < 0)
+            HAPT_TRY(hapt_engine_run(engine, &binding->step[s]));
+    }
+    return hapt_engine_finish(engine);
+}
+
+enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double *weight, double *sum)
+{
+    if (engine->parameter_count == 0) {
+        *sum = 0;
+        return HAPT_OK;
+    }
+    if (engine->norm.end > 0)
+        HAPT_TRY(hapt_engine_run_range(engine, &engine->norm, engine->square_sum, 0));
+    else
+        for (int p = 0; p < engine->parameter_count; p++) HAPT_TRY(hapt_engine_run(engine, &engine->square_sum[p]));
+    HAPT_TRY(engine->options.backend->copy(engine->queue, engine->square, engine->square_sum[0].call.output[0].data,
+                                           (size_t)engine->parameter_count * sizeof *engine->square));
+    HAPT_TRY(hapt_engine_finish(engine));
+    double total = 0;
+    for (int p = 0; p < engine->parameter_count; p++)
+        total += (weight ? weight[engine->parameter[p]] : 1.0) * engine->square[p];
+    *sum = total;
+    return HAPT_OK;
+}
+
+static struct hapt_view resident(struct hapt_engine *engine, size_t offset, size_t first, size_t count)
+{
+    return hapt_engine_flat_view((float *)(engine->memory + offset) + first, HAPT_F32, count);
+}
+
+/* Element `first` of a state on the host; state -1: of the masters. */
+static float *host_state(struct hapt_engine *engine, int state, size_t first)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    return (float *)(engine->shared->host + (state < 0 ? plan->host_master_offset : plan->host_state_offset[state])) +
+           first;
+}
+
+static bool masters_are_away(const struct hapt_engine *engine)
+{
+    return engine->plan->master_space == HAPT_SPACE_HOST;
+}
+
+/* Starts to copy elements [first, first + count) of all that is on the host to element `at` of its windows, or back. */
+static enum hapt_status move_state(struct hapt_engine *engine, size_t first, size_t count, size_t at, bool in,
+                                   struct hapt_event **end)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    const struct hapt_backend *backend = engine->options.backend;
+    struct hapt_queue *queue = backend->queue(engine->options.device, in ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT);
+    for (int s = masters_are_away(engine) ? -1 : 0; s < plan->state_count; s++) {
+        void *window = (float *)(engine->memory + (s < 0 ? plan->master_offset : plan->state_offset[s])) + at,
+             *host = host_state(engine, s, first);
+        HAPT_TRY(backend->copy(queue, in ? window : host, in ? host : window, count * sizeof(float)));
+    }
+    *end = backend->record(queue);
+    return HAPT_OK;
+}
+
+/* One call for elements [first, end) of the blocks. Their state is in its device blocks from state_first on, and so are
+ * masters that are on the host. */
+static enum hapt_status update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
+                                   size_t end, size_t state_first, double decay)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    struct hapt_call call = {.input_count = 1,
+                             .output_count = update->optimizer == HAPT_OPTIMIZER_ADAMW ? 4 : 3,
+                             .threads = engine->options.threads,
+                             .workspace = engine->memory + plan->scratch_offset,
+                             .workspace_bytes = plan->scratch_bytes};
+    const double adamw[] = {update->learning_rate, update->beta1, update->beta2,
+                            update->epsilon,       decay,         update->gradient_scale};
+    const double sgd[] = {update->learning_rate, update->momentum, 0, 0, decay, update->gradient_scale};
+    memcpy(call.real, update->optimizer == HAPT_OPTIMIZER_ADAMW ? adamw : sgd, sizeof adamw);
+    call.integer[0] = update->step;
+    call.input[0] = resident(engine, plan->gradient_offset, first, end - first);
+    int output = 0;
+    call.output[output++] =
+        resident(engine, plan->master_offset, masters_are_away(engine) ? state_first : first, end - first);
+    for (int s = 0; s < plan->state_count; s++)
+        call.output[output++] = resident(engine, plan->state_offset[s], state_first, end - first);
+    if (plan->state_count == 0) output++; /* no momentum buffer */
+    if (plan->copy_offset != (size_t)-1)
+        call.output[output] = hapt_engine_flat_view((uint16_t *)(engine->memory + plan->copy_offset) + first,
+                                                    engine->copy_dtype, end - first);
+    return engine->update->run(&call, engine->queue);
+}
+
+/* Updates elements [first, end), whose state is on the host from state_first on. While a piece is updated in one half
+ * of the window, the next is copied into the other half, and the one before is copied out of it first. */
+static enum hapt_status update_away(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
+                                    size_t end, size_t state_first, double decay)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    const struct hapt_backend *backend = engine->options.backend;
+    const size_t piece =
+        plan->window_elements < plan->state_elements ? plan->window_elements / 2 : plan->window_elements;
+    struct hapt_event *in[2] = {NULL}, *out[2] = {NULL};
+    for (size_t at = first, half = 0; at < end; at += piece, half = !half) {
+        const size_t count = end - at < piece ? end - at : piece, next = at + piece;
+        if (at == first) HAPT_TRY(move_state(engine, state_first, count, 0, true, &in[0]));
+        if (next < end) {
+            if (out[!half]) HAPT_TRY(backend->wait(out[!half]));
+            HAPT_TRY(move_state(engine, state_first + next - first, end - next < piece ? end - next : piece,
+                                !half * piece, true, &in[!half]));
+        }
+        HAPT_TRY(backend->wait(in[half]));
+        HAPT_TRY(update_run(engine, update, at, at + count, half * piece, decay));
+        HAPT_TRY(hapt_engine_finish(engine));
+        HAPT_TRY(move_state(engine, state_first + at - first, count, half * piece, false, &out[half]));
+    }
+    for (int half = 0; half < 2; half++)
+        if (out[half]) HAPT_TRY(backend->wait(out[half]));
+    return HAPT_OK;
+}
+
+/* Updates elements [first, end) of a group's slice. Either all of them have weight decay or none. */
+static enum hapt_status update_block(struct hapt_engine *engine, const struct hapt_update *update,
+                                     const struct hapt_parameter_group *group, size_t first, size_t end, double decay)
+{
+    if (first < group->slice_first) first = group->slice_first;
+    if (end > group->slice_end) end = group->slice_end;
+    if (first >= end) return HAPT_OK;
+    const size_t state_first = group->state_first + first - group->slice_first;
+    return engine->plan->state_space == HAPT_SPACE_HOST ? update_away(engine, update, first, end, state_first, decay)
+                                                        : update_run(engine, update, first, end, state_first, decay);
+}
+
+static enum hapt_status convert(struct hapt_engine *engine, const float *from, void *to, enum hapt_dtype dtype,
+                                size_t elements)
+{
+    struct hapt_call call = {.input_count = 1,
+                             .output_count = 1,
+                             .threads = engine->options.threads,
+                             .workspace = engine->memory + engine->plan->scratch_offset,
+                             .workspace_bytes = engine->plan->scratch_bytes};
+    call.input[0] = hapt_engine_flat_view((void *)from, HAPT_F32, elements);
+    call.output[0] = hapt_engine_flat_view(to, dtype, elements);
+    return engine->convert->run(&call, engine->queue);
+}
+
+/* Updates the compute copies of a group's weights from masters on the device. */
+static enum hapt_status convert_group(struct hapt_engine *engine, const struct hapt_parameter_group *group)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    if (plan->copy_offset == (size_t)-1 || group->end == group->first) return HAPT_OK;
+    return convert(engine, (float *)(engine->memory + plan->master_offset) + group->first,
+                   (uint16_t *)(engine->memory + plan->copy_offset) + group->first, engine->copy_dtype,
+                   group->end - group->first);
+}
+
+/* All-gathers a group's weights from the ranks that updated them: masters, then updates their compute copies; or the
+ * copies, in pairs, if each rank has only its own masters. Slices start at even elements. */
+static enum hapt_status gather_weights(struct hapt_engine *engine, const struct hapt_parameter_group *group)
+{
+    const struct hapt_engine_links *links = &engine->options.links;
+    const struct hapt_memory_plan *plan = engine->plan;
+    const bool away = masters_are_away(engine);
+    const size_t in_one = away ? sizeof(float) / sizeof(uint16_t) : 1, elements = (group->end - group->first) / in_one;
+    float *weights =
+              (float *)(engine->memory + (away ? plan->copy_offset : plan->master_offset)) + group->first / in_one,
+          *block = weights;
+    int own;
+    if (!plan->sharded_state || group->axes == 0 || elements == 0 || !links->all_gather) return HAPT_OK;
+    HAPT_TRY(hapt_engine_finish(engine));
+    HAPT_TRY(hapt_engine_to_host(engine, &block, elements));
+    const size_t *bound = bounds_of(engine, group);
+    for (int r = hapt_parameter_group_ranks(engine->program->sharding, group->axes, &own); r >= 0; r--)
+        engine->bound[r] /= in_one;
+    HAPT_TRY(links->all_gather(links->context, group->axes, block, bound));
+    HAPT_TRY(hapt_engine_from_host(engine, weights, block, elements));
+    return away ? HAPT_OK : convert_group(engine, group);
+}
+
+enum hapt_status hapt_engine_update(struct hapt_engine *engine, int part, int parts, const struct hapt_update *update)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    HAPT_ASSERT((update->optimizer == HAPT_OPTIMIZER_ADAMW) == (plan->state_count == 2));
+    for (int g = part; g < HAPT_PARAMETER_GROUPS; g += parts) {
+        const struct hapt_parameter_group *group = &plan->group[g];
+        HAPT_TRY(update_block(engine, update, group, group->first, group->decayed_end, update->weight_decay));
+        HAPT_TRY(update_block(engine, update, group, group->decayed_end, group->end, 0));
+        HAPT_TRY(gather_weights(engine, group));
+    }
+    return hapt_engine_finish(engine);
+}
+
+/* Address of a parameter's weight or state. Elements [*first, *first + *count) of it are on this rank; a frozen
+ * parameter has no state. */
+static float *parameter_address(struct hapt_engine *engine, int tensor, int state, size_t *first, size_t *count)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    const int local = engine->program->local[tensor];
+    HAPT_ASSERT(local >= 0 && engine->program->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER);
+    HAPT_ASSERT(state >= -1 && state < plan->state_count);
+    const size_t element = plan->parameter_element[local], end = element + hapt_engine_elements(engine, tensor);
+    *first = *count = 0;
+    if (element >= plan->trained_elements || (state < 0 && !masters_are_away(engine))) {
+        const bool frozen = element >= plan->trained_elements;
+        if (state >= 0) return NULL;
+        *count = end - element;
+        return frozen ? (float *)(engine->memory + plan->frozen_offset) + element - plan->trained_elements
+                      : (float *)(engine->memory + plan->master_offset) + element;
+    }
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group *group = &plan->group[g];
+        const size_t from = element > group->slice_first ? element : group->slice_first;
+        const size_t to = end < group->slice_end ? end : group->slice_end;
+        if (element < group->first || element >= group->end || from >= to) continue;
+        *first = from - element;
+        *count = to - from;
+        const size_t at = group->state_first + from - group->slice_first;
+        if (plan->state_space == HAPT_SPACE_HOST) return host_state(engine, state, at);
+        return (float *)(engine->memory + plan->state_offset[state]) + at;
+    }
+    return NULL;
+}
+
+/* True for a trained parameter whose master is on the host. */
+static bool is_away(const struct hapt_engine *engine, int tensor)
+{
+    return masters_are_away(engine) && engine->program->graph->tensor[tensor].trainable;
+}
+
+/* Sets its compute copy from host memory, through the masters' window. */
+static enum hapt_status convert_from_host(struct hapt_engine *engine, int tensor, const float *value)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    float *window = (float *)(engine->memory + plan->master_offset);
+    uint16_t *copy = hapt_engine_operand(engine, tensor, 0, 0);
+    const size_t elements = hapt_engine_elements(engine, tensor);
+    for (size_t at = 0, count; at < elements; at += count) {
+        count = elements - at < plan->window_elements ? elements - at : plan->window_elements;
+        HAPT_TRY(engine->options.backend->copy(engine->queue, window, value + at, count * sizeof *value));
+        HAPT_TRY(convert(engine, window, copy + at, engine->copy_dtype, count));
+    }
+    return HAPT_OK;
+}
+
+/* Updates its compute copy, if it has one, from the master on the device. */
+static enum hapt_status convert_parameter(struct hapt_engine *engine, int tensor)
+{
+    size_t first, count;
+    float *address = parameter_address(engine, tensor, -1, &first, &count);
+    const enum hapt_dtype dtype = engine->program->graph->tensor[tensor].dtype;
+    if (count == 0 || dtype == HAPT_F32) return HAPT_OK;
+    return convert(engine, address, hapt_engine_operand(engine, tensor, 0, 0), dtype, count);
+}
+
+enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value)
+{
+    size_t first, count;
+    float *address = parameter_address(engine, tensor, state, &first, &count);
+    if (count > 0)
+        HAPT_TRY(engine->options.backend->copy(engine->queue, address, value + first, count * sizeof *value));
+    if (state < 0)
+        HAPT_TRY(is_away(engine, tensor) ? convert_from_host(engine, tensor, value)
+                                         : convert_parameter(engine, tensor));
+    return hapt_engine_finish(engine);
+}
+
+bool hapt_engine_is_sliced(const struct hapt_engine *engine, int tensor, int state)
+{
+    return engine->plan->sharded_state && (state >= 0 || is_away(engine, tensor));
+}
+
+enum hapt_status hapt_engine_get_weight(struct hapt_engine *engine, int tensor, void *value, size_t *bytes)
+{
+    *bytes = hapt_engine_elements(engine, tensor) * hapt_dtype_bytes(engine->program->graph->tensor[tensor].dtype);
+    HAPT_TRY(engine->options.backend->copy(engine->queue, value, hapt_engine_operand(engine, tensor, 0, 0), *bytes));
+    return hapt_engine_finish(engine);
+}
+
+const float *hapt_engine_master(struct hapt_engine *engine, int tensor, size_t *count)
+{
+    size_t first;
+    return parameter_address(engine, tensor, -1, &first, count);
+}
+
+enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value)
+{
+    size_t first, count;
+    const float *address = parameter_address(engine, tensor, state, &first, &count);
+    /* -0 in other ranks' slices: a sum over the ranks then keeps each bit, also those of -0. */
+    const bool sliced =
+        engine->program->graph->tensor[tensor].trainable && hapt_engine_is_sliced(engine, tensor, state);
+    for (size_t i = 0; i < hapt_engine_elements(engine, tensor); i++) value[i] = sliced ? -0.0f : 0;
+    if (count == 0) return HAPT_OK;
+    HAPT_TRY(engine->options.backend->copy(engine->queue, value + first, address, count * sizeof *value));
+    return hapt_engine_finish(engine);
+}
+
+enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine)
+{
+    const struct hapt_update nothing = {.optimizer =
+                                            engine->plan->state_count == 2 ? HAPT_OPTIMIZER_ADAMW : HAPT_OPTIMIZER_SGD,
+                                        .epsilon = 1,
+                                        .step = 1};
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group *group = &engine->plan->group[g];
+        HAPT_TRY(update_block(engine, &nothing, group, group->first, group->end, 0));
+        if (!masters_are_away(engine)) HAPT_TRY(convert_group(engine, group));
+    }
+    for (int t = 0; t < engine->program->tensor_count; t++) {
+        const int tensor = engine->program->tensor[t].tensor;
+        if (engine->program->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
+        if (!is_away(engine, tensor))
+            HAPT_TRY(convert_parameter(engine, tensor));
+        else
+            HAPT_TRY(convert(engine, (float *)(engine->memory + engine->plan->master_offset),
+                             hapt_engine_operand(engine, tensor, 0, 0), engine->copy_dtype, 1));
+    }
+    return HAPT_OK;
+}
