@@ -36,7 +36,22 @@ static size_t memory_parameter_bytes(const struct hapt_program *program, int ten
     return tensor_bytes(program, tensor) / hapt_dtype_bytes(whole->dtype) * sizeof(float);
 }
 
-/* Adds what a parameter occupies besides its own memory: compute copy and optimizer state. */
+/* True if each rank has the masters of what it updates alone: the state is sharded or on the host, and kernels read
+ * compute copies of all trained parameters. */
+static bool memory_masters_like_state(const struct hapt_memory_plan *plan, const struct hapt_program *program)
+{
+    bool trained = false;
+    if (!plan->sharded_state && plan->state_space != HAPT_SPACE_HOST) return false;
+    for (int t = 0; t < program->tensor_count; t++) {
+        const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[t].tensor];
+        if (whole->kind != HAPT_TENSOR_PARAMETER || !whole->trainable) continue;
+        if (whole->dtype == HAPT_F32) return false;
+        trained = true;
+    }
+    return trained;
+}
+
+/* Adds what a parameter occupies besides its own memory: compute copy, optimizer state, a master that is like one. */
 static void memory_add_parameter(const struct hapt_memory_plan *plan, const struct hapt_program *program, int tensor,
                                  struct pieces *pieces)
 {
@@ -52,9 +67,11 @@ static void memory_add_parameter(const struct hapt_memory_plan *plan, const stru
                      last = element + bytes / sizeof(float);
         const size_t end = last < group->slice_end ? last : group->slice_end;
         if (element < group->first || element >= group->end || from >= end) continue;
-        for (int s = 0; s < plan->state_count && plan->state_space == HAPT_SPACE_DEVICE; s++)
+        const int first = memory_masters_like_state(plan, program) ? -1 : 0;
+        for (int s = first; s < plan->state_count && plan->state_space == HAPT_SPACE_DEVICE; s++)
             memory_add(pieces, whole->name,
-                       plan->state_offset[s] + (group->state_first + from - group->slice_first) * sizeof(float),
+                       (s < 0 ? plan->master_offset : plan->state_offset[s]) +
+                           (group->state_first + from - group->slice_first) * sizeof(float),
                        (end - from) * sizeof(float), HAPT_REGION_RESIDENT);
     }
 }
@@ -71,7 +88,7 @@ static void memory_add_tensor(const struct hapt_memory_plan *plan, const struct 
     if (region == HAPT_REGION_WORKSPACE) begin += plan->workspace_offset;
     const int before = pieces->count;
     const bool copy = whole->kind == HAPT_TENSOR_PARAMETER && whole->trainable &&
-                      plan->master_space == HAPT_SPACE_HOST; /* the program's parameter is added as a compute copy */
+                      memory_masters_like_state(plan, program); /* the program's parameter is added as a compute copy */
     if (!copy) memory_add(pieces, whole->name, begin, bytes, region);
     if (region == HAPT_REGION_WORKSPACE && pieces->count > before)
         for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
@@ -152,8 +169,7 @@ static enum hapt_status memory_compare_state(const struct hapt_memory_plan *plan
     const size_t bytes = hapt_align(plan->state_elements * sizeof(float));
     if (plan->state_space == HAPT_SPACE_DEVICE)
         return plan->host_bytes == 0 ? HAPT_OK : memory_broken(program, "host memory for nothing", "", "");
-    if (plan->window_elements == 0 ||
-        plan->window_elements > (plan->state_elements > 0 ? plan->state_elements : plan->trained_elements))
+    if ((plan->window_elements == 0) != (plan->state_elements == 0) || plan->window_elements > plan->state_elements)
         return memory_broken(program, "an impossible window", "", "");
     size_t place[3];
     int blocks = 0;

@@ -5,9 +5,10 @@
  * One allocation holds the chunks of a device: residents | N slots | weight slots | workspace | transfer
  * slots. Every tensor is aligned to 64 bytes.
  *   resident   fp32 master weights, bf16 compute copies, fp32 gradients, optimizer state, the loss scale
- *              With the optimizer state on the host (AutoHete, ZeRO-Offload): a window for it. If all trained weights
- *              have compute copies, their masters are with it. The update copies a window in, updates the weights, and
- *              copies it out, so that its bits are those of an update with resident state.
+ *              With sharded optimizer state (ZeRO-1): the slice that the rank updates. With the state on the host
+ *              (AutoHete, ZeRO-Offload): a window for it. The update copies a window in, updates the weights, and
+ *              copies it out, so that its bits are those of an update with resident state. In both cases masters are
+ *              treated like the state if all trained weights have compute copies.
  *   slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations
  *   weight     weight slots of a split sharding (hapt_sharding_split): tensors that BACKWARD keeps for WEIGHT
  *   workspace  tensors of one instruction, offsets by liveness, and kernel scratch; also gradients that cross a
@@ -90,8 +91,11 @@ struct hapt_memory_plan {
     size_t master_offset, gradient_offset, state_offset[2], copy_offset; /* copy: bf16 or (size_t)-1 */
     size_t frozen_offset;               /* of the masters of frozen parameters, elements [trained_elements, elements) */
     enum hapt_memory_space state_space; /* of the optimizer state, which is no tensor of the program */
-    enum hapt_memory_space master_space; /* of the masters of trained parameters. Host: like a state, each rank has
-                                            those that it updates; the program's parameters are their compute copies */
+    /* The masters of trained parameters are laid out like a state: each rank has those that it updates, in their space.
+     * The program's parameters are then their compute copies. If the state is sharded or on the host, and no kernel
+     * reads a master. */
+    bool masters_like_state;
+    enum hapt_memory_space master_space;
     size_t host_state_offset[2], host_master_offset; /* in the host allocation, if they are there */
     size_t host_bytes;                               /* of the host allocation, of all chunks of the device */
     size_t sharded_host_bytes;                       /* the same with sharded optimizer state */
@@ -106,7 +110,8 @@ struct hapt_memory_options {
     int weight_slots;   /* of split programs; 0: 1 */
     int transfer_slots; /* of each boundary; 0: HAPT_TRANSFER_SLOTS */
     int state_count;
-    bool sharded_state; /* ZeRO-1: ranks that sum a gradient update one slice each and hold only that slice's state */
+    bool sharded_state; /* ZeRO-1: ranks that sum a gradient update one slice each and hold only that slice's state, and
+                           master weights if kernels do not read them */
     bool host_state;    /* the optimizer state is on the host, and master weights if kernels do not read them */
     hapt_kernel_scratch *scratch;
     void *scratch_context;
@@ -118,9 +123,8 @@ struct hapt_memory_options {
 void hapt_parameter_group_slice(const struct hapt_sharding *sharding, const struct hapt_parameter_group *group,
                                 int index, size_t *first, size_t *end);
 /* Elements of the optimizer state that are on the device at a time, if it is on the host: all of it, or two halves, of
- * which one is updated while the other is copied. Halves are multiples of 32, as slices are. A rank without state that
- * has trained parameters converts their initial values in a window. */
-size_t hapt_memory_window(size_t state_elements, size_t trained_elements);
+ * which one is updated while the other is copied. Halves are multiples of 32, as slices are. */
+size_t hapt_memory_window(size_t state_elements);
 /* Number of ranks on a group's axes; *index: the sharding's own rank among them. */
 int hapt_parameter_group_ranks(const struct hapt_sharding *sharding, unsigned axes, int *index);
 

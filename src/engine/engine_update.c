@@ -1,4 +1,5 @@
-/* What follows the passes of a step: sums of gradients over ranks, and the update. Access to parameters from outside. */
+/* What follows the passes of a step: sums of gradients over ranks, and the update. Access to parameters from outside.
+ */
 #include <string.h>
 
 #include "engine_private.h"
@@ -72,17 +73,14 @@ static struct hapt_view resident(struct hapt_engine *engine, size_t offset, size
     return hapt_engine_flat_view((float *)(engine->memory + offset) + first, HAPT_F32, count);
 }
 
-/* Element `first` of a state on the host; state -1: of the masters. */
-static float *host_state(struct hapt_engine *engine, int state, size_t first)
+/* Element `first` of a state where it is kept; state -1: of masters that are laid out like one. */
+static float *state_address(struct hapt_engine *engine, int state, size_t first)
 {
     const struct hapt_memory_plan *plan = engine->plan;
-    return (float *)(engine->shared->host + (state < 0 ? plan->host_master_offset : plan->host_state_offset[state])) +
-           first;
-}
-
-static bool masters_are_away(const struct hapt_engine *engine)
-{
-    return engine->plan->master_space == HAPT_SPACE_HOST;
+    const bool away = plan->state_space == HAPT_SPACE_HOST;
+    char *memory = away ? engine->shared->host : engine->memory;
+    if (state < 0) return (float *)(memory + (away ? plan->host_master_offset : plan->master_offset)) + first;
+    return (float *)(memory + (away ? plan->host_state_offset : plan->state_offset)[state]) + first;
 }
 
 /* Starts to copy elements [first, first + count) of all that is on the host to element `at` of its windows, or back. */
@@ -92,9 +90,9 @@ static enum hapt_status move_state(struct hapt_engine *engine, size_t first, siz
     const struct hapt_memory_plan *plan = engine->plan;
     const struct hapt_backend *backend = engine->options.backend;
     struct hapt_queue *queue = backend->queue(engine->options.device, in ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT);
-    for (int s = masters_are_away(engine) ? -1 : 0; s < plan->state_count; s++) {
+    for (int s = plan->masters_like_state ? -1 : 0; s < plan->state_count; s++) {
         void *window = (float *)(engine->memory + (s < 0 ? plan->master_offset : plan->state_offset[s])) + at,
-             *host = host_state(engine, s, first);
+             *host = state_address(engine, s, first);
         HAPT_TRY(backend->copy(queue, in ? window : host, in ? host : window, count * sizeof(float)));
     }
     *end = backend->record(queue);
@@ -102,7 +100,7 @@ static enum hapt_status move_state(struct hapt_engine *engine, size_t first, siz
 }
 
 /* One call for elements [first, end) of the blocks. Their state is in its device blocks from state_first on, and so are
- * masters that are on the host. */
+ * masters that are laid out like it. */
 static enum hapt_status update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
                                    size_t end, size_t state_first, double decay)
 {
@@ -120,7 +118,7 @@ static enum hapt_status update_run(struct hapt_engine *engine, const struct hapt
     call.input[0] = resident(engine, plan->gradient_offset, first, end - first);
     int output = 0;
     call.output[output++] =
-        resident(engine, plan->master_offset, masters_are_away(engine) ? state_first : first, end - first);
+        resident(engine, plan->master_offset, plan->masters_like_state ? state_first : first, end - first);
     for (int s = 0; s < plan->state_count; s++)
         call.output[output++] = resident(engine, plan->state_offset[s], state_first, end - first);
     if (plan->state_count == 0) output++; /* no momentum buffer */
@@ -183,7 +181,7 @@ static enum hapt_status convert(struct hapt_engine *engine, const float *from, v
     return engine->convert->run(&call, engine->queue);
 }
 
-/* Updates the compute copies of a group's weights from masters on the device. */
+/* Updates the compute copies of a group's weights from their masters, of which the device has all. */
 static enum hapt_status convert_group(struct hapt_engine *engine, const struct hapt_parameter_group *group)
 {
     const struct hapt_memory_plan *plan = engine->plan;
@@ -199,10 +197,11 @@ static enum hapt_status gather_weights(struct hapt_engine *engine, const struct 
 {
     const struct hapt_engine_links *links = &engine->options.links;
     const struct hapt_memory_plan *plan = engine->plan;
-    const bool away = masters_are_away(engine);
-    const size_t in_one = away ? sizeof(float) / sizeof(uint16_t) : 1, elements = (group->end - group->first) / in_one;
+    const bool copies = plan->masters_like_state;
+    const size_t in_one = copies ? sizeof(float) / sizeof(uint16_t) : 1,
+                 elements = (group->end - group->first) / in_one;
     float *weights =
-              (float *)(engine->memory + (away ? plan->copy_offset : plan->master_offset)) + group->first / in_one,
+              (float *)(engine->memory + (copies ? plan->copy_offset : plan->master_offset)) + group->first / in_one,
           *block = weights;
     int own;
     if (!plan->sharded_state || group->axes == 0 || elements == 0 || !links->all_gather) return HAPT_OK;
@@ -213,7 +212,7 @@ static enum hapt_status gather_weights(struct hapt_engine *engine, const struct 
         engine->bound[r] /= in_one;
     HAPT_TRY(links->all_gather(links->context, group->axes, block, bound));
     HAPT_TRY(hapt_engine_from_host(engine, weights, block, elements));
-    return away ? HAPT_OK : convert_group(engine, group);
+    return copies ? HAPT_OK : convert_group(engine, group);
 }
 
 enum hapt_status hapt_engine_update(struct hapt_engine *engine, int part, int parts, const struct hapt_update *update)
@@ -239,7 +238,7 @@ static float *parameter_address(struct hapt_engine *engine, int tensor, int stat
     HAPT_ASSERT(state >= -1 && state < plan->state_count);
     const size_t element = plan->parameter_element[local], end = element + hapt_engine_elements(engine, tensor);
     *first = *count = 0;
-    if (element >= plan->trained_elements || (state < 0 && !masters_are_away(engine))) {
+    if (element >= plan->trained_elements || (state < 0 && !plan->masters_like_state)) {
         const bool frozen = element >= plan->trained_elements;
         if (state >= 0) return NULL;
         *count = end - element;
@@ -253,32 +252,26 @@ static float *parameter_address(struct hapt_engine *engine, int tensor, int stat
         if (element < group->first || element >= group->end || from >= to) continue;
         *first = from - element;
         *count = to - from;
-        const size_t at = group->state_first + from - group->slice_first;
-        if (plan->state_space == HAPT_SPACE_HOST) return host_state(engine, state, at);
-        return (float *)(engine->memory + plan->state_offset[state]) + at;
+        return state_address(engine, state, group->state_first + from - group->slice_first);
     }
     return NULL;
 }
 
-/* True for a trained parameter whose master is on the host. */
-static bool is_away(const struct hapt_engine *engine, int tensor)
+/* True for a trained parameter whose master is laid out like a state. */
+static bool is_like_state(const struct hapt_engine *engine, int tensor)
 {
-    return masters_are_away(engine) && engine->program->graph->tensor[tensor].trainable;
+    return engine->plan->masters_like_state && engine->program->graph->tensor[tensor].trainable;
 }
 
-/* Sets its compute copy from host memory, through the masters' window. */
+/* Sets its compute copy from host memory, through its part of the gradient block, which the next step zeroes. */
 static enum hapt_status convert_from_host(struct hapt_engine *engine, int tensor, const float *value)
 {
     const struct hapt_memory_plan *plan = engine->plan;
-    float *window = (float *)(engine->memory + plan->master_offset);
-    uint16_t *copy = hapt_engine_operand(engine, tensor, 0, 0);
     const size_t elements = hapt_engine_elements(engine, tensor);
-    for (size_t at = 0, count; at < elements; at += count) {
-        count = elements - at < plan->window_elements ? elements - at : plan->window_elements;
-        HAPT_TRY(engine->options.backend->copy(engine->queue, window, value + at, count * sizeof *value));
-        HAPT_TRY(convert(engine, window, copy + at, engine->copy_dtype, count));
-    }
-    return HAPT_OK;
+    float *block =
+        (float *)(engine->memory + plan->gradient_offset) + plan->parameter_element[engine->program->local[tensor]];
+    HAPT_TRY(engine->options.backend->copy(engine->queue, block, value, elements * sizeof *value));
+    return convert(engine, block, hapt_engine_operand(engine, tensor, 0, 0), engine->copy_dtype, elements);
 }
 
 /* Updates its compute copy, if it has one, from the master on the device. */
@@ -298,14 +291,14 @@ enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int sta
     if (count > 0)
         HAPT_TRY(engine->options.backend->copy(engine->queue, address, value + first, count * sizeof *value));
     if (state < 0)
-        HAPT_TRY(is_away(engine, tensor) ? convert_from_host(engine, tensor, value)
-                                         : convert_parameter(engine, tensor));
+        HAPT_TRY(is_like_state(engine, tensor) ? convert_from_host(engine, tensor, value)
+                                               : convert_parameter(engine, tensor));
     return hapt_engine_finish(engine);
 }
 
 bool hapt_engine_is_sliced(const struct hapt_engine *engine, int tensor, int state)
 {
-    return engine->plan->sharded_state && (state >= 0 || is_away(engine, tensor));
+    return engine->plan->sharded_state && (state >= 0 || is_like_state(engine, tensor));
 }
 
 enum hapt_status hapt_engine_get_weight(struct hapt_engine *engine, int tensor, void *value, size_t *bytes)
@@ -343,15 +336,15 @@ enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine)
     for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
         const struct hapt_parameter_group *group = &engine->plan->group[g];
         HAPT_TRY(update_block(engine, &nothing, group, group->first, group->end, 0));
-        if (!masters_are_away(engine)) HAPT_TRY(convert_group(engine, group));
+        if (!engine->plan->masters_like_state) HAPT_TRY(convert_group(engine, group));
     }
     for (int t = 0; t < engine->program->tensor_count; t++) {
         const int tensor = engine->program->tensor[t].tensor;
         if (engine->program->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
-        if (!is_away(engine, tensor))
+        if (!is_like_state(engine, tensor))
             HAPT_TRY(convert_parameter(engine, tensor));
         else
-            HAPT_TRY(convert(engine, (float *)(engine->memory + engine->plan->master_offset),
+            HAPT_TRY(convert(engine, (float *)(engine->memory + engine->plan->gradient_offset),
                              hapt_engine_operand(engine, tensor, 0, 0), engine->copy_dtype, 1));
     }
     return HAPT_OK;

@@ -134,22 +134,24 @@ static void choose_spaces(const struct planner *planner, const struct copies *co
     struct hapt_memory_plan *plan = planner->plan;
     const bool away = planner->options->host_state && plan->state_count > 0 && plan->trained_elements > 0;
     plan->state_space = away ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
-    plan->master_space = away && copies->some && copies->all_trained ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
-    plan->window_elements =
-        away ? hapt_memory_window(plan->state_elements, plan->trained_elements) : plan->state_elements;
+    plan->masters_like_state =
+        (away || plan->sharded_state) && plan->trained_elements > 0 && copies->some && copies->all_trained;
+    plan->master_space = away && plan->masters_like_state ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
+    plan->window_elements = away ? hapt_memory_window(plan->state_elements) : plan->state_elements;
 }
 
 static void reserve_masters(struct planner *planner)
 {
     struct hapt_memory_plan *plan = planner->plan;
-    if (plan->master_space == HAPT_SPACE_DEVICE) {
+    if (!plan->masters_like_state) {
         plan->master_offset = reserve(planner, plan->elements * sizeof(float));
         plan->frozen_offset = plan->master_offset + plan->trained_elements * sizeof(float);
         return;
     }
     plan->frozen_offset = reserve(planner, (plan->elements - plan->trained_elements) * sizeof(float));
     plan->master_offset = reserve(planner, plan->window_elements * sizeof(float));
-    plan->host_master_offset = reserve_on_host(planner, plan->state_elements * sizeof(float));
+    if (plan->master_space == HAPT_SPACE_HOST)
+        plan->host_master_offset = reserve_on_host(planner, plan->state_elements * sizeof(float));
 }
 
 static void reserve_state(struct planner *planner)
@@ -180,14 +182,14 @@ static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_
     return HAPT_OK;
 }
 
-/* The offset of a parameter that begins at this element: of its master, or of its compute copy if the master is on the
- * host. */
+/* The offset of a parameter that begins at this element: of its master, or of its compute copy if masters are laid out
+ * like a state. */
 static size_t weight_offset(const struct hapt_memory_plan *plan, size_t element)
 {
     if (element >= plan->trained_elements)
         return plan->frozen_offset + (element - plan->trained_elements) * sizeof(float);
-    return plan->master_space == HAPT_SPACE_HOST ? plan->copy_offset + element * sizeof(uint16_t)
-                                                 : plan->master_offset + element * sizeof(float);
+    return plan->masters_like_state ? plan->copy_offset + element * sizeof(uint16_t)
+                                    : plan->master_offset + element * sizeof(float);
 }
 
 static enum hapt_status reserve_resident(struct planner *planner, struct hapt_arena *scratch)

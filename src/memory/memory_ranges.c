@@ -344,29 +344,34 @@ static size_t sharded_elements(const struct hapt_memory_ranges *ranges, const st
     return elements;
 }
 
-/* True if the masters of trained parameters are on the host. */
-static bool masters_are_away(const struct hapt_memory_ranges *ranges, const struct amounts *sum)
+static bool is_away(const struct hapt_memory_ranges *ranges)
 {
-    return ranges->options.host_state && ranges->options.state_count > 0 && sum->trained > 0 && sum->copies > 0 &&
-           sum->trained_fp32 == 0;
+    return ranges->options.host_state && ranges->options.state_count > 0;
 }
 
-/* Bytes of what the host may hold, for so many elements. */
+/* Blocks of the state that a rank has for what it updates: states, and masters that no kernel reads (hapt_memory_plan's
+ * masters_like_state). */
+static int state_blocks(const struct hapt_memory_ranges *ranges, const struct amounts *sum, bool sharded)
+{
+    const bool masters = (sharded || is_away(ranges)) && sum->trained > 0 && sum->copies > 0 && sum->trained_fp32 == 0;
+    return ranges->options.state_count + masters;
+}
+
+/* Bytes of what the host has, for a state of so many elements. */
 static size_t state_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t elements)
 {
-    const int blocks = ranges->options.state_count + masters_are_away(ranges, sum);
-    return (size_t)blocks * hapt_align(elements * sizeof(float));
+    return (size_t)state_blocks(ranges, sum, false) * hapt_align(elements * sizeof(float));
 }
 
 /* Resident bytes of the blocks: weights, their copies, gradients, optimizer state of `state_elements`. */
-static size_t block_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t state_elements)
+static size_t block_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t state_elements,
+                          bool sharded)
 {
-    const size_t masters = masters_are_away(ranges, sum) ? sum->elements - sum->trained : sum->elements;
-    const size_t here = ranges->options.host_state && ranges->options.state_count > 0
-                            ? hapt_memory_window(state_elements, sum->trained)
-                            : state_elements;
+    const int blocks = state_blocks(ranges, sum, sharded);
+    const size_t masters = blocks > ranges->options.state_count ? sum->elements - sum->trained : sum->elements;
+    const size_t here = is_away(ranges) ? hapt_memory_window(state_elements) : state_elements;
     return hapt_align(masters * sizeof(float)) + (sum->copies ? hapt_align(sum->elements * sizeof(uint16_t)) : 0) +
-           hapt_align(sum->trained * sizeof(float)) + state_bytes(ranges, sum, here);
+           hapt_align(sum->trained * sizeof(float)) + (size_t)blocks * hapt_align(here * sizeof(float));
 }
 
 static struct amounts sum_amounts(const struct hapt_memory_ranges *ranges, int first_op, int end_op)
@@ -384,8 +389,8 @@ static struct amounts sum_amounts(const struct hapt_memory_ranges *ranges, int f
 static void resident_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t sharded_count,
                            size_t *whole, size_t *sharded)
 {
-    *sharded = sum->resident + block_bytes(ranges, sum, sharded_count);
-    *whole = ranges->options.sharded_state ? *sharded : sum->resident + block_bytes(ranges, sum, sum->trained);
+    *sharded = sum->resident + block_bytes(ranges, sum, sharded_count, true);
+    *whole = ranges->options.sharded_state ? *sharded : sum->resident + block_bytes(ranges, sum, sum->trained, false);
 }
 
 void hapt_memory_ranges_least(const struct hapt_memory_ranges *ranges, int first_op, int end_op,

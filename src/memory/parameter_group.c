@@ -21,9 +21,8 @@ int hapt_parameter_group_ranks(const struct hapt_sharding *sharding, unsigned ax
     return ranks;
 }
 
-size_t hapt_memory_window(size_t state_elements, size_t trained_elements)
+size_t hapt_memory_window(size_t state_elements)
 {
-    if (state_elements == 0) return trained_elements < GRAIN ? trained_elements : GRAIN; /* at most as on other ranks */
     const size_t part = (state_elements / WINDOWS + 2 * GRAIN - 1) / (2 * GRAIN) * (2 * GRAIN);
     if (state_elements <= LEAST_WINDOW) return state_elements;
     return part < LEAST_WINDOW ? LEAST_WINDOW : part > MOST_WINDOW ? MOST_WINDOW : part;

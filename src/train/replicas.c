@@ -59,12 +59,21 @@ static uint64_t arithmetic(const struct worker *worker)
     return hapt_hash(hash, &fuses, sizeof fuses);
 }
 
-/* Identifies the part of the parameter that this rank holds. */
+/* True if the weights that kernels read are compared, not their masters. */
+static bool compares_weights(const struct stage *stage, int parameter)
+{
+    return stage->worker->graph->tensor[parameter].dtype != HAPT_F32 &&
+           (stage->worker->plan->host_state || hapt_engine_is_sliced(stage->engine, parameter, -1));
+}
+
+/* Identifies the part of the parameter that this rank holds, and what of it is compared. */
 static uint64_t part_of(const struct stage *stage, int parameter)
 {
     struct hapt_box box;
     stage_box(stage->worker, stage->chunk, stage->rank, parameter, &box);
-    uint64_t hash = hapt_hash(arithmetic(stage->worker), &box.dims, sizeof box.dims);
+    const bool weights = compares_weights(stage, parameter);
+    uint64_t hash = hapt_hash(arithmetic(stage->worker), &weights, sizeof weights);
+    hash = hapt_hash(hash, &box.dims, sizeof box.dims);
     for (int d = 0; d < box.dims; d++) hash = hapt_hash(hash, box.run[d], (size_t)box.runs[d] * sizeof box.run[d][0]);
     return hash | 1;
 }
@@ -79,8 +88,8 @@ static enum hapt_status mark(struct replicas *replicas, int first, int count)
             const int parameter = replicas->parameter[first + i];
             if (stage->program->local[parameter] < 0) continue;
             size_t bytes = hapt_engine_tensor_bytes(stage->engine, parameter);
-            /* Masters on hosts may be sliced on some ranks. All have the weights that they compute with. */
-            if (worker->plan->host_state && worker->graph->tensor[parameter].dtype != HAPT_F32)
+            /* A rank may have a slice of the masters alone. All have the weights that they compute with. */
+            if (compares_weights(stage, parameter))
                 HAPT_TRY(hapt_engine_get_weight(stage->engine, parameter, replicas->value, &bytes));
             else
                 HAPT_TRY(hapt_engine_get(stage->engine, parameter, -1, replicas->value));

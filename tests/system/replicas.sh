@@ -33,6 +33,7 @@ three=(--input "$scratch/m3.h5" --cluster "$scratch/c3.json")
 two=(--input "$scratch/m.h5" --cluster "$scratch/c.json" --plan "$scratch/two-stages.h5")
 clean '([0-9]+) of \1 parameters have copies, on up to 3 ranks' "${three[@]}" --plan "$scratch/three.h5"
 clean '([0-9]+) of \1 parameters have copies, on up to 3 ranks' "${three[@]}" --plan "$scratch/three.h5" --sharded-optimizer yes
+clean '([0-9]+) of \1 parameters have copies, on up to 3 ranks' "${three[@]}" --plan "$scratch/three.h5" --sharded-optimizer yes --precision bf16
 clean '[0-9]+ of [0-9]+ parameters have copies, on up to 3 ranks' "${two[@]}"
 clean '[0-9]+ of [0-9]+ parameters have copies, on up to 2 ranks' --input "$scratch/m3.h5" --cluster "$scratch/c.json" --plan "$scratch/tensor.h5"
 passes 1 --input "$scratch/m3.h5" --steps 2 --profile-seconds 0.2 --replica-check 1 --output "$scratch/alone"

@@ -35,7 +35,9 @@ static void add(struct span *span, int *count, int chunk, size_t first, size_t b
 static void add_chunk(const struct hapt_memory_plan *plan, const struct hapt_program *program, int chunk,
                       struct span *span, int *count)
 {
-    add(span, count, chunk, plan->master_offset, plan->elements * sizeof(float));
+    add(span, count, chunk, plan->frozen_offset, (plan->elements - plan->trained_elements) * sizeof(float));
+    add(span, count, chunk, plan->master_offset,
+        (plan->masters_like_state ? plan->state_elements : plan->trained_elements) * sizeof(float));
     if (plan->copy_offset != (size_t)-1) add(span, count, chunk, plan->copy_offset, plan->elements * sizeof(uint16_t));
     add(span, count, chunk, plan->gradient_offset, plan->zeroed_elements * sizeof(float));
     for (int s = 0; s < plan->state_count; s++)

@@ -27,7 +27,7 @@ static void check_workspace(const struct hapt_memory_plan *plan, const struct ha
     hapt_arena_release(&arena);
 }
 
-static long away, masters_away, bounded;
+static long away, masters_away, sliced, bounded;
 
 /* The lower bounds of a range, against the blocks of its plans. */
 static void check_least(const struct hapt_memory_ranges *ranges, const struct hapt_program *program,
@@ -117,6 +117,9 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                               figures.parameter_bytes, figures.activation_bytes, plan->parameter_bytes,
                               plan->activation_bytes);
                 CHECK(plan->sharded_bytes == figures.sharded_bytes);
+                CHECK(plan->masters_like_state == memory_masters_like_state(plan, program) &&
+                      sharded->masters_like_state == memory_masters_like_state(sharded, program));
+                sliced += sharded->masters_like_state && sharded->parameter_bytes < plan->parameter_bytes;
                 check_least(ranges, program, &figures);
                 CHECK_MESSAGE(figures.sharded_bytes == sharded->parameter_bytes,
                               "%s, operators [%d, %d): state sharded %zu, planned %zu", what, first, end,
@@ -242,6 +245,7 @@ static void random_graphs(void)
     CHECK_MESSAGE(waiting > 10000, "in only %ld ranges something waits", waiting);
     CHECK_MESSAGE(saved > 1000, "sharded state saves memory in %ld of %ld ranges", saved, compared);
     CHECK_MESSAGE(away > 100, "state on the host saves memory in %ld of %ld ranges", away, compared);
+    CHECK_MESSAGE(sliced > 100, "%ld ranges have slices of master weights", sliced);
     CHECK_MESSAGE(bounded > 100, "%ld ranges have a lower bound above 0", bounded);
     CHECK_MESSAGE(masters_away > 100, "%ld ranges have master weights on the host", masters_away);
 }
