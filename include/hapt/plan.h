@@ -227,6 +227,14 @@ enum hapt_status hapt_plan_lay_out(const struct hapt_plan *plan, struct hapt_are
 /* Simulates one step of the plan. hapt_plan_change gives it another schedule. */
 enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_arena *arena,
                                     struct hapt_simulation **simulation);
+/* What decides the simulated step (hapt_simulate_critical_path), in seconds. The sum is the step. */
+struct hapt_plan_path {
+    double *compute_s;  /* [stage] passes */
+    double *transfer_s; /* [stage] transfers between it and later stages */
+    double *update_s;   /* [stage] sums of gradients and update */
+    double exchange_s;  /* gradients of tied parameters */
+};
+enum hapt_status hapt_plan_path(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_plan_path *path);
 /* Steady-state seconds per microbatch (hapt_simulate_period); independent of the number of microbatches. */
 enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s);
 /* Share of the communication behind `stage` that is hidden (hapt_simulate_overlap). */

@@ -85,7 +85,7 @@ enum hapt_status hapt_simulate_overlap(const struct hapt_schedule *schedule, con
 
 /*
  * The critical path: what decided the start of each instruction, from the end of the step back to its start. Each part
- * begins when the one before ends.
+ * begins when the one before ends. A steady step begins with updates of the step before, and ends with the agreement.
  */
 struct hapt_critical_part {
     int submesh, instruction; /* computing; or -1, and: */

@@ -1,4 +1,5 @@
 /* hapt simulate: simulates one step of a plan and prints busy, idle and transfer times. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -14,6 +15,9 @@ const char hapt_command_simulate_help[] =
     "a transfer occupies its sender and its receiver. --split-backward with --profile: the same stages with split\n"
     "backward passes, or without them.\n"
     "\n"
+    "The critical path is the chain of passes, transfers and updates that decides the step: each begins when the one\n"
+    "before ends. Only a change on it shortens the step. JSON: \"critical\" of each stage, in seconds.\n"
+    "\n"
     "--emit simgrid --output FOLDER writes the same lists as traces for SimGrid: rank.N.txt for each submesh, the\n"
     "platform, the hosts, and replay.sh, which replays them with smpirun and prints the time of the step. --emit\n"
     "chakra writes execution traces of MLCommons Chakra: rank.N.et for each submesh, which ASTRA-sim reads, and the\n"
@@ -22,6 +26,7 @@ const char hapt_command_simulate_help[] =
 struct outcome {
     const struct hapt_plan *plan; /* with the launch counts of the simulated schedule */
     struct hapt_simulation *simulation;
+    struct hapt_plan_path path;
     double period_s; /* time per microbatch in the steady state */
     double *overlap; /* [stage] hidden share of the transfer at its end */
     bool hidden;     /* period_s <= t_max (1 + 2 epsilon) */
@@ -65,6 +70,7 @@ static enum hapt_status simulate_step(const struct hapt_plan *plan, struct hapt_
 {
     *outcome = (struct outcome){.plan = plan, .fits = true};
     HAPT_TRY(hapt_plan_simulate(plan, arena, &outcome->simulation));
+    HAPT_TRY(hapt_plan_path(plan, arena, &outcome->path));
     HAPT_NEW(outcome->overlap, arena, plan->stage_count);
     for (int i = 0; i < plan->stage_count - 1; i++) HAPT_TRY(hapt_plan_overlap(plan, i, &outcome->overlap[i]));
     HAPT_TRY(hapt_plan_period(plan, &outcome->period_s));
@@ -81,6 +87,42 @@ static double slowest_compute_s(const struct hapt_plan *plan)
     for (int i = 0; i < plan->stage_count; i++)
         if (plan->stage[i].compute_s > slowest_s) slowest_s = plan->stage[i].compute_s;
     return slowest_s;
+}
+
+#define NOTABLE 5e-4 /* share of the step: smaller ones would be printed as 0.0 % */
+
+/* The stages that decide a part of the step, longest first. */
+static void print_path_of(const struct hapt_env *env, const char *what, const double *seconds, int stages,
+                          double step_s)
+{
+    char text[400];
+    size_t used = 0;
+    double most_s = INFINITY;
+    for (int printed = -1; used + 60 < sizeof text;) {
+        int next = -1;
+        for (int i = 0; i < stages; i++)
+            if ((seconds[i] < most_s || (seconds[i] == most_s && i > printed)) &&
+                (next < 0 || seconds[i] > seconds[next]))
+                next = i;
+        if (next < 0 || seconds[next] < NOTABLE * step_s) break;
+        used += (size_t)snprintf(text + used, sizeof text - used, "%sstage %d: %.1f%%", used > 0 ? ", " : "", next,
+                                 100 * seconds[next] / step_s);
+        most_s = seconds[next];
+        printed = next;
+    }
+    if (used > 0) hapt_print_wrapped(env, 27, "    %-22s %s\n", what, text);
+}
+
+static void print_path(const struct hapt_env *env, const struct outcome *outcome)
+{
+    const int stages = outcome->plan->stage_count;
+    const double step_s = outcome->simulation->step_s;
+    hapt_print(env, "  critical path (what decides the step):\n");
+    print_path_of(env, "computing", outcome->path.compute_s, stages, step_s);
+    print_path_of(env, "transfers behind", outcome->path.transfer_s, stages, step_s);
+    print_path_of(env, "sums and updates", outcome->path.update_s, stages, step_s);
+    if (outcome->path.exchange_s >= NOTABLE * step_s)
+        hapt_print(env, "    %-22s %.1f%%\n", "tied parameters", 100 * outcome->path.exchange_s / step_s);
 }
 
 static void print_outcome(const struct hapt_env *env, const struct outcome *outcome)
@@ -113,6 +155,7 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
             last ? "-" : hapt_units_time(stage->comm_s, time[3]), last ? "-" : hidden, stage->warmup,
             hapt_units_bytes(stage->memory_bytes, bytes[0]), hapt_units_bytes(stage->device_memory_bytes, bytes[1]));
     }
+    print_path(env, outcome);
     if (!outcome->fits) hapt_warn(env, "this schedule does not fit into the devices' memory\n");
 }
 
@@ -122,10 +165,12 @@ static enum hapt_status print_json(const struct outcome *outcome)
     const struct hapt_simulation *simulation = outcome->simulation;
     json_t *stages = json_array();
     for (int i = 0; stages && i < plan->stage_count; i++)
-        json_array_append_new(stages, json_pack("{s:f, s:f, s:f, s:f, s:i, s:f}", "busy_s", simulation->busy_s[i],
-                                                "idle_s", simulation->idle_s[i], "comm_s", simulation->comm_s[i],
-                                                "overlap", outcome->overlap[i], "warmup", plan->stage[i].warmup,
-                                                "memory_bytes", plan->stage[i].memory_bytes));
+        json_array_append_new(stages, json_pack("{s:f, s:f, s:f, s:f, s:i, s:f, s:{s:f, s:f, s:f}}", "busy_s",
+                                                simulation->busy_s[i], "idle_s", simulation->idle_s[i], "comm_s",
+                                                simulation->comm_s[i], "overlap", outcome->overlap[i], "warmup",
+                                                plan->stage[i].warmup, "memory_bytes", plan->stage[i].memory_bytes,
+                                                "critical", "compute_s", outcome->path.compute_s[i], "transfer_s",
+                                                outcome->path.transfer_s[i], "update_s", outcome->path.update_s[i]));
     json_t *object =
         json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:s, s:b, s:b, s:o}", "format", "hapt-simulation", "version", 1,
                   "microbatches", plan->microbatches, "schedule", hapt_schedule_kind_name(plan->schedule),
@@ -133,6 +178,7 @@ static enum hapt_status print_json(const struct outcome *outcome)
                   plan->limit, "hidden", outcome->hidden, "fits", outcome->fits, "stages", stages);
     if (object && plan->blocking) json_object_set_new(object, "blocking", json_true());
     if (object && plan->split) json_object_set_new(object, "split_backward", json_true());
+    if (object) json_object_set_new(object, "critical_exchange_s", json_real(outcome->path.exchange_s));
     return hapt_json_print(object, "the simulation's", 2);
 }
 

@@ -1,7 +1,9 @@
 /*
  * The critical path of a simulated step. Every start time is a maximum over earlier ends, so one of its predecessors
- * ends exactly then. The walk goes back from the end of the step to the predecessor that ends last.
+ * ends exactly then. The walk goes back from the end of the step to the predecessor that ends last. A steady step
+ * (hapt_costs.steady) lasts from the agreement on the step before to its own.
  */
+#include <math.h>
 #include <stdint.h>
 
 #include "play.h"
@@ -161,10 +163,19 @@ static enum hapt_status prepare(struct walk *walk, struct hapt_arena *arena)
     return HAPT_OK;
 }
 
+static int last_of(const struct walk *walk, int submesh, enum hapt_instruction_kind kind)
+{
+    const struct hapt_instruction_list *list = &walk->schedule->list[submesh];
+    int i = list->count - 1;
+    while (i >= 0 && list->instruction[i].kind != kind) i--;
+    return i;
+}
+
 static struct node last_node(const struct walk *walk)
 {
     struct node node = {0, 0, -1, -1};
     double end_s = -1;
+    if (walk->costs->steady) return (struct node){0, last_of(walk, 0, HAPT_INSTRUCTION_NORM), -1, -1};
     for (int s = 0; s < walk->schedule->submesh_count; s++) {
         const int last = walk->schedule->list[s].count - 1;
         if (walk->simulation->time[s][last].end_s <= end_s) continue;
@@ -181,6 +192,19 @@ static void append(struct hapt_critical_path *path, const struct node *node, dou
             (struct hapt_critical_part){node->submesh, node->instruction, node->edge, node->microbatch, start_s, end_s};
 }
 
+/* The updates of the step before, which end at end_s; 0: there are none. They come first. */
+static void append_updates(const struct walk *walk, int submesh, double end_s, struct hapt_critical_path *path)
+{
+    double at_s = end_s;
+    for (int i = last_of(walk, submesh, HAPT_INSTRUCTION_UPDATE); i >= 0 && at_s > 0; i--) {
+        const struct hapt_instruction *update = &walk->schedule->list[submesh].instruction[i];
+        if (update->kind != HAPT_INSTRUCTION_UPDATE) continue;
+        const double begin_s = fmax(0, at_s - walk->costs->step_s[update->chunk] / walk->schedule->update_groups);
+        append(path, &(struct node){submesh, i, -1, -1}, begin_s < 1e-9 * end_s ? 0 : begin_s, at_s);
+        at_s = begin_s < 1e-9 * end_s ? 0 : begin_s;
+    }
+}
+
 static void walk_back(const struct walk *walk, struct hapt_critical_path *path)
 {
     struct latest latest = {last_node(walk), 0, true};
@@ -191,7 +215,11 @@ static void walk_back(const struct walk *walk, struct hapt_critical_path *path)
             before_instruction(walk, &here, &latest);
         else
             before_transfer(walk, &here, &latest);
-        append(path, &here, latest.end_s, end_of(walk, &here));
+        double start_s = latest.end_s;
+        const bool first = !latest.found && here.submesh >= 0;
+        if (first) start_s = walk->simulation->time[here.submesh][here.instruction].start_s;
+        append(path, &here, start_s, end_of(walk, &here));
+        if (first) append_updates(walk, here.submesh, start_s, path);
     }
     for (int k = 0; k < path->count / 2; k++) {
         const struct hapt_critical_part kept = path->part[k];

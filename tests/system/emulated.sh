@@ -27,6 +27,7 @@ for schedule in h1f1b 1f1b; do
     passes 1 simulate --plan "$plan" --schedule $schedule --json && cp "$scratch/out" "$scratch/$schedule.simulated"
 done
 passes 1 simulate --plan "$scratch/away.h5" --json && cp "$scratch/out" "$scratch/away.simulated"
+for case in h1f1b 1f1b away; do path_adds_up "$scratch/$case.simulated"; done
 for attempt in 1 2 3 4 5 6; do
     for schedule in h1f1b 1f1b; do
         rehearse $schedule --schedule $schedule --steps 2 --time-scale 6 --trace 1 --json && cp "$scratch/out" "$scratch/$schedule.$attempt"

@@ -117,6 +117,7 @@ for case in v loop; do
         --stages "0-5@v100:1x1,5-13@a100:1x1,$([ $case = v ] && echo 13-21@a100:1x1,21-26@v100:1x1 || echo 13-18@v100:1x1,18-26@a100:1x1)" \
         --output "$scratch/$case.h5" || finish
     passes 1 simulate --plan "$scratch/$case.h5" --json && cp "$scratch/out" "$scratch/$case.simulated"
+    path_adds_up "$scratch/$case.simulated"
     shared=shared rehearses $case 1 4 --input "$scratch/large.h5" --cluster "$scratch/c.json" --plan "$scratch/$case.h5"
 done
 

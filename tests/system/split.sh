@@ -29,6 +29,7 @@ check "auto takes the shorter one" [ "$(number "$scratch/auto" simulated_s)" = "
 check "the split plan says so" [ "$(number "$scratch/yes" split_backward)" = True ]
 grep -q split_backward "$scratch/no" && fail "a plan that is not split says so"
 passes 1 simulate --plan "$scratch/yes.h5" --json
+path_adds_up "$scratch/out"
 check "the file simulates as planned" [ "$(number "$scratch/out" simulated_s)" = "$(number "$scratch/yes" simulated_s)" ]
 passes 1 simulate --plan "$scratch/yes.h5" --profile "$scratch/p.h5" --split-backward no --json
 check "and as before without the split" less "$(number "$scratch/yes" simulated_s)" "$(number "$scratch/out" simulated_s)"
