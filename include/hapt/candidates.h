@@ -101,6 +101,7 @@ struct hapt_item_memory {
     double sharded_bytes;                            /* parameter_bytes if the optimizer state were sharded */
     double host_bytes, sharded_host_bytes;           /* of optimizer state on the host; 0: it is on the device */
     double split_parameter_bytes, weight_slot_bytes; /* of the split program, which has the same activation_bytes */
+    bool masters_unread;                             /* hapt_memory_plan */
 };
 #define FITS_NOWHERE ((struct hapt_item_memory){.parameter_bytes = INFINITY, .sharded_bytes = INFINITY})
 struct hapt_item_time {

@@ -95,6 +95,7 @@ struct hapt_memory_plan {
      * The program's parameters are then their compute copies. If the state is sharded or on the host, and no kernel
      * reads a master. */
     bool masters_like_state;
+    bool masters_unread; /* no kernel reads the master of a trained parameter, of which there are some */
     enum hapt_memory_space master_space;
     size_t host_state_offset[2], host_master_offset; /* in the host allocation, if they are there */
     size_t host_bytes;                               /* of the host allocation, of all chunks of the device */
@@ -151,7 +152,8 @@ struct hapt_memory_bytes {
     size_t sharded_bytes;                  /* parameter_bytes with sharded optimizer state */
     size_t host_bytes, sharded_host_bytes; /* of the optimizer state on the host; 0: it is on the device */
     size_t trained_elements;
-    bool copies; /* weights have compute copies */
+    bool copies;         /* weights have compute copies */
+    bool masters_unread; /* as in a plan */
 };
 struct hapt_memory_ranges;
 /* Ignores `slots` of the options. Allocates from `arena`; keeps a pointer to the sharding. */

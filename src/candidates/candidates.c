@@ -299,7 +299,8 @@ struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *can
                                      .update_bytes = trained * touched,
                                      .sharded_bytes = (double)figures->sharded_bytes,
                                      .host_bytes = (double)figures->host_bytes,
-                                     .sharded_host_bytes = (double)figures->sharded_host_bytes};
+                                     .sharded_host_bytes = (double)figures->sharded_host_bytes,
+                                     .masters_unread = figures->masters_unread};
 }
 
 bool hapt_candidates_shards_state(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
@@ -364,7 +365,8 @@ static enum hapt_status plan_item(const struct hapt_candidates *candidates, int 
                                               .host_bytes = plan->host_bytes,
                                               .sharded_host_bytes = plan->sharded_host_bytes,
                                               .trained_elements = plan->trained_elements,
-                                              .copies = plan->copy_offset != (size_t)-1};
+                                              .copies = plan->copy_offset != (size_t)-1,
+                                              .masters_unread = plan->masters_unread};
     *memory = hapt_candidates_memory(candidates, &figures);
     return plan_split(candidates, program, engine, scratch, memory);
 }

@@ -134,8 +134,8 @@ static void choose_spaces(const struct planner *planner, const struct copies *co
     struct hapt_memory_plan *plan = planner->plan;
     const bool away = planner->options->host_state && plan->state_count > 0 && plan->trained_elements > 0;
     plan->state_space = away ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
-    plan->masters_like_state =
-        (away || plan->sharded_state) && plan->trained_elements > 0 && copies->some && copies->all_trained;
+    plan->masters_unread = plan->trained_elements > 0 && copies->some && copies->all_trained;
+    plan->masters_like_state = plan->masters_unread && (away || plan->sharded_state);
     plan->master_space = away && plan->masters_like_state ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
     plan->window_elements = away ? hapt_memory_window(plan->state_elements) : plan->state_elements;
 }

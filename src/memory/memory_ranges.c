@@ -349,12 +349,16 @@ static bool is_away(const struct hapt_memory_ranges *ranges)
     return ranges->options.host_state && ranges->options.state_count > 0;
 }
 
-/* Blocks of the state that a rank has for what it updates: states, and masters that no kernel reads (hapt_memory_plan's
- * masters_like_state). */
+/* hapt_memory_plan */
+static bool masters_unread(const struct amounts *sum)
+{
+    return sum->trained > 0 && sum->copies > 0 && sum->trained_fp32 == 0;
+}
+
+/* Blocks of the state that a rank has for what it updates: states, and masters that are laid out like one. */
 static int state_blocks(const struct hapt_memory_ranges *ranges, const struct amounts *sum, bool sharded)
 {
-    const bool masters = (sharded || is_away(ranges)) && sum->trained > 0 && sum->copies > 0 && sum->trained_fp32 == 0;
-    return ranges->options.state_count + masters;
+    return ranges->options.state_count + (masters_unread(sum) && (sharded || is_away(ranges)));
 }
 
 /* Bytes of what the host has, for a state of so many elements. */
@@ -397,7 +401,8 @@ void hapt_memory_ranges_least(const struct hapt_memory_ranges *ranges, int first
                               struct hapt_memory_bytes *bytes)
 {
     const struct amounts sum = sum_amounts(ranges, first_op, end_op);
-    *bytes = (struct hapt_memory_bytes){.trained_elements = sum.trained, .copies = sum.copies > 0};
+    *bytes = (struct hapt_memory_bytes){
+        .trained_elements = sum.trained, .copies = sum.copies > 0, .masters_unread = masters_unread(&sum)};
     resident_bytes(ranges, &sum, sharded_elements(ranges, &sum), &bytes->parameter_bytes, &bytes->sharded_bytes);
 }
 
@@ -408,7 +413,8 @@ void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_
     work->end = end_op;
     find_units(ranges, again, work);
     const struct amounts sum = sum_amounts(ranges, first_op, end_op);
-    *walk = (struct memory_walk){.trained_elements = sum.trained, .copies = sum.copies > 0};
+    *walk = (struct memory_walk){
+        .trained_elements = sum.trained, .copies = sum.copies > 0, .masters_unread = masters_unread(&sum)};
     mark_leaving(ranges, first_op, end_op, work);
     add_crossings(ranges, first_op, end_op, work, &walk->slot_bytes, &walk->transfer_bytes);
     const size_t forward = forward_peak(ranges, first_op, end_op, work);
@@ -464,6 +470,7 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
                                           .host_bytes = walk.host_bytes,
                                           .sharded_host_bytes = walk.sharded_host_bytes,
                                           .trained_elements = walk.trained_elements,
-                                          .copies = walk.copies};
+                                          .copies = walk.copies,
+                                          .masters_unread = walk.masters_unread};
     return HAPT_OK;
 }

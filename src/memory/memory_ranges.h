@@ -133,7 +133,7 @@ struct memory_walk {
     size_t workspace_bytes;                /* the largest peak of a section */
     size_t transfer_bytes;                 /* one transfer slot of every boundary */
     size_t trained_elements;
-    bool copies;
+    bool copies, masters_unread;
 };
 void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_again again,
                  struct hapt_memory_work *work, struct memory_walk *walk);

@@ -112,7 +112,9 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                                   figures.activation_bytes == plan->activation_bytes &&
                                   figures.weight_slot_bytes == plan->weight_slot_bytes &&
                                   figures.trained_elements == plan->trained_elements &&
-                                  figures.copies == (plan->copy_offset != (size_t)-1),
+                                  figures.copies == (plan->copy_offset != (size_t)-1) &&
+                                  figures.masters_unread == plan->masters_unread &&
+                                  plan->masters_unread == sharded->masters_like_state,
                               "%s, operators [%d, %d): %zu and %zu, planned %zu and %zu", what, first, end,
                               figures.parameter_bytes, figures.activation_bytes, plan->parameter_bytes,
                               plan->activation_bytes);
