@@ -101,7 +101,7 @@ struct hapt_item_memory {
     double sharded_bytes;                            /* parameter_bytes if the optimizer state were sharded */
     double host_bytes, sharded_host_bytes;           /* of optimizer state on the host; 0: it is on the device */
     double split_parameter_bytes, weight_slot_bytes; /* of the split program, which has the same activation_bytes */
-    bool masters_unread;                             /* hapt_memory_plan */
+    double masters_unread;                           /* 1: as in hapt_memory_plan; else 0 */
 };
 #define FITS_NOWHERE ((struct hapt_item_memory){.parameter_bytes = INFINITY, .sharded_bytes = INFINITY})
 struct hapt_item_time {
@@ -196,6 +196,10 @@ double hapt_candidates_resident_bytes(const struct hapt_candidates *candidates, 
 /* Its bytes on the host, in the same cases. */
 double hapt_candidates_host_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
                                   double limit);
+/* Bytes of the all-reduce that takes as long as the sums of a step. Ranks that share the state reduce and scatter fp32
+ * gradients, then gather weights, in 16 bits if they have slices of the masters: three quarters of the bytes. */
+double hapt_candidates_summed_bytes(const struct hapt_candidates *candidates, int subcluster,
+                                    const struct hapt_item_memory *memory);
 /* True if it fits with one microbatch in flight, on the device and on its host, and is not badly unbalanced. */
 bool hapt_candidates_wanted(const struct hapt_candidates *candidates, int subcluster, struct hapt_submesh submesh,
                             int first, int last, const struct hapt_item_memory *memory);
@@ -216,9 +220,10 @@ struct hapt_candidate_shardings {
 };
 enum hapt_status hapt_candidates_shardings(const struct hapt_candidates *candidates, int mesh_index,
                                            struct hapt_arena *arena, struct hapt_candidate_shardings *shardings);
-/* Memory of every item of a mesh, equal to hapt_candidates_plan_memory: memory[item], and
- * again[item][HAPT_MOST_SHARES] with again_s 0 unless it is NULL. kernel_scratch NULL: without. Advances the
- * innermost progress line by one for each structure. */
+/* Memory of every item of a mesh, equal to hapt_candidates_plan_memory: memory[item]. A range whose weights alone
+ * exceed every device fits nowhere; single layers have figures in any case. And again[item][HAPT_MOST_SHARES] with
+ * again_s 0 unless it is NULL. kernel_scratch NULL: without. Advances the innermost progress line by one for each
+ * structure. */
 enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates, int mesh_index,
                                        const struct hapt_candidate_shardings *shardings,
                                        hapt_kernel_scratch *kernel_scratch, struct hapt_engine_options *engine,

@@ -39,10 +39,10 @@ struct hapt_engine_options {
     int threads;
     int state_count;
     int slots;
-    int weight_slots;          /* of split programs; 0: 1 */
-    int transfer_slots;        /* 0: HAPT_TRANSFER_SLOTS */
-    bool sharded_state;        /* ZeRO-1: hapt_memory_options */
-    bool host_state;           /* hapt_memory_options */
+    int weight_slots;   /* of split programs; 0: 1 */
+    int transfer_slots; /* 0: HAPT_TRANSFER_SLOTS */
+    bool sharded_state; /* ZeRO-1: hapt_memory_options */
+    bool host_state;    /* hapt_memory_options */
     bool all_reduce_gradients; /* with sharded_state: gradients are still all-reduced, since other stages hold the same
                              parameters */
     struct hapt_engine_links links;
@@ -81,8 +81,8 @@ size_t hapt_engine_scratch(void *context, const struct hapt_program *program, in
 size_t hapt_engine_scratch_predicted(void *context, const struct hapt_program *program, int op);
 
 /* Device address of a graph tensor in a slot (ignored for resident and workspace tensors; weight slot 0); NULL: not on
- * this rank. A parameter gives its fp32 master weight, or its compute copy if the master is on the host; its gradient
- * the fp32 gradient. */
+ * this rank. A parameter gives its fp32 master weight, or its compute copy (hapt_memory_plan's masters_like_state); its
+ * gradient the fp32 gradient. */
 void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot);
 /* Local bytes of a graph tensor (the compute type for activations). */
 size_t hapt_engine_tensor_bytes(const struct hapt_engine *engine, int tensor);

@@ -323,6 +323,14 @@ double hapt_candidates_host_bytes(const struct hapt_candidates *candidates, cons
     return hapt_candidates_shards_state(candidates, memory, limit) ? memory->sharded_host_bytes : memory->host_bytes;
 }
 
+double hapt_candidates_summed_bytes(const struct hapt_candidates *candidates, int subcluster,
+                                    const struct hapt_item_memory *memory)
+{
+    const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
+    const bool slices = memory->masters_unread > 0 && hapt_candidates_shards_state(candidates, memory, limit);
+    return (slices ? 3 : 4) * memory->trained_elements;
+}
+
 /* True if the hosts of a subcluster can hold the item's state for all devices of a node. */
 static bool host_holds(const struct hapt_candidates *candidates, int subcluster, const struct hapt_item_memory *memory)
 {

@@ -15,22 +15,14 @@ struct filling {
     const void *context;
 };
 
-/* Bytes of the all-reduce that takes as long as the sums of a step. Ranks that share the state reduce and scatter fp32
- * gradients, then gather weights, in 16 bits if they have slices of the masters: three quarters of the bytes. */
-static double summed_bytes(const struct filling *filling, int subcluster, const struct hapt_item_memory *memory)
-{
-    const double limit = filling->candidates->cluster->subcluster[subcluster].device.memory_bytes;
-    const bool slices = memory->masters_unread && hapt_candidates_shards_state(filling->candidates, memory, limit);
-    return (slices ? 3 : 4) * memory->trained_elements;
-}
-
 /* Cost of a candidate outside the pipeline. */
 static double step_s(const struct filling *filling, int subcluster, struct hapt_submesh submesh, int item)
 {
     double seconds = filling->time[subcluster][item].update_s;
     if (submesh.program == 0 && submesh.n * submesh.m > submesh.tp)
-        seconds += filling->all_reduce(filling->context, subcluster, submesh,
-                                       summed_bytes(filling, subcluster, &filling->memory[subcluster][item]));
+        seconds += filling->all_reduce(
+            filling->context, subcluster, submesh,
+            hapt_candidates_summed_bytes(filling->candidates, subcluster, &filling->memory[subcluster][item]));
     return seconds;
 }
 

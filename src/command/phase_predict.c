@@ -67,8 +67,9 @@ bool hapt_phase_chooses_memory(const struct hapt_config *config, const char *opt
 static enum hapt_status predict(const struct hapt_prediction *of, bool recompute, bool host_state,
                                 struct hapt_arena *arena, struct hapt_profile **profile)
 {
-    return hapt_profile_predict(of->cluster, of->model, of->layers, of->config, of->efficiency, recompute, host_state,
-                                arena, profile);
+    const struct hapt_predict_options options = {recompute, host_state, of->node_rank};
+    return hapt_profile_predict(of->cluster, of->model, of->layers, of->config, of->efficiency, &options, arena,
+                                profile);
 }
 
 /* True if the formula's optimum is shorter with the optimizer on the host. */
@@ -138,32 +139,51 @@ static enum hapt_status begin_node_with(const struct hapt_env *env, int first, s
     return hapt_env_mpi(MPI_Comm_set_errhandler(made->node, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
+/* True on all ranks if the makers of all nodes made the profile that all have. */
+static enum hapt_status is_kept_everywhere(const struct hapt_env *env, const struct hapt_profile_case *its, bool makes,
+                                           const struct hapt_profile *made, int *kept)
+{
+    *kept = its->kept && (!makes || made == its->kept);
+    return hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, kept, 1, MPI_INT, MPI_MIN, env->world), "MPI_Allreduce");
+}
+
 /* Shares what rank `maker` of each node made, with its node. Quietly, HAPT_ERR_INFEASIBLE leaves its->profile NULL. */
 static enum hapt_status share_from(const struct hapt_env *env, int maker, enum hapt_status status, bool quietly,
                                    struct hapt_profile *made, struct hapt_arena *arena, struct hapt_profile_case *its)
 {
+    const bool makes = env->node_rank == maker;
     struct hapt_env node;
-    int is_kept = its->kept && made == its->kept; /* all ranks have that */
+    int kept;
     its->profile = NULL;
-    if (env->node_rank != maker) status = HAPT_OK;
-    if (quietly && hapt_env_agree_quietly(env->world, status) == HAPT_ERR_INFEASIBLE) return HAPT_OK;
-    HAPT_TRY(hapt_env_agree(env->world, status));
-    HAPT_MPI(MPI_Bcast(&is_kept, 1, MPI_INT, maker, env->node));
-    if (is_kept) {
+    if (!makes) status = HAPT_OK;
+    const enum hapt_status agreed =
+        quietly ? hapt_env_agree_quietly(env->world, status) : hapt_env_agree(env->world, status);
+    if (quietly && agreed == HAPT_ERR_INFEASIBLE) return HAPT_OK;
+    if (quietly && agreed == HAPT_ERR_INPUT) return hapt_env_agree(env->world, status); /* it was not printed */
+    HAPT_TRY(agreed);
+    HAPT_TRY(is_kept_everywhere(env, its, makes, made, &kept));
+    if (kept) {
         its->profile = its->kept;
         return HAPT_OK;
     }
-    HAPT_TRY(hapt_env_agree(env->world, begin_node_with(env, maker, &node)));
+    if (makes && made == its->kept) status = hapt_profile_copy(made, arena, &made); /* sharing moves its tables */
+    if (status == HAPT_OK) status = begin_node_with(env, maker, &node);
+    HAPT_TRY(hapt_env_agree(env->world, status));
     status = hapt_profile_share(&node, HAPT_OK, made, arena, &its->profile);
     MPI_Comm_free(&node.node);
     if (status == HAPT_OK) its->profile->origin = HAPT_PROFILE_PREDICTED;
     return status;
 }
 
-/* Ranks of the smallest node. */
+enum { MOST_MAKERS = 8 }; /* each has a profile of its own until it is shared: host memory */
+
+/* Ranks of the smallest node, but few. */
 static enum hapt_status count_makers(const struct hapt_env *env, int *makers)
 {
-    return hapt_env_mpi(MPI_Allreduce(&env->node_size, makers, 1, MPI_INT, MPI_MIN, env->world), "MPI_Allreduce");
+    const enum hapt_status status =
+        hapt_env_mpi(MPI_Allreduce(&env->node_size, makers, 1, MPI_INT, MPI_MIN, env->world), "MPI_Allreduce");
+    if (*makers > MOST_MAKERS) *makers = MOST_MAKERS;
+    return status;
 }
 
 enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_config *config,
@@ -183,8 +203,13 @@ enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_conf
         struct hapt_profile *made = NULL;
         status = HAPT_OK;
         if (env->node_rank < makers && mine < count) {
-            const struct hapt_prediction of = {config,           cluster,    its[mine].model,
-                                               its[mine].layers, efficiency, its[mine].kept};
+            const struct hapt_prediction of = {.config = config,
+                                               .cluster = cluster,
+                                               .model = its[mine].model,
+                                               .layers = its[mine].layers,
+                                               .efficiency = efficiency,
+                                               .kept = its[mine].kept,
+                                               .node_rank = env->node_rank};
             status = hapt_phase_decide_microbatches(config, its[mine].microbatches);
             if (status == HAPT_OK) status = hapt_phase_predict(&of, env->node_size > 1 ? &own : arena, &made);
         }

@@ -103,7 +103,8 @@ static enum hapt_status measure(const struct hapt_env *env, const struct hapt_co
                                 const struct hapt_layers *layers, struct hapt_arena *arena,
                                 struct hapt_profile **profile)
 {
-    const struct hapt_prediction of = {.config = config, .cluster = cluster, .model = model, .layers = layers};
+    const struct hapt_prediction of = {
+        .config = config, .cluster = cluster, .model = model, .layers = layers, .node_rank = env->node_rank};
     const bool given = strcmp(hapt_config_text(config, "recompute"), "auto") != 0;
     const bool recompute = given ? strcmp(hapt_config_text(config, "recompute"), "no") != 0
                                  : hapt_phase_chooses_memory(config, "recompute");
@@ -157,11 +158,19 @@ enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *co
 /* One after the other, by all ranks. */
 static enum hapt_status measure_cases(struct hapt_env *env, struct hapt_config *config,
                                       const struct hapt_cluster *cluster, struct hapt_profile_case *its, int count,
-                                      struct hapt_arena *arena)
+                                      bool quietly, struct hapt_arena *arena)
 {
     for (int k = 0; k < count; k++) {
+        its[k].profile = NULL;
         HAPT_TRY(hapt_env_agree(env->world, hapt_phase_decide_microbatches(config, its[k].microbatches)));
-        HAPT_TRY(measure(env, config, cluster, its[k].model, its[k].layers, arena, &its[k].profile));
+        const enum hapt_status status =
+            measure(env, config, cluster, its[k].model, its[k].layers, arena, &its[k].profile);
+        if (status == HAPT_ERR_INFEASIBLE && quietly) { /* that was printed; others may fit */
+            its[k].profile = NULL;
+            hapt_fail_reset();
+            continue;
+        }
+        HAPT_TRY(status);
         its[k].profile->origin = HAPT_PROFILE_MEASURED;
     }
     return HAPT_OK;
@@ -174,7 +183,7 @@ enum hapt_status hapt_phase_profiles(struct hapt_env *env, struct hapt_config *c
     struct hapt_efficiency *efficiency;
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, cluster)));
     if (hapt_phase_is_measured(config, cluster)) {
-        HAPT_TRY(measure_cases(env, config, cluster, its, count, arena));
+        HAPT_TRY(measure_cases(env, config, cluster, its, count, quietly, arena));
     } else {
         HAPT_TRY(load_efficiency(env, config, cluster, its[0].model, arena, &efficiency));
         HAPT_TRY(hapt_phase_predict_cases(env, config, cluster, efficiency, its, count, quietly, arena));

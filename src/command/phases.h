@@ -50,6 +50,7 @@ struct hapt_prediction {
     const struct hapt_layers *layers;
     const struct hapt_efficiency *efficiency; /* or NULL */
     struct hapt_profile *kept;
+    int node_rank; /* of the rank that predicts */
 };
 /* A predicted profile, with stages that recompute as --recompute says, and the optimizer state where --offload says.
  * auto: only for the search of the simulated step, and if a plan that keeps everything on the devices is slower, by the
@@ -71,8 +72,8 @@ struct hapt_profile_case {
     struct hapt_profile *kept;    /* as hapt_prediction */
     struct hapt_profile *profile; /* NULL: nothing fits */
 };
-/* Measures or predicts them. Quietly, HAPT_ERR_INFEASIBLE is not printed and leaves the profile NULL. --microbatches is
- * undefined afterwards. Collective over env->world. */
+/* Measures or predicts them. Quietly, HAPT_ERR_INFEASIBLE leaves the profile NULL, and that of a prediction is not
+ * printed. --microbatches is undefined afterwards. Collective over env->world. */
 enum hapt_status hapt_phase_profiles(struct hapt_env *env, struct hapt_config *config,
                                      const struct hapt_cluster *cluster, struct hapt_profile_case *its, int count,
                                      bool quietly, struct hapt_arena *arena);

@@ -54,7 +54,8 @@ static enum hapt_status predict(void *context, enum hapt_sweep_kind kind, int su
                                        .cluster = cluster,
                                        .model = inputs->model,
                                        .layers = inputs->layers,
-                                       .efficiency = prediction->efficiency};
+                                       .efficiency = prediction->efficiency,
+                                       .node_rank = env->node_rank};
     if (status == HAPT_OK && env->node_rank == 0)
         status = hapt_phase_predict(&of, env->node_size > 1 ? &own : arena, &made);
     /* If nothing fits at a point, the sweep goes on; any other failure ends it, with its message. */

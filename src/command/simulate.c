@@ -117,6 +117,7 @@ static void print_path(const struct hapt_env *env, const struct outcome *outcome
 {
     const int stages = outcome->plan->stage_count;
     const double step_s = outcome->simulation->step_s;
+    if (step_s <= 0) return;
     hapt_print(env, "  critical path (what decides the step):\n");
     print_path_of(env, "computing", outcome->path.compute_s, stages, step_s);
     print_path_of(env, "transfers behind", outcome->path.transfer_s, stages, step_s);

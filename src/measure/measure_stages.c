@@ -88,7 +88,8 @@ static void take_times(const struct submesh_team *team, const struct team_ranges
                   item = k * candidates->mesh_count + team->mesh_index;
         const double stage_s = ranges->times->stage_s[cell], forward_s = fmin(ranges->times->forward_s[cell], stage_s),
                      sum_s = measure_sum_s(measure, team->subcluster, team->submesh,
-                                           4 * measure_memory(measure, class, item)->trained_elements);
+                                           hapt_candidates_summed_bytes(candidates, team->subcluster,
+                                                                        measure_memory(measure, class, item)));
         if (!isfinite(stage_s)) continue;
         if (communicates(team->submesh)) {
             time[item].forward_s += forward_s;

@@ -64,8 +64,9 @@ static void list_factors(const struct submesh_team *team, const struct hapt_rang
     for (int cell = 0; cell < cells; cell++) {
         if (!isfinite(times->stage_s[cell])) continue;
         const int item = hapt_candidates_item(candidates, team->mesh_index, cell / L, cell % L);
-        const double sum_s = measure_sum_s(measure, team->subcluster, team->submesh,
-                                           4 * measure_memory(measure, class, item)->trained_elements);
+        const double sum_s = measure_sum_s(
+            measure, team->subcluster, team->submesh,
+            hapt_candidates_summed_bytes(candidates, team->subcluster, measure_memory(measure, class, item)));
         factor[FACTOR_FORWARD * cells + cell] = over(times->forward_s[cell], base[1][cell]);
         factor[FACTOR_BACKWARD * cells + cell] =
             over(times->stage_s[cell] - times->forward_s[cell], base[0][cell] - base[1][cell]);

@@ -137,7 +137,7 @@ static double all_reduce(const void *context, int subcluster, struct hapt_submes
 
 /* Memory of every item as the engine plans it. Kernel scratch is included if the back end is available, and for
  * predicted GPUs that of matrix products. Subclusters with the same back end share the figures. */
-static enum hapt_status plan_memory(const struct hapt_candidates *candidates, int subcluster,
+static enum hapt_status plan_memory(const struct hapt_candidates *candidates, int subcluster, int node_rank,
                                     const struct hapt_candidate_shardings *shardings, struct hapt_item_memory **memory,
                                     struct hapt_item_again **again, struct hapt_arena *scratch)
 {
@@ -156,8 +156,8 @@ static enum hapt_status plan_memory(const struct hapt_candidates *candidates, in
                                          .slots = 1,
                                          .state_count = candidates->state_count,
                                          .host_state = candidates->host_state};
-    if (engine.backend && engine.backend->device_count(&reason) > 0)
-        HAPT_TRY(engine.backend->open(0, engine.threads, 0, &engine.device));
+    const int devices = engine.backend ? engine.backend->device_count(&reason) : 0;
+    if (devices > 0) HAPT_TRY(engine.backend->open(node_rank % devices, engine.threads, 0, &engine.device));
     enum hapt_status status = HAPT_OK;
     hapt_kernel_scratch *on_paper =
         strcmp(all[subcluster].device.backend, "cpu") != 0 ? hapt_engine_scratch_predicted : NULL;
@@ -184,7 +184,7 @@ static enum hapt_status time_shares(const struct hapt_candidates *candidates, in
     return hapt_candidates_again(candidates, mesh_index, sharding, repeat_s, scratch, again);
 }
 
-static enum hapt_status predict(const struct hapt_candidates *candidates, struct hapt_arena *scratch,
+static enum hapt_status predict(const struct hapt_candidates *candidates, int node_rank, struct hapt_arena *scratch,
                                 struct hapt_arena *result, struct hapt_profile **profile)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
@@ -202,7 +202,7 @@ static enum hapt_status predict(const struct hapt_candidates *candidates, struct
     HAPT_NEW(weight_share, scratch, cluster->count);
     for (int c = 0; c < cluster->count; c++) {
         if (again) HAPT_NEW(again[c], scratch, (int64_t)candidates->item_count * HAPT_MOST_SHARES);
-        HAPT_TRY(plan_memory(candidates, c, shardings, memory, again, scratch));
+        HAPT_TRY(plan_memory(candidates, c, node_rank, shardings, memory, again, scratch));
         for (int d = 0; again && d < candidates->mesh_count; d++)
             if (shardings[d].recomputes) HAPT_TRY(time_shares(candidates, c, d, shardings[d].again, scratch, again[c]));
         HAPT_NEW(time[c], scratch, candidates->item_count);
@@ -244,7 +244,7 @@ static enum hapt_status mix(struct hapt_candidates *candidates, const struct hap
 
 enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                       const struct hapt_layers *layers, const struct hapt_config *config,
-                                      const struct hapt_efficiency *efficiency, bool recompute, bool host_state,
+                                      const struct hapt_efficiency *efficiency, const struct hapt_predict_options *how,
                                       struct hapt_arena *result, struct hapt_profile **profile)
 {
     struct hapt_candidates candidates;
@@ -255,11 +255,11 @@ enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const 
                                                     .tensor_parallel = (int)hapt_config_int(config, "tensor-parallel"),
                                                     .efficiency = efficiency,
                                                     .split = hapt_candidates_wants_split(config),
-                                                    .recompute = recompute,
-                                                    .host_state = host_state};
+                                                    .recompute = how->recompute,
+                                                    .host_state = how->host_state};
     enum hapt_status status = hapt_candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
     if (status == HAPT_OK && hapt_candidates_may_mix(&candidates, config)) status = mix(&candidates, config, &scratch);
-    if (status == HAPT_OK) status = predict(&candidates, &scratch, result, profile);
+    if (status == HAPT_OK) status = predict(&candidates, how->node_rank, &scratch, result, profile);
     if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;
     hapt_arena_release(&scratch);
     return status;

@@ -34,7 +34,8 @@ static double end_of(const struct walk *walk, const struct node *node)
                               : walk->simulation->arrived_s[node->edge][node->microbatch];
 }
 
-/* The predecessor that ends last; of several, the first that was considered. */
+/* The predecessor that ends last; of several, the first that was considered. Without one, end_s is the end of the
+ * updates with which the submesh begins: those that end earlier decide nothing. */
 struct latest {
     struct node node;
     double end_s;
@@ -44,7 +45,7 @@ struct latest {
 static void consider(const struct walk *walk, struct node node, struct latest *latest)
 {
     const double end_s = end_of(walk, &node);
-    if (latest->found && end_s <= latest->end_s) return;
+    if (end_s <= latest->end_s && (latest->found || latest->end_s > 0)) return;
     *latest = (struct latest){node, end_s, true};
 }
 
@@ -54,7 +55,7 @@ static void consider_edges(const struct walk *walk, int chunk, int direction, bo
                            struct latest *latest)
 {
     const struct hapt_schedule_edges *edges = &walk->schedule->edges;
-    const double asked_s = latest->found ? latest->end_s : 0;
+    const double asked_s = latest->end_s;
     for (int e = 0; microbatch >= 0 && e < edges->count; e++) {
         const struct hapt_schedule_edge *edge = &edges->edge[e];
         if (edges->channel_of[e] < 0 || edge->backward != direction || (in ? edge->to : edge->from) != chunk) continue;
@@ -211,6 +212,8 @@ static void walk_back(const struct walk *walk, struct hapt_critical_path *path)
     while (latest.found) {
         const struct node here = latest.node;
         latest = (struct latest){here, 0, false};
+        if (walk->costs->steady && here.submesh >= 0 && here.instruction == 0)
+            latest.end_s = walk->simulation->time[here.submesh][0].start_s;
         if (here.submesh >= 0)
             before_instruction(walk, &here, &latest);
         else

@@ -297,8 +297,10 @@ static void calibration(void)
         CHECK_MESSAGE(classes == 4 && samples >= 3 * 15, "%d classes, %d samples", classes, samples);
         CHECK(hapt_efficiency_covers(efficiency, "cpu", bf16 ? HAPT_BF16 : HAPT_F32));
         CHECK(!hapt_efficiency_covers(efficiency, "cpu", bf16 ? HAPT_F32 : HAPT_BF16));
-        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, NULL, false, false, &arena, &plain));
-        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, efficiency, false, false, &arena, &calibrated));
+        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, NULL, &(struct hapt_predict_options){0}, &arena,
+                                      &plain));
+        CHECK_OK(hapt_profile_predict(cluster, model, layers, config, efficiency, &(struct hapt_predict_options){0},
+                                      &arena, &calibrated));
         if (plain && calibrated) {
             CHECK_OK(hapt_profile_check(calibrated));
             CHECK(plain->cluster[0].stage_time[0] != calibrated->cluster[0].stage_time[0]);

@@ -54,8 +54,8 @@ static void predict_up_to(struct run *run, const char *cluster, struct fixture_g
     const struct hapt_layers_options options = {.granularity = 0, .heavy_minimum = 2};
     CHECK_OK(hapt_config_parse(6, words, &run->arena, &config));
     CHECK_OK(hapt_layers_build(run->model->graph, &options, &run->arena, &run->layers));
-    CHECK_OK(hapt_profile_predict(cluster_of(&run->arena, cluster), run->model, run->layers, config, NULL, false, false,
-                                  &run->arena, &run->profile));
+    CHECK_OK(hapt_profile_predict(cluster_of(&run->arena, cluster), run->model, run->layers, config, NULL,
+                                  &(struct hapt_predict_options){0}, &run->arena, &run->profile));
     if (!run->profile) exit(1);
     CHECK_OK(hapt_profile_check(run->profile));
 }
@@ -208,8 +208,8 @@ static void memory_of_recomputing_stages(void)
     int units, compared = 0, saved = 0;
     predict(&run, gpus, (struct fixture_gpt){5, 64, 4, 32, 131, 4, true, true}, "1000000");
     CHECK_OK(hapt_config_parse(6, words, &run.arena, &config));
-    CHECK_OK(hapt_profile_predict(cluster_of(&run.arena, gpus), run.model, run.layers, config, NULL, true, false,
-                                  &run.arena, &run.profile));
+    CHECK_OK(hapt_profile_predict(cluster_of(&run.arena, gpus), run.model, run.layers, config, NULL,
+                                  &(struct hapt_predict_options){.recompute = true}, &run.arena, &run.profile));
     CHECK_OK(hapt_layers_units(run.layers, &run.arena, &unit, &units));
     CHECK(units >= 4);
     const struct hapt_memory_options options = {.slots = 5, .state_count = 2, .scratch = product_scratch};

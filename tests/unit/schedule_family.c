@@ -279,6 +279,14 @@ static void critical_paths(void)
         for (int k = 0; k < path.count; k++) {
             CHECK(path.part[k].start_s == at_s && path.part[k].end_s > at_s);
             at_s = path.part[k].end_s;
+            if (path.part[k].submesh < 0) continue;
+            /* without blocking, receiving and agreeing take no time; a steady step begins with an update */
+            const enum hapt_instruction_kind kind =
+                schedule->list[path.part[k].submesh].instruction[path.part[k].instruction].kind;
+            CHECK(even.costs.blocking || kind == HAPT_INSTRUCTION_FORWARD || kind == HAPT_INSTRUCTION_BACKWARD ||
+                  kind == HAPT_INSTRUCTION_WEIGHT || kind == HAPT_INSTRUCTION_EXCHANGE ||
+                  kind == HAPT_INSTRUCTION_UPDATE);
+            CHECK(!steady || k > 0 || kind == HAPT_INSTRUCTION_UPDATE);
         }
         const double end_s = steady ? simulation->step_s : simulation->total_s;
         CHECK_MESSAGE(path.count > 0 && fabs(at_s - end_s) <= (steady ? 1e-12 * end_s : 0),
