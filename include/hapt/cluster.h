@@ -36,6 +36,7 @@ struct hapt_subcluster {
     double intra_node_latency, inter_node_latency;     /* s; negative: unknown */
     double host_memory_bytes;                          /* of a node, for offloaded data; 0: unknown */
     double host_bandwidth; /* byte/s in each direction between a device and its node's memory; 0: unknown */
+    bool host_paced;       /* CPUs: copies are slowed down to that bandwidth */
     int host_count;        /* number of "hosts" in the file; 0: ranks are assigned in order of world rank */
     const char **hosts;
     const int *ranks; /* [nodes * devices_per_node] world ranks, node-major; NULL before binding */

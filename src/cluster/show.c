@@ -125,6 +125,7 @@ static json_t *subcluster_json(const struct hapt_subcluster *own)
         json_t *host = json_object();
         set_known(host, "memory", own->host_memory_bytes, own->host_memory_bytes > 0);
         set_known(host, "bandwidth", own->host_bandwidth, own->host_bandwidth > 0);
+        if (own->host_paced) json_object_set_new(host, "paced", json_true());
         json_object_set_new(json, "host", host);
     }
     if (own->host_count > 0) {

@@ -318,9 +318,18 @@ static enum hapt_status read_host(const struct object *object, struct hapt_subcl
         return refuse(object, "host", "give memory and bandwidth of a node's host in an object",
                       "\"host\" must be an object, not %s", type_name(json));
     const struct object host = member(object, "host", "\"host\"");
-    HAPT_TRY(check_keys(&host, "memory, bandwidth"));
+    HAPT_TRY(check_keys(&host, "memory, bandwidth, paced"));
     HAPT_TRY(read_quantity(&host, "memory", false, &bytes_quantity, &own->host_memory_bytes));
-    return read_quantity(&host, "bandwidth", false, &bandwidth_quantity, &own->host_bandwidth);
+    HAPT_TRY(read_quantity(&host, "bandwidth", false, &bandwidth_quantity, &own->host_bandwidth));
+    const json_t *paced = json_object_get(host.json, "paced");
+    if (paced && !json_is_boolean(paced))
+        return refuse(&host, "paced", "write true or false", "\"paced\" must be true or false, not %s",
+                      type_name(paced));
+    own->host_paced = json_is_true(paced);
+    if (own->host_paced && own->host_bandwidth == 0)
+        return refuse(&host, "paced", "give \"bandwidth\"",
+                      "\"paced\" needs the bandwidth to which copies are slowed down");
+    return HAPT_OK;
 }
 
 static enum hapt_status read_subcluster(const struct object *object, struct hapt_subcluster *own)

@@ -38,6 +38,7 @@ static void release(struct engine_memory *shared, const struct hapt_engine_optio
 {
     if (!shared || --shared->users > 0) return;
     if (shared->address) options->backend->free(options->device, shared->address);
+    state_copies_destroy(shared->copies);
     hapt_engine_release_state(options->backend, shared->host);
     hapt_arena_release(&shared->arena);
     free(shared);
@@ -77,6 +78,8 @@ static enum hapt_status set_up(const struct hapt_program *const *program, int ch
     HAPT_TRY(options->backend->allocate(options->device, plan->total_bytes, &memory));
     shared->address = memory;
     if (!is_modelled(options)) HAPT_TRY(hapt_engine_reserve_state(options->backend, plan->host_bytes, &shared->host));
+    if (shared->host && options->host_pace > 0 && !options->backend->pin)
+        HAPT_TRY(state_copies_create(options->host_pace, options->host_timeout_s, &shared->copies));
     for (int k = 0; k < chunks; k++) {
         engine[k] = create(program[k], &options[k], shared);
         if (!engine[k]) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for an engine");

@@ -3,6 +3,7 @@
 #define HAPT_ENGINE_PRIVATE_H
 
 #include "hapt/engine.h"
+#include "state_copies.h"
 
 /* A kernel call, or (no kernel) a collective on the first input and output of the call. */
 struct bound_step {
@@ -40,6 +41,7 @@ struct engine_memory {
     struct hapt_arena arena; /* of the memory plans */
     char *address;           /* device memory, plan->total_bytes */
     char *host; /* state and masters on the host, plan->host_bytes; NULL: none, or the device is modelled */
+    struct state_copies *copies; /* paced copies of them; NULL: the back end's queues copy */
 };
 
 struct hapt_engine {

@@ -83,19 +83,44 @@ static float *state_address(struct hapt_engine *engine, int state, size_t first)
     return (float *)(memory + (away ? plan->host_state_offset : plan->state_offset)[state]) + first;
 }
 
+/* Copies of a piece of all that is on the host, in one direction. */
+struct state_move {
+    struct hapt_event *end; /* NULL: paced, and: */
+    enum state_direction direction;
+    int64_t mark;
+    bool pending;
+};
+
 /* Starts to copy elements [first, first + count) of all that is on the host to element `at` of its windows, or back. */
-static enum hapt_status move_state(struct hapt_engine *engine, size_t first, size_t count, size_t at, bool in,
-                                   struct hapt_event **end)
+static enum hapt_status start_move(struct hapt_engine *engine, size_t first, size_t count, size_t at,
+                                   enum state_direction direction, struct state_move *move)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     const struct hapt_backend *backend = engine->options.backend;
+    const bool in = direction == STATE_IN;
+    struct state_copies *copies = engine->shared->copies;
     struct hapt_queue *queue = backend->queue(engine->options.device, in ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT);
     for (int s = plan->masters_like_state ? -1 : 0; s < plan->state_count; s++) {
         void *window = (float *)(engine->memory + (s < 0 ? plan->master_offset : plan->state_offset[s])) + at,
              *host = state_address(engine, s, first);
-        HAPT_TRY(backend->copy(queue, in ? window : host, in ? host : window, count * sizeof(float)));
+        if (copies)
+            state_copies_submit(copies, direction, in ? window : host, in ? host : window, count * sizeof(float));
+        else
+            HAPT_TRY(backend->copy(queue, in ? window : host, in ? host : window, count * sizeof(float)));
     }
-    *end = backend->record(queue);
+    *move = (struct state_move){.direction = direction, .pending = true};
+    if (copies)
+        move->mark = state_copies_mark(copies, direction);
+    else
+        move->end = backend->record(queue);
+    return HAPT_OK;
+}
+
+static enum hapt_status wait_move(const struct hapt_engine *engine, const struct state_move *move)
+{
+    if (!move->pending) return HAPT_OK;
+    if (move->end) return engine->options.backend->wait(move->end);
+    state_copies_wait(engine->shared->copies, move->direction, move->mark);
     return HAPT_OK;
 }
 
@@ -134,25 +159,23 @@ static enum hapt_status update_away(struct hapt_engine *engine, const struct hap
                                     size_t end, size_t state_first, double decay)
 {
     const struct hapt_memory_plan *plan = engine->plan;
-    const struct hapt_backend *backend = engine->options.backend;
     const size_t piece =
         plan->window_elements < plan->state_elements ? plan->window_elements / 2 : plan->window_elements;
-    struct hapt_event *in[2] = {NULL}, *out[2] = {NULL};
+    struct state_move in[2] = {{0}}, out[2] = {{0}};
     for (size_t at = first, half = 0; at < end; at += piece, half = !half) {
         const size_t count = end - at < piece ? end - at : piece, next = at + piece;
-        if (at == first) HAPT_TRY(move_state(engine, state_first, count, 0, true, &in[0]));
+        if (at == first) HAPT_TRY(start_move(engine, state_first, count, 0, STATE_IN, &in[0]));
         if (next < end) {
-            if (out[!half]) HAPT_TRY(backend->wait(out[!half]));
-            HAPT_TRY(move_state(engine, state_first + next - first, end - next < piece ? end - next : piece,
-                                !half * piece, true, &in[!half]));
+            HAPT_TRY(wait_move(engine, &out[!half]));
+            HAPT_TRY(start_move(engine, state_first + next - first, end - next < piece ? end - next : piece,
+                                !half * piece, STATE_IN, &in[!half]));
         }
-        HAPT_TRY(backend->wait(in[half]));
+        HAPT_TRY(wait_move(engine, &in[half]));
         HAPT_TRY(update_run(engine, update, at, at + count, half * piece, decay));
         HAPT_TRY(hapt_engine_finish(engine));
-        HAPT_TRY(move_state(engine, state_first + at - first, count, half * piece, false, &out[half]));
+        HAPT_TRY(start_move(engine, state_first + at - first, count, half * piece, STATE_OUT, &out[half]));
     }
-    for (int half = 0; half < 2; half++)
-        if (out[half]) HAPT_TRY(backend->wait(out[half]));
+    for (int half = 0; half < 2; half++) HAPT_TRY(wait_move(engine, &out[half]));
     return HAPT_OK;
 }
 

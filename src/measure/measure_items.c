@@ -104,9 +104,12 @@ enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_opti
     HAPT_NEW(measure->role, measure->scratch, candidates->item_count);
     HAPT_NEW(measure->timed, measure->scratch, candidates->item_count);
     HAPT_NEW(measure->order, measure->scratch, candidates->item_count);
+    const struct hapt_cluster *cluster = measure->cluster;
+    const struct hapt_subcluster *own = &cluster->subcluster[cluster->subcluster_of_rank[measure->env->world_rank]];
     *options = (struct hapt_engine_options){.threads = measure->threads,
                                             .state_count = candidates->state_count,
                                             .host_state = candidates->host_state,
+                                            .host_pace = own->host_paced ? own->host_bandwidth : 0,
                                             .slots = 1};
     if (measure->classes.own_class < 0) return HAPT_OK;
     HAPT_TRY(classes_open_device(measure->env, measure->cluster, "measure on",

@@ -80,15 +80,19 @@ static enum hapt_status time_layers(const struct hapt_candidates *candidates, in
     return HAPT_OK;
 }
 
-/* Seconds to copy what an item has on the host to its device and back, once a step. GPUs copy in both directions at a
- * time; CPUs copy themselves. */
+/* Seconds to copy what an item has on the host to its device and back, once a step. Both directions at a time, but CPUs
+ * copy themselves, unless their copies are paced. */
 static double host_copies_s(const struct hapt_candidates *candidates, int subcluster,
                             const struct hapt_item_memory *memory)
 {
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
     const double bytes = hapt_candidates_host_bytes(candidates, memory, own->device.memory_bytes);
-    const int turns = strcmp(own->device.backend, "cpu") == 0 ? 2 : 1;
-    return turns * bytes / hapt_cluster_host_bandwidth(own);
+    const double one_s = bytes / hapt_cluster_host_bandwidth(own);
+    if (strcmp(own->device.backend, "cpu") == 0 && !own->host_paced) return 2 * one_s;
+    /* the last half of the window is copied back alone */
+    const double elements = bytes / (4.0 * (candidates->state_count + memory->masters_unread));
+    const double window = (double)hapt_memory_window((size_t)elements);
+    return one_s * (1 + (window < elements ? window / 2 / elements : 1));
 }
 
 static enum hapt_status time_items(const struct hapt_candidates *candidates, int subcluster,

@@ -288,6 +288,14 @@ static enum hapt_status check_host_memory(const struct worker *worker, const str
                      world_rank, hapt_units_bytes(bytes, need), hapt_units_bytes(room, have));
 }
 
+/* byte/s of copies between this rank's device and its host; 0: they are not slowed down. */
+static double host_pace(const struct worker *worker)
+{
+    const int world_rank = worker->env->world_rank;
+    const struct hapt_subcluster *own = &worker->cluster->subcluster[worker->cluster->subcluster_of_rank[world_rank]];
+    return own->host_paced ? own->host_bandwidth : 0;
+}
+
 static enum hapt_status build_engines(struct worker *worker, const struct hapt_config *config, int state_count)
 {
     struct hapt_engine_options *options, common = {.backend = worker->backend,
@@ -297,6 +305,8 @@ static enum hapt_status build_engines(struct worker *worker, const struct hapt_c
                                                    .slots = worker->list->slots,
                                                    .weight_slots = worker->list->weight_slots,
                                                    .host_state = worker->plan->host_state,
+                                                   .host_pace = host_pace(worker),
+                                                   .host_timeout_s = hapt_config_real(config, "timeout"),
                                                    .transfer_slots = worker->schedule->transfer_slots};
     const struct hapt_program **program;
     struct hapt_engine **engine;

@@ -133,6 +133,37 @@ for name in ("stage_time", "parameter_bytes", "activation_bytes"):
     assert numpy.array_equal(fast[name], slow[name], equal_nan=True), name
 PY
 
+# Paced copies: the same bits, and no step is shorter than the copies of a stage at the bandwidth of the cluster file. The prediction is a little
+# longer. The step is longer by the last pieces of two blocks, with and without weight decay, which are a twelfth of this small state.
+two_devices paced "300 MB" '{"bandwidth": "2 MB/s", "paced": true}'
+plan paced paced --offload optimizer --stages $two
+cp "$scratch/out" "$scratch/paced-plan.json"
+train paced paced
+same keep paced
+# The time of a step that saves lacks the update, for which the checkpoint waits.
+passes 2 train --input "$scratch/m.h5" --cluster "$scratch/paced.json" --plan "$scratch/paced.h5" --threads 1 --steps 6 --output "$scratch/run-timed"
+checks=$((checks + 1))
+/usr/bin/python3 - "$scratch/run-timed/run.h5" "$scratch/paced-plan.json" <<'PY' || fail "the time of paced copies"
+import json, sys
+import h5py
+run = h5py.File(sys.argv[1])["train"]
+copies_s = run["host_memory"][()].max() / 2e6
+predicted_s = json.load(open(sys.argv[2]))["simulated_s"]
+steps_s = run["step_time"][1:]
+print("copies %.3f s, predicted %.3f s, steps %s" % (copies_s, predicted_s, steps_s))
+assert copies_s > 0.1 and min(steps_s) > 0.99 * copies_s
+assert copies_s < predicted_s < 1.2 * copies_s and min(steps_s) < 1.2 * predicted_s
+PY
+two_devices stalled "300 MB" '{"bandwidth": "100 B/s", "paced": true}'
+sed '/"b", "nodes"/d; /"a", "nodes"/s/,$/ ],/; /"links"/s/.*/  "links": [] }/' "$scratch/stalled.json" >"$scratch/alone.json"
+plan alone alone --offload optimizer
+refuses 7 'copy of optimizer state from the host to the device has stood still for 4 s: 0 of 4 blocks' 1 train --input "$scratch/m.h5" \
+    --cluster "$scratch/alone.json" --plan "$scratch/alone.h5" --threads 1 --steps 1 --timeout 4 --output "$scratch/stalled"
+two_devices nameless "300 MB" '{"paced": true}'
+refuses 3 'needs the bandwidth' 1 topology --cluster "$scratch/nameless.json"
+two_devices strange "300 MB" '{"bandwidth": "1 GB/s", "paced": "yes"}'
+refuses 3 'must be true or false' 1 topology --cluster "$scratch/strange.json"
+
 refuses 4 'hosts of|no plan fits' 1 plan --input "$scratch/m.h5" --cluster "$scratch/poor.json" --predict --microbatches 4
 refuses 4 'takes .* of host memory' 2 train --input "$scratch/m.h5" --cluster "$scratch/poor.json" --plan "$scratch/auto.h5" --steps 1 --output "$scratch/none"
 check "nothing was written" [ ! -e "$scratch/none" ]

@@ -296,6 +296,9 @@ static void saves_and_loads(void)
     hapt_arena_init(&arena);
     save(good, strlen(good));
     CHECK_OK(hapt_cluster_load(path, &arena, &cluster));
+    cluster->subcluster[0].host_memory_bytes = 64e9;
+    cluster->subcluster[0].host_bandwidth = 12e9;
+    cluster->subcluster[0].host_paced = true;
     CHECK_OK(hapt_h5_create(h5, "hapt-topology", 1, &file));
     CHECK_OK(hapt_cluster_write(file, "/topology", cluster));
     CHECK_OK(hapt_h5_commit(file));
@@ -316,6 +319,8 @@ static void saves_and_loads(void)
             CHECK(a->intra_node_bandwidth == b->intra_node_bandwidth &&
                   a->inter_node_latency == b->inter_node_latency &&
                   a->inter_node_bandwidth == b->inter_node_bandwidth && a->intra_node_latency == b->intra_node_latency);
+            CHECK(a->host_memory_bytes == b->host_memory_bytes && a->host_bandwidth == b->host_bandwidth &&
+                  a->host_paced == b->host_paced);
             CHECK(a->host_count == b->host_count);
             for (int h = 0; h < a->host_count; h++) CHECK(!strcmp(a->hosts[h], b->hosts[h]));
             for (int j = 0; j < again->count; j++) {

@@ -82,7 +82,8 @@ struct rig {
     struct hapt_device *device;
 };
 
-static void open_rig(const struct hapt_graph *graph, const struct hapt_backend *backend, bool host_state,
+/* pace: byte/s of copies; 0: they are not slowed down. */
+static void open_rig(const struct hapt_graph *graph, const struct hapt_backend *backend, bool host_state, double pace,
                      struct hapt_arena *arena, struct rig *rig)
 {
     CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, arena, &rig->program));
@@ -92,7 +93,9 @@ static void open_rig(const struct hapt_graph *graph, const struct hapt_backend *
                                                 .threads = 1,
                                                 .state_count = 2,
                                                 .slots = 1,
-                                                .host_state = host_state};
+                                                .host_state = host_state,
+                                                .host_pace = pace,
+                                                .host_timeout_s = 60};
     CHECK_OK(hapt_engine_create(rig->program, &options, &rig->engine));
 }
 
@@ -166,8 +169,8 @@ static void late_copies_change_no_bit(void)
         hapt_arena_init(&arena);
         const struct hapt_graph *graph =
             fixture_gpt(&arena, (struct fixture_gpt){3, 32, 2, 8, 64, 2, false, bf16})->graph;
-        open_rig(graph, cpu(), false, &arena, &here);
-        open_rig(graph, &backend, true, &arena, &away);
+        open_rig(graph, cpu(), false, 0, &arena, &here);
+        open_rig(graph, &backend, true, 0, &arena, &away);
         const struct hapt_memory_plan *plan = hapt_engine_memory(away.engine);
         CHECK(plan->state_space == HAPT_SPACE_HOST && (plan->master_space == HAPT_SPACE_HOST) == bf16);
         CHECK(plan->window_elements * 4 < plan->state_elements);
@@ -186,9 +189,42 @@ static void late_copies_change_no_bit(void)
     }
 }
 
+/* A thread copies both directions side by side, and is never faster than the cluster file says. */
+static void paced_copies_change_no_bit(void)
+{
+    enum { STEPS = 3, TRIES = 5 };
+    double least = INFINITY; /* of the time that one direction takes */
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    const struct hapt_graph *graph = fixture_gpt(&arena, (struct fixture_gpt){3, 32, 2, 8, 64, 2, false, true})->graph;
+    for (int k = 0; k < TRIES && least > 1.5; k++) {
+        struct rig here, away;
+        struct hapt_memory_plan *plan;
+        open_rig(graph, cpu(), false, 0, &arena, &here);
+        const struct hapt_memory_options options = {.slots = 1, .state_count = 2, .host_state = true};
+        CHECK_OK(hapt_memory_plan(here.program, &options, &arena, &plan));
+        const double one_s = 0.1, pace = (double)plan->host_bytes / one_s;
+        open_rig(graph, cpu(), true, pace, &arena, &away);
+        train(graph, &here);
+        const double start_s = hapt_time_s();
+        train(graph, &away);
+        const double time_s = hapt_time_s() - start_s;
+        CHECK_MESSAGE(time_s >= 0.99 * STEPS * one_s, "%g s for copies of %g s", time_s, STEPS * one_s);
+        least = fmin(least, time_s / (STEPS * one_s));
+        compare(graph, &here, &away);
+        hapt_engine_destroy(here.engine);
+        hapt_engine_destroy(away.engine);
+        cpu()->close(here.device);
+        cpu()->close(away.device);
+    }
+    CHECK_MESSAGE(least < 1.5, "at best %g times as long as one direction", least);
+    hapt_arena_release(&arena);
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
     RUN(late_copies_change_no_bit);
+    RUN(paced_copies_change_no_bit);
     return test_finish();
 }

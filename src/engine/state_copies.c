@@ -1,0 +1,180 @@
+#include "state_copies.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hapt/env.h"
+
+enum { MOST_JOBS = 16 };
+#define PIECE_BYTES ((size_t)1 << 20) /* small against a window, large against a wakeup */
+
+struct job {
+    char *to;
+    const char *from;
+    size_t bytes, at; /* at: the first byte of the current piece */
+};
+
+struct lane {
+    struct job job[MOST_JOBS]; /* ring: copy k is in k % MOST_JOBS */
+    int64_t submitted, done;
+    int64_t pieces; /* completed ones, of all copies */
+    bool copied;    /* the current piece; it waits for due_s */
+    double due_s;
+};
+
+struct state_copies {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* of any state; on CLOCK_MONOTONIC */
+    double bandwidth, timeout_s;
+    bool ends;
+    struct lane lane[2];
+};
+
+static size_t piece_of(const struct job *job)
+{
+    return job->bytes - job->at < PIECE_BYTES ? job->bytes - job->at : PIECE_BYTES;
+}
+
+/* Starts the current piece, or completes it if it is due. Holds the lock, except while it copies. Returns true if the
+ * state changed; else *next_s becomes the time at which it will, if that is earlier. */
+static bool advance(struct state_copies *copies, struct lane *lane, double *next_s)
+{
+    if (lane->done == lane->submitted) return false;
+    struct job *job = &lane->job[lane->done % MOST_JOBS];
+    const size_t bytes = piece_of(job);
+    if (!lane->copied) {
+        lane->due_s = fmax(lane->due_s, hapt_time_s()) + (double)bytes / copies->bandwidth;
+        pthread_mutex_unlock(&copies->lock);
+        memcpy(job->to + job->at, job->from + job->at, bytes);
+        pthread_mutex_lock(&copies->lock);
+        lane->copied = true;
+        return true;
+    }
+    if (hapt_time_s() < lane->due_s) {
+        *next_s = fmin(*next_s, lane->due_s);
+        return false;
+    }
+    lane->copied = false;
+    lane->pieces++;
+    job->at += bytes;
+    if (job->at == job->bytes) lane->done++;
+    pthread_cond_broadcast(&copies->changed);
+    return true;
+}
+
+static void *run(void *argument)
+{
+    struct state_copies *copies = argument;
+    pthread_setname_np(pthread_self(), "hapt-state");
+    pthread_mutex_lock(&copies->lock);
+    while (!copies->ends) {
+        double next_s = INFINITY;
+        bool moved = false;
+        for (int d = 0; d < 2; d++) moved |= advance(copies, &copies->lane[d], &next_s);
+        if (moved) continue;
+        if (isfinite(next_s)) {
+            const struct timespec at = hapt_time_spec(next_s);
+            pthread_cond_timedwait(&copies->changed, &copies->lock, &at);
+        } else {
+            pthread_cond_wait(&copies->changed, &copies->lock);
+        }
+    }
+    pthread_mutex_unlock(&copies->lock);
+    return NULL;
+}
+
+enum hapt_status state_copies_create(double bandwidth, double timeout_s, struct state_copies **copies)
+{
+    struct state_copies *made = calloc(1, sizeof *made);
+    pthread_condattr_t monotonic;
+    if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for an engine");
+    made->bandwidth = bandwidth;
+    made->timeout_s = timeout_s;
+    pthread_mutex_init(&made->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&made->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    const int error = hapt_thread_start(&made->thread, run, made);
+    if (error) {
+        free(made);
+        return hapt_fail(HAPT_ERR_MEMORY, NULL, "cannot start the thread that copies optimizer state: %s",
+                         strerror(error));
+    }
+    *copies = made;
+    return HAPT_OK;
+}
+
+void state_copies_destroy(struct state_copies *copies)
+{
+    if (!copies) return;
+    pthread_mutex_lock(&copies->lock);
+    copies->ends = true;
+    pthread_cond_broadcast(&copies->changed);
+    pthread_mutex_unlock(&copies->lock);
+    pthread_join(copies->thread, NULL);
+    pthread_cond_destroy(&copies->changed);
+    pthread_mutex_destroy(&copies->lock);
+    free(copies);
+}
+
+void state_copies_submit(struct state_copies *copies, enum state_direction direction, void *to, const void *from,
+                         size_t bytes)
+{
+    struct lane *lane = &copies->lane[direction];
+    if (bytes == 0) return;
+    if (lane->submitted >= MOST_JOBS) /* only this thread submits */
+        state_copies_wait(copies, direction, lane->submitted - MOST_JOBS + 1);
+    pthread_mutex_lock(&copies->lock);
+    lane->job[lane->submitted++ % MOST_JOBS] = (struct job){.to = to, .from = from, .bytes = bytes};
+    pthread_cond_broadcast(&copies->changed);
+    pthread_mutex_unlock(&copies->lock);
+}
+
+int64_t state_copies_mark(struct state_copies *copies, enum state_direction direction)
+{
+    return copies->lane[direction].submitted;
+}
+
+/* Ends the job: other ranks would wait for this one. */
+_Noreturn static void name_stalled(const struct state_copies *copies, enum state_direction direction)
+{
+    const struct lane *lane = &copies->lane[direction];
+    hapt_die(
+        hapt_fail(HAPT_ERR_COMM,
+                  "see that the host is not overloaded, and that \"bandwidth\" of \"host\" in the cluster file is "
+                  "right; --timeout sets the limit",
+                  "the copy of optimizer state %s has stood still for %.3g s: %lld of %lld blocks are complete, and "
+                  "%zu of %zu bytes of the next one",
+                  direction == STATE_IN ? "from the host to the device" : "from the device to the host",
+                  copies->timeout_s, (long long)lane->done, (long long)lane->submitted,
+                  lane->job[lane->done % MOST_JOBS].at, lane->job[lane->done % MOST_JOBS].bytes));
+}
+
+void state_copies_wait(struct state_copies *copies, enum state_direction direction, int64_t mark)
+{
+    const struct lane *lane = &copies->lane[direction];
+    pthread_mutex_lock(&copies->lock);
+    int64_t pieces = lane->pieces;
+    double since_s = hapt_time_s();
+    while (lane->done < mark) {
+        if (copies->timeout_s > 0) {
+            const struct timespec limit = hapt_time_spec(since_s + copies->timeout_s);
+            pthread_cond_timedwait(&copies->changed, &copies->lock, &limit);
+        } else {
+            pthread_cond_wait(&copies->changed, &copies->lock);
+        }
+        const double now_s = hapt_time_s();
+        if (lane->pieces != pieces) {
+            pieces = lane->pieces;
+            since_s = now_s;
+        } else if (copies->timeout_s > 0 && now_s > since_s + copies->timeout_s) {
+            name_stalled(copies, direction);
+        }
+    }
+    pthread_mutex_unlock(&copies->lock);
+}
