@@ -156,12 +156,15 @@ static enum hapt_status start_mpi(struct hapt_env *env, int *argc, char ***argv)
     return find_launcher(env);
 }
 
+static double alone_timeout_s; /* of an agreement's wait, if MPI failed on this rank */
+
 enum hapt_status hapt_env_init(struct hapt_env *env, int *argc, char ***argv, double timeout_s)
 {
     *env = (struct hapt_env){.start_s = hapt_time_s(),
                              .world = MPI_COMM_NULL,
                              .node = MPI_COMM_NULL,
                              .timeout_s = fmax(timeout_s, MIN_TIMEOUT_S)};
+    alone_timeout_s = env->timeout_s;
     if (launch_is_launched())
         hapt_deadline_set("starting MPI on all ranks", env->timeout_s + TIMEOUT_A_RANK_S * (double)launch_size());
     const enum hapt_status status = start_mpi(env, argc, argv);
@@ -257,8 +260,9 @@ void hapt_env_set_agree_timeout(double seconds)
     agree_timeout_s = seconds;
 }
 
-/* A collective wait that sleeps instead of spinning, because a late rank may need this core. */
-static int wait_sleeping(MPI_Request *request)
+/* A collective wait that sleeps instead of spinning, because a late rank may need this core. If MPI failed on this rank
+ * alone, others may wait for its part of an earlier operation, so it does not wait for them for long. */
+static int wait_sleeping(MPI_Request *request, enum hapt_status status)
 {
     const double start_s = hapt_time_s();
     int done = 0;
@@ -266,6 +270,7 @@ static int wait_sleeping(MPI_Request *request)
         const int error = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (error != MPI_SUCCESS || done) return error;
         const double now_s = hapt_time_s();
+        if (status == HAPT_ERR_COMM && now_s - start_s > alone_timeout_s) hapt_die(status);
         if (agree_timeout_s > 0 && now_s - start_s > agree_timeout_s) {
             hapt_fail(HAPT_ERR_COMM, "look for a stopped or overloaded host; --timeout allows longer waits",
                       "a rank did not reach the end of the phase within %.0f s of this one", agree_timeout_s);
@@ -292,7 +297,7 @@ static enum hapt_status agree(MPI_Comm comm, enum hapt_status status, bool quiet
     int result[2] = {2 * size, HAPT_OK};
     MPI_Request request;
     int error = MPI_Iallreduce(vote, result, 1, MPI_2INT, MPI_MINLOC, comm, &request);
-    if (error == MPI_SUCCESS) error = wait_sleeping(&request);
+    if (error == MPI_SUCCESS) error = wait_sleeping(&request, status);
     if (error != MPI_SUCCESS) {
         const enum hapt_status broken = hapt_env_mpi(error, "agreement of all ranks");
         if (size > 1) hapt_die(status == HAPT_OK ? broken : status); /* the other ranks would wait for this one */

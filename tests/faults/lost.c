@@ -15,8 +15,21 @@ int MPI_Iallreduce(const void *send, void *receive, int count, MPI_Datatype type
     int mine;
     const int error = PMPI_Iallreduce(send, receive, count, type, op, comm, request);
     MPI_Comm_rank(comm, &mine);
-    if (type == MPI_2INT && rank && at && mine == atoi(rank) && ++calls == atoi(at)) waiting = request;
+    if (type == MPI_2INT && rank && at && !getenv("LOST_ALL_REDUCE") && mine == atoi(rank) && ++calls == atoi(at))
+        waiting = request;
     return error;
+}
+
+int MPI_Allreduce(const void *send, void *receive, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm)
+{
+    static int calls;
+    const char *rank = getenv("LOST_RANK"), *at = getenv("LOST_AT");
+    int mine, size;
+    MPI_Comm_rank(MPI_COMM_WORLD, &mine);
+    MPI_Comm_size(comm, &size);
+    if (getenv("LOST_ALL_REDUCE") && rank && at && size > 1 && mine == atoi(rank) && ++calls == atoi(at))
+        return MPI_ERR_OTHER;
+    return PMPI_Allreduce(send, receive, count, type, op, comm);
 }
 
 int MPI_Test(MPI_Request *request, int *done, MPI_Status *status)

@@ -146,6 +146,10 @@ remember still-train
 LD_PRELOAD=$HAPT_BUILD/tests/faults/lost.so LOST_RANK=1 LOST_AT=12 start lost 3 plan --input "$scratch/large.h5" --cluster "$scratch/c.json" \
     --timeout 5 --output "$scratch/lost.h5"
 remember lost
+# an all-reduce that fails on rank 1 alone, after heartbeats have begun
+LD_PRELOAD=$HAPT_BUILD/tests/faults/lost.so LOST_ALL_REDUCE=1 LOST_RANK=1 LOST_AT=8 start broken 3 plan --input "$scratch/large.h5" \
+    --cluster "$scratch/c.json" --timeout 5 --output "$scratch/broken.h5"
+remember broken
 until_true 100 has_checkpoint still-train
 until_true 60 grep -q '^Cluster' "$scratch/still-profile.out"
 sleep 1.5 # one or two heartbeats
@@ -159,6 +163,11 @@ check "a message of MPI is lost: code 7, not $code" [ "$code" -eq 7 ]
 check "one line tells of it" [ "$(grep -c error: "$scratch/lost.err")" -eq 1 ]
 check "the waiting rank is named: $(cat "$scratch/lost.err")" \
     grep -Eq 'error: rank 1 on host .* has waited for [0-9.]+ s in an agreement of all ranks that rank 0 completed' "$scratch/lost.err"
+recall broken
+ends 60
+check "MPI fails on one rank: code 7, not $code" [ "$code" -eq 7 ]
+check "one line tells of it" [ "$(grep -c error: "$scratch/broken.err")" -eq 1 ]
+check "that rank reports it: $(cat "$scratch/broken.err")" grep -q 'error: .*MPI_Allreduce.*(rank 1 on host' "$scratch/broken.err"
 for phase in profile train; do
     recall still-$phase
     ends 40
