@@ -310,8 +310,8 @@ def resume_once(ranks, rank, more, **fault):
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(base, work)
 
-    done = start(ranks, work, *more, prepare=prepare, LD_PRELOAD=library, FAULTS_UNDER=work, FAULTS_RANK=str(rank), **fault)
-    return done
+    # some failing calls leave the other rank waiting inside MPI until a deadline
+    return start(ranks, work, "--timeout", "20 s", *more, prepare=prepare, LD_PRELOAD=library, FAULTS_UNDER=work, FAULTS_RANK=str(rank), **fault)
 
 
 def judge_resume(done, good, before, why):
