@@ -83,43 +83,44 @@ static enum hapt_status is_shorter(const struct hapt_config *config, const struc
     return HAPT_OK;
 }
 
-/* Predicts again if it helps: with stages that recompute, with the optimizer state on the hosts, or with both. */
-static enum hapt_status predict_saving(const struct hapt_prediction *of, bool recompute, bool host_state,
-                                       struct hapt_arena *arena, enum hapt_status status, struct hapt_profile **profile)
+/* With stages that recompute as --recompute says; auto: if devices lack memory otherwise, since each choice makes the
+ * search longer. *profile: the one that keeps all activations, if it is known; else NULL. *lacks: devices lack memory,
+ * or would if all activations were kept; false if nothing is chosen. */
+static enum hapt_status predict_recomputing(const struct hapt_prediction *of, bool host_state, struct hapt_arena *arena,
+                                            struct hapt_profile **profile, bool *lacks)
 {
-    const bool again = is_auto(of->config, "recompute"), away = is_auto(of->config, "offload");
-    struct hapt_profile *offloaded;
-    bool shorter = true;
-    if (again) {
-        hapt_fail_reset();
-        status = predict(of, true, host_state, arena, profile);
-    }
-    if (!away || (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE)) return status;
+    const bool given = !is_auto(of->config, "recompute");
+    enum hapt_status status = HAPT_OK;
+    *lacks = false;
+    if (!*profile) status = predict(of, given, host_state, arena, profile);
+    if (!may_choose_memory(of->config) || (given && !is_auto(of->config, "offload"))) return status;
+    *lacks = status == HAPT_ERR_INFEASIBLE;
+    if (status == HAPT_OK) HAPT_TRY(hapt_phase_lacks_memory(of->config, *profile, lacks));
+    if (given || !*lacks) return status;
     hapt_fail_reset();
-    const enum hapt_status its = predict(of, again || recompute, true, arena, &offloaded);
-    if (its == HAPT_ERR_INFEASIBLE && status == HAPT_OK) {
-        hapt_fail_reset();
-        return HAPT_OK;
-    }
-    HAPT_TRY(its);
-    if (status == HAPT_OK) HAPT_TRY(is_shorter(of->config, offloaded, *profile, &shorter));
-    if (shorter) *profile = offloaded;
-    return HAPT_OK;
+    return predict(of, true, host_state, arena, profile);
 }
 
 enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hapt_arena *arena,
                                     struct hapt_profile **profile)
 {
-    const bool recompute = !is_auto(of->config, "recompute"),
-               host_state = !strcmp(hapt_config_text(of->config, "offload"), "optimizer");
-    enum hapt_status status = HAPT_OK;
-    bool lacks = false;
+    const bool given = !strcmp(hapt_config_text(of->config, "offload"), "optimizer");
+    struct hapt_profile *away = NULL;
+    bool lacks, shorter = true, ignored;
     *profile = of->kept;
-    if (!*profile) status = predict(of, recompute, host_state, arena, profile);
-    if (!may_choose_memory(of->config) || (recompute && !is_auto(of->config, "offload"))) return status;
-    if (status == HAPT_OK) HAPT_TRY(hapt_phase_lacks_memory(of->config, *profile, &lacks));
-    if (status == HAPT_OK ? !lacks : status != HAPT_ERR_INFEASIBLE) return status;
-    return predict_saving(of, recompute, host_state, arena, status, profile);
+    const enum hapt_status status = predict_recomputing(of, given, arena, profile, &lacks);
+    if (!is_auto(of->config, "offload") || !lacks || (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE))
+        return status;
+    hapt_fail_reset();
+    const enum hapt_status offloaded = predict_recomputing(of, true, arena, &away, &ignored);
+    if (offloaded == HAPT_ERR_INFEASIBLE && status == HAPT_OK) {
+        hapt_fail_reset();
+        return HAPT_OK;
+    }
+    HAPT_TRY(offloaded);
+    if (status == HAPT_OK) HAPT_TRY(is_shorter(of->config, away, *profile, &shorter));
+    if (shorter) *profile = away;
+    return HAPT_OK;
 }
 
 enum hapt_status hapt_phase_decide_microbatches(struct hapt_config *config, int microbatches)

@@ -311,7 +311,7 @@ static void sharded_state_changes_no_bit(void)
     for (int bf16 = 0; bf16 < 2; bf16++) {
         CHECK_OK(hapt_model_compute_in(model, bf16 ? HAPT_PRECISION_BF16 : HAPT_PRECISION_FP32));
         for (int k = 0; arrange(k, 0, &shape); k++)
-            if ((test_long() || !bf16 || k % 3 == 0) && settle(&shape)) check_sharded_state(&shape);
+            if ((test_long() || !bf16 || k % 6 == 0) && settle(&shape)) check_sharded_state(&shape);
     }
     CHECK_OK(hapt_model_compute_in(model, HAPT_PRECISION_FP32));
     const int ranks = test_env.world_size;

@@ -4,7 +4,7 @@
 # an update. HAPT_LONG=1: 300 and 100 kills. HAPT_SEED repeats one.
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
-kills=4 away=2
+kills=4 away=1
 [ -z "${HAPT_LONG:-}" ] || { kills=300 away=100; }
 three_devices "900 MB"
 # large checkpoints and short steps: 1.7 million parameters, 20 MB per checkpoint, a few milliseconds per step

@@ -35,11 +35,11 @@ holds "d['latency_s'] < $latency"
 refuses 4 'memory' 1 plan --input "$model" --cluster "$clusters/a100x4-v100x4.json" --microbatches 128 --tensor-parallel 1 --recompute no --offload no
 
 # every variant is named, in order, and the option limits them
-passes 1 profile --input "$model" --cluster "$clusters/a100x4-v100x4.json" --predict --output "$P" --json
+passes 1 profile --input "$model" --cluster "$clusters/a100x4-v100x4.json" --predict --recompute no --output "$P" --json
 holds 'all([(s["nodes"], s["devices_per_node"], s["tensor_parallel"]) for s in c["submeshes"]] == sorted((s["nodes"], s["devices_per_node"], s["tensor_parallel"]) for s in c["submeshes"]) for c in d["subclusters"])'
 holds 'all(max(s["tensor_parallel"] for s in c["submeshes"]) == 8 for c in d["subclusters"])'
 holds 'all(8 >= s["nodes"] * s["devices_per_node"] // s["tensor_parallel"] and s["candidates"] > 0 for c in d["subclusters"] for s in c["submeshes"])'
-passes 1 profile --input "$model" --cluster "$clusters/a100x4-v100x4.json" --predict --output "$P" --tensor-parallel 4
+passes 1 profile --input "$model" --cluster "$clusters/a100x4-v100x4.json" --predict --recompute no --output "$P" --tensor-parallel 4
 checks=$((checks + 1))
 grep -q '1x8 tp 4' "$scratch/out" && ! grep -q 'tp 8' "$scratch/out" || fail "--tensor-parallel 4: $(cat "$scratch/out")"
 passes 1 plan --profile "$P" --microbatches 128
