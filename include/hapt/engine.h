@@ -44,7 +44,7 @@ struct hapt_engine_options {
     bool sharded_state; /* ZeRO-1: hapt_memory_options */
     bool host_state;    /* hapt_memory_options */
     /* CPUs: copies of state on the host are slowed down to so many byte/s in each direction; 0: they are not. The job
-     * ends if they stand still for host_timeout_s; 0: never. */
+     * ends if they make no progress for host_timeout_s; 0: never. */
     double host_pace, host_timeout_s;
     bool all_reduce_gradients; /* with sharded_state: gradients are still all-reduced, since other stages hold the same
                              parameters */

@@ -227,7 +227,7 @@ enum hapt_status hapt_plan_lay_out(const struct hapt_plan *plan, struct hapt_are
 /* Simulates one step of the plan. hapt_plan_change gives it another schedule. */
 enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_arena *arena,
                                     struct hapt_simulation **simulation);
-/* What decides the simulated step (hapt_simulate_critical_path), in seconds. The sum is the step. */
+/* The critical path of the simulated step (hapt_simulate_critical_path), in seconds. The sum is the step. */
 struct hapt_plan_path {
     double *compute_s;  /* [stage] passes */
     double *transfer_s; /* [stage] transfers between it and later stages */

@@ -326,6 +326,9 @@ static enum hapt_status read_host(const struct object *object, struct hapt_subcl
         return refuse(&host, "paced", "write true or false", "\"paced\" must be true or false, not %s",
                       type_name(paced));
     own->host_paced = json_is_true(paced);
+    if (own->host_paced && strcmp(own->device.backend, "cpu") != 0)
+        return refuse(&host, "paced", "leave it out", "\"paced\" slows down copies of CPUs alone, not of %s",
+                      own->device.name);
     if (own->host_paced && own->host_bandwidth == 0)
         return refuse(&host, "paced", "give \"bandwidth\"",
                       "\"paced\" needs the bandwidth to which copies are slowed down");

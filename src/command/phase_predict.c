@@ -47,7 +47,8 @@ enum hapt_status hapt_phase_lacks_memory(const struct hapt_config *config, const
     return status;
 }
 
-/* True if memory is saved as is best: by the hapt strategy, with searched stages and simulated steps. */
+/* True if --recompute auto and --offload auto decide: by the hapt strategy, with searched stages and simulated steps.
+ */
 static bool may_choose_memory(const struct hapt_config *config)
 {
     return !strcmp(hapt_config_text(config, "strategy"), "hapt") && !hapt_config_text(config, "stages") &&

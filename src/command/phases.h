@@ -77,7 +77,7 @@ struct hapt_profile_case {
 enum hapt_status hapt_phase_profiles(struct hapt_env *env, struct hapt_config *config,
                                      const struct hapt_cluster *cluster, struct hapt_profile_case *its, int count,
                                      bool quietly, struct hapt_arena *arena);
-/* Predicts them: the ranks of a node take turns and share what they made. */
+/* Predicts them. The ranks of a node predict different ones at the same time, and share them with their node. */
 enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_config *config,
                                           const struct hapt_cluster *cluster, const struct hapt_efficiency *efficiency,
                                           struct hapt_profile_case *its, int count, bool quietly,

@@ -1,5 +1,4 @@
-/* What follows the passes of a step: sums of gradients over ranks, and the update. Access to parameters from outside.
- */
+/* Sums of gradients over ranks and the update, which follow the passes of a step. Access to parameters from outside. */
 #include <string.h>
 
 #include "engine_private.h"

@@ -17,7 +17,7 @@ struct job {
     size_t bytes, at; /* at: the first byte of the current piece */
 };
 
-struct lane {
+struct channel {
     struct job job[MOST_JOBS]; /* ring: copy k is in k % MOST_JOBS */
     int64_t submitted, done;
     int64_t pieces; /* completed ones, of all copies */
@@ -31,7 +31,7 @@ struct state_copies {
     pthread_cond_t changed; /* of any state; on CLOCK_MONOTONIC */
     double bandwidth, timeout_s;
     bool ends;
-    struct lane lane[2];
+    struct channel channel[2];
 };
 
 static size_t piece_of(const struct job *job)
@@ -41,27 +41,27 @@ static size_t piece_of(const struct job *job)
 
 /* Starts the current piece, or completes it if it is due. Holds the lock, except while it copies. Returns true if the
  * state changed; else *next_s becomes the time at which it will, if that is earlier. */
-static bool advance(struct state_copies *copies, struct lane *lane, double *next_s)
+static bool advance(struct state_copies *copies, struct channel *channel, double *next_s)
 {
-    if (lane->done == lane->submitted) return false;
-    struct job *job = &lane->job[lane->done % MOST_JOBS];
+    if (channel->done == channel->submitted) return false;
+    struct job *job = &channel->job[channel->done % MOST_JOBS];
     const size_t bytes = piece_of(job);
-    if (!lane->copied) {
-        lane->due_s = fmax(lane->due_s, hapt_time_s()) + (double)bytes / copies->bandwidth;
+    if (!channel->copied) {
+        channel->due_s = fmax(channel->due_s, hapt_time_s()) + (double)bytes / copies->bandwidth;
         pthread_mutex_unlock(&copies->lock);
         memcpy(job->to + job->at, job->from + job->at, bytes);
         pthread_mutex_lock(&copies->lock);
-        lane->copied = true;
+        channel->copied = true;
         return true;
     }
-    if (hapt_time_s() < lane->due_s) {
-        *next_s = fmin(*next_s, lane->due_s);
+    if (hapt_time_s() < channel->due_s) {
+        *next_s = fmin(*next_s, channel->due_s);
         return false;
     }
-    lane->copied = false;
-    lane->pieces++;
+    channel->copied = false;
+    channel->pieces++;
     job->at += bytes;
-    if (job->at == job->bytes) lane->done++;
+    if (job->at == job->bytes) channel->done++;
     pthread_cond_broadcast(&copies->changed);
     return true;
 }
@@ -74,7 +74,7 @@ static void *run(void *argument)
     while (!copies->ends) {
         double next_s = INFINITY;
         bool moved = false;
-        for (int d = 0; d < 2; d++) moved |= advance(copies, &copies->lane[d], &next_s);
+        for (int d = 0; d < 2; d++) moved |= advance(copies, &copies->channel[d], &next_s);
         if (moved) continue;
         if (isfinite(next_s)) {
             const struct timespec at = hapt_time_spec(next_s);
@@ -101,6 +101,8 @@ enum hapt_status state_copies_create(double bandwidth, double timeout_s, struct 
     pthread_condattr_destroy(&monotonic);
     const int error = hapt_thread_start(&made->thread, run, made);
     if (error) {
+        pthread_cond_destroy(&made->changed);
+        pthread_mutex_destroy(&made->lock);
         free(made);
         return hapt_fail(HAPT_ERR_MEMORY, NULL, "cannot start the thread that copies optimizer state: %s",
                          strerror(error));
@@ -125,43 +127,43 @@ void state_copies_destroy(struct state_copies *copies)
 void state_copies_submit(struct state_copies *copies, enum state_direction direction, void *to, const void *from,
                          size_t bytes)
 {
-    struct lane *lane = &copies->lane[direction];
+    struct channel *channel = &copies->channel[direction];
     if (bytes == 0) return;
-    if (lane->submitted >= MOST_JOBS) /* only this thread submits */
-        state_copies_wait(copies, direction, lane->submitted - MOST_JOBS + 1);
+    if (channel->submitted >= MOST_JOBS) /* only this thread submits */
+        state_copies_wait(copies, direction, channel->submitted - MOST_JOBS + 1);
     pthread_mutex_lock(&copies->lock);
-    lane->job[lane->submitted++ % MOST_JOBS] = (struct job){.to = to, .from = from, .bytes = bytes};
+    channel->job[channel->submitted++ % MOST_JOBS] = (struct job){.to = to, .from = from, .bytes = bytes};
     pthread_cond_broadcast(&copies->changed);
     pthread_mutex_unlock(&copies->lock);
 }
 
 int64_t state_copies_mark(struct state_copies *copies, enum state_direction direction)
 {
-    return copies->lane[direction].submitted;
+    return copies->channel[direction].submitted;
 }
 
 /* Ends the job: other ranks would wait for this one. */
 _Noreturn static void name_stalled(const struct state_copies *copies, enum state_direction direction)
 {
-    const struct lane *lane = &copies->lane[direction];
-    hapt_die(
-        hapt_fail(HAPT_ERR_COMM,
-                  "see that the host is not overloaded, and that \"bandwidth\" of \"host\" in the cluster file is "
-                  "right; --timeout sets the limit",
-                  "the copy of optimizer state %s has stood still for %.3g s: %lld of %lld blocks are complete, and "
-                  "%zu of %zu bytes of the next one",
-                  direction == STATE_IN ? "from the host to the device" : "from the device to the host",
-                  copies->timeout_s, (long long)lane->done, (long long)lane->submitted,
-                  lane->job[lane->done % MOST_JOBS].at, lane->job[lane->done % MOST_JOBS].bytes));
+    const struct channel *channel = &copies->channel[direction];
+    hapt_die(hapt_fail(
+        HAPT_ERR_COMM,
+        "see that the host is not overloaded, and that \"bandwidth\" of \"host\" in the cluster file is "
+        "right; --timeout sets the limit",
+        "the copy of optimizer state %s has made no progress for %.3g s: %lld of %lld blocks are complete, and "
+        "%zu of %zu bytes of the next one",
+        direction == STATE_IN ? "from the host to the device" : "from the device to the host", copies->timeout_s,
+        (long long)channel->done, (long long)channel->submitted, channel->job[channel->done % MOST_JOBS].at,
+        channel->job[channel->done % MOST_JOBS].bytes));
 }
 
 void state_copies_wait(struct state_copies *copies, enum state_direction direction, int64_t mark)
 {
-    const struct lane *lane = &copies->lane[direction];
+    const struct channel *channel = &copies->channel[direction];
     pthread_mutex_lock(&copies->lock);
-    int64_t pieces = lane->pieces;
+    int64_t pieces = channel->pieces;
     double since_s = hapt_time_s();
-    while (lane->done < mark) {
+    while (channel->done < mark) {
         if (copies->timeout_s > 0) {
             const struct timespec limit = hapt_time_spec(since_s + copies->timeout_s);
             pthread_cond_timedwait(&copies->changed, &copies->lock, &limit);
@@ -169,8 +171,8 @@ void state_copies_wait(struct state_copies *copies, enum state_direction directi
             pthread_cond_wait(&copies->changed, &copies->lock);
         }
         const double now_s = hapt_time_s();
-        if (lane->pieces != pieces) {
-            pieces = lane->pieces;
+        if (channel->pieces != pieces) {
+            pieces = channel->pieces;
             since_s = now_s;
         } else if (copies->timeout_s > 0 && now_s > since_s + copies->timeout_s) {
             name_stalled(copies, direction);

@@ -1,4 +1,4 @@
-/* What decides the simulated step, by stage. */
+/* The critical path of the simulated step, by stage. */
 #include "hapt/plan.h"
 #include "hapt/simulate.h"
 

@@ -157,10 +157,12 @@ PY
 two_devices stalled "300 MB" '{"bandwidth": "100 B/s", "paced": true}'
 sed '/"b", "nodes"/d; /"a", "nodes"/s/,$/ ],/; /"links"/s/.*/  "links": [] }/' "$scratch/stalled.json" >"$scratch/alone.json"
 plan alone alone --offload optimizer
-refuses 7 'copy of optimizer state from the host to the device has stood still for 4 s: 0 of 4 blocks' 1 train --input "$scratch/m.h5" \
+refuses 7 'copy of optimizer state from the host to the device has made no progress for 4 s: 0 of 4 blocks' 1 train --input "$scratch/m.h5" \
     --cluster "$scratch/alone.json" --plan "$scratch/alone.h5" --threads 1 --steps 1 --timeout 4 --output "$scratch/stalled"
 two_devices nameless "300 MB" '{"paced": true}'
 refuses 3 'needs the bandwidth' 1 topology --cluster "$scratch/nameless.json"
+sed 's/"device": "cpu"/"device": "A100-40GB"/' "$scratch/paced.json" >"$scratch/gpus.json"
+refuses 3 'copies of CPUs alone' 1 topology --cluster "$scratch/gpus.json"
 two_devices strange "300 MB" '{"bandwidth": "1 GB/s", "paced": "yes"}'
 refuses 3 'must be true or false' 1 topology --cluster "$scratch/strange.json"
 

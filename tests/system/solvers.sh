@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Which solver answers linear programs: `hapt doctor` and `hapt spmd` name it, in this build, and in one without PETSc/TAO (HAPT_LONG=1). Both
+# `hapt doctor` and `hapt spmd` name the solver of linear programs, in this build, and in one without PETSc/TAO (HAPT_LONG=1). Both builds
 # find ratios of the same cost.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
