@@ -34,7 +34,7 @@ const char hapt_command_topology_help[] =
     "      \"host\"              optional object, for data kept on the nodes' hosts: \"memory\" of a node,\n"
     "                          (not given: no limit is planned with), \"bandwidth\" between a device and it, in\n"
     "                          each direction (12 GB/s; CPUs: a quarter of the memory bandwidth), and\n"
-    "                          \"paced\", true: CPUs alone: copies are slowed down to it (rehearsal)\n"
+    "                          \"paced\", true (CPUs alone): copies are slowed down to it (rehearsal)\n"
     "      \"hosts\"             optional: one host name for each node; else ranks fill subclusters in order, and\n"
     "                          if GPUs differ, ranks that drive GPUs of the device's name come first\n"
     "      \"intra_node_bandwidth\", \"inter_node_bandwidth\", \"intra_node_latency\", \"inter_node_latency\"\n"
