@@ -113,10 +113,12 @@ enum hapt_status hapt_plan_choose_split(MPI_Comm comm, const struct hapt_profile
                                         const struct hapt_search_options *options, struct hapt_arena *result,
                                         struct hapt_plan **plan, bool *fits);
 /* Replaces a plan by one with split backward passes and other stage boundaries on the same submeshes, if a short search
- * finds one with a shorter simulated step. Looped plans and those with mixed stages stay. Rank-local, the same on every
- * rank. HAPT_ERR_INPUT: the profile does not know the part of the backward time that waits. */
-enum hapt_status hapt_plan_search_split(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                        struct hapt_arena *arena, struct hapt_plan **plan);
+ * finds one with a shorter simulated step. Looped plans and those with mixed stages stay. Collective; the result does
+ * not depend on the number of ranks. HAPT_ERR_INPUT: the profile does not know the part of the backward time that
+ * waits. */
+enum hapt_status hapt_plan_search_split(MPI_Comm comm, const struct hapt_profile *profile,
+                                        const struct hapt_search_options *options, struct hapt_arena *arena,
+                                        struct hapt_plan **plan);
 /* The comparison plan: submeshes and order of the optimum under H-1F1B, layers split evenly, priced with
  * options->schedule. Collective. HAPT_ERR_INPUT or HAPT_ERR_INFEASIBLE: the even stages cannot run. */
 enum hapt_status hapt_plan_even(MPI_Comm comm, const struct hapt_profile *profile,

@@ -1,5 +1,6 @@
 /* Small files of the system; memory that this process may still allocate: limits of the machine, its cgroup and its
  * address space. */
+#include <malloc.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,6 +9,14 @@
 
 #include "hapt/arena.h"
 #include "hapt/env.h"
+
+/* hapt_memory_keep */
+enum {
+    KEPT_BLOCK_BYTES = 32 << 20, /* glibc takes no larger limit */
+    MOST_KEPT_BYTES = 1 << 30,
+    TOP_PAD_BYTES = 16 << 20,
+    GIVEN_BACK_BYTES = 128 << 10 /* glibc's own values */
+};
 
 /* The number after `key` at the start of a line; NaN if the file or the line is missing. */
 static double value_of(const char *path, const char *key)
@@ -59,4 +68,12 @@ double hapt_memory_available(void)
     for (int i = 0; i < 3; i++)
         if (bounds[i] < least) least = bounds[i]; /* NaN: no limit */
     return least > 0 ? least : 0;
+}
+
+void hapt_memory_keep(bool keep)
+{
+    mallopt(M_MMAP_THRESHOLD, keep ? KEPT_BLOCK_BYTES : GIVEN_BACK_BYTES);
+    mallopt(M_TRIM_THRESHOLD, keep ? MOST_KEPT_BYTES : GIVEN_BACK_BYTES);
+    mallopt(M_TOP_PAD, keep ? TOP_PAD_BYTES : GIVEN_BACK_BYTES);
+    if (!keep) malloc_trim(0);
 }

@@ -261,8 +261,8 @@ static enum hapt_status plan_rows(struct rows *rows, const struct hapt_planning 
     return decide_microbatches(rows, *chosen);
 }
 
-enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
-                                      struct hapt_planning *planning)
+static enum hapt_status plan_best(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                  struct hapt_planning *planning)
 {
     struct rows *rows = hapt_arena_alloc(arena, 1, sizeof *rows);
     int chosen = -1;
@@ -286,6 +286,15 @@ enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *
     HAPT_TRY(decide_microbatches(rows, chosen));
     say_rows(rows, chosen);
     return HAPT_OK;
+}
+
+enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                      struct hapt_planning *planning)
+{
+    hapt_memory_keep(true);
+    const enum hapt_status status = plan_best(env, config, arena, planning);
+    hapt_memory_keep(false);
+    return status;
 }
 
 enum hapt_status hapt_phase_rebatch(const struct hapt_env *env, const struct hapt_plan *plan, struct hapt_arena *arena,

@@ -27,7 +27,7 @@ static enum hapt_status move_boundaries(MPI_Comm comm, const struct hapt_profile
                                         struct hapt_plan **plan)
 {
     if (options->objective != HAPT_OBJECTIVE_STEP || hapt_schedule_loops(options->schedule)) return HAPT_OK;
-    return hapt_env_agree(comm, hapt_plan_search_split(profile, options, result, plan));
+    return hapt_plan_search_split(comm, profile, options, result, plan);
 }
 
 enum hapt_status hapt_plan_choose_split(MPI_Comm comm, const struct hapt_profile *profile,

@@ -24,8 +24,12 @@ struct split_cuts {
     const struct hapt_profile *profile, *view; /* view: with the memory of split programs */
     const struct hapt_search_options *options;
     const struct hapt_plan *base; /* its submeshes and programs */
-    int *end, *best_end;          /* [stages] */
-    double best_s, work, most_work;
+    MPI_Comm comm;                /* ranks that share the trials */
+    int rank, size;
+    int *end, *best_end; /* [stages] */
+    int *number;         /* [size] moves that are tried together */
+    double *step_s;      /* [size] their steps */
+    double best_s, work, most_work, trial_work;
 };
 
 static bool is_suitable(const struct hapt_plan *plan)
@@ -73,45 +77,73 @@ static enum hapt_status price(struct split_cuts *cuts, const int *end, double *s
     enum hapt_status status = make(cuts, end, &scratch, &plan);
     *step_s = status == HAPT_OK ? plan->simulated_s : INFINITY;
     hapt_arena_release(&scratch);
-    cuts->work += (double)SIMULATIONS * cuts->options->microbatches * cuts->base->stage_count;
     if (status != HAPT_ERR_INFEASIBLE && status != HAPT_ERR_INPUT) return status;
     hapt_fail_reset();
     return HAPT_OK;
 }
 
 /* Takes the boundaries `end` if they are better. */
-static enum hapt_status try_ends(struct split_cuts *cuts, bool *better)
+static bool take(struct split_cuts *cuts, const int *end, double step_s)
+{
+    if (!(step_s < cuts->best_s) || hapt_at_most(cuts->best_s, step_s)) return false;
+    cuts->best_s = step_s;
+    memcpy(cuts->best_end, end, (size_t)cuts->base->stage_count * sizeof *end);
+    return true;
+}
+
+static enum hapt_status try_ends(struct split_cuts *cuts)
 {
     double step_s;
     HAPT_TRY(price(cuts, cuts->end, &step_s));
-    *better = step_s < cuts->best_s && !hapt_at_most(cuts->best_s, step_s);
-    if (!*better) return HAPT_OK;
-    cuts->best_s = step_s;
-    memcpy(cuts->best_end, cuts->end, (size_t)cuts->base->stage_count * sizeof *cuts->end);
+    cuts->work += cuts->trial_work;
+    take(cuts, cuts->end, step_s);
     return HAPT_OK;
 }
 
-/* Moves one boundary of the best ones by some layers. */
-static enum hapt_status try_move(struct split_cuts *cuts, int boundary, int by, bool *better)
+/* Moves one boundary of the best ones by some layers: cuts->end. False: a stage would be empty. */
+static bool move(struct split_cuts *cuts, int number, int by)
 {
-    const int S = cuts->base->stage_count;
-    memcpy(cuts->end, cuts->best_end, (size_t)S * sizeof *cuts->end);
-    cuts->end[boundary] += by;
-    *better = false;
-    if (cuts->end[boundary] <= (boundary > 0 ? cuts->end[boundary - 1] : 0) ||
-        cuts->end[boundary] >= cuts->end[boundary + 1] || cuts->work >= cuts->most_work)
-        return HAPT_OK;
-    return try_ends(cuts, better);
+    const int boundary = number / 2;
+    memcpy(cuts->end, cuts->best_end, (size_t)cuts->base->stage_count * sizeof *cuts->end);
+    cuts->end[boundary] += number % 2 ? -by : by;
+    return cuts->end[boundary] > (boundary > 0 ? cuts->end[boundary - 1] : 0) &&
+           cuts->end[boundary] < cuts->end[boundary + 1];
+}
+
+/* Prices the next possible moves from `*next` on, one a rank, and takes the first that is better. The moves behind it
+ * are tried again from there, so the result does not depend on the number of ranks. Collective. */
+static enum hapt_status try_moves(struct split_cuts *cuts, int moves, int by, int *next, bool *better)
+{
+    int count = 0, at = *next, own = -1;
+    enum hapt_status status = HAPT_OK;
+    for (; at < moves && count < cuts->size; at++) {
+        if (!move(cuts, at, by)) continue;
+        if (count == cuts->rank) own = at;
+        cuts->number[count++] = at;
+    }
+    *next = at;
+    for (int k = 0; k < count; k++) cuts->step_s[k] = INFINITY;
+    if (own >= 0 && move(cuts, own, by)) status = price(cuts, cuts->end, &cuts->step_s[cuts->rank]);
+    HAPT_TRY(hapt_env_agree(cuts->comm, status));
+    if (cuts->size > 1) HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, cuts->step_s, count, MPI_DOUBLE, MPI_MIN, cuts->comm));
+    for (int k = 0; k < count && !*better && cuts->work < cuts->most_work; k++) {
+        cuts->work += cuts->trial_work;
+        move(cuts, cuts->number[k], by);
+        *better = take(cuts, cuts->end, cuts->step_s[k]);
+        if (*better) *next = cuts->number[k] + 1;
+    }
+    return HAPT_OK;
 }
 
 static enum hapt_status descend(struct split_cuts *cuts)
 {
-    bool better, some = true;
-    for (int by = FARTHEST; by > 0; some = true, by /= 2)
-        while (some) {
+    const int moves = 2 * (cuts->base->stage_count - 1);
+    for (int by = FARTHEST; by > 0; by /= 2)
+        for (bool some = true; some;) {
             some = false;
-            for (int move = 0; move < 2 * (cuts->base->stage_count - 1); move++) {
-                HAPT_TRY(try_move(cuts, move / 2, move % 2 ? -by : by, &better));
+            for (int next = 0; next < moves && cuts->work < cuts->most_work;) {
+                bool better = false;
+                HAPT_TRY(try_moves(cuts, moves, by, &next, &better));
                 some = some || better;
             }
         }
@@ -125,7 +157,6 @@ static enum hapt_status try_even(struct split_cuts *cuts, struct hapt_arena *scr
     struct hapt_search_options options = *cuts->options;
     struct hapt_recut_slot *slot;
     struct hapt_plan *plan;
-    bool better;
     HAPT_NEW(slot, scratch, S);
     options.microbatches *= MORE_MICROBATCHES;
     options.schedule = HAPT_SCHEDULE_H1F1B;
@@ -136,33 +167,48 @@ static enum hapt_status try_even(struct split_cuts *cuts, struct hapt_arena *scr
     HAPT_TRY(hapt_plan_recut(cuts->view, &options, slot, S, INFINITY, scratch, &plan));
     if (!plan) return HAPT_OK;
     for (int i = 0; i < S; i++) cuts->end[i] = plan->stage[i].end_layer;
-    return try_ends(cuts, &better);
+    return try_ends(cuts);
+}
+
+/* Rank-local, the same on every rank. */
+static enum hapt_status try_seeds(struct split_cuts *cuts, struct hapt_arena *scratch)
+{
+    const int S = cuts->base->stage_count;
+    struct hapt_profile *view;
+    HAPT_TRY(hapt_profile_split_view(cuts->profile, scratch, &view));
+    cuts->view = view;
+    HAPT_NEW(cuts->end, scratch, S);
+    HAPT_NEW(cuts->best_end, scratch, S);
+    HAPT_NEW(cuts->number, scratch, cuts->size);
+    HAPT_NEW(cuts->step_s, scratch, cuts->size);
+    for (int i = 0; i < S; i++) cuts->end[i] = cuts->best_end[i] = cuts->base->stage[i].end_layer;
+    if (!cuts->base->split) HAPT_TRY(try_ends(cuts));
+    return try_even(cuts, scratch);
 }
 
 static enum hapt_status search(struct split_cuts *cuts, struct hapt_arena *scratch, struct hapt_arena *arena,
                                struct hapt_plan **plan)
 {
-    const int S = cuts->base->stage_count;
     const double given_s = cuts->best_s;
-    struct hapt_profile *view;
-    bool better;
-    HAPT_TRY(hapt_profile_split_view(cuts->profile, scratch, &view));
-    cuts->view = view;
-    HAPT_NEW(cuts->end, scratch, S);
-    HAPT_NEW(cuts->best_end, scratch, S);
-    for (int i = 0; i < S; i++) cuts->end[i] = cuts->best_end[i] = cuts->base->stage[i].end_layer;
-    if (!cuts->base->split) HAPT_TRY(try_ends(cuts, &better));
-    HAPT_TRY(try_even(cuts, scratch));
+    HAPT_TRY(hapt_env_agree(cuts->comm, try_seeds(cuts, scratch)));
     HAPT_TRY(descend(cuts));
-    return cuts->best_s < given_s ? make(cuts, cuts->best_end, arena, plan) : HAPT_OK;
+    return hapt_env_agree(cuts->comm, cuts->best_s < given_s ? make(cuts, cuts->best_end, arena, plan) : HAPT_OK);
 }
 
-enum hapt_status hapt_plan_search_split(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                        struct hapt_arena *arena, struct hapt_plan **plan)
+enum hapt_status hapt_plan_search_split(MPI_Comm comm, const struct hapt_profile *profile,
+                                        const struct hapt_search_options *options, struct hapt_arena *arena,
+                                        struct hapt_plan **plan)
 {
-    struct split_cuts cuts = {
-        .profile = profile, .options = options, .base = *plan, .best_s = (*plan)->simulated_s, .most_work = MOST_WORK};
+    struct split_cuts cuts = {.profile = profile,
+                              .options = options,
+                              .base = *plan,
+                              .comm = comm,
+                              .best_s = (*plan)->simulated_s,
+                              .most_work = MOST_WORK};
     struct hapt_arena scratch;
+    HAPT_MPI(MPI_Comm_rank(comm, &cuts.rank));
+    HAPT_MPI(MPI_Comm_size(comm, &cuts.size));
+    cuts.trial_work = (double)SIMULATIONS * options->microbatches * cuts.base->stage_count;
     if (options->work > 0) cuts.most_work = fmin(MOST_WORK, WORK_SHARE * options->work);
     if (!(*plan)->split && options->split != HAPT_SPLIT_YES) cuts.best_s *= hapt_plan_split_worth(profile);
     if (!is_suitable(*plan)) return HAPT_OK;

@@ -131,13 +131,15 @@ enum hapt_status step_improve(struct step_search *search)
     return hapt_env_agree(search->comm, step_enumerate_late(search));
 }
 
+enum hapt_status step_prepare(struct step_search *search)
+{
+    HAPT_TRY(step_candidate_create(search, &search->best));
+    for (int k = 0; k < STEP_MOST_SEEDS; k++) HAPT_TRY(step_candidate_create(search, &search->seed[k]));
+    return leave_out_step(search, &search->arena, &search->passes);
+}
+
 enum hapt_status step_start(struct step_search *search)
 {
-    enum hapt_status status = step_candidate_create(search, &search->best);
-    for (int k = 0; k < STEP_MOST_SEEDS && status == HAPT_OK; k++)
-        status = step_candidate_create(search, &search->seed[k]);
-    if (status == HAPT_OK) status = leave_out_step(search, &search->arena, &search->passes);
-    HAPT_TRY(hapt_env_agree(search->comm, status));
     HAPT_TRY(find_seeds(search));
     HAPT_TRY(hapt_env_agree(search->comm, step_enumerate(search, &search->bound_s)));
     search->enumerated = search->bound_s > 0;

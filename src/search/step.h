@@ -14,7 +14,7 @@
  *   step_views.c      seeds from restricted and altered profiles
  *   step_relax.c      profiles whose activations take fewer bytes
  *   step_rows.c       other rows of submeshes around a candidate
- *   step_gather.c     the best few candidates of a rank, and of all
+ *   step_gather.c     the best few candidates of a rank, and of all; searches that one rank has begun
  *   step_refine.c     the beam over stage boundaries and programs
  */
 #ifndef HAPT_SEARCH_STEP_H
@@ -75,9 +75,13 @@ struct step_search {
 enum hapt_status step_begin(struct step_search *search, MPI_Comm comm, const struct hapt_profile *profile,
                             const struct hapt_search_options *options);
 void step_release(struct step_search *search);
+/* Reserves memory for seeds. Rank-local. */
+enum hapt_status step_prepare(struct step_search *search);
 /* Seeds, enumeration and bound: sets search->best and bound_s. HAPT_ERR_INFEASIBLE: there is no plan; it is printed
  * unless options.may_fail. Collective. */
 enum hapt_status step_start(struct step_search *search);
+/* What step_start found on rank `from` goes to all ranks. Collective. */
+enum hapt_status step_share(struct step_search *search, int from);
 /* Refines search->best. Collective. */
 enum hapt_status step_improve(struct step_search *search);
 /* The plan of a candidate, with the exact simulated step. Rank-local. */
@@ -107,6 +111,15 @@ struct step_kept {
 };
 enum hapt_status step_kept_create(struct step_search *search, int size, struct step_kept *kept);
 void step_kept_clear(struct step_kept *kept);
+/* Sends a candidate of rank `from` to all ranks. Collective. */
+enum hapt_status step_send(const struct step_search *search, int from, struct step_candidate *candidate);
+/* Between these two calls, what is collective otherwise is rank-local. */
+struct step_ranks {
+    MPI_Comm comm;
+    int rank, size;
+};
+struct step_ranks step_leave(struct step_search *search);
+void step_rejoin(struct step_search *search, struct step_ranks ranks);
 /* Adds a candidate, unless it is no candidate, slower than all, or known. `number`: its rank in step_gather, among
  * candidates with equal steps; any without that. */
 void step_keep(struct step_kept *kept, const struct step_candidate *candidate, int64_t number);

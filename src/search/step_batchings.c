@@ -48,13 +48,53 @@ static void take_best(struct batchings *all)
         if (all->feasible[k] && all->search[k].best.step_s < best_s(all)) all->best = k;
 }
 
-static enum hapt_status start_all(struct batchings *all)
+static enum hapt_status start_one(struct batchings *all, int k)
+{
+    const enum hapt_status status = step_start(&all->search[k]);
+    all->feasible[k] = status == HAPT_OK;
+    return all->count > 1 ? may_lack(status) : status;
+}
+
+/* This rank's share of the batchings. */
+static enum hapt_status start_own(struct batchings *all, int rank, int size)
+{
+    for (int k = rank; k < all->count; k += size) {
+        const struct step_ranks ranks = step_leave(&all->search[k]);
+        const enum hapt_status status = start_one(all, k);
+        step_rejoin(&all->search[k], ranks);
+        HAPT_TRY(status);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status share_all(struct batchings *all, int size)
 {
     for (int k = 0; k < all->count; k++) {
-        const enum hapt_status status = step_start(&all->search[k]);
-        HAPT_TRY(all->count > 1 ? may_lack(status) : status);
-        all->feasible[k] = status == HAPT_OK;
+        int feasible = all->feasible[k];
+        HAPT_MPI(MPI_Bcast(&feasible, 1, MPI_INT, k % size, all->comm));
+        all->feasible[k] = feasible;
+        if (feasible) HAPT_TRY(step_share(&all->search[k], k % size));
     }
+    return HAPT_OK;
+}
+
+/* Starts the searches. If there are several for each rank, each rank starts its own; else they share each one. */
+static enum hapt_status start_each(struct batchings *all)
+{
+    int rank, size;
+    HAPT_MPI(MPI_Comm_rank(all->comm, &rank));
+    HAPT_MPI(MPI_Comm_size(all->comm, &size));
+    if (size > 1 && all->count >= 2 * size) {
+        HAPT_TRY(hapt_env_agree(all->comm, start_own(all, rank, size)));
+        return share_all(all, size);
+    }
+    for (int k = 0; k < all->count; k++) HAPT_TRY(start_one(all, k));
+    return HAPT_OK;
+}
+
+static enum hapt_status start_all(struct batchings *all)
+{
+    HAPT_TRY(start_each(all));
     take_best(all);
     for (int k = 0; k < all->count; k++) { /* insertion: equal steps keep their order */
         int at = k;
@@ -261,6 +301,7 @@ static enum hapt_status create(struct batchings *all, struct hapt_arena *scratch
         HAPT_TRY(search_check_options(&own));
         if (own.split == HAPT_SPLIT_YES) HAPT_TRY(hapt_plan_split_view(profile, scratch, &profile));
         HAPT_TRY(step_begin(&all->search[k], all->comm, profile, &own));
+        HAPT_TRY(step_prepare(&all->search[k]));
     }
     return HAPT_OK;
 }

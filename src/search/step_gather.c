@@ -1,4 +1,4 @@
-/* The best candidates: of one rank, and of all ranks that share the work. */
+/* What ranks that share the work tell each other: the best candidates, and whole searches. */
 #include "step.h"
 
 #include <math.h>
@@ -34,8 +34,7 @@ void step_kept_clear(struct step_kept *kept)
     for (int k = 0; k < kept->size; k++) kept->candidate[k].step_s = INFINITY;
 }
 
-/* Sends a candidate of rank `from` to all ranks. */
-static enum hapt_status send(const struct step_search *search, int from, struct step_candidate *candidate)
+enum hapt_status step_send(const struct step_search *search, int from, struct step_candidate *candidate)
 {
     double figure[3] = {candidate->hide_threshold, candidate->step_s, candidate->lower_s};
     int number[2] = {candidate->count, candidate->schedule};
@@ -46,6 +45,7 @@ static enum hapt_status send(const struct step_search *search, int from, struct 
     candidate->lower_s = figure[2];
     candidate->count = number[0];
     candidate->schedule = (enum hapt_schedule_kind)number[1];
+    if (candidate->count == 0) return HAPT_OK;
     HAPT_MPI(MPI_Bcast(candidate->launches, candidate->count, MPI_INT, from, search->comm));
     return hapt_env_mpi(
         MPI_Bcast(candidate->stage, candidate->count * (int)sizeof *candidate->stage, MPI_BYTE, from, search->comm),
@@ -66,7 +66,7 @@ static enum hapt_status gather_next(const struct step_search *search, const stru
     const int64_t mine = mine_s <= least_s ? kept->number[*next] * search->size + search->rank : INT64_MAX;
     HAPT_MPI(MPI_Allreduce(&mine, &first, 1, MPI_INT64_T, MPI_MIN, search->comm));
     if (mine == first) step_candidate_copy(best, &kept->candidate[(*next)++]);
-    return send(search, (int)(first % search->size), best);
+    return step_send(search, (int)(first % search->size), best);
 }
 
 enum hapt_status step_gather(const struct step_search *search, const struct step_kept *kept, struct step_kept *all)
@@ -84,5 +84,38 @@ enum hapt_status step_gather(const struct step_search *search, const struct step
         if (known) best->step_s = INFINITY;
         k += !known;
     }
+    return HAPT_OK;
+}
+
+struct step_ranks step_leave(struct step_search *search)
+{
+    const struct step_ranks ranks = {search->comm, search->rank, search->size};
+    search->comm = MPI_COMM_SELF;
+    search->rank = 0;
+    search->size = 1;
+    return ranks;
+}
+
+void step_rejoin(struct step_search *search, struct step_ranks ranks)
+{
+    search->comm = ranks.comm;
+    search->rank = ranks.rank;
+    search->size = ranks.size;
+}
+
+enum hapt_status step_share(struct step_search *search, int from)
+{
+    double figure[2] = {search->bound_s, search->work};
+    int64_t count[4] = {search->seed_count, search->enumerated, search->figures.candidates, search->figures.evaluated};
+    HAPT_MPI(MPI_Bcast(figure, 2, MPI_DOUBLE, from, search->comm));
+    HAPT_MPI(MPI_Bcast(count, 4, MPI_INT64_T, from, search->comm));
+    search->bound_s = figure[0];
+    search->work = figure[1];
+    search->seed_count = (int)count[0];
+    search->enumerated = count[1];
+    search->figures.candidates = count[2];
+    search->figures.evaluated = count[3];
+    HAPT_TRY(step_send(search, from, &search->best));
+    for (int k = 0; k < search->seed_count; k++) HAPT_TRY(step_send(search, from, &search->seed[k]));
     return HAPT_OK;
 }

@@ -328,20 +328,13 @@ enum hapt_status step_views(struct step_search *search)
 {
     struct views views = {.search = search, .rule = search->options};
     const double cells = count_cells(search->profile);
-    const MPI_Comm comm = search->comm;
-    const int rank = search->rank, size = search->size;
+    struct step_ranks ranks = {search->comm, search->rank, search->size};
     if (cells > MOST_CELLS) return HAPT_OK;
     views.rule.may_fail = true;
     if (views.rule.any_schedule) views.rule.schedule = search->best.schedule;
     if (views.rule.any_threshold) views.rule.hide_threshold = VIEW_THRESHOLD;
-    if (cells <= FEW_CELLS) { /* each rank does all of it, which takes less than the collectives */
-        search->comm = MPI_COMM_SELF;
-        search->rank = 0;
-        search->size = 1;
-    }
+    if (cells <= FEW_CELLS) ranks = step_leave(search); /* the whole work takes less than the collectives */
     const enum hapt_status status = run(&views);
-    search->comm = comm;
-    search->rank = rank;
-    search->size = size;
-    return hapt_env_agree(comm, status);
+    step_rejoin(search, ranks);
+    return hapt_env_agree(ranks.comm, status);
 }

@@ -353,8 +353,10 @@ def one_of_each_stack(path, total):
 def resume():
     """A call fails while a run is resumed: memory, opening, reading, mapping, threads. The long round tries each call. Of memory it tries a
     call of each stack, on two ranks of MOST_STACKS stacks; with HAPT_EVERY=1 each call. HAPT_KINDS: only some. HAPT_FAULTS: how many of each.
-    HAPT_SHARE=K/N: share K of N of the calls, from 0, so that N processes test all of them. HAPT_AT="17 23": only these calls."""
+    HAPT_SHARE=K/N: share K of N of the calls, from 0, so that N processes test all of them. HAPT_AT="17 23": only these calls.
+    HAPT_FAULTY="1": only calls of these ranks."""
     tried, codes, wrong, kinds = 0, {}, 0, os.environ.get("HAPT_KINDS", " ".join(KINDS)).split()
+    faulty_ranks = [int(rank) for rank in os.environ.get("HAPT_FAULTY", "").split()]
     share, shares = (int(number) for number in os.environ.get("HAPT_SHARE", "0/1").split("/"))
     for ranks in rank_counts:
         good, base = reference(ranks), folder + "/base"
@@ -364,7 +366,7 @@ def resume():
         before = runs.checkpoints(base)
         if len(before) < 2:
             sys.exit("only %s stand" % sorted(before))
-        for rank in range(ranks):
+        for rank in faulty_ranks or range(ranks):
             counts, stacks = folder + "/counts", folder + "/stacks"
             done = resume_once(ranks, rank, (), FAULTS_COUNTS=counts, FAULTS_READS="1", FAULTS_STACKS=stacks)
             if done.returncode:

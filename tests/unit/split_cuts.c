@@ -104,7 +104,7 @@ static void compare_once(uint64_t start)
     }
     struct hapt_plan *const base = plan;
     const double before_s = plan->simulated_s, least_s = least_step(profile, plan);
-    CHECK_OK(hapt_plan_search_split(profile, &options, &arena, &plan));
+    CHECK_OK(hapt_plan_search_split(MPI_COMM_SELF, profile, &options, &arena, &plan));
     CHECK(plan->split && plan->simulated_s <= before_s && (plan == base) == (plan->simulated_s == before_s));
     CHECK_OK(hapt_plan_check(plan));
     /* a plan that the search without a split made may have other launch counts than the rule's */
@@ -239,7 +239,7 @@ static void unknown_times(void)
     for (int c = 0; c < 2; c++) profile->cluster[c].weight_time = NULL;
     CHECK_OK(hapt_plan_search(MPI_COMM_SELF, profile, &options, &arena, &plan));
     before = plan;
-    CHECK_OK(hapt_plan_search_split(profile, &options, &arena, &plan));
+    CHECK_OK(hapt_plan_search_split(MPI_COMM_SELF, profile, &options, &arena, &plan));
     CHECK(plan == before && !plan->split);
     struct hapt_search_options choice = options;
     choice.split = HAPT_SPLIT_AUTO;
