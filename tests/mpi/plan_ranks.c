@@ -4,6 +4,7 @@
 #include "random_profile.h"
 #include "hapt/search.h"
 
+#include <math.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -57,37 +58,60 @@ static void compare_steps(const struct hapt_profile *profile, struct hapt_search
     }
 }
 
-/* Two numbers of microbatches: the ranks choose the same one. */
+/* Split plans of compare_batchings. */
+static int several;
+
+/* The profile for microbatches of half as many rows, `times` halved. A third of the work of a microbatch can wait. */
+static struct hapt_profile *halve(const struct hapt_profile *profile, int times, struct hapt_arena *arena)
+{
+    struct hapt_profile *made = NULL;
+    const double time = pow(0.55, times), bytes = pow(0.5, times);
+    CHECK_OK(hapt_profile_copy(profile, arena, &made));
+    for (int c = 0; c < made->cluster_count; c++) {
+        struct hapt_profile_cluster *cluster = &made->cluster[c];
+        const size_t cells = hapt_profile_index(made, cluster->submesh_count, 0, 0);
+        CHECK_OK(hapt_profile_add_split(made, c, arena));
+        for (size_t k = 0; k < cells; k++) {
+            cluster->stage_time[k] *= time;
+            cluster->stage_forward_time[k] *= time;
+            cluster->activation_bytes[k] *= bytes;
+            cluster->weight_time[k] = cluster->stage_time[k] / 3;
+            cluster->split_parameter_bytes[k] = cluster->parameter_bytes[k];
+            cluster->weight_slot_bytes[k] = cluster->activation_bytes[k] / 2;
+        }
+    }
+    return made;
+}
+
+/* Several numbers of microbatches, fewer and more than two for each rank: the ranks choose the same one. */
 static void compare_batchings(const struct hapt_profile *profile, struct hapt_search_options options, uint64_t seed,
                               struct hapt_arena *arena)
 {
+    enum { MOST = 9 };
+    const int count = seed % 4 < 2 ? MOST : 2;
     struct hapt_plan *together = NULL, *alone = NULL;
-    struct hapt_profile *halves = NULL;
+    struct hapt_search_batching batching[MOST];
     int chosen[2] = {-1, -1};
-    CHECK_OK(hapt_profile_copy(profile, arena, &halves));
-    for (int c = 0; c < halves->cluster_count; c++) {
-        const size_t cells = hapt_profile_index(halves, halves->cluster[c].submesh_count, 0, 0);
-        for (size_t k = 0; k < cells; k++) {
-            halves->cluster[c].stage_time[k] *= 0.55;
-            halves->cluster[c].stage_forward_time[k] *= 0.55;
-            halves->cluster[c].activation_bytes[k] *= 0.5;
-        }
-    }
-    const struct hapt_search_batching batching[] = {{options.microbatches, profile},
-                                                    {2 * options.microbatches, halves}};
+    for (int k = 0; k < count; k++)
+        batching[k] =
+            (struct hapt_search_batching){(options.microbatches << k % 3) + k / 3, halve(profile, k % 3, arena)};
     options.objective = HAPT_OBJECTIVE_STEP;
     options.any_schedule = options.any_threshold = true;
     options.no_enumeration = seed % 2;
+    options.split = seed % 3 ? HAPT_SPLIT_AUTO : HAPT_SPLIT_NO;
     options.may_fail = true;
-    hapt_plan_search_batchings(test_env.world, batching, 2, &options, arena, &together, &chosen[0]);
+    const enum hapt_status all =
+        hapt_plan_search_batchings(test_env.world, batching, count, &options, arena, &together, &chosen[0]);
     hapt_fail_reset();
-    hapt_plan_search_batchings(MPI_COMM_SELF, batching, 2, &options, arena, &alone, &chosen[1]);
+    const enum hapt_status one =
+        hapt_plan_search_batchings(MPI_COMM_SELF, batching, count, &options, arena, &alone, &chosen[1]);
     hapt_fail_reset();
-    CHECK_MESSAGE(chosen[0] == chosen[1], "seed %llu: batching %d together, %d alone", (unsigned long long)seed,
-                  chosen[0], chosen[1]);
-    if (together && alone)
-        CHECK_MESSAGE(same_plan(together, alone) && same_real(together->bound_s, alone->bound_s),
-                      "seed %llu: another plan together", (unsigned long long)seed);
+    CHECK_MESSAGE(all == one && chosen[0] == chosen[1], "seed %llu: batching %d together, %d alone",
+                  (unsigned long long)seed, chosen[0], chosen[1]);
+    if (!together || !alone) return;
+    CHECK_MESSAGE(same_plan(together, alone) && same_real(together->bound_s, alone->bound_s),
+                  "seed %llu: another plan together", (unsigned long long)seed);
+    several += count == MOST && together->split;
 }
 
 static void small_profiles(void)
@@ -106,6 +130,7 @@ static void small_profiles(void)
         compare_batchings(profile, options, start, &arena);
         hapt_arena_release(&arena);
     }
+    CHECK_MESSAGE(several > count / 40, "%d split plans", several);
 }
 
 static void mixed_profiles(void)
