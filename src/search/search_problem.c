@@ -68,14 +68,15 @@ static int add(const struct thinning *thinning, struct search_candidate *list, i
     return kept + 1;
 }
 
-/* Writes the candidates for layers [first, end) in subcluster c to `list`; returns their number. */
-static int index_range(struct search_problem *problem, const struct thinning *thinning, int first, int end,
-                       double memory_bytes, struct search_candidate *list)
+/* Adds submesh s to the candidates for layers [first, end), for each end: room[end - first - 1], with `stride` elements
+ * each. The tables are read in the order of memory, which is most of the work. */
+static void index_submesh(struct search_problem *problem, const struct thinning *thinning, int first, int s,
+                          double memory_bytes, struct search_candidate *room, int stride, int *count)
 {
     const struct hapt_profile_cluster *cluster = thinning->cluster;
     const bool gpipe = problem->options->schedule == HAPT_SCHEDULE_GPIPE;
-    int count = 0;
-    for (int s = 0; s < cluster->submesh_count; s++) {
+    for (int end = first + 1; end <= problem->L; end++) {
+        const int at = end - first - 1;
         const size_t cell = hapt_profile_index(problem->profile, s, first, end - 1);
         if (!isfinite(cluster->stage_time[cell])) continue;
         const int launches =
@@ -87,9 +88,8 @@ static int index_range(struct search_problem *problem, const struct thinning *th
                                              .submesh = s,
                                              .devices = cluster->submesh[s].n * cluster->submesh[s].m,
                                              .launches = gpipe ? 1 : launches};
-        count = add(thinning, list, count, &one, &problem->thinned);
+        count[at] = add(thinning, room + at * stride, count[at], &one, &problem->thinned);
     }
-    return count;
 }
 
 /* The most microbatches in flight that every device of a mixed stage holds. */
@@ -129,23 +129,28 @@ static int index_mixed(const struct search_problem *problem, int p, int first, d
     return count;
 }
 
-/* The same for subcluster c. */
+/* The same for subcluster c. count: [L], for its use. */
 static int index_cluster(struct search_problem *problem, int c, int first, double memory_factor, double tie_s,
-                         struct search_candidate *list)
+                         struct search_candidate *list, int *count)
 {
     const struct hapt_profile_cluster *cluster = &problem->profile->cluster[c];
     const double memory_bytes = isinf(memory_factor) ? INFINITY : cluster->device_memory_bytes * memory_factor;
     const struct thinning thinning = {cluster, problem->options->use_all_devices, tie_s};
-    int count = 0;
-    for (int end = first + 1; end <= problem->L; end++)
-        count += index_range(problem, &thinning, first, end, memory_bytes, list + count);
-    return count;
+    const int stride = cluster->submesh_count;
+    int all = 0;
+    for (int at = 0; at < problem->L - first; at++) count[at] = 0;
+    for (int s = 0; s < cluster->submesh_count; s++)
+        index_submesh(problem, &thinning, first, s, memory_bytes, list, stride, count);
+    for (int at = 0; at < problem->L - first; at++)
+        for (int k = 0; k < count[at]; k++) list[all++] = list[at * stride + k];
+    return all;
 }
 
 static enum hapt_status index_stages(struct search_problem *problem, int p, int first, double memory_factor,
-                                     double tie_s, struct search_candidate *buffer, struct hapt_arena *arena)
+                                     double tie_s, struct search_candidate *buffer, int *counts,
+                                     struct hapt_arena *arena)
 {
-    const int count = p < problem->C ? index_cluster(problem, p, first, memory_factor, tie_s, buffer)
+    const int count = p < problem->C ? index_cluster(problem, p, first, memory_factor, tie_s, buffer, counts)
                                      : index_mixed(problem, p, first, memory_factor, buffer);
     struct search_candidate **list = &problem->candidate[p * problem->L + first];
     HAPT_NEW(*list, arena, count);
@@ -168,16 +173,21 @@ static enum hapt_status build_index(struct search_problem *problem, double memor
             submeshes = problem->profile->cluster[c].submesh_count;
     const size_t lists = (size_t)problem->device_set_count * (size_t)problem->L;
     struct search_candidate *buffer = malloc((size_t)submeshes * (size_t)problem->L * sizeof *buffer);
-    if (!buffer)
+    int *counts = malloc((size_t)problem->L * sizeof *counts);
+    if (!buffer || !counts) {
+        free(buffer);
+        free(counts);
         return hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory", "host memory exhausted by the search");
+    }
     enum hapt_status status = HAPT_OK;
     problem->candidate = hapt_arena_alloc(arena, lists, sizeof *problem->candidate);
     problem->candidate_count = hapt_arena_alloc(arena, lists, sizeof *problem->candidate_count);
     if (!problem->candidate || !problem->candidate_count) status = HAPT_ERR_MEMORY;
     for (int p = 0; p < problem->device_set_count; p++)
         for (int first = 0; first < problem->L && status == HAPT_OK; first++)
-            status = index_stages(problem, p, first, memory_factor, tie_s, buffer, arena);
+            status = index_stages(problem, p, first, memory_factor, tie_s, buffer, counts, arena);
     free(buffer);
+    free(counts);
     return status;
 }
 
