@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The whole job on four ranks in two unequal subclusters: tables, files, prediction, report, resume.
+# Runs beside others
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 

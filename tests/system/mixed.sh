@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Mixed stages from profile to training: --mixed measured and predicted, forced and searched plans, resuming, refusals.
+# Runs beside others
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 reference=tests/data/gpt-small.h5

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # hapt train and hapt export from the command line: a plan from a file, schedules, a signal, resuming, refusals.
+# Runs beside others
 . tests/system/lib.sh.inc
 dir=$scratch
 mpirun="mpirun --oversubscribe --bind-to none"
