@@ -25,11 +25,14 @@ static enum hapt_status change_cluster(const struct hapt_cluster *cluster, enum 
     **changed = *cluster;
     HAPT_NEW((*changed)->subcluster, arena, cluster->count);
     memcpy((*changed)->subcluster, cluster->subcluster, (size_t)cluster->count * sizeof *cluster->subcluster);
-    if (kind == HAPT_SWEEP_MEMORY) {
-        for (int c = 0; c < cluster->count; c++)
-            if (subcluster < 0 || c == subcluster) (*changed)->subcluster[c].device.memory_bytes = value;
-        return HAPT_OK;
+    for (int c = 0; c < cluster->count && kind != HAPT_SWEEP_NODES; c++) {
+        struct hapt_subcluster *its = &(*changed)->subcluster[c];
+        if (subcluster >= 0 && c != subcluster) continue;
+        *(kind == HAPT_SWEEP_MEMORY        ? &its->device.memory_bytes
+          : kind == HAPT_SWEEP_HOST_MEMORY ? &its->host_memory_bytes
+                                           : &its->host_bandwidth) = value;
     }
+    if (kind != HAPT_SWEEP_NODES) return HAPT_OK;
     struct hapt_subcluster *at = &(*changed)->subcluster[subcluster];
     (*changed)->rank_count += ((int)value - at->nodes) * at->devices_per_node;
     at->nodes = (int)value;
@@ -70,7 +73,8 @@ static enum hapt_status predict(void *context, enum hapt_sweep_kind kind, int su
 static const char *print_value(enum hapt_sweep_kind kind, double value, char text[32])
 {
     if (kind == HAPT_SWEEP_LINK) return hapt_units_bits(value, text);
-    if (kind == HAPT_SWEEP_MEMORY) return hapt_units_bytes(value, text);
+    if (kind == HAPT_SWEEP_HOST_BANDWIDTH) return hapt_units_bandwidth(value, text);
+    if (kind == HAPT_SWEEP_MEMORY || kind == HAPT_SWEEP_HOST_MEMORY) return hapt_units_bytes(value, text);
     snprintf(text, 32, "%.0f", value);
     return text;
 }
@@ -90,7 +94,8 @@ static const char *print_order(const struct hapt_plan *plan, char text[200])
 static void print_points(const struct hapt_env *env, const struct hapt_sweep *sweep)
 {
     const enum hapt_sweep_kind kind = sweep->range->kind;
-    static const char *const heads[] = {"bandwidth", "nodes", "memory", "microbatches"};
+    static const char *const heads[HAPT_SWEEP_KINDS] = {"bandwidth",    "nodes",       "memory",
+                                                        "microbatches", "host memory", "bandwidth"};
     hapt_print(env, "what if %s\n", sweep->range->text);
     hapt_print(env, "  %12s %10s %10s %12s %10s  %-7s %7s %6s  %s\n", heads[kind], "simulated", "HAPT (13)",
                "microbatch/s", "t_max", "set by", "link", "stages", "order");
@@ -115,12 +120,19 @@ static void print_knee(const struct hapt_env *env, const struct hapt_sweep *swee
 {
     const enum hapt_sweep_kind kind = sweep->range->kind;
     const struct hapt_sweep_point *last = &sweep->point[sweep->count - 1];
-    static const char *const flat[] = {"the step stays within 1 % of that at the largest bandwidth",
-                                       "no further node gains 2 %",
-                                       "the step stays within 1 % of that with the most memory",
-                                       "a microbatch costs at most 2 % more than with the most"};
-    static const char *const none[] = {"the link still sets t_max at the largest bandwidth",
-                                       "nodes still gain more than 2 % each at the largest number", "", ""};
+    static const char *const flat[HAPT_SWEEP_KINDS] = {
+        "the step stays within 1 % of that at the largest bandwidth",
+        "no further node gains 2 %",
+        "the step stays within 1 % of that with the most memory",
+        "a microbatch costs at most 2 % more than with the most",
+        "the step stays within 1 % of that with the most memory of a host",
+        "the step stays within 1 % of that at the largest bandwidth"};
+    static const char *const none[HAPT_SWEEP_KINDS] = {"the link still sets t_max at the largest bandwidth",
+                                                       "nodes still gain more than 2 % each at the largest number",
+                                                       "",
+                                                       "",
+                                                       "",
+                                                       ""};
     char value[32];
     if (sweep->count > 1 && !last->plan)
         hapt_print(env, "  knee: none, there is no plan at the largest value\n");
@@ -158,8 +170,9 @@ static json_t *point_object(const struct hapt_sweep_point *point)
 
 static json_t *sweep_object(const struct hapt_sweep *sweep)
 {
-    static const char *const kinds[] = {"link", "nodes", "memory", "microbatches"}, *const units[] = {"byte/s", "",
-                                                                                                      "byte", ""};
+    static const char *const kinds[HAPT_SWEEP_KINDS] = {"link",         "nodes",       "memory",
+                                                        "microbatches", "host-memory", "host-bandwidth"};
+    static const char *const units[HAPT_SWEEP_KINDS] = {"byte/s", "", "byte", "", "byte", "byte/s"};
     const enum hapt_sweep_kind kind = sweep->range->kind;
     json_t *points = json_array();
     for (int i = 0; points && i < sweep->count; i++) json_array_append_new(points, point_object(&sweep->point[i]));

@@ -45,8 +45,10 @@ static enum hapt_status resolve(struct sweeper *sweeper)
     const struct hapt_sweep_range *range = sweeper->range;
     const int C = profile->cluster_count;
     sweeper->from = sweeper->to = -1;
-    if (range->kind == HAPT_SWEEP_MICROBATCHES || (range->kind == HAPT_SWEEP_MEMORY && !*range->subject))
-        return HAPT_OK;
+    if (hapt_sweep_is_of_host(range->kind) && !sweeper->question->source)
+        return hapt_fail(HAPT_ERR_USAGE, "predict: --input m.h5 --cluster C.json --predict",
+                         "--what-if %s: the profile does not hold what hosts cost", range->text);
+    if (range->kind == HAPT_SWEEP_MICROBATCHES) return HAPT_OK;
     if (range->kind == HAPT_SWEEP_LINK) {
         if (C < 2)
             return hapt_fail(HAPT_ERR_USAGE, "sweep nodes, memory or microbatches",
@@ -64,6 +66,7 @@ static enum hapt_status resolve(struct sweeper *sweeper)
         }
         return list_names(sweeper, "link");
     }
+    if (!*range->subject) return HAPT_OK; /* all subclusters */
     for (int c = 0; c < C; c++)
         if (strcmp(profile->cluster[c].name, range->subject) == 0) sweeper->from = c;
     if (sweeper->from < 0) return list_names(sweeper, "subcluster");
@@ -102,6 +105,7 @@ static enum hapt_status change(const struct sweeper *sweeper, double value, stru
             if (sweeper->from < 0 || c == sweeper->from) (*view)->cluster[c].device_memory_bytes = value;
         break;
     case HAPT_SWEEP_MICROBATCHES: options->microbatches = (int)value; break;
+    default: HAPT_ASSERT(!"hosts are swept by prediction");
     }
     return HAPT_OK;
 }
@@ -132,7 +136,7 @@ static enum hapt_status make_profile(struct sweeper *sweeper, double value, stru
 {
     const struct hapt_sweep_question *question = sweeper->question;
     const enum hapt_sweep_kind kind = sweeper->range->kind;
-    if (question->source && (kind == HAPT_SWEEP_NODES || kind == HAPT_SWEEP_MEMORY))
+    if (question->source && kind != HAPT_SWEEP_LINK && kind != HAPT_SWEEP_MICROBATCHES)
         return question->source(question->context, kind, sweeper->from, value, scratch, profile);
     return hapt_env_agree(sweeper->env->world, change(sweeper, value, options, scratch, profile));
 }
@@ -166,11 +170,12 @@ static enum hapt_status solve(struct sweeper *sweeper, double value, struct hapt
     return status;
 }
 
-/* Geometric steps for links and microbatches, equal steps for nodes and memory; the ends are exact. */
+/* Geometric steps for bandwidths and microbatches, equal steps for nodes and memory; the ends are exact. */
 static double value_at(const struct hapt_sweep_range *range, int i, int count)
 {
     const double share = count > 1 ? (double)i / (count - 1) : 0;
-    const bool factors = range->kind == HAPT_SWEEP_LINK || range->kind == HAPT_SWEEP_MICROBATCHES;
+    const bool factors = range->kind == HAPT_SWEEP_LINK || range->kind == HAPT_SWEEP_MICROBATCHES ||
+                         range->kind == HAPT_SWEEP_HOST_BANDWIDTH;
     const bool whole = range->kind == HAPT_SWEEP_NODES || range->kind == HAPT_SWEEP_MICROBATCHES;
     if (i == 0) return range->low;
     if (i == count - 1) return range->high;

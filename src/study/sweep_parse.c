@@ -8,7 +8,7 @@
 
 #define EXAMPLES                                                                                                      \
     "write link=1..25Gbit/s, link=a100-v100:1..25Gbit/s:9 (points), nodes.v100=1..8, memory=16..80GB (all devices), " \
-    "memory.v100=16..80GB or microbatches=32..512"
+    "memory.v100=16..80GB, microbatches=32..512, host-memory=64..512GB or host-bandwidth=4..50GB/s"
 
 enum { MOST_POINTS = 1000 };
 
@@ -29,10 +29,12 @@ static bool has_unit(const char *text)
 
 static bool parse_value(enum hapt_sweep_kind kind, const char *text, double *value)
 {
-    if ((kind == HAPT_SWEEP_LINK || kind == HAPT_SWEEP_MEMORY) && !has_unit(text)) return false;
-    const bool read = kind == HAPT_SWEEP_LINK     ? hapt_units_parse_bandwidth(text, value)
-                      : kind == HAPT_SWEEP_MEMORY ? hapt_units_parse_bytes(text, value)
-                                                  : parse_whole(text, value);
+    const bool bandwidth = kind == HAPT_SWEEP_LINK || kind == HAPT_SWEEP_HOST_BANDWIDTH;
+    const bool bytes = kind == HAPT_SWEEP_MEMORY || kind == HAPT_SWEEP_HOST_MEMORY;
+    if ((bandwidth || bytes) && !has_unit(text)) return false;
+    const bool read = bandwidth ? hapt_units_parse_bandwidth(text, value)
+                      : bytes   ? hapt_units_parse_bytes(text, value)
+                                : parse_whole(text, value);
     return read && *value > 0;
 }
 
@@ -71,6 +73,27 @@ static bool parse_range(char *text, struct hapt_arena *arena, struct hapt_sweep_
            range->low <= range->high;
 }
 
+/* "memory", "memory.v100", "nodes.v100" and the like: sets kind and subject. */
+static bool parse_subject(const char *text, struct hapt_sweep_range *range)
+{
+    static const struct {
+        const char *word;
+        enum hapt_sweep_kind kind;
+        bool all; /* without a subject: of all */
+    } known[] = {{"nodes", HAPT_SWEEP_NODES, false},
+                 {"memory", HAPT_SWEEP_MEMORY, true},
+                 {"host-memory", HAPT_SWEEP_HOST_MEMORY, true},
+                 {"host-bandwidth", HAPT_SWEEP_HOST_BANDWIDTH, true}};
+    const size_t length = strcspn(text, ".");
+    for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
+        if (strlen(known[k].word) != length || strncmp(text, known[k].word, length) != 0) continue;
+        range->kind = known[k].kind;
+        range->subject = text[length] ? text + length + 1 : "";
+        return text[length] ? *range->subject != '\0' : known[k].all;
+    }
+    return false;
+}
+
 /* Parses one sweep; `text` may be changed. */
 static bool parse_one(char *text, struct hapt_arena *arena, struct hapt_sweep_range *range)
 {
@@ -92,15 +115,7 @@ static bool parse_one(char *text, struct hapt_arena *arena, struct hapt_sweep_ra
         range->kind = HAPT_SWEEP_MICROBATCHES;
         return parse_range(value, arena, range);
     }
-    if (strcmp(text, "memory") == 0) {
-        range->kind = HAPT_SWEEP_MEMORY;
-        return parse_range(value, arena, range);
-    }
-    const bool nodes = strncmp(text, "nodes.", 6) == 0, memory = strncmp(text, "memory.", 7) == 0;
-    if (!nodes && !memory) return false;
-    range->kind = nodes ? HAPT_SWEEP_NODES : HAPT_SWEEP_MEMORY;
-    range->subject = text + (nodes ? 6 : 7);
-    return *range->subject && parse_range(value, arena, range);
+    return parse_subject(text, range) && parse_range(value, arena, range);
 }
 
 enum hapt_status hapt_sweep_parse(const char *text, struct hapt_arena *arena, struct hapt_sweep_range **range,
