@@ -11,7 +11,10 @@
  * Such pipelines are priced only (struct hapt_pipelines), because hapt cannot run them. They have equally many stages
  * and microbatches, and gradients are reduced over them at the end.
  *
- * Not modelled: recomputation, sequence and context parallelism, a reduction that begins in the last backward passes.
+ * Recomputation is part of a shape: all stages recompute the same share of their blocks, as with Megatron's flags. The
+ * profile has such shapes only where devices lack memory (--recompute auto).
+ *
+ * Not modelled: sequence and context parallelism, a reduction that begins in the last backward passes.
  *
  * Reproduces arXiv 2104.04473, 2.2: with equal stages and free links, the bubble is exactly (p - 1) / (v m) of the
  * ideal time, for p stages, m microbatches and v chunks per device, v = 1 under 1F1B

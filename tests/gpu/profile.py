@@ -110,7 +110,7 @@ def shared(folder, model):
     ratio = times(measured, 1)[0] / times(measured, 0)[0]
     ratio = ratio[np.isfinite(ratio)]
     check(len(ratio) > 0 and np.all(np.abs(ratio / SLOWDOWN - 1) < 0.01), f"the slowed rank takes {ratio} times as long")
-    fine, said = hapt(0, "plan", "--profile", measured, "--microbatches", 8, "--output", plan, "--json")
+    fine, said = hapt(0, "plan", "--profile", measured, "--microbatches", 8, "--loops", 1, "--output", plan, "--json")
     if not fine:
         return
     stages = json.loads(said)["stages"]
