@@ -116,9 +116,10 @@ struct hapt_offload_execution {
 enum hapt_status hapt_offload_period(const struct hapt_offload_case *given, struct hapt_offload_choice choice,
                                      struct hapt_offload_execution execution, double *period_s);
 
-/* The choice of the least period that fits, instead of the optimum of one step alone. It simulates the least c of each
- * (p, o): this is exact in order, where more recomputation never shortens the period. Of equal periods it takes the
- * least o, then the least p. HAPT_ERR_INFEASIBLE: nothing fits; HAPT_ERR_MEMORY. */
+/* The choice of the least period that fits, instead of the optimum of one step alone. For each o it simulates the least
+ * c of each p, up to the first p that needs no recomputation. This is exact in order, where more work never shortens
+ * the period. Of equal periods it takes the least o, then the least p. HAPT_ERR_INFEASIBLE: nothing fits;
+ * HAPT_ERR_MEMORY. */
 enum hapt_status hapt_offload_jointly(const struct hapt_offload_case *given, struct hapt_offload_execution execution,
                                       struct hapt_offload_choice *choice, double *period_s);
 
