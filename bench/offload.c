@@ -66,17 +66,23 @@ static enum hapt_status find_priority_gain(const struct hapt_offload_case *given
     return HAPT_OK;
 }
 
-static void print_row(const char *name, int batch, const struct hapt_offload_plan *plan, double zero_s, double gain)
+/* gain NAN: the system has no priority, and (6) is not its cost. */
+static void print_row(const char *name, int batch, const struct hapt_offload_case *given,
+                      const struct hapt_offload_plan *plan, double zero_s, double gain)
 {
-    char choice[32] = "-", text[32] = "-";
-    if (isnan(plan->period_s)) {
-        printf("  %-14s %4d         -         -         -         -\n", name, batch);
-        return;
+    char choice[32] = "-", step[32] = "-", sum[32] = "-", ratio[32] = "-", priority[32] = "-";
+    if (!isnan(plan->period_s)) {
+        snprintf(choice, sizeof choice, "%d/%d/%d", plan->choice.recomputed, plan->choice.weights_away,
+                 plan->choice.state_away);
+        snprintf(step, sizeof step, "%.3f", plan->period_s);
+        snprintf(ratio, sizeof ratio, "%.2f", zero_s / plan->period_s);
     }
-    snprintf(choice, sizeof choice, "%d/%d/%d", plan->choice.recomputed, plan->choice.weights_away,
-             plan->choice.state_away);
-    if (!isnan(gain)) snprintf(text, sizeof text, "%.3f", gain);
-    printf("  %-14s %4d %9s %9.3f %9.2f %9s\n", name, batch, choice, plan->period_s, zero_s / plan->period_s, text);
+    if (!isnan(gain)) {
+        snprintf(sum, sizeof sum, "%.3f",
+                 hapt_offload_forward_s(given, plan->choice) + hapt_offload_backward_s(given, plan->choice));
+        snprintf(priority, sizeof priority, "%.3f", gain);
+    }
+    printf("  %-14s %4d %9s %9s %9s %9s %9s\n", name, batch, choice, sum, step, ratio, priority);
 }
 
 /* All systems at one size and batch. */
@@ -90,13 +96,13 @@ static enum hapt_status print_table(int batch, bool clipping)
         HAPT_TRY(plan_of(&given, (enum hapt_offload_rival)r, clipping, &plan[r]));
     const double zero_s = plan[HAPT_RIVAL_ZERO_OFFLOAD].period_s;
     for (int r = 0; r < HAPT_RIVAL_AUTOHETE; r++)
-        print_row(hapt_offload_rival_name((enum hapt_offload_rival)r), batch, &plan[r], zero_s, NAN);
+        print_row(hapt_offload_rival_name((enum hapt_offload_rival)r), batch, &given, &plan[r], zero_s, NAN);
     HAPT_TRY(find_priority_gain(&given, &plan[HAPT_RIVAL_AUTOHETE], &gain));
-    print_row(hapt_offload_rival_name(HAPT_RIVAL_AUTOHETE), batch, &plan[HAPT_RIVAL_AUTOHETE], zero_s, gain);
+    print_row(hapt_offload_rival_name(HAPT_RIVAL_AUTOHETE), batch, &given, &plan[HAPT_RIVAL_AUTOHETE], zero_s, gain);
     joint.execution = plan[HAPT_RIVAL_AUTOHETE].execution;
     HAPT_TRY(hapt_offload_jointly(&given, joint.execution, &joint.choice, &joint.period_s));
     HAPT_TRY(find_priority_gain(&given, &joint, &gain));
-    print_row("jointly", batch, &joint, zero_s, gain);
+    print_row("jointly", batch, &given, &joint, zero_s, gain);
     return HAPT_OK;
 }
 
@@ -160,7 +166,9 @@ static enum hapt_status print_largest(int batch)
             HAPT_TRY(plan_of(&given, (enum hapt_offload_rival)r, false, &plan));
             if (!isnan(plan.period_s)) largest = size_table[k].billions;
         }
-        printf(" %s %dB%s", hapt_offload_rival_name((enum hapt_offload_rival)r), largest,
+        char text[32] = "none";
+        if (largest > 0) snprintf(text, sizeof text, "%dB", largest);
+        printf(" %s %s%s", hapt_offload_rival_name((enum hapt_offload_rival)r), text,
                r + 1 < HAPT_RIVAL_COUNT ? "," : "; paper: zero-offload 12B\n");
     }
     return HAPT_OK;
@@ -191,9 +199,12 @@ static enum hapt_status print_memory(const struct size *size, int batch)
 
 static enum hapt_status print_all(void)
 {
+    printf("c/p/o: blocks that recompute, whose weights are away, whose optimizer state is on the host\n"
+           "(6): one step alone by the paper's equations; step: simulated; over ZeRO: step of zero-offload / step\n"
+           "priority: step in order of the passes / step by priority; jointly: c/p/o of the least simulated step\n");
     for (int clipping = 0; clipping < 2; clipping++) {
-        printf("%dB, %s\n  %-14s %4s %9s %9s %9s %9s\n", size_table[TABLE_SIZE].billions,
-               clipping ? "gradients clipped by their global norm" : "no clipping", "system", "rows", "c/p/o",
+        printf("%dB, %s\n  %-14s %4s %9s %9s %9s %9s %9s\n", size_table[TABLE_SIZE].billions,
+               clipping ? "gradients clipped by their global norm" : "no clipping", "system", "rows", "c/p/o", "(6), s",
                "step, s", "over ZeRO", "priority");
         for (int b = 0; b < BATCHES; b++) HAPT_TRY(print_table(batch_table[b], clipping));
     }

@@ -37,7 +37,7 @@ struct hapt_offload_case {
 };
 
 /* HAPT_ERR_INPUT: a time or size is negative or not finite, a checkpoint is larger than the activations, or
- * block_count is not in [1, 4096]. */
+ * block_count is not in [1, 4096]. The functions below assume a case that passes, except where they check it. */
 enum hapt_status hapt_offload_case_check(const struct hapt_offload_case *given);
 
 struct hapt_offload_gpt {
@@ -103,7 +103,7 @@ struct hapt_offload_execution {
 /*
  * The steady period of a step in seconds: three steps on four streams, from the last forward pass of the second step
  * to that of the third one. All that belongs to a step, or prepares the next, happens between two such times, so each
- * period is as long as the others. A case is not checked, and a choice may exceed the memory.
+ * period is as long as the others. The choice may exceed the memory.
  *
  * FORWARD of a block with its state on the host waits for a FETCH of its weights, which waits for HOST_UPDATE. So does
  * BACKWARD, or RECOMPUTE in front of it, where weights are away. This second FETCH begins one block early: when

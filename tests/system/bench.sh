@@ -35,7 +35,7 @@ section 2 '^  2 A100 .*computation / communication +@; EV +@ s, CP +@ s, LP +@ s
 section 1 '^step, busy and idle times of the stages: at most @ % of a step ' run emulated
 section 2 '^run with checkpoints .* / with none: median @ ' run checkpoint
 section 2 '^[12] threads: update @ GB/s, memory @ GB/s: median ratio @, least @$' run optimizer
-section 6 '^  autohete +@ +@/@/@ +@ +@ +@$' run autohete
+section 6 '^  autohete +@ +@/@/@( +@){4}$' run autohete
 if [ "${HAPT_LONG:-0}" != 0 ] && tests/lab/lab.sh missing >/dev/null; then
     section 2 '^step time, even blocks with .* / hapt.s plan: median @ ' run lab
     section 2 '^(predicted|own) against measured steps: median error @ %, largest @ %,' run schedules
