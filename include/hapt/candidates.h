@@ -52,6 +52,8 @@ struct hapt_candidates_options {
 bool hapt_candidates_wants_split(const struct hapt_config *config);
 /* Optimizer states per parameter: 2 AdamW, 1 SGD with momentum, 0 without. */
 int hapt_candidates_states(const struct hapt_config *config);
+/* --update-order priority */
+bool hapt_candidates_defers(const struct hapt_config *config);
 /* The programs of --program. */
 unsigned hapt_candidates_programs(const struct hapt_config *config);
 

@@ -29,6 +29,9 @@ struct hapt_engine_links {
     /* For operators that communicate while they run, over mesh axis a: shard_reduce(shard_reduce_context[a], ...). */
     hapt_shard_reduce *shard_reduce;
     void *shard_reduce_context[HAPT_MESH_AXES];
+    /* Before and after a forward pass updates parameters (hapt_engine_defer_update): this time is not the pass's. */
+    void (*leave)(void *context);
+    void (*resume)(void *context);
     /* All links except `shard_reduce` take device addresses, even if the host cannot read them. */
     bool on_device;
 };
@@ -166,5 +169,23 @@ struct hapt_update {
 /* Updates the trainable parameters of part `part` of `parts`: of each parameter group g with g mod parts = part. Parts
  * may be updated in any order. Weight decay is decoupled, and only for published dimensions >= 2. */
 enum hapt_status hapt_engine_update(struct hapt_engine *engine, int part, int parts, const struct hapt_update *update);
+
+/*
+ * Updates that may be deferred, for engines with state on the host (AutoHete's priority across iterations). Parts of
+ * the parameters are updated in the order in which the forward pass reads them. hapt_engine_forward updates what its
+ * operators read right before them, so copies of the rest hide behind its computation. The weights have the same bits
+ * as with hapt_engine_update.
+ */
+/* True if the engine has state on the host. */
+bool hapt_engine_defers(const struct hapt_engine *engine);
+/* Begins to update all parameters. Those whose state is sharded are updated at once. */
+enum hapt_status hapt_engine_defer_update(struct hapt_engine *engine, const struct hapt_update *update);
+bool hapt_engine_is_updating(const struct hapt_engine *engine);
+/* Seconds that the kernels of all updates took so far; the rest were copies. State on the host only. */
+double hapt_engine_update_kernels_s(const struct hapt_engine *engine);
+/* Updates the next part, if there is one. */
+enum hapt_status hapt_engine_continue_update(struct hapt_engine *engine);
+/* Updates the rest. hapt_engine_get and hapt_engine_set do so as well. */
+enum hapt_status hapt_engine_settle(struct hapt_engine *engine);
 
 #endif

@@ -191,6 +191,8 @@ double hapt_comm_thread_due_s(struct hapt_comm_thread *comm_thread, int flow, in
 enum hapt_status hapt_comm_thread_wait_sent(struct hapt_comm_thread *comm_thread, int flow, int slot);
 /* Waits until message `sequence` is in its transfer slot; on a device, in device memory. */
 enum hapt_status hapt_comm_thread_wait_received(struct hapt_comm_thread *comm_thread, int flow, int64_t sequence);
+/* True if that would return at once. */
+bool hapt_comm_thread_has_received(const struct hapt_comm_thread *comm_thread, int flow, int64_t sequence);
 /* Frees the transfer slot of the oldest received message. */
 void hapt_comm_thread_free(struct hapt_comm_thread *comm_thread, int flow);
 void hapt_comm_thread_free_at(struct hapt_comm_thread *comm_thread, int flow, double time_s);

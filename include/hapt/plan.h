@@ -46,8 +46,11 @@ struct hapt_plan_stage {
     struct hapt_layout layout;         /* of its operators over the submesh */
     double compute_s;                  /* t_i, step_time / B included */
     double forward_s, step_s;
-    double weight_s;  /* part of the backward time that a split backward pass defers; NaN: unknown */
-    double tied_s;    /* the part of step_s for the exchange of tied parameters; first and last stage */
+    double weight_s; /* part of the backward time that a split backward pass defers; NaN: unknown */
+    double tied_s;   /* the part of step_s for the exchange of tied parameters; first and last stage */
+    /* With the optimizer state on the host: the part of step_s that the next step's first forward pass may hide
+     * (hapt_engine_defer_update), and how much of this part is computation. 0: the update is not deferred. */
+    double deferred_s, deferred_work_s;
     double comm_s;    /* c_i */
     int warmup;       /* N_i */
     int slots;        /* split: activation slots that it may hold; at most N_i: N_i */
@@ -120,6 +123,8 @@ enum hapt_status hapt_plan_allot(struct hapt_plan *plan, int stages, struct hapt
 enum hapt_status hapt_plan_stage_parts(struct hapt_plan_stage *stage, int parts, struct hapt_arena *arena);
 /* Sets submesh->name from the parts' names. */
 void hapt_plan_submesh_set_name(struct hapt_plan_submesh *submesh);
+/* True if stages update during the next step's first forward pass. */
+bool hapt_plan_defers(const struct hapt_plan *plan);
 static inline bool hapt_plan_is_mixed(const struct hapt_plan_stage *stage)
 {
     return stage->submesh->part_count > 1;

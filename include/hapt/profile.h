@@ -44,7 +44,10 @@ struct hapt_profile_cluster {
     double *weight_time;           /* s per microbatch, the part of the backward pass that waits; NULL: unknown */
     double *split_parameter_bytes; /* as parameter_bytes, of the split program */
     double *weight_slot_bytes;     /* per device and microbatch between BACKWARD and WEIGHT */
-    double split_overhead;         /* a split backward pass takes 1 + split_overhead times as long as an unsplit one */
+    /* With the state on the host: the part of step_time that is copies, which hide behind a forward pass if the update
+     * is deferred; the rest computes. 0: updates are not deferred. */
+    double deferrable;
+    double split_overhead; /* a split backward pass takes 1 + split_overhead times as long as an unsplit one */
 };
 
 /* Stages over devices of several subclusters: one program on devices[i] devices of each subcluster cluster[i].

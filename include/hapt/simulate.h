@@ -16,6 +16,9 @@
 #include "hapt/schedule.h"
 
 enum { HAPT_SIMULATE_STEPS = 3 }; /* at most */
+/* The part of a forward pass that still follows when a deferred update ends: operators that read the last piece of the
+ * weights, a half of the window (hapt_memory_window). */
+#define HAPT_DEFERRED_TAIL (1.0 / 16)
 
 struct hapt_costs {
     const double *forward_s;  /* [chunk] per microbatch */
@@ -24,11 +27,14 @@ struct hapt_costs {
     const double *comm_s;     /* [chunk] one transfer over the boundary behind the chunk, either direction; last 0 */
     const double *edge_s;     /* [edge] one transfer, by schedule->edges; NULL: comm_s between neighbours, else 0 */
     const double *step_s;     /* [chunk] once per step: reduction, update; may be NULL */
-    double exchange_s;        /* gradients of tied parameters */
-    bool blocking;            /* no overlap: transfers occupy sender and receiver */
-    int transfer_slots;       /* 0: unlimited, as in the paper's DAG */
-    int steps;                /* one after another; 0: one */
-    bool agrees;              /* NORM waits for all submeshes; false: no stage waits for others before its update */
+    /* [chunk] The part of step_s that the first forward pass behind the update may hide, and how much of this part is
+     * computation, which the pass then takes longer. NULL: none. With `agrees`. */
+    const double *deferred_s, *deferred_work_s;
+    double exchange_s;  /* gradients of tied parameters */
+    bool blocking;      /* no overlap: transfers occupy sender and receiver */
+    int transfer_slots; /* 0: unlimited, as in the paper's DAG */
+    int steps;          /* one after another; 0: one */
+    bool agrees;        /* NORM waits for all submeshes; false: no stage waits for others before its update */
     /* With `agrees`: submeshes agreed on the step before at time 0, and begin with its updates, which the passes behind
      * them may hide. So one step takes as long as each but the first of several. */
     bool steady;

@@ -48,6 +48,7 @@ struct hapt_team {
     /* Current step and microbatch, for messages; -1: end of the step. Only microbatches count in `times`. */
     int64_t step;
     int microbatch;
+    int passing;                      /* microbatch of the pass that updates interrupt */
     double busy_s, reduce_s;          /* computing; waiting for the team. Since the owner last reset them */
     struct hapt_team_times times;     /* likewise */
     const struct hapt_backend *clock; /* clock of computation; NULL: CPU time of its thread */

@@ -182,6 +182,11 @@ int hapt_candidates_states(const struct hapt_config *config)
     return hapt_config_real(config, "momentum") > 0 ? 1 : 0;
 }
 
+bool hapt_candidates_defers(const struct hapt_config *config)
+{
+    return strcmp(hapt_config_text(config, "update-order"), "priority") == 0;
+}
+
 static enum state_sharing state_sharing_of(const struct hapt_config *config)
 {
     const char *choice = hapt_config_text(config, "sharded-optimizer");

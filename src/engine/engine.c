@@ -1,4 +1,5 @@
 /* The engine: creation, tensor addresses, and the sections of a step. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,6 +53,7 @@ static enum hapt_status set_memory(struct hapt_engine *engine, struct hapt_memor
     engine->memory = engine->shared->address;
     engine->queue = engine->options.backend->queue(engine->options.device, 0);
     HAPT_TRY(hapt_engine_bind(engine));
+    HAPT_TRY(hapt_engine_bind_away(engine));
     return hapt_engine_find_replay_ranges(engine);
 }
 
@@ -239,7 +241,10 @@ static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_sectio
     const int variant = slot * binding->weight_slots + (binding->weight_slots > 1 ? weight_slot : 0);
     const struct bound_step *step = &binding->step[variant * binding->step_count];
     for (int s = 0, c = 0; s < binding->step_count;) {
-        if (c < binding->range_count && s == binding->range[c].first) {
+        const bool is_range = c < binding->range_count && s == binding->range[c].first;
+        if (section == HAPT_SECTION_FORWARD)
+            HAPT_TRY(hapt_engine_update_needed(engine, is_range ? binding->range[c].end - 1 : s));
+        if (is_range) {
             HAPT_TRY(hapt_engine_run_range(engine, &binding->range[c], step, variant));
             s = binding->range[c++].end;
         } else {
@@ -254,6 +259,7 @@ enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int s
     const struct hapt_program *program = engine->program;
     if (staged >= 0) HAPT_TRY(copy_boundary(engine, &program->forward_in, HAPT_STAGING_FORWARD_IN, slot, 0, staged));
     HAPT_TRY(run_section(engine, HAPT_SECTION_FORWARD, slot, 0));
+    HAPT_TRY(hapt_engine_update_needed(engine, INT_MAX));
     return hapt_engine_finish(engine);
 }
 
@@ -290,6 +296,8 @@ enum hapt_status hapt_engine_run_part(struct hapt_engine *engine, enum hapt_sect
 
 enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine)
 {
+    engine->away.zeroes = hapt_engine_is_updating(engine);
+    if (engine->away.zeroes) return HAPT_OK; /* when the gradients have been used */
     if (engine->plan->zeroed_elements > 0) HAPT_TRY(hapt_engine_run(engine, &engine->zero));
     return hapt_engine_finish(engine);
 }

@@ -44,6 +44,36 @@ struct engine_memory {
     struct state_copies *copies; /* paced copies of them; NULL: the back end's queues copy */
 };
 
+/* A part of the parameters, of one group, whose state passes through the window at once (engine_away.c). */
+struct update_piece {
+    int group;
+    size_t first, end;  /* elements of the resident blocks */
+    size_t state_first; /* of the state blocks */
+    bool decays;        /* all of them have weight decay, or none */
+    int needed;         /* the first FORWARD step that reads one of its weights; INT_MAX: none */
+};
+
+/* Copies of a piece in one direction. */
+struct state_move {
+    bool pending;
+    struct hapt_event *end; /* NULL: paced, and: */
+    int64_t mark;
+};
+
+/* The update of parameters whose state is on the host. */
+struct away_update {
+    int piece_count;
+    struct update_piece *piece;   /* [piece_count] in the order of need */
+    struct state_move move[2][2]; /* [half of the window][enum state_direction] */
+    /* The update that is going on: */
+    bool pending;
+    unsigned groups; /* bits */
+    struct hapt_update update;
+    int next, half;   /* the next piece, and its half */
+    double kernels_s; /* of all updates so far */
+    bool zeroes;      /* the step has begun: gradients are zeroed when they have been used */
+};
+
 struct hapt_engine {
     struct hapt_arena arena;
     struct engine_memory *shared;
@@ -68,6 +98,7 @@ struct hapt_engine {
         bool replayed;
     } trial;
     const struct hapt_kernel *convert, *update;
+    struct away_update away;
     enum hapt_dtype copy_dtype; /* of the weights' compute copy, if any */
 };
 
@@ -96,8 +127,26 @@ enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_se
 /* Waits for queued work, then judges the trial that was running. */
 enum hapt_status hapt_engine_finish(struct hapt_engine *engine);
 
-/* engine_update.c: runs each kernel of the update once, without communication. */
+/* engine_update.c */
+/* Runs each kernel of the update once, without communication. */
 enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine);
+/* Updates the parameter groups of `groups` (bits). */
+enum hapt_status hapt_engine_update_groups(struct hapt_engine *engine, unsigned groups,
+                                           const struct hapt_update *update);
+/* One call for elements [first, end) of the blocks. Their state is in its device blocks from state_first on, and so are
+ * masters that are laid out like it. */
+enum hapt_status hapt_engine_update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
+                                        size_t end, size_t state_first, double decay);
+/* Element `first` of a state where it is kept; state -1: of masters that are laid out like one. */
+float *hapt_engine_state_address(struct hapt_engine *engine, int state, size_t first);
+
+/* engine_away.c. Call bind after hapt_engine_bind. */
+enum hapt_status hapt_engine_bind_away(struct hapt_engine *engine);
+/* Begins an update: fetches its first piece. Then `advance` once for each piece, while away.pending. */
+enum hapt_status hapt_engine_away_begin(struct hapt_engine *engine, unsigned groups, const struct hapt_update *update);
+enum hapt_status hapt_engine_away_advance(struct hapt_engine *engine);
+/* Updates what FORWARD step `step` and those before it read. */
+enum hapt_status hapt_engine_update_needed(struct hapt_engine *engine, int step);
 
 /* engine_replay.c. Call after hapt_engine_bind: finds what can be replayed. */
 enum hapt_status hapt_engine_find_replay_ranges(struct hapt_engine *engine);

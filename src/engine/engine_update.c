@@ -72,8 +72,7 @@ static struct hapt_view resident(struct hapt_engine *engine, size_t offset, size
     return hapt_engine_flat_view((float *)(engine->memory + offset) + first, HAPT_F32, count);
 }
 
-/* Element `first` of a state where it is kept; state -1: of masters that are laid out like one. */
-static float *state_address(struct hapt_engine *engine, int state, size_t first)
+float *hapt_engine_state_address(struct hapt_engine *engine, int state, size_t first)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     const bool away = plan->state_space == HAPT_SPACE_HOST;
@@ -82,51 +81,8 @@ static float *state_address(struct hapt_engine *engine, int state, size_t first)
     return (float *)(memory + (away ? plan->host_state_offset : plan->state_offset)[state]) + first;
 }
 
-/* Copies of a piece of all that is on the host, in one direction. */
-struct state_move {
-    struct hapt_event *end; /* NULL: paced, and: */
-    enum state_direction direction;
-    int64_t mark;
-    bool pending;
-};
-
-/* Starts to copy elements [first, first + count) of all that is on the host to element `at` of its windows, or back. */
-static enum hapt_status start_move(struct hapt_engine *engine, size_t first, size_t count, size_t at,
-                                   enum state_direction direction, struct state_move *move)
-{
-    const struct hapt_memory_plan *plan = engine->plan;
-    const struct hapt_backend *backend = engine->options.backend;
-    const bool in = direction == STATE_IN;
-    struct state_copies *copies = engine->shared->copies;
-    struct hapt_queue *queue = backend->queue(engine->options.device, in ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT);
-    for (int s = plan->masters_like_state ? -1 : 0; s < plan->state_count; s++) {
-        void *window = (float *)(engine->memory + (s < 0 ? plan->master_offset : plan->state_offset[s])) + at,
-             *host = state_address(engine, s, first);
-        if (copies)
-            state_copies_submit(copies, direction, in ? window : host, in ? host : window, count * sizeof(float));
-        else
-            HAPT_TRY(backend->copy(queue, in ? window : host, in ? host : window, count * sizeof(float)));
-    }
-    *move = (struct state_move){.direction = direction, .pending = true};
-    if (copies)
-        move->mark = state_copies_mark(copies, direction);
-    else
-        move->end = backend->record(queue);
-    return HAPT_OK;
-}
-
-static enum hapt_status wait_move(const struct hapt_engine *engine, const struct state_move *move)
-{
-    if (!move->pending) return HAPT_OK;
-    if (move->end) return engine->options.backend->wait(move->end);
-    state_copies_wait(engine->shared->copies, move->direction, move->mark);
-    return HAPT_OK;
-}
-
-/* One call for elements [first, end) of the blocks. Their state is in its device blocks from state_first on, and so are
- * masters that are laid out like it. */
-static enum hapt_status update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
-                                   size_t end, size_t state_first, double decay)
+enum hapt_status hapt_engine_update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
+                                        size_t end, size_t state_first, double decay)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     struct hapt_call call = {.input_count = 1,
@@ -152,42 +108,15 @@ static enum hapt_status update_run(struct hapt_engine *engine, const struct hapt
     return engine->update->run(&call, engine->queue);
 }
 
-/* Updates elements [first, end), whose state is on the host from state_first on. While a piece is updated in one half
- * of the window, the next is copied into the other half, and the one before is copied out of it first. */
-static enum hapt_status update_away(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
-                                    size_t end, size_t state_first, double decay)
-{
-    const struct hapt_memory_plan *plan = engine->plan;
-    const size_t piece =
-        plan->window_elements < plan->state_elements ? plan->window_elements / 2 : plan->window_elements;
-    struct state_move in[2] = {{0}}, out[2] = {{0}};
-    for (size_t at = first, half = 0; at < end; at += piece, half = !half) {
-        const size_t count = end - at < piece ? end - at : piece, next = at + piece;
-        if (at == first) HAPT_TRY(start_move(engine, state_first, count, 0, STATE_IN, &in[0]));
-        if (next < end) {
-            HAPT_TRY(wait_move(engine, &out[!half]));
-            HAPT_TRY(start_move(engine, state_first + next - first, end - next < piece ? end - next : piece,
-                                !half * piece, STATE_IN, &in[!half]));
-        }
-        HAPT_TRY(wait_move(engine, &in[half]));
-        HAPT_TRY(update_run(engine, update, at, at + count, half * piece, decay));
-        HAPT_TRY(hapt_engine_finish(engine));
-        HAPT_TRY(start_move(engine, state_first + at - first, count, half * piece, STATE_OUT, &out[half]));
-    }
-    for (int half = 0; half < 2; half++) HAPT_TRY(wait_move(engine, &out[half]));
-    return HAPT_OK;
-}
-
-/* Updates elements [first, end) of a group's slice. Either all of them have weight decay or none. */
+/* Updates elements [first, end) of a group's slice, whose state is on the device. Either all of them have weight decay
+ * or none. */
 static enum hapt_status update_block(struct hapt_engine *engine, const struct hapt_update *update,
                                      const struct hapt_parameter_group *group, size_t first, size_t end, double decay)
 {
     if (first < group->slice_first) first = group->slice_first;
     if (end > group->slice_end) end = group->slice_end;
     if (first >= end) return HAPT_OK;
-    const size_t state_first = group->state_first + first - group->slice_first;
-    return engine->plan->state_space == HAPT_SPACE_HOST ? update_away(engine, update, first, end, state_first, decay)
-                                                        : update_run(engine, update, first, end, state_first, decay);
+    return hapt_engine_update_run(engine, update, first, end, group->state_first + first - group->slice_first, decay);
 }
 
 static enum hapt_status convert(struct hapt_engine *engine, const float *from, void *to, enum hapt_dtype dtype,
@@ -237,17 +166,38 @@ static enum hapt_status gather_weights(struct hapt_engine *engine, const struct 
     return copies ? HAPT_OK : convert_group(engine, group);
 }
 
-enum hapt_status hapt_engine_update(struct hapt_engine *engine, int part, int parts, const struct hapt_update *update)
+static enum hapt_status update_on_device(struct hapt_engine *engine, unsigned groups, const struct hapt_update *update)
+{
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group *group = &engine->plan->group[g];
+        if (!(groups >> g & 1u)) continue;
+        HAPT_TRY(update_block(engine, update, group, group->first, group->decayed_end, update->weight_decay));
+        HAPT_TRY(update_block(engine, update, group, group->decayed_end, group->end, 0));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_engine_update_groups(struct hapt_engine *engine, unsigned groups,
+                                           const struct hapt_update *update)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     HAPT_ASSERT((update->optimizer == HAPT_OPTIMIZER_ADAMW) == (plan->state_count == 2));
-    for (int g = part; g < HAPT_PARAMETER_GROUPS; g += parts) {
-        const struct hapt_parameter_group *group = &plan->group[g];
-        HAPT_TRY(update_block(engine, update, group, group->first, group->decayed_end, update->weight_decay));
-        HAPT_TRY(update_block(engine, update, group, group->decayed_end, group->end, 0));
-        HAPT_TRY(gather_weights(engine, group));
+    if (plan->state_space == HAPT_SPACE_HOST) {
+        HAPT_TRY(hapt_engine_away_begin(engine, groups, update));
+        HAPT_TRY(hapt_engine_settle(engine));
+    } else {
+        HAPT_TRY(update_on_device(engine, groups, update));
     }
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++)
+        if (groups >> g & 1u) HAPT_TRY(gather_weights(engine, &plan->group[g]));
     return hapt_engine_finish(engine);
+}
+
+enum hapt_status hapt_engine_update(struct hapt_engine *engine, int part, int parts, const struct hapt_update *update)
+{
+    unsigned groups = 0;
+    for (int g = part; g < HAPT_PARAMETER_GROUPS; g += parts) groups |= 1u << g;
+    return hapt_engine_update_groups(engine, groups, update);
 }
 
 /* Address of a parameter's weight or state. Elements [*first, *first + *count) of it are on this rank; a frozen
@@ -274,7 +224,7 @@ static float *parameter_address(struct hapt_engine *engine, int tensor, int stat
         if (element < group->first || element >= group->end || from >= to) continue;
         *first = from - element;
         *count = to - from;
-        return state_address(engine, state, group->state_first + from - group->slice_first);
+        return hapt_engine_state_address(engine, state, group->state_first + from - group->slice_first);
     }
     return NULL;
 }
@@ -309,6 +259,7 @@ static enum hapt_status convert_parameter(struct hapt_engine *engine, int tensor
 enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value)
 {
     size_t first, count;
+    HAPT_TRY(hapt_engine_settle(engine));
     float *address = parameter_address(engine, tensor, state, &first, &count);
     if (count > 0)
         HAPT_TRY(engine->options.backend->copy(engine->queue, address, value + first, count * sizeof *value));
@@ -326,6 +277,7 @@ bool hapt_engine_is_sliced(const struct hapt_engine *engine, int tensor, int sta
 enum hapt_status hapt_engine_get_weight(struct hapt_engine *engine, int tensor, void *value, size_t *bytes)
 {
     *bytes = hapt_engine_elements(engine, tensor) * hapt_dtype_bytes(engine->program->graph->tensor[tensor].dtype);
+    HAPT_TRY(hapt_engine_settle(engine));
     HAPT_TRY(engine->options.backend->copy(engine->queue, value, hapt_engine_operand(engine, tensor, 0, 0), *bytes));
     return hapt_engine_finish(engine);
 }
@@ -333,12 +285,14 @@ enum hapt_status hapt_engine_get_weight(struct hapt_engine *engine, int tensor, 
 const float *hapt_engine_master(struct hapt_engine *engine, int tensor, size_t *count)
 {
     size_t first;
+    HAPT_ASSERT(!hapt_engine_is_updating(engine));
     return parameter_address(engine, tensor, -1, &first, count);
 }
 
 enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value)
 {
     size_t first, count;
+    HAPT_TRY(hapt_engine_settle(engine));
     const float *address = parameter_address(engine, tensor, state, &first, &count);
     /* -0 in other ranks' slices: a sum over the ranks then keeps each bit, also those of -0. */
     const bool sliced =
@@ -355,9 +309,14 @@ enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine)
                                             engine->plan->state_count == 2 ? HAPT_OPTIMIZER_ADAMW : HAPT_OPTIMIZER_SGD,
                                         .epsilon = 1,
                                         .step = 1};
+    if (engine->plan->state_space == HAPT_SPACE_HOST) {
+        HAPT_TRY(hapt_engine_away_begin(engine, (1u << HAPT_PARAMETER_GROUPS) - 1, &nothing));
+        HAPT_TRY(hapt_engine_settle(engine));
+    }
     for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
         const struct hapt_parameter_group *group = &engine->plan->group[g];
-        HAPT_TRY(update_block(engine, &nothing, group, group->first, group->end, 0));
+        if (engine->plan->state_space != HAPT_SPACE_HOST)
+            HAPT_TRY(update_block(engine, &nothing, group, group->first, group->end, 0));
         if (!engine->plan->masters_like_state) HAPT_TRY(convert_group(engine, group));
     }
     for (int t = 0; t < engine->program->tensor_count; t++) {

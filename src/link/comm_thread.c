@@ -408,6 +408,14 @@ enum hapt_status hapt_comm_thread_wait_received(struct hapt_comm_thread *comm_th
     return receiver->staging ? wait_counter(comm_thread, receiver, &receiver->on_device_count, sequence) : HAPT_OK;
 }
 
+bool hapt_comm_thread_has_received(const struct hapt_comm_thread *comm_thread, int flow, int64_t sequence)
+{
+    struct flow *receiver = comm_thread->flow[flow];
+    for (int c = 0; c < receiver->channel_count; c++)
+        if (atomic_load(&receiver->channel[c].received) <= sequence) return false;
+    return !receiver->staging || atomic_load(&receiver->on_device_count) > sequence;
+}
+
 double hapt_comm_thread_due_s(struct hapt_comm_thread *comm_thread, int flow, int slot)
 {
     return comm_thread->flow[flow]->slot_due_s[slot];

@@ -409,18 +409,22 @@ enum hapt_status bench_engines_time_update(struct bench_engines *bench_engines, 
                                  .epsilon = 1e-8,
                                  .gradient_scale = 1,
                                  .momentum = bench_engines->options.state_count == 1 ? 0.9 : 0};
-    double sample[2][ROUNDS], sum, unused[2];
+    double sample[2][ROUNDS], share[ROUNDS], sum, unused[2];
     for (update.step = 1; update.step <= ROUNDS; update.step++) {
         HAPT_TRY(bench_engines_time(bench_engines, item, &unused[0], &unused[1]));
         const double start = clock_s(bench_engines);
         HAPT_TRY(hapt_engine_square_sum(bench_engine->engine, NULL, &sum));
-        const double middle = clock_s(bench_engines);
+        const double middle = clock_s(bench_engines), middle_s = hapt_time_s(),
+                     kernels_s = hapt_engine_update_kernels_s(bench_engine->engine);
         HAPT_TRY(hapt_engine_update(bench_engine->engine, 0, 1, &update));
-        const double behind = clock_s(bench_engines);
+        const double wall_s = hapt_time_s() - middle_s, behind = clock_s(bench_engines);
+        share[update.step - 1] = 1 - (hapt_engine_update_kernels_s(bench_engine->engine) - kernels_s) / wall_s;
         HAPT_TRY(hapt_engine_begin_step(bench_engine->engine));
-        sample[0][update.step - 1] = behind - middle;
+        /* CPU time does not see that the computing thread waits for paced copies */
+        sample[0][update.step - 1] = bench_engines->options.host_pace > 0 ? wall_s : behind - middle;
         sample[1][update.step - 1] = middle - start + clock_s(bench_engines) - behind;
     }
+    bench_engines->copied_share = elements > 0 ? fmax(0, hapt_median(share, ROUNDS)) : 0;
     for (int part = 0; part < 2; part++)
         s_per_element[part] = elements > 0 ? hapt_median(sample[part], ROUNDS) / elements : 0;
     return HAPT_OK;

@@ -33,8 +33,9 @@ struct bench_engines {
     struct hapt_engine_options options;
     double limit_bytes; /* for all open benchmark engines together */
     int count;
-    int opened; /* number of engines created */
-    bool warm;  /* the device has worked */
+    int opened;          /* number of engines created */
+    bool warm;           /* the device has worked */
+    double copied_share; /* of the updates that were timed: copies of state on the host */
     struct bench_engine *bench_engine;
     int *bench_engine_of;        /* [item_count] or -1 */
     struct crossings *crossings; /* [item_count] of items that have a benchmark engine */

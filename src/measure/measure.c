@@ -55,10 +55,17 @@ static void mark_needed(struct measure *measure, struct hapt_submesh *submesh)
 
 /* ---- the complete measurement ---- */
 
-static void set_split_overhead(const struct measure *measure, struct hapt_profile *profile)
+/* Figures that all stages on equal devices share. Unpaced copies of CPUs are work of the computing thread. */
+static void set_class_figures(const struct measure *measure, struct hapt_profile *profile)
 {
-    for (int c = 0; measure->split_overhead && c < measure->cluster->count; c++)
-        profile->cluster[c].split_overhead = measure->split_overhead[measure->classes.of_subcluster[c]];
+    for (int c = 0; c < measure->cluster->count; c++) {
+        const int class = measure->classes.of_subcluster[c];
+        const struct hapt_subcluster *own = &measure->cluster->subcluster[c];
+        const bool beside = strcmp(own->device.backend, "cpu") != 0 || own->host_paced;
+        if (measure->split_overhead) profile->cluster[c].split_overhead = measure->split_overhead[class];
+        if (measure->copied_share && beside && hapt_candidates_defers(measure->config))
+            profile->cluster[c].deferrable = measure->copied_share[class];
+    }
 }
 
 /* *kept: without stages that recompute; *profile if there are none; NULL: then some layer fits nowhere. */
@@ -92,7 +99,7 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
     }
     HAPT_TRY(
         hapt_candidates_fill(candidates, memory, time, weight_share, again, measure_sum_s, measure, result, profile));
-    set_split_overhead(measure, *profile);
+    set_class_figures(measure, *profile);
     *kept = *profile;
     if (!again) return HAPT_OK;
     struct hapt_candidates keeping = *candidates;
@@ -100,7 +107,7 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
     keeping.share[0] = 0;
     const enum hapt_status status =
         hapt_candidates_fill(&keeping, memory, time, weight_share, NULL, measure_sum_s, measure, result, kept);
-    if (status == HAPT_OK) set_split_overhead(measure, *kept);
+    if (status == HAPT_OK) set_class_figures(measure, *kept);
     if (status != HAPT_ERR_INFEASIBLE) return status;
     hapt_fail_reset();
     *kept = NULL;

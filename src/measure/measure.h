@@ -38,6 +38,7 @@ struct measure {
     struct hapt_item_again *again;
     double *weight_share;   /* [class][item] deferrable part of backward_s, NaN: unknown; NULL: not wanted */
     double *split_overhead; /* [class] hapt_profile_cluster.split_overhead; set with weight_share */
+    double *copied_share;   /* [class] hapt_profile_cluster.deferrable; NULL: no state is on the host */
     bool *needed, *fits;    /* [item] in my class: candidates; those that fit without recomputing, which run */
     double *layer_s;        /* [mesh][L] seconds of a single layer, in my class */
     struct bench_engines bench_engines;

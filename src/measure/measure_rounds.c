@@ -433,6 +433,11 @@ static enum hapt_status publish(struct measure *measure, const double s_per_elem
         time->end_s = s_per_element[1] * elements;
         if (!measure->classes.is_lead) *time = (struct hapt_item_time){0};
     }
+    if (measure->copied_share) {
+        if (measure->classes.own_class >= 0 && measure->classes.is_lead)
+            measure->copied_share[measure->classes.own_class] = measure->bench_engines.copied_share;
+        HAPT_TRY(measure_sum_over_ranks(measure, measure->copied_share, (size_t)measure->classes.count));
+    }
     return measure_sum_over_ranks(measure, (double *)measure->time,
                                   (size_t)measure->classes.count * (size_t)candidates->item_count *
                                       sizeof *measure->time / sizeof(double));

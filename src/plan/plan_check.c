@@ -112,6 +112,11 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
         !is_amount(stage->weight_slot_bytes))
         return BAD("stage %d has %d weight slots of %g bytes for %d microbatches", i, stage->weight_slots,
                    stage->weight_slot_bytes, plan->microbatches);
+    if (!(stage->deferred_s >= 0 && stage->deferred_s <= stage->step_s && stage->deferred_work_s >= 0 &&
+          stage->deferred_work_s <= stage->deferred_s) ||
+        (stage->deferred_s > 0 && !plan->host_state))
+        return BAD("stage %d defers %g s of %g s at the end of its step, of which %g s compute", i, stage->deferred_s,
+                   stage->step_s, stage->deferred_work_s);
     if (stage->tied_s > stage->step_s)
         return BAD("stage %d: the exchange of tied parameters is longer than the work at the end of its step", i);
     if (hapt_plan_is_mixed(stage)) HAPT_TRY(check_parts(plan, i));

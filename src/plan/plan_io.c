@@ -10,6 +10,8 @@
  *     stage_program [S]              only with layouts, which follow as in hapt/layout.h
  *     stage_forward_only [S]         1: no backward pass; absent: 0
  *     stage_ahead [S]                looped: forwards of its submesh before the first backward; absent: the schedule's
+ *     stage_deferred [S][2]          s of stage_step that the next step's first forward pass may hide, and how many of
+ *                                    them are computation; absent: 0
  *     stage_compute [S] and so on    seconds and bytes, `tables` below
  *
  *     stage_weight [S], stage_slots [S], stage_weight_slots [S], stage_weight_slot_bytes [S]   only with the attribute
@@ -54,6 +56,7 @@ enum presence {
     SPLIT,      /* backward passes are split */
     FROZEN,     /* some stage has no backward pass */
     RECOMPUTES, /* some stage recomputes */
+    DEFERS,     /* some stage defers its update */
     AHEAD,      /* looped, with forwards before the first backward of their own */
     MIXED       /* some stage is mixed */
 };
@@ -77,6 +80,7 @@ static const struct table {
     {"stage_tensor_parallel", "", NEWER, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.tensor_parallel)},
     {"stage_forward_only", "", FROZEN, HAPT_H5_I32, 1, OF_STAGE(STAGE, forward_only)},
     {"stage_recompute", "", RECOMPUTES, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.recompute)},
+    {"stage_deferred", "s", DEFERS, HAPT_H5_F64, 2, OF_STAGE(STAGE, deferred_s)},
     {"stage_ahead", "", AHEAD, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH, ahead)},
     {"stage_program", "", PROGRAMS, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.number)},
     {"stage_subcluster_name", NULL, ALWAYS, HAPT_H5_U8, 1, OF_SUBMESH(SUBMESH, name)},
@@ -146,14 +150,16 @@ static int count_rows(const struct table *table, const struct hapt_plan *plan)
 
 static bool is_needed(const struct table *table, const struct hapt_plan *plan)
 {
-    bool programs = false, recomputes = false;
+    bool programs = false, recomputes = false, defers = false;
     for (int i = 0; i < plan->stage_count; i++) {
         programs |= plan->stage[i].layout.number > 0;
         recomputes |= plan->stage[i].layout.recompute > 0;
+        defers |= plan->stage[i].deferred_s > 0;
     }
     return (table->presence != PROGRAMS || programs) && (table->presence != TIED || plan->exchange_s != 0) &&
            (table->presence != SPLIT || plan->split) && (table->presence != FROZEN || plan->stage[0].forward_only) &&
-           (table->presence != RECOMPUTES || recomputes) && (table->presence != AHEAD || plan->submesh[0].ahead > 0) &&
+           (table->presence != RECOMPUTES || recomputes) && (table->presence != DEFERS || defers) &&
+           (table->presence != AHEAD || plan->submesh[0].ahead > 0) &&
            (table->presence != MIXED || hapt_plan_first_mixed(plan) >= 0);
 }
 
@@ -439,7 +445,7 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, boo
 {
     for (const struct table *table = tables; table < tables + TABLES; table++) {
         const bool optional = table->presence == NEWER || table->presence == PROGRAMS || table->presence == FROZEN ||
-                              table->presence == AHEAD || table->presence == RECOMPUTES;
+                              table->presence == AHEAD || table->presence == RECOMPUTES || table->presence == DEFERS;
         int64_t count = count_rows(table, plan);
         char path[PATH_MAX_CHARS];
         void *data;

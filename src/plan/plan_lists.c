@@ -3,17 +3,29 @@
 
 #include <math.h>
 
+bool hapt_plan_defers(const struct hapt_plan *plan)
+{
+    bool some = false;
+    if (!plan->host_state || hapt_schedule_loops(plan->schedule) || plan->submesh_count < plan->stage_count)
+        return false;
+    for (int i = 0; i < plan->stage_count; i++) some = some || plan->stage[i].deferred_s > 0;
+    return some;
+}
+
 enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_costs *costs)
 {
     const int S = plan->stage_count;
-    double *cost[5];
-    for (int k = 0; k < 5; k++) HAPT_NEW(cost[k], arena, S);
+    double *cost[7];
+    const bool defers = hapt_plan_defers(plan);
+    for (int k = 0; k < 7; k++) HAPT_NEW(cost[k], arena, S);
     for (int i = 0; i < S; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         cost[0][i] = stage->forward_s;
         cost[1][i] = fmax(0, stage->compute_s - stage->step_s / plan->microbatches - stage->forward_s);
         cost[2][i] = stage->comm_s;
         cost[3][i] = stage->step_s - stage->tied_s;
+        cost[5][i] = fmin(stage->deferred_s, cost[3][i]);
+        cost[6][i] = fmin(stage->deferred_work_s, cost[5][i]);
         if (!plan->split) continue;
         cost[4][i] = fmin(stage->weight_s, cost[1][i]);
         cost[1][i] -= cost[4][i];
@@ -28,6 +40,8 @@ enum hapt_status hapt_plan_costs(const struct hapt_plan *plan, struct hapt_arena
                                  .comm_s = cost[2],
                                  .edge_s = edge_s,
                                  .step_s = cost[3],
+                                 .deferred_s = defers ? cost[5] : NULL,
+                                 .deferred_work_s = defers ? cost[6] : NULL,
                                  .exchange_s = plan->exchange_s,
                                  .blocking = plan->blocking,
                                  .agrees = plan->host_state, /* else updates are short */

@@ -95,6 +95,24 @@ static double host_copies_s(const struct hapt_candidates *candidates, int subclu
     return one_s * (1 + (window < elements ? window / 2 / elements : 1));
 }
 
+/* The least part of an update that is copies, over the items of a subcluster; 0 where copies hide behind nothing. */
+static double copied_share(const struct hapt_candidates *candidates, int subcluster,
+                           const struct hapt_item_memory *memory)
+{
+    const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
+    const struct hapt_roofline roofline = describe(candidates, subcluster);
+    double least = 1;
+    bool some = false;
+    if (strcmp(own->device.backend, "cpu") == 0 && !own->host_paced) return 0; /* the computing thread copies */
+    for (int item = 0; item < candidates->item_count; item++) {
+        const double copies_s = host_copies_s(candidates, subcluster, &memory[item]);
+        if (!(copies_s > 0)) continue;
+        some = true;
+        least = fmin(least, copies_s / (copies_s + hapt_roofline_stream_s(&roofline, memory[item].update_bytes)));
+    }
+    return some ? least : 0;
+}
+
 static enum hapt_status time_items(const struct hapt_candidates *candidates, int subcluster,
                                    const struct hapt_item_memory *memory, struct hapt_arena *scratch,
                                    struct hapt_item_time *time, double *weight_share)
@@ -188,8 +206,8 @@ static enum hapt_status time_shares(const struct hapt_candidates *candidates, in
     return hapt_candidates_again(candidates, mesh_index, sharding, repeat_s, scratch, again);
 }
 
-static enum hapt_status predict(const struct hapt_candidates *candidates, int node_rank, struct hapt_arena *scratch,
-                                struct hapt_arena *result, struct hapt_profile **profile)
+static enum hapt_status predict(const struct hapt_candidates *candidates, int node_rank, bool defers,
+                                struct hapt_arena *scratch, struct hapt_arena *result, struct hapt_profile **profile)
 {
     const struct hapt_cluster *cluster = candidates->cluster;
     struct hapt_item_memory **memory;
@@ -213,8 +231,11 @@ static enum hapt_status predict(const struct hapt_candidates *candidates, int no
         HAPT_NEW(weight_share[c], scratch, candidates->item_count);
         HAPT_TRY(time_items(candidates, c, memory[c], scratch, time[c], weight_share[c]));
     }
-    return hapt_candidates_fill(candidates, memory, time, candidates->split ? weight_share : NULL, again, all_reduce,
-                                candidates, result, profile);
+    HAPT_TRY(hapt_candidates_fill(candidates, memory, time, candidates->split ? weight_share : NULL, again, all_reduce,
+                                  candidates, result, profile));
+    for (int c = 0; c < cluster->count && candidates->host_state; c++)
+        (*profile)->cluster[c].deferrable = defers ? copied_share(candidates, c, memory[c]) : 0;
+    return HAPT_OK;
 }
 
 /* Mixed stages by rows, and with the programs found for their devices. */
@@ -263,7 +284,8 @@ enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const 
                                                     .host_state = how->host_state};
     enum hapt_status status = hapt_candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
     if (status == HAPT_OK && hapt_candidates_may_mix(&candidates, config)) status = mix(&candidates, config, &scratch);
-    if (status == HAPT_OK) status = predict(&candidates, how->node_rank, &scratch, result, profile);
+    if (status == HAPT_OK)
+        status = predict(&candidates, how->node_rank, hapt_candidates_defers(config), &scratch, result, profile);
     if (status == HAPT_OK) (*profile)->effort.seconds = hapt_time_s() - start_s;
     hapt_arena_release(&scratch);
     return status;

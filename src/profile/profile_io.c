@@ -132,6 +132,8 @@ static enum hapt_status write_cluster(struct hapt_h5 *file, const char *group, c
     HAPT_TRY(hapt_h5_write_attribute_real(file, folder, "device_memory_bytes", cluster->device_memory_bytes, "byte"));
     if (cluster->weight_time && cluster->split_overhead > 0)
         HAPT_TRY(hapt_h5_write_attribute_real(file, folder, "split_overhead", cluster->split_overhead, "1"));
+    if (cluster->deferrable > 0)
+        HAPT_TRY(hapt_h5_write_attribute_real(file, folder, "deferrable", cluster->deferrable, "1"));
     return hapt_h5_write_attribute_real(file, folder, "peak_flops", cluster->peak_flops, "FLOP/s");
 }
 
@@ -284,6 +286,8 @@ static enum hapt_status read_cluster(struct hapt_h5 *file, const char *group, st
     HAPT_TRY(read_count(file, folder, "devices_per_node", &cluster->devices_per_node));
     HAPT_TRY(hapt_h5_read_attribute_real(file, folder, "device_memory_bytes", &cluster->device_memory_bytes));
     HAPT_TRY(hapt_h5_read_attribute_real(file, folder, "peak_flops", &cluster->peak_flops));
+    if (hapt_h5_has_attribute(file, folder, "deferrable"))
+        HAPT_TRY(hapt_h5_read_attribute_real(file, folder, "deferrable", &cluster->deferrable));
     HAPT_TRY(read_submeshes(file, folder, arena, cluster));
     const int64_t S = cluster->submesh_count, L = profile->layer_count;
     HAPT_TRY(read_table(file, folder, "stage_time", S, L, arena, &cluster->stage_time));

@@ -147,6 +147,8 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
 
 static enum hapt_status check_overhead(const struct hapt_profile_cluster *cluster)
 {
+    if (!(cluster->deferrable >= 0 && cluster->deferrable <= 1))
+        return BAD("%s: deferrable is %g; it must be between 0 and 1", cluster->name, cluster->deferrable);
     if (cluster->split_overhead >= 0 && cluster->split_overhead <= 10) return HAPT_OK;
     return BAD("%s: split_overhead is %g; it must be between 0 and 10", cluster->name, cluster->split_overhead);
 }

@@ -77,6 +77,22 @@ static inline double later(double a_s, double b_s)
     return a_s > b_s ? a_s : b_s;
 }
 
+/* The time of an update before the next step begins. */
+static inline double play_update_s(const struct hapt_costs *costs, int chunk)
+{
+    return (costs->step_s ? costs->step_s[chunk] : 0) - (costs->deferred_s ? costs->deferred_s[chunk] : 0);
+}
+
+/* The end of the first forward pass of a chunk in a step, whose deferred update ends at update_s if nothing delays it.
+ * Of the update, what is left when the pass starts is copied while it computes, and computed between its operators. */
+static inline double play_first_forward_end(const struct hapt_costs *costs, int chunk, double start_s, double update_s)
+{
+    const double end_s = start_s + costs->forward_s[chunk];
+    if (!costs->deferred_s || start_s >= update_s) return end_s;
+    const double left = (update_s - start_s) / costs->deferred_s[chunk];
+    return later(update_s + HAPT_DEFERRED_TAIL * costs->forward_s[chunk], end_s + left * costs->deferred_work_s[chunk]);
+}
+
 static inline size_t play_cell(const struct play *play, int edge, int microbatch)
 {
     return (size_t)edge * (size_t)play->count + (size_t)microbatch;

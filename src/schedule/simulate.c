@@ -37,6 +37,7 @@ struct simulator {
     int steps, first, last;                   /* first, last: the submeshes that hold tied parameters */
     double begin_s;                           /* end of the step before: 0, or that of its updates */
     double *busy_s;                           /* [chunk] */
+    double *update_s;                         /* [chunk] end of its deferred update, if nothing delays it */
     struct hapt_simulated_instruction **time; /* [submesh][instruction] of the first step; NULL: not kept */
 };
 
@@ -50,6 +51,7 @@ static size_t place(struct simulator *simulator, char *block, size_t *zeroed)
     simulator->player = play_carve(block, &used, submeshes * sizeof *simulator->player);
     simulator->end = play_carve(block, &used, (size_t)simulator->steps * sizeof *simulator->end);
     simulator->busy_s = play_carve(block, &used, (size_t)schedule->chunk_count * sizeof *simulator->busy_s);
+    simulator->update_s = play_carve(block, &used, (size_t)schedule->chunk_count * sizeof *simulator->update_s);
     play_place(&simulator->play, block, &used);
     *zeroed = used;
     struct owner *owner = play_carve(block, &used, owners * sizeof *owner);
@@ -61,6 +63,13 @@ static size_t place(struct simulator *simulator, char *block, size_t *zeroed)
     return used;
 }
 
+/* An update that ends at clock_s, apart from what is deferred. */
+static inline void defer(struct simulator *simulator, int chunk, double clock_s)
+{
+    const double *deferred_s = simulator->play.costs->deferred_s;
+    simulator->update_s[chunk] = clock_s + (deferred_s ? deferred_s[chunk] : 0);
+}
+
 /* hapt_costs.steady */
 static void begin_with_updates(struct simulator *simulator)
 {
@@ -69,8 +78,9 @@ static void begin_with_updates(struct simulator *simulator)
     HAPT_ASSERT(!costs->steady || (costs->agrees && simulator->steps == 1));
     for (int k = 0; costs->steady && costs->step_s && k < schedule->chunk_count; k++) {
         double *clock_s = &simulator->player[schedule->submesh_of[k]].clock_s;
-        *clock_s += costs->step_s[k];
-        simulator->begin_s = later(simulator->begin_s, *clock_s);
+        *clock_s += play_update_s(costs, k);
+        defer(simulator, k, *clock_s);
+        simulator->begin_s = later(simulator->begin_s, simulator->update_s[k]);
     }
 }
 
@@ -160,7 +170,8 @@ static inline bool execute(struct simulator *simulator, int submesh, const struc
     case HAPT_INSTRUCTION_SEND_BACKWARD: play_send(play, chunk, 1, microbatch, clock_s); return true;
     case HAPT_INSTRUCTION_FORWARD:
         if (!take_slot(simulator, submesh, at, microbatch, start_s)) return false;
-        *clock_s = *start_s + costs->forward_s[chunk];
+        *clock_s = at->microbatch == 0 ? play_first_forward_end(costs, chunk, *start_s, simulator->update_s[chunk])
+                                       : *start_s + costs->forward_s[chunk];
         play_consume(play, chunk, 0, microbatch, *clock_s);
         break;
     case HAPT_INSTRUCTION_BACKWARD:
@@ -172,7 +183,10 @@ static inline bool execute(struct simulator *simulator, int submesh, const struc
     case HAPT_INSTRUCTION_EXCHANGE: return exchange(simulator, submesh, clock_s);
     case HAPT_INSTRUCTION_NORM: return agree(simulator, submesh, clock_s);
     case HAPT_INSTRUCTION_UPDATE: /* step_s is the time of all groups */
-        *clock_s += costs->step_s ? costs->step_s[chunk] / play->schedule->update_groups : 0;
+        *clock_s += play_update_s(costs, chunk) / play->schedule->update_groups;
+        defer(simulator, chunk, *clock_s);
+        struct step_end *end = &simulator->end[simulator->player[submesh].step];
+        end->total_s = later(end->total_s, simulator->update_s[chunk]);
         break;
     case HAPT_INSTRUCTION_REDUCE: break; /* its time is part of step_s */
     }
@@ -366,7 +380,7 @@ static enum hapt_status passes_s(const struct hapt_schedule *schedule, const str
 {
     struct hapt_costs passes = *costs;
     struct hapt_schedule *copy;
-    passes.step_s = NULL;
+    passes.step_s = passes.deferred_s = NULL;
     passes.steps = 1;
     passes.steady = false;
     HAPT_TRY(hapt_schedule_resize(schedule, microbatches, &passes, scratch, &copy));

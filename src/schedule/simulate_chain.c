@@ -21,6 +21,7 @@ struct chain {
     int slots, mask;
     struct ring *ring;                    /* [chunk] */
     double *clock_s;                      /* [chunk] */
+    double *update_s;                     /* [chunk] end of its deferred update, if nothing delays it */
     double *forward_free_s, *back_free_s; /* [chunk] channels over the boundary behind it */
     int *next;                            /* [chunk] the next forward pass */
 };
@@ -31,6 +32,7 @@ static size_t place(struct chain *chain, char *block)
     size_t used = 0;
     chain->ring = play_carve(block, &used, chunks * sizeof *chain->ring);
     chain->clock_s = play_carve(block, &used, chunks * sizeof(double));
+    chain->update_s = play_carve(block, &used, chunks * sizeof(double));
     chain->forward_free_s = play_carve(block, &used, chunks * sizeof(double));
     chain->back_free_s = play_carve(block, &used, chunks * sizeof(double));
     chain->next = play_carve(block, &used, chunks * sizeof *chain->next);
@@ -65,7 +67,7 @@ static enum hapt_status begin(struct chain *chain, struct hapt_simulate_work *wo
     }
     place(chain, work->block);
     for (int i = 0; i < about->chunks; i++) {
-        chain->clock_s[i] = chain->forward_free_s[i] = chain->back_free_s[i] = 0;
+        chain->clock_s[i] = chain->update_s[i] = chain->forward_free_s[i] = chain->back_free_s[i] = 0;
         chain->next[i] = 0;
     }
     return HAPT_OK;
@@ -79,8 +81,16 @@ static inline double transfer(double ready_s, double before_s, double comm_s, do
     return *free_s;
 }
 
-/* Forward passes of a stage up to microbatch `last`. */
-static void run_forward(struct chain *chain, int i, int last)
+/* An update that ends at clock_s, apart from what is deferred. Returns its whole end. */
+static double defer(struct chain *chain, int i, double clock_s)
+{
+    chain->clock_s[i] = clock_s;
+    chain->update_s[i] = clock_s + (chain->costs->deferred_s ? chain->costs->deferred_s[i] : 0);
+    return chain->update_s[i];
+}
+
+/* Forward passes of a stage up to microbatch `last`, in a step that begins with microbatch `first`. */
+static void run_forward(struct chain *chain, int i, int first, int last)
 {
     const int mask = chain->mask, slots = chain->slots, launches = chain->about->launches[i];
     const struct ring *mine = &chain->ring[i], *front = i > 0 ? mine - 1 : NULL;
@@ -96,7 +106,9 @@ static void run_forward(struct chain *chain, int i, int last)
         }
         /* the microbatch before in the same slot must have been sent */
         if (sends && k >= launches) start_s = later(start_s, mine->activation_s[(k - launches) & mask]);
-        chain->clock_s[i] = mine->forward_end_s[k & mask] = start_s + chain->costs->forward_s[i];
+        chain->clock_s[i] = mine->forward_end_s[k & mask] =
+            k == first ? play_first_forward_end(chain->costs, i, start_s, chain->update_s[i])
+                       : start_s + chain->costs->forward_s[i];
     }
     chain->next[i] = last + 1 > chain->next[i] ? last + 1 : chain->next[i];
 }
@@ -128,8 +140,7 @@ static double end_step(struct chain *chain)
     }
     for (int i = 0; i <= last && chain->costs->agrees; i++) agreed_s = later(agreed_s, chain->clock_s[i]);
     for (int i = 0; i <= last; i++) {
-        chain->clock_s[i] = later(agreed_s, chain->clock_s[i]) + (chain->costs->step_s ? chain->costs->step_s[i] : 0);
-        end_s = later(end_s, chain->clock_s[i]);
+        end_s = later(end_s, defer(chain, i, later(agreed_s, chain->clock_s[i]) + play_update_s(chain->costs, i)));
     }
     return end_s;
 }
@@ -141,7 +152,7 @@ static void run_step(struct chain *chain, int first, int end)
     for (int m = first; m < end; m++) {
         for (int i = 0; i < about->chunks; i++) {
             const int last = m + about->launches[i] - 1;
-            run_forward(chain, i, last < end ? last : end - 1);
+            run_forward(chain, i, first, last < end ? last : end - 1);
         }
         for (int i = about->chunks - 1; i >= 0; i--) run_backward(chain, i, m);
     }
@@ -157,8 +168,7 @@ enum hapt_status hapt_simulate_chain(const struct hapt_chain *about, const struc
     HAPT_ASSERT(!costs->steady || (costs->steps <= 1 && costs->agrees));
     HAPT_TRY(begin(&chain, work));
     for (int i = 0; costs->steady && costs->step_s && i < about->chunks; i++) {
-        chain.clock_s[i] = costs->step_s[i];
-        end_s = later(end_s, chain.clock_s[i]);
+        end_s = later(end_s, defer(&chain, i, play_update_s(costs, i)));
     }
     *step_s = 0;
     for (int step = 0; step < (costs->steps > 0 ? costs->steps : 1); step++) {

@@ -57,7 +57,8 @@ static bool is_known(const struct hapt_profile_cluster *cluster, size_t cell)
     return cluster->weight_time && isfinite(cluster->weight_time[cell]);
 }
 
-/* u_i with the optimizer state on hosts, less its part of the exchange of tied parameters; else 0. */
+/* u_i with the optimizer state on hosts, less its part of the exchange of tied parameters, and less the copies that may
+ * hide behind a forward pass; else 0. */
 static double once_s(const struct bounding *bounding, int c, size_t cell)
 {
     const struct hapt_profile *profile = bounding->search->profile;
@@ -65,7 +66,7 @@ static double once_s(const struct bounding *bounding, int c, size_t cell)
     const size_t L = (size_t)profile->layer_count;
     if (!profile->host_state || !cluster->step_time) return 0;
     const double share_s = hapt_profile_tied_share_s(profile, c, (int)(cell / L % L), (int)(cell % L));
-    return fmax(0, cluster->step_time[cell] - share_s);
+    return fmax(0, cluster->step_time[cell] - share_s) * (1 - cluster->deferrable);
 }
 
 /* Keeps the stages that a plan with a shorter step than the best one may have. A split program's microbatch is in

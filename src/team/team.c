@@ -344,6 +344,24 @@ static enum hapt_status shard_reduce(void *context, float *data, size_t elements
                                                       elements));
 }
 
+/* Before and after updates inside a pass: they count as the end of the step before. */
+static void leave_pass(void *context)
+{
+    struct hapt_team *team = context;
+    hapt_team_stretch_end(team);
+    team->passing = team->microbatch;
+    team->microbatch = -1;
+    hapt_team_stretch_begin(team);
+}
+
+static void resume_pass(void *context)
+{
+    struct hapt_team *team = context;
+    hapt_team_stretch_end(team);
+    team->microbatch = team->passing;
+    hapt_team_stretch_begin(team);
+}
+
 void hapt_team_links(struct hapt_team *team, struct hapt_engine_links *links)
 {
     *links = (struct hapt_engine_links){.context = team,
@@ -352,6 +370,8 @@ void hapt_team_links(struct hapt_team *team, struct hapt_engine_links *links)
                                         .reduce_scatter = reduce_scatter,
                                         .all_gather = all_gather,
                                         .shard_reduce = shard_reduce,
+                                        .leave = leave_pass,
+                                        .resume = resume_pass,
                                         .on_device = team->devices != NULL};
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         team->shard_reduce_context[axis] = (struct hapt_team_axis){team, axis};

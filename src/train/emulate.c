@@ -351,9 +351,21 @@ static enum hapt_status create_comm_thread(struct worker *worker)
     return hapt_comm_thread_use_wakeups(worker->comm_thread, worker->env->world, worker->env->node);
 }
 
+/* The first forward pass behind a deferred update takes longer, as in the simulator. */
+static double with_update_s(struct stage *stage, double length_s)
+{
+    const double left_s = stage->update_due_s - stage->team.free_s;
+    stage->update_due_s = 0;
+    if (left_s <= 0) return length_s;
+    return fmax(left_s + HAPT_DEFERRED_TAIL * length_s,
+                length_s + left_s * stage->plan->deferred_work_s / stage->plan->deferred_s);
+}
+
 static void begin_pass(struct stage *stage, double planned_s)
 {
-    hapt_team_set_length(&stage->team, stage->worker->time_scale * planned_s);
+    double length_s = stage->worker->time_scale * planned_s;
+    if (stage->update_due_s > 0) length_s = with_update_s(stage, length_s);
+    hapt_team_set_length(&stage->team, length_s);
 }
 
 static enum hapt_status no_loss(struct stage *stage, int slot)
@@ -385,10 +397,12 @@ static void end_exchange(struct worker *worker, double start_s)
 /* The end of a step in one piece, including the sum of gradients and the update. */
 static void take_end(struct stage *stage)
 {
+    const double deferred_s = stage_defers(stage) ? stage->plan->deferred_s : 0;
     if (stage->plan->forward_only) return;
-    begin_pass(stage, stage->plan->step_s - stage->plan->tied_s);
+    begin_pass(stage, stage->plan->step_s - stage->plan->tied_s - deferred_s);
     hapt_team_stretch_begin(&stage->team);
     hapt_team_stretch_end(&stage->team);
+    if (deferred_s > 0) stage->update_due_s = stage->team.free_s + stage->worker->time_scale * deferred_s;
 }
 
 /* The end stands where the simulator has it: before the agreement, or after it if the optimizer state is on hosts. */

@@ -95,10 +95,14 @@ static void end_step(struct stage *stage)
 
 static enum hapt_status update(struct stage *stage, int group, const struct hapt_update *update)
 {
+    enum hapt_status status = HAPT_OK;
     hapt_team_stretch_begin(&stage->team);
-    HAPT_TRY(hapt_engine_update(stage->engine, group, stage->worker->schedule->update_groups, update));
+    if (!stage_defers(stage))
+        status = hapt_engine_update(stage->engine, group, stage->worker->schedule->update_groups, update);
+    else if (group == 0)
+        status = hapt_engine_defer_update(stage->engine, update);
     hapt_team_stretch_end(&stage->team);
-    return HAPT_OK;
+    return status;
 }
 
 static enum hapt_status initial(const struct worker *worker, int parameter, float *value)

@@ -75,10 +75,17 @@ struct stage {
     int input_count;
     struct stage_input *input;
     struct emulated_sample *sample; /* of the parameters, on a modelled device; else NULL */
+    double update_due_s;            /* modelled: end of a deferred update, if nothing delays it; 0: none is left */
     /* of the current step */
     double loss;       /* sum over the microbatches, as counted by this rank */
     double square_sum; /* of the gradients that this rank counts */
 };
+
+/* True if the next step's first forward pass updates the stage. */
+static inline bool stage_defers(const struct stage *stage)
+{
+    return stage->plan->deferred_s > 0 && hapt_plan_defers(stage->worker->plan);
+}
 
 /* ---- Tensors on the ranks of any chunk: stage_moves.c ---- */
 

@@ -445,6 +445,8 @@ enum hapt_status worker_start(struct worker *worker)
 
 enum hapt_status worker_drain(struct worker *worker)
 {
+    for (int s = 0; s < worker->stage_count; s++)
+        if (worker->stage[s].engine) HAPT_TRY(hapt_engine_settle(worker->stage[s].engine));
     return worker->comm_thread ? hapt_comm_thread_drain(worker->comm_thread) : HAPT_OK;
 }
 

@@ -173,6 +173,28 @@ static enum hapt_status take_slot(struct stage *stage, int slot)
     return HAPT_OK;
 }
 
+static bool has_received(const struct stage *stage, const struct stage_flows *flows, int microbatch)
+{
+    const struct worker *worker = stage->worker;
+    for (int f = 0; f < flows->count; f++)
+        if (!hapt_comm_thread_has_received(worker->comm_thread, flows->flow[f], worker->sequence + microbatch))
+            return false;
+    return true;
+}
+
+/* Waits for the activations of a microbatch. Meanwhile a deferred update continues. */
+static enum hapt_status wait_activations(struct stage *stage, int microbatch)
+{
+    while (hapt_engine_is_updating(stage->engine) && !has_received(stage, &stage->forward_in, microbatch)) {
+        stage->team.microbatch = -1;
+        hapt_team_stretch_begin(&stage->team);
+        HAPT_TRY(hapt_engine_continue_update(stage->engine));
+        hapt_team_stretch_end(&stage->team);
+        stage->team.microbatch = microbatch;
+    }
+    return wait_received(stage, &stage->forward_in, microbatch);
+}
+
 static enum hapt_status forward(struct stage *stage, const struct hapt_instruction *instruction)
 {
     struct worker *worker = stage->worker;
@@ -180,7 +202,7 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     const int slot = instruction->slot, microbatch = instruction->microbatch;
     const int transfer = transfer_slot(worker, microbatch);
     stage->slot[microbatch] = slot;
-    if (!is_received(stage, false)) HAPT_TRY(wait_received(stage, &stage->forward_in, microbatch));
+    if (!is_received(stage, false)) HAPT_TRY(wait_activations(stage, microbatch));
     HAPT_TRY(take_slot(stage, slot));
     HAPT_TRY(wait_sent(stage, &stage->passed_on, transfer)); /* a replica may not have received the message itself */
     worker->begun_s = hapt_time_s();
@@ -231,7 +253,7 @@ static enum hapt_status weight(struct stage *stage, const struct hapt_instructio
 
 static enum hapt_status receive_forward(struct stage *stage, const struct hapt_instruction *instruction)
 {
-    return wait_received(stage, &stage->forward_in, instruction->microbatch);
+    return wait_activations(stage, instruction->microbatch);
 }
 
 static enum hapt_status send_forward(struct stage *stage, const struct hapt_instruction *instruction)

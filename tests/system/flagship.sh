@@ -23,7 +23,7 @@ plans tied "" 31.0 0.05
 if [ "${HAPT_LONG:-0}" != 0 ]; then
     plans tied "--tied-exchange 16bit" 29.9 0.05
     plans untied "" 28.4 0.05
-    plans tied "--split-backward no" 31.05 0.05
+    plans tied "--split-backward no" 31.1 0.05
     plans tied "--tied-exchange 16bit --split-backward no" 29.75 0.05
     plans untied "--split-backward no" 28.46 0.05
 fi

@@ -189,6 +189,118 @@ static void late_copies_change_no_bit(void)
     }
 }
 
+static void feed(const struct hapt_graph *graph, struct rig *rig, int step)
+{
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const struct hapt_tensor *tensor = &graph->tensor[t];
+        void *value = hapt_engine_tensor(rig->engine, t, 0);
+        uint64_t random = (uint64_t)(100 * t + step);
+        if (tensor->kind != HAPT_TENSOR_INPUT) continue;
+        for (int64_t i = 0; i < hapt_tensor_elements(tensor); i++) {
+            if (tensor->role == HAPT_ROLE_LOSS_SCALE)
+                ((float *)value)[i] = 0.1f;
+            else
+                ((int32_t *)value)[i] = (int32_t)(hapt_random_next(&random) % 64);
+        }
+    }
+}
+
+/* Steps of real passes. Every part of an update that is deferred may run in its UPDATE, while the stage waits, or in
+ * the next forward pass: `eager` says how many parts run at once; -1: the update is not deferred. Returns the losses.
+ */
+static void run_steps(const struct hapt_graph *graph, struct rig *rig, int eager, float loss[4])
+{
+    for (int step = 1; step <= 4; step++) {
+        const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW,
+                                           .learning_rate = 0.01,
+                                           .beta1 = 0.9,
+                                           .beta2 = 0.95,
+                                           .epsilon = 1e-8,
+                                           .weight_decay = 0.1,
+                                           .gradient_scale = 0.5,
+                                           .step = step};
+        CHECK_OK(hapt_engine_begin_step(rig->engine));
+        for (int microbatch = 0; microbatch < 2; microbatch++) {
+            feed(graph, rig, 10 * step + microbatch);
+            CHECK_OK(hapt_engine_forward(rig->engine, 0, -1));
+            CHECK(!hapt_engine_is_updating(rig->engine));
+            CHECK_OK(hapt_engine_backward(rig->engine, 0, -1, -1));
+        }
+        memcpy(&loss[step - 1], hapt_engine_tensor(rig->engine, graph->loss, 0), sizeof(float));
+        if (eager < 0) {
+            CHECK_OK(hapt_engine_update(rig->engine, 0, 1, &update));
+            continue;
+        }
+        CHECK_OK(hapt_engine_defer_update(rig->engine, &update));
+        CHECK(hapt_engine_is_updating(rig->engine));
+        for (int part = 0; part < eager; part++) CHECK_OK(hapt_engine_continue_update(rig->engine));
+    }
+}
+
+/* AutoHete's priority: updates in the order in which the next forward pass needs them, and in that pass. */
+static void deferred_updates_change_no_bit(void)
+{
+    struct hapt_backend backend = *cpu();
+    backend.queue = late_queue_of;
+    backend.copy = late_copy;
+    backend.record = late_record;
+    backend.wait = late_wait;
+    for (int bf16 = 0; bf16 < 2; bf16++)
+        for (int tied = 0; tied < 2; tied++) {
+            struct hapt_arena arena;
+            struct rig here, away;
+            float loss[2][4];
+            hapt_arena_init(&arena);
+            const struct hapt_graph *graph =
+                fixture_gpt(&arena, (struct fixture_gpt){3, 32, 2, 8, 64, 2, tied, bf16})->graph;
+            open_rig(graph, cpu(), false, 0, &arena, &here);
+            CHECK(!hapt_engine_defers(here.engine));
+            train(graph, &here); /* weights, and states that are not 0 */
+            run_steps(graph, &here, -1, loss[0]);
+            CHECK(loss[0][0] > 0 && loss[0][0] != loss[0][3]);
+            for (int eager = -1; eager < 1000; eager += eager < 4 ? 1 : 400) {
+                open_rig(graph, &backend, true, 0, &arena, &away);
+                CHECK(hapt_engine_defers(away.engine));
+                train(graph, &away);
+                run_steps(graph, &away, eager, loss[1]);
+                CHECK_MESSAGE(!memcmp(loss[0], loss[1], sizeof loss[0]), "%d parts at once: other losses", eager);
+                compare(graph, &here, &away);
+                CHECK(!hapt_engine_is_updating(away.engine)); /* reading has settled it */
+                hapt_engine_destroy(away.engine);
+                cpu()->close(away.device);
+            }
+            hapt_engine_destroy(here.engine);
+            cpu()->close(here.device);
+            hapt_arena_release(&arena);
+        }
+}
+
+/* A forward pass updates each weight right before its first operator, and no earlier than the window asks for. */
+static void passes_update_what_they_need(void)
+{
+    struct hapt_arena arena;
+    struct rig away;
+    hapt_arena_init(&arena);
+    const struct hapt_graph *graph = fixture_gpt(&arena, (struct fixture_gpt){6, 32, 2, 8, 64, 2, false, false})->graph;
+    open_rig(graph, cpu(), true, 0, &arena, &away);
+    train(graph, &away);
+    const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW, .epsilon = 1, .gradient_scale = 1, .step = 9};
+    const int half = graph->forward_count / 2;
+    feed(graph, &away, 1);
+    CHECK_OK(hapt_engine_defer_update(away.engine, &update));
+    CHECK_OK(hapt_engine_run_part(away.engine, HAPT_SECTION_FORWARD, 0, 0, half));
+    CHECK(hapt_engine_is_updating(away.engine)); /* parts of sections are for measuring: they update nothing */
+    CHECK_OK(hapt_engine_forward(away.engine, 0, -1));
+    CHECK(!hapt_engine_is_updating(away.engine));
+    CHECK_OK(hapt_engine_continue_update(away.engine)); /* does nothing */
+    CHECK_OK(hapt_engine_defer_update(away.engine, &update));
+    CHECK_OK(hapt_engine_settle(away.engine));
+    CHECK(!hapt_engine_is_updating(away.engine) && hapt_engine_update_kernels_s(away.engine) > 0);
+    hapt_engine_destroy(away.engine);
+    cpu()->close(away.device);
+    hapt_arena_release(&arena);
+}
+
 /* A thread copies both directions side by side, and is never faster than the cluster file says. */
 static void paced_copies_change_no_bit(void)
 {
@@ -226,5 +338,7 @@ int main(int argc, char **argv)
     test_init(&argc, &argv);
     RUN(late_copies_change_no_bit);
     RUN(paced_copies_change_no_bit);
+    RUN(deferred_updates_change_no_bit);
+    RUN(passes_update_what_they_need);
     return test_finish();
 }

@@ -240,6 +240,54 @@ static void several_steps(void)
     hapt_arena_release(&arena);
 }
 
+/* One stage, two microbatches of 1 + 2 s, an update of 4 s, all deferred, a quarter of it computation. The first
+ * forward pass computes from 0 and ends a sixteenth of a pass behind the update, since 4 > 1 + 1. In front of a stage
+ * with such an update another computes for 10 s, so that its update ends before its first pass begins. */
+static void deferred_updates(void)
+{
+    struct hapt_arena arena;
+    struct hapt_schedule *schedule;
+    double step_s, step[] = {4, 4}, deferred[] = {4, 4}, work[] = {1, 1}, forward[] = {1, 1}, backward[] = {2, 2},
+                   comm[] = {0, 0};
+    struct hapt_costs costs = {.forward_s = forward,
+                               .backward_s = backward,
+                               .comm_s = comm,
+                               .step_s = step,
+                               .deferred_s = deferred,
+                               .deferred_work_s = work,
+                               .agrees = true,
+                               .steady = true};
+    struct hapt_simulate_work room = {0};
+    const int launches[] = {1, 1}, two[] = {2, 1};
+    hapt_arena_init(&arena);
+    CHECK_OK(hapt_schedule_build(HAPT_SCHEDULE_1F1B, 1, 2, launches, NULL, &arena, &schedule));
+    CHECK_OK(hapt_simulate_step(schedule, &costs, &room, &step_s));
+    CHECK_NEAR(step_s, 4 + 1.0 / 16 + 2 + 1 + 2, 1e-12);
+    work[0] = 3.5; /* now computing decides: 1 + 3.5 > 4 + 1 / 16 */
+    CHECK_OK(hapt_simulate_step(schedule, &costs, &room, &step_s));
+    CHECK_NEAR(step_s, 1 + 3.5 + 2 + 1 + 2, 1e-12);
+    deferred[0] = 1; /* 3 s at once, then 1 s, of which 0.5 s compute */
+    work[0] = 0.5;
+    CHECK_OK(hapt_simulate_step(schedule, &costs, &room, &step_s));
+    CHECK_NEAR(step_s, 3 + 1.5 + 2 + 1 + 2, 1e-12);
+    costs.steady = false;
+    costs.steps = 3;
+    CHECK_OK(hapt_simulate_step(schedule, &costs, &room, &step_s));
+    CHECK_NEAR(step_s, 3 + 1.5 + 2 + 1 + 2, 1e-12);
+    costs.steps = 1;
+    costs.steady = true;
+    forward[0] = 10;
+    deferred[0] = step[0] = 0;
+    CHECK_OK(hapt_schedule_build(HAPT_SCHEDULE_1F1B, 2, 2, two, NULL, &arena, &schedule));
+    CHECK_OK(hapt_simulate_step(schedule, &costs, &room, &step_s));
+    const double hidden_s = step_s;
+    costs.step_s = costs.deferred_s = costs.deferred_work_s = NULL;
+    CHECK_OK(hapt_simulate_step(schedule, &costs, &room, &step_s));
+    CHECK_NEAR(step_s, hidden_s, 1e-12);
+    hapt_simulate_work_release(&room);
+    hapt_arena_release(&arena);
+}
+
 /* The parts of the critical path follow each other without gaps from 0 to the end, and shortening one of its
  * computations shortens the step, if no other path is as long. */
 static void critical_paths(void)
@@ -271,6 +319,15 @@ static void critical_paths(void)
         for (int c = 0; c < even.chunks; c++) step_s[c] = 3 * hapt_random_unit(&seed);
         even.costs.steady = even.costs.agrees = steady;
         even.costs.step_s = steady ? step_s : NULL;
+        double deferred_s[MOST_CHUNKS], work_s[MOST_CHUNKS];
+        for (int c = 0; c < even.chunks; c++) {
+            deferred_s[c] = 0.9 * step_s[c] * hapt_random_unit(&seed);
+            work_s[c] = deferred_s[c] * hapt_random_unit(&seed);
+        }
+        if (steady && loops == 1 && hapt_random_next(&seed) % 2) {
+            even.costs.deferred_s = deferred_s;
+            even.costs.deferred_work_s = work_s;
+        }
         CHECK_OK(
             hapt_schedule_build(HAPT_SCHEDULE_INTERLEAVED, even.chunks, B, NULL, &even.options, &arena, &schedule));
         CHECK_OK(hapt_simulate(schedule, &even.costs, &arena, &simulation));
@@ -322,6 +379,7 @@ int main(int argc, char **argv)
     RUN(frozen_prefix);
     RUN(split_backward);
     RUN(several_steps);
+    RUN(deferred_updates);
     RUN(critical_paths);
     return test_finish();
 }

@@ -33,6 +33,11 @@ static void chains_have_the_bits_of_lists(void)
             step_s[i] = random_s(&random);
             launches[i] = kind == HAPT_SCHEDULE_GPIPE || rise > B ? B : rise;
         }
+        double deferred_s[MOST_CHUNKS], work_s[MOST_CHUNKS];
+        for (int i = 0; i < S; i++) {
+            deferred_s[i] = hapt_random_next(&random) % 3 ? step_s[i] * hapt_random_unit(&random) : 0;
+            work_s[i] = deferred_s[i] * hapt_random_unit(&random);
+        }
         const bool tied = hapt_random_next(&random) % 2;
         const bool agrees = hapt_random_next(&random) % 3 == 0, steady = agrees && hapt_random_next(&random) % 2;
         struct hapt_costs costs = {.forward_s = forward_s,
@@ -44,6 +49,10 @@ static void chains_have_the_bits_of_lists(void)
                                    .agrees = agrees,
                                    .steady = steady,
                                    .steps = agrees && !steady ? 1 + (int)(hapt_random_next(&random) % 3) : 1};
+        if (agrees && costs.step_s && hapt_random_next(&random) % 2) {
+            costs.deferred_s = deferred_s;
+            costs.deferred_work_s = work_s;
+        }
         const struct hapt_chain chain = {S, B, launches, tied};
         const struct hapt_schedule_options options = {.tied = tied};
         struct hapt_schedule *schedule = NULL;

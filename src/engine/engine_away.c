@@ -1,0 +1,263 @@
+/*
+ * Updates of parameters whose optimizer state is on the host.
+ *
+ * The state passes through a window on the device, piece by piece: while a piece is updated in one half of the window,
+ * the next one is copied into the other half, and the one before is copied out of it first. Pieces are in the order in
+ * which the next forward pass reads their weights. So an update may be deferred (AutoHete's priority across iterations,
+ * its Insight 3): each operator of the next forward pass waits for the pieces of its own weights alone.
+ */
+#include <limits.h>
+#include <stdlib.h>
+
+#include "engine_private.h"
+#include "hapt/env.h"
+
+static bool is_whole(const struct hapt_memory_plan *plan)
+{
+    return plan->window_elements >= plan->state_elements;
+}
+
+/* Element of the window where a piece is updated. */
+static size_t window_of(const struct hapt_engine *engine, const struct update_piece *piece, int half)
+{
+    return is_whole(engine->plan) ? piece->state_first : (size_t)half * (engine->plan->window_elements / 2);
+}
+
+/* Starts to copy all that is on the host of a piece to its half of the window, or back. */
+static enum hapt_status start_move(struct hapt_engine *engine, const struct update_piece *piece, int half,
+                                   enum state_direction direction)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    const struct hapt_backend *backend = engine->options.backend;
+    const bool in = direction == STATE_IN;
+    struct state_copies *copies = engine->shared->copies;
+    struct hapt_queue *queue = backend->queue(engine->options.device, in ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT);
+    const size_t bytes = (piece->end - piece->first) * sizeof(float);
+    for (int s = plan->masters_like_state ? -1 : 0; s < plan->state_count; s++) {
+        void *window = (float *)(engine->memory + (s < 0 ? plan->master_offset : plan->state_offset[s])) +
+                       window_of(engine, piece, half),
+             *host = hapt_engine_state_address(engine, s, piece->state_first);
+        if (copies)
+            state_copies_submit(copies, direction, in ? window : host, in ? host : window, bytes);
+        else
+            HAPT_TRY(backend->copy(queue, in ? window : host, in ? host : window, bytes));
+    }
+    struct state_move *move = &engine->away.move[half][direction];
+    *move = (struct state_move){.pending = true};
+    if (copies)
+        move->mark = state_copies_mark(copies, direction);
+    else
+        move->end = backend->record(queue);
+    return HAPT_OK;
+}
+
+static enum hapt_status wait_move(struct hapt_engine *engine, int half, enum state_direction direction)
+{
+    struct state_move *move = &engine->away.move[half][direction];
+    if (!move->pending) return HAPT_OK;
+    move->pending = false;
+    if (move->end) return engine->options.backend->wait(move->end);
+    state_copies_wait(engine->shared->copies, direction, move->mark);
+    return HAPT_OK;
+}
+
+/* The first piece from `at` on that the update includes; piece_count: none. */
+static int next_piece(const struct hapt_engine *engine, int at)
+{
+    while (at < engine->away.piece_count && !(engine->away.groups >> engine->away.piece[at].group & 1u)) at++;
+    return at;
+}
+
+static enum hapt_status fetch(struct hapt_engine *engine, int piece, int half)
+{
+    if (piece == engine->away.piece_count) return HAPT_OK;
+    HAPT_TRY(wait_move(engine, half, STATE_OUT));
+    return start_move(engine, &engine->away.piece[piece], half, STATE_IN);
+}
+
+enum hapt_status hapt_engine_away_begin(struct hapt_engine *engine, unsigned groups, const struct hapt_update *update)
+{
+    struct away_update *away = &engine->away;
+    HAPT_ASSERT(!away->pending);
+    away->groups = groups;
+    away->update = *update;
+    away->half = 0;
+    away->next = next_piece(engine, 0);
+    away->pending = away->next < away->piece_count;
+    return fetch(engine, away->next, 0);
+}
+
+static enum hapt_status finish(struct hapt_engine *engine)
+{
+    engine->away.pending = false;
+    for (int half = 0; half < 2; half++) HAPT_TRY(wait_move(engine, half, STATE_OUT));
+    if (!engine->away.zeroes) return HAPT_OK;
+    engine->away.zeroes = false;
+    HAPT_TRY(hapt_engine_run(engine, &engine->zero));
+    return hapt_engine_finish(engine);
+}
+
+enum hapt_status hapt_engine_away_advance(struct hapt_engine *engine)
+{
+    struct away_update *away = &engine->away;
+    const struct update_piece *piece = &away->piece[away->next];
+    const int half = away->half;
+    const double decay = piece->decays ? away->update.weight_decay : 0;
+    HAPT_ASSERT(away->pending);
+    away->next = next_piece(engine, away->next + 1);
+    away->half = !half;
+    HAPT_TRY(fetch(engine, away->next, !half));
+    HAPT_TRY(wait_move(engine, half, STATE_IN));
+    const double start_s = hapt_time_s();
+    HAPT_TRY(
+        hapt_engine_update_run(engine, &away->update, piece->first, piece->end, window_of(engine, piece, half), decay));
+    HAPT_TRY(hapt_engine_finish(engine));
+    away->kernels_s += hapt_time_s() - start_s;
+    HAPT_TRY(start_move(engine, piece, half, STATE_OUT));
+    return away->next < away->piece_count ? HAPT_OK : finish(engine);
+}
+
+/* ---- Deferred updates ---- */
+
+static bool is_sliced(const struct hapt_engine *engine, const struct hapt_parameter_group *group)
+{
+    int own;
+    return engine->plan->sharded_state && hapt_parameter_group_ranks(engine->program->sharding, group->axes, &own) > 1;
+}
+
+bool hapt_engine_defers(const struct hapt_engine *engine)
+{
+    return engine->away.piece_count > 0;
+}
+
+enum hapt_status hapt_engine_defer_update(struct hapt_engine *engine, const struct hapt_update *update)
+{
+    unsigned sliced = 0, all = (1u << HAPT_PARAMETER_GROUPS) - 1;
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++)
+        if (is_sliced(engine, &engine->plan->group[g])) sliced |= 1u << g;
+    HAPT_TRY(hapt_engine_update_groups(engine, sliced, update));
+    return hapt_engine_away_begin(engine, all & ~sliced, update);
+}
+
+bool hapt_engine_is_updating(const struct hapt_engine *engine)
+{
+    return engine->away.pending;
+}
+
+double hapt_engine_update_kernels_s(const struct hapt_engine *engine)
+{
+    return engine->away.kernels_s;
+}
+
+enum hapt_status hapt_engine_continue_update(struct hapt_engine *engine)
+{
+    return engine->away.pending ? hapt_engine_away_advance(engine) : HAPT_OK;
+}
+
+enum hapt_status hapt_engine_settle(struct hapt_engine *engine)
+{
+    while (engine->away.pending) HAPT_TRY(hapt_engine_away_advance(engine));
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_engine_update_needed(struct hapt_engine *engine, int step)
+{
+    const struct hapt_engine_links *links = &engine->options.links;
+    if (!engine->away.pending || engine->away.piece[engine->away.next].needed > step) return HAPT_OK;
+    if (links->leave) links->leave(links->context);
+    while (engine->away.pending && engine->away.piece[engine->away.next].needed <= step)
+        HAPT_TRY(hapt_engine_away_advance(engine));
+    if (links->resume) links->resume(links->context);
+    return HAPT_OK;
+}
+
+/* ---- The pieces ---- */
+
+/* [program tensor] The first FORWARD step that reads a parameter; INT_MAX: none. */
+static enum hapt_status find_needs(const struct hapt_engine *engine, struct hapt_arena *scratch, int **needs)
+{
+    const struct hapt_program *program = engine->program;
+    int *need;
+    HAPT_NEW(need, scratch, program->tensor_count);
+    for (int t = 0; t < program->tensor_count; t++) need[t] = INT_MAX;
+    for (int s = program->step_count[HAPT_SECTION_FORWARD] - 1; s >= 0; s--) {
+        const struct hapt_op *op = &program->graph->op[program->step[HAPT_SECTION_FORWARD][s].op];
+        for (int i = 0; i < op->input_count; i++)
+            if (op->input[i] >= 0 && program->local[op->input[i]] >= 0) need[program->local[op->input[i]]] = s;
+    }
+    *needs = need;
+    return HAPT_OK;
+}
+
+/* The first step that reads elements [first, end) of the blocks. */
+static int need_of(const struct hapt_engine *engine, const int *needs, size_t first, size_t end)
+{
+    int least = INT_MAX;
+    for (int t = 0; t < engine->program->tensor_count; t++) {
+        const size_t at = engine->plan->parameter_element[t];
+        if (at == (size_t)-1 || at >= end) continue;
+        if (at + hapt_engine_elements(engine, engine->program->tensor[t].tensor) <= first) continue;
+        if (needs[t] < least) least = needs[t];
+    }
+    return least;
+}
+
+/* Adds the pieces of elements [first, end) of a group's slice; without pieces it only counts them. */
+static void cut(struct hapt_engine *engine, const int *needs, int g, size_t first, size_t end, bool decays)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    const struct hapt_parameter_group *group = &plan->group[g];
+    const size_t most = is_whole(plan) ? plan->window_elements : plan->window_elements / 2;
+    if (first < group->slice_first) first = group->slice_first;
+    if (end > group->slice_end) end = group->slice_end;
+    for (size_t at = first; at < end; at += most) {
+        const size_t behind = end - at < most ? end : at + most;
+        struct update_piece *piece = engine->away.piece ? &engine->away.piece[engine->away.piece_count] : NULL;
+        engine->away.piece_count++;
+        if (!piece) continue;
+        *piece = (struct update_piece){.group = g,
+                                       .first = at,
+                                       .end = behind,
+                                       .state_first = group->state_first + at - group->slice_first,
+                                       .decays = decays,
+                                       .needed = need_of(engine, needs, at, behind)};
+    }
+}
+
+static void cut_all(struct hapt_engine *engine, const int *needs)
+{
+    engine->away.piece_count = 0;
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group *group = &engine->plan->group[g];
+        cut(engine, needs, g, group->first, group->decayed_end, true);
+        cut(engine, needs, g, group->decayed_end, group->end, false);
+    }
+}
+
+static int by_need(const void *first, const void *second)
+{
+    const struct update_piece *a = first, *b = second;
+    if (a->needed != b->needed) return a->needed < b->needed ? -1 : 1;
+    return a->first < b->first ? -1 : a->first > b->first;
+}
+
+enum hapt_status hapt_engine_bind_away(struct hapt_engine *engine)
+{
+    struct hapt_arena scratch;
+    int *needs;
+    if (engine->plan->state_space != HAPT_SPACE_HOST) return HAPT_OK;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = find_needs(engine, &scratch, &needs);
+    if (status == HAPT_OK) {
+        cut_all(engine, needs); /* counts */
+        engine->away.piece =
+            hapt_arena_alloc(&engine->arena, (size_t)engine->away.piece_count, sizeof *engine->away.piece);
+        if (!engine->away.piece) status = HAPT_ERR_MEMORY;
+    }
+    if (status == HAPT_OK) {
+        cut_all(engine, needs);
+        qsort(engine->away.piece, (size_t)engine->away.piece_count, sizeof *engine->away.piece, by_need);
+    }
+    hapt_arena_release(&scratch);
+    return status;
+}
