@@ -16,8 +16,9 @@
 /* HAPT_ERR_USAGE if one of the options `names` (separated by spaces) was given; `why` names the cause. Rank-local. */
 enum hapt_status hapt_phase_refuse_unused(const struct hapt_config *config, const char *why, const char *names);
 /* Options of measuring and predicting; a profile file replaces both. */
-#define HAPT_PHASE_MEASURING \
-    "imbalance profile-seconds predict efficiency tensor-parallel mixed mixed-rows segments recompute offload"
+#define HAPT_PHASE_MEASURING                                                                                    \
+    "imbalance profile-seconds predict efficiency tensor-parallel mixed mixed-rows segments recompute offload " \
+    "update-order"
 /* Loads --input; its training options become defaults of `config`. */
 enum hapt_status hapt_phase_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model);

@@ -91,7 +91,9 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
         for (int i = 0; i < plan->stage_count; i++) hapt_print(env, " %d", plan->stage[i].weight_slots);
         hapt_print(env, "\n");
     }
-    if (plan->host_state) hapt_print(env, "  the optimizer state is on the hosts; the update copies it part by part\n");
+    if (plan->host_state)
+        hapt_print(env, "  the optimizer state is on the hosts; the update copies it part by part%s\n",
+                   hapt_plan_defers(plan) ? ", during the next forward pass" : "");
     print_units(env, plan);
     if (plan->exchange_s > 0 && plan->exchange_bytes > 0)
         hapt_print(env, "  exchange of tied gradients at the end of the step: %s in each direction as %s, %s\n",
@@ -156,6 +158,7 @@ static json_t *stage_object(const struct hapt_plan *plan, const struct hapt_plan
         json_object_set_new(all, "slots", json_integer(hapt_plan_stage_slots(stage)));
         json_object_set_new(all, "weight_slots", json_integer(stage->weight_slots));
     }
+    if (all && hapt_plan_defers(plan)) json_object_set_new(all, "deferred_s", json_real(stage->deferred_s));
     json_decref(object);
     json_decref(figures);
     if (all && plan->submesh_count < plan->stage_count)

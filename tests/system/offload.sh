@@ -159,6 +159,15 @@ plan paced paced --offload optimizer --stages $two
 cp "$scratch/out" "$scratch/paced-plan.json"
 train paced paced
 same keep paced
+# Priority of updates is the default: the plan is shorter than the one in order, and the bits are the same.
+check "updates are deferred" grep -q '"deferred_s": 0\.[0-9]*[1-9]' "$scratch/paced-plan.json"
+plan ordered paced --offload optimizer --stages $two --update-order in-order
+check "in order they are not" bash -c "! grep -q deferred_s '$scratch/out'"
+check "deferring them shortens the step" /usr/bin/python3 -c 'import json, sys
+step_s = [json.load(open(path))["simulated_s"] for path in sys.argv[1:]]
+sys.exit(not step_s[0] < step_s[1])' "$scratch/paced-plan.json" "$scratch/out"
+train ordered paced
+same keep ordered
 # The time of a step that saves lacks the update, for which the checkpoint waits.
 passes 2 train --input "$scratch/m.h5" --cluster "$scratch/paced.json" --plan "$scratch/paced.h5" --threads 1 --steps 6 --output "$scratch/run-timed"
 checks=$((checks + 1))
@@ -190,8 +199,12 @@ refuses 4 'takes .* of host memory' 2 train --input "$scratch/m.h5" --cluster "$
 check "nothing was written" [ ! -e "$scratch/none" ]
 refuses 2 'offload' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload weights
 refuses 2 'offload' 1 plan --profile "$scratch/fast.h5" --offload optimizer
+refuses 2 'update-order' 1 plan --profile "$scratch/fast.h5" --update-order in-order
 sed 's/"memory": "200 kB"/"memory": "some"/' "$scratch/poor.json" >"$scratch/bad.json"
 refuses 3 'bad.json' 1 topology --cluster "$scratch/bad.json"
+cp "$scratch/paced.h5" "$scratch/bad.h5"
+/usr/bin/python3 -c 'import h5py, sys; h5py.File(sys.argv[1], "r+")["stage_deferred"][0, 1] = 1e9' "$scratch/bad.h5"
+refuses 3 'stage 0 defers' 1 simulate --plan "$scratch/bad.h5"
 for file in auto fast; do
     cp "$scratch/$file.h5" "$scratch/bad.h5"
     /usr/bin/python3 -c 'import h5py, numpy, sys; h5py.File(sys.argv[1], "r+").attrs["offload"] = numpy.bytes_("weights")' "$scratch/bad.h5"
