@@ -240,6 +240,9 @@ struct hapt_plan_path {
     double exchange_s;  /* gradients of tied parameters */
 };
 enum hapt_status hapt_plan_path(const struct hapt_plan *plan, struct hapt_arena *arena, struct hapt_plan_path *path);
+/* The part of the simulated step that would not be there without what stages do once a step: sums of gradients, updates
+ * and, with the optimizer state on hosts, its copies. */
+enum hapt_status hapt_plan_exposed(const struct hapt_plan *plan, double *exposed_s);
 /* Steady-state seconds per microbatch (hapt_simulate_period); independent of the number of microbatches. */
 enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s);
 /* Share of the communication behind `stage` that is hidden (hapt_simulate_overlap). */

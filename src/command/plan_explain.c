@@ -123,6 +123,29 @@ static void print_recomputing(const struct hapt_env *env, const struct hapt_prof
     }
 }
 
+/* The stage with the most work once a step. */
+static int busiest_once(const struct hapt_plan *plan)
+{
+    int most = 0;
+    for (int i = 1; i < plan->stage_count; i++)
+        if (plan->stage[i].step_s - plan->stage[i].tied_s > plan->stage[most].step_s - plan->stage[most].tied_s)
+            most = i;
+    return most;
+}
+
+static void print_once(const struct hapt_env *env, const struct hapt_plan *plan, double exposed_s)
+{
+    const int i = busiest_once(plan);
+    char longest[32], exposed[32];
+    if (plan->stage[i].step_s <= plan->stage[i].tied_s) return;
+    hapt_print_wrapped(env, 11,
+                       "  updates  sums of gradients, updates%s: at most %s a step, of stage %d; the step is %s "
+                       "(%.1f %%) longer for them\n",
+                       plan->host_state ? " and copies of the optimizer state" : "",
+                       hapt_units_time(plan->stage[i].step_s - plan->stage[i].tied_s, longest), i,
+                       hapt_units_time(exposed_s, exposed), 100 * exposed_s / plan->simulated_s);
+}
+
 static void print_rivals(const struct hapt_env *env, enum hapt_objective objective, const struct hapt_rivals *rivals)
 {
     char time[2][32];
@@ -237,12 +260,14 @@ static json_t *worth_object(const struct hapt_profile *profile, const struct hap
 
 static enum hapt_status make_object(const struct hapt_profile *profile, const struct hapt_plan *plan,
                                     const struct hapt_limit *limit, const struct hapt_rivals *rivals,
-                                    const struct hapt_join_benefit *worth, json_t *extra)
+                                    const struct hapt_join_benefit *worth, double exposed_s, json_t *extra)
 {
+    const struct hapt_plan_stage *once = &plan->stage[busiest_once(plan)];
     json_t *list = json_array();
     for (int i = 0; list && i < rivals->count; i++) json_array_append_new(list, rival_object(&rivals->rival[i]));
-    json_t *object = json_pack("{s:o, s:o, s:o, s:o}", "limit", limit_object(plan, limit), "recomputing",
-                               recomputing_list(profile, plan), "worth", worth_object(profile, worth), "rivals", list);
+    json_t *object = json_pack("{s:o, s:o, s:{s:f, s:f}, s:o, s:o}", "limit", limit_object(plan, limit), "recomputing",
+                               recomputing_list(profile, plan), "updates", "longest_s", once->step_s - once->tied_s,
+                               "exposed_s", exposed_s, "worth", worth_object(profile, worth), "rivals", list);
     return json_object_set_new(extra, "explain", object) == 0
                ? HAPT_OK
                : hapt_fail(HAPT_ERR_MEMORY, NULL, "the explanation's JSON could not be built");
@@ -256,16 +281,20 @@ enum hapt_status hapt_plan_explain(const struct hapt_env *env, const struct hapt
     struct hapt_limit limit;
     struct hapt_rivals *rivals;
     struct hapt_join_benefit *worth;
+    double exposed_s;
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, NULL, arena, &options)));
     HAPT_TRY(hapt_plan_join_benefit(env, profile, &options.search, plan, arena, &worth));
     HAPT_TRY(hapt_plan_rivals(env, profile, &options.search, plan, worth, hapt_config_text(config, "stages") != NULL,
                               arena, &rivals));
+    HAPT_TRY(hapt_env_agree(env->world, hapt_plan_exposed(plan, &exposed_s)));
     hapt_plan_limit(profile, plan, &limit);
     print_limit(env, plan, &limit);
     print_recomputing(env, profile, plan);
+    print_once(env, plan, exposed_s);
     print_rivals(env, options.search.objective, rivals);
     print_worth(env, profile, worth);
     enum hapt_status status = HAPT_OK;
-    if (env->world_rank == 0 && env->quiet) status = make_object(profile, plan, &limit, rivals, worth, extra);
+    if (env->world_rank == 0 && env->quiet)
+        status = make_object(profile, plan, &limit, rivals, worth, exposed_s, extra);
     return hapt_env_agree(env->world, status);
 }

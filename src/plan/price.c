@@ -294,6 +294,28 @@ enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, int stage, doub
     return status;
 }
 
+static enum hapt_status exposed(const struct hapt_plan *plan, struct hapt_arena *scratch, double *exposed_s)
+{
+    struct hapt_schedule *schedule;
+    struct hapt_costs costs;
+    struct hapt_simulation *with, *without;
+    HAPT_TRY(hapt_plan_lay_out(plan, scratch, &schedule, &costs));
+    HAPT_TRY(hapt_simulate(schedule, &costs, scratch, &with));
+    costs.step_s = costs.deferred_s = costs.deferred_work_s = NULL;
+    HAPT_TRY(hapt_simulate(schedule, &costs, scratch, &without));
+    *exposed_s = fmax(0, with->step_s - without->step_s);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_plan_exposed(const struct hapt_plan *plan, double *exposed_s)
+{
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = exposed(plan, &scratch, exposed_s);
+    hapt_arena_release(&scratch);
+    return status;
+}
+
 enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s)
 {
     struct hapt_arena scratch;

@@ -247,6 +247,12 @@ def programs_are_shown():
     forced = ("--stages", f"0-{half}@fast:2x2t2,{half}-14@slow:1x2t2", "--precision", "fp32")
     shown, full = run(*words, *forced, "--explain"), run(*words, *forced, "--explain", "--full")
     check(shown.returncode == 0 and full.returncode == 0, f"--explain: {shown.stderr}{full.stderr}")
+    # one stage alone: all of its work once a step is exposed; with two, what the fill of the next step does not hide
+    alone = json.loads(run("plan", "--input", "gpt.h5", "--cluster", "two.json", "--microbatches", "8", "--layers-per-model", "12", "--stages", "0-14@fast:2x2",
+                           "--precision", "fp32", "--explain", "--json").stdout)
+    updates, step = alone["explain"]["updates"], alone["simulated_s"]
+    check(0 < updates["longest_s"] < step and abs(updates["exposed_s"] / updates["longest_s"] - 1) < 1e-9, f"updates of one stage: {updates} of {step} s")
+    check("updates  sums of gradients, updates: at most" in shown.stdout, f"updates are told: {shown.stdout}")
     wide = [line for line in shown.stdout.splitlines() if len(line) > 100]
     check(not wide, f"at most 100 columns: {wide[:3]}")
     lines = shown.stdout.replace("\n      ", " ").splitlines()  # without the breaks
