@@ -178,7 +178,7 @@ enum hapt_status hapt_engine_update(struct hapt_engine *engine, int part, int pa
  */
 /* True if the engine has state on the host. */
 bool hapt_engine_defers(const struct hapt_engine *engine);
-/* Begins to update all parameters. Those whose state is sharded are updated at once. */
+/* Begins to update all parameters. Those whose state is sharded, or on the device, are updated at once. */
 enum hapt_status hapt_engine_defer_update(struct hapt_engine *engine, const struct hapt_update *update);
 bool hapt_engine_is_updating(const struct hapt_engine *engine);
 /* Seconds that the kernels of all updates took so far; the rest were copies. State on the host only. */

@@ -290,6 +290,7 @@ static enum hapt_status agree(MPI_Comm comm, enum hapt_status status, bool quiet
     MPI_Comm_size(comm, &size);
     /* A stop is granted only if all ranks take part, since some ranks must not leave alone. */
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+    if (size == 1 && world_size > 1) return status; /* one rank's share of a phase, on which all ranks agree later */
     if (status == HAPT_OK && size == world_size && hapt_stop_due()) status = HAPT_STOPPED;
     /* The lowest key wins: failures, then stops (no failures), then success. */
     const int key = status == HAPT_OK ? 2 * size : status == HAPT_STOPPED ? size + rank : rank;

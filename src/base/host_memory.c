@@ -70,9 +70,11 @@ double hapt_memory_available(void)
     return least > 0 ? least : 0;
 }
 
+/* Any limit of mappings ends glibc's own, which grows with the blocks that are freed, up to the same 32 MiB. So the
+ * limit stays, and only the heap is trimmed again. */
 void hapt_memory_keep(bool keep)
 {
-    mallopt(M_MMAP_THRESHOLD, keep ? KEPT_BLOCK_BYTES : GIVEN_BACK_BYTES);
+    mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES);
     mallopt(M_TRIM_THRESHOLD, keep ? MOST_KEPT_BYTES : GIVEN_BACK_BYTES);
     mallopt(M_TOP_PAD, keep ? TOP_PAD_BYTES : GIVEN_BACK_BYTES);
     if (!keep) malloc_trim(0);

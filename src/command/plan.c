@@ -32,7 +32,7 @@ const char hapt_command_plan_help[] =
     "the same bits. The copies take the time that the cluster file's host bandwidth gives (hapt topology --help),\n"
     "once a step. --update-order priority lets the next step begin at once: each operator of its first forward pass\n"
     "waits only for the update of its own weights, so that the copies of the others hide behind it. This holds for\n"
-    "stages of one device or of tensor-parallel devices, without loops. JSON: \"offload\", per stage \"deferred_s\".\n"
+    "stages of one device, without loops. JSON: \"offload\", per stage \"deferred_s\".\n"
     "A mixed stage runs on devices of several subclusters (if the profile has such stages). It may be first, last,\n"
     "or between the stages of two of its subclusters. A transfer at its boundary takes as long as on the slowest of\n"
     "its subclusters' fastest links. JSON: \"devices\" and \"ratios\" instead of \"subcluster\".\n"

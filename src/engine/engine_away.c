@@ -133,6 +133,7 @@ bool hapt_engine_defers(const struct hapt_engine *engine)
 enum hapt_status hapt_engine_defer_update(struct hapt_engine *engine, const struct hapt_update *update)
 {
     unsigned sliced = 0, all = (1u << HAPT_PARAMETER_GROUPS) - 1;
+    if (!hapt_engine_defers(engine)) return hapt_engine_update_groups(engine, all, update);
     for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++)
         if (is_sliced(engine, &engine->plan->group[g])) sliced |= 1u << g;
     HAPT_TRY(hapt_engine_update_groups(engine, sliced, update));
@@ -164,6 +165,7 @@ enum hapt_status hapt_engine_update_needed(struct hapt_engine *engine, int step)
 {
     const struct hapt_engine_links *links = &engine->options.links;
     if (!engine->away.pending || engine->away.piece[engine->away.next].needed > step) return HAPT_OK;
+    HAPT_TRY(hapt_engine_finish(engine)); /* what is queued belongs to the pass */
     if (links->leave) links->leave(links->context);
     while (engine->away.pending && engine->away.piece[engine->away.next].needed <= step)
         HAPT_TRY(hapt_engine_away_advance(engine));

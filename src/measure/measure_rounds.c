@@ -414,11 +414,13 @@ enum hapt_status measure_time_updates(struct measure *measure, MPI_Comm class_co
         if (measure->bench_engines.bench_engine_of[other] >= 0) item = other;
     if (measure->classes.active >= 0 && item >= 0)
         status = bench_engines_time_update(&measure->bench_engines, item, s_per_element);
+    double figure[3] = {s_per_element[0], s_per_element[1], measure->bench_engines.copied_share};
     HAPT_TRY(sums_barrier(measure->env->world));
     HAPT_TRY(hapt_env_agree(measure->env->world, status));
     if (measure->classes.own_class < 0) return HAPT_OK;
-    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, s_per_element, 2, MPI_DOUBLE, MPI_SUM, class_comm));
-    for (int part = 0; part < 2; part++) s_per_element[part] /= measure->classes.actives;
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, figure, 3, MPI_DOUBLE, MPI_SUM, class_comm));
+    for (int part = 0; part < 2; part++) s_per_element[part] = figure[part] / measure->classes.actives;
+    measure->bench_engines.copied_share = figure[2] / measure->classes.actives;
     return HAPT_OK;
 }
 
@@ -435,7 +437,10 @@ static enum hapt_status publish(struct measure *measure, const double s_per_elem
     }
     if (measure->copied_share) {
         if (measure->classes.own_class >= 0 && measure->classes.is_lead)
-            measure->copied_share[measure->classes.own_class] = measure->bench_engines.copied_share;
+            measure->copied_share[measure->classes.own_class] =
+                s_per_element[0] > 0
+                    ? measure->bench_engines.copied_share * s_per_element[0] / (s_per_element[0] + s_per_element[1])
+                    : 0;
         HAPT_TRY(measure_sum_over_ranks(measure, measure->copied_share, (size_t)measure->classes.count));
     }
     return measure_sum_over_ranks(measure, (double *)measure->time,

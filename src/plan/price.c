@@ -102,16 +102,6 @@ static double more_transfer_bytes(const struct hapt_profile *profile, const stru
     return (plan->transfer_slots - HAPT_TRANSFER_SLOTS) * (2 * in_bytes + out_bytes) / shares;
 }
 
-/* Devices that hold their parameters alone update them without others, so the update may be deferred. */
-static void price_deferral(const struct hapt_profile *profile, struct hapt_plan_stage *stage)
-{
-    const bool alone = !hapt_plan_is_mixed(stage) && stage->layout.kind != HAPT_LAYOUT_PROGRAM &&
-                       hapt_plan_submesh_size(stage->submesh) == stage->layout.tensor_parallel;
-    const double share = profile->host_state && alone ? profile->cluster[stage->submesh->subcluster[0]].deferrable : 0;
-    stage->deferred_s = share > 0 ? stage->step_s : 0;
-    stage->deferred_work_s = (1 - share) * stage->deferred_s;
-}
-
 /* Fills all values that do not depend on t_max. */
 static enum hapt_status price_layers(const struct hapt_profile *profile, const struct hapt_plan *plan,
                                      struct hapt_plan_stage *stage)
@@ -122,7 +112,6 @@ static enum hapt_status price_layers(const struct hapt_profile *profile, const s
     if (!isfinite(cells.stage_s[cells.time])) return no_candidate(stage, "the profile has no time for it");
     stage->step_s = cells.step_s ? cells.step_s[cells.time] : 0;
     stage->compute_s = cells.stage_s[cells.time] + stage->step_s / plan->microbatches;
-    price_deferral(profile, stage);
     stage->forward_s = fmin(cells.forward_s[cells.time], cells.stage_s[cells.time]);
     stage->weight_s = cells.weight_s ? cells.weight_s[cells.time] : NAN;
     if (plan->split) {
@@ -170,6 +159,15 @@ static enum hapt_status check_devices(const struct hapt_profile *profile, const 
     return hapt_plan_check_mixed_order(plan);
 }
 
+/* A device that holds its parameters alone updates them without others, so the update may be deferred. */
+static void price_deferral(const struct hapt_profile *profile, struct hapt_plan_stage *stage)
+{
+    const bool alone = hapt_plan_submesh_size(stage->submesh) == 1 && !hapt_plan_is_mixed(stage);
+    const double share = profile->host_state && alone ? profile->cluster[stage->submesh->subcluster[0]].deferrable : 0;
+    stage->deferred_s = share > 0 ? stage->step_s - stage->tied_s : 0;
+    stage->deferred_work_s = (1 - share) * stage->deferred_s;
+}
+
 /* The exchange of tied parameters, and its part in the step-end time of the two stages. */
 static void price_exchange(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
@@ -188,7 +186,6 @@ static void price_exchange(const struct hapt_profile *profile, struct hapt_plan 
             end[e]->tied_s = fmax(end[e]->tied_s, hapt_profile_tied_share_s(profile, own.index[k], end[e]->first_layer,
                                                                             end[e]->end_layer - 1));
         end[e]->tied_s = fmin(end[e]->tied_s, end[e]->step_s);
-        end[e]->deferred_s = fmin(end[e]->deferred_s, end[e]->step_s - end[e]->tied_s);
     }
 }
 
@@ -213,6 +210,7 @@ enum hapt_status hapt_plan_price_tables(const struct hapt_profile *profile, stru
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(price_stage(profile, plan, i));
     plan->host_state = profile->host_state;
     price_exchange(profile, plan);
+    for (int i = 0; i < plan->stage_count; i++) price_deferral(profile, &plan->stage[i]);
     HAPT_TRY(check_devices(profile, plan));
     return hapt_plan_find_edges(profile, plan);
 }

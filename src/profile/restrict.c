@@ -23,9 +23,9 @@ static enum hapt_status copy_cluster(const struct hapt_profile *profile, int c, 
         memcpy(to->step_time, from->step_time, bytes);
     else
         to->step_time = NULL;
+    to->deferrable = from->deferrable;
     if (!from->weight_time) return HAPT_OK;
     to->split_overhead = from->split_overhead;
-    to->deferrable = from->deferrable;
     HAPT_TRY(hapt_profile_add_split(copy, c, arena));
     memcpy(to->weight_time, from->weight_time, bytes);
     memcpy(to->split_parameter_bytes, from->split_parameter_bytes, bytes);

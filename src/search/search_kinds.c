@@ -38,7 +38,8 @@ static bool interchangeable(const struct search_problem *problem, int a, int b)
     const struct hapt_profile_cluster *x = &profile->cluster[a], *y = &profile->cluster[b];
     const size_t S = (size_t)x->submesh_count, cells = hapt_profile_index(profile, x->submesh_count, 0, 0);
     if (x->nodes != y->nodes || x->devices_per_node != y->devices_per_node || x->submesh_count != y->submesh_count ||
-        x->device_memory_bytes != y->device_memory_bytes || memcmp(x->submesh, y->submesh, S * sizeof *x->submesh) != 0)
+        x->device_memory_bytes != y->device_memory_bytes || x->deferrable != y->deferrable ||
+        memcmp(x->submesh, y->submesh, S * sizeof *x->submesh) != 0)
         return false;
     return same_links(profile, a, b) && same_table(x->stage_time, y->stage_time, cells) &&
            same_table(x->step_time, y->step_time, cells) && same_table(x->parameter_bytes, y->parameter_bytes, cells) &&

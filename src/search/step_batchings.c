@@ -8,6 +8,8 @@
 #include "search.h"
 #include "step.h"
 
+#include "hapt/stop.h"
+
 #include <math.h>
 
 /* A batching is refined if its best seed is at most this factor slower than the best refined step. Refinement gains
@@ -59,6 +61,7 @@ static enum hapt_status start_one(struct batchings *all, int k)
 static enum hapt_status start_own(struct batchings *all, int rank, int size)
 {
     for (int k = rank; k < all->count; k += size) {
+        if (hapt_stop_due()) return HAPT_STOPPED;
         const struct step_ranks ranks = step_leave(&all->search[k]);
         const enum hapt_status status = start_one(all, k);
         step_rejoin(&all->search[k], ranks);
@@ -73,7 +76,7 @@ static enum hapt_status share_all(struct batchings *all, int size)
         int feasible = all->feasible[k];
         HAPT_MPI(MPI_Bcast(&feasible, 1, MPI_INT, k % size, all->comm));
         all->feasible[k] = feasible;
-        if (feasible) HAPT_TRY(step_share(&all->search[k], k % size));
+        HAPT_TRY(step_share(&all->search[k], k % size)); /* the figures also of infeasible ones */
     }
     return HAPT_OK;
 }

@@ -145,6 +145,16 @@ static double most_in_flight(const struct hapt_plan *plan, const struct hapt_pla
     return most;
 }
 
+/* How much later the first forward pass of stage 0 ends for its update: play_first_forward_end from time 0. */
+static double least_update_s(const struct hapt_plan *plan)
+{
+    const struct hapt_plan_stage *first = &plan->stage[0];
+    const double all_s = first->step_s - first->tied_s;
+    if (!hapt_plan_defers(plan)) return all_s;
+    const double deferred_s = fmin(first->deferred_s, all_s), work_s = fmin(first->deferred_work_s, deferred_s);
+    return all_s - deferred_s + fmax(work_s, deferred_s - (1 - HAPT_DEFERRED_TAIL) * first->forward_s);
+}
+
 /* A lower bound of the simulated step of a plan with priced stages, for all launch counts.
  *
  * On each stage, B passes follow the first arrival, and the last gradient still goes to stage 0. Between the first
@@ -167,7 +177,7 @@ static double lower_s(const struct hapt_plan *plan)
         least_s = fmax(least_s, all_s + (B - 1) * channel_s(plan, i));
         head_s += w + there_and_back_s(plan, i);
     }
-    least_s += plan->exchange_s + plan->stage[0].step_s - plan->stage[0].tied_s;
+    least_s += plan->exchange_s + least_update_s(plan);
     return least_s * (1 - 1e-12);
 }
 

@@ -32,7 +32,7 @@ static double update_s(const struct emit_step *step, int chunk)
 }
 
 /* The time of REDUCE is part of UPDATE's, and NORM takes none: src/schedule/simulate.c. A trace does not contain the
- * agreement of plans with the optimizer state on hosts (hapt_costs.agrees). */
+ * agreement of plans with the optimizer state on hosts (hapt_costs.agrees), and has their updates in order. */
 static const struct action action_of[] = {
     [HAPT_INSTRUCTION_RECEIVE_FORWARD] = {.does = RECEIVE, .direction = EMIT_FORWARD},
     [HAPT_INSTRUCTION_FORWARD] = {.does = COMPUTE,

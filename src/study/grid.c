@@ -218,7 +218,10 @@ enum hapt_status coarse_make(const struct hapt_profile *fine, const bool *bounda
     coarse->profile->flops = fine->flops;
     coarse->profile->layout_count = fine->layout_count; /* shared */
     coarse->profile->layout = fine->layout;
-    for (int c = 0; c < fine->cluster_count; c++) HAPT_TRY(coarsen_cluster(fine, c, coarse, arena));
+    for (int c = 0; c < fine->cluster_count; c++) {
+        HAPT_TRY(coarsen_cluster(fine, c, coarse, arena));
+        coarse->profile->cluster[c].deferrable = fine->cluster[c].deferrable;
+    }
     HAPT_NEW(coarse->profile->mixed, arena, fine->mixed_count);
     coarse->profile->mixed_count = fine->mixed_count;
     for (int k = 0; k < fine->mixed_count; k++) HAPT_TRY(coarsen_mixed(fine, k, coarse, arena));

@@ -168,6 +168,13 @@ step_s = [json.load(open(path))["simulated_s"] for path in sys.argv[1:]]
 sys.exit(not step_s[0] < step_s[1])' "$scratch/paced-plan.json" "$scratch/out"
 train ordered paced
 same keep ordered
+# An optimizer without state has nothing on the hosts, whatever the plan says.
+for name in keep paced; do
+    passes 2 train --input "$scratch/m.h5" --cluster "$scratch/$([ $name = keep ] && echo wide || echo paced).json" --plan "$scratch/$name.h5" --threads 1 \
+        --steps 2 --optimizer sgd --momentum 0 --learning-rate 0.5 --output "$scratch/run-plain-$name"
+    passes 1 export --checkpoint "$scratch/run-plain-$name" --output "$scratch/plain-$name.h5"
+done
+check "without state, too, the plans train alike" h5diff -q "$scratch/plain-keep.h5" "$scratch/plain-paced.h5" /parameters /parameters
 # The time of a step that saves lacks the update, for which the checkpoint waits.
 passes 2 train --input "$scratch/m.h5" --cluster "$scratch/paced.json" --plan "$scratch/paced.h5" --threads 1 --steps 6 --output "$scratch/run-timed"
 checks=$((checks + 1))

@@ -275,23 +275,59 @@ static void deferred_updates_change_no_bit(void)
         }
 }
 
-/* A forward pass updates each weight right before its first operator, and no earlier than the window asks for. */
+/* The places of a forward pass where it updates. */
+struct pauses {
+    int count, copies[100]; /* copies to the device that were begun before */
+};
+
+static void pause(void *context)
+{
+    struct pauses *pauses = context;
+    if (pauses->count < 100) pauses->copies[pauses->count] = late.queue[1].asked;
+    pauses->count++;
+}
+
+static void go_on(void *context)
+{
+    (void)context;
+}
+
+/* A forward pass updates a part of the weights right before the first operator that reads one of them, so it does so at
+ * several places, with few copies between them. */
 static void passes_update_what_they_need(void)
 {
     struct hapt_arena arena;
-    struct rig away;
+    struct rig away = {0};
+    struct pauses pauses = {0};
+    struct hapt_backend backend = *cpu();
+    backend.queue = late_queue_of;
+    backend.copy = late_copy;
+    backend.record = late_record;
+    backend.wait = late_wait;
     hapt_arena_init(&arena);
     const struct hapt_graph *graph = fixture_gpt(&arena, (struct fixture_gpt){6, 32, 2, 8, 64, 2, false, false})->graph;
-    open_rig(graph, cpu(), true, 0, &arena, &away);
+    CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &away.program));
+    CHECK_OK(cpu()->open(0, 1, 0, &away.device));
+    const struct hapt_engine_options options = {.backend = &backend,
+                                                .device = away.device,
+                                                .threads = 1,
+                                                .state_count = 2,
+                                                .slots = 1,
+                                                .host_state = true,
+                                                .links = {.context = &pauses, .leave = pause, .resume = go_on}};
+    CHECK_OK(hapt_engine_create(away.program, &options, &away.engine));
     train(graph, &away);
     const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW, .epsilon = 1, .gradient_scale = 1, .step = 9};
-    const int half = graph->forward_count / 2;
     feed(graph, &away, 1);
     CHECK_OK(hapt_engine_defer_update(away.engine, &update));
-    CHECK_OK(hapt_engine_run_part(away.engine, HAPT_SECTION_FORWARD, 0, 0, half));
-    CHECK(hapt_engine_is_updating(away.engine)); /* parts of sections are for measuring: they update nothing */
+    const int begun = late.queue[1].asked;
     CHECK_OK(hapt_engine_forward(away.engine, 0, -1));
     CHECK(!hapt_engine_is_updating(away.engine));
+    const int copies = late.queue[1].asked - begun;
+    CHECK_MESSAGE(pauses.count >= 6 && pauses.count <= 100, "%d places", pauses.count);
+    for (int k = 1; k < pauses.count; k++)
+        CHECK_MESSAGE(pauses.copies[k] - pauses.copies[k - 1] <= copies / 2, "place %d: %d of %d copies at once", k,
+                      pauses.copies[k] - pauses.copies[k - 1], copies);
     CHECK_OK(hapt_engine_continue_update(away.engine)); /* does nothing */
     CHECK_OK(hapt_engine_defer_update(away.engine, &update));
     CHECK_OK(hapt_engine_settle(away.engine));

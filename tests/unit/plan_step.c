@@ -146,6 +146,22 @@ static struct hapt_profile *draw_profile(uint64_t *seed, struct hapt_arena *aren
     return profile;
 }
 
+/* One whose devices defer long updates. */
+static struct hapt_profile *draw_deferring(uint64_t *seed, struct hapt_arena *arena)
+{
+    struct hapt_profile *profile = draw_profile(seed, arena);
+    while (!profile->cluster[0].step_time) profile = draw_profile(seed, arena);
+    profile->host_state = true;
+    for (int c = 0; c < profile->cluster_count; c++) {
+        struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        const double factor = 1 + 4 * hapt_random_unit(seed);
+        cluster->deferrable = hapt_random_unit(seed);
+        for (size_t k = 0; cluster->step_time && k < hapt_profile_index(profile, cluster->submesh_count, 0, 0); k++)
+            cluster->step_time[k] *= factor;
+    }
+    return profile;
+}
+
 /* The search chooses all that it can. */
 static struct hapt_search_options free_options(int microbatches)
 {
@@ -166,8 +182,8 @@ static void optimum_of_small_instances(void)
         uint64_t seed = 1000 + start;
         struct hapt_arena arena;
         hapt_arena_init(&arena);
-        struct hapt_profile *profile = draw_profile(&seed, &arena);
-        struct hapt_search_options options = free_options(1 + random_below(&seed, 24));
+        struct hapt_profile *profile = start % 4 ? draw_profile(&seed, &arena) : draw_deferring(&seed, &arena);
+        struct hapt_search_options options = free_options(1 + random_below(&seed, start % 4 ? 24 : 4));
         if (start % 2) add_crossings(profile, &seed, &arena);
         const double least_s = brute_step_s(profile, &options);
         for (int way = 0; way < 2; way++) {
