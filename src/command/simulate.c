@@ -18,11 +18,11 @@ const char hapt_command_simulate_help[] =
     "The critical path is the chain of passes, transfers and updates that decides the step: each begins when the one\n"
     "before ends. Only a change on it shortens the step. JSON: \"critical\" of each stage, in seconds.\n"
     "\n"
-    "--emit simgrid --output FOLDER writes the same lists as traces for SimGrid (updates in order): rank.N.txt for "
-    "each submesh, the\n"
-    "platform, the hosts, and replay.sh, which replays them with smpirun and prints the time of the step. --emit\n"
-    "chakra writes execution traces of MLCommons Chakra: rank.N.et for each submesh, which ASTRA-sim reads, and the\n"
-    "same nodes as rank.N.json. --profile gives messages their bytes. hapt plan takes the same options.\n";
+    "--emit simgrid --output FOLDER writes the same lists as traces for SimGrid, with updates in order: rank.N.txt\n"
+    "for each submesh, the platform, the hosts, and replay.sh, which replays them with smpirun and prints the time of\n"
+    "the step. --emit chakra writes execution traces of MLCommons Chakra: rank.N.et for each submesh, which ASTRA-sim\n"
+    "reads, and the same nodes as rank.N.json. --profile gives messages their bytes. hapt plan takes the same\n"
+    "options.\n";
 
 struct outcome {
     const struct hapt_plan *plan; /* with the launch counts of the simulated schedule */
