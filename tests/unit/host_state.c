@@ -99,6 +99,18 @@ static void open_rig(const struct hapt_graph *graph, const struct hapt_backend *
     CHECK_OK(hapt_engine_create(rig->program, &options, &rig->engine));
 }
 
+static struct hapt_update update_of(int step)
+{
+    return (struct hapt_update){.optimizer = HAPT_OPTIMIZER_ADAMW,
+                                .learning_rate = 0.01,
+                                .beta1 = 0.9,
+                                .beta2 = 0.95,
+                                .epsilon = 1e-8,
+                                .weight_decay = 0.1,
+                                .gradient_scale = 0.5,
+                                .step = step};
+}
+
 /* Weights, then updates with made-up gradients. */
 static void train(const struct hapt_graph *graph, struct rig *rig)
 {
@@ -111,14 +123,7 @@ static void train(const struct hapt_graph *graph, struct rig *rig)
         free(value);
     }
     for (int step = 1; step <= 3; step++) {
-        const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW,
-                                           .learning_rate = 0.01,
-                                           .beta1 = 0.9,
-                                           .beta2 = 0.95,
-                                           .epsilon = 1e-8,
-                                           .weight_decay = 0.1,
-                                           .gradient_scale = 0.5,
-                                           .step = step};
+        const struct hapt_update update = update_of(step);
         CHECK_OK(hapt_engine_begin_step(rig->engine));
         for (int t = 0; t < graph->tensor_count; t++) {
             const int gradient = graph->tensor[t].gradient;
@@ -211,14 +216,7 @@ static void feed(const struct hapt_graph *graph, struct rig *rig, int step)
 static void run_steps(const struct hapt_graph *graph, struct rig *rig, int eager, float loss[4])
 {
     for (int step = 1; step <= 4; step++) {
-        const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW,
-                                           .learning_rate = 0.01,
-                                           .beta1 = 0.9,
-                                           .beta2 = 0.95,
-                                           .epsilon = 1e-8,
-                                           .weight_decay = 0.1,
-                                           .gradient_scale = 0.5,
-                                           .step = step};
+        const struct hapt_update update = update_of(step);
         CHECK_OK(hapt_engine_begin_step(rig->engine));
         for (int microbatch = 0; microbatch < 2; microbatch++) {
             feed(graph, rig, 10 * step + microbatch);
