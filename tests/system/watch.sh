@@ -220,7 +220,7 @@ check "nothing is wrong" [ "$(grep -c 'error:' "$scratch/early.err")" -eq 0 ]
 
 # two signals: stops at once, within a step of several seconds
 sed 's/"1 GB\/s"/"40 kB\/s", "paced": true/' "$scratch/c.json" >"$scratch/crawl.json"
-cluster=$scratch/crawl.json
+cluster=$scratch/crawl.json grace=0
 train twice --steps 3 --checkpoint-every 1
 until_true 60 has_checkpoint twice
 kill -USR1 "$launcher"
