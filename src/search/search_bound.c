@@ -405,13 +405,14 @@ WIDE static void lower(double *restrict to, const double *restrict from, double 
     }
 }
 
-/* Adds a stage of layers [k, end) behind the prefixes of a row; the next stage, at `next`, uses the same subcluster. */
+/* Adds a stage of layers [k, end) behind the prefixes of a row; the next stage, at `next`, uses the same subcluster.
+ * `state`: of the suffix that begins with it. */
 static void extend_same(const struct search_table *table, const struct search_candidate *at,
-                        const struct search_row *row, double most_s, unsigned mask, int next)
+                        const struct search_row *row, double most_s, size_t state, int next)
 {
     const struct search_problem *problem = table->problem;
     const size_t link = search_link(problem, row->current, next, at->end - 1);
-    const struct search_row *to = search_row(table, at->end, search_suffix_state(problem, mask, next));
+    const struct search_row *to = search_row(table, at->end, state);
     if (!to || table->delta[link] == UCHAR_MAX) return;
     const double cost_s = at->time_s + 2 * problem->comm_s[link];
     const int low = row->low > to->low + at->devices ? row->low : to->low + at->devices;
@@ -421,28 +422,40 @@ static void extend_same(const struct search_table *table, const struct search_ca
           cost_s, most_s, high - low + 1);
 }
 
+/* A next stage on another device set. */
+struct onward {
+    int next, shared_subcluster;
+    size_t state; /* of the suffix that begins with it */
+};
+
+static struct onward onward_to(const struct search_problem *problem, unsigned mask, int current, int next)
+{
+    const int shared_subcluster = search_shared_subcluster(problem, current, next);
+    const unsigned rest = search_rest(problem, mask, current, shared_subcluster);
+    return (struct onward){next, shared_subcluster, search_suffix_state(problem, rest, next)};
+}
+
 /* Adds the last stage of the front subcluster, or a mixed stage that leaves some devices of the next stage's front.
  * `before_s`: sum of all stages in front of it. */
 static void extend_other(const struct search_table *table, const struct search_candidate *at,
-                         const struct search_row *row, unsigned mask, int next, double before_s)
+                         const struct search_row *row, const struct onward *onward, double before_s)
 {
     const struct search_problem *problem = table->problem;
-    const int shared_subcluster = search_shared_subcluster(problem, row->current, next);
-    const size_t link = search_link(problem, row->current, next, at->end - 1);
+    const int shared_subcluster = onward->shared_subcluster;
+    const size_t link = search_link(problem, row->current, onward->next, at->end - 1);
     if (shared_subcluster == SEARCH_NOT_ALLOWED || table->delta[link] == UCHAR_MAX) return;
-    const unsigned rest = search_rest(problem, mask, row->current, shared_subcluster);
-    const struct search_row *to = search_row(table, at->end, search_suffix_state(problem, rest, next));
+    const struct search_row *to = search_row(table, at->end, onward->state);
     if (!to) return;
     const double sum_s = before_s + (at->time_s + 2 * problem->comm_s[link]);
     if (shared_subcluster < 0) {
         double *least = &table->untouched_prefix_s[to - table->row];
-        *least = fmin(*least, sum_s);
+        if (sum_s < *least) *least = sum_s;
         return;
     }
     const int left = search_left(problem, row->current, shared_subcluster), high = to->high < left ? to->high : left;
     for (int d = to->low; d <= high; d++) {
         double *least = &table->prefix_s[to->cell + (d - to->low)];
-        if (!problem->options->use_all_devices || d == left) *least = fmin(*least, sum_s);
+        if ((!problem->options->use_all_devices || d == left) && sum_s < *least) *least = sum_s;
     }
 }
 
@@ -454,6 +467,11 @@ static void extend_prefixes(const struct search_table *table, int k, unsigned ma
     const bool mixed = device_set->mixed_group >= 0;
     const unsigned rest = mask & ~device_set->clusters;
     const int list = k * problem->device_set_count + current;
+    const size_t same = search_suffix_state(problem, mask, current);
+    struct onward onward[HAPT_SEARCH_MAX_SUBCLUSTERS];
+    int onwards = 0;
+    for (int next = 0; next < problem->C; next++)
+        if (mixed || rest >> next & 1u) onward[onwards++] = onward_to(problem, mask, current, next);
     for (int64_t i = table->active_first[list]; i < table->active_end[list]; i++) {
         const struct search_candidate *at = &table->active[i];
         /* sum of all stages in front of the last stage of `current`, if that one uses its devices alone */
@@ -465,16 +483,17 @@ static void extend_prefixes(const struct search_table *table, int k, unsigned ma
             if (rest == 0 && device_set->ends && before_s + at->time_s < *least_s) *least_s = before_s + at->time_s;
             continue;
         }
-        if (!mixed) extend_same(table, at, row, most_s, mask, current);
+        if (!mixed) extend_same(table, at, row, most_s, same, current);
         for (int next = problem->C; !mixed && next < problem->device_set_count; next++)
             if (search_shared_subcluster(problem, current, next) == current)
-                extend_same(table, at, row, most_s, mask, next);
+                extend_same(table, at, row, most_s, search_suffix_state(problem, mask, next), next);
         if (!isfinite(before_s)) continue;
-        for (int next = 0; next < problem->C; next++)
-            if (mixed || rest >> next & 1u) extend_other(table, at, row, mask, next, before_s);
-        for (int next = problem->C; next < problem->device_set_count; next++)
-            if (mixed || search_shared_subcluster(problem, current, next) == SEARCH_NOTHING_SHARED)
-                extend_other(table, at, row, mask, next, before_s);
+        for (int n = 0; n < onwards; n++) extend_other(table, at, row, &onward[n], before_s);
+        for (int next = problem->C; next < problem->device_set_count; next++) {
+            if (!mixed && search_shared_subcluster(problem, current, next) != SEARCH_NOTHING_SHARED) continue;
+            const struct onward to = onward_to(problem, mask, current, next);
+            extend_other(table, at, row, &to, before_s);
+        }
     }
 }
 

@@ -158,7 +158,7 @@ static enum hapt_status index_stages(struct search_problem *problem, int p, int 
     problem->candidate_count[p * problem->L + first] = count;
     problem->all_candidates += count;
     for (int i = 0; i < count; i++) {
-        problem->longest_s = fmax(problem->longest_s, buffer[i].time_s);
+        if (buffer[i].time_s > problem->longest_s) problem->longest_s = buffer[i].time_s;
         if (buffer[i].launches > problem->most_launches) problem->most_launches = buffer[i].launches;
     }
     return HAPT_OK;
