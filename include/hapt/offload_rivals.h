@@ -5,7 +5,7 @@
  *
  * A model is L equal blocks. A choice (c, p, o) says what leaves the device. The first c blocks recompute their
  * activations (AutoHete, Insight 1). The last o blocks have their optimizer state on the host (Insight 2), with the
- * weights that the host updates. Of these blocks the first p do not keep weights on the device between their passes.
+ * weights that the host updates. The first p of these blocks keep no weights on the device between their passes.
  * So weights are away only where the host has them, which is the paper's p <= o (footnote 2).
  *
  * Memory is equations (1) and (2). Time is either one step alone by equations (3) to (5), or the steady period of
@@ -81,11 +81,11 @@ bool hapt_offload_fits(const struct hapt_offload_case *given, struct hapt_offloa
 double hapt_offload_forward_s(const struct hapt_offload_case *given, struct hapt_offload_choice choice);
 double hapt_offload_backward_s(const struct hapt_offload_case *given, struct hapt_offload_choice choice);
 
-/* The optimum of AutoHete (6), by enumeration: the least sum of (3) and (5) that fits. Of equal sums it takes the least
- * o, then the least c, then the least p. HAPT_ERR_INFEASIBLE: nothing fits. */
+/* The optimum of AutoHete (6), by enumeration: the least sum of (3) and (5) that fits. Ties go to the least o, then the
+ * least c, then the least p. HAPT_ERR_INFEASIBLE: nothing fits. */
 enum hapt_status hapt_offload_optimum(const struct hapt_offload_case *given, struct hapt_offload_choice *choice);
 
-/* What may happen at the same time. */
+/* Operations that may run at the same time. */
 enum hapt_offload_overlap {
     HAPT_OFFLOAD_SYNCHRONOUS,  /* one operation at a time */
     HAPT_OFFLOAD_PHASES,       /* updates begin behind the last backward pass, the next step behind the last fetch */
@@ -118,7 +118,7 @@ enum hapt_status hapt_offload_period(const struct hapt_offload_case *given, stru
 
 /* The choice of the least period that fits, instead of the optimum of one step alone. For each o it simulates the least
  * c of each p, up to the first p that needs no recomputation. This is exact in order, where more work never shortens
- * the period. Of equal periods it takes the least o, then the least p. HAPT_ERR_INFEASIBLE: nothing fits;
+ * the period. Ties go to the least o, then the least p. HAPT_ERR_INFEASIBLE: nothing fits;
  * HAPT_ERR_MEMORY. */
 enum hapt_status hapt_offload_jointly(const struct hapt_offload_case *given, struct hapt_offload_execution execution,
                                       struct hapt_offload_choice *choice, double *period_s);

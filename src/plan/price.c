@@ -292,28 +292,6 @@ enum hapt_status hapt_plan_overlap(const struct hapt_plan *plan, int stage, doub
     return status;
 }
 
-static enum hapt_status exposed(const struct hapt_plan *plan, struct hapt_arena *scratch, double *exposed_s)
-{
-    struct hapt_schedule *schedule;
-    struct hapt_costs costs;
-    struct hapt_simulation *with, *without;
-    HAPT_TRY(hapt_plan_lay_out(plan, scratch, &schedule, &costs));
-    HAPT_TRY(hapt_simulate(schedule, &costs, scratch, &with));
-    costs.step_s = costs.deferred_s = costs.deferred_work_s = NULL;
-    HAPT_TRY(hapt_simulate(schedule, &costs, scratch, &without));
-    *exposed_s = fmax(0, with->step_s - without->step_s);
-    return HAPT_OK;
-}
-
-enum hapt_status hapt_plan_exposed(const struct hapt_plan *plan, double *exposed_s)
-{
-    struct hapt_arena scratch;
-    hapt_arena_init(&scratch);
-    const enum hapt_status status = exposed(plan, &scratch, exposed_s);
-    hapt_arena_release(&scratch);
-    return status;
-}
-
 enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s)
 {
     struct hapt_arena scratch;
@@ -368,6 +346,34 @@ static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt
     HAPT_TRY(hapt_plan_simulate(plan, scratch, &simulation));
     *step_s = simulation->step_s;
     return HAPT_OK;
+}
+
+/* The step with the work once a step, and without, apart from the exchange of tied gradients. */
+static enum hapt_status with_and_without(const struct hapt_plan *plan, struct hapt_arena *scratch, double *with_s,
+                                         double *without_s)
+{
+    struct hapt_plan light = *plan;
+    HAPT_NEW(light.stage, scratch, plan->stage_count);
+    for (int i = 0; i < plan->stage_count; i++) {
+        struct hapt_plan_stage *stage = &light.stage[i];
+        *stage = plan->stage[i];
+        stage->compute_s -= (stage->step_s - stage->tied_s) / plan->microbatches;
+        stage->step_s = stage->tied_s;
+        stage->deferred_s = stage->deferred_work_s = 0;
+    }
+    HAPT_TRY(simulated_step(plan, scratch, with_s));
+    return simulated_step(&light, scratch, without_s);
+}
+
+enum hapt_status hapt_plan_exposed(const struct hapt_plan *plan, double *exposed_s)
+{
+    struct hapt_arena scratch;
+    double with_s, without_s;
+    hapt_arena_init(&scratch);
+    const enum hapt_status status = with_and_without(plan, &scratch, &with_s, &without_s);
+    if (status == HAPT_OK) *exposed_s = fmax(0, with_s - without_s);
+    hapt_arena_release(&scratch);
+    return status;
 }
 
 enum hapt_status hapt_plan_estimate(const struct hapt_plan *plan, int microbatches, struct hapt_arena *scratch,

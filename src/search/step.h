@@ -80,7 +80,7 @@ enum hapt_status step_prepare(struct step_search *search);
 /* Seeds, enumeration and bound: sets search->best and bound_s. HAPT_ERR_INFEASIBLE: there is no plan; it is printed
  * unless options.may_fail. Collective. */
 enum hapt_status step_start(struct step_search *search);
-/* What step_start found on rank `from` goes to all ranks. Collective. */
+/* Sends the results of step_start on rank `from` to all ranks. Collective. */
 enum hapt_status step_share(struct step_search *search, int from);
 /* Refines search->best. Collective. */
 enum hapt_status step_improve(struct step_search *search);

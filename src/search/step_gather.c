@@ -1,4 +1,4 @@
-/* What ranks that share the work tell each other: the best candidates, and whole searches. */
+/* Exchange between ranks that share the work: the best candidates, and results of searches. */
 #include "step.h"
 
 #include <math.h>

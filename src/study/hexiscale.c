@@ -8,8 +8,8 @@
  * the whole grid, as long as that helps. For two subclusters this tries every order and every boundary.
  *
  * hapt cannot run its plans, because hapt always overlaps. hexiscale_pipelines.c prices its unequal pipelines.
- * Not modelled: tensor parallelism over mixed devices. Where the profile has stages that recompute, its plans may use
- * them, which its authors do not describe; this makes the baseline stronger.
+ * Not modelled: tensor parallelism over mixed devices. Its plans may use stages that recompute, if the profile has
+ * them. Its authors do not describe such stages; this makes the baseline stronger.
  *
  * Reproduces its authors' cost model on its own plans for two random subclusters: half of the simulated steps are
  * within 1.3 %, the median within 0.1 %, all within -13 and +49 % (tests/unit/baselines_published.c). The authors state

@@ -172,7 +172,7 @@ static int take(struct graph *graph, enum stream stream)
     return at;
 }
 
-/* Fills end_s of all operations. What ends at one time ends before anything starts at that time. */
+/* Fills end_s of all operations. Operations end before others start at the same time. */
 static void run_streams(struct graph *graph)
 {
     int running[STREAMS] = {-1, -1, -1, -1, -1};

@@ -252,6 +252,10 @@ def programs_are_shown():
                            "--precision", "fp32", "--explain", "--json").stdout)
     updates, step = alone["explain"]["updates"], alone["simulated_s"]
     check(0 < updates["longest_s"] < step and abs(updates["exposed_s"] / updates["longest_s"] - 1) < 1e-9, f"updates of one stage: {updates} of {step} s")
+    # long steps are extrapolated, with that work and without
+    long = json.loads(run("plan", "--input", "gpt.h5", "--cluster", "two.json", "--microbatches", "800000", "--layers-per-model", "12", "--stages", "0-14@fast:2x2",
+                          "--precision", "fp32", "--explain", "--json").stdout)["explain"]["updates"]
+    check(abs(long["longest_s"] / updates["longest_s"] - 1) < 1e-9 and abs(long["exposed_s"] / long["longest_s"] - 1) < 1e-3, f"of a long step: {long}")
     check("updates  sums of gradients, updates: at most" in shown.stdout, f"updates are told: {shown.stdout}")
     wide = [line for line in shown.stdout.splitlines() if len(line) > 100]
     check(not wide, f"at most 100 columns: {wide[:3]}")

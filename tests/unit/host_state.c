@@ -76,15 +76,26 @@ static enum hapt_status late_wait(struct hapt_event *event)
     return HAPT_OK;
 }
 
+static struct hapt_backend late_backend(void)
+{
+    struct hapt_backend backend = *cpu();
+    backend.queue = late_queue_of;
+    backend.copy = late_copy;
+    backend.record = late_record;
+    backend.wait = late_wait;
+    return backend;
+}
+
 struct rig {
     struct hapt_program *program;
     struct hapt_engine *engine;
     struct hapt_device *device;
 };
 
-/* pace: byte/s of copies; 0: they are not slowed down. */
-static void open_rig(const struct hapt_graph *graph, const struct hapt_backend *backend, bool host_state, double pace,
-                     struct hapt_arena *arena, struct rig *rig)
+/* pace: byte/s of copies; 0: they are not slowed down. links: NULL: none. */
+static void open_linked_rig(const struct hapt_graph *graph, const struct hapt_backend *backend, bool host_state,
+                            double pace, const struct hapt_engine_links *links, struct hapt_arena *arena,
+                            struct rig *rig)
 {
     CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, arena, &rig->program));
     CHECK_OK(cpu()->open(0, 1, 0, &rig->device));
@@ -95,8 +106,15 @@ static void open_rig(const struct hapt_graph *graph, const struct hapt_backend *
                                                 .slots = 1,
                                                 .host_state = host_state,
                                                 .host_pace = pace,
-                                                .host_timeout_s = 60};
+                                                .host_timeout_s = 60,
+                                                .links = links ? *links : (struct hapt_engine_links){0}};
     CHECK_OK(hapt_engine_create(rig->program, &options, &rig->engine));
+}
+
+static void open_rig(const struct hapt_graph *graph, const struct hapt_backend *backend, bool host_state, double pace,
+                     struct hapt_arena *arena, struct rig *rig)
+{
+    open_linked_rig(graph, backend, host_state, pace, NULL, arena, rig);
 }
 
 static struct hapt_update update_of(int step)
@@ -163,11 +181,7 @@ static void compare(const struct hapt_graph *graph, struct rig *a, struct rig *b
 
 static void late_copies_change_no_bit(void)
 {
-    struct hapt_backend backend = *cpu();
-    backend.queue = late_queue_of;
-    backend.copy = late_copy;
-    backend.record = late_record;
-    backend.wait = late_wait;
+    const struct hapt_backend backend = late_backend();
     for (int bf16 = 0; bf16 < 2; bf16++) {
         struct hapt_arena arena;
         struct rig here, away;
@@ -238,11 +252,7 @@ static void run_steps(const struct hapt_graph *graph, struct rig *rig, int eager
 /* AutoHete's priority: updates in the order in which the next forward pass needs them, and in that pass. */
 static void deferred_updates_change_no_bit(void)
 {
-    struct hapt_backend backend = *cpu();
-    backend.queue = late_queue_of;
-    backend.copy = late_copy;
-    backend.record = late_record;
-    backend.wait = late_wait;
+    const struct hapt_backend backend = late_backend();
     for (int bf16 = 0; bf16 < 2; bf16++)
         for (int tied = 0; tied < 2; tied++) {
             struct hapt_arena arena;
@@ -295,25 +305,13 @@ static void go_on(void *context)
 static void passes_update_what_they_need(void)
 {
     struct hapt_arena arena;
-    struct rig away = {0};
+    struct rig away;
     struct pauses pauses = {0};
-    struct hapt_backend backend = *cpu();
-    backend.queue = late_queue_of;
-    backend.copy = late_copy;
-    backend.record = late_record;
-    backend.wait = late_wait;
+    const struct hapt_backend backend = late_backend();
     hapt_arena_init(&arena);
     const struct hapt_graph *graph = fixture_gpt(&arena, (struct fixture_gpt){6, 32, 2, 8, 64, 2, false, false})->graph;
-    CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, &arena, &away.program));
-    CHECK_OK(cpu()->open(0, 1, 0, &away.device));
-    const struct hapt_engine_options options = {.backend = &backend,
-                                                .device = away.device,
-                                                .threads = 1,
-                                                .state_count = 2,
-                                                .slots = 1,
-                                                .host_state = true,
-                                                .links = {.context = &pauses, .leave = pause, .resume = go_on}};
-    CHECK_OK(hapt_engine_create(away.program, &options, &away.engine));
+    const struct hapt_engine_links links = {.context = &pauses, .leave = pause, .resume = go_on};
+    open_linked_rig(graph, &backend, true, 0, &links, &arena, &away);
     train(graph, &away);
     const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW, .epsilon = 1, .gradient_scale = 1, .step = 9};
     feed(graph, &away, 1);
