@@ -34,8 +34,9 @@ static enum hapt_status check_parts(const struct hapt_plan *plan, int i)
     if (submesh->nodes != 1 || submesh->devices_per_node != devices || stage->layout.tensor_parallel != 1)
         return BAD("stage %d runs on %d x %d devices of subcluster %d, but mixes %d devices", i, submesh->nodes,
                    submesh->devices_per_node, submesh->subcluster[0], devices);
+    const bool program = stage->layout.program != NULL; /* its devices may have a share of 0: some work is replicated */
     for (int d = 0; ratio && d < devices; d++) {
-        if (!(ratio[d] > 0)) return BAD("stage %d has a ratio of %g", i, ratio[d]);
+        if (!(ratio[d] > 0 || (program && ratio[d] == 0))) return BAD("stage %d has a ratio of %g", i, ratio[d]);
         sum += ratio[d];
     }
     return ratio && !(fabs(sum - 1) <= 1e-4) ? BAD("the ratios of stage %d add up to %g", i, sum) : HAPT_OK;

@@ -130,7 +130,8 @@ static enum hapt_status check_ratios(const struct hapt_profile_mixed *mixed, int
     double sum = 0;
     if (!mixed->ratio) return HAPT_OK;
     for (int i = 0; i < devices; i++) {
-        if (!(mixed->ratio[i] > 0 && mixed->ratio[i] <= 1))
+        const bool none = mixed->ratio[i] == 0 && mixed->program > 0; /* some of a program's work is replicated */
+        if (!none && !(mixed->ratio[i] > 0 && mixed->ratio[i] <= 1))
             return BAD("mixed_%d: ratios[%d] is %g; it must be above 0 and at most 1", k, i, mixed->ratio[i]);
         sum += mixed->ratio[i];
     }

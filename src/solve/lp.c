@@ -100,11 +100,13 @@ double lp_dual_bound(const struct hapt_lp *lp, const double *x, const double *y,
     }
     for (int j = 0; j < lp->column_count; j++) {
         const double side = reduced[j] > 0 ? lp->lower[j] : lp->upper[j];
+        /* Rounding alone: a bound far from x, such as the memory of a large device, would make a gap of it. */
+        const double rounding = isfinite(side) ? 1e-14 * scale[j] : 1e-10 * (1 + scale[j]);
         if (reduced[j] == 0) continue;
-        if (isfinite(side))
-            bound += reduced[j] * side;
-        else if (fabs(reduced[j]) <= 1e-10 * (1 + scale[j]))
+        if (fabs(reduced[j]) <= rounding)
             bound += reduced[j] * x[j];
+        else if (isfinite(side))
+            bound += reduced[j] * side;
         else
             return -INFINITY;
     }

@@ -88,6 +88,14 @@ passes 3 train --input "$scratch/m2.h5" --cluster "$scratch/c.json" --data $refe
     --lr-schedule constant --clip-norm 0 --beta2 0.95 --steps 20 --output "$scratch/program" --plan "$scratch/program.h5" --json
 cp "$scratch/out" "$scratch/program.json"
 check "a synthesised program: PyTorch's losses" close program
+# Devices so slow that a program gives them only replicated work: a share of 0 is read back, planned and trained
+sed 's/"slowdown": 3/"slowdown": 30/' "$scratch/c.json" >"$scratch/slow.json"
+passes 1 profile --input "$scratch/m8.h5" --layers-per-model 4 --cluster "$scratch/slow.json" --predict --mixed yes --program synthesised \
+    --microbatches 4 --output "$scratch/none.h5"
+check "a device that much slower gets no share" grep -qE '\b0(,|$)' <(ratios none.h5 0)
+plan none.h5 "0-$layers@fast:1+slow:2" none-plan.h5
+train none none-plan.h5
+check "devices without a share: PyTorch's losses" close none
 # Measured with programs: whatever is found, a plan on all devices can train
 profile 3 programs.h5 --cluster "$scratch/c.json" --mixed yes --program all
 plan programs.h5 "0-$layers@fast:1+slow:2" found.h5

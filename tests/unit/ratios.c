@@ -269,6 +269,37 @@ static enum hapt_lp_result solve_plainly(const struct hapt_ratio_problem *proble
     return solution.result;
 }
 
+/* Sharded tensors of a few bytes beside a limit of gigabytes: the bound of a ratio is 1e8 and more, and the rounding of
+ * reduced costs times such a bound is no gap. A change by 1e-3 of one ratio in favour of another costs at least as
+ * much. */
+static void far_limits(void)
+{
+    static struct sample sample;
+    const int cases = test_long() ? 40000 : 2000;
+    for (int c = 0; c < cases; c++) {
+        uint64_t seed = (uint64_t)c + 9001;
+        const int devices = 2 + c % 2;
+        struct hapt_ratio_result result;
+        struct hapt_arena arena;
+        hapt_arena_init(&arena);
+        random_sample(&sample, &seed, devices, 1, true);
+        for (int j = 0; j < devices; j++) sample.packed[j] = 1 + floor(10 * hapt_random_unit(&seed));
+        const enum hapt_status status = hapt_ratios_solve(&sample.problem, &arena, &result);
+        CHECK_OK(status);
+        if (status == HAPT_OK)
+            for (int a = 0; a < devices; a++) {
+                double ratio[MAX_DEVICES];
+                const int b = (a + 1) % devices;
+                memcpy(ratio, result.ratio, (size_t)devices * sizeof *ratio);
+                const double moved = fmin(1e-3, ratio[a]);
+                ratio[a] -= moved;
+                ratio[b] += moved;
+                CHECK(hapt_ratios_cost(&sample.problem, ratio) >= result.cost_s * (1 - 1e-6));
+            }
+        hapt_arena_release(&arena);
+    }
+}
+
 static void plain_form_agrees(void)
 {
     static struct sample sample;
@@ -373,6 +404,7 @@ int main(int argc, char **argv)
     RUN(rounding_properties);
     RUN(impossible_splits);
     RUN(three_regimes);
+    RUN(far_limits);
     RUN(plain_form_agrees);
     RUN(grid_agrees);
     RUN(ties_and_bad_input);
