@@ -35,7 +35,10 @@ def command(ranks, output, *more):
                        "--steps", str(STEPS), "--output", output] + every + resume + list(more)
 
 
-MOST_STACKS = 1500
+# The long round draws this many failing calls of each rank and way of saving, deaths, and failing calls of a resume of each kind on one rank and
+# on two. HAPT_EVERY=1 tries all of them (of memory one of each call stack), which takes half a day.
+every_call = bool(os.environ.get("HAPT_EVERY"))
+MOST_CALLS, MOST_DEATHS, MOST_OF_A_KIND = 100, 20, (1500, 120)
 MOST_S = 240 if part != "resume" else 100  # seconds of a run
 hung = 0      # launchers without ranks
 
@@ -181,6 +184,8 @@ def calls():
             kinds = sorted({call for call, _, _ in places})
             places = [random.choice([place for place in places if place[0] == kind]) for kind in kinds]
             places = places if ranks == 1 else random.sample(places, 1)
+        elif not every_call:
+            places = sorted(random.sample(places, min(len(places), MOST_CALLS)))
         print("rank %d of %d, asynchronous %s: %d of %d calls" % (rank, ranks, asynchronous, len(places), count), flush=True)
         for call, at, total in places:
             error = random.choice(["ENOSPC", "EIO"])
@@ -208,7 +213,7 @@ def kill():
         places = [(call, 1, pattern) for call, pattern in MOMENTS] if rank == 0 else []
         if long_round:
             every = all_calls(ranks, rank, asynchronous, "--keep", "1")
-            places += [(call, at, None) for call, at, _ in random.sample(every, min(len(every), 40))]
+            places += [(call, at, None) for call, at, _ in random.sample(every, len(every) if every_call else min(len(every), MOST_DEATHS))]
         elif ranks > 1 or asynchronous == "no":
             places = random.sample(places, min(len(places), 1))
         for call, at, pattern in places:
@@ -351,10 +356,9 @@ def one_of_each_stack(path, total):
 
 
 def resume():
-    """A call fails while a run is resumed: memory, opening, reading, mapping, threads. The long round tries each call. Of memory it tries a
-    call of each stack, on two ranks of MOST_STACKS stacks; with HAPT_EVERY=1 each call. HAPT_KINDS: only some. HAPT_FAULTS: how many of each.
-    HAPT_SHARE=K/N: share K of N of the calls, from 0, so that N processes test all of them. HAPT_AT="17 23": only these calls.
-    HAPT_FAULTY="1": only calls of these ranks."""
+    """A call fails while a run is resumed: memory, opening, reading, mapping, threads. Of memory it tries one call of a
+    stack. HAPT_KINDS: only some. HAPT_FAULTS: how many of each. HAPT_SHARE=K/N: share K of N of the calls, from 0, so that N processes test all
+    of them. HAPT_AT="17 23": only these calls. HAPT_FAULTY="1": only calls of these ranks."""
     tried, codes, wrong, kinds = 0, {}, 0, os.environ.get("HAPT_KINDS", " ".join(KINDS)).split()
     faulty_ranks = [int(rank) for rank in os.environ.get("HAPT_FAULTY", "").split()]
     share, shares = (int(number) for number in os.environ.get("HAPT_SHARE", "0/1").split("/"))
@@ -374,12 +378,9 @@ def resume():
             total = count_calls(counts)
             places, of_stacks = [], one_of_each_stack(stacks, total["malloc"])
             for kind in kinds:
-                most = int(os.environ.get("HAPT_FAULTS", 0)) or (total.get(kind, 0) if long_round else 2 if ranks == 1 else 1)
-                some = kind == "malloc" and not os.environ.get("HAPT_EVERY")
-                mine = of_stacks if some else range(1, total.get(kind, 0) + 1)
-                if some and ranks > 1:
-                    most = min(most, MOST_STACKS // shares)
-                mine = mine[share::shares]
+                drawn = total.get(kind, 0) if every_call else MOST_OF_A_KIND[ranks - 1] // shares if long_round else 2 if ranks == 1 else 1
+                most = int(os.environ.get("HAPT_FAULTS", 0)) or drawn
+                mine = (of_stacks if kind == "malloc" else range(1, total.get(kind, 0) + 1))[share::shares]
                 if "HAPT_AT" in os.environ:
                     mine = [int(at) for at in os.environ["HAPT_AT"].split()]
                 places += [(kind, at) for at in sorted(random.sample(list(mine), min(most, len(mine))))]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Disks that fail under a checkpoint: the n-th call of a kind fails, or a rank dies before it, a file system fills up, the machine stops
 # after any call. Earlier checkpoints stay intact; a failure is one clear error (code 6), and nothing hangs. Then memory, opening, reading,
-# mapping or a thread fails while a run is resumed: no checkpoint is lost. HAPT_LONG=1: every n on one rank and on two; of memory a call of
-# each call stack, on two ranks of 1,500 stacks (HAPT_EVERY=1: every n). HAPT_PARTS: only some of the parts. HAPT_RANKS=1 or 2: only so many ranks.
+# mapping or a thread fails while a run is resumed: no checkpoint is lost. HAPT_LONG=1: a large random part of the calls; HAPT_EVERY=1: all of
+# them, of memory one of each call stack. HAPT_PARTS: only some of the parts. HAPT_RANKS=1 or 2: only so many ranks.
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 library=$HAPT_BUILD/tests/faults/faults.so
