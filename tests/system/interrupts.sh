@@ -2,11 +2,11 @@
 # Signals at random moments from start to exit: KILL, STOP (continued after a random time, or never), TERM, INT, HUP, USR1, SEGV. They hit a
 # rank, a sandbox process or the launcher of each command, on 1 to 3 ranks. Afterwards nothing hangs longer than --timeout, no process is
 # left, nothing earlier is lost, and no lock refuses the next start. After resuming, the weights are those of an undisturbed run.
-# HAPT_LONG=1: 250 signals. HAPT_SIGNALS: how many. HAPT_SEED repeats one.
+# HAPT_LONG=1: 100 signals. HAPT_SIGNALS: how many. HAPT_SEED repeats one.
 # Runs beside others
 . tests/system/lib.sh.inc
 signals=5
-[ -z "${HAPT_LONG:-}" ] || signals=250
+[ -z "${HAPT_LONG:-}" ] || signals=100
 signals=${HAPT_SIGNALS:-$signals}
 passes 1 data README.md --output "$scratch/t.h5" || finish
 passes 1 model gpt --layers 2 --hidden 64 --heads 4 --sequence 32 --vocab 256 --microbatch 2 --output "$scratch/m.h5" || finish
