@@ -15,6 +15,7 @@ struct job {
     char *to;
     const char *from;
     size_t bytes, at; /* at: the first byte of the current piece */
+    double submitted_s;
 };
 
 struct channel {
@@ -47,7 +48,7 @@ static bool advance(struct state_copies *copies, struct channel *channel, double
     struct job *job = &channel->job[channel->done % MOST_JOBS];
     const size_t bytes = piece_of(job);
     if (!channel->copied) {
-        channel->due_s = fmax(channel->due_s, hapt_time_s()) + (double)bytes / copies->bandwidth;
+        channel->due_s = fmax(channel->due_s, job->submitted_s) + (double)bytes / copies->bandwidth;
         pthread_mutex_unlock(&copies->lock);
         memcpy(job->to + job->at, job->from + job->at, bytes);
         pthread_mutex_lock(&copies->lock);
@@ -131,8 +132,10 @@ void state_copies_submit(struct state_copies *copies, enum state_direction direc
     if (bytes == 0) return;
     if (channel->submitted >= MOST_JOBS) /* only this thread submits */
         state_copies_wait(copies, direction, channel->submitted - MOST_JOBS + 1);
+    const double now_s = hapt_time_s();
     pthread_mutex_lock(&copies->lock);
-    channel->job[channel->submitted++ % MOST_JOBS] = (struct job){.to = to, .from = from, .bytes = bytes};
+    channel->job[channel->submitted++ % MOST_JOBS] =
+        (struct job){.to = to, .from = from, .bytes = bytes, .submitted_s = now_s};
     pthread_cond_broadcast(&copies->changed);
     pthread_mutex_unlock(&copies->lock);
 }
@@ -150,7 +153,7 @@ _Noreturn static void name_stalled(const struct state_copies *copies, enum state
         HAPT_ERR_COMM,
         "see that the host is not overloaded, and that \"bandwidth\" of \"host\" in the cluster file is "
         "right; --timeout sets the limit",
-        "the copy of optimizer state %s has made no progress for %.3g s: %lld of %lld blocks are complete, and "
+        "the copy of offloaded memory %s has made no progress for %.3g s: %lld of %lld blocks are complete, and "
         "%zu of %zu bytes of the next one",
         direction == STATE_IN ? "from the host to the device" : "from the device to the host", copies->timeout_s,
         (long long)channel->done, (long long)channel->submitted, channel->job[channel->done % MOST_JOBS].at,
