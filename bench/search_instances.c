@@ -142,7 +142,7 @@ static int list_submeshes(const struct instance *instance, int nodes, struct hap
             const int dp = devices / tp;
             /* if every number of nodes is offered, sequences are sharded as well, and several nodes run tp 8 only */
             if (instance->every_node_count ? n > 1 && tp < NODE : ROWS % dp != 0) continue;
-            submesh[count++] = (struct hapt_submesh){n, m, tp, 0, 0};
+            submesh[count++] = (struct hapt_submesh){n, m, tp, 0, 0, 0};
         }
     }
     return count;

@@ -41,6 +41,7 @@ static size_t memory_parameter_bytes(const struct hapt_program *program, int ten
 static bool memory_masters_like_state(const struct hapt_memory_plan *plan, const struct hapt_program *program)
 {
     bool trained = false;
+    if (plan->host_weights) return true;
     if (!plan->sharded_state && plan->state_space != HAPT_SPACE_HOST) return false;
     for (int t = 0; t < program->tensor_count; t++) {
         const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[t].tensor];
@@ -57,7 +58,7 @@ static void memory_add_parameter(const struct hapt_memory_plan *plan, const stru
 {
     const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
     const size_t element = plan->parameter_element[tensor], bytes = memory_parameter_bytes(program, tensor);
-    if (plan->copy_offset != (size_t)-1)
+    if (plan->copy_offset != (size_t)-1 && !plan->host_weights)
         memory_add(pieces, whole->name, plan->copy_offset + element * sizeof(uint16_t), bytes / 2,
                    HAPT_REGION_RESIDENT);
     if (!whole->trainable) return;
@@ -150,7 +151,9 @@ static enum hapt_status memory_compare_tensors(const struct hapt_memory_plan *pl
     for (int t = 0; t < program->tensor_count; t++) {
         const char *name = program->graph->tensor[program->tensor[t].tensor].name;
         const int root = program->tensor[t].root;
-        if (plan->location[t].space != HAPT_SPACE_DEVICE) return memory_broken(program, "not on the device", name, "");
+        const bool weight = program->graph->tensor[program->tensor[t].tensor].kind == HAPT_TENSOR_PARAMETER;
+        if ((plan->location[t].space == HAPT_SPACE_HOST) != (weight && plan->host_weights))
+            return memory_broken(program, "in the wrong memory", name, "");
         if (plan->location[t].region != region[t]) return memory_broken(program, "wrong region", name, "");
         if (plan->location[t].offset != plan->location[root].offset)
             return memory_broken(program, "its offset differs from its root's", name, "");
@@ -162,25 +165,86 @@ static enum hapt_status memory_compare_tensors(const struct hapt_memory_plan *pl
     return HAPT_OK;
 }
 
+/* Weights on the host: each unit's place has all that its operators read, and no more than the largest needs. */
+static enum hapt_status memory_compare_units(const struct hapt_memory_plan *plan, const struct hapt_program *program,
+                                             struct pieces *pieces)
+{
+    size_t most = 0;
+    int behind = program->first_op;
+    if (!plan->host_weights) return HAPT_OK;
+    for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
+        for (int s = 0; s < program->step_count[section]; s++) {
+            const struct hapt_op *op = &program->graph->op[program->step[section][s].op];
+            bool reads = false, covered = false;
+            for (int i = 0; i < op->input_count; i++)
+                reads |= op->input[i] >= 0 && program->graph->tensor[op->input[i]].kind == HAPT_TENSOR_PARAMETER;
+            for (int u = 0; u < plan->unit_count; u++)
+                covered |= op->forward_op >= plan->unit[u].first_op && op->forward_op < plan->unit[u].end_op;
+            if (reads && !covered) return memory_broken(program, "no unit has the weights of", op->name, "");
+        }
+    const size_t size = plan->copy_offset == (size_t)-1 ? sizeof(float) : sizeof(uint16_t);
+    for (int u = 0; u < plan->unit_count; u++) {
+        const struct hapt_weight_unit *unit = &plan->unit[u];
+        int found = 0;
+        size_t end = 0;
+        if (unit->end_op <= behind || unit->count == 0) return memory_broken(program, "units", "not in order", "");
+        behind = unit->end_op;
+        for (int k = 0; k < unit->count; k++) {
+            const struct hapt_unit_weight *weight = &unit->weight[k];
+            const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[weight->parameter].tensor];
+            if (weight->element < end || weight->element * size % 64 != 0)
+                return memory_broken(program, "weights overlap in a place", whole->name, "");
+            end = weight->element + (memory_parameter_bytes(program, weight->parameter) / sizeof(float) + 31) / 32 * 32;
+        }
+        if (end * size > plan->place_bytes) return memory_broken(program, "a unit is larger than its place", "", "");
+        if (end * size > most) most = end * size;
+        for (int t = 0; t < program->tensor_count; t++) {
+            bool reads = false, there = false;
+            for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
+                for (int s = 0; s < program->step_count[section]; s++) {
+                    const struct hapt_op *op = &program->graph->op[program->step[section][s].op];
+                    for (int i = 0; i < op->input_count; i++)
+                        reads |= op->input[i] == program->tensor[t].tensor && op->forward_op >= unit->first_op &&
+                                 op->forward_op < unit->end_op;
+                }
+            if (program->graph->tensor[program->tensor[t].tensor].kind != HAPT_TENSOR_PARAMETER) continue;
+            for (int k = 0; k < unit->count; k++) there |= unit->weight[k].parameter == t;
+            if (reads != there) return memory_broken(program, "a unit lacks a weight, or has one too many", "", "");
+            found += there;
+        }
+        if (found != unit->count) return memory_broken(program, "a weight is twice in a unit", "", "");
+    }
+    if (plan->place_bytes != hapt_align(most)) return memory_broken(program, "places of the wrong size", "", "");
+    memory_add(pieces, "weight places", plan->place_offset, HAPT_WEIGHT_PLACES * plan->place_bytes,
+               HAPT_REGION_RESIDENT);
+    if (size == sizeof(uint16_t))
+        memory_add(pieces, "window of copies", plan->copy_offset, plan->window_elements * size, HAPT_REGION_RESIDENT);
+    return HAPT_OK;
+}
+
 /* Optimizer state on the host: windows on the device, and blocks on the host that do not overlap. */
 static enum hapt_status memory_compare_state(const struct hapt_memory_plan *plan, const struct hapt_program *program,
                                              struct pieces *pieces)
 {
-    const size_t bytes = hapt_align(plan->state_elements * sizeof(float));
+    const bool copies = plan->host_weights && plan->copy_offset != (size_t)-1;
     if (plan->state_space == HAPT_SPACE_DEVICE)
         return plan->host_bytes == 0 ? HAPT_OK : memory_broken(program, "host memory for nothing", "", "");
     if ((plan->window_elements == 0) != (plan->state_elements == 0) || plan->window_elements > plan->state_elements)
         return memory_broken(program, "an impossible window", "", "");
-    size_t place[3];
+    size_t place[4], size[4];
     int blocks = 0;
-    for (int s = plan->master_space == HAPT_SPACE_HOST ? -1 : 0; s < plan->state_count; s++) {
-        memory_add(pieces, "state window", s < 0 ? plan->master_offset : plan->state_offset[s],
-                   plan->window_elements * sizeof(float), HAPT_REGION_RESIDENT);
-        place[blocks] = s < 0 ? plan->host_master_offset : plan->host_state_offset[s];
-        if (place[blocks] % 64 != 0 || place[blocks] + bytes > plan->host_bytes)
+    for (int s = copies ? -2 : plan->master_space == HAPT_SPACE_HOST ? -1 : 0; s < plan->state_count; s++) {
+        if (s > -2)
+            memory_add(pieces, "state window", s < 0 ? plan->master_offset : plan->state_offset[s],
+                       plan->window_elements * sizeof(float), HAPT_REGION_RESIDENT);
+        size[blocks] = hapt_align(plan->state_elements * (s == -2 ? sizeof(uint16_t) : sizeof(float)));
+        place[blocks] = s == -2   ? plan->host_copy_offset
+                        : s == -1 ? plan->host_master_offset
+                                  : plan->host_state_offset[s];
+        if (place[blocks] % 64 != 0 || place[blocks] + size[blocks] > plan->host_bytes)
             return memory_broken(program, "state outside the host's memory", "", "");
         for (int b = 0; b < blocks; b++)
-            if (bytes > 0 && place[b] + bytes > place[blocks] && place[blocks] + bytes > place[b])
+            if (size[b] > 0 && place[b] + size[b] > place[blocks] && place[blocks] + size[blocks] > place[b])
                 return memory_broken(program, "states overlap on the host", "", "");
         blocks++;
     }
@@ -194,7 +258,7 @@ static enum hapt_status memory_compare(const struct hapt_memory_plan *plan, cons
     struct pieces pieces = {0};
     size_t peak;
     const int boundaries = program->forward_in.count + program->backward_in.count + program->backward_out.count;
-    HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + plan->forward_in.slots * boundaries + 4);
+    HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + plan->forward_in.slots * boundaries + 6);
     HAPT_TRY(memory_compare_tensors(plan, program, scratch, lifetime, &peak));
     for (int t = 0; t < program->tensor_count; t++)
         if (program->tensor[t].root == t) memory_add_tensor(plan, program, t, lifetime, &pieces);
@@ -202,6 +266,7 @@ static enum hapt_status memory_compare(const struct hapt_memory_plan *plan, cons
     memory_add_staging(program, &program->backward_in, &plan->backward_in, &pieces);
     memory_add_staging(program, &program->backward_out, &plan->backward_out, &pieces);
     HAPT_TRY(memory_compare_state(plan, program, &pieces));
+    HAPT_TRY(memory_compare_units(plan, program, &pieces));
     memory_add(&pieces, "kernel scratch", plan->scratch_offset, plan->scratch_bytes, HAPT_REGION_NONE);
     for (int a = 0; a < pieces.count; a++) {
         if (!memory_inside(plan, &pieces.piece[a]))

@@ -33,7 +33,7 @@ static inline int random_submeshes(int nodes, int per_node, bool variants, struc
         for (int m = n == 1 ? 1 : per_node; m <= per_node;
              m = m < per_node && (2 * m > per_node || per_node % (2 * m)) ? per_node : 2 * m)
             for (int tp = 1; tp <= (variants ? m : 1); tp *= 2)
-                if (m % tp == 0) submesh[count++] = (struct hapt_submesh){n, m, tp, 0, 0};
+                if (m % tp == 0) submesh[count++] = (struct hapt_submesh){n, m, tp, 0, 0, 0};
     return count;
 }
 

@@ -36,7 +36,12 @@ struct hapt_mixed_group {
 };
 
 /* One for none, all, and parts between. */
-enum { HAPT_MOST_SHARES = 6 };
+enum { HAPT_MOST_KEEPS = 10 };
+/* What the stages of a submesh keep on their devices. */
+struct hapt_keep {
+    int recompute;     /* hapt_submesh.recompute */
+    bool host_weights; /* hapt_submesh.host_weights */
+};
 
 /* The programs that are candidates. A single device has only one program, which counts as each of them. */
 enum { PROGRAM_DATA = 1, PROGRAM_TENSOR = 2, PROGRAM_SYNTHESISED = 4 };
@@ -46,7 +51,7 @@ struct hapt_candidates_options {
     const struct hapt_efficiency *efficiency; /* calibrated tables for prediction; NULL: the built-in ones */
     bool split;                               /* also the figures of split backward passes */
     bool recompute;                           /* also those of stages that recompute, as --recompute says */
-    bool host_state;                          /* the optimizer state is on the host */
+    enum hapt_offload offload;
 };
 /* True if --split-backward or `hapt profile` needs the figures of split backward passes. */
 bool hapt_candidates_wants_split(const struct hapt_config *config);
@@ -64,9 +69,10 @@ struct hapt_candidates {
     const struct hapt_efficiency *efficiency; /* calibrated tables for prediction; NULL: the built-in ones */
     int layer_count;                          /* L */
     bool split;                               /* also the figures of split backward passes */
-    double imbalance; /* candidates with more work, relative to their submesh's part of the speed, are pruned */
-    int state_count;  /* number of optimizer states */
-    bool host_state;  /* they are on the host */
+    double imbalance;  /* candidates with more work, relative to their submesh's part of the speed, are pruned */
+    int state_count;   /* number of optimizer states */
+    bool host_state;   /* they are on the host */
+    bool host_weights; /* stages whose weights are there are candidates, too */
     /* ZeRO-1: ranks that sum a gradient hold one slice each of its optimizer state. STATE_REPLICATED: never;
      * STATE_AS_NEEDED: if not all microbatches of a step fit otherwise; STATE_SHARDED: always. */
     enum state_sharing { STATE_REPLICATED, STATE_AS_NEEDED, STATE_SHARDED } state_sharing;
@@ -75,11 +81,14 @@ struct hapt_candidates {
     enum hapt_tied_exchange exchange; /* element type of the gradients of tied parameters */
     int layout_count;
     const struct hapt_stage_layout **layout; /* [layout_count] program k is layout[k - 1] */
-    /* Choices of hapt_submesh.recompute, the least first; 0 if some stages may keep all. Plain
-     * programs alone recompute. */
-    int share_count, share[HAPT_MOST_SHARES];
+    /* What stages may keep; first all, if some may. Those with weights on the host are last. Plain programs alone have
+     * such choices. */
+    int keep_count;
+    struct hapt_keep keep[HAPT_MOST_KEEPS];
     int unit_count;
     struct hapt_unit *unit; /* [unit_count] of the model */
+    int weight_unit_count;
+    struct hapt_unit *weight_unit; /* [weight_unit_count] all modules; 0: no weights are on the host */
     int mesh_count;
     struct hapt_candidate_mesh
         *mesh; /* meshes that can share the model and the microbatch's rows, ascending; then those with programs */
@@ -104,16 +113,17 @@ struct hapt_item_memory {
     double host_bytes, sharded_host_bytes;           /* of optimizer state on the host; 0: it is on the device */
     double split_parameter_bytes, weight_slot_bytes; /* of the split program, which has the same activation_bytes */
     double masters_unread;                           /* 1: as in hapt_memory_plan; else 0 */
+    double weight_bytes, fetch_bytes;                /* hapt_memory_bytes */
 };
 #define FITS_NOWHERE ((struct hapt_item_memory){.parameter_bytes = INFINITY, .sharded_bytes = INFINITY})
 struct hapt_item_time {
     double forward_s, backward_s, update_s;
     double end_s; /* rest of a step's end, not stretched by a slowdown; 0 if update_s includes it */
 };
-/* The same if some of the item's units recompute. */
+/* The same if the item does not keep all on its devices. */
 struct hapt_item_again {
     struct hapt_item_memory memory;
-    double again_s; /* more than backward_s */
+    double again_s; /* more than backward_s, for recomputation */
 };
 
 enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
@@ -214,6 +224,10 @@ double hapt_candidates_device_speed(const struct hapt_candidates *candidates, in
 
 /* True if stages that recompute are candidates. */
 bool hapt_candidates_recompute(const struct hapt_candidates *candidates);
+/* True if some stages do not keep all on their devices: items then have figures for each choice. */
+bool hapt_candidates_chooses(const struct hapt_candidates *candidates);
+/* True if the thread of a device that computes also copies: CPUs without paced copies. */
+bool hapt_candidates_copies_itself(const struct hapt_subcluster *subcluster);
 /* The shardings of a mesh: `again`: all units recompute, if any may; split: the same with split backward passes, or
  * NULL. */
 struct hapt_candidate_shardings {
@@ -223,7 +237,7 @@ struct hapt_candidate_shardings {
 enum hapt_status hapt_candidates_shardings(const struct hapt_candidates *candidates, int mesh_index,
                                            struct hapt_arena *arena, struct hapt_candidate_shardings *shardings);
 /* Memory of every item of a mesh, equal to hapt_candidates_plan_memory: memory[item]. A range whose weights alone
- * exceed every device fits nowhere; single layers have figures in any case. And again[item][HAPT_MOST_SHARES] with
+ * exceed every device fits nowhere; single layers have figures in any case. And again[item][HAPT_MOST_KEEPS] with
  * again_s 0 unless it is NULL. kernel_scratch NULL: without. Advances the innermost progress line by one for each
  * structure. */
 enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates, int mesh_index,
@@ -241,7 +255,7 @@ enum hapt_status hapt_candidates_again(const struct hapt_candidates *candidates,
 typedef double hapt_candidates_all_reduce(const void *context, int subcluster, struct hapt_submesh submesh,
                                           double bytes);
 /* Makes the profile. memory[c] and time[c]: tables by item for subcluster c; time in real seconds of its devices.
- * again[c]: [item][HAPT_MOST_SHARES] of the shares beside 0; NULL: none recompute.
+ * again[c]: [item][HAPT_MOST_KEEPS] of the shares beside 0; NULL: none recompute.
  * weight_share[c]: the part of backward_s that a split backward pass defers, NaN: unknown; NULL: all are unknown.
  * Variants without candidates are left out. So are variants that another one of the same submesh beats in time and
  * memory on every range (a plain variant is compared with plain ones only). A submesh keeps its data-parallel row if

@@ -42,10 +42,12 @@ struct hapt_engine_options {
     int threads;
     int state_count;
     int slots;
-    int weight_slots;   /* of split programs; 0: 1 */
-    int transfer_slots; /* 0: HAPT_TRANSFER_SLOTS */
-    bool sharded_state; /* ZeRO-1: hapt_memory_options */
-    bool host_state;    /* hapt_memory_options */
+    int weight_slots;      /* of split programs; 0: 1 */
+    int transfer_slots;    /* 0: HAPT_TRANSFER_SLOTS */
+    bool sharded_state;    /* ZeRO-1: hapt_memory_options */
+    bool host_state;       /* hapt_memory_options */
+    int weight_unit_count; /* the same: weights on the host */
+    const struct hapt_unit *weight_unit;
     /* CPUs: copies of state on the host are slowed down to so many byte/s in each direction; 0: they are not. The job
      * ends if they make no progress for host_timeout_s; 0: never. */
     double host_pace, host_timeout_s;

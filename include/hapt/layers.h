@@ -53,6 +53,9 @@ static inline enum hapt_status hapt_layers_of_operators(const struct hapt_layers
 /* The model's units of recomputation: its repeated modules; all modules, if none is repeated. */
 enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_unit **unit,
                                    int *count);
+/* The units of weights on the host: all modules, which cover the model. */
+enum hapt_status hapt_layers_weight_units(const struct hapt_layers *layers, struct hapt_arena *arena,
+                                          struct hapt_unit **unit, int *count);
 /* The recomputation of a range, as a number. So many of HAPT_RECOMPUTE_PARTS parts of the units that lie in it, rounded
  * up, make all their activations again. HAPT_RECOMPUTE_SELECTIVE is added if its other units are selective. */
 enum { HAPT_RECOMPUTE_PARTS = 12, HAPT_RECOMPUTE_SELECTIVE = 16 };

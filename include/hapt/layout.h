@@ -36,9 +36,12 @@ struct hapt_layout {
     int number;          /* PROGRAM: k >= 1, layout k of the profile; else 0 */
     const struct hapt_stage_layout *program;
     const double *ratio;          /* [devices] share of the work of each; NULL: even or unknown */
-    int recompute;                /* hapt_submesh.recompute */
+    int recompute;                /* hapt_submesh.recompute; -1 in a question: any */
     int unit_count;               /* units that recompute; 0: none, or the operators are unknown */
     const struct hapt_unit *unit; /* those that make all again come first */
+    int host_weights;             /* hapt_submesh.host_weights; -1 in a question: any */
+    int weight_unit_count;        /* with it: the units whose weights are fetched; 0: the operators are unknown */
+    const struct hapt_unit *weight_unit;
 };
 /* The number of units that recompute selectively. */
 static inline int hapt_layout_selective_units(const struct hapt_layout *layout)

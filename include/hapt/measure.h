@@ -8,11 +8,11 @@
 /* Measures the model. Steps: enumerate candidates; prune those that are out of memory or badly unbalanced; alias
  * structural duplicates; run the rest by the engine in parallel. Collective over env->world; every rank gets the
  * complete profile. recompute: also stages that recompute, as --recompute says; with auto only if some device may lack
- * memory. host_state: the optimizer state is on the host. *kept: the same profile without them; *profile if there are
+ * memory. *kept: the same profile without stages that recompute or have weights on the host; *profile if there are
  * none; NULL if some layer fits nowhere without. `kept` may be NULL. */
 enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                       const struct hapt_model *model, const struct hapt_layers *layers,
-                                      const struct hapt_config *config, bool recompute, bool host_state,
+                                      const struct hapt_config *config, bool recompute, enum hapt_offload offload,
                                       struct hapt_arena *result, struct hapt_profile **profile,
                                       struct hapt_profile **kept);
 /* Times every operator of the model, forward and backward, and fits the efficiency tables. It uses every device count

@@ -9,6 +9,8 @@
  *              (AutoHete, ZeRO-Offload): a window for it. The update copies a window in, updates the weights, and
  *              copies it out, so that its bits are those of an update with resident state. In both cases masters are
  *              treated like the state if all trained weights have compute copies.
+ *              With the weights on the host, too (AutoHete's p blocks): masters are treated like the state in any case,
+ *              and two places hold the weights of one unit each (hapt_weight_unit) while its operators run.
  *   slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations
  *   weight     weight slots of a split sharding (hapt_sharding_split): tensors that BACKWARD keeps for WEIGHT
  *   workspace  tensors of one instruction, offsets by liveness, and kernel scratch; also gradients that cross a
@@ -67,6 +69,19 @@ struct hapt_parameter_group {
 };
 #define HAPT_PARAMETER_GROUPS (1 << HAPT_MESH_AXES)
 
+/* Operators whose weights are on the device at the same time, if the weights are on the host: a module, as far as the
+ * chunk has it. They stand one behind the other in the place `index mod 2`. A weight that several units read has a copy
+ * in each. */
+struct hapt_weight_unit {
+    int first_op, end_op;
+    int count;
+    struct hapt_unit_weight {
+        int parameter;  /* program tensor */
+        size_t element; /* the first one, from the start of the place */
+    } * weight;         /* [count] */
+};
+#define HAPT_WEIGHT_PLACES 2
+
 struct hapt_memory_plan {
     size_t parameter_bytes;   /* resident + workspace + transfer slots */
     size_t sharded_bytes;     /* parameter_bytes with sharded optimizer state */
@@ -97,6 +112,13 @@ struct hapt_memory_plan {
     bool masters_like_state;
     bool masters_unread; /* no kernel reads the master of a trained parameter, of which there are some */
     enum hapt_memory_space master_space;
+    /* Weights on the host: the compute copies, or in fp32 the masters. Units that read any are in order. Place k is
+     * at place_offset + k * place_bytes. The update writes compute copies to a window (copy_offset) of as many elements
+     * as that of the state. */
+    bool host_weights;
+    int unit_count;
+    struct hapt_weight_unit *unit;
+    size_t place_offset, place_bytes, host_copy_offset;
     size_t host_state_offset[2], host_master_offset; /* in the host allocation, if they are there */
     size_t host_bytes;                               /* of the host allocation, of all chunks of the device */
     size_t sharded_host_bytes;                       /* the same with sharded optimizer state */
@@ -114,6 +136,11 @@ struct hapt_memory_options {
     bool sharded_state; /* ZeRO-1: ranks that sum a gradient update one slice each and hold only that slice's state, and
                            master weights if kernels do not read them */
     bool host_state;    /* the optimizer state is on the host, and master weights if kernels do not read them */
+    /* Units in order: with host_state and without sharded_state the trained weights of programs that lie in them are on
+     * the host, too. Such a program needs a state, no frozen weights, and one type of all weights; else its weights are
+     * on the device. */
+    int weight_unit_count;
+    const struct hapt_unit *weight_unit;
     hapt_kernel_scratch *scratch;
     void *scratch_context;
     bool scratch_by_operator; /* scratch(program, -1) is 0 for every program: it need not be asked */
@@ -152,6 +179,9 @@ struct hapt_memory_bytes {
     size_t sharded_bytes;                  /* parameter_bytes with sharded optimizer state */
     size_t host_bytes, sharded_host_bytes; /* of the optimizer state on the host; 0: it is on the device */
     size_t trained_elements;
+    /* Weights on the host; 0: they are on the device. fetch: those that a pass copies to the device, if it begins with
+     * the units with which the one before ended: all but two units', if they are equal. */
+    size_t weight_bytes, fetch_bytes;
     bool copies;         /* weights have compute copies */
     bool masters_unread; /* as in a plan */
 };

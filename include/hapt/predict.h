@@ -10,9 +10,9 @@
  * from latency and bandwidth of the submesh's links, memory from the planner.
  * `efficiency`: calibrated tables; NULL: the built-in ones. */
 struct hapt_predict_options {
-    bool recompute;  /* with stages that recompute, as --recompute says */
-    bool host_state; /* the optimizer state is on the host */
-    int node_rank;   /* chooses the device that tells its kernels' scratch: a process can open its own one alone */
+    bool recompute; /* with stages that recompute, as --recompute says */
+    enum hapt_offload offload;
+    int node_rank; /* chooses the device that tells its kernels' scratch: a process can open its own one alone */
 };
 enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                       const struct hapt_layers *layers, const struct hapt_config *config,

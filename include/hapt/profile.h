@@ -18,12 +18,17 @@
  * 1): the profile's layout k instead. */
 struct hapt_submesh {
     int n, m, tp, program;
-    int recompute; /* what a range recomputes (AutoHete; layers.h) */
+    int recompute;    /* what a range recomputes (AutoHete; layers.h) */
+    int host_weights; /* 1: its trained weights are on the host (hapt_memory_plan), besides its optimizer state */
 };
+/* What of the training state is on the hosts. STAGES: the optimizer state of all stages, and the weights of those that
+ * are planned so. */
+enum hapt_offload { HAPT_OFFLOAD_NO, HAPT_OFFLOAD_OPTIMIZER, HAPT_OFFLOAD_STAGES, HAPT_OFFLOAD_WEIGHTS };
 /* True if two rows are the same submesh with the same program. */
 static inline bool hapt_submesh_same(const struct hapt_submesh *a, const struct hapt_submesh *b)
 {
-    return a->n == b->n && a->m == b->m && a->tp == b->tp && a->program == b->program && a->recompute == b->recompute;
+    return a->n == b->n && a->m == b->m && a->tp == b->tp && a->program == b->program && a->recompute == b->recompute &&
+           a->host_weights == b->host_weights;
 }
 
 struct hapt_profile_cluster {

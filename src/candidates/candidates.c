@@ -34,17 +34,22 @@ enum hapt_status hapt_candidates_variants(const struct hapt_candidates *candidat
     int most = 1, all = 0;
     for (int tp = 1; tp < own->devices_per_node; tp *= 2) most++;
     HAPT_NEW(submesh, arena, submeshes);
-    HAPT_NEW(made, arena, submeshes * most * HAPT_MOST_SHARES + candidates->layout_count);
+    HAPT_NEW(made, arena, submeshes * most * HAPT_MOST_KEEPS + candidates->layout_count);
     hapt_candidates_submeshes(own, submesh);
     for (int s = 0; s < submeshes; s++)
         for (int tp = 1; tp <= most_tensor_parallel(candidates, submesh[s]) && submesh[s].m % tp == 0; tp *= 2)
             if ((candidates->programs & (tp > 1 ? PROGRAM_TENSOR : PROGRAM_DATA)) || submesh[s].n * submesh[s].m == 1)
-                for (int k = 0; k < candidates->share_count; k++)
-                    made[all++] = (struct hapt_submesh){submesh[s].n, submesh[s].m, tp, 0, candidates->share[k]};
+                for (int k = 0; k < candidates->keep_count; k++)
+                    made[all++] = (struct hapt_submesh){submesh[s].n,
+                                                        submesh[s].m,
+                                                        tp,
+                                                        0,
+                                                        candidates->keep[k].recompute,
+                                                        candidates->keep[k].host_weights};
     for (int d = 0; d < candidates->mesh_count; d++) {
         const struct hapt_candidate_mesh *mesh = &candidates->mesh[d];
         if (mesh->program > 0 && (mesh->subclusters >> subcluster & 1u))
-            made[all++] = (struct hapt_submesh){mesh->n, mesh->m, 1, mesh->program, 0};
+            made[all++] = (struct hapt_submesh){mesh->n, mesh->m, 1, mesh->program, 0, false};
     }
     *variant = made;
     *count = all;
@@ -121,6 +126,15 @@ static int compare_ranges(const void *a, const void *b)
     return x->first != y->first ? x->first - y->first : x->last - y->last;
 }
 
+/* Makes ranges differ that begin or end elsewhere in a unit. */
+static void mark_units(const struct hapt_unit *unit, int count, uint64_t *hash)
+{
+    for (int u = 0; u < count; u++) {
+        hash[unit[u].first_op] = hapt_hash(hash[unit[u].first_op], "first", 5);
+        hash[unit[u].end_op - 1] = hapt_hash(hash[unit[u].end_op - 1], "last", 4);
+    }
+}
+
 static enum hapt_status find_structures(struct hapt_candidates *candidates, struct hapt_arena *arena,
                                         struct hapt_arena *scratch)
 {
@@ -135,11 +149,8 @@ static enum hapt_status find_structures(struct hapt_candidates *candidates, stru
     HAPT_NEW(hash, scratch, candidates->model->graph->op_count);
     /* Equal operators may be cut differently, because of other operators that read their outputs. */
     for (int d = 0; d < candidates->mesh_count; d++) hapt_sharding_hash(candidates->sharding[d], hash);
-    /* Ranges of equal operators differ if their units begin or end elsewhere. */
-    for (int u = 0; u < candidates->unit_count && candidates->share[candidates->share_count - 1] > 0; u++) {
-        hash[candidates->unit[u].first_op] = hapt_hash(hash[candidates->unit[u].first_op], "first", 5);
-        hash[candidates->unit[u].end_op - 1] = hapt_hash(hash[candidates->unit[u].end_op - 1], "last", 4);
-    }
+    if (hapt_candidates_recompute(candidates)) mark_units(candidates->unit, candidates->unit_count, hash);
+    mark_units(candidates->weight_unit, candidates->weight_unit_count, hash);
     HAPT_TRY(hapt_layers_structures(candidates->layers, candidates->model->graph, hash, structure));
     HAPT_NEW(range, scratch, (size_t)L * (size_t)(L + 1) / 2);
     HAPT_NEW(candidates->structure, arena, (size_t)L * (size_t)L);
@@ -193,22 +204,54 @@ static enum state_sharing state_sharing_of(const struct hapt_config *config)
     return strcmp(choice, "yes") == 0 ? STATE_SHARDED : strcmp(choice, "no") == 0 ? STATE_REPLICATED : STATE_AS_NEEDED;
 }
 
+bool hapt_candidates_recompute(const struct hapt_candidates *candidates)
+{
+    for (int k = 0; k < candidates->keep_count; k++)
+        if (candidates->keep[k].recompute > 0) return true;
+    return false;
+}
+
+bool hapt_candidates_chooses(const struct hapt_candidates *candidates)
+{
+    return candidates->host_weights || hapt_candidates_recompute(candidates);
+}
+
+static void add_keep(struct hapt_candidates *candidates, int recompute, bool host_weights)
+{
+    candidates->keep[candidates->keep_count++] = (struct hapt_keep){recompute, host_weights};
+}
+
 /* The choices of --recompute. auto: nothing, then all units selective, then quarters of them make all again. */
-static void choose_shares(const struct hapt_config *config, bool recompute, struct hapt_candidates *candidates)
+static void add_recomputation(const struct hapt_config *config, bool recompute, struct hapt_candidates *candidates)
 {
     const char *choice = recompute ? hapt_config_text(config, "recompute") : "no";
-    int *share = candidates->share;
-    candidates->share_count = 1;
-    share[0] = 0;
-    if (!strcmp(choice, "no") || candidates->unit_count == 0) return;
-    if (!strcmp(choice, "auto")) {
+    if (!strcmp(choice, "no") || candidates->unit_count == 0) {
+        add_keep(candidates, 0, false);
+    } else if (strcmp(choice, "auto") != 0) {
+        add_keep(candidates, hapt_layers_recompute(choice), false);
+        HAPT_ASSERT(candidates->keep[0].recompute >= 0);
+    } else {
+        add_keep(candidates, 0, false);
         for (int quarters = 0; quarters < 4; quarters++)
-            share[candidates->share_count++] = HAPT_RECOMPUTE_SELECTIVE + quarters * HAPT_RECOMPUTE_PARTS / 4;
-        share[candidates->share_count++] = HAPT_RECOMPUTE_PARTS;
-        return;
+            add_keep(candidates, HAPT_RECOMPUTE_SELECTIVE + quarters * HAPT_RECOMPUTE_PARTS / 4, false);
+        add_keep(candidates, HAPT_RECOMPUTE_PARTS, false);
     }
-    share[0] = hapt_layers_recompute(choice);
-    HAPT_ASSERT(share[0] >= 0);
+}
+
+/* Weights on the host with the least, half and the most of the recomputation. */
+static void choose_keeps(const struct hapt_config *config, const struct hapt_candidates_options *options,
+                         struct hapt_candidates *candidates)
+{
+    add_recomputation(config, options->recompute, candidates);
+    const int resident = candidates->keep_count;
+    for (int k = 0; k < resident && options->offload == HAPT_OFFLOAD_WEIGHTS; k++)
+        candidates->keep[k].host_weights = true;
+    if (options->offload != HAPT_OFFLOAD_STAGES || candidates->state_sharing == STATE_SHARDED) return;
+    for (int third = 0, last = -1; third < 3; third++) {
+        const int k = third * (resident - 1) / 2;
+        if (k != last) add_keep(candidates, candidates->keep[k].recompute, true);
+        last = k;
+    }
 }
 
 enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
@@ -223,7 +266,8 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
                                            .tensor_parallel = options->tensor_parallel,
                                            .programs = options->programs,
                                            .split = options->split,
-                                           .host_state = options->host_state,
+                                           .host_state = options->offload != HAPT_OFFLOAD_NO,
+                                           .host_weights = options->offload >= HAPT_OFFLOAD_STAGES,
                                            .efficiency = options->efficiency,
                                            .imbalance = hapt_config_real(config, "imbalance"),
                                            .microbatches = (int)hapt_config_int(config, "microbatches"),
@@ -235,7 +279,9 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
         candidates->speed += hapt_candidates_device_speed(candidates, c) * cluster->subcluster[c].nodes *
                              cluster->subcluster[c].devices_per_node;
     HAPT_TRY(hapt_layers_units(layers, arena, &candidates->unit, &candidates->unit_count));
-    choose_shares(config, options->recompute, candidates);
+    if (candidates->host_weights)
+        HAPT_TRY(hapt_layers_weight_units(layers, arena, &candidates->weight_unit, &candidates->weight_unit_count));
+    choose_keeps(config, options, candidates);
     hapt_arena_init(&scratch);
     const enum hapt_status status = find_meshes(candidates, arena, &scratch);
     hapt_arena_release(&scratch);
@@ -305,7 +351,9 @@ struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *can
                                      .sharded_bytes = (double)figures->sharded_bytes,
                                      .host_bytes = (double)figures->host_bytes,
                                      .sharded_host_bytes = (double)figures->sharded_host_bytes,
-                                     .masters_unread = figures->masters_unread};
+                                     .masters_unread = figures->masters_unread && figures->weight_bytes == 0,
+                                     .weight_bytes = (double)figures->weight_bytes,
+                                     .fetch_bytes = (double)figures->fetch_bytes};
 }
 
 bool hapt_candidates_shards_state(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
@@ -334,6 +382,11 @@ double hapt_candidates_summed_bytes(const struct hapt_candidates *candidates, in
     const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
     const bool slices = memory->masters_unread > 0 && hapt_candidates_shards_state(candidates, memory, limit);
     return (slices ? 3 : 4) * memory->trained_elements;
+}
+
+bool hapt_candidates_copies_itself(const struct hapt_subcluster *subcluster)
+{
+    return strcmp(subcluster->device.backend, "cpu") == 0 && !subcluster->host_paced;
 }
 
 /* True if the hosts of a subcluster can hold the item's state for all devices of a node. */

@@ -10,20 +10,67 @@ struct filling {
     struct hapt_item_memory *const *memory; /* [subcluster][item] */
     struct hapt_item_time *const *time;     /* [subcluster][item] */
     double *const *weight_share;            /* [subcluster][item], or NULL */
-    struct hapt_item_again *const *again;   /* [subcluster][item][HAPT_MOST_SHARES], or NULL */
+    struct hapt_item_again *const *again;   /* [subcluster][item][HAPT_MOST_KEEPS], or NULL */
     hapt_candidates_all_reduce *all_reduce;
     const void *context;
 };
 
-/* Cost of a candidate outside the pipeline. */
+/* The figures of an item if a submesh does not keep all on its devices; NULL: it does. */
+static const struct hapt_item_again *again_of(const struct filling *filling, int subcluster, int item,
+                                              struct hapt_submesh submesh)
+{
+    const struct hapt_candidates *candidates = filling->candidates;
+    const struct hapt_keep *keep = candidates->keep;
+    if (submesh.recompute == 0 && !submesh.host_weights) return NULL;
+    while (keep->recompute != submesh.recompute || keep->host_weights != submesh.host_weights) keep++;
+    return &filling->again[subcluster][(size_t)item * HAPT_MOST_KEEPS + (size_t)(keep - candidates->keep)];
+}
+
+static const struct hapt_item_memory *memory_of(const struct filling *filling, int subcluster, int item,
+                                                struct hapt_submesh submesh)
+{
+    const struct hapt_item_again *again = again_of(filling, subcluster, item, submesh);
+    return again ? &again->memory : &filling->memory[subcluster][item];
+}
+
+/* Cost of a candidate outside the pipeline. Weights on the host are updated and copied there; the first units of the
+ * next step are fetched again. */
 static double step_s(const struct filling *filling, int subcluster, struct hapt_submesh submesh, int item)
 {
+    const struct hapt_candidates *candidates = filling->candidates;
+    const struct hapt_item_memory *memory = memory_of(filling, subcluster, item, submesh),
+                                  *whole = &filling->memory[subcluster][item];
     double seconds = filling->time[subcluster][item].update_s;
     if (submesh.program == 0 && submesh.n * submesh.m > submesh.tp)
         seconds += filling->all_reduce(
             filling->context, subcluster, submesh,
-            hapt_candidates_summed_bytes(filling->candidates, subcluster, &filling->memory[subcluster][item]));
-    return seconds;
+            hapt_candidates_summed_bytes(candidates, subcluster, submesh.host_weights ? memory : whole));
+    if (!submesh.host_weights) return seconds;
+    const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
+    const double more = memory->host_bytes - hapt_candidates_host_bytes(candidates, whole, own->device.memory_bytes);
+    return seconds +
+           ((hapt_candidates_copies_itself(own) ? 2 : 1) * more + memory->weight_bytes - memory->fetch_bytes) /
+               hapt_cluster_host_bandwidth(own);
+}
+
+struct passes {
+    double forward_s, backward_s;
+};
+
+/* Weights on the host are fetched while others are used. */
+static struct passes passes_of(const struct filling *filling, int subcluster, int item, struct hapt_submesh submesh)
+{
+    const struct hapt_item_time *time = &filling->time[subcluster][item];
+    const struct hapt_item_again *again = again_of(filling, subcluster, item, submesh);
+    struct passes passes = {time->forward_s, time->backward_s + (again ? again->again_s : 0)};
+    if (!submesh.host_weights || again->memory.weight_bytes == 0) return passes;
+    const struct hapt_subcluster *own = &filling->candidates->cluster->subcluster[subcluster];
+    const double fetch_s = again->memory.fetch_bytes / hapt_cluster_host_bandwidth(own),
+                 hides =
+                     hapt_candidates_copies_itself(own) ? 0 : again->memory.fetch_bytes / again->memory.weight_bytes;
+    passes.forward_s += fmax(0, fetch_s - hides * passes.forward_s);
+    passes.backward_s += fmax(0, fetch_s - hides * passes.backward_s);
+    return passes;
 }
 
 static double stage_s(const struct hapt_item_time *time)
@@ -31,26 +78,10 @@ static double stage_s(const struct hapt_item_time *time)
     return time->forward_s + time->backward_s;
 }
 
-/* The figures of an item for a share of recomputed units; NULL: all are kept. */
-static const struct hapt_item_again *again_of(const struct filling *filling, int subcluster, int item, int recompute)
+static double item_s(const struct filling *filling, int subcluster, int item, struct hapt_submesh submesh)
 {
-    const struct hapt_candidates *candidates = filling->candidates;
-    int k = 0;
-    if (recompute == 0) return NULL;
-    while (candidates->share[k] != recompute) k++;
-    return &filling->again[subcluster][(size_t)item * HAPT_MOST_SHARES + (size_t)k];
-}
-
-static const struct hapt_item_memory *memory_of(const struct filling *filling, int subcluster, int item, int recompute)
-{
-    const struct hapt_item_again *again = again_of(filling, subcluster, item, recompute);
-    return again ? &again->memory : &filling->memory[subcluster][item];
-}
-
-static double item_s(const struct filling *filling, int subcluster, int item, int recompute)
-{
-    const struct hapt_item_again *again = again_of(filling, subcluster, item, recompute);
-    return stage_s(&filling->time[subcluster][item]) + (again ? again->again_s : 0);
+    const struct passes passes = passes_of(filling, subcluster, item, submesh);
+    return passes.forward_s + passes.backward_s;
 }
 
 static bool has_candidates(const struct filling *filling, int subcluster, struct hapt_submesh variant)
@@ -59,7 +90,7 @@ static bool has_candidates(const struct filling *filling, int subcluster, struct
     const int mesh_index = hapt_candidates_mesh_index_of(candidates, variant);
     for (int k = 0; mesh_index >= 0 && k < candidates->structure_count; k++) {
         const struct hapt_item_memory *memory =
-            memory_of(filling, subcluster, k * candidates->mesh_count + mesh_index, variant.recompute);
+            memory_of(filling, subcluster, k * candidates->mesh_count + mesh_index, variant);
         if (hapt_candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], memory))
             return true;
     }
@@ -76,8 +107,8 @@ static bool is_dominated(const struct filling *filling, int subcluster, struct h
     const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
     for (int k = 0; k < candidates->structure_count; k++) {
         const int a = k * candidates->mesh_count + mine, b = k * candidates->mesh_count + its;
-        const struct hapt_item_memory *x = memory_of(filling, subcluster, a, variant.recompute),
-                                      *y = memory_of(filling, subcluster, b, other.recompute);
+        const struct hapt_item_memory *x = memory_of(filling, subcluster, a, variant),
+                                      *y = memory_of(filling, subcluster, b, other);
         if (!hapt_candidates_wanted(candidates, subcluster, variant, candidates->first[k], candidates->last[k], x))
             continue;
         if (y->parameter_bytes > x->parameter_bytes || y->activation_bytes > x->activation_bytes) return false;
@@ -85,8 +116,7 @@ static bool is_dominated(const struct filling *filling, int subcluster, struct h
             return false;
         if (hapt_candidates_host_bytes(candidates, y, limit) > hapt_candidates_host_bytes(candidates, x, limit))
             return false;
-        if (item_s(filling, subcluster, b, other.recompute) > item_s(filling, subcluster, a, variant.recompute))
-            return false;
+        if (item_s(filling, subcluster, b, other) > item_s(filling, subcluster, a, variant)) return false;
         if (step_s(filling, subcluster, other, b) > step_s(filling, subcluster, variant, a)) return false;
     }
     return true;
@@ -104,7 +134,7 @@ static enum hapt_status choose_rows(const struct filling *filling, int subcluste
     *row = its;
     *rows = all;
     if (filling->candidates->tensor_parallel == 1 && filling->candidates->layout_count == 0 &&
-        filling->candidates->share_count == 1)
+        filling->candidates->keep_count == 1)
         return HAPT_OK;
     const struct hapt_submesh none = its[0];
     for (int v = 0; v < all; v++)
@@ -162,13 +192,14 @@ static void fill_row(const struct filling *filling, int subcluster, int s, bool 
         for (int j = i; j < L; j++) {
             const int item = hapt_candidates_item(candidates, mesh_index, i, j);
             const size_t cell = hapt_profile_index(profile, s, i, j);
-            const struct hapt_item_memory *memory = memory_of(filling, subcluster, item, submesh.recompute);
+            const struct hapt_item_memory *memory = memory_of(filling, subcluster, item, submesh);
             const struct hapt_item_time *time = &filling->time[subcluster][item];
             if (!hapt_candidates_wanted(candidates, subcluster, submesh, i, j, memory)) continue;
             profile->effort.unique += !seen[item];
             seen[item] = true;
-            table->stage_forward_time[cell] = time->forward_s;
-            table->stage_time[cell] = item_s(filling, subcluster, item, submesh.recompute);
+            const struct passes passes = passes_of(filling, subcluster, item, submesh);
+            table->stage_forward_time[cell] = passes.forward_s;
+            table->stage_time[cell] = passes.forward_s + passes.backward_s;
             table->parameter_bytes[cell] =
                 hapt_candidates_resident_bytes(candidates, memory, table->device_memory_bytes);
             table->activation_bytes[cell] = memory->activation_bytes;

@@ -2,11 +2,6 @@
 #include "hapt/candidates.h"
 #include "hapt/progress.h"
 
-bool hapt_candidates_recompute(const struct hapt_candidates *candidates)
-{
-    return candidates->share[candidates->share_count - 1] > 0;
-}
-
 enum hapt_status hapt_candidates_shardings(const struct hapt_candidates *candidates, int mesh_index,
                                            struct hapt_arena *arena, struct hapt_candidate_shardings *shardings)
 {
@@ -54,9 +49,10 @@ static enum hapt_status size_range(const struct hapt_candidates *candidates, con
     return HAPT_OK;
 }
 
-/* True if a device of the cluster may hold the range. */
+/* True if a device of the cluster may hold the range, at least with its weights on the host. */
 static bool may_fit(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op, int end_op)
 {
+    if (!sizing->ranges) return false;
     struct hapt_memory_bytes least;
     hapt_memory_ranges_least(sizing->ranges, first_op, end_op, &least);
     const struct hapt_item_memory memory = hapt_candidates_memory(candidates, &least);
@@ -79,23 +75,31 @@ static bool cuts_unit(const struct hapt_candidates *candidates, int first_op, in
     return false;
 }
 
-/* The same for each choice of recomputation. Choices that differ from the one before in no unit are no candidates. With
- * --recompute all, ranges that cut a unit are no candidates, since its activations would be kept. */
-static enum hapt_status size_shares(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op,
-                                    int end_op, struct hapt_item_again *again)
+/* The same for each choice of what is kept. Choices that differ from the one before in nothing are no candidates. With
+ * --recompute all, ranges that cut a unit are no candidates, since its activations would be kept. sizing: with weights
+ * on the device, and on the host. */
+static enum hapt_status size_keeps(const struct hapt_candidates *candidates, const struct sizing sizing[2],
+                                   bool recomputes, int first_op, int end_op, struct hapt_item_again *again)
 {
-    for (int k = 0, before = 0, full_before = 0; k < candidates->share_count; k++) {
+    const bool all = candidates->keep[0].recompute == HAPT_RECOMPUTE_PARTS;
+    bool away_before = false;
+    for (int k = 0, before = 0, full_before = 0; k < candidates->keep_count; k++) {
+        const struct hapt_keep keep = candidates->keep[k];
         int first, full;
         const int units = hapt_layers_units_of(candidates->unit, candidates->unit_count, first_op, end_op,
-                                               candidates->share[k], &first, &full);
-        const bool forced = k == 0 && candidates->share[0] > 0;
-        if (candidates->share[k] == 0 || (units == before && full == full_before && !forced)) continue;
-        if (forced && candidates->share[k] == HAPT_RECOMPUTE_PARTS && cuts_unit(candidates, first_op, end_op)) continue;
+                                               keep.recompute, &first, &full);
+        const bool forced = k == 0 && keep.recompute > 0,
+                   same = units == before && full == full_before && keep.host_weights == away_before;
+        if ((same && !forced) || (keep.recompute > 0 && !recomputes)) continue;
+        if (all && cuts_unit(candidates, first_op, end_op)) continue;
         const int end = full > 0 ? candidates->unit[first + full - 1].end_op : first_op;
-        HAPT_TRY(size_range(candidates, sizing, first_op, end_op, (struct hapt_memory_again){end, units > full},
-                            &again[k].memory));
+        HAPT_TRY(size_range(candidates, &sizing[keep.host_weights], first_op, end_op,
+                            (struct hapt_memory_again){end, units > full}, &again[k].memory));
+        if (keep.host_weights && !candidates->keep[0].host_weights && again[k].memory.weight_bytes == 0)
+            again[k].memory = FITS_NOWHERE; /* the same as with its weights on the device */
         before = units;
         full_before = full;
+        away_before = keep.host_weights;
     }
     return HAPT_OK;
 }
@@ -118,8 +122,13 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
                                                 .scratch = kernel_scratch,
                                                 .scratch_context = engine,
                                                 .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted};
-    struct sizing sizing;
-    HAPT_TRY(begin_sizing(shardings, &options, scratch, &sizing));
+    struct hapt_memory_options away = options;
+    struct sizing sizing[2] = {{0}};
+    const bool plain = candidates->mesh[mesh_index].program == 0 && candidates->mesh[mesh_index].dp > 0;
+    away.weight_unit_count = candidates->weight_unit_count;
+    away.weight_unit = candidates->weight_unit;
+    HAPT_TRY(begin_sizing(shardings, &options, scratch, &sizing[0]));
+    if (candidates->host_weights && plain) HAPT_TRY(begin_sizing(shardings, &away, scratch, &sizing[1]));
     for (int k = 0; k < candidates->structure_count; k++) {
         const size_t item = (size_t)k * (size_t)candidates->mesh_count + (size_t)mesh_index;
         const int first = candidates->first[k], last = candidates->last[k];
@@ -127,16 +136,20 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
         hapt_progress_advance(1);
         item_range(candidates, k, &first_op, &end_op);
         memory[item] = FITS_NOWHERE;
-        for (int share = 0; again && share < HAPT_MOST_SHARES; share++)
-            again[item * HAPT_MOST_SHARES + (size_t)share] = (struct hapt_item_again){.memory = FITS_NOWHERE};
+        for (int choice = 0; again && choice < HAPT_MOST_KEEPS; choice++)
+            again[item * HAPT_MOST_KEEPS + (size_t)choice] = (struct hapt_item_again){.memory = FITS_NOWHERE};
         if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
         if (!hapt_candidates_may_be_wanted(candidates, mesh_index, first, last)) continue;
         /* Single layers need figures in any case: "does not fit" names them. */
-        if (first < last && !may_fit(candidates, &sizing, first_op, end_op)) continue;
-        HAPT_TRY(size_range(candidates, &sizing, first_op, end_op, (struct hapt_memory_again){first_op, false},
+        if (first < last && !may_fit(candidates, &sizing[0], first_op, end_op) &&
+            !may_fit(candidates, &sizing[1], first_op, end_op))
+            continue;
+        HAPT_TRY(size_range(candidates, &sizing[0], first_op, end_op, (struct hapt_memory_again){first_op, false},
                             &memory[item]));
-        if (again && shardings->recomputes && hapt_candidates_may_recompute(candidates, mesh_index, first, last))
-            HAPT_TRY(size_shares(candidates, &sizing, first_op, end_op, &again[item * HAPT_MOST_SHARES]));
+        if (again && (shardings->recomputes || sizing[1].ranges) &&
+            hapt_candidates_may_recompute(candidates, mesh_index, first, last))
+            HAPT_TRY(size_keeps(candidates, sizing, shardings->recomputes, first_op, end_op,
+                                &again[item * HAPT_MOST_KEEPS]));
     }
     return HAPT_OK;
 }
@@ -158,13 +171,13 @@ enum hapt_status hapt_candidates_again(const struct hapt_candidates *candidates,
         light_s[u + 1] += light_s[u];
     }
     for (int k = 0; k < candidates->structure_count; k++)
-        for (int share = 0; share < candidates->share_count; share++) {
+        for (int choice = 0; choice < candidates->keep_count; choice++) {
             const size_t item = (size_t)k * (size_t)candidates->mesh_count + (size_t)mesh_index;
             int first_op, end_op, first, full;
             item_range(candidates, k, &first_op, &end_op);
             const int units = hapt_layers_units_of(candidates->unit, candidates->unit_count, first_op, end_op,
-                                                   candidates->share[share], &first, &full);
-            again[item * HAPT_MOST_SHARES + (size_t)share].again_s =
+                                                   candidates->keep[choice].recompute, &first, &full);
+            again[item * HAPT_MOST_KEEPS + (size_t)choice].again_s =
                 unit_s[first + full] - unit_s[first] + (light_s[first + units] - light_s[first + full]);
         }
     return HAPT_OK;

@@ -5,15 +5,27 @@
 #include "hapt/search.h"
 #include "phases.h"
 
-/* Sets the operator ranges of a plan's stages, and the units that recompute. */
+/* The units that a range overlaps. */
+static int units_in(const struct hapt_unit *unit, int count, const struct hapt_plan_stage *stage, int *first)
+{
+    int end;
+    *first = 0;
+    while (*first < count && unit[*first].end_op <= stage->first_op) ++*first;
+    for (end = *first; end < count && unit[end].first_op < stage->end_op; end++) {
+    }
+    return end - *first;
+}
+
+/* Sets the operator ranges of a plan's stages, the units that recompute, and those of weights on the host. */
 static enum hapt_status bind_operators(struct hapt_plan *plan, const struct hapt_layers *layers)
 {
-    struct hapt_unit *unit;
-    int units, first, full;
+    struct hapt_unit *unit, *weight_unit;
+    int units, weight_units, first, full;
     if (plan->layer_count != layers->count)
         return hapt_fail(HAPT_ERR_INPUT, "plan again for this model and granularity (--layers-per-model)",
                          "the plan has %d layers, the model %d", plan->layer_count, layers->count);
     HAPT_TRY(hapt_layers_units(layers, plan->arena, &unit, &units));
+    HAPT_TRY(hapt_layers_weight_units(layers, plan->arena, &weight_unit, &weight_units));
     for (int i = 0; i < plan->stage_count; i++) {
         struct hapt_plan_stage *stage = &plan->stage[i];
         stage->first_op = hapt_layers_first_op(layers, stage->first_layer);
@@ -22,6 +34,9 @@ static enum hapt_status bind_operators(struct hapt_plan *plan, const struct hapt
             hapt_layers_units_of(unit, units, stage->first_op, stage->end_op, stage->layout.recompute, &first, &full);
         stage->layout.unit = &unit[first];
         for (int u = first + full; u < first + stage->layout.unit_count; u++) unit[u].selective = true;
+        if (!stage->layout.host_weights) continue;
+        stage->layout.weight_unit_count = units_in(weight_unit, weight_units, stage, &first);
+        stage->layout.weight_unit = &weight_unit[first];
     }
     return HAPT_OK;
 }

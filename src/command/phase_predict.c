@@ -65,10 +65,10 @@ bool hapt_phase_chooses_memory(const struct hapt_config *config, const char *opt
     return is_auto(config, option) && may_choose_memory(config);
 }
 
-static enum hapt_status predict(const struct hapt_prediction *of, bool recompute, bool host_state,
+static enum hapt_status predict(const struct hapt_prediction *of, bool recompute, enum hapt_offload offload,
                                 struct hapt_arena *arena, struct hapt_profile **profile)
 {
-    const struct hapt_predict_options options = {recompute, host_state, of->node_rank};
+    const struct hapt_predict_options options = {recompute, offload, of->node_rank};
     return hapt_profile_predict(of->cluster, of->model, of->layers, of->config, of->efficiency, &options, arena,
                                 profile);
 }
@@ -87,33 +87,57 @@ static enum hapt_status is_shorter(const struct hapt_config *config, const struc
 /* With stages that recompute as --recompute says; auto: if devices lack memory otherwise, since each choice makes the
  * search longer. *profile: the one that keeps all activations, if it is known; else NULL. *lacks: devices lack memory,
  * or would if all activations were kept; false if nothing is chosen. */
-static enum hapt_status predict_recomputing(const struct hapt_prediction *of, bool host_state, struct hapt_arena *arena,
-                                            struct hapt_profile **profile, bool *lacks)
+static enum hapt_status predict_recomputing(const struct hapt_prediction *of, enum hapt_offload offload,
+                                            struct hapt_arena *arena, struct hapt_profile **profile, bool *lacks)
 {
     const bool given = !is_auto(of->config, "recompute");
     enum hapt_status status = HAPT_OK;
     *lacks = false;
-    if (!*profile) status = predict(of, given, host_state, arena, profile);
+    if (!*profile) status = predict(of, given, offload, arena, profile);
     if (!may_choose_memory(of->config) || (given && !is_auto(of->config, "offload"))) return status;
     *lacks = status == HAPT_ERR_INFEASIBLE;
     if (status == HAPT_OK) HAPT_TRY(hapt_phase_lacks_memory(of->config, *profile, lacks));
     if (given || !*lacks) return status;
     hapt_fail_reset();
-    return predict(of, true, host_state, arena, profile);
+    return predict(of, true, offload, arena, profile);
+}
+
+/* With the optimizer state on the hosts; if there is no plan, with the weights of the stages that need it as well. */
+static enum hapt_status predict_away(const struct hapt_prediction *of, struct hapt_arena *arena,
+                                     struct hapt_profile **profile)
+{
+    double step_s = INFINITY;
+    bool ignored;
+    struct hapt_profile *weights = NULL;
+    const enum hapt_status status = predict_recomputing(of, HAPT_OFFLOAD_OPTIMIZER, arena, profile, &ignored);
+    if (status == HAPT_OK) HAPT_TRY(formula_s(of->config, *profile, &step_s));
+    if ((status != HAPT_OK && status != HAPT_ERR_INFEASIBLE) || isfinite(step_s)) return status;
+    hapt_fail_reset();
+    HAPT_TRY(predict_recomputing(of, HAPT_OFFLOAD_STAGES, arena, &weights, &ignored));
+    *profile = weights;
+    return HAPT_OK;
+}
+
+enum hapt_offload hapt_phase_offload(const struct hapt_config *config)
+{
+    const char *choice = hapt_config_text(config, "offload");
+    return !strcmp(choice, "weights")     ? HAPT_OFFLOAD_WEIGHTS
+           : !strcmp(choice, "optimizer") ? HAPT_OFFLOAD_OPTIMIZER
+                                          : HAPT_OFFLOAD_NO;
 }
 
 enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hapt_arena *arena,
                                     struct hapt_profile **profile)
 {
-    const bool given = !strcmp(hapt_config_text(of->config, "offload"), "optimizer");
+    const enum hapt_offload given = hapt_phase_offload(of->config);
     struct hapt_profile *away = NULL;
-    bool lacks, shorter = true, ignored;
+    bool lacks, shorter = true;
     *profile = of->kept;
     const enum hapt_status status = predict_recomputing(of, given, arena, profile, &lacks);
     if (!is_auto(of->config, "offload") || !lacks || (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE))
         return status;
     hapt_fail_reset();
-    const enum hapt_status offloaded = predict_recomputing(of, true, arena, &away, &ignored);
+    const enum hapt_status offloaded = predict_away(of, arena, &away);
     if (offloaded == HAPT_ERR_INFEASIBLE && status == HAPT_OK) {
         hapt_fail_reset();
         return HAPT_OK;

@@ -64,27 +64,41 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                          "--recompute %s has no effect on --program synthesised: such stages keep their activations",
                          recompute);
-    if (!strcmp(hapt_config_text(config, "offload"), "optimizer") && !hapt_candidates_states(config))
+    const enum hapt_offload offload = hapt_phase_offload(config);
+    if (offload != HAPT_OFFLOAD_NO && !hapt_candidates_states(config))
         return hapt_fail(HAPT_ERR_USAGE, "leave it out, or give --optimizer adamw or a --momentum",
-                         "--offload optimizer has no effect: this optimizer keeps no state");
+                         "--offload %s has no effect: this optimizer keeps no state",
+                         hapt_config_text(config, "offload"));
+    if (offload == HAPT_OFFLOAD_WEIGHTS && !strcmp(hapt_config_text(config, "sharded-optimizer"), "yes"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
+                         "--offload weights contradicts --sharded-optimizer yes: such weights are not sharded");
     if (!measured) return HAPT_OK;
     return hapt_phase_refuse_unused(
         config, "the profile is measured here; only --predict yes and clusters on paper are predicted", "efficiency");
 }
 
+static enum hapt_offload offload_of(const struct hapt_profile *profile)
+{
+    for (int c = 0; c < profile->cluster_count; c++)
+        for (int s = 0; s < profile->cluster[c].submesh_count; s++)
+            if (profile->cluster[c].submesh[s].host_weights) return HAPT_OFFLOAD_STAGES;
+    return profile->host_state ? HAPT_OFFLOAD_OPTIMIZER : HAPT_OFFLOAD_NO;
+}
+
 /* --offload auto for a measurement: as for a prediction, by rank 0. Collective over env->world. */
-static enum hapt_status choose_offload(const struct hapt_env *env, const struct hapt_prediction *of, bool *host_state)
+static enum hapt_status choose_offload(const struct hapt_env *env, const struct hapt_prediction *of,
+                                       enum hapt_offload *offload)
 {
     struct hapt_progress progress;
     struct hapt_profile *profile;
     struct hapt_arena scratch;
     enum hapt_status status = HAPT_OK;
-    int chosen = !strcmp(hapt_config_text(of->config, "offload"), "optimizer");
+    int chosen = (int)hapt_phase_offload(of->config);
     if (hapt_phase_chooses_memory(of->config, "offload")) {
         hapt_arena_init(&scratch);
         hapt_progress_init(&progress, env, "predicting", 0);
         if (env->world_rank == 0) status = hapt_phase_predict(of, &scratch, &profile);
-        if (status == HAPT_OK && env->world_rank == 0) chosen = profile->host_state;
+        if (status == HAPT_OK && env->world_rank == 0) chosen = (int)offload_of(profile);
         if (status == HAPT_ERR_INFEASIBLE) {
             hapt_fail_reset();
             status = HAPT_OK;
@@ -94,7 +108,7 @@ static enum hapt_status choose_offload(const struct hapt_env *env, const struct 
     }
     HAPT_TRY(hapt_env_agree(env->world, status));
     HAPT_MPI(MPI_Bcast(&chosen, 1, MPI_INT, 0, env->world));
-    *host_state = chosen;
+    *offload = (enum hapt_offload)chosen;
     return HAPT_OK;
 }
 
@@ -109,9 +123,10 @@ static enum hapt_status measure(const struct hapt_env *env, const struct hapt_co
     const bool recompute = given ? strcmp(hapt_config_text(config, "recompute"), "no") != 0
                                  : hapt_phase_chooses_memory(config, "recompute");
     struct hapt_profile *kept;
-    bool lacks = true, host_state;
-    HAPT_TRY(choose_offload(env, &of, &host_state));
-    HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, recompute, host_state, arena, profile, &kept));
+    enum hapt_offload offload;
+    bool lacks = true;
+    HAPT_TRY(choose_offload(env, &of, &offload));
+    HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, recompute, offload, arena, profile, &kept));
     if (given || !kept || kept == *profile) return HAPT_OK;
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_lacks_memory(config, kept, &lacks)));
     if (!lacks) *profile = kept;

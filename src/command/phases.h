@@ -39,6 +39,8 @@ enum hapt_status hapt_phase_precision(struct hapt_env *env, const struct hapt_co
 /* True if plans that keep all activations are slower because devices lack memory, or if there are none. Rank-local. */
 enum hapt_status hapt_phase_lacks_memory(const struct hapt_config *config, const struct hapt_profile *profile,
                                          bool *lacks);
+/* --offload; auto: nothing. */
+enum hapt_offload hapt_phase_offload(const struct hapt_config *config);
 /* True if the program chooses what `option` ("recompute", "offload") says: it is auto, and the simulated step is
  * searched. */
 bool hapt_phase_chooses_memory(const struct hapt_config *config, const char *option);

@@ -20,8 +20,12 @@ static double step_s(const void *context, const struct hapt_program *program, co
     const struct stage_costs *costs = context;
     const struct hapt_plan_stage *stage = costs->stage;
     const struct hapt_op *op = &program->shard->op[step->op];
-    const struct hapt_submesh submesh = {stage->submesh->nodes, stage->submesh->devices_per_node,
-                                         stage->layout.tensor_parallel, stage->layout.number, 0};
+    const struct hapt_submesh submesh = {stage->submesh->nodes,
+                                         stage->submesh->devices_per_node,
+                                         stage->layout.tensor_parallel,
+                                         stage->layout.number,
+                                         0,
+                                         0};
     const double in = (double)hapt_tensor_bytes(&program->shard->tensor[op->input[0]]);
     const double out = (double)hapt_tensor_bytes(&program->shard->tensor[op->output[0]]);
     double bytes =

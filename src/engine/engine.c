@@ -17,6 +17,8 @@ enum hapt_status hapt_engine_plan_chunks(const struct hapt_program *const *progr
                                                .state_count = options->state_count,
                                                .sharded_state = options->sharded_state,
                                                .host_state = options->host_state,
+                                               .weight_unit_count = options->weight_unit_count,
+                                               .weight_unit = options->weight_unit,
                                                .scratch = hapt_engine_scratch,
                                                .scratch_context = &context};
     return hapt_memory_plan_chunks(program, chunks, &memory, arena, plan);
@@ -28,10 +30,13 @@ static bool is_modelled(const struct hapt_engine_options *options)
     return strcmp(options->backend->name, "emulated") == 0;
 }
 
+/* True if all tensors are on the device, but for weights that are fetched. */
 static bool is_on_device(const struct hapt_memory_plan *plan, const struct hapt_program *program)
 {
-    for (int t = 0; t < program->tensor_count; t++)
-        if (plan->location[t].space != HAPT_SPACE_DEVICE) return false;
+    for (int t = 0; t < program->tensor_count; t++) {
+        const bool weight = program->graph->tensor[program->tensor[t].tensor].kind == HAPT_TENSOR_PARAMETER;
+        if (plan->location[t].space != HAPT_SPACE_DEVICE && !(weight && plan->host_weights)) return false;
+    }
     return true;
 }
 
@@ -47,13 +52,14 @@ static void release(struct engine_memory *shared, const struct hapt_engine_optio
 
 static enum hapt_status set_memory(struct hapt_engine *engine, struct hapt_memory_plan *plan)
 {
-    HAPT_ASSERT(is_on_device(plan, engine->program)); /* nothing moves tensors between spaces yet */
+    HAPT_ASSERT(is_on_device(plan, engine->program));
     HAPT_ASSERT(plan->host_bytes == 0 || engine->shared->host || is_modelled(&engine->options));
     engine->plan = plan;
     engine->memory = engine->shared->address;
     engine->queue = engine->options.backend->queue(engine->options.device, 0);
     HAPT_TRY(hapt_engine_bind(engine));
     HAPT_TRY(hapt_engine_bind_away(engine));
+    HAPT_TRY(hapt_engine_bind_weights(engine));
     return hapt_engine_find_replay_ranges(engine);
 }
 
@@ -140,7 +146,7 @@ void *hapt_engine_address(struct hapt_engine *engine, int tensor, int slot, int 
 {
     const struct hapt_memory_plan *plan = engine->plan;
     const int local = engine->program->local[tensor];
-    if (local < 0) return NULL;
+    if (local < 0 || plan->location[local].space == HAPT_SPACE_HOST) return NULL;
     switch (plan->location[local].region) {
     case HAPT_REGION_RESIDENT: return engine->memory + plan->location[local].offset;
     case HAPT_REGION_WORKSPACE: return engine->memory + plan->workspace_offset + plan->location[local].offset;
@@ -226,9 +232,11 @@ enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_se
     const struct section_binding *binding = &engine->section[deferrable ? HAPT_SECTION_BACKWARD : section];
     HAPT_ASSERT(section != HAPT_SECTION_REDUCE && slot >= 0 && slot < engine->options.slots);
     const struct bound_step *step = &binding->step[slot * binding->weight_slots * binding->step_count];
-    for (int s = 0; s < binding->step_count; s++)
-        if (step[s].forward_op >= first_op && step[s].forward_op < end_op && (!deferrable || step[s].weight))
-            HAPT_TRY(hapt_engine_run(engine, &step[s]));
+    for (int s = 0; s < binding->step_count; s++) {
+        if (step[s].forward_op < first_op || step[s].forward_op >= end_op || (deferrable && !step[s].weight)) continue;
+        HAPT_TRY(hapt_engine_weights_need(engine, deferrable ? HAPT_SECTION_BACKWARD : section, s));
+        HAPT_TRY(hapt_engine_run(engine, &step[s]));
+    }
     return HAPT_OK;
 }
 
@@ -244,6 +252,7 @@ static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_sectio
         const bool is_range = c < binding->range_count && s == binding->range[c].first;
         if (section == HAPT_SECTION_FORWARD)
             HAPT_TRY(hapt_engine_update_needed(engine, is_range ? binding->range[c].end - 1 : s));
+        HAPT_TRY(hapt_engine_weights_need(engine, section, s));
         if (is_range) {
             HAPT_TRY(hapt_engine_run_range(engine, &binding->range[c], step, variant));
             s = binding->range[c++].end;

@@ -23,42 +23,62 @@ static size_t window_of(const struct hapt_engine *engine, const struct update_pi
     return is_whole(engine->plan) ? piece->state_first : (size_t)half * (engine->plan->window_elements / 2);
 }
 
-/* Starts to copy all that is on the host of a piece to its half of the window, or back. */
-static enum hapt_status start_move(struct hapt_engine *engine, const struct update_piece *piece, int half,
-                                   enum state_direction direction)
+enum hapt_status hapt_engine_start_copy(struct hapt_engine *engine, enum state_direction direction, void *to,
+                                        const void *from, size_t bytes)
 {
-    const struct hapt_memory_plan *plan = engine->plan;
     const struct hapt_backend *backend = engine->options.backend;
-    const bool in = direction == STATE_IN;
-    struct state_copies *copies = engine->shared->copies;
-    struct hapt_queue *queue = backend->queue(engine->options.device, in ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT);
-    const size_t bytes = (piece->end - piece->first) * sizeof(float);
-    for (int s = plan->masters_like_state ? -1 : 0; s < plan->state_count; s++) {
-        void *window = (float *)(engine->memory + (s < 0 ? plan->master_offset : plan->state_offset[s])) +
-                       window_of(engine, piece, half),
-             *host = hapt_engine_state_address(engine, s, piece->state_first);
-        if (copies)
-            state_copies_submit(copies, direction, in ? window : host, in ? host : window, bytes);
-        else
-            HAPT_TRY(backend->copy(queue, in ? window : host, in ? host : window, bytes));
-    }
-    struct state_move *move = &engine->away.move[half][direction];
-    *move = (struct state_move){.pending = true};
-    if (copies)
-        move->mark = state_copies_mark(copies, direction);
-    else
-        move->end = backend->record(queue);
+    const int queue = direction == STATE_IN ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT;
+    if (!engine->shared->copies) return backend->copy(backend->queue(engine->options.device, queue), to, from, bytes);
+    state_copies_submit(engine->shared->copies, direction, to, from, bytes);
     return HAPT_OK;
 }
 
-static enum hapt_status wait_move(struct hapt_engine *engine, int half, enum state_direction direction)
+void hapt_engine_end_copies(struct hapt_engine *engine, enum state_direction direction, struct state_move *move)
 {
-    struct state_move *move = &engine->away.move[half][direction];
+    const struct hapt_backend *backend = engine->options.backend;
+    const int queue = direction == STATE_IN ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT;
+    *move = (struct state_move){.pending = true};
+    if (engine->shared->copies)
+        move->mark = state_copies_mark(engine->shared->copies, direction);
+    else
+        move->end = backend->record(backend->queue(engine->options.device, queue));
+}
+
+enum hapt_status hapt_engine_wait_copies(struct hapt_engine *engine, enum state_direction direction,
+                                         struct state_move *move)
+{
     if (!move->pending) return HAPT_OK;
     move->pending = false;
     if (move->end) return engine->options.backend->wait(move->end);
     state_copies_wait(engine->shared->copies, direction, move->mark);
     return HAPT_OK;
+}
+
+/* Starts to copy all that is on the host of a piece to its half of the window, or back; back with the compute copies of
+ * weights that are on the host. */
+static enum hapt_status start_move(struct hapt_engine *engine, const struct update_piece *piece, int half,
+                                   enum state_direction direction)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    const bool in = direction == STATE_IN;
+    const size_t elements = piece->end - piece->first, at = window_of(engine, piece, half);
+    for (int s = plan->masters_like_state ? -1 : 0; s < plan->state_count; s++) {
+        void *window = (float *)(engine->memory + (s < 0 ? plan->master_offset : plan->state_offset[s])) + at,
+             *host = hapt_engine_state_address(engine, s, piece->state_first);
+        HAPT_TRY(hapt_engine_start_copy(engine, direction, in ? window : host, in ? host : window,
+                                        elements * sizeof(float)));
+    }
+    if (plan->host_weights && plan->copy_offset != (size_t)-1 && !in)
+        HAPT_TRY(hapt_engine_start_copy(engine, direction, hapt_engine_host_weight(engine, piece->first),
+                                        engine->memory + plan->copy_offset + at * sizeof(uint16_t),
+                                        elements * sizeof(uint16_t)));
+    hapt_engine_end_copies(engine, direction, &engine->away.move[half][direction]);
+    return HAPT_OK;
+}
+
+static enum hapt_status wait_move(struct hapt_engine *engine, int half, enum state_direction direction)
+{
+    return hapt_engine_wait_copies(engine, direction, &engine->away.move[half][direction]);
 }
 
 /* The first piece from `at` on that the update includes; piece_count: none. */
@@ -79,6 +99,7 @@ enum hapt_status hapt_engine_away_begin(struct hapt_engine *engine, unsigned gro
 {
     struct away_update *away = &engine->away;
     HAPT_ASSERT(!away->pending);
+    HAPT_TRY(hapt_engine_weights_changed(engine));
     away->groups = groups;
     away->update = *update;
     away->half = 0;
@@ -127,7 +148,7 @@ static bool is_sliced(const struct hapt_engine *engine, const struct hapt_parame
 
 bool hapt_engine_defers(const struct hapt_engine *engine)
 {
-    return engine->away.piece_count > 0;
+    return engine->away.piece_count > 0 && !engine->plan->host_weights;
 }
 
 enum hapt_status hapt_engine_defer_update(struct hapt_engine *engine, const struct hapt_update *update)

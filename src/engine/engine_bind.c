@@ -180,6 +180,14 @@ void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot, int 
     return engine->memory + plan->copy_offset + element * hapt_dtype_bytes(whole->dtype);
 }
 
+static void *input_of(struct hapt_engine *engine, int op, int tensor, int slot, int weight_slot)
+{
+    const bool away =
+        engine->plan->host_weights && engine->program->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER;
+    return away ? hapt_engine_place_address(engine, op, tensor)
+                : hapt_engine_operand(engine, tensor, slot, weight_slot);
+}
+
 static void bind_step(struct hapt_engine *engine, const struct hapt_program_step *step, int slot, int weight_slot,
                       struct bound_step *bound)
 {
@@ -192,7 +200,7 @@ static void bind_step(struct hapt_engine *engine, const struct hapt_program_step
     hapt_engine_describe_call(engine->program, &engine->options, step->op, &bound->call);
     for (int i = 0; i < op->input_count; i++)
         if (op->input[i] >= 0 && !is_other_ranks_term(engine->program, step->op, i))
-            bound->call.input[i].data = hapt_engine_operand(engine, op->input[i], slot, weight_slot);
+            bound->call.input[i].data = input_of(engine, step->op, op->input[i], slot, weight_slot);
     for (int o = 0; o < op->output_count; o++)
         if (op->output[o] >= 0)
             bound->call.output[o].data = hapt_engine_address(engine, op->output[o], slot, weight_slot);

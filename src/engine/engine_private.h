@@ -60,6 +60,17 @@ struct state_move {
     int64_t mark;
 };
 
+/* Weights on the host: what the places on the device hold (engine_weights.c). */
+struct weight_places {
+    int *unit[HAPT_SECTION_COUNT]; /* [step_count] of its section: the unit whose weights a step reads; -1: none */
+    int *next[HAPT_SECTION_COUNT]; /* the unit that later steps of the section read first, if another; -1: none */
+    int current;                   /* the unit that runs, or -1 */
+    struct weight_place {
+        int unit; /* or -1 */
+        struct state_move move;
+    } place[HAPT_WEIGHT_PLACES];
+};
+
 /* The update of parameters whose state is on the host. */
 struct away_update {
     int piece_count;
@@ -99,6 +110,7 @@ struct hapt_engine {
     } trial;
     const struct hapt_kernel *convert, *update;
     struct away_update away;
+    struct weight_places weights;
     enum hapt_dtype copy_dtype; /* of the weights' compute copy, if any */
 };
 
@@ -142,11 +154,31 @@ float *hapt_engine_state_address(struct hapt_engine *engine, int state, size_t f
 
 /* engine_away.c. Call bind after hapt_engine_bind. */
 enum hapt_status hapt_engine_bind_away(struct hapt_engine *engine);
+/* Starts to copy `bytes`, paced if the device is a CPU with a pace. Then `end`: *move ends with all copies so far. */
+enum hapt_status hapt_engine_start_copy(struct hapt_engine *engine, enum state_direction direction, void *to,
+                                        const void *from, size_t bytes);
+void hapt_engine_end_copies(struct hapt_engine *engine, enum state_direction direction, struct state_move *move);
+enum hapt_status hapt_engine_wait_copies(struct hapt_engine *engine, enum state_direction direction,
+                                         struct state_move *move);
 /* Begins an update: fetches its first piece. Then `advance` once for each piece, while away.pending. */
 enum hapt_status hapt_engine_away_begin(struct hapt_engine *engine, unsigned groups, const struct hapt_update *update);
 enum hapt_status hapt_engine_away_advance(struct hapt_engine *engine);
 /* Updates what FORWARD step `step` and those before it read. */
 enum hapt_status hapt_engine_update_needed(struct hapt_engine *engine, int step);
+
+/* engine_weights.c: weights on the host. Without them, all but the address do nothing. Call bind after
+ * hapt_engine_bind. */
+enum hapt_status hapt_engine_bind_weights(struct hapt_engine *engine);
+/* Before a step runs: waits for the weights that it reads, and begins to fetch those that its section reads next. */
+enum hapt_status hapt_engine_weights_need(struct hapt_engine *engine, enum hapt_section section, int step);
+/* The weights on the host change: none are fetched any more. */
+enum hapt_status hapt_engine_weights_changed(struct hapt_engine *engine);
+/* Address that kernels of an operator read: in the place of its unit. */
+void *hapt_engine_place_address(struct hapt_engine *engine, int op, int tensor);
+/* Address on the host of the first weight of elements from `element` on, in the compute type. */
+void *hapt_engine_host_weight(struct hapt_engine *engine, size_t element);
+/* Element size of weights as kernels read them. */
+size_t hapt_engine_weight_bytes(const struct hapt_engine *engine);
 
 /* engine_replay.c. Call after hapt_engine_bind: finds what can be replayed. */
 enum hapt_status hapt_engine_find_replay_ranges(struct hapt_engine *engine);

@@ -103,7 +103,8 @@ enum hapt_status hapt_engine_update_run(struct hapt_engine *engine, const struct
         call.output[output++] = resident(engine, plan->state_offset[s], state_first, end - first);
     if (plan->state_count == 0) output++; /* no momentum buffer */
     if (plan->copy_offset != (size_t)-1)
-        call.output[output] = hapt_engine_flat_view((uint16_t *)(engine->memory + plan->copy_offset) + first,
+        call.output[output] = hapt_engine_flat_view((uint16_t *)(engine->memory + plan->copy_offset) +
+                                                        (plan->host_weights ? state_first : first),
                                                     engine->copy_dtype, end - first);
     return engine->update->run(&call, engine->queue);
 }
@@ -243,7 +244,13 @@ static enum hapt_status convert_from_host(struct hapt_engine *engine, int tensor
     float *block =
         (float *)(engine->memory + plan->gradient_offset) + plan->parameter_element[engine->program->local[tensor]];
     HAPT_TRY(engine->options.backend->copy(engine->queue, block, value, elements * sizeof *value));
-    return convert(engine, block, hapt_engine_operand(engine, tensor, 0, 0), engine->copy_dtype, elements);
+    if (!plan->host_weights)
+        return convert(engine, block, hapt_engine_operand(engine, tensor, 0, 0), engine->copy_dtype, elements);
+    void *place = engine->memory + plan->place_offset;
+    const size_t element = plan->parameter_element[engine->program->local[tensor]];
+    HAPT_TRY(convert(engine, block, place, engine->copy_dtype, elements));
+    return engine->options.backend->copy(engine->queue, hapt_engine_host_weight(engine, element), place,
+                                         elements * sizeof(uint16_t));
 }
 
 /* Updates its compute copy, if it has one, from the master on the device. */
@@ -263,7 +270,8 @@ enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int sta
     float *address = parameter_address(engine, tensor, state, &first, &count);
     if (count > 0)
         HAPT_TRY(engine->options.backend->copy(engine->queue, address, value + first, count * sizeof *value));
-    if (state < 0)
+    if (state < 0) HAPT_TRY(hapt_engine_weights_changed(engine));
+    if (state < 0 && engine->plan->copy_offset != (size_t)-1)
         HAPT_TRY(is_like_state(engine, tensor) ? convert_from_host(engine, tensor, value)
                                                : convert_parameter(engine, tensor));
     return hapt_engine_finish(engine);
@@ -278,7 +286,10 @@ enum hapt_status hapt_engine_get_weight(struct hapt_engine *engine, int tensor, 
 {
     *bytes = hapt_engine_elements(engine, tensor) * hapt_dtype_bytes(engine->program->graph->tensor[tensor].dtype);
     HAPT_TRY(hapt_engine_settle(engine));
-    HAPT_TRY(engine->options.backend->copy(engine->queue, value, hapt_engine_operand(engine, tensor, 0, 0), *bytes));
+    const size_t element = engine->plan->parameter_element[engine->program->local[tensor]];
+    const void *weight = engine->plan->host_weights ? hapt_engine_host_weight(engine, element)
+                                                    : hapt_engine_operand(engine, tensor, 0, 0);
+    HAPT_TRY(engine->options.backend->copy(engine->queue, value, weight, *bytes));
     return hapt_engine_finish(engine);
 }
 
@@ -324,9 +335,11 @@ enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine)
         if (engine->program->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
         if (!is_like_state(engine, tensor))
             HAPT_TRY(convert_parameter(engine, tensor));
-        else
+        else if (engine->plan->copy_offset != (size_t)-1)
             HAPT_TRY(convert(engine, (float *)(engine->memory + engine->plan->gradient_offset),
-                             hapt_engine_operand(engine, tensor, 0, 0), engine->copy_dtype, 1));
+                             engine->plan->host_weights ? engine->memory + engine->plan->place_offset
+                                                        : hapt_engine_operand(engine, tensor, 0, 0),
+                             engine->copy_dtype, 1));
     }
     return HAPT_OK;
 }

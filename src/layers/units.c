@@ -1,4 +1,4 @@
-/* Units of recomputation. */
+/* Units of recomputation, and of weights on the host. */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,6 +16,16 @@ enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt
         if (repeated && module->kind < 0) continue;
         (*unit)[(*count)++] = (struct hapt_unit){module->first_op, module->end_op, false};
     }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_layers_weight_units(const struct hapt_layers *layers, struct hapt_arena *arena,
+                                          struct hapt_unit **unit, int *count)
+{
+    HAPT_NEW(*unit, arena, layers->module_count);
+    *count = layers->module_count;
+    for (int m = 0; m < layers->module_count; m++)
+        (*unit)[m] = (struct hapt_unit){layers->module[m].first_op, layers->module[m].end_op, false};
     return HAPT_OK;
 }
 

@@ -68,7 +68,8 @@ static void set_class_figures(const struct measure *measure, struct hapt_profile
     }
 }
 
-/* *kept: without stages that recompute; *profile if there are none; NULL: then some layer fits nowhere. */
+/* *kept: without stages that recompute or have weights on the host (unless all have them there); *profile if there are
+ * none; NULL: then some layer fits nowhere. */
 static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *result, struct hapt_profile **profile,
                                     struct hapt_profile **kept)
 {
@@ -103,10 +104,10 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
     *kept = *profile;
     if (!again) return HAPT_OK;
     struct hapt_candidates keeping = *candidates;
-    keeping.share_count = 1;
-    keeping.share[0] = 0;
+    keeping.keep_count = 1;
+    keeping.keep[0].recompute = 0;
     const enum hapt_status status =
-        hapt_candidates_fill(&keeping, memory, time, weight_share, NULL, measure_sum_s, measure, result, kept);
+        hapt_candidates_fill(&keeping, memory, time, weight_share, again, measure_sum_s, measure, result, kept);
     if (status == HAPT_OK) set_class_figures(measure, *kept);
     if (status != HAPT_ERR_INFEASIBLE) return status;
     hapt_fail_reset();
@@ -243,7 +244,7 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
     if (measure->again)
         HAPT_TRY(measure_sum_over_ranks(measure, (double *)measure->again,
                                         (size_t)measure->classes.count * (size_t)measure->candidates->item_count *
-                                            HAPT_MOST_SHARES * sizeof *measure->again / sizeof(double)));
+                                            HAPT_MOST_KEEPS * sizeof *measure->again / sizeof(double)));
     HAPT_TRY(hapt_env_agree(env->world, programs_choose(measure, candidates)));
     HAPT_TRY(hapt_env_agree(env->world, measure_list_stages(measure)));
     HAPT_TRY(hapt_env_agree(env->world, choose_windows(measure, options)));
@@ -273,7 +274,7 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
 
 enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                       const struct hapt_model *model, const struct hapt_layers *layers,
-                                      const struct hapt_config *config, bool recompute, bool host_state,
+                                      const struct hapt_config *config, bool recompute, enum hapt_offload offload,
                                       struct hapt_arena *result, struct hapt_profile **profile,
                                       struct hapt_profile **kept)
 {
@@ -290,7 +291,7 @@ enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct h
                               .threads = hapt_env_threads(env, (int)hapt_config_int(config, "threads")),
                               .start_s = hapt_time_s(),
                               .recompute = recompute,
-                              .host_state = host_state,
+                              .offload = offload,
                               .budget_s = hapt_config_real(config, "profile-seconds")};
     enum hapt_status status = programs_build(&measure, model, layers, &candidates, &scratch);
     if (status == HAPT_OK) status = measure_mix(&measure, layers, &candidates, &scratch);

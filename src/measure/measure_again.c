@@ -17,7 +17,7 @@ bool measure_wants_again(const struct measure *measure, int subcluster, struct h
     if (!measure->again || mesh_index < 0) return false;
     const struct hapt_item_again *again = measure_again(measure, measure->classes.of_subcluster[subcluster],
                                                         hapt_candidates_item(candidates, mesh_index, first, last));
-    for (int share = 0; share < candidates->share_count; share++)
+    for (int share = 0; share < candidates->keep_count; share++)
         if (hapt_candidates_wanted(candidates, subcluster, submesh, first, last, &again[share].memory)) return true;
     return false;
 }
@@ -78,8 +78,8 @@ static void fit_to_ranges(const struct repeating *repeating, const struct hapt_i
         const int item = k * candidates->mesh_count + repeating->mesh_index;
         double sum_s = 0;
         for (int l = candidates->first[k]; l <= candidates->last[k]; l++) sum_s += repeating->layer_s[l];
-        for (int share = 0; share < HAPT_MOST_SHARES; share++) {
-            struct hapt_item_again *its = &again[(size_t)item * HAPT_MOST_SHARES + (size_t)share];
+        for (int share = 0; share < HAPT_MOST_KEEPS; share++) {
+            struct hapt_item_again *its = &again[(size_t)item * HAPT_MOST_KEEPS + (size_t)share];
             if (time[item].forward_s + time[item].backward_s <= 0) its->memory = FITS_NOWHERE;
             its->again_s = sum_s > 0 ? its->again_s * time[item].forward_s / sum_s : 0;
         }
@@ -107,7 +107,7 @@ enum hapt_status measure_time_again(const struct measure *measure, int subcluste
                                     struct hapt_item_again **again)
 {
     const struct hapt_candidates *candidates = measure->candidates;
-    const size_t cells = (size_t)candidates->item_count * HAPT_MOST_SHARES;
+    const size_t cells = (size_t)candidates->item_count * HAPT_MOST_KEEPS;
     struct repeating repeating = {.candidates = candidates};
     int *layer_of;
     HAPT_NEW(*again, measure->scratch, cells);

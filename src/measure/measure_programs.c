@@ -121,7 +121,7 @@ static enum hapt_status build_plain(const struct measure *like, const struct hap
                                               .tensor_parallel = (int)hapt_config_int(like->config, "tensor-parallel"),
                                               .split = hapt_candidates_wants_split(like->config),
                                               .recompute = like->recompute && !ask_again,
-                                              .host_state = like->host_state};
+                                              .offload = like->offload};
     struct hapt_arena scratch;
     bool lacks[2];
     if (ask) options.programs = PROGRAM_DATA;

@@ -135,7 +135,8 @@ static void choose_spaces(const struct planner *planner, const struct copies *co
     const bool away = planner->options->host_state && plan->state_count > 0 && plan->trained_elements > 0;
     plan->state_space = away ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
     plan->masters_unread = plan->trained_elements > 0 && copies->some && copies->all_trained;
-    plan->masters_like_state = plan->masters_unread && (away || plan->sharded_state);
+    plan->host_weights = planner->walk.host_weights;
+    plan->masters_like_state = plan->host_weights || (plan->masters_unread && (away || plan->sharded_state));
     plan->master_space = away && plan->masters_like_state ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
     plan->window_elements = away ? hapt_memory_window(plan->state_elements) : plan->state_elements;
 }
@@ -164,7 +165,60 @@ static void reserve_state(struct planner *planner)
     }
 }
 
-static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_arena *scratch)
+/* True if kernels of operators [first_op, end_op) read a parameter. */
+static bool reads(const struct hapt_program *program, int parameter, int first_op, int end_op)
+{
+    for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
+        for (int s = 0; s < program->step_count[section]; s++) {
+            const struct hapt_op *op = &program->graph->op[program->step[section][s].op];
+            if (op->forward_op < first_op || op->forward_op >= end_op) continue;
+            for (int i = 0; i < op->input_count; i++)
+                if (op->input[i] >= 0 && program->local[op->input[i]] == parameter) return true;
+        }
+    return false;
+}
+
+/* Packs the weights that each unit reads into its place. */
+static enum hapt_status pack_units(struct planner *planner, struct hapt_arena *arena, size_t weight_bytes)
+{
+    const struct hapt_memory_options *options = planner->options;
+    const struct hapt_program *program = planner->program;
+    struct hapt_memory_plan *plan = planner->plan;
+    HAPT_NEW(plan->unit, arena, options->weight_unit_count);
+    for (int u = 0; u < options->weight_unit_count; u++) {
+        const struct hapt_unit *whole = &options->weight_unit[u];
+        if (whole->end_op <= program->first_op || whole->first_op >= program->end_op) continue;
+        struct hapt_weight_unit *unit = &plan->unit[plan->unit_count++];
+        size_t elements = 0;
+        *unit = (struct hapt_weight_unit){.first_op = whole->first_op, .end_op = whole->end_op};
+        HAPT_NEW(unit->weight, arena, program->tensor_count);
+        for (int t = 0; t < program->tensor_count; t++) {
+            if (plan->parameter_element[t] == (size_t)-1 || !reads(program, t, whole->first_op, whole->end_op))
+                continue;
+            const struct hapt_tensor *tensor = whole_tensor(program, t);
+            unit->weight[unit->count++] = (struct hapt_unit_weight){t, elements};
+            elements += tensor_pad(tensor_bytes(program, t) / hapt_dtype_bytes(tensor->dtype));
+        }
+        if (unit->count == 0) plan->unit_count--;
+        if (elements * weight_bytes > plan->place_bytes) plan->place_bytes = hapt_align(elements * weight_bytes);
+    }
+    plan->place_offset = reserve(planner, HAPT_WEIGHT_PLACES * plan->place_bytes);
+    return HAPT_OK;
+}
+
+/* The compute copies of weights; with weights on the host a window for them, and the places that kernels read. */
+static enum hapt_status reserve_copies(struct planner *planner, bool some, struct hapt_arena *arena)
+{
+    struct hapt_memory_plan *plan = planner->plan;
+    const size_t elements = plan->host_weights ? plan->window_elements : plan->elements;
+    plan->copy_offset = some ? reserve(planner, elements * sizeof(uint16_t)) : (size_t)-1;
+    if (!plan->host_weights) return HAPT_OK;
+    plan->host_copy_offset = some ? reserve_on_host(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;
+    return pack_units(planner, arena, some ? sizeof(uint16_t) : sizeof(float));
+}
+
+static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_arena *arena,
+                                           struct hapt_arena *scratch)
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
@@ -173,7 +227,7 @@ static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_
     share_state(planner);
     choose_spaces(planner, &copies);
     reserve_masters(planner);
-    plan->copy_offset = copies.some ? reserve(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;
+    HAPT_TRY(reserve_copies(planner, copies.some, arena));
     plan->gradient_offset = reserve(planner, plan->trained_elements * sizeof(float));
     for (int t = 0; t < program->tensor_count; t++)
         if (is_sum(program, t)) plan->location[t].offset = reserve(planner, tensor_bytes(program, t));
@@ -192,16 +246,26 @@ static size_t weight_offset(const struct hapt_memory_plan *plan, size_t element)
                                     : plan->master_offset + element * sizeof(float);
 }
 
-static enum hapt_status reserve_resident(struct planner *planner, struct hapt_arena *scratch)
+/* The same in the host allocation: of its compute copy, or in fp32 of its master. */
+static size_t host_weight_offset(const struct hapt_memory_plan *plan, size_t element)
+{
+    return plan->host_copy_offset == (size_t)-1 ? plan->host_master_offset + element * sizeof(float)
+                                                : plan->host_copy_offset + element * sizeof(uint16_t);
+}
+
+static enum hapt_status reserve_resident(struct planner *planner, struct hapt_arena *arena, struct hapt_arena *scratch)
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
-    HAPT_TRY(reserve_parameters(planner, scratch));
+    HAPT_TRY(reserve_parameters(planner, arena, scratch));
     for (int t = 0; t < program->tensor_count; t++) {
         if (plan->location[t].region != HAPT_REGION_RESIDENT || program->tensor[t].root != t || is_sum(program, t))
             continue;
         const struct hapt_tensor *tensor = whole_tensor(program, t);
-        if (tensor->kind == HAPT_TENSOR_PARAMETER) {
+        if (tensor->kind == HAPT_TENSOR_PARAMETER && plan->host_weights) {
+            plan->location[t].space = HAPT_SPACE_HOST;
+            plan->location[t].offset = host_weight_offset(plan, plan->parameter_element[t]);
+        } else if (tensor->kind == HAPT_TENSOR_PARAMETER) {
             plan->location[t].offset = weight_offset(plan, plan->parameter_element[t]);
         } else if (tensor_is_updating(program->graph, program->tensor[t].tensor)) {
             const int primal = program->local[tensor->primal];
@@ -328,7 +392,7 @@ static enum hapt_status begin_chunk(struct planner *planner, struct hapt_arena *
     HAPT_NEW(plan->parameter_element, arena, program->tensor_count);
     for (int t = 0; t < program->tensor_count; t++) plan->parameter_element[t] = (size_t)-1;
     HAPT_TRY(walk_chunk(planner, scratch));
-    HAPT_TRY(reserve_resident(planner, scratch));
+    HAPT_TRY(reserve_resident(planner, arena, scratch));
     HAPT_ASSERT(*planner->end - before == planner->walk.resident_bytes);
     return HAPT_OK;
 }

@@ -358,13 +358,39 @@ static bool masters_unread(const struct amounts *sum)
 /* Blocks of the state that a rank has for what it updates: states, and masters that are laid out like one. */
 static int state_blocks(const struct hapt_memory_ranges *ranges, const struct amounts *sum, bool sharded)
 {
-    return ranges->options.state_count + (masters_unread(sum) && (sharded || is_away(ranges)));
+    return ranges->options.state_count + ((masters_unread(sum) && (sharded || is_away(ranges))) || sum->away);
 }
 
 /* Bytes of what the host has, for a state of so many elements. */
 static size_t state_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t elements)
 {
-    return (size_t)state_blocks(ranges, sum, false) * hapt_align(elements * sizeof(float));
+    const size_t copies = sum->away && sum->copies ? hapt_align(elements * sizeof(uint16_t)) : 0;
+    return (size_t)state_blocks(ranges, sum, false) * hapt_align(elements * sizeof(float)) + copies;
+}
+
+static struct amounts sum_amounts(const struct hapt_memory_ranges *ranges, int first_op, int end_op);
+
+static size_t weight_size(const struct amounts *sum)
+{
+    return sum->copies ? sizeof(uint16_t) : sizeof(float);
+}
+
+/* Bytes of one place for the weights of a unit: the largest unit's, as far as the range has it. *units: those with
+ * weights. */
+static size_t place_bytes(const struct hapt_memory_ranges *ranges, int first_op, int end_op, size_t size, int *units)
+{
+    size_t most = 0;
+    *units = 0;
+    for (int u = 0; u < ranges->options.weight_unit_count; u++) {
+        const struct hapt_unit *unit = &ranges->options.weight_unit[u];
+        const int first = unit->first_op > first_op ? unit->first_op : first_op,
+                  end = unit->end_op < end_op ? unit->end_op : end_op;
+        if (first >= end) continue;
+        const size_t elements = sum_amounts(ranges, first, end).trained;
+        if (elements > most) most = elements;
+        *units += elements > 0;
+    }
+    return hapt_align(most * size);
 }
 
 /* Resident bytes of the blocks: weights, their copies, gradients, optimizer state of `state_elements`. */
@@ -373,8 +399,9 @@ static size_t block_bytes(const struct hapt_memory_ranges *ranges, const struct 
 {
     const int blocks = state_blocks(ranges, sum, sharded);
     const size_t masters = blocks > ranges->options.state_count ? sum->elements - sum->trained : sum->elements;
-    const size_t here = is_away(ranges) ? hapt_memory_window(state_elements) : state_elements;
-    return hapt_align(masters * sizeof(float)) + (sum->copies ? hapt_align(sum->elements * sizeof(uint16_t)) : 0) +
+    const size_t here = is_away(ranges) ? hapt_memory_window(state_elements) : state_elements,
+                 copies = sum->away ? here : sum->elements;
+    return hapt_align(masters * sizeof(float)) + (sum->copies ? hapt_align(copies * sizeof(uint16_t)) : 0) +
            hapt_align(sum->trained * sizeof(float)) + (size_t)blocks * hapt_align(here * sizeof(float));
 }
 
@@ -389,21 +416,56 @@ static struct amounts sum_amounts(const struct hapt_memory_ranges *ranges, int f
     return sum;
 }
 
-/* Resident bytes with whole and with sharded optimizer state. */
-static void resident_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t sharded_count,
-                           size_t *whole, size_t *sharded)
+/* True if the weights of these operators are on the host: they lie in units that are. */
+static bool weights_away(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const struct amounts *sum)
 {
-    *sharded = sum->resident + block_bytes(ranges, sum, sharded_count, true);
-    *whole = ranges->options.sharded_state ? *sharded : sum->resident + block_bytes(ranges, sum, sum->trained, false);
+    const struct hapt_memory_options *options = &ranges->options;
+    if (!is_away(ranges) || options->sharded_state || sum->trained == 0 || sum->elements != sum->trained ||
+        (sum->copies > 0 && sum->trained_fp32 > 0))
+        return false;
+    for (int u = 0; u < options->weight_unit_count; u++)
+        if (options->weight_unit[u].first_op < end_op && options->weight_unit[u].end_op > first_op) return true;
+    return false;
+}
+
+static struct amounts range_amounts(const struct hapt_memory_ranges *ranges, int first_op, int end_op)
+{
+    struct amounts sum = sum_amounts(ranges, first_op, end_op);
+    sum.away = weights_away(ranges, first_op, end_op, &sum);
+    return sum;
+}
+
+/* Resident bytes of operators [first_op, end_op) with whole and with sharded optimizer state. */
+static void resident_bytes(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const struct amounts *sum,
+                           size_t sharded_count, size_t *whole, size_t *sharded)
+{
+    int units;
+    const size_t places =
+        sum->away ? HAPT_WEIGHT_PLACES * place_bytes(ranges, first_op, end_op, weight_size(sum), &units) : 0;
+    *sharded = sum->resident + places +
+               block_bytes(ranges, sum, sum->away ? sum->trained : sharded_count, !sum->away); /* never sharded */
+    *whole = ranges->options.sharded_state ? *sharded
+                                           : sum->resident + places + block_bytes(ranges, sum, sum->trained, false);
 }
 
 void hapt_memory_ranges_least(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
                               struct hapt_memory_bytes *bytes)
 {
-    const struct amounts sum = sum_amounts(ranges, first_op, end_op);
+    const struct amounts sum = range_amounts(ranges, first_op, end_op);
     *bytes = (struct hapt_memory_bytes){
         .trained_elements = sum.trained, .copies = sum.copies > 0, .masters_unread = masters_unread(&sum)};
-    resident_bytes(ranges, &sum, sharded_elements(ranges, &sum), &bytes->parameter_bytes, &bytes->sharded_bytes);
+    resident_bytes(ranges, first_op, end_op, &sum, sharded_elements(ranges, &sum), &bytes->parameter_bytes,
+                   &bytes->sharded_bytes);
+}
+
+static void add_fetches(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const struct amounts *sum,
+                        struct memory_walk *walk)
+{
+    int units;
+    place_bytes(ranges, first_op, end_op, weight_size(sum), &units);
+    walk->weight_bytes = sum->trained * weight_size(sum);
+    walk->fetch_bytes =
+        units > HAPT_WEIGHT_PLACES ? walk->weight_bytes / (size_t)units * (size_t)(units - HAPT_WEIGHT_PLACES) : 0;
 }
 
 void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_again again,
@@ -412,7 +474,7 @@ void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_
     work->first = first_op;
     work->end = end_op;
     find_units(ranges, again, work);
-    const struct amounts sum = sum_amounts(ranges, first_op, end_op);
+    const struct amounts sum = range_amounts(ranges, first_op, end_op);
     *walk = (struct memory_walk){
         .trained_elements = sum.trained, .copies = sum.copies > 0, .masters_unread = masters_unread(&sum)};
     mark_leaving(ranges, first_op, end_op, work);
@@ -428,9 +490,11 @@ void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_
     walk->workspace_bytes = forward > backward ? forward : backward;
     walk->slot_bytes += sum.slot;
     const size_t sharded = sharded_elements(ranges, &sum);
-    resident_bytes(ranges, &sum, sharded, &walk->resident_bytes, &walk->sharded_bytes);
+    walk->host_weights = sum.away;
+    if (walk->host_weights) add_fetches(ranges, first_op, end_op, &sum, walk);
+    resident_bytes(ranges, first_op, end_op, &sum, sharded, &walk->resident_bytes, &walk->sharded_bytes);
     if (!ranges->options.host_state) return;
-    walk->sharded_host_bytes = state_bytes(ranges, &sum, sharded);
+    walk->sharded_host_bytes = state_bytes(ranges, &sum, walk->host_weights ? sum.trained : sharded);
     walk->host_bytes =
         ranges->options.sharded_state ? walk->sharded_host_bytes : state_bytes(ranges, &sum, sum.trained);
 }
@@ -470,6 +534,8 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
                                           .host_bytes = walk.host_bytes,
                                           .sharded_host_bytes = walk.sharded_host_bytes,
                                           .trained_elements = walk.trained_elements,
+                                          .weight_bytes = walk.weight_bytes,
+                                          .fetch_bytes = walk.fetch_bytes,
                                           .copies = walk.copies,
                                           .masters_unread = walk.masters_unread};
     return HAPT_OK;

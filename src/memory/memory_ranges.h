@@ -23,6 +23,7 @@ struct touch {
  * frozen weights. */
 struct amounts {
     size_t elements, trained, copies, slot, resident;
+    bool away;                            /* of a range: its weights are on the host */
     size_t trained_fp32;                  /* trained elements without compute copies */
     size_t summed[HAPT_PARAMETER_GROUPS]; /* trained elements by the axes over which their gradients are summed */
 };
@@ -134,6 +135,8 @@ struct memory_walk {
     size_t transfer_bytes;                 /* one transfer slot of every boundary */
     size_t trained_elements;
     bool copies, masters_unread;
+    bool host_weights;                /* trained weights are on the host */
+    size_t weight_bytes, fetch_bytes; /* of them; hapt_memory_bytes */
 };
 void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_again again,
                  struct hapt_memory_work *work, struct memory_walk *walk);

@@ -81,6 +81,28 @@ static enum hapt_status check_units(const struct hapt_plan_stage *stage, int i)
     return HAPT_OK;
 }
 
+/* Units of weights on the host cover the stage's operators in order. */
+static enum hapt_status check_weight_units(const struct hapt_plan *plan, int i)
+{
+    const struct hapt_plan_stage *stage = &plan->stage[i];
+    const struct hapt_layout *layout = &stage->layout;
+    int end = stage->first_op;
+    if (layout->host_weights == 0 && layout->weight_unit_count == 0) return HAPT_OK;
+    if (layout->host_weights != 1 || !plan->host_state || layout->kind == HAPT_LAYOUT_PROGRAM ||
+        hapt_plan_is_mixed(stage) || stage->deferred_s > 0)
+        return BAD("stage %d cannot have its weights on the host", i);
+    for (int u = 0; u < layout->weight_unit_count; u++) {
+        const struct hapt_unit *unit = &layout->weight_unit[u];
+        if (unit->end_op <= unit->first_op || unit->first_op > end || unit->end_op <= end)
+            return BAD("stage %d fetches the weights of operators [%d, %d), which overlap or leave a gap", i,
+                       unit->first_op, unit->end_op);
+        end = unit->end_op;
+    }
+    if (layout->weight_unit_count > 0 && end < stage->end_op)
+        return BAD("stage %d does not fetch the weights of operators [%d, %d)", i, end, stage->end_op);
+    return HAPT_OK;
+}
+
 static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
 {
     const struct hapt_plan_stage *stage = &plan->stage[i];
@@ -99,6 +121,7 @@ static enum hapt_status check_stage(const struct hapt_plan *plan, int i)
         return BAD("stage %d starts at operator %d, not at the end of the stage before it", i, stage->first_op);
     HAPT_TRY(check_submesh(plan, i));
     HAPT_TRY(check_units(stage, i));
+    HAPT_TRY(check_weight_units(plan, i));
     const bool falls = last || stage->forward_only || hapt_schedule_loops(plan->schedule);
     if (stage->warmup < 1 || stage->warmup > plan->microbatches || (!falls && stage->warmup < stage[1].warmup))
         return BAD("stage %d launches %d of %d microbatches, which no schedule does", i, stage->warmup,

@@ -56,6 +56,7 @@ enum presence {
     SPLIT,      /* backward passes are split */
     FROZEN,     /* some stage has no backward pass */
     RECOMPUTES, /* some stage recomputes */
+    AWAY,       /* some stage has its weights on the host */
     DEFERS,     /* some stage defers its update */
     AHEAD,      /* looped, with forwards before the first backward of their own */
     MIXED       /* some stage is mixed */
@@ -80,6 +81,7 @@ static const struct table {
     {"stage_tensor_parallel", "", NEWER, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.tensor_parallel)},
     {"stage_forward_only", "", FROZEN, HAPT_H5_I32, 1, OF_STAGE(STAGE, forward_only)},
     {"stage_recompute", "", RECOMPUTES, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.recompute)},
+    {"stage_host_weights", "", AWAY, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.host_weights)},
     {"stage_deferred", "s", DEFERS, HAPT_H5_F64, 2, OF_STAGE(STAGE, deferred_s)},
     {"stage_ahead", "", AHEAD, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH, ahead)},
     {"stage_program", "", PROGRAMS, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.number)},
@@ -150,16 +152,17 @@ static int count_rows(const struct table *table, const struct hapt_plan *plan)
 
 static bool is_needed(const struct table *table, const struct hapt_plan *plan)
 {
-    bool programs = false, recomputes = false, defers = false;
+    bool programs = false, recomputes = false, defers = false, away = false;
     for (int i = 0; i < plan->stage_count; i++) {
         programs |= plan->stage[i].layout.number > 0;
         recomputes |= plan->stage[i].layout.recompute > 0;
         defers |= plan->stage[i].deferred_s > 0;
+        away |= plan->stage[i].layout.host_weights != 0;
     }
     return (table->presence != PROGRAMS || programs) && (table->presence != TIED || plan->exchange_s != 0) &&
            (table->presence != SPLIT || plan->split) && (table->presence != FROZEN || plan->stage[0].forward_only) &&
            (table->presence != RECOMPUTES || recomputes) && (table->presence != DEFERS || defers) &&
-           (table->presence != AHEAD || plan->submesh[0].ahead > 0) &&
+           (table->presence != AWAY || away) && (table->presence != AHEAD || plan->submesh[0].ahead > 0) &&
            (table->presence != MIXED || hapt_plan_first_mixed(plan) >= 0);
 }
 
@@ -273,6 +276,26 @@ static enum hapt_status write_units(struct hapt_h5 *file, const char *group, con
     return hapt_h5_write(file, join(path, group, "recomputed_unit"), HAPT_H5_I32, 2, shape, row, "");
 }
 
+/* weight_unit [K][3]: the stage, and the operators [first, end) of each unit of weights on the host. */
+static enum hapt_status write_weight_units(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
+                                           struct hapt_arena *scratch)
+{
+    int64_t shape[2] = {0, 3};
+    char path[PATH_MAX_CHARS];
+    int *row, *next;
+    for (int i = 0; i < plan->stage_count; i++) shape[0] += plan->stage[i].layout.weight_unit_count;
+    if (shape[0] == 0) return HAPT_OK;
+    HAPT_NEW(row, scratch, shape[0] * shape[1]);
+    next = row;
+    for (int i = 0; i < plan->stage_count; i++)
+        for (int u = 0; u < plan->stage[i].layout.weight_unit_count; u++) {
+            *next++ = i;
+            *next++ = plan->stage[i].layout.weight_unit[u].first_op;
+            *next++ = plan->stage[i].layout.weight_unit[u].end_op;
+        }
+    return hapt_h5_write(file, join(path, group, "weight_unit"), HAPT_H5_I32, 2, shape, row, "");
+}
+
 static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
                                      struct hapt_arena *scratch)
 {
@@ -280,6 +303,7 @@ static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, co
         if (is_needed(&tables[t], plan)) HAPT_TRY(write_table(file, group, plan, &tables[t], scratch));
     HAPT_TRY(write_ratios(file, group, plan, scratch));
     HAPT_TRY(write_units(file, group, plan, scratch));
+    HAPT_TRY(write_weight_units(file, group, plan, scratch));
     for (int i = 0; i < plan->stage_count; i++) { /* each layout once */
         const struct hapt_layout *layout = &plan->stage[i].layout;
         if (layout->number > 0 && !hapt_stage_layout_exists(file, group, layout->number))
@@ -445,7 +469,8 @@ static enum hapt_status read_tables(struct hapt_h5 *file, const char *group, boo
 {
     for (const struct table *table = tables; table < tables + TABLES; table++) {
         const bool optional = table->presence == NEWER || table->presence == PROGRAMS || table->presence == FROZEN ||
-                              table->presence == AHEAD || table->presence == RECOMPUTES || table->presence == DEFERS;
+                              table->presence == AHEAD || table->presence == RECOMPUTES || table->presence == DEFERS ||
+                              table->presence == AWAY;
         int64_t count = count_rows(table, plan);
         char path[PATH_MAX_CHARS];
         void *data;
@@ -597,6 +622,27 @@ static enum hapt_status read_units(struct hapt_h5 *file, const char *group, stru
     return HAPT_OK;
 }
 
+static enum hapt_status read_weight_units(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                          struct hapt_plan *plan)
+{
+    int64_t shape[2] = {-1, 3};
+    char path[PATH_MAX_CHARS];
+    struct hapt_unit *unit;
+    void *data;
+    if (!hapt_h5_exists(file, join(path, group, "weight_unit"))) return HAPT_OK;
+    HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_I32, 2, shape, 3 * MAX_UNITS, arena, &data));
+    HAPT_NEW(unit, arena, shape[0]);
+    for (int64_t k = 0; k < shape[0]; k++) {
+        const int *row = (const int *)data + 3 * k;
+        if (row[0] < (k > 0 ? row[-3] : 0) || row[0] >= plan->stage_count)
+            return damaged(file, "weight_unit names stages that do not exist, or not in order");
+        struct hapt_layout *layout = &plan->stage[row[0]].layout;
+        unit[k] = (struct hapt_unit){row[1], row[2], false};
+        if (layout->weight_unit_count++ == 0) layout->weight_unit = &unit[k];
+    }
+    return HAPT_OK;
+}
+
 /* Lets stages with the same stage_submesh_index share one submesh. */
 static enum hapt_status read_sharing(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                      struct hapt_plan *plan)
@@ -652,6 +698,7 @@ enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct 
     HAPT_TRY(read_mixed(file, group, arena, read));
     HAPT_TRY(read_layouts(file, group, arena, read));
     HAPT_TRY(read_units(file, group, arena, read));
+    HAPT_TRY(read_weight_units(file, group, arena, read));
     HAPT_TRY(read_sharing(file, group, arena, read));
     HAPT_TRY(plan_read_edges(file, group, arena, read));
     HAPT_TRY(hapt_plan_check(read));

@@ -62,6 +62,17 @@ static void print_units(const struct hapt_env *env, const struct hapt_plan *plan
     }
 }
 
+static void print_away(const struct hapt_env *env, const struct hapt_plan *plan)
+{
+    bool some = false;
+    for (int i = 0; i < plan->stage_count; i++) some = some || plan->stage[i].layout.host_weights;
+    if (!some) return;
+    hapt_print(env, "  weights on the hosts, which passes fetch block by block, of stages:");
+    for (int i = 0; i < plan->stage_count; i++)
+        if (plan->stage[i].layout.host_weights) hapt_print(env, " %d", i);
+    hapt_print(env, "\n");
+}
+
 void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
 {
     char time[6][32], bytes[2][32];
@@ -94,6 +105,7 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
     if (plan->host_state)
         hapt_print(env, "  the optimizer state is on the hosts; the update copies it part by part%s\n",
                    hapt_plan_defers(plan) ? ", during the next forward pass" : "");
+    print_away(env, plan);
     print_units(env, plan);
     if (plan->exchange_s > 0 && plan->exchange_bytes > 0)
         hapt_print(env, "  exchange of tied gradients at the end of the step: %s in each direction as %s, %s\n",
@@ -164,6 +176,7 @@ static json_t *stage_object(const struct hapt_plan *plan, const struct hapt_plan
     if (all && plan->submesh_count < plan->stage_count)
         json_object_set_new(all, "submesh", json_integer(stage->submesh - plan->submesh));
     if (all && stage->forward_only) json_object_set_new(all, "forward_only", json_true());
+    if (all && layout->host_weights) json_object_set_new(all, "host_weights", json_true());
     if (all && layout->recompute > 0) {
         json_object_set_new(all, "recomputed_units", json_integer(layout->unit_count));
         json_object_set_new(all, "selective_units", json_integer(units_of(layout, true)));

@@ -169,13 +169,15 @@ void hapt_plan_stage_run(const struct hapt_profile *profile, int c, const struct
                                              .number = submesh->program,
                                              .program = profile->layout[submesh->program - 1]};
     stage->layout.recompute = submesh->recompute;
+    stage->layout.host_weights = submesh->host_weights;
 }
 
 bool hapt_plan_stage_runs(const struct hapt_plan_stage *stage, const struct hapt_submesh *submesh)
 {
     return submesh->n == stage->submesh->nodes && submesh->m == stage->submesh->devices_per_node &&
            submesh->tp == stage->layout.tensor_parallel && submesh->program == stage->layout.number &&
-           submesh->recompute == stage->layout.recompute;
+           (stage->layout.recompute < 0 || submesh->recompute == stage->layout.recompute) &&
+           (stage->layout.host_weights < 0 || submesh->host_weights == stage->layout.host_weights);
 }
 
 enum hapt_status hapt_plan_stage_mix(const struct hapt_profile *profile, int group, struct hapt_arena *arena,

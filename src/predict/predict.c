@@ -88,7 +88,7 @@ static double host_copies_s(const struct hapt_candidates *candidates, int subclu
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
     const double bytes = hapt_candidates_host_bytes(candidates, memory, own->device.memory_bytes);
     const double one_s = bytes / hapt_cluster_host_bandwidth(own);
-    if (strcmp(own->device.backend, "cpu") == 0 && !own->host_paced) return 2 * one_s;
+    if (hapt_candidates_copies_itself(own)) return 2 * one_s;
     /* the last half of the window is copied back alone */
     const double elements = bytes / (4.0 * (candidates->state_count + memory->masters_unread));
     const double window = (double)hapt_memory_window((size_t)elements);
@@ -103,7 +103,7 @@ static double copied_share(const struct hapt_candidates *candidates, int subclus
     const struct hapt_roofline roofline = describe(candidates, subcluster);
     double least = 1;
     bool some = false;
-    if (strcmp(own->device.backend, "cpu") == 0 && !own->host_paced) return 0; /* the computing thread copies */
+    if (hapt_candidates_copies_itself(own)) return 0;
     for (int item = 0; item < candidates->item_count; item++) {
         const double copies_s = host_copies_s(candidates, subcluster, &memory[item]);
         if (!(copies_s > 0)) continue;
@@ -167,7 +167,7 @@ static enum hapt_status plan_memory(const struct hapt_candidates *candidates, in
     for (int c = 0; c < subcluster; c++) {
         if (strcmp(all[c].device.backend, all[subcluster].device.backend) != 0) continue;
         memory[subcluster] = memory[c];
-        for (int64_t k = 0; again && k < (int64_t)candidates->item_count * HAPT_MOST_SHARES; k++)
+        for (int64_t k = 0; again && k < (int64_t)candidates->item_count * HAPT_MOST_KEEPS; k++)
             again[subcluster][k].memory = again[c][k].memory;
         return HAPT_OK;
     }
@@ -218,12 +218,12 @@ static enum hapt_status predict(const struct hapt_candidates *candidates, int no
     HAPT_NEW(shardings, scratch, candidates->mesh_count);
     for (int d = 0; d < candidates->mesh_count; d++)
         HAPT_TRY(hapt_candidates_shardings(candidates, d, scratch, &shardings[d]));
-    if (hapt_candidates_recompute(candidates)) HAPT_NEW(again, scratch, cluster->count);
+    if (hapt_candidates_chooses(candidates)) HAPT_NEW(again, scratch, cluster->count);
     HAPT_NEW(memory, scratch, cluster->count);
     HAPT_NEW(time, scratch, cluster->count);
     HAPT_NEW(weight_share, scratch, cluster->count);
     for (int c = 0; c < cluster->count; c++) {
-        if (again) HAPT_NEW(again[c], scratch, (int64_t)candidates->item_count * HAPT_MOST_SHARES);
+        if (again) HAPT_NEW(again[c], scratch, (int64_t)candidates->item_count * HAPT_MOST_KEEPS);
         HAPT_TRY(plan_memory(candidates, c, node_rank, shardings, memory, again, scratch));
         for (int d = 0; again && d < candidates->mesh_count; d++)
             if (shardings[d].recomputes) HAPT_TRY(time_shares(candidates, c, d, shardings[d].again, scratch, again[c]));
@@ -281,7 +281,7 @@ enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const 
                                                     .efficiency = efficiency,
                                                     .split = hapt_candidates_wants_split(config),
                                                     .recompute = how->recompute,
-                                                    .host_state = how->host_state};
+                                                    .offload = how->offload};
     enum hapt_status status = hapt_candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
     if (status == HAPT_OK && hapt_candidates_may_mix(&candidates, config)) status = mix(&candidates, config, &scratch);
     if (status == HAPT_OK)

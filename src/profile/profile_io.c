@@ -51,7 +51,7 @@ static enum hapt_status write_property(struct hapt_h5 *file, const char *folder,
     return status;
 }
 
-/* Writes submesh [S][2] of (n, m), and tensor_parallel, program and recompute [S]. */
+/* Writes submesh [S][2] of (n, m), and tensor_parallel, program, recompute and host_weights [S]. */
 static enum hapt_status write_submeshes(struct hapt_h5 *file, const char *folder,
                                         const struct hapt_profile_cluster *cluster)
 {
@@ -67,7 +67,8 @@ static enum hapt_status write_submeshes(struct hapt_h5 *file, const char *folder
     HAPT_TRY(status);
     HAPT_TRY(write_property(file, folder, "tensor_parallel", cluster, offsetof(struct hapt_submesh, tp), 1));
     HAPT_TRY(write_property(file, folder, "program", cluster, offsetof(struct hapt_submesh, program), 0));
-    return write_property(file, folder, "recompute", cluster, offsetof(struct hapt_submesh, recompute), 0);
+    HAPT_TRY(write_property(file, folder, "recompute", cluster, offsetof(struct hapt_submesh, recompute), 0));
+    return write_property(file, folder, "host_weights", cluster, offsetof(struct hapt_submesh, host_weights), 0);
 }
 
 static enum hapt_status read_property(struct hapt_h5 *file, const char *folder, const char *name, int64_t *shape,
@@ -84,18 +85,22 @@ static enum hapt_status read_submeshes(struct hapt_h5 *file, const char *folder,
 {
     char path[PATH_MAX_CHARS];
     int64_t shape[2] = {-1, 2};
-    void *pairs, *tp, *program, *recompute;
+    void *pairs, *tp, *program, *recompute, *away;
     HAPT_TRY(hapt_h5_read(file, join(path, folder, "submesh"), HAPT_H5_I32, 2, shape, 2 * HAPT_PROFILE_MAX_DEVICES,
                           arena, &pairs));
     HAPT_TRY(read_property(file, folder, "tensor_parallel", shape, arena, &tp));
     HAPT_TRY(read_property(file, folder, "program", shape, arena, &program));
     HAPT_TRY(read_property(file, folder, "recompute", shape, arena, &recompute));
+    HAPT_TRY(read_property(file, folder, "host_weights", shape, arena, &away));
     cluster->submesh_count = (int)shape[0];
     HAPT_NEW(cluster->submesh, arena, shape[0]);
     for (int s = 0; s < cluster->submesh_count; s++)
-        cluster->submesh[s] =
-            (struct hapt_submesh){((int *)pairs)[2 * s], ((int *)pairs)[2 * s + 1], tp ? ((int *)tp)[s] : 1,
-                                  program ? ((int *)program)[s] : 0, recompute ? ((int *)recompute)[s] : 0};
+        cluster->submesh[s] = (struct hapt_submesh){((int *)pairs)[2 * s],
+                                                    ((int *)pairs)[2 * s + 1],
+                                                    tp ? ((int *)tp)[s] : 1,
+                                                    program ? ((int *)program)[s] : 0,
+                                                    recompute ? ((int *)recompute)[s] : 0,
+                                                    away ? ((int *)away)[s] : 0};
     return HAPT_OK;
 }
 

@@ -26,11 +26,11 @@ int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh 
     int count = 0;
     for (int m = 1; m < devices_per_node; m *= 2) {
         if (devices_per_node % m != 0) break;
-        if (submesh) submesh[count] = (struct hapt_submesh){1, m, 1, 0, 0};
+        if (submesh) submesh[count] = (struct hapt_submesh){1, m, 1, 0, 0, 0};
         count++;
     }
     for (int n = 1; n <= nodes; n++) {
-        if (submesh) submesh[count] = (struct hapt_submesh){n, devices_per_node, 1, 0, 0};
+        if (submesh) submesh[count] = (struct hapt_submesh){n, devices_per_node, 1, 0, 0, 0};
         count++;
     }
     return count;
@@ -132,6 +132,10 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
         if (!hapt_recompute_is_valid(submesh.recompute))
             return BAD("subcluster %s: %d x %d devices recompute %d, not 0 to %d, or as much more than %d",
                        cluster->name, n, m, submesh.recompute, HAPT_RECOMPUTE_PARTS, HAPT_RECOMPUTE_SELECTIVE);
+        if (submesh.host_weights != 0 && (submesh.host_weights != 1 || !profile->host_state || submesh.program > 0))
+            return BAD("subcluster %s: %d x %d devices have host_weights %d, not 0, or 1 for plain programs whose "
+                       "optimizer state is on the hosts",
+                       cluster->name, n, m, submesh.host_weights);
         if (submesh.program > 0) {
             const struct hapt_axis *axis = profile->layout[submesh.program - 1]->axis;
             if (axis[0].size != n || axis[1].size != m)

@@ -82,18 +82,20 @@ static enum hapt_status search_each(MPI_Comm comm, const struct hapt_search_batc
     return choose_loops(comm, batching, count, options, each, result, plan, chosen);
 }
 
-/* ---- Recomputation ---- */
+/* ---- What stages keep ---- */
 
-/* True if stages may keep their activations or recompute them. */
-static bool may_recompute(const struct hapt_profile *profile)
+/* True if stages may keep all on their devices, or not. */
+static bool may_choose(const struct hapt_profile *profile)
 {
-    bool keeps = false, recomputes = false;
+    bool keeps = false, chooses = false;
     for (int c = 0; c < profile->cluster_count; c++)
         for (int s = 0; s < profile->cluster[c].submesh_count; s++) {
-            keeps = keeps || profile->cluster[c].submesh[s].recompute == 0;
-            recomputes = recomputes || profile->cluster[c].submesh[s].recompute > 0;
+            const struct hapt_submesh *submesh = &profile->cluster[c].submesh[s];
+            const bool all = submesh->recompute == 0 && !submesh->host_weights;
+            keeps = keeps || all;
+            chooses = chooses || !all;
         }
-    return keeps && recomputes;
+    return keeps && chooses;
 }
 
 /* The answer with fewer choices is a candidate, so that the other one is never slower. Without a plan, *plan is NULL.
@@ -130,7 +132,7 @@ enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_sea
     struct hapt_plan *kept = NULL;
     int chosen_kept = -1;
     bool some = false;
-    for (int k = 0; k < count; k++) some = some || may_recompute(batching[k].profile);
+    for (int k = 0; k < count; k++) some = some || may_choose(batching[k].profile);
     if (some) HAPT_TRY(search_kept(comm, batching, count, options, result, &kept, &chosen_kept));
     HAPT_TRY(search_each(comm, batching, count, options, result, plan, chosen));
     if (!kept || (*plan)->simulated_s <= kept->simulated_s) return HAPT_OK;

@@ -221,7 +221,12 @@ static enum hapt_status choose_state(const struct worker *worker, const struct h
     const char *choice = hapt_config_text(config, "sharded-optimizer");
     const struct stage *stage = &worker->stage[0];
     options->sharded_state = !strcmp(choice, "yes");
-    if (strcmp(choice, "auto") != 0 || stage->size == 1) return HAPT_OK;
+    if (options->weight_unit_count > 0 && options->sharded_state)
+        return hapt_fail(HAPT_ERR_INPUT, "leave it out, or plan with it",
+                         "--sharded-optimizer yes: the plan has the weights of stage %d on the hosts, which are not "
+                         "sharded there",
+                         stage->chunk);
+    if (strcmp(choice, "auto") != 0 || stage->size == 1 || options->weight_unit_count > 0) return HAPT_OK;
     options->sharded_state = options->host_state; /* fewer bytes to copy, as planned (hapt_candidates_shards_state) */
     enum hapt_status status = HAPT_OK;
     for (int r = 0; r < stage->size && status == HAPT_OK && !options->sharded_state; r++) {
@@ -296,6 +301,23 @@ static double host_pace(const struct worker *worker)
     return own->host_paced ? own->host_bandwidth : 0;
 }
 
+/* The units of all chunks of this rank whose weights are on the host. */
+static enum hapt_status find_weight_units(const struct worker *worker, struct hapt_engine_options *options)
+{
+    struct hapt_unit *unit;
+    int count = 0;
+    for (int s = 0; s < worker->stage_count; s++)
+        count += worker->plan->stage[worker->stage[s].chunk].layout.weight_unit_count;
+    HAPT_NEW(unit, worker->arena, count);
+    options->weight_unit = unit;
+    options->weight_unit_count = count;
+    for (int s = 0; s < worker->stage_count; s++) {
+        const struct hapt_layout *layout = &worker->plan->stage[worker->stage[s].chunk].layout;
+        for (int u = 0; u < layout->weight_unit_count; u++) *unit++ = layout->weight_unit[u];
+    }
+    return HAPT_OK;
+}
+
 static enum hapt_status build_engines(struct worker *worker, const struct hapt_config *config, int state_count)
 {
     struct hapt_engine_options *options, common = {.backend = worker->backend,
@@ -313,6 +335,7 @@ static enum hapt_status build_engines(struct worker *worker, const struct hapt_c
     HAPT_NEW(options, worker->arena, worker->stage_count);
     HAPT_NEW(program, worker->arena, worker->stage_count);
     HAPT_NEW(engine, worker->arena, worker->stage_count);
+    HAPT_TRY(find_weight_units(worker, &common));
     HAPT_TRY(choose_state(worker, config, &common));
     for (int s = 0; s < worker->stage_count; s++) {
         struct stage *stage = &worker->stage[s];

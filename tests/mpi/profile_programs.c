@@ -192,8 +192,9 @@ static void memory_decides(void)
     struct run run;
     load(&run, 4e8);
     const int L = run.layers->count;
-    const struct hapt_memory_plan data = plan_of(&run, (struct hapt_submesh){1, 2, 1, 0, 0}, NULL, 0, L - 1, true);
-    const struct hapt_memory_plan tensor = plan_of(&run, (struct hapt_submesh){1, 2, 2, 0, 0}, NULL, 0, L - 1, false);
+    const struct hapt_memory_plan data = plan_of(&run, (struct hapt_submesh){1, 2, 1, 0, 0, 0}, NULL, 0, L - 1, true);
+    const struct hapt_memory_plan tensor =
+        plan_of(&run, (struct hapt_submesh){1, 2, 2, 0, 0, 0}, NULL, 0, L - 1, false);
     const double least = (double)(data.parameter_bytes + data.activation_bytes),
                  needed = (double)(tensor.parameter_bytes + tensor.activation_bytes);
     CHECK_MESSAGE(needed < least, "tensor-parallel stages need %.0f bytes, data-parallel ones %.0f", needed, least);

@@ -192,7 +192,7 @@ PY
 two_devices stalled "300 MB" '{"bandwidth": "100 B/s", "paced": true}'
 sed '/"b", "nodes"/d; /"a", "nodes"/s/,$/ ],/; /"links"/s/.*/  "links": [] }/' "$scratch/stalled.json" >"$scratch/alone.json"
 plan alone alone --offload optimizer
-refuses 7 'copy of optimizer state from the host to the device has made no progress for 4 s: 0 of 4 blocks' 1 train --input "$scratch/m.h5" \
+refuses 7 'copy of offloaded memory from the host to the device has made no progress for 4 s: 0 of 4 blocks' 1 train --input "$scratch/m.h5" \
     --cluster "$scratch/alone.json" --plan "$scratch/alone.h5" --threads 1 --steps 1 --timeout 4 --output "$scratch/stalled"
 two_devices nameless "300 MB" '{"paced": true}'
 refuses 3 'needs the bandwidth' 1 topology --cluster "$scratch/nameless.json"
@@ -204,7 +204,7 @@ refuses 3 'must be true or false' 1 topology --cluster "$scratch/strange.json"
 refuses 4 'hosts of|no plan fits' 1 plan --input "$scratch/m.h5" --cluster "$scratch/poor.json" --predict --microbatches 4
 refuses 4 'takes .* of host memory' 2 train --input "$scratch/m.h5" --cluster "$scratch/poor.json" --plan "$scratch/auto.h5" --steps 1 --output "$scratch/none"
 check "nothing was written" [ ! -e "$scratch/none" ]
-refuses 2 'offload' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload weights
+refuses 2 'offload' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload gradients
 refuses 2 'offload' 1 plan --profile "$scratch/fast.h5" --offload optimizer
 refuses 2 'update-order' 1 plan --profile "$scratch/fast.h5" --update-order in-order
 sed 's/"memory": "200 kB"/"memory": "some"/' "$scratch/poor.json" >"$scratch/bad.json"

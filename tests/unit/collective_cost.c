@@ -142,10 +142,10 @@ static void spans(void)
         for (int m = 1; m <= 8; m *= 2) {
             for (double bytes = 1e3; bytes < 1e10; bytes *= 30) {
                 const struct hapt_collective_span
-                    plain = hapt_collective_span_of(&own, (struct hapt_submesh){n, m, 1, 0, 0}, 0),
-                    nodes = hapt_collective_span_of(&own, (struct hapt_submesh){n, m, 1, 1, 0}, 0),
-                    inner = hapt_collective_span_of(&own, (struct hapt_submesh){n, m, 1, 1, 0}, 1),
-                    tensor = hapt_collective_span_of(&own, (struct hapt_submesh){n, m, m, 0, 0}, 1);
+                    plain = hapt_collective_span_of(&own, (struct hapt_submesh){n, m, 1, 0, 0, 0}, 0),
+                    nodes = hapt_collective_span_of(&own, (struct hapt_submesh){n, m, 1, 1, 0, 0}, 0),
+                    inner = hapt_collective_span_of(&own, (struct hapt_submesh){n, m, 1, 1, 0, 0}, 1),
+                    tensor = hapt_collective_span_of(&own, (struct hapt_submesh){n, m, m, 0, 0, 0}, 1);
                 const double plain_s = hapt_collective_span_s(&plain, sum, bytes, 0);
                 /* Inside the nodes, then each device's piece between them. */
                 CHECK(plain_s == hapt_collective_span_s(&inner, sum, bytes, 0) +

@@ -3,6 +3,7 @@
 #include "programs.h"
 
 #include "hapt/engine.h"
+#include "../../src/engine/state_copies.h"
 
 /*
  * A back end whose queues for the state are as late as they may be: a copy takes place when an event behind it is
@@ -92,10 +93,11 @@ struct rig {
     struct hapt_device *device;
 };
 
-/* pace: byte/s of copies; 0: they are not slowed down. links: NULL: none. */
-static void open_linked_rig(const struct hapt_graph *graph, const struct hapt_backend *backend, bool host_state,
-                            double pace, const struct hapt_engine_links *links, struct hapt_arena *arena,
-                            struct rig *rig)
+/* pace: byte/s of copies; 0: they are not slowed down. links: NULL: none. units: of weights on the host; 0: they are
+ * on the device. */
+static void open_any_rig(const struct hapt_graph *graph, const struct hapt_backend *backend, bool host_state,
+                         double pace, const struct hapt_engine_links *links, int units, const struct hapt_unit *unit,
+                         struct hapt_arena *arena, struct rig *rig)
 {
     CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, arena, &rig->program));
     CHECK_OK(cpu()->open(0, 1, 0, &rig->device));
@@ -105,10 +107,19 @@ static void open_linked_rig(const struct hapt_graph *graph, const struct hapt_ba
                                                 .state_count = 2,
                                                 .slots = 1,
                                                 .host_state = host_state,
+                                                .weight_unit_count = units,
+                                                .weight_unit = unit,
                                                 .host_pace = pace,
                                                 .host_timeout_s = 60,
                                                 .links = links ? *links : (struct hapt_engine_links){0}};
     CHECK_OK(hapt_engine_create(rig->program, &options, &rig->engine));
+}
+
+static void open_linked_rig(const struct hapt_graph *graph, const struct hapt_backend *backend, bool host_state,
+                            double pace, const struct hapt_engine_links *links, struct hapt_arena *arena,
+                            struct rig *rig)
+{
+    open_any_rig(graph, backend, host_state, pace, links, 0, NULL, arena, rig);
 }
 
 static void open_rig(const struct hapt_graph *graph, const struct hapt_backend *backend, bool host_state, double pace,
@@ -283,6 +294,53 @@ static void deferred_updates_change_no_bit(void)
         }
 }
 
+/* Units of `size` operators, the last one smaller. */
+static int units_of(const struct hapt_graph *graph, int size, struct hapt_unit unit[])
+{
+    int count = 0;
+    for (int first = 0; first < graph->forward_count; first += size)
+        unit[count++] =
+            (struct hapt_unit){first, first + size < graph->forward_count ? first + size : graph->forward_count, false};
+    return count;
+}
+
+/* Weights on the host pass through two places, unit by unit: the same losses, weights and states, with copies as late
+ * as events allow, and with paced ones. Tied weights are in two units. */
+static void weights_on_the_host_change_no_bit(void)
+{
+    const struct hapt_backend backend = late_backend();
+    for (int bf16 = 0; bf16 < 2; bf16++)
+        for (int tied = 0; tied < 2; tied++) {
+            struct hapt_arena arena;
+            struct rig here, away;
+            float loss[2][4];
+            hapt_arena_init(&arena);
+            const struct hapt_graph *graph =
+                fixture_gpt(&arena, (struct fixture_gpt){4, 32, 2, 8, 64, 2, tied, bf16})->graph;
+            struct hapt_unit *unit = hapt_arena_alloc(&arena, (size_t)graph->forward_count, sizeof *unit);
+            open_rig(graph, cpu(), false, 0, &arena, &here);
+            train(graph, &here);
+            run_steps(graph, &here, -1, loss[0]);
+            for (int size = 1; size <= 64; size += size < 9 ? 2 : 55) { /* 64: one unit */
+                const bool paced = size == 7;
+                open_any_rig(graph, paced ? cpu() : &backend, true, paced ? 5e8 : 0, NULL, units_of(graph, size, unit),
+                             unit, &arena, &away);
+                const struct hapt_memory_plan *plan = hapt_engine_memory(away.engine);
+                CHECK(plan->host_weights && !hapt_engine_defers(away.engine));
+                if (size == 9) CHECK(plan->parameter_bytes < hapt_engine_memory(here.engine)->parameter_bytes * 2 / 3);
+                train(graph, &away);
+                run_steps(graph, &away, -1, loss[1]);
+                CHECK_MESSAGE(!memcmp(loss[0], loss[1], sizeof loss[0]), "units of %d operators: other losses", size);
+                compare(graph, &here, &away);
+                hapt_engine_destroy(away.engine);
+                cpu()->close(away.device);
+            }
+            hapt_engine_destroy(here.engine);
+            cpu()->close(here.device);
+            hapt_arena_release(&arena);
+        }
+}
+
 /* The places of a forward pass where it updates. */
 struct pauses {
     int count, copies[100]; /* copies to the device that were begun before */
@@ -334,6 +392,33 @@ static void passes_update_what_they_need(void)
 }
 
 /* A thread copies both directions side by side, and is never faster than the cluster file says. */
+/* Many small copies that were submitted together take as long as one of all their bytes: the thread is late for each of
+ * them, but these delays do not add up. Never less. */
+static void late_wakeups_do_not_add_up(void)
+{
+    enum { COPIES = 4000, BYTES = 1000, TRIES = 8, AT_ONCE = 50 };
+    const double bandwidth = 2e7, one_s = (double)COPIES * BYTES / bandwidth;
+    double least = INFINITY;
+    char from[BYTES], to[BYTES];
+    memset(from, 7, sizeof from);
+    for (int k = 0; k < TRIES && least > 1.3; k++) {
+        struct state_copies *copies;
+        CHECK_OK(state_copies_create(bandwidth, 60, &copies));
+        const double start_s = hapt_time_s();
+        for (int copy = 0; copy < COPIES; copy++) {
+            state_copies_submit(copies, STATE_IN, to, from, BYTES);
+            if (copy >= AT_ONCE) state_copies_wait(copies, STATE_IN, copy + 1 - AT_ONCE);
+        }
+        state_copies_wait(copies, STATE_IN, state_copies_mark(copies, STATE_IN));
+        const double time_s = hapt_time_s() - start_s;
+        CHECK_MESSAGE(time_s >= 0.99 * one_s, "%g s for copies of %g s", time_s, one_s);
+        least = fmin(least, time_s / one_s);
+        state_copies_destroy(copies);
+    }
+    CHECK(!memcmp(from, to, sizeof from));
+    CHECK_MESSAGE(least < 1.3, "at best %g times as long as the bytes take", least);
+}
+
 static void paced_copies_change_no_bit(void)
 {
     enum { STEPS = 3, TRIES = 5 };
@@ -369,8 +454,10 @@ int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
     RUN(late_copies_change_no_bit);
+    RUN(late_wakeups_do_not_add_up);
     RUN(paced_copies_change_no_bit);
     RUN(deferred_updates_change_no_bit);
+    RUN(weights_on_the_host_change_no_bit);
     RUN(passes_update_what_they_need);
     return test_finish();
 }

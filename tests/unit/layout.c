@@ -46,7 +46,7 @@ static struct hapt_stage_layout *uneven(const struct hapt_graph *graph, struct h
 
 static struct hapt_profile *profile_of(const struct hapt_stage_layout *const *layout, struct hapt_arena *arena)
 {
-    static const struct hapt_submesh row[3] = {{1, 1, 1, 0, 0}, {1, 2, 1, 0, 0}, {1, 2, 1, 1, 0}};
+    static const struct hapt_submesh row[3] = {{1, 1, 1, 0, 0, 0}, {1, 2, 1, 0, 0, 0}, {1, 2, 1, 1, 0, 0}};
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(2, 1, arena, &profile));
     CHECK_OK(hapt_profile_add_cluster(profile, 0, "a", 1, 2, 100, 1, row, 3, arena));
@@ -127,7 +127,7 @@ static void files_round_trip(void)
 static struct hapt_profile *mixed_profile(const struct hapt_stage_layout *const *layout, struct hapt_arena *arena)
 {
     static const int cluster[2] = {0, 1}, devices[2] = {1, 1};
-    static const struct hapt_submesh row[1] = {{1, 1, 1, 0, 0}};
+    static const struct hapt_submesh row[1] = {{1, 1, 1, 0, 0, 0}};
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(2, 2, arena, &profile));
     for (int c = 0; c < 2; c++)
@@ -303,7 +303,7 @@ static void profiles_refuse_programs_they_lack(void)
     CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
     profile->cluster[0].submesh[2].program = -1;
     CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
-    profile->cluster[0].submesh[2] = (struct hapt_submesh){1, 1, 1, 1, 0}; /* its mesh is 1 x 2 */
+    profile->cluster[0].submesh[2] = (struct hapt_submesh){1, 1, 1, 1, 0, 0}; /* its mesh is 1 x 2 */
     CHECK_FAILS(hapt_profile_check(profile), HAPT_ERR_INPUT);
     hapt_arena_release(&arena);
 }

@@ -27,7 +27,7 @@ static void check_workspace(const struct hapt_memory_plan *plan, const struct ha
     hapt_arena_release(&arena);
 }
 
-static long away, masters_away, sliced, bounded;
+static long away, masters_away, sliced, bounded, weights_away, less;
 
 /* The lower bounds of a range, against the blocks of its plans. */
 static void check_least(const struct hapt_memory_ranges *ranges, const struct hapt_program *program,
@@ -42,9 +42,55 @@ static void check_least(const struct hapt_memory_ranges *ranges, const struct ha
     bounded += least.parameter_bytes > 0;
 }
 
+/* Units of one to seven operators that cover a model. */
+static int random_units(int positions, uint64_t *seed, struct hapt_unit unit[])
+{
+    int count = 0;
+    for (int first = 0; first < positions; count++) {
+        int end = first + 1 + (int)(hapt_random_next(seed) % 7);
+        if (end > positions) end = positions;
+        unit[count] = (struct hapt_unit){first, end, false};
+        first = end;
+    }
+    return count;
+}
+
+/* With the weights on the host, too: the figures against the plan, and against that with the state there alone. */
+static void compare_host_weights(const struct hapt_program *program, const struct hapt_memory_options *options,
+                                 const struct hapt_memory_ranges *ranges, struct hapt_memory_work *work,
+                                 const struct hapt_memory_plan *state, struct hapt_arena *arena)
+{
+    struct hapt_memory_plan *plan = NULL;
+    struct hapt_memory_bytes figures;
+    CHECK_OK(hapt_memory_plan(program, options, arena, &plan));
+    CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op,
+                                   (struct hapt_memory_again){program->end_op, false}, work, &figures));
+    if (!plan) return;
+    check_least(ranges, program, &figures);
+    CHECK_OK(memory_check(plan, program));
+    CHECK(figures.parameter_bytes == plan->parameter_bytes && figures.host_bytes == plan->host_bytes);
+    CHECK(figures.sharded_bytes == plan->sharded_bytes && figures.activation_bytes == plan->activation_bytes);
+    CHECK(plan->host_weights ==
+          (plan->state_count > 0 && plan->trained_elements > 0 && plan->elements == plan->trained_elements &&
+           (state->copy_offset == (size_t)-1 || state->masters_unread)));
+    if (!plan->host_weights) {
+        CHECK(plan->parameter_bytes == state->parameter_bytes && plan->host_bytes == state->host_bytes);
+        return;
+    }
+    /* what left the device is on the host, but for the places and windows */
+    const bool copies = state->copy_offset != (size_t)-1;
+    const size_t window = hapt_align(plan->window_elements * (copies ? sizeof(uint16_t) : sizeof(float)));
+    CHECK(plan->parameter_bytes + plan->host_bytes - state->host_bytes ==
+          state->parameter_bytes + HAPT_WEIGHT_PLACES * plan->place_bytes + window);
+    weights_away++;
+    less += plan->parameter_bytes < state->parameter_bytes;
+}
+
 /* With optimizer state on the host: the figures against the plans, and against those with state on the device. */
 static void compare_host_state(const struct hapt_program *program, const struct hapt_memory_options *options,
                                const struct hapt_memory_ranges *ranges, struct hapt_memory_work *work,
+                               const struct hapt_memory_options *weights,
+                               const struct hapt_memory_ranges *weight_ranges, struct hapt_memory_work *weight_work,
                                const struct hapt_memory_plan *here, bool check, struct hapt_arena *arena)
 {
     struct hapt_memory_options host = *options;
@@ -72,18 +118,25 @@ static void compare_host_state(const struct hapt_program *program, const struct 
     masters_away += masters;
     CHECK(sharded->host_bytes <= plan->host_bytes);
     away += plan->parameter_bytes < here->parameter_bytes;
+    compare_host_weights(program, weights, weight_ranges, weight_work, plan, arena);
 }
 
 static void compare_ranges(const struct hapt_sharding *sharding, const struct hapt_memory_options *options, bool check,
                            const char *what)
 {
     struct hapt_arena arena;
-    struct hapt_memory_ranges *ranges = NULL, *host_ranges = NULL;
-    struct hapt_memory_work *work = NULL, *host_work = NULL;
-    struct hapt_memory_options host = *options;
+    struct hapt_memory_ranges *ranges = NULL, *host_ranges = NULL, *weight_ranges = NULL;
+    struct hapt_memory_work *work = NULL, *host_work = NULL, *weight_work = NULL;
+    struct hapt_memory_options host = *options, weights = *options;
     const int places = sharding->source->forward_count;
-    host.host_state = true;
+    uint64_t seed = (uint64_t)places * 31 + (uint64_t)options->state_count;
+    host.host_state = weights.host_state = true;
     hapt_arena_init(&arena);
+    struct hapt_unit *unit = hapt_arena_alloc(&arena, (size_t)places, sizeof *unit);
+    weights.weight_unit = unit;
+    weights.weight_unit_count = random_units(places, &seed, unit);
+    CHECK_OK(hapt_memory_ranges_create(sharding, &weights, &arena, &weight_ranges));
+    if (weight_ranges) CHECK_OK(hapt_memory_work_create(weight_ranges, &arena, &weight_work));
     CHECK_OK(hapt_memory_ranges_create(sharding, options, &arena, &ranges));
     if (ranges) CHECK_OK(hapt_memory_work_create(ranges, &arena, &work));
     CHECK_OK(hapt_memory_ranges_create(sharding, &host, &arena, &host_ranges));
@@ -127,7 +180,8 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                               "%s, operators [%d, %d): state sharded %zu, planned %zu", what, first, end,
                               figures.sharded_bytes, sharded->parameter_bytes);
                 if (test_long() || (first + end) % 4 == 0)
-                    compare_host_state(program, options, host_ranges, host_work, plan, check, &scratch_arena);
+                    compare_host_state(program, options, host_ranges, host_work, &weights, weight_ranges, weight_work,
+                                       plan, check, &scratch_arena);
                 waiting += plan->weight_slot_bytes > 0;
                 compared++;
                 saved += sharded->parameter_bytes < plan->parameter_bytes;
@@ -249,6 +303,8 @@ static void random_graphs(void)
     CHECK_MESSAGE(away > 100, "state on the host saves memory in %ld of %ld ranges", away, compared);
     CHECK_MESSAGE(sliced > 100, "%ld ranges have slices of master weights", sliced);
     CHECK_MESSAGE(bounded > 100, "%ld ranges have a lower bound above 0", bounded);
+    CHECK_MESSAGE(weights_away > 1000 && less > 20, "%ld ranges have weights on the host, %ld of them need less",
+                  weights_away, less);
     CHECK_MESSAGE(masters_away > 100, "%ld ranges have master weights on the host", masters_away);
 }
 

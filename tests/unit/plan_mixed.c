@@ -21,7 +21,7 @@ static struct hapt_profile *three_and_three(struct hapt_arena *arena)
 {
     static const char *const name[2] = {"near", "far"};
     static const int cluster[2] = {0, 1}, devices[2][2] = {{2, 1}, {1, 1}};
-    static const struct hapt_submesh one[1] = {{1, 1, 1, 0, 0}};
+    static const struct hapt_submesh one[1] = {{1, 1, 1, 0, 0, 0}};
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(5, 2, arena, &profile));
     for (int c = 0; c < 2; c++) {

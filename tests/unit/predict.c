@@ -198,26 +198,36 @@ static void memory_is_the_planners(void)
     hapt_arena_release(&run.arena);
 }
 
-/* Stages that recompute: each cell against the program of its own range, with the units that a plan of it gets. */
-static void memory_of_recomputing_stages(void)
+/* Stages that do not keep all on their devices: each cell against the program of its own range, with the units that a
+ * plan of it gets. */
+static void check_memory_of_choices(enum hapt_offload offload)
 {
     struct run run;
     struct hapt_config *config = NULL;
-    struct hapt_unit *unit;
+    struct hapt_unit *unit, *weight_unit;
     char *words[] = {"hapt", "profile", "--imbalance", "1000000", "--recompute", "auto"};
-    int units, compared = 0, saved = 0;
+    int units, weight_units, compared = 0, saved = 0, away = 0;
     predict(&run, gpus, (struct fixture_gpt){5, 64, 4, 32, 131, 4, true, true}, "1000000");
     CHECK_OK(hapt_config_parse(6, words, &run.arena, &config));
     CHECK_OK(hapt_profile_predict(cluster_of(&run.arena, gpus), run.model, run.layers, config, NULL,
-                                  &(struct hapt_predict_options){.recompute = true}, &run.arena, &run.profile));
+                                  &(struct hapt_predict_options){.recompute = true, .offload = offload}, &run.arena,
+                                  &run.profile));
     CHECK_OK(hapt_layers_units(run.layers, &run.arena, &unit, &units));
     CHECK(units >= 4);
-    const struct hapt_memory_options options = {.slots = 5, .state_count = 2, .scratch = product_scratch};
+    CHECK_OK(hapt_layers_weight_units(run.layers, &run.arena, &weight_unit, &weight_units));
     for (int c = 0; c < 2; c++) {
         const struct hapt_profile_cluster *cluster = &run.profile->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++) {
             const struct hapt_submesh submesh = cluster->submesh[s];
-            for (int i = 0; i < run.profile->layer_count && submesh.recompute > 0; i++)
+            const bool here = !submesh.host_weights, some = submesh.recompute > 0 || !here;
+            const struct hapt_memory_options options = {.slots = 5,
+                                                        .state_count = 2,
+                                                        .host_state = offload != HAPT_OFFLOAD_NO,
+                                                        .sharded_state = offload != HAPT_OFFLOAD_NO && here,
+                                                        .weight_unit_count = here ? 0 : weight_units,
+                                                        .weight_unit = weight_unit,
+                                                        .scratch = product_scratch};
+            for (int i = 0; i < run.profile->layer_count && some; i++)
                 for (int j = i; j < run.profile->layer_count; j++) {
                     struct hapt_arena arena;
                     struct hapt_sharding *sharding = NULL;
@@ -240,14 +250,23 @@ static void memory_of_recomputing_stages(void)
                     CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
                     CHECK_NEAR((double)plan->total_bytes,
                                cluster->parameter_bytes[cell] + 5 * cluster->activation_bytes[cell], 0);
-                    saved += plan->activation_bytes < kept->activation_bytes;
+                    saved += plan->activation_bytes < kept->activation_bytes || submesh.recompute == 0;
+                    CHECK(plan->host_weights == !here);
+                    away += plan->host_weights;
                     compared++;
                     hapt_arena_release(&arena);
                 }
         }
     }
     CHECK_MESSAGE(compared > 500 && saved == compared, "%d of %d stages hold less", saved, compared);
+    CHECK_MESSAGE((away > 500) == (offload >= HAPT_OFFLOAD_STAGES), "%d stages have weights on the host", away);
     hapt_arena_release(&run.arena);
+}
+
+static void memory_of_choices(void)
+{
+    for (enum hapt_offload offload = HAPT_OFFLOAD_NO; offload <= HAPT_OFFLOAD_WEIGHTS; offload++)
+        check_memory_of_choices(offload);
 }
 
 /* Tensor-parallel degrees are powers of two that divide the devices of a node. The remaining devices share the rows.
@@ -363,7 +382,7 @@ int main(int argc, char **argv)
     RUN(times_are_plausible);
     RUN(exchanges_are_bounded);
     RUN(memory_is_the_planners);
-    RUN(memory_of_recomputing_stages);
+    RUN(memory_of_choices);
     RUN(variants);
     RUN(collectives_are_priced);
     RUN(unbalanced_candidates_are_pruned);

@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# --offload weights: the weights are on the hosts, and passes fetch them block by block. Losses, weights and state are the bits of a run that
+# keeps them on the devices, for every layout and schedule; the memory is what was planned; a model of three times the device's
+# memory trains; what cannot work is refused. HAPT_LONG=1: more layouts.
+# Runs beside others: it measures no time.
+. "$(dirname "$0")/lib.sh.inc"
+cd "$(dirname "$0")/../.." || exit 1
+
+"$HAPT" data LICENSE --output "$scratch/t.h5" >/dev/null || exit 1
+gpt() { # NAME OPTIONS...
+    "$HAPT" model gpt --layers 6 --hidden 32 --heads 4 --sequence 64 --vocab 256 --data "$scratch/t.h5" --output "$scratch/$1.h5" "${@:2}" >/dev/null || exit 1
+}
+gpt m --microbatch 1
+gpt rows --microbatch 2
+two_devices wide "300 MB"
+three_devices "300 MB" && mv "$scratch/c.json" "$scratch/three.json"
+
+# job NAME MODEL CLUSTER RANKS OPTIONS...: predicts, plans and trains 6 steps
+job() {
+    passes "$4" --input "$scratch/$2.h5" --cluster "$scratch/$3.json" --predict --microbatches 4 --threads 1 --steps 6 --checkpoint-every 3 \
+        --output "$scratch/run-$1" "${@:5}"
+}
+# both NAME MODEL CLUSTER RANKS OPTIONS...: with all on the devices, and with weights on the hosts
+both() {
+    job "$1-here" "$2" "$3" "$4" --offload no "${@:5}"
+    job "$1-away" "$2" "$3" "$4" --offload weights "${@:5}"
+    check "$1: the weights are on the hosts" grep -q 'weights on the hosts' "$scratch/out"
+    same_runs "$scratch/run-$1-here" "$scratch/run-$1-away"
+}
+two="0-13@a:1x1,13-26@b:1x1"
+both tied m wide 2 --stages $two
+both split m wide 2 --stages $two --split-backward yes
+[ -z "${HAPT_LONG:-}" ] || both recompute m wide 2 --stages $two --recompute all --schedule gpipe
+both half m wide 2 --stages $two --precision bf16
+[ -z "${HAPT_LONG:-}" ] || both momentum m wide 2 --stages $two --optimizer sgd --momentum 0.9
+both rows rows three 3 --stages "0-13@a:1x2,13-26@b:1x1" --replica-check 1
+both tensor rows three 3 --stages "0-13@a:1x2t2,13-26@b:1x1"
+[ -z "${HAPT_LONG:-}" ] || both half-rows rows three 3 --stages "0-13@a:1x2,13-26@b:1x1" --precision bf16 --replica-check 1
+both loops m wide 2 --schedule interleaved --stages 0-6@a:1x1,6-12@b:1x1,12-19@a:1x1,19-26@b:1x1
+"$HAPT" model bert-moe --layers 4 --hidden 32 --heads 4 --sequence 32 --vocab 256 --experts 2 --microbatch 1 --data "$scratch/t.h5" \
+    --output "$scratch/moe.h5" >/dev/null || exit 1
+both moe moe wide 2
+
+# Measured times of stages with their weights on the devices, and the time of the copies
+passes 2 --input "$scratch/m.h5" --cluster "$scratch/wide.json" --microbatches 4 --threads 1 --profile-seconds 1 --steps 6 --checkpoint-every 3 \
+    --output "$scratch/run-measured" --offload weights
+check "measured: the weights are on the hosts" grep -q 'weights on the hosts' "$scratch/out"
+same_runs "$scratch/run-tied-here" "$scratch/run-measured"
+
+# Checkpoints of either resume the other.
+for first in no weights; do
+    [ $first = no ] && then=weights || then=no
+    job from-$first m wide 2 --stages $two --offload $first --stop-after 3
+    job from-$first m wide 2 --stages $two --offload $then --resume --replan
+    same_runs "$scratch/run-tied-here" "$scratch/run-from-$first"
+done
+
+# A model of three times the device's memory: auto has its weights on the host, in the memory that was planned.
+"$HAPT" model gpt --layers 40 --hidden 64 --heads 4 --sequence 16 --vocab 256 --microbatch 1 --tied-embeddings no --data "$scratch/t.h5" \
+    --output "$scratch/deep.h5" >/dev/null || exit 1
+one_device() { # NAME MEMORY
+    cat >"$scratch/$1.json" <<JSON
+{ "format": "hapt-cluster", "version": 1, "subclusters": [
+    {"name": "a", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "$2"} ], "links": [] }
+JSON
+}
+one_device large "300 MB"
+job deep-here deep large 1 --offload no
+passes 1 export --checkpoint "$scratch/run-deep-here" --output "$scratch/w.h5"
+state=$(/usr/bin/python3 -c 'import h5py, sys
+print(16 * sum(item.size for item in h5py.File(sys.argv[1])["parameters"].values()))' "$scratch/w.h5")
+one_device small "$((state / 3)) B"
+refuses 4 'no plan fits' 1 plan --input "$scratch/deep.h5" --cluster "$scratch/small.json" --predict --microbatches 4 --offload no
+refuses 4 'no plan fits' 1 plan --input "$scratch/deep.h5" --cluster "$scratch/small.json" --predict --microbatches 4 --offload optimizer
+job deep-away deep small 1
+check "a third of the memory: the weights are on the host" grep -q 'weights on the hosts' "$scratch/out"
+same_runs "$scratch/run-deep-here" "$scratch/run-deep-away"
+for run in tied split half rows loops moe deep; do
+    check "$run: the planned memory is used, no more" /usr/bin/python3 -c 'import h5py, sys
+run = h5py.File(sys.argv[1])["train"]
+sys.exit(list(run["memory_planned"][()]) != list(run["memory_measured"][()]))' "$scratch/run-$run-away/run.h5"
+done
+
+# Passes copy all weights but those of the two units with which the pass before ended; unpaced copies of CPUs hide behind nothing. The host has
+# masters and two states.
+host() { # NAME HOST
+    one_device "$1" "300 MB" && sed -i "s|\"memory\": \"300 MB\"|&, \"host\": $2|" "$scratch/$1.json"
+}
+host fast '{"bandwidth": "8 GB/s"}'
+host slow '{"bandwidth": "80 MB/s"}'
+host paced '{"bandwidth": "80 MB/s", "paced": true}'
+for name in fast slow; do
+    passes 1 profile --input "$scratch/deep.h5" --cluster "$scratch/$name.json" --predict --microbatches 4 --offload weights --recompute no \
+        --output "$scratch/$name.h5"
+done
+plan_paced() { passes 1 plan --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --predict --microbatches 4 --offload weights --recompute no \
+    --threads 1 --json --output "$scratch/paced.h5"; }
+plan_paced
+cp "$scratch/out" "$scratch/paced-plan.json"
+passes 1 train --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --plan "$scratch/paced.h5" --threads 1 --steps 6 --output "$scratch/run-paced"
+checks=$((checks + 1))
+/usr/bin/python3 - "$scratch" <<'PY' || fail "bytes and times of fetched weights"
+import json, sys
+import h5py
+folder = sys.argv[1] + "/"
+weights = 4 * sum(item.size for item in h5py.File(folder + "w.h5")["parameters"].values())
+units = h5py.File(folder + "paced.h5")["weight_unit"].shape[0]
+assert units == 42, units  # the embedding, 40 blocks, the head
+fetched = weights * (units - 2) / units
+fast, slow = (h5py.File(folder + name + ".h5")["cluster_0"] for name in ("fast", "slow"))
+whole = (0, 0, fast["stage_time"].shape[2] - 1)
+for name, passes in (("stage_time", 2), ("stage_forward_time", 1)):
+    more = slow[name][whole] - fast[name][whole]
+    assert abs(more / (passes * fetched * (1 / 80e6 - 1 / 8e9)) - 1) < 0.02, (name, more)
+run = h5py.File(folder + "run-paced/run.h5")["train"]
+assert 1 <= run["host_memory"][0] / (3 * weights) < 1.01, run["host_memory"][0] / weights
+copies_s = (8 * fetched + 3 * weights) / 80e6
+predicted_s = json.load(open(folder + "paced-plan.json"))["simulated_s"]
+steps_s = run["step_time"][1:-1]  # the last one waits for a checkpoint
+print("copies %.3f s, predicted %.3f s, steps %s" % (copies_s, predicted_s, steps_s))
+assert min(steps_s) > 0.99 * copies_s and copies_s < predicted_s < 1.3 * copies_s and min(steps_s) < 1.2 * predicted_s
+PY
+
+refuses 2 'contradicts --sharded-optimizer' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload weights --sharded-optimizer yes
+refuses 2 'keeps no state' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload weights --optimizer sgd
+refuses 3 'are not sharded' 1 train --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --plan "$scratch/paced.h5" --threads 1 --steps 1 \
+    --sharded-optimizer yes --output "$scratch/none"
+damage() { # FILE CODE
+    cp "$scratch/$1.h5" "$scratch/bad.h5"
+    /usr/bin/python3 -c "import h5py, sys; file = h5py.File(sys.argv[1], 'r+'); $2" "$scratch/bad.h5"
+}
+for code in "file['stage_host_weights'][0] = 2" "file['weight_unit'][3, 2] -= 1" "file['weight_unit'][41, 0] = 1" "del file.attrs['offload']"; do
+    damage paced "$code"
+    refuses 3 'weights|weight_unit|offload' 1 simulate --plan "$scratch/bad.h5"
+done
+for code in "file['cluster_0/host_weights'][0] = 2" "del file.attrs['offload']"; do
+    damage fast "$code"
+    refuses 3 'host_weights' 1 plan --profile "$scratch/bad.h5"
+done
+host stalled '{"bandwidth": "100 B/s", "paced": true}'
+refuses 7 'copy of offloaded memory from the host to the device has made no progress for 4 s' 1 train --input "$scratch/deep.h5" \
+    --cluster "$scratch/stalled.json" --plan "$scratch/paced.h5" --threads 1 --steps 1 --timeout 4 --output "$scratch/stalled"
+finish
