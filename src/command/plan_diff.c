@@ -38,8 +38,12 @@ static const char *change(bool changed, const char *x, const char *y, char text[
     return text;
 }
 
-static void describe(const struct hapt_plan_stage *stage, char text[8][FIELD_CHARS])
+enum { FIELDS = 9 };
+
+static void describe(const struct hapt_plan_stage *stage, char text[FIELDS][FIELD_CHARS])
 {
+    const struct hapt_layout *layout = &stage->layout;
+    char again[FIELD_CHARS / 2] = "";
     snprintf(text[0], FIELD_CHARS, "%d-%d", stage->first_layer, stage->end_layer);
     snprintf(text[1], FIELD_CHARS, "%s", stage->submesh->name);
     hapt_plan_stage_short(stage, " x ", text[2]);
@@ -48,18 +52,28 @@ static void describe(const struct hapt_plan_stage *stage, char text[8][FIELD_CHA
     hapt_units_time(stage->comm_s, text[5]);
     snprintf(text[6], FIELD_CHARS, "%d", stage->warmup);
     hapt_units_bytes(stage->memory_bytes, text[7]);
+    if (layout->unit_count > 0)
+        snprintf(again, sizeof again, "%d recompute", layout->unit_count);
+    else if (layout->recompute > 0) /* planned from a profile alone */
+        snprintf(again, sizeof again, "some recompute");
+    snprintf(text[8], FIELD_CHARS, "%s%s%s", again, *again && layout->host_weights ? ", " : "",
+             layout->host_weights ? "weights on the host"
+             : *again             ? ""
+                                  : "all kept");
 }
 
 static void print_row(const struct hapt_env *env, const struct pair *pair, const struct hapt_diff_row *row)
 {
-    static const char *const head[] = {"layers", "on", "submesh", "tp", "compute", "transfer", "launches", "memory"};
+    static const char *const head[] = {"layers",   "on",       "submesh", "tp",    "compute",
+                                       "transfer", "launches", "memory",  "blocks"};
     const struct hapt_plan_stage *x = row->a < 0 ? NULL : &pair->plan[0]->stage[row->a];
     const struct hapt_plan_stage *y = row->b < 0 ? NULL : &pair->plan[1]->stage[row->b];
-    char one[8][FIELD_CHARS], two[8][FIELD_CHARS], text[CHANGE_CHARS], line[1024] = "";
+    char one[FIELDS][FIELD_CHARS], two[FIELDS][FIELD_CHARS], text[CHANGE_CHARS], line[1024] = "";
     size_t length = 0;
     describe(x ? x : y, one);
     describe(y ? y : x, two);
-    for (int k = 0; k < 8 && length < sizeof line; k++)
+    const int fields = row->changed & HAPT_DIFF_KEPT ? FIELDS : FIELDS - 1; /* what is kept: if it differs */
+    for (int k = 0; k < fields && length < sizeof line; k++)
         length += (size_t)snprintf(line + length, sizeof line - length, "%s%s %s", k ? ", " : "", head[k],
                                    change(row->changed >> k & 1u, one[k], two[k], text));
     if (x && y)
@@ -115,10 +129,10 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
 
 static json_t *row_object(const struct hapt_diff_row *row)
 {
-    static const char *const name[] = {"layers",  "subcluster", "submesh",  "tensor_parallel",
-                                       "compute", "transfer",   "launches", "memory"};
+    static const char *const name[] = {"layers",   "subcluster", "submesh", "tensor_parallel", "compute",
+                                       "transfer", "launches",   "memory",  "blocks"};
     json_t *changed = json_array();
-    for (int k = 0; changed && k < 8; k++)
+    for (int k = 0; changed && k < FIELDS; k++)
         if (row->changed >> k & 1u) json_array_append_new(changed, json_string(name[k]));
     return json_pack("{s:o, s:o, s:o}", "a", row->a < 0 ? json_null() : json_integer(row->a), "b",
                      row->b < 0 ? json_null() : json_integer(row->b), "changed", changed);
