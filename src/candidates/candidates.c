@@ -351,7 +351,7 @@ struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *can
                                      .sharded_bytes = (double)figures->sharded_bytes,
                                      .host_bytes = (double)figures->host_bytes,
                                      .sharded_host_bytes = (double)figures->sharded_host_bytes,
-                                     .masters_unread = figures->masters_unread && figures->weight_bytes == 0,
+                                     .masters_unread = figures->masters_unread,
                                      .weight_bytes = (double)figures->weight_bytes,
                                      .fetch_bytes = (double)figures->fetch_bytes};
 }

@@ -57,7 +57,8 @@ struct passes {
     double forward_s, backward_s;
 };
 
-/* Weights on the host are fetched while others are used. */
+/* Weights on the host are fetched while others are used. This holds for forward and backward passes in turn; after a
+ * pass of the same direction the first two units are fetched as well. */
 static struct passes passes_of(const struct filling *filling, int subcluster, int item, struct hapt_submesh submesh)
 {
     const struct hapt_item_time *time = &filling->time[subcluster][item];

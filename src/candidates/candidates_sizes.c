@@ -75,6 +75,14 @@ static bool cuts_unit(const struct hapt_candidates *candidates, int first_op, in
     return false;
 }
 
+/* Ranks of stages whose weights are on the host have the whole state each, also if some weights cannot leave. */
+static void never_share(struct hapt_item_memory *memory)
+{
+    memory->sharded_bytes = memory->parameter_bytes;
+    memory->sharded_host_bytes = memory->host_bytes;
+    memory->masters_unread = 0;
+}
+
 /* The same for each choice of what is kept. Choices that differ from the one before in nothing are no candidates. With
  * --recompute all, ranges that cut a unit are no candidates, since its activations would be kept. sizing: with weights
  * on the device, and on the host. */
@@ -95,6 +103,7 @@ static enum hapt_status size_keeps(const struct hapt_candidates *candidates, con
         const int end = full > 0 ? candidates->unit[first + full - 1].end_op : first_op;
         HAPT_TRY(size_range(candidates, &sizing[keep.host_weights], first_op, end_op,
                             (struct hapt_memory_again){end, units > full}, &again[k].memory));
+        if (keep.host_weights) never_share(&again[k].memory);
         if (keep.host_weights && !candidates->keep[0].host_weights && again[k].memory.weight_bytes == 0)
             again[k].memory = FITS_NOWHERE; /* the same as with its weights on the device */
         before = units;

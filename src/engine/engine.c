@@ -252,7 +252,7 @@ static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_sectio
         const bool is_range = c < binding->range_count && s == binding->range[c].first;
         if (section == HAPT_SECTION_FORWARD)
             HAPT_TRY(hapt_engine_update_needed(engine, is_range ? binding->range[c].end - 1 : s));
-        HAPT_TRY(hapt_engine_weights_need(engine, section, s));
+        HAPT_TRY(hapt_engine_weights_need(engine, section, s)); /* of the whole range: hapt_engine_begins_unit */
         if (is_range) {
             HAPT_TRY(hapt_engine_run_range(engine, &binding->range[c], step, variant));
             s = binding->range[c++].end;

@@ -171,6 +171,9 @@ enum hapt_status hapt_engine_update_needed(struct hapt_engine *engine, int step)
 enum hapt_status hapt_engine_bind_weights(struct hapt_engine *engine);
 /* Before a step runs: waits for the weights that it reads, and begins to fetch those that its section reads next. */
 enum hapt_status hapt_engine_weights_need(struct hapt_engine *engine, enum hapt_section section, int step);
+/* True if the step is the first one of its section that reads weights of another unit than the steps before. Weights
+ * are waited for right before it, so no replay range may contain it behind its first step. */
+bool hapt_engine_begins_unit(const struct hapt_engine *engine, enum hapt_section section, int step);
 /* The weights on the host change: none are fetched any more. */
 enum hapt_status hapt_engine_weights_changed(struct hapt_engine *engine);
 /* Address that kernels of an operator read: in the place of its unit. */

@@ -43,11 +43,13 @@ static enum hapt_status range_init(struct hapt_engine *engine, struct replay_ran
     return HAPT_OK;
 }
 
-static enum hapt_status find_in_section(struct hapt_engine *engine, struct section_binding *binding)
+static enum hapt_status find_in_section(struct hapt_engine *engine, enum hapt_section section)
 {
+    struct section_binding *binding = &engine->section[section];
     HAPT_NEW(binding->range, &engine->arena, binding->step_count);
     for (int first = 0, end; first < binding->step_count; first = end) {
-        for (end = first; end < binding->step_count && needs_no_host(engine, &binding->step[end]);) end++;
+        for (end = first; end < binding->step_count && needs_no_host(engine, &binding->step[end]); end++)
+            if (end > first && hapt_engine_begins_unit(engine, section, end)) break;
         if (end - first >= LEAST_STEPS)
             HAPT_TRY(range_init(engine, &binding->range[binding->range_count++], first, end,
                                 engine->options.slots * binding->weight_slots));
@@ -64,9 +66,9 @@ static bool can_replay(const struct hapt_engine *engine)
 enum hapt_status hapt_engine_find_replay_ranges(struct hapt_engine *engine)
 {
     if (!can_replay(engine)) return HAPT_OK;
-    HAPT_TRY(find_in_section(engine, &engine->section[HAPT_SECTION_FORWARD]));
-    HAPT_TRY(find_in_section(engine, &engine->section[HAPT_SECTION_BACKWARD]));
-    HAPT_TRY(find_in_section(engine, &engine->section[HAPT_SECTION_WEIGHT]));
+    HAPT_TRY(find_in_section(engine, HAPT_SECTION_FORWARD));
+    HAPT_TRY(find_in_section(engine, HAPT_SECTION_BACKWARD));
+    HAPT_TRY(find_in_section(engine, HAPT_SECTION_WEIGHT));
     return engine->parameter_count >= LEAST_STEPS ? range_init(engine, &engine->norm, 0, engine->parameter_count, 1)
                                                   : HAPT_OK;
 }

@@ -88,6 +88,15 @@ enum hapt_status hapt_engine_weights_need(struct hapt_engine *engine, enum hapt_
     return hapt_engine_wait_copies(engine, STATE_IN, &weights->place[u % HAPT_WEIGHT_PLACES].move);
 }
 
+bool hapt_engine_begins_unit(const struct hapt_engine *engine, enum hapt_section section, int step)
+{
+    if (!engine->plan->host_weights) return false;
+    const int *unit = engine->weights.unit[section];
+    int before = step - 1;
+    while (before >= 0 && unit[before] < 0) before--;
+    return unit[step] >= 0 && (before < 0 || unit[before] != unit[step]);
+}
+
 static bool reads_weights(const struct hapt_engine *engine, int op)
 {
     const struct hapt_graph *graph = engine->program->graph;

@@ -8,7 +8,7 @@
 
 #include "hapt/env.h"
 
-enum { MOST_JOBS = 16 };
+enum { MOST_JOBS = 256 };
 #define PIECE_BYTES ((size_t)1 << 20) /* small against a window, large against a wakeup */
 
 struct job {

@@ -68,8 +68,19 @@ static enum hapt_status share_forward(struct repeating *repeating, const struct 
     return HAPT_OK;
 }
 
-/* Brings the seconds of every item's shares into proportion to its own forward time. An item without a time cannot be
- * a candidate. */
+/* An item without a time cannot be a candidate. */
+static void drop_untimed(const struct repeating *repeating, const struct hapt_item_time *time,
+                         struct hapt_item_again *again)
+{
+    const struct hapt_candidates *candidates = repeating->candidates;
+    for (int k = 0; k < candidates->structure_count; k++) {
+        const int item = k * candidates->mesh_count + repeating->mesh_index;
+        for (int choice = 0; choice < HAPT_MOST_KEEPS && time[item].forward_s + time[item].backward_s <= 0; choice++)
+            again[(size_t)item * HAPT_MOST_KEEPS + (size_t)choice].memory = FITS_NOWHERE;
+    }
+}
+
+/* Brings the seconds of every item's shares into proportion to its own forward time. */
 static void fit_to_ranges(const struct repeating *repeating, const struct hapt_item_time *time,
                           struct hapt_item_again *again)
 {
@@ -80,7 +91,6 @@ static void fit_to_ranges(const struct repeating *repeating, const struct hapt_i
         for (int l = candidates->first[k]; l <= candidates->last[k]; l++) sum_s += repeating->layer_s[l];
         for (int share = 0; share < HAPT_MOST_KEEPS; share++) {
             struct hapt_item_again *its = &again[(size_t)item * HAPT_MOST_KEEPS + (size_t)share];
-            if (time[item].forward_s + time[item].backward_s <= 0) its->memory = FITS_NOWHERE;
             its->again_s = sum_s > 0 ? its->again_s * time[item].forward_s / sum_s : 0;
         }
     }
@@ -91,6 +101,7 @@ static enum hapt_status time_mesh(struct repeating *repeating, const struct hapt
 {
     const struct hapt_candidates *candidates = repeating->candidates;
     struct hapt_candidate_shardings shardings;
+    drop_untimed(repeating, time, again);
     HAPT_TRY(hapt_candidates_shardings(candidates, repeating->mesh_index, scratch, &shardings));
     if (!shardings.recomputes) return HAPT_OK;
     repeating->sharding = shardings.again;

@@ -93,12 +93,12 @@ static enum hapt_status check_weight_units(const struct hapt_plan *plan, int i)
         return BAD("stage %d cannot have its weights on the host", i);
     for (int u = 0; u < layout->weight_unit_count; u++) {
         const struct hapt_unit *unit = &layout->weight_unit[u];
-        if (unit->end_op <= unit->first_op || unit->first_op > end || unit->end_op <= end)
+        if (unit->first_op < 0 || (u > 0 ? unit->first_op != end : unit->first_op > end) || unit->end_op <= end)
             return BAD("stage %d fetches the weights of operators [%d, %d), which overlap or leave a gap", i,
                        unit->first_op, unit->end_op);
         end = unit->end_op;
     }
-    if (layout->weight_unit_count > 0 && end < stage->end_op)
+    if (stage->first_op >= 0 && end < stage->end_op)
         return BAD("stage %d does not fetch the weights of operators [%d, %d)", i, end, stage->end_op);
     return HAPT_OK;
 }

@@ -227,7 +227,8 @@ static inline int search_compare_submeshes(const struct hapt_submesh *a, const s
     if (a->n != b->n) return a->n - b->n;
     if (a->m != b->m) return a->m - b->m;
     if (a->tp != b->tp) return a->tp - b->tp;
-    return a->program != b->program ? a->program - b->program : a->recompute - b->recompute;
+    if (a->program != b->program) return a->program - b->program;
+    return a->recompute != b->recompute ? a->recompute - b->recompute : a->host_weights - b->host_weights;
 }
 
 /* Explains why nothing is feasible; returns HAPT_ERR_INFEASIBLE. */

@@ -221,6 +221,11 @@ static enum hapt_status choose_state(const struct worker *worker, const struct h
     const char *choice = hapt_config_text(config, "sharded-optimizer");
     const struct stage *stage = &worker->stage[0];
     options->sharded_state = !strcmp(choice, "yes");
+    if (options->weight_unit_count > 0 && options->state_count == 0)
+        return hapt_fail(HAPT_ERR_INPUT, "plan again for this optimizer, or give --optimizer adamw or a --momentum",
+                         "the plan has the weights of stage %d on the hosts, beside a state that this optimizer does "
+                         "not have",
+                         stage->chunk);
     if (options->weight_unit_count > 0 && options->sharded_state)
         return hapt_fail(HAPT_ERR_INPUT, "leave it out, or plan with it",
                          "--sharded-optimizer yes: the plan has the weights of stage %d on the hosts, which are not "

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # kill -9 of a random rank at a random moment, again and again: every start finds a whole checkpoint, no more than an interval is lost,
 # the last weights are those of a run that nobody disturbed. Then with the optimizer state on the hosts, and copies so slow that most kills meet
-# an update. HAPT_LONG=1: 100 and 40 kills. HAPT_SEED repeats one.
+# an update. HAPT_LONG=1: 100 and 40 kills, and 40 with the weights on the hosts, too. HAPT_SEED repeats one.
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 kills=4 away=1
@@ -20,9 +20,13 @@ campaign() { # FOLDER KILLS
 }
 campaign "$scratch" "$kills"
 
-mkdir "$scratch/away" && ln -s "$scratch"/{m,t}.h5 "$scratch/away"
-sed 's/"device": "cpu"/"device": "cpu", "host": {"bandwidth": "40 MB\/s", "paced": true}/' "$scratch/c.json" >"$scratch/away/c.json"
-passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/away/c.json" --predict --offload optimizer --microbatches 2 --layers-per-model 6 \
-    --stages "0-3@a:1x2,3-$layers@b:1x1" --output "$scratch/away/plan.h5" || finish
-campaign "$scratch/away" "$away"
+away() { # OFFLOAD KILLS
+    mkdir "$scratch/$1" && ln -s "$scratch"/{m,t}.h5 "$scratch/$1"
+    sed 's/"device": "cpu"/"device": "cpu", "host": {"bandwidth": "40 MB\/s", "paced": true}/' "$scratch/c.json" >"$scratch/$1/c.json"
+    passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/$1/c.json" --predict --offload "$1" --microbatches 2 --layers-per-model 6 \
+        --stages "0-3@a:1x2,3-$layers@b:1x1" --output "$scratch/$1/plan.h5" || finish
+    campaign "$scratch/$1" "$2"
+}
+away optimizer "$away"
+[ -z "${HAPT_LONG:-}" ] || away weights "$away"
 finish

@@ -127,11 +127,13 @@ refuses 2 'contradicts --sharded-optimizer' 1 plan --input "$scratch/m.h5" --clu
 refuses 2 'keeps no state' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload weights --optimizer sgd
 refuses 3 'are not sharded' 1 train --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --plan "$scratch/paced.h5" --threads 1 --steps 1 \
     --sharded-optimizer yes --output "$scratch/none"
+refuses 3 'this optimizer does not have' 1 train --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --plan "$scratch/paced.h5" --threads 1 \
+    --steps 1 --optimizer sgd --output "$scratch/none"
 damage() { # FILE CODE
     cp "$scratch/$1.h5" "$scratch/bad.h5"
     /usr/bin/python3 -c "import h5py, sys; file = h5py.File(sys.argv[1], 'r+'); $2" "$scratch/bad.h5"
 }
-for code in "file['stage_host_weights'][0] = 2" "file['weight_unit'][3, 2] -= 1" "file['weight_unit'][41, 0] = 1" "del file.attrs['offload']"; do
+for code in "file['stage_host_weights'][0] = 2" "file['weight_unit'][3, 2] -= 1" "file['weight_unit'][41, 0] = 1" "file['weight_unit'][1, 1] -= 1" "del file['weight_unit']" "del file.attrs['offload']"; do
     damage paced "$code"
     refuses 3 'weights|weight_unit|offload' 1 simulate --plan "$scratch/bad.h5"
 done
