@@ -11,6 +11,9 @@
 enum { SLOTS = 2, MICROBATCHES = 5, STEPS = 4, VALUES = 4096 };
 
 static const struct hapt_model *model;
+/* Units of weights on the host; none: all are on the device. */
+static struct hapt_unit unit[64];
+static int unit_count;
 
 struct rig {
     struct hapt_arena arena;
@@ -35,8 +38,14 @@ static void rig_init(struct rig *rig, const char *graphs, bool warm)
         setenv("HAPT_CUDA_GRAPHS", graphs, 1);
     else
         unsetenv("HAPT_CUDA_GRAPHS");
-    const struct hapt_engine_options options = {
-        .backend = test_backend, .device = test_device, .threads = 1, .state_count = 2, .slots = SLOTS};
+    const struct hapt_engine_options options = {.backend = test_backend,
+                                                .device = test_device,
+                                                .threads = 1,
+                                                .state_count = 2,
+                                                .slots = SLOTS,
+                                                .host_state = unit_count > 0,
+                                                .weight_unit_count = unit_count,
+                                                .weight_unit = unit};
     hapt_arena_init(&rig->arena);
     CHECK_OK(program_data_parallel(model->graph, 0, model->graph->forward_count, 1, 1, &rig->arena, &rig->program));
     CHECK_OK(hapt_engine_create(rig->program, &options, &rig->engine));
@@ -146,6 +155,25 @@ static void run(const char *graphs, bool warm, struct outcome *outcome, char tex
     rig_release(&rig);
 }
 
+/* With weights on the host, a replay ends where the weights of another unit are needed. */
+static void compare_host_weights(const struct outcome *plain)
+{
+    static const char *const graphs[] = {"0", "1", NULL};
+    const int operators = model->graph->forward_count, size = operators / 40 + 5;
+    for (int first = 0; first < operators; first += size)
+        unit[unit_count++] = (struct hapt_unit){first, first + size < operators ? first + size : operators, false};
+    for (int k = 0; k < 3; k++) {
+        struct outcome away;
+        char text[HAPT_ENGINE_REPLAY_CHARS];
+        int runs;
+        run(graphs[k], false, &away, text, &runs);
+        compare(plain, &away, "weights on the host");
+        CHECK_MESSAGE(k != 1 || !test_backend->capture || atoi(text) > 4, "it says: %s", text);
+        free(away.weight);
+    }
+    unit_count = 0;
+}
+
 /* `all`: also trials and failures. */
 static void bits(bool all)
 {
@@ -177,6 +205,7 @@ static void bits(bool all)
     unsetenv("HAPT_HOST_CAPTURE");
     compare(&plain, &failing, "captures that fail");
     CHECK(hapt_fail_message()[0] == '\0');
+    compare_host_weights(&plain);
     free(plain.weight), free(tried.weight), free(failing.weight);
 }
 
