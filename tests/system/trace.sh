@@ -81,7 +81,7 @@ for subcluster in set(plain["stage_subcluster"][...]):
     ratio = told[mine].sum() / pure(plain)[mine].sum()
     for plan in (pure, lambda plan: plan["stage_forward"][...]):
         numpy.testing.assert_allclose(plan(corrected)[mine], ratio * plan(plain)[mine], rtol=1e-9)
-    assert abs(ratio - 1) > 0.01, ratio  # a prediction from a table is never that exact, so the correction changed something
+    assert abs(ratio - 1) > 1e-4, ratio  # a prediction from a table may be 1 % off by chance, but not exact: the correction changed something
     name = plain["stage_subcluster_name"][...][mine][0].decode()
     assert abs(factors[name] / ratio - 1) < 1e-9, (name, factors, ratio)
 assert set(factors) == {"fast", "slow"}
