@@ -37,7 +37,7 @@ struct hapt_mixed_group {
 
 /* One for none, all, and parts between. */
 enum { HAPT_MOST_KEEPS = 10 };
-/* What the stages of a submesh keep on their devices. */
+/* A choice of what the stages of a submesh keep on their devices. */
 struct hapt_keep {
     int recompute;     /* hapt_submesh.recompute */
     bool host_weights; /* hapt_submesh.host_weights */
@@ -81,8 +81,8 @@ struct hapt_candidates {
     enum hapt_tied_exchange exchange; /* element type of the gradients of tied parameters */
     int layout_count;
     const struct hapt_stage_layout **layout; /* [layout_count] program k is layout[k - 1] */
-    /* What stages may keep; first all, if some may. Those with weights on the host are last. Plain programs alone have
-     * such choices. */
+    /* Choices of stages; the first keeps all, if some may. Those with weights on the host are last. Plain programs
+     * alone have such choices. */
     int keep_count;
     struct hapt_keep keep[HAPT_MOST_KEEPS];
     int unit_count;

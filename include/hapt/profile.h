@@ -21,8 +21,8 @@ struct hapt_submesh {
     int recompute;    /* what a range recomputes (AutoHete; layers.h) */
     int host_weights; /* 1: its trained weights are on the host (hapt_memory_plan), besides its optimizer state */
 };
-/* What of the training state is on the hosts. STAGES: the optimizer state of all stages, and the weights of those that
- * are planned so. */
+/* The part of the training state that is on the hosts. STAGES: the optimizer state of all stages, and the weights of
+ * those that are planned so. */
 enum hapt_offload { HAPT_OFFLOAD_NO, HAPT_OFFLOAD_OPTIMIZER, HAPT_OFFLOAD_STAGES, HAPT_OFFLOAD_WEIGHTS };
 /* True if two rows are the same submesh with the same program. */
 static inline bool hapt_submesh_same(const struct hapt_submesh *a, const struct hapt_submesh *b)
