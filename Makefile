@@ -77,12 +77,12 @@ cuda_code = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -
 NVCC_FLAGS = -O3 -std=c++17 -Iinclude -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra $(if $(hardened),-Xcompiler -fstack-protector-strong $(addprefix -Xcompiler ,$(fortify))) $(if $(filter 1,$(WERROR)),-Xcompiler -Werror -Werror all-warnings) $(cuda_code)
 # Collectives among devices: where NCCL's header is, 2.14 or newer; NCCL=0 leaves them out. The library itself is looked for when they are used.
 nccl_header := $(if $(filter 0,$(NCCL)),,$(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h))
-# Convolutions: where cuDNN's header is, 9 or newer (its graph API has one of its own); CUDNN=0 leaves it out, and then they are matrix products.
+# Convolutions and attention: where cuDNN's header is, 9 or newer (its graph API has one of its own); CUDNN=0 leaves it out, and hapt's own kernels run.
 cudnn_header := $(if $(filter 0,$(CUDNN)),,$(wildcard $(CUDA_HOME)/include/cudnn_graph.h $(foreach p,include include/$(shell uname -m)-linux-gnu local/include,/usr/$(p)/cudnn_graph.h)))
-cuda_sources := $(filter-out $(if $(nccl_header),,%/nccl.cu) $(if $(cudnn_header),,%/cudnn.cu),$(sort $(wildcard src/device/cuda/*.cu)))
+cuda_sources := $(filter-out $(if $(nccl_header),,%/nccl.cu) $(if $(cudnn_header),,%/cudnn.cu %/cudnn_attention.cu %/cudnn_convolution.cu),$(sort $(wildcard src/device/cuda/*.cu)))
 cuda_plugin := $(if $(NVCC),$(BUILD)/hapt-cuda.so)
-# The plans for convolutions on the real cuDNN, which need no GPU.
-cuda_plans := $(if $(NVCC),$(if $(cudnn_header),$(BUILD)/tests/gpu/plans))
+# The plans of the real cuDNN, which need no GPU, and a driver for them.
+cuda_plans := $(if $(NVCC),$(if $(cudnn_header),$(BUILD)/tests/gpu/plans $(if $(wildcard $(CUDA_HOME)/lib64/stubs/libcuda.so),$(BUILD)/tests/gpu/driver/libcuda.so.1)))
 # The same sources on this machine's cores (tests/gpu/host).
 cuda_host := $(BUILD)/tests/gpu/hapt-cuda-host.so $(BUILD)/tests/gpu/selftest
 
@@ -159,8 +159,16 @@ $(BUILD)/tests/gpu/plans: tests/gpu/plans.cu
 	$(Q)mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $@.d -o $@ $< -ldl -Xlinker -rpath,$(CUDA_HOME)/lib64
 
+$(BUILD)/tests/gpu/driver/libcuda.so.1: tests/gpu/driver.awk
+	@echo "AWK  $<"
+	$(Q)mkdir -p $(@D)
+	$(Q)nm -D --defined-only $(CUDA_HOME)/lib64/stubs/libcuda.so | awk -f $< >$(@D)/driver.c
+	$(Q)$(CC) -shared -fPIC -w -Wl,-soname,libcuda.so.1 -o $@ $(@D)/driver.c
+
+# Host CUDA has no attention by cuDNN.
+host_cuda_kernels := $(filter-out %/cudnn_attention.cu,$(sort $(wildcard src/device/cuda/*.cu)))
 host_cuda_sources := $(sort $(filter-out tests/gpu/host/selftest.cpp,$(wildcard tests/gpu/host/*.cpp)))
-$(BUILD)/tests/gpu/hapt-cuda-host.so: $(patsubst %.cu,$(BUILD)/tests/gpu/%.o,$(sort $(wildcard src/device/cuda/*.cu))) $(host_cuda_sources:%.cpp=$(BUILD)/%.o)
+$(BUILD)/tests/gpu/hapt-cuda-host.so: $(host_cuda_kernels:%.cu=$(BUILD)/tests/gpu/%.o) $(host_cuda_sources:%.cpp=$(BUILD)/%.o)
 	@echo "LD   $@"
 	$(Q)$(CXX) -shared $(LINK_HARDENING) -o $@ $^ -lpthread -lrt
 

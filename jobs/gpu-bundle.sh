@@ -36,6 +36,8 @@ while wanted:
     if path in found:
         continue
     found.add(path)
+    if os.path.basename(path)[:-3] in sys.stdlib_module_names:  # PyTorch would import it in place of Python's
+        sys.exit(f"gpu-bundle: error: {path} has the name of a module of Python\nhint: rename it")
     for node in ast.walk(ast.parse(open(path).read())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []
         for name in (name.split(".")[0] for name in names):

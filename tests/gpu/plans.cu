@@ -1,10 +1,14 @@
 /*
- * The plug-in's plans for convolutions on the real cuDNN, without a GPU. From 9.8 on cuDNN ranks engines and makes
- * plans for a described device. Every convolution of usual models must get a plan within the workspace that the plug-in
- * requests. The description is not documented. Exit code 77: no such library, or another form of description.
+ * The plug-in's plans on the real cuDNN, without a GPU. From 9.8 on cuDNN ranks engines and makes plans for a described
+ * device. Every convolution and every attention of usual models must get a plan within the workspace that the plug-in
+ * requests; a T4 has none for attention. The description is not documented. Kernels of attention are compiled and given
+ * to the driver: LD_LIBRARY_PATH names one that accepts anything (tests/gpu/driver.awk). Exit code 77: no such library,
+ * or another form of description.
  */
 #include "../../src/device/cuda/convolution.cu"
 #include "../../src/device/cuda/cudnn.cu"
+#include "../../src/device/cuda/cudnn_attention.cu"
+#include "../../src/device/cuda/cudnn_convolution.cu"
 
 static void *open_library(const char *soname, const char **error)
 {
@@ -81,11 +85,12 @@ static bool has_plan(const struct layer &of, enum convolution_result result, enu
     if (result != RESULT_DW) x.shape[0] = y.shape[0] = rows_at_once(&x, &w, &y);
     const struct cudnn_convolution what = {result,    &x,         &w,         &y,
                                            of.stride, of.padding, accumulate, cudnn_workspace(&x, &w, &y, x.shape[0])};
-    const struct shape shape = shape_of(&what);
-    return plan_of(&shape) != NULL;
+    const struct convolution_key key = convolution_key_of(&what);
+    const struct cudnn_problem problem = convolution_problem(&key);
+    return plan_of(&problem) != NULL;
 }
 
-int main(void)
+static int check_convolutions(int *checks)
 {
     static const struct layer layers[] = {
         {32, 3, 224, 64, 7, 2, 3},   {32, 64, 56, 64, 3, 1, 1},   {32, 64, 56, 256, 1, 1, 0},
@@ -93,24 +98,75 @@ int main(void)
         {16, 3, 224, 64, 3, 1, 1},   {16, 64, 224, 64, 3, 1, 1},  {8, 3, 32, 16, 3, 1, 1},
         {2, 17, 5, 16, 3, 2, 1},     {1, 1, 1, 1, 1, 1, 0}};
     static const enum hapt_dtype dtypes[] = {HAPT_F32, HAPT_BF16, HAPT_F16};
-    int checks = 0, failures = 0;
-    if (!load()) return puts("no cuDNN 9"), 77;
-    set_attribute = cudnn.BackendSetAttribute;
-    cudnn.BackendSetAttribute = set_for_device;
-    if (cudnn.GetVersion() < 90800 || !describe_device("NVIDIA H100 80GB HBM3", 900, 132, 232448, 52428800))
-        return puts("no device can be described"), 77;
+    int failures = 0;
     for (const struct layer &of : layers)
         for (int c = 0; c < 18; c++) {
             const enum hapt_dtype dtype = dtypes[c % 3];
             const enum convolution_result result = (enum convolution_result)(c / 3 % 3);
             if (result == RESULT_DW && dtype != HAPT_F32)
                 continue; /* cuDNN has no such engine: it sums filters in the type of the operands */
-            checks++;
+            ++*checks;
             if (has_plan(of, result, dtype, c / 9)) continue;
             failures++;
             printf("no plan: %lld channels of %lld x %lld, result %d, type %d, accumulate %d\n", (long long)of.in,
                    (long long)of.size, (long long)of.size, result, dtype, c / 9);
         }
-    printf("%s: %d checks, %d failed\n", cudnn_library(), checks, failures);
+    return failures;
+}
+
+/* One share of the attention of GPT-2, long sequences, odd lengths, grouped heads, ViT, one position more than a tile.
+ */
+static int check_attention(const char *name, bool expected, int *checks)
+{
+    static const int64_t shapes[][5] = {{16, 1024, 12, 12, 64}, {4, 4096, 12, 12, 128}, {2, 1000, 8, 8, 96},
+                                        {1, 2048, 32, 8, 128},  {16, 197, 12, 12, 64},  {2, 129, 4, 2, 64}};
+    int failures = 0;
+    for (const auto &shape : shapes)
+        for (int c = 0; c < 8; c++) {
+            const bool backward = c & 1, packed = shape[2] == shape[3];
+            const enum hapt_dtype dtype = c & 2 ? HAPT_F16 : HAPT_BF16;
+            struct attention at = {};
+            at.batch = shape[0];
+            at.length = shape[1];
+            at.heads = shape[2];
+            at.kv_heads = shape[3];
+            at.head = shape[4];
+            at.out_width = at.heads * at.head;
+            at.q_width = (packed ? 3 : 1) * at.out_width;
+            at.kv_width = packed ? at.q_width : at.kv_heads * at.head;
+            at.causal = c & 4;
+            const struct attention_share share = share_of(&at, backward);
+            const struct attention_key key = key_of_share(&at, dtype, backward, share);
+            const struct cudnn_problem problem = attention_problem(&key);
+            ++*checks;
+            if ((plan_of(&problem) != NULL) == expected) continue;
+            failures++;
+            printf("%s: %s plan: attention of %lld x %lld, %lld heads of %lld, type %d, %s\n", name,
+                   expected ? "no" : "a", (long long)at.batch, (long long)at.length, (long long)at.heads,
+                   (long long)at.head, dtype, backward ? "backward" : "forward");
+        }
+    return failures;
+}
+
+int main(void)
+{
+    int checks = 0, failures = 0;
+    if (!load()) return puts("no cuDNN 9"), 77;
+    set_attribute = cudnn.BackendSetAttribute;
+    cudnn.BackendSetAttribute = set_for_device;
+    if (cudnn.GetVersion() < 90800 || !describe_device("NVIDIA H100 80GB HBM3", 900, 132, 232448, 52428800))
+        return puts("no device can be described"), 77;
+    failures += check_convolutions(&checks);
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (driver && dlsym(driver, "hapt_accepts_anything")) {
+        failures += check_attention("H100", true, &checks);
+        describe_device("NVIDIA A100-SXM4-80GB", 800, 108, 166912, 41943040);
+        failures += check_attention("A100", true, &checks);
+        describe_device("Tesla T4", 750, 40, 65536, 4194304);
+        failures += check_attention("T4", false, &checks);
+    } else {
+        puts("attention: no driver that accepts anything");
+    }
+    printf("cuDNN %zu: %d checks, %d failed\n", cudnn.GetVersion(), checks, failures);
     return failures > 0;
 }

@@ -1,5 +1,6 @@
 /* Multi-head attention, forward: query blocks over all keys they see, with a running softmax. */
 #include "attention.cuh"
+#include "cudnn_attention.h"
 
 #if ATTENTION_ARCH >= 700
 /* One warp's scores [16][WEIGHT_LD], fp32: two lanes per row. */
@@ -188,8 +189,21 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct atte
               false);
 }
 
-template <class Element> static enum hapt_status forward_of(const struct attention at, struct hapt_queue *queue)
+/* Workspace of cuDNN. */
+template <bool GROUPED> static size_t forward_workspace(const struct hapt_call *call)
 {
+    const struct attention at = attention_of(call, GROUPED, false);
+    return cudnn_attention_workspace ? cudnn_attention_workspace(&at, call->input[0].dtype, false) : 0;
+}
+
+template <class Element, bool GROUPED>
+static enum hapt_status forward_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const struct attention at = attention_of(call, GROUPED, false);
+    bool done = false;
+    if (cudnn_attention_run)
+        HAPT_TRY(cudnn_attention_run(&at, call->input[0].dtype, false, call->workspace, queue, &done));
+    if (done) return HAPT_OK;
     if constexpr (sizeof(Element) == 2) {
         const size_t shared = tensor_forward_shared(at);
         if (at.head <= 128 && tensor_can<Element>() && shared <= attention_shared_limit())
@@ -199,18 +213,8 @@ template <class Element> static enum hapt_status forward_of(const struct attenti
     PLAIN_LAUNCH(plain_forward, at.heads, 2, 1)
 }
 
-template <class Element> static enum hapt_status attention_run(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    return forward_of<Element>(attention_of(call, false, false), queue);
-}
-
-template <class Element> static enum hapt_status grouped_run(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    return forward_of<Element>(attention_of(call, true, false), queue);
-}
-
 extern const struct cuda_kernel hapt_cuda_attention[] = {
-    CUDA_KERNELS("attention", NULL, attention_run),
-    CUDA_KERNELS("grouped_attention", NULL, grouped_run),
+    CUDA_KERNELS_WITH("attention", forward_workspace<false>, forward_run, false),
+    CUDA_KERNELS_WITH("grouped_attention", forward_workspace<true>, forward_run, true),
     CUDA_KERNELS_END,
 };

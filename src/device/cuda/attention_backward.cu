@@ -4,6 +4,7 @@
  * order.
  */
 #include "attention.cuh"
+#include "cudnn_attention.h"
 
 /* delta: the sum of out * dout of each row of each head; one warp per row. */
 template <class Element> __global__ void delta_kernel(const struct attention at)
@@ -343,27 +344,27 @@ template <class Element> static enum hapt_status backward_of(const struct attent
     return queries_run<Element>(at, queue);
 }
 
-/* Workspace for the deltas. */
+/* Workspace for the deltas, or of cuDNN. */
 template <bool GROUPED> static size_t backward_workspace(const struct hapt_call *call)
 {
     const struct attention at = attention_of(call, GROUPED, true);
-    return (size_t)(at.batch * at.heads * at.length) * sizeof(float);
+    const size_t deltas = (size_t)(at.batch * at.heads * at.length) * sizeof(float);
+    const size_t larger = cudnn_attention_workspace ? cudnn_attention_workspace(&at, call->input[0].dtype, true) : 0;
+    return larger > deltas ? larger : deltas;
 }
 
-template <class Element>
-static enum hapt_status attention_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element, bool GROUPED>
+static enum hapt_status backward_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
-    return backward_of<Element>(attention_of(call, false, true), queue);
-}
-
-template <class Element>
-static enum hapt_status grouped_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
-{
-    return backward_of<Element>(attention_of(call, true, true), queue);
+    const struct attention at = attention_of(call, GROUPED, true);
+    bool done = false;
+    if (cudnn_attention_run)
+        HAPT_TRY(cudnn_attention_run(&at, call->input[0].dtype, true, call->workspace, queue, &done));
+    return done ? HAPT_OK : backward_of<Element>(at, queue);
 }
 
 extern const struct cuda_kernel hapt_cuda_attention_backward[] = {
-    CUDA_KERNELS("attention_backward", backward_workspace<false>, attention_backward_run),
-    CUDA_KERNELS("grouped_attention_backward", backward_workspace<true>, grouped_backward_run),
+    CUDA_KERNELS_WITH("attention_backward", backward_workspace<false>, backward_run, false),
+    CUDA_KERNELS_WITH("grouped_attention_backward", backward_workspace<true>, backward_run, true),
     CUDA_KERNELS_END,
 };

@@ -48,11 +48,6 @@ struct share {
     int64_t apart, ld;
 };
 
-static int64_t round_up(int64_t value, int64_t unit)
-{
-    return (value + unit - 1) / unit * unit;
-}
-
 /* The number of items, each of `bytes`, that fit: at least 1, at most `count`. */
 static int64_t fitting(int64_t count, int64_t bytes)
 {
@@ -238,7 +233,7 @@ template <class Element> static enum hapt_status forward_part(const struct hapt_
     Element *columns = (Element *)call->workspace;
     struct product p = {};
     bool done;
-    if (bias) { /* written first, then added to: rounds once */
+    if (bias) { /* written first, then added to: a product rounds once, cuDNN twice */
         int threads;
         const dim3 grid = grid_of(of.rows, of.out, of.pixels, &threads);
         HAPT_TRY(launch(bias_kernel<Element>, grid, threads, 0, queue, of.rows, of.out, of.pixels,

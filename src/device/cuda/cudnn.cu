@@ -1,10 +1,4 @@
-/*
- * Convolutions by cuDNN 9's graph API, with a graph of one operation per shape. Its plan is the first of cuDNN's
- * ranking that is deterministic, sums in fp32 without rounding its operands, and fits the workspace. Plans are made at
- * the first use of a shape and cached. After that, a convolution neither allocates device memory nor waits. Shapes
- * without such a plan are left to convolution.cu.
- */
-#include <cudnn.h>
+/* cuDNN: the library, descriptors, and plans by shape (cudnn_plans.h). */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -12,26 +6,18 @@
 #include <string.h>
 
 #include "cudnn_convolution.h"
-#include "product.h"
+#include "cudnn_plans.h"
 
-enum { SHAPES = 512, PROBES = 16, CONFIGS = 64, NOTES = 32, ALIGNMENT = 16, ROUNDED = 256 };
-enum { UID_X = 'x', UID_W = 'w', UID_Y = 'y' };
+enum { PLANS = 512, PROBES = 16, CONFIGS = 64, NOTES = 32, ALIGNMENT = 16, ROUNDED = 256, OPERANDS = 16 };
 
 #define CUDNN_CALLS(call)                                                                       \
     call(GetVersion) call(Create) call(SetStream) call(GetErrorString) call(GetLastErrorString) \
         call(BackendCreateDescriptor) call(BackendDestroyDescriptor) call(BackendSetAttribute)  \
             call(BackendGetAttribute) call(BackendFinalize) call(BackendExecute)
 
-/* Everything that the choice depends on; compared as bytes. */
-struct shape {
-    int64_t x[4], w[4], y[4], stride, padding;
-    size_t workspace_bytes;
-    int result, in, out, accumulate, tf32, unused;
-};
-
 struct choice {
     bool known, ran;
-    struct shape shape;
+    unsigned char key[CUDNN_KEY_BYTES];
     cudnnBackendDescriptor_t plan; /* NULL: none */
 };
 
@@ -40,14 +26,14 @@ static struct {
     CUDNN_CALLS(CUDNN_MEMBER)
 } cudnn;
 
-/* The lock is held while a convolution is started, since the handle has one stream at a time. */
+/* The lock is held while a plan is started, since the handle has one stream at a time. */
 static struct {
     pthread_mutex_t lock;
     bool looked, here;
     cudnnHandle_t handle;
     cudaStream_t stream;
-    struct choice choice[SHAPES];
-} convolutions = {PTHREAD_MUTEX_INITIALIZER, false, false, NULL, NULL, {}};
+    struct choice choice[PLANS];
+} plans = {PTHREAD_MUTEX_INITIALIZER, false, false, NULL, NULL, {}};
 
 /* ---- The library ---- */
 
@@ -75,47 +61,48 @@ static bool load(void)
 /* Call with the lock held. */
 static bool is_available(void)
 {
-    if (convolutions.looked) return convolutions.here;
+    if (plans.looked) return plans.here;
     const char *wanted = getenv("HAPT_CUDNN");
-    convolutions.looked = true;
-    return convolutions.here = !(wanted && strcmp(wanted, "0") == 0) && load();
+    plans.looked = true;
+    return plans.here = !(wanted && strcmp(wanted, "0") == 0) && load();
+}
+
+size_t cudnn_version(void)
+{
+    pthread_mutex_lock(&plans.lock);
+    const size_t version = is_available() ? cudnn.GetVersion() : 0;
+    pthread_mutex_unlock(&plans.lock);
+    return version;
 }
 
 const char *cudnn_library(void)
 {
     static char text[32];
-    pthread_mutex_lock(&convolutions.lock);
-    const size_t version = is_available() ? cudnn.GetVersion() : 0;
-    pthread_mutex_unlock(&convolutions.lock);
+    const size_t version = cudnn_version();
     snprintf(text, sizeof text, "cuDNN %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
     return version ? text : NULL;
 }
 
-/* ---- Descriptors: only the first failure is kept and later calls do nothing, so the code below checks nothing ---- */
+/* ---- Descriptors ---- */
 
-struct descriptor_list {
-    cudnnStatus_t status;
-    int count;
-    cudnnBackendDescriptor_t made[CONFIGS + 8]; /* released together */
-};
-
-static cudnnBackendDescriptor_t make(struct descriptor_list *list, cudnnBackendDescriptorType_t type)
+cudnnBackendDescriptor_t cudnn_make(struct descriptor_list *list, cudnnBackendDescriptorType_t type)
 {
     cudnnBackendDescriptor_t made = NULL;
     if (list->status != CUDNN_STATUS_SUCCESS) return NULL;
-    list->status = cudnn.BackendCreateDescriptor(type, &made);
+    if (list->count == CUDNN_DESCRIPTORS) list->status = CUDNN_STATUS_INTERNAL_ERROR;
+    if (list->status == CUDNN_STATUS_SUCCESS) list->status = cudnn.BackendCreateDescriptor(type, &made);
     if (list->status == CUDNN_STATUS_SUCCESS) list->made[list->count++] = made;
     return made;
 }
 
-static void set(struct descriptor_list *list, cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
-                cudnnBackendAttributeType_t type, int64_t count, const void *value)
+void cudnn_set(struct descriptor_list *list, cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
+               cudnnBackendAttributeType_t type, int64_t count, const void *value)
 {
     if (list->status == CUDNN_STATUS_SUCCESS)
         list->status = cudnn.BackendSetAttribute(descriptor, name, type, count, value);
 }
 
-static void finalize(struct descriptor_list *list, cudnnBackendDescriptor_t descriptor)
+void cudnn_finalize(struct descriptor_list *list, cudnnBackendDescriptor_t descriptor)
 {
     if (list->status == CUDNN_STATUS_SUCCESS) list->status = cudnn.BackendFinalize(descriptor);
 }
@@ -136,247 +123,203 @@ static void release(struct descriptor_list *list, int kept)
     while (list->count > kept) cudnn.BackendDestroyDescriptor(list->made[--list->count]);
 }
 
-/* ---- The graph of a shape ---- */
-
-static cudnnBackendDescriptor_t tensor_make(struct descriptor_list *list, int64_t uid, const int64_t shape[4],
-                                            int dtype)
+/* An unfinished tensor. */
+static cudnnBackendDescriptor_t tensor_begin(struct descriptor_list *list, int64_t uid, const int64_t shape[4],
+                                             const int64_t stride[4], cudnnDataType_t type)
 {
-    const int64_t stride[4] = {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1}, alignment = ALIGNMENT;
-    const cudnnDataType_t type = dtype == HAPT_BF16  ? CUDNN_DATA_BFLOAT16
-                                 : dtype == HAPT_F16 ? CUDNN_DATA_HALF
-                                                     : CUDNN_DATA_FLOAT;
-    cudnnBackendDescriptor_t tensor = make(list, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-    set(list, tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &uid);
-    set(list, tensor, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-    set(list, tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, shape);
-    set(list, tensor, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride);
-    set(list, tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
-    finalize(list, tensor);
+    const int64_t dense[4] = {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1}, alignment = ALIGNMENT;
+    cudnnBackendDescriptor_t tensor = cudnn_make(list, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+    cudnn_set(list, tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &uid);
+    cudnn_set(list, tensor, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    cudnn_set(list, tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, shape);
+    cudnn_set(list, tensor, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride ? stride : dense);
+    cudnn_set(list, tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
     return tensor;
 }
 
-static cudnnBackendDescriptor_t convolution_make(struct descriptor_list *list, const struct shape *shape)
+cudnnBackendDescriptor_t cudnn_tensor(struct descriptor_list *list, int64_t uid, const int64_t shape[4],
+                                      const int64_t stride[4], cudnnDataType_t type)
 {
-    const int64_t dims = 2, dilation[2] = {1, 1}, stride[2] = {shape->stride, shape->stride},
-                  padding[2] = {shape->padding, shape->padding};
-    const cudnnDataType_t type = CUDNN_DATA_FLOAT;
-    const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
-    cudnnBackendDescriptor_t convolution = make(list, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
-    set(list, convolution, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-    set(list, convolution, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
-    set(list, convolution, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &dims);
-    set(list, convolution, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, dilation);
-    set(list, convolution, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, stride);
-    set(list, convolution, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, padding);
-    set(list, convolution, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, padding);
-    finalize(list, convolution);
-    return convolution;
+    cudnnBackendDescriptor_t tensor = tensor_begin(list, uid, shape, stride, type);
+    cudnn_finalize(list, tensor);
+    return tensor;
 }
 
-#define OPERATION(kind, name, x, w, y)                                                                                \
-    {                                                                                                                 \
-        CUDNN_BACKEND_OPERATION_CONVOLUTION_##kind##_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_CONV_DESC, \
-            CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_##x, CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_##w,             \
-            CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_##y, CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_ALPHA,           \
-            CUDNN_ATTR_OPERATION_CONVOLUTION_##name##_BETA                                                            \
-    }
-
-static const struct operation {
-    cudnnBackendDescriptorType_t type;
-    cudnnBackendAttributeName_t convolution, x, w, y, alpha, beta;
-} operations[] = {OPERATION(FORWARD, FORWARD, X, W, Y), OPERATION(BACKWARD_DATA, BWD_DATA, DX, W, DY),
-                  OPERATION(BACKWARD_FILTER, BWD_FILTER, X, DW, DY)};
-
-static cudnnBackendDescriptor_t graph_make(struct descriptor_list *list, const struct shape *shape)
+cudnnBackendDescriptor_t cudnn_virtual(struct descriptor_list *list, int64_t uid, const int64_t shape[4],
+                                       const int64_t stride[4], cudnnDataType_t type)
 {
-    const struct operation *how = &operations[shape->result];
-    const float alpha = 1, beta = shape->accumulate ? 1.0f : 0.0f;
-    const cudnnBackendDescriptor_t convolution = convolution_make(list, shape);
-    const cudnnBackendDescriptor_t x =
-        tensor_make(list, UID_X, shape->x, shape->result == RESULT_DX ? shape->out : shape->in);
-    const cudnnBackendDescriptor_t w =
-        tensor_make(list, UID_W, shape->w, shape->result == RESULT_DW ? shape->out : shape->in);
-    const cudnnBackendDescriptor_t y =
-        tensor_make(list, UID_Y, shape->y, shape->result == RESULT_Y ? shape->out : shape->in);
-    const cudnnBackendDescriptor_t operation = make(list, how->type);
-    set(list, operation, how->convolution, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &convolution);
-    set(list, operation, how->x, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &x);
-    set(list, operation, how->w, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &w);
-    set(list, operation, how->y, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &y);
-    set(list, operation, how->alpha, CUDNN_TYPE_FLOAT, 1, &alpha);
-    set(list, operation, how->beta, CUDNN_TYPE_FLOAT, 1, &beta);
-    finalize(list, operation);
-    cudnnBackendDescriptor_t graph = make(list, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-    set(list, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &convolutions.handle);
-    set(list, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &operation);
-    finalize(list, graph);
+    const bool yes = true;
+    cudnnBackendDescriptor_t tensor = tensor_begin(list, uid, shape, stride, type);
+    cudnn_set(list, tensor, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &yes);
+    cudnn_finalize(list, tensor);
+    return tensor;
+}
+
+cudnnBackendDescriptor_t cudnn_number(struct descriptor_list *list, int64_t uid)
+{
+    static const int64_t one[4] = {1, 1, 1, 1};
+    const bool yes = true;
+    cudnnBackendDescriptor_t tensor = tensor_begin(list, uid, one, one, CUDNN_DATA_FLOAT);
+    cudnn_set(list, tensor, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &yes);
+    cudnn_finalize(list, tensor);
+    return tensor;
+}
+
+cudnnBackendDescriptor_t cudnn_graph(struct descriptor_list *list, const cudnnBackendDescriptor_t *operation, int count)
+{
+    cudnnBackendDescriptor_t graph = cudnn_make(list, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    cudnn_set(list, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &plans.handle);
+    cudnn_set(list, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, operation);
+    cudnn_finalize(list, graph);
     return graph;
 }
 
-/* ---- The plan of a graph ---- */
+/* ---- The plan of a problem ---- */
 
-/*
- * Only deterministic, full-precision plans are used: no sums in varying order, no operands or sums with fewer bits, no
- * transforms. Tensor cores read fp32 as TF32, so fp32 needs permission for them. 16-bit plans must use them: otherwise
- * the products of convolution.cu, which do, are faster.
- */
-static bool is_acceptable(const cudnnBackendNumericalNote_t *note, int64_t notes, const struct shape *shape)
-{
-    bool tensor_cores = false;
-    for (int64_t n = 0; n < notes && n < NOTES; n++) {
-        tensor_cores = tensor_cores || note[n] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
-        if (note[n] != CUDNN_NUMERICAL_NOTE_TENSOR_CORE && note[n] != CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP)
-            return false;
-    }
-    return shape->in == HAPT_F32 ? !tensor_cores || shape->tf32 : tensor_cores;
-}
-
-/* NULL: no acceptable plan. */
-static cudnnBackendDescriptor_t plan_make(cudnnBackendDescriptor_t config, const struct shape *shape)
+/* NULL: the problem does not accept it. */
+static cudnnBackendDescriptor_t plan_make(cudnnBackendDescriptor_t config, const struct cudnn_problem *problem)
 {
     struct descriptor_list list = {CUDNN_STATUS_SUCCESS, 0, {}};
     cudnnBackendNumericalNote_t note[NOTES];
     int64_t bytes = INT64_MAX;
-    cudnnBackendDescriptor_t plan = make(&list, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR),
-                             engine = make(&list, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    const size_t limit = problem->workspace_bytes > ROUNDED ? problem->workspace_bytes - ROUNDED : 0;
+    cudnnBackendDescriptor_t plan = cudnn_make(&list, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR),
+                             engine = cudnn_make(&list, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     get(&list, config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
     const int64_t notes = get(&list, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, NOTES, note);
-    if (list.status == CUDNN_STATUS_SUCCESS && !is_acceptable(note, notes, shape))
+    if (list.status == CUDNN_STATUS_SUCCESS && !problem->accepts(note, notes < NOTES ? notes : (int64_t)NOTES, problem->key))
         list.status = CUDNN_STATUS_NOT_SUPPORTED;
-    set(&list, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &convolutions.handle);
-    set(&list, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &config);
-    finalize(&list, plan);
+    cudnn_set(&list, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &plans.handle);
+    cudnn_set(&list, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &config);
+    cudnn_finalize(&list, plan);
     get(&list, plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &bytes);
-    const bool fits = list.status == CUDNN_STATUS_SUCCESS && bytes >= 0 && (size_t)bytes <= shape->workspace_bytes;
+    const bool fits = list.status == CUDNN_STATUS_SUCCESS && bytes >= 0 && (size_t)bytes <= limit;
     release(&list, fits ? 1 : 0);
     return fits ? plan : NULL;
 }
 
 /* The first acceptable plan of a ranking. */
 static cudnnBackendDescriptor_t plan_find(struct descriptor_list *list, cudnnBackendDescriptor_t graph,
-                                          cudnnBackendHeurMode_t mode, const struct shape *shape)
+                                          cudnnBackendHeurMode_t mode, const struct cudnn_problem *problem)
 {
     cudnnBackendDescriptor_t config[CONFIGS], plan = NULL;
     const int kept = list->count;
-    cudnnBackendDescriptor_t ranking = make(list, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-    set(list, ranking, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &graph);
-    set(list, ranking, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
-    finalize(list, ranking);
+    cudnnBackendDescriptor_t ranking = cudnn_make(list, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    cudnn_set(list, ranking, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &graph);
+    cudnn_set(list, ranking, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+    cudnn_finalize(list, ranking);
     int64_t count = get(list, ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, NULL);
     if (count > CONFIGS) count = CONFIGS;
-    for (int64_t c = 0; c < count; c++) config[c] = make(list, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    for (int64_t c = 0; c < count; c++) config[c] = cudnn_make(list, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     const int64_t given =
         get(list, ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, config);
-    for (int64_t c = 0; c < given && c < count && !plan; c++) plan = plan_make(config[c], shape);
+    for (int64_t c = 0; c < given && c < count && !plan; c++) plan = plan_make(config[c], problem);
     release(list, kept);
     return plan;
 }
 
 /* NULL: none. */
-static cudnnBackendDescriptor_t plan_of(const struct shape *shape)
+static cudnnBackendDescriptor_t plan_of(const struct cudnn_problem *problem)
 {
     static const cudnnBackendHeurMode_t modes[] = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B, CUDNN_HEUR_MODE_FALLBACK};
     struct descriptor_list list = {CUDNN_STATUS_SUCCESS, 0, {}};
     cudnnBackendDescriptor_t plan = NULL;
-    const cudnnBackendDescriptor_t graph = graph_make(&list, shape);
+    const cudnnBackendDescriptor_t graph = problem->graph(&list, problem->key);
     const bool sound = list.status == CUDNN_STATUS_SUCCESS;
     for (int m = 0; sound && m < 3 && !plan; m++) {
         list.status = CUDNN_STATUS_SUCCESS; /* one ranking may be unsupported and the next supported */
-        plan = plan_find(&list, graph, modes[m], shape);
+        plan = plan_find(&list, graph, modes[m], problem);
     }
     release(&list, 0);
     return plan;
 }
 
-/* The entry of the shape in the table, or one to store it in. */
-static struct choice *choice_slot(const struct shape *shape)
+/* ---- The table of plans ---- */
+
+static bool is_known(const struct choice *choice, const unsigned char *key)
 {
-    const unsigned char *byte = (const unsigned char *)shape;
+    return choice->known && !memcmp(choice->key, key, CUDNN_KEY_BYTES);
+}
+
+/* The entry of the key in the table, or one to store it in. */
+static struct choice *choice_slot(const unsigned char *key)
+{
     uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < sizeof *shape; i++) hash = (hash ^ byte[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < CUDNN_KEY_BYTES; i++) hash = (hash ^ key[i]) * 0x100000001b3u;
     for (unsigned probe = 0; probe < PROBES; probe++) {
-        struct choice *choice = &convolutions.choice[(hash + probe) % SHAPES];
-        if (!choice->known || !memcmp(&choice->shape, shape, sizeof *shape)) return choice;
+        struct choice *choice = &plans.choice[(hash + probe) % PLANS];
+        if (!choice->known || is_known(choice, key)) return choice;
     }
-    return &convolutions.choice[hash % SHAPES];
+    return &plans.choice[hash % PLANS];
 }
 
-static bool is_known(const struct choice *choice, const struct shape *shape)
+static struct choice *choice_find(const unsigned char *key, const struct cudnn_problem *problem)
 {
-    return choice->known && !memcmp(&choice->shape, shape, sizeof *shape);
-}
-
-static struct choice *choice_find(const struct shape *shape)
-{
-    struct choice *choice = choice_slot(shape);
-    if (is_known(choice, shape)) return choice;
+    struct choice *choice = choice_slot(key);
+    if (is_known(choice, key)) return choice;
     if (choice->plan) cudnn.BackendDestroyDescriptor(choice->plan);
     memset(choice, 0, sizeof *choice);
-    choice->shape = *shape;
-    choice->plan = plan_of(shape);
+    memcpy(choice->key, key, CUDNN_KEY_BYTES);
+    choice->plan = plan_of(problem);
     choice->known = true;
     return choice;
 }
 
-/* ---- The convolution ---- */
-
-static struct shape shape_of(const struct cudnn_convolution *of)
-{
-    const struct hapt_view *const in = of->result == RESULT_DX ? of->y : of->x;
-    const struct hapt_view *const out = of->result == RESULT_Y ? of->y : of->result == RESULT_DX ? of->x : of->w;
-    struct shape shape;
-    memset(&shape, 0, sizeof shape);
-    memcpy(shape.x, of->x->shape, sizeof shape.x);
-    memcpy(shape.w, of->w->shape, sizeof shape.w);
-    memcpy(shape.y, of->y->shape, sizeof shape.y);
-    shape.stride = of->stride;
-    shape.padding = of->padding;
-    shape.result = of->result;
-    shape.in = in->dtype;
-    shape.out = out->dtype;
-    shape.accumulate = of->accumulate;
-    shape.tf32 = product_tf32();
-    shape.workspace_bytes = of->workspace_bytes > ROUNDED ? of->workspace_bytes - ROUNDED : 0;
-    return shape;
-}
-
-/* Makes the handle, for the queue. Without a handle, cuDNN counts as missing. */
-static bool take_handle(struct hapt_queue *queue)
+/* Makes the handle. Without a handle, cuDNN counts as missing. */
+static bool has_handle(void)
 {
     if (!is_available()) return false;
-    if (!convolutions.handle && cudnn.Create(&convolutions.handle) != CUDNN_STATUS_SUCCESS)
-        return convolutions.here = false;
-    if (convolutions.stream == queue->stream) return true;
-    if (cudnn.SetStream(convolutions.handle, queue->stream) != CUDNN_STATUS_SUCCESS) return convolutions.here = false;
-    convolutions.stream = queue->stream;
+    if (!plans.handle && cudnn.Create(&plans.handle) != CUDNN_STATUS_SUCCESS) plans.here = false;
+    return plans.here;
+}
+
+static bool take_handle(struct hapt_queue *queue)
+{
+    if (!has_handle()) return false;
+    if (plans.stream == queue->stream) return true;
+    if (cudnn.SetStream(plans.handle, queue->stream) != CUDNN_STATUS_SUCCESS) return plans.here = false;
+    plans.stream = queue->stream;
     return true;
 }
 
-static cudnnStatus_t execute(cudnnBackendDescriptor_t plan, const struct cudnn_convolution *of, void *workspace)
+static cudnnStatus_t execute(cudnnBackendDescriptor_t plan, const struct cudnn_operand *operand, int operands,
+                             void *workspace)
 {
-    const int64_t uid[] = {UID_X, UID_W, UID_Y};
-    void *const data[] = {of->x->data, of->w->data, of->y->data};
+    int64_t uid[OPERANDS];
+    void *data[OPERANDS];
     struct descriptor_list list = {CUDNN_STATUS_SUCCESS, 0, {}};
-    cudnnBackendDescriptor_t pack = make(&list, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-    set(&list, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, uid);
-    set(&list, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, data);
-    set(&list, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
-    finalize(&list, pack);
-    if (list.status == CUDNN_STATUS_SUCCESS) list.status = cudnn.BackendExecute(convolutions.handle, plan, pack);
+    for (int o = 0; o < operands; o++) {
+        uid[o] = operand[o].uid;
+        data[o] = operand[o].data;
+    }
+    cudnnBackendDescriptor_t pack = cudnn_make(&list, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    cudnn_set(&list, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, operands, uid);
+    cudnn_set(&list, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, operands, data);
+    cudnn_set(&list, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
+    cudnn_finalize(&list, pack);
+    if (list.status == CUDNN_STATUS_SUCCESS) list.status = cudnn.BackendExecute(plans.handle, plan, pack);
     release(&list, 0);
     return list.status;
 }
 
-/* Starts the convolution if it has a plan. */
-static cudnnStatus_t start(const struct cudnn_convolution *of, const struct shape *shape, void *workspace,
-                           struct hapt_queue *queue, bool *done)
+static void key_of(const struct cudnn_problem *problem, unsigned char key[CUDNN_KEY_BYTES])
 {
-    if (queue->capturing && convolutions.here && !is_known(choice_slot(shape), shape))
+    memset(key, 0, CUDNN_KEY_BYTES);
+    memcpy(key, problem->key, problem->key_bytes);
+}
+
+/* Starts the problem if it has a plan. Call with the lock held. */
+static cudnnStatus_t start(const struct cudnn_problem *problem, const struct cudnn_operand *operand, int operands,
+                           void *workspace, struct hapt_queue *queue, bool *done)
+{
+    unsigned char key[CUDNN_KEY_BYTES];
+    key_of(problem, key);
+    if (queue->capturing && plans.here && !is_known(choice_slot(key), key))
         return CUDNN_STATUS_NOT_INITIALIZED; /* no plans are made during a capture */
-    struct choice *choice = take_handle(queue) ? choice_find(shape) : NULL;
+    struct choice *choice = take_handle(queue) ? choice_find(key, problem) : NULL;
     *done = choice && choice->plan;
     if (!*done) return CUDNN_STATUS_SUCCESS;
-    const cudnnStatus_t status = execute(choice->plan, of, workspace);
+    const cudnnStatus_t status = execute(choice->plan, operand, operands, workspace);
     if (choice->ran || CUDNN_STATUS_CATEGORY(status) != CUDNN_STATUS_NOT_SUPPORTED) {
         choice->ran = true;
         return status;
@@ -387,20 +330,18 @@ static cudnnStatus_t start(const struct cudnn_convolution *of, const struct shap
     return CUDNN_STATUS_SUCCESS;
 }
 
-enum hapt_status cudnn_convolution_run(const struct cudnn_convolution *of, void *workspace, struct hapt_queue *queue,
-                                       bool *done)
+enum hapt_status cudnn_run(const struct cudnn_problem *problem, const struct cudnn_operand *operand, int operands,
+                           void *workspace, struct hapt_queue *queue, bool *done)
 {
-    const struct shape shape = shape_of(of);
     void *const rounded = (void *)(((uintptr_t)workspace + ROUNDED - 1) & ~(uintptr_t)(ROUNDED - 1));
     char detail[160] = "";
     *done = false;
-    if (!aligned_16(of->x->data) || !aligned_16(of->w->data) || !aligned_16(of->y->data)) return HAPT_OK;
-    if (!hapt_view_elements(of->x) || !hapt_view_elements(of->w) || !hapt_view_elements(of->y)) return HAPT_OK;
-    pthread_mutex_lock(&convolutions.lock);
-    const cudnnStatus_t status = start(of, &shape, rounded, queue, done);
+    pthread_mutex_lock(&plans.lock);
+    const cudnnStatus_t status = start(problem, operand, operands, rounded, queue, done);
     if (status != CUDNN_STATUS_SUCCESS) cudnn.GetLastErrorString(detail, sizeof detail);
-    pthread_mutex_unlock(&convolutions.lock);
+    pthread_mutex_unlock(&plans.lock);
     if (status == CUDNN_STATUS_SUCCESS) return HAPT_OK;
     return cuda_host->fail(HAPT_ERR_INTERNAL, "set HAPT_CUDNN=0 in the environment to do without cuDNN",
-                           "cuDNN: a convolution: %s%s%s", cudnn.GetErrorString(status), *detail ? ": " : "", detail);
+                           "cuDNN: %s: %s%s%s", problem->what, cudnn.GetErrorString(status), *detail ? ": " : "",
+                           detail);
 }

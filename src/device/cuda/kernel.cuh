@@ -96,6 +96,11 @@ static enum hapt_status launch(void (*kernel)(Parameters...), dim3 grid, int blo
     return cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "a kernel's launch");
 }
 
+static inline int64_t round_up(int64_t value, int64_t unit)
+{
+    return (value + unit - 1) / unit * unit;
+}
+
 /* Blocks of `per_block` that cover `count`, up to enough to fill any device many times: kernels stride by the grid
  * (GRID_STRIDE). */
 static inline dim3 blocks_for(int64_t count, int64_t per_block)
