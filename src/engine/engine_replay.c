@@ -12,8 +12,8 @@
 #include "hapt/config.h"
 
 enum { TRIALS = 3, LEAST_STEPS = 2 };
-#define MOST_TIME_SHARE 0.98 /* a replay must take at most this share of the steps' time */
-#define QUEUEING_SHARE 0.5   /* with this share of a part's time spent queueing, the device may have idled */
+#define MOST_TIME_SHARE 0.995 /* a replay must take at most this share of the steps' time */
+#define QUEUEING_SHARE 0.5    /* with this share of a part's time spent queueing, the device may have idled */
 
 enum replay_mode { REPLAY_MEASURED, REPLAY_NEVER, REPLAY_ALWAYS };
 

@@ -77,10 +77,10 @@ if [ -n "$header" ]; then
     check "constants of cuDNN" c++ -fsyntax-only -I"$toolkit" "$scratch/values.cpp"
 fi
 
-# The real library, if installed, has plans for what the plug-in requests (77: it is not installed).
+# The real library, if installed, has plans for what the plug-in requests (77: it is not installed). Those of attention need a driver.
 plans=$HAPT_BUILD/tests/gpu/plans
 if [ -x "$plans" ]; then
-    "$plans" >"$scratch/said" 2>&1
+    LD_LIBRARY_PATH=$HAPT_BUILD/tests/gpu/driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$plans" ${HAPT_LONG:+whole} >"$scratch/said" 2>&1
     code=$?
     check "plans of the real cuDNN: $(tail -n 5 "$scratch/said")" test $code -eq 0 -o $code -eq 77
 fi

@@ -230,8 +230,10 @@ static void check_norm(int64_t batch, int64_t length, int64_t columns, enum hapt
 
 static void layer_norms(void)
 {
-    static const int64_t cases[][3] = {{1, 1, 3},   {2, 3, 16},   {1, 37, 5},   {1, 40, 33}, {2, 50, 64},
-                                       {1, 3, 300}, {1, 2, 1057}, {1, 3, 2064}, {3, 3000, 8}};
+    static const int64_t
+        cases[][3] = {{1, 1, 3},    {2, 3, 16},   {1, 37, 5},   {1, 40, 33}, {2, 50, 64}, {1, 3, 300},
+                      {1, 2, 1057}, {1, 3, 2064}, {3, 3000, 8}, {1, 5, 264}, {1, 9, 760}, {1, 3, 1000},
+                      {1, 3, 4104}, {1, 2, 8200}, {3, 1500, 40}}; /* GPUs keep up to four parts of a row in registers */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int v = 0; v < 4 && shape_wanted(3, cases[i]) && !is_repeat(v & 2); v++) {
             random_state =

@@ -187,7 +187,8 @@ static cudnnBackendDescriptor_t plan_make(cudnnBackendDescriptor_t config, const
                              engine = cudnn_make(&list, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     get(&list, config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
     const int64_t notes = get(&list, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, NOTES, note);
-    if (list.status == CUDNN_STATUS_SUCCESS && !problem->accepts(note, notes < NOTES ? notes : (int64_t)NOTES, problem->key))
+    if (list.status == CUDNN_STATUS_SUCCESS &&
+        !problem->accepts(note, notes < NOTES ? notes : (int64_t)NOTES, problem->key))
         list.status = CUDNN_STATUS_NOT_SUPPORTED;
     cudnn_set(&list, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &plans.handle);
     cudnn_set(&list, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &config);

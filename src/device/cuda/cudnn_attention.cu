@@ -12,8 +12,8 @@
 #include "cudnn_plans.h"
 
 #ifndef CUDNN_ATTENTION_BYTES
-/* Workspace that the shares of a backward pass are made for. On an H200, 16 sequences of 1024 with 12 heads of 64 columns
- * take 324 us at once, 368 us in halves, and 448 us in quarters. */
+/* Workspace that the shares of a backward pass are made for. On an H200, 16 sequences of 1024 with 12 heads of 64
+ * columns take 324 us at once, 368 us in halves, and 448 us in quarters. */
 #define CUDNN_ATTENTION_BYTES (400 << 20)
 #endif
 
@@ -174,12 +174,12 @@ static tensor mask(struct graph *graph, tensor score)
 {
     if (!graph->key->causal) return score;
     const int64_t length = graph->key->length;
-    tensor row = pointwise(graph, CUDNN_POINTWISE_GEN_INDEX, score, NULL, NULL,
-                           between(graph, length, CUDNN_DATA_INT32), 2);
-    tensor column = pointwise(graph, CUDNN_POINTWISE_GEN_INDEX, score, NULL, NULL,
-                              between(graph, length, CUDNN_DATA_INT32), 3);
-    tensor seen = pointwise(graph, CUDNN_POINTWISE_CMP_GE, row, column, NULL,
-                            between(graph, length, CUDNN_DATA_BOOLEAN), 0);
+    tensor row =
+        pointwise(graph, CUDNN_POINTWISE_GEN_INDEX, score, NULL, NULL, between(graph, length, CUDNN_DATA_INT32), 2);
+    tensor column =
+        pointwise(graph, CUDNN_POINTWISE_GEN_INDEX, score, NULL, NULL, between(graph, length, CUDNN_DATA_INT32), 3);
+    tensor seen =
+        pointwise(graph, CUDNN_POINTWISE_CMP_GE, row, column, NULL, between(graph, length, CUDNN_DATA_BOOLEAN), 0);
     return pointwise(graph, CUDNN_POINTWISE_BINARY_SELECT, score, cudnn_number(graph->list, UID_HIDDEN), seen,
                      scores(graph), 0);
 }
@@ -238,7 +238,8 @@ static void backward_graph(struct graph *graph)
            dout = heads_make(graph, UID_DOUT, key->heads, key->out_width, false),
            statistics = rows_make(graph, UID_STATISTICS), delta = rows_make(graph, UID_DELTA);
     tensor scale = cudnn_number(graph->list, UID_SCALE);
-    tensor both = pointwise(graph, CUDNN_POINTWISE_MUL, dout, out, NULL, between(graph, key->head, CUDNN_DATA_FLOAT), 0);
+    tensor both =
+        pointwise(graph, CUDNN_POINTWISE_MUL, dout, out, NULL, between(graph, key->head, CUDNN_DATA_FLOAT), 0);
     tensor sum = reduce(graph, CUDNN_REDUCE_TENSOR_ADD, both, between(graph, 1, CUDNN_DATA_FLOAT));
     pointwise(graph, CUDNN_POINTWISE_MUL, sum, cudnn_number(graph->list, UID_ONE), NULL, delta, 0);
 
@@ -327,9 +328,19 @@ static size_t delta_bytes(const struct attention *at)
     return (size_t)round_up(at->batch * at->heads * at->length * (int64_t)sizeof(float), 256);
 }
 
+/* cuDNN's kernels need this device's tensor cores for bf16. */
+static bool is_here(void)
+{
+    int device = 0, major = 0;
+    const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
+    if (!known) cudaGetLastError();
+    return known && major >= 8 && cudnn_version() > 0;
+}
+
 size_t cudnn_attention_workspace(const struct attention *at, enum hapt_dtype dtype, bool backward)
 {
-    if (!is_possible(at, dtype, backward)) return 0;
+    if (!is_possible(at, dtype, backward) || !is_here()) return 0;
     const struct attention_share share = share_of(at, backward);
     return (size_t)share_bytes(at, backward, share.batch, share.kv_heads) + (backward ? delta_bytes(at) : 0);
 }
@@ -396,7 +407,7 @@ enum hapt_status cudnn_attention_run(const struct attention *at, enum hapt_dtype
                                      struct hapt_queue *queue, bool *done)
 {
     *done = false;
-    if (!is_possible(at, dtype, backward) || at->add_q || at->add_k || at->add_v) return HAPT_OK;
+    if (!is_possible(at, dtype, backward) || !is_here() || at->add_q || at->add_k || at->add_v) return HAPT_OK;
     for (const void *data : {at->q, at->k, at->v, (const void *)at->y, at->out, at->dout, (const void *)at->dq})
         if (!aligned_16(data)) return HAPT_OK;
     const struct attention_share whole = share_of(at, backward);

@@ -7,7 +7,7 @@
 
 #include "attention.h"
 
-/* Bytes of workspace, whether or not it is installed; depends on the shapes alone. 0: never by cuDNN. */
+/* Bytes of workspace; depends on the shapes, the device and the library alone. 0: never by cuDNN. */
 size_t cudnn_attention_workspace(const struct attention *at, enum hapt_dtype dtype, bool backward)
     __attribute__((weak));
 

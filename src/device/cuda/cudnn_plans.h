@@ -28,9 +28,7 @@ void cudnn_finalize(struct descriptor_list *list, cudnnBackendDescriptor_t descr
 
 static inline cudnnDataType_t cudnn_type(int dtype)
 {
-    return dtype == HAPT_BF16  ? CUDNN_DATA_BFLOAT16
-           : dtype == HAPT_F16 ? CUDNN_DATA_HALF
-                               : CUDNN_DATA_FLOAT;
+    return dtype == HAPT_BF16 ? CUDNN_DATA_BFLOAT16 : dtype == HAPT_F16 ? CUDNN_DATA_HALF : CUDNN_DATA_FLOAT;
 }
 
 /* `stride` in elements, dense and row-major if NULL. */

@@ -5,8 +5,12 @@
 #include "kernels.h"
 #include "rows.cuh"
 
-/* Rows of at most NARROW elements take a warp each, others a block. The second read of a row comes from the cache. */
-enum { THREADS = 256, NARROW = 1024 };
+/*
+ * Rows of at most NARROW elements take a warp each, others a block. A thread keeps up to SLOTS packs of its row in
+ * registers; rows of more packs are read again, which comes from the cache. With so many packs, the backward pass also
+ * sums dgamma and dbeta on the way: a block has a part of the rows, whose sums are added up afterwards.
+ */
+enum { THREADS = 256, WARPS = THREADS / 32, NARROW = 1024, SLOTS = 4, PARTS = 256, PART_ROWS = 16 };
 
 template <bool WARP> static __device__ __forceinline__ float row_total(float value, float *shared)
 {
@@ -14,12 +18,18 @@ template <bool WARP> static __device__ __forceinline__ float row_total(float val
 }
 
 /* The rows of this warp or block, and its elements in each. */
-#define FOR_ROWS(row, rows)                                                                       \
-    const int team = WARP ? 32 : THREADS, member = WARP ? threadIdx.x & 31 : threadIdx.x,         \
-              teams = WARP ? THREADS / 32 : 1;                                                    \
-    for (int64_t row = (int64_t)blockIdx.x * teams + (WARP ? threadIdx.x >> 5 : 0); row < (rows); \
+#define FOR_ROWS(row, rows)                                                                                         \
+    const int team = WARP ? 32 : THREADS, member = WARP ? threadIdx.x & 31 : threadIdx.x, teams = WARP ? WARPS : 1; \
+    for (int64_t row = (int64_t)blockIdx.x * teams + (WARP ? threadIdx.x >> 5 : 0); row < (rows);                   \
          row += (int64_t)gridDim.x * teams)
 #define FOR_COLUMNS(c, columns) for (int64_t c = (int64_t)member * N; c < (columns); c += (int64_t)team * N)
+
+/* Packs of N elements that each thread has of a row. */
+static int64_t slots_of(int64_t columns, int n)
+{
+    const int64_t wide = (columns <= NARROW ? 32 : THREADS) * (int64_t)n;
+    return (columns + wide - 1) / wide;
+}
 
 template <class Element> struct norm_forward {
     const Element *x, *gamma, *beta;
@@ -28,6 +38,45 @@ template <class Element> struct norm_forward {
     int64_t rows, columns;
     float epsilon;
 };
+
+/* Calls body(slot, column) for the packs of this thread. */
+#define FOR_SLOTS(s, c, columns) \
+    UNROLL for (int s = 0; s < COUNT; s++) if (const int64_t c = ((int64_t)s * team + member) * N; c < (columns))
+
+template <class Element, int N, bool CENTRED, bool WARP, int COUNT>
+static __global__ __launch_bounds__(THREADS) void norm_slots_kernel(struct norm_forward<Element> norm)
+{
+    __shared__ float shared[32];
+    const float columns = (float)norm.columns;
+    FOR_ROWS(row, norm.rows)
+    {
+        float value[COUNT][N] = {}, scale[N], shift[N], sum = 0, centre = 0;
+        FOR_SLOTS(s, c, norm.columns) load<N>(norm.x + row * norm.columns + c, value[s]);
+        if (CENTRED) {
+            FOR_SLOTS(s, c, norm.columns)
+            for (int e = 0; e < N; e++) sum += value[s][e];
+            centre = row_total<WARP>(sum, shared) / columns;
+        }
+        sum = 0;
+        FOR_SLOTS(s, c, norm.columns)
+        for (int e = 0; e < N; e++) sum += (value[s][e] - centre) * (value[s][e] - centre);
+        const float rstd = 1.0f / sqrtf(row_total<WARP>(sum, shared) / columns + norm.epsilon);
+        FOR_SLOTS(s, c, norm.columns)
+        {
+            load<N>(norm.gamma + c, scale);
+            if (CENTRED) load<N>(norm.beta + c, shift);
+            for (int e = 0; e < N; e++) {
+                value[s][e] = (value[s][e] - centre) * rstd * scale[e];
+                if (CENTRED) value[s][e] += shift[e];
+            }
+            store<N>(norm.y + row * norm.columns + c, value[s], false);
+        }
+        if (member == 0) {
+            if (CENTRED) norm.mean[row] = centre;
+            norm.rstd[row] = rstd;
+        }
+    }
+}
 
 template <class Element, int N, bool CENTRED, bool WARP>
 static __global__ void norm_kernel(struct norm_forward<Element> norm)
@@ -114,6 +163,97 @@ static __global__ void norm_dx_kernel(struct norm_backward<Element> job)
     }
 }
 
+/* Rows of a block of norm_backward_kernel. The shape alone decides. */
+static int64_t part_rows(int64_t rows)
+{
+    const int64_t even = (rows + PARTS - 1) / PARTS;
+    return even > PART_ROWS ? even : (int64_t)PART_ROWS;
+}
+
+static int64_t part_count(int64_t rows)
+{
+    return (rows + part_rows(rows) - 1) / part_rows(rows);
+}
+
+/* The sums of all warps of the block, in their order, of columns that each warp has in `sum`. `to`: this block's sums
+ * of all columns. */
+template <int N, bool WARP, int COUNT>
+static __device__ __forceinline__ void part_store(const float (*sum)[N], int64_t columns, float *shared, float *to)
+{
+    const int team = WARP ? 32 : THREADS, member = WARP ? threadIdx.x & 31 : threadIdx.x;
+    if constexpr (!WARP) {
+        FOR_SLOTS(s, c, columns)
+        for (int e = 0; e < N; e++) to[c + e] = sum[s][e];
+    } else {
+        UNROLL
+        for (int s = 0; s < COUNT; s++) {
+            __syncthreads();
+            for (int e = 0; e < N; e++) shared[(threadIdx.x >> 5) * 32 * N + member * N + e] = sum[s][e];
+            __syncthreads();
+            for (int i = threadIdx.x; i < 32 * N; i += THREADS) {
+                const int64_t c = (int64_t)s * 32 * N + i;
+                float total = 0;
+                for (int w = 0; w < WARPS; w++) total += shared[w * 32 * N + i];
+                if (c < columns) to[c] = total;
+            }
+        }
+    }
+}
+
+/* N elements as they are in memory: half the registers of floats. */
+template <class Element, int N> struct alignas(N * sizeof(Element)) slot {
+    Element element[N];
+};
+
+/* dx, and the sums of dgamma and dbeta of a part of the rows: part [blocks][1 + CENTRED][columns]. */
+template <class Element, int N, bool CENTRED, bool WARP, int COUNT>
+static __global__ __launch_bounds__(THREADS) void norm_backward_kernel(struct norm_backward<Element> job, int64_t each,
+                                                                       float *part)
+{
+    __shared__ float shared[WARP ? WARPS * 32 * N : 32];
+    typedef slot<Element, N> slot_of;
+    const int team = WARP ? 32 : THREADS, member = WARP ? threadIdx.x & 31 : threadIdx.x, teams = WARP ? WARPS : 1;
+    const float columns = (float)job.columns;
+    const int64_t first = blockIdx.x * each, end = first + each < job.rows ? first + each : job.rows;
+    float dgamma[COUNT][N] = {}, dbeta[COUNT][N] = {};
+    for (int64_t row = first + (WARP ? threadIdx.x >> 5 : 0); row < end; row += teams) {
+        const float mean = CENTRED ? job.mean[row] : 0.0f, rstd = job.rstd[row];
+        slot_of x[COUNT] = {}, dy[COUNT] = {};
+        float gamma[N], sum_g = 0, sum_gn = 0;
+        FOR_SLOTS(s, c, job.columns)
+        {
+            x[s] = *(const slot_of *)(job.x + row * job.columns + c);
+            dy[s] = *(const slot_of *)(job.dy + row * job.columns + c);
+        }
+        FOR_SLOTS(s, c, job.columns)
+        {
+            load<N>(job.gamma + c, gamma);
+            for (int e = 0; e < N; e++) {
+                const float n = (to_float(x[s].element[e]) - mean) * rstd, d = to_float(dy[s].element[e]);
+                dgamma[s][e] += d * n;
+                if (CENTRED) dbeta[s][e] += d;
+                if (CENTRED) sum_g += d * gamma[e];
+                sum_gn += d * gamma[e] * n;
+            }
+        }
+        const float mean_g = CENTRED ? row_total<WARP>(sum_g, shared) / columns : 0.0f,
+                    mean_gn = row_total<WARP>(sum_gn, shared) / columns;
+        FOR_SLOTS(s, c, job.columns)
+        {
+            float dx[N];
+            load<N>(job.gamma + c, gamma);
+            for (int e = 0; e < N; e++) {
+                const float n = (to_float(x[s].element[e]) - mean) * rstd;
+                dx[e] = (to_float(dy[s].element[e]) * gamma[e] - mean_g - n * mean_gn) * rstd;
+            }
+            store<N>(job.dx + row * job.columns + c, dx, job.accumulate);
+        }
+    }
+    float *to = part + blockIdx.x * (1 + CENTRED) * job.columns;
+    part_store<N, WARP, COUNT>(dgamma, job.columns, shared, to);
+    if (CENTRED) part_store<N, WARP, COUNT>(dbeta, job.columns, shared, to + job.columns);
+}
+
 /* dgamma sums dy n, dbeta dy. */
 template <class Element, bool CENTRED> struct norm_term {
     const Element *x, *dy;
@@ -137,12 +277,20 @@ static dim3 row_blocks(int64_t rows, bool warp)
     return blocks_for(rows, warp ? THREADS / 32 : 1);
 }
 
-template <class Element, int N, bool CENTRED>
+/* Runs KERNEL for the packs that a thread has of a row. */
+#define SLOTS_LAUNCH(KERNEL, slots, ...)                                      \
+    (slots == 1   ? launch(KERNEL<Element, N, CENTRED, WARP, 1>, __VA_ARGS__) \
+     : slots == 2 ? launch(KERNEL<Element, N, CENTRED, WARP, 2>, __VA_ARGS__) \
+     : slots == 3 ? launch(KERNEL<Element, N, CENTRED, WARP, 3>, __VA_ARGS__) \
+                  : launch(KERNEL<Element, N, CENTRED, WARP, (int)SLOTS>, __VA_ARGS__))
+
+template <class Element, int N, bool CENTRED, bool WARP>
 static enum hapt_status norm_launch(const struct norm_forward<Element> &norm, struct hapt_queue *queue)
 {
-    const bool warp = norm.columns <= NARROW;
-    return launch(warp ? norm_kernel<Element, N, CENTRED, true> : norm_kernel<Element, N, CENTRED, false>,
-                  row_blocks(norm.rows, warp), THREADS, 0, queue, norm);
+    const int64_t slots = slots_of(norm.columns, N);
+    const dim3 blocks = row_blocks(norm.rows, WARP);
+    if (slots > SLOTS) return launch(norm_kernel<Element, N, CENTRED, WARP>, blocks, THREADS, 0, queue, norm);
+    return SLOTS_LAUNCH(norm_slots_kernel, slots, blocks, THREADS, 0, queue, norm);
 }
 
 template <class Element, bool CENTRED>
@@ -158,28 +306,42 @@ static enum hapt_status norm_run(const struct hapt_call *call, struct hapt_queue
     norm.rows = view_rows(&call->input[0]);
     norm.columns = view_columns(&call->input[0]);
     norm.epsilon = (float)call->real[0];
-    if (packs_fit<Element>(norm.columns, norm.x, norm.gamma, norm.beta, norm.y))
-        return norm_launch<Element, pack<Element>::COUNT, CENTRED>(norm, queue);
-    return norm_launch<Element, 1, CENTRED>(norm, queue);
+    const bool packed = packs_fit<Element>(norm.columns, norm.x, norm.gamma, norm.beta, norm.y);
+    constexpr int N = pack<Element>::COUNT;
+    if (norm.columns <= NARROW)
+        return packed ? norm_launch<Element, N, CENTRED, true>(norm, queue)
+                      : norm_launch<Element, 1, CENTRED, true>(norm, queue);
+    return packed ? norm_launch<Element, N, CENTRED, false>(norm, queue)
+                  : norm_launch<Element, 1, CENTRED, false>(norm, queue);
 }
 
 static size_t backward_workspace(const struct hapt_call *call)
 {
-    return column_sums_workspace(view_rows(&call->input[0]), view_columns(&call->input[0]), call->output_count - 1);
+    const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
+    const int sums = call->output_count - 1;
+    const size_t parts = (size_t)(part_count(rows) * columns * sums) * sizeof(float),
+                 apart = column_sums_workspace(rows, columns, sums);
+    return parts > apart ? parts : apart;
 }
 
-template <class Element, int N, bool CENTRED>
+template <class Element, int N, bool CENTRED, bool WARP>
 static enum hapt_status backward_launch(const struct hapt_call *call, struct hapt_queue *queue,
                                         const struct norm_backward<Element> &job)
 {
-    const bool warp = job.columns <= NARROW,
-               accumulate[2] = {(call->accumulate >> 1 & 1u) != 0, (call->accumulate >> 2 & 1u) != 0};
+    const bool accumulate[2] = {(call->accumulate >> 1 & 1u) != 0, (call->accumulate >> 2 & 1u) != 0};
+    const int64_t slots = slots_of(job.columns, N);
+    float *const out[2] = {(float *)call->output[1].data, (float *)(CENTRED ? call->output[2].data : NULL)};
+    if (slots <= SLOTS && job.rows > 0) {
+        float *const part = (float *)call->workspace;
+        const int64_t parts = part_count(job.rows);
+        HAPT_TRY(SLOTS_LAUNCH(norm_backward_kernel, slots, dim3((unsigned)parts), THREADS, 0, queue, job,
+                              part_rows(job.rows), part));
+        return column_totals<1 + CENTRED>(part, parts, job.columns, out, accumulate, queue);
+    }
     const struct norm_term<Element, CENTRED> term = {
         job.x, job.dy, job.mean, job.rstd, job.columns
     };
-    float *const out[2] = {(float *)call->output[1].data, (float *)(CENTRED ? call->output[2].data : NULL)};
-    HAPT_TRY(launch(warp ? norm_dx_kernel<Element, N, CENTRED, true> : norm_dx_kernel<Element, N, CENTRED, false>,
-                    row_blocks(job.rows, warp), THREADS, 0, queue, job));
+    HAPT_TRY(launch(norm_dx_kernel<Element, N, CENTRED, WARP>, row_blocks(job.rows, WARP), THREADS, 0, queue, job));
     return column_sums<1 + CENTRED, N>(term, job.rows, job.columns, out, accumulate, call->workspace, queue);
 }
 
@@ -197,9 +359,13 @@ static enum hapt_status backward_run(const struct hapt_call *call, struct hapt_q
     job.rows = view_rows(&call->input[0]);
     job.columns = view_columns(&call->input[0]);
     job.accumulate = call->accumulate & 1u;
-    if (packs_fit<Element>(job.columns, job.x, job.gamma, job.dy, job.dx))
-        return backward_launch<Element, pack<Element>::COUNT, CENTRED>(call, queue, job);
-    return backward_launch<Element, 1, CENTRED>(call, queue, job);
+    const bool packed = packs_fit<Element>(job.columns, job.x, job.gamma, job.dy, job.dx);
+    constexpr int N = pack<Element>::COUNT;
+    if (job.columns <= NARROW)
+        return packed ? backward_launch<Element, N, CENTRED, true>(call, queue, job)
+                      : backward_launch<Element, 1, CENTRED, true>(call, queue, job);
+    return packed ? backward_launch<Element, N, CENTRED, false>(call, queue, job)
+                  : backward_launch<Element, 1, CENTRED, false>(call, queue, job);
 }
 
 extern const struct cuda_kernel hapt_cuda_norm[] = {

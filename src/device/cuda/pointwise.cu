@@ -60,7 +60,8 @@ struct gelu {
     float value, slope;
 };
 
-__device__ __forceinline__ struct gelu gelu_at(float x, bool erf)
+/* FAST: to some 1e-6, far below the rounding of 16-bit elements. */
+template <bool FAST> __device__ __forceinline__ struct gelu gelu_at(float x, bool erf)
 {
     struct gelu gelu;
     if (erf) {
@@ -70,26 +71,27 @@ __device__ __forceinline__ struct gelu gelu_at(float x, bool erf)
         return gelu;
     }
     const float square = x * x, twice = x * (square * 0.0713548162726f + 1.59576912161f);
-    const float falling = expf(-twice), p = 1.0f / (1.0f + falling);
-    const float q = isinf(falling) ? 1.0f : falling * p; /* 1 - P */
+    const float falling = FAST ? __expf(-twice) : expf(-twice),
+                p = FAST ? __fdividef(1.0f, 1.0f + falling) : 1.0f / (1.0f + falling);
+    const float q = FAST || isinf(falling) ? 1.0f - p : falling * p; /* 1 - P */
     gelu.value = x * p;
     gelu.slope = p + x * p * (q * (square * 0.2140644488178f + 1.59576912161f));
     return gelu;
 }
 
-struct gelu_forward {
+template <bool FAST> struct gelu_forward {
     bool erf;
     __device__ float operator()(float x, float) const
     {
-        return gelu_at(x, erf).value;
+        return gelu_at<FAST>(x, erf).value;
     }
 };
 
-struct gelu_backward {
+template <bool FAST> struct gelu_backward {
     bool erf;
     __device__ float operator()(float x, float dy) const
     {
-        return gelu_at(x, erf).slope * dy;
+        return gelu_at<FAST>(x, erf).slope * dy;
     }
 };
 
@@ -118,13 +120,14 @@ template <class Element> static enum hapt_status gelu_run(const struct hapt_call
 {
     struct hapt_call plain = *call;
     plain.accumulate = 0; /* the operator's own meaning: only its gradient is added to */
-    return map<Element, Element>(&plain, queue, call->input[0].data, NULL, gelu_forward{call->integer[0] != 0});
+    return map<Element, Element>(&plain, queue, call->input[0].data, NULL,
+                                 gelu_forward<sizeof(Element) == 2>{call->integer[0] != 0});
 }
 
 template <class Element> static enum hapt_status gelu_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     return map<Element, Element>(call, queue, call->input[0].data, call->input[1].data,
-                                 gelu_backward{call->integer[0] != 0});
+                                 gelu_backward<sizeof(Element) == 2>{call->integer[0] != 0});
 }
 
 template <class Element> static enum hapt_status relu_run(const struct hapt_call *call, struct hapt_queue *queue)

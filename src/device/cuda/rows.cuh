@@ -135,20 +135,50 @@ __global__ void column_kernel(Term term, int64_t rows, int64_t columns, int64_t 
     }
 }
 
-/* Sums of chunks, with all columns of one sum side by side. */
-struct column_parts {
-    const float *part; /* [chunks][stride] */
-    int64_t stride;
-    template <int N> __device__ void operator()(struct width<N>, int64_t row, int64_t column, float (*value)[N]) const
-    {
-        load<N>(part + row * stride + column, value[0]);
-    }
-};
+/* out[s][column] (+)= the sum over the chunks of part [chunks][SUMS][columns]: sum s by grid.y, COLUMN_LANES columns by
+ * grid.x; each warp takes every TOTAL_WARPSth chunk. */
+enum { TOTAL_WARPS = 32 };
+template <int SUMS>
+__global__ void column_total_kernel(const float *part, int64_t chunks, int64_t columns, struct column_out<SUMS> to)
+{
+    __shared__ float shared[TOTAL_WARPS][COLUMN_LANES];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, s = blockIdx.y;
+    const int64_t column = (int64_t)blockIdx.x * COLUMN_LANES + lane;
+    float sum = 0, *out = to.out[0];
+    bool accumulate = to.accumulate[0];
+    for (int o = 1; o < SUMS; o++)
+        if (o == s) {
+            out = to.out[o];
+            accumulate = to.accumulate[o];
+        }
+    if (column < columns)
+        for (int64_t c = warp; c < chunks; c += TOTAL_WARPS) sum += part[(c * SUMS + s) * columns + column];
+    shared[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || column >= columns || !out) return;
+    sum = 0;
+    for (int w = 0; w < TOTAL_WARPS; w++) sum += shared[w][lane];
+    out[column] = accumulate ? out[column] + sum : sum;
+}
 
 static inline size_t column_sums_workspace(int64_t rows, int64_t columns, int sums)
 {
     const int64_t chunks = chunk_count(rows);
     return chunks > 1 ? (size_t)(chunks * columns * sums) * sizeof(float) : 0;
+}
+
+template <int SUMS>
+static enum hapt_status column_totals(const float *part, int64_t chunks, int64_t columns, float *const *out,
+                                      const bool *accumulate, struct hapt_queue *queue)
+{
+    struct column_out<SUMS> to = {
+    };
+    for (int s = 0; s < SUMS; s++) {
+        to.out[s] = out[s];
+        to.accumulate[s] = accumulate[s];
+    }
+    return launch(column_total_kernel<SUMS>, dim3((unsigned)((columns + COLUMN_LANES - 1) / COLUMN_LANES), SUMS),
+                  32 * TOTAL_WARPS, 0, queue, part, chunks, columns, to);
 }
 
 /* out[s][column] (+)= the sum over all rows of term's value s. N: elements that the term can read at once at multiples
@@ -169,17 +199,7 @@ static enum hapt_status column_sums(Term term, int64_t rows, int64_t columns, fl
     }
     HAPT_TRY(launch(column_kernel<SUMS, N, Term>, grid, COLUMN_LANES * COLUMN_WARPS, 0, queue, term, rows, columns,
                     chunk, to));
-    for (int s = 0; s < SUMS && chunks > 1; s++) {
-        const struct column_parts parts = {part + s * columns, SUMS * columns};
-        struct column_out<1> total = {
-            {out[s]}, {accumulate[s]}, 0
-        };
-        if (!out[s]) continue;
-        HAPT_TRY(launch(column_kernel<1, 1, struct column_parts>,
-                        dim3((unsigned)((columns + COLUMN_LANES - 1) / COLUMN_LANES)), COLUMN_LANES * COLUMN_WARPS, 0,
-                        queue, parts, chunks, columns, chunks, total));
-    }
-    return HAPT_OK;
+    return chunks > 1 ? column_totals<SUMS>(part, chunks, columns, out, accumulate, queue) : HAPT_OK;
 }
 
 /* A term that sums a matrix [rows][columns]. */
