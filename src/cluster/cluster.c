@@ -126,15 +126,16 @@ void hapt_cluster_assume(struct hapt_cluster *cluster)
     }
 }
 
-#define ASSUMED_HOST_BANDWIDTH 12e9 /* PCI Express 3.0 x16 */
+#define ASSUMED_HOST_BANDWIDTH 12e9 /* of unknown devices: PCI Express 3.0 x16 */
 /* Share of the memory bandwidth of CPU devices: a copy reads and writes, and other ranks copy at the same time. */
 #define ASSUMED_HOST_SHARE 0.25
 
 double hapt_cluster_host_bandwidth(const struct hapt_subcluster *subcluster)
 {
     if (subcluster->host_bandwidth > 0) return subcluster->host_bandwidth;
-    return strcmp(subcluster->device.backend, "cpu") == 0 ? ASSUMED_HOST_SHARE * subcluster->device.memory_bandwidth
-                                                          : ASSUMED_HOST_BANDWIDTH;
+    if (strcmp(subcluster->device.backend, "cpu") == 0) return ASSUMED_HOST_SHARE * subcluster->device.memory_bandwidth;
+    const double known = hapt_device_host_bandwidth(subcluster->device.name);
+    return known > 0 ? known : ASSUMED_HOST_BANDWIDTH;
 }
 
 void hapt_cluster_emulate(struct hapt_cluster *cluster)

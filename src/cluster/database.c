@@ -14,6 +14,12 @@
 #define GB 1e9
 #define TFLOPS 1e12
 
+/* Copies over 16 lanes of PCI Express, per direction. 22 GB/s as in bench/offload.c; 45 GB/s: an H200 that fetched
+ * weights while it trained. */
+#define PCIE_3 (12 * GB)
+#define PCIE_4 (22 * GB)
+#define PCIE_5 (45 * GB)
+
 /* clang-format off: tables */
 #define GPU(device_name, back_end, fp32, bf16, fp16, memory, bandwidth)                                      \
     {                                                                                                        \
@@ -26,38 +32,40 @@
 static const struct {
     struct hapt_device_spec spec;
     double peer_bandwidth; /* byte/s per direction to another device of the node */
+    double
+        host_bandwidth; /* byte/s per direction to page-locked memory of the node; 0: see hapt_cluster_host_bandwidth */
 } database[] = {
     /* NVIDIA A100 Tensor Core GPU data sheet (June 2021), SXM4; NVLink 3: 600 GB/s both ways. */
-    {GPU("A100-40GB", "cuda", 19.5, 312, 312, 40, 1555), 300 * GB},
-    {GPU("A100-80GB", "cuda", 19.5, 312, 312, 80, 2039), 300 * GB},
+    {GPU("A100-40GB", "cuda", 19.5, 312, 312, 40, 1555), 300 * GB, PCIE_4},
+    {GPU("A100-80GB", "cuda", 19.5, 312, 312, 80, 2039), 300 * GB, PCIE_4},
     /* NVIDIA V100 Tensor Core GPU data sheet (January 2020), SXM2; NVLink 2: 300 GB/s both ways. No bf16. */
-    {GPU("V100-16GB", "cuda", 15.7, 0, 125, 16, 900), 150 * GB},
-    {GPU("V100-32GB", "cuda", 15.7, 0, 125, 32, 900), 150 * GB},
+    {GPU("V100-16GB", "cuda", 15.7, 0, 125, 16, 900), 150 * GB, PCIE_3},
+    {GPU("V100-32GB", "cuda", 15.7, 0, 125, 32, 900), 150 * GB, PCIE_3},
     /* NVIDIA Tesla P100 data sheet (October 2016), SXM2; NVLink 1: 160 GB/s both ways. fp16 without matrix units. */
-    {GPU("P100", "cuda", 10.6, 0, 21.2, 16, 732), 80 * GB},
+    {GPU("P100", "cuda", 10.6, 0, 21.2, 16, 732), 80 * GB, PCIE_3},
     /* NVIDIA T4 Tensor Core GPU data sheet (March 2019); PCI Express 3.0 x16. */
-    {GPU("T4", "cuda", 8.1, 0, 65, 16, 320), 12 * GB},
+    {GPU("T4", "cuda", 8.1, 0, 65, 16, 320), 12 * GB, PCIE_3},
     /* NVIDIA H100 Tensor Core GPU data sheet (2023), SXM5, half of the sparse figures; NVLink 4: 900 GB/s both ways. */
-    {GPU("H100", "cuda", 67, 989.5, 989.5, 80, 3350), 450 * GB},
+    {GPU("H100", "cuda", 67, 989.5, 989.5, 80, 3350), 450 * GB, PCIE_5},
     /* NVIDIA H200 Tensor Core GPU data sheet (2024), SXM, half of the sparse figures. */
-    {GPU("H200", "cuda", 67, 989.5, 989.5, 141, 4800), 450 * GB},
+    {GPU("H200", "cuda", 67, 989.5, 989.5, 141, 4800), 450 * GB, PCIE_5},
     /* NVIDIA A30 Tensor Core GPU data sheet (2022); A40 data sheet (2022); L40S data sheet (2023, dense column of its
        table). PCI Express 4.0 x16: NVLink bridges join only pairs. */
-    {GPU("A30", "cuda", 10.3, 165, 165, 24, 933), 25 * GB},
-    {GPU("A40", "cuda", 37.4, 149.7, 149.7, 48, 696), 25 * GB},
-    {GPU("L40S", "cuda", 91.6, 362.05, 362.05, 48, 864), 25 * GB},
+    {GPU("A30", "cuda", 10.3, 165, 165, 24, 933), 25 * GB, PCIE_4},
+    {GPU("A40", "cuda", 37.4, 149.7, 149.7, 48, 696), 25 * GB, PCIE_4},
+    {GPU("L40S", "cuda", 91.6, 362.05, 362.05, 48, 864), 25 * GB, PCIE_4},
     /* NVIDIA L4 Tensor Core GPU data sheet (2023), half of the sparse figures; PCI Express 4.0 x16. */
-    {GPU("L4", "cuda", 30.3, 121, 121, 24, 300), 25 * GB},
+    {GPU("L4", "cuda", 30.3, 121, 121, 24, 300), 25 * GB, PCIE_4},
     /* NVIDIA Ampere GA102 GPU architecture white paper, table 9 (fp32 accumulation); PCI Express 4.0 x16. */
-    {GPU("RTX-3090", "cuda", 35.6, 71, 71, 24, 936), 25 * GB},
+    {GPU("RTX-3090", "cuda", 35.6, 71, 71, 24, 936), 25 * GB, PCIE_4},
     /* NVIDIA Ada GPU architecture white paper, appendix A (fp32 accumulation); PCI Express 4.0 x16. */
-    {GPU("RTX-4090", "cuda", 82.6, 165.2, 165.2, 24, 1008), 25 * GB},
+    {GPU("RTX-4090", "cuda", 82.6, 165.2, 165.2, 24, 1008), 25 * GB, PCIE_4},
     /* AMD Instinct MI250X data sheet (2021): the module, fp32 vector rate. It appears as two devices, each half of
        this. */
-    {GPU("MI250X", "hip", 47.9, 383, 383, 128, 3276.8), 50 * GB},
+    {GPU("MI250X", "hip", 47.9, 383, 383, 128, 3276.8), 50 * GB, PCIE_4},
     /* One core with AVX2 at 3 GHz: two fused multiply-adds of 8 lanes per cycle (Intel 64 and IA-32 optimization
        manual). Its bf16 runs at the fp32 rate. Used for planning only: binding replaces it by the host's figures. */
-    {GPU("cpu", "cpu", 0.096, 0.096, 0, 4, 10), 10 * GB},
+    {GPU("cpu", "cpu", 0.096, 0.096, 0, 4, 10), 10 * GB, 0},
 };
 enum { DATABASE_COUNT = sizeof database / sizeof *database };
 
@@ -91,6 +99,13 @@ double hapt_device_peer_bandwidth(const char *name)
 {
     for (int i = 0; i < DATABASE_COUNT; i++)
         if (strcasecmp(name, database[i].spec.name) == 0) return database[i].peer_bandwidth;
+    return 0;
+}
+
+double hapt_device_host_bandwidth(const char *name)
+{
+    for (int i = 0; i < DATABASE_COUNT; i++)
+        if (strcasecmp(name, database[i].spec.name) == 0) return database[i].host_bandwidth;
     return 0;
 }
 

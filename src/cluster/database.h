@@ -1,4 +1,4 @@
-/* Other contents of the device database: bandwidth between devices of one node, and PCI ids. */
+/* Other contents of the device database: bandwidths within a node, and PCI ids. */
 #ifndef HAPT_CLUSTER_DATABASE_H
 #define HAPT_CLUSTER_DATABASE_H
 
@@ -6,6 +6,8 @@
 
 /* byte/s per direction between two devices of one node; 0 for unknown devices. */
 double hapt_device_peer_bandwidth(const char *name);
+/* byte/s per direction between a device and page-locked memory of its node; 0 for unknown devices and CPUs. */
+double hapt_device_host_bandwidth(const char *name);
 /* Entry of the database for a PCI id, or NULL. */
 const struct hapt_device_spec *hapt_device_spec_of_pci(unsigned vendor, unsigned device);
 /* Entry for the driver's name ("NVIDIA A100-SXM4-40GB") and memory. NULL: no entry, or several. */

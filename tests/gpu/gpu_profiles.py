@@ -20,7 +20,7 @@ GPU = not os.environ.get("HAPT_CUDA_PLUGIN", "").endswith("-host.so")
 DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
 SLOWDOWN = 4
 # A GPU needs enough work, because a launch takes some microseconds.
-SIZES = "--layers 8 --hidden 512 --heads 8 --sequence 512 --vocab 8192 --microbatch 4" if GPU else \
+SIZES = "--layers 8 --hidden 1024 --heads 16 --sequence 512 --vocab 8192 --microbatch 4" if GPU else \
     "--layers 4 --hidden 32 --heads 2 --sequence 16 --vocab 256 --microbatch 2"
 SECONDS = "20" if GPU else "1"
 

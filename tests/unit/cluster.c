@@ -286,6 +286,26 @@ static void knows_devices(void)
     CHECK(count == 16 && hapt_device_spec_at(-1) == NULL);
 }
 
+/* The bus decides: generation 5 is twice as fast as 4, and 4 as 3, but for their overheads. A file's value counts. */
+static void knows_hosts(void)
+{
+    static const struct {
+        const char *device;
+        double least, most;
+    } buses[] = {{"V100-32GB", 8e9, 16e9}, {"A100-40GB", 16e9, 32e9}, {"H200", 32e9, 64e9}};
+    for (size_t b = 0; b < sizeof buses / sizeof *buses; b++) {
+        struct hapt_subcluster own = {.device = *hapt_device_spec_find(buses[b].device)};
+        const double bandwidth = hapt_cluster_host_bandwidth(&own);
+        CHECK(bandwidth > buses[b].least && bandwidth < buses[b].most);
+        own.host_bandwidth = 1e9;
+        CHECK(hapt_cluster_host_bandwidth(&own) == 1e9);
+    }
+    struct hapt_subcluster own = {.device = {.name = "unknown", .backend = "cuda"}};
+    CHECK(hapt_cluster_host_bandwidth(&own) > 0);
+    own.device = *hapt_device_spec_find("cpu");
+    CHECK(hapt_cluster_host_bandwidth(&own) > 0 && hapt_cluster_host_bandwidth(&own) < own.device.memory_bandwidth);
+}
+
 static void saves_and_loads(void)
 {
     struct hapt_arena arena;
@@ -343,6 +363,7 @@ int main(int argc, char **argv)
     RUN(refuses_whole_files);
     RUN(survives_damage);
     RUN(knows_devices);
+    RUN(knows_hosts);
     RUN(saves_and_loads);
     unlink(path);
     return test_finish();
