@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every section of the benchmarks in its smallest form (HAPT_BENCH_SMOKE=1): it ends well, and the lines with its figures are there, with
-# numbers that are finite. HAPT_LONG=1: `lab` and `schedules`, too, where the machine allows a lab.
+# numbers that are finite. HAPT_LONG=1: the longer ones, too, and `lab` and `schedules` where the machine allows a lab.
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 own_tree
@@ -20,9 +20,6 @@ fi
 section 1 '^two ranks / two threads: median @ ' run ranks
 section 1 "^hapt / even split: median @ .*; simulator's ratio @\$" run plan
 section 1 '^each at its best rows: hapt first on [01] of 1; least @, quartiles @ @ @, most @$' compare table
-section 1 '^ +@( +@ s){4}  @, @ %, @ %, @ +@ s' compare bandwidth
-section 1 '^     @ rows: 8: @, 16: @, 48: @$' compare granularity
-section 1 '^    \(a\) .*, @ of +@: x@, .* balance @ % against @ %$' compare communication
 section 1 '^gpt2-124m: a plan at 2 of 2 sizes; worst cliff @; the best single choice takes @ to @ times as long$' memory
 section 1 '; 1 rank / 2 ranks: median @ ' run search
 section 2 '^step time, (even|proportional) data parallelism / HAP: median @ ' run hetero
@@ -38,6 +35,11 @@ section 2 '^(in-order|priority): measured / predicted: median @' run priority
 section 1 '^1 of 1 stages with weights on the host: measured / predicted: median @' run weights
 section 2 '^[12] threads: update @ GB/s, memory @ GB/s: median ratio @, least @$' run optimizer
 section 6 '^  autohete +@ +@/@/@( +@){4}$' run autohete
+if [ "${HAPT_LONG:-0}" != 0 ]; then # half a minute, and 12 s each
+    section 1 '^ +@( +@ s){4}  @, @ %, @ %, @ +@ s' compare bandwidth
+    section 1 '^     @ rows: 8: @, 16: @, 48: @$' compare granularity
+    section 1 '^    \(a\) .*, @ of +@: x@, .* balance @ % against @ %$' compare communication
+fi
 if [ "${HAPT_LONG:-0}" != 0 ] && tests/lab/lab.sh missing >/dev/null; then
     section 2 '^step time, even blocks with .* / hapt.s plan: median @ ' run lab
     section 2 '^(predicted|own) against measured steps: median error @ %, largest @ %,' run schedules

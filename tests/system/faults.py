@@ -378,7 +378,7 @@ def resume():
             total = count_calls(counts)
             places, of_stacks = [], one_of_each_stack(stacks, total["malloc"])
             for kind in kinds:
-                drawn = total.get(kind, 0) if every_call else MOST_OF_A_KIND[ranks - 1] // shares if long_round else 2 if ranks == 1 else 1
+                drawn = total.get(kind, 0) if every_call else MOST_OF_A_KIND[ranks - 1] // shares if long_round else 1
                 most = int(os.environ.get("HAPT_FAULTS", 0)) or drawn
                 mine = (of_stacks if kind == "malloc" else range(1, total.get(kind, 0) + 1))[share::shares]
                 if "HAPT_AT" in os.environ:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Stages that begin between any two heavy operators (--layers-per-model ops): the optimum of all such plans, never slower than plans over
-# the automatic layers, and training.
+# the automatic layers, and training. HAPT_LONG=1: of a larger network.
 # Runs beside others
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -56,7 +56,8 @@ damage n-plan edge_share 1 2 && refuses 3 'share' 1 simulate --plan "$scratch/ba
 damage n-plan edge_stages 0 3 && refuses 3 'stage 3' 1 simulate --plan "$scratch/bad.h5"
 
 # On equal terms, more boundaries are never slower.
-for model in "gpt --layers 4 --hidden 256 --heads 4 --sequence 128 --vocab 512" "resnet --stages 2,2,2,2 --width 16 --image 64 --classes 10"; do
+[ "${HAPT_LONG:-0}" != 0 ] && blocks=2,2,2,2 || blocks=1,1,1,1 # half a minute, and 4 s
+for model in "gpt --layers 4 --hidden 256 --heads 4 --sequence 128 --vocab 512" "resnet --stages $blocks --width 16 --image 64 --classes 10"; do
     passes 1 model $model --microbatch 4 --overwrite --output "$scratch/n.h5" || continue
     for objective in formula simulated; do
         step=latency_s && [ $objective = formula ] || step=simulated_s
