@@ -23,7 +23,8 @@
  *     mixed_parameter_bytes [R], mixed_activation_bytes [R], mixed_device_memory_bytes [R]    per device
  *     mixed_ratio [D]                one per device, row by row; NaN: unknown
  *
- * Messages past the next stage: plan_edges_io.c.
+ * Messages past the next stage: plan_edges_io.c. Units that are recomputed or have weights on the host:
+ * plan_units_io.c.
  *
  * Optional attributes: precision (fp32, tf32, bf16, fp16) of the model, boundary_dtype (of tensors between stages;
  * follows from precision, for readers), offload (optimizer: its state is on the host), profile (measured, predicted),
@@ -41,7 +42,6 @@
 #define FORMAT "hapt-plan"
 #define MAX_STAGES 65536
 #define MAX_DEVICES (1 << 20)
-#define MAX_UNITS (1 << 20)
 #define PATH_MAX_CHARS 512
 
 /* Location of the values of a row: in the stage or its submesh, or there at element k of an array. */
@@ -248,62 +248,13 @@ static enum hapt_status write_ratios(struct hapt_h5 *file, const char *group, co
     return hapt_h5_write(file, join(path, group, "mixed_ratio"), HAPT_H5_F64, 1, &devices, ratio, "");
 }
 
-/* recomputed_unit [K][3]: the stage, and the operators [first, end) of each unit. If some are selective, [K][4]:
- * whether the unit is. */
-static enum hapt_status write_units(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
-                                    struct hapt_arena *scratch)
-{
-    int64_t shape[2] = {0, 3};
-    char path[PATH_MAX_CHARS];
-    int *row, *next;
-    for (int i = 0; i < plan->stage_count; i++) {
-        const struct hapt_layout *layout = &plan->stage[i].layout;
-        shape[0] += layout->unit_count;
-        for (int u = 0; u < layout->unit_count; u++)
-            if (layout->unit[u].selective) shape[1] = 4;
-    }
-    if (shape[0] == 0) return HAPT_OK;
-    HAPT_NEW(row, scratch, shape[0] * shape[1]);
-    next = row;
-    for (int i = 0; i < plan->stage_count; i++)
-        for (int u = 0; u < plan->stage[i].layout.unit_count; u++, next += shape[1]) {
-            const struct hapt_unit *unit = &plan->stage[i].layout.unit[u];
-            next[0] = i;
-            next[1] = unit->first_op;
-            next[2] = unit->end_op;
-            if (shape[1] == 4) next[3] = unit->selective;
-        }
-    return hapt_h5_write(file, join(path, group, "recomputed_unit"), HAPT_H5_I32, 2, shape, row, "");
-}
-
-/* weight_unit [K][3]: the stage, and the operators [first, end) of each unit of weights on the host. */
-static enum hapt_status write_weight_units(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
-                                           struct hapt_arena *scratch)
-{
-    int64_t shape[2] = {0, 3};
-    char path[PATH_MAX_CHARS];
-    int *row, *next;
-    for (int i = 0; i < plan->stage_count; i++) shape[0] += plan->stage[i].layout.weight_unit_count;
-    if (shape[0] == 0) return HAPT_OK;
-    HAPT_NEW(row, scratch, shape[0] * shape[1]);
-    next = row;
-    for (int i = 0; i < plan->stage_count; i++)
-        for (int u = 0; u < plan->stage[i].layout.weight_unit_count; u++) {
-            *next++ = i;
-            *next++ = plan->stage[i].layout.weight_unit[u].first_op;
-            *next++ = plan->stage[i].layout.weight_unit[u].end_op;
-        }
-    return hapt_h5_write(file, join(path, group, "weight_unit"), HAPT_H5_I32, 2, shape, row, "");
-}
-
 static enum hapt_status write_tables(struct hapt_h5 *file, const char *group, const struct hapt_plan *plan,
                                      struct hapt_arena *scratch)
 {
     for (int t = 0; t < TABLES; t++)
         if (is_needed(&tables[t], plan)) HAPT_TRY(write_table(file, group, plan, &tables[t], scratch));
     HAPT_TRY(write_ratios(file, group, plan, scratch));
-    HAPT_TRY(write_units(file, group, plan, scratch));
-    HAPT_TRY(write_weight_units(file, group, plan, scratch));
+    HAPT_TRY(plan_write_units(file, group, plan, scratch));
     for (int i = 0; i < plan->stage_count; i++) { /* each layout once */
         const struct hapt_layout *layout = &plan->stage[i].layout;
         if (layout->number > 0 && !hapt_stage_layout_exists(file, group, layout->number))
@@ -598,51 +549,6 @@ static enum hapt_status read_layouts(struct hapt_h5 *file, const char *group, st
     return HAPT_OK;
 }
 
-static enum hapt_status read_units(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
-                                   struct hapt_plan *plan)
-{
-    int64_t shape[2] = {-1, -1};
-    char path[PATH_MAX_CHARS];
-    struct hapt_unit *unit;
-    void *data;
-    if (!hapt_h5_exists(file, join(path, group, "recomputed_unit"))) return HAPT_OK;
-    HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_I32, 2, shape, 4 * MAX_UNITS, arena, &data));
-    if (shape[1] != 3 && shape[1] != 4) return damaged(file, "recomputed_unit has neither 3 nor 4 columns");
-    HAPT_NEW(unit, arena, shape[0]);
-    for (int64_t k = 0; k < shape[0]; k++) {
-        const int *row = (const int *)data + shape[1] * k;
-        if (row[0] < (k > 0 ? row[-shape[1]] : 0) || row[0] >= plan->stage_count)
-            return damaged(file, "recomputed_unit names stages that do not exist, or not in order");
-        if (shape[1] == 4 && row[3] != 0 && row[3] != 1)
-            return damaged(file, "recomputed_unit says neither 0 nor 1 of whether a unit is selective");
-        struct hapt_layout *layout = &plan->stage[row[0]].layout;
-        unit[k] = (struct hapt_unit){row[1], row[2], shape[1] == 4 && row[3] == 1};
-        if (layout->unit_count++ == 0) layout->unit = &unit[k];
-    }
-    return HAPT_OK;
-}
-
-static enum hapt_status read_weight_units(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
-                                          struct hapt_plan *plan)
-{
-    int64_t shape[2] = {-1, 3};
-    char path[PATH_MAX_CHARS];
-    struct hapt_unit *unit;
-    void *data;
-    if (!hapt_h5_exists(file, join(path, group, "weight_unit"))) return HAPT_OK;
-    HAPT_TRY(hapt_h5_read(file, path, HAPT_H5_I32, 2, shape, 3 * MAX_UNITS, arena, &data));
-    HAPT_NEW(unit, arena, shape[0]);
-    for (int64_t k = 0; k < shape[0]; k++) {
-        const int *row = (const int *)data + 3 * k;
-        if (row[0] < (k > 0 ? row[-3] : 0) || row[0] >= plan->stage_count)
-            return damaged(file, "weight_unit names stages that do not exist, or not in order");
-        struct hapt_layout *layout = &plan->stage[row[0]].layout;
-        unit[k] = (struct hapt_unit){row[1], row[2], false};
-        if (layout->weight_unit_count++ == 0) layout->weight_unit = &unit[k];
-    }
-    return HAPT_OK;
-}
-
 /* Lets stages with the same stage_submesh_index share one submesh. */
 static enum hapt_status read_sharing(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
                                      struct hapt_plan *plan)
@@ -697,8 +603,7 @@ enum hapt_status hapt_plan_read(struct hapt_h5 *file, const char *group, struct 
     HAPT_TRY(read_stages(file, group, arena, read));
     HAPT_TRY(read_mixed(file, group, arena, read));
     HAPT_TRY(read_layouts(file, group, arena, read));
-    HAPT_TRY(read_units(file, group, arena, read));
-    HAPT_TRY(read_weight_units(file, group, arena, read));
+    HAPT_TRY(plan_read_units(file, group, arena, read));
     HAPT_TRY(read_sharing(file, group, arena, read));
     HAPT_TRY(plan_read_edges(file, group, arena, read));
     HAPT_TRY(hapt_plan_check(read));
