@@ -32,8 +32,7 @@
 static const struct {
     struct hapt_device_spec spec;
     double peer_bandwidth; /* byte/s per direction to another device of the node */
-    double
-        host_bandwidth; /* byte/s per direction to page-locked memory of the node; 0: see hapt_cluster_host_bandwidth */
+    double host_bandwidth; /* byte/s per direction to page-locked memory; 0: unknown */
 } database[] = {
     /* NVIDIA A100 Tensor Core GPU data sheet (June 2021), SXM4; NVLink 3: 600 GB/s both ways. */
     {GPU("A100-40GB", "cuda", 19.5, 312, 312, 40, 1555), 300 * GB, PCIE_4},

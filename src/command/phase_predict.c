@@ -73,14 +73,15 @@ static enum hapt_status predict(const struct hapt_prediction *of, bool recompute
                                 profile);
 }
 
-/* True if the formula's optimum is shorter with the optimizer on the host. */
+/* True if the formula's optimum is shorter with the optimizer on the host, or no plan exists in either way: then the
+ * one that lacks less explains why. */
 static enum hapt_status is_shorter(const struct hapt_config *config, const struct hapt_profile *with,
                                    const struct hapt_profile *without, bool *shorter)
 {
     double step_s[2];
     HAPT_TRY(formula_s(config, without, &step_s[0]));
     HAPT_TRY(formula_s(config, with, &step_s[1]));
-    *shorter = step_s[1] < step_s[0];
+    *shorter = step_s[1] < step_s[0] || isinf(step_s[0]);
     return HAPT_OK;
 }
 

@@ -160,7 +160,7 @@ static void cuda_use_tf32(bool use)
 
 struct hapt_backend hapt_cuda_backend = {
     .name = "cuda",
-    .description = "NVIDIA GPUs: cuBLASLt matrix products, cuDNN convolutions, own kernels",
+    .description = "NVIDIA GPUs: cuBLASLt matrix products, cuDNN convolutions and attention, own kernels",
     .libraries = cuda_libraries,
     .library = cuda_library,
     .device_count = cuda_device_count,

@@ -149,7 +149,7 @@ static const struct kind {
     const char *begin, *package, *without; /* package: Python package; NULL: none */
     bool needed;
 } kinds[] = {{"libcublas", "nvidia-cublas", "without it there is no device", true},
-             {"libcudnn", "nvidia-cudnn", "convolutions become matrix products", false},
+             {"libcudnn", "nvidia-cudnn", "own attention kernels run, and convolutions become matrix products", false},
              {"libnccl", "nvidia-nccl", "ranks exchange through the host", false},
              {"libcuda.", NULL, "it belongs to the driver; without it there is no device", true},
              {"", NULL, "the plug-in needs it", true}};

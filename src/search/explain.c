@@ -147,7 +147,8 @@ static enum hapt_status explain_coverage(const struct hapt_profile *profile, str
         return hapt_fail(HAPT_ERR_INFEASIBLE,
                          "add devices or larger ones (profiles omit stages that exceed device memory), or profile "
                          "longer layer ranges",
-                         "the candidates that cover the layers need more devices than the cluster has");
+                         "%sthe candidates that cover the layers need more devices than the cluster has",
+                         profile->host_state ? "no plan fits into the memory of devices and hosts: " : "");
     snprintf(hint, sizeof hint,
              "%s lack, and activations take more: add devices or larger ones, or use a smaller model",
              hapt_units_bytes(need_bytes - have_bytes, lack));

@@ -164,9 +164,9 @@ int main(int argc, char **)
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (driver && dlsym(driver, "hapt_accepts_anything")) {
         failures += check_attention("H100", true, whole, &checks);
-        describe_device("NVIDIA A100-SXM4-80GB", 800, 108, 166912, 41943040);
+        failures += !describe_device("NVIDIA A100-SXM4-80GB", 800, 108, 166912, 41943040);
         failures += check_attention("A100", true, whole, &checks);
-        describe_device("Tesla T4", 750, 40, 65536, 4194304);
+        failures += !describe_device("Tesla T4", 750, 40, 65536, 4194304);
         failures += check_attention("T4", false, whole, &checks);
     } else {
         puts("attention: no driver that accepts anything");

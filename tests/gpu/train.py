@@ -28,7 +28,7 @@ FP16 = 1e-2  # 11 bits
 TF32 = 1e-2  # the same, for operands of products
 HUNDRED_HALF = 1e-2
 WEIGHTS = 1e-2
-# What else than everything may stay on the device: the bits are the same.
+# Options that keep less on the device; the bits stay the same.
 KEPT = [["--offload", "optimizer"], ["--offload", "weights"], ["--recompute", "all"], ["--offload", "weights", "--recompute", "all"]]
 
 

@@ -1,5 +1,5 @@
 /*
- * Shared by the forward and the backward of attention: operands, tiles in shared memory, products of tiles.
+ * Shared by the forward and the backward of attention: tiles in shared memory, products of tiles.
  *
  * A thread block takes one tile of rows (queries, or keys) of one head of one sequence and loops over the tiles that
  * they meet: no [t][t] matrix is stored. 16-bit elements use tensor cores through wmma (tensor_*): four warps with 16

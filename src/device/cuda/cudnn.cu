@@ -8,7 +8,7 @@
 #include "cudnn_convolution.h"
 #include "cudnn_plans.h"
 
-enum { PLANS = 512, PROBES = 16, CONFIGS = 64, NOTES = 32, ALIGNMENT = 16, ROUNDED = 256, OPERANDS = 16 };
+enum { PLANS = 4096, PROBES = 16, CONFIGS = 64, NOTES = 32, ROUNDED = 256, OPERANDS = 16 };
 
 #define CUDNN_CALLS(call)                                                                       \
     call(GetVersion) call(Create) call(SetStream) call(GetErrorString) call(GetLastErrorString) \
@@ -125,9 +125,9 @@ static void release(struct descriptor_list *list, int kept)
 
 /* An unfinished tensor. */
 static cudnnBackendDescriptor_t tensor_begin(struct descriptor_list *list, int64_t uid, const int64_t shape[4],
-                                             const int64_t stride[4], cudnnDataType_t type)
+                                             const int64_t stride[4], cudnnDataType_t type, int64_t alignment)
 {
-    const int64_t dense[4] = {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1}, alignment = ALIGNMENT;
+    const int64_t dense[4] = {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1};
     cudnnBackendDescriptor_t tensor = cudnn_make(list, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     cudnn_set(list, tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &uid);
     cudnn_set(list, tensor, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
@@ -138,9 +138,9 @@ static cudnnBackendDescriptor_t tensor_begin(struct descriptor_list *list, int64
 }
 
 cudnnBackendDescriptor_t cudnn_tensor(struct descriptor_list *list, int64_t uid, const int64_t shape[4],
-                                      const int64_t stride[4], cudnnDataType_t type)
+                                      const int64_t stride[4], cudnnDataType_t type, int64_t alignment)
 {
-    cudnnBackendDescriptor_t tensor = tensor_begin(list, uid, shape, stride, type);
+    cudnnBackendDescriptor_t tensor = tensor_begin(list, uid, shape, stride, type, alignment);
     cudnn_finalize(list, tensor);
     return tensor;
 }
@@ -149,7 +149,7 @@ cudnnBackendDescriptor_t cudnn_virtual(struct descriptor_list *list, int64_t uid
                                        const int64_t stride[4], cudnnDataType_t type)
 {
     const bool yes = true;
-    cudnnBackendDescriptor_t tensor = tensor_begin(list, uid, shape, stride, type);
+    cudnnBackendDescriptor_t tensor = tensor_begin(list, uid, shape, stride, type, CUDNN_ALIGNMENT);
     cudnn_set(list, tensor, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &yes);
     cudnn_finalize(list, tensor);
     return tensor;
@@ -159,7 +159,7 @@ cudnnBackendDescriptor_t cudnn_number(struct descriptor_list *list, int64_t uid)
 {
     static const int64_t one[4] = {1, 1, 1, 1};
     const bool yes = true;
-    cudnnBackendDescriptor_t tensor = tensor_begin(list, uid, one, one, CUDNN_DATA_FLOAT);
+    cudnnBackendDescriptor_t tensor = tensor_begin(list, uid, one, one, CUDNN_DATA_FLOAT, CUDNN_ALIGNMENT);
     cudnn_set(list, tensor, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &yes);
     cudnn_finalize(list, tensor);
     return tensor;
@@ -242,7 +242,8 @@ static bool is_known(const struct choice *choice, const unsigned char *key)
     return choice->known && !memcmp(choice->key, key, CUDNN_KEY_BYTES);
 }
 
-/* The entry of the key in the table, or one to store it in. */
+/* The entry of the key in the table, or one to store it in; NULL: the table is full. No entry is ever replaced, because
+ * a captured graph may hold kernels of its plan. */
 static struct choice *choice_slot(const unsigned char *key)
 {
     uint64_t hash = 0xcbf29ce484222325u;
@@ -251,15 +252,13 @@ static struct choice *choice_slot(const unsigned char *key)
         struct choice *choice = &plans.choice[(hash + probe) % PLANS];
         if (!choice->known || is_known(choice, key)) return choice;
     }
-    return &plans.choice[hash % PLANS];
+    return NULL;
 }
 
 static struct choice *choice_find(const unsigned char *key, const struct cudnn_problem *problem)
 {
     struct choice *choice = choice_slot(key);
-    if (is_known(choice, key)) return choice;
-    if (choice->plan) cudnn.BackendDestroyDescriptor(choice->plan);
-    memset(choice, 0, sizeof *choice);
+    if (!choice || is_known(choice, key)) return choice;
     memcpy(choice->key, key, CUDNN_KEY_BYTES);
     choice->plan = plan_of(problem);
     choice->known = true;
@@ -315,7 +314,8 @@ static cudnnStatus_t start(const struct cudnn_problem *problem, const struct cud
 {
     unsigned char key[CUDNN_KEY_BYTES];
     key_of(problem, key);
-    if (queue->capturing && plans.here && !is_known(choice_slot(key), key))
+    const struct choice *slot = choice_slot(key);
+    if (queue->capturing && plans.here && slot && !is_known(slot, key))
         return CUDNN_STATUS_NOT_INITIALIZED; /* no plans are made during a capture */
     struct choice *choice = take_handle(queue) ? choice_find(key, problem) : NULL;
     *done = choice && choice->plan;

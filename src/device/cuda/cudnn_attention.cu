@@ -1,21 +1,22 @@
 /*
  * Attention by cuDNN. It is described as products, elementwise operations and reductions, which cuDNN recognises and
- * runs as one kernel (forward) or three (backward). The backward pass must be deterministic: its partial gradients of
- * queries are kept apart, in a workspace that grows with the square of the length. So it runs for a share of the heads
- * at a time.
+ * runs as one kernel (forward) or three (backward). To be deterministic, the backward pass stores the gradients of all
+ * scores, in a workspace that grows with the square of the length. So it runs for a share of the heads at a time.
  */
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cudnn_attention.h"
 #include "cudnn_plans.h"
 
-#ifndef CUDNN_ATTENTION_BYTES
-/* Workspace that the shares of a backward pass are made for. On an H200, 16 sequences of 1024 with 12 heads of 64
- * columns take 324 us at once, 368 us in halves, and 448 us in quarters. */
-#define CUDNN_ATTENTION_BYTES (400 << 20)
-#endif
+/*
+ * Workspace that the shares of a backward pass are made for (HAPT_CUDNN_ATTENTION_MIB). On an H200, 16 sequences of
+ * 1024 with 12 heads of 64 columns take 324 us at once, 368 us in halves, and 448 us in quarters. One head may take
+ * MOST_MIB; longer sequences are left to hapt's own kernels, which need none.
+ */
+enum { SHARE_MIB = 400, MOST_MIB = 1024 };
 
 enum { OPERATIONS = 40, ATTENTION_OPERANDS = 16, FIRST_VIRTUAL = 100, KEY_TILE = 128, LEAST_BYTES = 1 << 20 };
 enum { MOST_FORWARD = 256, MOST_BACKWARD = 128 }; /* columns of a head */
@@ -38,7 +39,8 @@ enum {
 struct attention_key {
     char kind[8];
     int64_t batch, length, heads, kv_heads, head, q_width, kv_width, out_width, all_heads;
-    int dtype, causal, backward, unused;
+    int dtype, causal, backward;
+    int row_alignment; /* bytes: of statistics and delta, where a share starts */
     size_t workspace_bytes;
 };
 
@@ -60,7 +62,7 @@ static tensor heads_make(struct graph *graph, int64_t uid, int64_t heads, int64_
     const struct attention_key *key = graph->key;
     const int64_t shape[4] = {key->batch, heads, turned ? key->head : key->length, turned ? key->length : key->head};
     const int64_t stride[4] = {key->length * width, key->head, turned ? 1 : width, turned ? width : 1};
-    return cudnn_tensor(graph->list, uid, shape, stride, cudnn_type(key->dtype));
+    return cudnn_tensor(graph->list, uid, shape, stride, cudnn_type(key->dtype), CUDNN_ALIGNMENT);
 }
 
 /* [batch][heads][length], of all heads of the call. */
@@ -69,7 +71,7 @@ static tensor rows_make(struct graph *graph, int64_t uid)
     const struct attention_key *key = graph->key;
     const int64_t shape[4] = {key->batch, key->heads, key->length, 1},
                   stride[4] = {key->all_heads * key->length, key->length, 1, 1};
-    return cudnn_tensor(graph->list, uid, shape, stride, CUDNN_DATA_FLOAT);
+    return cudnn_tensor(graph->list, uid, shape, stride, CUDNN_DATA_FLOAT, key->row_alignment);
 }
 
 /* Virtual tensors [batch][heads][length][columns]. */
@@ -291,6 +293,13 @@ static int64_t share_bytes(const struct attention *at, bool backward, int64_t ba
     return LEAST_BYTES + (backward ? heads * (square + rows) : 0);
 }
 
+static int64_t share_limit(void)
+{
+    const char *given = getenv("HAPT_CUDNN_ATTENTION_MIB");
+    const long mib = given ? strtol(given, NULL, 10) : (long)SHARE_MIB;
+    return (int64_t)(mib < 1 ? 1 : mib < MOST_MIB ? mib : (long)MOST_MIB) << 20;
+}
+
 struct attention_share {
     int64_t batch, kv_heads; /* at a time */
 };
@@ -299,7 +308,7 @@ struct attention_share {
 static struct attention_share share_of(const struct attention *at, bool backward)
 {
     struct attention_share share = {at->batch, at->kv_heads};
-    const int64_t limit = CUDNN_ATTENTION_BYTES - LEAST_BYTES;
+    const int64_t limit = share_limit() - LEAST_BYTES;
     if (!backward) return share;
     const int64_t sequence = share_bytes(at, true, 1, at->kv_heads) - LEAST_BYTES,
                   head = share_bytes(at, true, 1, 1) - LEAST_BYTES;
@@ -320,7 +329,8 @@ static bool is_possible(const struct attention *at, enum hapt_dtype dtype, bool 
 {
     return dtype != HAPT_F32 && at->batch > 0 && at->length > 1 && at->head % 8 == 0 &&
            at->head <= (backward ? MOST_BACKWARD : MOST_FORWARD) && at->q_width % 8 == 0 && at->kv_width % 8 == 0 &&
-           at->out_width % 8 == 0;
+           at->out_width % 8 == 0 && !at->add_q && !at->add_k && !at->add_v &&
+           share_bytes(at, backward, 1, 1) <= (int64_t)MOST_MIB << 20;
 }
 
 static size_t delta_bytes(const struct attention *at)
@@ -363,6 +373,9 @@ static struct attention_key key_of_share(const struct attention *at, enum hapt_d
     key.dtype = dtype;
     key.causal = at->causal;
     key.backward = backward;
+    const bool whole = share.batch == at->batch && share.kv_heads == at->kv_heads;
+    key.row_alignment =
+        whole || at->length * (int)sizeof(float) % CUDNN_ALIGNMENT == 0 ? (int)CUDNN_ALIGNMENT : (int)sizeof(float);
     key.workspace_bytes = (size_t)share_bytes(at, backward, share.batch, share.kv_heads);
     return key;
 }
@@ -372,7 +385,7 @@ static struct cudnn_problem attention_problem(const struct attention_key *key)
     return {"attention", key, sizeof *key, attention_graph, attention_accepts, key->workspace_bytes};
 }
 
-/* Operands of the share whose first sequence and head of keys these are. The order is that of the UIDs. */
+/* Operands of the share whose first sequence and head of keys these are. */
 static enum hapt_status share_run(const struct attention *at, const struct attention_key *key, int64_t sequence,
                                   int64_t kv_head, float *delta, void *workspace, struct hapt_queue *queue, bool *done)
 {
@@ -407,8 +420,9 @@ enum hapt_status cudnn_attention_run(const struct attention *at, enum hapt_dtype
                                      struct hapt_queue *queue, bool *done)
 {
     *done = false;
-    if (!is_possible(at, dtype, backward) || !is_here() || at->add_q || at->add_k || at->add_v) return HAPT_OK;
-    for (const void *data : {at->q, at->k, at->v, (const void *)at->y, at->out, at->dout, (const void *)at->dq})
+    if (!is_possible(at, dtype, backward) || !is_here()) return HAPT_OK;
+    for (const void *data : {at->q, at->k, at->v, (const void *)at->y, at->out, at->dout, (const void *)at->dq,
+                             (const void *)at->dk, (const void *)at->dv, (const void *)at->logsumexp})
         if (!aligned_16(data)) return HAPT_OK;
     const struct attention_share whole = share_of(at, backward);
     float *delta = (float *)workspace;

@@ -11,7 +11,8 @@
 size_t cudnn_attention_workspace(const struct attention *at, enum hapt_dtype dtype, bool backward)
     __attribute__((weak));
 
-/* Starts it on `queue`. *done false: nothing was started, and never will be for such a call. `workspace`: as above. */
+/* Starts it on `queue`. *done false: the caller computes all of it, because results may be partly written. `workspace`:
+ * as above. */
 enum hapt_status cudnn_attention_run(const struct attention *at, enum hapt_dtype dtype, bool backward, void *workspace,
                                      struct hapt_queue *queue, bool *done) __attribute__((weak));
 

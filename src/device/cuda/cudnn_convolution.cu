@@ -55,12 +55,12 @@ static cudnnBackendDescriptor_t convolution_graph(struct descriptor_list *list, 
     const struct operation *how = &operations[key->result];
     const float alpha = 1, beta = key->accumulate ? 1.0f : 0.0f;
     const cudnnBackendDescriptor_t convolution = convolution_make(list, key);
-    const cudnnBackendDescriptor_t x =
-        cudnn_tensor(list, UID_X, key->x, NULL, cudnn_type(key->result == RESULT_DX ? key->out : key->in));
-    const cudnnBackendDescriptor_t w =
-        cudnn_tensor(list, UID_W, key->w, NULL, cudnn_type(key->result == RESULT_DW ? key->out : key->in));
-    const cudnnBackendDescriptor_t y =
-        cudnn_tensor(list, UID_Y, key->y, NULL, cudnn_type(key->result == RESULT_Y ? key->out : key->in));
+    const cudnnBackendDescriptor_t x = cudnn_tensor(
+        list, UID_X, key->x, NULL, cudnn_type(key->result == RESULT_DX ? key->out : key->in), CUDNN_ALIGNMENT);
+    const cudnnBackendDescriptor_t w = cudnn_tensor(
+        list, UID_W, key->w, NULL, cudnn_type(key->result == RESULT_DW ? key->out : key->in), CUDNN_ALIGNMENT);
+    const cudnnBackendDescriptor_t y = cudnn_tensor(
+        list, UID_Y, key->y, NULL, cudnn_type(key->result == RESULT_Y ? key->out : key->in), CUDNN_ALIGNMENT);
     const cudnnBackendDescriptor_t operation = cudnn_make(list, how->type);
     cudnn_set(list, operation, how->convolution, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &convolution);
     cudnn_set(list, operation, how->x, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &x);

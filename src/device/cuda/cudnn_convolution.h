@@ -1,7 +1,6 @@
 /*
- * Convolutions by cuDNN, if it is installed. The Makefile leaves cudnn.cu out if the toolkit has no cuDNN header. The
- * library is looked for when the first convolution runs; HAPT_CUDNN=0 in the environment disables it. Results are
- * bitwise equal in every run for given shapes, types and device. fp32 is full fp32 unless product_tf32.
+ * Convolutions by cuDNN, if it is installed. (cudnn_plans.h). Results are bitwise equal in every run for given shapes,
+ * types and device. fp32 is full fp32 unless product_tf32.
  */
 #ifndef HAPT_CUDA_CUDNN_CONVOLUTION_H
 #define HAPT_CUDA_CUDNN_CONVOLUTION_H

@@ -7,8 +7,9 @@
 
 /*
  * Rows of at most NARROW elements take a warp each, others a block. A thread keeps up to SLOTS packs of its row in
- * registers; rows of more packs are read again, which comes from the cache. With so many packs, the backward pass also
- * sums dgamma and dbeta on the way: a block has a part of the rows, whose sums are added up afterwards.
+ * registers; rows of more packs are read again, which comes from the cache. For rows of at most SLOTS
+ * packs, the backward pass also sums dgamma and dbeta on the way: a block has a part of the rows, whose sums are added
+ * up afterwards.
  */
 enum { THREADS = 256, WARPS = THREADS / 32, NARROW = 1024, SLOTS = 4, PARTS = 256, PART_ROWS = 16 };
 
