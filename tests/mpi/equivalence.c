@@ -386,8 +386,8 @@ static void check_tally(const char *name, bool experts, const struct tally *tall
 static void round_of_family(int family, struct tally *all)
 {
     const char *name = family_options[family][0];
-    const int wanted[] = {test_long() ? 18 : 1,
-                          test_long() ? 50 : 1}; /* random cuts; synthesised; on each number of ranks */
+    const int wanted[] = {test_long() ? 8 : 1,
+                          test_long() ? 20 : 1}; /* random cuts; synthesised; on each number of ranks */
     struct tally tally = {0};
     struct worst worst_of = {0};
     struct outcome one = {.weight = NULL};

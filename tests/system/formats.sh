@@ -119,7 +119,7 @@ grep -q damaged "$scratch/out" "$scratch/err" && fail "too few open files are ca
 [ $code -ne 3 ] || fail 'too few open files are called bad input'
 
 # The n-th allocation, open or read fails while a checkpoint is read, also in the sandbox: never "damaged". Some n; HAPT_LONG=1: of
-# memory, the first 3,000 and then every 50th, of the others every n; HAPT_EVERY=1: every n.
+# memory, the first 1,000 and then every 100th, of the others every n; HAPT_EVERY=1: every n.
 library=$HAPT_BUILD/tests/faults/faults.so
 rm -rf "$scratch/c"
 cp -r $formats/checkpoint "$scratch/c"
@@ -135,7 +135,7 @@ for call in look read malloc; do
     check "$call is counted" [ "${total:-0}" -gt 2 ]
     stride=$((total / 8 + 1))
     first=0
-    if [ "${HAPT_EVERY:-0}" != 0 ]; then stride=1; elif [ "${HAPT_LONG:-0}" != 0 ]; then first=3000 stride=$((total > first ? 50 : 1)); fi
+    if [ "${HAPT_EVERY:-0}" != 0 ]; then stride=1; elif [ "${HAPT_LONG:-0}" != 0 ]; then first=1000 stride=$((total > first ? 100 : 1)); fi
     for ((n = first > 0 ? 1 : 1 + RANDOM % stride; n <= total; n += n < first ? 1 : stride)); do
         checks=$((checks + 1))
         faulty $call $n "$([ $call = look ] && echo EMFILE || echo EIO)"

@@ -67,7 +67,7 @@ STARTS = [(["--resume", "auto"], 8), (["--overwrite", "yes"], 8), ([], 8), (["--
 def plants():
     cases = [(name, aim, how, ranks) for name in NAMES for aim in AIMS for how in STARTS for ranks in (1, 2)]
     if long_round:
-        return [case for case in cases if case[3] == 1] + random.sample([case for case in cases if case[3] == 2], 100)
+        return [case for case in cases if case[3] == 1] + random.sample([case for case in cases if case[3] == 2], 40)
     cases = [case for case in cases if case[3] == 1]
     return [random.choice([case for case in cases if case[0] == name and (case[2][0] or "overwritten" not in name)]) for name in NAMES]
 
