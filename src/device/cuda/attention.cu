@@ -202,7 +202,8 @@ static enum hapt_status forward_run(const struct hapt_call *call, struct hapt_qu
     const struct attention at = attention_of(call, GROUPED, false);
     bool done = false;
     if (cudnn_attention_run)
-        HAPT_TRY(cudnn_attention_run(&at, call->input[0].dtype, false, call->workspace, queue, &done));
+        HAPT_TRY(cudnn_attention_run(&at, call->input[0].dtype, false, call->workspace, call->workspace_bytes, queue,
+                                     &done));
     if (done) return HAPT_OK;
     if constexpr (sizeof(Element) == 2) {
         const size_t shared = tensor_forward_shared(at);

@@ -359,7 +359,8 @@ static enum hapt_status backward_run(const struct hapt_call *call, struct hapt_q
     const struct attention at = attention_of(call, GROUPED, true);
     bool done = false;
     if (cudnn_attention_run)
-        HAPT_TRY(cudnn_attention_run(&at, call->input[0].dtype, true, call->workspace, queue, &done));
+        HAPT_TRY(
+            cudnn_attention_run(&at, call->input[0].dtype, true, call->workspace, call->workspace_bytes, queue, &done));
     return done ? HAPT_OK : backward_of<Element>(at, queue);
 }
 

@@ -329,8 +329,7 @@ static bool is_possible(const struct attention *at, enum hapt_dtype dtype, bool 
 {
     return dtype != HAPT_F32 && at->batch > 0 && at->length > 1 && at->head % 8 == 0 &&
            at->head <= (backward ? MOST_BACKWARD : MOST_FORWARD) && at->q_width % 8 == 0 && at->kv_width % 8 == 0 &&
-           at->out_width % 8 == 0 && !at->add_q && !at->add_k && !at->add_v &&
-           share_bytes(at, backward, 1, 1) <= (int64_t)MOST_MIB << 20;
+           at->out_width % 8 == 0 && share_bytes(at, backward, 1, 1) <= (int64_t)MOST_MIB << 20;
 }
 
 static size_t delta_bytes(const struct attention *at)
@@ -417,10 +416,11 @@ static enum hapt_status share_run(const struct attention *at, const struct atten
 }
 
 enum hapt_status cudnn_attention_run(const struct attention *at, enum hapt_dtype dtype, bool backward, void *workspace,
-                                     struct hapt_queue *queue, bool *done)
+                                     size_t workspace_bytes, struct hapt_queue *queue, bool *done)
 {
+    const size_t needed = cudnn_attention_workspace(at, dtype, backward);
     *done = false;
-    if (!is_possible(at, dtype, backward) || !is_here()) return HAPT_OK;
+    if (needed == 0 || workspace_bytes < needed || at->add_q || at->add_k || at->add_v) return HAPT_OK;
     for (const void *data : {at->q, at->k, at->v, (const void *)at->y, at->out, at->dout, (const void *)at->dq,
                              (const void *)at->dk, (const void *)at->dv, (const void *)at->logsumexp})
         if (!aligned_16(data)) return HAPT_OK;

@@ -11,9 +11,10 @@
 size_t cudnn_attention_workspace(const struct attention *at, enum hapt_dtype dtype, bool backward)
     __attribute__((weak));
 
-/* Starts it on `queue`. *done false: the caller computes all of it, because results may be partly written. `workspace`:
- * as above. */
+/* Starts it on `queue`. *done false: the caller computes all of it, because results may be partly written. It needs a
+ * workspace as above. */
 enum hapt_status cudnn_attention_run(const struct attention *at, enum hapt_dtype dtype, bool backward, void *workspace,
-                                     struct hapt_queue *queue, bool *done) __attribute__((weak));
+                                     size_t workspace_bytes, struct hapt_queue *queue, bool *done)
+    __attribute__((weak));
 
 #endif
