@@ -82,11 +82,17 @@ static const struct {
     {0x10de, 0x27b8, "L4"},        {0x1002, 0x7408, "MI250X"},
 };
 
+/* DATABASE_COUNT: there is none. */
+static int entry_of(const char *name)
+{
+    int i = 0;
+    while (i < DATABASE_COUNT && strcasecmp(name, database[i].spec.name) != 0) i++;
+    return i;
+}
+
 const struct hapt_device_spec *hapt_device_spec_find(const char *name)
 {
-    for (int i = 0; i < DATABASE_COUNT; i++)
-        if (strcasecmp(name, database[i].spec.name) == 0) return &database[i].spec;
-    return NULL;
+    return hapt_device_spec_at(entry_of(name));
 }
 
 const struct hapt_device_spec *hapt_device_spec_at(int index)
@@ -96,16 +102,14 @@ const struct hapt_device_spec *hapt_device_spec_at(int index)
 
 double hapt_device_peer_bandwidth(const char *name)
 {
-    for (int i = 0; i < DATABASE_COUNT; i++)
-        if (strcasecmp(name, database[i].spec.name) == 0) return database[i].peer_bandwidth;
-    return 0;
+    const int i = entry_of(name);
+    return i < DATABASE_COUNT ? database[i].peer_bandwidth : 0;
 }
 
 double hapt_device_host_bandwidth(const char *name)
 {
-    for (int i = 0; i < DATABASE_COUNT; i++)
-        if (strcasecmp(name, database[i].spec.name) == 0) return database[i].host_bandwidth;
-    return 0;
+    const int i = entry_of(name);
+    return i < DATABASE_COUNT ? database[i].host_bandwidth : 0;
 }
 
 const struct hapt_device_spec *hapt_device_spec_of_pci(unsigned vendor, unsigned device)
