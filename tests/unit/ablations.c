@@ -153,8 +153,10 @@ static void rows_equal_single_runs(void)
                           rows[r].name, rows[r].plan->simulated_s, plan->simulated_s);
             CHECK_OK(hapt_plan_check(plan));
             if (rows[0].plan) CHECK(rows[r].ratio == hapt_compare_step_s(&rows[r]) / rows[0].plan->simulated_s);
-            /* a plan that hapt could choose as well never has a better objective */
-            if (rows[0].plan && rows[r].strategy != HAPT_STRATEGY_EVEN && rows[r].schedule == HAPT_SCHEDULE_H1F1B)
+            /* A plan that hapt could choose as well never has a better objective. Pfeife's launch counts are its own:
+             * with tight memory the formula's do not fit (seeds 86 and 390 of the long round). */
+            if (rows[0].plan && rows[r].strategy != HAPT_STRATEGY_EVEN && rows[r].strategy != HAPT_STRATEGY_PFEIFE &&
+                rows[r].schedule == HAPT_SCHEDULE_H1F1B)
                 CHECK(rows[0].plan->latency_s <= plan->latency_s * (1 + 1e-12));
         }
         hapt_arena_release(&arena);
