@@ -277,6 +277,7 @@ static enum hapt_status find_model_edges(const struct hapt_graph *graph, struct 
         const int low = edge->edge.from < edge->edge.to ? edge->edge.from : edge->edge.to;
         edge->time_s = abs(edge->edge.from - edge->edge.to) == 1 ? plan->stage[low].comm_s : 0;
     }
+    if (are_neighbours(plan)) drop_edges(plan);
     return HAPT_OK;
 }
 
