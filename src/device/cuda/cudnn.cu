@@ -265,17 +265,11 @@ static struct choice *choice_find(const unsigned char *key, const struct cudnn_p
     return choice;
 }
 
-/* Makes the handle. Without a handle, cuDNN counts as missing. */
-static bool has_handle(void)
-{
-    if (!is_available()) return false;
-    if (!plans.handle && cudnn.Create(&plans.handle) != CUDNN_STATUS_SUCCESS) plans.here = false;
-    return plans.here;
-}
-
+/* Makes the handle, for the queue. Without a handle, cuDNN counts as missing. */
 static bool take_handle(struct hapt_queue *queue)
 {
-    if (!has_handle()) return false;
+    if (!is_available()) return false;
+    if (!plans.handle && cudnn.Create(&plans.handle) != CUDNN_STATUS_SUCCESS) return plans.here = false;
     if (plans.stream == queue->stream) return true;
     if (cudnn.SetStream(plans.handle, queue->stream) != CUDNN_STATUS_SUCCESS) return plans.here = false;
     plans.stream = queue->stream;

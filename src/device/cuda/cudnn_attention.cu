@@ -87,18 +87,14 @@ static tensor scores(struct graph *graph)
     return between(graph, graph->key->length, CUDNN_DATA_FLOAT);
 }
 
-static tensor operation_begin(struct graph *graph, cudnnBackendDescriptorType_t type)
-{
-    return cudnn_make(graph->list, type);
-}
-
-static void operation_end(struct graph *graph, tensor operation)
+static void operation_end(struct graph *graph, cudnnBackendDescriptor_t operation)
 {
     cudnn_finalize(graph->list, operation);
     graph->operation[graph->operations++] = operation;
 }
 
-static void give(struct graph *graph, tensor operation, cudnnBackendAttributeName_t name, tensor value)
+static void give(struct graph *graph, cudnnBackendDescriptor_t operation, cudnnBackendAttributeName_t name,
+                 cudnnBackendDescriptor_t value)
 {
     cudnn_set(graph->list, operation, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
 }
@@ -107,10 +103,10 @@ static void give(struct graph *graph, tensor operation, cudnnBackendAttributeNam
 static tensor product(struct graph *graph, tensor a, tensor b, tensor y)
 {
     const cudnnDataType_t type = CUDNN_DATA_FLOAT;
-    tensor how = cudnn_make(graph->list, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+    cudnnBackendDescriptor_t how = cudnn_make(graph->list, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
     cudnn_set(graph->list, how, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
     cudnn_finalize(graph->list, how);
-    tensor operation = operation_begin(graph, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    cudnnBackendDescriptor_t operation = cudnn_make(graph->list, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
     give(graph, operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
     give(graph, operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
     give(graph, operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, y);
@@ -124,13 +120,13 @@ static tensor pointwise(struct graph *graph, cudnnPointwiseMode_t mode, tensor x
                         int64_t axis)
 {
     const cudnnDataType_t type = CUDNN_DATA_FLOAT;
-    tensor how = cudnn_make(graph->list, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+    cudnnBackendDescriptor_t how = cudnn_make(graph->list, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
     cudnn_set(graph->list, how, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
     cudnn_set(graph->list, how, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type);
     if (mode == CUDNN_POINTWISE_GEN_INDEX)
         cudnn_set(graph->list, how, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
     cudnn_finalize(graph->list, how);
-    tensor operation = operation_begin(graph, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    cudnnBackendDescriptor_t operation = cudnn_make(graph->list, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
     give(graph, operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
     give(graph, operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
     if (b) give(graph, operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
@@ -149,11 +145,11 @@ static tensor combine(struct graph *graph, cudnnPointwiseMode_t mode, tensor x, 
 static tensor reduce(struct graph *graph, cudnnReduceTensorOp_t mode, tensor x, tensor y)
 {
     const cudnnDataType_t type = CUDNN_DATA_FLOAT;
-    tensor how = cudnn_make(graph->list, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+    cudnnBackendDescriptor_t how = cudnn_make(graph->list, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
     cudnn_set(graph->list, how, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode);
     cudnn_set(graph->list, how, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
     cudnn_finalize(graph->list, how);
-    tensor operation = operation_begin(graph, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    cudnnBackendDescriptor_t operation = cudnn_make(graph->list, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
     give(graph, operation, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
     give(graph, operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
     give(graph, operation, CUDNN_ATTR_OPERATION_REDUCTION_DESC, how);
@@ -164,7 +160,7 @@ static tensor reduce(struct graph *graph, cudnnReduceTensorOp_t mode, tensor x, 
 /* The same elements under another shape. */
 static tensor reshape(struct graph *graph, tensor x, tensor y)
 {
-    tensor operation = operation_begin(graph, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+    cudnnBackendDescriptor_t operation = cudnn_make(graph->list, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
     give(graph, operation, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
     give(graph, operation, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
     operation_end(graph, operation);
@@ -296,8 +292,11 @@ static int64_t share_bytes(const struct attention *at, bool backward, int64_t ba
 static int64_t share_limit(void)
 {
     const char *given = getenv("HAPT_CUDNN_ATTENTION_MIB");
-    const long mib = given ? strtol(given, NULL, 10) : (long)SHARE_MIB;
-    return (int64_t)(mib < 1 ? 1 : mib < MOST_MIB ? mib : (long)MOST_MIB) << 20;
+    const long mib = given ? strtol(given, NULL, 10) : 0;
+    return (int64_t)(mib < 1          ? (long)SHARE_MIB
+                     : mib < MOST_MIB ? mib
+                                      : (long)MOST_MIB)
+           << 20; /* no number: the default */
 }
 
 struct attention_share {
@@ -324,7 +323,7 @@ static struct attention_share share_of(const struct attention *at, bool backward
     return share;
 }
 
-/* What cuDNN may take; it can still refuse. */
+/* True if cuDNN may take the call; it can still refuse. */
 static bool is_possible(const struct attention *at, enum hapt_dtype dtype, bool backward)
 {
     return dtype != HAPT_F32 && at->batch > 0 && at->length > 1 && at->head % 8 == 0 &&

@@ -42,7 +42,7 @@ cudnnBackendDescriptor_t cudnn_number(struct descriptor_list *list, int64_t uid)
 cudnnBackendDescriptor_t cudnn_graph(struct descriptor_list *list, const cudnnBackendDescriptor_t *operation,
                                      int count);
 
-/* What a plan is wanted for. */
+/* A problem that needs a plan. */
 struct cudnn_problem {
     const char *what; /* for errors: "a convolution" */
     const void *key;  /* everything that the choice depends on; compared as bytes, so without undefined padding */
