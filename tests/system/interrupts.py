@@ -43,7 +43,8 @@ def trains(name):
 
 
 def complain(what, start):
-    sys.exit("%s; seed %d\n%s" % (what, seed, start.text()[-3000:]))
+    said = [line for line in start.text().splitlines() if not line.startswith("hapt: train ")]
+    sys.exit("%s\n%s; seed %d" % ("\n".join(said[-30:]), what, seed))
 
 
 class Reference:
@@ -135,15 +136,21 @@ def hangs(disturbance, seconds):
     complain("%s: it still runs %d s later\n%s" % (disturbance.why, seconds, places), disturbance.start)
 
 
+def last_rank(disturbance):
+    """Is the disturbed rank the only one that still runs? If it stops inside MPI_Finalize, the others end, and mpirun waits for it."""
+    ranks = [pid for pid in disturbance.left() if processes.title(pid) == "hapt"]
+    return disturbance.kind == "rank" and ranks == [disturbance.pid]
+
+
 def await_end(disturbance, lasts):
-    """The exit code. A stopped process that no other can continue (a launcher, a single rank) is continued here."""
+    """The exit code. A stopped process that no other can continue (a launcher, the only rank, the last rank) is continued here."""
     start, most = disturbance.start, lasts + TIMEOUT_S + MARGIN_S
     lone = disturbance.ranks == 1 and disturbance.kind == "rank"
     if disturbance.what == "PAUSE":
         time.sleep(random.choice((random.random(), random.random() * 2 * TIMEOUT_S)))
         disturbance.send("CONT")
     code = start.wait(2 if disturbance.what == "STOP" and lone else most)
-    if code is None and disturbance.what == "STOP" and (lone or disturbance.kind == "launcher"):
+    if code is None and disturbance.what == "STOP" and (disturbance.kind == "launcher" or last_rank(disturbance)):
         disturbance.send("CONT")
         code = start.wait(most)
     if code is None:

@@ -29,7 +29,7 @@ JSON
     cp "$scratch/p.h5" "$scratch/p$ranks.h5"
 done
 checks=$((checks + 1))
-/usr/bin/python3 tests/system/interrupts.py "$HAPT" "$scratch" "$signals" >"$scratch/said" 2>&1 || fail "$(tail -n 60 "$scratch/said")"
+/usr/bin/python3 tests/system/interrupts.py "$HAPT" "$scratch" "$signals" >"$scratch/said" 2>&1 || fail "$(tail -n 80 "$scratch/said")"
 [ -z "${HAPT_LONG:-}" ] || cat "$scratch/said"
 figures=$(tail -n 1 "$scratch/said")
 finish
