@@ -145,12 +145,15 @@ def last_rank(disturbance):
 def await_end(disturbance, lasts):
     """The exit code. A stopped process that no other can continue (a launcher, the only rank, the last rank) is continued here."""
     start, most = disturbance.start, lasts + TIMEOUT_S + MARGIN_S
-    lone = disturbance.ranks == 1 and disturbance.kind == "rank"
     if disturbance.what == "PAUSE":
         time.sleep(random.choice((random.random(), random.random() * 2 * TIMEOUT_S)))
         disturbance.send("CONT")
-    code = start.wait(2 if disturbance.what == "STOP" and lone else most)
-    if code is None and disturbance.what == "STOP" and (disturbance.kind == "launcher" or last_rank(disturbance)):
+    until, code = time.time() + most, None
+    while code is None and time.time() < until:
+        code = start.wait(2)
+        if code is None and disturbance.what == "STOP" and last_rank(disturbance):
+            disturbance.send("CONT")
+    if code is None and disturbance.what == "STOP" and disturbance.kind == "launcher":
         disturbance.send("CONT")
         code = start.wait(most)
     if code is None:
