@@ -231,22 +231,30 @@ static enum hapt_status memory_compare_state(const struct hapt_memory_plan *plan
         return plan->host_bytes == 0 ? HAPT_OK : memory_broken(program, "host memory for nothing", "", "");
     if ((plan->window_elements == 0) != (plan->state_elements == 0) || plan->window_elements > plan->state_elements)
         return memory_broken(program, "an impossible window", "", "");
-    size_t place[4], size[4];
+    size_t place[7], size[7];
     int blocks = 0;
+    for (int w = 0; w < 3 && plan->host_update; w++) {
+        const bool there =
+            w == 0 || (w == 1 ? plan->master_space == HAPT_SPACE_DEVICE : plan->copy_offset != (size_t)-1);
+        size[blocks] = there ? hapt_align(plan->window_elements * (w == 2 ? sizeof(uint16_t) : sizeof(float))) : 0;
+        place[blocks++] = plan->host_window_offset[w];
+    }
     for (int s = copies ? -2 : plan->master_space == HAPT_SPACE_HOST ? -1 : 0; s < plan->state_count; s++) {
         if (s > -2)
             memory_add(pieces, "state window", s < 0 ? plan->master_offset : plan->state_offset[s],
-                       plan->window_elements * sizeof(float), HAPT_REGION_RESIDENT);
+                       (plan->host_update ? 0 : plan->window_elements) * sizeof(float), HAPT_REGION_RESIDENT);
         size[blocks] = hapt_align(plan->state_elements * (s == -2 ? sizeof(uint16_t) : sizeof(float)));
         place[blocks] = s == -2   ? plan->host_copy_offset
                         : s == -1 ? plan->host_master_offset
                                   : plan->host_state_offset[s];
-        if (place[blocks] % 64 != 0 || place[blocks] + size[blocks] > plan->host_bytes)
-            return memory_broken(program, "state outside the host's memory", "", "");
-        for (int b = 0; b < blocks; b++)
-            if (size[b] > 0 && place[b] + size[b] > place[blocks] && place[blocks] + size[blocks] > place[b])
-                return memory_broken(program, "states overlap on the host", "", "");
         blocks++;
+    }
+    for (int a = 0; a < blocks; a++) {
+        if (place[a] % 64 != 0 || place[a] + size[a] > plan->host_bytes)
+            return memory_broken(program, "state outside the host's memory", "", "");
+        for (int b = 0; b < a; b++)
+            if (size[a] > 0 && size[b] > 0 && place[b] + size[b] > place[a] && place[a] + size[a] > place[b])
+                return memory_broken(program, "states overlap on the host", "", "");
     }
     return HAPT_OK;
 }

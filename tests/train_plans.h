@@ -28,6 +28,7 @@ struct shape {
     enum hapt_schedule_kind schedule;
     int microbatches;
     bool host_state;          /* the optimizer state is on the host */
+    bool host_update;         /* and the host updates the parameters */
     bool split;               /* backward passes */
     int slots[MAX_STAGES];    /* split: hapt_plan_stage.slots, and as many weight slots */
     int loop_batch, prefetch; /* of a looped schedule */
@@ -87,6 +88,7 @@ static struct hapt_plan *make_plan(const struct shape *shape)
                                .schedule = shape->schedule,
                                .split = shape->split,
                                .host_state = shape->host_state,
+                               .host_update = shape->host_update,
                                .hide_threshold = 0.02,
                                .loop_batch = shape->loop_batch,
                                .prefetch = shape->prefetch,

@@ -72,6 +72,7 @@ struct hapt_candidates {
     double imbalance;  /* candidates with more work, relative to their submesh's part of the speed, are pruned */
     int state_count;   /* number of optimizer states */
     bool host_state;   /* they are on the host */
+    bool host_update;  /* and the host updates the parameters */
     bool host_weights; /* stages whose weights are there are candidates, too */
     /* ZeRO-1: ranks that sum a gradient hold one slice each of its optimizer state. STATE_REPLICATED: never;
      * STATE_AS_NEEDED: if not all microbatches of a step fit otherwise; STATE_SHARDED: always. */
@@ -113,6 +114,7 @@ struct hapt_item_memory {
     double host_bytes, sharded_host_bytes;           /* of optimizer state on the host; 0: it is on the device */
     double split_parameter_bytes, weight_slot_bytes; /* of the split program, which has the same activation_bytes */
     double masters_unread;                           /* 1: as in hapt_memory_plan; else 0 */
+    double copies;                                   /* 1: hapt_memory_bytes; else 0 */
     double weight_bytes, fetch_bytes;                /* hapt_memory_bytes */
 };
 #define FITS_NOWHERE ((struct hapt_item_memory){.parameter_bytes = INFINITY, .sharded_bytes = INFINITY})

@@ -35,9 +35,10 @@ struct hapt_subcluster {
     double intra_node_bandwidth, inter_node_bandwidth; /* byte/s; 0: unknown (the probe measures it) */
     double intra_node_latency, inter_node_latency;     /* s; negative: unknown */
     double host_memory_bytes;                          /* of a node, for offloaded data; 0: unknown */
-    double host_bandwidth; /* byte/s in each direction between a device and its node's memory; 0: unknown */
-    bool host_paced;       /* CPUs: copies are slowed down to that bandwidth */
-    int host_count;        /* number of "hosts" in the file; 0: ranks are assigned in order of world rank */
+    double host_bandwidth;   /* byte/s in each direction between a device and its node's memory; 0: unknown */
+    bool host_paced;         /* CPUs: copies are slowed down to that bandwidth */
+    double host_update_rate; /* parameters/s that the CPUs of a node update with AdamW; 0: unknown */
+    int host_count;          /* number of "hosts" in the file; 0: ranks are assigned in order of world rank */
     const char **hosts;
     const int *ranks; /* [nodes * devices_per_node] world ranks, node-major; NULL before binding */
 };
@@ -88,6 +89,9 @@ enum hapt_status hapt_cluster_probe(const struct hapt_env *env, struct hapt_clus
 void hapt_cluster_assume(struct hapt_cluster *cluster);
 /* The given bandwidth between a device and its host's memory, or that of typical hardware; byte/s in each direction. */
 double hapt_cluster_host_bandwidth(const struct hapt_subcluster *subcluster);
+/* Parameters/s that a node's CPUs update with AdamW for one of its devices, while they do so for all of them. If the
+ * cluster does not say so: of CPU devices by their memory bandwidth, else that of AutoHete's host, 4e9. */
+double hapt_cluster_host_update_rate(const struct hapt_subcluster *subcluster);
 
 /* Sets gpu_local_interfaces. If `bind`, also binds each rank, and the threads it starts later, unless its launcher has
  * bound it. A rank with a GPU gets its share of the cores of the GPU's package or NUMA node. A CPU rank gets its share

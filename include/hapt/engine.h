@@ -46,6 +46,7 @@ struct hapt_engine_options {
     int transfer_slots;    /* 0: HAPT_TRANSFER_SLOTS */
     bool sharded_state;    /* ZeRO-1: hapt_memory_options */
     bool host_state;       /* hapt_memory_options */
+    bool host_update;      /* the same */
     int weight_unit_count; /* the same: weights on the host */
     const struct hapt_unit *weight_unit;
     /* CPUs: copies of state on the host are slowed down to so many byte/s in each direction; 0: they are not. The job
@@ -185,7 +186,7 @@ enum hapt_status hapt_engine_defer_update(struct hapt_engine *engine, const stru
 bool hapt_engine_is_updating(const struct hapt_engine *engine);
 /* Seconds that the kernels of all updates took so far; the rest were copies. State on the host only. */
 double hapt_engine_update_kernels_s(const struct hapt_engine *engine);
-/* Updates the next part, if there is one. */
+/* Updates the next part, if there is one. If the host updates it, this waits about a millisecond at most. */
 enum hapt_status hapt_engine_continue_update(struct hapt_engine *engine);
 /* Updates the rest. hapt_engine_get and hapt_engine_set do so as well. */
 enum hapt_status hapt_engine_settle(struct hapt_engine *engine);

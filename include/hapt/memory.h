@@ -82,6 +82,9 @@ struct hapt_weight_unit {
 };
 #define HAPT_WEIGHT_PLACES 2
 
+/* Windows of host_update. Masters: none if they are laid out like the state. Copies: none if there are none. */
+enum hapt_host_window { HAPT_WINDOW_GRADIENTS, HAPT_WINDOW_MASTERS, HAPT_WINDOW_COPIES };
+
 struct hapt_memory_plan {
     size_t parameter_bytes;   /* resident + workspace + transfer slots */
     size_t sharded_bytes;     /* parameter_bytes with sharded optimizer state */
@@ -101,6 +104,9 @@ struct hapt_memory_plan {
      * gradient_offset on. */
     size_t elements, trained_elements, zeroed_elements, state_elements;
     size_t window_elements; /* of what may be on the host, in its device blocks: state_elements, or those of a window */
+    /* The CPU of the host updates the parameters. Then the window is on the host, not on the device: of gradients, of
+     * masters that are on the device, and of compute copies. */
+    bool host_update;
     bool sharded_state;
     struct hapt_parameter_group group[HAPT_PARAMETER_GROUPS];
     size_t master_offset, gradient_offset, state_offset[2], copy_offset; /* copy: bf16 or (size_t)-1 */
@@ -120,6 +126,7 @@ struct hapt_memory_plan {
     struct hapt_weight_unit *unit;
     size_t place_offset, place_bytes, host_copy_offset;
     size_t host_state_offset[2], host_master_offset; /* in the host allocation, if they are there */
+    size_t host_window_offset[3];                    /* the same, by enum hapt_host_window */
     size_t host_bytes;                               /* of the host allocation, of all chunks of the device */
     size_t sharded_host_bytes;                       /* the same with sharded optimizer state */
     int state_count;                                 /* 0 SGD without momentum, 1 with, 2 AdamW */
@@ -136,6 +143,7 @@ struct hapt_memory_options {
     bool sharded_state; /* ZeRO-1: ranks that sum a gradient update one slice each and hold only that slice's state, and
                            master weights if kernels do not read them */
     bool host_state;    /* the optimizer state is on the host, and master weights if kernels do not read them */
+    bool host_update;   /* with host_state and without weights on the host: hapt_memory_plan */
     /* Units in order: with host_state and without sharded_state the trained weights of programs that lie in them are on
      * the host, too. Such a program needs a state, no frozen weights, and one type of all weights; else its weights are
      * on the device. */
@@ -153,6 +161,13 @@ void hapt_parameter_group_slice(const struct hapt_sharding *sharding, const stru
 /* Elements of the optimizer state that are on the device at a time, if it is on the host: all of it, or two halves, of
  * which one is updated while the other is copied. Halves are multiples of 32, as slices are. */
 size_t hapt_memory_window(size_t state_elements);
+/* Bytes of a block of host_update's windows of so many elements; 0: the plan has none. `masters`: those that the device
+ * has; `copies`: of weights. */
+static inline size_t hapt_host_window_bytes(enum hapt_host_window window, size_t elements, bool masters, bool copies)
+{
+    const size_t size[] = {sizeof(float), masters ? sizeof(float) : 0, copies ? sizeof(uint16_t) : 0};
+    return elements * size[window];
+}
 /* Number of ranks on a group's axes; *index: the sharding's own rank among them. */
 int hapt_parameter_group_ranks(const struct hapt_sharding *sharding, unsigned axes, int *index);
 

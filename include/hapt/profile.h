@@ -23,7 +23,13 @@ struct hapt_submesh {
 };
 /* The part of the training state that is on the hosts. STAGES: the optimizer state of all stages, and the weights of
  * those that are planned so. */
-enum hapt_offload { HAPT_OFFLOAD_NO, HAPT_OFFLOAD_OPTIMIZER, HAPT_OFFLOAD_STAGES, HAPT_OFFLOAD_WEIGHTS };
+enum hapt_offload {
+    HAPT_OFFLOAD_NO,
+    HAPT_OFFLOAD_OPTIMIZER,
+    HAPT_OFFLOAD_UPDATE,
+    HAPT_OFFLOAD_STAGES,
+    HAPT_OFFLOAD_WEIGHTS
+};
 /* True if two rows are the same submesh with the same program. */
 static inline bool hapt_submesh_same(const struct hapt_submesh *a, const struct hapt_submesh *b)
 {
@@ -110,6 +116,7 @@ static inline double hapt_tied_exchange_bytes(enum hapt_tied_exchange exchange)
 struct hapt_profile {
     int layer_count;               /* L */
     bool host_state;               /* the optimizer state is on the host */
+    bool host_update;              /* and the host updates the parameters */
     enum hapt_precision precision; /* precision of the model's computation; other tools' files do not contain it */
     enum hapt_profile_origin origin;
     int cluster_count; /* C */

@@ -267,6 +267,7 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
                                            .programs = options->programs,
                                            .split = options->split,
                                            .host_state = options->offload != HAPT_OFFLOAD_NO,
+                                           .host_update = options->offload == HAPT_OFFLOAD_UPDATE,
                                            .host_weights = options->offload >= HAPT_OFFLOAD_STAGES,
                                            .efficiency = options->efficiency,
                                            .imbalance = hapt_config_real(config, "imbalance"),
@@ -318,13 +319,16 @@ static enum hapt_status plan_program(const struct hapt_candidates *candidates, c
                                      const struct hapt_engine_options *engine, struct hapt_arena *arena,
                                      struct hapt_memory_plan **plan)
 {
-    const struct hapt_memory_options options = {
-        .slots = 1, .state_count = candidates->state_count, .host_state = candidates->host_state};
+    const struct hapt_memory_options options = {.slots = 1,
+                                                .state_count = candidates->state_count,
+                                                .host_state = candidates->host_state,
+                                                .host_update = candidates->host_update};
     if (!engine) return hapt_memory_plan(program, &options, arena, plan);
     struct hapt_engine_options one = *engine;
     one.slots = 1;
     one.state_count = candidates->state_count;
     one.host_state = candidates->host_state;
+    one.host_update = candidates->host_update;
     return hapt_engine_plan_memory(program, &one, arena, plan);
 }
 
@@ -345,6 +349,7 @@ struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *can
      * else. */
     const double touched = 3 * 4.0 + 2 * 4.0 * (1 + candidates->state_count) + (figures->copies ? 2 : 0);
     return (struct hapt_item_memory){.parameter_bytes = (double)figures->parameter_bytes,
+                                     .copies = figures->copies,
                                      .activation_bytes = (double)figures->activation_bytes,
                                      .trained_elements = trained,
                                      .update_bytes = trained * touched,

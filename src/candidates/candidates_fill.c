@@ -398,6 +398,7 @@ static enum hapt_status fill(struct filling *filling, struct hapt_arena *result,
                                      scratch, &made->tied_bytes));
     made->exchange = candidates->exchange;
     made->host_state = candidates->host_state && candidates->state_count > 0;
+    made->host_update = candidates->host_update && candidates->state_count > 0;
     made->flops = hapt_model_flops(candidates->model);
     for (int c = 0; c < made->cluster_count; c++) {
         memset(seen, 0, (size_t)candidates->item_count * sizeof *seen);

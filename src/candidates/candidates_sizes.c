@@ -128,6 +128,7 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
     const struct hapt_memory_options options = {.slots = 1,
                                                 .state_count = candidates->state_count,
                                                 .host_state = candidates->host_state,
+                                                .host_update = candidates->host_update,
                                                 .scratch = kernel_scratch,
                                                 .scratch_context = engine,
                                                 .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted};

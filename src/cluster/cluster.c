@@ -30,7 +30,8 @@ static enum hapt_status check_subcluster(const struct hapt_subcluster *subcluste
         wrong = "an impossible memory bandwidth";
     else if (!within(device->slowdown, 1, 1e6))
         wrong = "an impossible slowdown";
-    else if (!within(subcluster->host_memory_bytes, 0, 1e18) || !within(subcluster->host_bandwidth, 0, 1e18))
+    else if (!within(subcluster->host_memory_bytes, 0, 1e18) || !within(subcluster->host_bandwidth, 0, 1e18) ||
+             !within(subcluster->host_update_rate, 0, 1e18))
         wrong = "an impossible host";
     else if (!within(subcluster->intra_node_bandwidth, 0, 1e18) || !within(subcluster->inter_node_bandwidth, 0, 1e18))
         wrong = "an impossible bandwidth";
@@ -136,6 +137,16 @@ double hapt_cluster_host_bandwidth(const struct hapt_subcluster *subcluster)
     if (strcmp(subcluster->device.backend, "cpu") == 0) return ASSUMED_HOST_SHARE * subcluster->device.memory_bandwidth;
     const double known = hapt_device_host_bandwidth(subcluster->device.name);
     return known > 0 ? known : ASSUMED_HOST_BANDWIDTH;
+}
+
+#define ASSUMED_UPDATE_RATE 4e9 /* AutoHete, section 6 */
+#define UPDATE_BYTES 30.0       /* AdamW reads a gradient, reads and writes master and two states, writes a copy */
+
+double hapt_cluster_host_update_rate(const struct hapt_subcluster *subcluster)
+{
+    if (subcluster->host_update_rate > 0) return subcluster->host_update_rate / subcluster->devices_per_node;
+    if (strcmp(subcluster->device.backend, "cpu") == 0) return subcluster->device.memory_bandwidth / UPDATE_BYTES;
+    return ASSUMED_UPDATE_RATE / subcluster->devices_per_node;
 }
 
 void hapt_cluster_emulate(struct hapt_cluster *cluster)

@@ -35,6 +35,8 @@ static enum hapt_status write_subcluster(struct hapt_h5 *file, const char *group
         HAPT_TRY(hapt_h5_write_attribute_real(file, group, "host_memory", own->host_memory_bytes, "byte"));
     if (own->host_bandwidth > 0)
         HAPT_TRY(hapt_h5_write_attribute_real(file, group, "host_bandwidth", own->host_bandwidth, "byte/s"));
+    if (own->host_update_rate > 0)
+        HAPT_TRY(hapt_h5_write_attribute_real(file, group, "host_update_rate", own->host_update_rate, "1/s"));
     if (own->host_paced) HAPT_TRY(hapt_h5_write_attribute_int(file, group, "host_paced", 1));
     return hapt_h5_write_attribute_real(file, group, "inter_node_latency", own->inter_node_latency, "s");
 }
@@ -208,6 +210,8 @@ static enum hapt_status read_subcluster(struct hapt_h5 *file, const char *group,
     if (hapt_h5_has_attribute(file, group, "host_bandwidth"))
         HAPT_TRY(hapt_h5_read_attribute_real(file, group, "host_bandwidth", &own->host_bandwidth));
     own->host_paced = hapt_h5_has_attribute(file, group, "host_paced");
+    if (hapt_h5_has_attribute(file, group, "host_update_rate"))
+        HAPT_TRY(hapt_h5_read_attribute_real(file, group, "host_update_rate", &own->host_update_rate));
     snprintf(name, sizeof name, "%s/peak_flops", group);
     HAPT_TRY(hapt_h5_read(file, name, HAPT_H5_F64, 1, &types, HAPT_DTYPE_COUNT, arena, &peak));
     memcpy(device->peak_flops, peak, sizeof device->peak_flops);

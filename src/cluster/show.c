@@ -121,10 +121,11 @@ static json_t *subcluster_json(const struct hapt_subcluster *own)
     set_known(json, "inter_node_bandwidth", own->inter_node_bandwidth, own->inter_node_bandwidth > 0);
     set_known(json, "intra_node_latency", own->intra_node_latency, own->intra_node_latency >= 0);
     set_known(json, "inter_node_latency", own->inter_node_latency, own->inter_node_latency >= 0);
-    if (own->host_memory_bytes > 0 || own->host_bandwidth > 0) {
+    if (own->host_memory_bytes > 0 || own->host_bandwidth > 0 || own->host_update_rate > 0) {
         json_t *host = json_object();
         set_known(host, "memory", own->host_memory_bytes, own->host_memory_bytes > 0);
         set_known(host, "bandwidth", own->host_bandwidth, own->host_bandwidth > 0);
+        set_known(host, "update_rate", own->host_update_rate, own->host_update_rate > 0);
         if (own->host_paced) json_object_set_new(host, "paced", json_true());
         json_object_set_new(json, "host", host);
     }

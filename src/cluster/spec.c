@@ -51,6 +51,8 @@ static const struct quantity flops_quantity = {hapt_units_parse_flops, 1, 1e21, 
                                                "write a number in FLOP/s or a string such as \"312 TFLOP/s\""};
 static const struct quantity padding_quantity = {
     NULL, 0, 1e4, "a factor", "write the cost of a padded byte as a multiple of the cost of a tensor byte"};
+static const struct quantity update_quantity = {NULL, 1, 1e15, "a number of parameters per second",
+                                                "write the parameters that a node's CPUs update per second: 4e9"};
 static const struct quantity slowdown_quantity = {NULL, 1, 1e4, "a slowdown",
                                                   "write a number from 1 (full speed of the device) to 10000"};
 
@@ -318,9 +320,10 @@ static enum hapt_status read_host(const struct object *object, struct hapt_subcl
         return refuse(object, "host", "give memory and bandwidth of a node's host in an object",
                       "\"host\" must be an object, not %s", type_name(json));
     const struct object host = member(object, "host", "\"host\"");
-    HAPT_TRY(check_keys(&host, "memory, bandwidth, paced"));
+    HAPT_TRY(check_keys(&host, "memory, bandwidth, update_rate, paced"));
     HAPT_TRY(read_quantity(&host, "memory", false, &bytes_quantity, &own->host_memory_bytes));
     HAPT_TRY(read_quantity(&host, "bandwidth", false, &bandwidth_quantity, &own->host_bandwidth));
+    HAPT_TRY(read_quantity(&host, "update_rate", false, &update_quantity, &own->host_update_rate));
     const json_t *paced = json_object_get(host.json, "paced");
     if (paced && !json_is_boolean(paced))
         return refuse(&host, "paced", "write true or false", "\"paced\" must be true or false, not %s",

@@ -82,7 +82,7 @@ static enum hapt_offload offload_of(const struct hapt_profile *profile)
     for (int c = 0; c < profile->cluster_count; c++)
         for (int s = 0; s < profile->cluster[c].submesh_count; s++)
             if (profile->cluster[c].submesh[s].host_weights) return HAPT_OFFLOAD_STAGES;
-    return profile->host_state ? HAPT_OFFLOAD_OPTIMIZER : HAPT_OFFLOAD_NO;
+    return profile->host_update ? HAPT_OFFLOAD_UPDATE : profile->host_state ? HAPT_OFFLOAD_OPTIMIZER : HAPT_OFFLOAD_NO;
 }
 
 /* --offload auto for a measurement: as for a prediction, by rank 0. Collective over env->world. */

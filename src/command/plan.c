@@ -33,6 +33,11 @@ const char hapt_command_plan_help[] =
     "once a step. --update-order priority lets the next step begin at once: each operator of its first forward pass\n"
     "waits only for the update of its own weights, so that the copies of the others hide behind it. This holds for\n"
     "stages of one device, without loops. JSON: \"offload\", per stage \"deferred_s\".\n"
+    "--offload update keeps the same on the hosts, and their CPUs update the parameters. Gradients are copied to "
+    "them,\n"
+    "and weights back: with 16-bit weights and AdamW 6 bytes of a parameter instead of 24. The cluster file's\n"
+    "\"update_rate\" says how fast a host is. auto chooses it for 16-bit weights if it is faster in every subcluster.\n"
+    "CPU devices get the same bits; the last bits of a GPU's own updates may differ.\n"
     "--offload weights keeps the weights there as well. Each pass copies them to the device, block by block, while it\n"
     "computes with the block before; only two blocks are on the device. Gradients stay there. auto plans stages so if\n"
     "there is no plan otherwise. Mixed and synthesised stages, and those with frozen weights, keep their weights. "
@@ -146,8 +151,8 @@ const char hapt_command_plan_help[] =
     "transfer_slots of each message, if loops or skips need more than three;\n"
     "precision of times and bytes (fp32, tf32, bf16, fp16; training uses it unless --precision is given),\n"
     "boundary_dtype (type of the tensors between stages), profile (measured, predicted), rows (of a microbatch, if\n"
-    "chosen; training uses them), offload (optimizer: its state is on the hosts), tied_exchange (16bit; else fp32)\n"
-    "and exchange_bytes. Times and bytes are those of\n"
+    "chosen; training uses them), offload (optimizer: its state is on the hosts; update: they update as well),\n"
+    "tied_exchange (16bit; else fp32) and exchange_bytes. Times and bytes are those of\n"
     "--precision; for GPUs, also on paper, those of the precision that would run there.\n";
 
 /* Loads --input with its cluster and layers, as far as they are given. */

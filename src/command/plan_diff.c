@@ -109,6 +109,9 @@ static void print_pair(const struct hapt_env *env, const struct pair *pair)
     if (a->host_state != b->host_state)
         hapt_print(env, "  optimizer state: on the %s -> on the %s\n", a->host_state ? "hosts" : "devices",
                    b->host_state ? "hosts" : "devices");
+    if (a->host_update != b->host_update)
+        hapt_print(env, "  updates: on the %s -> on the %s\n", a->host_update ? "hosts" : "devices",
+                   b->host_update ? "hosts" : "devices");
     if (a->host_state && b->host_state && hapt_plan_defers(a) != hapt_plan_defers(b))
         hapt_print(env, "  updates: %s -> %s\n", hapt_plan_defers(a) ? "by priority" : "in order",
                    hapt_plan_defers(b) ? "by priority" : "in order");

@@ -141,7 +141,9 @@ static void print_once(const struct hapt_env *env, const struct hapt_plan *plan,
     hapt_print_wrapped(env, 11,
                        "  updates  sums of gradients, updates%s: at most %s a step, of stage %d; the step is %s "
                        "(%.1f %%) longer for them\n",
-                       plan->host_state ? " and copies of the optimizer state" : "",
+                       plan->host_update  ? " on the hosts"
+                       : plan->host_state ? " and copies of the optimizer state"
+                                          : "",
                        hapt_units_time(plan->stage[i].step_s - plan->stage[i].tied_s, longest), i,
                        hapt_units_time(exposed_s, exposed), 100 * exposed_s / plan->simulated_s);
 }

@@ -68,7 +68,7 @@ const char hapt_command_profile_help[] =
     "                                            and drift (shares, of measured times); tied_exchange (16bit:\n"
     "                                            tied_bytes are of 16-bit messages; else of fp32);\n"
     "                                            offload (optimizer: its state, and masters of 16-bit\n"
-    "                                            weights, are on the hosts)\n"
+    "                                            weights, are on the hosts; update: the hosts update as well)\n"
     "  /cluster_c/                               attributes name, nodes, devices_per_node, device_memory_bytes,\n"
     "                                            peak_flops; optional, if the optimizer is offloaded: deferrable,\n"
     "                                            the part of step_time that the next forward pass may hide\n"

@@ -17,6 +17,7 @@ enum hapt_status hapt_engine_plan_chunks(const struct hapt_program *const *progr
                                                .state_count = options->state_count,
                                                .sharded_state = options->sharded_state,
                                                .host_state = options->host_state,
+                                               .host_update = options->host_update,
                                                .weight_unit_count = options->weight_unit_count,
                                                .weight_unit = options->weight_unit,
                                                .scratch = hapt_engine_scratch,
@@ -126,6 +127,7 @@ void hapt_engine_destroy(struct hapt_engine *engine)
 {
     if (!engine) return;
     hapt_engine_disable_replays(engine);
+    hapt_engine_end_host_updates(engine);
     hapt_engine_release_host(engine);
     release(engine->shared, &engine->options);
     hapt_arena_release(&engine->arena);

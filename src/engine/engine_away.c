@@ -1,24 +1,27 @@
 /*
- * Updates of parameters whose optimizer state is on the host.
+ * Updates of parameters whose optimizer state is on the host, in pieces.
  *
- * The state passes through a window on the device, piece by piece: while a piece is updated in one half of the window,
- * the next one is copied into the other half, and the one before is copied out of it first. Pieces are in the order in
- * which the next forward pass reads their weights. So an update may be deferred (AutoHete's priority across iterations,
- * its Insight 3): each operator of the next forward pass waits for the pieces of its own weights alone.
+ * If the device updates them, the state passes through a window on the device, piece by piece: while a piece is updated
+ * in one half of the window, the next one is copied into the other half, and the one before is copied out of it first.
+ * Pieces are in the order in which the next forward pass reads their weights. So an update may be deferred (AutoHete's
+ * priority across iterations, its Insight 3): each operator of the next forward pass waits for the pieces of its own
+ * weights alone. If the host updates them, a thread does so (engine_host_update.c), and this file waits for its pieces.
  */
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "engine_private.h"
 #include "hapt/env.h"
+
+#define HOST_PATIENCE_S 1e-3 /* the caller looks for messages in between */
 
 static bool is_whole(const struct hapt_memory_plan *plan)
 {
     return plan->window_elements >= plan->state_elements;
 }
 
-/* Element of the window where a piece is updated. */
-static size_t window_of(const struct hapt_engine *engine, const struct update_piece *piece, int half)
+size_t hapt_engine_window_of(const struct hapt_engine *engine, const struct update_piece *piece, int half)
 {
     return is_whole(engine->plan) ? piece->state_first : (size_t)half * (engine->plan->window_elements / 2);
 }
@@ -61,7 +64,7 @@ static enum hapt_status start_move(struct hapt_engine *engine, const struct upda
 {
     const struct hapt_memory_plan *plan = engine->plan;
     const bool in = direction == STATE_IN;
-    const size_t elements = piece->end - piece->first, at = window_of(engine, piece, half);
+    const size_t elements = piece->end - piece->first, at = hapt_engine_window_of(engine, piece, half);
     for (int s = plan->masters_like_state ? -1 : 0; s < plan->state_count; s++) {
         void *window = (float *)(engine->memory + (s < 0 ? plan->master_offset : plan->state_offset[s])) + at,
              *host = hapt_engine_state_address(engine, s, piece->state_first);
@@ -81,8 +84,7 @@ static enum hapt_status wait_move(struct hapt_engine *engine, int half, enum sta
     return hapt_engine_wait_copies(engine, direction, &engine->away.move[half][direction]);
 }
 
-/* The first piece from `at` on that the update includes; piece_count: none. */
-static int next_piece(const struct hapt_engine *engine, int at)
+int hapt_engine_next_piece(const struct hapt_engine *engine, int at)
 {
     while (at < engine->away.piece_count && !(engine->away.groups >> engine->away.piece[at].group & 1u)) at++;
     return at;
@@ -103,9 +105,11 @@ enum hapt_status hapt_engine_away_begin(struct hapt_engine *engine, unsigned gro
     away->groups = groups;
     away->update = *update;
     away->half = 0;
-    away->next = next_piece(engine, 0);
+    away->next = hapt_engine_next_piece(engine, 0);
     away->pending = away->next < away->piece_count;
-    return fetch(engine, away->next, 0);
+    if (!away->host) return fetch(engine, away->next, 0);
+    if (away->pending) hapt_engine_begin_host_update(engine);
+    return HAPT_OK;
 }
 
 static enum hapt_status finish(struct hapt_engine *engine)
@@ -118,24 +122,45 @@ static enum hapt_status finish(struct hapt_engine *engine)
     return hapt_engine_finish(engine);
 }
 
-enum hapt_status hapt_engine_away_advance(struct hapt_engine *engine)
+/* Updates the next piece on the device. */
+static enum hapt_status advance_here(struct hapt_engine *engine)
 {
     struct away_update *away = &engine->away;
     const struct update_piece *piece = &away->piece[away->next];
     const int half = away->half;
     const double decay = piece->decays ? away->update.weight_decay : 0;
-    HAPT_ASSERT(away->pending);
-    away->next = next_piece(engine, away->next + 1);
+    away->next = hapt_engine_next_piece(engine, away->next + 1);
     away->half = !half;
     HAPT_TRY(fetch(engine, away->next, !half));
     HAPT_TRY(wait_move(engine, half, STATE_IN));
     const double start_s = hapt_time_s();
-    HAPT_TRY(
-        hapt_engine_update_run(engine, &away->update, piece->first, piece->end, window_of(engine, piece, half), decay));
+    HAPT_TRY(hapt_engine_update_run(engine, &away->update, piece->first, piece->end,
+                                    hapt_engine_window_of(engine, piece, half), decay));
     HAPT_TRY(hapt_engine_finish(engine));
     away->kernels_s += hapt_time_s() - start_s;
-    HAPT_TRY(start_move(engine, piece, half, STATE_OUT));
+    return start_move(engine, piece, half, STATE_OUT);
+}
+
+/* Waits for the next piece, but not longer than most_s seconds for one that the host updates. */
+static enum hapt_status advance(struct hapt_engine *engine, double most_s)
+{
+    struct away_update *away = &engine->away;
+    bool done = true;
+    HAPT_ASSERT(away->pending);
+    if (away->host) {
+        HAPT_TRY(hapt_engine_wait_host_update(engine, away->next, away->half, most_s, &done));
+        if (!done) return HAPT_OK;
+        away->next = hapt_engine_next_piece(engine, away->next + 1);
+        away->half = !away->half;
+    } else {
+        HAPT_TRY(advance_here(engine));
+    }
     return away->next < away->piece_count ? HAPT_OK : finish(engine);
+}
+
+enum hapt_status hapt_engine_away_advance(struct hapt_engine *engine)
+{
+    return advance(engine, INFINITY);
 }
 
 /* ---- Deferred updates ---- */
@@ -173,7 +198,7 @@ double hapt_engine_update_kernels_s(const struct hapt_engine *engine)
 
 enum hapt_status hapt_engine_continue_update(struct hapt_engine *engine)
 {
-    return engine->away.pending ? hapt_engine_away_advance(engine) : HAPT_OK;
+    return engine->away.pending ? advance(engine, HOST_PATIENCE_S) : HAPT_OK;
 }
 
 enum hapt_status hapt_engine_settle(struct hapt_engine *engine)
@@ -282,5 +307,5 @@ enum hapt_status hapt_engine_bind_away(struct hapt_engine *engine)
         qsort(engine->away.piece, (size_t)engine->away.piece_count, sizeof *engine->away.piece, by_need);
     }
     hapt_arena_release(&scratch);
-    return status;
+    return status != HAPT_OK || !engine->plan->host_update ? status : hapt_engine_bind_host_updates(engine);
 }

@@ -80,9 +80,10 @@ struct away_update {
     bool pending;
     unsigned groups; /* bits */
     struct hapt_update update;
-    int next, half;   /* the next piece, and its half */
-    double kernels_s; /* of all updates so far */
-    bool zeroes;      /* the step has begun: gradients are zeroed when they have been used */
+    int next, half;            /* the next piece, and its half */
+    double kernels_s;          /* of all updates so far, on the device */
+    bool zeroes;               /* the step has begun: gradients are zeroed when they have been used */
+    struct host_updater *host; /* NULL: the device updates */
 };
 
 struct hapt_engine {
@@ -145,6 +146,8 @@ enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine);
 /* Updates the parameter groups of `groups` (bits). */
 enum hapt_status hapt_engine_update_groups(struct hapt_engine *engine, unsigned groups,
                                            const struct hapt_update *update);
+/* The numbers of a call of an update's kernel. */
+void hapt_engine_describe_update(const struct hapt_update *update, double decay, struct hapt_call *call);
 /* One call for elements [first, end) of the blocks. Their state is in its device blocks from state_first on, and so are
  * masters that are laid out like it. */
 enum hapt_status hapt_engine_update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
@@ -163,8 +166,22 @@ enum hapt_status hapt_engine_wait_copies(struct hapt_engine *engine, enum state_
 /* Begins an update: fetches its first piece. Then `advance` once for each piece, while away.pending. */
 enum hapt_status hapt_engine_away_begin(struct hapt_engine *engine, unsigned groups, const struct hapt_update *update);
 enum hapt_status hapt_engine_away_advance(struct hapt_engine *engine);
+/* The first piece from `at` on that the update includes; piece_count: none. */
+int hapt_engine_next_piece(const struct hapt_engine *engine, int at);
+/* Element of the window of a piece. */
+size_t hapt_engine_window_of(const struct hapt_engine *engine, const struct update_piece *piece, int half);
 /* Updates what FORWARD step `step` and those before it read. */
 enum hapt_status hapt_engine_update_needed(struct hapt_engine *engine, int step);
+
+/* engine_host_update.c: updates on the host. They need the pieces of engine_away.c. */
+enum hapt_status hapt_engine_bind_host_updates(struct hapt_engine *engine);
+void hapt_engine_end_host_updates(struct hapt_engine *engine);
+/* Begins the update engine->away.update of engine->away.groups. */
+void hapt_engine_begin_host_update(struct hapt_engine *engine);
+/* Waits until a piece has been updated and its weights are on the device. *done is false if that takes longer than
+ * most_s seconds. The pieces of an update are waited for in order; `half` alternates, from 0 on. */
+enum hapt_status hapt_engine_wait_host_update(struct hapt_engine *engine, int piece, int half, double most_s,
+                                              bool *done);
 
 /* engine_weights.c: weights on the host. Without them, all but the address do nothing. Call bind after
  * hapt_engine_bind. */

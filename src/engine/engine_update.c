@@ -81,20 +81,25 @@ float *hapt_engine_state_address(struct hapt_engine *engine, int state, size_t f
     return (float *)(memory + (away ? plan->host_state_offset : plan->state_offset)[state]) + first;
 }
 
+void hapt_engine_describe_update(const struct hapt_update *update, double decay, struct hapt_call *call)
+{
+    const double adamw[] = {update->learning_rate, update->beta1, update->beta2,
+                            update->epsilon,       decay,         update->gradient_scale};
+    const double sgd[] = {update->learning_rate, update->momentum, 0, 0, decay, update->gradient_scale};
+    call->input_count = 1;
+    call->output_count = update->optimizer == HAPT_OPTIMIZER_ADAMW ? 4 : 3;
+    memcpy(call->real, update->optimizer == HAPT_OPTIMIZER_ADAMW ? adamw : sgd, sizeof adamw);
+    call->integer[0] = update->step;
+}
+
 enum hapt_status hapt_engine_update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
                                         size_t end, size_t state_first, double decay)
 {
     const struct hapt_memory_plan *plan = engine->plan;
-    struct hapt_call call = {.input_count = 1,
-                             .output_count = update->optimizer == HAPT_OPTIMIZER_ADAMW ? 4 : 3,
-                             .threads = engine->options.threads,
+    struct hapt_call call = {.threads = engine->options.threads,
                              .workspace = engine->memory + plan->scratch_offset,
                              .workspace_bytes = plan->scratch_bytes};
-    const double adamw[] = {update->learning_rate, update->beta1, update->beta2,
-                            update->epsilon,       decay,         update->gradient_scale};
-    const double sgd[] = {update->learning_rate, update->momentum, 0, 0, decay, update->gradient_scale};
-    memcpy(call.real, update->optimizer == HAPT_OPTIMIZER_ADAMW ? adamw : sgd, sizeof adamw);
-    call.integer[0] = update->step;
+    hapt_engine_describe_update(update, decay, &call);
     call.input[0] = resident(engine, plan->gradient_offset, first, end - first);
     int output = 0;
     call.output[output++] =

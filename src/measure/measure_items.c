@@ -110,6 +110,7 @@ enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_opti
     *options = (struct hapt_engine_options){.threads = measure->threads,
                                             .state_count = candidates->state_count,
                                             .host_state = candidates->host_state,
+                                            .host_update = candidates->host_update,
                                             .host_pace = own->host_paced ? own->host_bandwidth : 0,
                                             .slots = 1};
     if (measure->classes.own_class < 0) return HAPT_OK;

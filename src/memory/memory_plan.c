@@ -139,6 +139,14 @@ static void choose_spaces(const struct planner *planner, const struct copies *co
     plan->masters_like_state = plan->host_weights || (plan->masters_unread && (away || plan->sharded_state));
     plan->master_space = away && plan->masters_like_state ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
     plan->window_elements = away ? hapt_memory_window(plan->state_elements) : plan->state_elements;
+    plan->host_update = away && planner->options->host_update;
+    HAPT_ASSERT(!plan->host_update || !plan->host_weights);
+}
+
+/* Elements on the device of what may be on the host. */
+static size_t elements_here(const struct hapt_memory_plan *plan)
+{
+    return plan->host_update ? 0 : plan->window_elements;
 }
 
 static void reserve_masters(struct planner *planner)
@@ -150,7 +158,7 @@ static void reserve_masters(struct planner *planner)
         return;
     }
     plan->frozen_offset = reserve(planner, (plan->elements - plan->trained_elements) * sizeof(float));
-    plan->master_offset = reserve(planner, plan->window_elements * sizeof(float));
+    plan->master_offset = reserve(planner, elements_here(plan) * sizeof(float));
     if (plan->master_space == HAPT_SPACE_HOST)
         plan->host_master_offset = reserve_on_host(planner, plan->state_elements * sizeof(float));
 }
@@ -159,10 +167,14 @@ static void reserve_state(struct planner *planner)
 {
     struct hapt_memory_plan *plan = planner->plan;
     for (int s = 0; s < plan->state_count; s++) {
-        plan->state_offset[s] = reserve(planner, plan->window_elements * sizeof(float));
+        plan->state_offset[s] = reserve(planner, elements_here(plan) * sizeof(float));
         if (plan->state_space == HAPT_SPACE_HOST)
             plan->host_state_offset[s] = reserve_on_host(planner, plan->state_elements * sizeof(float));
     }
+    for (int w = HAPT_WINDOW_GRADIENTS; w <= HAPT_WINDOW_COPIES && plan->host_update; w++)
+        plan->host_window_offset[w] = reserve_on_host(
+            planner, hapt_host_window_bytes((enum hapt_host_window)w, plan->window_elements, !plan->masters_like_state,
+                                            plan->copy_offset != (size_t)-1));
 }
 
 /* True if kernels of operators [first_op, end_op) read a parameter. */

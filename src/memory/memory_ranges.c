@@ -349,6 +349,11 @@ static bool is_away(const struct hapt_memory_ranges *ranges)
     return ranges->options.host_state && ranges->options.state_count > 0;
 }
 
+static bool updates_on_host(const struct hapt_memory_ranges *ranges)
+{
+    return is_away(ranges) && ranges->options.host_update;
+}
+
 /* hapt_memory_plan */
 static bool masters_unread(const struct amounts *sum)
 {
@@ -364,8 +369,14 @@ static int state_blocks(const struct hapt_memory_ranges *ranges, const struct am
 /* Bytes of what the host has, for a state of so many elements. */
 static size_t state_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t elements)
 {
-    const size_t copies = sum->away && sum->copies ? hapt_align(elements * sizeof(uint16_t)) : 0;
-    return (size_t)state_blocks(ranges, sum, false) * hapt_align(elements * sizeof(float)) + copies;
+    const int blocks = state_blocks(ranges, sum, false);
+    const bool masters = blocks == ranges->options.state_count; /* on the device */
+    size_t bytes = (size_t)blocks * hapt_align(elements * sizeof(float)) +
+                   (sum->away && sum->copies ? hapt_align(elements * sizeof(uint16_t)) : 0);
+    for (int w = HAPT_WINDOW_GRADIENTS; w <= HAPT_WINDOW_COPIES && updates_on_host(ranges); w++)
+        bytes += hapt_align(
+            hapt_host_window_bytes((enum hapt_host_window)w, hapt_memory_window(elements), masters, sum->copies > 0));
+    return bytes;
 }
 
 static struct amounts sum_amounts(const struct hapt_memory_ranges *ranges, int first_op, int end_op);
@@ -399,7 +410,9 @@ static size_t block_bytes(const struct hapt_memory_ranges *ranges, const struct 
 {
     const int blocks = state_blocks(ranges, sum, sharded);
     const size_t masters = blocks > ranges->options.state_count ? sum->elements - sum->trained : sum->elements;
-    const size_t here = is_away(ranges) ? hapt_memory_window(state_elements) : state_elements,
+    const size_t here = updates_on_host(ranges) ? 0
+                        : is_away(ranges)       ? hapt_memory_window(state_elements)
+                                                : state_elements,
                  copies = sum->away ? here : sum->elements;
     return hapt_align(masters * sizeof(float)) + (sum->copies ? hapt_align(copies * sizeof(uint16_t)) : 0) +
            hapt_align(sum->trained * sizeof(float)) + (size_t)blocks * hapt_align(here * sizeof(float));

@@ -190,7 +190,8 @@ static enum hapt_status write_attributes(struct hapt_h5 *file, const char *at, c
     if (plan->profile != HAPT_PROFILE_UNKNOWN)
         HAPT_TRY(hapt_h5_write_attribute_text(file, at, "profile", hapt_profile_origin_name(plan->profile)));
     if (plan->split) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "split_backward", 1));
-    if (plan->host_state) HAPT_TRY(hapt_h5_write_attribute_text(file, at, "offload", "optimizer"));
+    if (plan->host_state)
+        HAPT_TRY(hapt_h5_write_attribute_text(file, at, "offload", plan->host_update ? "update" : "optimizer"));
     if (plan->loop_batch > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "loop_batch", plan->loop_batch));
     if (plan->prefetch > 0) HAPT_TRY(hapt_h5_write_attribute_int(file, at, "prefetch", plan->prefetch));
     if (plan->transfer_slots > 0)
@@ -307,7 +308,8 @@ static enum hapt_status read_making(struct hapt_h5 *file, const char *at, struct
     }
     if (hapt_h5_has_attribute(file, at, "offload")) {
         HAPT_TRY(hapt_h5_read_attribute_text(file, at, "offload", arena, &text));
-        plan->host_state = !strcmp(text, "optimizer");
+        plan->host_update = !strcmp(text, "update");
+        plan->host_state = plan->host_update || !strcmp(text, "optimizer");
         if (!plan->host_state) return damaged(file, "unknown offload");
     }
     if (hapt_h5_has_attribute(file, at, "profile")) {

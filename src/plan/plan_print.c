@@ -103,7 +103,8 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
         hapt_print(env, "\n");
     }
     if (plan->host_state)
-        hapt_print(env, "  the optimizer state is on the hosts; the update copies it part by part%s\n",
+        hapt_print(env, "  the optimizer state is on the hosts; %s%s\n",
+                   plan->host_update ? "they update the parameters, part by part" : "the update copies it part by part",
                    hapt_plan_defers(plan) ? ", during the next forward pass" : "");
     print_away(env, plan);
     print_units(env, plan);
@@ -214,7 +215,8 @@ struct json_t *hapt_plan_json(const struct hapt_plan *plan)
                   plan->limit, "mfu", mfu > 0 ? json_real(mfu) : json_null(), "search", "seconds", plan->search.seconds,
                   "candidates", (json_int_t)plan->search.candidates, "evaluated", (json_int_t)plan->search.evaluated,
                   "gap", plan->search.gap, "stages", hapt_plan_stages_json(plan));
-    if (object && plan->host_state) json_object_set_new(object, "offload", json_string("optimizer"));
+    if (object && plan->host_state)
+        json_object_set_new(object, "offload", json_string(plan->host_update ? "update" : "optimizer"));
     if (object && plan->precision != HAPT_PRECISION_UNKNOWN) {
         json_object_set_new(object, "precision", json_string(hapt_precision_name(plan->precision)));
         json_object_set_new(object, "boundary_dtype",

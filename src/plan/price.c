@@ -210,6 +210,7 @@ enum hapt_status hapt_plan_price_tables(const struct hapt_profile *profile, stru
                          "the stages end at layer %d of %d", layer, profile->layer_count);
     for (int i = 0; i < plan->stage_count; i++) HAPT_TRY(price_stage(profile, plan, i));
     plan->host_state = profile->host_state;
+    plan->host_update = profile->host_update;
     price_exchange(profile, plan);
     for (int i = 0; i < plan->stage_count; i++) price_deferral(profile, &plan->stage[i]);
     HAPT_TRY(check_devices(profile, plan));

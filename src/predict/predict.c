@@ -80,13 +80,38 @@ static enum hapt_status time_layers(const struct hapt_candidates *candidates, in
     return HAPT_OK;
 }
 
-/* Seconds to copy what an item has on the host to its device and back, once a step. Both directions at a time, but CPUs
- * copy themselves, unless their copies are paced. */
+/* Seconds of the updates on the host, of an item with so many bytes there: gradients are copied to it while the part
+ * before is updated, and the weights of the one before that are copied back. The first and the last half of the window
+ * have nothing beside them. */
+static double host_updates_s(const struct hapt_subcluster *own, const struct hapt_item_memory *memory, double bytes)
+{
+    /* elements that this device updates: all, or its slice */
+    const double elements = memory->trained_elements * bytes / memory->host_bytes;
+    const double window = (double)hapt_memory_window((size_t)elements);
+    const double masters = memory->masters_unread > 0 ? 0 : 4; /* bytes of those that the device has */
+    const double rate = hapt_cluster_host_bandwidth(own), out_s = (4 + masters) * elements / rate,
+                 in_s = (masters + (memory->copies > 0 ? 2 : 0)) * elements / rate,
+                 update_s = elements / hapt_cluster_host_update_rate(own), all_s = out_s + in_s + update_s;
+    const double longest_s = fmax(fmax(out_s, in_s), update_s);
+    if (hapt_candidates_copies_itself(own) || window >= elements) return all_s;
+    return longest_s + window / 2 / elements * (all_s - longest_s);
+}
+
+/* Bytes that the device's own part of an update touches: all, or the gradients alone, for their norm and to zero them.
+ */
+static double update_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory)
+{
+    return candidates->host_update ? 2 * 4.0 * memory->trained_elements : memory->update_bytes;
+}
+
+/* Seconds to copy what an item has on the host to its device and back, once a step, or to update it there. Both
+ * directions at a time, but CPUs copy themselves, unless their copies are paced. */
 static double host_copies_s(const struct hapt_candidates *candidates, int subcluster,
                             const struct hapt_item_memory *memory)
 {
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
     const double bytes = hapt_candidates_host_bytes(candidates, memory, own->device.memory_bytes);
+    if (candidates->host_update) return bytes > 0 ? host_updates_s(own, memory, bytes) : 0;
     const double one_s = bytes / hapt_cluster_host_bandwidth(own);
     if (hapt_candidates_copies_itself(own)) return 2 * one_s;
     /* the last half of the window is copied back alone */
@@ -108,7 +133,8 @@ static double copied_share(const struct hapt_candidates *candidates, int subclus
         const double copies_s = host_copies_s(candidates, subcluster, &memory[item]);
         if (!(copies_s > 0)) continue;
         some = true;
-        least = fmin(least, copies_s / (copies_s + hapt_roofline_stream_s(&roofline, memory[item].update_bytes)));
+        least = fmin(
+            least, copies_s / (copies_s + hapt_roofline_stream_s(&roofline, update_bytes(candidates, &memory[item]))));
     }
     return some ? least : 0;
 }
@@ -139,7 +165,7 @@ static enum hapt_status time_items(const struct hapt_candidates *candidates, int
                 waits_s += weight_s[l];
             }
             weight_share[item] = mine.backward_s > 0 ? waits_s / mine.backward_s : 0;
-            mine.update_s = hapt_roofline_stream_s(&roofline, memory[item].update_bytes);
+            mine.update_s = hapt_roofline_stream_s(&roofline, update_bytes(candidates, &memory[item]));
             mine.update_s += host_copies_s(candidates, subcluster, &memory[item]);
             if (reduce) mine.update_s += hapt_synthesised_reduce_s(reduce, candidates->first[k], candidates->last[k]);
             time[item] = mine;
@@ -177,7 +203,8 @@ static enum hapt_status plan_memory(const struct hapt_candidates *candidates, in
                                          .threads = 1,
                                          .slots = 1,
                                          .state_count = candidates->state_count,
-                                         .host_state = candidates->host_state};
+                                         .host_state = candidates->host_state,
+                                         .host_update = candidates->host_update};
     const int devices = engine.backend ? engine.backend->device_count(&reason) : 0;
     if (devices > 0) HAPT_TRY(engine.backend->open(node_rank % devices, engine.threads, 0, &engine.device));
     enum hapt_status status = HAPT_OK;

@@ -165,7 +165,8 @@ enum hapt_status hapt_profile_write(struct hapt_h5 *file, const char *group, con
     const char *root = *group ? group : "/";
     if (profile->precision != HAPT_PRECISION_UNKNOWN)
         HAPT_TRY(hapt_h5_write_attribute_text(file, root, "precision", hapt_precision_name(profile->precision)));
-    if (profile->host_state) HAPT_TRY(hapt_h5_write_attribute_text(file, root, "offload", "optimizer"));
+    if (profile->host_state)
+        HAPT_TRY(hapt_h5_write_attribute_text(file, root, "offload", profile->host_update ? "update" : "optimizer"));
     if (profile->origin != HAPT_PROFILE_UNKNOWN)
         HAPT_TRY(hapt_h5_write_attribute_text(file, root, "origin", hapt_profile_origin_name(profile->origin)));
     if (profile->noise > 0) {
@@ -256,7 +257,8 @@ static enum hapt_status read_making(struct hapt_h5 *file, const char *root, stru
     const char *text;
     if (hapt_h5_has_attribute(file, root, "offload")) {
         HAPT_TRY(hapt_h5_read_attribute_text(file, root, "offload", arena, &text));
-        profile->host_state = !strcmp(text, "optimizer");
+        profile->host_update = !strcmp(text, "update");
+        profile->host_state = profile->host_update || !strcmp(text, "optimizer");
         if (!profile->host_state)
             return hapt_fail(HAPT_ERR_INPUT, "only the optimizer can be offloaded", "%s: offload is \"%.20s\"",
                              hapt_h5_path(file), text);

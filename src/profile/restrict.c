@@ -54,6 +54,7 @@ enum hapt_status hapt_profile_copy(const struct hapt_profile *profile, struct ha
     made->drift = profile->drift;
     made->exchange = profile->exchange;
     made->host_state = profile->host_state;
+    made->host_update = profile->host_update;
     made->layout_count = profile->layout_count; /* layouts never change, so they are shared */
     made->layout = profile->layout;
     for (int c = 0; c < profile->cluster_count; c++) HAPT_TRY(copy_cluster(profile, c, arena, made));

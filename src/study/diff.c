@@ -119,11 +119,12 @@ enum hapt_status hapt_plan_diff(const struct hapt_plan *a, const struct hapt_pla
     made->same_layers = a->layer_count == b->layer_count;
     HAPT_TRY(match_rows(a, b, arena, made));
     if (made->same_layers) HAPT_TRY(find_moves(a, b, arena, made));
-    made->equal =
-        made->same_layers && a->microbatches == b->microbatches && a->schedule == b->schedule &&
-        a->blocking == b->blocking && a->host_state == b->host_state && hapt_plan_defers(a) == hapt_plan_defers(b) &&
-        a->replicas == b->replicas && same(a->hide_threshold, b->hide_threshold) && same(a->latency_s, b->latency_s) &&
-        same(a->simulated_s, b->simulated_s) && same(a->t_max_s, b->t_max_s) && strcmp(a->limit, b->limit) == 0;
+    made->equal = made->same_layers && a->microbatches == b->microbatches && a->schedule == b->schedule &&
+                  a->blocking == b->blocking && a->host_state == b->host_state && a->host_update == b->host_update &&
+                  hapt_plan_defers(a) == hapt_plan_defers(b) && a->replicas == b->replicas &&
+                  same(a->hide_threshold, b->hide_threshold) && same(a->latency_s, b->latency_s) &&
+                  same(a->simulated_s, b->simulated_s) && same(a->t_max_s, b->t_max_s) &&
+                  strcmp(a->limit, b->limit) == 0;
     for (int r = 0; r < made->row_count; r++)
         made->equal &= made->row[r].a >= 0 && made->row[r].b >= 0 && made->row[r].changed == 0;
     *diff = made;

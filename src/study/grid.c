@@ -215,6 +215,7 @@ enum hapt_status coarse_make(const struct hapt_profile *fine, const bool *bounda
     memcpy(coarse->profile->link_latency, fine->link_latency, links * sizeof(double));
     coarse->profile->exchange = fine->exchange;
     coarse->profile->host_state = fine->host_state;
+    coarse->profile->host_update = fine->host_update;
     coarse->profile->flops = fine->flops;
     coarse->profile->layout_count = fine->layout_count; /* shared */
     coarse->profile->layout = fine->layout;

@@ -332,6 +332,7 @@ static enum hapt_status build_engines(struct worker *worker, const struct hapt_c
                                                    .slots = worker->list->slots,
                                                    .weight_slots = worker->list->weight_slots,
                                                    .host_state = worker->plan->host_state,
+                                                   .host_update = worker->plan->host_update,
                                                    .host_pace = host_pace(worker),
                                                    .host_timeout_s = hapt_config_real(config, "timeout"),
                                                    .transfer_slots = worker->schedule->transfer_slots};

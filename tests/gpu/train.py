@@ -26,8 +26,8 @@ DEVICES = int(os.environ.get("HAPT_TEST_DEVICES", "1"))
 FP32, HALF = 1e-4, 2e-2  # a bf16 number has 8 bits, and small models average out little of its error
 FP16 = 1e-2  # 11 bits
 TF32 = 1e-2  # the same, for operands of products
-HUNDRED_HALF = 1e-2
 WEIGHTS = 1e-2
+UPDATED = 1e-3  # against the device's updates: the last bits of fp32 weights, some of which change a bf16 copy
 # Options that keep less on the device; the bits stay the same.
 KEPT = [["--offload", "optimizer"], ["--offload", "weights"], ["--recompute", "all"], ["--offload", "weights", "--recompute", "all"]]
 
@@ -119,6 +119,9 @@ def family(path, folder):
         for kept in (KEPT if whole else KEPT[1:2]) if name == "gpt" else ():
             other, _ = train(half, path, folder, [1], None, steps, microbatches, kept)
             check(np.array_equal(loss, other), f"{name}, bf16: other losses with {' '.join(kept)}")
+        if name == "gpt":  # the CPU may contract products and sums differently
+            other, _ = train(half, path, folder, [1], None, steps, microbatches, ["--offload", "update"])
+            compare(f"{name}, bf16, updated on the host", other, loss, UPDATED)
         chosen, _ = train(model, path, folder, [1], None, steps, microbatches)
         check(np.array_equal(loss, chosen), f"{name}: a model in fp32 does not train as one in bf16 where devices have it")
         rounded, _ = train(model, path, folder, [1], None, steps, microbatches, precision="tf32")
@@ -158,7 +161,7 @@ def hundred(folder):
     with h5py.File(os.path.join(cpu, "run.h5")) as run:
         expected = run["train/loss"][()]
     check(expected[-1] < 0.8 * expected[0], "a hundred steps on the CPU: nothing is learned")
-    for precision, tolerance in ("fp32", FP32), ("auto", HUNDRED_HALF):
+    for precision, tolerance in ("fp32", FP32), ("auto", HALF):
         loss, _ = train(model, data, folder, [1], None, steps, microbatches, precision=precision)
         compare(f"a hundred steps of gpt, {precision}", loss, expected, tolerance)
         check(precision == "fp32" or not np.array_equal(loss, expected), "a GPU left alone does not compute in bf16")

@@ -266,13 +266,16 @@ static void check_sharded_state(const struct shape *shape)
     check_same_state(whole, sliced);
 }
 
-/* Optimizer state on the host, whole and sharded: the same bits in less device memory. */
+/* Optimizer state on the host, whole and sharded, with updates on the device and on the host: the same bits in less
+ * device memory. */
 static void check_host_state(const struct shape *shape)
 {
-    for (int sharded = 0; sharded < 2; sharded++) {
+    for (int k = 0; k < 4; k++) {
+        const bool sharded = k % 2;
         const char *const *options = with(reference_options, "--sharded-optimizer", sharded ? "yes" : "no");
         struct shape away = *shape;
         away.host_state = true;
+        away.host_update = k >= 2;
         struct hapt_train_result *here = train(shape, make_config("device", options), NULL),
                                  *there = train(&away, make_config("host", options), NULL);
         if (!here || !there) return;

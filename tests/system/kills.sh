@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # kill -9 of a random rank at a random moment, again and again: every start finds a whole checkpoint, no more than an interval is lost,
 # the last weights are those of a run that nobody disturbed. Then with the optimizer state on the hosts, and copies so slow that most kills meet
-# an update. HAPT_LONG=1: 100 and 40 kills, and 40 with the weights on the hosts, too. HAPT_SEED repeats one.
+# an update. HAPT_LONG=1: 100 and 40 kills, and 40 each with the weights and the updates on the hosts, too. HAPT_SEED repeats one.
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 kills=4 away=1
@@ -29,4 +29,5 @@ away() { # OFFLOAD KILLS
 }
 away optimizer "$away"
 [ -z "${HAPT_LONG:-}" ] || away weights "$away"
+[ -z "${HAPT_LONG:-}" ] || away update "$away"
 finish

@@ -21,7 +21,7 @@ train() {
     passes 2 train --input "$scratch/m.h5" --cluster "$scratch/$2.json" --plan "$scratch/$1.h5" --threads 1 --steps 6 --checkpoint-every 3 \
         --output "$scratch/run-$1" "${@:3}"
 }
-offloads() { grep -q '"offload": "optimizer"' "$scratch/out"; }
+offloads() { grep -q "\"offload\": \"${1:-optimizer}\"" "$scratch/out"; }
 same() { same_runs "$scratch/run-$1" "$scratch/run-$2"; }
 
 two="0-13@a:1x1,13-26@b:1x1" four="0-6@a:1x1,6-12@b:1x1,12-19@a:1x1,19-26@b:1x1"
@@ -41,12 +41,17 @@ for choice in "--stages $two" "--split-backward yes --stages $two" "--schedule g
     same keep "$name"
 done
 
+plan update wide --offload update --stages $two
+check "--offload update: on the hosts" offloads update
+train update wide
+same keep update
 for extra in "--precision bf16" "--optimizer sgd --momentum 0.9"; do
-    for offload in no optimizer; do
+    for offload in no optimizer update; do
         plan "$offload${extra//[^a-z0-9]/-}" wide --offload $offload --stages $two $extra
         train "$offload${extra//[^a-z0-9]/-}" wide $extra
     done
     same "no${extra//[^a-z0-9]/-}" "optimizer${extra//[^a-z0-9]/-}"
+    same "no${extra//[^a-z0-9]/-}" "update${extra//[^a-z0-9]/-}"
 done
 
 # In bf16 master weights are on the hosts, too: loops, and checkpoints of either resume the other.
@@ -54,8 +59,8 @@ half="--precision bf16"
 plan loops16 wide --offload optimizer --schedule interleaved --stages $four $half
 train loops16 wide $half
 same no--precision-bf16 loops16
-for first in no optimizer; do
-    [ $first = no ] && then=optimizer || then=no
+for change in "no optimizer" "optimizer update" "update no"; do
+    read -r first then <<<"$change"
     train_in() { passes 2 train --input "$scratch/m.h5" --cluster "$scratch/wide.json" --plan "$scratch/$1--precision-bf16.h5" --threads 1 --steps 6 \
         --checkpoint-every 3 --output "$scratch/run-from-$first" $half "${@:2}"; }
     train_in $first --stop-after 3
@@ -75,11 +80,12 @@ JSON
 /usr/bin/python3 tests/system/freeze.py "$scratch/two.h5" "$scratch/one.h5" wte. wpe. h. ln_f.weight
 for model in two one; do
     [ $model = two ] && stages="0-13@a:1x2,13-26@b:1x1" || stages="0-1@b:1x1,1-20@a:1x2"
-    for offload in no optimizer; do
+    for offload in no optimizer update; do
         passes 3 --input "$scratch/$model.h5" --cluster "$scratch/three.json" --predict --microbatches 4 --threads 1 --steps 6 --checkpoint-every 3 \
             --stages $stages --offload $offload --replica-check 1 $half --output "$scratch/run-$model-$offload"
     done
     same $model-no $model-optimizer
+    same $model-no $model-update
 done
 saved=("$scratch"/run-one-optimizer/checkpoints/step-*)
 h5diff -q "${saved[0]}/shard-0001.h5" "${saved[-1]}/shard-0001.h5" /parameters/ln_f.bias
@@ -93,6 +99,7 @@ for offload in no optimizer; do
 done
 same frozen-no frozen-optimizer
 refuses 2 'keeps no state' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload optimizer --optimizer sgd
+refuses 2 'keeps no state' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload update --optimizer sgd
 
 # The one command, which measures.
 job() { # NAME CLUSTER OPTIONS...
@@ -189,6 +196,30 @@ print("copies %.3f s, predicted %.3f s, steps %s" % (copies_s, predicted_s, step
 assert copies_s > 0.1 and min(steps_s) > 0.99 * copies_s
 assert copies_s < predicted_s < 1.2 * copies_s and min(steps_s) < 1.2 * predicted_s
 PY
+# With updates on the hosts, gradients and 16-bit weights are copied: 6 bytes of a parameter instead of 24. So the step is shorter, and auto
+# chooses it. Its prediction holds, too.
+two_devices updates "300 MB" '{"bandwidth": "2 MB/s", "update_rate": 1e8, "paced": true}'
+for offload in optimizer update; do
+    plan updates-$offload updates --offload $offload --stages $two $half
+    passes 2 train --input "$scratch/m.h5" --cluster "$scratch/updates.json" --plan "$scratch/updates-$offload.h5" --threads 1 --steps 6 \
+        --checkpoint-every 0 $half --output "$scratch/run-updates-$offload"
+done
+same updates-optimizer updates-update
+checks=$((checks + 1))
+/usr/bin/python3 - "$scratch"/run-updates-{optimizer,update}/run.h5 <<'PY' || fail "the time of updates on the hosts"
+import sys
+import h5py
+import numpy
+step_s, planned_s = zip(*((numpy.median(file["train/step_time"][1:]), file["plan"].attrs["simulated"]) for file in map(h5py.File, sys.argv[1:])))
+print("steps %s s, predicted %s s" % (step_s, planned_s))
+assert step_s[1] < 0.6 * step_s[0] and planned_s[1] < 0.6 * planned_s[0]
+assert 0.8 * planned_s[1] < step_s[1] < 1.3 * planned_s[1]
+PY
+sed 's/300 MB/'"$(sed -n 's/.*"memory": "\([0-9.]* MB\)".*/\1/p' "$scratch/tight.json" | head -n 1)"'/' "$scratch/updates.json" >"$scratch/little.json"
+plan chosen little $half
+check "auto updates on hosts that are fast" offloads update
+two_devices wrong "300 MB" '{"bandwidth": "1 GB/s", "update_rate": "fast"}'
+refuses 3 'update_rate' 1 topology --cluster "$scratch/wrong.json"
 two_devices stalled "300 MB" '{"bandwidth": "100 B/s", "paced": true}'
 sed '/"b", "nodes"/d; /"a", "nodes"/s/,$/ ],/; /"links"/s/.*/  "links": [] }/' "$scratch/stalled.json" >"$scratch/alone.json"
 plan alone alone --offload optimizer

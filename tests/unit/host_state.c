@@ -2,6 +2,8 @@
 #include "fixture.h"
 #include "programs.h"
 
+#include <pthread.h>
+
 #include "hapt/engine.h"
 #include "../../src/engine/state_copies.h"
 
@@ -25,6 +27,10 @@ static struct {
     } event[MOST_EVENTS];
     int events;
 } late;
+
+/* The thread of updates on the host uses its queues, too. */
+static pthread_mutex_t late_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool host_updates; /* of all engines with state on the host and weights on the device */
 
 static const struct hapt_backend *cpu(void)
 {
@@ -50,10 +56,12 @@ static enum hapt_status late_copy(struct hapt_queue *queue, void *to, const void
     const int q = late_index(queue);
     if (q < 0) return cpu()->copy(queue, to, from, bytes);
     struct late_queue *its = &late.queue[q];
+    pthread_mutex_lock(&late_lock);
     HAPT_ASSERT(its->asked - its->done < MOST_COPIES);
     its->copy[its->asked % MOST_COPIES].to = to;
     its->copy[its->asked % MOST_COPIES].from = from;
     its->copy[its->asked++ % MOST_COPIES].bytes = bytes;
+    pthread_mutex_unlock(&late_lock);
     return HAPT_OK;
 }
 
@@ -61,8 +69,10 @@ static struct hapt_event *late_record(struct hapt_queue *queue)
 {
     const int q = late_index(queue);
     if (q < 0) return cpu()->record(queue);
+    pthread_mutex_lock(&late_lock);
     struct late_event *event = &late.event[late.events++ % MOST_EVENTS];
     *event = (struct late_event){q, late.queue[q].asked};
+    pthread_mutex_unlock(&late_lock);
     return (struct hapt_event *)event;
 }
 
@@ -71,9 +81,11 @@ static enum hapt_status late_wait(struct hapt_event *event)
     const struct late_event *its = (const struct late_event *)event;
     if (its < late.event || its >= late.event + MOST_EVENTS) return cpu()->wait(event);
     struct late_queue *queue = &late.queue[its->queue];
+    pthread_mutex_lock(&late_lock);
     for (; queue->done < its->copies; queue->done++)
         memcpy(queue->copy[queue->done % MOST_COPIES].to, queue->copy[queue->done % MOST_COPIES].from,
                queue->copy[queue->done % MOST_COPIES].bytes);
+    pthread_mutex_unlock(&late_lock);
     return HAPT_OK;
 }
 
@@ -107,6 +119,7 @@ static void open_any_rig(const struct hapt_graph *graph, const struct hapt_backe
                                                 .state_count = 2,
                                                 .slots = 1,
                                                 .host_state = host_state,
+                                                .host_update = host_state && units == 0 && host_updates,
                                                 .weight_unit_count = units,
                                                 .weight_unit = unit,
                                                 .host_pace = pace,
@@ -204,11 +217,14 @@ static void late_copies_change_no_bit(void)
         const struct hapt_memory_plan *plan = hapt_engine_memory(away.engine);
         CHECK(plan->state_space == HAPT_SPACE_HOST && (plan->master_space == HAPT_SPACE_HOST) == bf16);
         CHECK(plan->window_elements * 4 < plan->state_elements);
-        const int before = late.queue[1].asked;
+        const int before = late.queue[1].asked, out = late.queue[0].asked;
         train(graph, &here);
         train(graph, &away);
-        /* three steps; each copies at least four halves of windows in, of two or three blocks */
-        CHECK(late.queue[1].asked - before >= 3 * 4 * 2 && late.queue[0].asked == late.queue[1].asked);
+        /* Three steps; each copies at least four halves of windows in, of two or three blocks. If the host updates:
+         * gradients to it, weights back, and in fp32 weights both ways. */
+        CHECK(plan->host_update == host_updates);
+        CHECK(late.queue[1].asked - before >= 3 * 4 * (host_updates ? 1 : 2));
+        CHECK(late.queue[0].asked - out == (host_updates && !bf16 ? 2 : 1) * (late.queue[1].asked - before));
         for (int q = 0; q < LATE_QUEUES; q++) CHECK(late.queue[q].done == late.queue[q].asked);
         compare(graph, &here, &away);
         hapt_engine_destroy(here.engine);
@@ -379,13 +395,14 @@ static void passes_update_what_they_need(void)
     CHECK(!hapt_engine_is_updating(away.engine));
     const int copies = late.queue[1].asked - begun;
     CHECK_MESSAGE(pauses.count >= 6 && pauses.count <= 100, "%d places", pauses.count);
-    for (int k = 1; k < pauses.count; k++)
+    for (int k = 1; k < pauses.count && !host_updates; k++) /* the host's thread goes on by itself */
         CHECK_MESSAGE(pauses.copies[k] - pauses.copies[k - 1] <= copies / 2, "place %d: %d of %d copies at once", k,
                       pauses.copies[k] - pauses.copies[k - 1], copies);
     CHECK_OK(hapt_engine_continue_update(away.engine)); /* does nothing */
     CHECK_OK(hapt_engine_defer_update(away.engine, &update));
     CHECK_OK(hapt_engine_settle(away.engine));
-    CHECK(!hapt_engine_is_updating(away.engine) && hapt_engine_update_kernels_s(away.engine) > 0);
+    CHECK(!hapt_engine_is_updating(away.engine));
+    CHECK((hapt_engine_update_kernels_s(away.engine) > 0) == !host_updates); /* of the device */
     hapt_engine_destroy(away.engine);
     cpu()->close(away.device);
     hapt_arena_release(&arena);
@@ -432,7 +449,9 @@ static void paced_copies_change_no_bit(void)
         open_rig(graph, cpu(), false, 0, &arena, &here);
         const struct hapt_memory_options options = {.slots = 1, .state_count = 2, .host_state = true};
         CHECK_OK(hapt_memory_plan(here.program, &options, &arena, &plan));
-        const double one_s = 0.1, pace = (double)plan->host_bytes / one_s;
+        /* states and masters, or gradients */
+        const size_t bytes = host_updates ? plan->trained_elements * sizeof(float) : plan->host_bytes;
+        const double one_s = 0.1, pace = (double)bytes / one_s;
         open_rig(graph, cpu(), true, pace, &arena, &away);
         train(graph, &here);
         const double start_s = hapt_time_s();
@@ -453,11 +472,14 @@ static void paced_copies_change_no_bit(void)
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
-    RUN(late_copies_change_no_bit);
     RUN(late_wakeups_do_not_add_up);
-    RUN(paced_copies_change_no_bit);
-    RUN(deferred_updates_change_no_bit);
+    for (int on_host = 0; on_host < 2; on_host++) {
+        host_updates = on_host;
+        RUN(late_copies_change_no_bit);
+        RUN(paced_copies_change_no_bit);
+        RUN(deferred_updates_change_no_bit);
+        RUN(passes_update_what_they_need);
+    }
     RUN(weights_on_the_host_change_no_bit);
-    RUN(passes_update_what_they_need);
     return test_finish();
 }

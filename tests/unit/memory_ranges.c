@@ -27,7 +27,7 @@ static void check_workspace(const struct hapt_memory_plan *plan, const struct ha
     hapt_arena_release(&arena);
 }
 
-static long away, masters_away, sliced, bounded, weights_away, less;
+static long away, masters_away, sliced, bounded, weights_away, less, host_updates;
 
 /* The lower bounds of a range, against the blocks of its plans. */
 static void check_least(const struct hapt_memory_ranges *ranges, const struct hapt_program *program,
@@ -121,16 +121,49 @@ static void compare_host_state(const struct hapt_program *program, const struct 
     compare_host_weights(program, weights, weight_ranges, weight_work, plan, arena);
 }
 
+/* Updates on the host: the figures against the plans. The device lacks the windows, the host has those of gradients,
+ * of masters on the device and of copies. */
+static void compare_host_updates(const struct hapt_program *program, const struct hapt_memory_options *options,
+                                 const struct hapt_memory_ranges *ranges, struct hapt_memory_work *work, bool check,
+                                 struct hapt_arena *arena)
+{
+    for (int sharded = 0; sharded < 2; sharded++) {
+        struct hapt_memory_options host = *options;
+        struct hapt_memory_plan *copied = NULL, *plan = NULL;
+        struct hapt_memory_bytes figures;
+        host.host_state = true;
+        host.sharded_state = sharded;
+        CHECK_OK(hapt_memory_plan(program, &host, arena, &copied));
+        host.host_update = true;
+        CHECK_OK(hapt_memory_plan(program, &host, arena, &plan));
+        CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op,
+                                       (struct hapt_memory_again){program->end_op, false}, work, &figures));
+        if (!copied || !plan) return;
+        if (check) CHECK_OK(memory_check(plan, program));
+        check_least(ranges, program, &figures);
+        CHECK((sharded ? figures.sharded_bytes : figures.parameter_bytes) == plan->parameter_bytes);
+        CHECK((sharded ? figures.sharded_host_bytes : figures.host_bytes) == plan->host_bytes);
+        const size_t block = hapt_align(copied->window_elements * sizeof(float));
+        const bool masters = copied->master_space == HAPT_SPACE_HOST, copies = copied->copy_offset != (size_t)-1;
+        CHECK(plan->host_update == (copied->state_space == HAPT_SPACE_HOST));
+        if (!plan->host_update) continue;
+        CHECK(plan->parameter_bytes + (size_t)(plan->state_count + masters) * block == copied->parameter_bytes);
+        CHECK(plan->host_bytes == copied->host_bytes + (masters ? 1 : 2) * block +
+                                      (copies ? hapt_align(copied->window_elements * sizeof(uint16_t)) : 0));
+        host_updates++;
+    }
+}
+
 static void compare_ranges(const struct hapt_sharding *sharding, const struct hapt_memory_options *options, bool check,
                            const char *what)
 {
     struct hapt_arena arena;
-    struct hapt_memory_ranges *ranges = NULL, *host_ranges = NULL, *weight_ranges = NULL;
-    struct hapt_memory_work *work = NULL, *host_work = NULL, *weight_work = NULL;
-    struct hapt_memory_options host = *options, weights = *options;
+    struct hapt_memory_ranges *ranges = NULL, *host_ranges = NULL, *weight_ranges = NULL, *update_ranges = NULL;
+    struct hapt_memory_work *work = NULL, *host_work = NULL, *weight_work = NULL, *update_work = NULL;
+    struct hapt_memory_options host = *options, weights = *options, update = *options;
     const int places = sharding->source->forward_count;
     uint64_t seed = (uint64_t)places * 31 + (uint64_t)options->state_count;
-    host.host_state = weights.host_state = true;
+    host.host_state = weights.host_state = update.host_state = update.host_update = true;
     hapt_arena_init(&arena);
     struct hapt_unit *unit = hapt_arena_alloc(&arena, (size_t)places, sizeof *unit);
     weights.weight_unit = unit;
@@ -141,6 +174,8 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
     if (ranges) CHECK_OK(hapt_memory_work_create(ranges, &arena, &work));
     CHECK_OK(hapt_memory_ranges_create(sharding, &host, &arena, &host_ranges));
     if (host_ranges) CHECK_OK(hapt_memory_work_create(host_ranges, &arena, &host_work));
+    CHECK_OK(hapt_memory_ranges_create(sharding, &update, &arena, &update_ranges));
+    if (update_ranges) CHECK_OK(hapt_memory_work_create(update_ranges, &arena, &update_work));
     for (int first = 0; work && first < places; first++) {
         for (int end = first + 1; end <= places; end++) {
             struct hapt_arena scratch_arena;
@@ -179,6 +214,8 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                 CHECK_MESSAGE(figures.sharded_bytes == sharded->parameter_bytes,
                               "%s, operators [%d, %d): state sharded %zu, planned %zu", what, first, end,
                               figures.sharded_bytes, sharded->parameter_bytes);
+                if (test_long() || (first + end) % 4 == 1)
+                    compare_host_updates(program, options, update_ranges, update_work, check, &scratch_arena);
                 if (test_long() || (first + end) % 4 == 0)
                     compare_host_state(program, options, host_ranges, host_work, &weights, weight_ranges, weight_work,
                                        plan, check, &scratch_arena);
@@ -303,6 +340,7 @@ static void random_graphs(void)
     CHECK_MESSAGE(away > 100, "state on the host saves memory in %ld of %ld ranges", away, compared);
     CHECK_MESSAGE(sliced > 100, "%ld ranges have slices of master weights", sliced);
     CHECK_MESSAGE(bounded > 100, "%ld ranges have a lower bound above 0", bounded);
+    CHECK_MESSAGE(host_updates > 1000, "%ld ranges are updated on the host", host_updates);
     CHECK_MESSAGE(weights_away > 1000 && less > 20, "%ld ranges have weights on the host, %ld of them need less",
                   weights_away, less);
     CHECK_MESSAGE(masters_away > 100, "%ld ranges have master weights on the host", masters_away);

@@ -223,6 +223,7 @@ static void check_memory_of_choices(enum hapt_offload offload)
             const struct hapt_memory_options options = {.slots = 5,
                                                         .state_count = 2,
                                                         .host_state = offload != HAPT_OFFLOAD_NO,
+                                                        .host_update = offload == HAPT_OFFLOAD_UPDATE,
                                                         .sharded_state = offload != HAPT_OFFLOAD_NO && here,
                                                         .weight_unit_count = here ? 0 : weight_units,
                                                         .weight_unit = weight_unit,
