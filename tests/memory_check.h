@@ -218,7 +218,8 @@ static enum hapt_status memory_compare_units(const struct hapt_memory_plan *plan
     memory_add(pieces, "weight places", plan->place_offset, HAPT_WEIGHT_PLACES * plan->place_bytes,
                HAPT_REGION_RESIDENT);
     if (size == sizeof(uint16_t))
-        memory_add(pieces, "window of copies", plan->copy_offset, plan->window_elements * size, HAPT_REGION_RESIDENT);
+        memory_add(pieces, "window of copies", plan->copy_offset,
+                   (plan->host_update ? 0 : plan->window_elements) * size, HAPT_REGION_RESIDENT);
     return HAPT_OK;
 }
 
@@ -234,8 +235,8 @@ static enum hapt_status memory_compare_state(const struct hapt_memory_plan *plan
     size_t place[7], size[7];
     int blocks = 0;
     for (int w = 0; w < 3 && plan->host_update; w++) {
-        const bool there =
-            w == 0 || (w == 1 ? plan->master_space == HAPT_SPACE_DEVICE : plan->copy_offset != (size_t)-1);
+        const bool there = w == 0 || (w == 1 ? plan->master_space == HAPT_SPACE_DEVICE
+                                             : plan->copy_offset != (size_t)-1 && !plan->host_weights);
         size[blocks] = there ? hapt_align(plan->window_elements * (w == 2 ? sizeof(uint16_t) : sizeof(float))) : 0;
         place[blocks++] = plan->host_window_offset[w];
     }

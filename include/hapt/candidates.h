@@ -51,7 +51,7 @@ struct hapt_candidates_options {
     const struct hapt_efficiency *efficiency; /* calibrated tables for prediction; NULL: the built-in ones */
     bool split;                               /* also the figures of split backward passes */
     bool recompute;                           /* also those of stages that recompute, as --recompute says */
-    enum hapt_offload offload;
+    struct hapt_offloading offload;
 };
 /* True if --split-backward or `hapt profile` needs the figures of split backward passes. */
 bool hapt_candidates_wants_split(const struct hapt_config *config);

@@ -12,7 +12,7 @@
  * none; NULL if some layer fits nowhere without. `kept` may be NULL. */
 enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                       const struct hapt_model *model, const struct hapt_layers *layers,
-                                      const struct hapt_config *config, bool recompute, enum hapt_offload offload,
+                                      const struct hapt_config *config, bool recompute, struct hapt_offloading offload,
                                       struct hapt_arena *result, struct hapt_profile **profile,
                                       struct hapt_profile **kept);
 /* Times every operator of the model, forward and backward, and fits the efficiency tables. It uses every device count

@@ -82,7 +82,8 @@ struct hapt_weight_unit {
 };
 #define HAPT_WEIGHT_PLACES 2
 
-/* Windows of host_update. Masters: none if they are laid out like the state. Copies: none if there are none. */
+/* Windows of host_update. Masters: none if they are laid out like the state. Copies: none if there are none, or if they
+ * are on the host. */
 enum hapt_host_window { HAPT_WINDOW_GRADIENTS, HAPT_WINDOW_MASTERS, HAPT_WINDOW_COPIES };
 
 struct hapt_memory_plan {
@@ -143,7 +144,7 @@ struct hapt_memory_options {
     bool sharded_state; /* ZeRO-1: ranks that sum a gradient update one slice each and hold only that slice's state, and
                            master weights if kernels do not read them */
     bool host_state;    /* the optimizer state is on the host, and master weights if kernels do not read them */
-    bool host_update;   /* with host_state and without weights on the host: hapt_memory_plan */
+    bool host_update;   /* with host_state: hapt_memory_plan */
     /* Units in order: with host_state and without sharded_state the trained weights of programs that lie in them are on
      * the host, too. Such a program needs a state, no frozen weights, and one type of all weights; else its weights are
      * on the device. */

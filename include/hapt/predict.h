@@ -11,7 +11,7 @@
  * `efficiency`: calibrated tables; NULL: the built-in ones. */
 struct hapt_predict_options {
     bool recompute; /* with stages that recompute, as --recompute says */
-    enum hapt_offload offload;
+    struct hapt_offloading offload;
     int node_rank; /* chooses the device that tells its kernels' scratch: a process can open its own one alone */
 };
 enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,

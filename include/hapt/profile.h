@@ -23,12 +23,10 @@ struct hapt_submesh {
 };
 /* The part of the training state that is on the hosts. STAGES: the optimizer state of all stages, and the weights of
  * those that are planned so. */
-enum hapt_offload {
-    HAPT_OFFLOAD_NO,
-    HAPT_OFFLOAD_OPTIMIZER,
-    HAPT_OFFLOAD_UPDATE,
-    HAPT_OFFLOAD_STAGES,
-    HAPT_OFFLOAD_WEIGHTS
+enum hapt_offload { HAPT_OFFLOAD_NO, HAPT_OFFLOAD_OPTIMIZER, HAPT_OFFLOAD_STAGES, HAPT_OFFLOAD_WEIGHTS };
+struct hapt_offloading {
+    enum hapt_offload what;
+    bool host_update; /* the host updates the parameters whose state it has */
 };
 /* True if two rows are the same submesh with the same program. */
 static inline bool hapt_submesh_same(const struct hapt_submesh *a, const struct hapt_submesh *b)

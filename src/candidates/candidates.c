@@ -244,9 +244,9 @@ static void choose_keeps(const struct hapt_config *config, const struct hapt_can
 {
     add_recomputation(config, options->recompute, candidates);
     const int resident = candidates->keep_count;
-    for (int k = 0; k < resident && options->offload == HAPT_OFFLOAD_WEIGHTS; k++)
+    for (int k = 0; k < resident && options->offload.what == HAPT_OFFLOAD_WEIGHTS; k++)
         candidates->keep[k].host_weights = true;
-    if (options->offload != HAPT_OFFLOAD_STAGES || candidates->state_sharing == STATE_SHARDED) return;
+    if (options->offload.what != HAPT_OFFLOAD_STAGES || candidates->state_sharing == STATE_SHARDED) return;
     for (int third = 0, last = -1; third < 3; third++) {
         const int k = third * (resident - 1) / 2;
         if (k != last) add_keep(candidates, candidates->keep[k].recompute, true);
@@ -266,9 +266,9 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
                                            .tensor_parallel = options->tensor_parallel,
                                            .programs = options->programs,
                                            .split = options->split,
-                                           .host_state = options->offload != HAPT_OFFLOAD_NO,
-                                           .host_update = options->offload == HAPT_OFFLOAD_UPDATE,
-                                           .host_weights = options->offload >= HAPT_OFFLOAD_STAGES,
+                                           .host_state = options->offload.what != HAPT_OFFLOAD_NO,
+                                           .host_update = options->offload.host_update,
+                                           .host_weights = options->offload.what >= HAPT_OFFLOAD_STAGES,
                                            .efficiency = options->efficiency,
                                            .imbalance = hapt_config_real(config, "imbalance"),
                                            .microbatches = (int)hapt_config_int(config, "microbatches"),

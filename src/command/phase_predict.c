@@ -66,10 +66,33 @@ bool hapt_phase_chooses_memory(const struct hapt_config *config, const char *opt
     return is_auto(config, option) && may_choose_memory(config);
 }
 
+bool hapt_phase_updates_on_host(const struct hapt_config *config, const struct hapt_cluster *cluster,
+                                const struct hapt_model *model, enum hapt_offload offload)
+{
+    const char *choice = hapt_config_text(config, "update-on");
+    const int states = hapt_candidates_states(config);
+    if (offload == HAPT_OFFLOAD_NO || states == 0) return false;
+    if (strcmp(choice, "auto") != 0) return !strcmp(choice, "host");
+    /* bytes of a parameter in the direction that has more */
+    const bool masters_away = offload == HAPT_OFFLOAD_WEIGHTS || model->dtype != HAPT_F32;
+    const double state = 4.0 * (states + masters_away), gradient = masters_away ? 4 : 8;
+    const double back = offload == HAPT_OFFLOAD_WEIGHTS ? 0 : masters_away ? 2 : 4; /* the weights */
+    bool faster = true;
+    for (int c = 0; c < cluster->count && faster; c++) {
+        const struct hapt_subcluster *own = &cluster->subcluster[c];
+        const double byte_s = 1 / hapt_cluster_host_bandwidth(own), update_s = 1 / hapt_cluster_host_update_rate(own);
+        faster = hapt_candidates_copies_itself(own) ? (gradient + back) * byte_s + update_s < 2 * state * byte_s
+                                                    : fmax(gradient * byte_s, update_s) < state * byte_s;
+    }
+    return faster;
+}
+
 static enum hapt_status predict(const struct hapt_prediction *of, bool recompute, enum hapt_offload offload,
                                 struct hapt_arena *arena, struct hapt_profile **profile)
 {
-    const struct hapt_predict_options options = {recompute, offload, of->node_rank};
+    const struct hapt_offloading away = {offload,
+                                         hapt_phase_updates_on_host(of->config, of->cluster, of->model, offload)};
+    const struct hapt_predict_options options = {recompute, away, of->node_rank};
     return hapt_profile_predict(of->cluster, of->model, of->layers, of->config, of->efficiency, &options, arena,
                                 profile);
 }
@@ -104,21 +127,6 @@ static enum hapt_status predict_recomputing(const struct hapt_prediction *of, en
     return predict(of, true, offload, arena, profile);
 }
 
-/* True if on each device updates on the host take less time than copies of state and masters both ways. Only with
- * 16-bit weights, since an fp32 master is copied both ways anyhow. */
-static bool hosts_update_faster(const struct hapt_prediction *of)
-{
-    const double state_bytes = 4.0 * (1 + hapt_candidates_states(of->config));
-    bool faster = of->model->dtype != HAPT_F32;
-    for (int c = 0; c < of->cluster->count && faster; c++) {
-        const struct hapt_subcluster *own = &of->cluster->subcluster[c];
-        const double copy_s = 1 / hapt_cluster_host_bandwidth(own), update_s = 1 / hapt_cluster_host_update_rate(own);
-        faster = hapt_candidates_copies_itself(own) ? 6 * copy_s + update_s < 2 * state_bytes * copy_s
-                                                    : fmax(4 * copy_s, update_s) < state_bytes * copy_s;
-    }
-    return faster;
-}
-
 /* With the optimizer state on the hosts; if there is no plan, with the weights of the stages that need it as well. */
 static enum hapt_status predict_away(const struct hapt_prediction *of, struct hapt_arena *arena,
                                      struct hapt_profile **profile)
@@ -126,8 +134,7 @@ static enum hapt_status predict_away(const struct hapt_prediction *of, struct ha
     double step_s = INFINITY;
     bool ignored;
     struct hapt_profile *weights = NULL;
-    const enum hapt_offload optimizer = hosts_update_faster(of) ? HAPT_OFFLOAD_UPDATE : HAPT_OFFLOAD_OPTIMIZER;
-    const enum hapt_status status = predict_recomputing(of, optimizer, arena, profile, &ignored);
+    const enum hapt_status status = predict_recomputing(of, HAPT_OFFLOAD_OPTIMIZER, arena, profile, &ignored);
     if (status == HAPT_OK) HAPT_TRY(formula_s(of->config, *profile, &step_s));
     if ((status != HAPT_OK && status != HAPT_ERR_INFEASIBLE) || isfinite(step_s)) return status;
     hapt_fail_reset();
@@ -140,7 +147,6 @@ enum hapt_offload hapt_phase_offload(const struct hapt_config *config)
 {
     const char *choice = hapt_config_text(config, "offload");
     return !strcmp(choice, "weights")     ? HAPT_OFFLOAD_WEIGHTS
-           : !strcmp(choice, "update")    ? HAPT_OFFLOAD_UPDATE
            : !strcmp(choice, "optimizer") ? HAPT_OFFLOAD_OPTIMIZER
                                           : HAPT_OFFLOAD_NO;
 }

@@ -69,6 +69,10 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
         return hapt_fail(HAPT_ERR_USAGE, "leave it out, or give --optimizer adamw or a --momentum",
                          "--offload %s has no effect: this optimizer keeps no state",
                          hapt_config_text(config, "offload"));
+    if (offload == HAPT_OFFLOAD_NO && strcmp(hapt_config_text(config, "offload"), "auto") != 0 &&
+        hapt_config_given(config, "update-on"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
+                         "--update-on has no effect on --offload no: the devices have the state");
     if (offload == HAPT_OFFLOAD_WEIGHTS && !strcmp(hapt_config_text(config, "sharded-optimizer"), "yes"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                          "--offload weights contradicts --sharded-optimizer yes: such weights are not sharded");
@@ -82,7 +86,7 @@ static enum hapt_offload offload_of(const struct hapt_profile *profile)
     for (int c = 0; c < profile->cluster_count; c++)
         for (int s = 0; s < profile->cluster[c].submesh_count; s++)
             if (profile->cluster[c].submesh[s].host_weights) return HAPT_OFFLOAD_STAGES;
-    return profile->host_update ? HAPT_OFFLOAD_UPDATE : profile->host_state ? HAPT_OFFLOAD_OPTIMIZER : HAPT_OFFLOAD_NO;
+    return profile->host_state ? HAPT_OFFLOAD_OPTIMIZER : HAPT_OFFLOAD_NO;
 }
 
 /* --offload auto for a measurement: as for a prediction, by rank 0. Collective over env->world. */
@@ -126,7 +130,8 @@ static enum hapt_status measure(const struct hapt_env *env, const struct hapt_co
     enum hapt_offload offload;
     bool lacks = true;
     HAPT_TRY(choose_offload(env, &of, &offload));
-    HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, recompute, offload, arena, profile, &kept));
+    const struct hapt_offloading away = {offload, hapt_phase_updates_on_host(config, cluster, model, offload)};
+    HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, recompute, away, arena, profile, &kept));
     if (given || !kept || kept == *profile) return HAPT_OK;
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_lacks_memory(config, kept, &lacks)));
     if (!lacks) *profile = kept;

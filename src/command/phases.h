@@ -18,7 +18,7 @@ enum hapt_status hapt_phase_refuse_unused(const struct hapt_config *config, cons
 /* Options of measuring and predicting; a profile file replaces both. */
 #define HAPT_PHASE_MEASURING                                                                                    \
     "imbalance profile-seconds predict efficiency tensor-parallel mixed mixed-rows segments recompute offload " \
-    "update-order"
+    "update-order update-on"
 /* Loads --input; its training options become defaults of `config`. */
 enum hapt_status hapt_phase_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model);
@@ -41,6 +41,10 @@ enum hapt_status hapt_phase_lacks_memory(const struct hapt_config *config, const
                                          bool *lacks);
 /* --offload; auto: nothing. */
 enum hapt_offload hapt_phase_offload(const struct hapt_config *config);
+/* --update-on, for state on the hosts with or without the weights. auto: true if updates on the hosts take less time
+ * than copies of the state both ways, on every device of the cluster. */
+bool hapt_phase_updates_on_host(const struct hapt_config *config, const struct hapt_cluster *cluster,
+                                const struct hapt_model *model, enum hapt_offload offload);
 /* True if the program chooses what `option` ("recompute", "offload") says: it is auto, and the simulated step is
  * searched. */
 bool hapt_phase_chooses_memory(const struct hapt_config *config, const char *option);

@@ -5,8 +5,8 @@
  *     gradients to the host  -->  optimizer of the cpu back end, on the state there  -->  weights to the device
  *
  * While it updates the piece in one half, the gradients of the next one are copied to the other half, and the weights
- * of the one before from it. Masters that the device has are copied both ways. The kernel is that of CPU devices, so
- * their weights have the same bits wherever they are updated.
+ * of the one before from it. Masters that the device has are copied both ways; weights that the host has stay there.
+ * The kernel is that of CPU devices, so their weights have the same bits wherever they are updated.
  */
 #include <math.h>
 #include <pthread.h>
@@ -78,7 +78,7 @@ static enum hapt_status return_weights(struct host_updater *host, int index, int
         status =
             hapt_engine_start_copy(engine, STATE_IN, (float *)(engine->memory + plan->master_offset) + piece->first,
                                    window(engine, HAPT_WINDOW_MASTERS, at), elements * sizeof(float));
-    if (plan->copy_offset != (size_t)-1 && status == HAPT_OK)
+    if (plan->copy_offset != (size_t)-1 && !plan->host_weights && status == HAPT_OK)
         status =
             hapt_engine_start_copy(engine, STATE_IN, (uint16_t *)(engine->memory + plan->copy_offset) + piece->first,
                                    window(engine, HAPT_WINDOW_COPIES, at), elements * sizeof(uint16_t));
@@ -102,7 +102,9 @@ static enum hapt_status update_piece(struct host_updater *host, int index, int h
     const size_t elements = piece->end - piece->first, at = hapt_engine_window_of(engine, piece, half);
     float *master = plan->masters_like_state ? hapt_engine_state_address(engine, -1, piece->state_first)
                                              : (float *)window(engine, HAPT_WINDOW_MASTERS, at);
-    uint16_t *copy = plan->copy_offset != (size_t)-1 ? (uint16_t *)window(engine, HAPT_WINDOW_COPIES, at) : NULL;
+    uint16_t *copy = plan->copy_offset == (size_t)-1 ? NULL
+                     : plan->host_weights            ? hapt_engine_host_weight(engine, piece->first)
+                                                     : (uint16_t *)window(engine, HAPT_WINDOW_COPIES, at);
     const bool converts = copy && engine->copy_dtype == HAPT_F16;
     struct hapt_call call = {.threads = engine->options.threads};
     hapt_engine_describe_update(&engine->away.update, piece->decays ? engine->away.update.weight_decay : 0, &call);

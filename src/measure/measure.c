@@ -274,7 +274,7 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
 
 enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                       const struct hapt_model *model, const struct hapt_layers *layers,
-                                      const struct hapt_config *config, bool recompute, enum hapt_offload offload,
+                                      const struct hapt_config *config, bool recompute, struct hapt_offloading offload,
                                       struct hapt_arena *result, struct hapt_profile **profile,
                                       struct hapt_profile **kept)
 {

@@ -29,7 +29,7 @@ struct measure {
     struct hapt_arena *scratch;
     double start_s, budget_s; /* for timing single devices */
     bool recompute;           /* also stages that recompute */
-    enum hapt_offload offload;
+    struct hapt_offloading offload;
     int threads;
     struct classes classes;
     struct hapt_item_memory *memory; /* [class][item] */

@@ -140,7 +140,6 @@ static void choose_spaces(const struct planner *planner, const struct copies *co
     plan->master_space = away && plan->masters_like_state ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
     plan->window_elements = away ? hapt_memory_window(plan->state_elements) : plan->state_elements;
     plan->host_update = away && planner->options->host_update;
-    HAPT_ASSERT(!plan->host_update || !plan->host_weights);
 }
 
 /* Elements on the device of what may be on the host. */
@@ -174,7 +173,7 @@ static void reserve_state(struct planner *planner)
     for (int w = HAPT_WINDOW_GRADIENTS; w <= HAPT_WINDOW_COPIES && plan->host_update; w++)
         plan->host_window_offset[w] = reserve_on_host(
             planner, hapt_host_window_bytes((enum hapt_host_window)w, plan->window_elements, !plan->masters_like_state,
-                                            plan->copy_offset != (size_t)-1));
+                                            plan->copy_offset != (size_t)-1 && !plan->host_weights));
 }
 
 /* True if kernels of operators [first_op, end_op) read a parameter. */
@@ -222,7 +221,7 @@ static enum hapt_status pack_units(struct planner *planner, struct hapt_arena *a
 static enum hapt_status reserve_copies(struct planner *planner, bool some, struct hapt_arena *arena)
 {
     struct hapt_memory_plan *plan = planner->plan;
-    const size_t elements = plan->host_weights ? plan->window_elements : plan->elements;
+    const size_t elements = plan->host_weights ? elements_here(plan) : plan->elements;
     plan->copy_offset = some ? reserve(planner, elements * sizeof(uint16_t)) : (size_t)-1;
     if (!plan->host_weights) return HAPT_OK;
     plan->host_copy_offset = some ? reserve_on_host(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;

@@ -374,8 +374,8 @@ static size_t state_bytes(const struct hapt_memory_ranges *ranges, const struct 
     size_t bytes = (size_t)blocks * hapt_align(elements * sizeof(float)) +
                    (sum->away && sum->copies ? hapt_align(elements * sizeof(uint16_t)) : 0);
     for (int w = HAPT_WINDOW_GRADIENTS; w <= HAPT_WINDOW_COPIES && updates_on_host(ranges); w++)
-        bytes += hapt_align(
-            hapt_host_window_bytes((enum hapt_host_window)w, hapt_memory_window(elements), masters, sum->copies > 0));
+        bytes += hapt_align(hapt_host_window_bytes((enum hapt_host_window)w, hapt_memory_window(elements), masters,
+                                                   sum->copies > 0 && !sum->away));
     return bytes;
 }
 

@@ -132,8 +132,7 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
         if (!hapt_recompute_is_valid(submesh.recompute))
             return BAD("subcluster %s: %d x %d devices recompute %d, not 0 to %d, or as much more than %d",
                        cluster->name, n, m, submesh.recompute, HAPT_RECOMPUTE_PARTS, HAPT_RECOMPUTE_SELECTIVE);
-        if (submesh.host_weights != 0 &&
-            (submesh.host_weights != 1 || !profile->host_state || profile->host_update || submesh.program > 0))
+        if (submesh.host_weights != 0 && (submesh.host_weights != 1 || !profile->host_state || submesh.program > 0))
             return BAD("subcluster %s: %d x %d devices have host_weights %d, not 0, or 1 for plain programs whose "
                        "optimizer state is on the hosts",
                        cluster->name, n, m, submesh.host_weights);

@@ -29,7 +29,8 @@ TF32 = 1e-2  # the same, for operands of products
 WEIGHTS = 1e-2
 UPDATED = 1e-3  # against the device's updates: the last bits of fp32 weights, some of which change a bf16 copy
 # Options that keep less on the device; the bits stay the same.
-KEPT = [["--offload", "optimizer"], ["--offload", "weights"], ["--recompute", "all"], ["--offload", "weights", "--recompute", "all"]]
+KEPT = [["--offload", "optimizer", "--update-on", "device"], ["--offload", "weights", "--update-on", "device"], ["--recompute", "all"],
+        ["--offload", "weights", "--update-on", "device", "--recompute", "all"]]
 
 
 def cluster(path, counts, half="bf16"):
@@ -120,7 +121,7 @@ def family(path, folder):
             other, _ = train(half, path, folder, [1], None, steps, microbatches, kept)
             check(np.array_equal(loss, other), f"{name}, bf16: other losses with {' '.join(kept)}")
         if name == "gpt":  # the CPU may contract products and sums differently
-            other, _ = train(half, path, folder, [1], None, steps, microbatches, ["--offload", "update"])
+            other, _ = train(half, path, folder, [1], None, steps, microbatches, ["--offload", "optimizer", "--update-on", "host"])
             compare(f"{name}, bf16, updated on the host", other, loss, UPDATED)
         chosen, _ = train(model, path, folder, [1], None, steps, microbatches)
         check(np.array_equal(loss, chosen), f"{name}: a model in fp32 does not train as one in bf16 where devices have it")

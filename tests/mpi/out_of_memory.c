@@ -140,8 +140,9 @@ static enum hapt_status measure(void *context)
     struct hapt_arena arena;
     struct hapt_profile *profile = NULL;
     hapt_arena_init(&arena);
-    const enum hapt_status status = hapt_profile_measure(&test_env, with->cluster, with->model, with->layers,
-                                                         with->config, false, false, &arena, &profile, NULL);
+    const enum hapt_status status =
+        hapt_profile_measure(&test_env, with->cluster, with->model, with->layers, with->config, false,
+                             (struct hapt_offloading){0}, &arena, &profile, NULL);
     hapt_arena_release(&arena);
     return status;
 }

@@ -45,8 +45,8 @@ static void profile_of(struct run *run, int hidden, int microbatch, const char *
     CHECK_OK(hapt_layers_build(run->model->graph, &options, &run->arena, &run->layers));
     run->profile = NULL;
     CHECK_OK(hapt_profile_measure(&test_env, run->cluster, run->model, run->layers,
-                                  config_of(&run->arena, seconds, program), false, false, &run->arena, &run->profile,
-                                  NULL));
+                                  config_of(&run->arena, seconds, program), false, (struct hapt_offloading){0},
+                                  &run->arena, &run->profile, NULL));
 }
 
 static size_t cells_of(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster)

@@ -35,8 +35,8 @@ static void measure(struct run *run, const char *program, const char *sharded)
                      "--program", (char *)program, "--sharded-optimizer", (char *)sharded};
     struct hapt_config *config = NULL;
     CHECK_OK(hapt_config_parse(sizeof words / sizeof *words, words, &run->arena, &config));
-    CHECK_OK(hapt_profile_measure(&test_env, run->cluster, run->model, run->layers, config, false, false, &run->arena,
-                                  &run->profile, NULL));
+    CHECK_OK(hapt_profile_measure(&test_env, run->cluster, run->model, run->layers, config, false,
+                                  (struct hapt_offloading){0}, &run->arena, &run->profile, NULL));
     if (!run->profile) exit(1); /* on all ranks */
     CHECK_OK(hapt_profile_check(run->profile));
 }

@@ -20,14 +20,14 @@ campaign() { # FOLDER KILLS
 }
 campaign "$scratch" "$kills"
 
-away() { # OFFLOAD KILLS
+away() { # FOLDER KILLS OPTIONS...
     mkdir "$scratch/$1" && ln -s "$scratch"/{m,t}.h5 "$scratch/$1"
     sed 's/"device": "cpu"/"device": "cpu", "host": {"bandwidth": "40 MB\/s", "paced": true}/' "$scratch/c.json" >"$scratch/$1/c.json"
-    passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/$1/c.json" --predict --offload "$1" --microbatches 2 --layers-per-model 6 \
+    passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/$1/c.json" --predict "${@:3}" --microbatches 2 --layers-per-model 6 \
         --stages "0-3@a:1x2,3-$layers@b:1x1" --output "$scratch/$1/plan.h5" || finish
     campaign "$scratch/$1" "$2"
 }
-away optimizer "$away"
-[ -z "${HAPT_LONG:-}" ] || away weights "$away"
-[ -z "${HAPT_LONG:-}" ] || away update "$away"
+away optimizer "$away" --offload optimizer --update-on device
+[ -z "${HAPT_LONG:-}" ] || away weights "$away" --offload weights
+[ -z "${HAPT_LONG:-}" ] || away update "$away" --offload optimizer --update-on host
 finish

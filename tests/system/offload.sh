@@ -35,19 +35,27 @@ train auto tight
 same keep auto
 for choice in "--stages $two" "--split-backward yes --stages $two" "--schedule gpipe --stages $two" "--schedule interleaved --stages $four" "--recompute all"; do
     name=${choice//[^a-z0-9]/-}
-    plan "$name" wide --offload optimizer $choice
+    plan "$name" wide --offload optimizer --update-on device $choice
     check "$choice: on the hosts" offloads
     train "$name" wide
     same keep "$name"
 done
 
-plan update wide --offload update --stages $two
-check "--offload update: on the hosts" offloads update
+plan update wide --offload optimizer --update-on host --stages $two
+check "updates on the hosts" offloads update
 train update wide
 same keep update
+# kept WHERE: the options that keep the optimizer state there
+kept() {
+    case $1 in
+        no) echo "--offload no" ;;
+        optimizer) echo "--offload optimizer --update-on device" ;;
+        update) echo "--offload optimizer --update-on host" ;;
+    esac
+}
 for extra in "--precision bf16" "--optimizer sgd --momentum 0.9"; do
     for offload in no optimizer update; do
-        plan "$offload${extra//[^a-z0-9]/-}" wide --offload $offload --stages $two $extra
+        plan "$offload${extra//[^a-z0-9]/-}" wide $(kept $offload) --stages $two $extra
         train "$offload${extra//[^a-z0-9]/-}" wide $extra
     done
     same "no${extra//[^a-z0-9]/-}" "optimizer${extra//[^a-z0-9]/-}"
@@ -82,7 +90,7 @@ for model in two one; do
     [ $model = two ] && stages="0-13@a:1x2,13-26@b:1x1" || stages="0-1@b:1x1,1-20@a:1x2"
     for offload in no optimizer update; do
         passes 3 --input "$scratch/$model.h5" --cluster "$scratch/three.json" --predict --microbatches 4 --threads 1 --steps 6 --checkpoint-every 3 \
-            --stages $stages --offload $offload --replica-check 1 $half --output "$scratch/run-$model-$offload"
+            --stages $stages $(kept $offload) --replica-check 1 $half --output "$scratch/run-$model-$offload"
     done
     same $model-no $model-optimizer
     same $model-no $model-update
@@ -99,7 +107,8 @@ for offload in no optimizer; do
 done
 same frozen-no frozen-optimizer
 refuses 2 'keeps no state' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload optimizer --optimizer sgd
-refuses 2 'keeps no state' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload update --optimizer sgd
+refuses 2 'keeps no state' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --update-on host --offload optimizer --optimizer sgd
+refuses 2 'no effect' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload no --update-on host
 
 # The one command, which measures.
 job() { # NAME CLUSTER OPTIONS...
@@ -137,7 +146,8 @@ check "a host that is too small, and a larger one: $(points)" bash -c '[[ "$1" =
 # A step takes the copies' time: 2 states of 4 bytes, both ways. Nothing else depends on the host.
 passes 1 export --checkpoint "$scratch/run-keep" --output "$scratch/w.h5"
 for host in fast slow; do
-    passes 1 profile --input "$scratch/m.h5" --cluster "$scratch/$host.json" --predict --microbatches 4 --offload optimizer --output "$scratch/$host.h5"
+    passes 1 profile --input "$scratch/m.h5" --cluster "$scratch/$host.json" --predict --microbatches 4 --offload optimizer --update-on device \
+        --output "$scratch/$host.h5"
 done
 refuses 2 'the profile does not hold what hosts cost' 1 plan --profile "$scratch/fast.h5" --what-if host-memory=1..2GB
 checks=$((checks + 1))
@@ -162,13 +172,13 @@ PY
 # Paced copies: the same bits, and no step is shorter than the copies of a stage at the bandwidth of the cluster file. The prediction is a little
 # longer. The step is longer by the last pieces of two blocks, with and without weight decay, which are a twelfth of this small state.
 two_devices paced "300 MB" '{"bandwidth": "2 MB/s", "paced": true}'
-plan paced paced --offload optimizer --stages $two
+plan paced paced --offload optimizer --update-on device --stages $two
 cp "$scratch/out" "$scratch/paced-plan.json"
 train paced paced
 same keep paced
 # Priority of updates is the default: the plan is shorter than the one in order, and the bits are the same.
 check "updates are deferred" grep -q '"deferred_s": 0\.[0-9]*[1-9]' "$scratch/paced-plan.json"
-plan ordered paced --offload optimizer --stages $two --update-order in-order
+plan ordered paced --offload optimizer --update-on device --stages $two --update-order in-order
 check "in order they are not" bash -c "! grep -q deferred_s '$scratch/out'"
 check "deferring them shortens the step" /usr/bin/python3 -c 'import json, sys
 step_s = [json.load(open(path))["simulated_s"] for path in sys.argv[1:]]
@@ -200,7 +210,7 @@ PY
 # chooses it. Its prediction holds, too.
 two_devices updates "300 MB" '{"bandwidth": "2 MB/s", "update_rate": 1e8, "paced": true}'
 for offload in optimizer update; do
-    plan updates-$offload updates --offload $offload --stages $two $half
+    plan updates-$offload updates $(kept $offload) --stages $two $half
     passes 2 train --input "$scratch/m.h5" --cluster "$scratch/updates.json" --plan "$scratch/updates-$offload.h5" --threads 1 --steps 6 \
         --checkpoint-every 0 $half --output "$scratch/run-updates-$offload"
 done

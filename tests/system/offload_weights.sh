@@ -20,10 +20,12 @@ job() {
     passes "$4" --input "$scratch/$2.h5" --cluster "$scratch/$3.json" --predict --microbatches 4 --threads 1 --steps 6 --checkpoint-every 3 \
         --output "$scratch/run-$1" "${@:5}"
 }
-# both NAME MODEL CLUSTER RANKS OPTIONS...: with all on the devices, and with weights on the hosts
+# both NAME MODEL CLUSTER RANKS OPTIONS...: with all on the devices, and with weights on the hosts. Devices and hosts update in turn.
+update_on=host
 both() {
+    [ $update_on = host ] && update_on=device || update_on=host
     job "$1-here" "$2" "$3" "$4" --offload no "${@:5}"
-    job "$1-away" "$2" "$3" "$4" --offload weights "${@:5}"
+    job "$1-away" "$2" "$3" "$4" --offload weights --update-on $update_on "${@:5}"
     check "$1: the weights are on the hosts" grep -q 'weights on the hosts' "$scratch/out"
     same_runs "$scratch/run-$1-here" "$scratch/run-$1-away"
 }
@@ -92,21 +94,26 @@ host fast '{"bandwidth": "8 GB/s"}'
 host slow '{"bandwidth": "80 MB/s"}'
 host paced '{"bandwidth": "80 MB/s", "paced": true}'
 for name in fast slow; do
-    passes 1 profile --input "$scratch/deep.h5" --cluster "$scratch/$name.json" --predict --microbatches 4 --offload weights --recompute no \
-        --output "$scratch/$name.h5"
+    passes 1 profile --input "$scratch/deep.h5" --cluster "$scratch/$name.json" --predict --microbatches 4 --offload weights --update-on device \
+        --recompute no --output "$scratch/$name.h5"
 done
-plan_paced() { passes 1 plan --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --predict --microbatches 4 --offload weights --recompute no \
-    --threads 1 --json --output "$scratch/paced.h5"; }
-plan_paced
-cp "$scratch/out" "$scratch/paced-plan.json"
-passes 1 train --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --plan "$scratch/paced.h5" --threads 1 --steps 6 --output "$scratch/run-paced"
+plan_paced() { # WHERE: who updates
+    passes 1 plan --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --predict --microbatches 4 --offload weights --update-on "$1" \
+        --recompute no --threads 1 --json --output "$scratch/$1.h5"
+}
+for where in host device; do
+    plan_paced $where
+    passes 1 train --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --plan "$scratch/$where.h5" --threads 1 --steps 6 \
+        --output "$scratch/run-$where"
+done
+same_runs "$scratch/run-host" "$scratch/run-device"
 checks=$((checks + 1))
 /usr/bin/python3 - "$scratch" <<'PY' || fail "bytes and times of fetched weights"
 import json, sys
 import h5py
 folder = sys.argv[1] + "/"
 weights = 4 * sum(item.size for item in h5py.File(folder + "w.h5")["parameters"].values())
-units = h5py.File(folder + "paced.h5")["weight_unit"].shape[0]
+units = h5py.File(folder + "device.h5")["weight_unit"].shape[0]
 assert units == 42, units  # the embedding, 40 blocks, the head
 fetched = weights * (units - 2) / units
 fast, slow = (h5py.File(folder + name + ".h5")["cluster_0"] for name in ("fast", "slow"))
@@ -114,27 +121,32 @@ whole = (0, 0, fast["stage_time"].shape[2] - 1)
 for name, passes in (("stage_time", 2), ("stage_forward_time", 1)):
     more = slow[name][whole] - fast[name][whole]
     assert abs(more / (passes * fetched * (1 / 80e6 - 1 / 8e9)) - 1) < 0.02, (name, more)
-run = h5py.File(folder + "run-paced/run.h5")["train"]
-assert 1 <= run["host_memory"][0] / (3 * weights) < 1.01, run["host_memory"][0] / weights
-copies_s = (8 * fetched + 3 * weights) / 80e6
-predicted_s = json.load(open(folder + "paced-plan.json"))["simulated_s"]
-steps_s = run["step_time"][1:-1]  # the last one waits for a checkpoint
-print("copies %.3f s, predicted %.3f s, steps %s" % (copies_s, predicted_s, steps_s))
-assert min(steps_s) > 0.99 * copies_s and copies_s < predicted_s < 1.3 * copies_s and min(steps_s) < 1.2 * predicted_s
+shortest_s = {}
+# The update copies the masters and two states both ways at the same time, or the gradients to the host.
+for where, copied in ("device", 3), ("host", 1):
+    run, plan = (h5py.File(folder + name) for name in ("run-%s/run.h5" % where, where + ".h5"))
+    assert 1 <= run["train/host_memory"][0] / (3 * weights) < (1.01 if where == "device" else 1.2), run["train/host_memory"][0] / weights
+    copies_s = (8 * fetched + copied * weights) / 80e6
+    predicted_s = plan["/"].attrs["simulated"]
+    steps_s = run["train/step_time"][1:-1]  # the last one waits for a checkpoint
+    shortest_s[where] = min(steps_s)
+    print("%s: copies %.3f s, predicted %.3f s, steps %s" % (where, copies_s, predicted_s, steps_s))
+    assert min(steps_s) > 0.99 * copies_s and copies_s < predicted_s < 1.3 * copies_s and min(steps_s) < 1.2 * predicted_s
+assert shortest_s["host"] < shortest_s["device"], shortest_s
 PY
 
 refuses 2 'contradicts --sharded-optimizer' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload weights --sharded-optimizer yes
 refuses 2 'keeps no state' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload weights --optimizer sgd
-refuses 3 'are not sharded' 1 train --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --plan "$scratch/paced.h5" --threads 1 --steps 1 \
+refuses 3 'are not sharded' 1 train --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --plan "$scratch/device.h5" --threads 1 --steps 1 \
     --sharded-optimizer yes --output "$scratch/none"
-refuses 3 'this optimizer does not have' 1 train --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --plan "$scratch/paced.h5" --threads 1 \
+refuses 3 'this optimizer does not have' 1 train --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --plan "$scratch/device.h5" --threads 1 \
     --steps 1 --optimizer sgd --output "$scratch/none"
 damage() { # FILE CODE
     cp "$scratch/$1.h5" "$scratch/bad.h5"
     /usr/bin/python3 -c "import h5py, sys; file = h5py.File(sys.argv[1], 'r+'); $2" "$scratch/bad.h5"
 }
 for code in "file['stage_host_weights'][0] = 2" "file['weight_unit'][3, 2] -= 1" "file['weight_unit'][41, 0] = 1" "file['weight_unit'][1, 1] -= 1" "del file['weight_unit']" "del file.attrs['offload']"; do
-    damage paced "$code"
+    damage device "$code"
     refuses 3 'weights|weight_unit|offload' 1 simulate --plan "$scratch/bad.h5"
 done
 for code in "file['cluster_0/host_weights'][0] = 2" "del file.attrs['offload']"; do
@@ -143,5 +155,5 @@ for code in "file['cluster_0/host_weights'][0] = 2" "del file.attrs['offload']";
 done
 host stalled '{"bandwidth": "100 B/s", "paced": true}'
 refuses 7 'copy of offloaded memory from the host to the device has made no progress for 4 s' 1 train --input "$scratch/deep.h5" \
-    --cluster "$scratch/stalled.json" --plan "$scratch/paced.h5" --threads 1 --steps 1 --timeout 4 --output "$scratch/stalled"
+    --cluster "$scratch/stalled.json" --plan "$scratch/device.h5" --threads 1 --steps 1 --timeout 4 --output "$scratch/stalled"
 finish

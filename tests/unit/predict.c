@@ -200,7 +200,7 @@ static void memory_is_the_planners(void)
 
 /* Stages that do not keep all on their devices: each cell against the program of its own range, with the units that a
  * plan of it gets. */
-static void check_memory_of_choices(enum hapt_offload offload)
+static void check_memory_of_choices(enum hapt_offload offload, bool host_update)
 {
     struct run run;
     struct hapt_config *config = NULL;
@@ -210,8 +210,8 @@ static void check_memory_of_choices(enum hapt_offload offload)
     predict(&run, gpus, (struct fixture_gpt){5, 64, 4, 32, 131, 4, true, true}, "1000000");
     CHECK_OK(hapt_config_parse(6, words, &run.arena, &config));
     CHECK_OK(hapt_profile_predict(cluster_of(&run.arena, gpus), run.model, run.layers, config, NULL,
-                                  &(struct hapt_predict_options){.recompute = true, .offload = offload}, &run.arena,
-                                  &run.profile));
+                                  &(struct hapt_predict_options){.recompute = true, .offload = {offload, host_update}},
+                                  &run.arena, &run.profile));
     CHECK_OK(hapt_layers_units(run.layers, &run.arena, &unit, &units));
     CHECK(units >= 4);
     CHECK_OK(hapt_layers_weight_units(run.layers, &run.arena, &weight_unit, &weight_units));
@@ -223,7 +223,7 @@ static void check_memory_of_choices(enum hapt_offload offload)
             const struct hapt_memory_options options = {.slots = 5,
                                                         .state_count = 2,
                                                         .host_state = offload != HAPT_OFFLOAD_NO,
-                                                        .host_update = offload == HAPT_OFFLOAD_UPDATE,
+                                                        .host_update = host_update,
                                                         .sharded_state = offload != HAPT_OFFLOAD_NO && here,
                                                         .weight_unit_count = here ? 0 : weight_units,
                                                         .weight_unit = weight_unit,
@@ -267,7 +267,8 @@ static void check_memory_of_choices(enum hapt_offload offload)
 static void memory_of_choices(void)
 {
     for (enum hapt_offload offload = HAPT_OFFLOAD_NO; offload <= HAPT_OFFLOAD_WEIGHTS; offload++)
-        check_memory_of_choices(offload);
+        for (int on_host = 0; on_host <= (offload != HAPT_OFFLOAD_NO); on_host++)
+            check_memory_of_choices(offload, on_host);
 }
 
 /* Tensor-parallel degrees are powers of two that divide the devices of a node. The remaining devices share the rows.
