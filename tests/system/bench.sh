@@ -31,7 +31,7 @@ section 1 '^@ Gbit/s: uneven experts up to @ % faster .* @ times the mean one, p
 section 2 '^  2 A100 .*computation / communication +@; EV +@ s, CP +@ s, LP +@ s ' hap figure-2
 section 1 '^step, busy and idle times of the stages: at most @ % of a step ' run emulated
 section 2 '^run with checkpoints .* / with none: median @ ' run checkpoint
-section 2 '^(in-order|priority): measured / predicted: median @' run priority
+section 4 '^on the (device|host), (in-order|priority): measured / predicted: median @' run priority
 section 1 '^1 of 1 stages with weights on the host: measured / predicted: median @' run weights
 section 2 '^[12] threads: update @ GB/s, memory @ GB/s: median ratio @, least @$' run optimizer
 section 6 '^  autohete +@ +@/@/@( +@){4}$' run autohete
