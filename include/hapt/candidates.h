@@ -210,6 +210,11 @@ double hapt_candidates_resident_bytes(const struct hapt_candidates *candidates, 
 /* Its bytes on the host, in the same cases. */
 double hapt_candidates_host_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
                                   double limit);
+/* Seconds in which the host updates so many elements of an item, once a step: gradients are copied to it while the part
+ * before is updated and the weights of the one before that are copied back. Masters that the device has are copied both
+ * ways, one after the other. The first and the last half of the window have nothing beside them. */
+double hapt_candidates_host_update_s(const struct hapt_subcluster *subcluster, const struct hapt_item_memory *memory,
+                                     double elements, bool weights_on_host);
 /* Bytes of the all-reduce that takes as long as the sums of a step. Ranks that share the state reduce and scatter fp32
  * gradients, then gather weights, in 16 bits if they have slices of the masters: three quarters of the bytes. */
 double hapt_candidates_summed_bytes(const struct hapt_candidates *candidates, int subcluster,

@@ -83,7 +83,8 @@ struct hapt_queue;
 struct hapt_event;
 struct hapt_replay;
 
-/* Queues by purpose. The computing thread fills the first and the last two, the communication thread the others. */
+/* Queues by purpose. The computing thread fills the first and the last two, the communication thread the others. During
+ * an update on the host its thread fills the last two. */
 enum hapt_queue_use {
     HAPT_QUEUE_COMPUTE,
     HAPT_QUEUE_COPY_OUT,

@@ -186,7 +186,8 @@ enum hapt_status hapt_engine_defer_update(struct hapt_engine *engine, const stru
 bool hapt_engine_is_updating(const struct hapt_engine *engine);
 /* Seconds that the kernels of all updates took so far; the rest were copies. State on the host only. */
 double hapt_engine_update_kernels_s(const struct hapt_engine *engine);
-/* Updates the next part, if there is one. If the host updates it, this waits about a millisecond at most. */
+/* Updates the next part, if there is one. If the host updates it and takes longer than a millisecond, this returns
+ * without it; it waits for the copy of weights that have been updated. */
 enum hapt_status hapt_engine_continue_update(struct hapt_engine *engine);
 /* Updates the rest. hapt_engine_get and hapt_engine_set do so as well. */
 enum hapt_status hapt_engine_settle(struct hapt_engine *engine);

@@ -7,7 +7,8 @@
  *   resident   fp32 master weights, bf16 compute copies, fp32 gradients, optimizer state, the loss scale
  *              With sharded optimizer state (ZeRO-1): the slice that the rank updates. With the state on the host
  *              (AutoHete, ZeRO-Offload): a window for it. The update copies a window in, updates the weights, and
- *              copies it out, so that its bits are those of an update with resident state. In both cases masters are
+ *              copies it out, so that its bits are those of an update with resident state. If the host updates, the
+ *              window is there. In both cases masters are
  *              treated like the state if all trained weights have compute copies.
  *              With the weights on the host, too (AutoHete's p blocks): masters are treated like the state in any case,
  *              and two places hold the weights of one unit each (hapt_weight_unit) while its operators run.
@@ -162,8 +163,8 @@ void hapt_parameter_group_slice(const struct hapt_sharding *sharding, const stru
 /* Elements of the optimizer state that are on the device at a time, if it is on the host: all of it, or two halves, of
  * which one is updated while the other is copied. Halves are multiples of 32, as slices are. */
 size_t hapt_memory_window(size_t state_elements);
-/* Bytes of a block of host_update's windows of so many elements; 0: the plan has none. `masters`: those that the device
- * has; `copies`: of weights. */
+/* Bytes of a window of host_update of so many elements; 0: the plan has none. masters: the device has masters; copies:
+ * it has compute copies of weights. */
 static inline size_t hapt_host_window_bytes(enum hapt_host_window window, size_t elements, bool masters, bool copies)
 {
     const size_t size[] = {sizeof(float), masters ? sizeof(float) : 0, copies ? sizeof(uint16_t) : 0};

@@ -381,6 +381,21 @@ double hapt_candidates_host_bytes(const struct hapt_candidates *candidates, cons
     return hapt_candidates_shards_state(candidates, memory, limit) ? memory->sharded_host_bytes : memory->host_bytes;
 }
 
+double hapt_candidates_host_update_s(const struct hapt_subcluster *subcluster, const struct hapt_item_memory *memory,
+                                     double elements, bool weights_on_host)
+{
+    if (elements <= 0) return 0;
+    const double window = (double)hapt_memory_window((size_t)elements);
+    const double masters = memory->masters_unread > 0 || weights_on_host ? 0 : 4; /* bytes of those on the device */
+    const double copies = memory->copies > 0 && !weights_on_host ? 2 : 0;
+    const double byte_s = elements / hapt_cluster_host_bandwidth(subcluster), out_s = (4 + masters) * byte_s,
+                 in_s = (masters + copies) * byte_s, update_s = elements / hapt_cluster_host_update_rate(subcluster);
+    const double all_s = out_s + in_s + update_s;
+    const double longest_s = masters > 0 ? fmax(out_s, update_s + in_s) : fmax(fmax(out_s, in_s), update_s);
+    if (hapt_candidates_copies_itself(subcluster) || window >= elements) return all_s;
+    return longest_s + window / 2 / elements * (all_s - longest_s);
+}
+
 double hapt_candidates_summed_bytes(const struct hapt_candidates *candidates, int subcluster,
                                     const struct hapt_item_memory *memory)
 {

@@ -33,16 +33,15 @@ static const struct hapt_item_memory *memory_of(const struct filling *filling, i
     return again ? &again->memory : &filling->memory[subcluster][item];
 }
 
-/* Seconds of updates on the host of parameters whose state other devices have, if the weights are not on the host. */
+/* Seconds that updates on the host take longer if the weights are on the host, negative: shorter. Ranks do not share
+ * the state then, and the weights are not copied back. */
 static double more_updates_s(const struct hapt_candidates *candidates, const struct hapt_subcluster *own,
                              const struct hapt_item_memory *memory, const struct hapt_item_memory *whole)
 {
     const double own_bytes = hapt_candidates_host_bytes(candidates, whole, own->device.memory_bytes);
     const double share = whole->host_bytes > 0 ? own_bytes / whole->host_bytes : 0; /* 0: it was not sized */
-    const double elements = memory->trained_elements * (1 - share);
-    const double copy_s = 4 * elements / hapt_cluster_host_bandwidth(own),
-                 update_s = elements / hapt_cluster_host_update_rate(own);
-    return hapt_candidates_copies_itself(own) ? copy_s + update_s : fmax(copy_s, update_s);
+    return hapt_candidates_host_update_s(own, memory, memory->trained_elements, true) -
+           hapt_candidates_host_update_s(own, whole, memory->trained_elements * share, false);
 }
 
 /* Cost of a candidate outside the pipeline. Weights on the host are updated and copied there; the first units of the
@@ -60,7 +59,7 @@ static double step_s(const struct filling *filling, int subcluster, struct hapt_
     if (!submesh.host_weights) return seconds;
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
     const double first_s = (memory->weight_bytes - memory->fetch_bytes) / hapt_cluster_host_bandwidth(own);
-    if (candidates->host_update) return seconds + more_updates_s(candidates, own, memory, whole) + first_s;
+    if (candidates->host_update) return fmax(seconds + more_updates_s(candidates, own, memory, whole), 0) + first_s;
     const double more = memory->host_bytes - hapt_candidates_host_bytes(candidates, whole, own->device.memory_bytes);
     return seconds + (hapt_candidates_copies_itself(own) ? 2 : 1) * more / hapt_cluster_host_bandwidth(own) + first_s;
 }

@@ -66,6 +66,13 @@ bool hapt_phase_chooses_memory(const struct hapt_config *config, const char *opt
     return is_auto(config, option) && may_choose_memory(config);
 }
 
+/* True if updates on the host are an automatic choice: those of CPUs have the same bits, and the rate of a GPU's host
+ * is known if the cluster file gives it. */
+static bool may_update(const struct hapt_subcluster *subcluster)
+{
+    return strcmp(subcluster->device.backend, "cpu") == 0 || subcluster->host_update_rate > 0;
+}
+
 bool hapt_phase_updates_on_host(const struct hapt_config *config, const struct hapt_cluster *cluster,
                                 const struct hapt_model *model, enum hapt_offload offload)
 {
@@ -81,8 +88,10 @@ bool hapt_phase_updates_on_host(const struct hapt_config *config, const struct h
     for (int c = 0; c < cluster->count && faster; c++) {
         const struct hapt_subcluster *own = &cluster->subcluster[c];
         const double byte_s = 1 / hapt_cluster_host_bandwidth(own), update_s = 1 / hapt_cluster_host_update_rate(own);
+        const double host_s =
+            masters_away ? fmax(gradient * byte_s, update_s) : fmax(gradient * byte_s, update_s + back * byte_s);
         faster = hapt_candidates_copies_itself(own) ? (gradient + back) * byte_s + update_s < 2 * state * byte_s
-                                                    : fmax(gradient * byte_s, update_s) < state * byte_s;
+                                                    : may_update(own) && host_s < state * byte_s;
     }
     return faster;
 }

@@ -69,10 +69,10 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
         return hapt_fail(HAPT_ERR_USAGE, "leave it out, or give --optimizer adamw or a --momentum",
                          "--offload %s has no effect: this optimizer keeps no state",
                          hapt_config_text(config, "offload"));
-    if (offload == HAPT_OFFLOAD_NO && strcmp(hapt_config_text(config, "offload"), "auto") != 0 &&
-        hapt_config_given(config, "update-on"))
-        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
-                         "--update-on has no effect on --offload no: the devices have the state");
+    if (offload == HAPT_OFFLOAD_NO && hapt_config_given(config, "update-on") &&
+        !(hapt_phase_chooses_memory(config, "offload") && hapt_candidates_states(config)))
+        return hapt_fail(HAPT_ERR_USAGE, "give --offload optimizer or weights, and an optimizer with a state",
+                         "--update-on has no effect: the optimizer state is not on the hosts");
     if (offload == HAPT_OFFLOAD_WEIGHTS && !strcmp(hapt_config_text(config, "sharded-optimizer"), "yes"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                          "--offload weights contradicts --sharded-optimizer yes: such weights are not sharded");

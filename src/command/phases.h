@@ -42,7 +42,7 @@ enum hapt_status hapt_phase_lacks_memory(const struct hapt_config *config, const
 /* --offload; auto: nothing. */
 enum hapt_offload hapt_phase_offload(const struct hapt_config *config);
 /* --update-on, for state on the hosts with or without the weights. auto: true if updates on the hosts take less time
- * than copies of the state both ways, on every device of the cluster. */
+ * than copies of the state both ways, on every device of the cluster, and the rates of the GPUs' hosts are given. */
 bool hapt_phase_updates_on_host(const struct hapt_config *config, const struct hapt_cluster *cluster,
                                 const struct hapt_model *model, enum hapt_offload offload);
 /* True if the program chooses what `option` ("recompute", "offload") says: it is auto, and the simulated step is

@@ -307,5 +307,6 @@ enum hapt_status hapt_engine_bind_away(struct hapt_engine *engine)
         qsort(engine->away.piece, (size_t)engine->away.piece_count, sizeof *engine->away.piece, by_need);
     }
     hapt_arena_release(&scratch);
-    return status != HAPT_OK || !engine->plan->host_update ? status : hapt_engine_bind_host_updates(engine);
+    if (status != HAPT_OK || !engine->plan->host_update || !engine->shared->host) return status;
+    return hapt_engine_bind_host_updates(engine);
 }

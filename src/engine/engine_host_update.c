@@ -5,8 +5,9 @@
  *     gradients to the host  -->  optimizer of the cpu back end, on the state there  -->  weights to the device
  *
  * While it updates the piece in one half, the gradients of the next one are copied to the other half, and the weights
- * of the one before from it. Masters that the device has are copied both ways; weights that the host has stay there.
- * The kernel is that of CPU devices, so their weights have the same bits wherever they are updated.
+ * of the one before from it. Masters that the device has are copied both ways, through one window, so those of the next
+ * piece wait for those of the one before. Weights that the host has stay there. The kernel is that of CPU devices, so
+ * their weights have the same bits wherever they are updated.
  */
 #include <math.h>
 #include <pthread.h>
@@ -25,10 +26,11 @@ struct host_updater {
     bool asked, ends;       /* asked: an update has begun, and the thread has not ended it */
     int reached;            /* the pieces before this one have been updated, and copies of their weights have begun */
     enum hapt_status status;
-    struct state_move gradients[2]; /* by half; of the thread alone */
-    pthread_mutex_t weights_lock;   /* held while one thread waits for a copy, which ends it for both */
-    struct state_move weights[2];   /* by half */
-    int weights_of[2];              /* the piece */
+    struct state_move gradients[2];  /* by half; of the thread alone */
+    pthread_mutex_t weights_lock;    /* held while one thread waits for a copy, which ends it for both */
+    struct state_move weights[2];    /* by half */
+    int weights_of[2];               /* the piece */
+    enum hapt_status weights_status; /* of these copies */
 };
 
 static char *window(const struct hapt_engine *engine, enum hapt_host_window which, size_t element)
@@ -37,17 +39,19 @@ static char *window(const struct hapt_engine *engine, enum hapt_host_window whic
     return engine->shared->host + engine->plan->host_window_offset[which] + element * size;
 }
 
+/* piece -1: whichever copies from this half. A failure is told to both threads. */
 static enum hapt_status wait_weights(struct host_updater *host, int half, int piece)
 {
-    enum hapt_status status = HAPT_OK;
     pthread_mutex_lock(&host->weights_lock);
-    if (piece < 0 || host->weights_of[half] == piece)
-        status = hapt_engine_wait_copies(host->engine, STATE_IN, &host->weights[half]);
+    if ((piece < 0 || host->weights_of[half] == piece) && host->weights_status == HAPT_OK)
+        host->weights_status = hapt_engine_wait_copies(host->engine, STATE_IN, &host->weights[half]);
+    const enum hapt_status status = host->weights_status;
     pthread_mutex_unlock(&host->weights_lock);
     return status;
 }
 
-/* Starts to copy what the update of a piece reads to its half, when the weights of the piece before have left it. */
+/* Starts to copy what the update of a piece reads to its half. Masters share their window with those that are copied
+ * back, which must have left it. */
 static enum hapt_status fetch(struct host_updater *host, int index, int half)
 {
     struct hapt_engine *engine = host->engine;
@@ -55,7 +59,7 @@ static enum hapt_status fetch(struct host_updater *host, int index, int half)
     if (index == engine->away.piece_count) return HAPT_OK;
     const struct update_piece *piece = &engine->away.piece[index];
     const size_t bytes = (piece->end - piece->first) * sizeof(float), at = hapt_engine_window_of(engine, piece, half);
-    HAPT_TRY(wait_weights(host, half, -1));
+    if (!plan->masters_like_state) HAPT_TRY(wait_weights(host, half, -1));
     HAPT_TRY(hapt_engine_start_copy(engine, STATE_OUT, window(engine, HAPT_WINDOW_GRADIENTS, at),
                                     (float *)(engine->memory + plan->gradient_offset) + piece->first, bytes));
     if (!plan->masters_like_state)
@@ -88,12 +92,6 @@ static enum hapt_status return_weights(struct host_updater *host, int index, int
     return status;
 }
 
-/* The kernel writes bf16 copies, this function fp16 ones. */
-static void convert_to_f16(const float *master, uint16_t *copy, size_t elements)
-{
-    for (size_t i = 0; i < elements; i++) copy[i] = hapt_f16_from_f32(master[i]);
-}
-
 static enum hapt_status update_piece(struct host_updater *host, int index, int half)
 {
     struct hapt_engine *engine = host->engine;
@@ -105,7 +103,6 @@ static enum hapt_status update_piece(struct host_updater *host, int index, int h
     uint16_t *copy = plan->copy_offset == (size_t)-1 ? NULL
                      : plan->host_weights            ? hapt_engine_host_weight(engine, piece->first)
                                                      : (uint16_t *)window(engine, HAPT_WINDOW_COPIES, at);
-    const bool converts = copy && engine->copy_dtype == HAPT_F16;
     struct hapt_call call = {.threads = engine->options.threads};
     hapt_engine_describe_update(&engine->away.update, piece->decays ? engine->away.update.weight_decay : 0, &call);
     call.input[0] = hapt_engine_flat_view(window(engine, HAPT_WINDOW_GRADIENTS, at), HAPT_F32, elements);
@@ -113,20 +110,30 @@ static enum hapt_status update_piece(struct host_updater *host, int index, int h
     for (int s = 0; s < plan->state_count; s++)
         call.output[1 + s] =
             hapt_engine_flat_view(hapt_engine_state_address(engine, s, piece->state_first), HAPT_F32, elements);
-    if (copy && !converts)
-        call.output[1 + plan->state_count] = hapt_engine_flat_view(copy, engine->copy_dtype, elements);
-    HAPT_TRY(host->kernel->run(&call, NULL));
-    if (converts) convert_to_f16(master, copy, elements);
-    return HAPT_OK;
+    if (copy) call.output[1 + plan->state_count] = hapt_engine_flat_view(copy, engine->copy_dtype, elements);
+    return host->kernel->run(&call, NULL);
 }
 
-static void reach(struct host_updater *host, int piece, enum hapt_status status)
+/* False: the engine is being destroyed. */
+static bool reach(struct host_updater *host, int piece, enum hapt_status status)
 {
     pthread_mutex_lock(&host->lock);
     host->reached = piece;
     host->status = status;
+    const bool ends = host->ends;
     pthread_cond_broadcast(&host->changed);
     pthread_mutex_unlock(&host->lock);
+    return !ends;
+}
+
+/* Waits for all copies: their memory will be freed. */
+static enum hapt_status drain(struct host_updater *host)
+{
+    for (int half = 0; half < 2; half++) {
+        HAPT_TRY(hapt_engine_wait_copies(host->engine, STATE_OUT, &host->gradients[half]));
+        HAPT_TRY(wait_weights(host, half, -1));
+    }
+    return HAPT_OK;
 }
 
 static enum hapt_status update(struct host_updater *host)
@@ -138,9 +145,10 @@ static enum hapt_status update(struct host_updater *host)
         const int next = hapt_engine_next_piece(host->engine, index + 1);
         HAPT_TRY(fetch(host, next, !half));
         HAPT_TRY(hapt_engine_wait_copies(host->engine, STATE_OUT, &host->gradients[half]));
+        HAPT_TRY(wait_weights(host, half, -1));
         HAPT_TRY(update_piece(host, index, half));
         HAPT_TRY(return_weights(host, index, half));
-        reach(host, index + 1, HAPT_OK);
+        if (!reach(host, index + 1, HAPT_OK)) return drain(host);
         index = next;
     }
     return HAPT_OK;
@@ -203,17 +211,13 @@ enum hapt_status hapt_engine_bind_host_updates(struct hapt_engine *engine)
 {
     const char *name = engine->plan->state_count == 2 ? "adamw" : "sgd";
     struct host_updater *made = calloc(1, sizeof *made);
-    pthread_condattr_t monotonic;
     if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for an engine");
     made->engine = engine;
     made->kernel = hapt_backend_find("cpu")->find_kernel(NULL, name, HAPT_F32);
     HAPT_ASSERT(made->kernel);
     pthread_mutex_init(&made->lock, NULL);
     pthread_mutex_init(&made->weights_lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&made->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    hapt_time_condition_init(&made->changed);
     engine->away.host = made;
     const int error = hapt_thread_start(&made->thread, run, made);
     if (!error) return HAPT_OK;

@@ -178,8 +178,8 @@ enum hapt_status hapt_engine_bind_host_updates(struct hapt_engine *engine);
 void hapt_engine_end_host_updates(struct hapt_engine *engine);
 /* Begins the update engine->away.update of engine->away.groups. */
 void hapt_engine_begin_host_update(struct hapt_engine *engine);
-/* Waits until a piece has been updated and its weights are on the device. *done is false if that takes longer than
- * most_s seconds. The pieces of an update are waited for in order; `half` alternates, from 0 on. */
+/* Waits until a piece has been updated and its weights are on the device. *done is false if the update takes longer
+ * than most_s seconds. The pieces of an update are waited for in order; `half` alternates, from 0 on. */
 enum hapt_status hapt_engine_wait_host_update(struct hapt_engine *engine, int piece, int half, double most_s,
                                               bool *done);
 

@@ -130,7 +130,7 @@ void state_copies_submit(struct state_copies *copies, enum state_direction direc
 {
     struct channel *channel = &copies->channel[direction];
     if (bytes == 0) return;
-    if (channel->submitted >= MOST_JOBS) /* only this thread submits */
+    if (channel->submitted >= MOST_JOBS) /* one thread at a time submits: state_copies.h */
         state_copies_wait(copies, direction, channel->submitted - MOST_JOBS + 1);
     const double now_s = hapt_time_s();
     pthread_mutex_lock(&copies->lock);

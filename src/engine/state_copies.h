@@ -23,7 +23,8 @@ enum state_direction { STATE_IN, STATE_OUT }; /* to the device, to the host */
 enum hapt_status state_copies_create(double bandwidth, double timeout_s, struct state_copies **copies);
 /* NULL is allowed. Copies that were not waited for may be lost. */
 void state_copies_destroy(struct state_copies *copies);
-/* Returns at once, but waits if MOST_JOBS copies of the direction are pending. */
+/* Returns at once, but waits if MOST_JOBS copies of the direction are pending. One thread at a time submits: the
+ * compute thread, or during an update on the host the thread of that update. */
 void state_copies_submit(struct state_copies *copies, enum state_direction direction, void *to, const void *from,
                          size_t bytes);
 /* Number of copies submitted so far, for state_copies_wait. */

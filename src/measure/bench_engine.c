@@ -420,8 +420,10 @@ enum hapt_status bench_engines_time_update(struct bench_engines *bench_engines, 
         const double wall_s = hapt_time_s() - middle_s, behind = clock_s(bench_engines);
         share[update.step - 1] = 1 - (hapt_engine_update_kernels_s(bench_engine->engine) - kernels_s) / wall_s;
         HAPT_TRY(hapt_engine_begin_step(bench_engine->engine));
-        /* CPU time does not see that the computing thread waits for paced copies */
-        sample[0][update.step - 1] = bench_engines->options.host_pace > 0 ? wall_s : behind - middle;
+        /* CPU time does not see that the computing thread waits for paced copies, or for the thread that updates */
+        const bool waits =
+            bench_engines->options.host_pace > 0 || hapt_engine_memory(bench_engine->engine)->host_update;
+        sample[0][update.step - 1] = waits ? wall_s : behind - middle;
         sample[1][update.step - 1] = middle - start + clock_s(bench_engines) - behind;
     }
     bench_engines->copied_share = elements > 0 ? fmax(0, hapt_median(share, ROUNDS)) : 0;

@@ -80,23 +80,6 @@ static enum hapt_status time_layers(const struct hapt_candidates *candidates, in
     return HAPT_OK;
 }
 
-/* Seconds of the updates on the host, of an item with so many bytes there: gradients are copied to it while the part
- * before is updated, and the weights of the one before that are copied back. The first and the last half of the window
- * have nothing beside them. */
-static double host_updates_s(const struct hapt_subcluster *own, const struct hapt_item_memory *memory, double bytes)
-{
-    /* elements that this device updates: all, or its slice */
-    const double elements = memory->trained_elements * bytes / memory->host_bytes;
-    const double window = (double)hapt_memory_window((size_t)elements);
-    const double masters = memory->masters_unread > 0 ? 0 : 4; /* bytes of those that the device has */
-    const double rate = hapt_cluster_host_bandwidth(own), out_s = (4 + masters) * elements / rate,
-                 in_s = (masters + (memory->copies > 0 ? 2 : 0)) * elements / rate,
-                 update_s = elements / hapt_cluster_host_update_rate(own), all_s = out_s + in_s + update_s;
-    const double longest_s = fmax(fmax(out_s, in_s), update_s);
-    if (hapt_candidates_copies_itself(own) || window >= elements) return all_s;
-    return longest_s + window / 2 / elements * (all_s - longest_s);
-}
-
 /* Bytes that the device's own part of an update touches: all, or the gradients alone, for their norm and to zero them.
  */
 static double update_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory)
@@ -111,7 +94,10 @@ static double host_copies_s(const struct hapt_candidates *candidates, int subclu
 {
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
     const double bytes = hapt_candidates_host_bytes(candidates, memory, own->device.memory_bytes);
-    if (candidates->host_update) return bytes > 0 ? host_updates_s(own, memory, bytes) : 0;
+    if (candidates->host_update)
+        return bytes > 0 ? hapt_candidates_host_update_s(own, memory,
+                                                         memory->trained_elements * bytes / memory->host_bytes, false)
+                         : 0;
     const double one_s = bytes / hapt_cluster_host_bandwidth(own);
     if (hapt_candidates_copies_itself(own)) return 2 * one_s;
     /* the last half of the window is copied back alone */

@@ -5,6 +5,12 @@
 
 typedef double dvector __attribute__((vector_size(8 * LANES)));
 
+/* fp16 copies are those of GPUs whose parameters the host updates. */
+static void copy_f16(const float *master, uint16_t *copy, int64_t first, int64_t end)
+{
+    for (int64_t i = first; i < end; i++) copy[i] = hapt_f16_from_f32(master[i]);
+}
+
 /*
  * AdamW with decoupled decay. Factors near 1 are applied as p - p * small: rounding (1 - small) to fp32 would bias
  * every step the same way.
@@ -14,7 +20,8 @@ static enum hapt_status adamw_run(const struct hapt_call *call, struct hapt_queu
     (void)queue;
     const float *grad = call->input[0].data;
     float *master = call->output[0].data, *m = call->output[1].data, *v = call->output[2].data;
-    uint16_t *copy = call->output_count > 3 ? call->output[3].data : NULL; /* bf16, may be NULL */
+    uint16_t *copy = call->output_count > 3 ? call->output[3].data : NULL; /* may be NULL */
+    const bool bf16 = copy && call->output[3].dtype == HAPT_BF16;
     const int64_t elements = hapt_view_elements(&call->input[0]);
     const double lr = call->real[0], beta1 = call->real[1], beta2 = call->real[2], step = (double)call->integer[0];
     const float rate = (float)(lr / (1.0 - pow(beta1, step))), decay = (float)(lr * call->real[4]);
@@ -35,8 +42,9 @@ static enum hapt_status adamw_run(const struct hapt_call *call, struct hapt_queu
             store(m, i, left, false, first_moment);
             store(v, i, left, false, second);
             store(master, i, left, false, p);
-            if (copy) store(copy, i, left, true, p);
+            if (bf16) store(copy, i, left, true, p);
         }
+        if (copy && !bf16) copy_f16(master, copy, first, end);
     }
     return HAPT_OK;
 }
@@ -48,6 +56,7 @@ static enum hapt_status sgd_run(const struct hapt_call *call, struct hapt_queue 
     const float *grad = call->input[0].data;
     float *master = call->output[0].data, *buffer = call->output_count > 1 ? call->output[1].data : NULL;
     uint16_t *copy = call->output_count > 2 ? call->output[2].data : NULL;
+    const bool bf16 = copy && call->output[2].dtype == HAPT_BF16;
     const int64_t elements = hapt_view_elements(&call->input[0]);
     const float lr = (float)call->real[0], momentum = (float)call->real[1], scale = (float)call->real[5];
     const float decay = (float)(call->real[0] * call->real[4]);
@@ -65,8 +74,9 @@ static enum hapt_status sgd_run(const struct hapt_call *call, struct hapt_queue 
             p -= p * decay;
             p -= g * lr;
             store(master, i, left, false, p);
-            if (copy) store(copy, i, left, true, p);
+            if (bf16) store(copy, i, left, true, p);
         }
+        if (copy && !bf16) copy_f16(master, copy, first, end);
     }
     return HAPT_OK;
 }
