@@ -215,6 +215,15 @@ double hapt_candidates_host_bytes(const struct hapt_candidates *candidates, cons
  * ways, one after the other. The first and the last half of the window have nothing beside them. */
 double hapt_candidates_host_update_s(const struct hapt_subcluster *subcluster, const struct hapt_item_memory *memory,
                                      double elements, bool weights_on_host);
+/* Seconds to copy what an item has on the host to its device and back, once a step, or to update it there. Both
+ * directions at a time, but CPUs copy themselves, unless their copies are paced. */
+double hapt_candidates_host_copies_s(const struct hapt_candidates *candidates, int subcluster,
+                                     const struct hapt_item_memory *memory);
+/* Bytes that the device's own part of an update touches: all, or if the host updates the gradients alone, for their
+ * norm and to zero them. */
+double hapt_candidates_update_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory);
+/* Figures of so many trained elements that a device of a mixed stage has: for the two functions above alone. */
+struct hapt_item_memory hapt_candidates_state_memory(const struct hapt_candidates *candidates, double elements);
 /* Bytes of the all-reduce that takes as long as the sums of a step. Ranks that share the state reduce and scatter fp32
  * gradients, then gather weights, in 16 bits if they have slices of the masters: three quarters of the bytes. */
 double hapt_candidates_summed_bytes(const struct hapt_candidates *candidates, int subcluster,

@@ -396,6 +396,41 @@ double hapt_candidates_host_update_s(const struct hapt_subcluster *subcluster, c
     return longest_s + window / 2 / elements * (all_s - longest_s);
 }
 
+double hapt_candidates_update_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory)
+{
+    return candidates->host_update ? 2 * 4.0 * memory->trained_elements : memory->update_bytes;
+}
+
+double hapt_candidates_host_copies_s(const struct hapt_candidates *candidates, int subcluster,
+                                     const struct hapt_item_memory *memory)
+{
+    const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
+    const double bytes = hapt_candidates_host_bytes(candidates, memory, own->device.memory_bytes);
+    if (candidates->host_update)
+        return bytes > 0 ? hapt_candidates_host_update_s(own, memory,
+                                                         memory->trained_elements * bytes / memory->host_bytes, false)
+                         : 0;
+    const double one_s = bytes / hapt_cluster_host_bandwidth(own);
+    if (hapt_candidates_copies_itself(own)) return 2 * one_s;
+    /* the last half of the window is copied back alone */
+    const double elements = bytes / (4.0 * (candidates->state_count + memory->masters_unread));
+    const double window = (double)hapt_memory_window((size_t)elements);
+    return one_s * (1 + (window < elements ? window / 2 / elements : 1));
+}
+
+struct hapt_item_memory hapt_candidates_state_memory(const struct hapt_candidates *candidates, double elements)
+{
+    const bool copies = candidates->model->dtype != HAPT_F32,
+               away = candidates->host_state && candidates->state_count > 0;
+    const double bytes = 4.0 * (candidates->state_count + copies) * elements;
+    const struct hapt_memory_bytes figures = {.trained_elements = (size_t)elements,
+                                              .copies = copies,
+                                              .masters_unread = copies,
+                                              .host_bytes = away ? (size_t)bytes : 0,
+                                              .sharded_host_bytes = away ? (size_t)bytes : 0};
+    return hapt_candidates_memory(candidates, &figures);
+}
+
 double hapt_candidates_summed_bytes(const struct hapt_candidates *candidates, int subcluster,
                                     const struct hapt_item_memory *memory)
 {

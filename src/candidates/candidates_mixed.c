@@ -66,15 +66,15 @@ static enum hapt_status predict_device_times(const struct hapt_candidates *candi
     struct hapt_sharding *all, *some;
     HAPT_TRY(hapt_sharding_trivial(candidates->model->graph, scratch, &all));
     HAPT_TRY(shard_rows(candidates, hapt_candidates_few_rows(candidates), scratch, &some));
-    const struct hapt_memory_bytes figures = {.trained_elements = (size_t)trained_elements(candidates->model->graph),
-                                              .copies = candidates->model->dtype != HAPT_F32};
-    const struct hapt_item_memory whole = hapt_candidates_memory(candidates, &figures);
+    const struct hapt_item_memory whole =
+        hapt_candidates_state_memory(candidates, trained_elements(candidates->model->graph));
     for (int c = 0; c < candidates->cluster->count; c++) {
         const struct hapt_roofline roofline = hapt_calibration_roofline(
             candidates->efficiency, &candidates->cluster->subcluster[c].device, candidates->model->dtype);
-        times[c] =
-            hapt_candidates_device_times(candidates, compute_s(candidates, c, all), compute_s(candidates, c, some),
-                                         hapt_roofline_stream_s(&roofline, whole.update_bytes));
+        times[c] = hapt_candidates_device_times(
+            candidates, compute_s(candidates, c, all), compute_s(candidates, c, some),
+            hapt_roofline_stream_s(&roofline, hapt_candidates_update_bytes(candidates, &whole)) +
+                hapt_candidates_host_copies_s(candidates, c, &whole));
     }
     return HAPT_OK;
 }

@@ -41,17 +41,19 @@ static enum hapt_status price_updates(const struct hapt_candidates *candidates,
                                       const struct hapt_mixed_question *question, struct hapt_arena *arena,
                                       struct hapt_spmd_mesh *mesh)
 {
-    const struct hapt_memory_bytes one = {.trained_elements = 1, .copies = candidates->model->dtype != HAPT_F32};
-    const double bytes = hapt_candidates_memory(candidates, &one).update_bytes;
+    enum { MANY = 100000000 }; /* elements of which a window is a small part */
+    const struct hapt_item_memory one = hapt_candidates_state_memory(candidates, 1),
+                                  many = hapt_candidates_state_memory(candidates, MANY);
+    const double bytes = hapt_candidates_update_bytes(candidates, &one);
     double *update_s;
     HAPT_NEW(update_s, arena, mesh->size);
     for (int j = 0; j < mesh->size; j++) {
-        const struct hapt_device_spec *device =
-            &candidates->cluster->subcluster[question->group->cluster[j >= question->group->devices[0]]].device;
-        const struct hapt_roofline roofline =
-            hapt_calibration_roofline(question->efficiency, device, candidates->model->dtype);
+        const int c = question->group->cluster[j >= question->group->devices[0]];
+        const struct hapt_roofline roofline = hapt_calibration_roofline(
+            question->efficiency, &candidates->cluster->subcluster[c].device, candidates->model->dtype);
         /* One launch serves all elements. */
-        update_s[j] = (hapt_roofline_stream_s(&roofline, 1e6 * bytes) - hapt_roofline_stream_s(&roofline, 0)) / 1e6;
+        update_s[j] = (hapt_roofline_stream_s(&roofline, 1e6 * bytes) - hapt_roofline_stream_s(&roofline, 0)) / 1e6 +
+                      hapt_candidates_host_copies_s(candidates, c, &many) / MANY;
     }
     mesh->update_s = update_s;
     return HAPT_OK;

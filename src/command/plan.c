@@ -38,7 +38,7 @@ const char hapt_command_plan_help[] =
     "16-bit weights and AdamW these are 6 bytes of a parameter instead of 24. The cluster file's \"update_rate\" says\n"
     "how fast a host is. auto, the default, takes host if it is faster on all devices (GPUs: and the rate is given). "
     "CPU\n"
-    "devices get the same bits; the last bits of a GPU's own updates may differ. Mixed stages are priced without it.\n"
+    "devices get the same bits; the last bits of a GPU's own updates may differ.\n"
     "--offload weights keeps the weights there as well. Each pass copies them to the device, block by block, while it\n"
     "computes with the block before; only two blocks are on the device. Gradients stay there. auto plans stages so if\n"
     "there is no plan otherwise. Mixed and synthesised stages, and those with frozen weights, keep their weights. "

@@ -80,32 +80,6 @@ static enum hapt_status time_layers(const struct hapt_candidates *candidates, in
     return HAPT_OK;
 }
 
-/* Bytes that the device's own part of an update touches: all, or the gradients alone, for their norm and to zero them.
- */
-static double update_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory)
-{
-    return candidates->host_update ? 2 * 4.0 * memory->trained_elements : memory->update_bytes;
-}
-
-/* Seconds to copy what an item has on the host to its device and back, once a step, or to update it there. Both
- * directions at a time, but CPUs copy themselves, unless their copies are paced. */
-static double host_copies_s(const struct hapt_candidates *candidates, int subcluster,
-                            const struct hapt_item_memory *memory)
-{
-    const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
-    const double bytes = hapt_candidates_host_bytes(candidates, memory, own->device.memory_bytes);
-    if (candidates->host_update)
-        return bytes > 0 ? hapt_candidates_host_update_s(own, memory,
-                                                         memory->trained_elements * bytes / memory->host_bytes, false)
-                         : 0;
-    const double one_s = bytes / hapt_cluster_host_bandwidth(own);
-    if (hapt_candidates_copies_itself(own)) return 2 * one_s;
-    /* the last half of the window is copied back alone */
-    const double elements = bytes / (4.0 * (candidates->state_count + memory->masters_unread));
-    const double window = (double)hapt_memory_window((size_t)elements);
-    return one_s * (1 + (window < elements ? window / 2 / elements : 1));
-}
-
 /* The least part of an update that is copies, over the items of a subcluster; 0 where copies hide behind nothing. */
 static double copied_share(const struct hapt_candidates *candidates, int subcluster,
                            const struct hapt_item_memory *memory)
@@ -116,11 +90,11 @@ static double copied_share(const struct hapt_candidates *candidates, int subclus
     bool some = false;
     if (hapt_candidates_copies_itself(own)) return 0;
     for (int item = 0; item < candidates->item_count; item++) {
-        const double copies_s = host_copies_s(candidates, subcluster, &memory[item]);
+        const double copies_s = hapt_candidates_host_copies_s(candidates, subcluster, &memory[item]);
         if (!(copies_s > 0)) continue;
         some = true;
-        least = fmin(
-            least, copies_s / (copies_s + hapt_roofline_stream_s(&roofline, update_bytes(candidates, &memory[item]))));
+        least = fmin(least, copies_s / (copies_s + hapt_roofline_stream_s(&roofline, hapt_candidates_update_bytes(
+                                                                                         candidates, &memory[item]))));
     }
     return some ? least : 0;
 }
@@ -151,8 +125,8 @@ static enum hapt_status time_items(const struct hapt_candidates *candidates, int
                 waits_s += weight_s[l];
             }
             weight_share[item] = mine.backward_s > 0 ? waits_s / mine.backward_s : 0;
-            mine.update_s = hapt_roofline_stream_s(&roofline, update_bytes(candidates, &memory[item]));
-            mine.update_s += host_copies_s(candidates, subcluster, &memory[item]);
+            mine.update_s = hapt_roofline_stream_s(&roofline, hapt_candidates_update_bytes(candidates, &memory[item]));
+            mine.update_s += hapt_candidates_host_copies_s(candidates, subcluster, &memory[item]);
             if (reduce) mine.update_s += hapt_synthesised_reduce_s(reduce, candidates->first[k], candidates->last[k]);
             time[item] = mine;
         }

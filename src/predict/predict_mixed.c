@@ -25,7 +25,8 @@ struct predicting {
     int *layer_of;                      /* [source forward operator] */
     struct stretch *forward, *backward; /* [layer] */
     double *reduce_s;                   /* [layer] collectives at the end of a step */
-    double *update_s;                   /* [layer][devices] */
+    double *update_s;                   /* [layer][devices] on the devices, */
+    double *elements;                   /* of these */
 };
 
 static double longest(const double *seconds, int devices)
@@ -132,11 +133,12 @@ static void add_updates(struct predicting *with, bool *seen)
                 continue;
             seen[t] = true;
             for (int j = 0; j < with->devices; j++) {
-                const struct hapt_memory_bytes figures = {.trained_elements =
-                                                              (size_t)hapt_tensor_elements(&with->shard[j]->tensor[t]),
-                                                          .copies = with->candidates->model->dtype != HAPT_F32};
-                with->update_s[with->layer_of[graph->op[o].forward_op] * with->devices + j] += hapt_roofline_stream_s(
-                    &with->roofline[j], hapt_candidates_memory(with->candidates, &figures).update_bytes);
+                const int64_t at = (int64_t)with->layer_of[graph->op[o].forward_op] * with->devices + j;
+                const double elements = (double)hapt_tensor_elements(&with->shard[j]->tensor[t]);
+                const struct hapt_item_memory memory = hapt_candidates_state_memory(with->candidates, elements);
+                with->elements[at] += elements;
+                with->update_s[at] +=
+                    hapt_roofline_stream_s(&with->roofline[j], hapt_candidates_update_bytes(with->candidates, &memory));
             }
         }
 }
@@ -156,6 +158,7 @@ static enum hapt_status prepare(struct predicting *with, struct hapt_arena *scra
     HAPT_TRY(hapt_layers_of_operators(candidates->layers, scratch, &with->layer_of));
     HAPT_NEW(with->reduce_s, scratch, L);
     HAPT_NEW(with->update_s, scratch, L * with->devices);
+    HAPT_NEW(with->elements, scratch, L * with->devices);
     HAPT_NEW(seen, scratch, made->graph->tensor_count);
     HAPT_TRY(new_stretches(L, with->devices, scratch, &with->forward));
     HAPT_TRY(new_stretches(L, with->devices, scratch, &with->backward));
@@ -192,10 +195,17 @@ static void price_range(const struct predicting *with, int i, int j, struct stre
     times->forward_s[cell] = round_s(both, n);
     for (int l = j; l >= i; l--) join(both, &with->backward[l], n);
     times->stage_s[cell] = fmax(round_s(both, n), times->forward_s[cell]);
-    memset(longest_s, 0, (size_t)n * sizeof *longest_s);
-    for (int l = i; l <= j; l++) {
-        reduce_s += with->reduce_s[l];
-        for (int d = 0; d < n; d++) longest_s[d] += with->update_s[l * n + d];
+    for (int l = i; l <= j; l++) reduce_s += with->reduce_s[l];
+    for (int d = 0; d < n; d++) {
+        double elements = 0;
+        longest_s[d] = 0;
+        for (int l = i; l <= j; l++) {
+            longest_s[d] += with->update_s[l * n + d];
+            elements += with->elements[l * n + d];
+        }
+        const struct hapt_item_memory memory = hapt_candidates_state_memory(with->candidates, elements);
+        longest_s[d] += hapt_candidates_host_copies_s(with->candidates,
+                                                      with->group->cluster[d >= with->group->devices[0]], &memory);
     }
     /* Without communication between microbatches, an update follows the last one without waiting. */
     for (int d = 0; d < n; d++)

@@ -378,6 +378,58 @@ static void unbalanced_candidates_are_pruned(void)
     hapt_arena_release(&some.arena);
 }
 
+/* Seconds per step of the whole model on one A100 whose host has such a bandwidth and rate. */
+static double step_s(double bandwidth, double update_rate, bool host_update, int *parameters)
+{
+    struct run run;
+    char cluster[512];
+    struct hapt_config *config = NULL;
+    char *words[] = {"hapt", "profile", "--imbalance", "1000000"};
+    snprintf(cluster, sizeof cluster,
+             "{\"format\": \"hapt-cluster\", \"version\": 1, \"subclusters\": [{\"name\": \"a\", \"nodes\": 1, "
+             "\"devices_per_node\": 2, \"device\": \"A100-40GB\", \"intra_node_bandwidth\": \"300 GB/s\", "
+             "\"host\": {\"bandwidth\": %.17g, \"update_rate\": %.17g}}]}\n",
+             bandwidth, update_rate);
+    hapt_arena_init(&run.arena);
+    run.model = fixture_gpt(&run.arena, (struct fixture_gpt){5, 256, 4, 32, 1024, 4, false, true});
+    CHECK_OK(hapt_config_parse(4, words, &run.arena, &config));
+    CHECK_OK(hapt_layers_build(run.model->graph, &(struct hapt_layers_options){.heavy_minimum = 2}, &run.arena,
+                               &run.layers));
+    CHECK_OK(hapt_profile_predict(cluster_of(&run.arena, cluster), run.model, run.layers, config, NULL,
+                                  &(struct hapt_predict_options){.offload = {HAPT_OFFLOAD_OPTIMIZER, host_update}},
+                                  &run.arena, &run.profile));
+    CHECK(run.profile->host_state && run.profile->host_update == host_update);
+    *parameters = 0;
+    for (int t = 0; t < run.model->graph->tensor_count; t++)
+        if (run.model->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER)
+            *parameters += (int)hapt_tensor_elements(&run.model->graph->tensor[t]);
+    const double seconds =
+        run.profile->cluster[0]
+            .step_time[hapt_profile_index(run.profile, row_of(&run, 0, 1, 1, 1), 0, run.profile->layer_count - 1)];
+    hapt_arena_release(&run.arena);
+    return seconds;
+}
+
+/* A step with updates on the host takes as long as the slowest of gradients out, updates and weights back, and a part
+ * of a window longer; with updates on the device as long as the state and the masters in one direction. */
+static void updates_on_hosts(void)
+{
+    const double never = 1e15;
+    int parameters;
+    const double base_s = step_s(never, never, true, &parameters), n = parameters;
+    const struct {
+        double bandwidth, rate, least_s;
+    } cases[] = /* two devices of a node share its rate */ {
+        {1e6, never, 4 * n / 1e6}, {never, 1e6, 2 * n / 1e6}, {4e6, 1e6, 2 * n / 1e6}, {1e6, 1e6, 4 * n / 1e6}};
+    for (int k = 0; k < 4; k++) {
+        const double more_s = step_s(cases[k].bandwidth, cases[k].rate, true, &parameters) - base_s;
+        CHECK_MESSAGE(more_s > 0.99 * cases[k].least_s && more_s < 1.35 * cases[k].least_s, "case %d: %g s, not %g s",
+                      k, more_s, cases[k].least_s);
+    }
+    const double device_s = step_s(1e6, never, false, &parameters) - step_s(never, never, false, &parameters);
+    CHECK_MESSAGE(device_s > 0.99 * 12 * n / 1e6 && device_s < 1.2 * 12 * n / 1e6, "%g s", device_s);
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
@@ -385,6 +437,7 @@ int main(int argc, char **argv)
     RUN(exchanges_are_bounded);
     RUN(memory_is_the_planners);
     RUN(memory_of_choices);
+    RUN(updates_on_hosts);
     RUN(variants);
     RUN(collectives_are_priced);
     RUN(unbalanced_candidates_are_pruned);
