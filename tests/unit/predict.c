@@ -399,10 +399,7 @@ static double step_s(double bandwidth, double update_rate, bool host_update, int
                                   &(struct hapt_predict_options){.offload = {HAPT_OFFLOAD_OPTIMIZER, host_update}},
                                   &run.arena, &run.profile));
     CHECK(run.profile->host_state && run.profile->host_update == host_update);
-    *parameters = 0;
-    for (int t = 0; t < run.model->graph->tensor_count; t++)
-        if (run.model->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER)
-            *parameters += (int)hapt_tensor_elements(&run.model->graph->tensor[t]);
+    *parameters = (int)hapt_model_parameter_count(run.model);
     const double seconds =
         run.profile->cluster[0]
             .step_time[hapt_profile_index(run.profile, row_of(&run, 0, 1, 1, 1), 0, run.profile->layer_count - 1)];
