@@ -81,6 +81,7 @@ static void limit(int resource, rlim_t most)
     setrlimit(resource, &now);
 }
 
+#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
 /* Memory in use, as counted for RLIMIT_DATA. */
 static rlim_t data_bytes(void)
 {
@@ -93,12 +94,14 @@ static rlim_t data_bytes(void)
 
 static void limit_memory(rlim_t most)
 {
-#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ /* shadow memory exceeds any limit */
     limit(RLIMIT_DATA, data_bytes() + most);
-#else
-    (void)most;
-#endif
 }
+#else
+static void limit_memory(rlim_t most)
+{
+    (void)most; /* shadow memory exceeds any limit */
+}
+#endif
 
 /* If the host runs out of memory, the kernel kills this process before a rank. */
 static void prefer_oom_kill(void)

@@ -365,7 +365,9 @@ struct pauses {
 static void pause(void *context)
 {
     struct pauses *pauses = context;
+    pthread_mutex_lock(&late_lock);
     if (pauses->count < 100) pauses->copies[pauses->count] = late.queue[1].asked;
+    pthread_mutex_unlock(&late_lock);
     pauses->count++;
 }
 
@@ -390,7 +392,9 @@ static void passes_update_what_they_need(void)
     const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW, .epsilon = 1, .gradient_scale = 1, .step = 9};
     feed(graph, &away, 1);
     CHECK_OK(hapt_engine_defer_update(away.engine, &update));
+    pthread_mutex_lock(&late_lock);
     const int begun = late.queue[1].asked;
+    pthread_mutex_unlock(&late_lock);
     CHECK_OK(hapt_engine_forward(away.engine, 0, -1));
     CHECK(!hapt_engine_is_updating(away.engine));
     const int copies = late.queue[1].asked - begun;
