@@ -13,14 +13,14 @@ JSON
 model=$scratch/m.h5 plan=$scratch/plan.h5 c=$scratch/c.json
 passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 1024 --vocab 8000 --microbatch 8 --dtype bf16 --tied-embeddings yes --output "$model" || finish
 passes 1 plan --input "$model" --cluster "$c" --microbatches 16 --stages "0-8@v100:1x4t2,8-17@a100:1x2,17-26@a100:1x2t2" --output "$plan" || finish
-passes 1 plan --input "$model" --cluster "$c" --microbatches 16 --offload optimizer --stages "0-8@v100:1x4t2,8-17@a100:1x2,17-26@a100:1x2t2" \
+passes 1 plan --input "$model" --cluster "$c" --microbatches 16 --offload optimizer --update-on host --stages "0-8@v100:1x4t2,8-17@a100:1x2,17-26@a100:1x2t2" \
     --output "$scratch/away.h5" || finish
 rehearse() { # OUTPUT OPTIONS...
     [ "$1" = away ] && local plan=$scratch/away.h5
     passes 8 train --input "$model" --cluster "$c" --plan "$plan" --device emulated --overwrite --output "$scratch/$1" "${@:2}"
 }
 
-# The plan's schedule and another one, and the optimizer state on the hosts: never faster than simulated, and in a quiet moment of several
+# The plan's schedule and another one, and updates on the hosts: never faster than simulated, and in a quiet moment of several
 # runs as fast. Busy times are modelled, so they are always exact.
 compare() { python3 tests/system/emulated.py "$@" >"$scratch/said" 2>&1; }
 for schedule in h1f1b 1f1b; do
