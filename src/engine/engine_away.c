@@ -26,13 +26,13 @@ size_t hapt_engine_window_of(const struct hapt_engine *engine, const struct upda
     return is_whole(engine->plan) ? piece->state_first : (size_t)half * (engine->plan->window_elements / 2);
 }
 
-enum hapt_status hapt_engine_start_copy(struct hapt_engine *engine, enum state_direction direction, void *to,
-                                        const void *from, size_t bytes)
+enum hapt_status hapt_engine_start_copy(struct hapt_engine *engine, enum state_direction direction, const char *what,
+                                        void *to, const void *from, size_t bytes)
 {
     const struct hapt_backend *backend = engine->options.backend;
     const int queue = direction == STATE_IN ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT;
     if (!engine->shared->copies) return backend->copy(backend->queue(engine->options.device, queue), to, from, bytes);
-    state_copies_submit(engine->shared->copies, direction, to, from, bytes);
+    state_copies_submit(engine->shared->copies, direction, what, to, from, bytes);
     return HAPT_OK;
 }
 
@@ -68,11 +68,11 @@ static enum hapt_status start_move(struct hapt_engine *engine, const struct upda
     for (int s = plan->masters_like_state ? -1 : 0; s < plan->state_count; s++) {
         void *window = (float *)(engine->memory + (s < 0 ? plan->master_offset : plan->state_offset[s])) + at,
              *host = hapt_engine_state_address(engine, s, piece->state_first);
-        HAPT_TRY(hapt_engine_start_copy(engine, direction, in ? window : host, in ? host : window,
+        HAPT_TRY(hapt_engine_start_copy(engine, direction, piece->name, in ? window : host, in ? host : window,
                                         elements * sizeof(float)));
     }
     if (plan->host_weights && plan->copy_offset != (size_t)-1 && !in)
-        HAPT_TRY(hapt_engine_start_copy(engine, direction, hapt_engine_host_weight(engine, piece->first),
+        HAPT_TRY(hapt_engine_start_copy(engine, direction, piece->name, hapt_engine_host_weight(engine, piece->first),
                                         engine->memory + plan->copy_offset + at * sizeof(uint16_t),
                                         elements * sizeof(uint16_t)));
     hapt_engine_end_copies(engine, direction, &engine->away.move[half][direction]);
@@ -250,6 +250,20 @@ static int need_of(const struct hapt_engine *engine, const int *needs, size_t fi
     return least;
 }
 
+/* The parameter to which element `first` belongs. */
+static const char *name_of(const struct hapt_engine *engine, size_t first)
+{
+    const char *name = "parameters";
+    size_t nearest = 0;
+    for (int t = 0; t < engine->program->tensor_count; t++) {
+        const size_t at = engine->plan->parameter_element[t];
+        if (at == (size_t)-1 || at > first || at < nearest) continue;
+        nearest = at;
+        name = engine->program->graph->tensor[engine->program->tensor[t].tensor].name;
+    }
+    return name;
+}
+
 /* Adds the pieces of elements [first, end) of a group's slice; without pieces it only counts them. */
 static void cut(struct hapt_engine *engine, const int *needs, int g, size_t first, size_t end, bool decays)
 {
@@ -268,6 +282,7 @@ static void cut(struct hapt_engine *engine, const int *needs, int g, size_t firs
                                        .end = behind,
                                        .state_first = group->state_first + at - group->slice_first,
                                        .decays = decays,
+                                       .name = name_of(engine, at),
                                        .needed = need_of(engine, needs, at, behind)};
     }
 }

@@ -60,10 +60,10 @@ static enum hapt_status fetch(struct host_updater *host, int index, int half)
     const struct update_piece *piece = &engine->away.piece[index];
     const size_t bytes = (piece->end - piece->first) * sizeof(float), at = hapt_engine_window_of(engine, piece, half);
     if (!plan->masters_like_state) HAPT_TRY(wait_weights(host, half, -1));
-    HAPT_TRY(hapt_engine_start_copy(engine, STATE_OUT, window(engine, HAPT_WINDOW_GRADIENTS, at),
+    HAPT_TRY(hapt_engine_start_copy(engine, STATE_OUT, piece->name, window(engine, HAPT_WINDOW_GRADIENTS, at),
                                     (float *)(engine->memory + plan->gradient_offset) + piece->first, bytes));
     if (!plan->masters_like_state)
-        HAPT_TRY(hapt_engine_start_copy(engine, STATE_OUT, window(engine, HAPT_WINDOW_MASTERS, at),
+        HAPT_TRY(hapt_engine_start_copy(engine, STATE_OUT, piece->name, window(engine, HAPT_WINDOW_MASTERS, at),
                                         (float *)(engine->memory + plan->master_offset) + piece->first, bytes));
     hapt_engine_end_copies(engine, STATE_OUT, &host->gradients[half]);
     return HAPT_OK;
@@ -79,13 +79,13 @@ static enum hapt_status return_weights(struct host_updater *host, int index, int
     pthread_mutex_lock(&host->weights_lock);
     enum hapt_status status = HAPT_OK;
     if (!plan->masters_like_state)
-        status =
-            hapt_engine_start_copy(engine, STATE_IN, (float *)(engine->memory + plan->master_offset) + piece->first,
-                                   window(engine, HAPT_WINDOW_MASTERS, at), elements * sizeof(float));
+        status = hapt_engine_start_copy(engine, STATE_IN, piece->name,
+                                        (float *)(engine->memory + plan->master_offset) + piece->first,
+                                        window(engine, HAPT_WINDOW_MASTERS, at), elements * sizeof(float));
     if (plan->copy_offset != (size_t)-1 && !plan->host_weights && status == HAPT_OK)
-        status =
-            hapt_engine_start_copy(engine, STATE_IN, (uint16_t *)(engine->memory + plan->copy_offset) + piece->first,
-                                   window(engine, HAPT_WINDOW_COPIES, at), elements * sizeof(uint16_t));
+        status = hapt_engine_start_copy(engine, STATE_IN, piece->name,
+                                        (uint16_t *)(engine->memory + plan->copy_offset) + piece->first,
+                                        window(engine, HAPT_WINDOW_COPIES, at), elements * sizeof(uint16_t));
     hapt_engine_end_copies(engine, STATE_IN, &host->weights[half]);
     host->weights_of[half] = index;
     pthread_mutex_unlock(&host->weights_lock);

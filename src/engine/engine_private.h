@@ -50,6 +50,7 @@ struct update_piece {
     size_t first, end;  /* elements of the resident blocks */
     size_t state_first; /* of the state blocks */
     bool decays;        /* all of them have weight decay, or none */
+    const char *name;   /* of the first parameter of which it has elements */
     int needed;         /* the first FORWARD step that reads one of its weights; INT_MAX: none */
 };
 
@@ -157,9 +158,10 @@ float *hapt_engine_state_address(struct hapt_engine *engine, int state, size_t f
 
 /* engine_away.c. Call bind after hapt_engine_bind. */
 enum hapt_status hapt_engine_bind_away(struct hapt_engine *engine);
-/* Starts to copy `bytes`, paced if the device is a CPU with a pace. Then `end`: *move ends with all copies so far. */
-enum hapt_status hapt_engine_start_copy(struct hapt_engine *engine, enum state_direction direction, void *to,
-                                        const void *from, size_t bytes);
+/* Starts to copy `bytes`, paced if the device is a CPU with a pace. Then `end`: *move ends with all copies so far.
+ * `what` names them in messages; it is kept. */
+enum hapt_status hapt_engine_start_copy(struct hapt_engine *engine, enum state_direction direction, const char *what,
+                                        void *to, const void *from, size_t bytes);
 void hapt_engine_end_copies(struct hapt_engine *engine, enum state_direction direction, struct state_move *move);
 enum hapt_status hapt_engine_wait_copies(struct hapt_engine *engine, enum state_direction direction,
                                          struct state_move *move);

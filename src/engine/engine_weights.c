@@ -64,10 +64,10 @@ static enum hapt_status fetch(struct hapt_engine *engine, int u)
     for (int k = 0; k < unit->count; k++) {
         const struct hapt_unit_weight *weight = &unit->weight[k];
         const int tensor = engine->program->tensor[weight->parameter].tensor;
-        HAPT_TRY(
-            hapt_engine_start_copy(engine, STATE_IN, place_of(engine, u) + weight->element * size,
-                                   hapt_engine_host_weight(engine, engine->plan->parameter_element[weight->parameter]),
-                                   hapt_engine_elements(engine, tensor) * size));
+        HAPT_TRY(hapt_engine_start_copy(
+            engine, STATE_IN, engine->program->graph->tensor[tensor].name, place_of(engine, u) + weight->element * size,
+            hapt_engine_host_weight(engine, engine->plan->parameter_element[weight->parameter]),
+            hapt_engine_elements(engine, tensor) * size));
     }
     hapt_engine_end_copies(engine, STATE_IN, &place->move);
     place->unit = u;

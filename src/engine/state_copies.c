@@ -12,6 +12,7 @@ enum { MOST_JOBS = 256 };
 #define PIECE_BYTES ((size_t)1 << 20) /* small against a window, large against a wakeup */
 
 struct job {
+    const char *what;
     char *to;
     const char *from;
     size_t bytes, at; /* at: the first byte of the current piece */
@@ -125,8 +126,8 @@ void state_copies_destroy(struct state_copies *copies)
     free(copies);
 }
 
-void state_copies_submit(struct state_copies *copies, enum state_direction direction, void *to, const void *from,
-                         size_t bytes)
+void state_copies_submit(struct state_copies *copies, enum state_direction direction, const char *what, void *to,
+                         const void *from, size_t bytes)
 {
     struct channel *channel = &copies->channel[direction];
     if (bytes == 0) return;
@@ -135,7 +136,7 @@ void state_copies_submit(struct state_copies *copies, enum state_direction direc
     const double now_s = hapt_time_s();
     pthread_mutex_lock(&copies->lock);
     channel->job[channel->submitted++ % MOST_JOBS] =
-        (struct job){.to = to, .from = from, .bytes = bytes, .submitted_s = now_s};
+        (struct job){.what = what, .to = to, .from = from, .bytes = bytes, .submitted_s = now_s};
     pthread_cond_broadcast(&copies->changed);
     pthread_mutex_unlock(&copies->lock);
 }
@@ -154,10 +155,10 @@ _Noreturn static void name_stalled(const struct state_copies *copies, enum state
         "see that the host is not overloaded, and that \"bandwidth\" of \"host\" in the cluster file is "
         "right; --timeout sets the limit",
         "the copy of offloaded memory %s has made no progress for %.3g s: %lld of %lld blocks are complete, and "
-        "%zu of %zu bytes of the next one",
+        "%zu of %zu bytes of the next one, which begins with %s",
         direction == STATE_IN ? "from the host to the device" : "from the device to the host", copies->timeout_s,
         (long long)channel->done, (long long)channel->submitted, channel->job[channel->done % MOST_JOBS].at,
-        channel->job[channel->done % MOST_JOBS].bytes));
+        channel->job[channel->done % MOST_JOBS].bytes, channel->job[channel->done % MOST_JOBS].what));
 }
 
 void state_copies_wait(struct state_copies *copies, enum state_direction direction, int64_t mark)

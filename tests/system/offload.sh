@@ -232,9 +232,12 @@ two_devices wrong "300 MB" '{"bandwidth": "1 GB/s", "update_rate": "fast"}'
 refuses 3 'update_rate' 1 topology --cluster "$scratch/wrong.json"
 two_devices stalled "300 MB" '{"bandwidth": "100 B/s", "paced": true}'
 sed '/"b", "nodes"/d; /"a", "nodes"/s/,$/ ],/; /"links"/s/.*/  "links": [] }/' "$scratch/stalled.json" >"$scratch/alone.json"
-plan alone alone --offload optimizer
-refuses 7 'copy of offloaded memory from the host to the device has made no progress for 4 s: 0 of 4 blocks' 1 train --input "$scratch/m.h5" \
-    --cluster "$scratch/alone.json" --plan "$scratch/alone.h5" --threads 1 --steps 1 --timeout 4 --output "$scratch/stalled"
+for on in device host; do
+    plan alone alone --offload optimizer --update-on $on
+    [ $on = device ] && stalls='from the host to the device .* 0 of 4 blocks' || stalls='from the device to the host .* 0 of 4 blocks'
+    refuses 7 "copy of offloaded memory $stalls.*which begins with (wte|h\.0)\." 1 train --input "$scratch/m.h5" --cluster "$scratch/alone.json" \
+        --plan "$scratch/alone.h5" --threads 1 --steps 1 --timeout 4 --output "$scratch/stalled"
+done
 two_devices nameless "300 MB" '{"paced": true}'
 refuses 3 'needs the bandwidth' 1 topology --cluster "$scratch/nameless.json"
 sed 's/"device": "cpu"/"device": "A100-40GB"/' "$scratch/paced.json" >"$scratch/gpus.json"

@@ -427,7 +427,7 @@ static void late_wakeups_do_not_add_up(void)
         CHECK_OK(state_copies_create(bandwidth, 60, &copies));
         const double start_s = hapt_time_s();
         for (int copy = 0; copy < COPIES; copy++) {
-            state_copies_submit(copies, STATE_IN, to, from, BYTES);
+            state_copies_submit(copies, STATE_IN, "wte.weight", to, from, BYTES);
             if (copy >= AT_ONCE) state_copies_wait(copies, STATE_IN, copy + 1 - AT_ONCE);
         }
         state_copies_wait(copies, STATE_IN, state_copies_mark(copies, STATE_IN));
