@@ -39,7 +39,7 @@ static char *window(const struct hapt_engine *engine, enum hapt_host_window whic
     return engine->shared->host + engine->plan->host_window_offset[which] + element * size;
 }
 
-/* piece -1: whichever copies from this half. A failure is told to both threads. */
+/* Waits for the copies of a piece from this half; piece -1: of any piece. Both threads learn of a failure. */
 static enum hapt_status wait_weights(struct host_updater *host, int half, int piece)
 {
     pthread_mutex_lock(&host->weights_lock);
