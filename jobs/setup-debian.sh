@@ -44,6 +44,7 @@ library() { # NAME...: any of the names that pkg-config may use
 }
 header() { echo "#include <$1>" | gcc -E - ; }
 module() { /usr/bin/python3 -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"; }
+shared() { ldconfig -p | grep -F "$1"; }
 toolchain() { program gcc && program make && header stdlib.h; }
 
 need build-essential toolchain
@@ -65,6 +66,7 @@ if [ $style = yes ]; then
 fi
 if [ $bench = yes ]; then
     want python3-torch module torch
+    want libopenblas0-pthread shared libopenblas.so.0 # without it PyTorch computes with the reference BLAS, fifty times slower
     want python3-sklearn module sklearn
 fi
 if [ $judge = yes ]; then
