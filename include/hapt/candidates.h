@@ -72,7 +72,7 @@ struct hapt_candidates {
     double imbalance;  /* candidates with more work, relative to their submesh's part of the speed, are pruned */
     int state_count;   /* number of optimizer states */
     bool host_state;   /* they are on the host */
-    bool host_update;  /* and the host updates the parameters */
+    bool host_update;  /* the host updates the parameters whose state it has */
     bool host_weights; /* stages whose weights are there are candidates, too */
     /* ZeRO-1: ranks that sum a gradient hold one slice each of its optimizer state. STATE_REPLICATED: never;
      * STATE_AS_NEEDED: if not all microbatches of a step fit otherwise; STATE_SHARDED: always. */

@@ -92,7 +92,7 @@ struct hapt_plan {
     bool blocking;                    /* transfers occupy sender and receiver: prices systems without overlap */
     int threads;                      /* CPU threads per rank during the measurement; 0: unknown */
     bool host_state;                  /* the optimizer state is on the host */
-    bool host_update;                 /* and the host updates the parameters */
+    bool host_update;                 /* the host updates the parameters whose state it has */
     enum hapt_precision precision;    /* of its times and bytes; tensors between stages have its element type */
     enum hapt_profile_origin profile; /* source of its times */
     int submesh_count;

@@ -114,7 +114,7 @@ static inline double hapt_tied_exchange_bytes(enum hapt_tied_exchange exchange)
 struct hapt_profile {
     int layer_count;               /* L */
     bool host_state;               /* the optimizer state is on the host */
-    bool host_update;              /* and the host updates the parameters */
+    bool host_update;              /* the host updates the parameters whose state it has */
     enum hapt_precision precision; /* precision of the model's computation; other tools' files do not contain it */
     enum hapt_profile_origin origin;
     int cluster_count; /* C */

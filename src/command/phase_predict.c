@@ -80,18 +80,16 @@ bool hapt_phase_updates_on_host(const struct hapt_config *config, const struct h
     const int states = hapt_candidates_states(config);
     if (offload == HAPT_OFFLOAD_NO || states == 0) return false;
     if (strcmp(choice, "auto") != 0) return !strcmp(choice, "host");
-    /* bytes of a parameter in the direction that has more */
-    const bool masters_away = offload == HAPT_OFFLOAD_WEIGHTS || model->dtype != HAPT_F32;
-    const double state = 4.0 * (states + masters_away), gradient = masters_away ? 4 : 8;
-    const double back = offload == HAPT_OFFLOAD_WEIGHTS ? 0 : masters_away ? 2 : 4; /* the weights */
+    enum { MANY = 100000000 }; /* parameters of which a window is a small part */
+    const bool weights = offload == HAPT_OFFLOAD_WEIGHTS, half = model->dtype != HAPT_F32;
+    const struct hapt_item_memory memory = {.masters_unread = half, .copies = half};
+    const double state_bytes = 4.0 * (states + (weights || half)) * MANY; /* in each direction */
     bool faster = true;
     for (int c = 0; c < cluster->count && faster; c++) {
         const struct hapt_subcluster *own = &cluster->subcluster[c];
-        const double byte_s = 1 / hapt_cluster_host_bandwidth(own), update_s = 1 / hapt_cluster_host_update_rate(own);
-        const double host_s =
-            masters_away ? fmax(gradient * byte_s, update_s) : fmax(gradient * byte_s, update_s + back * byte_s);
-        faster = hapt_candidates_copies_itself(own) ? (gradient + back) * byte_s + update_s < 2 * state * byte_s
-                                                    : may_update(own) && host_s < state * byte_s;
+        const double copies_s =
+            (hapt_candidates_copies_itself(own) ? 2 : 1) * state_bytes / hapt_cluster_host_bandwidth(own);
+        faster = may_update(own) && hapt_candidates_host_update_s(own, &memory, MANY, weights) < copies_s;
     }
     return faster;
 }

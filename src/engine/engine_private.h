@@ -159,7 +159,7 @@ float *hapt_engine_state_address(struct hapt_engine *engine, int state, size_t f
 /* engine_away.c. Call bind after hapt_engine_bind. */
 enum hapt_status hapt_engine_bind_away(struct hapt_engine *engine);
 /* Starts to copy `bytes`, paced if the device is a CPU with a pace. Then `end`: *move ends with all copies so far.
- * `what` names them in messages; it is kept. */
+ * `what` names them in messages and must outlive them. */
 enum hapt_status hapt_engine_start_copy(struct hapt_engine *engine, enum state_direction direction, const char *what,
                                         void *to, const void *from, size_t bytes);
 void hapt_engine_end_copies(struct hapt_engine *engine, enum state_direction direction, struct state_move *move);

@@ -23,9 +23,9 @@ enum state_direction { STATE_IN, STATE_OUT }; /* to the device, to the host */
 enum hapt_status state_copies_create(double bandwidth, double timeout_s, struct state_copies **copies);
 /* NULL is allowed. Copies that were not waited for may be lost. */
 void state_copies_destroy(struct state_copies *copies);
-/* Returns at once, but waits if MOST_JOBS copies of the direction are pending. `what` names the copy in messages; it is
- * kept. One thread at a time submits: the
- * compute thread, or during an update on the host the thread of that update. */
+/* Returns at once, but waits if MOST_JOBS copies of the direction are pending. `what` names the copy in messages and
+ * must outlive it. One thread at a time submits: the compute thread, or during an update on the host the thread of that
+ * update. */
 void state_copies_submit(struct state_copies *copies, enum state_direction direction, const char *what, void *to,
                          const void *from, size_t bytes);
 /* Number of copies submitted so far, for state_copies_wait. */
