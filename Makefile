@@ -138,7 +138,7 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/libhapt.a
 
 # GLPK is these tests' oracle, where it is installed (tests/lp_oracle.h).
 glpk = $(shell echo '$(hash)include <glpk.h>' | $(CC) $(CFLAGS) -E -xc - >/dev/null 2>&1 && echo -lglpk)
-$(BUILD)/tests/unit/solve $(BUILD)/tests/unit/ratios: override LIBS += $(glpk)
+$(BUILD)/tests/unit/solve $(BUILD)/tests/unit/milp $(BUILD)/tests/unit/ratios: override LIBS += $(glpk)
 
 $(BUILD)/tests/fuzz/fuzz: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(BUILD)/libhapt.a
 	@echo "LD   $@"

@@ -1,5 +1,5 @@
 /*
- * GLPK's simplex method as an oracle for linear programs. Where its header is missing, lp_oracle finds nothing. The
+ * GLPK as an oracle for linear and integer programs. Where its header is missing, the oracles find nothing. The
  * Makefile links -lglpk to the tests that include this file.
  */
 #ifndef HAPT_LP_ORACLE_H
@@ -84,7 +84,8 @@ static enum hapt_lp_result glpk_result(const struct hapt_lp *lp, struct hapt_are
 }
 
 /* The solution of the instance as given. False: this test is built without GLPK. */
-static bool lp_oracle(const struct hapt_lp *lp, struct hapt_arena *arena, struct hapt_lp_solution *solution)
+__attribute__((unused)) static bool lp_oracle(const struct hapt_lp *lp, struct hapt_arena *arena,
+                                              struct hapt_lp_solution *solution)
 {
     double *x = hapt_arena_alloc(arena, (size_t)lp->column_count, sizeof *x);
     *solution = (struct hapt_lp_solution){.result = glpk_result(lp, arena, x), .x = x, .solver = "glpk"};
@@ -97,8 +98,49 @@ static bool lp_oracle(const struct hapt_lp *lp, struct hapt_arena *arena, struct
     if (feasible != HAPT_LP_OPTIMAL) solution->result = feasible;
     return true;
 }
+
+/* The same with integer columns, without one of an unbounded program. Ended after so many seconds: false. */
+__attribute__((unused)) static bool milp_oracle(const struct hapt_lp *lp, const bool *integer, int seconds,
+                                                struct hapt_arena *arena, struct hapt_lp_solution *solution)
+{
+    int *index = hapt_arena_alloc(arena, (size_t)lp->column_count + 1, sizeof *index);
+    double *value = hapt_arena_alloc(arena, (size_t)lp->column_count + 1, sizeof *value);
+    glp_iocp options;
+    if (!index || !value) return false;
+    glp_term_out(GLP_OFF);
+    glp_prob *problem = glp_create_prob();
+    glpk_state(lp, index, value, problem);
+    for (int j = 0; j < lp->column_count; j++) {
+        if (!integer[j]) continue;
+        const double lower = ceil(lp->lower[j]), upper = floor(lp->upper[j]); /* GLPK wants integers */
+        glp_set_col_kind(problem, j + 1, GLP_IV);
+        glp_set_col_bnds(problem, j + 1, glpk_kind_of(lower, upper), lower, upper);
+    }
+    glp_init_iocp(&options);
+    options.msg_lev = GLP_MSG_OFF;
+    options.presolve = GLP_ON;
+    options.mip_gap = 0;
+    options.tm_lim = seconds * 1000;
+    const int code = glp_intopt(problem, &options), status = glp_mip_status(problem);
+    *solution = (struct hapt_lp_solution){.result = HAPT_LP_FAILED, .solver = "glpk"};
+    if (code == 0 && status == GLP_OPT) {
+        solution->result = HAPT_LP_OPTIMAL;
+        solution->objective = glp_mip_obj_val(problem);
+    } else if (code == GLP_ENOPFS || (code == 0 && status == GLP_NOFEAS)) {
+        solution->result = HAPT_LP_INFEASIBLE;
+    }
+    glp_delete_prob(problem);
+    return solution->result != HAPT_LP_FAILED;
+}
 #else
-static bool lp_oracle(const struct hapt_lp *lp, struct hapt_arena *arena, struct hapt_lp_solution *solution)
+__attribute__((unused)) static bool milp_oracle(const struct hapt_lp *lp, const bool *integer, int seconds,
+                                                struct hapt_arena *arena, struct hapt_lp_solution *solution)
+{
+    (void)lp, (void)integer, (void)seconds, (void)arena, (void)solution;
+    return false;
+}
+__attribute__((unused)) static bool lp_oracle(const struct hapt_lp *lp, struct hapt_arena *arena,
+                                              struct hapt_lp_solution *solution)
 {
     (void)lp, (void)arena, (void)solution;
     return false;

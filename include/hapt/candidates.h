@@ -12,6 +12,7 @@
 #include "hapt/collective_cost.h"
 #include "hapt/engine.h"
 #include "hapt/profile.h"
+#include "hapt/unit_choice.h"
 
 /* One of three: degrees of data and tensor parallelism; (dp 0) a device of a mixed stage with `rows` rows of a
  * microbatch; or a program k >= 1 for (n, m), for candidates of these subclusters (bits) only. */
@@ -88,6 +89,7 @@ struct hapt_candidates {
     struct hapt_keep keep[HAPT_MOST_KEEPS];
     int unit_count;
     struct hapt_unit *unit; /* [unit_count] of the model */
+    struct hapt_unit_choices *units;
     int weight_unit_count;
     struct hapt_unit *weight_unit; /* [weight_unit_count] all modules; 0: no weights are on the host */
     int mesh_count;

@@ -79,6 +79,7 @@ struct hapt_graph {
 struct hapt_unit {
     int first_op, end_op;
     bool selective; /* it repeats light operators alone (hapt_sharding_recompute) */
+    int kind;       /* units of one kind have the same structure */
 };
 
 enum hapt_status hapt_graph_create(struct hapt_arena *arena, struct hapt_graph **graph);

@@ -12,6 +12,7 @@ struct hapt_module {
 };
 
 struct hapt_layers {
+    const struct hapt_graph *graph;
     int count;   /* L */
     int *end_op; /* [L] layer l has the forward operators [end_op[l-1], end_op[l]) */
     int module_count;
@@ -57,17 +58,23 @@ enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt
 enum hapt_status hapt_layers_weight_units(const struct hapt_layers *layers, struct hapt_arena *arena,
                                           struct hapt_unit **unit, int *count);
 /* The recomputation of a range, as a number. So many of HAPT_RECOMPUTE_PARTS parts of the units that lie in it, rounded
- * up, make all their activations again. HAPT_RECOMPUTE_SELECTIVE is added if its other units are selective. */
-enum { HAPT_RECOMPUTE_PARTS = 12, HAPT_RECOMPUTE_SELECTIVE = 16 };
+ * up, make all their activations again: the first ones. HAPT_RECOMPUTE_SELECTIVE is added if its other units are
+ * selective. HAPT_RECOMPUTE_BY_BYTES is added if the parts are not of their number but of the bytes that all of them
+ * could free, and the units those that take the least time (unit_choice.h). */
+enum { HAPT_RECOMPUTE_PARTS = 12, HAPT_RECOMPUTE_SELECTIVE = 16, HAPT_RECOMPUTE_BY_BYTES = 32 };
+static inline int hapt_recompute_parts(int recompute)
+{
+    return recompute % HAPT_RECOMPUTE_SELECTIVE;
+}
+static inline bool hapt_recompute_is_selective(int recompute)
+{
+    return recompute % HAPT_RECOMPUTE_BY_BYTES >= HAPT_RECOMPUTE_SELECTIVE;
+}
 static inline bool hapt_recompute_is_valid(int recompute)
 {
-    return recompute >= 0 && recompute % HAPT_RECOMPUTE_SELECTIVE <= HAPT_RECOMPUTE_PARTS &&
-           recompute < 2 * HAPT_RECOMPUTE_SELECTIVE;
+    return recompute >= 0 && hapt_recompute_parts(recompute) <= HAPT_RECOMPUTE_PARTS &&
+           recompute < 2 * HAPT_RECOMPUTE_BY_BYTES;
 }
-/* The units of operators [first_op, end_op) that recompute: from unit[*first] on. *full: so many of them, the first,
- * make all again; the others are selective. Returns the number of all. */
-int hapt_layers_units_of(const struct hapt_unit *unit, int count, int first_op, int end_op, int recompute, int *first,
-                         int *full);
 /* The number for a choice of --recompute: no, selective, all, every=K. -1: unreadable; auto has none. */
 int hapt_layers_recompute(const char *choice);
 void hapt_layers_print(const struct hapt_env *env, const struct hapt_layers *layers, const struct hapt_graph *graph);

@@ -211,15 +211,13 @@ enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding,
 struct hapt_memory_work;
 enum hapt_status hapt_memory_work_create(const struct hapt_memory_ranges *ranges, struct hapt_arena *arena,
                                          struct hapt_memory_work **work);
-/* Which units of a range recompute. The sharding holds all of them, none selective (hapt_sharding_recompute). */
-struct hapt_memory_again {
-    int end;        /* units that lie in operators [first_op of the range, end) make all again */
-    bool selective; /* the range's other units are selective; else they keep their activations */
-};
+/* What a unit of operators recomputes: nothing, its light operators, or all its activations. */
+enum hapt_unit_choice { HAPT_UNIT_KEPT, HAPT_UNIT_SELECTIVE, HAPT_UNIT_FULL };
 /* Figures of operators [first_op, end_op). Also given for ranges without a valid program: a boundary between the
- * writers of a partial sum. */
+ * writers of a partial sum. again [unit_count] by unit of the sharding, which holds all of them, none selective
+ * (hapt_sharding_recompute): the enum hapt_unit_choice of those that lie in the range; NULL: they make all again. */
 enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
-                                       struct hapt_memory_again again, struct hapt_memory_work *work,
+                                       const unsigned char *again, struct hapt_memory_work *work,
                                        struct hapt_memory_bytes *bytes);
 /* Lower bounds of those figures, for any units that recompute: without activations, workspace, scratch, transfer slots
  * and the host. Takes a small part of the time. */

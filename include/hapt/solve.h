@@ -6,6 +6,8 @@
  * by pivots. Each takes over where the other fails.
  * `optimal` is reported only after two checks against the instance: x is feasible, and its objective meets the bound
  * from the multipliers (weak duality).
+ *
+ * Integer programs: the same, and chosen columns take integers. Branch and bound over linear programs.
  */
 #ifndef HAPT_SOLVE_H
 #define HAPT_SOLVE_H
@@ -41,6 +43,7 @@ struct hapt_lp_solution {
     double *x;          /* [column_count]; NULL unless optimal */
     const char *solver; /* "tao" or "pivot": the solver that gave the result */
     int pivots;         /* from the interior solution to the vertex */
+    int nodes;          /* of an integer program: the linear programs that it took */
 };
 
 /* Creates an instance in `arena`, without rows yet. */
@@ -55,6 +58,12 @@ void hapt_lp_add_row(struct hapt_lp *lp, double lower, double upper, int count, 
  * used only between MPI_Init and hapt_env_release, and by one thread at a time. */
 enum hapt_status hapt_lp_solve(const struct hapt_lp *lp, enum hapt_lp_solver solver, struct hapt_arena *arena,
                                struct hapt_lp_solution *solution);
+
+/* The same with integer[column_count]: columns that take integers. relative_gap: the objective may be so much of itself
+ * above the least one; 0: only by rounding. Equal columns make equal branches: merge them into one column that counts
+ * them. HAPT_LP_UNBOUNDED: the linear program is. HAPT_LP_FAILED also after a million nodes. */
+enum hapt_status hapt_milp_solve(const struct hapt_lp *lp, const bool *integer, double relative_gap,
+                                 struct hapt_arena *arena, struct hapt_lp_solution *solution);
 
 const char *hapt_lp_result_name(enum hapt_lp_result result);
 /* PETSc's version ("PETSc 3.18.5"); if it is not available, NULL and the reason. Loads the library. */

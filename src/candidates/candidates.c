@@ -221,7 +221,8 @@ static void add_keep(struct hapt_candidates *candidates, int recompute, bool hos
     candidates->keep[candidates->keep_count++] = (struct hapt_keep){recompute, host_weights};
 }
 
-/* The choices of --recompute. auto: nothing, then all units selective, then quarters of them make all again. */
+/* The choices of --recompute. auto: nothing, then all units selective, then quarters of them make all again; of unlike
+ * units those that free a quarter of the bytes, and so on. */
 static void add_recomputation(const struct hapt_config *config, bool recompute, struct hapt_candidates *candidates)
 {
     const char *choice = recompute ? hapt_config_text(config, "recompute") : "no";
@@ -231,9 +232,11 @@ static void add_recomputation(const struct hapt_config *config, bool recompute, 
         add_keep(candidates, hapt_layers_recompute(choice), false);
         HAPT_ASSERT(candidates->keep[0].recompute >= 0);
     } else {
+        const int by_bytes = hapt_unit_choices_differ(candidates->units) ? HAPT_RECOMPUTE_BY_BYTES : 0;
         add_keep(candidates, 0, false);
-        for (int quarters = 0; quarters < 4; quarters++)
-            add_keep(candidates, HAPT_RECOMPUTE_SELECTIVE + quarters * HAPT_RECOMPUTE_PARTS / 4, false);
+        add_keep(candidates, HAPT_RECOMPUTE_SELECTIVE, false);
+        for (int quarters = 1; quarters < 4; quarters++)
+            add_keep(candidates, by_bytes + HAPT_RECOMPUTE_SELECTIVE + quarters * HAPT_RECOMPUTE_PARTS / 4, false);
         add_keep(candidates, HAPT_RECOMPUTE_PARTS, false);
     }
 }
@@ -280,6 +283,8 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
         candidates->speed += hapt_candidates_device_speed(candidates, c) * cluster->subcluster[c].nodes *
                              cluster->subcluster[c].devices_per_node;
     HAPT_TRY(hapt_layers_units(layers, arena, &candidates->unit, &candidates->unit_count));
+    HAPT_TRY(
+        hapt_unit_choices_create(model->graph, candidates->unit, candidates->unit_count, arena, &candidates->units));
     if (candidates->host_weights)
         HAPT_TRY(hapt_layers_weight_units(layers, arena, &candidates->weight_unit, &candidates->weight_unit_count));
     choose_keeps(config, options, candidates);

@@ -1,4 +1,6 @@
 /* Memory of all items of a mesh from one gathering (memory.h), and of what they may recompute. */
+#include <string.h>
+
 #include "hapt/candidates.h"
 #include "hapt/progress.h"
 
@@ -36,7 +38,7 @@ static enum hapt_status begin_sizing(const struct hapt_candidate_shardings *shar
 }
 
 static enum hapt_status size_range(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op,
-                                   int end_op, struct hapt_memory_again again, struct hapt_item_memory *memory)
+                                   int end_op, const unsigned char *again, struct hapt_item_memory *memory)
 {
     struct hapt_memory_bytes figures;
     HAPT_TRY(hapt_memory_ranges_of(sizing->ranges, first_op, end_op, again, sizing->work, &figures));
@@ -85,29 +87,29 @@ static void never_share(struct hapt_item_memory *memory)
 
 /* The same for each choice of what is kept. Choices that differ from the one before in nothing are no candidates. With
  * --recompute all, ranges that cut a unit are no candidates, since its activations would be kept. sizing: with weights
- * on the device, and on the host. */
+ * on the device, and on the host. units[2]: scratch [unit_count] each. */
 static enum hapt_status size_keeps(const struct hapt_candidates *candidates, const struct sizing sizing[2],
-                                   bool recomputes, int first_op, int end_op, struct hapt_item_again *again)
+                                   bool recomputes, int first_op, int end_op, unsigned char *units[2],
+                                   struct hapt_item_again *again)
 {
     const bool all = candidates->keep[0].recompute == HAPT_RECOMPUTE_PARTS;
     bool away_before = false;
-    for (int k = 0, before = 0, full_before = 0; k < candidates->keep_count; k++) {
+    unsigned char *own = units[0], *before = units[1];
+    memset(before, HAPT_UNIT_KEPT, (size_t)candidates->unit_count);
+    for (int k = 0; k < candidates->keep_count; k++) {
         const struct hapt_keep keep = candidates->keep[k];
-        int first, full;
-        const int units = hapt_layers_units_of(candidates->unit, candidates->unit_count, first_op, end_op,
-                                               keep.recompute, &first, &full);
+        int first, end;
+        HAPT_TRY(hapt_unit_choose(candidates->units, first_op, end_op, keep.recompute, own, &first, &end));
         const bool forced = k == 0 && keep.recompute > 0,
-                   same = units == before && full == full_before && keep.host_weights == away_before;
+                   same = keep.host_weights == away_before &&
+                          memcmp(own + first, before + first, (size_t)(end - first)) == 0;
         if ((same && !forced) || (keep.recompute > 0 && !recomputes)) continue;
         if (all && cuts_unit(candidates, first_op, end_op)) continue;
-        const int end = full > 0 ? candidates->unit[first + full - 1].end_op : first_op;
-        HAPT_TRY(size_range(candidates, &sizing[keep.host_weights], first_op, end_op,
-                            (struct hapt_memory_again){end, units > full}, &again[k].memory));
+        HAPT_TRY(size_range(candidates, &sizing[keep.host_weights], first_op, end_op, own, &again[k].memory));
         if (keep.host_weights) never_share(&again[k].memory);
         if (keep.host_weights && !candidates->keep[0].host_weights && again[k].memory.weight_bytes == 0)
             again[k].memory = FITS_NOWHERE; /* the same as with its weights on the device */
-        before = units;
-        full_before = full;
+        memcpy(before + first, own + first, (size_t)(end - first));
         away_before = keep.host_weights;
     }
     return HAPT_OK;
@@ -134,7 +136,10 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
                                                 .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted};
     struct hapt_memory_options away = options;
     struct sizing sizing[2] = {{0}};
+    unsigned char *kept, *units[2];
     const bool plain = candidates->mesh[mesh_index].program == 0 && candidates->mesh[mesh_index].dp > 0;
+    HAPT_NEW(kept, scratch, candidates->unit_count);
+    for (int k = 0; k < 2; k++) HAPT_NEW(units[k], scratch, candidates->unit_count);
     away.weight_unit_count = candidates->weight_unit_count;
     away.weight_unit = candidates->weight_unit;
     HAPT_TRY(begin_sizing(shardings, &options, scratch, &sizing[0]));
@@ -154,23 +159,39 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
         if (first < last && !may_fit(candidates, &sizing[0], first_op, end_op) &&
             !may_fit(candidates, &sizing[1], first_op, end_op))
             continue;
-        HAPT_TRY(size_range(candidates, &sizing[0], first_op, end_op, (struct hapt_memory_again){first_op, false},
-                            &memory[item]));
+        HAPT_TRY(size_range(candidates, &sizing[0], first_op, end_op, kept, &memory[item]));
         if (again && (shardings->recomputes || sizing[1].ranges) &&
             hapt_candidates_may_recompute(candidates, mesh_index, first, last))
-            HAPT_TRY(size_keeps(candidates, sizing, shardings->recomputes, first_op, end_op,
+            HAPT_TRY(size_keeps(candidates, sizing, shardings->recomputes, first_op, end_op, units,
                                 &again[item * HAPT_MOST_KEEPS]));
     }
     return HAPT_OK;
+}
+
+/* Seconds of units [first, end) that run again: sums of runs of equal choices. unit_s, light_s [unit_count + 1]: of the
+ * units before, if they make all again, or are selective. */
+static double again_seconds(const unsigned char *choice, int first, int end, const double *unit_s,
+                            const double *light_s)
+{
+    double sum_s = 0;
+    for (int u = first, next; u < end; u = next) {
+        const double *its_s = choice[u] == HAPT_UNIT_FULL ? unit_s : light_s;
+        for (next = u + 1; next < end && choice[next] == choice[u]; next++) {
+        }
+        if (choice[u] != HAPT_UNIT_KEPT) sum_s += its_s[next] - its_s[u];
+    }
+    return sum_s;
 }
 
 enum hapt_status hapt_candidates_again(const struct hapt_candidates *candidates, int mesh_index,
                                        const struct hapt_sharding *sharding, const double *repeat_s,
                                        struct hapt_arena *scratch, struct hapt_item_again *again)
 {
-    double *unit_s, *light_s; /* [unit_count + 1] of the units before, if they make all again, or are selective */
+    double *unit_s, *light_s;
+    unsigned char *choice;
     HAPT_NEW(unit_s, scratch, candidates->unit_count + 1);
     HAPT_NEW(light_s, scratch, candidates->unit_count + 1);
+    HAPT_NEW(choice, scratch, candidates->unit_count);
     for (int o = sharding->graph->forward_count; o < sharding->reduce_first; o++) {
         if (sharding->repeats[o] < 0) continue;
         unit_s[sharding->repeats[o] + 1] += repeat_s[o];
@@ -181,14 +202,13 @@ enum hapt_status hapt_candidates_again(const struct hapt_candidates *candidates,
         light_s[u + 1] += light_s[u];
     }
     for (int k = 0; k < candidates->structure_count; k++)
-        for (int choice = 0; choice < candidates->keep_count; choice++) {
+        for (int keep = 0; keep < candidates->keep_count; keep++) {
             const size_t item = (size_t)k * (size_t)candidates->mesh_count + (size_t)mesh_index;
-            int first_op, end_op, first, full;
+            int first_op, end_op, first, end;
             item_range(candidates, k, &first_op, &end_op);
-            const int units = hapt_layers_units_of(candidates->unit, candidates->unit_count, first_op, end_op,
-                                                   candidates->keep[choice].recompute, &first, &full);
-            again[item * HAPT_MOST_KEEPS + (size_t)choice].again_s =
-                unit_s[first + full] - unit_s[first] + (light_s[first + units] - light_s[first + full]);
+            HAPT_TRY(hapt_unit_choose(candidates->units, first_op, end_op, candidates->keep[keep].recompute, choice,
+                                      &first, &end));
+            again[item * HAPT_MOST_KEEPS + (size_t)keep].again_s = again_seconds(choice, first, end, unit_s, light_s);
         }
     return HAPT_OK;
 }

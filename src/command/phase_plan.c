@@ -3,6 +3,7 @@
 #include "fix.h"
 #include "hapt/candidates.h"
 #include "hapt/search.h"
+#include "hapt/unit_choice.h"
 #include "phases.h"
 
 /* The units that a range overlaps. */
@@ -16,24 +17,42 @@ static int units_in(const struct hapt_unit *unit, int count, const struct hapt_p
     return end - *first;
 }
 
+/* Lists the units of a stage that recompute. */
+static enum hapt_status bind_units(struct hapt_plan *plan, struct hapt_plan_stage *stage, const struct hapt_unit *unit,
+                                   int units, struct hapt_unit_choices *choices)
+{
+    struct hapt_unit *own;
+    unsigned char *choice;
+    int first, end;
+    HAPT_NEW(choice, plan->arena, units);
+    HAPT_TRY(hapt_unit_choose(choices, stage->first_op, stage->end_op, stage->layout.recompute, choice, &first, &end));
+    HAPT_NEW(own, plan->arena, end - first);
+    stage->layout.unit = own;
+    for (int u = first; u < end; u++) {
+        if (choice[u] == HAPT_UNIT_KEPT) continue;
+        own[stage->layout.unit_count] = unit[u];
+        own[stage->layout.unit_count++].selective = choice[u] == HAPT_UNIT_SELECTIVE;
+    }
+    return HAPT_OK;
+}
+
 /* Sets the operator ranges of a plan's stages, the units that recompute, and those of weights on the host. */
 static enum hapt_status bind_operators(struct hapt_plan *plan, const struct hapt_layers *layers)
 {
     struct hapt_unit *unit, *weight_unit;
-    int units, weight_units, first, full;
+    struct hapt_unit_choices *choices;
+    int units, weight_units, first;
     if (plan->layer_count != layers->count)
         return hapt_fail(HAPT_ERR_INPUT, "plan again for this model and granularity (--layers-per-model)",
                          "the plan has %d layers, the model %d", plan->layer_count, layers->count);
     HAPT_TRY(hapt_layers_units(layers, plan->arena, &unit, &units));
     HAPT_TRY(hapt_layers_weight_units(layers, plan->arena, &weight_unit, &weight_units));
+    HAPT_TRY(hapt_unit_choices_create(layers->graph, unit, units, plan->arena, &choices));
     for (int i = 0; i < plan->stage_count; i++) {
         struct hapt_plan_stage *stage = &plan->stage[i];
         stage->first_op = hapt_layers_first_op(layers, stage->first_layer);
         stage->end_op = layers->end_op[stage->end_layer - 1];
-        stage->layout.unit_count =
-            hapt_layers_units_of(unit, units, stage->first_op, stage->end_op, stage->layout.recompute, &first, &full);
-        stage->layout.unit = &unit[first];
-        for (int u = first + full; u < first + stage->layout.unit_count; u++) unit[u].selective = true;
+        if (stage->layout.recompute > 0) HAPT_TRY(bind_units(plan, stage, unit, units, choices));
         if (!stage->layout.host_weights) continue;
         stage->layout.weight_unit_count = units_in(weight_unit, weight_units, stage, &first);
         stage->layout.weight_unit = &weight_unit[first];

@@ -63,8 +63,7 @@ static enum hapt_status compute_memory(const struct spmd_outcome *outcome, const
         HAPT_TRY(hapt_sharding_at(first, mesh_coordinate, arena, &here));
         HAPT_TRY(hapt_memory_ranges_create(here, &options, arena, &ranges));
         HAPT_TRY(hapt_memory_work_create(ranges, arena, &work));
-        HAPT_TRY(hapt_memory_ranges_of(ranges, 0, outcome->model->graph->forward_count, (struct hapt_memory_again){0},
-                                       work, &figures));
+        HAPT_TRY(hapt_memory_ranges_of(ranges, 0, outcome->model->graph->forward_count, NULL, work, &figures));
         bytes[j] = (struct device_bytes){(double)figures.parameter_bytes, (double)figures.activation_bytes};
     }
     return HAPT_OK;

@@ -310,6 +310,7 @@ static enum hapt_status build(struct builder *builder, const struct hapt_layers_
     }
     HAPT_NEW(layers->module, result, layers->module_count);
     memcpy(layers->module, module, (size_t)layers->module_count * sizeof *module);
+    layers->graph = builder->graph;
     HAPT_NEW(layers->end_op, result, count);
     const bool by_operator = options->granularity == HAPT_LAYERS_BY_OPERATOR;
     HAPT_TRY(cluster(builder, by_operator ? 0 : options->granularity, layers));

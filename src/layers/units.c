@@ -4,6 +4,12 @@
 
 #include "hapt/layers.h"
 
+/* A module that is not repeated is of its own kind. */
+static int kind_of(const struct hapt_layers *layers, int m)
+{
+    return layers->module[m].kind >= 0 ? layers->module[m].kind : -1 - m;
+}
+
 enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_unit **unit,
                                    int *count)
 {
@@ -14,7 +20,7 @@ enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt
     for (int m = 0; m < layers->module_count; m++) {
         const struct hapt_module *module = &layers->module[m];
         if (repeated && module->kind < 0) continue;
-        (*unit)[(*count)++] = (struct hapt_unit){module->first_op, module->end_op, false};
+        (*unit)[(*count)++] = (struct hapt_unit){module->first_op, module->end_op, false, kind_of(layers, m)};
     }
     return HAPT_OK;
 }
@@ -25,7 +31,8 @@ enum hapt_status hapt_layers_weight_units(const struct hapt_layers *layers, stru
     HAPT_NEW(*unit, arena, layers->module_count);
     *count = layers->module_count;
     for (int m = 0; m < layers->module_count; m++)
-        (*unit)[m] = (struct hapt_unit){layers->module[m].first_op, layers->module[m].end_op, false};
+        (*unit)[m] =
+            (struct hapt_unit){layers->module[m].first_op, layers->module[m].end_op, false, kind_of(layers, m)};
     return HAPT_OK;
 }
 
@@ -37,17 +44,4 @@ int hapt_layers_recompute(const char *choice)
     if (!strcmp(choice, "all")) return HAPT_RECOMPUTE_PARTS;
     if (sscanf(choice, "every=%6d%n", &every, &end) != 1 || choice[end] || every < 1) return -1;
     return (HAPT_RECOMPUTE_PARTS + every - 1) / every;
-}
-
-int hapt_layers_units_of(const struct hapt_unit *unit, int count, int first_op, int end_op, int recompute, int *first,
-                         int *full)
-{
-    const int parts = recompute % HAPT_RECOMPUTE_SELECTIVE;
-    int end;
-    *first = 0;
-    while (*first < count && unit[*first].first_op < first_op) ++*first;
-    for (end = *first; end < count && unit[end].end_op <= end_op; end++) {
-    }
-    *full = ((end - *first) * parts + HAPT_RECOMPUTE_PARTS - 1) / HAPT_RECOMPUTE_PARTS;
-    return recompute >= HAPT_RECOMPUTE_SELECTIVE ? end - *first : *full;
 }

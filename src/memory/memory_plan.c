@@ -383,8 +383,7 @@ static enum hapt_status walk_chunk(struct planner *planner, struct hapt_arena *s
     options.scratch = NULL; /* that of the program itself is added */
     HAPT_TRY(hapt_memory_ranges_create(program->sharding, &options, scratch, &ranges));
     HAPT_TRY(hapt_memory_work_create(ranges, scratch, &work));
-    memory_walk(ranges, program->first_op, program->end_op, (struct hapt_memory_again){program->end_op, false}, work,
-                &planner->walk);
+    memory_walk(ranges, program->first_op, program->end_op, NULL, work, &planner->walk);
     for (int t = 0; t < program->tensor_count; t++) {
         struct hapt_memory_location *mine = &planner->plan->location[t];
         mine->space = HAPT_SPACE_DEVICE;

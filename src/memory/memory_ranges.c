@@ -5,8 +5,9 @@
 #include "memory_ranges.h"
 
 struct hapt_memory_work {
-    int first, end;                     /* the current range */
-    int first_unit, full_end, unit_end; /* of it: those that make all again, then those that are selective */
+    int first, end;             /* the current range */
+    int first_unit, unit_end;   /* of it */
+    const unsigned char *again; /* what they recompute; NULL: all */
     struct hapt_gap *gap;
     size_t *offset; /* [tensor] */
     int *dead;      /* tensors that the current operator touches last */
@@ -51,7 +52,14 @@ static void subtract(struct amounts *sum, const struct amounts *less)
 /* True if the unit recomputes; light: what selective units repeat, too. */
 static bool recomputes(const struct hapt_memory_work *work, int unit, bool light)
 {
-    return unit >= work->first_unit && unit < (light ? work->unit_end : work->full_end);
+    if (unit < work->first_unit || unit >= work->unit_end) return false;
+    return !work->again || work->again[unit] >= (light ? HAPT_UNIT_SELECTIVE : HAPT_UNIT_FULL);
+}
+
+/* True for a unit of the range, or -1 for none, that is selective. */
+static bool is_selective(const struct hapt_memory_work *work, int unit)
+{
+    return unit >= 0 && work->again && work->again[unit] == HAPT_UNIT_SELECTIVE;
 }
 
 /* False for operators that would run again in a unit that is kept. */
@@ -68,11 +76,10 @@ static bool exists(const struct hapt_memory_ranges *ranges, const struct hapt_me
     return unit < 0 || recomputes(work, unit, ranges->again_light[tensor]);
 }
 
-static void find_units(const struct hapt_memory_ranges *ranges, struct hapt_memory_again again,
-                       struct hapt_memory_work *work)
+static void find_units(const struct hapt_memory_ranges *ranges, struct hapt_memory_work *work)
 {
     const struct hapt_unit *unit = ranges->sharding->unit;
-    const int count = ranges->sharding->unit_count, full = again.end < work->end ? again.end : work->end;
+    const int count = ranges->sharding->unit_count;
     int low = 0, high = count; /* the first unit that begins in the range */
     while (low < high) {
         const int middle = low + (high - low) / 2;
@@ -81,10 +88,8 @@ static void find_units(const struct hapt_memory_ranges *ranges, struct hapt_memo
         else
             high = middle;
     }
-    work->first_unit = work->full_end = low;
-    while (work->full_end < count && unit[work->full_end].end_op <= full) work->full_end++;
-    work->unit_end = work->full_end;
-    while (again.selective && work->unit_end < count && unit[work->unit_end].end_op <= work->end) work->unit_end++;
+    work->first_unit = work->unit_end = low;
+    while (work->unit_end < count && unit[work->unit_end].end_op <= work->end) work->unit_end++;
 }
 
 /* True if the tensor is touched (`written`: written) at a position in [first, end). */
@@ -245,7 +250,7 @@ static size_t backward_peak(const struct hapt_memory_ranges *ranges, enum pass p
             if (operand->born) work->offset[operand->tensor] = hapt_gaps_take(&gaps, ranges->bytes[operand->tensor]);
             /* Gradients that are sent to earlier stages stay. */
             const int unit = ranges->again_unit[operand->tensor];
-            const int next = unit >= work->full_end ? operand->next_selective : operand->next;
+            const int next = is_selective(work, unit) ? operand->next_selective : operand->next;
             if (next == INT_MAX || (next >= behind && work->leaving_stamp[operand->tensor] != work->stamp))
                 work->dead[dead++] = operand->tensor;
         }
@@ -481,12 +486,13 @@ static void add_fetches(const struct hapt_memory_ranges *ranges, int first_op, i
         units > HAPT_WEIGHT_PLACES ? walk->weight_bytes / (size_t)units * (size_t)(units - HAPT_WEIGHT_PLACES) : 0;
 }
 
-void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_again again,
+void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const unsigned char *again,
                  struct hapt_memory_work *work, struct memory_walk *walk)
 {
     work->first = first_op;
     work->end = end_op;
-    find_units(ranges, again, work);
+    work->again = again;
+    find_units(ranges, work);
     const struct amounts sum = range_amounts(ranges, first_op, end_op);
     *walk = (struct memory_walk){
         .trained_elements = sum.trained, .copies = sum.copies > 0, .masters_unread = masters_unread(&sum)};
@@ -531,7 +537,7 @@ enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, con
 }
 
 enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
-                                       struct hapt_memory_again again, struct hapt_memory_work *work,
+                                       const unsigned char *again, struct hapt_memory_work *work,
                                        struct hapt_memory_bytes *figures)
 {
     struct memory_walk walk;

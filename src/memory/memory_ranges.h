@@ -138,7 +138,7 @@ struct memory_walk {
     bool host_weights;                /* trained weights are on the host */
     size_t weight_bytes, fetch_bytes; /* of them; hapt_memory_bytes */
 };
-void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct hapt_memory_again again,
+void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const unsigned char *again,
                  struct hapt_memory_work *work, struct memory_walk *walk);
 /* Region of a tensor that the range touches, by `storage`, after memory_walk. *offset: in the workspace; else
  * unchanged. */

@@ -92,7 +92,7 @@ static enum hapt_status read_table(struct hapt_h5 *file, const char *group, stru
             return damaged(file, table, "names stages that do not exist, or not in order");
         if (shape[1] == 4 && row[3] != 0 && row[3] != 1)
             return damaged(file, table, "says neither 0 nor 1 of whether a unit is selective");
-        unit[k] = (struct hapt_unit){row[1], row[2], shape[1] == 4 && row[3] == 1};
+        unit[k] = (struct hapt_unit){row[1], row[2], shape[1] == 4 && row[3] == 1, 0};
         add_unit(table, &plan->stage[row[0]].layout, &unit[k]);
     }
     return HAPT_OK;

@@ -315,8 +315,8 @@ static int units_of(const struct hapt_graph *graph, int size, struct hapt_unit u
 {
     int count = 0;
     for (int first = 0; first < graph->forward_count; first += size)
-        unit[count++] =
-            (struct hapt_unit){first, first + size < graph->forward_count ? first + size : graph->forward_count, false};
+        unit[count++] = (struct hapt_unit){
+            first, first + size < graph->forward_count ? first + size : graph->forward_count, false, 0};
     return count;
 }
 

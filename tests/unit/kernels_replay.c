@@ -161,7 +161,7 @@ static void compare_host_weights(const struct outcome *plain)
     static const char *const graphs[] = {"0", "1", NULL};
     const int operators = model->graph->forward_count, size = operators / 40 + 5;
     for (int first = 0; first < operators; first += size)
-        unit[unit_count++] = (struct hapt_unit){first, first + size < operators ? first + size : operators, false};
+        unit[unit_count++] = (struct hapt_unit){first, first + size < operators ? first + size : operators, false, 0};
     for (int k = 0; k < 3; k++) {
         struct outcome away;
         char text[HAPT_ENGINE_REPLAY_CHARS];

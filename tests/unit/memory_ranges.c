@@ -49,7 +49,7 @@ static int random_units(int positions, uint64_t *seed, struct hapt_unit unit[])
     for (int first = 0; first < positions; count++) {
         int end = first + 1 + (int)(hapt_random_next(seed) % 7);
         if (end > positions) end = positions;
-        unit[count] = (struct hapt_unit){first, end, false};
+        unit[count] = (struct hapt_unit){first, end, false, 0};
         first = end;
     }
     return count;
@@ -63,8 +63,7 @@ static void compare_host_weights(const struct hapt_program *program, const struc
     struct hapt_memory_plan *plan = NULL;
     struct hapt_memory_bytes figures;
     CHECK_OK(hapt_memory_plan(program, options, arena, &plan));
-    CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op,
-                                   (struct hapt_memory_again){program->end_op, false}, work, &figures));
+    CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op, NULL, work, &figures));
     if (!plan) return;
     check_least(ranges, program, &figures);
     CHECK_OK(memory_check(plan, program));
@@ -100,8 +99,7 @@ static void compare_host_state(const struct hapt_program *program, const struct 
     CHECK_OK(hapt_memory_plan(program, &host, arena, &plan));
     host.sharded_state = true;
     CHECK_OK(hapt_memory_plan(program, &host, arena, &sharded));
-    CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op,
-                                   (struct hapt_memory_again){program->end_op, false}, work, &figures));
+    CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op, NULL, work, &figures));
     if (!plan || !sharded) return;
     check_least(ranges, program, &figures);
     if (check) CHECK_OK(memory_check(plan, program));
@@ -136,8 +134,7 @@ static void compare_host_updates(const struct hapt_program *program, const struc
         CHECK_OK(hapt_memory_plan(program, &host, arena, &copied));
         host.host_update = true;
         CHECK_OK(hapt_memory_plan(program, &host, arena, &plan));
-        CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op,
-                                       (struct hapt_memory_again){program->end_op, false}, work, &figures));
+        CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op, NULL, work, &figures));
         if (!copied || !plan) return;
         if (check) CHECK_OK(memory_check(plan, program));
         check_least(ranges, program, &figures);
@@ -194,8 +191,7 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                 if (check) CHECK_OK(program_check(program));
                 if (check) CHECK_OK(memory_check(plan, program));
                 check_workspace(plan, program);
-                CHECK_OK(
-                    hapt_memory_ranges_of(ranges, first, end, (struct hapt_memory_again){end, false}, work, &figures));
+                CHECK_OK(hapt_memory_ranges_of(ranges, first, end, NULL, work, &figures));
                 CHECK_MESSAGE(figures.parameter_bytes == plan->parameter_bytes &&
                                   figures.activation_bytes == plan->activation_bytes &&
                                   figures.weight_slot_bytes == plan->weight_slot_bytes &&

@@ -7,6 +7,7 @@
 #include "hapt/predict.h"
 #include "hapt/memory.h"
 #include "hapt/profile.h"
+#include "hapt/unit_choice.h"
 
 static struct hapt_cluster *cluster_of(struct hapt_arena *arena, const char *text)
 {
@@ -159,7 +160,8 @@ static void exchanges_are_bounded(void)
 static size_t product_scratch(void *context, const struct hapt_program *program, int op)
 {
     (void)context;
-    if (op < 0 || strncmp(hapt_op_type_at(program->graph->op[op].type)->name, "linear", 6) != 0) return 0;
+    const char *name = op < 0 ? "" : hapt_op_type_at(program->graph->op[op].type)->name;
+    if (strncmp(name, "linear", 6) != 0 && strncmp(name, "expert_linear", 13) != 0) return 0;
     const double wanted =
         0x1p20 + 128.0 * (double)hapt_tensor_elements(&program->shard->tensor[program->shard->op[op].output[0]]);
     return (size_t)fmin(wanted, 0x1p25);
@@ -198,22 +200,41 @@ static void memory_is_the_planners(void)
     hapt_arena_release(&run.arena);
 }
 
+/* A model with unlike units: attention, dense layers and experts. */
+static void make_experts(struct run *run)
+{
+    char *words[] = {"hapt", "model",      "bert-moe", "--layers", "3",   "--hidden",     "64", "--heads",
+                     "4",    "--sequence", "32",       "--vocab",  "131", "--microbatch", "4"};
+    struct hapt_config *config = NULL;
+    const struct hapt_layers_options options = {.granularity = 0, .heavy_minimum = 2};
+    hapt_arena_init(&run->arena);
+    CHECK_OK(hapt_config_parse(15, words, &run->arena, &config));
+    CHECK_OK(hapt_model_build("bert-moe", config, &run->arena, &run->model));
+    CHECK_OK(hapt_layers_build(run->model->graph, &options, &run->arena, &run->layers));
+}
+
 /* Stages that do not keep all on their devices: each cell against the program of its own range, with the units that a
  * plan of it gets. */
-static void check_memory_of_choices(enum hapt_offload offload, bool host_update)
+static void check_memory_of_choices(bool unlike, enum hapt_offload offload, bool host_update)
 {
     struct run run;
     struct hapt_config *config = NULL;
-    struct hapt_unit *unit, *weight_unit;
+    struct hapt_unit *unit, *weight_unit, own[32];
+    struct hapt_unit_choices *choices;
     char *words[] = {"hapt", "profile", "--imbalance", "1000000", "--recompute", "auto"};
-    int units, weight_units, compared = 0, saved = 0, away = 0;
-    predict(&run, gpus, (struct fixture_gpt){5, 64, 4, 32, 131, 4, true, true}, "1000000");
+    int units, weight_units, compared = 0, saved = 0, away = 0, out_of_order = 0;
+    if (unlike)
+        make_experts(&run);
+    else
+        predict(&run, gpus, (struct fixture_gpt){5, 64, 4, 32, 131, 4, true, true}, "1000000");
     CHECK_OK(hapt_config_parse(6, words, &run.arena, &config));
     CHECK_OK(hapt_profile_predict(cluster_of(&run.arena, gpus), run.model, run.layers, config, NULL,
                                   &(struct hapt_predict_options){.recompute = true, .offload = {offload, host_update}},
                                   &run.arena, &run.profile));
     CHECK_OK(hapt_layers_units(run.layers, &run.arena, &unit, &units));
-    CHECK(units >= 4);
+    CHECK(units >= 4 && units <= 32);
+    CHECK_OK(hapt_unit_choices_create(run.model->graph, unit, units, &run.arena, &choices));
+    CHECK(hapt_unit_choices_differ(choices) == unlike);
     CHECK_OK(hapt_layers_weight_units(run.layers, &run.arena, &weight_unit, &weight_units));
     for (int c = 0; c < 2; c++) {
         const struct hapt_profile_cluster *cluster = &run.profile->cluster[c];
@@ -236,17 +257,22 @@ static void check_memory_of_choices(enum hapt_offload offload, bool host_update)
                     struct hapt_memory_plan *plan = NULL, *kept = NULL;
                     const size_t cell = hapt_profile_index(run.profile, s, i, j);
                     const int first_op = hapt_layers_first_op(run.layers, i), end_op = run.layers->end_op[j];
-                    int first, full;
+                    int first, end, count = 0;
+                    unsigned char choice[32];
                     if (!isfinite(cluster->stage_time[cell])) continue;
                     hapt_arena_init(&arena);
-                    const int count =
-                        hapt_layers_units_of(unit, units, first_op, end_op, submesh.recompute, &first, &full);
-                    for (int u = first; u < first + count; u++) unit[u].selective = u >= first + full;
+                    CHECK_OK(hapt_unit_choose(choices, first_op, end_op, submesh.recompute, choice, &first, &end));
+                    for (int u = first; u < end; u++) {
+                        if (u > first) out_of_order += choice[u] > choice[u - 1];
+                        if (choice[u] == HAPT_UNIT_KEPT) continue;
+                        own[count] = unit[u];
+                        own[count++].selective = choice[u] == HAPT_UNIT_SELECTIVE;
+                    }
                     CHECK_OK(hapt_sharding_tensor_parallel(run.model->graph, submesh.n * submesh.m / submesh.tp,
                                                            submesh.tp, &arena, &sharding));
                     CHECK_OK(hapt_program_build(sharding, first_op, end_op, &arena, &program));
                     CHECK_OK(hapt_memory_plan(program, &options, &arena, &kept));
-                    CHECK_OK(hapt_sharding_recompute(sharding, &unit[first], count, &arena, &sharding));
+                    CHECK_OK(hapt_sharding_recompute(sharding, own, count, &arena, &sharding));
                     CHECK_OK(hapt_program_build(sharding, first_op, end_op, &arena, &program));
                     CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
                     CHECK_NEAR((double)plan->total_bytes,
@@ -259,8 +285,11 @@ static void check_memory_of_choices(enum hapt_offload offload, bool host_update)
                 }
         }
     }
-    CHECK_MESSAGE(compared > 500 && saved == compared, "%d of %d stages hold less", saved, compared);
-    CHECK_MESSAGE((away > 500) == (offload >= HAPT_OFFLOAD_STAGES), "%d stages have weights on the host", away);
+    CHECK_MESSAGE(compared > (unlike ? 100 : 500) && saved == compared, "%d of %d stages hold less", saved, compared);
+    CHECK_MESSAGE(unlike == (out_of_order > 0), "%d times a later unit recomputes more than the one before",
+                  out_of_order);
+    CHECK_MESSAGE((away > (unlike ? 100 : 500)) == (offload >= HAPT_OFFLOAD_STAGES),
+                  "%d stages have weights on the host", away);
     hapt_arena_release(&run.arena);
 }
 
@@ -268,7 +297,8 @@ static void memory_of_choices(void)
 {
     for (enum hapt_offload offload = HAPT_OFFLOAD_NO; offload <= HAPT_OFFLOAD_WEIGHTS; offload++)
         for (int on_host = 0; on_host <= (offload != HAPT_OFFLOAD_NO); on_host++)
-            check_memory_of_choices(offload, on_host);
+            check_memory_of_choices(false, offload, on_host);
+    check_memory_of_choices(true, HAPT_OFFLOAD_NO, false);
 }
 
 /* Tensor-parallel degrees are powers of two that divide the devices of a node. The remaining devices share the rows.

@@ -23,8 +23,8 @@ static struct units random_units(const struct hapt_sharding *sharding, int first
         while (next < end && sharding->not_a_boundary[next]) next++;
         if (next > end) next = end;
         if (hapt_random_next(random) % 3 > 0)
-            units.unit[units.count++] =
-                (struct hapt_unit){at, next, selective == 1 || (selective == 2 && hapt_random_next(random) % 3 == 0)};
+            units.unit[units.count++] = (struct hapt_unit){
+                at, next, selective == 1 || (selective == 2 && hapt_random_next(random) % 3 == 0), 0};
         at = next;
     }
     return units;
@@ -154,39 +154,40 @@ static void recomputing_changes_no_bit(void)
 
 static long figures_compared, cheaper, between;
 
-/* Figures of the range by the sharding with all units, against the program that recomputes those in [first, again_end),
- * and the others selectively if `selective`. */
+/* Figures of the range by the sharding with all units, against the program with those in the range as `choice` [unit]
+ * says. */
 static void compare_figures(const struct hapt_sharding *plain, bool split, const struct units *units, int first,
-                            int end, int again_end, bool selective, const struct hapt_memory_ranges *ranges,
+                            int end, const unsigned char *choice, const struct hapt_memory_ranges *ranges,
                             struct hapt_memory_work *work, const struct hapt_memory_options *options, const char *what)
 {
+    static const unsigned char kept[MOST_UNITS];
     struct hapt_arena arena;
     struct hapt_sharding *sharding = NULL;
     struct hapt_program *program = NULL;
     struct hapt_memory_plan *plan = NULL;
     struct hapt_memory_bytes figures, none, all;
     struct units own = {0};
+    bool selective = false;
     hapt_arena_init(&arena);
-    for (int u = 0; u < units->count; u++)
-        if (units->unit[u].first_op >= first && units->unit[u].end_op <= (selective ? end : again_end)) {
-            own.unit[own.count] = units->unit[u];
-            own.unit[own.count++].selective = units->unit[u].end_op > again_end;
-        }
+    for (int u = 0; u < units->count; u++) {
+        if (choice[u] == HAPT_UNIT_KEPT || units->unit[u].first_op < first || units->unit[u].end_op > end) continue;
+        own.unit[own.count] = units->unit[u];
+        own.unit[own.count++].selective = choice[u] == HAPT_UNIT_SELECTIVE;
+        selective = selective || choice[u] == HAPT_UNIT_SELECTIVE;
+    }
     CHECK_OK(hapt_sharding_recompute(plain, own.unit, own.count, &arena, &sharding));
     if (sharding && split) CHECK_OK(hapt_sharding_split(sharding, &arena, &sharding));
     if (sharding) CHECK_OK(hapt_program_build(sharding, first, end, &arena, &program));
     if (program) CHECK_OK(hapt_memory_plan(program, options, &arena, &plan));
-    CHECK_OK(
-        hapt_memory_ranges_of(ranges, first, end, (struct hapt_memory_again){again_end, selective}, work, &figures));
-    CHECK_OK(hapt_memory_ranges_of(ranges, first, end, (struct hapt_memory_again){first, false}, work, &none));
-    CHECK_OK(hapt_memory_ranges_of(ranges, first, end, (struct hapt_memory_again){end, false}, work, &all));
+    CHECK_OK(hapt_memory_ranges_of(ranges, first, end, choice, work, &figures));
+    CHECK_OK(hapt_memory_ranges_of(ranges, first, end, kept, work, &none));
+    CHECK_OK(hapt_memory_ranges_of(ranges, first, end, NULL, work, &all));
     CHECK_MESSAGE(plan && figures.parameter_bytes == plan->parameter_bytes &&
                       figures.activation_bytes == plan->activation_bytes &&
                       figures.weight_slot_bytes == plan->weight_slot_bytes &&
                       figures.sharded_bytes == plan->sharded_bytes,
-                  "%s, operators [%d, %d), again before %d: %zu and %zu, planned %zu and %zu", what, first, end,
-                  again_end, figures.parameter_bytes, figures.activation_bytes, plan ? plan->parameter_bytes : 0,
-                  plan ? plan->activation_bytes : 0);
+                  "%s, operators [%d, %d): %zu and %zu, planned %zu and %zu", what, first, end, figures.parameter_bytes,
+                  figures.activation_bytes, plan ? plan->parameter_bytes : 0, plan ? plan->activation_bytes : 0);
     figures_compared++;
     between += selective && figures.activation_bytes < none.activation_bytes &&
                figures.activation_bytes > all.activation_bytes;
@@ -225,10 +226,11 @@ static void figures_are_those_of_programs(void)
             for (int trial = 0; work && trial < 40; trial++) {
                 const int first = (int)(hapt_random_next(&random) % (uint64_t)graph->forward_count);
                 const int end = first + 1 + (int)(hapt_random_next(&random) % (uint64_t)(graph->forward_count - first));
-                const int again_end = first + (int)(hapt_random_next(&random) % (uint64_t)(end - first + 1));
+                unsigned char choice[MOST_UNITS];
+                for (int u = 0; u < units.count; u++)
+                    choice[u] = trial % 3 ? (unsigned char)(hapt_random_next(&random) % 3) : HAPT_UNIT_FULL;
                 if (!hapt_sharding_allows(plain, first, end)) continue;
-                compare_figures(plain, split, &units, first, end, trial % 3 ? again_end : end, trial % 2, ranges, work,
-                                &options, what);
+                compare_figures(plain, split, &units, first, end, choice, ranges, work, &options, what);
             }
         }
         hapt_fail_reset();
