@@ -99,7 +99,8 @@ static inline struct hapt_profile *grown_profile(const struct grown *grown, stru
         char name[16];
         struct hapt_submesh submesh[64];
         const struct grown_cluster *from = &grown->cluster[c];
-        const int count = random_submeshes(from->nodes, from->devices_per_node, from->tensor_parallel, submesh);
+        const int count = random_submeshes(from->nodes, from->devices_per_node,
+                                           from->tensor_parallel ? RANDOM_DEGREES : RANDOM_PLAIN, false, submesh);
         snprintf(name, sizeof name, "sub%d", c);
         CHECK_OK(hapt_profile_add_cluster(profile, c, name, from->nodes, from->devices_per_node, from->memory_bytes,
                                           from->speed, submesh, count, arena));

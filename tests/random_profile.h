@@ -4,8 +4,9 @@
 
 #include <math.h>
 
-#include "hapt/search.h"
+#include "hapt/layers.h"
 #include "hapt/plan.h"
+#include "hapt/search.h"
 #include "test.h"
 
 static inline int random_below(uint64_t *seed, int count)
@@ -25,15 +26,28 @@ static inline double random_time(uint64_t *seed, double grain, double high)
     return grain * (1 + random_below(seed, high > grain ? (int)(high / grain) : 1));
 }
 
-/* Submeshes: powers of two within a node, and whole nodes. If asked, each with every tensor-parallel degree. */
-static inline int random_submeshes(int nodes, int per_node, bool variants, struct hapt_submesh *submesh)
+/* The rows of a submesh: data-parallel alone, every tensor-parallel degree, or choices of what is kept on the device.
+ */
+enum random_rows { RANDOM_PLAIN, RANDOM_DEGREES, RANDOM_KEEPS };
+static bool random_keeps __attribute__((unused)); /* some subclusters have RANDOM_KEEPS */
+
+/* Submeshes: powers of two within a node, and whole nodes. With RANDOM_KEEPS those that recompute the light operators,
+ * half of the bytes or all, and with the state on the host weights there. */
+static inline int random_submeshes(int nodes, int per_node, enum random_rows rows, bool host_state,
+                                   struct hapt_submesh *submesh)
 {
+    static const struct hapt_submesh keeps[] = {{0, 0, 1, 0, 0, 0}, {0, 0, 1, 0, 38, 0}, {0, 0, 1, 0, 12, 1}};
     int count = 0;
     for (int n = 1; n <= nodes; n++)
         for (int m = n == 1 ? 1 : per_node; m <= per_node;
              m = m < per_node && (2 * m > per_node || per_node % (2 * m)) ? per_node : 2 * m)
-            for (int tp = 1; tp <= (variants ? m : 1); tp *= 2)
-                if (m % tp == 0) submesh[count++] = (struct hapt_submesh){n, m, tp, 0, 0, 0};
+            for (int k = 0, tp = 1; tp <= m; k++, tp *= rows == RANDOM_KEEPS ? 1 : 2) {
+                if (k == (rows == RANDOM_PLAIN ? 1 : rows == RANDOM_KEEPS ? 2 + host_state : m)) break;
+                submesh[count] = rows == RANDOM_KEEPS ? keeps[k] : (struct hapt_submesh){n, m, tp, 0, 0, 0};
+                submesh[count].n = n;
+                submesh[count].m = m;
+                count += m % tp == 0;
+            }
     return count;
 }
 
@@ -50,6 +64,22 @@ static inline enum hapt_status random_profile_cluster(struct hapt_profile *profi
                                     count, arena);
 }
 
+/* A row that keeps less is mostly the one of its submesh that keeps all, slower and smaller. */
+static inline void random_keep(uint64_t *seed, const struct hapt_profile *profile,
+                               const struct hapt_profile_cluster *cluster, int s, size_t cell)
+{
+    const struct hapt_submesh *submesh = &cluster->submesh[s];
+    const size_t row = hapt_profile_index(profile, 1, 0, 0);
+    size_t all = cell;
+    if ((submesh->recompute == 0 && !submesh->host_weights) || random_chance(seed, 0.2)) return;
+    for (int k = s; cluster->submesh[k].recompute > 0 || cluster->submesh[k].host_weights; k--) all -= row;
+    if (!isfinite(cluster->stage_time[all])) return;
+    const double share = submesh->recompute == HAPT_RECOMPUTE_PARTS ? 1 : 0.5;
+    cluster->stage_time[cell] = cluster->stage_time[all] * (1 + share / 3 + submesh->host_weights);
+    cluster->activation_bytes[cell] = cluster->activation_bytes[all] * (1 - share);
+    cluster->parameter_bytes[cell] = cluster->parameter_bytes[all] * (submesh->host_weights ? 0.25 : 1);
+}
+
 static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, int c, double grain,
                                   struct hapt_arena *arena)
 {
@@ -58,11 +88,12 @@ static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, 
     const int most = profile->cluster_count >= 3 ? 4 : 7, L = profile->layer_count;
     const int *shape = shapes[random_below(seed, most)];
     const bool tight = random_chance(seed, 0.6), steps = random_chance(seed, 0.3), additive = random_chance(seed, 0.5);
-    const bool variants = random_chance(seed, 0.3); /* programs of several tensor-parallel degrees for one submesh */
+    enum random_rows rows = random_chance(seed, 0.3) ? RANDOM_DEGREES : RANDOM_PLAIN;
+    if (random_keeps && random_chance(seed, 0.12)) rows = RANDOM_KEEPS;
     const double holes = random_chance(seed, 0.5) ? 0.3 * hapt_random_unit(seed) : 0;
     snprintf(name, sizeof name, "sub%d", c);
-    struct hapt_submesh submesh[8];
-    const int submeshes = random_submeshes(shape[0], shape[1], variants, submesh);
+    struct hapt_submesh submesh[16];
+    const int submeshes = random_submeshes(shape[0], shape[1], rows, profile->host_state, submesh);
     CHECK_OK(hapt_profile_add_cluster(profile, c, name, shape[0], shape[1], tight ? 8 : 1000, 1 + c, submesh, submeshes,
                                       arena));
     struct hapt_profile_cluster *cluster = &profile->cluster[c];
@@ -80,6 +111,7 @@ static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, 
                 cluster->parameter_bytes[cell] = random_below(seed, 5);
                 cluster->activation_bytes[cell] = random_below(seed, 4) + (grain == 0 ? hapt_random_unit(seed) : 0);
                 if (steps) cluster->step_time[cell] = random_time(seed, grain, 2);
+                if (rows == RANDOM_KEEPS) random_keep(seed, profile, cluster, s, cell);
             }
         }
     }
@@ -117,6 +149,7 @@ static inline struct hapt_profile *random_profile_of(uint64_t *seed, int C, int 
     const double grain = grains[random_below(seed, 5)];
     struct hapt_profile *profile;
     CHECK_OK(hapt_profile_create(L, C, arena, &profile));
+    profile->host_state = random_keeps && random_chance(seed, 0.3);
     for (int c = 0; c < C; c++) random_cluster(seed, profile, c, grain, arena);
     for (int layer = 0; layer < L - 1; layer++)
         profile->boundary_bytes[layer] = random_chance(seed, 0.2) ? 0 : random_time(seed, grain, 2);
