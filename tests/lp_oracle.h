@@ -1,5 +1,5 @@
 /*
- * GLPK as an oracle for linear and integer programs. Where its header is missing, the oracles find nothing. The
+ * GLPK as an oracle for linear and integer programs. The oracles find nothing if its header is missing. The
  * Makefile links -lglpk to the tests that include this file.
  */
 #ifndef HAPT_LP_ORACLE_H

@@ -88,8 +88,8 @@ struct hapt_candidates {
     int keep_count;
     struct hapt_keep keep[HAPT_MOST_KEEPS];
     int unit_count;
-    struct hapt_unit *unit; /* [unit_count] of the model */
-    struct hapt_unit_choices *units;
+    struct hapt_unit *unit;          /* [unit_count] of the model */
+    struct hapt_unit_choices *units; /* which of them recompute */
     int weight_unit_count;
     struct hapt_unit *weight_unit; /* [weight_unit_count] all modules; 0: no weights are on the host */
     int mesh_count;

@@ -12,9 +12,9 @@ struct hapt_module {
 };
 
 struct hapt_layers {
-    const struct hapt_graph *graph;
-    int count;   /* L */
-    int *end_op; /* [L] layer l has the forward operators [end_op[l-1], end_op[l]) */
+    const struct hapt_graph *graph; /* whose forward operators they divide */
+    int count;                      /* L */
+    int *end_op;                    /* [L] layer l has the forward operators [end_op[l-1], end_op[l]) */
     int module_count;
     struct hapt_module *module;
     int *module_of;         /* [L] */

@@ -211,7 +211,7 @@ enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding,
 struct hapt_memory_work;
 enum hapt_status hapt_memory_work_create(const struct hapt_memory_ranges *ranges, struct hapt_arena *arena,
                                          struct hapt_memory_work **work);
-/* What a unit of operators recomputes: nothing, its light operators, or all its activations. */
+/* A unit of operators recomputes nothing, its light operators, or all its activations. */
 enum hapt_unit_choice { HAPT_UNIT_KEPT, HAPT_UNIT_SELECTIVE, HAPT_UNIT_FULL };
 /* Figures of operators [first_op, end_op). Also given for ranges without a valid program: a boundary between the
  * writers of a partial sum. again [unit_count] by unit of the sharding, which holds all of them, none selective

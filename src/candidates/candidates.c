@@ -221,8 +221,8 @@ static void add_keep(struct hapt_candidates *candidates, int recompute, bool hos
     candidates->keep[candidates->keep_count++] = (struct hapt_keep){recompute, host_weights};
 }
 
-/* The choices of --recompute. auto: nothing, then all units selective, then quarters of them make all again; of unlike
- * units those that free a quarter of the bytes, and so on. */
+/* The choices of --recompute. auto: nothing, then all units selective, then quarters of them make all again. Unlike
+ * units are chosen by quarters of the bytes that they free. */
 static void add_recomputation(const struct hapt_config *config, bool recompute, struct hapt_candidates *candidates)
 {
     const char *choice = recompute ? hapt_config_text(config, "recompute") : "no";

@@ -28,6 +28,7 @@ static enum hapt_status bind_units(struct hapt_plan *plan, struct hapt_plan_stag
     HAPT_TRY(hapt_unit_choose(choices, stage->first_op, stage->end_op, stage->layout.recompute, choice, &first, &end));
     HAPT_NEW(own, plan->arena, end - first);
     stage->layout.unit = own;
+    stage->layout.unit_count = 0;
     for (int u = first; u < end; u++) {
         if (choice[u] == HAPT_UNIT_KEPT) continue;
         own[stage->layout.unit_count] = unit[u];

@@ -3,7 +3,7 @@
  *
  *     minimise sum t[k] x[k]   subject to   sum b[k] x[k] >= parts / 12 * sum b[k] n[k],   0 <= x[k] <= n[k] integers
  *
- * x[k] units make all their activations again, which takes t and frees b more than what the other units do.
+ * x[k] units make all their activations again. Each takes t[k] longer than a unit that does not, and frees b[k] more.
  */
 #include "hapt/unit_choice.h"
 
@@ -14,8 +14,8 @@
 #include "hapt/sharding.h"
 #include "hapt/solve.h"
 
-/* Operations in the time of a byte to or from memory: of V100 to H100 in 16 bits, 100 to 300 at peak rates, of which
- * products reach a half. */
+/* Operations in the time of a byte to or from memory. Data sheets of V100 to H100 in 16 bits give 100 to 300, and
+ * products reach half of the peak rate. */
 #define OPERATIONS_PER_BYTE 100.0
 /* The choice may take so much longer than the best one; that saves most of the nodes. */
 #define GAP 1e-3
@@ -34,7 +34,9 @@ struct answer {
 
 enum { BUCKETS = 4096 };
 struct hapt_unit_choices {
+    const struct hapt_graph *graph;
     const struct hapt_unit *unit;
+    bool measured; /* the kinds are */
     int count, kind_count;
     int *kind_of; /* [count] */
     struct kind *kind;
@@ -103,13 +105,14 @@ static enum hapt_status size_kinds(struct hapt_unit_choices *choices, const stru
     return HAPT_OK;
 }
 
-static enum hapt_status measure_kinds(struct hapt_unit_choices *choices, const struct hapt_graph *graph,
-                                      struct hapt_arena *scratch)
+static enum hapt_status measure_kinds(struct hapt_unit_choices *choices, struct hapt_arena *scratch)
 {
     struct hapt_sharding *sharding;
-    HAPT_TRY(hapt_sharding_trivial(graph, scratch, &sharding));
+    if (choices->measured) return HAPT_OK;
+    HAPT_TRY(hapt_sharding_trivial(choices->graph, scratch, &sharding));
     HAPT_TRY(hapt_sharding_recompute(sharding, choices->unit, choices->count, scratch, &sharding));
     time_kinds(choices, sharding);
+    choices->measured = true;
     return size_kinds(choices, sharding, scratch);
 }
 
@@ -117,8 +120,8 @@ enum hapt_status hapt_unit_choices_create(const struct hapt_graph *graph, const 
                                           struct hapt_arena *arena, struct hapt_unit_choices **out)
 {
     struct hapt_unit_choices *choices;
-    struct hapt_arena scratch;
     HAPT_NEW(choices, arena, 1);
+    choices->graph = graph;
     choices->unit = unit;
     choices->count = count;
     choices->arena = arena;
@@ -128,11 +131,7 @@ enum hapt_status hapt_unit_choices_create(const struct hapt_graph *graph, const 
     HAPT_NEW(choices->bucket, arena, BUCKETS);
     find_kinds(choices);
     *out = choices;
-    if (!hapt_unit_choices_differ(choices)) return HAPT_OK;
-    hapt_arena_init(&scratch);
-    const enum hapt_status status = measure_kinds(choices, graph, &scratch);
-    hapt_arena_release(&scratch);
-    return status;
+    return HAPT_OK;
 }
 
 bool hapt_unit_choices_differ(const struct hapt_unit_choices *choices)
@@ -141,14 +140,14 @@ bool hapt_unit_choices_differ(const struct hapt_unit_choices *choices)
 }
 
 /* The integer program of `answer`, whose units are given. */
-static enum hapt_status solve(const struct hapt_unit_choices *choices, struct answer *answer,
-                              struct hapt_arena *scratch)
+static enum hapt_status solve(struct hapt_unit_choices *choices, struct answer *answer, struct hapt_arena *scratch)
 {
     const int kinds = choices->kind_count;
     struct hapt_lp_solution solution;
     struct hapt_lp *lp;
     double *bytes, most = 0;
     bool *integer;
+    HAPT_TRY(measure_kinds(choices, scratch));
     HAPT_TRY(hapt_lp_create(scratch, kinds, 1, kinds, &lp));
     HAPT_NEW(bytes, scratch, kinds);
     HAPT_NEW(integer, scratch, kinds);

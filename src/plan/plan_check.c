@@ -69,7 +69,7 @@ static enum hapt_status check_units(const struct hapt_plan_stage *stage, int i)
     const struct hapt_layout *layout = &stage->layout;
     int end = stage->first_op;
     if (!hapt_recompute_is_valid(layout->recompute) || (layout->unit_count > 0 && layout->recompute == 0))
-        return BAD("stage %d recomputes %d, not 0 to %d, or as much more than a multiple of %d below %d", i,
+        return BAD("stage %d recomputes %d, which is not 0 to %d parts, plus a multiple of %d below %d", i,
                    layout->recompute, HAPT_RECOMPUTE_PARTS, HAPT_RECOMPUTE_SELECTIVE, 2 * HAPT_RECOMPUTE_BY_BYTES);
     for (int u = 0; u < layout->unit_count; u++) {
         const struct hapt_unit *unit = &layout->unit[u];

@@ -130,11 +130,10 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
                        "tensor-parallel degree 1",
                        cluster->name, n, m, submesh.program, profile->layout_count);
         if (!hapt_recompute_is_valid(submesh.recompute))
-            return BAD(
-                "subcluster %s: %d x %d devices recompute %d, not 0 to %d, or as much more than a multiple of %d "
-                "below %d",
-                cluster->name, n, m, submesh.recompute, HAPT_RECOMPUTE_PARTS, HAPT_RECOMPUTE_SELECTIVE,
-                2 * HAPT_RECOMPUTE_BY_BYTES);
+            return BAD("subcluster %s: %d x %d devices recompute %d, which is not 0 to %d parts, plus a multiple of %d "
+                       "below %d",
+                       cluster->name, n, m, submesh.recompute, HAPT_RECOMPUTE_PARTS, HAPT_RECOMPUTE_SELECTIVE,
+                       2 * HAPT_RECOMPUTE_BY_BYTES);
         if (submesh.host_weights != 0 && (submesh.host_weights != 1 || !profile->host_state || submesh.program > 0))
             return BAD("subcluster %s: %d x %d devices have host_weights %d, not 0, or 1 for plain programs whose "
                        "optimizer state is on the hosts",

@@ -1,5 +1,5 @@
 /*
- * Which units of a range recompute: equal units in order, unlike ones against enumeration, with times and bytes that
+ * The choice of units that recompute: equal units in order, unlike ones against enumeration, with times and bytes that
  * are computed here.
  */
 #include "fixture.h"
@@ -127,7 +127,7 @@ static void unlike_units(void)
     hapt_arena_release(&made.arena);
 }
 
-/* Of equal units the first ones, as many as the parts, rounded up; the number alone decides. */
+/* Equal units recompute in order, as many as the parts, rounded up; the number alone decides. */
 static void equal_units(void)
 {
     struct model made;
