@@ -61,9 +61,13 @@ check "an idle rank is mentioned" grep -q "1 of 5 ranks" "$dir/err"
 ranks 5 topology --cluster inputs/two-subclusters.json --collectives --json --output "$dir/c.h5"
 check "topology --collectives: exit code $code" [ $code -eq 0 ]
 cp "$dir/out" "$dir/c.json"
+# The link allows an all-reduce of 16.7 MB/s and an all-to-all of 100 MB/s. Other load inflates the latency, and with it the fitted slope, but
+# a megabyte takes no less time for it. Without pacing it would take a tenth.
 check "five collectives of 4 ranks, at most as fast as the rehearsed 25 MB/s allow" json "$dir/c.json" \
     '[c["ranks"] for c in d["collectives"]] == [4] and len(d["collectives"][0]) == 6 and
-     5e6 < d["collectives"][0]["all_reduce"]["bandwidth"] < 17e6 and d["collectives"][0]["all_to_all"]["bandwidth"] < 140e6'
+     all(c["latency"] + 1e6 / c["bandwidth"] > least for c, least in
+         ((d["collectives"][0]["all_reduce"], 0.054), (d["collectives"][0]["all_to_all"], 0.007))) and
+     d["collectives"][0]["all_reduce"]["bandwidth"] > 5e6'
 "$hapt" model gpt --layers 1 --hidden 64 --heads 2 --sequence 32 --vocab 64 --microbatch 16 --output "$dir/m.h5" >"$dir/out" 2>"$dir/err"
 for from in links measured; do
     [ $from = links ] && file=inputs/two-subclusters.json || file=$dir/c.json
