@@ -23,9 +23,10 @@ struct hapt_device_spec {
     double memory_bytes;                 /* the cap, if the file gives one */
     double memory_bandwidth;             /* byte/s */
     double slowdown;                     /* >= 1: factor on compute times */
-    bool memory_capped;                  /* memory_bytes is a limit to enforce, not a measured property */
-    bool tf32;     /* fp32 products are rounded to TF32 (--precision tf32), half as fast as bf16 */
-    bool emulated; /* any process emulates this device (hapt_cluster_emulate) */
+    bool steady;        /* slowed down to the planned times, whatever the speed of the cores (hapt_team_set_steady) */
+    bool memory_capped; /* memory_bytes is a limit to enforce, not a measured property */
+    bool tf32;          /* fp32 products are rounded to TF32 (--precision tf32), half as fast as bf16 */
+    bool emulated;      /* any process emulates this device (hapt_cluster_emulate) */
 };
 
 struct hapt_subcluster {

@@ -65,8 +65,8 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
 enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, struct hapt_report **report);
 /* Prints hosts with their ranks, and versions. Rank 0 prints. */
 void hapt_report_print_environment(const struct hapt_env *env, const struct hapt_report *report);
-/* Writes /trace of a run file as Chrome trace events, for Perfetto: one process per stage, one thread per rank. Call on
- * one rank. */
+/* Writes /trace of a run file as Chrome trace events, for Perfetto: one process per stage, one thread per rank,
+ * and one for each kind of copies and updates of offloaded data. Call on one rank. */
 enum hapt_status hapt_report_trace(const char *run_path, const char *path);
 /* Scales a profile's candidate times by the run's measurements. The ratio of a subcluster is the measured time of its
  * stages in the run over their profiled time. All its candidates are scaled by it; mixed candidates by the mean ratio

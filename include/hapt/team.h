@@ -35,7 +35,8 @@ struct hapt_team {
     const struct hapt_program *program;
     int rank, size; /* of the team */
     int mesh_coordinate[HAPT_MESH_AXES];
-    double slowdown; /* of this rank's device; up to 1: none */
+    double slowdown;  /* of this rank's device; up to 1: none */
+    double planned_s; /* of the current computation on a steady device; 0: not known */
     struct hapt_collective *all_ranks;
     struct hapt_collective *axis_comm[HAPT_MESH_AXES]; /* of the ranks of an axis; NULL: it has one rank */
     struct team_devices *devices;                      /* collectives between devices; NULL: through the host */
@@ -121,5 +122,8 @@ void hapt_team_stretch_end(struct hapt_team *team);
 void hapt_team_set_length(struct hapt_team *team, double length_s);
 /* The modelled device cannot continue before `time_s`. */
 void hapt_team_inputs_ready(struct hapt_team *team, double time_s);
+/* The next computation of a slowed device takes `planned_s`, if it can. So the speed of the cores, which drifts, has no
+ * influence on the device's. */
+void hapt_team_set_steady(struct hapt_team *team, double planned_s);
 
 #endif

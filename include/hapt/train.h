@@ -113,12 +113,16 @@ struct hapt_history {
     double *loss, *gradient_norm, *learning_rate, *time_s;
 };
 
-/* Timeline events (--trace): an instruction of the schedule, or a message between stages that was sent or arrived. */
+/* Timeline events (--trace): an instruction of the schedule, a message between stages that was sent or arrived, or a
+ * copy or update of offloaded data. */
 enum hapt_event_kind {
     HAPT_EVENT_ACTIVATIONS_SENT = HAPT_INSTRUCTION_UPDATE + 1, /* below: enum hapt_instruction_kind */
     HAPT_EVENT_ACTIVATIONS_ARRIVED,
     HAPT_EVENT_GRADIENTS_SENT,
     HAPT_EVENT_GRADIENTS_ARRIVED,
+    HAPT_EVENT_COPY_TO_DEVICE, /* of offloaded data */
+    HAPT_EVENT_COPY_TO_HOST,
+    HAPT_EVENT_HOST_UPDATE,
     HAPT_EVENT_COUNT
 };
 struct hapt_train_event {

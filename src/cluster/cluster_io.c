@@ -28,6 +28,7 @@ static enum hapt_status write_subcluster(struct hapt_h5 *file, const char *group
     HAPT_TRY(hapt_h5_write_attribute_int(file, group, "memory_capped", device->memory_capped));
     HAPT_TRY(hapt_h5_write_attribute_real(file, group, "memory_bandwidth", device->memory_bandwidth, "byte/s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, group, "slowdown", device->slowdown, ""));
+    if (device->steady) HAPT_TRY(hapt_h5_write_attribute_int(file, group, "steady", 1));
     HAPT_TRY(hapt_h5_write_attribute_real(file, group, "intra_node_bandwidth", own->intra_node_bandwidth, "byte/s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, group, "inter_node_bandwidth", own->inter_node_bandwidth, "byte/s"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, group, "intra_node_latency", own->intra_node_latency, "s"));
@@ -201,6 +202,7 @@ static enum hapt_status read_subcluster(struct hapt_h5 *file, const char *group,
     HAPT_TRY(hapt_h5_read_attribute_real(file, group, "memory", &device->memory_bytes));
     HAPT_TRY(hapt_h5_read_attribute_real(file, group, "memory_bandwidth", &device->memory_bandwidth));
     HAPT_TRY(hapt_h5_read_attribute_real(file, group, "slowdown", &device->slowdown));
+    device->steady = hapt_h5_has_attribute(file, group, "steady");
     HAPT_TRY(hapt_h5_read_attribute_real(file, group, "intra_node_bandwidth", &own->intra_node_bandwidth));
     HAPT_TRY(hapt_h5_read_attribute_real(file, group, "inter_node_bandwidth", &own->inter_node_bandwidth));
     HAPT_TRY(hapt_h5_read_attribute_real(file, group, "intra_node_latency", &own->intra_node_latency));

@@ -116,6 +116,7 @@ static json_t *subcluster_json(const struct hapt_subcluster *own)
         json_pack("{s:s, s:i, s:i, s:o, s:f}", "name", own->name, "nodes", own->nodes, "devices_per_node",
                   own->devices_per_node, "device", device_json(&own->device), "slowdown", own->device.slowdown);
     if (!json) return NULL;
+    if (own->device.steady) json_object_set_new(json, "steady", json_true());
     set_known(json, "memory", own->device.memory_bytes, own->device.memory_capped);
     set_known(json, "intra_node_bandwidth", own->intra_node_bandwidth, own->intra_node_bandwidth > 0);
     set_known(json, "inter_node_bandwidth", own->inter_node_bandwidth, own->inter_node_bandwidth > 0);

@@ -178,6 +178,16 @@ static enum hapt_status read_quantity(const struct object *object, const char *k
     return HAPT_OK;
 }
 
+/* An optional true or false; false without it. */
+static enum hapt_status read_switch(const struct object *object, const char *key, bool *value)
+{
+    const json_t *json = json_object_get(object->json, key);
+    if (json && !json_is_boolean(json))
+        return refuse(object, key, "write true or false", "\"%s\" must be true or false, not %s", key, type_name(json));
+    *value = json_is_true(json);
+    return HAPT_OK;
+}
+
 static enum hapt_status read_count(const struct object *object, const char *key, int limit, int *value)
 {
     char hint[64];
@@ -324,11 +334,7 @@ static enum hapt_status read_host(const struct object *object, struct hapt_subcl
     HAPT_TRY(read_quantity(&host, "memory", false, &bytes_quantity, &own->host_memory_bytes));
     HAPT_TRY(read_quantity(&host, "bandwidth", false, &bandwidth_quantity, &own->host_bandwidth));
     HAPT_TRY(read_quantity(&host, "update_rate", false, &update_quantity, &own->host_update_rate));
-    const json_t *paced = json_object_get(host.json, "paced");
-    if (paced && !json_is_boolean(paced))
-        return refuse(&host, "paced", "write true or false", "\"paced\" must be true or false, not %s",
-                      type_name(paced));
-    own->host_paced = json_is_true(paced);
+    HAPT_TRY(read_switch(&host, "paced", &own->host_paced));
     if (own->host_paced && strcmp(own->device.backend, "cpu") != 0)
         return refuse(&host, "paced", "leave it out", "\"paced\" slows down copies of CPUs alone, not of %s",
                       own->device.name);
@@ -340,9 +346,9 @@ static enum hapt_status read_host(const struct object *object, struct hapt_subcl
 
 static enum hapt_status read_subcluster(const struct object *object, struct hapt_subcluster *own)
 {
-    HAPT_TRY(check_keys(object,
-                        "name, nodes, devices_per_node, device, slowdown, memory, host, hosts, intra_node_bandwidth, "
-                        "inter_node_bandwidth, intra_node_latency, inter_node_latency"));
+    HAPT_TRY(check_keys(
+        object, "name, nodes, devices_per_node, device, slowdown, steady, memory, host, hosts, intra_node_bandwidth, "
+                "inter_node_bandwidth, intra_node_latency, inter_node_latency"));
     HAPT_TRY(read_name(object, "name", true, own->name, sizeof own->name));
     HAPT_TRY(read_count(object, "nodes", MAX_NODES, &own->nodes));
     HAPT_TRY(read_count(object, "devices_per_node", MAX_DEVICES_PER_NODE, &own->devices_per_node));
@@ -350,6 +356,9 @@ static enum hapt_status read_subcluster(const struct object *object, struct hapt
     own->device.slowdown = 1;
     own->intra_node_latency = own->inter_node_latency = -1;
     HAPT_TRY(read_quantity(object, "slowdown", false, &slowdown_quantity, &own->device.slowdown));
+    HAPT_TRY(read_switch(object, "steady", &own->device.steady));
+    if (own->device.steady && own->device.slowdown == 1)
+        return refuse(object, "steady", "add \"slowdown\"", "only a slowed device can be steady");
     HAPT_TRY(read_quantity(object, "memory", false, &bytes_quantity, &own->device.memory_bytes));
     own->device.memory_capped = json_object_get(object->json, "memory") != NULL;
     HAPT_TRY(read_quantity(object, "intra_node_bandwidth", false, &bandwidth_quantity, &own->intra_node_bandwidth));
@@ -459,11 +468,7 @@ static enum hapt_status read_link(const struct object *object, struct hapt_clust
     HAPT_TRY(read_quantity(object, "bandwidth", false, &bandwidth_quantity, &link.bandwidth));
     HAPT_TRY(read_quantity(object, "latency", false, &time_quantity, &link.latency));
     HAPT_TRY(read_transport(object, &link));
-    const json_t *paced = json_object_get(object->json, "paced");
-    if (paced && !json_is_boolean(paced))
-        return refuse(object, "paced", "write true or false", "\"paced\" must be true or false, not %s",
-                      type_name(paced));
-    link.paced = json_is_true(paced);
+    HAPT_TRY(read_switch(object, "paced", &link.paced));
     if (link.paced && link.bandwidth == 0)
         return refuse(object, "paced", "add \"bandwidth\"", "a paced link needs a bandwidth");
     const int forth = end[0] * cluster->count + end[1], back = end[1] * cluster->count + end[0];

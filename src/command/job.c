@@ -5,6 +5,7 @@
 #include "hapt/heartbeat.h"
 #include "hapt/run_folder.h"
 #include "phases.h"
+#include "strategy_preset.h"
 
 struct job {
     struct hapt_planning planning;
@@ -41,6 +42,7 @@ static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *conf
 
 static enum hapt_status check_options(struct hapt_config *config, struct hapt_arena *arena)
 {
+    HAPT_TRY(hapt_strategy_preset(config, arena));
     HAPT_TRY(hapt_fix_options(config, arena));
     if (hapt_config_text(config, "plan"))
         HAPT_TRY(hapt_phase_refuse_unused(config, "with --plan there is no search",

@@ -56,6 +56,13 @@ static bool may_choose_memory(const struct hapt_config *config)
            strcmp(hapt_config_text(config, "objective"), "formula") != 0;
 }
 
+/* True if --recompute auto decides: also other systems recompute if memory asks for it. */
+static bool may_recompute(const struct hapt_config *config)
+{
+    return strcmp(hapt_config_text(config, "strategy"), "even") != 0 && !hapt_config_text(config, "stages") &&
+           strcmp(hapt_config_text(config, "objective"), "formula") != 0;
+}
+
 static bool is_auto(const struct hapt_config *config, const char *option)
 {
     return !strcmp(hapt_config_text(config, option), "auto");
@@ -126,7 +133,7 @@ static enum hapt_status predict_recomputing(const struct hapt_prediction *of, en
     enum hapt_status status = HAPT_OK;
     *lacks = false;
     if (!*profile) status = predict(of, given, offload, arena, profile);
-    if (!may_choose_memory(of->config) || (given && !is_auto(of->config, "offload"))) return status;
+    if (!may_recompute(of->config) || (given && !is_auto(of->config, "offload"))) return status;
     *lacks = status == HAPT_ERR_INFEASIBLE;
     if (status == HAPT_OK) HAPT_TRY(hapt_phase_lacks_memory(of->config, *profile, lacks));
     if (given || !*lacks) return status;
@@ -166,7 +173,8 @@ enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hap
     bool lacks, shorter = true;
     *profile = of->kept;
     const enum hapt_status status = predict_recomputing(of, given, arena, profile, &lacks);
-    if (!is_auto(of->config, "offload") || !lacks || (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE))
+    if (!hapt_phase_chooses_memory(of->config, "offload") || !lacks ||
+        (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE))
         return status;
     hapt_fail_reset();
     const enum hapt_status offloaded = predict_away(of, arena, &away);

@@ -3,6 +3,7 @@
 #include "fix.h"
 #include "outputs.h"
 #include "plan_explain.h"
+#include "strategy_preset.h"
 
 const char hapt_command_plan_help[] =
     "Searches stages, submeshes, the order of subclusters and launch counts for the least simulated step. A lower\n"
@@ -64,10 +65,14 @@ const char hapt_command_plan_help[] =
     "              interleaved\n"
     "  alpa        8 or 16 layers; assumes identical devices and free links; eager1f1b\n"
     "  pfeife      layers by a beam; assumes identical devices; data parallelism, prefetched forward passes\n"
-    "  deepspeed   stages of equal parameter bytes; data parallelism; 1f1b. ZeRO-Offload in its pipeline: with\n"
-    "              --recompute all --offload optimizer --update-on host --update-order in-order\n"
+    "  deepspeed   stages of equal parameter bytes; data parallelism; 1f1b\n"
     "  colossal    stages of equal time on identical devices; 1f1b\n"
     "  hexiscale   48 layers; knows the devices' speeds; a stage does not compute while it sends or receives; 1f1b\n"
+    "Strategies of one device inside pipelines (AutoHete 4.1):\n"
+    "  recompute-all  hapt with --recompute all --offload no\n"
+    "  zero-offload   deepspeed with --recompute all --offload optimizer --update-on host --update-order in-order\n"
+    "  stronghold     deepspeed with --recompute all --offload weights --update-on host\n"
+    "  autohete       deepspeed with --recompute auto --offload optimizer --update-on host --update-order priority\n"
     "megatron and hexiscale are also priced as independent pipelines, which hapt cannot run: each holds the whole\n"
     "model and takes its own microbatches; gradients are reduced over them. JSON: \"pipelines\".\n"
     "--granularity N and --ignore-communication are ablations of hapt (HAPT 6.4, 6.5). --compare prints one table\n"
@@ -184,6 +189,7 @@ static enum hapt_status check_options(struct hapt_config *config, struct hapt_ar
     const char *path = hapt_config_text(config, "profile");
     HAPT_TRY(hapt_plan_diff_options(config));
     if (hapt_config_bool(config, "diff")) return HAPT_OK;
+    HAPT_TRY(hapt_strategy_preset(config, arena));
     HAPT_TRY(hapt_fix_options(config, arena));
     if (!path && !hapt_config_text(config, "input"))
         return hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5, or --input m.h5 with --cluster C.json",

@@ -30,6 +30,8 @@ const char hapt_command_topology_help[] =
     "                          \"backend\" (\"cuda\", the default, or \"cpu\"), \"peak_flops\" (a rate, or an\n"
     "                          object with \"fp32\", \"bf16\", \"fp16\"), \"memory\", \"memory_bandwidth\"\n"
     "      \"slowdown\"          optional, >= 1: computation takes this many times as long\n"
+    "      \"steady\"            optional, with slowdown: true: a pass of a stage of one device takes as long as the\n"
+    "                          plan says, so that the drift of the cores' speed has no influence (rehearsal)\n"
     "      \"memory\"            optional: limit of the memory of each device\n"
     "      \"host\"              optional object, for data kept on the nodes' hosts: \"memory\" of a node,\n"
     "                          (not given: no limit is planned with), \"bandwidth\" between a device and it, in\n"

@@ -31,6 +31,7 @@ enum hapt_status hapt_engine_start_copy(struct hapt_engine *engine, enum state_d
 {
     const struct hapt_backend *backend = engine->options.backend;
     const int queue = direction == STATE_IN ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT;
+    if (engine->away.copying_s[direction] == 0) engine->away.copying_s[direction] = hapt_time_s();
     if (!engine->shared->copies) return backend->copy(backend->queue(engine->options.device, queue), to, from, bytes);
     state_copies_submit(engine->shared->copies, direction, what, to, from, bytes);
     return HAPT_OK;
@@ -40,7 +41,8 @@ void hapt_engine_end_copies(struct hapt_engine *engine, enum state_direction dir
 {
     const struct hapt_backend *backend = engine->options.backend;
     const int queue = direction == STATE_IN ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT;
-    *move = (struct state_move){.pending = true};
+    *move = (struct state_move){.pending = true, .begin_s = engine->away.copying_s[direction]};
+    engine->away.copying_s[direction] = 0;
     if (engine->shared->copies)
         move->mark = state_copies_mark(engine->shared->copies, direction);
     else
@@ -52,7 +54,13 @@ enum hapt_status hapt_engine_wait_copies(struct hapt_engine *engine, enum state_
 {
     if (!move->pending) return HAPT_OK;
     move->pending = false;
-    if (move->end) return engine->options.backend->wait(move->end);
+    if (move->end) {
+        HAPT_TRY(engine->options.backend->wait(move->end));
+        if (move->begin_s > 0)
+            hapt_span_log_add(engine->shared->log, direction == STATE_IN ? HAPT_SPAN_TO_DEVICE : HAPT_SPAN_TO_HOST,
+                              move->begin_s, hapt_time_s());
+        return HAPT_OK;
+    }
     state_copies_wait(engine->shared->copies, direction, move->mark);
     return HAPT_OK;
 }
@@ -189,6 +197,12 @@ enum hapt_status hapt_engine_defer_update(struct hapt_engine *engine, const stru
 bool hapt_engine_is_updating(const struct hapt_engine *engine)
 {
     return engine->away.pending;
+}
+
+void hapt_engine_log_spans(struct hapt_engine *engine, struct hapt_span_log *log)
+{
+    engine->shared->log = log;
+    if (engine->shared->copies) state_copies_log(engine->shared->copies, log);
 }
 
 double hapt_engine_update_kernels_s(const struct hapt_engine *engine)

@@ -111,7 +111,10 @@ static enum hapt_status update_piece(struct host_updater *host, int index, int h
         call.output[1 + s] =
             hapt_engine_flat_view(hapt_engine_state_address(engine, s, piece->state_first), HAPT_F32, elements);
     if (copy) call.output[1 + plan->state_count] = hapt_engine_flat_view(copy, engine->copy_dtype, elements);
-    return host->kernel->run(&call, NULL);
+    const double begin_s = hapt_time_s();
+    HAPT_TRY(host->kernel->run(&call, NULL));
+    hapt_span_log_add(engine->shared->log, HAPT_SPAN_HOST_UPDATE, begin_s, hapt_time_s());
+    return HAPT_OK;
 }
 
 /* False: the engine is being destroyed. */

@@ -42,6 +42,7 @@ struct engine_memory {
     char *address;           /* device memory, plan->total_bytes */
     char *host; /* state and masters on the host, plan->host_bytes; NULL: none, or the device is modelled */
     struct state_copies *copies; /* paced copies of them; NULL: the back end's queues copy */
+    struct hapt_span_log *log;   /* of copies and updates on the host; NULL: none */
 };
 
 /* A part of the parameters, of one group, whose state passes through the window at once (engine_away.c). */
@@ -59,6 +60,7 @@ struct state_move {
     bool pending;
     struct hapt_event *end; /* NULL: paced, and: */
     int64_t mark;
+    double begin_s; /* if it is not paced */
 };
 
 /* Weights on the host: what the places on the device hold (engine_weights.c). */
@@ -83,6 +85,7 @@ struct away_update {
     struct hapt_update update;
     int next, half;            /* the next piece, and its half */
     double kernels_s;          /* of all updates so far, on the device */
+    double copying_s[2];       /* by direction: when the copies began that the next mark will end; 0: none has */
     bool zeroes;               /* the step has begun: gradients are zeroed when they have been used */
     struct host_updater *host; /* NULL: the device updates */
 };

@@ -15,8 +15,8 @@ struct job {
     const char *what;
     char *to;
     const char *from;
-    size_t bytes, at; /* at: the first byte of the current piece */
-    double submitted_s;
+    size_t bytes, at;            /* at: the first byte of the current piece */
+    double submitted_s, begin_s; /* begin: the previous copy was due, or this one was submitted */
 };
 
 struct channel {
@@ -33,7 +33,8 @@ struct state_copies {
     pthread_cond_t changed; /* of any state; on CLOCK_MONOTONIC */
     double bandwidth, timeout_s;
     bool ends;
-    struct channel channel[2];
+    struct hapt_span_log *log; /* NULL: none */
+    struct channel channel[2]; /* by enum state_direction */
 };
 
 static size_t piece_of(const struct job *job)
@@ -49,7 +50,9 @@ static bool advance(struct state_copies *copies, struct channel *channel, double
     struct job *job = &channel->job[channel->done % MOST_JOBS];
     const size_t bytes = piece_of(job);
     if (!channel->copied) {
-        channel->due_s = fmax(channel->due_s, job->submitted_s) + (double)bytes / copies->bandwidth;
+        const double begin_s = fmax(channel->due_s, job->submitted_s);
+        if (job->at == 0) job->begin_s = begin_s;
+        channel->due_s = begin_s + (double)bytes / copies->bandwidth;
         pthread_mutex_unlock(&copies->lock);
         memcpy(job->to + job->at, job->from + job->at, bytes);
         pthread_mutex_lock(&copies->lock);
@@ -63,7 +66,11 @@ static bool advance(struct state_copies *copies, struct channel *channel, double
     channel->copied = false;
     channel->pieces++;
     job->at += bytes;
-    if (job->at == job->bytes) channel->done++;
+    if (job->at == job->bytes) {
+        hapt_span_log_add(copies->log, channel == &copies->channel[STATE_IN] ? HAPT_SPAN_TO_DEVICE : HAPT_SPAN_TO_HOST,
+                          job->begin_s, channel->due_s);
+        channel->done++;
+    }
     pthread_cond_broadcast(&copies->changed);
     return true;
 }
@@ -111,6 +118,13 @@ enum hapt_status state_copies_create(double bandwidth, double timeout_s, struct 
     }
     *copies = made;
     return HAPT_OK;
+}
+
+void state_copies_log(struct state_copies *copies, struct hapt_span_log *log)
+{
+    pthread_mutex_lock(&copies->lock);
+    copies->log = log;
+    pthread_mutex_unlock(&copies->lock);
 }
 
 void state_copies_destroy(struct state_copies *copies)

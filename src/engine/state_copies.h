@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "hapt/span_log.h"
 #include "hapt/status.h"
 
 struct state_copies;
@@ -21,6 +22,8 @@ enum state_direction { STATE_IN, STATE_OUT }; /* to the device, to the host */
 
 /* bandwidth: byte/s in each direction. */
 enum hapt_status state_copies_create(double bandwidth, double timeout_s, struct state_copies **copies);
+/* Logs complete copies from now on. */
+void state_copies_log(struct state_copies *copies, struct hapt_span_log *log);
 /* NULL is allowed. Copies that were not waited for may be lost. */
 void state_copies_destroy(struct state_copies *copies);
 /* Returns at once, but waits if MOST_JOBS copies of the direction are pending. `what` names the copy in messages and

@@ -60,6 +60,24 @@ static enum hapt_status read_columns(struct hapt_h5 *file, struct hapt_arena *ar
     return HAPT_OK;
 }
 
+/* What runs beside the instructions of a rank has a track of its own, behind those of all ranks. */
+static const char *const beside[] = {"copy to device", "copy to host", "host update"};
+enum { BESIDE = sizeof beside / sizeof *beside, FIRST_BESIDE = 10000000 };
+
+/* Index into `beside`, or -1. */
+static int track_of(const char *kind)
+{
+    for (int k = 0; k < BESIDE; k++)
+        if (strcmp(kind, beside[k]) == 0) return k;
+    return -1;
+}
+
+static int64_t thread_of(const struct columns *columns, int64_t i)
+{
+    const int track = track_of(columns->kind[i]);
+    return track < 0 ? columns->rank[i] : (int64_t)FIRST_BESIDE + BESIDE * columns->rank[i] + track;
+}
+
 /* Messages become instant events; instructions become events with a duration. */
 static json_t *event_of(const struct columns *columns, int64_t i)
 {
@@ -72,8 +90,8 @@ static json_t *event_of(const struct columns *columns, int64_t i)
         snprintf(text, sizeof text, "%.40s", kind);
     json_t *event =
         json_pack("{s:s, s:s, s:s, s:f, s:I, s:I, s:{s:I}}", "name", text, "cat", kind, "ph", message ? "i" : "X", "ts",
-                  1e6 * columns->begin_s[i], "pid", (json_int_t)columns->stage[i], "tid", (json_int_t)columns->rank[i],
-                  "args", "step", (json_int_t)columns->step[i]);
+                  1e6 * columns->begin_s[i], "pid", (json_int_t)columns->stage[i], "tid",
+                  (json_int_t)thread_of(columns, i), "args", "step", (json_int_t)columns->step[i]);
     if (event && columns->exchange_bytes > 0 && strcmp(kind, "exchange") == 0)
         json_object_set_new(json_object_get(event, "args"), "bytes", json_real(columns->exchange_bytes));
     if (event && message) json_object_set_new(event, "s", json_string("t"));
@@ -90,13 +108,29 @@ static json_t *name_of_stage(int64_t stage)
                      "name", text);
 }
 
+/* The name of its track, for an event beside the instructions. */
+static json_t *name_of_track(const struct columns *columns, int64_t i)
+{
+    char text[80];
+    snprintf(text, sizeof text, "rank %lld: %s", (long long)columns->rank[i], beside[track_of(columns->kind[i])]);
+    return json_pack("{s:s, s:s, s:I, s:I, s:{s:s}}", "name", "thread_name", "ph", "M", "pid",
+                     (json_int_t)columns->stage[i], "tid", (json_int_t)thread_of(columns, i), "args", "name", text);
+}
+
 static json_t *all_events(const struct columns *columns)
 {
     json_t *events = json_array();
-    int64_t stages = 0;
+    int64_t stages = 0, last_rank = -1;
+    unsigned named = 0; /* tracks of the current rank; rows are in order of ranks */
     bool complete = events != NULL;
     for (int64_t i = 0; i < columns->count; i++) {
         complete = complete && json_array_append_new(events, event_of(columns, i)) == 0;
+        const int track = track_of(columns->kind[i]);
+        if (columns->rank[i] != last_rank) named = 0;
+        last_rank = columns->rank[i];
+        if (track >= 0 && !(named >> track & 1u))
+            complete = complete && json_array_append_new(events, name_of_track(columns, i)) == 0;
+        if (track >= 0) named |= 1u << track;
         if (columns->stage[i] >= stages) stages = columns->stage[i] + 1;
     }
     for (int64_t s = 0; s < stages && s < 100000; s++)

@@ -3,8 +3,9 @@
  * largest stage), data parallelism inside a stage, all devices used, 1F1B.
  *
  * Every shape of submeshes and every order of the subclusters is tried; the fastest simulated plan wins. Layers are
- * blocks where the model has them, as in its list of layers. It knows neither speeds nor links. Not modelled: ZeRO
- * beyond what the profile holds, tensor parallelism by Megatron, activation checkpoints.
+ * blocks where the model has them, as in its list of layers. It knows neither speeds nor links. ZeRO,
+ * recomputation and offloading are what the profile's rows hold, one choice for all stages. Not modelled: tensor
+ * parallelism by Megatron.
  *
  * Reproduces DeepSpeed's column of Pfeife Table 1, ViT-g/14 on 2 to 8 A100s, within 1 % (tests/unit/pfeife.c).
  */

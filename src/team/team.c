@@ -1,6 +1,7 @@
 /* The collectives of a program, over communicators of the mesh axes. */
 #include "hapt/team.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -170,6 +171,11 @@ void hapt_team_set_length(struct hapt_team *team, double length_s)
     team->length_s = length_s;
 }
 
+void hapt_team_set_steady(struct hapt_team *team, double planned_s)
+{
+    team->planned_s = planned_s;
+}
+
 void hapt_team_inputs_ready(struct hapt_team *team, double time_s)
 {
     if (time_s > team->free_s) team->free_s = time_s;
@@ -204,8 +210,10 @@ void hapt_team_stretch_end(struct hapt_team *team)
         return;
     }
     const double slowdown = team->slowdown > 1 ? team->slowdown : 1;
-    const double wall_s = hapt_time_s() - computation.start_s,
-                 device_s = slowdown * device_time_s(team, &computation, wall_s);
+    const double wall_s = hapt_time_s() - computation.start_s;
+    double device_s = slowdown * device_time_s(team, &computation, wall_s);
+    if (team->planned_s > 0) device_s = fmax(team->planned_s, wall_s);
+    team->planned_s = 0;
     if (slowdown > 1) hapt_time_sleep_until(computation.start_s + device_s);
     const double busy_s = slowdown > 1 ? hapt_time_s() - computation.start_s : wall_s;
     team->busy_s += busy_s;

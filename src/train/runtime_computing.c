@@ -63,8 +63,7 @@ static void free_slot(struct stage *stage, int flow)
 
 static void begin_pass(struct stage *stage, double planned_s)
 {
-    (void)stage;
-    (void)planned_s;
+    if (stage->worker->steady && stage->size == 1) hapt_team_set_steady(&stage->team, planned_s);
 }
 
 static enum hapt_status add_loss(struct stage *stage, int slot)

@@ -1,11 +1,14 @@
 /* The newest steps are kept in a ring buffer, allocated before the first step. Times are converted to the time of day.
  * So they are exact within a host; between hosts they are as exact as the clock synchronisation. */
+#include "runtime.h"
 #include "trace.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+enum { MOST_SPANS = 1 << 14 }; /* copies and updates of offloaded data that are kept */
 
 enum hapt_status trace_create(struct worker *worker, int64_t steps)
 {
@@ -14,6 +17,10 @@ enum hapt_status trace_create(struct worker *worker, int64_t steps)
     HAPT_NEW(worker->trace.time_s, worker->arena, 2 * steps * worker->list->count);
     HAPT_NEW(worker->trace.flow, worker->arena, worker->edges->count);
     worker->trace.steps = steps;
+    if (!worker->plan->host_state || !worker->runtime->computes) return HAPT_OK;
+    HAPT_TRY(hapt_span_log_init(&worker->trace.spans, MOST_SPANS, worker->arena));
+    HAPT_NEW(worker->trace.span, worker->arena, MOST_SPANS);
+    hapt_engine_log_spans(worker->stage[0].engine, &worker->trace.spans);
     return HAPT_OK;
 }
 
@@ -37,6 +44,37 @@ static double offset_s(void)
     struct timespec day;
     clock_gettime(CLOCK_REALTIME, &day);
     return (double)day.tv_sec + 1e-9 * (double)day.tv_nsec - hapt_time_s();
+}
+
+/* Start of a step that is kept. */
+static double step_begin_s(const struct worker *worker, int64_t run_first, int64_t step)
+{
+    return worker->trace.time_s[2 * ((step - run_first) % worker->trace.steps * worker->list->count)];
+}
+
+/* Copies and updates on the host belong to the step in which they begin. */
+static int64_t fill_spans(const struct worker *worker, int64_t run_first, int64_t from, int64_t end, double shift_s,
+                          struct hapt_train_event *event)
+{
+    const struct worker_trace *trace = &worker->trace;
+    static const int kind[] = {[HAPT_SPAN_TO_DEVICE] = HAPT_EVENT_COPY_TO_DEVICE,
+                               [HAPT_SPAN_TO_HOST] = HAPT_EVENT_COPY_TO_HOST,
+                               [HAPT_SPAN_HOST_UPDATE] = HAPT_EVENT_HOST_UPDATE};
+    const int rank = worker->env->world_rank;
+    for (int64_t k = 0; k < trace->span_count; k++) {
+        const struct hapt_span *span = &trace->span[k];
+        int64_t step = from;
+        while (step + 1 < end && step_begin_s(worker, run_first, step + 1) <= span->begin_s) step++;
+        event[k] = (struct hapt_train_event){rank,
+                                             worker_first_chunk(worker, rank),
+                                             -1,
+                                             kind[span->kind],
+                                             -1,
+                                             (int)step,
+                                             span->begin_s + shift_s,
+                                             span->end_s + shift_s};
+    }
+    return trace->span_count;
 }
 
 static int64_t fill(const struct worker *worker, int64_t run_first, int64_t from, int64_t end,
@@ -72,7 +110,7 @@ static int64_t fill(const struct worker *worker, int64_t run_first, int64_t from
                     (struct hapt_train_event){rank, flow->chunk, flow->peer, kind, m, (int)step, time_s, time_s};
             }
     }
-    return count;
+    return count + fill_spans(worker, run_first, from, end, shift_s, event + count);
 }
 
 enum hapt_status trace_gather(struct worker *worker, int64_t run_first, int64_t end, struct hapt_train_result *result)
@@ -81,7 +119,10 @@ enum hapt_status trace_gather(struct worker *worker, int64_t run_first, int64_t 
     const double patience_s = worker_agreement_timeout_s(worker);
     const int64_t kept = worker->trace.steps, from = end - kept > run_first ? end - kept : run_first;
     const int64_t of_step = kept ? worker->list->count + worker->trace.flow_count * worker->plan->microbatches : 0;
-    int64_t mine = of_step * (end - from), most = 0, *counts;
+    if (worker->trace.spans.capacity > 0 && end > from)
+        worker->trace.span_count =
+            hapt_span_log_read(&worker->trace.spans, step_begin_s(worker, run_first, from), worker->trace.span);
+    int64_t mine = of_step * (end - from) + worker->trace.span_count, most = 0, *counts;
     struct hapt_train_event *event, *all;
     HAPT_NEW(counts, worker->arena, env->world_size);
     HAPT_TRY(hapt_link_all_gather(env->world, "sizes of the timeline", patience_s, &mine, sizeof mine, counts));
@@ -120,7 +161,10 @@ static const char *const kind_name[HAPT_EVENT_COUNT] = {[HAPT_INSTRUCTION_RECEIV
                                                         [HAPT_EVENT_ACTIVATIONS_SENT] = "activations left",
                                                         [HAPT_EVENT_ACTIVATIONS_ARRIVED] = "activations there",
                                                         [HAPT_EVENT_GRADIENTS_SENT] = "gradients left",
-                                                        [HAPT_EVENT_GRADIENTS_ARRIVED] = "gradients there"};
+                                                        [HAPT_EVENT_GRADIENTS_ARRIVED] = "gradients there",
+                                                        [HAPT_EVENT_COPY_TO_DEVICE] = "copy to device",
+                                                        [HAPT_EVENT_COPY_TO_HOST] = "copy to host",
+                                                        [HAPT_EVENT_HOST_UPDATE] = "host update"};
 
 enum hapt_status hapt_train_write_trace(struct hapt_h5 *file, const struct hapt_train_result *result)
 {

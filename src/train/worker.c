@@ -418,6 +418,7 @@ enum hapt_status worker_build(struct worker *worker, const struct hapt_config *c
 {
     worker->comm = MPI_COMM_NULL;
     worker->graph = worker->model->graph;
+    worker->steady = device_of(worker, worker->env->world_rank)->steady;
     worker->time_scale = worker->runtime->computes ? 1 : hapt_config_real(config, "time-scale");
     worker->timeout_s = fmax(1, worker->time_scale) * watch_timeout_s(config, worker->plan);
     HAPT_TRY(find_ranks(worker));

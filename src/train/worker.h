@@ -40,6 +40,9 @@ struct worker_trace {
         bool backward, sends;
         double *time_s; /* [steps][microbatch] */
     } * flow;
+    struct hapt_span_log spans; /* capacity 0: nothing is offloaded */
+    int64_t span_count;         /* in the steps kept; set at the end */
+    struct hapt_span *span;
 };
 
 struct worker {
@@ -50,6 +53,7 @@ struct worker {
     const struct hapt_graph *graph;
     struct hapt_arena *arena;
     const struct stage_runtime *runtime; /* set before worker_build */
+    bool steady;                         /* the device is */
     double time_scale;                   /* real seconds per modelled second; 1: devices compute */
     double timeout_s;
     /* of all chunks */

@@ -205,5 +205,19 @@ sed 's/"slowdown": 2/"slowdown": 1.0001/; s/"devices_per_node": 2/"devices_per_n
 ranks 1 doctor --cluster "$dir/busy.json"
 check "doctor warns of a rehearsal that does not fit" grep -q "problem: .*70 %" "$dir/out"
 
+# A steady device takes the planned times, here those of a prediction that knows nothing of this machine's cores.
+ranks 1 data LICENSE --output "$dir/t.h5"
+ranks 1 model gpt --layers 2 --hidden 64 --heads 2 --sequence 64 --vocab 256 --microbatch 2 --data "$dir/t.h5" --output "$dir/m.h5"
+printf '{"format": "hapt-cluster", "version": 1, "subclusters": [{"name": "a", "nodes": 1, "devices_per_node": 1, "device": "cpu", "slowdown": 500, "steady": true}]}' \
+    >"$dir/steady.json"
+ranks 1 plan --input "$dir/m.h5" --cluster "$dir/steady.json" --predict --microbatches 2 --output "$dir/p.h5"
+ranks 1 train --input "$dir/m.h5" --cluster "$dir/steady.json" --plan "$dir/p.h5" --threads 1 --steps 6 --checkpoint-every 0 --output "$dir/steady-run"
+check "a steady device takes the planned time" /usr/bin/python3 -c '
+import h5py, sys
+plan, run = (h5py.File(path, "r") for path in sys.argv[1:])
+planned = plan["stage_compute"][0] - plan["stage_step"][0] / plan.attrs["microbatches"]
+least = min(run["train/stage_microbatch"][:, 0])
+assert 0.999 * planned <= least <= 1.2 * planned, (planned, least)' "$dir/p.h5" "$dir/steady-run/run.h5"
+
 echo "$checks checks, $failures failed"
 [ $failures -eq 0 ]

@@ -193,7 +193,8 @@ for name in keep paced; do
 done
 check "without state, too, the plans train alike" h5diff -q "$scratch/plain-keep.h5" "$scratch/plain-paced.h5" /parameters /parameters
 # The time of a step that saves lacks the update, for which the checkpoint waits.
-passes 2 train --input "$scratch/m.h5" --cluster "$scratch/paced.json" --plan "$scratch/paced.h5" --threads 1 --steps 6 --output "$scratch/run-timed"
+passes 2 train --input "$scratch/m.h5" --cluster "$scratch/paced.json" --plan "$scratch/paced.h5" --threads 1 --steps 6 --trace 6 \
+    --output "$scratch/run-timed"
 checks=$((checks + 1))
 /usr/bin/python3 - "$scratch/run-timed/run.h5" "$scratch/paced-plan.json" <<'PY' || fail "the time of paced copies"
 import json, sys
@@ -206,15 +207,37 @@ print("copies %.3f s, predicted %.3f s, steps %s" % (copies_s, predicted_s, step
 assert copies_s > 0.1 and min(steps_s) > 0.99 * copies_s
 assert copies_s < predicted_s < 1.2 * copies_s and min(steps_s) < 1.2 * predicted_s
 PY
+# copies RUN UPDATES: in its timeline, copies of a direction follow each other, and take their bytes over the bandwidth.
+copies() {
+    passes 1 report --input "$1/run.h5" --timeline "$scratch/timeline.json"
+    check "the timeline of copies in ${1##*/}" /usr/bin/python3 - "$1/run.h5" "$scratch/timeline.json" "$2" <<'PY'
+import json, sys
+import h5py
+run, events, updates = h5py.File(sys.argv[1]), json.load(open(sys.argv[2]))["traceEvents"], int(sys.argv[3])
+tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+for rank in range(2):
+    for kind in ["copy to device", "copy to host"] + ["host update"] * updates:
+        own = [e for e in events if e["ph"] == "X" and tracks.get((e["pid"], e["tid"])) == "rank %d: %s" % (rank, kind)]
+        assert own and {e["cat"] for e in own} == {kind}, kind
+        for one, two in zip(own, own[1:]):
+            assert one["ts"] + one["dur"] < two["ts"] + 1, (kind, one, two)
+        took_s = 1e-6 * sum(e["dur"] for e in own)
+        if not updates:  # the whole state in each of six updates
+            bytes_s = 6 * run["train/host_memory"][rank] / 2e6
+            assert 0.999 * bytes_s < took_s < 1.001 * bytes_s, (kind, bytes_s, took_s)
+PY
+}
+copies "$scratch/run-timed" 0
 # With updates on the hosts, gradients and 16-bit weights are copied: 6 bytes of a parameter instead of 24. So the step is shorter, and auto
 # chooses it. Its prediction holds, too.
 two_devices updates "300 MB" '{"bandwidth": "2 MB/s", "update_rate": 1e8, "paced": true}'
 for offload in optimizer update; do
     plan updates-$offload updates $(kept $offload) --stages $two $half
     passes 2 train --input "$scratch/m.h5" --cluster "$scratch/updates.json" --plan "$scratch/updates-$offload.h5" --threads 1 --steps 6 \
-        --checkpoint-every 0 $half --output "$scratch/run-updates-$offload"
+        --checkpoint-every 0 --trace 6 $half --output "$scratch/run-updates-$offload"
 done
 same updates-optimizer updates-update
+copies "$scratch/run-updates-update" 1
 checks=$((checks + 1))
 /usr/bin/python3 - "$scratch"/run-updates-{optimizer,update}/run.h5 <<'PY' || fail "the time of updates on the hosts"
 import sys
@@ -238,6 +261,21 @@ for on in device host; do
     refuses 7 "copy of offloaded memory $stalls.*which begins with (wte|h\.0)\." 1 train --input "$scratch/m.h5" --cluster "$scratch/alone.json" \
         --plan "$scratch/alone.h5" --threads 1 --steps 1 --timeout 4 --output "$scratch/stalled"
 done
+# Presets: the plan of the choices that they stand for.
+stands_for() {
+    plan preset wide --strategy "$1"
+    plan choices wide "${@:2}"
+    /usr/bin/python3 -c 'import h5py, sys; [h5py.File(path, "r+").attrs.modify("search_seconds", 0.0) for path in sys.argv[1:]]' "$scratch"/{preset,choices}.h5
+    check "--strategy $1 stands for ${*:2}" h5diff -q "$scratch/preset.h5" "$scratch/choices.h5"
+}
+stands_for recompute-all --recompute all --offload no
+stands_for zero-offload --strategy deepspeed --recompute all --offload optimizer --update-on host --update-order in-order
+stands_for stronghold --strategy deepspeed --recompute all --offload weights --update-on host
+stands_for autohete --strategy deepspeed --offload optimizer --update-on host
+train preset wide --schedule 1f1b
+same keep preset
+refuses 2 'strategy zero-offload contradicts --recompute no' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --strategy zero-offload --recompute no
+
 two_devices nameless "300 MB" '{"paced": true}'
 refuses 3 'needs the bandwidth' 1 topology --cluster "$scratch/nameless.json"
 sed 's/"device": "cpu"/"device": "A100-40GB"/' "$scratch/paced.json" >"$scratch/gpus.json"

@@ -25,7 +25,7 @@ static const char good[] =
     "      \"device\": { \"name\": \"X1\", \"peak_flops\": { \"fp32\": \"20 TFLOP/s\",\n"           /* 6 */
     "          \"bf16\": 3e14 }, \"memory\": \"40 GiB\",\n"                                         /* 7 */
     "          \"memory_bandwidth\": 1.5e12 },\n"                                                   /* 8 */
-    "      \"slowdown\": 2.5, \"memory\": \"400 MB\", \"hosts\": [\"n1\",\n"                        /* 9 */
+    "      \"slowdown\": 2.5, \"steady\": true, \"memory\": \"400 MB\", \"hosts\": [\"n1\",\n"      /* 9 */
     "          \"n2\"], \"inter_node_latency\": \"5 us\" }\n"                                       /* 10 */
     "  ],\n"                                                                                        /* 11 */
     "  \"links\": [ { \"between\": [\"a100\", \"own\"],\n"                                          /* 12 */
@@ -73,6 +73,7 @@ static void accepts(void)
     CHECK(own->device.peak_flops[HAPT_F32] == 20e12 && own->device.peak_flops[HAPT_BF16] == 3e14 &&
           own->device.peak_flops[HAPT_F16] == 0);
     CHECK(own->device.memory_bytes == 400e6 && own->device.memory_capped && own->device.slowdown == 2.5);
+    CHECK(own->device.steady && !a->device.steady);
     CHECK(own->host_count == 2 && !strcmp(own->hosts[1], "n2"));
     CHECK_NEAR(own->inter_node_latency, 5e-6, 1e-12);
     for (int i = 0; i < 2; i++) {
@@ -155,6 +156,8 @@ static void refuses(void)
     refuse("1.5e12", "true", 8, "memory_bandwidth");
     refuse("2.5", "0.5", 9, "slowdown");
     refuse("2.5", "\"twice\"", 9, "slowdown");
+    refuse("\"steady\": true", "\"steady\": 1", 9, "steady");
+    refuse("\"slowdown\": 2.5, ", "", 9, "a slowed device");
     refuse("400 MB", "400 MB/s", 9, "400 MB/s");
     refuse("\"n1\",\n", "\n", 9, "hosts");
     refuse("\"n2\"", "\"n1\"", 10, "twice");
@@ -334,7 +337,7 @@ static void saves_and_loads(void)
             CHECK(!strcmp(a->device.name, b->device.name) && !strcmp(a->device.backend, b->device.backend));
             CHECK(!memcmp(a->device.peak_flops, b->device.peak_flops, sizeof a->device.peak_flops));
             CHECK(a->device.memory_bytes == b->device.memory_bytes && a->device.slowdown == b->device.slowdown &&
-                  a->device.memory_bandwidth == b->device.memory_bandwidth &&
+                  a->device.steady == b->device.steady && a->device.memory_bandwidth == b->device.memory_bandwidth &&
                   a->device.memory_capped == b->device.memory_capped);
             CHECK(a->intra_node_bandwidth == b->intra_node_bandwidth &&
                   a->inter_node_latency == b->inter_node_latency &&
