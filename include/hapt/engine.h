@@ -187,8 +187,8 @@ enum hapt_status hapt_engine_defer_update(struct hapt_engine *engine, const stru
 bool hapt_engine_is_updating(const struct hapt_engine *engine);
 /* Seconds that the kernels of all updates took so far; the rest were copies. State on the host only. */
 double hapt_engine_update_kernels_s(const struct hapt_engine *engine);
-/* Logs copies of offloaded data and updates on the host from now on, for all engines of the device. A GPU's copies last
- * until they are waited for. */
+/* Logs copies of offloaded data and updates on the host from now on, for all engines of the device, which the log
+ * outlives. A GPU's copies last until they are waited for. */
 void hapt_engine_log_spans(struct hapt_engine *engine, struct hapt_span_log *log);
 /* Updates the next part, if there is one. If the host updates it and takes longer than a millisecond, this returns
  * without it; it waits for the copy of weights that have been updated. */

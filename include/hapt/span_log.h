@@ -1,5 +1,5 @@
 /*
- * Times at which copies of offloaded data and updates on the host ran, for timelines: a ring of the newest. Several
+ * Times at which copies of offloaded data and updates on the host ran, for timelines. A ring keeps the newest. Several
  * threads write to it.
  */
 #ifndef HAPT_SPAN_LOG_H

@@ -23,7 +23,7 @@ struct hapt_team_collective {
 };
 
 /* Time of the microbatches: busy_s stretched; device_s on the device (hapt_team_clock) and wall_s on the wall clock
- * without the stretch, both times slowdown; wait_s in collectives. */
+ * without the stretch, both times slowdown, on a steady device both as planned; wait_s in collectives. */
 struct hapt_team_times {
     double busy_s, device_s, wall_s, wait_s;
 };
@@ -37,6 +37,7 @@ struct hapt_team {
     int mesh_coordinate[HAPT_MESH_AXES];
     double slowdown;  /* of this rank's device; up to 1: none */
     double planned_s; /* of the current computation on a steady device; 0: not known */
+    double rest_s;    /* of it, behind updates inside the pass */
     struct hapt_collective *all_ranks;
     struct hapt_collective *axis_comm[HAPT_MESH_AXES]; /* of the ranks of an axis; NULL: it has one rank */
     struct team_devices *devices;                      /* collectives between devices; NULL: through the host */
@@ -115,8 +116,9 @@ const char *hapt_team_describe(const struct hapt_team *team, const char *what, c
  * hapt_team_prepare. */
 void hapt_team_clock(struct hapt_team *team, const struct hapt_backend *backend, struct hapt_device *device);
 /* Begin and end of a computation. On a slowed device it ends no earlier than its start plus slowdown x its CPU or
- * device time. On a modelled device it ends `length_s` after its start: the end of the previous computation, or the
- * arrival of its inputs if later. So a late wakeup of this process delays no modelled device. */
+ * device time, on a steady one than its start plus the planned time. On a modelled device it ends `length_s` after its
+ * start: the end of the previous computation, or the arrival of its inputs if later. So a late wakeup of this process
+ * delays no modelled device. */
 void hapt_team_stretch_begin(struct hapt_team *team);
 void hapt_team_stretch_end(struct hapt_team *team);
 void hapt_team_set_length(struct hapt_team *team, double length_s);

@@ -358,7 +358,7 @@ static enum hapt_status read_subcluster(const struct object *object, struct hapt
     HAPT_TRY(read_quantity(object, "slowdown", false, &slowdown_quantity, &own->device.slowdown));
     HAPT_TRY(read_switch(object, "steady", &own->device.steady));
     if (own->device.steady && own->device.slowdown == 1)
-        return refuse(object, "steady", "add \"slowdown\"", "only a slowed device can be steady");
+        return refuse(object, "steady", "give a \"slowdown\" above 1", "only a slowed device can be steady");
     HAPT_TRY(read_quantity(object, "memory", false, &bytes_quantity, &own->device.memory_bytes));
     own->device.memory_capped = json_object_get(object->json, "memory") != NULL;
     HAPT_TRY(read_quantity(object, "intra_node_bandwidth", false, &bandwidth_quantity, &own->intra_node_bandwidth));

@@ -33,9 +33,9 @@ static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *conf
         HAPT_TRY(hapt_phase_plan_rows(env, config, arena, planning));
     } else {
         HAPT_TRY(hapt_phase_profile(env, config, planning->cluster, planning->model, planning->layers, arena,
-                                    &planning->profile));
+                                    &planning->profile, &planning->other));
         hapt_heartbeat_note((struct hapt_activity){"planning", -1, -1, -1, -1});
-        HAPT_TRY(hapt_phase_plan(env, config, planning->profile, planning->layers, arena, &planning->plan));
+        HAPT_TRY(hapt_phase_plan_either(env, config, arena, planning));
     }
     return hapt_phase_plan_adapt(env, planning->model, planning->profile, planning->plan);
 }

@@ -303,6 +303,23 @@ enum hapt_status hapt_phase_plan_quietly(struct hapt_env *env, struct hapt_confi
     return make_plan(env, config, profile, layers, true, arena, plan);
 }
 
+enum hapt_status hapt_phase_plan_either(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                        struct hapt_planning *planning)
+{
+    struct hapt_plan *other;
+    HAPT_TRY(hapt_phase_plan(env, config, planning->profile, planning->layers, arena, &planning->plan));
+    if (!planning->other) return HAPT_OK;
+    const enum hapt_status status =
+        hapt_phase_plan_quietly(env, config, planning->other, planning->layers, arena, &other);
+    if (status == HAPT_OK && other->simulated_s < planning->plan->simulated_s) {
+        planning->plan = other;
+        planning->profile = planning->other;
+    }
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
 /* Sets the operator ranges of a plan that was made from a profile alone. They come from the model's layers at the given
  * granularity. If the number of these layers differs from the plan's, the plan's number is tried, then layers by
  * operator. */

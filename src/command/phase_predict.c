@@ -56,11 +56,11 @@ static bool may_choose_memory(const struct hapt_config *config)
            strcmp(hapt_config_text(config, "objective"), "formula") != 0;
 }
 
-/* True if --recompute auto decides: also other systems recompute if memory asks for it. */
-static bool may_recompute(const struct hapt_config *config)
+/* True if another system plans. It recomputes, too, if that helps; even has the submeshes of a plan that keeps all. */
+static bool is_other_system(const struct hapt_config *config)
 {
-    return strcmp(hapt_config_text(config, "strategy"), "even") != 0 && !hapt_config_text(config, "stages") &&
-           strcmp(hapt_config_text(config, "objective"), "formula") != 0;
+    const char *strategy = hapt_config_text(config, "strategy");
+    return strcmp(strategy, "hapt") != 0 && strcmp(strategy, "even") != 0 && !hapt_config_text(config, "stages");
 }
 
 static bool is_auto(const struct hapt_config *config, const char *option)
@@ -70,7 +70,8 @@ static bool is_auto(const struct hapt_config *config, const char *option)
 
 bool hapt_phase_chooses_memory(const struct hapt_config *config, const char *option)
 {
-    return is_auto(config, option) && may_choose_memory(config);
+    return is_auto(config, option) &&
+           (may_choose_memory(config) || (strcmp(option, "recompute") == 0 && is_other_system(config)));
 }
 
 /* True if updates on the host are an automatic choice: those of CPUs have the same bits, and the rate of a GPU's host
@@ -112,28 +113,32 @@ static enum hapt_status predict(const struct hapt_prediction *of, bool recompute
 }
 
 /* True if the formula's optimum is shorter with the optimizer on the host, or no plan exists in either way: then the
- * one that lacks less explains why. */
+ * one that lacks less explains why. *other: the profile without it if it has a plan that is longer. */
 static enum hapt_status is_shorter(const struct hapt_config *config, const struct hapt_profile *with,
-                                   const struct hapt_profile *without, bool *shorter)
+                                   struct hapt_profile *without, bool *shorter, struct hapt_profile **other)
 {
     double step_s[2];
     HAPT_TRY(formula_s(config, without, &step_s[0]));
     HAPT_TRY(formula_s(config, with, &step_s[1]));
     *shorter = step_s[1] < step_s[0] || isinf(step_s[0]);
+    if (*shorter && isfinite(step_s[0])) *other = without;
     return HAPT_OK;
 }
 
 /* With stages that recompute as --recompute says; auto: if devices lack memory otherwise, since each choice makes the
- * search longer. *profile: the one that keeps all activations, if it is known; else NULL. *lacks: devices lack memory,
- * or would if all activations were kept; false if nothing is chosen. */
+ * search longer. Other systems have the choice where hapt has it, so that --compare shows the same plans. *profile: the
+ * one that keeps all activations, if it is known; else NULL. *lacks: devices lack memory, or would if all activations
+ * were kept; false if nothing is chosen. */
 static enum hapt_status predict_recomputing(const struct hapt_prediction *of, enum hapt_offload offload,
                                             struct hapt_arena *arena, struct hapt_profile **profile, bool *lacks)
 {
     const bool given = !is_auto(of->config, "recompute");
+    const bool chooses = hapt_phase_chooses_memory(of->config, "offload") ||
+                         (!given && hapt_phase_chooses_memory(of->config, "recompute"));
     enum hapt_status status = HAPT_OK;
     *lacks = false;
     if (!*profile) status = predict(of, given, offload, arena, profile);
-    if (!may_recompute(of->config) || (given && !is_auto(of->config, "offload"))) return status;
+    if (!chooses) return status;
     *lacks = status == HAPT_ERR_INFEASIBLE;
     if (status == HAPT_OK) HAPT_TRY(hapt_phase_lacks_memory(of->config, *profile, lacks));
     if (given || !*lacks) return status;
@@ -166,12 +171,13 @@ enum hapt_offload hapt_phase_offload(const struct hapt_config *config)
 }
 
 enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hapt_arena *arena,
-                                    struct hapt_profile **profile)
+                                    struct hapt_profile **profile, struct hapt_profile **other)
 {
     const enum hapt_offload given = hapt_phase_offload(of->config);
     struct hapt_profile *away = NULL;
     bool lacks, shorter = true;
     *profile = of->kept;
+    *other = NULL;
     const enum hapt_status status = predict_recomputing(of, given, arena, profile, &lacks);
     if (!hapt_phase_chooses_memory(of->config, "offload") || !lacks ||
         (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE))
@@ -183,7 +189,7 @@ enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hap
         return HAPT_OK;
     }
     HAPT_TRY(offloaded);
-    if (status == HAPT_OK) HAPT_TRY(is_shorter(of->config, away, *profile, &shorter));
+    if (status == HAPT_OK) HAPT_TRY(is_shorter(of->config, away, *profile, &shorter, other));
     if (shorter) *profile = away;
     return HAPT_OK;
 }
@@ -205,40 +211,50 @@ static enum hapt_status begin_node_with(const struct hapt_env *env, int first, s
     return hapt_env_mpi(MPI_Comm_set_errhandler(made->node, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
-/* True on all ranks if the makers of all nodes made the profile that all have. */
-static enum hapt_status is_kept_everywhere(const struct hapt_env *env, const struct hapt_profile_case *its, bool makes,
-                                           const struct hapt_profile *made, int *kept)
+/* *everywhere: holds on the makers of all nodes. */
+static enum hapt_status all_makers(const struct hapt_env *env, bool makes, bool holds, int *everywhere)
 {
-    *kept = its->kept && (!makes || made == its->kept);
-    return hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, kept, 1, MPI_INT, MPI_MIN, env->world), "MPI_Allreduce");
+    *everywhere = !makes || holds;
+    return hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, everywhere, 1, MPI_INT, MPI_MIN, env->world), "MPI_Allreduce");
+}
+
+/* Shares a profile that rank `maker` of each node made, with its node. */
+static enum hapt_status share(const struct hapt_env *env, int maker, const struct hapt_profile *kept,
+                              struct hapt_profile *made, struct hapt_arena *arena, struct hapt_profile **profile)
+{
+    const bool makes = env->node_rank == maker;
+    struct hapt_env node;
+    enum hapt_status status = HAPT_OK;
+    if (makes && made == kept) status = hapt_profile_copy(made, arena, &made); /* sharing moves its tables */
+    if (status == HAPT_OK) status = begin_node_with(env, maker, &node);
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    status = hapt_profile_share(&node, HAPT_OK, made, arena, profile);
+    MPI_Comm_free(&node.node);
+    if (status == HAPT_OK) (*profile)->origin = HAPT_PROFILE_PREDICTED;
+    return status;
 }
 
 /* Shares what rank `maker` of each node made, with its node. Quietly, HAPT_ERR_INFEASIBLE leaves its->profile NULL. */
 static enum hapt_status share_from(const struct hapt_env *env, int maker, enum hapt_status status, bool quietly,
-                                   struct hapt_profile *made, struct hapt_arena *arena, struct hapt_profile_case *its)
+                                   struct hapt_profile *made, struct hapt_profile *other, struct hapt_arena *arena,
+                                   struct hapt_profile_case *its)
 {
     const bool makes = env->node_rank == maker;
-    struct hapt_env node;
-    int kept;
-    its->profile = NULL;
+    int kept, others;
+    its->profile = its->other = NULL;
     if (!makes) status = HAPT_OK;
     const enum hapt_status agreed =
         quietly ? hapt_env_agree_quietly(env->world, status) : hapt_env_agree(env->world, status);
     if (quietly && agreed == HAPT_ERR_INFEASIBLE) return HAPT_OK;
     if (quietly && agreed == HAPT_ERR_INPUT) return hapt_env_agree(env->world, status); /* it was not printed */
     HAPT_TRY(agreed);
-    HAPT_TRY(is_kept_everywhere(env, its, makes, made, &kept));
-    if (kept) {
+    HAPT_TRY(all_makers(env, makes, made == its->kept, &kept));
+    if (kept && its->kept)
         its->profile = its->kept;
-        return HAPT_OK;
-    }
-    if (makes && made == its->kept) status = hapt_profile_copy(made, arena, &made); /* sharing moves its tables */
-    if (status == HAPT_OK) status = begin_node_with(env, maker, &node);
-    HAPT_TRY(hapt_env_agree(env->world, status));
-    status = hapt_profile_share(&node, HAPT_OK, made, arena, &its->profile);
-    MPI_Comm_free(&node.node);
-    if (status == HAPT_OK) its->profile->origin = HAPT_PROFILE_PREDICTED;
-    return status;
+    else
+        HAPT_TRY(share(env, maker, its->kept, made, arena, &its->profile));
+    HAPT_TRY(all_makers(env, makes, other != NULL, &others));
+    return others ? share(env, maker, its->kept, other, arena, &its->other) : HAPT_OK;
 }
 
 enum { MOST_MAKERS = 8 }; /* each has a profile of its own until it is shared: host memory */
@@ -266,7 +282,7 @@ enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_conf
     hapt_arena_init(&own);
     for (int first = 0; first < count; first += makers) {
         const int mine = first + env->node_rank;
-        struct hapt_profile *made = NULL;
+        struct hapt_profile *made = NULL, *other = NULL;
         status = HAPT_OK;
         if (env->node_rank < makers && mine < count) {
             const struct hapt_prediction of = {.config = config,
@@ -277,10 +293,10 @@ enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_conf
                                                .kept = its[mine].kept,
                                                .node_rank = env->node_rank};
             status = hapt_phase_decide_microbatches(config, its[mine].microbatches);
-            if (status == HAPT_OK) status = hapt_phase_predict(&of, env->node_size > 1 ? &own : arena, &made);
+            if (status == HAPT_OK) status = hapt_phase_predict(&of, env->node_size > 1 ? &own : arena, &made, &other);
         }
         for (int k = first; k < count && k < first + makers; k++) {
-            const enum hapt_status shared = share_from(env, k - first, status, quietly, made, arena, &its[k]);
+            const enum hapt_status shared = share_from(env, k - first, status, quietly, made, other, arena, &its[k]);
             if (shared != HAPT_OK) {
                 hapt_progress_release(&progress);
                 hapt_arena_release(&own);

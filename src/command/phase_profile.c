@@ -94,14 +94,14 @@ static enum hapt_status choose_offload(const struct hapt_env *env, const struct 
                                        enum hapt_offload *offload)
 {
     struct hapt_progress progress;
-    struct hapt_profile *profile;
+    struct hapt_profile *profile, *other;
     struct hapt_arena scratch;
     enum hapt_status status = HAPT_OK;
     int chosen = (int)hapt_phase_offload(of->config);
     if (hapt_phase_chooses_memory(of->config, "offload")) {
         hapt_arena_init(&scratch);
         hapt_progress_init(&progress, env, "predicting", 0);
-        if (env->world_rank == 0) status = hapt_phase_predict(of, &scratch, &profile);
+        if (env->world_rank == 0) status = hapt_phase_predict(of, &scratch, &profile, &other);
         if (status == HAPT_OK && env->world_rank == 0) chosen = (int)offload_of(profile);
         if (status == HAPT_ERR_INFEASIBLE) {
             hapt_fail_reset();
@@ -161,17 +161,19 @@ static enum hapt_status load(struct hapt_env *env, const struct hapt_config *con
 enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config,
                                     const struct hapt_cluster *cluster, const struct hapt_model *model,
                                     const struct hapt_layers *layers, struct hapt_arena *arena,
-                                    struct hapt_profile **profile)
+                                    struct hapt_profile **profile, struct hapt_profile **other)
 {
     const char *path = hapt_config_command(config) == HAPT_COMMAND_PROFILE ? NULL : hapt_config_text(config, "profile");
     struct hapt_profile_case one = {
         .microbatches = (int)hapt_config_int(config, "microbatches"), .model = model, .layers = layers};
+    if (other) *other = NULL;
     if (path) {
         HAPT_TRY(load(env, config, path, arena, profile));
         return restrict_candidates(env, config, false, arena, profile);
     }
     HAPT_TRY(hapt_phase_profiles(env, config, cluster, &one, 1, false, arena));
     *profile = one.profile;
+    if (other) *other = one.other;
     return HAPT_OK;
 }
 
@@ -214,6 +216,10 @@ enum hapt_status hapt_phase_profiles(struct hapt_env *env, struct hapt_config *c
         const enum hapt_status status = restrict_candidates(env, config, quietly, arena, &its[k].profile);
         if (status == HAPT_ERR_INFEASIBLE && quietly) its[k].profile = NULL;
         if (status != HAPT_OK && its[k].profile) return status;
+        hapt_fail_reset();
+        if (!its[k].other) continue;
+        its[k].other->precision = its[k].model->precision;
+        if (restrict_candidates(env, config, true, arena, &its[k].other) != HAPT_OK) its[k].other = NULL;
         hapt_fail_reset();
     }
     return HAPT_OK;

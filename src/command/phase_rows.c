@@ -6,12 +6,12 @@
 #include "fix.h"
 #include "phases.h"
 
-enum { MOST_ROWS = 24, MOST_MICROBATCHES = 1000000 };
+enum { MOST_ROWS = 24, MOST_CASES = 2 * MOST_ROWS, MOST_MICROBATCHES = 1000000 };
 /* Measured profiles: how many numbers of rows below the model's own are tried, each half of the one before. Each needs
  * a measurement. */
 enum { MEASURED_ROWS = 2 };
 
-/* A number of rows, and what is planned with it. */
+/* A number of rows, and what is planned with it. If it has two profiles (hapt_profile_case), there are two cases. */
 struct rows_case {
     int rows, microbatches;
     struct hapt_planning planning;
@@ -25,8 +25,8 @@ struct rows {
     bool quietly;                         /* "no plan" is not printed */
     struct hapt_profile *kept[MOST_ROWS]; /* of all cases, where the last profiles had candidates; else NULL */
     int count;                            /* cases that have a profile: the model's own rows first, then ascending */
-    struct rows_case one[MOST_ROWS];
-    struct hapt_search_batching batching[MOST_ROWS];
+    struct rows_case one[MOST_CASES];
+    struct hapt_search_batching batching[MOST_CASES];
 };
 
 /* The rows that --fix or --microbatches determine; 0: neither does. */
@@ -98,6 +98,14 @@ static enum hapt_status prepare(const struct rows *rows, int value, const struct
     return hapt_phase_layers(env, rows->config, one->planning.model, rows->arena, &one->planning.layers);
 }
 
+static void add_case(struct rows *rows, const struct rows_case *one, struct hapt_profile *profile)
+{
+    struct rows_case *added = &rows->one[rows->count];
+    *added = *one;
+    added->planning.profile = profile;
+    rows->batching[rows->count++] = (struct hapt_search_batching){one->microbatches, profile};
+}
+
 /* Makes the profiles of all numbers of rows, and leaves out those without candidates. */
 static enum hapt_status prepare_all(struct rows *rows, const struct hapt_planning *from)
 {
@@ -119,10 +127,9 @@ static enum hapt_status prepare_all(struct rows *rows, const struct hapt_plannin
         hapt_env_agree(rows->env->world, hapt_phase_decide_microbatches(rows->config, one[count - 1].microbatches)));
     for (int k = 0; k < count; k++) {
         rows->kept[k] = its[k].profile;
-        one[k].planning.profile = its[k].profile;
         if (its[k].profile) {
-            rows->batching[rows->count] = (struct hapt_search_batching){one[k].microbatches, its[k].profile};
-            rows->one[rows->count++] = one[k];
+            add_case(rows, &one[k], its[k].profile);
+            if (its[k].other) add_case(rows, &one[k], its[k].other);
             continue;
         }
         const size_t used = strlen(left_out);
@@ -185,12 +192,13 @@ static enum hapt_status plan_together(struct rows *rows, struct hapt_strategy_op
 static void say_rows(const struct rows *rows, int chosen)
 {
     char text[200] = "";
+    int numbers = 0;
     for (int k = 0; k < rows->count; k++) {
         const size_t used = strlen(text);
-        snprintf(text + used, sizeof text - used, "%s%d", k > 0 ? ", " : "", rows->one[k].rows);
+        if (k > 0 && rows->one[k].rows == rows->one[k - 1].rows) continue;
+        snprintf(text + used, sizeof text - used, "%s%d", numbers++ > 0 ? ", " : "", rows->one[k].rows);
     }
-    if (rows->count > 1)
-        hapt_note(rows->env, "rows of a microbatch: %d, the best of %s\n", rows->one[chosen].rows, text);
+    if (numbers > 1) hapt_note(rows->env, "rows of a microbatch: %d, the best of %s\n", rows->one[chosen].rows, text);
 }
 
 static const char *const saving[] = {"recompute", "offload"};

@@ -46,7 +46,7 @@ enum hapt_offload hapt_phase_offload(const struct hapt_config *config);
 bool hapt_phase_updates_on_host(const struct hapt_config *config, const struct hapt_cluster *cluster,
                                 const struct hapt_model *model, enum hapt_offload offload);
 /* True if the program chooses what `option` ("recompute", "offload") says: it is auto, and the simulated step is
- * searched. */
+ * searched, or another system than hapt recomputes. */
 bool hapt_phase_chooses_memory(const struct hapt_config *config, const char *option);
 /* Inputs of a prediction. `kept`: the profile with what --recompute auto and --offload auto may add left out, if it is
  * known; else NULL. */
@@ -61,16 +61,17 @@ struct hapt_prediction {
 };
 /* A predicted profile, with stages that recompute as --recompute says, and the optimizer state where --offload says.
  * auto: only for the search of the simulated step, and if a plan that keeps everything on the devices is slower, by the
- * formula, because they lack memory, or if there is none. Rank-local. */
+ * formula, because they lack memory, or if there is none. *other: if --offload auto moves the state to the hosts, the
+ * profile with the state on the devices, as far as that has plans; else NULL. Rank-local. */
 enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hapt_arena *arena,
-                                    struct hapt_profile **profile);
+                                    struct hapt_profile **profile, struct hapt_profile **other);
 /* HAPT_ERR_USAGE if the options for measuring and predicting do not fit the cluster. Rank-local. */
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster);
-/* Loads --profile; else measures on a bound cluster; else predicts. */
+/* Loads --profile; else measures on a bound cluster; else predicts. *other (may be NULL): as of hapt_phase_predict. */
 enum hapt_status hapt_phase_profile(struct hapt_env *env, struct hapt_config *config,
                                     const struct hapt_cluster *cluster, const struct hapt_model *model,
                                     const struct hapt_layers *layers, struct hapt_arena *arena,
-                                    struct hapt_profile **profile);
+                                    struct hapt_profile **profile, struct hapt_profile **other);
 /* A number of microbatches, and the profile for it. */
 struct hapt_profile_case {
     int microbatches;
@@ -78,6 +79,7 @@ struct hapt_profile_case {
     const struct hapt_layers *layers;
     struct hapt_profile *kept;    /* as hapt_prediction */
     struct hapt_profile *profile; /* NULL: nothing fits */
+    struct hapt_profile *other;   /* as of hapt_phase_predict */
 };
 /* Measures or predicts them. Quietly, HAPT_ERR_INFEASIBLE leaves the profile NULL, and that of a prediction is not
  * printed. --microbatches is undefined afterwards. Collective over env->world. */
@@ -120,8 +122,12 @@ struct hapt_planning {
     struct hapt_cluster *cluster;
     struct hapt_layers *layers;
     struct hapt_profile *profile;
+    struct hapt_profile *other; /* as of hapt_phase_predict; NULL also if rows are chosen */
     struct hapt_plan *plan;
 };
+/* Plans from planning->profile, or from the other one if its plan is shorter. Then planning->profile is that one. */
+enum hapt_status hapt_phase_plan_either(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                        struct hapt_planning *planning);
 /* --global-batch: chooses the rows of a microbatch. In: model, cluster and layers. Out: those of the best plan, with
  * its profile; sets --microbatches. */
 enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,

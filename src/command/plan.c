@@ -68,15 +68,16 @@ const char hapt_command_plan_help[] =
     "  deepspeed   stages of equal parameter bytes; data parallelism; 1f1b\n"
     "  colossal    stages of equal time on identical devices; 1f1b\n"
     "  hexiscale   48 layers; knows the devices' speeds; a stage does not compute while it sends or receives; 1f1b\n"
+    "megatron and hexiscale are also priced as independent pipelines, which hapt cannot run: each holds the whole\n"
+    "model and takes its own microbatches; gradients are reduced over them. JSON: \"pipelines\".\n"
     "Strategies of one device inside pipelines (AutoHete 4.1):\n"
     "  recompute-all  hapt with --recompute all --offload no\n"
     "  zero-offload   deepspeed with --recompute all --offload optimizer --update-on host --update-order in-order\n"
     "  stronghold     deepspeed with --recompute all --offload weights --update-on host\n"
     "  autohete       deepspeed with --recompute auto --offload optimizer --update-on host --update-order priority\n"
-    "megatron and hexiscale are also priced as independent pipelines, which hapt cannot run: each holds the whole\n"
-    "model and takes its own microbatches; gradients are reduced over them. JSON: \"pipelines\".\n"
     "--granularity N and --ignore-communication are ablations of hapt (HAPT 6.4, 6.5). --compare prints one table\n"
-    "of all of them: simulated step, its ratio to hapt's, t_max, the slowest transfer between subclusters and the\n"
+    "of hapt, the other systems and the ablations: simulated step, its ratio to hapt's, t_max, the slowest transfer "
+    "between subclusters and the\n"
     "share of it that is hidden, balance, model FLOPs utilisation. A system without a plan shows the reason. (The\n"
     "hidden share is negative if a transfer blocks both ends and so costs more than its own time.)\n"
     "\n"
@@ -272,13 +273,14 @@ static enum hapt_status plan_given_rows(struct hapt_env *env, struct hapt_config
 {
     struct hapt_prediction_inputs inputs, what_if;
     HAPT_TRY(hapt_phase_profile(env, config, planning->cluster, planning->model, planning->layers, arena,
-                                &planning->profile));
+                                &planning->profile, &planning->other));
+    if (hapt_config_text(config, "run")) planning->other = NULL; /* it is not corrected */
     HAPT_TRY(correct(env, config, arena, extra, &planning->profile));
     describe(config, planning, &inputs, &what_if);
     HAPT_TRY(hapt_plan_what_if_check(env, config, planning->profile, &what_if, arena));
     *done = hapt_config_bool(config, "compare");
     if (*done) return hapt_plan_compare_print(env, config, planning->profile, planning->layers, arena);
-    return hapt_phase_plan(env, config, planning->profile, planning->layers, arena, &planning->plan);
+    return hapt_phase_plan_either(env, config, arena, planning);
 }
 
 static enum hapt_status plan_all_rows(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,

@@ -48,8 +48,8 @@ static enum hapt_status predict(void *context, enum hapt_sweep_kind kind, int su
     const struct hapt_env *env = prediction->env;
     const struct hapt_prediction_inputs *inputs = prediction->inputs;
     struct hapt_cluster *cluster;
-    struct hapt_profile *made = NULL;
-    struct hapt_arena own; /* the first rank's own copy, if it shares the profile */
+    struct hapt_profile *made = NULL, *other; /* other: sweeps search once at each point */
+    struct hapt_arena own;                    /* the first rank's own copy, if it shares the profile */
     hapt_shared_release_newer(prediction->newest_shared);
     hapt_arena_init(&own);
     enum hapt_status status = change_cluster(inputs->cluster, kind, subcluster, value, arena, &cluster);
@@ -60,7 +60,7 @@ static enum hapt_status predict(void *context, enum hapt_sweep_kind kind, int su
                                        .efficiency = prediction->efficiency,
                                        .node_rank = env->node_rank};
     if (status == HAPT_OK && env->node_rank == 0)
-        status = hapt_phase_predict(&of, env->node_size > 1 ? &own : arena, &made);
+        status = hapt_phase_predict(&of, env->node_size > 1 ? &own : arena, &made, &other);
     /* If nothing fits at a point, the sweep goes on; any other failure ends it, with its message. */
     const enum hapt_status agreed = hapt_env_agree_quietly(env->world, status);
     status = agreed == HAPT_OK || agreed == HAPT_ERR_INFEASIBLE ? agreed : hapt_env_agree(env->world, status);

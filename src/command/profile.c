@@ -376,7 +376,7 @@ enum hapt_status hapt_command_profile(struct hapt_env *env, struct hapt_config *
     HAPT_TRY(hapt_phase_layers(env, config, model, arena, &layers));
     if (products.efficiency_path) HAPT_TRY(calibrate(env, config, cluster, model, layers, arena, &products.efficiency));
     if (products.profile_path) {
-        HAPT_TRY(hapt_phase_profile(env, config, cluster, model, layers, arena, &products.profile));
+        HAPT_TRY(hapt_phase_profile(env, config, cluster, model, layers, arena, &products.profile, NULL));
         print_table(env, products.profile);
         print_effort(env, products.profile);
     }

@@ -41,7 +41,7 @@ const char hapt_command_train_help[] =
     "--trace N adds /trace, a row per event of the last N steps: rank, stage, peer_stage (-1: none), step,\n"
     "microbatch, kind, begin, end (s). Kinds are the schedule's instructions and the messages between stages:\n"
     "activations or gradients, sent and received. With offloading, copies to the device and to the host and updates\n"
-    "on the host have rows, too, up to the newest 16384 of a rank (a GPU's copies end when they are waited for).\n"
+    "on the host have rows, too, the newest 8192 of a rank (a GPU's copies end when they are waited for).\n"
     "\n"
     "--device emulated rehearses a plan without its devices, for example 64 on a laptop. Runtime, schedule and\n"
     "memory limits are the real ones. Computation takes the plan's time; a message is a header and a few bytes,\n"

@@ -37,6 +37,17 @@ enum hapt_status hapt_engine_start_copy(struct hapt_engine *engine, enum state_d
     return HAPT_OK;
 }
 
+/* Copies that are no longer on their way. Those of a direction follow each other. */
+static void log_copy(struct hapt_engine *engine, enum state_direction direction, struct state_move *move)
+{
+    struct away_update *away = &engine->away;
+    if (move->begin_s == 0) return;
+    const double begin_s = fmax(move->begin_s, away->copied_s[direction]);
+    away->copied_s[direction] = hapt_time_s();
+    hapt_span_log_add(engine->shared->log, state_span(direction), begin_s, away->copied_s[direction]);
+    move->begin_s = 0;
+}
+
 void hapt_engine_end_copies(struct hapt_engine *engine, enum state_direction direction, struct state_move *move)
 {
     const struct hapt_backend *backend = engine->options.backend;
@@ -47,6 +58,7 @@ void hapt_engine_end_copies(struct hapt_engine *engine, enum state_direction dir
         move->mark = state_copies_mark(engine->shared->copies, direction);
     else
         move->end = backend->record(backend->queue(engine->options.device, queue));
+    if (move->end && backend->done(move->end)) log_copy(engine, direction, move); /* a CPU copies at once */
 }
 
 enum hapt_status hapt_engine_wait_copies(struct hapt_engine *engine, enum state_direction direction,
@@ -56,9 +68,7 @@ enum hapt_status hapt_engine_wait_copies(struct hapt_engine *engine, enum state_
     move->pending = false;
     if (move->end) {
         HAPT_TRY(engine->options.backend->wait(move->end));
-        if (move->begin_s > 0)
-            hapt_span_log_add(engine->shared->log, direction == STATE_IN ? HAPT_SPAN_TO_DEVICE : HAPT_SPAN_TO_HOST,
-                              move->begin_s, hapt_time_s());
+        log_copy(engine, direction, move);
         return HAPT_OK;
     }
     state_copies_wait(engine->shared->copies, direction, move->mark);

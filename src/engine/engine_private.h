@@ -86,6 +86,7 @@ struct away_update {
     int next, half;            /* the next piece, and its half */
     double kernels_s;          /* of all updates so far, on the device */
     double copying_s[2];       /* by direction: when the copies began that the next mark will end; 0: none has */
+    double copied_s[2];        /* by direction: the end of the last copy that was logged */
     bool zeroes;               /* the step has begun: gradients are zeroed when they have been used */
     struct host_updater *host; /* NULL: the device updates */
 };

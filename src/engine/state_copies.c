@@ -67,7 +67,7 @@ static bool advance(struct state_copies *copies, struct channel *channel, double
     channel->pieces++;
     job->at += bytes;
     if (job->at == job->bytes) {
-        hapt_span_log_add(copies->log, channel == &copies->channel[STATE_IN] ? HAPT_SPAN_TO_DEVICE : HAPT_SPAN_TO_HOST,
+        hapt_span_log_add(copies->log, state_span(channel == &copies->channel[STATE_IN] ? STATE_IN : STATE_OUT),
                           job->begin_s, channel->due_s);
         channel->done++;
     }

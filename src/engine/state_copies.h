@@ -19,10 +19,14 @@
 struct state_copies;
 
 enum state_direction { STATE_IN, STATE_OUT }; /* to the device, to the host */
+static inline enum hapt_span_kind state_span(enum state_direction direction)
+{
+    return direction == STATE_IN ? HAPT_SPAN_TO_DEVICE : HAPT_SPAN_TO_HOST;
+}
 
 /* bandwidth: byte/s in each direction. */
 enum hapt_status state_copies_create(double bandwidth, double timeout_s, struct state_copies **copies);
-/* Logs complete copies from now on. */
+/* Logs complete copies from now on, with the times at which they are due. */
 void state_copies_log(struct state_copies *copies, struct hapt_span_log *log);
 /* NULL is allowed. Copies that were not waited for may be lost. */
 void state_copies_destroy(struct state_copies *copies);

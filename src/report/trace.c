@@ -13,6 +13,10 @@
 #define MAX_EVENTS ((int64_t)1 << 28)
 #define MAX_TIME_S 1e12
 
+/* Events beside the instructions of a rank have tracks of their own, numbered behind those of all ranks. */
+static const char *const beside[] = {"copy to device", "copy to host", "host update"};
+enum { BESIDE = sizeof beside / sizeof *beside, MOST_RANKS = 10000000 };
+
 struct columns {
     int64_t count;
     int64_t *rank, *stage, *step, *microbatch;
@@ -53,16 +57,12 @@ static enum hapt_status read_columns(struct hapt_h5 *file, struct hapt_arena *ar
         return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: the columns of /trace differ in length",
                          hapt_h5_path(file));
     for (int64_t i = 0; i < columns->count; i++)
-        if (!(fabs(columns->begin_s[i]) < MAX_TIME_S && fabs(columns->end_s[i]) < MAX_TIME_S) ||
-            !is_plain(columns->kind[i]))
+        if (!(fabs(columns->begin_s[i]) < MAX_TIME_S && fabs(columns->end_s[i]) < MAX_TIME_S) || columns->rank[i] < 0 ||
+            columns->rank[i] >= MOST_RANKS || !is_plain(columns->kind[i]))
             return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: row %lld of /trace is not an event",
                              hapt_h5_path(file), (long long)i);
     return HAPT_OK;
 }
-
-/* What runs beside the instructions of a rank has a track of its own, behind those of all ranks. */
-static const char *const beside[] = {"copy to device", "copy to host", "host update"};
-enum { BESIDE = sizeof beside / sizeof *beside, FIRST_BESIDE = 10000000 };
 
 /* Index into `beside`, or -1. */
 static int track_of(const char *kind)
@@ -75,7 +75,7 @@ static int track_of(const char *kind)
 static int64_t thread_of(const struct columns *columns, int64_t i)
 {
     const int track = track_of(columns->kind[i]);
-    return track < 0 ? columns->rank[i] : (int64_t)FIRST_BESIDE + BESIDE * columns->rank[i] + track;
+    return track < 0 ? columns->rank[i] : (int64_t)MOST_RANKS + BESIDE * columns->rank[i] + track;
 }
 
 /* Messages become instant events; instructions become events with a duration. */

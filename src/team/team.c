@@ -212,7 +212,8 @@ void hapt_team_stretch_end(struct hapt_team *team)
     const double slowdown = team->slowdown > 1 ? team->slowdown : 1;
     const double wall_s = hapt_time_s() - computation.start_s;
     double device_s = slowdown * device_time_s(team, &computation, wall_s);
-    if (team->planned_s > 0) device_s = fmax(team->planned_s, wall_s);
+    const bool steady = team->planned_s > 0;
+    if (steady) device_s = fmax(team->planned_s, wall_s);
     team->planned_s = 0;
     if (slowdown > 1) hapt_time_sleep_until(computation.start_s + device_s);
     const double busy_s = slowdown > 1 ? hapt_time_s() - computation.start_s : wall_s;
@@ -220,7 +221,7 @@ void hapt_team_stretch_end(struct hapt_team *team)
     if (team->microbatch < 0) return;
     team->times.busy_s += busy_s;
     team->times.device_s += device_s;
-    team->times.wall_s += slowdown * wall_s;
+    team->times.wall_s += steady ? device_s : slowdown * wall_s;
 }
 
 const char *hapt_team_describe(const struct hapt_team *team, const char *what, char *text, size_t size)
@@ -352,11 +353,16 @@ static enum hapt_status shard_reduce(void *context, float *data, size_t elements
                                                       elements));
 }
 
+#define LEAST_REST_S 1e-9 /* above 0: the pass is still steady */
+
 /* Before and after updates inside a pass: they count as the end of the step before. */
 static void leave_pass(void *context)
 {
     struct hapt_team *team = context;
+    const double planned_s = team->planned_s, start_s = team->computation.start_s;
+    team->planned_s = 0;
     hapt_team_stretch_end(team);
+    if (planned_s > 0) team->rest_s = fmax(planned_s - (hapt_time_s() - start_s), LEAST_REST_S);
     team->passing = team->microbatch;
     team->microbatch = -1;
     hapt_team_stretch_begin(team);
@@ -366,6 +372,8 @@ static void resume_pass(void *context)
 {
     struct hapt_team *team = context;
     hapt_team_stretch_end(team);
+    team->planned_s = team->rest_s;
+    team->rest_s = 0;
     team->microbatch = team->passing;
     hapt_team_stretch_begin(team);
 }

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MOST_SPANS = 1 << 14 }; /* copies and updates of offloaded data that are kept */
+enum { MOST_SPANS = 1 << 13 }; /* copies and updates of offloaded data that are kept */
 
 enum hapt_status trace_create(struct worker *worker, int64_t steps)
 {
@@ -122,6 +122,8 @@ enum hapt_status trace_gather(struct worker *worker, int64_t run_first, int64_t 
     if (worker->trace.spans.capacity > 0 && end > from)
         worker->trace.span_count =
             hapt_span_log_read(&worker->trace.spans, step_begin_s(worker, run_first, from), worker->trace.span);
+    if (worker->trace.span_count == MOST_SPANS && worker->trace.spans.count > MOST_SPANS)
+        hapt_note(env, "the timeline has the newest %d copies and updates of offloaded data only\n", (int)MOST_SPANS);
     int64_t mine = of_step * (end - from) + worker->trace.span_count, most = 0, *counts;
     struct hapt_train_event *event, *all;
     HAPT_NEW(counts, worker->arena, env->world_size);

@@ -1,4 +1,5 @@
-/* The timeline of the last steps: begin and end of each instruction, send and arrival of each message. */
+/* The timeline of the last steps: begin and end of each instruction, send and arrival of each message,
+ * copies and updates of offloaded data. */
 #ifndef HAPT_TRAIN_TRACE_H
 #define HAPT_TRAIN_TRACE_H
 

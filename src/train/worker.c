@@ -418,7 +418,6 @@ enum hapt_status worker_build(struct worker *worker, const struct hapt_config *c
 {
     worker->comm = MPI_COMM_NULL;
     worker->graph = worker->model->graph;
-    worker->steady = device_of(worker, worker->env->world_rank)->steady;
     worker->time_scale = worker->runtime->computes ? 1 : hapt_config_real(config, "time-scale");
     worker->timeout_s = fmax(1, worker->time_scale) * watch_timeout_s(config, worker->plan);
     HAPT_TRY(find_ranks(worker));
@@ -426,6 +425,7 @@ enum hapt_status worker_build(struct worker *worker, const struct hapt_config *c
     HAPT_TRY(build_programs(worker));
     HAPT_TRY(build_schedule(worker));
     if (worker->stage_count == 0) return HAPT_OK;
+    worker->steady = device_of(worker, worker->env->world_rank)->steady;
     HAPT_TRY(check_shared_submesh(worker));
     for (int s = 0; s < worker->stage_count; s++) {
         struct stage *stage = &worker->stage[s];

@@ -53,7 +53,7 @@ struct worker {
     const struct hapt_graph *graph;
     struct hapt_arena *arena;
     const struct stage_runtime *runtime; /* set before worker_build */
-    bool steady;                         /* the device is */
+    bool steady;                         /* hapt_device_spec */
     double time_scale;                   /* real seconds per modelled second; 1: devices compute */
     double timeout_s;
     /* of all chunks */

@@ -43,7 +43,7 @@ done
 
 plan update wide --offload optimizer --update-on host --stages $two
 check "updates on the hosts" offloads update
-train update wide
+train update wide --trace 6
 same keep update
 # kept WHERE: the options that keep the optimizer state there
 kept() {
@@ -228,6 +228,7 @@ for rank in range(2):
 PY
 }
 copies "$scratch/run-timed" 0
+copies "$scratch/run-update" 1
 # With updates on the hosts, gradients and 16-bit weights are copied: 6 bytes of a parameter instead of 24. So the step is shorter, and auto
 # chooses it. Its prediction holds, too.
 two_devices updates "300 MB" '{"bandwidth": "2 MB/s", "update_rate": 1e8, "paced": true}'
