@@ -90,7 +90,9 @@ static void memory_add_tensor(const struct hapt_memory_plan *plan, const struct 
     const int before = pieces->count;
     const bool copy = whole->kind == HAPT_TENSOR_PARAMETER && whole->trainable &&
                       memory_masters_like_state(plan, program); /* the program's parameter is added as a compute copy */
-    if (!copy) memory_add(pieces, whole->name, begin, bytes, region);
+    const bool away =
+        plan->host_gradients && hapt_graph_is_parameter_gradient(program->graph, program->tensor[tensor].tensor);
+    if (!copy && !away) memory_add(pieces, whole->name, begin, bytes, region);
     if (region == HAPT_REGION_WORKSPACE && pieces->count > before)
         for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
             pieces->piece[before].lifetime[section] = lifetime[section][tensor];
@@ -152,7 +154,9 @@ static enum hapt_status memory_compare_tensors(const struct hapt_memory_plan *pl
         const char *name = program->graph->tensor[program->tensor[t].tensor].name;
         const int root = program->tensor[t].root;
         const bool weight = program->graph->tensor[program->tensor[t].tensor].kind == HAPT_TENSOR_PARAMETER;
-        if ((plan->location[t].space == HAPT_SPACE_HOST) != (weight && plan->host_weights))
+        const bool gradient = hapt_graph_is_parameter_gradient(program->graph, program->tensor[t].tensor);
+        if ((plan->location[t].space == HAPT_SPACE_HOST) !=
+            ((weight && plan->host_weights) || (gradient && plan->host_gradients)))
             return memory_broken(program, "in the wrong memory", name, "");
         if (plan->location[t].region != region[t]) return memory_broken(program, "wrong region", name, "");
         if (plan->location[t].offset != plan->location[root].offset)
@@ -215,6 +219,10 @@ static enum hapt_status memory_compare_units(const struct hapt_memory_plan *plan
         if (found != unit->count) return memory_broken(program, "a weight is twice in a unit", "", "");
     }
     if (plan->place_bytes != hapt_align(most)) return memory_broken(program, "places of the wrong size", "", "");
+    if (plan->gradient_place_bytes != (plan->host_gradients ? hapt_align(most / size * sizeof(float)) : 0))
+        return memory_broken(program, "places for gradients of the wrong size", "", "");
+    memory_add(pieces, "gradient places", plan->gradient_place_offset,
+               HAPT_GRADIENT_PLACES * plan->gradient_place_bytes, HAPT_REGION_RESIDENT);
     memory_add(pieces, "weight places", plan->place_offset, HAPT_WEIGHT_PLACES * plan->place_bytes,
                HAPT_REGION_RESIDENT);
     if (size == sizeof(uint16_t))
@@ -232,11 +240,18 @@ static enum hapt_status memory_compare_state(const struct hapt_memory_plan *plan
         return plan->host_bytes == 0 ? HAPT_OK : memory_broken(program, "host memory for nothing", "", "");
     if ((plan->window_elements == 0) != (plan->state_elements == 0) || plan->window_elements > plan->state_elements)
         return memory_broken(program, "an impossible window", "", "");
-    size_t place[7], size[7];
+    size_t place[8], size[8];
     int blocks = 0;
+    if (plan->host_gradients) {
+        if (!plan->host_weights || !plan->host_update || plan->zeroed_elements > 0)
+            return memory_broken(program, "gradients on the host alone", "", "");
+        size[blocks] = hapt_align(plan->trained_elements * sizeof(float));
+        place[blocks++] = plan->host_gradient_offset;
+    }
     for (int w = 0; w < 3 && plan->host_update; w++) {
-        const bool there = w == 0 || (w == 1 ? plan->master_space == HAPT_SPACE_DEVICE
-                                             : plan->copy_offset != (size_t)-1 && !plan->host_weights);
+        const bool there = w == 0 ? !plan->host_gradients
+                                  : (w == 1 ? plan->master_space == HAPT_SPACE_DEVICE
+                                            : plan->copy_offset != (size_t)-1 && !plan->host_weights);
         size[blocks] = there ? hapt_align(plan->window_elements * (w == 2 ? sizeof(uint16_t) : sizeof(float))) : 0;
         place[blocks++] = plan->host_window_offset[w];
     }
@@ -267,7 +282,7 @@ static enum hapt_status memory_compare(const struct hapt_memory_plan *plan, cons
     struct pieces pieces = {0};
     size_t peak;
     const int boundaries = program->forward_in.count + program->backward_in.count + program->backward_out.count;
-    HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + plan->forward_in.slots * boundaries + 6);
+    HAPT_NEW(pieces.piece, scratch, 4 * program->tensor_count + plan->forward_in.slots * boundaries + 7);
     HAPT_TRY(memory_compare_tensors(plan, program, scratch, lifetime, &peak));
     for (int t = 0; t < program->tensor_count; t++)
         if (program->tensor[t].root == t) memory_add_tensor(plan, program, t, lifetime, &pieces);

@@ -37,11 +37,10 @@ struct hapt_mixed_group {
 };
 
 /* One for none, all, and parts between. */
-enum { HAPT_MOST_KEEPS = 10 };
+enum { HAPT_MOST_KEEPS = 12 };
 /* A choice of what the stages of a submesh keep on their devices. */
 struct hapt_keep {
-    int recompute;     /* hapt_submesh.recompute */
-    bool host_weights; /* hapt_submesh.host_weights */
+    int recompute, host_weights; /* as in a hapt_submesh */
 };
 
 /* The programs that are candidates. A single device has only one program, which counts as each of them. */
@@ -70,11 +69,11 @@ struct hapt_candidates {
     const struct hapt_efficiency *efficiency; /* calibrated tables for prediction; NULL: the built-in ones */
     int layer_count;                          /* L */
     bool split;                               /* also the figures of split backward passes */
-    double imbalance;  /* candidates with more work, relative to their submesh's part of the speed, are pruned */
-    int state_count;   /* number of optimizer states */
-    bool host_state;   /* they are on the host */
-    bool host_update;  /* the host updates the parameters whose state it has */
-    bool host_weights; /* stages whose weights are there are candidates, too */
+    double imbalance; /* candidates with more work, relative to their submesh's part of the speed, are pruned */
+    int state_count;  /* number of optimizer states */
+    bool host_state;  /* they are on the host */
+    bool host_update; /* the host updates the parameters whose state it has */
+    bool host_weights, host_gradients; /* stages whose weights are there, or gradients as well, are candidates, too */
     /* ZeRO-1: ranks that sum a gradient hold one slice each of its optimizer state. STATE_REPLICATED: never;
      * STATE_AS_NEEDED: if not all microbatches of a step fit otherwise; STATE_SHARDED: always. */
     enum state_sharing { STATE_REPLICATED, STATE_AS_NEEDED, STATE_SHARDED } state_sharing;
@@ -118,6 +117,7 @@ struct hapt_item_memory {
     double masters_unread;                           /* 1: as in hapt_memory_plan; else 0 */
     double copies;                                   /* 1: hapt_memory_bytes; else 0 */
     double weight_bytes, fetch_bytes;                /* hapt_memory_bytes */
+    double gradient_bytes, gradient_fetch_bytes;     /* the same */
 };
 #define FITS_NOWHERE ((struct hapt_item_memory){.parameter_bytes = INFINITY, .sharded_bytes = INFINITY})
 struct hapt_item_time {
@@ -214,9 +214,10 @@ double hapt_candidates_host_bytes(const struct hapt_candidates *candidates, cons
                                   double limit);
 /* Seconds in which the host updates so many elements of an item, once a step: gradients are copied to it while the part
  * before is updated and the weights of the one before that are copied back. Masters that the device has are copied both
- * ways, one after the other. The first and the last half of the window have nothing beside them. */
+ * ways, one after the other. The first and the last half of the window have nothing beside them. What the host has is
+ * not copied. */
 double hapt_candidates_host_update_s(const struct hapt_subcluster *subcluster, const struct hapt_item_memory *memory,
-                                     double elements, bool weights_on_host);
+                                     double elements, enum hapt_host_weights host_weights);
 /* Seconds to copy what an item has on the host to its device and back, once a step, or to update it there. Both
  * directions at a time, but CPUs copy themselves, unless their copies are paced. */
 double hapt_candidates_host_copies_s(const struct hapt_candidates *candidates, int subcluster,

@@ -50,6 +50,8 @@ struct hapt_engine_options {
     bool host_update;      /* the same */
     int weight_unit_count; /* the same: weights on the host */
     const struct hapt_unit *weight_unit;
+    int gradient_unit_count; /* the same: those whose gradients are there, too */
+    const struct hapt_unit *gradient_unit;
     /* CPUs: copies of state on the host are slowed down to so many byte/s in each direction; 0: they are not. The job
      * ends if they make no progress for host_timeout_s; 0: never. */
     double host_pace, host_timeout_s;
@@ -92,7 +94,7 @@ size_t hapt_engine_scratch_predicted(void *context, const struct hapt_program *p
 
 /* Device address of a graph tensor in a slot (ignored for resident and workspace tensors; weight slot 0); NULL: not on
  * this rank. A parameter gives its fp32 master weight, or its compute copy (hapt_memory_plan's masters_like_state); its
- * gradient the fp32 gradient. */
+ * gradient the fp32 gradient, also if that is on the host. */
 void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot);
 /* Local bytes of a graph tensor (the compute type for activations). */
 size_t hapt_engine_tensor_bytes(const struct hapt_engine *engine, int tensor);

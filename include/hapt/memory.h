@@ -12,6 +12,7 @@
  *              treated like the state if all trained weights have compute copies.
  *              With the weights on the host, too (AutoHete's p blocks): masters are treated like the state in any case,
  *              and two places hold the weights of one unit each (hapt_weight_unit) while its operators run.
+ *              With the gradients on the host as well, three places hold those of one unit each.
  *   slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations
  *   weight     weight slots of a split sharding (hapt_sharding_split): tensors that BACKWARD keeps for WEIGHT
  *   workspace  tensors of one instruction, offsets by liveness, and kernel scratch; also gradients that cross a
@@ -72,7 +73,7 @@ struct hapt_parameter_group {
 
 /* Operators whose weights are on the device at the same time, if the weights are on the host: a module, as far as the
  * chunk has it. They stand one behind the other in the place `index mod 2`. A weight that several units read has a copy
- * in each. */
+ * in each. So do their gradients, if they are on the host: of fp32 elements, in the place `index mod 3`. */
 struct hapt_weight_unit {
     int first_op, end_op;
     int count;
@@ -82,9 +83,10 @@ struct hapt_weight_unit {
     } * weight;         /* [count] */
 };
 #define HAPT_WEIGHT_PLACES 2
+#define HAPT_GRADIENT_PLACES 3 /* of the unit that runs, of the one that leaves, and of the one that comes */
 
-/* Windows of host_update. Masters: none if they are laid out like the state. Copies: none if there are none, or if they
- * are on the host. */
+/* Windows of host_update. Gradients: none if all are on the host. Masters: none if they are laid out like the state.
+ * Copies: none if there are none, or if they are on the host. */
 enum hapt_host_window { HAPT_WINDOW_GRADIENTS, HAPT_WINDOW_MASTERS, HAPT_WINDOW_COPIES };
 
 struct hapt_memory_plan {
@@ -127,6 +129,10 @@ struct hapt_memory_plan {
     int unit_count;
     struct hapt_weight_unit *unit;
     size_t place_offset, place_bytes, host_copy_offset;
+    /* With the weights, their gradients are on the host, in the order of the blocks. The device has places for them,
+     * and zeroed_elements is 0. */
+    bool host_gradients;
+    size_t gradient_place_offset, gradient_place_bytes, host_gradient_offset;
     size_t host_state_offset[2], host_master_offset; /* in the host allocation, if they are there */
     size_t host_window_offset[3];                    /* the same, by enum hapt_host_window */
     size_t host_bytes;                               /* of the host allocation, of all chunks of the device */
@@ -151,6 +157,10 @@ struct hapt_memory_options {
      * on the device. */
     int weight_unit_count;
     const struct hapt_unit *weight_unit;
+    /* Those of them whose gradients are on the host, too. This needs host_update and a program for one device, of which
+     * no operator outside reads the same weights; else the gradients are on the device. */
+    int gradient_unit_count;
+    const struct hapt_unit *gradient_unit;
     hapt_kernel_scratch *scratch;
     void *scratch_context;
     bool scratch_by_operator; /* scratch(program, -1) is 0 for every program: it need not be asked */
@@ -163,11 +173,12 @@ void hapt_parameter_group_slice(const struct hapt_sharding *sharding, const stru
 /* Elements of the optimizer state that are on the device at a time, if it is on the host: all of it, or two halves, of
  * which one is updated while the other is copied. Halves are multiples of 32, as slices are. */
 size_t hapt_memory_window(size_t state_elements);
-/* Bytes of a window of host_update of so many elements; 0: the plan has none. masters: the device has masters; copies:
- * it has compute copies of weights. */
-static inline size_t hapt_host_window_bytes(enum hapt_host_window window, size_t elements, bool masters, bool copies)
+/* Bytes of a window of host_update of so many elements; 0: the plan has none. gradients, masters, copies: the device
+ * has all of them. */
+static inline size_t hapt_host_window_bytes(enum hapt_host_window window, size_t elements, bool gradients, bool masters,
+                                            bool copies)
 {
-    const size_t size[] = {sizeof(float), masters ? sizeof(float) : 0, copies ? sizeof(uint16_t) : 0};
+    const size_t size[] = {gradients ? sizeof(float) : 0, masters ? sizeof(float) : 0, copies ? sizeof(uint16_t) : 0};
     return elements * size[window];
 }
 /* Number of ranks on a group's axes; *index: the sharding's own rank among them. */
@@ -199,6 +210,8 @@ struct hapt_memory_bytes {
     /* Weights on the host; 0: they are on the device. fetch: those that a pass copies to the device, if it begins with
      * the units with which the one before ended: all but two units', if they are equal. */
     size_t weight_bytes, fetch_bytes;
+    /* The same of gradients on the host, where a backward pass has added to them before: all but three units'. */
+    size_t gradient_bytes, gradient_fetch_bytes;
     bool copies;         /* weights have compute copies */
     bool masters_unread; /* as in a plan */
 };

@@ -19,11 +19,21 @@
 struct hapt_submesh {
     int n, m, tp, program;
     int recompute;    /* what a range recomputes (AutoHete; layers.h) */
-    int host_weights; /* 1: its trained weights are on the host (hapt_memory_plan), besides its optimizer state */
+    int host_weights; /* enum hapt_host_weights */
 };
+/* On the host besides the optimizer state: nothing; the trained weights (hapt_memory_plan); their gradients, too, where
+ * it is possible. */
+enum hapt_host_weights { HAPT_HOST_NO_WEIGHTS, HAPT_HOST_WEIGHTS, HAPT_HOST_GRADIENTS };
 /* The part of the training state that is on the hosts. STAGES: the optimizer state of all stages, and the weights of
- * those that are planned so. */
-enum hapt_offload { HAPT_OFFLOAD_NO, HAPT_OFFLOAD_OPTIMIZER, HAPT_OFFLOAD_STAGES, HAPT_OFFLOAD_WEIGHTS };
+ * those that are planned so; STAGES_GRADIENTS: and their gradients. WEIGHTS, GRADIENTS: of all stages. */
+enum hapt_offload {
+    HAPT_OFFLOAD_NO,
+    HAPT_OFFLOAD_OPTIMIZER,
+    HAPT_OFFLOAD_STAGES,
+    HAPT_OFFLOAD_STAGES_GRADIENTS,
+    HAPT_OFFLOAD_WEIGHTS,
+    HAPT_OFFLOAD_GRADIENTS
+};
 struct hapt_offloading {
     enum hapt_offload what;
     bool host_update; /* the host updates the parameters whose state it has */

@@ -216,9 +216,10 @@ bool hapt_candidates_chooses(const struct hapt_candidates *candidates)
     return candidates->host_weights || hapt_candidates_recompute(candidates);
 }
 
-static void add_keep(struct hapt_candidates *candidates, int recompute, bool host_weights)
+static void add_keep(struct hapt_candidates *candidates, int recompute, enum hapt_host_weights host_weights)
 {
-    candidates->keep[candidates->keep_count++] = (struct hapt_keep){recompute, host_weights};
+    HAPT_ASSERT(candidates->keep_count < HAPT_MOST_KEEPS);
+    candidates->keep[candidates->keep_count++] = (struct hapt_keep){recompute, (int)host_weights};
 }
 
 /* The choices of --recompute. auto: nothing, then all units selective, then quarters of them make all again. Unlike
@@ -241,20 +242,31 @@ static void add_recomputation(const struct hapt_config *config, bool recompute, 
     }
 }
 
-/* Weights on the host with the least, half and the most of the recomputation. */
+/* Weights on the host with the least, half and the most of the recomputation; gradients, too, with the most. */
 static void choose_keeps(const struct hapt_config *config, const struct hapt_candidates_options *options,
                          struct hapt_candidates *candidates)
 {
     add_recomputation(config, options->recompute, candidates);
     const int resident = candidates->keep_count;
-    for (int k = 0; k < resident && options->offload.what == HAPT_OFFLOAD_WEIGHTS; k++)
-        candidates->keep[k].host_weights = true;
-    if (options->offload.what != HAPT_OFFLOAD_STAGES || candidates->state_sharing == STATE_SHARDED) return;
+    const enum hapt_offload what = options->offload.what;
+    if (what == HAPT_OFFLOAD_WEIGHTS || what == HAPT_OFFLOAD_GRADIENTS) {
+        struct hapt_keep keep[HAPT_MOST_KEEPS];
+        memcpy(keep, candidates->keep, sizeof keep);
+        candidates->keep_count = 0;
+        for (int k = 0; k < resident; k++) {
+            if (candidates->host_gradients) add_keep(candidates, keep[k].recompute, HAPT_HOST_GRADIENTS);
+            add_keep(candidates, keep[k].recompute, HAPT_HOST_WEIGHTS);
+        }
+    }
+    if ((what != HAPT_OFFLOAD_STAGES && what != HAPT_OFFLOAD_STAGES_GRADIENTS) ||
+        candidates->state_sharing == STATE_SHARDED)
+        return;
     for (int third = 0, last = -1; third < 3; third++) {
         const int k = third * (resident - 1) / 2;
-        if (k != last) add_keep(candidates, candidates->keep[k].recompute, true);
+        if (k != last) add_keep(candidates, candidates->keep[k].recompute, HAPT_HOST_WEIGHTS);
         last = k;
     }
+    if (candidates->host_gradients) add_keep(candidates, candidates->keep[resident - 1].recompute, HAPT_HOST_GRADIENTS);
 }
 
 enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
@@ -262,6 +274,8 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
                                        const struct hapt_candidates_options *options, struct hapt_arena *arena,
                                        struct hapt_candidates *candidates)
 {
+    const bool gradients =
+        options->offload.what == HAPT_OFFLOAD_STAGES_GRADIENTS || options->offload.what == HAPT_OFFLOAD_GRADIENTS;
     *candidates = (struct hapt_candidates){.cluster = cluster,
                                            .model = model,
                                            .layers = layers,
@@ -272,6 +286,7 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
                                            .host_state = options->offload.what != HAPT_OFFLOAD_NO,
                                            .host_update = options->offload.host_update,
                                            .host_weights = options->offload.what >= HAPT_OFFLOAD_STAGES,
+                                           .host_gradients = gradients,
                                            .efficiency = options->efficiency,
                                            .imbalance = hapt_config_real(config, "imbalance"),
                                            .microbatches = (int)hapt_config_int(config, "microbatches"),
@@ -363,7 +378,9 @@ struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *can
                                      .sharded_host_bytes = (double)figures->sharded_host_bytes,
                                      .masters_unread = figures->masters_unread,
                                      .weight_bytes = (double)figures->weight_bytes,
-                                     .fetch_bytes = (double)figures->fetch_bytes};
+                                     .fetch_bytes = (double)figures->fetch_bytes,
+                                     .gradient_bytes = (double)figures->gradient_bytes,
+                                     .gradient_fetch_bytes = (double)figures->gradient_fetch_bytes};
 }
 
 bool hapt_candidates_shards_state(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,
@@ -387,13 +404,15 @@ double hapt_candidates_host_bytes(const struct hapt_candidates *candidates, cons
 }
 
 double hapt_candidates_host_update_s(const struct hapt_subcluster *subcluster, const struct hapt_item_memory *memory,
-                                     double elements, bool weights_on_host)
+                                     double elements, enum hapt_host_weights host_weights)
 {
     if (elements <= 0) return 0;
     const double window = (double)hapt_memory_window((size_t)elements);
-    const double masters = memory->masters_unread > 0 || weights_on_host ? 0 : 4; /* bytes of those on the device */
-    const double copies = memory->copies > 0 && !weights_on_host ? 2 : 0;
-    const double byte_s = elements / hapt_cluster_host_bandwidth(subcluster), out_s = (4 + masters) * byte_s,
+    /* bytes of what is on the device */
+    const double masters = memory->masters_unread > 0 || host_weights != HAPT_HOST_NO_WEIGHTS ? 0 : 4,
+                 copies = memory->copies > 0 && host_weights == HAPT_HOST_NO_WEIGHTS ? 2 : 0,
+                 gradients = host_weights == HAPT_HOST_GRADIENTS ? 0 : 4;
+    const double byte_s = elements / hapt_cluster_host_bandwidth(subcluster), out_s = (gradients + masters) * byte_s,
                  in_s = (masters + copies) * byte_s, update_s = elements / hapt_cluster_host_update_rate(subcluster);
     const double all_s = out_s + in_s + update_s;
     const double longest_s = masters > 0 ? fmax(out_s, update_s + in_s) : fmax(fmax(out_s, in_s), update_s);
@@ -412,8 +431,8 @@ double hapt_candidates_host_copies_s(const struct hapt_candidates *candidates, i
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
     const double bytes = hapt_candidates_host_bytes(candidates, memory, own->device.memory_bytes);
     if (candidates->host_update)
-        return bytes > 0 ? hapt_candidates_host_update_s(own, memory,
-                                                         memory->trained_elements * bytes / memory->host_bytes, false)
+        return bytes > 0 ? hapt_candidates_host_update_s(
+                               own, memory, memory->trained_elements * bytes / memory->host_bytes, HAPT_HOST_NO_WEIGHTS)
                          : 0;
     const double one_s = bytes / hapt_cluster_host_bandwidth(own);
     if (hapt_candidates_copies_itself(own)) return 2 * one_s;

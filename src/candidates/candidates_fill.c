@@ -33,6 +33,12 @@ static const struct hapt_item_memory *memory_of(const struct filling *filling, i
     return again ? &again->memory : &filling->memory[subcluster][item];
 }
 
+/* What is on the host of an item of such a submesh. */
+static enum hapt_host_weights host_weights_of(const struct hapt_item_memory *memory)
+{
+    return memory->gradient_bytes > 0 ? HAPT_HOST_GRADIENTS : HAPT_HOST_WEIGHTS;
+}
+
 /* Seconds that updates on the host take longer if the weights are on the host, negative: shorter. Ranks do not share
  * the state then, and the weights are not copied back. */
 static double more_updates_s(const struct hapt_candidates *candidates, const struct hapt_subcluster *own,
@@ -40,12 +46,12 @@ static double more_updates_s(const struct hapt_candidates *candidates, const str
 {
     const double own_bytes = hapt_candidates_host_bytes(candidates, whole, own->device.memory_bytes);
     const double share = whole->host_bytes > 0 ? own_bytes / whole->host_bytes : 0; /* 0: it was not sized */
-    return hapt_candidates_host_update_s(own, memory, memory->trained_elements, true) -
-           hapt_candidates_host_update_s(own, whole, memory->trained_elements * share, false);
+    return hapt_candidates_host_update_s(own, memory, memory->trained_elements, host_weights_of(memory)) -
+           hapt_candidates_host_update_s(own, whole, memory->trained_elements * share, HAPT_HOST_NO_WEIGHTS);
 }
 
 /* Cost of a candidate outside the pipeline. Weights on the host are updated and copied there; the first units of the
- * next step are fetched again. */
+ * next step are fetched again. The last gradients leave behind the last pass. */
 static double step_s(const struct filling *filling, int subcluster, struct hapt_submesh submesh, int item)
 {
     const struct hapt_candidates *candidates = filling->candidates;
@@ -58,7 +64,9 @@ static double step_s(const struct filling *filling, int subcluster, struct hapt_
             hapt_candidates_summed_bytes(candidates, subcluster, submesh.host_weights ? memory : whole));
     if (!submesh.host_weights) return seconds;
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
-    const double first_s = (memory->weight_bytes - memory->fetch_bytes) / hapt_cluster_host_bandwidth(own);
+    const double first_s = (memory->weight_bytes - memory->fetch_bytes +
+                            (memory->gradient_bytes - memory->gradient_fetch_bytes) / HAPT_GRADIENT_PLACES) /
+                           hapt_cluster_host_bandwidth(own);
     if (candidates->host_update) return fmax(seconds + more_updates_s(candidates, own, memory, whole), 0) + first_s;
     const double more = memory->host_bytes - hapt_candidates_host_bytes(candidates, whole, own->device.memory_bytes);
     return seconds + (hapt_candidates_copies_itself(own) ? 2 : 1) * more / hapt_cluster_host_bandwidth(own) + first_s;
@@ -69,7 +77,8 @@ struct passes {
 };
 
 /* Weights on the host are fetched while others are used. This holds for forward and backward passes in turn; after a
- * pass of the same direction the first two units are fetched as well. */
+ * pass of the same direction the first two units are fetched as well. Gradients on the host leave in the other
+ * direction, and but for a step's first microbatch they are fetched like weights. */
 static struct passes passes_of(const struct filling *filling, int subcluster, int item, struct hapt_submesh submesh)
 {
     const struct hapt_item_time *time = &filling->time[subcluster][item];
@@ -80,8 +89,12 @@ static struct passes passes_of(const struct filling *filling, int subcluster, in
     const double fetch_s = again->memory.fetch_bytes / hapt_cluster_host_bandwidth(own),
                  hides =
                      hapt_candidates_copies_itself(own) ? 0 : again->memory.fetch_bytes / again->memory.weight_bytes;
+    const double later = 1 - 1.0 / filling->candidates->microbatches; /* microbatches */
+    const double in_s = fetch_s + later * again->memory.gradient_fetch_bytes / hapt_cluster_host_bandwidth(own),
+                 out_s = again->memory.gradient_bytes / hapt_cluster_host_bandwidth(own),
+                 copies_s = hapt_candidates_copies_itself(own) ? in_s + out_s : fmax(in_s, out_s);
     passes.forward_s += fmax(0, fetch_s - hides * passes.forward_s);
-    passes.backward_s += fmax(0, fetch_s - hides * passes.backward_s);
+    passes.backward_s += fmax(0, copies_s - hides * passes.backward_s);
     return passes;
 }
 

@@ -51,7 +51,7 @@ static enum hapt_status size_range(const struct hapt_candidates *candidates, con
     return HAPT_OK;
 }
 
-/* True if a device of the cluster may hold the range, at least with its weights on the host. */
+/* True if a device of the cluster may hold the range. */
 static bool may_fit(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op, int end_op)
 {
     if (!sizing->ranges) return false;
@@ -85,32 +85,41 @@ static void never_share(struct hapt_item_memory *memory)
     memory->masters_unread = 0;
 }
 
-/* The same for each choice of what is kept. Choices that differ from the one before in nothing are no candidates. With
- * --recompute all, ranges that cut a unit are no candidates, since its activations would be kept. sizing: with weights
- * on the device, and on the host. units[2]: scratch [unit_count] each. */
-static enum hapt_status size_keeps(const struct hapt_candidates *candidates, const struct sizing sizing[2],
-                                   bool recomputes, int first_op, int end_op, unsigned char *units[2],
+/* Scratch of the choices of a range: what its units recompute. */
+struct unit_scratch {
+    unsigned char *own, *before[3]; /* [unit_count] the last choice with so much on the host */
+};
+
+/* The same for each choice of what is kept. Choices that differ in nothing from an earlier one are no candidates, nor
+ * those that have less on the host than they say; but if all have weights there, ranges whose gradients or weights
+ * cannot leave keep them. With --recompute all, ranges that cut a unit are no candidates, since its activations would
+ * be kept. sizing, before: by enum hapt_host_weights. */
+static enum hapt_status size_keeps(const struct hapt_candidates *candidates, const struct sizing sizing[3],
+                                   bool recomputes, int first_op, int end_op, const struct unit_scratch *units,
                                    struct hapt_item_again *again)
 {
-    const bool all = candidates->keep[0].recompute == HAPT_RECOMPUTE_PARTS;
-    bool away_before = false;
-    unsigned char *own = units[0], *before = units[1];
-    memset(before, HAPT_UNIT_KEPT, (size_t)candidates->unit_count);
+    const bool all = candidates->keep[0].recompute == HAPT_RECOMPUTE_PARTS,
+               away = candidates->keep[0].host_weights != HAPT_HOST_NO_WEIGHTS;
+    bool seen[3] = {true}, gradients = false;
+    memset(units->before[0], HAPT_UNIT_KEPT, (size_t)candidates->unit_count);
     for (int k = 0; k < candidates->keep_count; k++) {
         const struct hapt_keep keep = candidates->keep[k];
+        unsigned char *own = units->own, *before = units->before[keep.host_weights];
         int first, end;
         HAPT_TRY(hapt_unit_choose(candidates->units, first_op, end_op, keep.recompute, own, &first, &end));
         const bool forced = k == 0 && keep.recompute > 0,
-                   same = keep.host_weights == away_before &&
-                          memcmp(own + first, before + first, (size_t)(end - first)) == 0;
+                   same = seen[keep.host_weights] && memcmp(own + first, before + first, (size_t)(end - first)) == 0;
         if ((same && !forced) || (keep.recompute > 0 && !recomputes)) continue;
         if (all && cuts_unit(candidates, first_op, end_op)) continue;
         HAPT_TRY(size_range(candidates, &sizing[keep.host_weights], first_op, end_op, own, &again[k].memory));
         if (keep.host_weights) never_share(&again[k].memory);
-        if (keep.host_weights && !candidates->keep[0].host_weights && again[k].memory.weight_bytes == 0)
-            again[k].memory = FITS_NOWHERE; /* the same as with its weights on the device */
         memcpy(before + first, own + first, (size_t)(end - first));
-        away_before = keep.host_weights;
+        seen[keep.host_weights] = true;
+        gradients = gradients || again[k].memory.gradient_bytes > 0;
+        if (keep.host_weights == HAPT_HOST_GRADIENTS
+                ? !gradients
+                : keep.host_weights && (away ? gradients : again[k].memory.weight_bytes == 0))
+            again[k].memory = FITS_NOWHERE;
     }
     return HAPT_OK;
 }
@@ -134,16 +143,24 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
                                                 .scratch = kernel_scratch,
                                                 .scratch_context = engine,
                                                 .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted};
-    struct hapt_memory_options away = options;
-    struct sizing sizing[2] = {{0}};
-    unsigned char *kept, *units[2];
+    struct hapt_memory_options away = options, gradients;
+    struct sizing sizing[3] = {{0}};
+    struct unit_scratch units;
+    unsigned char *kept;
     const bool plain = candidates->mesh[mesh_index].program == 0 && candidates->mesh[mesh_index].dp > 0;
     HAPT_NEW(kept, scratch, candidates->unit_count);
-    for (int k = 0; k < 2; k++) HAPT_NEW(units[k], scratch, candidates->unit_count);
+    HAPT_NEW(units.own, scratch, candidates->unit_count);
+    for (int k = 0; k < 3; k++) HAPT_NEW(units.before[k], scratch, candidates->unit_count);
     away.weight_unit_count = candidates->weight_unit_count;
     away.weight_unit = candidates->weight_unit;
+    gradients = away;
+    gradients.gradient_unit_count = away.weight_unit_count;
+    gradients.gradient_unit = away.weight_unit;
     HAPT_TRY(begin_sizing(shardings, &options, scratch, &sizing[0]));
-    if (candidates->host_weights && plain) HAPT_TRY(begin_sizing(shardings, &away, scratch, &sizing[1]));
+    if (candidates->host_weights && plain)
+        HAPT_TRY(begin_sizing(shardings, &away, scratch, &sizing[HAPT_HOST_WEIGHTS]));
+    if (candidates->host_gradients && plain)
+        HAPT_TRY(begin_sizing(shardings, &gradients, scratch, &sizing[HAPT_HOST_GRADIENTS]));
     for (int k = 0; k < candidates->structure_count; k++) {
         const size_t item = (size_t)k * (size_t)candidates->mesh_count + (size_t)mesh_index;
         const int first = candidates->first[k], last = candidates->last[k];
@@ -156,13 +173,13 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
         if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
         if (!hapt_candidates_may_be_wanted(candidates, mesh_index, first, last)) continue;
         /* Single layers need figures in any case: "does not fit" names them. */
-        if (first < last && !may_fit(candidates, &sizing[0], first_op, end_op) &&
-            !may_fit(candidates, &sizing[1], first_op, end_op))
-            continue;
+        bool fits = false;
+        for (int w = 0; w < 3; w++) fits = fits || may_fit(candidates, &sizing[w], first_op, end_op);
+        if (first < last && !fits) continue;
         HAPT_TRY(size_range(candidates, &sizing[0], first_op, end_op, kept, &memory[item]));
         if (again && (shardings->recomputes || sizing[1].ranges) &&
             hapt_candidates_may_recompute(candidates, mesh_index, first, last))
-            HAPT_TRY(size_keeps(candidates, sizing, shardings->recomputes, first_op, end_op, units,
+            HAPT_TRY(size_keeps(candidates, sizing, shardings->recomputes, first_op, end_op, &units,
                                 &again[item * HAPT_MOST_KEEPS]));
     }
     return HAPT_OK;

@@ -88,16 +88,18 @@ bool hapt_phase_updates_on_host(const struct hapt_config *config, const struct h
     const int states = hapt_candidates_states(config);
     if (offload == HAPT_OFFLOAD_NO || states == 0) return false;
     if (strcmp(choice, "auto") != 0) return !strcmp(choice, "host");
+    if (offload == HAPT_OFFLOAD_STAGES_GRADIENTS || offload == HAPT_OFFLOAD_GRADIENTS) return true;
     enum { MANY = 100000000 }; /* parameters of which a window is a small part */
-    const bool weights = offload == HAPT_OFFLOAD_WEIGHTS, half = model->dtype != HAPT_F32;
+    const bool weights = offload >= HAPT_OFFLOAD_WEIGHTS, half = model->dtype != HAPT_F32;
     const struct hapt_item_memory memory = {.masters_unread = half, .copies = half};
     const double state_bytes = 4.0 * (states + (weights || half)) * MANY; /* in each direction */
+    const enum hapt_host_weights held = weights ? HAPT_HOST_WEIGHTS : HAPT_HOST_NO_WEIGHTS;
     bool faster = true;
     for (int c = 0; c < cluster->count && faster; c++) {
         const struct hapt_subcluster *own = &cluster->subcluster[c];
         const double copies_s =
             (hapt_candidates_copies_itself(own) ? 2 : 1) * state_bytes / hapt_cluster_host_bandwidth(own);
-        faster = may_update(own) && hapt_candidates_host_update_s(own, &memory, MANY, weights) < copies_s;
+        faster = may_update(own) && hapt_candidates_host_update_s(own, &memory, MANY, held) < copies_s;
     }
     return faster;
 }
@@ -146,26 +148,30 @@ static enum hapt_status predict_recomputing(const struct hapt_prediction *of, en
     return predict(of, true, offload, arena, profile);
 }
 
-/* With the optimizer state on the hosts; if there is no plan, with the weights of the stages that need it as well. */
+/* With the optimizer state on the hosts; if there is no plan, with the weights of the stages that need it as well, and
+ * then with their gradients. */
 static enum hapt_status predict_away(const struct hapt_prediction *of, struct hapt_arena *arena,
                                      struct hapt_profile **profile)
 {
-    double step_s = INFINITY;
+    const enum hapt_offload level[] = {HAPT_OFFLOAD_OPTIMIZER, HAPT_OFFLOAD_STAGES, HAPT_OFFLOAD_STAGES_GRADIENTS};
+    enum hapt_status status = HAPT_OK;
     bool ignored;
-    struct hapt_profile *weights = NULL;
-    const enum hapt_status status = predict_recomputing(of, HAPT_OFFLOAD_OPTIMIZER, arena, profile, &ignored);
-    if (status == HAPT_OK) HAPT_TRY(formula_s(of->config, *profile, &step_s));
-    if ((status != HAPT_OK && status != HAPT_ERR_INFEASIBLE) || isfinite(step_s)) return status;
-    hapt_fail_reset();
-    HAPT_TRY(predict_recomputing(of, HAPT_OFFLOAD_STAGES, arena, &weights, &ignored));
-    *profile = weights;
-    return HAPT_OK;
+    for (int k = 0; k < 3; k++) {
+        double step_s = INFINITY;
+        if (k > 0) hapt_fail_reset();
+        *profile = NULL;
+        status = predict_recomputing(of, level[k], arena, profile, &ignored);
+        if (status == HAPT_OK) HAPT_TRY(formula_s(of->config, *profile, &step_s));
+        if ((status != HAPT_OK && status != HAPT_ERR_INFEASIBLE) || isfinite(step_s)) break;
+    }
+    return status;
 }
 
 enum hapt_offload hapt_phase_offload(const struct hapt_config *config)
 {
     const char *choice = hapt_config_text(config, "offload");
-    return !strcmp(choice, "weights")     ? HAPT_OFFLOAD_WEIGHTS
+    return !strcmp(choice, "gradients")   ? HAPT_OFFLOAD_GRADIENTS
+           : !strcmp(choice, "weights")   ? HAPT_OFFLOAD_WEIGHTS
            : !strcmp(choice, "optimizer") ? HAPT_OFFLOAD_OPTIMIZER
                                           : HAPT_OFFLOAD_NO;
 }

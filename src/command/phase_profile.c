@@ -73,9 +73,14 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
         !(hapt_phase_chooses_memory(config, "offload") && hapt_candidates_states(config)))
         return hapt_fail(HAPT_ERR_USAGE, "give --offload optimizer or weights, and an optimizer with a state",
                          "--update-on has no effect: the optimizer state is not on the hosts");
-    if (offload == HAPT_OFFLOAD_WEIGHTS && !strcmp(hapt_config_text(config, "sharded-optimizer"), "yes"))
+    if (offload >= HAPT_OFFLOAD_WEIGHTS && !strcmp(hapt_config_text(config, "sharded-optimizer"), "yes"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
-                         "--offload weights contradicts --sharded-optimizer yes: such weights are not sharded");
+                         "--offload %s contradicts --sharded-optimizer yes: such weights are not sharded",
+                         hapt_config_text(config, "offload"));
+    if (offload == HAPT_OFFLOAD_GRADIENTS && !strcmp(hapt_config_text(config, "update-on"), "device"))
+        return hapt_fail(
+            HAPT_ERR_USAGE, "leave out one of them",
+            "--offload gradients contradicts --update-on device: the host updates where the gradients are");
     if (!measured) return HAPT_OK;
     return hapt_phase_refuse_unused(
         config, "the profile is measured here; only --predict yes and clusters on paper are predicted", "efficiency");
@@ -83,9 +88,12 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
 
 static enum hapt_offload offload_of(const struct hapt_profile *profile)
 {
+    int most = HAPT_HOST_NO_WEIGHTS;
     for (int c = 0; c < profile->cluster_count; c++)
         for (int s = 0; s < profile->cluster[c].submesh_count; s++)
-            if (profile->cluster[c].submesh[s].host_weights) return HAPT_OFFLOAD_STAGES;
+            if (profile->cluster[c].submesh[s].host_weights > most) most = profile->cluster[c].submesh[s].host_weights;
+    if (most != HAPT_HOST_NO_WEIGHTS)
+        return most == HAPT_HOST_GRADIENTS ? HAPT_OFFLOAD_STAGES_GRADIENTS : HAPT_OFFLOAD_STAGES;
     return profile->host_state ? HAPT_OFFLOAD_OPTIMIZER : HAPT_OFFLOAD_NO;
 }
 

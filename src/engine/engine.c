@@ -20,6 +20,8 @@ enum hapt_status hapt_engine_plan_chunks(const struct hapt_program *const *progr
                                                .host_update = options->host_update,
                                                .weight_unit_count = options->weight_unit_count,
                                                .weight_unit = options->weight_unit,
+                                               .gradient_unit_count = options->gradient_unit_count,
+                                               .gradient_unit = options->gradient_unit,
                                                .scratch = hapt_engine_scratch,
                                                .scratch_context = &context};
     return hapt_memory_plan_chunks(program, chunks, &memory, arena, plan);
@@ -31,12 +33,16 @@ static bool is_modelled(const struct hapt_engine_options *options)
     return strcmp(options->backend->name, "emulated") == 0;
 }
 
-/* True if all tensors are on the device, but for weights that are fetched. */
+/* True if all tensors are on the device, but for weights and gradients that are fetched. */
 static bool is_on_device(const struct hapt_memory_plan *plan, const struct hapt_program *program)
 {
     for (int t = 0; t < program->tensor_count; t++) {
-        const bool weight = program->graph->tensor[program->tensor[t].tensor].kind == HAPT_TENSOR_PARAMETER;
-        if (plan->location[t].space != HAPT_SPACE_DEVICE && !(weight && plan->host_weights)) return false;
+        const int tensor = program->tensor[t].tensor;
+        const bool weight = program->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER,
+                   gradient = hapt_graph_is_parameter_gradient(program->graph, tensor);
+        if (plan->location[t].space != HAPT_SPACE_DEVICE && !(weight && plan->host_weights) &&
+            !(gradient && plan->host_gradients))
+            return false;
     }
     return true;
 }
@@ -61,6 +67,7 @@ static enum hapt_status set_memory(struct hapt_engine *engine, struct hapt_memor
     HAPT_TRY(hapt_engine_bind(engine));
     HAPT_TRY(hapt_engine_bind_away(engine));
     HAPT_TRY(hapt_engine_bind_weights(engine));
+    HAPT_TRY(hapt_engine_bind_gradients(engine));
     return hapt_engine_find_replay_ranges(engine);
 }
 
@@ -141,6 +148,10 @@ const struct hapt_memory_plan *hapt_engine_memory(const struct hapt_engine *engi
 
 void *hapt_engine_tensor(struct hapt_engine *engine, int tensor, int slot)
 {
+    const int local = engine->program->local[tensor];
+    if (local >= 0 && engine->plan->host_gradients && engine->shared->host &&
+        hapt_graph_is_parameter_gradient(engine->program->graph, tensor))
+        return engine->shared->host + engine->plan->location[local].offset;
     return hapt_engine_address(engine, tensor, slot, 0);
 }
 
@@ -227,6 +238,13 @@ static enum hapt_status copy_boundary(struct hapt_engine *engine, const struct h
     return HAPT_OK;
 }
 
+/* What is on the host of the unit of a step comes to the device. */
+static enum hapt_status units_need(struct hapt_engine *engine, enum hapt_section section, int step)
+{
+    HAPT_TRY(hapt_engine_weights_need(engine, section, step));
+    return hapt_engine_gradients_need(engine, section, step);
+}
+
 enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_section section, int slot, int first_op,
                                         int end_op)
 {
@@ -236,10 +254,10 @@ enum hapt_status hapt_engine_start_part(struct hapt_engine *engine, enum hapt_se
     const struct bound_step *step = &binding->step[slot * binding->weight_slots * binding->step_count];
     for (int s = 0; s < binding->step_count; s++) {
         if (step[s].forward_op < first_op || step[s].forward_op >= end_op || (deferrable && !step[s].weight)) continue;
-        HAPT_TRY(hapt_engine_weights_need(engine, deferrable ? HAPT_SECTION_BACKWARD : section, s));
+        HAPT_TRY(units_need(engine, deferrable ? HAPT_SECTION_BACKWARD : section, s));
         HAPT_TRY(hapt_engine_run(engine, &step[s]));
     }
-    return HAPT_OK;
+    return hapt_engine_gradients_leave(engine);
 }
 
 /* A section that reads no weight slot is bound once for all of them. */
@@ -254,7 +272,7 @@ static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_sectio
         const bool is_range = c < binding->range_count && s == binding->range[c].first;
         if (section == HAPT_SECTION_FORWARD)
             HAPT_TRY(hapt_engine_update_needed(engine, is_range ? binding->range[c].end - 1 : s));
-        HAPT_TRY(hapt_engine_weights_need(engine, section, s)); /* of the whole range: hapt_engine_begins_unit */
+        HAPT_TRY(units_need(engine, section, s)); /* of the whole range: hapt_engine_begins_unit */
         if (is_range) {
             HAPT_TRY(hapt_engine_run_range(engine, &binding->range[c], step, variant));
             s = binding->range[c++].end;
@@ -262,7 +280,7 @@ static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_sectio
             HAPT_TRY(hapt_engine_run(engine, &step[s++]));
         }
     }
-    return HAPT_OK;
+    return hapt_engine_gradients_leave(engine);
 }
 
 enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int staged)
@@ -307,6 +325,7 @@ enum hapt_status hapt_engine_run_part(struct hapt_engine *engine, enum hapt_sect
 
 enum hapt_status hapt_engine_begin_step(struct hapt_engine *engine)
 {
+    hapt_engine_forget_gradients(engine);
     engine->away.zeroes = hapt_engine_is_updating(engine);
     if (engine->away.zeroes) return HAPT_OK; /* when the gradients have been used */
     if (engine->plan->zeroed_elements > 0) HAPT_TRY(hapt_engine_run(engine, &engine->zero));

@@ -120,6 +120,7 @@ enum hapt_status hapt_engine_away_begin(struct hapt_engine *engine, unsigned gro
     struct away_update *away = &engine->away;
     HAPT_ASSERT(!away->pending);
     HAPT_TRY(hapt_engine_weights_changed(engine));
+    HAPT_TRY(hapt_engine_gradients_arrive(engine));
     away->groups = groups;
     away->update = *update;
     away->half = 0;

@@ -188,6 +188,14 @@ static void *input_of(struct hapt_engine *engine, int op, int tensor, int slot, 
                 : hapt_engine_operand(engine, tensor, slot, weight_slot);
 }
 
+static void *output_of(struct hapt_engine *engine, int op, int tensor, int slot, int weight_slot)
+{
+    const struct hapt_graph *graph = engine->program->graph;
+    const bool away = engine->plan->host_gradients && hapt_graph_is_parameter_gradient(graph, tensor);
+    return away ? hapt_engine_gradient_address(engine, op, graph->tensor[tensor].primal)
+                : hapt_engine_address(engine, tensor, slot, weight_slot);
+}
+
 static void bind_step(struct hapt_engine *engine, const struct hapt_program_step *step, int slot, int weight_slot,
                       struct bound_step *bound)
 {
@@ -203,7 +211,7 @@ static void bind_step(struct hapt_engine *engine, const struct hapt_program_step
             bound->call.input[i].data = input_of(engine, step->op, op->input[i], slot, weight_slot);
     for (int o = 0; o < op->output_count; o++)
         if (op->output[o] >= 0)
-            bound->call.output[o].data = hapt_engine_address(engine, op->output[o], slot, weight_slot);
+            bound->call.output[o].data = output_of(engine, step->op, op->output[o], slot, weight_slot);
     bound->call.workspace = engine->memory + engine->plan->scratch_offset;
     bound->call.workspace_bytes = engine->plan->scratch_bytes;
 }
@@ -213,7 +221,8 @@ static int parameter_group_of(const struct hapt_engine *engine, const struct hap
                               const struct bound_step *bound)
 {
     const char *block = engine->memory + engine->plan->gradient_offset, *at = bound->call.output[0].data;
-    if (step->kind != HAPT_COLLECTIVE_ALL_REDUCE || bound->call.input[0].data != at) return -1;
+    if (engine->plan->host_gradients || step->kind != HAPT_COLLECTIVE_ALL_REDUCE || bound->call.input[0].data != at)
+        return -1;
     for (int g = 1; g < HAPT_PARAMETER_GROUPS; g++) {
         const struct hapt_parameter_group *group = &engine->plan->group[g];
         if (at >= block + group->first * sizeof(float) && at < block + group->end * sizeof(float)) return g;
@@ -288,7 +297,7 @@ static enum hapt_status bind_flat(struct hapt_engine *engine)
         if (tensor->dtype != HAPT_F32) engine->copy_dtype = tensor->dtype; /* a model has one compute type */
         size_t first, count;
         updated_here(plan, program, t, &first, &count);
-        float *gradient = (float *)(engine->memory + plan->gradient_offset) + first;
+        float *gradient = (float *)(engine->memory + plan->gradient_offset) + first; /* on the host: see its unit */
         struct bound_step *bound = &engine->square_sum[p];
         bound->kernel = square_sum;
         bound->call = (struct hapt_call){.input_count = 1,

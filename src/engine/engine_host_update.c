@@ -6,8 +6,8 @@
  *
  * While it updates the piece in one half, the gradients of the next one are copied to the other half, and the weights
  * of the one before from it. Masters that the device has are copied both ways, through one window, so those of the next
- * piece wait for those of the one before. Weights that the host has stay there. The kernel is that of CPU devices, so
- * their weights have the same bits wherever they are updated.
+ * piece wait for those of the one before. Weights and gradients that the host has stay there. The kernel is that of CPU
+ * devices, so their weights have the same bits wherever they are updated.
  */
 #include <math.h>
 #include <pthread.h>
@@ -60,8 +60,9 @@ static enum hapt_status fetch(struct host_updater *host, int index, int half)
     const struct update_piece *piece = &engine->away.piece[index];
     const size_t bytes = (piece->end - piece->first) * sizeof(float), at = hapt_engine_window_of(engine, piece, half);
     if (!plan->masters_like_state) HAPT_TRY(wait_weights(host, half, -1));
-    HAPT_TRY(hapt_engine_start_copy(engine, STATE_OUT, piece->name, window(engine, HAPT_WINDOW_GRADIENTS, at),
-                                    (float *)(engine->memory + plan->gradient_offset) + piece->first, bytes));
+    if (!plan->host_gradients)
+        HAPT_TRY(hapt_engine_start_copy(engine, STATE_OUT, piece->name, window(engine, HAPT_WINDOW_GRADIENTS, at),
+                                        (float *)(engine->memory + plan->gradient_offset) + piece->first, bytes));
     if (!plan->masters_like_state)
         HAPT_TRY(hapt_engine_start_copy(engine, STATE_OUT, piece->name, window(engine, HAPT_WINDOW_MASTERS, at),
                                         (float *)(engine->memory + plan->master_offset) + piece->first, bytes));
@@ -100,12 +101,14 @@ static enum hapt_status update_piece(struct host_updater *host, int index, int h
     const size_t elements = piece->end - piece->first, at = hapt_engine_window_of(engine, piece, half);
     float *master = plan->masters_like_state ? hapt_engine_state_address(engine, -1, piece->state_first)
                                              : (float *)window(engine, HAPT_WINDOW_MASTERS, at);
+    void *gradients = plan->host_gradients ? (void *)hapt_engine_host_gradient(engine, piece->first)
+                                           : window(engine, HAPT_WINDOW_GRADIENTS, at);
     uint16_t *copy = plan->copy_offset == (size_t)-1 ? NULL
                      : plan->host_weights            ? hapt_engine_host_weight(engine, piece->first)
                                                      : (uint16_t *)window(engine, HAPT_WINDOW_COPIES, at);
     struct hapt_call call = {.threads = engine->options.threads};
     hapt_engine_describe_update(&engine->away.update, piece->decays ? engine->away.update.weight_decay : 0, &call);
-    call.input[0] = hapt_engine_flat_view(window(engine, HAPT_WINDOW_GRADIENTS, at), HAPT_F32, elements);
+    call.input[0] = hapt_engine_flat_view(gradients, HAPT_F32, elements);
     call.output[0] = hapt_engine_flat_view(master, HAPT_F32, elements);
     for (int s = 0; s < plan->state_count; s++)
         call.output[1 + s] =

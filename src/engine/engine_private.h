@@ -63,15 +63,43 @@ struct state_move {
     double begin_s; /* if it is not paced */
 };
 
+/* The units that the steps of a section need; NULL: they need none. */
+struct step_units {
+    int *unit; /* [step_count] the unit of a step; -1: none */
+    int *next; /* [step_count] that of the first later step with another one; -1: none */
+};
+
 /* Weights on the host: what the places on the device hold (engine_weights.c). */
 struct weight_places {
-    int *unit[HAPT_SECTION_COUNT]; /* [step_count] of its section: the unit whose weights a step reads; -1: none */
-    int *next[HAPT_SECTION_COUNT]; /* the unit that later steps of the section read first, if another; -1: none */
-    int current;                   /* the unit that runs, or -1 */
+    struct step_units steps[HAPT_SECTION_COUNT]; /* that read weights */
+    int current;                                 /* the unit that runs, or -1 */
     struct weight_place {
         int unit; /* or -1 */
         struct state_move move;
     } place[HAPT_WEIGHT_PLACES];
+};
+
+/* The gradients of a unit to which one section adds. */
+struct unit_gradients {
+    int count;
+    struct unit_gradient {
+        int index;      /* in `parameter` of the engine */
+        size_t element; /* from the start of the place */
+    } * gradient;
+    bool shared; /* other units, or another section, add to one of them */
+};
+
+/* Gradients on the host: what the places on the device hold (engine_gradients.c). */
+struct gradient_places {
+    struct step_units steps[HAPT_SECTION_COUNT];      /* that add to gradients */
+    struct unit_gradients *added[HAPT_SECTION_COUNT]; /* [unit_count] */
+    bool *begun;                                      /* [parameter_count] the step has added to a gradient */
+    double *sum;                                      /* [parameter_count] room for square sums */
+    struct unit_gradients *current;                   /* those to which kernels add; NULL: none */
+    struct gradient_place {
+        const struct unit_gradients *unit; /* or NULL */
+        struct state_move move[2];         /* [enum state_direction] */
+    } place[HAPT_GRADIENT_PLACES];
 };
 
 /* The update of parameters whose state is on the host. */
@@ -117,6 +145,7 @@ struct hapt_engine {
     const struct hapt_kernel *convert, *update;
     struct away_update away;
     struct weight_places weights;
+    struct gradient_places gradients;
     enum hapt_dtype copy_dtype; /* of the weights' compute copy, if any */
 };
 
@@ -194,17 +223,41 @@ enum hapt_status hapt_engine_wait_host_update(struct hapt_engine *engine, int pi
 enum hapt_status hapt_engine_bind_weights(struct hapt_engine *engine);
 /* Before a step runs: waits for the weights that it reads, and begins to fetch those that its section reads next. */
 enum hapt_status hapt_engine_weights_need(struct hapt_engine *engine, enum hapt_section section, int step);
-/* True if the step is the first one of its section that reads weights of another unit than the steps before. Weights
- * are waited for right before it, so no replay range may contain it behind its first step. */
-bool hapt_engine_begins_unit(const struct hapt_engine *engine, enum hapt_section section, int step);
 /* The weights on the host change: none are fetched any more. */
 enum hapt_status hapt_engine_weights_changed(struct hapt_engine *engine);
-/* Address that kernels of an operator read: in the place of its unit. */
+/* Address of a weight that kernels of an operator read: in the place of its unit. */
 void *hapt_engine_place_address(struct hapt_engine *engine, int op, int tensor);
 /* Address on the host of the first weight of elements from `element` on, in the compute type. */
 void *hapt_engine_host_weight(struct hapt_engine *engine, size_t element);
 /* Element size of weights as kernels read them. */
 size_t hapt_engine_weight_bytes(const struct hapt_engine *engine);
+
+/* engine_gradients.c: gradients on the host. Without them, all but the addresses do nothing. Call bind after
+ * hapt_engine_bind. */
+enum hapt_status hapt_engine_bind_gradients(struct hapt_engine *engine);
+/* Before a step runs: the gradients to which it adds are in their place; those of the unit before leave it. */
+enum hapt_status hapt_engine_gradients_need(struct hapt_engine *engine, enum hapt_section section, int step);
+/* The steps of a section have been queued. */
+enum hapt_status hapt_engine_gradients_leave(struct hapt_engine *engine);
+/* All have reached the host. */
+enum hapt_status hapt_engine_gradients_arrive(struct hapt_engine *engine);
+/* A step begins: they are 0. */
+void hapt_engine_forget_gradients(struct hapt_engine *engine);
+/* Address of a parameter's gradient to which an operator adds: in the place of its unit. */
+void *hapt_engine_gradient_address(struct hapt_engine *engine, int op, int parameter);
+/* Address on the host of the gradients of elements from `element` on. */
+float *hapt_engine_host_gradient(const struct hapt_engine *engine, size_t element);
+
+/* engine_units.c */
+typedef bool hapt_op_test(const struct hapt_engine *engine, int op);
+/* Finds the units of the steps of a section whose operators need their unit. */
+enum hapt_status hapt_engine_find_units(struct hapt_engine *engine, enum hapt_section section, hapt_op_test *needs,
+                                        struct step_units *units);
+/* True if the step is the first one of its section that needs another unit than the steps before. The unit is waited
+ * for right before it, so no replay range may contain it behind its first step. */
+bool hapt_engine_begins_unit(const struct hapt_engine *engine, enum hapt_section section, int step);
+/* The first element of a parameter in the place of an operator's unit *u. */
+size_t hapt_engine_element_in_place(const struct hapt_engine *engine, int op, int parameter, int *u);
 
 /* engine_replay.c. Call after hapt_engine_bind: finds what can be replayed. */
 enum hapt_status hapt_engine_find_replay_ranges(struct hapt_engine *engine);

@@ -69,8 +69,9 @@ enum hapt_status hapt_engine_find_replay_ranges(struct hapt_engine *engine)
     HAPT_TRY(find_in_section(engine, HAPT_SECTION_FORWARD));
     HAPT_TRY(find_in_section(engine, HAPT_SECTION_BACKWARD));
     HAPT_TRY(find_in_section(engine, HAPT_SECTION_WEIGHT));
-    return engine->parameter_count >= LEAST_STEPS ? range_init(engine, &engine->norm, 0, engine->parameter_count, 1)
-                                                  : HAPT_OK;
+    return engine->parameter_count >= LEAST_STEPS && !engine->plan->host_gradients
+               ? range_init(engine, &engine->norm, 0, engine->parameter_count, 1)
+               : HAPT_OK;
 }
 
 /* From now on, the range runs step by step. */

@@ -47,19 +47,24 @@ enum hapt_status hapt_engine_reduce(struct hapt_engine *engine)
     return hapt_engine_finish(engine);
 }
 
-enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double *weight, double *sum)
+static enum hapt_status sum_squares(struct hapt_engine *engine)
 {
-    if (engine->parameter_count == 0) {
-        *sum = 0;
-        return HAPT_OK;
-    }
     if (engine->norm.end > 0)
         HAPT_TRY(hapt_engine_run_range(engine, &engine->norm, engine->square_sum, 0));
     else
         for (int p = 0; p < engine->parameter_count; p++) HAPT_TRY(hapt_engine_run(engine, &engine->square_sum[p]));
     HAPT_TRY(engine->options.backend->copy(engine->queue, engine->square, engine->square_sum[0].call.output[0].data,
                                            (size_t)engine->parameter_count * sizeof *engine->square));
-    HAPT_TRY(hapt_engine_finish(engine));
+    return hapt_engine_finish(engine);
+}
+
+enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double *weight, double *sum)
+{
+    if (engine->parameter_count == 0) {
+        *sum = 0;
+        return HAPT_OK;
+    }
+    if (!engine->plan->host_gradients) HAPT_TRY(sum_squares(engine));
     double total = 0;
     for (int p = 0; p < engine->parameter_count; p++)
         total += (weight ? weight[engine->parameter[p]] : 1.0) * engine->square[p];
@@ -241,18 +246,26 @@ static bool is_like_state(const struct hapt_engine *engine, int tensor)
     return engine->plan->masters_like_state && engine->program->graph->tensor[tensor].trainable;
 }
 
-/* Sets its compute copy from host memory, through its part of the gradient block, which the next step zeroes. */
+/* fp32 memory on the device for the values of a parameter, between steps: its gradient, which the next step zeroes, or
+ * a place for one. */
+static float *room_for(struct hapt_engine *engine, size_t element)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    return plan->host_gradients ? (float *)(engine->memory + plan->gradient_place_offset)
+                                : (float *)(engine->memory + plan->gradient_offset) + element;
+}
+
+/* Sets its compute copy from host memory. */
 static enum hapt_status convert_from_host(struct hapt_engine *engine, int tensor, const float *value)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     const size_t elements = hapt_engine_elements(engine, tensor);
-    float *block =
-        (float *)(engine->memory + plan->gradient_offset) + plan->parameter_element[engine->program->local[tensor]];
+    const size_t element = plan->parameter_element[engine->program->local[tensor]];
+    float *block = room_for(engine, element);
     HAPT_TRY(engine->options.backend->copy(engine->queue, block, value, elements * sizeof *value));
     if (!plan->host_weights)
         return convert(engine, block, hapt_engine_operand(engine, tensor, 0, 0), engine->copy_dtype, elements);
     void *place = engine->memory + plan->place_offset;
-    const size_t element = plan->parameter_element[engine->program->local[tensor]];
     HAPT_TRY(convert(engine, block, place, engine->copy_dtype, elements));
     return engine->options.backend->copy(engine->queue, hapt_engine_host_weight(engine, element), place,
                                          elements * sizeof(uint16_t));
@@ -341,7 +354,7 @@ enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine)
         if (!is_like_state(engine, tensor))
             HAPT_TRY(convert_parameter(engine, tensor));
         else if (engine->plan->copy_offset != (size_t)-1)
-            HAPT_TRY(convert(engine, (float *)(engine->memory + engine->plan->gradient_offset),
+            HAPT_TRY(convert(engine, room_for(engine, 0),
                              engine->plan->host_weights ? engine->memory + engine->plan->place_offset
                                                         : hapt_engine_operand(engine, tensor, 0, 0),
                              engine->copy_dtype, 1));

@@ -19,14 +19,6 @@ void *hapt_engine_host_weight(struct hapt_engine *engine, size_t element)
     return (uint16_t *)(engine->shared->host + plan->host_copy_offset) + element;
 }
 
-/* The unit of a forward operator, or -1. */
-static int unit_at(const struct hapt_memory_plan *plan, int op)
-{
-    for (int u = 0; u < plan->unit_count; u++)
-        if (op >= plan->unit[u].first_op && op < plan->unit[u].end_op) return u;
-    return -1;
-}
-
 static char *place_of(struct hapt_engine *engine, int unit)
 {
     return engine->memory + engine->plan->place_offset +
@@ -35,12 +27,9 @@ static char *place_of(struct hapt_engine *engine, int unit)
 
 void *hapt_engine_place_address(struct hapt_engine *engine, int op, int tensor)
 {
-    const int u = unit_at(engine->plan, engine->program->graph->op[op].forward_op);
-    const struct hapt_weight_unit *unit = &engine->plan->unit[u];
-    int k = 0;
-    HAPT_ASSERT(u >= 0);
-    while (unit->weight[k].parameter != engine->program->local[tensor]) k++;
-    return place_of(engine, u) + unit->weight[k].element * hapt_engine_weight_bytes(engine);
+    int u;
+    const size_t element = hapt_engine_element_in_place(engine, op, tensor, &u);
+    return place_of(engine, u) + element * hapt_engine_weight_bytes(engine);
 }
 
 enum hapt_status hapt_engine_weights_changed(struct hapt_engine *engine)
@@ -78,7 +67,7 @@ enum hapt_status hapt_engine_weights_need(struct hapt_engine *engine, enum hapt_
 {
     struct weight_places *weights = &engine->weights;
     if (!engine->plan->host_weights) return HAPT_OK;
-    const int u = weights->unit[section][step], next = weights->next[section][step];
+    const int u = weights->steps[section].unit[step], next = weights->steps[section].next[step];
     if (u < 0 || u == weights->current) return HAPT_OK;
     HAPT_TRY(hapt_engine_finish(engine));
     HAPT_TRY(fetch(engine, u));
@@ -86,15 +75,6 @@ enum hapt_status hapt_engine_weights_need(struct hapt_engine *engine, enum hapt_
     if (next >= 0 && next % HAPT_WEIGHT_PLACES != u % HAPT_WEIGHT_PLACES) HAPT_TRY(fetch(engine, next));
     weights->current = u;
     return hapt_engine_wait_copies(engine, STATE_IN, &weights->place[u % HAPT_WEIGHT_PLACES].move);
-}
-
-bool hapt_engine_begins_unit(const struct hapt_engine *engine, enum hapt_section section, int step)
-{
-    if (!engine->plan->host_weights) return false;
-    const int *unit = engine->weights.unit[section];
-    int before = step - 1;
-    while (before >= 0 && unit[before] < 0) before--;
-    return unit[step] >= 0 && (before < 0 || unit[before] != unit[step]);
 }
 
 static bool reads_weights(const struct hapt_engine *engine, int op)
@@ -108,24 +88,10 @@ static bool reads_weights(const struct hapt_engine *engine, int op)
 
 enum hapt_status hapt_engine_bind_weights(struct hapt_engine *engine)
 {
-    const struct hapt_program *program = engine->program;
     struct weight_places *weights = &engine->weights;
     if (!engine->plan->host_weights) return HAPT_OK;
     HAPT_TRY(hapt_engine_weights_changed(engine));
-    for (int section = 0; section < HAPT_SECTION_REDUCE; section++) {
-        const int count = program->step_count[section];
-        HAPT_NEW(weights->unit[section], &engine->arena, count);
-        HAPT_NEW(weights->next[section], &engine->arena, count);
-        for (int s = count - 1, last = -1, other = -1; s >= 0; s--) {
-            const int op = program->step[section][s].op;
-            const int u = reads_weights(engine, op) ? unit_at(engine->plan, program->graph->op[op].forward_op) : -1;
-            if (u >= 0 && u != last) {
-                other = last;
-                last = u;
-            }
-            weights->unit[section][s] = u;
-            weights->next[section][s] = other;
-        }
-    }
+    for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
+        HAPT_TRY(hapt_engine_find_units(engine, (enum hapt_section)section, reads_weights, &weights->steps[section]));
     return HAPT_OK;
 }

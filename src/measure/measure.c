@@ -104,8 +104,9 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
     *kept = *profile;
     if (!again) return HAPT_OK;
     struct hapt_candidates keeping = *candidates;
-    keeping.keep_count = 1;
-    keeping.keep[0].recompute = 0;
+    /* those of the first choice of recomputation */
+    keeping.keep_count = 1 + (keeping.keep[0].host_weights == HAPT_HOST_GRADIENTS);
+    for (int k = 0; k < keeping.keep_count; k++) keeping.keep[k].recompute = 0;
     const enum hapt_status status =
         hapt_candidates_fill(&keeping, memory, time, weight_share, again, measure_sum_s, measure, result, kept);
     if (status == HAPT_OK) set_class_figures(measure, *kept);

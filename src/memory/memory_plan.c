@@ -136,6 +136,7 @@ static void choose_spaces(const struct planner *planner, const struct copies *co
     plan->state_space = away ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
     plan->masters_unread = plan->trained_elements > 0 && copies->some && copies->all_trained;
     plan->host_weights = planner->walk.host_weights;
+    plan->host_gradients = planner->walk.host_gradients;
     plan->masters_like_state = plan->host_weights || (plan->masters_unread && (away || plan->sharded_state));
     plan->master_space = away && plan->masters_like_state ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
     plan->window_elements = away ? hapt_memory_window(plan->state_elements) : plan->state_elements;
@@ -171,9 +172,10 @@ static void reserve_state(struct planner *planner)
             plan->host_state_offset[s] = reserve_on_host(planner, plan->state_elements * sizeof(float));
     }
     for (int w = HAPT_WINDOW_GRADIENTS; w <= HAPT_WINDOW_COPIES && plan->host_update; w++)
-        plan->host_window_offset[w] = reserve_on_host(
-            planner, hapt_host_window_bytes((enum hapt_host_window)w, plan->window_elements, !plan->masters_like_state,
-                                            plan->copy_offset != (size_t)-1 && !plan->host_weights));
+        plan->host_window_offset[w] =
+            reserve_on_host(planner, hapt_host_window_bytes((enum hapt_host_window)w, plan->window_elements,
+                                                            !plan->host_gradients, !plan->masters_like_state,
+                                                            plan->copy_offset != (size_t)-1 && !plan->host_weights));
 }
 
 /* True if kernels of operators [first_op, end_op) read a parameter. */
@@ -189,9 +191,10 @@ static bool reads(const struct hapt_program *program, int parameter, int first_o
     return false;
 }
 
-/* Packs the weights that each unit reads into its place. */
+/* Packs the weights that each unit reads into its place, and their gradients alike. */
 static enum hapt_status pack_units(struct planner *planner, struct hapt_arena *arena, size_t weight_bytes)
 {
+    size_t most = 0;
     const struct hapt_memory_options *options = planner->options;
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
@@ -211,9 +214,12 @@ static enum hapt_status pack_units(struct planner *planner, struct hapt_arena *a
             elements += tensor_pad(tensor_bytes(program, t) / hapt_dtype_bytes(tensor->dtype));
         }
         if (unit->count == 0) plan->unit_count--;
-        if (elements * weight_bytes > plan->place_bytes) plan->place_bytes = hapt_align(elements * weight_bytes);
+        if (elements > most) most = elements;
     }
+    plan->place_bytes = hapt_align(most * weight_bytes);
     plan->place_offset = reserve(planner, HAPT_WEIGHT_PLACES * plan->place_bytes);
+    plan->gradient_place_bytes = plan->host_gradients ? hapt_align(most * sizeof(float)) : 0;
+    plan->gradient_place_offset = reserve(planner, HAPT_GRADIENT_PLACES * plan->gradient_place_bytes);
     return HAPT_OK;
 }
 
@@ -228,6 +234,20 @@ static enum hapt_status reserve_copies(struct planner *planner, bool some, struc
     return pack_units(planner, arena, some ? sizeof(uint16_t) : sizeof(float));
 }
 
+static void reserve_gradients(struct planner *planner)
+{
+    const struct hapt_program *program = planner->program;
+    struct hapt_memory_plan *plan = planner->plan;
+    if (plan->host_gradients) {
+        plan->host_gradient_offset = reserve_on_host(planner, plan->trained_elements * sizeof(float));
+        return;
+    }
+    plan->gradient_offset = reserve(planner, plan->trained_elements * sizeof(float));
+    for (int t = 0; t < program->tensor_count; t++)
+        if (is_sum(program, t)) plan->location[t].offset = reserve(planner, tensor_bytes(program, t));
+    plan->zeroed_elements = (*planner->end - plan->gradient_offset) / sizeof(float);
+}
+
 static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_arena *arena,
                                            struct hapt_arena *scratch)
 {
@@ -239,10 +259,7 @@ static enum hapt_status reserve_parameters(struct planner *planner, struct hapt_
     choose_spaces(planner, &copies);
     reserve_masters(planner);
     HAPT_TRY(reserve_copies(planner, copies.some, arena));
-    plan->gradient_offset = reserve(planner, plan->trained_elements * sizeof(float));
-    for (int t = 0; t < program->tensor_count; t++)
-        if (is_sum(program, t)) plan->location[t].offset = reserve(planner, tensor_bytes(program, t));
-    plan->zeroed_elements = (*planner->end - plan->gradient_offset) / sizeof(float);
+    reserve_gradients(planner);
     reserve_state(planner);
     return HAPT_OK;
 }
@@ -279,8 +296,10 @@ static enum hapt_status reserve_resident(struct planner *planner, struct hapt_ar
         } else if (tensor->kind == HAPT_TENSOR_PARAMETER) {
             plan->location[t].offset = weight_offset(plan, plan->parameter_element[t]);
         } else if (tensor_is_updating(program->graph, program->tensor[t].tensor)) {
-            const int primal = program->local[tensor->primal];
-            plan->location[t].offset = plan->gradient_offset + plan->parameter_element[primal] * sizeof(float);
+            const size_t element = plan->parameter_element[program->local[tensor->primal]];
+            if (plan->host_gradients) plan->location[t].space = HAPT_SPACE_HOST;
+            plan->location[t].offset =
+                (plan->host_gradients ? plan->host_gradient_offset : plan->gradient_offset) + element * sizeof(float);
         } else { /* the loss scale; a frozen weight's gradient, made by the same kernel as its bias's */
             plan->location[t].offset = reserve(planner, tensor_bytes(program, t));
         }
@@ -411,8 +430,10 @@ static enum hapt_status end_chunk(struct planner *planner, struct hapt_arena *ar
 {
     const struct hapt_program *program = planner->program;
     struct hapt_memory_plan *plan = planner->plan;
-    for (int t = 0; t < program->tensor_count; t++)
+    for (int t = 0; t < program->tensor_count; t++) {
+        plan->location[t].space = plan->location[program->tensor[t].root].space;
         plan->location[t].offset = plan->location[program->tensor[t].root].offset;
+    }
     HAPT_TRY(reserve_staging(planner, &program->forward_in, arena, &plan->forward_in));
     HAPT_TRY(reserve_staging(planner, &program->backward_in, arena, &plan->backward_in));
     HAPT_TRY(reserve_staging(planner, &program->backward_out, arena, &plan->backward_out));

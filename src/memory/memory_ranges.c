@@ -376,11 +376,11 @@ static size_t state_bytes(const struct hapt_memory_ranges *ranges, const struct 
 {
     const int blocks = state_blocks(ranges, sum, false);
     const bool masters = blocks == ranges->options.state_count; /* on the device */
-    size_t bytes = (size_t)blocks * hapt_align(elements * sizeof(float)) +
+    size_t bytes = (size_t)(blocks + sum->gradients_away) * hapt_align(elements * sizeof(float)) +
                    (sum->away && sum->copies ? hapt_align(elements * sizeof(uint16_t)) : 0);
     for (int w = HAPT_WINDOW_GRADIENTS; w <= HAPT_WINDOW_COPIES && updates_on_host(ranges); w++)
-        bytes += hapt_align(hapt_host_window_bytes((enum hapt_host_window)w, hapt_memory_window(elements), masters,
-                                                   sum->copies > 0 && !sum->away));
+        bytes += hapt_align(hapt_host_window_bytes((enum hapt_host_window)w, hapt_memory_window(elements),
+                                                   !sum->gradients_away, masters, sum->copies > 0 && !sum->away));
     return bytes;
 }
 
@@ -391,9 +391,9 @@ static size_t weight_size(const struct amounts *sum)
     return sum->copies ? sizeof(uint16_t) : sizeof(float);
 }
 
-/* Bytes of one place for the weights of a unit: the largest unit's, as far as the range has it. *units: those with
+/* Elements of one place for the weights of a unit: the largest unit's, as far as the range has it. *units: those with
  * weights. */
-static size_t place_bytes(const struct hapt_memory_ranges *ranges, int first_op, int end_op, size_t size, int *units)
+static size_t place_elements(const struct hapt_memory_ranges *ranges, int first_op, int end_op, int *units)
 {
     size_t most = 0;
     *units = 0;
@@ -406,7 +406,7 @@ static size_t place_bytes(const struct hapt_memory_ranges *ranges, int first_op,
         if (elements > most) most = elements;
         *units += elements > 0;
     }
-    return hapt_align(most * size);
+    return most;
 }
 
 /* Resident bytes of the blocks: weights, their copies, gradients, optimizer state of `state_elements`. */
@@ -420,7 +420,8 @@ static size_t block_bytes(const struct hapt_memory_ranges *ranges, const struct 
                                                 : state_elements,
                  copies = sum->away ? here : sum->elements;
     return hapt_align(masters * sizeof(float)) + (sum->copies ? hapt_align(copies * sizeof(uint16_t)) : 0) +
-           hapt_align(sum->trained * sizeof(float)) + (size_t)blocks * hapt_align(here * sizeof(float));
+           (sum->gradients_away ? 0 : hapt_align(sum->trained * sizeof(float))) +
+           (size_t)blocks * hapt_align(here * sizeof(float));
 }
 
 static struct amounts sum_amounts(const struct hapt_memory_ranges *ranges, int first_op, int end_op)
@@ -446,20 +447,47 @@ static bool weights_away(const struct hapt_memory_ranges *ranges, int first_op, 
     return false;
 }
 
+/* True if the gradients of these weights on the host are there, too: no other rank and no operator outside has a part
+ * in them. */
+static bool gradients_away(const struct hapt_memory_ranges *ranges, int first_op, int end_op)
+{
+    const struct hapt_memory_options *options = &ranges->options;
+    bool asked = false;
+    if (!options->host_update || ranges->sharding->axis[0].size * ranges->sharding->axis[1].size > 1) return false;
+    for (int u = 0; u < options->gradient_unit_count; u++)
+        asked |= options->gradient_unit[u].first_op < end_op && options->gradient_unit[u].end_op > first_op;
+    for (int r = 0; r < ranges->repeat_count && asked; r++) {
+        const struct repeat *repeat = &ranges->repeat[r];
+        const bool before = repeat->before >= first_op && repeat->before < end_op,
+                   behind = repeat->position >= first_op && repeat->position < end_op;
+        if (repeat->amounts.trained > 0 && before != behind) return false;
+    }
+    return asked;
+}
+
 static struct amounts range_amounts(const struct hapt_memory_ranges *ranges, int first_op, int end_op)
 {
     struct amounts sum = sum_amounts(ranges, first_op, end_op);
     sum.away = weights_away(ranges, first_op, end_op, &sum);
+    sum.gradients_away = sum.away && gradients_away(ranges, first_op, end_op);
     return sum;
+}
+
+/* Bytes of the places for weights on the host, and for their gradients. */
+static size_t places_bytes(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const struct amounts *sum)
+{
+    int units;
+    if (!sum->away) return 0;
+    const size_t most = place_elements(ranges, first_op, end_op, &units);
+    return HAPT_WEIGHT_PLACES * hapt_align(most * weight_size(sum)) +
+           (sum->gradients_away ? HAPT_GRADIENT_PLACES * hapt_align(most * sizeof(float)) : 0);
 }
 
 /* Resident bytes of operators [first_op, end_op) with whole and with sharded optimizer state. */
 static void resident_bytes(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const struct amounts *sum,
                            size_t sharded_count, size_t *whole, size_t *sharded)
 {
-    int units;
-    const size_t places =
-        sum->away ? HAPT_WEIGHT_PLACES * place_bytes(ranges, first_op, end_op, weight_size(sum), &units) : 0;
+    const size_t places = places_bytes(ranges, first_op, end_op, sum);
     *sharded = sum->resident + places +
                block_bytes(ranges, sum, sum->away ? sum->trained : sharded_count, !sum->away); /* never sharded */
     *whole = ranges->options.sharded_state ? *sharded
@@ -476,14 +504,22 @@ void hapt_memory_ranges_least(const struct hapt_memory_ranges *ranges, int first
                    &bytes->sharded_bytes);
 }
 
+/* The part of `bytes` that does not stay in places. */
+static size_t fetched(size_t bytes, int units, int places)
+{
+    return units > places ? bytes / (size_t)units * (size_t)(units - places) : 0;
+}
+
 static void add_fetches(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const struct amounts *sum,
                         struct memory_walk *walk)
 {
     int units;
-    place_bytes(ranges, first_op, end_op, weight_size(sum), &units);
+    place_elements(ranges, first_op, end_op, &units);
     walk->weight_bytes = sum->trained * weight_size(sum);
-    walk->fetch_bytes =
-        units > HAPT_WEIGHT_PLACES ? walk->weight_bytes / (size_t)units * (size_t)(units - HAPT_WEIGHT_PLACES) : 0;
+    walk->fetch_bytes = fetched(walk->weight_bytes, units, HAPT_WEIGHT_PLACES);
+    if (!sum->gradients_away) return;
+    walk->gradient_bytes = sum->trained * sizeof(float);
+    walk->gradient_fetch_bytes = fetched(walk->gradient_bytes, units, HAPT_GRADIENT_PLACES);
 }
 
 void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const unsigned char *again,
@@ -510,6 +546,7 @@ void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_
     walk->slot_bytes += sum.slot;
     const size_t sharded = sharded_elements(ranges, &sum);
     walk->host_weights = sum.away;
+    walk->host_gradients = sum.gradients_away;
     if (walk->host_weights) add_fetches(ranges, first_op, end_op, &sum, walk);
     resident_bytes(ranges, first_op, end_op, &sum, sharded, &walk->resident_bytes, &walk->sharded_bytes);
     if (!ranges->options.host_state) return;
@@ -555,6 +592,8 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
                                           .trained_elements = walk.trained_elements,
                                           .weight_bytes = walk.weight_bytes,
                                           .fetch_bytes = walk.fetch_bytes,
+                                          .gradient_bytes = walk.gradient_bytes,
+                                          .gradient_fetch_bytes = walk.gradient_fetch_bytes,
                                           .copies = walk.copies,
                                           .masters_unread = walk.masters_unread};
     return HAPT_OK;

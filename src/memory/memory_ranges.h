@@ -23,7 +23,7 @@ struct touch {
  * frozen weights. */
 struct amounts {
     size_t elements, trained, copies, slot, resident;
-    bool away;                            /* of a range: its weights are on the host */
+    bool away, gradients_away;            /* of a range: its weights, their gradients are on the host */
     size_t trained_fp32;                  /* trained elements without compute copies */
     size_t summed[HAPT_PARAMETER_GROUPS]; /* trained elements by the axes over which their gradients are summed */
 };
@@ -135,8 +135,9 @@ struct memory_walk {
     size_t transfer_bytes;                 /* one transfer slot of every boundary */
     size_t trained_elements;
     bool copies, masters_unread;
-    bool host_weights;                /* trained weights are on the host */
-    size_t weight_bytes, fetch_bytes; /* of them; hapt_memory_bytes */
+    bool host_weights, host_gradients; /* on the host: trained weights, their gradients */
+    size_t weight_bytes, fetch_bytes;  /* of them; hapt_memory_bytes */
+    size_t gradient_bytes, gradient_fetch_bytes;
 };
 void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const unsigned char *again,
                  struct hapt_memory_work *work, struct memory_walk *walk);

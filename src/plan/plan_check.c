@@ -88,8 +88,10 @@ static enum hapt_status check_weight_units(const struct hapt_plan *plan, int i)
     const struct hapt_layout *layout = &stage->layout;
     int end = stage->first_op;
     if (layout->host_weights == 0 && layout->weight_unit_count == 0) return HAPT_OK;
-    if (layout->host_weights != 1 || !plan->host_state || layout->kind == HAPT_LAYOUT_PROGRAM ||
-        hapt_plan_is_mixed(stage) || stage->deferred_s > 0)
+    const bool gradients = layout->host_weights == HAPT_HOST_GRADIENTS;
+    if ((layout->host_weights != HAPT_HOST_WEIGHTS && !gradients) || !plan->host_state ||
+        (gradients && !plan->host_update) || layout->kind == HAPT_LAYOUT_PROGRAM || hapt_plan_is_mixed(stage) ||
+        stage->deferred_s > 0)
         return BAD("stage %d cannot have its weights on the host", i);
     for (int u = 0; u < layout->weight_unit_count; u++) {
         const struct hapt_unit *unit = &layout->weight_unit[u];

@@ -64,13 +64,17 @@ static void print_units(const struct hapt_env *env, const struct hapt_plan *plan
 
 static void print_away(const struct hapt_env *env, const struct hapt_plan *plan)
 {
-    bool some = false;
-    for (int i = 0; i < plan->stage_count; i++) some = some || plan->stage[i].layout.host_weights;
-    if (!some) return;
-    hapt_print(env, "  weights on the hosts, which passes fetch block by block, of stages:");
-    for (int i = 0; i < plan->stage_count; i++)
-        if (plan->stage[i].layout.host_weights) hapt_print(env, " %d", i);
-    hapt_print(env, "\n");
+    const char *const what[] = {"weights on the hosts, which passes fetch block by block",
+                                "gradients on the hosts, which backward passes fetch and return block by block"};
+    for (int least = HAPT_HOST_WEIGHTS; least <= HAPT_HOST_GRADIENTS; least++) {
+        bool some = false;
+        for (int i = 0; i < plan->stage_count; i++) some = some || plan->stage[i].layout.host_weights >= least;
+        if (!some) continue;
+        hapt_print(env, "  %s, of stages:", what[least - HAPT_HOST_WEIGHTS]);
+        for (int i = 0; i < plan->stage_count; i++)
+            if (plan->stage[i].layout.host_weights >= least) hapt_print(env, " %d", i);
+        hapt_print(env, "\n");
+    }
 }
 
 void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
@@ -178,6 +182,7 @@ static json_t *stage_object(const struct hapt_plan *plan, const struct hapt_plan
         json_object_set_new(all, "submesh", json_integer(stage->submesh - plan->submesh));
     if (all && stage->forward_only) json_object_set_new(all, "forward_only", json_true());
     if (all && layout->host_weights) json_object_set_new(all, "host_weights", json_true());
+    if (all && layout->host_weights == HAPT_HOST_GRADIENTS) json_object_set_new(all, "host_gradients", json_true());
     if (all && layout->recompute > 0) {
         json_object_set_new(all, "recomputed_units", json_integer(layout->unit_count));
         json_object_set_new(all, "selective_units", json_integer(units_of(layout, true)));

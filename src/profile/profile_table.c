@@ -134,7 +134,10 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
                        "below %d",
                        cluster->name, n, m, submesh.recompute, HAPT_RECOMPUTE_PARTS, HAPT_RECOMPUTE_SELECTIVE,
                        2 * HAPT_RECOMPUTE_BY_BYTES);
-        if (submesh.host_weights != 0 && (submesh.host_weights != 1 || !profile->host_state || submesh.program > 0))
+        const bool gradients = submesh.host_weights == HAPT_HOST_GRADIENTS;
+        if (submesh.host_weights != HAPT_HOST_NO_WEIGHTS &&
+            ((submesh.host_weights != HAPT_HOST_WEIGHTS && !gradients) || !profile->host_state ||
+             (gradients && !profile->host_update) || submesh.program > 0))
             return BAD("subcluster %s: %d x %d devices have host_weights %d, not 0, or 1 for plain programs whose "
                        "optimizer state is on the hosts",
                        cluster->name, n, m, submesh.host_weights);

@@ -306,19 +306,21 @@ static double host_pace(const struct worker *worker)
     return own->host_paced ? own->host_bandwidth : 0;
 }
 
-/* The units of all chunks of this rank whose weights are on the host. */
-static enum hapt_status find_weight_units(const struct worker *worker, struct hapt_engine_options *options)
+/* The units of all chunks of this rank that have so much or more on the host. */
+static enum hapt_status find_units(const struct worker *worker, enum hapt_host_weights least,
+                                   const struct hapt_unit **units, int *count)
 {
     struct hapt_unit *unit;
-    int count = 0;
+    *count = 0;
     for (int s = 0; s < worker->stage_count; s++)
-        count += worker->plan->stage[worker->stage[s].chunk].layout.weight_unit_count;
-    HAPT_NEW(unit, worker->arena, count);
-    options->weight_unit = unit;
-    options->weight_unit_count = count;
+        *count += worker->plan->stage[worker->stage[s].chunk].layout.weight_unit_count;
+    HAPT_NEW(unit, worker->arena, *count);
+    *units = unit;
+    *count = 0;
     for (int s = 0; s < worker->stage_count; s++) {
         const struct hapt_layout *layout = &worker->plan->stage[worker->stage[s].chunk].layout;
-        for (int u = 0; u < layout->weight_unit_count; u++) *unit++ = layout->weight_unit[u];
+        for (int u = 0; u < layout->weight_unit_count && layout->host_weights >= (int)least; u++)
+            unit[(*count)++] = layout->weight_unit[u];
     }
     return HAPT_OK;
 }
@@ -341,7 +343,8 @@ static enum hapt_status build_engines(struct worker *worker, const struct hapt_c
     HAPT_NEW(options, worker->arena, worker->stage_count);
     HAPT_NEW(program, worker->arena, worker->stage_count);
     HAPT_NEW(engine, worker->arena, worker->stage_count);
-    HAPT_TRY(find_weight_units(worker, &common));
+    HAPT_TRY(find_units(worker, HAPT_HOST_WEIGHTS, &common.weight_unit, &common.weight_unit_count));
+    HAPT_TRY(find_units(worker, HAPT_HOST_GRADIENTS, &common.gradient_unit, &common.gradient_unit_count));
     HAPT_TRY(choose_state(worker, config, &common));
     for (int s = 0; s < worker->stage_count; s++) {
         struct stage *stage = &worker->stage[s];

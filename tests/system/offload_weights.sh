@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# --offload weights: the weights are on the hosts, and passes fetch them block by block. Losses, weights and state are the bits of a run that
-# keeps them on the devices, for every layout and schedule; the memory is what was planned; a model of three times the device's
-# memory trains; what cannot work is refused. HAPT_LONG=1: more layouts.
+# --offload weights: the weights are on the hosts, and passes fetch them block by block; --offload gradients: their gradients as well. Losses,
+# weights and state are the bits of a run that keeps them on the devices, for every layout and schedule; the memory is what was planned; models
+# of three and sixteen times the device's memory train; what cannot work is refused. HAPT_LONG=1: more layouts.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -36,7 +36,30 @@ both half m wide 2 --stages $two --precision bf16
 both rows rows three 3 --stages "0-13@a:1x2,13-26@b:1x1" --replica-check 1
 both tensor rows three 3 --stages "0-13@a:1x2t2,13-26@b:1x1"
 both loops m wide 2 --schedule interleaved --stages 0-6@a:1x1,6-12@b:1x1,12-19@a:1x1,19-26@b:1x1
+# gradients WHERE STAGES NAME MODEL CLUSTER RANKS OPTIONS...: the same with gradients on the hosts, of the stages "STAGES" alone, against the
+# run WHERE
+gradients() {
+    job "$3-gradients" "${@:4:3}" --offload gradients "${@:7}"
+    check "$3: gradients are on the hosts" grep -q "gradients on the hosts.* of stages: $2\$" "$scratch/out"
+    same_runs "$scratch/run-$1" "$scratch/run-$3-gradients"
+}
+gpt untied --microbatch 1 --tied-embeddings no
+job untied untied wide 2 --offload no --stages $two
+gradients untied "0 1" untied untied wide 2 --stages $two
+gradients untied "0 1" untied-split untied wide 2 --stages $two --split-backward yes
+for precision in fp32 bf16; do
+    job one-$precision m wide 2 --offload no --stages 0-26@a:1x1 --precision $precision
+    gradients one-$precision 0 one-$precision m wide 2 --stages 0-26@a:1x1 --precision $precision
+done
+gpt untied-rows --microbatch 2 --tied-embeddings no
+job untied-rows untied-rows three 3 --offload no --stages "0-13@a:1x2,13-26@b:1x1"
+gradients untied-rows 1 untied-rows untied-rows three 3 --stages "0-13@a:1x2,13-26@b:1x1" # two devices sum theirs
+job tied-gradients m wide 2 --offload gradients --stages $two
+check "tied: both stages keep their gradients" test "$(grep -c 'gradients on the hosts' "$scratch/out")" -eq 0
+same_runs "$scratch/run-tied-here" "$scratch/run-tied-gradients"
 if [ -n "${HAPT_LONG:-}" ]; then
+    gradients untied "0 1 2 3" loops untied wide 2 --schedule interleaved --stages 0-6@a:1x1,6-12@b:1x1,12-19@a:1x1,19-26@b:1x1
+    gradients untied "0 1" recompute untied wide 2 --stages $two --recompute all --schedule gpipe
     "$HAPT" model bert-moe --layers 4 --hidden 32 --heads 4 --sequence 32 --vocab 256 --experts 2 --microbatch 1 --data "$scratch/t.h5" \
         --output "$scratch/moe.h5" >/dev/null || exit 1
     both moe moe wide 2
@@ -79,10 +102,16 @@ refuses 4 'no plan fits' 1 plan --input "$scratch/deep.h5" --cluster "$scratch/s
 job deep-away deep small 1
 check "a third of the memory: the weights are on the host" grep -q 'weights on the hosts' "$scratch/out"
 same_runs "$scratch/run-deep-here" "$scratch/run-deep-away"
-for run in tied split half rows loops deep; do
+# A sixteenth: the gradients have to leave, too.
+one_device tiny "$((state / 16)) B"
+refuses 4 'no plan fits' 1 plan --input "$scratch/deep.h5" --cluster "$scratch/tiny.json" --predict --microbatches 4 --offload weights
+job deep-gradients deep tiny 1
+check "a sixteenth of the memory: the gradients are on the host" grep -q 'gradients on the hosts' "$scratch/out"
+same_runs "$scratch/run-deep-here" "$scratch/run-deep-gradients"
+for run in {tied,split,half,rows,loops,deep}-away {untied,untied-split,one-bf16,untied-rows,deep}-gradients; do
     check "$run: the planned memory is used, no more" /usr/bin/python3 -c 'import h5py, sys
 run = h5py.File(sys.argv[1])["train"]
-sys.exit(list(run["memory_planned"][()]) != list(run["memory_measured"][()]))' "$scratch/run-$run-away/run.h5"
+sys.exit(list(run["memory_planned"][()]) != list(run["memory_measured"][()]))' "$scratch/run-$run/run.h5"
 done
 
 # Passes copy all weights but those of the two units with which the pass before ended; unpaced copies of CPUs hide behind nothing. The host has
@@ -97,16 +126,19 @@ for name in fast slow; do
     passes 1 profile --input "$scratch/deep.h5" --cluster "$scratch/$name.json" --predict --microbatches 4 --offload weights --update-on device \
         --recompute no --output "$scratch/$name.h5"
 done
-plan_paced() { # WHERE: who updates
-    passes 1 plan --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --predict --microbatches 4 --offload weights --update-on "$1" \
+plan_paced() { # NAME OPTIONS...
+    passes 1 plan --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --predict --microbatches 4 "${@:2}" \
         --recompute no --threads 1 --json --output "$scratch/$1.h5"
 }
-for where in host device; do
-    plan_paced $where
+plan_paced host --offload weights --update-on host
+plan_paced device --offload weights --update-on device
+plan_paced gradients --offload gradients
+for where in host device gradients; do
     passes 1 train --input "$scratch/deep.h5" --cluster "$scratch/paced.json" --plan "$scratch/$where.h5" --threads 1 --steps 6 \
         --output "$scratch/run-$where"
 done
 same_runs "$scratch/run-host" "$scratch/run-device"
+same_runs "$scratch/run-host" "$scratch/run-gradients"
 checks=$((checks + 1))
 /usr/bin/python3 - "$scratch" <<'PY' || fail "bytes and times of fetched weights"
 import json, sys
@@ -122,17 +154,19 @@ for name, passes in (("stage_time", 2), ("stage_forward_time", 1)):
     more = slow[name][whole] - fast[name][whole]
     assert abs(more / (passes * fetched * (1 / 80e6 - 1 / 8e9)) - 1) < 0.02, (name, more)
 shortest_s = {}
-# The update copies the masters and two states both ways at the same time, or the gradients to the host.
-for where, copied in ("device", 3), ("host", 1):
+# The update copies the masters and two states both ways at the same time, or the gradients to the host; or those of all
+# units but three come to the backward passes of three of the four microbatches, and the host has them, too.
+for where, copied in ("device", 3), ("host", 1), ("gradients", 3 * (units - 3) / units):
     run, plan = (h5py.File(folder + name) for name in ("run-%s/run.h5" % where, where + ".h5"))
-    assert 1 <= run["train/host_memory"][0] / (3 * weights) < (1.01 if where == "device" else 1.2), run["train/host_memory"][0] / weights
+    held = run["train/host_memory"][0] / weights
+    assert 4 <= held < 4.01 if where == "gradients" else 3 <= held < (3.03 if where == "device" else 3.6), held
     copies_s = (8 * fetched + copied * weights) / 80e6
     predicted_s = plan["/"].attrs["simulated"]
     steps_s = run["train/step_time"][1:-1]  # the last one waits for a checkpoint
     shortest_s[where] = min(steps_s)
     print("%s: copies %.3f s, predicted %.3f s, steps %s" % (where, copies_s, predicted_s, steps_s))
     assert min(steps_s) > 0.99 * copies_s and copies_s < predicted_s < 1.3 * copies_s and min(steps_s) < 1.2 * predicted_s
-assert shortest_s["host"] < shortest_s["device"], shortest_s
+assert shortest_s["host"] < shortest_s["device"] and shortest_s["host"] < shortest_s["gradients"], shortest_s
 PY
 
 refuses 2 'contradicts --sharded-optimizer' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload weights --sharded-optimizer yes

@@ -5,7 +5,7 @@
 #include <pthread.h>
 
 #include "hapt/engine.h"
-#include "../../src/engine/state_copies.h"
+#include "../../src/engine/engine_private.h"
 
 /*
  * A back end whose queues for the state are as late as they may be: a copy takes place when an event behind it is
@@ -30,7 +30,9 @@ static struct {
 
 /* The thread of updates on the host uses its queues, too. */
 static pthread_mutex_t late_lock = PTHREAD_MUTEX_INITIALIZER;
-static bool host_updates; /* of all engines with state on the host */
+static bool host_updates;   /* of all engines with state on the host */
+static bool host_gradients; /* of all engines with weights there */
+static bool splits;         /* backward passes are split */
 
 static const struct hapt_backend *cpu(void)
 {
@@ -111,7 +113,10 @@ static void open_any_rig(const struct hapt_graph *graph, const struct hapt_backe
                          double pace, const struct hapt_engine_links *links, int units, const struct hapt_unit *unit,
                          struct hapt_arena *arena, struct rig *rig)
 {
-    CHECK_OK(program_data_parallel(graph, 0, graph->forward_count, 1, 1, arena, &rig->program));
+    struct hapt_sharding *sharding;
+    CHECK_OK(hapt_sharding_data_parallel(graph, 1, 1, arena, &sharding));
+    if (splits) CHECK_OK(hapt_sharding_split(sharding, arena, &sharding));
+    CHECK_OK(hapt_program_build(sharding, 0, graph->forward_count, arena, &rig->program));
     CHECK_OK(cpu()->open(0, 1, 0, &rig->device));
     const struct hapt_engine_options options = {.backend = backend,
                                                 .device = rig->device,
@@ -122,6 +127,8 @@ static void open_any_rig(const struct hapt_graph *graph, const struct hapt_backe
                                                 .host_update = host_state && host_updates,
                                                 .weight_unit_count = units,
                                                 .weight_unit = unit,
+                                                .gradient_unit_count = host_gradients ? units : 0,
+                                                .gradient_unit = unit,
                                                 .host_pace = pace,
                                                 .host_timeout_s = 60,
                                                 .links = links ? *links : (struct hapt_engine_links){0}};
@@ -235,6 +242,9 @@ static void late_copies_change_no_bit(void)
     }
 }
 
+static double norms[4]; /* of the last steps */
+static int norm_count;
+
 static void feed(const struct hapt_graph *graph, struct rig *rig, int step)
 {
     for (int t = 0; t < graph->tensor_count; t++) {
@@ -251,6 +261,22 @@ static void feed(const struct hapt_graph *graph, struct rig *rig, int step)
     }
 }
 
+/* The sum of squares against one over the gradients themselves, on the device or on the host. */
+static void check_norm(const struct hapt_graph *graph, struct rig *rig)
+{
+    double sum, wanted = 0;
+    CHECK_OK(hapt_engine_square_sum(rig->engine, NULL, &sum));
+    CHECK_OK(hapt_engine_gradients_arrive(rig->engine));
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const int gradient = graph->tensor[t].gradient;
+        if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER || gradient < 0) continue;
+        const float *value = hapt_engine_tensor(rig->engine, gradient, 0);
+        for (int64_t i = 0; i < hapt_tensor_elements(&graph->tensor[t]); i++) wanted += (double)value[i] * value[i];
+    }
+    CHECK_MESSAGE(wanted > 0 && fabs(sum / wanted - 1) < 1e-6, "sum of squares %g, not %g", sum, wanted);
+    norms[norm_count++ % 4] = sum;
+}
+
 /* Steps of real passes. Every part of an update that is deferred may run in its UPDATE, while the stage waits, or in
  * the next forward pass: `eager` says how many parts run at once; -1: the update is not deferred. Returns the losses.
  */
@@ -264,7 +290,9 @@ static void run_steps(const struct hapt_graph *graph, struct rig *rig, int eager
             CHECK_OK(hapt_engine_forward(rig->engine, 0, -1));
             CHECK(!hapt_engine_is_updating(rig->engine));
             CHECK_OK(hapt_engine_backward(rig->engine, 0, -1, -1));
+            if (splits) CHECK_OK(hapt_engine_weight(rig->engine, 0, 0));
         }
+        check_norm(graph, rig);
         memcpy(&loss[step - 1], hapt_engine_tensor(rig->engine, graph->loss, 0), sizeof(float));
         if (eager < 0) {
             CHECK_OK(hapt_engine_update(rig->engine, 0, 1, &update));
@@ -320,8 +348,8 @@ static int units_of(const struct hapt_graph *graph, int size, struct hapt_unit u
     return count;
 }
 
-/* Weights on the host pass through two places, unit by unit: the same losses, weights and states, with copies as late
- * as events allow, and with paced ones. Tied weights are in two units. */
+/* Weights on the host pass through two places, unit by unit, and gradients through three: the same losses, norms,
+ * weights and states, with copies as late as events allow, and with paced ones. Tied weights are in two units. */
 static void weights_on_the_host_change_no_bit(void)
 {
     const struct hapt_backend backend = late_backend();
@@ -337,16 +365,22 @@ static void weights_on_the_host_change_no_bit(void)
             open_rig(graph, cpu(), false, 0, &arena, &here);
             train(graph, &here);
             run_steps(graph, &here, -1, loss[0]);
-            for (int size = 1; size <= 64; size += size < 9 ? 2 : 55) { /* 64: one unit */
+            double norm[4];
+            memcpy(norm, norms, sizeof norm);
+            const int all = graph->forward_count, sizes[] = {1, 3, 5, 7, 9, (all + 2) / 3, (all + 1) / 2, all};
+            for (int k = 0; k < 8; k++) { /* down to one unit */
+                const int size = sizes[k];
                 const bool paced = size == 7;
                 open_any_rig(graph, paced ? cpu() : &backend, true, paced ? 5e8 : 0, NULL, units_of(graph, size, unit),
                              unit, &arena, &away);
                 const struct hapt_memory_plan *plan = hapt_engine_memory(away.engine);
-                CHECK(plan->host_weights && !hapt_engine_defers(away.engine));
+                CHECK(plan->host_weights && plan->host_gradients == host_gradients);
+                CHECK(!hapt_engine_defers(away.engine));
                 if (size == 9) CHECK(plan->parameter_bytes < hapt_engine_memory(here.engine)->parameter_bytes * 2 / 3);
                 train(graph, &away);
                 run_steps(graph, &away, -1, loss[1]);
                 CHECK_MESSAGE(!memcmp(loss[0], loss[1], sizeof loss[0]), "units of %d operators: other losses", size);
+                CHECK_MESSAGE(!memcmp(norm, norms, sizeof norm), "units of %d operators: other norms", size);
                 compare(graph, &here, &away);
                 hapt_engine_destroy(away.engine);
                 cpu()->close(away.device);
@@ -485,5 +519,9 @@ int main(int argc, char **argv)
         RUN(passes_update_what_they_need);
         RUN(weights_on_the_host_change_no_bit);
     }
+    host_gradients = true;
+    RUN(weights_on_the_host_change_no_bit);
+    splits = true;
+    RUN(weights_on_the_host_change_no_bit);
     return test_finish();
 }

@@ -27,7 +27,7 @@ static void check_workspace(const struct hapt_memory_plan *plan, const struct ha
     hapt_arena_release(&arena);
 }
 
-static long away, masters_away, sliced, bounded, weights_away, less, host_updates;
+static long away, masters_away, sliced, bounded, weights_away, less, host_updates, gradients_away, gradients_tied;
 
 /* The lower bounds of a range, against the blocks of its plans. */
 static void check_least(const struct hapt_memory_ranges *ranges, const struct hapt_program *program,
@@ -83,6 +83,59 @@ static void compare_host_weights(const struct hapt_program *program, const struc
           state->parameter_bytes + HAPT_WEIGHT_PLACES * plan->place_bytes + window);
     weights_away++;
     less += plan->parameter_bytes < state->parameter_bytes;
+}
+
+/* True if operators outside of a program read one of its trained weights. */
+static bool is_tied_outside(const struct hapt_program *program)
+{
+    const struct hapt_graph *source = program->sharding->source;
+    for (int t = 0; t < source->tensor_count; t++) {
+        bool inside = false, outside = false;
+        if (source->tensor[t].kind != HAPT_TENSOR_PARAMETER || !source->tensor[t].trainable) continue;
+        for (int o = 0; o < source->forward_count; o++)
+            for (int i = 0; i < source->op[o].input_count; i++) {
+                if (source->op[o].input[i] != t) continue;
+                *(o >= program->first_op && o < program->end_op ? &inside : &outside) = true;
+            }
+        if (inside && outside) return true;
+    }
+    return false;
+}
+
+/* Weights on the host and updates there, without and with gradients: the figures against the plan, and plan against
+ * plan. The device has three places instead of the gradients, and the host has them instead of a window. */
+static void compare_host_gradients(const struct hapt_program *program, const struct hapt_memory_options *options,
+                                   const struct hapt_memory_ranges *ranges, struct hapt_memory_work *work,
+                                   struct hapt_arena *arena)
+{
+    struct hapt_memory_options weights = *options;
+    struct hapt_memory_plan *with = NULL, *without = NULL;
+    struct hapt_memory_bytes figures;
+    const struct hapt_axis *axis = program->sharding->axis;
+    weights.gradient_unit_count = 0;
+    CHECK_OK(hapt_memory_plan(program, &weights, arena, &without));
+    CHECK_OK(hapt_memory_plan(program, options, arena, &with));
+    CHECK_OK(hapt_memory_ranges_of(ranges, program->first_op, program->end_op, NULL, work, &figures));
+    if (!with || !without) return;
+    const bool alone = axis[0].size * axis[1].size == 1, tied = is_tied_outside(program);
+    check_least(ranges, program, &figures);
+    CHECK_OK(memory_check(with, program));
+    CHECK_OK(memory_check(without, program));
+    CHECK(figures.parameter_bytes == with->parameter_bytes && figures.host_bytes == with->host_bytes);
+    CHECK(figures.activation_bytes == with->activation_bytes);
+    CHECK(!without->host_gradients && with->host_gradients == (without->host_weights && alone && !tied));
+    CHECK(figures.gradient_bytes == (with->host_gradients ? with->trained_elements * sizeof(float) : 0));
+    gradients_tied += without->host_weights && alone && tied;
+    const size_t gradients = hapt_align(without->trained_elements * sizeof(float)),
+                 window = hapt_align(without->window_elements * sizeof(float));
+    if (!with->host_gradients) {
+        CHECK(with->parameter_bytes == without->parameter_bytes && with->host_bytes == without->host_bytes);
+        return;
+    }
+    CHECK(with->parameter_bytes + gradients ==
+          without->parameter_bytes + HAPT_GRADIENT_PLACES * with->gradient_place_bytes);
+    CHECK(with->host_bytes + window == without->host_bytes + gradients);
+    gradients_away++;
 }
 
 /* With optimizer state on the host: the figures against the plans, and against those with state on the device. */
@@ -155,9 +208,11 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                            const char *what)
 {
     struct hapt_arena arena;
-    struct hapt_memory_ranges *ranges = NULL, *host_ranges = NULL, *weight_ranges = NULL, *update_ranges = NULL;
-    struct hapt_memory_work *work = NULL, *host_work = NULL, *weight_work = NULL, *update_work = NULL;
-    struct hapt_memory_options host = *options, weights = *options, update = *options;
+    struct hapt_memory_ranges *ranges = NULL, *host_ranges = NULL, *weight_ranges = NULL, *update_ranges = NULL,
+                              *gradient_ranges = NULL;
+    struct hapt_memory_work *work = NULL, *host_work = NULL, *weight_work = NULL, *update_work = NULL,
+                            *gradient_work = NULL;
+    struct hapt_memory_options host = *options, weights = *options, update = *options, gradients;
     const int places = sharding->source->forward_count;
     uint64_t seed = (uint64_t)places * 31 + (uint64_t)options->state_count;
     host.host_state = weights.host_state = update.host_state = update.host_update = true;
@@ -165,6 +220,12 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
     struct hapt_unit *unit = hapt_arena_alloc(&arena, (size_t)places, sizeof *unit);
     weights.weight_unit = unit;
     weights.weight_unit_count = random_units(places, &seed, unit);
+    gradients = weights;
+    gradients.host_update = true;
+    gradients.gradient_unit = unit;
+    gradients.gradient_unit_count = weights.weight_unit_count;
+    CHECK_OK(hapt_memory_ranges_create(sharding, &gradients, &arena, &gradient_ranges));
+    if (gradient_ranges) CHECK_OK(hapt_memory_work_create(gradient_ranges, &arena, &gradient_work));
     CHECK_OK(hapt_memory_ranges_create(sharding, &weights, &arena, &weight_ranges));
     if (weight_ranges) CHECK_OK(hapt_memory_work_create(weight_ranges, &arena, &weight_work));
     CHECK_OK(hapt_memory_ranges_create(sharding, options, &arena, &ranges));
@@ -212,6 +273,8 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                               figures.sharded_bytes, sharded->parameter_bytes);
                 if (test_long() || (first + end) % 4 == 1)
                     compare_host_updates(program, options, update_ranges, update_work, check, &scratch_arena);
+                if (gradient_work && (test_long() || (first + end) % 4 == 2))
+                    compare_host_gradients(program, &gradients, gradient_ranges, gradient_work, &scratch_arena);
                 if (test_long() || (first + end) % 4 == 0)
                     compare_host_state(program, options, host_ranges, host_work, &weights, weight_ranges, weight_work,
                                        plan, check, &scratch_arena);
@@ -339,6 +402,9 @@ static void random_graphs(void)
     CHECK_MESSAGE(host_updates > 1000, "%ld ranges are updated on the host", host_updates);
     CHECK_MESSAGE(weights_away > 1000 && less > 20, "%ld ranges have weights on the host, %ld of them need less",
                   weights_away, less);
+    CHECK_MESSAGE(gradients_away > 100 && gradients_tied > 10,
+                  "%ld ranges have gradients on the host, %ld could but for weights that others read", gradients_away,
+                  gradients_tied);
     CHECK_MESSAGE(masters_away > 100, "%ld ranges have master weights on the host", masters_away);
 }
 
