@@ -222,7 +222,7 @@ static void check_memory_of_choices(bool unlike, enum hapt_offload offload, bool
     struct hapt_unit *unit, *weight_unit, own[32];
     struct hapt_unit_choices *choices;
     char *words[] = {"hapt", "profile", "--imbalance", "1000000", "--recompute", "auto"};
-    int units, weight_units, compared = 0, saved = 0, away = 0, out_of_order = 0;
+    int units, weight_units, compared = 0, saved = 0, away = 0, gradients = 0, out_of_order = 0;
     if (unlike)
         make_experts(&run);
     else
@@ -240,7 +240,8 @@ static void check_memory_of_choices(bool unlike, enum hapt_offload offload, bool
         const struct hapt_profile_cluster *cluster = &run.profile->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++) {
             const struct hapt_submesh submesh = cluster->submesh[s];
-            const bool here = !submesh.host_weights, some = submesh.recompute > 0 || !here;
+            const bool here = !submesh.host_weights, some = submesh.recompute > 0 || !here,
+                       leave = submesh.host_weights == HAPT_HOST_GRADIENTS;
             const struct hapt_memory_options options = {.slots = 5,
                                                         .state_count = 2,
                                                         .host_state = offload != HAPT_OFFLOAD_NO,
@@ -248,6 +249,8 @@ static void check_memory_of_choices(bool unlike, enum hapt_offload offload, bool
                                                         .sharded_state = offload != HAPT_OFFLOAD_NO && here,
                                                         .weight_unit_count = here ? 0 : weight_units,
                                                         .weight_unit = weight_unit,
+                                                        .gradient_unit_count = leave ? weight_units : 0,
+                                                        .gradient_unit = weight_unit,
                                                         .scratch = product_scratch};
             for (int i = 0; i < run.profile->layer_count && some; i++)
                 for (int j = i; j < run.profile->layer_count; j++) {
@@ -277,8 +280,10 @@ static void check_memory_of_choices(bool unlike, enum hapt_offload offload, bool
                     CHECK_OK(hapt_memory_plan(program, &options, &arena, &plan));
                     CHECK_NEAR((double)plan->total_bytes,
                                cluster->parameter_bytes[cell] + 5 * cluster->activation_bytes[cell], 0);
-                    saved += plan->activation_bytes < kept->activation_bytes || submesh.recompute == 0;
-                    CHECK(plan->host_weights == !here);
+                    /* gradients leave with one choice alone, also where it makes nothing again */
+                    saved += plan->activation_bytes < kept->activation_bytes || submesh.recompute == 0 || leave;
+                    CHECK(plan->host_weights == !here && plan->host_gradients == leave);
+                    gradients += leave;
                     away += plan->host_weights;
                     compared++;
                     hapt_arena_release(&arena);
@@ -290,14 +295,19 @@ static void check_memory_of_choices(bool unlike, enum hapt_offload offload, bool
                   out_of_order);
     CHECK_MESSAGE((away > (unlike ? 100 : 500)) == (offload >= HAPT_OFFLOAD_STAGES),
                   "%d stages have weights on the host", away);
+    CHECK_MESSAGE((gradients > 20) == (offload == HAPT_OFFLOAD_STAGES_GRADIENTS || offload == HAPT_OFFLOAD_GRADIENTS),
+                  "%d stages have gradients on the host", gradients);
     hapt_arena_release(&run.arena);
 }
 
 static void memory_of_choices(void)
 {
-    for (enum hapt_offload offload = HAPT_OFFLOAD_NO; offload <= HAPT_OFFLOAD_WEIGHTS; offload++)
-        for (int on_host = 0; on_host <= (offload != HAPT_OFFLOAD_NO); on_host++)
-            check_memory_of_choices(false, offload, on_host);
+    for (enum hapt_offload offload = HAPT_OFFLOAD_NO; offload <= HAPT_OFFLOAD_GRADIENTS; offload++) {
+        const bool gradients = offload == HAPT_OFFLOAD_STAGES_GRADIENTS || offload == HAPT_OFFLOAD_GRADIENTS;
+        for (int on_host = gradients; on_host <= (offload != HAPT_OFFLOAD_NO); on_host++)
+            if (test_long() || gradients || on_host == (offload == HAPT_OFFLOAD_OPTIMIZER))
+                check_memory_of_choices(false, offload, on_host);
+    }
     check_memory_of_choices(true, HAPT_OFFLOAD_NO, false);
 }
 
