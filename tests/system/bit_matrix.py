@@ -1,9 +1,10 @@
-"""Schedules x models x ranks x stages: for each model one set of losses and weights. usage: HAPT FOLDER
+"""Schedules x models x ranks x stages x what stages keep on their devices: for each model one set of losses and weights. usage: HAPT FOLDER
 
 Every plan is made by `hapt plan` at random cuts between operators and run by `hapt train`. The reference of a model is one stage on one
 rank. Stages compute microbatches in rising order under each schedule, so all others must have its bits. A norm that clips would be summed
 in the order of the stages, so there is no clipping. Embeddings are not tied, because their gradients add up stage by stage.
-HAPT_LONG=1: all combinations. Otherwise some for each model, such that each schedule runs. HAPT_SEED repeats the cuts and skips."""
+Each run needs the device memory that was planned, to the byte. HAPT_LONG=1: all combinations that keep all, and all keeps under schedules
+without loops. Otherwise some for each model, such that each schedule and each keep runs. HAPT_SEED repeats the cuts and skips."""
 import json
 import os
 import random
@@ -31,12 +32,21 @@ SCHEDULES = {
     "split interleaved": (["--schedule", "interleaved"] + SPLIT, True),
     "split v": (V + SPLIT, True),
 }
-# ranks, schedule, loops of the quick round
+KEEPS = {
+    "all": [],
+    "recompute": ["--recompute", "every=2"],
+    "state": ["--offload", "optimizer", "--update-on", "device"],
+    "update": ["--offload", "optimizer", "--update-on", "host"],
+    "weights": ["--offload", "weights"],
+    "gradients": ["--offload", "gradients"],
+    "least": ["--offload", "gradients", "--recompute", "every=2"],
+}
+# ranks, schedule, loops, keep of the quick round
 QUICK = {
-    "gpt": [(3, "split", 1), (4, "v", 2)],
-    "skips": [(4, "h1f1b", 1), (2, "split v", 4), (3, "interleaved", 2)],
-    "bert-moe": [(3, "split interleaved", 2), (1, "interleaved", 5)],
-    "frozen": [(4, "1f1b", 1), (2, "split v", 3)],
+    "gpt": [(3, "split", 1, "all"), (4, "v", 2, "all"), (2, "h1f1b", 1, "least"), (1, "1f1b", 1, "update")],
+    "skips": [(4, "h1f1b", 1, "weights"), (2, "split v", 4, "all"), (3, "interleaved", 2, "gradients"), (3, "split", 1, "recompute")],
+    "bert-moe": [(3, "split interleaved", 2, "all"), (1, "interleaved", 5, "gradients"), (2, "split", 1, "state")],
+    "frozen": [(4, "1f1b", 1, "weights"), (2, "split v", 3, "all")],
 }
 seed = int(os.environ.get("HAPT_SEED", random.randrange(1 << 30)))
 random.seed(seed)
@@ -115,7 +125,7 @@ def submesh_of(stage, ranks, schedule):
     return ranks - 1 - place if "v" in schedule.split() and visit % 2 else place
 
 
-def plan_and_train(model, layers, ranks, schedule, loops):
+def plan_and_train(model, layers, ranks, schedule, loops, keep):
     """(losses, weights, stages) of a run."""
     options, looped = SCHEDULES[schedule]
     stages = ranks * loops
@@ -125,17 +135,21 @@ def plan_and_train(model, layers, ranks, schedule, loops):
     output = path("run")
     shutil.rmtree(output, ignore_errors=True)
     hapt("plan", *common, "--predict", "yes", "--microbatches", str(MICROBATCHES), "--stages", ",".join(names), "--overwrite", "--output", path("plan.h5"),
-         *options, *(["--loops", str(loops)] if looped else []))
+         *options, *KEEPS[keep], *(["--loops", str(loops)] if looped else []))
     train = json.loads(hapt("train", *common, "--plan", path("plan.h5"), "--data", path("tokens.h5"), "--threads", "1", "--steps", str(STEPS), "--clip-norm", "0",
                             "--learning-rate", "1e-2", "--lr-schedule", "constant", "--output", output, "--json", ranks=ranks))["train"]
+    with h5py.File(os.path.join(output, "run.h5")) as run:
+        planned, measured = (list(run["train"][name][()]) for name in ("memory_planned", "memory_measured"))
+    if planned != measured:
+        raise RuntimeError("planned device memory %s, measured %s" % (planned, measured))
     return train["loss"], runs.weights(HAPT, output)[1], names
 
 
 def combinations(model):
     if not LONG:
         return QUICK[model]
-    return [(ranks, schedule, loops) for ranks in range(1, 5) for schedule, (_, looped) in SCHEDULES.items()
-            for loops in (range(2, MOST_STAGES // ranks + 1) if looped else [1])]
+    return [(ranks, schedule, loops, keep) for ranks in range(1, 5) for schedule, (_, looped) in SCHEDULES.items()
+            for loops in (range(2, MOST_STAGES // ranks + 1) if looped else [1]) for keep in (["all"] if looped else KEEPS)]
 
 
 def compare(model):
@@ -143,14 +157,14 @@ def compare(model):
     about = MODELS[model](model)
     layers = json.loads(hapt("plan", "--input", path(model + ".h5"), "--cluster", path("cluster-1.json"), "--predict", "yes", "--layers-per-model", "ops",
                              "--json"))["stages"][-1]["layers"][1]
-    losses, weights, _ = plan_and_train(model, layers, 1, "1f1b", 1)
+    losses, weights, _ = plan_and_train(model, layers, 1, "1f1b", 1, "all")
     if len(losses) != STEPS or len(set(losses)) != STEPS or not weights:
         raise RuntimeError("%s: the reference has losses %s" % (model, losses))
     begin, count = time.time(), 0
-    for ranks, schedule, loops in combinations(model):
-        what, stages = "%s under %s, %d ranks, %d stages" % (model, schedule, ranks, ranks * loops), "?"
+    for ranks, schedule, loops, keep in combinations(model):
+        what, stages = "%s under %s, %d ranks, %d stages, keep %s" % (model, schedule, ranks, ranks * loops, keep), "?"
         try:
-            other_losses, other, stages = plan_and_train(model, layers, ranks, schedule, loops)
+            other_losses, other, stages = plan_and_train(model, layers, ranks, schedule, loops, keep)
             differ = sorted(name for name in weights if weights[name] != other.get(name))
             wrong = "losses %s instead of %s" % (other_losses, losses) if other_losses != losses else "weights differ: %s" % differ[:4] if differ else None
         except (RuntimeError, subprocess.TimeoutExpired) as error:

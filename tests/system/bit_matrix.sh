@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# One set of losses and weights for each model under all schedules, on 1 to 4 ranks with up to 8 stages (bit_matrix.py).
+# One set of losses and weights for each model under all schedules, and whatever leaves the devices, on 1 to 4 ranks with up to 8 stages
+# (bit_matrix.py).
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 /usr/bin/python3 -c 'import h5py' 2>/dev/null || { echo "needs python3-h5py"; exit 77; }

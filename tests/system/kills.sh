@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # kill -9 of a random rank at a random moment, again and again: every start finds a whole checkpoint, no more than an interval is lost,
 # the last weights are those of a run that nobody disturbed. Then with the optimizer state on the hosts, and copies so slow that most kills meet
-# an update. HAPT_LONG=1: 100 and 40 kills, and 40 each with the weights and the updates on the hosts, too. HAPT_SEED repeats one.
+# an update. HAPT_LONG=1: 100 and 40 kills, and 40 each with weights, with updates, and with gradients on the hosts, too. HAPT_SEED repeats
+# one.
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 kills=4 away=1
@@ -21,13 +22,19 @@ campaign() { # FOLDER KILLS
 campaign "$scratch" "$kills"
 
 away() { # FOLDER KILLS OPTIONS...
-    mkdir "$scratch/$1" && ln -s "$scratch"/{m,t}.h5 "$scratch/$1"
+    mkdir "$scratch/$1" && ln -s "$scratch"/t.h5 "$scratch/$1" && ln -s "$scratch/${model:-m}.h5" "$scratch/$1/m.h5"
     sed 's/"device": "cpu"/"device": "cpu", "host": {"bandwidth": "40 MB\/s", "paced": true}/' "$scratch/c.json" >"$scratch/$1/c.json"
-    passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/$1/c.json" --predict "${@:3}" --microbatches 2 --layers-per-model 6 \
+    passes 1 plan --input "$scratch/$1/m.h5" --cluster "$scratch/$1/c.json" --predict "${@:3}" --microbatches 2 --layers-per-model 6 \
         --stages "0-3@a:1x2,3-$layers@b:1x1" --output "$scratch/$1/plan.h5" || finish
     campaign "$scratch/$1" "$2"
 }
 away optimizer "$away" --offload optimizer --update-on device
-[ -z "${HAPT_LONG:-}" ] || away weights "$away" --offload weights
-[ -z "${HAPT_LONG:-}" ] || away update "$away" --offload optimizer --update-on host
+if [ -n "${HAPT_LONG:-}" ]; then
+    away weights "$away" --offload weights
+    away update "$away" --offload optimizer --update-on host
+    passes 1 model gpt --layers 2 --hidden 256 --heads 4 --sequence 16 --vocab 256 --microbatch 1 --tied-embeddings no \
+        --output "$scratch/untied.h5" || finish
+    model=untied away gradients "$away" --offload gradients
+    check "gradients are on the hosts" grep -q 'gradients on the hosts' "$scratch/out"
+fi
 finish
