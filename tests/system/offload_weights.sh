@@ -46,8 +46,7 @@ gradients() {
 gpt untied --microbatch 1 --tied-embeddings no
 job untied untied wide 2 --offload no --stages $two
 gradients untied "0 1" untied untied wide 2 --stages $two
-gradients untied "0 1" untied-split untied wide 2 --stages $two --split-backward yes
-for precision in fp32 bf16; do
+for precision in ${HAPT_LONG:+fp32} bf16; do
     job one-$precision m wide 2 --offload no --stages 0-26@a:1x1 --precision $precision
     gradients one-$precision 0 one-$precision m wide 2 --stages 0-26@a:1x1 --precision $precision
 done
@@ -58,6 +57,7 @@ job tied-gradients m wide 2 --offload gradients --stages $two
 check "tied: both stages keep their gradients" test "$(grep -c 'gradients on the hosts' "$scratch/out")" -eq 0
 same_runs "$scratch/run-tied-here" "$scratch/run-tied-gradients"
 if [ -n "${HAPT_LONG:-}" ]; then
+    gradients untied "0 1" untied-split untied wide 2 --stages $two --split-backward yes
     gradients untied "0 1 2 3" loops untied wide 2 --schedule interleaved --stages 0-6@a:1x1,6-12@b:1x1,12-19@a:1x1,19-26@b:1x1
     gradients untied "0 1" recompute untied wide 2 --stages $two --recompute all --schedule gpipe
     "$HAPT" model bert-moe --layers 4 --hidden 32 --heads 4 --sequence 32 --vocab 256 --experts 2 --microbatch 1 --data "$scratch/t.h5" \
@@ -74,12 +74,13 @@ passes 2 --input "$scratch/m.h5" --cluster "$scratch/wide.json" --microbatches 4
 check "measured: the weights are on the hosts" grep -q 'weights on the hosts' "$scratch/out"
 same_runs "$scratch/run-tied-here" "$scratch/run-measured"
 
-# Checkpoints of either resume the other.
-for first in no weights; do
-    [ $first = no ] && then=weights || then=no
-    job from-$first m wide 2 --stages $two --offload $first --stop-after 3
-    job from-$first m wide 2 --stages $two --offload $then --resume --replan
-    same_runs "$scratch/run-tied-here" "$scratch/run-from-$first"
+# Checkpoints of each resume another.
+then=no
+for first in weights gradients no; do
+    job from-$first untied wide 2 --stages $two --offload $first --stop-after 3
+    job from-$first untied wide 2 --stages $two --offload $then --resume --replan
+    same_runs "$scratch/run-untied" "$scratch/run-from-$first"
+    then=$first
 done
 
 # A model of three times the device's memory: auto has its weights on the host, in the memory that was planned.
@@ -108,7 +109,7 @@ refuses 4 'no plan fits' 1 plan --input "$scratch/deep.h5" --cluster "$scratch/t
 job deep-gradients deep tiny 1
 check "a sixteenth of the memory: the gradients are on the host" grep -q 'gradients on the hosts' "$scratch/out"
 same_runs "$scratch/run-deep-here" "$scratch/run-deep-gradients"
-for run in {tied,split,half,rows,loops,deep}-away {untied,untied-split,one-bf16,untied-rows,deep}-gradients; do
+for run in {tied,split,half,rows,loops,deep}-away {untied,one-bf16,untied-rows,deep}-gradients; do
     check "$run: the planned memory is used, no more" /usr/bin/python3 -c 'import h5py, sys
 run = h5py.File(sys.argv[1])["train"]
 sys.exit(list(run["memory_planned"][()]) != list(run["memory_measured"][()]))' "$scratch/run-$run/run.h5"
