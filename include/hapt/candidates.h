@@ -117,7 +117,7 @@ struct hapt_item_memory {
     double masters_unread;                           /* 1: as in hapt_memory_plan; else 0 */
     double copies;                                   /* 1: hapt_memory_bytes; else 0 */
     double weight_bytes, fetch_bytes;                /* hapt_memory_bytes */
-    double gradient_bytes, gradient_fetch_bytes;     /* the same */
+    double gradient_bytes, gradient_fetch_bytes, gradient_last_bytes; /* the same */
 };
 #define FITS_NOWHERE ((struct hapt_item_memory){.parameter_bytes = INFINITY, .sharded_bytes = INFINITY})
 struct hapt_item_time {
@@ -214,8 +214,8 @@ double hapt_candidates_host_bytes(const struct hapt_candidates *candidates, cons
                                   double limit);
 /* Seconds in which the host updates so many elements of an item, once a step: gradients are copied to it while the part
  * before is updated and the weights of the one before that are copied back. Masters that the device has are copied both
- * ways, one after the other. The first and the last half of the window have nothing beside them. What the host has is
- * not copied. */
+ * ways, one after the other. The first and the last half of the window have nothing beside them. Weights
+ * and gradients on the host are not copied. */
 double hapt_candidates_host_update_s(const struct hapt_subcluster *subcluster, const struct hapt_item_memory *memory,
                                      double elements, enum hapt_host_weights host_weights);
 /* Seconds to copy what an item has on the host to its device and back, once a step, or to update it there. Both

@@ -210,8 +210,9 @@ struct hapt_memory_bytes {
     /* Weights on the host; 0: they are on the device. fetch: those that a pass copies to the device, if it begins with
      * the units with which the one before ended: all but two units', if they are equal. */
     size_t weight_bytes, fetch_bytes;
-    /* The same of gradients on the host, where a backward pass has added to them before: all but three units'. */
-    size_t gradient_bytes, gradient_fetch_bytes;
+    /* Gradients on the host; 0: on the device. fetch: those that a backward pass copies to the device behind another
+     * one, if units are equal: none of three, all of six or more. last: those of the largest unit. */
+    size_t gradient_bytes, gradient_fetch_bytes, gradient_last_bytes;
     bool copies;         /* weights have compute copies */
     bool masters_unread; /* as in a plan */
 };

@@ -380,7 +380,8 @@ struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *can
                                      .weight_bytes = (double)figures->weight_bytes,
                                      .fetch_bytes = (double)figures->fetch_bytes,
                                      .gradient_bytes = (double)figures->gradient_bytes,
-                                     .gradient_fetch_bytes = (double)figures->gradient_fetch_bytes};
+                                     .gradient_fetch_bytes = (double)figures->gradient_fetch_bytes,
+                                     .gradient_last_bytes = (double)figures->gradient_last_bytes};
 }
 
 bool hapt_candidates_shards_state(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,

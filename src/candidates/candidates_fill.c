@@ -33,7 +33,7 @@ static const struct hapt_item_memory *memory_of(const struct filling *filling, i
     return again ? &again->memory : &filling->memory[subcluster][item];
 }
 
-/* What is on the host of an item of such a submesh. */
+/* The part of such an item that is on the host. */
 static enum hapt_host_weights host_weights_of(const struct hapt_item_memory *memory)
 {
     return memory->gradient_bytes > 0 ? HAPT_HOST_GRADIENTS : HAPT_HOST_WEIGHTS;
@@ -64,9 +64,8 @@ static double step_s(const struct filling *filling, int subcluster, struct hapt_
             hapt_candidates_summed_bytes(candidates, subcluster, submesh.host_weights ? memory : whole));
     if (!submesh.host_weights) return seconds;
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
-    const double first_s = (memory->weight_bytes - memory->fetch_bytes +
-                            (memory->gradient_bytes - memory->gradient_fetch_bytes) / HAPT_GRADIENT_PLACES) /
-                           hapt_cluster_host_bandwidth(own);
+    const double first_s =
+        (memory->weight_bytes - memory->fetch_bytes + memory->gradient_last_bytes) / hapt_cluster_host_bandwidth(own);
     if (candidates->host_update) return fmax(seconds + more_updates_s(candidates, own, memory, whole), 0) + first_s;
     const double more = memory->host_bytes - hapt_candidates_host_bytes(candidates, whole, own->device.memory_bytes);
     return seconds + (hapt_candidates_copies_itself(own) ? 2 : 1) * more / hapt_cluster_host_bandwidth(own) + first_s;

@@ -90,10 +90,10 @@ struct unit_scratch {
     unsigned char *own, *before[3]; /* [unit_count] the last choice with so much on the host */
 };
 
-/* The same for each choice of what is kept. Choices that differ in nothing from an earlier one are no candidates, nor
- * those that have less on the host than they say; but if all have weights there, ranges whose gradients or weights
- * cannot leave keep them. With --recompute all, ranges that cut a unit are no candidates, since its activations would
- * be kept. sizing, before: by enum hapt_host_weights. */
+/* The same for each choice of what is kept. Some are no candidates: choices that differ in nothing from an earlier one,
+ * and those that have less on the host than they say. If all have weights there, a range keeps gradients or weights
+ * that cannot leave. With --recompute all, ranges that cut a unit are no candidates, since its activations would be
+ * kept. sizing, before: by enum hapt_host_weights. */
 static enum hapt_status size_keeps(const struct hapt_candidates *candidates, const struct sizing sizing[3],
                                    bool recomputes, int first_op, int end_op, const struct unit_scratch *units,
                                    struct hapt_item_again *again)

@@ -158,6 +158,8 @@ static enum hapt_status predict_away(const struct hapt_prediction *of, struct ha
     bool ignored;
     for (int k = 0; k < 3; k++) {
         double step_s = INFINITY;
+        if (level[k] == HAPT_OFFLOAD_STAGES_GRADIENTS && !strcmp(hapt_config_text(of->config, "update-on"), "device"))
+            break; /* the hosts would have to update */
         if (k > 0) hapt_fail_reset();
         *profile = NULL;
         status = predict_recomputing(of, level[k], arena, profile, &ignored);

@@ -71,7 +71,8 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
                          hapt_config_text(config, "offload"));
     if (offload == HAPT_OFFLOAD_NO && hapt_config_given(config, "update-on") &&
         !(hapt_phase_chooses_memory(config, "offload") && hapt_candidates_states(config)))
-        return hapt_fail(HAPT_ERR_USAGE, "give --offload optimizer or weights, and an optimizer with a state",
+        return hapt_fail(HAPT_ERR_USAGE,
+                         "give --offload optimizer, weights or gradients, and an optimizer with a state",
                          "--update-on has no effect: the optimizer state is not on the hosts");
     if (offload >= HAPT_OFFLOAD_WEIGHTS && !strcmp(hapt_config_text(config, "sharded-optimizer"), "yes"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",

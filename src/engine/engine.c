@@ -50,8 +50,8 @@ static bool is_on_device(const struct hapt_memory_plan *plan, const struct hapt_
 static void release(struct engine_memory *shared, const struct hapt_engine_options *options)
 {
     if (!shared || --shared->users > 0) return;
+    state_copies_destroy(shared->copies); /* some may be under way */
     if (shared->address) options->backend->free(options->device, shared->address);
-    state_copies_destroy(shared->copies);
     hapt_engine_release_state(options->backend, shared->host);
     hapt_arena_release(&shared->arena);
     free(shared);
@@ -238,7 +238,7 @@ static enum hapt_status copy_boundary(struct hapt_engine *engine, const struct h
     return HAPT_OK;
 }
 
-/* What is on the host of the unit of a step comes to the device. */
+/* Weights and gradients on the host of a step's unit come to the device. */
 static enum hapt_status units_need(struct hapt_engine *engine, enum hapt_section section, int step)
 {
     HAPT_TRY(hapt_engine_weights_need(engine, section, step));

@@ -31,6 +31,7 @@ enum hapt_status hapt_engine_start_copy(struct hapt_engine *engine, enum state_d
 {
     const struct hapt_backend *backend = engine->options.backend;
     const int queue = direction == STATE_IN ? HAPT_QUEUE_STATE_IN : HAPT_QUEUE_STATE_OUT;
+    if (!engine->shared->host) return HAPT_OK; /* modelled devices hold no values */
     if (engine->away.copying_s[direction] == 0) engine->away.copying_s[direction] = hapt_time_s();
     if (!engine->shared->copies) return backend->copy(backend->queue(engine->options.device, queue), to, from, bytes);
     state_copies_submit(engine->shared->copies, direction, what, to, from, bytes);

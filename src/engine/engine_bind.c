@@ -297,7 +297,10 @@ static enum hapt_status bind_flat(struct hapt_engine *engine)
         if (tensor->dtype != HAPT_F32) engine->copy_dtype = tensor->dtype; /* a model has one compute type */
         size_t first, count;
         updated_here(plan, program, t, &first, &count);
-        float *gradient = (float *)(engine->memory + plan->gradient_offset) + first; /* on the host: see its unit */
+        float *gradient = plan->host_gradients /* in another place of the same size when it is summed */
+                              ? (float *)(engine->memory + plan->gradient_place_offset)
+                              : (float *)(engine->memory + plan->gradient_offset) + first;
+        HAPT_ASSERT((char *)(gradient + count) <= engine->memory + plan->total_bytes);
         struct bound_step *bound = &engine->square_sum[p];
         bound->kernel = square_sum;
         bound->call = (struct hapt_call){.input_count = 1,

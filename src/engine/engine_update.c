@@ -37,6 +37,7 @@ static enum hapt_status reduce_group(struct hapt_engine *engine, const struct ha
 enum hapt_status hapt_engine_reduce(struct hapt_engine *engine)
 {
     const struct section_binding *binding = &engine->section[HAPT_SECTION_REDUCE];
+    HAPT_TRY(hapt_engine_gradients_arrive(engine));
     if (!engine->options.links.collective) return HAPT_OK;
     for (int s = 0; s <= binding->step_count; s++) {
         for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++)

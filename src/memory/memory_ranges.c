@@ -504,22 +504,21 @@ void hapt_memory_ranges_least(const struct hapt_memory_ranges *ranges, int first
                    &bytes->sharded_bytes);
 }
 
-/* The part of `bytes` that does not stay in places. */
-static size_t fetched(size_t bytes, int units, int places)
-{
-    return units > places ? bytes / (size_t)units * (size_t)(units - places) : 0;
-}
-
 static void add_fetches(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const struct amounts *sum,
                         struct memory_walk *walk)
 {
     int units;
-    place_elements(ranges, first_op, end_op, &units);
+    const size_t most = place_elements(ranges, first_op, end_op, &units);
     walk->weight_bytes = sum->trained * weight_size(sum);
-    walk->fetch_bytes = fetched(walk->weight_bytes, units, HAPT_WEIGHT_PLACES);
+    walk->fetch_bytes =
+        units > HAPT_WEIGHT_PLACES ? walk->weight_bytes / (size_t)units * (size_t)(units - HAPT_WEIGHT_PLACES) : 0;
     if (!sum->gradients_away) return;
+    /* Backward passes run in the same order. Those whose place another unit takes are fetched, both of them. */
+    const int taken = units > HAPT_GRADIENT_PLACES ? 2 * (units - HAPT_GRADIENT_PLACES) : 0;
     walk->gradient_bytes = sum->trained * sizeof(float);
-    walk->gradient_fetch_bytes = fetched(walk->gradient_bytes, units, HAPT_GRADIENT_PLACES);
+    walk->gradient_fetch_bytes =
+        taken < units ? walk->gradient_bytes / (size_t)units * (size_t)taken : walk->gradient_bytes;
+    walk->gradient_last_bytes = most * sizeof(float);
 }
 
 void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const unsigned char *again,
@@ -594,6 +593,7 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
                                           .fetch_bytes = walk.fetch_bytes,
                                           .gradient_bytes = walk.gradient_bytes,
                                           .gradient_fetch_bytes = walk.gradient_fetch_bytes,
+                                          .gradient_last_bytes = walk.gradient_last_bytes,
                                           .copies = walk.copies,
                                           .masters_unread = walk.masters_unread};
     return HAPT_OK;

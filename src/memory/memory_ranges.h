@@ -137,7 +137,7 @@ struct memory_walk {
     bool copies, masters_unread;
     bool host_weights, host_gradients; /* on the host: trained weights, their gradients */
     size_t weight_bytes, fetch_bytes;  /* of them; hapt_memory_bytes */
-    size_t gradient_bytes, gradient_fetch_bytes;
+    size_t gradient_bytes, gradient_fetch_bytes, gradient_last_bytes;
 };
 void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const unsigned char *again,
                  struct hapt_memory_work *work, struct memory_walk *walk);

@@ -90,8 +90,8 @@ static enum hapt_status check_weight_units(const struct hapt_plan *plan, int i)
     if (layout->host_weights == 0 && layout->weight_unit_count == 0) return HAPT_OK;
     const bool gradients = layout->host_weights == HAPT_HOST_GRADIENTS;
     if ((layout->host_weights != HAPT_HOST_WEIGHTS && !gradients) || !plan->host_state ||
-        (gradients && !plan->host_update) || layout->kind == HAPT_LAYOUT_PROGRAM || hapt_plan_is_mixed(stage) ||
-        stage->deferred_s > 0)
+        (gradients && (!plan->host_update || hapt_plan_submesh_size(stage->submesh) > 1)) ||
+        layout->kind == HAPT_LAYOUT_PROGRAM || hapt_plan_is_mixed(stage) || stage->deferred_s > 0)
         return BAD("stage %d cannot have its weights on the host", i);
     for (int u = 0; u < layout->weight_unit_count; u++) {
         const struct hapt_unit *unit = &layout->weight_unit[u];

@@ -137,9 +137,9 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
         const bool gradients = submesh.host_weights == HAPT_HOST_GRADIENTS;
         if (submesh.host_weights != HAPT_HOST_NO_WEIGHTS &&
             ((submesh.host_weights != HAPT_HOST_WEIGHTS && !gradients) || !profile->host_state ||
-             (gradients && !profile->host_update) || submesh.program > 0))
-            return BAD("subcluster %s: %d x %d devices have host_weights %d, not 0, or 1 for plain programs whose "
-                       "optimizer state is on the hosts",
+             (gradients && (!profile->host_update || n * m > 1)) || submesh.program > 0))
+            return BAD("subcluster %s: %d x %d devices have host_weights %d, not 0, 1 for plain programs whose "
+                       "optimizer state is on the hosts, or 2 for those of one device that the hosts update",
                        cluster->name, n, m, submesh.host_weights);
         if (submesh.program > 0) {
             const struct hapt_axis *axis = profile->layout[submesh.program - 1]->axis;

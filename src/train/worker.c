@@ -306,7 +306,8 @@ static double host_pace(const struct worker *worker)
     return own->host_paced ? own->host_bandwidth : 0;
 }
 
-/* The units of all chunks of this rank that have so much or more on the host. */
+/* The units of all chunks of this rank that have so much or more on the host. A module may be cut between two chunks.
+ */
 static enum hapt_status find_units(const struct worker *worker, enum hapt_host_weights least,
                                    const struct hapt_unit **units, int *count)
 {
@@ -318,9 +319,28 @@ static enum hapt_status find_units(const struct worker *worker, enum hapt_host_w
     *units = unit;
     *count = 0;
     for (int s = 0; s < worker->stage_count; s++) {
+        const struct hapt_program *program = worker->stage[s].program;
         const struct hapt_layout *layout = &worker->plan->stage[worker->stage[s].chunk].layout;
-        for (int u = 0; u < layout->weight_unit_count && layout->host_weights >= (int)least; u++)
-            unit[(*count)++] = layout->weight_unit[u];
+        for (int u = 0; u < layout->weight_unit_count && layout->host_weights >= (int)least; u++) {
+            struct hapt_unit *own = &unit[(*count)++];
+            *own = layout->weight_unit[u];
+            if (own->first_op < program->first_op) own->first_op = program->first_op;
+            if (own->end_op > program->end_op) own->end_op = program->end_op;
+        }
+    }
+    return HAPT_OK;
+}
+
+/* The memory plan decides whether gradients can leave. */
+static enum hapt_status check_gradients(const struct worker *worker)
+{
+    for (int s = 0; s < worker->stage_count; s++) {
+        const struct stage *stage = &worker->stage[s];
+        const bool planned = worker->plan->stage[stage->chunk].layout.host_weights == HAPT_HOST_GRADIENTS;
+        if (hapt_engine_memory(stage->engine)->host_gradients != planned)
+            return hapt_fail(HAPT_ERR_INPUT, "plan again for this model",
+                             "the plan has the gradients of stage %d on the hosts, which cannot leave their device",
+                             stage->chunk);
     }
     return HAPT_OK;
 }
@@ -357,6 +377,7 @@ static enum hapt_status build_engines(struct worker *worker, const struct hapt_c
     HAPT_TRY(check_host_memory(worker, program, options));
     HAPT_TRY(hapt_engine_create_chunks(program, worker->stage_count, options, engine));
     for (int s = 0; s < worker->stage_count; s++) worker->stage[s].engine = engine[s];
+    HAPT_TRY(check_gradients(worker));
     for (int s = 0; s < worker->stage_count; s++) HAPT_TRY(hapt_engine_warm_up(engine[s]));
     return HAPT_OK;
 }

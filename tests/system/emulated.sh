@@ -15,6 +15,14 @@ passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 1024 --vocab 8
 passes 1 plan --input "$model" --cluster "$c" --microbatches 16 --stages "0-8@v100:1x4t2,8-17@a100:1x2,17-26@a100:1x2t2" --output "$plan" || finish
 passes 1 plan --input "$model" --cluster "$c" --microbatches 16 --offload optimizer --update-on host --stages "0-8@v100:1x4t2,8-17@a100:1x2,17-26@a100:1x2t2" \
     --output "$scratch/away.h5" || finish
+# Gradients on the host
+cat >"$scratch/one.json" <<'JSON'
+{ "format": "hapt-cluster", "version": 1, "subclusters": [
+    { "name": "a100", "nodes": 1, "devices_per_node": 1, "device": "A100-40GB" } ], "links": [] }
+JSON
+passes 1 plan --input "$model" --cluster "$scratch/one.json" --microbatches 2 --offload gradients --output "$scratch/gradients.h5" || finish
+check "gradients are on the host" grep -q 'gradients on the hosts' "$scratch/out"
+passes 1 train --input "$model" --cluster "$scratch/one.json" --plan "$scratch/gradients.h5" --device emulated --steps 2 --output "$scratch/gradients"
 rehearse() { # OUTPUT OPTIONS...
     [ "$1" = away ] && local plan=$scratch/away.h5
     passes 8 train --input "$model" --cluster "$c" --plan "$plan" --device emulated --overwrite --output "$scratch/$1" "${@:2}"

@@ -155,9 +155,9 @@ for name, passes in (("stage_time", 2), ("stage_forward_time", 1)):
     more = slow[name][whole] - fast[name][whole]
     assert abs(more / (passes * fetched * (1 / 80e6 - 1 / 8e9)) - 1) < 0.02, (name, more)
 shortest_s = {}
-# The update copies the masters and two states both ways at the same time, or the gradients to the host; or those of all
-# units but three come to the backward passes of three of the four microbatches, and the host has them, too.
-for where, copied in ("device", 3), ("host", 1), ("gradients", 3 * (units - 3) / units):
+# The update copies the masters and two states both ways at the same time, or the gradients to the host; or these come to the
+# backward passes of three of the four microbatches, and the host has them, too.
+for where, copied in ("device", 3), ("host", 1), ("gradients", 3):
     run, plan = (h5py.File(folder + name) for name in ("run-%s/run.h5" % where, where + ".h5"))
     held = run["train/host_memory"][0] / weights
     assert 4 <= held < 4.01 if where == "gradients" else 3 <= held < (3.03 if where == "device" else 3.6), held

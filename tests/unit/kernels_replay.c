@@ -14,6 +14,7 @@ static const struct hapt_model *model;
 /* Units of weights on the host; none: all are on the device. */
 static struct hapt_unit unit[64];
 static int unit_count;
+static bool host_updates, host_gradients; /* of weights on the host */
 
 struct rig {
     struct hapt_arena arena;
@@ -44,6 +45,9 @@ static void rig_init(struct rig *rig, const char *graphs, bool warm)
                                                 .state_count = 2,
                                                 .slots = SLOTS,
                                                 .host_state = unit_count > 0,
+                                                .host_update = host_updates,
+                                                .gradient_unit_count = host_gradients ? unit_count : 0,
+                                                .gradient_unit = unit,
                                                 .weight_unit_count = unit_count,
                                                 .weight_unit = unit};
     hapt_arena_init(&rig->arena);
@@ -171,6 +175,21 @@ static void compare_host_weights(const struct outcome *plain)
         CHECK_MESSAGE(k != 1 || !test_backend->capture || atoi(text) > 4, "it says: %s", text);
         free(away.weight);
     }
+    /* the host's updates have other bits than the device's */
+    struct outcome updated, away;
+    char text[HAPT_ENGINE_REPLAY_CHARS];
+    int runs;
+    host_updates = true;
+    run("0", false, &updated, text, &runs);
+    host_gradients = true;
+    for (int k = 0; k < 4; k++) {
+        run(graphs[k % 3], k == 3, &away, text, &runs);
+        compare(&updated, &away, "gradients on the host");
+        CHECK_MESSAGE(k != 1 || !test_backend->capture || atoi(text) > 4, "it says: %s", text);
+        free(away.weight);
+    }
+    free(updated.weight);
+    host_updates = host_gradients = false;
     unit_count = 0;
 }
 
