@@ -84,14 +84,30 @@ enum hapt_status search_check_loops(const struct hapt_search_options *options)
 
 /* ---- Given stages ---- */
 
-/* Programs that --stages leaves open: the stages of a submesh take that of its first one. */
+/* True if the stage is a candidate as its layout says. */
+static bool is_candidate(const struct hapt_profile *profile, const struct hapt_plan_stage *stage)
+{
+    const struct hapt_profile_cluster *cluster = &profile->cluster[stage->submesh->subcluster[0]];
+    for (int s = 0; s < cluster->submesh_count; s++)
+        if (hapt_plan_stage_runs(stage, &cluster->submesh[s]))
+            return isfinite(
+                cluster->stage_time[hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1)]);
+    return false;
+}
+
+/* Programs that --stages leaves open: the stages of a submesh take that of its first one, and keep as much on their
+ * devices if they can. */
 static enum hapt_status choose_programs(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
     HAPT_TRY(hapt_plan_price_tables(profile, plan));
     for (int i = plan->stage_count - 1; i >= 0; i--) {
         int first = 0;
         while (plan->stage[first].submesh != plan->stage[i].submesh) first++;
+        const struct hapt_layout own = plan->stage[i].layout;
         plan->stage[i].layout = plan->stage[first].layout;
+        if (is_candidate(profile, &plan->stage[i])) continue;
+        plan->stage[i].layout.recompute = own.recompute;
+        plan->stage[i].layout.host_weights = own.host_weights;
     }
     return HAPT_OK;
 }

@@ -287,7 +287,7 @@ refuses 3 'must be true or false' 1 topology --cluster "$scratch/strange.json"
 refuses 4 'hosts of|no plan fits' 1 plan --input "$scratch/m.h5" --cluster "$scratch/poor.json" --predict --microbatches 4
 refuses 4 'takes .* of host memory' 2 train --input "$scratch/m.h5" --cluster "$scratch/poor.json" --plan "$scratch/auto.h5" --steps 1 --output "$scratch/none"
 check "nothing was written" [ ! -e "$scratch/none" ]
-refuses 2 'offload' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload gradients
+refuses 2 'offload' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload activations
 refuses 2 'offload' 1 plan --profile "$scratch/fast.h5" --offload optimizer
 refuses 2 'update-order' 1 plan --profile "$scratch/fast.h5" --update-order in-order
 sed 's/"memory": "200 kB"/"memory": "some"/' "$scratch/poor.json" >"$scratch/bad.json"
