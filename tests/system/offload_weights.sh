@@ -188,6 +188,14 @@ for code in "file['cluster_0/host_weights'][0] = 2" "del file.attrs['offload']";
     damage fast "$code"
     refuses 3 'host_weights' 1 plan --profile "$scratch/bad.h5"
 done
+# Gradients in files where they cannot leave: of two devices, and of weights that both stages have
+passes 1 plan --input "$scratch/rows.h5" --cluster "$scratch/three.json" --predict --microbatches 4 --offload weights --update-on host \
+    --stages "0-13@a:1x2,13-26@b:1x1" --output "$scratch/away.h5"
+damage away "file['stage_host_weights'][0] = 2"
+refuses 3 'stage 0 cannot have its weights on the host' 1 simulate --plan "$scratch/bad.h5"
+damage away "file['stage_host_weights'][1] = 2"
+refuses 3 'gradients of stage 1 on the hosts, which cannot leave' 3 train --input "$scratch/rows.h5" --cluster "$scratch/three.json" \
+    --plan "$scratch/bad.h5" --threads 1 --steps 1 --output "$scratch/none"
 host stalled '{"bandwidth": "100 B/s", "paced": true}'
 refuses 7 'copy of offloaded memory from the host to the device has made no progress for 4 s.* which begins with [a-z0-9_]+\.' 1 train --input "$scratch/deep.h5" \
     --cluster "$scratch/stalled.json" --plan "$scratch/device.h5" --threads 1 --steps 1 --timeout 4 --output "$scratch/stalled"
