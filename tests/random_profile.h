@@ -71,13 +71,13 @@ static inline void random_keep(uint64_t *seed, const struct hapt_profile *profil
     const struct hapt_submesh *submesh = &cluster->submesh[s];
     const size_t row = hapt_profile_index(profile, 1, 0, 0);
     size_t all = cell;
-    if ((submesh->recompute == 0 && !submesh->host_weights) || random_chance(seed, 0.2)) return;
-    for (int k = s; cluster->submesh[k].recompute > 0 || cluster->submesh[k].host_weights; k--) all -= row;
+    if ((submesh->recompute == 0 && !submesh->weights_at) || random_chance(seed, 0.2)) return;
+    for (int k = s; cluster->submesh[k].recompute > 0 || cluster->submesh[k].weights_at; k--) all -= row;
     if (!isfinite(cluster->stage_time[all])) return;
     const double share = submesh->recompute == HAPT_RECOMPUTE_PARTS ? 1 : 0.5;
-    cluster->stage_time[cell] = cluster->stage_time[all] * (1 + share / 3 + submesh->host_weights);
+    cluster->stage_time[cell] = cluster->stage_time[all] * (1 + share / 3 + submesh->weights_at);
     cluster->activation_bytes[cell] = cluster->activation_bytes[all] * (1 - share);
-    cluster->parameter_bytes[cell] = cluster->parameter_bytes[all] * (submesh->host_weights ? 0.25 : 1);
+    cluster->parameter_bytes[cell] = cluster->parameter_bytes[all] * (submesh->weights_at ? 0.25 : 1);
 }
 
 static inline void random_cluster(uint64_t *seed, struct hapt_profile *profile, int c, double grain,

@@ -37,10 +37,10 @@ struct hapt_mixed_group {
 };
 
 /* One for none, all, and parts between. */
-enum { HAPT_MOST_KEEPS = 12 };
+enum { HAPT_MOST_KEEPS = 16 };
 /* A choice of what the stages of a submesh keep on their devices. */
 struct hapt_keep {
-    int recompute, host_weights; /* as in a hapt_submesh */
+    int recompute, weights_at; /* as in a hapt_submesh */
 };
 
 /* The programs that are candidates. A single device has only one program, which counts as each of them. */
@@ -74,6 +74,7 @@ struct hapt_candidates {
     bool host_state;  /* they are on the host */
     bool host_update; /* the host updates the parameters whose state it has */
     bool host_weights, host_gradients; /* stages whose weights are there, or gradients as well, are candidates, too */
+    enum hapt_weight_sharding weight_sharding;
     /* ZeRO-1: ranks that sum a gradient hold one slice each of its optimizer state. STATE_REPLICATED: never;
      * STATE_AS_NEEDED: if not all microbatches of a step fit otherwise; STATE_SHARDED: always. */
     enum state_sharing { STATE_REPLICATED, STATE_AS_NEEDED, STATE_SHARDED } state_sharing;
@@ -82,15 +83,15 @@ struct hapt_candidates {
     enum hapt_tied_exchange exchange; /* element type of the gradients of tied parameters */
     int layout_count;
     const struct hapt_stage_layout **layout; /* [layout_count] program k is layout[k - 1] */
-    /* Choices of stages; the first keeps all, if some may. Those with weights on the host are last. Plain programs
-     * alone have such choices. */
-    int keep_count;
+    /* Choices of stages; the first keeps all, if some may. Plain programs alone have such choices, data-parallel ones
+     * those with sharded weights. */
+    int keep_count, keep_stride; /* stride: of tables by item and choice, of which a copy may use fewer */
     struct hapt_keep keep[HAPT_MOST_KEEPS];
     int unit_count;
     struct hapt_unit *unit;          /* [unit_count] of the model */
     struct hapt_unit_choices *units; /* which of them recompute */
     int weight_unit_count;
-    struct hapt_unit *weight_unit; /* [weight_unit_count] all modules; 0: no weights are on the host */
+    struct hapt_unit *weight_unit; /* [weight_unit_count] all modules; 0: all weights are on the devices of a stage */
     int mesh_count;
     struct hapt_candidate_mesh
         *mesh; /* meshes that can share the model and the microbatch's rows, ascending; then those with programs */
@@ -116,7 +117,7 @@ struct hapt_item_memory {
     double split_parameter_bytes, weight_slot_bytes; /* of the split program, which has the same activation_bytes */
     double masters_unread;                           /* 1: as in hapt_memory_plan; else 0 */
     double copies;                                   /* 1: hapt_memory_bytes; else 0 */
-    double weight_bytes, fetch_bytes;                /* hapt_memory_bytes */
+    double weight_bytes, fetch_bytes, weight_units;  /* hapt_memory_bytes */
     double gradient_bytes, gradient_fetch_bytes, gradient_last_bytes; /* the same */
 };
 #define FITS_NOWHERE ((struct hapt_item_memory){.parameter_bytes = INFINITY, .sharded_bytes = INFINITY})
@@ -217,7 +218,7 @@ double hapt_candidates_host_bytes(const struct hapt_candidates *candidates, cons
  * ways, one after the other. The first and the last half of the window have nothing beside them. Weights
  * and gradients on the host are not copied. */
 double hapt_candidates_host_update_s(const struct hapt_subcluster *subcluster, const struct hapt_item_memory *memory,
-                                     double elements, enum hapt_host_weights host_weights);
+                                     double elements, enum hapt_weights_at weights_at);
 /* Seconds to copy what an item has on the host to its device and back, once a step, or to update it there. Both
  * directions at a time, but CPUs copy themselves, unless their copies are paced. */
 double hapt_candidates_host_copies_s(const struct hapt_candidates *candidates, int subcluster,
@@ -256,7 +257,7 @@ struct hapt_candidate_shardings {
 enum hapt_status hapt_candidates_shardings(const struct hapt_candidates *candidates, int mesh_index,
                                            struct hapt_arena *arena, struct hapt_candidate_shardings *shardings);
 /* Memory of every item of a mesh, equal to hapt_candidates_plan_memory: memory[item]. A range whose weights alone
- * exceed every device fits nowhere; single layers have figures in any case. And again[item][HAPT_MOST_KEEPS] with
+ * exceed every device fits nowhere; single layers have figures in any case. And again[item][keep_stride] with
  * again_s 0 unless it is NULL. kernel_scratch NULL: without. Advances the innermost progress line by one for each
  * structure. */
 enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates, int mesh_index,
@@ -274,7 +275,7 @@ enum hapt_status hapt_candidates_again(const struct hapt_candidates *candidates,
 typedef double hapt_candidates_all_reduce(const void *context, int subcluster, struct hapt_submesh submesh,
                                           double bytes);
 /* Makes the profile. memory[c] and time[c]: tables by item for subcluster c; time in real seconds of its devices.
- * again[c]: [item][HAPT_MOST_KEEPS] of the shares beside 0; NULL: none recompute.
+ * again[c]: [item][keep_stride] of the shares beside 0; NULL: none recompute.
  * weight_share[c]: the part of backward_s that a split backward pass defers, NaN: unknown; NULL: all are unknown.
  * Variants without candidates are left out. So are variants that another one of the same submesh beats in time and
  * memory on every range (a plain variant is compared with plain ones only). A submesh keeps its data-parallel row if

@@ -45,7 +45,7 @@ struct hapt_engine_options {
     int slots;
     int weight_slots;      /* of split programs; 0: 1 */
     int transfer_slots;    /* 0: HAPT_TRANSFER_SLOTS */
-    bool sharded_state;    /* ZeRO-1: hapt_memory_options */
+    bool sharded_state;    /* ZeRO-1; with weight units ZeRO-3: hapt_memory_options */
     bool host_state;       /* hapt_memory_options */
     bool host_update;      /* the same */
     int weight_unit_count; /* the same: weights on the host */
@@ -109,7 +109,9 @@ enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int sta
 enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value);
 /* True if each rank of a parameter's group has its own slice of that state; state -1: of the master. */
 bool hapt_engine_is_sliced(const struct hapt_engine *engine, int tensor, int state);
-/* Copies a parameter as kernels read it, in its compute type. */
+/* True if kernels read weights that are gathered from slices; then no rank has a whole one. */
+bool hapt_engine_shards_weights(const struct hapt_engine *engine);
+/* Copies a parameter as kernels read it, in its compute type. Not for sharded weights. */
 enum hapt_status hapt_engine_get_weight(struct hapt_engine *engine, int tensor, void *value, size_t *bytes);
 /* The first element of this rank's part of the master, `*count` elements, for back ends whose memory the host can read;
  * NULL: it has none. */

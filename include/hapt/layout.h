@@ -39,7 +39,7 @@ struct hapt_layout {
     int recompute;                /* hapt_submesh.recompute; -1 in a question: any */
     int unit_count;               /* units that recompute; 0: none, or the operators are unknown */
     const struct hapt_unit *unit; /* in order */
-    int host_weights;             /* hapt_submesh.host_weights; -1 in a question: any */
+    int weights_at;               /* hapt_submesh.weights_at; -1 in a question: any */
     int weight_unit_count;        /* with it: the units whose weights are fetched; 0: the operators are unknown */
     const struct hapt_unit *weight_unit;
 };

@@ -12,6 +12,8 @@
  *              treated like the state if all trained weights have compute copies.
  *              With the weights on the host, too (AutoHete's p blocks): masters are treated like the state in any case,
  *              and two places hold the weights of one unit each (hapt_weight_unit) while its operators run.
+ *              With sharded weights (ZeRO-3) compute copies are treated like the state, too, or in fp32 masters; a rank
+ *              gathers those of a unit from its peers to a place.
  *              With the gradients on the host as well, three places hold those of one unit each.
  *   slot       tensors that live from forward to backward; a microbatch's inputs, loss and boundary activations
  *   weight     weight slots of a split sharding (hapt_sharding_split): tensors that BACKWARD keeps for WEIGHT
@@ -71,15 +73,17 @@ struct hapt_parameter_group {
 };
 #define HAPT_PARAMETER_GROUPS (1 << HAPT_MESH_AXES)
 
-/* Operators whose weights are on the device at the same time, if the weights are on the host: a module, as far as the
- * chunk has it. They stand one behind the other in the place `index mod 2`. A weight that several units read has a copy
- * in each. So do their gradients, if they are on the host: of fp32 elements, in the place `index mod 3`. */
+/* Operators whose weights are on the device at the same time, if the weights are on the host or sharded: a module, as
+ * far as the chunk has it. They stand one behind the other in the place `index mod 2`, in the order of the blocks. A
+ * weight that several units read has a copy in each. So do their gradients, if they are on the host: of fp32 elements,
+ * in the place `index mod 3`. */
 struct hapt_weight_unit {
     int first_op, end_op;
     int count;
     struct hapt_unit_weight {
         int parameter;  /* program tensor */
         size_t element; /* the first one, from the start of the place */
+        size_t padded;  /* elements up to the next weight */
     } * weight;         /* [count] */
 };
 #define HAPT_WEIGHT_PLACES 2
@@ -126,6 +130,9 @@ struct hapt_memory_plan {
      * at place_offset + k * place_bytes. The update writes compute copies to a window (copy_offset) of as many elements
      * as that of the state. */
     bool host_weights;
+    /* Weights are sharded: compute copies, or in fp32 masters, are laid out like the state on the device, and so is
+     * their block. The places are those of weights on the host. */
+    bool sharded_weights;
     int unit_count;
     struct hapt_weight_unit *unit;
     size_t place_offset, place_bytes, host_copy_offset;
@@ -154,7 +161,8 @@ struct hapt_memory_options {
     bool host_update;   /* with host_state: hapt_memory_plan */
     /* Units in order: with host_state and without sharded_state the trained weights of programs that lie in them are on
      * the host, too. Such a program needs a state, no frozen weights, and one type of all weights; else its weights are
-     * on the device. */
+     * on the device. With sharded_state these weights are sharded. Such a program needs no frozen weights, one type of
+     * all weights, ranks that sum some gradients, and compute copies or no host_state; else each rank has all. */
     int weight_unit_count;
     const struct hapt_unit *weight_unit;
     /* Those of them whose gradients are on the host, too. This needs host_update and a program for one device, of which
@@ -180,6 +188,11 @@ static inline size_t hapt_host_window_bytes(enum hapt_host_window window, size_t
 {
     const size_t size[] = {gradients ? sizeof(float) : 0, masters ? sizeof(float) : 0, copies ? sizeof(uint16_t) : 0};
     return elements * size[window];
+}
+/* True if kernels read weights in places. */
+static inline bool hapt_memory_has_places(const struct hapt_memory_plan *plan)
+{
+    return plan->host_weights || plan->sharded_weights;
 }
 /* Number of ranks on a group's axes; *index: the sharding's own rank among them. */
 int hapt_parameter_group_ranks(const struct hapt_sharding *sharding, unsigned axes, int *index);
@@ -207,9 +220,10 @@ struct hapt_memory_bytes {
     size_t sharded_bytes;                  /* parameter_bytes with sharded optimizer state */
     size_t host_bytes, sharded_host_bytes; /* of the optimizer state on the host; 0: it is on the device */
     size_t trained_elements;
-    /* Weights on the host; 0: they are on the device. fetch: those that a pass copies to the device, if it begins with
-     * the units with which the one before ended: all but two units', if they are equal. */
+    /* Weights on the host, or sharded; 0: they are on the device. fetch: those that a pass copies to the device, if it
+     * begins with the units with which the one before ended: all but two units', if they are equal. */
     size_t weight_bytes, fetch_bytes;
+    int weight_units;
     /* Gradients on the host; 0: on the device. fetch: those that a backward pass copies to the device behind another
      * one, if units are equal: none of three, all of six or more. last: those of the largest unit. */
     size_t gradient_bytes, gradient_fetch_bytes, gradient_last_bytes;

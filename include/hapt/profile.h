@@ -18,12 +18,22 @@
  * 1): the profile's layout k instead. */
 struct hapt_submesh {
     int n, m, tp, program;
-    int recompute;    /* what a range recomputes (AutoHete; layers.h) */
-    int host_weights; /* enum hapt_host_weights */
+    int recompute;  /* what a range recomputes (AutoHete; layers.h) */
+    int weights_at; /* enum hapt_weights_at */
 };
-/* On the host besides the optimizer state: nothing; the trained weights (hapt_memory_plan); their gradients, too, where
- * it is possible. */
-enum hapt_host_weights { HAPT_HOST_NO_WEIGHTS, HAPT_HOST_WEIGHTS, HAPT_HOST_GRADIENTS };
+/* The trained weights of a stage (hapt_memory_plan): on each of its devices; on the host; there with their gradients,
+ * where it is possible; or sharded over the devices that sum their gradients (ZeRO-3, Rajbhandari et al. 2020). */
+enum hapt_weights_at { HAPT_WEIGHTS_RESIDENT, HAPT_WEIGHTS_ON_HOST, HAPT_GRADIENTS_ON_HOST, HAPT_WEIGHTS_SHARDED };
+#define HAPT_WEIGHTS_CHOICES 4
+/* True if kernels read the weights of a unit in a place that is filled while the stage runs. */
+static inline bool hapt_weights_move(int weights_at)
+{
+    return weights_at != HAPT_WEIGHTS_RESIDENT;
+}
+static inline bool hapt_weights_on_host(int weights_at)
+{
+    return weights_at == HAPT_WEIGHTS_ON_HOST || weights_at == HAPT_GRADIENTS_ON_HOST;
+}
 /* The part of the training state that is on the hosts. STAGES: the optimizer state of all stages, and the weights of
  * those that are planned so; STAGES_GRADIENTS: and their gradients. WEIGHTS, GRADIENTS: of all stages. */
 enum hapt_offload {
@@ -34,15 +44,19 @@ enum hapt_offload {
     HAPT_OFFLOAD_WEIGHTS,
     HAPT_OFFLOAD_GRADIENTS
 };
+/* Data-parallel stages whose weights are sharded: none, those that are planned so, or all. */
+enum hapt_weight_sharding { HAPT_WEIGHT_SHARDING_NO, HAPT_WEIGHT_SHARDING_MAY, HAPT_WEIGHT_SHARDING_ALL };
+/* What is not on every device of a stage. */
 struct hapt_offloading {
     enum hapt_offload what;
     bool host_update; /* the host updates the parameters whose state it has */
+    enum hapt_weight_sharding weight_sharding;
 };
 /* True if two rows are the same submesh with the same program. */
 static inline bool hapt_submesh_same(const struct hapt_submesh *a, const struct hapt_submesh *b)
 {
     return a->n == b->n && a->m == b->m && a->tp == b->tp && a->program == b->program && a->recompute == b->recompute &&
-           a->host_weights == b->host_weights;
+           a->weights_at == b->weights_at;
 }
 
 struct hapt_profile_cluster {

@@ -25,6 +25,14 @@ static int most_tensor_parallel(const struct hapt_candidates *candidates, struct
     return most == 0 || most > submesh.m ? submesh.m : most;
 }
 
+/* True if stages with so many data-parallel groups may have their weights there. */
+static bool may_keep(const struct hapt_candidates *candidates, int weights_at, int groups)
+{
+    const bool sharded = weights_at == HAPT_WEIGHTS_SHARDED;
+    if (groups == 1) return !sharded;
+    return sharded || candidates->weight_sharding != HAPT_WEIGHT_SHARDING_ALL;
+}
+
 enum hapt_status hapt_candidates_variants(const struct hapt_candidates *candidates, int subcluster,
                                           struct hapt_arena *arena, struct hapt_submesh **variant, int *count)
 {
@@ -40,12 +48,13 @@ enum hapt_status hapt_candidates_variants(const struct hapt_candidates *candidat
         for (int tp = 1; tp <= most_tensor_parallel(candidates, submesh[s]) && submesh[s].m % tp == 0; tp *= 2)
             if ((candidates->programs & (tp > 1 ? PROGRAM_TENSOR : PROGRAM_DATA)) || submesh[s].n * submesh[s].m == 1)
                 for (int k = 0; k < candidates->keep_count; k++)
-                    made[all++] = (struct hapt_submesh){submesh[s].n,
-                                                        submesh[s].m,
-                                                        tp,
-                                                        0,
-                                                        candidates->keep[k].recompute,
-                                                        candidates->keep[k].host_weights};
+                    if (may_keep(candidates, candidates->keep[k].weights_at, submesh[s].n * submesh[s].m / tp))
+                        made[all++] = (struct hapt_submesh){submesh[s].n,
+                                                            submesh[s].m,
+                                                            tp,
+                                                            0,
+                                                            candidates->keep[k].recompute,
+                                                            candidates->keep[k].weights_at};
     for (int d = 0; d < candidates->mesh_count; d++) {
         const struct hapt_candidate_mesh *mesh = &candidates->mesh[d];
         if (mesh->program > 0 && (mesh->subclusters >> subcluster & 1u))
@@ -213,13 +222,13 @@ bool hapt_candidates_recompute(const struct hapt_candidates *candidates)
 
 bool hapt_candidates_chooses(const struct hapt_candidates *candidates)
 {
-    return candidates->host_weights || hapt_candidates_recompute(candidates);
+    return candidates->weight_unit_count > 0 || hapt_candidates_recompute(candidates);
 }
 
-static void add_keep(struct hapt_candidates *candidates, int recompute, enum hapt_host_weights host_weights)
+static void add_keep(struct hapt_candidates *candidates, int recompute, enum hapt_weights_at weights_at)
 {
     HAPT_ASSERT(candidates->keep_count < HAPT_MOST_KEEPS);
-    candidates->keep[candidates->keep_count++] = (struct hapt_keep){recompute, (int)host_weights};
+    candidates->keep[candidates->keep_count++] = (struct hapt_keep){recompute, (int)weights_at};
 }
 
 /* The choices of --recompute. auto: nothing, then all units selective, then quarters of them make all again. Unlike
@@ -242,7 +251,32 @@ static void add_recomputation(const struct hapt_config *config, bool recompute, 
     }
 }
 
-/* Weights on the host with the least, half and the most of the recomputation; gradients, too, with the most. */
+/* Every choice of recomputation with weights at `often`; before it, with those at `rarely`, if that differs. */
+static void replace_keeps(struct hapt_candidates *candidates, enum hapt_weights_at often, enum hapt_weights_at rarely)
+{
+    struct hapt_keep keep[HAPT_MOST_KEEPS];
+    const int count = candidates->keep_count;
+    memcpy(keep, candidates->keep, sizeof keep);
+    candidates->keep_count = 0;
+    for (int k = 0; k < count; k++) {
+        if (rarely != often) add_keep(candidates, keep[k].recompute, rarely);
+        add_keep(candidates, keep[k].recompute, often);
+    }
+}
+
+/* Adds choices with weights elsewhere, and with the least, half and the most of the recomputation of `resident` ones.
+ */
+static void add_thirds(struct hapt_candidates *candidates, int resident, enum hapt_weights_at weights_at)
+{
+    for (int third = 0, last = -1; third < 3; third++) {
+        const int k = third * (resident - 1) / 2;
+        if (k != last) add_keep(candidates, candidates->keep[k].recompute, weights_at);
+        last = k;
+    }
+}
+
+/* Weights on the host with some of the recomputation; gradients, too, with the most. Sharded weights likewise, or with
+ * all. */
 static void choose_keeps(const struct hapt_config *config, const struct hapt_candidates_options *options,
                          struct hapt_candidates *candidates)
 {
@@ -250,23 +284,18 @@ static void choose_keeps(const struct hapt_config *config, const struct hapt_can
     const int resident = candidates->keep_count;
     const enum hapt_offload what = options->offload.what;
     if (what == HAPT_OFFLOAD_WEIGHTS || what == HAPT_OFFLOAD_GRADIENTS) {
-        struct hapt_keep keep[HAPT_MOST_KEEPS];
-        memcpy(keep, candidates->keep, sizeof keep);
-        candidates->keep_count = 0;
-        for (int k = 0; k < resident; k++) {
-            if (candidates->host_gradients) add_keep(candidates, keep[k].recompute, HAPT_HOST_GRADIENTS);
-            add_keep(candidates, keep[k].recompute, HAPT_HOST_WEIGHTS);
-        }
+        replace_keeps(candidates, HAPT_WEIGHTS_ON_HOST,
+                      candidates->host_gradients ? HAPT_GRADIENTS_ON_HOST : HAPT_WEIGHTS_ON_HOST);
     }
+    if (candidates->weight_sharding == HAPT_WEIGHT_SHARDING_ALL)
+        replace_keeps(candidates, HAPT_WEIGHTS_SHARDED, HAPT_WEIGHTS_RESIDENT);
+    if (candidates->weight_sharding == HAPT_WEIGHT_SHARDING_MAY) add_thirds(candidates, resident, HAPT_WEIGHTS_SHARDED);
     if ((what != HAPT_OFFLOAD_STAGES && what != HAPT_OFFLOAD_STAGES_GRADIENTS) ||
         candidates->state_sharing == STATE_SHARDED)
         return;
-    for (int third = 0, last = -1; third < 3; third++) {
-        const int k = third * (resident - 1) / 2;
-        if (k != last) add_keep(candidates, candidates->keep[k].recompute, HAPT_HOST_WEIGHTS);
-        last = k;
-    }
-    if (candidates->host_gradients) add_keep(candidates, candidates->keep[resident - 1].recompute, HAPT_HOST_GRADIENTS);
+    add_thirds(candidates, resident, HAPT_WEIGHTS_ON_HOST);
+    if (candidates->host_gradients)
+        add_keep(candidates, candidates->keep[resident - 1].recompute, HAPT_GRADIENTS_ON_HOST);
 }
 
 enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,
@@ -287,6 +316,7 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
                                            .host_update = options->offload.host_update,
                                            .host_weights = options->offload.what >= HAPT_OFFLOAD_STAGES,
                                            .host_gradients = gradients,
+                                           .weight_sharding = options->offload.weight_sharding,
                                            .efficiency = options->efficiency,
                                            .imbalance = hapt_config_real(config, "imbalance"),
                                            .microbatches = (int)hapt_config_int(config, "microbatches"),
@@ -300,9 +330,10 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
     HAPT_TRY(hapt_layers_units(layers, arena, &candidates->unit, &candidates->unit_count));
     HAPT_TRY(
         hapt_unit_choices_create(model->graph, candidates->unit, candidates->unit_count, arena, &candidates->units));
-    if (candidates->host_weights)
+    if (candidates->host_weights || candidates->weight_sharding != HAPT_WEIGHT_SHARDING_NO)
         HAPT_TRY(hapt_layers_weight_units(layers, arena, &candidates->weight_unit, &candidates->weight_unit_count));
     choose_keeps(config, options, candidates);
+    candidates->keep_stride = candidates->keep_count;
     hapt_arena_init(&scratch);
     const enum hapt_status status = find_meshes(candidates, arena, &scratch);
     hapt_arena_release(&scratch);
@@ -379,6 +410,7 @@ struct hapt_item_memory hapt_candidates_memory(const struct hapt_candidates *can
                                      .masters_unread = figures->masters_unread,
                                      .weight_bytes = (double)figures->weight_bytes,
                                      .fetch_bytes = (double)figures->fetch_bytes,
+                                     .weight_units = figures->weight_units,
                                      .gradient_bytes = (double)figures->gradient_bytes,
                                      .gradient_fetch_bytes = (double)figures->gradient_fetch_bytes,
                                      .gradient_last_bytes = (double)figures->gradient_last_bytes};
@@ -405,14 +437,14 @@ double hapt_candidates_host_bytes(const struct hapt_candidates *candidates, cons
 }
 
 double hapt_candidates_host_update_s(const struct hapt_subcluster *subcluster, const struct hapt_item_memory *memory,
-                                     double elements, enum hapt_host_weights host_weights)
+                                     double elements, enum hapt_weights_at weights_at)
 {
     if (elements <= 0) return 0;
     const double window = (double)hapt_memory_window((size_t)elements);
     /* bytes of what is on the device */
-    const double masters = memory->masters_unread > 0 || host_weights != HAPT_HOST_NO_WEIGHTS ? 0 : 4,
-                 copies = memory->copies > 0 && host_weights == HAPT_HOST_NO_WEIGHTS ? 2 : 0,
-                 gradients = host_weights == HAPT_HOST_GRADIENTS ? 0 : 4;
+    const double masters = memory->masters_unread > 0 || weights_at != HAPT_WEIGHTS_RESIDENT ? 0 : 4,
+                 copies = memory->copies > 0 && weights_at == HAPT_WEIGHTS_RESIDENT ? 2 : 0,
+                 gradients = weights_at == HAPT_GRADIENTS_ON_HOST ? 0 : 4;
     const double byte_s = elements / hapt_cluster_host_bandwidth(subcluster), out_s = (gradients + masters) * byte_s,
                  in_s = (masters + copies) * byte_s, update_s = elements / hapt_cluster_host_update_rate(subcluster);
     const double all_s = out_s + in_s + update_s;
@@ -432,9 +464,10 @@ double hapt_candidates_host_copies_s(const struct hapt_candidates *candidates, i
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
     const double bytes = hapt_candidates_host_bytes(candidates, memory, own->device.memory_bytes);
     if (candidates->host_update)
-        return bytes > 0 ? hapt_candidates_host_update_s(
-                               own, memory, memory->trained_elements * bytes / memory->host_bytes, HAPT_HOST_NO_WEIGHTS)
-                         : 0;
+        return bytes > 0
+                   ? hapt_candidates_host_update_s(own, memory, memory->trained_elements * bytes / memory->host_bytes,
+                                                   HAPT_WEIGHTS_RESIDENT)
+                   : 0;
     const double one_s = bytes / hapt_cluster_host_bandwidth(own);
     if (hapt_candidates_copies_itself(own)) return 2 * one_s;
     /* the last half of the window is copied back alone */

@@ -10,7 +10,7 @@ struct filling {
     struct hapt_item_memory *const *memory; /* [subcluster][item] */
     struct hapt_item_time *const *time;     /* [subcluster][item] */
     double *const *weight_share;            /* [subcluster][item], or NULL */
-    struct hapt_item_again *const *again;   /* [subcluster][item][HAPT_MOST_KEEPS], or NULL */
+    struct hapt_item_again *const *again;   /* [subcluster][item][keep_stride], or NULL */
     hapt_candidates_all_reduce *all_reduce;
     const void *context;
 };
@@ -21,9 +21,10 @@ static const struct hapt_item_again *again_of(const struct filling *filling, int
 {
     const struct hapt_candidates *candidates = filling->candidates;
     const struct hapt_keep *keep = candidates->keep;
-    if (submesh.recompute == 0 && !submesh.host_weights) return NULL;
-    while (keep->recompute != submesh.recompute || keep->host_weights != submesh.host_weights) keep++;
-    return &filling->again[subcluster][(size_t)item * HAPT_MOST_KEEPS + (size_t)(keep - candidates->keep)];
+    if (submesh.recompute == 0 && !hapt_weights_move(submesh.weights_at)) return NULL;
+    while (keep->recompute != submesh.recompute || keep->weights_at != submesh.weights_at) keep++;
+    return &filling
+                ->again[subcluster][(size_t)item * (size_t)candidates->keep_stride + (size_t)(keep - candidates->keep)];
 }
 
 static const struct hapt_item_memory *memory_of(const struct filling *filling, int subcluster, int item,
@@ -33,10 +34,10 @@ static const struct hapt_item_memory *memory_of(const struct filling *filling, i
     return again ? &again->memory : &filling->memory[subcluster][item];
 }
 
-/* The part of such an item that is on the host. */
-static enum hapt_host_weights host_weights_of(const struct hapt_item_memory *memory)
+/* The location of the weights of an item with some on the host. */
+static enum hapt_weights_at weights_at_of(const struct hapt_item_memory *memory)
 {
-    return memory->gradient_bytes > 0 ? HAPT_HOST_GRADIENTS : HAPT_HOST_WEIGHTS;
+    return memory->gradient_bytes > 0 ? HAPT_GRADIENTS_ON_HOST : HAPT_WEIGHTS_ON_HOST;
 }
 
 /* Seconds that updates on the host take longer if the weights are on the host, negative: shorter. Ranks do not share
@@ -46,8 +47,34 @@ static double more_updates_s(const struct hapt_candidates *candidates, const str
 {
     const double own_bytes = hapt_candidates_host_bytes(candidates, whole, own->device.memory_bytes);
     const double share = whole->host_bytes > 0 ? own_bytes / whole->host_bytes : 0; /* 0: it was not sized */
-    return hapt_candidates_host_update_s(own, memory, memory->trained_elements, host_weights_of(memory)) -
-           hapt_candidates_host_update_s(own, whole, memory->trained_elements * share, HAPT_HOST_NO_WEIGHTS);
+    return hapt_candidates_host_update_s(own, memory, memory->trained_elements, weights_at_of(memory)) -
+           hapt_candidates_host_update_s(own, whole, memory->trained_elements * share, HAPT_WEIGHTS_RESIDENT);
+}
+
+/* Seconds to gather the sharded weights of one unit. */
+static double gather_s(const struct filling *filling, int subcluster, struct hapt_submesh submesh,
+                       const struct hapt_item_memory *memory)
+{
+    if (memory->weight_units == 0) return 0;
+    return 0.5 *
+           filling->all_reduce(filling->context, subcluster, submesh, memory->weight_bytes / memory->weight_units);
+}
+
+/* The same for a pass that begins with the units with which the one before ended. */
+static double gathers_s(const struct filling *filling, int subcluster, struct hapt_submesh submesh,
+                        const struct hapt_item_memory *memory)
+{
+    return fmax(memory->weight_units - HAPT_WEIGHT_PLACES, 0) * gather_s(filling, subcluster, submesh, memory);
+}
+
+/* Bytes of an all-reduce that takes as long as a stage's sums, and its gather of weights, if that is no part of passes.
+ */
+static double summed_bytes(const struct filling *filling, int subcluster, struct hapt_submesh submesh,
+                           const struct hapt_item_memory *memory, const struct hapt_item_memory *whole)
+{
+    if (submesh.weights_at == HAPT_WEIGHTS_SHARDED && memory->weight_units > 0) return 2 * memory->trained_elements;
+    return hapt_candidates_summed_bytes(filling->candidates, subcluster,
+                                        hapt_weights_on_host(submesh.weights_at) ? memory : whole);
 }
 
 /* Cost of a candidate outside the pipeline. Weights on the host are updated and copied there; the first units of the
@@ -59,10 +86,12 @@ static double step_s(const struct filling *filling, int subcluster, struct hapt_
                                   *whole = &filling->memory[subcluster][item];
     double seconds = filling->time[subcluster][item].update_s;
     if (submesh.program == 0 && submesh.n * submesh.m > submesh.tp)
-        seconds += filling->all_reduce(
-            filling->context, subcluster, submesh,
-            hapt_candidates_summed_bytes(candidates, subcluster, submesh.host_weights ? memory : whole));
-    if (!submesh.host_weights) return seconds;
+        seconds += filling->all_reduce(filling->context, subcluster, submesh,
+                                       summed_bytes(filling, subcluster, submesh, memory, whole));
+    if (submesh.weights_at == HAPT_WEIGHTS_SHARDED)
+        return seconds +
+               fmin(memory->weight_units, HAPT_WEIGHT_PLACES) * gather_s(filling, subcluster, submesh, memory);
+    if (!hapt_weights_on_host(submesh.weights_at)) return seconds;
     const struct hapt_subcluster *own = &candidates->cluster->subcluster[subcluster];
     const double first_s =
         (memory->weight_bytes - memory->fetch_bytes + memory->gradient_last_bytes) / hapt_cluster_host_bandwidth(own);
@@ -75,15 +104,20 @@ struct passes {
     double forward_s, backward_s;
 };
 
-/* Weights on the host are fetched while others are used. This holds for forward and backward passes in turn; after a
- * pass of the same direction the first two units are fetched as well. Gradients on the host leave in the other
- * direction, and but for a step's first microbatch they are fetched like weights. */
+/* Sharded weights are gathered by the passes. Weights on the host are fetched while others are used. This holds for
+ * forward and backward passes in turn; after a pass of the same direction the first two units are fetched as well.
+ * Gradients on the host leave in the other direction, and but for a step's first microbatch they are fetched like
+ * weights. */
 static struct passes passes_of(const struct filling *filling, int subcluster, int item, struct hapt_submesh submesh)
 {
     const struct hapt_item_time *time = &filling->time[subcluster][item];
     const struct hapt_item_again *again = again_of(filling, subcluster, item, submesh);
     struct passes passes = {time->forward_s, time->backward_s + (again ? again->again_s : 0)};
-    if (!submesh.host_weights || again->memory.weight_bytes == 0) return passes;
+    if (!hapt_weights_move(submesh.weights_at) || again->memory.weight_bytes == 0) return passes;
+    if (submesh.weights_at == HAPT_WEIGHTS_SHARDED) {
+        const double more_s = gathers_s(filling, subcluster, submesh, &again->memory);
+        return (struct passes){passes.forward_s + more_s, passes.backward_s + more_s};
+    }
     const struct hapt_subcluster *own = &filling->candidates->cluster->subcluster[subcluster];
     const double fetch_s = again->memory.fetch_bytes / hapt_cluster_host_bandwidth(own),
                  hides =

@@ -87,38 +87,40 @@ static void never_share(struct hapt_item_memory *memory)
 
 /* Scratch of the choices of a range: what its units recompute. */
 struct unit_scratch {
-    unsigned char *own, *before[3]; /* [unit_count] the last choice with so much on the host */
+    unsigned char *own, *before[HAPT_WEIGHTS_CHOICES]; /* [unit_count] the last choice with weights there */
 };
 
 /* The same for each choice of what is kept. Some are no candidates: choices that differ in nothing from an earlier one,
- * and those that have less on the host than they say. If all have weights there, a range keeps gradients or weights
- * that cannot leave. With --recompute all, ranges that cut a unit are no candidates, since its activations would be
- * kept. sizing, before: by enum hapt_host_weights. */
-static enum hapt_status size_keeps(const struct hapt_candidates *candidates, const struct sizing sizing[3],
-                                   bool recomputes, int first_op, int end_op, const struct unit_scratch *units,
-                                   struct hapt_item_again *again)
+ * and those with weights that do not move. If all are to move, a range keeps gradients or weights that cannot. With
+ * --recompute all, ranges that cut a unit are no candidates, since its activations would be kept. sizing, before: by
+ * enum hapt_weights_at. */
+static enum hapt_status size_keeps(const struct hapt_candidates *candidates,
+                                   const struct sizing sizing[HAPT_WEIGHTS_CHOICES], bool recomputes, int first_op,
+                                   int end_op, const struct unit_scratch *units, struct hapt_item_again *again)
 {
     const bool all = candidates->keep[0].recompute == HAPT_RECOMPUTE_PARTS,
-               away = candidates->keep[0].host_weights != HAPT_HOST_NO_WEIGHTS;
-    bool seen[3] = {true}, gradients = false;
+               away = candidates->keep[0].weights_at != HAPT_WEIGHTS_RESIDENT,
+               shards = candidates->weight_sharding == HAPT_WEIGHT_SHARDING_ALL;
+    bool seen[HAPT_WEIGHTS_CHOICES] = {true}, gradients = false;
     memset(units->before[0], HAPT_UNIT_KEPT, (size_t)candidates->unit_count);
     for (int k = 0; k < candidates->keep_count; k++) {
         const struct hapt_keep keep = candidates->keep[k];
-        unsigned char *own = units->own, *before = units->before[keep.host_weights];
+        unsigned char *own = units->own, *before = units->before[keep.weights_at];
         int first, end;
         HAPT_TRY(hapt_unit_choose(candidates->units, first_op, end_op, keep.recompute, own, &first, &end));
         const bool forced = k == 0 && keep.recompute > 0,
-                   same = seen[keep.host_weights] && memcmp(own + first, before + first, (size_t)(end - first)) == 0;
-        if ((same && !forced) || (keep.recompute > 0 && !recomputes)) continue;
+                   same = seen[keep.weights_at] && memcmp(own + first, before + first, (size_t)(end - first)) == 0;
+        if ((same && !forced) || (keep.recompute > 0 && !recomputes) || !sizing[keep.weights_at].ranges) continue;
         if (all && cuts_unit(candidates, first_op, end_op)) continue;
-        HAPT_TRY(size_range(candidates, &sizing[keep.host_weights], first_op, end_op, own, &again[k].memory));
-        if (keep.host_weights) never_share(&again[k].memory);
+        HAPT_TRY(size_range(candidates, &sizing[keep.weights_at], first_op, end_op, own, &again[k].memory));
+        if (hapt_weights_on_host(keep.weights_at)) never_share(&again[k].memory);
         memcpy(before + first, own + first, (size_t)(end - first));
-        seen[keep.host_weights] = true;
+        seen[keep.weights_at] = true;
         gradients = gradients || again[k].memory.gradient_bytes > 0;
-        if (keep.host_weights == HAPT_HOST_GRADIENTS
+        if (keep.weights_at == HAPT_GRADIENTS_ON_HOST
                 ? !gradients
-                : keep.host_weights && (away ? gradients : again[k].memory.weight_bytes == 0))
+                : hapt_weights_move(keep.weights_at) &&
+                      (away ? gradients : again[k].memory.weight_bytes == 0 && !shards))
             again[k].memory = FITS_NOWHERE;
     }
     return HAPT_OK;
@@ -143,24 +145,27 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
                                                 .scratch = kernel_scratch,
                                                 .scratch_context = engine,
                                                 .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted};
-    struct hapt_memory_options away = options, gradients;
-    struct sizing sizing[3] = {{0}};
+    struct hapt_memory_options away = options, gradients, sharded;
+    struct sizing sizing[HAPT_WEIGHTS_CHOICES] = {{0}};
     struct unit_scratch units;
     unsigned char *kept;
     const bool plain = candidates->mesh[mesh_index].program == 0 && candidates->mesh[mesh_index].dp > 0;
     HAPT_NEW(kept, scratch, candidates->unit_count);
     HAPT_NEW(units.own, scratch, candidates->unit_count);
-    for (int k = 0; k < 3; k++) HAPT_NEW(units.before[k], scratch, candidates->unit_count);
+    for (int k = 0; k < HAPT_WEIGHTS_CHOICES; k++) HAPT_NEW(units.before[k], scratch, candidates->unit_count);
     away.weight_unit_count = candidates->weight_unit_count;
     away.weight_unit = candidates->weight_unit;
-    gradients = away;
+    gradients = sharded = away;
+    sharded.sharded_state = true;
     gradients.gradient_unit_count = away.weight_unit_count;
     gradients.gradient_unit = away.weight_unit;
     HAPT_TRY(begin_sizing(shardings, &options, scratch, &sizing[0]));
     if (candidates->host_weights && plain)
-        HAPT_TRY(begin_sizing(shardings, &away, scratch, &sizing[HAPT_HOST_WEIGHTS]));
+        HAPT_TRY(begin_sizing(shardings, &away, scratch, &sizing[HAPT_WEIGHTS_ON_HOST]));
     if (candidates->host_gradients && plain)
-        HAPT_TRY(begin_sizing(shardings, &gradients, scratch, &sizing[HAPT_HOST_GRADIENTS]));
+        HAPT_TRY(begin_sizing(shardings, &gradients, scratch, &sizing[HAPT_GRADIENTS_ON_HOST]));
+    if (candidates->weight_sharding != HAPT_WEIGHT_SHARDING_NO && plain && candidates->mesh[mesh_index].dp > 1)
+        HAPT_TRY(begin_sizing(shardings, &sharded, scratch, &sizing[HAPT_WEIGHTS_SHARDED]));
     for (int k = 0; k < candidates->structure_count; k++) {
         const size_t item = (size_t)k * (size_t)candidates->mesh_count + (size_t)mesh_index;
         const int first = candidates->first[k], last = candidates->last[k];
@@ -168,19 +173,20 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
         hapt_progress_advance(1);
         item_range(candidates, k, &first_op, &end_op);
         memory[item] = FITS_NOWHERE;
-        for (int choice = 0; again && choice < HAPT_MOST_KEEPS; choice++)
-            again[item * HAPT_MOST_KEEPS + (size_t)choice] = (struct hapt_item_again){.memory = FITS_NOWHERE};
+        for (int choice = 0; again && choice < candidates->keep_stride; choice++)
+            again[item * (size_t)candidates->keep_stride + (size_t)choice] =
+                (struct hapt_item_again){.memory = FITS_NOWHERE};
         if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
         if (!hapt_candidates_may_be_wanted(candidates, mesh_index, first, last)) continue;
         /* Single layers need figures in any case: "does not fit" names them. */
         bool fits = false;
-        for (int w = 0; w < 3; w++) fits = fits || may_fit(candidates, &sizing[w], first_op, end_op);
+        for (int w = 0; w < HAPT_WEIGHTS_CHOICES; w++) fits = fits || may_fit(candidates, &sizing[w], first_op, end_op);
         if (first < last && !fits) continue;
         HAPT_TRY(size_range(candidates, &sizing[0], first_op, end_op, kept, &memory[item]));
-        if (again && (shardings->recomputes || sizing[1].ranges) &&
+        if (again && (shardings->recomputes || candidates->weight_unit_count > 0) &&
             hapt_candidates_may_recompute(candidates, mesh_index, first, last))
             HAPT_TRY(size_keeps(candidates, sizing, shardings->recomputes, first_op, end_op, &units,
-                                &again[item * HAPT_MOST_KEEPS]));
+                                &again[item * (size_t)candidates->keep_stride]));
     }
     return HAPT_OK;
 }
@@ -225,7 +231,8 @@ enum hapt_status hapt_candidates_again(const struct hapt_candidates *candidates,
             item_range(candidates, k, &first_op, &end_op);
             HAPT_TRY(hapt_unit_choose(candidates->units, first_op, end_op, candidates->keep[keep].recompute, choice,
                                       &first, &end));
-            again[item * HAPT_MOST_KEEPS + (size_t)keep].again_s = again_seconds(choice, first, end, unit_s, light_s);
+            again[item * (size_t)candidates->keep_stride + (size_t)keep].again_s =
+                again_seconds(choice, first, end, unit_s, light_s);
         }
     return HAPT_OK;
 }

@@ -54,7 +54,7 @@ static enum hapt_status bind_operators(struct hapt_plan *plan, const struct hapt
         stage->first_op = hapt_layers_first_op(layers, stage->first_layer);
         stage->end_op = layers->end_op[stage->end_layer - 1];
         if (stage->layout.recompute > 0) HAPT_TRY(bind_units(plan, stage, unit, units, choices));
-        if (!stage->layout.host_weights) continue;
+        if (!stage->layout.weights_at) continue;
         stage->layout.weight_unit_count = units_in(weight_unit, weight_units, stage, &first);
         stage->layout.weight_unit = &weight_unit[first];
     }

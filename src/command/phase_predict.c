@@ -93,7 +93,7 @@ bool hapt_phase_updates_on_host(const struct hapt_config *config, const struct h
     const bool weights = offload >= HAPT_OFFLOAD_WEIGHTS, half = model->dtype != HAPT_F32;
     const struct hapt_item_memory memory = {.masters_unread = half, .copies = half};
     const double state_bytes = 4.0 * (states + (weights || half)) * MANY; /* in each direction */
-    const enum hapt_host_weights held = weights ? HAPT_HOST_WEIGHTS : HAPT_HOST_NO_WEIGHTS;
+    const enum hapt_weights_at held = weights ? HAPT_WEIGHTS_ON_HOST : HAPT_WEIGHTS_RESIDENT;
     bool faster = true;
     for (int c = 0; c < cluster->count && faster; c++) {
         const struct hapt_subcluster *own = &cluster->subcluster[c];
@@ -104,11 +104,20 @@ bool hapt_phase_updates_on_host(const struct hapt_config *config, const struct h
     return faster;
 }
 
+enum hapt_weight_sharding hapt_phase_weight_sharding(const struct hapt_config *config, bool may)
+{
+    const char *choice = hapt_config_text(config, "sharded-weights");
+    if (!strcmp(choice, "yes")) return HAPT_WEIGHT_SHARDING_ALL;
+    may = may && !strcmp(choice, "auto") && strcmp(hapt_config_text(config, "sharded-optimizer"), "no") != 0;
+    return may ? HAPT_WEIGHT_SHARDING_MAY : HAPT_WEIGHT_SHARDING_NO;
+}
+
 static enum hapt_status predict(const struct hapt_prediction *of, bool recompute, enum hapt_offload offload,
-                                struct hapt_arena *arena, struct hapt_profile **profile)
+                                bool may_shard, struct hapt_arena *arena, struct hapt_profile **profile)
 {
     const struct hapt_offloading away = {offload,
-                                         hapt_phase_updates_on_host(of->config, of->cluster, of->model, offload)};
+                                         hapt_phase_updates_on_host(of->config, of->cluster, of->model, offload),
+                                         hapt_phase_weight_sharding(of->config, may_shard)};
     const struct hapt_predict_options options = {recompute, away, of->node_rank};
     return hapt_profile_predict(of->cluster, of->model, of->layers, of->config, of->efficiency, &options, arena,
                                 profile);
@@ -127,10 +136,10 @@ static enum hapt_status is_shorter(const struct hapt_config *config, const struc
     return HAPT_OK;
 }
 
-/* With stages that recompute as --recompute says; auto: if devices lack memory otherwise, since each choice makes the
- * search longer. Other systems have the choice where hapt has it, so that --compare shows the same plans. *profile: the
- * one that keeps all activations, if it is known; else NULL. *lacks: devices lack memory, or would if all activations
- * were kept; false if nothing is chosen. */
+/* With stages that recompute as --recompute says, and stages with sharded weights. auto: if devices lack memory
+ * otherwise, since each choice makes the search longer. Other systems have the choice where hapt has it, so that
+ * --compare shows the same plans. *profile: the one that keeps all activations, if it is known; else NULL. *lacks:
+ * devices lack memory, or would if all activations were kept; false if nothing is chosen. */
 static enum hapt_status predict_recomputing(const struct hapt_prediction *of, enum hapt_offload offload,
                                             struct hapt_arena *arena, struct hapt_profile **profile, bool *lacks)
 {
@@ -139,13 +148,13 @@ static enum hapt_status predict_recomputing(const struct hapt_prediction *of, en
                          (!given && hapt_phase_chooses_memory(of->config, "recompute"));
     enum hapt_status status = HAPT_OK;
     *lacks = false;
-    if (!*profile) status = predict(of, given, offload, arena, profile);
+    if (!*profile) status = predict(of, given, offload, false, arena, profile);
     if (!chooses) return status;
     *lacks = status == HAPT_ERR_INFEASIBLE;
     if (status == HAPT_OK) HAPT_TRY(hapt_phase_lacks_memory(of->config, *profile, lacks));
-    if (given || !*lacks) return status;
+    if (!*lacks || (given && hapt_phase_weight_sharding(of->config, true) != HAPT_WEIGHT_SHARDING_MAY)) return status;
     hapt_fail_reset();
-    return predict(of, true, offload, arena, profile);
+    return predict(of, true, offload, true, arena, profile); /* --recompute no: it stays so */
 }
 
 /* With the optimizer state on the hosts; if there is no plan, with the weights of the stages that need it as well, and

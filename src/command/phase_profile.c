@@ -52,6 +52,22 @@ bool hapt_phase_is_measured(const struct hapt_config *config, const struct hapt_
            !hapt_config_bool(config, "predict");
 }
 
+/* --sharded-weights yes */
+static enum hapt_status check_sharding(const struct hapt_config *config, enum hapt_offload offload)
+{
+    if (offload >= HAPT_OFFLOAD_WEIGHTS)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
+                         "--sharded-weights yes contradicts --offload %s: the weights are in one of both places",
+                         hapt_config_text(config, "offload"));
+    if (!strcmp(hapt_config_text(config, "sharded-optimizer"), "no"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
+                         "--sharded-weights yes contradicts --sharded-optimizer no: a rank updates its slice of them");
+    if (!strcmp(hapt_config_text(config, "program"), "synthesised"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
+                         "--sharded-weights yes has no effect on --program synthesised: such stages have all weights");
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster)
 {
     const bool measured = hapt_phase_is_measured(config, cluster);
@@ -74,6 +90,7 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
         return hapt_fail(HAPT_ERR_USAGE,
                          "give --offload optimizer, weights or gradients, and an optimizer with a state",
                          "--update-on has no effect: the optimizer state is not on the hosts");
+    if (!strcmp(hapt_config_text(config, "sharded-weights"), "yes")) HAPT_TRY(check_sharding(config, offload));
     if (offload >= HAPT_OFFLOAD_WEIGHTS && !strcmp(hapt_config_text(config, "sharded-optimizer"), "yes"))
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
                          "--offload %s contradicts --sharded-optimizer yes: such weights are not sharded",
@@ -87,31 +104,40 @@ enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, co
         config, "the profile is measured here; only --predict yes and clusters on paper are predicted", "efficiency");
 }
 
-static enum hapt_offload offload_of(const struct hapt_profile *profile)
+/* True if stages of the profile may have their weights there. */
+static bool has_weights_at(const struct hapt_profile *profile, enum hapt_weights_at weights_at)
 {
-    int most = HAPT_HOST_NO_WEIGHTS;
     for (int c = 0; c < profile->cluster_count; c++)
         for (int s = 0; s < profile->cluster[c].submesh_count; s++)
-            if (profile->cluster[c].submesh[s].host_weights > most) most = profile->cluster[c].submesh[s].host_weights;
-    if (most != HAPT_HOST_NO_WEIGHTS)
-        return most == HAPT_HOST_GRADIENTS ? HAPT_OFFLOAD_STAGES_GRADIENTS : HAPT_OFFLOAD_STAGES;
+            if (profile->cluster[c].submesh[s].weights_at == (int)weights_at) return true;
+    return false;
+}
+
+static enum hapt_offload offload_of(const struct hapt_profile *profile)
+{
+    if (has_weights_at(profile, HAPT_GRADIENTS_ON_HOST)) return HAPT_OFFLOAD_STAGES_GRADIENTS;
+    if (has_weights_at(profile, HAPT_WEIGHTS_ON_HOST)) return HAPT_OFFLOAD_STAGES;
     return profile->host_state ? HAPT_OFFLOAD_OPTIMIZER : HAPT_OFFLOAD_NO;
 }
 
-/* --offload auto for a measurement: as for a prediction, by rank 0. Collective over env->world. */
+/* --offload and --sharded-weights auto for a measurement: as for a prediction, by rank 0. Collective over env->world.
+ */
 static enum hapt_status choose_offload(const struct hapt_env *env, const struct hapt_prediction *of,
-                                       enum hapt_offload *offload)
+                                       struct hapt_offloading *offload)
 {
     struct hapt_progress progress;
     struct hapt_profile *profile, *other;
     struct hapt_arena scratch;
     enum hapt_status status = HAPT_OK;
-    int chosen = (int)hapt_phase_offload(of->config);
+    int chosen[] = {(int)hapt_phase_offload(of->config), hapt_phase_weight_sharding(of->config, false)};
     if (hapt_phase_chooses_memory(of->config, "offload")) {
         hapt_arena_init(&scratch);
         hapt_progress_init(&progress, env, "predicting", 0);
         if (env->world_rank == 0) status = hapt_phase_predict(of, &scratch, &profile, &other);
-        if (status == HAPT_OK && env->world_rank == 0) chosen = (int)offload_of(profile);
+        if (status == HAPT_OK && env->world_rank == 0) {
+            chosen[0] = (int)offload_of(profile);
+            chosen[1] = hapt_phase_weight_sharding(of->config, has_weights_at(profile, HAPT_WEIGHTS_SHARDED));
+        }
         if (status == HAPT_ERR_INFEASIBLE) {
             hapt_fail_reset();
             status = HAPT_OK;
@@ -120,8 +146,10 @@ static enum hapt_status choose_offload(const struct hapt_env *env, const struct 
         hapt_arena_release(&scratch);
     }
     HAPT_TRY(hapt_env_agree(env->world, status));
-    HAPT_MPI(MPI_Bcast(&chosen, 1, MPI_INT, 0, env->world));
-    *offload = (enum hapt_offload)chosen;
+    HAPT_MPI(MPI_Bcast(chosen, 2, MPI_INT, 0, env->world));
+    offload->what = (enum hapt_offload)chosen[0];
+    offload->host_update = hapt_phase_updates_on_host(of->config, of->cluster, of->model, offload->what);
+    offload->weight_sharding = (enum hapt_weight_sharding)chosen[1];
     return HAPT_OK;
 }
 
@@ -136,10 +164,9 @@ static enum hapt_status measure(const struct hapt_env *env, const struct hapt_co
     const bool recompute = given ? strcmp(hapt_config_text(config, "recompute"), "no") != 0
                                  : hapt_phase_chooses_memory(config, "recompute");
     struct hapt_profile *kept;
-    enum hapt_offload offload;
+    struct hapt_offloading away;
     bool lacks = true;
-    HAPT_TRY(choose_offload(env, &of, &offload));
-    const struct hapt_offloading away = {offload, hapt_phase_updates_on_host(config, cluster, model, offload)};
+    HAPT_TRY(choose_offload(env, &of, &away));
     HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, recompute, away, arena, profile, &kept));
     if (given || !kept || kept == *profile) return HAPT_OK;
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_lacks_memory(config, kept, &lacks)));

@@ -65,6 +65,8 @@ struct hapt_prediction {
  * profile with the state on the devices, as far as that has plans; else NULL. Rank-local. */
 enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hapt_arena *arena,
                                     struct hapt_profile **profile, struct hapt_profile **other);
+/* --sharded-weights. auto: as planned if `may`, as it is if --recompute or --offload decide and devices lack memory. */
+enum hapt_weight_sharding hapt_phase_weight_sharding(const struct hapt_config *config, bool may);
 /* HAPT_ERR_USAGE if the options for measuring and predicting do not fit the cluster. Rank-local. */
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster);
 /* Loads --profile; else measures on a bound cluster; else predicts. *other (may be NULL): as of hapt_phase_predict. */

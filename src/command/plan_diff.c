@@ -56,11 +56,12 @@ static void describe(const struct hapt_plan_stage *stage, char text[FIELDS][FIEL
         snprintf(again, sizeof again, "%d recompute", layout->unit_count);
     else if (layout->recompute > 0) /* planned from a profile alone */
         snprintf(again, sizeof again, "some recompute");
-    snprintf(text[8], FIELD_CHARS, "%s%s%s", again, *again && layout->host_weights ? ", " : "",
-             layout->host_weights == HAPT_HOST_GRADIENTS ? "weights and gradients on the host"
-             : layout->host_weights                      ? "weights on the host"
-             : *again                                    ? ""
-                                                         : "all kept");
+    snprintf(text[8], FIELD_CHARS, "%s%s%s", again, *again && layout->weights_at ? ", " : "",
+             layout->weights_at == HAPT_GRADIENTS_ON_HOST ? "weights and gradients on the host"
+             : layout->weights_at == HAPT_WEIGHTS_SHARDED ? "weights sharded"
+             : layout->weights_at                         ? "weights on the host"
+             : *again                                     ? ""
+                                                          : "all kept");
 }
 
 static void print_row(const struct hapt_env *env, const struct pair *pair, const struct hapt_diff_row *row)

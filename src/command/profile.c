@@ -76,7 +76,7 @@ const char hapt_command_profile_help[] =
     "  /cluster_c/tensor_parallel [S]            optional, 1: devices that share each operator; with it, a submesh\n"
     "                                            may have several rows, one per program\n"
     "  /cluster_c/host_weights [S]               optional, 1: the weights of these stages are on the hosts;\n"
-    "                                            2: their gradients as well\n"
+    "                                            2: their gradients as well; 3: the weights are sharded\n"
     "  /cluster_c/program [S], /program_k        optional, 0: the row's program is the k-th of the file: attributes\n"
     "                                            name and axes, tables axis_a_instructions and axis_a_ratio\n"
     "  /cluster_c/stage_time [S][L][L]           s per microbatch, forward and backward; NaN: no candidate\n"

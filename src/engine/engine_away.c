@@ -120,7 +120,6 @@ enum hapt_status hapt_engine_away_begin(struct hapt_engine *engine, unsigned gro
 {
     struct away_update *away = &engine->away;
     HAPT_ASSERT(!away->pending);
-    HAPT_TRY(hapt_engine_weights_changed(engine));
     HAPT_TRY(hapt_engine_gradients_arrive(engine));
     away->groups = groups;
     away->update = *update;
@@ -193,7 +192,7 @@ static bool is_sliced(const struct hapt_engine *engine, const struct hapt_parame
 
 bool hapt_engine_defers(const struct hapt_engine *engine)
 {
-    return engine->away.piece_count > 0 && !engine->plan->host_weights;
+    return engine->away.piece_count > 0 && !hapt_memory_has_places(engine->plan);
 }
 
 enum hapt_status hapt_engine_defer_update(struct hapt_engine *engine, const struct hapt_update *update)

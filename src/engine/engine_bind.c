@@ -182,10 +182,10 @@ void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot, int 
 
 static void *input_of(struct hapt_engine *engine, int op, int tensor, int slot, int weight_slot)
 {
-    const bool away =
-        engine->plan->host_weights && engine->program->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER;
-    return away ? hapt_engine_place_address(engine, op, tensor)
-                : hapt_engine_operand(engine, tensor, slot, weight_slot);
+    const bool moves =
+        hapt_memory_has_places(engine->plan) && engine->program->graph->tensor[tensor].kind == HAPT_TENSOR_PARAMETER;
+    return moves ? hapt_engine_place_address(engine, op, tensor)
+                 : hapt_engine_operand(engine, tensor, slot, weight_slot);
 }
 
 static void *output_of(struct hapt_engine *engine, int op, int tensor, int slot, int weight_slot)

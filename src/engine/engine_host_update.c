@@ -84,8 +84,7 @@ static enum hapt_status return_weights(struct host_updater *host, int index, int
                                         (float *)(engine->memory + plan->master_offset) + piece->first,
                                         window(engine, HAPT_WINDOW_MASTERS, at), elements * sizeof(float));
     if (plan->copy_offset != (size_t)-1 && !plan->host_weights && status == HAPT_OK)
-        status = hapt_engine_start_copy(engine, STATE_IN, piece->name,
-                                        (uint16_t *)(engine->memory + plan->copy_offset) + piece->first,
+        status = hapt_engine_start_copy(engine, STATE_IN, piece->name, hapt_engine_copy(engine, piece->first),
                                         window(engine, HAPT_WINDOW_COPIES, at), elements * sizeof(uint16_t));
     hapt_engine_end_copies(engine, STATE_IN, &host->weights[half]);
     host->weights_of[half] = index;

@@ -69,7 +69,7 @@ struct step_units {
     int *next; /* [step_count] that of the first later step with another one; -1: none */
 };
 
-/* Weights on the host: what the places on the device hold (engine_weights.c). */
+/* What the places for weights hold (engine_weights.c). */
 struct weight_places {
     struct step_units steps[HAPT_SECTION_COUNT]; /* that read weights */
     int current;                                 /* the unit that runs, or -1 */
@@ -186,6 +186,13 @@ void hapt_engine_describe_update(const struct hapt_update *update, double decay,
  * masters that are laid out like it. */
 enum hapt_status hapt_engine_update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
                                         size_t end, size_t state_first, double decay);
+/* Element bounds of the slices of a group's ranks, relative to the group's first element; in engine->bound. */
+const size_t *hapt_engine_slice_bounds(struct hapt_engine *engine, const struct hapt_parameter_group *group);
+/* Address on the device of the compute copies of elements from `element` on; if the weights are sharded, of those in
+ * this rank's slices. */
+uint16_t *hapt_engine_copy(const struct hapt_engine *engine, size_t element);
+/* Address on the device of sharded weights from `element` on, in the compute type: compute copies, or masters. */
+void *hapt_engine_own_weight(struct hapt_engine *engine, size_t element);
 /* Element `first` of a state where it is kept; state -1: of masters that are laid out like one. */
 float *hapt_engine_state_address(struct hapt_engine *engine, int state, size_t first);
 
@@ -218,12 +225,12 @@ void hapt_engine_begin_host_update(struct hapt_engine *engine);
 enum hapt_status hapt_engine_wait_host_update(struct hapt_engine *engine, int piece, int half, double most_s,
                                               bool *done);
 
-/* engine_weights.c: weights on the host. Without them, all but the address do nothing. Call bind after
+/* engine_weights.c: weights in places. Without them, all but the addresses do nothing. Call bind after
  * hapt_engine_bind. */
 enum hapt_status hapt_engine_bind_weights(struct hapt_engine *engine);
 /* Before a step runs: waits for the weights that it reads, and begins to fetch those that its section reads next. */
 enum hapt_status hapt_engine_weights_need(struct hapt_engine *engine, enum hapt_section section, int step);
-/* The weights on the host change: none are fetched any more. */
+/* Weights change: the places hold none of them any more. */
 enum hapt_status hapt_engine_weights_changed(struct hapt_engine *engine);
 /* Address of a weight that kernels of an operator read: in the place of its unit. */
 void *hapt_engine_place_address(struct hapt_engine *engine, int op, int tensor);

@@ -3,8 +3,7 @@
 
 #include "engine_private.h"
 
-/* Element bounds of the slices of a group's ranks, relative to the group's first element; in engine->bound. */
-static const size_t *bounds_of(struct hapt_engine *engine, const struct hapt_parameter_group *group)
+const size_t *hapt_engine_slice_bounds(struct hapt_engine *engine, const struct hapt_parameter_group *group)
 {
     const struct hapt_sharding *sharding = engine->program->sharding;
     int own;
@@ -26,7 +25,7 @@ static enum hapt_status reduce_group(struct hapt_engine *engine, const struct ha
     HAPT_TRY(hapt_engine_finish(engine));
     HAPT_TRY(hapt_engine_to_host(engine, &block, elements));
     if (engine->plan->sharded_state && !engine->options.all_reduce_gradients)
-        HAPT_TRY(links->reduce_scatter(links->context, group->axes, block, bounds_of(engine, group)));
+        HAPT_TRY(links->reduce_scatter(links->context, group->axes, block, hapt_engine_slice_bounds(engine, group)));
     else
         HAPT_TRY(links->all_reduce(links->context, group->axes, block, elements));
     return hapt_engine_from_host(engine, gradients, block, elements);
@@ -87,6 +86,33 @@ float *hapt_engine_state_address(struct hapt_engine *engine, int state, size_t f
     return (float *)(memory + (away ? plan->host_state_offset : plan->state_offset)[state]) + first;
 }
 
+/* The sharded block of the state, and so that of sharded weights, begins with the slice of the first group. */
+static size_t element_in_slices(const struct hapt_memory_plan *plan, size_t element)
+{
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
+        const struct hapt_parameter_group *group = &plan->group[g];
+        if (element >= group->slice_first && element < group->slice_end)
+            return group->state_first + element - group->slice_first;
+    }
+    HAPT_ASSERT(!"the element is in this rank's slices");
+    return 0;
+}
+
+uint16_t *hapt_engine_copy(const struct hapt_engine *engine, size_t element)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    return (uint16_t *)(engine->memory + plan->copy_offset) +
+           (plan->sharded_weights ? element_in_slices(plan, element) : element);
+}
+
+void *hapt_engine_own_weight(struct hapt_engine *engine, size_t element)
+{
+    const struct hapt_memory_plan *plan = engine->plan;
+    return plan->copy_offset == (size_t)-1
+               ? (void *)hapt_engine_state_address(engine, -1, element_in_slices(plan, element))
+               : hapt_engine_copy(engine, element);
+}
+
 void hapt_engine_describe_update(const struct hapt_update *update, double decay, struct hapt_call *call)
 {
     const double adamw[] = {update->learning_rate, update->beta1, update->beta2,
@@ -114,9 +140,10 @@ enum hapt_status hapt_engine_update_run(struct hapt_engine *engine, const struct
         call.output[output++] = resident(engine, plan->state_offset[s], state_first, end - first);
     if (plan->state_count == 0) output++; /* no momentum buffer */
     if (plan->copy_offset != (size_t)-1)
-        call.output[output] = hapt_engine_flat_view((uint16_t *)(engine->memory + plan->copy_offset) +
-                                                        (plan->host_weights ? state_first : first),
-                                                    engine->copy_dtype, end - first);
+        call.output[output] =
+            hapt_engine_flat_view(plan->host_weights ? (uint16_t *)(engine->memory + plan->copy_offset) + state_first
+                                                     : hapt_engine_copy(engine, first),
+                                  engine->copy_dtype, end - first);
     return engine->update->run(&call, engine->queue);
 }
 
@@ -167,10 +194,11 @@ static enum hapt_status gather_weights(struct hapt_engine *engine, const struct 
               (float *)(engine->memory + (copies ? plan->copy_offset : plan->master_offset)) + group->first / in_one,
           *block = weights;
     int own;
-    if (!plan->sharded_state || group->axes == 0 || elements == 0 || !links->all_gather) return HAPT_OK;
+    if (!plan->sharded_state || plan->sharded_weights || group->axes == 0 || elements == 0 || !links->all_gather)
+        return HAPT_OK;
     HAPT_TRY(hapt_engine_finish(engine));
     HAPT_TRY(hapt_engine_to_host(engine, &block, elements));
-    const size_t *bound = bounds_of(engine, group);
+    const size_t *bound = hapt_engine_slice_bounds(engine, group);
     for (int r = hapt_parameter_group_ranks(engine->program->sharding, group->axes, &own); r >= 0; r--)
         engine->bound[r] /= in_one;
     HAPT_TRY(links->all_gather(links->context, group->axes, block, bound));
@@ -194,6 +222,7 @@ enum hapt_status hapt_engine_update_groups(struct hapt_engine *engine, unsigned 
 {
     const struct hapt_memory_plan *plan = engine->plan;
     HAPT_ASSERT((update->optimizer == HAPT_OPTIMIZER_ADAMW) == (plan->state_count == 2));
+    HAPT_TRY(hapt_engine_weights_changed(engine));
     if (plan->state_space == HAPT_SPACE_HOST) {
         HAPT_TRY(hapt_engine_away_begin(engine, groups, update));
         HAPT_TRY(hapt_engine_settle(engine));
@@ -256,16 +285,20 @@ static float *room_for(struct hapt_engine *engine, size_t element)
                                 : (float *)(engine->memory + plan->gradient_offset) + element;
 }
 
-/* Sets its compute copy from host memory. */
-static enum hapt_status convert_from_host(struct hapt_engine *engine, int tensor, const float *value)
+/* Sets its compute copy from host memory; of sharded weights elements [first, first + count) of it. */
+static enum hapt_status convert_from_host(struct hapt_engine *engine, int tensor, const float *value, size_t first,
+                                          size_t count)
 {
     const struct hapt_memory_plan *plan = engine->plan;
-    const size_t elements = hapt_engine_elements(engine, tensor);
-    const size_t element = plan->parameter_element[engine->program->local[tensor]];
+    const size_t elements = plan->sharded_weights ? count : hapt_engine_elements(engine, tensor);
+    const size_t element =
+        plan->parameter_element[engine->program->local[tensor]] + (plan->sharded_weights ? first : 0);
     float *block = room_for(engine, element);
+    if (elements == 0) return HAPT_OK;
+    if (plan->sharded_weights) value += first;
     HAPT_TRY(engine->options.backend->copy(engine->queue, block, value, elements * sizeof *value));
     if (!plan->host_weights)
-        return convert(engine, block, hapt_engine_operand(engine, tensor, 0, 0), engine->copy_dtype, elements);
+        return convert(engine, block, hapt_engine_copy(engine, element), engine->copy_dtype, elements);
     void *place = engine->memory + plan->place_offset;
     HAPT_TRY(convert(engine, block, place, engine->copy_dtype, elements));
     return engine->options.backend->copy(engine->queue, hapt_engine_host_weight(engine, element), place,
@@ -291,9 +324,14 @@ enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int sta
         HAPT_TRY(engine->options.backend->copy(engine->queue, address, value + first, count * sizeof *value));
     if (state < 0) HAPT_TRY(hapt_engine_weights_changed(engine));
     if (state < 0 && engine->plan->copy_offset != (size_t)-1)
-        HAPT_TRY(is_like_state(engine, tensor) ? convert_from_host(engine, tensor, value)
+        HAPT_TRY(is_like_state(engine, tensor) ? convert_from_host(engine, tensor, value, first, count)
                                                : convert_parameter(engine, tensor));
     return hapt_engine_finish(engine);
+}
+
+bool hapt_engine_shards_weights(const struct hapt_engine *engine)
+{
+    return engine->plan->sharded_weights;
 }
 
 bool hapt_engine_is_sliced(const struct hapt_engine *engine, int tensor, int state)
@@ -303,6 +341,7 @@ bool hapt_engine_is_sliced(const struct hapt_engine *engine, int tensor, int sta
 
 enum hapt_status hapt_engine_get_weight(struct hapt_engine *engine, int tensor, void *value, size_t *bytes)
 {
+    HAPT_ASSERT(!engine->plan->sharded_weights);
     *bytes = hapt_engine_elements(engine, tensor) * hapt_dtype_bytes(engine->program->graph->tensor[tensor].dtype);
     HAPT_TRY(hapt_engine_settle(engine));
     const size_t element = engine->plan->parameter_element[engine->program->local[tensor]];
@@ -356,8 +395,8 @@ enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine)
             HAPT_TRY(convert_parameter(engine, tensor));
         else if (engine->plan->copy_offset != (size_t)-1)
             HAPT_TRY(convert(engine, room_for(engine, 0),
-                             engine->plan->host_weights ? engine->memory + engine->plan->place_offset
-                                                        : hapt_engine_operand(engine, tensor, 0, 0),
+                             hapt_memory_has_places(engine->plan) ? engine->memory + engine->plan->place_offset
+                                                                  : hapt_engine_operand(engine, tensor, 0, 0),
                              engine->copy_dtype, 1));
     }
     return HAPT_OK;

@@ -105,7 +105,8 @@ static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *
     if (!again) return HAPT_OK;
     struct hapt_candidates keeping = *candidates;
     /* those of the first choice of recomputation */
-    keeping.keep_count = 1 + (keeping.keep[0].host_weights == HAPT_HOST_GRADIENTS);
+    keeping.keep_count = 1 + (keeping.keep[0].weights_at == HAPT_GRADIENTS_ON_HOST ||
+                              keeping.weight_sharding == HAPT_WEIGHT_SHARDING_ALL);
     for (int k = 0; k < keeping.keep_count; k++) keeping.keep[k].recompute = 0;
     const enum hapt_status status =
         hapt_candidates_fill(&keeping, memory, time, weight_share, again, measure_sum_s, measure, result, kept);
@@ -245,7 +246,8 @@ static enum hapt_status measure_all(struct measure *measure, struct hapt_candida
     if (measure->again)
         HAPT_TRY(measure_sum_over_ranks(measure, (double *)measure->again,
                                         (size_t)measure->classes.count * (size_t)measure->candidates->item_count *
-                                            HAPT_MOST_KEEPS * sizeof *measure->again / sizeof(double)));
+                                            (size_t)measure->candidates->keep_stride * sizeof *measure->again /
+                                            sizeof(double)));
     HAPT_TRY(hapt_env_agree(env->world, programs_choose(measure, candidates)));
     HAPT_TRY(hapt_env_agree(env->world, measure_list_stages(measure)));
     HAPT_TRY(hapt_env_agree(env->world, choose_windows(measure, options)));

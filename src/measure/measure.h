@@ -34,7 +34,7 @@ struct measure {
     struct classes classes;
     struct hapt_item_memory *memory; /* [class][item] */
     struct hapt_item_time *time;     /* [class][item] CPU or device time, without slowdown */
-    /* [class][item][HAPT_MOST_KEEPS] memory of shares of units that recompute, again_s 0; NULL: none recompute */
+    /* [class][item][keep_stride] memory of shares of units that recompute, again_s 0; NULL: none recompute */
     struct hapt_item_again *again;
     double *weight_share;   /* [class][item] deferrable part of backward_s, NaN: unknown; NULL: not wanted */
     double *split_overhead; /* [class] hapt_profile_cluster.split_overhead; set with weight_share */
@@ -67,7 +67,8 @@ static inline struct hapt_item_time *measure_time(const struct measure *measure,
 
 static inline struct hapt_item_again *measure_again(const struct measure *measure, int class, int item)
 {
-    return &measure->again[((size_t) class * (size_t)measure->candidates->item_count + (size_t)item) * HAPT_MOST_KEEPS];
+    return &measure->again[((size_t) class * (size_t)measure->candidates->item_count + (size_t)item) *
+                           (size_t)measure->candidates->keep_stride];
 }
 
 /* Sums over ranks; each element comes from one rank, all others give 0. Collective over env->world. */
@@ -98,7 +99,7 @@ enum hapt_status measure_weights(struct measure *measure, const struct hapt_engi
 /* True if layers [first, last] are a candidate on a submesh with some share of their units recomputed. */
 bool measure_wants_again(const struct measure *measure, int subcluster, struct hapt_submesh submesh, int first,
                          int last);
-/* The figures of all shares on a subcluster's devices: again[item][HAPT_MOST_KEEPS], in measure->scratch. time[item]:
+/* The figures of all shares on a subcluster's devices: again[item][keep_stride], in measure->scratch. time[item]:
  * the final times of its items. */
 enum hapt_status measure_time_again(const struct measure *measure, int subcluster, const struct hapt_item_time *time,
                                     struct hapt_item_again **again);

@@ -75,8 +75,9 @@ static void drop_untimed(const struct repeating *repeating, const struct hapt_it
     const struct hapt_candidates *candidates = repeating->candidates;
     for (int k = 0; k < candidates->structure_count; k++) {
         const int item = k * candidates->mesh_count + repeating->mesh_index;
-        for (int choice = 0; choice < HAPT_MOST_KEEPS && time[item].forward_s + time[item].backward_s <= 0; choice++)
-            again[(size_t)item * HAPT_MOST_KEEPS + (size_t)choice].memory = FITS_NOWHERE;
+        for (int choice = 0; choice < candidates->keep_stride && time[item].forward_s + time[item].backward_s <= 0;
+             choice++)
+            again[(size_t)item * (size_t)candidates->keep_stride + (size_t)choice].memory = FITS_NOWHERE;
     }
 }
 
@@ -89,8 +90,8 @@ static void fit_to_ranges(const struct repeating *repeating, const struct hapt_i
         const int item = k * candidates->mesh_count + repeating->mesh_index;
         double sum_s = 0;
         for (int l = candidates->first[k]; l <= candidates->last[k]; l++) sum_s += repeating->layer_s[l];
-        for (int share = 0; share < HAPT_MOST_KEEPS; share++) {
-            struct hapt_item_again *its = &again[(size_t)item * HAPT_MOST_KEEPS + (size_t)share];
+        for (int share = 0; share < candidates->keep_stride; share++) {
+            struct hapt_item_again *its = &again[(size_t)item * (size_t)candidates->keep_stride + (size_t)share];
             its->again_s = sum_s > 0 ? its->again_s * time[item].forward_s / sum_s : 0;
         }
     }
@@ -118,7 +119,7 @@ enum hapt_status measure_time_again(const struct measure *measure, int subcluste
                                     struct hapt_item_again **again)
 {
     const struct hapt_candidates *candidates = measure->candidates;
-    const size_t cells = (size_t)candidates->item_count * HAPT_MOST_KEEPS;
+    const size_t cells = (size_t)candidates->item_count * (size_t)candidates->keep_stride;
     struct repeating repeating = {.candidates = candidates};
     int *layer_of;
     HAPT_NEW(*again, measure->scratch, cells);

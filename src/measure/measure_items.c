@@ -99,7 +99,8 @@ enum hapt_status measure_set_up(struct measure *measure, struct hapt_engine_opti
     HAPT_NEW(measure->needed, measure->scratch, candidates->item_count);
     HAPT_NEW(measure->fits, measure->scratch, candidates->item_count);
     if (candidates->host_state) HAPT_NEW(measure->copied_share, measure->scratch, measure->classes.count);
-    if (hapt_candidates_chooses(candidates)) HAPT_NEW(measure->again, measure->scratch, cells * HAPT_MOST_KEEPS);
+    if (hapt_candidates_chooses(candidates))
+        HAPT_NEW(measure->again, measure->scratch, cells * (size_t)candidates->keep_stride);
     HAPT_NEW(measure->layer_s, measure->scratch, (size_t)candidates->mesh_count * (size_t)candidates->layer_count);
     HAPT_NEW(measure->sample, measure->scratch, (size_t)candidates->item_count * MEASURE_MOST_ROUNDS * 2);
     HAPT_NEW(measure->role, measure->scratch, candidates->item_count);

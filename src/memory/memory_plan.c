@@ -137,7 +137,8 @@ static void choose_spaces(const struct planner *planner, const struct copies *co
     plan->masters_unread = plan->trained_elements > 0 && copies->some && copies->all_trained;
     plan->host_weights = planner->walk.host_weights;
     plan->host_gradients = planner->walk.host_gradients;
-    plan->masters_like_state = plan->host_weights || (plan->masters_unread && (away || plan->sharded_state));
+    plan->sharded_weights = planner->walk.sharded_weights;
+    plan->masters_like_state = hapt_memory_has_places(plan) || (plan->masters_unread && (away || plan->sharded_state));
     plan->master_space = away && plan->masters_like_state ? HAPT_SPACE_HOST : HAPT_SPACE_DEVICE;
     plan->window_elements = away ? hapt_memory_window(plan->state_elements) : plan->state_elements;
     plan->host_update = away && planner->options->host_update;
@@ -191,6 +192,28 @@ static bool reads(const struct hapt_program *program, int parameter, int first_o
     return false;
 }
 
+/* Puts the weights of a unit into its place, in the order of the blocks, so that neighbours in both are gathered
+ * together. Returns their elements. */
+static size_t pack_unit(const struct hapt_program *program, const struct hapt_memory_plan *plan,
+                        struct hapt_weight_unit *unit)
+{
+    size_t elements = 0;
+    for (int k = 0; k < unit->count; k++) {
+        int least = k;
+        for (int other = k + 1; other < unit->count; other++)
+            if (plan->parameter_element[unit->weight[other].parameter] <
+                plan->parameter_element[unit->weight[least].parameter])
+                least = other;
+        const struct hapt_unit_weight weight = unit->weight[least];
+        const int t = weight.parameter;
+        unit->weight[least] = unit->weight[k];
+        unit->weight[k] = (struct hapt_unit_weight){
+            t, elements, tensor_pad(tensor_bytes(program, t) / hapt_dtype_bytes(whole_tensor(program, t)->dtype))};
+        elements += unit->weight[k].padded;
+    }
+    return elements;
+}
+
 /* Packs the weights that each unit reads into its place, and their gradients alike. */
 static enum hapt_status pack_units(struct planner *planner, struct hapt_arena *arena, size_t weight_bytes)
 {
@@ -203,16 +226,12 @@ static enum hapt_status pack_units(struct planner *planner, struct hapt_arena *a
         const struct hapt_unit *whole = &options->weight_unit[u];
         if (whole->end_op <= program->first_op || whole->first_op >= program->end_op) continue;
         struct hapt_weight_unit *unit = &plan->unit[plan->unit_count++];
-        size_t elements = 0;
         *unit = (struct hapt_weight_unit){.first_op = whole->first_op, .end_op = whole->end_op};
         HAPT_NEW(unit->weight, arena, program->tensor_count);
-        for (int t = 0; t < program->tensor_count; t++) {
-            if (plan->parameter_element[t] == (size_t)-1 || !reads(program, t, whole->first_op, whole->end_op))
-                continue;
-            const struct hapt_tensor *tensor = whole_tensor(program, t);
-            unit->weight[unit->count++] = (struct hapt_unit_weight){t, elements};
-            elements += tensor_pad(tensor_bytes(program, t) / hapt_dtype_bytes(tensor->dtype));
-        }
+        for (int t = 0; t < program->tensor_count; t++)
+            if (plan->parameter_element[t] != (size_t)-1 && reads(program, t, whole->first_op, whole->end_op))
+                unit->weight[unit->count++].parameter = t;
+        const size_t elements = pack_unit(program, plan, unit);
         if (unit->count == 0) plan->unit_count--;
         if (elements > most) most = elements;
     }
@@ -227,10 +246,13 @@ static enum hapt_status pack_units(struct planner *planner, struct hapt_arena *a
 static enum hapt_status reserve_copies(struct planner *planner, bool some, struct hapt_arena *arena)
 {
     struct hapt_memory_plan *plan = planner->plan;
-    const size_t elements = plan->host_weights ? elements_here(plan) : plan->elements;
+    const size_t elements = plan->host_weights      ? elements_here(plan)
+                            : plan->sharded_weights ? plan->state_elements
+                                                    : plan->elements;
     plan->copy_offset = some ? reserve(planner, elements * sizeof(uint16_t)) : (size_t)-1;
-    if (!plan->host_weights) return HAPT_OK;
-    plan->host_copy_offset = some ? reserve_on_host(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;
+    if (!hapt_memory_has_places(plan)) return HAPT_OK;
+    plan->host_copy_offset =
+        some && plan->host_weights ? reserve_on_host(planner, plan->elements * sizeof(uint16_t)) : (size_t)-1;
     return pack_units(planner, arena, some ? sizeof(uint16_t) : sizeof(float));
 }
 
@@ -293,6 +315,8 @@ static enum hapt_status reserve_resident(struct planner *planner, struct hapt_ar
         if (tensor->kind == HAPT_TENSOR_PARAMETER && plan->host_weights) {
             plan->location[t].space = HAPT_SPACE_HOST;
             plan->location[t].offset = host_weight_offset(plan, plan->parameter_element[t]);
+        } else if (tensor->kind == HAPT_TENSOR_PARAMETER && plan->sharded_weights) {
+            plan->location[t].region = HAPT_REGION_NONE; /* no rank has all of it */
         } else if (tensor->kind == HAPT_TENSOR_PARAMETER) {
             plan->location[t].offset = weight_offset(plan, plan->parameter_element[t]);
         } else if (tensor_is_updating(program->graph, program->tensor[t].tensor)) {

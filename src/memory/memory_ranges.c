@@ -368,7 +368,8 @@ static bool masters_unread(const struct amounts *sum)
 /* Blocks of the state that a rank has for what it updates: states, and masters that are laid out like one. */
 static int state_blocks(const struct hapt_memory_ranges *ranges, const struct amounts *sum, bool sharded)
 {
-    return ranges->options.state_count + ((masters_unread(sum) && (sharded || is_away(ranges))) || sum->away);
+    return ranges->options.state_count +
+           ((masters_unread(sum) && (sharded || is_away(ranges))) || sum->away || sum->shared);
 }
 
 /* Bytes of what the host has, for a state of so many elements. */
@@ -418,7 +419,9 @@ static size_t block_bytes(const struct hapt_memory_ranges *ranges, const struct 
     const size_t here = updates_on_host(ranges) ? 0
                         : is_away(ranges)       ? hapt_memory_window(state_elements)
                                                 : state_elements,
-                 copies = sum->away ? here : sum->elements;
+                 copies = sum->away     ? here
+                          : sum->shared ? state_elements
+                                        : sum->elements;
     return hapt_align(masters * sizeof(float)) + (sum->copies ? hapt_align(copies * sizeof(uint16_t)) : 0) +
            (sum->gradients_away ? 0 : hapt_align(sum->trained * sizeof(float))) +
            (size_t)blocks * hapt_align(here * sizeof(float));
@@ -435,13 +438,11 @@ static struct amounts sum_amounts(const struct hapt_memory_ranges *ranges, int f
     return sum;
 }
 
-/* True if the weights of these operators are on the host: they lie in units that are. */
-static bool weights_away(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const struct amounts *sum)
+/* True if kernels read the weights of these operators in places: they lie in units for which that is asked. */
+static bool weights_move(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const struct amounts *sum)
 {
     const struct hapt_memory_options *options = &ranges->options;
-    if (!is_away(ranges) || options->sharded_state || sum->trained == 0 || sum->elements != sum->trained ||
-        (sum->copies > 0 && sum->trained_fp32 > 0))
-        return false;
+    if (sum->trained == 0 || sum->elements != sum->trained || (sum->copies > 0 && sum->trained_fp32 > 0)) return false;
     for (int u = 0; u < options->weight_unit_count; u++)
         if (options->weight_unit[u].first_op < end_op && options->weight_unit[u].end_op > first_op) return true;
     return false;
@@ -465,19 +466,30 @@ static bool gradients_away(const struct hapt_memory_ranges *ranges, int first_op
     return asked;
 }
 
+/* True if ranks sum some of these gradients. */
+static bool shares_gradients(const struct hapt_memory_ranges *ranges, const struct amounts *sum)
+{
+    int index;
+    for (unsigned g = 1; g < HAPT_PARAMETER_GROUPS; g++)
+        if (sum->summed[g] > 0 && hapt_parameter_group_ranks(ranges->sharding, g, &index) > 1) return true;
+    return false;
+}
+
 static struct amounts range_amounts(const struct hapt_memory_ranges *ranges, int first_op, int end_op)
 {
     struct amounts sum = sum_amounts(ranges, first_op, end_op);
-    sum.away = weights_away(ranges, first_op, end_op, &sum);
+    const bool move = weights_move(ranges, first_op, end_op, &sum), sharded = ranges->options.sharded_state;
+    sum.away = move && is_away(ranges) && !sharded;
+    sum.shared = move && sharded && (sum.copies > 0 || !is_away(ranges)) && shares_gradients(ranges, &sum);
     sum.gradients_away = sum.away && gradients_away(ranges, first_op, end_op);
     return sum;
 }
 
-/* Bytes of the places for weights on the host, and for their gradients. */
+/* Bytes of the places for weights, and for their gradients. */
 static size_t places_bytes(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const struct amounts *sum)
 {
     int units;
-    if (!sum->away) return 0;
+    if (!sum->away && !sum->shared) return 0;
     const size_t most = place_elements(ranges, first_op, end_op, &units);
     return HAPT_WEIGHT_PLACES * hapt_align(most * weight_size(sum)) +
            (sum->gradients_away ? HAPT_GRADIENT_PLACES * hapt_align(most * sizeof(float)) : 0);
@@ -510,6 +522,7 @@ static void add_fetches(const struct hapt_memory_ranges *ranges, int first_op, i
     int units;
     const size_t most = place_elements(ranges, first_op, end_op, &units);
     walk->weight_bytes = sum->trained * weight_size(sum);
+    walk->weight_units = units;
     walk->fetch_bytes =
         units > HAPT_WEIGHT_PLACES ? walk->weight_bytes / (size_t)units * (size_t)(units - HAPT_WEIGHT_PLACES) : 0;
     if (!sum->gradients_away) return;
@@ -546,7 +559,8 @@ void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_
     const size_t sharded = sharded_elements(ranges, &sum);
     walk->host_weights = sum.away;
     walk->host_gradients = sum.gradients_away;
-    if (walk->host_weights) add_fetches(ranges, first_op, end_op, &sum, walk);
+    walk->sharded_weights = sum.shared;
+    if (walk->host_weights || walk->sharded_weights) add_fetches(ranges, first_op, end_op, &sum, walk);
     resident_bytes(ranges, first_op, end_op, &sum, sharded, &walk->resident_bytes, &walk->sharded_bytes);
     if (!ranges->options.host_state) return;
     walk->sharded_host_bytes = state_bytes(ranges, &sum, walk->host_weights ? sum.trained : sharded);
@@ -591,6 +605,7 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
                                           .trained_elements = walk.trained_elements,
                                           .weight_bytes = walk.weight_bytes,
                                           .fetch_bytes = walk.fetch_bytes,
+                                          .weight_units = walk.weight_units,
                                           .gradient_bytes = walk.gradient_bytes,
                                           .gradient_fetch_bytes = walk.gradient_fetch_bytes,
                                           .gradient_last_bytes = walk.gradient_last_bytes,

@@ -24,6 +24,7 @@ struct touch {
 struct amounts {
     size_t elements, trained, copies, slot, resident;
     bool away, gradients_away;            /* of a range: its weights, their gradients are on the host */
+    bool shared;                          /* the same: its weights are sharded */
     size_t trained_fp32;                  /* trained elements without compute copies */
     size_t summed[HAPT_PARAMETER_GROUPS]; /* trained elements by the axes over which their gradients are summed */
 };
@@ -136,7 +137,9 @@ struct memory_walk {
     size_t trained_elements;
     bool copies, masters_unread;
     bool host_weights, host_gradients; /* on the host: trained weights, their gradients */
-    size_t weight_bytes, fetch_bytes;  /* of them; hapt_memory_bytes */
+    bool sharded_weights;
+    size_t weight_bytes, fetch_bytes; /* of them; hapt_memory_bytes */
+    int weight_units;
     size_t gradient_bytes, gradient_fetch_bytes, gradient_last_bytes;
 };
 void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const unsigned char *again,

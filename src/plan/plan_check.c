@@ -81,18 +81,34 @@ static enum hapt_status check_units(const struct hapt_plan_stage *stage, int i)
     return HAPT_OK;
 }
 
-/* Units of weights on the host cover the stage's operators in order. */
+/* True if the weights of such a stage can be where the plan has them. */
+static bool may_have_weights(const struct hapt_plan *plan, const struct hapt_plan_stage *stage)
+{
+    const struct hapt_layout *layout = &stage->layout;
+    const int devices = hapt_plan_submesh_size(stage->submesh);
+    if (layout->kind == HAPT_LAYOUT_PROGRAM || hapt_plan_is_mixed(stage) || stage->deferred_s > 0) return false;
+    switch (layout->weights_at) {
+    case HAPT_WEIGHTS_ON_HOST: return plan->host_state;
+    case HAPT_GRADIENTS_ON_HOST: return plan->host_state && plan->host_update && devices == 1;
+    case HAPT_WEIGHTS_SHARDED: return devices > layout->tensor_parallel;
+    default: return false;
+    }
+}
+
+/* Units of weights that move cover the stage's operators in order. Stages of a submesh have one way to move them. */
 static enum hapt_status check_weight_units(const struct hapt_plan *plan, int i)
 {
     const struct hapt_plan_stage *stage = &plan->stage[i];
     const struct hapt_layout *layout = &stage->layout;
     int end = stage->first_op;
-    if (layout->host_weights == 0 && layout->weight_unit_count == 0) return HAPT_OK;
-    const bool gradients = layout->host_weights == HAPT_HOST_GRADIENTS;
-    if ((layout->host_weights != HAPT_HOST_WEIGHTS && !gradients) || !plan->host_state ||
-        (gradients && (!plan->host_update || hapt_plan_submesh_size(stage->submesh) > 1)) ||
-        layout->kind == HAPT_LAYOUT_PROGRAM || hapt_plan_is_mixed(stage) || stage->deferred_s > 0)
-        return BAD("stage %d cannot have its weights on the host", i);
+    if (!hapt_weights_move(layout->weights_at) && layout->weight_unit_count == 0) return HAPT_OK;
+    if (!may_have_weights(plan, stage))
+        return BAD("stage %d cannot have its weights %s", i,
+                   layout->weights_at == HAPT_WEIGHTS_SHARDED ? "sharded" : "on the host");
+    for (int k = 0; k < i; k++)
+        if (plan->stage[k].submesh == stage->submesh && hapt_weights_move(plan->stage[k].layout.weights_at) &&
+            (plan->stage[k].layout.weights_at == HAPT_WEIGHTS_SHARDED) != (layout->weights_at == HAPT_WEIGHTS_SHARDED))
+            return BAD("stages %d and %d, of the same devices, have weights on the host and sharded", k, i);
     for (int u = 0; u < layout->weight_unit_count; u++) {
         const struct hapt_unit *unit = &layout->weight_unit[u];
         if (unit->first_op < 0 || (u > 0 ? unit->first_op != end : unit->first_op > end) || unit->end_op <= end)

@@ -56,7 +56,7 @@ enum presence {
     SPLIT,      /* backward passes are split */
     FROZEN,     /* some stage has no backward pass */
     RECOMPUTES, /* some stage recomputes */
-    AWAY,       /* some stage has its weights on the host */
+    AWAY,       /* some stage has its weights on the host, or sharded */
     DEFERS,     /* some stage defers its update */
     AHEAD,      /* looped, with forwards before the first backward of their own */
     MIXED       /* some stage is mixed */
@@ -81,7 +81,7 @@ static const struct table {
     {"stage_tensor_parallel", "", NEWER, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.tensor_parallel)},
     {"stage_forward_only", "", FROZEN, HAPT_H5_I32, 1, OF_STAGE(STAGE, forward_only)},
     {"stage_recompute", "", RECOMPUTES, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.recompute)},
-    {"stage_host_weights", "", AWAY, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.host_weights)},
+    {"stage_host_weights", "", AWAY, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.weights_at)},
     {"stage_deferred", "s", DEFERS, HAPT_H5_F64, 2, OF_STAGE(STAGE, deferred_s)},
     {"stage_ahead", "", AHEAD, HAPT_H5_I32, 1, OF_SUBMESH(SUBMESH, ahead)},
     {"stage_program", "", PROGRAMS, HAPT_H5_I32, 1, OF_STAGE(STAGE, layout.number)},
@@ -157,7 +157,7 @@ static bool is_needed(const struct table *table, const struct hapt_plan *plan)
         programs |= plan->stage[i].layout.number > 0;
         recomputes |= plan->stage[i].layout.recompute > 0;
         defers |= plan->stage[i].deferred_s > 0;
-        away |= plan->stage[i].layout.host_weights != 0;
+        away |= plan->stage[i].layout.weights_at != 0;
     }
     return (table->presence != PROGRAMS || programs) && (table->presence != TIED || plan->exchange_s != 0) &&
            (table->presence != SPLIT || plan->split) && (table->presence != FROZEN || plan->stage[0].forward_only) &&

@@ -62,17 +62,26 @@ static void print_units(const struct hapt_env *env, const struct hapt_plan *plan
     }
 }
 
+/* Weights on the host (0), gradients there (1), sharded weights (2). */
+static bool is_away(const struct hapt_layout *layout, int what)
+{
+    return what == 0   ? hapt_weights_on_host(layout->weights_at)
+           : what == 1 ? layout->weights_at == HAPT_GRADIENTS_ON_HOST
+                       : layout->weights_at == HAPT_WEIGHTS_SHARDED;
+}
+
 static void print_away(const struct hapt_env *env, const struct hapt_plan *plan)
 {
     const char *const what[] = {"weights on the hosts, which passes fetch block by block",
-                                "gradients on the hosts, which backward passes fetch and return block by block"};
-    for (int least = HAPT_HOST_WEIGHTS; least <= HAPT_HOST_GRADIENTS; least++) {
+                                "gradients on the hosts, which backward passes fetch and return block by block",
+                                "sharded weights, which passes gather block by block"};
+    for (int k = 0; k < 3; k++) {
         bool some = false;
-        for (int i = 0; i < plan->stage_count; i++) some = some || plan->stage[i].layout.host_weights >= least;
+        for (int i = 0; i < plan->stage_count; i++) some = some || is_away(&plan->stage[i].layout, k);
         if (!some) continue;
-        hapt_print(env, "  %s, of stages:", what[least - HAPT_HOST_WEIGHTS]);
+        hapt_print(env, "  %s, of stages:", what[k]);
         for (int i = 0; i < plan->stage_count; i++)
-            if (plan->stage[i].layout.host_weights >= least) hapt_print(env, " %d", i);
+            if (is_away(&plan->stage[i].layout, k)) hapt_print(env, " %d", i);
         hapt_print(env, "\n");
     }
 }
@@ -181,8 +190,9 @@ static json_t *stage_object(const struct hapt_plan *plan, const struct hapt_plan
     if (all && plan->submesh_count < plan->stage_count)
         json_object_set_new(all, "submesh", json_integer(stage->submesh - plan->submesh));
     if (all && stage->forward_only) json_object_set_new(all, "forward_only", json_true());
-    if (all && layout->host_weights) json_object_set_new(all, "host_weights", json_true());
-    if (all && layout->host_weights == HAPT_HOST_GRADIENTS) json_object_set_new(all, "host_gradients", json_true());
+    if (all && hapt_weights_on_host(layout->weights_at)) json_object_set_new(all, "host_weights", json_true());
+    if (all && layout->weights_at == HAPT_WEIGHTS_SHARDED) json_object_set_new(all, "sharded_weights", json_true());
+    if (all && layout->weights_at == HAPT_GRADIENTS_ON_HOST) json_object_set_new(all, "host_gradients", json_true());
     if (all && layout->recompute > 0) {
         json_object_set_new(all, "recomputed_units", json_integer(layout->unit_count));
         json_object_set_new(all, "selective_units", json_integer(units_of(layout, true)));

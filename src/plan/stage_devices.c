@@ -169,7 +169,7 @@ void hapt_plan_stage_run(const struct hapt_profile *profile, int c, const struct
                                              .number = submesh->program,
                                              .program = profile->layout[submesh->program - 1]};
     stage->layout.recompute = submesh->recompute;
-    stage->layout.host_weights = submesh->host_weights;
+    stage->layout.weights_at = submesh->weights_at;
 }
 
 bool hapt_plan_stage_runs(const struct hapt_plan_stage *stage, const struct hapt_submesh *submesh)
@@ -177,7 +177,7 @@ bool hapt_plan_stage_runs(const struct hapt_plan_stage *stage, const struct hapt
     return submesh->n == stage->submesh->nodes && submesh->m == stage->submesh->devices_per_node &&
            submesh->tp == stage->layout.tensor_parallel && submesh->program == stage->layout.number &&
            (stage->layout.recompute < 0 || submesh->recompute == stage->layout.recompute) &&
-           (stage->layout.host_weights < 0 || submesh->host_weights == stage->layout.host_weights);
+           (stage->layout.weights_at < 0 || submesh->weights_at == stage->layout.weights_at);
 }
 
 enum hapt_status hapt_plan_stage_mix(const struct hapt_profile *profile, int group, struct hapt_arena *arena,

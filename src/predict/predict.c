@@ -153,7 +153,7 @@ static enum hapt_status plan_memory(const struct hapt_candidates *candidates, in
     for (int c = 0; c < subcluster; c++) {
         if (strcmp(all[c].device.backend, all[subcluster].device.backend) != 0) continue;
         memory[subcluster] = memory[c];
-        for (int64_t k = 0; again && k < (int64_t)candidates->item_count * HAPT_MOST_KEEPS; k++)
+        for (int64_t k = 0; again && k < (int64_t)candidates->item_count * candidates->keep_stride; k++)
             again[subcluster][k].memory = again[c][k].memory;
         return HAPT_OK;
     }
@@ -210,7 +210,7 @@ static enum hapt_status predict(const struct hapt_candidates *candidates, int no
     HAPT_NEW(time, scratch, cluster->count);
     HAPT_NEW(weight_share, scratch, cluster->count);
     for (int c = 0; c < cluster->count; c++) {
-        if (again) HAPT_NEW(again[c], scratch, (int64_t)candidates->item_count * HAPT_MOST_KEEPS);
+        if (again) HAPT_NEW(again[c], scratch, (int64_t)candidates->item_count * candidates->keep_stride);
         HAPT_TRY(plan_memory(candidates, c, node_rank, shardings, memory, again, scratch));
         for (int d = 0; again && d < candidates->mesh_count; d++)
             if (shardings[d].recomputes) HAPT_TRY(time_shares(candidates, c, d, shardings[d].again, scratch, again[c]));

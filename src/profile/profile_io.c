@@ -68,7 +68,7 @@ static enum hapt_status write_submeshes(struct hapt_h5 *file, const char *folder
     HAPT_TRY(write_property(file, folder, "tensor_parallel", cluster, offsetof(struct hapt_submesh, tp), 1));
     HAPT_TRY(write_property(file, folder, "program", cluster, offsetof(struct hapt_submesh, program), 0));
     HAPT_TRY(write_property(file, folder, "recompute", cluster, offsetof(struct hapt_submesh, recompute), 0));
-    return write_property(file, folder, "host_weights", cluster, offsetof(struct hapt_submesh, host_weights), 0);
+    return write_property(file, folder, "host_weights", cluster, offsetof(struct hapt_submesh, weights_at), 0);
 }
 
 static enum hapt_status read_property(struct hapt_h5 *file, const char *folder, const char *name, int64_t *shape,

@@ -110,6 +110,20 @@ static enum hapt_status check_links(const struct hapt_profile *profile)
     return HAPT_OK;
 }
 
+/* True if stages on a submesh can have their weights there. */
+static bool may_have_weights(const struct hapt_profile *profile, const struct hapt_submesh *submesh)
+{
+    const int devices = submesh->n * submesh->m;
+    switch (submesh->weights_at) {
+    case HAPT_WEIGHTS_RESIDENT: return true;
+    case HAPT_WEIGHTS_ON_HOST: return profile->host_state && submesh->program == 0;
+    case HAPT_GRADIENTS_ON_HOST:
+        return profile->host_state && profile->host_update && submesh->program == 0 && devices == 1;
+    case HAPT_WEIGHTS_SHARDED: return submesh->program == 0 && devices > submesh->tp;
+    default: return false;
+    }
+}
+
 /* Checks that submeshes obey the packing rule: a power of two that divides a node, or entire nodes. */
 static enum hapt_status check_submeshes(const struct hapt_profile *profile, const struct hapt_profile_cluster *cluster)
 {
@@ -134,13 +148,11 @@ static enum hapt_status check_submeshes(const struct hapt_profile *profile, cons
                        "below %d",
                        cluster->name, n, m, submesh.recompute, HAPT_RECOMPUTE_PARTS, HAPT_RECOMPUTE_SELECTIVE,
                        2 * HAPT_RECOMPUTE_BY_BYTES);
-        const bool gradients = submesh.host_weights == HAPT_HOST_GRADIENTS;
-        if (submesh.host_weights != HAPT_HOST_NO_WEIGHTS &&
-            ((submesh.host_weights != HAPT_HOST_WEIGHTS && !gradients) || !profile->host_state ||
-             (gradients && (!profile->host_update || n * m > 1)) || submesh.program > 0))
+        if (!may_have_weights(profile, &submesh))
             return BAD("subcluster %s: %d x %d devices have host_weights %d, not 0, 1 for plain programs whose "
-                       "optimizer state is on the hosts, or 2 for those of one device that the hosts update",
-                       cluster->name, n, m, submesh.host_weights);
+                       "optimizer state is on the hosts, 2 for those of one device that the hosts update, or 3 for "
+                       "plain data-parallel programs",
+                       cluster->name, n, m, submesh.weights_at);
         if (submesh.program > 0) {
             const struct hapt_axis *axis = profile->layout[submesh.program - 1]->axis;
             if (axis[0].size != n || axis[1].size != m)

@@ -48,7 +48,7 @@ static bool read_submesh(const char **text, struct hapt_plan_stage *stage)
     if (!read_number(text, &stage->submesh->nodes) || !read_char(text, 'x') ||
         !read_number(text, &stage->submesh->devices_per_node))
         return false;
-    layout->recompute = layout->host_weights = -1; /* any */
+    layout->recompute = layout->weights_at = -1; /* any */
     if (**text == 'p') {
         layout->tensor_parallel = 1;
         return read_char(text, 'p') && read_number(text, &layout->number) && layout->number > 0;

@@ -107,7 +107,7 @@ static enum hapt_status choose_programs(const struct hapt_profile *profile, stru
         plan->stage[i].layout = plan->stage[first].layout;
         if (is_candidate(profile, &plan->stage[i])) continue;
         plan->stage[i].layout.recompute = own.recompute;
-        plan->stage[i].layout.host_weights = own.host_weights;
+        plan->stage[i].layout.weights_at = own.weights_at;
     }
     return HAPT_OK;
 }

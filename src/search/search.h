@@ -228,7 +228,7 @@ static inline int search_compare_submeshes(const struct hapt_submesh *a, const s
     if (a->m != b->m) return a->m - b->m;
     if (a->tp != b->tp) return a->tp - b->tp;
     if (a->program != b->program) return a->program - b->program;
-    return a->recompute != b->recompute ? a->recompute - b->recompute : a->host_weights - b->host_weights;
+    return a->recompute != b->recompute ? a->recompute - b->recompute : a->weights_at - b->weights_at;
 }
 
 /* Explains why nothing is feasible; returns HAPT_ERR_INFEASIBLE. */

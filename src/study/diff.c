@@ -59,7 +59,7 @@ static unsigned compare_stages(const struct hapt_plan_stage *x, const struct hap
     if (!same(x->memory_bytes, y->memory_bytes) || !same(x->device_memory_bytes, y->device_memory_bytes))
         changed |= HAPT_DIFF_MEMORY;
     if (x->layout.recompute != y->layout.recompute || x->layout.unit_count != y->layout.unit_count ||
-        x->layout.host_weights != y->layout.host_weights)
+        x->layout.weights_at != y->layout.weights_at)
         changed |= HAPT_DIFF_KEPT;
     return changed;
 }

@@ -330,12 +330,13 @@ static enum hapt_status all_gather(void *context, unsigned axes, float *data, co
     char what[64];
     struct hapt_collective *over = slices(team, axes, bound);
     hapt_team_describe(team, "gather of the weights", what, sizeof what);
-    hapt_team_stretch_end(team); /* ends the update so far */
+    hapt_team_stretch_end(team); /* ends the update or the pass so far */
     const double start_s = hapt_time_s();
     const enum hapt_status status = team->devices
                                         ? team_devices_all_gather(team, axes, what, data, bound)
                                         : hapt_collective_gather_shards(over, what, false, team->slice, NULL, data);
     team->reduce_s += hapt_time_s() - start_s;
+    if (team->microbatch >= 0) team->times.wait_s += hapt_time_s() - start_s; /* for a pass */
     hapt_team_stretch_begin(team);
     return status;
 }

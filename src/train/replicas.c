@@ -87,6 +87,7 @@ static enum hapt_status mark(struct replicas *replicas, int first, int count)
         for (int i = 0; i < count; i++) {
             const int parameter = replicas->parameter[first + i];
             if (stage->program->local[parameter] < 0) continue;
+            if (hapt_engine_shards_weights(stage->engine)) continue; /* no two ranks have the same */
             size_t bytes = hapt_engine_tensor_bytes(stage->engine, parameter);
             /* A rank may have a slice of the masters alone. All have the weights that they compute with. */
             if (compares_weights(stage, parameter))

@@ -213,6 +213,14 @@ static enum hapt_status memory_of(const struct worker *worker, int index, const 
     return HAPT_OK;
 }
 
+/* True if some chunk of this rank has sharded weights; then none has weights on the host. */
+static bool shards_weights(const struct worker *worker)
+{
+    for (int s = 0; s < worker->stage_count; s++)
+        if (worker->plan->stage[worker->stage[s].chunk].layout.weights_at == HAPT_WEIGHTS_SHARDED) return true;
+    return false;
+}
+
 /* Decides whether the ranks of the submesh shard the optimizer state. Each rank checks all ranks, so all decide alike.
  */
 static enum hapt_status choose_state(const struct worker *worker, const struct hapt_config *config,
@@ -220,7 +228,12 @@ static enum hapt_status choose_state(const struct worker *worker, const struct h
 {
     const char *choice = hapt_config_text(config, "sharded-optimizer");
     const struct stage *stage = &worker->stage[0];
-    options->sharded_state = !strcmp(choice, "yes");
+    options->sharded_state = !strcmp(choice, "yes") || shards_weights(worker);
+    if (shards_weights(worker) && !strcmp(choice, "no"))
+        return hapt_fail(HAPT_ERR_INPUT, "leave it out, or plan with it",
+                         "--sharded-optimizer no: the plan has the weights of stage %d sharded, and so is their update",
+                         stage->chunk);
+    if (shards_weights(worker)) return HAPT_OK;
     if (options->weight_unit_count > 0 && options->state_count == 0)
         return hapt_fail(HAPT_ERR_INPUT, "plan again for this optimizer, or give --optimizer adamw or a --momentum",
                          "the plan has the weights of stage %d on the hosts, beside a state that this optimizer does "
@@ -306,10 +319,10 @@ static double host_pace(const struct worker *worker)
     return own->host_paced ? own->host_bandwidth : 0;
 }
 
-/* The units of all chunks of this rank that have so much or more on the host. A module may be cut between two chunks.
- */
-static enum hapt_status find_units(const struct worker *worker, enum hapt_host_weights least,
-                                   const struct hapt_unit **units, int *count)
+/* The units of all chunks of this rank whose weights move; gradients: of those whose gradients are on the host. A
+ * module may be cut between two chunks. */
+static enum hapt_status find_units(const struct worker *worker, bool gradients, const struct hapt_unit **units,
+                                   int *count)
 {
     struct hapt_unit *unit;
     *count = 0;
@@ -321,7 +334,8 @@ static enum hapt_status find_units(const struct worker *worker, enum hapt_host_w
     for (int s = 0; s < worker->stage_count; s++) {
         const struct hapt_program *program = worker->stage[s].program;
         const struct hapt_layout *layout = &worker->plan->stage[worker->stage[s].chunk].layout;
-        for (int u = 0; u < layout->weight_unit_count && layout->host_weights >= (int)least; u++) {
+        if (gradients && layout->weights_at != HAPT_GRADIENTS_ON_HOST) continue;
+        for (int u = 0; u < layout->weight_unit_count; u++) {
             struct hapt_unit *own = &unit[(*count)++];
             *own = layout->weight_unit[u];
             if (own->first_op < program->first_op) own->first_op = program->first_op;
@@ -336,7 +350,7 @@ static enum hapt_status check_gradients(const struct worker *worker)
 {
     for (int s = 0; s < worker->stage_count; s++) {
         const struct stage *stage = &worker->stage[s];
-        const bool planned = worker->plan->stage[stage->chunk].layout.host_weights == HAPT_HOST_GRADIENTS;
+        const bool planned = worker->plan->stage[stage->chunk].layout.weights_at == HAPT_GRADIENTS_ON_HOST;
         if (hapt_engine_memory(stage->engine)->host_gradients != planned)
             return hapt_fail(HAPT_ERR_INPUT, "plan again for this model",
                              "the plan has the gradients of stage %d on the hosts, which cannot leave their device",
@@ -363,8 +377,8 @@ static enum hapt_status build_engines(struct worker *worker, const struct hapt_c
     HAPT_NEW(options, worker->arena, worker->stage_count);
     HAPT_NEW(program, worker->arena, worker->stage_count);
     HAPT_NEW(engine, worker->arena, worker->stage_count);
-    HAPT_TRY(find_units(worker, HAPT_HOST_WEIGHTS, &common.weight_unit, &common.weight_unit_count));
-    HAPT_TRY(find_units(worker, HAPT_HOST_GRADIENTS, &common.gradient_unit, &common.gradient_unit_count));
+    HAPT_TRY(find_units(worker, false, &common.weight_unit, &common.weight_unit_count));
+    HAPT_TRY(find_units(worker, true, &common.gradient_unit, &common.gradient_unit_count));
     HAPT_TRY(choose_state(worker, config, &common));
     for (int s = 0; s < worker->stage_count; s++) {
         struct stage *stage = &worker->stage[s];

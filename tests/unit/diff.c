@@ -24,7 +24,7 @@ static struct hapt_plan *plan_of(uint64_t *seed, int layers, struct hapt_arena *
         stage->layout.tensor_parallel = 1 + random_below(seed, 2);
         stage->warmup = 1 + random_below(seed, 2);
         stage->layout.recompute = random_below(seed, 2);
-        stage->layout.host_weights = random_below(seed, 2);
+        stage->layout.weights_at = random_below(seed, 2);
         stage->compute_s = random_below(seed, 2);
         stage->memory_bytes = random_below(seed, 2);
         snprintf(stage->submesh->name, sizeof stage->submesh->name, "%c", 'a' + random_below(seed, 3));
@@ -87,7 +87,7 @@ static void random_pairs(void)
             CHECK(!(row->changed & HAPT_DIFF_COMPUTE) == (x->compute_s == y->compute_s));
             CHECK(!(row->changed & HAPT_DIFF_MEMORY) == (x->memory_bytes == y->memory_bytes));
             CHECK(!(row->changed & HAPT_DIFF_KEPT) ==
-                  (x->layout.recompute == y->layout.recompute && x->layout.host_weights == y->layout.host_weights));
+                  (x->layout.recompute == y->layout.recompute && x->layout.weights_at == y->layout.weights_at));
         }
         CHECK_MESSAGE(next_a == a->stage_count && next_b == b->stage_count, "seed %llu: stages are left out",
                       (unsigned long long)start);

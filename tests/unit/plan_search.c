@@ -15,7 +15,7 @@ struct brute_part {
 
 struct brute_stage {
     int first, end, kind, n, m, tp; /* kind: subcluster, or C + index of the mixed stage */
-    int recompute, host_weights, row;
+    int recompute, weights_at, row;
     double time_s;
     int parts;
     struct brute_part part[4];
@@ -237,7 +237,7 @@ static void extend(struct brute *brute, int layer)
                                                   submesh->m,
                                                   submesh->tp,
                                                   submesh->recompute,
-                                                  submesh->host_weights,
+                                                  submesh->weights_at,
                                                   s,
                                                   cluster->stage_time[cell] + step_s / brute->options.microbatches,
                                                   1,
@@ -314,8 +314,7 @@ static void list_t_max(struct brute *brute, struct hapt_arena *arena)
 /* True for the same choice of what is kept, or one that takes the same time. */
 static bool keeps_same(const struct hapt_plan_stage *stage, const struct brute_stage *wanted)
 {
-    const bool same =
-        stage->layout.recompute == wanted->recompute && stage->layout.host_weights == wanted->host_weights;
+    const bool same = stage->layout.recompute == wanted->recompute && stage->layout.weights_at == wanted->weights_at;
     return same || (at_most(stage->compute_s, wanted->time_s) && at_most(wanted->time_s, stage->compute_s));
 }
 
@@ -438,7 +437,7 @@ static void count_kind(const struct hapt_plan *plan, const struct hapt_profile *
     skip_cases += skipped > 0;
     bool kept = false;
     for (int i = 0; i < plan->stage_count; i++)
-        kept = kept || plan->stage[i].layout.recompute > 0 || plan->stage[i].layout.host_weights > 0;
+        kept = kept || plan->stage[i].layout.recompute > 0 || plan->stage[i].layout.weights_at > 0;
     kept_cases += kept;
 }
 

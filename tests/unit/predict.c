@@ -240,8 +240,8 @@ static void check_memory_of_choices(bool unlike, enum hapt_offload offload, bool
         const struct hapt_profile_cluster *cluster = &run.profile->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++) {
             const struct hapt_submesh submesh = cluster->submesh[s];
-            const bool here = !submesh.host_weights, some = submesh.recompute > 0 || !here,
-                       leave = submesh.host_weights == HAPT_HOST_GRADIENTS;
+            const bool here = !submesh.weights_at, some = submesh.recompute > 0 || !here,
+                       leave = submesh.weights_at == HAPT_GRADIENTS_ON_HOST;
             const struct hapt_memory_options options = {.slots = 5,
                                                         .state_count = 2,
                                                         .host_state = offload != HAPT_OFFLOAD_NO,

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# --sharded-weights: ranks of a data-parallel stage have a slice of the weights each, and passes gather them block by block (ZeRO-3). Losses,
+# weights and state are the bits of a run that keeps all weights on each device; the memory is what was planned; checkpoints resume across both;
+# memory that is short makes the planner choose it; what cannot work is refused. HAPT_LONG=1: more layouts.
+# Runs beside others: it measures no time.
+. "$(dirname "$0")/lib.sh.inc"
+cd "$(dirname "$0")/../.." || exit 1
+
+"$HAPT" data LICENSE --output "$scratch/t.h5" >/dev/null || exit 1
+gpt() { # NAME OPTIONS...
+    "$HAPT" model gpt --layers 6 --hidden 32 --heads 4 --sequence 64 --vocab 256 --data "$scratch/t.h5" --output "$scratch/$1.h5" "${@:2}" >/dev/null || exit 1
+}
+gpt m --microbatch 4
+gpt untied --microbatch 4 --tied-embeddings no
+three_devices "300 MB" && mv "$scratch/c.json" "$scratch/three.json"
+sed 's/"devices_per_node": 2/"devices_per_node": 4/; /"b"/d; s/"300 MB" },$/"300 MB" } ] }/' "$scratch/three.json" >"$scratch/four.json"
+
+# job NAME MODEL CLUSTER RANKS OPTIONS...: predicts, plans and trains 6 steps
+job() {
+    passes "$4" --input "$scratch/$2.h5" --cluster "$scratch/$3.json" --predict --microbatches 4 --threads 1 --steps 6 --checkpoint-every 3 \
+        --output "$scratch/run-$1" "${@:5}"
+}
+# both NAME MODEL CLUSTER RANKS OPTIONS...: with all weights on each device, and with sharded ones
+both() {
+    job "$1-whole" "$2" "$3" "$4" --sharded-weights no "${@:5}"
+    job "$1-sharded" "$2" "$3" "$4" --sharded-weights yes "${@:5}"
+    check "$1: the weights are sharded" grep -q 'sharded weights, which passes gather' "$scratch/out"
+    same_runs "$scratch/run-$1-whole" "$scratch/run-$1-sharded"
+    /usr/bin/python3 - "$scratch/run-$1-sharded/run.h5" <<'PY' || fail "$1: device memory is not what was planned"
+import sys
+import h5py
+with h5py.File(sys.argv[1]) as run:
+    planned, measured = (list(run["train"][name][()]) for name in ("memory_planned", "memory_measured"))
+print(planned, measured)
+sys.exit(planned != measured)
+PY
+}
+stages="0-13@a:1x2,13-26@b:1x1"
+both tied m three 3 --stages $stages
+both half m three 3 --stages $stages --precision bf16 --replica-check 1
+both split untied three 3 --stages $stages --split-backward yes --precision bf16
+both host untied three 3 --stages $stages --offload optimizer --precision bf16
+both loops untied three 3 --schedule interleaved --stages 0-6@a:1x2,6-12@b:1x1,12-19@a:1x2,19-26@b:1x1
+both groups untied four 4 --stages 0-26@a:1x4t2 --precision bf16
+if [ -n "${HAPT_LONG:-}" ]; then
+    both one untied four 4 --stages 0-26@a:1x4
+    both recompute untied three 3 --stages $stages --recompute all --schedule gpipe
+    both host-update untied three 3 --stages $stages --offload optimizer --update-on host --precision bf16
+    both host-device untied three 3 --stages $stages --offload optimizer --update-on device --precision bf16
+    both momentum untied three 3 --stages $stages --optimizer sgd --momentum 0.9
+    both half-groups m four 4 --stages 0-26@a:1x4t2 --precision bf16 --split-backward yes
+    "$HAPT" model bert-moe --layers 4 --hidden 32 --heads 4 --sequence 32 --vocab 256 --experts 2 --microbatch 4 --data "$scratch/t.h5" \
+        --output "$scratch/moe.h5" >/dev/null || exit 1
+    both moe moe four 4 --stages 0-16@a:1x4
+fi
+finish
