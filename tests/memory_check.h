@@ -41,7 +41,7 @@ static size_t memory_parameter_bytes(const struct hapt_program *program, int ten
 static bool memory_masters_like_state(const struct hapt_memory_plan *plan, const struct hapt_program *program)
 {
     bool trained = false;
-    if (plan->host_weights) return true;
+    if (hapt_memory_has_places(plan)) return true;
     if (!plan->sharded_state && plan->state_space != HAPT_SPACE_HOST) return false;
     for (int t = 0; t < program->tensor_count; t++) {
         const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[t].tensor];
@@ -58,7 +58,8 @@ static void memory_add_parameter(const struct hapt_memory_plan *plan, const stru
 {
     const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
     const size_t element = plan->parameter_element[tensor], bytes = memory_parameter_bytes(program, tensor);
-    if (plan->copy_offset != (size_t)-1 && !plan->host_weights)
+    const bool copies = plan->copy_offset != (size_t)-1;
+    if (copies && !hapt_memory_has_places(plan))
         memory_add(pieces, whole->name, plan->copy_offset + element * sizeof(uint16_t), bytes / 2,
                    HAPT_REGION_RESIDENT);
     if (!whole->trainable) return;
@@ -74,6 +75,10 @@ static void memory_add_parameter(const struct hapt_memory_plan *plan, const stru
                        (s < 0 ? plan->master_offset : plan->state_offset[s]) +
                            (group->state_first + from - group->slice_first) * sizeof(float),
                        (end - from) * sizeof(float), HAPT_REGION_RESIDENT);
+        if (copies && plan->sharded_weights)
+            memory_add(pieces, whole->name,
+                       plan->copy_offset + (group->state_first + from - group->slice_first) * sizeof(uint16_t),
+                       (end - from) * sizeof(uint16_t), HAPT_REGION_RESIDENT);
     }
 }
 
@@ -158,6 +163,7 @@ static enum hapt_status memory_compare_tensors(const struct hapt_memory_plan *pl
         if ((plan->location[t].space == HAPT_SPACE_HOST) !=
             ((weight && plan->host_weights) || (gradient && plan->host_gradients)))
             return memory_broken(program, "in the wrong memory", name, "");
+        if (weight && plan->sharded_weights) region[t] = HAPT_REGION_NONE;
         if (plan->location[t].region != region[t]) return memory_broken(program, "wrong region", name, "");
         if (plan->location[t].offset != plan->location[root].offset)
             return memory_broken(program, "its offset differs from its root's", name, "");
@@ -169,13 +175,14 @@ static enum hapt_status memory_compare_tensors(const struct hapt_memory_plan *pl
     return HAPT_OK;
 }
 
-/* Weights on the host: each unit's place has all that its operators read, and no more than the largest needs. */
+/* Weights on the host, or sharded: each unit's place has all that its operators read, and no more than the largest
+ * needs. */
 static enum hapt_status memory_compare_units(const struct hapt_memory_plan *plan, const struct hapt_program *program,
                                              struct pieces *pieces)
 {
     size_t most = 0;
     int behind = program->first_op;
-    if (!plan->host_weights) return HAPT_OK;
+    if (!hapt_memory_has_places(plan)) return HAPT_OK;
     for (int section = 0; section < HAPT_SECTION_REDUCE; section++)
         for (int s = 0; s < program->step_count[section]; s++) {
             const struct hapt_op *op = &program->graph->op[program->step[section][s].op];
@@ -225,7 +232,7 @@ static enum hapt_status memory_compare_units(const struct hapt_memory_plan *plan
                HAPT_GRADIENT_PLACES * plan->gradient_place_bytes, HAPT_REGION_RESIDENT);
     memory_add(pieces, "weight places", plan->place_offset, HAPT_WEIGHT_PLACES * plan->place_bytes,
                HAPT_REGION_RESIDENT);
-    if (size == sizeof(uint16_t))
+    if (size == sizeof(uint16_t) && plan->host_weights)
         memory_add(pieces, "window of copies", plan->copy_offset,
                    (plan->host_update ? 0 : plan->window_elements) * size, HAPT_REGION_RESIDENT);
     return HAPT_OK;

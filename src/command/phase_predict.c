@@ -108,7 +108,8 @@ enum hapt_weight_sharding hapt_phase_weight_sharding(const struct hapt_config *c
 {
     const char *choice = hapt_config_text(config, "sharded-weights");
     if (!strcmp(choice, "yes")) return HAPT_WEIGHT_SHARDING_ALL;
-    may = may && !strcmp(choice, "auto") && strcmp(hapt_config_text(config, "sharded-optimizer"), "no") != 0;
+    may = may && !strcmp(choice, "auto") && strcmp(hapt_config_text(config, "sharded-optimizer"), "no") != 0 &&
+          hapt_phase_offload(config) < HAPT_OFFLOAD_WEIGHTS;
     return may ? HAPT_WEIGHT_SHARDING_MAY : HAPT_WEIGHT_SHARDING_NO;
 }
 
@@ -123,22 +124,25 @@ static enum hapt_status predict(const struct hapt_prediction *of, bool recompute
                                 profile);
 }
 
-/* True if the formula's optimum is shorter with the optimizer on the host, or no plan exists in either way: then the
- * one that lacks less explains why. *other: the profile without it if it has a plan that is longer. */
-static enum hapt_status is_shorter(const struct hapt_config *config, const struct hapt_profile *with,
-                                   struct hapt_profile *without, bool *shorter, struct hapt_profile **other)
+/* *better: `away`, with the optimizer on the host, if the formula's optimum is shorter with it, or no plan exists in
+ * either way: then the one that lacks less explains why. *other: the other one if it has a plan, whose simulated step
+ * may be shorter all the same. */
+static enum hapt_status choose_better(const struct hapt_config *config, struct hapt_profile *away,
+                                      struct hapt_profile *without, struct hapt_profile **better,
+                                      struct hapt_profile **other)
 {
     double step_s[2];
     HAPT_TRY(formula_s(config, without, &step_s[0]));
-    HAPT_TRY(formula_s(config, with, &step_s[1]));
-    *shorter = step_s[1] < step_s[0] || isinf(step_s[0]);
-    if (*shorter && isfinite(step_s[0])) *other = without;
+    HAPT_TRY(formula_s(config, away, &step_s[1]));
+    const bool shorter = step_s[1] < step_s[0] || isinf(step_s[0]);
+    *better = shorter ? away : without;
+    if (isfinite(step_s[shorter ? 0 : 1])) *other = shorter ? without : away;
     return HAPT_OK;
 }
 
-/* With stages that recompute as --recompute says, and stages with sharded weights. auto: if devices lack memory
- * otherwise, since each choice makes the search longer. Other systems have the choice where hapt has it, so that
- * --compare shows the same plans. *profile: the one that keeps all activations, if it is known; else NULL. *lacks:
+/* With stages that recompute as --recompute says, and with sharded weights as --sharded-weights says. auto: if devices
+ * lack memory otherwise, since each choice makes the search longer. Other systems have the choice where hapt has it, so
+ * that --compare shows the same plans. *profile: the one that keeps all activations, if it is known; else NULL. *lacks:
  * devices lack memory, or would if all activations were kept; false if nothing is chosen. */
 static enum hapt_status predict_recomputing(const struct hapt_prediction *of, enum hapt_offload offload,
                                             struct hapt_arena *arena, struct hapt_profile **profile, bool *lacks)
@@ -152,9 +156,10 @@ static enum hapt_status predict_recomputing(const struct hapt_prediction *of, en
     if (!chooses) return status;
     *lacks = status == HAPT_ERR_INFEASIBLE;
     if (status == HAPT_OK) HAPT_TRY(hapt_phase_lacks_memory(of->config, *profile, lacks));
-    if (!*lacks || (given && hapt_phase_weight_sharding(of->config, true) != HAPT_WEIGHT_SHARDING_MAY)) return status;
+    const bool shards = hapt_phase_weight_sharding(of->config, true) == HAPT_WEIGHT_SHARDING_MAY;
+    if (!*lacks || (given && !shards)) return status;
     hapt_fail_reset();
-    return predict(of, true, offload, true, arena, profile); /* --recompute no: it stays so */
+    return predict(of, true, offload, true, arena, profile);
 }
 
 /* With the optimizer state on the hosts; if there is no plan, with the weights of the stages that need it as well, and
@@ -192,7 +197,7 @@ enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hap
 {
     const enum hapt_offload given = hapt_phase_offload(of->config);
     struct hapt_profile *away = NULL;
-    bool lacks, shorter = true;
+    bool lacks;
     *profile = of->kept;
     *other = NULL;
     const enum hapt_status status = predict_recomputing(of, given, arena, profile, &lacks);
@@ -206,8 +211,8 @@ enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hap
         return HAPT_OK;
     }
     HAPT_TRY(offloaded);
-    if (status == HAPT_OK) HAPT_TRY(is_shorter(of->config, away, *profile, &shorter, other));
-    if (shorter) *profile = away;
+    if (status == HAPT_OK) return choose_better(of->config, away, *profile, profile, other);
+    *profile = away;
     return HAPT_OK;
 }
 

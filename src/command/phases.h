@@ -61,11 +61,12 @@ struct hapt_prediction {
 };
 /* A predicted profile, with stages that recompute as --recompute says, and the optimizer state where --offload says.
  * auto: only for the search of the simulated step, and if a plan that keeps everything on the devices is slower, by the
- * formula, because they lack memory, or if there is none. *other: if --offload auto moves the state to the hosts, the
- * profile with the state on the devices, as far as that has plans; else NULL. Rank-local. */
+ * formula, because they lack memory, or if there is none. *other: if --offload auto decides and both profiles have
+ * plans, that of the longer one by the formula: with the state on the devices, or on the hosts; else NULL. Rank-local.
+ */
 enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hapt_arena *arena,
                                     struct hapt_profile **profile, struct hapt_profile **other);
-/* --sharded-weights. auto: as planned if `may`, as it is if --recompute or --offload decide and devices lack memory. */
+/* --sharded-weights. auto: of the stages that are planned so if `may`, else of none. */
 enum hapt_weight_sharding hapt_phase_weight_sharding(const struct hapt_config *config, bool may);
 /* HAPT_ERR_USAGE if the options for measuring and predicting do not fit the cluster. Rank-local. */
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster);

@@ -375,6 +375,7 @@ static int state_blocks(const struct hapt_memory_ranges *ranges, const struct am
 /* Bytes of what the host has, for a state of so many elements. */
 static size_t state_bytes(const struct hapt_memory_ranges *ranges, const struct amounts *sum, size_t elements)
 {
+    if (!is_away(ranges)) return 0;
     const int blocks = state_blocks(ranges, sum, false);
     const bool masters = blocks == ranges->options.state_count; /* on the device */
     size_t bytes = (size_t)(blocks + sum->gradients_away) * hapt_align(elements * sizeof(float)) +

@@ -1,7 +1,8 @@
 """Schedules x models x ranks x stages x what stages keep on their devices: for each model one set of losses and weights. usage: HAPT FOLDER
 
 Every plan is made by `hapt plan` at random cuts between operators and run by `hapt train`. The reference of a model is one stage on one
-rank. Stages compute microbatches in rising order under each schedule, so all others must have its bits. A norm that clips would be summed
+rank. Weights are sharded over the two ranks of a stage, whose reference is one stage on two ranks with all weights on each: sums over ranks
+have an order of their own. Stages compute microbatches in rising order under each schedule, so all others must have its bits. A norm that clips would be summed
 in the order of the stages, so there is no clipping. Embeddings are not tied, because their gradients add up stage by stage.
 Each run needs the device memory that was planned, to the byte. HAPT_LONG=1: all combinations that keep all, and all keeps under schedules
 without loops. Otherwise some for each model, such that each schedule and each keep runs. HAPT_SEED repeats the cuts and skips."""
@@ -40,12 +41,18 @@ KEEPS = {
     "weights": ["--offload", "weights"],
     "gradients": ["--offload", "gradients"],
     "least": ["--offload", "gradients", "--recompute", "every=2"],
+    "sharded": ["--sharded-weights", "yes"],
+    "sharded, recompute": ["--sharded-weights", "yes", "--recompute", "every=2"],
 }
+REFERENCE = {1: "all", 2: "whole"}  # by the ranks of a stage
+KEEPS[REFERENCE[2]] = ["--sharded-weights", "no"]
 # ranks, schedule, loops, keep of the quick round
 QUICK = {
-    "gpt": [(3, "split", 1, "all"), (4, "v", 2, "all"), (2, "h1f1b", 1, "least"), (1, "1f1b", 1, "update")],
-    "skips": [(4, "h1f1b", 1, "weights"), (2, "split v", 4, "all"), (3, "interleaved", 2, "gradients"), (3, "split", 1, "recompute")],
-    "bert-moe": [(3, "split interleaved", 2, "all"), (1, "interleaved", 5, "gradients"), (2, "split", 1, "state")],
+    "gpt": [(3, "split", 1, "all"), (4, "v", 2, "all"), (2, "h1f1b", 1, "least"), (1, "1f1b", 1, "update"), (4, "split", 1, "sharded"),
+            (4, "interleaved", 2, "sharded")],
+    "skips": [(4, "h1f1b", 1, "weights"), (2, "split v", 4, "all"), (3, "interleaved", 2, "gradients"), (3, "split", 1, "recompute"),
+              (4, "h1f1b", 1, "sharded, recompute")],
+    "bert-moe": [(3, "split interleaved", 2, "all"), (1, "interleaved", 5, "gradients"), (2, "split", 1, "state"), (4, "1f1b", 1, "sharded")],
     "frozen": [(4, "1f1b", 1, "weights"), (2, "split v", 3, "all")],
 }
 seed = int(os.environ.get("HAPT_SEED", random.randrange(1 << 30)))
@@ -109,29 +116,37 @@ MODELS = {"gpt": make_gpt, "skips": make_skips, "bert-moe": make_bert_moe, "froz
 
 # ---- plans and runs ----
 
+def width_of(keep):
+    """The ranks of a stage."""
+    return 2 if keep.startswith("sharded") or keep == REFERENCE[2] else 1
+
+
 def make_clusters():
-    """One device for each rank, in two subclusters from two ranks on, so that messages cross a link."""
-    for ranks in range(1, 5):
-        counts = [("a", (ranks + 1) // 2), ("b", ranks // 2)]
-        with open(path("cluster-%d.json" % ranks), "w") as out:
+    """One device for each rank, in two subclusters from two submeshes on, so that messages cross a link."""
+    for submeshes, width in [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2)]:
+        counts = [("a", (submeshes + 1) // 2 * width), ("b", submeshes // 2 * width)]
+        with open(path("cluster-%d-%d.json" % (submeshes, width)), "w") as out:
             json.dump({"format": "hapt-cluster", "version": 1,
                        "subclusters": [{"name": name, "nodes": 1, "devices_per_node": count, "device": "cpu", "memory": "2 GB"}
                                        for name, count in counts if count],
-                       "links": [{"between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us"}] if ranks > 1 else []}, out)
+                       "links": [{"between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us"}] if submeshes > 1 else []}, out)
 
 
-def submesh_of(stage, ranks, schedule):
-    visit, place = divmod(stage, ranks)
-    return ranks - 1 - place if "v" in schedule.split() and visit % 2 else place
+def submesh_of(stage, submeshes, schedule):
+    visit, place = divmod(stage, submeshes)
+    return submeshes - 1 - place if "v" in schedule.split() and visit % 2 else place
 
 
 def plan_and_train(model, layers, ranks, schedule, loops, keep):
     """(losses, weights, stages) of a run."""
     options, looped = SCHEDULES[schedule]
-    stages = ranks * loops
+    width = width_of(keep)
+    submeshes = ranks // width
+    stages = submeshes * loops
     cuts = [0] + sorted(random.sample(range(1, layers), stages - 1)) + [layers]
-    names = ["%d-%d@%s:1x1" % (cuts[s], cuts[s + 1], "a" if submesh_of(s, ranks, schedule) < (ranks + 1) // 2 else "b") for s in range(stages)]
-    common = ["--input", path(model + ".h5"), "--cluster", path("cluster-%d.json" % ranks), "--layers-per-model", "ops"]
+    names = ["%d-%d@%s:1x%d" % (cuts[s], cuts[s + 1], "a" if submesh_of(s, submeshes, schedule) < (submeshes + 1) // 2 else "b", width)
+             for s in range(stages)]
+    common = ["--input", path(model + ".h5"), "--cluster", path("cluster-%d-%d.json" % (submeshes, width)), "--layers-per-model", "ops"]
     output = path("run")
     shutil.rmtree(output, ignore_errors=True)
     hapt("plan", *common, "--predict", "yes", "--microbatches", str(MICROBATCHES), "--stages", ",".join(names), "--overwrite", "--output", path("plan.h5"),
@@ -149,20 +164,24 @@ def combinations(model):
     if not LONG:
         return QUICK[model]
     return [(ranks, schedule, loops, keep) for ranks in range(1, 5) for schedule, (_, looped) in SCHEDULES.items()
-            for loops in (range(2, MOST_STAGES // ranks + 1) if looped else [1]) for keep in (["all"] if looped else KEEPS)]
+            for loops in (range(2, MOST_STAGES // ranks + 1) if looped else [1]) for keep in (["all", "sharded"] if looped else KEEPS)
+            if ranks % width_of(keep) == 0 and keep != REFERENCE[2]]
 
 
 def compare(model):
     global compared
     about = MODELS[model](model)
-    layers = json.loads(hapt("plan", "--input", path(model + ".h5"), "--cluster", path("cluster-1.json"), "--predict", "yes", "--layers-per-model", "ops",
+    layers = json.loads(hapt("plan", "--input", path(model + ".h5"), "--cluster", path("cluster-1-1.json"), "--predict", "yes", "--layers-per-model", "ops",
                              "--json"))["stages"][-1]["layers"][1]
-    losses, weights, _ = plan_and_train(model, layers, 1, "1f1b", 1, "all")
-    if len(losses) != STEPS or len(set(losses)) != STEPS or not weights:
-        raise RuntimeError("%s: the reference has losses %s" % (model, losses))
+    reference = {}
+    for width in sorted({width_of(keep) for _, _, _, keep in combinations(model)}):
+        losses, weights, _ = reference[width] = plan_and_train(model, layers, width, "1f1b", 1, REFERENCE[width])
+        if len(losses) != STEPS or len(set(losses)) != STEPS or not weights:
+            raise RuntimeError("%s: the reference on %d ranks has losses %s" % (model, width, losses))
     begin, count = time.time(), 0
     for ranks, schedule, loops, keep in combinations(model):
-        what, stages = "%s under %s, %d ranks, %d stages, keep %s" % (model, schedule, ranks, ranks * loops, keep), "?"
+        losses, weights, _ = reference[width_of(keep)]
+        what, stages = "%s under %s, %d ranks, %d loops, keep %s" % (model, schedule, ranks, loops, keep), "?"
         try:
             other_losses, other, stages = plan_and_train(model, layers, ranks, schedule, loops, keep)
             differ = sorted(name for name in weights if weights[name] != other.get(name))

@@ -53,4 +53,45 @@ if [ -n "${HAPT_LONG:-}" ]; then
         --output "$scratch/moe.h5" >/dev/null || exit 1
     both moe moe four 4 --stages 0-16@a:1x4
 fi
+
+# Checkpoints of each resume the other.
+for first in yes no; do
+    then=no && [ $first = no ] && then=yes
+    job from-$first untied three 3 --stages $stages --precision bf16 --split-backward yes --sharded-weights $first --stop-after 3
+    job from-$first untied three 3 --stages $stages --precision bf16 --split-backward yes --sharded-weights $then --resume --replan
+    same_runs "$scratch/run-split-whole" "$scratch/run-from-$first"
+done
+
+# Measured times, and the time of the gathers
+passes 3 --input "$scratch/untied.h5" --cluster "$scratch/three.json" --microbatches 4 --threads 1 --profile-seconds 1 --steps 3 \
+    --output "$scratch/run-measured" --sharded-weights yes --stages $stages
+check "measured: the weights are sharded" grep -q 'sharded weights, which passes gather' "$scratch/out"
+
+# Short memory and few microbatches: the planner shards, and the step is shorter.
+"$HAPT" model gpt --layers 12 --hidden 256 --heads 4 --sequence 64 --vocab 256 --microbatch 4 --output "$scratch/short.h5" >/dev/null || exit 1
+sed 's/300 MB/80 MB/' "$scratch/four.json" >"$scratch/short.json"
+plan_short() { # NAME OPTIONS...
+    passes 1 plan --input "$scratch/short.h5" --cluster "$scratch/short.json" --predict --microbatches 2 --program data --offload no --json \
+        --output "$scratch/$1.h5" "${@:2}" && cp "$scratch/out" "$scratch/$1.json"
+}
+plan_short never --sharded-weights no
+plan_short auto
+check "auto: a shorter step by sharded weights" /usr/bin/python3 -c '
+import json, sys
+never, auto = (json.load(open(name)) for name in sys.argv[1:])
+assert any(stage.get("sharded_weights") for stage in auto["stages"])
+assert auto["simulated_s"] < 0.99 * never["simulated_s"], (auto["simulated_s"], never["simulated_s"])' "$scratch/never.json" "$scratch/auto.json"
+
+refuses 2 'sharded-weights yes contradicts --offload weights' 1 plan --input "$scratch/m.h5" --cluster "$scratch/three.json" --predict \
+    --sharded-weights yes --offload weights
+refuses 2 'sharded-weights yes contradicts --sharded-optimizer no' 1 plan --input "$scratch/m.h5" --cluster "$scratch/three.json" --predict \
+    --sharded-weights yes --sharded-optimizer no
+passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/three.json" --predict --microbatches 4 --stages $stages --sharded-weights yes \
+    --output "$scratch/plan.h5"
+refuses 3 'sharded-optimizer no: the plan has the weights of stage 0 sharded' 3 train --input "$scratch/m.h5" --cluster "$scratch/three.json" \
+    --plan "$scratch/plan.h5" --sharded-optimizer no --steps 1 --output "$scratch/run-refused"
+/usr/bin/python3 -c 'import h5py, sys
+with h5py.File(sys.argv[1], "r+") as plan:
+    plan["stage_host_weights"][...] = [3, 3]' "$scratch/plan.h5"
+refuses 3 'stage 1 cannot have its weights sharded' 1 simulate --plan "$scratch/plan.h5"
 finish

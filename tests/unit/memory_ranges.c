@@ -27,7 +27,8 @@ static void check_workspace(const struct hapt_memory_plan *plan, const struct ha
     hapt_arena_release(&arena);
 }
 
-static long away, masters_away, sliced, bounded, weights_away, less, host_updates, gradients_away, gradients_tied;
+static long away, masters_away, sliced, bounded, weights_away, less, host_updates, gradients_away, gradients_tied,
+    weights_sharded, shared_less;
 
 /* The lower bounds of a range, against the blocks of its plans. */
 static void check_least(const struct hapt_memory_ranges *ranges, const struct hapt_program *program,
@@ -138,6 +139,58 @@ static void compare_host_gradients(const struct hapt_program *program, const str
     gradients_away++;
 }
 
+/* True if ranks sum some gradients of a program, by its parameter groups. */
+static bool sums_gradients(const struct hapt_memory_plan *plan, const struct hapt_program *program)
+{
+    for (int g = 1; g < HAPT_PARAMETER_GROUPS; g++) {
+        int ranks = 1;
+        for (int axis = 0; axis < HAPT_MESH_AXES; axis++)
+            if (plan->group[g].axes >> axis & 1u) ranks *= program->sharding->axis[axis].size;
+        if (plan->group[g].end > plan->group[g].first && ranks > 1) return true;
+    }
+    return false;
+}
+
+/* Sharded weights, with the state on the device and on the host: the figures against the plan, and that against the
+ * plan with sharded state alone. A rank has two places and its slices instead of all weights. */
+static void compare_sharded_weights(const struct hapt_program *program, const struct hapt_memory_options *options,
+                                    struct hapt_memory_ranges *const ranges[2], struct hapt_memory_work *const work[2],
+                                    bool check, struct hapt_arena *arena)
+{
+    for (int host = 0; host < 2; host++) {
+        struct hapt_memory_options own = *options;
+        struct hapt_memory_plan *with = NULL, *without = NULL;
+        struct hapt_memory_bytes figures;
+        own.host_state = host;
+        CHECK_OK(hapt_memory_plan(program, &own, arena, &with));
+        own.weight_unit_count = 0;
+        CHECK_OK(hapt_memory_plan(program, &own, arena, &without));
+        CHECK_OK(hapt_memory_ranges_of(ranges[host], program->first_op, program->end_op, NULL, work[host], &figures));
+        if (!with || !without) return;
+        check_least(ranges[host], program, &figures);
+        if (check) CHECK_OK(memory_check(with, program));
+        CHECK(figures.parameter_bytes == with->parameter_bytes && figures.host_bytes == with->host_bytes);
+        CHECK(figures.sharded_bytes == with->parameter_bytes && with->host_bytes == without->host_bytes);
+        CHECK(figures.activation_bytes == with->activation_bytes);
+        const bool copies = with->copy_offset != (size_t)-1;
+        CHECK(!with->host_weights && !without->sharded_weights);
+        CHECK(with->sharded_weights == (with->trained_elements > 0 && with->elements == with->trained_elements &&
+                                        (copies ? with->masters_unread : without->state_space == HAPT_SPACE_DEVICE) &&
+                                        sums_gradients(with, program)));
+        if (!with->sharded_weights) {
+            CHECK(with->parameter_bytes == without->parameter_bytes && figures.weight_units == 0);
+            continue;
+        }
+        const size_t size = copies ? sizeof(uint16_t) : sizeof(float);
+        CHECK(with->parameter_bytes + hapt_align(with->elements * size) == without->parameter_bytes +
+                                                                               hapt_align(with->state_elements * size) +
+                                                                               HAPT_WEIGHT_PLACES * with->place_bytes);
+        CHECK(figures.weight_units == with->unit_count && figures.weight_bytes == with->trained_elements * size);
+        weights_sharded++;
+        shared_less += with->parameter_bytes < without->parameter_bytes;
+    }
+}
+
 /* With optimizer state on the host: the figures against the plans, and against those with state on the device. */
 static void compare_host_state(const struct hapt_program *program, const struct hapt_memory_options *options,
                                const struct hapt_memory_ranges *ranges, struct hapt_memory_work *work,
@@ -212,7 +265,9 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                               *gradient_ranges = NULL;
     struct hapt_memory_work *work = NULL, *host_work = NULL, *weight_work = NULL, *update_work = NULL,
                             *gradient_work = NULL;
-    struct hapt_memory_options host = *options, weights = *options, update = *options, gradients;
+    struct hapt_memory_ranges *shared_ranges[2] = {NULL};
+    struct hapt_memory_work *shared_work[2] = {NULL};
+    struct hapt_memory_options host = *options, weights = *options, update = *options, gradients, shared;
     const int places = sharding->source->forward_count;
     uint64_t seed = (uint64_t)places * 31 + (uint64_t)options->state_count;
     host.host_state = weights.host_state = update.host_state = update.host_update = true;
@@ -224,6 +279,14 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
     gradients.host_update = true;
     gradients.gradient_unit = unit;
     gradients.gradient_unit_count = weights.weight_unit_count;
+    shared = weights;
+    shared.sharded_state = true;
+    for (int on_host = 0; on_host < 2; on_host++) {
+        shared.host_state = on_host;
+        CHECK_OK(hapt_memory_ranges_create(sharding, &shared, &arena, &shared_ranges[on_host]));
+        if (shared_ranges[on_host])
+            CHECK_OK(hapt_memory_work_create(shared_ranges[on_host], &arena, &shared_work[on_host]));
+    }
     CHECK_OK(hapt_memory_ranges_create(sharding, &gradients, &arena, &gradient_ranges));
     if (gradient_ranges) CHECK_OK(hapt_memory_work_create(gradient_ranges, &arena, &gradient_work));
     CHECK_OK(hapt_memory_ranges_create(sharding, &weights, &arena, &weight_ranges));
@@ -275,6 +338,8 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                     compare_host_updates(program, options, update_ranges, update_work, check, &scratch_arena);
                 if (gradient_work && (test_long() || (first + end) % 4 == 2))
                     compare_host_gradients(program, &gradients, gradient_ranges, gradient_work, &scratch_arena);
+                if (test_long() || (first + end) % 4 == 3)
+                    compare_sharded_weights(program, &shared, shared_ranges, shared_work, check, &scratch_arena);
                 if (test_long() || (first + end) % 4 == 0)
                     compare_host_state(program, options, host_ranges, host_work, &weights, weight_ranges, weight_work,
                                        plan, check, &scratch_arena);
@@ -405,6 +470,8 @@ static void random_graphs(void)
     CHECK_MESSAGE(gradients_away > 100 && gradients_tied > 10,
                   "%ld ranges have gradients on the host, %ld could but for weights that others read", gradients_away,
                   gradients_tied);
+    CHECK_MESSAGE(weights_sharded > 500 && shared_less > 20, "%ld ranges have sharded weights, %ld of them need less",
+                  weights_sharded, shared_less);
     CHECK_MESSAGE(masters_away > 100, "%ld ranges have master weights on the host", masters_away);
 }
 

@@ -215,22 +215,24 @@ static void make_experts(struct run *run)
 
 /* Stages that do not keep all on their devices: each cell against the program of its own range, with the units that a
  * plan of it gets. */
-static void check_memory_of_choices(bool unlike, enum hapt_offload offload, bool host_update)
+static void check_memory_of_choices(bool unlike, enum hapt_offload offload, bool host_update,
+                                    enum hapt_weight_sharding weight_sharding)
 {
     struct run run;
     struct hapt_config *config = NULL;
     struct hapt_unit *unit, *weight_unit, own[32];
     struct hapt_unit_choices *choices;
     char *words[] = {"hapt", "profile", "--imbalance", "1000000", "--recompute", "auto"};
-    int units, weight_units, compared = 0, saved = 0, away = 0, gradients = 0, out_of_order = 0;
+    int units, weight_units, compared = 0, saved = 0, away = 0, gradients = 0, out_of_order = 0, sharded = 0;
     if (unlike)
         make_experts(&run);
     else
         predict(&run, gpus, (struct fixture_gpt){5, 64, 4, 32, 131, 4, true, true}, "1000000");
     CHECK_OK(hapt_config_parse(6, words, &run.arena, &config));
-    CHECK_OK(hapt_profile_predict(cluster_of(&run.arena, gpus), run.model, run.layers, config, NULL,
-                                  &(struct hapt_predict_options){.recompute = true, .offload = {offload, host_update}},
-                                  &run.arena, &run.profile));
+    CHECK_OK(hapt_profile_predict(
+        cluster_of(&run.arena, gpus), run.model, run.layers, config, NULL,
+        &(struct hapt_predict_options){.recompute = true, .offload = {offload, host_update, weight_sharding}},
+        &run.arena, &run.profile));
     CHECK_OK(hapt_layers_units(run.layers, &run.arena, &unit, &units));
     CHECK(units >= 4 && units <= 32);
     CHECK_OK(hapt_unit_choices_create(run.model->graph, unit, units, &run.arena, &choices));
@@ -241,12 +243,15 @@ static void check_memory_of_choices(bool unlike, enum hapt_offload offload, bool
         for (int s = 0; s < cluster->submesh_count; s++) {
             const struct hapt_submesh submesh = cluster->submesh[s];
             const bool here = !submesh.weights_at, some = submesh.recompute > 0 || !here,
-                       leave = submesh.weights_at == HAPT_GRADIENTS_ON_HOST;
+                       leave = submesh.weights_at == HAPT_GRADIENTS_ON_HOST,
+                       shared = submesh.weights_at == HAPT_WEIGHTS_SHARDED;
+            CHECK(!shared || submesh.n * submesh.m > submesh.tp);
+            CHECK(shared || submesh.n * submesh.m == submesh.tp || weight_sharding != HAPT_WEIGHT_SHARDING_ALL);
             const struct hapt_memory_options options = {.slots = 5,
                                                         .state_count = 2,
                                                         .host_state = offload != HAPT_OFFLOAD_NO,
                                                         .host_update = host_update,
-                                                        .sharded_state = offload != HAPT_OFFLOAD_NO && here,
+                                                        .sharded_state = shared || (offload != HAPT_OFFLOAD_NO && here),
                                                         .weight_unit_count = here ? 0 : weight_units,
                                                         .weight_unit = weight_unit,
                                                         .gradient_unit_count = leave ? weight_units : 0,
@@ -282,7 +287,9 @@ static void check_memory_of_choices(bool unlike, enum hapt_offload offload, bool
                                cluster->parameter_bytes[cell] + 5 * cluster->activation_bytes[cell], 0);
                     /* gradients leave with one choice alone, also where it makes nothing again */
                     saved += plan->activation_bytes < kept->activation_bytes || submesh.recompute == 0 || leave;
-                    CHECK(plan->host_weights == !here && plan->host_gradients == leave);
+                    CHECK(plan->host_weights == (!here && !shared) && plan->host_gradients == leave);
+                    CHECK(plan->sharded_weights == shared);
+                    sharded += shared;
                     gradients += leave;
                     away += plan->host_weights;
                     compared++;
@@ -295,6 +302,8 @@ static void check_memory_of_choices(bool unlike, enum hapt_offload offload, bool
                   out_of_order);
     CHECK_MESSAGE((away > (unlike ? 100 : 500)) == (offload >= HAPT_OFFLOAD_STAGES),
                   "%d stages have weights on the host", away);
+    CHECK_MESSAGE((sharded > 200) == (weight_sharding != HAPT_WEIGHT_SHARDING_NO), "%d stages have sharded weights",
+                  sharded);
     CHECK_MESSAGE((gradients > 20) == (offload == HAPT_OFFLOAD_STAGES_GRADIENTS || offload == HAPT_OFFLOAD_GRADIENTS),
                   "%d stages have gradients on the host", gradients);
     hapt_arena_release(&run.arena);
@@ -306,9 +315,11 @@ static void memory_of_choices(void)
         const bool gradients = offload == HAPT_OFFLOAD_STAGES_GRADIENTS || offload == HAPT_OFFLOAD_GRADIENTS;
         for (int on_host = gradients; on_host <= (offload != HAPT_OFFLOAD_NO); on_host++)
             if (test_long() || gradients || on_host == (offload == HAPT_OFFLOAD_OPTIMIZER))
-                check_memory_of_choices(false, offload, on_host);
+                check_memory_of_choices(false, offload, on_host, HAPT_WEIGHT_SHARDING_NO);
     }
-    check_memory_of_choices(true, HAPT_OFFLOAD_NO, false);
+    check_memory_of_choices(true, HAPT_OFFLOAD_NO, false, HAPT_WEIGHT_SHARDING_NO);
+    check_memory_of_choices(false, HAPT_OFFLOAD_NO, false, HAPT_WEIGHT_SHARDING_ALL);
+    check_memory_of_choices(false, HAPT_OFFLOAD_STAGES, false, HAPT_WEIGHT_SHARDING_MAY);
 }
 
 /* Tensor-parallel degrees are powers of two that divide the devices of a node. The remaining devices share the rows.
