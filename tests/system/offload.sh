@@ -33,7 +33,10 @@ plan auto tight
 check "auto keeps the state on the hosts where memory asks for it" offloads
 train auto tight
 same keep auto
-for choice in "--stages $two" "--split-backward yes --stages $two" "--schedule gpipe --stages $two" "--schedule interleaved --stages $four" "--recompute all"; do
+choices=("--schedule interleaved --stages $four")
+[ -z "${HAPT_LONG:-}" ] || # bit_matrix.sh has such bits, too
+    choices+=("--stages $two" "--split-backward yes --stages $two" "--schedule gpipe --stages $two" "--recompute all")
+for choice in "${choices[@]}"; do
     name=${choice//[^a-z0-9]/-}
     plan "$name" wide --offload optimizer --update-on device $choice
     check "$choice: on the hosts" offloads
@@ -53,7 +56,7 @@ kept() {
         update) echo "--offload optimizer --update-on host" ;;
     esac
 }
-for extra in "--precision bf16" "--optimizer sgd --momentum 0.9"; do
+for extra in "--precision bf16" ${HAPT_LONG:+"--optimizer sgd --momentum 0.9"}; do
     for offload in no optimizer update; do
         plan "$offload${extra//[^a-z0-9]/-}" wide $(kept $offload) --stages $two $extra
         train "$offload${extra//[^a-z0-9]/-}" wide $extra

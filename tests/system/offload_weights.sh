@@ -31,10 +31,8 @@ both() {
 }
 two="0-13@a:1x1,13-26@b:1x1"
 both tied m wide 2 --stages $two
-both split m wide 2 --stages $two --split-backward yes
 both half m wide 2 --stages $two --precision bf16
 both rows rows three 3 --stages "0-13@a:1x2,13-26@b:1x1" --replica-check 1
-both tensor rows three 3 --stages "0-13@a:1x2t2,13-26@b:1x1"
 both loops m wide 2 --schedule interleaved --stages 0-6@a:1x1,6-12@b:1x1,12-19@a:1x1,19-26@b:1x1
 # gradients WHERE STAGES NAME MODEL CLUSTER RANKS OPTIONS...: the same with gradients on the hosts, of the stages "STAGES" alone, against the
 # run WHERE
@@ -63,6 +61,8 @@ if [ -n "${HAPT_LONG:-}" ]; then
     "$HAPT" model bert-moe --layers 4 --hidden 32 --heads 4 --sequence 32 --vocab 256 --experts 2 --microbatch 1 --data "$scratch/t.h5" \
         --output "$scratch/moe.h5" >/dev/null || exit 1
     both moe moe wide 2
+    both split m wide 2 --stages $two --split-backward yes
+    both tensor rows three 3 --stages "0-13@a:1x2t2,13-26@b:1x1"
     both recompute m wide 2 --stages $two --recompute all --schedule gpipe
     both momentum m wide 2 --stages $two --optimizer sgd --momentum 0.9
     both half-rows rows three 3 --stages "0-13@a:1x2,13-26@b:1x1" --precision bf16 --replica-check 1
@@ -109,7 +109,7 @@ refuses 4 'no plan fits' 1 plan --input "$scratch/deep.h5" --cluster "$scratch/t
 job deep-gradients deep tiny 1
 check "a sixteenth of the memory: the gradients are on the host" grep -q 'gradients on the hosts' "$scratch/out"
 same_runs "$scratch/run-deep-here" "$scratch/run-deep-gradients"
-for run in {tied,split,half,rows,loops,deep}-away {untied,one-bf16,untied-rows,deep}-gradients; do
+for run in {tied,half,rows,loops,deep}-away {untied,one-bf16,untied-rows,deep}-gradients; do
     check "$run: the planned memory is used, no more" /usr/bin/python3 -c 'import h5py, sys
 run = h5py.File(sys.argv[1])["train"]
 sys.exit(list(run["memory_planned"][()]) != list(run["memory_measured"][()]))' "$scratch/run-$run/run.h5"

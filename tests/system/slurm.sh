@@ -2,6 +2,7 @@
 # jobs/two-subclusters.slurm on the lab's Slurm. A signal stops a heterogeneous job; it writes a checkpoint, requeues itself and resumes.
 # Its losses are those of an undisturbed run, bit by bit. Submitted again, it has nothing to do.
 # With HAPT_LONG also the signal that Slurm itself sends before the time limit.
+# Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 slurm=tests/lab/slurm.sh

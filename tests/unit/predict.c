@@ -314,12 +314,13 @@ static void memory_of_choices(void)
     for (enum hapt_offload offload = HAPT_OFFLOAD_NO; offload <= HAPT_OFFLOAD_GRADIENTS; offload++) {
         const bool gradients = offload == HAPT_OFFLOAD_STAGES_GRADIENTS || offload == HAPT_OFFLOAD_GRADIENTS;
         for (int on_host = gradients; on_host <= (offload != HAPT_OFFLOAD_NO); on_host++)
-            if (test_long() || gradients || on_host == (offload == HAPT_OFFLOAD_OPTIMIZER))
+            if (test_long() || offload == HAPT_OFFLOAD_STAGES_GRADIENTS)
                 check_memory_of_choices(false, offload, on_host, HAPT_WEIGHT_SHARDING_NO);
     }
     check_memory_of_choices(true, HAPT_OFFLOAD_NO, false, HAPT_WEIGHT_SHARDING_NO);
     check_memory_of_choices(false, HAPT_OFFLOAD_NO, false, HAPT_WEIGHT_SHARDING_ALL);
     check_memory_of_choices(false, HAPT_OFFLOAD_STAGES, false, HAPT_WEIGHT_SHARDING_MAY);
+    check_memory_of_choices(false, HAPT_OFFLOAD_OPTIMIZER, true, HAPT_WEIGHT_SHARDING_MAY);
 }
 
 /* Tensor-parallel degrees are powers of two that divide the devices of a node. The remaining devices share the rows.
