@@ -306,16 +306,22 @@ enum hapt_status hapt_phase_plan_quietly(struct hapt_env *env, struct hapt_confi
 enum hapt_status hapt_phase_plan_either(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                         struct hapt_planning *planning)
 {
-    struct hapt_plan *other;
-    HAPT_TRY(hapt_phase_plan(env, config, planning->profile, planning->layers, arena, &planning->plan));
-    if (!planning->other) return HAPT_OK;
-    const enum hapt_status status =
-        hapt_phase_plan_quietly(env, config, planning->other, planning->layers, arena, &other);
-    if (status == HAPT_OK && other->simulated_s < planning->plan->simulated_s) {
+    struct hapt_plan *plan = NULL, *other;
+    if (!planning->other)
+        return hapt_phase_plan(env, config, planning->profile, planning->layers, arena, &planning->plan);
+    enum hapt_status status =
+        hapt_phase_plan_quietly(env, config, planning->profile, planning->layers, arena, &plan);
+    if (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE) return status;
+    planning->plan = plan;
+    const bool alone = status != HAPT_OK;
+    if (alone) hapt_fail_reset();
+    status = alone ? hapt_phase_plan(env, config, planning->other, planning->layers, arena, &other)
+                   : hapt_phase_plan_quietly(env, config, planning->other, planning->layers, arena, &other);
+    if (status == HAPT_OK && (alone || other->simulated_s < plan->simulated_s)) {
         planning->plan = other;
         planning->profile = planning->other;
     }
-    if (status != HAPT_ERR_INFEASIBLE) return status;
+    if (alone || status != HAPT_ERR_INFEASIBLE) return status;
     hapt_fail_reset();
     return HAPT_OK;
 }

@@ -10,13 +10,21 @@
 #include "hapt/progress.h"
 #include "hapt/search.h"
 
+/* A schedule with the launches of the asked one, or with more: looped ones hold at most all microbatches. */
+static enum hapt_schedule_kind schedule_of(const struct hapt_config *config)
+{
+    enum hapt_schedule_kind kind;
+    HAPT_ASSERT(hapt_schedule_kind_parse(hapt_config_text(config, "schedule"), &kind));
+    return hapt_schedule_loops(kind) ? HAPT_SCHEDULE_GPIPE : kind;
+}
+
 /* The step of the formula's optimum; INFINITY: there is no plan. Rank-local. */
 static enum hapt_status formula_s(const struct hapt_config *config, const struct hapt_profile *profile,
                                   double *latency_s)
 {
     const struct hapt_search_options options = {.objective = HAPT_OBJECTIVE_FORMULA,
                                                 .microbatches = (int)hapt_config_int(config, "microbatches"),
-                                                .schedule = HAPT_SCHEDULE_H1F1B,
+                                                .schedule = schedule_of(config),
                                                 .hide_threshold = hapt_config_real(config, "hide-threshold"),
                                                 .gap = HAPT_PHASE_MEMORY_WORTH - 1,
                                                 .may_fail = true};
