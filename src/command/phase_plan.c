@@ -309,8 +309,7 @@ enum hapt_status hapt_phase_plan_either(struct hapt_env *env, struct hapt_config
     struct hapt_plan *plan = NULL, *other;
     if (!planning->other)
         return hapt_phase_plan(env, config, planning->profile, planning->layers, arena, &planning->plan);
-    enum hapt_status status =
-        hapt_phase_plan_quietly(env, config, planning->profile, planning->layers, arena, &plan);
+    enum hapt_status status = hapt_phase_plan_quietly(env, config, planning->profile, planning->layers, arena, &plan);
     if (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE) return status;
     planning->plan = plan;
     const bool alone = status != HAPT_OK;
