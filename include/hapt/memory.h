@@ -231,6 +231,13 @@ struct hapt_memory_bytes {
     bool masters_unread; /* as in a plan */
 };
 struct hapt_memory_ranges;
+/* The part of a range's memory that depends neither on where weights and state are nor on their types. */
+struct hapt_memory_activations {
+    size_t slot_bytes, weight_slot_bytes; /* of one microbatch */
+    size_t forward_bytes, backward_bytes; /* workspace of the sections; of a split sharding, the larger of two */
+    size_t transfer_bytes;                /* one transfer slot of every boundary */
+    size_t scratch_bytes;                 /* of the kernels */
+};
 /* Ignores `slots` of the options. Allocates from `arena`; keeps a pointer to the sharding. */
 enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding,
                                            const struct hapt_memory_options *options, struct hapt_arena *arena,
@@ -247,6 +254,16 @@ enum hapt_unit_choice { HAPT_UNIT_KEPT, HAPT_UNIT_SELECTIVE, HAPT_UNIT_FULL };
 enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
                                        const unsigned char *again, struct hapt_memory_work *work,
                                        struct hapt_memory_bytes *bytes);
+/* The same in two parts, of which the first takes nearly all of the time: for ranges that share a sharding and differ
+ * in their options. `unsplit`: of the same operators and choices in the sharding that was split, whose forward part is
+ * the same; NULL: unknown. */
+enum hapt_status hapt_memory_ranges_activations(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                                                const unsigned char *again,
+                                                const struct hapt_memory_activations *unsplit,
+                                                struct hapt_memory_work *work,
+                                                struct hapt_memory_activations *activations);
+void hapt_memory_ranges_add(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                            const struct hapt_memory_activations *activations, struct hapt_memory_bytes *bytes);
 /* Lower bounds of those figures, for any units that recompute: without activations, workspace, scratch, transfer slots
  * and the host. Takes a small part of the time. */
 void hapt_memory_ranges_least(const struct hapt_memory_ranges *ranges, int first_op, int end_op,

@@ -69,10 +69,10 @@ struct hapt_search_batching {
     int microbatches;
     const struct hapt_profile *profile; /* of microbatches with these rows */
 };
-/* A lower bound of the steps of all plans of the batchings, at most `most_s`, if no device lacked memory: no plan that
- * recomputes activations takes less either. Collective. */
-enum hapt_status hapt_plan_floor(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
-                                 const struct hapt_search_options *options, double most_s, double *floor_s);
+/* floor_s [count]: for each batching a lower bound of the steps of its plans, at most `most_s`, if no device lacked
+ * memory: no plan that recomputes activations takes less either. Collective. */
+enum hapt_status hapt_plan_floors(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                  const struct hapt_search_options *options, double most_s, double *floor_s);
 /* The plan of the least simulated step over all batchings; *chosen is its batching. plan->bound_s: no plan of any
  * batching without loops takes less; 0: the plan is looped. A batching without a plan is left out.
  * options->microbatches is not read. Collective; the result is bit-identical on every rank and for every number of

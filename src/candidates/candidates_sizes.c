@@ -37,18 +37,31 @@ static enum hapt_status begin_sizing(const struct hapt_candidate_shardings *shar
     return hapt_memory_work_create(sizing->split, arena, &sizing->split_work);
 }
 
-static enum hapt_status size_range(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op,
-                                   int end_op, const unsigned char *again, struct hapt_item_memory *memory)
+/* What a range needs for its activations, unsplit and split. It is the same wherever the weights are. */
+struct activations {
+    struct hapt_memory_activations whole, split;
+};
+
+static enum hapt_status walk_range(const struct sizing *sizing, int first_op, int end_op, const unsigned char *again,
+                                   struct activations *activations)
+{
+    HAPT_TRY(hapt_memory_ranges_activations(sizing->ranges, first_op, end_op, again, NULL, sizing->work,
+                                            &activations->whole));
+    if (!sizing->split) return HAPT_OK;
+    return hapt_memory_ranges_activations(sizing->split, first_op, end_op, again, &activations->whole,
+                                          sizing->split_work, &activations->split);
+}
+
+static void size_range(const struct hapt_candidates *candidates, const struct sizing *sizing, int first_op, int end_op,
+                       const struct activations *activations, struct hapt_item_memory *memory)
 {
     struct hapt_memory_bytes figures;
-    HAPT_TRY(hapt_memory_ranges_of(sizing->ranges, first_op, end_op, again, sizing->work, &figures));
+    hapt_memory_ranges_add(sizing->ranges, first_op, end_op, &activations->whole, &figures);
     *memory = hapt_candidates_memory(candidates, &figures);
-    if (!sizing->split) return HAPT_OK;
-    HAPT_TRY(hapt_memory_ranges_of(sizing->split, first_op, end_op, again, sizing->split_work, &figures));
+    if (!sizing->split) return;
+    hapt_memory_ranges_add(sizing->split, first_op, end_op, &activations->split, &figures);
     memory->split_parameter_bytes = (double)figures.parameter_bytes;
     memory->weight_slot_bytes = (double)figures.weight_slot_bytes;
-    HAPT_ASSERT((double)figures.activation_bytes == memory->activation_bytes);
-    return HAPT_OK;
 }
 
 /* True if a device of the cluster may hold the range. */
@@ -85,8 +98,10 @@ static void never_share(struct hapt_item_memory *memory)
     memory->masters_unread = 0;
 }
 
-/* Scratch of the choices of a range: what its units recompute. */
+/* Scratch of the choices of a range: what its units recompute, and activations by choice of recomputation. */
 struct unit_scratch {
+    struct activations activations[HAPT_MOST_KEEPS];
+    bool walked[HAPT_MOST_KEEPS];
     unsigned char *own, *before[HAPT_WEIGHTS_CHOICES]; /* [unit_count] the last choice with weights there */
 };
 
@@ -96,13 +111,14 @@ struct unit_scratch {
  * enum hapt_weights_at. */
 static enum hapt_status size_keeps(const struct hapt_candidates *candidates,
                                    const struct sizing sizing[HAPT_WEIGHTS_CHOICES], bool recomputes, int first_op,
-                                   int end_op, const struct unit_scratch *units, struct hapt_item_again *again)
+                                   int end_op, struct unit_scratch *units, struct hapt_item_again *again)
 {
     const bool all = candidates->keep[0].recompute == HAPT_RECOMPUTE_PARTS,
                away = candidates->keep[0].weights_at != HAPT_WEIGHTS_RESIDENT,
                shards = candidates->weight_sharding == HAPT_WEIGHT_SHARDING_ALL;
     bool seen[HAPT_WEIGHTS_CHOICES] = {true}, gradients = false;
     memset(units->before[0], HAPT_UNIT_KEPT, (size_t)candidates->unit_count);
+    memset(units->walked, 0, sizeof units->walked);
     for (int k = 0; k < candidates->keep_count; k++) {
         const struct hapt_keep keep = candidates->keep[k];
         unsigned char *own = units->own, *before = units->before[keep.weights_at];
@@ -112,7 +128,15 @@ static enum hapt_status size_keeps(const struct hapt_candidates *candidates,
                    same = seen[keep.weights_at] && memcmp(own + first, before + first, (size_t)(end - first)) == 0;
         if ((same && !forced) || (keep.recompute > 0 && !recomputes) || !sizing[keep.weights_at].ranges) continue;
         if (all && cuts_unit(candidates, first_op, end_op)) continue;
-        HAPT_TRY(size_range(candidates, &sizing[keep.weights_at], first_op, end_op, own, &again[k].memory));
+        if (!may_fit(candidates, &sizing[keep.weights_at], first_op, end_op)) continue;
+        int walked; /* the first choice with the same recomputation */
+        for (walked = 0; candidates->keep[walked].recompute != keep.recompute; walked++) {
+        }
+        if (!units->walked[walked])
+            HAPT_TRY(walk_range(&sizing[0], first_op, end_op, own, &units->activations[walked]));
+        units->walked[walked] = true;
+        size_range(candidates, &sizing[keep.weights_at], first_op, end_op, &units->activations[walked],
+                   &again[k].memory);
         if (hapt_weights_on_host(keep.weights_at)) never_share(&again[k].memory);
         memcpy(before + first, own + first, (size_t)(end - first));
         seen[keep.weights_at] = true;
@@ -148,6 +172,7 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
     struct hapt_memory_options away = options, gradients, sharded;
     struct sizing sizing[HAPT_WEIGHTS_CHOICES] = {{0}};
     struct unit_scratch units;
+    struct activations activations;
     unsigned char *kept;
     const bool plain = candidates->mesh[mesh_index].program == 0 && candidates->mesh[mesh_index].dp > 0;
     HAPT_NEW(kept, scratch, candidates->unit_count);
@@ -182,7 +207,8 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
         bool fits = false;
         for (int w = 0; w < HAPT_WEIGHTS_CHOICES; w++) fits = fits || may_fit(candidates, &sizing[w], first_op, end_op);
         if (first < last && !fits) continue;
-        HAPT_TRY(size_range(candidates, &sizing[0], first_op, end_op, kept, &memory[item]));
+        HAPT_TRY(walk_range(&sizing[0], first_op, end_op, kept, &activations));
+        size_range(candidates, &sizing[0], first_op, end_op, &activations, &memory[item]);
         if (again && (shardings->recomputes || candidates->weight_unit_count > 0) &&
             hapt_candidates_may_recompute(candidates, mesh_index, first, last))
             HAPT_TRY(size_keeps(candidates, sizing, shardings->recomputes, first_op, end_op, &units,

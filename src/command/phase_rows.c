@@ -1,5 +1,6 @@
 /* --global-batch: chooses the rows of a microbatch. Each number of rows has its own graph, layers and profile; the best
  * plan over all of them is kept. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -23,7 +24,8 @@ struct rows {
     struct hapt_arena *arena;
     int64_t global_batch;
     bool quietly;                         /* "no plan" is not printed */
-    struct hapt_profile *kept[MOST_ROWS]; /* of all cases, where the last profiles had candidates; else NULL */
+    struct hapt_profile *kept[MOST_ROWS]; /* by list_rows, where the last profiles had candidates; else NULL */
+    int worse[MOST_ROWS], worse_count;    /* rows that have no better plan than a known one */
     int count;                            /* cases that have a profile: the model's own rows first, then ascending */
     struct rows_case one[MOST_CASES];
     struct hapt_search_batching batching[MOST_CASES];
@@ -106,34 +108,43 @@ static void add_case(struct rows *rows, const struct rows_case *one, struct hapt
     rows->batching[rows->count++] = (struct hapt_search_batching){one->microbatches, profile};
 }
 
-/* Makes the profiles of all numbers of rows, and leaves out those without candidates. */
+static bool is_worse(const struct rows *rows, int value)
+{
+    for (int k = 0; k < rows->worse_count; k++)
+        if (rows->worse[k] == value) return true;
+    return false;
+}
+
+/* Makes the profiles of all numbers of rows, and leaves out those without candidates, and those that are worse. */
 static enum hapt_status prepare_all(struct rows *rows, const struct hapt_planning *from)
 {
     const bool measured = hapt_phase_is_measured(rows->config, from->cluster);
     struct hapt_profile_case its[MOST_ROWS] = {0};
     struct rows_case one[MOST_ROWS];
-    int list[MOST_ROWS], count;
+    int list[MOST_ROWS], place[MOST_ROWS], listed, count = 0;
     char left_out[200] = "";
-    HAPT_TRY(hapt_env_agree(rows->env->world, list_rows(rows, from->model, measured, list, &count)));
-    for (int k = 0; k < count; k++) {
-        HAPT_TRY(prepare(rows, list[k], from, &one[k]));
-        its[k] = (struct hapt_profile_case){.microbatches = one[k].microbatches,
-                                            .model = one[k].planning.model,
-                                            .layers = one[k].planning.layers,
-                                            .kept = rows->kept[k]};
+    HAPT_TRY(hapt_env_agree(rows->env->world, list_rows(rows, from->model, measured, list, &listed)));
+    for (int k = 0; k < listed; k++) {
+        if (is_worse(rows, list[k])) continue;
+        HAPT_TRY(prepare(rows, list[k], from, &one[count]));
+        its[count] = (struct hapt_profile_case){.microbatches = one[count].microbatches,
+                                                .model = one[count].planning.model,
+                                                .layers = one[count].planning.layers,
+                                                .kept = rows->kept[k]};
+        place[count++] = k;
     }
     HAPT_TRY(hapt_phase_profiles(rows->env, rows->config, from->cluster, its, count, true, rows->arena));
     HAPT_TRY(
         hapt_env_agree(rows->env->world, hapt_phase_decide_microbatches(rows->config, one[count - 1].microbatches)));
     for (int k = 0; k < count; k++) {
-        rows->kept[k] = its[k].profile;
+        rows->kept[place[k]] = its[k].profile;
         if (its[k].profile) {
             add_case(rows, &one[k], its[k].profile);
             if (its[k].other) add_case(rows, &one[k], its[k].other);
             continue;
         }
         const size_t used = strlen(left_out);
-        snprintf(left_out + used, sizeof left_out - used, " %d", list[k]);
+        snprintf(left_out + used, sizeof left_out - used, " %d", one[k].rows);
     }
     if (rows->count == 0 && rows->quietly) return HAPT_ERR_INFEASIBLE;
     if (rows->count == 0) { /* again, to print why */
@@ -229,7 +240,7 @@ static enum hapt_status plan_without(struct rows *rows, const struct hapt_planni
                                      const bool is_auto[SAVING], int *chosen, bool *enough)
 {
     struct hapt_strategy_options options;
-    double floor_s;
+    double floor_s[MOST_CASES], least_s;
     *enough = false;
     HAPT_TRY(decide(rows, is_auto, "no"));
     rows->quietly = true;
@@ -240,8 +251,13 @@ static enum hapt_status plan_without(struct rows *rows, const struct hapt_planni
     hapt_fail_reset();
     if (status == HAPT_OK) {
         const double step_s = rows->one[*chosen].planning.plan->simulated_s;
-        HAPT_TRY(hapt_plan_floor(rows->env->world, rows->batching, rows->count, &options.search, step_s, &floor_s));
-        *enough = step_s <= HAPT_PHASE_MEMORY_WORTH * floor_s;
+        HAPT_TRY(hapt_plan_floors(rows->env->world, rows->batching, rows->count, &options.search, step_s, floor_s));
+        least_s = step_s;
+        for (int k = 0; k < rows->count; k++) {
+            least_s = fmin(least_s, floor_s[k]);
+            if (floor_s[k] >= step_s && k != *chosen) rows->worse[rows->worse_count++] = rows->one[k].rows;
+        }
+        *enough = step_s <= HAPT_PHASE_MEMORY_WORTH * least_s;
     }
     return decide(rows, is_auto, "auto");
 }

@@ -351,8 +351,8 @@ static void reserve_slots(struct planner *planner, int chunks)
         struct hapt_memory_plan *plan = planner[k].plan;
         lay_out_slot(&planner[k], HAPT_REGION_SLOT, &plan->activation_bytes);
         lay_out_slot(&planner[k], HAPT_REGION_WEIGHT_SLOT, &plan->weight_slot_bytes);
-        HAPT_ASSERT(plan->activation_bytes == planner[k].walk.slot_bytes &&
-                    plan->weight_slot_bytes == planner[k].walk.weight_slot_bytes);
+        HAPT_ASSERT(plan->activation_bytes == planner[k].walk.activations.slot_bytes &&
+                    plan->weight_slot_bytes == planner[k].walk.activations.weight_slot_bytes);
         if (plan->activation_bytes > largest) largest = plan->activation_bytes;
         if (plan->weight_slot_bytes > largest_weight) largest_weight = plan->weight_slot_bytes;
     }
@@ -388,7 +388,8 @@ static void reserve_workspace(struct planner *planner, int chunks)
 {
     size_t tensors = 0, kernels = 0;
     for (int k = 0; k < chunks; k++) {
-        if (planner[k].walk.workspace_bytes > tensors) tensors = planner[k].walk.workspace_bytes;
+        const size_t workspace = memory_workspace_bytes(&planner[k].walk.activations);
+        if (workspace > tensors) tensors = workspace;
         const size_t bytes = scratch_bytes(&planner[k]);
         if (bytes > kernels) kernels = bytes;
     }
@@ -462,7 +463,7 @@ static enum hapt_status end_chunk(struct planner *planner, struct hapt_arena *ar
     HAPT_TRY(reserve_staging(planner, &program->backward_in, arena, &plan->backward_in));
     HAPT_TRY(reserve_staging(planner, &program->backward_out, arena, &plan->backward_out));
     HAPT_ASSERT(plan->forward_in.stride + plan->backward_in.stride + plan->backward_out.stride ==
-                planner->walk.transfer_bytes);
+                planner->walk.activations.transfer_bytes);
     return HAPT_OK;
 }
 

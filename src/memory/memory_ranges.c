@@ -535,38 +535,56 @@ static void add_fetches(const struct hapt_memory_ranges *ranges, int first_op, i
     walk->gradient_last_bytes = most * sizeof(float);
 }
 
-void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const unsigned char *again,
-                 struct hapt_memory_work *work, struct memory_walk *walk)
+/* All but kernel scratch. `unsplit`: as of hapt_memory_ranges_activations. */
+static void walk_activations(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                             const unsigned char *again, const struct hapt_memory_activations *unsplit,
+                             struct hapt_memory_work *work, struct hapt_memory_activations *activations)
 {
     work->first = first_op;
     work->end = end_op;
     work->again = again;
     find_units(ranges, work);
-    const struct amounts sum = range_amounts(ranges, first_op, end_op);
-    *walk = (struct memory_walk){
-        .trained_elements = sum.trained, .copies = sum.copies > 0, .masters_unread = masters_unread(&sum)};
     mark_leaving(ranges, first_op, end_op, work);
-    add_crossings(ranges, first_op, end_op, work, &walk->slot_bytes, &walk->transfer_bytes);
-    const size_t forward = forward_peak(ranges, first_op, end_op, work);
-    size_t backward;
-    if (ranges->sharding->split) {
-        walk->weight_slot_bytes = mark_sections(ranges, first_op, end_op, work);
-        backward = split_peak(ranges, first_op, end_op, work);
+    *activations = (struct hapt_memory_activations){0};
+    if (unsplit) {
+        *activations = *unsplit;
     } else {
-        backward = backward_peak(ranges, ALL_BACKWARD, first_op, end_op, work);
+        add_crossings(ranges, first_op, end_op, work, &activations->slot_bytes, &activations->transfer_bytes);
+        activations->slot_bytes += sum_amounts(ranges, first_op, end_op).slot;
+        activations->forward_bytes = forward_peak(ranges, first_op, end_op, work);
     }
-    walk->workspace_bytes = forward > backward ? forward : backward;
-    walk->slot_bytes += sum.slot;
+    if (ranges->sharding->split) {
+        activations->weight_slot_bytes = mark_sections(ranges, first_op, end_op, work);
+        activations->backward_bytes = split_peak(ranges, first_op, end_op, work);
+    } else {
+        activations->backward_bytes = backward_peak(ranges, ALL_BACKWARD, first_op, end_op, work);
+    }
+}
+
+/* All but activations. */
+static void walk_residents(const struct hapt_memory_ranges *ranges, int first_op, int end_op, struct memory_walk *walk)
+{
+    const struct amounts sum = range_amounts(ranges, first_op, end_op);
+    *walk = (struct memory_walk){.trained_elements = sum.trained,
+                                 .copies = sum.copies > 0,
+                                 .masters_unread = masters_unread(&sum),
+                                 .host_weights = sum.away,
+                                 .host_gradients = sum.gradients_away,
+                                 .sharded_weights = sum.shared};
     const size_t sharded = sharded_elements(ranges, &sum);
-    walk->host_weights = sum.away;
-    walk->host_gradients = sum.gradients_away;
-    walk->sharded_weights = sum.shared;
     if (walk->host_weights || walk->sharded_weights) add_fetches(ranges, first_op, end_op, &sum, walk);
     resident_bytes(ranges, first_op, end_op, &sum, sharded, &walk->resident_bytes, &walk->sharded_bytes);
     if (!ranges->options.host_state) return;
     walk->sharded_host_bytes = state_bytes(ranges, &sum, walk->host_weights ? sum.trained : sharded);
     walk->host_bytes =
         ranges->options.sharded_state ? walk->sharded_host_bytes : state_bytes(ranges, &sum, sum.trained);
+}
+
+void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const unsigned char *again,
+                 struct hapt_memory_work *work, struct memory_walk *walk)
+{
+    walk_residents(ranges, first_op, end_op, walk);
+    walk_activations(ranges, first_op, end_op, again, NULL, work, &walk->activations);
 }
 
 enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, const struct hapt_memory_work *work,
@@ -587,20 +605,28 @@ enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, con
     return HAPT_REGION_WORKSPACE;
 }
 
-enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
-                                       const unsigned char *again, struct hapt_memory_work *work,
-                                       struct hapt_memory_bytes *figures)
+enum hapt_status hapt_memory_ranges_activations(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                                                const unsigned char *again,
+                                                const struct hapt_memory_activations *unsplit,
+                                                struct hapt_memory_work *work,
+                                                struct hapt_memory_activations *activations)
+{
+    walk_activations(ranges, first_op, end_op, again, unsplit, work, activations);
+    return unsplit ? HAPT_OK : scratch_bytes(ranges, work, &activations->scratch_bytes);
+}
+
+void hapt_memory_ranges_add(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                            const struct hapt_memory_activations *activations, struct hapt_memory_bytes *figures)
 {
     struct memory_walk walk;
-    size_t scratch;
-    memory_walk(ranges, first_op, end_op, again, work, &walk);
-    HAPT_TRY(scratch_bytes(ranges, work, &scratch));
+    walk_residents(ranges, first_op, end_op, &walk);
     const int slots = ranges->options.transfer_slots > 0 ? ranges->options.transfer_slots : HAPT_TRANSFER_SLOTS;
-    const size_t rest = walk.workspace_bytes + scratch + (size_t)slots * walk.transfer_bytes;
+    const size_t rest =
+        memory_workspace_bytes(activations) + activations->scratch_bytes + (size_t)slots * activations->transfer_bytes;
     *figures = (struct hapt_memory_bytes){.parameter_bytes = rest + walk.resident_bytes,
                                           .sharded_bytes = rest + walk.sharded_bytes,
-                                          .activation_bytes = walk.slot_bytes,
-                                          .weight_slot_bytes = walk.weight_slot_bytes,
+                                          .activation_bytes = activations->slot_bytes,
+                                          .weight_slot_bytes = activations->weight_slot_bytes,
                                           .host_bytes = walk.host_bytes,
                                           .sharded_host_bytes = walk.sharded_host_bytes,
                                           .trained_elements = walk.trained_elements,
@@ -612,5 +638,14 @@ enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, 
                                           .gradient_last_bytes = walk.gradient_last_bytes,
                                           .copies = walk.copies,
                                           .masters_unread = walk.masters_unread};
+}
+
+enum hapt_status hapt_memory_ranges_of(const struct hapt_memory_ranges *ranges, int first_op, int end_op,
+                                       const unsigned char *again, struct hapt_memory_work *work,
+                                       struct hapt_memory_bytes *figures)
+{
+    struct hapt_memory_activations activations;
+    HAPT_TRY(hapt_memory_ranges_activations(ranges, first_op, end_op, again, NULL, work, &activations));
+    hapt_memory_ranges_add(ranges, first_op, end_op, &activations, figures);
     return HAPT_OK;
 }

@@ -125,15 +125,12 @@ static inline int ranges_position_of(const struct hapt_memory_ranges *made, int 
     return made->graph->op[op].forward_op;
 }
 
-/* The parts of a range's memory, aligned; without kernel scratch. */
+/* The parts of a range's memory, aligned. */
 struct memory_walk {
-    size_t resident_bytes;                 /* blocks of parameters, and resident tensors outside of them */
-    size_t sharded_bytes;                  /* the same with sharded optimizer state */
-    size_t host_bytes, sharded_host_bytes; /* on the host */
-    size_t slot_bytes;                     /* of one microbatch */
-    size_t weight_slot_bytes;              /* the same */
-    size_t workspace_bytes;                /* the largest peak of a section */
-    size_t transfer_bytes;                 /* one transfer slot of every boundary */
+    struct hapt_memory_activations activations; /* without kernel scratch */
+    size_t resident_bytes;                      /* blocks of parameters, and resident tensors outside of them */
+    size_t sharded_bytes;                       /* the same with sharded optimizer state */
+    size_t host_bytes, sharded_host_bytes;      /* on the host */
     size_t trained_elements;
     bool copies, masters_unread;
     bool host_weights, host_gradients; /* on the host: trained weights, their gradients */
@@ -142,6 +139,12 @@ struct memory_walk {
     int weight_units;
     size_t gradient_bytes, gradient_fetch_bytes, gradient_last_bytes;
 };
+/* The largest peak of a section. */
+static inline size_t memory_workspace_bytes(const struct hapt_memory_activations *activations)
+{
+    return activations->forward_bytes > activations->backward_bytes ? activations->forward_bytes
+                                                                    : activations->backward_bytes;
+}
 void memory_walk(const struct hapt_memory_ranges *ranges, int first_op, int end_op, const unsigned char *again,
                  struct hapt_memory_work *work, struct memory_walk *walk);
 /* Region of a tensor that the range touches, by `storage`, after memory_walk. *offset: in the workspace; else

@@ -342,17 +342,16 @@ static enum hapt_status floor_of(MPI_Comm comm, const struct hapt_search_batchin
     return status;
 }
 
-enum hapt_status hapt_plan_floor(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
-                                 const struct hapt_search_options *options, double most_s, double *floor_s)
+enum hapt_status hapt_plan_floors(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
+                                  const struct hapt_search_options *options, double most_s, double *floor_s)
 {
     struct hapt_arena scratch;
     enum hapt_status status = HAPT_OK;
     hapt_arena_init(&scratch);
-    *floor_s = most_s;
     for (int k = 0; k < count && status == HAPT_OK; k++) {
-        double own_s = most_s;
-        status = floor_of(comm, &batching[k], options, most_s, &scratch, &own_s);
-        *floor_s = fmin(*floor_s, own_s);
+        floor_s[k] = most_s;
+        status = floor_of(comm, &batching[k], options, most_s, &scratch, &floor_s[k]);
+        floor_s[k] = fmin(floor_s[k], most_s);
     }
     hapt_arena_release(&scratch);
     return hapt_env_agree(comm, status);
