@@ -37,7 +37,7 @@ struct hapt_mixed_group {
 };
 
 /* One for none, all, and parts between. */
-enum { HAPT_MOST_KEEPS = 16 };
+enum { HAPT_MOST_KEEPS = 16 }; /* 6 with weights in two places, 3 with them in a third one, 1 with gradients */
 /* A choice of what the stages of a submesh keep on their devices. */
 struct hapt_keep {
     int recompute, weights_at; /* as in a hapt_submesh */

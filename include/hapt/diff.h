@@ -14,7 +14,7 @@ enum hapt_diff_field {
     HAPT_DIFF_TRANSFER = 32,
     HAPT_DIFF_LAUNCHES = 64,
     HAPT_DIFF_MEMORY = 128,
-    HAPT_DIFF_KEPT = 256 /* what recomputes, or weights on the host */
+    HAPT_DIFF_KEPT = 256 /* what recomputes, and where weights are */
 };
 
 struct hapt_diff_row {

@@ -48,7 +48,7 @@ struct hapt_engine_options {
     bool sharded_state;    /* ZeRO-1; with weight units ZeRO-3: hapt_memory_options */
     bool host_state;       /* hapt_memory_options */
     bool host_update;      /* the same */
-    int weight_unit_count; /* the same: weights on the host */
+    int weight_unit_count; /* the same: weights on the host, or sharded */
     const struct hapt_unit *weight_unit;
     int gradient_unit_count; /* the same: those whose gradients are there, too */
     const struct hapt_unit *gradient_unit;

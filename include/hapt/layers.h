@@ -54,7 +54,7 @@ static inline enum hapt_status hapt_layers_of_operators(const struct hapt_layers
 /* The model's units of recomputation: its repeated modules; all modules, if none is repeated. */
 enum hapt_status hapt_layers_units(const struct hapt_layers *layers, struct hapt_arena *arena, struct hapt_unit **unit,
                                    int *count);
-/* The units of weights on the host: all modules, which cover the model. */
+/* The units of weights on the host, or sharded: all modules, which cover the model. */
 enum hapt_status hapt_layers_weight_units(const struct hapt_layers *layers, struct hapt_arena *arena,
                                           struct hapt_unit **unit, int *count);
 /* The recomputation of a range, as a number. So many of HAPT_RECOMPUTE_PARTS parts of the units that lie in it, rounded

@@ -8,7 +8,7 @@
 /* Measures the model. Steps: enumerate candidates; prune those that are out of memory or badly unbalanced; alias
  * structural duplicates; run the rest by the engine in parallel. Collective over env->world; every rank gets the
  * complete profile. recompute: also stages that recompute, as --recompute says; with auto only if some device may lack
- * memory. *kept: the same profile without stages that recompute or have weights on the host; *profile if there are
+ * memory. *kept: the same profile without stages that recompute or whose weights move; *profile if there are
  * none; NULL if some layer fits nowhere without. `kept` may be NULL. */
 enum hapt_status hapt_profile_measure(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                       const struct hapt_model *model, const struct hapt_layers *layers,

@@ -25,14 +25,6 @@ static int most_tensor_parallel(const struct hapt_candidates *candidates, struct
     return most == 0 || most > submesh.m ? submesh.m : most;
 }
 
-/* True if stages with so many data-parallel groups may have their weights there. */
-static bool may_keep(const struct hapt_candidates *candidates, int weights_at, int groups)
-{
-    const bool sharded = weights_at == HAPT_WEIGHTS_SHARDED;
-    if (groups == 1) return !sharded;
-    return sharded || candidates->weight_sharding != HAPT_WEIGHT_SHARDING_ALL;
-}
-
 enum hapt_status hapt_candidates_variants(const struct hapt_candidates *candidates, int subcluster,
                                           struct hapt_arena *arena, struct hapt_submesh **variant, int *count)
 {
@@ -48,7 +40,7 @@ enum hapt_status hapt_candidates_variants(const struct hapt_candidates *candidat
         for (int tp = 1; tp <= most_tensor_parallel(candidates, submesh[s]) && submesh[s].m % tp == 0; tp *= 2)
             if ((candidates->programs & (tp > 1 ? PROGRAM_TENSOR : PROGRAM_DATA)) || submesh[s].n * submesh[s].m == 1)
                 for (int k = 0; k < candidates->keep_count; k++)
-                    if (may_keep(candidates, candidates->keep[k].weights_at, submesh[s].n * submesh[s].m / tp))
+                    if (candidates->keep[k].weights_at != HAPT_WEIGHTS_SHARDED || submesh[s].n * submesh[s].m > tp)
                         made[all++] = (struct hapt_submesh){submesh[s].n,
                                                             submesh[s].m,
                                                             tp,
@@ -231,71 +223,64 @@ static void add_keep(struct hapt_candidates *candidates, int recompute, enum hap
     candidates->keep[candidates->keep_count++] = (struct hapt_keep){recompute, (int)weights_at};
 }
 
-/* The choices of --recompute. auto: nothing, then all units selective, then quarters of them make all again. Unlike
- * units are chosen by quarters of the bytes that they free. */
-static void add_recomputation(const struct hapt_config *config, bool recompute, struct hapt_candidates *candidates)
+enum { MOST_RECOMPUTATIONS = 6 };
+
+/* The choices of --recompute, and their number. auto: nothing, then all units selective, then quarters of them make all
+ * again. Unlike units are chosen by quarters of the bytes that they free. */
+static int list_recomputation(const struct hapt_config *config, bool recompute,
+                              const struct hapt_candidates *candidates, int choices[MOST_RECOMPUTATIONS])
 {
     const char *choice = recompute ? hapt_config_text(config, "recompute") : "no";
-    if (!strcmp(choice, "no") || candidates->unit_count == 0) {
-        add_keep(candidates, 0, false);
-    } else if (strcmp(choice, "auto") != 0) {
-        add_keep(candidates, hapt_layers_recompute(choice), false);
-        HAPT_ASSERT(candidates->keep[0].recompute >= 0);
-    } else {
-        const int by_bytes = hapt_unit_choices_differ(candidates->units) ? HAPT_RECOMPUTE_BY_BYTES : 0;
-        add_keep(candidates, 0, false);
-        add_keep(candidates, HAPT_RECOMPUTE_SELECTIVE, false);
-        for (int quarters = 1; quarters < 4; quarters++)
-            add_keep(candidates, by_bytes + HAPT_RECOMPUTE_SELECTIVE + quarters * HAPT_RECOMPUTE_PARTS / 4, false);
-        add_keep(candidates, HAPT_RECOMPUTE_PARTS, false);
+    const int by_bytes = hapt_unit_choices_differ(candidates->units) ? HAPT_RECOMPUTE_BY_BYTES : 0;
+    int count = 0;
+    choices[0] = 0;
+    if (!strcmp(choice, "no") || candidates->unit_count == 0) return 1;
+    if (strcmp(choice, "auto") != 0) {
+        choices[0] = hapt_layers_recompute(choice);
+        HAPT_ASSERT(choices[0] >= 0);
+        return 1;
     }
+    choices[count++] = 0;
+    choices[count++] = HAPT_RECOMPUTE_SELECTIVE;
+    for (int quarters = 1; quarters < 4; quarters++)
+        choices[count++] = by_bytes + HAPT_RECOMPUTE_SELECTIVE + quarters * HAPT_RECOMPUTE_PARTS / 4;
+    choices[count++] = HAPT_RECOMPUTE_PARTS;
+    return count;
 }
 
-/* Every choice of recomputation with weights at `often`; before it, with those at `rarely`, if that differs. */
-static void replace_keeps(struct hapt_candidates *candidates, enum hapt_weights_at often, enum hapt_weights_at rarely)
-{
-    struct hapt_keep keep[HAPT_MOST_KEEPS];
-    const int count = candidates->keep_count;
-    memcpy(keep, candidates->keep, sizeof keep);
-    candidates->keep_count = 0;
-    for (int k = 0; k < count; k++) {
-        if (rarely != often) add_keep(candidates, keep[k].recompute, rarely);
-        add_keep(candidates, keep[k].recompute, often);
-    }
-}
-
-/* Adds choices with weights elsewhere, and with the least, half and the most of the recomputation of `resident` ones.
- */
-static void add_thirds(struct hapt_candidates *candidates, int resident, enum hapt_weights_at weights_at)
+/* Adds choices with the least, half and the most of the recomputation. */
+static void add_thirds(struct hapt_candidates *candidates, const int *recompute, int count,
+                       enum hapt_weights_at weights_at)
 {
     for (int third = 0, last = -1; third < 3; third++) {
-        const int k = third * (resident - 1) / 2;
-        if (k != last) add_keep(candidates, candidates->keep[k].recompute, weights_at);
+        const int k = third * (count - 1) / 2;
+        if (k != last) add_keep(candidates, recompute[k], weights_at);
         last = k;
     }
 }
 
-/* Weights on the host with some of the recomputation; gradients, too, with the most. Sharded weights likewise, or with
- * all. */
+/* Weights on the host or sharded with some of the recomputation; gradients, too, with the most. If weights are given to
+ * be there, all choices of recomputation have them there, as far as they can move. */
 static void choose_keeps(const struct hapt_config *config, const struct hapt_candidates_options *options,
                          struct hapt_candidates *candidates)
 {
-    add_recomputation(config, options->recompute, candidates);
-    const int resident = candidates->keep_count;
+    int recompute[MOST_RECOMPUTATIONS];
+    const int count = list_recomputation(config, options->recompute, candidates, recompute);
     const enum hapt_offload what = options->offload.what;
-    if (what == HAPT_OFFLOAD_WEIGHTS || what == HAPT_OFFLOAD_GRADIENTS) {
-        replace_keeps(candidates, HAPT_WEIGHTS_ON_HOST,
-                      candidates->host_gradients ? HAPT_GRADIENTS_ON_HOST : HAPT_WEIGHTS_ON_HOST);
+    const bool on_host = what == HAPT_OFFLOAD_WEIGHTS || what == HAPT_OFFLOAD_GRADIENTS;
+    for (int k = 0; k < count; k++) {
+        if (on_host && candidates->host_gradients) add_keep(candidates, recompute[k], HAPT_GRADIENTS_ON_HOST);
+        add_keep(candidates, recompute[k], on_host ? HAPT_WEIGHTS_ON_HOST : HAPT_WEIGHTS_RESIDENT);
+        if (candidates->weight_sharding == HAPT_WEIGHT_SHARDING_ALL)
+            add_keep(candidates, recompute[k], HAPT_WEIGHTS_SHARDED);
     }
-    if (candidates->weight_sharding == HAPT_WEIGHT_SHARDING_ALL)
-        replace_keeps(candidates, HAPT_WEIGHTS_SHARDED, HAPT_WEIGHTS_RESIDENT);
-    if (candidates->weight_sharding == HAPT_WEIGHT_SHARDING_MAY) add_thirds(candidates, resident, HAPT_WEIGHTS_SHARDED);
+    if (candidates->weight_sharding == HAPT_WEIGHT_SHARDING_MAY)
+        add_thirds(candidates, recompute, count, HAPT_WEIGHTS_SHARDED);
     if ((what != HAPT_OFFLOAD_STAGES && what != HAPT_OFFLOAD_STAGES_GRADIENTS) ||
         candidates->state_sharing == STATE_SHARDED)
         return;
-    add_thirds(candidates, resident, HAPT_WEIGHTS_ON_HOST);
-    if (candidates->host_gradients)
-        add_keep(candidates, candidates->keep[resident - 1].recompute, HAPT_GRADIENTS_ON_HOST);
+    add_thirds(candidates, recompute, count, HAPT_WEIGHTS_ON_HOST);
+    if (candidates->host_gradients) add_keep(candidates, recompute[count - 1], HAPT_GRADIENTS_ON_HOST);
 }
 
 enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const struct hapt_model *model,

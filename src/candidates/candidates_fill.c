@@ -27,9 +27,21 @@ static const struct hapt_item_again *again_of(const struct filling *filling, int
                 ->again[subcluster][(size_t)item * (size_t)candidates->keep_stride + (size_t)(keep - candidates->keep)];
 }
 
+/* --sharded-weights yes: the weights of all ranges that can are sharded. */
+static bool is_sharded_instead(const struct filling *filling, int subcluster, int item, struct hapt_submesh submesh)
+{
+    if (filling->candidates->weight_sharding != HAPT_WEIGHT_SHARDING_ALL || submesh.program > 0 ||
+        submesh.n * submesh.m == submesh.tp || submesh.weights_at != HAPT_WEIGHTS_RESIDENT || !filling->again)
+        return false;
+    submesh.weights_at = HAPT_WEIGHTS_SHARDED;
+    return again_of(filling, subcluster, item, submesh)->memory.weight_bytes > 0;
+}
+
 static const struct hapt_item_memory *memory_of(const struct filling *filling, int subcluster, int item,
                                                 struct hapt_submesh submesh)
 {
+    static const struct hapt_item_memory nowhere = FITS_NOWHERE;
+    if (is_sharded_instead(filling, subcluster, item, submesh)) return &nowhere;
     const struct hapt_item_again *again = again_of(filling, subcluster, item, submesh);
     return again ? &again->memory : &filling->memory[subcluster][item];
 }
@@ -55,9 +67,11 @@ static double more_updates_s(const struct hapt_candidates *candidates, const str
 static double gather_s(const struct filling *filling, int subcluster, struct hapt_submesh submesh,
                        const struct hapt_item_memory *memory)
 {
+    enum { RUNS = 2 }; /* collectives of a unit: weights with decay, and without */
     if (memory->weight_units == 0) return 0;
-    return 0.5 *
-           filling->all_reduce(filling->context, subcluster, submesh, memory->weight_bytes / memory->weight_units);
+    return RUNS * 0.5 *
+           filling->all_reduce(filling->context, subcluster, submesh,
+                               memory->weight_bytes / memory->weight_units / RUNS);
 }
 
 /* The same for a pass that begins with the units with which the one before ended. */

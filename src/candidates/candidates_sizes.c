@@ -114,8 +114,7 @@ static enum hapt_status size_keeps(const struct hapt_candidates *candidates,
                                    int end_op, struct unit_scratch *units, struct hapt_item_again *again)
 {
     const bool all = candidates->keep[0].recompute == HAPT_RECOMPUTE_PARTS,
-               away = candidates->keep[0].weights_at != HAPT_WEIGHTS_RESIDENT,
-               shards = candidates->weight_sharding == HAPT_WEIGHT_SHARDING_ALL;
+               away = candidates->keep[0].weights_at != HAPT_WEIGHTS_RESIDENT;
     bool seen[HAPT_WEIGHTS_CHOICES] = {true}, gradients = false;
     memset(units->before[0], HAPT_UNIT_KEPT, (size_t)candidates->unit_count);
     memset(units->walked, 0, sizeof units->walked);
@@ -143,8 +142,7 @@ static enum hapt_status size_keeps(const struct hapt_candidates *candidates,
         gradients = gradients || again[k].memory.gradient_bytes > 0;
         if (keep.weights_at == HAPT_GRADIENTS_ON_HOST
                 ? !gradients
-                : hapt_weights_move(keep.weights_at) &&
-                      (away ? gradients : again[k].memory.weight_bytes == 0 && !shards))
+                : hapt_weights_move(keep.weights_at) && (away ? gradients : again[k].memory.weight_bytes == 0))
             again[k].memory = FITS_NOWHERE;
     }
     return HAPT_OK;

@@ -37,7 +37,7 @@ static enum hapt_status bind_units(struct hapt_plan *plan, struct hapt_plan_stag
     return HAPT_OK;
 }
 
-/* Sets the operator ranges of a plan's stages, the units that recompute, and those of weights on the host. */
+/* Sets the operator ranges of a plan's stages, the units that recompute, and those of weights that move. */
 static enum hapt_status bind_operators(struct hapt_plan *plan, const struct hapt_layers *layers)
 {
     struct hapt_unit *unit, *weight_unit;
@@ -54,7 +54,7 @@ static enum hapt_status bind_operators(struct hapt_plan *plan, const struct hapt
         stage->first_op = hapt_layers_first_op(layers, stage->first_layer);
         stage->end_op = layers->end_op[stage->end_layer - 1];
         if (stage->layout.recompute > 0) HAPT_TRY(bind_units(plan, stage, unit, units, choices));
-        if (!stage->layout.weights_at) continue;
+        if (!hapt_weights_move(stage->layout.weights_at)) continue;
         stage->layout.weight_unit_count = units_in(weight_unit, weight_units, stage, &first);
         stage->layout.weight_unit = &weight_unit[first];
     }
@@ -303,8 +303,19 @@ enum hapt_status hapt_phase_plan_quietly(struct hapt_env *env, struct hapt_confi
     return make_plan(env, config, profile, layers, true, arena, plan);
 }
 
-enum hapt_status hapt_phase_plan_either(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
-                                        struct hapt_planning *planning)
+void hapt_phase_note_sharding(const struct hapt_env *env, const struct hapt_config *config,
+                              const struct hapt_plan *plan)
+{
+    for (int i = 0; i < plan->stage_count; i++)
+        if (plan->stage[i].layout.weights_at == HAPT_WEIGHTS_SHARDED) return;
+    if (hapt_phase_weight_sharding(config, false) == HAPT_WEIGHT_SHARDING_ALL)
+        hapt_note(env,
+                  "--sharded-weights yes: no stage of the plan has weights to shard. That takes several devices that "
+                  "share its rows, and no frozen weights; fp32 weights also need the optimizer state on the devices\n");
+}
+
+static enum hapt_status plan_either(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                    struct hapt_planning *planning)
 {
     struct hapt_plan *plan = NULL, *other;
     if (!planning->other)
@@ -322,6 +333,14 @@ enum hapt_status hapt_phase_plan_either(struct hapt_env *env, struct hapt_config
     }
     if (alone || status != HAPT_ERR_INFEASIBLE) return status;
     hapt_fail_reset();
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_phase_plan_either(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
+                                        struct hapt_planning *planning)
+{
+    HAPT_TRY(plan_either(env, config, arena, planning));
+    hapt_phase_note_sharding(env, config, planning->plan);
     return HAPT_OK;
 }
 

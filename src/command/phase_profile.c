@@ -130,12 +130,15 @@ static enum hapt_status choose_offload(const struct hapt_env *env, const struct 
     struct hapt_arena scratch;
     enum hapt_status status = HAPT_OK;
     int chosen[] = {(int)hapt_phase_offload(of->config), hapt_phase_weight_sharding(of->config, false)};
-    if (hapt_phase_chooses_memory(of->config, "offload")) {
+    const bool away = hapt_phase_chooses_memory(of->config, "offload"),
+               shards = hapt_phase_chooses_memory(of->config, "recompute") &&
+                        hapt_phase_weight_sharding(of->config, true) == HAPT_WEIGHT_SHARDING_MAY;
+    if (away || shards) {
         hapt_arena_init(&scratch);
         hapt_progress_init(&progress, env, "predicting", 0);
         if (env->world_rank == 0) status = hapt_phase_predict(of, &scratch, &profile, &other);
         if (status == HAPT_OK && env->world_rank == 0) {
-            chosen[0] = (int)offload_of(profile);
+            if (away) chosen[0] = (int)offload_of(profile);
             chosen[1] = hapt_phase_weight_sharding(of->config, has_weights_at(profile, HAPT_WEIGHTS_SHARDED));
         }
         if (status == HAPT_ERR_INFEASIBLE) {

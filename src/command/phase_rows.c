@@ -318,6 +318,7 @@ enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *
     hapt_memory_keep(true);
     const enum hapt_status status = plan_best(env, config, arena, planning);
     hapt_memory_keep(false);
+    if (status == HAPT_OK) hapt_phase_note_sharding(env, config, planning->plan);
     return status;
 }
 

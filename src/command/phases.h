@@ -18,7 +18,7 @@ enum hapt_status hapt_phase_refuse_unused(const struct hapt_config *config, cons
 /* Options of measuring and predicting; a profile file replaces both. */
 #define HAPT_PHASE_MEASURING                                                                                    \
     "imbalance profile-seconds predict efficiency tensor-parallel mixed mixed-rows segments recompute offload " \
-    "update-order update-on"
+    "sharded-weights update-order update-on"
 /* Loads --input; its training options become defaults of `config`. */
 enum hapt_status hapt_phase_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model);
@@ -61,13 +61,15 @@ struct hapt_prediction {
 };
 /* A predicted profile, with stages that recompute as --recompute says, and the optimizer state where --offload says.
  * auto: only for the search of the simulated step, and if a plan that keeps everything on the devices is slower, by the
- * formula, because they lack memory, or if there is none. *other: if --offload auto decides and both profiles have
- * plans, that of the longer one by the formula: with the state on the devices, or on the hosts; else NULL. Rank-local.
- */
+ * formula, because they lack memory, or if there is none. *other: NULL, or if --offload auto decides and both profiles
+ * have plans, the one with the longer optimum of the formula. Either may have the state on the hosts. Rank-local. */
 enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hapt_arena *arena,
                                     struct hapt_profile **profile, struct hapt_profile **other);
 /* --sharded-weights. auto: of the stages that are planned so if `may`, else of none. */
 enum hapt_weight_sharding hapt_phase_weight_sharding(const struct hapt_config *config, bool may);
+/* Notes that --sharded-weights yes had no effect. */
+void hapt_phase_note_sharding(const struct hapt_env *env, const struct hapt_config *config,
+                              const struct hapt_plan *plan);
 /* HAPT_ERR_USAGE if the options for measuring and predicting do not fit the cluster. Rank-local. */
 enum hapt_status hapt_phase_profile_options(const struct hapt_config *config, const struct hapt_cluster *cluster);
 /* Loads --profile; else measures on a bound cluster; else predicts. *other (may be NULL): as of hapt_phase_predict. */

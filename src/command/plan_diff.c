@@ -56,7 +56,7 @@ static void describe(const struct hapt_plan_stage *stage, char text[FIELDS][FIEL
         snprintf(again, sizeof again, "%d recompute", layout->unit_count);
     else if (layout->recompute > 0) /* planned from a profile alone */
         snprintf(again, sizeof again, "some recompute");
-    snprintf(text[8], FIELD_CHARS, "%s%s%s", again, *again && layout->weights_at ? ", " : "",
+    snprintf(text[8], FIELD_CHARS, "%s%s%s", again, *again && hapt_weights_move(layout->weights_at) ? ", " : "",
              layout->weights_at == HAPT_GRADIENTS_ON_HOST ? "weights and gradients on the host"
              : layout->weights_at == HAPT_WEIGHTS_SHARDED ? "weights sharded"
              : layout->weights_at                         ? "weights on the host"

@@ -238,7 +238,7 @@ static enum hapt_status copy_boundary(struct hapt_engine *engine, const struct h
     return HAPT_OK;
 }
 
-/* Weights and gradients on the host of a step's unit come to the device. */
+/* Weights and gradients of a step's unit come to their places. */
 static enum hapt_status units_need(struct hapt_engine *engine, enum hapt_section section, int step)
 {
     HAPT_TRY(hapt_engine_weights_need(engine, section, step));

@@ -1,4 +1,4 @@
-/* The units (hapt_weight_unit) that steps belong to, for weights and gradients on the host. */
+/* The units (hapt_weight_unit) that steps belong to, for weights that move and gradients on the host. */
 #include "engine_private.h"
 
 static int unit_of(const struct hapt_engine *engine, int op)

@@ -68,8 +68,8 @@ static void set_class_figures(const struct measure *measure, struct hapt_profile
     }
 }
 
-/* *kept: without stages that recompute or have weights on the host (unless all have them there); *profile if there are
- * none; NULL: then some layer fits nowhere. */
+/* *kept: without stages that recompute or whose weights move (unless those of all do); *profile if there are none;
+ * NULL: then some layer fits nowhere. */
 static enum hapt_status make_tables(struct measure *measure, struct hapt_arena *result, struct hapt_profile **profile,
                                     struct hapt_profile **kept)
 {

@@ -242,7 +242,7 @@ static enum hapt_status pack_units(struct planner *planner, struct hapt_arena *a
     return HAPT_OK;
 }
 
-/* The compute copies of weights; with weights on the host a window for them, and the places that kernels read. */
+/* The compute copies of weights: all, a window for those on the host, or a slice; and the places that kernels read. */
 static enum hapt_status reserve_copies(struct planner *planner, bool some, struct hapt_arena *arena)
 {
     struct hapt_memory_plan *plan = planner->plan;

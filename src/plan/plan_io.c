@@ -157,7 +157,7 @@ static bool is_needed(const struct table *table, const struct hapt_plan *plan)
         programs |= plan->stage[i].layout.number > 0;
         recomputes |= plan->stage[i].layout.recompute > 0;
         defers |= plan->stage[i].deferred_s > 0;
-        away |= plan->stage[i].layout.weights_at != 0;
+        away |= plan->stage[i].layout.weights_at != HAPT_WEIGHTS_RESIDENT;
     }
     return (table->presence != PROGRAMS || programs) && (table->presence != TIED || plan->exchange_s != 0) &&
            (table->presence != SPLIT || plan->split) && (table->presence != FROZEN || plan->stage[0].forward_only) &&

@@ -62,28 +62,29 @@ static void print_units(const struct hapt_env *env, const struct hapt_plan *plan
     }
 }
 
-/* Weights on the host (0), gradients there (1), sharded weights (2). */
-static bool is_away(const struct hapt_layout *layout, int what)
+/* The stages whose weights are at one of two places. */
+static void print_weights_at(const struct hapt_env *env, const struct hapt_plan *plan, const char *what, int one,
+                             int two)
 {
-    return what == 0   ? hapt_weights_on_host(layout->weights_at)
-           : what == 1 ? layout->weights_at == HAPT_GRADIENTS_ON_HOST
-                       : layout->weights_at == HAPT_WEIGHTS_SHARDED;
+    bool some = false;
+    for (int i = 0; i < plan->stage_count; i++) {
+        const int at = plan->stage[i].layout.weights_at;
+        if (at != one && at != two) continue;
+        if (!some) hapt_print(env, "  %s, of stages:", what);
+        hapt_print(env, " %d", i);
+        some = true;
+    }
+    if (some) hapt_print(env, "\n");
 }
 
 static void print_away(const struct hapt_env *env, const struct hapt_plan *plan)
 {
-    const char *const what[] = {"weights on the hosts, which passes fetch block by block",
-                                "gradients on the hosts, which backward passes fetch and return block by block",
-                                "sharded weights, which passes gather block by block"};
-    for (int k = 0; k < 3; k++) {
-        bool some = false;
-        for (int i = 0; i < plan->stage_count; i++) some = some || is_away(&plan->stage[i].layout, k);
-        if (!some) continue;
-        hapt_print(env, "  %s, of stages:", what[k]);
-        for (int i = 0; i < plan->stage_count; i++)
-            if (is_away(&plan->stage[i].layout, k)) hapt_print(env, " %d", i);
-        hapt_print(env, "\n");
-    }
+    print_weights_at(env, plan, "weights on the hosts, which passes fetch block by block", HAPT_WEIGHTS_ON_HOST,
+                     HAPT_GRADIENTS_ON_HOST);
+    print_weights_at(env, plan, "gradients on the hosts, which backward passes fetch and return block by block",
+                     HAPT_GRADIENTS_ON_HOST, HAPT_GRADIENTS_ON_HOST);
+    print_weights_at(env, plan, "sharded weights, which passes gather block by block", HAPT_WEIGHTS_SHARDED,
+                     HAPT_WEIGHTS_SHARDED);
 }
 
 void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)

@@ -162,8 +162,8 @@ static enum hapt_status check_devices(const struct hapt_profile *profile, const 
 /* A device that holds its parameters alone updates them without others, so the update may be deferred. */
 static void price_deferral(const struct hapt_profile *profile, struct hapt_plan_stage *stage)
 {
-    const bool alone =
-        hapt_plan_submesh_size(stage->submesh) == 1 && !hapt_plan_is_mixed(stage) && !stage->layout.weights_at;
+    const bool alone = hapt_plan_submesh_size(stage->submesh) == 1 && !hapt_plan_is_mixed(stage) &&
+                       !hapt_weights_move(stage->layout.weights_at);
     const double share = profile->host_state && alone ? profile->cluster[stage->submesh->subcluster[0]].deferrable : 0;
     stage->deferred_s = share > 0 ? stage->step_s - stage->tied_s : 0;
     stage->deferred_work_s = (1 - share) * stage->deferred_s;

@@ -128,7 +128,9 @@ enum hapt_status hapt_profile_kept_view(const struct hapt_profile *profile, stru
         HAPT_NEW(*time, arena, hapt_profile_index(profile, from->submesh_count, 0, 0));
         for (int s = 0; s < from->submesh_count; s++)
             for (size_t k = hapt_profile_index(profile, s, 0, 0); k < hapt_profile_index(profile, s + 1, 0, 0); k++)
-                (*time)[k] = from->submesh[s].recompute > 0 || from->submesh[s].weights_at ? NAN : from->stage_time[k];
+                (*time)[k] = from->submesh[s].recompute > 0 || hapt_weights_move(from->submesh[s].weights_at)
+                                 ? NAN
+                                 : from->stage_time[k];
     }
     return HAPT_OK;
 }

@@ -96,7 +96,7 @@ static bool is_candidate(const struct hapt_profile *profile, const struct hapt_p
 }
 
 /* Programs that --stages leaves open: the stages of a submesh take that of its first one, and keep as much on their
- * devices if they can. */
+ * devices if they can. Weights of one submesh move in one way. */
 static enum hapt_status choose_programs(const struct hapt_profile *profile, struct hapt_plan *plan)
 {
     HAPT_TRY(hapt_plan_price_tables(profile, plan));
@@ -108,6 +108,9 @@ static enum hapt_status choose_programs(const struct hapt_profile *profile, stru
         if (is_candidate(profile, &plan->stage[i])) continue;
         plan->stage[i].layout.recompute = own.recompute;
         plan->stage[i].layout.weights_at = own.weights_at;
+        if (hapt_weights_move(own.weights_at) && hapt_weights_move(plan->stage[first].layout.weights_at) &&
+            hapt_weights_on_host(own.weights_at) != hapt_weights_on_host(plan->stage[first].layout.weights_at))
+            plan->stage[i].layout.weights_at = HAPT_WEIGHTS_RESIDENT;
     }
     return HAPT_OK;
 }

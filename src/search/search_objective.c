@@ -91,7 +91,7 @@ static bool may_choose(const struct hapt_profile *profile)
     for (int c = 0; c < profile->cluster_count; c++)
         for (int s = 0; s < profile->cluster[c].submesh_count; s++) {
             const struct hapt_submesh *submesh = &profile->cluster[c].submesh[s];
-            const bool all = submesh->recompute == 0 && !submesh->weights_at;
+            const bool all = submesh->recompute == 0 && !hapt_weights_move(submesh->weights_at);
             keeps = keeps || all;
             chooses = chooses || !all;
         }

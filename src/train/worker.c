@@ -345,13 +345,16 @@ static enum hapt_status find_units(const struct worker *worker, bool gradients, 
     return HAPT_OK;
 }
 
-/* The memory plan decides whether gradients can leave. */
-static enum hapt_status check_gradients(const struct worker *worker)
+/* The memory plan decides whether gradients can leave, and weights be sharded. */
+static enum hapt_status check_moves(const struct worker *worker)
 {
     for (int s = 0; s < worker->stage_count; s++) {
         const struct stage *stage = &worker->stage[s];
-        const bool planned = worker->plan->stage[stage->chunk].layout.weights_at == HAPT_GRADIENTS_ON_HOST;
-        if (hapt_engine_memory(stage->engine)->host_gradients != planned)
+        const int planned = worker->plan->stage[stage->chunk].layout.weights_at;
+        if (hapt_engine_memory(stage->engine)->sharded_weights != (planned == HAPT_WEIGHTS_SHARDED))
+            return hapt_fail(HAPT_ERR_INPUT, "plan again for this model",
+                             "the plan has the weights of stage %d sharded, which cannot be", stage->chunk);
+        if (hapt_engine_memory(stage->engine)->host_gradients != (planned == HAPT_GRADIENTS_ON_HOST))
             return hapt_fail(HAPT_ERR_INPUT, "plan again for this model",
                              "the plan has the gradients of stage %d on the hosts, which cannot leave their device",
                              stage->chunk);
@@ -391,7 +394,7 @@ static enum hapt_status build_engines(struct worker *worker, const struct hapt_c
     HAPT_TRY(check_host_memory(worker, program, options));
     HAPT_TRY(hapt_engine_create_chunks(program, worker->stage_count, options, engine));
     for (int s = 0; s < worker->stage_count; s++) worker->stage[s].engine = engine[s];
-    HAPT_TRY(check_gradients(worker));
+    HAPT_TRY(check_moves(worker));
     for (int s = 0; s < worker->stage_count; s++) HAPT_TRY(hapt_engine_warm_up(engine[s]));
     return HAPT_OK;
 }

@@ -35,6 +35,8 @@ HALF = ("/bf16.h5", "/fp16.h5")
 CASES = [("rows", "gpt", [2], "0-L@g0:1x2", ""),
          ("rows, bf16", "bf16", [2], "0-L@g0:1x2", ""),
          ("rows, sharded optimizer", "gpt", [2], "0-L@g0:1x2", "--sharded-optimizer yes"),
+         ("rows, sharded weights", "fp16", [3], "0-L@g0:1x3", "--sharded-weights yes"),
+         ("rows and operators, sharded weights", "gpt", [4], "0-L@g0:1x4t2", "--sharded-weights yes"),
          ("operators", "gpt", [2], "0-L@g0:1x2t2", ""),
          ("rows, fp16", "fp16", [2], "0-L@g0:1x2", "--sharded-optimizer yes"),
          ("operators, bf16", "bf16", [2], "0-L@g0:1x2t2", ""),

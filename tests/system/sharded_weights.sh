@@ -37,7 +37,7 @@ PY
 }
 stages="0-13@a:1x2,13-26@b:1x1"
 both tied m three 3 --stages $stages
-both half m three 3 --stages $stages --precision bf16 --replica-check 1
+both half m three 3 --stages $stages --precision bf16
 both split untied three 3 --stages $stages --split-backward yes --precision bf16
 both host untied three 3 --stages $stages --offload optimizer --precision bf16
 both loops untied three 3 --schedule interleaved --stages 0-6@a:1x2,6-12@b:1x1,12-19@a:1x2,19-26@b:1x1
@@ -82,6 +82,21 @@ never, auto = (json.load(open(name)) for name in sys.argv[1:])
 assert any(stage.get("sharded_weights") for stage in auto["stages"])
 assert auto["simulated_s"] < 0.99 * never["simulated_s"], (auto["simulated_s"], never["simulated_s"])' "$scratch/never.json" "$scratch/auto.json"
 
+# Without anything to shard the plan is the one without, also if most has to recompute.
+"$HAPT" model gpt --layers 12 --hidden 64 --heads 4 --sequence 128 --vocab 256 --microbatch 16 --output "$scratch/alone.h5" >/dev/null || exit 1
+printf '{ "format": "hapt-cluster", "version": 1, "subclusters": [
+    {"name": "a", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "24 MB"} ] }' >"$scratch/alone.json"
+for choice in no yes; do
+    passes 1 plan --input "$scratch/alone.h5" --cluster "$scratch/alone.json" --predict --microbatches 4 --update-on device --sharded-weights $choice
+    grep -v '^  searched' "$scratch/out" >"$scratch/alone-$choice"
+done
+check "one device: the same plan" cmp "$scratch/alone-no" "$scratch/alone-yes"
+check "and a note" grep -q 'sharded-weights yes: no stage of the plan has weights to shard' "$scratch/err"
+passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/four.json" --predict --microbatches 4 --stages 0-26@a:1x4 --sharded-weights yes \
+    --offload optimizer --output "$scratch/masters.h5"
+check "fp32 masters on the hosts: no weights to shard" grep -q 'no stage of the plan has weights to shard' "$scratch/err"
+check "and none are said to be" test "$(grep -c 'sharded weights, which' "$scratch/out")" -eq 0
+
 # Other schedules need the memory of more microbatches: what leaves the devices is decided for the schedule that is asked for.
 sed 's/300 MB/60 MB/' "$scratch/four.json" >"$scratch/scarce.json"
 for schedule in gpipe interleaved; do
@@ -91,6 +106,8 @@ for schedule in gpipe interleaved; do
     check "$schedule: a plan with what leaves the devices" grep -q 'on the hosts' "$scratch/out"
 done
 
+passes 1 profile --input "$scratch/m.h5" --cluster "$scratch/three.json" --predict --output "$scratch/p.h5"
+refuses 2 'sharded-weights has no effect: --profile' 1 plan --profile "$scratch/p.h5" --sharded-weights yes
 refuses 2 'sharded-weights yes contradicts --offload weights' 1 plan --input "$scratch/m.h5" --cluster "$scratch/three.json" --predict \
     --sharded-weights yes --offload weights
 refuses 2 'sharded-weights yes contradicts --sharded-optimizer no' 1 plan --input "$scratch/m.h5" --cluster "$scratch/three.json" --predict \
