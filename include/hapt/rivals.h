@@ -27,16 +27,16 @@ struct hapt_limit {
 
 void hapt_plan_limit(const struct hapt_profile *profile, const struct hapt_plan *plan, struct hapt_limit *limit);
 
-/* Time and memory of a stage that recomputes, if it kept all activations with as many microbatches in flight. NaN: it
- * would not fit with one. */
+/* Time and memory of a stage if it kept all activations, or all weights on each device, with as many microbatches in
+ * flight. NaN: it would not fit with one. */
+enum hapt_kept_kind { HAPT_KEPT_ACTIVATIONS, HAPT_KEPT_WEIGHTS };
 struct hapt_kept {
     double more_s;       /* per microbatch, that it takes longer now */
     double memory_bytes; /* per device, that it would need */
 };
-/* False: the stage recomputes nothing, or the profile has no such stages that keep all activations (--recompute all).
- */
+/* False: the stage keeps them, or the profile has no such stages that do (--recompute all, --offload weights). */
 bool hapt_plan_kept(const struct hapt_profile *profile, const struct hapt_plan *plan, int stage,
-                    struct hapt_kept *kept);
+                    enum hapt_kept_kind kind, struct hapt_kept *kept);
 
 struct hapt_rival {
     const char *what;       /* the difference: "v100 before a100"; restrictions that lead to the same plan are joined */

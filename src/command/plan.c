@@ -102,7 +102,7 @@ const char hapt_command_plan_help[] =
     "separate jobs side by side. With --stages the best plan is one of the rivals. With --input the program of\n"
     "every stage follows: the index by which each axis of the devices shards an operator, the collectives between\n"
     "operators and their cost. Equal layers are printed once (--full: every layer). JSON: \"explain\" with limit,\n"
-    "recomputing, updates, rivals, worth, programs.\n"
+    "recomputing, weights, updates, rivals, worth, programs.\n"
     "\n"
     "--what-if sweeps a value and searches the best plan at every point (with --stages: prices the given stages).\n"
     "Commas separate sweeps:\n"

@@ -105,7 +105,7 @@ static void print_recomputing(const struct hapt_env *env, const struct hapt_prof
         const struct hapt_plan_stage *stage = &plan->stage[i];
         struct hapt_kept kept;
         char time[32], need[32], have[32], units[64];
-        if (!hapt_plan_kept(profile, plan, i, &kept)) continue;
+        if (!hapt_plan_kept(profile, plan, i, HAPT_KEPT_ACTIVATIONS, &kept)) continue;
         const int selective = hapt_layout_selective_units(&stage->layout);
         snprintf(units, sizeof units, selective > 0 ? "%d recompute, %d of them light operators only" : "%d recompute",
                  stage->layout.unit_count, selective);
@@ -120,6 +120,35 @@ static void print_recomputing(const struct hapt_env *env, const struct hapt_prof
                                "  blocks   stage %d: %s; keeping all activations would not fit with one "
                                "microbatch in flight\n",
                                i, units);
+    }
+}
+
+static const char *place_of_weights(const struct hapt_plan_stage *stage)
+{
+    return stage->layout.weights_at == HAPT_WEIGHTS_SHARDED     ? "sharded"
+           : stage->layout.weights_at == HAPT_GRADIENTS_ON_HOST ? "on the host, with their gradients"
+                                                                : "on the host";
+}
+
+/* Stages whose weights move: what it costs, and what keeping them on each device would need. */
+static void print_moving(const struct hapt_env *env, const struct hapt_profile *profile, const struct hapt_plan *plan)
+{
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        struct hapt_kept kept;
+        char time[32], need[32], have[32];
+        if (!hapt_plan_kept(profile, plan, i, HAPT_KEPT_WEIGHTS, &kept)) continue;
+        if (isfinite(kept.more_s))
+            hapt_print_wrapped(env, 11,
+                               "  weights  stage %d: %s, %s more per microbatch; keeping them would need %s of %s per "
+                               "device\n",
+                               i, place_of_weights(stage), hapt_units_time(kept.more_s, time),
+                               hapt_units_bytes(kept.memory_bytes, need),
+                               hapt_units_bytes(stage->device_memory_bytes, have));
+        else
+            hapt_print_wrapped(env, 11,
+                               "  weights  stage %d: %s; keeping them would not fit with one microbatch in flight\n", i,
+                               place_of_weights(stage));
     }
 }
 
@@ -216,10 +245,23 @@ static json_t *recomputing_list(const struct hapt_profile *profile, const struct
     json_t *list = json_array();
     struct hapt_kept kept;
     for (int i = 0; list && i < plan->stage_count; i++)
-        if (hapt_plan_kept(profile, plan, i, &kept))
+        if (hapt_plan_kept(profile, plan, i, HAPT_KEPT_ACTIVATIONS, &kept))
             json_array_append_new(list,
                                   json_pack("{s:i, s:i, s:o, s:o}", "stage", i, "units",
                                             plan->stage[i].layout.unit_count, "more_s", hapt_plan_number(kept.more_s),
+                                            "kept_memory_bytes", hapt_plan_number(kept.memory_bytes)));
+    return list;
+}
+
+static json_t *moving_list(const struct hapt_profile *profile, const struct hapt_plan *plan)
+{
+    json_t *list = json_array();
+    struct hapt_kept kept;
+    for (int i = 0; list && i < plan->stage_count; i++)
+        if (hapt_plan_kept(profile, plan, i, HAPT_KEPT_WEIGHTS, &kept))
+            json_array_append_new(list,
+                                  json_pack("{s:i, s:s, s:o, s:o}", "stage", i, "weights",
+                                            place_of_weights(&plan->stage[i]), "more_s", hapt_plan_number(kept.more_s),
                                             "kept_memory_bytes", hapt_plan_number(kept.memory_bytes)));
     return list;
 }
@@ -267,9 +309,10 @@ static enum hapt_status make_object(const struct hapt_profile *profile, const st
     const struct hapt_plan_stage *once = &plan->stage[busiest_once(plan)];
     json_t *list = json_array();
     for (int i = 0; list && i < rivals->count; i++) json_array_append_new(list, rival_object(&rivals->rival[i]));
-    json_t *object = json_pack("{s:o, s:o, s:{s:f, s:f}, s:o, s:o}", "limit", limit_object(plan, limit), "recomputing",
-                               recomputing_list(profile, plan), "updates", "longest_s", once->step_s - once->tied_s,
-                               "exposed_s", exposed_s, "worth", worth_object(profile, worth), "rivals", list);
+    json_t *object = json_pack("{s:o, s:o, s:o, s:{s:f, s:f}, s:o, s:o}", "limit", limit_object(plan, limit),
+                               "recomputing", recomputing_list(profile, plan), "weights", moving_list(profile, plan),
+                               "updates", "longest_s", once->step_s - once->tied_s, "exposed_s", exposed_s, "worth",
+                               worth_object(profile, worth), "rivals", list);
     return json_object_set_new(extra, "explain", object) == 0
                ? HAPT_OK
                : hapt_fail(HAPT_ERR_MEMORY, NULL, "the explanation's JSON could not be built");
@@ -292,6 +335,7 @@ enum hapt_status hapt_plan_explain(const struct hapt_env *env, const struct hapt
     hapt_plan_limit(profile, plan, &limit);
     print_limit(env, plan, &limit);
     print_recomputing(env, profile, plan);
+    print_moving(env, profile, plan);
     print_once(env, plan, exposed_s);
     print_rivals(env, options.search.objective, rivals);
     print_worth(env, profile, worth);

@@ -90,13 +90,19 @@ static double cell_s(const struct hapt_plan *plan, const struct hapt_profile_clu
     return plan->split ? hapt_profile_split_time_s(table, cell) : table->stage_time[cell];
 }
 
-bool hapt_plan_kept(const struct hapt_profile *profile, const struct hapt_plan *plan, int stage, struct hapt_kept *kept)
+bool hapt_plan_kept(const struct hapt_profile *profile, const struct hapt_plan *plan, int stage,
+                    enum hapt_kept_kind kind, struct hapt_kept *kept)
 {
     const struct hapt_plan_stage *its = &plan->stage[stage];
     struct hapt_plan_stage keeping = *its;
     size_t now, without;
-    keeping.layout.recompute = 0;
-    if (its->layout.unit_count == 0 || its->submesh->part_count != 1) return false;
+    const bool weights = kind == HAPT_KEPT_WEIGHTS;
+    if (weights)
+        keeping.layout.weights_at = HAPT_WEIGHTS_RESIDENT;
+    else
+        keeping.layout.recompute = 0;
+    if (its->submesh->part_count != 1) return false;
+    if (weights ? !hapt_weights_move(its->layout.weights_at) : its->layout.unit_count == 0) return false;
     const struct hapt_profile_cluster *table = &profile->cluster[its->submesh->subcluster[0]];
     if (!find_cell(table, profile, its, &now) || !find_cell(table, profile, &keeping, &without)) return false;
     *kept = (struct hapt_kept){NAN, NAN};

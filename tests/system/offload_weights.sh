@@ -103,6 +103,16 @@ refuses 4 'no plan fits' 1 plan --input "$scratch/deep.h5" --cluster "$scratch/s
 job deep-away deep small 1
 check "a third of the memory: the weights are on the host" grep -q 'weights on the hosts' "$scratch/out"
 same_runs "$scratch/run-deep-here" "$scratch/run-deep-away"
+passes 1 plan --input "$scratch/deep.h5" --cluster "$scratch/small.json" --predict --microbatches 4 --explain --json
+check "--explain gives the price of it" /usr/bin/python3 -c '
+import json, sys
+plan = json.load(open(sys.argv[1]))
+moved = [stage for stage, its in enumerate(plan["stages"]) if its.get("host_weights")]
+told = plan["explain"]["weights"]
+assert moved and [entry["stage"] for entry in told] == moved, (moved, told)
+for entry in told: # more than the device has, or not even with one microbatch
+    assert entry["weights"] == "on the host" and (entry["kept_memory_bytes"] or 1e99) > float(sys.argv[2]), entry
+' "$scratch/out" $((state / 3))
 # A sixteenth: the gradients have to leave, too.
 one_device tiny "$((state / 16)) B"
 refuses 4 'no plan fits' 1 plan --input "$scratch/deep.h5" --cluster "$scratch/tiny.json" --predict --microbatches 4 --offload weights
