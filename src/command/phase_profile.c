@@ -120,6 +120,26 @@ static enum hapt_offload offload_of(const struct hapt_profile *profile)
     return profile->host_state ? HAPT_OFFLOAD_OPTIMIZER : HAPT_OFFLOAD_NO;
 }
 
+/* The predicted profile with the shorter simulated step. Rank-local. */
+static enum hapt_status choose_shorter(const struct hapt_prediction *of, struct hapt_profile *other,
+                                       struct hapt_arena *arena, struct hapt_profile **profile)
+{
+    const int microbatches = (int)hapt_config_int(of->config, "microbatches");
+    const struct hapt_search_batching both[] = {{microbatches, *profile}, {microbatches, other}};
+    struct hapt_strategy_options options;
+    struct hapt_plan *plan;
+    int chosen = 0;
+    if (!other || !hapt_phase_searches_steps(of->config)) return HAPT_OK;
+    HAPT_TRY(hapt_phase_strategy(of->config, *profile, of->layers, arena, &options));
+    options.search.may_fail = true;
+    const enum hapt_status status =
+        hapt_plan_search_batchings(MPI_COMM_SELF, both, 2, &options.search, arena, &plan, &chosen);
+    if (status == HAPT_OK && chosen == 1) *profile = other;
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
 /* --offload and --sharded-weights auto for a measurement: as for a prediction, by rank 0. Collective over env->world.
  */
 static enum hapt_status choose_offload(const struct hapt_env *env, const struct hapt_prediction *of,
@@ -137,6 +157,7 @@ static enum hapt_status choose_offload(const struct hapt_env *env, const struct 
         hapt_arena_init(&scratch);
         hapt_progress_init(&progress, env, "predicting", 0);
         if (env->world_rank == 0) status = hapt_phase_predict(of, &scratch, &profile, &other);
+        if (status == HAPT_OK && env->world_rank == 0) status = choose_shorter(of, other, &scratch, &profile);
         if (status == HAPT_OK && env->world_rank == 0) {
             if (away) chosen[0] = (int)offload_of(profile);
             chosen[1] = hapt_phase_weight_sharding(of->config, has_weights_at(profile, HAPT_WEIGHTS_SHARDED));
