@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # kill -9 of a random rank at a random moment, again and again: every start finds a whole checkpoint, no more than an interval is lost,
 # the last weights are those of a run that nobody disturbed. Then with the optimizer state on the hosts, and copies so slow that most kills meet
-# an update. HAPT_LONG=1: 100 and 40 kills, and 40 each with weights, with updates, and with gradients on the hosts, too. HAPT_SEED repeats
-# one.
+# an update. HAPT_LONG=1: 100 and 40 kills, and 40 each with weights, with updates, and with gradients on the hosts, and with sharded weights.
+# HAPT_SEED repeats one.
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 kills=4 away=1
@@ -36,5 +36,8 @@ if [ -n "${HAPT_LONG:-}" ]; then
         --output "$scratch/untied.h5" || finish
     model=untied away gradients "$away" --offload gradients
     check "gradients are on the hosts" grep -q 'gradients on the hosts' "$scratch/out"
+    passes 1 model gpt --layers 2 --hidden 256 --heads 4 --sequence 16 --vocab 256 --microbatch 2 --output "$scratch/rows.h5" || finish
+    model=rows away sharded "$away" --sharded-weights yes --program data
+    check "weights are sharded" grep -q 'sharded weights, which' "$scratch/out"
 fi
 finish
