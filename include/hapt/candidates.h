@@ -52,6 +52,7 @@ struct hapt_candidates_options {
     bool split;                               /* also the figures of split backward passes */
     bool recompute;                           /* also those of stages that recompute, as --recompute says */
     struct hapt_offloading offload;
+    bool roomy; /* hapt_predict_options */
 };
 /* True if --split-backward or `hapt profile` needs the figures of split backward passes. */
 bool hapt_candidates_wants_split(const struct hapt_config *config);
@@ -75,6 +76,7 @@ struct hapt_candidates {
     bool host_update; /* the host updates the parameters whose state it has */
     bool host_weights, host_gradients; /* stages whose weights are there, or gradients as well, are candidates, too */
     enum hapt_weight_sharding weight_sharding;
+    bool roomy; /* hapt_predict_options */
     /* ZeRO-1: ranks that sum a gradient hold one slice each of its optimizer state. STATE_REPLICATED: never;
      * STATE_AS_NEEDED: if not all microbatches of a step fit otherwise; STATE_SHARDED: always. */
     enum state_sharing { STATE_REPLICATED, STATE_AS_NEEDED, STATE_SHARDED } state_sharing;

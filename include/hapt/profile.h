@@ -59,6 +59,8 @@ static inline bool hapt_submesh_same(const struct hapt_submesh *a, const struct 
            a->weights_at == b->weights_at;
 }
 
+#define HAPT_UNLIMITED_BYTES 1e30 /* of a device that lacks no memory */
+
 struct hapt_profile_cluster {
     char name[64];
     int nodes, devices_per_node;

@@ -302,6 +302,7 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
                                            .host_weights = options->offload.what >= HAPT_OFFLOAD_STAGES,
                                            .host_gradients = gradients,
                                            .weight_sharding = options->offload.weight_sharding,
+                                           .roomy = options->roomy,
                                            .efficiency = options->efficiency,
                                            .imbalance = hapt_config_real(config, "imbalance"),
                                            .microbatches = (int)hapt_config_int(config, "microbatches"),
@@ -406,7 +407,7 @@ bool hapt_candidates_shards_state(const struct hapt_candidates *candidates, cons
 {
     const bool fits = memory->parameter_bytes + candidates->microbatches * memory->activation_bytes <= limit;
     return candidates->state_sharing == STATE_SHARDED ||
-           (candidates->state_sharing == STATE_AS_NEEDED && (candidates->host_state || !fits));
+           (candidates->state_sharing == STATE_AS_NEEDED && (candidates->host_state || candidates->roomy || !fits));
 }
 
 double hapt_candidates_resident_bytes(const struct hapt_candidates *candidates, const struct hapt_item_memory *memory,

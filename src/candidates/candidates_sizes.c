@@ -201,6 +201,13 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
                 (struct hapt_item_again){.memory = FITS_NOWHERE};
         if (!hapt_sharding_allows(candidates->sharding[mesh_index], first_op, end_op)) continue;
         if (!hapt_candidates_may_be_wanted(candidates, mesh_index, first, last)) continue;
+        if (candidates->roomy) {
+            struct hapt_memory_bytes least;
+            hapt_memory_ranges_least(sizing[0].ranges, first_op, end_op, &least);
+            memory[item] = hapt_candidates_memory(candidates, &least);
+            memory[item].split_parameter_bytes = memory[item].parameter_bytes;
+            continue;
+        }
         /* Single layers need figures in any case: "does not fit" names them. */
         bool fits = false;
         for (int w = 0; w < HAPT_WEIGHTS_CHOICES; w++) fits = fits || may_fit(candidates, &sizing[w], first_op, end_op);

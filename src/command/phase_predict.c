@@ -127,9 +127,28 @@ static enum hapt_status predict(const struct hapt_prediction *of, bool recompute
     const struct hapt_offloading away = {offload,
                                          hapt_phase_updates_on_host(of->config, of->cluster, of->model, offload),
                                          hapt_phase_weight_sharding(of->config, may_shard)};
-    const struct hapt_predict_options options = {recompute, away, of->node_rank};
+    const struct hapt_predict_options options = {recompute, away, of->roomy, of->node_rank};
     return hapt_profile_predict(of->cluster, of->model, of->layers, of->config, of->efficiency, &options, arena,
                                 profile);
+}
+
+/* Ranges that fit no device are no candidates, so that a profile's view without limits of memory lacks them, too. Here
+ * they are candidates. */
+static enum hapt_status lacks_ranges(const struct hapt_prediction *of, enum hapt_offload offload,
+                                     const struct hapt_profile *profile, bool *lacks)
+{
+    struct hapt_prediction without = *of;
+    struct hapt_profile *roomy;
+    struct hapt_arena scratch;
+    double now_s, best_s = INFINITY;
+    hapt_arena_init(&scratch);
+    without.roomy = true;
+    enum hapt_status status = formula_s(of->config, profile, &now_s);
+    if (status == HAPT_OK) status = predict(&without, false, offload, false, &scratch, &roomy);
+    if (status == HAPT_OK) status = formula_s(of->config, roomy, &best_s);
+    *lacks = status == HAPT_OK && now_s > HAPT_PHASE_MEMORY_WORTH * best_s;
+    hapt_arena_release(&scratch);
+    return status;
 }
 
 /* *better: `away`, with the optimizer on the host, if the formula's optimum is shorter with it, or no plan exists in
@@ -164,6 +183,7 @@ static enum hapt_status predict_recomputing(const struct hapt_prediction *of, en
     if (!chooses) return status;
     *lacks = status == HAPT_ERR_INFEASIBLE;
     if (status == HAPT_OK) HAPT_TRY(hapt_phase_lacks_memory(of->config, *profile, lacks));
+    if (status == HAPT_OK && !*lacks) HAPT_TRY(lacks_ranges(of, offload, *profile, lacks));
     const bool shards = hapt_phase_weight_sharding(of->config, true) == HAPT_WEIGHT_SHARDING_MAY;
     if (!*lacks || (given && !shards)) return status;
     hapt_fail_reset();
@@ -208,6 +228,7 @@ enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hap
     bool lacks;
     *profile = of->kept;
     *other = NULL;
+    if (of->roomy) return predict(of, false, HAPT_OFFLOAD_NO, false, arena, profile);
     const enum hapt_status status = predict_recomputing(of, given, arena, profile, &lacks);
     if (!hapt_phase_chooses_memory(of->config, "offload") || !lacks ||
         (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE))

@@ -23,7 +23,9 @@ struct rows {
     struct hapt_config *config;
     struct hapt_arena *arena;
     int64_t global_batch;
-    bool quietly;                         /* "no plan" is not printed */
+    bool quietly; /* "no plan" is not printed */
+    int listed_count;
+    struct rows_case listed[MOST_ROWS];   /* by list_rows, without profiles */
     struct hapt_profile *kept[MOST_ROWS]; /* by list_rows, where the last profiles had candidates; else NULL */
     int worse[MOST_ROWS], worse_count;    /* rows that have no better plan than a known one */
     int count;                            /* cases that have a profile: the model's own rows first, then ascending */
@@ -115,36 +117,46 @@ static bool is_worse(const struct rows *rows, int value)
     return false;
 }
 
+/* Makes graphs and layers of all numbers of rows. */
+static enum hapt_status prepare_list(struct rows *rows, const struct hapt_planning *from, bool measured)
+{
+    int list[MOST_ROWS], count;
+    HAPT_TRY(hapt_env_agree(rows->env->world, list_rows(rows, from->model, measured, list, &count)));
+    for (int k = 0; k < count; k++) HAPT_TRY(prepare(rows, list[k], from, &rows->listed[k]));
+    rows->listed_count = count;
+    return HAPT_OK;
+}
+
 /* Makes the profiles of all numbers of rows, and leaves out those without candidates, and those that are worse. */
 static enum hapt_status prepare_all(struct rows *rows, const struct hapt_planning *from)
 {
     const bool measured = hapt_phase_is_measured(rows->config, from->cluster);
     struct hapt_profile_case its[MOST_ROWS] = {0};
-    struct rows_case one[MOST_ROWS];
-    int list[MOST_ROWS], place[MOST_ROWS], listed, count = 0;
+    int place[MOST_ROWS], count = 0;
     char left_out[200] = "";
-    HAPT_TRY(hapt_env_agree(rows->env->world, list_rows(rows, from->model, measured, list, &listed)));
-    for (int k = 0; k < listed; k++) {
-        if (is_worse(rows, list[k])) continue;
-        HAPT_TRY(prepare(rows, list[k], from, &one[count]));
-        its[count] = (struct hapt_profile_case){.microbatches = one[count].microbatches,
-                                                .model = one[count].planning.model,
-                                                .layers = one[count].planning.layers,
+    if (rows->listed_count == 0) HAPT_TRY(prepare_list(rows, from, measured));
+    const struct rows_case *one[MOST_ROWS];
+    for (int k = 0; k < rows->listed_count; k++) {
+        if (is_worse(rows, rows->listed[k].rows)) continue;
+        one[count] = &rows->listed[k];
+        its[count] = (struct hapt_profile_case){.microbatches = one[count]->microbatches,
+                                                .model = one[count]->planning.model,
+                                                .layers = one[count]->planning.layers,
                                                 .kept = rows->kept[k]};
         place[count++] = k;
     }
     HAPT_TRY(hapt_phase_profiles(rows->env, rows->config, from->cluster, its, count, true, rows->arena));
     HAPT_TRY(
-        hapt_env_agree(rows->env->world, hapt_phase_decide_microbatches(rows->config, one[count - 1].microbatches)));
+        hapt_env_agree(rows->env->world, hapt_phase_decide_microbatches(rows->config, one[count - 1]->microbatches)));
     for (int k = 0; k < count; k++) {
         rows->kept[place[k]] = its[k].profile;
         if (its[k].profile) {
-            add_case(rows, &one[k], its[k].profile);
-            if (its[k].other) add_case(rows, &one[k], its[k].other);
+            add_case(rows, one[k], its[k].profile);
+            if (its[k].other) add_case(rows, one[k], its[k].other);
             continue;
         }
         const size_t used = strlen(left_out);
-        snprintf(left_out + used, sizeof left_out - used, " %d", one[k].rows);
+        snprintf(left_out + used, sizeof left_out - used, " %d", one[k]->rows);
     }
     if (rows->count == 0 && rows->quietly) return HAPT_ERR_INFEASIBLE;
     if (rows->count == 0) { /* again, to print why */
@@ -234,13 +246,57 @@ static enum hapt_status decide(const struct rows *rows, const bool is_auto[SAVIN
     return hapt_env_agree(rows->env->world, status);
 }
 
+/* The bound of one number of rows if no device lacked memory, at most `most_s`. Rank-local. */
+static enum hapt_status floor_of(const struct rows *rows, const struct rows_case *one,
+                                 const struct hapt_efficiency *efficiency, const struct hapt_search_options *options,
+                                 double most_s, struct hapt_arena *scratch, double *floor_s)
+{
+    const struct hapt_prediction of = {.config = rows->config,
+                                       .cluster = one->planning.cluster,
+                                       .model = one->planning.model,
+                                       .layers = one->planning.layers,
+                                       .efficiency = efficiency,
+                                       .node_rank = rows->env->node_rank,
+                                       .roomy = true};
+    struct hapt_profile *profile, *other;
+    *floor_s = most_s;
+    HAPT_TRY(hapt_phase_decide_microbatches(rows->config, one->microbatches));
+    enum hapt_status status = hapt_phase_predict(&of, scratch, &profile, &other);
+    if (status == HAPT_OK) status = hapt_fix_profile(rows->config, scratch, &profile);
+    const struct hapt_search_batching batching = {one->microbatches, profile};
+    if (status == HAPT_OK) status = hapt_plan_floors(MPI_COMM_SELF, &batching, 1, options, most_s, floor_s);
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
+/* The same for all numbers of rows, which the ranks share out. */
+static enum hapt_status find_floors(const struct rows *rows, const struct hapt_search_options *options, double most_s,
+                                    double floor_s[MOST_ROWS])
+{
+    const char *path = hapt_config_text(rows->config, "efficiency");
+    struct hapt_efficiency *efficiency = NULL;
+    enum hapt_status status = path ? hapt_efficiency_load(path, rows->arena, &efficiency) : HAPT_OK;
+    for (int k = 0; k < rows->listed_count; k++) {
+        struct hapt_arena scratch;
+        floor_s[k] = most_s;
+        if (k % rows->env->world_size != rows->env->world_rank || status != HAPT_OK) continue;
+        hapt_arena_init(&scratch);
+        status = floor_of(rows, &rows->listed[k], efficiency, options, most_s, &scratch, &floor_s[k]);
+        hapt_arena_release(&scratch);
+    }
+    HAPT_TRY(hapt_env_agree(rows->env->world, status));
+    return hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, floor_s, rows->listed_count, MPI_DOUBLE, MPI_MIN, rows->env->world),
+                        "MPI_Allreduce");
+}
+
 /* --recompute auto, --offload auto: plans that keep everything on the devices. *enough: there is one, and if no device
  * lacked memory no plan would be much shorter. */
 static enum hapt_status plan_without(struct rows *rows, const struct hapt_planning *planning,
                                      const bool is_auto[SAVING], int *chosen, bool *enough)
 {
     struct hapt_strategy_options options;
-    double floor_s[MOST_CASES], least_s;
+    double floor_s[MOST_ROWS], least_s;
     *enough = false;
     HAPT_TRY(decide(rows, is_auto, "no"));
     rows->quietly = true;
@@ -251,11 +307,12 @@ static enum hapt_status plan_without(struct rows *rows, const struct hapt_planni
     hapt_fail_reset();
     if (status == HAPT_OK) {
         const double step_s = rows->one[*chosen].planning.plan->simulated_s;
-        HAPT_TRY(hapt_plan_floors(rows->env->world, rows->batching, rows->count, &options.search, step_s, floor_s));
+        HAPT_TRY(find_floors(rows, &options.search, step_s, floor_s));
         least_s = step_s;
-        for (int k = 0; k < rows->count; k++) {
+        for (int k = 0; k < rows->listed_count; k++) {
             least_s = fmin(least_s, floor_s[k]);
-            if (floor_s[k] >= step_s && k != *chosen) rows->worse[rows->worse_count++] = rows->one[k].rows;
+            if (floor_s[k] >= step_s && rows->listed[k].rows != rows->one[*chosen].rows)
+                rows->worse[rows->worse_count++] = rows->listed[k].rows;
         }
         *enough = step_s <= HAPT_PHASE_MEMORY_WORTH * least_s;
     }

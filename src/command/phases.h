@@ -58,6 +58,7 @@ struct hapt_prediction {
     const struct hapt_efficiency *efficiency; /* or NULL */
     struct hapt_profile *kept;
     int node_rank; /* of the rank that predicts */
+    bool roomy;    /* as if no device lacked memory */
 };
 /* A predicted profile, with stages that recompute as --recompute says, and the optimizer state where --offload says.
  * auto: only for the search of the simulated step, and if a plan that keeps everything on the devices is slower, by the

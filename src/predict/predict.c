@@ -254,6 +254,22 @@ static enum hapt_status mix(struct hapt_candidates *candidates, const struct hap
     return HAPT_OK;
 }
 
+/* A copy of the cluster whose devices lack no memory. */
+static enum hapt_status make_roomy(const struct hapt_cluster *cluster, struct hapt_arena *arena,
+                                   const struct hapt_cluster **roomy)
+{
+    struct hapt_cluster *made;
+    HAPT_NEW(made, arena, 1);
+    *made = *cluster;
+    HAPT_NEW(made->subcluster, arena, cluster->count);
+    for (int c = 0; c < cluster->count; c++) {
+        made->subcluster[c] = cluster->subcluster[c];
+        made->subcluster[c].device.memory_bytes = HAPT_UNLIMITED_BYTES;
+    }
+    *roomy = made;
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,
                                       const struct hapt_layers *layers, const struct hapt_config *config,
                                       const struct hapt_efficiency *efficiency, const struct hapt_predict_options *how,
@@ -268,8 +284,11 @@ enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const 
                                                     .efficiency = efficiency,
                                                     .split = hapt_candidates_wants_split(config),
                                                     .recompute = how->recompute,
-                                                    .offload = how->offload};
-    enum hapt_status status = hapt_candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
+                                                    .offload = how->offload,
+                                                    .roomy = how->roomy};
+    enum hapt_status status = how->roomy ? make_roomy(cluster, &scratch, &cluster) : HAPT_OK;
+    if (status == HAPT_OK)
+        status = hapt_candidates_build(cluster, model, layers, config, &options, &scratch, &candidates);
     if (status == HAPT_OK && hapt_candidates_may_mix(&candidates, config)) status = mix(&candidates, config, &scratch);
     if (status == HAPT_OK)
         status = predict(&candidates, how->node_rank, hapt_candidates_defers(config), &scratch, result, profile);

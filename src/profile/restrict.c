@@ -4,8 +4,6 @@
 
 #include "profile_private.h"
 
-#define UNLIMITED_BYTES 1e30
-
 static enum hapt_status copy_cluster(const struct hapt_profile *profile, int c, struct hapt_arena *arena,
                                      struct hapt_profile *copy)
 {
@@ -114,7 +112,7 @@ enum hapt_status hapt_profile_roomy_view(const struct hapt_profile *profile, str
                                          struct hapt_profile **view)
 {
     HAPT_TRY(begin_view(profile, arena, view));
-    for (int c = 0; c < profile->cluster_count; c++) (*view)->cluster[c].device_memory_bytes = UNLIMITED_BYTES;
+    for (int c = 0; c < profile->cluster_count; c++) (*view)->cluster[c].device_memory_bytes = HAPT_UNLIMITED_BYTES;
     return HAPT_OK;
 }
 
