@@ -12,7 +12,7 @@
 struct hapt_predict_options {
     bool recompute; /* with stages that recompute, as --recompute says */
     struct hapt_offloading offload;
-    bool roomy;    /* as if no device lacked memory: all ranges are candidates, and memory is not sized */
+    bool roomy;    /* as if no device lacked memory: all ranges are candidates and keep all; memory is not sized */
     int node_rank; /* chooses the device that tells its kernels' scratch: a process can open its own one alone */
 };
 enum hapt_status hapt_profile_predict(const struct hapt_cluster *cluster, const struct hapt_model *model,

@@ -233,6 +233,8 @@ bool hapt_profile_keep_degree(struct hapt_profile *profile, int degree);
  * it. */
 enum hapt_status hapt_profile_split_view(const struct hapt_profile *profile, struct hapt_arena *arena,
                                          struct hapt_profile **view);
+/* True if a device of each subcluster can hold all layers, and so every range: none is left out for lack of memory. */
+bool hapt_profile_holds_all(const struct hapt_profile *profile);
 /* The profile on devices without limits of memory. */
 enum hapt_status hapt_profile_roomy_view(const struct hapt_profile *profile, struct hapt_arena *arena,
                                          struct hapt_profile **view);

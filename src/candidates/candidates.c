@@ -264,6 +264,10 @@ static void add_thirds(struct hapt_candidates *candidates, const int *recompute,
 static void choose_keeps(const struct hapt_config *config, const struct hapt_candidates_options *options,
                          struct hapt_candidates *candidates)
 {
+    if (candidates->roomy) {
+        add_keep(candidates, 0, HAPT_WEIGHTS_RESIDENT);
+        return;
+    }
     int recompute[MOST_RECOMPUTATIONS];
     const int count = list_recomputation(config, options->recompute, candidates, recompute);
     const enum hapt_offload what = options->offload.what;
@@ -290,24 +294,25 @@ enum hapt_status hapt_candidates_build(const struct hapt_cluster *cluster, const
 {
     const bool gradients =
         options->offload.what == HAPT_OFFLOAD_STAGES_GRADIENTS || options->offload.what == HAPT_OFFLOAD_GRADIENTS;
-    *candidates = (struct hapt_candidates){.cluster = cluster,
-                                           .model = model,
-                                           .layers = layers,
-                                           .layer_count = layers->count,
-                                           .tensor_parallel = options->tensor_parallel,
-                                           .programs = options->programs,
-                                           .split = options->split,
-                                           .host_state = options->offload.what != HAPT_OFFLOAD_NO,
-                                           .host_update = options->offload.host_update,
-                                           .host_weights = options->offload.what >= HAPT_OFFLOAD_STAGES,
-                                           .host_gradients = gradients,
-                                           .weight_sharding = options->offload.weight_sharding,
-                                           .roomy = options->roomy,
-                                           .efficiency = options->efficiency,
-                                           .imbalance = hapt_config_real(config, "imbalance"),
-                                           .microbatches = (int)hapt_config_int(config, "microbatches"),
-                                           .state_count = hapt_candidates_states(config),
-                                           .state_sharing = state_sharing_of(config)};
+    *candidates = (struct hapt_candidates){
+        .cluster = cluster,
+        .model = model,
+        .layers = layers,
+        .layer_count = layers->count,
+        .tensor_parallel = options->tensor_parallel,
+        .programs = options->programs,
+        .split = options->split,
+        .host_state = options->offload.what != HAPT_OFFLOAD_NO,
+        .host_update = options->offload.host_update,
+        .host_weights = options->offload.what >= HAPT_OFFLOAD_STAGES && !options->roomy,
+        .host_gradients = gradients && !options->roomy,
+        .weight_sharding = options->roomy ? HAPT_WEIGHT_SHARDING_NO : options->offload.weight_sharding,
+        .roomy = options->roomy,
+        .efficiency = options->efficiency,
+        .imbalance = hapt_config_real(config, "imbalance"),
+        .microbatches = (int)hapt_config_int(config, "microbatches"),
+        .state_count = hapt_candidates_states(config),
+        .state_sharing = state_sharing_of(config)};
     struct hapt_arena scratch;
     HAPT_ASSERT(hapt_tied_exchange_find(hapt_config_text(config, "tied-exchange"), &candidates->exchange));
     for (int c = 0; c < cluster->count; c++)

@@ -141,6 +141,7 @@ static enum hapt_status lacks_ranges(const struct hapt_prediction *of, enum hapt
     struct hapt_profile *roomy;
     struct hapt_arena scratch;
     double now_s, best_s = INFINITY;
+    if (hapt_profile_holds_all(profile)) return HAPT_OK;
     hapt_arena_init(&scratch);
     without.roomy = true;
     enum hapt_status status = formula_s(of->config, profile, &now_s);
@@ -148,7 +149,9 @@ static enum hapt_status lacks_ranges(const struct hapt_prediction *of, enum hapt
     if (status == HAPT_OK) status = formula_s(of->config, roomy, &best_s);
     *lacks = status == HAPT_OK && now_s > HAPT_PHASE_MEMORY_WORTH * best_s;
     hapt_arena_release(&scratch);
-    return status;
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
 }
 
 /* *better: `away`, with the optimizer on the host, if the formula's optimum is shorter with it, or no plan exists in
@@ -183,7 +186,8 @@ static enum hapt_status predict_recomputing(const struct hapt_prediction *of, en
     if (!chooses) return status;
     *lacks = status == HAPT_ERR_INFEASIBLE;
     if (status == HAPT_OK) HAPT_TRY(hapt_phase_lacks_memory(of->config, *profile, lacks));
-    if (status == HAPT_OK && !*lacks) HAPT_TRY(lacks_ranges(of, offload, *profile, lacks));
+    const bool as_planned = !given && offload != HAPT_OFFLOAD_WEIGHTS && offload != HAPT_OFFLOAD_GRADIENTS;
+    if (status == HAPT_OK && !*lacks && as_planned) HAPT_TRY(lacks_ranges(of, offload, *profile, lacks));
     const bool shards = hapt_phase_weight_sharding(of->config, true) == HAPT_WEIGHT_SHARDING_MAY;
     if (!*lacks || (given && !shards)) return status;
     hapt_fail_reset();

@@ -246,8 +246,9 @@ static enum hapt_status decide(const struct rows *rows, const bool is_auto[SAVIN
     return hapt_env_agree(rows->env->world, status);
 }
 
-/* The bound of one number of rows if no device lacked memory, at most `most_s`. Rank-local. */
-static enum hapt_status floor_of(const struct rows *rows, const struct rows_case *one,
+/* The bound of one number of rows if no device lacked memory, at most `most_s`. kept: its profile, or NULL. Rank-local.
+ */
+static enum hapt_status floor_of(const struct rows *rows, const struct rows_case *one, const struct hapt_profile *kept,
                                  const struct hapt_efficiency *efficiency, const struct hapt_search_options *options,
                                  double most_s, struct hapt_arena *scratch, double *floor_s)
 {
@@ -260,6 +261,10 @@ static enum hapt_status floor_of(const struct rows *rows, const struct rows_case
                                        .roomy = true};
     struct hapt_profile *profile, *other;
     *floor_s = most_s;
+    if (kept && hapt_profile_holds_all(kept)) {
+        const struct hapt_search_batching all = {one->microbatches, kept};
+        return hapt_plan_floors(MPI_COMM_SELF, &all, 1, options, most_s, floor_s);
+    }
     HAPT_TRY(hapt_phase_decide_microbatches(rows->config, one->microbatches));
     enum hapt_status status = hapt_phase_predict(&of, scratch, &profile, &other);
     if (status == HAPT_OK) status = hapt_fix_profile(rows->config, scratch, &profile);
@@ -282,7 +287,7 @@ static enum hapt_status find_floors(const struct rows *rows, const struct hapt_s
         floor_s[k] = most_s;
         if (k % rows->env->world_size != rows->env->world_rank || status != HAPT_OK) continue;
         hapt_arena_init(&scratch);
-        status = floor_of(rows, &rows->listed[k], efficiency, options, most_s, &scratch, &floor_s[k]);
+        status = floor_of(rows, &rows->listed[k], rows->kept[k], efficiency, options, most_s, &scratch, &floor_s[k]);
         hapt_arena_release(&scratch);
     }
     HAPT_TRY(hapt_env_agree(rows->env->world, status));

@@ -116,6 +116,22 @@ enum hapt_status hapt_profile_roomy_view(const struct hapt_profile *profile, str
     return HAPT_OK;
 }
 
+bool hapt_profile_holds_all(const struct hapt_profile *profile)
+{
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *cluster = &profile->cluster[c];
+        bool holds = false;
+        for (int s = 0; s < cluster->submesh_count && !holds; s++) {
+            const struct hapt_submesh *submesh = &cluster->submesh[s];
+            holds = submesh->n * submesh->m == 1 && submesh->recompute == 0 &&
+                    !hapt_weights_move(submesh->weights_at) &&
+                    isfinite(cluster->stage_time[hapt_profile_index(profile, s, 0, profile->layer_count - 1)]);
+        }
+        if (!holds) return false;
+    }
+    return true;
+}
+
 enum hapt_status hapt_profile_kept_view(const struct hapt_profile *profile, struct hapt_arena *arena,
                                         struct hapt_profile **view)
 {

@@ -370,7 +370,7 @@ def resume():
         before = runs.checkpoints(base)
         if len(before) < 2:
             sys.exit("only %s stand" % sorted(before))
-        for rank in faulty_ranks or range(ranks):
+        for rank in faulty_ranks or (range(ranks) if long_round else [ranks - 1]):
             counts, stacks = folder + "/counts", folder + "/stacks"
             done = resume_once(ranks, rank, (), FAULTS_COUNTS=counts, FAULTS_READS="1", FAULTS_STACKS=stacks)
             if done.returncode:

@@ -6,7 +6,7 @@
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
-passes 1 model gpt --layers 6 --hidden 1024 --heads 16 --sequence 512 --vocab 8192 --microbatch 4 --dtype bf16 --output "$scratch/m.h5"
+passes 1 model gpt --layers 4 --hidden 1024 --heads 16 --sequence 512 --vocab 8192 --microbatch 4 --dtype bf16 --output "$scratch/m.h5"
 cat >"$scratch/sweep.py" <<'P'
 import json, os, subprocess, sys
 hapt, folder = sys.argv[1:]
@@ -27,10 +27,10 @@ def plan(gigabytes, options):
     return json.loads(done.stdout)["simulated_s"] if done.returncode == 0 else float("inf")
 
 
-count = 12 if os.environ.get("HAPT_LONG") else 3
+count = 12 if os.environ.get("HAPT_LONG") else 2
 worst, before = 0, None
 for k in range(count):
-    gigabytes = 0.6 * 0.4 ** (k / (count - 1))
+    gigabytes = 0.4 * 0.4 ** (k / (count - 1))
     steps = {name: plan(gigabytes, options) for name, options in choices.items()}
     best = min(steps[name] for name in choices if name != "auto")
     print("%.3f GB: %s" % (gigabytes, steps), flush=True)
