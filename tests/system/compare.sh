@@ -24,7 +24,7 @@ for row in 'hapt +(h1f1b|looped)' 'hexiscale +1f1b' 'alpa +eager1f1b' 'megatron 
 done
 
 # JSON: the same on any number of ranks, except for the seconds of searching. Without loops, which take most of the time.
-for ranks in 1 2 3; do
+for ranks in 1 ${HAPT_LONG:+2} 3; do
     passes $ranks plan --input "$model" --cluster "$clusters/a100x1-v100x1.json" --microbatches 16 --loops 1 --compare --json
     sed '/"search_seconds"/d' "$scratch/out" >"$scratch/table$ranks.json"
     cp "$scratch/out" "$scratch/table.json"

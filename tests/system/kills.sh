@@ -5,7 +5,7 @@
 # HAPT_SEED repeats one.
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
-kills=4 away=1
+kills=3 away=1
 [ -z "${HAPT_LONG:-}" ] || { kills=100 away=40; }
 three_devices "900 MB"
 # large checkpoints and short steps: 1.7 million parameters, 20 MB per checkpoint, a few milliseconds per step
