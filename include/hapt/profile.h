@@ -46,7 +46,7 @@ enum hapt_offload {
 };
 /* Data-parallel stages whose weights are sharded: none, those that are planned so, or all. */
 enum hapt_weight_sharding { HAPT_WEIGHT_SHARDING_NO, HAPT_WEIGHT_SHARDING_MAY, HAPT_WEIGHT_SHARDING_ALL };
-/* What is not on every device of a stage. */
+/* The parts of the training state that not every device of a stage has. */
 struct hapt_offloading {
     enum hapt_offload what;
     bool host_update; /* the host updates the parameters whose state it has */

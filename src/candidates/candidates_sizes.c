@@ -37,7 +37,7 @@ static enum hapt_status begin_sizing(const struct hapt_candidate_shardings *shar
     return hapt_memory_work_create(sizing->split, arena, &sizing->split_work);
 }
 
-/* What a range needs for its activations, unsplit and split. It is the same wherever the weights are. */
+/* Memory of a range for its activations, unsplit and split. It is the same wherever the weights are. */
 struct activations {
     struct hapt_memory_activations whole, split;
 };

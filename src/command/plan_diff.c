@@ -59,7 +59,7 @@ static void describe(const struct hapt_plan_stage *stage, char text[FIELDS][FIEL
     snprintf(text[8], FIELD_CHARS, "%s%s%s", again, *again && hapt_weights_move(layout->weights_at) ? ", " : "",
              layout->weights_at == HAPT_GRADIENTS_ON_HOST ? "weights and gradients on the host"
              : layout->weights_at == HAPT_WEIGHTS_SHARDED ? "weights sharded"
-             : layout->weights_at                         ? "weights on the host"
+             : hapt_weights_on_host(layout->weights_at)   ? "weights on the host"
              : *again                                     ? ""
                                                           : "all kept");
 }

@@ -123,7 +123,7 @@ static void print_recomputing(const struct hapt_env *env, const struct hapt_prof
     }
 }
 
-static const char *place_of_weights(const struct hapt_plan_stage *stage)
+static const char *name_weights_at(const struct hapt_plan_stage *stage)
 {
     return stage->layout.weights_at == HAPT_WEIGHTS_SHARDED     ? "sharded"
            : stage->layout.weights_at == HAPT_GRADIENTS_ON_HOST ? "on the host, with their gradients"
@@ -142,13 +142,13 @@ static void print_moving(const struct hapt_env *env, const struct hapt_profile *
             hapt_print_wrapped(env, 11,
                                "  weights  stage %d: %s, %s more per microbatch; keeping them would need %s of %s per "
                                "device\n",
-                               i, place_of_weights(stage), hapt_units_time(kept.more_s, time),
+                               i, name_weights_at(stage), hapt_units_time(kept.more_s, time),
                                hapt_units_bytes(kept.memory_bytes, need),
                                hapt_units_bytes(stage->device_memory_bytes, have));
         else
             hapt_print_wrapped(env, 11,
                                "  weights  stage %d: %s; keeping them would not fit with one microbatch in flight\n", i,
-                               place_of_weights(stage));
+                               name_weights_at(stage));
     }
 }
 
@@ -261,7 +261,7 @@ static json_t *moving_list(const struct hapt_profile *profile, const struct hapt
         if (hapt_plan_kept(profile, plan, i, HAPT_KEPT_WEIGHTS, &kept))
             json_array_append_new(list,
                                   json_pack("{s:i, s:s, s:o, s:o}", "stage", i, "weights",
-                                            place_of_weights(&plan->stage[i]), "more_s", hapt_plan_number(kept.more_s),
+                                            name_weights_at(&plan->stage[i]), "more_s", hapt_plan_number(kept.more_s),
                                             "kept_memory_bytes", hapt_plan_number(kept.memory_bytes)));
     return list;
 }

@@ -69,7 +69,7 @@ struct step_units {
     int *next; /* [step_count] that of the first later step with another one; -1: none */
 };
 
-/* What the places for weights hold (engine_weights.c). */
+/* The contents of the places for weights (engine_weights.c). */
 struct weight_places {
     struct step_units steps[HAPT_SECTION_COUNT]; /* that read weights */
     int current;                                 /* the unit that runs, or -1 */
@@ -89,7 +89,7 @@ struct unit_gradients {
     bool shared; /* other units, or another section, add to one of them */
 };
 
-/* Gradients on the host: what the places on the device hold (engine_gradients.c). */
+/* Gradients on the host: the contents of the places on the device (engine_gradients.c). */
 struct gradient_places {
     struct step_units steps[HAPT_SECTION_COUNT];      /* that add to gradients */
     struct unit_gradients *added[HAPT_SECTION_COUNT]; /* [unit_count] */
