@@ -47,6 +47,8 @@ struct hapt_search_options {
     double hide_threshold;
     enum hapt_split_choice split;
     bool use_all_devices;
+    double longest_s;                  /* stages that take longer per microbatch are no candidates; 0: no limit */
+    double known_s;                    /* STEP: a step that is known; much longer ones are not searched; 0: none */
     double gap;                        /* stop when proven this close to the optimum; 0: exact */
     struct hapt_search_effort *effort; /* output; may be NULL */
     bool may_fail;                     /* "no plan" is a valid answer and is not printed (hapt_env_agree_quietly) */
@@ -68,12 +70,14 @@ enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile 
 struct hapt_search_batching {
     int microbatches;
     const struct hapt_profile *profile; /* of microbatches with these rows */
+    bool kept_is_known; /* options->known_s is at most the step of the best plan that keeps all on the devices */
 };
 /* floor_s [count]: for each batching a lower bound of the steps of its plans, at most `most_s`, if no device lacked
  * memory: no plan that recomputes activations takes less either. Collective. */
 enum hapt_status hapt_plan_floors(MPI_Comm comm, const struct hapt_search_batching *batching, int count,
                                   const struct hapt_search_options *options, double most_s, double *floor_s);
-/* The plan of the least simulated step over all batchings; *chosen is its batching. plan->bound_s: no plan of any
+/* The plan of the least simulated step over all batchings; *chosen is its batching. options->known_s: if no plan is
+ * shorter, some plan. plan->bound_s: no plan of any
  * batching without loops takes less; 0: the plan is looped. A batching without a plan is left out.
  * options->microbatches is not read. Collective; the result is bit-identical on every rank and for every number of
  * ranks. Errors: as hapt_plan_search_formula, for the first batching, if none has a plan. */

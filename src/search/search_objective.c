@@ -37,7 +37,7 @@ enum hapt_status hapt_plan_search(MPI_Comm comm, const struct hapt_profile *prof
     struct hapt_plan *split = NULL;
     bool fits;
     if (options->objective == HAPT_OBJECTIVE_STEP && !hapt_schedule_loops(options->schedule)) {
-        const struct hapt_search_batching only = {options->microbatches, profile};
+        const struct hapt_search_batching only = {options->microbatches, profile, false};
         int chosen;
         return hapt_plan_search_batchings(comm, &only, 1, options, result, plan, &chosen);
     }
@@ -107,18 +107,23 @@ static enum hapt_status search_kept(MPI_Comm comm, const struct hapt_search_batc
     struct hapt_search_options own = *options;
     struct hapt_search_batching *view;
     struct hapt_arena scratch;
+    int *batching_of, views = 0; /* [views] */
     own.may_fail = true;
     *plan = NULL;
     hapt_arena_init(&scratch);
     view = hapt_arena_alloc(&scratch, (size_t)count, sizeof *view);
-    enum hapt_status status = view ? HAPT_OK : HAPT_ERR_MEMORY;
+    batching_of = hapt_arena_alloc(&scratch, (size_t)count, sizeof *batching_of);
+    enum hapt_status status = view && batching_of ? HAPT_OK : HAPT_ERR_MEMORY;
     for (int k = 0; k < count && status == HAPT_OK; k++) {
         struct hapt_profile *kept = NULL;
+        if (batching[k].kept_is_known) continue;
         status = hapt_profile_kept_view(batching[k].profile, &scratch, &kept);
-        view[k] = (struct hapt_search_batching){batching[k].microbatches, kept};
+        view[views] = (struct hapt_search_batching){batching[k].microbatches, kept, false};
+        batching_of[views++] = k;
     }
     status = hapt_env_agree(comm, status);
-    if (status == HAPT_OK) status = search_each(comm, view, count, &own, result, plan, chosen);
+    if (status == HAPT_OK && views > 0) status = search_each(comm, view, views, &own, result, plan, chosen);
+    if (status == HAPT_OK && views > 0) *chosen = batching_of[*chosen];
     hapt_arena_release(&scratch);
     if (status != HAPT_ERR_INFEASIBLE) return status;
     hapt_fail_reset();
@@ -129,12 +134,14 @@ enum hapt_status hapt_plan_search_batchings(MPI_Comm comm, const struct hapt_sea
                                             const struct hapt_search_options *options, struct hapt_arena *result,
                                             struct hapt_plan **plan, int *chosen)
 {
+    struct hapt_search_options own = *options;
     struct hapt_plan *kept = NULL;
     int chosen_kept = -1;
     bool some = false;
     for (int k = 0; k < count; k++) some = some || may_choose(batching[k].profile);
     if (some) HAPT_TRY(search_kept(comm, batching, count, options, result, &kept, &chosen_kept));
-    HAPT_TRY(search_each(comm, batching, count, options, result, plan, chosen));
+    if (kept) own.known_s = own.known_s > 0 ? fmin(own.known_s, kept->simulated_s) : kept->simulated_s;
+    HAPT_TRY(search_each(comm, batching, count, &own, result, plan, chosen));
     if (!kept || (*plan)->simulated_s <= kept->simulated_s) return HAPT_OK;
     kept->bound_s = hapt_schedule_loops(kept->schedule) || hapt_schedule_loops((*plan)->schedule)
                         ? 0

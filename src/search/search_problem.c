@@ -40,6 +40,12 @@ struct thinning {
     double tie_s;
 };
 
+/* options->longest_s */
+static double longest_s(const struct search_problem *problem)
+{
+    return problem->options->longest_s > 0 ? problem->options->longest_s : INFINITY;
+}
+
 static bool beats(const struct thinning *thinning, const struct search_candidate *a, const struct search_candidate *b)
 {
     if (a->launches < b->launches || a->time_s > b->time_s) return false;
@@ -75,10 +81,11 @@ static void index_submesh(struct search_problem *problem, const struct thinning 
 {
     const struct hapt_profile_cluster *cluster = thinning->cluster;
     const bool gpipe = problem->options->schedule == HAPT_SCHEDULE_GPIPE;
+    const double most_s = longest_s(problem);
     for (int end = first + 1; end <= problem->L; end++) {
         const int at = end - first - 1;
         const size_t cell = hapt_profile_index(problem->profile, s, first, end - 1);
-        if (!isfinite(cluster->stage_time[cell])) continue;
+        if (!isfinite(cluster->stage_time[cell]) || cluster->stage_time[cell] > most_s) continue;
         const int launches =
             fitting_launches(cluster->parameter_bytes[cell], cluster->activation_bytes[cell], memory_bytes, problem->B);
         if (launches < (gpipe ? problem->B : 1)) continue;
@@ -114,10 +121,11 @@ static int index_mixed(const struct search_problem *problem, int p, int first, d
 {
     const struct hapt_profile_mixed *mixed = &problem->profile->mixed[problem->device_set[p].mixed_group];
     const bool gpipe = problem->options->schedule == HAPT_SCHEDULE_GPIPE;
+    const double most_s = longest_s(problem);
     int count = 0;
     for (int end = first + 1; end <= problem->L; end++) {
         const size_t cell = hapt_profile_index(problem->profile, 0, first, end - 1);
-        if (!isfinite(mixed->stage_time[cell])) continue;
+        if (!isfinite(mixed->stage_time[cell]) || mixed->stage_time[cell] > most_s) continue;
         const int launches = mixed_launches(problem, mixed, first, end, memory_factor);
         if (launches < (gpipe ? problem->B : 1)) continue;
         list[count++] =

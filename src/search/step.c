@@ -95,6 +95,7 @@ static enum hapt_status find_seeds(struct step_search *search)
         bool known = false;
         rule[k].may_fail = rule[k].may_fail || k > 0;
         seed->step_s = INFINITY;
+        if (isfinite(search->best.step_s)) HAPT_TRY(hapt_env_agree(search->comm, step_trim(search)));
         const enum hapt_status status = step_add_seed(search, &search->passes, &rule[k], seed);
         HAPT_TRY(k > 0 ? step_may_lack(status) : status);
         for (int other = 0; other < search->seed_count; other++) known |= step_same_stages(&search->seed[other], seed);
@@ -112,6 +113,7 @@ static bool is_enough(const struct step_search *search)
 enum hapt_status step_improve(struct step_search *search)
 {
     const double worth_s = STEP_SEED_WORTH * search->best.step_s;
+    HAPT_TRY(hapt_env_agree(search->comm, step_trim(search)));
     if (search->enumerated) {
         step_candidate_copy(&search->seed[0], &search->best);
         HAPT_TRY(step_improve_seed(search, &search->seed[0])); /* launch counts beside those of the rules */
@@ -197,6 +199,8 @@ enum hapt_status step_begin(struct step_search *search, MPI_Comm comm, const str
                                    .lowest = profile,
                                    .link_load = profile,
                                    .options = *options,
+                                   .known_s = options->known_s > 0 ? options->known_s : INFINITY,
+                                   .trimmed_s = INFINITY,
                                    .L = profile->layer_count,
                                    .C = profile->cluster_count,
                                    .B = options->microbatches,

@@ -114,12 +114,18 @@ static enum hapt_status start_all(struct batchings *all)
     return HAPT_OK;
 }
 
+/* The step to be beaten. */
+static double known_s(const struct batchings *all)
+{
+    return all->options->known_s > 0 ? fmin(all->options->known_s, best_s(all)) : best_s(all);
+}
+
 /* True if the batching has no better plan by its bound, or if none is to be expected. */
 static bool is_hopeless(const struct batchings *all, int k)
 {
     const struct step_search *search = &all->search[k];
-    return hapt_at_most(best_s(all), (1 + search->options.gap) * search->bound_s) ||
-           search->best.step_s > BATCHING_WORTH * best_s(all);
+    return hapt_at_most(known_s(all), (1 + search->options.gap) * search->bound_s) ||
+           search->best.step_s > BATCHING_WORTH * known_s(all);
 }
 
 static enum hapt_status improve_all(struct batchings *all)
@@ -128,7 +134,8 @@ static enum hapt_status improve_all(struct batchings *all)
     for (int i = 0; i < all->count; i++) {
         const int k = all->order[i];
         struct step_search *search = &all->search[k];
-        if (!all->feasible[k] || (all->count > 1 && is_hopeless(all, k))) continue;
+        if (!all->feasible[k] || ((all->count > 1 || all->options->known_s > 0) && is_hopeless(all, k))) continue;
+        search->known_s = known_s(all);
         search->most_work -= work;
         HAPT_TRY(step_improve(search));
         work += search->work;
@@ -153,8 +160,9 @@ static enum hapt_status make_plan(struct batchings *all, int k, const struct ste
 static enum hapt_status search_again(struct batchings *all, int k, struct hapt_arena *result, struct hapt_plan **plan)
 {
     const struct hapt_profile *profile = all->batching[k].profile;
-    const struct hapt_search_options again = search_split_again(&all->search[k].options);
+    struct hapt_search_options again = search_split_again(&all->search[k].options);
     struct hapt_plan *split = NULL;
+    again.known_s = fmin(known_s(all), (*plan)->simulated_s);
     const enum hapt_status status = hapt_plan_search_step(all->comm, profile, &again, result, &split);
     return search_take_split(profile, status, split, plan);
 }
@@ -361,7 +369,7 @@ enum hapt_status hapt_plan_search_step(MPI_Comm comm, const struct hapt_profile 
                                        const struct hapt_search_options *options, struct hapt_arena *result,
                                        struct hapt_plan **plan)
 {
-    const struct hapt_search_batching only = {options->microbatches, profile};
+    const struct hapt_search_batching only = {options->microbatches, profile, false};
     int chosen;
     return search_batchings(comm, &only, 1, options, result, plan, &chosen, NULL);
 }

@@ -80,7 +80,9 @@ enum hapt_status step_gather(const struct step_search *search, const struct step
     for (int k = 0; k < all->size && found && search->size > 1;) {
         struct step_candidate *best = &all->candidate[k];
         HAPT_TRY(gather_next(search, kept, &next, best, &found));
-        const bool known = found && k > 0 && step_same_stages(&best[-1], best); /* of two ranks */
+        bool known = false; /* of two ranks */
+        for (int before = 0; found && before < k; before++)
+            known = known || step_same_stages(&all->candidate[before], best);
         if (known) best->step_s = INFINITY;
         k += !known;
     }

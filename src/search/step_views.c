@@ -10,6 +10,9 @@
  *   - All devices in use; one subcluster left out.
  *   - Devices with less memory, from a fixed grid.
  *   - Slower and faster links between subclusters.
+ *
+ * Each view is searched by one rank alone. A few of them make a round, in which all compare with the best candidate at
+ * its start, so that the result does not depend on the number of ranks.
  */
 #include "step.h"
 
@@ -22,6 +25,8 @@ enum {
     LEVELS = 4 /* of memory in a factor of two */,
     KEPT = 6,
     MOST_ORDERED = 4,
+    ROUND = 8,         /* views, or chains of them, between two exchanges */
+    MOST_CHAINED = 16, /* views of a chain */
     MOST_MICROBATCHES = 1 << 20
 };
 /* Cells of all tables of stages; larger profiles have no views. */
@@ -38,7 +43,14 @@ struct views {
     struct hapt_search_options rule;
     struct hapt_profile view; /* `passes`, with subclusters of its own */
     struct step_candidate seed;
-    struct step_kept kept;
+    struct step_kept kept;                   /* by all ranks, until the last exchange */
+    struct step_kept round;                  /* by this rank since then */
+    struct step_candidate base;              /* the best candidate at the start of the round */
+    struct hapt_plan_search_figures figures; /* of all ranks at the start of the round */
+    struct step_ranks ranks;
+    int number, chained;     /* of the view or chain, and of the view in its chain */
+    bool mine;               /* this rank searches it */
+    enum hapt_status status; /* of this rank since the last exchange */
 };
 
 static double count_cells(const struct hapt_profile *profile)
@@ -54,7 +66,9 @@ static enum hapt_status create(struct views *views)
     struct step_search *search = views->search;
     const size_t links = (size_t)search->C * (size_t)search->C;
     HAPT_TRY(step_candidate_create(search, &views->seed));
+    HAPT_TRY(step_candidate_create(search, &views->base));
     HAPT_TRY(step_kept_create(search, KEPT, &views->kept));
+    HAPT_TRY(step_kept_create(search, KEPT, &views->round));
     views->view = search->passes;
     HAPT_NEW(views->view.cluster, &search->arena, search->C);
     HAPT_NEW(views->view.link_bandwidth, &search->arena, links);
@@ -73,13 +87,67 @@ static void reset(struct views *views)
     views->view.mixed_count = search->passes.mixed_count;
 }
 
-/* The optimum of the view becomes views->seed. */
+/* ---- Rounds ---- */
+
+static void begin_round(struct views *views)
+{
+    struct step_search *search = views->search;
+    step_kept_clear(&views->round);
+    for (int k = 0; k < KEPT; k++) step_keep(&views->round, &views->kept.candidate[k], 0);
+    step_candidate_copy(&views->base, &search->best);
+    views->figures = search->figures;
+    views->ranks = step_leave(search);
+}
+
+/* Collects what the ranks have found. */
+static enum hapt_status end_round(struct views *views)
+{
+    struct step_search *search = views->search;
+    struct hapt_plan_search_figures *figures = &search->figures;
+    int64_t more[2] = {figures->candidates - views->figures.candidates, figures->evaluated - views->figures.evaluated};
+    step_rejoin(search, views->ranks);
+    HAPT_TRY(hapt_env_agree(search->comm, views->status));
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, more, 2, MPI_INT64_T, MPI_SUM, search->comm));
+    figures->candidates = views->figures.candidates + more[0];
+    figures->evaluated = views->figures.evaluated + more[1];
+    HAPT_TRY(step_gather(search, &views->round, &views->kept));
+    if (views->kept.candidate[0].step_s < search->best.step_s)
+        step_candidate_copy(&search->best, &views->kept.candidate[0]);
+    return HAPT_OK;
+}
+
+/* The next view or chain of views; *mine: this rank searches it. */
+static enum hapt_status next_view(struct views *views)
+{
+    if (views->number > 0 && views->number % ROUND == 0) {
+        HAPT_TRY(end_round(views));
+        begin_round(views);
+    }
+    views->mine = views->number % views->ranks.size == views->ranks.rank && views->status == HAPT_OK &&
+                  views->base.step_s > STEP_CLOSE * views->search->bound_s;
+    views->number++;
+    views->chained = 0;
+    return HAPT_OK;
+}
+
+/* The optimum of the view becomes views->seed. Rank-local. */
+static enum hapt_status search_view(struct views *views)
+{
+    struct step_search *search = views->search;
+    HAPT_ASSERT(views->chained < MOST_CHAINED);
+    views->seed.step_s = INFINITY;
+    const enum hapt_status status = step_may_lack(step_add_seed(search, &views->view, &views->rule, &views->seed));
+    step_candidate_copy(&search->best, &views->base);
+    if (status == HAPT_OK)
+        step_keep(&views->round, &views->seed, (int64_t)views->number * MOST_CHAINED + views->chained++);
+    return status;
+}
+
+/* A view that is no part of a chain. */
 static enum hapt_status try_view(struct views *views)
 {
-    views->seed.step_s = INFINITY;
-    if (views->search->best.step_s <= STEP_CLOSE * views->search->bound_s) return HAPT_OK;
-    HAPT_TRY(step_may_lack(step_add_seed(views->search, &views->view, &views->rule, &views->seed)));
-    step_keep(&views->kept, &views->seed, 0);
+    HAPT_TRY(next_view(views));
+    if (views->mine) views->status = search_view(views);
     return HAPT_OK;
 }
 
@@ -103,7 +171,7 @@ static enum hapt_status look_at_seed(struct views *views, double *first_s, doubl
             *fullness = fmax(*fullness, plan.stage[i].memory_bytes / plan.stage[i].device_memory_bytes);
     }
     hapt_arena_release(&scratch);
-    return hapt_env_agree(search->comm, status);
+    return status;
 }
 
 /* ---- First stages ---- */
@@ -144,10 +212,10 @@ static enum hapt_status limit_first_stages(struct views *views)
     double first_s, fullness;
     step_candidate_copy(&views->seed, &search->best);
     HAPT_TRY(look_at_seed(views, &first_s, &fullness));
-    HAPT_TRY(hapt_env_agree(search->comm, copy_times(views)));
+    HAPT_TRY(copy_times(views));
     for (int k = 0; k < MOST_FIRST && first_s > 0; k++) {
         limit_first(views, first_s);
-        HAPT_TRY(try_view(views));
+        HAPT_TRY(search_view(views));
         if (!isfinite(views->seed.step_s)) return HAPT_OK;
         HAPT_TRY(look_at_seed(views, &first_s, &fullness));
         if (views->seed.step_s - first_s >= search->best.step_s) return HAPT_OK;
@@ -228,7 +296,7 @@ static enum hapt_status lower_memory(struct views *views)
         for (int c = 0; c < search->C; c++)
             views->view.cluster[c].device_memory_bytes =
                 level_below(search->passes.cluster[c].device_memory_bytes * share);
-        HAPT_TRY(try_view(views));
+        HAPT_TRY(search_view(views));
     }
     return HAPT_OK;
 }
@@ -238,12 +306,15 @@ static enum hapt_status relax_activations(struct views *views)
 {
     const struct hapt_profile *relaxed;
     for (int level = 0; level < STEP_RELAXATIONS; level++) {
-        HAPT_TRY(hapt_env_agree(views->search->comm, step_relaxed(views->search, level, &relaxed)));
+        HAPT_TRY(next_view(views));
+        if (!views->mine) continue;
+        views->status = step_relaxed(views->search, level, &relaxed);
+        if (views->status != HAPT_OK) continue;
         reset(views);
         for (int c = 0; c < views->search->C; c++)
             views->view.cluster[c].activation_bytes = relaxed->cluster[c].activation_bytes;
         views->view.mixed = relaxed->mixed;
-        HAPT_TRY(try_view(views));
+        views->status = search_view(views);
         views->view.mixed = views->search->passes.mixed;
     }
     return HAPT_OK;
@@ -300,21 +371,38 @@ static enum hapt_status change_microbatches(struct views *views)
     return HAPT_OK;
 }
 
-static enum hapt_status run(struct views *views)
+/* A chain: each view depends on the one before. */
+static enum hapt_status chain(struct views *views, enum hapt_status (*search)(struct views *))
 {
-    struct step_search *search = views->search;
-    HAPT_TRY(hapt_env_agree(search->comm, create(views)));
+    HAPT_TRY(next_view(views));
+    if (!views->mine) return HAPT_OK;
     reset(views);
-    HAPT_TRY(limit_first_stages(views));
+    views->status = search(views);
+    return HAPT_OK;
+}
+
+static enum hapt_status search_all(struct views *views)
+{
+    HAPT_TRY(chain(views, limit_first_stages));
+    HAPT_TRY(chain(views, lower_memory));
     HAPT_TRY(change_rule(views));
     HAPT_TRY(relax_activations(views));
     HAPT_TRY(leave_out_subclusters(views));
     HAPT_TRY(leave_out_nodes(views));
-    HAPT_TRY(lower_memory(views));
     HAPT_TRY(lower_one_memory(views));
     HAPT_TRY(change_orders(views));
     HAPT_TRY(change_links(views));
-    HAPT_TRY(change_microbatches(views));
+    return change_microbatches(views);
+}
+
+static enum hapt_status run(struct views *views)
+{
+    struct step_search *search = views->search;
+    HAPT_TRY(hapt_env_agree(search->comm, create(views)));
+    begin_round(views);
+    const enum hapt_status status = search_all(views);
+    if (views->status == HAPT_OK) views->status = status;
+    HAPT_TRY(end_round(views));
     for (int k = 0; k < KEPT; k++) {
         struct step_candidate *kept = &views->kept.candidate[k];
         if (!(kept->step_s <= VIEW_WORTH * search->best.step_s)) continue;

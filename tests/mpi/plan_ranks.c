@@ -93,8 +93,8 @@ static void compare_batchings(const struct hapt_profile *profile, struct hapt_se
     struct hapt_search_batching batching[MOST];
     int chosen[2] = {-1, -1};
     for (int k = 0; k < count; k++)
-        batching[k] =
-            (struct hapt_search_batching){(options.microbatches << k % 3) + k / 3, halve(profile, k % 3, arena)};
+        batching[k] = (struct hapt_search_batching){.microbatches = (options.microbatches << k % 3) + k / 3,
+                                                    .profile = halve(profile, k % 3, arena)};
     options.objective = HAPT_OBJECTIVE_STEP;
     options.any_schedule = options.any_threshold = true;
     options.no_enumeration = seed % 2;

@@ -250,7 +250,8 @@ static void optimum_over_rows(void)
         double least_s = INFINITY, found_s[2] = {INFINITY, INFINITY};
         const int B = 1 + random_below(&seed, 8);
         for (int k = 0; k < ROWS; k++) {
-            batching[k] = (struct hapt_search_batching){B << k, rebatched(profile, 1.0 / (1 << k), &seed, &arena)};
+            batching[k] = (struct hapt_search_batching){.microbatches = B << k,
+                                                        .profile = rebatched(profile, 1.0 / (1 << k), &seed, &arena)};
             options.microbatches = batching[k].microbatches;
             least_s = fmin(least_s, brute_step_s(batching[k].profile, &options));
         }
