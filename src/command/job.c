@@ -29,7 +29,7 @@ static enum hapt_status make_plan(struct hapt_env *env, struct hapt_config *conf
         return hapt_phase_plan_given(env, config, planning->model, keep ? job->checkpoint : NULL, arena,
                                      &planning->plan);
     hapt_heartbeat_note((struct hapt_activity){"profiling", -1, -1, -1, -1});
-    if (hapt_config_int(config, "global-batch") > 0) {
+    if (hapt_phase_plans_rows(config, planning->cluster)) {
         HAPT_TRY(hapt_phase_plan_rows(env, config, arena, planning));
     } else {
         HAPT_TRY(hapt_phase_profile(env, config, planning->cluster, planning->model, planning->layers, arena,

@@ -18,9 +18,8 @@ static enum hapt_schedule_kind schedule_of(const struct hapt_config *config)
     return hapt_schedule_loops(kind) ? HAPT_SCHEDULE_GPIPE : kind;
 }
 
-/* The step of the formula's optimum; INFINITY: there is no plan. Rank-local. */
-static enum hapt_status formula_s(const struct hapt_config *config, const struct hapt_profile *profile,
-                                  double *latency_s)
+enum hapt_status hapt_phase_formula_s(const struct hapt_config *config, const struct hapt_profile *profile,
+                                      double *latency_s)
 {
     const struct hapt_search_options options = {.objective = HAPT_OBJECTIVE_FORMULA,
                                                 .microbatches = (int)hapt_config_int(config, "microbatches"),
@@ -46,10 +45,10 @@ enum hapt_status hapt_phase_lacks_memory(const struct hapt_config *config, const
     struct hapt_arena scratch;
     double now_s, best_s = 0;
     hapt_arena_init(&scratch);
-    enum hapt_status status = formula_s(config, profile, &now_s);
+    enum hapt_status status = hapt_phase_formula_s(config, profile, &now_s);
     if (status == HAPT_OK && isfinite(now_s)) {
         status = hapt_profile_roomy_view(profile, &scratch, &roomy);
-        if (status == HAPT_OK) status = formula_s(config, roomy, &best_s);
+        if (status == HAPT_OK) status = hapt_phase_formula_s(config, roomy, &best_s);
     }
     *lacks = status == HAPT_OK && now_s > HAPT_PHASE_MEMORY_WORTH * best_s;
     hapt_arena_release(&scratch);
@@ -144,9 +143,9 @@ static enum hapt_status lacks_ranges(const struct hapt_prediction *of, enum hapt
     if (hapt_profile_holds_all(profile)) return HAPT_OK;
     hapt_arena_init(&scratch);
     without.roomy = true;
-    enum hapt_status status = formula_s(of->config, profile, &now_s);
+    enum hapt_status status = hapt_phase_formula_s(of->config, profile, &now_s);
     if (status == HAPT_OK) status = predict(&without, false, offload, false, &scratch, &roomy);
-    if (status == HAPT_OK) status = formula_s(of->config, roomy, &best_s);
+    if (status == HAPT_OK) status = hapt_phase_formula_s(of->config, roomy, &best_s);
     *lacks = status == HAPT_OK && now_s > HAPT_PHASE_MEMORY_WORTH * best_s;
     hapt_arena_release(&scratch);
     if (status != HAPT_ERR_INFEASIBLE) return status;
@@ -162,8 +161,8 @@ static enum hapt_status choose_better(const struct hapt_config *config, struct h
                                       struct hapt_profile **other)
 {
     double step_s[2];
-    HAPT_TRY(formula_s(config, without, &step_s[0]));
-    HAPT_TRY(formula_s(config, away, &step_s[1]));
+    HAPT_TRY(hapt_phase_formula_s(config, without, &step_s[0]));
+    HAPT_TRY(hapt_phase_formula_s(config, away, &step_s[1]));
     const bool shorter = step_s[1] < step_s[0] || isinf(step_s[0]);
     *better = shorter ? away : without;
     if (isfinite(step_s[shorter ? 0 : 1])) *other = shorter ? without : away;
@@ -209,7 +208,7 @@ static enum hapt_status predict_away(const struct hapt_prediction *of, struct ha
         if (k > 0) hapt_fail_reset();
         *profile = NULL;
         status = predict_recomputing(of, level[k], arena, profile, &ignored);
-        if (status == HAPT_OK) HAPT_TRY(formula_s(of->config, *profile, &step_s));
+        if (status == HAPT_OK) HAPT_TRY(hapt_phase_formula_s(of->config, *profile, &step_s));
         if ((status != HAPT_OK && status != HAPT_ERR_INFEASIBLE) || isfinite(step_s)) break;
     }
     return status;

@@ -125,7 +125,7 @@ static enum hapt_status choose_shorter(const struct hapt_prediction *of, struct 
                                        struct hapt_arena *arena, struct hapt_profile **profile)
 {
     const int microbatches = (int)hapt_config_int(of->config, "microbatches");
-    const struct hapt_search_batching both[] = {{microbatches, *profile}, {microbatches, other}};
+    const struct hapt_search_batching both[] = {{microbatches, *profile, false}, {microbatches, other, false}};
     struct hapt_strategy_options options;
     struct hapt_plan *plan;
     int chosen = 0;
@@ -263,7 +263,7 @@ enum hapt_status hapt_phase_profiles(struct hapt_env *env, struct hapt_config *c
                                      bool quietly, struct hapt_arena *arena)
 {
     struct hapt_efficiency *efficiency;
-    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, cluster)));
+    if (!quietly) HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, cluster)));
     if (hapt_phase_is_measured(config, cluster)) {
         HAPT_TRY(measure_cases(env, config, cluster, its, count, quietly, arena));
     } else {

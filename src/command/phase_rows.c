@@ -1,5 +1,5 @@
-/* --global-batch: chooses the rows of a microbatch. Each number of rows has its own graph, layers and profile; the best
- * plan over all of them is kept. */
+/* Plans a model: chooses the rows of a microbatch (--global-batch), or has those of the model. Each number of rows has
+ * its own graph, layers and profile; the best plan over all of them is kept. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +11,8 @@ enum { MOST_ROWS = 24, MOST_CASES = 2 * MOST_ROWS, MOST_MICROBATCHES = 1000000 }
 /* Measured profiles: how many numbers of rows below the model's own are tried, each half of the one before. Each needs
  * a measurement. */
 enum { MEASURED_ROWS = 2 };
+/* Numbers of rows that are planned together, where bounds exclude others. */
+enum { ROWS_AT_A_TIME = 4 };
 
 /* A number of rows, and what is planned with it. If it has two profiles (hapt_profile_case), there are two cases. */
 struct rows_case {
@@ -22,13 +24,20 @@ struct rows {
     struct hapt_env *env;
     struct hapt_config *config;
     struct hapt_arena *arena;
-    int64_t global_batch;
-    bool quietly; /* "no plan" is not printed */
+    int64_t global_batch; /* 0: the model's rows */
+    bool quietly;         /* "no plan" is not printed */
+    bool keeps_all;       /* plans keep all on the devices */
+    bool kept_is_known;   /* such plans were searched before */
+    bool some_keep_all;   /* there is such a plan */
+    double known_s;       /* the step of the best plan so far; 0: there is none */
+    double bound_s;       /* no plan of the rows so far takes less */
     int listed_count;
     struct rows_case listed[MOST_ROWS];   /* by list_rows, without profiles */
-    struct hapt_profile *kept[MOST_ROWS]; /* by list_rows, where the last profiles had candidates; else NULL */
-    int worse[MOST_ROWS], worse_count;    /* rows that have no better plan than a known one */
-    int count;                            /* cases that have a profile: the model's own rows first, then ascending */
+    struct hapt_profile *kept[MOST_ROWS]; /* listed: profiles that keep all on the devices, if there are any */
+    bool is_tried[MOST_ROWS], has_candidates[MOST_ROWS]; /* listed */
+    double floor_s[MOST_ROWS];                           /* listed: no plan takes less; INFINITY: there is none */
+    int least_without;                                   /* the fewest rows without candidates; 0: unknown */
+    int count; /* cases that have a profile: the model's own rows first, then ascending */
     struct rows_case one[MOST_CASES];
     struct hapt_search_batching batching[MOST_CASES];
 };
@@ -69,6 +78,10 @@ static enum hapt_status list_rows(const struct rows *rows, const struct hapt_mod
     const int own = model->microbatch;
     int given;
     *count = 0;
+    if (N == 0) {
+        list[(*count)++] = own;
+        return HAPT_OK;
+    }
     HAPT_TRY(find_given(rows, &given));
     if (given > 0) {
         list[(*count)++] = given;
@@ -96,7 +109,11 @@ static enum hapt_status prepare(const struct rows *rows, int value, const struct
                                 struct rows_case *one)
 {
     struct hapt_env *env = rows->env;
-    *one = (struct rows_case){.rows = value, .microbatches = (int)(rows->global_batch / value), .planning = *from};
+    *one =
+        (struct rows_case){.rows = value,
+                           .microbatches = rows->global_batch > 0 ? (int)(rows->global_batch / value)
+                                                                  : (int)hapt_config_int(rows->config, "microbatches"),
+                           .planning = *from};
     if (value == from->model->microbatch) return HAPT_OK;
     HAPT_TRY(hapt_env_agree(env->world, hapt_model_rebatch(from->model, value, rows->arena, &one->planning.model)));
     return hapt_phase_layers(env, rows->config, one->planning.model, rows->arena, &one->planning.layers);
@@ -107,14 +124,8 @@ static void add_case(struct rows *rows, const struct rows_case *one, struct hapt
     struct rows_case *added = &rows->one[rows->count];
     *added = *one;
     added->planning.profile = profile;
-    rows->batching[rows->count++] = (struct hapt_search_batching){one->microbatches, profile};
-}
-
-static bool is_worse(const struct rows *rows, int value)
-{
-    for (int k = 0; k < rows->worse_count; k++)
-        if (rows->worse[k] == value) return true;
-    return false;
+    rows->batching[rows->count++] =
+        (struct hapt_search_batching){one->microbatches, profile, rows->kept_is_known && !profile->host_state};
 }
 
 /* Makes graphs and layers of all numbers of rows. */
@@ -127,17 +138,15 @@ static enum hapt_status prepare_list(struct rows *rows, const struct hapt_planni
     return HAPT_OK;
 }
 
-/* Makes the profiles of all numbers of rows, and leaves out those without candidates, and those that are worse. */
-static enum hapt_status prepare_all(struct rows *rows, const struct hapt_planning *from)
+/* Makes the profiles of the numbers of rows that are tried, and leaves out those without candidates. */
+static enum hapt_status prepare_tried(struct rows *rows, const struct hapt_planning *from)
 {
-    const bool measured = hapt_phase_is_measured(rows->config, from->cluster);
     struct hapt_profile_case its[MOST_ROWS] = {0};
     int place[MOST_ROWS], count = 0;
-    char left_out[200] = "";
-    if (rows->listed_count == 0) HAPT_TRY(prepare_list(rows, from, measured));
     const struct rows_case *one[MOST_ROWS];
+    rows->count = 0;
     for (int k = 0; k < rows->listed_count; k++) {
-        if (is_worse(rows, rows->listed[k].rows)) continue;
+        if (!rows->is_tried[k]) continue;
         one[count] = &rows->listed[k];
         its[count] = (struct hapt_profile_case){.microbatches = one[count]->microbatches,
                                                 .model = one[count]->planning.model,
@@ -149,79 +158,100 @@ static enum hapt_status prepare_all(struct rows *rows, const struct hapt_plannin
     HAPT_TRY(
         hapt_env_agree(rows->env->world, hapt_phase_decide_microbatches(rows->config, one[count - 1]->microbatches)));
     for (int k = 0; k < count; k++) {
-        rows->kept[place[k]] = its[k].profile;
-        if (its[k].profile) {
-            add_case(rows, one[k], its[k].profile);
-            if (its[k].other) add_case(rows, one[k], its[k].other);
-            continue;
-        }
-        const size_t used = strlen(left_out);
-        snprintf(left_out + used, sizeof left_out - used, " %d", one[k]->rows);
+        rows->has_candidates[place[k]] = its[k].profile != NULL;
+        if (its[k].profile) add_case(rows, one[k], its[k].profile);
+        if (its[k].profile && its[k].other) add_case(rows, one[k], its[k].other);
+        if (rows->keeps_all) rows->kept[place[k]] = its[k].profile;
     }
     if (rows->count == 0 && rows->quietly) return HAPT_ERR_INFEASIBLE;
     if (rows->count == 0) { /* again, to print why */
         HAPT_TRY(hapt_phase_profiles(rows->env, rows->config, from->cluster, its, 1, false, rows->arena));
         return HAPT_ERR_INTERNAL;
     }
-    if (left_out[0] && !rows->quietly)
-        hapt_note(rows->env, "no candidates fit with these rows of a microbatch:%s\n", left_out);
     return HAPT_OK;
 }
 
-static enum hapt_status decide_microbatches(const struct rows *rows, int k)
+/* The same for all numbers of rows. */
+static enum hapt_status prepare_all(struct rows *rows, const struct hapt_planning *from)
 {
-    return hapt_env_agree(rows->env->world, hapt_phase_decide_microbatches(rows->config, rows->one[k].microbatches));
+    for (int k = 0; k < rows->listed_count; k++) rows->is_tried[k] = true;
+    return prepare_tried(rows, from);
+}
+
+static enum hapt_status decide_microbatches(const struct rows *rows, const struct rows_case *one)
+{
+    return hapt_env_agree(rows->env->world, hapt_phase_decide_microbatches(rows->config, one->microbatches));
+}
+
+/* The shorter of both becomes *best. */
+static void take_shorter(const struct rows_case *one, struct rows_case *best)
+{
+    const struct hapt_plan *before = best->planning.plan;
+    if (!before || one->planning.plan->simulated_s < before->simulated_s) *best = *one;
 }
 
 /* Plans each case by itself. */
-static enum hapt_status plan_each(struct rows *rows, int *chosen)
+static enum hapt_status plan_each(struct rows *rows, struct rows_case *best)
 {
-    double best_s = INFINITY;
     for (int k = 0; k < rows->count; k++) {
         struct rows_case *one = &rows->one[k];
-        HAPT_TRY(decide_microbatches(rows, k));
+        HAPT_TRY(decide_microbatches(rows, one));
         const enum hapt_status status = hapt_phase_plan_quietly(rows->env, rows->config, one->planning.profile,
                                                                 one->planning.layers, rows->arena, &one->planning.plan);
         const bool lacks = status == HAPT_ERR_INFEASIBLE || status == HAPT_ERR_INPUT; /* INPUT: given stages */
         if (status != HAPT_OK && !lacks) return status;
-        if (status == HAPT_OK && one->planning.plan->simulated_s < best_s) {
-            best_s = one->planning.plan->simulated_s;
-            *chosen = k;
-        }
+        if (status == HAPT_OK) take_shorter(one, best);
         hapt_fail_reset();
     }
     return HAPT_OK;
 }
 
-static enum hapt_status plan_together(struct rows *rows, struct hapt_strategy_options *options, int *chosen)
+/* The shortest plan of all cases becomes *best, unless that is shorter. */
+static enum hapt_status plan_together(struct rows *rows, struct rows_case *best)
 {
+    struct hapt_strategy_options options;
     struct hapt_plan *plan = NULL;
+    int chosen = -1;
     const struct hapt_planning *first = &rows->one[0].planning;
     HAPT_TRY(hapt_env_agree(rows->env->world,
-                            hapt_phase_strategy(rows->config, first->profile, first->layers, rows->arena, options)));
-    options->search.may_fail = rows->quietly;
+                            hapt_phase_strategy(rows->config, first->profile, first->layers, rows->arena, &options)));
+    options.search.may_fail = rows->quietly;
+    options.search.known_s = rows->known_s;
     struct hapt_progress progress;
     hapt_progress_init(&progress, rows->env, "planning", 0);
     const enum hapt_status status = hapt_plan_search_batchings(rows->env->world, rows->batching, rows->count,
-                                                               &options->search, rows->arena, &plan, chosen);
+                                                               &options.search, rows->arena, &plan, &chosen);
     hapt_progress_release(&progress);
     HAPT_TRY(status);
-    struct hapt_planning *best = &rows->one[*chosen].planning;
-    best->plan = plan;
-    HAPT_TRY(decide_microbatches(rows, *chosen));
-    return hapt_phase_plan_complete(rows->env, rows->config, best->profile, best->layers, best->plan);
+    struct rows_case *one = &rows->one[chosen];
+    one->planning.plan = plan;
+    HAPT_TRY(decide_microbatches(rows, one));
+    HAPT_TRY(hapt_phase_plan_complete(rows->env, rows->config, one->planning.profile, one->planning.layers, plan));
+    take_shorter(one, best);
+    rows->known_s = best->planning.plan->simulated_s;
+    rows->bound_s = fmin(rows->bound_s, plan->bound_s);
+    best->planning.plan->bound_s = rows->bound_s;
+    return HAPT_OK;
 }
 
-static void say_rows(const struct rows *rows, int chosen)
+static void append_rows(char *text, size_t size, const char *separator, int value)
 {
-    char text[200] = "";
+    const size_t used = strlen(text);
+    snprintf(text + used, size - used, "%s%d", separator, value);
+}
+
+static void say_rows(const struct rows *rows, const struct rows_case *best)
+{
+    char with[200] = "", without[200] = "";
     int numbers = 0;
-    for (int k = 0; k < rows->count; k++) {
-        const size_t used = strlen(text);
-        if (k > 0 && rows->one[k].rows == rows->one[k - 1].rows) continue;
-        snprintf(text + used, sizeof text - used, "%s%d", numbers++ > 0 ? ", " : "", rows->one[k].rows);
+    for (int k = 0; k < rows->listed_count; k++) {
+        if (rows->has_candidates[k])
+            append_rows(with, sizeof with, numbers++ > 0 ? ", " : "", rows->listed[k].rows);
+        else if (rows->is_tried[k])
+            append_rows(without, sizeof without, " ", rows->listed[k].rows);
     }
-    if (numbers > 1) hapt_note(rows->env, "rows of a microbatch: %d, the best of %s\n", rows->one[chosen].rows, text);
+    if (without[0]) hapt_note(rows->env, "no candidates fit with these rows of a microbatch:%s\n", without);
+    if (numbers > 1) hapt_note(rows->env, "rows of a microbatch: %d, the best of %s\n", best->rows, with);
 }
 
 static const char *const saving[] = {"recompute", "offload"};
@@ -246,8 +276,17 @@ static enum hapt_status decide(const struct rows *rows, const bool is_auto[SAVIN
     return hapt_env_agree(rows->env->world, status);
 }
 
-/* The bound of one number of rows if no device lacked memory, at most `most_s`. kept: its profile, or NULL. Rank-local.
- */
+/* The bound of a profile of devices without limits of memory, at most `most_s` if that is finite. */
+static enum hapt_status bound_of(const struct hapt_config *config, const struct hapt_search_batching *batching,
+                                 const struct hapt_search_options *options, double most_s, double *floor_s)
+{
+    if (isinf(most_s)) HAPT_TRY(hapt_phase_formula_s(config, batching->profile, &most_s));
+    if (isinf(most_s)) return HAPT_ERR_INFEASIBLE;
+    return hapt_plan_floors(MPI_COMM_SELF, batching, 1, options, most_s, floor_s);
+}
+
+/* The bound of one number of rows if no device lacked memory, at most `most_s`; if that is infinite, at most the
+ * formula's optimum. INFINITY: there is no plan. kept: its profile, or NULL. Rank-local. */
 static enum hapt_status floor_of(const struct rows *rows, const struct rows_case *one, const struct hapt_profile *kept,
                                  const struct hapt_efficiency *efficiency, const struct hapt_search_options *options,
                                  double most_s, struct hapt_arena *scratch, double *floor_s)
@@ -259,119 +298,172 @@ static enum hapt_status floor_of(const struct rows *rows, const struct rows_case
                                        .efficiency = efficiency,
                                        .node_rank = rows->env->node_rank,
                                        .roomy = true};
+    struct hapt_search_batching batching = {.microbatches = one->microbatches, .profile = kept};
     struct hapt_profile *profile, *other;
     *floor_s = most_s;
-    if (kept && hapt_profile_holds_all(kept)) {
-        const struct hapt_search_batching all = {one->microbatches, kept};
-        return hapt_plan_floors(MPI_COMM_SELF, &all, 1, options, most_s, floor_s);
-    }
     HAPT_TRY(hapt_phase_decide_microbatches(rows->config, one->microbatches));
+    if (kept && hapt_profile_holds_all(kept)) return bound_of(rows->config, &batching, options, most_s, floor_s);
     enum hapt_status status = hapt_phase_predict(&of, scratch, &profile, &other);
     if (status == HAPT_OK) status = hapt_fix_profile(rows->config, scratch, &profile);
-    const struct hapt_search_batching batching = {one->microbatches, profile};
-    if (status == HAPT_OK) status = hapt_plan_floors(MPI_COMM_SELF, &batching, 1, options, most_s, floor_s);
+    batching.profile = profile;
+    if (status == HAPT_OK) status = bound_of(rows->config, &batching, options, most_s, floor_s);
     if (status != HAPT_ERR_INFEASIBLE) return status;
     hapt_fail_reset();
     return HAPT_OK;
 }
 
-/* The same for all numbers of rows, which the ranks share out. */
-static enum hapt_status find_floors(const struct rows *rows, const struct hapt_search_options *options, double most_s,
-                                    double floor_s[MOST_ROWS])
+/* Finds rows->floor_s, at most the step that is known. The ranks share out the rows. */
+static enum hapt_status find_floors(struct rows *rows)
 {
     const char *path = hapt_config_text(rows->config, "efficiency");
+    const double most_s = rows->known_s > 0 ? rows->known_s : INFINITY;
     struct hapt_efficiency *efficiency = NULL;
-    enum hapt_status status = path ? hapt_efficiency_load(path, rows->arena, &efficiency) : HAPT_OK;
+    struct hapt_strategy_options options;
+    enum hapt_status status = hapt_phase_strategy(rows->config, NULL, NULL, rows->arena, &options);
+    if (status == HAPT_OK && path) status = hapt_efficiency_load(path, rows->arena, &efficiency);
     for (int k = 0; k < rows->listed_count; k++) {
         struct hapt_arena scratch;
-        floor_s[k] = most_s;
+        rows->floor_s[k] = INFINITY;
         if (k % rows->env->world_size != rows->env->world_rank || status != HAPT_OK) continue;
         hapt_arena_init(&scratch);
-        status = floor_of(rows, &rows->listed[k], rows->kept[k], efficiency, options, most_s, &scratch, &floor_s[k]);
+        status = floor_of(rows, &rows->listed[k], rows->kept[k], efficiency, &options.search, most_s, &scratch,
+                          &rows->floor_s[k]);
         hapt_arena_release(&scratch);
     }
     HAPT_TRY(hapt_env_agree(rows->env->world, status));
-    return hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, floor_s, rows->listed_count, MPI_DOUBLE, MPI_MIN, rows->env->world),
-                        "MPI_Allreduce");
+    return hapt_env_mpi(
+        MPI_Allreduce(MPI_IN_PLACE, rows->floor_s, rows->listed_count, MPI_DOUBLE, MPI_MIN, rows->env->world),
+        "MPI_Allreduce");
 }
 
-/* --recompute auto, --offload auto: plans that keep everything on the devices. *enough: there is one, and if no device
- * lacked memory no plan would be much shorter. */
-static enum hapt_status plan_without(struct rows *rows, const struct hapt_planning *planning,
-                                     const bool is_auto[SAVING], int *chosen, bool *enough)
+/* Plans the numbers of rows that are prepared; HAPT_OK also if there is no plan. */
+static enum hapt_status try_quietly(struct rows *rows, enum hapt_status status, struct rows_case *best)
 {
-    struct hapt_strategy_options options;
-    double floor_s[MOST_ROWS], least_s;
-    *enough = false;
-    HAPT_TRY(decide(rows, is_auto, "no"));
-    rows->quietly = true;
-    enum hapt_status status = prepare_all(rows, planning);
-    if (status == HAPT_OK) status = plan_together(rows, &options, chosen);
-    rows->quietly = false;
-    if (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE) return status;
+    if (status == HAPT_OK) status = plan_together(rows, best);
+    if (status != HAPT_ERR_INFEASIBLE) return status;
     hapt_fail_reset();
-    if (status == HAPT_OK) {
-        const double step_s = rows->one[*chosen].planning.plan->simulated_s;
-        HAPT_TRY(find_floors(rows, &options.search, step_s, floor_s));
-        least_s = step_s;
-        for (int k = 0; k < rows->listed_count; k++) {
-            least_s = fmin(least_s, floor_s[k]);
-            if (floor_s[k] >= step_s && rows->listed[k].rows != rows->one[*chosen].rows)
-                rows->worse[rows->worse_count++] = rows->listed[k].rows;
-        }
-        *enough = step_s <= HAPT_PHASE_MEMORY_WORTH * least_s;
-    }
+    return HAPT_OK;
+}
+
+/* --recompute auto, --offload auto: plans that keep everything on the devices, and bounds of the others. *enough: no
+ * plan would be much shorter if no device lacked memory. */
+static enum hapt_status plan_without(struct rows *rows, const struct hapt_planning *planning,
+                                     const bool is_auto[SAVING], struct rows_case *best, bool *enough)
+{
+    double least_s = INFINITY;
+    HAPT_TRY(decide(rows, is_auto, "no"));
+    rows->keeps_all = true;
+    HAPT_TRY(try_quietly(rows, prepare_all(rows, planning), best));
+    rows->keeps_all = false;
+    HAPT_TRY(find_floors(rows));
+    for (int k = 0; k < rows->listed_count; k++) least_s = fmin(least_s, rows->floor_s[k]);
+    *enough = rows->known_s > 0 && rows->known_s <= HAPT_PHASE_MEMORY_WORTH * least_s;
     return decide(rows, is_auto, "auto");
 }
 
-/* Plans all numbers of rows together. */
-static enum hapt_status plan_rows(struct rows *rows, const struct hapt_planning *planning, int *chosen)
+/* Without any plan for some rows there is none for a multiple of them: all takes more memory. */
+static bool may_be_shorter(const struct rows *rows, int k)
 {
-    struct hapt_strategy_options options;
-    struct rows_case before = {0};
+    if (rows->least_without > 0 && rows->listed[k].rows % rows->least_without == 0) return false;
+    return isfinite(rows->floor_s[k]) && (rows->known_s == 0 || rows->floor_s[k] < rows->known_s);
+}
+
+/* True if `one` is tried before `other`: by bounds; if no plan keeps all, the fewer rows, which take less memory. */
+static bool comes_before(const struct rows *rows, int one, int other)
+{
+    return rows->some_keep_all ? rows->floor_s[one] < rows->floor_s[other]
+                               : rows->listed[one].rows < rows->listed[other].rows;
+}
+
+/* Chooses the next few numbers of rows that may have a plan shorter than the best one. False: none is left. */
+static bool choose_next(struct rows *rows, bool is_done[MOST_ROWS])
+{
+    bool any = false;
+    for (int k = 0; k < rows->listed_count; k++) rows->is_tried[k] = false;
+    for (int i = 0; i < ROWS_AT_A_TIME; i++) {
+        int next = -1;
+        for (int k = 0; k < rows->listed_count; k++)
+            if (!is_done[k] && may_be_shorter(rows, k) && (next < 0 || comes_before(rows, k, next))) next = k;
+        if (next < 0) break;
+        is_done[next] = rows->is_tried[next] = any = true;
+    }
+    return any;
+}
+
+/* Plans with all choices, a few numbers of rows at a time. */
+static enum hapt_status plan_by_bounds(struct rows *rows, const struct hapt_planning *planning, struct rows_case *best)
+{
+    bool is_done[MOST_ROWS] = {false};
+    rows->kept_is_known = true;
+    rows->some_keep_all = rows->known_s > 0;
+    rows->bound_s = INFINITY; /* plans with all choices include those so far */
+    while (choose_next(rows, is_done)) {
+        HAPT_TRY(try_quietly(rows, prepare_tried(rows, planning), best));
+        for (int k = 0; k < rows->listed_count; k++)
+            if (rows->is_tried[k] && !rows->has_candidates[k] &&
+                (rows->least_without == 0 || rows->listed[k].rows < rows->least_without))
+                rows->least_without = rows->listed[k].rows;
+    }
+    return HAPT_OK;
+}
+
+/* Plans all numbers of rows; the rows with the shortest plan become *best. */
+static enum hapt_status plan_rows(struct rows *rows, const struct hapt_planning *planning, struct rows_case *best)
+{
     bool enough, is_auto[SAVING];
     if (find_auto(rows->config, is_auto) && !hapt_phase_is_measured(rows->config, planning->cluster)) {
-        HAPT_TRY(plan_without(rows, planning, is_auto, chosen, &enough));
-        if (enough) return HAPT_OK;
-        if (*chosen >= 0) before = rows->one[*chosen];
-        rows->count = 0;
-        *chosen = -1;
+        rows->quietly = true;
+        HAPT_TRY(plan_without(rows, planning, is_auto, best, &enough));
+        if (!enough) HAPT_TRY(plan_by_bounds(rows, planning, best));
+        rows->quietly = false;
+        if (best->planning.plan) return decide_microbatches(rows, best);
     }
-    HAPT_TRY(prepare_all(rows, planning));
-    HAPT_TRY(plan_together(rows, &options, chosen));
-    if (!before.planning.plan || before.planning.plan->simulated_s > rows->one[*chosen].planning.plan->simulated_s)
-        return HAPT_OK;
-    for (*chosen = 0; rows->one[*chosen].rows != before.rows; ++*chosen) {
-    } /* more fits, so it is among them */
-    rows->one[*chosen] = before;
-    return decide_microbatches(rows, *chosen);
+    HAPT_TRY(prepare_all(rows, planning)); /* also to print why there is no plan */
+    HAPT_TRY(plan_together(rows, best));
+    return decide_microbatches(rows, best);
 }
 
 static enum hapt_status plan_best(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_planning *planning)
 {
     struct rows *rows = hapt_arena_alloc(arena, 1, sizeof *rows);
-    int chosen = -1;
+    const double start_s = hapt_time_s();
+    struct rows_case best = {0};
     HAPT_TRY(hapt_env_agree(env->world, rows ? HAPT_OK : HAPT_ERR_MEMORY));
-    *rows = (struct rows){
-        .env = env, .config = config, .arena = arena, .global_batch = hapt_config_int(config, "global-batch")};
+    *rows = (struct rows){.env = env,
+                          .config = config,
+                          .arena = arena,
+                          .bound_s = INFINITY,
+                          .global_batch = hapt_config_int(config, "global-batch")};
+    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_plan_options(config))); /* the model may have set the schedule */
+    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, planning->cluster)));
+    HAPT_TRY(prepare_list(rows, planning, hapt_phase_is_measured(config, planning->cluster)));
     if (hapt_phase_searches_steps(config)) {
-        HAPT_TRY(plan_rows(rows, planning, &chosen));
+        HAPT_TRY(plan_rows(rows, planning, &best));
     } else {
         HAPT_TRY(prepare_all(rows, planning));
-        HAPT_TRY(plan_each(rows, &chosen));
+        HAPT_TRY(plan_each(rows, &best));
     }
-    if (chosen < 0) { /* plans the first case again, to print why it has no plan */
+    if (!best.planning.plan) { /* plans the first case again, to print why it has no plan */
         struct hapt_planning *first = &rows->one[0].planning;
         const enum hapt_status status =
             hapt_phase_plan(env, config, first->profile, first->layers, arena, &first->plan);
         return status == HAPT_OK ? HAPT_ERR_INTERNAL : status;
     }
-    *planning = rows->one[chosen].planning;
-    planning->plan->rows = rows->one[chosen].rows;
-    HAPT_TRY(decide_microbatches(rows, chosen));
-    say_rows(rows, chosen);
-    return HAPT_OK;
+    *planning = best.planning;
+    if (rows->global_batch > 0) planning->plan->rows = best.rows;
+    HAPT_TRY(decide_microbatches(rows, &best));
+    say_rows(rows, &best);
+    if (hapt_phase_is_measured(config, planning->cluster)) return HAPT_OK;
+    planning->plan->search.seconds = hapt_time_s() - start_s; /* predictions included */
+    return hapt_env_mpi(MPI_Bcast(&planning->plan->search.seconds, 1, MPI_DOUBLE, 0, env->world), "MPI_Bcast");
+}
+
+bool hapt_phase_plans_rows(const struct hapt_config *config, const struct hapt_cluster *cluster)
+{
+    if (hapt_config_int(config, "global-batch") > 0) return true;
+    return hapt_phase_searches_steps(config) && !hapt_config_text(config, "profile") &&
+           !hapt_phase_is_measured(config, cluster);
 }
 
 enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,

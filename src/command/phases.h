@@ -39,6 +39,9 @@ enum hapt_status hapt_phase_precision(struct hapt_env *env, const struct hapt_co
 /* True if plans that keep all activations are slower because devices lack memory, or if there are none. Rank-local. */
 enum hapt_status hapt_phase_lacks_memory(const struct hapt_config *config, const struct hapt_profile *profile,
                                          bool *lacks);
+/* The step of the formula's optimum; INFINITY: there is no plan. Rank-local. */
+enum hapt_status hapt_phase_formula_s(const struct hapt_config *config, const struct hapt_profile *profile,
+                                      double *latency_s);
 /* --offload; auto: nothing. */
 enum hapt_offload hapt_phase_offload(const struct hapt_config *config);
 /* --update-on, for state on the hosts with or without the weights. auto: true if updates on the hosts take less time
@@ -87,8 +90,8 @@ struct hapt_profile_case {
     struct hapt_profile *profile; /* NULL: nothing fits */
     struct hapt_profile *other;   /* as of hapt_phase_predict */
 };
-/* Measures or predicts them. Quietly, HAPT_ERR_INFEASIBLE leaves the profile NULL, and that of a prediction is not
- * printed. --microbatches is undefined afterwards. Collective over env->world. */
+/* Measures or predicts them. Quietly, the options are not checked again, HAPT_ERR_INFEASIBLE leaves the profile NULL,
+ * and that of a prediction is not printed. --microbatches is undefined afterwards. Collective over env->world. */
 enum hapt_status hapt_phase_profiles(struct hapt_env *env, struct hapt_config *config,
                                      const struct hapt_cluster *cluster, struct hapt_profile_case *its, int count,
                                      bool quietly, struct hapt_arena *arena);
@@ -134,8 +137,11 @@ struct hapt_planning {
 /* Plans from planning->profile, or from the other one if its plan is shorter. Then planning->profile is that one. */
 enum hapt_status hapt_phase_plan_either(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                         struct hapt_planning *planning);
-/* --global-batch: chooses the rows of a microbatch. In: model, cluster and layers. Out: those of the best plan, with
- * its profile; sets --microbatches. */
+/* True if hapt_phase_plan_rows plans: with --global-batch, and if predicted profiles are searched for the least
+ * simulated step. */
+bool hapt_phase_plans_rows(const struct hapt_config *config, const struct hapt_cluster *cluster);
+/* Profiles and plans. --global-batch: also chooses the rows of a microbatch, and sets --microbatches. In: model,
+ * cluster and layers. Out: those of the best plan, with its profile. */
 enum hapt_status hapt_phase_plan_rows(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
                                       struct hapt_planning *planning);
 /* HAPT_ERR_USAGE if other options do not fit --global-batch. Rank-local. */

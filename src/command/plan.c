@@ -312,7 +312,8 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
         HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-plan"}));
     if (hapt_config_bool(config, "diff")) return hapt_plan_diff_print(env, config, arena);
     HAPT_TRY(get_inputs(env, config, arena, &planning));
-    HAPT_TRY(hapt_config_int(config, "global-batch") > 0
+    const bool one_profile = hapt_config_bool(config, "compare") || hapt_config_text(config, "run");
+    HAPT_TRY(!one_profile && hapt_phase_plans_rows(config, planning.cluster)
                  ? plan_all_rows(env, config, arena, &planning)
                  : plan_given_rows(env, config, arena, extra, &planning, &done));
     if (done) return HAPT_OK;

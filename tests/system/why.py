@@ -278,7 +278,8 @@ def programs_are_shown():
     programs = document["explain"].get("programs", [])
     check([entry["stage"] for entry in programs] == list(range(len(document.get("stages", [])))), "one entry a stage")
     check(all(entry["text"].lstrip().startswith("Stage ") for entry in programs), "with its text")
-    synthesised = run(*words[:-4], "--program", "synthesised", "--layers-per-model", "12", "--explain")
+    five = "0-4@fast:1x1,4-7@fast:1x1,7-10@fast:1x1,10-12@fast:1x1,12-14@slow:1x2p3"
+    synthesised = run(*words[:-4], "--program", "synthesised", "--layers-per-model", "12", "--stages", five, "--explain")
     check(synthesised.returncode == 0 and "program " in synthesised.stdout and "(synthesised" in synthesised.stdout, f"a program by its name: {synthesised.stderr}")
     refuses(2, *words, "--full", says="--full has no effect")
 
