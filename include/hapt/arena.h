@@ -21,6 +21,8 @@ void hapt_arena_init(struct hapt_arena *arena);
 void hapt_arena_release(struct hapt_arena *arena);
 /* Empties the arena but keeps its largest block for reuse. Pointers into the arena become invalid. */
 void hapt_arena_reset(struct hapt_arena *arena);
+/* Moves all of `from` into the arena; pointers stay valid. `from` is empty afterwards. */
+void hapt_arena_adopt(struct hapt_arena *arena, struct hapt_arena *from);
 
 /* Bytes rounded up to the alignment of allocations and of tensors. */
 static inline size_t hapt_align(size_t bytes)

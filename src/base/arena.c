@@ -51,6 +51,15 @@ void hapt_arena_reset(struct hapt_arena *arena)
     *arena = (struct hapt_arena){.head = kept};
 }
 
+void hapt_arena_adopt(struct hapt_arena *arena, struct hapt_arena *from)
+{
+    struct hapt_arena_block **end = &arena->head;
+    while (*end) end = &(*end)->next;
+    *end = from->head;
+    arena->used_bytes += from->used_bytes;
+    hapt_arena_init(from);
+}
+
 static void *fail(size_t bytes)
 {
     hapt_fail(HAPT_ERR_MEMORY, "give the job more host memory, or plan a smaller model",

@@ -18,11 +18,11 @@ static enum hapt_schedule_kind schedule_of(const struct hapt_config *config)
     return hapt_schedule_loops(kind) ? HAPT_SCHEDULE_GPIPE : kind;
 }
 
-enum hapt_status hapt_phase_formula_s(const struct hapt_config *config, const struct hapt_profile *profile,
-                                      double *latency_s)
+static enum hapt_status formula_s(const struct hapt_config *config, const struct hapt_profile *profile,
+                                  int microbatches, double *latency_s)
 {
     const struct hapt_search_options options = {.objective = HAPT_OBJECTIVE_FORMULA,
-                                                .microbatches = (int)hapt_config_int(config, "microbatches"),
+                                                .microbatches = microbatches,
                                                 .schedule = schedule_of(config),
                                                 .hide_threshold = hapt_config_real(config, "hide-threshold"),
                                                 .gap = HAPT_PHASE_MEMORY_WORTH - 1,
@@ -36,6 +36,12 @@ enum hapt_status hapt_phase_formula_s(const struct hapt_config *config, const st
     if (status != HAPT_ERR_INFEASIBLE) return status;
     hapt_fail_reset();
     return HAPT_OK;
+}
+
+enum hapt_status hapt_phase_formula_s(const struct hapt_config *config, const struct hapt_profile *profile,
+                                      double *latency_s)
+{
+    return formula_s(config, profile, (int)hapt_config_int(config, "microbatches"), latency_s);
 }
 
 enum hapt_status hapt_phase_lacks_memory(const struct hapt_config *config, const struct hapt_profile *profile,
@@ -214,6 +220,36 @@ static enum hapt_status predict_away(const struct hapt_prediction *of, struct ha
     return status;
 }
 
+/* *any: there is a plan with one microbatch in flight if stages may leave all on the hosts and recompute. Otherwise
+ * there is none with lesser choices either. */
+static enum hapt_status find_any(const struct hapt_prediction *of, bool *any)
+{
+    const bool updates = strcmp(hapt_config_text(of->config, "update-on"), "device") != 0,
+               recompute = is_auto(of->config, "recompute") || strcmp(hapt_config_text(of->config, "recompute"), "no");
+    struct hapt_arena scratch;
+    struct hapt_profile *profile;
+    double step_s = INFINITY;
+    hapt_arena_init(&scratch);
+    enum hapt_status status =
+        predict(of, recompute, updates ? HAPT_OFFLOAD_STAGES_GRADIENTS : HAPT_OFFLOAD_STAGES, true, &scratch, &profile);
+    if (status == HAPT_OK) status = formula_s(of->config, profile, 1, &step_s);
+    *any = isfinite(step_s);
+    hapt_arena_release(&scratch);
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
+/* find_any, if there is no plan with all state on the devices; else *any is true. */
+static enum hapt_status check_any(const struct hapt_prediction *of, enum hapt_status status,
+                                  const struct hapt_profile *profile, bool *any)
+{
+    double step_s = INFINITY;
+    if (status == HAPT_OK) HAPT_TRY(hapt_phase_formula_s(of->config, profile, &step_s));
+    if (isfinite(step_s)) return HAPT_OK;
+    return find_any(of, any);
+}
+
 enum hapt_offload hapt_phase_offload(const struct hapt_config *config)
 {
     const char *choice = hapt_config_text(config, "offload");
@@ -228,7 +264,7 @@ enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hap
 {
     const enum hapt_offload given = hapt_phase_offload(of->config);
     struct hapt_profile *away = NULL;
-    bool lacks;
+    bool lacks, any = true;
     *profile = of->kept;
     *other = NULL;
     if (of->roomy) return predict(of, false, HAPT_OFFLOAD_NO, false, arena, profile);
@@ -237,6 +273,8 @@ enum hapt_status hapt_phase_predict(const struct hapt_prediction *of, struct hap
         (status != HAPT_OK && status != HAPT_ERR_INFEASIBLE))
         return status;
     hapt_fail_reset();
+    if (of->quietly) HAPT_TRY(check_any(of, status, *profile, &any));
+    if (!any) return hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "no plan, whatever stages keep");
     const enum hapt_status offloaded = predict_away(of, arena, &away);
     if (offloaded == HAPT_ERR_INFEASIBLE && status == HAPT_OK) {
         hapt_fail_reset();
@@ -345,7 +383,8 @@ enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_conf
                                                .layers = its[mine].layers,
                                                .efficiency = efficiency,
                                                .kept = its[mine].kept,
-                                               .node_rank = env->node_rank};
+                                               .node_rank = env->node_rank,
+                                               .quietly = quietly};
             status = hapt_phase_decide_microbatches(config, its[mine].microbatches);
             if (status == HAPT_OK) status = hapt_phase_predict(&of, env->node_size > 1 ? &own : arena, &made, &other);
         }

@@ -28,15 +28,16 @@ struct rows {
     bool quietly;         /* "no plan" is not printed */
     bool keeps_all;       /* plans keep all on the devices */
     bool kept_is_known;   /* such plans were searched before */
-    bool some_keep_all;   /* there is such a plan */
     double known_s;       /* the step of the best plan so far; 0: there is none */
     double bound_s;       /* no plan of the rows so far takes less */
     int listed_count;
     struct rows_case listed[MOST_ROWS];   /* by list_rows, without profiles */
     struct hapt_profile *kept[MOST_ROWS]; /* listed: profiles that keep all on the devices, if there are any */
-    bool is_tried[MOST_ROWS], has_candidates[MOST_ROWS]; /* listed */
-    double floor_s[MOST_ROWS];                           /* listed: no plan takes less; INFINITY: there is none */
-    int least_without;                                   /* the fewest rows without candidates; 0: unknown */
+    bool is_tried[MOST_ROWS], has_candidates[MOST_ROWS];  /* listed: by prepare_tried */
+    bool was_tried[MOST_ROWS], had_candidates[MOST_ROWS]; /* listed: at any time */
+    double floors_of_s;                                   /* the step that was known when floor_s was found */
+    double floor_s[MOST_ROWS];                            /* listed: no plan takes less; INFINITY: there is none */
+    int least_without;                                    /* the fewest rows without candidates; 0: unknown */
     int count; /* cases that have a profile: the model's own rows first, then ascending */
     struct rows_case one[MOST_CASES];
     struct hapt_search_batching batching[MOST_CASES];
@@ -159,6 +160,8 @@ static enum hapt_status prepare_tried(struct rows *rows, const struct hapt_plann
         hapt_env_agree(rows->env->world, hapt_phase_decide_microbatches(rows->config, one[count - 1]->microbatches)));
     for (int k = 0; k < count; k++) {
         rows->has_candidates[place[k]] = its[k].profile != NULL;
+        rows->had_candidates[place[k]] |= its[k].profile != NULL;
+        rows->was_tried[place[k]] = true;
         if (its[k].profile) add_case(rows, one[k], its[k].profile);
         if (its[k].profile && its[k].other) add_case(rows, one[k], its[k].other);
         if (rows->keeps_all) rows->kept[place[k]] = its[k].profile;
@@ -230,7 +233,6 @@ static enum hapt_status plan_together(struct rows *rows, struct rows_case *best)
     take_shorter(one, best);
     rows->known_s = best->planning.plan->simulated_s;
     rows->bound_s = fmin(rows->bound_s, plan->bound_s);
-    best->planning.plan->bound_s = rows->bound_s;
     return HAPT_OK;
 }
 
@@ -245,9 +247,9 @@ static void say_rows(const struct rows *rows, const struct rows_case *best)
     char with[200] = "", without[200] = "";
     int numbers = 0;
     for (int k = 0; k < rows->listed_count; k++) {
-        if (rows->has_candidates[k])
+        if (rows->had_candidates[k] || !rows->was_tried[k])
             append_rows(with, sizeof with, numbers++ > 0 ? ", " : "", rows->listed[k].rows);
-        else if (rows->is_tried[k])
+        else
             append_rows(without, sizeof without, " ", rows->listed[k].rows);
     }
     if (without[0]) hapt_note(rows->env, "no candidates fit with these rows of a microbatch:%s\n", without);
@@ -276,17 +278,8 @@ static enum hapt_status decide(const struct rows *rows, const bool is_auto[SAVIN
     return hapt_env_agree(rows->env->world, status);
 }
 
-/* The bound of a profile of devices without limits of memory, at most `most_s` if that is finite. */
-static enum hapt_status bound_of(const struct hapt_config *config, const struct hapt_search_batching *batching,
-                                 const struct hapt_search_options *options, double most_s, double *floor_s)
-{
-    if (isinf(most_s)) HAPT_TRY(hapt_phase_formula_s(config, batching->profile, &most_s));
-    if (isinf(most_s)) return HAPT_ERR_INFEASIBLE;
-    return hapt_plan_floors(MPI_COMM_SELF, batching, 1, options, most_s, floor_s);
-}
-
 /* The bound of one number of rows if no device lacked memory, at most `most_s`; if that is infinite, at most the
- * formula's optimum. INFINITY: there is no plan. kept: its profile, or NULL. Rank-local. */
+ * a multiple of the formula's optimum. INFINITY: there is no plan. kept: its profile, or NULL. Rank-local. */
 static enum hapt_status floor_of(const struct rows *rows, const struct rows_case *one, const struct hapt_profile *kept,
                                  const struct hapt_efficiency *efficiency, const struct hapt_search_options *options,
                                  double most_s, struct hapt_arena *scratch, double *floor_s)
@@ -302,27 +295,34 @@ static enum hapt_status floor_of(const struct rows *rows, const struct rows_case
     struct hapt_profile *profile, *other;
     *floor_s = most_s;
     HAPT_TRY(hapt_phase_decide_microbatches(rows->config, one->microbatches));
-    if (kept && hapt_profile_holds_all(kept)) return bound_of(rows->config, &batching, options, most_s, floor_s);
+    if (kept && hapt_profile_holds_all(kept))
+        return hapt_plan_floors(MPI_COMM_SELF, &batching, 1, options, most_s, floor_s);
     enum hapt_status status = hapt_phase_predict(&of, scratch, &profile, &other);
     if (status == HAPT_OK) status = hapt_fix_profile(rows->config, scratch, &profile);
     batching.profile = profile;
-    if (status == HAPT_OK) status = bound_of(rows->config, &batching, options, most_s, floor_s);
+    if (status == HAPT_OK) status = hapt_plan_floors(MPI_COMM_SELF, &batching, 1, options, most_s, floor_s);
     if (status != HAPT_ERR_INFEASIBLE) return status;
     hapt_fail_reset();
     return HAPT_OK;
 }
 
+/* Bounds are found again beside a step that is shorter by this factor, since they are sharper then. */
+#define FLOORS_AGAIN 0.98
+
 /* Finds rows->floor_s, at most the step that is known. The ranks share out the rows. */
 static enum hapt_status find_floors(struct rows *rows)
 {
     const char *path = hapt_config_text(rows->config, "efficiency");
-    const double most_s = rows->known_s > 0 ? rows->known_s : INFINITY;
+    const double most_s = rows->known_s;
     struct hapt_efficiency *efficiency = NULL;
     struct hapt_strategy_options options;
+    if (most_s > FLOORS_AGAIN * rows->floors_of_s) return HAPT_OK;
+    rows->floors_of_s = most_s;
     enum hapt_status status = hapt_phase_strategy(rows->config, NULL, NULL, rows->arena, &options);
     if (status == HAPT_OK && path) status = hapt_efficiency_load(path, rows->arena, &efficiency);
     for (int k = 0; k < rows->listed_count; k++) {
         struct hapt_arena scratch;
+        if (rows->floor_s[k] >= most_s) continue;
         rows->floor_s[k] = INFINITY;
         if (k % rows->env->world_size != rows->env->world_rank || status != HAPT_OK) continue;
         hapt_arena_init(&scratch);
@@ -336,31 +336,6 @@ static enum hapt_status find_floors(struct rows *rows)
         "MPI_Allreduce");
 }
 
-/* Plans the numbers of rows that are prepared; HAPT_OK also if there is no plan. */
-static enum hapt_status try_quietly(struct rows *rows, enum hapt_status status, struct rows_case *best)
-{
-    if (status == HAPT_OK) status = plan_together(rows, best);
-    if (status != HAPT_ERR_INFEASIBLE) return status;
-    hapt_fail_reset();
-    return HAPT_OK;
-}
-
-/* --recompute auto, --offload auto: plans that keep everything on the devices, and bounds of the others. *enough: no
- * plan would be much shorter if no device lacked memory. */
-static enum hapt_status plan_without(struct rows *rows, const struct hapt_planning *planning,
-                                     const bool is_auto[SAVING], struct rows_case *best, bool *enough)
-{
-    double least_s = INFINITY;
-    HAPT_TRY(decide(rows, is_auto, "no"));
-    rows->keeps_all = true;
-    HAPT_TRY(try_quietly(rows, prepare_all(rows, planning), best));
-    rows->keeps_all = false;
-    HAPT_TRY(find_floors(rows));
-    for (int k = 0; k < rows->listed_count; k++) least_s = fmin(least_s, rows->floor_s[k]);
-    *enough = rows->known_s > 0 && rows->known_s <= HAPT_PHASE_MEMORY_WORTH * least_s;
-    return decide(rows, is_auto, "auto");
-}
-
 /* Without any plan for some rows there is none for a multiple of them: all takes more memory. */
 static bool may_be_shorter(const struct rows *rows, int k)
 {
@@ -368,11 +343,21 @@ static bool may_be_shorter(const struct rows *rows, int k)
     return isfinite(rows->floor_s[k]) && (rows->known_s == 0 || rows->floor_s[k] < rows->known_s);
 }
 
-/* True if `one` is tried before `other`: by bounds; if no plan keeps all, the fewer rows, which take less memory. */
+/* How far these rows are from those of the model, as a factor. */
+static double distance(const struct rows *rows, int k)
+{
+    const double ratio = (double)rows->listed[k].rows / rows->listed[0].rows;
+    return ratio > 1 ? ratio : 1 / ratio;
+}
+
+/* True if `one` is tried before `other`: by bounds. Without a plan so far, those near the model's rows; if none keeps
+ * all, the fewest rows, which take the least memory. */
 static bool comes_before(const struct rows *rows, int one, int other)
 {
-    return rows->some_keep_all ? rows->floor_s[one] < rows->floor_s[other]
-                               : rows->listed[one].rows < rows->listed[other].rows;
+    if (rows->known_s > 0) return rows->floor_s[one] < rows->floor_s[other];
+    if (!rows->kept_is_known && distance(rows, one) != distance(rows, other))
+        return distance(rows, one) < distance(rows, other);
+    return rows->listed[one].rows < rows->listed[other].rows;
 }
 
 /* Chooses the next few numbers of rows that may have a plan shorter than the best one. False: none is left. */
@@ -390,15 +375,37 @@ static bool choose_next(struct rows *rows, bool is_done[MOST_ROWS])
     return any;
 }
 
-/* Plans with all choices, a few numbers of rows at a time. */
-static enum hapt_status plan_by_bounds(struct rows *rows, const struct hapt_planning *planning, struct rows_case *best)
+/* Plans the numbers of rows that are chosen; HAPT_OK also if there is no plan. Profiles take much memory: all that keep
+ * all, and else those of the best plan, stay. */
+static enum hapt_status try_chosen(struct rows *rows, const struct hapt_planning *planning, struct rows_case *best)
+{
+    struct hapt_arena *const arena = rows->arena;
+    struct hapt_arena own;
+    const struct hapt_plan *before = best->planning.plan;
+    hapt_arena_init(&own);
+    rows->arena = &own;
+    enum hapt_status status = prepare_tried(rows, planning);
+    if (status == HAPT_OK) status = plan_together(rows, best);
+    rows->arena = arena;
+    if (best->planning.plan != before || rows->keeps_all)
+        hapt_arena_adopt(arena, &own);
+    else
+        hapt_arena_release(&own);
+    rows->count = 0;
+    if (status != HAPT_ERR_INFEASIBLE) return status;
+    hapt_fail_reset();
+    return HAPT_OK;
+}
+
+/* Plans a few numbers of rows at a time, as long as their bounds allow a shorter plan. */
+static enum hapt_status try_rows(struct rows *rows, const struct hapt_planning *planning, struct rows_case *best)
 {
     bool is_done[MOST_ROWS] = {false};
-    rows->kept_is_known = true;
-    rows->some_keep_all = rows->known_s > 0;
-    rows->bound_s = INFINITY; /* plans with all choices include those so far */
+    rows->least_without = 0;
+    rows->bound_s = INFINITY; /* plans with all choices include those that keep all */
     while (choose_next(rows, is_done)) {
-        HAPT_TRY(try_quietly(rows, prepare_tried(rows, planning), best));
+        HAPT_TRY(try_chosen(rows, planning, best));
+        if (rows->known_s > 0 && rows->listed_count > 1) HAPT_TRY(find_floors(rows));
         for (int k = 0; k < rows->listed_count; k++)
             if (rows->is_tried[k] && !rows->has_candidates[k] &&
                 (rows->least_without == 0 || rows->listed[k].rows < rows->least_without))
@@ -407,20 +414,45 @@ static enum hapt_status plan_by_bounds(struct rows *rows, const struct hapt_plan
     return HAPT_OK;
 }
 
+/* --recompute auto, --offload auto: plans that keep everything on the devices. *enough: no plan would be much shorter
+ * if no device lacked memory. */
+static enum hapt_status plan_without(struct rows *rows, const struct hapt_planning *planning,
+                                     const bool is_auto[SAVING], struct rows_case *best, bool *enough)
+{
+    double least_s = INFINITY;
+    HAPT_TRY(decide(rows, is_auto, "no"));
+    rows->keeps_all = true;
+    HAPT_TRY(try_rows(rows, planning, best));
+    rows->keeps_all = false;
+    if (rows->known_s > 0) HAPT_TRY(find_floors(rows));
+    for (int k = 0; k < rows->listed_count; k++) least_s = fmin(least_s, rows->floor_s[k]);
+    *enough = rows->known_s > 0 && rows->known_s <= HAPT_PHASE_MEMORY_WORTH * least_s;
+    rows->bound_s = least_s;
+    return decide(rows, is_auto, "auto");
+}
+
+/* Plans by predicted profiles. */
+static enum hapt_status plan_predicted(struct rows *rows, const struct hapt_planning *planning, struct rows_case *best)
+{
+    bool enough, is_auto[SAVING];
+    if (!find_auto(rows->config, is_auto)) return try_rows(rows, planning, best);
+    HAPT_TRY(plan_without(rows, planning, is_auto, best, &enough));
+    if (enough) return HAPT_OK;
+    rows->kept_is_known = true;
+    return try_rows(rows, planning, best);
+}
+
 /* Plans all numbers of rows; the rows with the shortest plan become *best. */
 static enum hapt_status plan_rows(struct rows *rows, const struct hapt_planning *planning, struct rows_case *best)
 {
-    bool enough, is_auto[SAVING];
-    if (find_auto(rows->config, is_auto) && !hapt_phase_is_measured(rows->config, planning->cluster)) {
+    if (!hapt_phase_is_measured(rows->config, planning->cluster)) {
         rows->quietly = true;
-        HAPT_TRY(plan_without(rows, planning, is_auto, best, &enough));
-        if (!enough) HAPT_TRY(plan_by_bounds(rows, planning, best));
-        rows->quietly = false;
-        if (best->planning.plan) return decide_microbatches(rows, best);
+        HAPT_TRY(plan_predicted(rows, planning, best));
+        rows->quietly = rows->kept_is_known = false;
+        if (best->planning.plan) return HAPT_OK;
     }
-    HAPT_TRY(prepare_all(rows, planning)); /* also to print why there is no plan */
-    HAPT_TRY(plan_together(rows, best));
-    return decide_microbatches(rows, best);
+    HAPT_TRY(prepare_all(rows, planning)); /* predicted: to print why there is no plan */
+    return plan_together(rows, best);
 }
 
 static enum hapt_status plan_best(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena,
@@ -434,6 +466,7 @@ static enum hapt_status plan_best(struct hapt_env *env, struct hapt_config *conf
                           .config = config,
                           .arena = arena,
                           .bound_s = INFINITY,
+                          .floors_of_s = INFINITY,
                           .global_batch = hapt_config_int(config, "global-batch")};
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_plan_options(config))); /* the model may have set the schedule */
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_profile_options(config, planning->cluster)));
@@ -451,6 +484,7 @@ static enum hapt_status plan_best(struct hapt_env *env, struct hapt_config *conf
         return status == HAPT_OK ? HAPT_ERR_INTERNAL : status;
     }
     *planning = best.planning;
+    if (planning->plan->bound_s > 0) planning->plan->bound_s = fmin(rows->bound_s, planning->plan->simulated_s);
     if (rows->global_batch > 0) planning->plan->rows = best.rows;
     HAPT_TRY(decide_microbatches(rows, &best));
     say_rows(rows, &best);

@@ -62,6 +62,7 @@ struct hapt_prediction {
     struct hapt_profile *kept;
     int node_rank; /* of the rank that predicts */
     bool roomy;    /* as if no device lacked memory */
+    bool quietly;  /* a missing plan is not explained, which takes less time */
 };
 /* A predicted profile, with stages that recompute as --recompute says, and the optimizer state where --offload says.
  * auto: only for the search of the simulated step, and if a plan that keeps everything on the devices is slower, by the
