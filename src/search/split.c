@@ -21,12 +21,16 @@ enum hapt_status hapt_plan_split_view(const struct hapt_profile *profile, struct
     return HAPT_OK;
 }
 
-/* Better boundaries, where they are free. */
+/* Other boundaries shorten a step by less than this factor. */
+#define BOUNDARIES_WORTH 0.995
+
+/* Better boundaries, where they are free, and where that may lead to the shortest known step. */
 static enum hapt_status move_boundaries(MPI_Comm comm, const struct hapt_profile *profile,
                                         const struct hapt_search_options *options, struct hapt_arena *result,
                                         struct hapt_plan **plan)
 {
     if (options->objective != HAPT_OBJECTIVE_STEP || hapt_schedule_loops(options->schedule)) return HAPT_OK;
+    if (options->known_s > 0 && BOUNDARIES_WORTH * (*plan)->simulated_s > options->known_s) return HAPT_OK;
     return hapt_plan_search_split(comm, profile, options, result, plan);
 }
 

@@ -144,16 +144,19 @@ static enum hapt_status improve_all(struct batchings *all)
     return HAPT_OK;
 }
 
-/* *fits false: the launches of the plan do not fit when it is split, so it is not. */
-static enum hapt_status make_plan(struct batchings *all, int k, const struct step_candidate *candidate,
+/* *fits false: the launches of the plan do not fit when it is split, so it is not. known_s: a step that is known, or
+ * INFINITY. */
+static enum hapt_status make_plan(struct batchings *all, int k, const struct step_candidate *candidate, double known_s,
                                   struct hapt_arena *result, struct hapt_plan **plan, bool *fits)
 {
+    struct hapt_search_options options = all->search[k].options;
     enum hapt_status status = HAPT_OK;
+    if (isfinite(known_s)) options.known_s = options.known_s > 0 ? fmin(options.known_s, known_s) : known_s;
     *plan = hapt_arena_alloc(result, 1, sizeof **plan);
     if (!*plan) status = HAPT_ERR_MEMORY;
     if (status == HAPT_OK) status = step_finish(&all->search[k], candidate, result, *plan);
     HAPT_TRY(hapt_env_agree(all->comm, status));
-    return hapt_plan_choose_split(all->comm, all->batching[k].profile, &all->search[k].options, result, plan, fits);
+    return hapt_plan_choose_split(all->comm, all->batching[k].profile, &options, result, plan, fits);
 }
 
 /* The best plan of those whose launches fit when they are split, if that is shorter. */
@@ -199,13 +202,13 @@ static enum hapt_status finish_one(struct batchings *all, int k, struct hapt_are
 {
     struct step_search *search = &all->search[k];
     bool fits, seed_fits;
-    HAPT_TRY(make_plan(all, k, &search->best, result, plan, &fits));
+    HAPT_TRY(make_plan(all, k, &search->best, INFINITY, result, plan, &fits));
     if (all->options->split == HAPT_SPLIT_NO) return HAPT_OK;
     for (int i = 0; i < search->seed_count; i++) {
         const struct step_candidate *seed = &search->seed[i];
         struct hapt_plan *other;
         if (seed->step_s > SPLIT_WORTH * search->best.step_s || step_same_stages(seed, &search->best)) continue;
-        HAPT_TRY(make_plan(all, k, seed, result, &other, &seed_fits));
+        HAPT_TRY(make_plan(all, k, seed, (*plan)->simulated_s, result, &other, &seed_fits));
         keep_shorter(plan, other);
     }
     if (!fits) HAPT_TRY(search_again(all, k, result, plan));
