@@ -47,7 +47,6 @@ struct hapt_search_options {
     double hide_threshold;
     enum hapt_split_choice split;
     bool use_all_devices;
-    double longest_s;                  /* stages that take longer per microbatch are no candidates; 0: no limit */
     double known_s;                    /* STEP: a step that is known; much longer ones are not searched; 0: none */
     double gap;                        /* stop when proven this close to the optimum; 0: exact */
     struct hapt_search_effort *effort; /* output; may be NULL */

@@ -15,7 +15,7 @@ static enum hapt_status relaxed_plan(const struct hapt_profile *profile, const s
     struct search_problem *problem;
     *plan = hapt_search_plan(profile, options);
     hapt_arena_init(&scratch);
-    enum hapt_status status = search_problem_create(profile, options, memory_factor, -1, &scratch, &problem);
+    enum hapt_status status = search_problem_create(profile, options, memory_factor, INFINITY, -1, &scratch, &problem);
     if (status == HAPT_OK && problem->all_candidates > 0) {
         plan->t_max_s = problem->longest_s;
         status = search_trace(problem, plan->t_max_s, INFINITY, arena, plan);

@@ -74,6 +74,7 @@ struct search_problem {
     int class_count, *first_class, *class_devices, **class_of;
     double *comm_s;                      /* [from][to][L] behind layer l, by device sets; infinite: not allowed */
     double longest_s;                    /* the largest t_max that can matter */
+    double longest_stage_s;              /* stages that take longer without step times are no candidates */
     struct search_candidate **candidate; /* by device set and first layer */
     int *candidate_count;
     int64_t all_candidates;
@@ -110,14 +111,15 @@ enum hapt_status search_batchings(MPI_Comm comm, const struct hapt_search_batchi
                                   const struct hapt_search_options *options, struct hapt_arena *result,
                                   struct hapt_plan **plan, int *chosen, struct hapt_plan **each);
 /*
- * Builds the problem. `memory_factor` scales every device's memory (1; other values only explain infeasibility). A
- * candidate is omitted if another one for the same layers dominates it: at most as many devices, at least as fast, at
- * least as many launches fit. No pass finds a smaller latency with it. A candidate stays if it is slower by at most
- * `tie_s` and precedes the other in the order of ties. `tie_s` < 0: it never stays.
+ * Builds the problem. `memory_factor` scales every device's memory (1; other values only explain infeasibility). Stages
+ * that take longer than `longest_stage_s`, step times apart, are no candidates. A candidate is also omitted if another
+ * one for the same layers dominates it: at most as many devices, at least as fast, at least as many launches fit. No
+ * pass finds a smaller latency with it. It stays if it is slower by at most `tie_s` and precedes the other in the order
+ * of ties. `tie_s` < 0: it never stays.
  */
 enum hapt_status search_problem_create(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                       double memory_factor, double tie_s, struct hapt_arena *arena,
-                                       struct search_problem **problem);
+                                       double memory_factor, double longest_stage_s, double tie_s,
+                                       struct hapt_arena *arena, struct search_problem **problem);
 /* The t_max values in [least_s, most_s] that can be optimal, ascending and distinct: some t, c, 2c or c / epsilon.
  * *t_max is in `arena`. */
 enum hapt_status search_t_max_candidates(const struct search_problem *problem, double least_s, double most_s,

@@ -404,7 +404,6 @@ static enum hapt_status make_plan(struct search *search, struct hapt_arena *scra
                                   struct hapt_plan *plan)
 {
     const struct search_problem *problem = search->problem;
-    struct hapt_search_options within = *problem->options;
     struct search_problem *whole;
     const struct priced chosen = choose(search);
     const double t_max_s = search->t_max[chosen.index];
@@ -412,8 +411,8 @@ static enum hapt_status make_plan(struct search *search, struct hapt_arena *scra
     const double left_s =
         fmax(0, search->best_s - objective(search, chosen.index, chosen.latency_s)) + TIE * search->best_s;
     if (problem->thinned) {
-        within.longest_s = t_max_s * (1 + 1e-6);
-        HAPT_TRY(search_problem_create(problem->profile, &within, 1, SAFE * search->best_s, scratch, &whole));
+        HAPT_TRY(search_problem_create(problem->profile, problem->options, 1, t_max_s * (1 + 1e-6),
+                                       SAFE * search->best_s, scratch, &whole));
         problem = whole;
     }
     HAPT_TRY(search_trace(problem, t_max_s, chosen.latency_s + left_s, result, plan));
@@ -429,7 +428,7 @@ static enum hapt_status set_up(struct search *search, const struct hapt_profile 
 {
     struct search_problem *problem;
     HAPT_TRY(search_check_options(options));
-    HAPT_TRY(search_problem_create(profile, options, 1, -1, scratch, &problem));
+    HAPT_TRY(search_problem_create(profile, options, 1, INFINITY, -1, scratch, &problem));
     search->problem = problem;
     return search_table_init(problem, scratch, &search->table);
 }

@@ -40,12 +40,6 @@ struct thinning {
     double tie_s;
 };
 
-/* options->longest_s */
-static double longest_s(const struct search_problem *problem)
-{
-    return problem->options->longest_s > 0 ? problem->options->longest_s : INFINITY;
-}
-
 static bool beats(const struct thinning *thinning, const struct search_candidate *a, const struct search_candidate *b)
 {
     if (a->launches < b->launches || a->time_s > b->time_s) return false;
@@ -81,11 +75,10 @@ static void index_submesh(struct search_problem *problem, const struct thinning 
 {
     const struct hapt_profile_cluster *cluster = thinning->cluster;
     const bool gpipe = problem->options->schedule == HAPT_SCHEDULE_GPIPE;
-    const double most_s = longest_s(problem);
     for (int end = first + 1; end <= problem->L; end++) {
         const int at = end - first - 1;
         const size_t cell = hapt_profile_index(problem->profile, s, first, end - 1);
-        if (!isfinite(cluster->stage_time[cell]) || cluster->stage_time[cell] > most_s) continue;
+        if (!isfinite(cluster->stage_time[cell]) || cluster->stage_time[cell] > problem->longest_stage_s) continue;
         const int launches =
             fitting_launches(cluster->parameter_bytes[cell], cluster->activation_bytes[cell], memory_bytes, problem->B);
         if (launches < (gpipe ? problem->B : 1)) continue;
@@ -121,11 +114,10 @@ static int index_mixed(const struct search_problem *problem, int p, int first, d
 {
     const struct hapt_profile_mixed *mixed = &problem->profile->mixed[problem->device_set[p].mixed_group];
     const bool gpipe = problem->options->schedule == HAPT_SCHEDULE_GPIPE;
-    const double most_s = longest_s(problem);
     int count = 0;
     for (int end = first + 1; end <= problem->L; end++) {
         const size_t cell = hapt_profile_index(problem->profile, 0, first, end - 1);
-        if (!isfinite(mixed->stage_time[cell]) || mixed->stage_time[cell] > most_s) continue;
+        if (!isfinite(mixed->stage_time[cell]) || mixed->stage_time[cell] > problem->longest_stage_s) continue;
         const int launches = mixed_launches(problem, mixed, first, end, memory_factor);
         if (launches < (gpipe ? problem->B : 1)) continue;
         list[count++] =
@@ -256,8 +248,8 @@ static enum hapt_status price_links(struct search_problem *problem, struct hapt_
 }
 
 enum hapt_status search_problem_create(const struct hapt_profile *profile, const struct hapt_search_options *options,
-                                       double memory_factor, double tie_s, struct hapt_arena *arena,
-                                       struct search_problem **problem)
+                                       double memory_factor, double longest_stage_s, double tie_s,
+                                       struct hapt_arena *arena, struct search_problem **problem)
 {
     struct search_problem *made;
     HAPT_NEW(made, arena, 1);
@@ -265,7 +257,12 @@ enum hapt_status search_problem_create(const struct hapt_profile *profile, const
     if (C > HAPT_SEARCH_MAX_SUBCLUSTERS)
         return hapt_fail(HAPT_ERR_INPUT, "merge subclusters with equal devices",
                          "the search takes at most %d subclusters, not %d", HAPT_SEARCH_MAX_SUBCLUSTERS, C);
-    *made = (struct search_problem){.profile = profile, .options = options, .L = L, .C = C, .B = options->microbatches};
+    *made = (struct search_problem){.profile = profile,
+                                    .options = options,
+                                    .L = L,
+                                    .C = C,
+                                    .B = options->microbatches,
+                                    .longest_stage_s = longest_stage_s};
     made->cap = options->schedule == HAPT_SCHEDULE_GPIPE ? 1 : made->B;
     int64_t stages = 0;
     for (int c = 0; c < C; c++) {

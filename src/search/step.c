@@ -3,6 +3,7 @@
 #include "step.h"
 
 #include <math.h>
+#include <string.h>
 
 /* The profile without what stages do once a step: the simulator counts that outside the pipeline, the formula in every
  * microbatch. */
@@ -54,7 +55,7 @@ static int list_rules(const struct hapt_search_options *options, struct hapt_sea
 static enum hapt_status try_without(struct step_search *search, int from, int to, struct step_candidate *trial)
 {
     const size_t links = (size_t)search->C * (size_t)search->C;
-    struct hapt_profile other = search->passes;
+    struct hapt_profile other = search->useful;
     struct hapt_search_options rule = search->options;
     rule.may_fail = true;
     if (rule.any_schedule) rule.schedule = search->best.schedule;
@@ -96,7 +97,7 @@ static enum hapt_status find_seeds(struct step_search *search)
         rule[k].may_fail = rule[k].may_fail || k > 0;
         seed->step_s = INFINITY;
         if (isfinite(search->best.step_s)) HAPT_TRY(hapt_env_agree(search->comm, step_trim(search)));
-        const enum hapt_status status = step_add_seed(search, &search->passes, &rule[k], seed);
+        const enum hapt_status status = step_add_seed(search, &search->useful, &rule[k], seed);
         HAPT_TRY(k > 0 ? step_may_lack(status) : status);
         for (int other = 0; other < search->seed_count; other++) known |= step_same_stages(&search->seed[other], seed);
         search->seed_count += !known && isfinite(seed->step_s);
@@ -137,7 +138,11 @@ enum hapt_status step_prepare(struct step_search *search)
 {
     HAPT_TRY(step_candidate_create(search, &search->best));
     for (int k = 0; k < STEP_MOST_SEEDS; k++) HAPT_TRY(step_candidate_create(search, &search->seed[k]));
-    return leave_out_step(search, &search->arena, &search->passes);
+    HAPT_TRY(leave_out_step(search, &search->arena, &search->passes));
+    search->useful = search->passes;
+    HAPT_NEW(search->useful.cluster, &search->arena, search->C);
+    memcpy(search->useful.cluster, search->passes.cluster, (size_t)search->C * sizeof *search->useful.cluster);
+    return HAPT_OK;
 }
 
 enum hapt_status step_start(struct step_search *search)

@@ -57,15 +57,16 @@ struct step_search {
     int estimate;            /* steps longer than about four times this many microbatches are extrapolated; B: none */
     struct hapt_arena arena; /* lives as long as the search */
     struct hapt_arena trial; /* of one pricing */
-    struct hapt_profile passes; /* the profile without step times, and without stages of no use (step_trim) */
-    struct hapt_profile relaxed[STEP_RELAXATIONS]; /* passes, with fewer bytes of activations */
+    struct hapt_profile passes;                    /* the profile without step times */
+    struct hapt_profile useful;                    /* passes, without stages of no use (step_trim) */
+    struct hapt_profile relaxed[STEP_RELAXATIONS]; /* useful, with fewer bytes of activations */
     bool is_relaxed[STEP_RELAXATIONS];             /* it was created */
     struct step_candidate best;
     int seed_count;
     struct step_candidate seed[STEP_MOST_SEEDS]; /* optima of the formula under several launch rules */
     bool enumerated;                             /* the best over all stages and launch rules is known */
     double known_s;                              /* the step of a plan that is known otherwise; INFINITY: none */
-    double trimmed_s; /* `passes` lacks stages of no use beside this step; INFINITY: it has all */
+    double trimmed_s; /* `useful` lacks stages of no use beside this step; INFINITY: it has all */
     double bound_s;   /* no plan that the options allow has a shorter step, unless it is split */
     struct hapt_plan_search_figures figures;
     struct hapt_simulate_work simulation;
@@ -220,7 +221,7 @@ enum hapt_status step_add_seed(struct step_search *search, const struct hapt_pro
 enum hapt_status step_improve_seed(struct step_search *search, struct step_candidate *seed);
 /* HAPT_OK instead of HAPT_ERR_INFEASIBLE: a rule or a restriction may leave no plan. */
 enum hapt_status step_may_lack(enum hapt_status status);
-/* Leaves stages out of `passes` that are of no use beside the best candidate and known_s. Rank-local. */
+/* Leaves stages out of `useful` that are of no use beside the best candidate and known_s. Rank-local. */
 enum hapt_status step_trim(struct step_search *search);
 /* The profile without step times, whose activations take fewer bytes, the higher `level` the fewer. Rank-local. */
 enum hapt_status step_relaxed(struct step_search *search, int level, const struct hapt_profile **view);

@@ -191,7 +191,8 @@ static enum hapt_status bound_of(struct bounding *bounding, unsigned subclusters
     hapt_arena_reset(&bounding->scratch);
     HAPT_TRY(restrict_profile(bounding, subclusters));
     if (several) bounding->profile.mixed_count = 0; /* mixed stages: see step_bound */
-    HAPT_TRY(search_problem_create(&bounding->profile, &bounding->options, INFINITY, -1, &bounding->scratch, &problem));
+    HAPT_TRY(search_problem_create(&bounding->profile, &bounding->options, INFINITY, INFINITY, -1, &bounding->scratch,
+                                   &problem));
     *bound_s = most_s;
     if (problem->all_candidates == 0) return HAPT_OK;
     enum hapt_status status = search_table_init(problem, &bounding->scratch, &bounding->table);

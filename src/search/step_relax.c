@@ -21,12 +21,12 @@ static enum hapt_status scale(const double *from, size_t cells, double factor, s
 
 static enum hapt_status create(struct step_search *search, double factor, struct hapt_profile *view)
 {
-    const int C = search->C, mixed = search->passes.mixed_count;
-    *view = search->passes;
+    const int C = search->C, mixed = search->useful.mixed_count;
+    *view = search->useful;
     HAPT_NEW(view->cluster, &search->arena, C);
     HAPT_NEW(view->mixed, &search->arena, mixed);
-    memcpy(view->cluster, search->passes.cluster, (size_t)C * sizeof *view->cluster);
-    if (mixed > 0) memcpy(view->mixed, search->passes.mixed, (size_t)mixed * sizeof *view->mixed);
+    memcpy(view->cluster, search->useful.cluster, (size_t)C * sizeof *view->cluster);
+    if (mixed > 0) memcpy(view->mixed, search->useful.mixed, (size_t)mixed * sizeof *view->mixed);
     for (int c = 0; c < C; c++) {
         struct hapt_profile_cluster *cluster = &view->cluster[c];
         const size_t cells = hapt_profile_index(view, cluster->submesh_count, 0, 0);

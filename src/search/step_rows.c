@@ -110,7 +110,7 @@ static enum hapt_status try_row(void *context)
     rows->work += work;
     const int64_t number = rows->tried - 1;
     if (number % search->size != search->rank) return HAPT_OK;
-    rows->view = &search->passes;
+    rows->view = &search->useful;
     HAPT_TRY(cut(rows));
     keep(rows, number);
     for (int level = 0; level < STEP_RELAXATIONS && rows->reach->relaxed; level++) {

@@ -110,7 +110,7 @@ enum hapt_status step_trim(struct step_search *search)
         memcpy(time_s, cluster->stage_time, cells * sizeof *time_s);
         for (int s = 0; s < cluster->submesh_count; s++) drop_slow(&trimming, c, s, time_s);
         drop_programs(search, c, time_s);
-        search->passes.cluster[c].stage_time = time_s;
+        search->useful.cluster[c].stage_time = time_s;
     }
     for (int k = 0; k < STEP_RELAXATIONS; k++) search->is_relaxed[k] = false;
     return HAPT_OK;

@@ -41,7 +41,7 @@ enum {
 struct views {
     struct step_search *search;
     struct hapt_search_options rule;
-    struct hapt_profile view; /* `passes`, with subclusters of its own */
+    struct hapt_profile view; /* `useful`, with subclusters of its own */
     struct step_candidate seed;
     struct step_kept kept;                   /* by all ranks, until the last exchange */
     struct step_kept round;                  /* by this rank since then */
@@ -69,7 +69,7 @@ static enum hapt_status create(struct views *views)
     HAPT_TRY(step_candidate_create(search, &views->base));
     HAPT_TRY(step_kept_create(search, KEPT, &views->kept));
     HAPT_TRY(step_kept_create(search, KEPT, &views->round));
-    views->view = search->passes;
+    views->view = search->useful;
     HAPT_NEW(views->view.cluster, &search->arena, search->C);
     HAPT_NEW(views->view.link_bandwidth, &search->arena, links);
     HAPT_NEW(views->view.link_latency, &search->arena, links);
@@ -81,10 +81,10 @@ static void reset(struct views *views)
 {
     const struct step_search *search = views->search;
     const size_t links = (size_t)search->C * (size_t)search->C;
-    memcpy(views->view.cluster, search->passes.cluster, (size_t)search->C * sizeof *views->view.cluster);
-    memcpy(views->view.link_bandwidth, search->passes.link_bandwidth, links * sizeof(double));
-    memcpy(views->view.link_latency, search->passes.link_latency, links * sizeof(double));
-    views->view.mixed_count = search->passes.mixed_count;
+    memcpy(views->view.cluster, search->useful.cluster, (size_t)search->C * sizeof *views->view.cluster);
+    memcpy(views->view.link_bandwidth, search->useful.link_bandwidth, links * sizeof(double));
+    memcpy(views->view.link_latency, search->useful.link_latency, links * sizeof(double));
+    views->view.mixed_count = search->useful.mixed_count;
 }
 
 /* ---- Rounds ---- */
@@ -181,7 +181,7 @@ static enum hapt_status copy_times(struct views *views)
 {
     struct step_search *search = views->search;
     for (int c = 0; c < search->C; c++) {
-        const struct hapt_profile_cluster *from = &search->passes.cluster[c];
+        const struct hapt_profile_cluster *from = &search->useful.cluster[c];
         const size_t cells = hapt_profile_index(search->profile, from->submesh_count, 0, 0);
         HAPT_NEW(views->view.cluster[c].stage_time, &search->arena, cells);
         memcpy(views->view.cluster[c].stage_time, from->stage_time, cells * sizeof *from->stage_time);
@@ -257,7 +257,7 @@ static enum hapt_status change_rule(struct views *views)
 static enum hapt_status leave_out_nodes(struct views *views)
 {
     for (int c = 0; c < views->search->C && !views->rule.use_all_devices; c++) {
-        const struct hapt_profile_cluster *full = &views->search->passes.cluster[c];
+        const struct hapt_profile_cluster *full = &views->search->useful.cluster[c];
         int power = 1;
         while (2 * power < full->nodes) power *= 2;
         for (int k = 0; k < 2; k++) {
@@ -295,7 +295,7 @@ static enum hapt_status lower_memory(struct views *views)
         reset(views);
         for (int c = 0; c < search->C; c++)
             views->view.cluster[c].device_memory_bytes =
-                level_below(search->passes.cluster[c].device_memory_bytes * share);
+                level_below(search->useful.cluster[c].device_memory_bytes * share);
         HAPT_TRY(search_view(views));
     }
     return HAPT_OK;
@@ -315,7 +315,7 @@ static enum hapt_status relax_activations(struct views *views)
             views->view.cluster[c].activation_bytes = relaxed->cluster[c].activation_bytes;
         views->view.mixed = relaxed->mixed;
         views->status = search_view(views);
-        views->view.mixed = views->search->passes.mixed;
+        views->view.mixed = views->search->useful.mixed;
     }
     return HAPT_OK;
 }

@@ -1,8 +1,9 @@
 /*
  * The search for the least simulated step, compared with all plans of small random profiles: every cut, submesh,
- * program and launch rule, priced one by one; also over several numbers of rows of a microbatch. HAPT_LONG=1: more
- * instances.
+ * program and launch rule, priced one by one; also over several numbers of rows of a microbatch. Stages that the search
+ * leaves out beside a known step are in none of the short plans. HAPT_LONG=1: more instances.
  */
+#include "../../src/search/step.h"
 #include "random_profile.h"
 
 enum { MOST_STAGES = 8 };
@@ -15,7 +16,43 @@ struct brute {
     int used[HAPT_MAX_SUBCLUSTERS];
     double best_s;
     long priced;
+    const struct hapt_profile *trimmed; /* or NULL: then the plans up to limit_s have their stages in it */
+    double limit_s;
+    long kept, replaced; /* stages of such plans */
 };
+
+/* True if program a of the same devices takes no more of anything than program b. */
+static bool is_as_good(const struct hapt_profile_cluster *cluster, size_t a, size_t b)
+{
+    return cluster->stage_time[a] <= cluster->stage_time[b] &&
+           cluster->parameter_bytes[a] <= cluster->parameter_bytes[b] &&
+           cluster->activation_bytes[a] <= cluster->activation_bytes[b] &&
+           (!cluster->step_time || cluster->step_time[a] <= cluster->step_time[b]);
+}
+
+/* Each stage of a short plan is left, or another program as good. */
+static void check_stages(struct brute *brute)
+{
+    for (int i = 0; i < brute->stages; i++) {
+        const int first = i > 0 ? brute->end[i - 1] : 0, c = brute->subcluster[i], own = brute->submesh[i];
+        const struct hapt_profile_cluster *left = &brute->trimmed->cluster[c], *cluster = &brute->profile->cluster[c];
+        const size_t at = hapt_profile_index(brute->profile, own, first, brute->end[i] - 1);
+        if (isfinite(left->stage_time[at])) {
+            brute->kept++;
+            continue;
+        }
+        bool found = false;
+        for (int s = 0; s < cluster->submesh_count; s++) {
+            const size_t other = hapt_profile_index(brute->profile, s, first, brute->end[i] - 1);
+            const bool same =
+                cluster->submesh[s].n == cluster->submesh[own].n && cluster->submesh[s].m == cluster->submesh[own].m;
+            found = found || (same && isfinite(left->stage_time[other]) && is_as_good(cluster, other, at));
+        }
+        CHECK_MESSAGE(found, "stage %d of a short plan, layers %d-%d on subcluster %d, is left out", i, first,
+                      brute->end[i], c);
+        brute->replaced++;
+    }
+}
 
 /* Prices the stages under every rule. */
 static void price(struct brute *brute)
@@ -39,7 +76,10 @@ static void price(struct brute *brute)
             hapt_plan_stage_run(brute->profile, brute->subcluster[i], &cluster->submesh[brute->submesh[i]],
                                 &plan.stage[i]);
         }
-        if (hapt_plan_price(brute->profile, &plan) == HAPT_OK) brute->best_s = fmin(brute->best_s, plan.simulated_s);
+        if (hapt_plan_price(brute->profile, &plan) == HAPT_OK) {
+            brute->best_s = fmin(brute->best_s, plan.simulated_s);
+            if (brute->trimmed && plan.simulated_s <= brute->limit_s) check_stages(brute);
+        }
         hapt_fail_reset();
         brute->priced++;
     }
@@ -287,10 +327,56 @@ static void optimum_over_rows(void)
     CHECK(optimal >= 0.88 * compared && chosen_not_first >= compared / 10);
 }
 
+/* Stages that are left out beside a known step. */
+static void short_plans_keep_their_stages(void)
+{
+    const int instances = test_long() ? 1500 : 200;
+    long kept = 0, replaced = 0, all = 0, left = 0;
+    int compared = 0;
+    for (uint64_t start = 1; compared < instances; start++) {
+        uint64_t seed = 90000 + start;
+        struct hapt_arena arena;
+        struct step_search search;
+        hapt_arena_init(&arena);
+        struct hapt_profile *profile = start % 4 ? draw_profile(&seed, &arena) : draw_deferring(&seed, &arena);
+        struct hapt_search_options options = free_options(1 + random_below(&seed, 24));
+        if (start % 2) add_crossings(profile, &seed, &arena);
+        const double least_s = brute_step_s(profile, &options);
+        if (isfinite(least_s)) {
+            compared++;
+            options.known_s = least_s;
+            CHECK_OK(step_begin(&search, MPI_COMM_SELF, profile, &options));
+            CHECK_OK(step_prepare(&search));
+            CHECK_OK(step_trim(&search));
+            struct brute brute = {.profile = profile,
+                                  .options = options,
+                                  .best_s = INFINITY,
+                                  .trimmed = &search.useful,
+                                  .limit_s = 1.05 * least_s};
+            hapt_arena_init(&brute.arena);
+            extend(&brute, 0);
+            hapt_arena_release(&brute.arena);
+            kept += brute.kept;
+            replaced += brute.replaced;
+            for (int c = 0; c < profile->cluster_count; c++)
+                for (size_t k = 0; k < hapt_profile_index(profile, profile->cluster[c].submesh_count, 0, 0); k++) {
+                    all += isfinite(profile->cluster[c].stage_time[k]);
+                    left += isfinite(search.useful.cluster[c].stage_time[k]);
+                }
+            step_release(&search);
+        }
+        hapt_arena_release(&arena);
+    }
+    printf("  %d instances: %.0f %% of the stages are left; those of short plans: %ld are, %ld have a better program\n",
+           compared, 100.0 * (double)left / (double)all, kept, replaced);
+    CHECK(kept > 10 * instances && replaced > 0 && left < 0.9 * (double)all);
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
     RUN(optimum_of_small_instances);
     RUN(optimum_over_rows);
+    RUN(short_plans_keep_their_stages);
     return test_finish();
 }
