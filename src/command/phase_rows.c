@@ -29,7 +29,8 @@ struct rows {
     bool keeps_all;       /* plans keep all on the devices */
     bool kept_is_known;   /* such plans were searched before */
     double known_s;       /* the step of the best plan so far; 0: there is none */
-    double bound_s;       /* no plan of the rows so far takes less */
+    double bound_s;       /* no plan without loops of the rows so far takes less */
+    bool loops;           /* the last plan has loops, and so no bound */
     int listed_count;
     struct rows_case listed[MOST_ROWS];   /* by list_rows, without profiles */
     struct hapt_profile *kept[MOST_ROWS]; /* listed: profiles that keep all on the devices, if there are any */
@@ -37,8 +38,8 @@ struct rows {
     bool was_tried[MOST_ROWS], had_candidates[MOST_ROWS]; /* listed: at any time */
     double floors_of_s;                                   /* the step that was known when floor_s was found */
     double floor_s[MOST_ROWS];                            /* listed: no plan takes less; INFINITY: there is none */
-    int least_without;                                    /* the fewest rows without candidates; 0: unknown */
-    int count; /* cases that have a profile: the model's own rows first, then ascending */
+    int least_without; /* the fewest rows without candidates, of those that note_without may use; 0: none */
+    int count;         /* cases that have a profile: the model's own rows first, then ascending */
     struct rows_case one[MOST_CASES];
     struct hapt_search_batching batching[MOST_CASES];
 };
@@ -167,9 +168,10 @@ static enum hapt_status prepare_tried(struct rows *rows, const struct hapt_plann
         if (rows->keeps_all) rows->kept[place[k]] = its[k].profile;
     }
     if (rows->count == 0 && rows->quietly) return HAPT_ERR_INFEASIBLE;
-    if (rows->count == 0) { /* again, to print why */
+    if (rows->count == 0) { /* again, to print why; or the search does, since there may be candidates, but no plan */
         HAPT_TRY(hapt_phase_profiles(rows->env, rows->config, from->cluster, its, 1, false, rows->arena));
-        return HAPT_ERR_INTERNAL;
+        HAPT_TRY(hapt_env_agree(rows->env->world, hapt_phase_decide_microbatches(rows->config, one[0]->microbatches)));
+        add_case(rows, one[0], its[0].profile);
     }
     return HAPT_OK;
 }
@@ -232,7 +234,8 @@ static enum hapt_status plan_together(struct rows *rows, struct rows_case *best)
     HAPT_TRY(hapt_phase_plan_complete(rows->env, rows->config, one->planning.profile, one->planning.layers, plan));
     take_shorter(one, best);
     rows->known_s = best->planning.plan->simulated_s;
-    rows->bound_s = fmin(rows->bound_s, plan->bound_s);
+    rows->loops = plan->bound_s == 0;
+    if (!rows->loops) rows->bound_s = fmin(rows->bound_s, plan->bound_s);
     return HAPT_OK;
 }
 
@@ -278,8 +281,8 @@ static enum hapt_status decide(const struct rows *rows, const bool is_auto[SAVIN
     return hapt_env_agree(rows->env->world, status);
 }
 
-/* The bound of one number of rows if no device lacked memory, at most `most_s`; if that is infinite, at most the
- * a multiple of the formula's optimum. INFINITY: there is no plan. kept: its profile, or NULL. Rank-local. */
+/* The bound of one number of rows if no device lacked memory, at most `most_s`. kept: its profile, or NULL. Rank-local.
+ */
 static enum hapt_status floor_of(const struct rows *rows, const struct rows_case *one, const struct hapt_profile *kept,
                                  const struct hapt_efficiency *efficiency, const struct hapt_search_options *options,
                                  double most_s, struct hapt_arena *scratch, double *floor_s)
@@ -336,7 +339,7 @@ static enum hapt_status find_floors(struct rows *rows)
         "MPI_Allreduce");
 }
 
-/* Without any plan for some rows there is none for a multiple of them: all takes more memory. */
+/* If some rows have no candidates, neither has a multiple of them, which takes more memory (least_without). */
 static bool may_be_shorter(const struct rows *rows, int k)
 {
     if (rows->least_without > 0 && rows->listed[k].rows % rows->least_without == 0) return false;
@@ -381,20 +384,41 @@ static enum hapt_status try_chosen(struct rows *rows, const struct hapt_planning
 {
     struct hapt_arena *const arena = rows->arena;
     struct hapt_arena own;
+    struct hapt_shared *const shared = hapt_shared_newest();
     const struct hapt_plan *before = best->planning.plan;
     hapt_arena_init(&own);
     rows->arena = &own;
     enum hapt_status status = prepare_tried(rows, planning);
     if (status == HAPT_OK) status = plan_together(rows, best);
     rows->arena = arena;
-    if (best->planning.plan != before || rows->keeps_all)
+    if (best->planning.plan != before || rows->keeps_all) {
         hapt_arena_adopt(arena, &own);
-    else
+    } else {
+        hapt_shared_release_newer(shared);
         hapt_arena_release(&own);
+    }
     rows->count = 0;
     if (status != HAPT_ERR_INFEASIBLE) return status;
     hapt_fail_reset();
     return HAPT_OK;
+}
+
+/* Notes rows without candidates. More rows would allow wider meshes, and so less memory, unless each device of a
+ * subcluster has a row already. */
+static void note_without(struct rows *rows)
+{
+    const struct hapt_cluster *cluster = rows->listed[0].planning.cluster;
+    int most = 0;
+    for (int c = 0; c < cluster->count; c++) {
+        const int devices = cluster->subcluster[c].nodes * cluster->subcluster[c].devices_per_node;
+        if (devices > most) most = devices;
+    }
+    for (int k = 0; k < rows->listed_count; k++) {
+        const int value = rows->listed[k].rows;
+        if (rows->is_tried[k] && !rows->has_candidates[k] && value >= most &&
+            (rows->least_without == 0 || value < rows->least_without))
+            rows->least_without = value;
+    }
 }
 
 /* Plans a few numbers of rows at a time, as long as their bounds allow a shorter plan. */
@@ -406,10 +430,10 @@ static enum hapt_status try_rows(struct rows *rows, const struct hapt_planning *
     while (choose_next(rows, is_done)) {
         HAPT_TRY(try_chosen(rows, planning, best));
         if (rows->known_s > 0 && rows->listed_count > 1) HAPT_TRY(find_floors(rows));
-        for (int k = 0; k < rows->listed_count; k++)
-            if (rows->is_tried[k] && !rows->has_candidates[k] &&
-                (rows->least_without == 0 || rows->listed[k].rows < rows->least_without))
-                rows->least_without = rows->listed[k].rows;
+        for (int k = 0; k < rows->listed_count && rows->loops; k++)
+            if (rows->is_tried[k]) rows->bound_s = fmin(rows->bound_s, rows->floor_s[k]);
+        rows->loops = false;
+        note_without(rows);
     }
     return HAPT_OK;
 }
@@ -484,7 +508,8 @@ static enum hapt_status plan_best(struct hapt_env *env, struct hapt_config *conf
         return status == HAPT_OK ? HAPT_ERR_INTERNAL : status;
     }
     *planning = best.planning;
-    if (planning->plan->bound_s > 0) planning->plan->bound_s = fmin(rows->bound_s, planning->plan->simulated_s);
+    if (planning->plan->bound_s > 0 && isfinite(rows->bound_s))
+        planning->plan->bound_s = fmin(rows->bound_s, planning->plan->simulated_s);
     if (rows->global_batch > 0) planning->plan->rows = best.rows;
     HAPT_TRY(decide_microbatches(rows, &best));
     say_rows(rows, &best);

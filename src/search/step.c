@@ -114,6 +114,7 @@ static bool is_enough(const struct step_search *search)
 enum hapt_status step_improve(struct step_search *search)
 {
     const double worth_s = STEP_SEED_WORTH * search->best.step_s;
+    search->trimmed_s = INFINITY; /* ranks may have started searches alone, with other stages left out */
     HAPT_TRY(hapt_env_agree(search->comm, step_trim(search)));
     if (search->enumerated) {
         step_candidate_copy(&search->seed[0], &search->best);

@@ -120,12 +120,31 @@ static double known_s(const struct batchings *all)
     return all->options->known_s > 0 ? fmin(all->options->known_s, best_s(all)) : best_s(all);
 }
 
-/* True if the batching has no better plan by its bound, or if none is to be expected. */
+/* The time of a microbatch that waits, over all stages. A split shortens a step by about that, because the drain lacks
+ * it; by more where few microbatches are in flight. */
+static double waiting_s(const struct step_search *search)
+{
+    const struct hapt_profile *profile = search->profile;
+    double sum_s = 0;
+    for (int i = 0; i < search->best.count; i++) {
+        const struct step_stage *stage = &search->best.stage[i];
+        if (stage->device_set >= search->C || !profile->cluster[stage->device_set].weight_time) continue;
+        const double time_s =
+            profile->cluster[stage->device_set]
+                .weight_time[hapt_profile_index(profile, stage->submesh, i > 0 ? stage[-1].end : 0, stage->end - 1)];
+        if (isfinite(time_s)) sum_s += time_s;
+    }
+    return sum_s;
+}
+
+/* True if the batching has no better plan by its bound, or if none is to be expected. The known step may be that of a
+ * split plan. */
 static bool is_hopeless(const struct batchings *all, int k)
 {
     const struct step_search *search = &all->search[k];
-    return hapt_at_most(known_s(all), (1 + search->options.gap) * search->bound_s) ||
-           search->best.step_s > BATCHING_WORTH * known_s(all);
+    const double gain_s = all->options->split == HAPT_SPLIT_NO ? 0 : waiting_s(search);
+    if (search->best.step_s - gain_s > BATCHING_WORTH * known_s(all)) return true;
+    return all->count > 1 && hapt_at_most(best_s(all), (1 + search->options.gap) * search->bound_s);
 }
 
 static enum hapt_status improve_all(struct batchings *all)
@@ -134,7 +153,7 @@ static enum hapt_status improve_all(struct batchings *all)
     for (int i = 0; i < all->count; i++) {
         const int k = all->order[i];
         struct step_search *search = &all->search[k];
-        if (!all->feasible[k] || ((all->count > 1 || all->options->known_s > 0) && is_hopeless(all, k))) continue;
+        if (!all->feasible[k] || is_hopeless(all, k)) continue;
         search->known_s = known_s(all);
         search->most_work -= work;
         HAPT_TRY(step_improve(search));
@@ -213,23 +232,6 @@ static enum hapt_status finish_one(struct batchings *all, int k, struct hapt_are
     }
     if (!fits) HAPT_TRY(search_again(all, k, result, plan));
     return hapt_env_agree(all->comm, enumerate_split(all, k, result, plan));
-}
-
-/* The time of a microbatch that waits, over all stages. A split shortens a step by about that, because the drain lacks
- * it; by more where few microbatches are in flight. */
-static double waiting_s(const struct step_search *search)
-{
-    const struct hapt_profile *profile = search->profile;
-    double sum_s = 0;
-    for (int i = 0; i < search->best.count; i++) {
-        const struct step_stage *stage = &search->best.stage[i];
-        if (stage->device_set >= search->C || !profile->cluster[stage->device_set].weight_time) continue;
-        const double time_s =
-            profile->cluster[stage->device_set]
-                .weight_time[hapt_profile_index(profile, stage->submesh, i > 0 ? stage[-1].end : 0, stage->end - 1)];
-        if (isfinite(time_s)) sum_s += time_s;
-    }
-    return sum_s;
 }
 
 /* Plans of the batchings among which a split may decide; *plan: the shortest. */

@@ -2,9 +2,9 @@
  * Leaves out stages that no plan has which is about as short as a known one. The search of the formula then reads fewer
  * candidates; it is run for many views of the profile.
  *
- * Let T be the step of the known plan times a margin. A stage of time t is left out if B t > T, if the microbatches
- * that fit in its memory bring B / N times that beyond T, or if all other devices need too long for all other layers
- * (step_rest.c). A stage is also left out if another program of the same devices and layers takes no more of anything.
+ * Let T be the step of the known plan times a margin. A stage of time t is left out if B t > T, or if all other devices
+ * need longer than T for all other layers (step_rest.c). A stage is also left out if another program of the same
+ * devices and layers takes no more time, device memory and work once a step.
  */
 #include "search.h"
 #include "step.h"
@@ -52,10 +52,7 @@ static void drop_slow(const struct trimming *trimming, int c, int s, double *tim
         for (int end = first + 1; end <= search->L; end++) {
             const size_t cell = hapt_profile_index(search->profile, s, first, end - 1);
             if (!isfinite(time_s[cell])) continue;
-            const double most = step_in_flight(cluster->parameter_bytes[cell], cluster->activation_bytes[cell],
-                                               cluster->device_memory_bytes, search->B);
-            if (time_s[cell] > trimming->most_s || search->B / most * time_s[cell] > search->B * trimming->most_s ||
-                rest_s(trimming, c, devices, first, end) > trimming->most_s)
+            if (time_s[cell] > trimming->most_s || rest_s(trimming, c, devices, first, end) > trimming->most_s)
                 time_s[cell] = NAN;
         }
 }
