@@ -24,20 +24,21 @@ struct rows {
     struct hapt_env *env;
     struct hapt_config *config;
     struct hapt_arena *arena;
-    int64_t global_batch; /* 0: the model's rows */
-    bool quietly;         /* "no plan" is not printed */
-    bool keeps_all;       /* plans keep all on the devices */
-    bool kept_is_known;   /* such plans were searched before */
-    double known_s;       /* the step of the best plan so far; 0: there is none */
-    double bound_s;       /* no plan without loops of the rows so far takes less */
-    bool loops;           /* the last plan has loops, and so no bound */
+    int64_t global_batch;          /* 0: the model's rows */
+    bool quietly;                  /* "no plan" is not printed */
+    bool keeps_all;                /* plans keep all on the devices */
+    bool kept_is_known;            /* such plans were searched before */
+    double known_s;                /* the step of the best plan so far; 0: there is none */
+    double bound_s;                /* no plan without loops of the rows so far takes less */
+    bool loops;                    /* the last plan has loops, and so no bound */
+    int64_t candidates, evaluated; /* of all searches */
     int listed_count;
     struct rows_case listed[MOST_ROWS];   /* by list_rows, without profiles */
     struct hapt_profile *kept[MOST_ROWS]; /* listed: profiles that keep all on the devices, if there are any */
     bool is_tried[MOST_ROWS], has_candidates[MOST_ROWS];  /* listed: by prepare_tried */
     bool was_tried[MOST_ROWS], had_candidates[MOST_ROWS]; /* listed: at any time */
     double floors_of_s;                                   /* the step that was known when floor_s was found */
-    double floor_s[MOST_ROWS];                            /* listed: no plan takes less; INFINITY: there is none */
+    double floor_s[MOST_ROWS];                            /* listed: no plan takes less; 0: unknown */
     int least_without; /* the fewest rows without candidates, of those that note_without may use; 0: none */
     int count;         /* cases that have a profile: the model's own rows first, then ascending */
     struct rows_case one[MOST_CASES];
@@ -234,6 +235,8 @@ static enum hapt_status plan_together(struct rows *rows, struct rows_case *best)
     HAPT_TRY(hapt_phase_plan_complete(rows->env, rows->config, one->planning.profile, one->planning.layers, plan));
     take_shorter(one, best);
     rows->known_s = best->planning.plan->simulated_s;
+    rows->candidates += plan->search.candidates;
+    rows->evaluated += plan->search.evaluated;
     rows->loops = plan->bound_s == 0;
     if (!rows->loops) rows->bound_s = fmin(rows->bound_s, plan->bound_s);
     return HAPT_OK;
@@ -281,8 +284,8 @@ static enum hapt_status decide(const struct rows *rows, const bool is_auto[SAVIN
     return hapt_env_agree(rows->env->world, status);
 }
 
-/* The bound of one number of rows if no device lacked memory, at most `most_s`. kept: its profile, or NULL. Rank-local.
- */
+/* The bound of one number of rows if no device lacked memory, at most `most_s`, also if there is no plan. kept: its
+ * profile, or NULL. Rank-local. */
 static enum hapt_status floor_of(const struct rows *rows, const struct rows_case *one, const struct hapt_profile *kept,
                                  const struct hapt_efficiency *efficiency, const struct hapt_search_options *options,
                                  double most_s, struct hapt_arena *scratch, double *floor_s)
@@ -343,7 +346,7 @@ static enum hapt_status find_floors(struct rows *rows)
 static bool may_be_shorter(const struct rows *rows, int k)
 {
     if (rows->least_without > 0 && rows->listed[k].rows % rows->least_without == 0) return false;
-    return isfinite(rows->floor_s[k]) && (rows->known_s == 0 || rows->floor_s[k] < rows->known_s);
+    return rows->known_s == 0 || rows->floor_s[k] < rows->known_s;
 }
 
 /* How far these rows are from those of the model, as a factor. */
@@ -514,6 +517,8 @@ static enum hapt_status plan_best(struct hapt_env *env, struct hapt_config *conf
     HAPT_TRY(decide_microbatches(rows, &best));
     say_rows(rows, &best);
     if (hapt_phase_is_measured(config, planning->cluster)) return HAPT_OK;
+    planning->plan->search.candidates = rows->candidates;
+    planning->plan->search.evaluated = rows->evaluated;
     planning->plan->search.seconds = hapt_time_s() - start_s; /* predictions included */
     return hapt_env_mpi(MPI_Bcast(&planning->plan->search.seconds, 1, MPI_DOUBLE, 0, env->world), "MPI_Bcast");
 }
