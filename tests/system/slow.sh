@@ -42,7 +42,7 @@ check "and says where it is" grep -Eq '^hapt: timing layers [0-9]+/[0-9]+, [0-9]
 passes 1 profile --input "$scratch/small.h5" --threads 1 --profile-seconds 1 --output "$scratch/p.h5"
 check "a quick profile is silent: $(cat "$scratch/err")" [ "$(grep -c ' s left\| s so far' "$scratch/err")" -eq 0 ]
 begun=$SECONDS
-[ "${HAPT_LONG:-0}" != 0 ] && layers=300 || layers=80
+[ "${HAPT_LONG:-0}" != 0 ] && layers=300 || layers=60
 passes 1 plan --input "$scratch/huge.h5" --cluster inputs/clusters/site-1024.json --layers-per-model $layers --microbatches 128
 if [ $((SECONDS - begun)) -ge 6 ]; then # a phase took 3 s or more; some do not know their end
     check "a long plan shows how far it is: $(cat "$scratch/err")" grep -Eq '^hapt: (predicting|planning).*, [0-9]+ s (left|so far)$' "$scratch/err"

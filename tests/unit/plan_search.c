@@ -510,7 +510,7 @@ static void search_equals_brute_force(void)
 /* Fewer cases, but with longer pipelines and more values of t_max. */
 static void longer_pipelines(void)
 {
-    const int count = test_long() ? 1000 : 60;
+    const int count = test_long() ? 1000 : 30;
     for (int i = 0; i < count; i++) compare_once((uint64_t)i + 1, LONGER);
 }
 

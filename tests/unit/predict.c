@@ -319,8 +319,9 @@ static void memory_of_choices(void)
     }
     check_memory_of_choices(true, HAPT_OFFLOAD_NO, false, HAPT_WEIGHT_SHARDING_NO);
     check_memory_of_choices(false, HAPT_OFFLOAD_NO, false, HAPT_WEIGHT_SHARDING_ALL);
+    if (!test_long()) return;
     check_memory_of_choices(false, HAPT_OFFLOAD_STAGES, false, HAPT_WEIGHT_SHARDING_MAY);
-    if (test_long()) check_memory_of_choices(false, HAPT_OFFLOAD_OPTIMIZER, true, HAPT_WEIGHT_SHARDING_MAY);
+    check_memory_of_choices(false, HAPT_OFFLOAD_OPTIMIZER, true, HAPT_WEIGHT_SHARDING_MAY);
 }
 
 /* Tensor-parallel degrees are powers of two that divide the devices of a node. The remaining devices share the rows.
