@@ -203,6 +203,11 @@ enum hapt_status hapt_sharding_rows(const struct hapt_graph *graph, const struct
  * sharded by the values that index them; their size need not be divisible by tp. Everything else stays replicated. */
 enum hapt_status hapt_sharding_tensor_parallel(const struct hapt_graph *graph, int dp, int tp, struct hapt_arena *arena,
                                                struct hapt_sharding **sharding);
+/* The same in two steps, where several tp share the rows: axis 0, and then axis 1 of what that gave. */
+enum hapt_status hapt_sharding_outer_rows(const struct hapt_graph *graph, int dp, struct hapt_arena *arena,
+                                          struct hapt_sharding **outer);
+enum hapt_status hapt_sharding_inner_tensor(const struct hapt_sharding *outer, int tp, struct hapt_arena *arena,
+                                            struct hapt_sharding **sharding);
 
 /* False if partial sums cross an end of forward operators [first_op, end_op) of the source: no program can begin or
  * end there. */

@@ -84,6 +84,11 @@ uint64_t hapt_hash(uint64_t seed, const void *data, size_t bytes)
     return mix(hash ^ bytes);
 }
 
+uint64_t hapt_hash_word(uint64_t seed, int64_t value)
+{
+    return mix((seed + 0x9e3779b97f4a7c15u) ^ mix((uint64_t)value));
+}
+
 uint64_t hapt_random_next(uint64_t *state)
 {
     return mix(*state += 0x9e3779b97f4a7c15u);

@@ -97,11 +97,14 @@ static enum hapt_status find_meshes(struct hapt_candidates *candidates, struct h
         }
     }
     qsort(mesh, (size_t)count, sizeof *mesh, compare_meshes);
-    for (int k = 0; k < count; k++) {
+    struct hapt_sharding *outer = NULL; /* of the last dp */
+    for (int k = 0, dp = 0; k < count; k++) {
         const int d = candidates->mesh_count;
+        enum hapt_status status = HAPT_OK;
         if (d > 0 && compare_meshes(&mesh[d - 1], &mesh[k]) == 0) continue;
-        const enum hapt_status status = hapt_sharding_tensor_parallel(candidates->model->graph, mesh[k].dp, mesh[k].tp,
-                                                                      arena, &candidates->sharding[d]);
+        if (mesh[k].dp != dp) status = hapt_sharding_outer_rows(candidates->model->graph, mesh[k].dp, arena, &outer);
+        if (status == HAPT_OK) dp = mesh[k].dp;
+        if (status == HAPT_OK) status = hapt_sharding_inner_tensor(outer, mesh[k].tp, arena, &candidates->sharding[d]);
         if (status == HAPT_OK)
             mesh[candidates->mesh_count++] = mesh[k];
         else if (status == HAPT_ERR_INFEASIBLE)

@@ -253,32 +253,43 @@ static enum hapt_status fill_frame(const struct filling *filling, struct hapt_ar
     return HAPT_OK;
 }
 
-/* One row of a subcluster's tables. */
-static void fill_row(const struct filling *filling, int subcluster, int s, bool *seen, struct hapt_profile *profile)
+/* The times of a structure, which all its ranges share. */
+struct structure_times {
+    bool known;
+    struct passes passes;
+    double step_s;
+};
+
+/* One row of a subcluster's tables. times [structure]: work space. */
+static void fill_row(const struct filling *filling, int subcluster, int s, struct structure_times *times, bool *seen,
+                     struct hapt_profile *profile)
 {
     const struct hapt_candidates *candidates = filling->candidates;
     struct hapt_profile_cluster *table = &profile->cluster[subcluster];
     const struct hapt_submesh submesh = table->submesh[s];
     const int mesh_index = hapt_candidates_mesh_index_of(candidates, submesh), L = candidates->layer_count;
+    memset(times, 0, (size_t)candidates->structure_count * sizeof *times);
     for (int i = 0; mesh_index >= 0 && i < L; i++) {
         for (int j = i; j < L; j++) {
             const int item = hapt_candidates_item(candidates, mesh_index, i, j);
             const size_t cell = hapt_profile_index(profile, s, i, j);
             const struct hapt_item_memory *memory = memory_of(filling, subcluster, item, submesh);
-            const struct hapt_item_time *time = &filling->time[subcluster][item];
+            struct structure_times *its = &times[candidates->structure[i * L + j]];
             if (!hapt_candidates_wanted(candidates, subcluster, submesh, i, j, memory)) continue;
+            if (!its->known)
+                *its = (struct structure_times){true, passes_of(filling, subcluster, item, submesh),
+                                                step_s(filling, subcluster, submesh, item)};
             profile->effort.unique += !seen[item];
             seen[item] = true;
-            const struct passes passes = passes_of(filling, subcluster, item, submesh);
-            table->stage_forward_time[cell] = passes.forward_s;
-            table->stage_time[cell] = passes.forward_s + passes.backward_s;
+            table->stage_forward_time[cell] = its->passes.forward_s;
+            table->stage_time[cell] = its->passes.forward_s + its->passes.backward_s;
             table->parameter_bytes[cell] =
                 hapt_candidates_resident_bytes(candidates, memory, table->device_memory_bytes);
             table->activation_bytes[cell] = memory->activation_bytes;
-            table->step_time[cell] =
-                step_s(filling, subcluster, submesh, item) + hapt_profile_tied_share_s(profile, subcluster, i, j);
+            table->step_time[cell] = its->step_s + hapt_profile_tied_share_s(profile, subcluster, i, j);
             if (!table->weight_time) continue;
-            table->weight_time[cell] = filling->weight_share[subcluster][item] * time->backward_s;
+            table->weight_time[cell] =
+                filling->weight_share[subcluster][item] * filling->time[subcluster][item].backward_s;
             table->split_parameter_bytes[cell] =
                 memory->split_parameter_bytes + table->parameter_bytes[cell] - memory->parameter_bytes;
             table->weight_slot_bytes[cell] = memory->weight_slot_bytes;
@@ -461,7 +472,9 @@ static enum hapt_status fill(struct filling *filling, struct hapt_arena *result,
 {
     const struct hapt_candidates *candidates = filling->candidates;
     struct hapt_profile *made;
+    struct structure_times *times;
     bool *seen; /* [item] of a subcluster */
+    HAPT_NEW(times, scratch, candidates->structure_count);
     HAPT_NEW(seen, scratch, candidates->item_count);
     HAPT_TRY(hapt_profile_create(candidates->layer_count, candidates->cluster->count, result, &made));
     HAPT_TRY(fill_frame(filling, result, scratch, made));
@@ -473,7 +486,7 @@ static enum hapt_status fill(struct filling *filling, struct hapt_arena *result,
     made->flops = hapt_model_flops(candidates->model);
     for (int c = 0; c < made->cluster_count; c++) {
         memset(seen, 0, (size_t)candidates->item_count * sizeof *seen);
-        for (int s = 0; s < made->cluster[c].submesh_count; s++) fill_row(filling, c, s, seen, made);
+        for (int s = 0; s < made->cluster[c].submesh_count; s++) fill_row(filling, c, s, times, seen, made);
     }
     for (int k = 0; k < candidates->mixed_count; k++)
         HAPT_TRY(fill_mixed(filling, &candidates->mixed[k], result, made));

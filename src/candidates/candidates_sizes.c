@@ -16,7 +16,8 @@ enum hapt_status hapt_candidates_shardings(const struct hapt_candidates *candida
             shardings->recomputes && hapt_sharding_allows(shardings->again, unit[u].first_op, unit[u].end_op);
     if (shardings->recomputes)
         HAPT_TRY(hapt_sharding_recompute(shardings->again, unit, candidates->unit_count, arena, &shardings->again));
-    return candidates->split ? hapt_sharding_split(shardings->again, arena, &shardings->split) : HAPT_OK;
+    return candidates->split && !candidates->roomy ? hapt_sharding_split(shardings->again, arena, &shardings->split)
+                                                   : HAPT_OK;
 }
 
 /* The sources of the memory of ranges. */

@@ -312,6 +312,15 @@ static enum hapt_status floor_of(const struct rows *rows, const struct rows_case
     return HAPT_OK;
 }
 
+/* Bounds are rounded down by less than this. */
+#define FLOOR_ROUNDING 1e-8
+
+/* True if no plan of these rows is shorter than `step_s`. */
+static bool is_excluded(const struct rows *rows, int k, double step_s)
+{
+    return rows->floor_s[k] >= (1 - FLOOR_ROUNDING) * step_s;
+}
+
 /* Bounds are found again beside a step that is shorter by this factor, since they are sharper then. */
 #define FLOORS_AGAIN 0.98
 
@@ -328,7 +337,7 @@ static enum hapt_status find_floors(struct rows *rows)
     if (status == HAPT_OK && path) status = hapt_efficiency_load(path, rows->arena, &efficiency);
     for (int k = 0; k < rows->listed_count; k++) {
         struct hapt_arena scratch;
-        if (rows->floor_s[k] >= most_s) continue;
+        if (is_excluded(rows, k, most_s)) continue;
         rows->floor_s[k] = INFINITY;
         if (k % rows->env->world_size != rows->env->world_rank || status != HAPT_OK) continue;
         hapt_arena_init(&scratch);
@@ -346,7 +355,7 @@ static enum hapt_status find_floors(struct rows *rows)
 static bool may_be_shorter(const struct rows *rows, int k)
 {
     if (rows->least_without > 0 && rows->listed[k].rows % rows->least_without == 0) return false;
-    return rows->known_s == 0 || rows->floor_s[k] < rows->known_s;
+    return rows->known_s == 0 || !is_excluded(rows, k, rows->known_s);
 }
 
 /* How far these rows are from those of the model, as a factor. */

@@ -8,7 +8,7 @@
 
 static uint64_t mix(uint64_t hash, int64_t value)
 {
-    return hapt_hash(hash, &value, sizeof value);
+    return hapt_hash_word(hash, value);
 }
 
 static uint64_t mix_tensor(uint64_t hash, const struct hapt_tensor *tensor)

@@ -3,6 +3,7 @@
  * add a row to the right group, and kernels of its name to the back ends.
  */
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "ops_rows.h"
 
@@ -13,6 +14,7 @@ enum { MAX_TYPES = 256 };
 static const struct hapt_op_type *table[MAX_TYPES];
 static int table_count;
 static pthread_once_t table_once = PTHREAD_ONCE_INIT;
+static atomic_bool is_joined; /* most calls need no more */
 
 static void join_row_groups(void)
 {
@@ -22,11 +24,12 @@ static void join_row_groups(void)
             table[table_count++] = row;
         }
     }
+    atomic_store_explicit(&is_joined, true, memory_order_release);
 }
 
 int hapt_op_type_count(void)
 {
-    pthread_once(&table_once, join_row_groups);
+    if (!atomic_load_explicit(&is_joined, memory_order_acquire)) pthread_once(&table_once, join_row_groups);
     return table_count;
 }
 

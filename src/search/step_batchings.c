@@ -234,10 +234,19 @@ static enum hapt_status finish_one(struct batchings *all, int k, struct hapt_are
     return hapt_env_agree(all->comm, enumerate_split(all, k, result, plan));
 }
 
+/* True if no split of the best plan is to be expected to beat the step that is known. */
+static bool is_beaten(const struct batchings *all)
+{
+    const struct step_search *best = &all->search[all->best];
+    return all->options->known_s > 0 && best->best.step_s - waiting_s(best) >= all->options->known_s;
+}
+
 /* Plans of the batchings among which a split may decide; *plan: the shortest. */
 static enum hapt_status finish_best(struct batchings *all, struct hapt_arena *result, struct hapt_plan **plan)
 {
     const int first = all->best;
+    bool fits;
+    if (is_beaten(all)) return make_plan(all, first, &all->search[first].best, INFINITY, result, plan, &fits);
     HAPT_TRY(finish_one(all, first, result, plan));
     for (int i = 0; all->options->split != HAPT_SPLIT_NO && i < all->count; i++) {
         const int k = all->order[i];

@@ -396,30 +396,54 @@ enum hapt_status hapt_axis_program_tensor_parallel(const struct hapt_sharding *s
     return axis_program(sharding, axis_index, axis, true, arena, program);
 }
 
-static enum hapt_status build(const struct hapt_graph *graph, struct hapt_axis first, int second, bool tensor_parallel,
+static enum hapt_status share_rows(const struct hapt_graph *graph, struct hapt_axis axis, struct hapt_arena *arena,
+                                   struct hapt_sharding **outer)
+{
+    struct hapt_sharding *trivial;
+    HAPT_ASSERT(axis.size >= 1);
+    HAPT_TRY(hapt_sharding_trivial(graph, arena, &trivial));
+    return add_axis(trivial, 0, axis, false, arena, outer);
+}
+
+/* Rows over both axes. */
+static enum hapt_status build(const struct hapt_graph *graph, struct hapt_axis first, int second,
                               struct hapt_arena *arena, struct hapt_sharding **sharding)
 {
-    struct hapt_sharding *trivial, *outer;
-    HAPT_ASSERT(first.size >= 1 && second >= 1);
-    HAPT_TRY(hapt_sharding_trivial(graph, arena, &trivial));
-    HAPT_TRY(add_axis(trivial, 0, first, false, arena, &outer));
-    return add_axis(outer, 1, (struct hapt_axis){.size = second}, tensor_parallel, arena, sharding);
+    struct hapt_sharding *outer;
+    HAPT_ASSERT(second >= 1);
+    HAPT_TRY(share_rows(graph, first, arena, &outer));
+    return add_axis(outer, 1, (struct hapt_axis){.size = second}, false, arena, sharding);
 }
 
 enum hapt_status hapt_sharding_data_parallel(const struct hapt_graph *graph, int nodes, int devices,
                                              struct hapt_arena *arena, struct hapt_sharding **sharding)
 {
-    return build(graph, (struct hapt_axis){.size = nodes}, devices, false, arena, sharding);
+    return build(graph, (struct hapt_axis){.size = nodes}, devices, arena, sharding);
 }
 
 enum hapt_status hapt_sharding_rows(const struct hapt_graph *graph, const struct hapt_axis *axis,
                                     struct hapt_arena *arena, struct hapt_sharding **sharding)
 {
-    return build(graph, *axis, 1, false, arena, sharding);
+    return build(graph, *axis, 1, arena, sharding);
 }
 
 enum hapt_status hapt_sharding_tensor_parallel(const struct hapt_graph *graph, int dp, int tp, struct hapt_arena *arena,
                                                struct hapt_sharding **sharding)
 {
-    return build(graph, (struct hapt_axis){.size = dp}, tp, true, arena, sharding);
+    struct hapt_sharding *outer;
+    HAPT_TRY(hapt_sharding_outer_rows(graph, dp, arena, &outer));
+    return hapt_sharding_inner_tensor(outer, tp, arena, sharding);
+}
+
+enum hapt_status hapt_sharding_outer_rows(const struct hapt_graph *graph, int dp, struct hapt_arena *arena,
+                                          struct hapt_sharding **outer)
+{
+    return share_rows(graph, (struct hapt_axis){.size = dp}, arena, outer);
+}
+
+enum hapt_status hapt_sharding_inner_tensor(const struct hapt_sharding *outer, int tp, struct hapt_arena *arena,
+                                            struct hapt_sharding **sharding)
+{
+    HAPT_ASSERT(tp >= 1);
+    return add_axis(outer, 1, (struct hapt_axis){.size = tp}, true, arena, sharding);
 }

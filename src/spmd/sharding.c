@@ -61,7 +61,7 @@ bool hapt_sharding_allows(const struct hapt_sharding *sharding, int first_op, in
 
 static void mix_into(uint64_t *hash, int64_t value)
 {
-    *hash = hapt_hash(*hash, &value, sizeof value);
+    *hash = hapt_hash_word(*hash, value);
 }
 
 static void mix_property(uint64_t *hash, struct hapt_property property)
