@@ -264,6 +264,8 @@ static enum hapt_status finish(struct batchings *all, struct hapt_arena *result,
 {
     HAPT_TRY(finish_best(all, result, found));
     struct hapt_plan *plan = *found;
+    const double known_s = all->options->known_s,
+                 most_s = known_s > 0 ? fmin(known_s, plan->simulated_s) : plan->simulated_s;
     plan->search.gap = 0;
     plan->search.candidates = plan->search.evaluated = 0;
     plan->bound_s = plan->simulated_s;
@@ -273,7 +275,7 @@ static enum hapt_status finish(struct batchings *all, struct hapt_arena *result,
         plan->search.evaluated += all->search[k].figures.evaluated;
         if (!all->feasible[k]) continue;
         if (all->options->split != HAPT_SPLIT_NO)
-            HAPT_TRY(hapt_env_agree(all->comm, step_bound_split(&all->search[k], plan->simulated_s, &bound_s)));
+            HAPT_TRY(hapt_env_agree(all->comm, step_bound_split(&all->search[k], most_s, &bound_s)));
         plan->bound_s = fmin(plan->bound_s, bound_s);
     }
     return HAPT_OK;
