@@ -89,10 +89,56 @@ static bool is_candidate(const struct hapt_profile *profile, const struct hapt_p
 {
     const struct hapt_profile_cluster *cluster = &profile->cluster[stage->submesh->subcluster[0]];
     for (int s = 0; s < cluster->submesh_count; s++)
-        if (hapt_plan_stage_runs(stage, &cluster->submesh[s]))
-            return isfinite(
-                cluster->stage_time[hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1)]);
+        if (hapt_plan_stage_runs(stage, &cluster->submesh[s]) &&
+            isfinite(cluster->stage_time[hapt_profile_index(profile, s, stage->first_layer, stage->end_layer - 1)]))
+            return true;
     return false;
+}
+
+/* The program of a row, whatever the stage keeps on its devices. */
+static void give_program(const struct hapt_profile *profile, const struct hapt_submesh *row,
+                         struct hapt_plan_stage *stage)
+{
+    hapt_plan_stage_run(profile, stage->submesh->subcluster[0], row, stage);
+    stage->layout.recompute = stage->layout.weights_at = -1;
+}
+
+/* True if all stages on the devices of stage `first` are candidates with the program of a row. */
+static bool all_may_run(const struct hapt_profile *profile, const struct hapt_plan *plan, int first,
+                        const struct hapt_submesh *row)
+{
+    const struct hapt_plan_submesh *submesh = plan->stage[first].submesh;
+    if (row->n != submesh->nodes || row->m != submesh->devices_per_node) return false;
+    for (int i = first; i < plan->stage_count; i++) {
+        struct hapt_plan_stage stage = plan->stage[i];
+        if (stage.submesh != submesh) continue;
+        give_program(profile, row, &stage);
+        if (!is_candidate(profile, &stage)) return false;
+    }
+    return true;
+}
+
+/* Another program for the stages of a submesh if one of them lacks that of the first stage. */
+static enum hapt_status choose_others(const struct hapt_profile *profile, struct hapt_plan *plan)
+{
+    bool changed = false;
+    for (int first = 0; first < plan->stage_count; first++) {
+        const struct hapt_plan_submesh *submesh = plan->stage[first].submesh;
+        const struct hapt_profile_cluster *cluster = &profile->cluster[submesh->subcluster[0]];
+        bool lacks = false;
+        int row = 0;
+        for (int i = 0; i < first; i++) lacks = lacks || plan->stage[i].submesh == submesh; /* it was handled */
+        if (lacks) continue;
+        for (int i = first; i < plan->stage_count; i++)
+            lacks = lacks || (plan->stage[i].submesh == submesh && !is_candidate(profile, &plan->stage[i]));
+        if (!lacks) continue;
+        while (row < cluster->submesh_count && !all_may_run(profile, plan, first, &cluster->submesh[row])) row++;
+        if (row == cluster->submesh_count) continue; /* pricing says what is missing */
+        for (int i = first; i < plan->stage_count; i++)
+            if (plan->stage[i].submesh == submesh) give_program(profile, &cluster->submesh[row], &plan->stage[i]);
+        changed = true;
+    }
+    return changed ? hapt_plan_price_tables(profile, plan) : HAPT_OK;
 }
 
 /* Programs that --stages leaves open: the stages of a submesh take that of its first one, and keep as much on their
@@ -112,7 +158,7 @@ static enum hapt_status choose_programs(const struct hapt_profile *profile, stru
             hapt_weights_on_host(own.weights_at) != hapt_weights_on_host(plan->stage[first].layout.weights_at))
             plan->stage[i].layout.weights_at = HAPT_WEIGHTS_RESIDENT;
     }
-    return HAPT_OK;
+    return choose_others(profile, plan);
 }
 
 static enum hapt_status price_setting(const struct hapt_profile *profile, const struct loops_setting *setting,
