@@ -81,7 +81,7 @@ same "$RUN" "$scratch/whole" 120 || fail "the losses after a job that had nothin
 if [ -n "${HAPT_LONG:-}" ]; then
     RUN=$scratch/limited
     : >"$scratch/log"
-    job=$(submit --time=2 --signal=USR1@30 -- --steps 4000)
+    job=$(submit --time=2 --signal=USR1@30 -- --steps 100000)
     checks=$((checks + 2))
     wait_until 150 eval '[ "$(value "$job" Restarts)" = 1 ]' || fail "the time limit: no signal came in time"
     wait_until 60 grep -q 'resuming after step' "$scratch/log" || fail "the job does not go on after the time limit: $(tail -n 5 "$scratch/log")"
