@@ -233,4 +233,18 @@ assert sum(used.values()) == 4 and every["simulated_s"] >= one["simulated_s"], u
 row = read("table")["rows"][0]
 assert row["simulated_s"] == read("default")["simulated_s"] and row["schedule"] == read("default")["schedule"], row
 P
+
+# Layer 27 has no weights to shard, and data parallelism is no candidate for it: the stages of its devices get another program.
+printf '{"format": "hapt-cluster", "version": 1, "subclusters": [{"name": "a", "nodes": 1, "devices_per_node": 2, "device": "cpu", "memory": "2 GB"},
+    {"name": "b", "nodes": 1, "devices_per_node": 2, "device": "cpu", "memory": "2 GB"}],
+    "links": [{"between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "10 us"}]}' >"$scratch/pairs.json"
+passes 1 model gpt --layers 6 --hidden 32 --heads 2 --sequence 16 --vocab 256 --microbatch 2 --tied-embeddings no --output "$scratch/small.h5" &&
+    passes 1 plan --input "$scratch/small.h5" --cluster "$scratch/pairs.json" --layers-per-model ops --predict yes --microbatches 12 \
+        --stages 0-9@a:1x2,9-27@b:1x2,27-28@a:1x2,28-32@b:1x2 --schedule interleaved --loops 2 --sharded-weights yes --json &&
+    python "one program for the stages of a submesh" "$scratch/out" <<'P'
+import json, sys
+stages = json.load(open(sys.argv[1]))["stages"]
+degrees = [stage.get("tensor_parallel", 1) for stage in stages]
+assert len(stages) == 4 and degrees[0] == degrees[2] and degrees[1] == degrees[3], degrees
+P
 finish
