@@ -118,20 +118,22 @@ static bool all_may_run(const struct hapt_profile *profile, const struct hapt_pl
     return true;
 }
 
-/* Another program for the stages of a submesh if one of them lacks that of the first stage. */
-static enum hapt_status choose_others(const struct hapt_profile *profile, struct hapt_plan *plan)
+/* Another program for the stages of a submesh if one of them lacks that of the first stage. is_given [stage]: --stages
+ * gives its program. */
+static enum hapt_status choose_others(const struct hapt_profile *profile, const bool *is_given, struct hapt_plan *plan)
 {
     bool changed = false;
     for (int first = 0; first < plan->stage_count; first++) {
         const struct hapt_plan_submesh *submesh = plan->stage[first].submesh;
         const struct hapt_profile_cluster *cluster = &profile->cluster[submesh->subcluster[0]];
-        bool lacks = false;
+        bool skip = false, lacks = false;
         int row = 0;
-        for (int i = 0; i < first; i++) lacks = lacks || plan->stage[i].submesh == submesh; /* it was handled */
-        if (lacks) continue;
-        for (int i = first; i < plan->stage_count; i++)
-            lacks = lacks || (plan->stage[i].submesh == submesh && !is_candidate(profile, &plan->stage[i]));
-        if (!lacks) continue;
+        for (int i = 0; i < plan->stage_count; i++) {
+            if (plan->stage[i].submesh != submesh) continue;
+            skip = skip || i < first || is_given[i]; /* i < first: the submesh was handled */
+            lacks = lacks || !is_candidate(profile, &plan->stage[i]);
+        }
+        if (skip || !lacks) continue;
         while (row < cluster->submesh_count && !all_may_run(profile, plan, first, &cluster->submesh[row])) row++;
         if (row == cluster->submesh_count) continue; /* pricing says what is missing */
         for (int i = first; i < plan->stage_count; i++)
@@ -143,8 +145,12 @@ static enum hapt_status choose_others(const struct hapt_profile *profile, struct
 
 /* Programs that --stages leaves open: the stages of a submesh take that of its first one, and keep as much on their
  * devices if they can. Weights of one submesh move in one way. */
-static enum hapt_status choose_programs(const struct hapt_profile *profile, struct hapt_plan *plan)
+static enum hapt_status choose_programs(const struct hapt_profile *profile, struct hapt_arena *scratch,
+                                        struct hapt_plan *plan)
 {
+    bool *is_given;
+    HAPT_NEW(is_given, scratch, plan->stage_count);
+    for (int i = 0; i < plan->stage_count; i++) is_given[i] = plan->stage[i].layout.tensor_parallel > 0;
     HAPT_TRY(hapt_plan_price_tables(profile, plan));
     for (int i = plan->stage_count - 1; i >= 0; i--) {
         int first = 0;
@@ -158,7 +164,7 @@ static enum hapt_status choose_programs(const struct hapt_profile *profile, stru
             hapt_weights_on_host(own.weights_at) != hapt_weights_on_host(plan->stage[first].layout.weights_at))
             plan->stage[i].layout.weights_at = HAPT_WEIGHTS_RESIDENT;
     }
-    return choose_others(profile, plan);
+    return choose_others(profile, is_given, plan);
 }
 
 static enum hapt_status price_setting(const struct hapt_profile *profile, const struct loops_setting *setting,
@@ -188,7 +194,11 @@ enum hapt_status search_price_loops(const struct hapt_profile *profile, const st
     if (settings == 0)
         return loops_check_batch(options, hapt_schedule_loop_batch(options->schedule, options->microbatches,
                                                                    plan->submesh_count, options->loops.loop_batch));
-    HAPT_TRY(choose_programs(profile, plan));
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    const enum hapt_status chosen = choose_programs(profile, &scratch, plan);
+    hapt_arena_release(&scratch);
+    HAPT_TRY(chosen);
     int best = 0;
     double least_s = INFINITY;
     for (int k = 0; k < settings; k++) {

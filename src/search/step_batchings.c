@@ -264,8 +264,7 @@ static enum hapt_status finish(struct batchings *all, struct hapt_arena *result,
 {
     HAPT_TRY(finish_best(all, result, found));
     struct hapt_plan *plan = *found;
-    const double known_s = all->options->known_s,
-                 most_s = known_s > 0 ? fmin(known_s, plan->simulated_s) : plan->simulated_s;
+    const double most_s = fmin(known_s(all), plan->simulated_s);
     plan->search.gap = 0;
     plan->search.candidates = plan->search.evaluated = 0;
     plan->bound_s = plan->simulated_s;

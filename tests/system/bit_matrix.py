@@ -149,8 +149,8 @@ def plan_and_train(model, layers, ranks, schedule, loops, keep):
     common = ["--input", path(model + ".h5"), "--cluster", path("cluster-%d-%d.json" % (submeshes, width)), "--layers-per-model", "ops"]
     output = path("run")
     shutil.rmtree(output, ignore_errors=True)
-    hapt("plan", *common, "--predict", "yes", "--tensor-parallel", "1", "--microbatches", str(MICROBATCHES), "--stages", ",".join(names), "--overwrite", "--output", path("plan.h5"),
-         *options, *KEEPS[keep], *(["--loops", str(loops)] if looped else []))
+    hapt("plan", *common, "--predict", "yes", "--tensor-parallel", "1", "--microbatches", str(MICROBATCHES), "--stages", ",".join(names),
+         "--overwrite", "--output", path("plan.h5"), *options, *KEEPS[keep], *(["--loops", str(loops)] if looped else []))
     train = json.loads(hapt("train", *common, "--plan", path("plan.h5"), "--data", path("tokens.h5"), "--threads", "1", "--steps", str(STEPS), "--clip-norm", "0",
                             "--learning-rate", "1e-2", "--lr-schedule", "constant", "--output", output, "--json", ranks=ranks))["train"]
     with h5py.File(os.path.join(output, "run.h5")) as run:

@@ -247,4 +247,7 @@ stages = json.load(open(sys.argv[1]))["stages"]
 degrees = [stage.get("tensor_parallel", 1) for stage in stages]
 assert len(stages) == 4 and degrees[0] == degrees[2] and degrees[1] == degrees[3], degrees
 P
+# A program that --stages gives is not replaced.
+refuses 3 'layers 27-28 cannot be a stage on a:1x2' 1 plan --input "$scratch/small.h5" --cluster "$scratch/pairs.json" --layers-per-model ops \
+    --predict yes --microbatches 12 --stages 0-9@a:1x2t1,9-27@b:1x2,27-28@a:1x2t1,28-32@b:1x2 --schedule interleaved --loops 2 --sharded-weights yes
 finish
