@@ -296,8 +296,8 @@ struct problem {
     struct tensor *input[4];
     int64_t out_count;
     const double *dy; /* weights of the outputs: the scalar is sum(dy * out) */
-    int64_t integer[4];
-    double real[4];
+    int64_t integer[HAPT_MAX_ATTRIBUTES];
+    double real[HAPT_MAX_ATTRIBUTES];
 };
 
 static inline double problem_scalar(const struct problem *problem, double *out)

@@ -203,13 +203,24 @@ static void same_bits(void)
 /* ---- separate q, k and v: query heads share heads of keys and values ---- */
 
 struct grouped {
-    int64_t batch, length, heads, kv_heads, head;
+    int64_t batch, length, heads, kv_heads, head, window;
+    double scale, cap;
 };
 
-static const struct grouped groupings[] = {{1, 5, 1, 1, 8},   {2, 7, 4, 2, 16},   {1, 35, 6, 2, 17}, {2, 33, 3, 3, 24},
-                                           {1, 64, 8, 1, 32}, {1, 161, 4, 2, 80}, {1, 130, 2, 2, 64}};
+static const struct grouped groupings[] = {
+    {1, 5, 1, 1, 8, 0, 0, 0},   {2, 7, 4, 2, 16, 0, 0, 0},   {1, 35, 6, 2, 17, 0, 0, 0},  {2, 33, 3, 3, 24, 0, 0, 0},
+    {1, 64, 8, 1, 32, 0, 0, 0}, {1, 161, 4, 2, 80, 0, 0, 0}, {1, 130, 2, 2, 64, 0, 0, 0},
+};
 
-/* input: q, k, v; integer: heads, kv heads, causal. Returns out [b][t][heads x head], then logsumexp [b][heads][t]. */
+/* Causal: windows, also of two positions, with whole blocks of keys behind them; scales and limits of the scores. */
+static const struct grouped windowed[] = {
+    {1, 5, 1, 1, 8, 3, 0, 0},         {2, 35, 4, 2, 16, 2, 0, 0},     {1, 161, 4, 2, 24, 20, 0.3, 0},
+    {1, 300, 2, 1, 16, 130, 0.2, 2},  {2, 40, 2, 2, 17, 0, 0.5, 0.7}, {1, 150, 2, 1, 136, 129, 0.05, 3},
+    {1, 70, 2, 1, 32, 1000, 0.1, 50},
+};
+
+/* input: q, k, v; integer: heads, kv heads, causal, window; real: scale, limit. Returns out [b][t][heads x head], then
+ * logsumexp [b][heads][t]. */
 static void grouped_reference(const struct problem *problem, double *out)
 {
     const int64_t batch = problem->input[0]->view.shape[0], length = problem->input[0]->view.shape[1];
@@ -221,18 +232,21 @@ static void grouped_reference(const struct problem *problem, double *out)
         for (int64_t h = 0; h < heads; h++)
             for (int64_t i = 0; i < length; i++) {
                 const int64_t end = problem->integer[2] ? i + 1 : length, own = h / shared * head;
+                const int64_t window = problem->integer[3], start = window > 0 && i >= window ? i + 1 - window : 0;
+                const double scale = problem->real[0] > 0 ? problem->real[0] : 1 / sqrt((double)head);
+                const double cap = problem->real[1];
                 const double *q = problem->input[0]->value + (b * length + i) * q_width + h * head;
                 double total = 0;
-                for (int64_t j = 0; j < end; j++) {
+                for (int64_t j = start; j < end; j++) {
                     const double *k = problem->input[1]->value + (b * length + j) * kv_width + own;
                     double dot = 0;
                     for (int64_t c = 0; c < head; c++) dot += q[c] * k[c];
-                    weight[j] = exp(dot / sqrt((double)head));
+                    weight[j] = exp(cap > 0 ? cap * tanh(dot * scale / cap) : dot * scale);
                     total += weight[j];
                 }
                 for (int64_t c = 0; c < head; c++) {
                     double sum = 0;
-                    for (int64_t j = 0; j < end; j++)
+                    for (int64_t j = start; j < end; j++)
                         sum += weight[j] / total * problem->input[2]->value[(b * length + j) * kv_width + own + c];
                     out[(b * length + i) * q_width + h * head + c] = sum;
                 }
@@ -259,13 +273,15 @@ static void check_grouped(const struct grouped *s, enum hapt_dtype dtype, bool c
                               .input = {&in[0], &in[1], &in[2]},
                               .out_count = out.count + lse.count,
                               .dy = dy,
-                              .integer = {s->heads, s->kv_heads, causal}};
+                              .integer = {s->heads, s->kv_heads, causal, s->window},
+                              .real = {s->scale, s->cap}};
     grouped_reference(&problem, expected);
     struct hapt_call call = {.input_count = 3,
                              .output_count = 2,
                              .input = {in[0].view, in[1].view, in[2].view},
                              .output = {out.view, lse.view},
-                             .integer = {s->kv_heads, causal},
+                             .integer = {s->kv_heads, causal, s->window},
+                             .real = {s->scale, s->cap},
                              .threads = threads};
     kernel_run("grouped_attention", dtype, &call);
     check_close(&out.view, expected, dtype == HAPT_F32 ? 2e-6 : HALF_UNIT(dtype), "grouped attention");
@@ -274,7 +290,8 @@ static void check_grouped(const struct grouped *s, enum hapt_dtype dtype, bool c
                              .output_count = 3,
                              .input = {in[0].view, in[1].view, in[2].view, out.view, lse.view, dout.view},
                              .output = {gradient[0].view, gradient[1].view, gradient[2].view},
-                             .integer = {s->kv_heads, causal},
+                             .integer = {s->kv_heads, causal, s->window},
+                             .real = {s->scale, s->cap},
                              .accumulate = accumulate ? 7 : 0,
                              .threads = threads};
     kernel_run("grouped_attention_backward", dtype, &back);
@@ -299,6 +316,17 @@ static void grouped_agrees_with_the_reference(void)
             if (!shape_wanted(5, (const int64_t[]){g->batch, g->length, g->heads, g->kv_heads, g->head})) continue;
             if (g->length > 60 ? variant % 5 != 0 : is_repeat(variant & 8)) continue; /* the reference is slow */
             check_grouped(g, variant & 1 ? half_type : HAPT_F32, variant & 2, variant & 4, variant & 8 ? 2 : 1);
+        }
+}
+
+static void windows_and_limits(void)
+{
+    for (size_t i = 0; i < sizeof windowed / sizeof *windowed; i++)
+        for (int variant = 0; variant < 8; variant++) {
+            const struct grouped *g = &windowed[i];
+            if (!shape_wanted(5, (const int64_t[]){g->batch, g->length, g->heads, g->kv_heads, g->head})) continue;
+            if (g->length > 60 ? variant % 5 != 0 : is_repeat(variant & 4)) continue; /* the reference is slow */
+            check_grouped(g, variant & 1 ? half_type : HAPT_F32, true, variant & 2, variant & 4 ? 2 : 1);
         }
 }
 
@@ -340,6 +368,7 @@ int main(int argc, char **argv)
         RUN(survives_large_scores);
         RUN(same_bits);
         RUN(grouped_agrees_with_the_reference);
+        RUN(windows_and_limits);
         RUN(grouped_is_attention);
     }
     return kernels_finish();

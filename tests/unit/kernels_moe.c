@@ -53,7 +53,7 @@ static struct tensor slots_make(enum hapt_dtype dtype, int64_t columns)
 
 /* ---- the gate ---- */
 
-/* Softmax over all experts. Those in `expert` are kept and scaled to sum 1. */
+/* Softmax over all experts. Those in `expert` are kept, and scaled to sum 1 unless integer[0]. */
 static void gate_reference(const struct problem *p, double *out)
 {
     for (int64_t r = 0; r < shape.rows * shape.tokens; r++) {
@@ -62,23 +62,24 @@ static void gate_reference(const struct problem *p, double *out)
         for (int64_t e = 0; e < shape.experts; e++) all += exp(x[e]);
         for (int64_t j = 0; j < shape.choices; j++) kept += exp(x[expert[r * shape.choices + j]]) / all;
         for (int64_t j = 0; j < shape.choices; j++)
-            out[r * shape.choices + j] = exp(x[expert[r * shape.choices + j]]) / all / kept;
+            out[r * shape.choices + j] = exp(x[expert[r * shape.choices + j]]) / all / (p->integer[0] ? 1 : kept);
     }
 }
 
-static void check_gate(enum hapt_dtype dtype, int threads)
+static void check_gate(enum hapt_dtype dtype, bool over_all, int threads)
 {
     struct tensor x = TENSOR(dtype, -3, 3, shape.rows, shape.tokens, shape.experts);
     struct tensor weight = TENSOR(HAPT_F32, 0, 0, shape.rows, shape.tokens, shape.choices);
     struct tensor index = TENSOR(HAPT_I32, 0, 0, shape.rows, shape.tokens, shape.choices);
     struct tensor dy = TENSOR(HAPT_F32, -1, 1, shape.rows, shape.tokens, shape.choices);
+    struct tensor lse = TENSOR(HAPT_F32, 0, 0, shape.rows, shape.tokens);
     struct hapt_call call = {.input_count = 1,
-                             .output_count = 2,
+                             .output_count = over_all ? 3 : 2,
                              .input = {x.view},
-                             .output = {weight.view, index.view},
+                             .output = {weight.view, index.view, lse.view},
                              .integer = {shape.choices},
                              .threads = threads};
-    kernel_run("moe_gate", dtype, &call);
+    kernel_run(over_all ? "moe_gate_over_all" : "moe_gate", dtype, &call);
     memcpy(expert, index.view.data, (size_t)index.count * 4);
     for (int64_t r = 0; r < shape.rows * shape.tokens; r++)
         for (int64_t j = 0; j < shape.choices; j++) { /* number of experts that are larger, or equal and earlier */
@@ -89,7 +90,8 @@ static void check_gate(enum hapt_dtype dtype, int threads)
             for (int64_t e = 0; e < shape.experts; e++) larger += row[e] > row[own] || (row[e] == row[own] && e < own);
             CHECK_MESSAGE(larger == j, "choice %lld has %lld experts before it", (long long)j, (long long)larger);
         }
-    struct problem problem = {.forward = gate_reference, .input = {&x}, .out_count = weight.count, .dy = dy.value};
+    struct problem problem = {
+        .forward = gate_reference, .input = {&x}, .out_count = weight.count, .dy = dy.value, .integer = {over_all}};
     double *expected = malloc((size_t)weight.count * sizeof *expected);
     gate_reference(&problem, expected);
     check_close(&weight.view, expected, 1e-6, "weights of the gate");
@@ -101,11 +103,16 @@ static void check_gate(enum hapt_dtype dtype, int threads)
                                  .output = {dx.view},
                                  .accumulate = add,
                                  .threads = threads};
-        kernel_run("moe_gate_dx", dtype, &back);
+        struct hapt_call back_over_all = back;
+        back_over_all.input_count = 5;
+        memcpy(back_over_all.input, (struct hapt_view[]){x.view, weight.view, index.view, lse.view, dy.view},
+               5 * sizeof(struct hapt_view));
+        kernel_run(over_all ? "moe_gate_over_all_dx" : "moe_gate_dx", dtype, over_all ? &back_over_all : &back);
         check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 40, 2 * unit(dtype), "moe_gate's dx");
         tensor_free(&dx);
     }
     free(expected);
+    tensor_free(&lse);
     tensor_free(&x);
     tensor_free(&weight);
     tensor_free(&index);
@@ -330,7 +337,10 @@ static const struct shape shapes[] = {
 static void gates(void)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int v = 0; v < 4 && !is_repeat(v & 2); v++) shape = shapes[i], check_gate(types[v & 1], v & 2 ? 2 : 1);
+        for (int v = 0; v < 8; v++) {
+            shape = shapes[i];
+            if (!is_repeat(v & 2)) check_gate(types[v & 1], v & 4, v & 2 ? 2 : 1);
+        }
 }
 
 static void slots(void)

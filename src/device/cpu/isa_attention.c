@@ -34,7 +34,9 @@ struct attention {
     int64_t batch, length, heads, kv_heads, head; /* head: columns of a head */
     int64_t padded_head, padded_length;           /* multiples of LANES and KEYS */
     bool causal;
+    int64_t window; /* a query sees this many positions; 0: all up to it, or all */
     float scale;
+    float cap; /* scores become cap tanh(score / cap); 0: they stay */
     float *key, *key_t, *value_t, *dkey,
         *dvalue;                        /* key [padded_length][padded_head]; *_t [blocks][padded_head][KEYS] */
     float *value;                       /* [padded_length][padded_head] */
@@ -90,7 +92,7 @@ INLINE struct operands operands_of(const struct hapt_call *call, bool grouped, b
     return grouped ? operands_grouped(call, backward) : operands_fused(call, backward);
 }
 
-/* Integer attributes: key-value heads, causal. */
+/* Integer attributes: key-value heads, causal, window. Real: scale, or 0 for 1 / sqrt(head size); cap. */
 static struct attention attention_sizes(const struct hapt_call *call, bool grouped)
 {
     const struct hapt_view *q = &call->input[0];
@@ -103,6 +105,10 @@ static struct attention attention_sizes(const struct hapt_call *call, bool group
     at.padded_head = round_up(at.head, LANES);
     at.padded_length = round_up(at.length, KEYS);
     at.scale = (float)(1.0 / sqrt((double)at.head));
+    if (!grouped) return at;
+    at.window = call->integer[2];
+    if (call->real[0] > 0) at.scale = (float)call->real[0];
+    at.cap = (float)call->real[1];
     return at;
 }
 
@@ -211,6 +217,29 @@ INLINE int64_t visible(const struct attention *at, int64_t query, int64_t first_
     return at->causal ? smaller(keys, query - first_key + 1) : keys;
 }
 
+/* Number of keys at the start of the block at `first_key` that row `query` does not see any more. */
+INLINE int64_t passed(const struct attention *at, int64_t query, int64_t first_key)
+{
+    const int64_t gone = at->window > 0 ? query - at->window + 1 - first_key : 0;
+    return gone > 0 ? gone : 0;
+}
+
+/* The first block of keys that a query from `first` on sees. */
+INLINE int64_t first_block(const struct attention *at, int64_t first)
+{
+    return passed(at, first, 0) / KEYS * KEYS;
+}
+
+/* Caps the scores of `vectors` vectors; slope: their derivatives, or NULL. */
+INLINE void cap_row(const struct attention *at, float *score, float *slope, int64_t vectors)
+{
+    for (int64_t j = 0; j < vectors * LANES; j += LANES) {
+        const vector part = vector_tanh(vector_load(score + j) * (1.0f / at->cap));
+        vector_store(score + j, part * at->cap);
+        if (slope) vector_store(slope + j, 1.0f - part * part);
+    }
+}
+
 /* Turns a row of scores into weights exp(score - top), with zeros from `seen` to the next vector. Returns their sum. */
 INLINE double softmax_row(float *score, int64_t seen, int64_t vectors, float top)
 {
@@ -247,7 +276,7 @@ static void forward_block(const struct attention *at, int64_t first, int64_t row
         total[r] = 0;
     }
     memset(at->out, 0, (size_t)(rows * hp) * sizeof(float));
-    for (int64_t key = 0; key < end; key += KEYS) {
+    for (int64_t key = first_block(at, first); key < end; key += KEYS) {
         const int64_t keys = smaller(KEYS, end - key), vectors = (keys + LANES - 1) / LANES;
         product(&(struct product){.rows = rows,
                                   .vectors = vectors,
@@ -261,7 +290,13 @@ static void forward_block(const struct attention *at, int64_t first, int64_t row
                                   .c_row = KEYS});
         for (int64_t r = 0; r < rows; r++) {
             float *score = at->score + r * KEYS;
-            const int64_t seen = visible(at, first + r, key, keys);
+            const int64_t seen = visible(at, first + r, key, keys), gone = passed(at, first + r, key);
+            if (at->cap > 0) cap_row(at, score, NULL, vectors);
+            for (int64_t j = 0; j < gone && j < keys; j++) score[j] = -INFINITY;
+            if (gone >= keys) { /* the row sees no key of this block */
+                memset(score, 0, (size_t)(vectors * LANES) * sizeof *score);
+                continue;
+            }
             const float higher = row_maximum(score, seen, top[r]);
             if (key > 0 && higher > top[r]) {
                 const float shrink = expf(top[r] - higher);
@@ -387,13 +422,17 @@ static void backward_scores(const struct attention *at, int64_t first, int64_t r
                               .c_row = KEYS});
     for (int64_t r = 0; r < rows; r++) {
         float *score = at->score + r * KEYS, *dscore = at->dscore + r * KEYS;
-        const int64_t seen = visible(at, first + r, key, keys);
+        const int64_t seen = visible(at, first + r, key, keys), gone = passed(at, first + r, key);
+        float slope[KEYS];
+        if (at->cap > 0) cap_row(at, score, slope, vectors);
         for (int64_t j = 0; j < vectors * LANES; j += LANES) {
             vector weight = {0};
             if (j < seen) weight = vector_exp(vector_load(score + j) - lse[r]);
             if (seen - j < LANES) weight = vector_select(lanes_below(seen - j), weight, (vector){0});
+            if (gone > j) weight = vector_select(lanes_below(gone - j), (vector){0}, weight);
             vector_store(score + j, weight);
             vector_store(dscore + j, weight * (vector_load(dscore + j) - delta[r]));
+            if (at->cap > 0) vector_store(dscore + j, vector_load(dscore + j) * vector_load(slope + j));
         }
     }
 }
@@ -404,7 +443,7 @@ static void backward_block(const struct attention *at, int64_t first, int64_t ro
 {
     const int64_t end = at->causal ? first + rows : at->length, hp = at->padded_head;
     memset(at->dquery, 0, (size_t)(rows * hp) * sizeof(float));
-    for (int64_t key = 0; key < end; key += KEYS) {
+    for (int64_t key = first_block(at, first); key < end; key += KEYS) {
         const int64_t keys = smaller(KEYS, end - key);
         backward_scores(at, first, rows, key, keys, lse, delta);
         struct product product_of = {.rows = keys,

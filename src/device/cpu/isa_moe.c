@@ -117,17 +117,65 @@ INLINE void gate_row(const void *logits, int64_t row, int64_t experts, int64_t c
     for (int64_t j = 0; j < choices; j++) weight[j] = (float)(exp((double)weight[j] - (double)top) / sum);
 }
 
+/* Turns the weights of the chosen experts, a softmax among these, into their part of the softmax over all experts.
+ * Returns the logsumexp over all. */
+INLINE float weigh_among_all(const void *logits, int64_t row, int64_t experts, int64_t choices, bool half,
+                             float *weight, const int32_t *expert)
+{
+    const double top = (double)load(logits, row * experts + expert[0], 1, half)[0];
+    double sum = 0, chosen = 0;
+    for (int64_t e = 0; e < experts; e++) sum += exp((double)load(logits, row * experts + e, 1, half)[0] - top);
+    for (int64_t j = 0; j < choices; j++)
+        chosen += exp((double)load(logits, row * experts + expert[j], 1, half)[0] - top);
+    for (int64_t j = 0; j < choices; j++) weight[j] = (float)((double)weight[j] * chosen / sum);
+    return (float)(top + log(sum));
+}
+
+/* With a third output, weights are those of the softmax over all experts. */
 static enum hapt_status gate(const struct hapt_call *call, struct hapt_queue *queue)
 {
     (void)queue;
     const struct hapt_view *logits = &call->input[0]; /* [rows][tokens][experts] */
     float *weight = call->output[0].data;             /* [rows][tokens][choices] */
+    float *lse = call->output_count > 2 ? call->output[2].data : NULL;
     int32_t *expert = call->output[1].data;
     const int64_t rows = view_rows(logits), experts = view_columns(logits), choices = view_columns(&call->output[0]);
     const bool half = logits->dtype == HAPT_BF16;
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *experts *choices * 4))
-    for (int64_t r = 0; r < rows; r++)
+    for (int64_t r = 0; r < rows; r++) {
         gate_row(logits->data, r, experts, choices, half, weight + r * choices, expert + r * choices);
+        if (lse)
+            lse[r] =
+                weigh_among_all(logits->data, r, experts, choices, half, weight + r * choices, expert + r * choices);
+    }
+    return HAPT_OK;
+}
+
+/* Gradient of the softmax over all experts: p_e ([e chosen] dw_e - sum of w dw). Input: logits, weights, experts,
+ * logsumexp, dweights. */
+static enum hapt_status gate_over_all_dx(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    (void)queue;
+    const float *weight = call->input[1].data, *lse = call->input[3].data, *dweight = call->input[4].data;
+    const int32_t *expert = call->input[2].data;
+    const struct hapt_view *logits = &call->input[0], *dlogits = &call->output[0];
+    const int64_t rows = view_rows(logits), experts = view_columns(logits), choices = view_columns(&call->input[1]);
+    const bool half = dlogits->dtype == HAPT_BF16;
+    for (int64_t r = 0; r < rows; r++) {
+        double mean = 0;
+        for (int64_t j = 0; j < choices; j++)
+            mean += (double)weight[r * choices + j] * (double)dweight[r * choices + j];
+        for (int64_t e = 0; e < experts; e++) {
+            const int64_t at = r * experts + e;
+            double incoming = -mean;
+            for (int64_t j = 0; j < choices; j++)
+                if (expert[r * choices + j] == e) incoming += (double)dweight[r * choices + j];
+            vector value =
+                vector_set((float)(exp((double)load(logits->data, at, 1, half)[0] - (double)lse[r]) * incoming));
+            if (call->accumulate & 1u) value += load(dlogits->data, at, 1, half);
+            store(dlogits->data, at, 1, half, value);
+        }
+    }
     return HAPT_OK;
 }
 
@@ -276,6 +324,10 @@ KERNELS(combine_dweights, weigh(call, half))
 const struct cpu_kernel ISA_NAME(hapt_cpu_moe)[] = {
     {HAPT_F32, {"moe_gate", NULL, gate}},
     {HAPT_BF16, {"moe_gate", NULL, gate}},
+    {HAPT_F32, {"moe_gate_over_all", NULL, gate}},
+    {HAPT_BF16, {"moe_gate_over_all", NULL, gate}},
+    {HAPT_F32, {"moe_gate_over_all_dx", NULL, gate_over_all_dx}},
+    {HAPT_BF16, {"moe_gate_over_all_dx", NULL, gate_over_all_dx}},
     {HAPT_F32, {"moe_gate_dx", NULL, gate_dx}},
     {HAPT_BF16, {"moe_gate_dx", NULL, gate_dx}},
     {HAPT_F32, {"moe_count", count_workspace, count}},

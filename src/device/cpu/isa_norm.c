@@ -1,9 +1,17 @@
 /* Layer norm and RMS norm over the last dimension, forward and backward. Statistics are double, from two-level fp32
- * sums in two passes. RMS norm is layer norm without mean and beta: `centred` false, mean and beta NULL. */
+ * sums in two passes. RMS norm is layer norm without mean and beta: `centred` false, mean and beta NULL. Rows are as
+ * long as gamma, so that the same kernels normalise each head of a row. */
 #include "isa.h"
 
+/* Gamma, plus a constant in RMS norm (real[1]). */
+INLINE vector gamma_load(const void *gamma, int64_t c, int64_t left, bool half, bool centred, float offset)
+{
+    const vector value = load(gamma, c, left, half);
+    return centred ? value : value + offset;
+}
+
 INLINE void norm_row(const void *x, int64_t at, int64_t columns, bool half, bool centred, const void *gamma,
-                     const void *beta, double epsilon, void *y, float *mean, float *rstd)
+                     const void *beta, const double *real, void *y, float *mean, float *rstd)
 {
     struct sum sum = {0};
     for (int64_t c = 0; centred && c < columns; c += LANES) sum_add(&sum, load(x, at + c, columns - c, half));
@@ -15,10 +23,11 @@ INLINE void norm_row(const void *x, int64_t at, int64_t columns, bool half, bool
         if (left < LANES) off = vector_select(lanes_below(left), off, (vector){0});
         sum_add(&squares, off * off);
     }
-    const float scale = (float)(1.0 / __builtin_sqrt(sum_total(&squares) / (double)columns + epsilon));
+    const float scale = (float)(1.0 / __builtin_sqrt(sum_total(&squares) / (double)columns + real[0]));
     for (int64_t c = 0; c < columns; c += LANES) {
         const int64_t left = columns - c;
-        vector value = (load(x, at + c, left, half) - centre) * scale * load(gamma, c, left, half);
+        vector value =
+            (load(x, at + c, left, half) - centre) * scale * gamma_load(gamma, c, left, half, centred, (float)real[1]);
         if (centred) value += load(beta, c, left, half);
         store(y, at + c, left, half, value);
     }
@@ -28,13 +37,13 @@ INLINE void norm_row(const void *x, int64_t at, int64_t columns, bool half, bool
 
 INLINE void norm_run(const struct hapt_call *call, bool centred, bool half)
 {
-    const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
+    const int64_t columns = view_columns(&call->input[1]), rows = hapt_view_elements(&call->input[0]) / columns;
     const void *x = call->input[0].data, *gamma = call->input[1].data, *beta = centred ? call->input[2].data : NULL;
     void *y = call->output[0].data;
     float *mean = centred ? call->output[1].data : NULL, *rstd = call->output[centred ? 2 : 1].data; /* [rows] */
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
     for (int64_t r = 0; r < rows; r++)
-        norm_row(x, r * columns, columns, half, centred, gamma, beta, call->real[0], y, centred ? &mean[r] : NULL,
+        norm_row(x, r * columns, columns, half, centred, gamma, beta, call->real, y, centred ? &mean[r] : NULL,
                  &rstd[r]);
 }
 
@@ -42,6 +51,7 @@ struct norm_backward {
     const void *x, *gamma, *dy;
     void *dx;
     int64_t columns;
+    float offset;
     bool half, centred, accumulate;
 };
 
@@ -59,7 +69,7 @@ INLINE void norm_backward_row(const struct norm_backward *job, int64_t row, floa
         const int64_t left = columns - c;
         const vector n = (load(job->x, at + c, left, half) - mean) * rstd;
         const vector dy = load(job->dy, at + c, left, half);
-        const vector g = dy * load(job->gamma, c, left, half);
+        const vector g = dy * gamma_load(job->gamma, c, left, half, job->centred, job->offset);
         sum_add(&sum_gn, g * n);
         store(dgamma, c, left, false, load(dgamma, c, left, false) + dy * n);
         if (!job->centred) continue;
@@ -71,7 +81,8 @@ INLINE void norm_backward_row(const struct norm_backward *job, int64_t row, floa
     for (int64_t c = 0; c < columns; c += LANES) {
         const int64_t left = columns - c;
         const vector n = (load(job->x, at + c, left, half) - mean) * rstd;
-        const vector g = load(job->dy, at + c, left, half) * load(job->gamma, c, left, half);
+        const vector g =
+            load(job->dy, at + c, left, half) * gamma_load(job->gamma, c, left, half, job->centred, job->offset);
         vector dx = (g - mean_g - n * mean_gn) * rstd;
         if (job->accumulate) dx += load(job->dx, at + c, left, half);
         store(job->dx, at + c, left, half, dx);
@@ -80,20 +91,21 @@ INLINE void norm_backward_row(const struct norm_backward *job, int64_t row, floa
 
 static size_t norm_backward_workspace(const struct hapt_call *call)
 {
-    const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
+    const int64_t columns = view_columns(&call->input[1]), rows = hapt_view_elements(&call->input[0]) / columns;
     return (size_t)(chunk_count(rows) * (call->output_count - 1) * columns) * sizeof(float);
 }
 
 /* input: x, gamma, (mean,) rstd, dy; output: dx, dgamma (, dbeta) */
 INLINE void norm_backward_run(const struct hapt_call *call, bool centred, bool half)
 {
-    const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
+    const int64_t columns = view_columns(&call->input[1]), rows = hapt_view_elements(&call->input[0]) / columns;
     const int64_t chunk = chunk_rows(rows), chunks = chunk_count(rows), width = (centred ? 2 : 1) * columns;
     const struct norm_backward job = {.x = call->input[0].data,
                                       .gamma = call->input[1].data,
                                       .dy = call->input[centred ? 4 : 3].data,
                                       .dx = call->output[0].data,
                                       .columns = columns,
+                                      .offset = (float)call->real[1],
                                       .half = half,
                                       .centred = centred,
                                       .accumulate = call->accumulate & 1u};
@@ -133,7 +145,11 @@ KERNELS(rms, norm_run(call, false, half))
 KERNELS(rms_backward, norm_backward_run(call, false, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_norm)[] = {
-    KERNEL_ROWS("layer_norm", NULL, layer), KERNEL_ROWS("layer_norm_backward", norm_backward_workspace, layer_backward),
-    KERNEL_ROWS("rms_norm", NULL, rms),     KERNEL_ROWS("rms_norm_backward", norm_backward_workspace, rms_backward),
+    KERNEL_ROWS("layer_norm", NULL, layer),
+    KERNEL_ROWS("layer_norm_backward", norm_backward_workspace, layer_backward),
+    KERNEL_ROWS("rms_norm", NULL, rms),
+    KERNEL_ROWS("rms_norm_backward", norm_backward_workspace, rms_backward),
+    KERNEL_ROWS("head_rms_norm", NULL, rms),
+    KERNEL_ROWS("head_rms_norm_backward", norm_backward_workspace, rms_backward),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

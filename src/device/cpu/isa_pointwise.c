@@ -67,8 +67,43 @@ INLINE void gelu_of_kind(const struct hapt_call *call, bool half, bool backward)
         gelu_run(call, half, false, backward);
 }
 
+/* gate, up -> gelu(gate) up; backward: gate, up, dy -> dgate, dup. */
+INLINE void geglu_run(const struct hapt_call *call, bool half, bool erf, bool backward)
+{
+    const int64_t elements = hapt_view_elements(&call->input[0]);
+    const void *gate = call->input[0].data, *up = call->input[1].data, *dy = backward ? call->input[2].data : NULL;
+    void *out = call->output[0].data, *dup = backward ? call->output[1].data : NULL;
+    const bool add_gate = backward && (call->accumulate & 1u), add_up = backward && (call->accumulate >> 1 & 1u);
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, elements * 4))
+    for (int64_t first = 0; first < elements; first += CHUNK) {
+        const int64_t end = smaller(elements, first + CHUNK);
+        for (int64_t i = first; i < end; i += LANES) {
+            const int64_t left = end - i;
+            const struct gelu gelu = gelu_at(load(gate, i, left, half), erf);
+            const vector factor = backward ? load(dy, i, left, half) : gelu.value;
+            vector to_gate = factor * load(up, i, left, half), to_up = factor * gelu.value;
+            if (backward) to_gate *= gelu.slope;
+            if (add_gate) to_gate += load(out, i, left, half);
+            store(out, i, left, half, to_gate);
+            if (!backward) continue;
+            if (add_up) to_up += load(dup, i, left, half);
+            store(dup, i, left, half, to_up);
+        }
+    }
+}
+
+INLINE void geglu_of_kind(const struct hapt_call *call, bool half, bool backward)
+{
+    if (call->integer[0])
+        geglu_run(call, half, true, backward);
+    else
+        geglu_run(call, half, false, backward);
+}
+
 KERNELS(gelu, gelu_of_kind(call, half, false))
 KERNELS(gelu_dx, gelu_of_kind(call, half, true))
+KERNELS(geglu, geglu_of_kind(call, half, false))
+KERNELS(geglu_backward, geglu_of_kind(call, half, true))
 
 /* y = a (+ b) (+ y); b NULL: a copy. Also converts between the types of the views. */
 INLINE void sum_run(const struct hapt_call *call, const void *a, bool a_half, const void *b, bool b_half, bool y_half)
@@ -149,6 +184,7 @@ static enum hapt_status zero_any(const struct hapt_call *call, struct hapt_queue
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_pointwise)[] = {
     KERNEL_ROWS("gelu", NULL, gelu),         KERNEL_ROWS("gelu_dx", NULL, gelu_dx),
+    KERNEL_ROWS("geglu", NULL, geglu),       KERNEL_ROWS("geglu_backward", NULL, geglu_backward),
     KERNEL_ROWS("relu", NULL, relu),         KERNEL_ROWS("relu_dx", NULL, relu_dx),
     {HAPT_F32, {"cast", NULL, copy_any}},    {HAPT_BF16, {"cast", NULL, copy_any}},
     KERNEL_ROWS("add", NULL, add),           {HAPT_F32, {"copy", NULL, copy_any}},
