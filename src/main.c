@@ -21,6 +21,7 @@ static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_EXPORT] = {hapt_command_export, NULL},
     [HAPT_COMMAND_SIMULATE] = {hapt_command_simulate, hapt_command_simulate_help},
     [HAPT_COMMAND_MODEL] = {hapt_command_model, hapt_command_model_help},
+    [HAPT_COMMAND_IMPORT] = {hapt_command_import, hapt_command_import_help},
     [HAPT_COMMAND_REPORT] = {hapt_command_report, hapt_command_report_help},
     [HAPT_COMMAND_CHECK] = {hapt_command_check, hapt_command_check_help},
     [HAPT_COMMAND_DOCTOR] = {hapt_command_doctor, NULL},

@@ -40,6 +40,24 @@ enum hapt_status hapt_model_preset(const char *name, struct hapt_config *config,
 enum hapt_status hapt_model_build(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model);
 enum hapt_status hapt_model_load(const char *path, struct hapt_arena *arena, struct hapt_model **model);
+/* Where initial weights come from. `read` fills all elements of a parameter, as fp32. */
+struct hapt_weights {
+    enum hapt_status (*read)(void *context, const struct hapt_tensor *parameter, float *value);
+    void *context;
+};
+/* Files that a model file carries for export: a tokenizer and the like. Their names are plain, without a slash. */
+struct hapt_attachments {
+    int count;
+    const char **name;
+    const unsigned char **bytes;
+    int64_t *size;
+};
+/* As hapt_model_save, with weights from anywhere (NULL: none) and with files. */
+enum hapt_status hapt_model_save_with(const struct hapt_model *model, const struct hapt_weights *weights,
+                                      const struct hapt_attachments *files, const char *data, const char *path);
+/* Reads the files that a model file (format "hapt-model") or a checkpoint's manifest carries; none: count 0. */
+enum hapt_status hapt_attachments_read(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_attachments *files);
+enum hapt_status hapt_attachments_write(struct hapt_h5 *file, const struct hapt_attachments *files);
 /* Copies initial weights from `weights` (a Weights file or NULL) and data from `data` (a Data file or NULL). Call on
  * one rank. */
 enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *data,

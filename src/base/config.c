@@ -38,6 +38,8 @@ static const struct {
     [HAPT_COMMAND_SIMULATE] = {'s', "simulate", "--plan plan.h5", "cost a plan by simulating its schedule"},
     [HAPT_COMMAND_TRAIN] = {'r', "train", "--input model.h5 --plan plan.h5", "train with a given plan"},
     [HAPT_COMMAND_MODEL] = {'m', "model", "(FAMILY | NAMED) --output model.h5", "write a model file"},
+    [HAPT_COMMAND_IMPORT] = {'i', "import", "DIR --sequence T --output model.h5",
+                             "make a model file of a published model (Hugging Face)"},
     [HAPT_COMMAND_DATA] = {'d', "data", "FILE --output tokens.h5", "convert text or token files to a data file"},
     [HAPT_COMMAND_EXPORT] = {'e', "export", "--checkpoint DIR --output w.h5", "write a checkpoint's weights"},
     [HAPT_COMMAND_REPORT] = {'o', "report", "--input outputs/NAME/run.h5", "summarise a run"},
@@ -234,8 +236,9 @@ enum hapt_status hapt_config_parse(int argc, char **argv, struct hapt_arena *are
         } else if (!strncmp(argv[at], "--", 2)) {
             HAPT_TRY(parse_option(config, argc, argv, &at));
         } else {
-            const bool takes_words = config->command == HAPT_COMMAND_MODEL || config->command == HAPT_COMMAND_DATA ||
-                                     config->command == HAPT_COMMAND_PLAN || config->command == HAPT_COMMAND_CHECK;
+            const bool takes_words = config->command == HAPT_COMMAND_MODEL || config->command == HAPT_COMMAND_IMPORT ||
+                                     config->command == HAPT_COMMAND_DATA || config->command == HAPT_COMMAND_PLAN ||
+                                     config->command == HAPT_COMMAND_CHECK;
             if (!takes_words)
                 return hapt_fail(HAPT_ERR_USAGE, "options are --key value", "unexpected word \"%s\"", argv[at]);
             if (config->word_count == MAX_WORDS) return hapt_fail(HAPT_ERR_USAGE, NULL, "too many arguments");
@@ -421,5 +424,6 @@ void hapt_config_visit_training(const struct hapt_config *config, hapt_config_vi
 void hapt_config_visit_model(const struct hapt_config *config, hapt_config_visitor *visit, void *context)
 {
     for (int i = 0; i < OPTION_COUNT; i++)
-        if (config->given[i] && strcmp(table[i].commands, "m") == 0) visit(context, table[i].name, config->value[i]);
+        if (config->given[i] && strspn(table[i].commands, "mi") == strlen(table[i].commands))
+            visit(context, table[i].name, config->value[i]);
 }

@@ -85,26 +85,40 @@ static enum hapt_status unknown_family(const char *name)
                      name, known);
 }
 
-enum hapt_status hapt_model_build(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
+enum hapt_status hapt_model_begin(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model)
 {
     struct hapt_model *built;
     HAPT_NEW(built, arena, 1);
+    built->family = family;
+    built->seed = (uint64_t)hapt_config_int(config, "seed");
+    HAPT_TRY(hapt_graph_create(arena, &built->graph));
+    *model = built;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_model_finish(struct hapt_model *model, const struct hapt_config *config, struct hapt_arena *arena)
+{
+    model->precision = hapt_precision_of(model->dtype);
+    HAPT_TRY(check_options(config, model));
+    HAPT_NEW(model->training, arena, MAX_SETTINGS);
+    struct training_visit visit = {config, arena, model, HAPT_OK};
+    hapt_config_visit_training(config, visit_training, &visit);
+    HAPT_TRY(visit.status);
+    HAPT_TRY(hapt_graph_check(model->graph));
+    HAPT_TRY(hapt_graph_differentiate(model->graph));
+    return hapt_model_check(model);
+}
+
+enum hapt_status hapt_model_build(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
+                                  struct hapt_model **model)
+{
     for (int i = 0; i < FAMILIES; i++) {
+        struct hapt_model *built;
         if (strcmp(family, families[i].name) != 0) continue;
-        built->family = families[i].name;
-        built->seed = (uint64_t)hapt_config_int(config, "seed");
-        HAPT_TRY(hapt_graph_create(arena, &built->graph));
+        HAPT_TRY(hapt_model_begin(families[i].name, config, arena, &built));
         HAPT_TRY(families[i].build(config, arena, built));
-        built->precision = hapt_precision_of(built->dtype);
-        HAPT_TRY(check_options(config, built));
-        HAPT_NEW(built->training, arena, MAX_SETTINGS);
-        struct training_visit visit = {config, arena, built, HAPT_OK};
-        hapt_config_visit_training(config, visit_training, &visit);
-        HAPT_TRY(visit.status);
-        HAPT_TRY(hapt_graph_check(built->graph));
-        HAPT_TRY(hapt_graph_differentiate(built->graph));
-        HAPT_TRY(hapt_model_check(built));
+        HAPT_TRY(hapt_model_finish(built, config, arena));
         *model = built;
         return HAPT_OK;
     }

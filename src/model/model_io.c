@@ -16,6 +16,7 @@
  *   /operators/integer, real   [n][6] attributes, see the operator table
  *   /parameters/NAME           initial values, fp32 (optional; computed from seed and name if absent);
  *                              stacks (graph.h) element by element
+ *   /files/NAME                bytes of files that `hapt export` copies (optional): config, tokenizer
  *   /tokens, /batches, /targets, /images, /labels, /mean, /std  data (optional), see `hapt data --help`
  */
 #include <string.h>
@@ -137,11 +138,10 @@ static enum hapt_status write_operators(struct hapt_h5 *file, const struct hapt_
     return hapt_h5_write(file, "/operators/real", HAPT_H5_F64, 2, attributes, real, "");
 }
 
-static enum hapt_status write_parameters(struct hapt_h5 *file, const struct hapt_graph *graph, const char *weights)
+static enum hapt_status write_parameters(struct hapt_h5 *file, const struct hapt_graph *graph,
+                                         const struct hapt_weights *weights)
 {
-    struct hapt_h5 *source;
     enum hapt_status status = HAPT_OK;
-    HAPT_TRY(hapt_h5_open(weights, NULL, 1, true, &source));
     hapt_progress_expect(graph->tensor_count);
     for (int t = 0; t < graph->tensor_count && status == HAPT_OK; t++) {
         hapt_progress_advance(1);
@@ -150,15 +150,15 @@ static enum hapt_status write_parameters(struct hapt_h5 *file, const struct hapt
         struct hapt_arena arena; /* one tensor at a time: the weights need not fit into memory twice */
         hapt_arena_init(&arena);
         float *value = hapt_arena_alloc(&arena, (size_t)hapt_tensor_elements(tensor), sizeof *value);
-        status = value ? hapt_weights_read(source, tensor, value) : HAPT_ERR_MEMORY;
+        status = value ? weights->read(weights->context, tensor, value) : HAPT_ERR_MEMORY;
         if (status == HAPT_OK) status = hapt_weights_write(file, tensor->name, tensor->dims, tensor->shape, value);
         hapt_arena_release(&arena);
     }
-    hapt_h5_close(source);
     return status;
 }
 
-static enum hapt_status write_model(struct hapt_h5 *file, const struct hapt_model *model, const char *weights,
+static enum hapt_status write_model(struct hapt_h5 *file, const struct hapt_model *model,
+                                    const struct hapt_weights *weights, const struct hapt_attachments *files,
                                     const char *data, struct hapt_arena *arena)
 {
     const struct hapt_graph *graph = model->graph;
@@ -178,19 +178,36 @@ static enum hapt_status write_model(struct hapt_h5 *file, const struct hapt_mode
     HAPT_TRY(write_tensors(file, graph, arena));
     HAPT_TRY(write_operators(file, graph, arena));
     if (weights) HAPT_TRY(write_parameters(file, graph, weights));
+    if (files) HAPT_TRY(hapt_attachments_write(file, files));
     return data ? hapt_model_copy_data(file, model, data, arena) : HAPT_OK;
 }
 
-enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *data,
-                                 const char *path)
+enum hapt_status hapt_model_save_with(const struct hapt_model *model, const struct hapt_weights *weights,
+                                      const struct hapt_attachments *files, const char *data, const char *path)
 {
     struct hapt_h5 *file;
     struct hapt_arena arena;
     HAPT_TRY(hapt_h5_create(path, FORMAT, VERSION, &file));
     hapt_arena_init(&arena);
-    const enum hapt_status status = write_model(file, model, weights, data, &arena);
+    const enum hapt_status status = write_model(file, model, weights, files, data, &arena);
     hapt_arena_release(&arena);
     return hapt_h5_finish(file, status);
+}
+
+static enum hapt_status read_from_file(void *context, const struct hapt_tensor *parameter, float *value)
+{
+    return hapt_weights_read(context, parameter, value);
+}
+
+enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *data,
+                                 const char *path)
+{
+    struct hapt_h5 *source = NULL;
+    if (weights) HAPT_TRY(hapt_h5_open(weights, NULL, 1, true, &source));
+    const struct hapt_weights from = {.read = read_from_file, .context = source};
+    const enum hapt_status status = hapt_model_save_with(model, weights ? &from : NULL, NULL, data, path);
+    hapt_h5_close(source);
+    return status;
 }
 
 /* Reading. The file is untrusted until hapt_graph_check has accepted the graph. */

@@ -1,5 +1,6 @@
 /* Rows of the operator table: what llama and later decoders add to transformers. */
-#include "../device/rope.h"
+#include "hapt/rope.h"
+
 #include "ops_rows.h"
 
 static enum hapt_status infer_rms_norm(const struct hapt_graph *graph, const struct hapt_op *op,
@@ -22,19 +23,20 @@ static enum hapt_status infer_head_rms_norm(const struct hapt_graph *graph, cons
     return HAPT_OK;
 }
 
-/* Scalings of the angles read more attributes: src/device/rope.h. */
+/* Scalings of the angles read more attributes: include/hapt/rope.h. */
 static enum hapt_status check_rope_scaling(const struct hapt_op *op)
 {
     const double *real = op->real;
-    if (op->integer[2] < 0 || op->integer[2] >= ROPE_SCALINGS)
+    if (op->integer[2] < 0 || op->integer[2] >= HAPT_ROPE_SCALINGS)
         return hapt_op_bad_attribute(op, "its kind of scaling is unknown");
     if (!(real[5] >= 0 && isfinite(real[5]))) return hapt_op_bad_attribute(op, "its factor of sines is negative");
-    if (op->integer[2] == ROPE_PLAIN) return HAPT_OK;
+    if (op->integer[2] == HAPT_ROPE_PLAIN) return HAPT_OK;
     if (!(real[1] > 0 && isfinite(real[1]))) return hapt_op_bad_attribute(op, "its factor is not positive");
-    if (op->integer[2] == ROPE_LINEAR) return HAPT_OK;
+    if (op->integer[2] == HAPT_ROPE_LINEAR) return HAPT_OK;
     if (!(real[2] > 0 && real[3] > real[2] && isfinite(real[3])))
         return hapt_op_bad_attribute(op, "its limits of turns are not positive and rising");
-    if (op->integer[2] == ROPE_YARN && !(real[0] > 1)) return hapt_op_bad_attribute(op, "YaRN needs a base above 1");
+    if (op->integer[2] == HAPT_ROPE_YARN && !(real[0] > 1))
+        return hapt_op_bad_attribute(op, "YaRN needs a base above 1");
     return real[4] >= 1 && isfinite(real[4]) ? HAPT_OK
                                              : hapt_op_bad_attribute(op, "its original context is not positive");
 }
@@ -87,7 +89,7 @@ const struct hapt_op_type hapt_ops_llama[] = {
     {.name = "rope", .signature = "bt!e/h->bt!e/h", .dtypes = "c->c", .flops_per_element = 3, .sized_letters = "h",
      .infer = infer_rope, .backward = "rope_dx", .backward_operands = "d>0",
      .attributes = "x -> y: columns i and i + half of each head rotated by t base^(-i / half); integer[0] heads, real[0] base; "
-                   "columns that rotate, scalings of the angles: src/device/rope.h"},
+                   "columns that rotate, scalings of the angles: include/hapt/rope.h"},
     {.name = "rope_dx", .signature = "bt!e/h->bt!e/h", .dtypes = "c->c", .flops_per_element = 3, .sized_letters = "h",
      .attributes = "dy -> dx; attributes of rope"},
     {.name = "swiglu", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 6, .backward = "swiglu_backward", .backward_operands = "01d>01",

@@ -25,21 +25,27 @@ enum hapt_status zoo_check_blocks(const struct zoo *zoo)
     return HAPT_OK;
 }
 
+enum hapt_status zoo_open(struct zoo *zoo, const struct hapt_config *config, struct hapt_arena *arena,
+                          struct hapt_model *model)
+{
+    *zoo = (struct zoo){.graph = model->graph,
+                        .sequence = hapt_config_int(config, "sequence"),
+                        .rows = hapt_config_int(config, "microbatch")};
+    HAPT_ASSERT(hapt_dtype_parse(hapt_config_text(config, "dtype"), &zoo->dtype));
+    model->microbatch = (int)zoo->rows;
+    model->dtype = zoo->dtype;
+    return hapt_model_set(model, arena, "dtype", hapt_dtype_name(zoo->dtype));
+}
+
 enum hapt_status zoo_begin(struct zoo *zoo, const struct hapt_config *config, const char *const *numbers,
                            struct hapt_arena *arena, struct hapt_model *model)
 {
-    *zoo = (struct zoo){.graph = model->graph,
-                        .layers = hapt_config_int(config, "layers"),
-                        .hidden = hapt_config_int(config, "hidden"),
-                        .heads = hapt_config_int(config, "heads"),
-                        .sequence = hapt_config_int(config, "sequence"),
-                        .vocab = hapt_config_int(config, "vocab"),
-                        .rows = hapt_config_int(config, "microbatch")};
-    HAPT_ASSERT(hapt_dtype_parse(hapt_config_text(config, "dtype"), &zoo->dtype));
     for (; *numbers; numbers++) HAPT_TRY(zoo_set_number(model, arena, *numbers, hapt_config_int(config, *numbers)));
-    HAPT_TRY(hapt_model_set(model, arena, "dtype", hapt_dtype_name(zoo->dtype)));
-    model->microbatch = (int)zoo->rows;
-    model->dtype = zoo->dtype;
+    HAPT_TRY(zoo_open(zoo, config, arena, model));
+    zoo->layers = hapt_config_int(config, "layers");
+    zoo->hidden = hapt_config_int(config, "hidden");
+    zoo->heads = hapt_config_int(config, "heads");
+    zoo->vocab = hapt_config_int(config, "vocab");
     return HAPT_OK;
 }
 
@@ -85,8 +91,7 @@ enum hapt_status zoo_normal(struct zoo *zoo, const char *name, int dims, const i
     return zoo_parameter(zoo, name, dims, shape, HAPT_INIT_NORMAL, std, index);
 }
 
-static enum hapt_status norm(struct zoo *zoo, const char *type, const char *prefix, int64_t width, double epsilon,
-                             bool bias, int x, int *y)
+enum hapt_status zoo_layer_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y)
 {
     char name[MAX_NAME];
     const double real[HAPT_MAX_ATTRIBUTES] = {epsilon};
@@ -94,20 +99,10 @@ static enum hapt_status norm(struct zoo *zoo, const char *type, const char *pref
     snprintf(name, sizeof name, "%s.weight", prefix);
     HAPT_TRY(zoo_parameter(zoo, name, 1, &width, HAPT_INIT_ONE, 0, &input[1]));
     snprintf(name, sizeof name, "%s.bias", prefix);
-    if (bias) HAPT_TRY(zoo_parameter(zoo, name, 1, &width, HAPT_INIT_ZERO, 0, &input[2]));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, type, prefix, input, 2 + bias, NULL, real, output));
+    HAPT_TRY(zoo_parameter(zoo, name, 1, &width, HAPT_INIT_ZERO, 0, &input[2]));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "layer_norm", prefix, input, 3, NULL, real, output));
     *y = output[0];
     return HAPT_OK;
-}
-
-enum hapt_status zoo_layer_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y)
-{
-    return norm(zoo, "layer_norm", prefix, width, epsilon, true, x, y);
-}
-
-enum hapt_status zoo_rms_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y)
-{
-    return norm(zoo, "rms_norm", prefix, width, epsilon, false, x, y);
 }
 
 static enum hapt_status product(struct zoo *zoo, const char *type, const char *prefix, const int64_t *shape,

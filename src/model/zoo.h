@@ -2,11 +2,18 @@
 #ifndef HAPT_MODEL_ZOO_H
 #define HAPT_MODEL_ZOO_H
 
+#include "hapt/decoder.h"
 #include "hapt/model.h"
 
 /* Records a hyper-parameter of the model; `value` is copied. */
 enum hapt_status hapt_model_set(struct hapt_model *model, struct hapt_arena *arena, const char *name,
                                 const char *value);
+
+/* Starts and completes a model that is built: graph, seed; then training options, checks, backward graph. */
+enum hapt_status hapt_model_begin(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
+                                  struct hapt_model **model);
+enum hapt_status hapt_model_finish(struct hapt_model *model, const struct hapt_config *config,
+                                   struct hapt_arena *arena);
 
 /* Each builder fills settings, shape fields and the forward graph. */
 enum hapt_status hapt_zoo_bert(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
@@ -29,6 +36,9 @@ struct zoo {
  */
 enum hapt_status zoo_begin(struct zoo *zoo, const struct hapt_config *config, const char *const *numbers,
                            struct hapt_arena *arena, struct hapt_model *model);
+/* Reads --dtype, --microbatch and --sequence alone, and records the type: for shapes that are not options. */
+enum hapt_status zoo_open(struct zoo *zoo, const struct hapt_config *config, struct hapt_arena *arena,
+                          struct hapt_model *model);
 /* Records a number that is not the option's own value: a default that depends on other options. */
 enum hapt_status zoo_set_number(struct hapt_model *model, struct hapt_arena *arena, const char *name, int64_t value);
 /* HAPT_ERR_USAGE: the hidden size is not a multiple of the heads, or there are too many blocks for a graph. */
@@ -45,8 +55,6 @@ enum hapt_status zoo_parameter(struct zoo *zoo, const char *name, int dims, cons
 enum hapt_status zoo_normal(struct zoo *zoo, const char *name, int dims, const int64_t *shape, double std, int *index);
 /* y = layer norm of x over its last dimension; parameters PREFIX.weight, PREFIX.bias [width]. */
 enum hapt_status zoo_layer_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y);
-/* y = RMS norm of x over its last dimension; parameter PREFIX.weight [width]. */
-enum hapt_status zoo_rms_norm(struct zoo *zoo, const char *prefix, int64_t width, double epsilon, int x, int *y);
 /* y = x w + bias, PREFIX.weight [in][out] (GPT-2's layout), PREFIX.bias [out]. */
 enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, int x,
                                    int *y);
@@ -54,6 +62,8 @@ enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t 
 enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x,
                             int *y);
 enum hapt_status zoo_add(struct zoo *zoo, const char *name, int a, int b, int *y);
+/* Adds the whole forward graph of a decoder (zoo_decoder.c). */
+enum hapt_status zoo_decoder(struct zoo *zoo, const struct hapt_decoder *of);
 
 /* ---- images (zoo_image.c) ---- */
 

@@ -1,7 +1,7 @@
 /* Rotary position embedding, SwiGLU and soft caps, forward and backward; scaling by a constant. */
 #include <math.h>
 
-#include "../rope.h"
+#include "hapt/rope.h"
 #include "isa.h"
 
 #define POSITIONS \
@@ -26,7 +26,7 @@ static struct angles angles_init(const struct hapt_call *call, int64_t half, dou
 {
     const int64_t padded = (half + 15) / 16 * 16;
     struct angles at = {half,
-                        rope_magnitude(call->real),
+                        hapt_rope_magnitude(call->real),
                         scratch,
                         scratch + padded,
                         scratch + 2 * padded,
@@ -35,7 +35,7 @@ static struct angles angles_init(const struct hapt_call *call, int64_t half, dou
                         (float *)(scratch + 5 * padded),
                         (float *)(scratch + 5 * padded) + padded};
     for (int64_t i = 0; i < half; i++) {
-        at.rate[i] = rope_rate(call->integer, call->real, i, half);
+        at.rate[i] = hapt_rope_rate(call->integer, call->real, i, half);
         at.step_sine[i] = sin(at.rate[i]);
         at.step_cosine[i] = cos(at.rate[i]);
     }
@@ -98,18 +98,18 @@ INLINE void keep(const void *x, void *y, int64_t first, int64_t columns, bool ha
 
 static size_t rope_workspace(const struct hapt_call *call)
 {
-    const int64_t half = rope_columns(call->integer, view_columns(&call->input[0]) / call->integer[0]) / 2;
+    const int64_t half = hapt_rope_columns(call->integer, view_columns(&call->input[0]) / call->integer[0]) / 2;
     const int threads = threads_for(call, 2 * hapt_view_elements(&call->input[0]));
     return (size_t)(threads * angle_doubles(half)) * sizeof(double);
 }
 
-/* Attributes: rope.h. */
+/* Attributes: hapt/rope.h. */
 INLINE void rope_run(const struct hapt_call *call, bool backward, bool half_type)
 {
     const struct hapt_view *view = &call->input[0]; /* [batch][length][width] */
     const int64_t batch = view->shape[0], length = view->shape[1], width = view->shape[2];
     const int64_t head = width / call->integer[0], chunks = (length + POSITIONS - 1) / POSITIONS;
-    const int64_t turned = rope_columns(call->integer, head);
+    const int64_t turned = hapt_rope_columns(call->integer, head);
     const void *x = view->data;
     void *y = call->output[0].data;
     const bool accumulate = call->accumulate & 1u;

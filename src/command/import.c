@@ -1,0 +1,66 @@
+/* `hapt import DIR`: a published model becomes a model file. */
+#include "hapt/import.h"
+
+#include <inttypes.h>
+
+#include "hapt/command.h"
+#include "hapt/progress.h"
+#include "json_print.h"
+#include "outputs.h"
+
+const char hapt_command_import_help[] =
+    "DIR is a folder as Hugging Face's transformers writes it: config.json, and model.safetensors or shards with\n"
+    "model.safetensors.index.json, of type fp32, bf16 or fp16. hapt reads no other file of weights.\n"
+    "\n"
+    "Known values of model_type: gemma3_text, gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe.\n"
+    "Each option of config.json and each tensor is used, or known to change nothing; any other is an error that\n"
+    "names it. The loss of a mixture's router and dropout are not computed.\n"
+    "\n"
+    "The model file has the weights in fp32, under their published names. It also carries config.json, the\n"
+    "tokenizer's files and generation_config.json, which hapt export --format safetensors writes again.\n"
+    "Training options given here become the file's defaults for every run; --data D.h5 copies its data.\n"
+    "\n"
+    "  hapt import qwen3/ --sequence 1024 --microbatch 2 --dtype bf16 --output m.h5\n"
+    "  mpirun -np 4 hapt --input m.h5 --data tokens.h5 --steps 1000\n"
+    "  hapt export --checkpoint outputs/m --format safetensors --output qwen3-tuned/\n";
+
+static enum hapt_status print_json(const struct hapt_model *model, const char *path)
+{
+    json_t *settings = json_object();
+    for (int i = 0; i < model->setting_count; i++)
+        json_object_set_new(settings, model->setting[i].name, json_string(model->setting[i].value));
+    json_t *root = json_pack("{s:s, s:i, s:s, s:s, s:o, s:I, s:i, s:f}", "format", "hapt-model", "version", 1, "output",
+                             path, "family", model->family, "settings", settings, "parameters",
+                             (json_int_t)hapt_model_parameter_count(model), "operators", model->graph->op_count,
+                             "flops_per_microbatch", hapt_model_flops(model));
+    return hapt_json_print(root, "the model's", 0);
+}
+
+static enum hapt_status run(const struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena)
+{
+    const char *path = hapt_config_text(config, "output");
+    struct hapt_import *import;
+    if (hapt_config_word_count(config) != 1)
+        return hapt_fail(HAPT_ERR_USAGE, "hapt import qwen3/ --sequence 1024 --output model.h5",
+                         "hapt import needs one folder");
+    if (!path) return hapt_fail(HAPT_ERR_USAGE, "add --output model.h5", "hapt import has no file to write");
+    HAPT_TRY(hapt_import_open(env, hapt_config_word(config, 0), config, arena, &import));
+    const struct hapt_model *model = import->model;
+    HAPT_TRY(hapt_model_save_with(model, &import->weights, &import->files, hapt_config_text(config, "data"), path));
+    if (env->quiet) return print_json(model, path);
+    hapt_print(env, "%s: %s, %" PRId64 " parameters, %d operators forward and %d backward, %.3g GFLOP a microbatch\n",
+               path, model->family, hapt_model_parameter_count(model), model->graph->forward_count,
+               model->graph->op_count - model->graph->forward_count, hapt_model_flops(model) * 1e-9);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_command_import(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+{
+    enum hapt_status status = HAPT_OK;
+    HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-model"}));
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "importing", 0);
+    if (env->world_rank == 0) status = run(env, config, arena); /* one rank writes the file */
+    hapt_progress_release(&progress);
+    return hapt_env_agree(env->world, status);
+}

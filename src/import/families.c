@@ -1,0 +1,88 @@
+#include "families.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *type, *architecture;
+    enum hapt_status (*build)(struct import_shape *shape, struct hapt_model **model);
+} families[] = {
+    {"gemma3_text", "Gemma3ForCausalLM", import_decoder}, {"gpt2", "GPT2LMHeadModel", import_gpt2},
+    {"llama", "LlamaForCausalLM", import_decoder},        {"mistral", "MistralForCausalLM", import_decoder},
+    {"mixtral", "MixtralForCausalLM", import_decoder},    {"qwen2", "Qwen2ForCausalLM", import_decoder},
+    {"qwen3", "Qwen3ForCausalLM", import_decoder},        {"qwen3_moe", "Qwen3MoeForCausalLM", import_decoder},
+};
+enum { FAMILIES = sizeof families / sizeof families[0] };
+
+/* Options without an effect on what hapt computes. */
+static const char *const no_effect[] = {"architectures",
+                                        "auto_map",
+                                        "bos_token_id",
+                                        "chunk_size_feed_forward",
+                                        "dtype",
+                                        "eos_token_id",
+                                        "id2label",
+                                        "initializer_range",
+                                        "label2id",
+                                        "model_type",
+                                        "_name_or_path",
+                                        "pad_token_id",
+                                        "pretraining_tp", /* how the published weights were trained */
+                                        "return_dict",
+                                        "router_aux_loss_coef", /* of a loss that output_router_logits asks for */
+                                        "task_specific_params",
+                                        "torch_dtype",
+                                        "transformers_version",
+                                        "use_cache",
+                                        NULL};
+
+static enum hapt_status unknown_family(const struct import_shape *shape)
+{
+    char known[256] = "";
+    for (int i = 0; i < FAMILIES; i++) {
+        const size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", families[i].type);
+    }
+    return hapt_fail(HAPT_ERR_INPUT, "hapt import --help lists what is known",
+                     "%s: unknown model_type \"%.60s\"; known are %s", shape->options->path, shape->family, known);
+}
+
+/* The architecture, if given, must be the language model of the family. */
+static enum hapt_status check_architecture(const struct import_shape *shape, const char *expected)
+{
+    const json_t *list = json_object_get(shape->options->left, "architectures");
+    const json_t *first = json_array_get(list, 0);
+    char text[64];
+    if (!list || json_is_null(list)) return HAPT_OK;
+    if (json_array_size(list) == 1 && json_is_string(first) && strcmp(json_string_value(first), expected) == 0)
+        return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "only language models can be imported", "%s: architectures is %s, not [\"%s\"]",
+                     shape->options->path, json_shown(list, text), expected);
+}
+
+enum hapt_status import_dropout(struct import_shape *shape, const char *key)
+{
+    double share;
+    HAPT_TRY(json_options_real(shape->options, key, 0, 1, 0, &share));
+    if (share > 0)
+        hapt_warn(shape->env, "%s: %s is %g, but hapt trains without dropout\n", shape->options->path, key, share);
+    return HAPT_OK;
+}
+
+enum hapt_status import_build(struct import_shape *shape, struct hapt_model **model)
+{
+    const json_t *type = json_object_get(shape->options->left, "model_type");
+    if (!json_is_string(type))
+        return hapt_fail(HAPT_ERR_INPUT, "give the folder of a model that transformers can load",
+                         "%s has no model_type", shape->options->path);
+    shape->family = hapt_arena_strdup(shape->arena, json_string_value(type));
+    if (!shape->family) return HAPT_ERR_MEMORY;
+    for (int i = 0; i < FAMILIES; i++) {
+        if (strcmp(shape->family, families[i].type) != 0) continue;
+        HAPT_TRY(check_architecture(shape, families[i].architecture));
+        json_options_drop(shape->options, no_effect);
+        HAPT_TRY(json_options_expect_bool(shape->options, "output_router_logits", false));
+        return families[i].build(shape, model);
+    }
+    return unknown_family(shape);
+}

@@ -1,0 +1,32 @@
+/* The published families: from a config.json to a model's graph. Private to the import room. */
+#ifndef HAPT_IMPORT_FAMILIES_H
+#define HAPT_IMPORT_FAMILIES_H
+
+#include "hapt/decoder.h"
+#include "hapt/env.h"
+#include "json_options.h"
+
+/* A model under import. */
+struct import_shape {
+    const struct hapt_env *env;
+    struct json_options *options; /* of config.json */
+    const char *folder;
+    const char *family; /* model_type */
+    bool has_prefix;    /* GPT-2: names of weights begin with "transformer." */
+    const struct hapt_config *config;
+    struct hapt_arena *arena;
+};
+
+/* Builds the graph that the options describe. All options are read; an unknown one, or one with a value that hapt
+ * cannot compute, is HAPT_ERR_INPUT. */
+enum hapt_status import_build(struct import_shape *shape, struct hapt_model **model);
+/* Reads rope_theta and rope_scaling, or rope_parameters. `kind`: the entry of rope_parameters for one type of layers;
+ * NULL: they are the same for all. */
+enum hapt_status import_rope(struct import_shape *shape, const char *kind, int64_t head_size, double base,
+                             struct hapt_decoder_rope *rope);
+enum hapt_status import_decoder(struct import_shape *shape, struct hapt_model **model);
+enum hapt_status import_gpt2(struct import_shape *shape, struct hapt_model **model);
+/* An option that says how much is dropped out: hapt does not, so a value above 0 gives a warning. */
+enum hapt_status import_dropout(struct import_shape *shape, const char *key);
+
+#endif

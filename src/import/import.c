@@ -1,0 +1,209 @@
+/* From a folder to a model: config.json gives the graph, and each tensor of the files must be one of its parameters. */
+#include "hapt/import.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "families.h"
+#include "safetensors.h"
+
+#define FILE_LIMIT ((int64_t)64 << 20) /* of a file that is kept beside the weights; tokenizers have some 10 MB */
+enum { MAX_NAME = 240 };
+
+/* Files that export copies unchanged. */
+static const char *const kept_files[] = {
+    "config.json",     "generation_config.json",  "tokenizer.json",    "tokenizer_config.json",
+    "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt",      "chat_template.jinja",     "chat_template.json"};
+enum { KEPT_FILES = sizeof kept_files / sizeof kept_files[0] };
+
+static enum hapt_status keep_file(const char *path, const char *name, struct hapt_arena *arena,
+                                  struct hapt_attachments *files)
+{
+    struct stat about;
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (descriptor < 0 && errno == ENOENT) return HAPT_OK;
+    if (descriptor < 0 || fstat(descriptor, &about) != 0 || !S_ISREG(about.st_mode) || about.st_size > FILE_LIMIT) {
+        if (descriptor >= 0) close(descriptor);
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s cannot be read, or has more than 64 MiB", path);
+    }
+    unsigned char *bytes = hapt_arena_alloc(arena, (size_t)about.st_size + 1, 1);
+    int64_t done = 0;
+    ssize_t got = 1;
+    while (bytes && done < about.st_size && (got = read(descriptor, bytes + done, (size_t)(about.st_size - done))) > 0)
+        done += got;
+    close(descriptor);
+    if (!bytes) return HAPT_ERR_MEMORY;
+    if (done < about.st_size) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s cannot be read", path);
+    files->name[files->count] = name;
+    files->bytes[files->count] = bytes;
+    files->size[files->count++] = about.st_size;
+    return HAPT_OK;
+}
+
+static enum hapt_status keep_files(const char *folder, struct hapt_arena *arena, struct hapt_attachments *files)
+{
+    HAPT_NEW(files->name, arena, KEPT_FILES);
+    HAPT_NEW(files->bytes, arena, KEPT_FILES);
+    HAPT_NEW(files->size, arena, KEPT_FILES);
+    for (int i = 0; i < KEPT_FILES; i++) {
+        const char *path = hapt_arena_printf(arena, "%s/%s", folder, kept_files[i]);
+        if (!path) return HAPT_ERR_MEMORY;
+        HAPT_TRY(keep_file(path, kept_files[i], arena, files));
+    }
+    return HAPT_OK;
+}
+
+/* Name of element `k` of a stack, or of the parameter itself. */
+static void element_name(const struct hapt_tensor *parameter, bool stack, int64_t k, char name[MAX_NAME])
+{
+    const char *mark = stack ? strstr(parameter->name, ".*.") : NULL;
+    if (mark)
+        snprintf(name, MAX_NAME, "%.*s.%" PRId64 ".%s", (int)(mark - parameter->name), parameter->name, k, mark + 3);
+    else
+        snprintf(name, MAX_NAME, "%s", parameter->name);
+}
+
+/* "[64, 32]" */
+static const char *shape_text(int dims, const int64_t *shape, char text[120])
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int d = 0; d < dims && used < 90; d++)
+        used += (size_t)snprintf(text + used, 120 - used, "%s%" PRId64, d ? ", " : "[", shape[d]);
+    snprintf(text + used, 120 - used, dims ? "]" : "[]");
+    return text;
+}
+
+static enum hapt_status find_element(const struct safetensors *of, const char *folder,
+                                     const struct hapt_tensor *parameter, bool stack, int64_t k,
+                                     struct safetensors_tensor **found)
+{
+    char name[MAX_NAME], has[120], needs[120];
+    element_name(parameter, stack, k, name);
+    *found = safetensors_find(of, name);
+    if (!*found)
+        return hapt_fail(HAPT_ERR_INPUT, "config.json and weights do not belong together, or a file is missing",
+                         "%s has no tensor %s", folder, name);
+    const int dims = parameter->dims - stack;
+    bool equal = (*found)->dims == dims;
+    for (int d = 0; equal && d < dims; d++) equal = (*found)->shape[d] == parameter->shape[d + stack];
+    if (equal) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "config.json and weights do not belong together",
+                     "%s: tensor %s has the shape %s, config.json asks for %s", (*found)->path, name,
+                     shape_text((*found)->dims, (*found)->shape, has),
+                     shape_text(dims, parameter->shape + stack, needs));
+}
+
+/* Tensors that hold nothing to train: a second copy of the tied embeddings, and constants that older files contain. */
+static bool is_constant(const char *name)
+{
+    const size_t length = strlen(name);
+    static const char *const ends[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"};
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        if (length > strlen(ends[i]) && strcmp(name + length - strlen(ends[i]), ends[i]) == 0) return true;
+    return false;
+}
+
+/* A copy of the tied embeddings must be one. */
+static enum hapt_status check_tied(const struct safetensors_tensor *copy, const struct safetensors_tensor *of)
+{
+    enum hapt_status status = HAPT_OK;
+    if (copy->bytes != of->bytes || strcmp(copy->type, of->type) != 0)
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s: %s is tied to %s, but has another size or type", copy->path,
+                         copy->name, of->name);
+    int64_t elements = 1;
+    for (int d = 0; d < of->dims; d++) elements *= of->shape[d];
+    float *a = malloc((size_t)elements * sizeof *a), *b = malloc((size_t)elements * sizeof *b);
+    if (!a || !b) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to compare %s with %s", copy->name, of->name);
+    if (status == HAPT_OK) status = safetensors_read(copy, a);
+    if (status == HAPT_OK) status = safetensors_read(of, b);
+    if (status == HAPT_OK && memcmp(a, b, (size_t)elements * sizeof *a) != 0)
+        status = hapt_fail(HAPT_ERR_INPUT, "set tie_word_embeddings to false if both are trained",
+                           "%s: %s is tied to %s, but has other values", copy->path, copy->name, of->name);
+    free(a);
+    free(b);
+    return status;
+}
+
+static enum hapt_status check_rest(const struct safetensors *of, const struct hapt_model *model)
+{
+    const char *tied = hapt_model_setting(model, "tied-embeddings");
+    for (int64_t t = 0; t < of->count; t++) {
+        const struct safetensors_tensor *tensor = &of->tensor[t];
+        if (tensor->used || is_constant(tensor->name)) continue;
+        if (tied && strcmp(tied, "yes") == 0 && strcmp(tensor->name, "lm_head.weight") == 0) {
+            const int table = model->graph->op[0].input[1]; /* the first operator looks tokens up */
+            const struct safetensors_tensor *embedding = safetensors_find(of, model->graph->tensor[table].name);
+            HAPT_TRY(check_tied(tensor, embedding));
+            continue;
+        }
+        return hapt_fail(HAPT_ERR_INPUT, "hapt does not know what it is for, so it does not leave it out",
+                         "%s: unknown tensor %.100s", tensor->path, tensor->name);
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status check_tensors(const struct safetensors *of, const char *folder, const struct hapt_model *model)
+{
+    for (int t = 0; t < model->graph->tensor_count; t++) {
+        const struct hapt_tensor *parameter = &model->graph->tensor[t];
+        if (parameter->kind != HAPT_TENSOR_PARAMETER) continue;
+        const bool stack = hapt_tensor_is_stack(parameter->name, parameter->dims);
+        for (int64_t k = 0; k < (stack ? parameter->shape[0] : 1); k++) {
+            struct safetensors_tensor *found;
+            HAPT_TRY(find_element(of, folder, parameter, stack, k, &found));
+            found->used = true;
+        }
+    }
+    return check_rest(of, model);
+}
+
+static enum hapt_status read_weights(void *context, const struct hapt_tensor *parameter, float *value)
+{
+    const struct safetensors *of = context;
+    const bool stack = hapt_tensor_is_stack(parameter->name, parameter->dims);
+    const int64_t count = stack ? parameter->shape[0] : 1, each = hapt_tensor_elements(parameter) / count;
+    for (int64_t k = 0; k < count; k++) {
+        char name[MAX_NAME];
+        element_name(parameter, stack, k, name);
+        const struct safetensors_tensor *tensor = safetensors_find(of, name);
+        HAPT_ASSERT(tensor); /* check_tensors found it */
+        HAPT_TRY(safetensors_read(tensor, value + k * each));
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_import_open(const struct hapt_env *env, const char *folder, const struct hapt_config *config,
+                                  struct hapt_arena *arena, struct hapt_import **import)
+{
+    struct hapt_import *opened;
+    struct safetensors *of;
+    struct json_options options;
+    HAPT_NEW(opened, arena, 1);
+    const char *path = hapt_arena_printf(arena, "%s/config.json", folder);
+    if (!path) return HAPT_ERR_MEMORY;
+    HAPT_TRY(safetensors_open(folder, arena, &of));
+    HAPT_TRY(json_options_open(path, &options));
+    struct import_shape shape = {.env = env,
+                                 .options = &options,
+                                 .folder = folder,
+                                 .has_prefix = !safetensors_find(of, "wte.weight"),
+                                 .config = config,
+                                 .arena = arena};
+    const enum hapt_status status = import_build(&shape, &opened->model);
+    json_options_release(&options);
+    HAPT_TRY(status);
+    HAPT_TRY(check_tensors(of, folder, opened->model));
+    HAPT_TRY(keep_files(folder, arena, &opened->files));
+    opened->folder = folder;
+    opened->weights = (struct hapt_weights){.read = read_weights, .context = of};
+    *import = opened;
+    return HAPT_OK;
+}
