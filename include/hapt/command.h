@@ -32,6 +32,7 @@ enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *c
 /* Long help texts (file formats), defined in the file of their command. */
 extern const char hapt_command_topology_help[], hapt_command_profile_help[], hapt_command_plan_help[],
     hapt_command_simulate_help[], hapt_command_model_help[], hapt_command_data_help[], hapt_command_train_help[],
-    hapt_command_report_help[], hapt_command_import_help[], hapt_command_spmd_help[], hapt_command_check_help[];
+    hapt_command_report_help[], hapt_command_import_help[], hapt_command_export_help[], hapt_command_spmd_help[],
+    hapt_command_check_help[];
 
 #endif

@@ -57,6 +57,9 @@ enum hapt_status hapt_model_save_with(const struct hapt_model *model, const stru
                                       const struct hapt_attachments *files, const char *data, const char *path);
 /* Reads the files that a model file (format "hapt-model") or a checkpoint's manifest carries; none: count 0. */
 enum hapt_status hapt_attachments_read(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_attachments *files);
+/* Those of the file that the model was loaded from. */
+enum hapt_status hapt_model_files(const struct hapt_model *model, struct hapt_arena *arena,
+                                  struct hapt_attachments *files);
 enum hapt_status hapt_attachments_write(struct hapt_h5 *file, const struct hapt_attachments *files);
 /* Copies initial weights from `weights` (a Weights file or NULL) and data from `data` (a Data file or NULL). Call on
  * one rank. */

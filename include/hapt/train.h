@@ -225,6 +225,13 @@ enum hapt_status hapt_checkpoint_defaults(const struct hapt_checkpoint *checkpoi
 /* The full weight (state -1) or state of a parameter, [elements]. Rank-local. */
 enum hapt_status hapt_checkpoint_read(const struct hapt_checkpoint *checkpoint, const char *parameter, int state,
                                       int64_t elements, float *value);
+/* The shape of a parameter: at most HAPT_H5_MAX_DIMS dimensions, at least one. Rank-local. */
+enum hapt_status hapt_checkpoint_shape(const struct hapt_checkpoint *checkpoint, const char *parameter, int *dims,
+                                       int64_t *shape);
+/* The files that came with an imported model (hapt/import.h); none: count 0. HAPT_ERR_INPUT: a checkpoint of emulated
+ * devices, which has no weights. Rank-local. */
+enum hapt_status hapt_checkpoint_files(const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
+                                       struct hapt_attachments *files);
 /* Writes the checkpoint's parameters to a weights file as /parameters. One rank. */
 enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint, const char *path);
 
@@ -245,6 +252,7 @@ struct hapt_checkpoint_writer {
     const struct hapt_plan *plan;
     const struct hapt_config *config;
     const struct hapt_data_identity *data; /* NULL: unknown */
+    const struct hapt_attachments *files;  /* of the model; NULL: none */
     enum hapt_status (*write_shard)(void *context, struct hapt_h5 *file);
     void *context;
 };

@@ -41,7 +41,8 @@ static const struct {
     [HAPT_COMMAND_IMPORT] = {'i', "import", "DIR --sequence T --output model.h5",
                              "make a model file of a published model (Hugging Face)"},
     [HAPT_COMMAND_DATA] = {'d', "data", "FILE --output tokens.h5", "convert text or token files to a data file"},
-    [HAPT_COMMAND_EXPORT] = {'e', "export", "--checkpoint DIR --output w.h5", "write a checkpoint's weights"},
+    [HAPT_COMMAND_EXPORT] = {'e', "export", "--checkpoint DIR --output w.h5",
+                             "write a checkpoint's weights, also for transformers"},
     [HAPT_COMMAND_REPORT] = {'o', "report", "--input outputs/NAME/run.h5", "summarise a run"},
     [HAPT_COMMAND_CHECK] = {'c', "check", "FILE...", "verify all content of files of any kind, and checkpoints"},
     [HAPT_COMMAND_DOCTOR] = {'D', "doctor", "", "check the installation and the machine"},
@@ -424,6 +425,6 @@ void hapt_config_visit_training(const struct hapt_config *config, hapt_config_vi
 void hapt_config_visit_model(const struct hapt_config *config, hapt_config_visitor *visit, void *context)
 {
     for (int i = 0; i < OPTION_COUNT; i++)
-        if (config->given[i] && strspn(table[i].commands, "mi") == strlen(table[i].commands))
+        if (config->given[i] && strspn(table[i].commands, "mie") == strlen(table[i].commands))
             visit(context, table[i].name, config->value[i]);
 }

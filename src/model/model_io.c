@@ -380,3 +380,15 @@ enum hapt_status hapt_model_load(const char *path, struct hapt_arena *arena, str
     if (status == HAPT_OK) *model = loaded;
     return status;
 }
+
+enum hapt_status hapt_model_files(const struct hapt_model *model, struct hapt_arena *arena,
+                                  struct hapt_attachments *files)
+{
+    struct hapt_h5 *file;
+    *files = (struct hapt_attachments){0};
+    if (!model->path) return HAPT_OK;
+    HAPT_TRY(hapt_h5_open(model->path, FORMAT, VERSION, false, &file));
+    const enum hapt_status status = hapt_attachments_read(file, arena, files);
+    hapt_h5_close(file);
+    return status;
+}

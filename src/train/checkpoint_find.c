@@ -349,20 +349,64 @@ enum hapt_status hapt_checkpoint_fits(const struct hapt_checkpoint *checkpoint, 
                      (long long)checkpoint->parameter_count, (long long)count);
 }
 
+/* Opens the shard that holds the parameter, and reads its shape. */
+static enum hapt_status open_parameter(const struct hapt_checkpoint *checkpoint, const char *parameter,
+                                       struct hapt_arena *arena, struct hapt_h5 **from, const char **dataset, int *dims,
+                                       int64_t *shape)
+{
+    const char *path = checkpoint_shard_path(arena, checkpoint->path, shard_of(checkpoint, parameter));
+    *dataset = checkpoint_dataset(arena, parameter, -1);
+    if (!path || !*dataset) return HAPT_ERR_MEMORY;
+    HAPT_TRY(hapt_h5_open(path, SHARD_FORMAT, CHECKPOINT_VERSION, false, from));
+    HAPT_TRY(hapt_h5_shape(*from, *dataset, dims, shape));
+    if (*dims >= 1) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, NULL, "%s: %s is a single number", hapt_h5_path(*from), *dataset);
+}
+
+enum hapt_status hapt_checkpoint_shape(const struct hapt_checkpoint *checkpoint, const char *parameter, int *dims,
+                                       int64_t *shape)
+{
+    struct hapt_h5 *file = NULL;
+    struct hapt_arena arena;
+    const char *dataset;
+    hapt_arena_init(&arena);
+    const enum hapt_status status = open_parameter(checkpoint, parameter, &arena, &file, &dataset, dims, shape);
+    hapt_h5_close(file);
+    hapt_arena_release(&arena);
+    return status;
+}
+
+/* Weights of emulated devices are samples. */
+static enum hapt_status check_weights(const struct hapt_checkpoint *checkpoint)
+{
+    if (!checkpoint->sampled) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "train on real devices to get weights",
+                     "checkpoint %s was written with --device emulated: it holds samples, not weights",
+                     checkpoint->path);
+}
+
+enum hapt_status hapt_checkpoint_files(const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
+                                       struct hapt_attachments *files)
+{
+    struct hapt_h5 *file = NULL;
+    const char *path = hapt_arena_printf(arena, "%s/manifest.h5", checkpoint->path);
+    if (!path) return HAPT_ERR_MEMORY;
+    HAPT_TRY(check_weights(checkpoint));
+    HAPT_TRY(hapt_h5_open(path, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, false, &file));
+    const enum hapt_status status = hapt_attachments_read(file, arena, files);
+    hapt_h5_close(file);
+    return status;
+}
+
 static enum hapt_status copy_parameter(const struct hapt_checkpoint *checkpoint, const char *parameter,
                                        struct hapt_h5 *to, struct hapt_arena *arena)
 {
     struct hapt_h5 *from = NULL;
-    const char *path = checkpoint_shard_path(arena, checkpoint->path, shard_of(checkpoint, parameter));
-    const char *dataset = checkpoint_dataset(arena, parameter, -1);
-    if (!path || !dataset) return HAPT_ERR_MEMORY;
-    HAPT_TRY(hapt_h5_open(path, SHARD_FORMAT, CHECKPOINT_VERSION, false, &from));
+    const char *dataset;
     int dims = 0;
     int64_t shape[HAPT_H5_MAX_DIMS];
     void *value = NULL;
-    enum hapt_status status = hapt_h5_shape(from, dataset, &dims, shape);
-    if (status == HAPT_OK && dims < 1)
-        status = hapt_fail(HAPT_ERR_INPUT, NULL, "%s: %s is a single number", hapt_h5_path(from), dataset);
+    enum hapt_status status = open_parameter(checkpoint, parameter, arena, &from, &dataset, &dims, shape);
     if (status == HAPT_OK)
         status = hapt_h5_read(from, dataset, HAPT_H5_F32, dims, shape, (int64_t)1 << 40, arena, &value);
     if (status == HAPT_OK) status = hapt_weights_write(to, parameter, dims, shape, value);
@@ -374,10 +418,7 @@ enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint
 {
     struct hapt_h5 *file = NULL;
     struct hapt_arena arena;
-    if (checkpoint->sampled)
-        return hapt_fail(HAPT_ERR_INPUT, "train on real devices to get weights",
-                         "checkpoint %s was written with --device emulated: it holds samples, not weights",
-                         checkpoint->path);
+    HAPT_TRY(check_weights(checkpoint));
     hapt_arena_init(&arena);
     HAPT_TRY(hapt_h5_create(path, "hapt-weights", 1, &file));
     enum hapt_status status = hapt_h5_write_attribute_int(file, "/", "step", checkpoint->step);

@@ -297,6 +297,7 @@ static enum hapt_status fill_manifest(struct hapt_h5 *file, const struct hapt_ch
     HAPT_TRY(hapt_h5_write_strings(file, "/option_value", options->count, options->value));
     HAPT_TRY(write_history(file, history));
     if (writer->data) HAPT_TRY(write_data(file, writer->data, step));
+    if (writer->files) HAPT_TRY(hapt_attachments_write(file, writer->files));
     return hapt_plan_write(file, "/plan", writer->plan);
 }
 

@@ -119,6 +119,10 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
         .context = saver,
     };
     if (!saver->writer.folder) return HAPT_ERR_MEMORY;
+    if (worker->env->world_rank == 0) { /* writes the manifests */
+        HAPT_TRY(hapt_model_files(worker->model, arena, &saver->files));
+        saver->writer.files = &saver->files;
+    }
     if (saver->writer.shard >= 0) saver->copy_bytes = (size_t)bytes[own];
     return saving_open(&saver->saving, worker->env, &saver->writer, arena);
 }

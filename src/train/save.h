@@ -15,6 +15,7 @@ struct saver {
     int state_count;
     struct hapt_checkpoint_writer writer;
     struct hapt_data_identity identity; /* of the data, at the step being saved */
+    struct hapt_attachments files;      /* of the model, on rank 0 */
     int64_t saved;                      /* step of the newest complete checkpoint; -1: none */
     int64_t count;                      /* checkpoints of this run */
     const char *path;                   /* the newest */
