@@ -15,6 +15,7 @@ static enum hapt_status read_sizes(struct import_shape *shape, struct hapt_decod
 {
     struct json_options *options = shape->options;
     HAPT_TRY(json_options_need_int(options, "num_hidden_layers", 1, MAX_LAYERS, &of->layers));
+    HAPT_TRY(import_check_count(shape, "layers", of->layers));
     HAPT_TRY(json_options_need_int(options, "hidden_size", 1, MAX_SIZE, &of->hidden));
     HAPT_TRY(json_options_need_int(options, "intermediate_size", 1, MAX_SIZE, &of->ffn));
     HAPT_TRY(json_options_need_int(options, "vocab_size", 2, 1 << 30, &of->vocab));
@@ -180,6 +181,7 @@ static enum hapt_status read_mixtures(struct import_shape *shape, struct hapt_de
     HAPT_TRY(json_options_int(options, "num_local_experts", 1, 65536, is(shape, "mixtral") ? 8 : 128, &of->experts));
     HAPT_TRY(json_options_int(options, "num_experts", 1, 65536, of->experts, &of->experts));
     HAPT_TRY(json_options_int(options, "num_experts_per_tok", 1, 65536, is(shape, "mixtral") ? 2 : 8, &of->top_k));
+    HAPT_TRY(import_check_count(shape, "experts", of->experts));
     of->expert_ffn = of->ffn;
     of->mixture = "mlp";
     memcpy(of->expert_weights, (const char *[]){"gate_proj", "up_proj", "down_proj"}, sizeof of->expert_weights);

@@ -60,6 +60,14 @@ static enum hapt_status check_architecture(const struct import_shape *shape, con
                      shape->options->path, json_shown(list, text), expected);
 }
 
+enum hapt_status import_check_count(const struct import_shape *shape, const char *what, int64_t count)
+{
+    if (count <= shape->tensors) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "config.json and weights do not belong together, or a file is missing",
+                     "%s has only %lld tensors; config.json asks for %lld %s", shape->folder, (long long)shape->tensors,
+                     (long long)count, what);
+}
+
 enum hapt_status import_dropout(struct import_shape *shape, const char *key)
 {
     double share;

@@ -12,6 +12,7 @@ struct import_shape {
     struct json_options *options; /* of config.json */
     const char *folder;
     const char *family; /* model_type */
+    int64_t tensors;    /* that the files hold: no layer or expert is without one */
     bool has_prefix;    /* GPT-2: names of weights begin with "transformer." */
     const struct hapt_config *config;
     struct hapt_arena *arena;
@@ -26,6 +27,8 @@ enum hapt_status import_rope(struct import_shape *shape, const char *kind, int64
                              struct hapt_decoder_rope *rope);
 enum hapt_status import_decoder(struct import_shape *shape, struct hapt_model **model);
 enum hapt_status import_gpt2(struct import_shape *shape, struct hapt_model **model);
+/* HAPT_ERR_INPUT unless the files hold at least a tensor for each of `count` layers or experts. */
+enum hapt_status import_check_count(const struct import_shape *shape, const char *what, int64_t count);
 /* An option that says how much is dropped out: hapt does not, so a value above 0 gives a warning. */
 enum hapt_status import_dropout(struct import_shape *shape, const char *key);
 

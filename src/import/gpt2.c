@@ -29,6 +29,7 @@ enum hapt_status import_gpt2(struct import_shape *shape, struct hapt_model **mod
     struct hapt_gpt2 of = {.prefix = shape->has_prefix ? "transformer." : ""};
     json_options_drop(options, no_effect);
     HAPT_TRY(json_options_need_int(options, "n_layer", 1, MAX_LAYERS, &of.layers));
+    HAPT_TRY(import_check_count(shape, "layers", of.layers));
     HAPT_TRY(json_options_need_int(options, "n_embd", 1, MAX_SIZE, &of.hidden));
     HAPT_TRY(json_options_need_int(options, "n_head", 1, MAX_SIZE, &of.heads));
     HAPT_TRY(json_options_need_int(options, "n_positions", 1, 1 << 30, &of.positions));

@@ -194,6 +194,7 @@ enum hapt_status hapt_import_open(const struct hapt_env *env, const char *folder
     struct import_shape shape = {.env = env,
                                  .options = &options,
                                  .folder = folder,
+                                 .tensors = of->count,
                                  .has_prefix = !safetensors_find(of, "wte.weight"),
                                  .config = config,
                                  .arena = arena};
