@@ -58,13 +58,13 @@ HAPT_ROPE_FUNCTION double hapt_rope_rate(const int64_t *integer, const double *r
         const double last = (double)(2 * half - 1);
         double low = hapt_rope_pair(real, half, real[3]), high = hapt_rope_pair(real, half, real[2]);
         if (integer[3] == 0) low = floor(low), high = ceil(high);
-        low = fmax(low, 0);
+        low = fmax(low, 0.0);
         high = fmin(high, last);
         share = 1 - ((double)i - low) / (high > low || high < low ? high - low : 0.001);
     } else {
         return rate;
     }
-    share = fmin(1, fmax(0, share));
+    share = fmin(1.0, fmax(0.0, share)); /* doubles: nvcc has no mixed ones */
     return rate * share + rate / real[1] * (1 - share);
 }
 

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "families.h"
+#include "shape.h"
 
 enum { MAX_LAYERS = 1024, MAX_SIZE = 1 << 24 };
 

@@ -1,4 +1,4 @@
-#include "families.h"
+#include "shape.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -58,23 +58,6 @@ static enum hapt_status check_architecture(const struct import_shape *shape, con
         return HAPT_OK;
     return hapt_fail(HAPT_ERR_INPUT, "only language models can be imported", "%s: architectures is %s, not [\"%s\"]",
                      shape->options->path, json_shown(list, text), expected);
-}
-
-enum hapt_status import_check_count(const struct import_shape *shape, const char *what, int64_t count)
-{
-    if (count <= shape->tensors) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "config.json and weights do not belong together, or a file is missing",
-                     "%s has only %lld tensors; config.json asks for %lld %s", shape->folder, (long long)shape->tensors,
-                     (long long)count, what);
-}
-
-enum hapt_status import_dropout(struct import_shape *shape, const char *key)
-{
-    double share;
-    HAPT_TRY(json_options_real(shape->options, key, 0, 1, 0, &share));
-    if (share > 0)
-        hapt_warn(shape->env, "%s: %s is %g, but hapt trains without dropout\n", shape->options->path, key, share);
-    return HAPT_OK;
 }
 
 enum hapt_status import_build(struct import_shape *shape, struct hapt_model **model)

@@ -1,7 +1,7 @@
 /* Config files of GPT-2. */
 #include <string.h>
 
-#include "families.h"
+#include "shape.h"
 
 enum { MAX_LAYERS = 1024, MAX_SIZE = 1 << 24 };
 

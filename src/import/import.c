@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "families.h"
+#include "shape.h"
 #include "safetensors.h"
 
 #define FILE_LIMIT ((int64_t)64 << 20) /* of a file that is kept beside the weights; tokenizers have some 10 MB */

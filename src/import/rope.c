@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "families.h"
+#include "shape.h"
 
 static enum hapt_status read_llama3(struct json_options *from, struct hapt_decoder_rope *rope)
 {

@@ -330,6 +330,62 @@ static void windows_and_limits(void)
         }
 }
 
+/* Every element at the borders of tiles. Queries are 0, so that a query weighs the keys that it sees alike: out is the
+ * mean of their values, and dv the sum of dout / keys over the queries that see the key. */
+static void check_window(int64_t length, int64_t window, enum hapt_dtype dtype)
+{
+    const int64_t head = 8;
+    struct tensor q = TENSOR(dtype, 0, 0, 1, length, head), k = TENSOR(dtype, -1, 1, 1, length, head),
+                  v = TENSOR(dtype, -1, 1, 1, length, head), dout = TENSOR(dtype, -1, 1, 1, length, head);
+    struct tensor out = TENSOR(dtype, 0, 0, 1, length, head), lse = TENSOR(HAPT_F32, 0, 0, 1, 1, length), gradient[3];
+    for (int g = 0; g < 3; g++) gradient[g] = TENSOR(dtype, 0, 0, 1, length, head);
+    double *mean = calloc((size_t)out.count, sizeof *mean), *dv = calloc((size_t)out.count, sizeof *dv);
+    for (int64_t i = 0; i < length; i++)
+        for (int64_t j = i + 1 > window ? i + 1 - window : 0; j <= i; j++)
+            for (int64_t c = 0; c < head; c++) {
+                const double keys = (double)(i + 1 < window ? i + 1 : window);
+                mean[i * head + c] += v.value[j * head + c] / keys;
+                dv[j * head + c] += dout.value[i * head + c] / keys;
+            }
+    struct hapt_call call = {.input_count = 3,
+                             .output_count = 2,
+                             .input = {q.view, k.view, v.view},
+                             .output = {out.view, lse.view},
+                             .integer = {1, 1, window},
+                             .threads = 1};
+    kernel_run("grouped_attention", dtype, &call);
+    check_close(&out.view, mean, dtype == HAPT_F32 ? 2e-6 : HALF_UNIT(dtype), "means of windows");
+    struct hapt_call back = {.input_count = 6,
+                             .output_count = 3,
+                             .input = {q.view, k.view, v.view, out.view, lse.view, dout.view},
+                             .output = {gradient[0].view, gradient[1].view, gradient[2].view},
+                             .integer = {1, 1, window},
+                             .threads = 1};
+    kernel_run("grouped_attention_backward", dtype, &back);
+    /* Weights are rounded to the type, then their sums. */
+    check_close(&gradient[2].view, dv, dtype == HAPT_F32 ? 2e-6 : 2 * HALF_UNIT(dtype), "dv of windows");
+    for (int g = 0; g < 3; g++) tensor_free(&gradient[g]);
+    free(mean);
+    free(dv);
+    tensor_free(&q);
+    tensor_free(&k);
+    tensor_free(&v);
+    tensor_free(&dout);
+    tensor_free(&out);
+    tensor_free(&lse);
+}
+
+static void windows_end_in_tiles(void)
+{
+    static const int64_t windows[] = {1, 2, 3, 17, 33, 34, 63, 64, 65, 66, 130};
+    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++)
+        for (int t = 0; t < 2; t++) {
+            if (t == 0 && is_seen(HAPT_F32)) continue;
+            check_window(30, windows[i], t ? half_type : HAPT_F32);
+            check_window(200, windows[i], t ? half_type : HAPT_F32);
+        }
+}
+
 /* With equally many heads of keys and queries the bits are those of attention. */
 static void grouped_is_attention(void)
 {
@@ -369,6 +425,7 @@ int main(int argc, char **argv)
         RUN(same_bits);
         RUN(grouped_agrees_with_the_reference);
         RUN(windows_and_limits);
+        RUN(windows_end_in_tiles);
         RUN(grouped_is_attention);
     }
     return kernels_finish();

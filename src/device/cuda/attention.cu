@@ -8,6 +8,15 @@ struct stripe {
     float top, total; /* of this lane's row */
 };
 
+/* Applies window and cap to the dot products of row `query` with the keys from `key` on. */
+__device__ __forceinline__ void stripe_limit(const struct attention &at, float *score, int64_t query, int64_t key)
+{
+    const int r = (threadIdx.x & 31) >> 1, side = threadIdx.x & 1;
+    for (int j = 0; j < TENSOR_ROWS / 8; j++)
+        for (int c = (2 * j + side) * 4; c < (2 * j + side) * 4 + 4; c++)
+            limit(at, query, key + c, score + r * WEIGHT_LD + c);
+}
+
 /* Turns scores into weights exp(score - top), stored as elements in the same memory. Returns the factor that rescales
  * earlier sums. */
 template <class Element>
@@ -26,7 +35,7 @@ __device__ __forceinline__ float stripe_softmax(struct stripe &stripe, float *sc
             higher = fmaxf(higher, weight[4 * j + e]);
         }
     }
-    higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1)); /* finite: a row sees some key of its first tile */
+    higher = fmaxf(higher, __shfl_xor_sync(0xffffffffu, higher, 1));
     Element *to = (Element *)score + r * WEIGHT_LD; /* after the shuffle, all lanes have read their scores */
     __syncwarp();
     UNROLL
@@ -41,7 +50,7 @@ __device__ __forceinline__ float stripe_softmax(struct stripe &stripe, float *sc
     return shrink;
 }
 
-template <class Element, int PARTS>
+template <class Element, int PARTS, bool LIMITED>
 __device__ __forceinline__ void tensor_forward_block(const struct attention &at, unsigned char *memory)
 {
     enum { COLUMNS = PARTS * 16, LD = COLUMNS + 8, TILE = TENSOR_ROWS * LD };
@@ -53,12 +62,12 @@ __device__ __forceinline__ void tensor_forward_block(const struct attention &at,
     const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + warp * 16, row = own + lane / 2;
     const int64_t end = at.causal && tile.first + TENSOR_ROWS < at.length ? tile.first + TENSOR_ROWS : at.length;
     const struct tensor_layout layout = tensor_layout_find(score);
-    struct stripe stripe = {-INFINITY, 0};
+    struct stripe stripe = {NO_SCORE, 0};
     tensor_sum out[PARTS];
     for (int f = 0; f < PARTS; f++) nvcuda::wmma::fill_fragment(out[f], 0.0f);
     tile_load(at, head_of<Element>(at, at.q, at.q_width, tile.batch, tile.head), at.q_width, tile.first, TENSOR_ROWS,
               COLUMNS, LD, query);
-    for (int64_t first = 0; first < end; first += TENSOR_ROWS) {
+    for (int64_t first = first_key_tile<LIMITED>(at, tile.first, TENSOR_ROWS); first < end; first += TENSOR_ROWS) {
         __syncthreads();
         tile_load(at, head_of<Element>(at, at.k, at.kv_width, tile.batch, kv_head), at.kv_width, first, TENSOR_ROWS,
                   COLUMNS, LD, key);
@@ -72,9 +81,10 @@ __device__ __forceinline__ void tensor_forward_block(const struct attention &at,
             nvcuda::wmma::store_matrix_sync(score + n * 16, dots, WEIGHT_LD, nvcuda::wmma::mem_row_major);
         }
         __syncwarp();
+        if (is_limited<LIMITED>(at, own + 15, first)) stripe_limit(at, score, row, first);
         const int64_t keys = at.length - first, seen = at.causal && row - first + 1 < keys ? row - first + 1 : keys;
         const float shrink =
-            stripe_softmax<Element>(stripe, score, at.scale, seen < TENSOR_ROWS ? (int)seen : (int)TENSOR_ROWS);
+            stripe_softmax<Element>(stripe, score, at.dot_scale, seen < TENSOR_ROWS ? (int)seen : (int)TENSOR_ROWS);
         if (lane % 2 == 0) factor[lane / 2] = shrink;
         __syncwarp();
         if (!__all_sync(0xffffffffu, shrink == 1.0f)) {
@@ -97,13 +107,13 @@ __device__ __forceinline__ void tensor_forward_block(const struct attention &at,
 }
 #endif
 
-template <class Element, int PARTS>
+template <class Element, int PARTS, bool LIMITED>
 __global__ __launch_bounds__(TENSOR_THREADS) void tensor_forward(const struct attention at)
 {
     SHARED(unsigned char, memory);
     if constexpr ((int)tensor_from<Element>::ARCH <= ATTENTION_ARCH) {
 #if ATTENTION_ARCH >= 700
-        tensor_forward_block<Element, PARTS>(at, memory);
+        tensor_forward_block<Element, PARTS, LIMITED>(at, memory);
 #endif
     } else {
         (void)memory;
@@ -130,7 +140,7 @@ __device__ __forceinline__ float row_sum(float value)
     return value;
 }
 
-template <class Element, int TILE, int SPAN>
+template <class Element, int TILE, int SPAN, bool LIMITED>
 __global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct attention at)
 {
     enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
@@ -142,13 +152,14 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct atte
     const int64_t end = at.causal && tile.first + TILE < at.length ? tile.first + TILE : at.length;
     float out[PATCH][SPAN], score[PATCH][PATCH], top[PATCH], total[PATCH];
     for (int i = 0; i < PATCH; i++) {
-        top[i] = -INFINITY;
+        top[i] = NO_SCORE;
         total[i] = 0;
         for (int j = 0; j < SPAN; j++) out[i][j] = 0;
     }
     tile_load(at, head_of<Element>(at, at.q, at.q_width, tile.batch, tile.head), at.q_width, tile.first, TILE, columns,
               ld, query);
-    for (int64_t first = 0; first < end; first += TILE) {
+    for (int64_t first = first_key_tile<LIMITED>(at, tile.first, TILE); first < end; first += TILE) {
+        const bool limited = is_limited<LIMITED>(at, tile.first + TILE - 1, first);
         __syncthreads();
         tile_load(at, head_of<Element>(at, at.k, at.kv_width, tile.batch, kv_head), at.kv_width, first, TILE, columns,
                   ld, other);
@@ -158,8 +169,9 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct atte
             const int64_t row =
                 own + i < at.length ? own + i : at.length - 1; /* rows past the end repeat the last row */
             float higher = top[i], sum = 0;
+            for (int j = 0; limited && j < PATCH; j++) limit(at, row, first + tx + 16 * j, &score[i][j]);
             for (int j = 0; j < PATCH; j++) {
-                score[i][j] = visible(at, row, first + tx + 16 * j) ? score[i][j] * at.scale : -INFINITY;
+                score[i][j] = visible(at, row, first + tx + 16 * j) ? score[i][j] * at.dot_scale : -INFINITY;
                 higher = fmaxf(higher, score[i][j]);
             }
             higher = row_largest(higher);

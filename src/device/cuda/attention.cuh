@@ -9,6 +9,7 @@
 #ifndef HAPT_CUDA_ATTENTION_CUH
 #define HAPT_CUDA_ATTENTION_CUH
 
+#include <float.h>
 #include <mma.h>
 
 #include "attention.h"
@@ -93,6 +94,48 @@ __device__ __forceinline__ bool visible(const struct attention &at, int64_t quer
 {
     return query < at.length && key < at.length && (!at.causal || key <= query);
 }
+
+/* ---- Windows and caps. LIMITED kernels apply them. The usual kernels would be slower with their registers. ---- */
+
+/* First of the tiles of `rows` keys that a query from `query` on sees. */
+template <bool LIMITED>
+__device__ __forceinline__ int64_t first_key_tile(const struct attention &at, int64_t query, int rows)
+{
+    return LIMITED && at.window > 0 && query >= at.window ? (query - at.window + 1) / rows * rows : 0;
+}
+
+/* End of the queries that see one of the `rows` keys from `key` on. */
+template <bool LIMITED>
+__device__ __forceinline__ int64_t end_of_queries(const struct attention &at, int64_t key, int rows)
+{
+    const int64_t end = key + rows - 1 + at.window;
+    return LIMITED && at.window > 0 && end < at.length ? end : at.length;
+}
+
+/* True if limit() changes dot products of queries up to `query` and keys from `key` on. */
+template <bool LIMITED>
+__device__ __forceinline__ bool is_limited(const struct attention &at, int64_t query, int64_t key)
+{
+    return LIMITED && (at.cap > 0 || (at.window > 0 && key <= query - at.window));
+}
+
+/* Turns a dot product into a capped score, or into -INFINITY if the window of `query` is past `key`. Returns the
+ * derivative of the capped score by the score. */
+__device__ __forceinline__ float limit(const struct attention &at, int64_t query, int64_t key, float *dot)
+{
+    float slope = 1;
+    if (at.cap > 0) {
+        const float part = tanhf(*dot * at.cap_share);
+        *dot = at.cap * part;
+        slope = 1 - part * part;
+    }
+    if (at.window > 0 && key <= query - at.window) *dot = -INFINITY;
+    return slope;
+}
+
+/* Initial maximum of a row's scores. It is finite with a window, because a row may see no key of the first tiles of its
+ * block: -INFINITY minus itself would be NaN. */
+#define NO_SCORE (LIMITED ? -FLT_MAX : -INFINITY)
 
 /* ---- Tensor cores ---- */
 
@@ -219,12 +262,15 @@ __device__ __forceinline__ void tensor_put(const struct attention &at, const str
 }
 #endif
 
-/* Runs KERNEL<Element, parts of the head>, with as many parts of 16 columns as the head needs. */
-#define TENSOR_LAUNCH(KERNEL, ...)                             \
-    (at.head <= 32   ? launch(KERNEL<Element, 2>, __VA_ARGS__) \
-     : at.head <= 64 ? launch(KERNEL<Element, 4>, __VA_ARGS__) \
-     : at.head <= 96 ? launch(KERNEL<Element, 6>, __VA_ARGS__) \
-                     : launch(KERNEL<Element, 8>, __VA_ARGS__))
+/* Runs KERNEL<Element, parts of the head, LIMITED>, with as many parts of 16 columns as the head needs. */
+#define TENSOR_LAUNCH_OF(KERNEL, LIMITED, ...)                          \
+    (at.head <= 32   ? launch(KERNEL<Element, 2, LIMITED>, __VA_ARGS__) \
+     : at.head <= 64 ? launch(KERNEL<Element, 4, LIMITED>, __VA_ARGS__) \
+     : at.head <= 96 ? launch(KERNEL<Element, 6, LIMITED>, __VA_ARGS__) \
+                     : launch(KERNEL<Element, 8, LIMITED>, __VA_ARGS__))
+#define TENSOR_LAUNCH(KERNEL, ...)                                          \
+    (attention_is_limited(at) ? TENSOR_LAUNCH_OF(KERNEL, true, __VA_ARGS__) \
+                              : TENSOR_LAUNCH_OF(KERNEL, false, __VA_ARGS__))
 static inline int64_t tensor_columns(int64_t head)
 {
     return (head + 31) / 32 * 32;
@@ -314,6 +360,10 @@ template <class Element> static int plain_tile(const struct attention &at, int t
     return 16;
 }
 
+#define PLAIN_LAUNCH_OF(KERNEL, TILE, SPAN)                                                                       \
+    (attention_is_limited(at) ? launch(KERNEL<Element, TILE, SPAN, true>, grid, PLAIN_THREADS, shared, queue, at) \
+                              : launch(KERNEL<Element, TILE, SPAN, false>, grid, PLAIN_THREADS, shared, queue, at))
+
 #define PLAIN_LAUNCH(KERNEL, heads, tiles, squares)                                                                 \
     {                                                                                                               \
         const int tile = plain_tile<Element>(at, tiles, squares);                                                   \
@@ -323,10 +373,10 @@ template <class Element> static int plain_tile(const struct attention &at, int t
             return cuda_host->fail(HAPT_ERR_INPUT, "give the model more heads",                                     \
                                    "this GPU cannot run attention with heads of %lld columns", (long long)at.head); \
         if constexpr (sizeof(Element) == 4) {                                                                       \
-            if (tile == 64) return launch(KERNEL<Element, 64, 8>, grid, PLAIN_THREADS, shared, queue, at);          \
+            if (tile == 64) return PLAIN_LAUNCH_OF(KERNEL, 64, 8);                                                  \
         }                                                                                                           \
-        if (tile == 32) return launch(KERNEL<Element, 32, 8>, grid, PLAIN_THREADS, shared, queue, at);              \
-        return launch(KERNEL<Element, 16, PLAIN_MOST / 16>, grid, PLAIN_THREADS, shared, queue, at);                \
+        if (tile == 32) return PLAIN_LAUNCH_OF(KERNEL, 32, 8);                                                      \
+        return PLAIN_LAUNCH_OF(KERNEL, 16, PLAIN_MOST / 16);                                                        \
     }
 
 #endif

@@ -12,10 +12,20 @@ struct attention {
     float *delta;                         /* likewise: sums of out * dout */
     int64_t q_width, kv_width, out_width; /* row widths of q and dq; of k, v, dk and dv; of y, out and dout */
     int64_t batch, length, heads, kv_heads, head;
-    float scale;
+    float scale;     /* of dot products */
+    float cap;       /* scores become cap tanh(score / cap); 0: they stay */
+    float cap_share; /* scale / cap */
+    float dot_scale; /* from dot products to scores after limit(): 1 with a cap, else scale */
+    int64_t window;  /* keys that a query sees, its own and those before it; 0: no window */
     bool causal, add_q, add_k, add_v;
     bool packed; /* rows can be loaded 16 bytes at a time */
 };
+
+/* True with a window or a cap: kernels with LIMITED run. */
+static inline bool attention_is_limited(const struct attention &at)
+{
+    return at.window > 0 || at.cap > 0;
+}
 
 static inline struct attention attention_of(const struct hapt_call *call, bool grouped, bool backward)
 {
@@ -32,6 +42,13 @@ static inline struct attention attention_of(const struct hapt_call *call, bool g
     at.head = kv_width / at.kv_heads;
     at.causal = call->integer[1] != 0;
     at.scale = (float)(1.0 / sqrt((double)at.head));
+    if (grouped) {
+        at.window = call->integer[2] < at.length ? call->integer[2] : 0;
+        if (call->real[0] > 0) at.scale = (float)call->real[0];
+        at.cap = (float)call->real[1];
+    }
+    at.cap_share = at.cap > 0 ? at.scale / at.cap : 0;
+    at.dot_scale = at.cap > 0 ? 1 : at.scale;
     at.q_width = in[0].shape[2];
     at.kv_width = grouped ? kv_width : at.q_width;
     at.out_width = q_width;

@@ -32,6 +32,14 @@ __device__ __forceinline__ void statistics_load(const struct attention &at, int6
     }
 }
 
+/* Applies window and cap. Afterwards, weight (dweight - delta) is the gradient of the scaled dot product. */
+__device__ __forceinline__ void limit_gradient(const struct attention &at, int64_t query, int64_t key, float delta,
+                                               float *dot, float *dweight)
+{
+    const float slope = limit(at, query, key, dot);
+    if (at.cap > 0) *dweight = delta + slope * (*dweight - delta);
+}
+
 #if ATTENTION_ARCH >= 700
 /* Shared memory of both passes: a query tile with its gradients and statistics, and a key tile with its values. */
 template <class Element> struct tensor_tiles {
@@ -82,12 +90,12 @@ __device__ __forceinline__ void load_keys(const struct attention &at, const stru
 __device__ __forceinline__ void score_gradient(const struct attention &at, int64_t query, int64_t key, float logsumexp,
                                                float delta, float dot, float dweight, float *weight, float *dscore)
 {
-    *weight = visible(at, query, key) ? __expf(dot * at.scale - logsumexp) : 0.0f;
+    *weight = visible(at, query, key) ? __expf(dot * at.dot_scale - logsumexp) : 0.0f;
     *dscore = *weight * (dweight - delta);
 }
 
 /* A warp's 16 keys against a tile of queries: weight and dscore [keys][queries]. */
-template <class Element, int PARTS>
+template <class Element, int PARTS, bool LIMITED>
 __device__ __forceinline__ void scores_by_key(const struct attention &at, const struct tensor_tiles<Element> &of,
                                               const struct tensor_layout &layout, int64_t first_key,
                                               int64_t first_query)
@@ -99,6 +107,13 @@ __device__ __forceinline__ void scores_by_key(const struct attention &at, const 
         tensor_sum dots, dweights;
         tensor_dots<Element, PARTS>(dots, of.key + own * LD, of.query + n * LD, LD);
         tensor_dots<Element, PARTS>(dweights, of.value + own * LD, of.dout + n * LD, LD);
+        if (is_limited<LIMITED>(at, first_query + n + 15, first_key + own)) {
+            UNROLL
+            for (int i = 0; i < tensor_sum::num_elements; i++) {
+                const int r = layout.row(i), c = n + layout.column(i);
+                limit_gradient(at, first_query + c, first_key + own + r, of.delta[c], &dots.x[i], &dweights.x[i]);
+            }
+        }
         UNROLL
         for (int i = 0; i < tensor_sum::num_elements; i++) {
             const int r = layout.row(i), c = n + layout.column(i);
@@ -113,7 +128,7 @@ __device__ __forceinline__ void scores_by_key(const struct attention &at, const 
 }
 
 /* A warp's 16 queries against a tile of keys: dscore [queries][keys]. */
-template <class Element, int PARTS>
+template <class Element, int PARTS, bool LIMITED>
 __device__ __forceinline__ void scores_by_query(const struct attention &at, const struct tensor_tiles<Element> &of,
                                                 const struct tensor_layout &layout, int64_t first_key,
                                                 int64_t first_query)
@@ -125,6 +140,13 @@ __device__ __forceinline__ void scores_by_query(const struct attention &at, cons
         tensor_sum dots, dweights;
         tensor_dots<Element, PARTS>(dots, of.query + own * LD, of.key + n * LD, LD);
         tensor_dots<Element, PARTS>(dweights, of.dout + own * LD, of.value + n * LD, LD);
+        if (is_limited<LIMITED>(at, first_query + own + 15, first_key + n)) {
+            UNROLL
+            for (int i = 0; i < tensor_sum::num_elements; i++) {
+                const int r = own + layout.row(i), c = n + layout.column(i);
+                limit_gradient(at, first_query + r, first_key + c, of.delta[r], &dots.x[i], &dweights.x[i]);
+            }
+        }
         UNROLL
         for (int i = 0; i < tensor_sum::num_elements; i++) {
             const int r = own + layout.row(i), c = n + layout.column(i);
@@ -137,14 +159,15 @@ __device__ __forceinline__ void scores_by_query(const struct attention &at, cons
     __syncwarp();
 }
 
-template <class Element, int PARTS>
+template <class Element, int PARTS, bool LIMITED>
 __device__ __forceinline__ void tensor_keys_block(const struct attention &at, unsigned char *memory)
 {
     enum { LD = PARTS * 16 + 8 };
     const struct tensor_tiles<Element> of = tensor_divide<Element, PARTS>(memory);
     const struct attention_tile tile = attention_tile(at, at.kv_heads, TENSOR_ROWS, false);
     const struct tensor_layout layout = tensor_layout_find((float *)of.weight);
-    const int64_t group = at.heads / at.kv_heads, own = tile.first + threadIdx.x / 32 * 16;
+    const int64_t group = at.heads / at.kv_heads, own = tile.first + threadIdx.x / 32 * 16,
+                  end = end_of_queries<LIMITED>(at, tile.first, TENSOR_ROWS);
     tensor_sum dkey[PARTS], dvalue[PARTS];
     for (int f = 0; f < PARTS; f++) {
         nvcuda::wmma::fill_fragment(dkey[f], 0.0f);
@@ -152,11 +175,11 @@ __device__ __forceinline__ void tensor_keys_block(const struct attention &at, un
     }
     load_keys<Element, PARTS>(at, of, tile.batch, tile.head, tile.first);
     for (int64_t head = tile.head * group; head < (tile.head + 1) * group; head++)
-        for (int64_t first = at.causal ? tile.first : 0; first < at.length; first += TENSOR_ROWS) {
+        for (int64_t first = at.causal ? tile.first : 0; first < end; first += TENSOR_ROWS) {
             __syncthreads();
             load_queries<Element, PARTS>(at, of, tile.batch, head, first);
             __syncthreads();
-            scores_by_key<Element, PARTS>(at, of, layout, tile.first, first);
+            scores_by_key<Element, PARTS, LIMITED>(at, of, layout, tile.first, first);
             tensor_add<Element, PARTS>(dvalue, of.weight, of.dout, LD);
             tensor_add<Element, PARTS>(dkey, of.dscore, of.query, LD);
         }
@@ -168,7 +191,7 @@ __device__ __forceinline__ void tensor_keys_block(const struct attention &at, un
                                own, at.add_v);
 }
 
-template <class Element, int PARTS>
+template <class Element, int PARTS, bool LIMITED>
 __device__ __forceinline__ void tensor_queries_block(const struct attention &at, unsigned char *memory)
 {
     enum { LD = PARTS * 16 + 8 };
@@ -180,11 +203,11 @@ __device__ __forceinline__ void tensor_queries_block(const struct attention &at,
     tensor_sum dquery[PARTS];
     for (int f = 0; f < PARTS; f++) nvcuda::wmma::fill_fragment(dquery[f], 0.0f);
     load_queries<Element, PARTS>(at, of, tile.batch, tile.head, tile.first);
-    for (int64_t first = 0; first < end; first += TENSOR_ROWS) {
+    for (int64_t first = first_key_tile<LIMITED>(at, tile.first, TENSOR_ROWS); first < end; first += TENSOR_ROWS) {
         __syncthreads();
         load_keys<Element, PARTS>(at, of, tile.batch, kv_head, first);
         __syncthreads();
-        scores_by_query<Element, PARTS>(at, of, layout, first, tile.first);
+        scores_by_query<Element, PARTS, LIMITED>(at, of, layout, first, tile.first);
         tensor_add<Element, PARTS>(dquery, of.dscore, of.key, LD);
     }
     tensor_put<Element, PARTS>(at, layout, dquery, at.scale, NULL,
@@ -193,33 +216,33 @@ __device__ __forceinline__ void tensor_queries_block(const struct attention &at,
 }
 #endif
 
-template <class Element, int PARTS, bool KEYS>
+template <class Element, int PARTS, bool LIMITED, bool KEYS>
 __device__ __forceinline__ void tensor_backward(const struct attention &at, unsigned char *memory)
 {
     if constexpr ((int)tensor_from<Element>::ARCH <= ATTENTION_ARCH) {
 #if ATTENTION_ARCH >= 700
         if constexpr (KEYS)
-            tensor_keys_block<Element, PARTS>(at, memory);
+            tensor_keys_block<Element, PARTS, LIMITED>(at, memory);
         else
-            tensor_queries_block<Element, PARTS>(at, memory);
+            tensor_queries_block<Element, PARTS, LIMITED>(at, memory);
 #endif
     } else {
         asm("trap;"); /* the device could, the build's code cannot */
     }
 }
 
-template <class Element, int PARTS>
+template <class Element, int PARTS, bool LIMITED>
 __global__ __launch_bounds__(TENSOR_THREADS) void tensor_keys(const struct attention at)
 {
     SHARED(unsigned char, memory);
-    tensor_backward<Element, PARTS, true>(at, memory);
+    tensor_backward<Element, PARTS, LIMITED, true>(at, memory);
 }
 
-template <class Element, int PARTS>
+template <class Element, int PARTS, bool LIMITED>
 __global__ __launch_bounds__(TENSOR_THREADS) void tensor_queries(const struct attention at)
 {
     SHARED(unsigned char, memory);
-    tensor_backward<Element, PARTS, false>(at, memory);
+    tensor_backward<Element, PARTS, LIMITED, false>(at, memory);
 }
 
 static size_t tensor_backward_shared(const struct attention &at)
@@ -229,7 +252,7 @@ static size_t tensor_backward_shared(const struct attention &at)
 }
 
 /* weight and dscore [TILE queries][TILE + 4]; each only if requested. */
-template <int TILE>
+template <int TILE, bool LIMITED>
 __device__ __forceinline__ void plain_scores(const struct attention &at, const float *query, const float *dout,
                                              const float *key, const float *value, int columns, int ld,
                                              int64_t first_query, int64_t first_key, int64_t statistics, float *weight,
@@ -237,22 +260,26 @@ __device__ __forceinline__ void plain_scores(const struct attention &at, const f
 {
     enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
     const int tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
+    const bool limited = is_limited<LIMITED>(at, first_query + TILE - 1, first_key);
     float dots[PATCH][PATCH], dweights[PATCH][PATCH];
     plain_dots<PATCH>(dots, query + ty * PATCH * ld, key, columns, ld);
     plain_dots<PATCH>(dweights, dout + ty * PATCH * ld, value, columns, ld);
     for (int i = 0; i < PATCH; i++) {
         const int64_t row = first_query + ty * PATCH + i, from = statistics + (row < at.length ? row : at.length - 1);
         const float logsumexp = at.logsumexp[from], delta = at.delta[from];
+        for (int j = 0; limited && j < PATCH; j++)
+            limit_gradient(at, row, first_key + tx + 16 * j, delta, &dots[i][j], &dweights[i][j]);
         for (int j = 0; j < PATCH; j++) {
             const int at_square = (ty * PATCH + i) * SQUARE + tx + 16 * j;
-            const float p = visible(at, row, first_key + tx + 16 * j) ? expf(dots[i][j] * at.scale - logsumexp) : 0.0f;
+            const float p =
+                visible(at, row, first_key + tx + 16 * j) ? expf(dots[i][j] * at.dot_scale - logsumexp) : 0.0f;
             if (weight) weight[at_square] = p;
             dscore[at_square] = p * (dweights[i][j] - delta);
         }
     }
 }
 
-template <class Element, int TILE, int SPAN>
+template <class Element, int TILE, int SPAN, bool LIMITED>
 __global__ __launch_bounds__(PLAIN_THREADS) void plain_keys(const struct attention at)
 {
     enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
@@ -261,22 +288,23 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_keys(const struct attenti
     float *value = key + TILE * ld, *query = value + TILE * ld, *dout = query + TILE * ld, *weight = dout + TILE * ld,
           *dscore = weight + TILE * SQUARE;
     const struct attention_tile tile = attention_tile(at, at.kv_heads, TILE, false);
-    const int64_t group = at.heads / at.kv_heads, own = tile.first + ty * PATCH;
+    const int64_t group = at.heads / at.kv_heads, own = tile.first + ty * PATCH,
+                  end = end_of_queries<LIMITED>(at, tile.first, TILE);
     float dkey[PATCH][SPAN] = {}, dvalue[PATCH][SPAN] = {};
     tile_load(at, head_of<Element>(at, at.k, at.kv_width, tile.batch, tile.head), at.kv_width, tile.first, TILE,
               columns, ld, key);
     tile_load(at, head_of<Element>(at, at.v, at.kv_width, tile.batch, tile.head), at.kv_width, tile.first, TILE,
               columns, ld, value);
     for (int64_t head = tile.head * group; head < (tile.head + 1) * group; head++)
-        for (int64_t first = at.causal ? tile.first : 0; first < at.length; first += TILE) {
+        for (int64_t first = at.causal ? tile.first : 0; first < end; first += TILE) {
             __syncthreads();
             tile_load(at, head_of<Element>(at, at.q, at.q_width, tile.batch, head), at.q_width, first, TILE, columns,
                       ld, query);
             tile_load(at, head_of<Element>(at, at.dout, at.out_width, tile.batch, head), at.out_width, first, TILE,
                       columns, ld, dout);
             __syncthreads();
-            plain_scores<TILE>(at, query, dout, key, value, columns, ld, first, tile.first,
-                               (tile.batch * at.heads + head) * at.length, weight, dscore);
+            plain_scores<TILE, LIMITED>(at, query, dout, key, value, columns, ld, first, tile.first,
+                                        (tile.batch * at.heads + head) * at.length, weight, dscore);
             __syncthreads();
             plain_add<TILE, SPAN>(dvalue, weight + ty * PATCH, 1, SQUARE, dout, columns, ld);
             plain_add<TILE, SPAN>(dkey, dscore + ty * PATCH, 1, SQUARE, query, columns, ld);
@@ -287,7 +315,7 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_keys(const struct attenti
               own, at.add_v);
 }
 
-template <class Element, int TILE, int SPAN>
+template <class Element, int TILE, int SPAN, bool LIMITED>
 __global__ __launch_bounds__(PLAIN_THREADS) void plain_queries(const struct attention at)
 {
     enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
@@ -302,15 +330,15 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_queries(const struct atte
               ld, query);
     tile_load(at, head_of<Element>(at, at.dout, at.out_width, tile.batch, tile.head), at.out_width, tile.first, TILE,
               columns, ld, dout);
-    for (int64_t first = 0; first < end; first += TILE) {
+    for (int64_t first = first_key_tile<LIMITED>(at, tile.first, TILE); first < end; first += TILE) {
         __syncthreads();
         tile_load(at, head_of<Element>(at, at.k, at.kv_width, tile.batch, kv_head), at.kv_width, first, TILE, columns,
                   ld, key);
         tile_load(at, head_of<Element>(at, at.v, at.kv_width, tile.batch, kv_head), at.kv_width, first, TILE, columns,
                   ld, value);
         __syncthreads();
-        plain_scores<TILE>(at, query, dout, key, value, columns, ld, tile.first, first,
-                           (tile.batch * at.heads + tile.head) * at.length, NULL, dscore);
+        plain_scores<TILE, LIMITED>(at, query, dout, key, value, columns, ld, tile.first, first,
+                                    (tile.batch * at.heads + tile.head) * at.length, NULL, dscore);
         __syncthreads();
         plain_add<TILE, SPAN>(dquery, dscore + ty * PATCH * SQUARE, SQUARE, 1, key, columns, ld);
     }

@@ -323,10 +323,10 @@ static struct attention_share share_of(const struct attention *at, bool backward
     return share;
 }
 
-/* True if cuDNN may take the call; it can still refuse. */
+/* True if cuDNN may take the call; it can still refuse. The graph has a mask, but no window and no cap. */
 static bool is_possible(const struct attention *at, enum hapt_dtype dtype, bool backward)
 {
-    return dtype != HAPT_F32 && at->batch > 0 && at->length > 1 && at->head % 8 == 0 &&
+    return dtype != HAPT_F32 && !attention_is_limited(*at) && at->batch > 0 && at->length > 1 && at->head % 8 == 0 &&
            at->head <= (backward ? MOST_BACKWARD : MOST_FORWARD) && at->q_width % 8 == 0 && at->kv_width % 8 == 0 &&
            at->out_width % 8 == 0 && share_bytes(at, backward, 1, 1) <= (int64_t)MOST_MIB << 20;
 }

@@ -1,36 +1,49 @@
 /* Rotary position embedding and SwiGLU, forward and backward. */
+#include <string.h>
+
 #include "kernels.h"
 #include "rows.cuh"
 
+#define HAPT_ROPE_FUNCTION static __host__ __device__ __forceinline__
+#include "hapt/rope.h"
+
 enum { THREADS = 256, POSITIONS = 8 };
 
-/* Sine and cosine of position t times base^(-i / half), each rounded once; the backward negates the angle. A thread
+/* Attributes of a call: hapt/rope.h. */
+struct angles {
+    int64_t integer[HAPT_MAX_ATTRIBUTES];
+    double real[HAPT_MAX_ATTRIBUTES];
+};
+
+/* Sine and cosine of position t times the rate of pair i, each rounded once; the backward negates the angle. A thread
  * computes one i at POSITIONS positions, since powers in double are slow. */
-static __global__ void angle_kernel(float *sine, float *cosine, int64_t length, int64_t half, double base,
+static __global__ void angle_kernel(float *sine, float *cosine, int64_t length, int64_t half, struct angles angles,
                                     bool backward)
 {
+    const double magnitude = hapt_rope_magnitude(angles.real);
     for (GRID_STRIDE(thread, (length + POSITIONS - 1) / POSITIONS * half)) {
         const int64_t i = thread % half, first = thread / half * POSITIONS,
                       end = first + POSITIONS < length ? first + POSITIONS : length;
-        const double rate = pow(base, -(double)i / (double)half);
+        const double rate = hapt_rope_rate(angles.integer, angles.real, i, half);
         for (int64_t t = first; t < end; t++) {
-            const double turned = sin((double)t * rate);
+            const double turned = magnitude * sin((double)t * rate);
             sine[t * half + i] = (float)(backward ? -turned : turned);
-            cosine[t * half + i] = (float)cos((double)t * rate);
+            cosine[t * half + i] = (float)(magnitude * cos((double)t * rate));
         }
     }
 }
 
-/* Rotates (x[i], x[i + half]) of every head of every row by angle i. */
+/* Rotates (x[i], x[i + half]) of every head of every row by angle i. The other columns of a head stay. */
 template <class Element, int N>
 static __global__ void rope_kernel(const Element *x, Element *y, const float *sine, const float *cosine, int64_t rows,
-                                   int64_t length, int width, int half, bool accumulate)
+                                   int64_t length, int heads, int head, int half, bool accumulate)
 {
-    const int pairs = width / 2, first = threadIdx.x * N;
-    for (int64_t r = blockIdx.x; r < rows; r += gridDim.x)
+    const int pairs = heads * half, rest = head - 2 * half, first = threadIdx.x * N;
+    for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
+        const int64_t row = r * heads * head;
         for (int p = first; p < pairs; p += THREADS * N) {
             const int i = p % half;
-            const int64_t low = r * width + p / half * 2 * half + i, angle = r % length * half + i;
+            const int64_t low = row + p / half * head + i, angle = r % length * half + i;
             float a[N], b[N], s[N], c[N], turned_a[N], turned_b[N];
             load<N>(x + low, a);
             load<N>(x + low + half, b);
@@ -43,31 +56,42 @@ static __global__ void rope_kernel(const Element *x, Element *y, const float *si
             store<N>(y + low, turned_a, accumulate);
             store<N>(y + low + half, turned_b, accumulate);
         }
+        for (int c = first; c < heads * rest; c += THREADS * N) {
+            const int64_t at = row + c / rest * head + 2 * half + c % rest;
+            float kept[N];
+            load<N>(x + at, kept);
+            store<N>(y + at, kept, accumulate);
+        }
+    }
 }
 
 /* Bytes for sines, then cosines. */
 static size_t rope_workspace(const struct hapt_call *call)
 {
     const struct hapt_view *view = &call->input[0]; /* [batch][length][width] */
-    return (size_t)(view->shape[1] * (view->shape[2] / call->integer[0] / 2) * 2) * sizeof(float);
+    const int64_t half = hapt_rope_columns(call->integer, view->shape[2] / call->integer[0]) / 2;
+    return (size_t)(view->shape[1] * half * 2) * sizeof(float);
 }
 
-/* integer[0]: heads; real[0]: base. */
+/* Attributes: hapt/rope.h. */
 template <class Element, bool BACKWARD>
 static enum hapt_status rope_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *view = &call->input[0];
-    const int64_t length = view->shape[1], width = view->shape[2], half = width / call->integer[0] / 2,
-                  rows = view->shape[0] * length;
+    const int64_t length = view->shape[1], heads = call->integer[0], head = view->shape[2] / heads,
+                  half = hapt_rope_columns(call->integer, head) / 2, rows = view->shape[0] * length;
     const Element *x = (const Element *)view->data;
     Element *y = (Element *)call->output[0].data;
     float *sine = (float *)call->workspace, *cosine = sine + length * half;
-    const bool packed = packs_fit<Element>(half, x, y, sine);
+    const bool packed = packs_fit<Element>(half, x, y, sine) && packs_fit<Element>(head);
+    struct angles angles;
+    memcpy(angles.integer, call->integer, sizeof angles.integer);
+    memcpy(angles.real, call->real, sizeof angles.real);
     HAPT_TRY(launch(angle_kernel, blocks_for((length + POSITIONS - 1) / POSITIONS * half, THREADS), THREADS, 0, queue,
-                    sine, cosine, length, half, call->real[0], BACKWARD));
+                    sine, cosine, length, half, angles, BACKWARD));
     return launch(packed ? rope_kernel<Element, pack<Element>::COUNT> : rope_kernel<Element, 1>, blocks_for(rows, 1),
-                  THREADS, 0, queue, x, y, (const float *)sine, (const float *)cosine, rows, length, (int)width,
-                  (int)half, (call->accumulate & 1u) != 0);
+                  THREADS, 0, queue, x, y, (const float *)sine, (const float *)cosine, rows, length, (int)heads,
+                  (int)head, (int)half, (call->accumulate & 1u) != 0);
 }
 
 /* silu(g) = g s with s = 1 / (1 + e^-g); its slope is s (1 + g (1 - s)). */

@@ -97,10 +97,10 @@ static enum hapt_status count_run(const struct hapt_call *call, struct hapt_queu
 /* ---- The gate ---- */
 
 /* Softmax over all experts; the largest are kept and scaled to sum 1. This equals the softmax of the largest logits
- * alone. One thread per token. */
+ * alone. With `logsumexp` they are not scaled. One thread per token. */
 template <class Element>
 __global__ void gate_kernel(const Element *logits, int64_t rows, int64_t experts, int64_t choices, float *weights,
-                            int *chosen)
+                            int *chosen, float *logsumexp)
 {
     for (GRID_STRIDE(r, rows)) {
         const Element *logit = logits + r * experts;
@@ -123,6 +123,11 @@ __global__ void gate_kernel(const Element *logits, int64_t rows, int64_t experts
             weight[j] = expf(most - top);
             sum += weight[j];
         }
+        if (logsumexp) {
+            sum = 0;
+            for (int64_t e = 0; e < experts; e++) sum += expf(to_float(logit[e]) - top);
+            logsumexp[r] = top + logf(sum);
+        }
         for (int64_t j = 0; j < choices; j++) weight[j] /= sum;
     }
 }
@@ -143,13 +148,33 @@ __global__ void gate_dx_kernel(const float *weights, const int *chosen, const fl
     }
 }
 
+/* Gradient of the softmax over all experts: p_e ([e chosen] dw_e - sum of w dw). One thread per expert of a token. */
+template <class Element>
+__global__ void gate_over_all_dx_kernel(const Element *logits, const float *weights, const int *chosen,
+                                        const float *logsumexp, const float *dweights, int64_t rows, int64_t experts,
+                                        int64_t choices, Element *dlogits, bool accumulate)
+{
+    for (GRID_STRIDE(i, rows * experts)) {
+        const int64_t r = i / experts, e = i % experts;
+        const float *weight = weights + r * choices, *dweight = dweights + r * choices;
+        float mean = 0, own = 0;
+        for (int64_t j = 0; j < choices; j++) {
+            mean += weight[j] * dweight[j];
+            if (chosen[r * choices + j] == e) own += dweight[j];
+        }
+        const float dlogit = expf(to_float(logits[i]) - logsumexp[r]) * (own - mean);
+        dlogits[i] = from_float<Element>(accumulate ? to_float(dlogits[i]) + dlogit : dlogit);
+    }
+}
+
+/* Output: weights, experts; a third, the logsumexp, if weights are those of the softmax over all experts. */
 template <class Element> static enum hapt_status gate_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *logits = &call->input[0]; /* [rows][tokens][experts] */
     const int64_t rows = view_rows(logits);
     return launch(gate_kernel<Element>, blocks_for(rows, 64), 64, 0, queue, (const Element *)logits->data, rows,
                   view_columns(logits), view_columns(&call->output[0]), (float *)call->output[0].data,
-                  (int *)call->output[1].data);
+                  (int *)call->output[1].data, (float *)(call->output_count > 2 ? call->output[2].data : NULL));
 }
 
 template <class Element> static enum hapt_status gate_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
@@ -160,6 +185,18 @@ template <class Element> static enum hapt_status gate_dx_run(const struct hapt_c
                   (const float *)call->input[2].data, view_rows(dlogits), view_columns(dlogits),
                   view_columns(&call->input[0]), call->first_value, (Element *)dlogits->data,
                   (bool)(call->accumulate & 1u));
+}
+
+/* input: logits, weights, experts, logsumexp, dweights */
+template <class Element>
+static enum hapt_status gate_over_all_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const struct hapt_view *dlogits = &call->output[0];
+    return launch(gate_over_all_dx_kernel<Element>, blocks_for(hapt_view_elements(dlogits), THREADS), THREADS, 0, queue,
+                  (const Element *)call->input[0].data, (const float *)call->input[1].data,
+                  (const int *)call->input[2].data, (const float *)call->input[3].data,
+                  (const float *)call->input[4].data, view_rows(dlogits), view_columns(dlogits),
+                  view_columns(&call->input[1]), (Element *)dlogits->data, (bool)(call->accumulate & 1u));
 }
 
 /* ---- Tokens and slots ---- */
@@ -303,6 +340,8 @@ static size_t choice_workspace(const struct hapt_call *call)
 extern const struct cuda_kernel hapt_cuda_moe[] = {
     CUDA_KERNELS("moe_gate", NULL, gate_run),
     CUDA_KERNELS("moe_gate_dx", NULL, gate_dx_run),
+    CUDA_KERNELS("moe_gate_over_all", NULL, gate_run),
+    CUDA_KERNELS("moe_gate_over_all_dx", NULL, gate_over_all_dx_run),
     {HAPT_F32, {"moe_count", NULL, count_run}},
     CUDA_KERNELS("moe_dispatch", fill_workspace, dispatch_run),
     CUDA_KERNELS("moe_dispatch_dx", choice_workspace, dispatch_dx_run),

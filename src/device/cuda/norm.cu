@@ -1,6 +1,6 @@
 /*
  * Layer norm and RMS norm over the last dimension, forward and backward. RMS norm is layer norm without mean and beta:
- * CENTRED false, mean and beta NULL.
+ * CENTRED false, mean and beta NULL. Rows are as long as gamma, so that the same kernels normalise each head of a row.
  */
 #include "kernels.h"
 #include "rows.cuh"
@@ -37,8 +37,17 @@ template <class Element> struct norm_forward {
     Element *y;
     float *mean, *rstd; /* [rows] */
     int64_t rows, columns;
-    float epsilon;
+    float epsilon, offset; /* offset: added to gamma in RMS norm */
 };
+
+/* Gamma, plus a constant in RMS norm. */
+template <int N, bool CENTRED, class Element>
+static __device__ __forceinline__ void gamma_load(const Element *gamma, float offset, float *to)
+{
+    load<N>(gamma, to);
+    if constexpr (!CENTRED)
+        for (int e = 0; e < N; e++) to[e] += offset;
+}
 
 /* Calls body(slot, column) for the packs of this thread. */
 #define FOR_SLOTS(s, c, columns) \
@@ -64,7 +73,7 @@ static __global__ __launch_bounds__(THREADS) void norm_slots_kernel(struct norm_
         const float rstd = 1.0f / sqrtf(row_total<WARP>(sum, shared) / columns + norm.epsilon);
         FOR_SLOTS(s, c, norm.columns)
         {
-            load<N>(norm.gamma + c, scale);
+            gamma_load<N, CENTRED>(norm.gamma + c, norm.offset, scale);
             if (CENTRED) load<N>(norm.beta + c, shift);
             for (int e = 0; e < N; e++) {
                 value[s][e] = (value[s][e] - centre) * rstd * scale[e];
@@ -106,7 +115,7 @@ static __global__ void norm_kernel(struct norm_forward<Element> norm)
         FOR_COLUMNS(c, norm.columns)
         {
             load<N>(x + c, value);
-            load<N>(norm.gamma + c, scale);
+            gamma_load<N, CENTRED>(norm.gamma + c, norm.offset, scale);
             if (CENTRED) load<N>(norm.beta + c, shift);
             for (int e = 0; e < N; e++) {
                 value[e] = (value[e] - centre) * rstd * scale[e];
@@ -127,6 +136,7 @@ template <class Element> struct norm_backward {
     const float *mean, *rstd;
     Element *dx;
     int64_t rows, columns;
+    float offset;
     bool accumulate;
 };
 
@@ -144,7 +154,7 @@ static __global__ void norm_dx_kernel(struct norm_backward<Element> job)
         {
             load<N>(x + c, value);
             load<N>(dy + c, g);
-            load<N>(job.gamma + c, gamma);
+            gamma_load<N, CENTRED>(job.gamma + c, job.offset, gamma);
             for (int e = 0; e < N; e++) {
                 if (CENTRED) sum_g += g[e] * gamma[e];
                 sum_gn += g[e] * gamma[e] * ((value[e] - mean) * rstd);
@@ -156,7 +166,7 @@ static __global__ void norm_dx_kernel(struct norm_backward<Element> job)
         {
             load<N>(x + c, value);
             load<N>(dy + c, g);
-            load<N>(job.gamma + c, gamma);
+            gamma_load<N, CENTRED>(job.gamma + c, job.offset, gamma);
             for (int e = 0; e < N; e++)
                 value[e] = (g[e] * gamma[e] - mean_g - (value[e] - mean) * rstd * mean_gn) * rstd;
             store<N>(job.dx + row * job.columns + c, value, job.accumulate);
@@ -228,7 +238,7 @@ static __global__ __launch_bounds__(THREADS) void norm_backward_kernel(struct no
         }
         FOR_SLOTS(s, c, job.columns)
         {
-            load<N>(job.gamma + c, gamma);
+            gamma_load<N, CENTRED>(job.gamma + c, job.offset, gamma);
             for (int e = 0; e < N; e++) {
                 const float n = (to_float(x[s].element[e]) - mean) * rstd, d = to_float(dy[s].element[e]);
                 dgamma[s][e] += d * n;
@@ -242,7 +252,7 @@ static __global__ __launch_bounds__(THREADS) void norm_backward_kernel(struct no
         FOR_SLOTS(s, c, job.columns)
         {
             float dx[N];
-            load<N>(job.gamma + c, gamma);
+            gamma_load<N, CENTRED>(job.gamma + c, job.offset, gamma);
             for (int e = 0; e < N; e++) {
                 const float n = (to_float(x[s].element[e]) - mean) * rstd;
                 dx[e] = (to_float(dy[s].element[e]) * gamma[e] - mean_g - n * mean_gn) * rstd;
@@ -294,6 +304,12 @@ static enum hapt_status norm_launch(const struct norm_forward<Element> &norm, st
     return SLOTS_LAUNCH(norm_slots_kernel, slots, blocks, THREADS, 0, queue, norm);
 }
 
+/* Rows as long as gamma. */
+static int64_t norm_rows(const struct hapt_call *call)
+{
+    return hapt_view_elements(&call->input[0]) / view_columns(&call->input[1]);
+}
+
 template <class Element, bool CENTRED>
 static enum hapt_status norm_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
@@ -304,9 +320,10 @@ static enum hapt_status norm_run(const struct hapt_call *call, struct hapt_queue
     norm.y = (Element *)call->output[0].data;
     norm.mean = (float *)(CENTRED ? call->output[1].data : NULL);
     norm.rstd = (float *)call->output[CENTRED ? 2 : 1].data;
-    norm.rows = view_rows(&call->input[0]);
-    norm.columns = view_columns(&call->input[0]);
+    norm.columns = view_columns(&call->input[1]);
+    norm.rows = norm_rows(call);
     norm.epsilon = (float)call->real[0];
+    norm.offset = (float)call->real[1];
     const bool packed = packs_fit<Element>(norm.columns, norm.x, norm.gamma, norm.beta, norm.y);
     constexpr int N = pack<Element>::COUNT;
     if (norm.columns <= NARROW)
@@ -318,7 +335,7 @@ static enum hapt_status norm_run(const struct hapt_call *call, struct hapt_queue
 
 static size_t backward_workspace(const struct hapt_call *call)
 {
-    const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
+    const int64_t rows = norm_rows(call), columns = view_columns(&call->input[1]);
     const int sums = call->output_count - 1;
     const size_t parts = (size_t)(part_count(rows) * columns * sums) * sizeof(float),
                  apart = column_sums_workspace(rows, columns, sums);
@@ -357,8 +374,9 @@ static enum hapt_status backward_run(const struct hapt_call *call, struct hapt_q
     job.rstd = (const float *)call->input[CENTRED ? 3 : 2].data;
     job.dy = (const Element *)call->input[CENTRED ? 4 : 3].data;
     job.dx = (Element *)call->output[0].data;
-    job.rows = view_rows(&call->input[0]);
-    job.columns = view_columns(&call->input[0]);
+    job.columns = view_columns(&call->input[1]);
+    job.rows = norm_rows(call);
+    job.offset = (float)call->real[1];
     job.accumulate = call->accumulate & 1u;
     const bool packed = packs_fit<Element>(job.columns, job.x, job.gamma, job.dy, job.dx);
     constexpr int N = pack<Element>::COUNT;
@@ -374,5 +392,7 @@ extern const struct cuda_kernel hapt_cuda_norm[] = {
     CUDA_KERNELS_WITH("layer_norm_backward", backward_workspace, backward_run, true),
     CUDA_KERNELS_WITH("rms_norm", NULL, norm_run, false),
     CUDA_KERNELS_WITH("rms_norm_backward", backward_workspace, backward_run, false),
+    CUDA_KERNELS_WITH("head_rms_norm", NULL, norm_run, false),
+    CUDA_KERNELS_WITH("head_rms_norm_backward", backward_workspace, backward_run, false),
     CUDA_KERNELS_END,
 };

@@ -1,5 +1,6 @@
-/* Element-wise kernels: add, copy, gelu, relu, convert, zero. */
+/* Element-wise kernels: add, scale, copy, gelu, GeGLU, relu, soft caps, convert, zero. */
 #include "kernels.h"
+#include "rows.cuh"
 
 enum { THREADS = 256 };
 
@@ -95,6 +96,40 @@ template <bool FAST> struct gelu_backward {
     }
 };
 
+template <bool FAST> struct geglu_forward {
+    bool erf;
+    __device__ float operator()(float gate, float up) const
+    {
+        return gelu_at<FAST>(gate, erf).value * up;
+    }
+};
+
+struct scaling {
+    float factor;
+    __device__ float operator()(float x, float) const
+    {
+        return x * factor;
+    }
+};
+
+/* y = cap tanh(x share), with share = 1 / cap. */
+struct softcap_forward {
+    float cap, share;
+    __device__ float operator()(float x, float) const
+    {
+        return cap * tanhf(x * share);
+    }
+};
+
+struct softcap_backward {
+    float share;
+    __device__ float operator()(float y, float dy) const
+    {
+        const float part = y * share;
+        return dy * (1.0f - part * part);
+    }
+};
+
 struct relu_forward {
     __device__ float operator()(float x, float) const
     {
@@ -116,18 +151,95 @@ struct sum {
     }
 };
 
-template <class Element> static enum hapt_status gelu_run(const struct hapt_call *call, struct hapt_queue *queue)
+/* map for operators that never add to their output; only their gradients do. */
+template <class Element, class Function>
+static enum hapt_status map_plain(const struct hapt_call *call, struct hapt_queue *queue, const void *a, const void *b,
+                                  Function function)
 {
     struct hapt_call plain = *call;
-    plain.accumulate = 0; /* the operator's own meaning: only its gradient is added to */
-    return map<Element, Element>(&plain, queue, call->input[0].data, NULL,
-                                 gelu_forward<sizeof(Element) == 2>{call->integer[0] != 0});
+    plain.accumulate = 0;
+    return map<Element, Element>(&plain, queue, a, b, function);
+}
+
+template <class Element> static enum hapt_status gelu_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return map_plain<Element>(call, queue, call->input[0].data, NULL,
+                              gelu_forward<sizeof(Element) == 2>{call->integer[0] != 0});
 }
 
 template <class Element> static enum hapt_status gelu_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     return map<Element, Element>(call, queue, call->input[0].data, call->input[1].data,
                                  gelu_backward<sizeof(Element) == 2>{call->integer[0] != 0});
+}
+
+template <class Element> static enum hapt_status geglu_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return map_plain<Element>(call, queue, call->input[0].data, call->input[1].data,
+                              geglu_forward<sizeof(Element) == 2>{call->integer[0] != 0});
+}
+
+template <class Element> struct geglu_backward {
+    const Element *gate, *up, *dy;
+    Element *dgate, *dup;
+    int64_t count;
+    bool packed, erf, add_gate, add_up;
+};
+
+template <class Element> static __global__ void geglu_backward_kernel(struct geglu_backward<Element> job)
+{
+    const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
+    over<Element>(0, job.count, thread, threads, job.packed, [&](auto wide, int64_t i) {
+        constexpr int N = decltype(wide)::COUNT;
+        float gate[N], up[N], dy[N];
+        load<N>(job.gate + i, gate);
+        load<N>(job.up + i, up);
+        load<N>(job.dy + i, dy);
+        for (int e = 0; e < N; e++) {
+            const struct gelu gelu = gelu_at<sizeof(Element) == 2>(gate[e], job.erf);
+            gate[e] = dy[e] * up[e] * gelu.slope;
+            up[e] = dy[e] * gelu.value;
+        }
+        store<N>(job.dgate + i, gate, job.add_gate);
+        store<N>(job.dup + i, up, job.add_up);
+    });
+}
+
+/* input: gate, up, dy; output: dgate, dup */
+template <class Element>
+static enum hapt_status geglu_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    struct geglu_backward<Element> job;
+    job.gate = (const Element *)call->input[0].data;
+    job.up = (const Element *)call->input[1].data;
+    job.dy = (const Element *)call->input[2].data;
+    job.dgate = (Element *)call->output[0].data;
+    job.dup = (Element *)call->output[1].data;
+    job.count = elements_of(&call->input[0]);
+    job.packed = packs_fit<Element>(0, job.gate, job.up, job.dy, job.dgate, job.dup);
+    job.erf = call->integer[0] != 0;
+    job.add_gate = call->accumulate & 1u;
+    job.add_up = call->accumulate >> 1 & 1u;
+    return launch(geglu_backward_kernel<Element>, blocks_for(job.count, THREADS * pack<Element>::COUNT), THREADS, 0,
+                  queue, job);
+}
+
+template <class Element> static enum hapt_status scale_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return map<Element, Element>(call, queue, call->input[0].data, NULL, scaling{(float)call->real[0]});
+}
+
+template <class Element> static enum hapt_status softcap_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return map_plain<Element>(call, queue, call->input[0].data, NULL,
+                              softcap_forward{(float)call->real[0], (float)(1 / call->real[0])});
+}
+
+/* input: y, dy */
+template <class Element> static enum hapt_status softcap_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return map<Element, Element>(call, queue, call->input[0].data, call->input[1].data,
+                                 softcap_backward{(float)(1 / call->real[0])});
 }
 
 template <class Element> static enum hapt_status relu_run(const struct hapt_call *call, struct hapt_queue *queue)
@@ -186,10 +298,21 @@ static enum hapt_status zero_any(const struct hapt_call *call, struct hapt_queue
 #define ANY_TYPE(op, run) CUDA_ROWS(op, NULL, run, run, run)
 
 extern const struct cuda_kernel hapt_cuda_pointwise[] = {
-    CUDA_KERNELS("gelu", NULL, gelu_run), CUDA_KERNELS("gelu_dx", NULL, gelu_dx_run),
-    CUDA_KERNELS("relu", NULL, relu_run), CUDA_KERNELS("relu_dx", NULL, relu_dx_run),
-    CUDA_KERNELS("add", NULL, add_run),   ANY_TYPE("cast", copy_any),
-    ANY_TYPE("copy", copy_any),           ANY_TYPE("convert", copy_any),
-    ANY_TYPE("zero", zero_any),           {HAPT_I32, {"copy", NULL, copy_any}},
-    {HAPT_I32, {"zero", NULL, zero_any}}, CUDA_KERNELS_END,
+    CUDA_KERNELS("gelu", NULL, gelu_run),
+    CUDA_KERNELS("gelu_dx", NULL, gelu_dx_run),
+    CUDA_KERNELS("geglu", NULL, geglu_run),
+    CUDA_KERNELS("geglu_backward", NULL, geglu_backward_run),
+    CUDA_KERNELS("scale", NULL, scale_run),
+    CUDA_KERNELS("softcap", NULL, softcap_run),
+    CUDA_KERNELS("softcap_dx", NULL, softcap_dx_run),
+    CUDA_KERNELS("relu", NULL, relu_run),
+    CUDA_KERNELS("relu_dx", NULL, relu_dx_run),
+    CUDA_KERNELS("add", NULL, add_run),
+    ANY_TYPE("cast", copy_any),
+    ANY_TYPE("copy", copy_any),
+    ANY_TYPE("convert", copy_any),
+    ANY_TYPE("zero", zero_any),
+    {HAPT_I32, {"copy", NULL, copy_any}},
+    {HAPT_I32, {"zero", NULL, zero_any}},
+    CUDA_KERNELS_END,
 };

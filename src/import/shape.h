@@ -1,6 +1,6 @@
-/* The published families: from a config.json to a model's graph. Private to the import room. */
-#ifndef HAPT_IMPORT_FAMILIES_H
-#define HAPT_IMPORT_FAMILIES_H
+/* A published model under import: from its config.json to a graph. Private to the import room. */
+#ifndef HAPT_IMPORT_SHAPE_H
+#define HAPT_IMPORT_SHAPE_H
 
 #include "hapt/decoder.h"
 #include "hapt/env.h"
