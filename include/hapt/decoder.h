@@ -55,6 +55,19 @@ struct hapt_gpt2 {
     const char *prefix; /* of all names but lm_head.weight: "transformer." */
 };
 
+/* Low-rank adapters (Hu et al. 2021), from --lora. */
+struct hapt_lora {
+    int64_t rank;
+    double alpha;        /* the adapter's output is scaled by alpha / rank */
+    const char *targets; /* last parts of the names of layers, separated by commas */
+    int64_t layers;      /* that have an adapter so far */
+};
+/* HAPT_ERR_USAGE: not "rank=R,alpha=A,target=NAME,NAME". */
+enum hapt_status hapt_lora_parse(const char *text, struct hapt_arena *arena, struct hapt_lora *lora);
+/* True for the name of a parameter of a low-rank adapter (--lora): NAME.lora_A.weight, NAME.lora_B.weight, as in PEFT.
+ */
+bool hapt_is_adapter(const char *parameter);
+
 /* Builds the model with --sequence, --microbatch, --dtype, --seed and training options of `config`. `family` names it.
  * HAPT_ERR_USAGE: impossible sizes. */
 enum hapt_status hapt_decoder_build(const char *family, const struct hapt_decoder *decoder,

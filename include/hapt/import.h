@@ -9,6 +9,9 @@
 #include "hapt/env.h"
 #include "hapt/model.h"
 
+/* The file that describes adapters, of PEFT's format: carried by models with --lora. */
+#define HAPT_ADAPTER_CONFIG "adapter_config.json"
+
 struct hapt_import {
     const char *folder;
     struct hapt_model *model;
@@ -34,6 +37,7 @@ struct hapt_export_tensor {
 struct hapt_export {
     int64_t count;
     struct hapt_export_tensor *tensor;
+    const char *stem;      /* of the files' names: "model", "adapter_model" */
     enum hapt_dtype dtype; /* of the files: fp32, bf16 or fp16 */
     int64_t shard_bytes;   /* the most bytes of tensors in a file, if a tensor has no more */
     const struct hapt_attachments *files;

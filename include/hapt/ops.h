@@ -42,6 +42,8 @@ struct hapt_op_type {
      * each. READS: 0, 1, ... inputs, A, B, ... outputs, d the gradient of the first output. INPUTS: those whose
      * gradients it computes, as far as the operator has them. "0d>0": reads input 0 and dy, and computes dx. */
     const char *backward, *backward_operands;
+    /* A backward operator for frozen parameters, or NULL: reads the same and computes the gradient of input 0 alone. */
+    const char *backward_frozen;
     /* For others: appends the backward operators, or fails if it passes no gradient. Neither: not a forward operator;
      * no model contains it. */
     enum hapt_status (*gradient)(struct hapt_graph *graph, int op);

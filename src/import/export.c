@@ -98,9 +98,10 @@ static enum hapt_status divide(struct writer *writer)
 
 static const char *shard_name(struct writer *writer, int shard)
 {
+    const char *stem = writer->export->stem;
     return writer->shard_count == 1
-               ? "model.safetensors"
-               : hapt_arena_printf(writer->arena, "model-%05d-of-%05d.safetensors", shard + 1, writer->shard_count);
+               ? hapt_arena_printf(writer->arena, "%s.safetensors", stem)
+               : hapt_arena_printf(writer->arena, "%s-%05d-of-%05d.safetensors", stem, shard + 1, writer->shard_count);
 }
 
 static json_t *describe(const struct writer *writer, const struct hapt_export_tensor *tensor, int64_t first)
@@ -196,7 +197,8 @@ static enum hapt_status write_index(struct writer *writer)
     char *text = index ? json_dumps(index, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
     json_decref(index);
     if (!text) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the index of the shards");
-    enum hapt_status status = open_file(writer, "model.safetensors.index.json");
+    const char *name = hapt_arena_printf(writer->arena, "%s.safetensors.index.json", export->stem);
+    enum hapt_status status = name ? open_file(writer, name) : HAPT_ERR_MEMORY;
     if (status == HAPT_OK) {
         status = write_bytes(writer, text, strlen(text));
         if (status == HAPT_OK) status = write_bytes(writer, "\n", 1);

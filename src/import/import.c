@@ -49,14 +49,39 @@ static enum hapt_status keep_file(const char *path, const char *name, struct hap
 
 static enum hapt_status keep_files(const char *folder, struct hapt_arena *arena, struct hapt_attachments *files)
 {
-    HAPT_NEW(files->name, arena, KEPT_FILES);
-    HAPT_NEW(files->bytes, arena, KEPT_FILES);
-    HAPT_NEW(files->size, arena, KEPT_FILES);
+    HAPT_NEW(files->name, arena, KEPT_FILES + 1);
+    HAPT_NEW(files->bytes, arena, KEPT_FILES + 1);
+    HAPT_NEW(files->size, arena, KEPT_FILES + 1);
     for (int i = 0; i < KEPT_FILES; i++) {
         const char *path = hapt_arena_printf(arena, "%s/%s", folder, kept_files[i]);
         if (!path) return HAPT_ERR_MEMORY;
         HAPT_TRY(keep_file(path, kept_files[i], arena, files));
     }
+    return HAPT_OK;
+}
+
+/* What PEFT reads beside adapters. */
+static enum hapt_status describe_adapter(const char *folder, const struct hapt_config *config, struct hapt_arena *arena,
+                                         struct hapt_attachments *files)
+{
+    struct hapt_lora lora;
+    HAPT_TRY(hapt_lora_parse(hapt_config_text(config, "lora"), arena, &lora));
+    json_t *targets = json_array();
+    char *list = hapt_arena_strdup(arena, lora.targets), *rest = NULL;
+    for (char *one = list ? strtok_r(list, ",", &rest) : NULL; one; one = strtok_r(NULL, ",", &rest))
+        json_array_append_new(targets, json_string(one));
+    json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:f, s:f, s:s, s:o, s:b, s:b}", "peft_type", "LORA", "task_type",
+                             "CAUSAL_LM", "base_model_name_or_path", folder, "r", (json_int_t)lora.rank, "lora_alpha",
+                             lora.alpha, "lora_dropout", 0.0, "bias", "none", "target_modules", targets,
+                             "fan_in_fan_out", 0, "inference_mode", 1);
+    char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
+    json_decref(root);
+    const char *kept = text ? hapt_arena_printf(arena, "%s\n", text) : NULL;
+    free(text);
+    if (!list || !kept) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for adapter_config.json");
+    files->name[files->count] = HAPT_ADAPTER_CONFIG;
+    files->bytes[files->count] = (const unsigned char *)kept;
+    files->size[files->count++] = (int64_t)strlen(kept);
     return HAPT_OK;
 }
 
@@ -154,7 +179,7 @@ static enum hapt_status check_tensors(const struct safetensors *of, const char *
 {
     for (int t = 0; t < model->graph->tensor_count; t++) {
         const struct hapt_tensor *parameter = &model->graph->tensor[t];
-        if (parameter->kind != HAPT_TENSOR_PARAMETER) continue;
+        if (parameter->kind != HAPT_TENSOR_PARAMETER || hapt_is_adapter(parameter->name)) continue;
         const bool stack = hapt_tensor_is_stack(parameter->name, parameter->dims);
         for (int64_t k = 0; k < (stack ? parameter->shape[0] : 1); k++) {
             struct safetensors_tensor *found;
@@ -165,9 +190,17 @@ static enum hapt_status check_tensors(const struct safetensors *of, const char *
     return check_rest(of, model);
 }
 
+struct opened {
+    struct hapt_import import;
+    const struct safetensors *weights;
+};
+
 static enum hapt_status read_weights(void *context, const struct hapt_tensor *parameter, float *value)
 {
-    const struct safetensors *of = context;
+    const struct opened *opened = context;
+    const struct safetensors *of = opened->weights;
+    if (hapt_is_adapter(parameter->name)) /* a new one begins as the rules of the model say */
+        return hapt_model_initial(opened->import.model, (int)(parameter - opened->import.model->graph->tensor), value);
     const bool stack = hapt_tensor_is_stack(parameter->name, parameter->dims);
     const int64_t count = stack ? parameter->shape[0] : 1, each = hapt_tensor_elements(parameter) / count;
     for (int64_t k = 0; k < count; k++) {
@@ -183,7 +216,7 @@ static enum hapt_status read_weights(void *context, const struct hapt_tensor *pa
 enum hapt_status hapt_import_open(const struct hapt_env *env, const char *folder, const struct hapt_config *config,
                                   struct hapt_arena *arena, struct hapt_import **import)
 {
-    struct hapt_import *opened;
+    struct opened *opened;
     struct safetensors *of;
     struct json_options options;
     HAPT_NEW(opened, arena, 1);
@@ -198,13 +231,15 @@ enum hapt_status hapt_import_open(const struct hapt_env *env, const char *folder
                                  .has_prefix = !safetensors_find(of, "wte.weight"),
                                  .config = config,
                                  .arena = arena};
-    const enum hapt_status status = import_build(&shape, &opened->model);
+    const enum hapt_status status = import_build(&shape, &opened->import.model);
     json_options_release(&options);
     HAPT_TRY(status);
-    HAPT_TRY(check_tensors(of, folder, opened->model));
-    HAPT_TRY(keep_files(folder, arena, &opened->files));
-    opened->folder = folder;
-    opened->weights = (struct hapt_weights){.read = read_weights, .context = of};
-    *import = opened;
+    HAPT_TRY(check_tensors(of, folder, opened->import.model));
+    HAPT_TRY(keep_files(folder, arena, &opened->import.files));
+    if (hapt_config_text(config, "lora")) HAPT_TRY(describe_adapter(folder, config, arena, &opened->import.files));
+    opened->weights = of;
+    opened->import.folder = folder;
+    opened->import.weights = (struct hapt_weights){.read = read_weights, .context = opened};
+    *import = &opened->import;
     return HAPT_OK;
 }

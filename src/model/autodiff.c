@@ -157,6 +157,7 @@ static enum hapt_status append_of_row(struct hapt_graph *graph, int op, const st
 {
     const struct hapt_op *forward = &graph->op[op];
     int operand[2][HAPT_MAX_INPUTS], count[2] = {0}, side = 0; /* reads, inputs */
+    bool frozen = type->backward_frozen != NULL;
     for (const char *c = type->backward_operands; *c; c++) {
         const int tensor = *c == '>'   ? -1
                            : *c == 'd' ? hapt_gradient_incoming(graph, op)
@@ -167,7 +168,9 @@ static enum hapt_status append_of_row(struct hapt_graph *graph, int op, const st
         else if (side == 0 || tensor >= 0)
             operand[side][count[side]++] = tensor;
     }
-    return hapt_gradient_append(graph, op, type->backward, operand[0], count[0], operand[1], count[1]);
+    for (int i = 1; i < count[1]; i++) frozen = frozen && !hapt_gradient_needed(graph, operand[1][i]);
+    return hapt_gradient_append(graph, op, frozen ? type->backward_frozen : type->backward, operand[0], count[0],
+                                operand[1], frozen ? 1 : count[1]);
 }
 
 static enum hapt_status differentiate_op(struct hapt_graph *graph, int op)

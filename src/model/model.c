@@ -100,6 +100,7 @@ enum hapt_status hapt_model_begin(const char *family, const struct hapt_config *
 enum hapt_status hapt_model_finish(struct hapt_model *model, const struct hapt_config *config, struct hapt_arena *arena)
 {
     model->precision = hapt_precision_of(model->dtype);
+    HAPT_TRY(zoo_freeze(model, config, arena));
     HAPT_TRY(check_options(config, model));
     HAPT_NEW(model->training, arena, MAX_SETTINGS);
     struct training_visit visit = {config, arena, model, HAPT_OK};

@@ -78,14 +78,18 @@ static enum hapt_status infer_softcap(const struct hapt_graph *graph, const stru
 /* clang-format off */
 const struct hapt_op_type hapt_ops_llama[] = {
     {.name = "rms_norm", .signature = "...d!,d!->...d!,...", .dtypes = "cc->cf", .flops_per_element = 4,
-     .infer = infer_rms_norm, .backward = "rms_norm_backward", .backward_operands = "01Bd>01", .attributes = "x, gamma -> y, rstd; real[0] epsilon, real[1] added to gamma: 0, or 1 (Gemma)"},
+     .infer = infer_rms_norm, .backward = "rms_norm_backward", .backward_operands = "01Bd>01", .backward_frozen = "rms_norm_dx", .attributes = "x, gamma -> y, rstd; real[0] epsilon, real[1] added to gamma: 0, or 1 (Gemma)"},
     {.name = "rms_norm_backward", .signature = "...d!,d!,...,...d!->...d!,d!", .dtypes = "ccfc->cf",
      .flops_per_element = 11, .attributes = "x, gamma, rstd, dy -> dx, dgamma; real[1] added to gamma"},
+    {.name = "rms_norm_dx", .signature = "...d!,d!,...,...d!->...d!", .dtypes = "ccfc->c", .flops_per_element = 9,
+     .attributes = "x, gamma, rstd, dy -> dx; real[1] added to gamma"},
     {.name = "head_rms_norm", .signature = "bte/h,n!->bte/h,bth", .dtypes = "cc->cf", .flops_per_element = 4, .sized_letters = "h",
-     .infer = infer_head_rms_norm, .backward = "head_rms_norm_backward", .backward_operands = "01Bd>01",
+     .infer = infer_head_rms_norm, .backward = "head_rms_norm_backward", .backward_operands = "01Bd>01", .backward_frozen = "head_rms_norm_dx",
      .attributes = "x, gamma -> y, rstd: rms_norm of each head; integer[0] heads, real[0] epsilon, real[1] added to gamma"},
     {.name = "head_rms_norm_backward", .signature = "bte/h,n!,bth,bte/h->bte/h,n!", .dtypes = "ccfc->cf", .sized_letters = "h",
      .flops_per_element = 11, .attributes = "x, gamma, rstd, dy -> dx, dgamma; integer[0] heads, real[1] added to gamma"},
+    {.name = "head_rms_norm_dx", .signature = "bte/h,n!,bth,bte/h->bte/h", .dtypes = "ccfc->c", .sized_letters = "h",
+     .flops_per_element = 9, .attributes = "x, gamma, rstd, dy -> dx; integer[0] heads, real[1] added to gamma"},
     {.name = "rope", .signature = "bt!e/h->bt!e/h", .dtypes = "c->c", .flops_per_element = 3, .sized_letters = "h",
      .infer = infer_rope, .backward = "rope_dx", .backward_operands = "d>0",
      .attributes = "x -> y: columns i and i + half of each head rotated by t base^(-i / half); integer[0] heads, real[0] base; "

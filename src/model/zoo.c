@@ -32,6 +32,10 @@ enum hapt_status zoo_open(struct zoo *zoo, const struct hapt_config *config, str
                         .sequence = hapt_config_int(config, "sequence"),
                         .rows = hapt_config_int(config, "microbatch")};
     HAPT_ASSERT(hapt_dtype_parse(hapt_config_text(config, "dtype"), &zoo->dtype));
+    if (hapt_config_text(config, "lora")) {
+        HAPT_NEW(zoo->lora, arena, 1);
+        HAPT_TRY(hapt_lora_parse(hapt_config_text(config, "lora"), arena, zoo->lora));
+    }
     model->microbatch = (int)zoo->rows;
     model->dtype = zoo->dtype;
     return hapt_model_set(model, arena, "dtype", hapt_dtype_name(zoo->dtype));
@@ -126,7 +130,8 @@ enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t 
 enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x,
                             int *y)
 {
-    return product(zoo, "linear_t", prefix, (int64_t[]){out, in}, out, std, bias, x, y);
+    HAPT_TRY(product(zoo, "linear_t", prefix, (int64_t[]){out, in}, out, std, bias, x, y));
+    return zoo_adapt(zoo, prefix, in, out, x, y);
 }
 
 enum hapt_status zoo_add(struct zoo *zoo, const char *name, int a, int b, int *y)

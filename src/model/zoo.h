@@ -15,6 +15,10 @@ enum hapt_status hapt_model_begin(const char *family, const struct hapt_config *
 enum hapt_status hapt_model_finish(struct hapt_model *model, const struct hapt_config *config,
                                    struct hapt_arena *arena);
 
+/* Marks which parameters train (--trainable, --freeze, --lora), and records these settings. HAPT_ERR_USAGE: a pattern
+ * that no parameter matches. */
+enum hapt_status zoo_freeze(struct hapt_model *model, const struct hapt_config *config, struct hapt_arena *arena);
+
 /* Each builder fills settings, shape fields and the forward graph. */
 enum hapt_status hapt_zoo_bert(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt_arena *arena,
@@ -30,6 +34,7 @@ struct zoo {
     struct hapt_graph *graph;
     enum hapt_dtype dtype;
     int64_t layers, hidden, heads, sequence, vocab, rows;
+    struct hapt_lora *lora; /* NULL: no adapters */
 };
 
 /* Reads --dtype and the sizes, and records them and the options in `numbers` (ended by NULL) as the model's settings.
@@ -61,6 +66,11 @@ enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t 
 /* y = x w' + bias, PREFIX.weight [out][in] (the usual layout), PREFIX.bias [out] if `bias`. */
 enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x,
                             int *y);
+/* Records --lora as a setting. HAPT_ERR_USAGE: no layer is a target. Call when the graph is complete. */
+enum hapt_status zoo_record_lora(const struct zoo *zoo, const struct hapt_config *config, struct hapt_arena *arena,
+                                 struct hapt_model *model);
+/* *y += the adapter of layer `prefix`, if it is a target: of x [...][in], *y [...][out]. */
+enum hapt_status zoo_adapt(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, int x, int *y);
 enum hapt_status zoo_add(struct zoo *zoo, const char *name, int a, int b, int *y);
 /* Adds the whole forward graph of a decoder (zoo_decoder.c). */
 enum hapt_status zoo_decoder(struct zoo *zoo, const struct hapt_decoder *of);

@@ -226,6 +226,7 @@ enum hapt_status hapt_decoder_build(const char *family, const struct hapt_decode
     built->sequence = (int)zoo.sequence;
     built->vocab = (int)decoder->vocab;
     HAPT_TRY(zoo_decoder(&zoo, decoder));
+    HAPT_TRY(zoo_record_lora(&zoo, config, arena, built));
     HAPT_TRY(hapt_model_finish(built, config, arena));
     *model = built;
     return HAPT_OK;

@@ -55,5 +55,6 @@ enum hapt_status hapt_zoo_llama(const struct hapt_config *config, struct hapt_ar
     HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", decoder.tied ? "yes" : "no"));
     model->sequence = (int)zoo.sequence;
     model->vocab = (int)zoo.vocab;
-    return zoo_decoder(&zoo, &decoder);
+    HAPT_TRY(zoo_decoder(&zoo, &decoder));
+    return zoo_record_lora(&zoo, config, arena, model);
 }

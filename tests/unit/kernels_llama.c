@@ -58,6 +58,11 @@ static void check_rms_norm(const int64_t *s, enum hapt_dtype dtype, bool add, in
     check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 30, dtype == HAPT_F32 ? 2e-6 : 2 * HALF_UNIT(dtype),
                    "rms norm's dx");
     check_gradient(&problem, 1, &dgamma.view, add ? dgamma.value : NULL, 30, 2e-6, "rms norm's dgamma");
+    for (int64_t i = 0; i < dx.count; i++) element_set(&dx.view, i, dx.value[i]);
+    back.output_count = 1; /* frozen parameters */
+    kernel_run(heads ? "head_rms_norm_dx" : "rms_norm_dx", dtype, &back);
+    check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 30, dtype == HAPT_F32 ? 2e-6 : 2 * HALF_UNIT(dtype),
+                   "rms_norm_dx");
     free(expected);
     free(weight);
     tensor_free(&x);

@@ -53,6 +53,7 @@ struct norm_backward {
     int64_t columns;
     float offset;
     bool half, centred, accumulate;
+    bool sums; /* of dgamma and dbeta, too; false: the parameters are frozen */
 };
 
 /*
@@ -63,7 +64,7 @@ INLINE void norm_backward_row(const struct norm_backward *job, int64_t row, floa
 {
     const int64_t columns = job->columns, at = row * columns;
     const bool half = job->half;
-    float *dgamma = partial, *dbeta = partial + columns;
+    float *dgamma = partial, *dbeta = job->sums ? partial + columns : NULL;
     struct sum sum_g = {0}, sum_gn = {0};
     for (int64_t c = 0; c < columns; c += LANES) {
         const int64_t left = columns - c;
@@ -71,9 +72,10 @@ INLINE void norm_backward_row(const struct norm_backward *job, int64_t row, floa
         const vector dy = load(job->dy, at + c, left, half);
         const vector g = dy * gamma_load(job->gamma, c, left, half, job->centred, job->offset);
         sum_add(&sum_gn, g * n);
+        if (job->centred) sum_add(&sum_g, g);
+        if (!job->sums) continue;
         store(dgamma, c, left, false, load(dgamma, c, left, false) + dy * n);
         if (!job->centred) continue;
-        sum_add(&sum_g, g);
         store(dbeta, c, left, false, load(dbeta, c, left, false) + dy);
     }
     const float mean_g = job->centred ? (float)(sum_total(&sum_g) / (double)columns) : 0;
@@ -108,6 +110,7 @@ INLINE void norm_backward_run(const struct hapt_call *call, bool centred, bool h
                                       .offset = (float)call->real[1],
                                       .half = half,
                                       .centred = centred,
+                                      .sums = call->output_count > 1,
                                       .accumulate = call->accumulate & 1u};
     const float *mean = centred ? call->input[2].data : NULL, *rstd = call->input[centred ? 3 : 2].data;
     float *partial = call->workspace; /* [chunks][width] */
@@ -115,20 +118,20 @@ INLINE void norm_backward_run(const struct hapt_call *call, bool centred, bool h
     {
 #pragma omp for schedule(static)
         for (int64_t k = 0; k < chunks; k++) {
-            float *mine = partial + k * width;
-            memset(mine, 0, (size_t)width * sizeof *mine);
+            float *mine = job.sums ? partial + k * width : NULL;
+            if (job.sums) memset(mine, 0, (size_t)width * sizeof *mine);
             for (int64_t r = k * chunk; r < smaller(rows, (k + 1) * chunk); r++)
                 norm_backward_row(&job, r, centred ? mean[r] : 0, rstd[r], mine);
         }
 #pragma omp for schedule(static)
-        for (int64_t c = 0; c < width; c += LANES) {
+        for (int64_t c = 0; c < (job.sums ? width : 0); c += LANES) {
             const int64_t left = width - c;
             vector total = {0};
             for (int64_t k = 0; k < chunks; k++) total += load(partial + k * width, c, left, false);
             store(partial, c, left, false, total); /* in chunk 0's memory: no other thread reads these columns */
         }
     }
-    for (int o = 1; o < (centred ? 3 : 2); o++) {
+    for (int o = 1; o < call->output_count; o++) {
         float *out = call->output[o].data;
         const float *total = partial + (o - 1) * columns;
         if (!out) continue;
@@ -147,9 +150,12 @@ KERNELS(rms_backward, norm_backward_run(call, false, half))
 const struct cpu_kernel ISA_NAME(hapt_cpu_norm)[] = {
     KERNEL_ROWS("layer_norm", NULL, layer),
     KERNEL_ROWS("layer_norm_backward", norm_backward_workspace, layer_backward),
+    KERNEL_ROWS("layer_norm_dx", NULL, layer_backward),
     KERNEL_ROWS("rms_norm", NULL, rms),
     KERNEL_ROWS("rms_norm_backward", norm_backward_workspace, rms_backward),
+    KERNEL_ROWS("rms_norm_dx", NULL, rms_backward),
     KERNEL_ROWS("head_rms_norm", NULL, rms),
     KERNEL_ROWS("head_rms_norm_backward", norm_backward_workspace, rms_backward),
+    KERNEL_ROWS("head_rms_norm_dx", NULL, rms_backward),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -346,6 +346,8 @@ template <class Element, int N, bool CENTRED, bool WARP>
 static enum hapt_status backward_launch(const struct hapt_call *call, struct hapt_queue *queue,
                                         const struct norm_backward<Element> &job)
 {
+    if (call->output_count == 1) /* the parameters are frozen */
+        return launch(norm_dx_kernel<Element, N, CENTRED, WARP>, row_blocks(job.rows, WARP), THREADS, 0, queue, job);
     const bool accumulate[2] = {(call->accumulate >> 1 & 1u) != 0, (call->accumulate >> 2 & 1u) != 0};
     const int64_t slots = slots_of(job.columns, N);
     float *const out[2] = {(float *)call->output[1].data, (float *)(CENTRED ? call->output[2].data : NULL)};
@@ -390,9 +392,12 @@ static enum hapt_status backward_run(const struct hapt_call *call, struct hapt_q
 extern const struct cuda_kernel hapt_cuda_norm[] = {
     CUDA_KERNELS_WITH("layer_norm", NULL, norm_run, true),
     CUDA_KERNELS_WITH("layer_norm_backward", backward_workspace, backward_run, true),
+    CUDA_KERNELS_WITH("layer_norm_dx", NULL, backward_run, true),
     CUDA_KERNELS_WITH("rms_norm", NULL, norm_run, false),
     CUDA_KERNELS_WITH("rms_norm_backward", backward_workspace, backward_run, false),
+    CUDA_KERNELS_WITH("rms_norm_dx", NULL, backward_run, false),
     CUDA_KERNELS_WITH("head_rms_norm", NULL, norm_run, false),
     CUDA_KERNELS_WITH("head_rms_norm_backward", backward_workspace, backward_run, false),
+    CUDA_KERNELS_WITH("head_rms_norm_dx", NULL, backward_run, false),
     CUDA_KERNELS_END,
 };
