@@ -88,7 +88,7 @@ enum hapt_status hapt_config_give(struct hapt_config *config, const char *name, 
 /* Visits every training option (these are saved in model files, run files and checkpoints). */
 typedef void hapt_config_visitor(void *context, const char *name, const char *value);
 void hapt_config_visit_training(const struct hapt_config *config, hapt_config_visitor *visit, void *context);
-/* Visits every given option that only `hapt model` and `hapt import` accept. */
+/* Visits every given option that only `hapt model`, `hapt import` and `hapt export` accept. */
 void hapt_config_visit_model(const struct hapt_config *config, hapt_config_visitor *visit, void *context);
 
 /* Numbers with units; also used by the cluster file. Return false for invalid text. */

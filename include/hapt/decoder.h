@@ -1,6 +1,7 @@
 /*
  * Decoder-only transformers with RMS norms and rotary positions: Llama and the published families that descend from it
- * (Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma 3). Parameter names and layouts ([out][in]) are Hugging Face's.
+ * (Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, Gemma 2 and 3). Parameter names and layouts ([out][in]) are Hugging
+ * Face's.
  *
  * A block, with the optional parts in brackets:
  *   y = attention(rotate([norm_head](q)), rotate([norm_head](k)), v) of norm(x);  x += [norm](o(y))
@@ -32,7 +33,7 @@ struct hapt_decoder {
     bool head_norms;  /* RMS norms of the heads of q and k */
     bool outer_norms; /* norms behind attention and feed-forward, too; the names of the four norms are Gemma's */
     bool tied;
-    double embedding_scale;             /* of the embedded tokens; 0: none */
+    double embedding_scale;             /* of the embedded tokens, not rounded to 16 bits; 0: none */
     double attention_scale;             /* of the scores; 0: 1 / sqrt(head_size) */
     double attention_cap, logit_cap;    /* soft caps; 0: none */
     int64_t window;                     /* of sliding layers, positions */

@@ -45,13 +45,15 @@ struct hapt_weights {
     enum hapt_status (*read)(void *context, const struct hapt_tensor *parameter, float *value);
     void *context;
 };
-/* Files that a model file carries for export: a tokenizer and the like. Their names are plain, without a slash. */
+/* Files that a model file carries for export: a tokenizer and the like. */
 struct hapt_attachments {
     int count;
     const char **name;
     const unsigned char **bytes;
     int64_t *size;
 };
+/* Names of the files that may travel with a model, by number; NULL after the last. */
+const char *hapt_attachment_name(int index);
 /* As hapt_model_save, with weights from anywhere (NULL: none) and with files. */
 enum hapt_status hapt_model_save_with(const struct hapt_model *model, const struct hapt_weights *weights,
                                       const struct hapt_attachments *files, const char *data, const char *path);

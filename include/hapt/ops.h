@@ -8,6 +8,7 @@
  *
  * Marks after a letter (and "..." before the letters):
  * - "!"    this dimension cannot be sharded in that operand
+ * - "!+"   nor can it, and it may be longer than the letter's size, which an operand before it gives
  * - "~"    indexed by an integer operand: a shard serves the values in its range; the last shards may be padded
  * - "..."  any number of leading dimensions, equal in all operands that have it; they get letters b, t, y, z (reserved)
  * - "/3h"  three equal blocks, each sharded when letter h is ("/h": one block): heads inside a width
@@ -73,7 +74,7 @@ struct hapt_signature_operand {
     int dims;
     char letter[HAPT_MAX_DIMS], sharded_with[HAPT_MAX_DIMS];
     int blocks[HAPT_MAX_DIMS];
-    bool shardable[HAPT_MAX_DIMS], indexed[HAPT_MAX_DIMS];
+    bool shardable[HAPT_MAX_DIMS], indexed[HAPT_MAX_DIMS], longer[HAPT_MAX_DIMS];
     bool optional;
     bool ellipsis; /* written with "..." */
 };

@@ -61,7 +61,9 @@ static void describe(struct finding *finding, const char *format, ...)
 static enum hapt_status check_model(const char *path, struct hapt_arena *arena, struct finding *finding)
 {
     struct hapt_model *model;
+    struct hapt_attachments files;
     HAPT_TRY(hapt_model_load(path, arena, &model));
+    HAPT_TRY(hapt_model_files(model, arena, &files));
     describe(finding, "%s, %" PRId64 " parameters, %d operators", model->family, hapt_model_parameter_count(model),
              model->graph->forward_count);
     return HAPT_OK;

@@ -12,7 +12,7 @@
 #include "outputs.h"
 
 const char hapt_command_export_help[] =
-    "--format hdf5 writes /parameters/NAME of a weights file, which hapt model --weights reads.\n"
+    "--format hdf5 writes /parameters/NAME of a weights file, for hapt model --weights.\n"
     "--format safetensors writes a new folder that transformers' from_pretrained loads: the weights under the names\n"
     "with which they were imported, and config.json, the tokenizer's files and generation_config.json unchanged.\n"
     "A tied output layer is not written twice. Of a model with --lora the folder holds the adapters, as PEFT reads "
@@ -204,6 +204,9 @@ enum hapt_status hapt_command_export(struct hapt_env *env, struct hapt_config *c
                     hapt_config_given(config, "merge")))
         return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE, "add --format safetensors",
                                                     "weights files (HDF5) are one file, in fp32"));
+    if (folder && hapt_config_bool(config, "overwrite"))
+        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_USAGE, "choose a new --output",
+                                                    "--format safetensors never replaces a folder"));
     if (!folder)
         HAPT_TRY(
             hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-weights"}));

@@ -12,7 +12,7 @@ const char hapt_command_import_help[] =
     "DIR is a folder as Hugging Face's transformers writes it: config.json, and model.safetensors or shards with\n"
     "model.safetensors.index.json, of type fp32, bf16 or fp16. hapt reads no other file of weights.\n"
     "\n"
-    "Known values of model_type: gemma3_text, gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe.\n"
+    "Known values of model_type: gemma2, gemma3_text, gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe.\n"
     "Each option of config.json and each tensor is used, or known to change nothing; any other is an error that\n"
     "names it. The loss of a mixture's router and dropout are not computed.\n"
     "\n"

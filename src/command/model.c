@@ -63,6 +63,7 @@ const char hapt_command_model_help[] =
     "  /operators/integer, real [n][6]\n"
     "                              attributes, e.g. heads and causal of attention, epsilon of layer_norm\n"
     "  /parameters/NAME            optional: initial values, fp32\n"
+    "  /files/NAME                 optional: bytes of files that hapt export copies (hapt import)\n"
     "  /tokens, /batches, /targets, /images, /labels, /mean, /std\n"
     "                              optional: data (hapt data --help)\n";
 

@@ -15,7 +15,7 @@
 #include "hapt/import.h"
 #include "hapt/progress.h"
 
-enum { BLOCK = 1 << 16 }; /* elements that are converted at a time */
+enum { BLOCK = 1 << 16 /* elements that are converted at a time */, MAX_LEFTOVERS = 100 };
 
 struct writer {
     const struct hapt_export *export;
@@ -120,7 +120,14 @@ static enum hapt_status write_header(struct writer *writer, int shard)
     int64_t first = 0;
     for (int64_t t = 0; t < export->count; t++) {
         if (writer->shard[t] != shard) continue;
-        json_object_set_new(header, export->tensor[t].name, describe(writer, &export->tensor[t], first));
+        const bool doubled = json_object_get(header, export->tensor[t].name) != NULL;
+        if (doubled ||
+            json_object_set_new(header, export->tensor[t].name, describe(writer, &export->tensor[t], first)) != 0) {
+            json_decref(header);
+            return hapt_fail(HAPT_ERR_INPUT, "rename the parameter in the model file",
+                             "tensor %.100s cannot be written: its name %s", export->tensor[t].name,
+                             doubled ? "is there twice" : "is not UTF-8");
+        }
         first += bytes_of(writer, &export->tensor[t]);
     }
     char *text = header ? json_dumps(header, JSON_COMPACT) : NULL;
@@ -218,28 +225,63 @@ static enum hapt_status write_files(struct writer *writer)
     return HAPT_OK;
 }
 
+static bool count_one(void *context, const char *name)
+{
+    (void)name;
+    ++*(int *)context;
+    return true;
+}
+
 static bool any_file(const char *name)
 {
     (void)name;
     return true;
 }
 
-/* Fills a folder of a temporary name beside the final one, and renames it. */
+/* HAPT_ERR_USAGE unless the name is free, or an empty folder. */
+static enum hapt_status check_target(const char *folder)
+{
+    struct stat about;
+    const char *slash = strrchr(folder, '/'), *name = slash ? slash + 1 : folder;
+    const bool exists = lstat(folder, &about) == 0;
+    bool is_free = !exists;
+    if (exists && S_ISDIR(about.st_mode)) {
+        int count = 0;
+        HAPT_TRY(hapt_folder_list(folder, count_one, &count));
+        is_free = count == 0;
+    }
+    if (is_free && *name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "choose a new --output", "%s exists and is no empty folder", folder);
+}
+
+/* Creates a folder of a temporary name beside the final one: .NAME.PID.partial, or with a number if that exists. */
+static enum hapt_status make_partial(struct writer *writer, const char *parent, const char *name)
+{
+    for (int i = 0; i < MAX_LEFTOVERS; i++) {
+        writer->folder =
+            i == 0 ? hapt_arena_printf(writer->arena, "%s/.%s.%ld.partial", parent, name, (long)getpid())
+                   : hapt_arena_printf(writer->arena, "%s/.%s.%ld-%d.partial", parent, name, (long)getpid(), i);
+        if (!writer->folder) return HAPT_ERR_MEMORY;
+        if (mkdir(writer->folder, 0777) == 0) return HAPT_OK;
+        if (errno != EEXIST) break;
+    }
+    return cannot_write(writer->folder);
+}
+
 static enum hapt_status write_folder(struct writer *writer, const char *parent, const char *folder)
 {
-    const char *name = strrchr(writer->folder, '/') + 1;
+    const char *slash = strrchr(folder, '/');
+    HAPT_TRY(check_target(folder));
     HAPT_TRY(hapt_folder_make(parent));
-    if (mkdir(writer->folder, 0777) != 0) return cannot_write(writer->folder);
+    HAPT_TRY(make_partial(writer, parent, slash ? slash + 1 : folder));
     enum hapt_status status = divide(writer);
     if (status == HAPT_OK) status = write_shards(writer);
     if (status == HAPT_OK) status = write_index(writer);
     if (status == HAPT_OK) status = write_files(writer);
     if (status == HAPT_OK) status = hapt_folder_sync(writer->folder);
     if (status == HAPT_OK && rename(writer->folder, folder) != 0) /* also onto an empty folder */
-        status = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR
-                     ? hapt_fail(HAPT_ERR_USAGE, "choose another --output", "%s exists and is no empty folder", folder)
-                     : cannot_write(folder);
-    if (status != HAPT_OK) hapt_folder_remove(parent, name, any_file);
+        status = cannot_write(folder);
+    if (status != HAPT_OK) hapt_folder_remove(parent, strrchr(writer->folder, '/') + 1, any_file);
     return status == HAPT_OK ? hapt_folder_sync(parent) : status;
 }
 
@@ -248,18 +290,14 @@ enum hapt_status hapt_export_write(const struct hapt_export *export, const char 
     struct hapt_arena arena;
     hapt_arena_init(&arena);
     char *path = hapt_arena_strdup(&arena, folder);
+    struct writer writer = {.export = export, .arena = &arena};
     enum hapt_status status = path ? HAPT_OK : HAPT_ERR_MEMORY;
     if (status == HAPT_OK) {
         size_t length = strlen(path);
         while (length > 1 && path[length - 1] == '/') path[--length] = '\0';
-        char *slash = strrchr(path, '/');
-        const char *parent = !slash          ? "."
-                             : slash == path ? "/"
-                                             : hapt_arena_printf(&arena, "%.*s", (int)(slash - path), path);
-        struct writer writer = {.export = export, .arena = &arena};
-        writer.folder = hapt_arena_printf(&arena, "%s/.%s.%ld.partial", parent ? parent : "", slash ? slash + 1 : path,
-                                          (long)getpid());
-        status = parent && writer.folder ? write_folder(&writer, parent, path) : HAPT_ERR_MEMORY;
+        const char *slash = strrchr(path, '/'), *parent = slash ? "/" : ".";
+        if (slash > path) parent = hapt_arena_printf(&arena, "%.*s", (int)(slash - path), path);
+        status = parent ? write_folder(&writer, parent, path) : HAPT_ERR_MEMORY;
     }
     hapt_arena_release(&arena);
     return status;

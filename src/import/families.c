@@ -7,32 +7,59 @@ static const struct {
     const char *type, *architecture;
     enum hapt_status (*build)(struct import_shape *shape, struct hapt_model **model);
 } families[] = {
-    {"gemma3_text", "Gemma3ForCausalLM", import_decoder}, {"gpt2", "GPT2LMHeadModel", import_gpt2},
-    {"llama", "LlamaForCausalLM", import_decoder},        {"mistral", "MistralForCausalLM", import_decoder},
-    {"mixtral", "MixtralForCausalLM", import_decoder},    {"qwen2", "Qwen2ForCausalLM", import_decoder},
-    {"qwen3", "Qwen3ForCausalLM", import_decoder},        {"qwen3_moe", "Qwen3MoeForCausalLM", import_decoder},
+    {"gemma2", "Gemma2ForCausalLM", import_decoder},
+    {"gemma3_text", "Gemma3ForCausalLM", import_decoder},
+    {"gpt2", "GPT2LMHeadModel", import_gpt2},
+    {"llama", "LlamaForCausalLM", import_decoder},
+    {"mistral", "MistralForCausalLM", import_decoder},
+    {"mixtral", "MixtralForCausalLM", import_decoder},
+    {"qwen2", "Qwen2ForCausalLM", import_decoder},
+    {"qwen3", "Qwen3ForCausalLM", import_decoder},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", import_decoder},
 };
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
-/* Options without an effect on what hapt computes. */
-static const char *const no_effect[] = {"architectures",
+/* Options without an effect on what hapt computes: names, tokens, generation, the library's bookkeeping, and outputs
+ * that it does not ask for. */
+static const char *const no_effect[] = {"_attn_implementation_autoset",
+                                        "_name_or_path",
+                                        "_num_labels",
+                                        "architectures",
                                         "auto_map",
                                         "bos_token_id",
+                                        "cache_implementation",
                                         "chunk_size_feed_forward",
+                                        "do_sample",
                                         "dtype",
                                         "eos_token_id",
+                                        "finetuning_task",
+                                        "gradient_checkpointing",
                                         "id2label",
                                         "initializer_range",
+                                        "is_decoder",
                                         "label2id",
+                                        "max_length",
+                                        "max_new_tokens",
                                         "model_type",
-                                        "_name_or_path",
+                                        "num_labels",
+                                        "output_attentions",
+                                        "output_hidden_states",
                                         "pad_token_id",
+                                        "prefix",
                                         "pretraining_tp", /* how the published weights were trained */
+                                        "problem_type",
                                         "return_dict",
                                         "router_aux_loss_coef", /* of a loss that output_router_logits asks for */
                                         "task_specific_params",
+                                        "temperature",
+                                        "tokenizer_class",
+                                        "top_k",
+                                        "top_p",
                                         "torch_dtype",
+                                        "torchscript",
                                         "transformers_version",
+                                        "unsloth_fixed",
+                                        "unsloth_version",
                                         "use_cache",
                                         NULL};
 
@@ -73,6 +100,8 @@ enum hapt_status import_build(struct import_shape *shape, struct hapt_model **mo
         HAPT_TRY(check_architecture(shape, families[i].architecture));
         json_options_drop(shape->options, no_effect);
         HAPT_TRY(json_options_expect_bool(shape->options, "output_router_logits", false));
+        HAPT_TRY(json_options_expect_bool(shape->options, "is_encoder_decoder", false));
+        HAPT_TRY(json_options_expect_bool(shape->options, "add_cross_attention", false));
         return families[i].build(shape, model);
     }
     return unknown_family(shape);

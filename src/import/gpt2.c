@@ -18,6 +18,9 @@ static enum hapt_status read_activation(struct import_shape *shape, bool *erf)
 enum hapt_status import_gpt2(struct import_shape *shape, struct hapt_model **model)
 {
     static const char *const no_effect[] = {"reorder_and_upcast_attn", /* fp32 scores: hapt's always are */
+                                            "n_special",
+                                            "output_past",
+                                            "predict_special_tokens",
                                             "summary_activation",
                                             "summary_first_dropout",
                                             "summary_proj_to_labels",
@@ -43,8 +46,10 @@ enum hapt_status import_gpt2(struct import_shape *shape, struct hapt_model **mod
     HAPT_TRY(import_dropout(shape, "resid_pdrop"));
     HAPT_TRY(json_options_expect_bool(options, "scale_attn_weights", true));
     HAPT_TRY(json_options_expect_bool(options, "scale_attn_by_inverse_layer_idx", false));
-    HAPT_TRY(json_options_expect_bool(options, "add_cross_attention", false));
     HAPT_TRY(json_options_finish(options));
+    if (hapt_config_int(shape->config, "sequence") > of.positions)
+        return hapt_fail(HAPT_ERR_USAGE, "shorten --sequence", "%s has %lld positions: a sequence of %lld is too long",
+                         shape->folder, (long long)of.positions, (long long)hapt_config_int(shape->config, "sequence"));
     if (of.hidden % of.heads != 0)
         return hapt_fail(HAPT_ERR_INPUT, NULL, "%s: %lld columns cannot be divided into %lld heads", options->path,
                          (long long)of.hidden, (long long)of.heads);

@@ -16,22 +16,17 @@
 #define FILE_LIMIT ((int64_t)64 << 20) /* of a file that is kept beside the weights; tokenizers have some 10 MB */
 enum { MAX_NAME = 240 };
 
-/* Files that export copies unchanged. */
-static const char *const kept_files[] = {
-    "config.json",     "generation_config.json",  "tokenizer.json",    "tokenizer_config.json",
-    "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt",      "chat_template.jinja",     "chat_template.json"};
-enum { KEPT_FILES = sizeof kept_files / sizeof kept_files[0] };
-
 static enum hapt_status keep_file(const char *path, const char *name, struct hapt_arena *arena,
                                   struct hapt_attachments *files)
 {
     struct stat about;
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0 && errno == ENOENT) return HAPT_OK;
-    if (descriptor < 0 || fstat(descriptor, &about) != 0 || !S_ISREG(about.st_mode) || about.st_size > FILE_LIMIT) {
-        if (descriptor >= 0) close(descriptor);
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s cannot be read, or has more than 64 MiB", path);
+    if (descriptor < 0) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s cannot be read: %s", path, strerror(errno));
+    if (fstat(descriptor, &about) != 0 || !S_ISREG(about.st_mode) || about.st_size > FILE_LIMIT) {
+        close(descriptor);
+        return hapt_fail(HAPT_ERR_INPUT, "it should be a file of at most 64 MiB", "%s is too large, or no regular file",
+                         path);
     }
     unsigned char *bytes = hapt_arena_alloc(arena, (size_t)about.st_size + 1, 1);
     int64_t done = 0;
@@ -49,13 +44,15 @@ static enum hapt_status keep_file(const char *path, const char *name, struct hap
 
 static enum hapt_status keep_files(const char *folder, struct hapt_arena *arena, struct hapt_attachments *files)
 {
-    HAPT_NEW(files->name, arena, KEPT_FILES + 1);
-    HAPT_NEW(files->bytes, arena, KEPT_FILES + 1);
-    HAPT_NEW(files->size, arena, KEPT_FILES + 1);
-    for (int i = 0; i < KEPT_FILES; i++) {
-        const char *path = hapt_arena_printf(arena, "%s/%s", folder, kept_files[i]);
+    int count = 0;
+    while (hapt_attachment_name(count)) count++;
+    HAPT_NEW(files->name, arena, count);
+    HAPT_NEW(files->bytes, arena, count);
+    HAPT_NEW(files->size, arena, count);
+    for (int i = 0; i < count; i++) {
+        const char *name = hapt_attachment_name(i), *path = hapt_arena_printf(arena, "%s/%s", folder, name);
         if (!path) return HAPT_ERR_MEMORY;
-        HAPT_TRY(keep_file(path, kept_files[i], arena, files));
+        if (strcmp(name, HAPT_ADAPTER_CONFIG) != 0) HAPT_TRY(keep_file(path, name, arena, files));
     }
     return HAPT_OK;
 }
@@ -169,7 +166,7 @@ static enum hapt_status check_rest(const struct safetensors *of, const struct ha
             HAPT_TRY(check_tied(tensor, embedding));
             continue;
         }
-        return hapt_fail(HAPT_ERR_INPUT, "hapt does not know what it is for, so it does not leave it out",
+        return hapt_fail(HAPT_ERR_INPUT, "if the model computes the same without it, remove it from the files",
                          "%s: unknown tensor %.100s", tensor->path, tensor->name);
     }
     return HAPT_OK;

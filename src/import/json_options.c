@@ -60,7 +60,7 @@ enum hapt_status json_read(const char *path, size_t limit, json_t **json)
 
 const char *json_shown(const json_t *value, char text[64])
 {
-    char *all = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    char *all = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(9));
     snprintf(text, 64, "%.50s%s", all ? all : "?", all && strlen(all) > 50 ? "..." : "");
     free(all);
     return text;
@@ -92,11 +92,16 @@ enum hapt_status json_options_finish(const struct json_options *options)
     json_object_foreach(options->left, key, value)
     {
         if (json_is_null(value)) continue;
-        return hapt_fail(HAPT_ERR_INPUT, "hapt does not know what this option changes, so it does not guess",
+        return hapt_fail(HAPT_ERR_INPUT, "if it changes nothing in the forward pass, remove it from config.json",
                          "%s: unknown option %s%.60s = %s", options->path, options->where, key,
                          json_shown(value, text));
     }
     return HAPT_OK;
+}
+
+bool json_options_names(const struct json_options *options, const char *key)
+{
+    return json_object_get(options->left, key) != NULL;
 }
 
 bool json_options_has(const struct json_options *options, const char *key)
@@ -124,15 +129,16 @@ json_t *json_options_take(struct json_options *options, const char *key)
 
 static enum hapt_status missing(const struct json_options *options, const char *key)
 {
-    return hapt_fail(HAPT_ERR_INPUT, NULL, "%s: %s%s is missing", options->path, options->where, key);
+    return hapt_fail(HAPT_ERR_INPUT, "compare it with the published file", "%s: %s%s is missing", options->path,
+                     options->where, key);
 }
 
 static enum hapt_status wrong(const struct json_options *options, const char *key, const json_t *value,
                               const char *what)
 {
     char text[64];
-    return hapt_fail(HAPT_ERR_INPUT, NULL, "%s: %s%s is %s, not %s", options->path, options->where, key,
-                     json_shown(value, text), what);
+    return hapt_fail(HAPT_ERR_INPUT, "compare it with the published file", "%s: %s%s is %s, not %s", options->path,
+                     options->where, key, json_shown(value, text), what);
 }
 
 enum hapt_status json_options_int(struct json_options *options, const char *key, int64_t low, int64_t high,

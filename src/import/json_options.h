@@ -28,6 +28,8 @@ void json_options_release(struct json_options *options);
 /* HAPT_ERR_INPUT names the first option that nobody has read. */
 enum hapt_status json_options_finish(const struct json_options *options);
 
+/* True if the option is there, even as null. */
+bool json_options_names(const struct json_options *options, const char *key);
 bool json_options_has(const struct json_options *options, const char *key);
 /* HAPT_ERR_INPUT: an option of another type or outside of [low, high], or, for the functions without a default, a
  * missing one. */

@@ -57,49 +57,24 @@ static enum hapt_status read_scaling(struct import_shape *shape, struct json_opt
                      "%s: %srope_type \"%.40s\" is unknown", from->path, from->where, kind);
 }
 
-/* Reads what an entry contains: scaling, and what may stand beside it. */
-static enum hapt_status read_entry(struct import_shape *shape, struct json_options *from, int64_t head_size,
-                                   double positions, struct hapt_decoder_rope *rope)
+enum hapt_status import_rope(struct import_shape *shape, struct json_options *from, int64_t head_size, double base,
+                             struct hapt_decoder_rope *rope)
 {
     double share;
-    HAPT_TRY(json_options_real(from, "rope_theta", 1e-3, 1e15, rope->base, &rope->base));
-    HAPT_TRY(json_options_real(from, "partial_rotary_factor", 0, 1,
-                               rope->columns > 0 ? (double)rope->columns / (double)head_size : 1, &share));
+    /* YaRN's default of the original context; the option itself is read later. */
+    const double positions = json_number_value(json_object_get(shape->options->left, "max_position_embeddings"));
+    *rope = (struct hapt_decoder_rope){.base = base};
+    HAPT_TRY(json_options_real(from, "rope_theta", 1e-3, 1e15, base, &rope->base));
+    HAPT_TRY(json_options_real(from, "partial_rotary_factor", 0, 1, 1, &share));
     const int64_t columns = (int64_t)(share * (double)head_size);
     rope->columns = columns < head_size ? columns : 0;
     if (columns < 2 || columns % 2 != 0)
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s: partial_rotary_factor %g of %lld columns is no even number",
-                         from->path, share, (long long)head_size);
+        return hapt_fail(HAPT_ERR_INPUT, "compare it with the published file",
+                         "%s: partial_rotary_factor %g of %lld columns is no even number", from->path, share,
+                         (long long)head_size);
     HAPT_TRY(read_scaling(shape, from, positions, rope));
+    if (rope->scaling >= HAPT_ROPE_LLAMA3 && rope->low >= rope->high)
+        return hapt_fail(HAPT_ERR_INPUT, "compare it with the published file",
+                         "%s: the low factor of %srope_type is not below the high one", from->path, from->where);
     return json_options_finish(from);
-}
-
-/* Options that hold positions are read by others, too: this leaves them. */
-static double positions_of(const struct import_shape *shape)
-{
-    return json_number_value(json_object_get(shape->options->left, "max_position_embeddings"));
-}
-
-/* The entry of rope_parameters, with the outer options as they are in older files. */
-enum hapt_status import_rope(struct import_shape *shape, const char *kind, int64_t head_size, double base,
-                             struct hapt_decoder_rope *rope)
-{
-    struct json_options outer, inner = {0};
-    const bool newer = json_options_has(shape->options, "rope_parameters");
-    const char *key = newer ? "rope_parameters" : "rope_scaling";
-    json_t *kept = json_object_get(shape->options->left, key);
-    *rope = (struct hapt_decoder_rope){.base = base};
-    json_incref(kept); /* Gemma reads it once per kind of layer */
-    enum hapt_status status = json_options_object(shape->options, key, &outer);
-    if (status == HAPT_OK && newer && kind) {
-        status = json_options_object(&outer, kind, &inner);
-        if (status == HAPT_OK) status = read_entry(shape, &inner, head_size, positions_of(shape), rope);
-        json_options_release(&inner);
-    } else if (status == HAPT_OK) {
-        status = read_entry(shape, &outer, head_size, positions_of(shape), rope);
-    }
-    json_options_release(&outer);
-    if (kind && kept) json_object_set(shape->options->left, key, kept);
-    json_decref(kept);
-    return status;
 }

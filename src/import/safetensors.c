@@ -16,7 +16,7 @@
 #define HEADER_LIMIT ((int64_t)100 << 20) /* the format's own limit */
 #define INDEX_LIMIT ((size_t)64 << 20)
 #define DAMAGED "the file is damaged: download it again"
-enum { MAX_NAME = 200 };
+enum { MAX_NAME = 200, MAX_TENSORS = 1 << 18 };
 
 /* Bytes of an element; 0: no type of the format. */
 static int element_bytes(const char *type)
@@ -141,6 +141,8 @@ static enum hapt_status parse_header(const char *path, const json_t *header, int
     json_t *entry;
     int64_t count = 0;
     if (!json_is_object(header)) return hapt_fail(HAPT_ERR_INPUT, DAMAGED, "%s has no header", path);
+    if (json_object_size(header) > MAX_TENSORS)
+        return hapt_fail(HAPT_ERR_INPUT, DAMAGED, "%s holds more than %d tensors", path, MAX_TENSORS);
     HAPT_NEW(found->tensor, arena, json_object_size(header) + 1);
     json_object_foreach((json_t *)header, name, entry)
     {

@@ -21,9 +21,8 @@ struct import_shape {
 /* Builds the graph that the options describe. All options are read; an unknown one, or one with a value that hapt
  * cannot compute, is HAPT_ERR_INPUT. */
 enum hapt_status import_build(struct import_shape *shape, struct hapt_model **model);
-/* Reads rope_theta and rope_scaling, or rope_parameters. `kind`: the entry of rope_parameters for one type of layers;
- * NULL: they are the same for all. */
-enum hapt_status import_rope(struct import_shape *shape, const char *kind, int64_t head_size, double base,
+/* Reads the options of rotary positions, all that `from` has: base, scaling, rotated columns. */
+enum hapt_status import_rope(struct import_shape *shape, struct json_options *from, int64_t head_size, double base,
                              struct hapt_decoder_rope *rope);
 enum hapt_status import_decoder(struct import_shape *shape, struct hapt_model **model);
 enum hapt_status import_gpt2(struct import_shape *shape, struct hapt_model **model);

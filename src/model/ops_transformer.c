@@ -82,15 +82,6 @@ static double flops_grouped_attention_backward(const struct hapt_graph *graph, c
     return 2.5 * flops_grouped_attention(graph, op, rows_fraction);
 }
 
-static enum hapt_status infer_embedding(const struct hapt_graph *graph, const struct hapt_op *op,
-                                        struct hapt_tensor *output)
-{
-    const int position = op->input[2];
-    (void)output;
-    if (position < 0 || graph->tensor[position].shape[0] >= graph->tensor[op->input[0]].shape[1]) return HAPT_OK;
-    return hapt_op_bad_attribute(op, "the table of positions is shorter than the sequence");
-}
-
 /* One addition per element of the looked-up rows, not of the table. */
 static double flops_embedding(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
 {
@@ -143,9 +134,9 @@ static enum hapt_status gradient_add(struct hapt_graph *graph, int op)
 
 /* clang-format off */
 const struct hapt_op_type hapt_ops_transformer[] = {
-    {.name = "embedding", .signature = "bt,v~d,p!d?->btd", .dtypes = "icc->c", .flops = flops_embedding,
-     .operand_bytes_limit = bytes_embedding, .infer = infer_embedding, .backward = "embedding_dw", .backward_operands = "0d>12", .attributes = "tokens, table, position -> x; the table of positions may be longer than the sequence"},
-    {.name = "embedding_dw", .signature = "bt,btd->v~d,p!d?", .dtypes = "ic->ff", .flops = flops_embedding_dw,
+    {.name = "embedding", .signature = "bt,v~d,t!+d?->btd", .dtypes = "icc->c", .flops = flops_embedding,
+     .operand_bytes_limit = bytes_embedding, .backward = "embedding_dw", .backward_operands = "0d>12", .attributes = "tokens, table, position -> x; the table of positions may be longer than the sequence"},
+    {.name = "embedding_dw", .signature = "bt,btd->v~d,t!+d?", .dtypes = "ic->ff", .flops = flops_embedding_dw,
      .operand_bytes_limit = bytes_embedding_dw, .attributes = "tokens, dy -> dtable, dposition"},
     {.name = "layer_norm", .signature = "...d!,d!,d!->...d!,...,...", .dtypes = "ccc->cff", .flops_per_element = 7,
      .infer = infer_layer_norm, .backward = "layer_norm_backward", .backward_operands = "01BCd>012", .backward_frozen = "layer_norm_dx",

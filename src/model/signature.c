@@ -20,7 +20,7 @@ static bool operand_parse(const char **cursor, struct hapt_signature_operand *op
         operand->shardable[d] = *at != '!';
         operand->indexed[d] = *at == '~';
         if (*at == '!' || *at == '~') {
-            at++;
+            if (*at++ == '!' && *at == '+') operand->longer[d] = *at++ == '+';
         } else if (*at == '/') {
             if (*++at >= '1' && *at <= '9') operand->blocks[d] = *at++ - '0';
             if (*at < 'a' || *at > 'z') return false;
@@ -67,12 +67,13 @@ static void operand_expand(struct hapt_signature_operand *operand, int leading)
         operand->blocks[d + leading] = operand->blocks[d];
         operand->shardable[d + leading] = operand->shardable[d];
         operand->indexed[d + leading] = operand->indexed[d];
+        operand->longer[d + leading] = operand->longer[d];
     }
     for (int d = 0; d < leading; d++) {
         operand->letter[d] = operand->sharded_with[d] = leading_letter[d];
         operand->blocks[d] = 1;
         operand->shardable[d] = true;
-        operand->indexed[d] = false;
+        operand->indexed[d] = operand->longer[d] = false;
     }
     operand->dims += leading;
 }
@@ -141,7 +142,7 @@ static enum hapt_status bind_operand(const struct hapt_op *op, const struct hapt
     for (int d = 0; d < operand->dims; d++) {
         int64_t *size = &sizes->size[operand->letter[d] - 'a'];
         if (*size == 0) *size = tensor->shape[d];
-        if (*size != tensor->shape[d])
+        if (operand->longer[d] ? tensor->shape[d] < *size : tensor->shape[d] != *size)
             return hapt_fail(HAPT_ERR_INPUT, "one letter of the signature has one size",
                              "operator %s (%s, %s): dimension %c of tensor %s is %lld, elsewhere %lld", op->name,
                              hapt_op_type_at(op->type)->name, signature, operand->letter[d], tensor->name,

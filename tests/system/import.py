@@ -105,6 +105,9 @@ def comes_back(family, ranks):
         check(not [x for x in os.listdir(FOLDER) if x.endswith(".partial")], "a partial folder is left")
     done = run("export", "--checkpoint", out, "--format", "safetensors", "--output", folder)
     check(done.returncode == 2 and "no empty folder" in done.stderr, "%s: export onto a folder: %s" % (family, done.stderr))
+    for words in (["--overwrite"], ["--merge"]):
+        done = run("export", "--checkpoint", out, "--format", "safetensors", "--output", path("never"), *words)
+        check(done.returncode == 2 and not os.path.exists(path("never")), "%s: export %s: %s" % (family, words, done.stderr))
     # What was exported can be imported: bf16 weights, and shards.
     for name in ["shards", "bf16"]:
         again = imported(family + "-again", path(family + "-" + name))
@@ -139,9 +142,9 @@ def changed(family, change):
     return folder
 
 
-def refused(family, change, message):
+def refused(family, change, message, code=3):
     done = run("import", changed(family, change), "--sequence", "32", "--output", path("refused.h5"))
-    good = done.returncode == 3 and message in done.stderr and done.stderr.count("error:") == 1 and not os.path.exists(path("refused.h5"))
+    good = done.returncode == code and message in done.stderr and done.stderr.count("error:") == 1 and not os.path.exists(path("refused.h5"))
     check(good, "%s: not refused with \"%s\": %d %s" % (family, message, done.returncode, done.stderr))
 
 
@@ -166,13 +169,31 @@ def nothing_is_guessed():
     refused("llama3", put(rope_parameters={"rope_type": "linear", "factor": 2, "rope_theta": 1e4, "slope": 1}), "slope")
     refused("llama3", put(attention_bias=True), "has no tensor model.layers.0.self_attn.q_proj.bias")
     refused("gpt2", put(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx")
-    refused("gpt2", put(n_positions=16), "shorter than the sequence")
+    refused("gpt2", put(n_positions=16), "a sequence of 32 is too long", 2)
+    refused("gemma3", put(rope_parameters={"rope_type": "linear", "factor": 8, "rope_theta": 5}), "rope_parameters has no full_attention")
+    refused("gemma3", lambda config: config["rope_parameters"].update(other={}), "unknown option rope_parameters.other")
+    refused("gemma3", put(rope_scaling={"rope_type": "linear", "factor": 8}), "unknown option rope_scaling")
+    refused("gemma3", put(attn_logit_softcapping=5.0), "attn_logit_softcapping is 5")
+    refused("mistral", put(use_sliding_window=False), "unknown option use_sliding_window")
+    refused("mistral", lambda config: config.pop("num_key_value_heads"), "num_key_value_heads is missing")
+    refused("qwen2", put(use_mrope=True), "use_mrope is true")
     refused("mixtral", put(output_router_logits=True), "output_router_logits")
     refused("mixtral", put(num_experts_per_tok=9), "9 of 4 experts")
     done = run("import", path("nowhere"), "--output", path("refused.h5"))
     check(done.returncode == 3 and "neither model.safetensors" in done.stderr, "a missing folder: " + done.stderr)
     done = run("import", changed("gpt2", put(resid_pdrop=0.1)), "--sequence", "16", "--output", path("short.h5"))
     check(done.returncode == 0 and "resid_pdrop is 0.1" in done.stderr, "dropout: " + done.stderr)
+
+
+def defaults_are_the_classes():
+    """Mistral's window is 4096 if the option is absent, and none if it is null; Mixtral's base is 1e6."""
+    for change, window in [(lambda config: config.pop("sliding_window"), 4096), (put(sliding_window=None), 0)]:
+        with h5py.File(imported("default", changed("mistral", change))) as model:
+            attention = [kind == b"grouped_attention" or kind == "grouped_attention" for kind in model["operators/type"][:]]
+            check(set(model["operators/integer"][:][attention][:, 2]) == {window}, "mistral's window is not %d" % window)
+    with h5py.File(imported("default", changed("mixtral", lambda config: config.pop("rope_parameters")))) as model:
+        ropes = [kind in (b"rope", "rope") for kind in model["operators/type"][:]]
+        check(set(model["operators/real"][:][ropes][:, 0]) == {1e6}, "mixtral's base")
 
 
 def older_files_are_read():
@@ -189,11 +210,66 @@ def older_files_are_read():
         config.pop("layer_types")
         config.pop("_sliding_window_pattern")
 
-    for family, change in [("llama3", older), ("gemma3", oldest)]:
+    # Keys of files on the hub that change nothing.
+    published = [("gemma3", put(cache_implementation="hybrid")), ("qwen2", put(use_mrope=False)), ("llama3", put(unsloth_fixed=True)),
+                 ("gpt2", put(n_special=0, predict_special_tokens=True, _num_labels=1, output_past=True))]
+    for family, change in [("llama3", older), ("gemma3", oldest)] + published:
         new = imported(family)
         with h5py.File(new) as one, h5py.File(imported("older", changed(family, change))) as other:
             for table in ["name", "type", "input", "integer", "real"]:
                 check(np.array_equal(one["operators"][table][:], other["operators"][table][:]), "%s: operators' %s" % (family, table))
+
+
+def adapters_train_alone():
+    """LoRA on 1 and 3 ranks: the same losses, no weight of the base changes, adapters and merged weights come out."""
+    before = weights_of(os.path.join(DATA, "qwen3"))
+    losses = []
+    for ranks in (1, 3):
+        model = imported("lora", os.path.join(DATA, "qwen3"), "--lora", "rank=4,alpha=8,target=q_proj,v_proj")
+        out = path("lora-run")
+        shutil.rmtree(out, ignore_errors=True)
+        done = run("--input", model, "--data", os.path.join(DATA, "qwen3", "reference.h5"), *TRAINING, "--steps", "5", "--checkpoint-every",
+                   "5", "--learning-rate", "1e-2", "--output", out, ranks=ranks)
+        check(done.returncode == 0, "LoRA: " + done.stderr[-500:])
+        losses.append(h5py.File(os.path.join(out, "run.h5"))["train/loss"][:])
+    check(np.abs(losses[0] - losses[1]).max() < 1e-5, "LoRA: losses differ by rank count")
+    for name, words in (("adapters", []), ("merged", ["--merge"])):
+        shutil.rmtree(path(name), ignore_errors=True)
+        done = run("export", "--checkpoint", out, "--format", "safetensors", "--output", path(name), *words)
+        check(done.returncode == 0, "LoRA: export: " + done.stderr)
+    adapters, merged = weights_of(path("adapters")), weights_of(path("merged"))
+    check(sorted(os.listdir(path("adapters"))) == ["adapter_config.json", "adapter_model.safetensors"], "files of adapters")
+    check(merged.keys() == before.keys() and len(adapters) == 8, "names of adapters and merged weights")
+    values = lambda entry: np.frombuffer(entry[2], np.float32).reshape(entry[1]).astype(np.float64)
+    for name in before:
+        a, b = ("base_model.model.%s.lora_%s.weight" % (name[:-len(".weight")], which) for which in "AB")
+        expected = values(before[name]) + (2 * values(adapters[b]) @ values(adapters[a]) if a in adapters else 0)
+        check(np.array_equal(values(merged[name]), expected.astype(np.float32).astype(np.float64)) or
+              a in adapters and np.abs(values(merged[name]) - expected).max() < 1e-7, "LoRA: merged " + name)
+    for words, message in ((["--lora", "rank=0,target=q_proj"], "the rank is"), (["--lora", "rank=4,target=qq"], "no layer of the model"),
+                           (["--lora", "rank=4,target=q_proj", "--freeze", "*"], "trains its adapters alone"),
+                           (["--freeze", "no.such.*"], "no parameter has a name like"), (["--trainable", "lm_head.*x"], "no parameter")):
+        done = run("import", os.path.join(DATA, "qwen3"), "--sequence", "32", "--output", path("never.h5"), *words)
+        check(done.returncode == 2 and message in done.stderr, "%s: %s" % (words, done.stderr))
+
+
+def frozen_weights_stay():
+    """Of a model whose upper block trains alone, all other weights keep their bits on 1 and 2 ranks, with equal losses."""
+    losses, before = [], weights_of(os.path.join(DATA, "mistral"))
+    for ranks in (1, 2):
+        model = imported("frozen", os.path.join(DATA, "mistral"), "--trainable", "model.layers.1.*", "--freeze", "*norm*")
+        out = path("frozen-run")
+        shutil.rmtree(out, ignore_errors=True)
+        run("--input", model, "--data", os.path.join(DATA, "mistral", "reference.h5"), *TRAINING, "--steps", "3", "--checkpoint-every", "3",
+            "--learning-rate", "1e-2", "--output", out, ranks=ranks)
+        shutil.rmtree(path("frozen-out"), ignore_errors=True)
+        run("export", "--checkpoint", out, "--format", "safetensors", "--output", path("frozen-out"))
+        after = weights_of(path("frozen-out"))
+        for name in before:
+            trains = name.startswith("model.layers.1.") and "norm" not in name
+            check((after[name] == before[name]) != trains, "frozen: %s on %d ranks" % (name, ranks))
+        losses.append(h5py.File(os.path.join(out, "run.h5"))["train/loss"][:])
+    check(np.abs(losses[0] - losses[1]).max() < 1e-5, "frozen: losses differ by rank count")
 
 
 for i, family in enumerate(FAMILIES):
@@ -201,7 +277,10 @@ for i, family in enumerate(FAMILIES):
         losses_agree(family, ranks)
     if LONG or family in ("gpt2", "llama3", "qwen3-moe"):
         comes_back(family, 2)
+adapters_train_alone()
+frozen_weights_stay()
 nothing_is_guessed()
 older_files_are_read()
+defaults_are_the_classes()
 print("%d checks, %d failed" % (checks, failures))
 sys.exit(failures > 0)

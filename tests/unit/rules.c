@@ -54,6 +54,7 @@ static int64_t size_of_letter(int type, char letter)
         if (letter == 'p') return 4;
     }
     if (strncmp(name, "class_token", 11) == 0 && strchr("uwp", letter)) return letter == 'p' ? 5 : 1;
+    if (strncmp(name, "head_rms_norm", 13) == 0 && letter == 'n') return 12; /* 24 columns of 2 heads */
     switch (letter) {
     case 'b': return 4;
     case 't': return 6;
@@ -131,6 +132,8 @@ static void prepare(struct job *job, int type, bool optional)
     if (strncmp(row->name, "rope", 4) == 0) job->op.integer[0] = 2, job->op.real[0] = 100;
     if (strncmp(row->name, "take_token", 10) == 0) job->op.integer[0] = 1;
     if (strstr(row->name, "_norm")) job->op.real[0] = 1e-5;
+    if (strncmp(row->name, "head_rms_norm", 13) == 0) job->op.integer[0] = 2;
+    if (strcmp(row->name, "scale") == 0 || strncmp(row->name, "softcap", 7) == 0) job->op.real[0] = 1.5;
     if (strstr(row->name, "batch_")) job->op.integer[0] = 4 * 6 * 6;
     if (strstr(row->name, "conv2d")) job->op.integer[0] = job->op.integer[1] = 1;
     if (strstr(row->name, "max_pool")) job->op.integer[0] = 3, job->op.integer[1] = job->op.integer[2] = 1;
@@ -138,6 +141,7 @@ static void prepare(struct job *job, int type, bool optional)
     const char *tail = strrchr(row->name, '_');
     if (tail && strcmp(tail, "_dw") == 0) job->accumulate = ~0u;
     if (strcmp(row->name, "layer_norm_backward") == 0) job->accumulate = 6;
+    if (strcmp(row->name, "head_rms_norm_backward") == 0) job->accumulate = 2;
     for (int i = 0; i < job->op.input_count; i++) {
         struct operand *operand = &job->input[i];
         shape_of(type, &job->signature->input[i], operand);

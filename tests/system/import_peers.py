@@ -1,0 +1,222 @@
+"""usage: import_peers.py HAPT FOLDER. Models of random shapes are made by transformers, stored in one of its ways (shards, bf16), imported,
+trained for ten steps on 1 to 4 ranks and exported. Their losses are those of transformers in fp64, and transformers computes the same
+logits from the exported folder as from its own trained weights. LoRA: PEFT loads the adapters, and trains to the same losses."""
+import os
+import random
+import shutil
+import subprocess
+import sys
+import warnings
+
+import h5py
+import numpy as np
+import torch
+import transformers
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+HAPT, FOLDER = sys.argv[1:3]
+LONG = os.environ.get("HAPT_LONG", "0") != "0"
+SEED = int(os.environ.get("HAPT_SEED", "1"))
+STEPS, ROWS, T, RATE = 10, 4, 24, 1e-3
+TRAINING = ["--microbatches", "2", "--optimizer", "adamw", "--lr-schedule", "constant", "--learning-rate", str(RATE), "--beta1", "0.9",
+            "--beta2", "0.95", "--epsilon", "1e-8", "--weight-decay", "0.1", "--clip-norm", "0", "--profile-seconds", "1", "--steps",
+            str(STEPS), "--checkpoint-every", str(STEPS)]
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+warnings.filterwarnings("ignore")
+torch.set_num_threads(1)
+checks = failures = 0
+
+
+def check(good, what):
+    global checks, failures
+    checks += 1
+    if not good:
+        failures += 1
+        print("FAILED:", what)
+
+
+def run(*words, ranks=1):
+    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
+    done = subprocess.run(command + [HAPT, *words], capture_output=True, text=True)
+    check(done.returncode == 0, "%s: %s" % (" ".join(words[:2]), done.stderr[-600:]))
+    return done
+
+
+def path(*parts):
+    return os.path.join(FOLDER, *parts)
+
+
+def rope(draw):
+    kind = draw.choice(["default", "linear", "llama3", "yarn", "truncated"])
+    base = {"rope_theta": draw.choice([1e4, 5e5]), "rope_type": kind}
+    if kind == "linear":
+        return dict(base, factor=4.0)
+    if kind == "llama3":
+        return dict(base, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+    if kind in ("yarn", "truncated"):
+        return dict(base, rope_type="yarn", factor=4.0, original_max_position_embeddings=16, **({"truncate": False} if kind != "yarn" else {}))
+    return base
+
+
+def decoder(draw):
+    heads = draw.choice([2, 4, 6])
+    return dict(vocab_size=draw.choice([64, 97]), hidden_size=heads * draw.choice([8, 12]), intermediate_size=draw.choice([40, 72]),
+                num_hidden_layers=draw.choice([2, 3]), num_attention_heads=heads, num_key_value_heads=draw.choice([1, 2, heads]),
+                head_dim=draw.choice([8, 12, 20]), max_position_embeddings=64, tie_word_embeddings=draw.choice([True, False]),
+                rms_norm_eps=draw.choice([1e-6, 1e-5]), use_cache=False,
+                pad_token_id=None,  # torch gives the row of a padding token no gradient of the lookup
+                initializer_range=0.1, attention_dropout=0.0)
+
+
+def configs(family, draw):
+    shape = decoder(draw)
+    if family == "gpt2":
+        return transformers.GPT2Config(vocab_size=shape["vocab_size"], n_positions=draw.choice([T, 40]), n_embd=48, n_layer=2, n_head=4,
+                                       n_inner=draw.choice([None, 72]), activation_function=draw.choice(["gelu_new", "gelu"]),
+                                       tie_word_embeddings=shape["tie_word_embeddings"], resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+                                       initializer_range=0.1, use_cache=False)
+    if family != "gemma3":
+        shape["rope_parameters"] = rope(draw)
+    if family == "llama":
+        return transformers.LlamaConfig(attention_bias=draw.choice([True, False]), mlp_bias=draw.choice([True, False]), **shape)
+    if family == "mistral":
+        return transformers.MistralConfig(sliding_window=draw.choice([None, 5, 40]), **shape)
+    if family == "mixtral":
+        return transformers.MixtralConfig(num_local_experts=draw.choice([3, 4]), num_experts_per_tok=2,
+                                          sliding_window=draw.choice([None, 7]), **shape)
+    if family == "qwen2":
+        shape.pop("head_dim")
+        return transformers.Qwen2Config(use_sliding_window=draw.choice([True, False]), sliding_window=6, max_window_layers=1, **shape)
+    if family == "qwen3":
+        return transformers.Qwen3Config(attention_bias=draw.choice([True, False]), **shape)
+    if family == "qwen3_moe":
+        chosen = draw.choice([1, 2, 3])  # a normalised weight alone is 1, and its gradient 0 but for rounding
+        return transformers.Qwen3MoeConfig(num_experts=4, num_experts_per_tok=chosen, moe_intermediate_size=24,
+                                           norm_topk_prob=chosen > 1 and draw.choice([True, False]), mlp_only_layers=draw.choice([[], [0]]),
+                                           decoder_sparse_step=draw.choice([1, 2]), **shape)
+    if family == "gemma2":
+        return transformers.Gemma2Config(sliding_window=draw.choice([4, 9]), query_pre_attn_scalar=draw.choice([12, 256]),
+                                         attn_logit_softcapping=draw.choice([None, 2.0]), attention_bias=draw.choice([True, False]),
+                                         final_logit_softcapping=draw.choice([None, 3.0]), **shape)
+    return transformers.Gemma3TextConfig(sliding_window=draw.choice([4, 9]), query_pre_attn_scalar=draw.choice([12, 256]),
+                                         final_logit_softcapping=draw.choice([None, 3.0]),
+                                         layer_types=["sliding_attention", "full_attention", "sliding_attention"][:shape["num_hidden_layers"]],
+                                         **shape)
+
+
+def randomised(model, seed):
+    """Norms and biases away from 0 and 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 1:
+                weight.add_(0.1 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return model
+
+
+def loss_of(model, batch):
+    logits = model(batch[:, :-1]).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+
+def train(model, batches):
+    """The losses before each update, in fp64."""
+    weights = [w for w in model.parameters() if w.requires_grad]
+    groups = [dict(params=[w for w in weights if w.dim() >= 2], weight_decay=0.1), dict(params=[w for w in weights if w.dim() < 2], weight_decay=0)]
+    optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=RATE, betas=(0.9, 0.95), eps=1e-8)
+    losses = []
+    for batch in batches:
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return np.array(losses)
+
+
+def loaded(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).train()
+    model.config._experts_implementation = "eager"  # the others compute experts in 16 or 32 bits
+    return model
+
+
+def logits_of(model, batch):
+    with torch.no_grad():
+        return model.eval()(batch[:, :-1]).logits
+
+
+def make(family, seed):
+    """A stored model and its data; returns folder, description, batches."""
+    draw = random.Random("%s %d" % (family, seed))
+    torch.manual_seed(seed)
+    config = configs(family, draw)
+    model = randomised(AutoModelForCausalLM.from_config(config, attn_implementation="eager").double(), seed)
+    folder, kind = path("%s-%d" % (family, seed)), draw.choice(["fp32", "bf16", "shards"])
+    model.to(torch.bfloat16 if kind == "bf16" else torch.float32).save_pretrained(folder, max_shard_size="20KB" if kind == "shards" else "5GB")
+    batches = torch.tensor(np.random.default_rng(seed).integers(0, config.vocab_size, (STEPS, ROWS, T + 1)))
+    with h5py.File(path("data.h5"), "w") as data:
+        data["batches"] = batches.numpy().astype(np.int32)
+    return folder, "%s %d (%s)" % (family, seed, kind), batches
+
+
+def trained(folder, name, ranks, *options):
+    run("import", folder, "--sequence", str(T), "--microbatch", "2", "--overwrite", "--output", path("m.h5"), *options)
+    out = path("run")
+    shutil.rmtree(out, ignore_errors=True)
+    run("--input", path("m.h5"), "--data", path("data.h5"), *TRAINING, "--output", out, ranks=ranks)
+    return out, h5py.File(os.path.join(out, "run.h5"))["train/loss"][:]
+
+
+def exported(out, *options):
+    folder = path("exported")
+    shutil.rmtree(folder, ignore_errors=True)
+    run("export", "--checkpoint", out, "--format", "safetensors", "--output", folder, *options)
+    return folder
+
+
+def whole_models(family, seed, ranks):
+    folder, name, batches = make(family, seed)
+    model = loaded(folder)
+    expected = train(model, batches)
+    out, losses = trained(folder, name, ranks)
+    worst = np.abs(losses - expected).max()
+    ours, theirs = logits_of(loaded(exported(out)), batches[0]), logits_of(model, batches[0])
+    apart = (ours - theirs).abs().max().item() / theirs.abs().max().item()
+    print("%-22s %d ranks: losses within %.1e, logits of the exported folder within %.1e" % (name, ranks, worst, apart))
+    # Adam makes whole steps of gradients that are nearly 0, such as those of key biases: they differ between fp32 and fp64.
+    check(worst < 1e-4, "%s: losses differ by %g" % (name, worst))
+    check(apart < 1e-3, "%s: logits differ by %g" % (name, apart))
+
+
+def adapters(family, seed, ranks):
+    """The adapters that hapt begins with are exported after a step of rate 0; PEFT trains these on."""
+    folder, name, batches = make(family, seed)
+    lora = ["--lora", "rank=4,alpha=6,target=q_proj,v_proj,down_proj"]
+    run("import", folder, "--sequence", str(T), "--microbatch", "2", "--overwrite", "--output", path("m.h5"), *lora)
+    out = path("still")
+    shutil.rmtree(out, ignore_errors=True)
+    run("--input", path("m.h5"), "--data", path("data.h5"), "--microbatches", "2", "--steps", "1", "--learning-rate", "0",
+        "--checkpoint-every", "1", "--profile-seconds", "1", "--output", out)
+    model = PeftModel.from_pretrained(loaded(folder), exported(out), is_trainable=True).double().train()
+    expected = train(model, batches)
+    out, losses = trained(folder, name, ranks, *lora)
+    worst = np.abs(losses - expected).max()
+    theirs = logits_of(model, batches[0])
+    alone = logits_of(PeftModel.from_pretrained(loaded(folder), exported(out)).double(), batches[0])
+    merged = logits_of(loaded(exported(out, "--merge")), batches[0])
+    apart = max((x - theirs).abs().max().item() for x in (alone, merged)) / theirs.abs().max().item()
+    print("%-22s %d ranks: LoRA, losses within %.1e of PEFT, logits within %.1e" % (name, ranks, worst, apart))
+    check(worst < 1e-5, "%s: LoRA, losses differ by %g" % (name, worst))
+    check(apart < 1e-4, "%s: LoRA, logits differ by %g" % (name, apart))
+
+
+FAMILIES = ["gemma2", "gemma3", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]
+for i, family in enumerate(FAMILIES):
+    for k in range(5 if LONG else 1):
+        whole_models(family, SEED + k, (i + k) % 4 + 1)
+for i, family in enumerate(["llama", "qwen3", "gemma2"] if LONG else ["qwen3"]):
+    adapters(family, SEED + 100, i + 2)
+print("%d checks, %d failed" % (checks, failures))
+sys.exit(failures > 0)
