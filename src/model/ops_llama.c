@@ -1,26 +1,14 @@
-/* Rows of the operator table: what llama and later decoders add to transformers. */
+/* Rows of the operator table: llama's additions to those of transformers. */
 #include "hapt/rope.h"
 
 #include "ops_rows.h"
 
-static enum hapt_status infer_rms_norm(const struct hapt_graph *graph, const struct hapt_op *op,
-                                       struct hapt_tensor *output)
+enum hapt_status hapt_op_infer_rms_norm(const struct hapt_graph *graph, const struct hapt_op *op,
+                                        struct hapt_tensor *output)
 {
     (void)graph, (void)output;
     if (!(op->real[0] >= 0 && op->real[0] < 1)) return hapt_op_bad_attribute(op, "epsilon is not in [0, 1)");
     return op->real[1] == 0 || op->real[1] == 1 ? HAPT_OK : hapt_op_bad_attribute(op, "its offset is neither 0 nor 1");
-}
-
-static enum hapt_status infer_head_rms_norm(const struct hapt_graph *graph, const struct hapt_op *op,
-                                            struct hapt_tensor *output)
-{
-    const int64_t heads = op->integer[0], head = graph->tensor[op->input[1]].shape[0];
-    HAPT_TRY(infer_rms_norm(graph, op, output));
-    if (heads < 1 || graph->tensor[op->input[0]].shape[2] / head != heads ||
-        graph->tensor[op->input[0]].shape[2] % head != 0)
-        return hapt_op_bad_attribute(op, "the width of its input is not heads x the elements of gamma");
-    output[1].shape[2] = heads;
-    return HAPT_OK;
 }
 
 /* Scalings of the angles read more attributes: include/hapt/rope.h. */
@@ -53,43 +41,12 @@ static enum hapt_status infer_rope(const struct hapt_graph *graph, const struct 
     return check_rope_scaling(op);
 }
 
-static enum hapt_status infer_geglu(const struct hapt_graph *graph, const struct hapt_op *op,
-                                    struct hapt_tensor *output)
-{
-    (void)graph, (void)output;
-    return op->integer[0] == 0 || op->integer[0] == 1 ? HAPT_OK
-                                                      : hapt_op_bad_attribute(op, "its kind is neither tanh nor erf");
-}
-
-static enum hapt_status infer_scale(const struct hapt_graph *graph, const struct hapt_op *op,
-                                    struct hapt_tensor *output)
-{
-    (void)graph, (void)output;
-    return isfinite(op->real[0]) ? HAPT_OK : hapt_op_bad_attribute(op, "its factor is not finite");
-}
-
-static enum hapt_status infer_softcap(const struct hapt_graph *graph, const struct hapt_op *op,
-                                      struct hapt_tensor *output)
-{
-    (void)graph, (void)output;
-    return op->real[0] > 0 && isfinite(op->real[0]) ? HAPT_OK : hapt_op_bad_attribute(op, "its limit is not positive");
-}
-
 /* clang-format off */
 const struct hapt_op_type hapt_ops_llama[] = {
     {.name = "rms_norm", .signature = "...d!,d!->...d!,...", .dtypes = "cc->cf", .flops_per_element = 4,
-     .infer = infer_rms_norm, .backward = "rms_norm_backward", .backward_operands = "01Bd>01", .backward_frozen = "rms_norm_dx", .attributes = "x, gamma -> y, rstd; real[0] epsilon, real[1] added to gamma: 0, or 1 (Gemma)"},
+     .infer = hapt_op_infer_rms_norm, .backward = "rms_norm_backward", .backward_operands = "01Bd>01", .backward_frozen = "rms_norm_dx", .attributes = "x, gamma -> y, rstd; real[0] epsilon, real[1] added to gamma: 0, or 1 (Gemma)"},
     {.name = "rms_norm_backward", .signature = "...d!,d!,...,...d!->...d!,d!", .dtypes = "ccfc->cf",
      .flops_per_element = 11, .attributes = "x, gamma, rstd, dy -> dx, dgamma; real[1] added to gamma"},
-    {.name = "rms_norm_dx", .signature = "...d!,d!,...,...d!->...d!", .dtypes = "ccfc->c", .flops_per_element = 9,
-     .attributes = "x, gamma, rstd, dy -> dx; real[1] added to gamma"},
-    {.name = "head_rms_norm", .signature = "bte/h,n!->bte/h,bth", .dtypes = "cc->cf", .flops_per_element = 4, .sized_letters = "h",
-     .infer = infer_head_rms_norm, .backward = "head_rms_norm_backward", .backward_operands = "01Bd>01", .backward_frozen = "head_rms_norm_dx",
-     .attributes = "x, gamma -> y, rstd: rms_norm of each head; integer[0] heads, real[0] epsilon, real[1] added to gamma"},
-    {.name = "head_rms_norm_backward", .signature = "bte/h,n!,bth,bte/h->bte/h,n!", .dtypes = "ccfc->cf", .sized_letters = "h",
-     .flops_per_element = 11, .attributes = "x, gamma, rstd, dy -> dx, dgamma; integer[0] heads, real[1] added to gamma"},
-    {.name = "head_rms_norm_dx", .signature = "bte/h,n!,bth,bte/h->bte/h", .dtypes = "ccfc->c", .sized_letters = "h",
-     .flops_per_element = 9, .attributes = "x, gamma, rstd, dy -> dx; integer[0] heads, real[1] added to gamma"},
     {.name = "rope", .signature = "bt!e/h->bt!e/h", .dtypes = "c->c", .flops_per_element = 3, .sized_letters = "h",
      .infer = infer_rope, .backward = "rope_dx", .backward_operands = "d>0",
      .attributes = "x -> y: columns i and i + half of each head rotated by t base^(-i / half); integer[0] heads, real[0] base; "
@@ -100,16 +57,6 @@ const struct hapt_op_type hapt_ops_llama[] = {
      .attributes = "gate, up -> silu(gate) up"},
     {.name = "swiglu_backward", .signature = "...,...,...->...,...", .dtypes = "ccc->cc", .flops_per_element = 13,
      .attributes = "gate, up, dy -> dgate, dup"},
-    {.name = "geglu", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 11, .infer = infer_geglu,
-     .backward = "geglu_backward", .backward_operands = "01d>01", .attributes = "gate, up -> gelu(gate) up; integer[0] 0 tanh, 1 erf"},
-    {.name = "geglu_backward", .signature = "...,...,...->...,...", .dtypes = "ccc->cc", .flops_per_element = 20,
-     .attributes = "gate, up, dy -> dgate, dup; integer[0] 0 tanh, 1 erf"},
-    {.name = "scale", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 1, .linear = true, .infer = infer_scale,
-     .backward = "scale", .backward_operands = "d>0", .attributes = "x -> real[0] x"},
-    {.name = "softcap", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 8, .infer = infer_softcap,
-     .backward = "softcap_dx", .backward_operands = "Ad>0", .attributes = "x -> c tanh(x / c); real[0] c (Gemma 2)"},
-    {.name = "softcap_dx", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 4,
-     .attributes = "y, dy -> dx; real[0] c"},
     {.name = NULL},
 };
 /* clang-format on */

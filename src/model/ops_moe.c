@@ -10,7 +10,8 @@
  */
 #include "ops_rows.h"
 
-static enum hapt_status infer_gate(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output)
+enum hapt_status hapt_op_infer_gate(const struct hapt_graph *graph, const struct hapt_op *op,
+                                    struct hapt_tensor *output)
 {
     const int64_t chosen = op->integer[0];
     if (chosen < 1 || chosen > graph->tensor[op->input[0]].shape[2])
@@ -116,16 +117,11 @@ static enum hapt_status gradient_combine(struct hapt_graph *graph, int op)
 
 /* clang-format off */
 const struct hapt_op_type hapt_ops_moe[] = {
-    {.name = "moe_gate", .signature = "bte!->btk!,btk!", .dtypes = "c->fi", .flops_per_element = 4, .infer = infer_gate,
+    {.name = "moe_gate", .signature = "bte!->btk!,btk!", .dtypes = "c->fi", .flops_per_element = 4, .infer = hapt_op_infer_gate,
      .backward = "moe_gate_dx", .backward_operands = "ABd>0",
      .attributes = "logits -> weights (softmax over the chosen), experts (the largest first); integer[0] experts per token"},
     {.name = "moe_gate_dx", .signature = "btk!,btk!,btk!->bte~", .dtypes = "fif->c", .flops_per_element = 4,
      .attributes = "weights, experts, dweights -> dlogits"},
-    {.name = "moe_gate_over_all", .signature = "bte!->btk!,btk!,bt", .dtypes = "c->fif", .flops_per_element = 4, .infer = infer_gate,
-     .backward = "moe_gate_over_all_dx", .backward_operands = "0ABCd>0",
-     .attributes = "logits -> weights (of the chosen, in the softmax over all), experts, logsumexp; integer[0] experts per token"},
-    {.name = "moe_gate_over_all_dx", .signature = "bte!,btk!,btk!,bt,btk!->bte!", .dtypes = "cfiff->c", .flops_per_element = 4,
-     .attributes = "logits, weights, experts, logsumexp, dweights -> dlogits"},
     {.name = "moe_dispatch", .signature = "bt!d,bt!k!->be~c!d", .dtypes = "ci->c", .flops_per_element = 0,
      .sized_letters = "e", .infer = infer_dispatch, .gradient = gradient_dispatch, .attributes = "x, experts -> slots; " SLOTS},
     {.name = "moe_dispatch_dx", .signature = "be~c!d,bt!k!->bt!d", .dtypes = "ci->c", .flops_per_element = 1,

@@ -12,11 +12,16 @@
 
 /* Each group ends with a row without a name. */
 extern const struct hapt_op_type hapt_ops_transformer[], hapt_ops_llama[], hapt_ops_patches[], hapt_ops_moe[],
-    hapt_ops_image[], hapt_ops_collective[];
+    hapt_ops_image[], hapt_ops_collective[], hapt_ops_decoder[];
 
 /* Gradient rule of y = product of x and w, plus a bias. Operator `dx` computes x's gradient from dy and w, operator
  * `dw` those of w and the bias from x and dy. */
 enum hapt_status hapt_gradient_product(struct hapt_graph *graph, int op, const char *dx, const char *dw);
+/* Attribute checks that rows of several groups share. */
+enum hapt_status hapt_op_infer_rms_norm(const struct hapt_graph *graph, const struct hapt_op *op,
+                                        struct hapt_tensor *output);
+enum hapt_status hapt_op_infer_gate(const struct hapt_graph *graph, const struct hapt_op *op,
+                                    struct hapt_tensor *output);
 /* HAPT_ERR_INPUT: "operator NAME (TYPE): what". */
 enum hapt_status hapt_op_bad_attribute(const struct hapt_op *op, const char *what);
 

@@ -143,8 +143,6 @@ const struct hapt_op_type hapt_ops_transformer[] = {
      .attributes = "x, gamma, beta -> y, mean, rstd; real[0] epsilon"},
     {.name = "layer_norm_backward", .signature = "...d!,d!,...,...,...d!->...d!,d!,d!", .dtypes = "ccffc->cff",
      .flops_per_element = 14, .attributes = "x, gamma, mean, rstd, dy -> dx, dgamma, dbeta"},
-    {.name = "layer_norm_dx", .signature = "...d!,d!,...,...,...d!->...d!", .dtypes = "ccffc->c", .flops_per_element = 11,
-     .attributes = "x, gamma, mean, rstd, dy -> dx"},
     {.name = "linear", .signature = "...i,io,o?->...o", .dtypes = "ccc->c", .heavy = true, .contracts = true,
      .gradient = gradient_linear, .attributes = "x, w, bias -> y"},
     {.name = "linear_dx", .signature = "...o,io->...i", .dtypes = "cc->c", .heavy = true, .contracts = true,

@@ -1,0 +1,71 @@
+/*
+ * Rows of the operator table: what decoders after llama add, and backward passes of norms with frozen parameters. This
+ * group is the last one: numbers of the other types, and so the order of layers' structures, do not change.
+ */
+#include "ops_rows.h"
+
+static enum hapt_status infer_head_rms_norm(const struct hapt_graph *graph, const struct hapt_op *op,
+                                            struct hapt_tensor *output)
+{
+    const int64_t heads = op->integer[0], head = graph->tensor[op->input[1]].shape[0];
+    HAPT_TRY(hapt_op_infer_rms_norm(graph, op, output));
+    if (heads < 1 || graph->tensor[op->input[0]].shape[2] / head != heads ||
+        graph->tensor[op->input[0]].shape[2] % head != 0)
+        return hapt_op_bad_attribute(op, "the width of its input is not heads x the elements of gamma");
+    output[1].shape[2] = heads;
+    return HAPT_OK;
+}
+
+static enum hapt_status infer_geglu(const struct hapt_graph *graph, const struct hapt_op *op,
+                                    struct hapt_tensor *output)
+{
+    (void)graph, (void)output;
+    return op->integer[0] == 0 || op->integer[0] == 1 ? HAPT_OK
+                                                      : hapt_op_bad_attribute(op, "its kind is neither tanh nor erf");
+}
+
+static enum hapt_status infer_scale(const struct hapt_graph *graph, const struct hapt_op *op,
+                                    struct hapt_tensor *output)
+{
+    (void)graph, (void)output;
+    return isfinite(op->real[0]) ? HAPT_OK : hapt_op_bad_attribute(op, "its factor is not finite");
+}
+
+static enum hapt_status infer_softcap(const struct hapt_graph *graph, const struct hapt_op *op,
+                                      struct hapt_tensor *output)
+{
+    (void)graph, (void)output;
+    return op->real[0] > 0 && isfinite(op->real[0]) ? HAPT_OK : hapt_op_bad_attribute(op, "its limit is not positive");
+}
+
+/* clang-format off */
+const struct hapt_op_type hapt_ops_decoder[] = {
+    {.name = "layer_norm_dx", .signature = "...d!,d!,...,...,...d!->...d!", .dtypes = "ccffc->c", .flops_per_element = 11,
+     .attributes = "x, gamma, mean, rstd, dy -> dx"},
+    {.name = "rms_norm_dx", .signature = "...d!,d!,...,...d!->...d!", .dtypes = "ccfc->c", .flops_per_element = 9,
+     .attributes = "x, gamma, rstd, dy -> dx; real[1] added to gamma"},
+    {.name = "head_rms_norm", .signature = "bte/h,n!->bte/h,bth", .dtypes = "cc->cf", .flops_per_element = 4, .sized_letters = "h",
+     .infer = infer_head_rms_norm, .backward = "head_rms_norm_backward", .backward_operands = "01Bd>01", .backward_frozen = "head_rms_norm_dx",
+     .attributes = "x, gamma -> y, rstd: rms_norm of each head; integer[0] heads, real[0] epsilon, real[1] added to gamma"},
+    {.name = "head_rms_norm_backward", .signature = "bte/h,n!,bth,bte/h->bte/h,n!", .dtypes = "ccfc->cf", .sized_letters = "h",
+     .flops_per_element = 11, .attributes = "x, gamma, rstd, dy -> dx, dgamma; integer[0] heads, real[1] added to gamma"},
+    {.name = "head_rms_norm_dx", .signature = "bte/h,n!,bth,bte/h->bte/h", .dtypes = "ccfc->c", .sized_letters = "h",
+     .flops_per_element = 9, .attributes = "x, gamma, rstd, dy -> dx; integer[0] heads, real[1] added to gamma"},
+    {.name = "geglu", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 11, .infer = infer_geglu,
+     .backward = "geglu_backward", .backward_operands = "01d>01", .attributes = "gate, up -> gelu(gate) up; integer[0] 0 tanh, 1 erf"},
+    {.name = "geglu_backward", .signature = "...,...,...->...,...", .dtypes = "ccc->cc", .flops_per_element = 20,
+     .attributes = "gate, up, dy -> dgate, dup; integer[0] 0 tanh, 1 erf"},
+    {.name = "scale", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 1, .linear = true, .infer = infer_scale,
+     .backward = "scale", .backward_operands = "d>0", .attributes = "x -> real[0] x"},
+    {.name = "softcap", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 8, .infer = infer_softcap,
+     .backward = "softcap_dx", .backward_operands = "Ad>0", .attributes = "x -> c tanh(x / c); real[0] c (Gemma 2)"},
+    {.name = "softcap_dx", .signature = "...,...->...", .dtypes = "cc->c", .flops_per_element = 4,
+     .attributes = "y, dy -> dx; real[0] c"},
+    {.name = "moe_gate_over_all", .signature = "bte!->btk!,btk!,bt", .dtypes = "c->fif", .flops_per_element = 4, .infer = hapt_op_infer_gate,
+     .backward = "moe_gate_over_all_dx", .backward_operands = "0ABCd>0",
+     .attributes = "logits -> weights (of the chosen, in the softmax over all), experts, logsumexp; integer[0] experts per token"},
+    {.name = "moe_gate_over_all_dx", .signature = "bte!,btk!,btk!,bt,btk!->bte!", .dtypes = "cfiff->c", .flops_per_element = 4,
+     .attributes = "logits, weights, experts, logsumexp, dweights -> dlogits"},
+    {.name = NULL},
+};
+/* clang-format on */
