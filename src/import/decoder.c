@@ -103,12 +103,12 @@ static enum hapt_status choose_sliding(struct import_shape *shape, struct hapt_d
 static enum hapt_status read_windows(struct import_shape *shape, struct hapt_decoder *of)
 {
     struct json_options *options = shape->options;
-    const bool qwen = strncmp(shape->family, "qwen", 4) == 0, full = is(shape, "llama") || is(shape, "mixtral");
+    const bool qwen = strncmp(shape->family, "qwen", 4) == 0;
     bool wanted = true, *slides;
     int64_t first = 0, pattern = is(shape, "gemma2") ? 2 : 6;
     if (is(shape, "llama")) return HAPT_OK;
     /* Absent, it is the class's default; null is no window. */
-    const int64_t absent = json_options_names(options, "sliding_window") || full ? 0 : 4096;
+    const int64_t absent = json_options_names(options, "sliding_window") || is(shape, "mixtral") ? 0 : 4096;
     HAPT_TRY(json_options_int(options, "sliding_window", 1, INT64_C(1) << 40, absent, &of->window));
     if (qwen) {
         HAPT_TRY(json_options_bool(options, "use_sliding_window", false, &wanted));
