@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.." || exit 1
 
 two_devices wide "300 MB"
 two_devices tight "3.5 MB"
-two_devices middling "5 MB"
+two_devices middling "4.5 MB"
 "$HAPT" data LICENSE --output "$scratch/t.h5" >/dev/null || exit 1
 model() { "$HAPT" model "$1" --sequence 64 --vocab 256 --microbatch 4 --data "$scratch/t.h5" --output "$scratch/$1.h5" "${@:2}" >/dev/null || exit 1; }
 model gpt --layers 6 --hidden 32 --heads 4
