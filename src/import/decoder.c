@@ -127,6 +127,13 @@ static enum hapt_status read_windows(struct import_shape *shape, struct hapt_dec
     return HAPT_OK;
 }
 
+/* A soft cap: null is none; absent, it is Gemma 2's default. */
+static enum hapt_status read_cap(struct import_shape *shape, const char *key, double gemma2, double *cap)
+{
+    const bool none = json_options_names(shape->options, key) || !is(shape, "gemma2");
+    return json_options_real(shape->options, key, 0, 1e9, none ? 0 : gemma2, cap);
+}
+
 static enum hapt_status read_attention(struct import_shape *shape, struct hapt_decoder *of)
 {
     struct json_options *options = shape->options;
@@ -143,10 +150,8 @@ static enum hapt_status read_attention(struct import_shape *shape, struct hapt_d
     of->embedding_scale = sqrt((double)of->hidden);
     HAPT_TRY(json_options_real(options, "query_pre_attn_scalar", 1e-3, 1e9, 256, &scalar));
     of->attention_scale = 1 / sqrt(scalar);
-    HAPT_TRY(
-        json_options_real(options, "attn_logit_softcapping", 0, 1e9, is(shape, "gemma2") ? 50 : 0, &of->attention_cap));
-    HAPT_TRY(
-        json_options_real(options, "final_logit_softcapping", 0, 1e9, is(shape, "gemma2") ? 30 : 0, &of->logit_cap));
+    HAPT_TRY(read_cap(shape, "attn_logit_softcapping", 50, &of->attention_cap));
+    HAPT_TRY(read_cap(shape, "final_logit_softcapping", 30, &of->logit_cap));
     if (is(shape, "gemma3_text") && of->attention_cap > 0)
         return hapt_fail(HAPT_ERR_INPUT, "set it to null: transformers does not apply it to Gemma 3",
                          "%s: attn_logit_softcapping is %g", options->path, of->attention_cap);
