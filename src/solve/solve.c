@@ -40,6 +40,14 @@ static bool is_verified(const struct attempt *attempt)
     return lp_violation(attempt->lp, attempt->x) <= 2 * VERTEX_TOLERANCE && gap <= VERTEX_TOLERANCE * (scale + 1e-3);
 }
 
+/* True if the columns' bounds alone keep the objective from falling without end. */
+static bool is_bounded(const struct hapt_lp *lp)
+{
+    for (int j = 0; j < lp->column_count; j++)
+        if ((lp->cost[j] > 0 && isinf(lp->lower[j])) || (lp->cost[j] < 0 && isinf(lp->upper[j]))) return false;
+    return true;
+}
+
 /* Pivots to a vertex: from the current point (warm_start), or from the bounds. */
 static enum hapt_lp_result pivot(struct attempt *attempt, bool warm_start)
 {
@@ -47,6 +55,8 @@ static enum hapt_lp_result pivot(struct attempt *attempt, bool warm_start)
     const enum hapt_lp_result result =
         lp_pivot(attempt->lp, warm_start, attempt->arena, attempt->x, attempt->y, &attempt->pivots);
     if (result == HAPT_LP_OPTIMAL && !is_verified(attempt)) return HAPT_LP_FAILED;
+    if (result == HAPT_LP_UNBOUNDED && is_bounded(attempt->lp))
+        return HAPT_LP_FAILED; /* rounding: the other solver may */
     return result;
 }
 
