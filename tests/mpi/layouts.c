@@ -1,5 +1,5 @@
 /*
- * ranks: 1 2 4; HAPT_LONG: 3
+ * ranks: 1 4; HAPT_LONG: 2 3
  * Runs beside others: it measures no time.
  * Stages in all layouts: tensor-parallel, tensor- and data-parallel, forced cuts and uneven ratios. Losses and weights
  * must be those of PyTorch (tests/data/gpt-small.h5). A second run of the same plan must give the same bits. Any plan

@@ -1,4 +1,4 @@
-/* ranks: 2 3
+/* ranks: 3; HAPT_LONG: 2
  * Runs beside others: it measures no time.
  * One rank has no memory, at each reservation in turn. All ranks must fail, none may hang, and the next call must
  * work. */

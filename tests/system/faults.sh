@@ -19,7 +19,7 @@ JSON
     [ $ranks -eq 1 ] && stages="0-$layers@a:1x1" || stages="0-2@a:1x1,2-$layers@a:1x1"
     passes 1 plan --profile "$scratch/p.h5" --microbatches 2 --stages "$stages" --output "$scratch/plan$ranks.h5" || finish
 done
-for part in ${HAPT_PARTS:-calls kill crash disk resume}; do
+for part in ${HAPT_PARTS:-calls kill crash ${HAPT_LONG:+disk} resume}; do
     checks=$((checks + 1))
     /usr/bin/python3 tests/system/faults.py "$HAPT" "$scratch" "$library" $part >"$scratch/said" || fail "$part: $(cat "$scratch/said")"
     figures="${figures:+$figures; }$(tail -n 1 "$scratch/said")"
