@@ -40,7 +40,7 @@ enum hapt_status hapt_model_preset(const char *name, struct hapt_config *config,
 enum hapt_status hapt_model_build(const char *family, const struct hapt_config *config, struct hapt_arena *arena,
                                   struct hapt_model **model);
 enum hapt_status hapt_model_load(const char *path, struct hapt_arena *arena, struct hapt_model **model);
-/* Where initial weights come from. `read` fills all elements of a parameter, as fp32. */
+/* A source of initial weights. `read` fills all elements of a parameter, as fp32. */
 struct hapt_weights {
     enum hapt_status (*read)(void *context, const struct hapt_tensor *parameter, float *value);
     void *context;

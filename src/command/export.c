@@ -15,9 +15,8 @@ const char hapt_command_export_help[] =
     "--format hdf5 writes /parameters/NAME of a weights file, for hapt model --weights.\n"
     "--format safetensors writes a new folder that transformers' from_pretrained loads: the weights under the names\n"
     "with which they were imported, and config.json, the tokenizer's files and generation_config.json unchanged.\n"
-    "A tied output layer is not written twice. Of a model with --lora the folder holds the adapters, as PEFT reads "
-    "them:\n"
-    "adapter_model.safetensors and adapter_config.json. With --merge it holds the whole model, adapters added.\n";
+    "A tied output layer is not written twice. A model with --lora gives a folder of adapters, which PEFT loads:\n"
+    "adapter_model.safetensors and adapter_config.json. --merge writes the whole model instead, adapters added.\n";
 
 /* The parameter whose elements are in memory. */
 struct source {

@@ -57,7 +57,7 @@ static enum hapt_status keep_files(const char *folder, struct hapt_arena *arena,
     return HAPT_OK;
 }
 
-/* What PEFT reads beside adapters. */
+/* Describes the adapters, in the format of PEFT. */
 static enum hapt_status describe_adapter(const char *folder, const struct hapt_config *config, struct hapt_arena *arena,
                                          struct hapt_attachments *files)
 {

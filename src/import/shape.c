@@ -1,4 +1,4 @@
-/* What the readers of all families share. */
+/* Shared by the readers of all families. */
 #include "shape.h"
 
 enum hapt_status import_check_count(const struct import_shape *shape, const char *what, int64_t count)
