@@ -115,6 +115,9 @@ static inline bool hapt_graph_is_parameter_gradient(const struct hapt_graph *gra
  * depends on the published dimensions. */
 bool hapt_tensor_is_stack(const char *name, int dims);
 int hapt_tensor_published_dims(const struct hapt_tensor *parameter);
+/* The published name of element `element` of a parameter of that name and those dimensions: its own, if it is no stack.
+ * `text` [size]. */
+void hapt_tensor_published_name(const char *name, int dims, int64_t element, char *text, size_t size);
 
 int64_t hapt_tensor_elements(const struct hapt_tensor *tensor);
 size_t hapt_tensor_bytes(const struct hapt_tensor *tensor);

@@ -102,7 +102,6 @@ static enum hapt_status add_tensors(const struct hapt_checkpoint *checkpoint, in
     HAPT_NEW(shape, arena, HAPT_H5_MAX_DIMS);
     HAPT_TRY(hapt_checkpoint_shape(checkpoint, name, &dims, shape));
     const bool stack = hapt_tensor_is_stack(name, dims);
-    const char *mark = stack ? strstr(name, ".*.") : NULL;
     const int64_t count = stack ? shape[0] : 1;
     for (int d = stack; d < dims; d++) each *= shape[d];
     if (export->count + count > *capacity) {
@@ -113,10 +112,10 @@ static enum hapt_status add_tensors(const struct hapt_checkpoint *checkpoint, in
         export->tensor = more;
     }
     for (int64_t k = 0; k < count; k++) {
-        const char *published = name;
-        if (mark)
-            published = hapt_arena_printf(arena, "%.*s.%lld.%s", (int)(mark - name), name, (long long)k, mark + 3);
-        if (hapt_is_adapter(name)) published = hapt_arena_printf(arena, "base_model.model.%s", name);
+        char text[256];
+        hapt_tensor_published_name(name, dims, k, text, sizeof text);
+        const char *published =
+            hapt_arena_printf(arena, "%s%s", hapt_is_adapter(name) ? "base_model.model." : "", text);
         if (!published) return HAPT_ERR_MEMORY;
         export->tensor[export->count++] = (struct hapt_export_tensor){
             .name = published, .dims = dims - stack, .shape = shape + stack, .first = k * each, .source = p};

@@ -1,11 +1,9 @@
 /* `hapt import DIR`: a published model becomes a model file. */
 #include "hapt/import.h"
 
-#include <inttypes.h>
-
 #include "hapt/command.h"
 #include "hapt/progress.h"
-#include "json_print.h"
+#include "model_print.h"
 #include "outputs.h"
 
 const char hapt_command_import_help[] =
@@ -24,18 +22,6 @@ const char hapt_command_import_help[] =
     "  mpirun -np 4 hapt --input m.h5 --data tokens.h5 --steps 1000\n"
     "  hapt export --checkpoint outputs/m --format safetensors --output qwen3-tuned/\n";
 
-static enum hapt_status print_json(const struct hapt_model *model, const char *path)
-{
-    json_t *settings = json_object();
-    for (int i = 0; i < model->setting_count; i++)
-        json_object_set_new(settings, model->setting[i].name, json_string(model->setting[i].value));
-    json_t *root = json_pack("{s:s, s:i, s:s, s:s, s:o, s:I, s:i, s:f}", "format", "hapt-model", "version", 1, "output",
-                             path, "family", model->family, "settings", settings, "parameters",
-                             (json_int_t)hapt_model_parameter_count(model), "operators", model->graph->op_count,
-                             "flops_per_microbatch", hapt_model_flops(model));
-    return hapt_json_print(root, "the model's", 0);
-}
-
 static enum hapt_status run(const struct hapt_env *env, const struct hapt_config *config, struct hapt_arena *arena)
 {
     const char *path = hapt_config_text(config, "output");
@@ -47,11 +33,7 @@ static enum hapt_status run(const struct hapt_env *env, const struct hapt_config
     HAPT_TRY(hapt_import_open(env, hapt_config_word(config, 0), config, arena, &import));
     const struct hapt_model *model = import->model;
     HAPT_TRY(hapt_model_save_with(model, &import->weights, &import->files, hapt_config_text(config, "data"), path));
-    if (env->quiet) return print_json(model, path);
-    hapt_print(env, "%s: %s, %" PRId64 " parameters, %d operators forward and %d backward, %.3g GFLOP a microbatch\n",
-               path, model->family, hapt_model_parameter_count(model), model->graph->forward_count,
-               model->graph->op_count - model->graph->forward_count, hapt_model_flops(model) * 1e-9);
-    return HAPT_OK;
+    return hapt_model_print(env, model, path);
 }
 
 enum hapt_status hapt_command_import(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)

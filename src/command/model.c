@@ -1,11 +1,8 @@
 /* `hapt model FAMILY`: writes a model file. */
-#include <inttypes.h>
-#include <stdio.h>
-
 #include "hapt/command.h"
 #include "hapt/model.h"
 #include "hapt/progress.h"
-#include "json_print.h"
+#include "model_print.h"
 #include "outputs.h"
 
 const char hapt_command_model_help[] =
@@ -67,19 +64,6 @@ const char hapt_command_model_help[] =
     "  /tokens, /batches, /targets, /images, /labels, /mean, /std\n"
     "                              optional: data (hapt data --help)\n";
 
-static enum hapt_status print_json(const struct hapt_model *model, const char *path)
-{
-    json_t *settings = json_object();
-    for (int i = 0; i < model->setting_count; i++) {
-        json_object_set_new(settings, model->setting[i].name, json_string(model->setting[i].value));
-    }
-    json_t *root = json_pack("{s:s, s:i, s:s, s:s, s:o, s:I, s:i, s:f}", "format", "hapt-model", "version", 1, "output",
-                             path, "family", model->family, "settings", settings, "parameters",
-                             (json_int_t)hapt_model_parameter_count(model), "operators", model->graph->op_count,
-                             "flops_per_microbatch", hapt_model_flops(model));
-    return hapt_json_print(root, "the model's", 0);
-}
-
 static enum hapt_status write_model(const struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_model *model;
@@ -93,11 +77,7 @@ static enum hapt_status write_model(const struct hapt_env *env, struct hapt_conf
     HAPT_TRY(hapt_model_preset(hapt_config_word(config, 0), config, &family));
     HAPT_TRY(hapt_model_build(family, config, arena, &model));
     HAPT_TRY(hapt_model_save(model, hapt_config_text(config, "weights"), hapt_config_text(config, "data"), path));
-    if (env->quiet) return print_json(model, path);
-    hapt_print(env, "%s: %s, %" PRId64 " parameters, %d operators forward and %d backward, %.3g GFLOP a microbatch\n",
-               path, model->family, hapt_model_parameter_count(model), model->graph->forward_count,
-               model->graph->op_count - model->graph->forward_count, hapt_model_flops(model) * 1e-9);
-    return HAPT_OK;
+    return hapt_model_print(env, model, path);
 }
 
 enum hapt_status hapt_command_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)

@@ -82,16 +82,6 @@ static enum hapt_status describe_adapter(const char *folder, const struct hapt_c
     return HAPT_OK;
 }
 
-/* Name of element `k` of a stack, or of the parameter itself. */
-static void element_name(const struct hapt_tensor *parameter, bool stack, int64_t k, char name[MAX_NAME])
-{
-    const char *mark = stack ? strstr(parameter->name, ".*.") : NULL;
-    if (mark)
-        snprintf(name, MAX_NAME, "%.*s.%" PRId64 ".%s", (int)(mark - parameter->name), parameter->name, k, mark + 3);
-    else
-        snprintf(name, MAX_NAME, "%s", parameter->name);
-}
-
 /* "[64, 32]" */
 static const char *shape_text(int dims, const int64_t *shape, char text[120])
 {
@@ -108,7 +98,7 @@ static enum hapt_status find_element(const struct safetensors *of, const char *f
                                      struct safetensors_tensor **found)
 {
     char name[MAX_NAME], has[120], needs[120];
-    element_name(parameter, stack, k, name);
+    hapt_tensor_published_name(parameter->name, parameter->dims, k, name, sizeof name);
     *found = safetensors_find(of, name);
     if (!*found)
         return hapt_fail(HAPT_ERR_INPUT, "config.json and weights do not belong together, or a file is missing",
@@ -202,7 +192,7 @@ static enum hapt_status read_weights(void *context, const struct hapt_tensor *pa
     const int64_t count = stack ? parameter->shape[0] : 1, each = hapt_tensor_elements(parameter) / count;
     for (int64_t k = 0; k < count; k++) {
         char name[MAX_NAME];
-        element_name(parameter, stack, k, name);
+        hapt_tensor_published_name(parameter->name, parameter->dims, k, name, sizeof name);
         const struct safetensors_tensor *tensor = safetensors_find(of, name);
         HAPT_ASSERT(tensor); /* check_tensors found it */
         HAPT_TRY(safetensors_read(tensor, value + k * each));

@@ -1,5 +1,6 @@
 #include "hapt/graph.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -121,6 +122,15 @@ bool hapt_tensor_is_stack(const char *name, int dims)
 {
     const char *mark = strstr(name, ".*.");
     return dims >= 2 && mark && !strstr(mark + 2, ".*.");
+}
+
+void hapt_tensor_published_name(const char *name, int dims, int64_t element, char *text, size_t size)
+{
+    const char *mark = hapt_tensor_is_stack(name, dims) ? strstr(name, ".*.") : NULL;
+    if (mark)
+        snprintf(text, size, "%.*s.%lld.%s", (int)(mark - name), name, (long long)element, mark + 3);
+    else
+        snprintf(text, size, "%s", name);
 }
 
 int hapt_tensor_published_dims(const struct hapt_tensor *parameter)

@@ -1,7 +1,6 @@
 /* Reads and writes /parameters of weights and model files, under the names that a family publishes. */
 #include "weights.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,13 +8,10 @@
 enum { MAX_NAME = 200, MAX_PATH = MAX_NAME + 40 };
 
 /* "/parameters/NAME"; for a stack, with the number of the element. */
-static void element_path(const char *name, bool stack, int64_t element, char path[MAX_PATH])
+static void element_path(const char *name, int dims, int64_t element, char path[MAX_PATH])
 {
-    const char *mark = stack ? strstr(name, ".*.") : NULL;
-    if (mark)
-        snprintf(path, MAX_PATH, "/parameters/%.*s.%" PRId64 ".%s", (int)(mark - name), name, element, mark + 3);
-    else
-        snprintf(path, MAX_PATH, "/parameters/%s", name);
+    const int prefix = snprintf(path, MAX_PATH, "/parameters/");
+    hapt_tensor_published_name(name, dims, element, path + prefix, (size_t)(MAX_PATH - prefix));
 }
 
 static enum hapt_status check_name(const char *name)
@@ -54,10 +50,10 @@ enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tenso
     char path[MAX_PATH];
     HAPT_TRY(check_name(parameter->name));
     for (int64_t k = 0; k < count; k++) {
-        element_path(parameter->name, stack, k, path);
+        element_path(parameter->name, parameter->dims, k, path);
         HAPT_TRY(read_element(file, path, parameter->dims - stack, parameter->shape + stack, value + k * each));
     }
-    element_path(parameter->name, stack, count, path);
+    element_path(parameter->name, parameter->dims, count, path);
     if (!stack || !hapt_h5_exists(file, path)) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape",
                      "%s contains %s, the model has only %lld of these", hapt_h5_path(file), path, (long long)count);
@@ -72,7 +68,7 @@ enum hapt_status hapt_weights_write(struct hapt_h5 *file, const char *name, int 
     HAPT_TRY(check_name(name));
     for (int d = stack; d < dims; d++) each *= shape[d];
     for (int64_t k = 0; k < (stack ? shape[0] : 1); k++) {
-        element_path(name, stack, k, path);
+        element_path(name, dims, k, path);
         HAPT_TRY(hapt_h5_write(file, path, HAPT_H5_F32, dims - stack, shape + stack, value + k * each, ""));
     }
     return HAPT_OK;
