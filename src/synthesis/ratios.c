@@ -132,6 +132,10 @@ static bool same_shape(const struct reduced *reduced, const struct curve *a, con
     return true;
 }
 
+/* Part of a stage's longest time below which the time of a shard counts as none. Measured times that do not depend on the
+ * ratio leave a rest of rounding, and solvers fail on programs whose numbers differ by 1e14. */
+#define NEGLIGIBLE 1e-10
+
 static enum hapt_status add_stage(struct reduced *reduced, const struct hapt_ratio_stage *stage, int segment,
                                   struct hapt_arena *arena)
 {
@@ -142,14 +146,15 @@ static enum hapt_status add_stage(struct reduced *reduced, const struct hapt_rat
         sharded = fmax(sharded, stage->sharded_s[reduced->example[k]]);
         largest = fmax(largest, stage->replicated_s[reduced->example[k]] + stage->sharded_s[reduced->example[k]]);
     }
-    if (sharded == 0) return HAPT_OK;
+    if (sharded <= NEGLIGIBLE * largest) return HAPT_OK;
     HAPT_NEW(curve, arena, 1);
     HAPT_NEW(curve->replicated, arena, reduced->kinds);
     HAPT_NEW(curve->sharded, arena, reduced->kinds);
     curve->times = times_of(stage) * largest;
     for (int k = 0; k < reduced->kinds; k++) {
         curve->replicated[k] = stage->replicated_s[reduced->example[k]] / largest;
-        curve->sharded[k] = stage->sharded_s[reduced->example[k]] / largest;
+        const double slope = stage->sharded_s[reduced->example[k]] / largest;
+        curve->sharded[k] = slope > NEGLIGIBLE ? slope : 0;
     }
     struct curve **place = &reduced->curve[segment];
     while (*place && !same_shape(reduced, *place, curve)) place = &(*place)->next;

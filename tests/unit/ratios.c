@@ -375,6 +375,55 @@ static void grid_agrees(void)
     }
 }
 
+/* The least cost on two devices: a convex function of one ratio, by ternary search. */
+static double least_of_two(const struct hapt_ratio_problem *problem)
+{
+    double low = 0, high = 1, cost[2] = {0};
+    for (int i = 0; i < 200; i++) {
+        const double third[2] = {low + (high - low) / 3, high - (high - low) / 3};
+        for (int k = 0; k < 2; k++) cost[k] = hapt_ratios_cost(problem, (double[2]){third[k], 1 - third[k]});
+        if (cost[0] <= cost[1])
+            high = third[1];
+        else
+            low = third[0];
+    }
+    return fmin(cost[0], cost[1]);
+}
+
+/* Measured times that do not depend on a ratio leave a slope of some 1e-14. */
+static void slopes_of_rounding(void)
+{
+    static struct sample sample;
+    const int cases = test_long() ? 40000 : 2000;
+    struct hapt_ratio_result result;
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    sample.segment[0].stage_count = 3; /* as measured, once */
+    sample.stage[0][0] = (struct hapt_ratio_stage){.largest_s = 6.1699708820379359e-07, .times = 1};
+    for (int i = 0; i < 3; i++) {
+        static const double replicated[3][2] = {{0, 0}, {3.5e-6, 1.506e-5}, {5.217e-5, 5.91e-5}},
+                            sharded[3][2] = {{0, 0}, {1.4345e-5, 6.758e-19}, {0, 7.96e-5}};
+        memcpy(sample.replicated[0][i], replicated[i], sizeof replicated[i]);
+        memcpy(sample.sharded[0][i], sharded[i], sizeof sharded[i]);
+    }
+    join(&sample, 2, 1);
+    CHECK_OK(hapt_ratios_solve(&sample.problem, &arena, &result));
+    for (int c = 0; c < cases; c++) {
+        uint64_t seed = (uint64_t)c + 555;
+        hapt_arena_reset(&arena);
+        random_sample(&sample, &seed, 2, 1, false);
+        for (int i = 0; i < sample.segment[0].stage_count; i++)
+            for (int j = 0; j < 2; j++)
+                if (hapt_random_next(&seed) % 3 == 0) sample.sharded[0][i][j] *= hapt_random_next(&seed) % 2 ? 0 : 1e-14;
+        const enum hapt_status status = hapt_ratios_solve(&sample.problem, &arena, &result);
+        CHECK_OK(status);
+        const double expected = least_of_two(&sample.problem);
+        CHECK_MESSAGE(status != HAPT_OK || fabs(result.cost_s - expected) <= 1e-6 * expected,
+                      "seed %d: %.12g, ternary search %.12g", c + 555, result.cost_s, expected);
+    }
+    hapt_arena_release(&arena);
+}
+
 static void ties_and_bad_input(void)
 {
     static struct sample sample;
@@ -407,6 +456,7 @@ int main(int argc, char **argv)
     RUN(far_limits);
     RUN(plain_form_agrees);
     RUN(grid_agrees);
+    RUN(slopes_of_rounding);
     RUN(ties_and_bad_input);
     return test_finish();
 }
